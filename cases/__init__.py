@@ -1,0 +1,1 @@
+"""What to run: hand-made regressions (the ledger) and drawn cases. Imports no engine."""

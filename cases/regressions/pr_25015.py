@@ -1,0 +1,26 @@
+"""PR #25015: draft decode stood one position too far.
+
+The worker moved `positions` on before each draft forward instead of after it, so decode step j ran at M + j. The draft's
+rotary embedding, and so its KV rows and proposals, were off by one; verification hid it.
+"""
+
+from eagletwin.cases.entry import Entry
+from eagletwin.harness.case import Case, Request
+from eagletwin.harness.patch import Patch
+
+ENTRY = Entry(
+    id="25015",
+    title="Fix Eagle draft decode positions",
+    rule="draft.positions",
+    buggy="0.5.9 - 0.5.11",
+    fixed="0.5.12",
+    trigger="num_steps >= 2 and a draft that uses positions; any topk, page size, batch",
+    revert=Patch(name="revert-25015", sglang_toggle=25015),
+    case=Case(
+        name="pr-25015",
+        model="llama-tiny",
+        num_steps=2,
+        requests=(Request(id="a", prompt=(7,), max_new_tokens=2),),
+        exercises=("draft_decode",),
+    ),
+)

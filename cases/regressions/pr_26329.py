@@ -1,0 +1,27 @@
+"""PR #26329 (landed as #26800): the tail row of a non-final prefill chunk consumed the wrong token.
+
+At a chunk that ends at K the draft's row K-1 was given the target's argmax instead of the next prompt token, and kept that
+KV row for the rest of the request.
+"""
+
+from eagletwin.cases.entry import Entry
+from eagletwin.harness.case import Case, Request
+from eagletwin.harness.patch import Patch
+
+ENTRY = Entry(
+    id="26329",
+    title="Fix the EAGLE chunked-prefill next-token chain",
+    rule="draft.input_ids",
+    buggy="0.5.9 - 0.5.12.post1",
+    fixed="0.5.13",
+    trigger="a prompt in two chunks or more, and a target argmax at a chunk's end that is not the next prompt token",
+    revert=Patch(name="revert-26329", sglang_toggle=26329),
+    case=Case(
+        name="pr-26329",
+        model="llama-tiny",
+        num_steps=1,
+        chunked_prefill_size=2,
+        requests=(Request(id="a", prompt=(7, 19, 3), max_new_tokens=2),),
+        exercises=("chunked_prefill", "chunk_tail_differs"),
+    ),
+)

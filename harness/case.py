@@ -1,0 +1,153 @@
+"""A case: what to do, as plain data (JSON). Read from strangers, so every field has a type and a bound, and none is a path.
+
+A neutral core (model recipe, requests, num_steps, topk, page and chunk size) and one block of settings for each engine.
+It never holds code. `exercises` names what a hand-made case is for; the judge says `unknown` if that did not happen.
+"""
+
+from pathlib import Path
+from typing import Annotated
+
+import msgspec
+from msgspec import Meta, Struct
+
+from .errors import InputError
+from .exercised import FEATURES
+from .models.recipes import RECIPES
+
+SCHEMA = 1
+MAX_FILE_BYTES = 1 << 20  # the largest valid case, 64 prompts of 2,048 tokens, is some 700 kB of JSON
+
+Name = Annotated[str, Meta(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$")]
+Token = Annotated[int, Meta(ge=0, lt=1 << 20)]
+
+
+class Request(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """One request. `arrive` is the scheduler iteration, from 0, before which it is handed in."""
+
+    id: Name
+    prompt: Annotated[tuple[Token, ...], Meta(min_length=1, max_length=2048)]
+    max_new_tokens: Annotated[int, Meta(ge=1, le=512)]
+    arrive: Annotated[int, Meta(ge=0, le=1000)] = 0
+
+
+class SGLangSettings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """What only SGLang has: `max_total_tokens` is the size of the KV pool in slots."""
+
+    radix_cache: bool = False
+    max_running_requests: Annotated[int, Meta(ge=1, le=64)] = 8
+    max_total_tokens: Annotated[int, Meta(ge=64, le=65536)] = 1024
+
+
+class EngineSettings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    sglang: SGLangSettings = SGLangSettings()
+
+
+class Case(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """What an engine is to do. Sizes are in tokens; `chunked_prefill_size` is a whole number of pages."""
+
+    schema: int = SCHEMA
+    name: Name
+    model: Name
+    requests: Annotated[tuple[Request, ...], Meta(min_length=1, max_length=64)]
+    # 16 steps: past the longest chain anyone serves; each step costs the engine one forward
+    num_steps: Annotated[int, Meta(ge=1, le=16)]
+    topk: Annotated[int, Meta(ge=1, le=1)] = 1
+    page_size: Annotated[int, Meta(ge=1, le=128)] = 1
+    chunked_prefill_size: Annotated[int, Meta(ge=1, le=8192)] = 64
+    exercises: tuple[str, ...] = ()
+    engine: EngineSettings = EngineSettings()
+
+    @property
+    def num_draft_tokens(self) -> int:
+        """Tokens that the target verifies in a round: the bonus token and num_steps drafts (topk = 1)."""
+        return self.num_steps + 1
+
+    def configuration(self) -> "Case":
+        """This case without what differs from case to case on one engine: equal configurations share an engine process."""
+        nothing = Request(id="none", prompt=(0,), max_new_tokens=1)
+        return msgspec.structs.replace(self, name="configuration", requests=(nothing,), exercises=())
+
+
+def _refuse(cause: str, remedy: str) -> InputError:
+    return InputError(cause, consequence="nothing was run and nothing was written", remedy=remedy)
+
+
+def read_case(path: Path) -> Case:
+    """The case in a file. Raises InputError for anything that is not a valid case."""
+    try:
+        with path.open("rb") as file:
+            data = file.read(MAX_FILE_BYTES + 1)
+    except OSError as error:
+        raise _refuse(f"{path}: {error.strerror}", "name a case file (JSON) or the id of a ledger entry") from error
+    if len(data) > MAX_FILE_BYTES:
+        raise _refuse(f"{path}: larger than {MAX_FILE_BYTES} bytes", "a case is a few requests; cut it down")
+    return decode_case(data, str(path))
+
+
+def decode_case(data: bytes, origin: str) -> Case:
+    """Decode and validate JSON; `origin` names it in errors."""
+    try:
+        raw = msgspec.json.decode(data)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        raise _refuse(f"{origin}: not JSON ({error})", "give a case file written by eagletwin") from error
+    schema = raw.get("schema", SCHEMA) if isinstance(raw, dict) else SCHEMA
+    if isinstance(schema, int) and schema > SCHEMA:
+        raise _refuse(
+            f"{origin}: case schema {schema}; this eagletwin reads up to {SCHEMA}", "use the eagletwin that wrote it, or newer"
+        )
+    try:
+        case = msgspec.convert(raw, Case)
+    except msgspec.ValidationError as error:
+        raise _refuse(f"{origin}: {error}", "correct the field; docs/case.md lists all of them") from error
+    check_case(case, origin)
+    return case
+
+
+def check_case(case: Case, origin: str) -> None:
+    """The rules that tie fields together. Raises InputError."""
+    if case.schema != SCHEMA:
+        raise _refuse(f"{origin}: case schema {case.schema} does not exist", f"set it to {SCHEMA}")
+    if case.model not in RECIPES:
+        raise _refuse(f"{origin}: no model recipe is called {case.model!r}", f"use one of {', '.join(sorted(RECIPES))}")
+    unknown = [feature for feature in case.exercises if feature not in FEATURES]
+    if unknown:
+        raise _refuse(f"{origin}: exercises {unknown[0]!r} is not known", f"use some of {', '.join(FEATURES)}")
+    if case.chunked_prefill_size % case.page_size:
+        raise _refuse(
+            f"{origin}: chunked_prefill_size {case.chunked_prefill_size} is not a whole number of pages of {case.page_size}",
+            "SGLang wants whole pages; make it a multiple of page_size",
+        )
+    settings, recipe = case.engine.sglang, RECIPES[case.model]
+    if settings.max_total_tokens % case.page_size:
+        raise _refuse(
+            f"{origin}: max_total_tokens {settings.max_total_tokens} is not a whole number of pages of {case.page_size}",
+            "make it a multiple of page_size",
+        )
+    ids = [request.id for request in case.requests]
+    if len(set(ids)) < len(ids):
+        raise _refuse(f"{origin}: two requests have the same id", "give each request an id of its own")
+    for request in case.requests:
+        where = f"{origin}: request {request.id!r}"
+        outside = [token for token in request.prompt if token >= recipe.target.vocab_size]
+        if outside:
+            raise _refuse(
+                f"{where}: token {outside[0]} is outside the vocabulary of {case.model}",
+                f"use ids from 0 to {recipe.target.vocab_size - 1}",
+            )
+        # SGLang reserves room for two rounds ahead, in whole pages, before it lets a request run
+        need = len(request.prompt) + request.max_new_tokens + 2 * case.num_draft_tokens + 2 * case.page_size
+        if need > min(settings.max_total_tokens, recipe.max_position):
+            raise _refuse(
+                f"{where}: needs up to {need} slots, and the pool has {settings.max_total_tokens}",
+                "shorten the request or raise engine.sglang.max_total_tokens",
+            )
+
+
+def encode_case(case: Case) -> bytes:
+    """Canonical JSON: equal cases give equal bytes. Prompts stay on one line each."""
+    return msgspec.json.encode(case)
+
+
+def pretty_case(case: Case) -> str:
+    """JSON for people."""
+    return msgspec.json.format(encode_case(case), indent=1).decode() + "\n"

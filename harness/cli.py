@@ -1,0 +1,225 @@
+"""The command line: what people type (DESIGN §7). Thin: each command reads its arguments, calls one function, prints.
+
+Exit codes fit `git bisect run`: 0 equal, 1 diverged, 125 cannot tell, 128 and more for usage and harness errors.
+"""
+
+import sys
+import time
+import traceback
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from .errors import EXIT_DIVERGED, EXIT_EQUAL, EXIT_HARNESS, EXIT_UNKNOWN, EXIT_USAGE, EagletwinError, InputError
+
+if TYPE_CHECKING:
+    from eagletwin.cases.entry import Entry
+
+    from .case import Case
+
+app = typer.Typer(
+    add_completion=False,
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+    help="Run SGLang's real EAGLE worker next to a slow reference, and tell where they differ.",
+    epilog="Exit codes: 0 equal, 1 diverged, 125 cannot tell, 128 and more: usage or harness error.",
+)
+
+Runs = Annotated[Path, typer.Option("--out", help="Folder under which run folders are made; nothing is overwritten.")]
+StepSeconds = Annotated[
+    float, typer.Option("--step-timeout", min=0.1, help="Seconds that one stage of one iteration may take.")
+]
+CaseSeconds = Annotated[float, typer.Option("--case-timeout", min=0.1, help="Seconds that a whole case may take.")]
+DEFAULT_RUNS = Path("eagletwin-runs")
+
+
+@app.command()
+def check(
+    case: Annotated[str, typer.Argument(help="A case file (JSON), or the id of a ledger entry such as 25015.")],
+    revert: Annotated[
+        list[str] | None, typer.Option("--revert", metavar="PR", help="Undo this fix, in memory. Repeatable.")
+    ] = None,
+    patch: Annotated[
+        list[Path] | None, typer.Option("--patch", metavar="FILE", help="Apply this patch file, in memory.")
+    ] = None,
+    without: Annotated[
+        list[str] | None, typer.Option("--without", metavar="RULE", help="Switch a rule off. Repeatable.")
+    ] = None,
+    out: Runs = DEFAULT_RUNS,
+    step_timeout: StepSeconds = 120.0,
+    case_timeout: CaseSeconds = 900.0,
+) -> int:
+    """Run one case on one engine and judge it."""
+    from . import check as checking
+    from .engines.process import Host, Limits, WouldNotStart
+    from .judge import RULES
+    from .patch import read_patch
+    from .paths import new_run_folder
+    from .report.argument import argue
+
+    chosen = _case(case)
+    patches = tuple(_entry(number).revert for number in revert or ()) + tuple(read_patch(file) for file in patch or ())
+    unknown = [rule for rule in without or () if rule not in RULES]
+    if unknown:
+        raise InputError(
+            f"no rule is called {unknown[0]!r}", consequence="nothing was run", remedy=f"use some of {', '.join(RULES)}"
+        )
+    options = "".join(f" --revert {n}" for n in revert or ()) + "".join(f" --patch {file}" for file in patch or ())
+    options += "".join(f" --without {rule}" for rule in without or ())
+    with Host() as host:
+        try:
+            engine = host.engine(chosen, patches)
+        except WouldNotStart as error:
+            print(f"UNKNOWN  {chosen.name}\n\n  {error}")
+            return EXIT_UNKNOWN
+        folder = new_run_folder(out, chosen.name)
+        again = f"eagletwin check {case}{options}"
+        outcome = checking.check(
+            engine, chosen, folder, Limits(step=step_timeout, case=case_timeout), without=frozenset(without or ()), again=again
+        )
+    print(argue(outcome.trace.header, outcome.verdict, again=again))
+    print(f"  folder: {folder}")
+    return _code(outcome.verdict.status)
+
+
+@app.command()
+def prove(
+    entries: Annotated[list[str], typer.Argument(metavar="PR…|all", help="Ids of ledger entries, or all.")],
+    out: Runs = DEFAULT_RUNS,
+    step_timeout: StepSeconds = 120.0,
+    case_timeout: CaseSeconds = 900.0,
+) -> int:
+    """Prove fixes: red without the fix, green with it."""
+    from eagletwin.cases.regressions import LEDGER
+
+    from . import prove as proving
+    from .engines.process import Host, Limits, WouldNotStart
+    from .report.argument import argue
+    from .report.table import proof_table
+
+    chosen = list(LEDGER.values()) if entries == ["all"] else [_entry(name) for name in entries]
+    begun, proofs = time.monotonic(), []
+    with Host() as host:
+        try:
+            for proof in proving.prove(host, chosen, out, Limits(step=step_timeout, case=case_timeout)):
+                proofs.append(proof)
+                print(f"PR #{proof.entry.id}  {proof.entry.title}\n")
+                for outcome in (proof.fixed, proof.reverted):
+                    again = f"eagletwin check {proof.entry.id}" + (
+                        f" --revert {proof.entry.id}" if outcome is proof.reverted else ""
+                    )
+                    print(argue(outcome.trace.header, outcome.verdict, again=again))
+                    print(f"  folder: {outcome.folder}\n")
+        except WouldNotStart as error:
+            print(f"UNKNOWN\n\n  {error}")
+            return EXIT_UNKNOWN
+    proof_table(proofs)
+    print(f"{sum(proof.holds for proof in proofs)} of {len(proofs)} proven in {time.monotonic() - begun:.1f} s")
+    return proving.worst([proof.exit_code for proof in proofs])
+
+
+@app.command()
+def judge(
+    trace: Annotated[Path, typer.Argument(help="A folder with trace.json and trace.safetensors.")],
+    without: Annotated[
+        list[str] | None, typer.Option("--without", metavar="RULE", help="Switch a rule off. Repeatable.")
+    ] = None,
+) -> int:
+    """Judge a recorded trace again, without an engine."""
+    from .judge import RULES
+    from .judge import judge as judging
+    from .report.argument import argue
+    from .trace import read_trace
+
+    unknown = [rule for rule in without or () if rule not in RULES]
+    if unknown:
+        raise InputError(
+            f"no rule is called {unknown[0]!r}", consequence="nothing was judged", remedy=f"use some of {', '.join(RULES)}"
+        )
+    recorded = read_trace(trace)
+    verdict = judging(recorded, frozenset(without or ()))
+    print(argue(recorded.header, verdict, again=f"eagletwin judge {trace}"))
+    return _code(verdict.status)
+
+
+@app.command()
+def diff(
+    left: Annotated[Path, typer.Argument(help="A trace folder.")],
+    right: Annotated[Path, typer.Argument(help="Another trace of the same requests.")],
+    lines: Annotated[int, typer.Option(min=1, help="How many differences to print.")] = 20,
+) -> int:
+    """Compare two traces number for number. 0: same within the judge's bound, 1: different."""
+    from .diff import diff as compare
+    from .trace import read_trace
+
+    result = compare(read_trace(left), read_trace(right))
+    for difference in sorted(result.differences, key=lambda d: d.bits)[:lines]:
+        print(
+            f"{difference.where}: {difference.left} | {difference.right}" + ("  (within the bound)" if difference.bits else "")
+        )
+    hidden = len(result.differences) - lines
+    if hidden > 0:
+        print(f"… and {hidden} more")
+    exact = "identical" if not result.differences else f"largest relative float difference {result.largest:.3g}"
+    print(f"{'SAME' if result.same else 'DIFFERENT'}: {result.compared} compared, {len(result.differences)} differ; {exact}")
+    return EXIT_EQUAL if result.same else EXIT_DIVERGED
+
+
+@app.command()
+def doctor() -> int:
+    """Say what can run on this machine, and why not."""
+    from .doctor import examine
+    from .report.table import doctor_table
+
+    findings = examine()
+    doctor_table(findings)
+    return EXIT_EQUAL if all(finding.good or not finding.needed for finding in findings) else EXIT_UNKNOWN
+
+
+def _entry(name: str) -> "Entry":
+    from eagletwin.cases.regressions import LEDGER
+
+    entry = LEDGER.get(name.removeprefix("#"))
+    if entry is None:
+        raise InputError(
+            f"the ledger has no entry {name!r}", consequence="nothing was run", remedy=f"use one of {', '.join(LEDGER)}"
+        )
+    return entry
+
+
+def _case(name: str) -> "Case":
+    from eagletwin.cases.regressions import LEDGER
+
+    from .case import read_case
+
+    entry = LEDGER.get(name.removeprefix("#"))
+    return entry.case if entry is not None else read_case(Path(name))
+
+
+def _code(status: str) -> int:
+    return {"equal": EXIT_EQUAL, "diverged": EXIT_DIVERGED}.get(status, EXIT_UNKNOWN)
+
+
+def main() -> None:
+    """Entry point. Every way out has an exit code of errors.py; Python's own 1 for a crash would read as `diverged`."""
+    import click
+
+    try:
+        code = app(standalone_mode=False)
+    except click.exceptions.Exit as stop:
+        code = stop.exit_code
+    except click.ClickException as error:
+        error.show()
+        code = EXIT_USAGE
+    except EagletwinError as error:
+        print(f"error: {error}", file=sys.stderr)
+        code = error.exit_code
+    except (KeyboardInterrupt, click.exceptions.Abort):
+        print("interrupted: what was found so far is in the run folder", file=sys.stderr)
+        code = 130
+    except Exception:
+        traceback.print_exc()
+        print("error: eagletwin itself failed; this is a bug in it, and says nothing about the engine", file=sys.stderr)
+        code = EXIT_HARNESS
+    sys.exit(code if isinstance(code, int) else EXIT_EQUAL)

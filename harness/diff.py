@@ -1,0 +1,86 @@
+"""Two traces of one case, number for number: what did two engines (or two runs) do differently?
+
+Not the judge: nothing here says which of the two is right. Records are matched by key (request, round, stage, step).
+"""
+
+from dataclasses import dataclass
+
+import torch
+
+from .errors import InputError
+from .judge.bounds import RELATIVE_BOUND
+from .trace import Trace
+
+
+@dataclass(frozen=True, slots=True)
+class Difference:
+    """One tensor or number that differs. `bits` only: floats which differ within the judge's bound."""
+
+    where: str
+    left: str
+    right: str
+    bits: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Comparison:
+    """compared: how many tensors and numbers were looked at; largest: largest relative float difference."""
+
+    differences: list[Difference]
+    compared: int
+    largest: float
+
+    @property
+    def same(self) -> bool:
+        return all(difference.bits for difference in self.differences)
+
+
+def diff(left: Trace, right: Trace) -> Comparison:
+    """Compare two traces of the same case. Raises InputError if the cases differ."""
+    if left.header.case.requests != right.header.case.requests or left.header.weights != right.header.weights:
+        raise InputError(
+            "the two traces are not of the same requests and weights",
+            consequence="there is nothing to compare them by",
+            remedy="record the same case on both engines",
+        )
+    ours = {record.key: n for n, record in enumerate(left.header.records)}
+    theirs = {record.key: n for n, record in enumerate(right.header.records)}
+    found: list[Difference] = []
+    compared, largest = 0, 0.0
+    for key in ours | theirs:
+        request, round, stage, step = key
+        where = f"{stage} step {step}" + (f" of request {request}, round {round}" if request else "")
+        if key not in ours or key not in theirs:
+            found.append(Difference(where, *("recorded" if key in side else "absent" for side in (ours, theirs)), bits=False))
+            continue
+        a, b = left.header.records[ours[key]], right.header.records[theirs[key]]
+        for name in sorted(a.numbers.keys() | b.numbers.keys()):
+            compared += 1
+            if a.numbers.get(name) != b.numbers.get(name):
+                found.append(Difference(f"{where}, {name}", str(a.numbers.get(name)), str(b.numbers.get(name)), bits=False))
+        for name in sorted({*a.tensors, *b.tensors}):
+            compared += 1
+            if name not in a.tensors or name not in b.tensors:
+                found.append(
+                    Difference(f"{where}, {name}", *("recorded" if name in r.tensors else "absent" for r in (a, b)), bits=False)
+                )
+                continue
+            one, two = left.tensor(ours[key], name), right.tensor(theirs[key], name)
+            if one.shape != two.shape:
+                found.append(
+                    Difference(f"{where}, {name}", f"shape {tuple(one.shape)}", f"shape {tuple(two.shape)}", bits=False)
+                )
+            elif not torch.equal(one, two):
+                apart = (one.double() - two.double()).abs().nan_to_num(torch.inf)
+                at = int(apart.flatten().argmax())
+                share = float(apart.max() / one.double().abs().max().clamp(min=1e-30)) if one.is_floating_point() else 0.0
+                largest = max(largest, share)
+                found.append(
+                    Difference(
+                        f"{where}, {name}, element {at}",
+                        str(one.flatten()[at].item()),
+                        str(two.flatten()[at].item()),
+                        bits=one.is_floating_point() and share <= RELATIVE_BOUND,
+                    )
+                )
+    return Comparison(found, compared, largest)

@@ -1,0 +1,4 @@
+"""Engines: run a case on a real worker and return a trace. They judge nothing.
+
+process.py is the caller's side (processes, time limits, verdict-free outcomes); sglang/ is the only folder that knows SGLang.
+"""

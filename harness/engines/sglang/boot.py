@@ -1,0 +1,131 @@
+"""Import SGLang on a machine without a GPU, and build the real Scheduler and EAGLE worker of a configuration.
+
+Called by zygote.py only. What is changed on the way is listed by name in SHIMS, which every trace carries: host functions
+that mean nothing on a CPU, and module flags that send SGLang to its own Triton kernels instead of absent C++ ones.
+"""
+
+import importlib
+import importlib.util
+import inspect
+import re
+import sys
+from pathlib import Path
+from typing import Any
+
+from eagletwin.harness.case import Case
+from eagletwin.harness.models.store import checkpoints
+
+from . import stubs
+
+SHIMS: list[str] = []
+
+# Modules whose `_is_cpu` branch calls sgl_kernel's C++ ops, and whose other branch calls the release's own Triton kernels.
+_TRITON_INSTEAD_OF_CPU_OPS = ("sglang.kernels.ops.", "sglang.srt.speculative.", "sglang.srt.mem_cache.")
+# Modules whose Triton twins of CUDA C++ kernels sit behind the XPU flag (0.5.15 and later).
+_TRITON_BEHIND_XPU = ("sglang.kernels.ops.speculative.", "sglang.srt.speculative.eagle_utils")
+
+
+def import_sglang() -> None:
+    """Everything that is the same for all configurations. Takes seconds; once per process."""
+    import torch
+
+    torch.set_num_threads(1)
+    _declare_torchvision_ops()
+    # transformers looks for these once and caches the answer; asked after the stubs it would find them
+    from transformers.utils import import_utils
+
+    for name in dir(import_utils):
+        if name.startswith(("is_torchaudio", "is_torchcodec")) and name.endswith("_available"):
+            getattr(import_utils, name)()
+    stubs.install()
+    if not torch.cuda.is_available():
+        torch.cuda.synchronize = lambda *args, **kwargs: None  # type: ignore[assignment]
+        torch.cuda.empty_cache = lambda: None
+        # called on CPU tensors by code that overlaps streams; there is one stream here
+        torch.Tensor.record_stream = lambda self, stream: None  # type: ignore[method-assign,assignment]
+        SHIMS.append("torch.cuda.synchronize, torch.cuda.empty_cache, Tensor.record_stream: do nothing")
+    for name in (
+        "sglang.srt.managers.scheduler",
+        "sglang.srt.speculative.eagle_worker_v2",
+        "sglang.srt.speculative.eagle_utils",
+        "sglang.srt.models.llama_eagle",
+    ):
+        importlib.import_module(name)
+    _choose_triton_kernels()
+
+
+def _declare_torchvision_ops() -> None:
+    """torchvision's C++ ops do not load beside a CPU torch; its import needs no more than their names."""
+    import torch
+
+    spec = importlib.util.find_spec("torchvision")
+    if spec is None or spec.origin is None:
+        return
+    source = (Path(spec.origin).parent / "_meta_registrations.py").read_text()
+    library = torch.library.Library("torchvision", "FRAGMENT")
+    for name in sorted(set(re.findall(r'(?:register_meta|register_fake)\("(?:torchvision::)?(\w+)"', source))):
+        library.define(f"{name}(Tensor a) -> Tensor")
+    globals()["_torchvision_library"] = library  # it undefines its ops when it is collected
+
+
+def _choose_triton_kernels() -> None:
+    for name, module in sorted(sys.modules.items()):
+        flags = getattr(module, "__dict__", {})
+        if name.startswith(_TRITON_INSTEAD_OF_CPU_OPS) and flags.get("_is_cpu") is True:
+            module._is_cpu = False  # type: ignore[attr-defined]
+            SHIMS.append(f"{name}._is_cpu = False")
+        if name.startswith(_TRITON_BEHIND_XPU) and "_is_xpu" in flags:
+            module._is_xpu = True  # type: ignore[attr-defined]
+            SHIMS.append(f"{name}._is_xpu = True")
+
+
+def build_scheduler(case: Case) -> Any:
+    """The real Scheduler, with its target and draft workers, for this case's configuration. Raises what SGLang raises."""
+    from sglang.srt.managers import scheduler as scheduler_module
+    from sglang.srt.server_args import PortArgs, ServerArgs
+
+    target, draft = checkpoints(case.model)
+    settings = case.engine.sglang
+    arguments = ServerArgs(
+        model_path=str(target),
+        speculative_draft_model_path=str(draft),
+        speculative_algorithm="EAGLE",
+        speculative_num_steps=case.num_steps,
+        speculative_eagle_topk=case.topk,
+        speculative_num_draft_tokens=case.num_draft_tokens,
+        page_size=case.page_size,
+        chunked_prefill_size=case.chunked_prefill_size,
+        disable_radix_cache=not settings.radix_cache,
+        max_running_requests=settings.max_running_requests,
+        max_total_tokens=settings.max_total_tokens,
+        device="cpu",
+        dtype="float32",
+        attention_backend="triton",
+        triton_attention_num_kv_splits=1,  # more splits change the order of sums, and so the last bits
+        sampling_backend="pytorch",
+        disable_cuda_graph=True,
+        disable_overlap_schedule=True,
+        disable_custom_all_reduce=True,
+        skip_tokenizer_init=True,
+        mem_fraction_static=0.1,
+        random_seed=0,
+        log_level="error",
+    )
+    ports = PortArgs.init_new(arguments)
+    _publish(scheduler_module, arguments)
+    parameters = list(inspect.signature(scheduler_module.Scheduler.__init__).parameters)[3:]
+    ranks = {name: None if name == "dp_rank" else 0 for name in parameters}  # gpu_id, tp_rank, … up to 0.5.20
+    return scheduler_module.Scheduler(arguments, ports, **ranks)
+
+
+def _publish(scheduler_module: Any, arguments: Any) -> None:
+    """Hand the arguments to SGLang's process-wide configuration, where it has one (0.5.17 and later)."""
+    publish = getattr(scheduler_module, "publish", None)
+    if publish is None:
+        return
+    if hasattr(scheduler_module, "SpawnRanks"):  # 0.5.21 and later
+        world_rank = scheduler_module.spawn_world_rank(arguments, tp_rank=0, pp_rank=0)
+        ranks = scheduler_module.SpawnRanks(world_rank=world_rank, dp_rank=None, gpu_id=0)
+        publish(arguments, role="scheduler", ranks=ranks)
+    else:
+        publish(arguments, role="scheduler")

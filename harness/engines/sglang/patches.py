@@ -1,0 +1,99 @@
+"""Apply patches to SGLang's functions in memory: the new code object takes the place of the old one.
+
+Swapping `__code__` reaches every reference to a function, also those imported by name before. Called by zygote.py before a
+scheduler is built.
+"""
+
+import ast
+import importlib
+import inspect
+import textwrap
+from collections.abc import Callable
+from typing import Any
+
+from eagletwin.harness.patch import Edit, Patch
+
+
+class PatchFailed(Exception):
+    """The patch does not fit this SGLang: a name is absent, or its text does not occur exactly once."""
+
+
+def apply(patch: Patch) -> None:
+    """Apply all of a patch, or raise PatchFailed (the process is then of no use)."""
+    if patch.sglang_toggle is not None:
+        _toggle(patch.sglang_toggle)
+    for edit in patch.edits:
+        _edit(edit)
+
+
+def _toggle(number: int) -> None:
+    """SGLang's own reversal of a pull request (`debug_utils/pr_fix_toggle.py`, 0.5.13 and later)."""
+    try:
+        module = importlib.import_module("sglang.srt.debug_utils.pr_fix_toggle")
+        module._revert_pr_fix(number)
+    except Exception as error:
+        raise PatchFailed(f"SGLang cannot revert PR #{number} in itself: {type(error).__name__}: {error}") from error
+
+
+def _edit(edit: Edit) -> None:
+    function = _resolve(edit.target)
+    source = textwrap.dedent(inspect.getsource(function))
+    occurrences = source.count(edit.match)
+    if occurrences != 1:
+        raise PatchFailed(f"{edit.target}: {edit.match!r} occurs {occurrences} times, not once")
+    before = source[: source.index(edit.match)].rpartition("\n")[2]
+    indentation = before[: len(before) - len(before.lstrip())]
+    replacement = edit.replacement.replace("\n", "\n" + indentation)
+    function.__code__ = _compile(source.replace(edit.match, replacement), function, edit.target)
+
+
+def _resolve(target: str) -> Any:
+    """The plain function behind a dotted name: module.function or module.Class.method."""
+    parts = target.split(".")
+    for cut in range(len(parts) - 1, 0, -1):
+        try:
+            found: Any = importlib.import_module(".".join(parts[:cut]))
+        except ModuleNotFoundError:
+            continue
+        try:
+            for part in parts[cut:]:
+                found = inspect.getattr_static(found, part) if inspect.isclass(found) else getattr(found, part)
+        except AttributeError:
+            break
+        found = inspect.unwrap(getattr(found, "__func__", found))
+        if not inspect.isfunction(found):
+            raise PatchFailed(f"{target} is a {type(found).__name__}, not a function")
+        return found
+    raise PatchFailed(f"{target} does not exist in this SGLang")
+
+
+def _compile(source: str, function: Callable[..., Any], target: str) -> Any:
+    """Code object of the edited function. Free variables (`__class__` of a method that calls super()) are kept."""
+    try:
+        tree = ast.parse(source)
+    except SyntaxError as error:
+        raise PatchFailed(f"{target}: the edited source does not parse: {error}") from error
+    definition = tree.body[0]
+    if not isinstance(definition, ast.FunctionDef):
+        raise PatchFailed(f"{target}: not a plain function")
+    definition.decorator_list = []  # they wrapped the original, and still do
+    free = function.__code__.co_freevars
+    if free:
+        maker = ast.parse(f"def _maker({', '.join(free)}):\n    pass").body[0]
+        assert isinstance(maker, ast.FunctionDef)
+        maker.body = [definition]
+        tree.body = [maker]
+    code = compile(ast.fix_missing_locations(tree), f"<{target}, patched>", "exec")
+    return _find_code(code, function.__name__)
+
+
+def _find_code(code: Any, name: str) -> Any:
+    for constant in code.co_consts:
+        if inspect.iscode(constant):
+            if constant.co_name == name:
+                return constant
+            try:
+                return _find_code(constant, name)
+            except PatchFailed:
+                continue
+    raise PatchFailed(f"{name} was lost in compilation")

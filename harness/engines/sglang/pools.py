@@ -1,0 +1,93 @@
+"""SGLang's KV pools, seen from outside: rows by slot, poison, and who owns which slot. Called by taps.py and drive.py.
+
+Poison is what makes a read of a slot that nobody wrote show. Keys are poisoned with a small number, so that attention gives
+the slot an ordinary weight whatever the query (a huge key could get weight zero and hide); values with a huge finite
+one, so that any weight at all moves the output by more than every bound. Both stay finite in float32, bfloat16 and float16.
+"""
+
+from array import array
+from typing import Any
+
+import torch
+from torch import Tensor
+
+KEY_POISON = 0.25
+VALUE_POISON = 1.0e4
+
+
+class Pool:
+    """One runner's KV pool. rows(slots) -> keys, values [L, n, G, D]."""
+
+    def __init__(self, pool: Any) -> None:
+        self._keys: list[Tensor] = pool.k_buffer
+        self._values: list[Tensor] = pool.v_buffer
+
+    def rows(self, slots: Tensor) -> tuple[Tensor, Tensor]:
+        return torch.stack([layer[slots] for layer in self._keys]), torch.stack([layer[slots] for layer in self._values])
+
+    def poison(self, slots: Tensor | slice) -> None:
+        for layer in self._keys:
+            layer[slots] = KEY_POISON
+        for layer in self._values:
+            layer[slots] = VALUE_POISON
+
+
+class Allocation:
+    """The scheduler's slot allocator and prefix cache: what is free, cached and held, as sets of slots."""
+
+    def __init__(self, scheduler: Any) -> None:
+        self._scheduler = scheduler
+        self._allocator = scheduler.token_to_kv_pool_allocator
+        self._page = int(scheduler.page_size)
+        self._table: Tensor = scheduler.req_to_token_pool.req_to_token
+
+    @property
+    def total(self) -> int:
+        return int(self._scheduler.max_total_num_tokens)
+
+    def free(self) -> Tensor:
+        """Slots in the allocator's free list [n]."""
+        return self._slots_of_pages(self._allocator.get_all_free_pages())
+
+    def cached(self) -> Tensor:
+        """Slots that the prefix cache owns [n]; none where there is no prefix cache."""
+        cache = self._scheduler.tree_cache
+        if cache.evictable_size() + cache.protected_size() == 0:
+            return torch.empty(0, dtype=torch.int64)
+        return cache.all_values_flatten().to(torch.int64)
+
+    def cached_prefix(self, tokens: list[int]) -> Tensor:
+        """Slots of the longest cached prefix of a token sequence [n]: what a new request with these tokens would reuse."""
+        from sglang.srt.mem_cache.base_prefix_cache import MatchPrefixParams
+        from sglang.srt.mem_cache.radix_cache import RadixKey
+
+        cache = self._scheduler.tree_cache
+        match = cache.match_prefix(MatchPrefixParams(key=RadixKey(token_ids=array("q", tokens))))
+        return cache.path_device_indices(match.last_device_node).to(torch.int64)
+
+    def counts(self) -> dict[str, int]:
+        """The release's own figures, in slots."""
+        cache = self._scheduler.tree_cache
+        return {
+            "total": self.total,
+            "available": int(self._allocator.available_size()),
+            "evictable": int(cache.evictable_size()),
+            "protected": int(cache.protected_size()),
+        }
+
+    def held(self, request: Any) -> Tensor:
+        """Slots that a request owns beyond what the prefix cache owns for it, in whole pages [n]."""
+        kv = request.kv
+        if kv.req_pool_idx is None:
+            return torch.empty(0, dtype=torch.int64)
+        row = self._table[kv.req_pool_idx, kv.cache_protected_len : kv.kv_allocated_len].to(torch.int64)
+        return self._slots_of_pages(torch.unique(row // self._page))
+
+    def table(self, request: Any, end: int) -> Tensor:
+        """The request's first `end` entries of req_to_token, as int64: position -> slot."""
+        return self._table[request.kv.req_pool_idx, :end].to(torch.int64)
+
+    def _slots_of_pages(self, pages: Tensor) -> Tensor:
+        if self._page == 1:
+            return pages.to(torch.int64)
+        return (pages.to(torch.int64)[:, None] * self._page + torch.arange(self._page)).reshape(-1)

@@ -1,0 +1,221 @@
+"""Record what the worker does, stage by stage, without changing it. Called by drive.py before the first request.
+
+Boundary taps stand where the worker's own stages return: the whole of a prefill or decode batch, draft(), verify(). Inner
+taps stand in ModelRunner.forward, and need a forward that Python runs. Only defined regions are recorded (DESIGN §4).
+"""
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from eagletwin.harness.trace import Recorder
+
+from .pools import Allocation, Pool
+
+
+class Taps:
+    """Wraps the methods of one scheduler's workers and fills a Recorder.
+
+    `reached(stage)` is called at each stage, so that somebody outside knows where a run was when it died.
+    """
+
+    def __init__(self, scheduler: Any, recorder: Recorder, reached: Callable[[str], None]) -> None:
+        self.recorder = recorder
+        self.iteration = 0
+        self.requests: dict[str, Any] = {}  # SGLang's Req objects by id, as they are first seen
+        self._reached = reached
+        self._allocation = Allocation(scheduler)
+        self._worker = scheduler.draft_worker
+        self._drafter = self._worker.draft_worker
+        self._target_runner = scheduler.tp_worker.model_runner
+        self._draft_runner = self._drafter.draft_runner
+        self._pools = {
+            "target": Pool(self._target_runner.token_to_kv_pool),
+            "draft": Pool(self._draft_runner.token_to_kv_pool),
+        }
+        self._width = int(self._worker.speculative_num_draft_tokens)
+        self._steps = int(self._worker.speculative_num_steps)
+        self._rounds: dict[str, int] = {}
+        self._batch: list[Any] = []
+        self._forward = 0
+        self._draft_step = 0
+        self._accept_lens: list[int] = []
+        self._stored: dict[tuple[str, str], tuple[Tensor, Tensor]] = {}  # last KV rows seen, to record changes only
+
+    def install(self) -> None:
+        """Replace the bound methods on these instances; other schedulers of the process are untouched."""
+        self._wrap(self._worker, "forward_batch_generation", self._around_batch)
+        self._wrap(self._worker, "verify", self._around_verify)
+        self._wrap(self._drafter, "draft", self._around_draft)
+        self._wrap(
+            self._target_runner, "forward", lambda call, batch, *a, **k: self._around_forward(True, call, batch, *a, **k)
+        )
+        self._wrap(
+            self._draft_runner, "forward", lambda call, batch, *a, **k: self._around_forward(False, call, batch, *a, **k)
+        )
+
+    @staticmethod
+    def _wrap(owner: Any, name: str, around: Callable[..., Any]) -> None:
+        original = getattr(owner, name)
+        setattr(owner, name, lambda *args, **kwargs: around(original, *args, **kwargs))
+
+    def _add(self, request: Any, stage: str, step: int, numbers: dict[str, int], tensors: dict[str, Tensor]) -> None:
+        self.recorder.add(
+            request.rid,
+            self._rounds.get(request.rid, 0),
+            stage,
+            step=step,
+            iteration=self.iteration,
+            forward=self._forward,
+            numbers=numbers,
+            tensors=tensors,
+        )
+
+    # -- boundary ----------------------------------------------------------------------------------------------------
+
+    def _around_batch(self, call: Callable[..., Any], batch: Any, *args: Any, **kwargs: Any) -> Any:
+        self._batch = list(batch.reqs)
+        for request in self._batch:
+            self.requests.setdefault(request.rid, request)
+        if batch.forward_mode.is_extend():
+            starts, lengths = list(batch.prefix_lens), list(batch.extend_lens)
+            self._reached("prefill")
+            result = call(batch, *args, **kwargs)
+            self._after_prefill(result, starts, lengths)
+        else:
+            self._reached("draft")
+            result = call(batch, *args, **kwargs)
+            self._after_extend(result)
+            for request in self._batch:
+                self._rounds[request.rid] = self._rounds.get(request.rid, 0) + 1
+        return result
+
+    def _after_prefill(self, result: Any, starts: list[int], lengths: list[int]) -> None:
+        proposal = result.next_draft_input
+        for n, request in enumerate(self._batch):
+            end = starts[n] + lengths[n]
+            final = end == len(request.origin_input_ids) + len(request.output_ids)
+            tensors = {"table": self._allocation.table(request, end)} | self._changed_rows(request, end)
+            if final:  # what a chunk in between predicts and proposes is legal garbage
+                tensors |= {
+                    "next_token": result.next_token_ids[n : n + 1],
+                    "proposal": proposal.topk_index[n],
+                    "proposal_hidden": proposal.hidden_states[n],
+                }
+            self._add(request, "prefill", starts[n], {"start": starts[n], "end": end, "final": int(final)}, tensors)
+
+    def _around_draft(self, call: Callable[..., Any], batch: Any, *args: Any, **kwargs: Any) -> Any:
+        self._draft_step = 0
+        lengths = batch.seq_lens.tolist()
+        result = call(batch, *args, **kwargs)
+        tokens, positions = result.draft_token.view(-1, self._width), result.positions.view(-1, self._width)
+        for n, request in enumerate(self._batch):
+            table = self._allocation.table(request, lengths[n] + self._width)
+            # draft decode step j writes the row of position seq_len + j - 1; read now: draft extend writes over it
+            keys, values = self._pools["draft"].rows(table[lengths[n] : lengths[n] + self._steps - 1])
+            tensors = {
+                "tokens": tokens[n],
+                "positions": positions[n],
+                "table": table,
+                "scratch_keys": keys,
+                "scratch_values": values,
+            }
+            self._add(request, "draft", 0, {"seq_len": lengths[n]}, tensors)
+        self._reached("verify")
+        return result
+
+    def _around_verify(self, call: Callable[..., Any], batch: Any, *args: Any, **kwargs: Any) -> Any:
+        lengths = batch.seq_lens.tolist()
+        result = call(batch, *args, **kwargs)
+        self._accept_lens = result.accept_lens.tolist()
+        predicted = result.next_token_ids.view(-1, self._width)
+        bonus, new_lengths = result.next_draft_input.bonus_tokens.tolist(), result.new_seq_lens.tolist()
+        for n, request in enumerate(self._batch):
+            accept_len = self._accept_lens[n]
+            kept = max(0, min(accept_len, self._width))  # a wrong accept_len must reach the judge, not break the tap
+            tensors = {
+                "predicted": predicted[n, :kept],
+                "accept_index": result.accept_index[n, :kept] - n * self._width,
+            }
+            numbers = {
+                "seq_len": lengths[n],
+                "accept_len": accept_len,
+                "bonus": bonus[n],
+                "new_seq_len": new_lengths[n],
+            }
+            self._add(request, "verify", 0, numbers, tensors)
+        self._reached("draft extend")
+        return result
+
+    def _after_extend(self, result: Any) -> None:
+        proposal, lengths = result.next_draft_input, result.new_seq_lens.tolist()
+        for n, request in enumerate(self._batch):
+            tensors = {
+                "table": self._allocation.table(request, lengths[n]),
+                "proposal": proposal.topk_index[n],
+                "proposal_hidden": proposal.hidden_states[n],
+            } | self._changed_rows(request, lengths[n])
+            self._add(request, "extend", 0, {"seq_len": lengths[n]}, tensors)
+
+    def _changed_rows(self, request: Any, end: int) -> dict[str, Tensor]:
+        """KV rows of positions 0..end-1 that differ from those last recorded for this request: positions, keys, values.
+
+        All of them are read each time: a row that somebody overwrote later is a change, and so a record.
+        """
+        found: dict[str, Tensor] = {}
+        slots = self._allocation.table(request, end)
+        for name, pool in self._pools.items():
+            keys, values = pool.rows(slots)  # [L, end, G, D]
+            changed = torch.ones(end, dtype=torch.bool)
+            before = self._stored.get((request.rid, name))
+            if before is not None:
+                known = min(end, before[0].shape[1])
+                same = (keys[:, :known] == before[0][:, :known]) & (values[:, :known] == before[1][:, :known])
+                changed[:known] = ~same.transpose(0, 1).flatten(1).all(1)
+            self._stored[request.rid, name] = keys, values
+            found |= {
+                f"{name}_rows": changed.nonzero().flatten(),
+                f"{name}_keys": keys[:, changed],
+                f"{name}_values": values[:, changed],
+            }
+        return found
+
+    # -- inner -------------------------------------------------------------------------------------------------------
+
+    def _around_forward(self, target: bool, call: Callable[..., Any], batch: Any, *args: Any, **kwargs: Any) -> Any:
+        mode = batch.forward_mode
+        if self._batch and not mode.is_idle():
+            self._forward += 1
+            if mode.is_target_verify():
+                self._split(batch, "target.verify", [self._width] * len(self._batch), None, [0] * len(self._batch))
+            elif mode.is_draft_extend_v2():
+                self._split(
+                    batch, "draft.extend_decode", [self._width] * len(self._batch), self._accept_lens, [0] * len(self._batch)
+                )
+            elif mode.is_decode():
+                self._draft_step += 1
+                self._split(batch, "draft.decode", [1] * len(self._batch), None, [self._draft_step] * len(self._batch))
+            else:
+                lengths = [int(length) for length in batch.extend_seq_lens_cpu]
+                starts = [int(start) for start in batch.extend_prefix_lens_cpu]
+                self._split(batch, "target.extend" if target else "draft.extend", lengths, None, starts)
+        return call(batch, *args, **kwargs)
+
+    def _split(self, batch: Any, stage: str, lengths: list[int], keep: list[int] | None, steps: list[int]) -> None:
+        """Cut the rows of one forward into requests; of each, keep the first keep[n] rows (all, if None)."""
+        begin = 0
+        hidden = None if stage.startswith("target") else batch.spec_info.hidden_states
+        for n, request in enumerate(self._batch):
+            kept = lengths[n] if keep is None else max(0, min(keep[n], lengths[n]))
+            rows = slice(begin, begin + kept)
+            tensors = {
+                "input_ids": batch.input_ids[rows],
+                "positions": batch.positions[rows],
+                "slots": batch.out_cache_loc[begin : begin + lengths[n]],
+            }
+            if hidden is not None:
+                tensors["hidden_in"] = hidden[rows]
+            self._add(request, stage, steps[n], {}, tensors)
+            begin += lengths[n]

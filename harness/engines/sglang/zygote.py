@@ -1,0 +1,196 @@
+"""The process that imports SGLang once and forks the rest: an engine for each configuration, a child of it for each case.
+
+    caller ── socket ── zygote            imports SGLang; no scheduler
+                          └─ engine       one configuration: patches applied, Scheduler built
+                               └─ case    one case: steps the scheduler, writes the trace, exits
+
+A crash, hang or leak of a case ends with its process. Each process dies with its parent. Started by engines/process.py as
+`python -m eagletwin.harness.engines.sglang.zygote FD`.
+"""
+
+import ctypes
+import faulthandler
+import gc
+import os
+import select
+import signal
+import socket
+import sys
+import time
+import traceback
+from pathlib import Path
+from typing import Any, NoReturn
+
+from eagletwin.harness.engines import wire
+from eagletwin.harness.patch import Patch
+from eagletwin.harness.trace import Ending, EngineInfo, Recorder, new_header, write_trace
+
+_PR_SET_PDEATHSIG = 1
+
+
+def main() -> None:
+    connection = socket.socket(fileno=int(sys.argv[1]))
+    _die_with_parent()
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the caller's to handle; it closes the socket
+    gc.disable()  # imports make much that lives for ever; collecting it costs seconds
+    try:
+        from eagletwin.harness.engines.sglang import boot
+
+        boot.import_sglang()
+        import sglang
+    except BaseException as error:
+        wire.send(connection, wire.Refused(f"{type(error).__name__}: {error}", traceback.format_exc()))
+        raise
+    gc.freeze()  # keep the collector from touching, and so copying, pages that the children share
+    wire.send(connection, wire.Ready(str(sglang.__version__)))
+    while True:
+        try:
+            message, descriptors = wire.receive(connection)
+        except EOFError:
+            return
+        assert isinstance(message, wire.Build)
+        _reap()
+        if os.fork() == 0:
+            connection.close()
+            _engine(socket.socket(fileno=descriptors[0]), message)
+        os.close(descriptors[0])
+
+
+def _die_with_parent() -> None:
+    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+
+
+def _reap() -> None:
+    try:
+        while os.waitpid(-1, os.WNOHANG)[0]:
+            pass
+    except ChildProcessError:
+        pass
+
+
+def _engine(connection: socket.socket, build: wire.Build) -> NoReturn:
+    """One configuration. Answers Run messages until the caller hangs up."""
+    _die_with_parent()
+    from eagletwin.harness.engines.sglang import boot, patches
+
+    try:
+        for patch in build.patches:
+            patches.apply(patch)
+    except patches.PatchFailed as error:
+        wire.send(connection, wire.PatchDidNotApply(str(error)))
+        os._exit(0)
+    try:
+        scheduler = boot.build_scheduler(build.configuration)
+    except BaseException as error:
+        wire.send(connection, wire.Refused(f"{type(error).__name__}: {error}", traceback.format_exc()))
+        os._exit(0)
+    gc.freeze()
+    info = _info(build.patches)
+    wire.send(connection, wire.Built(info))
+    while True:
+        try:
+            message, _ = wire.receive(connection)
+        except (EOFError, ConnectionError):
+            os._exit(0)
+        assert isinstance(message, wire.Run)
+        wire.send(connection, _supervise(scheduler, message, info))
+
+
+def _supervise(scheduler: Any, run: wire.Run, info: EngineInfo) -> wire.Ran:
+    """Fork the case; watch its progress; say how it ended."""
+    progress, report = os.pipe()
+    child = os.fork()
+    if child == 0:
+        os.close(progress)
+        _case(scheduler, run, info, report)
+    os.close(report)
+    begun = stepped = time.monotonic()
+    where, overdue = "start", ""
+    while True:
+        now = time.monotonic()
+        left = min(stepped + run.step_seconds, begun + run.case_seconds) - now
+        if left <= 0:
+            limit = "case" if now - begun >= run.case_seconds else "step"
+            seconds = run.case_seconds if limit == "case" else run.step_seconds
+            overdue = f"no end of the {limit} within {seconds:g} s"
+            os.kill(child, signal.SIGKILL)
+            break
+        if select.select([progress], [], [], left)[0]:
+            data = os.read(progress, 65536)
+            if not data:
+                break
+            stepped = time.monotonic()
+            where = data.decode().rstrip("\n").rpartition("\n")[2]
+    os.close(progress)
+    _, status = os.waitpid(child, 0)
+    if overdue:
+        return wire.Ran(Ending(kind="hung", detail=overdue, where=where), False)
+    if os.WIFSIGNALED(status):
+        name = signal.Signals(os.WTERMSIG(status)).name
+        return wire.Ran(Ending(kind="crashed", detail=f"killed by {name}", where=where), False)
+    code = os.WEXITSTATUS(status)
+    if code:
+        return wire.Ran(Ending(kind="crashed", detail=f"exited with status {code}", where=where), False)
+    return wire.Ran(Ending(kind="finished"), True)  # the trace holds its own ending
+
+
+def _case(scheduler: Any, run: wire.Run, info: EngineInfo, report: int) -> NoReturn:
+    """Run one case, write its trace, exit. A Python exception of the worker is an ending; anything worse ends the process."""
+    _die_with_parent()
+    log = os.open(os.path.join(run.folder, "engine.log"), os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
+    os.dup2(log, 1)
+    os.dup2(log, 2)
+    faulthandler.enable(file=2)
+    from eagletwin.harness.engines.sglang import drive, stubs
+
+    recorder, last = Recorder(), ["start"]
+
+    def reached(stage: str) -> None:
+        iteration = max((record.iteration for record in recorder.records[-1:]), default=0)
+        last[0] = f"{stage}, iteration {iteration}"
+        os.write(report, f"{last[0]}\n".encode())
+
+    try:
+        import torch
+
+        with torch.inference_mode():
+            drive.drive(scheduler, run.case, recorder, reached)
+        ending = Ending(kind="finished")
+    except drive.EndlessCase as error:
+        ending = Ending(kind="hung", detail=str(error), where=last[0])
+    except Exception as error:
+        traceback.print_exc()
+        ending = Ending(kind="crashed", detail=_brief(error), where=last[0])
+    if stubs.called and ending.kind == "finished":  # SGLang swallowed the exception, and so skipped a kernel
+        ending = Ending(kind="crashed", detail=f"stub {stubs.called[0]} was called and the exception swallowed", where=last[0])
+    header = new_header(run.case, info, ending, recorder.records)
+    write_trace(Path(run.folder), header, recorder.tensors)
+    os._exit(0)
+
+
+def _brief(error: Exception) -> str:
+    frame = traceback.extract_tb(error.__traceback__)[-1]
+    return f"{type(error).__name__}: {error} ({Path(frame.filename).name}:{frame.lineno} in {frame.name})"
+
+
+def _info(applied: tuple[Patch, ...]) -> EngineInfo:
+    import sglang
+    import torch
+    import triton
+
+    from eagletwin.harness.engines.sglang import boot
+
+    return EngineInfo(
+        name="sglang",
+        version=str(sglang.__version__),
+        device="cpu",
+        kernels="triton interpreter",
+        torch=str(torch.__version__),
+        triton=str(triton.__version__),
+        patches=tuple(patch.name for patch in applied),
+        shims=tuple(boot.SHIMS),
+    )
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,31 @@
+"""Errors that a user sees: cause, consequence and remedy, and the exit code they end in (DESIGN §7).
+
+0 equal, 1 diverged and 125 cannot tell are verdicts; everything here is 128 or more, so that `git bisect run` stops
+instead of taking a broken harness for a bad commit.
+"""
+
+EXIT_EQUAL = 0
+EXIT_DIVERGED = 1
+EXIT_UNKNOWN = 125
+EXIT_USAGE = 128
+EXIT_HARNESS = 129
+
+
+class EagletwinError(Exception):
+    """Something that is neither equal nor diverged: the message says what is wrong, what follows and what to do."""
+
+    exit_code = EXIT_HARNESS
+
+    def __init__(self, cause: str, *, consequence: str, remedy: str) -> None:
+        super().__init__(f"{cause}\n  so:  {consequence}\n  try: {remedy}")
+        self.cause = cause
+
+
+class InputError(EagletwinError):
+    """A case, trace, name or option that cannot be used."""
+
+    exit_code = EXIT_USAGE
+
+
+class HarnessError(EagletwinError):
+    """The harness itself cannot go on: no engine, a patch that does not apply, a process that vanished."""

@@ -1,0 +1,19 @@
+"""What a case can exercise: the names that `Case.exercises` may use and the judge reports.
+
+Kept apart from the judge so that a case can be validated without it.
+"""
+
+FEATURES: dict[str, str] = {
+    "chunked_prefill": "a prompt was split into two chunks or more",
+    "chunk_tail_differs": "at the end of a non-final chunk, the target's argmax is not the next prompt token",
+    "draft_decode": "the draft ran at least one decode step (num_steps >= 2)",
+    "rejection": "verify rejected a draft token",
+    "accept_all": "verify accepted every draft token of a round",
+    "accept_some": "verify accepted some draft tokens of a round and rejected the next",
+    "batch": "two requests were in one decode batch",
+    "batch_grows": "a request joined while another was decoding",
+    "batch_shrinks": "a request finished while another went on decoding",
+    "page_crossed_in_draft": "a round's draft slots lie on two pages",
+    "prompt_ends_in_page": "a prompt ended inside a page (page_size > 1)",
+    "radix_hit": "a request reused rows that another had left in the radix cache",
+}

@@ -1,0 +1,79 @@
+"""The judge: a trace and the reference in, a verdict out. Imports no engine.
+
+story.py says what should have been, rules.py compares, exercise.py says what the case reached, bounds.py when floats are equal.
+"""
+
+import traceback
+from collections import Counter
+
+from eagletwin.harness.errors import InputError
+from eagletwin.harness.models.weights import model_pair
+from eagletwin.harness.trace import Trace
+
+from .bounds import MAX_TIE_SHARE
+from .exercise import exercised
+from .rules import Rules
+from .story import stories
+from .verdict import RULES, Divergence, Verdict
+
+__all__ = ["RULES", "Divergence", "Verdict", "judge"]
+
+
+def judge(trace: Trace, without: frozenset[str] = frozenset()) -> Verdict:
+    """Judge a trace. `without`: rules to leave out. Raises InputError if the trace was made with other weights.
+
+    A judge that cannot make sense of a trace says `unknown`, never `equal`.
+    """
+    case = trace.header.case
+    if trace.header.weights != model_pair(case.model).digest:
+        raise InputError(
+            f"the trace was made with other weights of {case.model} than this eagletwin makes",
+            consequence="there is no reference to judge it by",
+            remedy="judge it with the eagletwin and torch versions in its header, or record it again",
+        )
+    try:
+        told = stories(trace)
+        findings = Rules(trace, told, without).check()
+        reached = exercised(trace, told)
+    except Exception as error:
+        where = traceback.extract_tb(error.__traceback__)[-1]
+        return Verdict(
+            status="unknown",
+            reason=f"the judge failed on this trace: {type(error).__name__}: {error} ({where.filename}:{where.lineno})",
+        )
+    found = sorted(findings.found, key=lambda pair: pair[0])
+    common = {
+        "choices": findings.choices,
+        "ties": findings.ties,
+        "exercised": reached,
+        "checked": dict(findings.checked),
+        "headroom": findings.headroom,
+    }
+    if found:
+        first = found[0][1]
+        later = dict(Counter(divergence.rule for _, divergence in found[1:]))
+        return Verdict(status="diverged", rule=first.rule, first=first, later=later, **common)
+    ending = trace.header.ending
+    if ending.kind != "finished":
+        rule = "engine.crash" if ending.kind == "crashed" else "engine.hang"
+        return Verdict(status="unknown", rule=rule, reason=f"{ending.detail} (last seen: {ending.where or 'start'})", **common)
+    reason = _not_shown(trace, reached, findings.choices, findings.ties)
+    return Verdict(status="unknown" if reason else "equal", reason=reason, **common)
+
+
+def _not_shown(trace: Trace, reached: tuple[str, ...], choices: int, ties: int) -> str:
+    """Why a trace without a divergence still does not show that the engine is right; empty if it does."""
+    case, stages = trace.header.case, Counter((record.request, record.stage) for record in trace.header.records)
+    for request in case.requests:
+        if not stages[request.id, "finished"] or not stages[request.id, "prefill"]:
+            return f"request {request.id} did not run to its end"
+        if len({stages[request.id, stage] for stage in ("draft", "verify", "extend")}) > 1:
+            return f"request {request.id} has rounds without a draft, a verify or a draft extend"
+    if not stages["", "flushed"]:
+        return "the pools were never flushed and counted"
+    missing = [name for name in case.exercises if name not in reached]
+    if missing:
+        return f"the case is for {missing[0]!r}, which did not happen"
+    if ties > max(1, MAX_TIE_SHARE * choices):
+        return f"{ties} of {choices} choices are ties"
+    return ""

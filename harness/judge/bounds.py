@@ -1,0 +1,39 @@
+"""When two floats are the same number, and when a choice between two logits is nobody's to make.
+
+The engine computes in float32, the reference in float64. One bound serves all rows; it scales with the row's magnitude.
+"""
+
+import torch
+from torch import Tensor
+
+# Relative to the largest magnitude of the row. float32 rounds at 6e-8. A stored number is the end of some 8 dependent sums a
+# layer, over up to 3 layers and the rows of a chain, each of some 100 terms: errors that add up without luck come to
+# 100 * 24 * 6e-8 = 1.4e-4 for one row, and in practice, where they are random, to 1e-6 (docs/figures.md has what was measured).
+# A fault moves a row by its own magnitude: a wrong token, position or hidden state by 1e-2 to 1. The bound lies between,
+# two orders of magnitude from both.
+RELATIVE_BOUND = 1e-4
+
+# A comparison of two logits, each of which may be off by the bound.
+TIE_BOUND = 2 * RELATIVE_BOUND
+
+# A case in which more than this share of the choices are ties says little about the engine: unknown. One tie is always allowed.
+MAX_TIE_SHARE = 0.05
+
+
+def error_of(expected: Tensor, actual: Tensor) -> Tensor:
+    """Largest error of each row as a share of the bound. expected, actual [R, ..] -> [R]; not finite counts as infinite."""
+    expected, actual = expected.flatten(1), actual.double().flatten(1)
+    scale = expected.abs().amax(1).clamp(min=1e-30)
+    share = (actual - expected).abs().amax(1) / (RELATIVE_BOUND * scale)
+    return torch.where(actual.isfinite().all(1), share, torch.full_like(share, torch.inf))
+
+
+def undecided(logits: Tensor, first: int, second: int) -> bool:
+    """Whether the reference cannot tell which of two tokens has the larger logit. logits [V]."""
+    return bool((logits[first] - logits[second]).abs() <= TIE_BOUND * logits.abs().max())
+
+
+def is_tie(logits: Tensor) -> bool:
+    """Whether the two largest logits [V] are closer than the bound."""
+    best = logits.topk(2).indices
+    return undecided(logits, int(best[0]), int(best[1]))

@@ -1,0 +1,54 @@
+"""What a trace shows to have happened: which features of exercised.FEATURES the case really exercised."""
+
+from eagletwin.harness.exercised import FEATURES
+from eagletwin.harness.trace import Record, Trace
+
+from .story import Story
+
+
+def exercised(trace: Trace, stories: dict[str, Story]) -> tuple[str, ...]:
+    """Names of the features, in the order of FEATURES."""
+    case, records = trace.header.case, trace.header.records
+    by_stage: dict[str, list[Record]] = {}
+    for record in records:
+        by_stage.setdefault(record.stage, []).append(record)
+    prefills, verified = by_stage.get("prefill", []), by_stage.get("verify", [])
+    chunks = [record for record in prefills if not record.numbers["final"]]
+    accepted = [record.numbers["accept_len"] for record in verified]
+    batches: dict[int, set[str]] = {}
+    for record in verified:
+        batches.setdefault(record.iteration, set()).add(record.request)
+    in_order = [batches[iteration] for iteration in sorted(batches)]
+    neighbours = list(zip(in_order, in_order[1:], strict=False))
+
+    def tail_differs(record: Record) -> bool:
+        story, end = stories[record.request], record.numbers["end"]
+        return story.target is not None and int(story.target.logits[end - 1].argmax()) != story.tokens[end]
+
+    happened = {
+        "chunked_prefill": bool(chunks),
+        "chunk_tail_differs": any(tail_differs(record) for record in chunks),
+        "draft_decode": case.num_steps >= 2 and "draft" in by_stage,
+        "rejection": any(length < case.num_draft_tokens for length in accepted),
+        "accept_all": any(length == case.num_draft_tokens for length in accepted),
+        "accept_some": any(1 < length < case.num_draft_tokens for length in accepted),
+        "batch": any(len(batch) > 1 for batch in in_order),
+        "batch_grows": any(before & after and after - before for before, after in neighbours),
+        "batch_shrinks": any(before & after and before - after for before, after in neighbours),
+        "page_crossed_in_draft": any(
+            record.numbers["seq_len"] // case.page_size != (record.numbers["seq_len"] + case.num_steps - 1) // case.page_size
+            for record in verified
+        )
+        and case.page_size > 1,
+        "prompt_ends_in_page": any(record.numbers["final"] and record.numbers["end"] % case.page_size for record in prefills),
+        "radix_hit": any(record.numbers["start"] > 0 and not _continues(record, prefills) for record in prefills),
+    }
+    return tuple(name for name in FEATURES if happened[name])
+
+
+def _continues(record: Record, prefills: list[Record]) -> bool:
+    """Whether a chunk goes on where an earlier chunk of the same request ended."""
+    return any(
+        other.request == record.request and other.round == record.round and other.numbers["end"] == record.numbers["start"]
+        for other in prefills
+    )

@@ -1,0 +1,104 @@
+"""What the judge says: a verdict, and each divergence as something that can be argued about.
+
+A verdict is `equal`, `diverged` or `unknown`; unknown is never a pass. RULES names everything that is checked, with the
+sentence of DESIGN that it enforces.
+"""
+
+from typing import Literal
+
+from msgspec import Struct
+
+# Rule -> (DESIGN section, what must hold). Names are stable: the kind of a divergence, and a column of the reports.
+RULES: dict[str, tuple[str, str]] = {
+    "draft.input_ids": (
+        "3.1-3.3",
+        "Row i of the draft consumes token x[i+1]: at a chunk's tail the next prompt token, in draft decode the token drafted "
+        "one step before.",
+    ),
+    "draft.positions": (
+        "3.1-3.3",
+        "Row i of the draft stands at position i; draft decode step j stands at position M + j - 1.",
+    ),
+    "draft.slots": (
+        "4",
+        "Every written slot is the request's own entry of req_to_token for that position, and nobody else's.",
+    ),
+    "draft.hidden_in": (
+        "3.1-3.3",
+        "Row i of the draft consumes the target's hidden state h[i]; draft decode consumes the draft's own state of the row before.",
+    ),
+    "draft.scratch_kv": (
+        "3.3",
+        "When draft() returns, the rows that draft decode wrote are those of the drafted tokens at positions M..M+num_steps-2.",
+    ),
+    "draft.kv": ("3.1", "The draft's stored row i is a function of x[0..i+1] alone, for every committed position."),
+    "target.inputs": ("3.6", "The target consumes the prompt's tokens at their positions, and writes the request's own slots."),
+    "target.kv": ("3.6", "The target's stored row i is a function of x[0..i] alone, for every committed position."),
+    "draft.proposal": ("3.3", "Each drafted token is the argmax of the draft's logits at the row before it."),
+    "verify.inputs": ("3.5", "The target verifies x[M], d[1..num_steps] at positions M..M+num_steps."),
+    "verify.accept": (
+        "3.5",
+        "Verify follows the drafts as long as each equals the target's argmax, and commits the argmax after the last as bonus.",
+    ),
+    "output.tokens": ("3.9", "The emitted tokens equal plain greedy decoding of the target, up to the finished length."),
+    "pool.accounting": (
+        "4",
+        "Free, cached and held slots are disjoint and make up the pool; after everything is done and flushed, all are free.",
+    ),
+    "engine.crash": ("4", "The worker survives every valid case."),
+    "engine.hang": ("4", "The worker finishes every valid case."),
+}
+
+
+class Divergence(Struct, frozen=True, kw_only=True):
+    """The first number, of one request in one stage, that is not what it must be."""
+
+    rule: str
+    request: str
+    round: int
+    stage: str
+    step: int
+    iteration: int
+    index: str
+    expected: str
+    actual: str
+    why: str = ""
+
+    @property
+    def signature(self) -> tuple[str, str, int, str, int, str, str, str]:
+        """What two runs must share to have diverged in the same way (iteration is left out: overlap shifts it)."""
+        return (
+            self.rule,
+            self.request,
+            self.round,
+            self.stage,
+            self.step,
+            self.index,
+            self.expected,
+            self.actual,
+        )
+
+
+class Verdict(Struct, frozen=True, kw_only=True):
+    """status, and what it rests on.
+
+    first      the first divergence in the order in which data flows; None if equal
+    rule       its rule; for `unknown`, engine.crash or engine.hang if that is why
+    later      how many more numbers diverged after it, by rule
+    reason     why it is unknown
+    choices    argmax choices that were compared; ties: those which the reference itself cannot decide
+    exercised  features of the case that really happened (see exercised.py)
+    checked    how many records each rule looked at: a rule that looked at nothing proves nothing
+    headroom   largest float error found among equal numbers, as a share of its bound
+    """
+
+    status: Literal["equal", "diverged", "unknown"]
+    rule: str = ""
+    first: Divergence | None = None
+    later: dict[str, int] = {}
+    reason: str = ""
+    choices: int = 0
+    ties: int = 0
+    exercised: tuple[str, ...] = ()
+    checked: dict[str, int] = {}
+    headroom: float = 0.0

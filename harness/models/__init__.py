@@ -1,0 +1,1 @@
+"""Tiny seeded checkpoints (recipes), and where they lie on disk."""

@@ -1,0 +1,85 @@
+"""Model recipes: seeded tiny target / draft pairs, each with the hidden states it feeds and the acceptance it was built for.
+
+A recipe is only a declaration; weights.py makes the numbers and store.py writes the checkpoint. The draft is *correlated*
+with the target: its layer is the target's last layer plus noise, so it agrees with the target at some steps and not at
+others, and every accept length occurs. Random pairs agree almost never, and leave everything after verify untested.
+"""
+
+from dataclasses import dataclass
+from typing import Literal
+
+from eagletwin.reference.llama import LlamaShape
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Recipe:
+    """One target / draft pair.
+
+    target_hidden  which target state the draft consumes as h[i] (DESIGN §2)
+    draft_hidden   which of its own states the draft feeds on between draft decode steps
+    noise          relative size of the noise that separates draft and target: larger accepts less
+    attention_gain, mlp_gain  size of the layers' contributions to the residual stream; larger means more context
+    min_share      every accept length 1..num_steps+1 occurs in at least this share of rounds, for num_steps 1..5 (measured
+                   over 24 prompts by tests/models/test_acceptance_profile.py)
+    """
+
+    name: str
+    target: LlamaShape
+    draft: LlamaShape
+    intermediate_size: int
+    max_position: int
+    seed: int
+    noise: float
+    attention_gain: float
+    mlp_gain: float
+    target_hidden: Literal["post_norm"]
+    draft_hidden: Literal["residual"]
+    min_share: float
+
+
+def _llama(hidden_size: int, num_layers: int, num_heads: int, num_kv_heads: int, vocab_size: int) -> LlamaShape:
+    return LlamaShape(
+        vocab_size=vocab_size,
+        hidden_size=hidden_size,
+        num_layers=num_layers,
+        num_heads=num_heads,
+        num_kv_heads=num_kv_heads,
+        head_dim=16,  # the smallest block the attention kernels work on without padding
+        rope_theta=10000.0,
+        rms_norm_eps=1e-6,
+    )
+
+
+RECIPES = {
+    recipe.name: recipe
+    for recipe in (
+        Recipe(
+            name="llama-tiny",
+            target=_llama(32, 1, 2, 2, 96),
+            draft=_llama(32, 1, 2, 2, 96),
+            intermediate_size=48,
+            max_position=4096,
+            seed=11,
+            noise=0.09,
+            attention_gain=0.6,
+            mlp_gain=0.6,
+            target_hidden="post_norm",
+            draft_hidden="residual",
+            min_share=0.08,
+        ),
+        Recipe(
+            name="llama-gqa",
+            target=_llama(64, 2, 4, 2, 128),
+            draft=_llama(64, 1, 4, 2, 128),
+            intermediate_size=96,
+            max_position=4096,
+            seed=13,
+            noise=0.1,
+            attention_gain=0.2,
+            mlp_gain=0.2,
+            target_hidden="post_norm",
+            draft_hidden="residual",
+            min_share=0.05,
+        ),
+    )
+}

@@ -1,0 +1,60 @@
+"""Recipes as checkpoints on disk, in the cache: what an engine loads.
+
+A checkpoint is named by the digest of its weights, written to a temporary folder and renamed, so that any number of
+processes may ask for it at once and a half-written one is never seen.
+"""
+
+import json
+import os
+import shutil
+import tempfile
+from pathlib import Path
+
+from safetensors.torch import save_file
+from torch import Tensor
+
+from eagletwin.harness.paths import cache_folder
+from eagletwin.reference.llama import LlamaShape
+
+from .recipes import RECIPES, Recipe
+from .weights import model_pair
+
+
+def checkpoints(name: str) -> tuple[Path, Path]:
+    """Folders of the target's and the draft's checkpoint of the recipe called `name`, written first if they are absent."""
+    recipe, pair = RECIPES[name], model_pair(name)
+    final = cache_folder("models") / f"{name}-{pair.digest[:16]}"
+    if not final.is_dir():
+        scratch = Path(tempfile.mkdtemp(dir=final.parent, prefix=".partial-"))
+        _write(scratch / "target", "LlamaForCausalLM", recipe, recipe.target, pair.target)
+        _write(scratch / "draft", "LlamaForCausalLMEagle", recipe, recipe.draft, pair.draft)
+        try:
+            scratch.rename(final)
+        except OSError:  # another process was first; its files are the same
+            shutil.rmtree(scratch)
+    return final / "target", final / "draft"
+
+
+def _write(folder: Path, architecture: str, recipe: Recipe, shape: LlamaShape, weights: dict[str, Tensor]) -> None:
+    folder.mkdir()
+    config = {
+        "architectures": [architecture],
+        "model_type": "llama",
+        "vocab_size": shape.vocab_size,
+        "hidden_size": shape.hidden_size,
+        "intermediate_size": recipe.intermediate_size,
+        "num_hidden_layers": shape.num_layers,
+        "num_attention_heads": shape.num_heads,
+        "num_key_value_heads": shape.num_kv_heads,
+        "head_dim": shape.head_dim,
+        "max_position_embeddings": recipe.max_position,
+        "rms_norm_eps": shape.rms_norm_eps,
+        "rope_theta": shape.rope_theta,
+        "hidden_act": "silu",
+        "tie_word_embeddings": False,
+        "torch_dtype": "float32",
+        "bos_token_id": 0,
+        "eos_token_id": shape.vocab_size - 1,
+    }
+    (folder / "config.json").write_text(json.dumps(config, indent=1))
+    save_file(weights, os.fspath(folder / "model.safetensors"))

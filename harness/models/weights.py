@@ -1,0 +1,90 @@
+"""The numbers of a recipe: float32 weights from a seeded generator, and their digest.
+
+The same recipe gives the same bytes on every machine with the same torch; the digest in a trace's header is what says so.
+"""
+
+import hashlib
+from dataclasses import dataclass
+from functools import lru_cache
+
+import torch
+from torch import Tensor
+
+from eagletwin.reference.eagle import EagleHead
+
+from .recipes import RECIPES, Recipe
+
+
+@dataclass(frozen=True, slots=True)
+class ModelPair:
+    """float32 checkpoints by Hugging Face names, and one digest over both."""
+
+    target: dict[str, Tensor]
+    draft: dict[str, Tensor]
+    digest: str
+
+    def reference_target(self) -> dict[str, Tensor]:
+        return {name: tensor.double() for name, tensor in self.target.items()}
+
+    def reference_head(self, recipe: Recipe) -> EagleHead:
+        return EagleHead(
+            {name: tensor.double() for name, tensor in self.draft.items()},
+            recipe.draft,
+            self.target["model.embed_tokens.weight"].double(),
+            self.target["lm_head.weight"].double(),
+        )
+
+
+@lru_cache(maxsize=8)  # a judge asks for the same pair once per trace
+def model_pair(name: str) -> ModelPair:
+    """The weights of the recipe called `name`. Raises KeyError for an unknown name."""
+    recipe = RECIPES[name]
+    generator = torch.Generator().manual_seed(recipe.seed)
+
+    def normal(*shape: int, std: float) -> Tensor:
+        return torch.randn(*shape, generator=generator) * std
+
+    def layer(input_norm: bool) -> dict[str, Tensor]:
+        shape, size, inner = recipe.target, recipe.target.hidden_size, recipe.intermediate_size
+        heads, kv_heads = shape.num_heads * shape.head_dim, shape.num_kv_heads * shape.head_dim
+        weights = {
+            # scores of std 1.5: attention that picks a few tokens, neither uniform nor a single one
+            "self_attn.q_proj.weight": normal(heads, size, std=(1.5 / size) ** 0.5),
+            "self_attn.k_proj.weight": normal(kv_heads, size, std=(1.5 / size) ** 0.5),
+            "self_attn.v_proj.weight": normal(kv_heads, size, std=size**-0.5),
+            "self_attn.o_proj.weight": normal(size, heads, std=recipe.attention_gain * heads**-0.5),
+            "post_attention_layernorm.weight": 1 + normal(size, std=0.1),
+            "mlp.gate_proj.weight": normal(inner, size, std=size**-0.5),
+            "mlp.up_proj.weight": normal(inner, size, std=size**-0.5),
+            "mlp.down_proj.weight": normal(size, inner, std=2 * recipe.mlp_gain * inner**-0.5),
+        }
+        return weights | ({"input_layernorm.weight": 1 + normal(size, std=0.1)} if input_norm else {})
+
+    size = recipe.target.hidden_size
+    embedding = normal(recipe.target.vocab_size, size, std=1.0)
+    target = {
+        # rows of unit root mean square: the head's first layer, which has no input norm, then sees what the target's sees
+        "model.embed_tokens.weight": embedding / embedding.square().mean(-1, keepdim=True).sqrt(),
+        "model.norm.weight": 1 + normal(size, std=0.1),
+        "lm_head.weight": normal(recipe.target.vocab_size, size, std=1.0),
+    }
+    for number in range(recipe.target.num_layers):
+        target |= {f"model.layers.{number}.{name}": tensor for name, tensor in layer(input_norm=True).items()}
+
+    last = f"model.layers.{recipe.target.num_layers - 1}."
+    draft = {
+        f"layers.0.{name.removeprefix(last)}": tensor + normal(*tensor.shape, std=recipe.noise * float(tensor.std()))
+        for name, tensor in target.items()
+        if name.startswith(last) and "input_layernorm" not in name
+    }
+    mixing = torch.cat([torch.eye(size), torch.zeros(size, size)], 1)
+    draft["fc.weight"] = mixing + normal(size, 2 * size, std=recipe.noise * size**-0.5)
+    draft["fc.bias"] = normal(size, std=0.02)
+
+    target, draft = ({name: tensor.contiguous() for name, tensor in part.items()} for part in (target, draft))
+    digest = hashlib.sha256()
+    for part, tensors in (("target", target), ("draft", draft)):
+        for weight_name, tensor in sorted(tensors.items()):
+            digest.update(f"{part}.{weight_name}{tuple(tensor.shape)}".encode())
+            digest.update(tensor.numpy().tobytes())
+    return ModelPair(target, draft, digest.hexdigest())

@@ -1,0 +1,44 @@
+"""Changes to an engine's code in memory, as data: how a fix is undone, or a candidate fix applied. Never to files on disk.
+
+A patch is either SGLang's own reversal of a pull request (`sglang_toggle`), or edits of named functions that quote no more
+of the engine than the expression they change. The engine adapter applies it; a patch that does not apply is an error.
+"""
+
+from pathlib import Path
+from typing import Annotated
+
+import msgspec
+from msgspec import Meta, Struct
+
+from .errors import InputError
+
+
+class Edit(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Replace `match` by `replacement` in the source of the function `target` (dotted name).
+
+    `match` must occur exactly once. A replacement of several lines keeps the indentation of the line it stands in.
+    """
+
+    target: Annotated[str, Meta(pattern=r"^[A-Za-z_][A-Za-z0-9_]*(\.[A-Za-z_][A-Za-z0-9_]*)+$")]
+    match: Annotated[str, Meta(min_length=1)]
+    replacement: str
+
+
+class Patch(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """`name` is what traces and reports call it."""
+
+    name: str
+    sglang_toggle: int | None = None
+    edits: tuple[Edit, ...] = ()
+
+
+def read_patch(path: Path) -> Patch:
+    """A patch from a JSON file: {"name": …, "edits": [{"target": …, "match": …, "replacement": …}]}. Raises InputError."""
+    try:
+        return msgspec.json.decode(path.read_bytes(), type=Patch)
+    except (OSError, msgspec.DecodeError, UnicodeDecodeError) as error:
+        raise InputError(
+            f"{path}: {error}",
+            consequence="nothing was run",
+            remedy='give a JSON file {"name": …, "edits": [{"target": "module.Class.function", "match": …, "replacement": …}]}',
+        ) from error

@@ -1,0 +1,27 @@
+"""Where eagletwin keeps what it can make again (the cache) and what it must not lose (run folders)."""
+
+import os
+from pathlib import Path
+
+
+def cache_folder(part: str) -> Path:
+    """A folder of the cache, made if absent: $EAGLETWIN_CACHE, else $XDG_CACHE_HOME/eagletwin, else ~/.cache/eagletwin."""
+    base = os.environ.get("EAGLETWIN_CACHE")
+    if not base:
+        base = os.path.join(os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache"), "eagletwin")
+    folder = Path(base).absolute() / part
+    folder.mkdir(parents=True, exist_ok=True)
+    return folder
+
+
+def new_run_folder(parent: Path, name: str) -> Path:
+    """Make and return parent/name, or parent/name-2, -3, … : nothing is ever overwritten. Safe among processes."""
+    parent.mkdir(parents=True, exist_ok=True)
+    number = 1
+    while True:
+        folder = parent / (name if number == 1 else f"{name}-{number}")
+        try:
+            folder.mkdir()
+            return folder
+        except FileExistsError:
+            number += 1

@@ -1,0 +1,1 @@
+"""What a person reads: readers of cases, traces and verdicts. Nothing here judges."""

@@ -1,0 +1,74 @@
+"""A verdict told as a short argument: what happened, what must hold, why it cannot both be, and how to see it again."""
+
+import textwrap
+
+from eagletwin.harness.judge import RULES, Divergence, Verdict
+from eagletwin.harness.trace import Header
+
+_WIDTH = 112
+
+_STAGES = {
+    "target.extend": "target prefill",
+    "draft.extend": "draft extend (prefill)",
+    "prefill": "after draft extend (prefill)",
+    "draft.decode": "draft decode",
+    "draft": "when draft() returned",
+    "target.verify": "target verify",
+    "verify": "when verify returned",
+    "draft.extend_decode": "draft extend (decode)",
+    "extend": "after draft extend (decode)",
+    "finished": "end of the request",
+    "cached": "prefix cache at the end",
+    "iteration": "before a scheduler iteration",
+    "flushed": "after the cache was flushed",
+}
+
+
+def argue(header: Header, verdict: Verdict, *, again: str = "") -> str:
+    """The argument, plain text, some ten lines. `again` is the command that repeats the run."""
+    case, engine = header.case, header.engine
+    changed = f", with {', '.join(engine.patches)}" if engine.patches else ""
+    lines = [f"{verdict.status.upper()}  {case.name} on SGLang {engine.version} ({engine.device}{changed})"]
+    if verdict.first is not None:
+        lines += ["", *_divergence(verdict.first)]
+    if verdict.reason:
+        lines += ["", *_fold(f"{verdict.rule or 'cannot tell'}: {verdict.reason}")]
+    if verdict.later:
+        total = sum(verdict.later.values())
+        parts = ", ".join(f"{rule} {count}" for rule, count in sorted(verdict.later.items()))
+        lines += ["", *_fold(f"After it {total} more diverged, as they must once one has: {parts}.")]
+    if header.ending.kind != "finished" and verdict.status == "diverged":
+        lines += ["", *_fold(f"Then the worker {header.ending.kind}: {header.ending.detail}.")]
+    if verdict.status == "equal":
+        compared = sum(verdict.checked.values())
+        lines += [
+            "",
+            *_fold(
+                f"{compared} comparisons in {len(verdict.checked)} rules; {verdict.choices} choices, {verdict.ties} of them ties; "
+                f"largest float error {verdict.headroom:.2g} of its bound. Exercised: {', '.join(verdict.exercised) or 'nothing named'}."
+            ),
+        ]
+    if again:
+        lines += ["", f"  again: {again}"]
+    return "\n".join(lines)
+
+
+def _divergence(found: Divergence) -> list[str]:
+    section, sentence = RULES[found.rule]
+    where = f"request {found.request}, round {found.round}, " if found.request else ""
+    stage = _STAGES[found.stage]
+    if found.stage in ("draft.decode", "draft") and found.step:
+        stage = f"draft decode step {found.step}" + (", when draft() returned" if found.stage == "draft" else "")
+    return [
+        f"  {found.rule}",
+        f"  at        {where}{stage} (scheduler iteration {found.iteration})",
+        f"  index     {found.index}",
+        f"  expected  {found.expected}",
+        f"  actual    {found.actual}",
+        *([*_fold(found.why)] if found.why else []),
+        *_fold(f"This breaks DESIGN {section}: {sentence}"),
+    ]
+
+
+def _fold(text: str) -> list[str]:
+    return textwrap.wrap(text, _WIDTH, initial_indent="  ", subsequent_indent="  ")

@@ -1,0 +1,31 @@
+"""Tables for the terminal."""
+
+from collections.abc import Sequence
+
+from rich.console import Console
+from rich.table import Table
+
+from eagletwin.harness.doctor import Finding
+from eagletwin.harness.prove import Proof
+
+
+def proof_table(proofs: Sequence[Proof]) -> None:
+    table = Table("PR", "in", "with the fix", "without it", "proof", title_justify="left")
+    for proof in proofs:
+        reverted = proof.reverted.verdict
+        table.add_row(
+            f"#{proof.entry.id}",
+            proof.entry.buggy,
+            proof.fixed.verdict.status,
+            f"{reverted.status} {reverted.rule}".strip(),
+            "[green]holds[/]" if proof.holds else f"[red]fails[/]: must be equal, then diverged {proof.entry.rule}",
+        )
+    Console().print(table)
+
+
+def doctor_table(findings: Sequence[Finding]) -> None:
+    table = Table("", "what", "found", "remedy")
+    for finding in findings:
+        mark = "[green]ok[/]" if finding.good else ("[red]no[/]" if finding.needed else "[yellow]no[/]")
+        table.add_row(mark, finding.what, finding.found, "" if finding.good else finding.remedy)
+    Console().print(table)

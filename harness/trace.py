@@ -1,0 +1,221 @@
+"""What an engine did: records of integers, floats and KV rows by request, round and stage. Written as JSON and safetensors.
+
+A trace holds the defined regions only (DESIGN §4): rows past the accepted ones and padding are left out by the adapter. It
+can be judged again later, on another machine, without the engine. It is written by engines and read by the judge.
+
+Two layers. *Boundary* records are seen when the worker's stages return and exist on every engine. *Inner* records are seen
+inside single forwards and are absent where no Python runs there (a replayed CUDA graph); `Header.inner` says which.
+"""
+
+import hashlib
+import os
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Literal
+
+import msgspec
+import torch
+from msgspec import Struct
+from safetensors import SafetensorError
+from safetensors.torch import load, save
+from torch import Tensor
+
+from .case import Case
+from .errors import InputError
+from .models.weights import model_pair
+
+SCHEMA = 1
+HEADER, TENSORS = "trace.json", "trace.safetensors"
+# What a reader is willing to load. A case of 64 requests of 2,048 tokens on the largest recipe stays below it.
+MAX_HEADER_BYTES = 1 << 27
+MAX_TENSOR_BYTES = 1 << 32
+
+INNER = ("target.extend", "draft.extend", "draft.decode", "target.verify", "draft.extend_decode")
+
+
+class Record(Struct, frozen=True, kw_only=True):
+    """One request's share of one stage.
+
+    request    id, or "" for what belongs to no request (pool accounting, the flush)
+    round      verify ordinal of the request: how many times it had been verified before
+    stage      inner: a single forward. boundary: `prefill` (a chunk's target and draft extend are done), `draft` (draft() has
+               returned), `verify`, `extend` (draft extend after verify is done), `iteration` (before a scheduler
+               iteration), `finished`, `cached` (a radix path), `flushed`
+    step       draft.decode: j = 1..num_steps-1; prefill and its forwards: first position of the chunk; else 0
+    iteration  scheduler iteration, from 0; information, not part of the key (overlap shifts it)
+    forward    ordinal of the forward, equal for all requests of one batch
+    numbers    scalars by name
+    tensors    names of the tensors that belong to the record, in trace.safetensors under "{record number}.{name}"
+    """
+
+    request: str
+    round: int
+    stage: str
+    step: int = 0
+    iteration: int = 0
+    forward: int = 0
+    numbers: dict[str, int] = {}
+    tensors: tuple[str, ...] = ()
+
+    @property
+    def key(self) -> tuple[str, int, str, int]:
+        return self.request, self.round, self.stage, self.step
+
+
+class Ending(Struct, frozen=True, kw_only=True):
+    """How the run ended. `detail` tells a person; `where` is the last stage that was reached."""
+
+    kind: Literal["finished", "crashed", "hung"]
+    detail: str = ""
+    where: str = ""
+
+
+class EngineInfo(Struct, frozen=True, kw_only=True):
+    """What ran: everything that two traces must share to be comparable number for number, and all that was changed in it."""
+
+    name: str
+    version: str
+    device: str
+    kernels: str
+    torch: str
+    triton: str
+    patches: tuple[str, ...] = ()
+    shims: tuple[str, ...] = ()
+
+
+class Header(Struct, frozen=True, kw_only=True):
+    schema: int
+    case: Case
+    weights: str
+    engine: EngineInfo
+    inner: bool
+    ending: Ending
+    records: tuple[Record, ...]
+    tensors_sha256: str = ""
+    sha256: str = ""
+
+
+def new_header(case: Case, engine: EngineInfo, ending: Ending, records: Sequence[Record]) -> Header:
+    """A header of this schema; write_trace adds the digests."""
+    return Header(
+        schema=SCHEMA,
+        case=case,
+        weights=model_pair(case.model).digest,
+        engine=engine,
+        inner=any(record.stage in INNER for record in records),
+        ending=ending,
+        records=tuple(records),
+    )
+
+
+class Trace:
+    """A header and its tensors. `tensor(n, name)` is a tensor of record n."""
+
+    def __init__(self, header: Header, tensors: dict[str, Tensor]) -> None:
+        self.header = header
+        self.tensors = tensors
+
+    def tensor(self, number: int, name: str) -> Tensor:
+        return self.tensors[f"{number}.{name}"]
+
+
+class Recorder:
+    """Collects records while an engine runs. Tensors are copied at once: workers write over their buffers."""
+
+    def __init__(self) -> None:
+        self.records: list[Record] = []
+        self.tensors: dict[str, Tensor] = {}
+
+    def add(
+        self,
+        request: str,
+        round: int,
+        stage: str,
+        *,
+        step: int = 0,
+        iteration: int = 0,
+        forward: int = 0,
+        numbers: dict[str, int] | None = None,
+        tensors: dict[str, Tensor] | None = None,
+    ) -> None:
+        number, tensors = len(self.records), tensors or {}
+        self.records.append(
+            Record(
+                request=request,
+                round=round,
+                stage=stage,
+                step=step,
+                iteration=iteration,
+                forward=forward,
+                numbers=numbers or {},
+                tensors=tuple(tensors),
+            )
+        )
+        for name, tensor in tensors.items():
+            self.tensors[f"{number}.{name}"] = tensor.detach().to("cpu", copy=True).contiguous()
+
+
+def write_trace(folder: Path, header: Header, tensors: dict[str, Tensor]) -> None:
+    """Write trace.safetensors, then trace.json with the digests of both; a reader that finds trace.json finds a whole trace."""
+    data = save(tensors) if tensors else save({"none": torch.zeros(0)})
+    header = msgspec.structs.replace(header, tensors_sha256=hashlib.sha256(data).hexdigest(), sha256="")
+    header = msgspec.structs.replace(header, sha256=_digest(header))
+    _write(folder / TENSORS, data)
+    _write(folder / HEADER, msgspec.json.encode(header))
+
+
+def read_trace(folder: Path) -> Trace:
+    """The trace in a folder. Raises InputError, naming the file, if it is absent, truncated, edited or of a newer schema."""
+    data = _read(folder / HEADER, MAX_HEADER_BYTES)
+    try:
+        raw = msgspec.json.decode(data)
+        schema = raw.get("schema") if isinstance(raw, dict) else None
+        if isinstance(schema, int) and schema > SCHEMA:
+            raise _refuse(
+                folder / HEADER,
+                f"trace schema {schema}; this eagletwin reads up to {SCHEMA}",
+                "use the eagletwin that wrote it",
+            )
+        header = msgspec.convert(raw, Header)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        raise _refuse(folder / HEADER, f"truncated or edited ({error})", "record the trace again") from error
+    if _digest(msgspec.structs.replace(header, sha256="")) != header.sha256:
+        raise _refuse(folder / HEADER, "edited: its digest does not match its contents", "record the trace again")
+    data = _read(folder / TENSORS, MAX_TENSOR_BYTES)
+    if hashlib.sha256(data).hexdigest() != header.tensors_sha256:
+        raise _refuse(
+            folder / TENSORS, "truncated or edited: its digest is not the one in trace.json", "record the trace again"
+        )
+    try:
+        tensors = load(data)
+    except SafetensorError as error:
+        raise _refuse(folder / TENSORS, f"not safetensors ({error})", "record the trace again") from error
+    missing = [f"{n}.{name}" for n, r in enumerate(header.records) for name in r.tensors if f"{n}.{name}" not in tensors]
+    if missing:
+        raise _refuse(folder / TENSORS, f"tensor {missing[0]} is missing", "record the trace again")
+    return Trace(header, tensors)
+
+
+def _digest(header: Header) -> str:
+    return hashlib.sha256(msgspec.json.encode(header)).hexdigest()
+
+
+def _write(path: Path, data: bytes) -> None:
+    scratch = path.with_name(f".{path.name}.{os.getpid()}")
+    scratch.write_bytes(data)
+    scratch.replace(path)
+
+
+def _read(path: Path, limit: int) -> bytes:
+    try:
+        if path.stat().st_size > limit:
+            raise _refuse(path, f"larger than {limit} bytes", "record a smaller case")
+        return path.read_bytes()
+    except OSError as error:
+        raise _refuse(
+            path, error.strerror or str(error), "name a folder that holds trace.json and trace.safetensors"
+        ) from error
+
+
+def _refuse(path: Path, cause: str, remedy: str) -> InputError:
+    return InputError(f"{path}: {cause}", consequence="the trace was not judged", remedy=remedy)

@@ -1,0 +1,119 @@
+"""The draft chain for topk = 1: which token, hidden state and position each draft row consumes.
+
+Two kinds of rows. *Committed rows* (DESIGN 3.1): row i consumes (x[i+1], h[i]) at position i, so it is a function of
+x[0..i+1] alone. *Scratch rows* (DESIGN 3.3): with x[0..M] committed, draft decode step j = 1..num_steps-1 consumes
+(d[j], hidden state of the row before it) at position M + j - 1 and proposes d[j+1].
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from .eagle import DraftRows, EagleHead, draft_rows
+from .llama import causal
+
+
+@dataclass(frozen=True, slots=True)
+class Chain:
+    """One round's drafting from a committed prefix x[0..M]; S = num_steps.
+
+    logits   [S, V]            row j is what d[j+1] was chosen from
+    drafted  [S]               d[1..S]: the argmax of each row of logits, or the tokens that were given
+    hidden   [S-1, H]          hidden_in of step j = 1..S-1
+    keys     [S-1, L, G, D]    scratch row of step j, at position M + j - 1
+    values   [S-1, L, G, D]
+    """
+
+    logits: Tensor
+    drafted: Tensor
+    hidden: Tensor
+    keys: Tensor
+    values: Tensor
+
+
+def row_tokens(tokens: Tensor) -> Tensor:
+    """Token that each committed row consumes: x[0..M] -> x[1..M], one per row 0..M-1 (DESIGN 3.1, 3.2).
+
+    A chunk boundary makes no difference: the tail row K-1 of a chunk that ends at K consumes x[K], the next *prompt* token
+    (PR #26329). After retraction the prompt is everything already committed.
+    """
+    return tokens[1:]
+
+
+def committed_rows(head: EagleHead, tokens: Tensor, target_hidden: Tensor) -> DraftRows:
+    """Rows 0..M-1 of a request with committed tokens x[0..M]; target_hidden [>=M, H] holds h[0..M-1]."""
+    rows = len(tokens) - 1
+    return draft_rows(head, row_tokens(tokens), target_hidden[:rows], torch.arange(rows), causal(rows))
+
+
+def draft_chain(
+    head: EagleHead, tokens: Tensor, target_hidden: Tensor, num_steps: int, drafted: Sequence[int] | None = None
+) -> Chain:
+    """Draft num_steps tokens after the committed tokens x[0..M] in the naive form: each step runs the head over all rows again.
+
+    Step j consumes d[j]. Give `drafted` to follow tokens that somebody else chose (a tie that went the other way) while the
+    logits and rows are still the reference's.
+    """
+    committed = len(tokens) - 1  # M rows
+    ids, hidden = row_tokens(tokens), target_hidden[:committed]
+    chosen: list[int] = []
+    for step in range(num_steps):
+        rows = draft_rows(head, ids, hidden, torch.arange(len(ids)), causal(len(ids)))
+        chosen.append(int(rows.logits[-1].argmax()) if drafted is None else int(drafted[step]))
+        if step == num_steps - 1:
+            break
+        ids = torch.cat([ids, torch.tensor([chosen[-1]])])  # row M + step consumes d[step+1] at position M + step
+        hidden = torch.cat([hidden, rows.hidden[-1:]])
+    return Chain(
+        rows.logits[committed - 1 :],
+        torch.tensor(chosen),
+        hidden[committed:],
+        rows.keys[:, committed:].transpose(0, 1),
+        rows.values[:, committed:].transpose(0, 1),
+    )
+
+
+def draft_chains(
+    head: EagleHead, tokens: Tensor, target_hidden: Tensor, prefixes: Sequence[int], drafted: Tensor
+) -> tuple[DraftRows, list[Chain]]:
+    """Committed rows, and the chains of many rounds, of one request at once. Equal to the naive functions above (a test).
+
+    tokens [T] is the request's final sequence; round r drafted drafted[r] [C, S] from its first prefixes[r] rows (its M).
+    The head runs once per step over the committed rows and every round's scratch rows; a scratch row sees the committed
+    rows before its round and the scratch rows of its own round. One forward more than num_steps, whatever C is.
+    """
+    rounds, num_steps = drafted.shape
+    base = len(tokens) - 1  # committed rows 0..base-1
+    start = torch.tensor(list(prefixes))  # [C]
+    ids, hidden, positions = row_tokens(tokens), target_hidden[:base], torch.arange(base)
+    owner = torch.full((base,), -1)  # which round a row belongs to; -1: committed
+    rows = draft_rows(head, ids, hidden, positions, causal(base))
+    last = start - 1  # the row each round continues from
+    logits = [rows.logits[last]]  # of step 0..: [C, V] each
+    for step in range(1, num_steps):
+        ids = torch.cat([ids, drafted[:, step - 1]])
+        hidden = torch.cat([hidden, rows.hidden[last]])
+        positions = torch.cat([positions, start + step - 1])
+        owner = torch.cat([owner, torch.arange(rounds)])
+        mine = owner[:, None] == owner[None, :]  # [R, R] same round (or both committed)
+        prefix_end = torch.where(owner < 0, positions + 1, start[owner.clamp(min=0)])  # committed rows a row may see
+        shared = (owner[None, :] < 0) & (positions[None, :] < prefix_end[:, None])
+        sees = shared | (mine & (owner[:, None] >= 0) & (positions[None, :] <= positions[:, None]))
+        rows = draft_rows(head, ids, hidden, positions, sees)
+        last = len(ids) - rounds + torch.arange(rounds)
+        logits.append(rows.logits[last])
+    picked = base + torch.arange(num_steps - 1)[None, :] * rounds + torch.arange(rounds)[:, None]  # [C, S-1]
+    chains = [
+        Chain(
+            torch.stack([step_logits[c] for step_logits in logits]),
+            drafted[c],
+            hidden[picked[c]],
+            rows.keys[:, picked[c]].transpose(0, 1),
+            rows.values[:, picked[c]].transpose(0, 1),
+        )
+        for c in range(rounds)
+    ]
+    committed = DraftRows(rows.hidden[:base], rows.logits[:base], rows.keys[:, :base], rows.values[:, :base])
+    return committed, chains

@@ -1,0 +1,111 @@
+"""A Llama decoder as a plain function of a token sequence (the target model).
+
+Not fast and not batched: one request, every position at once, float64 throughout. The draft head (eagle.py) is built from
+the same decoder layer. Checked against transformers' Llama in tests/reference/test_llama_against_transformers.py.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+Weights = Mapping[str, Tensor]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LlamaShape:
+    """Sizes of a Llama: the fields of a Hugging Face `LlamaConfig` that change its arithmetic."""
+
+    vocab_size: int
+    hidden_size: int
+    num_layers: int
+    num_heads: int
+    num_kv_heads: int
+    head_dim: int
+    rope_theta: float
+    rms_norm_eps: float
+
+
+@dataclass(frozen=True, slots=True)
+class TargetRows:
+    """What the target computes at every position of a sequence; row i has consumed tokens 0..i.
+
+    hidden   [T, H]        after the final norm: h[i] of DESIGN §2 for recipes that declare `post_norm`
+    residual [T, H]        before the final norm
+    logits   [T, V]
+    keys     [L, T, G, D]  as a KV pool stores them, after RoPE
+    values   [L, T, G, D]
+    """
+
+    hidden: Tensor
+    residual: Tensor
+    logits: Tensor
+    keys: Tensor
+    values: Tensor
+
+
+def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
+    """x [.., H] scaled to unit root mean square, times weight [H]."""
+    return x * torch.rsqrt(x.square().mean(-1, keepdim=True) + eps) * weight
+
+
+def rotate(x: Tensor, positions: Tensor, theta: float) -> Tensor:
+    """RoPE in the half-split convention of Hugging Face's Llama.
+
+    x [T, N, D], positions [T] -> [T, N, D]. Pair (d, d + D/2) turns by the angle position * theta**(-2d/D).
+    """
+    half = x.shape[-1] // 2
+    frequency = theta ** (-torch.arange(half, dtype=torch.float64) / half)  # [D/2]
+    angle = positions.to(torch.float64)[:, None] * frequency  # [T, D/2]
+    cos, sin = angle.cos()[:, None], angle.sin()[:, None]  # [T, 1, D/2]
+    first, second = x[..., :half], x[..., half:]  # [T, N, D/2]
+    return torch.cat([first * cos - second * sin, second * cos + first * sin], -1)
+
+
+def causal(length: int) -> Tensor:
+    """sees [T, T]: row i sees rows 0..i."""
+    return torch.ones(length, length, dtype=torch.bool).tril()
+
+
+def decoder_layer(
+    weights: Weights, prefix: str, shape: LlamaShape, x: Tensor, positions: Tensor, sees: Tensor, *, input_norm: bool = True
+) -> tuple[Tensor, Tensor, Tensor]:
+    """One pre-norm decoder layer over rows x [R, H] at positions [R]; row r attends to the rows where sees[r] is true.
+
+    `input_norm=False` leaves the norm before attention out, as the first layer of an EAGLE-1/2 head does.
+    Returns (x [R, H], keys [R, G, D], values [R, G, D]).
+    """
+    rows, groups = x.shape[0], shape.num_heads // shape.num_kv_heads
+
+    def project(name: str, inputs: Tensor) -> Tensor:
+        return inputs @ weights[f"{prefix}{name}.weight"].T
+
+    inner = rms_norm(x, weights[f"{prefix}input_layernorm.weight"], shape.rms_norm_eps) if input_norm else x  # [R, H]
+    query = project("self_attn.q_proj", inner).view(rows, shape.num_heads, shape.head_dim)
+    key = project("self_attn.k_proj", inner).view(rows, shape.num_kv_heads, shape.head_dim)
+    value = project("self_attn.v_proj", inner).view(rows, shape.num_kv_heads, shape.head_dim)
+    query, key = rotate(query, positions, shape.rope_theta), rotate(key, positions, shape.rope_theta)
+
+    score = torch.einsum("qnd,knd->nqk", query, key.repeat_interleave(groups, 1)) / shape.head_dim**0.5  # [N, R, R]
+    weight = score.masked_fill(~sees, -torch.inf).softmax(-1)  # [N, R, R]
+    attended = torch.einsum("nqk,knd->qnd", weight, value.repeat_interleave(groups, 1)).reshape(rows, -1)  # [R, N*D]
+    x = x + project("self_attn.o_proj", attended)
+
+    inner = rms_norm(x, weights[f"{prefix}post_attention_layernorm.weight"], shape.rms_norm_eps)  # [R, H]
+    gate, up = project("mlp.gate_proj", inner), project("mlp.up_proj", inner)  # [R, I]
+    return x + project("mlp.down_proj", torch.nn.functional.silu(gate) * up), key, value
+
+
+def target_rows(weights: Weights, shape: LlamaShape, tokens: Tensor) -> TargetRows:
+    """Run the target over tokens [T] at positions 0..T-1. Weights carry Hugging Face's Llama names, in float64."""
+    positions = torch.arange(len(tokens))
+    x = weights["model.embed_tokens.weight"][tokens]  # [T, H]
+    keys, values = [], []
+    for layer in range(shape.num_layers):
+        x, key, value = decoder_layer(weights, f"model.layers.{layer}.", shape, x, positions, causal(len(tokens)))
+        keys.append(key)
+        values.append(value)
+    hidden = rms_norm(x, weights["model.norm.weight"], shape.rms_norm_eps)  # [T, H]
+    logits = hidden @ weights["lm_head.weight"].T  # [T, V]
+    return TargetRows(hidden, x, logits, torch.stack(keys), torch.stack(values))
