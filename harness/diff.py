@@ -51,7 +51,7 @@ def diff(left: Trace, right: Trace) -> Comparison:
         request, round, stage, step = key
         where = f"{stage} step {step}" + (f" of request {request}, round {round}" if request else "")
         if key not in ours or key not in theirs:
-            found.append(Difference(where, *("recorded" if key in side else "absent" for side in (ours, theirs)), bits=False))
+            found.append(_presence(where, key in ours, key in theirs))
             continue
         a, b = left.header.records[ours[key]], right.header.records[theirs[key]]
         for name in sorted(a.numbers.keys() | b.numbers.keys()):
@@ -61,9 +61,7 @@ def diff(left: Trace, right: Trace) -> Comparison:
         for name in sorted({*a.tensors, *b.tensors}):
             compared += 1
             if name not in a.tensors or name not in b.tensors:
-                found.append(
-                    Difference(f"{where}, {name}", *("recorded" if name in r.tensors else "absent" for r in (a, b)), bits=False)
-                )
+                found.append(_presence(f"{where}, {name}", name in a.tensors, name in b.tensors))
                 continue
             one, two = left.tensor(ours[key], name), right.tensor(theirs[key], name)
             if one.shape != two.shape:
@@ -84,3 +82,8 @@ def diff(left: Trace, right: Trace) -> Comparison:
                     )
                 )
     return Comparison(found, compared, largest)
+
+
+def _presence(where: str, left: bool, right: bool) -> Difference:
+    left_word, right_word = ("recorded" if there else "absent" for there in (left, right))
+    return Difference(where, left_word, right_word, bits=False)

@@ -170,7 +170,7 @@ class EngineProcess:
 def _environment() -> dict[str, str]:
     """The environment of the engine processes: the caller's, with what SGLang reads while it is imported."""
     environment = dict(os.environ)
-    # SGLang is some 2,000 modules: without bytecode each start costs 3 s more. The prefix works where it is installed read-only.
+    # SGLang is some 2,000 modules: without bytecode each start costs 3 s more. The prefix also serves a read-only install.
     environment.pop("PYTHONDONTWRITEBYTECODE", None)
     return environment | {
         "PYTHONPYCACHEPREFIX": str(cache_folder("bytecode")),

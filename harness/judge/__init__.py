@@ -6,6 +6,8 @@ story.py says what should have been, rules.py compares, exercise.py says what th
 import traceback
 from collections import Counter
 
+from msgspec.structs import replace
+
 from eagletwin.harness.errors import InputError
 from eagletwin.harness.models.weights import model_pair
 from eagletwin.harness.trace import Trace
@@ -41,24 +43,24 @@ def judge(trace: Trace, without: frozenset[str] = frozenset()) -> Verdict:
             status="unknown",
             reason=f"the judge failed on this trace: {type(error).__name__}: {error} ({where.filename}:{where.lineno})",
         )
-    found = sorted(findings.found, key=lambda pair: pair[0])
-    common = {
-        "choices": findings.choices,
-        "ties": findings.ties,
-        "exercised": reached,
-        "checked": dict(findings.checked),
-        "headroom": findings.headroom,
-    }
+    verdict = Verdict(
+        status="equal",
+        choices=findings.choices,
+        ties=findings.ties,
+        exercised=reached,
+        checked=dict(findings.checked),
+        headroom=findings.headroom,
+    )
+    found = [divergence for _, divergence in sorted(findings.found, key=lambda pair: pair[0])]
     if found:
-        first = found[0][1]
-        later = dict(Counter(divergence.rule for _, divergence in found[1:]))
-        return Verdict(status="diverged", rule=first.rule, first=first, later=later, **common)
+        later = dict(Counter(divergence.rule for divergence in found[1:]))
+        return replace(verdict, status="diverged", rule=found[0].rule, first=found[0], later=later)
     ending = trace.header.ending
     if ending.kind != "finished":
         rule = "engine.crash" if ending.kind == "crashed" else "engine.hang"
-        return Verdict(status="unknown", rule=rule, reason=f"{ending.detail} (last seen: {ending.where or 'start'})", **common)
+        return replace(verdict, status="unknown", rule=rule, reason=f"{ending.detail} (last seen: {ending.where or 'start'})")
     reason = _not_shown(trace, reached, findings.choices, findings.ties)
-    return Verdict(status="unknown" if reason else "equal", reason=reason, **common)
+    return replace(verdict, status="unknown", reason=reason) if reason else verdict
 
 
 def _not_shown(trace: Trace, reached: tuple[str, ...], choices: int, ties: int) -> str:

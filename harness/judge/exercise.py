@@ -1,5 +1,7 @@
 """What a trace shows to have happened: which features of exercised.FEATURES the case really exercised."""
 
+import itertools
+
 from eagletwin.harness.exercised import FEATURES
 from eagletwin.harness.trace import Record, Trace
 
@@ -19,7 +21,7 @@ def exercised(trace: Trace, stories: dict[str, Story]) -> tuple[str, ...]:
     for record in verified:
         batches.setdefault(record.iteration, set()).add(record.request)
     in_order = [batches[iteration] for iteration in sorted(batches)]
-    neighbours = list(zip(in_order, in_order[1:], strict=False))
+    neighbours = list(itertools.pairwise(in_order))
 
     def tail_differs(record: Record) -> bool:
         story, end = stories[record.request], record.numbers["end"]

@@ -40,14 +40,12 @@ def argue(header: Header, verdict: Verdict, *, again: str = "") -> str:
     if header.ending.kind != "finished" and verdict.status == "diverged":
         lines += ["", *_fold(f"Then the worker {header.ending.kind}: {header.ending.detail}.")]
     if verdict.status == "equal":
-        compared = sum(verdict.checked.values())
-        lines += [
-            "",
-            *_fold(
-                f"{compared} comparisons in {len(verdict.checked)} rules; {verdict.choices} choices, {verdict.ties} of them ties; "
-                f"largest float error {verdict.headroom:.2g} of its bound. Exercised: {', '.join(verdict.exercised) or 'nothing named'}."
-            ),
-        ]
+        compared, reached = sum(verdict.checked.values()), ", ".join(verdict.exercised) or "nothing named"
+        text = (
+            f"{compared} comparisons in {len(verdict.checked)} rules; {verdict.choices} choices, {verdict.ties} of them ties; "
+        )
+        text += f"largest float error {verdict.headroom:.2g} of its bound. Exercised: {reached}."
+        lines += ["", *_fold(text)]
     if again:
         lines += ["", f"  again: {again}"]
     return "\n".join(lines)

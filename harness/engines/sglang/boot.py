@@ -39,7 +39,7 @@ def import_sglang() -> None:
             getattr(import_utils, name)()
     stubs.install()
     if not torch.cuda.is_available():
-        torch.cuda.synchronize = lambda *args, **kwargs: None  # type: ignore[assignment]
+        torch.cuda.synchronize = lambda *args, **kwargs: None
         torch.cuda.empty_cache = lambda: None
         # called on CPU tensors by code that overlaps streams; there is one stream here
         torch.Tensor.record_stream = lambda self, stream: None  # type: ignore[method-assign,assignment]
@@ -62,9 +62,9 @@ def _declare_torchvision_ops() -> None:
     if spec is None or spec.origin is None:
         return
     source = (Path(spec.origin).parent / "_meta_registrations.py").read_text()
-    library = torch.library.Library("torchvision", "FRAGMENT")
+    library = torch.library.Library("torchvision", "FRAGMENT")  # type: ignore[no-untyped-call]
     for name in sorted(set(re.findall(r'(?:register_meta|register_fake)\("(?:torchvision::)?(\w+)"', source))):
-        library.define(f"{name}(Tensor a) -> Tensor")
+        library.define(f"{name}(Tensor a) -> Tensor")  # type: ignore[no-untyped-call]
     globals()["_torchvision_library"] = library  # it undefines its ops when it is collected
 
 

@@ -4,6 +4,7 @@ The release's own loop runs; only its receive call is replaced, which it makes o
 hook: arrivals, poison of freed slots, accounting and the end of the case all happen there.
 """
 
+import contextlib
 from array import array
 from collections.abc import Callable
 from typing import Any
@@ -63,10 +64,8 @@ class Drive:
         # the receiver is a slotted dataclass from 0.5.20 on: its class is what can be changed
         type(receiver).recv_requests = lambda _self, *args, **kwargs: self._receive()
         loop = getattr(self._scheduler, "run_event_loop", None) or self._scheduler.event_loop_normal
-        try:
+        with contextlib.suppress(_Done):
             loop()
-        except _Done:
-            pass
 
     def _receive(self) -> list[Any]:
         self._iteration += 1

@@ -54,7 +54,8 @@ class Allocation:
         cache = self._scheduler.tree_cache
         if cache.evictable_size() + cache.protected_size() == 0:
             return torch.empty(0, dtype=torch.int64)
-        return cache.all_values_flatten().to(torch.int64)
+        slots: Tensor = cache.all_values_flatten()
+        return slots.to(torch.int64)
 
     def cached_prefix(self, tokens: list[int]) -> Tensor:
         """Slots of the longest cached prefix of a token sequence [n]: what a new request with these tokens would reuse."""
@@ -63,7 +64,8 @@ class Allocation:
 
         cache = self._scheduler.tree_cache
         match = cache.match_prefix(MatchPrefixParams(key=RadixKey(token_ids=array("q", tokens))))
-        return cache.path_device_indices(match.last_device_node).to(torch.int64)
+        slots: Tensor = cache.path_device_indices(match.last_device_node)
+        return slots.to(torch.int64)
 
     def counts(self) -> dict[str, int]:
         """The release's own figures, in slots."""

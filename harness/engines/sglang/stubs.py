@@ -61,7 +61,10 @@ class _StubModule(types.ModuleType):
 
 class _StubFinder(importlib.abc.MetaPathFinder, importlib.abc.Loader):
     def find_spec(
-        self, fullname: str, path: Sequence[str] | None, target: types.ModuleType | None = None
+        self,
+        fullname: str,
+        path: Sequence[str] | None,  # noqa: ARG002  the import system's signature
+        target: types.ModuleType | None = None,  # noqa: ARG002
     ) -> importlib.machinery.ModuleSpec | None:
         if fullname.partition(".")[0] not in STUBBED:
             return None

@@ -1,0 +1,38 @@
+# Verbs: run, test, setup, lint, sweep. All paths are relative, so the checkout may lie anywhere, also behind a space.
+PYTHON ?= $(shell command -v python3.11 || command -v python3)
+# On Linux the common package index serves torch with CUDA libraries (gigabytes). Any build of this version will do.
+TORCH ?= torch==2.13.0
+BIN := .venv/bin
+READY := .venv/.ready
+
+.PHONY: run test setup lint sweep clean
+
+run: setup
+	$(BIN)/eagletwin prove 25015 26329
+
+test: setup
+	$(BIN)/python -m pytest -n auto
+
+sweep: setup
+	EAGLETWIN_DRAWN_CASES=200 $(BIN)/python -m pytest -n auto tests/engine/test_drawn_cases.py -rA -q
+
+lint: setup
+	$(BIN)/ruff format --check .
+	$(BIN)/ruff check .
+	$(BIN)/mypy
+
+setup: $(READY)
+
+$(READY): requirements/engine.lock requirements/dev.lock pyproject.toml
+	@"$(PYTHON)" -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
+	  { echo "error: $(PYTHON) is older than Python 3.11"; echo "  so:  nothing was installed"; \
+	    echo "  try: make PYTHON=/path/to/python3.11 $(MAKECMDGOALS)"; exit 129; }
+	@echo "setting up .venv (about 3 GB on disk; a few minutes, once)"
+	"$(PYTHON)" -m venv .venv
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check "$(TORCH)"
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps -r requirements/engine.lock -r requirements/dev.lock
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps --no-build-isolation --editable .
+	@touch $(READY)
+
+clean:
+	rm -rf .venv build dist eagletwin-runs
