@@ -16,7 +16,8 @@ from .errors import InputError
 class Edit(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Replace `match` by `replacement` in the source of the function `target` (dotted name).
 
-    `match` must occur exactly once. A replacement of several lines keeps the indentation of the line it stands in.
+    `match` must occur exactly once in the function's source as it stands without the indentation of its `def`. A
+    replacement of several lines keeps the indentation of the line it stands in.
     """
 
     target: Annotated[str, Meta(pattern=r"^[A-Za-z_][A-Za-z0-9_]*(\.[A-Za-z_][A-Za-z0-9_]*)+$")]

@@ -82,13 +82,14 @@ def draft_chains(
 
     tokens [T] is the request's final sequence; round r drafted drafted[r] [C, S] from its first prefixes[r] rows (its M).
     The head runs once per step over the committed rows and every round's scratch rows; a scratch row sees the committed
-    rows before its round and the scratch rows of its own round. One forward more than num_steps, whatever C is.
+    rows before its round and the scratch rows of its own round. num_steps forwards, whatever C is.
     """
     rounds, num_steps = drafted.shape
     base = len(tokens) - 1  # committed rows 0..base-1
-    start = torch.tensor(list(prefixes))  # [C]
+    start = torch.tensor(list(prefixes), dtype=torch.int64)  # [C]
     ids, hidden, positions = row_tokens(tokens), target_hidden[:base], torch.arange(base)
     owner = torch.full((base,), -1)  # which round a row belongs to; -1: committed
+    prefix = positions + 1  # how many committed rows a row may see
     rows = draft_rows(head, ids, hidden, positions, causal(base))
     last = start - 1  # the row each round continues from
     logits = [rows.logits[last]]  # of step 0..: [C, V] each
@@ -97,10 +98,10 @@ def draft_chains(
         hidden = torch.cat([hidden, rows.hidden[last]])
         positions = torch.cat([positions, start + step - 1])
         owner = torch.cat([owner, torch.arange(rounds)])
-        mine = owner[:, None] == owner[None, :]  # [R, R] same round (or both committed)
-        prefix_end = torch.where(owner < 0, positions + 1, start[owner.clamp(min=0)])  # committed rows a row may see
-        shared = (owner[None, :] < 0) & (positions[None, :] < prefix_end[:, None])
-        sees = shared | (mine & (owner[:, None] >= 0) & (positions[None, :] <= positions[:, None]))
+        prefix = torch.cat([prefix, start])
+        shared = (owner[None, :] < 0) & (positions[None, :] < prefix[:, None])  # [R, R] a committed row within the prefix
+        same = (owner[:, None] == owner[None, :]) & (owner[:, None] >= 0)  # [R, R] both scratch rows of one round
+        sees = shared | (same & (positions[None, :] <= positions[:, None]))
         rows = draft_rows(head, ids, hidden, positions, sees)
         last = len(ids) - rounds + torch.arange(rounds)
         logits.append(rows.logits[last])

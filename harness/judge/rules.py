@@ -129,7 +129,12 @@ class Rules:
         self, rule: str, record: Record, phase: str, step: int, expected: Tensor, actual: Tensor, rows: list[str], why: str = ""
     ) -> None:
         """Compare rows [R, ..] within the bound; report the first row that differs, by its largest error."""
-        if not self._on(rule) or not len(expected):
+        if not self._on(rule):
+            return
+        if expected.shape != actual.shape:
+            self._report(rule, record, phase, step, "shape", tuple(expected.shape), tuple(actual.shape), why)
+            return
+        if not len(expected):
             return
         share = error_of(expected, actual)
         wrong = (share > 1).nonzero().flatten().tolist()
@@ -167,7 +172,9 @@ class Rules:
         """Every slot that a forward wrote for a request is the request's own, and no other live request's."""
         if not self._on("draft.slots"):
             return
-        step = record.step if record.stage == "draft.decode" else 0
+        # in draft() too they come first: all its slots are assigned before its first forward, and a slot written twice
+        # shows in the row of an earlier step
+        step = 0
         actual = [int(slot) for slot in self._trace.tensor(number, "slots")]
         expected = [int(slot) for slot in table[first : first + len(actual)]]
         for n, (must, has) in enumerate(zip(expected, actual, strict=False)):
@@ -416,8 +423,7 @@ class Rules:
         self._integers("draft.positions", record, "draft.extend_decode", list(range(start, end)), positions, "row", start)
         rows = [f"row {position}" for position in range(start, end)]
         hidden = self._trace.tensor(number, "hidden_in")
-        if len(hidden) == len(rows):
-            self._floats("draft.hidden_in", record, "draft.extend_decode", 0, story.target.hidden[start:end], hidden, rows)
+        self._floats("draft.hidden_in", record, "draft.extend_decode", 0, story.target.hidden[start:end], hidden, rows)
         table = self._table(record, "draft")
         if table is not None:
             self._slots(record, "draft.extend_decode", number, table, start)

@@ -5,11 +5,8 @@ that mean nothing on a CPU, and module flags that send SGLang to its own Triton 
 """
 
 import importlib
-import importlib.util
 import inspect
-import re
 import sys
-from pathlib import Path
 from typing import Any
 
 from eagletwin.harness.case import Case
@@ -30,12 +27,11 @@ def import_sglang() -> None:
     import torch
 
     torch.set_num_threads(1)
-    _declare_torchvision_ops()
     # transformers looks for these once and caches the answer; asked after the stubs it would find them
     from transformers.utils import import_utils
 
     for name in dir(import_utils):
-        if name.startswith(("is_torchaudio", "is_torchcodec")) and name.endswith("_available"):
+        if name.startswith(("is_torchaudio", "is_torchcodec", "is_torchvision")) and name.endswith("_available"):
             getattr(import_utils, name)()
     stubs.install()
     if not torch.cuda.is_available():
@@ -52,20 +48,6 @@ def import_sglang() -> None:
     ):
         importlib.import_module(name)
     _choose_triton_kernels()
-
-
-def _declare_torchvision_ops() -> None:
-    """torchvision's C++ ops do not load beside a CPU torch; its import needs no more than their names."""
-    import torch
-
-    spec = importlib.util.find_spec("torchvision")
-    if spec is None or spec.origin is None:
-        return
-    source = (Path(spec.origin).parent / "_meta_registrations.py").read_text()
-    library = torch.library.Library("torchvision", "FRAGMENT")  # type: ignore[no-untyped-call]
-    for name in sorted(set(re.findall(r'(?:register_meta|register_fake)\("(?:torchvision::)?(\w+)"', source))):
-        library.define(f"{name}(Tensor a) -> Tensor")  # type: ignore[no-untyped-call]
-    globals()["_torchvision_library"] = library  # it undefines its ops when it is collected
 
 
 def _choose_triton_kernels() -> None:

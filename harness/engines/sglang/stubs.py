@@ -11,7 +11,7 @@ import types
 from collections.abc import Sequence
 from typing import Any
 
-STUBBED = ("sgl_kernel", "torchaudio", "torchcodec")
+STUBBED = ("sgl_kernel", "torchaudio", "torchcodec", "torchvision")
 
 called: list[str] = []  # every stub that was called, also where SGLang swallowed the exception
 

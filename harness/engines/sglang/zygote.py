@@ -23,7 +23,7 @@ from typing import Any, NoReturn
 
 from eagletwin.harness.engines import wire
 from eagletwin.harness.patch import Patch
-from eagletwin.harness.trace import Ending, EngineInfo, Recorder, new_header, write_trace
+from eagletwin.harness.trace import HEADER, Ending, EngineInfo, Recorder, new_header, write_trace
 
 _PR_SET_PDEATHSIG = 1
 
@@ -131,6 +131,8 @@ def _supervise(scheduler: Any, run: wire.Run, info: EngineInfo) -> wire.Ran:
     code = os.WEXITSTATUS(status)
     if code:
         return wire.Ran(Ending(kind="crashed", detail=f"exited with status {code}", where=where), False)
+    if not os.path.exists(os.path.join(run.folder, HEADER)):  # something called exit() in the middle
+        return wire.Ran(Ending(kind="crashed", detail="exited without a trace", where=where), False)
     return wire.Ran(Ending(kind="finished"), True)  # the trace holds its own ending
 
 

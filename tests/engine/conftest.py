@@ -1,0 +1,64 @@
+"""One host per test process: SGLang is imported once, engines are forked from it."""
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from eagletwin.harness.case import Case, EngineSettings, Request, SGLangSettings
+from eagletwin.harness.engines.process import Host, Limits
+from eagletwin.harness.judge import Verdict, judge
+from eagletwin.harness.patch import Edit, Patch
+from eagletwin.harness.trace import Trace
+
+Runner = Callable[..., tuple[Trace, Verdict]]
+
+
+@pytest.fixture(scope="session")
+def host() -> Iterator[Host]:
+    with Host() as host:
+        yield host
+
+
+@pytest.fixture
+def run(host: Host, tmp_path: Path) -> Runner:
+    """run(case, *edits, limits=…): run a case on the real worker with these edits, and judge it."""
+    count = 0
+
+    def run(case: Case, *edits: Edit, limits: Limits = Limits()) -> tuple[Trace, Verdict]:  # noqa: B008  frozen
+        nonlocal count
+        count += 1
+        folder = tmp_path / str(count)
+        folder.mkdir()
+        patches = (Patch(name="planted", edits=edits),) if edits else ()
+        trace = host.engine(case, patches).run(case, folder, limits)
+        return trace, judge(trace)
+
+    return run
+
+
+@pytest.fixture(scope="session")
+def busy_case() -> Case:
+    """Two requests, chunks, pages, a batch that grows and shrinks, every kind of round, a radix cache: no rule goes idle."""
+    return Case(
+        name="busy",
+        model="llama-tiny",
+        num_steps=3,
+        page_size=4,
+        chunked_prefill_size=8,
+        requests=(
+            Request(
+                id="a",
+                prompt=(49, 53, 5, 33, 65, 62, 51, 38, 61, 45, 74, 27, 64, 17, 36, 17, 12, 79, 32),
+                max_new_tokens=14,
+            ),
+            Request(id="b", prompt=(49, 53, 5, 33, 65, 62, 7, 70, 1), max_new_tokens=5, arrive=5),
+        ),
+        engine=EngineSettings(sglang=SGLangSettings(radix_cache=True, max_total_tokens=256)),
+    )
+
+
+@pytest.fixture(scope="session")
+def busy_trace(host: Host, busy_case: Case, tmp_path_factory: pytest.TempPathFactory) -> Trace:
+    """The trace of busy_case on the unmodified release."""
+    return host.engine(busy_case).run(busy_case, tmp_path_factory.mktemp("busy"))

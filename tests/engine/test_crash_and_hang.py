@@ -1,0 +1,95 @@
+"""A worker that dies costs one case: it gets a verdict that says what happened and where, and the next case runs."""
+
+import pytest
+
+from eagletwin.harness.case import Case
+from eagletwin.harness.engines.process import Host, Limits
+from eagletwin.harness.patch import Edit, Patch
+
+from .conftest import Runner
+
+VERIFY = "sglang.srt.speculative.eagle_worker_v2.EAGLEWorkerV2.verify"
+
+
+def _at_verify(statement: str) -> Edit:
+    """Run a statement when the third verify of the case begins."""
+    counted = "self._verified = getattr(self, '_verified', 0) + 1"
+    return Edit(
+        target=VERIFY,
+        match="return run_eagle_verify(",
+        replacement=f"{counted}\nif self._verified == 3:\n    {statement}\nreturn run_eagle_verify(",
+    )
+
+
+# A step of the busy case takes some 0.2 s; 15 s tells a hang from a busy machine.
+DEATHS = {
+    "SIGSEGV": ("import os; os.kill(os.getpid(), 11)", "engine.crash", "killed by SIGSEGV"),
+    "SIGKILL": ("import os; os.kill(os.getpid(), 9)", "engine.crash", "killed by SIGKILL"),
+    "exit": ("import os; os._exit(0)", "engine.crash", "without a trace"),
+    "exception": ("raise ValueError('the worker raised')", "engine.crash", "ValueError: the worker raised"),
+    "sleep": ("import time; time.sleep(10**6)", "engine.hang", "no end of the step within 15 s"),
+    "busy loop": ("while True: pass", "engine.hang", "no end of the step within 15 s"),
+}
+
+
+@pytest.mark.parametrize("death", sorted(DEATHS))
+def test_a_death_in_the_middle_of_a_case_is_a_verdict_and_the_next_case_runs(run: Runner, busy_case: Case, death: str) -> None:
+    statement, rule, detail = DEATHS[death]
+    trace, verdict = run(busy_case, _at_verify(statement), limits=Limits(step=15.0))
+    assert (verdict.status, verdict.rule) == ("unknown", rule)
+    assert detail in verdict.reason
+    assert "verify" in trace.header.ending.where
+    _, after = run(busy_case)
+    assert after.status == "equal"
+
+
+def test_a_case_that_takes_too_long_as_a_whole_is_a_hang(run: Runner, busy_case: Case) -> None:
+    slow = Edit(
+        target=VERIFY, match="return run_eagle_verify(", replacement="import time; time.sleep(5)\nreturn run_eagle_verify("
+    )
+    _, verdict = run(busy_case, slow, limits=Limits(step=60.0, case=8.0))
+    assert verdict.rule == "engine.hang"
+    assert "no end of the case within 8 s" in verdict.reason
+
+
+def test_a_divergence_before_a_crash_is_what_counts(run: Runner, busy_case: Case) -> None:
+    wrong = Edit(
+        target="sglang.srt.speculative.eagle_worker_v2.EagleDraftWorker.draft_forward",
+        match="topk_index = torch.argmax(",
+        replacement="topk_index = torch.argmin(",
+    )
+    trace, verdict = run(busy_case, wrong, _at_verify("raise ValueError('later')"))
+    assert (verdict.status, verdict.rule) == ("diverged", "draft.proposal")
+    assert trace.header.ending.kind == "crashed"
+
+
+def test_an_engine_process_that_is_gone_is_a_verdict_and_is_built_again(
+    host: Host, busy_case: Case, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    dying = Patch(name="dying", edits=(_at_verify("import os; os.kill(os.getppid(), 9)"),))
+    trace = host.engine(busy_case, (dying,)).run(busy_case, tmp_path_factory.mktemp("gone"))
+    assert trace.header.ending.kind == "crashed"
+    assert "engine process itself is gone" in trace.header.ending.detail
+    assert host.engine(busy_case).run(busy_case, tmp_path_factory.mktemp("after")).header.ending.kind == "finished"
+
+
+def test_a_stub_that_is_called_names_itself(run: Runner, busy_case: Case) -> None:
+    call = Edit(
+        target=VERIFY,
+        match="return run_eagle_verify(",
+        replacement="import sgl_kernel; sgl_kernel.some_op(1)\nreturn run_eagle_verify(",
+    )
+    _, verdict = run(busy_case, call)
+    assert verdict.rule == "engine.crash"
+    assert "sgl_kernel.some_op was called" in verdict.reason
+
+
+def test_a_stub_whose_exception_is_swallowed_is_not_silent(run: Runner, busy_case: Case) -> None:
+    call = Edit(
+        target=VERIFY,
+        match="return run_eagle_verify(",
+        replacement="import sgl_kernel\ntry:\n    sgl_kernel.some_op(1)\nexcept Exception:\n    pass\nreturn run_eagle_verify(",
+    )
+    _, verdict = run(busy_case, call)
+    assert verdict.status == "unknown"
+    assert "sgl_kernel.some_op" in verdict.reason

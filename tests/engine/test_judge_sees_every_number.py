@@ -1,0 +1,166 @@
+"""Change one number of a real, correct trace: the judge must find it, and name the rule. A rule that cannot fail is no rule."""
+
+from collections.abc import Callable
+
+import msgspec
+import pytest
+import torch
+from torch import Tensor
+
+from eagletwin.harness.judge import RULES, judge
+from eagletwin.harness.trace import Trace
+
+Change = Callable[[Tensor], Tensor]
+
+
+def bump(tensor: Tensor) -> Tensor:
+    """The last number is one higher."""
+    changed = tensor.clone()
+    changed.view(-1)[-1] += 1
+    return changed
+
+
+def nudge(tensor: Tensor) -> Tensor:
+    """The largest number is a thousandth off: ten bounds."""
+    changed = tensor.clone()
+    at = int(changed.abs().flatten().argmax())
+    changed.view(-1)[at] *= 1.001
+    return changed
+
+
+def nan(tensor: Tensor) -> Tensor:
+    changed = tensor.clone()
+    changed.view(-1)[0] = torch.nan
+    return changed
+
+
+def shorten(tensor: Tensor) -> Tensor:
+    return tensor[:-1].clone()
+
+
+# (stage, tensor, change, rule that must name it first)
+PLANTED: list[tuple[str, str, Change, str]] = [
+    ("target.extend", "input_ids", bump, "target.inputs"),
+    ("target.extend", "positions", bump, "target.inputs"),
+    ("target.extend", "slots", bump, "draft.slots"),
+    ("draft.extend", "input_ids", bump, "draft.input_ids"),
+    ("draft.extend", "input_ids", shorten, "draft.input_ids"),
+    ("draft.extend", "positions", bump, "draft.positions"),
+    ("draft.extend", "slots", bump, "draft.slots"),
+    ("draft.extend", "hidden_in", nudge, "draft.hidden_in"),
+    ("draft.extend", "hidden_in", nan, "draft.hidden_in"),
+    ("prefill", "target_keys", nudge, "target.kv"),
+    ("prefill", "target_values", nan, "target.kv"),
+    ("prefill", "draft_keys", nudge, "draft.kv"),
+    ("prefill", "draft_values", nudge, "draft.kv"),
+    ("prefill", "proposal", bump, "draft.proposal"),
+    ("prefill", "proposal_hidden", nudge, "draft.hidden_in"),
+    ("prefill", "next_token", bump, "output.tokens"),
+    ("draft.decode", "input_ids", bump, "draft.input_ids"),
+    ("draft.decode", "positions", bump, "draft.positions"),
+    ("draft.decode", "slots", bump, "draft.slots"),
+    ("draft.decode", "hidden_in", nudge, "draft.hidden_in"),
+    ("draft", "tokens", bump, "draft.proposal"),
+    ("draft", "positions", bump, "verify.inputs"),
+    ("draft", "scratch_keys", nudge, "draft.scratch_kv"),
+    ("draft", "scratch_values", nudge, "draft.scratch_kv"),
+    ("target.verify", "input_ids", bump, "verify.inputs"),
+    ("target.verify", "positions", bump, "verify.inputs"),
+    ("target.verify", "slots", bump, "draft.slots"),
+    ("verify", "predicted", bump, "verify.accept"),
+    ("verify", "accept_index", bump, "verify.accept"),
+    ("draft.extend_decode", "input_ids", bump, "draft.input_ids"),
+    ("draft.extend_decode", "positions", bump, "draft.positions"),
+    ("draft.extend_decode", "slots", bump, "draft.slots"),
+    ("draft.extend_decode", "hidden_in", nudge, "draft.hidden_in"),
+    ("extend", "target_keys", nudge, "target.kv"),
+    ("extend", "draft_values", nudge, "draft.kv"),
+    ("extend", "proposal", bump, "draft.proposal"),
+    ("extend", "proposal_hidden", nudge, "draft.hidden_in"),
+    ("finished", "tokens", bump, "output.tokens"),
+    ("finished", "tokens", shorten, "output.tokens"),
+    ("cached", "target_keys", nudge, "target.kv"),
+    ("cached", "draft_values", nudge, "draft.kv"),
+    ("iteration", "free", shorten, "pool.accounting"),
+    ("flushed", "free", shorten, "pool.accounting"),
+]
+
+NUMBERS = [
+    ("verify", "accept_len", "verify.accept"),
+    ("verify", "bonus", "verify.accept"),
+    ("verify", "seq_len", "verify.accept"),
+    ("verify", "new_seq_len", "verify.accept"),
+    ("draft", "seq_len", "verify.inputs"),
+    ("iteration", "available", "pool.accounting"),
+    ("iteration", "evictable", "pool.accounting"),
+    ("iteration", "total", "pool.accounting"),
+]
+
+
+def last_of(trace: Trace, stage: str, tensor: str = "") -> int:
+    """The last record of a stage that has anything to change in `tensor`."""
+    return max(
+        number
+        for number, record in enumerate(trace.header.records)
+        if record.stage == stage and (not tensor or (tensor in record.tensors and trace.tensor(number, tensor).numel()))
+    )
+
+
+def test_the_trace_itself_is_equal_and_no_rule_was_idle(busy_trace: Trace) -> None:
+    verdict = judge(busy_trace)
+    assert verdict.status == "equal", verdict
+    assert set(verdict.checked) == set(RULES) - {"engine.crash", "engine.hang"}
+    assert verdict.ties == 0
+    for feature in ("chunked_prefill", "batch", "batch_grows", "batch_shrinks", "radix_hit", "page_crossed_in_draft"):
+        assert feature in verdict.exercised
+
+
+@pytest.mark.parametrize(("stage", "tensor", "change", "rule"), PLANTED)
+def test_one_changed_tensor_is_found_and_named(busy_trace: Trace, stage: str, tensor: str, change: Change, rule: str) -> None:
+    number = last_of(busy_trace, stage, tensor)
+    tensors = {**busy_trace.tensors, f"{number}.{tensor}": change(busy_trace.tensor(number, tensor))}
+    verdict = judge(Trace(busy_trace.header, tensors))
+    assert (verdict.status, verdict.rule) == ("diverged", rule), verdict
+    assert verdict.first is not None
+    record = busy_trace.header.records[number]
+    if not (stage == "verify" and tensor == "predicted"):  # a wrong committed token is also the next round's bonus token
+        assert verdict.first.request == record.request
+        assert verdict.first.round == record.round
+
+
+@pytest.mark.parametrize(("stage", "name", "rule"), NUMBERS)
+def test_one_changed_number_is_found_and_named(busy_trace: Trace, stage: str, name: str, rule: str) -> None:
+    number = last_of(busy_trace, stage)
+    record = busy_trace.header.records[number]
+    record = msgspec.structs.replace(record, numbers={**record.numbers, name: record.numbers[name] + 1})
+    records = (*busy_trace.header.records[:number], record, *busy_trace.header.records[number + 1 :])
+    verdict = judge(Trace(msgspec.structs.replace(busy_trace.header, records=records), busy_trace.tensors))
+    assert (verdict.status, verdict.rule) == ("diverged", rule), verdict
+
+
+@pytest.mark.parametrize("stage", ["finished", "flushed", "draft", "verify", "extend"])
+def test_a_missing_record_is_never_equal(busy_trace: Trace, stage: str) -> None:
+    number = last_of(busy_trace, stage)
+    records = [record for at, record in enumerate(busy_trace.header.records) if at != number]
+    tensors = {}
+    for at, record in enumerate(busy_trace.header.records):
+        if at != number:
+            tensors |= {f"{at - (at > number)}.{name}": busy_trace.tensor(at, name) for name in record.tensors}
+    header = msgspec.structs.replace(busy_trace.header, records=tuple(records))
+    assert judge(Trace(header, tensors)).status != "equal"
+
+
+def test_a_token_outside_the_vocabulary_is_a_divergence_and_not_a_crash(busy_trace: Trace) -> None:
+    number = last_of(busy_trace, "extend")
+    tensors = {**busy_trace.tensors, f"{number}.proposal": torch.tensor([10**6])}
+    assert judge(Trace(busy_trace.header, tensors)).rule == "draft.proposal"
+
+
+def test_a_case_that_does_not_reach_what_it_is_for_is_unknown(busy_trace: Trace) -> None:
+    case = msgspec.structs.replace(busy_trace.header.case, exercises=("batch", "accept_all"))
+    reached = judge(Trace(msgspec.structs.replace(busy_trace.header, case=case), busy_trace.tensors))
+    assert reached.status == ("equal" if "accept_all" in reached.exercised else "unknown")
+    idle = next(name for name in ("accept_all", "prompt_ends_in_page", "rejection") if name in reached.exercised)
+    assert idle  # the case above must be able to reach something
+    single = msgspec.structs.replace(case, num_steps=3, exercises=("chunk_tail_differs",))
+    assert judge(Trace(msgspec.structs.replace(busy_trace.header, case=single), busy_trace.tensors)).status == "equal"

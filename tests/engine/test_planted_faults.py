@@ -1,0 +1,104 @@
+"""Break the real worker in one place: the judge must name the rule, at the place where the wrong number first shows."""
+
+import pytest
+
+from eagletwin.harness.case import Case
+from eagletwin.harness.judge import judge
+from eagletwin.harness.patch import Edit
+
+from .conftest import Runner
+
+WORKER = "sglang.srt.speculative.eagle_worker_v2.EagleDraftWorker"
+COMMON = "sglang.srt.speculative.eagle_worker_common"
+
+PLANTED = {
+    "the target's hidden states of the next row": (
+        Edit(
+            target=f"{WORKER}._draft_extend_for_decode",
+            match="hidden_states=batch_result.logits_output.hidden_states,",
+            replacement="hidden_states=batch_result.logits_output.hidden_states.roll(1, 0),",
+        ),
+        "draft.hidden_in",
+    ),
+    "every draft step writes the first step's slot": (
+        Edit(
+            target=f"{WORKER}.draft_forward",
+            match="forward_batch.out_cache_loc = out_cache_loc[i]",
+            replacement="forward_batch.out_cache_loc = out_cache_loc[0]",
+        ),
+        "draft.slots",
+    ),
+    "the least likely token is drafted": (
+        Edit(target=f"{WORKER}.draft_forward", match="topk_index = torch.argmax(", replacement="topk_index = torch.argmin("),
+        "draft.proposal",
+    ),
+    "draft decode consumes its input state again": (
+        Edit(
+            target=f"{WORKER}.draft_forward",
+            match="hidden_states = logits_output.hidden_states",
+            replacement="hidden_states = hidden_states",
+        ),
+        "draft.hidden_in",
+    ),
+    "the last row is proposed from, not the last accepted one": (
+        Edit(
+            target=f"{WORKER}._draft_extend_for_decode",
+            match="+ batch_result.accept_lens\n            - 1",
+            replacement="+ self.speculative_num_draft_tokens\n            - 1",
+        ),
+        "draft.hidden_in",
+    ),
+    "prefill rows are not shifted": (
+        Edit(
+            target=f"{WORKER}._draft_extend_for_prefill",
+            match="torch.cat((input_ids[1:], tail_tokens[i].reshape(1)))",
+            replacement="input_ids",
+        ),
+        "draft.input_ids",
+    ),
+    "the verify tree is one position late": (
+        Edit(target=f"{COMMON}.build_eagle_verify_input", match="positions=position,", replacement="positions=position + 1,"),
+        "verify.inputs",
+    ),
+    "one draft token too few is accepted": (
+        Edit(
+            target=f"{COMMON}.run_eagle_verify",
+            match="    fused_commit_outputs = predict.is_cuda",
+            replacement="    accept_lens = torch.clamp(accept_lens - 1, min=1)\n    fused_commit_outputs = predict.is_cuda",
+        ),
+        "verify.accept",
+    ),
+    "freed slots are lost": (
+        Edit(
+            target="sglang.srt.mem_cache.allocator.paged.PagedTokenToKVPoolAllocator._release_page_ids",
+            match="torch.cat((*page_ids, self.free_pages))",
+            replacement="self.free_pages",
+        ),
+        "pool.accounting",
+    ),
+}
+
+
+@pytest.mark.parametrize("fault", sorted(PLANTED))
+def test_a_fault_in_the_worker_is_found_and_named(run: Runner, busy_case: Case, fault: str) -> None:
+    edit, rule = PLANTED[fault]
+    trace, verdict = run(busy_case, edit)
+    assert (verdict.status, verdict.rule) == ("diverged", rule), (verdict, trace.header.ending)
+
+
+def test_a_slot_that_nobody_wrote_is_not_read_unseen(run: Runner, busy_case: Case) -> None:
+    """The worker skips one draft row's KV write: whoever reads the slot reads poison, which no rule on inputs can see."""
+    fault = Edit(
+        target=f"{WORKER}._draft_extend_for_prefill",
+        match="logits_output = self.draft_runner.forward(forward_batch).logits_output",
+        replacement=(
+            "logits_output = self.draft_runner.forward(forward_batch).logits_output\n"
+            "self.draft_runner.token_to_kv_pool.k_buffer[0][forward_batch.out_cache_loc[:1]] = 0.25\n"
+            "self.draft_runner.token_to_kv_pool.v_buffer[0][forward_batch.out_cache_loc[:1]] = 1.0e4"
+        ),
+    )
+    trace, verdict = run(busy_case, fault)
+    assert (verdict.status, verdict.rule) == ("diverged", "draft.kv")
+    blind = judge(trace, frozenset({"draft.kv"}))
+    assert blind.status == "diverged"  # the poison alone shows in what attention made of it
+    assert blind.rule in ("draft.hidden_in", "draft.proposal", "draft.scratch_kv")

@@ -1,0 +1,54 @@
+"""The ledger on the real worker: red without each fix, green with it; and what boundary records alone can see."""
+
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from eagletwin.cases.regressions import LEDGER
+from eagletwin.harness.engines.process import Host, Limits
+from eagletwin.harness.judge import judge
+from eagletwin.harness.prove import prove
+from eagletwin.harness.report.argument import argue
+from eagletwin.harness.trace import INNER, Trace
+
+
+@pytest.mark.parametrize("name", sorted(LEDGER))
+def test_an_entry_is_red_without_its_fix_and_green_with_it(host: Host, tmp_path: Path, name: str) -> None:
+    entry = LEDGER[name]
+    [proof] = prove(host, [entry], tmp_path, Limits())
+    assert proof.holds, (proof.fixed.verdict, proof.reverted.verdict)
+    for part in ("case.json", "trace.json", "trace.safetensors", "verdict.json", "report.txt", "engine.log"):
+        assert (proof.reverted.folder / part).is_file()
+    assert (proof.reverted.folder / "replay-2" / "trace.json").is_file()  # seen alike three times
+
+
+WHERE = {
+    "25015": "draft decode step 1",
+    "26329": "draft extend (prefill)",
+}
+
+
+@pytest.mark.parametrize("name", sorted(LEDGER))
+def test_the_argument_says_where_and_why(host: Host, tmp_path: Path, name: str) -> None:
+    entry = LEDGER[name]
+    trace = host.engine(entry.case, (entry.revert,)).run(entry.case, tmp_path)
+    text = argue(trace.header, judge(trace))
+    for part in (entry.rule, "request a, round 0", WHERE[name], "index     row 1", "expected", "actual", "breaks DESIGN 3."):
+        assert part in text
+
+
+@pytest.mark.parametrize(("name", "rule"), [("25015", "draft.scratch_kv"), ("26329", "draft.kv")])
+def test_stored_rows_show_the_fault_when_nothing_inside_a_forward_is_seen(
+    host: Host, tmp_path: Path, name: str, rule: str
+) -> None:
+    entry = LEDGER[name]
+    trace = host.engine(entry.case, (entry.revert,)).run(entry.case, tmp_path)
+    verdict = judge(trace, frozenset({"draft.input_ids", "draft.positions", "draft.hidden_in"}))
+    assert (verdict.status, verdict.rule) == ("diverged", rule)
+    # and with the inner records really absent, as under a replayed CUDA graph, and no rule switched off
+    kept = [n for n, record in enumerate(trace.header.records) if record.stage not in INNER]
+    records = tuple(trace.header.records[n] for n in kept)
+    tensors = {f"{at}.{part}": trace.tensor(n, part) for at, n in enumerate(kept) for part in trace.header.records[n].tensors}
+    header = msgspec.structs.replace(trace.header, records=records, inner=False)
+    assert judge(Trace(header, tensors)).rule == rule

@@ -1,0 +1,48 @@
+"""What each recipe promises: every accept length occurs often, and ties are rare. Measured with the reference alone."""
+
+from collections import Counter
+
+import pytest
+import torch
+
+from eagletwin.harness.judge.bounds import is_tie
+from eagletwin.harness.models.recipes import RECIPES
+from eagletwin.harness.models.weights import model_pair
+from eagletwin.reference.chain import draft_chain
+from eagletwin.reference.llama import target_rows
+from eagletwin.reference.verify import verify_greedy
+
+PROMPTS, NEW_TOKENS = 24, 24
+
+
+def profile(name: str, num_steps: int) -> tuple[Counter[int], int, int]:
+    """Accept lengths, choices and ties of speculative decoding with the reference, over seeded prompts of 1 to 40 tokens."""
+    recipe, pair = RECIPES[name], model_pair(name)
+    weights, head = pair.reference_target(), pair.reference_head(recipe)
+    generator = torch.Generator().manual_seed(5)
+    lengths: Counter[int] = Counter()
+    choices = ties = 0
+    for _ in range(PROMPTS):
+        size = int(torch.randint(1, 41, (1,), generator=generator))
+        tokens = torch.randint(0, recipe.target.vocab_size, (size,), generator=generator)
+        tokens = torch.cat([tokens, target_rows(weights, recipe.target, tokens).logits[-1:].argmax(-1)])
+        while len(tokens) < size + 1 + NEW_TOKENS:
+            hidden = target_rows(weights, recipe.target, tokens[:-1]).hidden
+            chain = draft_chain(head, tokens, hidden, num_steps)
+            nodes = target_rows(weights, recipe.target, torch.cat([tokens, chain.drafted])).logits[len(tokens) - 1 :]
+            verdict = verify_greedy(chain.drafted.tolist(), nodes.argmax(-1).tolist())
+            for logits in torch.cat([nodes, chain.logits]):
+                choices, ties = choices + 1, ties + is_tie(logits)
+            lengths[verdict.accept_len] += 1
+            tokens = torch.cat([tokens, torch.tensor(verdict.committed)])
+    return lengths, choices, ties
+
+
+@pytest.mark.parametrize("num_steps", [1, 3, 5])
+@pytest.mark.parametrize("name", sorted(RECIPES))
+def test_every_accept_length_occurs_as_often_as_the_recipe_says(name: str, num_steps: int) -> None:
+    lengths, choices, ties = profile(name, num_steps)
+    rounds = lengths.total()
+    for length in range(1, num_steps + 2):
+        assert lengths[length] >= RECIPES[name].min_share * rounds, (length, dict(lengths))
+    assert ties <= 0.002 * choices, (ties, choices)

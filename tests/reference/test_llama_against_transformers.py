@@ -1,0 +1,49 @@
+"""The target of the reference against an implementation that nobody here wrote."""
+
+import pytest
+import torch
+from transformers import LlamaConfig, LlamaForCausalLM
+
+from eagletwin.harness.models.recipes import RECIPES
+from eagletwin.harness.models.weights import model_pair
+from eagletwin.reference.llama import target_rows
+
+
+@pytest.mark.parametrize("name", sorted(RECIPES))
+def test_every_row_equals_transformers_llama_in_float64(name: str) -> None:
+    recipe, weights = RECIPES[name], model_pair(name).reference_target()
+    shape = recipe.target
+    config = LlamaConfig(
+        vocab_size=shape.vocab_size,
+        hidden_size=shape.hidden_size,
+        intermediate_size=recipe.intermediate_size,
+        num_hidden_layers=shape.num_layers,
+        num_attention_heads=shape.num_heads,
+        num_key_value_heads=shape.num_kv_heads,
+        head_dim=shape.head_dim,
+        rms_norm_eps=shape.rms_norm_eps,
+        rope_theta=shape.rope_theta,
+        tie_word_embeddings=False,
+        attn_implementation="eager",
+    )
+    model = LlamaForCausalLM(config).double().eval()
+    model.load_state_dict(weights)
+    tokens = torch.randint(0, shape.vocab_size, (33,), generator=torch.Generator().manual_seed(3))
+    with torch.no_grad():
+        theirs = model.model(tokens[None], use_cache=True)
+        logits = model.lm_head(theirs.last_hidden_state)[0]
+    ours = target_rows(weights, shape, tokens)
+    # transformers works out its rotary angles in float32 whatever the dtype: 1e-6 of the largest number is what that leaves
+    for mine, other in (
+        (ours.hidden, theirs.last_hidden_state[0]),
+        (ours.logits, logits),
+        *(
+            (ours.keys[layer].transpose(0, 1), theirs.past_key_values.layers[layer].keys[0])
+            for layer in range(shape.num_layers)
+        ),
+        *(
+            (ours.values[layer].transpose(0, 1), theirs.past_key_values.layers[layer].values[0])
+            for layer in range(shape.num_layers)
+        ),
+    ):
+        assert (mine - other).abs().max() <= 1e-6 * other.abs().max()
