@@ -14,7 +14,7 @@ test: setup
 	$(BIN)/python -m pytest -n auto
 
 sweep: setup
-	EAGLETWIN_DRAWN_CASES=200 $(BIN)/python -m pytest -n auto tests/engine/test_drawn_cases.py -rA -q
+	EAGLETWIN_DRAWN_CASES=200 $(BIN)/python -m pytest tests/engine/test_drawn_cases.py -rP -q
 
 lint: setup
 	$(BIN)/ruff format --check .

@@ -203,19 +203,18 @@ def _code(status: str) -> int:
 
 def main() -> None:
     """Entry point. Every way out has an exit code of errors.py; Python's own 1 for a crash would read as `diverged`."""
-    import click
-
     try:
         code = app(standalone_mode=False)
-    except click.exceptions.Exit as stop:
+    except typer.Exit as stop:
         code = stop.exit_code
-    except click.ClickException as error:
-        error.show()
+    except typer.TyperException as error:
+        print(f"error: {error.format_message()}", file=sys.stderr)
+        print("  so:  nothing was run\n  try: eagletwin --help, or --help after a command", file=sys.stderr)
         code = EXIT_USAGE
     except EagletwinError as error:
         print(f"error: {error}", file=sys.stderr)
         code = error.exit_code
-    except (KeyboardInterrupt, click.exceptions.Abort):
+    except (KeyboardInterrupt, typer.Abort):
         print("interrupted: what was found so far is in the run folder", file=sys.stderr)
         code = 130
     except Exception:

@@ -205,6 +205,13 @@ class Rules:
         number = self._numbers.get((record.request, record.round, boundary, step))
         return None if number is None else self._trace.tensor(number, "table")
 
+    def _chunk_end(self, number: int, record: Record) -> int:
+        """Where the chunk of a prefill forward ends; by the forward's own slots if the run ended before the chunk did."""
+        boundary = self._numbers.get((record.request, record.round, "prefill", record.step))
+        if boundary is None:
+            return record.step + len(self._trace.tensor(number, "slots"))
+        return self._trace.header.records[boundary].numbers["end"]
+
     def _ints(self, number: int, name: str) -> list[int]:
         return [int(value) for value in self._trace.tensor(number, name).flatten()]
 
@@ -219,7 +226,7 @@ class Rules:
 
     def _target_extend(self, number: int, record: Record) -> None:
         story, ids = self._story(record), self._ints(number, "input_ids")
-        span = range(record.step, record.step + len(ids))
+        span = range(record.step, self._chunk_end(number, record))
         self._integers("target.inputs", record, "target.extend", story.tokens[span.start : span.stop], ids, "row", span.start)
         positions = self._ints(number, "positions")
         self._integers("target.inputs", record, "target.extend", list(span), positions, "position of row", span.start)
@@ -229,7 +236,7 @@ class Rules:
 
     def _draft_extend(self, number: int, record: Record) -> None:
         story, ids = self._story(record), self._ints(number, "input_ids")
-        start, end = record.step, record.step + len(ids)
+        start, end = record.step, self._chunk_end(number, record)
         why = ""
         if end < len(story.prompt):
             why = f"The chunk ends at {end} and is not the last: its tail row {end - 1} must consume the next prompt token."

@@ -1,0 +1,79 @@
+"""The commands that people type, on the real engine, with their exit codes; and a second judge that never sees SGLang."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+
+def eagletwin(*arguments: str, cwd: Path, environment: dict[str, str] | None = None) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-P", "-m", "eagletwin", *arguments]
+    env = {**os.environ, **(environment or {})}
+    return subprocess.run(command, cwd=cwd, capture_output=True, text=True, check=False, env=env)
+
+
+@pytest.mark.parametrize(
+    ("entry", "rule"),
+    [("25015", "draft.positions"), ("26329", "draft.input_ids")],
+)
+def test_check_is_0_with_the_fix_and_1_without_it(tmp_path: Path, entry: str, rule: str) -> None:
+    assert eagletwin("check", entry, cwd=tmp_path).returncode == 0
+    red = eagletwin("check", entry, "--revert", entry, cwd=tmp_path)
+    assert red.returncode == 1
+    assert rule in red.stdout
+    folder = tmp_path / red.stdout.rpartition("folder: ")[2].strip()
+    # the case file alone repeats it; its trace is judged the same again, by a process in which SGLang cannot be imported
+    assert eagletwin("check", str(folder / "case.json"), "--revert", entry, cwd=tmp_path).returncode == 1
+    (tmp_path / "sglang.py").write_text("raise ImportError('the judge must not import SGLang')")
+    (tmp_path / "triton.py").write_text("raise ImportError('the judge must not import Triton')")
+    again = eagletwin("judge", str(folder), cwd=tmp_path, environment={"PYTHONPATH": str(tmp_path)})
+    assert again.returncode == 1, again
+    assert red.stdout.split("\n\n")[1] == again.stdout.split("\n\n")[1]
+
+
+def test_the_other_fix_does_not_matter_to_a_case(tmp_path: Path) -> None:
+    assert eagletwin("check", "26329", "--revert", "25015", cwd=tmp_path).returncode == 0
+
+
+def test_prove_prints_both_proofs_and_exits_0(tmp_path: Path) -> None:
+    done = eagletwin("prove", "25015", "26329", cwd=tmp_path)
+    assert done.returncode == 0, done
+    assert "2 of 2 proven" in done.stdout
+    assert done.stdout.count("DIVERGED") == 2
+
+
+def test_diff_of_two_runs_is_identical(tmp_path: Path) -> None:
+    for _ in range(2):
+        eagletwin("check", "26329", cwd=tmp_path)
+    done = eagletwin("diff", "eagletwin-runs/pr-26329", "eagletwin-runs/pr-26329-2", cwd=tmp_path)
+    assert done.returncode == 0, done
+    assert "identical" in done.stdout
+
+
+def test_a_configuration_that_sglang_refuses_is_unknown_with_its_message(tmp_path: Path) -> None:
+    patch = tmp_path / "refuse.json"
+    patch.write_text(
+        '{"name": "refuse", "edits": [{"target": "sglang.srt.managers.scheduler.Scheduler.init_ipc_channels", '
+        '"match": "is_rank_zero = (", "replacement": "raise ValueError(\'no such configuration\')\\nis_rank_zero = ("}]}'
+    )
+    done = eagletwin("check", "25015", "--patch", str(patch), cwd=tmp_path)
+    assert done.returncode == 125, done
+    assert "SGLang refused the configuration: ValueError: no such configuration" in done.stdout
+
+
+def test_without_sglang_check_is_unknown_and_says_what_to_do(tmp_path: Path) -> None:
+    broken = tmp_path / "path"
+    broken.mkdir()
+    (broken / "sglang.py").write_text("raise ImportError('broken on purpose')")
+    done = eagletwin("check", "25015", cwd=tmp_path, environment={"PYTHONPATH": str(broken)})
+    assert done.returncode == 125, done
+    assert "SGLang cannot be imported" in done.stdout
+    assert "eagletwin doctor" in done.stdout
+
+
+def test_doctor_says_that_the_cpu_engine_stands(tmp_path: Path) -> None:
+    done = eagletwin("doctor", cwd=tmp_path, environment={"COLUMNS": "160"})
+    assert done.returncode == 0, done
+    assert "scheduler and EAGLE worker stand" in done.stdout

@@ -1,0 +1,32 @@
+"""The real worker feeds the hidden states that the recipe declares: it would diverge from a reference that fed the others."""
+
+import msgspec
+import pytest
+
+from eagletwin.harness.case import Case
+from eagletwin.harness.judge.bounds import error_of
+from eagletwin.harness.judge.story import stories
+from eagletwin.harness.models.recipes import RECIPES
+
+from .conftest import Runner
+
+
+@pytest.mark.parametrize("name", sorted(RECIPES))
+def test_the_worker_feeds_post_norm_target_states_and_residual_draft_states(run: Runner, busy_case: Case, name: str) -> None:
+    trace, verdict = run(msgspec.structs.replace(busy_case, model=name))
+    assert verdict.status == "equal"
+    told = stories(trace)
+    seen = {"draft.extend": 0, "draft.decode": 0}
+    for number, record in enumerate(trace.header.records):
+        if record.stage == "draft.extend":
+            story, hidden = told[record.request], trace.tensor(number, "hidden_in")
+            assert story.target is not None
+            rows = slice(record.step, record.step + len(hidden))
+            assert error_of(story.target.hidden[rows], hidden).max() < 1
+            assert error_of(story.target.residual[rows], hidden).min() > 100
+            seen[record.stage] += 1
+        if record.stage == "draft.decode" and record.step == 2:
+            chain = told[record.request].chains[record.round]
+            assert error_of(chain.hidden[1:2], trace.tensor(number, "hidden_in")).max() < 1
+            seen[record.stage] += 1
+    assert min(seen.values()) > 2

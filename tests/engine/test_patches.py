@@ -1,0 +1,67 @@
+"""Patches apply wholly or not at all, and never to files on disk."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from eagletwin.harness.case import Case
+from eagletwin.harness.engines.process import Host
+from eagletwin.harness.errors import HarnessError
+from eagletwin.harness.patch import Edit, Patch
+
+FORWARD = "sglang.srt.speculative.eagle_worker_v2.EagleDraftWorker.draft_forward"
+
+UNFIT = {
+    "a text that does not occur": (
+        Patch(name="p", edits=(Edit(target=FORWARD, match="no such text", replacement=""),)),
+        "occurs 0 times",
+    ),
+    "a text that occurs twice": (
+        Patch(name="p", edits=(Edit(target=FORWARD, match="forward_batch", replacement=""),)),
+        "times, not once",
+    ),
+    "a function that does not exist": (
+        Patch(name="p", edits=(Edit(target=FORWARD + "_x", match="a", replacement=""),)),
+        "does not exist",
+    ),
+    "a class": (Patch(name="p", edits=(Edit(target=FORWARD.rpartition(".")[0], match="a", replacement=""),)), "not a function"),
+    "source that does not parse": (
+        Patch(name="p", edits=(Edit(target=FORWARD, match="topk_index = torch.argmax(", replacement="topk_index = (("),)),
+        "does not parse",
+    ),
+    "a pull request that SGLang cannot revert": (Patch(name="p", sglang_toggle=1), "cannot revert PR #1"),
+    "a toggle whose text has moved on": (Patch(name="p", sglang_toggle=27338), "cannot revert PR #27338"),
+}
+
+
+@pytest.mark.parametrize("what", sorted(UNFIT))
+def test_a_patch_that_does_not_fit_is_an_error_and_never_a_skip(host: Host, busy_case: Case, what: str) -> None:
+    patch, cause = UNFIT[what]
+    with pytest.raises(HarnessError, match="nothing is proven either way") as error:
+        host.engine(busy_case, (patch,))
+    assert cause in str(error.value)
+    assert error.value.exit_code == 129
+
+
+def test_a_patched_engine_leaves_the_others_alone(host: Host, busy_case: Case, tmp_path: Path) -> None:
+    edit = Edit(target=FORWARD, match="topk_index = torch.argmax(", replacement="topk_index = torch.argmin(")
+    for name in ("patched", "plain"):
+        (tmp_path / name).mkdir()
+    patched = host.engine(busy_case, (Patch(name="least", edits=(edit,)),)).run(busy_case, tmp_path / "patched")
+    plain = host.engine(busy_case).run(busy_case, tmp_path / "plain")
+    assert patched.header.engine.patches == ("least",)
+    assert plain.header.engine.patches == ()
+    assert patched.header.records != plain.header.records
+
+
+def test_a_patch_file_is_applied_by_the_command_line(tmp_path: Path) -> None:
+    edit = Edit(target=FORWARD, match="topk_index = torch.argmax(", replacement="topk_index = torch.argmin(")
+    (tmp_path / "least.json").write_bytes(msgspec.json.encode(Patch(name="least", edits=(edit,))))
+    command = [sys.executable, "-P", "-m", "eagletwin", "check", "25015", "--patch", "least.json"]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert done.returncode == 1, done
+    assert "with least" in done.stdout
+    assert "draft.proposal" in done.stdout

@@ -1,0 +1,25 @@
+"""When floats are equal, and when a choice is a tie."""
+
+import pytest
+import torch
+
+from eagletwin.harness.judge.bounds import RELATIVE_BOUND, error_of, is_tie, undecided
+
+
+def test_the_bound_scales_with_each_row() -> None:
+    expected = torch.tensor([[1.0, 0.0], [1000.0, 0.0]], dtype=torch.float64)
+    actual = expected + torch.tensor([[0.0, 0.5 * RELATIVE_BOUND], [0.0, 500 * RELATIVE_BOUND]])
+    assert error_of(expected, actual.float()).tolist() == pytest.approx([0.5, 0.5], rel=0.01)
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf")])
+def test_what_is_not_finite_is_never_equal(value: float) -> None:
+    assert error_of(torch.ones(1, 2).double(), torch.tensor([[1.0, value]])).tolist() == [torch.inf]
+
+
+def test_two_logits_closer_than_twice_the_bound_are_a_tie() -> None:
+    logits = torch.tensor([0.0, 10.0, 10.0 - 1.9 * RELATIVE_BOUND * 10, 5.0], dtype=torch.float64)
+    assert is_tie(logits)
+    assert undecided(logits, 1, 2)
+    assert not undecided(logits, 1, 3)
+    assert not is_tie(torch.tensor([0.0, 10.0, 10.0 - 2.1 * RELATIVE_BOUND * 10], dtype=torch.float64))

@@ -1,0 +1,119 @@
+"""Case files come from strangers: for whatever is wrong with one there is one clear error, exit 128, and nothing is run."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from eagletwin.harness.case import Case, Request, decode_case, encode_case, pretty_case, read_case
+from eagletwin.harness.errors import InputError
+
+GOOD: dict[str, Any] = {
+    "name": "good",
+    "model": "llama-tiny",
+    "num_steps": 3,
+    "requests": [{"id": "a", "prompt": [1, 2, 3], "max_new_tokens": 4}],
+}
+
+
+def changed(**fields: Any) -> bytes:
+    return json.dumps({**GOOD, **fields}).encode()
+
+
+def with_request(**fields: Any) -> bytes:
+    return changed(requests=[{**GOOD["requests"][0], **fields}])
+
+
+BAD = {
+    "not JSON": (b"{nope", "not JSON"),
+    "empty": (b"", "not JSON"),
+    "not UTF-8": (b'{"name": "\xff"}', "not JSON"),
+    "a list": (b"[]", "Expected `object`"),
+    "nested without end": (b"[" * 100_000, "not JSON"),
+    "an unknown field": (changed(steps=3), "unknown field `steps`"),
+    "an unknown field of a request": (with_request(temperature=1), "unknown field `temperature`"),
+    "an unknown engine": (changed(engine={"vllm": {}}), "unknown field `vllm`"),
+    "a missing field": (b'{"name": "x", "model": "llama-tiny"}', "missing required field"),
+    "no requests": (changed(requests=[]), "requests"),
+    "an empty prompt": (with_request(prompt=[]), "prompt"),
+    "a negative length": (with_request(max_new_tokens=-1), "max_new_tokens"),
+    "a negative token": (with_request(prompt=[-1]), "prompt"),
+    "a token outside the vocabulary": (with_request(prompt=[96]), "token 96 is outside the vocabulary"),
+    "a float where a whole number belongs": (changed(num_steps=2.5), "num_steps"),
+    "a billion requests": (changed(requests=10**9), "requests"),
+    "too many requests": (changed(requests=[{**GOOD["requests"][0], "id": f"r{n}"} for n in range(65)]), "requests"),
+    "two requests of one id": (changed(requests=GOOD["requests"] * 2), "same id"),
+    "num_steps 0": (changed(num_steps=0), "num_steps"),
+    "num_steps 10**9": (changed(num_steps=10**9), "num_steps"),
+    "topk 2": (changed(topk=2), "topk"),
+    "page_size 0": (changed(page_size=0), "page_size"),
+    "a chunk that is not whole pages": (changed(page_size=4, chunked_prefill_size=6), "whole number of pages"),
+    "a pool that is not whole pages": (
+        changed(page_size=4, chunked_prefill_size=4, engine={"sglang": {"max_total_tokens": 250}}),
+        "whole number of pages",
+    ),
+    "a request that the pool cannot hold": (
+        changed(engine={"sglang": {"max_total_tokens": 64}}, requests=[{"id": "a", "prompt": [1], "max_new_tokens": 100}]),
+        "the pool has 64",
+    ),
+    "a newer schema": (changed(schema=2), "reads up to 1"),
+    "an impossible schema": (changed(schema=0), "does not exist"),
+    "a path for a model": (changed(model="../../etc/passwd"), "model"),
+    "a path for a name": (changed(name="../evil"), "name"),
+    "a path for a request id": (with_request(id="/etc/passwd"), "id"),
+    "a model that does not exist": (changed(model="llama-huge"), "no model recipe is called 'llama-huge'"),
+    "an unknown feature": (changed(exercises=["magic"]), "'magic' is not known"),
+}
+
+
+@pytest.mark.parametrize("what", sorted(BAD))
+def test_a_bad_case_is_refused_with_cause_consequence_and_remedy(what: str) -> None:
+    data, cause = BAD[what]
+    with pytest.raises(InputError) as error:
+        decode_case(data, "bad.json")
+    message = str(error.value)
+    assert "bad.json" in message
+    assert cause in message
+    assert "so:  nothing was run" in message
+    assert "try:" in message
+    assert error.value.exit_code == 128
+
+
+def test_a_file_that_is_too_large_is_not_read(tmp_path: Path) -> None:
+    huge = tmp_path / "huge.json"
+    with huge.open("wb") as file:
+        file.truncate(1 << 40)
+    with pytest.raises(InputError, match="larger than"):
+        read_case(huge)
+
+
+@pytest.mark.parametrize("name", ["absent.json", "."])
+def test_a_file_that_cannot_be_read_is_an_input_error(tmp_path: Path, name: str) -> None:
+    with pytest.raises(InputError):
+        read_case(tmp_path / name)
+
+
+def test_a_case_survives_being_written_and_read() -> None:
+    case = decode_case(changed(page_size=4, exercises=["batch"]), "x")
+    assert decode_case(encode_case(case), "x") == case
+    assert decode_case(pretty_case(case).encode(), "x") == case
+
+
+def test_cases_of_one_configuration_share_it_and_others_do_not() -> None:
+    case = decode_case(changed(), "x")
+    other = Case(name="other", model="llama-tiny", num_steps=3, requests=(Request(id="z", prompt=(5,), max_new_tokens=1),))
+    assert case.configuration() == other.configuration()
+    assert case.configuration() != decode_case(changed(num_steps=2), "x").configuration()
+
+
+def test_the_command_exits_128_and_writes_nothing(tmp_path: Path) -> None:
+    (tmp_path / "bad.json").write_bytes(changed(num_steps=0))
+    command = [sys.executable, "-P", "-m", "eagletwin", "check", "bad.json", "--out", "runs"]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert done.returncode == 128
+    assert "num_steps" in done.stderr
+    assert "Traceback" not in done.stderr
+    assert [path.name for path in tmp_path.iterdir()] == ["bad.json"]

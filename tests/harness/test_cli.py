@@ -1,0 +1,102 @@
+"""The command line without an engine: usage errors, exit codes, diff and judge of recorded traces."""
+
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+from eagletwin.harness.case import Case, Request
+from eagletwin.harness.trace import Ending, EngineInfo, Recorder, new_header, write_trace
+
+ENGINE = EngineInfo(name="none", version="0", device="cpu", kernels="none", torch="0", triton="0")
+
+
+def eagletwin(*arguments: str, cwd: Path) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-P", "-m", "eagletwin", *arguments]
+    return subprocess.run(command, cwd=cwd, capture_output=True, text=True, check=False)
+
+
+USAGE = {
+    "no such command": ["frobnicate"],
+    "no argument": ["check"],
+    "an unknown option": ["check", "25015", "--frobnicate"],
+    "an entry that does not exist": ["check", "25015", "--revert", "1"],
+    "a case that does not exist": ["check", "nothing.json"],
+    "a rule that does not exist": ["check", "25015", "--without", "draft.magic"],
+    "a rule that does not exist, judge": ["judge", ".", "--without", "draft.magic"],
+    "a proof that does not exist": ["prove", "1"],
+    "a trace that does not exist": ["judge", "nothing"],
+    "a patch that does not exist": ["check", "25015", "--patch", "nothing.json"],
+    "a time limit of nothing": ["check", "25015", "--step-timeout", "0"],
+}
+
+
+@pytest.mark.parametrize("what", sorted(USAGE))
+def test_a_usage_error_exits_128_and_says_why(tmp_path: Path, what: str) -> None:
+    done = eagletwin(*USAGE[what], cwd=tmp_path)
+    assert done.returncode == 128, done
+    assert done.stderr.strip()
+    assert "Traceback" not in done.stderr
+    assert not list(tmp_path.iterdir())
+
+
+def test_help_exits_0_and_names_the_exit_codes(tmp_path: Path) -> None:
+    done = eagletwin("--help", cwd=tmp_path)
+    assert done.returncode == 0
+    assert "125 cannot tell" in done.stdout
+    for command in ("check", "prove", "judge", "diff", "doctor"):
+        assert command in done.stdout
+
+
+def recorded(folder: Path, value: float, *, token: int = 1) -> Path:
+    case = Case(name="x", model="llama-tiny", num_steps=1, requests=(Request(id="a", prompt=(token,), max_new_tokens=1),))
+    recorder = Recorder()
+    recorder.add("a", 0, "prefill", numbers={"end": 1}, tensors={"draft_keys": torch.tensor([1.0, value])})
+    folder.mkdir()
+    write_trace(folder, new_header(case, ENGINE, Ending(kind="finished"), recorder.records), recorder.tensors)
+    return folder
+
+
+def test_diff_of_a_trace_with_itself_is_0(tmp_path: Path) -> None:
+    done = eagletwin("diff", str(recorded(tmp_path / "a", 0.5)), str(tmp_path / "a"), cwd=tmp_path)
+    assert done.returncode == 0
+    assert "identical" in done.stdout
+
+
+def test_diff_within_the_bound_is_0_and_says_so(tmp_path: Path) -> None:
+    done = eagletwin("diff", str(recorded(tmp_path / "a", 0.5)), str(recorded(tmp_path / "b", 0.500001)), cwd=tmp_path)
+    assert done.returncode == 0
+    assert "within the bound" in done.stdout
+
+
+def test_diff_beyond_the_bound_is_1_and_names_the_number(tmp_path: Path) -> None:
+    done = eagletwin("diff", str(recorded(tmp_path / "a", 0.5)), str(recorded(tmp_path / "b", 0.6)), cwd=tmp_path)
+    assert done.returncode == 1
+    assert "prefill step 0 of request a, round 0, draft_keys, element 1: 0.5 | 0.6" in done.stdout
+
+
+def test_diff_of_two_different_cases_is_an_error(tmp_path: Path) -> None:
+    done = eagletwin("diff", str(recorded(tmp_path / "a", 0.5)), str(recorded(tmp_path / "b", 0.5, token=2)), cwd=tmp_path)
+    assert done.returncode == 128
+    assert "not of the same requests" in done.stderr
+
+
+def test_diff_sees_a_record_that_one_side_lacks(tmp_path: Path) -> None:
+    left = recorded(tmp_path / "a", 0.5)
+    case = Case(name="x", model="llama-tiny", num_steps=1, requests=(Request(id="a", prompt=(1,), max_new_tokens=1),))
+    (tmp_path / "b").mkdir()
+    write_trace(tmp_path / "b", new_header(case, ENGINE, Ending(kind="finished"), ()), {})
+    done = eagletwin("diff", str(left), str(tmp_path / "b"), cwd=tmp_path)
+    assert done.returncode == 1
+    assert "recorded | absent" in done.stdout
+
+
+def test_a_truncated_trace_is_refused_by_name(tmp_path: Path) -> None:
+    folder = recorded(tmp_path / "a", 0.5)
+    shutil.copy(folder / "trace.json", folder / "trace.safetensors")
+    done = eagletwin("judge", str(folder), cwd=tmp_path)
+    assert done.returncode == 128
+    assert "trace.safetensors" in done.stderr

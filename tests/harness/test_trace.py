@@ -1,0 +1,102 @@
+"""Traces survive being written and read, and refuse, by name, to be read once they were damaged."""
+
+import json
+from pathlib import Path
+
+import msgspec
+import pytest
+import torch
+
+from eagletwin.harness.case import Case, Request
+from eagletwin.harness.errors import InputError
+from eagletwin.harness.judge import judge
+from eagletwin.harness.trace import Ending, EngineInfo, Recorder, new_header, read_trace, write_trace
+
+CASE = Case(name="x", model="llama-tiny", num_steps=1, requests=(Request(id="a", prompt=(1,), max_new_tokens=1),))
+ENGINE = EngineInfo(name="none", version="0", device="cpu", kernels="none", torch="0", triton="0")
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    recorder = Recorder()
+    buffer = torch.arange(4)
+    recorder.add("a", 0, "prefill", step=2, numbers={"end": 3}, tensors={"table": buffer})
+    buffer.zero_()  # a worker writes over its buffers: the record must hold what was there
+    write_trace(tmp_path, new_header(CASE, ENGINE, Ending(kind="finished"), recorder.records), recorder.tensors)
+    return tmp_path
+
+
+def test_a_trace_survives_being_written_and_read(folder: Path) -> None:
+    trace = read_trace(folder)
+    assert trace.header.case == CASE
+    assert trace.header.records[0].key == ("a", 0, "prefill", 2)
+    assert trace.tensor(0, "table").tolist() == [0, 1, 2, 3]
+    assert sorted(path.name for path in folder.iterdir()) == ["trace.json", "trace.safetensors"]
+
+
+def test_a_trace_without_tensors_can_be_read(tmp_path: Path) -> None:
+    write_trace(tmp_path, new_header(CASE, ENGINE, Ending(kind="crashed", detail="early"), ()), {})
+    assert read_trace(tmp_path).header.ending.detail == "early"
+
+
+@pytest.mark.parametrize("name", ["trace.json", "trace.safetensors"])
+@pytest.mark.parametrize("keep", [0, 10, -1])
+def test_a_truncated_trace_is_refused_by_name(folder: Path, name: str, keep: int) -> None:
+    file = folder / name
+    file.write_bytes(file.read_bytes()[:keep])
+    with pytest.raises(InputError, match=name) as error:
+        read_trace(folder)
+    assert "was not judged" in str(error.value)
+
+
+def test_an_edited_number_is_refused(folder: Path) -> None:
+    file = folder / "trace.json"
+    header = json.loads(file.read_text())
+    header["records"][0]["numbers"]["end"] = 4
+    file.write_text(json.dumps(header))
+    with pytest.raises(InputError, match="edited"):
+        read_trace(folder)
+
+
+def test_an_edited_tensor_is_refused(folder: Path) -> None:
+    file = folder / "trace.safetensors"
+    data = bytearray(file.read_bytes())
+    data[-1] ^= 1
+    file.write_bytes(bytes(data))
+    with pytest.raises(InputError, match="truncated or edited"):
+        read_trace(folder)
+
+
+def test_a_newer_schema_is_refused(folder: Path) -> None:
+    file = folder / "trace.json"
+    header = json.loads(file.read_text())
+    file.write_text(json.dumps({**header, "schema": 2}))
+    with pytest.raises(InputError, match="reads up to 1"):
+        read_trace(folder)
+
+
+def test_a_folder_without_a_trace_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match="No such file"):
+        read_trace(tmp_path)
+
+
+def test_a_trace_made_with_other_weights_is_refused(folder: Path) -> None:
+    trace = read_trace(folder)
+    trace.header = msgspec.structs.replace(trace.header, weights="0" * 64)
+    with pytest.raises(InputError, match="other weights"):
+        judge(trace)
+
+
+def test_a_trace_that_makes_no_sense_is_unknown_and_never_equal(folder: Path) -> None:
+    verdict = judge(read_trace(folder))  # one prefill record without the tensors that it needs
+    assert verdict.status == "unknown"
+    assert "the judge failed" in verdict.reason
+
+
+@pytest.mark.parametrize(("kind", "rule"), [("crashed", "engine.crash"), ("hung", "engine.hang")])
+def test_a_run_that_did_not_finish_is_unknown_by_its_name(tmp_path: Path, kind: str, rule: str) -> None:
+    ending = msgspec.convert({"kind": kind, "detail": "killed by SIGSEGV", "where": "verify, iteration 3"}, Ending)
+    write_trace(tmp_path, new_header(CASE, ENGINE, ending, ()), {})
+    verdict = judge(read_trace(tmp_path))
+    assert (verdict.status, verdict.rule) == ("unknown", rule)
+    assert "verify, iteration 3" in verdict.reason
