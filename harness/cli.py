@@ -217,6 +217,10 @@ def main() -> None:
     except (KeyboardInterrupt, typer.Abort):
         print("interrupted: what was found so far is in the run folder", file=sys.stderr)
         code = 130
+    except OSError as error:
+        print(f"error: {error}\n  so:  the run stopped; what it wrote is in its run folder", file=sys.stderr)
+        print("  try: look at the permissions and the free space of the folder", file=sys.stderr)
+        code = EXIT_HARNESS
     except Exception:
         traceback.print_exc()
         print("error: eagletwin itself failed; this is a bug in it, and says nothing about the engine", file=sys.stderr)

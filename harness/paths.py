@@ -3,6 +3,8 @@
 import os
 from pathlib import Path
 
+from .errors import HarnessError, InputError
+
 
 def cache_folder(part: str) -> Path:
     """A folder of the cache, made if absent: $EAGLETWIN_CACHE, else $XDG_CACHE_HOME/eagletwin, else ~/.cache/eagletwin."""
@@ -10,13 +12,25 @@ def cache_folder(part: str) -> Path:
     if not base:
         base = os.path.join(os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache"), "eagletwin")
     folder = Path(base).absolute() / part
-    folder.mkdir(parents=True, exist_ok=True)
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise HarnessError(
+            f"the cache folder {folder} cannot be made: {error.strerror}",
+            consequence="there is nowhere to put model checkpoints, so no engine can start",
+            remedy="set EAGLETWIN_CACHE to a folder that you may write",
+        ) from error
     return folder
 
 
 def new_run_folder(parent: Path, name: str) -> Path:
     """Make and return parent/name, or parent/name-2, -3, … : nothing is ever overwritten. Safe among processes."""
-    parent.mkdir(parents=True, exist_ok=True)
+    try:
+        parent.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise InputError(
+            f"{parent}: {error.strerror}", consequence="nothing was run", remedy="give --out a folder that you may write"
+        ) from error
     number = 1
     while True:
         folder = parent / (name if number == 1 else f"{name}-{number}")

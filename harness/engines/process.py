@@ -66,6 +66,8 @@ class Host:
             self._process.kill()
             self._process.wait()
             self._process = None
+            if self.version:  # it came up: its log says nothing that a run folder does not
+                _log_file().unlink(missing_ok=True)
 
     def engine(self, case: Case, patches: tuple[Patch, ...] = ()) -> "EngineProcess":
         """The engine for this case's configuration, built first if need be. Raises WouldNotStart, HarnessError."""
@@ -116,7 +118,7 @@ class Host:
             return self._connection
         self.close()
         ours, theirs = socket.socketpair()
-        with theirs, (cache_folder("logs") / f"zygote-{os.getpid()}.log").open("wb") as log:
+        with theirs, _log_file().open("wb") as log:
             self._process = subprocess.Popen(
                 [sys.executable, "-P", "-m", "eagletwin.harness.engines.sglang.zygote", str(theirs.fileno())],
                 pass_fds=[theirs.fileno()],
@@ -141,7 +143,7 @@ class Host:
         return WouldNotStart(
             f"SGLang cannot be imported: {cause}",
             consequence="no case was run",
-            remedy=f"`eagletwin doctor`; the whole message is in {cache_folder('logs')}/zygote-{os.getpid()}.log",
+            remedy=f"`eagletwin doctor`; the whole message is in {_log_file()}",
         )
 
 
@@ -172,6 +174,10 @@ class EngineProcess:
         if not answer.written:
             write_trace(folder, new_header(case, self.info, answer.ending, ()), {})
         return read_trace(folder)
+
+
+def _log_file() -> Path:
+    return cache_folder("logs") / f"zygote-{os.getpid()}.log"
 
 
 def _environment() -> dict[str, str]:

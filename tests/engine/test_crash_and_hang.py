@@ -1,8 +1,9 @@
 """A worker that dies costs one case: it gets a verdict that says what happened and where, and the next case runs."""
 
+import msgspec
 import pytest
 
-from eagletwin.harness.case import Case
+from eagletwin.harness.case import Case, Request
 from eagletwin.harness.engines.process import Host, Limits
 from eagletwin.harness.patch import Edit, Patch
 
@@ -50,6 +51,18 @@ def test_a_case_that_takes_too_long_as_a_whole_is_a_hang(run: Runner, busy_case:
     _, verdict = run(busy_case, slow, limits=Limits(step=60.0, case=8.0))
     assert verdict.rule == "engine.hang"
     assert "no end of the case within 8 s" in verdict.reason
+
+
+def test_a_scheduler_that_never_finishes_its_requests_is_a_hang(run: Runner, busy_case: Case) -> None:
+    deaf = Edit(
+        target="sglang.srt.managers.schedule_batch.Req.finished",
+        match="return self.finished_reason is not None",
+        replacement="return False",
+    )
+    short = msgspec.structs.replace(busy_case, requests=(Request(id="a", prompt=(1,), max_new_tokens=2),))
+    _, verdict = run(short, deaf)
+    assert (verdict.status, verdict.rule) == ("unknown", "engine.hang")
+    assert "iterations, and these are not finished: a" in verdict.reason
 
 
 def test_a_divergence_before_a_crash_is_what_counts(run: Runner, busy_case: Case) -> None:

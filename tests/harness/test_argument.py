@@ -1,0 +1,74 @@
+"""The text of an argument, whole: a change of a word here is a change of what users read."""
+
+from eagletwin.harness.case import Case, Request
+from eagletwin.harness.judge import Divergence, Verdict
+from eagletwin.harness.report.argument import argue
+from eagletwin.harness.trace import Ending, EngineInfo, Header, new_header
+
+CASE = Case(name="pr-25015", model="llama-tiny", num_steps=2, requests=(Request(id="a", prompt=(7,), max_new_tokens=2),))
+
+
+def header(ending: Ending, *patches: str) -> Header:
+    engine = EngineInfo(name="sglang", version="0.5.23", device="cpu", kernels="", torch="", triton="", patches=patches)
+    return new_header(CASE, engine, ending, ())
+
+
+def test_a_divergence_names_request_round_stage_rule_index_both_values_and_the_broken_sentence() -> None:
+    first = Divergence(
+        rule="draft.positions",
+        request="a",
+        round=0,
+        stage="draft.decode",
+        step=1,
+        iteration=1,
+        index="row 1",
+        expected="1",
+        actual="2",
+        why="M = 1 tokens are committed before the bonus token, and this is draft decode step 1.",
+    )
+    verdict = Verdict(status="diverged", rule="draft.positions", first=first, later={"draft.scratch_kv": 1, "draft.kv": 2})
+    text = argue(header(Ending(kind="finished"), "revert-25015"), verdict, again="eagletwin check 25015 --revert 25015")
+    assert (
+        text
+        == """\
+DIVERGED  pr-25015 on SGLang 0.5.23 (cpu, with revert-25015)
+
+  draft.positions
+  at        request a, round 0, draft decode step 1 (scheduler iteration 1)
+  index     row 1
+  expected  1
+  actual    2
+  M = 1 tokens are committed before the bonus token, and this is draft decode step 1.
+  This breaks DESIGN 3.1-3.3: Row i of the draft stands at position i; draft decode step j stands at position M
+  + j - 1.
+
+  After it 3 more diverged, as they must once one has: draft.kv 2, draft.scratch_kv 1.
+
+  again: eagletwin check 25015 --revert 25015"""
+    )
+
+
+def test_unknown_says_why() -> None:
+    ending = Ending(kind="crashed", detail="killed by SIGSEGV", where="verify, iteration 3")
+    verdict = Verdict(status="unknown", rule="engine.crash", reason="killed by SIGSEGV (last seen: verify, iteration 3)")
+    assert (
+        argue(header(ending), verdict)
+        == """\
+UNKNOWN  pr-25015 on SGLang 0.5.23 (cpu)
+
+  engine.crash: killed by SIGSEGV (last seen: verify, iteration 3)"""
+    )
+
+
+def test_equal_says_what_that_rests_on() -> None:
+    verdict = Verdict(
+        status="equal", choices=5, exercised=("draft_decode",), checked={"draft.kv": 3, "target.kv": 4}, headroom=0.01
+    )
+    assert (
+        argue(header(Ending(kind="finished")), verdict)
+        == """\
+EQUAL  pr-25015 on SGLang 0.5.23 (cpu)
+
+  7 comparisons in 2 rules; 5 choices, 0 of them ties; largest float error 0.01 of its bound. Exercised:
+  draft_decode."""
+    )
