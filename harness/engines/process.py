@@ -23,7 +23,7 @@ from . import wire
 # Import and build take some 10 s on an idle machine; these limits only end what will never answer.
 IMPORT_SECONDS = 300.0
 BUILD_SECONDS = 300.0
-# Engines that stay up at once. Each holds some 0.15 GB of its own, and 30 threads of SGLang's that wake up now and then;
+# Engines that stay up at once. Each holds some 0.05 GB of its own, and 30 threads of SGLang's that wake up now and then;
 # building one again takes under a second.
 MAX_ENGINES = 4
 

@@ -71,6 +71,18 @@ def _not_shown(trace: Trace, reached: tuple[str, ...], choices: int, ties: int) 
             return f"request {request.id} did not run to its end"
         if len({stages[request.id, stage] for stage in ("draft", "verify", "extend")}) > 1:
             return f"request {request.id} has rounds without a draft, a verify or a draft extend"
+        if trace.header.inner:
+            chunks, rounds = stages[request.id, "prefill"], stages[request.id, "draft"]
+            due = {
+                "target.extend": chunks,
+                "draft.extend": chunks,
+                "draft.decode": rounds * (case.num_steps - 1),
+                "target.verify": rounds,
+                "draft.extend_decode": rounds,
+            }
+            for stage, count in due.items():
+                if stages[request.id, stage] != count:
+                    return f"request {request.id} has {stages[request.id, stage]} records of {stage}, not {count}"
     if not stages["", "flushed"]:
         return "the pools were never flushed and counted"
     missing = [name for name in case.exercises if name not in reached]

@@ -345,18 +345,13 @@ class Rules:
         positions = list(range(committed, committed + self._case.num_draft_tokens))
         self._integers("verify.inputs", record, "draft", positions, self._ints(number, "positions"), "position of node", 0)
         # d[1] came from the extend before and was judged there: what draft() hands on must be that very token
-        before = self._numbers.get((record.request, record.round - 1, "extend", 0))
-        if before is None:
-            before = max(
-                (
-                    n
-                    for n, r in enumerate(self._trace.header.records[:number])
-                    if r.request == record.request and r.stage == "prefill"
-                ),
-                default=None,
-            )
-        if before is not None and "proposal" in self._trace.header.records[before].tensors:
-            proposed = self._ints(before, "proposal")
+        before = [
+            n
+            for n, r in enumerate(self._trace.header.records[:number])
+            if r.request == record.request and "proposal" in r.tensors
+        ]
+        if before:
+            proposed = self._ints(before[-1], "proposal")
             self._integers("draft.proposal", record, "draft", proposed, round.drafted[:1], "d[1], node", 1)
         stored = stored_rows(self._trace.tensor(number, "scratch_keys"), self._trace.tensor(number, "scratch_values"))
         expected = stored_rows(chain.keys.transpose(0, 1), chain.values.transpose(0, 1))

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from eagletwin.harness.judge import RULES, judge
-from eagletwin.harness.trace import Trace
+from eagletwin.harness.trace import INNER, Trace
 
 Change = Callable[[Tensor], Tensor]
 
@@ -138,7 +138,7 @@ def test_one_changed_number_is_found_and_named(busy_trace: Trace, stage: str, na
     assert (verdict.status, verdict.rule) == ("diverged", rule), verdict
 
 
-@pytest.mark.parametrize("stage", ["finished", "flushed", "draft", "verify", "extend"])
+@pytest.mark.parametrize("stage", ["finished", "flushed", "draft", "verify", "extend", *INNER])
 def test_a_missing_record_is_never_equal(busy_trace: Trace, stage: str) -> None:
     number = last_of(busy_trace, stage)
     records = [record for at, record in enumerate(busy_trace.header.records) if at != number]
