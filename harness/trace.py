@@ -40,8 +40,9 @@ class Record(Struct, frozen=True, kw_only=True):
     round      verify ordinal of the request: how many times it had been verified before
     stage      inner: a single forward. boundary: `prefill` (a chunk's target and draft extend are done), `draft` (draft() has
                returned), `verify`, `extend` (draft extend after verify is done), `iteration` (before a scheduler
-               iteration), `finished`, `cached` (a radix path), `flushed`
-    step       draft.decode: j = 1..num_steps-1; prefill and its forwards: first position of the chunk; else 0
+               iteration), `batch` (before a batch runs), `finished`, `cached` (a radix path), `flushed`
+    step       draft.decode: j = 1..num_steps-1; prefill and its forwards: first position of the chunk; iteration, batch:
+               an ordinal; else 0
     iteration  scheduler iteration, from 0; information, not part of the key (overlap shifts it)
     forward    ordinal of the forward, equal for all requests of one batch
     numbers    scalars by name

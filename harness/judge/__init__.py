@@ -1,6 +1,7 @@
 """The judge: a trace and the reference in, a verdict out. Imports no engine.
 
-story.py says what should have been, rules.py compares, exercise.py says what the case reached, bounds.py when floats are equal.
+story.py says what should have been, rules.py and slots.py compare (compare.py, bounds.py: how), exercise.py says what the
+case reached.
 """
 
 import traceback
@@ -51,7 +52,7 @@ def judge(trace: Trace, without: frozenset[str] = frozenset()) -> Verdict:
         checked=dict(findings.checked),
         headroom=findings.headroom,
     )
-    found = [divergence for _, divergence in sorted(findings.found, key=lambda pair: pair[0])]
+    found = findings.in_order()
     if found:
         later = dict(Counter(divergence.rule for divergence in found[1:]))
         return replace(verdict, status="diverged", rule=found[0].rule, first=found[0], later=later)

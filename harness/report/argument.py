@@ -19,6 +19,7 @@ _STAGES = {
     "extend": "after draft extend (decode)",
     "finished": "end of the request",
     "cached": "prefix cache at the end",
+    "batch": "before a batch ran",
     "iteration": "before a scheduler iteration",
     "flushed": "after the cache was flushed",
 }

@@ -150,6 +150,24 @@ def test_a_missing_record_is_never_equal(busy_trace: Trace, stage: str) -> None:
     assert judge(Trace(header, tensors)).status != "equal"
 
 
+def test_a_slot_of_somebody_else_is_found(busy_trace: Trace) -> None:
+    """Request and table agree on the slot, but another live request, or the prefix cache, owns it as well."""
+    decodes = [n for n, record in enumerate(busy_trace.header.records) if record.stage == "draft.decode"]
+    number = decodes[-1]
+    slot = int(busy_trace.tensor(number, "slots")[0])
+    batch = max(n for n, record in enumerate(busy_trace.header.records[:number]) if record.stage == "batch")
+    names = busy_trace.header.records[batch].numbers
+    other = next(index for name, index in names.items() if name != f"request.{busy_trace.header.records[number].request}")
+    slots, owners = busy_trace.tensor(batch, "slots"), busy_trace.tensor(batch, "owners")
+    changes = {
+        f"{batch}.slots": torch.cat([slots, torch.tensor([slot], dtype=slots.dtype)]),
+        f"{batch}.owners": torch.cat([owners, torch.tensor([other], dtype=owners.dtype)]),
+    }
+    assert judge(Trace(busy_trace.header, {**busy_trace.tensors, **changes})).rule == "draft.slots"
+    cached = torch.tensor([slot], dtype=slots.dtype)
+    assert judge(Trace(busy_trace.header, {**busy_trace.tensors, f"{batch}.cached": cached})).rule == "draft.slots"
+
+
 def test_a_token_outside_the_vocabulary_is_a_divergence_and_not_a_crash(busy_trace: Trace) -> None:
     number = last_of(busy_trace, "extend")
     tensors = {**busy_trace.tensors, f"{number}.proposal": torch.tensor([10**6])}

@@ -85,6 +85,12 @@ class Allocation:
         row = self._table[kv.req_pool_idx, kv.cache_protected_len : kv.kv_allocated_len].to(torch.int64)
         return self._slots_of_pages(torch.unique(row // self._page))
 
+    def allocated(self, request: Any) -> Tensor:
+        """Every slot in the request's req_to_token, by position, as far as it is allocated [n]; shared prefixes included."""
+        if request.kv.req_pool_idx is None:
+            return torch.empty(0, dtype=torch.int64)
+        return self.table(request, request.kv.kv_allocated_len)
+
     def table(self, request: Any, end: int) -> Tensor:
         """The request's first `end` entries of req_to_token, as int64: position -> slot."""
         return self._table[request.kv.req_pool_idx, :end].to(torch.int64)

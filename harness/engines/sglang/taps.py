@@ -79,6 +79,7 @@ class Taps:
         self._batch = list(batch.reqs)
         for request in self._batch:
             self.requests.setdefault(request.rid, request)
+        self._record_owners()
         if batch.forward_mode.is_extend():
             starts, lengths = list(batch.prefix_lens), list(batch.extend_lens)
             self._reached("prefill")
@@ -91,6 +92,26 @@ class Taps:
             for request in self._batch:
                 self._rounds[request.rid] = self._rounds.get(request.rid, 0) + 1
         return result
+
+    def _record_owners(self) -> None:
+        """Who owns which slot when a batch begins. The scheduler has just moved slots about: freed, evicted, retracted."""
+        held = {name: self._allocation.allocated(request) for name, request in self.requests.items()}
+        names = list(held)
+        owners = [torch.full((len(slots),), names.index(name)) for name, slots in held.items()]
+        self.recorder.add(
+            "",
+            0,
+            "batch",
+            step=self._forward,
+            iteration=self.iteration,
+            forward=self._forward,
+            numbers={f"request.{name}": number for number, name in enumerate(names)},
+            tensors={
+                "slots": torch.cat(list(held.values())).to(torch.int32),
+                "owners": torch.cat(owners).to(torch.int32),
+                "cached": self._allocation.cached().to(torch.int32),
+            },
+        )
 
     def _after_prefill(self, result: Any, starts: list[int], lengths: list[int]) -> None:
         proposal = result.next_draft_input
