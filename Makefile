@@ -9,6 +9,7 @@ READY := .venv/.ready
 
 run: setup
 	$(BIN)/eagletwin prove 25015 26329
+	@echo "more: . .venv/bin/activate, then eagletwin --help"
 
 test: setup
 	$(BIN)/python -m pytest -n auto

@@ -1,6 +1,6 @@
-"""Test-wide settings: one thread per process (xdist already uses every core), and no leftovers in the user's cache or tree."""
+"""Test-wide settings, before anything is imported: one thread per process (xdist already uses every core), and Triton's
+kernels interpreted, which Triton decides once and for all when it is imported."""
 
 import os
 
-for variable in ("OMP_NUM_THREADS", "MKL_NUM_THREADS"):
-    os.environ[variable] = "1"
+os.environ |= {"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1", "TRITON_INTERPRET": "1"}

@@ -29,25 +29,45 @@ class Outcome:
 
 
 def check(
-    engine: EngineProcess, case: Case, folder: Path, limits: Limits, *, without: frozenset[str] = frozenset(), again: str = ""
+    engine: EngineProcess,
+    case: Case,
+    folder: Path,
+    limits: Limits,
+    *,
+    without: frozenset[str] = frozenset(),
+    repeat: int = 1,
+    again: str = "",
 ) -> Outcome:
-    """Run and judge `case` in `folder` (empty); replay a divergence in sub-folders. `again`: the command that repeats it."""
+    """Run and judge `case` in `folder` (empty). A divergence is replayed in sub-folders, an equal run `repeat` - 1 times.
+
+    `again` is the command that repeats it.
+    """
     (folder / "case.json").write_text(pretty_case(case))
     trace = engine.run(case, folder, limits)
     verdict = judge(trace, without)
-    for replay in range(1, REPLAYS + 1):
-        if verdict.status != "diverged" or not engine.alive:
+    replays = REPLAYS if verdict.status == "diverged" else repeat - 1 if verdict.status == "equal" else 0
+    for replay in range(1, replays + 1):
+        if not engine.alive:
             break
         sub = folder / f"replay-{replay}"
         sub.mkdir()
         second = judge(engine.run(case, sub, limits), without)
-        if second.first is None or verdict.first is None or second.first.signature != verdict.first.signature:
-            other = second.first.rule if second.first else second.reason or second.status
-            verdict = msgspec.structs.replace(
-                verdict,
-                status="unknown",
-                reason=f"nondeterministic: first {verdict.rule}, in replay {replay} {other}; both traces are kept",
-            )
+        if _signature(second) != _signature(verdict):
+            reason = f"nondeterministic: first {_brief(verdict)}; in replay-{replay} {_brief(second)}; both traces are kept"
+            verdict = msgspec.structs.replace(verdict, status="unknown", reason=reason)
+            break
     (folder / "verdict.json").write_bytes(msgspec.json.format(msgspec.json.encode(verdict)))
     (folder / "report.txt").write_text(argue(trace.header, verdict, again=again) + "\n")
     return Outcome(case, verdict, trace, folder)
+
+
+def _signature(verdict: Verdict) -> tuple[object, ...]:
+    """What two runs must share to have come out alike."""
+    return (verdict.status, verdict.first.signature) if verdict.first is not None else (verdict.status, verdict.rule)
+
+
+def _brief(verdict: Verdict) -> str:
+    first = verdict.first
+    if first is None:
+        return verdict.reason or verdict.status
+    return f"{first.rule} at {first.stage}, round {first.round}, {first.index}: {first.actual} instead of {first.expected}"

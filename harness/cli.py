@@ -3,11 +3,12 @@
 Exit codes fit `git bisect run`: 0 equal, 1 diverged, 125 cannot tell, 128 and more for usage and harness errors.
 """
 
+import shlex
 import sys
 import time
 import traceback
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
@@ -20,7 +21,6 @@ if TYPE_CHECKING:
 
 app = typer.Typer(
     add_completion=False,
-    no_args_is_help=True,
     pretty_exceptions_enable=False,
     help="Run SGLang's real EAGLE worker next to a slow reference, and tell where they differ.",
     epilog="Exit codes: 0 equal, 1 diverged, 125 cannot tell, 128 and more: usage or harness error.",
@@ -31,7 +31,26 @@ StepSeconds = Annotated[
     float, typer.Option("--step-timeout", min=0.1, help="Seconds that one stage of one iteration may take.")
 ]
 CaseSeconds = Annotated[float, typer.Option("--case-timeout", min=0.1, help="Seconds that a whole case may take.")]
+KernelRuntime = Annotated[
+    Literal["fast", "interpreter", "shadow", "checked"],
+    typer.Option(
+        "--kernels",
+        help="What executes Triton kernels: the fast runtime; Triton's interpreter; both, compared; or the fast runtime three "
+        "times a launch, to find undefined values and races.",
+    ),
+]
 DEFAULT_RUNS = Path("eagletwin-runs")
+STEP_SECONDS, CASE_SECONDS = 120.0, 900.0
+
+
+@app.callback(invoke_without_command=True)
+def top(version: Annotated[bool, typer.Option("--version", help="Print the version.")] = False) -> None:
+    """Run SGLang's real EAGLE worker next to a slow reference, and tell where they differ."""
+    if version:
+        from eagletwin import __version__
+
+        print(f"eagletwin {__version__}")
+        raise typer.Exit
 
 
 @app.command()
@@ -46,37 +65,38 @@ def check(
     without: Annotated[
         list[str] | None, typer.Option("--without", metavar="RULE", help="Switch a rule off. Repeatable.")
     ] = None,
+    kernels: KernelRuntime = "fast",
+    repeat: Annotated[int, typer.Option(min=1, help="Look this many times before calling a case equal.")] = 1,
     out: Runs = DEFAULT_RUNS,
-    step_timeout: StepSeconds = 120.0,
-    case_timeout: CaseSeconds = 900.0,
+    step_timeout: StepSeconds = STEP_SECONDS,
+    case_timeout: CaseSeconds = CASE_SECONDS,
 ) -> int:
     """Run one case on one engine and judge it."""
     from . import check as checking
     from .engines.process import Host, Limits, WouldNotStart
-    from .judge import RULES
     from .patch import read_patch
     from .paths import new_run_folder
     from .report.argument import argue
 
     chosen = _case(case)
     patches = tuple(_entry(number).revert for number in revert or ()) + tuple(read_patch(file) for file in patch or ())
-    unknown = [rule for rule in without or () if rule not in RULES]
-    if unknown:
-        raise InputError(
-            f"no rule is called {unknown[0]!r}", consequence="nothing was run", remedy=f"use some of {', '.join(RULES)}"
-        )
-    options = "".join(f" --revert {n}" for n in revert or ()) + "".join(f" --patch {file}" for file in patch or ())
-    options += "".join(f" --without {rule}" for rule in without or ())
+    off = _rules(without)
+    words = ["eagletwin", "check", case, *(word for number in revert or () for word in ("--revert", number))]
+    words += [word for file in patch or () for word in ("--patch", str(file))]
+    words += [word for rule in without or () for word in ("--without", rule)]
+    chosen_limits = {"--kernels": (kernels, "fast"), "--repeat": (repeat, 1), "--step-timeout": (step_timeout, STEP_SECONDS)}
+    chosen_limits |= {"--case-timeout": (case_timeout, CASE_SECONDS)}
+    words += [word for option, (value, usual) in chosen_limits.items() if value != usual for word in (option, str(value))]
+    again = shlex.join(words)
     with Host() as host:
         try:
-            engine = host.engine(chosen, patches)
+            engine = host.engine(chosen, patches, kernels)
         except WouldNotStart as error:
             print(f"UNKNOWN  {chosen.name}\n\n  {error}")
             return EXIT_UNKNOWN
         folder = new_run_folder(out, chosen.name)
-        again = f"eagletwin check {case}{options}"
         outcome = checking.check(
-            engine, chosen, folder, Limits(step=step_timeout, case=case_timeout), without=frozenset(without or ()), again=again
+            engine, chosen, folder, Limits(step=step_timeout, case=case_timeout), without=off, repeat=repeat, again=again
         )
     print(argue(outcome.trace.header, outcome.verdict, again=again))
     print(f"  folder: {folder}")
@@ -87,8 +107,8 @@ def check(
 def prove(
     entries: Annotated[list[str], typer.Argument(metavar="PR…|all", help="Ids of ledger entries, or all.")],
     out: Runs = DEFAULT_RUNS,
-    step_timeout: StepSeconds = 120.0,
-    case_timeout: CaseSeconds = 900.0,
+    step_timeout: StepSeconds = STEP_SECONDS,
+    case_timeout: CaseSeconds = CASE_SECONDS,
 ) -> int:
     """Prove fixes: red without the fix, green with it."""
     from eagletwin.cases.regressions import LEDGER
@@ -98,7 +118,7 @@ def prove(
     from .report.argument import argue
     from .report.table import proof_table
 
-    chosen = list(LEDGER.values()) if entries == ["all"] else [_entry(name) for name in entries]
+    chosen = list(LEDGER.values()) if "all" in entries else [_entry(name) for name in entries]
     begun, proofs = time.monotonic(), []
     with Host() as host:
         try:
@@ -127,19 +147,15 @@ def judge(
     ] = None,
 ) -> int:
     """Judge a recorded trace again, without an engine."""
-    from .judge import RULES
     from .judge import judge as judging
     from .report.argument import argue
     from .trace import read_trace
 
-    unknown = [rule for rule in without or () if rule not in RULES]
-    if unknown:
-        raise InputError(
-            f"no rule is called {unknown[0]!r}", consequence="nothing was judged", remedy=f"use some of {', '.join(RULES)}"
-        )
+    off = _rules(without)
     recorded = read_trace(trace)
-    verdict = judging(recorded, frozenset(without or ()))
-    print(argue(recorded.header, verdict, again=f"eagletwin judge {trace}"))
+    verdict = judging(recorded, off)
+    words = ["eagletwin", "judge", str(trace), *(word for rule in without or () for word in ("--without", rule))]
+    print(argue(recorded.header, verdict, again=shlex.join(words)))
     return _code(verdict.status)
 
 
@@ -177,6 +193,21 @@ def doctor() -> int:
     return EXIT_EQUAL if all(finding.good or not finding.needed for finding in findings) else EXIT_UNKNOWN
 
 
+def _rules(names: list[str] | None) -> frozenset[str]:
+    """Rules to switch off. What happens to the engine or a kernel itself is not a comparison, and cannot be."""
+    from .judge import RULES
+
+    known = [rule for rule in RULES if not rule.startswith(("engine.", "kernel."))]
+    for name in names or ():
+        if name not in known:
+            raise InputError(
+                f"{name!r} is not a rule that can be switched off",
+                consequence="nothing was run",
+                remedy=f"use some of {', '.join(known)}",
+            )
+    return frozenset(names or ())
+
+
 def _entry(name: str) -> "Entry":
     from eagletwin.cases.regressions import LEDGER
 
@@ -194,6 +225,8 @@ def _case(name: str) -> "Case":
     from .case import read_case
 
     entry = LEDGER.get(name.removeprefix("#"))
+    if entry is None and name.removeprefix("#").isdigit() and not Path(name).exists():
+        return _entry(name).case  # says which entries there are
     return entry.case if entry is not None else read_case(Path(name))
 
 
@@ -201,12 +234,19 @@ def _code(status: str) -> int:
     return {"equal": EXIT_EQUAL, "diverged": EXIT_DIVERGED}.get(status, EXIT_UNKNOWN)
 
 
+INTERRUPTED = "interrupted: nothing was judged; a run folder that holds no verdict.json is of an interrupted run"
+
+
 def main() -> None:
     """Entry point. Every way out has an exit code of errors.py; Python's own 1 for a crash would read as `diverged`."""
     try:
+        if len(sys.argv) == 1:
+            sys.argv.append("--help")
         code = app(standalone_mode=False)
     except typer.Exit as stop:
         code = stop.exit_code
+        if code == 130:
+            print(INTERRUPTED, file=sys.stderr)
     except typer.TyperException as error:
         print(f"error: {error.format_message()}", file=sys.stderr)
         print("  so:  nothing was run\n  try: eagletwin --help, or --help after a command", file=sys.stderr)
@@ -215,10 +255,10 @@ def main() -> None:
         print(f"error: {error}", file=sys.stderr)
         code = error.exit_code
     except (KeyboardInterrupt, typer.Abort):
-        print("interrupted: what was found so far is in the run folder", file=sys.stderr)
+        print(INTERRUPTED, file=sys.stderr)
         code = 130
     except OSError as error:
-        print(f"error: {error}\n  so:  the run stopped; what it wrote is in its run folder", file=sys.stderr)
+        print(f"error: {error}\n  so:  the command stopped there", file=sys.stderr)
         print("  try: look at the permissions and the free space of the folder", file=sys.stderr)
         code = EXIT_HARNESS
     except Exception:

@@ -69,9 +69,13 @@ def _cache() -> Finding:
         probe = folder / ".probe"
         probe.write_bytes(b"")
         probe.unlink()
-    except OSError as error:
+    except (OSError, EagletwinError) as error:
         return Finding(
-            what="cache", found=str(error), good=False, needed=True, remedy="set EAGLETWIN_CACHE to a folder you may write"
+            what="cache",
+            found=str(error).partition("\n")[0],
+            good=False,
+            needed=True,
+            remedy="set EAGLETWIN_CACHE to a folder you may write",
         )
     return Finding(what="cache", found=str(folder.parent), good=True, needed=True, remedy="")
 

@@ -32,14 +32,17 @@ class Patch(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     sglang_toggle: int | None = None
     edits: tuple[Edit, ...] = ()
 
+    def __post_init__(self) -> None:
+        if self.sglang_toggle is None and not self.edits:
+            raise ValueError("a patch without edits changes nothing")
+
 
 def read_patch(path: Path) -> Patch:
     """A patch from a JSON file: {"name": …, "edits": [{"target": …, "match": …, "replacement": …}]}. Raises InputError."""
     try:
         return msgspec.json.decode(path.read_bytes(), type=Patch)
     except (OSError, msgspec.DecodeError, UnicodeDecodeError) as error:
+        cause = error.strerror if isinstance(error, OSError) else str(error)
         raise InputError(
-            f"{path}: {error}",
-            consequence="nothing was run",
-            remedy='give a JSON file {"name": …, "edits": [{"target": "module.Class.function", "match": …, "replacement": …}]}',
+            f"{path}: {cause}", consequence="nothing was run", remedy="give a patch file; docs/patch.md shows one"
         ) from error

@@ -64,11 +64,15 @@ class Record(Struct, frozen=True, kw_only=True):
 
 
 class Ending(Struct, frozen=True, kw_only=True):
-    """How the run ended. `detail` tells a person; `where` is the last stage that was reached."""
+    """How the run ended. `detail` tells a person; `where` is the last stage that was reached.
 
-    kind: Literal["finished", "crashed", "hung"]
+    faulted: a kernel did what it must not (memory outside its tensors, undefined values, a race); `rule` says which.
+    """
+
+    kind: Literal["finished", "crashed", "hung", "faulted"]
     detail: str = ""
     where: str = ""
+    rule: str = ""
 
 
 class EngineInfo(Struct, frozen=True, kw_only=True):
@@ -92,11 +96,14 @@ class Header(Struct, frozen=True, kw_only=True):
     inner: bool
     ending: Ending
     records: tuple[Record, ...]
+    fallbacks: tuple[str, ...] = ()
     tensors_sha256: str = ""
     sha256: str = ""
 
 
-def new_header(case: Case, engine: EngineInfo, ending: Ending, records: Sequence[Record]) -> Header:
+def new_header(
+    case: Case, engine: EngineInfo, ending: Ending, records: Sequence[Record], fallbacks: tuple[str, ...] = ()
+) -> Header:
     """A header of this schema; write_trace adds the digests."""
     return Header(
         schema=SCHEMA,
@@ -106,6 +113,7 @@ def new_header(case: Case, engine: EngineInfo, ending: Ending, records: Sequence
         inner=any(record.stage in INNER for record in records),
         ending=ending,
         records=tuple(records),
+        fallbacks=fallbacks,
     )
 
 

@@ -5,9 +5,11 @@ caller down: whatever happens to them ends in a trace whose ending says so, or i
 """
 
 import os
+import shutil
 import socket
 import subprocess
 import sys
+import tempfile
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
@@ -47,6 +49,7 @@ class Host:
         self._process: subprocess.Popen[bytes] | None = None
         self._connection: socket.socket | None = None
         self._engines: dict[bytes, EngineProcess] = {}
+        self._scratch: Path | None = None  # TMPDIR of the engine processes: SGLang leaves files in it at each start
         self.version = ""
 
     def __enter__(self) -> "Host":
@@ -66,26 +69,28 @@ class Host:
             self._process.kill()
             self._process.wait()
             self._process = None
+            if self._scratch is not None:
+                shutil.rmtree(self._scratch, ignore_errors=True)
             if self.version:  # it came up: its log says nothing that a run folder does not
                 _log_file().unlink(missing_ok=True)
 
-    def engine(self, case: Case, patches: tuple[Patch, ...] = ()) -> "EngineProcess":
+    def engine(self, case: Case, patches: tuple[Patch, ...] = (), kernels: wire.Kernels = "fast") -> "EngineProcess":
         """The engine for this case's configuration, built first if need be. Raises WouldNotStart, HarnessError."""
         configuration = case.configuration()
-        key = b"\n".join([encode_case(configuration), *(patch.name.encode() for patch in patches), repr(patches).encode()])
+        key = encode_case(configuration) + repr((patches, kernels)).encode()
         engine = self._engines.get(key)
         if engine is None or not engine.alive:
             while len(self._engines) >= MAX_ENGINES:
                 self._engines.pop(next(iter(self._engines))).close()
-            engine = self._build(configuration, patches)
+            engine = self._build(wire.Build(configuration, patches, kernels))
         self._engines.pop(key, None)
         self._engines[key] = engine  # last in the dict: used most recently
         return engine
 
-    def _build(self, configuration: Case, patches: tuple[Patch, ...]) -> "EngineProcess":
+    def _build(self, build: wire.Build) -> "EngineProcess":
         ours, theirs = socket.socketpair()
         with theirs:
-            wire.send(self._started(), wire.Build(configuration, patches), theirs.fileno())
+            wire.send(self._started(), build, theirs.fileno())
         ours.settimeout(BUILD_SECONDS)
         try:
             answer, _ = wire.receive(ours)
@@ -117,12 +122,13 @@ class Host:
         if self._connection is not None and self._process is not None and self._process.poll() is None:
             return self._connection
         self.close()
+        self._scratch = Path(tempfile.mkdtemp(prefix="eagletwin-"))
         ours, theirs = socket.socketpair()
         with theirs, _log_file().open("wb") as log:
             self._process = subprocess.Popen(
                 [sys.executable, "-P", "-m", "eagletwin.harness.engines.sglang.zygote", str(theirs.fileno())],
                 pass_fds=[theirs.fileno()],
-                env=_environment(),
+                env=_environment() | {"TMPDIR": str(self._scratch)},
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=log,

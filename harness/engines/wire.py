@@ -5,7 +5,7 @@ Both ends are ours and on one machine; the messages are typed so that a version 
 
 import socket
 import struct
-from typing import Any
+from typing import Any, Literal
 
 import msgspec
 from msgspec import Struct
@@ -23,11 +23,17 @@ class Ready(Struct, frozen=True, tag=True):
     version: str
 
 
+# What executes Triton kernels: the fast runtime; Triton's interpreter; both, compared launch by launch; the fast runtime
+# three times a launch, to find undefined values and races.
+Kernels = Literal["fast", "interpreter", "shadow", "checked"]
+
+
 class Build(Struct, frozen=True, tag=True):
     """Caller -> zygote, with one end of a socket pair attached: fork an engine for this configuration."""
 
     configuration: Case
     patches: tuple[Patch, ...]
+    kernels: Kernels
 
 
 class Built(Struct, frozen=True, tag=True):

@@ -11,7 +11,7 @@ from msgspec.structs import replace
 
 from eagletwin.harness.errors import InputError
 from eagletwin.harness.models.weights import model_pair
-from eagletwin.harness.trace import Trace
+from eagletwin.harness.trace import Ending, Trace
 
 from .bounds import MAX_TIE_SHARE
 from .exercise import exercised
@@ -50,18 +50,35 @@ def judge(trace: Trace, without: frozenset[str] = frozenset()) -> Verdict:
         ties=findings.ties,
         exercised=reached,
         checked=dict(findings.checked),
+        without=tuple(sorted(without)),
         headroom=findings.headroom,
     )
     found = findings.in_order()
+    ending = trace.header.ending
+    if ending.kind == "faulted" and ending.rule in RULES and ending.rule not in without:
+        found.append(_faulted(ending))  # the run ended there, so everything else was found before
     if found:
         later = dict(Counter(divergence.rule for divergence in found[1:]))
         return replace(verdict, status="diverged", rule=found[0].rule, first=found[0], later=later)
-    ending = trace.header.ending
     if ending.kind != "finished":
         rule = "engine.crash" if ending.kind == "crashed" else "engine.hang"
         return replace(verdict, status="unknown", rule=rule, reason=f"{ending.detail} (last seen: {ending.where or 'start'})")
     reason = _not_shown(trace, reached, findings.choices, findings.ties)
     return replace(verdict, status="unknown", reason=reason) if reason else verdict
+
+
+def _faulted(ending: Ending) -> Divergence:
+    return Divergence(
+        rule=ending.rule,
+        request="",
+        round=0,
+        stage="kernel",
+        step=0,
+        iteration=0,
+        index=f"last seen: {ending.where}",
+        expected="see the rule",
+        actual=ending.detail,
+    )
 
 
 def _not_shown(trace: Trace, reached: tuple[str, ...], choices: int, ties: int) -> str:

@@ -46,6 +46,13 @@ RULES: dict[str, tuple[str, str]] = {
         "4",
         "Free, cached and held slots are disjoint and make up the pool; after everything is done and flushed, all are free.",
     ),
+    "kernel.memory": (
+        "5",
+        "A kernel reads and writes only elements of the tensors it was given, and raw addresses only KV pools.",
+    ),
+    "kernel.undefined": ("5", "What a kernel stores does not depend on memory or lanes that nobody defined."),
+    "kernel.order": ("5", "What a kernel stores does not depend on the order of its programs."),
+    "kernel.shadow": ("5", "The fast runtime stores what Triton's interpreter stores."),
     "engine.crash": ("4", "The worker survives every valid case."),
     "engine.hang": ("4", "The worker finishes every valid case."),
 }
@@ -90,6 +97,7 @@ class Verdict(Struct, frozen=True, kw_only=True):
     choices    argmax choices that were compared; ties: those which the reference itself cannot decide
     exercised  features of the case that really happened (see exercised.py)
     checked    how many records each rule looked at: a rule that looked at nothing proves nothing
+    without    rules that were switched off
     headroom   largest float error found among equal numbers, as a share of its bound
     """
 
@@ -102,4 +110,5 @@ class Verdict(Struct, frozen=True, kw_only=True):
     ties: int = 0
     exercised: tuple[str, ...] = ()
     checked: dict[str, int] = {}
+    without: tuple[str, ...] = ()
     headroom: float = 0.0

@@ -19,6 +19,7 @@ _STAGES = {
     "extend": "after draft extend (decode)",
     "finished": "end of the request",
     "cached": "prefix cache at the end",
+    "kernel": "inside a kernel",
     "batch": "before a batch ran",
     "iteration": "before a scheduler iteration",
     "flushed": "after the cache was flushed",
@@ -29,15 +30,18 @@ def argue(header: Header, verdict: Verdict, *, again: str = "") -> str:
     """The argument, plain text, some ten lines. `again` is the command that repeats the run."""
     case, engine = header.case, header.engine
     changed = f", with {', '.join(engine.patches)}" if engine.patches else ""
-    lines = [f"{verdict.status.upper()}  {case.name} on SGLang {engine.version} ({engine.device}{changed})"]
+    off = f", not checked: {', '.join(verdict.without)}" if verdict.without else ""
+    lines = [f"{verdict.status.upper()}  {case.name} on SGLang {engine.version} ({engine.device}{changed}{off})"]
     if verdict.first is not None:
         lines += ["", *_divergence(verdict.first)]
     if verdict.reason:
         lines += ["", *_fold(f"{verdict.rule or 'cannot tell'}: {verdict.reason}")]
+        if verdict.exercised:
+            lines += _fold(f"Exercised: {', '.join(verdict.exercised)}.")
     if verdict.later:
         total = sum(verdict.later.values())
         parts = ", ".join(f"{rule} {count}" for rule, count in sorted(verdict.later.items()))
-        lines += ["", *_fold(f"After it {total} more diverged, as they must once one has: {parts}.")]
+        lines += ["", *_fold(f"After it {total} more comparisons diverged, which may follow from it: {parts}.")]
     if header.ending.kind != "finished" and verdict.status == "diverged":
         lines += ["", *_fold(f"Then the worker {header.ending.kind}: {header.ending.detail}.")]
     if verdict.status == "equal":
@@ -65,7 +69,7 @@ def _divergence(found: Divergence) -> list[str]:
         f"  expected  {found.expected}",
         f"  actual    {found.actual}",
         *([*_fold(found.why)] if found.why else []),
-        *_fold(f"This breaks DESIGN {section}: {sentence}"),
+        *_fold(f"This breaks docs/design.md {section}: {sentence}"),
     ]
 
 

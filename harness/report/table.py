@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 
 from rich.console import Console
-from rich.table import Table
+from rich.table import Column, Table
 
 from eagletwin.harness.doctor import Finding
 from eagletwin.harness.prove import Proof
@@ -24,7 +24,7 @@ def proof_table(proofs: Sequence[Proof]) -> None:
 
 
 def doctor_table(findings: Sequence[Finding]) -> None:
-    table = Table("", "what", "found", "remedy")
+    table = Table("", "what", Column("found", overflow="fold"), "remedy")
     for finding in findings:
         mark = "[green]ok[/]" if finding.good else ("[red]no[/]" if finding.needed else "[yellow]no[/]")
         table.add_row(mark, finding.what, finding.found, "" if finding.good else finding.remedy)

@@ -5,7 +5,10 @@ import subprocess
 import sys
 from pathlib import Path
 
+import msgspec
 import pytest
+
+from eagletwin.harness.patch import Edit, Patch
 
 
 def eagletwin(*arguments: str, cwd: Path, environment: dict[str, str] | None = None) -> subprocess.CompletedProcess[str]:
@@ -77,3 +80,36 @@ def test_doctor_says_that_the_cpu_engine_stands(tmp_path: Path) -> None:
     done = eagletwin("doctor", cwd=tmp_path, environment={"COLUMNS": "160"})
     assert done.returncode == 0, done
     assert "scheduler and EAGLE worker stand" in done.stdout
+
+
+def test_rules_that_are_switched_off_show_in_the_headline_and_the_command(tmp_path: Path) -> None:
+    done = eagletwin("check", "26329", "--without", "draft.kv", "--step-timeout", "60", "--out", "a folder", cwd=tmp_path)
+    assert done.returncode == 0
+    assert "not checked: draft.kv" in done.stdout.splitlines()[0]
+    assert "again: eagletwin check 26329 --without draft.kv --step-timeout 60.0" in done.stdout
+
+
+def test_a_fault_that_comes_and_goes_is_unknown_when_it_is_looked_for_twice(tmp_path: Path) -> None:
+    """The first run leaves a file behind, and the worker errs once there is one: equal, then diverged."""
+    flags = tmp_path / "flag"
+    edit = Edit(
+        target="sglang.srt.speculative.eagle_worker_v2.EagleDraftWorker.draft_forward",
+        match="topk_index = torch.argmax(",
+        replacement=f"import glob, os; open('{flags}.' + str(os.getpid()), 'w').close()\n"
+        f"topk_index = (torch.argmin if len(glob.glob('{flags}.*')) > 1 else torch.argmax)(",
+    )
+    (tmp_path / "flicker.json").write_bytes(msgspec.json.encode(Patch(name="flicker", edits=(edit,))))
+    done = eagletwin("check", "25015", "--patch", "flicker.json", "--repeat", "2", cwd=tmp_path)
+    assert done.returncode == 125, done
+    assert "nondeterministic: first equal; in replay-1 draft.proposal" in done.stdout
+
+
+def test_a_run_leaves_nothing_outside_its_run_folder(tmp_path: Path) -> None:
+    scratch = tmp_path / "tmp"
+    scratch.mkdir()
+    shared = Path("/dev/shm")
+    done = eagletwin("check", "25015", cwd=tmp_path, environment={"TMPDIR": str(scratch)})
+    assert done.returncode == 0
+    assert list(scratch.iterdir()) == []
+    mine = [path for path in shared.glob("sglang_loads_*") if path.stat().st_uid == os.getuid()]
+    assert not [path for path in mine if path.stat().st_mtime >= (tmp_path / "eagletwin-runs").stat().st_mtime]

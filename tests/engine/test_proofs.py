@@ -34,7 +34,15 @@ def test_the_argument_says_where_and_why(host: Host, tmp_path: Path, name: str) 
     entry = LEDGER[name]
     trace = host.engine(entry.case, (entry.revert,)).run(entry.case, tmp_path)
     text = argue(trace.header, judge(trace))
-    for part in (entry.rule, "request a, round 0", WHERE[name], "index     row 1", "expected", "actual", "breaks DESIGN 3."):
+    for part in (
+        entry.rule,
+        "request a, round 0",
+        WHERE[name],
+        "index     row 1",
+        "expected",
+        "actual",
+        "breaks docs/design.md 3.",
+    ):
         assert part in text
 
 

@@ -39,10 +39,10 @@ DIVERGED  pr-25015 on SGLang 0.5.23 (cpu, with revert-25015)
   expected  1
   actual    2
   M = 1 tokens are committed before the bonus token, and this is draft decode step 1.
-  This breaks DESIGN 3.1-3.3: Row i of the draft stands at position i; draft decode step j stands at position M
-  + j - 1.
+  This breaks docs/design.md 3.1-3.3: Row i of the draft stands at position i; draft decode step j stands at
+  position M + j - 1.
 
-  After it 3 more diverged, as they must once one has: draft.kv 2, draft.scratch_kv 1.
+  After it 3 more comparisons diverged, which may follow from it: draft.kv 2, draft.scratch_kv 1.
 
   again: eagletwin check 25015 --revert 25015"""
     )

@@ -7,6 +7,8 @@ that mean nothing on a CPU, and module flags that send SGLang to its own Triton 
 import importlib
 import inspect
 import sys
+import tempfile
+from pathlib import Path
 from typing import Any
 
 from eagletwin.harness.case import Case
@@ -97,7 +99,20 @@ def build_scheduler(case: Case) -> Any:
     _publish(scheduler_module, arguments)
     parameters = list(inspect.signature(scheduler_module.Scheduler.__init__).parameters)[3:]
     ranks = {name: None if name == "dp_rank" else 0 for name in parameters}  # gpu_id, tp_rank, … up to 0.5.20
-    return scheduler_module.Scheduler(arguments, ports, **ranks)
+    scheduler = scheduler_module.Scheduler(arguments, ports, **ranks)
+    _remove_leftovers(scheduler)
+    return scheduler
+
+
+def _remove_leftovers(scheduler: Any) -> None:
+    """Unlink what the scheduler made for processes that do not exist here: its load snapshot in /dev/shm (small in
+    containers), and the socket files in this engine's own TMPDIR."""
+    snapshot = getattr(getattr(scheduler, "load_snapshot_writer", None), "path", None)
+    if isinstance(snapshot, str):
+        Path(snapshot).unlink(missing_ok=True)
+    for leftover in Path(tempfile.gettempdir()).glob("tmp*"):
+        if not leftover.is_dir():
+            leftover.unlink(missing_ok=True)
 
 
 def _publish(scheduler_module: Any, arguments: Any) -> None:

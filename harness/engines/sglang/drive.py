@@ -117,7 +117,7 @@ class Drive:
             numbers=self._allocation.counts(),
             tensors={
                 "free": self._allocation.free().sort().values.to(torch.int32),
-                "cached": self._allocation.cached().sort().values.to(torch.int32),
+                "cached": self._allocation.cached().to(torch.int32),
                 "held": torch.cat([*held.values(), torch.empty(0, dtype=torch.int64)]).to(torch.int32),
             },
         )

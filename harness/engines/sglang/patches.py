@@ -5,6 +5,7 @@ scheduler is built.
 """
 
 import ast
+import difflib
 import importlib
 import inspect
 import textwrap
@@ -40,7 +41,12 @@ def _edit(edit: Edit) -> None:
     source = textwrap.dedent(inspect.getsource(function))
     occurrences = source.count(edit.match)
     if occurrences != 1:
-        raise PatchFailed(f"{edit.target}: {edit.match!r} occurs {occurrences} times, not once")
+        near = difflib.get_close_matches(edit.match.strip().split("\n")[0], [line.strip() for line in source.split("\n")], 1)
+        hint = f"; the line most like it is {near[0]!r}" if near and not occurrences else ""
+        raise PatchFailed(
+            f"{edit.target}: {edit.match!r} occurs {occurrences} times, not once{hint} (the function's source is taken without "
+            "the indentation of its def)"
+        )
     before = source[: source.index(edit.match)].rpartition("\n")[2]
     indentation = before[: len(before) - len(before.lstrip())]
     replacement = edit.replacement.replace("\n", "\n" + indentation)
@@ -72,7 +78,8 @@ def _compile(source: str, function: Callable[..., Any], target: str) -> Any:
     try:
         tree = ast.parse(source)
     except SyntaxError as error:
-        raise PatchFailed(f"{target}: the edited source does not parse: {error}") from error
+        line = (error.text or "").strip()
+        raise PatchFailed(f"{target}: the edited source does not parse: {error.msg} at {line!r}") from error
     definition = tree.body[0]
     if not isinstance(definition, ast.FunctionDef):
         raise PatchFailed(f"{target}: not a plain function")

@@ -50,12 +50,12 @@ class Allocation:
         return self._slots_of_pages(self._allocator.get_all_free_pages())
 
     def cached(self) -> Tensor:
-        """Slots that the prefix cache owns [n]; none where there is no prefix cache."""
+        """Slots that the prefix cache owns [n], sorted (it walks its tree in no order); none where there is no cache."""
         cache = self._scheduler.tree_cache
         if cache.evictable_size() + cache.protected_size() == 0:
             return torch.empty(0, dtype=torch.int64)
         slots: Tensor = cache.all_values_flatten()
-        return slots.to(torch.int64)
+        return slots.to(torch.int64).sort().values
 
     def cached_prefix(self, tokens: list[int]) -> Tensor:
         """Slots of the longest cached prefix of a token sequence [n]: what a new request with these tokens would reuse."""

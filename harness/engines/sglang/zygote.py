@@ -22,7 +22,6 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from eagletwin.harness.engines import wire
-from eagletwin.harness.patch import Patch
 from eagletwin.harness.trace import HEADER, Ending, EngineInfo, Recorder, new_header, write_trace
 
 _PR_SET_PDEATHSIG = 1
@@ -38,6 +37,10 @@ def main() -> None:
 
         boot.import_sglang()
         import sglang
+
+        from eagletwin.harness.engines.sglang import kernels
+
+        kernels.precompile()
     except BaseException as error:
         wire.send(connection, wire.Refused(f"{type(error).__name__}: {error}", traceback.format_exc()))
         raise
@@ -85,7 +88,7 @@ def _engine(connection: socket.socket, build: wire.Build) -> NoReturn:
         wire.send(connection, wire.Refused(f"{type(error).__name__}: {error}", traceback.format_exc()))
         os._exit(0)
     gc.freeze()
-    info = _info(build.patches)
+    info = _info(build)
     wire.send(connection, wire.Built(info))
     while True:
         try:
@@ -93,16 +96,16 @@ def _engine(connection: socket.socket, build: wire.Build) -> NoReturn:
         except (EOFError, ConnectionError):
             os._exit(0)
         assert isinstance(message, wire.Run)
-        wire.send(connection, _supervise(scheduler, message, info))
+        wire.send(connection, _supervise(scheduler, message, info, build.kernels))
 
 
-def _supervise(scheduler: Any, run: wire.Run, info: EngineInfo) -> wire.Ran:
+def _supervise(scheduler: Any, run: wire.Run, info: EngineInfo, kernels: wire.Kernels) -> wire.Ran:
     """Fork the case; watch its progress; say how it ended."""
     progress, report = os.pipe()
     child = os.fork()
     if child == 0:
         os.close(progress)
-        _case(scheduler, run, info, report)
+        _case(scheduler, run, info, kernels, report)
     os.close(report)
     begun = stepped = time.monotonic()
     where, overdue = "start", ""
@@ -113,6 +116,8 @@ def _supervise(scheduler: Any, run: wire.Run, info: EngineInfo) -> wire.Ran:
             limit = "case" if now - begun >= run.case_seconds else "step"
             seconds = run.case_seconds if limit == "case" else run.step_seconds
             overdue = f"no end of the {limit} within {seconds:g} s"
+            os.kill(child, signal.SIGUSR2)  # write all stacks to engine.log, where Python still can
+            select.select([progress], [], [], 1.0)
             os.kill(child, signal.SIGKILL)
             break
         if select.select([progress], [], [], left)[0]:
@@ -136,14 +141,15 @@ def _supervise(scheduler: Any, run: wire.Run, info: EngineInfo) -> wire.Ran:
     return wire.Ran(Ending(kind="finished"), True)  # the trace holds its own ending
 
 
-def _case(scheduler: Any, run: wire.Run, info: EngineInfo, report: int) -> NoReturn:
+def _case(scheduler: Any, run: wire.Run, info: EngineInfo, runtime: wire.Kernels, report: int) -> NoReturn:
     """Run one case, write its trace, exit. A Python exception of the worker is an ending; anything worse ends the process."""
     _die_with_parent()
     log = os.open(os.path.join(run.folder, "engine.log"), os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
     os.dup2(log, 1)
     os.dup2(log, 2)
     faulthandler.enable(file=2)
-    from eagletwin.harness.engines.sglang import drive, stubs
+    faulthandler.register(signal.SIGUSR2, file=2)
+    from eagletwin.harness.engines.sglang import drive, kernels, stubs
 
     recorder, last = Recorder(), ["start"]
 
@@ -155,6 +161,7 @@ def _case(scheduler: Any, run: wire.Run, info: EngineInfo, report: int) -> NoRet
     try:
         import torch
 
+        kernels.start(runtime, scheduler)
         with torch.inference_mode():
             drive.drive(scheduler, run.case, recorder, reached)
         ending = Ending(kind="finished")
@@ -165,7 +172,8 @@ def _case(scheduler: Any, run: wire.Run, info: EngineInfo, report: int) -> NoRet
         ending = Ending(kind="crashed", detail=_brief(error), where=last[0])
     if stubs.called and ending.kind == "finished":  # SGLang swallowed the exception, and so skipped a kernel
         ending = Ending(kind="crashed", detail=f"stub {stubs.called[0]} was called and the exception swallowed", where=last[0])
-    header = new_header(run.case, info, ending, recorder.records)
+    ending = kernels.violated(last[0]) or ending
+    header = new_header(run.case, info, ending, recorder.records, kernels.fallbacks())
     write_trace(Path(run.folder), header, recorder.tensors)
     os._exit(0)
 
@@ -175,7 +183,7 @@ def _brief(error: Exception) -> str:
     return f"{type(error).__name__}: {error} ({Path(frame.filename).name}:{frame.lineno} in {frame.name})"
 
 
-def _info(applied: tuple[Patch, ...]) -> EngineInfo:
+def _info(build: wire.Build) -> EngineInfo:
     import sglang
     import torch
     import triton
@@ -186,10 +194,10 @@ def _info(applied: tuple[Patch, ...]) -> EngineInfo:
         name="sglang",
         version=str(sglang.__version__),
         device="cpu",
-        kernels="triton interpreter",
+        kernels=build.kernels,
         torch=str(torch.__version__),
         triton=str(triton.__version__),
-        patches=tuple(patch.name for patch in applied),
+        patches=tuple(patch.name for patch in build.patches),
         shims=tuple(boot.SHIMS),
     )
 

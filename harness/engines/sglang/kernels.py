@@ -1,0 +1,59 @@
+"""Which runtime executes SGLang's Triton kernels in a case, and what it found. Called by zygote.py.
+
+The fast runtime (engines/triton_cpu) executes each kernel's own source and checks every memory access. Triton's interpreter is
+what it is proven against: `shadow` runs both and compares.
+"""
+
+from typing import Any
+
+from eagletwin.harness.engines import triton_cpu
+from eagletwin.harness.engines.wire import Kernels
+from eagletwin.harness.trace import Ending
+
+_CHECKS: dict[Kernels, triton_cpu.Checks] = {
+    "fast": triton_cpu.Checks(),
+    "shadow": triton_cpu.Checks(shadow=True),
+    "checked": triton_cpu.Checks(poison=True, races=True, order=0),
+}
+
+# Violation -> the rule that it breaks. Subclasses first.
+_RULES: tuple[tuple[type[triton_cpu.KernelViolation], str], ...] = (
+    (triton_cpu.OutOfBounds, "kernel.memory"),
+    (triton_cpu.PoisonLeak, "kernel.undefined"),
+    (triton_cpu.OrderDependence, "kernel.order"),
+    (triton_cpu.ShadowMismatch, "kernel.shadow"),
+)
+
+
+def precompile() -> dict[str, str]:
+    """Compile the kernels of all imported modules, so that forked children need not: kernel -> why it cannot be compiled."""
+    return triton_cpu.precompile(["sglang.kernels.", "sglang.srt."])
+
+
+def start(kernels: Kernels, scheduler: Any) -> None:
+    """Run this process's kernels as asked from now on. The KV pools are the only memory that raw addresses may reach."""
+    if kernels == "interpreter":
+        return
+    pools = triton_cpu.LivePools()
+    workers = {"target": scheduler.tp_worker.model_runner, "draft": scheduler.draft_worker.draft_worker.draft_runner}
+    for name, runner in workers.items():
+        pool = runner.token_to_kv_pool
+        for part, buffers in (("keys", pool.k_buffer), ("values", pool.v_buffer)):
+            for layer, buffer in enumerate(buffers):
+                pools.register(f"{name} {part} of layer {layer}", buffer)
+    triton_cpu.clear()
+    triton_cpu.install(_CHECKS[kernels], pools)
+
+
+def violated(where: str) -> Ending | None:
+    """How the case ended if a kernel did what it must not, whether or not somebody swallowed the exception."""
+    faults = triton_cpu.faults()
+    if not faults:
+        return None
+    rule = next(rule for kind, rule in _RULES if isinstance(faults[0], kind))
+    return Ending(kind="faulted", detail=str(faults[0]), where=where, rule=rule)
+
+
+def fallbacks() -> tuple[str, ...]:
+    """Kernels that ran in Triton's interpreter, unchecked, although the fast runtime was asked for."""
+    return tuple(f"{name}: {reason}" for name, reason in sorted(triton_cpu.fallbacks().items()))

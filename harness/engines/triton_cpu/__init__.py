@@ -1,0 +1,45 @@
+"""A fast runtime for Triton kernels on CPU tensors: each `@triton.jit` kernel's own source runs over numpy values,
+with every memory access checked, in place of Triton's interpreter.  It knows no framework; install() it before the
+first launch.
+
+    from eagletwin.harness.engines import triton_cpu
+
+    triton_cpu.install(triton_cpu.Checks(poison=True), pools)
+"""
+
+from .checks import Checks
+from .compiler import precompile
+from .errors import (
+    KernelError,
+    KernelViolation,
+    OrderDependence,
+    OutOfBounds,
+    PoisonLeak,
+    ShadowMismatch,
+    UnregisteredAddress,
+)
+from .fill import poison, poison_empty
+from .install import clear, fallbacks, faults, install, installed, launches, uninstall
+from .pools import LivePools
+
+__all__ = [
+    "Checks",
+    "KernelError",
+    "KernelViolation",
+    "LivePools",
+    "OrderDependence",
+    "OutOfBounds",
+    "PoisonLeak",
+    "ShadowMismatch",
+    "UnregisteredAddress",
+    "clear",
+    "fallbacks",
+    "faults",
+    "install",
+    "installed",
+    "launches",
+    "poison",
+    "poison_empty",
+    "precompile",
+    "uninstall",
+]

@@ -1,0 +1,240 @@
+"""Kernel to Python function: fetch a jit function's own source, rewrite it, and compile it in a namespace where `tl`
+is ours. Compiled functions are cached per function and checked against its globals, so that a replaced helper or
+constant is noticed. launch.py asks for kernels; the embedding program may ask for many at once (`precompile`) before
+it forks.
+"""
+
+from __future__ import annotations
+
+import ast
+import builtins
+import inspect
+import sys
+import textwrap
+import types
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import Any
+
+import triton
+import triton.language as real_tl
+from triton.runtime.interpreter import InterpretedFunction
+from triton.runtime.jit import _normalize_ty
+
+from . import language, names
+from .dtypes import PointerType
+from .errors import Unsupported
+from .rewrite import Rewriter
+
+_MISSING = object()
+
+
+@dataclass(frozen=True, slots=True)
+class Compiled:
+    """A kernel or device function, ready to call with numpy values.  `uses` are the globals it was compiled against."""
+
+    name: str
+    function: Callable[..., Any]
+    parameters: tuple[str, ...]
+    constexprs: frozenset[str]
+    defaults: dict[str, Any]
+    uses: tuple[tuple[dict[str, Any], str, Any], ...]
+    devices: tuple[Device, ...]
+    laned: bool  # its own body uses nothing that lacks a form with lanes
+    heavy: bool  # its own body computes with blocks
+
+    def runs_in_lanes(self) -> bool:
+        """Whether groups of programs may run at once: nothing here or in its callees lacks lanes."""
+        return self.laned and all(compiled(device.fn).runs_in_lanes() for device in self.devices)
+
+
+class Device:
+    """A jit function as seen from a kernel: compiled at its first call."""
+
+    __slots__ = ("call", "fn")
+
+    def __init__(self, fn: Any) -> None:
+        self.fn = fn
+        self.call: Callable[..., Any] | None = None
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        if self.call is None:
+            self.call = compiled(self.fn).function
+        return self.call(*args, **kwargs)
+
+
+class _Module:
+    """Attribute access on a module from within a kernel, each result adapted.  For triton.language our functions come
+    first."""
+
+    def __init__(self, module: types.ModuleType) -> None:
+        self._module = module
+        if module.__name__.startswith("triton.language"):
+            self.__dict__.update(language.NAMES)
+            self.__dict__["math"] = self
+
+    def __getattr__(self, name: str) -> Any:
+        found = adapt(getattr(self._module, name))
+        self.__dict__[name] = found
+        return found
+
+
+_modules: dict[str, _Module] = {}
+_HOST = {triton.cdiv: language.cdiv, triton.next_power_of_2: triton.next_power_of_2}
+
+
+def adapt(value: Any) -> Any:
+    """A global, default or constexpr argument of a kernel as its compiled form sees it."""
+    if isinstance(value, real_tl.constexpr):
+        return adapt(value.value)
+    if isinstance(value, types.ModuleType):
+        name = value.__name__
+        if name.partition(".")[0] in sys.stdlib_module_names:
+            return value
+        plain = name in ("triton.language.core", "triton.language.standard", "triton.language.math")
+        if plain:
+            value, name = real_tl, real_tl.__name__
+        if name not in _modules:
+            _modules[name] = _Module(value)
+        return _modules[name]
+    if isinstance(value, InterpretedFunction):
+        known = language.NAMES.get(value.fn.__name__) if value.fn.__module__.startswith("triton.language") else None
+        return known or Device(value.fn)
+    if isinstance(value, real_tl.pointer_type):
+        return PointerType(adapt(value.element_ty))
+    if isinstance(value, real_tl.dtype):
+        names = {"fp16": "float16", "bf16": "bfloat16", "fp32": "float32", "fp64": "float64"}
+        name = names.get(value.name, value.name.replace("fp8", "float8"))
+        if name not in language.DTYPES:
+            raise Unsupported(f"dtype {value.name}")
+        return language.DTYPES[name]
+    if getattr(value, "__module__", "").startswith("triton.language") and callable(value):
+        if value.__name__ not in language.NAMES:
+            return _unsupported(value.__name__)
+        return language.NAMES[value.__name__]
+    try:
+        return _HOST.get(value, value)
+    except TypeError:  # unhashable
+        return value
+
+
+def _unsupported(name: str) -> Callable[..., Any]:
+    def refuse(*args: Any, **kwargs: Any) -> Any:
+        raise Unsupported(f"tl.{name}")
+
+    return refuse
+
+
+_cache: dict[Any, Compiled] = {}
+
+
+# What reads a block's shape or rank, or works on its last axis, would see the lanes.
+_NO_LANES = frozenset(
+    (
+        *("shape", "numel", "type", "reduce", "associative_scan", "histogram", "sort", "topk", "flip", "ravel"),
+        *("join", "split", "interleave", "cat", "gather"),
+    )
+)
+
+
+# Lanes turn scalar work into work on small arrays, which is slower: they pay where a kernel computes with blocks.
+_HEAVY = frozenset(("dot", "exp", "exp2"))
+
+
+def _no_lanes(attribute: str) -> bool:
+    return attribute in _NO_LANES or attribute.startswith("atomic")
+
+
+def _closure(fn: Any) -> dict[str, Any]:
+    cells = zip(fn.__code__.co_freevars, fn.__closure__ or (), strict=True)
+    return {name: cell.cell_contents for name, cell in cells}
+
+
+def _compile(fn: Any) -> Compiled:
+    try:
+        tree = ast.parse(textwrap.dedent(inspect.getsource(fn)))
+    except (OSError, TypeError, SyntaxError) as error:
+        raise Unsupported(f"source not available: {error}") from error
+    definition = tree.body[0]
+    if not isinstance(definition, ast.FunctionDef):
+        raise Unsupported("not a plain function")
+    scope = {**fn.__globals__, **_closure(fn)}
+    Rewriter(lambda name: isinstance(scope.get(name), types.ModuleType), names.METHODS).visit(definition)
+    ast.increment_lineno(ast.fix_missing_locations(tree), fn.__code__.co_firstlineno - 1)
+    used = {node.id for node in ast.walk(tree) if isinstance(node, ast.Name) and node.id in scope}
+    uses = tuple((fn.__globals__, name, fn.__globals__[name]) for name in sorted(used) if name in fn.__globals__)
+    namespace = {"__builtins__": builtins, **names.RUNTIME, **{name: adapt(scope[name]) for name in used}}
+    exec(compile(tree, fn.__code__.co_filename, "exec"), namespace)
+    function = namespace[definition.name]
+    function.__defaults__ = None if fn.__defaults__ is None else tuple(adapt(d) for d in fn.__defaults__)
+    function.__kwdefaults__ = None if fn.__kwdefaults__ is None else {n: adapt(d) for n, d in fn.__kwdefaults__.items()}
+    signature = inspect.signature(fn).parameters
+    attributes = {node.attr for node in ast.walk(tree) if isinstance(node, ast.Attribute)}
+    annotations = {name: _normalize_ty(kind) for name, kind in inspect.get_annotations(fn).items()}
+    return Compiled(
+        name=definition.name,
+        function=function,
+        parameters=tuple(signature),
+        constexprs=frozenset(name for name in signature if annotations.get(name) == "constexpr"),
+        defaults={n: p.default for n, p in signature.items() if p.default is not inspect.Parameter.empty},
+        uses=uses,
+        devices=tuple(value for value in namespace.values() if isinstance(value, Device)),
+        laned=not any(_no_lanes(attribute) for attribute in attributes),
+        heavy=not _HEAVY.isdisjoint(attributes),
+    )
+
+
+def _fresh(entry: Compiled) -> bool:
+    for scope, name, value in entry.uses:
+        if scope.get(name, _MISSING) is not value:
+            return False
+    for device in entry.devices:
+        known = _cache.get(device.fn)
+        if device.call is not None and (known is None or device.call is not known.function or not _fresh(known)):
+            return False
+    return True
+
+
+def compiled(fn: Any) -> Compiled:
+    """The compiled form of a kernel's Python function; recompiled if a global it uses was replaced.  Unsupported if
+    it cannot be."""
+    entry = _cache.get(fn)
+    if entry is None or not _fresh(entry):
+        entry = _cache[fn] = _compile(fn)
+    return entry
+
+
+def precompile(targets: Iterable[Any]) -> dict[str, str]:
+    """Compile kernels now, in order: each target is a jit function, a module, or a prefix (str) of imported modules'
+    names.
+
+    Device functions that they call are compiled too.  Returns {kernel: reason} of those that cannot be compiled.
+    Touches no thread, process or file other than the sources; call it in a process that forks later and the children
+    inherit the result.
+    """
+    failed: dict[str, str] = {}
+    for target in targets:
+        if isinstance(target, str):
+            modules = [sys.modules[name] for name in sorted(sys.modules) if name.startswith(target)]
+        else:
+            modules = [target]
+        for item in modules:
+            found = list(vars(item).values()) if isinstance(item, types.ModuleType) else [item]
+            for kernel in found:
+                while not isinstance(kernel, InterpretedFunction) and isinstance(
+                    getattr(kernel, "fn", None), triton.runtime.jit.KernelInterface
+                ):
+                    kernel = kernel.fn  # autotune and heuristics wrap the kernel
+                if isinstance(kernel, InterpretedFunction):
+                    try:
+                        _warm(kernel.fn)
+                    except Unsupported as error:
+                        failed[kernel.fn.__name__] = str(error)
+    return failed
+
+
+def _warm(fn: Any) -> None:
+    for device in compiled(fn).devices:
+        if device.call is None:
+            device.call = compiled(device.fn).function
+            _warm(device.fn)

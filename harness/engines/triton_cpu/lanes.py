@@ -1,0 +1,79 @@
+"""Running several programs of one grid at once: every block carries a last axis of lanes, one lane per program, so
+that one numpy call does the work of all.  Control flow must agree between the lanes; where it does not, Diverged
+sends the programs back to smaller groups.  launch.py groups programs; language.py and reduce.py ask `extra()` when
+they make or fold blocks.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from .state import STATE
+
+# Programs in one group at most: beyond this the blocks leave the second-level cache and gain nothing.
+LARGEST_GROUP = 16
+# A group that diverged is split for good, but sequence lengths change: start whole again after this many launches.
+FORGET_AFTER = 256
+
+
+class Diverged(Exception):
+    """The lanes of a group disagree about a branch, a trip count, or use what has no lane form."""
+
+
+def extra() -> tuple[int, ...]:
+    """What a new block's shape gets appended: (1,) while lanes run, () for a program on its own."""
+    return (1,) if STATE.lanes > 1 else ()
+
+
+def truth(value: Any) -> Any:
+    """A condition that Python can test: the value itself, or for lanes what they agree on."""
+    if value.__class__ is not np.ndarray:
+        return value
+    if value.size > 1 and STATE.lanes > 1:
+        if value.ndim != 1:
+            raise Diverged("a block as a condition")
+        if value.all():
+            return True
+        if value.any():
+            raise Diverged("lanes branch differently")
+        return False
+    return bool(value)
+
+
+def trip_range(*bounds: Any) -> range:
+    """range of bounds that may differ between lanes, as long as the values and the number of trips do not."""
+    if STATE.lanes > 1 and any(isinstance(bound, np.ndarray) and bound.size > 1 for bound in bounds):
+        lists = [b.tolist() if isinstance(b, np.ndarray) and b.size > 1 else [int(b)] * STATE.lanes for b in bounds]
+        every = set(zip(*lists, strict=True))
+        trips = [range(*lane) for lane in every]
+        if len({len(one) for one in trips}) > 1 or len({(one.start, one.step) for one in trips if len(one)}) > 1:
+            raise Diverged("lanes loop differently")
+        return trips[0]
+    return range(*(int(bound) for bound in bounds))
+
+
+@dataclass(slots=True)
+class Grouping:
+    """How one kernel's grid was last cut into groups of consecutive programs."""
+
+    sizes: list[int]
+    launches: int = 0
+
+
+@dataclass(slots=True)
+class Groupings:
+    """Groupings by (kernel function, grid)."""
+
+    known: dict[Any, Grouping] = field(default_factory=dict)
+
+    def of(self, key: Any, programs: int) -> Grouping:
+        grouping = self.known.get(key)
+        if grouping is None or grouping.launches >= FORGET_AFTER:
+            pieces = -(-programs // LARGEST_GROUP)
+            sizes = [programs // pieces + (i < programs % pieces) for i in range(pieces)]
+            grouping = self.known[key] = Grouping(sizes)
+        grouping.launches += 1
+        return grouping

@@ -1,0 +1,283 @@
+"""Memory as a kernel sees it: a tensor's elements as a flat numpy array, and pointers as (memory, element offset).
+Every access by an active lane is checked against the tensor's own extent, and against its shape where the view has
+gaps. Loads and stores of all kernels end here; what undefined lanes hold is decided by fill.py.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NoReturn
+
+import numpy as np
+
+from .dtypes import BOOL, I64, Opaque, PointerType
+from .errors import OutOfBounds, Unsupported
+from .fill import filled, undefined
+from .state import STATE, Store, where
+from .values import convert, ndarray
+
+_lowest = np.minimum.reduce
+_highest = np.maximum.reduce
+
+
+class Memory:
+    """The elements that one pointer argument may reach: array[0..size-1], and of those only reach[i] where the view
+    has gaps."""
+
+    __slots__ = ("address", "array", "dtype", "name", "reach", "size", "tensor")
+
+    def __init__(self, name: str, array: Any, dtype: Any, address: int, tensor: Any = None, reach: Any = None) -> None:
+        self.name, self.array, self.dtype, self.address = name, array, dtype, address
+        self.tensor, self.reach = tensor, reach
+        self.size: int = array.size
+
+    def view(self, dtype: Any) -> Memory:
+        """The same bytes as elements of another dtype (a cast pointer); a tail below one element is out of reach."""
+        held = np.dtype(f"u{dtype.itemsize}") if isinstance(dtype, Opaque) else dtype
+        data = self.array.view(np.uint8)
+        array = data[: data.size // held.itemsize * held.itemsize].view(held)
+        reach = None
+        if self.reach is not None:
+            fine = np.repeat(self.reach, self.array.itemsize)[: array.size * held.itemsize]
+            reach = fine.reshape(array.size, held.itemsize).all(axis=1)
+        return Memory(self.name, array, dtype, self.address, self.tensor, reach)
+
+    def describe(self) -> str:
+        """What was given to the kernel, for messages."""
+        if self.tensor is None:
+            return f"raw memory at {self.address:#x}"
+        shape, stride, dtype = tuple(self.tensor.shape), tuple(self.tensor.stride()), str(self.tensor.dtype)[6:]
+        text = f"a {dtype} tensor of shape {shape}, stride {stride}"
+        return text if str(self.dtype) == dtype else f"{text}, read as {self.dtype}"
+
+
+class Pointer:
+    """base + offsets elements into a memory; offsets is None for a scalar pointer, else an int64 array."""
+
+    __slots__ = ("base", "memory", "offsets")
+
+    def __init__(self, memory: Memory, base: int, offsets: Any = None) -> None:
+        self.memory, self.base, self.offsets = memory, base, offsets
+
+    def __add__(self, other: Any) -> Pointer:
+        if other.__class__ is ndarray:
+            if other.dtype is not I64:
+                if other.dtype.kind not in "iub":
+                    raise TypeError("pointer offsets must be integers")
+                other = other.astype(I64)
+            return Pointer(self.memory, self.base, other if self.offsets is None else self.offsets + other)
+        return Pointer(self.memory, self.base + other.__index__(), self.offsets)
+
+    __radd__ = __add__
+
+    def __sub__(self, other: Any) -> Pointer:
+        return self + (-other.astype(I64) if isinstance(other, (ndarray, np.generic)) else -other)
+
+    def __getitem__(self, key: Any) -> Pointer:
+        picked = np.asarray(0 if self.offsets is None else self.offsets, I64)[key]
+        if picked.ndim:
+            return Pointer(self.memory, self.base, picked)
+        return Pointer(self.memory, self.base + int(picked))
+
+    @property
+    def dtype(self) -> PointerType:
+        return PointerType(self.memory.dtype)
+
+    @property
+    def shape(self) -> Any:
+        return () if self.offsets is None else self.offsets.shape
+
+    def reshaped(self, offsets: Any) -> Pointer:
+        return Pointer(self.memory, self.base, offsets)
+
+    def cast(self, element: Any) -> Pointer:
+        """The pointer with another element type; the byte address is kept."""
+        old, new = self.memory.array.itemsize, element.itemsize
+        if self.base * old % new or (self.offsets is not None and new > old):
+            raise Unsupported("cast of a pointer that is not aligned to its new element")
+        offsets = None if self.offsets is None else self.offsets * old // new
+        return Pointer(self.memory.view(element), self.base * old // new, offsets)
+
+
+def _violation(memory: Memory, offsets: Any, verb: str) -> NoReturn:
+    """Raise OutOfBounds for the first illegal one of `offsets` (int or array, elements of `memory`)."""
+    flat = np.atleast_1d(np.asarray(offsets)).ravel()
+    bad = (flat < 0) | (flat >= memory.size)
+    if memory.reach is not None:
+        bad |= ~memory.reach[np.clip(flat, 0, memory.size - 1)] if memory.size else True
+    lanes = bad.nonzero()[0]
+    offset = int(flat[lanes[0]])
+    legal = f"0..{memory.size - 1}" if memory.size else "none (the tensor is empty)"
+    gap = " (inside the extent, but in a gap between the view's rows)" if 0 <= offset < memory.size else ""
+    more = f"; {lanes.size} of {flat.size} active lanes" if flat.size > 1 else ""
+    raise OutOfBounds(
+        f"{verb} offset {offset}{gap}, legal offsets {legal} of {memory.describe()}{more}",
+        argument=memory.name,
+        **where(),
+    )
+
+
+def _gather(memory: Memory, base: int, offsets: Any) -> Any:
+    """array[base + offsets], every element checked."""
+    array = memory.array
+    if memory.dtype.__class__ is Opaque:
+        raise Unsupported(f"load of {memory.dtype} values")
+    if not offsets.size:
+        return array[offsets]
+    low = _lowest(offsets, axis=None)
+    if base:
+        if low < 0 or base < 0 or base > memory.size:
+            offsets = offsets + base
+            low = low + base
+            base = 0
+        else:
+            array = array[base:]
+    if low < 0:
+        _violation(memory, offsets, "load at")
+    try:
+        result = array.take(offsets)  # refuses offsets past the end, so only the low side is checked above
+    except IndexError:
+        _violation(memory, offsets + base, "load at")
+    if memory.reach is not None and not memory.reach[base:].take(offsets).all():
+        _violation(memory, offsets + base, "load at")
+    return result
+
+
+def _load_one(memory: Memory, at: int) -> Any:
+    if memory.dtype.__class__ is Opaque:
+        raise Unsupported(f"load of {memory.dtype} values")
+    if not 0 <= at < memory.size or (memory.reach is not None and not memory.reach[at]):
+        _violation(memory, at, "load at")
+    return memory.array[at]
+
+
+def _checked(mask: Any) -> Any:
+    """mask as bool values (any integer is true where not zero)."""
+    return mask if mask.__class__ is not ndarray or mask.dtype is BOOL else mask != 0
+
+
+def load(
+    pointer: Any,
+    mask: Any = None,
+    other: Any = None,
+    boundary_check: Any = (),
+    padding_option: Any = "",
+    cache_modifier: Any = "",
+    eviction_policy: Any = "",
+    volatile: Any = False,
+) -> Any:
+    """tl.load: values of the active lanes, `other` (default: undefined) in the rest.  Raises OutOfBounds."""
+    if pointer.__class__ is not Pointer:
+        pointer = pointer.resolve(mask)
+    memory, base, offsets = pointer.memory, pointer.base, pointer.offsets
+    mask = _checked(mask)
+    if offsets is None and mask.__class__ is not ndarray:
+        if mask is None or mask:
+            return _load_one(memory, base)
+        return undefined(memory.dtype, None) if other is None else convert(other, memory.dtype)
+    if mask is None:
+        return _gather(memory, base, offsets)
+    if offsets is None:
+        offsets = np.zeros(mask.shape, I64)
+    if mask.__class__ is not ndarray:
+        mask = np.broadcast_to(np.bool_(mask), offsets.shape)
+    elif mask.shape != offsets.shape:
+        shape = np.broadcast_shapes(mask.shape, offsets.shape)
+        mask, offsets = np.broadcast_to(mask, shape), np.broadcast_to(offsets, shape)
+    active = np.count_nonzero(mask)
+    if active == mask.size:
+        return _gather(memory, base, offsets)
+    if other is None:
+        result = undefined(memory.dtype, mask.shape)
+    elif isinstance(other, ndarray):
+        result = np.array(np.broadcast_to(other, mask.shape), dtype=memory.dtype)
+    else:
+        result = filled(mask.shape, other, memory.dtype)
+    if active:
+        lanes = mask.ravel().nonzero()[0]
+        result.ravel()[lanes] = _gather(memory, base, offsets.ravel().take(lanes))
+    return result
+
+
+def _note_writer(memory: Memory, offsets: Any) -> None:
+    """Remember this store if it covers the watched address."""
+    assert STATE.watch is not None
+    at = (STATE.watch - memory.address) // memory.array.itemsize
+    if np.any(np.asarray(offsets) == at):
+        spot = where()
+        STATE.writer = Store(spot["file"], spot["line"], spot["program"])
+
+
+def put(memory: Memory, base: int, offsets: Any, value: Any) -> None:
+    """Write value (scalar or array of offsets' shape) at base + offsets (int64 array, any rank), every element
+    checked first."""
+    if not offsets.size:
+        return
+    if base:
+        offsets = offsets + base
+    if _lowest(offsets, axis=None) < 0 or _highest(offsets, axis=None) >= memory.size:
+        _violation(memory, offsets, "store at")
+    if memory.reach is not None and not memory.reach.take(offsets).all():
+        _violation(memory, offsets, "store at")
+    STATE.stores += 1
+    if STATE.watch is not None:
+        _note_writer(memory, offsets)
+    if STATE.undo is not None:
+        STATE.undo.append((memory.array, offsets, memory.array[offsets]))
+    memory.array[offsets] = value
+
+
+def store(
+    pointer: Any,
+    value: Any,
+    mask: Any = None,
+    boundary_check: Any = (),
+    cache_modifier: Any = "",
+    eviction_policy: Any = "",
+) -> None:
+    """tl.store: value (cast to the element type as C does) into the active lanes.  Raises OutOfBounds before writing
+    any lane."""
+    if pointer.__class__ is not Pointer:
+        pointer = pointer.resolve(mask)
+    memory, base, offsets = pointer.memory, pointer.base, pointer.offsets
+    if memory.dtype.__class__ is Opaque:
+        raise Unsupported(f"store of {memory.dtype} values")
+    mask = _checked(mask)
+    if mask is not None and mask.__class__ is not ndarray:
+        if not mask:
+            return
+        mask = None
+    if offsets is None and mask is None:
+        if isinstance(value, ndarray) and value.size != 1:
+            if STATE.lanes == 1 or value.ndim != 1:
+                raise ValueError("a block stored through a scalar pointer")
+            value = value[-1]  # every lane stores to this one place: the last program's value stays
+        if not 0 <= base < memory.size or (memory.reach is not None and not memory.reach[base]):
+            _violation(memory, base, "store at")
+        STATE.stores += 1
+        if STATE.watch is not None:
+            _note_writer(memory, base)
+        if STATE.undo is not None:
+            STATE.undo.append((memory.array, base, memory.array[base]))
+        memory.array[base] = convert(value, memory.array.dtype)
+        return
+    if offsets is None:
+        offsets = np.zeros(mask.shape, I64)
+    if value.__class__ is not ndarray:
+        value = convert(value, memory.array.dtype)
+    elif value.shape != offsets.shape:
+        shape = np.broadcast_shapes(value.shape, offsets.shape)
+        value, offsets = np.broadcast_to(value, shape), np.broadcast_to(offsets, shape)
+    if mask is not None:
+        if mask.shape != offsets.shape:
+            shape = np.broadcast_shapes(mask.shape, offsets.shape)
+            mask, offsets = np.broadcast_to(mask, shape), np.broadcast_to(offsets, shape)
+            value = np.broadcast_to(value, shape) if value.__class__ is ndarray else value
+        active = np.count_nonzero(mask)
+        if active != mask.size:
+            if not active:
+                return
+            lanes = mask.ravel().nonzero()[0]
+            offsets = offsets.ravel().take(lanes)
+            if value.__class__ is ndarray:
+                value = value.ravel().take(lanes)
+    put(memory, base, offsets, value)

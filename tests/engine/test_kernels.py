@@ -1,0 +1,43 @@
+"""SGLang's kernels in the fast runtime: all of them run there, it stores what Triton's interpreter stores, and what it finds
+wrong is a verdict."""
+
+from pathlib import Path
+
+import pytest
+
+from eagletwin.harness.case import Case
+from eagletwin.harness.engines.process import Host
+from eagletwin.harness.engines.wire import Kernels
+from eagletwin.harness.judge import judge
+from eagletwin.harness.patch import Edit, Patch
+
+
+@pytest.mark.parametrize("kernels", ["fast", "interpreter", "shadow", "checked"])
+def test_a_case_is_equal_whatever_executes_the_kernels(host: Host, busy_case: Case, tmp_path: Path, kernels: Kernels) -> None:
+    trace = host.engine(busy_case, kernels=kernels).run(busy_case, tmp_path)
+    assert judge(trace).status == "equal", trace.header.ending
+    assert trace.header.engine.kernels == kernels
+    assert trace.header.fallbacks == ()  # none of the worker's kernels runs unchecked
+
+
+FAR_SLOTS = Edit(
+    target="sglang.srt.layers.attention.triton_backend.TritonAttnBackend._forward_extend_kernel",
+    match="return self.extend_attention_fwd(*args, **kwargs)",
+    replacement=(
+        "slots = self.forward_metadata.kv_indices\n"
+        "args = [arg + 10**5 if arg is slots and arg is not None else arg for arg in args]\n"
+        "return self.extend_attention_fwd(*args, **kwargs)"
+    ),
+)
+
+
+def test_memory_outside_a_tensor_is_a_verdict_that_names_kernel_line_program_argument_and_offset(
+    host: Host, busy_case: Case, tmp_path: Path
+) -> None:
+    """Attention reads slots past the end of the pool, which Triton's interpreter, and many a GPU, does in silence."""
+    trace = host.engine(busy_case, (Patch(name="far", edits=(FAR_SLOTS,)),)).run(busy_case, tmp_path)
+    verdict = judge(trace)
+    assert (verdict.status, verdict.rule) == ("diverged", "kernel.memory"), (verdict, trace.header.ending)
+    assert verdict.first is not None
+    for part in ("OutOfBounds: kernel '_fwd_kernel'", ".py:", "in program (", "argument 'K_Buffer'"):
+        assert part in verdict.first.actual
