@@ -2,6 +2,7 @@
 PYTHON ?= $(shell command -v python3.11 || command -v python3)
 # On Linux the common package index serves torch with CUDA libraries (gigabytes). Any build of this version will do.
 TORCH ?= torch==2.13.0
+KERNELS ?= fast
 BIN := .venv/bin
 READY := .venv/.ready
 
@@ -15,7 +16,7 @@ test: setup
 	$(BIN)/python -m pytest -n auto
 
 sweep: setup
-	EAGLETWIN_DRAWN_CASES=200 $(BIN)/python -m pytest tests/engine/test_drawn_cases.py -rP -q
+	EAGLETWIN_DRAWN_CASES=200 EAGLETWIN_DRAWN_KERNELS=$(KERNELS) $(BIN)/python -m pytest tests/engine/test_drawn_cases.py -rP -q
 
 lint: setup
 	$(BIN)/ruff format --check .
