@@ -3,6 +3,7 @@
 Exit codes fit `git bisect run`: 0 equal, 1 diverged, 125 cannot tell, 128 and more for usage and harness errors.
 """
 
+import os
 import shlex
 import sys
 import time
@@ -247,6 +248,9 @@ def main() -> None:
         code = stop.exit_code
         if code == 130:
             print(INTERRUPTED, file=sys.stderr)
+    except SystemExit:  # typer's own way out when stdout is a closed pipe, with Python's 1, which would read as `diverged`
+        sys.stdout = open(os.devnull, "w")  # noqa: SIM115  for the interpreter to flush into as it ends
+        code = EXIT_HARNESS
     except typer.TyperException as error:
         print(f"error: {error.format_message()}", file=sys.stderr)
         print("  so:  nothing was run\n  try: eagletwin --help, or --help after a command", file=sys.stderr)

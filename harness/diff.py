@@ -48,8 +48,12 @@ def diff(left: Trace, right: Trace) -> Comparison:
     found: list[Difference] = []
     compared, largest = 0, 0.0
     for key in ours | theirs:
-        request, round, stage, step = key
-        where = f"{stage} step {step}" + (f" of request {request}, round {round}" if request else "")
+        request, round, stage, step, attempt = key
+        where = (
+            f"{stage} step {step}"
+            + (f", attempt {attempt}" if attempt else "")
+            + (f" of request {request}, round {round}" if request else "")
+        )
         if key not in ours or key not in theirs:
             found.append(_presence(where, key in ours, key in theirs))
             continue

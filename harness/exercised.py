@@ -15,5 +15,6 @@ FEATURES: dict[str, str] = {
     "batch_shrinks": "a request finished while another went on decoding",
     "page_crossed_in_draft": "a round's draft slots lie on two pages",
     "prompt_ends_in_page": "a prompt ended inside a page (page_size > 1)",
+    "retraction": "a request lost its slots, and was prefilled again",
     "radix_hit": "a request reused rows that another had left in the radix cache",
 }

@@ -9,6 +9,7 @@ inside single forwards and are absent where no Python runs there (a replayed CUD
 
 import hashlib
 import os
+from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Literal
@@ -20,7 +21,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load, save
 from torch import Tensor
 
-from .case import Case
+from .case import Case, check_case
 from .errors import InputError
 from .models.weights import model_pair
 
@@ -43,6 +44,8 @@ class Record(Struct, frozen=True, kw_only=True):
                iteration), `batch` (before a batch runs), `finished`, `cached` (a radix path), `flushed`
     step       draft.decode: j = 1..num_steps-1; prefill and its forwards: first position of the chunk; iteration, batch:
                an ordinal; else 0
+    attempt    how many records with the same request, round, stage and step came before: a request that is retracted before
+               it was verified is prefilled again
     iteration  scheduler iteration, from 0; information, not part of the key (overlap shifts it)
     forward    ordinal of the forward, equal for all requests of one batch
     numbers    scalars by name
@@ -53,14 +56,15 @@ class Record(Struct, frozen=True, kw_only=True):
     round: int
     stage: str
     step: int = 0
+    attempt: int = 0
     iteration: int = 0
     forward: int = 0
     numbers: dict[str, int] = {}
     tensors: tuple[str, ...] = ()
 
     @property
-    def key(self) -> tuple[str, int, str, int]:
-        return self.request, self.round, self.stage, self.step
+    def key(self) -> tuple[str, int, str, int, int]:
+        return self.request, self.round, self.stage, self.step, self.attempt
 
 
 class Ending(Struct, frozen=True, kw_only=True):
@@ -97,14 +101,23 @@ class Header(Struct, frozen=True, kw_only=True):
     ending: Ending
     records: tuple[Record, ...]
     fallbacks: tuple[str, ...] = ()
+    idle_edits: tuple[str, ...] = ()
     tensors_sha256: str = ""
     sha256: str = ""
 
 
 def new_header(
-    case: Case, engine: EngineInfo, ending: Ending, records: Sequence[Record], fallbacks: tuple[str, ...] = ()
+    case: Case,
+    engine: EngineInfo,
+    ending: Ending,
+    records: Sequence[Record],
+    fallbacks: tuple[str, ...] = (),
+    idle_edits: tuple[str, ...] = (),
 ) -> Header:
-    """A header of this schema; write_trace adds the digests."""
+    """A header of this schema; write_trace adds the digests.
+
+    fallbacks: kernels that did not run in the fast runtime. idle_edits: functions that a patch edited and nobody called.
+    """
     return Header(
         schema=SCHEMA,
         case=case,
@@ -114,6 +127,7 @@ def new_header(
         ending=ending,
         records=tuple(records),
         fallbacks=fallbacks,
+        idle_edits=idle_edits,
     )
 
 
@@ -134,6 +148,7 @@ class Recorder:
     def __init__(self) -> None:
         self.records: list[Record] = []
         self.tensors: dict[str, Tensor] = {}
+        self._attempts: Counter[tuple[str, int, str, int]] = Counter()
 
     def add(
         self,
@@ -148,12 +163,15 @@ class Recorder:
         tensors: dict[str, Tensor] | None = None,
     ) -> None:
         number, tensors = len(self.records), tensors or {}
+        attempt = self._attempts[request, round, stage, step]
+        self._attempts[request, round, stage, step] += 1
         self.records.append(
             Record(
                 request=request,
                 round=round,
                 stage=stage,
                 step=step,
+                attempt=attempt,
                 iteration=iteration,
                 forward=forward,
                 numbers=numbers or {},
@@ -163,14 +181,20 @@ class Recorder:
         for name, tensor in tensors.items():
             self.tensors[f"{number}.{name}"] = tensor.detach().to("cpu", copy=True).contiguous()
 
+    def complete(self, number: int, name: str, tensor: Tensor) -> None:
+        """Add a tensor to record `number`, which has none of that name yet."""
+        record = self.records[number]
+        self.records[number] = msgspec.structs.replace(record, tensors=(*record.tensors, name))
+        self.tensors[f"{number}.{name}"] = tensor.detach().to("cpu", copy=True).contiguous()
+
 
 def write_trace(folder: Path, header: Header, tensors: dict[str, Tensor]) -> None:
     """Write trace.safetensors, then trace.json with the digests of both; a reader that finds trace.json finds a whole trace."""
     data = save(tensors) if tensors else save({"none": torch.zeros(0)})
     header = msgspec.structs.replace(header, tensors_sha256=hashlib.sha256(data).hexdigest(), sha256="")
-    header = msgspec.structs.replace(header, sha256=_digest(header))
+    text = msgspec.json.encode(header)
     _write(folder / TENSORS, data)
-    _write(folder / HEADER, msgspec.json.encode(header))
+    _write(folder / HEADER, _sealed(text, hashlib.sha256(text).hexdigest()))
 
 
 def read_trace(folder: Path) -> Trace:
@@ -185,11 +209,13 @@ def read_trace(folder: Path) -> Trace:
                 f"trace schema {schema}; this eagletwin reads up to {SCHEMA}",
                 "use the eagletwin that wrote it",
             )
+        seal = raw.get("sha256") if isinstance(raw, dict) else None
+        if not isinstance(seal, str) or hashlib.sha256(data.replace(_sealed(b"", seal), _sealed(b"", ""))).hexdigest() != seal:
+            raise _refuse(folder / HEADER, "edited: its digest does not match its contents", "record the trace again")
         header = msgspec.convert(raw, Header)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise _refuse(folder / HEADER, f"truncated or edited ({error})", "record the trace again") from error
-    if _digest(msgspec.structs.replace(header, sha256="")) != header.sha256:
-        raise _refuse(folder / HEADER, "edited: its digest does not match its contents", "record the trace again")
+    check_case(header.case, f"{folder / HEADER}: its case")
     data = _read(folder / TENSORS, MAX_TENSOR_BYTES)
     if hashlib.sha256(data).hexdigest() != header.tensors_sha256:
         raise _refuse(
@@ -205,8 +231,10 @@ def read_trace(folder: Path) -> Trace:
     return Trace(header, tensors)
 
 
-def _digest(header: Header) -> str:
-    return hashlib.sha256(msgspec.json.encode(header)).hexdigest()
+def _sealed(text: bytes, seal: str) -> bytes:
+    """The header's JSON with its digest in place of the empty one; of empty text, the field alone."""
+    field, empty = f'"sha256":"{seal}"'.encode(), b'"sha256":""'
+    return text.replace(empty, field) if text else field
 
 
 def _write(path: Path, data: bytes) -> None:

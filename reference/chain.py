@@ -21,7 +21,8 @@ class Chain:
 
     logits   [S, V]            row j is what d[j+1] was chosen from
     drafted  [S]               d[1..S]: the argmax of each row of logits, or the tokens that were given
-    hidden   [S-1, H]          hidden_in of step j = 1..S-1
+    hidden   [S-1, H]          what step j = 1..S-1 consumes
+    handed_on [S-1, H]         what step j computes: d[j+1] is chosen from it, and step j+1 consumes it
     keys     [S-1, L, G, D]    scratch row of step j, at position M + j - 1
     values   [S-1, L, G, D]
     """
@@ -29,6 +30,7 @@ class Chain:
     logits: Tensor
     drafted: Tensor
     hidden: Tensor
+    handed_on: Tensor
     keys: Tensor
     values: Tensor
 
@@ -70,6 +72,7 @@ def draft_chain(
         rows.logits[committed - 1 :],
         torch.tensor(chosen),
         hidden[committed:],
+        rows.hidden[committed:],
         rows.keys[:, committed:].transpose(0, 1),
         rows.values[:, committed:].transpose(0, 1),
     )
@@ -111,6 +114,7 @@ def draft_chains(
             torch.stack([step_logits[c] for step_logits in logits]),
             drafted[c],
             hidden[picked[c]],
+            rows.hidden[picked[c]],
             rows.keys[:, picked[c]].transpose(0, 1),
             rows.values[:, picked[c]].transpose(0, 1),
         )

@@ -5,6 +5,7 @@ caller down: whatever happens to them ends in a trace whose ending says so, or i
 """
 
 import os
+import select
 import shutil
 import socket
 import subprocess
@@ -78,6 +79,8 @@ class Host:
         """The engine for this case's configuration, built first if need be. Raises WouldNotStart, HarnessError."""
         configuration = case.configuration()
         key = encode_case(configuration) + repr((patches, kernels)).encode()
+        if self._process is not None and self._process.poll() is not None:
+            self.close()  # somebody killed the zygote, and its engines died with it
         engine = self._engines.get(key)
         if engine is None or not engine.alive:
             while len(self._engines) >= MAX_ENGINES:
@@ -159,10 +162,17 @@ class EngineProcess:
     def __init__(self, connection: socket.socket, info: EngineInfo) -> None:
         self._connection = connection
         self.info = info
-        self.alive = True
+        self._open = True
+
+    @property
+    def alive(self) -> bool:
+        """Whether the process is still there: it says nothing unless it is asked, so anything to read is its end."""
+        if self._open and select.select([self._connection], [], [], 0)[0]:
+            self.close()
+        return self._open
 
     def close(self) -> None:
-        self.alive = False
+        self._open = False
         self._connection.close()
 
     def run(self, case: Case, folder: Path, limits: Limits = Limits()) -> Trace:
@@ -176,6 +186,12 @@ class EngineProcess:
             self.close()
             ending = Ending(kind="crashed", detail=f"the engine process itself is gone ({type(error).__name__})")
             answer = wire.Ran(ending, False)
+        if isinstance(answer, wire.Failed):
+            raise HarnessError(
+                f"the process of case {case.name} could not do its work: {answer.error}",
+                consequence="the case has no trace and no verdict",
+                remedy=f"look at {folder / 'engine.log'}, and at the free space and permissions of the folder",
+            )
         assert isinstance(answer, wire.Ran)
         if not answer.written:
             write_trace(folder, new_header(case, self.info, answer.ending, ()), {})
@@ -187,8 +203,11 @@ def _log_file() -> Path:
 
 
 def _environment() -> dict[str, str]:
-    """The environment of the engine processes: the caller's, with what SGLang reads while it is imported."""
-    environment = dict(os.environ)
+    """The environment of the engine processes: the caller's, with what SGLang reads while it is imported.
+
+    The caller's own settings of SGLang and Triton stay outside: they would change the engine, and no trace would say so.
+    """
+    environment = {name: value for name, value in os.environ.items() if not name.startswith(("SGLANG_", "SGL_", "TRITON_"))}
     # SGLang is some 2,000 modules: without bytecode each start costs 3 s more. The prefix also serves a read-only install.
     environment.pop("PYTHONDONTWRITEBYTECODE", None)
     return environment | {

@@ -69,7 +69,13 @@ class Ran(Struct, frozen=True, tag=True):
     written: bool
 
 
-Message = Ready | Build | Built | Refused | PatchDidNotApply | Run | Ran
+class Failed(Struct, frozen=True, tag=True):
+    """Engine -> caller: the harness's own code failed in the case's process; nothing is known about the worker."""
+
+    error: str
+
+
+Message = Ready | Build | Built | Refused | PatchDidNotApply | Run | Ran | Failed
 
 
 def send(connection: socket.socket, message: Message, descriptor: int | None = None) -> None:

@@ -14,6 +14,7 @@ from eagletwin.harness.models.weights import model_pair
 from eagletwin.harness.trace import Ending, Trace
 
 from .bounds import MAX_TIE_SHARE
+from .complete import missing
 from .exercise import exercised
 from .rules import Rules
 from .story import stories
@@ -40,10 +41,9 @@ def judge(trace: Trace, without: frozenset[str] = frozenset()) -> Verdict:
         reached = exercised(trace, told)
     except Exception as error:
         where = traceback.extract_tb(error.__traceback__)[-1]
-        return Verdict(
-            status="unknown",
-            reason=f"the judge failed on this trace: {type(error).__name__}: {error} ({where.filename}:{where.lineno})",
-        )
+        reason = f"the judge failed on this trace: {type(error).__name__}: {error} ({where.filename}:{where.lineno})"
+        rule, ended = _ended(trace.header.ending)
+        return Verdict(status="unknown", rule=rule, reason=f"{ended}; {reason}" if ended else reason)
     verdict = Verdict(
         status="equal",
         choices=findings.choices,
@@ -60,11 +60,17 @@ def judge(trace: Trace, without: frozenset[str] = frozenset()) -> Verdict:
     if found:
         later = dict(Counter(divergence.rule for divergence in found[1:]))
         return replace(verdict, status="diverged", rule=found[0].rule, first=found[0], later=later)
-    if ending.kind != "finished":
-        rule = "engine.crash" if ending.kind == "crashed" else "engine.hang"
-        return replace(verdict, status="unknown", rule=rule, reason=f"{ending.detail} (last seen: {ending.where or 'start'})")
+    rule, ended = _ended(ending)
+    if ended:
+        return replace(verdict, status="unknown", rule=rule, reason=ended)
     reason = _not_shown(trace, reached, findings.choices, findings.ties)
     return replace(verdict, status="unknown", reason=reason) if reason else verdict
+
+
+def _ended(ending: Ending) -> tuple[str, str]:
+    """Rule and reason of a run that did not come to its end; two empty strings for one that did."""
+    rule = {"finished": "", "crashed": "engine.crash", "hung": "engine.hang", "faulted": ending.rule}[ending.kind]
+    return rule, f"{ending.detail} (last seen: {ending.where or 'start'})" if rule else ""
 
 
 def _faulted(ending: Ending) -> Divergence:
@@ -83,29 +89,17 @@ def _faulted(ending: Ending) -> Divergence:
 
 def _not_shown(trace: Trace, reached: tuple[str, ...], choices: int, ties: int) -> str:
     """Why a trace without a divergence still does not show that the engine is right; empty if it does."""
-    case, stages = trace.header.case, Counter((record.request, record.stage) for record in trace.header.records)
-    for request in case.requests:
-        if not stages[request.id, "finished"] or not stages[request.id, "prefill"]:
-            return f"request {request.id} did not run to its end"
-        if len({stages[request.id, stage] for stage in ("draft", "verify", "extend")}) > 1:
-            return f"request {request.id} has rounds without a draft, a verify or a draft extend"
-        if trace.header.inner:
-            chunks, rounds = stages[request.id, "prefill"], stages[request.id, "draft"]
-            due = {
-                "target.extend": chunks,
-                "draft.extend": chunks,
-                "draft.decode": rounds * (case.num_steps - 1),
-                "target.verify": rounds,
-                "draft.extend_decode": rounds,
-            }
-            for stage, count in due.items():
-                if stages[request.id, stage] != count:
-                    return f"request {request.id} has {stages[request.id, stage]} records of {stage}, not {count}"
-    if not stages["", "flushed"]:
-        return "the pools were never flushed and counted"
-    missing = [name for name in case.exercises if name not in reached]
-    if missing:
-        return f"the case is for {missing[0]!r}, which did not happen"
+    gap = missing(trace)
+    if gap:
+        return f"the trace is not complete: {gap}"
+    if trace.header.idle_edits:
+        return f"the patch edits {trace.header.idle_edits[0]}, which was never called"
+    aborted = [record.request for record in trace.header.records if record.stage == "finished" and record.numbers["aborted"]]
+    if aborted:
+        return f"the scheduler aborted request {aborted[0]} before its end"
+    unreached = [name for name in trace.header.case.exercises if name not in reached]
+    if unreached:
+        return f"the case is for {unreached[0]!r}, which did not happen"
     if ties > max(1, MAX_TIE_SHARE * choices):
         return f"{ties} of {choices} choices are ties"
     return ""

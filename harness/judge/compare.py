@@ -35,11 +35,15 @@ _PHASES: tuple[Phase, ...] = (
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """A record, the phase of its iteration in which the number was made, and the draft decode step where there is one."""
+    """A record, the phase of its iteration in which the number was made, and the draft decode step where there is one.
+
+    output: the number comes out of a forward; its inputs and the KV rows that it wrote come before.
+    """
 
     record: Record
     phase: Phase
     step: int = 0
+    output: bool = False
 
 
 @dataclass(slots=True)
@@ -74,7 +78,14 @@ class Compare:
 
     def report(self, place: Place, rule: str, index: str, expected: object, actual: object, why: str = "") -> None:
         record, rank = place.record, len(self.findings.found)  # rules of one stage are checked in the order of data flow
-        order = (record.iteration, _PHASES.index(place.phase), place.step, self._order.get(record.request, -1), rank)
+        order = (
+            record.iteration,
+            _PHASES.index(place.phase),
+            place.step,
+            place.output,
+            self._order.get(record.request, -1),
+            rank,
+        )
         divergence = Divergence(
             rule=rule,
             request=record.request,

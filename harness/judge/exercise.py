@@ -43,7 +43,11 @@ def exercised(trace: Trace, stories: dict[str, Story]) -> tuple[str, ...]:
         )
         and case.page_size > 1,
         "prompt_ends_in_page": any(record.numbers["final"] and record.numbers["end"] % case.page_size for record in prefills),
-        "radix_hit": any(record.numbers["start"] > 0 and not _continues(record, prefills) for record in prefills),
+        "retraction": any(record.round > 0 or record.attempt > 0 for record in prefills),
+        "radix_hit": any(
+            record.numbers["start"] > 0 and record.round == 0 and record.attempt == 0 and not _continues(record, prefills)
+            for record in prefills
+        ),
     }
     return tuple(name for name in FEATURES if happened[name])
 

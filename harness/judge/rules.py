@@ -49,9 +49,9 @@ class Rules:
     def _ints(self, number: int, name: str) -> list[int]:
         return [int(value) for value in self._trace.tensor(number, name).flatten()]
 
-    def _table(self, record: Record, boundary: str, step: int = 0) -> Tensor | None:
+    def _table(self, record: Record, boundary: str, step: int = 0, attempt: int = 0) -> Tensor | None:
         """req_to_token of the request at the boundary record that goes with an inner one; None if the run ended before it."""
-        number = self._numbers.get((record.request, record.round, boundary, step))
+        number = self._numbers.get((record.request, record.round, boundary, step, attempt))
         return None if number is None else self._trace.tensor(number, "table")
 
     def _round(self, record: Record) -> Round:
@@ -61,7 +61,7 @@ class Rules:
 
     def _chunk(self, number: int, record: Record) -> range:
         """Positions of a prefill forward's chunk; by its own slots if the run ended before the chunk did."""
-        boundary = self._numbers.get((record.request, record.round, "prefill", record.step))
+        boundary = self._numbers.get((record.request, record.round, "prefill", record.step, record.attempt))
         if boundary is None:
             return range(record.step, record.step + len(self._trace.tensor(number, "slots")))
         return range(record.step, self._trace.header.records[boundary].numbers["end"])
@@ -72,9 +72,21 @@ class Rules:
         self._compare.integers(place, "target.inputs", tokens, ids, "row", chunk.start)
         positions = self._ints(number, "positions")
         self._compare.integers(place, "target.inputs", list(chunk), positions, "position of row", chunk.start)
-        table = self._table(record, "prefill", record.step)
+        self._target_hidden(number, Place(record, "target.extend", output=True), chunk)
+        table = self._table(record, "prefill", record.step, record.attempt)
         if table is not None:
             self._slots.written(number, place, table, chunk.start)
+
+    def _target_hidden(self, number: int, place: Place, rows: range) -> None:
+        """States that the target hands to the draft, for committed rows; what it computes for rejected nodes is garbage."""
+        target = self._stories[place.record.request].target
+        if target is None or "hidden_out" not in place.record.tensors:  # the forward never returned
+            return
+        rows = range(rows.start, min(rows.stop, len(target.hidden)))
+        hidden = self._trace.tensor(number, "hidden_out")[: len(rows)]
+        self._compare.floats(
+            place, "target.hidden", target.hidden[rows.start : rows.stop], hidden, [f"row {row}" for row in rows]
+        )
 
     def _draft_extend(self, number: int, record: Record) -> None:
         story, chunk, place = self._stories[record.request], self._chunk(number, record), Place(record, "draft.extend")
@@ -83,7 +95,7 @@ class Rules:
             tail = chunk.stop - 1
             why = f"The chunk ends at {chunk.stop} and is not the last: its tail row {tail} must consume the next prompt token."
         self._draft_rows(number, place, story, chunk, why)
-        table = self._table(record, "prefill", record.step)
+        table = self._table(record, "prefill", record.step, record.attempt)
         if table is not None:
             self._slots.written(number, place, table, chunk.start)
 
@@ -103,10 +115,12 @@ class Rules:
             return
         if record.numbers["final"]:
             token, index = self._ints(number, "next_token")[0], f"output token {end - len(story.prompt)}"
-            self._compare.choice(Place(record, "target.extend"), "output.tokens", story.target.logits[end - 1], token, index)
+            self._compare.choice(
+                Place(record, "target.extend", output=True), "output.tokens", story.target.logits[end - 1], token, index
+            )
         self._stored(number, record, "target.extend", "draft.extend")
         if record.numbers["final"]:
-            self._next_proposal(number, Place(record, "draft.extend"), end)
+            self._next_proposal(number, Place(record, "draft.extend", output=True), end)
 
     def _stored(self, number: int, record: Record, target_phase: Phase, draft_phase: Phase) -> None:
         """KV rows that were written, or written over, since the last boundary."""
@@ -145,6 +159,10 @@ class Rules:
         expected = self._stories[record.request].chains[record.round].hidden[step - 1 : step]
         hidden = self._trace.tensor(number, "hidden_in")
         self._compare.floats(place, "draft.hidden_in", expected, hidden, [f"row {position}"])
+        if "hidden_out" in record.tensors:  # absent if the forward never returned
+            handed_on = self._stories[record.request].chains[record.round].handed_on[step - 1 : step]
+            out, name = self._trace.tensor(number, "hidden_out"), f"state that d[{step + 1}] is chosen from"
+            self._compare.floats(Place(record, "draft", step, output=True), "draft.proposal", handed_on, out, [name])
         table = self._table(record, "draft")
         if table is not None:
             # Slots come first: all of them are assigned before the first forward of draft(), and one that is written twice
@@ -172,7 +190,8 @@ class Rules:
             at, here = slice(step - 1, step), Place(record, "draft", step)
             row = [f"row {committed + step - 1} of draft decode step {step}"]
             self._compare.floats(here, "draft.scratch_kv", expected[at], stored[at], row)
-            self._compare.choice(here, "draft.proposal", chain.logits[step], round.drafted[step], f"d[{step + 1}]")
+            chosen = Place(record, "draft", step, output=True)
+            self._compare.choice(chosen, "draft.proposal", chain.logits[step], round.drafted[step], f"d[{step + 1}]")
 
     def _target_verify(self, number: int, record: Record) -> None:
         round, place = self._round(record), Place(record, "target.verify")
@@ -180,6 +199,7 @@ class Rules:
         self._compare.integers(place, "verify.inputs", nodes, self._ints(number, "input_ids"), "node", 0)
         positions = list(range(round.committed, round.committed + len(nodes)))
         self._compare.integers(place, "verify.inputs", positions, self._ints(number, "positions"), "position of node", 0)
+        self._target_hidden(number, Place(record, "target.verify", output=True), range(round.committed, round.end))
         table = self._table(record, "draft")
         if table is not None:
             self._slots.written(number, place, table, round.committed)
@@ -214,16 +234,20 @@ class Rules:
             self._slots.written(number, place, table, round.committed)
 
     def _extend(self, number: int, record: Record) -> None:
-        self._stored(number, record, "verify", "draft.extend_decode")
-        self._next_proposal(number, Place(record, "draft.extend_decode"), self._round(record).end)
+        self._stored(number, record, "target.verify", "draft.extend_decode")
+        self._next_proposal(number, Place(record, "draft.extend_decode", output=True), self._round(record).end)
 
     # -- the end of a request, and the pool ------------------------------------------------------------------------------
 
     def _finished(self, number: int, record: Record) -> None:
         story, emitted = self._stories[record.request], self._ints(number, "tokens")
         limit = next(request.max_new_tokens for request in self._case.requests if request.id == record.request)
-        expected = story.tokens[len(story.prompt) :][:limit]
-        self._compare.integers(Place(record, "finished"), "output.tokens", expected, emitted, "output token", 0)
+        expected, place = story.tokens[len(story.prompt) :][:limit], Place(record, "finished")
+        if record.numbers["aborted"]:  # the scheduler gave up on it: what it did emit must still be right
+            expected = expected[: len(emitted)]
+        elif len(emitted) != limit:
+            self._compare.integers(place, "output.tokens", [limit], [len(emitted)], "length of the output, request", 0)
+        self._compare.integers(place, "output.tokens", expected, emitted, "output token", 0)
 
     def _cached(self, number: int, record: Record) -> None:
         """Rows that the prefix cache keeps must be what a request that reuses them would have computed."""

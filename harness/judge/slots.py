@@ -70,6 +70,10 @@ class Slots:
         free, cached = (sum(1 for owner in owners.values() if owner == kind) for kind in ("free", "cached"))
         if place.record.stage == "flushed" and free != numbers["total"]:
             self._compare.report(place, "pool.accounting", "free slots after the flush", numbers["total"], free)
+        elif not numbers["live"] and numbers["protected"]:
+            self._compare.report(
+                place, "pool.accounting", "slots locked in the cache with no live request", 0, numbers["protected"]
+            )
         elif len(owners) != numbers["total"]:
             self._compare.report(place, "pool.accounting", "slots with an owner", numbers["total"], len(owners))
         elif (numbers["available"], numbers["evictable"] + numbers["protected"]) != (free, cached):

@@ -81,6 +81,10 @@ def _compute(case: Case, story: Story) -> None:
     recipe, pair = RECIPES[case.model], model_pair(case.model)
     # An id outside the vocabulary is a divergence that rules.py reports; here it only must not break the arithmetic.
     vocabulary = recipe.target.vocab_size
+    limit = next(request for request in case.requests if request.id == story.name)
+    most = len(limit.prompt) + limit.max_new_tokens + 2 * case.num_draft_tokens
+    if len(story.tokens) > most:  # the reference's memory grows with the square of this
+        raise ValueError(f"request {story.name} has {len(story.tokens)} committed tokens; it can have {most} at most")
     tokens = torch.tensor(story.tokens).clamp(0, vocabulary - 1)
     if len(tokens) < 2:
         return

@@ -34,6 +34,10 @@ RULES: dict[str, tuple[str, str]] = {
     ),
     "draft.kv": ("3.1", "The draft's stored row i is a function of x[0..i+1] alone, for every committed position."),
     "target.inputs": ("3.6", "The target consumes the prompt's tokens at their positions, and writes the request's own slots."),
+    "target.hidden": (
+        "2",
+        "For every committed row the target hands the draft its hidden state h[i], the one that the recipe declares.",
+    ),
     "target.kv": ("3.6", "The target's stored row i is a function of x[0..i] alone, for every committed position."),
     "draft.proposal": ("3.3", "Each drafted token is the argmax of the draft's logits at the row before it."),
     "verify.inputs": ("3.5", "The target verifies x[M], d[1..num_steps] at positions M..M+num_steps."),

@@ -5,12 +5,11 @@ processes may ask for it at once and a half-written one is never seen.
 """
 
 import json
-import os
 import shutil
 import tempfile
 from pathlib import Path
 
-from safetensors.torch import save_file
+from safetensors.torch import save
 from torch import Tensor
 
 from eagletwin.harness.paths import cache_folder
@@ -23,11 +22,19 @@ from .weights import model_pair
 def checkpoints(name: str) -> tuple[Path, Path]:
     """Folders of the target's and the draft's checkpoint of the recipe called `name`, written first if they are absent."""
     recipe, pair = RECIPES[name], model_pair(name)
+    files = {
+        "target": _files("LlamaForCausalLM", recipe, recipe.target, pair.target),
+        "draft": _files("LlamaForCausalLMEagle", recipe, recipe.draft, pair.draft),
+    }
     final = cache_folder("models") / f"{name}-{pair.digest[:16]}"
-    if not final.is_dir():
+    if not _holds(final, files):  # absent, or damaged: weights that are not the recipe's would be blamed on the engine
         scratch = Path(tempfile.mkdtemp(dir=final.parent, prefix=".partial-"))
-        _write(scratch / "target", "LlamaForCausalLM", recipe, recipe.target, pair.target)
-        _write(scratch / "draft", "LlamaForCausalLMEagle", recipe, recipe.draft, pair.draft)
+        for part, contents in files.items():
+            (scratch / part).mkdir()
+            for file, data in contents.items():
+                (scratch / part / file).write_bytes(data)
+        if final.exists():
+            final.rename(scratch / "damaged")
         try:
             scratch.rename(final)
         except OSError:  # another process was first; its files are the same
@@ -35,8 +42,17 @@ def checkpoints(name: str) -> tuple[Path, Path]:
     return final / "target", final / "draft"
 
 
-def _write(folder: Path, architecture: str, recipe: Recipe, shape: LlamaShape, weights: dict[str, Tensor]) -> None:
-    folder.mkdir()
+def _holds(folder: Path, files: dict[str, dict[str, bytes]]) -> bool:
+    try:
+        return all(
+            (folder / part / file).read_bytes() == data for part, contents in files.items() for file, data in contents.items()
+        )
+    except OSError:
+        return False
+
+
+def _files(architecture: str, recipe: Recipe, shape: LlamaShape, weights: dict[str, Tensor]) -> dict[str, bytes]:
+    """A checkpoint: file name -> contents."""
     config = {
         "architectures": [architecture],
         "model_type": "llama",
@@ -56,5 +72,4 @@ def _write(folder: Path, architecture: str, recipe: Recipe, shape: LlamaShape, w
         "bos_token_id": 0,
         "eos_token_id": shape.vocab_size - 1,
     }
-    (folder / "config.json").write_text(json.dumps(config, indent=1))
-    save_file(weights, os.fspath(folder / "model.safetensors"))
+    return {"config.json": json.dumps(config, indent=1).encode(), "model.safetensors": save(weights)}

@@ -113,3 +113,22 @@ def test_a_run_leaves_nothing_outside_its_run_folder(tmp_path: Path) -> None:
     assert list(scratch.iterdir()) == []
     mine = [path for path in shared.glob("sglang_loads_*") if path.stat().st_uid == os.getuid()]
     assert not [path for path in mine if path.stat().st_mtime >= (tmp_path / "eagletwin-runs").stat().st_mtime]
+
+
+def test_a_closed_stdout_never_reads_as_a_divergence(tmp_path: Path) -> None:
+    command = f"({sys.executable} -P -m eagletwin check 25015; echo code $? >&2) | true"
+    done = subprocess.run(["bash", "-c", command], cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert int(done.stderr.rpartition("code ")[2]) in (0, 129), done
+
+
+def test_settings_of_sglang_in_the_environment_do_not_reach_the_engine(tmp_path: Path) -> None:
+    done = eagletwin("check", "25015", cwd=tmp_path, environment={"SGLANG_DEBUG_REVERT_PR": "25015"})
+    assert done.returncode == 0, done
+
+
+def test_a_trace_that_cannot_be_written_is_a_harness_error(tmp_path: Path) -> None:
+    eagletwin("check", "25015", cwd=tmp_path)  # the cache is filled: the limit below is for the trace alone
+    command = f"ulimit -f 16; exec {sys.executable} -P -m eagletwin check 26329"  # 16 KiB a file
+    done = subprocess.run(["bash", "-c", command], cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert done.returncode in (125, 129), done  # SIGXFSZ may end the process before Python sees an error
+    assert "Traceback" not in done.stderr

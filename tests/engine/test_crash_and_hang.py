@@ -86,6 +86,18 @@ def test_an_engine_process_that_is_gone_is_a_verdict_and_is_built_again(
     assert host.engine(busy_case).run(busy_case, tmp_path_factory.mktemp("after")).header.ending.kind == "finished"
 
 
+def test_a_zygote_that_was_killed_costs_the_next_case_nothing(
+    busy_case: Case, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    with Host() as host:
+        host.engine(busy_case)
+        assert host._process is not None
+        host._process.kill()
+        host._process.wait()
+        trace = host.engine(busy_case).run(busy_case, tmp_path_factory.mktemp("after"))
+    assert trace.header.ending.kind == "finished"
+
+
 def test_a_stub_that_is_called_names_itself(run: Runner, busy_case: Case) -> None:
     call = Edit(
         target=VERIFY,

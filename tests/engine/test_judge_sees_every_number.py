@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from eagletwin.harness.judge import RULES, judge
-from eagletwin.harness.trace import INNER, Trace
+from eagletwin.harness.trace import INNER, Record, Trace
 
 Change = Callable[[Tensor], Tensor]
 
@@ -31,6 +31,13 @@ def nudge(tensor: Tensor) -> Tensor:
 def nan(tensor: Tensor) -> Tensor:
     changed = tensor.clone()
     changed.view(-1)[0] = torch.nan
+    return changed
+
+
+def first(tensor: Tensor) -> Tensor:
+    """The first number is off by as much as the largest one is large."""
+    changed = tensor.clone()
+    changed.view(-1)[0] += changed.abs().max()
     return changed
 
 
@@ -60,6 +67,9 @@ PLANTED: list[tuple[str, str, Change, str]] = [
     ("draft.decode", "positions", bump, "draft.positions"),
     ("draft.decode", "slots", bump, "draft.slots"),
     ("draft.decode", "hidden_in", nudge, "draft.hidden_in"),
+    ("target.extend", "hidden_out", nudge, "target.hidden"),
+    ("target.verify", "hidden_out", first, "target.hidden"),
+    ("draft.decode", "hidden_out", nudge, "draft.proposal"),
     ("draft", "tokens", bump, "draft.proposal"),
     ("draft", "positions", bump, "verify.inputs"),
     ("draft", "scratch_keys", nudge, "draft.scratch_kv"),
@@ -138,16 +148,54 @@ def test_one_changed_number_is_found_and_named(busy_trace: Trace, stage: str, na
     assert (verdict.status, verdict.rule) == ("diverged", rule), verdict
 
 
-@pytest.mark.parametrize("stage", ["finished", "flushed", "draft", "verify", "extend", *INNER])
+@pytest.mark.parametrize("stage", ["finished", "flushed", "draft", "verify", "extend", "iteration", "cached", *INNER])
 def test_a_missing_record_is_never_equal(busy_trace: Trace, stage: str) -> None:
     number = last_of(busy_trace, stage)
-    records = [record for at, record in enumerate(busy_trace.header.records) if at != number]
-    tensors = {}
-    for at, record in enumerate(busy_trace.header.records):
-        if at != number:
-            tensors |= {f"{at - (at > number)}.{name}": busy_trace.tensor(at, name) for name in record.tensors}
-    header = msgspec.structs.replace(busy_trace.header, records=tuple(records))
-    assert judge(Trace(header, tensors)).status != "equal"
+    assert judge(without(busy_trace, lambda n, _: n == number)).status != "equal"
+
+
+def without(trace: Trace, gone: Callable[[int, Record], bool]) -> Trace:
+    """The trace without the records for which gone(number, record) holds."""
+    kept = [n for n, record in enumerate(trace.header.records) if not gone(n, record)]
+    records = tuple(trace.header.records[n] for n in kept)
+    tensors = {f"{at}.{name}": trace.tensor(n, name) for at, n in enumerate(kept) for name in trace.header.records[n].tensors}
+    return Trace(msgspec.structs.replace(trace.header, records=records), tensors)
+
+
+@pytest.mark.parametrize("stage", ["iteration", "cached", "batch", "prefill"])
+def test_a_stage_that_was_not_recorded_at_all_is_never_equal(busy_trace: Trace, stage: str) -> None:
+    assert judge(without(busy_trace, lambda _, record: record.stage == stage)).status != "equal"
+
+
+def test_a_first_chunk_that_was_not_recorded_is_never_equal(busy_trace: Trace) -> None:
+    first = ("target.extend", "draft.extend", "prefill")
+    cut = without(busy_trace, lambda _, record: record.request == "a" and record.stage in first and record.step == 0)
+    assert "was recorded" in judge(cut).reason or "chunk" in judge(cut).reason
+
+
+def test_rows_that_were_not_recorded_are_never_equal(busy_trace: Trace) -> None:
+    empty = {}
+    for number, record in enumerate(busy_trace.header.records):
+        if record.stage in ("prefill", "extend"):
+            empty[f"{number}.draft_rows"] = busy_trace.tensor(number, "draft_rows")[:0]
+            for part in ("draft_keys", "draft_values"):
+                empty[f"{number}.{part}"] = busy_trace.tensor(number, part)[:, :0]
+    verdict = judge(Trace(busy_trace.header, {**busy_trace.tensors, **empty}))
+    assert "not every row of the draft" in verdict.reason
+
+
+def test_integers_recorded_as_floats_are_never_equal(busy_trace: Trace) -> None:
+    number = last_of(busy_trace, "draft.extend", "input_ids")
+    ids = busy_trace.tensor(number, "input_ids").double() + 0.9
+    assert judge(Trace(busy_trace.header, {**busy_trace.tensors, f"{number}.input_ids": ids})).status != "equal"
+
+
+def test_more_tokens_than_a_request_can_have_are_refused_before_the_reference_runs(busy_trace: Trace) -> None:
+    number = last_of(busy_trace, "verify")
+    endless = torch.zeros(10**6, dtype=torch.int64)
+    verdict = judge(Trace(busy_trace.header, {**busy_trace.tensors, f"{number}.predicted": endless}))
+    assert verdict.status == "unknown"
+    assert "it can have" in verdict.reason
 
 
 def test_a_slot_of_somebody_else_is_found(busy_trace: Trace) -> None:

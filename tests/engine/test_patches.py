@@ -12,6 +12,8 @@ from eagletwin.harness.engines.process import Host
 from eagletwin.harness.errors import HarnessError
 from eagletwin.harness.patch import Edit, Patch
 
+from .conftest import Runner
+
 FORWARD = "sglang.srt.speculative.eagle_worker_v2.EagleDraftWorker.draft_forward"
 
 UNFIT = {
@@ -65,3 +67,13 @@ def test_a_patch_file_is_applied_by_the_command_line(tmp_path: Path) -> None:
     assert done.returncode == 1, done
     assert "with least" in done.stdout
     assert "draft.proposal" in done.stdout
+
+
+def test_an_edit_that_nobody_called_is_unknown(run: Runner, busy_case: Case) -> None:
+    """A patch that does not act would otherwise read as a fault that does not matter."""
+    edit = Edit(
+        target="sglang.srt.mem_cache.radix_cache.RadixCache.dec_lock_ref", match="if self.disable:", replacement="if True:"
+    )
+    _, verdict = run(busy_case, edit)
+    assert verdict.status == "unknown"
+    assert "RadixCache.dec_lock_ref, which was never called" in verdict.reason

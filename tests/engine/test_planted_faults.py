@@ -11,6 +11,14 @@ from .conftest import Runner
 WORKER = "sglang.srt.speculative.eagle_worker_v2.EagleDraftWorker"
 COMMON = "sglang.srt.speculative.eagle_worker_common"
 
+FINISH = "sglang.srt.managers.schedule_batch.Req.update_finish_state"
+ATTENTION = "sglang.srt.layers.attention.triton_backend.TritonAttnBackend"
+DECODE_METADATA = "sglang.srt.layers.attention.triton_backend.TritonMultiStepDraftBackend.common_template"
+LAST_STEP_ROW_0 = (
+    "kv_indices_buffer[self.speculative_num_steps - 2, 0] = kv_indices_buffer[self.speculative_num_steps - 2, 1]\n"
+    "if call_fn is None:"
+)
+
 PLANTED = {
     "the target's hidden states of the next row": (
         Edit(
@@ -68,6 +76,47 @@ PLANTED = {
         ),
         "verify.accept",
     ),
+    "half of the tokens are generated": (
+        Edit(
+            target=f"{FINISH}",
+            match="if len(self.output_ids) >= self.sampling_params.max_new_tokens:",
+            replacement="if len(self.output_ids) >= self.sampling_params.max_new_tokens // 2:",
+        ),
+        "output.tokens",
+    ),
+    "nothing is sent to the detokenizer": (
+        Edit(
+            target="sglang.srt.managers.scheduler_components.output_streamer.SchedulerOutputStreamer.stream_output",
+            match="if self.is_generation:",
+            replacement="reqs = []\nif self.is_generation:",
+        ),
+        "output.tokens",
+    ),
+    "locks on the prefix cache are never released": (
+        Edit(
+            target="sglang.srt.mem_cache.unified_radix_cache.UnifiedRadixCache.dec_lock_ref",
+            match="if self.disable:",
+            replacement="if True:",
+        ),
+        "pool.accounting",
+    ),
+    "the last draft step attends to row 1 in place of row 0": (
+        Edit(target=DECODE_METADATA, match="if call_fn is None:", replacement=LAST_STEP_ROW_0),
+        "draft.proposal",
+    ),
+    "verify attends to row 1 in place of row 0": (
+        Edit(
+            target=f"{ATTENTION}.forward_extend",
+            match="kv_indices = self.forward_metadata.kv_indices",
+            replacement=(
+                "kv_indices = self.forward_metadata.kv_indices\n"
+                "if forward_batch.forward_mode.is_target_verify():\n"
+                "    kv_indices = kv_indices.clone()\n"
+                "    kv_indices[0] = kv_indices[1]"
+            ),
+        ),
+        "target.hidden",
+    ),
     "freed slots are lost": (
         Edit(
             target="sglang.srt.mem_cache.allocator.paged.PagedTokenToKVPoolAllocator._release_page_ids",
@@ -102,3 +151,19 @@ def test_a_slot_that_nobody_wrote_is_not_read_unseen(run: Runner, busy_case: Cas
     blind = judge(trace, frozenset({"draft.kv"}))
     assert blind.status == "diverged"  # the poison alone shows in what attention made of it
     assert blind.rule in ("draft.hidden_in", "draft.proposal", "draft.scratch_kv")
+
+
+def test_a_request_that_the_scheduler_aborts_is_unknown(run: Runner, busy_case: Case) -> None:
+    abort = Edit(
+        target=FINISH,
+        match="if len(self.output_ids) >= self.sampling_params.max_new_tokens:",
+        replacement=(
+            "if len(self.output_ids) >= 3:\n"
+            "    self.finished_reason, self.finished_len = FINISH_ABORT('out of memory'), len(self.output_ids)\n"
+            "    return\n"
+            "if len(self.output_ids) >= self.sampling_params.max_new_tokens:"
+        ),
+    )
+    _, verdict = run(busy_case, abort)
+    assert verdict.status == "unknown"
+    assert "the scheduler aborted request" in verdict.reason

@@ -113,7 +113,8 @@ def test_all_rounds_at_once_equal_each_round_by_itself(name: str, num_steps: int
         alone = draft_chain(head, tokens[: prefix + 1], hidden, num_steps, drafted=row.tolist())
         assert chain.drafted.tolist() == row.tolist()
         assert (chain.logits - alone.logits).abs().max() < SAME
-        for mine, other in ((chain.hidden, alone.hidden), (chain.keys, alone.keys), (chain.values, alone.values)):
+        for part in ("hidden", "handed_on", "keys", "values"):
+            mine, other = getattr(chain, part), getattr(alone, part)
             assert mine.shape == other.shape
             assert num_steps == 1 or (mine - other).abs().max() < SAME
 

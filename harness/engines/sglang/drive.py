@@ -49,9 +49,10 @@ class Drive:
         ]
         self._waiting = sorted(case.requests, key=lambda request: request.arrive)
         self._reported: set[str] = set()
+        self._emitted: dict[str, list[int]] = {}  # what was sent towards the detokenizer
+        self._aborted: set[str] = set()
         self._iteration = -1
         self._idle = 0
-        self._free = torch.empty(0, dtype=torch.int64)
         # Every request prefills at least a page an iteration and decodes at least a token; twice that, and room to start
         work = sum(len(request.prompt) // case.page_size + request.max_new_tokens for request in case.requests)
         self._limit = 2 * work + max(request.arrive for request in case.requests) + 20
@@ -59,13 +60,24 @@ class Drive:
     def run(self) -> None:
         for pool in self._pools:
             pool.poison(slice(None))
-        self._free = self._allocation.free()
+        # nobody listens at the other end of this socket
+        sender = self._scheduler.ipc_channels.send_to_detokenizer
+        type(sender).send_output = lambda _self, payload, *args, **kwargs: self._sent(payload)
         receiver = getattr(self._scheduler, "request_receiver", self._scheduler)
         # the receiver is a slotted dataclass from 0.5.20 on: its class is what can be changed
         type(receiver).recv_requests = lambda _self, *args, **kwargs: self._receive()
         loop = getattr(self._scheduler, "run_event_loop", None) or self._scheduler.event_loop_normal
         with contextlib.suppress(_Done):
             loop()
+
+    def _sent(self, payload: Any) -> None:
+        """Collect a batch of output: each message holds the tokens since the last one, and the reason if it is the last."""
+        for n, name in enumerate(getattr(payload, "rids", None) or ()):
+            ids = getattr(payload, "output_ids", None)
+            self._emitted.setdefault(name, []).extend(ids[n] if ids is not None else ())
+            reason = payload.finished_reasons[n]
+            if reason is not None and reason.get("type") == "abort":
+                self._aborted.add(name)
 
     def _receive(self) -> list[Any]:
         self._iteration += 1
@@ -95,16 +107,15 @@ class Drive:
         for name, request in self._taps.requests.items():
             if name not in self._reported and request.finished():
                 self._reported.add(name)
-                tokens = torch.tensor(list(request.output_ids_through_stop), dtype=torch.int64)
-                self._recorder.add(name, 0, "finished", iteration=self._iteration, tensors={"tokens": tokens})
+                tokens = torch.tensor(self._emitted.get(name, []), dtype=torch.int64)
+                numbers = {"aborted": int(name in self._aborted)}
+                self._recorder.add(name, 0, "finished", iteration=self._iteration, numbers=numbers, tensors={"tokens": tokens})
 
     def _poison_freed(self) -> None:
-        """Slots that came free since the last look hold plausible rows of whoever had them."""
+        """Free slots hold plausible rows of whoever had them, until now."""
         free = self._allocation.free()
-        fresh = free[~torch.isin(free, self._free)]
         for pool in self._pools:
-            pool.poison(fresh)
-        self._free = free
+            pool.poison(free)
 
     def _account(self, stage: str) -> None:
         held = {name: self._allocation.held(request) for name, request in self._taps.requests.items()}
@@ -114,7 +125,7 @@ class Drive:
             stage,
             step=self._iteration,
             iteration=self._iteration,
-            numbers=self._allocation.counts(),
+            numbers=self._allocation.counts() | {"live": sum(len(slots) > 0 for slots in held.values())},
             tensors={
                 "free": self._allocation.free().sort().values.to(torch.int32),
                 "cached": self._allocation.cached().to(torch.int32),

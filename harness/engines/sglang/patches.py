@@ -14,9 +14,17 @@ from typing import Any
 
 from eagletwin.harness.patch import Edit, Patch
 
+edited: list[str] = []  # targets of the edits of this process
+ran: set[str] = set()  # those of them that were called, here or before the fork
+
 
 class PatchFailed(Exception):
     """The patch does not fit this SGLang: a name is absent, or its text does not occur exactly once."""
+
+
+def idle() -> tuple[str, ...]:
+    """Edited functions that nobody has called: what was run says nothing about those edits."""
+    return tuple(target for target in dict.fromkeys(edited) if target not in ran)
 
 
 def apply(patch: Patch) -> None:
@@ -50,6 +58,7 @@ def _edit(edit: Edit) -> None:
     before = source[: source.index(edit.match)].rpartition("\n")[2]
     indentation = before[: len(before) - len(before.lstrip())]
     replacement = edit.replacement.replace("\n", "\n" + indentation)
+    edited.append(edit.target)
     function.__code__ = _compile(source.replace(edit.match, replacement), function, edit.target)
 
 
@@ -84,6 +93,9 @@ def _compile(source: str, function: Callable[..., Any], target: str) -> Any:
     if not isinstance(definition, ast.FunctionDef):
         raise PatchFailed(f"{target}: not a plain function")
     definition.decorator_list = []  # they wrapped the original, and still do
+    note = ast.parse(f"import {__name__} as _patches\n_patches.ran.add({target!r})").body
+    documented = ast.get_docstring(definition) is not None
+    definition.body[documented:documented] = note
     free = function.__code__.co_freevars
     if free:
         maker = ast.parse(f"def _maker({', '.join(free)}):\n    pass").body[0]

@@ -222,7 +222,16 @@ class Taps:
                 lengths = [int(length) for length in batch.extend_seq_lens_cpu]
                 starts = [int(start) for start in batch.extend_prefix_lens_cpu]
                 self._split(batch, "target.extend" if target else "draft.extend", lengths, None, starts)
-        return call(batch, *args, **kwargs)
+        first = len(self.recorder.records) - len(self._batch)
+        result = call(batch, *args, **kwargs)
+        # known only now, and part of what was recorded before the forward
+        if self._batch and (target or mode.is_decode()) and not mode.is_idle():
+            hidden, begin = result.logits_output.hidden_states, 0
+            for number in range(first, first + len(self._batch)):
+                length = len(self.recorder.tensors[f"{number}.input_ids"])
+                self.recorder.complete(number, "hidden_out", hidden[begin : begin + length])
+                begin += length
+        return result
 
     def _split(self, batch: Any, stage: str, lengths: list[int], keep: list[int] | None, steps: list[int]) -> None:
         """Cut the rows of one forward into requests; of each, keep the first keep[n] rows (all, if None)."""

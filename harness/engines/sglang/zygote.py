@@ -25,11 +25,11 @@ from eagletwin.harness.engines import wire
 from eagletwin.harness.trace import HEADER, Ending, EngineInfo, Recorder, new_header, write_trace
 
 _PR_SET_PDEATHSIG = 1
+_HARNESS_FAILED = 70  # exit status of a case's process that failed outside the worker
 
 
 def main() -> None:
-    connection = socket.socket(fileno=int(sys.argv[1]))
-    _die_with_parent()
+    connection = socket.socket(fileno=int(sys.argv[1]))  # it ends with the caller, and this process with it
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the caller's to handle; it closes the socket
     gc.disable()  # imports make much that lives for ever; collecting it costs seconds
     try:
@@ -99,7 +99,7 @@ def _engine(connection: socket.socket, build: wire.Build) -> NoReturn:
         wire.send(connection, _supervise(scheduler, message, info, build.kernels))
 
 
-def _supervise(scheduler: Any, run: wire.Run, info: EngineInfo, kernels: wire.Kernels) -> wire.Ran:
+def _supervise(scheduler: Any, run: wire.Run, info: EngineInfo, kernels: wire.Kernels) -> wire.Ran | wire.Failed:
     """Fork the case; watch its progress; say how it ended."""
     progress, report = os.pipe()
     child = os.fork()
@@ -134,6 +134,8 @@ def _supervise(scheduler: Any, run: wire.Run, info: EngineInfo, kernels: wire.Ke
         name = signal.Signals(os.WTERMSIG(status)).name
         return wire.Ran(Ending(kind="crashed", detail=f"killed by {name}", where=where), False)
     code = os.WEXITSTATUS(status)
+    if code == _HARNESS_FAILED:
+        return wire.Failed(f"last seen: {where}")
     if code:
         return wire.Ran(Ending(kind="crashed", detail=f"exited with status {code}", where=where), False)
     if not os.path.exists(os.path.join(run.folder, HEADER)):  # something called exit() in the middle
@@ -143,42 +145,48 @@ def _supervise(scheduler: Any, run: wire.Run, info: EngineInfo, kernels: wire.Ke
 
 def _case(scheduler: Any, run: wire.Run, info: EngineInfo, runtime: wire.Kernels, report: int) -> NoReturn:
     """Run one case, write its trace, exit. A Python exception of the worker is an ending; anything worse ends the process."""
-    _die_with_parent()
-    log = os.open(os.path.join(run.folder, "engine.log"), os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
-    os.dup2(log, 1)
-    os.dup2(log, 2)
-    faulthandler.enable(file=2)
-    faulthandler.register(signal.SIGUSR2, file=2)
-    from eagletwin.harness.engines.sglang import drive, kernels, stubs
-
-    recorder, last = Recorder(), ["start"]
-
-    def reached(stage: str) -> None:
-        iteration = max((record.iteration for record in recorder.records[-1:]), default=0)
-        last[0] = f"{stage}, iteration {iteration}"
-        os.write(report, f"{last[0]}\n".encode())
-
     try:
-        import torch
+        _die_with_parent()
+        log = os.open(os.path.join(run.folder, "engine.log"), os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
+        os.dup2(log, 1)
+        os.dup2(log, 2)
+        faulthandler.enable(file=2)
+        faulthandler.register(signal.SIGUSR2, file=2)
+        from eagletwin.harness.engines.sglang import drive, kernels, patches, stubs
 
-        kernels.start(runtime, scheduler)
-        with torch.inference_mode():
-            drive.drive(scheduler, run.case, recorder, reached)
-        ending = Ending(kind="finished")
-    except drive.EndlessCase as error:
-        ending = Ending(kind="hung", detail=str(error), where=last[0])
-    except Exception as error:
+        recorder, last = Recorder(), ["start"]
+
+        def reached(stage: str) -> None:
+            iteration = max((record.iteration for record in recorder.records[-1:]), default=0)
+            last[0] = f"{stage}, iteration {iteration}"
+            os.write(report, f"{last[0]}\n".encode())
+
+        try:
+            import torch
+
+            kernels.start(runtime, scheduler)
+            with torch.inference_mode():
+                drive.drive(scheduler, run.case, recorder, reached)
+            ending = Ending(kind="finished")
+        except drive.EndlessCase as error:
+            ending = Ending(kind="hung", detail=str(error), where=last[0])
+        except (Exception, SystemExit) as error:
+            traceback.print_exc()
+            ending = Ending(kind="crashed", detail=_brief(error), where=last[0])
+        if stubs.called and ending.kind == "finished":  # SGLang swallowed the exception, and so skipped a kernel
+            ending = Ending(
+                kind="crashed", detail=f"stub {stubs.called[0]} was called and the exception swallowed", where=last[0]
+            )
+        ending = kernels.violated(last[0]) or ending
+        header = new_header(run.case, info, ending, recorder.records, kernels.fallbacks(), patches.idle())
+        write_trace(Path(run.folder), header, recorder.tensors)
+    except BaseException:  # never leave by return or raise: this is a fork, and above it stands the engine's own loop
         traceback.print_exc()
-        ending = Ending(kind="crashed", detail=_brief(error), where=last[0])
-    if stubs.called and ending.kind == "finished":  # SGLang swallowed the exception, and so skipped a kernel
-        ending = Ending(kind="crashed", detail=f"stub {stubs.called[0]} was called and the exception swallowed", where=last[0])
-    ending = kernels.violated(last[0]) or ending
-    header = new_header(run.case, info, ending, recorder.records, kernels.fallbacks())
-    write_trace(Path(run.folder), header, recorder.tensors)
+        os._exit(_HARNESS_FAILED)
     os._exit(0)
 
 
-def _brief(error: Exception) -> str:
+def _brief(error: BaseException) -> str:
     frame = traceback.extract_tb(error.__traceback__)[-1]
     return f"{type(error).__name__}: {error} ({Path(frame.filename).name}:{frame.lineno} in {frame.name})"
 

@@ -1,0 +1,80 @@
+"""Whether a trace holds everything that a run leaves: a tap that stopped recording must not pass for a worker that is right.
+
+Called by the judge when nothing diverged. It looks at which records and rows are there, never at their values.
+"""
+
+from collections import Counter
+
+import torch
+
+from eagletwin.harness.trace import Record, Trace
+
+_WITH_OUTPUT = ("target.extend", "target.verify", "draft.decode")
+
+
+def missing(trace: Trace) -> str:
+    """What a finished run must have recorded and did not; empty if nothing is missing."""
+    case, records = trace.header.case, trace.header.records
+    if len({record.key for record in records}) < len(records):
+        return "two records have the same key"
+    for number, record in enumerate(records):
+        for name in record.tensors:
+            tensor = trace.tensor(number, name)
+            if tensor.is_floating_point() != name.endswith(("keys", "values", "hidden_in", "hidden_out", "hidden")):
+                return f"{name} of a {record.stage} record is {tensor.dtype}"
+    flushed = [record.iteration for record in records if record.stage == "flushed"]
+    if len(flushed) != 1:
+        return "the pools were never flushed and counted"
+    if sorted(record.step for record in records if record.stage == "iteration") != list(range(flushed[0] + 1)):
+        return "the pool was not counted before each iteration"
+    if any("hidden_out" not in record.tensors for record in records if record.stage in _WITH_OUTPUT):
+        return "the outputs of a forward were not recorded"
+    stages = Counter((record.request, record.stage) for record in records)
+    batches = {record.forward for record in records if record.stage == "prefill" or record.stage == "draft"}
+    if bool(batches) != bool(stages["", "batch"]):
+        return "the owners of slots were not recorded"
+    for request in case.requests:
+        problem = _request(trace, request.id, stages)
+        if problem:
+            return f"request {request.id}: {problem}"
+    return ""
+
+
+def _request(trace: Trace, name: str, stages: Counter[tuple[str, str]]) -> str:
+    case = trace.header.case
+    mine = [(number, record) for number, record in enumerate(trace.header.records) if record.request == name]
+    chunks, rounds = stages[name, "prefill"], stages[name, "draft"]
+    due = {"finished": 1, "verify": rounds, "extend": rounds}
+    if case.engine.sglang.radix_cache:
+        due["cached"] = 1
+    if trace.header.inner:
+        due |= {"target.extend": chunks, "draft.extend": chunks, "target.verify": rounds, "draft.extend_decode": rounds}
+        due["draft.decode"] = rounds * (case.num_steps - 1)
+    for stage, count in due.items():
+        if stages[name, stage] != count:
+            return f"{stages[name, stage]} records of {stage}, not {count}"
+    if not chunks:
+        return "it was never prefilled"
+    return _rows(trace, mine)
+
+
+def _rows(trace: Trace, mine: list[tuple[int, Record]]) -> str:
+    """Chunks follow each other without a gap, and every committed row was looked at, in both pools."""
+    ends: dict[int, int] = {}  # round of the prefill -> where its last chunk ended
+    seen = {"target": torch.zeros(0, dtype=torch.int64), "draft": torch.zeros(0, dtype=torch.int64)}
+    for number, record in mine:
+        if record.stage not in ("prefill", "extend"):
+            continue
+        end = record.numbers["end" if record.stage == "prefill" else "seq_len"]
+        if record.stage == "prefill":
+            start, before = record.numbers["start"], ends.get(record.round)
+            first_of_attempt = before is None or record.attempt > 0 or start < before
+            if not first_of_attempt and start != before:
+                return f"a chunk begins at {start}, and the one before it ended at {before}"
+            ends[record.round] = end
+        for part in seen:
+            rows = torch.cat([seen[part], trace.tensor(number, f"{part}_rows")])
+            seen[part] = torch.unique(rows)
+            if len(seen[part]) < end or int(seen[part][end - 1]) != end - 1:
+                return f"not every row of the {part} below {end} was recorded"
+    return ""
