@@ -51,7 +51,8 @@ def test_drawn_cases_are_equal_on_the_unmodified_release(host: Host, tmp_path: P
     assert not wrong
     assert ties < 0.01 * choices
     if SWEEP >= 100:
-        assert all(features[name] >= 0.05 * len(seeds) for name in FEATURES), features
+        drawn = set(FEATURES) - {"retraction"}  # these pools are large; test_retraction.py has small ones
+        assert all(features[name] >= 0.05 * len(seeds) for name in drawn), features
         assert len(accept_lens) == sum(range(2, 7))  # every accept length of every num_steps 1..5
 
 
