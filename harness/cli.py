@@ -13,7 +13,16 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
-from .errors import EXIT_DIVERGED, EXIT_EQUAL, EXIT_HARNESS, EXIT_UNKNOWN, EXIT_USAGE, EagletwinError, InputError
+from .errors import (
+    EXIT_DIVERGED,
+    EXIT_EQUAL,
+    EXIT_HARNESS,
+    EXIT_INTERRUPTED,
+    EXIT_UNKNOWN,
+    EXIT_USAGE,
+    EagletwinError,
+    InputError,
+)
 
 if TYPE_CHECKING:
     from eagletwin.cases.entry import Entry
@@ -246,8 +255,6 @@ def main() -> None:
         code = app(standalone_mode=False)
     except typer.Exit as stop:
         code = stop.exit_code
-        if code == 130:
-            print(INTERRUPTED, file=sys.stderr)
     except SystemExit:  # typer's own way out when stdout is a closed pipe, with Python's 1, which would read as `diverged`
         sys.stdout = open(os.devnull, "w")  # noqa: SIM115  for the interpreter to flush into as it ends
         code = EXIT_HARNESS
@@ -259,8 +266,7 @@ def main() -> None:
         print(f"error: {error}", file=sys.stderr)
         code = error.exit_code
     except (KeyboardInterrupt, typer.Abort):
-        print(INTERRUPTED, file=sys.stderr)
-        code = 130
+        code = EXIT_INTERRUPTED
     except OSError as error:
         print(f"error: {error}\n  so:  the command stopped there", file=sys.stderr)
         print("  try: look at the permissions and the free space of the folder", file=sys.stderr)
@@ -269,4 +275,6 @@ def main() -> None:
         traceback.print_exc()
         print("error: eagletwin itself failed; this is a bug in it, and says nothing about the engine", file=sys.stderr)
         code = EXIT_HARNESS
+    if code == EXIT_INTERRUPTED:  # also what typer returns when it sees Ctrl-C first
+        print(INTERRUPTED, file=sys.stderr)
     sys.exit(code if isinstance(code, int) else EXIT_EQUAL)

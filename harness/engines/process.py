@@ -70,10 +70,11 @@ class Host:
             self._process.kill()
             self._process.wait()
             self._process = None
-            if self._scratch is not None:
-                shutil.rmtree(self._scratch, ignore_errors=True)
             if self.version:  # it came up: its log says nothing that a run folder does not
                 _log_file().unlink(missing_ok=True)
+        if self._scratch is not None:
+            shutil.rmtree(self._scratch, ignore_errors=True)
+            self._scratch = None
 
     def engine(self, case: Case, patches: tuple[Patch, ...] = (), kernels: wire.Kernels = "fast") -> "EngineProcess":
         """The engine for this case's configuration, built first if need be. Raises WouldNotStart, HarnessError."""

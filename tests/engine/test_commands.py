@@ -1,6 +1,7 @@
 """The commands that people type, on the real engine, with their exit codes; and a second judge that never sees SGLang."""
 
 import os
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -132,3 +133,16 @@ def test_a_trace_that_cannot_be_written_is_a_harness_error(tmp_path: Path) -> No
     done = subprocess.run(["bash", "-c", command], cwd=tmp_path, capture_output=True, text=True, check=False)
     assert done.returncode in (125, 129), done  # SIGXFSZ may end the process before Python sees an error
     assert "Traceback" not in done.stderr
+
+
+def test_an_interrupted_check_exits_130_says_so_and_leaves_nothing(tmp_path: Path) -> None:
+    command = [sys.executable, "-P", "-m", "eagletwin", "check", "25015"]
+    env = {**os.environ, "TMPDIR": str(tmp_path), "EAGLETWIN_CACHE": str(tmp_path / "cache")}
+    process = subprocess.Popen(command, cwd=tmp_path, stderr=subprocess.PIPE, text=True, env=env)
+    while not list(tmp_path.glob("cache/logs/zygote-*")):  # from then on it waits for the engine processes
+        assert process.poll() is None
+    process.send_signal(signal.SIGINT)
+    _, errors = process.communicate()
+    assert process.returncode == 130
+    assert "interrupted: nothing was judged" in errors
+    assert [path.name for path in tmp_path.iterdir()] == ["cache"]
