@@ -110,18 +110,18 @@ def test_a_fault_that_comes_and_goes_is_unknown_when_it_is_looked_for_twice(tmp_
 def test_a_run_leaves_nothing_outside_its_run_folder(tmp_path: Path) -> None:
     scratch = tmp_path / "tmp"
     scratch.mkdir()
-    before = set(Path("/dev/shm").glob("sglang_loads_*"))
+    shared = Path("/dev/shm")
+    before = set(shared.glob("sglang_loads_*"))
     done = eagletwin("check", "25015", cwd=tmp_path, environment={"TMPDIR": str(scratch)})
     assert done.returncode == 0
     assert list(scratch.iterdir()) == []
-    # other test processes start engines too, whose files are there for a moment; ours, if it stayed, would stay for ever
+    # other test processes start engines too, whose files are there for a moment; one of ours would stay for ever
+    left = set(shared.glob("sglang_loads_*")) - before
     for _ in range(600):
-        left = set(Path("/dev/shm").glob("sglang_loads_*")) - before
-        if not left:
-            return
-        before &= set(Path("/dev/shm").glob("sglang_loads_*"))
-        time.sleep(0.1)
-    raise AssertionError(left)
+        if left:
+            time.sleep(0.1)
+            left &= set(shared.glob("sglang_loads_*"))
+    assert not left
 
 
 def test_a_closed_stdout_never_reads_as_a_divergence(tmp_path: Path) -> None:
