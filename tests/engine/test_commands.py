@@ -146,7 +146,18 @@ def test_a_trace_that_cannot_be_written_is_a_harness_error(tmp_path: Path) -> No
 def test_an_interrupted_check_exits_130_says_so_and_leaves_nothing(tmp_path: Path) -> None:
     command = [sys.executable, "-P", "-m", "eagletwin", "check", "25015"]
     env = {**os.environ, "TMPDIR": str(tmp_path), "EAGLETWIN_CACHE": str(tmp_path / "cache")}
-    process = subprocess.Popen(command, cwd=tmp_path, stderr=subprocess.PIPE, text=True, env=env)
+
+    def ctrl_c_works() -> None:  # not so where the tests run in the background of a shell, which hands on "ignore"
+        signal.signal(signal.SIGINT, signal.SIG_DFL)
+
+    process = subprocess.Popen(
+        command,
+        cwd=tmp_path,
+        stderr=subprocess.PIPE,
+        text=True,
+        env=env,
+        preexec_fn=ctrl_c_works,
+    )
     while not list(tmp_path.glob("cache/logs/zygote-*")):  # from then on it waits for the engine processes
         assert process.poll() is None
     process.send_signal(signal.SIGINT)
