@@ -20,12 +20,13 @@ REPLAYS = 2
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """What a check came to. `folder` holds case.json, the trace, engine.log, verdict.json and report.txt."""
+    """What a check came to. `folder` holds case.json, the trace, engine.log, verdict.json and report.txt (`report`)."""
 
     case: Case
     verdict: Verdict
     trace: Trace
     folder: Path
+    report: str
 
 
 def check(
@@ -47,8 +48,6 @@ def check(
     verdict = judge(trace, without)
     replays = REPLAYS if verdict.status == "diverged" else repeat - 1 if verdict.status == "equal" else 0
     for replay in range(1, replays + 1):
-        if not engine.alive:
-            break
         sub = folder / f"replay-{replay}"
         sub.mkdir()
         second = judge(engine.run(case, sub, limits), without)
@@ -57,8 +56,9 @@ def check(
             verdict = msgspec.structs.replace(verdict, status="unknown", reason=reason)
             break
     (folder / "verdict.json").write_bytes(msgspec.json.format(msgspec.json.encode(verdict)))
-    (folder / "report.txt").write_text(argue(trace.header, verdict, again=again) + "\n")
-    return Outcome(case, verdict, trace, folder)
+    report = argue(trace.header, verdict, again=again)
+    (folder / "report.txt").write_text(report + "\n")
+    return Outcome(case, verdict, trace, folder, report)
 
 
 def _signature(verdict: Verdict) -> tuple[object, ...]:

@@ -86,7 +86,6 @@ def check(
     from .engines.process import Host, Limits, WouldNotStart
     from .patch import read_patch
     from .paths import new_run_folder
-    from .report.argument import argue
 
     chosen = _case(case)
     patches = tuple(_entry(number).revert for number in revert or ()) + tuple(read_patch(file) for file in patch or ())
@@ -108,7 +107,7 @@ def check(
         outcome = checking.check(
             engine, chosen, folder, Limits(step=step_timeout, case=case_timeout), without=off, repeat=repeat, again=again
         )
-    print(argue(outcome.trace.header, outcome.verdict, again=again))
+    print(outcome.report)
     print(f"  folder: {folder}")
     return _code(outcome.verdict.status)
 

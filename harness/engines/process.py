@@ -179,11 +179,11 @@ class EngineProcess:
     def run(self, case: Case, folder: Path, limits: Limits = Limits()) -> Trace:
         """Run a case; its trace and the engine's log are in `folder`, which must be empty."""
         message = wire.Run(case, str(folder.absolute()), limits.step, limits.case)
-        self._connection.settimeout(limits.case + 60)  # the engine process keeps the limits; this is for its own death
         try:
+            self._connection.settimeout(limits.case + 60)  # the engine process keeps the limits; this is for its own death
             wire.send(self._connection, message)
             answer, _ = wire.receive(self._connection)
-        except (EOFError, TimeoutError, ConnectionError) as error:
+        except (EOFError, OSError) as error:  # OSError: timed out, broken, or closed when the process was found gone
             self.close()
             ending = Ending(kind="crashed", detail=f"the engine process itself is gone ({type(error).__name__})")
             answer = wire.Ran(ending, False)

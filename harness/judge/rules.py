@@ -24,6 +24,7 @@ class Rules:
         self._compare = Compare([request.id for request in self._case.requests], without)
         self._slots = Slots(trace, self._compare)
         self._numbers = {record.key: n for n, record in enumerate(trace.header.records)}
+        self._proposed: dict[str, int] = {}  # request -> the last record that proposed d[1]
 
     def check(self) -> Findings:
         checks = {
@@ -44,6 +45,8 @@ class Rules:
         }
         for number, record in enumerate(self._trace.header.records):
             checks[record.stage](number, record)
+            if "proposal" in record.tensors:
+                self._proposed[record.request] = number
         return self._compare.findings
 
     def _ints(self, number: int, name: str) -> list[int]:
@@ -179,10 +182,8 @@ class Rules:
         nodes = list(range(committed, committed + self._case.num_draft_tokens))
         self._compare.integers(place, "verify.inputs", nodes, self._ints(number, "positions"), "position of node", 0)
         # d[1] came from the extend before and was judged there: what draft() hands on must be that very token
-        earlier = enumerate(self._trace.header.records[:number])
-        before = [n for n, other in earlier if other.request == record.request and "proposal" in other.tensors]
-        if before:
-            proposed = self._ints(before[-1], "proposal")
+        if record.request in self._proposed:
+            proposed = self._ints(self._proposed[record.request], "proposal")
             self._compare.integers(place, "draft.proposal", proposed, round.drafted[:1], "d[1], node", 1)
         stored = stored_rows(self._trace.tensor(number, "scratch_keys"), self._trace.tensor(number, "scratch_values"))
         expected = stored_rows(chain.keys.transpose(0, 1), chain.values.transpose(0, 1))

@@ -14,7 +14,6 @@ import torch
 from eagletwin.harness.case import Case, Request
 from eagletwin.harness.trace import Recorder
 
-from .pools import Allocation, Pool
 from .taps import Taps
 
 
@@ -42,11 +41,8 @@ class Drive:
         self._recorder = recorder
         self._taps = taps
         self._reached = reached
-        self._allocation = Allocation(scheduler)
-        self._pools = [
-            Pool(scheduler.tp_worker.model_runner.token_to_kv_pool),
-            Pool(scheduler.draft_worker.draft_worker.draft_runner.token_to_kv_pool),
-        ]
+        self._allocation = taps.allocation
+        self._pools = taps.pools
         self._waiting = sorted(case.requests, key=lambda request: request.arrive)
         self._reported: set[str] = set()
         self._emitted: dict[str, list[int]] = {}  # what was sent towards the detokenizer
@@ -58,7 +54,7 @@ class Drive:
         self._limit = 2 * work + max(request.arrive for request in case.requests) + 20
 
     def run(self) -> None:
-        for pool in self._pools:
+        for pool in self._pools.values():
             pool.poison(slice(None))
         # nobody listens at the other end of this socket
         sender = self._scheduler.ipc_channels.send_to_detokenizer
@@ -114,7 +110,7 @@ class Drive:
     def _poison_freed(self) -> None:
         """Free slots hold plausible rows of whoever had them, until now."""
         free = self._allocation.free()
-        for pool in self._pools:
+        for pool in self._pools.values():
             pool.poison(free)
 
     def _account(self, stage: str) -> None:
@@ -141,7 +137,7 @@ class Drive:
             tokens = [*request.origin_input_ids, *request.output_ids]
             slots = self._allocation.cached_prefix(tokens)
             tensors = {"tokens": torch.tensor(tokens), "slots": slots}
-            for part, pool in zip(("target", "draft"), self._pools, strict=True):
+            for part, pool in self._pools.items():
                 tensors[f"{part}_keys"], tensors[f"{part}_values"] = pool.rows(slots)
             self._recorder.add(name, 0, "cached", iteration=self._iteration, tensors=tensors)
 

@@ -26,12 +26,12 @@ class Taps:
         self.iteration = 0
         self.requests: dict[str, Any] = {}  # SGLang's Req objects by id, as they are first seen
         self._reached = reached
-        self._allocation = Allocation(scheduler)
+        self.allocation = Allocation(scheduler)
         self._worker = scheduler.draft_worker
         self._drafter = self._worker.draft_worker
         self._target_runner = scheduler.tp_worker.model_runner
         self._draft_runner = self._drafter.draft_runner
-        self._pools = {
+        self.pools = {
             "target": Pool(self._target_runner.token_to_kv_pool),
             "draft": Pool(self._draft_runner.token_to_kv_pool),
         }
@@ -95,7 +95,7 @@ class Taps:
 
     def _record_owners(self) -> None:
         """Who owns which slot when a batch begins. The scheduler has just moved slots about: freed, evicted, retracted."""
-        held = {name: self._allocation.allocated(request) for name, request in self.requests.items()}
+        held = {name: self.allocation.allocated(request) for name, request in self.requests.items()}
         names = list(held)
         owners = [torch.full((len(slots),), names.index(name)) for name, slots in held.items()]
         self.recorder.add(
@@ -109,7 +109,7 @@ class Taps:
             tensors={
                 "slots": torch.cat(list(held.values())).to(torch.int32),
                 "owners": torch.cat(owners).to(torch.int32),
-                "cached": self._allocation.cached().to(torch.int32),
+                "cached": self.allocation.cached().to(torch.int32),
             },
         )
 
@@ -118,7 +118,7 @@ class Taps:
         for n, request in enumerate(self._batch):
             end = starts[n] + lengths[n]
             final = end == len(request.origin_input_ids) + len(request.output_ids)
-            tensors = {"table": self._allocation.table(request, end)} | self._changed_rows(request, end)
+            tensors = {"table": self.allocation.table(request, end)} | self._changed_rows(request, end)
             if final:  # what a chunk in between predicts and proposes is legal garbage
                 tensors |= {
                     "next_token": result.next_token_ids[n : n + 1],
@@ -133,9 +133,9 @@ class Taps:
         result = call(batch, *args, **kwargs)
         tokens, positions = result.draft_token.view(-1, self._width), result.positions.view(-1, self._width)
         for n, request in enumerate(self._batch):
-            table = self._allocation.table(request, lengths[n] + self._width)
+            table = self.allocation.table(request, lengths[n] + self._width)
             # draft decode step j writes the row of position seq_len + j - 1; read now: draft extend writes over it
-            keys, values = self._pools["draft"].rows(table[lengths[n] : lengths[n] + self._steps - 1])
+            keys, values = self.pools["draft"].rows(table[lengths[n] : lengths[n] + self._steps - 1])
             tensors = {
                 "tokens": tokens[n],
                 "positions": positions[n],
@@ -174,7 +174,7 @@ class Taps:
         proposal, lengths = result.next_draft_input, result.new_seq_lens.tolist()
         for n, request in enumerate(self._batch):
             tensors = {
-                "table": self._allocation.table(request, lengths[n]),
+                "table": self.allocation.table(request, lengths[n]),
                 "proposal": proposal.topk_index[n],
                 "proposal_hidden": proposal.hidden_states[n],
             } | self._changed_rows(request, lengths[n])
@@ -186,8 +186,8 @@ class Taps:
         All of them are read each time: a row that somebody overwrote later is a change, and so a record.
         """
         found: dict[str, Tensor] = {}
-        slots = self._allocation.table(request, end)
-        for name, pool in self._pools.items():
+        slots = self.allocation.table(request, end)
+        for name, pool in self.pools.items():
             keys, values = pool.rows(slots)  # [L, end, G, D]
             changed = torch.ones(end, dtype=torch.bool)
             before = self._stored.get((request.rid, name))
