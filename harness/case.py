@@ -1,11 +1,11 @@
 """A case: what to do, as plain data (JSON). Read from strangers, so every field has a type and a bound, and none is a path.
 
-A neutral core (model recipe, requests, num_steps, topk, page and chunk size) and one block of settings for each engine.
-It never holds code. `exercises` names what a hand-made case is for; the judge says `unknown` if that did not happen.
+A neutral core (model recipe, requests, events, num_steps, topk, page and chunk sizes) and one block of settings for each
+engine. It never holds code. `exercises` names what a hand-made case is for; the judge says `unknown` if that did not happen.
 """
 
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal
 
 import msgspec
 from msgspec import Meta, Struct
@@ -28,6 +28,20 @@ class Request(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     prompt: Annotated[tuple[Token, ...], Meta(min_length=1, max_length=2048)]
     max_new_tokens: Annotated[int, Meta(ge=1, le=512)]
     arrive: Annotated[int, Meta(ge=0, le=1000)] = 0
+
+
+class Event(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Something that befalls the scheduler before iteration `at` (from 0), after that iteration's arrivals.
+
+    abort    the client of `request` hangs up
+    retract  all running requests lose their slots and go back to the queue
+    pause    nothing is scheduled until the next resume; one that never comes comes after the last event
+    flush    empty the prefix cache; SGLang refuses while anything runs
+    """
+
+    at: Annotated[int, Meta(ge=0, le=1000)]
+    kind: Literal["abort", "retract", "pause", "resume", "flush"]
+    request: Annotated[str, Meta(pattern=r"^([A-Za-z0-9][A-Za-z0-9._-]{0,63})?$")] = ""
 
 
 class SGLangSettings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -54,6 +68,9 @@ class Case(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     topk: Annotated[int, Meta(ge=1, le=1)] = 1
     page_size: Annotated[int, Meta(ge=1, le=128)] = 1
     chunked_prefill_size: Annotated[int, Meta(ge=1, le=8192)] = 64
+    # sizes of the first prefill batches; chunked_prefill_size holds after the last
+    chunks: Annotated[tuple[Annotated[int, Meta(ge=1, le=8192)], ...], Meta(max_length=1024)] = ()
+    events: Annotated[tuple[Event, ...], Meta(max_length=64)] = ()
     exercises: tuple[str, ...] = ()
     engine: EngineSettings = EngineSettings()
 
@@ -65,7 +82,12 @@ class Case(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     def configuration(self) -> "Case":
         """This case without what differs from case to case on one engine: equal configurations share an engine process."""
         nothing = Request(id="none", prompt=(0,), max_new_tokens=1)
-        return msgspec.structs.replace(self, name="configuration", requests=(nothing,), exercises=())
+        return msgspec.structs.replace(self, name="configuration", requests=(nothing,), chunks=(), events=(), exercises=())
+
+    @property
+    def last_arrival(self) -> int:
+        """The last scheduler iteration before which something is handed in or befalls the scheduler."""
+        return max([0, *(request.arrive for request in self.requests), *(event.at for event in self.events)])
 
 
 def _refuse(cause: str, remedy: str) -> InputError:
@@ -117,6 +139,13 @@ def check_case(case: Case, origin: str) -> None:
             f"{origin}: chunked_prefill_size {case.chunked_prefill_size} is not a whole number of pages of {case.page_size}",
             "SGLang wants whole pages; make it a multiple of page_size",
         )
+    for number, chunk in enumerate(case.chunks):
+        if chunk % case.page_size:
+            raise _refuse(
+                f"{origin}: chunks[{number}] is {chunk}, not a whole number of pages of {case.page_size}",
+                "SGLang wants whole pages; make it a multiple of page_size",
+            )
+    _check_events(case, origin)
     settings, recipe = case.engine.sglang, RECIPES[case.model]
     if settings.max_total_tokens % case.page_size:
         raise _refuse(
@@ -141,6 +170,29 @@ def check_case(case: Case, origin: str) -> None:
                 f"{where}: needs up to {need} slots, and the pool has {settings.max_total_tokens}",
                 "shorten the request or raise engine.sglang.max_total_tokens",
             )
+
+
+def _check_events(case: Case, origin: str) -> None:
+    ids = [request.id for request in case.requests]
+    if [event.at for event in case.events] != sorted(event.at for event in case.events):
+        raise _refuse(f"{origin}: events are not in the order of `at`", "sort them")
+    paused = False
+    for number, event in enumerate(case.events):
+        where = f"{origin}: events[{number}]"
+        if (event.kind == "abort") != bool(event.request):
+            raise _refuse(f"{where}: only an abort names a request, and it must", "set or remove `request`")
+        if event.kind == "abort" and event.request not in ids:
+            raise _refuse(f"{where}: no request is called {event.request!r}", f"use one of {', '.join(ids)}")
+        also = [name for name in ids if name != event.request and name.startswith(event.request)]
+        if event.kind == "abort" and also:
+            raise _refuse(
+                f"{where}: SGLang aborts by prefix, so {event.request!r} would abort {also[0]!r} as well",
+                "rename one of the two requests",
+            )
+        if event.kind in ("pause", "resume"):
+            if paused == (event.kind == "pause"):
+                raise _refuse(f"{where}: {event.kind}, and the scheduler is {'' if paused else 'not '}paused", "remove it")
+            paused = not paused
 
 
 def encode_case(case: Case) -> bytes:

@@ -16,5 +16,12 @@ FEATURES: dict[str, str] = {
     "page_crossed_in_draft": "a round's draft slots lie on two pages",
     "prompt_ends_in_page": "a prompt ended inside a page (page_size > 1)",
     "retraction": "a request lost its slots, and was prefilled again",
+    "retraction_in_decode": "a request that had been verified lost its slots, and was prefilled again",
     "radix_hit": "a request reused rows that another had left in the radix cache",
+    "radix_hit_in_page": "a reused prefix went on, the same, inside the page after it (page_size > 1)",
+    "radix_hit_across_pages": "a reused prefix was longer than a page (page_size > 1)",
+    "shared_chunk": "a prefill batch finished one prompt and began another",
+    "one_token_tail": "the last of several chunks held one token",
+    "abort_in_prefill": "a request was aborted between two chunks of its prompt",
+    "abort_in_decode": "a request was aborted after it had been verified",
 }

@@ -70,10 +70,11 @@ class Record(Struct, frozen=True, kw_only=True):
 class Ending(Struct, frozen=True, kw_only=True):
     """How the run ended. `detail` tells a person; `where` is the last stage that was reached.
 
-    faulted: a kernel did what it must not (memory outside its tensors, undefined values, a race); `rule` says which.
+    stopped: the caller asked for no more. faulted: a kernel did what it must not (memory outside its tensors, undefined
+    values, a race); `rule` says which.
     """
 
-    kind: Literal["finished", "crashed", "hung", "faulted"]
+    kind: Literal["finished", "stopped", "crashed", "hung", "faulted"]
     detail: str = ""
     where: str = ""
     rule: str = ""
@@ -102,6 +103,7 @@ class Header(Struct, frozen=True, kw_only=True):
     records: tuple[Record, ...]
     fallbacks: tuple[str, ...] = ()
     idle_edits: tuple[str, ...] = ()
+    before: int = 0
     tensors_sha256: str = ""
     sha256: str = ""
 
@@ -113,10 +115,12 @@ def new_header(
     records: Sequence[Record],
     fallbacks: tuple[str, ...] = (),
     idle_edits: tuple[str, ...] = (),
+    before: int = 0,
 ) -> Header:
     """A header of this schema; write_trace adds the digests.
 
     fallbacks: kernels that did not run in the fast runtime. idle_edits: functions that a patch edited and nobody called.
+    before: how many cases the process had run when this one began.
     """
     return Header(
         schema=SCHEMA,
@@ -128,6 +132,7 @@ def new_header(
         records=tuple(records),
         fallbacks=fallbacks,
         idle_edits=idle_edits,
+        before=before,
     )
 
 

@@ -4,6 +4,7 @@ A Host is one zygote (SGLang imported once). An EngineProcess is one configurati
 caller down: whatever happens to them ends in a trace whose ending says so, or in an error that says what to do.
 """
 
+import contextlib
 import os
 import select
 import shutil
@@ -15,7 +16,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
 
-from eagletwin.harness.case import Case, encode_case
+import msgspec
+
+from eagletwin.harness.case import Case, Event, Request, check_case, encode_case
 from eagletwin.harness.errors import EagletwinError, HarnessError
 from eagletwin.harness.patch import Patch
 from eagletwin.harness.paths import cache_folder
@@ -158,12 +161,14 @@ class Host:
 
 
 class EngineProcess:
-    """One configuration of the real worker. Each run is a fork of a process that never ran a case itself."""
+    """One configuration of the real worker. Cases run in forks of a process that never runs one itself."""
 
     def __init__(self, connection: socket.socket, info: EngineInfo) -> None:
         self._connection = connection
         self.info = info
         self._open = True
+        self._broken = ""  # why nothing can be said to the process any more
+        self._in_fork: list[Case] = []  # cases that the standing fork has run, in order
 
     @property
     def alive(self) -> bool:
@@ -172,31 +177,124 @@ class EngineProcess:
             self.close()
         return self._open
 
+    @property
+    def before(self) -> tuple[Case, ...]:
+        """The cases that ran before the last one in the same fork."""
+        return tuple(self._in_fork[:-1])
+
     def close(self) -> None:
         self._open = False
         self._connection.close()
 
-    def run(self, case: Case, folder: Path, limits: Limits = Limits()) -> Trace:
-        """Run a case; its trace and the engine's log are in `folder`, which must be empty."""
-        message = wire.Run(case, str(folder.absolute()), limits.step, limits.case)
+    def run(self, case: Case, folder: Path, limits: Limits = Limits(), *, fresh: bool = True, until: int = -1) -> Trace:
+        """Run a case; its trace and the engine's log are in `folder`, which must be empty.
+
+        fresh: in a fork that has run nothing, else in one that may have run other cases (`before`), which is several times
+        faster. until: stop after this scheduler iteration.
+        """
+        self._begin(case, folder, limits, fresh=fresh, until=until)
+        return self._end(case, folder)
+
+    def session(self, case: Case, folder: Path, limits: Limits = Limits()) -> "Session":
+        """Run a case step by step, adding to it on the way. `folder` must be empty."""
+        self._begin(case, folder, limits, live=True)
+        return Session(self, case, folder)
+
+    def _begin(
+        self, case: Case, folder: Path, limits: Limits, *, fresh: bool = True, until: int = -1, live: bool = False
+    ) -> None:
+        self._broken = ""
         try:
             self._connection.settimeout(limits.case + 60)  # the engine process keeps the limits; this is for its own death
-            wire.send(self._connection, message)
-            answer, _ = wire.receive(self._connection)
-        except (EOFError, OSError) as error:  # OSError: timed out, broken, or closed when the process was found gone
-            self.close()
-            ending = Ending(kind="crashed", detail=f"the engine process itself is gone ({type(error).__name__})")
-            answer = wire.Ran(ending, False)
+            wire.send(self._connection, wire.Run(case, str(folder.absolute()), limits.step, limits.case, fresh, until, live))
+        except OSError as error:
+            self._broken = type(error).__name__
+
+    def _answer(self) -> wire.Stepped | wire.Ran | wire.Failed:
+        if not self._broken:
+            try:
+                answer, _ = wire.receive(self._connection)
+                assert isinstance(answer, wire.Stepped | wire.Ran | wire.Failed)
+                return answer
+            except (EOFError, OSError) as error:  # OSError: timed out, broken, or closed when the process was found gone
+                self._broken = type(error).__name__
+        self.close()
+        return wire.Ran(Ending(kind="crashed", detail=f"the engine process itself is gone ({self._broken})"), False)
+
+    def _end(self, case: Case, folder: Path, answer: wire.Ran | wire.Failed | None = None) -> Trace:
+        """The trace of a run that is over."""
+        if answer is None:
+            given = self._answer()
+            assert not isinstance(given, wire.Stepped)
+            answer = given
         if isinstance(answer, wire.Failed):
+            self._in_fork.clear()
             raise HarnessError(
                 f"the process of case {case.name} could not do its work: {answer.error}",
                 consequence="the case has no trace and no verdict",
                 remedy=f"look at {folder / 'engine.log'}, and at the free space and permissions of the folder",
             )
-        assert isinstance(answer, wire.Ran)
+        del self._in_fork[answer.before :]
+        self._in_fork.append(case)
         if not answer.written:
-            write_trace(folder, new_header(case, self.info, answer.ending, ()), {})
+            write_trace(folder, new_header(case, self.info, answer.ending, (), before=answer.before), {})
         return read_trace(folder)
+
+
+class Session:
+    """A case that is run step by step: `case` is what it has come to, and can be run again like any other.
+
+    Add to it with `step`; each returns the trace of all that happened so far. After `finish` it has run to its end.
+    """
+
+    def __init__(self, engine: EngineProcess, case: Case, folder: Path) -> None:
+        self.case = case
+        self.over = False
+        self._engine = engine
+        self._folder = folder
+        self.trace = self._wait()
+
+    @property
+    def iteration(self) -> int:
+        """The scheduler iteration that the next step runs."""
+        return max((record.iteration for record in self.trace.header.records), default=0)
+
+    def step(self, requests: tuple[Request, ...] = (), events: tuple[Event, ...] = (), chunk: int | None = None) -> Trace:
+        """Run one scheduler iteration, before which these requests arrive and these events happen.
+
+        `arrive` and `at` are set. chunk: the budget of the next prefill batch, if that is not to be chunked_prefill_size.
+        """
+        return self._send(requests, events, chunk, last=False)
+
+    def finish(self) -> Trace:
+        """Run to the end: everything drained, the cache flushed."""
+        return self._send((), (), None, last=True)
+
+    def _send(self, requests: tuple[Request, ...], events: tuple[Event, ...], chunk: int | None, *, last: bool) -> Trace:
+        at = self.iteration
+        chunks = self.case.chunks
+        if chunk is not None:
+            prefills = len({record.forward for record in self.trace.header.records if record.stage == "prefill"})
+            usual = (self.case.chunked_prefill_size,) * (prefills - len(chunks))
+            chunks = (*(chunks + usual)[:prefills], chunk)
+        self.case = msgspec.structs.replace(
+            self.case,
+            requests=self.case.requests + tuple(msgspec.structs.replace(request, arrive=at) for request in requests),
+            events=self.case.events + tuple(msgspec.structs.replace(event, at=at) for event in events),
+            chunks=chunks,
+        )
+        check_case(self.case, "the session")
+        with contextlib.suppress(OSError):  # the engine is gone: the answer says so
+            wire.send(self._engine._connection, wire.Step(requests, events, chunks, last))
+        self.trace = self._wait()
+        return self.trace
+
+    def _wait(self) -> Trace:
+        answer = self._engine._answer()
+        if isinstance(answer, wire.Stepped):
+            return read_trace(self._folder)
+        self.over = True
+        return self._engine._end(self.case, self._folder, answer)
 
 
 def _log_file() -> Path:

@@ -10,7 +10,7 @@ from typing import Any, Literal
 import msgspec
 from msgspec import Struct
 
-from eagletwin.harness.case import Case
+from eagletwin.harness.case import Case, Event, Request
 from eagletwin.harness.patch import Patch
 from eagletwin.harness.trace import Ending, EngineInfo
 
@@ -54,28 +54,59 @@ class PatchDidNotApply(Struct, frozen=True, tag=True):
 
 
 class Run(Struct, frozen=True, tag=True):
-    """Caller -> engine: fork, run the case, write its trace into `folder`. Limits in seconds."""
+    """Caller -> engine -> runner: run the case, write its trace into `folder`. Limits in seconds.
+
+    fresh  in a process that has run nothing, not in one that may have run other cases
+    until  stop after this scheduler iteration; -1: run to the end
+    live   stop before each scheduler iteration, write the trace so far, answer Stepped, and wait for a Step
+    """
 
     case: Case
     folder: str
     step_seconds: float
     case_seconds: float
+    fresh: bool = True
+    until: int = -1
+    live: bool = False
+
+
+class Reached(Struct, frozen=True, tag=True):
+    """Runner -> engine: the case got this far."""
+
+    where: str
+
+
+class Stepped(Struct, frozen=True, tag=True):
+    """Runner -> engine -> caller, live: all that happened before this scheduler iteration is in the trace."""
+
+    iteration: int
+
+
+class Step(Struct, frozen=True, tag=True):
+    """Caller -> engine -> runner, live: what comes before the next iteration. `last`: run to the end after it."""
+
+    requests: tuple[Request, ...] = ()
+    events: tuple[Event, ...] = ()
+    chunks: tuple[int, ...] = ()
+    last: bool = False
 
 
 class Ran(Struct, frozen=True, tag=True):
-    """Engine -> caller: the case is over. `written` says whether the child wrote a trace itself."""
+    """Runner -> engine -> caller: the case is over. `written` says whether the runner wrote a trace itself; `before`, how
+    many cases that process had run."""
 
     ending: Ending
     written: bool
+    before: int = 0
 
 
 class Failed(Struct, frozen=True, tag=True):
-    """Engine -> caller: the harness's own code failed in the case's process; nothing is known about the worker."""
+    """Engine -> caller: the harness's own code failed in the runner; nothing is known about the worker."""
 
     error: str
 
 
-Message = Ready | Build | Built | Refused | PatchDidNotApply | Run | Ran | Failed
+Message = Ready | Build | Built | Refused | PatchDidNotApply | Run | Reached | Stepped | Step | Ran | Failed
 
 
 def send(connection: socket.socket, message: Message, descriptor: int | None = None) -> None:

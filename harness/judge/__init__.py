@@ -69,8 +69,12 @@ def judge(trace: Trace, without: frozenset[str] = frozenset()) -> Verdict:
 
 def _ended(ending: Ending) -> tuple[str, str]:
     """Rule and reason of a run that did not come to its end; two empty strings for one that did."""
-    rule = {"finished": "", "crashed": "engine.crash", "hung": "engine.hang", "faulted": ending.rule}[ending.kind]
-    return rule, f"{ending.detail} (last seen: {ending.where or 'start'})" if rule else ""
+    if ending.kind == "finished":
+        return "", ""
+    if ending.kind == "stopped":
+        return "", f"the run was stopped {ending.detail}"
+    rule = {"crashed": "engine.crash", "hung": "engine.hang", "faulted": ending.rule}[ending.kind]
+    return rule, f"{ending.detail} (last seen: {ending.where or 'start'})"
 
 
 def _faulted(ending: Ending) -> Divergence:
@@ -94,9 +98,10 @@ def _not_shown(trace: Trace, reached: tuple[str, ...], choices: int, ties: int) 
         return f"the trace is not complete: {gap}"
     if trace.header.idle_edits:
         return f"the patch edits {trace.header.idle_edits[0]}, which was never called"
-    aborted = [record.request for record in trace.header.records if record.stage == "finished" and record.numbers["aborted"]]
-    if aborted:
-        return f"the scheduler aborted request {aborted[0]} before its end"
+    asked = {event.request for event in trace.header.case.events if event.kind == "abort"}
+    for record in trace.header.records:
+        if record.stage == "finished" and record.numbers["aborted"] and record.request not in asked:
+            return f"the scheduler aborted request {record.request} before its end"
     unreached = [name for name in trace.header.case.exercises if name not in reached]
     if unreached:
         return f"the case is for {unreached[0]!r}, which did not happen"

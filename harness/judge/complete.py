@@ -46,14 +46,15 @@ def _request(trace: Trace, name: str, stages: Counter[tuple[str, str]]) -> str:
     chunks, rounds = stages[name, "prefill"], stages[name, "draft"]
     due = {"finished": 1, "verify": rounds, "extend": rounds}
     if case.engine.sglang.radix_cache:
-        due["cached"] = 1
+        due["cached"] = int(chunks > 0)
     if trace.header.inner:
         due |= {"target.extend": chunks, "draft.extend": chunks, "target.verify": rounds, "draft.extend_decode": rounds}
         due["draft.decode"] = rounds * (case.num_steps - 1)
     for stage, count in due.items():
         if stages[name, stage] != count:
             return f"{stages[name, stage]} records of {stage}, not {count}"
-    if not chunks:
+    aborted = any(record.stage == "finished" and record.numbers["aborted"] for _, record in mine)
+    if not chunks and not aborted:
         return "it was never prefilled"
     return _rows(trace, mine)
 

@@ -27,6 +27,28 @@ def exercised(trace: Trace, stories: dict[str, Story]) -> tuple[str, ...]:
         story, end = stories[record.request], record.numbers["end"]
         return story.target is not None and int(story.target.logits[end - 1].argmax()) != story.tokens[end]
 
+    def last_chunk(record: Record) -> bool:
+        return bool(record.numbers["final"]) and _continues(record, prefills)
+
+    together: dict[int, list[Record]] = {}  # prefill batch -> its records
+    for record in prefills:
+        together.setdefault(record.forward, []).append(record)
+    hits = [
+        record
+        for record in prefills
+        if record.numbers["start"] > 0 and record.round == 0 and record.attempt == 0 and not _continues(record, prefills)
+    ]
+    prompts = {request.id: request.prompt for request in case.requests}
+
+    def goes_on(record: Record) -> bool:
+        """Whether another prompt shares more with this one than was reused."""
+        start, prompt = record.numbers["start"], prompts[record.request]
+        return start + 1 < len(prompt) and any(
+            other[: start + 1] == prompt[: start + 1] for name, other in prompts.items() if name != record.request
+        )
+
+    aborted = {record.request for record in by_stage.get("finished", []) if record.numbers["aborted"]}
+    unfinished = {record.request for record in chunks} - {record.request for record in prefills if record.numbers["final"]}
     happened = {
         "chunked_prefill": bool(chunks),
         "chunk_tail_differs": any(tail_differs(record) for record in chunks),
@@ -44,10 +66,19 @@ def exercised(trace: Trace, stories: dict[str, Story]) -> tuple[str, ...]:
         and case.page_size > 1,
         "prompt_ends_in_page": any(record.numbers["final"] and record.numbers["end"] % case.page_size for record in prefills),
         "retraction": any(record.round > 0 or record.attempt > 0 for record in prefills),
-        "radix_hit": any(
-            record.numbers["start"] > 0 and record.round == 0 and record.attempt == 0 and not _continues(record, prefills)
-            for record in prefills
+        "retraction_in_decode": any(record.round > 0 for record in prefills),
+        "radix_hit": bool(hits),
+        "radix_hit_in_page": case.page_size > 1 and any(goes_on(record) for record in hits),
+        "radix_hit_across_pages": case.page_size > 1 and any(record.numbers["start"] > case.page_size for record in hits),
+        "shared_chunk": any(
+            any(record.numbers["final"] for record in batch) and any(not record.numbers["final"] for record in batch)
+            for batch in together.values()
         ),
+        "one_token_tail": any(
+            last_chunk(record) and record.numbers["end"] - record.numbers["start"] == 1 for record in prefills
+        ),
+        "abort_in_prefill": bool(aborted & unfinished),
+        "abort_in_decode": bool(aborted & {record.request for record in verified}),
     }
     return tuple(name for name in FEATURES if happened[name])
 

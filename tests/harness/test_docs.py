@@ -4,7 +4,7 @@ from pathlib import Path
 
 import msgspec
 
-from eagletwin.harness.case import Case, EngineSettings, Request, SGLangSettings, decode_case
+from eagletwin.harness.case import Case, EngineSettings, Event, Request, SGLangSettings, decode_case
 from eagletwin.harness.exercised import FEATURES
 from eagletwin.harness.judge import RULES
 from eagletwin.harness.models.recipes import RECIPES
@@ -14,9 +14,9 @@ DOCS = Path(__file__).parents[2] / "docs"
 
 def test_every_field_feature_and_recipe_is_documented() -> None:
     text = (DOCS / "case.md").read_text()
-    for struct, prefix in ((Case, ""), (Request, "requests[]."), (SGLangSettings, "engine.sglang.")):
+    for struct, prefix in ((Case, ""), (Request, "requests[]."), (Event, "events[]."), (SGLangSettings, "engine.sglang.")):
         for field in msgspec.structs.fields(struct):
-            if field.name not in ("requests", "engine"):
+            if field.name not in ("requests", "events", "engine"):
                 assert f"`{prefix}{field.name}`" in text, field.name
     assert [field.name for field in msgspec.structs.fields(EngineSettings)] == ["sglang"]
     for name, meaning in FEATURES.items():

@@ -1,7 +1,8 @@
-"""Step the real scheduler through a case: hand requests in, let its own event loop run, drain, flush.
+"""Step the real scheduler through a case: hand requests and events in, let its own event loop run, drain, flush.
 
 The release's own loop runs; only its receive call is replaced, which it makes once per iteration. That is the stepping
-hook: arrivals, poison of freed slots, accounting and the end of the case all happen there.
+hook: arrivals, events, poison of freed slots, accounting and the end of the case all happen there. Events are the control
+messages that SGLang itself takes from its tokenizer process.
 """
 
 import contextlib
@@ -11,7 +12,7 @@ from typing import Any
 
 import torch
 
-from eagletwin.harness.case import Case, Request
+from eagletwin.harness.case import Case, Event, Request
 from eagletwin.harness.trace import Recorder
 
 from .taps import Taps
@@ -25,46 +26,59 @@ class EndlessCase(Exception):
     """The scheduler went on for more iterations than the case can need: it makes no progress."""
 
 
-def drive(scheduler: Any, case: Case, recorder: Recorder, reached: Callable[[str], None]) -> None:
-    """Run the case to its end. Raises what the worker raises, or EndlessCase."""
-    taps = Taps(scheduler, recorder, reached)
-    taps.install()
-    Drive(scheduler, case, recorder, taps, reached).run()
+class Stopped(Exception):
+    """The iteration was reached after which the case was to stop."""
 
 
 class Drive:
-    """One case on one scheduler. `receive` stands in for the scheduler's receive call."""
+    """One case on one scheduler. `receive` stands in for the scheduler's receive call.
 
-    def __init__(self, scheduler: Any, case: Case, recorder: Recorder, taps: Taps, reached: Callable[[str], None]) -> None:
+    until  raise Stopped after this iteration; -1: never
+    live   asked before each iteration for the case as it is now, and whether there will be more; None: `case` is all
+    """
+
+    def __init__(
+        self,
+        scheduler: Any,
+        case: Case,
+        recorder: Recorder,
+        reached: Callable[[str], None],
+        until: int = -1,
+        live: Callable[[int, Case], tuple[Case, bool]] | None = None,
+    ) -> None:
+        self.case = case
         self._scheduler = scheduler
-        self._case = case
         self._recorder = recorder
-        self._taps = taps
         self._reached = reached
-        self._allocation = taps.allocation
-        self._pools = taps.pools
-        self._waiting = sorted(case.requests, key=lambda request: request.arrive)
-        self._reported: set[str] = set()
+        self._until = until
+        self._live = live
+        self._taps = Taps(scheduler, recorder, reached)
+        self._allocation = self._taps.allocation
+        self._pools = self._taps.pools
+        self._handed_in: set[str] = set()
+        self._finished: set[str] = set()  # requests whose end was recorded
         self._emitted: dict[str, list[int]] = {}  # what was sent towards the detokenizer
         self._aborted: set[str] = set()
+        self._dropped: set[str] = set()  # aborted while they were queued, so no batch will end them
+        self._paused = False
         self._iteration = -1
         self._idle = 0
-        # Every request prefills at least a page an iteration and decodes at least a token; twice that, and room to start
-        work = sum(len(request.prompt) // case.page_size + request.max_new_tokens for request in case.requests)
-        self._limit = 2 * work + max(request.arrive for request in case.requests) + 20
 
     def run(self) -> None:
+        """Run the case to its end. Raises what the worker raises, EndlessCase or Stopped."""
         for pool in self._pools.values():
             pool.poison(slice(None))
-        # nobody listens at the other end of this socket
+        # nobody listens at the other end of these sockets; both senders are of one class
         sender = self._scheduler.ipc_channels.send_to_detokenizer
         type(sender).send_output = lambda _self, payload, *args, **kwargs: self._sent(payload)
         receiver = getattr(self._scheduler, "request_receiver", self._scheduler)
         # the receiver is a slotted dataclass from 0.5.20 on: its class is what can be changed
         type(receiver).recv_requests = lambda _self, *args, **kwargs: self._receive()
+        chunk = self._scheduler.chunked_prefill_size
         loop = getattr(self._scheduler, "run_event_loop", None) or self._scheduler.event_loop_normal
-        with contextlib.suppress(_Done):
+        with self._taps, contextlib.suppress(_Done):
             loop()
+        self._scheduler.chunked_prefill_size = chunk
 
     def _sent(self, payload: Any) -> None:
         """Collect a batch of output: each message holds the tokens since the last one, and the reason if it is the last."""
@@ -74,35 +88,89 @@ class Drive:
             reason = payload.finished_reasons[n]
             if reason is not None and reason.get("type") == "abort":
                 self._aborted.add(name)
+        if type(payload).__name__ == "AbortReq":  # it was queued, or between two chunks
+            self._aborted.add(payload.rid)
+            self._dropped.add(payload.rid)
 
     def _receive(self) -> list[Any]:
+        if 0 <= self._until <= self._iteration:
+            raise Stopped(f"after iteration {self._iteration}, as asked")
         self._iteration += 1
         self._taps.iteration = self._iteration
         self._reached("schedule")
         self._poison_freed()
         self._account("iteration")
-        self._report_finished()
-        if self._iteration > self._limit:
-            raise EndlessCase(f"{self._iteration} iterations, and these are not finished: {', '.join(self._unfinished())}")
-        if not self._waiting and not self._unfinished():
+        self._record_finished()
+        if self._live is not None:
+            self.case, more = self._live(self._iteration, self.case)
+            if not more:
+                self._live = None
+        if self._iteration > self._limit():
+            names = ", ".join(self._unfinished())
+            raise EndlessCase(f"{self._iteration} iterations, and these are not finished: {names}")
+        if self._live is None and not self._paused and self._handed_in >= self._ids() and not self._unfinished():
             self._idle += 1
             if self._idle == 2:  # the scheduler has had one idle iteration, and so has checked itself
-                self._report_cached()
+                self._record_cached()
                 self._scheduler.flush_cache()
                 self._account("flushed")
                 raise _Done
-        arrived = [request for request in self._waiting if request.arrive <= self._iteration]
-        self._waiting = self._waiting[len(arrived) :]
-        return [_tokenized(request) for request in arrived]
+        self._set_chunk()
+        arrived = [
+            request for request in self.case.requests if request.arrive <= self._iteration and request.id not in self._handed_in
+        ]
+        self._handed_in.update(request.id for request in arrived)
+        messages = [_tokenized(request) for request in arrived]
+        for event in self.case.events:
+            if event.at == self._iteration:
+                messages += self._control(event)
+        if self._paused and self._live is None and self._iteration > self.case.last_arrival:
+            messages += self._control(Event(at=self._iteration, kind="resume"))
+        return messages
+
+    def _limit(self) -> int:
+        """Iterations that the case can need: every request prefills at least a page an iteration and decodes at least a token,
+        once more for each retraction; twice that, and room to start."""
+        work = sum(len(request.prompt) // self.case.page_size + request.max_new_tokens for request in self.case.requests)
+        retractions = sum(event.kind == "retract" for event in self.case.events)
+        return 2 * work * (1 + retractions) + self.case.last_arrival + 20
+
+    def _set_chunk(self) -> None:
+        """The budget of the next prefill batch. The scheduler reads it anew for each batch."""
+        chunks = self.case.chunks
+        chunk = chunks[self._taps.prefills] if self._taps.prefills < len(chunks) else self.case.chunked_prefill_size
+        self._scheduler.chunked_prefill_size = chunk
+
+    def _control(self, event: Event) -> list[Any]:
+        """The event as the messages that SGLang takes from its tokenizer process."""
+        from sglang.srt.managers import io_struct
+
+        if event.kind == "abort":
+            # one that is still to come was never there; SGLang forgets an abort of a request it does not know
+            return [io_struct.AbortReq(rid=event.request)]
+        if event.kind == "flush":
+            return [io_struct.FlushCacheReqInput()]
+        if event.kind == "retract":
+            pause = io_struct.PauseGenerationReqInput(mode="retract")
+            return [pause] if self._paused else [pause, io_struct.ContinueGenerationReqInput()]
+        self._paused = event.kind == "pause"
+        if self._paused:
+            return [io_struct.PauseGenerationReqInput(mode="in_place")]
+        return [io_struct.ContinueGenerationReqInput()]
+
+    def _ids(self) -> set[str]:
+        return {request.id for request in self.case.requests}
 
     def _unfinished(self) -> list[str]:
-        handed_in = {request.id for request in self._case.requests} - {request.id for request in self._waiting}
-        return sorted(handed_in - self._reported)
+        return sorted(self._handed_in - self._finished)
 
-    def _report_finished(self) -> None:
-        for name, request in self._taps.requests.items():
-            if name not in self._reported and request.finished():
-                self._reported.add(name)
+    def _record_finished(self) -> None:
+        """The ends of requests since the last iteration, with all that was emitted for them."""
+        ended = {name for name, request in self._taps.requests.items() if request.finished()} | self._dropped
+        for request in self.case.requests:
+            name = request.id
+            if name in ended and name not in self._finished:
+                self._finished.add(name)
                 tokens = torch.tensor(self._emitted.get(name, []), dtype=torch.int64)
                 numbers = {"aborted": int(name in self._aborted)}
                 self._recorder.add(name, 0, "finished", iteration=self._iteration, numbers=numbers, tensors={"tokens": tokens})
@@ -129,9 +197,9 @@ class Drive:
             },
         )
 
-    def _report_cached(self) -> None:
+    def _record_cached(self) -> None:
         """The rows that the prefix cache keeps of finished requests: as long a prefix of each as a new request would get."""
-        if not self._case.engine.sglang.radix_cache:
+        if not self.case.engine.sglang.radix_cache:
             return
         for name, request in self._taps.requests.items():
             tokens = [*request.origin_input_ids, *request.output_ids]

@@ -1,4 +1,4 @@
-"""Which runtime executes SGLang's Triton kernels in a case, and what it found. Called by zygote.py.
+"""Which runtime executes SGLang's Triton kernels, and what it found. Called by zygote.py and runner.py.
 
 The fast runtime (engines/triton_cpu) executes each kernel's own source and checks every memory access. Triton's interpreter is
 what it is proven against: `shadow` runs both and compares.
@@ -41,8 +41,12 @@ def start(kernels: Kernels, scheduler: Any) -> None:
         for part, buffers in (("keys", pool.k_buffer), ("values", pool.v_buffer)):
             for layer, buffer in enumerate(buffers):
                 pools.register(f"{name} {part} of layer {layer}", buffer)
-    triton_cpu.clear()
     triton_cpu.install(_CHECKS[kernels], pools)
+
+
+def clear() -> None:
+    """Forget what the kernels of the last case did."""
+    triton_cpu.clear()
 
 
 def violated(where: str) -> Ending | None:

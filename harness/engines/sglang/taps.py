@@ -5,6 +5,7 @@ taps stand in ModelRunner.forward, and need a forward that Python runs. Only def
 """
 
 from collections.abc import Callable
+from types import TracebackType
 from typing import Any
 
 import torch
@@ -37,14 +38,16 @@ class Taps:
         }
         self._width = int(self._worker.speculative_num_draft_tokens)
         self._steps = int(self._worker.speculative_num_steps)
+        self.prefills = 0  # prefill batches so far
         self._rounds: dict[str, int] = {}
+        self._wrapped: list[tuple[Any, str]] = []
         self._batch: list[Any] = []
         self._forward = 0
         self._draft_step = 0
         self._accept_lens: list[int] = []
         self._stored: dict[tuple[str, str], tuple[Tensor, Tensor]] = {}  # last KV rows seen, to record changes only
 
-    def install(self) -> None:
+    def __enter__(self) -> "Taps":
         """Replace the bound methods on these instances; other schedulers of the process are untouched."""
         self._wrap(self._worker, "forward_batch_generation", self._around_batch)
         self._wrap(self._worker, "verify", self._around_verify)
@@ -55,11 +58,16 @@ class Taps:
         self._wrap(
             self._draft_runner, "forward", lambda call, batch, *a, **k: self._around_forward(False, call, batch, *a, **k)
         )
+        return self
 
-    @staticmethod
-    def _wrap(owner: Any, name: str, around: Callable[..., Any]) -> None:
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        for owner, name in self._wrapped:
+            delattr(owner, name)  # the class's own method shows again
+
+    def _wrap(self, owner: Any, name: str, around: Callable[..., Any]) -> None:
         original = getattr(owner, name)
         setattr(owner, name, lambda *args, **kwargs: around(original, *args, **kwargs))
+        self._wrapped.append((owner, name))
 
     def _add(self, request: Any, stage: str, step: int, numbers: dict[str, int], tensors: dict[str, Tensor]) -> None:
         self.recorder.add(
@@ -84,6 +92,7 @@ class Taps:
             starts, lengths = list(batch.prefix_lens), list(batch.extend_lens)
             self._reached("prefill")
             result = call(batch, *args, **kwargs)
+            self.prefills += 1
             self._after_prefill(result, starts, lengths)
         else:
             self._reached("draft")

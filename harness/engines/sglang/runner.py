@@ -1,0 +1,130 @@
+"""The process in which cases run, one after another, on one scheduler. Forked by engine.py, which watches it.
+
+Between two cases everything that the harness set up is taken down, the scheduler has been drained and flushed, and the pools
+are poisoned again; what the worker itself keeps is the only thing that one case can hand on to the next.
+"""
+
+import faulthandler
+import os
+import signal
+import socket
+import traceback
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, NoReturn
+
+from msgspec.structs import replace
+
+from eagletwin.harness.case import Case
+from eagletwin.harness.engines import wire
+from eagletwin.harness.trace import Ending, EngineInfo, Recorder, new_header, write_trace
+
+from . import drive, kernels, patches, stubs
+
+HARNESS_FAILED = 70  # exit status of a runner that failed outside the worker
+
+
+def serve(connection: socket.socket, scheduler: Any, info: EngineInfo, runtime: wire.Kernels) -> NoReturn:
+    """Run the cases that come through the connection until it closes, or until one does not end cleanly."""
+    before = 0
+    called_while_built = set(patches.ran)
+    try:
+        kernels.start(runtime, scheduler)
+        while True:
+            try:
+                message, _ = wire.receive(connection)
+            except (EOFError, ConnectionError):
+                os._exit(0)
+            assert isinstance(message, wire.Run)
+            kernels.clear()
+            patches.ran.intersection_update(called_while_built)
+            stubs.called.clear()
+            ending = _Run(connection, scheduler, info, message, before).run()
+            wire.send(connection, wire.Ran(ending, True, before))
+            if ending.kind != "finished":
+                os._exit(0)
+            before += 1
+    except BaseException:  # never leave by return or raise: this is a fork, and above it stands the engine's own loop
+        traceback.print_exc()
+        os._exit(HARNESS_FAILED)
+
+
+class _Run:
+    """One case: its recorder, how far it got, and its trace."""
+
+    def __init__(self, connection: socket.socket, scheduler: Any, info: EngineInfo, message: wire.Run, before: int) -> None:
+        self._connection = connection
+        self._scheduler = scheduler
+        self._info = info
+        self._message = message
+        self._before = before
+        self._recorder = Recorder()
+        self._where = "start"
+
+    def run(self) -> Ending:
+        """Run the case and write its trace. A Python exception of the worker is an ending; anything worse ends the process."""
+        import torch
+
+        self._open_log()
+        case = self._message.case
+        driven = drive.Drive(self._scheduler, case, self._recorder, self._reached, self._message.until, self._live())
+        try:
+            with torch.inference_mode():
+                driven.run()
+            ending = Ending(kind="finished")
+        except drive.Stopped as stop:
+            ending = Ending(kind="stopped", detail=str(stop), where=self._where)
+        except drive.EndlessCase as error:
+            ending = Ending(kind="hung", detail=str(error), where=self._where)
+        except (Exception, SystemExit) as error:
+            traceback.print_exc()
+            ending = Ending(kind="crashed", detail=_brief(error), where=self._where)
+        if stubs.called and ending.kind == "finished":  # SGLang swallowed the exception, and so skipped a kernel
+            detail = f"stub {stubs.called[0]} was called and the exception swallowed"
+            ending = Ending(kind="crashed", detail=detail, where=self._where)
+        ending = kernels.violated(self._where) or ending
+        self._write(driven.case, ending)
+        return ending
+
+    def _open_log(self) -> None:
+        """What the worker prints goes to this case's own file."""
+        log = os.open(os.path.join(self._message.folder, "engine.log"), os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
+        os.dup2(log, 1)
+        os.dup2(log, 2)
+        os.close(log)
+        faulthandler.enable(file=2)
+        faulthandler.register(signal.SIGUSR2, file=2)
+
+    def _reached(self, stage: str) -> None:
+        iteration = self._recorder.records[-1].iteration if self._recorder.records else 0
+        self._where = f"{stage}, iteration {iteration}"
+        wire.send(self._connection, wire.Reached(self._where))
+
+    def _live(self) -> Callable[[int, Case], tuple[Case, bool]] | None:
+        if not self._message.live:
+            return None
+
+        def ask(iteration: int, case: Case) -> tuple[Case, bool]:
+            """Hand over what happened so far; take what comes before this iteration. Says whether there will be more."""
+            self._write(case, Ending(kind="stopped", detail=f"before iteration {iteration}", where=self._where))
+            wire.send(self._connection, wire.Stepped(iteration))
+            step, _ = wire.receive(self._connection)
+            assert isinstance(step, wire.Step)
+            arrived = tuple(replace(request, arrive=iteration) for request in step.requests)
+            events = tuple(replace(event, at=iteration) for event in step.events)
+            grown = replace(
+                case, requests=case.requests + arrived, events=case.events + events, chunks=step.chunks or case.chunks
+            )
+            return grown, not step.last
+
+        return ask
+
+    def _write(self, case: Case, ending: Ending) -> None:
+        records = self._recorder.records
+        header = new_header(case, self._info, ending, records, kernels.fallbacks(), patches.idle(), self._before)
+        write_trace(Path(self._message.folder), header, self._recorder.tensors)
+
+
+def _brief(error: BaseException) -> str:
+    frame = traceback.extract_tb(error.__traceback__)[-1]
+    return f"{type(error).__name__}: {error} ({Path(frame.filename).name}:{frame.lineno} in {frame.name})"
