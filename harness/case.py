@@ -22,12 +22,17 @@ Token = Annotated[int, Meta(ge=0, lt=1 << 20)]
 
 
 class Request(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """One request. `arrive` is the scheduler iteration, from 0, before which it is handed in."""
+    """One request. `arrive` is the scheduler iteration, from 0, before which it is handed in.
+
+    stop  tokens of which the first emitted one ends the request, as does the recipe's end-of-sequence token then; with
+          none of them, only max_new_tokens does
+    """
 
     id: Name
     prompt: Annotated[tuple[Token, ...], Meta(min_length=1, max_length=2048)]
     max_new_tokens: Annotated[int, Meta(ge=1, le=512)]
     arrive: Annotated[int, Meta(ge=0, le=1000)] = 0
+    stop: Annotated[tuple[Token, ...], Meta(max_length=64)] = ()
 
 
 class Event(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

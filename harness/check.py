@@ -1,9 +1,13 @@
-"""Run a case on an engine, judge it, and make sure of what was found. Used by the command line and by prove.
+"""Run a case on an engine, judge it, and make sure of what was found. Used by the command line, prove, fuzz and pytest.
 
-A divergence counts only if the same case diverges in the same way in two more fresh forks; one that does not is kept, and
-is `unknown: nondeterministic`.
+A divergence counts only if the same case diverges in the same way in two more fresh forks. One that does not is kept with the
+cases that ran before it in the same process, and is `unknown`: a state leak if that sequence diverges again, twice, else
+nondeterministic.
 """
 
+import shlex
+import tempfile
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -20,13 +24,17 @@ REPLAYS = 2
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """What a check came to. `folder` holds case.json, the trace, engine.log, verdict.json and report.txt (`report`)."""
+    """What a check came to. `folder` holds case.json, the trace, engine.log, verdict.json and report.txt (`report`).
+
+    before  the cases that ran before it in the same process, if the verdict hangs on them; saved in `folder`/before
+    """
 
     case: Case
     verdict: Verdict
     trace: Trace
     folder: Path
     report: str
+    before: tuple[Case, ...] = ()
 
 
 def check(
@@ -37,36 +45,98 @@ def check(
     *,
     without: frozenset[str] = frozenset(),
     repeat: int = 1,
+    after: Sequence[Case] = (),
     again: str = "",
 ) -> Outcome:
-    """Run and judge `case` in `folder` (empty). A divergence is replayed in sub-folders, an equal run `repeat` - 1 times.
+    """Run and judge `case` in `folder`, which may hold case.json and repro.py, alone in its process or `after` others.
 
-    `again` is the command that repeats it.
+    A divergence is replayed in sub-folders, an equal run `repeat` - 1 times. `again` is the command that repeats it.
     """
     (folder / "case.json").write_text(pretty_case(case))
-    trace = engine.run(case, folder, limits)
+    trace = play(engine, after, case, folder, limits)
     verdict = judge(trace, without)
+    if trace.header.before != len(after):
+        reason = f"only {trace.header.before} of the {len(after)} cases before it came to their end"
+        verdict = msgspec.structs.replace(verdict, status="unknown", reason=reason)
     replays = REPLAYS if verdict.status == "diverged" else repeat - 1 if verdict.status == "equal" else 0
     for replay in range(1, replays + 1):
         sub = folder / f"replay-{replay}"
         sub.mkdir()
-        second = judge(engine.run(case, sub, limits), without)
-        if _signature(second) != _signature(verdict):
-            reason = f"nondeterministic: first {_brief(verdict)}; in replay-{replay} {_brief(second)}; both traces are kept"
-            verdict = msgspec.structs.replace(verdict, status="unknown", reason=reason)
+        second = judge(play(engine, after, case, sub, limits), without)
+        if signature(second) != signature(verdict):
+            verdict = nondeterministic(verdict, second, f"in replay-{replay}")
             break
+    return conclude(case, verdict, trace, folder, tuple(after), again)
+
+
+def confirm(
+    engine: EngineProcess,
+    case: Case,
+    found: Verdict,
+    before: Sequence[Case],
+    folder: Path,
+    limits: Limits,
+    *,
+    without: frozenset[str] = frozenset(),
+    again: str = "",
+) -> Outcome:
+    """Make sure of what a case came to that ran after others: alone first, and if that shows nothing of it, after them.
+
+    A finding that cannot be had again is `unknown`, and kept.
+    """
+    alone = check(engine, case, folder, limits, without=without, again=again)
+    if alone.verdict.status != "equal":  # it needs no other case
+        return alone
+    if not before:
+        verdict = nondeterministic(found, alone.verdict, "once more")
+        return conclude(case, verdict, alone.trace, folder, (), again)
+    for replay in (1, 2):
+        sub = folder / f"sequence-{replay}"
+        sub.mkdir()
+        second = judge(play(engine, before, case, sub, limits), without)
+        if signature(second) != signature(found):
+            verdict = nondeterministic(found, second, f"after the same {len(before)} cases again (sequence-{replay})")
+            return conclude(case, verdict, alone.trace, folder, tuple(before), again)
+    reason = f"state leak: after {len(before)} other cases in one process {brief(found)}, twice again, and alone it is equal"
+    verdict = msgspec.structs.replace(found, status="unknown", reason=reason)
+    return conclude(case, verdict, alone.trace, folder, tuple(before), again)
+
+
+def play(engine: EngineProcess, before: Sequence[Case], case: Case, folder: Path, limits: Limits) -> Trace:
+    """Run `case` after the cases `before` it in one fresh process; only its own trace is kept."""
+    for number, earlier in enumerate(before):
+        with tempfile.TemporaryDirectory(prefix="eagletwin-") as scratch:
+            engine.run(earlier, Path(scratch), limits, fresh=number == 0)
+    return engine.run(case, folder, limits, fresh=not before)
+
+
+def conclude(case: Case, verdict: Verdict, trace: Trace, folder: Path, before: tuple[Case, ...], again: str) -> Outcome:
+    """Write verdict and report, and the cases before it where they matter."""
+    if before:
+        earlier = folder / "before"
+        earlier.mkdir(exist_ok=True)
+        files = [earlier / f"{number:02}.json" for number in range(len(before))]
+        for file, one in zip(files, before, strict=True):
+            file.write_text(pretty_case(one))
+        words = [word for file in files for word in ("--after", str(file))]
+        again = shlex.join([*shlex.split(again), *words])
     (folder / "verdict.json").write_bytes(msgspec.json.format(msgspec.json.encode(verdict)))
     report = argue(trace.header, verdict, again=again)
     (folder / "report.txt").write_text(report + "\n")
-    return Outcome(case, verdict, trace, folder, report)
+    return Outcome(case, verdict, trace, folder, report, before)
 
 
-def _signature(verdict: Verdict) -> tuple[object, ...]:
+def nondeterministic(first: Verdict, second: Verdict, where: str) -> Verdict:
+    reason = f"nondeterministic: first {brief(first)}; {where} {brief(second)}; both are kept"
+    return msgspec.structs.replace(first, status="unknown", reason=reason)
+
+
+def signature(verdict: Verdict) -> tuple[object, ...]:
     """What two runs must share to have come out alike."""
     return (verdict.status, verdict.first.signature) if verdict.first is not None else (verdict.status, verdict.rule)
 
 
-def _brief(verdict: Verdict) -> str:
+def brief(verdict: Verdict) -> str:
     first = verdict.first
     if first is None:
         return verdict.reason or verdict.status

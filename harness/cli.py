@@ -8,6 +8,7 @@ import shlex
 import sys
 import time
 import traceback
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
@@ -28,6 +29,7 @@ if TYPE_CHECKING:
     from eagletwin.cases.entry import Entry
 
     from .case import Case
+    from .patch import Patch
 
 app = typer.Typer(
     add_completion=False,
@@ -77,6 +79,9 @@ def check(
     ] = None,
     kernels: KernelRuntime = "fast",
     repeat: Annotated[int, typer.Option(min=1, help="Look this many times before calling a case equal.")] = 1,
+    after: Annotated[
+        list[str] | None, typer.Option("--after", metavar="CASE", help="Run this case before, in the same process. Repeatable.")
+    ] = None,
     out: Runs = DEFAULT_RUNS,
     step_timeout: StepSeconds = STEP_SECONDS,
     case_timeout: CaseSeconds = CASE_SECONDS,
@@ -84,19 +89,22 @@ def check(
     """Run one case on one engine and judge it."""
     from . import check as checking
     from .engines.process import Host, Limits, WouldNotStart
-    from .patch import read_patch
     from .paths import new_run_folder
+    from .repro import write_script
 
-    chosen = _case(case)
-    patches = tuple(_entry(number).revert for number in revert or ()) + tuple(read_patch(file) for file in patch or ())
-    off = _rules(without)
-    words = ["eagletwin", "check", case, *(word for number in revert or () for word in ("--revert", number))]
-    words += [word for file in patch or () for word in ("--patch", str(file))]
-    words += [word for rule in without or () for word in ("--without", rule)]
-    chosen_limits = {"--kernels": (kernels, "fast"), "--repeat": (repeat, 1), "--step-timeout": (step_timeout, STEP_SECONDS)}
-    chosen_limits |= {"--case-timeout": (case_timeout, CASE_SECONDS)}
-    words += [word for option, (value, usual) in chosen_limits.items() if value != usual for word in (option, str(value))]
-    again = shlex.join(words)
+    chosen, before = _case(case), tuple(_case(name) for name in after or ())
+    other = [name for name, one in zip(after or (), before, strict=True) if one.configuration() != chosen.configuration()]
+    if other:
+        raise InputError(
+            f"{other[0]} needs another engine configuration than {case}",
+            consequence="nothing was run: the two cannot run in one process",
+            remedy="give both the same model, num_steps, page_size, chunked_prefill_size and engine settings",
+        )
+    patches, off = _patches(revert, patch), _rules(without)
+    words = ["eagletwin", "check", case, *_changes(revert, patch, without)]
+    words += _unusual(("--kernels", kernels, "fast"), ("--repeat", repeat, 1))
+    words += _unusual(("--step-timeout", step_timeout, STEP_SECONDS), ("--case-timeout", case_timeout, CASE_SECONDS))
+    again = shlex.join([*words, *(word for name in after or () for word in ("--after", name))])
     with Host() as host:
         try:
             engine = host.engine(chosen, patches, kernels)
@@ -104,12 +112,80 @@ def check(
             print(f"UNKNOWN  {chosen.name}\n\n  {error}")
             return EXIT_UNKNOWN
         folder = new_run_folder(out, chosen.name)
-        outcome = checking.check(
-            engine, chosen, folder, Limits(step=step_timeout, case=case_timeout), without=off, repeat=repeat, again=again
-        )
+        if not before:  # a script holds one case
+            write_script(folder, chosen, command=again, patches=patches, kernels=kernels, without=off)
+        limits = Limits(step=step_timeout, case=case_timeout)
+        outcome = checking.check(engine, chosen, folder, limits, without=off, repeat=repeat, after=before, again=again)
     print(outcome.report)
     print(f"  folder: {folder}")
     return _code(outcome.verdict.status)
+
+
+@app.command()
+def fuzz(
+    minutes: Annotated[float, typer.Option(min=0.01, help="How long to generate cases.")] = 5.0,
+    max_cases: Annotated[int, typer.Option("--cases", min=1, help="Generate no more than this many.")] = 1_000_000,
+    seed: Annotated[int, typer.Option(min=0, help="The same seed draws the same cases.")] = 0,
+    findings: Annotated[int, typer.Option(min=1, help="Go on until this many different rules were found broken.")] = 1,
+    shrink_minutes: Annotated[
+        float, typer.Option(min=0.0, help="How long to shrink a finding; the smallest case until then counts.")
+    ] = 3.0,
+    revert: Annotated[
+        list[str] | None, typer.Option("--revert", metavar="PR", help="Undo this fix, in memory. Repeatable.")
+    ] = None,
+    patch: Annotated[
+        list[Path] | None, typer.Option("--patch", metavar="FILE", help="Apply this patch file, in memory.")
+    ] = None,
+    without: Annotated[
+        list[str] | None, typer.Option("--without", metavar="RULE", help="Switch a rule off. Repeatable.")
+    ] = None,
+    kernels: KernelRuntime = "fast",
+    out: Runs = DEFAULT_RUNS,
+    step_timeout: StepSeconds = STEP_SECONDS,
+    case_timeout: CaseSeconds = CASE_SECONDS,
+) -> int:
+    """Generate cases until one diverges, then shrink it."""
+    from itertools import islice
+
+    from .engines.process import Host, Limits, WouldNotStart
+    from .fuzz import Fuzz
+    from .paths import new_run_folder
+    from .report.search import finding_text, tally_text, write_summary
+    from .trial import Trials
+
+    patches, off = _patches(revert, patch), _rules(without)
+    words = ["eagletwin", "fuzz", "--seed", str(seed), *_changes(revert, patch, without)]
+    words += _unusual(("--minutes", minutes, 5.0), ("--cases", max_cases, 1_000_000), ("--findings", findings, 1))
+    words += _unusual(("--shrink-minutes", shrink_minutes, 3.0), ("--kernels", kernels, "fast"))
+    words += _unusual(("--step-timeout", step_timeout, STEP_SECONDS), ("--case-timeout", case_timeout, CASE_SECONDS))
+    folder = new_run_folder(out, f"fuzz-{seed}")
+    found, search = [], None
+    try:
+        with Host() as host:
+            limits = Limits(step=step_timeout, case=case_timeout)
+            trials = Trials(host, patches=patches, kernels=kernels, without=off, limits=limits)
+            search = Fuzz(
+                trials,
+                folder,
+                seed=seed,
+                seconds=60 * minutes,
+                max_cases=max_cases,
+                shrink_seconds=60 * shrink_minutes,
+                command=shlex.join(words),
+                progress=lambda text: print(text, file=sys.stderr, flush=True),
+            )
+            for finding in islice(search.search(), findings):
+                found.append(finding)
+                print(finding_text(finding))
+    except WouldNotStart as error:
+        print(f"UNKNOWN\n\n  {error}")
+        return EXIT_UNKNOWN
+    finally:
+        if search is not None:
+            write_summary(folder, search, found)
+            print(tally_text(search, found))
+    statuses = {finding.outcome.verdict.status for finding in found}
+    return EXIT_DIVERGED if "diverged" in statuses else EXIT_UNKNOWN if found else EXIT_EQUAL
 
 
 @app.command()
@@ -202,6 +278,24 @@ def doctor() -> int:
     return EXIT_EQUAL if all(finding.good or not finding.needed for finding in findings) else EXIT_UNKNOWN
 
 
+def _patches(revert: list[str] | None, patch: list[Path] | None) -> "tuple[Patch, ...]":
+    from .patch import read_patch
+
+    return tuple(_entry(number).revert for number in revert or ()) + tuple(read_patch(file) for file in patch or ())
+
+
+def _changes(revert: list[str] | None, patch: list[Path] | None, without: list[str] | None) -> list[str]:
+    """The options that change what is run or judged, as they were typed."""
+    words = [word for number in revert or () for word in ("--revert", number)]
+    words += [word for file in patch or () for word in ("--patch", str(file))]
+    return words + [word for rule in without or () for word in ("--without", rule)]
+
+
+def _unusual(*options: tuple[str, object, object]) -> list[str]:
+    """Options (name, value, default) that were not left at their default, as they were typed."""
+    return [word for name, value, usual in options if value != usual for word in (name, str(value))]
+
+
 def _rules(names: list[str] | None) -> frozenset[str]:
     """Rules to switch off. What happens to the engine or a kernel itself is not a comparison, and cannot be."""
     from .judge import RULES
@@ -247,11 +341,16 @@ INTERRUPTED = "interrupted: nothing was judged; a run folder that holds no verdi
 
 
 def main() -> None:
-    """Entry point. Every way out has an exit code of errors.py; Python's own 1 for a crash would read as `diverged`."""
+    """Entry point."""
+    if len(sys.argv) == 1:
+        sys.argv.append("--help")
+    sys.exit(guarded(lambda: app(standalone_mode=False)))
+
+
+def guarded(run: Callable[[], int]) -> int:
+    """The exit code of `run`. Every way out has one of errors.py; Python's own 1 for a crash would read as `diverged`."""
     try:
-        if len(sys.argv) == 1:
-            sys.argv.append("--help")
-        code = app(standalone_mode=False)
+        code = run()
     except typer.Exit as stop:
         code = stop.exit_code
     except SystemExit:  # typer's own way out when stdout is a closed pipe, with Python's 1, which would read as `diverged`
@@ -276,4 +375,4 @@ def main() -> None:
         code = EXIT_HARNESS
     if code == EXIT_INTERRUPTED:  # also what typer returns when it sees Ctrl-C first
         print(INTERRUPTED, file=sys.stderr)
-    sys.exit(code if isinstance(code, int) else EXIT_EQUAL)
+    return code if isinstance(code, int) else EXIT_EQUAL

@@ -22,6 +22,7 @@ FEATURES: dict[str, str] = {
     "radix_hit_across_pages": "a reused prefix was longer than a page (page_size > 1)",
     "shared_chunk": "a prefill batch finished one prompt and began another",
     "one_token_tail": "the last of several chunks held one token",
+    "early_stop": "a stop token ended a request before max_new_tokens",
     "abort_in_prefill": "a request was aborted between two chunks of its prompt",
     "abort_in_decode": "a request was aborted after it had been verified",
 }

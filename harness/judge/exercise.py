@@ -39,6 +39,7 @@ def exercised(trace: Trace, stories: dict[str, Story]) -> tuple[str, ...]:
         if record.numbers["start"] > 0 and record.round == 0 and record.attempt == 0 and not _continues(record, prefills)
     ]
     prompts = {request.id: request.prompt for request in case.requests}
+    lengths = {request.id: request.max_new_tokens for request in case.requests}
 
     def goes_on(record: Record) -> bool:
         """Whether another prompt shares more with this one than was reused."""
@@ -76,6 +77,11 @@ def exercised(trace: Trace, stories: dict[str, Story]) -> tuple[str, ...]:
         ),
         "one_token_tail": any(
             last_chunk(record) and record.numbers["end"] - record.numbers["start"] == 1 for record in prefills
+        ),
+        "early_stop": any(
+            not record.numbers["aborted"] and len(trace.tensor(number, "tokens")) < lengths[record.request]
+            for number, record in enumerate(records)
+            if record.stage == "finished"
         ),
         "abort_in_prefill": bool(aborted & unfinished),
         "abort_in_decode": bool(aborted & {record.request for record in verified}),

@@ -6,6 +6,7 @@ compare.py says how numbers are compared, story.py what they must be, slots.py w
 import torch
 from torch import Tensor
 
+from eagletwin.harness.models.recipes import RECIPES
 from eagletwin.harness.trace import Record, Trace
 from eagletwin.reference.verify import verify_inputs
 
@@ -242,10 +243,14 @@ class Rules:
 
     def _finished(self, number: int, record: Record) -> None:
         story, emitted = self._stories[record.request], self._ints(number, "tokens")
-        limit = next(request.max_new_tokens for request in self._case.requests if request.id == record.request)
+        request = next(request for request in self._case.requests if request.id == record.request)
+        limit = request.max_new_tokens
         committed, place = story.tokens[len(story.prompt) :], Place(record, "finished")
         if record.numbers["aborted"]:  # what it did emit must still be right; nobody cuts a last round at max_new_tokens
             limit = min(len(emitted), len(committed))
+        elif request.stop:
+            ends = {*request.stop, RECIPES[self._case.model].end_of_sequence}
+            limit = next((n for n, token in enumerate(committed[:limit], 1) if token in ends), limit)
         expected = committed[:limit]
         if not record.numbers["aborted"] and len(emitted) != limit:
             self._compare.integers(place, "output.tokens", [limit], [len(emitted)], "length of the output, request", 0)

@@ -36,6 +36,11 @@ class Recipe:
     draft_hidden: Literal["residual"]
     min_share: float
 
+    @property
+    def end_of_sequence(self) -> int:
+        """The target's end-of-sequence token."""
+        return self.target.vocab_size - 1
+
 
 def _llama(hidden_size: int, num_layers: int, num_heads: int, num_kv_heads: int, vocab_size: int) -> LlamaShape:
     return LlamaShape(

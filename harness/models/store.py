@@ -70,6 +70,6 @@ def _files(architecture: str, recipe: Recipe, shape: LlamaShape, weights: dict[s
         "tie_word_embeddings": False,
         "torch_dtype": "float32",
         "bos_token_id": 0,
-        "eos_token_id": shape.vocab_size - 1,
+        "eos_token_id": recipe.end_of_sequence,
     }
     return {"config.json": json.dumps(config, indent=1).encode(), "model.safetensors": save(weights)}

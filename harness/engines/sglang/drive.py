@@ -217,7 +217,12 @@ def _tokenized(request: Request) -> Any:
     from sglang.srt.managers.io_struct import TokenizedGenerateReqInput
     from sglang.srt.sampling.sampling_params import SamplingParams
 
-    sampling = SamplingParams(temperature=0.0, max_new_tokens=request.max_new_tokens, ignore_eos=True)
+    sampling = SamplingParams(
+        temperature=0.0,
+        max_new_tokens=request.max_new_tokens,
+        stop_token_ids=list(request.stop) or None,
+        ignore_eos=not request.stop,
+    )
     sampling.normalize(None)
     values = {
         "rid": request.id,

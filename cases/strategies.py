@@ -1,0 +1,169 @@
+"""Hypothesis strategies for cases: what the worker meets in service, and the edges where it went wrong before.
+
+Requests are drawn by lengths and seeds, never token by token, and chunk boundaries directly. Simple choices come first, so
+that shrinking goes to one request, page size 1, one chunk, no events. A `Focus` makes most of the drawn cases share one engine
+configuration, since another configuration costs another engine.
+"""
+
+from dataclasses import dataclass
+from random import Random
+from typing import Any
+
+from hypothesis import strategies as st
+
+from eagletwin.harness.case import Case, EngineSettings, Event, Request, SGLangSettings
+from eagletwin.harness.models.recipes import RECIPES
+
+MODELS = ("llama-tiny", "llama-gqa")
+NUM_STEPS = (1, 2, 3, 4, 5)
+PAGE_SIZES = (1, 4, 16)
+CHUNK_SIZES = (64, 16)  # budgets after the drawn ones; whole pages of any size above
+POOL_SIZES = (512, 96, 128)  # slots; the small ones run out
+BATCH_LIMITS = (8, 2)
+MAX_PROMPT, MAX_NEW_TOKENS, MAX_REQUESTS = 40, 16, 6
+
+
+@dataclass(frozen=True, slots=True)
+class Focus:
+    """The engine configuration that most cases of a search share. Each field is one of the values above."""
+
+    model: str = MODELS[0]
+    num_steps: int = 3
+    page_size: int = PAGE_SIZES[0]
+    chunked_prefill_size: int = CHUNK_SIZES[0]
+    radix_cache: bool = False
+    max_total_tokens: int = POOL_SIZES[0]
+    max_running_requests: int = BATCH_LIMITS[0]
+
+
+def focus_of(seed: int) -> Focus:
+    """One of the configurations, by a seed. Long chains, pages and the cache come more often than a fair share."""
+    random = Random(seed)
+    return Focus(
+        model=random.choice(MODELS),
+        num_steps=random.choice(NUM_STEPS),
+        page_size=random.choice((1, 1, 4, 4, 16)),
+        chunked_prefill_size=random.choice(CHUNK_SIZES),
+        radix_cache=random.random() < 0.6,
+        max_total_tokens=random.choice((512, 512, 96, 128)),
+        max_running_requests=random.choice((8, 8, 8, 2)),
+    )
+
+
+def _focused(value: Any, values: tuple[Any, ...]) -> st.SearchStrategy[Any]:
+    """Nearly always `value`; a few times, and whenever shrinking can have it, the simplest one. None: any of them."""
+    if value is None:
+        return st.sampled_from(values)
+    return st.integers(0, 31).map(lambda n: value if n else values[0])
+
+
+# Field of Focus -> what it may be, simplest first
+_VALUES: dict[str, tuple[Any, ...]] = {
+    "model": MODELS,
+    "num_steps": NUM_STEPS,
+    "page_size": PAGE_SIZES,
+    "chunked_prefill_size": CHUNK_SIZES,
+    "radix_cache": (False, True),
+    "max_total_tokens": POOL_SIZES,
+    "max_running_requests": BATCH_LIMITS,
+}
+
+
+@st.composite
+def configurations(draw: st.DrawFn, focus: Focus | None = None) -> Focus:
+    """An engine configuration: mostly that of `focus`, or any."""
+    return Focus(
+        **{name: draw(_focused(None if focus is None else getattr(focus, name), values)) for name, values in _VALUES.items()}
+    )
+
+
+def tokens(seed: int, count: int, vocabulary: int) -> tuple[int, ...]:
+    """The first `count` tokens of a stream that only the seed decides: two of one seed are one a prefix of the other."""
+    random = Random(seed)
+    return tuple(random.randrange(vocabulary) for _ in range(count))
+
+
+def _lengths(page_size: int, most: int) -> st.SearchStrategy[int]:
+    """Any length, and for pages more often one that ends on a page's edge, one before or one after it."""
+    anywhere = st.integers(1, most)
+    if page_size == 1 or most < page_size - 1:
+        return anywhere
+    pages = range(1, (most + 1) // page_size + 1)
+    edges = sorted(
+        {n for page in pages for n in (page * page_size - 1, page * page_size, page * page_size + 1) if 1 <= n <= most}
+    )
+    return st.one_of(anywhere, st.sampled_from(edges))
+
+
+@st.composite
+def requests(draw: st.DrawFn, configuration: Focus, name: str, earlier: tuple[Request, ...] = ()) -> Request:
+    """One request, which may begin like one of the `earlier` ones."""
+    vocabulary = RECIPES[configuration.model].target.vocab_size
+    page = configuration.page_size
+    # what SGLang reserves: room for two rounds ahead, in whole pages
+    room = configuration.max_total_tokens - 2 * (configuration.num_steps + 1) - 2 * page
+    max_new_tokens = draw(st.integers(1, min(MAX_NEW_TOKENS, room - 1)))
+    most = min(MAX_PROMPT, room - max_new_tokens)
+    shared: tuple[int, ...] = ()
+    if earlier and (like := draw(st.integers(0, len(earlier)))):
+        prompt = earlier[like - 1].prompt
+        shared = prompt[: draw(_lengths(page, len(prompt)))][: most - 1]
+    own = draw(_lengths(page, most - len(shared)))
+    stops = draw(st.sampled_from((0, 0, 0, 0, 12)))
+    return Request(
+        id=name,
+        prompt=shared + tokens(draw(st.integers(0, 255)), own, vocabulary),
+        max_new_tokens=max_new_tokens,
+        arrive=draw(st.integers(0, 8)),
+        stop=tuple(sorted(set(tokens(1, stops, vocabulary)))),
+    )
+
+
+@st.composite
+def _events(draw: st.DrawFn, names: tuple[str, ...]) -> tuple[Event, ...]:
+    drawn = draw(
+        st.lists(
+            st.tuples(st.integers(0, 12), st.sampled_from(("abort", "retract", "pause", "flush")), st.sampled_from(names)),
+            min_size=1,
+            max_size=4,
+        )
+    )
+    events, paused = [], False
+    for at, kind, name in sorted(drawn):
+        if kind == "pause":  # every second one of them ends a pause
+            events.append(Event(at=at, kind="resume" if paused else "pause"))
+            paused = not paused
+        elif kind == "abort":
+            events.append(Event(at=at, kind="abort", request=name))
+        else:
+            events.append(Event(at=at, kind="retract" if kind == "retract" else "flush"))
+    return tuple(events)
+
+
+@st.composite
+def cases(draw: st.DrawFn, focus: Focus | None = None, *, max_requests: int = MAX_REQUESTS, events: bool = True) -> Case:
+    """A valid case. focus: the configuration that most have, or any. events: whether aborts, retractions, … may happen."""
+    configuration = draw(configurations(focus))
+    made: tuple[Request, ...] = ()
+    for name in "abcdefghijklmnopqrstuvwxyz"[: draw(st.integers(1, max_requests))]:
+        made += (draw(requests(configuration, name, made)),)
+    page = configuration.page_size
+    chunks = tuple(page * pages for pages in draw(st.lists(st.integers(1, 6), max_size=8)))
+    befalls = draw(_events(tuple(request.id for request in made))) if events and draw(st.integers(0, 2)) else ()
+    return Case(
+        name="generated",
+        model=configuration.model,
+        num_steps=configuration.num_steps,
+        page_size=page,
+        chunked_prefill_size=configuration.chunked_prefill_size,
+        chunks=chunks,
+        requests=made,
+        events=befalls,
+        engine=EngineSettings(
+            sglang=SGLangSettings(
+                radix_cache=configuration.radix_cache,
+                max_running_requests=configuration.max_running_requests,
+                max_total_tokens=configuration.max_total_tokens,
+            )
+        ),
+    )

@@ -1,0 +1,66 @@
+"""A search told to a person, and written down for a program."""
+
+from pathlib import Path
+
+import msgspec
+
+from eagletwin.harness.exercised import FEATURES
+from eagletwin.harness.fuzz import Finding, Fuzz
+
+
+def finding_text(finding: Finding) -> str:
+    """The argument of the smallest case, and what it took to get there."""
+    case = finding.outcome.case
+    prompts = ", ".join(f"{request.id} {len(request.prompt)}+{request.max_new_tokens}" for request in case.requests)
+    lines = [
+        finding.outcome.report,
+        f"  folder: {finding.outcome.folder}",
+        "",
+        f"Found after {finding.cases} cases, {finding.seconds:.1f} s. Smallest after {finding.shrink_looks} more runs, "
+        f"{finding.shrink_seconds:.1f} s{', when the time for shrinking was up' if finding.partial else ''}: "
+        f"num_steps {case.num_steps}, page_size {case.page_size}, chunks {list(case.chunks)} then {case.chunked_prefill_size}, "
+        f"{len(case.events)} events, requests (prompt+new) {prompts}.",
+    ]
+    return "\n".join(lines)
+
+
+def tally_text(search: Fuzz, findings: list[Finding]) -> str:
+    """What was run and what it reached, in a few lines."""
+    tally, seconds = search.tally, search.seconds
+    reached = ", ".join(f"{name} {tally.exercised[name]}" for name in FEATURES if tally.exercised[name])
+    statuses = ", ".join(f"{count} {status}" for status, count in sorted(tally.statuses.items())) or "none"
+    lines = [f"{tally.cases} cases in {seconds:.1f} s: {statuses}. {tally.ties} of {tally.choices} choices were ties."]
+    lines += [f"Exercised: {reached or 'nothing named'}."]
+    for kind, count in sorted(tally.set_aside.items()):
+        lines.append(f"{count} more cases showed {kind}, which had been found, and were not looked at further.")
+    for name, count in sorted(tally.fallbacks.items()):
+        lines.append(f"Unchecked in {count} cases, since Triton's interpreter ran it: {name}.")
+    unfinished = search.found[len(findings) :]
+    if unfinished:
+        lines.append(f"Stopped while shrinking: the smallest case so far is in {unfinished[-1] / 'minimal'}.")
+    lines.append(f"{len(findings)} found. Folder: {search.folder}")
+    return "\n".join(lines)
+
+
+def write_summary(folder: Path, search: Fuzz, findings: list[Finding]) -> None:
+    """summary.json: the figures of tally_text, and of each finding."""
+    tally = search.tally
+    figures = {
+        "seconds": round(search.seconds, 3),
+        "tally": msgspec.to_builtins(tally),
+        "findings": [
+            {
+                "kind": finding.kind,
+                "status": finding.outcome.verdict.status,
+                "folder": str(finding.outcome.folder),
+                "cases": finding.cases,
+                "seconds": round(finding.seconds, 3),
+                "shrink_looks": finding.shrink_looks,
+                "shrink_seconds": round(finding.shrink_seconds, 3),
+                "partial": finding.partial,
+                "case": msgspec.to_builtins(finding.outcome.case),
+            }
+            for finding in findings
+        ],
+    }
+    (folder / "summary.json").write_bytes(msgspec.json.format(msgspec.json.encode(figures)))

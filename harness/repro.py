@@ -1,0 +1,152 @@
+"""A script that shows one case again, alone: written before the engine starts, so that a crash leaves one too.
+
+The script holds versions, seed and command in its header, the case as one literal, and one call: `reproduce`.
+"""
+
+import argparse
+import importlib.metadata
+import pprint
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from eagletwin import __version__
+
+from .case import Case, decode_case
+from .errors import EXIT_DIVERGED, EXIT_EQUAL, EXIT_UNKNOWN, InputError
+from .patch import Patch
+
+SCRIPT = "repro.py"
+
+_TEMPLATE = '''\
+"""Case {name}, written by eagletwin {eagletwin} before the engine ran it.
+
+made on     {versions}
+seed        {seed}
+command     {command}
+
+python {script}          exit code 0: equal, 1: diverged, 125: cannot tell, 128 and more: it did not run
+python {script} --force  also with another SGLang than {sglang}
+"""
+
+from eagletwin.harness.repro import reproduce
+
+CASE = {case}
+
+if __name__ == "__main__":
+    reproduce(CASE, sglang={sglang!r}, kernels={kernels!r}, without={without!r}, patches={patches})
+'''
+
+
+def installed(package: str) -> str:
+    """Version of an installed package; "none" if it is absent."""
+    try:
+        return importlib.metadata.version(package)
+    except importlib.metadata.PackageNotFoundError:
+        return "none"
+
+
+def write_script(
+    folder: Path,
+    case: Case,
+    *,
+    command: str,
+    seed: int | None = None,
+    patches: Sequence[Patch] = (),
+    kernels: str = "fast",
+    without: frozenset[str] = frozenset(),
+) -> Path:
+    """Write repro.py into a folder, over the one that may be there."""
+    versions = [f"{name} {installed(name)}" for name in ("sglang", "torch", "triton")]
+    versions.append(f"Python {'.'.join(str(part) for part in sys.version_info[:3])}")
+    text = _TEMPLATE.format(
+        name=case.name,
+        eagletwin=__version__,
+        versions=", ".join(versions),
+        seed="none" if seed is None else seed,
+        command=_docstring(command),
+        script=SCRIPT,
+        sglang=installed("sglang"),
+        case=_literal(_brief(case)),
+        kernels=kernels,
+        without=sorted(without),
+        patches=_literal([_brief(patch) for patch in patches]),
+    )
+    path = folder / SCRIPT
+    path.write_text(text)
+    return path
+
+
+def _docstring(text: str) -> str:
+    """Text that cannot end the docstring it stands in, nor escape from it."""
+    return text.replace("\\", "\\\\").replace('"""', '\\"\\"\\"')
+
+
+def _brief(value: Any) -> Any:
+    """A struct as plain data, without the fields that have their default."""
+    if isinstance(value, msgspec.Struct):
+        fields = ((field.name, getattr(value, field.name), field.default) for field in msgspec.structs.fields(value))
+        return {name: _brief(held) for name, held, default in fields if held != default}
+    if isinstance(value, tuple):
+        return [_brief(held) for held in value]
+    return value
+
+
+def _literal(value: Any) -> str:
+    return pprint.pformat(value, width=118, compact=True, sort_dicts=False)
+
+
+def reproduce(
+    case: dict[str, Any],
+    *,
+    sglang: str,
+    kernels: Any = "fast",
+    without: Sequence[str] = (),
+    patches: Sequence[dict[str, Any]] = (),
+) -> None:
+    """What a script calls: run the case, print the argument, leave by the exit code of the verdict."""
+    from .cli import guarded
+
+    sys.exit(guarded(lambda: _reproduce(case, sglang, kernels, frozenset(without), patches)))
+
+
+def _reproduce(
+    raw: dict[str, Any], sglang: str, kernels: Any, without: frozenset[str], patches: Sequence[dict[str, Any]]
+) -> int:
+    parser = argparse.ArgumentParser(description="Run one case of eagletwin again.")
+    parser.add_argument("--force", action="store_true", help=f"run on another SGLang than {sglang}")
+    parser.add_argument("--out", type=Path, default=Path("eagletwin-runs"), help="folder for run folders")
+    try:
+        options = parser.parse_args()
+    except SystemExit as stop:  # argparse leaves by 2 for a usage error, which is no exit code of ours
+        if stop.code == 0:
+            return EXIT_EQUAL
+        raise InputError(
+            "the options above are not those of this script", consequence="nothing was run", remedy="--help"
+        ) from stop
+    here = installed("sglang")
+    if here != sglang and not options.force:
+        raise InputError(
+            f"this case was made on SGLang {sglang}, and SGLang {here} is installed",
+            consequence="nothing was run: on another release the same case may come to something else",
+            remedy=f"install SGLang {sglang}, or add --force",
+        )
+    from .check import check
+    from .engines.process import Host, Limits, WouldNotStart
+    from .paths import new_run_folder
+
+    case = decode_case(msgspec.json.encode(raw), sys.argv[0])
+    with Host() as host:
+        try:
+            engine = host.engine(case, tuple(msgspec.convert(patch, Patch) for patch in patches), kernels)
+        except WouldNotStart as error:
+            print(f"UNKNOWN  {case.name}\n\n  {error}")
+            return EXIT_UNKNOWN
+        folder = new_run_folder(options.out, case.name)
+        outcome = check(engine, case, folder, Limits(), without=without, again=f"python {sys.argv[0]}")
+    print(outcome.report)
+    print(f"  folder: {folder}")
+    return {"equal": EXIT_EQUAL, "diverged": EXIT_DIVERGED}.get(outcome.verdict.status, EXIT_UNKNOWN)
