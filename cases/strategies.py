@@ -17,7 +17,7 @@ from eagletwin.harness.models.recipes import RECIPES
 MODELS = ("llama-tiny", "llama-gqa")
 NUM_STEPS = (1, 2, 3, 4, 5)
 PAGE_SIZES = (1, 4, 16)
-CHUNK_SIZES = (64, 16)  # budgets after the drawn ones; whole pages of any size above
+CHUNK_SIZE = 64  # the budget of a prefill batch after the drawn ones: any whole prompt
 POOL_SIZES = (512, 96, 128)  # slots; the small ones run out
 BATCH_LIMITS = (8, 2)
 MAX_PROMPT, MAX_NEW_TOKENS, MAX_REQUESTS = 40, 16, 6
@@ -30,7 +30,6 @@ class Focus:
     model: str = MODELS[0]
     num_steps: int = 3
     page_size: int = PAGE_SIZES[0]
-    chunked_prefill_size: int = CHUNK_SIZES[0]
     radix_cache: bool = False
     max_total_tokens: int = POOL_SIZES[0]
     max_running_requests: int = BATCH_LIMITS[0]
@@ -43,7 +42,6 @@ def focus_of(seed: int) -> Focus:
         model=random.choice(MODELS),
         num_steps=random.choice(NUM_STEPS),
         page_size=random.choice((1, 1, 4, 4, 16)),
-        chunked_prefill_size=random.choice(CHUNK_SIZES),
         radix_cache=random.random() < 0.6,
         max_total_tokens=random.choice((512, 512, 96, 128)),
         max_running_requests=random.choice((8, 8, 8, 2)),
@@ -51,10 +49,11 @@ def focus_of(seed: int) -> Focus:
 
 
 def _focused(value: Any, values: tuple[Any, ...]) -> st.SearchStrategy[Any]:
-    """Nearly always `value`; a few times, and whenever shrinking can have it, the simplest one. None: any of them."""
+    """Nearly always `value`; now and then, and whenever shrinking can have it, a simpler one. None: any of them."""
     if value is None:
         return st.sampled_from(values)
-    return st.integers(0, 31).map(lambda n: value if n else values[0])
+    simplest = values[: values.index(value)]
+    return st.integers(0, 63).map(lambda n: simplest[n] if n < len(simplest) else value)
 
 
 # Field of Focus -> what it may be, simplest first
@@ -62,7 +61,6 @@ _VALUES: dict[str, tuple[Any, ...]] = {
     "model": MODELS,
     "num_steps": NUM_STEPS,
     "page_size": PAGE_SIZES,
-    "chunked_prefill_size": CHUNK_SIZES,
     "radix_cache": (False, True),
     "max_total_tokens": POOL_SIZES,
     "max_running_requests": BATCH_LIMITS,
@@ -148,14 +146,14 @@ def cases(draw: st.DrawFn, focus: Focus | None = None, *, max_requests: int = MA
     for name in "abcdefghijklmnopqrstuvwxyz"[: draw(st.integers(1, max_requests))]:
         made += (draw(requests(configuration, name, made)),)
     page = configuration.page_size
-    chunks = tuple(page * pages for pages in draw(st.lists(st.integers(1, 6), max_size=8)))
+    chunks = tuple(page * pages for pages in draw(st.lists(st.integers(1, 6), max_size=12)))
     befalls = draw(_events(tuple(request.id for request in made))) if events and draw(st.integers(0, 2)) else ()
     return Case(
         name="generated",
         model=configuration.model,
         num_steps=configuration.num_steps,
         page_size=page,
-        chunked_prefill_size=configuration.chunked_prefill_size,
+        chunked_prefill_size=CHUNK_SIZE,
         chunks=chunks,
         requests=made,
         events=befalls,

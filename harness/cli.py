@@ -185,7 +185,9 @@ def fuzz(
             write_summary(folder, search, found)
             print(tally_text(search, found))
     statuses = {finding.outcome.verdict.status for finding in found}
-    return EXIT_DIVERGED if "diverged" in statuses else EXIT_UNKNOWN if found else EXIT_EQUAL
+    if "diverged" in statuses:
+        return EXIT_DIVERGED
+    return EXIT_UNKNOWN if found or not search.tally.statuses["equal"] else EXIT_EQUAL
 
 
 @app.command()

@@ -16,6 +16,7 @@ import hypothesis
 import msgspec
 from hypothesis import HealthCheck, Phase, settings
 
+from eagletwin.cases.profiles import draw_from_seeds_alone
 from eagletwin.cases.strategies import cases, focus_of
 
 from .case import Case, encode_case, pretty_case
@@ -98,6 +99,7 @@ class Fuzz:
         command: str,
         progress: Callable[[str], None] = lambda text: None,
     ) -> None:
+        draw_from_seeds_alone()
         self.tally = Tally()
         self.folder = folder
         self.found: list[Path] = []  # folders of findings, also of one that is still being shrunk
@@ -110,6 +112,10 @@ class Fuzz:
         self._begun = time.monotonic()
         self._until = self._begun + seconds
         self._set_aside: set[str] = set()  # kinds that were found: counted from then on, and not found again
+
+    @property
+    def patched(self) -> bool:
+        return bool(self._trials.patches)
 
     @property
     def seconds(self) -> float:
@@ -148,7 +154,8 @@ class _Block:
         self._fuzz = fuzz
         self._trials = fuzz._trials
         self._number = number
-        self._smallest: Trial | None = None
+        self._smallest: Trial | None = None  # by _size, at any time
+        self._last: Trial | None = None  # that showed it
         self._looks = 0
         self._cases = self._seconds = self._found_at = 0.0
         self._partial = self._steady = False
@@ -175,8 +182,10 @@ class _Block:
 
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", hypothesis.errors.HypothesisWarning)  # its own limit on shrinking
-            with contextlib.suppress(_Shown):
+            try:
                 look()
+            except _Shown:  # the last that Hypothesis ran is what it found to be the simplest
+                self._smallest = self._last
 
     def _generated(self, case: Case) -> bool:
         """Whether a drawn case shows something new."""
@@ -193,7 +202,7 @@ class _Block:
         if trial.kind in fuzz._set_aside:
             fuzz.tally.set_aside[trial.kind] += 1
             return False
-        self.first = self._smallest = trial
+        self.first = self._smallest = self._last = trial
         self._cases, self._seconds, self._found_at = fuzz.tally.cases, fuzz.seconds, time.monotonic()
         self._folder = fuzz.folder / f"finding-{len(fuzz.found) + 1}"
         (self._folder / "minimal").mkdir(parents=True)
@@ -223,7 +232,8 @@ class _Block:
                 return False
         if trial.kind != self.first.kind:
             return False
-        if len(encode_case(case)) <= len(encode_case(self._smallest.case)):
+        self._last = trial
+        if _size(case) < _size(self._smallest.case):
             self._smallest = trial
             self._keep_smallest()
         return True
@@ -281,3 +291,8 @@ class _Block:
             shrink_seconds=time.monotonic() - self._found_at,
             partial=self._partial,
         )
+
+
+def _size(case: Case) -> tuple[int, bytes]:
+    data = encode_case(case)
+    return len(data), data

@@ -4,7 +4,6 @@ The script holds versions, seed and command in its header, the case as one liter
 """
 
 import argparse
-import importlib.metadata
 import pprint
 import sys
 from collections.abc import Sequence
@@ -18,6 +17,7 @@ from eagletwin import __version__
 from .case import Case, decode_case
 from .errors import EXIT_DIVERGED, EXIT_EQUAL, EXIT_UNKNOWN, InputError
 from .patch import Patch
+from .versions import installed
 
 SCRIPT = "repro.py"
 
@@ -39,14 +39,6 @@ CASE = {case}
 if __name__ == "__main__":
     reproduce(CASE, sglang={sglang!r}, kernels={kernels!r}, without={without!r}, patches={patches})
 '''
-
-
-def installed(package: str) -> str:
-    """Version of an installed package; "none" if it is absent."""
-    try:
-        return importlib.metadata.version(package)
-    except importlib.metadata.PackageNotFoundError:
-        return "none"
 
 
 def write_script(

@@ -36,7 +36,7 @@ class Trial:
     def kind(self) -> str:
         """What was found, the same for two cases that show the same thing: "" if nothing."""
         stopped = self.header.ending.kind == "stopped" and self.verdict.status == "unknown"
-        if self.verdict.status == "equal" or stopped:
+        if self.verdict.status == "equal" or self.verdict.vacuous or stopped:
             return ""
         return self.verdict.rule or "unknown"
 

@@ -63,8 +63,9 @@ def judge(trace: Trace, without: frozenset[str] = frozenset()) -> Verdict:
     rule, ended = _ended(ending)
     if ended:
         return replace(verdict, status="unknown", rule=rule, reason=ended)
-    reason = _not_shown(trace, reached, findings.choices, findings.ties)
-    return replace(verdict, status="unknown", reason=reason) if reason else verdict
+    doubt = _doubt(trace, findings.choices, findings.ties)
+    reason = doubt or _unreached(trace, reached)
+    return replace(verdict, status="unknown", reason=reason, vacuous=not doubt) if reason else verdict
 
 
 def _ended(ending: Ending) -> tuple[str, str]:
@@ -91,20 +92,23 @@ def _faulted(ending: Ending) -> Divergence:
     )
 
 
-def _not_shown(trace: Trace, reached: tuple[str, ...], choices: int, ties: int) -> str:
+def _doubt(trace: Trace, choices: int, ties: int) -> str:
     """Why a trace without a divergence still does not show that the engine is right; empty if it does."""
     gap = missing(trace)
     if gap:
         return f"the trace is not complete: {gap}"
-    if trace.header.idle_edits:
-        return f"the patch edits {trace.header.idle_edits[0]}, which was never called"
     asked = {event.request for event in trace.header.case.events if event.kind == "abort"}
     for record in trace.header.records:
         if record.stage == "finished" and record.numbers["aborted"] and record.request not in asked:
             return f"the scheduler aborted request {record.request} before its end"
-    unreached = [name for name in trace.header.case.exercises if name not in reached]
-    if unreached:
-        return f"the case is for {unreached[0]!r}, which did not happen"
     if ties > max(1, MAX_TIE_SHARE * choices):
         return f"{ties} of {choices} choices are ties"
     return ""
+
+
+def _unreached(trace: Trace, reached: tuple[str, ...]) -> str:
+    """What the run was for and did not reach; empty if it reached all of it."""
+    if trace.header.idle_edits:
+        return f"the patch edits {trace.header.idle_edits[0]}, which was never called"
+    unreached = [name for name in trace.header.case.exercises if name not in reached]
+    return f"the case is for {unreached[0]!r}, which did not happen" if unreached else ""

@@ -69,7 +69,9 @@ def _rows(trace: Trace, mine: list[tuple[int, Record]]) -> str:
         end = record.numbers["end" if record.stage == "prefill" else "seq_len"]
         if record.stage == "prefill":
             start, before = record.numbers["start"], ends.get(record.round)
-            first_of_attempt = before is None or record.attempt > 0 or start < before
+            # with a prefix cache a retracted request may come back to a longer prefix than it left
+            comes_back = before is not None and start > before and trace.header.case.engine.sglang.radix_cache
+            first_of_attempt = before is None or record.attempt > 0 or start < before or comes_back
             if not first_of_attempt and start != before:
                 return f"a chunk begins at {start}, and the one before it ended at {before}"
             ends[record.round] = end

@@ -98,6 +98,7 @@ class Verdict(Struct, frozen=True, kw_only=True):
     rule       its rule; for `unknown`, engine.crash or engine.hang if that is why
     later      how many more numbers diverged after it, by rule
     reason     why it is unknown
+    vacuous    unknown for no other reason than that the case did not reach what it is for, or what a patch edits
     choices    argmax choices that were compared; ties: those which the reference itself cannot decide
     exercised  features of the case that really happened (see exercised.py)
     checked    how many records each rule looked at: a rule that looked at nothing proves nothing
@@ -110,6 +111,7 @@ class Verdict(Struct, frozen=True, kw_only=True):
     first: Divergence | None = None
     later: dict[str, int] = {}
     reason: str = ""
+    vacuous: bool = False
     choices: int = 0
     ties: int = 0
     exercised: tuple[str, ...] = ()

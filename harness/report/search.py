@@ -28,7 +28,8 @@ def tally_text(search: Fuzz, findings: list[Finding]) -> str:
     """What was run and what it reached, in a few lines."""
     tally, seconds = search.tally, search.seconds
     reached = ", ".join(f"{name} {tally.exercised[name]}" for name in FEATURES if tally.exercised[name])
-    statuses = ", ".join(f"{count} {status}" for status, count in sorted(tally.statuses.items())) or "none"
+    names = {"unknown": "unknown (or never called what a patch edits)" if search.patched else "unknown"}
+    statuses = ", ".join(f"{count} {names.get(status, status)}" for status, count in sorted(tally.statuses.items())) or "none"
     lines = [f"{tally.cases} cases in {seconds:.1f} s: {statuses}. {tally.ties} of {tally.choices} choices were ties."]
     lines += [f"Exercised: {reached or 'nothing named'}."]
     for kind, count in sorted(tally.set_aside.items()):

@@ -1,6 +1,6 @@
 """One host per test process: SGLang is imported once, engines are forked from it."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -10,14 +10,15 @@ from eagletwin.harness.engines.process import Host, Limits
 from eagletwin.harness.judge import Verdict, judge
 from eagletwin.harness.patch import Edit, Patch
 from eagletwin.harness.trace import Trace
+from eagletwin.harness.twin import Twin
 
 Runner = Callable[..., tuple[Trace, Verdict]]
 
 
 @pytest.fixture(scope="session")
-def host() -> Iterator[Host]:
-    with Host() as host:
-        yield host
+def host(eagletwin: Twin) -> Host:
+    """The plugin's: one process with SGLang imported serves all tests of this one."""
+    return eagletwin.host
 
 
 @pytest.fixture

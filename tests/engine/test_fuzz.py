@@ -1,0 +1,139 @@
+"""The search: what it finds, how small it gets, and what becomes of findings that do not hold still."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from eagletwin.cases.regressions import LEDGER
+from eagletwin.harness.case import read_case
+from eagletwin.harness.engines.process import Host
+from eagletwin.harness.fuzz import Finding, Fuzz
+from eagletwin.harness.patch import Edit, Patch
+from eagletwin.harness.trial import Trials
+
+FORWARD = "sglang.srt.speculative.eagle_worker_v2.EagleDraftWorker.draft_forward"
+ARGMAX = "topk_index = torch.argmax("
+
+
+def search(host: Host, folder: Path, patch: Patch, *, seed: int = 0, shrink_seconds: float = 120.0) -> Fuzz:
+    trials = Trials(host, patches=(patch,))
+    return Fuzz(trials, folder, seed=seed, seconds=1e9, max_cases=200, shrink_seconds=shrink_seconds, command="eagletwin fuzz")
+
+
+def first(fuzz: Fuzz) -> Finding:
+    return next(fuzz.search())
+
+
+@pytest.mark.parametrize(
+    ("entry", "smallest"),
+    [
+        # one request of one token and the fewest steps that decode; the bonus token and one more
+        ("25015", {"num_steps": 2, "prompt": 1, "max_new_tokens": 2, "chunks": ()}),
+        # one request in two chunks of one token
+        ("26329", {"num_steps": 1, "prompt": 2, "max_new_tokens": 1, "chunks": (1,)}),
+    ],
+)
+def test_a_reverted_fix_is_found_and_gets_as_small_as_it_can(
+    host: Host, tmp_path: Path, entry: str, smallest: dict[str, object]
+) -> None:
+    finding = first(search(host, tmp_path, LEDGER[entry].revert))
+    assert finding.kind == LEDGER[entry].rule
+    assert finding.outcome.verdict.status == "diverged"
+    assert not finding.partial
+    case = finding.outcome.case
+    [request] = case.requests
+    seen = {"num_steps": case.num_steps, "prompt": len(request.prompt), "max_new_tokens": request.max_new_tokens}
+    assert seen | {"chunks": case.chunks} == smallest
+    assert (case.model, case.page_size, case.events, request.arrive, request.stop) == ("llama-tiny", 1, (), 0, ())
+    folder = finding.outcome.folder
+    assert read_case(folder / "case.json") == case
+    for part in ("trace.json", "trace.safetensors", "verdict.json", "report.txt", "repro.py"):
+        assert (folder / part).is_file()
+    assert (folder.parent / "found.json").is_file()
+
+
+def test_when_time_is_up_the_smallest_so_far_counts_and_says_so(host: Host, tmp_path: Path) -> None:
+    finding = first(search(host, tmp_path, LEDGER["25015"].revert, shrink_seconds=0.0))
+    assert finding.partial
+    assert finding.outcome.verdict.status == "diverged"
+    assert finding.shrink_looks == 0
+
+
+def test_what_hangs_on_the_cases_before_it_is_a_state_leak_and_keeps_them(host: Host, tmp_path: Path) -> None:
+    """A worker that goes wrong after its fortieth draft, whatever the case."""
+    counted = "self._drafts = getattr(self, '_drafts', 0) + 1\n"
+    leak = Patch(
+        name="leak",
+        edits=(
+            Edit(
+                target=FORWARD,
+                match=ARGMAX,
+                replacement=f"{counted}topk_index = (torch.argmax if self._drafts < 40 else torch.argmin)(",
+            ),
+        ),
+    )
+    finding = first(search(host, tmp_path, leak))
+    verdict, outcome = finding.outcome.verdict, finding.outcome
+    assert verdict.status == "unknown"
+    assert "state leak" in verdict.reason
+    assert outcome.before
+    assert [read_case(path) for path in sorted((outcome.folder / "before").iterdir())] == list(outcome.before)
+    assert "--after" in outcome.report
+
+
+def test_what_happens_once_is_nondeterministic_and_kept(host: Host, tmp_path: Path) -> None:
+    """A worker that goes wrong while a file is there, and takes it away."""
+    file = tmp_path / "once"
+    file.touch()
+    once = f"__import__('os').path.exists({str(file)!r}) and (__import__('os').unlink({str(file)!r}) or True)"
+    patch = Patch(
+        name="once",
+        edits=(Edit(target=FORWARD, match=ARGMAX, replacement=f"topk_index = (torch.argmin if {once} else torch.argmax)("),),
+    )
+    (tmp_path / "runs").mkdir()
+    finding = first(search(host, tmp_path / "runs", patch))
+    assert finding.outcome.verdict.status == "unknown"
+    assert "nondeterministic" in finding.outcome.verdict.reason
+    assert (finding.outcome.folder / "repro.py").is_file()
+
+
+def test_a_worker_that_dies_is_found_as_well(host: Host, tmp_path: Path) -> None:
+    dies = Patch(
+        name="dies",
+        edits=(
+            Edit(target=FORWARD, match=ARGMAX, replacement="if out_cache_loc.numel() > 8: import os; os._exit(3)\n" + ARGMAX),
+        ),
+    )
+    finding = first(search(host, tmp_path, dies))
+    assert (finding.kind, finding.outcome.verdict.status) == ("engine.crash", "unknown")
+    assert "exited with status 3" in finding.outcome.verdict.reason
+
+
+def test_ctrl_c_while_shrinking_keeps_what_was_found_and_says_where(tmp_path: Path) -> None:
+    command = [sys.executable, "-P", "-m", "eagletwin", "fuzz", "--revert", "25015"]
+    process = subprocess.Popen(
+        command,
+        cwd=tmp_path,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL) and None,
+    )
+    assert process.stderr is not None
+    assert "shrinking" in process.stderr.readline()
+    process.send_signal(signal.SIGINT)
+    told, _ = process.communicate()
+    assert process.returncode == 130
+    minimal = tmp_path / "eagletwin-runs" / "fuzz-0" / "finding-1" / "minimal"
+    assert f"Stopped while shrinking: the smallest case so far is in {minimal.relative_to(tmp_path)}" in told
+    assert read_case(minimal / "case.json").requests
+    assert json.loads((tmp_path / "eagletwin-runs" / "fuzz-0" / "summary.json").read_text())["tally"]["cases"] > 0
+    script = subprocess.run(
+        [sys.executable, minimal / "repro.py"], cwd=tmp_path, capture_output=True, check=False, env={**os.environ}
+    )
+    assert script.returncode == 1

@@ -1,0 +1,61 @@
+"""Generated cases on the unmodified release: nothing is found, few ties, and they reach what they should.
+
+`make test` runs a few dozen; `make sweep` runs 1,000 (docs/figures.md).
+"""
+
+from pathlib import Path
+
+import pytest
+
+from eagletwin.harness.case import read_case
+from eagletwin.harness.engines.process import Host
+from eagletwin.harness.fuzz import Fuzz
+from eagletwin.harness.judge import judge
+from eagletwin.harness.trial import Trials
+
+CASES = Path(__file__).parent / "cases"
+
+# Feature -> at least this share of the cases that exercise it, over the searches below.
+ENOUGH = {
+    "chunked_prefill": 0.3,
+    "chunk_tail_differs": 0.3,
+    "shared_chunk": 0.1,
+    "one_token_tail": 0.05,
+    "draft_decode": 0.5,
+    "rejection": 0.5,
+    "accept_all": 0.4,
+    "accept_some": 0.3,
+    "batch": 0.4,
+    "batch_grows": 0.2,
+    "batch_shrinks": 0.3,
+    "early_stop": 0.1,
+    "prompt_ends_in_page": 0.1,
+    "page_crossed_in_draft": 0.1,
+    "radix_hit": 0.1,
+    "radix_hit_in_page": 0.02,
+    "radix_hit_across_pages": 0.02,
+    "retraction": 0.1,
+    "retraction_in_decode": 0.05,
+    "abort_in_prefill": 0.02,
+    "abort_in_decode": 0.05,
+}
+
+
+def test_nothing_is_found_in_the_unmodified_release_and_much_is_reached(host: Host, tmp_path: Path) -> None:
+    search = Fuzz(Trials(host), tmp_path, seed=4, seconds=1e9, max_cases=150, shrink_seconds=0.0, command="")
+    assert [(finding.kind, finding.outcome.report) for finding in search.search()] == []
+    tally = search.tally
+    assert tally.cases == tally.statuses["equal"] == 150
+    assert not tally.fallbacks
+    assert tally.ties < 0.01 * tally.choices
+    assert {name: tally.exercised[name] for name, share in ENOUGH.items() if tally.exercised[name] < share * tally.cases} == {}
+    reached = {length.partition(" of ")[::2] for length in tally.accept_lens}
+    assert {(str(length), "4") for length in (1, 2, 3, 4)} <= reached
+
+
+# Cases on which the judge once cried wolf: another request's prefix was cached first, so SGLang gave a request's duplicate
+# slots away between two batches.
+@pytest.mark.parametrize("name", sorted(path.stem for path in CASES.glob("*.json")))
+def test_a_case_that_once_raised_a_false_alarm_is_equal(host: Host, tmp_path: Path, name: str) -> None:
+    case = read_case(CASES / f"{name}.json")
+    assert judge(host.engine(case).run(case, tmp_path)).status == "equal"

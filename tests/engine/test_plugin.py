@@ -1,0 +1,87 @@
+"""Somebody else's test suite: the fixture, the strategies, the marker, failures that argue, and xdist."""
+
+import json
+import subprocess
+import sys
+
+import pytest
+
+pytest_plugins = ["pytester"]
+
+SUITE = """
+import pytest
+from hypothesis import given, settings
+from eagletwin.cases.strategies import Focus, cases
+
+FOCUS = Focus(num_steps=2)
+
+@settings(max_examples=4)
+@given(case=cases(FOCUS, max_requests=2))
+def test_the_release_is_right(eagletwin, case):
+    assert eagletwin.check(case).status == "equal"
+
+@pytest.mark.eagletwin(revert=[26329])
+@given(case=cases(FOCUS, max_requests=2))
+def test_a_fix_is_undone(eagletwin, case):
+    eagletwin.check(case)
+"""
+
+
+@pytest.fixture
+def suite(pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch) -> pytest.Pytester:
+    monkeypatch.setenv("CI", "true")  # Hypothesis draws the same cases in every run then
+    monkeypatch.delenv("PYTEST_XDIST_WORKER", raising=False)
+    pytester.makepyfile(test_other=SUITE)
+    return pytester
+
+
+def run(suite: pytest.Pytester, *arguments: str) -> pytest.RunResult:
+    return suite.runpytest_subprocess("-p", "no:cacheprovider", "--eagletwin-profile", "ci", *arguments, timeout=300)
+
+
+def test_a_suite_of_somebody_else_finds_shrinks_and_keeps_and_does_so_again(suite: pytest.Pytester) -> None:
+    result = run(suite, "-n", "2")
+    result.assert_outcomes(passed=1, failed=1)
+    assert result.ret == 1
+    text = result.stdout.str()
+    assert "eagletwin 0.1.0: SGLang" in text
+    assert "draft.input_ids" in text
+    assert "its tail row" in text
+    [folder] = (suite.path / "eagletwin-runs").iterdir()
+    assert f"folder: {folder.relative_to(suite.path)}" in text
+    case = json.loads((folder / "case.json").read_text())
+    assert len(case["requests"]) == 1  # shrunk: one request, one boundary
+    assert len(case["requests"][0]["prompt"]) == 2
+    assert case["chunks"] == [1]
+    script = subprocess.run([sys.executable, folder / "repro.py"], cwd=suite.path, capture_output=True, text=True, check=False)
+    assert script.returncode == 1, script.stderr
+    assert "draft.input_ids" in script.stdout
+    run(suite, "-n", "2", "--eagletwin-out", "second").assert_outcomes(passed=1, failed=1)
+    [second] = (suite.path / "second").iterdir()
+    for part in ("case.json", "verdict.json", "trace.safetensors"):
+        assert (folder / part).read_bytes() == (second / part).read_bytes()
+
+
+def test_another_release_than_the_one_asked_for_is_refused(pytester: pytest.Pytester) -> None:
+    pytester.makepyfile("def test_nothing(): pass")
+    result = pytester.runpytest_subprocess("--eagletwin-sglang", "0.0.1")
+    assert result.ret == pytest.ExitCode.USAGE_ERROR
+    result.stderr.fnmatch_lines(["*--eagletwin-sglang 0.0.1: SGLang * is installed; nothing was run"])
+
+
+def test_cases_after_a_tests_time_are_counted_not_passed_in_silence(pytester: pytest.Pytester) -> None:
+    pytester.makepyfile(SUITE.partition("@pytest.mark")[0])
+    result = pytester.runpytest_subprocess("-p", "no:cacheprovider", "--eagletwin-seconds", "0")
+    result.stdout.fnmatch_lines(["eagletwin: * were not run, because the time of their test was up"])
+
+
+def test_the_plugin_is_light(pytester: pytest.Pytester) -> None:
+    """A suite that does not use it pays for no import of torch, Hypothesis or SGLang."""
+    pytester.makepyfile(
+        """
+        import sys
+        def test_light():
+            assert not {"torch", "sglang", "eagletwin.harness.twin", "eagletwin.cases.strategies"} & set(sys.modules)
+        """
+    )
+    pytester.runpytest_subprocess("-p", "no:hypothesispytest").assert_outcomes(passed=1)
