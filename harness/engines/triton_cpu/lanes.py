@@ -1,7 +1,7 @@
-"""Running several programs of one grid at once: every block carries a last axis of lanes, one lane per program, so
-that one numpy call does the work of all.  Control flow must agree between the lanes; where it does not, Diverged
-sends the programs back to smaller groups.  launch.py groups programs; language.py and reduce.py ask `extra()` when
-they make or fold blocks.
+"""Running several programs of one grid at once: every array carries a first axis of lanes, one lane per program (or
+of length 1 where all programs have the same), so that one numpy call does the work of all, each program's block in one
+piece.  Control flow must agree between the lanes; where it does not, Diverged sends the programs back to smaller
+groups.  launch.py groups programs; what makes or folds blocks asks `extra()`, what combines them `aligned()`.
 """
 
 from __future__ import annotations
@@ -24,8 +24,29 @@ class Diverged(Exception):
 
 
 def extra() -> tuple[int, ...]:
-    """What a new block's shape gets appended: (1,) while lanes run, () for a program on its own."""
+    """What a new block's shape begins with: (1,) while lanes run, () for a program on its own."""
     return (1,) if STATE.lanes > 1 else ()
+
+
+def aligned(*values: Any) -> tuple[Any, ...]:
+    """The values ready for numpy to broadcast: axes that a smaller rank lacks come after its lane axis, not before."""
+    if STATE.lanes == 1:
+        return values
+    rank = max(np.ndim(value) for value in values)
+    return tuple(
+        value.reshape(value.shape[:1] + (1,) * (rank - value.ndim) + value.shape[1:])
+        if value.__class__ is np.ndarray and value.ndim < rank
+        else value
+        for value in values
+    )
+
+
+def item(value: Any, key: tuple[Any, ...]) -> Any:
+    """value[key] for a key of `:` and None, which leaves the lane axis where it is."""
+    return value[(_ALL, *key)] if STATE.lanes > 1 else value[key]
+
+
+_ALL = slice(None)
 
 
 def truth(value: Any) -> Any:

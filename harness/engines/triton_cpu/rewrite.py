@@ -181,6 +181,15 @@ class Rewriter(ast.NodeTransformer):
             node.func.id = PREFIX + "range"
         return node
 
+    def visit_Subscript(self, node: ast.Subscript) -> ast.AST:
+        """block[:, None] as a call, which knows about lanes; other subscripts are those of tuples."""
+        self.generic_visit(node)
+        keys = node.slice.elts if isinstance(node.slice, ast.Tuple) else [node.slice]
+        if not all(ast.unparse(key) in (":", "None") for key in keys):
+            return node
+        plain: list[ast.expr] = [ast.Name(PREFIX + "all", ast.Load()) if isinstance(key, ast.Slice) else key for key in keys]
+        return ast.copy_location(self.call("item", node.value, ast.Tuple(plain, ast.Load())), node)
+
     def visit_Attribute(self, node: ast.Attribute) -> ast.AST:
         self.generic_visit(node)
         if node.attr == "T":
