@@ -32,12 +32,17 @@ def aligned(*values: Any) -> tuple[Any, ...]:
     """The values ready for numpy to broadcast: axes that a smaller rank lacks come after its lane axis, not before."""
     if STATE.lanes == 1:
         return values
-    rank = max(np.ndim(value) for value in values)
+    ranks = [value.ndim for value in values if value.__class__ is np.ndarray]
+    if not ranks or ranks.count(ranks[0]) == len(ranks):
+        return values
+    rank = max(ranks)
     return tuple(
-        value.reshape(value.shape[:1] + (1,) * (rank - value.ndim) + value.shape[1:])
-        if value.__class__ is np.ndarray and value.ndim < rank
-        else value
-        for value in values
+        [
+            value.reshape(value.shape[:1] + (1,) * (rank - value.ndim) + value.shape[1:])
+            if value.__class__ is np.ndarray and value.ndim < rank
+            else value
+            for value in values
+        ]
     )
 
 

@@ -142,7 +142,11 @@ def add(a: Any, b: Any) -> Any:
         a, b = aligned(a, b)
     result = a + b
     cls = result.__class__
-    if cls is i32 or cls is f32 or (cls is ndarray and (result.dtype is F32 or result.dtype is I32)):
+    if cls is ndarray:
+        dtype = result.dtype
+        if dtype is I32 or dtype is F32:
+            return result
+    elif cls not in _SUSPECT:
         return result
     return _settled(operator.add, a, b, result)
 
@@ -154,7 +158,11 @@ def sub(a: Any, b: Any) -> Any:
         a, b = aligned(a, b)
     result = a - b
     cls = result.__class__
-    if cls is i32 or cls is f32 or (cls is ndarray and (result.dtype is F32 or result.dtype is I32)):
+    if cls is ndarray:
+        dtype = result.dtype
+        if dtype is I32 or dtype is F32:
+            return result
+    elif cls not in _SUSPECT:
         return result
     return _settled(operator.sub, a, b, result)
 
@@ -164,7 +172,11 @@ def mul(a: Any, b: Any) -> Any:
         a, b = aligned(a, b)
     result = a * b
     cls = result.__class__
-    if cls is i32 or cls is f32 or (cls is ndarray and (result.dtype is F32 or result.dtype is I32)):
+    if cls is ndarray:
+        dtype = result.dtype
+        if dtype is I32 or dtype is F32:
+            return result
+    elif cls not in _SUSPECT:
         return result
     return _settled(operator.mul, a, b, result)
 
@@ -208,7 +220,8 @@ def _comparison(op: Callable[[Any, Any], Any]) -> Callable[[Any, Any], Any]:
     def compare(a: Any, b: Any) -> Any:
         if a.__class__ in _SIGNED and b.__class__ in _SIGNED:
             return op(a, b)
-        a, b = aligned(a, b)
+        if a.__class__ is ndarray and b.__class__ is ndarray and a.ndim != b.ndim:
+            a, b = aligned(a, b)
         da, db = getattr(a, "dtype", None), getattr(b, "dtype", None)
         if da is db or da is None or db is None or getattr(da, "kind", "") == getattr(db, "kind", ""):
             return op(a, b)
