@@ -20,7 +20,14 @@ FORGET_AFTER = 256
 
 
 class Diverged(Exception):
-    """The lanes of a group disagree about a branch, a trip count, or use what has no lane form."""
+    """The lanes of a group disagree about a branch, a trip count, or use what has no lane form.
+
+    agreeing: how many of the first lanes go the same way; 0 where that is not known.
+    """
+
+    def __init__(self, detail: str, agreeing: int = 0) -> None:
+        super().__init__(detail)
+        self.agreeing = agreeing
 
 
 def extra() -> tuple[int, ...]:
@@ -64,7 +71,7 @@ def truth(value: Any) -> Any:
         if value.all():
             return True
         if value.any():
-            raise Diverged("lanes branch differently")
+            raise Diverged("lanes branch differently", int(((value != 0) != (value[0] != 0)).argmax()))
         return False
     return bool(value)
 
@@ -73,10 +80,11 @@ def trip_range(*bounds: Any) -> range:
     """range of bounds that may differ between lanes, as long as the values and the number of trips do not."""
     if STATE.lanes > 1 and any(isinstance(bound, np.ndarray) and bound.size > 1 for bound in bounds):
         lists = [b.tolist() if isinstance(b, np.ndarray) and b.size > 1 else [int(b)] * STATE.lanes for b in bounds]
-        every = set(zip(*lists, strict=True))
-        trips = [range(*lane) for lane in every]
-        if len({len(one) for one in trips}) > 1 or len({(one.start, one.step) for one in trips if len(one)}) > 1:
-            raise Diverged("lanes loop differently")
+        trips = [range(*lane) for lane in zip(*lists, strict=True)]
+        # Ranges are equal where they yield the same numbers, however their ends differ.
+        agreeing = next((i for i, one in enumerate(trips) if one != trips[0]), len(trips))
+        if agreeing < len(trips):
+            raise Diverged("lanes loop differently", agreeing)
         return trips[0]
     return range(*(int(bound) for bound in bounds))
 

@@ -178,7 +178,7 @@ def _one_by_one(kernel: Compiled, positional: list[Any], order: list[tuple[int, 
 
 
 def _in_groups(kernel: Compiled, positional: list[Any], order: list[tuple[int, int, int]]) -> None:
-    """Groups of consecutive programs at once; one that diverges is split in half, one that fails runs one by one."""
+    """Groups of consecutive programs at once; one that diverges is split where it does, one that fails runs one by one."""
     grouping = _GROUPINGS.of((kernel.function, STATE.grid), len(order))
     start = position = 0
     while start < len(order):
@@ -193,7 +193,8 @@ def _in_groups(kernel: Compiled, positional: list[Any], order: list[tuple[int, i
             if failure is not None:
                 STATE.stores = stores
                 if isinstance(failure, Diverged):
-                    grouping.sizes[position : position + 1] = [size // 2, size - size // 2]
+                    first = failure.agreeing or size // 2
+                    grouping.sizes[position : position + 1] = [first, size - first]
                     continue
                 _one_by_one(kernel, positional, group)  # raises what the group raised, for the program that it belongs to
         start, position = start + size, position + 1

@@ -161,7 +161,16 @@ def _same_shape(a: Any, b: Any) -> tuple[Any, Any]:
     if a.ndim != b.ndim:
         a, b = aligned(a, b)
     shape = np.broadcast(a, b).shape
-    return (a if a.shape == shape else np.broadcast_to(a, shape)), (b if b.shape == shape else np.broadcast_to(b, shape))
+    return _repeated(a, shape), _repeated(b, shape)
+
+
+def _repeated(x: Any, shape: tuple[int, ...]) -> Any:
+    """np.broadcast_to, as a copy: its users flatten it, which would copy too."""
+    if x.shape == shape:
+        return x
+    result = np.empty(shape, x.dtype)
+    result[...] = x
+    return result
 
 
 def _checked(mask: Any) -> Any:
