@@ -211,6 +211,14 @@ def cast_bytes(src, dst, N: tl.constexpr):
 
 
 @triton.jit
+def constants(out, n, FLAG: tl.constexpr, SIZE: tl.constexpr):
+    if ~FLAG and SIZE - 7 // 2 > 0:
+        tl.store(out, SIZE // -2 + SIZE % 3)
+    SIZE = SIZE + n
+    tl.store(out + 1, SIZE // -2 if not FLAG or SIZE > 4 else SIZE)
+
+
+@triton.jit
 def bits(src, dst):
     o = tl.arange(0, 8)
     tl.store(dst + o, tl.load(src + o).to(tl.int32, bitcast=True) + 1)

@@ -54,6 +54,23 @@ def test_stores_of_a_group_that_splits_are_taken_back() -> None:
     assert out[4].item() == 15.0
 
 
+def test_a_group_is_split_where_it_diverges() -> None:
+    lengths = torch.tensor([16, 16, 16, 16, 16, 48, 48], dtype=torch.int32)
+    args = (torch.zeros(7, 64), torch.zeros(7), lengths, 1.0)
+    kernel = compiler.compiled(K.softmax_rows.fn)
+    launch._GROUPINGS.known.clear()
+    launch.run(launch.bind(kernel, args, {"N": 16}, (7,)))
+    assert launch._GROUPINGS.of((kernel.function, (7, 1, 1)), 7).sizes == [5, 2]
+
+
+def test_as_many_lanes_as_a_block_has_elements() -> None:
+    """Numpy would take one for the other."""
+    a, b = torch.randn(4, 4, 4), torch.randn(4, 4)
+    out = torch.zeros(4, 4, 4)
+    both_ways(K.products, (4,), out, (a, b, out, 3), D=4)
+    both_ways(K.softmax_rows, (4,), out, (torch.randn(4, 16), out, torch.tensor([16] * 4), 0.7), N=4)
+
+
 def test_a_violation_names_its_own_program() -> None:
     lengths = torch.tensor([16, 16, 65, 16], dtype=torch.int32)
     with triton_cpu.installed(), pytest.raises(triton_cpu.OutOfBounds) as caught:

@@ -51,6 +51,16 @@ def test_loops_branches_and_device_functions(n: int, flag: bool) -> None:
     shadowed(K.control, (2,), source, torch.zeros(17, dtype=torch.int32), n, BLOCK=8, FLAG=flag)
 
 
+@pytest.mark.parametrize("flag", [True, False])
+def test_constexprs_are_python_values_until_they_meet_another(flag: bool) -> None:
+    for size in (3, 5, 8):
+        out = torch.zeros(2, dtype=torch.int32)
+        with triton_cpu.installed():
+            K.constants[(1,)](out, 4, FLAG=flag, SIZE=size)
+        met = int((size + 4) / -2)
+        assert out.tolist() == [0 if flag or size == 3 else size // -2 + size % 3, met]
+
+
 @settings(max_examples=8, deadline=None)
 @given(st.integers(0, 2**32 - 1), st.sampled_from([(4, 8), (1, 4), (8, 8)]))
 def test_reductions_scans_and_dot(seed: int, shape: tuple[int, int]) -> None:

@@ -35,8 +35,7 @@ class Compiled:
 
     name: str
     function: Callable[..., Any]
-    parameters: tuple[str, ...]
-    constexprs: frozenset[str]
+    parameters: dict[str, bool]  # name -> whether it is a constexpr, in order
     defaults: dict[str, Any]
     uses: tuple[tuple[dict[str, Any], str, Any], ...]
     devices: tuple[Device, ...]
@@ -159,7 +158,12 @@ def _compile(fn: Any) -> Compiled:
     if not isinstance(definition, ast.FunctionDef):
         raise Unsupported("not a plain function")
     scope = {**fn.__globals__, **_closure(fn)}
-    Rewriter(lambda name: isinstance(scope.get(name), types.ModuleType), names.METHODS).visit(definition)
+    signature = inspect.signature(fn).parameters
+    annotations = {name: _normalize_ty(kind) for name, kind in inspect.get_annotations(fn).items()}
+    parameters = {name: annotations.get(name) == "constexpr" for name in signature}
+    stored = {node.id for node in ast.walk(definition) if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store)}
+    constexprs = frozenset(name for name, constexpr in parameters.items() if constexpr and name not in stored)
+    Rewriter(lambda name: isinstance(scope.get(name), types.ModuleType), names.METHODS, constexprs).visit(definition)
     ast.increment_lineno(ast.fix_missing_locations(tree), fn.__code__.co_firstlineno - 1)
     used = {node.id for node in ast.walk(tree) if isinstance(node, ast.Name) and node.id in scope}
     uses = tuple((fn.__globals__, name, fn.__globals__[name]) for name in sorted(used) if name in fn.__globals__)
@@ -168,14 +172,11 @@ def _compile(fn: Any) -> Compiled:
     function = namespace[definition.name]
     function.__defaults__ = None if fn.__defaults__ is None else tuple(adapt(d) for d in fn.__defaults__)
     function.__kwdefaults__ = None if fn.__kwdefaults__ is None else {n: adapt(d) for n, d in fn.__kwdefaults__.items()}
-    signature = inspect.signature(fn).parameters
     attributes = {node.attr for node in ast.walk(tree) if isinstance(node, ast.Attribute)}
-    annotations = {name: _normalize_ty(kind) for name, kind in inspect.get_annotations(fn).items()}
     return Compiled(
         name=definition.name,
         function=function,
-        parameters=tuple(signature),
-        constexprs=frozenset(name for name in signature if annotations.get(name) == "constexpr"),
+        parameters=parameters,
         defaults={n: p.default for n, p in signature.items() if p.default is not inspect.Parameter.empty},
         uses=uses,
         devices=tuple(value for value in namespace.values() if isinstance(value, Device)),

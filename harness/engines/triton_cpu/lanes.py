@@ -1,7 +1,7 @@
-"""Running several programs of one grid at once: every block carries a last axis of lanes, one lane per program, so
-that one numpy call does the work of all.  Control flow must agree between the lanes; where it does not, Diverged
-sends the programs back to smaller groups.  launch.py groups programs; language.py and reduce.py ask `extra()` when
-they make or fold blocks.
+"""Running several programs of one grid at once: every array carries a first axis of lanes, one lane per program (or
+of length 1 where all programs have the same), so that one numpy call does the work of all, each program's block in one
+piece.  Control flow must agree between the lanes; where it does not, Diverged sends the programs back to smaller
+groups.  launch.py groups programs; what makes or folds blocks asks `extra()`, what combines them `aligned()`.
 """
 
 from __future__ import annotations
@@ -20,12 +20,45 @@ FORGET_AFTER = 256
 
 
 class Diverged(Exception):
-    """The lanes of a group disagree about a branch, a trip count, or use what has no lane form."""
+    """The lanes of a group disagree about a branch, a trip count, or use what has no lane form.
+
+    agreeing: how many of the first lanes go the same way; 0 where that is not known.
+    """
+
+    def __init__(self, detail: str, agreeing: int = 0) -> None:
+        super().__init__(detail)
+        self.agreeing = agreeing
 
 
 def extra() -> tuple[int, ...]:
-    """What a new block's shape gets appended: (1,) while lanes run, () for a program on its own."""
+    """What a new block's shape begins with: (1,) while lanes run, () for a program on its own."""
     return (1,) if STATE.lanes > 1 else ()
+
+
+def aligned(*values: Any) -> tuple[Any, ...]:
+    """The values ready for numpy to broadcast: axes that a smaller rank lacks come after its lane axis, not before."""
+    if STATE.lanes == 1:
+        return values
+    ranks = [value.ndim for value in values if value.__class__ is np.ndarray]
+    if not ranks or ranks.count(ranks[0]) == len(ranks):
+        return values
+    rank = max(ranks)
+    return tuple(
+        [
+            value.reshape(value.shape[:1] + (1,) * (rank - value.ndim) + value.shape[1:])
+            if value.__class__ is np.ndarray and value.ndim < rank
+            else value
+            for value in values
+        ]
+    )
+
+
+def item(value: Any, key: tuple[Any, ...]) -> Any:
+    """value[key] for a key of `:` and None, which leaves the lane axis where it is."""
+    return value[(_ALL, *key)] if STATE.lanes > 1 else value[key]
+
+
+_ALL = slice(None)
 
 
 def truth(value: Any) -> Any:
@@ -38,7 +71,7 @@ def truth(value: Any) -> Any:
         if value.all():
             return True
         if value.any():
-            raise Diverged("lanes branch differently")
+            raise Diverged("lanes branch differently", int(((value != 0) != (value[0] != 0)).argmax()))
         return False
     return bool(value)
 
@@ -47,10 +80,11 @@ def trip_range(*bounds: Any) -> range:
     """range of bounds that may differ between lanes, as long as the values and the number of trips do not."""
     if STATE.lanes > 1 and any(isinstance(bound, np.ndarray) and bound.size > 1 for bound in bounds):
         lists = [b.tolist() if isinstance(b, np.ndarray) and b.size > 1 else [int(b)] * STATE.lanes for b in bounds]
-        every = set(zip(*lists, strict=True))
-        trips = [range(*lane) for lane in every]
-        if len({len(one) for one in trips}) > 1 or len({(one.start, one.step) for one in trips if len(one)}) > 1:
-            raise Diverged("lanes loop differently")
+        trips = [range(*lane) for lane in zip(*lists, strict=True)]
+        # Ranges are equal where they yield the same numbers, however their ends differ.
+        agreeing = next((i for i, one in enumerate(trips) if one != trips[0]), len(trips))
+        if agreeing < len(trips):
+            raise Diverged("lanes loop differently", agreeing)
         return trips[0]
     return range(*(int(bound) for bound in bounds))
 

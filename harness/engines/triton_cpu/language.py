@@ -16,7 +16,7 @@ from . import atomics, memory, reduce, shapes
 from .dtypes import BOOL, F16, F32, F64, I8, I16, I32, I64, U8, U16, U32, U64, Opaque, PointerType
 from .errors import Unsupported
 from .fill import filled
-from .lanes import extra, trip_range
+from .lanes import aligned, extra, trip_range
 from .pools import from_address
 from .shapes import POINTERS, dims
 from .state import STATE
@@ -53,7 +53,7 @@ def arange(start: int, end: int) -> Any:
     found = _aranges.get((start, end, lanes))
     if found is None:
         found = np.arange(start, end, dtype=np.int32)
-        found = found[:, None] if lanes else found
+        found = found[None] if lanes else found
         found.setflags(write=False)
         _aranges[int(start), int(end), lanes] = found
     return found
@@ -61,7 +61,7 @@ def arange(start: int, end: int) -> Any:
 
 def _new_shape(shape: Any) -> tuple[int, ...]:
     shape = dims(shape)
-    return (*shape, *extra()) if shape else shape
+    return (*extra(), *shape) if shape else shape
 
 
 def full(shape: Any, value: Any, dtype: Any = None) -> Any:
@@ -98,7 +98,7 @@ def where(condition: Any, x: Any, y: Any) -> Any:
         return chosen if np.shape(chosen) == shape else np.broadcast_to(chosen, shape)
     if condition.dtype is not BOOL:
         condition = condition != 0
-    x, y = convert(x, dtype), convert(y, dtype)
+    condition, x, y = aligned(condition, convert(x, dtype), convert(y, dtype))
     large = condition.size >= _SPARSE and y.__class__ is not ndarray and np.shape(x) == condition.shape
     if large and np.count_nonzero(condition) * 4 <= condition.size:
         result = filled(condition.shape, y, dtype)
@@ -111,7 +111,7 @@ def where(condition: Any, x: Any, y: Any) -> Any:
 def _pair(floats: Any, integers: Any) -> Callable[..., Any]:
     def choose(x: Any, y: Any, propagate_nan: Any = None) -> Any:
         dtype = common_dtype(x, y)
-        return (floats if dtype.kind == "f" else integers)(convert(x, dtype), convert(y, dtype))
+        return (floats if dtype.kind == "f" else integers)(*aligned(convert(x, dtype), convert(y, dtype)))
 
     return choose
 
@@ -140,11 +140,7 @@ def dot(
     """Matrix product in out_dtype (int32 for integers, float64 for float64), plus acc."""
     dtype = acc.dtype if acc is not None else I32 if input.dtype.kind in "iu" else F64 if input.dtype == F64 else out_dtype
     # One contiguous matrix per program, with or without lanes: the same BLAS call, hence the same rounding.
-    if STATE.lanes > 1:
-        input, other = (np.ascontiguousarray(np.moveaxis(x, -1, 0)) for x in (input, other))
-        product = np.moveaxis(np.matmul(input, other, dtype=dtype), 0, -1)
-    else:
-        product = np.matmul(np.ascontiguousarray(input), np.ascontiguousarray(other), dtype=dtype)
+    product = np.matmul(np.ascontiguousarray(input), np.ascontiguousarray(other), dtype=dtype)
     return product if acc is None else product + acc
 
 
@@ -167,6 +163,7 @@ def abs(x: Any) -> Any:
 
 def fma(x: Any, y: Any, z: Any) -> Any:
     """x * y + z rounded once (through float64, whose second rounding shows in one result of some 2**29)."""
+    x, y, z = aligned(x, y, z)
     dtype = common_dtype(common_dtype(x, y).type(0), z)
     if dtype == F64:
         raise Unsupported("fma of float64")
@@ -177,13 +174,14 @@ def umulhi(x: Any, y: Any) -> Any:
     dtype = common_dtype(x, y)
     if dtype.itemsize != 4:
         raise Unsupported("umulhi of other than 32 bits")
-    wide = convert(convert(x, U32), U64) * convert(convert(y, U32), U64)
+    x, y = aligned(convert(x, U32), convert(y, U32))
+    wide = convert(x, U64) * convert(y, U64)
     return convert(wide >> np.uint64(32), dtype)
 
 
 def div_rn(x: Any, y: Any) -> Any:
     dtype = common_dtype(x, y, True)
-    return np.divide(convert(x, dtype), convert(y, dtype))
+    return np.divide(*aligned(convert(x, dtype), convert(y, dtype)))
 
 
 def fdiv(x: Any, y: Any, ieee_rounding: Any = False) -> Any:

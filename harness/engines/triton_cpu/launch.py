@@ -13,7 +13,7 @@ import numpy as np
 import torch
 
 from .compiler import Compiled, Device, adapt
-from .dtypes import F32, Opaque
+from .dtypes import F32, U32, Opaque
 from .errors import KernelError, KernelViolation, Unsupported
 from .lanes import Diverged, Groupings
 from .memory import Memory, Pointer
@@ -29,6 +29,8 @@ for _kind, _name in (
 ):
     _OPAQUE[getattr(torch, _name)] = (Opaque(f"float8{_kind}", 1), torch.uint8)
 
+
+_LITERALS = frozenset((int, float, bool, str))  # a constexpr of these is seen as it is
 
 _GROUPINGS = Groupings()
 
@@ -51,13 +53,12 @@ class Launch:
 
 def bind(kernel: Compiled, args: tuple[Any, ...], kwargs: dict[str, Any], grid: Any) -> Launch:
     """Match arguments to parameters (launch options such as num_warps are dropped).  TypeError if one is missing."""
-    arguments = dict(kernel.defaults)
-    arguments.update(zip(kernel.parameters, args, strict=False))
+    arguments = {**kernel.defaults, **dict(zip(kernel.parameters, args, strict=False))}
     for name in kernel.parameters:
         if name in kwargs:
             arguments[name] = kwargs[name]
-    missing = [name for name in kernel.parameters if name not in arguments]
-    if missing or len(args) > len(kernel.parameters):
+    if len(arguments) < len(kernel.parameters) or len(args) > len(kernel.parameters):
+        missing = [name for name in kernel.parameters if name not in arguments]
         raise TypeError(f"kernel {kernel.name!r}: missing arguments {missing}" if missing else "too many arguments")
     sizes = grid(arguments) if callable(grid) else grid
     x, y, z = (*(int(n) for n in sizes), 1, 1, 1)[:3]
@@ -77,7 +78,7 @@ def _reach(tensor: torch.Tensor, extent: int) -> Any:
 
 def memory(name: str, tensor: torch.Tensor) -> Memory:
     """A tensor's own extent, from its first to its last reachable element.  Unsupported off the CPU."""
-    if tensor.device.type != "cpu":
+    if not tensor.is_cpu:
         raise Unsupported(f"argument {name} is on {tensor.device}")
     if tensor.requires_grad:
         tensor = tensor.detach()
@@ -87,7 +88,7 @@ def memory(name: str, tensor: torch.Tensor) -> Memory:
         dtype, held = _OPAQUE[tensor.dtype]
         flat = tensor.view(held)
     if flat.is_contiguous():
-        array = flat.numpy().reshape(-1)
+        array = flat.numpy() if flat.ndim == 1 else flat.numpy().reshape(-1)
         return Memory(name, array, dtype or array.dtype, tensor.data_ptr(), tensor)
     extent = 1 + sum((size - 1) * stride for size, stride in zip(flat.shape, flat.stride(), strict=True)) if flat.numel() else 0
     array = torch.as_strided(flat, (extent,), (1,)).numpy()
@@ -95,6 +96,10 @@ def memory(name: str, tensor: torch.Tensor) -> Memory:
 
 
 def _value(name: str, value: Any, constexpr: bool) -> Any:
+    if value is None or (constexpr and value.__class__ in _LITERALS):
+        return value
+    if value.__class__ is int and -(2**31) <= value < 2**31 and not constexpr:
+        return np.int32(value)
     if isinstance(value, torch.Tensor):
         return Pointer(memory(name, value), 0)
     if constexpr:
@@ -103,7 +108,7 @@ def _value(name: str, value: Any, constexpr: bool) -> Any:
         return np.bool_(value)
     if isinstance(value, int):
         dtype = scalar_dtype(value)
-        return np.int64(value) if dtype == np.uint32 else dtype.type(value)
+        return np.int64(value) if dtype is U32 else dtype.type(value)
     if isinstance(value, float):
         return F32.type(value)  # a float argument is an fp32 scalar on a GPU (the stock interpreter keeps a Python float)
     if isinstance(value, tuple):
@@ -141,7 +146,7 @@ def run(
     STATE.fill, STATE.watch, STATE.writer = fill, watch, None
     STATE.lanes, STATE.undo = 1, None
     try:
-        positional = [_value(name, launch.arguments[name], name in kernel.constexprs) for name in kernel.parameters]
+        positional = [_value(name, launch.arguments[name], constexpr) for name, constexpr in kernel.parameters.items()]
         order = programs(launch.grid, seed, reverse)
         with np.errstate(all="ignore"):
             if (
@@ -173,7 +178,7 @@ def _one_by_one(kernel: Compiled, positional: list[Any], order: list[tuple[int, 
 
 
 def _in_groups(kernel: Compiled, positional: list[Any], order: list[tuple[int, int, int]]) -> None:
-    """Groups of consecutive programs at once; one that diverges is split in half, one that fails runs one by one."""
+    """Groups of consecutive programs at once; one that diverges is split where it does, one that fails runs one by one."""
     grouping = _GROUPINGS.of((kernel.function, STATE.grid), len(order))
     start = position = 0
     while start < len(order):
@@ -188,7 +193,8 @@ def _in_groups(kernel: Compiled, positional: list[Any], order: list[tuple[int, i
             if failure is not None:
                 STATE.stores = stores
                 if isinstance(failure, Diverged):
-                    grouping.sizes[position : position + 1] = [size // 2, size - size // 2]
+                    first = failure.agreeing or size // 2
+                    grouping.sizes[position : position + 1] = [first, size - first]
                     continue
                 _one_by_one(kernel, positional, group)  # raises what the group raised, for the program that it belongs to
         start, position = start + size, position + 1

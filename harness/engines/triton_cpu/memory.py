@@ -12,6 +12,7 @@ import numpy as np
 from .dtypes import BOOL, I64, Opaque, PointerType
 from .errors import OutOfBounds, Unsupported
 from .fill import filled, undefined
+from .lanes import aligned
 from .state import STATE, Store, where
 from .values import convert, ndarray
 
@@ -64,7 +65,12 @@ class Pointer:
                 if other.dtype.kind not in "iub":
                     raise TypeError("pointer offsets must be integers")
                 other = other.astype(I64)
-            return Pointer(self.memory, self.base, other if self.offsets is None else self.offsets + other)
+            offsets = self.offsets
+            if offsets is not None:
+                if offsets.ndim != other.ndim:
+                    offsets, other = aligned(offsets, other)
+                other = offsets + other
+            return Pointer(self.memory, self.base, other)
         return Pointer(self.memory, self.base + other.__index__(), self.offsets)
 
     __radd__ = __add__
@@ -150,6 +156,23 @@ def _load_one(memory: Memory, at: int) -> Any:
     return memory.array[at]
 
 
+def _same_shape(a: Any, b: Any) -> tuple[Any, Any]:
+    """Two arrays, each repeated to the shape of both."""
+    if a.ndim != b.ndim:
+        a, b = aligned(a, b)
+    shape = np.broadcast(a, b).shape
+    return _repeated(a, shape), _repeated(b, shape)
+
+
+def _repeated(x: Any, shape: tuple[int, ...]) -> Any:
+    """np.broadcast_to, as a copy: its users flatten it, which would copy too."""
+    if x.shape == shape:
+        return x
+    result = np.empty(shape, x.dtype)
+    result[...] = x
+    return result
+
+
 def _checked(mask: Any) -> Any:
     """mask as bool values (any integer is true where not zero)."""
     return mask if mask.__class__ is not ndarray or mask.dtype is BOOL else mask != 0
@@ -181,15 +204,15 @@ def load(
     if mask.__class__ is not ndarray:
         mask = np.broadcast_to(np.bool_(mask), offsets.shape)
     elif mask.shape != offsets.shape:
-        shape = np.broadcast_shapes(mask.shape, offsets.shape)
-        mask, offsets = np.broadcast_to(mask, shape), np.broadcast_to(offsets, shape)
+        mask, offsets = _same_shape(mask, offsets)
     active = np.count_nonzero(mask)
     if active == mask.size:
         return _gather(memory, base, offsets)
     if other is None:
         result = undefined(memory.dtype, mask.shape)
     elif isinstance(other, ndarray):
-        result = np.array(np.broadcast_to(other, mask.shape), dtype=memory.dtype)
+        result = np.empty(mask.shape, memory.dtype)
+        result[...] = aligned(mask, other)[1]
     else:
         result = filled(mask.shape, other, memory.dtype)
     if active:
@@ -265,13 +288,11 @@ def store(
     if value.__class__ is not ndarray:
         value = convert(value, memory.array.dtype)
     elif value.shape != offsets.shape:
-        shape = np.broadcast_shapes(value.shape, offsets.shape)
-        value, offsets = np.broadcast_to(value, shape), np.broadcast_to(offsets, shape)
+        value, offsets = _same_shape(value, offsets)
     if mask is not None:
         if mask.shape != offsets.shape:
-            shape = np.broadcast_shapes(mask.shape, offsets.shape)
-            mask, offsets = np.broadcast_to(mask, shape), np.broadcast_to(offsets, shape)
-            value = np.broadcast_to(value, shape) if value.__class__ is ndarray else value
+            mask, offsets = _same_shape(mask, offsets)
+            value = _same_shape(value, offsets)[0] if value.__class__ is ndarray else value
         active = np.count_nonzero(mask)
         if active != mask.size:
             if not active:

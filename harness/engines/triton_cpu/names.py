@@ -77,6 +77,8 @@ RUNTIME: dict[str, Any] = {
     **{PREFIX + name: getattr(values, name) for name in _OPERATORS},
     PREFIX + "range": language.int_range,
     PREFIX + "truth": lanes.truth,
+    PREFIX + "item": lanes.item,
+    PREFIX + "all": slice(None),
     PREFIX + "bitwidth": _bitwidth,
     PREFIX + "method_to": language.to,
     **{f"{PREFIX}method_{n}": language.NAMES[n] for n in _TENSOR_METHODS if n != "to"},

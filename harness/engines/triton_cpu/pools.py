@@ -12,6 +12,7 @@ import torch
 
 from .dtypes import I64, Opaque, PointerType
 from .errors import UnregisteredAddress, Unsupported
+from .lanes import aligned
 from .memory import Memory, Pointer
 from .state import STATE, where
 from .values import ndarray
@@ -60,7 +61,8 @@ class RawPointer:
 
     def __add__(self, other: Any) -> RawPointer:
         wide = other.astype(I64) if isinstance(other, (ndarray, np.generic)) else other
-        return RawPointer(self.address, self.element, self.offsets + wide)
+        offsets, wide = aligned(self.offsets, wide)
+        return RawPointer(self.address, self.element, offsets + wide)
 
     __radd__ = __add__
 
@@ -109,6 +111,7 @@ class RawPointer:
         held = np.dtype(f"u{self.element.itemsize}") if isinstance(self.element, Opaque) else self.element
         low = high = base
         if offsets is not None:
+            offsets, mask = aligned(offsets, mask)
             lanes = offsets if mask is None else offsets[np.broadcast_to(mask, offsets.shape)]
             low, high = int(lanes.min()), int(lanes.max())
         count = (high - low + 1) * held.itemsize

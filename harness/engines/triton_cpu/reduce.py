@@ -21,7 +21,7 @@ _or: Any = np.bitwise_or
 def _axis(x: Any, axis: Any) -> Any:
     """axis as numpy counts it: the lane axis (lanes.py) is never folded."""
     if STATE.lanes > 1:
-        return tuple(range(x.ndim - 1)) if axis is None else int(axis) - (axis < 0)
+        return tuple(range(1, x.ndim)) if axis is None else int(axis) + (axis >= 0)
     return None if axis is None else int(axis)
 
 
@@ -39,24 +39,11 @@ def sum(input: Any, axis: Any = None, keep_dims: bool = False, dtype: Any = None
         return _add.reduce(input, axis=axis, dtype=dtype, keepdims=keep)
     # numpy adds pairwise along a contiguous last axis and in another order elsewhere.  Always reducing one contiguous
     # block per program, with or without lanes, makes the rounding the same however programs are grouped.
-    if STATE.lanes == 1:
-        return _add.reduce(np.ascontiguousarray(input), axis=axis, dtype=dtype, keepdims=keep)
-    front = np.ascontiguousarray(np.moveaxis(input, -1, 0))
+    input = np.ascontiguousarray(input)
     if isinstance(axis, tuple):
-        total = _add.reduce(front.reshape(front.shape[0], -1), axis=1, dtype=dtype)
-        return total.reshape((1,) * len(axis) + total.shape) if keep else total
-    return np.moveaxis(_add.reduce(front, axis=axis + (axis >= 0), dtype=dtype, keepdims=keep), 0, -1)
-
-
-def _halved(ufunc: Any, x: Any, axis: int) -> Any:
-    """ufunc.reduce along one axis of a power-of-two length by whole-array steps: fast where the inner axis is a few
-    lanes."""
-    length = x.shape[axis]
-    while length > 1 and length % 2 == 0:
-        length //= 2
-        head = (slice(None),) * axis
-        x = ufunc(x[(*head, slice(length))], x[(*head, slice(length, None))])
-    return x.squeeze(axis) if length == 1 else ufunc.reduce(x, axis=axis)
+        total = _add.reduce(input.reshape(input.shape[0], -1), axis=1, dtype=dtype)
+        return total.reshape(total.shape + (1,) * len(axis)) if keep else total
+    return _add.reduce(input, axis=axis, dtype=dtype, keepdims=keep)
 
 
 def _extreme(ufunc: Any, ignoring: Any, best: Callable[..., Any]) -> Callable[..., Any]:
@@ -75,10 +62,7 @@ def _extreme(ufunc: Any, ignoring: Any, best: Callable[..., Any]) -> Callable[..
             )
         if input.dtype.itemsize < 4:
             input = convert(input, F32 if input.dtype.kind == "f" else I32)
-        if STATE.lanes > 1 and axis is not None and not keep_dims:
-            result = _halved(ufunc, input, _axis(input, axis) % input.ndim)
-        else:
-            result = ufunc.reduce(input, axis=_axis(input, axis), keepdims=bool(keep_dims))
+        result = ufunc.reduce(input, axis=_axis(input, axis), keepdims=bool(keep_dims))
         if input.dtype.kind == "f" and np.isnan(result).any():
             return ignoring.reduce(input, axis=_axis(input, axis), keepdims=bool(keep_dims))
         return result
@@ -109,7 +93,7 @@ def reduce_or(input: Any, axis: Any, keep_dims: bool = False) -> Any:
 
 def _scan(ufunc: Any, input: Any, axis: int, reverse: bool, dtype: Any) -> Any:
     dtype = dtype or _sum_dtype(input.dtype)
-    data = convert(input, dtype)
+    data, axis = convert(input, dtype), _axis(input, axis)
     if reverse:
         return np.flip(ufunc.accumulate(np.flip(data, axis), axis=axis, dtype=dtype), axis)
     return ufunc.accumulate(data, axis=axis, dtype=dtype)

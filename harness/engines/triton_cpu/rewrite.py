@@ -59,22 +59,31 @@ _TYPED_CALLS = frozenset(
     ]
 )
 
+_STATIC = (ast.Constant, ast.BinOp, ast.BoolOp, ast.Compare, ast.operator, ast.boolop, ast.cmpop, ast.Not, ast.UnaryOp)
+
 DTYPE_ATTRIBUTES = frozenset(("primitive_bitwidth", "int_bitwidth"))
 
 
 class Rewriter(ast.NodeTransformer):
     """`is_module(name)` says whether a global name is a module; `methods` are the tensor and dtype methods that have
-    a function."""
+    a function; `constexprs` are the parameters that are and stay Python values."""
 
-    def __init__(self, is_module: Callable[[str], bool], methods: frozenset[str]) -> None:
-        self.is_module, self.methods = is_module, methods
+    def __init__(self, is_module: Callable[[str], bool], methods: frozenset[str], constexprs: frozenset[str]) -> None:
+        self.is_module, self.methods, self.constexprs = is_module, methods, constexprs
         self.temporaries = 0
 
     def call(self, name: str, *arguments: ast.expr, keywords: list[ast.keyword] | None = None) -> ast.expr:
         return ast.Call(ast.Name(PREFIX + name, ast.Load()), list(arguments), keywords or [])
 
+    def _static(self, node: ast.expr) -> bool:
+        """Whether an expression is Python's own: constexpr parameters and literals, which need no operator of ours."""
+        leaves = [part for part in ast.walk(node) if not isinstance(part, (*_STATIC, ast.expr_context))]
+        return all(isinstance(part, ast.Name) and part.id in self.constexprs for part in leaves)
+
     def _tested(self, test: ast.expr) -> ast.expr:
         """A condition, each operand of its and/or/not asked for its truth."""
+        if self._static(test):
+            return test
         if isinstance(test, ast.BoolOp):
             return ast.copy_location(ast.BoolOp(test.op, [self._tested(v) for v in test.values]), test)
         if isinstance(test, ast.UnaryOp) and isinstance(test.op, ast.Not):
@@ -107,6 +116,8 @@ class Rewriter(ast.NodeTransformer):
         return node
 
     def visit_BinOp(self, node: ast.BinOp) -> ast.AST:
+        if self._static(node):
+            return node
         self.generic_visit(node)
         name = _BINARY.get(type(node.op))
         return node if name is None else ast.copy_location(self.call(name, node.left, node.right), node)
@@ -124,6 +135,8 @@ class Rewriter(ast.NodeTransformer):
 
     def visit_Compare(self, node: ast.Compare) -> ast.AST:
         """Calls; and a < b < c to (a < (t := b)) & (t < c), since Python's own chain asks blocks for a truth value."""
+        if self._static(node):
+            return node
         self.generic_visit(node)
         left, result = node.left, None
         for i, (op, right) in enumerate(zip(node.ops, node.comparators, strict=True)):
@@ -180,6 +193,15 @@ class Rewriter(ast.NodeTransformer):
         if isinstance(node.func, ast.Name) and node.func.id == "range":
             node.func.id = PREFIX + "range"
         return node
+
+    def visit_Subscript(self, node: ast.Subscript) -> ast.AST:
+        """block[:, None] as a call, which knows about lanes; other subscripts are those of tuples."""
+        self.generic_visit(node)
+        keys = node.slice.elts if isinstance(node.slice, ast.Tuple) else [node.slice]
+        if not all(ast.unparse(key) in (":", "None") for key in keys):
+            return node
+        plain: list[ast.expr] = [ast.Name(PREFIX + "all", ast.Load()) if isinstance(key, ast.Slice) else key for key in keys]
+        return ast.copy_location(self.call("item", node.value, ast.Tuple(plain, ast.Load())), node)
 
     def visit_Attribute(self, node: ast.Attribute) -> ast.AST:
         self.generic_visit(node)

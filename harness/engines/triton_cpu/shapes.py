@@ -31,8 +31,14 @@ def _spread(shape: tuple[Any, ...]) -> tuple[int, ...]:
 
 
 def _laned(v: Any, shape: tuple[int, ...]) -> tuple[int, ...]:
-    """shape with the value's own lane axis."""
-    return (*shape, v.shape[-1]) if extra() else shape
+    """shape with the value's own lane axis; a number is the same in all lanes."""
+    return ((v.shape[:1] or (1,)) + shape) if STATE.lanes > 1 else shape
+
+
+def _widened(v: Any, shape: tuple[int, ...]) -> Any:
+    if STATE.lanes > 1 and v.ndim:
+        v = v.reshape(v.shape[:1] + (1,) * (len(shape) + 1 - v.ndim) + v.shape[1:])
+    return np.broadcast_to(v, _laned(v, shape))
 
 
 def reshape(x: Any, *shape: Any, can_reorder: Any = False) -> Any:
@@ -40,16 +46,16 @@ def reshape(x: Any, *shape: Any, can_reorder: Any = False) -> Any:
 
 
 def broadcast_to(x: Any, *shape: Any) -> Any:
-    return _shaped(x, lambda v: np.broadcast_to(v, _laned(v, _spread(shape))))
+    return _shaped(x, lambda v: _widened(v, _spread(shape)))
 
 
 def broadcast(input: Any, other: Any) -> Any:
-    shape = np.broadcast_shapes(input.shape, other.shape)
+    shape = np.broadcast_shapes(*(np.shape(x)[len(extra()) :] for x in (input, other)))
     return broadcast_to(input, shape), broadcast_to(other, shape)
 
 
 def expand_dims(x: Any, axis: Any) -> Any:
-    return _shaped(x, lambda v: np.expand_dims(v, axis - 1 if STATE.lanes > 1 and axis < 0 else axis))
+    return _shaped(x, lambda v: np.expand_dims(v, axis + 1 if STATE.lanes > 1 and axis >= 0 else axis))
 
 
 def trans(x: Any, *dims: Any) -> Any:
@@ -60,7 +66,7 @@ def trans(x: Any, *dims: Any) -> Any:
 def _order(rank: int, dims: tuple[Any, ...]) -> tuple[int, ...]:
     rank -= len(extra())
     order = _spread(dims) if dims else tuple(reversed(range(rank)))
-    return (*(axis % rank for axis in order), rank) if extra() and rank >= 0 else order
+    return (0, *(axis % rank + 1 for axis in order)) if extra() and rank >= 0 else order
 
 
 def ravel(x: Any, can_reorder: Any = False) -> Any:

@@ -14,6 +14,7 @@ import numpy as np
 
 from .dtypes import BOOL, F16, F32, F64, I8, I32, I64, U32, U64, Opaque
 from .errors import Unsupported
+from .lanes import aligned
 
 ndarray = np.ndarray
 i32, i64, f32, bool_ = np.int32, np.int64, np.float32, np.bool_
@@ -137,9 +138,15 @@ def _settled(op: Callable[[Any, Any], Any], a: Any, b: Any, result: Any) -> Any:
 
 
 def add(a: Any, b: Any) -> Any:
+    if a.__class__ is ndarray and b.__class__ is ndarray and a.ndim != b.ndim:
+        a, b = aligned(a, b)
     result = a + b
     cls = result.__class__
-    if cls is i32 or cls is f32 or (cls is ndarray and (result.dtype is F32 or result.dtype is I32)):
+    if cls is ndarray:
+        dtype = result.dtype
+        if dtype is I32 or dtype is F32:
+            return result
+    elif cls not in _SUSPECT:
         return result
     return _settled(operator.add, a, b, result)
 
@@ -147,22 +154,36 @@ def add(a: Any, b: Any) -> Any:
 def sub(a: Any, b: Any) -> Any:
     if getattr(a, "dtype", None) is BOOL and getattr(b, "dtype", None) is BOOL:  # numpy refuses bool - bool
         return _repair(operator.sub, a, b, None)
+    if a.__class__ is ndarray and b.__class__ is ndarray and a.ndim != b.ndim:
+        a, b = aligned(a, b)
     result = a - b
     cls = result.__class__
-    if cls is i32 or cls is f32 or (cls is ndarray and (result.dtype is F32 or result.dtype is I32)):
+    if cls is ndarray:
+        dtype = result.dtype
+        if dtype is I32 or dtype is F32:
+            return result
+    elif cls not in _SUSPECT:
         return result
     return _settled(operator.sub, a, b, result)
 
 
 def mul(a: Any, b: Any) -> Any:
+    if a.__class__ is ndarray and b.__class__ is ndarray and a.ndim != b.ndim:
+        a, b = aligned(a, b)
     result = a * b
     cls = result.__class__
-    if cls is i32 or cls is f32 or (cls is ndarray and (result.dtype is F32 or result.dtype is I32)):
+    if cls is ndarray:
+        dtype = result.dtype
+        if dtype is I32 or dtype is F32:
+            return result
+    elif cls not in _SUSPECT:
         return result
     return _settled(operator.mul, a, b, result)
 
 
 def and_(a: Any, b: Any) -> Any:
+    if a.__class__ is ndarray and b.__class__ is ndarray and a.ndim != b.ndim:
+        a, b = aligned(a, b)
     result = a & b
     cls = result.__class__
     if cls is bool_ or (cls is ndarray and result.dtype is BOOL):
@@ -171,18 +192,22 @@ def and_(a: Any, b: Any) -> Any:
 
 
 def or_(a: Any, b: Any) -> Any:
+    a, b = aligned(a, b)
     return _settled(operator.or_, a, b, a | b)
 
 
 def xor(a: Any, b: Any) -> Any:
+    a, b = aligned(a, b)
     return _settled(operator.xor, a, b, a ^ b)
 
 
 def shl(a: Any, b: Any) -> Any:
+    a, b = aligned(a, b)
     return _settled(operator.lshift, a, b, a << b)
 
 
 def shr(a: Any, b: Any) -> Any:
+    a, b = aligned(a, b)
     return _settled(operator.rshift, a, b, a >> b)
 
 
@@ -195,6 +220,8 @@ def _comparison(op: Callable[[Any, Any], Any]) -> Callable[[Any, Any], Any]:
     def compare(a: Any, b: Any) -> Any:
         if a.__class__ in _SIGNED and b.__class__ in _SIGNED:
             return op(a, b)
+        if a.__class__ is ndarray and b.__class__ is ndarray and a.ndim != b.ndim:
+            a, b = aligned(a, b)
         da, db = getattr(a, "dtype", None), getattr(b, "dtype", None)
         if da is db or da is None or db is None or getattr(da, "kind", "") == getattr(db, "kind", ""):
             return op(a, b)
@@ -215,7 +242,7 @@ def floordiv(a: Any, b: Any) -> Any:
     want = common_dtype(a, b, True)
     if want.kind == "f":
         raise TypeError("// needs integers")
-    a, b = convert(a, want), convert(b, want)
+    a, b = aligned(convert(a, want), convert(b, want))
     quotient = a // b
     if want.kind == "u":
         return quotient
@@ -232,7 +259,7 @@ def mod(a: Any, b: Any) -> Any:
     if both_python(a, b):
         return a % b
     want = common_dtype(a, b, True)
-    return np.fmod(convert(a, want), convert(b, want))
+    return np.fmod(*aligned(convert(a, want), convert(b, want)))
 
 
 def truediv(a: Any, b: Any) -> Any:
@@ -242,7 +269,7 @@ def truediv(a: Any, b: Any) -> Any:
     want = common_dtype(a, b, True)
     if want.kind != "f":
         want = F32
-    return np.divide(convert(a, want), convert(b, want))
+    return np.divide(*aligned(convert(a, want), convert(b, want)))
 
 
 def invert(a: Any) -> Any:
