@@ -1,12 +1,15 @@
-# Verbs: run, test, setup, lint, sweep. All paths are relative, so the checkout may lie anywhere, also behind a space.
+# Verbs: run, test, setup, lint, sweep (many cases on the unmodified release), bench. All paths are relative, so the checkout may
+# lie anywhere, also behind a space.
 PYTHON ?= $(shell command -v python3.11 || command -v python3)
 # On Linux the common package index serves torch with CUDA libraries (gigabytes). Any build of this version will do.
 TORCH ?= torch==2.13.0
 KERNELS ?= fast
+CASES ?= 1000
+SEED ?= 0
 BIN := .venv/bin
 READY := .venv/.ready
 
-.PHONY: run test setup lint sweep clean
+.PHONY: run test setup lint sweep bench clean
 
 run: setup
 	$(BIN)/eagletwin prove 25015 26329
@@ -16,7 +19,10 @@ test: setup
 	$(BIN)/python -m pytest -n auto
 
 sweep: setup
-	EAGLETWIN_DRAWN_CASES=200 EAGLETWIN_DRAWN_KERNELS=$(KERNELS) $(BIN)/python -m pytest tests/engine/test_drawn_cases.py -rP -q
+	$(BIN)/eagletwin fuzz --cases $(CASES) --minutes 600 --kernels $(KERNELS) --seed $(SEED)
+
+bench: setup
+	$(BIN)/eagletwin bench all --write docs
 
 lint: setup
 	$(BIN)/ruff format --check .

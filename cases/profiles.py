@@ -6,9 +6,9 @@ nightly  many, new in every run
 repro    only what failed before, from the database
 """
 
+import contextlib
+
 from hypothesis import HealthCheck, Phase, settings
-from hypothesis.internal.conjecture import providers
-from hypothesis.internal.constants_ast import Constants
 from hypothesis.database import DirectoryBasedExampleDatabase
 
 from eagletwin.harness.paths import cache_folder
@@ -19,7 +19,10 @@ PREFIX = "eagletwin-"
 def draw_from_seeds_alone() -> None:
     """Make what is drawn depend on seeds alone. Hypothesis also draws numbers that it finds in the source of the modules that
     happen to be loaded from a checkout, so that the same seed gave other cases in another process."""
-    if hasattr(providers, "_get_local_constants"):  # internal to Hypothesis; where it is absent there is nothing to do
+    with contextlib.suppress(ImportError):  # internal to Hypothesis; where it is absent there is nothing to do
+        from hypothesis.internal.conjecture import providers
+        from hypothesis.internal.constants_ast import Constants
+
         providers._get_local_constants = Constants
 
 

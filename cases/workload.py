@@ -1,0 +1,33 @@
+"""The benchmark's workload: plain cases of a stated size, the same for the same seed."""
+
+from random import Random
+
+from eagletwin.harness.case import Case, EngineSettings, Request, SGLangSettings
+
+from .strategies import tokens
+
+
+def sized_case(seed: int, *, batch: int, prompt: int, num_steps: int, max_new_tokens: int = 7) -> Case:
+    """`batch` requests of `prompt` tokens each, all at once; 7 new tokens take about three rounds."""
+    requests = tuple(
+        Request(id=f"r{number}", prompt=tokens(seed * 64 + number, prompt, 96), max_new_tokens=max_new_tokens)
+        for number in range(batch)
+    )
+    return _case(f"sized-{seed}", requests, num_steps)
+
+
+def rate_case(seed: int) -> Case:
+    """1-3 requests of 10-40 prompt tokens, about three rounds of three steps: what rates are stated for."""
+    random = Random(seed)
+    requests = tuple(
+        Request(id=f"r{number}", prompt=tokens(random.randrange(1 << 30), random.randint(10, 40), 96), max_new_tokens=7)
+        for number in range(random.randint(1, 3))
+    )
+    return _case(f"rate-{seed}", requests, 3)
+
+
+def _case(name: str, requests: tuple[Request, ...], num_steps: int) -> Case:
+    settings = EngineSettings(sglang=SGLangSettings(max_total_tokens=4096, max_running_requests=16))
+    return Case(
+        name=name, model="llama-tiny", num_steps=num_steps, chunked_prefill_size=1024, requests=requests, engine=settings
+    )
