@@ -146,6 +146,11 @@ class Trace:
     def tensor(self, number: int, name: str) -> Tensor:
         return self.tensors[f"{number}.{name}"]
 
+    def integers(self, number: int, name: str) -> list[int]:
+        """The same as a flat list."""
+        integers: list[int] = self.tensor(number, name).flatten().to(torch.int64).tolist()
+        return integers
+
 
 class Recorder:
     """Collects records while an engine runs. Tensors are copied at once: workers write over their buffers."""
