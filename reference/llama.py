@@ -94,7 +94,8 @@ def decoder_layer(
     query = project("self_attn.q_proj", inner).view(rows, shape.num_heads, shape.head_dim)
     key = project("self_attn.k_proj", inner).view(rows, shape.num_kv_heads, shape.head_dim)
     value = project("self_attn.v_proj", inner).view(rows, shape.num_kv_heads, shape.head_dim)
-    query, key = rotate(query, positions, shape.rope_theta), rotate(key, positions, shape.rope_theta)
+    turned = rotate(torch.cat([query, key], 1), positions, shape.rope_theta)  # [R, N+G, D]
+    query, key = turned[:, : shape.num_heads], turned[:, shape.num_heads :]
 
     score = torch.einsum("qnd,knd->nqk", query, key.repeat_interleave(groups, 1)) / shape.head_dim**0.5  # [N, R, R]
     weight = score.masked_fill(~sees, -torch.inf).softmax(-1)  # [N, R, R]
