@@ -17,8 +17,8 @@ from typing import Literal
 import msgspec
 import torch
 from msgspec import Struct
-from safetensors import SafetensorError
-from safetensors.torch import load, save
+from safetensors import SafetensorError, TensorSpec, serialize
+from safetensors.torch import load
 from torch import Tensor
 
 from .case import Case, check_case
@@ -146,6 +146,11 @@ class Trace:
     def tensor(self, number: int, name: str) -> Tensor:
         return self.tensors[f"{number}.{name}"]
 
+    def integers(self, number: int, name: str) -> list[int]:
+        """The same as a flat list."""
+        integers: list[int] = self.tensor(number, name).flatten().to(torch.int64).tolist()
+        return integers
+
 
 class Recorder:
     """Collects records while an engine runs. Tensors are copied at once: workers write over their buffers."""
@@ -184,22 +189,32 @@ class Recorder:
             )
         )
         for name, tensor in tensors.items():
-            self.tensors[f"{number}.{name}"] = tensor.detach().to("cpu", copy=True).contiguous()
+            self.tensors[f"{number}.{name}"] = _copy(tensor)
 
     def complete(self, number: int, name: str, tensor: Tensor) -> None:
         """Add a tensor to record `number`, which has none of that name yet."""
         record = self.records[number]
         self.records[number] = msgspec.structs.replace(record, tensors=(*record.tensors, name))
-        self.tensors[f"{number}.{name}"] = tensor.detach().to("cpu", copy=True).contiguous()
+        self.tensors[f"{number}.{name}"] = _copy(tensor)
+
+
+def _copy(tensor: Tensor) -> Tensor:
+    return tensor.to("cpu", copy=True, memory_format=torch.contiguous_format)
 
 
 def write_trace(folder: Path, header: Header, tensors: dict[str, Tensor]) -> None:
     """Write trace.safetensors, then trace.json with the digests of both; a reader that finds trace.json finds a whole trace."""
-    data = save(tensors) if tensors else save({"none": torch.zeros(0)})
+    kept = {name: tensor.contiguous() for name, tensor in (tensors or {"none": torch.zeros(0)}).items()}
+    data = serialize({name: _spec(tensor) for name, tensor in kept.items()})  # reads from the tensors' own memory
     header = msgspec.structs.replace(header, tensors_sha256=hashlib.sha256(data).hexdigest(), sha256="")
     text = msgspec.json.encode(header)
     _write(folder / TENSORS, data)
     _write(folder / HEADER, _sealed(text, hashlib.sha256(text).hexdigest()))
+
+
+def _spec(tensor: Tensor) -> TensorSpec:
+    dtype = str(tensor.dtype).removeprefix("torch.")
+    return TensorSpec(dtype=dtype, shape=tensor.shape, data_ptr=tensor.data_ptr(), data_len=tensor.nbytes)
 
 
 def read_trace(folder: Path) -> Trace:

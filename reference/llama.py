@@ -1,10 +1,11 @@
 """A Llama decoder as a plain function of a token sequence (the target model).
 
-Not fast and not batched: one request, every position at once, float64 throughout. The draft head (eagle.py) is built from
-the same decoder layer. Checked against transformers' Llama in tests/reference/test_llama_against_transformers.py.
+Not fast: every position at once, float64 throughout. A batch is a mask: sequences stand one after the other in one forward,
+and none sees another. The draft head (eagle.py) is built from the same decoder layer. Checked against transformers' Llama in
+tests/reference/test_llama_against_transformers.py.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -68,6 +69,14 @@ def causal(length: int) -> Tensor:
     return torch.ones(length, length, dtype=torch.bool).tril()
 
 
+def side_by_side(lengths: Sequence[int]) -> tuple[Tensor, Tensor, Tensor]:
+    """Sequences of these lengths, one after the other: sequence [T], which one a row is of; positions [T]; sees [T, T]."""
+    sequence = torch.repeat_interleave(torch.tensor(lengths))  # [T]
+    positions = torch.cat([torch.arange(length) for length in lengths])  # [T]
+    same = sequence[None, :] == sequence[:, None]  # [T, T]
+    return sequence, positions, same & causal(len(sequence))
+
+
 def decoder_layer(
     weights: Weights, prefix: str, shape: LlamaShape, x: Tensor, positions: Tensor, sees: Tensor, *, input_norm: bool = True
 ) -> tuple[Tensor, Tensor, Tensor]:
@@ -85,7 +94,8 @@ def decoder_layer(
     query = project("self_attn.q_proj", inner).view(rows, shape.num_heads, shape.head_dim)
     key = project("self_attn.k_proj", inner).view(rows, shape.num_kv_heads, shape.head_dim)
     value = project("self_attn.v_proj", inner).view(rows, shape.num_kv_heads, shape.head_dim)
-    query, key = rotate(query, positions, shape.rope_theta), rotate(key, positions, shape.rope_theta)
+    turned = rotate(torch.cat([query, key], 1), positions, shape.rope_theta)  # [R, N+G, D]
+    query, key = turned[:, : shape.num_heads], turned[:, shape.num_heads :]
 
     score = torch.einsum("qnd,knd->nqk", query, key.repeat_interleave(groups, 1)) / shape.head_dim**0.5  # [N, R, R]
     weight = score.masked_fill(~sees, -torch.inf).softmax(-1)  # [N, R, R]
@@ -97,13 +107,16 @@ def decoder_layer(
     return x + project("mlp.down_proj", torch.nn.functional.silu(gate) * up), key, value
 
 
-def target_rows(weights: Weights, shape: LlamaShape, tokens: Tensor) -> TargetRows:
-    """Run the target over tokens [T] at positions 0..T-1. Weights carry Hugging Face's Llama names, in float64."""
-    positions = torch.arange(len(tokens))
+def target_rows(weights: Weights, shape: LlamaShape, tokens: Tensor, lengths: Sequence[int] = ()) -> TargetRows:
+    """Run the target over tokens [T] at positions 0..T-1. Weights carry Hugging Face's Llama names, in float64.
+
+    lengths: tokens holds sequences of these lengths, one after the other; none given: one sequence.
+    """
+    _, positions, sees = side_by_side(lengths or [len(tokens)])
     x = weights["model.embed_tokens.weight"][tokens]  # [T, H]
     keys, values = [], []
     for layer in range(shape.num_layers):
-        x, key, value = decoder_layer(weights, f"model.layers.{layer}.", shape, x, positions, causal(len(tokens)))
+        x, key, value = decoder_layer(weights, f"model.layers.{layer}.", shape, x, positions, sees)
         keys.append(key)
         values.append(value)
     hidden = rms_norm(x, weights["model.norm.weight"], shape.rms_norm_eps)  # [T, H]

@@ -7,6 +7,7 @@ case reached.
 import traceback
 from collections import Counter
 
+import torch
 from msgspec.structs import replace
 
 from eagletwin.harness.errors import InputError
@@ -36,9 +37,10 @@ def judge(trace: Trace, without: frozenset[str] = frozenset()) -> Verdict:
             remedy="judge it with the eagletwin and torch versions in its header, or record it again",
         )
     try:
-        told = stories(trace)
-        findings = Rules(trace, told, without).check()
-        reached = exercised(trace, told)
+        with torch.inference_mode():  # what autograd keeps of a view costs as much as the view
+            told = stories(trace)
+            findings = Rules(trace, told, without).check()
+            reached = exercised(trace, told)
     except Exception as error:
         where = traceback.extract_tb(error.__traceback__)[-1]
         reason = f"the judge failed on this trace: {type(error).__name__}: {error} ({where.filename}:{where.lineno})"

@@ -34,7 +34,7 @@ def undecided(logits: Tensor, first: int, second: int) -> bool:
     return bool((logits[first] - logits[second]).abs() <= TIE_BOUND * logits.abs().max())
 
 
-def is_tie(logits: Tensor) -> bool:
-    """Whether the two largest logits [V] are closer than the bound."""
-    best = logits.topk(2).indices
-    return undecided(logits, int(best[0]), int(best[1]))
+def is_tie(logits: Tensor) -> Tensor:
+    """Whether the two largest logits are closer than the bound. logits [.., V] -> [..]."""
+    best = logits.topk(2).values
+    return best[..., 0] - best[..., 1] <= TIE_BOUND * logits.abs().amax(-1)

@@ -1,14 +1,19 @@
 """How two numbers are compared, and what is kept of it: the vocabulary in which rules.py speaks.
 
+Integers are compared at once. Floats and choices are collected and compared many rows at a time, as the arithmetic of one
+row costs as much as that of a thousand.
+
 A Place says where in the flow of data a comparison stands, so that the first of all findings is the cause and the rest its
 consequences, whatever order the engine happened to record them in.
 """
 
 from collections import Counter
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Literal
 
 import torch
+from msgspec import Struct
 from torch import Tensor
 
 from eagletwin.harness.trace import Record
@@ -19,6 +24,9 @@ from .verdict import Divergence
 Phase = Literal[
     "iteration", "target.extend", "draft.extend", "draft", "target.verify", "verify", "draft.extend_decode", "finished"
 ]
+
+# Rows that wait to be compared. A case of a few requests stays below it; a large one must not be held twice in memory.
+_WAITING = 4096
 
 # Order of data flow within one scheduler iteration.
 _PHASES: tuple[Phase, ...] = (
@@ -33,8 +41,7 @@ _PHASES: tuple[Phase, ...] = (
 )
 
 
-@dataclass(frozen=True, slots=True)
-class Place:
+class Place(Struct, frozen=True):
     """A record, the phase of its iteration in which the number was made, and the draft decode step where there is one.
 
     output: the number comes out of a forward; its inputs and the KV rows that it wrote come before.
@@ -61,23 +68,59 @@ class Findings:
         return [divergence for _, divergence in sorted(self.found, key=lambda pair: pair[0])]
 
 
+class _Floats(Struct, frozen=True):
+    """Rows that wait: expected, actual [R, N]; row(n) names the n-th."""
+
+    rank: int
+    place: Place
+    rule: str
+    expected: Tensor
+    actual: Tensor
+    row: Callable[[int], str]
+
+
+class _Choice(Struct, frozen=True):
+    """A choice over logits [V] that waits."""
+
+    rank: int
+    place: Place
+    rule: str
+    logits: Tensor
+    actual: int
+    index: str
+
+
 class Compare:
-    """Compares, and fills `findings`. `requests`: ids in the order of the case; `without`: rules that are switched off."""
+    """Compares. `requests`: ids in the order of the case; `without`: rules that are switched off."""
 
     def __init__(self, requests: list[str], without: frozenset[str]) -> None:
-        self.findings = Findings()
+        self._findings = Findings()
         self._order = {request: n for n, request in enumerate(requests)}
         self._without = without
+        self._rank = 0  # comparisons so far: rules of one stage are checked in the order of data flow
+        self._floats: list[_Floats] = []
+        self._choices: list[_Choice] = []
+        self._waiting = 0
+
+    def settled(self) -> Findings:
+        """What all comparisons came to."""
+        self._settle()
+        return self._findings
 
     def on(self, rule: str) -> bool:
         """Whether a rule is to be checked; counts that it was."""
         if rule in self._without:
             return False
-        self.findings.checked[rule] += 1
+        self._findings.checked[rule] += 1
+        self._rank += 1
         return True
 
     def report(self, place: Place, rule: str, index: str, expected: object, actual: object, why: str = "") -> None:
-        record, rank = place.record, len(self.findings.found)  # rules of one stage are checked in the order of data flow
+        """The comparison that on() last allowed has found a divergence."""
+        self._report(self._rank, place, rule, index, expected, actual, why)
+
+    def _report(self, rank: int, place: Place, rule: str, index: str, expected: object, actual: object, why: str = "") -> None:
+        record = place.record
         order = (
             record.iteration,
             _PHASES.index(place.phase),
@@ -98,7 +141,7 @@ class Compare:
             actual=str(actual),
             why=why,
         )
-        self.findings.found.append((order, divergence))
+        self._findings.found.append((order, divergence))
 
     def integers(
         self, place: Place, rule: str, expected: list[int], actual: list[int], rows: str, first: int, why: str = ""
@@ -109,45 +152,84 @@ class Compare:
         if len(expected) != len(actual):
             self.report(place, rule, f"number of {rows}s", len(expected), len(actual), why)
             return
+        if expected == actual:
+            return
         wrong = [n for n, (must, has) in enumerate(zip(expected, actual, strict=True)) if must != has]
-        if wrong:
-            at = wrong[0]
-            index = f"{rows} {first + at}" + (f", and {len(wrong) - 1} more" if len(wrong) > 1 else "")
-            self.report(place, rule, index, expected[at], actual[at], why)
+        at = wrong[0]
+        index = f"{rows} {first + at}" + (f", and {len(wrong) - 1} more" if len(wrong) > 1 else "")
+        self.report(place, rule, index, expected[at], actual[at], why)
 
-    def floats(self, place: Place, rule: str, expected: Tensor, actual: Tensor, rows: list[str]) -> None:
-        """Compare rows [R, ..] within the bound; report the first row that differs, by its largest error."""
+    def floats(self, place: Place, rule: str, expected: Tensor, actual: Tensor, row: Callable[[int], str]) -> None:
+        """Compare rows [R, ..] within the bound; report the first row n that differs, as row(n), by its largest error."""
         if not self.on(rule):
             return
         if expected.shape != actual.shape:
             self.report(place, rule, "shape", tuple(expected.shape), tuple(actual.shape))
             return
-        if not len(expected):
-            return
-        share = error_of(expected, actual)
-        wrong = (share > 1).nonzero().flatten().tolist()
-        good = share[share <= 1]
-        if len(good):
-            self.findings.headroom = max(self.findings.headroom, float(good.max()))
-        if wrong:
-            at = wrong[0]
-            must, has = expected[at].flatten(), actual[at].double().flatten()
-            worst = int((has - must).abs().nan_to_num(torch.inf).argmax())
-            size = f"{float(share[at]):.3g} times the bound"
-            index = f"{rows[at]}, element {worst}" + (f", and {len(wrong) - 1} more rows" if len(wrong) > 1 else "")
-            self.report(place, rule, index, f"{float(must[worst]):.6g}", f"{float(has[worst]):.6g} ({size})")
+        if len(expected):
+            self._floats.append(_Floats(self._rank, place, rule, expected.flatten(1), actual.flatten(1), row))
+            self._wait(len(expected))
+
+    def row(self, place: Place, rule: str, expected: Tensor, actual: Tensor, index: str) -> None:
+        """The same for a single row [1, ..], which is called `index`."""
+        self.floats(place, rule, expected, actual, lambda _: index)
 
     def choice(self, place: Place, rule: str, logits: Tensor, actual: int, index: str) -> None:
         """An argmax over logits [V]. A different choice is a divergence only if the reference itself can tell the two apart."""
         if not self.on(rule):
             return
-        self.findings.choices += 1
-        expected = int(logits.argmax())
-        if not 0 <= actual < len(logits):
-            self.report(place, rule, index, expected, f"{actual}, outside the vocabulary")
+        self._findings.choices += 1
+        self._choices.append(_Choice(self._rank, place, rule, logits, actual, index))
+        self._wait(1)
+
+    def _wait(self, rows: int) -> None:
+        self._waiting += rows
+        if self._waiting > _WAITING:
+            self._settle()
+
+    def _settle(self) -> None:
+        """Compare what waits: together what has equal width and type."""
+        widths: dict[object, list[_Floats]] = {}
+        for floats in self._floats:
+            widths.setdefault((floats.actual.shape[1], floats.actual.dtype), []).append(floats)
+        for alike in widths.values():
+            self._settle_floats(alike)
+        vocabularies: dict[int, list[_Choice]] = {}
+        for choice in self._choices:
+            vocabularies.setdefault(len(choice.logits), []).append(choice)
+        for choices in vocabularies.values():
+            self._settle_choices(choices)
+        self._floats, self._choices, self._waiting = [], [], 0
+
+    def _settle_floats(self, alike: list[_Floats]) -> None:
+        share = error_of(torch.cat([floats.expected for floats in alike]), torch.cat([floats.actual for floats in alike]))
+        good = share <= 1
+        if good.any():
+            self._findings.headroom = max(self._findings.headroom, float(share[good].max()))
+        if good.all():
             return
-        if is_tie(logits):
-            self.findings.ties += 1
-        if actual != expected and not undecided(logits, expected, actual):
-            margin = float(logits[expected] - logits[actual])
-            self.report(place, rule, index, expected, f"{actual} (its logit is {margin:.3g} lower)")
+        begin = 0
+        for floats in alike:
+            mine = slice(begin, begin + len(floats.expected))
+            begin, wrong = mine.stop, (~good[mine]).nonzero().flatten().tolist()
+            if wrong:
+                at = wrong[0]
+                must, has = floats.expected[at], floats.actual[at].double()
+                worst = int((has - must).abs().nan_to_num(torch.inf).argmax())
+                size = f"{float(share[mine][at]):.3g} times the bound"
+                more = f", and {len(wrong) - 1} more rows" if len(wrong) > 1 else ""
+                index, said = f"{floats.row(at)}, element {worst}{more}", f"{float(has[worst]):.6g} ({size})"
+                self._report(floats.rank, floats.place, floats.rule, index, f"{float(must[worst]):.6g}", said)
+
+    def _settle_choices(self, choices: list[_Choice]) -> None:
+        logits = torch.stack([choice.logits for choice in choices])  # [C, V]
+        for choice, expected, tie in zip(choices, logits.argmax(1).tolist(), is_tie(logits).tolist(), strict=True):
+            actual, row = choice.actual, choice.logits
+            if not 0 <= actual < len(row):
+                found = f"{actual}, outside the vocabulary"
+            else:
+                self._findings.ties += tie
+                if actual == expected or undecided(row, expected, actual):
+                    continue
+                found = f"{actual} (its logit is {float(row[expected] - row[actual]):.3g} lower)"
+            self._report(choice.rank, choice.place, choice.rule, choice.index, expected, found)

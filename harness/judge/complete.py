@@ -5,8 +5,6 @@ Called by the judge when nothing diverged. It looks at which records and rows ar
 
 from collections import Counter
 
-import torch
-
 from eagletwin.harness.trace import Record, Trace
 
 _WITH_OUTPUT = ("target.extend", "target.verify", "draft.decode")
@@ -62,7 +60,7 @@ def _request(trace: Trace, name: str, stages: Counter[tuple[str, str]]) -> str:
 def _rows(trace: Trace, mine: list[tuple[int, Record]]) -> str:
     """Chunks follow each other without a gap, and every committed row was looked at, in both pools."""
     ends: dict[int, int] = {}  # round of the prefill -> where its last chunk ended
-    seen = {"target": torch.zeros(0, dtype=torch.int64), "draft": torch.zeros(0, dtype=torch.int64)}
+    seen: dict[str, set[int]] = {"target": set(), "draft": set()}
     for number, record in mine:
         if record.stage not in ("prefill", "extend"):
             continue
@@ -75,9 +73,8 @@ def _rows(trace: Trace, mine: list[tuple[int, Record]]) -> str:
             if not first_of_attempt and start != before:
                 return f"a chunk begins at {start}, and the one before it ended at {before}"
             ends[record.round] = end
-        for part in seen:
-            rows = torch.cat([seen[part], trace.tensor(number, f"{part}_rows")])
-            seen[part] = torch.unique(rows)
-            if len(seen[part]) < end or int(seen[part][end - 1]) != end - 1:
+        for part, rows in seen.items():
+            rows.update(trace.integers(number, f"{part}_rows"))
+            if not rows.issuperset(range(end)):
                 return f"not every row of the {part} below {end} was recorded"
     return ""

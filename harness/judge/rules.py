@@ -12,7 +12,7 @@ from eagletwin.reference.verify import verify_inputs
 
 from .compare import Compare, Findings, Phase, Place
 from .slots import Slots
-from .story import Round, Story, rows_of, stored_rows
+from .story import Round, Story, stored_rows
 
 
 class Rules:
@@ -48,15 +48,12 @@ class Rules:
             checks[record.stage](number, record)
             if "proposal" in record.tensors:
                 self._proposed[record.request] = number
-        return self._compare.findings
+        return self._compare.settled()
 
-    def _ints(self, number: int, name: str) -> list[int]:
-        return [int(value) for value in self._trace.tensor(number, name).flatten()]
-
-    def _table(self, record: Record, boundary: str, step: int = 0, attempt: int = 0) -> Tensor | None:
+    def _table(self, record: Record, boundary: str, step: int = 0, attempt: int = 0) -> list[int] | None:
         """req_to_token of the request at the boundary record that goes with an inner one; None if the run ended before it."""
         number = self._numbers.get((record.request, record.round, boundary, step, attempt))
-        return None if number is None else self._trace.tensor(number, "table")
+        return None if number is None else self._trace.integers(number, "table")
 
     def _round(self, record: Record) -> Round:
         return self._stories[record.request].rounds[record.round]
@@ -72,9 +69,9 @@ class Rules:
 
     def _target_extend(self, number: int, record: Record) -> None:
         story, chunk, place = self._stories[record.request], self._chunk(number, record), Place(record, "target.extend")
-        tokens, ids = story.tokens[chunk.start : chunk.stop], self._ints(number, "input_ids")
+        tokens, ids = story.tokens[chunk.start : chunk.stop], self._trace.integers(number, "input_ids")
         self._compare.integers(place, "target.inputs", tokens, ids, "row", chunk.start)
-        positions = self._ints(number, "positions")
+        positions = self._trace.integers(number, "positions")
         self._compare.integers(place, "target.inputs", list(chunk), positions, "position of row", chunk.start)
         self._target_hidden(number, Place(record, "target.extend", output=True), chunk)
         table = self._table(record, "prefill", record.step, record.attempt)
@@ -88,9 +85,7 @@ class Rules:
             return
         rows = range(rows.start, min(rows.stop, len(target.hidden)))
         hidden = self._trace.tensor(number, "hidden_out")[: len(rows)]
-        self._compare.floats(
-            place, "target.hidden", target.hidden[rows.start : rows.stop], hidden, [f"row {row}" for row in rows]
-        )
+        self._compare.floats(place, "target.hidden", target.hidden[rows.start : rows.stop], hidden, lambda n: f"row {rows[n]}")
 
     def _draft_extend(self, number: int, record: Record) -> None:
         story, chunk, place = self._stories[record.request], self._chunk(number, record), Place(record, "draft.extend")
@@ -105,20 +100,21 @@ class Rules:
 
     def _draft_rows(self, number: int, place: Place, story: Story, rows: range, why: str = "") -> None:
         """Inputs of committed draft rows: row i consumes (x[i+1], h[i]) at position i."""
-        tokens, ids = story.tokens[rows.start + 1 : rows.stop + 1], self._ints(number, "input_ids")
+        tokens, ids = story.tokens[rows.start + 1 : rows.stop + 1], self._trace.integers(number, "input_ids")
         self._compare.integers(place, "draft.input_ids", tokens, ids, "row", rows.start, why)
-        self._compare.integers(place, "draft.positions", list(rows), self._ints(number, "positions"), "row", rows.start)
+        self._compare.integers(
+            place, "draft.positions", list(rows), self._trace.integers(number, "positions"), "row", rows.start
+        )
         if story.target is not None:
-            names = [f"row {row}" for row in rows]
-            hidden = self._trace.tensor(number, "hidden_in")
-            self._compare.floats(place, "draft.hidden_in", story.target.hidden[rows.start : rows.stop], hidden, names)
+            expected, hidden = story.target.hidden[rows.start : rows.stop], self._trace.tensor(number, "hidden_in")
+            self._compare.floats(place, "draft.hidden_in", expected, hidden, lambda n: f"row {rows[n]}")
 
     def _prefill(self, number: int, record: Record) -> None:
         story, end = self._stories[record.request], record.numbers["end"]
         if story.target is None:
             return
         if record.numbers["final"]:
-            token, index = self._ints(number, "next_token")[0], f"output token {end - len(story.prompt)}"
+            token, index = self._trace.integers(number, "next_token")[0], f"output token {end - len(story.prompt)}"
             self._compare.choice(
                 Place(record, "target.extend", output=True), "output.tokens", story.target.logits[end - 1], token, index
             )
@@ -129,16 +125,21 @@ class Rules:
     def _stored(self, number: int, record: Record, target_phase: Phase, draft_phase: Phase) -> None:
         """KV rows that were written, or written over, since the last boundary."""
         story = self._stories[record.request]
-        for part, phase, rows in (("target", target_phase, story.target), ("draft", draft_phase, story.draft)):
-            assert rows is not None
-            at, place = self._trace.tensor(number, f"{part}_rows"), Place(record, phase)
-            stored = stored_rows(self._trace.tensor(number, f"{part}_keys"), self._trace.tensor(number, f"{part}_values"))
-            known = at < rows.keys.shape[1]  # a row past everything that was committed has no reference
-            if not bool(known.all()) and self._compare.on(f"{part}.kv"):
+        for part, place in (("target", Place(record, target_phase)), ("draft", Place(record, draft_phase))):
+            self._stored_in(part, number, place, story.stored[part])
+
+    def _stored_in(self, part: str, number: int, place: Place, reference: Tensor) -> None:
+        at = self._trace.tensor(number, f"{part}_rows")
+        stored = stored_rows(self._trace.tensor(number, f"{part}_keys"), self._trace.tensor(number, f"{part}_values"))
+        if len(at) != len(stored):
+            raise ValueError(f"{len(at)} positions of {len(stored)} rows of the {part}")
+        known = at < len(reference)  # a row past everything that was committed has no reference
+        if not known.all():
+            if self._compare.on(f"{part}.kv"):
                 expected = "no row: its token was never committed"
                 self._compare.report(place, f"{part}.kv", f"row {int(at[~known][0])}", expected, "a row")
-            names = [f"row {int(position)}" for position in at[known]]
-            self._compare.floats(place, f"{part}.kv", rows_of(rows, at[known]), stored[known], names)
+            at, stored = at[known], stored[known]
+        self._compare.floats(place, f"{part}.kv", reference[at], stored, lambda n: f"row {int(at[n])}")
 
     def _next_proposal(self, number: int, place: Place, committed: int) -> None:
         """d[1] and the hidden state that goes with it, from the last committed row M-1."""
@@ -146,27 +147,29 @@ class Rules:
         assert rows is not None
         last = slice(committed - 1, committed)
         hidden = self._trace.tensor(number, "proposal_hidden")[None]
-        index = [f"state that row {committed - 1} hands to draft decode"]
-        self._compare.floats(place, "draft.hidden_in", rows.hidden[last], hidden, index)
-        self._compare.choice(place, "draft.proposal", rows.logits[committed - 1], self._ints(number, "proposal")[0], "d[1]")
+        index = f"state that row {committed - 1} hands to draft decode"
+        self._compare.row(place, "draft.hidden_in", rows.hidden[last], hidden, index)
+        self._compare.choice(
+            place, "draft.proposal", rows.logits[committed - 1], self._trace.integers(number, "proposal")[0], "d[1]"
+        )
 
     # -- draft and verify ----------------------------------------------------------------------------------------------
 
     def _draft_decode(self, number: int, record: Record) -> None:
         round, step = self._round(record), record.step
         place, position = Place(record, "draft", step), round.committed + step - 1
-        must, ids = round.drafted[step - 1 : step], self._ints(number, "input_ids")
+        must, ids = round.drafted[step - 1 : step], self._trace.integers(number, "input_ids")
         self._compare.integers(place, "draft.input_ids", must, ids, "row", position)
         why = f"M = {round.committed} tokens are committed before the bonus token, and this is draft decode step {step}."
-        positions = self._ints(number, "positions")
+        positions = self._trace.integers(number, "positions")
         self._compare.integers(place, "draft.positions", [position], positions, "row", position, why)
         expected = self._stories[record.request].chains[record.round].hidden[step - 1 : step]
         hidden = self._trace.tensor(number, "hidden_in")
-        self._compare.floats(place, "draft.hidden_in", expected, hidden, [f"row {position}"])
+        self._compare.row(place, "draft.hidden_in", expected, hidden, f"row {position}")
         if "hidden_out" in record.tensors:  # absent if the forward never returned
             handed_on = self._stories[record.request].chains[record.round].handed_on[step - 1 : step]
             out, name = self._trace.tensor(number, "hidden_out"), f"state that d[{step + 1}] is chosen from"
-            self._compare.floats(Place(record, "draft", step, output=True), "draft.proposal", handed_on, out, [name])
+            self._compare.row(Place(record, "draft", step, output=True), "draft.proposal", handed_on, out, name)
         table = self._table(record, "draft")
         if table is not None:
             # Slots come first: all of them are assigned before the first forward of draft(), and one that is written twice
@@ -179,28 +182,30 @@ class Rules:
         self._compare.integers(
             place, "verify.inputs", [committed], [record.numbers["seq_len"]], "seq_len of round", record.round
         )
-        self._compare.integers(place, "verify.inputs", [round.bonus], self._ints(number, "tokens")[:1], "node", 0)
+        self._compare.integers(place, "verify.inputs", [round.bonus], self._trace.integers(number, "tokens")[:1], "node", 0)
         nodes = list(range(committed, committed + self._case.num_draft_tokens))
-        self._compare.integers(place, "verify.inputs", nodes, self._ints(number, "positions"), "position of node", 0)
+        self._compare.integers(place, "verify.inputs", nodes, self._trace.integers(number, "positions"), "position of node", 0)
         # d[1] came from the extend before and was judged there: what draft() hands on must be that very token
         if record.request in self._proposed:
-            proposed = self._ints(self._proposed[record.request], "proposal")
+            proposed = self._trace.integers(self._proposed[record.request], "proposal")
             self._compare.integers(place, "draft.proposal", proposed, round.drafted[:1], "d[1], node", 1)
         stored = stored_rows(self._trace.tensor(number, "scratch_keys"), self._trace.tensor(number, "scratch_values"))
-        expected = stored_rows(chain.keys.transpose(0, 1), chain.values.transpose(0, 1))
+        expected = torch.stack([chain.keys, chain.values], 1)  # [S-1, 2, L, G, D]
         for step in range(1, self._case.num_steps):
             at, here = slice(step - 1, step), Place(record, "draft", step)
-            row = [f"row {committed + step - 1} of draft decode step {step}"]
-            self._compare.floats(here, "draft.scratch_kv", expected[at], stored[at], row)
+            index = f"row {committed + step - 1} of draft decode step {step}"
+            self._compare.row(here, "draft.scratch_kv", expected[at], stored[at], index)
             chosen = Place(record, "draft", step, output=True)
             self._compare.choice(chosen, "draft.proposal", chain.logits[step], round.drafted[step], f"d[{step + 1}]")
 
     def _target_verify(self, number: int, record: Record) -> None:
         round, place = self._round(record), Place(record, "target.verify")
         nodes = verify_inputs(round.bonus, round.drafted)
-        self._compare.integers(place, "verify.inputs", nodes, self._ints(number, "input_ids"), "node", 0)
+        self._compare.integers(place, "verify.inputs", nodes, self._trace.integers(number, "input_ids"), "node", 0)
         positions = list(range(round.committed, round.committed + len(nodes)))
-        self._compare.integers(place, "verify.inputs", positions, self._ints(number, "positions"), "position of node", 0)
+        self._compare.integers(
+            place, "verify.inputs", positions, self._trace.integers(number, "positions"), "position of node", 0
+        )
         self._target_hidden(number, Place(record, "target.verify", output=True), range(round.committed, round.end))
         table = self._table(record, "draft")
         if table is not None:
@@ -209,7 +214,7 @@ class Rules:
     def _verify(self, number: int, record: Record) -> None:
         story, round, numbers = self._stories[record.request], self._round(record), record.numbers
         assert story.target is not None
-        predicted, place = self._ints(number, "predicted"), Place(record, "verify")
+        predicted, place = self._trace.integers(number, "predicted"), Place(record, "verify")
         for node, token in enumerate(predicted):
             logits, index = story.target.logits[round.committed + node], f"token committed after node {node}"
             self._compare.choice(Place(record, "verify", node), "verify.accept", logits, token, index)
@@ -221,7 +226,7 @@ class Rules:
             accept_len += 1
         said = [numbers["accept_len"]]
         self._compare.integers(place, "verify.accept", [accept_len], said, "accept length of round", record.round)
-        nodes, path = list(range(len(predicted))), self._ints(number, "accept_index")
+        nodes, path = list(range(len(predicted))), self._trace.integers(number, "accept_index")
         self._compare.integers(place, "verify.accept", nodes, path, "accepted node", 0)
         self._compare.integers(place, "verify.accept", predicted[-1:], [numbers["bonus"]], "bonus token of round", record.round)
         lengths = [round.committed, round.committed + numbers["accept_len"]]
@@ -242,7 +247,7 @@ class Rules:
     # -- the end of a request, and the pool ------------------------------------------------------------------------------
 
     def _finished(self, number: int, record: Record) -> None:
-        story, emitted = self._stories[record.request], self._ints(number, "tokens")
+        story, emitted = self._stories[record.request], self._trace.integers(number, "tokens")
         request = next(request for request in self._case.requests if request.id == record.request)
         limit = request.max_new_tokens
         committed, place = story.tokens[len(story.prompt) :], Place(record, "finished")
@@ -259,18 +264,15 @@ class Rules:
     def _cached(self, number: int, record: Record) -> None:
         """Rows that the prefix cache keeps must be what a request that reuses them would have computed."""
         story, place = self._stories[record.request], Place(record, "finished")
-        count, tokens = len(self._trace.tensor(number, "slots")), self._ints(number, "tokens")
+        count, tokens = len(self._trace.tensor(number, "slots")), self._trace.integers(number, "tokens")
         self._compare.integers(place, "draft.kv", story.tokens[: len(tokens)], tokens, "token of the cached path", 0)
-        for part, rows in (("target", story.target), ("draft", story.draft)):
-            if rows is None:
-                continue
+        for part, reference in story.stored.items():
             stored = stored_rows(self._trace.tensor(number, f"{part}_keys"), self._trace.tensor(number, f"{part}_values"))
-            known = min(count, rows.keys.shape[1])
+            known = min(count, len(reference))
             if known < count and self._compare.on(f"{part}.kv"):
                 expected = "no row: its token was never committed"
                 self._compare.report(place, f"{part}.kv", f"cached row {known}", expected, "a row")
-            names = [f"cached row {position}" for position in range(known)]
-            self._compare.floats(place, f"{part}.kv", rows_of(rows, torch.arange(known)), stored[:known], names)
+            self._compare.floats(place, f"{part}.kv", reference[:known], stored[:known], lambda n: f"cached row {n}")
 
     def _iteration(self, number: int, record: Record) -> None:
         self._slots.account(number, Place(record, "iteration"))

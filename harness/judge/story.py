@@ -1,11 +1,12 @@
 """What the trace says happened to one request, and what the reference says should have: the judge's two columns.
 
 The engine's own choices (committed tokens, drafts) are followed, so that one wrong choice does not make everything after it
-wrong too; rules.py decides whether each choice was right. Computed once per request: one target forward over the final
-sequence and num_steps draft forwards serve every round (reference/chain.py, and the test that this equals the naive form).
+wrong too; rules.py decides whether each choice was right. Computed once: one target forward over the final sequences and
+num_steps draft forwards serve every round of every request (reference/chain.py, and the test that this equals the naive form).
 """
 
 from dataclasses import dataclass, field
+from functools import lru_cache
 
 import torch
 from torch import Tensor
@@ -15,8 +16,12 @@ from eagletwin.harness.models.recipes import RECIPES
 from eagletwin.harness.models.weights import model_pair
 from eagletwin.harness.trace import Trace
 from eagletwin.reference.chain import Chain, draft_chains
-from eagletwin.reference.eagle import DraftRows
-from eagletwin.reference.llama import TargetRows, target_rows
+from eagletwin.reference.eagle import DraftRows, EagleHead
+from eagletwin.reference.llama import TargetRows, Weights, target_rows
+
+# Committed tokens of the requests that share a forward: its cost grows with the square, and that of many small ones with
+# their number.
+_TOGETHER = 256
 
 
 @dataclass(slots=True)
@@ -36,6 +41,7 @@ class Story:
     tokens   [T] everything committed by the end, prompt first; x[T-1] is the last bonus token
     rounds   by verify ordinal
     target   rows 0..T-2 of the reference; draft: rows 0..T-2; chains: one per round
+    stored   KV rows 0..T-2 of the reference, of "target" and "draft" [T-1, 2, L, G, D]
     """
 
     name: str
@@ -45,6 +51,7 @@ class Story:
     target: TargetRows | None = None
     draft: DraftRows | None = None
     chains: list[Chain] = field(default_factory=list)
+    stored: dict[str, Tensor] = field(default_factory=dict)
 
     def token(self, index: int) -> int | None:
         """x[index], or None if it was never committed."""
@@ -53,57 +60,75 @@ class Story:
 
 def stories(trace: Trace) -> dict[str, Story]:
     """The story of every request of the case, with the reference's rows filled in."""
-    told = {request.id: _told(trace, request.id, request.prompt) for request in trace.header.case.requests}
+    case = trace.header.case
+    told = _told(trace)
+    for request in case.requests:
+        story = told[request.id]
+        most = len(request.prompt) + request.max_new_tokens + 2 * case.num_draft_tokens
+        if len(story.tokens) > most:  # the reference's memory grows with the square of this
+            raise ValueError(f"request {request.id} has {len(story.tokens)} committed tokens; it can have {most} at most")
+    pack: list[Story] = []
     for story in told.values():
-        _compute(trace.header.case, story)
+        if len(story.tokens) < 2:
+            continue
+        if pack and sum(len(other.tokens) for other in (*pack, story)) > _TOGETHER:
+            _compute(case, pack)
+            pack = []
+        pack.append(story)
+    if pack:
+        _compute(case, pack)
     return told
 
 
-def _told(trace: Trace, name: str, prompt: tuple[int, ...]) -> Story:
-    story = Story(name, prompt, list(prompt))
+def _told(trace: Trace) -> dict[str, Story]:
+    told = {request.id: Story(request.id, request.prompt, list(request.prompt)) for request in trace.header.case.requests}
     for number, record in enumerate(trace.header.records):
-        if record.request != name:
+        story = told.get(record.request)
+        if story is None:
             continue
         if record.stage == "prefill" and record.numbers["final"]:
             story.tokens = [*story.tokens[: record.numbers["end"]], int(trace.tensor(number, "next_token")[0])]
         elif record.stage == "draft":
-            drafted = trace.tensor(number, "tokens")
-            committed = len(story.tokens) - 1
-            story.rounds.append(Round(committed, story.tokens[-1], [int(token) for token in drafted[1:]], committed))
+            drafted, committed = trace.integers(number, "tokens")[1:], len(story.tokens) - 1
+            story.rounds.append(Round(committed, story.tokens[-1], drafted, committed))
         elif record.stage == "verify":
-            story.tokens += [int(token) for token in trace.tensor(number, "predicted")]
+            story.tokens += trace.integers(number, "predicted")
             if story.rounds:
                 story.rounds[-1].end = len(story.tokens) - 1
-    return story
+    return told
 
 
-def _compute(case: Case, story: Story) -> None:
-    recipe, pair = RECIPES[case.model], model_pair(case.model)
+@lru_cache(maxsize=8)
+def _reference(model: str) -> tuple[Weights, EagleHead]:
+    """The recipe's target and head in float64."""
+    pair = model_pair(model)
+    return pair.reference_target(), pair.reference_head(RECIPES[model])
+
+
+def _compute(case: Case, pack: list[Story]) -> None:
+    """Fill the reference's rows in, of all these requests in the same forwards."""
+    shape, (weights, head) = RECIPES[case.model].target, _reference(case.model)
     # An id outside the vocabulary is a divergence that rules.py reports; here it only must not break the arithmetic.
-    vocabulary = recipe.target.vocab_size
-    limit = next(request for request in case.requests if request.id == story.name)
-    most = len(limit.prompt) + limit.max_new_tokens + 2 * case.num_draft_tokens
-    if len(story.tokens) > most:  # the reference's memory grows with the square of this
-        raise ValueError(f"request {story.name} has {len(story.tokens)} committed tokens; it can have {most} at most")
-    tokens = torch.tensor(story.tokens).clamp(0, vocabulary - 1)
-    if len(tokens) < 2:
-        return
-    story.target = target_rows(pair.reference_target(), recipe.target, tokens[:-1])
-    drafted = torch.tensor([round.drafted for round in story.rounds], dtype=torch.int64).reshape(-1, case.num_steps)
-    story.draft, story.chains = draft_chains(
-        pair.reference_head(recipe),
-        tokens,
-        story.target.hidden,
-        [round.committed for round in story.rounds],
-        drafted.clamp(0, vocabulary - 1),
-    )
-
-
-def rows_of(rows: TargetRows | DraftRows, positions: Tensor) -> Tensor:
-    """Reference KV rows at positions [n], as one tensor a row: [n, 2, L, G, D]."""
-    return torch.stack([rows.keys[:, positions], rows.values[:, positions]]).permute(2, 0, 1, 3, 4)
+    tokens = [torch.tensor(story.tokens).clamp(0, shape.vocab_size - 1) for story in pack]
+    lengths = [len(sequence) - 1 for sequence in tokens]
+    target = target_rows(weights, shape, torch.cat([sequence[:-1] for sequence in tokens]), lengths)
+    rounds = [(n, round.committed) for n, story in enumerate(pack) for round in story.rounds]
+    drafted = torch.tensor([round.drafted for story in pack for round in story.rounds], dtype=torch.int64)
+    drafted = drafted.reshape(-1, case.num_steps).clamp(0, shape.vocab_size - 1)
+    draft, chains = draft_chains(head, tokens, target.hidden, rounds, drafted)
+    stored = {"target": stored_rows(target.keys, target.values), "draft": stored_rows(draft.keys, draft.values)}
+    begin, first = 0, 0
+    for story, length in zip(pack, lengths, strict=True):
+        mine = slice(begin, begin + length)
+        story.target = TargetRows(
+            target.hidden[mine], target.residual[mine], target.logits[mine], target.keys[:, mine], target.values[:, mine]
+        )
+        story.draft = DraftRows(draft.hidden[mine], draft.logits[mine], draft.keys[:, mine], draft.values[:, mine])
+        story.stored = {part: rows[mine] for part, rows in stored.items()}
+        story.chains = chains[first : first + len(story.rounds)]
+        begin, first = mine.stop, first + len(story.rounds)
 
 
 def stored_rows(keys: Tensor, values: Tensor) -> Tensor:
-    """The engine's KV rows in the same shape: keys, values [L, n, G, D] -> [n, 2, L, G, D]."""
+    """KV rows as one tensor a row: keys, values [L, n, G, D] -> [n, 2, L, G, D]."""
     return torch.stack([keys, values]).permute(2, 0, 1, 3, 4)

@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from eagletwin.harness.judge import RULES, judge
+from eagletwin.harness.judge import RULES, compare, judge, story
 from eagletwin.harness.trace import INNER, Record, Trace
 
 Change = Callable[[Tensor], Tensor]
@@ -230,3 +230,22 @@ def test_a_case_that_does_not_reach_what_it_is_for_is_unknown(busy_trace: Trace)
     assert idle  # the case above must be able to reach something
     single = msgspec.structs.replace(case, num_steps=3, exercises=("chunk_tail_differs",))
     assert judge(Trace(msgspec.structs.replace(busy_trace.header, case=single), busy_trace.tensors)).status == "equal"
+
+
+@pytest.mark.parametrize("fault", ["none", "hidden_in", "tokens"])
+def test_a_verdict_does_not_depend_on_how_much_is_looked_at_together(
+    busy_trace: Trace, monkeypatch: pytest.MonkeyPatch, fault: str
+) -> None:
+    """Rows that are compared one by one, and requests of which each has its own forwards: the same, to the last message."""
+    changed = {"none": {}, "hidden_in": {"draft.extend": nan, "draft.decode": nudge}, "tokens": {"draft": bump}}[fault]
+    tensors = dict(busy_trace.tensors)
+    for stage, change in changed.items():
+        number = last_of(busy_trace, stage, fault)
+        tensors[f"{number}.{fault}"] = change(busy_trace.tensor(number, fault))
+    together = judge(Trace(busy_trace.header, tensors))
+    monkeypatch.setattr(compare, "_WAITING", 0)
+    monkeypatch.setattr(story, "_TOGETHER", 0)
+    alone = judge(Trace(busy_trace.header, tensors))
+    assert together.status == ("diverged" if changed else "equal")
+    assert alone.headroom == pytest.approx(together.headroom, rel=1e-6)
+    assert msgspec.structs.replace(alone, headroom=together.headroom) == together

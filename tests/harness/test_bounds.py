@@ -22,4 +22,6 @@ def test_two_logits_closer_than_twice_the_bound_are_a_tie() -> None:
     assert is_tie(logits)
     assert undecided(logits, 1, 2)
     assert not undecided(logits, 1, 3)
-    assert not is_tie(torch.tensor([0.0, 10.0, 10.0 - 2.1 * RELATIVE_BOUND * 10], dtype=torch.float64))
+    apart = torch.tensor([0.0, 10.0, 10.0 - 2.1 * RELATIVE_BOUND * 10, 5.0], dtype=torch.float64)
+    assert not is_tie(apart)
+    assert is_tie(torch.stack([apart, logits, apart])).tolist() == [False, True, False]

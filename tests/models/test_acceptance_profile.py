@@ -32,7 +32,7 @@ def profile(name: str, num_steps: int) -> tuple[Counter[int], int, int]:
             nodes = target_rows(weights, recipe.target, torch.cat([tokens, chain.drafted])).logits[len(tokens) - 1 :]
             verdict = verify_greedy(chain.drafted.tolist(), nodes.argmax(-1).tolist())
             for logits in torch.cat([nodes, chain.logits]):
-                choices, ties = choices + 1, ties + is_tie(logits)
+                choices, ties = choices + 1, ties + bool(is_tie(logits))
             lengths[verdict.accept_len] += 1
             tokens = torch.cat([tokens, torch.tensor(verdict.committed)])
     return lengths, choices, ties

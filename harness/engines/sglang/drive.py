@@ -11,6 +11,7 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from eagletwin.harness.case import Case, Event, Request
 from eagletwin.harness.trace import Recorder
@@ -67,7 +68,7 @@ class Drive:
     def run(self) -> None:
         """Run the case to its end. Raises what the worker raises, EndlessCase or Stopped."""
         for pool in self._pools.values():
-            pool.poison(slice(None))
+            pool.poison_all()
         # nobody listens at the other end of these sockets; both senders are of one class
         sender = self._scheduler.ipc_channels.send_to_detokenizer
         type(sender).send_output = lambda _self, payload, *args, **kwargs: self._sent(payload)
@@ -98,8 +99,10 @@ class Drive:
         self._iteration += 1
         self._taps.iteration = self._iteration
         self._reached("schedule")
-        self._poison_freed()
-        self._account("iteration")
+        free = self._allocation.free()
+        for pool in self._pools.values():
+            pool.poison(free)  # free slots hold plausible rows of whoever had them, until now
+        self._account("iteration", free)
         self._record_finished()
         if self._live is not None:
             self.case, more = self._live(self._iteration, self.case)
@@ -113,7 +116,7 @@ class Drive:
             if self._idle == 2:  # the scheduler has had one idle iteration, and so has checked itself
                 self._record_cached()
                 self._scheduler.flush_cache()
-                self._account("flushed")
+                self._account("flushed", self._allocation.free())
                 raise _Done
         self._set_chunk()
         arrived = [
@@ -175,13 +178,7 @@ class Drive:
                 numbers = {"aborted": int(name in self._aborted)}
                 self._recorder.add(name, 0, "finished", iteration=self._iteration, numbers=numbers, tensors={"tokens": tokens})
 
-    def _poison_freed(self) -> None:
-        """Free slots hold plausible rows of whoever had them, until now."""
-        free = self._allocation.free()
-        for pool in self._pools.values():
-            pool.poison(free)
-
-    def _account(self, stage: str) -> None:
+    def _account(self, stage: str, free: Tensor) -> None:
         held = {name: self._allocation.held(request) for name, request in self._taps.requests.items()}
         self._recorder.add(
             "",
@@ -191,7 +188,7 @@ class Drive:
             iteration=self._iteration,
             numbers=self._allocation.counts() | {"live": sum(len(slots) > 0 for slots in held.values())},
             tensors={
-                "free": self._allocation.free().sort().values.to(torch.int32),
+                "free": free.to(torch.int32),
                 "cached": self._allocation.cached().to(torch.int32),
                 "held": torch.cat([*held.values(), torch.empty(0, dtype=torch.int64)]).to(torch.int32),
             },
@@ -206,7 +203,7 @@ class Drive:
             slots = self._allocation.cached_prefix(tokens)
             tensors = {"tokens": torch.tensor(tokens), "slots": slots}
             for part, pool in self._pools.items():
-                tensors[f"{part}_keys"], tensors[f"{part}_values"] = pool.rows(slots)
+                tensors[f"{part}_keys"], tensors[f"{part}_values"] = pool.rows(slots).unbind()
             self._recorder.add(name, 0, "cached", iteration=self._iteration, tensors=tensors)
 
 

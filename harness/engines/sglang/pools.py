@@ -16,20 +16,28 @@ VALUE_POISON = 1.0e4
 
 
 class Pool:
-    """One runner's KV pool. rows(slots) -> keys, values [L, n, G, D]."""
+    """One runner's KV pool."""
 
     def __init__(self, pool: Any) -> None:
         self._keys: list[Tensor] = pool.k_buffer
         self._values: list[Tensor] = pool.v_buffer
 
-    def rows(self, slots: Tensor) -> tuple[Tensor, Tensor]:
-        return torch.stack([layer[slots] for layer in self._keys]), torch.stack([layer[slots] for layer in self._values])
+    def rows(self, slots: Tensor) -> Tensor:
+        """Keys and values of slots [n]: [2, L, n, G, D]."""
+        rows = torch.stack([layer.index_select(0, slots) for layer in (*self._keys, *self._values)])
+        return rows.view(2, len(self._keys), *rows.shape[1:])
 
-    def poison(self, slots: Tensor | slice) -> None:
+    def poison(self, slots: Tensor) -> None:
         for layer in self._keys:
-            layer[slots] = KEY_POISON
+            layer.index_fill_(0, slots, KEY_POISON)
         for layer in self._values:
-            layer[slots] = VALUE_POISON
+            layer.index_fill_(0, slots, VALUE_POISON)
+
+    def poison_all(self) -> None:
+        for layer in self._keys:
+            layer.fill_(KEY_POISON)
+        for layer in self._values:
+            layer.fill_(VALUE_POISON)
 
 
 class Allocation:
@@ -46,8 +54,8 @@ class Allocation:
         return int(self._scheduler.max_total_num_tokens)
 
     def free(self) -> Tensor:
-        """Slots in the allocator's free list [n]."""
-        return self._slots_of_pages(self._allocator.get_all_free_pages())
+        """Slots in the allocator's free list [n], sorted."""
+        return self._slots_of_pages(self._allocator.get_all_free_pages()).sort().values
 
     def cached(self) -> Tensor:
         """Slots that the prefix cache owns [n], sorted (it walks its tree in no order); none where there is no cache."""

@@ -45,7 +45,7 @@ class Taps:
         self._forward = 0
         self._draft_step = 0
         self._accept_lens: list[int] = []
-        self._stored: dict[tuple[str, str], tuple[Tensor, Tensor]] = {}  # last KV rows seen, to record changes only
+        self._stored: dict[tuple[str, str], Tensor] = {}  # last KV rows seen [2, L, n, G, D], to record changes only
 
     def __enter__(self) -> "Taps":
         """Replace the bound methods on these instances; other schedulers of the process are untouched."""
@@ -105,8 +105,7 @@ class Taps:
     def _record_owners(self) -> None:
         """Who owns which slot when a batch begins. The scheduler has just moved slots about: freed, evicted, retracted."""
         held = {name: self.allocation.allocated(request) for name, request in self.requests.items()}
-        names = list(held)
-        owners = [torch.full((len(slots),), names.index(name)) for name, slots in held.items()]
+        counts = torch.tensor([len(slots) for slots in held.values()])
         self.recorder.add(
             "",
             0,
@@ -114,20 +113,19 @@ class Taps:
             step=self._forward,
             iteration=self.iteration,
             forward=self._forward,
-            numbers={f"request.{name}": number for number, name in enumerate(names)},
+            numbers={f"request.{name}": number for number, name in enumerate(held)},
             tensors={
                 "slots": torch.cat(list(held.values())).to(torch.int32),
-                "owners": torch.cat(owners).to(torch.int32),
+                "owners": torch.repeat_interleave(counts).to(torch.int32),
                 "cached": self.allocation.cached().to(torch.int32),
             },
         )
 
     def _after_prefill(self, result: Any, starts: list[int], lengths: list[int]) -> None:
         proposal = result.next_draft_input
-        for n, request in enumerate(self._batch):
-            end = starts[n] + lengths[n]
+        ends = [start + length for start, length in zip(starts, lengths, strict=True)]
+        for n, (request, end, tensors) in enumerate(zip(self._batch, ends, self._changed_rows(ends), strict=True)):
             final = end == len(request.origin_input_ids) + len(request.output_ids)
-            tensors = {"table": self.allocation.table(request, end)} | self._changed_rows(request, end)
             if final:  # what a chunk in between predicts and proposes is legal garbage
                 tensors |= {
                     "next_token": result.next_token_ids[n : n + 1],
@@ -141,10 +139,15 @@ class Taps:
         lengths = batch.seq_lens.tolist()
         result = call(batch, *args, **kwargs)
         tokens, positions = result.draft_token.view(-1, self._width), result.positions.view(-1, self._width)
-        for n, request in enumerate(self._batch):
-            table = self.allocation.table(request, lengths[n] + self._width)
-            # draft decode step j writes the row of position seq_len + j - 1; read now: draft extend writes over it
-            keys, values = self.pools["draft"].rows(table[lengths[n] : lengths[n] + self._steps - 1])
+        tables = [
+            self.allocation.table(request, length + self._width) for request, length in zip(self._batch, lengths, strict=True)
+        ]
+        # draft decode step j writes the row of position seq_len + j - 1; read now: draft extend writes over it
+        count = self._steps - 1
+        slots = [table[length : length + count] for table, length in zip(tables, lengths, strict=True)]
+        scratch = self.pools["draft"].rows(torch.cat(slots))
+        for n, (request, table) in enumerate(zip(self._batch, tables, strict=True)):
+            keys, values = scratch[:, :, n * count : (n + 1) * count].unbind()
             tensors = {
                 "tokens": tokens[n],
                 "positions": positions[n],
@@ -181,35 +184,31 @@ class Taps:
 
     def _after_extend(self, result: Any) -> None:
         proposal, lengths = result.next_draft_input, result.new_seq_lens.tolist()
-        for n, request in enumerate(self._batch):
-            tensors = {
-                "table": self.allocation.table(request, lengths[n]),
-                "proposal": proposal.topk_index[n],
-                "proposal_hidden": proposal.hidden_states[n],
-            } | self._changed_rows(request, lengths[n])
+        for n, (request, tensors) in enumerate(zip(self._batch, self._changed_rows(lengths), strict=True)):
+            tensors |= {"proposal": proposal.topk_index[n], "proposal_hidden": proposal.hidden_states[n]}
             self._add(request, "extend", 0, {"seq_len": lengths[n]}, tensors)
 
-    def _changed_rows(self, request: Any, end: int) -> dict[str, Tensor]:
-        """KV rows of positions 0..end-1 that differ from those last recorded for this request: positions, keys, values.
+    def _changed_rows(self, ends: list[int]) -> list[dict[str, Tensor]]:
+        """Of each request: its table up to ends[n], and the KV rows below ends[n] that differ from those last recorded for it.
 
         All of them are read each time: a row that somebody overwrote later is a change, and so a record.
         """
-        found: dict[str, Tensor] = {}
-        slots = self.allocation.table(request, end)
+        tables = [self.allocation.table(request, end) for request, end in zip(self._batch, ends, strict=True)]
+        found = [{"table": table} for table in tables]
+        slots = torch.cat(tables)
         for name, pool in self.pools.items():
-            keys, values = pool.rows(slots)  # [L, end, G, D]
-            changed = torch.ones(end, dtype=torch.bool)
-            before = self._stored.get((request.rid, name))
-            if before is not None:
-                known = min(end, before[0].shape[1])
-                same = (keys[:, :known] == before[0][:, :known]) & (values[:, :known] == before[1][:, :known])
-                changed[:known] = ~same.transpose(0, 1).flatten(1).all(1)
-            self._stored[request.rid, name] = keys, values
-            found |= {
-                f"{name}_rows": changed.nonzero().flatten(),
-                f"{name}_keys": keys[:, changed],
-                f"{name}_values": values[:, changed],
-            }
+            rows, begin = pool.rows(slots), 0  # [2, L, all, G, D]
+            for request, end, tensors in zip(self._batch, ends, found, strict=True):
+                mine, before = rows[:, :, begin : begin + end], self._stored.get((request.rid, name))
+                changed = torch.ones(end, dtype=torch.bool)
+                if before is not None:
+                    known = min(end, before.shape[2])
+                    changed[:known] = (mine[:, :, :known] != before[:, :, :known]).movedim(2, 0).flatten(1).any(1)
+                self._stored[request.rid, name] = mine
+                at = changed.nonzero().flatten()
+                keys, values = mine.index_select(2, at).unbind()
+                tensors |= {f"{name}_rows": at, f"{name}_keys": keys, f"{name}_values": values}
+                begin += end
         return found
 
     # -- inner -------------------------------------------------------------------------------------------------------
