@@ -196,7 +196,7 @@ def _info(build: wire.Build) -> EngineInfo:
     import torch
     import triton
 
-    from eagletwin.harness.engines.sglang import boot
+    from eagletwin.harness.engines.sglang import boot, stubs
 
     return EngineInfo(
         name="sglang",
@@ -206,7 +206,7 @@ def _info(build: wire.Build) -> EngineInfo:
         torch=str(torch.__version__),
         triton=str(triton.__version__),
         patches=tuple(patch.name for patch in build.patches),
-        shims=tuple(boot.SHIMS),
+        shims=(*boot.SHIMS, *(f"{name}: a stub, which raises when it is called" for name in stubs.imported())),
     )
 
 
