@@ -82,31 +82,35 @@ def check(
     case_timeout: CaseSeconds = CASE_SECONDS,
 ) -> int:
     """Run one case on one engine and judge it."""
-    from . import check as checking
-    from .engines.process import Host, Limits, WouldNotStart
-    from .patch import read_patch
-    from .paths import new_run_folder
+    from .engines.start import Zygote
 
-    chosen = _case(case)
-    patches = tuple(_entry(number).revert for number in revert or ()) + tuple(read_patch(file) for file in patch or ())
-    off = _rules(without)
-    words = ["eagletwin", "check", case, *(word for number in revert or () for word in ("--revert", number))]
-    words += [word for file in patch or () for word in ("--patch", str(file))]
-    words += [word for rule in without or () for word in ("--without", rule)]
-    chosen_limits = {"--kernels": (kernels, "fast"), "--repeat": (repeat, 1), "--step-timeout": (step_timeout, STEP_SECONDS)}
-    chosen_limits |= {"--case-timeout": (case_timeout, CASE_SECONDS)}
-    words += [word for option, (value, usual) in chosen_limits.items() if value != usual for word in (option, str(value))]
-    again = shlex.join(words)
-    with Host() as host:
-        try:
-            engine = host.engine(chosen, patches, kernels)
-        except WouldNotStart as error:
-            print(f"UNKNOWN  {chosen.name}\n\n  {error}")
-            return EXIT_UNKNOWN
-        folder = new_run_folder(out, chosen.name)
-        outcome = checking.check(
-            engine, chosen, folder, Limits(step=step_timeout, case=case_timeout), without=off, repeat=repeat, again=again
-        )
+    with Zygote() as zygote:
+        zygote.start()  # it imports SGLang while this process imports torch
+        from . import check as checking
+        from .engines.process import Host, Limits, WouldNotStart
+        from .patch import read_patch
+        from .paths import new_run_folder
+
+        chosen = _case(case)
+        patches = tuple(_entry(number).revert for number in revert or ()) + tuple(read_patch(file) for file in patch or ())
+        off = _rules(without)
+        words = ["eagletwin", "check", case, *(word for number in revert or () for word in ("--revert", number))]
+        words += [word for file in patch or () for word in ("--patch", str(file))]
+        words += [word for rule in without or () for word in ("--without", rule)]
+        options = {"--kernels": (kernels, "fast"), "--repeat": (repeat, 1), "--step-timeout": (step_timeout, STEP_SECONDS)}
+        options |= {"--case-timeout": (case_timeout, CASE_SECONDS)}
+        words += [word for option, (value, usual) in options.items() if value != usual for word in (option, str(value))]
+        again = shlex.join(words)
+        with Host(zygote) as host:
+            try:
+                engine = host.engine(chosen, patches, kernels)
+            except WouldNotStart as error:
+                print(f"UNKNOWN  {chosen.name}\n\n  {error}")
+                return EXIT_UNKNOWN
+            folder = new_run_folder(out, chosen.name)
+            outcome = checking.check(
+                engine, chosen, folder, Limits(step=step_timeout, case=case_timeout), without=off, repeat=repeat, again=again
+            )
     print(outcome.report)
     print(f"  folder: {folder}")
     return _code(outcome.verdict.status)
@@ -120,29 +124,34 @@ def prove(
     case_timeout: CaseSeconds = CASE_SECONDS,
 ) -> int:
     """Prove fixes: red without the fix, green with it."""
-    from eagletwin.cases.regressions import LEDGER
+    from .engines.start import Zygote
 
-    from . import prove as proving
-    from .engines.process import Host, Limits, WouldNotStart
-    from .report.argument import argue
-    from .report.table import proof_table
+    begun = time.monotonic()
+    with Zygote() as zygote:
+        zygote.start()  # it imports SGLang while this process imports torch
+        from eagletwin.cases.regressions import LEDGER
 
-    chosen = list(LEDGER.values()) if "all" in entries else [_entry(name) for name in entries]
-    begun, proofs = time.monotonic(), []
-    with Host() as host:
-        try:
-            for proof in proving.prove(host, chosen, out, Limits(step=step_timeout, case=case_timeout)):
-                proofs.append(proof)
-                print(f"PR #{proof.entry.id}  {proof.entry.title}\n")
-                for outcome in (proof.fixed, proof.reverted):
-                    again = f"eagletwin check {proof.entry.id}" + (
-                        f" --revert {proof.entry.id}" if outcome is proof.reverted else ""
-                    )
-                    print(argue(outcome.trace.header, outcome.verdict, again=again))
-                    print(f"  folder: {outcome.folder}\n")
-        except WouldNotStart as error:
-            print(f"UNKNOWN\n\n  {error}")
-            return EXIT_UNKNOWN
+        from . import prove as proving
+        from .engines.process import Host, Limits, WouldNotStart
+        from .report.argument import argue
+        from .report.table import proof_table
+
+        chosen = list(LEDGER.values()) if "all" in entries else [_entry(name) for name in entries]
+        proofs = []
+        with Host(zygote) as host:
+            try:
+                for proof in proving.prove(host, chosen, out, Limits(step=step_timeout, case=case_timeout)):
+                    proofs.append(proof)
+                    print(f"PR #{proof.entry.id}  {proof.entry.title}\n")
+                    for outcome in (proof.fixed, proof.reverted):
+                        again = f"eagletwin check {proof.entry.id}" + (
+                            f" --revert {proof.entry.id}" if outcome is proof.reverted else ""
+                        )
+                        print(argue(outcome.trace.header, outcome.verdict, again=again))
+                        print(f"  folder: {outcome.folder}\n")
+            except WouldNotStart as error:
+                print(f"UNKNOWN\n\n  {error}")
+                return EXIT_UNKNOWN
     proof_table(proofs)
     print(f"{sum(proof.holds for proof in proofs)} of {len(proofs)} proven in {time.monotonic() - begun:.1f} s")
     return proving.worst([proof.exit_code for proof in proofs])
