@@ -6,22 +6,14 @@ one core, to which the process and its engines are bound.
 
 import os
 import statistics
-import subprocess
-import sys
-import tempfile
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from pathlib import Path
 
-from eagletwin.cases.entry import Entry
-from eagletwin.cases.workload import rate_case, sized_case
+from eagletwin.cases.workload import rate_case
 
-from .case import Case
 from .engines.process import Host
-from .fuzz import Fuzz
-from .judge import judge
 from .patch import Edit, Patch
 from .trial import Trials
 
@@ -89,7 +81,5 @@ def rate(seconds: float) -> Rate:
 # An engine that runs the same cases and records nothing: what a case costs without its trace and its judge.
 BARE = Patch(
     name="bare",
-    edits=(
-        Edit(target="eagletwin.harness.trace.Recorder.add", match='"""', replacement='return\n"""'),
-    ),
+    edits=(Edit(target="eagletwin.harness.trace.Recorder.add", match='"""', replacement='return\n"""'),),
 )

@@ -87,35 +87,39 @@ def check(
     case_timeout: CaseSeconds = CASE_SECONDS,
 ) -> int:
     """Run one case on one engine and judge it."""
-    from . import check as checking
-    from .engines.process import Host, Limits, WouldNotStart
-    from .paths import new_run_folder
-    from .repro import write_script
+    from .engines.start import Zygote
 
-    chosen, before = _case(case), tuple(_case(name) for name in after or ())
-    other = [name for name, one in zip(after or (), before, strict=True) if one.configuration() != chosen.configuration()]
-    if other:
-        raise InputError(
-            f"{other[0]} needs another engine configuration than {case}",
-            consequence="nothing was run: the two cannot run in one process",
-            remedy="give both the same model, num_steps, page_size, chunked_prefill_size and engine settings",
-        )
-    patches, off = _patches(revert, patch), _rules(without)
-    words = ["eagletwin", "check", case, *_changes(revert, patch, without)]
-    words += _unusual(("--kernels", kernels, "fast"), ("--repeat", repeat, 1))
-    words += _unusual(("--step-timeout", step_timeout, STEP_SECONDS), ("--case-timeout", case_timeout, CASE_SECONDS))
-    again = shlex.join([*words, *(word for name in after or () for word in ("--after", name))])
-    with Host() as host:
-        try:
-            engine = host.engine(chosen, patches, kernels)
-        except WouldNotStart as error:
-            print(f"UNKNOWN  {chosen.name}\n\n  {error}")
-            return EXIT_UNKNOWN
-        folder = new_run_folder(out, chosen.name)
-        if not before:  # a script holds one case
-            write_script(folder, chosen, command=again, patches=patches, kernels=kernels, without=off)
-        limits = Limits(step=step_timeout, case=case_timeout)
-        outcome = checking.check(engine, chosen, folder, limits, without=off, repeat=repeat, after=before, again=again)
+    with Zygote() as zygote:
+        zygote.start()  # it imports SGLang while this process imports torch
+        from . import check as checking
+        from .engines.process import Host, Limits, WouldNotStart
+        from .paths import new_run_folder
+        from .repro import write_script
+
+        chosen, before = _case(case), tuple(_case(name) for name in after or ())
+        other = [name for name, one in zip(after or (), before, strict=True) if one.configuration() != chosen.configuration()]
+        if other:
+            raise InputError(
+                f"{other[0]} needs another engine configuration than {case}",
+                consequence="nothing was run: the two cannot run in one process",
+                remedy="give both the same model, num_steps, page_size, chunked_prefill_size and engine settings",
+            )
+        patches, off = _patches(revert, patch), _rules(without)
+        words = ["eagletwin", "check", case, *_changes(revert, patch, without)]
+        words += _unusual(("--kernels", kernels, "fast"), ("--repeat", repeat, 1))
+        words += _unusual(("--step-timeout", step_timeout, STEP_SECONDS), ("--case-timeout", case_timeout, CASE_SECONDS))
+        again = shlex.join([*words, *(word for name in after or () for word in ("--after", name))])
+        with Host(zygote) as host:
+            try:
+                engine = host.engine(chosen, patches, kernels)
+            except WouldNotStart as error:
+                print(f"UNKNOWN  {chosen.name}\n\n  {error}")
+                return EXIT_UNKNOWN
+            folder = new_run_folder(out, chosen.name)
+            if not before:  # a script holds one case
+                write_script(folder, chosen, command=again, patches=patches, kernels=kernels, without=off)
+            limits = Limits(step=step_timeout, case=case_timeout)
+            outcome = checking.check(engine, chosen, folder, limits, without=off, repeat=repeat, after=before, again=again)
     print(outcome.report)
     print(f"  folder: {folder}")
     return _code(outcome.verdict.status)
@@ -198,29 +202,34 @@ def prove(
     case_timeout: CaseSeconds = CASE_SECONDS,
 ) -> int:
     """Prove fixes: red without the fix, green with it."""
-    from eagletwin.cases.regressions import LEDGER
+    from .engines.start import Zygote
 
-    from . import prove as proving
-    from .engines.process import Host, Limits, WouldNotStart
-    from .report.argument import argue
-    from .report.table import proof_table
+    begun = time.monotonic()
+    with Zygote() as zygote:
+        zygote.start()  # it imports SGLang while this process imports torch
+        from eagletwin.cases.regressions import LEDGER
 
-    chosen = list(LEDGER.values()) if "all" in entries else [_entry(name) for name in entries]
-    begun, proofs = time.monotonic(), []
-    with Host() as host:
-        try:
-            for proof in proving.prove(host, chosen, out, Limits(step=step_timeout, case=case_timeout)):
-                proofs.append(proof)
-                print(f"PR #{proof.entry.id}  {proof.entry.title}\n")
-                for outcome in (proof.fixed, proof.reverted):
-                    again = f"eagletwin check {proof.entry.id}" + (
-                        f" --revert {proof.entry.id}" if outcome is proof.reverted else ""
-                    )
-                    print(argue(outcome.trace.header, outcome.verdict, again=again))
-                    print(f"  folder: {outcome.folder}\n")
-        except WouldNotStart as error:
-            print(f"UNKNOWN\n\n  {error}")
-            return EXIT_UNKNOWN
+        from . import prove as proving
+        from .engines.process import Host, Limits, WouldNotStart
+        from .report.argument import argue
+        from .report.table import proof_table
+
+        chosen = list(LEDGER.values()) if "all" in entries else [_entry(name) for name in entries]
+        proofs = []
+        with Host(zygote) as host:
+            try:
+                for proof in proving.prove(host, chosen, out, Limits(step=step_timeout, case=case_timeout)):
+                    proofs.append(proof)
+                    print(f"PR #{proof.entry.id}  {proof.entry.title}\n")
+                    for outcome in (proof.fixed, proof.reverted):
+                        again = f"eagletwin check {proof.entry.id}" + (
+                            f" --revert {proof.entry.id}" if outcome is proof.reverted else ""
+                        )
+                        print(argue(outcome.trace.header, outcome.verdict, again=again))
+                        print(f"  folder: {outcome.folder}\n")
+            except WouldNotStart as error:
+                print(f"UNKNOWN\n\n  {error}")
+                return EXIT_UNKNOWN
     proof_table(proofs)
     print(f"{sum(proof.holds for proof in proofs)} of {len(proofs)} proven in {time.monotonic() - begun:.1f} s")
     return proving.worst([proof.exit_code for proof in proofs])

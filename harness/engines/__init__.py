@@ -1,4 +1,5 @@
 """Engines: run a case on a real worker and return a trace. They judge nothing.
 
-process.py is the caller's side (processes, time limits, verdict-free outcomes); sglang/ is the only folder that knows SGLang.
+start.py starts the process that imports SGLang; process.py is the caller's side (processes, time limits, verdict-free
+outcomes); sglang/ is the only folder that knows SGLang.
 """

@@ -5,13 +5,8 @@ caller down: whatever happens to them ends in a trace whose ending says so, or i
 """
 
 import contextlib
-import os
 import select
-import shutil
 import socket
-import subprocess
-import sys
-import tempfile
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
@@ -21,10 +16,10 @@ import msgspec
 from eagletwin.harness.case import Case, Event, Request, check_case, encode_case
 from eagletwin.harness.errors import EagletwinError, HarnessError
 from eagletwin.harness.patch import Patch
-from eagletwin.harness.paths import cache_folder
 from eagletwin.harness.trace import Ending, EngineInfo, Trace, new_header, read_trace, write_trace
 
 from . import wire
+from .start import Zygote
 
 # Import and build take some 10 s on an idle machine; these limits only end what will never answer.
 IMPORT_SECONDS = 300.0
@@ -47,13 +42,12 @@ class WouldNotStart(EagletwinError):
 
 
 class Host:
-    """A process with SGLang imported, from which engines are forked. Use as a context manager."""
+    """A process with SGLang imported, from which engines are forked: `zygote`, which was started, or one of its own. Use as a
+    context manager."""
 
-    def __init__(self) -> None:
-        self._process: subprocess.Popen[bytes] | None = None
-        self._connection: socket.socket | None = None
+    def __init__(self, zygote: Zygote | None = None) -> None:
+        self._zygote = zygote
         self._engines: dict[bytes, EngineProcess] = {}
-        self._scratch: Path | None = None  # TMPDIR of the engine processes: SGLang leaves files in it at each start
         self.version = ""
 
     def __enter__(self) -> "Host":
@@ -66,24 +60,15 @@ class Host:
         for engine in self._engines.values():
             engine.close()
         self._engines.clear()
-        if self._connection is not None:
-            self._connection.close()
-            self._connection = None
-        if self._process is not None:
-            self._process.kill()
-            self._process.wait()
-            self._process = None
-            if self.version:  # it came up: its log says nothing that a run folder does not
-                _log_file().unlink(missing_ok=True)
-        if self._scratch is not None:
-            shutil.rmtree(self._scratch, ignore_errors=True)
-            self._scratch = None
+        if self._zygote is not None:
+            self._zygote.close()
+            self._zygote = None
 
     def engine(self, case: Case, patches: tuple[Patch, ...] = (), kernels: wire.Kernels = "fast") -> "EngineProcess":
         """The engine for this case's configuration, built first if need be. Raises WouldNotStart, HarnessError."""
         configuration = case.configuration()
         key = encode_case(configuration) + repr((patches, kernels)).encode()
-        if self._process is not None and self._process.poll() is not None:
+        if self._zygote is not None and self._zygote.ready and self._zygote.ended:
             self.close()  # somebody killed the zygote, and its engines died with it
         engine = self._engines.get(key)
         if engine is None or not engine.alive:
@@ -126,37 +111,32 @@ class Host:
         return EngineProcess(ours, answer.engine)
 
     def _started(self) -> socket.socket:
-        if self._connection is not None and self._process is not None and self._process.poll() is None:
-            return self._connection
-        self.close()
-        self._scratch = Path(tempfile.mkdtemp(prefix="eagletwin-"))
-        ours, theirs = socket.socketpair()
-        with theirs, _log_file().open("wb") as log:
-            self._process = subprocess.Popen(
-                [sys.executable, "-P", "-m", "eagletwin.harness.engines.sglang.zygote", str(theirs.fileno())],
-                pass_fds=[theirs.fileno()],
-                env=_environment() | {"TMPDIR": str(self._scratch)},
-                stdin=subprocess.DEVNULL,
-                stdout=log,
-                stderr=log,
-            )
-        ours.settimeout(IMPORT_SECONDS)
-        try:
-            answer, _ = wire.receive(ours)
-        except (EOFError, TimeoutError, ConnectionError) as error:
-            raise self._no_import(f"the process that imports it ended or fell silent ({type(error).__name__})") from error
-        if isinstance(answer, wire.Refused):
-            raise self._no_import(answer.error)
-        assert isinstance(answer, wire.Ready)
-        self.version, self._connection = answer.version, ours
-        ours.settimeout(None)
-        return ours
+        """The connection to a zygote that has imported SGLang."""
+        if self._zygote is None:
+            self._zygote = Zygote()
+            self._zygote.start()
+        connection = self._zygote.connection
+        if not self._zygote.ready:
+            connection.settimeout(IMPORT_SECONDS)
+            try:
+                answer, _ = wire.receive(connection)
+            except (EOFError, TimeoutError, ConnectionError) as error:
+                raise self._no_import(f"the process that imports it ended or fell silent ({type(error).__name__})") from error
+            if isinstance(answer, wire.Refused):
+                raise self._no_import(answer.error)
+            assert isinstance(answer, wire.Ready)
+            connection.settimeout(None)
+            self._zygote.ready, self.version = True, answer.version
+        return connection
 
     def _no_import(self, cause: str) -> WouldNotStart:
+        assert self._zygote is not None
+        log = self._zygote.keep_log()
+        self.close()
         return WouldNotStart(
             f"SGLang cannot be imported: {cause}",
             consequence="no case was run",
-            remedy=f"`eagletwin doctor`; the whole message is in {_log_file()}",
+            remedy=f"`eagletwin doctor`; the whole message is in {log}",
         )
 
 
@@ -295,31 +275,3 @@ class Session:
             return read_trace(self._folder)
         self.over = True
         return self._engine._end(self.case, self._folder, answer)
-
-
-def _log_file() -> Path:
-    return cache_folder("logs") / f"zygote-{os.getpid()}.log"
-
-
-def _environment() -> dict[str, str]:
-    """The environment of the engine processes: the caller's, with what SGLang reads while it is imported.
-
-    The caller's own settings of SGLang and Triton stay outside: they would change the engine, and no trace would say so.
-    """
-    environment = {name: value for name, value in os.environ.items() if not name.startswith(("SGLANG_", "SGL_", "TRITON_"))}
-    # SGLang is some 2,000 modules: without bytecode each start costs 3 s more. The prefix also serves a read-only install.
-    environment.pop("PYTHONDONTWRITEBYTECODE", None)
-    return environment | {
-        "PYTHONPYCACHEPREFIX": str(cache_folder("bytecode")),
-        "PYTHONHASHSEED": "0",  # no order of a set may reach a trace
-        "SGLANG_USE_CPU_ENGINE": "1",
-        "SGLANG_EXTERNAL_MODEL_PACKAGE": "eagletwin.harness.engines.sglang.served",
-        "TRITON_INTERPRET": "1",
-        "TORCHDYNAMO_DISABLE": "1",  # the first decode step would compile for 11 s
-        "TORCH_COMPILE_DISABLE": "1",
-        "OMP_NUM_THREADS": "1",  # with two, a forked child deadlocks in the thread pool of its parent
-        "MKL_NUM_THREADS": "1",
-        "TOKENIZERS_PARALLELISM": "false",
-        "HF_HUB_OFFLINE": "1",
-        "CUDA_VISIBLE_DEVICES": "",
-    }

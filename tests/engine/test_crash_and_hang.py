@@ -91,9 +91,8 @@ def test_a_zygote_that_was_killed_costs_the_next_case_nothing(
 ) -> None:
     with Host() as host:
         host.engine(busy_case)
-        assert host._process is not None
-        host._process.kill()
-        host._process.wait()
+        assert host._zygote is not None
+        host._zygote.kill()
         trace = host.engine(busy_case).run(busy_case, tmp_path_factory.mktemp("after"))
     assert trace.header.ending.kind == "finished"
 

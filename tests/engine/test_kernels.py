@@ -20,6 +20,15 @@ def test_a_case_is_equal_whatever_executes_the_kernels(host: Host, busy_case: Ca
     assert trace.header.fallbacks == ()  # none of the worker's kernels runs unchecked
 
 
+def test_no_kernel_is_compiled_in_the_process_of_a_case(host: Host, busy_case: Case, tmp_path: Path) -> None:
+    """It would be compiled again in each case: the zygote compiles all that cases launch, before the forks."""
+    match = "tree = ast.parse("
+    compiles = Edit(target="eagletwin.harness.engines.triton_cpu.compiler._compile", match=match, replacement=match)
+    trace = host.engine(busy_case, (Patch(name="compiles", edits=(compiles,)),)).run(busy_case, tmp_path)
+    assert trace.header.ending.kind == "finished", trace.header.ending
+    assert trace.header.idle_edits == (compiles.target,)
+
+
 FAR_SLOTS = Edit(
     target="sglang.srt.layers.attention.triton_backend.TritonAttnBackend._forward_extend_kernel",
     match="return self.extend_attention_fwd(*args, **kwargs)",

@@ -18,7 +18,7 @@ from typing import Any, NoReturn
 from eagletwin.harness.engines import wire
 from eagletwin.harness.trace import Ending, EngineInfo
 
-from . import boot, patches, runner
+from . import boot, patches, runner, stubs
 
 CASES_PER_RUNNER = 20
 _PR_SET_PDEATHSIG = 1
@@ -168,5 +168,5 @@ def _info(build: wire.Build) -> EngineInfo:
         torch=str(torch.__version__),
         triton=str(triton.__version__),
         patches=tuple(patch.name for patch in build.patches),
-        shims=tuple(boot.SHIMS),
+        shims=(*boot.SHIMS, *(f"{name}: a stub, which raises when it is called" for name in stubs.imported())),
     )

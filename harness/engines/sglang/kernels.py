@@ -4,6 +4,8 @@ The fast runtime (engines/triton_cpu) executes each kernel's own source and chec
 what it is proven against: `shadow` runs both and compares.
 """
 
+import contextlib
+import importlib
 from typing import Any
 
 from eagletwin.harness.engines import triton_cpu
@@ -25,9 +27,24 @@ _RULES: tuple[tuple[type[triton_cpu.KernelViolation], str], ...] = (
 )
 
 
-def precompile() -> dict[str, str]:
-    """Compile the kernels of all imported modules, so that forked children need not: kernel -> why it cannot be compiled."""
-    return triton_cpu.precompile(["sglang.kernels.", "sglang.srt."])
+# Where the kernels live that cases launch. SGLang imports four times as many; any other is compiled when it is launched.
+_LAUNCHED = (
+    "sglang.kernels.ops.attention.decode_attention",
+    "sglang.kernels.ops.attention.extend_attention",
+    "sglang.kernels.ops.attention.kv_indices",
+    "sglang.kernels.ops.memory.common",
+    "sglang.kernels.ops.speculative.cache_locs",
+    "sglang.kernels.ops.speculative.eagle",
+    "sglang.kernels.ops.speculative.spec_tree",
+    "sglang.srt.mem_cache.allocation",
+)
+
+
+def precompile() -> None:
+    """Compile the kernels that cases launch, so that forked children need not. Call it when module flags are set."""
+    for name in _LAUNCHED:
+        with contextlib.suppress(ModuleNotFoundError):  # another release has them elsewhere: compiled when launched
+            triton_cpu.precompile([importlib.import_module(name)])
 
 
 def start(kernels: Kernels, scheduler: Any) -> None:

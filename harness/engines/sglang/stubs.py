@@ -1,7 +1,8 @@
-"""Stand-ins for packages that only a GPU needs: they import, and nothing in them can be called.
+"""Stand-ins for modules that only a GPU needs, or that only cost time here: they import, and nothing in them can be called.
 
 Attribute access, subclassing and annotations work, because SGLang does all three while it is imported. A call raises
-StubCalled with the dotted name and the caller: a stub that returned silently would hide a kernel that never ran.
+StubCalled with the dotted name and the caller: a stub that returned silently would hide a kernel that never ran. Every
+trace lists those that the release imported.
 """
 
 import importlib.abc
@@ -11,7 +12,21 @@ import types
 from collections.abc import Sequence
 from typing import Any
 
-STUBBED = ("sgl_kernel", "torchaudio", "torchcodec", "torchvision")
+# Packages of a GPU installation, stubbed whether they are there or not.
+GPU = ("sgl_kernel", "torchaudio", "torchcodec", "torchvision")
+# Modules that SGLang imports and a case never calls: what stands in front of the scheduler, and what loads other models.
+# Each is stubbed where it exists, so that what is absent stays absent.
+IDLE = (
+    "IPython",
+    "aiohttp",
+    "compressed_tensors",
+    "fastapi",
+    "gguf",
+    "sglang.srt.entrypoints.openai.protocol",
+    "sglang.srt.entrypoints.v1_loads",  # it calls fastapi while it is imported
+    "transformers.loss",
+    "uvicorn",
+)
 
 called: list[str] = []  # every stub that was called, also where SGLang swallowed the exception
 
@@ -50,7 +65,7 @@ def _make(name: str) -> _StubType:
     return _StubType(name, (), {"_eagletwin_stub": True, "__qualname__": name, "__module__": name.rpartition(".")[0]})
 
 
-class _StubModule(types.ModuleType):
+class StubModule(types.ModuleType):
     def __getattr__(self, name: str) -> Any:
         if name.startswith("__") and name.endswith("__"):
             raise AttributeError(name)
@@ -59,19 +74,26 @@ class _StubModule(types.ModuleType):
         return stub
 
 
-class _StubFinder(importlib.abc.MetaPathFinder, importlib.abc.Loader):
+class StubFinder(importlib.abc.MetaPathFinder, importlib.abc.Loader):
+    """Finds a stub for each module of these full names, and for whatever is asked for below it."""
+
+    def __init__(self, gpu: tuple[str, ...] = GPU, idle: tuple[str, ...] = IDLE) -> None:
+        self._gpu, self._idle = frozenset(gpu), frozenset(idle)
+
     def find_spec(
         self,
         fullname: str,
-        path: Sequence[str] | None,  # noqa: ARG002  the import system's signature
-        target: types.ModuleType | None = None,  # noqa: ARG002
+        path: Sequence[str] | None,
+        target: types.ModuleType | None = None,  # noqa: ARG002  the import system's signature
     ) -> importlib.machinery.ModuleSpec | None:
-        if fullname.partition(".")[0] not in STUBBED:
-            return None
-        return importlib.machinery.ModuleSpec(fullname, self, is_package=True)
+        parent = sys.modules.get(fullname.rpartition(".")[0])
+        exists = importlib.machinery.PathFinder.find_spec
+        if fullname in self._gpu or isinstance(parent, StubModule) or (fullname in self._idle and exists(fullname, path)):
+            return importlib.machinery.ModuleSpec(fullname, self, is_package=True)
+        return None
 
     def create_module(self, spec: importlib.machinery.ModuleSpec) -> types.ModuleType:
-        return _StubModule(spec.name)
+        return StubModule(spec.name)
 
     def exec_module(self, module: types.ModuleType) -> None:
         pass
@@ -79,4 +101,9 @@ class _StubFinder(importlib.abc.MetaPathFinder, importlib.abc.Loader):
 
 def install() -> None:
     """Put the stubs first in line, so that an installed GPU package is not half-used on a CPU."""
-    sys.meta_path.insert(0, _StubFinder())
+    sys.meta_path.insert(0, StubFinder())
+
+
+def imported() -> tuple[str, ...]:
+    """The stubs that somebody has imported."""
+    return tuple(name for name in (*GPU, *IDLE) if isinstance(sys.modules.get(name), StubModule))

@@ -1,0 +1,100 @@
+"""Starts the process that imports SGLang. Imports nothing slow itself, so that both processes can import at once.
+
+The command line starts a zygote first of all, then imports torch and the judge, then reads the case. process.py waits for
+the zygote, and speaks with it.
+"""
+
+import os
+import shutil
+import socket
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+from types import TracebackType
+
+from eagletwin.harness.paths import cache_folder
+
+
+class Zygote:
+    """A process that imports SGLang; `ready` once it has said that it is done. Use as a context manager, or close it."""
+
+    def __init__(self) -> None:
+        self.ready = False
+        self.connection, self._theirs = socket.socketpair()
+        self._process: subprocess.Popen[bytes] | None = None
+        self._log: Path | None = None
+        self._scratch = ""  # TMPDIR of the engine processes: SGLang leaves files in it at each start
+
+    def __enter__(self) -> "Zygote":
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        self.close()
+
+    def start(self) -> None:
+        """Start the process, and return at once. What interrupts this leaves nothing that close() does not remove."""
+        self._scratch = tempfile.mkdtemp(prefix="eagletwin-")
+        self._log = cache_folder("logs") / f"zygote-{os.getpid()}.log"
+        with self._theirs, self._log.open("wb") as log:
+            self._process = subprocess.Popen(
+                [sys.executable, "-P", "-m", "eagletwin.harness.engines.sglang.zygote", str(self._theirs.fileno())],
+                pass_fds=[self._theirs.fileno()],
+                env=_environment() | {"TMPDIR": self._scratch},
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+            )
+
+    @property
+    def ended(self) -> bool:
+        return self._process is not None and self._process.poll() is not None
+
+    def kill(self) -> None:
+        """End the process, which ends all its forks."""
+        if self._process is not None:
+            self._process.kill()
+            self._process.wait()
+
+    def keep_log(self) -> Path:
+        """The file with the process's output, which now outlives it. A zygote that came up says nothing that a run folder
+        does not."""
+        assert self._log is not None
+        log, self._log = self._log, None
+        return log
+
+    def close(self) -> None:
+        """End the process and remove what it left. Closing again does nothing."""
+        self._theirs.close()
+        self.connection.close()
+        self.kill()
+        if self._log is not None:
+            self._log.unlink(missing_ok=True)
+            self._log = None
+        if self._scratch:
+            shutil.rmtree(self._scratch, ignore_errors=True)
+            self._scratch = ""
+
+
+def _environment() -> dict[str, str]:
+    """The environment of the engine processes: the caller's, with what SGLang reads while it is imported.
+
+    The caller's own settings of SGLang and Triton stay outside: they would change the engine, and no trace would say so.
+    """
+    environment = {name: value for name, value in os.environ.items() if not name.startswith(("SGLANG_", "SGL_", "TRITON_"))}
+    # SGLang is some 2,000 modules: without bytecode each start costs 3 s more. The prefix also serves a read-only install.
+    environment.pop("PYTHONDONTWRITEBYTECODE", None)
+    return environment | {
+        "PYTHONPYCACHEPREFIX": str(cache_folder("bytecode")),
+        "PYTHONHASHSEED": "0",  # no order of a set may reach a trace
+        "SGLANG_USE_CPU_ENGINE": "1",
+        "SGLANG_EXTERNAL_MODEL_PACKAGE": "eagletwin.harness.engines.sglang.served",
+        "TRITON_INTERPRET": "1",
+        "TORCHDYNAMO_DISABLE": "1",  # the first decode step would compile for 11 s
+        "TORCH_COMPILE_DISABLE": "1",
+        "OMP_NUM_THREADS": "1",  # with two, a forked child deadlocks in the thread pool of its parent
+        "MKL_NUM_THREADS": "1",
+        "TOKENIZERS_PARALLELISM": "false",
+        "HF_HUB_OFFLINE": "1",
+        "CUDA_VISIBLE_DEVICES": "",
+    }

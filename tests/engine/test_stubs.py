@@ -1,0 +1,31 @@
+"""Each module that is stubbed to save time: it raises by name, and the release still imports it, or it would be no use."""
+
+import importlib.util
+from pathlib import Path
+
+import pytest
+
+from eagletwin.harness.engines.sglang import stubs
+from eagletwin.harness.trace import Trace
+
+
+def search_path(name: str) -> list[str] | None:
+    """Where the parent of a module looks for it; found without importing SGLang in this process."""
+    top, *middle = name.split(".")[:-1] or [""]
+    spec = importlib.util.find_spec(top) if top else None
+    return [str(Path(folder, *middle)) for folder in spec.submodule_search_locations or ()] if spec is not None else None
+
+
+@pytest.mark.parametrize("name", stubs.IDLE)
+def test_a_call_of_anything_in_it_raises_by_name(name: str) -> None:
+    spec = stubs.StubFinder().find_spec(name, search_path(name))
+    assert spec is not None, f"{name} does not exist any more: take it from the list"
+    module = importlib.util.module_from_spec(spec)
+    for call in (module.function, module.Class.method):
+        with pytest.raises(stubs.StubCalled, match=rf"^{name}\.\w+(\.method)? was called at .*test_stubs\.py:"):
+            call(1)
+
+
+@pytest.mark.parametrize("name", stubs.IDLE)
+def test_the_release_imports_it_and_the_trace_says_that_it_is_a_stub(busy_trace: Trace, name: str) -> None:
+    assert f"{name}: a stub, which raises when it is called" in busy_trace.header.engine.shims
