@@ -6,18 +6,25 @@ one core, to which the process and its engines are bound.
 
 import os
 import statistics
+import subprocess
+import sys
+import tempfile
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from pathlib import Path
 
-from eagletwin.cases.workload import rate_case
+from eagletwin.cases.entry import Entry
+from eagletwin.cases.workload import rate_case, sized_case
 
-from .engines.process import Host
+from .case import Case
+from .engines.process import EngineProcess, Host
+from .errors import HarnessError
+from .fuzz import Finding, Fuzz
+from .judge import judge
 from .patch import Edit, Patch
 from .trial import Trials
-
-_TAPS, _DRIVE = "eagletwin.harness.engines.sglang.taps.Taps", "eagletwin.harness.engines.sglang.drive.Drive"
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,13 +80,135 @@ def rate(seconds: float) -> Rate:
         while time.monotonic() < begun + seconds:
             trial = trials.look(rate_case(seed))
             if trial.kind:
-                raise AssertionError(f"{trial.case.name}: {trial.verdict}")
+                raise HarnessError(
+                    f"{trial.case.name} is {trial.verdict.status}: {trial.verdict.reason or trial.verdict.first}",
+                    consequence="a rate of cases that are not equal says nothing",
+                    remedy="`eagletwin doctor`, then `make test`",
+                )
             seed += 1
         return Rate(seed - 3, time.monotonic() - begun)
 
 
-# An engine that runs the same cases and records nothing: what a case costs without its trace and its judge.
+def parallel(seconds: float, rounds: int) -> tuple[Spread, Spread]:
+    """Cases a second of one process alone, and of two at once together; in turn."""
+    alone, together = [], []
+    for _ in range(rounds):
+        alone.append(sum(_rates(1, seconds)))
+        together.append(sum(_rates(2, seconds)))
+    return spread(alone), spread(together)
+
+
+def _rates(processes: int, seconds: float) -> list[float]:
+    """Each on a core of its own: the last line that each prints."""
+    cores = sorted(os.sched_getaffinity(0))[-processes:]
+    command = [sys.executable, "-P", "-m", "eagletwin", "bench", "rate", "--seconds", str(seconds)]
+    running = [subprocess.Popen(["taskset", "-c", str(core), *command], stdout=subprocess.PIPE, text=True) for core in cores]
+    return [float(process.communicate()[0].split()[-2]) for process in running]
+
+
+def _edit(target: str, match: str, value: str = "") -> Edit:
+    return Edit(target=f"eagletwin.harness.engines.sglang.{target}", match=match, replacement=f"return {value}\n{match}")
+
+
+# An engine that runs cases and records nothing of them.
 BARE = Patch(
     name="bare",
-    edits=(Edit(target="eagletwin.harness.trace.Recorder.add", match='"""', replacement='return\n"""'),),
+    edits=(
+        _edit("taps.Taps._record_owners", "held = {name: self.allocation"),
+        _edit("taps.Taps._after_prefill", "proposal = result.next_draft_input"),
+        _edit("taps.Taps._after_extend", "proposal, lengths ="),
+        _edit("taps.Taps._around_draft", "tokens, positions = result.draft_token", "result"),
+        _edit("taps.Taps._around_verify", "predicted = result.next_token_ids", "result"),
+        _edit("taps.Taps._around_forward", "mode = batch.forward_mode", "call(batch, *args, **kwargs)"),
+        _edit("drive.Drive._account", "held = {name: self._allocation"),
+        _edit("pools.Pool.poison", "for layer in self._keys"),
+    ),
 )
+
+
+@dataclass(frozen=True, slots=True)
+class Share:
+    """Seconds of a case: all of it, and the parts that are trace (taps, poison, writing, reading) and judge."""
+
+    whole: float
+    trace: float
+    judge: float
+
+
+def share(cases: int) -> Share:
+    """What trace and judge cost: the same cases in turn on the engine as it is and on one that records nothing."""
+    with one_core(), Host() as host:
+        full, bare = host.engine(rate_case(0)), host.engine(rate_case(0), (BARE,))
+        whole = judged = plain = 0.0
+        for seed in range(cases + 3):
+            ran, verdict = _timed(full, rate_case(seed))
+            without, _ = _timed(bare, rate_case(seed))
+            if seed >= 3:  # the first of each engine are slower
+                whole, judged, plain = whole + ran + verdict, judged + verdict, plain + without
+        return Share(whole / cases, (whole - judged - plain) / cases, judged / cases)
+
+
+def _timed(engine: EngineProcess, case: Case) -> tuple[float, float]:
+    """Seconds to run the case and have its trace, and to judge it."""
+    with tempfile.TemporaryDirectory(prefix="eagletwin-") as scratch:
+        begun = time.monotonic()
+        trace = engine.run(case, Path(scratch), fresh=False)
+        ran = time.monotonic()
+        judge(trace)
+        return ran - begun, time.monotonic() - ran
+
+
+def start(times: int) -> Spread:
+    """Seconds from the shell to the verdict of `eagletwin check 25015`, with warm caches."""
+    taken = []
+    for number in range(times + 1):
+        with tempfile.TemporaryDirectory(prefix="eagletwin-") as scratch:
+            begun = time.monotonic()
+            command = [sys.executable, "-P", "-m", "eagletwin", "check", "25015", "--out", scratch]
+            subprocess.run(command, stdout=subprocess.DEVNULL, check=True)
+            if number:
+                taken.append(time.monotonic() - begun)
+    return spread(taken)
+
+
+# What grows -> (its values, the case of a value)
+GROWTH: dict[str, tuple[tuple[int, ...], Callable[[int, int], Case]]] = {
+    "batch size": ((1, 2, 4, 8, 16), lambda seed, n: sized_case(seed, batch=n, prompt=20, num_steps=3)),
+    "prompt length": ((16, 64, 128, 256, 512), lambda seed, n: sized_case(seed, batch=1, prompt=n, num_steps=3)),
+    "num_steps": ((1, 2, 4, 6, 8), lambda seed, n: sized_case(seed, batch=1, prompt=20, num_steps=n)),
+}
+
+
+def growth(rounds: int) -> dict[str, dict[int, Spread]]:
+    """Seconds of a case (run, trace, judge) by its size; sizes in turn, so that a slow moment falls on all of them."""
+    with one_core(), Host() as host:
+        found: dict[str, dict[int, Spread]] = {}
+        for name, (values, case_of) in GROWTH.items():
+            taken: dict[int, list[float]] = {value: [] for value in values}
+            for number in range(rounds + 1):
+                for value in values:
+                    case = case_of(number, value)
+                    seconds = sum(_timed(host.engine(case), case))
+                    if number:
+                        taken[value].append(seconds)
+            found[name] = {value: spread(seconds) for value, seconds in taken.items()}
+        return found
+
+
+def search(entries: Sequence[Entry], seeds: int) -> Iterator[tuple[Entry, list[Finding]]]:
+    """Each entry's fix undone and searched for with each seed. The host stands before the clock starts."""
+    with Host() as host:
+        for entry in entries:
+            findings = []
+            for seed in range(seeds):
+                with tempfile.TemporaryDirectory(prefix="eagletwin-") as scratch:
+                    trials = Trials(host, patches=(entry.revert,))
+                    fuzz = Fuzz(trials, Path(scratch), seed=seed, seconds=300, max_cases=10_000, shrink_seconds=180, command="")
+                    findings += list(_first(fuzz))
+            yield entry, findings
+
+
+def _first(fuzz: Fuzz) -> Iterator[Finding]:
+    for finding in fuzz.search():
+        yield finding
+        return

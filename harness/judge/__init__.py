@@ -14,7 +14,7 @@ from eagletwin.harness.errors import InputError
 from eagletwin.harness.models.weights import model_pair
 from eagletwin.harness.trace import Ending, Trace
 
-from .bounds import MAX_TIE_SHARE
+from .bounds import MAX_ADOPTED_SHARE, MAX_TIE_SHARE
 from .complete import missing
 from .exercise import exercised
 from .rules import Rules
@@ -50,6 +50,7 @@ def judge(trace: Trace, without: frozenset[str] = frozenset()) -> Verdict:
         status="equal",
         choices=findings.choices,
         ties=findings.ties,
+        adopted=findings.adopted,
         exercised=reached,
         checked=dict(findings.checked),
         without=tuple(sorted(without)),
@@ -65,7 +66,7 @@ def judge(trace: Trace, without: frozenset[str] = frozenset()) -> Verdict:
     rule, ended = _ended(ending)
     if ended:
         return replace(verdict, status="unknown", rule=rule, reason=ended)
-    doubt = _doubt(trace, findings.choices, findings.ties)
+    doubt = _doubt(trace, verdict)
     reason = doubt or _unreached(trace, reached)
     return replace(verdict, status="unknown", reason=reason, vacuous=not doubt) if reason else verdict
 
@@ -94,7 +95,7 @@ def _faulted(ending: Ending) -> Divergence:
     )
 
 
-def _doubt(trace: Trace, choices: int, ties: int) -> str:
+def _doubt(trace: Trace, verdict: Verdict) -> str:
     """Why a trace without a divergence still does not show that the engine is right; empty if it does."""
     gap = missing(trace)
     if gap:
@@ -103,8 +104,10 @@ def _doubt(trace: Trace, choices: int, ties: int) -> str:
     for record in trace.header.records:
         if record.stage == "finished" and record.numbers["aborted"] and record.request not in asked:
             return f"the scheduler aborted request {record.request} before its end"
-    if ties > max(1, MAX_TIE_SHARE * choices):
-        return f"{ties} of {choices} choices are ties"
+    if verdict.ties > max(1, MAX_TIE_SHARE * verdict.choices):
+        return f"{verdict.ties} of {verdict.choices} choices are ties"
+    if verdict.adopted > max(1, MAX_ADOPTED_SHARE * verdict.choices):
+        return f"{verdict.adopted} of {verdict.choices} choices are ties that the engine decided otherwise"
     return ""
 
 

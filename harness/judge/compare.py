@@ -61,6 +61,7 @@ class Findings:
     checked: Counter[str] = field(default_factory=Counter)
     choices: int = 0
     ties: int = 0
+    adopted: int = 0
     headroom: float = 0.0
 
     def in_order(self) -> list[Divergence]:
@@ -229,7 +230,10 @@ class Compare:
                 found = f"{actual}, outside the vocabulary"
             else:
                 self._findings.ties += tie
-                if actual == expected or undecided(row, expected, actual):
+                if actual == expected:
+                    continue
+                if undecided(row, expected, actual):
+                    self._findings.adopted += 1
                     continue
                 found = f"{actual} (its logit is {float(row[expected] - row[actual]):.3g} lower)"
             self._report(choice.rank, choice.place, choice.rule, choice.index, expected, found)

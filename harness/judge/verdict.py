@@ -99,7 +99,8 @@ class Verdict(Struct, frozen=True, kw_only=True):
     later      how many more numbers diverged after it, by rule
     reason     why it is unknown
     vacuous    unknown for no other reason than that the case did not reach what it is for, or what a patch edits
-    choices    argmax choices that were compared; ties: those which the reference itself cannot decide
+    choices    argmax choices that were compared; ties: those which the reference itself cannot decide; adopted: those of
+               them in which the engine's choice was another one, and was followed
     exercised  features of the case that really happened (see exercised.py)
     checked    how many records each rule looked at: a rule that looked at nothing proves nothing
     without    rules that were switched off
@@ -114,6 +115,7 @@ class Verdict(Struct, frozen=True, kw_only=True):
     vacuous: bool = False
     choices: int = 0
     ties: int = 0
+    adopted: int = 0
     exercised: tuple[str, ...] = ()
     checked: dict[str, int] = {}
     without: tuple[str, ...] = ()
