@@ -118,16 +118,12 @@ def requests(draw: st.DrawFn, configuration: Focus, name: str, earlier: tuple[Re
 
 
 @st.composite
-def _events(draw: st.DrawFn, names: tuple[str, ...]) -> tuple[Event, ...]:
-    drawn = draw(
-        st.lists(
-            st.tuples(st.integers(0, 12), st.sampled_from(("abort", "retract", "pause", "flush")), st.sampled_from(names)),
-            min_size=1,
-            max_size=4,
-        )
-    )
+def _events(draw: st.DrawFn, made: tuple[Request, ...]) -> tuple[Event, ...]:
+    """Each falls within a few iterations of a request's arrival, when there is something that it can disturb."""
+    kinds = st.sampled_from(("abort", "retract", "pause", "flush"))
+    drawn = draw(st.lists(st.tuples(st.sampled_from(made), st.integers(0, 6), kinds), min_size=1, max_size=4))
     events, paused = [], False
-    for at, kind, name in sorted(drawn):
+    for at, kind, name in sorted((request.arrive + later, kind, request.id) for request, later, kind in drawn):
         if kind == "pause":  # every second one of them ends a pause
             events.append(Event(at=at, kind="resume" if paused else "pause"))
             paused = not paused
@@ -147,7 +143,7 @@ def cases(draw: st.DrawFn, focus: Focus | None = None, *, max_requests: int = MA
         made += (draw(requests(configuration, name, made)),)
     page = configuration.page_size
     chunks = tuple(page * pages for pages in draw(st.lists(st.integers(1, 6), max_size=12)))
-    befalls = draw(_events(tuple(request.id for request in made))) if events and draw(st.integers(0, 2)) else ()
+    befalls = draw(_events(made)) if events and draw(st.integers(0, 2)) else ()
     return Case(
         name="generated",
         model=configuration.model,

@@ -91,9 +91,7 @@ def page(
 
 def _processor() -> str:
     try:
-        names = [
-            line.partition(":")[2].strip() for line in Path("/proc/cpuinfo").read_text().splitlines() if "model name" in line
-        ]
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
     except OSError:
         lines = []
     return next((line.partition(":")[2].strip() for line in lines if line.startswith("model name")), "unknown")
