@@ -200,6 +200,7 @@ def fuzz(
 @app.command()
 def prove(
     entries: Annotated[list[str], typer.Argument(metavar="PR…|all", help="Ids of ledger entries, or all.")],
+    kernels: KernelRuntime = "fast",
     out: Runs = DEFAULT_RUNS,
     step_timeout: StepSeconds = STEP_SECONDS,
     case_timeout: CaseSeconds = CASE_SECONDS,
@@ -221,7 +222,7 @@ def prove(
         proofs = []
         with Host(zygote) as host:
             try:
-                for proof in proving.prove(host, chosen, out, Limits(step=step_timeout, case=case_timeout)):
+                for proof in proving.prove(host, chosen, out, Limits(step=step_timeout, case=case_timeout), kernels):
                     proofs.append(proof)
                     print(f"PR #{proof.entry.id}  {proof.entry.title}\n")
                     for outcome in (proof.fixed, proof.reverted):

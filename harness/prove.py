@@ -12,6 +12,7 @@ from eagletwin.cases.entry import Entry
 
 from .check import Outcome, check
 from .engines.process import Host, Limits
+from .engines.wire import Kernels
 from .errors import EXIT_DIVERGED, EXIT_EQUAL, EXIT_UNKNOWN
 from .paths import new_run_folder
 
@@ -38,14 +39,15 @@ class Proof:
         return EXIT_UNKNOWN if unknown else EXIT_DIVERGED
 
 
-def prove(host: Host, entries: Sequence[Entry], runs: Path, limits: Limits) -> Iterator[Proof]:
+def prove(host: Host, entries: Sequence[Entry], runs: Path, limits: Limits, kernels: Kernels = "fast") -> Iterator[Proof]:
     """Prove entries one by one, in folders of their own below `runs`. Raises what building an engine raises."""
     for entry in entries:
         outcomes = []
         for patches, name in (((), f"{entry.id}-fixed"), ((entry.revert,), f"{entry.id}-reverted")):
             again = f"eagletwin check {entry.id}" + (f" --revert {entry.id}" if patches else "")
             folder = new_run_folder(runs, name)
-            outcomes.append(check(host.engine(entry.case, patches), entry.case, folder, limits, again=again))
+            engine = host.engine(entry.case, patches, kernels)
+            outcomes.append(check(engine, entry.case, folder, limits, again=again))
         yield Proof(entry, *outcomes)
 
 

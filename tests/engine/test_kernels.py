@@ -50,3 +50,17 @@ def test_memory_outside_a_tensor_is_a_verdict_that_names_kernel_line_program_arg
     assert verdict.first is not None
     for part in ("OutOfBounds: kernel '_fwd_kernel'", ".py:", "in program (", "argument 'K_Buffer'"):
         assert part in verdict.first.actual
+
+
+def test_memory_that_nobody_wrote_is_undefined_wherever_it_was_made(host: Host, busy_case: Case, tmp_path: Path) -> None:
+    """A tensor of torch.empty is handed to attention; whatever it held would have come from the allocator."""
+    unwritten = Edit(
+        target=FAR_SLOTS.target,
+        match=FAR_SLOTS.match,
+        replacement="return self.extend_attention_fwd(torch.empty_like(args[0]), *args[1:], **kwargs)",
+    )
+    trace = host.engine(busy_case, (Patch(name="unwritten", edits=(unwritten,)),), "checked").run(busy_case, tmp_path)
+    verdict = judge(trace)
+    assert (verdict.status, verdict.rule) == ("diverged", "kernel.undefined"), (verdict, trace.header.ending)
+    assert verdict.first is not None
+    assert "kernel '_fwd_kernel'" in verdict.first.actual

@@ -18,7 +18,7 @@ from typing import Any, NoReturn
 from eagletwin.harness.engines import wire
 from eagletwin.harness.trace import Ending, EngineInfo
 
-from . import boot, patches, runner, stubs
+from . import boot, kernels, patches, runner, stubs
 
 CASES_PER_RUNNER = 20
 _PR_SET_PDEATHSIG = 1
@@ -42,6 +42,7 @@ def serve(connection: socket.socket, build: wire.Build) -> NoReturn:
     except patches.PatchFailed as error:
         wire.send(connection, wire.PatchDidNotApply(str(error)))
         os._exit(0)
+    kernels.prepare(build.kernels)
     try:
         scheduler = boot.build_scheduler(build.configuration)
     except BaseException as error:
@@ -91,14 +92,14 @@ class _Runner:
         return bool(select.select([self.connection], [], [], 0)[0])
 
 
-def _start(caller: socket.socket, scheduler: Any, info: EngineInfo, kernels: wire.Kernels) -> _Runner:
+def _start(caller: socket.socket, scheduler: Any, info: EngineInfo, runtime: wire.Kernels) -> _Runner:
     ours, theirs = socket.socketpair()
     child = os.fork()
     if child == 0:
         caller.close()
         ours.close()
         die_with_parent()
-        runner.serve(theirs, scheduler, info, kernels)
+        runner.serve(theirs, scheduler, info, runtime)
     theirs.close()
     return _Runner(child, ours)
 

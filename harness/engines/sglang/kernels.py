@@ -40,11 +40,20 @@ _LAUNCHED = (
 )
 
 
+_UNDEFINED = contextlib.ExitStack()  # held for as long as this process lives
+
+
 def precompile() -> None:
     """Compile the kernels that cases launch, so that forked children need not. Call it when module flags are set."""
     for name in _LAUNCHED:
         with contextlib.suppress(ModuleNotFoundError):  # another release has them elsewhere: compiled when launched
             triton_cpu.precompile([importlib.import_module(name)])
+
+
+def prepare(kernels: Kernels) -> None:
+    """Before a scheduler is built: with `checked`, what torch.empty returns from now on is undefined, and says so."""
+    if kernels == "checked":
+        _UNDEFINED.enter_context(triton_cpu.poison_empty())
 
 
 def start(kernels: Kernels, scheduler: Any) -> None:
