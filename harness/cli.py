@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
+from .cli_bench import bench
 from .errors import (
     EXIT_DIVERGED,
     EXIT_EQUAL,
@@ -38,7 +39,6 @@ app = typer.Typer(
     epilog="Exit codes: 0 equal, 1 diverged, 125 cannot tell, 128 and more: usage or harness error.",
 )
 
-bench = typer.Typer(add_completion=False, help="What all this costs on this machine.", no_args_is_help=True)
 app.add_typer(bench, name="bench")
 
 Runs = Annotated[Path, typer.Option("--out", help="Folder under which run folders are made; nothing is overwritten.")]
@@ -54,6 +54,9 @@ KernelRuntime = Annotated[
         "times a launch, to find undefined values and races.",
     ),
 ]
+Reverts = Annotated[list[str] | None, typer.Option("--revert", metavar="PR", help="Undo this fix, in memory. Repeatable.")]
+PatchFiles = Annotated[list[Path] | None, typer.Option("--patch", metavar="FILE", help="Apply this patch file, in memory.")]
+RulesOff = Annotated[list[str] | None, typer.Option("--without", metavar="RULE", help="Switch a rule off. Repeatable.")]
 DEFAULT_RUNS = Path("eagletwin-runs")
 STEP_SECONDS, CASE_SECONDS = 120.0, 900.0
 
@@ -71,15 +74,9 @@ def top(version: Annotated[bool, typer.Option("--version", help="Print the versi
 @app.command()
 def check(
     case: Annotated[str, typer.Argument(help="A case file (JSON), or the id of a ledger entry such as 25015.")],
-    revert: Annotated[
-        list[str] | None, typer.Option("--revert", metavar="PR", help="Undo this fix, in memory. Repeatable.")
-    ] = None,
-    patch: Annotated[
-        list[Path] | None, typer.Option("--patch", metavar="FILE", help="Apply this patch file, in memory.")
-    ] = None,
-    without: Annotated[
-        list[str] | None, typer.Option("--without", metavar="RULE", help="Switch a rule off. Repeatable.")
-    ] = None,
+    revert: Reverts = None,
+    patch: PatchFiles = None,
+    without: RulesOff = None,
     kernels: KernelRuntime = "fast",
     repeat: Annotated[int, typer.Option(min=1, help="Look this many times before calling a case equal.")] = 1,
     after: Annotated[
@@ -137,15 +134,9 @@ def fuzz(
     shrink_minutes: Annotated[
         float, typer.Option(min=0.0, help="How long to shrink a finding; the smallest case until then counts.")
     ] = 3.0,
-    revert: Annotated[
-        list[str] | None, typer.Option("--revert", metavar="PR", help="Undo this fix, in memory. Repeatable.")
-    ] = None,
-    patch: Annotated[
-        list[Path] | None, typer.Option("--patch", metavar="FILE", help="Apply this patch file, in memory.")
-    ] = None,
-    without: Annotated[
-        list[str] | None, typer.Option("--without", metavar="RULE", help="Switch a rule off. Repeatable.")
-    ] = None,
+    revert: Reverts = None,
+    patch: PatchFiles = None,
+    without: RulesOff = None,
     kernels: KernelRuntime = "fast",
     out: Runs = DEFAULT_RUNS,
     step_timeout: StepSeconds = STEP_SECONDS,
@@ -239,71 +230,10 @@ def prove(
     return proving.worst([proof.exit_code for proof in proofs])
 
 
-@bench.command("rate")
-def bench_rate(
-    seconds: Annotated[float, typer.Option(min=1.0, help="How long to run cases.")] = 30.0,
-) -> int:
-    """Cases a second on one core: run, traced and judged. The last line is the figure."""
-    from .bench import rate
-
-    found = rate(seconds)
-    print(f"{found.cases} cases in {found.seconds:.1f} s, run, traced and judged")
-    print(f"{found.per_second:.2f} cases/s/core")
-    return EXIT_EQUAL
-
-
-@bench.command("search")
-def bench_search(
-    seeds: Annotated[int, typer.Option(min=1, help="How many searches for each entry of the ledger.")] = 10,
-) -> int:
-    """How soon each undone fix of the ledger is found and made small. 1 if a search found nothing."""
-    from eagletwin.cases.regressions import LEDGER
-
-    from .bench import search
-    from .report.benchmarks import search_lines
-
-    found = list(search(list(LEDGER.values()), seeds))
-    print("\n".join(search_lines(found, seeds)))
-    return EXIT_EQUAL if all(len(findings) == seeds for _, findings in found) else EXIT_DIVERGED
-
-
-@bench.command("all")
-def bench_all(
-    write: Annotated[Path, typer.Option(help="Folder for benchmarks.md and benchmarks.svg.")] = Path("docs"),
-    seeds: Annotated[int, typer.Option(min=1, help="How many searches for each entry of the ledger.")] = 10,
-) -> int:
-    """All of it, some ten minutes, as a page and a plot."""
-    from eagletwin.cases.regressions import LEDGER
-
-    from . import bench as measure
-    from .report.benchmarks import PAGE, PLOT, page, plot
-
-    rates = measure.spread([measure.rate(10).per_second for _ in range(5)])
-    alone, together = measure.parallel(10, 3)
-    growth = measure.growth(5)
-    text = page(
-        rates=rates,
-        share=measure.share(100),
-        alone=alone,
-        together=together,
-        start=measure.start(5),
-        growth=growth,
-        found=list(measure.search(list(LEDGER.values()), seeds)),
-        seeds=seeds,
-    )
-    write.mkdir(parents=True, exist_ok=True)
-    (write / PAGE).write_text(text)
-    (write / PLOT).write_text(plot(growth))
-    print(text)
-    return EXIT_EQUAL
-
-
 @app.command()
 def judge(
     trace: Annotated[Path, typer.Argument(help="A folder with trace.json and trace.safetensors.")],
-    without: Annotated[
-        list[str] | None, typer.Option("--without", metavar="RULE", help="Switch a rule off. Repeatable.")
-    ] = None,
+    without: RulesOff = None,
 ) -> int:
     """Judge a recorded trace again, without an engine."""
     from .judge import judge as judging

@@ -1,0 +1,69 @@
+"""`eagletwin bench …`: what all this costs, printed or written down. Each command measures by bench.py."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from .errors import EXIT_DIVERGED, EXIT_EQUAL
+
+bench = typer.Typer(add_completion=False, help="What all this costs on this machine.")
+
+
+@bench.command("rate")
+def bench_rate(
+    seconds: Annotated[float, typer.Option(min=1.0, help="How long to run cases.")] = 30.0,
+) -> int:
+    """Cases a second on one core: run, traced and judged. The last line is the figure."""
+    from .bench import rate
+
+    found = rate(seconds)
+    print(f"{found.cases} cases in {found.seconds:.1f} s, run, traced and judged")
+    print(f"{found.per_second:.2f} cases/s/core")
+    return EXIT_EQUAL
+
+
+@bench.command("search")
+def bench_search(
+    seeds: Annotated[int, typer.Option(min=1, help="How many searches for each entry of the ledger.")] = 10,
+) -> int:
+    """How soon each undone fix of the ledger is found and made small. 1 if a search found nothing."""
+    from eagletwin.cases.regressions import LEDGER
+
+    from .bench import search
+    from .report.benchmarks import search_lines
+
+    found = list(search(list(LEDGER.values()), seeds))
+    print("\n".join(search_lines(found, seeds)))
+    return EXIT_EQUAL if all(len(findings) == seeds for _, findings in found) else EXIT_DIVERGED
+
+
+@bench.command("all")
+def bench_all(
+    write: Annotated[Path, typer.Option(help="Folder for benchmarks.md and benchmarks.svg.")] = Path("docs"),
+    seeds: Annotated[int, typer.Option(min=1, help="How many searches for each entry of the ledger.")] = 10,
+) -> int:
+    """All of it, some ten minutes, as a page and a plot."""
+    from eagletwin.cases.regressions import LEDGER
+
+    from . import bench as measure
+    from .report.benchmarks import PAGE, PLOT, page, plot
+
+    rates = measure.spread([measure.rate(10).per_second for _ in range(5)])
+    alone, together = measure.parallel(10, 3)
+    growth = measure.growth(5)
+    text = page(
+        rates=rates,
+        share=measure.share(100),
+        alone=alone,
+        together=together,
+        start=measure.start(5),
+        growth=growth,
+        found=list(measure.search(list(LEDGER.values()), seeds)),
+        seeds=seeds,
+    )
+    write.mkdir(parents=True, exist_ok=True)
+    (write / PAGE).write_text(text)
+    (write / PLOT).write_text(plot(growth))
+    print(text)
+    return EXIT_EQUAL
