@@ -207,7 +207,9 @@ class Recorder:
         forward: int = 0,
         numbers: dict[str, int] | None = None,
         tensors: dict[str, Tensor] | None = None,
+        owned: bool = False,
     ) -> None:
+        """owned: the tensors were made for this record and nobody writes to them, so they are kept as they are."""
         number, tensors = len(self.records), tensors or {}
         attempt = self._attempts[request, round, stage, step]
         self._attempts[request, round, stage, step] += 1
@@ -225,16 +227,11 @@ class Recorder:
             )
         )
         for name, tensor in tensors.items():
-            self.tensors[f"{number}.{name}"] = _copy(tensor)
-
-    def complete(self, number: int, name: str, tensor: Tensor) -> None:
-        """Add a tensor to record `number`, which has none of that name yet."""
-        record = self.records[number]
-        self.records[number] = msgspec.structs.replace(record, tensors=(*record.tensors, name))
-        self.tensors[f"{number}.{name}"] = _copy(tensor)
+            self.tensors[f"{number}.{name}"] = tensor.cpu() if owned else snapshot(tensor)
 
 
-def _copy(tensor: Tensor) -> Tensor:
+def snapshot(tensor: Tensor) -> Tensor:
+    """A copy on the host, which stays as it is when a worker writes over the tensor."""
     return tensor.to("cpu", copy=True, memory_format=torch.contiguous_format)
 
 
