@@ -184,7 +184,10 @@ class Trace:
 
     def integers(self, number: int, name: str) -> list[int]:
         """The same as a flat list."""
-        integers: list[int] = self.tensor(number, name).flatten().to(torch.int64).tolist()
+        tensor = self.tensor(number, name)
+        if tensor.dtype != torch.int64 or tensor.ndim != 1:
+            tensor = tensor.flatten().to(torch.int64)
+        integers: list[int] = tensor.tolist()
         return integers
 
 
