@@ -117,11 +117,12 @@ BARE = Patch(
         _edit("taps.Taps._record_owners", "held = {name: self.allocation"),
         _edit("taps.Taps._after_prefill", "proposal = result.next_draft_input"),
         _edit("taps.Taps._after_extend", "proposal, lengths ="),
-        _edit("taps.Taps._around_draft", "tokens, positions = result.draft_token", "result"),
-        _edit("taps.Taps._around_verify", "predicted = result.next_token_ids", "result"),
+        _edit("taps.Taps._around_draft", "tokens, positions = (", "result"),
+        _edit("taps.Taps._around_verify", "predicted, accepted =", "result"),
         _edit("taps.Taps._around_forward", "mode = batch.forward_mode", "call(batch, *args, **kwargs)"),
         _edit("drive.Drive._account", "held = {name: self._allocation"),
-        _edit("pools.Pool.poison", "for layer in self._keys"),
+        _edit("pools.Allocation.used", "used = torch.ones", "free"),
+        _edit("pools.Pool.poison", "for layers, poison in"),
     ),
 )
 

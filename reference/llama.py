@@ -7,6 +7,7 @@ tests/reference/test_llama_against_transformers.py.
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 
 import torch
 from torch import Tensor
@@ -51,14 +52,19 @@ def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
     return x * torch.rsqrt(x.square().mean(-1, keepdim=True) + eps) * weight
 
 
+@lru_cache
+def frequencies(half: int, theta: float) -> Tensor:
+    """Angle per position of each pair of a head [D/2]."""
+    return theta ** (-torch.arange(half, dtype=torch.float64) / half)  # [D/2]
+
+
 def rotate(x: Tensor, positions: Tensor, theta: float) -> Tensor:
     """RoPE in the half-split convention of Hugging Face's Llama.
 
     x [T, N, D], positions [T] -> [T, N, D]. Pair (d, d + D/2) turns by the angle position * theta**(-2d/D).
     """
     half = x.shape[-1] // 2
-    frequency = theta ** (-torch.arange(half, dtype=torch.float64) / half)  # [D/2]
-    angle = positions.to(torch.float64)[:, None] * frequency  # [T, D/2]
+    angle = positions.to(torch.float64)[:, None] * frequencies(half, theta)  # [T, D/2]
     cos, sin = angle.cos()[:, None], angle.sin()[:, None]  # [T, 1, D/2]
     first, second = x[..., :half], x[..., half:]  # [T, N, D/2]
     return torch.cat([first * cos - second * sin, second * cos + first * sin], -1)

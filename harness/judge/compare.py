@@ -167,9 +167,10 @@ class Compare:
         if expected.shape != actual.shape:
             self.report(place, rule, "shape", tuple(expected.shape), tuple(actual.shape))
             return
-        if len(expected):
+        rows = expected.shape[0]  # len() of a tensor costs as much as a small operation
+        if rows:
             self._floats.append(_Floats(self._rank, place, rule, expected.flatten(1), actual.flatten(1), row))
-            self._wait(len(expected))
+            self._wait(rows)
 
     def row(self, place: Place, rule: str, expected: Tensor, actual: Tensor, index: str) -> None:
         """The same for a single row [1, ..], which is called `index`."""
@@ -197,7 +198,7 @@ class Compare:
             self._settle_floats(alike)
         vocabularies: dict[int, list[_Choice]] = {}
         for choice in self._choices:
-            vocabularies.setdefault(len(choice.logits), []).append(choice)
+            vocabularies.setdefault(choice.logits.shape[0], []).append(choice)
         for choices in vocabularies.values():
             self._settle_choices(choices)
         self._floats, self._choices, self._waiting = [], [], 0
@@ -211,7 +212,7 @@ class Compare:
             return
         begin = 0
         for floats in alike:
-            mine = slice(begin, begin + len(floats.expected))
+            mine = slice(begin, begin + floats.expected.shape[0])
             begin, wrong = mine.stop, (~good[mine]).nonzero().flatten().tolist()
             if wrong:
                 at = wrong[0]
@@ -226,7 +227,7 @@ class Compare:
         logits = torch.stack([choice.logits for choice in choices])  # [C, V]
         for choice, expected, tie in zip(choices, logits.argmax(1).tolist(), is_tie(logits).tolist(), strict=True):
             actual, row = choice.actual, choice.logits
-            if not 0 <= actual < len(row):
+            if not 0 <= actual < row.shape[0]:
                 found = f"{actual}, outside the vocabulary"
             else:
                 self._findings.ties += tie

@@ -83,7 +83,7 @@ class Rules:
         target = self._stories[place.record.request].target
         if target is None or "hidden_out" not in place.record.tensors:  # the forward never returned
             return
-        rows = range(rows.start, min(rows.stop, len(target.hidden)))
+        rows = range(rows.start, min(rows.stop, target.hidden.shape[0]))
         hidden = self._trace.tensor(number, "hidden_out")[: len(rows)]
         self._compare.floats(place, "target.hidden", target.hidden[rows.start : rows.stop], hidden, lambda n: f"row {rows[n]}")
 
@@ -131,9 +131,9 @@ class Rules:
     def _stored_in(self, part: str, number: int, place: Place, reference: Tensor) -> None:
         at = self._trace.tensor(number, f"{part}_rows")
         stored = stored_rows(self._trace.tensor(number, f"{part}_keys"), self._trace.tensor(number, f"{part}_values"))
-        if len(at) != len(stored):
+        if at.shape[0] != stored.shape[0]:
             raise ValueError(f"{len(at)} positions of {len(stored)} rows of the {part}")
-        known = at < len(reference)  # a row past everything that was committed has no reference
+        known = at < reference.shape[0]  # a row past everything that was committed has no reference
         if not known.all():
             if self._compare.on(f"{part}.kv"):
                 expected = "no row: its token was never committed"

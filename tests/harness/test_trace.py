@@ -1,12 +1,15 @@
 """Traces survive being written and read, and refuse, by name, to be read once they were damaged."""
 
 import json
+from collections.abc import Callable
 from pathlib import Path
 
 import msgspec
 import pytest
 import torch
+from safetensors.torch import load, save
 
+from eagletwin.harness import trace as module
 from eagletwin.harness.case import Case, Request
 from eagletwin.harness.errors import InputError
 from eagletwin.harness.judge import judge
@@ -37,6 +40,52 @@ def test_a_trace_survives_being_written_and_read(folder: Path) -> None:
 def test_a_trace_without_tensors_can_be_read(tmp_path: Path) -> None:
     write_trace(tmp_path, new_header(CASE, ENGINE, Ending(kind="crashed", detail="early"), ()), {})
     assert read_trace(tmp_path).header.ending.detail == "early"
+
+
+def test_tensors_are_read_as_safetensors_reads_them(tmp_path: Path) -> None:
+    tensors = {
+        "0.bool": torch.tensor([True, False, True]),
+        "0.byte": torch.arange(5, dtype=torch.uint8),
+        "0.half": torch.randn(3, 1).half(),
+        "0.brain": torch.randn(2, 2).bfloat16(),
+        "0.empty": torch.zeros(2, 0, 4),
+        "0.turned": torch.randn(3, 4).T,
+        "0.scalar": torch.tensor(7.0, dtype=torch.float64),
+        "1.int": torch.arange(3, dtype=torch.int32),
+        "1.long": torch.arange(6).view(1, 2, 3),
+    }
+    write_trace(tmp_path, new_header(CASE, ENGINE, Ending(kind="finished"), ()), tensors)
+    found, theirs = read_trace(tmp_path).tensors, load((tmp_path / "trace.safetensors").read_bytes())
+    assert found.keys() == theirs.keys() == tensors.keys()
+    for name, tensor in tensors.items():
+        assert found[name].dtype == theirs[name].dtype == tensor.dtype
+        assert torch.equal(found[name], tensor)
+        assert torch.equal(theirs[name], tensor)
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [
+        lambda data: data[:-1],
+        lambda data: data + b"0",
+        lambda data: b"",
+        lambda data: b"\xff" * 8 + data[8:],
+        lambda data: data.replace(b'"I64"', b'"I63"'),
+        lambda data: data.replace(b'"I64"', b'"I32"'),
+        lambda data: data.replace(b'"shape":[4]', b'"shape":[3]'),
+        lambda data: data.replace(b'"shape":[4]', b'"shape":4.0'),
+        lambda data: data.replace(b"[0,32]", b"[4,36]"),
+    ],
+)
+def test_what_is_not_safetensors_is_refused_whatever_its_digest(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, damage: Callable[[bytes], bytes]
+) -> None:
+    data = save({"0.table": torch.arange(4)})
+    assert damage(data) != data
+    monkeypatch.setattr(module, "serialize", lambda _: damage(data))
+    write_trace(tmp_path, new_header(CASE, ENGINE, Ending(kind="finished"), ()), {})
+    with pytest.raises(InputError, match="not safetensors"):
+        read_trace(tmp_path)
 
 
 @pytest.mark.parametrize("name", ["trace.json", "trace.safetensors"])

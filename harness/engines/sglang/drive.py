@@ -68,7 +68,7 @@ class Drive:
     def run(self) -> None:
         """Run the case to its end. Raises what the worker raises, EndlessCase or Stopped."""
         for pool in self._pools.values():
-            pool.poison_all()
+            pool.poison(torch.empty(0, dtype=torch.int64))
         # nobody listens at the other end of these sockets; both senders are of one class
         sender = self._scheduler.ipc_channels.send_to_detokenizer
         type(sender).send_output = lambda _self, payload, *args, **kwargs: self._sent(payload)
@@ -100,8 +100,9 @@ class Drive:
         self._taps.iteration = self._iteration
         self._reached("schedule")
         free = self._allocation.free()
+        used = self._allocation.used(free)
         for pool in self._pools.values():
-            pool.poison(free)  # free slots hold plausible rows of whoever had them, until now
+            pool.poison(used)  # free slots hold plausible rows of whoever had them, until now
         self._account("iteration", free)
         self._record_finished()
         if self._live is not None:
@@ -192,6 +193,7 @@ class Drive:
                 "cached": self._allocation.cached().to(torch.int32),
                 "held": torch.cat([*held.values(), torch.empty(0, dtype=torch.int64)]).to(torch.int32),
             },
+            owned=True,
         )
 
     def _record_cached(self) -> None:

@@ -27,17 +27,12 @@ class Pool:
         rows = torch.stack([layer.index_select(0, slots) for layer in (*self._keys, *self._values)])
         return rows.view(2, len(self._keys), *rows.shape[1:])
 
-    def poison(self, slots: Tensor) -> None:
-        for layer in self._keys:
-            layer.index_fill_(0, slots, KEY_POISON)
-        for layer in self._values:
-            layer.index_fill_(0, slots, VALUE_POISON)
-
-    def poison_all(self) -> None:
-        for layer in self._keys:
-            layer.fill_(KEY_POISON)
-        for layer in self._values:
-            layer.fill_(VALUE_POISON)
+    def poison(self, used: Tensor) -> None:
+        """Poison every slot but those in use [n]. Those are few: to put them back is quicker than to name all others."""
+        for layers, poison in ((self._keys, KEY_POISON), (self._values, VALUE_POISON)):
+            for layer in layers:
+                rows = layer.index_select(0, used)
+                layer.fill_(poison).index_copy_(0, used, rows)
 
 
 class Allocation:
@@ -54,8 +49,13 @@ class Allocation:
         return int(self._scheduler.max_total_num_tokens)
 
     def free(self) -> Tensor:
-        """Slots in the allocator's free list [n], sorted."""
-        return self._slots_of_pages(self._allocator.get_all_free_pages()).sort().values
+        """Slots in the allocator's free list [n], sorted (by counting), each as often as it is listed."""
+        return torch.repeat_interleave(torch.bincount(self._slots_of_pages(self._allocator.get_all_free_pages())))
+
+    def used(self, free: Tensor) -> Tensor:
+        """All slots but these [n]: those that somebody owns or has lost, and those that take padding."""
+        used = torch.ones(self.total + self._page, dtype=torch.bool)  # the first page takes padding
+        return used.index_fill_(0, free, False).nonzero().flatten()
 
     def cached(self) -> Tensor:
         """Slots that the prefix cache owns [n], sorted (it walks its tree in no order); none where there is no cache."""
@@ -100,8 +100,8 @@ class Allocation:
         return self.table(request, request.kv.kv_allocated_len)
 
     def table(self, request: Any, end: int) -> Tensor:
-        """The request's first `end` entries of req_to_token, as int64: position -> slot."""
-        return self._table[request.kv.req_pool_idx, :end].to(torch.int64)
+        """A copy of the request's first `end` entries of req_to_token, as int64: position -> slot."""
+        return self._table[request.kv.req_pool_idx, :end].to(torch.int64, copy=True)
 
     def _slots_of_pages(self, pages: Tensor) -> Tensor:
         if self._page == 1:

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from eagletwin.harness.trace import Recorder
+from eagletwin.harness.trace import Recorder, snapshot
 
 from .pools import Allocation, Pool
 
@@ -70,6 +70,7 @@ class Taps:
         self._wrapped.append((owner, name))
 
     def _add(self, request: Any, stage: str, step: int, numbers: dict[str, int], tensors: dict[str, Tensor]) -> None:
+        """Of tensors that were made here: a batch's are copied once, and each request's are a part of the copy."""
         self.recorder.add(
             request.rid,
             self._rounds.get(request.rid, 0),
@@ -79,6 +80,7 @@ class Taps:
             forward=self._forward,
             numbers=numbers,
             tensors=tensors,
+            owned=True,
         )
 
     # -- boundary ----------------------------------------------------------------------------------------------------
@@ -119,26 +121,24 @@ class Taps:
                 "owners": torch.repeat_interleave(counts).to(torch.int32),
                 "cached": self.allocation.cached().to(torch.int32),
             },
+            owned=True,
         )
 
     def _after_prefill(self, result: Any, starts: list[int], lengths: list[int]) -> None:
         proposal = result.next_draft_input
         ends = [start + length for start, length in zip(starts, lengths, strict=True)]
+        tokens, proposed, hidden = map(snapshot, (result.next_token_ids, proposal.topk_index, proposal.hidden_states))
         for n, (request, end, tensors) in enumerate(zip(self._batch, ends, self._changed_rows(ends), strict=True)):
             final = end == len(request.origin_input_ids) + len(request.output_ids)
             if final:  # what a chunk in between predicts and proposes is legal garbage
-                tensors |= {
-                    "next_token": result.next_token_ids[n : n + 1],
-                    "proposal": proposal.topk_index[n],
-                    "proposal_hidden": proposal.hidden_states[n],
-                }
+                tensors |= {"next_token": tokens[n : n + 1], "proposal": proposed[n], "proposal_hidden": hidden[n]}
             self._add(request, "prefill", starts[n], {"start": starts[n], "end": end, "final": int(final)}, tensors)
 
     def _around_draft(self, call: Callable[..., Any], batch: Any, *args: Any, **kwargs: Any) -> Any:
         self._draft_step = 0
         lengths = batch.seq_lens.tolist()
         result = call(batch, *args, **kwargs)
-        tokens, positions = result.draft_token.view(-1, self._width), result.positions.view(-1, self._width)
+        tokens, positions = (snapshot(rows).view(-1, self._width) for rows in (result.draft_token, result.positions))
         tables = [
             self.allocation.table(request, length + self._width) for request, length in zip(self._batch, lengths, strict=True)
         ]
@@ -163,14 +163,14 @@ class Taps:
         lengths = batch.seq_lens.tolist()
         result = call(batch, *args, **kwargs)
         self._accept_lens = result.accept_lens.tolist()
-        predicted = result.next_token_ids.view(-1, self._width)
+        predicted, accepted = snapshot(result.next_token_ids).view(-1, self._width), snapshot(result.accept_index)
         bonus, new_lengths = result.next_draft_input.bonus_tokens.tolist(), result.new_seq_lens.tolist()
         for n, request in enumerate(self._batch):
             accept_len = self._accept_lens[n]
             kept = max(0, min(accept_len, self._width))  # a wrong accept_len must reach the judge, not break the tap
             tensors = {
                 "predicted": predicted[n, :kept],
-                "accept_index": result.accept_index[n, :kept] - n * self._width,
+                "accept_index": accepted[n, :kept] - n * self._width,
             }
             numbers = {
                 "seq_len": lengths[n],
@@ -184,8 +184,9 @@ class Taps:
 
     def _after_extend(self, result: Any) -> None:
         proposal, lengths = result.next_draft_input, result.new_seq_lens.tolist()
+        proposed, hidden = snapshot(proposal.topk_index), snapshot(proposal.hidden_states)
         for n, (request, tensors) in enumerate(zip(self._batch, self._changed_rows(lengths), strict=True)):
-            tensors |= {"proposal": proposal.topk_index[n], "proposal_hidden": proposal.hidden_states[n]}
+            tensors |= {"proposal": proposed[n], "proposal_hidden": hidden[n]}
             self._add(request, "extend", 0, {"seq_len": lengths[n]}, tensors)
 
     def _changed_rows(self, ends: list[int]) -> list[dict[str, Tensor]]:
@@ -197,63 +198,62 @@ class Taps:
         found = [{"table": table} for table in tables]
         slots = torch.cat(tables)
         for name, pool in self.pools.items():
-            rows, begin = pool.rows(slots), 0  # [2, L, all, G, D]
-            for request, end, tensors in zip(self._batch, ends, found, strict=True):
-                mine, before = rows[:, :, begin : begin + end], self._stored.get((request.rid, name))
-                changed = torch.ones(end, dtype=torch.bool)
+            rows = pool.rows(slots).split_with_sizes(ends, 2)  # of each request [2, L, end, G, D]
+            for request, end, mine, tensors in zip(self._batch, ends, rows, found, strict=True):
+                before = self._stored.get((request.rid, name))
+                known = 0 if before is None else min(end, before.shape[2])
+                at = torch.arange(known, end)
                 if before is not None:
-                    known = min(end, before.shape[2])
-                    changed[:known] = (mine[:, :, :known] != before[:, :, :known]).movedim(2, 0).flatten(1).any(1)
+                    changed = torch.any(mine[:, :, :known] != before[:, :, :known], (0, 1, 3, 4))
+                    at = torch.cat([changed.nonzero().flatten(), at])
                 self._stored[request.rid, name] = mine
-                at = changed.nonzero().flatten()
                 keys, values = mine.index_select(2, at).unbind()
                 tensors |= {f"{name}_rows": at, f"{name}_keys": keys, f"{name}_values": values}
-                begin += end
         return found
 
     # -- inner -------------------------------------------------------------------------------------------------------
 
     def _around_forward(self, target: bool, call: Callable[..., Any], batch: Any, *args: Any, **kwargs: Any) -> Any:
         mode = batch.forward_mode
-        if self._batch and not mode.is_idle():
-            self._forward += 1
-            if mode.is_target_verify():
-                self._split(batch, "target.verify", [self._width] * len(self._batch), None, [0] * len(self._batch))
-            elif mode.is_draft_extend_v2():
-                self._split(
-                    batch, "draft.extend_decode", [self._width] * len(self._batch), self._accept_lens, [0] * len(self._batch)
-                )
-            elif mode.is_decode():
-                self._draft_step += 1
-                self._split(batch, "draft.decode", [1] * len(self._batch), None, [self._draft_step] * len(self._batch))
-            else:
-                lengths = [int(length) for length in batch.extend_seq_lens_cpu]
-                starts = [int(start) for start in batch.extend_prefix_lens_cpu]
-                self._split(batch, "target.extend" if target else "draft.extend", lengths, None, starts)
-        first = len(self.recorder.records) - len(self._batch)
-        result = call(batch, *args, **kwargs)
-        # known only now, and part of what was recorded before the forward
-        if self._batch and (target or mode.is_decode()) and not mode.is_idle():
-            hidden, begin = result.logits_output.hidden_states, 0
-            for number in range(first, first + len(self._batch)):
-                length = len(self.recorder.tensors[f"{number}.input_ids"])
-                self.recorder.complete(number, "hidden_out", hidden[begin : begin + length])
-                begin += length
-        return result
+        if not self._batch or mode.is_idle():
+            return call(batch, *args, **kwargs)
+        self._forward += 1
+        count, keep = len(self._batch), None
+        if mode.is_target_verify():
+            stage, lengths, steps = "target.verify", [self._width] * count, [0] * count
+        elif mode.is_draft_extend_v2():
+            stage, lengths, steps, keep = "draft.extend_decode", [self._width] * count, [0] * count, self._accept_lens
+        elif mode.is_decode():
+            self._draft_step += 1
+            stage, lengths, steps = "draft.decode", [1] * count, [self._draft_step] * count
+        else:
+            stage = "target.extend" if target else "draft.extend"
+            lengths = [int(length) for length in batch.extend_seq_lens_cpu]
+            steps = [int(start) for start in batch.extend_prefix_lens_cpu]
+        found = self._split(batch, None if target else batch.spec_info.hidden_states, lengths, keep)
+        try:
+            result = call(batch, *args, **kwargs)
+            if target or mode.is_decode():
+                hidden, begin = snapshot(result.logits_output.hidden_states), 0
+                for tensors in found:
+                    rows = slice(begin, begin + len(tensors["input_ids"]))
+                    tensors["hidden_out"], begin = hidden[rows], rows.stop
+            return result
+        finally:  # what went into a forward that never returned is the best hint at why
+            for request, step, tensors in zip(self._batch, steps, found, strict=True):
+                self._add(request, stage, step, {}, tensors)
 
-    def _split(self, batch: Any, stage: str, lengths: list[int], keep: list[int] | None, steps: list[int]) -> None:
+    def _split(self, batch: Any, hidden: Tensor | None, lengths: list[int], keep: list[int] | None) -> list[dict[str, Tensor]]:
         """Cut the rows of one forward into requests; of each, keep the first keep[n] rows (all, if None)."""
-        begin = 0
-        hidden = None if stage.startswith("target") else batch.spec_info.hidden_states
-        for n, request in enumerate(self._batch):
-            kept = lengths[n] if keep is None else max(0, min(keep[n], lengths[n]))
+        ids, positions, slots = map(snapshot, (batch.input_ids, batch.positions, batch.out_cache_loc))
+        hidden = None if hidden is None else snapshot(hidden)
+        found, begin = [], 0
+        for n, length in enumerate(lengths):
+            kept = length if keep is None else max(0, min(keep[n], length))
             rows = slice(begin, begin + kept)
-            tensors = {
-                "input_ids": batch.input_ids[rows],
-                "positions": batch.positions[rows],
-                "slots": batch.out_cache_loc[begin : begin + lengths[n]],
-            }
+            tensors = {"input_ids": ids[rows], "positions": positions[rows], "slots": slots[begin : begin + length]}
             if hidden is not None:
                 tensors["hidden_in"] = hidden[rows]
-            self._add(request, stage, steps[n], {}, tensors)
-            begin += lengths[n]
+            found.append(tensors)
+            begin += length
+        return found
