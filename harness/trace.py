@@ -8,18 +8,17 @@ inside single forwards and are absent where no Python runs there (a replayed CUD
 """
 
 import hashlib
-import itertools
-import math
 import os
 from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Literal
 
 import msgspec
 import torch
-from msgspec import Meta, Struct
-from safetensors import TensorSpec, serialize
+from msgspec import Struct
+from safetensors import SafetensorError, TensorSpec, serialize
+from safetensors.torch import load
 from torch import Tensor
 
 from .case import Case, check_case
@@ -116,33 +115,8 @@ class _Seal(Struct):
     sha256: object = None
 
 
-class _Entry(Struct):
-    """One tensor in the header of trace.safetensors; offsets from the end of that header, in bytes."""
-
-    dtype: str
-    shape: tuple[Annotated[int, Meta(ge=0, le=MAX_TENSOR_BYTES)], ...]
-    data_offsets: tuple[int, int]
-
-
 # made once: a decoder costs as much as what it decodes here
 _SEAL, _HEADER = msgspec.json.Decoder(_Seal), msgspec.json.Decoder(Header)
-_ENTRIES = msgspec.json.Decoder(dict[str, _Entry])
-
-# Types of tensors as safetensors calls them.
-_DTYPES = {
-    "BOOL": torch.bool,
-    "U8": torch.uint8,
-    "I8": torch.int8,
-    "I16": torch.int16,
-    "I32": torch.int32,
-    "I64": torch.int64,
-    "F16": torch.float16,
-    "BF16": torch.bfloat16,
-    "F32": torch.float32,
-    "F64": torch.float64,
-}
-_NAMES = {dtype: str(dtype).removeprefix("torch.") for dtype in _DTYPES.values()}
-
 
 def new_header(
     case: Case,
@@ -249,7 +223,8 @@ def write_trace(folder: Path, header: Header, tensors: dict[str, Tensor]) -> Non
 
 
 def _spec(tensor: Tensor) -> TensorSpec:
-    return TensorSpec(dtype=_NAMES[tensor.dtype], shape=tensor.shape, data_ptr=tensor.data_ptr(), data_len=tensor.nbytes)
+    dtype = str(tensor.dtype).removeprefix("torch.")
+    return TensorSpec(dtype=dtype, shape=tensor.shape, data_ptr=tensor.data_ptr(), data_len=tensor.nbytes)
 
 
 def read_trace(folder: Path) -> Trace:
@@ -276,45 +251,13 @@ def read_trace(folder: Path) -> Trace:
             folder / TENSORS, "truncated or edited: its digest is not the one in trace.json", "record the trace again"
         )
     try:
-        tensors = _load(data)
-    except (ValueError, msgspec.DecodeError, RecursionError) as error:
+        tensors = load(data)
+    except SafetensorError as error:
         raise _refuse(folder / TENSORS, f"not safetensors ({error})", "record the trace again") from error
     missing = [f"{n}.{name}" for n, r in enumerate(header.records) for name in r.tensors if f"{n}.{name}" not in tensors]
     if missing:
         raise _refuse(folder / TENSORS, f"tensor {missing[0]} is missing", "record the trace again")
     return Trace(header, tensors)
-
-
-def _load(data: bytes) -> dict[str, Tensor]:
-    """The tensors of a safetensors file, as views of one copy of it: safetensors' own loader copies each. Raises ValueError.
-
-    They must tile the file in the order of its header, as all that write_trace wrote do.
-    """
-    buffer = bytearray(data)  # torch wants memory that can be written
-    begin = 8 + int.from_bytes(data[:8], "little")
-    entries, end = _ENTRIES.decode(data[8:begin]), begin
-    tensors: dict[str, Tensor] = {}
-    for name, alike in itertools.groupby(entries.items(), lambda item: item[1].dtype):
-        if name not in _DTYPES:
-            raise ValueError(f"type {name}")
-        dtype, found = _DTYPES[name], list(alike)
-        counts, offset = [math.prod(entry.shape) for _, entry in found], end
-        for (tensor, entry), count in zip(found, counts, strict=True):
-            if entry.data_offsets != (end - begin, end - begin + count * dtype.itemsize):
-                raise ValueError(f"tensor {tensor} is not where the one before it ends, or not of its size")
-            end += count * dtype.itemsize
-        if end > len(buffer):
-            raise ValueError("it ends before its tensors do")
-        whole = (
-            torch.frombuffer(buffer, dtype=dtype, count=sum(counts), offset=offset)
-            if end > offset
-            else torch.empty(0, dtype=dtype)
-        )
-        for (tensor, entry), flat in zip(found, whole.split_with_sizes(counts), strict=True):
-            tensors[tensor] = flat if len(entry.shape) == 1 else flat.view(entry.shape)
-    if end != len(buffer):
-        raise ValueError("it goes on after its tensors")
-    return tensors
 
 
 def _sealed(text: bytes, seal: str) -> bytes:
