@@ -17,7 +17,7 @@ from eagletwin.harness.models.recipes import RECIPES
 MODELS = ("llama-tiny", "llama-gqa")
 NUM_STEPS = (1, 2, 3, 4, 5)
 PAGE_SIZES = (1, 4, 16)
-CHUNK_SIZE = 64  # the budget of a prefill batch after the drawn ones: any whole prompt
+CHUNK_SIZE = 512  # the budget of a prefill batch after the drawn ones: all prompts at once, so that chunks are drawn or absent
 POOL_SIZES = (512, 96, 128)  # slots; the small ones run out
 BATCH_LIMITS = (8, 2)
 MAX_PROMPT, MAX_NEW_TOKENS, MAX_REQUESTS = 40, 16, 6

@@ -17,7 +17,7 @@ from .models.recipes import RECIPES
 SCHEMA = 1
 MAX_FILE_BYTES = 1 << 20  # the largest valid case, 64 prompts of 2,048 tokens, is some 700 kB of JSON
 
-Name = Annotated[str, Meta(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$")]
+Name = Annotated[str, Meta(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}\Z")]
 Token = Annotated[int, Meta(ge=0, lt=1 << 20)]
 
 
@@ -46,7 +46,7 @@ class Event(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
 
     at: Annotated[int, Meta(ge=0, le=1000)]
     kind: Literal["abort", "retract", "pause", "resume", "flush"]
-    request: Annotated[str, Meta(pattern=r"^([A-Za-z0-9][A-Za-z0-9._-]{0,63})?$")] = ""
+    request: Annotated[str, Meta(pattern=r"^([A-Za-z0-9][A-Za-z0-9._-]{0,63})?\Z")] = ""
 
 
 class SGLangSettings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

@@ -52,7 +52,7 @@ def check(
 
     A divergence is replayed in sub-folders, an equal run `repeat` - 1 times. `again` is the command that repeats it.
     """
-    (folder / "case.json").write_text(pretty_case(case))
+    (folder / "case.json").write_text(pretty_case(case), encoding="utf-8")
     trace = play(engine, after, case, folder, limits)
     verdict = judge(trace, without)
     if trace.header.before != len(after):
@@ -117,12 +117,12 @@ def conclude(case: Case, verdict: Verdict, trace: Trace, folder: Path, before: t
         earlier.mkdir(exist_ok=True)
         files = [earlier / f"{number:02}.json" for number in range(len(before))]
         for file, one in zip(files, before, strict=True):
-            file.write_text(pretty_case(one))
+            file.write_text(pretty_case(one), encoding="utf-8")
         words = [word for file in files for word in ("--after", str(file))]
         again = shlex.join([*shlex.split(again), *words])
     (folder / "verdict.json").write_bytes(msgspec.json.format(msgspec.json.encode(verdict)))
     report = argue(trace.header, verdict, again=again)
-    (folder / "report.txt").write_text(report + "\n")
+    (folder / "report.txt").write_text(report + "\n", encoding="utf-8")
     return Outcome(case, verdict, trace, folder, report, before)
 
 

@@ -63,7 +63,7 @@ def bench_all(
         seeds=seeds,
     )
     write.mkdir(parents=True, exist_ok=True)
-    (write / PAGE).write_text(text)
-    (write / PLOT).write_text(plot(growth))
+    (write / PAGE).write_text(text, encoding="utf-8")
+    (write / PLOT).write_text(plot(growth), encoding="utf-8")
     print(text)
     return EXIT_EQUAL

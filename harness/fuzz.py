@@ -114,6 +114,10 @@ class Fuzz:
         self._set_aside: set[str] = set()  # kinds that were found: counted from then on, and not found again
 
     @property
+    def seed(self) -> int:
+        return self._seed
+
+    @property
     def patched(self) -> bool:
         return bool(self._trials.patches)
 
@@ -157,6 +161,7 @@ class _Block:
         self._smallest: Trial | None = None  # by _size, at any time
         self._last: Trial | None = None  # that showed it
         self._looks = 0
+        self._told = 0.0  # when progress was last told
         self._cases = self._seconds = self._found_at = 0.0
         self._partial = self._steady = False
         self._folder = fuzz.folder
@@ -194,7 +199,9 @@ class _Block:
             raise _Over
         if self._trials.known(case) is not None:
             return False
-        (fuzz.folder / "now.json").write_text(pretty_case(case))  # if everything dies, this is the case that did it
+        (fuzz.folder / "now.json").write_text(
+            pretty_case(case), encoding="utf-8"
+        )  # if everything dies, this is the case that did it
         trial = self._trials.look(case)
         fuzz.tally.add(trial)
         if not trial.kind:
@@ -204,10 +211,11 @@ class _Block:
             return False
         self.first = self._smallest = self._last = trial
         self._cases, self._seconds, self._found_at = fuzz.tally.cases, fuzz.seconds, time.monotonic()
+        self._told = self._found_at
         self._folder = fuzz.folder / f"finding-{len(fuzz.found) + 1}"
         (self._folder / "minimal").mkdir(parents=True)
         fuzz.found.append(self._folder)
-        (self._folder / "found.json").write_text(pretty_case(case))
+        (self._folder / "found.json").write_text(pretty_case(case), encoding="utf-8")
         self._keep_smallest()
         fuzz._progress(f"case {self._cases}, {self._seconds:.1f} s: {trial.verdict.status} {trial.kind}; shrinking")
         self._steady = self._shows_alone(trial)
@@ -236,6 +244,10 @@ class _Block:
         if _size(case) < _size(self._smallest.case):
             self._smallest = trial
             self._keep_smallest()
+        if time.monotonic() > self._told + 5:
+            self._told = time.monotonic()
+            sizes = ", ".join(f"{len(request.prompt)}+{request.max_new_tokens}" for request in self._smallest.case.requests)
+            self._fuzz._progress(f"{self._looks} more runs; smallest so far (prompt+new): {sizes}")
         return True
 
     def _iteration(self, trial: Trial) -> int:
@@ -252,7 +264,7 @@ class _Block:
         assert self._smallest is not None
         minimal, fuzz = self._folder / "minimal", self._fuzz
         case = msgspec.structs.replace(self._smallest.case, name=f"minimal-{self._folder.name}")
-        (minimal / "case.json").write_text(pretty_case(case))
+        (minimal / "case.json").write_text(pretty_case(case), encoding="utf-8")
         trials = self._trials
         write_script(
             minimal,
@@ -268,6 +280,7 @@ class _Block:
         """Confirm the smallest case in fresh forks."""
         assert self.first is not None
         assert self._smallest is not None
+        self._keep_smallest()
         trials, smallest = self._trials, self._smallest
         case = msgspec.structs.replace(smallest.case, name=f"minimal-{self._folder.name}")
         engine = trials.host.engine(case, trials.patches, trials.kernels)

@@ -20,7 +20,7 @@ class Edit(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     replacement of several lines keeps the indentation of the line it stands in.
     """
 
-    target: Annotated[str, Meta(pattern=r"^[A-Za-z_][A-Za-z0-9_]*(\.[A-Za-z_][A-Za-z0-9_]*)+$")]
+    target: Annotated[str, Meta(pattern=r"^[A-Za-z_][A-Za-z0-9_]*(\.[A-Za-z_][A-Za-z0-9_]*)+\Z")]
     match: Annotated[str, Meta(min_length=1)]
     replacement: str
 
@@ -28,7 +28,7 @@ class Edit(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
 class Patch(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """`name` is what traces and reports call it."""
 
-    name: str
+    name: Annotated[str, Meta(pattern=r"^[^\x00-\x1f\x7f]{1,200}\Z")]
     sglang_toggle: int | None = None
     edits: tuple[Edit, ...] = ()
 

@@ -14,9 +14,11 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 if TYPE_CHECKING:
-    from .twin import Twin
+    from .twin import CaseFailed, Twin
 
 _TWIN = pytest.StashKey["Twin"]()
+_ITEM = pytest.StashKey[pytest.Item]()  # the test that runs
+_SKIPPED = pytest.StashKey[int]()  # cases that workers of pytest-xdist did not run
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -90,32 +92,73 @@ def eagletwin(request: pytest.FixtureRequest) -> "Generator[Twin]":
         seconds=config.getoption("--eagletwin-seconds"),
     )
     config.stash[_TWIN] = twin
-    _begin(twin, request.node.items[0] if getattr(request.node, "items", None) else None)
+    _begin(twin, config.stash[_ITEM])
     yield twin
     twin.close()
 
 
-@pytest.hookimpl(wrapper=True)
-def pytest_runtest_call(item: pytest.Item) -> Generator[None, Any, Any]:
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    """Before any fixture of the test: what one of them checks is checked as the test's marker says."""
+    item.config.stash[_ITEM] = item
     twin = item.config.stash.get(_TWIN, None)
     if twin is not None:
         _begin(twin, item)
-    return (yield)
 
 
-def _begin(twin: "Twin", item: pytest.Item | None) -> None:
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_call(item: pytest.Item) -> Generator[None, Any, Any]:
+    result = yield
+    twin = item.config.stash.get(_TWIN, None)
+    if twin is not None and twin.only_skipped:
+        pytest.skip("eagletwin: no case was run, because the test's time was up")
+    return result
+
+
+def _begin(twin: "Twin", item: pytest.Item) -> None:
     """Take over what the test's marker says."""
-    if item is None:
-        return
     marker = item.get_closest_marker("eagletwin")
     asked = dict(marker.kwargs) if marker is not None else {}
     patches = tuple(asked.get("patches", ()))
     if asked.get("revert"):
         from eagletwin.cases.regressions import LEDGER
 
-        patches = tuple(LEDGER[str(number)].revert for number in asked["revert"]) + patches
-    name = re.sub(r"[^A-Za-z0-9._-]+", "-", item.name).strip("-.")[:64] or "case"
+        numbers = [str(number) for number in asked["revert"]]
+        unknown = [number for number in numbers if number not in LEDGER]
+        if unknown:
+            raise pytest.UsageError(f"{item.nodeid}: the ledger has no entry {unknown[0]}; use some of {', '.join(LEDGER)}")
+        patches = tuple(LEDGER[number].revert for number in numbers) + patches
+    name = re.sub(r"[^A-Za-z0-9._-]+", "-", item.name).strip("-._")[:64] or "case"
     twin.begin(name, patches=patches, kernels=asked.get("kernels"), without=frozenset(asked.get("without", ())))
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Refuse markers that would change nothing, and take Hypothesis' clock off tests of the worker: a case may have to wait for
+    an engine."""
+    known = ("revert", "patches", "kernels", "without")
+    for item in items:
+        for marker in item.iter_markers("eagletwin"):
+            wrong = [str(value) for value in marker.args] + sorted(set(marker.kwargs) - set(known))
+            if wrong:
+                raise pytest.UsageError(f"{item.nodeid}: the marker eagletwin takes {', '.join(known)}; not {wrong[0]}")
+        function = getattr(getattr(item, "obj", None), "__func__", getattr(item, "obj", None))
+        drawn = getattr(function, "_hypothesis_internal_use_settings", None)
+        if drawn is not None and "eagletwin" in getattr(item, "fixturenames", ()):
+            from hypothesis import HealthCheck, settings
+
+            quiet = {*drawn.suppress_health_check, HealthCheck.too_slow, HealthCheck.data_too_large}
+            unhurried = settings(drawn, deadline=None, suppress_health_check=list(quiet))
+            function._hypothesis_internal_use_settings = unhurried  # type: ignore[union-attr]
+
+
+def _failure(error: BaseException | None) -> "CaseFailed | None":
+    """The failed case in an exception, or in those that Hypothesis groups in it."""
+    from .twin import CaseFailed
+
+    if error is None or isinstance(error, CaseFailed):
+        return error
+    inside = [*getattr(error, "exceptions", ()), error.__cause__]
+    return next((found for found in map(_failure, inside) if found is not None), None)
 
 
 @pytest.hookimpl(wrapper=True)
@@ -125,16 +168,35 @@ def pytest_runtest_makereport(item: pytest.Item, call: pytest.CallInfo[None]) ->
     twin = item.config.stash.get(_TWIN, None)
     if twin is None or call.excinfo is None:
         return report
-    from .twin import CaseFailed
-
-    failed = call.excinfo.value
-    if isinstance(failed, CaseFailed):
+    failed = _failure(call.excinfo.value)
+    if failed is not None:
         outcome = twin.conclude(failed)
         report.sections.append(("eagletwin", f"{outcome.report}\n  folder: {outcome.folder}"))
     return report
 
 
+def pytest_runtest_teardown(item: pytest.Item) -> None:
+    twin = item.config.stash.get(_TWIN, None)
+    if twin is not None:
+        twin.end()
+
+
+def pytest_sessionfinish(session: pytest.Session) -> None:
+    twin = session.config.stash.get(_TWIN, None)
+    output = getattr(session.config, "workeroutput", None)  # there in a worker of pytest-xdist
+    if twin is not None and output is not None:
+        output["eagletwin_skipped"] = twin.skipped
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_testnodedown(node: Any) -> None:
+    """A worker of pytest-xdist is done."""
+    skipped = getattr(node, "workeroutput", {}).get("eagletwin_skipped", 0)
+    node.config.stash[_SKIPPED] = node.config.stash.get(_SKIPPED, 0) + skipped
+
+
 def pytest_terminal_summary(terminalreporter: Any, config: pytest.Config) -> None:
     twin = config.stash.get(_TWIN, None)
-    if twin is not None and twin.skipped:
-        terminalreporter.write_line(f"eagletwin: {twin.skipped} cases were not run, because the time of their test was up")
+    skipped = config.stash.get(_SKIPPED, 0) + (twin.skipped if twin is not None else 0)
+    if skipped:
+        terminalreporter.write_line(f"eagletwin: {skipped} cases were not run, because the time of their test was up")

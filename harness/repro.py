@@ -68,7 +68,7 @@ def write_script(
         patches=_literal([_brief(patch) for patch in patches]),
     )
     path = folder / SCRIPT
-    path.write_text(text)
+    path.write_text(text, encoding="utf-8")
     return path
 
 

@@ -118,6 +118,7 @@ class _Seal(Struct):
 # made once: a decoder costs as much as what it decodes here
 _SEAL, _HEADER = msgspec.json.Decoder(_Seal), msgspec.json.Decoder(Header)
 
+
 def new_header(
     case: Case,
     engine: EngineInfo,

@@ -8,6 +8,7 @@ import tempfile
 import time
 from collections import Counter
 from pathlib import Path
+from typing import Any
 
 import msgspec
 
@@ -32,6 +33,10 @@ class CaseFailed(AssertionError):
         self.trial = trial
 
 
+class TimeUp(Exception):
+    """A case cannot be played: the test's time was up before."""
+
+
 class Twin:
     """Runs the cases of a test session on one host. A test may change the engine for itself (`begin`).
 
@@ -48,6 +53,7 @@ class Twin:
         self._seconds = seconds
         self._all: dict[tuple[tuple[Patch, ...], Kernels, frozenset[str]], Trials] = {}
         self._name = "case"
+        self._live: list[LiveCase] = []
         self.begin("case")
 
     def begin(
@@ -65,7 +71,8 @@ class Twin:
         self._trials = self._all[key]
         self._name = name
         self._deadline = time.monotonic() + self._seconds
-        self._smallest: Trial | None = None
+        self._looked = self._skipped_here = 0
+        self.end()
 
     @property
     def ran(self) -> int:
@@ -74,30 +81,53 @@ class Twin:
     def check(self, case: Case) -> Verdict:
         """Run and judge a case; raise CaseFailed unless it is equal.
 
-        Once a case has failed in this test, smaller ones run no further than where it failed: that is shrinking. When the
-        test's time is up, a case that is not known is not run, and counted.
+        Where Hypothesis draws the cases, one that was run before is not run again, and one that does not reach what a patch
+        edits is rejected. When the test's time is up, a case is not run, and counted.
         """
-        until = -1
-        if self._smallest is not None and self._smallest.verdict.first is not None:
-            until = self._smallest.verdict.first.iteration
-        trial = self._trials.known(case, until)
-        if trial is None and time.monotonic() > self._deadline:
-            self.skipped += 1
-            return Verdict(status="unknown", reason="not run: the test's time was up")
-        trial = trial or self._trials.look(case, until)
+        __tracebackhide__ = True
+        hypothesis = _hypothesis()
+        trial = self._trials.known(case) if hypothesis is not None else None
+        if trial is None:
+            if time.monotonic() > self._deadline:
+                self.skipped += 1
+                self._skipped_here += 1
+                return Verdict(status="unknown", reason="not run: the test's time was up")
+            trial = self._trials.look(case, anew=True)
+        self._looked += 1
         self._note(trial.verdict)
-        if trial.kind:
-            if self._smallest is None or self._smallest.kind == trial.kind:
-                self._smallest = trial
+        if trial.verdict.vacuous and hypothesis is not None:
+            hypothesis.reject()
+        if trial.verdict.status != "equal":
             raise CaseFailed(trial)
         return trial.verdict
 
+    @property
+    def only_skipped(self) -> bool:
+        """Whether the test that runs has asked for cases, and its time was up for all of them."""
+        return self._skipped_here > 0 and self._looked == 0
+
     def start(self, case: Case) -> "LiveCase":
-        """Begin to play a case step by step."""
-        return LiveCase(self, case)
+        """Begin to play a case step by step. The engine is its own until it is closed or the test is over."""
+        if time.monotonic() > self._deadline:
+            self.skipped += 1
+            hypothesis = _hypothesis()
+            if hypothesis is not None:
+                hypothesis.reject()
+            raise TimeUp("not run: the test's time was up")
+        self._looked += 1
+        live = LiveCase(self, case)
+        self._live.append(live)
+        return live
+
+    def end(self) -> None:
+        """A test is over: what it plays is closed."""
+        for live in self._live:
+            live.close()
+        self._live.clear()
 
     def conclude(self, failed: CaseFailed) -> Outcome:
         """Confirm what a test failed on, and keep it in a run folder."""
+        self.end()
         trial, trials = failed.trial, self._trials
         case = msgspec.structs.replace(trial.case, name=self._name)
         folder = new_run_folder(self._out, self._name)
@@ -113,10 +143,16 @@ class Twin:
     def _note(self, verdict: Verdict) -> None:
         """What a case exercised: counted, and told to Hypothesis where it runs the test."""
         self.reached.update(verdict.exercised)
-        hypothesis = sys.modules.get("hypothesis")
-        if hypothesis is not None and hypothesis.currently_in_test_context():
+        hypothesis = _hypothesis()
+        if hypothesis is not None:
             for name in verdict.exercised:
                 hypothesis.event(name)
+
+
+def _hypothesis() -> Any:
+    """Hypothesis, where it runs the test; else None."""
+    hypothesis = sys.modules.get("hypothesis")
+    return hypothesis if hypothesis is not None and hypothesis.currently_in_test_context() else None
 
 
 class LiveCase:
@@ -152,9 +188,8 @@ class LiveCase:
         return self._judge(self._session.finish())
 
     def close(self) -> None:
-        """End it, whatever became of it."""
-        if not self._session.over:
-            self._session.finish()
+        """End it, whatever became of it. Closing again does nothing."""
+        self._session.close()
         self._scratch.cleanup()
 
     @property
@@ -163,10 +198,10 @@ class LiveCase:
 
     def _judge(self, trace: Trace) -> Verdict:
         verdict = judge(trace, self._without)
-        trial = Trial(trace.header.case, verdict, trace.header, ())
-        if trial.kind:
+        stopped = trace.header.ending.kind == "stopped" and verdict.status == "unknown"
+        if verdict.status != "equal" and not stopped:
             self._failed = True
-            raise CaseFailed(trial)
+            raise CaseFailed(Trial(trace.header.case, verdict, trace.header, ()))
         if self._session.over:
             self._twin._note(verdict)
         return verdict

@@ -14,7 +14,7 @@ from types import TracebackType
 import msgspec
 
 from eagletwin.harness.case import Case, Event, Request, check_case, encode_case
-from eagletwin.harness.errors import EagletwinError, HarnessError
+from eagletwin.harness.errors import EagletwinError, HarnessError, InputError
 from eagletwin.harness.patch import Patch
 from eagletwin.harness.trace import Ending, EngineInfo, Trace, new_header, read_trace, write_trace
 
@@ -72,8 +72,9 @@ class Host:
             self.close()  # somebody killed the zygote, and its engines died with it
         engine = self._engines.get(key)
         if engine is None or not engine.alive:
-            while len(self._engines) >= MAX_ENGINES:
-                self._engines.pop(next(iter(self._engines))).close()
+            idle = [name for name, other in self._engines.items() if not other.busy]
+            for name in idle[: max(0, len(self._engines) - MAX_ENGINES + 1)]:
+                self._engines.pop(name).close()
             engine = self._build(wire.Build(configuration, patches, kernels))
         self._engines.pop(key, None)
         self._engines[key] = engine  # last in the dict: used most recently
@@ -149,6 +150,7 @@ class EngineProcess:
         self._open = True
         self._broken = ""  # why nothing can be said to the process any more
         self._in_fork: list[Case] = []  # cases that the standing fork has run, in order
+        self.busy = False  # a session is open
 
     @property
     def alive(self) -> bool:
@@ -163,7 +165,8 @@ class EngineProcess:
         return tuple(self._in_fork[:-1])
 
     def close(self) -> None:
-        self._open = False
+        """Hang up: the process ends, and whatever runs in it."""
+        self._open = self.busy = False
         self._connection.close()
 
     def run(self, case: Case, folder: Path, limits: Limits = Limits(), *, fresh: bool = True, until: int = -1) -> Trace:
@@ -183,6 +186,13 @@ class EngineProcess:
     def _begin(
         self, case: Case, folder: Path, limits: Limits, *, fresh: bool = True, until: int = -1, live: bool = False
     ) -> None:
+        if self.busy:
+            raise InputError(
+                "a session is open on this engine, and it runs one case at a time",
+                consequence=f"case {case.name} was not run",
+                remedy="finish or close the session first",
+            )
+        self.busy = live
         self._broken = ""
         try:
             self._connection.settimeout(limits.case + 60)  # the engine process keeps the limits; this is for its own death
@@ -198,11 +208,15 @@ class EngineProcess:
                 return answer
             except (EOFError, OSError) as error:  # OSError: timed out, broken, or closed when the process was found gone
                 self._broken = type(error).__name__
+            except BaseException:  # somebody stopped waiting: the answer to come would be taken for that of the next case
+                self.close()
+                raise
         self.close()
         return wire.Ran(Ending(kind="crashed", detail=f"the engine process itself is gone ({self._broken})"), False)
 
     def _end(self, case: Case, folder: Path, answer: wire.Ran | wire.Failed | None = None) -> Trace:
         """The trace of a run that is over."""
+        self.busy = False
         if answer is None:
             given = self._answer()
             assert not isinstance(given, wire.Stepped)
@@ -250,20 +264,29 @@ class Session:
         """Run to the end: everything drained, the cache flushed."""
         return self._send((), (), None, last=True)
 
+    def close(self) -> None:
+        """End it wherever it stands. The engine is given up with it, unless the session has come to its end."""
+        if not self.over:
+            self.over = True
+            self._engine.close()
+
     def _send(self, requests: tuple[Request, ...], events: tuple[Event, ...], chunk: int | None, *, last: bool) -> Trace:
+        if self.over:
+            raise InputError("the session is over", consequence="nothing was run", remedy="begin another")
         at = self.iteration
         chunks = self.case.chunks
         if chunk is not None:
             prefills = len({record.forward for record in self.trace.header.records if record.stage == "prefill"})
             usual = (self.case.chunked_prefill_size,) * (prefills - len(chunks))
             chunks = (*(chunks + usual)[:prefills], chunk)
-        self.case = msgspec.structs.replace(
+        grown = msgspec.structs.replace(
             self.case,
             requests=self.case.requests + tuple(msgspec.structs.replace(request, arrive=at) for request in requests),
             events=self.case.events + tuple(msgspec.structs.replace(event, at=at) for event in events),
             chunks=chunks,
         )
-        check_case(self.case, "the session")
+        check_case(grown, "the session")
+        self.case = grown
         with contextlib.suppress(OSError):  # the engine is gone: the answer says so
             wire.send(self._engine._connection, wire.Step(requests, events, chunks, last))
         self.trace = self._wait()

@@ -11,6 +11,7 @@ from eagletwin.harness.trace import Record, Trace
 from eagletwin.reference.verify import verify_inputs
 
 from .compare import Compare, Findings, Phase, Place
+from .events import Events
 from .slots import Slots
 from .story import Round, Story, stored_rows
 
@@ -48,6 +49,7 @@ class Rules:
             checks[record.stage](number, record)
             if "proposal" in record.tensors:
                 self._proposed[record.request] = number
+        Events(self._trace, self._compare).check()
         return self._compare.settled()
 
     def _table(self, record: Record, boundary: str, step: int = 0, attempt: int = 0) -> list[int] | None:
@@ -241,6 +243,8 @@ class Rules:
             self._slots.written(number, place, table, round.committed)
 
     def _extend(self, number: int, record: Record) -> None:
+        place, end = Place(record, "draft.extend_decode"), self._round(record).end
+        self._compare.integers(place, "verify.accept", [end], [record.numbers["seq_len"]], "seq_len after round", record.round)
         self._stored(number, record, "target.verify", "draft.extend_decode")
         self._next_proposal(number, Place(record, "draft.extend_decode", output=True), self._round(record).end)
 

@@ -50,6 +50,11 @@ RULES: dict[str, tuple[str, str]] = {
         "4",
         "Free, cached and held slots are disjoint and make up the pool; after everything is done and flushed, all are free.",
     ),
+    "schedule.events": (
+        "4",
+        "An aborted request ends within a step, a retracted one starts again with a prefill, nothing runs in a pause, and an "
+        "idle scheduler's cache is empty after a flush.",
+    ),
     "kernel.memory": (
         "5",
         "A kernel reads and writes only elements of the tensors it was given, and raw addresses only KV pools.",

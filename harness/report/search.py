@@ -18,7 +18,7 @@ def finding_text(finding: Finding) -> str:
         "",
         f"Found after {finding.cases} cases, {finding.seconds:.1f} s. Smallest after {finding.shrink_looks} more runs, "
         f"{finding.shrink_seconds:.1f} s{', when the time for shrinking was up' if finding.partial else ''}: "
-        f"num_steps {case.num_steps}, page_size {case.page_size}, chunks {list(case.chunks)} then {case.chunked_prefill_size}, "
+        f"num_steps {case.num_steps}, page_size {case.page_size}, {f'chunks {list(case.chunks)}, ' if case.chunks else ''}"
         f"{len(case.events)} events, requests (prompt+new) {prompts}.",
     ]
     return "\n".join(lines)
@@ -30,7 +30,12 @@ def tally_text(search: Fuzz, findings: list[Finding]) -> str:
     reached = ", ".join(f"{name} {tally.exercised[name]}" for name in FEATURES if tally.exercised[name])
     names = {"unknown": "unknown (or never called what a patch edits)" if search.patched else "unknown"}
     statuses = ", ".join(f"{count} {names.get(status, status)}" for status, count in sorted(tally.statuses.items())) or "none"
-    lines = [f"{tally.cases} cases in {seconds:.1f} s: {statuses}. {tally.ties} of {tally.choices} choices were ties."]
+    headline = f"{len(findings)} FOUND" if findings else "NOTHING FOUND"
+    lines = [
+        f"{headline}  seed {search.seed}",
+        "",
+        f"{tally.cases} cases in {seconds:.1f} s: {statuses}. {tally.ties} of {tally.choices} choices were ties.",
+    ]
     lines += [f"Exercised: {reached or 'nothing named'}."]
     for kind, count in sorted(tally.set_aside.items()):
         lines.append(f"{count} more cases showed {kind}, which had been found, and were not looked at further.")
@@ -39,7 +44,7 @@ def tally_text(search: Fuzz, findings: list[Finding]) -> str:
     unfinished = search.found[len(findings) :]
     if unfinished:
         lines.append(f"Stopped while shrinking: the smallest case so far is in {unfinished[-1] / 'minimal'}.")
-    lines.append(f"{len(findings)} found. Folder: {search.folder}")
+    lines.append(f"Folder: {search.folder}")
     return "\n".join(lines)
 
 

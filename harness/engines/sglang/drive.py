@@ -63,6 +63,7 @@ class Drive:
         self._dropped: set[str] = set()  # aborted while they were queued, so no batch will end them
         self._paused = False
         self._iteration = -1
+        self._alone = 0  # since this iteration nobody adds to the case
         self._idle = 0
 
     def run(self) -> None:
@@ -108,8 +109,8 @@ class Drive:
         if self._live is not None:
             self.case, more = self._live(self._iteration, self.case)
             if not more:
-                self._live = None
-        if self._iteration > self._limit():
+                self._live, self._alone = None, self._iteration
+        if self._live is None and self._iteration > self._alone + self._limit():
             names = ", ".join(self._unfinished())
             raise EndlessCase(f"{self._iteration} iterations, and these are not finished: {names}")
         if self._live is None and not self._paused and self._handed_in >= self._ids() and not self._unfinished():

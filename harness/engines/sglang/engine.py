@@ -69,7 +69,10 @@ def serve(connection: socket.socket, build: wire.Build) -> NoReturn:
             standing.ran += 1
         else:
             standing = None
-        wire.send(connection, answer)
+        try:
+            wire.send(connection, answer)
+        except OSError:  # nobody waits for it any more
+            os._exit(0)
 
 
 def die_with_parent() -> None:
@@ -133,10 +136,10 @@ def _supervise(standing: _Runner, caller: socket.socket, run: wire.Run) -> wire.
             continue
         assert isinstance(message, wire.Stepped)
         waited = time.monotonic()
-        wire.send(caller, message)
         try:
+            wire.send(caller, message)
             step, _ = wire.receive(caller)
-        except (EOFError, ConnectionError):
+        except (EOFError, OSError):
             os._exit(0)
         wire.send(standing.connection, step)
         stepped = time.monotonic()

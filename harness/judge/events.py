@@ -1,0 +1,120 @@
+"""Whether what befell the scheduler had its effect: an event that is ignored must not pass for a worker that is right.
+
+Called by rules.py. It looks at when records were made, never at their numbers.
+"""
+
+from eagletwin.harness.case import Case, Event
+from eagletwin.harness.trace import Record, Trace
+
+from .compare import Compare, Place
+
+RULE = "schedule.events"
+_WORK = ("prefill", "draft", "verify", "extend")
+
+
+class Events:
+    """Checks the events of one case."""
+
+    def __init__(self, trace: Trace, compare: Compare) -> None:
+        self._case: Case = trace.header.case
+        self._records = trace.header.records
+        self._compare = compare
+        self._counts = {record.iteration: number for number, record in enumerate(self._records) if record.stage == "iteration"}
+        self._trace = trace
+        self._ended = {record.request: record for record in self._records if record.stage == "finished"}
+        self._seen = max(self._counts, default=-1)  # the last iteration that the trace knows to have begun
+
+    def check(self) -> None:
+        paused = False
+        for number, event in enumerate(self._case.events):
+            if event.at >= self._seen:  # the run ended before its effect could show
+                return
+            if event.kind == "abort":
+                self._abort(event, self._scheduled(number, paused))
+            elif event.kind == "retract":
+                self._retract(event)
+            elif event.kind == "flush":
+                self._flush(event)
+            else:
+                paused = event.kind == "pause"
+                if paused:
+                    self._pause(event, self._resumed(number))
+
+    def _resumed(self, number: int) -> int:
+        """The iteration in which the scheduler works again after event `number`."""
+        later = (event.at for event in self._case.events[number + 1 :] if event.kind == "resume")
+        return next(later, self._case.last_arrival + 1)
+
+    def _scheduled(self, number: int, paused: bool) -> int:
+        """The first iteration, from event `number` on, in which batches run."""
+        at = self._case.events[number].at
+        for later, event in enumerate(self._case.events[number + 1 :], number + 1):
+            if event.at > at:
+                break
+            if event.kind in ("pause", "resume"):
+                paused, number = event.kind == "pause", later
+        return self._resumed(number) if paused else at
+
+    def _unfinished(self, at: int) -> list[str]:
+        """Requests that were handed in by iteration `at` and had not ended when it began."""
+        handed_in = [request.id for request in self._case.requests if request.arrive <= at]
+        return [name for name in handed_in if name not in self._ended or self._ended[name].iteration > at]
+
+    def _work(self, name: str, begin: int, end: int) -> Record | None:
+        """The first record of work on a request (any, if "") in iterations begin..end-1."""
+        return next(
+            (
+                record
+                for record in self._records
+                if record.stage in _WORK and begin <= record.iteration < end and name in ("", record.request)
+            ),
+            None,
+        )
+
+    def _abort(self, event: Event, scheduled: int) -> None:
+        """It comes to the end of one more step at most (a request that is queued again must be prefilled for it), aborted."""
+        name = event.request
+        if name not in self._unfinished(event.at) or scheduled >= self._seen or not self._compare.on(RULE):
+            return
+        steps = [
+            record.iteration
+            for record in self._records
+            if record.request == name
+            and record.iteration >= event.at
+            and (record.stage == "verify" or (record.stage == "prefill" and record.numbers["final"]))
+        ]
+        ended, place = self._ended.get(name), self._place(event)
+        if len(steps) > 1:
+            self._compare.report(place, RULE, f"abort of {name}", "one more step at most", f"steps in iterations {steps}")
+        elif ended is not None and not ended.numbers["aborted"]:
+            self._compare.report(place, RULE, f"abort of {name}", "an aborted request", "one that finished")
+
+    def _retract(self, event: Event) -> None:
+        """Everything that ran starts again with a prefill."""
+        for name in self._unfinished(event.at):
+            again = self._work(name, event.at, self._seen + 1)
+            if again is None or self._work(name, 0, event.at) is None or not self._compare.on(RULE):
+                continue
+            if again.stage != "prefill":
+                place = self._place(event)
+                self._compare.report(place, RULE, f"retraction of {name}", "a prefill next", f"{again.stage} next")
+
+    def _pause(self, event: Event, resumed: int) -> None:
+        if not self._compare.on(RULE):
+            return
+        batch = self._work("", event.at, min(resumed, self._seen + 1))
+        if batch is not None:
+            found = f"a batch in iteration {batch.iteration}"
+            self._compare.report(self._place(event), RULE, f"pause until iteration {resumed}", "no batch", found)
+
+    def _flush(self, event: Event) -> None:
+        """Where nothing waits or runs, SGLang must do it."""
+        after = self._counts[event.at + 1]
+        if self._unfinished(event.at) or not self._compare.on(RULE):
+            return
+        cached = len(self._trace.tensor(after, "cached"))
+        if cached:
+            self._compare.report(self._place(event), RULE, "slots in the cache after the flush", 0, cached)
+
+    def _place(self, event: Event) -> Place:
+        return Place(self._records[self._counts[event.at]], "iteration")
