@@ -164,8 +164,12 @@ class LiveCase:
         self._without = trials.without
         self._scratch = tempfile.TemporaryDirectory(prefix="eagletwin-")
         engine = trials.host.engine(case, trials.patches, trials.kernels)
-        self._session = engine.session(case, Path(self._scratch.name), trials.limits)
         self._failed = False
+        try:
+            self._session = engine.session(case, Path(self._scratch.name), trials.limits)
+        except BaseException:
+            self._scratch.cleanup()
+            raise
 
     @property
     def case(self) -> Case:

@@ -108,9 +108,12 @@ class Events:
             self._compare.report(self._place(event), RULE, f"pause until iteration {resumed}", "no batch", found)
 
     def _flush(self, event: Event) -> None:
-        """Where nothing waits or runs, SGLang must do it."""
+        """Where nothing waits or runs, SGLang must do it. A batch counts as running until an iteration passes without one, and
+        none passes in a pause."""
         after = self._counts[event.at + 1]
-        if self._unfinished(event.at) or not self._compare.on(RULE):
+        paused = any(before.kind == "pause" and before.at <= event.at for before in self._case.events)
+        running = self._unfinished(event.at) or self._work("", event.at - 1, event.at) is not None
+        if paused or running or not self._compare.on(RULE):
             return
         cached = len(self._trace.tensor(after, "cached"))
         if cached:

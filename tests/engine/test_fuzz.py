@@ -2,6 +2,7 @@
 
 import json
 import os
+import runpy
 import signal
 import subprocess
 import sys
@@ -10,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from eagletwin.cases.regressions import LEDGER
-from eagletwin.harness.case import read_case
+from eagletwin.harness.case import decode_case, read_case
 from eagletwin.harness.engines.process import Host
 from eagletwin.harness.fuzz import Finding, Fuzz
 from eagletwin.harness.patch import Edit, Patch
@@ -55,6 +56,8 @@ def test_a_reverted_fix_is_found_and_gets_as_small_as_it_can(
     for part in ("trace.json", "trace.safetensors", "verdict.json", "report.txt", "repro.py"):
         assert (folder / part).is_file()
     assert (folder.parent / "found.json").is_file()
+    scripted = runpy.run_path(str(folder / "repro.py"))["CASE"]
+    assert decode_case(json.dumps(scripted).encode(), "repro.py") == case
 
 
 def test_when_time_is_up_the_smallest_so_far_counts_and_says_so(host: Host, tmp_path: Path) -> None:
