@@ -1,5 +1,5 @@
-# Verbs: run, test, setup, lint, bench; sweep: many generated cases on the unmodified release; shadow: each kernel launch in Triton's
-# interpreter as well. All paths are relative, so the checkout may lie anywhere, also behind a space.
+# Verbs: run, test, setup, lint, bench; sweep: many generated cases on the unmodified release; quality: how small found cases get;
+# shadow: each kernel launch in Triton's interpreter as well. All paths are relative: the checkout may lie anywhere.
 PYTHON ?= $(shell command -v python3.11 || command -v python3)
 # On Linux the common package index serves torch with CUDA libraries (gigabytes). Any build of this version will do.
 TORCH ?= torch==2.13.0
@@ -9,7 +9,7 @@ SEED ?= 0
 BIN := .venv/bin
 READY := .venv/.ready
 
-.PHONY: run test setup lint sweep shadow bench clean
+.PHONY: run test setup lint sweep quality shadow bench clean
 
 run: setup
 	$(BIN)/eagletwin prove 25015 26329
@@ -20,6 +20,9 @@ test: setup
 
 sweep: setup
 	$(BIN)/eagletwin fuzz --cases $(CASES) --minutes 600 --kernels $(KERNELS) --seed $(SEED)
+
+quality: setup
+	$(BIN)/python -m pytest tests/quality -q
 
 shadow: setup
 	$(BIN)/eagletwin prove all --kernels shadow

@@ -1,7 +1,10 @@
-"""The same case gives the same bytes: in one engine, and in two interpreters that share nothing."""
+"""The same case gives the same bytes: in one engine, after other cases, and in two interpreters that share nothing."""
 
 from pathlib import Path
 
+import msgspec
+
+from eagletwin.cases.workload import rate_case
 from eagletwin.harness.case import Case
 from eagletwin.harness.engines.process import Host
 
@@ -19,3 +22,17 @@ def test_two_fresh_interpreters_give_byte_identical_traces(host: Host, busy_case
         first = (tmp_path / "here" / part).read_bytes()
         assert first == (tmp_path / "again" / part).read_bytes()
         assert first == (tmp_path / "there" / part).read_bytes()
+
+
+def test_a_case_gives_the_same_after_nineteen_others(host: Host, busy_case: Case, tmp_path: Path) -> None:
+    engine = host.engine(busy_case)
+    alone, after = tmp_path / "alone", tmp_path / "after"
+    alone.mkdir()
+    engine.run(busy_case, alone)
+    for number in range(19):
+        (tmp_path / str(number)).mkdir()
+        other = msgspec.structs.replace(busy_case, name="other", requests=rate_case(number).requests)
+        engine.run(other, tmp_path / str(number), fresh=number == 0)
+    after.mkdir()
+    assert engine.run(busy_case, after, fresh=False).header.before == 19
+    assert (alone / "trace.safetensors").read_bytes() == (after / "trace.safetensors").read_bytes()

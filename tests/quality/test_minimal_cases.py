@@ -1,0 +1,67 @@
+"""How small a found case gets: for each planted bug, which requests, which chunks, which events, which step. `make quality`.
+
+Kept apart from the other tests because each of them is a search of up to a minute.
+"""
+
+from pathlib import Path
+
+import pytest
+
+from eagletwin.harness.case import Case
+from eagletwin.harness.fuzz import Fuzz
+from eagletwin.harness.patch import Edit, Patch
+from eagletwin.harness.trial import Trials
+from eagletwin.harness.twin import Twin
+
+WORKER = "sglang.srt.speculative.eagle_worker_v2.EagleDraftWorker"
+SETUP = "logits_output = self.draft_runner.forward(forward_batch).logits_output"
+
+PLANTED = {
+    "the second request of a batch accepts one token too few": Edit(
+        target="sglang.srt.speculative.eagle_worker_common.run_eagle_verify",
+        match="    fused_commit_outputs = predict.is_cuda",
+        replacement=(
+            "    if bs > 1:\n        accept_lens = accept_lens.clone()\n"
+            "        accept_lens[1] = max(int(accept_lens[1]) - 1, 1)\n    fused_commit_outputs = predict.is_cuda"
+        ),
+    ),
+    "the draft's row of a last chunk of one token is lost": Edit(
+        target=f"{WORKER}._draft_extend_for_prefill",
+        match=SETUP,
+        replacement=(
+            f"{SETUP}\nif len(batch.reqs) == 1 and batch.extend_lens[0] == 1 and batch.prefix_lens[0] > 0:\n"
+            "    self.draft_runner.token_to_kv_pool.v_buffer[0][forward_batch.out_cache_loc[:1]] = 1.0e4"
+        ),
+    ),
+    "hidden states are one row off after a retraction": Edit(
+        target=f"{WORKER}._draft_extend_for_prefill",
+        match="hidden_states=target_hidden_states,",
+        replacement=(
+            "hidden_states=target_hidden_states.roll(1, 0) "
+            "if any(r.retraction_count and len(r.output_ids) for r in batch.reqs) else target_hidden_states,"
+        ),
+    ),
+    "a stop token counts only at the end of a round": Edit(
+        target="sglang.srt.managers.schedule_batch.Req.update_finish_state",
+        match="self._check_token_based_finish(new_accepted_tokens)",
+        replacement="self._check_token_based_finish(new_accepted_tokens[-1:])",
+    ),
+}
+
+# Bug -> rule, num_steps, page_size, chunks, (prompt, max_new_tokens, arrive, number of stop tokens) of each request, events
+SMALLEST: dict[str, object] = {}
+
+
+def shape(case: Case) -> tuple[object, ...]:
+    requests = tuple((len(r.prompt), r.max_new_tokens, r.arrive, len(r.stop)) for r in case.requests)
+    return case.num_steps, case.page_size, case.chunks, requests, tuple((event.at, event.kind) for event in case.events)
+
+
+@pytest.mark.parametrize("bug", sorted(PLANTED))
+def test_a_planted_bug_is_found_and_gets_as_small_as_this(eagletwin: Twin, tmp_path: Path, bug: str) -> None:
+    trials = Trials(eagletwin.host, patches=(Patch(name="planted", edits=(PLANTED[bug],)),))
+    fuzz = Fuzz(trials, tmp_path, seed=0, seconds=1e9, max_cases=1000, shrink_seconds=300.0, command="eagletwin fuzz")
+    finding = next(fuzz.search())
+    assert finding.outcome.verdict.status == "diverged"
+    assert not finding.partial
+    assert (finding.kind, *shape(finding.outcome.case)) == SMALLEST[bug]
