@@ -119,7 +119,8 @@ def last_of(trace: Trace, stage: str, tensor: str = "") -> int:
 def test_the_trace_itself_is_equal_and_no_rule_was_idle(busy_trace: Trace) -> None:
     verdict = judge(busy_trace)
     assert verdict.status == "equal", verdict
-    assert set(verdict.checked) == {rule for rule in RULES if not rule.startswith(("engine.", "kernel."))}
+    # nothing befalls the busy case: test_events.py has cases for that rule
+    assert set(verdict.checked) == {rule for rule in RULES if not rule.startswith(("engine.", "kernel.", "schedule."))}
     assert verdict.ties == 0
     for feature in ("chunked_prefill", "batch", "batch_grows", "batch_shrinks", "radix_hit", "page_crossed_in_draft"):
         assert feature in verdict.exercised
