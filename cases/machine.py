@@ -10,9 +10,9 @@ from typing import Protocol
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule
 
-from eagletwin.harness.case import Case, EngineSettings, Event, Request, SGLangSettings
+from eagletwin.harness.case import Case, Event, Request
 
-from .strategies import CHUNK_SIZE, MAX_REQUESTS, Focus, configurations, requests
+from .strategies import MAX_REQUESTS, Focus, configurations, requests
 
 
 class Live(Protocol):
@@ -45,23 +45,8 @@ def machine(start: Callable[[Case], Live], focus: Focus | None = None) -> type[R
         def begin(self, data: st.DataObject, configuration: Focus) -> None:
             self.configuration = configuration
             first = data.draw(requests(configuration, "a"))
-            self.live = start(
-                Case(
-                    name="played",
-                    model=configuration.model,
-                    num_steps=configuration.num_steps,
-                    page_size=configuration.page_size,
-                    chunked_prefill_size=CHUNK_SIZE,
-                    requests=(Request(id="a", prompt=first.prompt, max_new_tokens=first.max_new_tokens, stop=first.stop),),
-                    engine=EngineSettings(
-                        sglang=SGLangSettings(
-                            radix_cache=configuration.radix_cache,
-                            max_running_requests=configuration.max_running_requests,
-                            max_total_tokens=configuration.max_total_tokens,
-                        )
-                    ),
-                )
-            )
+            alone = Request(id="a", prompt=first.prompt, max_new_tokens=first.max_new_tokens, stop=first.stop)
+            self.live = start(configuration.case("played", (alone,)))
 
         def play(self, *events: Event, requests: tuple[Request, ...] = (), chunk: int | None = None) -> None:
             assert self.live is not None

@@ -34,6 +34,28 @@ class Focus:
     max_total_tokens: int = POOL_SIZES[0]
     max_running_requests: int = BATCH_LIMITS[0]
 
+    def case(
+        self, name: str, requests: tuple[Request, ...], *, chunks: tuple[int, ...] = (), events: tuple[Event, ...] = ()
+    ) -> Case:
+        """A case of this configuration."""
+        return Case(
+            name=name,
+            model=self.model,
+            num_steps=self.num_steps,
+            page_size=self.page_size,
+            chunked_prefill_size=CHUNK_SIZE,
+            chunks=chunks,
+            requests=requests,
+            events=events,
+            engine=EngineSettings(
+                sglang=SGLangSettings(
+                    radix_cache=self.radix_cache,
+                    max_running_requests=self.max_running_requests,
+                    max_total_tokens=self.max_total_tokens,
+                )
+            ),
+        )
+
 
 def focus_of(seed: int) -> Focus:
     """One of the configurations, by a seed. Long chains, pages and the cache come more often than a fair share."""
@@ -144,20 +166,4 @@ def cases(draw: st.DrawFn, focus: Focus | None = None, *, max_requests: int = MA
     page = configuration.page_size
     chunks = tuple(page * pages for pages in draw(st.lists(st.integers(1, 6), max_size=12)))
     befalls = draw(_events(made)) if events and draw(st.integers(0, 2)) else ()
-    return Case(
-        name="generated",
-        model=configuration.model,
-        num_steps=configuration.num_steps,
-        page_size=page,
-        chunked_prefill_size=CHUNK_SIZE,
-        chunks=chunks,
-        requests=made,
-        events=befalls,
-        engine=EngineSettings(
-            sglang=SGLangSettings(
-                radix_cache=configuration.radix_cache,
-                max_running_requests=configuration.max_running_requests,
-                max_total_tokens=configuration.max_total_tokens,
-            )
-        ),
-    )
+    return configuration.case("generated", made, chunks=chunks, events=befalls)

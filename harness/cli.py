@@ -25,6 +25,7 @@ from .errors import (
     EXIT_USAGE,
     EagletwinError,
     InputError,
+    exit_code_of,
 )
 
 if TYPE_CHECKING:
@@ -123,7 +124,7 @@ def check(
             outcome = checking.check(engine, chosen, folder, limits, without=off, repeat=repeat, after=before, again=again)
     print(outcome.report)
     print(f"  folder: {folder}")
-    return _code(outcome.verdict.status)
+    return exit_code_of(outcome.verdict.status)
 
 
 @app.command()
@@ -246,7 +247,7 @@ def judge(
     verdict = judging(recorded, off)
     words = ["eagletwin", "judge", str(trace), *(word for rule in without or () for word in ("--without", rule))]
     print(argue(recorded.header, verdict, again=shlex.join(words)))
-    return _code(verdict.status)
+    return exit_code_of(verdict.status)
 
 
 @app.command()
@@ -336,10 +337,6 @@ def _case(name: str) -> "Case":
     if entry is None and name.removeprefix("#").isdigit() and not Path(name).exists():
         return _entry(name).case  # says which entries there are
     return entry.case if entry is not None else read_case(Path(name))
-
-
-def _code(status: str) -> int:
-    return {"equal": EXIT_EQUAL, "diverged": EXIT_DIVERGED}.get(status, EXIT_UNKNOWN)
 
 
 INTERRUPTED = "interrupted: nothing was judged; a run folder that holds no verdict.json is of an interrupted run"

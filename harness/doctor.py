@@ -1,6 +1,5 @@
 """What can run on this machine, and why not. Looks, and boots an engine to be sure; changes nothing."""
 
-import importlib.metadata
 import platform
 import sys
 from dataclasses import dataclass
@@ -8,6 +7,7 @@ from dataclasses import dataclass
 from .errors import EagletwinError
 from .models.recipes import RECIPES
 from .paths import cache_folder
+from .versions import ABSENT, installed
 
 # Measured: an engine process holds some 0.7 GB, most of it shared with its forks.
 NEEDED_GIGABYTES = 2.0
@@ -81,12 +81,11 @@ def _cache() -> Finding:
 
 
 def _package(name: str, needed: bool) -> Finding:
-    try:
-        return Finding(what=name, found=importlib.metadata.version(name), good=True, needed=needed, remedy="")
-    except importlib.metadata.PackageNotFoundError:
-        return Finding(
-            what=name, found="not installed", good=False, needed=needed, remedy="`make setup`, or install it yourself"
-        )
+    found = installed(name)
+    if found != ABSENT:
+        return Finding(what=name, found=found, good=True, needed=needed, remedy="")
+    remedy = "`make setup`, or install it yourself"
+    return Finding(what=name, found="not installed", good=False, needed=needed, remedy=remedy)
 
 
 def _skipped() -> Finding:

@@ -12,6 +12,11 @@ EXIT_HARNESS = 129
 EXIT_INTERRUPTED = 130
 
 
+def exit_code_of(status: str) -> int:
+    """The exit code of a verdict's status."""
+    return {"equal": EXIT_EQUAL, "diverged": EXIT_DIVERGED}.get(status, EXIT_UNKNOWN)
+
+
 class EagletwinError(Exception):
     """Something that is neither equal nor diverged: the message says what is wrong, what follows and what to do."""
 

@@ -15,7 +15,7 @@ import msgspec
 from eagletwin import __version__
 
 from .case import Case, decode_case
-from .errors import EXIT_DIVERGED, EXIT_EQUAL, EXIT_UNKNOWN, InputError
+from .errors import EXIT_EQUAL, EXIT_UNKNOWN, InputError, exit_code_of
 from .patch import Patch
 from .versions import installed
 
@@ -141,4 +141,4 @@ def _reproduce(
         outcome = check(engine, case, folder, Limits(), without=without, again=f"python {sys.argv[0]}")
     print(outcome.report)
     print(f"  folder: {folder}")
-    return {"equal": EXIT_EQUAL, "diverged": EXIT_DIVERGED}.get(outcome.verdict.status, EXIT_UNKNOWN)
+    return exit_code_of(outcome.verdict.status)

@@ -2,10 +2,12 @@
 
 import importlib.metadata
 
+ABSENT = "none"
+
 
 def installed(package: str) -> str:
-    """Version of an installed package; "none" if it is absent."""
+    """Version of an installed package; ABSENT if it is not there."""
     try:
         return importlib.metadata.version(package)
     except importlib.metadata.PackageNotFoundError:
-        return "none"
+        return ABSENT
