@@ -47,3 +47,13 @@ def round_width(committed: int, topk: int, num_steps: int, page_size: int, num_d
     """How many columns after M a round may write."""
     last = int(draft_columns(committed, topk, num_steps, page_size)[-1, -1]) + 1 - committed
     return max(last, num_draft_tokens)
+
+
+def reserved(topk: int, num_steps: int, page_size: int, num_draft_tokens: int) -> int:
+    """Slots that SGLang sets aside for one round, before M is known: the widest round there can be.
+
+    Source: `get_alloc_len_per_decode` in SGLang 0.5.23's mem_cache/allocation_sizing.py. It keeps twice that per request.
+    """
+    if topk == 1 or page_size == 1:
+        return max(topk * num_steps, num_draft_tokens)
+    return max(topk * branch_pages(page_size - 1, num_steps, page_size) * page_size, num_draft_tokens)
