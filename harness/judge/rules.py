@@ -208,6 +208,7 @@ class Rules:
             place, "verify.inputs", [committed], [record.numbers["seq_len"]], "seq_len of round", record.round
         )
         self._compare.integers(place, "verify.inputs", [round.bonus], self._trace.integers(number, "tokens")[:1], "node", 0)
+        self._scratch_slots(number, place, round)
         if "hole_keys" in record.tensors:
             self._holes(number, place, story, round)
         stored = stored_rows(self._trace.tensor(number, "scratch_keys"), self._trace.tensor(number, "scratch_values"))
@@ -222,6 +223,13 @@ class Rules:
 
             self._compare.floats(Place(record, "draft", step), "draft.scratch_kv", expected[step - 1], at, name)
         self._trees.grown(number, record, story, round)
+
+    def _scratch_slots(self, number: int, place: Place, round: Round) -> None:
+        """Slots of draft decode, by branch and step, as they are laid out before the first forward."""
+        table, columns = self._trace.integers(number, "table"), self._columns(round)  # [S, k]
+        expected = [table[column] if column < len(table) else -1 for column in columns.T.flatten().tolist()]
+        slots = self._trace.integers(number, "scratch_slots")
+        self._compare.integers(place, "draft.slots", expected, slots, "slot, by branch and step,", 0)
 
     def _holes(self, number: int, place: Place, story: Story, round: Round) -> None:
         """What begins a branch's first page is a copy of the committed rows of the page that the prefix ends in."""
