@@ -118,11 +118,22 @@ def _told(trace: Trace) -> dict[str, Story]:
         elif record.stage == "draft":
             story.rounds.append(_round(trace, number, story, frontiers.pop(record.request, [])))
         elif record.stage == "verify":
-            story.tokens += trace.integers(number, "predicted")
-            if story.rounds:
-                story.rounds[-1].end = len(story.tokens) - 1
-                story.rounds[-1].path = trace.integers(number, "accept_index")
+            round = story.rounds[-1]
+            round.path = trace.integers(number, "accept_index")
+            story.tokens += _decided(round, trace.integers(number, "predicted"), record.numbers["bonus"])
+            round.end = len(story.tokens) - 1
     return told
+
+
+def _decided(round: Round, predicted: list[int], bonus: int) -> list[int]:
+    """Tokens that verify decided to commit: those of the accepted nodes, and the bonus token.
+
+    predicted: the same as the worker hands them on, after the path was moved to the front; rules.py compares the two.
+    """
+    nodes = round.path[1:]
+    if not round.path or any(not 1 <= node <= len(round.drafted) for node in nodes):
+        return predicted
+    return [*(round.drafted[node - 1] for node in nodes), bonus]
 
 
 def _round(trace: Trace, number: int, story: Story, consumed: list[int]) -> Round:

@@ -82,6 +82,7 @@ def build_scheduler(case: Case) -> Any:
         disable_radix_cache=not settings.radix_cache,
         max_running_requests=settings.max_running_requests,
         max_total_tokens=settings.max_total_tokens,
+        context_length=settings.context_length or None,
         device="cpu",
         dtype="float32",
         attention_backend="triton",
