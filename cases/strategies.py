@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from eagletwin.harness.case import Case, EngineSettings, Event, Request, SGLangSettings
 from eagletwin.harness.models.recipes import RECIPES
 
-MODELS = ("llama-tiny", "llama-gqa")
+MODELS = ("llama-tiny", "llama-gqa", "llama-eagle3-full", "llama-eagle3")
 NUM_STEPS = (1, 2, 3, 4, 5)
 PAGE_SIZES = (1, 4, 16)
 CHUNK_SIZE = 512  # the budget of a prefill batch after the drawn ones: all prompts at once, so that chunks are drawn or absent

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from .eagle import DraftRows, EagleHead, draft_rows
+from .eagle import DraftRows, Head, draft_rows
 from .llama import causal, side_by_side
 
 
@@ -44,14 +44,14 @@ def row_tokens(tokens: Tensor) -> Tensor:
     return tokens[1:]
 
 
-def committed_rows(head: EagleHead, tokens: Tensor, target_hidden: Tensor) -> DraftRows:
-    """Rows 0..M-1 of a request with committed tokens x[0..M]; target_hidden [>=M, H] holds h[0..M-1]."""
+def committed_rows(head: Head, tokens: Tensor, target_hidden: Tensor) -> DraftRows:
+    """Rows 0..M-1 of a request with committed tokens x[0..M]; target_hidden [>=M, ..] holds h[0..M-1]."""
     rows = len(tokens) - 1
-    return draft_rows(head, row_tokens(tokens), target_hidden[:rows], torch.arange(rows), causal(rows))
+    return draft_rows(head, row_tokens(tokens), head.feed(target_hidden[:rows]), torch.arange(rows), causal(rows))
 
 
 def draft_chain(
-    head: EagleHead, tokens: Tensor, target_hidden: Tensor, num_steps: int, drafted: Sequence[int] | None = None
+    head: Head, tokens: Tensor, target_hidden: Tensor, num_steps: int, drafted: Sequence[int] | None = None
 ) -> Chain:
     """Draft num_steps tokens after the committed tokens x[0..M] in the naive form: each step runs the head over all rows again.
 
@@ -59,7 +59,7 @@ def draft_chain(
     logits and rows are still the reference's.
     """
     committed = len(tokens) - 1  # M rows
-    ids, hidden = row_tokens(tokens), target_hidden[:committed]
+    ids, hidden = row_tokens(tokens), head.feed(target_hidden[:committed])
     chosen: list[int] = []
     for step in range(num_steps):
         rows = draft_rows(head, ids, hidden, torch.arange(len(ids)), causal(len(ids)))
@@ -79,11 +79,11 @@ def draft_chain(
 
 
 def draft_chains(
-    head: EagleHead, tokens: Sequence[Tensor], target_hidden: Tensor, rounds: Sequence[tuple[int, int]], drafted: Tensor
+    head: Head, tokens: Sequence[Tensor], target_hidden: Tensor, rounds: Sequence[tuple[int, int]], drafted: Tensor
 ) -> tuple[DraftRows, list[Chain]]:
     """Committed rows, and the chains of many rounds, of many requests at once. Equal to the naive functions above (a test).
 
-    tokens[q] [T] is the final sequence of request q, and target_hidden [B, H] holds the rows 0..T-2 of all requests, one
+    tokens[q] [T] is the final sequence of request q, and target_hidden [B, ..] holds the rows 0..T-2 of all requests, one
     request after the other, as do the committed rows that are returned. Round c is (q, M): it drafted drafted[c] [C, S] from
     the first M rows of request q.
     The head runs once per step over the committed rows and every round's scratch rows; a scratch row sees the committed
@@ -93,7 +93,7 @@ def draft_chains(
     lengths = [len(sequence) - 1 for sequence in tokens]
     base = sum(lengths)  # committed rows 0..base-1
     request, positions, sees = side_by_side(lengths)  # [B], [B], [B, B]
-    ids, hidden = torch.cat([row_tokens(sequence) for sequence in tokens]), target_hidden  # [B], [B, H]
+    ids, hidden = torch.cat([row_tokens(sequence) for sequence in tokens]), head.feed(target_hidden)  # [B], [B, H]
     of, start = torch.tensor(rounds, dtype=torch.int64).reshape(count, 2).unbind(1)  # [C] request and M of each round
     owner = torch.full((base,), -1)  # [B] which round a row belongs to; -1: committed
     prefix = positions + 1  # [B] how many committed rows of its request a row may see

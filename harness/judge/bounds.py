@@ -32,12 +32,17 @@ def error_of(expected: Tensor, actual: Tensor) -> Tensor:
     return torch.where(actual.isfinite().all(1), share, torch.full_like(share, torch.inf))
 
 
+def magnitude(logits: Tensor) -> Tensor:
+    """Largest finite size of a row of logits [.., V] -> [..]. A token that cannot be proposed has -inf."""
+    return logits.abs().masked_fill(logits.isinf(), 0).amax(-1)
+
+
 def undecided(logits: Tensor, first: int, second: int) -> bool:
     """Whether the reference cannot tell which of two tokens has the larger logit. logits [V]."""
-    return bool((logits[first] - logits[second]).abs() <= TIE_BOUND * logits.abs().max())
+    return bool((logits[first] - logits[second]).abs() <= TIE_BOUND * magnitude(logits))
 
 
 def is_tie(logits: Tensor) -> Tensor:
     """Whether the two largest logits are closer than the bound. logits [.., V] -> [..]."""
     best = logits.topk(2).values
-    return best[..., 0] - best[..., 1] <= TIE_BOUND * logits.abs().amax(-1)
+    return best[..., 0] - best[..., 1] <= TIE_BOUND * magnitude(logits)

@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 
 from eagletwin.harness.models.recipes import RECIPES
+from eagletwin.harness.models.weights import model_pair
 from eagletwin.harness.trace import Record, Trace
 from eagletwin.reference.verify import verify_inputs
 
@@ -27,6 +28,7 @@ class Rules:
         self._slots = Slots(trace, self._compare)
         self._numbers = {record.key: n for n, record in enumerate(trace.header.records)}
         self._proposed: dict[str, int] = {}  # request -> the last record that proposed d[1]
+        self._proposes: list[int] = model_pair(self._case.model).proposes.tolist()  # by the recipe, whatever the engine loaded
 
     def check(self) -> Findings:
         checks = {
@@ -151,9 +153,16 @@ class Rules:
         hidden = self._trace.tensor(number, "proposal_hidden")[None]
         index = f"state that row {committed - 1} hands to draft decode"
         self._compare.row(place, "draft.hidden_in", rows.hidden[last], hidden, index)
-        self._compare.choice(
-            place, "draft.proposal", rows.logits[committed - 1], self._trace.integers(number, "proposal")[0], "d[1]"
-        )
+        self._compare.choice(place, "draft.proposal", rows.logits[committed - 1], self._proposal(number)[0], "d[1]")
+
+    def _proposal(self, number: int) -> list[int]:
+        """What a record proposes, in the target's vocabulary. The engine keeps ids of the draft's until it drafts on.
+
+        An id outside the draft's vocabulary is moved past the target's, so that it is outside of that as well.
+        """
+        proposes, vocabulary = self._proposes, RECIPES[self._case.model].target.vocab_size
+        ids = self._trace.integers(number, "proposal")
+        return [proposes[n] if 0 <= n < len(proposes) else vocabulary + abs(n) for n in ids]
 
     # -- draft and verify ----------------------------------------------------------------------------------------------
 
@@ -173,10 +182,22 @@ class Rules:
             out, name = self._trace.tensor(number, "hidden_out"), f"state that d[{step + 1}] is chosen from"
             self._compare.row(Place(record, "draft", step, output=True), "draft.proposal", handed_on, out, name)
         table = self._table(record, "draft")
-        if table is not None:
+        if table is None:  # draft() never returned, perhaps because of what it consumed, which is compared there otherwise
+            self._consumed(record, ids, position)
+        else:
             # Slots come first: all of them are assigned before the first forward of draft(), and one that is written twice
             # shows in the row of an earlier step.
             self._slots.written(number, Place(record, "draft"), table, position)
+
+    def _consumed(self, record: Record, ids: list[int], position: int) -> None:
+        """The token of a draft decode step, by the proposal before it."""
+        if record.step > 1:
+            logits = self._stories[record.request].chains[record.round].logits[record.step - 1]
+            place = Place(record, "draft", record.step - 1, output=True)
+            self._compare.choice(place, "draft.proposal", logits, ids[0], f"d[{record.step}]")
+        elif record.request in self._proposed:
+            proposed, place = self._proposal(self._proposed[record.request]), Place(record, "draft", 1)
+            self._compare.integers(place, "draft.input_ids", proposed, ids, "row", position)
 
     def _draft(self, number: int, record: Record) -> None:
         round, chain = self._round(record), self._stories[record.request].chains[record.round]
@@ -189,7 +210,7 @@ class Rules:
         self._compare.integers(place, "verify.inputs", nodes, self._trace.integers(number, "positions"), "position of node", 0)
         # d[1] came from the extend before and was judged there: what draft() hands on must be that very token
         if record.request in self._proposed:
-            proposed = self._trace.integers(self._proposed[record.request], "proposal")
+            proposed = self._proposal(self._proposed[record.request])
             self._compare.integers(place, "draft.proposal", proposed, round.drafted[:1], "d[1], node", 1)
         stored = stored_rows(self._trace.tensor(number, "scratch_keys"), self._trace.tensor(number, "scratch_values"))
         expected = torch.stack([chain.keys, chain.values], 1)  # [S-1, 2, L, G, D]

@@ -16,7 +16,7 @@ from eagletwin.harness.models.recipes import RECIPES
 from eagletwin.harness.models.weights import model_pair
 from eagletwin.harness.trace import Trace
 from eagletwin.reference.chain import Chain, draft_chains
-from eagletwin.reference.eagle import DraftRows, EagleHead
+from eagletwin.reference.eagle import DraftRows, Head
 from eagletwin.reference.llama import TargetRows, Weights, target_rows
 
 # Committed tokens of the requests that share a forward: its cost grows with the square, and that of many small ones with
@@ -82,6 +82,7 @@ def stories(trace: Trace) -> dict[str, Story]:
 
 def _told(trace: Trace) -> dict[str, Story]:
     told = {request.id: Story(request.id, request.prompt, list(request.prompt)) for request in trace.header.case.requests}
+    consumed: dict[tuple[str, int], list[int]] = {}  # (request, round) -> what its draft decode steps consumed
     for number, record in enumerate(trace.header.records):
         story = told.get(record.request)
         if story is None:
@@ -91,15 +92,23 @@ def _told(trace: Trace) -> dict[str, Story]:
         elif record.stage == "draft":
             drafted, committed = trace.integers(number, "tokens")[1:], len(story.tokens) - 1
             story.rounds.append(Round(committed, story.tokens[-1], drafted, committed))
+        elif record.stage == "draft.decode":
+            consumed.setdefault((record.request, record.round), []).extend(trace.integers(number, "input_ids"))
         elif record.stage == "verify":
             story.tokens += trace.integers(number, "predicted")
             if story.rounds:
                 story.rounds[-1].end = len(story.tokens) - 1
+    for (request, round), drafted in consumed.items():
+        story = told[request]
+        if round == len(story.rounds):  # draft() never returned: its last round drafted what is known, and zeros
+            committed = len(story.tokens) - 1
+            drafted += [0] * (trace.header.case.num_steps - len(drafted))
+            story.rounds.append(Round(committed, story.tokens[-1], drafted, committed))
     return told
 
 
 @lru_cache(maxsize=8)
-def _reference(model: str) -> tuple[Weights, EagleHead]:
+def _reference(model: str) -> tuple[Weights, Head]:
     """The recipe's target and head in float64."""
     pair = model_pair(model)
     return pair.reference_target(), pair.reference_head(RECIPES[model])
