@@ -63,4 +63,9 @@ def draft_weights(
     if recipe.draft_vocab_size is not None:
         draft["d2t"] = proposes - torch.arange(len(proposes))
     draft["lm_head.weight"] = noisy(target["lm_head.weight"][proposes])
+    # As far as an argmax goes, a norm whose weights are all about 1 might as well not be there: these are 1/4 to 4, and the
+    # LM head takes it back.
+    spread = normal(size, std=0.7).exp()
+    draft["norm.weight"] *= spread
+    draft["lm_head.weight"] /= spread
     return draft
