@@ -1,0 +1,59 @@
+"""Where rows lie: which column of a request's row of req_to_token each stage writes. Integers alone; SGLang's own conventions.
+
+Committed position i lies in column i. Everything a round writes before its verify is over lies from column M on: draft
+decode by branch and step, then, over it, the nodes that the target verifies.
+"""
+
+import torch
+from torch import Tensor
+
+
+def branch_pages(committed: int, num_steps: int, page_size: int) -> int:
+    """Pages of one branch's region, for topk > 1 and page_size > 1: it begins with a copy of the prefix's partial page."""
+    return -(-(committed % page_size + num_steps) // page_size)
+
+
+def draft_columns(committed: int, topk: int, num_steps: int, page_size: int) -> Tensor:
+    """Columns of draft decode [num_steps, topk]: entry [j-1, b] is where step j writes branch b's row. M = committed.
+
+    A chain, and branches of page_size 1: branch b has the num_steps columns from M + b * num_steps on. With pages, branches
+    share none: branch b's region begins b * branch_pages pages after the page that M lies in, with as many holes as that page
+    holds committed rows. The last step's columns are allocated and never written: num_steps - 1 forwards run.
+    """
+    steps, branches = torch.arange(num_steps)[:, None], torch.arange(topk)[None, :]
+    if topk == 1 or page_size == 1:
+        return committed + branches * num_steps + steps
+    inside = committed % page_size
+    region = branch_pages(committed, num_steps, page_size) * page_size
+    return committed - inside + branches * region + inside + steps
+
+
+def hole_columns(committed: int, topk: int, num_steps: int, page_size: int) -> Tensor:
+    """Columns [topk - 1, M % page_size] of the holes of branches 1..: each must hold a copy of the prefix's partial page.
+
+    Branch 0's region begins with that page itself. Kernels that read whole pages read the holes.
+    """
+    inside = committed % page_size if topk > 1 else 0
+    region = branch_pages(committed, num_steps, page_size) * page_size if page_size > 1 else 0
+    return committed - inside + torch.arange(1, topk)[:, None] * region + torch.arange(inside)[None, :]
+
+
+def verify_columns(committed: int, num_draft_tokens: int) -> Tensor:
+    """Columns of the nodes [num_draft_tokens]: node n in column M + n, whatever its depth."""
+    return committed + torch.arange(num_draft_tokens)
+
+
+def round_width(committed: int, topk: int, num_steps: int, page_size: int, num_draft_tokens: int) -> int:
+    """How many columns after M a round may write."""
+    last = int(draft_columns(committed, topk, num_steps, page_size)[-1, -1]) + 1 - committed
+    return max(last, num_draft_tokens)
+
+
+def reserved(topk: int, num_steps: int, page_size: int, num_draft_tokens: int) -> int:
+    """Slots that SGLang sets aside for one round, before M is known: the widest round there can be.
+
+    Source: `get_alloc_len_per_decode` in SGLang 0.5.23's mem_cache/allocation_sizing.py. It keeps twice that per request.
+    """
+    if topk == 1 or page_size == 1:
+        return max(topk * num_steps, num_draft_tokens)
+    return max(topk * branch_pages(page_size - 1, num_steps, page_size) * page_size, num_draft_tokens)

@@ -1,0 +1,121 @@
+"""The draft tree of EAGLE-2, as small functions of integers: who is whose parent, and what verification needs of it.
+
+Two numberings. *Candidates* are all nodes that drafting ever proposed, depth by depth: 0..k-1 are the root's children; after
+them, at each further depth, the k children of the first frontier node, of the second, and so on, best child first (k =
+topk). So depth 1 has k candidates and every depth after it k * k. The *frontier* of a depth is the ordered list of the k
+candidates that were expanded. *Nodes* are what the target verifies: node 0 is the bonus token x[M], nodes 1.. are the
+selected candidates in the order of their numbers, so a parent always comes before its children.
+
+Source: EAGLE-2 (arXiv 2406.16858) §4.1 (expansion by the product of probabilities) and §4.2 (re-ranking of all candidates).
+Differences to SafeAILab/EAGLE and to SGLang stand in docs/trees.md. growth.py grows trees; this file never sees a model.
+"""
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+
+def count_candidates(topk: int, num_steps: int) -> int:
+    """Candidates of a tree of num_steps depths: k + (num_steps - 1) * k * k."""
+    return topk + (num_steps - 1) * topk * topk
+
+
+def parent_of(candidate: int, topk: int, expanded: Sequence[int]) -> int:
+    """The candidate that proposed this one; -1 for the root.
+
+    expanded: the frontiers of depths 1, 2, .. one after the other. As each expanded node proposed k candidates, the root
+    first, candidate // k says who proposed it: 0 the root, n the n-th that was expanded.
+    """
+    return -1 if candidate < topk else expanded[candidate // topk - 1]
+
+
+def tree_parents(selected: Sequence[int], topk: int, expanded: Sequence[int]) -> list[int]:
+    """Parents of the nodes [D]: of selected candidates, in the order of their numbers, behind the root. The root's is -1.
+
+    Raises ValueError if a node's parent was not selected: what is verified is then no tree.
+    """
+    node = {-1: 0} | {candidate: number for number, candidate in enumerate(selected, 1)}
+    parents = [-1]
+    for candidate in selected:
+        parent = parent_of(candidate, topk, expanded)
+        if parent not in node:
+            raise ValueError(f"candidate {candidate} was selected, and its parent {parent} was not")
+        parents.append(node[parent])
+    return parents
+
+
+def path_to(node: int, parents: Sequence[int]) -> list[int]:
+    """Nodes from the root to `node`, both included."""
+    path = [node]
+    while parents[path[0]] >= 0:
+        path.insert(0, parents[path[0]])
+    return path
+
+
+def depths(parents: Sequence[int]) -> list[int]:
+    """Depth of each node; the root's is 0. The target sees node n at position M + depth[n]."""
+    found: list[int] = []
+    for parent in parents:
+        found.append(0 if parent < 0 else found[parent] + 1)
+    return found
+
+
+def ancestor_mask(parents: Sequence[int]) -> Tensor:
+    """sees [D, D]: a node sees itself and its ancestors, and no one else of the tree (the committed prefix apart)."""
+    sees = torch.eye(len(parents), dtype=torch.bool)
+    for node, parent in enumerate(parents):
+        if parent >= 0:
+            sees[node] |= sees[parent]
+    return sees
+
+
+def full_mask(parents: Sequence[int], prefix: int) -> Tensor:
+    """[D, prefix + D]: every node sees the committed prefix; then the ancestors. One request of SGLang's FULL_MASK."""
+    mask = ancestor_mask(parents)
+    return torch.cat([torch.ones(len(parents), prefix, dtype=torch.bool), mask], 1)
+
+
+def packed_mask(parents: Sequence[int]) -> list[int]:
+    """One integer a node [D]: bit m is set if the node sees node m. SGLang's QLEN_ONLY_BITPACKING."""
+    return [sum(1 << other for other, seen in enumerate(row) if seen) for row in ancestor_mask(parents).tolist()]
+
+
+def retrieve_links(parents: Sequence[int]) -> tuple[list[int], list[int]]:
+    """(next_token, next_sibling), each [D]: a node's first child, and its parent's next child after it; -1 where none is."""
+    first, sibling, last = [-1] * len(parents), [-1] * len(parents), [-1] * len(parents)
+    for node, parent in enumerate(parents):
+        if parent < 0:
+            continue
+        if first[parent] < 0:
+            first[parent] = node
+        else:
+            sibling[last[parent]] = node
+        last[parent] = node
+    return first, sibling
+
+
+def leaf_paths(parents: Sequence[int]) -> list[list[int]]:
+    """Root-to-leaf paths in the order of their leaves: what the published EAGLE code calls retrieve indices (unpadded)."""
+    inner = set(parents)
+    return [path_to(node, parents) for node in range(len(parents)) if node not in inner]
+
+
+def walk_greedy(tokens: Sequence[int], parents: Sequence[int], argmax: Sequence[int]) -> list[int]:
+    """The accepted path: from the root, go on to the child whose token is the target's argmax[node], while there is one.
+
+    tokens, argmax [D]. The tokens committed are argmax of the nodes on the path; the last of them is the bonus token.
+    """
+    path = [0]
+    while True:
+        chosen = argmax[path[-1]]
+        child = next((n for n, parent in enumerate(parents) if parent == path[-1] and tokens[n] == chosen), None)
+        if child is None:
+            return path
+        path.append(child)
+
+
+def move_to_front(rows: Tensor, path: Sequence[int]) -> Tensor:
+    """rows [D, ..] of one request with the accepted path's in front, in the order of the path. What follows is garbage."""
+    front = rows[torch.as_tensor(path, dtype=torch.int64)]
+    return torch.cat([front, rows[len(path) :]])
