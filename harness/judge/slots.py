@@ -37,6 +37,9 @@ class Slots:
         if len(columns) != len(actual):
             self._compare.report(place, "draft.slots", "number of slots", len(columns), len(actual))
             return
+        if max(columns, default=0) >= len(table):
+            self._compare.report(place, "draft.slots", f"column {max(columns)}", "a slot", f"{len(table)} slots were allocated")
+            return
         expected = [table[column] for column in columns]
         taken = self._written.setdefault(place.record.forward, {})
         for n, (must, has) in enumerate(zip(expected, actual, strict=True)):

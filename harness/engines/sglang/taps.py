@@ -12,7 +12,6 @@ import torch
 from torch import Tensor
 
 from eagletwin.harness.trace import Recorder, snapshot
-from eagletwin.reference.layout import draft_columns, hole_columns, round_width
 
 from .pools import Allocation, Pool
 
@@ -155,18 +154,17 @@ class Taps:
 
     def _around_draft(self, call: Callable[..., Any], batch: Any, *args: Any, **kwargs: Any) -> Any:
         self._draft_step = 0
-        lengths, shape = batch.seq_lens.tolist(), (self._topk, self._steps, self._page)
         result = call(batch, *args, **kwargs)
-        tables = [
-            self.allocation.table(request, length + round_width(length, *shape, self._width))
-            for request, length in zip(self._batch, lengths, strict=True)
-        ]
-        # read now: verify writes over them. Draft decode never runs for the last step's columns.
-        written = [draft_columns(length, *shape)[:-1].flatten() for length in lengths]
-        holes = [hole_columns(length, *shape).flatten() for length in lengths]
-        counts = [len(columns) for columns in (*written, *holes)]
-        slots = [table[columns] for table, columns in zip(tables * 2, [*written, *holes], strict=True)]
-        rows = self.pools["draft"].rows(torch.cat(slots)).split_with_sizes(counts, 2)
+        lengths, count = batch.seq_lens.tolist(), len(self._batch)
+        slots = snapshot(batch.out_cache_loc).view(count, self._topk, -1)[:, :, : self._steps]  # of each branch and step
+        # read now: verify writes over them. Draft decode never runs for the last step's slots.
+        written = slots[:, :, :-1].transpose(1, 2).flatten(1).unbind()
+        holes = [self._holes(slots[n], length) for n, length in enumerate(lengths)]
+        rows = (
+            self.pools["draft"]
+            .rows(torch.cat([*written, *holes]))
+            .split_with_sizes([len(part) for part in (*written, *holes)], 2)
+        )
         of_nodes = {
             "tokens": result.draft_token,
             "positions": result.positions,
@@ -176,20 +174,29 @@ class Taps:
         }
         nodes = {name: snapshot(tensor).view(-1, self._width) for name, tensor in of_nodes.items()}
         masks = self._masks(snapshot(result.custom_mask), lengths)
-        for n, (request, table) in enumerate(zip(self._batch, tables, strict=True)):
+        for n, request in enumerate(self._batch):
             tensors = {name: tensor[n] for name, tensor in nodes.items()} | {
-                "table": table,
+                "table": self.allocation.allocated(request),
+                "scratch_slots": slots[n],
                 "mask": masks[n],
                 "retrieve_index": nodes["retrieve_index"][n] - n * self._width,
             }
             if self._topk > 1:  # a chain's are constants that SGLang does not always fill in
                 tensors |= {"expanded": self._expanded[n], "selected": self._selected[n]}
             tensors["scratch_keys"], tensors["scratch_values"] = rows[n].unbind()
-            if counts[len(lengths) + n]:
-                tensors["hole_keys"], tensors["hole_values"] = rows[len(lengths) + n].unbind()
+            if len(holes[n]):
+                tensors["hole_keys"], tensors["hole_values"] = rows[count + n].unbind()
             self._add(request, "draft", 0, {"seq_len": lengths[n]}, tensors)
         self._reached("verify")
         return result
+
+    def _holes(self, slots: Tensor, length: int) -> Tensor:
+        """Slots [(topk - 1) * n] between the start of a page and where a branch begins in it, of branches 1..; slots [topk, S].
+
+        Branch 0 begins in the page that the committed prefix ends in, and has none of its own.
+        """
+        inside = length % self._page if self._topk > 1 else 0
+        return (slots[1:, :1] - inside + torch.arange(inside)).flatten()
 
     def _masks(self, mask: Tensor, lengths: list[int]) -> list[Tensor]:
         """The tree's part of each request's mask [D, D]; D = num_draft_tokens. What lies before it belongs to the prefix."""
