@@ -38,7 +38,7 @@ def _at_first(mapped: str) -> Edit:
 
 # Which fault -> (edit, rule, where it must be seen first: stage, step, index)
 PLANTED = {
-    "d2t is left out at the first step": (_at_first("topk_index"), "draft.proposal", "draft", 0, "d[1], node 1"),
+    "d2t is left out at the first step": (_at_first("topk_index"), "draft.proposal", "draft", 0, "token of candidate 0"),
     "d2t is left out at one step": (
         _at_a_step("self.hot_token_id[topk_index] if i != 1 else topk_index"),
         "draft.proposal",
@@ -62,7 +62,7 @@ PLANTED = {
         "draft.proposal",
         "draft",
         0,
-        "d[1], node 1",
+        "token of candidate 0",
     ),
     "the states of the layers before are captured": (
         Edit(
