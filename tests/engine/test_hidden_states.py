@@ -18,7 +18,7 @@ def test_the_worker_feeds_the_target_states_that_the_recipe_declares_and_residua
 ) -> None:
     trace, verdict = run(msgspec.structs.replace(busy_case, model=name))
     assert verdict.status == "equal"
-    told = stories(trace)
+    told = stories(trace, "slot_layout")
     seen = {"draft.extend": 0, "draft.decode": 0}
     for number, record in enumerate(trace.header.records):
         if record.stage == "draft.extend":
@@ -34,7 +34,7 @@ def test_the_worker_feeds_the_target_states_that_the_recipe_declares_and_residua
             assert error_of(other[rows], hidden).min() > 100
             seen[record.stage] += 1
         if record.stage == "draft.decode" and record.step == 2:
-            chain = told[record.request].chains[record.round]
-            assert error_of(chain.hidden[1:2], trace.tensor(number, "hidden_in")).max() < 1
+            growth = told[record.request].growths[record.round]
+            assert error_of(growth.hidden[1], trace.tensor(number, "hidden_in")).max() < 1
             seen[record.stage] += 1
     assert min(seen.values()) > 2
