@@ -169,7 +169,10 @@ class Rules:
     # -- draft and verify ----------------------------------------------------------------------------------------------
 
     def _draft_decode(self, number: int, record: Record) -> None:
-        round, step, story = self._round(record), record.step, self._stories[record.request]
+        story, step = self._stories[record.request], record.step
+        if record.round == len(story.rounds):  # draft() never returned a tree: nobody says which candidates these were
+            return
+        round = self._round(record)
         place, position, topk = Place(record, "draft", step), round.committed + step - 1, self._case.topk
         rows, first = ("row", position) if topk == 1 else (f"row {position}, branch", 0)
         ids = self._trace.integers(number, "input_ids")
@@ -192,7 +195,9 @@ class Rules:
 
             self._compare.floats(out, "draft.proposal", growth.handed_on[step - 1], handed_on, handed)
         table = self._table(record, "draft")
-        if table is not None:
+        if table is None:  # draft() never returned, perhaps because of what it consumed, which is compared there otherwise
+            self._trees.cut_off(record, story, ids, position)
+        else:
             # Slots come first: all of them are assigned before the first forward of draft(), and one that is written twice
             # shows in the row of an earlier step.
             self._slots.written(number, Place(record, "draft"), table, self._columns(round)[step - 1].tolist())
