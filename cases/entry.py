@@ -1,21 +1,36 @@
-"""The form of a ledger entry: what a known bug is, how its fix is undone, and the smallest case that shows it."""
+"""The form of a ledger entry: what a known bug is, the smallest case that shows it, and how to have it with and without."""
 
 from dataclasses import dataclass
 
 from eagletwin.harness.case import Case
+from eagletwin.harness.judge import DECLARED_VIEW
 from eagletwin.harness.patch import Patch
+from eagletwin.reference.growth import View
+
+
+@dataclass(frozen=True, slots=True)
+class Side:
+    """One half of a proof: what is changed in the release, and what its trees are held to."""
+
+    patches: tuple[Patch, ...] = ()
+    view: View = DECLARED_VIEW
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Entry:
     """One known bug.
 
-    id        the number of the pull request that fixed it
-    rule      the rule that the case breaks without the fix
-    buggy     releases that have the bug; fixed: the first without it
+    id        the number of the pull request that fixed it, with the part of it that is meant; a live one that has none: a word
+    rule      the rule that the case breaks
+    buggy     releases that have the bug; fixed: the first without it, or "" of one that is live
     trigger   what a run needs for the bug to matter
+    case      minimal: equal on the green side, diverged on the red one
+
+    One of these tells the two sides apart:
+
     revert    undoes the fix on a current SGLang, in memory
-    case      minimal: equal with the fix, diverged without
+    remedy    of a live bug: a candidate fix
+    view      of a live bug that the judge declares and follows: the view in which it is a divergence
     """
 
     id: str
@@ -24,5 +39,27 @@ class Entry:
     buggy: str
     fixed: str
     trigger: str
-    revert: Patch
     case: Case
+    revert: Patch | None = None
+    remedy: Patch | None = None
+    view: View | None = None
+
+    def __post_init__(self) -> None:
+        if sum(part is not None for part in (self.revert, self.remedy, self.view)) != 1:
+            raise ValueError(f"{self.id}: exactly one of revert, remedy and view tells its two sides apart")
+
+    @property
+    def green(self) -> Side:
+        return Side((self.remedy,)) if self.remedy is not None else Side()
+
+    @property
+    def red(self) -> Side:
+        return Side((self.revert,) if self.revert is not None else (), self.view or DECLARED_VIEW)
+
+    def command(self, side: Side) -> str:
+        """What to type to see one side."""
+        words = [f"eagletwin check {self.id}"]
+        words += [f"--revert {self.id}"] if self.revert in side.patches else []
+        words += [f"--remedy {self.id}"] if self.remedy in side.patches else []
+        words += [f"--view {side.view}"] if side.view != DECLARED_VIEW else []
+        return " ".join(words)

@@ -203,7 +203,7 @@ def search(entries: Sequence[Entry], seeds: int) -> Iterator[tuple[Entry, list[F
             findings = []
             for seed in range(seeds):
                 with tempfile.TemporaryDirectory(prefix="eagletwin-") as scratch:
-                    trials = Trials(host, patches=(entry.revert,))
+                    trials = Trials(host, patches=entry.red.patches)
                     fuzz = Fuzz(trials, Path(scratch), seed=seed, seconds=300, max_cases=10_000, shrink_seconds=180, command="")
                     findings += list(_first(fuzz))
             yield entry, findings

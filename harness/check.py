@@ -13,9 +13,11 @@ from pathlib import Path
 
 import msgspec
 
+from eagletwin.reference.growth import View
+
 from .case import Case, pretty_case
 from .engines.process import EngineProcess, Limits
-from .judge import Verdict, judge
+from .judge import DECLARED_VIEW, Verdict, judge
 from .report.argument import argue
 from .trace import Trace
 
@@ -44,6 +46,7 @@ def check(
     limits: Limits,
     *,
     without: frozenset[str] = frozenset(),
+    view: View = DECLARED_VIEW,
     repeat: int = 1,
     after: Sequence[Case] = (),
     again: str = "",
@@ -54,7 +57,7 @@ def check(
     """
     (folder / "case.json").write_text(pretty_case(case), encoding="utf-8")
     trace = play(engine, after, case, folder, limits)
-    verdict = judge(trace, without)
+    verdict = judge(trace, without, view)
     if trace.header.before != len(after):
         reason = f"only {trace.header.before} of the {len(after)} cases before it came to their end"
         verdict = msgspec.structs.replace(verdict, status="unknown", reason=reason)
@@ -62,7 +65,7 @@ def check(
     for replay in range(1, replays + 1):
         sub = folder / f"replay-{replay}"
         sub.mkdir()
-        second = judge(play(engine, after, case, sub, limits), without)
+        second = judge(play(engine, after, case, sub, limits), without, view)
         if signature(second) != signature(verdict):
             verdict = nondeterministic(verdict, second, f"in replay-{replay}")
             break

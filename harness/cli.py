@@ -57,6 +57,13 @@ KernelRuntime = Annotated[
     ),
 ]
 Reverts = Annotated[list[str] | None, typer.Option("--revert", metavar="PR", help="Undo this fix, in memory. Repeatable.")]
+Remedies = Annotated[
+    list[str] | None, typer.Option("--remedy", metavar="ENTRY", help="Apply a live bug's candidate fix, in memory. Repeatable.")
+]
+ViewOfTrees = Annotated[
+    Literal["slot_layout", "true_tree"],
+    typer.Option("--view", help="What a node of a draft tree is held to attend to: as SGLang stores it, or its ancestors."),
+]
 PatchFiles = Annotated[list[Path] | None, typer.Option("--patch", metavar="FILE", help="Apply this patch file, in memory.")]
 RulesOff = Annotated[list[str] | None, typer.Option("--without", metavar="RULE", help="Switch a rule off. Repeatable.")]
 DEFAULT_RUNS = Path("eagletwin-runs")
@@ -77,8 +84,10 @@ def top(version: Annotated[bool, typer.Option("--version", help="Print the versi
 def check(
     case: Annotated[str, typer.Argument(help="A case file (JSON), or the id of a ledger entry such as 25015.")],
     revert: Reverts = None,
+    remedy: Remedies = None,
     patch: PatchFiles = None,
     without: RulesOff = None,
+    view: ViewOfTrees = "slot_layout",
     kernels: KernelRuntime = "fast",
     repeat: Annotated[int, typer.Option(min=1, help="Look this many times before calling a case equal.")] = 1,
     after: Annotated[
@@ -106,9 +115,9 @@ def check(
                 consequence="nothing was run: the two cannot run in one process",
                 remedy="give both the same model, num_steps, page_size, chunked_prefill_size and engine settings",
             )
-        patches, off = _patches(revert, patch), _rules(without)
-        words = ["eagletwin", "check", case, *_changes(revert, patch, without)]
-        words += _unusual(("--kernels", kernels, "fast"), ("--repeat", repeat, 1))
+        patches, off = _patches(revert, remedy, patch), _rules(without)
+        words = ["eagletwin", "check", case, *_changes(revert, remedy, patch, without)]
+        words += _unusual(("--view", view, "slot_layout"), ("--kernels", kernels, "fast"), ("--repeat", repeat, 1))
         words += _unusual(("--step-timeout", step_timeout, STEP_SECONDS), ("--case-timeout", case_timeout, CASE_SECONDS))
         again = shlex.join([*words, *(word for name in after or () for word in ("--after", name))])
         with Host(zygote) as host:
@@ -119,9 +128,11 @@ def check(
                 return EXIT_UNKNOWN
             folder = new_run_folder(out, chosen.name)
             if not before:  # a script holds one case
-                write_script(folder, chosen, command=again, patches=patches, kernels=kernels, without=off)
+                write_script(folder, chosen, command=again, patches=patches, kernels=kernels, without=off, view=view)
             limits = Limits(step=step_timeout, case=case_timeout)
-            outcome = checking.check(engine, chosen, folder, limits, without=off, repeat=repeat, after=before, again=again)
+            outcome = checking.check(
+                engine, chosen, folder, limits, without=off, view=view, repeat=repeat, after=before, again=again
+            )
     print(outcome.report)
     print(f"  folder: {folder}")
     return exit_code_of(outcome.verdict.status)
@@ -137,6 +148,7 @@ def fuzz(
         float, typer.Option(min=0.0, help="How long to shrink a finding; the smallest case until then counts.")
     ] = 3.0,
     revert: Reverts = None,
+    remedy: Remedies = None,
     patch: PatchFiles = None,
     without: RulesOff = None,
     kernels: KernelRuntime = "fast",
@@ -153,8 +165,8 @@ def fuzz(
     from .report.search import finding_text, tally_text, write_summary
     from .trial import Trials
 
-    patches, off = _patches(revert, patch), _rules(without)
-    words = ["eagletwin", "fuzz", "--seed", str(seed), *_changes(revert, patch, without)]
+    patches, off = _patches(revert, remedy, patch), _rules(without)
+    words = ["eagletwin", "fuzz", "--seed", str(seed), *_changes(revert, remedy, patch, without)]
     words += _unusual(("--minutes", minutes, 5.0), ("--cases", max_cases, 1_000_000), ("--findings", findings, 1))
     words += _unusual(("--shrink-minutes", shrink_minutes, 3.0), ("--kernels", kernels, "fast"))
     words += _unusual(("--step-timeout", step_timeout, STEP_SECONDS), ("--case-timeout", case_timeout, CASE_SECONDS))
@@ -211,18 +223,15 @@ def prove(
         from .report.argument import argue
         from .report.table import proof_table
 
-        chosen = list(LEDGER.values()) if "all" in entries else [_entry(name) for name in entries]
+        chosen = list(LEDGER.values()) if "all" in entries else [entry for name in entries for entry in _entries(name)]
         proofs = []
         with Host(zygote) as host:
             try:
                 for proof in proving.prove(host, chosen, out, Limits(step=step_timeout, case=case_timeout), kernels):
                     proofs.append(proof)
-                    print(f"PR #{proof.entry.id}  {proof.entry.title}\n")
-                    for outcome in (proof.fixed, proof.reverted):
-                        again = f"eagletwin check {proof.entry.id}" + (
-                            f" --revert {proof.entry.id}" if outcome is proof.reverted else ""
-                        )
-                        print(argue(outcome.trace.header, outcome.verdict, again=again))
+                    print(f"{proof.entry.id}  {proof.entry.title}\n")
+                    for outcome, side in ((proof.fixed, proof.entry.green), (proof.reverted, proof.entry.red)):
+                        print(argue(outcome.trace.header, outcome.verdict, again=proof.entry.command(side)))
                         print(f"  folder: {outcome.folder}\n")
             except WouldNotStart as error:
                 print(f"UNKNOWN\n\n  {error}")
@@ -236,6 +245,7 @@ def prove(
 def judge(
     trace: Annotated[Path, typer.Argument(help="A folder with trace.json and trace.safetensors.")],
     without: RulesOff = None,
+    view: ViewOfTrees = "slot_layout",
 ) -> int:
     """Judge a recorded trace again, without an engine."""
     from .judge import judge as judging
@@ -244,8 +254,9 @@ def judge(
 
     off = _rules(without)
     recorded = read_trace(trace)
-    verdict = judging(recorded, off)
+    verdict = judging(recorded, off, view)
     words = ["eagletwin", "judge", str(trace), *(word for rule in without or () for word in ("--without", rule))]
+    words += _unusual(("--view", view, "slot_layout"))
     print(argue(recorded.header, verdict, again=shlex.join(words)))
     return exit_code_of(verdict.status)
 
@@ -284,15 +295,30 @@ def doctor() -> int:
     return EXIT_EQUAL if all(finding.good or not finding.needed for finding in findings) else EXIT_UNKNOWN
 
 
-def _patches(revert: list[str] | None, patch: list[Path] | None) -> "tuple[Patch, ...]":
+def _patches(revert: list[str] | None, remedy: list[str] | None, patch: list[Path] | None) -> "tuple[Patch, ...]":
     from .patch import read_patch
 
-    return tuple(_entry(number).revert for number in revert or ()) + tuple(read_patch(file) for file in patch or ())
+    def of_entry(name: str, part: Literal["revert", "remedy"], what: str) -> "Patch":
+        found: Patch | None = getattr(_entry(name), part)
+        if found is None:
+            raise InputError(
+                f"entry {name} has no {what}",
+                consequence="nothing was run",
+                remedy=f"eagletwin prove {name} shows both sides of it",
+            )
+        return found
+
+    reverted = [of_entry(name, "revert", "fix that could be undone") for name in revert or ()]
+    cured = [of_entry(name, "remedy", "candidate fix") for name in remedy or ()]
+    return (*reverted, *cured, *(read_patch(file) for file in patch or ()))
 
 
-def _changes(revert: list[str] | None, patch: list[Path] | None, without: list[str] | None) -> list[str]:
+def _changes(
+    revert: list[str] | None, remedy: list[str] | None, patch: list[Path] | None, without: list[str] | None
+) -> list[str]:
     """The options that change what is run or judged, as they were typed."""
     words = [word for number in revert or () for word in ("--revert", number)]
+    words += [word for name in remedy or () for word in ("--remedy", name)]
     words += [word for file in patch or () for word in ("--patch", str(file))]
     return words + [word for rule in without or () for word in ("--without", rule)]
 
@@ -318,25 +344,43 @@ def _rules(names: list[str] | None) -> frozenset[str]:
 
 
 def _entry(name: str) -> "Entry":
+    """The entry of this id. Raises InputError: there is none, or there are several of this number."""
+    found = _entries(name)
+    if len(found) > 1:
+        raise InputError(
+            f"{name} has several entries",
+            consequence="nothing was run",
+            remedy=f"use one of {', '.join(entry.id for entry in found)}",
+        )
+    return found[0]
+
+
+def _entries(name: str) -> "list[Entry]":
+    """The entry of this id, or all parts of this number. Raises InputError if there is none."""
     from eagletwin.cases.regressions import LEDGER
 
-    entry = LEDGER.get(name.removeprefix("#"))
-    if entry is None:
+    name = name.removeprefix("#")
+    found = [entry for entry in LEDGER.values() if entry.id == name or entry.id.startswith(f"{name}-")]
+    if not found:
         raise InputError(
             f"the ledger has no entry {name!r}", consequence="nothing was run", remedy=f"use one of {', '.join(LEDGER)}"
         )
-    return entry
+    return found
 
 
 def _case(name: str) -> "Case":
-    from eagletwin.cases.regressions import LEDGER
-
     from .case import read_case
 
-    entry = LEDGER.get(name.removeprefix("#"))
-    if entry is None and name.removeprefix("#").isdigit() and not Path(name).exists():
-        return _entry(name).case  # says which entries there are
-    return entry.case if entry is not None else read_case(Path(name))
+    number = name.removeprefix("#")
+    if Path(name).exists() or not (number.isdigit() or _is_entry(number)):
+        return read_case(Path(name))
+    return _entry(number).case  # says which entries there are
+
+
+def _is_entry(name: str) -> bool:
+    from eagletwin.cases.regressions import LEDGER
+
+    return name in LEDGER
 
 
 INTERRUPTED = "interrupted: nothing was judged; a run folder that holds no verdict.json is of an interrupted run"

@@ -124,10 +124,13 @@ def _begin(twin: "Twin", item: pytest.Item) -> None:
         from eagletwin.cases.regressions import LEDGER
 
         numbers = [str(number) for number in asked["revert"]]
-        unknown = [number for number in numbers if number not in LEDGER]
+        fixes = {entry.id: entry.revert for entry in LEDGER.values() if entry.revert is not None}
+        unknown = [number for number in numbers if number not in fixes]
         if unknown:
-            raise pytest.UsageError(f"{item.nodeid}: the ledger has no entry {unknown[0]}; use some of {', '.join(LEDGER)}")
-        patches = tuple(LEDGER[number].revert for number in numbers) + patches
+            raise pytest.UsageError(
+                f"{item.nodeid}: the ledger has no entry {unknown[0]} with a fix to undo; use some of {', '.join(fixes)}"
+            )
+        patches = tuple(fixes[number] for number in numbers) + patches
     name = re.sub(r"[^A-Za-z0-9._-]+", "-", item.name).strip("-._")[:64] or "case"
     twin.begin(name, patches=patches, kernels=asked.get("kernels"), without=frozenset(asked.get("without", ())))
 

@@ -1,7 +1,9 @@
 """Prove a fix: red without it, green with it, on the real worker.
 
-For an entry of the ledger the same case runs twice: as the release is, and with the fix undone in memory. The proof holds if
-the first is `equal` and the second is `diverged` by the rule that the entry names.
+For an entry of the ledger the same case runs twice: with the fix and without it, one of the two by a change in memory; or, for
+an approximation that the judge declares, as declared and as it should be. The proof holds if the first is `equal` and the
+second is `diverged` by the rule that the entry names (`unknown`, if that rule is that the worker survives). A live bug that
+no longer shows makes its proof fail: the entry must be brought up to date.
 """
 
 from collections.abc import Iterator, Sequence
@@ -27,7 +29,7 @@ class Proof:
     def holds(self) -> bool:
         return (
             self.fixed.verdict.status == "equal"
-            and self.reverted.verdict.status == "diverged"
+            and self.reverted.verdict.status == ("unknown" if self.entry.rule.startswith("engine.") else "diverged")
             and self.reverted.verdict.rule == self.entry.rule
         )
 
@@ -43,11 +45,10 @@ def prove(host: Host, entries: Sequence[Entry], runs: Path, limits: Limits, kern
     """Prove entries one by one, in folders of their own below `runs`. Raises what building an engine raises."""
     for entry in entries:
         outcomes = []
-        for patches, name in (((), f"{entry.id}-fixed"), ((entry.revert,), f"{entry.id}-reverted")):
-            again = f"eagletwin check {entry.id}" + (f" --revert {entry.id}" if patches else "")
-            folder = new_run_folder(runs, name)
-            engine = host.engine(entry.case, patches, kernels)
-            outcomes.append(check(engine, entry.case, folder, limits, again=again))
+        for side, name in ((entry.green, "fixed"), (entry.red, "reverted")):
+            folder = new_run_folder(runs, f"{entry.id}-{name}")
+            engine = host.engine(entry.case, side.patches, kernels)
+            outcomes.append(check(engine, entry.case, folder, limits, view=side.view, again=entry.command(side)))
         yield Proof(entry, *outcomes)
 
 

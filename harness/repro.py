@@ -13,9 +13,11 @@ from typing import Any
 import msgspec
 
 from eagletwin import __version__
+from eagletwin.reference.growth import View
 
 from .case import Case, decode_case
 from .errors import EXIT_EQUAL, EXIT_UNKNOWN, InputError, exit_code_of
+from .judge import DECLARED_VIEW
 from .patch import Patch
 from .versions import installed
 
@@ -37,7 +39,7 @@ from eagletwin.harness.repro import reproduce
 CASE = {case}
 
 if __name__ == "__main__":
-    reproduce(CASE, sglang={sglang!r}, kernels={kernels!r}, without={without!r}, patches={patches})
+    reproduce(CASE, sglang={sglang!r}, kernels={kernels!r}, without={without!r}, view={view!r}, patches={patches})
 '''
 
 
@@ -50,6 +52,7 @@ def write_script(
     patches: Sequence[Patch] = (),
     kernels: str = "fast",
     without: frozenset[str] = frozenset(),
+    view: View = DECLARED_VIEW,
 ) -> Path:
     """Write repro.py into a folder, over the one that may be there."""
     versions = [f"{name} {installed(name)}" for name in ("sglang", "torch", "triton")]
@@ -65,6 +68,7 @@ def write_script(
         case=_literal(_brief(case)),
         kernels=kernels,
         without=sorted(without),
+        view=view,
         patches=_literal([_brief(patch) for patch in patches]),
     )
     path = folder / SCRIPT
@@ -80,7 +84,7 @@ def _docstring(text: str) -> str:
 def _brief(value: Any) -> Any:
     """A struct as plain data, without the fields that have their default."""
     if isinstance(value, msgspec.Struct):
-        fields = ((field.name, getattr(value, field.name), field.default) for field in msgspec.structs.fields(value))
+        fields = ((field.encode_name, getattr(value, field.name), field.default) for field in msgspec.structs.fields(value))
         return {name: _brief(held) for name, held, default in fields if held != default}
     if isinstance(value, tuple):
         return [_brief(held) for held in value]
@@ -97,16 +101,17 @@ def reproduce(
     sglang: str,
     kernels: Any = "fast",
     without: Sequence[str] = (),
+    view: View = DECLARED_VIEW,
     patches: Sequence[dict[str, Any]] = (),
 ) -> None:
     """What a script calls: run the case, print the argument, leave by the exit code of the verdict."""
     from .cli import guarded
 
-    sys.exit(guarded(lambda: _reproduce(case, sglang, kernels, frozenset(without), patches)))
+    sys.exit(guarded(lambda: _reproduce(case, sglang, kernels, frozenset(without), view, patches)))
 
 
 def _reproduce(
-    raw: dict[str, Any], sglang: str, kernels: Any, without: frozenset[str], patches: Sequence[dict[str, Any]]
+    raw: dict[str, Any], sglang: str, kernels: Any, without: frozenset[str], view: View, patches: Sequence[dict[str, Any]]
 ) -> int:
     parser = argparse.ArgumentParser(description="Run one case of eagletwin again.")
     parser.add_argument("--force", action="store_true", help=f"run on another SGLang than {sglang}")
@@ -138,7 +143,7 @@ def _reproduce(
             print(f"UNKNOWN  {case.name}\n\n  {error}")
             return EXIT_UNKNOWN
         folder = new_run_folder(options.out, case.name)
-        outcome = check(engine, case, folder, Limits(), without=without, again=f"python {sys.argv[0]}")
+        outcome = check(engine, case, folder, Limits(), without=without, view=view, again=f"python {sys.argv[0]}")
     print(outcome.report)
     print(f"  folder: {folder}")
     return exit_code_of(outcome.verdict.status)

@@ -2,6 +2,18 @@
 
 from eagletwin.cases.entry import Entry
 
-from . import pr_25015, pr_26329
+from . import indices_overflow, pr_8409, pr_25015, pr_26329, pr_26972, pr_26997, row_overflow, small_tree
 
-LEDGER: dict[str, Entry] = {entry.id: entry for entry in (pr_25015.ENTRY, pr_26329.ENTRY)}
+LEDGER: dict[str, Entry] = {
+    entry.id: entry
+    for entry in (
+        pr_25015.ENTRY,
+        pr_26329.ENTRY,
+        pr_26972.ENTRY,
+        *pr_26997.ENTRIES,
+        pr_8409.ENTRY,
+        row_overflow.ENTRY,
+        indices_overflow.ENTRY,
+        small_tree.ENTRY,
+    )
+}

@@ -61,6 +61,7 @@ def judge(trace: Trace, without: frozenset[str] = frozenset(), view: View = DECL
         exercised=reached,
         checked=dict(findings.checked),
         without=tuple(sorted(without)),
+        view="" if view == DECLARED_VIEW else view,
         headroom=findings.headroom,
     )
     found = findings.in_order()

@@ -118,6 +118,7 @@ class Rules:
 
     def _prefill(self, number: int, record: Record) -> None:
         story, end = self._stories[record.request], record.numbers["end"]
+        self._slots.keep(record, self._trace.integers(number, "table"))
         if story.target is None:
             return
         if record.numbers["final"]:
@@ -213,6 +214,7 @@ class Rules:
             place, "verify.inputs", [committed], [record.numbers["seq_len"]], "seq_len of round", record.round
         )
         self._compare.integers(place, "verify.inputs", [round.bonus], self._trace.integers(number, "tokens")[:1], "node", 0)
+        self._slots.kept(place, self._trace.integers(number, "table"))
         self._scratch_slots(number, place, round)
         if "hole_keys" in record.tensors:
             self._holes(number, place, story, round)
@@ -314,6 +316,7 @@ class Rules:
     def _extend(self, number: int, record: Record) -> None:
         place, end = Place(record, "draft.extend_decode"), self._round(record).end
         self._compare.integers(place, "verify.accept", [end], [record.numbers["seq_len"]], "seq_len after round", record.round)
+        self._slots.keep(record, self._trace.integers(number, "table"))
         self._stored(number, record, "target.verify", "draft.extend_decode")
         self._next_proposal(number, Place(record, "draft.extend_decode", output=True), self._round(record).end)
 

@@ -19,6 +19,7 @@ class Slots:
         self._owners: dict[int, list[str]] = {}  # slot -> live requests whose req_to_token names it, when the batch began
         self._cached: set[int] = set()  # slots of the prefix cache, when the batch began
         self._written: dict[int, dict[int, str]] = {}  # forward -> slot -> request
+        self._tables: dict[str, list[int]] = {}  # request -> its row of req_to_token, after its last forward
 
     def batch(self, number: int, record: Record) -> None:
         """A batch begins, and this is who owns what."""
@@ -59,6 +60,18 @@ class Slots:
                 self._compare.report(place, "draft.slots", f"column {columns[n]}", f"slot {must}, {request}'s own", problem)
                 return
             taken[has] = request
+
+    def kept(self, place: Place, table: list[int]) -> None:
+        """Nothing in the request's row of req_to_token has changed since its last forward: nobody else writes there."""
+        before = self._tables.get(place.record.request)
+        if before is not None:
+            self._compare.integers(place, "draft.slots", before, table[: len(before)], "row of req_to_token, column", 0)
+
+    def keep(self, record: Record, table: list[int]) -> None:
+        """The request's row up to the committed tokens, after a prefill or a round."""
+        self._tables[record.request] = table
+        if record.stage == "prefill" and self._trace.header.case.engine.sglang.radix_cache:
+            del self._tables[record.request]  # the cache puts its own slots in place of equal ones
 
     def account(self, number: int, place: Place) -> None:
         """Free, cached and held slots are disjoint and make up the pool; the scheduler's own counts agree with them."""

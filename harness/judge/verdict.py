@@ -21,7 +21,8 @@ RULES: dict[str, tuple[str, str]] = {
     ),
     "draft.slots": (
         "4",
-        "Every written slot is the request's own entry of req_to_token for that position, and nobody else's.",
+        "Every written slot is the request's own entry of req_to_token for its column, and nobody else's; no entry changes "
+        "behind its back.",
     ),
     "draft.hidden_in": (
         "3.1-3.3",
@@ -124,6 +125,7 @@ class Verdict(Struct, frozen=True, kw_only=True):
     exercised  features of the case that really happened (see exercised.py)
     checked    how many records each rule looked at: a rule that looked at nothing proves nothing
     without    rules that were switched off
+    view       what a node of a draft tree was held to attend to, if that is not what is declared
     headroom   largest float error found among equal numbers, as a share of its bound
     """
 
@@ -139,4 +141,5 @@ class Verdict(Struct, frozen=True, kw_only=True):
     exercised: tuple[str, ...] = ()
     checked: dict[str, int] = {}
     without: tuple[str, ...] = ()
+    view: str = ""
     headroom: float = 0.0

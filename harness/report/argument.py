@@ -31,6 +31,7 @@ def argue(header: Header, verdict: Verdict, *, again: str = "") -> str:
     case, engine = header.case, header.engine
     changed = f", with {', '.join(engine.patches)}" if engine.patches else ""
     off = f", not checked: {', '.join(verdict.without)}" if verdict.without else ""
+    off += f", judged by {verdict.view}" if verdict.view else ""
     lines = [f"{verdict.status.upper()}  {case.name} on SGLang {engine.version} ({engine.device}{changed}{off})"]
     if verdict.first is not None:
         lines += ["", *_divergence(verdict.first)]

@@ -10,15 +10,15 @@ from eagletwin.harness.prove import Proof
 
 
 def proof_table(proofs: Sequence[Proof]) -> None:
-    table = Table("PR", "in", "with the fix", "without it", "proof", title_justify="left")
+    table = Table("entry", "in", "with the fix", Column("without it", overflow="fold"), "proof", title_justify="left")
     for proof in proofs:
         reverted = proof.reverted.verdict
         table.add_row(
-            f"#{proof.entry.id}",
-            proof.entry.buggy,
+            proof.entry.id,
+            proof.entry.buggy + ("" if proof.entry.fixed else " (live)"),
             proof.fixed.verdict.status,
             f"{reverted.status} {reverted.rule}".strip(),
-            "[green]holds[/]" if proof.holds else f"[red]fails[/]: must be equal, then diverged {proof.entry.rule}",
+            "[green]holds[/]" if proof.holds else f"[red]fails[/]: must be equal, then {proof.entry.rule}",
         )
     Console().print(table)
 

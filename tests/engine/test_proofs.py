@@ -1,11 +1,13 @@
 """The ledger on the real worker: red without each fix, green with it; and what boundary records alone can see."""
 
+import dataclasses
 from pathlib import Path
 
 import msgspec
 import pytest
 
 from eagletwin.cases.regressions import LEDGER
+from eagletwin.harness.case import EngineSettings
 from eagletwin.harness.engines.process import Host, Limits
 from eagletwin.harness.judge import judge
 from eagletwin.harness.prove import prove
@@ -24,26 +26,35 @@ def test_an_entry_is_red_without_its_fix_and_green_with_it(host: Host, tmp_path:
 
 
 WHERE = {
-    "25015": "draft decode step 1",
-    "26329": "draft extend (prefill)",
+    "25015": ("draft decode step 1", "index     row 1"),
+    "26329": ("draft extend (prefill)", "index     row 1"),
+    "26997-kv": ("target verify", "index     row 2"),
+    "26997-tokens": ("when verify returned", "index     committed token 1"),
+    "26997-hidden": ("when verify returned", "index     state of accepted node 1, moved to the front"),
+    "26997-bonus": ("when verify returned", "index     token committed after accepted node 0"),
+    "8409": ("draft decode step 2", "index     state that row 2, branch"),
+    "row-overflow": ("when draft() returned", "index     row of req_to_token, column 0"),
 }
 
 
-@pytest.mark.parametrize("name", sorted(LEDGER))
+@pytest.mark.parametrize("name", sorted(WHERE))
 def test_the_argument_says_where_and_why(host: Host, tmp_path: Path, name: str) -> None:
     entry = LEDGER[name]
-    trace = host.engine(entry.case, (entry.revert,)).run(entry.case, tmp_path)
-    text = argue(trace.header, judge(trace))
-    for part in (
-        entry.rule,
-        "request a, round 0",
-        WHERE[name],
-        "index     row 1",
-        "expected",
-        "actual",
-        "breaks docs/design.md 3.",
-    ):
-        assert part in text
+    trace = host.engine(entry.case, entry.red.patches).run(entry.case, tmp_path)
+    text = argue(trace.header, judge(trace, view=entry.red.view))
+    for part in (entry.rule, "round 0", *WHERE[name], "expected", "actual", "breaks docs/design.md"):
+        assert part in text, text
+
+
+def test_a_live_bug_that_no_longer_shows_is_no_proof(host: Host, tmp_path: Path) -> None:
+    """As if SGLang had fixed it: the red side is not red."""
+    entry = dataclasses.replace(
+        LEDGER["row-overflow"], case=msgspec.structs.replace(LEDGER["row-overflow"].case, engine=EngineSettings())
+    )
+    [proof] = prove(host, [entry], tmp_path, Limits())
+    assert proof.reverted.verdict.status == "equal"
+    assert not proof.holds
+    assert proof.exit_code == 1
 
 
 @pytest.mark.parametrize(("name", "rule"), [("25015", "draft.scratch_kv"), ("26329", "draft.kv")])
@@ -51,7 +62,7 @@ def test_stored_rows_show_the_fault_when_nothing_inside_a_forward_is_seen(
     host: Host, tmp_path: Path, name: str, rule: str
 ) -> None:
     entry = LEDGER[name]
-    trace = host.engine(entry.case, (entry.revert,)).run(entry.case, tmp_path)
+    trace = host.engine(entry.case, entry.red.patches).run(entry.case, tmp_path)
     verdict = judge(trace, frozenset({"draft.input_ids", "draft.positions", "draft.hidden_in"}))
     assert (verdict.status, verdict.rule) == ("diverged", rule)
     # and with the inner records really absent, as under a replayed CUDA graph, and no rule switched off

@@ -1,0 +1,37 @@
+"""Live, found by eagletwin: at the end of the context, draft decode's list of KV slots is longer than its buffer's row.
+
+The Triton backend gives each step a row of batch * topk * context_length entries. Step j attends to the committed tokens and j
+rows of its own, so a batch whose requests are all within num_steps of the context length writes past it: into the next
+step's row, and past the buffer after the last. Drafts read wrong slots then. Related: issue #29695, PR #29696 (closed).
+"""
+
+from eagletwin.cases.entry import Entry
+from eagletwin.harness.case import Case, EngineSettings, Request, SGLangSettings
+from eagletwin.harness.patch import Edit, Patch
+
+ENTRY = Entry(
+    id="indices-overflow",
+    title="Make draft decode's rows of KV indices wide enough for its own steps",
+    rule="kernel.memory",
+    buggy="0.5.23",
+    fixed="",
+    trigger="num_steps >= 3 and every request of a batch within num_steps of its context length",
+    remedy=Patch(
+        name="wider-indices",
+        edits=(
+            Edit(
+                target="sglang.srt.layers.attention.triton_backend.TritonMultiStepDraftBackend.init_forward_metadata",
+                match="forward_batch.batch_size, self.topk, self.max_context_len",
+                replacement="forward_batch.batch_size, self.topk, self.max_context_len + self.speculative_num_steps",
+            ),
+        ),
+    ),
+    case=Case(
+        name="indices-overflow",
+        model="llama-tiny",
+        num_steps=5,
+        requests=(Request(id="a", prompt=(30, 75), max_new_tokens=12),),
+        exercises=("draft_decode",),
+        engine=EngineSettings(sglang=SGLangSettings(context_length=16)),
+    ),
+)

@@ -1,0 +1,31 @@
+"""PR #26972: with pages, a tree's round was allotted more slots than a row of req_to_token has columns.
+
+Each branch takes whole pages, and twice that is set aside for every request; a row had room for the context and one verify.
+Current releases look before they write, and die on an assertion; before that look the row of the next request was overwritten.
+"""
+
+from eagletwin.cases.entry import Entry
+from eagletwin.harness.case import Case, EngineSettings, Request, SGLangSettings
+from eagletwin.harness.patch import Patch
+
+ENTRY = Entry(
+    id="26972",
+    title="Make a row of req_to_token wide enough for the pages of a tree",
+    rule="engine.crash",
+    buggy="0.5.9 - 0.5.12.post1",
+    fixed="0.5.13",
+    trigger="topk > 1, page_size > 1, and 2 * topk * (pages of a branch) beyond the context length",
+    revert=Patch(name="revert-26972", sglang_toggle=26972),
+    case=Case(
+        name="pr-26972",
+        model="llama-tiny",
+        num_steps=1,
+        topk=2,
+        draft_tokens=2,
+        page_size=4,
+        chunked_prefill_size=4,
+        requests=(Request(id="a", prompt=(7,), max_new_tokens=2),),
+        exercises=("tree",),
+        engine=EngineSettings(sglang=SGLangSettings(context_length=8)),
+    ),
+)

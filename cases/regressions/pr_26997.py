@@ -1,0 +1,97 @@
+"""PR #26997 (first as #26866, reverted by #26981): after verify the accepted path of a tree was left where it lay.
+
+Draft extend, the next round and the scheduler all take the front of a request's block for the accepted path. Without the
+move each of the three things that lie there is a rejected node's, and of a batch the bonus token was looked up with the
+wrong stride. No release holds an intermediate state: up to 0.5.12.post1 a tree comes to this worker only if
+somebody builds it by hand.
+
+Not here: the pull request's token count of draft extend, its idle batches and its `seq_lens_sum` of None. They matter under
+data-parallel attention and under CUDA graphs alone.
+"""
+
+from eagletwin.cases.entry import Entry
+from eagletwin.harness.case import Case, Request
+from eagletwin.harness.patch import Edit, Patch
+
+_COMMON = "sglang.srt.speculative.eagle_worker_common"
+_BUGGY, _FIXED = "0.5.9 - 0.5.12.post1", "0.5.13"
+_PATH = "topk > 1 and an accepted path that is not the first nodes of the tree"
+
+
+def _entry(part: str, title: str, edit: Edit, rule: str, case: Case, trigger: str = _PATH) -> Entry:
+    return Entry(
+        id=f"26997-{part}",
+        title=title,
+        rule=rule,
+        buggy=_BUGGY,
+        fixed=_FIXED,
+        trigger=trigger,
+        revert=Patch(name=f"revert-26997-{part}", edits=(edit,)),
+        case=case,
+    )
+
+
+def _one(part: str, prompt: int, max_new_tokens: int) -> Case:
+    """The second of the root's two children is accepted: node 2, whose place is node 1's."""
+    return Case(
+        name=f"pr-26997-{part}",
+        model="llama-tiny",
+        num_steps=1,
+        topk=2,
+        draft_tokens=3,
+        requests=(Request(id="a", prompt=(prompt,), max_new_tokens=max_new_tokens),),
+        exercises=("tree", "path_not_in_front"),
+    )
+
+
+KV = _entry(
+    "kv",
+    "Move the accepted path's KV rows to the front",
+    Edit(
+        target="sglang.srt.speculative.spec_utils.move_accept_tokens_to_target_kvcache",
+        match="token_to_kv_pool_allocator.get_kvcache().move_kv_cache(",
+        replacement="(lambda *_: None)(",
+    ),
+    "commit.path",
+    _one("kv", 7, 4),
+)
+TOKENS = _entry(
+    "tokens",
+    "Move the accepted path's predicted tokens to the front",
+    Edit(
+        target=f"{_COMMON}._finalize_accept_tree_path",
+        match="    predict = _compact_accept_to_front(",
+        replacement="    _compact_accept_to_front(",
+    ),
+    "commit.path",
+    _one("tokens", 7, 4),
+)
+HIDDEN = _entry(
+    "hidden",
+    "Move the accepted path's hidden states to the front",
+    Edit(
+        target=f"{_COMMON}._finalize_accept_tree_path",
+        match="logits_output.hidden_states = _compact_accept_to_front(",
+        replacement="_compact_accept_to_front(",
+    ),
+    "commit.path",
+    _one("hidden", 7, 4),
+)
+BONUS = _entry(
+    "bonus",
+    "Look the bonus token up with the stride of the accepted path",
+    Edit(target=f"{_COMMON}.run_eagle_verify", match="accept_index.shape[1],", replacement="num_draft_tokens,"),
+    "verify.accept",
+    Case(
+        name="pr-26997-bonus",
+        model="llama-tiny",
+        num_steps=2,
+        topk=2,
+        draft_tokens=4,
+        requests=(Request(id="a", prompt=(17,), max_new_tokens=3), Request(id="b", prompt=(72,), max_new_tokens=3)),
+        exercises=("tree", "batch"),
+    ),
+    "topk > 1, more nodes than num_steps + 1, and two requests in a batch",
+)
+
+ENTRIES = (KV, TOKENS, HIDDEN, BONUS)

@@ -1,0 +1,44 @@
+"""Live, found by eagletwin: without pages, a round can be allotted more slots than a row of req_to_token has columns.
+
+Twice the larger of topk * num_steps and num_draft_tokens is set aside for each request, and a row has num_draft_tokens + 4
+columns more than the context (PR #26972 widened it for page_size > 1 alone). Near the end of its context a request's
+slots run into the next request's row, which from then on reads a stranger's KV: its *output* changes, and the slots are never
+freed, so that the scheduler's own check ends the server. With SGLang's default of 5 steps, topk 4 and 8 nodes any request
+that comes within 27 tokens of its context length does this. The same in DFLASH: issue #33579, PR #33581 (open).
+"""
+
+from eagletwin.cases.entry import Entry
+from eagletwin.harness.case import Case, EngineSettings, Request, SGLangSettings
+from eagletwin.harness.patch import Edit, Patch
+
+ENTRY = Entry(
+    id="row-overflow",
+    title="Make a row of req_to_token wide enough for a tree without pages",
+    rule="draft.slots",
+    buggy="0.5.23",
+    fixed="",
+    trigger="page_size 1, 2 * max(topk * num_steps, num_draft_tokens) > num_draft_tokens + 4, a request near its context length",
+    remedy=Patch(
+        name="wider-rows",
+        edits=(
+            Edit(
+                target="sglang.srt.mem_cache.allocation_sizing.get_req_to_token_extra_context_len",
+                match="if page_size > 1 or spec_algo.is_uno():",
+                replacement="if True:",
+            ),
+        ),
+    ),
+    case=Case(
+        name="row-overflow",
+        model="llama-tiny",
+        num_steps=2,
+        topk=4,
+        draft_tokens=3,
+        requests=(
+            Request(id="a", prompt=(7, 3, 5, 11, 2, 9, 4, 8, 1), max_new_tokens=5),
+            Request(id="b", prompt=(9,), max_new_tokens=5),
+        ),
+        exercises=("tree", "batch"),
+        engine=EngineSettings(sglang=SGLangSettings(context_length=16)),
+    ),
+)
