@@ -13,7 +13,7 @@ from eagletwin.harness.patch import Edit
 from eagletwin.reference.tree import ancestor_mask, depths, full_mask, packed_bytes, packed_mask, retrieve_links
 
 from .release import EAGLE, PACK, TREE, UTILS, load
-from .tier import Property, tests_of
+from .tier import Property, make_tests
 from .trees import Batch, Tree, batches, grow
 
 FULL, QLEN, BITS = 0, 1, 2  # SGLang's TreeMaskMode
@@ -163,7 +163,7 @@ PROPERTIES = (
         ),
     ),
 )
-test_property, test_planted_fault_is_caught = tests_of(PROPERTIES)
+test_property, test_planted_fault_is_caught = make_tests(PROPERTIES)
 
 
 def batch_of(*trees: Tree, lengths: tuple[int, ...]) -> Batch:

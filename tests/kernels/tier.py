@@ -86,7 +86,7 @@ def same_cases(count: int = CASES) -> settings:
     return settings(settings.get_profile("eagletwin-ci"), max_examples=count, suppress_health_check=quiet)
 
 
-def tests_of(properties: tuple[Property, ...]) -> tuple[Callable[..., None], Callable[..., None]]:
+def make_tests(properties: tuple[Property, ...]) -> tuple[Callable[..., None], Callable[..., None]]:
     """The two tests of a file: each property holds, and each planted fault is caught by it."""
     faults = [(of, fault) for of in properties for fault in of.faults]
     names = [f"{fault.target.rpartition('.')[2]}-{number}" for number, (_, fault) in enumerate(faults)]
