@@ -1,10 +1,6 @@
-"""Which runtime executes the kernels of this tier, and that it executed all of them itself.
-
-`pytest tests/kernels --kernels shadow` (or checked, or interpreter) is the same tier in Triton's interpreter as well.
-"""
+"""What executes the kernels of this tier (`--eagletwin-kernels`), and that it executed all of them itself."""
 
 from collections.abc import Iterator
-from typing import get_args
 
 import pytest
 import torch
@@ -15,18 +11,15 @@ from eagletwin.harness.engines import triton_cpu
 from . import tier
 
 
-def pytest_addoption(parser: pytest.Parser) -> None:
-    group = parser.getgroup("eagletwin")
-    group.addoption("--kernels", choices=get_args(tier.Runtime), default="fast", help="what executes kernels in tests/kernels")
-
-
 @pytest.fixture(autouse=True)
-def runtime(request: pytest.FixtureRequest) -> Iterator[None]:
+def runtime(request: pytest.FixtureRequest) -> Iterator[str]:
+    """Every test runs in it. Its name, for what only some runtimes can do."""
     pytest.importorskip("sglang")
     torch.set_num_threads(1)
     triton_cpu.clear()
-    with tier.running(request.config.getoption("--kernels")):
-        yield
+    kernels = request.config.getoption("--eagletwin-kernels")
+    with tier.running(kernels):
+        yield kernels
     assert triton_cpu.fallbacks() == {}
 
 

@@ -5,13 +5,15 @@ is a function with a source of its own. A plain function gets another code objec
 Only what release.py has imported can be edited.
 """
 
+import __future__
+
+import ast
 import inspect
 import linecache
 import sys
 import textwrap
 from collections.abc import Iterator
 from contextlib import contextmanager
-from types import FunctionType
 from typing import Any
 
 from eagletwin.harness.engines.sglang import patches
@@ -21,14 +23,13 @@ from eagletwin.harness.patch import Edit
 @contextmanager
 def planted(edit: Edit) -> Iterator[None]:
     """SGLang with this edit. Raises PatchFailed if the text to replace does not occur exactly once."""
-    module, _, name = edit.target.rpartition(".")
-    kernel = getattr(sys.modules.get(module), name, None)
-    if hasattr(kernel, "fn"):
-        original, kernel.fn = kernel.fn, _mutated(kernel.fn, edit)
-        try:
+    kernel = kernel_at(edit.target)
+    if kernel is not None:
+        source = _source(kernel.fn)
+        if source.count(edit.match) != 1:
+            raise patches.PatchFailed(f"{edit.target}: {edit.match!r} occurs {source.count(edit.match)} times, not once")
+        with _replaced(kernel, source.replace(edit.match, edit.replacement), f"planted: {edit.replacement}"):
             yield
-        finally:
-            kernel.fn = original
         return
     function = patches._resolve(edit.target)
     code, before = function.__code__, patches.edited.copy()
@@ -40,17 +41,42 @@ def planted(edit: Edit) -> Iterator[None]:
         patches.edited[:] = before
 
 
-def _mutated(fn: Any, edit: Edit) -> FunctionType:
-    """A kernel's Python function, compiled again from an edited source that `inspect` can find."""
+@contextmanager
+def silenced(target: str) -> Iterator[None]:
+    """SGLang with a kernel that does nothing."""
+    kernel = kernel_at(target)
+    definition = ast.parse(_source(kernel.fn)).body[0]
+    assert isinstance(definition, ast.FunctionDef)
+    definition.body = [ast.Pass()]
+    with _replaced(kernel, ast.unparse(definition), "silenced"):
+        yield
+
+
+def kernel_at(target: str) -> Any:
+    """The jit function of this dotted name; None if it is another kind of function."""
+    module, _, name = target.rpartition(".")
+    found = getattr(sys.modules.get(module), name, None)
+    return found if hasattr(found, "fn") else None
+
+
+def _source(fn: Any) -> str:
+    """Source of a kernel's Python function, without its decorator."""
     source = textwrap.dedent(inspect.getsource(fn))
-    source = source[source.index("def ") :]  # without its decorator
-    if source.count(edit.match) != 1:
-        raise patches.PatchFailed(f"{edit.target}: {edit.match!r} occurs {source.count(edit.match)} times, not once")
-    source = source.replace(edit.match, edit.replacement)
-    file = f"<{edit.target}, planted: {edit.replacement}>"
+    return source[source.index("def ") :]
+
+
+@contextmanager
+def _replaced(kernel: Any, source: str, why: str) -> Iterator[None]:
+    """The kernel with another source, which `inspect` can find."""
+    original = kernel.fn
+    file = f"<{original.__module__}.{original.__name__}, {why}>"
     linecache.cache[file] = (len(source), None, source.splitlines(keepends=True), file)
+    flags = original.__code__.co_flags & __future__.annotations.compiler_flag
     scope: dict[str, Any] = {}
-    exec(compile(source, file, "exec", dont_inherit=True, flags=fn.__code__.co_flags & 0x1000000), fn.__globals__, scope)
-    mutated = scope[fn.__name__]
-    assert isinstance(mutated, FunctionType)
-    return mutated
+    exec(compile(source, file, "exec", dont_inherit=True, flags=flags), original.__globals__, scope)
+    kernel.fn = scope[original.__name__]
+    try:
+        yield
+    finally:
+        kernel.fn = original
+        del linecache.cache[file]

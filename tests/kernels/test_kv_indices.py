@@ -47,11 +47,16 @@ def table_of(case: Reads) -> tuple[Tensor, int, list[int] | None]:
     return table, 1, pages
 
 
-def slot_of(case: Reads, request: int, column: int) -> int:
+def expected(case: Reads, columns: list[list[int]]) -> tuple[list[int], list[int]]:
+    """(slots of these columns of each branch, one branch behind the other; where each branch's begin, and the end)"""
     table, entries, pages = table_of(case)
-    row = table[case.requests.rows[request]]
-    slot = int(row[column // entries]) * entries + column % entries
-    return slot if pages is None else physical_slot(slot, pages, case.page_size)
+    rows = table.tolist()
+    slots = []
+    for (request, _), read in zip(case.branches, columns, strict=True):
+        row = rows[case.requests.rows[request]]
+        virtual = [row[column // entries] * entries + column % entries for column in read]
+        slots += virtual if pages is None else [physical_slot(slot, pages, case.page_size) for slot in virtual]
+    return slots, list(accumulate(map(len, columns), initial=0))
 
 
 def steps_read_prefix_and_branch(case: Reads) -> None:
@@ -74,10 +79,9 @@ def steps_read_prefix_and_branch(case: Reads) -> None:
     for step in range(1, case.num_steps + 1):
         sizes = (case.topk, case.num_steps, case.page_size, case.recent, case.sink)
         columns = [draft_reads(case.requests.lengths[of], branch, step, *sizes).tolist() for of, branch in branches]
-        slots = [[slot_of(case, of, column) for column in read] for (of, _), read in zip(branches, columns, strict=True)]
-        expected = [slot for read in slots for slot in read]
-        assert indices[step - 1].tolist() == expected + [UNWRITTEN] * (indices.shape[1] - len(expected))
-        assert ends[step - 1].tolist() == [*accumulate(map(len, slots), initial=0), UNWRITTEN, UNWRITTEN]
+        slots, bounds = expected(case, columns)
+        assert indices[step - 1].tolist() == slots + [UNWRITTEN] * (indices.shape[1] - len(slots))
+        assert ends[step - 1].tolist() == [*bounds, UNWRITTEN, UNWRITTEN]
 
 
 def windows_read_the_last_of_both(case: Reads) -> None:
@@ -102,10 +106,9 @@ def windows_read_the_last_of_both(case: Reads) -> None:
         columns = [
             draft_reads(case.requests.lengths[of], branch, step, *sizes)[-case.recent :].tolist() for of, branch in branches
         ]
-        slots = [[slot_of(case, of, column) for column in read] for (of, _), read in zip(branches, columns, strict=True)]
-        expected = [slot for read in slots for slot in read]
-        assert indices[step - 1].tolist() == expected + [UNWRITTEN] * (indices.shape[1] - len(expected))
-        assert ends[step - 1].tolist() == [*accumulate(map(len, slots), initial=0), UNWRITTEN, UNWRITTEN]
+        slots, bounds = expected(case, columns)
+        assert indices[step - 1].tolist() == slots + [UNWRITTEN] * (indices.shape[1] - len(slots))
+        assert ends[step - 1].tolist() == [*bounds, UNWRITTEN, UNWRITTEN]
 
 
 KERNEL, WINDOW = f"{LOCS}.generate_draft_decode_kv_indices", f"{LOCS}.generate_draft_decode_window_kv_indices"

@@ -1,4 +1,4 @@
-"""The rotation of input ids in multi-layer EAGLE: a layer's rows consume the token after the one that the layer below consumed."""
+"""The rotation of input ids in multi-layer EAGLE: each layer consumes, row by row, the token after the layer below's."""
 
 from dataclasses import dataclass
 

@@ -205,7 +205,7 @@ def test_the_bit_packed_mask_is_refused_not_ignored() -> None:
         build(Build(batch, BITS))
 
 
-def test_the_kernel_itself_takes_the_bit_packed_mode_for_the_unpacked_one() -> None:
+def test_the_kernel_itself_takes_the_bit_packed_mode_for_the_unpacked_one(runtime: str) -> None:
     """So the caller's refusal is all there is: nodes * nodes cells go into a buffer of one integer a node, which the first
     request overruns. Were the buffer longer, every node's integer would be 0 or 1."""
     tree = Tree(1, 2, ((0,), (1,)), (0, 1))
@@ -224,8 +224,9 @@ def test_the_kernel_itself_takes_the_bit_packed_mode_for_the_unpacked_one() -> N
             selected_index_stride=2,
         )
 
-    with pytest.raises(OutOfBounds):
-        launch(torch.zeros(3, dtype=torch.uint8))
+    if runtime != "interpreter":  # which would write there
+        with pytest.raises(OutOfBounds):
+            launch(torch.zeros(3, dtype=torch.uint8))
     mask = torch.zeros(9, dtype=torch.uint8)
     launch(mask)
     assert mask[:3].tolist() == [1, 0, 0] != packed_mask(tree.parents) == [1, 3, 7]

@@ -5,7 +5,7 @@ each function a fault which makes it fail. `docs/kernels.md` lists them all.
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any
 
 import pytest
 from hypothesis import HealthCheck, Phase, find, given, settings
@@ -14,19 +14,14 @@ from hypothesis.errors import NoSuchExample
 
 from eagletwin.cases import profiles
 from eagletwin.harness.engines import triton_cpu
+from eagletwin.harness.engines.sglang.kernels import CHECKS
+from eagletwin.harness.engines.wire import Kernels
 from eagletwin.harness.patch import Edit
 
 from .plant import planted
 from .release import TREE, load
 
-Runtime = Literal["fast", "checked", "shadow", "interpreter"]
 CASES = 120  # of each property: seconds for the tier, and five times what any planted fault needed
-
-CHECKS = {
-    "fast": triton_cpu.Checks(),
-    "checked": triton_cpu.Checks(poison=True, races=True, order=0),
-    "shadow": triton_cpu.Checks(shadow=True),
-}
 
 
 @dataclass(frozen=True)
@@ -52,6 +47,15 @@ class Property:
 
     def catches(self, fault: Edit, config: settings) -> Any:
         """A case that fails with this fault planted, and holds without it; AssertionError if there is none."""
+        load(TREE)  # a fault is planted in what is imported
+        with planted(fault):
+            case = self.failing(config)
+        assert case is not None, f"{self.name}: nothing failed with {fault.match!r} as {fault.replacement!r}"
+        self.holds(case)
+        return case
+
+    def failing(self, config: settings) -> Any:
+        """The first case that fails; None if none does."""
 
         def fails(case: Any) -> bool:
             try:
@@ -60,14 +64,10 @@ class Property:
                 return True
             return False
 
-        load(TREE)  # a fault is planted in what is imported
-        with planted(fault):
-            try:
-                case = find(self.cases, fails, settings=settings(config, phases=(Phase.generate,)))
-            except NoSuchExample:
-                raise AssertionError(f"{self.name}: nothing failed with {fault.match!r} as {fault.replacement!r}") from None
-        self.holds(case)
-        return case
+        try:
+            return find(self.cases, fails, settings=settings(config, phases=(Phase.generate,)))
+        except NoSuchExample:
+            return None
 
 
 def _named(of: Property) -> Callable[[Any], None]:
@@ -106,7 +106,7 @@ POOLS = triton_cpu.LivePools()  # what raw addresses may reach: a property regis
 
 
 @contextmanager
-def running(kernels: Runtime = "fast") -> Iterator[None]:
+def running(kernels: Kernels = "fast") -> Iterator[None]:
     """Run kernels as asked; what torch.empty returns is poison, so that an output which nobody wrote cannot pass."""
     with triton_cpu.poison_empty():
         if kernels == "interpreter":
