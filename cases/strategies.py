@@ -13,26 +13,54 @@ from hypothesis import strategies as st
 
 from eagletwin.harness.case import Case, EngineSettings, Event, Request, SGLangSettings
 from eagletwin.harness.models.recipes import RECIPES
+from eagletwin.reference.layout import reserved
+from eagletwin.reference.tree import count_candidates
 
 MODELS = ("llama-tiny", "llama-gqa")
 NUM_STEPS = (1, 2, 3, 4, 5)
+TOPKS = (1, 2, 3, 4, 8, 16)
 PAGE_SIZES = (1, 4, 16)
 CHUNK_SIZE = 512  # the budget of a prefill batch after the drawn ones: all prompts at once, so that chunks are drawn or absent
-POOL_SIZES = (512, 96, 128)  # slots; the small ones run out
+POOL_SIZES = (512, 96, 128)  # slots, for chains; the small ones run out
+MAX_DRAFT_TOKENS = 64  # nodes of a verify tree: what SGLang recommends at most; the case itself may ask for more
 BATCH_LIMITS = (8, 2)
+TREE_SIZES = (0, 1, 2, 3, 4)
 MAX_PROMPT, MAX_NEW_TOKENS, MAX_REQUESTS = 40, 16, 6
 
 
 @dataclass(frozen=True, slots=True)
 class Focus:
-    """The engine configuration that most cases of a search share. Each field is one of the values above."""
+    """The engine configuration that most cases of a search share. Each field is one of the values above.
+
+    tree_size       how large the verify tree is, from 0 (the longest path alone) to 4 (all candidates, or MAX_DRAFT_TOKENS)
+    max_total_tokens  slots of the pool; a tree, which takes more of them at a time, gets accordingly more
+    """
 
     model: str = MODELS[0]
     num_steps: int = 3
+    topk: int = TOPKS[0]
+    tree_size: int = TREE_SIZES[0]
     page_size: int = PAGE_SIZES[0]
     radix_cache: bool = False
     max_total_tokens: int = POOL_SIZES[0]
     max_running_requests: int = BATCH_LIMITS[0]
+
+    @property
+    def num_draft_tokens(self) -> int:
+        """Nodes of the verify tree; a chain has no choice."""
+        least = self.num_steps + 1
+        most = max(least, min(MAX_DRAFT_TOKENS, count_candidates(self.topk, self.num_steps) + 1))
+        return least + (most - least) * self.tree_size // TREE_SIZES[-1] if self.topk > 1 else least
+
+    @property
+    def round_slots(self) -> int:
+        return reserved(self.topk, self.num_steps, self.page_size, self.num_draft_tokens)
+
+    @property
+    def pool(self) -> int:
+        """Slots, in whole pages: room for as many requests as a chain would have in max_total_tokens."""
+        more = 2 * (self.round_slots - self.num_steps - 1) * (self.max_total_tokens // 48)
+        return (self.max_total_tokens + more) // self.page_size * self.page_size
 
     def case(
         self, name: str, requests: tuple[Request, ...], *, chunks: tuple[int, ...] = (), events: tuple[Event, ...] = ()
@@ -42,6 +70,8 @@ class Focus:
             name=name,
             model=self.model,
             num_steps=self.num_steps,
+            topk=self.topk,
+            draft_tokens=self.num_draft_tokens if self.topk > 1 else 0,
             page_size=self.page_size,
             chunked_prefill_size=CHUNK_SIZE,
             chunks=chunks,
@@ -51,7 +81,7 @@ class Focus:
                 sglang=SGLangSettings(
                     radix_cache=self.radix_cache,
                     max_running_requests=self.max_running_requests,
-                    max_total_tokens=self.max_total_tokens,
+                    max_total_tokens=self.pool,
                 )
             ),
         )
@@ -63,6 +93,8 @@ def focus_of(seed: int) -> Focus:
     return Focus(
         model=random.choice(MODELS),
         num_steps=random.choice(NUM_STEPS),
+        topk=random.choice((1, 1, 1, 2, 3, 4, 8, 16)),
+        tree_size=random.choice(TREE_SIZES),
         page_size=random.choice((1, 1, 4, 4, 16)),
         radix_cache=random.random() < 0.6,
         max_total_tokens=random.choice((512, 512, 96, 128)),
@@ -82,6 +114,8 @@ def _focused(value: Any, values: tuple[Any, ...]) -> st.SearchStrategy[Any]:
 _VALUES: dict[str, tuple[Any, ...]] = {
     "model": MODELS,
     "num_steps": NUM_STEPS,
+    "topk": TOPKS,
+    "tree_size": TREE_SIZES,
     "page_size": PAGE_SIZES,
     "radix_cache": (False, True),
     "max_total_tokens": POOL_SIZES,
@@ -121,7 +155,7 @@ def requests(draw: st.DrawFn, configuration: Focus, name: str, earlier: tuple[Re
     vocabulary = RECIPES[configuration.model].target.vocab_size
     page = configuration.page_size
     # what SGLang reserves: room for two rounds ahead, in whole pages
-    room = configuration.max_total_tokens - 2 * (configuration.num_steps + 1) - 2 * page
+    room = configuration.pool - 2 * configuration.round_slots - 2 * page
     max_new_tokens = draw(st.integers(1, min(MAX_NEW_TOKENS, room - 1)))
     most = min(MAX_PROMPT, room - max_new_tokens)
     shared: tuple[int, ...] = ()

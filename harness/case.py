@@ -1,7 +1,8 @@
 """A case: what to do, as plain data (JSON). Read from strangers, so every field has a type and a bound, and none is a path.
 
-A neutral core (model recipe, requests, events, num_steps, topk, page and chunk sizes) and one block of settings for each
-engine. It never holds code. `exercises` names what a hand-made case is for; the judge says `unknown` if that did not happen.
+A neutral core (model recipe, requests, events, num_steps, topk, num_draft_tokens, page and chunk sizes) and one block of
+settings for each engine. It never holds code. `exercises` names what a hand-made case is for; the judge says `unknown` if that
+did not happen.
 """
 
 from pathlib import Path
@@ -9,6 +10,9 @@ from typing import Annotated, Literal
 
 import msgspec
 from msgspec import Meta, Struct
+
+from eagletwin.reference.layout import reserved
+from eagletwin.reference.tree import count_candidates
 
 from .errors import InputError
 from .exercised import FEATURES
@@ -70,7 +74,9 @@ class Case(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     requests: Annotated[tuple[Request, ...], Meta(min_length=1, max_length=64)]
     # 16 steps: past the longest chain anyone serves; each step costs the engine one forward
     num_steps: Annotated[int, Meta(ge=1, le=16)]
-    topk: Annotated[int, Meta(ge=1, le=1)] = 1
+    topk: Annotated[int, Meta(ge=1, le=64)] = 1
+    # nodes that the target verifies in a round, the bonus token among them; 0: as many as the longest path, num_steps + 1
+    draft_tokens: Annotated[int, Meta(ge=0, le=1024)] = msgspec.field(default=0, name="num_draft_tokens")
     page_size: Annotated[int, Meta(ge=1, le=128)] = 1
     chunked_prefill_size: Annotated[int, Meta(ge=1, le=8192)] = 64
     # sizes of the first prefill batches; chunked_prefill_size holds after the last
@@ -81,8 +87,13 @@ class Case(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
 
     @property
     def num_draft_tokens(self) -> int:
-        """Tokens that the target verifies in a round: the bonus token and num_steps drafts (topk = 1)."""
-        return self.num_steps + 1
+        """Nodes that the target verifies in a round: the bonus token and the drafts."""
+        return self.draft_tokens or self.num_steps + 1
+
+    @property
+    def round_slots(self) -> int:
+        """Slots that SGLang sets aside for one round of a request, before its tree is known."""
+        return reserved(self.topk, self.num_steps, self.page_size, self.num_draft_tokens)
 
     def configuration(self) -> "Case":
         """This case without what differs from case to case on one engine: equal configurations share an engine process."""
@@ -151,6 +162,7 @@ def check_case(case: Case, origin: str) -> None:
                 "SGLang wants whole pages; make it a multiple of page_size",
             )
     _check_events(case, origin)
+    _check_tree(case, origin)
     settings, recipe = case.engine.sglang, RECIPES[case.model]
     if settings.max_total_tokens % case.page_size:
         raise _refuse(
@@ -169,12 +181,24 @@ def check_case(case: Case, origin: str) -> None:
                 f"use ids from 0 to {recipe.target.vocab_size - 1}",
             )
         # SGLang reserves room for two rounds ahead, in whole pages, before it lets a request run
-        need = len(request.prompt) + request.max_new_tokens + 2 * case.num_draft_tokens + 2 * case.page_size
+        need = len(request.prompt) + request.max_new_tokens + 2 * case.round_slots + 2 * case.page_size
         if need > min(settings.max_total_tokens, recipe.max_position):
             raise _refuse(
                 f"{where}: needs up to {need} slots, and the pool has {settings.max_total_tokens}",
                 "shorten the request or raise engine.sglang.max_total_tokens",
             )
+
+
+def _check_tree(case: Case, origin: str) -> None:
+    most = count_candidates(case.topk, case.num_steps) + 1
+    if case.num_draft_tokens < 2:
+        raise _refuse(f"{origin}: num_draft_tokens {case.num_draft_tokens}: nothing would be drafted", "use 2 or more")
+    if case.topk > 1 and case.num_draft_tokens > most:
+        raise _refuse(
+            f"{origin}: num_draft_tokens {case.num_draft_tokens}: a tree of topk {case.topk} and {case.num_steps} steps has "
+            f"{most} nodes",
+            f"use {case.num_steps + 1} to {most}",
+        )
 
 
 def _check_events(case: Case, origin: str) -> None:

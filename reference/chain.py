@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from .eagle import DraftRows, EagleHead, draft_rows
-from .llama import causal, side_by_side
+from .llama import causal
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,53 +76,3 @@ def draft_chain(
         rows.keys[:, committed:].transpose(0, 1),
         rows.values[:, committed:].transpose(0, 1),
     )
-
-
-def draft_chains(
-    head: EagleHead, tokens: Sequence[Tensor], target_hidden: Tensor, rounds: Sequence[tuple[int, int]], drafted: Tensor
-) -> tuple[DraftRows, list[Chain]]:
-    """Committed rows, and the chains of many rounds, of many requests at once. Equal to the naive functions above (a test).
-
-    tokens[q] [T] is the final sequence of request q, and target_hidden [B, H] holds the rows 0..T-2 of all requests, one
-    request after the other, as do the committed rows that are returned. Round c is (q, M): it drafted drafted[c] [C, S] from
-    the first M rows of request q.
-    The head runs once per step over the committed rows and every round's scratch rows; a scratch row sees the committed
-    rows of its request before its round and the scratch rows of its own round. num_steps forwards, whatever C is.
-    """
-    count, num_steps = drafted.shape
-    lengths = [len(sequence) - 1 for sequence in tokens]
-    base = sum(lengths)  # committed rows 0..base-1
-    request, positions, sees = side_by_side(lengths)  # [B], [B], [B, B]
-    ids, hidden = torch.cat([row_tokens(sequence) for sequence in tokens]), target_hidden  # [B], [B, H]
-    of, start = torch.tensor(rounds, dtype=torch.int64).reshape(count, 2).unbind(1)  # [C] request and M of each round
-    owner = torch.full((base,), -1)  # [B] which round a row belongs to; -1: committed
-    prefix = positions + 1  # [B] how many committed rows of its request a row may see
-    rows = draft_rows(head, ids, hidden, positions, sees)
-    last = (request[None, :] < of[:, None]).sum(1) + start - 1  # [C] the row each round continues from
-    logits = [rows.logits[last]]  # of step 0..: [C, V] each
-    for step in range(1, num_steps):
-        ids = torch.cat([ids, drafted[:, step - 1]])  # [R], and so are those below: C rows more than the step before
-        hidden = torch.cat([hidden, rows.hidden[last]])
-        positions = torch.cat([positions, start + step - 1])
-        request = torch.cat([request, of])
-        owner = torch.cat([owner, torch.arange(count)])
-        prefix = torch.cat([prefix, start])
-        mine = request[None, :] == request[:, None]  # [R, R] both rows of one request
-        shared = (owner[None, :] < 0) & (positions[None, :] < prefix[:, None])  # [R, R] a committed row within the prefix
-        same = (owner[None, :] == owner[:, None]) & (owner[:, None] >= 0)  # [R, R] both scratch rows of one round
-        sees = (mine & shared) | (same & (positions[None, :] <= positions[:, None]))  # [R, R]
-        rows = draft_rows(head, ids, hidden, positions, sees)
-        last = len(ids) - count + torch.arange(count)  # [C]
-        logits.append(rows.logits[last])
-    scratch = base + torch.arange(num_steps - 1)[None, :] * count + torch.arange(count)[:, None]  # [C, S-1]
-    chains = zip(
-        torch.stack(logits, 1),  # [C, S, V]
-        drafted,
-        hidden[scratch],  # [C, S-1, H]
-        rows.hidden[scratch],
-        rows.keys[:, scratch].movedim(0, 2),  # [C, S-1, L, G, D]
-        rows.values[:, scratch].movedim(0, 2),
-        strict=True,
-    )
-    committed = DraftRows(rows.hidden[:base], rows.logits[:base], rows.keys[:, :base], rows.values[:, :base])
-    return committed, [Chain(*chain) for chain in chains]

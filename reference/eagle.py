@@ -46,14 +46,22 @@ class DraftRows:
     values: Tensor
 
 
-def draft_rows(head: EagleHead, tokens: Tensor, hidden: Tensor, positions: Tensor, sees: Tensor) -> DraftRows:
-    """Run the head over rows that consume tokens [R] and hidden [R, H] at positions [R], attending where sees [R, R]."""
+def draft_rows(
+    head: EagleHead, tokens: Tensor, hidden: Tensor, positions: Tensor, sees: Tensor, before: DraftRows | None = None
+) -> DraftRows:
+    """Run the head over rows that consume tokens [R] and hidden [R, H] at positions [R], attending where sees [R, R].
+
+    before: E rows that stand before these; sees is [R, E + R] then.
+    """
     x = torch.cat([head.embedding[tokens], hidden], -1) @ head.weights["fc.weight"].T  # [R, H]
     if "fc.bias" in head.weights:
         x = x + head.weights["fc.bias"]
     keys, values = [], []
     for layer in range(head.shape.num_layers):
-        x, key, value = decoder_layer(head.weights, f"layers.{layer}.", head.shape, x, positions, sees, input_norm=layer > 0)
+        stored = None if before is None else (before.keys[layer], before.values[layer])
+        x, key, value = decoder_layer(
+            head.weights, f"layers.{layer}.", head.shape, x, positions, sees, input_norm=layer > 0, before=stored
+        )
         keys.append(key)
         values.append(value)
     return DraftRows(x, x @ head.lm_head.T, torch.stack(keys), torch.stack(values))

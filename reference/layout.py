@@ -51,6 +51,16 @@ def round_width(committed: int, topk: int, num_steps: int, page_size: int, num_d
     return max(last, num_draft_tokens)
 
 
+def reserved(topk: int, num_steps: int, page_size: int, num_draft_tokens: int) -> int:
+    """Slots that SGLang sets aside for one round, before M is known: the widest round there can be.
+
+    Source: `get_alloc_len_per_decode` in SGLang 0.5.23's mem_cache/allocation_sizing.py. It keeps twice that per request.
+    """
+    if topk == 1 or page_size == 1:
+        return max(topk * num_steps, num_draft_tokens)
+    return max(topk * branch_pages(page_size - 1, num_steps, page_size) * page_size, num_draft_tokens)
+
+
 def draft_reads(
     committed: int, branch: int, step: int, topk: int, num_steps: int, page_size: int, recent: int, sink: int
 ) -> Tensor:

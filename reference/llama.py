@@ -84,12 +84,21 @@ def side_by_side(lengths: Sequence[int]) -> tuple[Tensor, Tensor, Tensor]:
 
 
 def decoder_layer(
-    weights: Weights, prefix: str, shape: LlamaShape, x: Tensor, positions: Tensor, sees: Tensor, *, input_norm: bool = True
+    weights: Weights,
+    prefix: str,
+    shape: LlamaShape,
+    x: Tensor,
+    positions: Tensor,
+    sees: Tensor,
+    *,
+    input_norm: bool = True,
+    before: tuple[Tensor, Tensor] | None = None,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """One pre-norm decoder layer over rows x [R, H] at positions [R]; row r attends to the rows where sees[r] is true.
 
     `input_norm=False` leaves the norm before attention out, as the first layer of an EAGLE-1/2 head does.
-    Returns (x [R, H], keys [R, G, D], values [R, G, D]).
+    before: (keys, values) [E, G, D] each of rows that stand before these; sees is [R, E + R] then.
+    Returns (x [R, H], keys [R, G, D], values [R, G, D]), of the R rows.
     """
     rows, groups = x.shape[0], shape.num_heads // shape.num_kv_heads
 
@@ -103,9 +112,10 @@ def decoder_layer(
     turned = rotate(torch.cat([query, key], 1), positions, shape.rope_theta)  # [R, N+G, D]
     query, key = turned[:, : shape.num_heads], turned[:, shape.num_heads :]
 
-    score = torch.einsum("qnd,knd->nqk", query, key.repeat_interleave(groups, 1)) / shape.head_dim**0.5  # [N, R, R]
-    weight = score.masked_fill(~sees, -torch.inf).softmax(-1)  # [N, R, R]
-    attended = torch.einsum("nqk,knd->qnd", weight, value.repeat_interleave(groups, 1)).reshape(rows, -1)  # [R, N*D]
+    keys, values = (key, value) if before is None else (torch.cat([before[0], key]), torch.cat([before[1], value]))
+    score = torch.einsum("qnd,knd->nqk", query, keys.repeat_interleave(groups, 1)) / shape.head_dim**0.5  # [N, R, E+R]
+    weight = score.masked_fill(~sees, -torch.inf).softmax(-1)  # [N, R, E+R]
+    attended = torch.einsum("nqk,knd->qnd", weight, values.repeat_interleave(groups, 1)).flatten(1)  # [R, N*D]
     x = x + project("self_attn.o_proj", attended)
 
     inner = rms_norm(x, weights[f"{prefix}post_attention_layernorm.weight"], shape.rms_norm_eps)  # [R, H]

@@ -21,20 +21,16 @@ def count_candidates(topk: int, num_steps: int) -> int:
     return topk + (num_steps - 1) * topk * topk
 
 
-def depth_of(candidate: int, topk: int) -> int:
-    """Depth of a candidate; the root's children have depth 1."""
-    return 1 if candidate < topk else 2 + (candidate - topk) // (topk * topk)
+def parent_of(candidate: int, topk: int, expanded: Sequence[int]) -> int:
+    """The candidate that proposed this one; -1 for the root.
+
+    expanded: the frontiers of depths 1, 2, .. one after the other. As each expanded node proposed k candidates, the root
+    first, candidate // k says who proposed it: 0 the root, n the n-th that was expanded.
+    """
+    return -1 if candidate < topk else expanded[candidate // topk - 1]
 
 
-def parent_of(candidate: int, topk: int, frontiers: Sequence[Sequence[int]]) -> int:
-    """The candidate that proposed this one; -1 for the root. frontiers[d-1] holds the k candidates expanded at depth d."""
-    if candidate < topk:
-        return -1
-    depth, place = depth_of(candidate, topk), (candidate - topk) % (topk * topk)
-    return frontiers[depth - 2][place // topk]
-
-
-def tree_parents(selected: Sequence[int], topk: int, frontiers: Sequence[Sequence[int]]) -> list[int]:
+def tree_parents(selected: Sequence[int], topk: int, expanded: Sequence[int]) -> list[int]:
     """Parents of the nodes [D]: of selected candidates, in the order of their numbers, behind the root. The root's is -1.
 
     Raises ValueError if a node's parent was not selected: what is verified is then no tree.
@@ -42,7 +38,7 @@ def tree_parents(selected: Sequence[int], topk: int, frontiers: Sequence[Sequenc
     node = {-1: 0} | {candidate: number for number, candidate in enumerate(selected, 1)}
     parents = [-1]
     for candidate in selected:
-        parent = parent_of(candidate, topk, frontiers)
+        parent = parent_of(candidate, topk, expanded)
         if parent not in node:
             raise ValueError(f"candidate {candidate} was selected, and its parent {parent} was not")
         parents.append(node[parent])

@@ -13,6 +13,7 @@ from msgspec.structs import replace
 from eagletwin.harness.errors import InputError
 from eagletwin.harness.models.weights import model_pair
 from eagletwin.harness.trace import Ending, Trace
+from eagletwin.reference.growth import View
 
 from .bounds import MAX_ADOPTED_SHARE, MAX_TIE_SHARE
 from .complete import missing
@@ -21,11 +22,17 @@ from .rules import Rules
 from .story import stories
 from .verdict import RULES, Divergence, Verdict
 
-__all__ = ["RULES", "Divergence", "Verdict", "judge"]
+__all__ = ["DECLARED_VIEW", "RULES", "Divergence", "Verdict", "judge"]
+
+# Every release so far stores a branch's keys by its number (PR #8409, never merged): ledger entry 8409 shows it.
+DECLARED_VIEW: View = "slot_layout"
 
 
-def judge(trace: Trace, without: frozenset[str] = frozenset()) -> Verdict:
-    """Judge a trace. `without`: rules to leave out. Raises InputError if the trace was made with other weights.
+def judge(trace: Trace, without: frozenset[str] = frozenset(), view: View = DECLARED_VIEW) -> Verdict:
+    """Judge a trace. Raises InputError if the trace was made with other weights.
+
+    without  rules to leave out
+    view     what a node of a draft tree is held to attend to (reference/growth.py)
 
     A judge that cannot make sense of a trace says `unknown`, never `equal`.
     """
@@ -38,7 +45,7 @@ def judge(trace: Trace, without: frozenset[str] = frozenset()) -> Verdict:
         )
     try:
         with torch.inference_mode():  # what autograd keeps of a view costs as much as the view
-            told = stories(trace)
+            told = stories(trace, view)
             findings = Rules(trace, told, without).check()
             reached = exercised(trace, told)
     except Exception as error:

@@ -24,20 +24,32 @@ MAX_ADOPTED_SHARE = 0.05
 MAX_TIE_SHARE = 0.25
 
 
-def error_of(expected: Tensor, actual: Tensor) -> Tensor:
-    """Largest error of each row as a share of the bound. expected, actual [R, ..] -> [R]; not finite counts as infinite."""
+def error_of(expected: Tensor, actual: Tensor, scale: Tensor | None = None) -> Tensor:
+    """Largest error of each row as a share of the bound. expected, actual [R, ..] -> [R]; not finite counts as infinite.
+
+    scale [R]: magnitude of the numbers that the row was computed from, where it is not the row's own.
+    """
     expected, actual = expected.flatten(1), actual.double().flatten(1)
-    scale = expected.abs().amax(1).clamp(min=1e-30)
-    share = (actual - expected).abs().amax(1) / (RELATIVE_BOUND * scale)
+    size = (expected.abs().amax(1) if scale is None else scale).clamp(min=1e-30)
+    share = (actual - expected).abs().amax(1) / (RELATIVE_BOUND * size)
     return torch.where(actual.isfinite().all(1), share, torch.full_like(share, torch.inf))
+
+
+def magnitude(logits: Tensor) -> Tensor:
+    """Largest finite size of a row of logits [.., V] -> [..]. A token that cannot be proposed has -inf."""
+    return logits.abs().masked_fill(logits.isinf(), 0).amax(-1)
 
 
 def undecided(logits: Tensor, first: int, second: int) -> bool:
     """Whether the reference cannot tell which of two tokens has the larger logit. logits [V]."""
-    return bool((logits[first] - logits[second]).abs() <= TIE_BOUND * logits.abs().max())
+    return bool((logits[first] - logits[second]).abs() <= TIE_BOUND * magnitude(logits))
 
 
-def is_tie(logits: Tensor) -> Tensor:
-    """Whether the two largest logits are closer than the bound. logits [.., V] -> [..]."""
-    best = logits.topk(2).values
-    return best[..., 0] - best[..., 1] <= TIE_BOUND * logits.abs().amax(-1)
+def ties(logits: Tensor, ranks: int) -> Tensor:
+    """Whether each of the `ranks` largest logits is closer than the bound to its neighbours. logits [.., V] -> [.., ranks]."""
+    best = logits.topk(min(ranks + 1, logits.shape[-1])).values
+    near = best[..., :-1] - best[..., 1:] <= (TIE_BOUND * magnitude(logits))[..., None]
+    tied = torch.zeros(*near.shape[:-1], ranks, dtype=torch.bool)
+    tied[..., : near.shape[-1]] = near
+    tied[..., 1:] |= near[..., : ranks - 1]
+    return tied

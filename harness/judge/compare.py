@@ -7,6 +7,7 @@ A Place says where in the flow of data a comparison stands, so that the first of
 consequences, whatever order the engine happened to record them in.
 """
 
+from bisect import bisect_right
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -18,7 +19,8 @@ from torch import Tensor
 
 from eagletwin.harness.trace import Record
 
-from .bounds import error_of, is_tie, undecided
+from .bounds import error_of, ties, undecided
+from .choices import Ranked
 from .verdict import Divergence
 
 Phase = Literal[
@@ -70,7 +72,7 @@ class Findings:
 
 
 class _Floats(Struct, frozen=True):
-    """Rows that wait: expected, actual [R, N]; row(n) names the n-th."""
+    """Rows that wait: expected, actual [R, N]; row(n) names the n-th; scale [R]: see bounds.error_of."""
 
     rank: int
     place: Place
@@ -78,17 +80,22 @@ class _Floats(Struct, frozen=True):
     expected: Tensor
     actual: Tensor
     row: Callable[[int], str]
+    scale: Tensor | None
 
 
 class _Choice(Struct, frozen=True):
-    """A choice over logits [V] that waits."""
+    """Choices over logits [R, V] that wait: actual [R][k] are the k best of each row, index(row, rank) names one."""
 
     rank: int
     place: Place
     rule: str
     logits: Tensor
-    actual: int
-    index: str
+    actual: list[list[int]]
+    index: Callable[[int, int], str]
+
+
+# In place of a choice that the trace does not show.
+UNSEEN = -(1 << 62)
 
 
 class Compare:
@@ -160,7 +167,27 @@ class Compare:
         index = f"{rows} {first + at}" + (f", and {len(wrong) - 1} more" if len(wrong) > 1 else "")
         self.report(place, rule, index, expected[at], actual[at], why)
 
-    def floats(self, place: Place, rule: str, expected: Tensor, actual: Tensor, row: Callable[[int], str]) -> None:
+    def ranked(self, place: Place, rule: str, ranked: Ranked, name: str) -> None:
+        """An ordered choice of candidates, which choices.py has looked at; report the first that is surely wrong."""
+        if not self.on(rule):
+            return
+        self._findings.choices += len(ranked.actual)
+        self._findings.ties += ranked.ties
+        self._findings.adopted += ranked.adopted
+        if ranked.wrong:
+            at = ranked.wrong[0]
+            must, has = (f"candidate {choice[at]}" for choice in (ranked.expected, ranked.actual))
+            self.report(place, rule, f"{name}, place {at}", must, has)
+
+    def floats(
+        self,
+        place: Place,
+        rule: str,
+        expected: Tensor,
+        actual: Tensor,
+        row: Callable[[int], str],
+        scale: Tensor | None = None,
+    ) -> None:
         """Compare rows [R, ..] within the bound; report the first row n that differs, as row(n), by its largest error."""
         if not self.on(rule):
             return
@@ -169,7 +196,7 @@ class Compare:
             return
         rows = expected.shape[0]  # len() of a tensor costs as much as a small operation
         if rows:
-            self._floats.append(_Floats(self._rank, place, rule, expected.flatten(1), actual.flatten(1), row))
+            self._floats.append(_Floats(self._rank, place, rule, expected.flatten(1), actual.flatten(1), row, scale))
             self._wait(rows)
 
     def row(self, place: Place, rule: str, expected: Tensor, actual: Tensor, index: str) -> None:
@@ -178,11 +205,16 @@ class Compare:
 
     def choice(self, place: Place, rule: str, logits: Tensor, actual: int, index: str) -> None:
         """An argmax over logits [V]. A different choice is a divergence only if the reference itself can tell the two apart."""
+        self.choices(place, rule, logits[None], [[actual]], lambda row, rank: index)
+
+    def choices(
+        self, place: Place, rule: str, logits: Tensor, actual: list[list[int]], index: Callable[[int, int], str]
+    ) -> None:
+        """The k best of each row of logits [R, V], best first; those that are UNSEEN are left out."""
         if not self.on(rule):
             return
-        self._findings.choices += 1
         self._choices.append(_Choice(self._rank, place, rule, logits, actual, index))
-        self._wait(1)
+        self._wait(logits.shape[0])
 
     def _wait(self, rows: int) -> None:
         self._waiting += rows
@@ -193,18 +225,23 @@ class Compare:
         """Compare what waits: together what has equal width and type."""
         widths: dict[object, list[_Floats]] = {}
         for floats in self._floats:
-            widths.setdefault((floats.actual.shape[1], floats.actual.dtype), []).append(floats)
+            widths.setdefault((floats.actual.shape[1], floats.actual.dtype, floats.scale is None), []).append(floats)
         for alike in widths.values():
             self._settle_floats(alike)
-        vocabularies: dict[int, list[_Choice]] = {}
+        shapes: dict[tuple[int, int], list[_Choice]] = {}
         for choice in self._choices:
-            vocabularies.setdefault(choice.logits.shape[0], []).append(choice)
-        for choices in vocabularies.values():
+            shapes.setdefault((choice.logits.shape[1], len(choice.actual[0])), []).append(choice)
+        for choices in shapes.values():
             self._settle_choices(choices)
         self._floats, self._choices, self._waiting = [], [], 0
 
     def _settle_floats(self, alike: list[_Floats]) -> None:
-        share = error_of(torch.cat([floats.expected for floats in alike]), torch.cat([floats.actual for floats in alike]))
+        scales = [floats.scale for floats in alike if floats.scale is not None]
+        share = error_of(
+            torch.cat([floats.expected for floats in alike]),
+            torch.cat([floats.actual for floats in alike]),
+            torch.cat(scales) if scales else None,
+        )
         good = share <= 1
         if good.any():
             self._findings.headroom = max(self._findings.headroom, float(share[good].max()))
@@ -224,17 +261,25 @@ class Compare:
                 self._report(floats.rank, floats.place, floats.rule, index, f"{float(must[worst]):.6g}", said)
 
     def _settle_choices(self, choices: list[_Choice]) -> None:
-        logits = torch.stack([choice.logits for choice in choices])  # [C, V]
-        for choice, expected, tie in zip(choices, logits.argmax(1).tolist(), is_tie(logits).tolist(), strict=True):
-            actual, row = choice.actual, choice.logits
-            if not 0 <= actual < row.shape[0]:
-                found = f"{actual}, outside the vocabulary"
+        logits = torch.cat([choice.logits for choice in choices])  # [R, V]
+        actual = torch.tensor([row for choice in choices for row in choice.actual])  # [R, k]
+        seen, expected = actual != UNSEEN, logits.topk(actual.shape[1]).indices  # [R, k]
+        known = (actual >= 0) & (actual < logits.shape[1])
+        self._findings.choices += int(seen.sum())
+        self._findings.ties += int((ties(logits, actual.shape[1]) & known).sum())
+        first = [0]
+        for choice in choices:
+            first.append(first[-1] + len(choice.actual))
+        for row, rank in (seen & (actual != expected)).nonzero().tolist():
+            number = bisect_right(first, row) - 1
+            choice = choices[number]
+            must, has = int(expected[row, rank]), int(actual[row, rank])
+            if not 0 <= has < logits.shape[1]:
+                found = f"{has}, outside the vocabulary"
+            elif undecided(logits[row], must, has):
+                self._findings.adopted += 1
+                continue
             else:
-                self._findings.ties += tie
-                if actual == expected:
-                    continue
-                if undecided(row, expected, actual):
-                    self._findings.adopted += 1
-                    continue
-                found = f"{actual} (its logit is {float(row[expected] - row[actual]):.3g} lower)"
-            self._report(choice.rank, choice.place, choice.rule, choice.index, expected, found)
+                found = f"{has} (its logit is {float(logits[row, must] - logits[row, has]):.3g} lower)"
+            index = choice.index(row - first[number], rank)
+            self._report(choice.rank, choice.place, choice.rule, index, must, found)

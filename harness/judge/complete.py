@@ -7,6 +7,7 @@ from collections import Counter
 
 from eagletwin.harness.trace import Record, Trace
 
+_FLOATS = ("keys", "values", "hidden_in", "hidden_out", "hidden", "probabilities")
 _WITH_OUTPUT = ("target.extend", "target.verify", "draft.decode")
 
 
@@ -18,7 +19,7 @@ def missing(trace: Trace) -> str:
     for number, record in enumerate(records):
         for name in record.tensors:
             tensor = trace.tensor(number, name)
-            if tensor.is_floating_point() != name.endswith(("keys", "values", "hidden_in", "hidden_out", "hidden")):
+            if tensor.is_floating_point() != name.endswith(_FLOATS):
                 return f"{name} of a {record.stage} record is {tensor.dtype}"
     flushed = [record.iteration for record in records if record.stage == "flushed"]
     if len(flushed) != 1:

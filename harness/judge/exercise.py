@@ -5,7 +5,7 @@ import itertools
 from eagletwin.harness.exercised import FEATURES
 from eagletwin.harness.trace import Record, Trace
 
-from .story import Story
+from .story import Round, Story
 
 
 def exercised(trace: Trace, stories: dict[str, Story]) -> tuple[str, ...]:
@@ -48,15 +48,26 @@ def exercised(trace: Trace, stories: dict[str, Story]) -> tuple[str, ...]:
             other[: start + 1] == prompt[: start + 1] for name, other in prompts.items() if name != record.request
         )
 
+    rounds = [round for story in stories.values() for round in story.rounds]
+
+    def changes_parent(round: Round) -> bool:
+        """At step j, branch b: whether the candidate expanded there was proposed by another branch."""
+        later = enumerate(round.expanded[case.topk :])
+        return any((candidate // case.topk - 1) % case.topk != at % case.topk for at, candidate in later)
+
     aborted = {record.request for record in by_stage.get("finished", []) if record.numbers["aborted"]}
     unfinished = {record.request for record in chunks} - {record.request for record in prefills if record.numbers["final"]}
     happened = {
         "chunked_prefill": bool(chunks),
         "chunk_tail_differs": any(tail_differs(record) for record in chunks),
         "draft_decode": case.num_steps >= 2 and "draft" in by_stage,
-        "rejection": any(length < case.num_draft_tokens for length in accepted),
-        "accept_all": any(length == case.num_draft_tokens for length in accepted),
-        "accept_some": any(1 < length < case.num_draft_tokens for length in accepted),
+        "rejection": any(length <= case.num_steps for length in accepted),
+        "accept_all": any(length == case.num_steps + 1 for length in accepted),
+        "accept_some": any(1 < length <= case.num_steps for length in accepted),
+        "tree": case.topk > 1 and bool(rounds),
+        "path_not_in_front": any(round.path != list(range(len(round.path))) for round in rounds),
+        "branch_changes_parent": any(changes_parent(round) for round in rounds),
+        "branch_holes": any(round.committed % case.page_size for round in rounds) and case.topk > 1,
         "batch": any(len(batch) > 1 for batch in in_order),
         "batch_grows": any(before & after and after - before for before, after in neighbours),
         "batch_shrinks": any(before & after and before - after for before, after in neighbours),

@@ -3,17 +3,21 @@
 compare.py says how numbers are compared, story.py what they must be, slots.py who owns which slot.
 """
 
+from collections.abc import Sequence
+
 import torch
 from torch import Tensor
 
 from eagletwin.harness.models.recipes import RECIPES
 from eagletwin.harness.trace import Record, Trace
-from eagletwin.reference.verify import verify_inputs
+from eagletwin.reference.layout import draft_columns, verify_columns
+from eagletwin.reference.tree import depths, walk_greedy
 
 from .compare import Compare, Findings, Phase, Place
 from .events import Events
 from .slots import Slots
 from .story import Round, Story, stored_rows
+from .trees import Trees, parents_of
 
 
 class Rules:
@@ -25,8 +29,8 @@ class Rules:
         self._case = trace.header.case
         self._compare = Compare([request.id for request in self._case.requests], without)
         self._slots = Slots(trace, self._compare)
+        self._trees = Trees(trace, self._compare)
         self._numbers = {record.key: n for n, record in enumerate(trace.header.records)}
-        self._proposed: dict[str, int] = {}  # request -> the last record that proposed d[1]
 
     def check(self) -> Findings:
         checks = {
@@ -47,8 +51,6 @@ class Rules:
         }
         for number, record in enumerate(self._trace.header.records):
             checks[record.stage](number, record)
-            if "proposal" in record.tensors:
-                self._proposed[record.request] = number
         Events(self._trace, self._compare).check()
         return self._compare.settled()
 
@@ -75,19 +77,22 @@ class Rules:
         self._compare.integers(place, "target.inputs", tokens, ids, "row", chunk.start)
         positions = self._trace.integers(number, "positions")
         self._compare.integers(place, "target.inputs", list(chunk), positions, "position of row", chunk.start)
-        self._target_hidden(number, Place(record, "target.extend", output=True), chunk)
+        self._target_hidden(number, Place(record, "target.extend", output=True), chunk.start, range(len(chunk)))
         table = self._table(record, "prefill", record.step, record.attempt)
         if table is not None:
-            self._slots.written(number, place, table, chunk.start)
+            self._slots.written(number, place, table, chunk)
 
-    def _target_hidden(self, number: int, place: Place, rows: range) -> None:
-        """States that the target hands to the draft, for committed rows; what it computes for rejected nodes is garbage."""
+    def _target_hidden(self, number: int, place: Place, first: int, rows: Sequence[int]) -> None:
+        """States that the target hands to the draft: rows of the forward for the committed positions first, first + 1, ..
+
+        What it computes for rejected nodes is garbage.
+        """
         target = self._stories[place.record.request].target
         if target is None or "hidden_out" not in place.record.tensors:  # the forward never returned
             return
-        rows = range(rows.start, min(rows.stop, target.hidden.shape[0]))
-        hidden = self._trace.tensor(number, "hidden_out")[: len(rows)]
-        self._compare.floats(place, "target.hidden", target.hidden[rows.start : rows.stop], hidden, lambda n: f"row {rows[n]}")
+        rows = rows[: target.hidden.shape[0] - first]
+        expected, hidden = target.hidden[first : first + len(rows)], self._trace.tensor(number, "hidden_out")[list(rows)]
+        self._compare.floats(place, "target.hidden", expected, hidden, lambda n: f"row {first + n}")
 
     def _draft_extend(self, number: int, record: Record) -> None:
         story, chunk, place = self._stories[record.request], self._chunk(number, record), Place(record, "draft.extend")
@@ -98,7 +103,7 @@ class Rules:
         self._draft_rows(number, place, story, chunk, why)
         table = self._table(record, "prefill", record.step, record.attempt)
         if table is not None:
-            self._slots.written(number, place, table, chunk.start)
+            self._slots.written(number, place, table, chunk)
 
     def _draft_rows(self, number: int, place: Place, story: Story, rows: range, why: str = "") -> None:
         """Inputs of committed draft rows: row i consumes (x[i+1], h[i]) at position i."""
@@ -141,106 +146,171 @@ class Rules:
                 expected = "no row: its token was never committed"
                 self._compare.report(place, f"{part}.kv", f"row {int(at[~known][0])}", expected, "a row")
             at, stored = at[known], stored[known]
-        self._compare.floats(place, f"{part}.kv", reference[at], stored, lambda n: f"row {int(at[n])}")
+        moved = torch.zeros_like(at, dtype=torch.bool)
+        if part == "target" and place.record.stage == "extend" and self._case.topk > 1:
+            moved = at >= self._round(place.record).committed  # rows of the accepted path, wherever verify wrote them
+        for rule, mine in ((f"{part}.kv", ~moved), ("commit.path", moved)):
+            if rule != "commit.path" or moved.any():
+                self._rows(place, rule, reference, at[mine], stored[mine])
+
+    def _rows(self, place: Place, rule: str, reference: Tensor, at: Tensor, stored: Tensor) -> None:
+        self._compare.floats(place, rule, reference[at], stored, lambda n: f"row {int(at[n])}")
 
     def _next_proposal(self, number: int, place: Place, committed: int) -> None:
-        """d[1] and the hidden state that goes with it, from the last committed row M-1."""
+        """What the last committed row M-1 proposes, and the hidden state that goes with it."""
         rows = self._stories[place.record.request].draft
         assert rows is not None
         last = slice(committed - 1, committed)
         hidden = self._trace.tensor(number, "proposal_hidden")[None]
         index = f"state that row {committed - 1} hands to draft decode"
         self._compare.row(place, "draft.hidden_in", rows.hidden[last], hidden, index)
-        self._compare.choice(
-            place, "draft.proposal", rows.logits[committed - 1], self._trace.integers(number, "proposal")[0], "d[1]"
-        )
+        self._trees.root(number, place, rows.logits[last])
 
     # -- draft and verify ----------------------------------------------------------------------------------------------
 
     def _draft_decode(self, number: int, record: Record) -> None:
-        round, step = self._round(record), record.step
-        place, position = Place(record, "draft", step), round.committed + step - 1
-        must, ids = round.drafted[step - 1 : step], self._trace.integers(number, "input_ids")
-        self._compare.integers(place, "draft.input_ids", must, ids, "row", position)
+        round, step, story = self._round(record), record.step, self._stories[record.request]
+        place, position, topk = Place(record, "draft", step), round.committed + step - 1, self._case.topk
+        rows, first = ("row", position) if topk == 1 else (f"row {position}, branch", 0)
+        ids = self._trace.integers(number, "input_ids")
+        self._compare.integers(place, "draft.input_ids", self._trees.consumed(round, step, ids), ids, rows, first)
         why = f"M = {round.committed} tokens are committed before the bonus token, and this is draft decode step {step}."
         positions = self._trace.integers(number, "positions")
-        self._compare.integers(place, "draft.positions", [position], positions, "row", position, why)
-        expected = self._stories[record.request].chains[record.round].hidden[step - 1 : step]
-        hidden = self._trace.tensor(number, "hidden_in")
-        self._compare.row(place, "draft.hidden_in", expected, hidden, f"row {position}")
+        self._compare.integers(place, "draft.positions", [position] * topk, positions, rows, first, why)
+        growth = story.growths[record.round]
+
+        def name(branch: int) -> str:
+            return f"{rows} {first + branch}"
+
+        self._compare.floats(place, "draft.hidden_in", growth.hidden[step - 1], self._trace.tensor(number, "hidden_in"), name)
         if "hidden_out" in record.tensors:  # absent if the forward never returned
-            handed_on = self._stories[record.request].chains[record.round].handed_on[step - 1 : step]
-            out, name = self._trace.tensor(number, "hidden_out"), f"state that d[{step + 1}] is chosen from"
-            self._compare.row(Place(record, "draft", step, output=True), "draft.proposal", handed_on, out, name)
+            out = Place(record, "draft", step, output=True)
+            handed_on = self._trace.tensor(number, "hidden_out")
+
+            def handed(branch: int) -> str:
+                return f"state that {rows} {first + branch} proposes from"
+
+            self._compare.floats(out, "draft.proposal", growth.handed_on[step - 1], handed_on, handed)
         table = self._table(record, "draft")
         if table is not None:
             # Slots come first: all of them are assigned before the first forward of draft(), and one that is written twice
             # shows in the row of an earlier step.
-            self._slots.written(number, Place(record, "draft"), table, position)
+            self._slots.written(number, Place(record, "draft"), table, self._columns(round)[step - 1].tolist())
+
+    def _columns(self, round: Round) -> Tensor:
+        case = self._case
+        return draft_columns(round.committed, case.topk, case.num_steps, case.page_size)
 
     def _draft(self, number: int, record: Record) -> None:
-        round, chain = self._round(record), self._stories[record.request].chains[record.round]
-        place, committed = Place(record, "draft"), round.committed
+        round, story = self._round(record), self._stories[record.request]
+        place, committed, growth = Place(record, "draft"), round.committed, story.growths[record.round]
         self._compare.integers(
             place, "verify.inputs", [committed], [record.numbers["seq_len"]], "seq_len of round", record.round
         )
         self._compare.integers(place, "verify.inputs", [round.bonus], self._trace.integers(number, "tokens")[:1], "node", 0)
-        nodes = list(range(committed, committed + self._case.num_draft_tokens))
-        self._compare.integers(place, "verify.inputs", nodes, self._trace.integers(number, "positions"), "position of node", 0)
-        # d[1] came from the extend before and was judged there: what draft() hands on must be that very token
-        if record.request in self._proposed:
-            proposed = self._trace.integers(self._proposed[record.request], "proposal")
-            self._compare.integers(place, "draft.proposal", proposed, round.drafted[:1], "d[1], node", 1)
+        self._scratch_slots(number, place, round)
+        if "hole_keys" in record.tensors:
+            self._holes(number, place, story, round)
         stored = stored_rows(self._trace.tensor(number, "scratch_keys"), self._trace.tensor(number, "scratch_values"))
-        expected = torch.stack([chain.keys, chain.values], 1)  # [S-1, 2, L, G, D]
+        expected = torch.stack([growth.keys, growth.values], 2)  # [S-1, k, 2, L, G, D]
+        topk = self._case.topk
         for step in range(1, self._case.num_steps):
-            at, here = slice(step - 1, step), Place(record, "draft", step)
-            index = f"row {committed + step - 1} of draft decode step {step}"
-            self._compare.row(here, "draft.scratch_kv", expected[at], stored[at], index)
-            chosen = Place(record, "draft", step, output=True)
-            self._compare.choice(chosen, "draft.proposal", chain.logits[step], round.drafted[step], f"d[{step + 1}]")
+            at = stored[(step - 1) * topk : step * topk]
+
+            def name(branch: int, step: int = step) -> str:
+                of = f"branch {branch}, " if topk > 1 else ""
+                return f"{of}row {committed + step - 1} of draft decode step {step}"
+
+            self._compare.floats(Place(record, "draft", step), "draft.scratch_kv", expected[step - 1], at, name)
+        self._trees.grown(number, record, story, round)
+
+    def _scratch_slots(self, number: int, place: Place, round: Round) -> None:
+        """Slots of draft decode, by branch and step, as they are laid out before the first forward."""
+        table, columns = self._trace.integers(number, "table"), self._columns(round)  # [S, k]
+        expected = [table[column] if column < len(table) else -1 for column in columns.T.flatten().tolist()]
+        slots = self._trace.integers(number, "scratch_slots")
+        self._compare.integers(place, "draft.slots", expected, slots, "slot, by branch and step,", 0)
+
+    def _holes(self, number: int, place: Place, story: Story, round: Round) -> None:
+        """What begins a branch's first page is a copy of the committed rows of the page that the prefix ends in."""
+        holes = stored_rows(self._trace.tensor(number, "hole_keys"), self._trace.tensor(number, "hole_values"))
+        inside = round.committed % self._case.page_size
+        expected = story.stored["draft"][round.committed - inside : round.committed].repeat(self._case.topk - 1, 1, 1, 1, 1)
+
+        def name(hole: int) -> str:
+            return f"copy of row {round.committed - inside + hole % inside} for branch {1 + hole // inside}"
+
+        self._compare.floats(place, "draft.scratch_kv", expected, holes, name)
 
     def _target_verify(self, number: int, record: Record) -> None:
         round, place = self._round(record), Place(record, "target.verify")
-        nodes = verify_inputs(round.bonus, round.drafted)
+        nodes = [round.bonus, *round.drafted]
         self._compare.integers(place, "verify.inputs", nodes, self._trace.integers(number, "input_ids"), "node", 0)
-        positions = list(range(round.committed, round.committed + len(nodes)))
-        self._compare.integers(
-            place, "verify.inputs", positions, self._trace.integers(number, "positions"), "position of node", 0
-        )
-        self._target_hidden(number, Place(record, "target.verify", output=True), range(round.committed, round.end))
+        parents = parents_of(self._case, round)
+        if parents is not None:
+            positions = [round.committed + depth for depth in depths(parents)]
+            self._compare.integers(
+                place, "verify.inputs", positions, self._trace.integers(number, "positions"), "position of node", 0
+            )
+        path = [node for node in round.path if 0 <= node < len(nodes)]
+        self._target_hidden(number, Place(record, "target.verify", output=True), round.committed, path)
         table = self._table(record, "draft")
         if table is not None:
-            self._slots.written(number, place, table, round.committed)
+            self._slots.written(number, place, table, self._nodes(round))
+
+    def _nodes(self, round: Round) -> list[int]:
+        columns: list[int] = verify_columns(round.committed, self._case.num_draft_tokens).tolist()
+        return columns
 
     def _verify(self, number: int, record: Record) -> None:
         story, round, numbers = self._stories[record.request], self._round(record), record.numbers
         assert story.target is not None
         predicted, place = self._trace.integers(number, "predicted"), Place(record, "verify")
-        for node, token in enumerate(predicted):
-            logits, index = story.target.logits[round.committed + node], f"token committed after node {node}"
-            self._compare.choice(Place(record, "verify", node), "verify.accept", logits, token, index)
-        # the walk of reference/verify.py, over the target's choices as adopted above
-        accept_len = 1
-        while (
-            accept_len <= min(len(round.drafted), len(predicted)) and round.drafted[accept_len - 1] == predicted[accept_len - 1]
-        ):
-            accept_len += 1
-        said = [numbers["accept_len"]]
-        self._compare.integers(place, "verify.accept", [accept_len], said, "accept length of round", record.round)
-        nodes, path = list(range(len(predicted))), self._trace.integers(number, "accept_index")
-        self._compare.integers(place, "verify.accept", nodes, path, "accepted node", 0)
+        logits = story.target.logits[round.committed : round.committed + len(predicted)]
+        for n, (token, must) in enumerate(zip(predicted, logits.argmax(-1).tolist(), strict=True)):
+            rule = "commit.path" if token != must and self._was_decided(round, numbers["bonus"], n, must) else "verify.accept"
+            self._compare.choice(Place(record, "verify", n), rule, logits[n], token, f"committed token {n} of the round")
+        parents, tokens = parents_of(self._case, round), [round.bonus, *round.drafted]
+        if parents is not None:
+            argmax = [-1] * len(tokens)  # of nodes that are not on the path: nobody asks
+            for node, token in zip(round.path, predicted, strict=False):
+                if 0 <= node < len(tokens):
+                    argmax[node] = token
+            path = walk_greedy(tokens, parents, argmax)
+            said = [numbers["accept_len"]]
+            self._compare.integers(place, "verify.accept", [len(path)], said, "accept length of round", record.round)
+            self._compare.integers(place, "verify.accept", path, round.path, "accepted node", 0)
         self._compare.integers(place, "verify.accept", predicted[-1:], [numbers["bonus"]], "bonus token of round", record.round)
         lengths = [round.committed, round.committed + numbers["accept_len"]]
         said = [numbers["seq_len"], numbers["new_seq_len"]]
         self._compare.integers(place, "verify.accept", lengths, said, "seq_len before and after, entry", 0)
+        if "path_hidden" in record.tensors:
+            hidden = self._trace.tensor(number, "path_hidden")
+            expected = story.target.hidden[round.committed : round.committed + len(hidden)]
+            moved = Place(record, "verify", len(predicted))
+            self._compare.floats(
+                moved,
+                "commit.path",
+                expected,
+                hidden[: len(expected)],
+                lambda n: f"state of accepted node {n}, moved to the front",
+            )
+
+    def _was_decided(self, round: Round, bonus: int, n: int, must: int) -> bool:
+        """Whether verify decided on token `must` for the n-th of its path, whatever was committed in its place then."""
+        if self._case.topk == 1:
+            return False
+        if n + 1 >= len(round.path):
+            return bonus == must
+        node = round.path[n + 1]
+        return 1 <= node <= len(round.drafted) and round.drafted[node - 1] == must
 
     def _draft_extend_decode(self, number: int, record: Record) -> None:
         round, place = self._round(record), Place(record, "draft.extend_decode")
         self._draft_rows(number, place, self._stories[record.request], range(round.committed, round.end))
         table = self._table(record, "draft")
         if table is not None:
-            self._slots.written(number, place, table, round.committed)
+            self._slots.written(number, place, table, self._nodes(round))
 
     def _extend(self, number: int, record: Record) -> None:
         place, end = Place(record, "draft.extend_decode"), self._round(record).end

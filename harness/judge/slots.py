@@ -1,5 +1,7 @@
 """Who owns which slot: `draft.slots` for every forward, and `pool.accounting` for the pool as a whole."""
 
+from collections.abc import Sequence
+
 import torch
 from torch import Tensor
 
@@ -27,15 +29,18 @@ class Slots:
             self._owners.setdefault(slot, []).append(names[owner])
         self._cached = set(self._trace.tensor(number, "cached").tolist())
 
-    def written(self, number: int, place: Place, table: list[int], first: int) -> None:
-        """Record `number` wrote `slots` for positions first, first + 1, …: the request's own, and nobody else's."""
+    def written(self, number: int, place: Place, table: list[int], columns: Sequence[int]) -> None:
+        """Record `number` wrote `slots`: the request's own, those of these columns of its row, and nobody else's."""
         if not self._compare.on("draft.slots"):
             return
         request, actual = place.record.request, self._trace.integers(number, "slots")
-        expected = table[first : first + len(actual)]
-        if len(expected) != len(actual):
-            self._compare.report(place, "draft.slots", "number of slots", len(expected), len(actual))
+        if len(columns) != len(actual):
+            self._compare.report(place, "draft.slots", "number of slots", len(columns), len(actual))
             return
+        if max(columns, default=0) >= len(table):
+            self._compare.report(place, "draft.slots", f"column {max(columns)}", "a slot", f"{len(table)} slots were allocated")
+            return
+        expected = [table[column] for column in columns]
         taken = self._written.setdefault(place.record.forward, {})
         for n, (must, has) in enumerate(zip(expected, actual, strict=True)):
             if has == 0:
@@ -51,7 +56,7 @@ class Slots:
             else:
                 problem = ""
             if problem:
-                self._compare.report(place, "draft.slots", f"position {first + n}", f"slot {must}, {request}'s own", problem)
+                self._compare.report(place, "draft.slots", f"column {columns[n]}", f"slot {must}, {request}'s own", problem)
                 return
             taken[has] = request
 

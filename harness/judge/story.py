@@ -1,11 +1,12 @@
 """What the trace says happened to one request, and what the reference says should have: the judge's two columns.
 
-The engine's own choices (committed tokens, drafts) are followed, so that one wrong choice does not make everything after it
-wrong too; rules.py decides whether each choice was right. Computed once: one target forward over the final sequences and
-num_steps draft forwards serve every round of every request (reference/chain.py, and the test that this equals the naive form).
+The engine's own choices (committed tokens, drafts, frontiers) are followed, so that one wrong choice does not make everything
+after it wrong too; rules.py decides whether each choice was right. Computed once: one target forward over the final sequences
+and num_steps draft forwards serve every round of every request (reference/rounds.py, and the test that this equals the naive
+form).
 """
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from functools import lru_cache
 
 import torch
@@ -15,23 +16,42 @@ from eagletwin.harness.case import Case
 from eagletwin.harness.models.recipes import RECIPES
 from eagletwin.harness.models.weights import model_pair
 from eagletwin.harness.trace import Trace
-from eagletwin.reference.chain import Chain, draft_chains
 from eagletwin.reference.eagle import DraftRows, EagleHead
+from eagletwin.reference.growth import Growth, View
 from eagletwin.reference.llama import TargetRows, Weights, target_rows
+from eagletwin.reference.rounds import committed_side_by_side, draft_rounds
+from eagletwin.reference.tree import count_candidates
+
+from .choices import Choices, choices
 
 # Committed tokens of the requests that share a forward: its cost grows with the square, and that of many small ones with
 # their number.
 _TOGETHER = 256
 
 
+# Scratch rows of the rounds that share a forward; its cost grows with the square.
+_SCRATCH_TOGETHER = 1024
+
+
 @dataclass(slots=True)
 class Round:
-    """One verify round: committed is M when it began, drafted d[1..S], end is M when it was over (M if never verified)."""
+    """One verify round. D = num_draft_tokens, k = topk, S = num_steps.
+
+    committed  M when it began; end: M when it was over (M if never verified)
+    drafted    tokens of nodes 1..D-1
+    selected   candidates that became nodes 1..D-1
+    expanded   candidates of each step's frontier [(S-1)*k], and their tokens: frontier
+    path       accepted nodes
+    """
 
     committed: int
     bonus: int
     drafted: list[int]
+    selected: list[int]
+    expanded: list[int]
+    frontier: list[int]
     end: int
+    path: list[int] = field(default_factory=list)
 
 
 @dataclass(slots=True)
@@ -40,7 +60,8 @@ class Story:
 
     tokens   [T] everything committed by the end, prompt first; x[T-1] is the last bonus token
     rounds   by verify ordinal
-    target   rows 0..T-2 of the reference; draft: rows 0..T-2; chains: one per round
+    target   rows 0..T-2 of the reference; draft: rows 0..T-2
+    growths  one per round, and what of its choices the reference can tell: choices
     stored   KV rows 0..T-2 of the reference, of "target" and "draft" [T-1, 2, L, G, D]
     """
 
@@ -50,7 +71,8 @@ class Story:
     rounds: list[Round] = field(default_factory=list)
     target: TargetRows | None = None
     draft: DraftRows | None = None
-    chains: list[Chain] = field(default_factory=list)
+    growths: list[Growth] = field(default_factory=list)
+    choices: list[Choices] = field(default_factory=list)
     stored: dict[str, Tensor] = field(default_factory=dict)
 
     def token(self, index: int) -> int | None:
@@ -58,8 +80,8 @@ class Story:
         return self.tokens[index] if 0 <= index < len(self.tokens) else None
 
 
-def stories(trace: Trace) -> dict[str, Story]:
-    """The story of every request of the case, with the reference's rows filled in."""
+def stories(trace: Trace, view: View) -> dict[str, Story]:
+    """The story of every request of the case, with the reference's rows filled in, in this view of a tree node's context."""
     case = trace.header.case
     told = _told(trace)
     for request in case.requests:
@@ -72,30 +94,48 @@ def stories(trace: Trace) -> dict[str, Story]:
         if len(story.tokens) < 2:
             continue
         if pack and sum(len(other.tokens) for other in (*pack, story)) > _TOGETHER:
-            _compute(case, pack)
+            _compute(case, pack, view)
             pack = []
         pack.append(story)
     if pack:
-        _compute(case, pack)
+        _compute(case, pack, view)
     return told
 
 
 def _told(trace: Trace) -> dict[str, Story]:
-    told = {request.id: Story(request.id, request.prompt, list(request.prompt)) for request in trace.header.case.requests}
+    case = trace.header.case
+    told = {request.id: Story(request.id, request.prompt, list(request.prompt)) for request in case.requests}
+    frontiers: dict[str, list[int]] = {}  # tokens that draft decode consumed in the round that is being drafted, by request
     for number, record in enumerate(trace.header.records):
         story = told.get(record.request)
         if story is None:
             continue
         if record.stage == "prefill" and record.numbers["final"]:
             story.tokens = [*story.tokens[: record.numbers["end"]], int(trace.tensor(number, "next_token")[0])]
+        elif record.stage == "draft.decode":
+            before = frontiers.get(record.request, []) if record.step > 1 else []
+            frontiers[record.request] = before + trace.integers(number, "input_ids")
         elif record.stage == "draft":
-            drafted, committed = trace.integers(number, "tokens")[1:], len(story.tokens) - 1
-            story.rounds.append(Round(committed, story.tokens[-1], drafted, committed))
+            story.rounds.append(_round(trace, number, story, frontiers.pop(record.request, [])))
         elif record.stage == "verify":
             story.tokens += trace.integers(number, "predicted")
             if story.rounds:
                 story.rounds[-1].end = len(story.tokens) - 1
+                story.rounds[-1].path = trace.integers(number, "accept_index")
     return told
+
+
+def _round(trace: Trace, number: int, story: Story, consumed: list[int]) -> Round:
+    """The round of draft record `number`."""
+    case, drafted, committed = trace.header.case, trace.integers(number, "tokens")[1:], len(story.tokens) - 1
+    if case.topk == 1:  # everything there is: each step expands the one candidate there is
+        count = case.num_steps
+        chain = list(range(count))
+        return Round(committed, story.tokens[-1], drafted, chain, chain[:-1], drafted[: count - 1], committed)
+    expanded, selected = trace.integers(number, "expanded"), trace.integers(number, "selected")
+    if len(consumed) != len(expanded):
+        raise ValueError(f"{len(consumed)} tokens were consumed by draft decode, and {len(expanded)} candidates were expanded")
+    return Round(committed, story.tokens[-1], drafted, selected, expanded, consumed, committed)
 
 
 @lru_cache(maxsize=8)
@@ -105,19 +145,16 @@ def _reference(model: str) -> tuple[Weights, EagleHead]:
     return pair.reference_target(), pair.reference_head(RECIPES[model])
 
 
-def _compute(case: Case, pack: list[Story]) -> None:
+def _compute(case: Case, pack: list[Story], view: View) -> None:
     """Fill the reference's rows in, of all these requests in the same forwards."""
     shape, (weights, head) = RECIPES[case.model].target, _reference(case.model)
     # An id outside the vocabulary is a divergence that rules.py reports; here it only must not break the arithmetic.
     tokens = [torch.tensor(story.tokens).clamp(0, shape.vocab_size - 1) for story in pack]
     lengths = [len(sequence) - 1 for sequence in tokens]
     target = target_rows(weights, shape, torch.cat([sequence[:-1] for sequence in tokens]), lengths)
-    rounds = [(n, round.committed) for n, story in enumerate(pack) for round in story.rounds]
-    drafted = torch.tensor([round.drafted for story in pack for round in story.rounds], dtype=torch.int64)
-    drafted = drafted.reshape(-1, case.num_steps).clamp(0, shape.vocab_size - 1)
-    draft, chains = draft_chains(head, tokens, target.hidden, rounds, drafted)
+    draft = committed_side_by_side(head, tokens, target.hidden)
     stored = {"target": stored_rows(target.keys, target.values), "draft": stored_rows(draft.keys, draft.values)}
-    begin, first = 0, 0
+    begin = 0
     for story, length in zip(pack, lengths, strict=True):
         mine = slice(begin, begin + length)
         story.target = TargetRows(
@@ -125,8 +162,32 @@ def _compute(case: Case, pack: list[Story]) -> None:
         )
         story.draft = DraftRows(draft.hidden[mine], draft.logits[mine], draft.keys[:, mine], draft.values[:, mine])
         story.stored = {part: rows[mine] for part, rows in stored.items()}
-        story.chains = chains[first : first + len(story.rounds)]
-        begin, first = mine.stop, first + len(story.rounds)
+        begin = mine.stop
+    rounds = [(n, story, round) for n, story in enumerate(pack) for round in story.rounds]
+    together = max(1, _SCRATCH_TOGETHER // (case.num_steps * case.topk))
+    for first in range(0, len(rounds), together):
+        some = rounds[first : first + together]
+        steps = (len(some), case.num_steps - 1, case.topk)
+        frontier = torch.tensor([round.frontier for _, _, round in some], dtype=torch.int64).reshape(steps)
+        expanded = _of_their_depth(
+            case, torch.tensor([round.expanded for _, _, round in some], dtype=torch.int64).reshape(steps)
+        )
+        frontier = frontier.clamp(0, shape.vocab_size - 1)
+        starts = [(n, round.committed) for n, _, round in some]
+        growths = draft_rounds(head, draft, lengths, starts, frontier, expanded, view)
+        told = choices(case, growths, [round.selected for _, _, round in some])
+        parts = zip(*(getattr(growths, name.name) for name in fields(Growth)), strict=True)
+        for (_, story, _), part, choice in zip(some, parts, told, strict=True):
+            story.growths.append(Growth(*part))
+            story.choices.append(choice)
+
+
+def _of_their_depth(case: Case, expanded: Tensor) -> Tensor:
+    """Frontiers [C, S-1, k] with each candidate one of its step's depth: another is a divergence that rules.py reports."""
+    first = [0, *(count_candidates(case.topk, step) for step in range(1, case.num_steps))]
+    for step in range(expanded.shape[1]):
+        expanded[:, step].clamp_(first[step], first[step + 1] - 1)
+    return expanded
 
 
 def stored_rows(keys: Tensor, values: Tensor) -> Tensor:

@@ -30,7 +30,7 @@ RULES: dict[str, tuple[str, str]] = {
     ),
     "draft.scratch_kv": (
         "3.3",
-        "When draft() returns, the rows that draft decode wrote are those of the drafted tokens at positions M..M+num_steps-2.",
+        "When draft() returns, the rows that draft decode wrote are those of the tokens it consumed, at M..M+num_steps-2.",
     ),
     "draft.kv": ("3.1", "The draft's stored row i is a function of x[0..i+1] alone, for every committed position."),
     "target.inputs": ("3.6", "The target consumes the prompt's tokens at their positions, and writes the request's own slots."),
@@ -39,11 +39,26 @@ RULES: dict[str, tuple[str, str]] = {
         "For every committed row the target hands the draft its hidden state h[i], the one that the recipe declares.",
     ),
     "target.kv": ("3.6", "The target's stored row i is a function of x[0..i] alone, for every committed position."),
-    "draft.proposal": ("3.3", "Each drafted token is the argmax of the draft's logits at the row before it."),
-    "verify.inputs": ("3.5", "The target verifies x[M], d[1..num_steps] at positions M..M+num_steps."),
+    "draft.proposal": ("3.3", "Each row proposes the topk tokens of its largest logits, best first."),
+    "tree.parents": (
+        "3.4",
+        "A frontier holds the topk best candidates of its depth, best first, and each node has a node for a parent.",
+    ),
+    "tree.tokens": (
+        "3.4",
+        "The verify tree is the num_draft_tokens - 1 best of all candidates, in the order of their numbers.",
+    ),
+    "tree.positions": ("3.4", "Node n of the verify tree stands at position M + its depth."),
+    "tree.mask": ("3.4", "A node sees the committed prefix, its own ancestors and itself."),
+    "tree.retrieve": ("3.4", "The links of each node lead to its first child and to its parent's next child."),
+    "verify.inputs": ("3.5", "The target verifies x[M] and the nodes of the tree, at M + their depths."),
     "verify.accept": (
         "3.5",
-        "Verify follows the drafts as long as each equals the target's argmax, and commits the argmax after the last as bonus.",
+        "Verify goes from node to the child that equals the target's argmax, and commits the argmax after the last as bonus.",
+    ),
+    "commit.path": (
+        "3.6",
+        "The accepted path is moved to the front: its KV rows in the target's pool, its predicted tokens, its hidden states.",
     ),
     "output.tokens": ("3.9", "The emitted tokens equal plain greedy decoding of the target, up to the finished length."),
     "pool.accounting": (

@@ -66,7 +66,7 @@ PLANTED = {
     ),
     "the verify tree is one position late": (
         Edit(target=f"{COMMON}.build_eagle_verify_input", match="positions=position,", replacement="positions=position + 1,"),
-        "verify.inputs",
+        "tree.positions",
     ),
     "one draft token too few is accepted": (
         Edit(

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from eagletwin.harness.judge.bounds import RELATIVE_BOUND, error_of, is_tie, undecided
+from eagletwin.harness.judge.bounds import RELATIVE_BOUND, error_of, ties, undecided
 
 
 def test_the_bound_scales_with_each_row() -> None:
@@ -19,9 +19,9 @@ def test_what_is_not_finite_is_never_equal(value: float) -> None:
 
 def test_two_logits_closer_than_twice_the_bound_are_a_tie() -> None:
     logits = torch.tensor([0.0, 10.0, 10.0 - 1.9 * RELATIVE_BOUND * 10, 5.0], dtype=torch.float64)
-    assert is_tie(logits)
+    assert ties(logits, 1).tolist() == [True]
     assert undecided(logits, 1, 2)
     assert not undecided(logits, 1, 3)
     apart = torch.tensor([0.0, 10.0, 10.0 - 2.1 * RELATIVE_BOUND * 10, 5.0], dtype=torch.float64)
-    assert not is_tie(apart)
-    assert is_tie(torch.stack([apart, logits, apart])).tolist() == [False, True, False]
+    assert ties(apart, 1).tolist() == [False]
+    assert ties(torch.stack([apart, logits, apart]), 1).tolist() == [[False], [True], [False]]

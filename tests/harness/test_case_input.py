@@ -48,7 +48,9 @@ BAD = {
     "two requests of one id": (changed(requests=GOOD["requests"] * 2), "same id"),
     "num_steps 0": (changed(num_steps=0), "num_steps"),
     "num_steps 10**9": (changed(num_steps=10**9), "num_steps"),
-    "topk 2": (changed(topk=2), "topk"),
+    "topk 65": (changed(topk=65), "topk"),
+    "a tree of one node": (changed(topk=2, num_draft_tokens=1), "num_draft_tokens"),
+    "more nodes than a tree has": (changed(topk=2, num_draft_tokens=12), "num_draft_tokens"),
     "page_size 0": (changed(page_size=0), "page_size"),
     "a chunk that is not whole pages": (changed(page_size=4, chunked_prefill_size=6), "whole number of pages"),
     "a pool that is not whole pages": (

@@ -17,7 +17,7 @@ def test_every_field_feature_and_recipe_is_documented() -> None:
     for struct, prefix in ((Case, ""), (Request, "requests[]."), (Event, "events[]."), (SGLangSettings, "engine.sglang.")):
         for field in msgspec.structs.fields(struct):
             if field.name not in ("requests", "events", "engine"):
-                assert f"`{prefix}{field.name}`" in text, field.name
+                assert f"`{prefix}{field.encode_name}`" in text, field.name
     assert [field.name for field in msgspec.structs.fields(EngineSettings)] == ["sglang"]
     for name, meaning in FEATURES.items():
         assert f"| `{name}` | {meaning} |" in text

@@ -1,4 +1,4 @@
-"""How many cases of each property a second of processor time takes: `python -m tests.kernels.rate`, from the top of the checkout.
+"""How many cases of each property a second of processor time takes: `python -m tests.kernels.rate`, from the checkout.
 
 Drawing a case by Hypothesis, and running SGLang and the reference on it; and the second of the two alone.
 """

@@ -5,12 +5,12 @@ from collections import Counter
 import pytest
 import torch
 
-from eagletwin.harness.judge.bounds import is_tie
+from eagletwin.harness.judge.bounds import ties as tied
 from eagletwin.harness.models.recipes import RECIPES
 from eagletwin.harness.models.weights import model_pair
 from eagletwin.reference.chain import draft_chain
 from eagletwin.reference.llama import target_rows
-from eagletwin.reference.verify import verify_greedy
+from eagletwin.reference.tree import walk_greedy
 
 PROMPTS, NEW_TOKENS = 24, 24
 
@@ -30,11 +30,12 @@ def profile(name: str, num_steps: int) -> tuple[Counter[int], int, int]:
             hidden = target_rows(weights, recipe.target, tokens[:-1]).hidden
             chain = draft_chain(head, tokens, hidden, num_steps)
             nodes = target_rows(weights, recipe.target, torch.cat([tokens, chain.drafted])).logits[len(tokens) - 1 :]
-            verdict = verify_greedy(chain.drafted.tolist(), nodes.argmax(-1).tolist())
+            argmax = nodes.argmax(-1)
+            path = walk_greedy([-1, *chain.drafted.tolist()], range(-1, num_steps), argmax.tolist())
             for logits in torch.cat([nodes, chain.logits]):
-                choices, ties = choices + 1, ties + bool(is_tie(logits))
-            lengths[verdict.accept_len] += 1
-            tokens = torch.cat([tokens, torch.tensor(verdict.committed)])
+                choices, ties = choices + 1, ties + bool(tied(logits, 1))
+            lengths[len(path)] += 1
+            tokens = torch.cat([tokens, argmax[path]])
     return lengths, choices, ties
 
 

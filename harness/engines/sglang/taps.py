@@ -38,6 +38,8 @@ class Taps:
         }
         self._width = int(self._worker.speculative_num_draft_tokens)
         self._steps = int(self._worker.speculative_num_steps)
+        self._topk = int(self._worker.topk)
+        self._page = int(scheduler.page_size)
         self.prefills = 0  # prefill batches so far
         self._rounds: dict[str, int] = {}
         self._wrapped: list[tuple[Any, str]] = []
@@ -45,6 +47,7 @@ class Taps:
         self._forward = 0
         self._draft_step = 0
         self._accept_lens: list[int] = []
+        self._expanded = self._selected = torch.empty(0)  # candidates of the round: the frontiers, and the final selection
         self._stored: dict[tuple[str, str], Tensor] = {}  # last KV rows seen [2, L, n, G, D], to record changes only
 
     def __enter__(self) -> "Taps":
@@ -52,6 +55,7 @@ class Taps:
         self._wrap(self._worker, "forward_batch_generation", self._around_batch)
         self._wrap(self._worker, "verify", self._around_verify)
         self._wrap(self._drafter, "draft", self._around_draft)
+        self._wrap(self._drafter, "draft_forward", self._around_draft_forward)
         self._wrap(
             self._target_runner, "forward", lambda call, batch, *a, **k: self._around_forward(True, call, batch, *a, **k)
         )
@@ -127,37 +131,86 @@ class Taps:
     def _after_prefill(self, result: Any, starts: list[int], lengths: list[int]) -> None:
         proposal = result.next_draft_input
         ends = [start + length for start, length in zip(starts, lengths, strict=True)]
-        tokens, proposed, hidden = map(snapshot, (result.next_token_ids, proposal.topk_index, proposal.hidden_states))
+        tokens, proposals = snapshot(result.next_token_ids), self._proposals(proposal)
         for n, (request, end, tensors) in enumerate(zip(self._batch, ends, self._changed_rows(ends), strict=True)):
             final = end == len(request.origin_input_ids) + len(request.output_ids)
             if final:  # what a chunk in between predicts and proposes is legal garbage
-                tensors |= {"next_token": tokens[n : n + 1], "proposal": proposed[n], "proposal_hidden": hidden[n]}
+                tensors |= {"next_token": tokens[n : n + 1]} | proposals[n]
             self._add(request, "prefill", starts[n], {"start": starts[n], "end": end, "final": int(final)}, tensors)
+
+    def _proposals(self, proposal: Any) -> list[dict[str, Tensor]]:
+        """Of each request: what the root row of the next round proposes. Probabilities are a constant where topk is 1."""
+        found = {"proposal": proposal.topk_index, "proposal_hidden": proposal.hidden_states}
+        if self._topk > 1:
+            found["proposal_probabilities"] = proposal.topk_p
+        rows = [snapshot(tensor) for tensor in found.values()]
+        return [dict(zip(found, parts, strict=True)) for parts in zip(*rows, strict=True)]
+
+    def _around_draft_forward(self, call: Callable[..., Any], batch: Any, *args: Any, **kwargs: Any) -> Any:
+        result = call(batch, *args, **kwargs)
+        if not batch.forward_mode.is_idle():  # parents: -1 for the root, then the frontier of each step but the last
+            self._expanded, self._selected = snapshot(result[0])[:, 1:], snapshot(result[1])
+        return result
 
     def _around_draft(self, call: Callable[..., Any], batch: Any, *args: Any, **kwargs: Any) -> Any:
         self._draft_step = 0
-        lengths = batch.seq_lens.tolist()
         result = call(batch, *args, **kwargs)
-        tokens, positions = (snapshot(rows).view(-1, self._width) for rows in (result.draft_token, result.positions))
-        tables = [
-            self.allocation.table(request, length + self._width) for request, length in zip(self._batch, lengths, strict=True)
-        ]
-        # draft decode step j writes the row of position seq_len + j - 1; read now: draft extend writes over it
-        count = self._steps - 1
-        slots = [table[length : length + count] for table, length in zip(tables, lengths, strict=True)]
-        scratch = self.pools["draft"].rows(torch.cat(slots))
-        for n, (request, table) in enumerate(zip(self._batch, tables, strict=True)):
-            keys, values = scratch[:, :, n * count : (n + 1) * count].unbind()
-            tensors = {
-                "tokens": tokens[n],
-                "positions": positions[n],
-                "table": table,
-                "scratch_keys": keys,
-                "scratch_values": values,
+        lengths, count = batch.seq_lens.tolist(), len(self._batch)
+        slots = snapshot(batch.out_cache_loc).view(count, self._topk, -1)[:, :, : self._steps]  # of each branch and step
+        # read now: verify writes over them. Draft decode never runs for the last step's slots.
+        written = slots[:, :, :-1].transpose(1, 2).flatten(1).unbind()
+        holes = [self._holes(slots[n], length) for n, length in enumerate(lengths)]
+        rows = (
+            self.pools["draft"]
+            .rows(torch.cat([*written, *holes]))
+            .split_with_sizes([len(part) for part in (*written, *holes)], 2)
+        )
+        of_nodes = {
+            "tokens": result.draft_token,
+            "positions": result.positions,
+            "retrieve_index": result.retrieve_index,
+            "next_token": result.retrieve_next_token,
+            "next_sibling": result.retrieve_next_sibling,
+        }
+        nodes = {name: snapshot(tensor).view(-1, self._width) for name, tensor in of_nodes.items()}
+        masks = self._masks(snapshot(result.custom_mask), lengths)
+        for n, request in enumerate(self._batch):
+            tensors = {name: tensor[n] for name, tensor in nodes.items()} | {
+                "table": self.allocation.allocated(request),
+                "scratch_slots": slots[n],
+                "mask": masks[n],
+                "retrieve_index": nodes["retrieve_index"][n] - n * self._width,
             }
+            if self._topk > 1:  # a chain's are constants that SGLang does not always fill in
+                tensors |= {"expanded": self._expanded[n], "selected": self._selected[n]}
+            tensors["scratch_keys"], tensors["scratch_values"] = rows[n].unbind()
+            if len(holes[n]):
+                tensors["hole_keys"], tensors["hole_values"] = rows[count + n].unbind()
             self._add(request, "draft", 0, {"seq_len": lengths[n]}, tensors)
         self._reached("verify")
         return result
+
+    def _holes(self, slots: Tensor, length: int) -> Tensor:
+        """Slots [(topk - 1) * n] between the start of a page and where a branch begins in it, of branches 1..; slots [topk, S].
+
+        Branch 0 begins in the page that the committed prefix ends in, and has none of its own.
+        """
+        inside = length % self._page if self._topk > 1 else 0
+        return (slots[1:, :1] - inside + torch.arange(inside)).flatten()
+
+    def _masks(self, mask: Tensor, lengths: list[int]) -> list[Tensor]:
+        """The tree's part of each request's mask [D, D]; D = num_draft_tokens. What lies before it belongs to the prefix."""
+        width, masks, begin = self._width, [], 0
+        backend = getattr(self._target_runner.attn_backend, "verify_mask", None)
+        mode = self._drafter.tree_mask_mode if backend is None else backend.mode
+        if mode.name == "QLEN_ONLY_BITPACKING":
+            bits = mask.to(torch.int64).view(-1, width, 1) >> torch.arange(width)
+            return list((bits & 1).to(torch.bool)[: len(lengths)])
+        for length in lengths:
+            row = width + (length if mode.name == "FULL_MASK" else 0)
+            masks.append(mask[begin : begin + width * row].view(width, row)[:, row - width :])
+            begin += width * row
+        return masks
 
     def _around_verify(self, call: Callable[..., Any], batch: Any, *args: Any, **kwargs: Any) -> Any:
         lengths = batch.seq_lens.tolist()
@@ -165,6 +218,8 @@ class Taps:
         self._accept_lens = result.accept_lens.tolist()
         predicted, accepted = snapshot(result.next_token_ids).view(-1, self._width), snapshot(result.accept_index)
         bonus, new_lengths = result.next_draft_input.bonus_tokens.tolist(), result.new_seq_lens.tolist()
+        hidden = result.logits_output.hidden_states
+        path = None if self._topk == 1 else snapshot(hidden).view(len(lengths), self._width, -1)
         for n, request in enumerate(self._batch):
             accept_len = self._accept_lens[n]
             kept = max(0, min(accept_len, self._width))  # a wrong accept_len must reach the judge, not break the tap
@@ -172,6 +227,8 @@ class Taps:
                 "predicted": predicted[n, :kept],
                 "accept_index": accepted[n, :kept] - n * self._width,
             }
+            if path is not None:  # a chain's path is in front as it is
+                tensors["path_hidden"] = path[n, :kept]
             numbers = {
                 "seq_len": lengths[n],
                 "accept_len": accept_len,
@@ -184,9 +241,9 @@ class Taps:
 
     def _after_extend(self, result: Any) -> None:
         proposal, lengths = result.next_draft_input, result.new_seq_lens.tolist()
-        proposed, hidden = snapshot(proposal.topk_index), snapshot(proposal.hidden_states)
+        proposals = self._proposals(proposal)
         for n, (request, tensors) in enumerate(zip(self._batch, self._changed_rows(lengths), strict=True)):
-            tensors |= {"proposal": proposed[n], "proposal_hidden": hidden[n]}
+            tensors |= proposals[n]
             self._add(request, "extend", 0, {"seq_len": lengths[n]}, tensors)
 
     def _changed_rows(self, ends: list[int]) -> list[dict[str, Tensor]]:
@@ -225,7 +282,7 @@ class Taps:
             stage, lengths, steps, keep = "draft.extend_decode", [self._width] * count, [0] * count, self._accept_lens
         elif mode.is_decode():
             self._draft_step += 1
-            stage, lengths, steps = "draft.decode", [1] * count, [self._draft_step] * count
+            stage, lengths, steps = "draft.decode", [self._topk] * count, [self._draft_step] * count
         else:
             stage = "target.extend" if target else "draft.extend"
             lengths = [int(length) for length in batch.extend_seq_lens_cpu]

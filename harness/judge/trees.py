@@ -1,0 +1,141 @@
+"""The draft tree of a round: `draft.proposal` and `tree.*`. A chain is the tree of topk = 1. Called by rules.py.
+
+What the engine chose is followed (story.py), so each choice is judged as if all before it had been right.
+"""
+
+import torch
+from torch import Tensor
+
+from eagletwin.harness.case import Case
+from eagletwin.harness.trace import Record, Trace
+from eagletwin.reference.tree import ancestor_mask, count_candidates, depths, retrieve_links, tree_parents
+
+from .bounds import magnitude
+from .compare import UNSEEN, Compare, Place
+from .story import Round, Story
+
+
+def parents_of(case: Case, round: Round) -> list[int] | None:
+    """Parents of the nodes [D]; None if what was selected is no tree."""
+    total = count_candidates(case.topk, case.num_steps)
+    if len(round.selected) != case.num_draft_tokens - 1 or any(not 0 <= node < total for node in round.selected):
+        return None
+    try:
+        return tree_parents(round.selected, case.topk, round.expanded)
+    except ValueError:
+        return None
+
+
+class Trees:
+    """Compares the trees of one trace."""
+
+    def __init__(self, trace: Trace, compare: Compare) -> None:
+        self._trace = trace
+        self._compare = compare
+        self._case = trace.header.case
+        self._proposed: dict[str, list[int]] = {}  # request -> what the root row of its next round proposed
+
+    def root(self, number: int, place: Place, logits: Tensor) -> None:
+        """What the last committed row proposes to the next round: the k best tokens of logits [1, V], in order."""
+        proposed = self._trace.integers(number, "proposal")
+        self._proposed[place.record.request] = proposed
+        self._compare.choices(place, "draft.proposal", logits, [proposed], lambda _, rank: self._child(0, 0, rank))
+        if self._case.topk == 1:
+            return
+        said = self._trace.tensor(number, "proposal_probabilities")
+        inside = torch.tensor(proposed).clamp(0, logits.shape[1] - 1)  # an id outside the vocabulary was reported above
+        expected, said = logits.log_softmax(-1)[:, inside], said[None].log()
+        # a log-probability is a difference of two logits, each of which may be off by the bound
+        name = "log-probabilities of the root's children"
+        self._compare.floats(place, "draft.proposal", expected, said, lambda _: name, 2 * magnitude(logits))
+
+    def consumed(self, round: Round, step: int, ids: list[int]) -> list[int]:
+        """Tokens that draft decode step `step` must have consumed: its frontier's, as far as the verify tree shows them."""
+        topk = self._case.topk
+        known = dict(zip(round.selected, round.drafted, strict=False))
+        frontier = round.expanded[(step - 1) * topk : step * topk]
+        return [known.get(candidate, token) for candidate, token in zip(frontier, ids, strict=False)]
+
+    def grown(self, number: int, record: Record, story: Story, round: Round) -> None:
+        """The tree that draft() returned, from the proposals to the masks."""
+        self._proposals(record, story, round)
+        if self._case.topk > 1:
+            self._choices(record, story, round)
+        place = Place(record, "draft", self._case.num_steps)
+        parents = parents_of(self._case, round)
+        if parents is None:
+            if self._compare.on("tree.parents"):
+                expected = f"{self._case.num_draft_tokens - 1} candidates, the parent of each among them"
+                self._compare.report(place, "tree.parents", "selected candidates", expected, str(round.selected))
+            return
+        positions = [round.committed + depth for depth in depths(parents)]
+        self._same(place, "tree.positions", positions, number, "positions", "position of node")
+        mask = self._trace.tensor(number, "mask").to(torch.int64)
+        for node, (must, has) in enumerate(zip(ancestor_mask(parents).to(torch.int64).tolist(), mask.tolist(), strict=True)):
+            if must != has:
+                self._compare.integers(place, "tree.mask", must, has, f"mask of node {node}, node", 0)
+                break
+        else:
+            self._compare.on("tree.mask")
+        first, sibling = retrieve_links(parents)
+        self._same(place, "tree.retrieve", list(range(len(parents))), number, "retrieve_index", "index of node")
+        self._same(place, "tree.retrieve", first, number, "next_token", "first child of node")
+        self._same(place, "tree.retrieve", sibling, number, "next_sibling", "next sibling of node")
+
+    def _same(self, place: Place, rule: str, expected: list[int], number: int, name: str, rows: str) -> None:
+        self._compare.integers(place, rule, expected, self._trace.integers(number, name), rows, 0)
+
+    def _proposals(self, record: Record, story: Story, round: Round) -> None:
+        """Each token of the tree, and each that was expanded, is the one that its row proposed at that rank."""
+        topk, steps, growth = self._case.topk, self._case.num_steps, story.growths[record.round]
+        shown = [UNSEEN] * count_candidates(topk, steps)
+        for candidates, tokens in ((round.expanded, round.frontier), (round.selected, round.drafted)):
+            for candidate, token in zip(candidates, tokens, strict=False):
+                if 0 <= candidate < len(shown):
+                    shown[candidate] = token
+        if record.request in self._proposed:  # the extend before proposed these, and was judged: they must be those very tokens
+            proposed = self._proposed[record.request]
+            expected = [must if has != UNSEEN else UNSEEN for must, has in zip(proposed, shown[:topk], strict=True)]
+            self._compare.integers(Place(record, "draft"), "draft.proposal", expected, shown[:topk], "token of candidate", 0)
+        rows = [shown[first : first + topk] for first in range(topk, len(shown), topk)]
+        for step in range(1, steps):
+            branches = slice((step - 1) * topk, step * topk)
+            logits = growth.logits[1 + branches.start : 1 + branches.stop]
+
+            def name(row: int, rank: int, step: int = step) -> str:
+                return self._child(step, row, rank)
+
+            place = Place(record, "draft", step, output=True)
+            self._compare.choices(place, "draft.proposal", logits, rows[branches], name)
+
+    def _child(self, step: int, branch: int, rank: int) -> str:
+        if self._case.topk == 1:
+            return f"d[{step + 1}]"
+        who = f"branch {branch} of draft decode step {step}" if step else "the root"
+        return f"child {rank} of {who}"
+
+    def _choices(self, record: Record, story: Story, round: Round) -> None:
+        """The frontiers and the final selection hold the candidates of the largest scores."""
+        topk, told = self._case.topk, story.choices[record.round]
+        first = Place(record, "draft", output=True)
+        self._compare.integers(
+            first, "tree.parents", list(range(topk)), round.expanded[:topk] or list(range(topk)), "frontier 1, place", 0
+        )
+        for step, ranked in enumerate(told.frontiers, 1):
+            place, name = Place(record, "draft", step, output=True), f"frontier {step + 1}"
+            frontier = round.expanded[step * topk : (step + 1) * topk]
+            if frontier != ranked.actual or len(set(frontier)) < topk:  # of another depth, or one of them twice
+                if self._compare.on("tree.parents"):
+                    expected = f"{topk} different candidates of depth {step + 1}"
+                    self._compare.report(place, "tree.parents", name, expected, str(frontier))
+                continue
+            self._compare.ranked(place, "tree.parents", ranked, name)
+        place = Place(record, "draft", self._case.num_steps - 1, output=True)
+        total = count_candidates(topk, self._case.num_steps)
+        ascending = sorted({node for node in round.selected if 0 <= node < total})
+        if ascending != round.selected or told.selected is None:
+            if self._compare.on("tree.tokens"):
+                expected = "different candidates in the order of their numbers"
+                self._compare.report(place, "tree.tokens", "the final selection", expected, str(round.selected))
+            return
+        self._compare.ranked(place, "tree.tokens", told.selected, "the final selection, best first")
