@@ -10,12 +10,12 @@ import torch
 from hypothesis import strategies as st
 from torch import Tensor
 
-from eagletwin.reference.tree import count_candidates, depth_of, tree_parents
+from eagletwin.reference.tree import count_candidates, tree_parents
 
 
 @dataclass(frozen=True)
 class Tree:
-    """One request's tree: `frontiers` and `selected` as reference/tree.py numbers candidates."""
+    """One request's tree: `selected` and the frontier of each depth, as reference/tree.py numbers candidates."""
 
     topk: int
     num_steps: int
@@ -24,13 +24,17 @@ class Tree:
 
     @property
     def parents(self) -> list[int]:
-        return tree_parents(self.selected, self.topk, self.frontiers)
+        return tree_parents(self.selected, self.topk, self.expanded)
+
+    @property
+    def expanded(self) -> list[int]:
+        """Every frontier but the last, which proposes nothing any more."""
+        return [candidate for frontier in self.frontiers[: self.num_steps - 1] for candidate in frontier]
 
     @property
     def parent_list(self) -> list[int]:
-        """SGLang's: -1 for the root, then every frontier but the last. Empty for one step: nothing asks then."""
-        frontiers = self.frontiers[: self.num_steps - 1]
-        return [-1, *(candidate for frontier in frontiers for candidate in frontier)] if frontiers else []
+        """SGLang's: -1 for the root, then what was expanded. Empty for one step: nothing asks then."""
+        return [-1, *self.expanded] if self.expanded else []
 
 
 @dataclass(frozen=True)
@@ -75,7 +79,7 @@ def grow(random: Random, topk: int, num_steps: int, nodes: int) -> Tree:
 
 def children(candidate: int, topk: int, num_steps: int, frontiers: Sequence[Sequence[int]]) -> list[int]:
     """Candidates that this one proposed: k if it was expanded, else none."""
-    depth = depth_of(candidate, topk)
+    depth = 1 if candidate < topk else 2 + (candidate - topk) // (topk * topk)
     frontier = frontiers[depth - 1]
     if depth == num_steps or candidate not in frontier:
         return []
