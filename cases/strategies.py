@@ -16,7 +16,7 @@ from eagletwin.harness.models.recipes import RECIPES
 from eagletwin.reference.layout import reserved
 from eagletwin.reference.tree import count_candidates
 
-MODELS = ("llama-tiny", "llama-gqa")
+MODELS = ("llama-tiny", "llama-gqa", "llama-eagle3-full", "llama-eagle3")
 NUM_STEPS = (1, 2, 3, 4, 5)
 TOPKS = (1, 2, 3, 4, 8, 16)
 PAGE_SIZES = (1, 4, 16)

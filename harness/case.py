@@ -54,11 +54,12 @@ class Event(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
 
 
 class SGLangSettings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """What only SGLang has: `max_total_tokens` is the size of the KV pool in slots."""
+    """What only SGLang has: `max_total_tokens` is the size of the KV pool in slots; `context_length` 0: the recipe's."""
 
     radix_cache: bool = False
     max_running_requests: Annotated[int, Meta(ge=1, le=64)] = 8
     max_total_tokens: Annotated[int, Meta(ge=64, le=65536)] = 1024
+    context_length: Annotated[int, Meta(ge=0, le=4096)] = 0
 
 
 class EngineSettings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -182,10 +183,18 @@ def check_case(case: Case, origin: str) -> None:
             )
         # SGLang reserves room for two rounds ahead, in whole pages, before it lets a request run
         need = len(request.prompt) + request.max_new_tokens + 2 * case.round_slots + 2 * case.page_size
-        if need > min(settings.max_total_tokens, recipe.max_position):
+        if need > settings.max_total_tokens:
             raise _refuse(
                 f"{where}: needs up to {need} slots, and the pool has {settings.max_total_tokens}",
                 "shorten the request or raise engine.sglang.max_total_tokens",
+            )
+        # what SGLang admits without cutting it down
+        context = settings.context_length or recipe.max_position
+        length = len(request.prompt) + request.max_new_tokens
+        if len(request.prompt) > context - 7 or length > context - 2:
+            raise _refuse(
+                f"{where}: a prompt of {len(request.prompt)} and {length} tokens in all, in a context of {context}",
+                f"keep to {context - 7} and {context - 2}",
             )
 
 

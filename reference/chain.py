@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from .eagle import DraftRows, EagleHead, draft_rows
+from .eagle import DraftRows, Head, draft_rows
 from .llama import causal
 
 
@@ -44,14 +44,14 @@ def row_tokens(tokens: Tensor) -> Tensor:
     return tokens[1:]
 
 
-def committed_rows(head: EagleHead, tokens: Tensor, target_hidden: Tensor) -> DraftRows:
-    """Rows 0..M-1 of a request with committed tokens x[0..M]; target_hidden [>=M, H] holds h[0..M-1]."""
+def committed_rows(head: Head, tokens: Tensor, target_hidden: Tensor) -> DraftRows:
+    """Rows 0..M-1 of a request with committed tokens x[0..M]; target_hidden [>=M, ..] holds h[0..M-1]."""
     rows = len(tokens) - 1
-    return draft_rows(head, row_tokens(tokens), target_hidden[:rows], torch.arange(rows), causal(rows))
+    return draft_rows(head, row_tokens(tokens), head.feed(target_hidden[:rows]), torch.arange(rows), causal(rows))
 
 
 def draft_chain(
-    head: EagleHead, tokens: Tensor, target_hidden: Tensor, num_steps: int, drafted: Sequence[int] | None = None
+    head: Head, tokens: Tensor, target_hidden: Tensor, num_steps: int, drafted: Sequence[int] | None = None
 ) -> Chain:
     """Draft num_steps tokens after the committed tokens x[0..M] in the naive form: each step runs the head over all rows again.
 
@@ -59,7 +59,7 @@ def draft_chain(
     logits and rows are still the reference's.
     """
     committed = len(tokens) - 1  # M rows
-    ids, hidden = row_tokens(tokens), target_hidden[:committed]
+    ids, hidden = row_tokens(tokens), head.feed(target_hidden[:committed])
     chosen: list[int] = []
     for step in range(num_steps):
         rows = draft_rows(head, ids, hidden, torch.arange(len(ids)), causal(len(ids)))

@@ -13,7 +13,11 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from .eagle3 import Eagle3Head
 from .llama import LlamaShape, Weights, decoder_layer
+from .rows import DraftRows
+
+__all__ = ["DraftRows", "EagleHead", "Head", "draft_rows"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,39 +33,36 @@ class EagleHead:
     embedding: Tensor
     lm_head: Tensor
 
+    def feed(self, hidden: Tensor) -> Tensor:
+        """What committed rows consume: the state that the target hands over [R, H], as it is."""
+        return hidden
 
-@dataclass(frozen=True, slots=True)
-class DraftRows:
-    """What the head computes for each row.
+    def rows(self, tokens: Tensor, hidden: Tensor, positions: Tensor, sees: Tensor, before: DraftRows | None) -> DraftRows:
+        """See draft_rows."""
+        x = torch.cat([self.embedding[tokens], hidden], -1) @ self.weights["fc.weight"].T  # [R, H]
+        if "fc.bias" in self.weights:
+            x = x + self.weights["fc.bias"]
+        keys, values = [], []
+        for layer in range(self.shape.num_layers):
+            inner = x if layer == 0 else None  # [R, H]
+            stored = None if before is None else (before.keys[layer], before.values[layer])
+            x, key, value = decoder_layer(
+                self.weights, f"layers.{layer}.", self.shape, x, positions, sees, inner=inner, before=stored
+            )
+            keys.append(key)
+            values.append(value)
+        return DraftRows(x, x @ self.lm_head.T, torch.stack(keys), torch.stack(values))
 
-    hidden [R, H]        residual sum: what the next draft step consumes
-    logits [R, V]
-    keys   [L, R, G, D]  as the draft's KV pool stores them, after RoPE
-    values [L, R, G, D]
-    """
 
-    hidden: Tensor
-    logits: Tensor
-    keys: Tensor
-    values: Tensor
+Head = EagleHead | Eagle3Head
 
 
 def draft_rows(
-    head: EagleHead, tokens: Tensor, hidden: Tensor, positions: Tensor, sees: Tensor, before: DraftRows | None = None
+    head: Head, tokens: Tensor, hidden: Tensor, positions: Tensor, sees: Tensor, before: DraftRows | None = None
 ) -> DraftRows:
     """Run the head over rows that consume tokens [R] and hidden [R, H] at positions [R], attending where sees [R, R].
 
+    hidden is of the head's own width: for a committed row, head.feed() of what the target hands over.
     before: E rows that stand before these; sees is [R, E + R] then.
     """
-    x = torch.cat([head.embedding[tokens], hidden], -1) @ head.weights["fc.weight"].T  # [R, H]
-    if "fc.bias" in head.weights:
-        x = x + head.weights["fc.bias"]
-    keys, values = [], []
-    for layer in range(head.shape.num_layers):
-        stored = None if before is None else (before.keys[layer], before.values[layer])
-        x, key, value = decoder_layer(
-            head.weights, f"layers.{layer}.", head.shape, x, positions, sees, input_norm=layer > 0, before=stored
-        )
-        keys.append(key)
-        values.append(value)
-    return DraftRows(x, x @ head.lm_head.T, torch.stack(keys), torch.stack(values))
+    return head.rows(tokens, hidden, positions, sees, before)

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from .chain import row_tokens
-from .eagle import EagleHead, draft_rows
+from .eagle import Head, draft_rows
 from .llama import causal
 
 View = Literal["true_tree", "slot_layout"]
@@ -79,7 +79,7 @@ def lineage(expanded: Tensor, view: View) -> Tensor:
 
 
 def draft_tree(
-    head: EagleHead,
+    head: Head,
     tokens: Tensor,
     target_hidden: Tensor,
     topk: int,
@@ -87,12 +87,12 @@ def draft_tree(
     view: View = "true_tree",
     follow: tuple[Tensor, Tensor] | None = None,
 ) -> Growth:
-    """Grow a tree behind the committed tokens x[0..M]; target_hidden [>= M, H].
+    """Grow a tree behind the committed tokens x[0..M]; target_hidden [>= M, ..].
 
     follow: (tokens, expanded) [S-1, k] each, chosen by somebody else; the logits and rows are still the reference's.
     """
     committed = len(tokens) - 1  # M rows
-    ids, hidden, positions = row_tokens(tokens), target_hidden[:committed], torch.arange(committed)
+    ids, hidden, positions = row_tokens(tokens), head.feed(target_hidden[:committed]), torch.arange(committed)
     chosen = torch.empty(0, topk, dtype=torch.int64)  # frontiers so far
     frontier = torch.empty(0, topk, dtype=torch.int64)  # their tokens
     for step in range(num_steps):

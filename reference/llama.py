@@ -17,7 +17,10 @@ Weights = Mapping[str, Tensor]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LlamaShape:
-    """Sizes of a Llama: the fields of a Hugging Face `LlamaConfig` that change its arithmetic."""
+    """Sizes of a Llama: the fields of a Hugging Face `LlamaConfig` that change its arithmetic.
+
+    aux_layers  layers, from 0, whose output is handed to the draft in place of the state after the final norm (EAGLE-3)
+    """
 
     vocab_size: int
     hidden_size: int
@@ -27,13 +30,15 @@ class LlamaShape:
     head_dim: int
     rope_theta: float
     rms_norm_eps: float
+    aux_layers: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
 class TargetRows:
     """What the target computes at every position of a sequence; row i has consumed tokens 0..i.
 
-    hidden   [T, H]        after the final norm: h[i] of DESIGN §2 for recipes that declare `post_norm`
+    hidden   [T, H]        h[i] of DESIGN §2, which the draft consumes: after the final norm; or, where the shape names A
+                           aux_layers, [T, A*H]: the residual stream as it leaves each of them, in the order of the layers
     residual [T, H]        before the final norm
     logits   [T, V]
     keys     [L, T, G, D]  as a KV pool stores them, after RoPE
@@ -91,12 +96,12 @@ def decoder_layer(
     positions: Tensor,
     sees: Tensor,
     *,
-    input_norm: bool = True,
+    inner: Tensor | None = None,
     before: tuple[Tensor, Tensor] | None = None,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """One pre-norm decoder layer over rows x [R, H] at positions [R]; row r attends to the rows where sees[r] is true.
 
-    `input_norm=False` leaves the norm before attention out, as the first layer of an EAGLE-1/2 head does.
+    inner [R, ..]: what attention reads; none given: x after the layer's input norm. The first layer of a draft head differs.
     before: (keys, values) [E, G, D] each of rows that stand before these; sees is [R, E + R] then.
     Returns (x [R, H], keys [R, G, D], values [R, G, D]), of the R rows.
     """
@@ -105,7 +110,8 @@ def decoder_layer(
     def project(name: str, inputs: Tensor) -> Tensor:
         return inputs @ weights[f"{prefix}{name}.weight"].T
 
-    inner = rms_norm(x, weights[f"{prefix}input_layernorm.weight"], shape.rms_norm_eps) if input_norm else x  # [R, H]
+    if inner is None:
+        inner = rms_norm(x, weights[f"{prefix}input_layernorm.weight"], shape.rms_norm_eps)  # [R, H]
     query = project("self_attn.q_proj", inner).view(rows, shape.num_heads, shape.head_dim)
     key = project("self_attn.k_proj", inner).view(rows, shape.num_kv_heads, shape.head_dim)
     value = project("self_attn.v_proj", inner).view(rows, shape.num_kv_heads, shape.head_dim)
@@ -130,11 +136,13 @@ def target_rows(weights: Weights, shape: LlamaShape, tokens: Tensor, lengths: Se
     """
     _, positions, sees = side_by_side(lengths or [len(tokens)])
     x = weights["model.embed_tokens.weight"][tokens]  # [T, H]
-    keys, values = [], []
+    keys, values, aux = [], [], []
     for layer in range(shape.num_layers):
         x, key, value = decoder_layer(weights, f"model.layers.{layer}.", shape, x, positions, sees)
         keys.append(key)
         values.append(value)
-    hidden = rms_norm(x, weights["model.norm.weight"], shape.rms_norm_eps)  # [T, H]
-    logits = hidden @ weights["lm_head.weight"].T  # [T, V]
-    return TargetRows(hidden, x, logits, torch.stack(keys), torch.stack(values))
+        if layer in shape.aux_layers:
+            aux.append(x)
+    normed = rms_norm(x, weights["model.norm.weight"], shape.rms_norm_eps)  # [T, H]
+    logits = normed @ weights["lm_head.weight"].T  # [T, V]
+    return TargetRows(torch.cat(aux, -1) if aux else normed, x, logits, torch.stack(keys), torch.stack(values))

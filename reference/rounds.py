@@ -11,23 +11,23 @@ import torch
 from torch import Tensor
 
 from .chain import row_tokens
-from .eagle import DraftRows, EagleHead, draft_rows
+from .eagle import DraftRows, Head, draft_rows
 from .growth import Growth, View, lineage
 from .llama import side_by_side
 
 
-def committed_side_by_side(head: EagleHead, tokens: Sequence[Tensor], target_hidden: Tensor) -> DraftRows:
+def committed_side_by_side(head: Head, tokens: Sequence[Tensor], target_hidden: Tensor) -> DraftRows:
     """Committed rows of requests with final sequences tokens[q] [T], one request after the other: B rows in all.
 
-    target_hidden [B, H] holds h[0..T-2] of each.
+    target_hidden [B, ..] holds h[0..T-2] of each.
     """
     _, positions, sees = side_by_side([len(sequence) - 1 for sequence in tokens])
     ids = torch.cat([row_tokens(sequence) for sequence in tokens])
-    return draft_rows(head, ids, target_hidden, positions, sees)
+    return draft_rows(head, ids, head.feed(target_hidden), positions, sees)
 
 
 def draft_rounds(
-    head: EagleHead,
+    head: Head,
     committed: DraftRows,
     lengths: Sequence[int],
     rounds: Sequence[tuple[int, int]],

@@ -7,8 +7,8 @@ import torch
 from torch import Tensor
 
 # Relative to the largest magnitude of the row. float32 rounds at 6e-8. A stored number is the end of some 8 dependent sums a
-# layer, over up to 3 layers and the rows of a chain, each of some 100 terms: errors that add up without luck come to
-# 100 * 24 * 6e-8 = 1.4e-4 for one row, and in practice, where they are random, to 1e-6 in cases of up to 60 positions. The
+# layer, over up to 5 layers and the rows of a chain, each of some 100 terms: errors that add up without luck come to
+# 100 * 40 * 6e-8 = 2.4e-4 for one row, and in practice, where they are random, to 1e-6 in cases of up to 60 positions. The
 # angles of a float32 rotary embedding lose a bit with each doubling of the position: at 600 positions a twelfth of the bound
 # was seen used, at 2,000 a third (docs/figures.md). A fault moves a row by its own magnitude: a wrong token, position or
 # hidden state by 1e-2 to 1.

@@ -169,7 +169,10 @@ class Rules:
     # -- draft and verify ----------------------------------------------------------------------------------------------
 
     def _draft_decode(self, number: int, record: Record) -> None:
-        round, step, story = self._round(record), record.step, self._stories[record.request]
+        story, step = self._stories[record.request], record.step
+        if record.round == len(story.rounds):  # draft() never returned a tree: nobody says which candidates these were
+            return
+        round = self._round(record)
         place, position, topk = Place(record, "draft", step), round.committed + step - 1, self._case.topk
         rows, first = ("row", position) if topk == 1 else (f"row {position}, branch", 0)
         ids = self._trace.integers(number, "input_ids")
@@ -192,7 +195,9 @@ class Rules:
 
             self._compare.floats(out, "draft.proposal", growth.handed_on[step - 1], handed_on, handed)
         table = self._table(record, "draft")
-        if table is not None:
+        if table is None:  # draft() never returned, perhaps because of what it consumed, which is compared there otherwise
+            self._trees.cut_off(record, story, ids, position)
+        else:
             # Slots come first: all of them are assigned before the first forward of draft(), and one that is written twice
             # shows in the row of an earlier step.
             self._slots.written(number, Place(record, "draft"), table, self._columns(round)[step - 1].tolist())
@@ -265,25 +270,28 @@ class Rules:
     def _verify(self, number: int, record: Record) -> None:
         story, round, numbers = self._stories[record.request], self._round(record), record.numbers
         assert story.target is not None
-        predicted, place = self._trace.integers(number, "predicted"), Place(record, "verify")
-        logits = story.target.logits[round.committed : round.committed + len(predicted)]
-        for n, (token, must) in enumerate(zip(predicted, logits.argmax(-1).tolist(), strict=True)):
-            rule = "commit.path" if token != must and self._was_decided(round, numbers["bonus"], n, must) else "verify.accept"
-            self._compare.choice(Place(record, "verify", n), rule, logits[n], token, f"committed token {n} of the round")
+        decided = story.tokens[round.committed + 1 : round.end + 1]
+        logits = story.target.logits[round.committed : round.end]
+        for n, token in enumerate(decided):
+            index = f"token committed after node {n}" if self._case.topk == 1 else f"token committed after accepted node {n}"
+            self._compare.choice(Place(record, "verify", n), "verify.accept", logits[n], token, index)
+        place = Place(record, "verify", len(decided))
         parents, tokens = parents_of(self._case, round), [round.bonus, *round.drafted]
         if parents is not None:
             argmax = [-1] * len(tokens)  # of nodes that are not on the path: nobody asks
-            for node, token in zip(round.path, predicted, strict=False):
+            for node, token in zip(round.path, decided, strict=False):
                 if 0 <= node < len(tokens):
                     argmax[node] = token
             path = walk_greedy(tokens, parents, argmax)
             said = [numbers["accept_len"]]
             self._compare.integers(place, "verify.accept", [len(path)], said, "accept length of round", record.round)
             self._compare.integers(place, "verify.accept", path, round.path, "accepted node", 0)
-        self._compare.integers(place, "verify.accept", predicted[-1:], [numbers["bonus"]], "bonus token of round", record.round)
         lengths = [round.committed, round.committed + numbers["accept_len"]]
         said = [numbers["seq_len"], numbers["new_seq_len"]]
         self._compare.integers(place, "verify.accept", lengths, said, "seq_len before and after, entry", 0)
+        # a chain's tokens are in front as they are; a tree's are moved there
+        front, predicted = "verify.accept" if self._case.topk == 1 else "commit.path", self._trace.integers(number, "predicted")
+        self._compare.integers(place, front, decided, predicted, "committed token", 0)
         if "path_hidden" in record.tensors:
             hidden = self._trace.tensor(number, "path_hidden")
             expected = story.target.hidden[round.committed : round.committed + len(hidden)]
@@ -295,15 +303,6 @@ class Rules:
                 hidden[: len(expected)],
                 lambda n: f"state of accepted node {n}, moved to the front",
             )
-
-    def _was_decided(self, round: Round, bonus: int, n: int, must: int) -> bool:
-        """Whether verify decided on token `must` for the n-th of its path, whatever was committed in its place then."""
-        if self._case.topk == 1:
-            return False
-        if n + 1 >= len(round.path):
-            return bonus == must
-        node = round.path[n + 1]
-        return 1 <= node <= len(round.drafted) and round.drafted[node - 1] == must
 
     def _draft_extend_decode(self, number: int, record: Record) -> None:
         round, place = self._round(record), Place(record, "draft.extend_decode")

@@ -16,7 +16,7 @@ from eagletwin.harness.case import Case
 from eagletwin.harness.models.recipes import RECIPES
 from eagletwin.harness.models.weights import model_pair
 from eagletwin.harness.trace import Trace
-from eagletwin.reference.eagle import DraftRows, EagleHead
+from eagletwin.reference.eagle import DraftRows, Head
 from eagletwin.reference.growth import Growth, View
 from eagletwin.reference.llama import TargetRows, Weights, target_rows
 from eagletwin.reference.rounds import committed_side_by_side, draft_rounds
@@ -118,20 +118,38 @@ def _told(trace: Trace) -> dict[str, Story]:
         elif record.stage == "draft":
             story.rounds.append(_round(trace, number, story, frontiers.pop(record.request, [])))
         elif record.stage == "verify":
-            story.tokens += trace.integers(number, "predicted")
-            if story.rounds:
-                story.rounds[-1].end = len(story.tokens) - 1
-                story.rounds[-1].path = trace.integers(number, "accept_index")
+            round = story.rounds[-1]
+            round.path = trace.integers(number, "accept_index")
+            story.tokens += _decided(round, trace.integers(number, "predicted"), record.numbers["bonus"])
+            round.end = len(story.tokens) - 1
+    if case.topk == 1:
+        for name, consumed in frontiers.items():  # draft() never returned: this round drafted what is known, and zeros
+            told[name].rounds.append(_chain(case, told[name], consumed + [0] * (case.num_steps - len(consumed))))
     return told
+
+
+def _chain(case: Case, story: Story, drafted: list[int]) -> Round:
+    """A round of topk = 1: everything there is, and each step expands the one candidate there is."""
+    committed, chain = len(story.tokens) - 1, list(range(case.num_steps))
+    return Round(committed, story.tokens[-1], drafted, chain, chain[:-1], drafted[:-1], committed)
+
+
+def _decided(round: Round, predicted: list[int], bonus: int) -> list[int]:
+    """Tokens that verify decided to commit: those of the accepted nodes, and the bonus token.
+
+    predicted: the same as the worker hands them on, after the path was moved to the front; rules.py compares the two.
+    """
+    nodes = round.path[1:]
+    if not round.path or any(not 1 <= node <= len(round.drafted) for node in nodes):
+        return predicted
+    return [*(round.drafted[node - 1] for node in nodes), bonus]
 
 
 def _round(trace: Trace, number: int, story: Story, consumed: list[int]) -> Round:
     """The round of draft record `number`."""
     case, drafted, committed = trace.header.case, trace.integers(number, "tokens")[1:], len(story.tokens) - 1
-    if case.topk == 1:  # everything there is: each step expands the one candidate there is
-        count = case.num_steps
-        chain = list(range(count))
-        return Round(committed, story.tokens[-1], drafted, chain, chain[:-1], drafted[: count - 1], committed)
+    if case.topk == 1:
+        return _chain(case, story, drafted)
     expanded, selected = trace.integers(number, "expanded"), trace.integers(number, "selected")
     if len(consumed) != len(expanded):
         raise ValueError(f"{len(consumed)} tokens were consumed by draft decode, and {len(expanded)} candidates were expanded")
@@ -139,7 +157,7 @@ def _round(trace: Trace, number: int, story: Story, consumed: list[int]) -> Roun
 
 
 @lru_cache(maxsize=8)
-def _reference(model: str) -> tuple[Weights, EagleHead]:
+def _reference(model: str) -> tuple[Weights, Head]:
     """The recipe's target and head in float64."""
     pair = model_pair(model)
     return pair.reference_target(), pair.reference_head(RECIPES[model])

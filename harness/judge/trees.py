@@ -7,6 +7,8 @@ import torch
 from torch import Tensor
 
 from eagletwin.harness.case import Case
+from eagletwin.harness.models.recipes import RECIPES
+from eagletwin.harness.models.weights import model_pair
 from eagletwin.harness.trace import Record, Trace
 from eagletwin.reference.tree import ancestor_mask, count_candidates, depths, retrieve_links, tree_parents
 
@@ -34,10 +36,11 @@ class Trees:
         self._compare = compare
         self._case = trace.header.case
         self._proposed: dict[str, list[int]] = {}  # request -> what the root row of its next round proposed
+        self._proposes: list[int] = model_pair(self._case.model).proposes.tolist()  # by the recipe, whatever the engine loaded
 
     def root(self, number: int, place: Place, logits: Tensor) -> None:
         """What the last committed row proposes to the next round: the k best tokens of logits [1, V], in order."""
-        proposed = self._trace.integers(number, "proposal")
+        proposed = self._in_targets_ids(self._trace.integers(number, "proposal"))
         self._proposed[place.record.request] = proposed
         self._compare.choices(place, "draft.proposal", logits, [proposed], lambda _, rank: self._child(0, 0, rank))
         if self._case.topk == 1:
@@ -48,6 +51,25 @@ class Trees:
         # a log-probability is a difference of two logits, each of which may be off by the bound
         name = "log-probabilities of the root's children"
         self._compare.floats(place, "draft.proposal", expected, said, lambda _: name, 2 * magnitude(logits))
+
+    def _in_targets_ids(self, ids: list[int]) -> list[int]:
+        """What an extend proposes, in the target's vocabulary. The engine keeps ids of the draft's until it drafts on.
+
+        An id outside the draft's vocabulary is moved past the target's, so that it is outside of that as well.
+        """
+        proposes, vocabulary = self._proposes, RECIPES[self._case.model].target.vocab_size
+        return [proposes[n] if 0 <= n < len(proposes) else vocabulary + abs(n) for n in ids]
+
+    def cut_off(self, record: Record, story: Story, ids: list[int], position: int) -> None:
+        """The token of a chain's draft decode step, by the proposal before it, where draft() never returned."""
+        step = record.step
+        if step > 1:
+            logits = story.growths[record.round].logits[step - 1 : step]
+            place = Place(record, "draft", step - 1, output=True)
+            self._compare.choices(place, "draft.proposal", logits, [ids], lambda _, rank: self._child(step - 1, 0, rank))
+        elif record.request in self._proposed:
+            proposed = self._proposed[record.request]
+            self._compare.integers(Place(record, "draft", step), "draft.input_ids", proposed, ids, "row", position)
 
     def consumed(self, round: Round, step: int, ids: list[int]) -> list[int]:
         """Tokens that draft decode step `step` must have consumed: its frontier's, as far as the verify tree shows them."""

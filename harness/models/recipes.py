@@ -19,6 +19,8 @@ class Recipe:
     draft_hidden   which of its own states the draft feeds on between draft decode steps
     noise          relative size of the noise that separates draft and target: larger accepts less
     attention_gain, mlp_gain  size of the layers' contributions to the residual stream; larger means more context
+    draft_vocab_size  size of a vocabulary of the draft's own, whose ids a d2t of the checkpoint maps to the target's; None:
+                   it is the target's
     min_share      every accept length 1..num_steps+1 occurs in at least this share of rounds, for num_steps 1..5 (measured
                    over 24 prompts by tests/models/test_acceptance_profile.py)
     """
@@ -32,17 +34,25 @@ class Recipe:
     noise: float
     attention_gain: float
     mlp_gain: float
-    target_hidden: Literal["post_norm"]
+    target_hidden: Literal["post_norm", "aux"]
     draft_hidden: Literal["residual"]
     min_share: float
+    draft_vocab_size: int | None = None
 
     @property
     def end_of_sequence(self) -> int:
         """The target's end-of-sequence token."""
         return self.target.vocab_size - 1
 
+    @property
+    def algorithm(self) -> Literal["EAGLE", "EAGLE3"]:
+        """Which head the draft is, by SGLang's name for it."""
+        return "EAGLE3" if self.target_hidden == "aux" else "EAGLE"
 
-def _llama(hidden_size: int, num_layers: int, num_heads: int, num_kv_heads: int, vocab_size: int) -> LlamaShape:
+
+def _llama(
+    hidden_size: int, num_layers: int, num_heads: int, num_kv_heads: int, vocab_size: int, aux_layers: tuple[int, ...] = ()
+) -> LlamaShape:
     return LlamaShape(
         vocab_size=vocab_size,
         hidden_size=hidden_size,
@@ -52,6 +62,7 @@ def _llama(hidden_size: int, num_layers: int, num_heads: int, num_kv_heads: int,
         head_dim=16,  # the smallest block the attention kernels work on without padding
         rope_theta=10000.0,
         rms_norm_eps=1e-6,
+        aux_layers=aux_layers,
     )
 
 
@@ -85,6 +96,35 @@ RECIPES = {
             target_hidden="post_norm",
             draft_hidden="residual",
             min_share=0.05,
+        ),
+        Recipe(
+            name="llama-eagle3-full",
+            target=_llama(32, 4, 2, 2, 96, aux_layers=(0, 1, 2)),
+            draft=_llama(32, 1, 2, 2, 96),
+            intermediate_size=48,
+            max_position=4096,
+            seed=40,
+            noise=0.05,
+            attention_gain=0.06,
+            mlp_gain=0.06,
+            target_hidden="aux",
+            draft_hidden="residual",
+            min_share=0.08,
+        ),
+        Recipe(
+            name="llama-eagle3",
+            target=_llama(32, 4, 2, 2, 96, aux_layers=(0, 1, 2)),
+            draft=_llama(32, 1, 2, 2, 96),
+            intermediate_size=48,
+            max_position=4096,
+            seed=41,
+            noise=0.05,
+            attention_gain=0.06,
+            mlp_gain=0.06,
+            target_hidden="aux",
+            draft_hidden="residual",
+            min_share=0.06,
+            draft_vocab_size=64,
         ),
     )
 }

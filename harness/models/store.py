@@ -23,8 +23,8 @@ def checkpoints(name: str) -> tuple[Path, Path]:
     """Folders of the target's and the draft's checkpoint of the recipe called `name`, written first if they are absent."""
     recipe, pair = RECIPES[name], model_pair(name)
     files = {
-        "target": _files("LlamaForCausalLM", recipe, recipe.target, pair.target),
-        "draft": _files("LlamaForCausalLMEagle", recipe, recipe.draft, pair.draft),
+        "target": _files("LlamaForCausalLM", {}, recipe, recipe.target, pair.target),
+        "draft": _files(*_draft_config(recipe), recipe, recipe.draft, pair.draft),
     }
     final = cache_folder("models") / f"{name}-{pair.digest[:16]}"
     if not _holds(final, files):  # absent, or damaged: weights that are not the recipe's would be blamed on the engine
@@ -51,7 +51,19 @@ def _holds(folder: Path, files: dict[str, dict[str, bytes]]) -> bool:
         return False
 
 
-def _files(architecture: str, recipe: Recipe, shape: LlamaShape, weights: dict[str, Tensor]) -> dict[str, bytes]:
+def _draft_config(recipe: Recipe) -> tuple[str, dict[str, object]]:
+    """Architecture of the draft, and what its config.json has that a Llama's has not."""
+    if recipe.algorithm == "EAGLE":
+        return "LlamaForCausalLMEagle", {}
+    # "draft_vocab_size": null would stand for the target's LM head as well, and this draft has one of its own.
+    vocabulary = recipe.draft_vocab_size or recipe.target.vocab_size
+    layers = {"eagle_aux_hidden_state_layer_ids": list(recipe.target.aux_layers)}
+    return "LlamaForCausalLMEagle3", {"draft_vocab_size": vocabulary, "eagle_config": layers}
+
+
+def _files(
+    architecture: str, more: dict[str, object], recipe: Recipe, shape: LlamaShape, weights: dict[str, Tensor]
+) -> dict[str, bytes]:
     """A checkpoint: file name -> contents."""
     config = {
         "architectures": [architecture],
@@ -71,5 +83,6 @@ def _files(architecture: str, recipe: Recipe, shape: LlamaShape, weights: dict[s
         "torch_dtype": "float32",
         "bos_token_id": 0,
         "eos_token_id": recipe.end_of_sequence,
+        **more,
     }
     return {"config.json": json.dumps(config, indent=1).encode(), "model.safetensors": save(weights)}

@@ -4,20 +4,23 @@ The same recipe gives the same bytes on every machine with the same torch; the d
 """
 
 import hashlib
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import lru_cache
 
 import torch
 from torch import Tensor
 
-from eagletwin.reference.eagle import EagleHead
+from eagletwin.reference.eagle import EagleHead, Head
+from eagletwin.reference.eagle3 import Eagle3Head, proposed_tokens
 
+from . import eagle3
 from .recipes import RECIPES, Recipe
 
 
 @dataclass(frozen=True, slots=True)
 class ModelPair:
-    """float32 checkpoints by Hugging Face names, and one digest over both."""
+    """float32 checkpoints by Hugging Face names (d2t of an EAGLE-3 draft is int64), and one digest over both."""
 
     target: dict[str, Tensor]
     draft: dict[str, Tensor]
@@ -26,13 +29,19 @@ class ModelPair:
     def reference_target(self) -> dict[str, Tensor]:
         return {name: tensor.double() for name, tensor in self.target.items()}
 
-    def reference_head(self, recipe: Recipe) -> EagleHead:
-        return EagleHead(
-            {name: tensor.double() for name, tensor in self.draft.items()},
-            recipe.draft,
-            self.target["model.embed_tokens.weight"].double(),
-            self.target["lm_head.weight"].double(),
-        )
+    def reference_head(self, recipe: Recipe) -> Head:
+        weights = {name: tensor.double() for name, tensor in self.draft.items() if name != "d2t"}
+        embedding = self.target["model.embed_tokens.weight"].double()
+        if recipe.algorithm == "EAGLE3":
+            return Eagle3Head(weights, recipe.draft, embedding, self.proposes)
+        return EagleHead(weights, recipe.draft, embedding, self.target["lm_head.weight"].double())
+
+    @property
+    def proposes(self) -> Tensor:
+        """The target's token of each id of the draft's vocabulary [N]."""
+        if "d2t" in self.draft:
+            return proposed_tokens(self.draft["d2t"])
+        return torch.arange(len(self.target["lm_head.weight"]))
 
 
 @lru_cache(maxsize=8)  # a judge asks for the same pair once per trace
@@ -71,16 +80,14 @@ def model_pair(name: str) -> ModelPair:
     for number in range(recipe.target.num_layers):
         target |= {f"model.layers.{number}.{name}": tensor for name, tensor in layer(input_norm=True).items()}
 
-    last = f"model.layers.{recipe.target.num_layers - 1}."
-    draft = {
-        f"layers.0.{name.removeprefix(last)}": tensor + normal(*tensor.shape, std=recipe.noise * float(tensor.std()))
-        for name, tensor in target.items()
-        if name.startswith(last) and "input_layernorm" not in name
-    }
-    mixing = torch.cat([torch.eye(size), torch.zeros(size, size)], 1)
-    draft["fc.weight"] = mixing + normal(size, 2 * size, std=recipe.noise * size**-0.5)
-    draft["fc.bias"] = normal(size, std=0.02)
-
+    if recipe.algorithm == "EAGLE3":
+        proposes = torch.arange(recipe.target.vocab_size)
+        if recipe.draft_vocab_size is not None:
+            proposes = eagle3.proposed(recipe, normal)
+            target["lm_head.weight"][proposes] *= eagle3.HOT
+        draft = eagle3.draft_weights(recipe, target, proposes, normal)
+    else:
+        draft = _draft(recipe, target, normal)
     target, draft = ({name: tensor.contiguous() for name, tensor in part.items()} for part in (target, draft))
     digest = hashlib.sha256()
     for part, tensors in (("target", target), ("draft", draft)):
@@ -88,3 +95,18 @@ def model_pair(name: str) -> ModelPair:
             digest.update(f"{part}.{weight_name}{tuple(tensor.shape)}".encode())
             digest.update(tensor.numpy().tobytes())
     return ModelPair(target, draft, digest.hexdigest())
+
+
+def _draft(recipe: Recipe, target: dict[str, Tensor], normal: Callable[..., Tensor]) -> dict[str, Tensor]:
+    """An EAGLE-1/2 head: the target's last layer with noise, after an fc that takes the embedding."""
+    last = f"model.layers.{recipe.target.num_layers - 1}."
+    draft = {
+        f"layers.0.{name.removeprefix(last)}": tensor + normal(*tensor.shape, std=recipe.noise * float(tensor.std()))
+        for name, tensor in target.items()
+        if name.startswith(last) and "input_layernorm" not in name
+    }
+    size = recipe.draft.hidden_size
+    mixing = torch.cat([torch.eye(size), torch.zeros(size, size)], 1)
+    draft["fc.weight"] = mixing + normal(size, 2 * size, std=recipe.noise * size**-0.5)
+    draft["fc.bias"] = normal(size, std=0.02)
+    return draft

@@ -25,3 +25,13 @@ def test_two_logits_closer_than_twice_the_bound_are_a_tie() -> None:
     apart = torch.tensor([0.0, 10.0, 10.0 - 2.1 * RELATIVE_BOUND * 10, 5.0], dtype=torch.float64)
     assert ties(apart, 1).tolist() == [False]
     assert ties(torch.stack([apart, logits, apart]), 1).tolist() == [[False], [True], [False]]
+
+
+def test_a_token_that_cannot_be_proposed_is_no_magnitude_and_never_undecided() -> None:
+    logits = torch.tensor([-torch.inf, 10.0, 10.0 - 1.9 * RELATIVE_BOUND * 10, 5.0, -torch.inf], dtype=torch.float64)
+    assert ties(logits, 1).tolist() == [True]
+    assert undecided(logits, 1, 2)
+    assert not undecided(logits, 1, 3)
+    assert not undecided(logits, 1, 0)
+    alone = torch.tensor([-torch.inf, 2.0, -torch.inf], dtype=torch.float64)
+    assert ties(alone, 1).tolist() == [False]

@@ -6,11 +6,19 @@ import torch
 from eagletwin.harness.models.recipes import RECIPES
 from eagletwin.harness.models.weights import model_pair
 from eagletwin.reference.chain import draft_chain
-from eagletwin.reference.eagle import draft_rows
+from eagletwin.reference.eagle import EagleHead, draft_rows
+from eagletwin.reference.eagle3 import Eagle3Head
 from eagletwin.reference.llama import causal, rms_norm, target_rows
 
+EAGLE = sorted(name for name in RECIPES if RECIPES[name].algorithm == "EAGLE")
+EAGLE3 = sorted(name for name in RECIPES if RECIPES[name].algorithm == "EAGLE3")
 
-@pytest.mark.parametrize("name", sorted(RECIPES))
+
+def test_every_recipe_is_one_of_the_two() -> None:
+    assert sorted(EAGLE + EAGLE3) == sorted(RECIPES)
+
+
+@pytest.mark.parametrize("name", EAGLE)
 def test_the_target_feeds_its_state_after_the_final_norm(name: str) -> None:
     recipe, weights = RECIPES[name], model_pair(name).reference_target()
     rows = target_rows(weights, recipe.target, torch.arange(9))
@@ -21,10 +29,24 @@ def test_the_target_feeds_its_state_after_the_final_norm(name: str) -> None:
     assert torch.equal(rows.logits, rows.hidden @ weights["lm_head.weight"].T)
 
 
-@pytest.mark.parametrize("name", sorted(RECIPES))
+@pytest.mark.parametrize("name", EAGLE3)
+def test_the_target_of_eagle3_feeds_its_residual_stream_at_three_depths(name: str) -> None:
+    recipe, weights = RECIPES[name], model_pair(name).reference_target()
+    rows = target_rows(weights, recipe.target, torch.arange(9))
+    assert recipe.target_hidden == "aux"
+    assert len(recipe.target.aux_layers) == 3
+    low, middle, high = rows.hidden.chunk(3, -1)  # [9, H] each
+    for one, other in ((low, middle), (middle, high), (high, rows.residual)):  # they can be told apart
+        assert (one - other).abs().max() > 0.1
+    normed = rms_norm(rows.residual, weights["model.norm.weight"], recipe.target.rms_norm_eps)
+    assert torch.equal(rows.logits, normed @ weights["lm_head.weight"].T)  # and logits are made as ever
+
+
+@pytest.mark.parametrize("name", EAGLE)
 def test_the_draft_feeds_on_its_residual_sum_without_a_norm(name: str) -> None:
     recipe, pair = RECIPES[name], model_pair(name)
     head, tokens = pair.reference_head(recipe), torch.arange(9)
+    assert isinstance(head, EagleHead)
     hidden = target_rows(pair.reference_target(), recipe.target, tokens).hidden
     assert recipe.draft_hidden == "residual"
     rows = draft_rows(head, tokens[1:], hidden[:8], torch.arange(8), causal(8))
@@ -34,9 +56,38 @@ def test_the_draft_feeds_on_its_residual_sum_without_a_norm(name: str) -> None:
     assert not any("norm.weight" in name and "layers." not in name for name in head.weights)  # there is no final norm
 
 
+@pytest.mark.parametrize("name", EAGLE3)
+def test_the_draft_of_eagle3_feeds_on_its_residual_sum_before_its_final_norm(name: str) -> None:
+    recipe, pair = RECIPES[name], model_pair(name)
+    head, tokens = pair.reference_head(recipe), torch.arange(9)
+    assert isinstance(head, Eagle3Head)
+    hidden = target_rows(pair.reference_target(), recipe.target, tokens).hidden
+    assert recipe.draft_hidden == "residual"
+    rows = draft_rows(head, tokens[1:], head.feed(hidden[:8]), torch.arange(8), causal(8))
+    normed = rms_norm(rows.hidden, head.weights["norm.weight"], recipe.draft.rms_norm_eps)
+    assert (normed - rows.hidden).abs().max() > 0.1
+    assert torch.equal(rows.logits[:, head.proposes], normed @ head.weights["lm_head.weight"].T)
+    chain = draft_chain(head, tokens, hidden, num_steps=2)
+    assert (chain.hidden[0] - rows.hidden[-1]).abs().max() < 1e-11
+
+
+def test_a_reduced_vocabulary_is_mapped_by_offsets_that_go_up_and_down() -> None:
+    pair, recipe = model_pair("llama-eagle3"), RECIPES["llama-eagle3"]
+    d2t, proposes = pair.draft["d2t"], pair.proposes.tolist()
+    assert [n + offset for n, offset in enumerate(d2t.tolist())] == proposes
+    assert d2t.dtype == torch.int64
+    assert d2t.min() < 0 < d2t.max()
+    assert len(set(proposes)) == len(proposes) == recipe.draft_vocab_size
+    assert proposes != sorted(proposes)
+    assert set(proposes) < set(range(recipe.target.vocab_size))
+    assert "d2t" not in model_pair("llama-eagle3-full").draft
+    assert model_pair("llama-eagle3-full").proposes.tolist() == list(range(96))
+
+
 @pytest.mark.parametrize("name", sorted(RECIPES))
 def test_the_same_recipe_gives_the_same_weights(name: str) -> None:
     first = model_pair(name)
     model_pair.cache_clear()
     assert model_pair(name).digest == first.digest
-    assert all(tensor.dtype == torch.float32 for tensor in (*first.target.values(), *first.draft.values()))
+    tensors = {**first.target, **{name: tensor for name, tensor in first.draft.items() if name != "d2t"}}
+    assert all(tensor.dtype == torch.float32 for tensor in tensors.values())

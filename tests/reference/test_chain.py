@@ -7,14 +7,14 @@ from torch import Tensor
 from eagletwin.harness.models.recipes import RECIPES
 from eagletwin.harness.models.weights import model_pair
 from eagletwin.reference.chain import committed_rows, draft_chain, row_tokens
-from eagletwin.reference.eagle import EagleHead, draft_rows
+from eagletwin.reference.eagle import EagleHead, Head, draft_rows
 from eagletwin.reference.llama import LlamaShape, causal, rotate, target_rows
 
 # The same float64 sums in another order; rows are of size 1 to 10.
 SAME = 1e-11
 
 
-def _request(name: str, length: int, seed: int) -> tuple[EagleHead, Tensor, Tensor]:
+def _request(name: str, length: int, seed: int) -> tuple[Head, Tensor, Tensor]:
     recipe, pair = RECIPES[name], model_pair(name)
     generator = torch.Generator().manual_seed(seed)
     tokens = torch.randint(0, recipe.target.vocab_size, (length,), generator=generator)

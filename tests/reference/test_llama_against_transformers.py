@@ -30,12 +30,14 @@ def test_every_row_equals_transformers_llama_in_float64(name: str) -> None:
     model.load_state_dict(weights)
     tokens = torch.randint(0, shape.vocab_size, (33,), generator=torch.Generator().manual_seed(3))
     with torch.no_grad():
-        theirs = model.model(tokens[None], use_cache=True)
+        theirs = model.model(tokens[None], use_cache=True, output_hidden_states=True)
         logits = model.lm_head(theirs.last_hidden_state)[0]
     ours = target_rows(weights, shape, tokens)
+    # transformers' hidden state n is what enters layer n
+    handed = [theirs.hidden_states[layer + 1][0] for layer in shape.aux_layers] or [theirs.last_hidden_state[0]]
     # transformers works out its rotary angles in float32 whatever the dtype: 1e-6 of the largest number is what that leaves
     for mine, other in (
-        (ours.hidden, theirs.last_hidden_state[0]),
+        (ours.hidden, torch.cat(handed, -1)),
         (ours.logits, logits),
         *(
             (ours.keys[layer].transpose(0, 1), theirs.past_key_values.layers[layer].keys[0])

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from eagletwin.harness.case import Case
+from eagletwin.harness.models.recipes import RECIPES
 from eagletwin.harness.models.store import checkpoints
 
 from . import stubs
@@ -42,6 +43,7 @@ def import_sglang() -> None:
         "sglang.srt.speculative.eagle_worker_v2",
         "sglang.srt.speculative.eagle_utils",
         "sglang.srt.models.llama_eagle",
+        "sglang.srt.models.llama_eagle3",
     ):
         importlib.import_module(name)
     choose_triton_kernels()
@@ -78,7 +80,7 @@ def build_scheduler(case: Case) -> Any:
     arguments = ServerArgs(
         model_path=str(target),
         speculative_draft_model_path=str(draft),
-        speculative_algorithm="EAGLE",
+        speculative_algorithm=RECIPES[case.model].algorithm,
         speculative_num_steps=case.num_steps,
         speculative_eagle_topk=case.topk,
         speculative_num_draft_tokens=case.num_draft_tokens,
@@ -87,6 +89,7 @@ def build_scheduler(case: Case) -> Any:
         disable_radix_cache=not settings.radix_cache,
         max_running_requests=settings.max_running_requests,
         max_total_tokens=settings.max_total_tokens,
+        context_length=settings.context_length or None,
         device="cpu",
         dtype="float32",
         attention_backend="triton",

@@ -1,0 +1,60 @@
+"""The EAGLE-3 draft head: one forward over rows, each of which consumes a token and a hidden state.
+
+Source: EAGLE-3 (arXiv 2503.01840) §3.1. Differences to EAGLE-1/2 (eagle.py):
+
+* The target hands over its residual stream at several depths, side by side; fc makes one state of it, for committed rows
+  only. Between draft decode steps the head consumes its own state, which has that width already, and fc is left out.
+* Attention reads [norm(embedding), norm(hidden)], of width 2H. The residual sum is the hidden state's alone, so the token
+  reaches it through attention.
+* Logits come from a norm and an LM head of the draft's own, over a vocabulary that may be a part of the target's. What is
+  fed on is the residual sum *before* that norm. (SGLang feeds on the normed one if the checkpoint says `norm_output`; no
+  recipe does.)
+"""
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from .llama import LlamaShape, Weights, decoder_layer, rms_norm
+from .rows import DraftRows
+
+
+@dataclass(frozen=True, slots=True)
+class Eagle3Head:
+    """An EAGLE-3 draft head of one layer, with the target's embedding.
+
+    weights    float64, names of an EAGLE-3 checkpoint: `fc.weight [H, A*H]` for A states of the target, `midlayer.…`,
+               `norm.weight [H]`, `lm_head.weight [N, H]`
+    embedding  [V, H] of the target
+    proposes   [N] the token of the target's vocabulary that each id of the draft's stands for
+    """
+
+    weights: Weights
+    shape: LlamaShape
+    embedding: Tensor
+    proposes: Tensor
+
+    def feed(self, hidden: Tensor) -> Tensor:
+        """What committed rows consume, from the states that the target hands over [R, A*H] -> [R, H]."""
+        return hidden @ self.weights["fc.weight"].T
+
+    def rows(self, tokens: Tensor, hidden: Tensor, positions: Tensor, sees: Tensor, before: DraftRows | None) -> DraftRows:
+        """See draft_rows in eagle.py."""
+        weights, eps = self.weights, self.shape.rms_norm_eps
+        token = rms_norm(self.embedding[tokens], weights["midlayer.input_layernorm.weight"], eps)  # [R, H]
+        state = rms_norm(hidden, weights["midlayer.hidden_norm.weight"], eps)  # [R, H]
+        inner = torch.cat([token, state], -1)  # [R, 2H]
+        stored = None if before is None else (before.keys[0], before.values[0])
+        x, key, value = decoder_layer(
+            weights, "midlayer.", self.shape, hidden, positions, sees, inner=inner, before=stored
+        )  # [R, H], [R, G, D], [R, G, D]
+        proposed = rms_norm(x, weights["norm.weight"], eps) @ weights["lm_head.weight"].T  # [R, N]
+        logits = proposed.new_full((len(x), len(self.embedding)), -torch.inf)  # [R, V]
+        logits[:, self.proposes] = proposed
+        return DraftRows(x, logits, key[None], value[None])
+
+
+def proposed_tokens(d2t: Tensor) -> Tensor:
+    """The target's token of each draft id, from a checkpoint's d2t [N], which holds the difference of the two -> [N]."""
+    return torch.arange(len(d2t)) + d2t
