@@ -4,6 +4,8 @@ Committed position i lies in column i. Everything a round writes before its veri
 decode by branch and step, then, over it, the nodes that the target verifies.
 """
 
+from collections.abc import Sequence
+
 import torch
 from torch import Tensor
 
@@ -57,3 +59,25 @@ def reserved(topk: int, num_steps: int, page_size: int, num_draft_tokens: int) -
     if topk == 1 or page_size == 1:
         return max(topk * num_steps, num_draft_tokens)
     return max(topk * branch_pages(page_size - 1, num_steps, page_size) * page_size, num_draft_tokens)
+
+
+def draft_reads(
+    committed: int, branch: int, step: int, topk: int, num_steps: int, page_size: int, recent: int, sink: int
+) -> Tensor:
+    """Columns that branch `branch` reads in the forward of step 1, 2, ..: the prefix, then its own columns up to this step's.
+
+    By branch number, not by parent (the ledger's slot layout). recent > 0: of the prefix only the first `sink` positions and
+    the last `recent`, where it is longer than both.
+    """
+    prefix = torch.arange(committed)
+    if recent and committed > recent + sink:
+        prefix = torch.cat([prefix[:sink], prefix[committed - recent :]])
+    return torch.cat([prefix, draft_columns(committed, topk, num_steps, page_size)[:step, branch]])
+
+
+def physical_slot(slot: int, pages: Sequence[int], page_size: int) -> int:
+    """Where a virtual slot lies: pages[p] is the physical page of virtual page p. 0, which takes padding, if there is none."""
+    page, inside = divmod(slot, page_size)
+    if not 0 <= page < len(pages) or pages[page] < 0:
+        return 0
+    return pages[page] * page_size + inside

@@ -81,6 +81,15 @@ def packed_mask(parents: Sequence[int]) -> list[int]:
     return [sum(1 << other for other, seen in enumerate(row) if seen) for row in ancestor_mask(parents).tolist()]
 
 
+def packed_bytes(mask: Tensor) -> list[int]:
+    """A request's mask [rows, columns], row by row, eight cells to a byte, the first in the lowest bit.
+
+    The last byte is filled up with zeros. FlashInfer's packed custom mask. A request begins a byte of its own, a row does not.
+    """
+    cells = mask.flatten().tolist()
+    return [sum(1 << bit for bit, seen in enumerate(cells[start : start + 8]) if seen) for start in range(0, len(cells), 8)]
+
+
 def retrieve_links(parents: Sequence[int]) -> tuple[list[int], list[int]]:
     """(next_token, next_sibling), each [D]: a node's first child, and its parent's next child after it; -1 where none is."""
     first, sibling, last = [-1] * len(parents), [-1] * len(parents), [-1] * len(parents)

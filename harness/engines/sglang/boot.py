@@ -30,12 +30,7 @@ def import_sglang() -> None:
     import torch
 
     torch.set_num_threads(1)
-    # transformers looks for these once and caches the answer; asked after the stubs it would find them
-    from transformers.utils import import_utils
-
-    for name in dir(import_utils):
-        if name.startswith(("is_torchaudio", "is_torchcodec", "is_torchvision")) and name.endswith("_available"):
-            getattr(import_utils, name)()
+    ask_transformers()
     stubs.install()
     if not torch.cuda.is_available():
         torch.cuda.synchronize = lambda *args, **kwargs: None
@@ -51,10 +46,20 @@ def import_sglang() -> None:
         "sglang.srt.models.llama_eagle3",
     ):
         importlib.import_module(name)
-    _choose_triton_kernels()
+    choose_triton_kernels()
 
 
-def _choose_triton_kernels() -> None:
+def ask_transformers() -> None:
+    """Have transformers look for what is about to be stubbed: it looks once, keeps the answer, and would find the stubs."""
+    from transformers.utils import import_utils
+
+    for name in dir(import_utils):
+        if name.startswith(("is_torchaudio", "is_torchcodec", "is_torchvision")) and name.endswith("_available"):
+            getattr(import_utils, name)()
+
+
+def choose_triton_kernels() -> None:
+    """Send the SGLang modules that are imported by now to its own Triton kernels. tests/kernels calls this too."""
     for name, module in sorted(sys.modules.items()):
         flags = getattr(module, "__dict__", {})
         if name.startswith(_TRITON_INSTEAD_OF_CPU_OPS) and flags.get("_is_cpu") is True:

@@ -12,7 +12,7 @@ from eagletwin.harness.engines import triton_cpu
 from eagletwin.harness.engines.wire import Kernels
 from eagletwin.harness.trace import Ending
 
-_CHECKS: dict[Kernels, triton_cpu.Checks] = {
+CHECKS: dict[Kernels, triton_cpu.Checks] = {
     "fast": triton_cpu.Checks(),
     "shadow": triton_cpu.Checks(shadow=True),
     "checked": triton_cpu.Checks(poison=True, races=True, order=0),
@@ -67,7 +67,7 @@ def start(kernels: Kernels, scheduler: Any) -> None:
         for part, buffers in (("keys", pool.k_buffer), ("values", pool.v_buffer)):
             for layer, buffer in enumerate(buffers):
                 pools.register(f"{name} {part} of layer {layer}", buffer)
-    triton_cpu.install(_CHECKS[kernels], pools)
+    triton_cpu.install(CHECKS[kernels], pools)
 
 
 def clear() -> None:

@@ -1,0 +1,261 @@
+"""What follows a verified path: bonus tokens, lengths, compaction, and the inputs and layout of draft extend."""
+
+from dataclasses import dataclass
+from random import Random
+
+import pytest
+import torch
+from hypothesis import strategies as st
+from torch import Tensor
+
+from eagletwin.harness.patch import Edit
+from eagletwin.reference.commit import accept_row, bonus_token, last_row, tracked_place
+from eagletwin.reference.tree import move_to_front, path_to
+
+from .release import EAGLE, WORKER, load
+from .tier import Property, make_tests
+from .trees import Batch, Tree, batches
+
+
+@dataclass(frozen=True)
+class Verified:
+    """A batch whose accepted paths lead to any node, and what the target chose at each node."""
+
+    batch: Batch
+    strided: bool = False  # inputs are views with gaps
+
+    @property
+    def paths(self) -> list[list[int]]:
+        random = Random(self.batch.seed)
+        return [path_to(random.randrange(self.batch.nodes), tree.parents) for tree in self.batch.trees]
+
+    @property
+    def argmax(self) -> Tensor:
+        """[bs, nodes] int32, all different."""
+        return torch.arange(len(self.batch.trees) * self.batch.nodes, dtype=torch.int32).reshape(-1, self.batch.nodes) + 500
+
+    @property
+    def width(self) -> int:
+        return self.batch.num_steps + 1
+
+    @property
+    def accepts(self) -> Tensor:
+        """SGLang's accept_index [bs, num_steps + 1] int32."""
+        rows = [accept_row(path, first * self.batch.nodes, self.width) for first, path in enumerate(self.paths)]
+        return torch.tensor(rows, dtype=torch.int32).reshape(len(rows), self.width)
+
+    @property
+    def accept_lens(self) -> Tensor:
+        """[bs] int32, as SGLang's."""
+        return torch.tensor([len(path) for path in self.paths], dtype=torch.int32)
+
+    @property
+    def lengths(self) -> Tensor:
+        return torch.tensor(self.batch.lengths, dtype=torch.int64)
+
+    def laid_out(self, tensor: Tensor) -> Tensor:
+        """The tensor, or a view of every second element of one twice as wide; what lies between is poison."""
+        return torch.stack([tensor, torch.full_like(tensor, 2**30)], -1)[..., 0] if self.strided else tensor
+
+
+def verified(chain: bool = False) -> st.SearchStrategy[Verified]:
+    return st.builds(Verified, batches(chain=chain), st.booleans())
+
+
+def bonus_is_filled(case: Verified) -> None:
+    count, argmax = len(case.paths), case.argmax
+    bonus = torch.full((count + 1,), -77, dtype=torch.int32)
+    tokens = argmax.flatten()[case.accepts]  # -1 picks the last: what follows a path may be anything
+    load(EAGLE).fill_bonus_tokens_func(tokens, case.accept_lens, bonus[:count], case.width, count)
+    expected = [bonus_token(row, path) for row, path in zip(argmax.tolist(), case.paths, strict=True)]
+    assert bonus.tolist() == [*expected, -77]
+
+
+def verify_is_committed(case: Verified) -> None:
+    """The fused form for trees: lengths and bonus tokens."""
+    predict = case.laid_out(case.argmax.flatten())
+    inputs = (predict, case.laid_out(case.accepts), case.laid_out(case.accept_lens), case.laid_out(case.lengths))
+    lengths, bonus = load(EAGLE).prepare_verify_commit_outputs(*inputs)
+    committed(case, lengths, bonus)
+
+
+def committed(case: Verified, lengths: Tensor, bonus: Tensor) -> None:
+    assert lengths.tolist() == [m + len(path) for m, path in zip(case.batch.lengths, case.paths, strict=True)]
+    assert bonus.tolist() == [bonus_token(row, path) for row, path in zip(case.argmax.tolist(), case.paths, strict=True)]
+    assert (lengths.dtype, bonus.dtype) == (torch.int64, torch.int32)
+
+
+@dataclass(frozen=True)
+class Tracked:
+    verified: Verified
+    interval: int
+
+
+def chain_verify_is_committed(case: Tracked) -> None:
+    """The fused form for chains: draft extend's inputs and, for recurrent models, which steps' states are kept, as well."""
+    of, nodes = case.verified, case.verified.batch.nodes
+    predict = of.laid_out(of.argmax.flatten())
+    inputs = (predict, of.laid_out(of.accepts), of.laid_out(of.accept_lens), of.laid_out(of.lengths))
+    lengths, bonus, steps, extend = load(EAGLE).prepare_verify_commit_outputs(*inputs, nodes, case.interval)
+    committed(of, lengths, bonus)
+    extend_inputs(of, *extend)
+    assert steps[0].tolist() == [path[-1] for path in of.paths]
+    if not case.interval:
+        assert steps[1] is None
+        return
+    places = [tracked_place(m, len(path), case.interval) for m, path in zip(of.batch.lengths, of.paths, strict=True)]
+    assert steps[1].tolist() == [-1 if at is None else path[at] for at, path in zip(places, of.paths, strict=True)]
+
+
+def extend_inputs(case: Verified, correct: Tensor, select: Tensor, ids: Tensor) -> None:
+    nodes = case.batch.nodes
+    assert correct.tolist() == [len(path) - 1 for path in case.paths]
+    assert select.tolist() == [last_row(request, len(path), nodes) for request, path in enumerate(case.paths)]
+    assert (ids.dtype, ids.tolist()) == (torch.int64, case.argmax.flatten().tolist())
+
+
+def draft_extend_gets_its_inputs(case: Verified) -> None:
+    lens, predict = case.laid_out(case.accept_lens), case.laid_out(case.argmax.flatten())
+    extend_inputs(case, *load(EAGLE).prepare_draft_extend_inputs(lens, predict, case.batch.nodes))
+
+
+@dataclass(frozen=True)
+class Window:
+    """Draft extend runs over `width` rows a request from its committed length on, `front` of them before it."""
+
+    lengths: tuple[int, ...]
+    width: int
+    front: int
+    mrope: bool
+    strided: bool
+
+
+def lengths_of(case: Window) -> Tensor:
+    lengths = torch.tensor(case.lengths, dtype=torch.int64)
+    return torch.stack([lengths, lengths + 10**6], 1)[:, 0] if case.strided else lengths
+
+
+def draft_extend_gets_its_lengths(case: Window) -> None:
+    prefix, extend, after = load(EAGLE).prepare_draft_extend_lengths(lengths_of(case), case.width, case.front)
+    assert prefix.tolist() == [max(m - case.front, 0) for m in case.lengths]
+    assert extend.tolist() == [case.width + case.front] * len(case.lengths)
+    assert after.tolist() == [m + case.width for m in case.lengths]
+
+
+def draft_extend_gets_its_layout(case: Window) -> None:
+    found = load(EAGLE).prepare_draft_extend_layout(lengths_of(case), case.width, case.mrope)
+    prefix, extend, after, (positions, starts, mrope) = found
+    expected = [m + row for m in case.lengths for row in range(case.width)]
+    assert prefix.tolist() == list(case.lengths)
+    assert extend.tolist() == [case.width] * len(case.lengths)
+    assert after.tolist() == [m + case.width for m in case.lengths]
+    assert positions.tolist() == expected
+    assert starts.tolist() == [request * case.width for request in range(len(case.lengths))]
+    assert (mrope is not None) == case.mrope
+    assert mrope is None or mrope.tolist() == [expected] * 3
+
+
+def rows_come_to_the_front(case: Verified) -> None:
+    """Of the accepted path; rows after it are garbage, and beyond the longest path of all untouched."""
+    count, nodes, width = len(case.paths), case.batch.nodes, case.width
+    hidden = torch.arange(count * nodes * 3.0).reshape(count * nodes, 3)
+    for rows in (hidden, case.argmax.flatten()):
+        found = load(WORKER)._compact_accept_to_front(rows, case.accepts, count, num_draft_tokens=nodes)
+        assert found.shape == rows.shape
+        blocks = zip(rows.split(nodes), found.split(nodes), case.paths, strict=True)
+        for before, after, path in blocks if count else ():
+            expected = move_to_front(before, path)
+            assert torch.equal(after[: len(path)], expected[: len(path)])
+            assert torch.equal(after[width:], before[width:])
+
+
+COMMIT, EXTEND = f"{EAGLE}._verify_commit_outputs_kernel", f"{EAGLE}._prepare_draft_extend_lengths_kernel"
+WINDOWS = {"lengths": st.lists(st.integers(0, 9), max_size=4).map(tuple), "width": st.integers(1, 6)}
+
+PROPERTIES = (
+    Property(
+        "bonus is filled",
+        verified(),
+        bonus_is_filled,
+        (
+            Edit(target=f"{EAGLE}.fill_bonus_tokens", match="accept_len - 1", replacement="accept_len"),
+            Edit(target=f"{EAGLE}.fill_bonus_tokens_func", match="[(batch_size,)]", replacement="[(batch_size - 1,)]"),
+        ),
+    ),
+    Property(
+        "verify is committed",
+        verified(),
+        verify_is_committed,
+        (
+            Edit(target=COMMIT, match="tl.store(new_seq_lens + row, length + accepted, valid)", replacement="pass"),
+            Edit(target=f"{EAGLE}.prepare_verify_commit_outputs", match="seq_lens.stride(0)", replacement="1"),
+        ),
+    ),
+    Property(
+        "chain verify is committed",
+        st.builds(Tracked, verified(chain=True), st.sampled_from([0, 0, 1, 2, 3, 8])),
+        chain_verify_is_committed,
+        (
+            Edit(target=COMMIT, match="post // TRACK_INTERVAL * TRACK_INTERVAL - length - 1", replacement="accepted - 1"),
+            Edit(target=COMMIT, match="row * DRAFT_WIDTH + accepted - 1", replacement="row * DRAFT_WIDTH + accepted"),
+        ),
+    ),
+    Property(
+        "draft extend gets its inputs",
+        verified(),
+        draft_extend_gets_its_inputs,
+        (
+            Edit(
+                target=f"{EAGLE}._draft_extend_inputs_kernel", match="offset * WIDTH + accepted - 1", replacement="accepted - 1"
+            ),
+            Edit(target=f"{EAGLE}.prepare_draft_extend_inputs", match="predict.stride(0)", replacement="1"),
+        ),
+    ),
+    Property(
+        "draft extend gets its lengths",
+        st.builds(Window, **WINDOWS, front=st.integers(0, 3), mrope=st.just(False), strided=st.booleans()),
+        draft_extend_gets_its_lengths,
+        (
+            Edit(target=EXTEND, match="tl.maximum(base - FRONT, 0)", replacement="base - FRONT"),
+            Edit(
+                target=f"{EAGLE}.prepare_draft_extend_lengths",
+                match="front_offset,\n            BLOCK",
+                replacement="0,\n    BLOCK",
+            ),
+        ),
+    ),
+    Property(
+        "draft extend gets its layout",
+        st.builds(Window, **WINDOWS, front=st.just(0), mrope=st.booleans(), strided=st.booleans()),
+        draft_extend_gets_its_layout,
+        (
+            Edit(target=EXTEND, match="(row % WIDTH)", replacement="(row % (WIDTH + 1))"),
+            Edit(target=f"{EAGLE}.prepare_draft_extend_layout", match="mrope=mrope,", replacement="mrope=positions,"),
+        ),
+    ),
+    Property(
+        "rows come to the front",
+        verified().filter(lambda case: case.batch.nodes >= case.width),
+        rows_come_to_the_front,
+        (Edit(target=f"{WORKER}._compact_accept_to_front", match="x[safe]", replacement="x[safe * 0]"),),
+    ),
+)
+test_property, test_planted_fault_is_caught = make_tests(PROPERTIES)
+
+
+def test_a_batch_larger_than_one_block_of_the_kernels() -> None:
+    """128 lanes a program."""
+    tree = Tree(1, 2, ((0,), (1,)), (0, 1))
+    case = Verified(Batch(1, 2, 3, (tree,) * 150, tuple(range(150)), 3))
+    chain_verify_is_committed(Tracked(case, 4))
+    draft_extend_gets_its_inputs(case)
+    draft_extend_gets_its_layout(Window(tuple(range(150)), 3, 0, True, False))
+
+
+def test_a_tree_smaller_than_its_deepest_path_cannot_be_compacted() -> None:
+    """num_draft_tokens < num_steps + 1. No path is longer than the tree, but accept_index is as wide as the steps are many, and
+    SGLang puts all of it into a block that is narrower. Nothing in its server arguments forbids such a tree for topk > 1."""
+    tree = Tree(2, 3, ((0, 1), (2, 3), (6, 7)), (0, 1))
+    case = Verified(Batch(2, 3, 3, (tree,), (5,), 0))
+    with pytest.raises(RuntimeError, match=r"expanded size|must match"):
+        rows_come_to_the_front(case)

@@ -1,0 +1,112 @@
+"""The tier about itself: nothing is listed without a planted fault, no kernel passes by doing nothing, cases reach corners."""
+
+import re
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+
+from eagletwin.harness.patch import Edit
+
+from . import test_cache_locs, test_commit, test_kv_indices, test_kv_move, test_rotate, test_select, test_tree, test_verify
+from .plant import kernel_at, planted, silenced
+from .release import EAGLE, LOCS, MOVE, PACK, ROTATE, TOPK1, TREE, load
+from .tier import Property, same_cases
+from .trees import Batch, batches
+
+FILES = (test_tree, test_verify, test_select, test_cache_locs, test_kv_indices, test_commit, test_kv_move, test_rotate)
+ALL: tuple[Property, ...] = tuple(of for file in FILES for of in file.PROPERTIES)
+DOCUMENT = Path(__file__).parents[2] / "docs/kernels.md"
+
+# Kernels of the same modules that are not in the tier, and why.
+ELSEWHERE = {
+    "_translate_token_ids": "called by the kernels that list slots, with them",
+    "_load_token_ids": "called by the kernels that list slots, with them",
+    "rebuild_compact_draft_req_to_token": "DFLASH",
+    "set_kv_buffer_prefix_valid_tiled": "DSpark",
+    "set_kv_buffer_prefix_valid_tiled_fp8": "DSpark",
+    "_saturate_to_fp8_range": "DSpark",
+    "stash_append_boundary_state_kernel": "multi-layer EAGLE on hybrid models",
+    "fill_widened_draft_extend_inputs_kernel": "multi-layer EAGLE on hybrid models",
+    "compute_widened_draft_extend_locs_positions_kernel": "multi-layer EAGLE on hybrid models",
+    "fill_draft_extend_prepare_buffers_kernel": "multi-layer EAGLE under a CUDA graph",
+    "_wide_row_softmax_partials_kernel": "multi-layer EAGLE's softmax",
+    "_wide_row_softmax_finalize_kernel": "multi-layer EAGLE's softmax",
+    "_wide_row_softmax_write_kernel": "multi-layer EAGLE's softmax",
+}
+
+
+def kernels() -> dict[str, list[Property]]:
+    """Every jit function that a fault is planted in, and the properties that it has one for."""
+    load(TREE)
+    targets = dict.fromkeys(target for of in ALL for target in of.functions if kernel_at(target) is not None)
+    return {target: [of for of in ALL if target in of.functions] for target in targets}
+
+
+def test_every_row_of_the_table_has_a_planted_fault_and_every_fault_a_row() -> None:
+    rows = re.findall(r"^\| `((?:kernels|srt)\.[\w.]+)` \|.*\| ([\w ,]+) \|$", DOCUMENT.read_text(), re.MULTILINE)
+    listed = {name: set(properties.split(", ")) for name, properties in rows}
+    planted_in: dict[str, set[str]] = {}
+    for of in ALL:
+        for function in of.functions:
+            planted_in.setdefault(function.removeprefix("sglang."), set()).add(of.name)
+    assert listed == planted_in
+
+
+@pytest.mark.parametrize("module", [TREE, TOPK1, EAGLE, PACK, LOCS, MOVE, ROTATE])
+def test_every_kernel_of_these_modules_is_in_the_tier_or_said_not_to_be(module: str) -> None:
+    found = {name for name in vars(load(module)) if kernel_at(f"{module}.{name}") is not None}
+    mine = {name for name in found if load(module).__dict__[name].fn.__module__ == module}
+    assert mine, module
+    assert mine - ELSEWHERE.keys() == {target.rpartition(".")[2] for target in kernels() if target.startswith(f"{module}.")}
+
+
+def test_no_kernel_passes_that_does_nothing(config: settings) -> None:
+    for target, properties in kernels().items():
+        for of in properties:
+            with silenced(target):
+                assert of.failing(config) is not None, f"{of.name} held while {target} did nothing"
+
+
+def test_a_fault_is_gone_after_its_block() -> None:
+    for of in (ALL[0], ALL[-1]):
+        for fault in of.faults:
+            with planted(fault):
+                pass
+        of.check(same_cases(10))
+
+
+def test_a_fault_that_does_not_fit_is_an_error() -> None:
+    load(TREE)
+    for target in (f"{TREE}.sgl_build_tree_kernel_efficient_triton", f"{TREE}.sgl_build_tree_kernel_triton"):
+        with (
+            pytest.raises(Exception, match="occurs 0 times, not once"),
+            planted(Edit(target=target, match="§", replacement="")),
+        ):
+            pass
+
+
+def test_cases_reach_corners(config: settings) -> None:
+    seen: set[str] = set()
+
+    @config
+    @given(batches())
+    def look(batch: Batch) -> None:
+        seen.add(f"topk {batch.topk}")
+        seen.add(f"{batch.num_steps} steps")
+        seen.add(f"{len(batch.trees)} requests")
+        for tree in batch.trees:
+            parents = tree.parents
+            seen.add("siblings" if len(set(parents)) < len(parents) else "a chain")
+            seen.add(f"a path of {max(map(len, _paths(parents)))} nodes")
+
+    look()
+    wanted = {f"{n} {what}" for what, most in (("steps", 5), ("requests", 4)) for n in range(1, most)} | {"0 requests"}
+    wanted |= {f"topk {n}" for n in range(1, 5)} | {"siblings", "a chain"} | {f"a path of {n} nodes" for n in range(2, 6)}
+    assert wanted <= seen
+
+
+def _paths(parents: list[int]) -> list[list[int]]:
+    from eagletwin.reference.tree import leaf_paths
+
+    return leaf_paths(parents)
