@@ -5,7 +5,8 @@ that shrinking goes to one request, page size 1, one chunk, no events. A `Focus`
 configuration, since another configuration costs another engine.
 """
 
-from dataclasses import dataclass
+from collections.abc import Collection
+from dataclasses import dataclass, replace
 from random import Random
 from typing import Any
 
@@ -87,10 +88,13 @@ class Focus:
         )
 
 
-def focus_of(seed: int) -> Focus:
-    """One of the configurations, by a seed. Long chains, pages and the cache come more often than a fair share."""
+def focus_of(seed: int, **held: Any) -> Focus:
+    """One of the configurations, by a seed. Long chains, pages and the cache come more often than a fair share.
+
+    held: fields that are what they are said to be, whatever the seed.
+    """
     random = Random(seed)
-    return Focus(
+    drawn = Focus(
         model=random.choice(MODELS),
         num_steps=random.choice(NUM_STEPS),
         topk=random.choice((1, 1, 1, 2, 3, 4, 8, 16)),
@@ -100,6 +104,7 @@ def focus_of(seed: int) -> Focus:
         max_total_tokens=random.choice((512, 512, 96, 128)),
         max_running_requests=random.choice((8, 8, 8, 2)),
     )
+    return replace(drawn, **held)
 
 
 def _focused(value: Any, values: tuple[Any, ...]) -> st.SearchStrategy[Any]:
@@ -111,7 +116,7 @@ def _focused(value: Any, values: tuple[Any, ...]) -> st.SearchStrategy[Any]:
 
 
 # Field of Focus -> what it may be, simplest first
-_VALUES: dict[str, tuple[Any, ...]] = {
+VALUES: dict[str, tuple[Any, ...]] = {
     "model": MODELS,
     "num_steps": NUM_STEPS,
     "topk": TOPKS,
@@ -124,11 +129,13 @@ _VALUES: dict[str, tuple[Any, ...]] = {
 
 
 @st.composite
-def configurations(draw: st.DrawFn, focus: Focus | None = None) -> Focus:
-    """An engine configuration: mostly that of `focus`, or any."""
-    return Focus(
-        **{name: draw(_focused(None if focus is None else getattr(focus, name), values)) for name, values in _VALUES.items()}
-    )
+def configurations(draw: st.DrawFn, focus: Focus | None = None, held: Collection[str] = ()) -> Focus:
+    """An engine configuration: mostly that of `focus`, or any. held: fields that are always those of `focus`."""
+    chosen: dict[str, Any] = {}
+    for name, values in VALUES.items():
+        value = None if focus is None else getattr(focus, name)
+        chosen[name] = value if name in held else draw(_focused(value, values))
+    return Focus(**chosen)
 
 
 def tokens(seed: int, count: int, vocabulary: int) -> tuple[int, ...]:
@@ -191,9 +198,20 @@ def _events(draw: st.DrawFn, made: tuple[Request, ...]) -> tuple[Event, ...]:
 
 
 @st.composite
-def cases(draw: st.DrawFn, focus: Focus | None = None, *, max_requests: int = MAX_REQUESTS, events: bool = True) -> Case:
-    """A valid case. focus: the configuration that most have, or any. events: whether aborts, retractions, … may happen."""
-    configuration = draw(configurations(focus))
+def cases(
+    draw: st.DrawFn,
+    focus: Focus | None = None,
+    *,
+    held: Collection[str] = (),
+    max_requests: int = MAX_REQUESTS,
+    events: bool = True,
+) -> Case:
+    """A valid case.
+
+    focus   the configuration that most have, or any; held: fields of it that all have
+    events  whether aborts, retractions, … may happen
+    """
+    configuration = draw(configurations(focus, held))
     made: tuple[Request, ...] = ()
     for name in "abcdefghijklmnopqrstuvwxyz"[: draw(st.integers(1, max_requests))]:
         made += (draw(requests(configuration, name, made)),)

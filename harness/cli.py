@@ -147,6 +147,8 @@ def fuzz(
     shrink_minutes: Annotated[
         float, typer.Option(min=0.0, help="How long to shrink a finding; the smallest case until then counts.")
     ] = 3.0,
+    model: Annotated[str | None, typer.Option(help="Only this model recipe.")] = None,
+    topk: Annotated[int | None, typer.Option(help="Only this topk.")] = None,
     revert: Reverts = None,
     remedy: Remedies = None,
     patch: PatchFiles = None,
@@ -166,7 +168,9 @@ def fuzz(
     from .trial import Trials
 
     patches, off = _patches(revert, remedy, patch), _rules(without)
+    held = _held(model=model, topk=topk)
     words = ["eagletwin", "fuzz", "--seed", str(seed), *_changes(revert, remedy, patch, without)]
+    words += [word for name, value in held.items() for word in (f"--{name}", str(value))]
     words += _unusual(("--minutes", minutes, 5.0), ("--cases", max_cases, 1_000_000), ("--findings", findings, 1))
     words += _unusual(("--shrink-minutes", shrink_minutes, 3.0), ("--kernels", kernels, "fast"))
     words += _unusual(("--step-timeout", step_timeout, STEP_SECONDS), ("--case-timeout", case_timeout, CASE_SECONDS))
@@ -184,6 +188,7 @@ def fuzz(
                 max_cases=max_cases,
                 shrink_seconds=60 * shrink_minutes,
                 command=shlex.join(words),
+                held=held,
                 progress=lambda text: print(text, file=sys.stderr, flush=True),
             )
             for finding in islice(search.search(), findings):
@@ -293,6 +298,21 @@ def doctor() -> int:
     findings = examine()
     doctor_table(findings)
     return EXIT_EQUAL if all(finding.good or not finding.needed for finding in findings) else EXIT_UNKNOWN
+
+
+def _held(**asked: str | int | None) -> dict[str, str | int]:
+    """What all generated cases are to have: fields of cases.strategies.Focus. Raises InputError for what is never drawn."""
+    from eagletwin.cases.strategies import VALUES
+
+    held = {name: value for name, value in asked.items() if value is not None}
+    for name, value in held.items():
+        if value not in VALUES[name]:
+            raise InputError(
+                f"no case is generated with {name} {value}",
+                consequence="nothing was run",
+                remedy=f"use one of {', '.join(map(str, VALUES[name]))}, or write the case yourself (docs/case.md)",
+            )
+    return held
 
 
 def _patches(revert: list[str] | None, remedy: list[str] | None, patch: list[Path] | None) -> "tuple[Patch, ...]":

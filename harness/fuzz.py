@@ -8,9 +8,11 @@ import contextlib
 import time
 import warnings
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
+from types import MappingProxyType
+from typing import Any
 
 import hypothesis
 import msgspec
@@ -69,7 +71,7 @@ class Tally:
         self.headroom = max(self.headroom, verdict.headroom)
         self.fallbacks.update(trial.header.fallbacks)
         lengths = {record.numbers["accept_len"] for record in trial.header.records if record.stage == "verify"}
-        self.accept_lens.update(f"{length} of {case.num_draft_tokens}" for length in lengths)
+        self.accept_lens.update(f"{length} of {case.num_steps + 1}" for length in lengths)
 
 
 class _Shown(Exception):
@@ -85,6 +87,7 @@ class Fuzz:
 
     seconds, max_cases  when to stop generating; shrink_seconds: when to stop shrinking, for each finding
     command             what a person types to search like this again
+    held                fields of cases.strategies.Focus that all cases have
     """
 
     def __init__(
@@ -97,6 +100,7 @@ class Fuzz:
         max_cases: int,
         shrink_seconds: float,
         command: str,
+        held: Mapping[str, Any] = MappingProxyType({}),
         progress: Callable[[str], None] = lambda text: None,
     ) -> None:
         draw_from_seeds_alone()
@@ -108,6 +112,7 @@ class Fuzz:
         self._shrink_seconds = shrink_seconds
         self._max_cases = max_cases
         self._command = command
+        self._held = held
         self._progress = progress
         self._begun = time.monotonic()
         self._until = self._begun + seconds
@@ -180,7 +185,7 @@ class _Block:
             print_blob=False,
             suppress_health_check=list(HealthCheck),
         )
-        @hypothesis.given(cases(focus_of(fuzz._seed * 7919 + self._number)))
+        @hypothesis.given(cases(focus_of(fuzz._seed * 7919 + self._number, **fuzz._held), held=tuple(fuzz._held)))
         def look(case: Case) -> None:
             if self._generated(case) if self.first is None else self._shrunk(case):
                 raise _Shown  # in one place: Hypothesis tells failures apart by where they were raised

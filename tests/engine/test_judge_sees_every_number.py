@@ -207,7 +207,8 @@ def test_integers_recorded_as_floats_are_never_equal(busy_trace: Trace) -> None:
 def test_more_tokens_than_a_request_can_have_are_refused_before_the_reference_runs(busy_trace: Trace) -> None:
     number = last_of(busy_trace, "verify")
     endless = torch.zeros(10**6, dtype=torch.int64)
-    verdict = judge(Trace(busy_trace.header, {**busy_trace.tensors, f"{number}.predicted": endless}))
+    changes = {f"{number}.predicted": endless, f"{number}.accept_index": endless}
+    verdict = judge(Trace(busy_trace.header, {**busy_trace.tensors, **changes}))
     assert verdict.status == "unknown"
     assert "it can have" in verdict.reason
 

@@ -22,13 +22,14 @@ def test_an_entry_is_red_without_its_fix_and_green_with_it(host: Host, tmp_path:
     assert proof.holds, (proof.fixed.verdict, proof.reverted.verdict)
     for part in ("case.json", "trace.json", "trace.safetensors", "verdict.json", "report.txt", "engine.log"):
         assert (proof.reverted.folder / part).is_file()
-    assert (proof.reverted.folder / "replay-2" / "trace.json").is_file()  # seen alike three times
+    if not entry.rule.startswith("engine."):
+        assert (proof.reverted.folder / "replay-2" / "trace.json").is_file()  # seen alike three times
 
 
 WHERE = {
     "25015": ("draft decode step 1", "index     row 1"),
     "26329": ("draft extend (prefill)", "index     row 1"),
-    "26997-kv": ("target verify", "index     row 2"),
+    "26997-kv": ("after draft extend (decode)", "index     row 2"),
     "26997-tokens": ("when verify returned", "index     committed token 1"),
     "26997-hidden": ("when verify returned", "index     state of accepted node 1, moved to the front"),
     "26997-bonus": ("when verify returned", "index     token committed after accepted node 0"),
