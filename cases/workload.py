@@ -7,27 +7,36 @@ from eagletwin.harness.case import Case, EngineSettings, Request, SGLangSettings
 from .strategies import tokens
 
 
-def sized_case(seed: int, *, batch: int, prompt: int, num_steps: int, max_new_tokens: int = 7) -> Case:
-    """`batch` requests of `prompt` tokens each, all at once; 7 new tokens take about three rounds."""
+def sized_case(seed: int, *, batch: int, prompt: int, num_steps: int, topk: int = 1, max_new_tokens: int = 7) -> Case:
+    """`batch` requests of `prompt` tokens each, all at once; 7 new tokens take about three rounds.
+
+    A tree has as many nodes as its branches, each as long as num_steps, would have.
+    """
     requests = tuple(
         Request(id=f"r{number}", prompt=tokens(seed * 64 + number, prompt, 96), max_new_tokens=max_new_tokens)
         for number in range(batch)
     )
-    return _case(f"sized-{seed}", requests, num_steps)
+    return _case(f"sized-{seed}", requests, num_steps, topk, topk * num_steps + 1)
 
 
-def rate_case(seed: int) -> Case:
-    """1-3 requests of 10-40 prompt tokens, about three rounds of three steps: what rates are stated for."""
+def rate_case(seed: int, topk: int = 1) -> Case:
+    """1-3 requests of 10-40 prompt tokens, about three rounds of three steps: what rates are stated for. A tree has 6 nodes."""
     random = Random(seed)
     requests = tuple(
         Request(id=f"r{number}", prompt=tokens(random.randrange(1 << 30), random.randint(10, 40), 96), max_new_tokens=7)
         for number in range(random.randint(1, 3))
     )
-    return _case(f"rate-{seed}", requests, 3)
+    return _case(f"rate-{seed}", requests, 3, topk, 6)
 
 
-def _case(name: str, requests: tuple[Request, ...], num_steps: int) -> Case:
-    settings = EngineSettings(sglang=SGLangSettings(max_total_tokens=4096, max_running_requests=16))
+def _case(name: str, requests: tuple[Request, ...], num_steps: int, topk: int, num_draft_tokens: int) -> Case:
     return Case(
-        name=name, model="llama-tiny", num_steps=num_steps, chunked_prefill_size=1024, requests=requests, engine=settings
+        name=name,
+        model="llama-tiny",
+        num_steps=num_steps,
+        topk=topk,
+        draft_tokens=num_draft_tokens if topk > 1 else 0,
+        chunked_prefill_size=1024,
+        requests=requests,
+        engine=EngineSettings(sglang=SGLangSettings(max_total_tokens=4096, max_running_requests=16)),
     )

@@ -70,15 +70,15 @@ class Rate:
         return self.cases / self.seconds
 
 
-def rate(seconds: float) -> Rate:
+def rate(seconds: float, topk: int = 1) -> Rate:
     """Run, trace and judge the workload for so long, as a search does; an engine stands before the clock starts."""
     with one_core(), Host() as host:
         trials = Trials(host)
         for seed in range(3):
-            trials.look(rate_case(seed))
+            trials.look(rate_case(seed, topk))
         begun, seed = time.monotonic(), 3
         while time.monotonic() < begun + seconds:
-            trial = trials.look(rate_case(seed))
+            trial = trials.look(rate_case(seed, topk))
             if trial.kind:
                 raise HarnessError(
                     f"{trial.case.name} is {trial.verdict.status}: {trial.verdict.reason or trial.verdict.first}",
@@ -117,7 +117,8 @@ BARE = Patch(
         _edit("taps.Taps._record_owners", "held = {name: self.allocation"),
         _edit("taps.Taps._after_prefill", "proposal = result.next_draft_input"),
         _edit("taps.Taps._after_extend", "proposal, lengths ="),
-        _edit("taps.Taps._around_draft", "tokens, positions = (", "result"),
+        _edit("taps.Taps._around_draft", "lengths, count = batch", "result"),
+        _edit("taps.Taps._around_draft_forward", "if not batch.forward_mode", "result"),
         _edit("taps.Taps._around_verify", "predicted, accepted =", "result"),
         _edit("taps.Taps._around_forward", "mode = batch.forward_mode", "call(batch, *args, **kwargs)"),
         _edit("drive.Drive._account", "held = {name: self._allocation"),
@@ -176,6 +177,7 @@ def start(times: int) -> Spread:
 GROWTH: dict[str, tuple[tuple[int, ...], Callable[[int, int], Case]]] = {
     "batch size": ((1, 2, 4, 8, 16), lambda seed, n: sized_case(seed, batch=n, prompt=20, num_steps=3)),
     "prompt length": ((16, 64, 128, 256, 512), lambda seed, n: sized_case(seed, batch=1, prompt=n, num_steps=3)),
+    "topk": ((1, 2, 4, 8, 16), lambda seed, n: sized_case(seed, batch=1, prompt=20, num_steps=3, topk=n)),
     "num_steps": ((1, 2, 4, 6, 8), lambda seed, n: sized_case(seed, batch=1, prompt=20, num_steps=n)),
 }
 

@@ -16,11 +16,12 @@ bench = typer.Typer(add_completion=False, help="What all this costs on this mach
 @bench.command("rate")
 def bench_rate(
     seconds: Annotated[float, typer.Option(min=1.0, help="How long to run cases.")] = 30.0,
+    topk: Annotated[int, typer.Option(min=1, max=16, help="Tokens that each node of the draft tree proposes.")] = 1,
 ) -> int:
     """Cases a second on one core: run, traced and judged. The last line is the figure."""
     from .bench import rate
 
-    found = rate(seconds)
+    found = rate(seconds, topk)
     print(f"{found.cases} cases in {found.seconds:.1f} s, run, traced and judged")
     print(f"{found.per_second:.2f} cases/s/core")
     return EXIT_EQUAL
@@ -39,6 +40,17 @@ def bench_search(
     return EXIT_EQUAL if all(len(findings) == seeds for _, findings in found) else EXIT_DIVERGED
 
 
+@bench.command("acceptance")
+def bench_acceptance() -> int:
+    """What SGLang's layout of the draft tree costs in accepted tokens (PR #8409), by the reference alone; two minutes."""
+    from .acceptance import SHAPES, acceptance
+    from .models.recipes import RECIPES
+    from .report.benchmarks import acceptance_lines
+
+    print("\n".join(acceptance_lines([acceptance(model, shape) for model in RECIPES for shape in SHAPES])))
+    return EXIT_EQUAL
+
+
 @bench.command("all")
 def bench_all(
     write: Annotated[Path, typer.Option(help="Folder for benchmarks.md and benchmarks.svg.")] = Path("docs"),
@@ -48,7 +60,7 @@ def bench_all(
     from . import bench as measure
     from .report.benchmarks import PAGE, PLOT, page, plot
 
-    rates = measure.spread([measure.rate(10).per_second for _ in range(5)])
+    rates = {topk: measure.spread([measure.rate(10, topk).per_second for _ in range(5)]) for topk in (1, 3)}
     alone, together = measure.parallel(10, 3)
     growth = measure.growth(5)
     text = page(

@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from eagletwin.cases.entry import Entry
+from eagletwin.harness.acceptance import Acceptance
 from eagletwin.harness.bench import Share, Spread, spread
 from eagletwin.harness.fuzz import Finding
 from eagletwin.harness.versions import installed
@@ -42,7 +43,7 @@ def _size(finding: Finding) -> str:
 
 def page(
     *,
-    rates: Spread,
+    rates: Mapping[int, Spread],
     share: Share,
     alone: Spread,
     together: Spread,
@@ -63,8 +64,11 @@ def page(
         "",
         "| what | figure | how |",
         "|---|---|---|",
-        f"| cases/s on one core, run, traced and judged, all kernels real (1-3 requests, prompts 10-40, about 3 rounds, "
-        f"num_steps 3, topk 1) | {rates} of {rates.n} | `eagletwin bench rate` |",
+        *(
+            f"| cases/s on one core, run, traced and judged, all kernels real (1-3 requests, prompts 10-40, about 3 rounds, "
+            f"num_steps 3, topk {topk}) | {found} of {found.n} | `eagletwin bench rate --topk {topk}` |"
+            for topk, found in rates.items()
+        ),
         f"| of a case's {1000 * share.whole:.0f} ms: trace {1000 * share.trace:.1f} ms, judge {1000 * share.judge:.1f} ms | "
         f"{overhead:.0%} | the same cases in turn on an engine that records nothing |",
         f"| two processes at once against one, in turn | {together.median / alone.median:.2f} times ({alone} and {together} "
@@ -87,6 +91,19 @@ def page(
         rows += [f"| ms | {' | '.join(f'{1000 * found.median:.0f}' for found in values.values())} |", ""]
     rows += [f"![time of a case by its size]({PLOT})", ""]
     return "\n".join(rows)
+
+
+def acceptance_lines(found: Sequence[Acceptance]) -> list[str]:
+    """The table of `eagletwin bench acceptance`."""
+    rows = [
+        "| model | topk, num_steps, num_draft_tokens | tokens a round, slot_layout | true_tree | lost |",
+        "|---|---|---|---|---|",
+    ]
+    return rows + [
+        f"| {one.model} | {', '.join(map(str, one.shape))} | {one.slot_layout:.3f} ({one.rounds} rounds) | {one.true_tree:.3f} "
+        f"| {one.cost:.1%} |"
+        for one in found
+    ]
 
 
 def _processor() -> str:
