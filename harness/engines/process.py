@@ -104,9 +104,9 @@ class Host:
         if isinstance(answer, wire.Refused):
             ours.close()
             raise WouldNotStart(
-                f"SGLang refused the configuration: {answer.error}",
+                f"SGLang does not run this configuration: {answer.error}",
                 consequence="no case was run on this configuration",
-                remedy="change the configuration; the release's own message is above",
+                remedy="change the configuration; the release's own word is above",
             )
         assert isinstance(answer, wire.Built)
         return EngineProcess(ours, answer.engine)

@@ -66,7 +66,7 @@ def test_a_configuration_that_sglang_refuses_is_unknown_with_its_message(tmp_pat
     )
     done = eagletwin("check", "25015", "--patch", str(patch), cwd=tmp_path)
     assert done.returncode == 125, done
-    assert "SGLang refused the configuration: ValueError: no such configuration" in done.stdout
+    assert "SGLang does not run this configuration: ValueError: no such configuration" in done.stdout
 
 
 def test_without_sglang_check_is_unknown_and_says_what_to_do(tmp_path: Path) -> None:

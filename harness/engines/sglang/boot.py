@@ -112,6 +112,21 @@ def build_scheduler(case: Case) -> Any:
     return scheduler
 
 
+def changed(scheduler: Any, case: Case) -> str:
+    """Settings that SGLang silently made others of than those it was given; empty if none. A case says what it runs with."""
+    worker, settings = scheduler.draft_worker, case.engine.sglang
+    asked_and_used = {
+        "topk": (case.topk, worker.topk),
+        "num_steps": (case.num_steps, worker.speculative_num_steps),
+        "num_draft_tokens": (case.num_draft_tokens, worker.speculative_num_draft_tokens),
+        "page_size": (case.page_size, scheduler.page_size),
+        "chunked_prefill_size": (case.chunked_prefill_size, scheduler.chunked_prefill_size),
+        "max_running_requests": (settings.max_running_requests, scheduler.max_running_requests),
+        "max_total_tokens": (settings.max_total_tokens, scheduler.max_total_num_tokens),
+    }
+    return ", ".join(f"{name} from {asked} to {used}" for name, (asked, used) in asked_and_used.items() if asked != used)
+
+
 def _remove_leftovers(scheduler: Any) -> None:
     """Unlink what the scheduler made for processes that do not exist here: its load snapshot in /dev/shm (small in
     containers), and the socket files in this engine's own TMPDIR."""

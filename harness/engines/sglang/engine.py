@@ -48,6 +48,10 @@ def serve(connection: socket.socket, build: wire.Build) -> NoReturn:
     except BaseException as error:
         wire.send(connection, wire.Refused(f"{type(error).__name__}: {error}", traceback.format_exc()))
         os._exit(0)
+    changed = boot.changed(scheduler, build.configuration)
+    if changed:
+        wire.send(connection, wire.Refused(f"it changes {changed} without being asked", ""))
+        os._exit(0)
     gc.freeze()
     info = _info(build)
     wire.send(connection, wire.Built(info))
