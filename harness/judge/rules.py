@@ -4,6 +4,7 @@ compare.py says how numbers are compared, story.py what they must be, slots.py w
 """
 
 from collections.abc import Sequence
+from functools import lru_cache
 
 import torch
 from torch import Tensor
@@ -147,12 +148,11 @@ class Rules:
                 expected = "no row: its token was never committed"
                 self._compare.report(place, f"{part}.kv", f"row {int(at[~known][0])}", expected, "a row")
             at, stored = at[known], stored[known]
-        moved = torch.zeros_like(at, dtype=torch.bool)
         if part == "target" and place.record.stage == "extend" and self._case.topk > 1:
             moved = at >= self._round(place.record).committed  # rows of the accepted path, wherever verify wrote them
-        for rule, mine in ((f"{part}.kv", ~moved), ("commit.path", moved)):
-            if rule != "commit.path" or moved.any():
-                self._rows(place, rule, reference, at[mine], stored[mine])
+            self._rows(place, "commit.path", reference, at[moved], stored[moved])
+            at, stored = at[~moved], stored[~moved]
+        self._rows(place, f"{part}.kv", reference, at, stored)
 
     def _rows(self, place: Place, rule: str, reference: Tensor, at: Tensor, stored: Tensor) -> None:
         self._compare.floats(place, rule, reference[at], stored, lambda n: f"row {int(at[n])}")
@@ -201,11 +201,8 @@ class Rules:
         else:
             # Slots come first: all of them are assigned before the first forward of draft(), and one that is written twice
             # shows in the row of an earlier step.
-            self._slots.written(number, Place(record, "draft"), table, self._columns(round)[step - 1].tolist())
-
-    def _columns(self, round: Round) -> Tensor:
-        case = self._case
-        return draft_columns(round.committed, case.topk, case.num_steps, case.page_size)
+            columns = _columns(round.committed, self._case.topk, self._case.num_steps, self._case.page_size)
+            self._slots.written(number, Place(record, "draft"), table, [branch[step - 1] for branch in columns])
 
     def _draft(self, number: int, record: Record) -> None:
         round, story = self._round(record), self._stories[record.request]
@@ -233,8 +230,9 @@ class Rules:
 
     def _scratch_slots(self, number: int, place: Place, round: Round) -> None:
         """Slots of draft decode, by branch and step, as they are laid out before the first forward."""
-        table, columns = self._trace.integers(number, "table"), self._columns(round)  # [S, k]
-        expected = [table[column] if column < len(table) else -1 for column in columns.T.flatten().tolist()]
+        table, case = self._trace.integers(number, "table"), self._case
+        columns = _columns(round.committed, case.topk, case.num_steps, case.page_size)
+        expected = [table[column] if column < len(table) else -1 for branch in columns for column in branch]
         slots = self._trace.integers(number, "scratch_slots")
         self._compare.integers(place, "draft.slots", expected, slots, "slot, by branch and step,", 0)
 
@@ -355,3 +353,10 @@ class Rules:
 
     def _flushed(self, number: int, record: Record) -> None:
         self._slots.account(number, Place(record, "finished"))
+
+
+@lru_cache(maxsize=256)  # asked for in every step of a round
+def _columns(committed: int, topk: int, num_steps: int, page_size: int) -> list[list[int]]:
+    """Columns of draft decode, by branch and step."""
+    columns: list[list[int]] = draft_columns(committed, topk, num_steps, page_size).T.tolist()
+    return columns

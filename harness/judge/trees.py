@@ -3,6 +3,9 @@
 What the engine chose is followed (story.py), so each choice is judged as if all before it had been right.
 """
 
+from dataclasses import dataclass
+from functools import lru_cache
+
 import torch
 from torch import Tensor
 
@@ -17,15 +20,37 @@ from .compare import UNSEEN, Compare, Place
 from .story import Round, Story
 
 
-def parents_of(case: Case, round: Round) -> list[int] | None:
+def parents_of(case: Case, round: Round) -> tuple[int, ...] | None:
     """Parents of the nodes [D]; None if what was selected is no tree."""
-    total = count_candidates(case.topk, case.num_steps)
-    if len(round.selected) != case.num_draft_tokens - 1 or any(not 0 <= node < total for node in round.selected):
+    return _parents(case.topk, case.num_steps, case.num_draft_tokens, tuple(round.selected), tuple(round.expanded))
+
+
+@lru_cache(maxsize=256)  # asked for three times a round; all rounds of a chain have the same
+def _parents(
+    topk: int, num_steps: int, num_draft_tokens: int, selected: tuple[int, ...], expanded: tuple[int, ...]
+) -> tuple[int, ...] | None:
+    total = count_candidates(topk, num_steps)
+    if len(selected) != num_draft_tokens - 1 or any(not 0 <= node < total for node in selected):
         return None
     try:
-        return tree_parents(round.selected, case.topk, round.expanded)
+        return tuple(tree_parents(selected, topk, expanded))
     except ValueError:
         return None
+
+
+@dataclass(frozen=True, slots=True)
+class _Shape:
+    """What follows from a tree's parents alone, each [D]: see reference/tree.py."""
+
+    depths: list[int]
+    mask: list[list[bool]]
+    first: list[int]
+    sibling: list[int]
+
+
+@lru_cache(maxsize=256)
+def _shape(parents: tuple[int, ...]) -> _Shape:
+    return _Shape(depths(parents), ancestor_mask(parents).tolist(), *retrieve_links(parents))
 
 
 class Trees:
@@ -90,19 +115,18 @@ class Trees:
                 expected = f"{self._case.num_draft_tokens - 1} candidates, the parent of each among them"
                 self._compare.report(place, "tree.parents", "selected candidates", expected, str(round.selected))
             return
-        positions = [round.committed + depth for depth in depths(parents)]
+        shape, mask = _shape(parents), self._trace.tensor(number, "mask").tolist()
+        positions = [round.committed + depth for depth in shape.depths]
         self._same(place, "tree.positions", positions, number, "positions", "position of node")
-        mask = self._trace.tensor(number, "mask").to(torch.int64)
-        for node, (must, has) in enumerate(zip(ancestor_mask(parents).to(torch.int64).tolist(), mask.tolist(), strict=True)):
-            if must != has:
-                self._compare.integers(place, "tree.mask", must, has, f"mask of node {node}, node", 0)
-                break
-        else:
+        if mask == shape.mask:
             self._compare.on("tree.mask")
-        first, sibling = retrieve_links(parents)
+        else:
+            node = next((node for node, row in enumerate(shape.mask) if mask[node : node + 1] != [row]), 0)
+            must, has = (list(map(int, rows[node])) for rows in (shape.mask, mask))
+            self._compare.integers(place, "tree.mask", must, has, f"mask of node {node}, node", 0)
         self._same(place, "tree.retrieve", list(range(len(parents))), number, "retrieve_index", "index of node")
-        self._same(place, "tree.retrieve", first, number, "next_token", "first child of node")
-        self._same(place, "tree.retrieve", sibling, number, "next_sibling", "next sibling of node")
+        self._same(place, "tree.retrieve", shape.first, number, "next_token", "first child of node")
+        self._same(place, "tree.retrieve", shape.sibling, number, "next_sibling", "next sibling of node")
 
     def _same(self, place: Place, rule: str, expected: list[int], number: int, name: str, rows: str) -> None:
         self._compare.integers(place, rule, expected, self._trace.integers(number, name), rows, 0)
