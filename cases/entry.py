@@ -3,9 +3,8 @@
 from dataclasses import dataclass
 
 from eagletwin.harness.case import Case
-from eagletwin.harness.judge import DECLARED_VIEW
+from eagletwin.harness.judge import DECLARED_VIEW, View
 from eagletwin.harness.patch import Patch
-from eagletwin.reference.growth import View
 
 
 @dataclass(frozen=True, slots=True)

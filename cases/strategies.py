@@ -18,6 +18,9 @@ from eagletwin.reference.layout import reserved
 from eagletwin.reference.tree import count_candidates
 
 MODELS = ("llama-tiny", "llama-gqa", "llama-eagle3-full", "llama-eagle3")
+# Drafts of several layers: drawn only where they are asked for, since a live bug shows in any of them that has chunks
+# (ledger entries multi-layer-chunk-tail) and would be found again and again.
+MULTI_LAYER = ("llama-mtp", "llama-mtp-chain")
 NUM_STEPS = (1, 2, 3, 4, 5)
 TOPKS = (1, 2, 3, 4, 8, 16)
 PAGE_SIZES = (1, 4, 16)
@@ -104,7 +107,13 @@ def focus_of(seed: int, **held: Any) -> Focus:
         max_total_tokens=random.choice((512, 512, 96, 128)),
         max_running_requests=random.choice((8, 8, 8, 2)),
     )
-    return replace(drawn, **held)
+    return _possible(replace(drawn, **held))
+
+
+def _possible(drawn: Focus) -> Focus:
+    """A draft of several layers has no trees, and no more steps than layers."""
+    layers = RECIPES[drawn.model].mtp_layers
+    return replace(drawn, num_steps=1 + (drawn.num_steps - 1) % layers, topk=1) if layers else drawn
 
 
 def _focused(value: Any, values: tuple[Any, ...]) -> st.SearchStrategy[Any]:
@@ -117,7 +126,7 @@ def _focused(value: Any, values: tuple[Any, ...]) -> st.SearchStrategy[Any]:
 
 # Field of Focus -> what it may be, simplest first
 VALUES: dict[str, tuple[Any, ...]] = {
-    "model": MODELS,
+    "model": (*MODELS, *MULTI_LAYER),
     "num_steps": NUM_STEPS,
     "topk": TOPKS,
     "tree_size": TREE_SIZES,
@@ -134,8 +143,9 @@ def configurations(draw: st.DrawFn, focus: Focus | None = None, held: Collection
     chosen: dict[str, Any] = {}
     for name, values in VALUES.items():
         value = None if focus is None else getattr(focus, name)
+        values = values[: len(MODELS)] if name == "model" else values
         chosen[name] = value if name in held else draw(_focused(value, values))
-    return Focus(**chosen)
+    return _possible(Focus(**chosen))
 
 
 def tokens(seed: int, count: int, vocabulary: int) -> tuple[int, ...]:

@@ -164,6 +164,7 @@ def check_case(case: Case, origin: str) -> None:
             )
     _check_events(case, origin)
     _check_tree(case, origin)
+    _check_layers(case, origin)
     settings, recipe = case.engine.sglang, RECIPES[case.model]
     if settings.max_total_tokens % case.page_size:
         raise _refuse(
@@ -196,6 +197,18 @@ def check_case(case: Case, origin: str) -> None:
                 f"{where}: a prompt of {len(request.prompt)} and {length} tokens in all, in a context of {context}",
                 f"keep to {context - 7} and {context - 2}",
             )
+
+
+def _check_layers(case: Case, origin: str) -> None:
+    layers = RECIPES[case.model].mtp_layers
+    if layers and case.num_steps > layers:
+        raise _refuse(f"{origin}: num_steps {case.num_steps}: {case.model} has {layers} layers", f"use 1 to {layers}")
+    if layers and case.num_draft_tokens != case.num_steps + 1:
+        raise _refuse(
+            f"{origin}: num_draft_tokens {case.num_draft_tokens}: a multi-layer draft of {case.num_steps} steps has "
+            f"{case.num_steps + 1}",
+            "leave num_draft_tokens out",
+        )
 
 
 def _check_tree(case: Case, origin: str) -> None:

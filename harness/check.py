@@ -13,11 +13,9 @@ from pathlib import Path
 
 import msgspec
 
-from eagletwin.reference.growth import View
-
 from .case import Case, pretty_case
 from .engines.process import EngineProcess, Limits
-from .judge import DECLARED_VIEW, Verdict, judge
+from .judge import DECLARED_VIEW, Verdict, View, judge
 from .report.argument import argue
 from .trace import Trace
 

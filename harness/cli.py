@@ -60,9 +60,9 @@ Reverts = Annotated[list[str] | None, typer.Option("--revert", metavar="PR", hel
 Remedies = Annotated[
     list[str] | None, typer.Option("--remedy", metavar="ENTRY", help="Apply a live bug's candidate fix, in memory. Repeatable.")
 ]
-ViewOfTrees = Annotated[
-    Literal["slot_layout", "true_tree"],
-    typer.Option("--view", help="What a node of a draft tree is held to attend to: as SGLang stores it, or its ancestors."),
+Views = Annotated[
+    Literal["slot_layout", "true_tree", "last_fed", "committed"],
+    typer.Option("--view", help="Hold the release to what is right where the judge declares otherwise: true_tree, committed."),
 ]
 PatchFiles = Annotated[list[Path] | None, typer.Option("--patch", metavar="FILE", help="Apply this patch file, in memory.")]
 RulesOff = Annotated[list[str] | None, typer.Option("--without", metavar="RULE", help="Switch a rule off. Repeatable.")]
@@ -87,7 +87,7 @@ def check(
     remedy: Remedies = None,
     patch: PatchFiles = None,
     without: RulesOff = None,
-    view: ViewOfTrees = "slot_layout",
+    view: Views = "slot_layout",
     kernels: KernelRuntime = "fast",
     repeat: Annotated[int, typer.Option(min=1, help="Look this many times before calling a case equal.")] = 1,
     after: Annotated[
@@ -250,7 +250,7 @@ def prove(
 def judge(
     trace: Annotated[Path, typer.Argument(help="A folder with trace.json and trace.safetensors.")],
     without: RulesOff = None,
-    view: ViewOfTrees = "slot_layout",
+    view: Views = "slot_layout",
 ) -> int:
     """Judge a recorded trace again, without an engine."""
     from .judge import judge as judging

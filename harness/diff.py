@@ -48,9 +48,10 @@ def diff(left: Trace, right: Trace) -> Comparison:
     found: list[Difference] = []
     compared, largest = 0, 0.0
     for key in ours | theirs:
-        request, round, stage, step, attempt = key
+        request, round, stage, step, layer, attempt = key
         where = (
             f"{stage} step {step}"
+            + (f", layer {layer}" if layer else "")
             + (f", attempt {attempt}" if attempt else "")
             + (f" of request {request}, round {round}" if request else "")
         )

@@ -10,6 +10,8 @@ FEATURES: dict[str, str] = {
     "rejection": "verify rejected a draft token",
     "accept_all": "verify accepted every draft token of a round",
     "accept_some": "verify accepted some draft tokens of a round and rejected the next",
+    "look_ahead_rejected": "a layer of a multi-layer draft had consumed a draft that verify rejected (boundary KV)",
+    "look_ahead_past_prompt": "at the end of a non-final chunk, a layer's look-ahead went past the end of the prompt",
     "tree": "the draft proposed more than one token at a time (topk > 1)",
     "path_not_in_front": "the accepted path was not the first nodes of the tree in their order",
     "branch_changes_parent": "a node was expanded on another branch than its parent (the two views of DESIGN 3.4 differ there)",

@@ -13,11 +13,10 @@ from typing import Any
 import msgspec
 
 from eagletwin import __version__
-from eagletwin.reference.growth import View
 
 from .case import Case, decode_case
 from .errors import EXIT_EQUAL, EXIT_UNKNOWN, InputError, exit_code_of
-from .judge import DECLARED_VIEW
+from .judge import DECLARED_VIEW, View
 from .patch import Patch
 from .versions import installed
 

@@ -42,10 +42,11 @@ class Record(Struct, frozen=True, kw_only=True):
     stage      inner: a single forward. boundary: `prefill` (a chunk's target and draft extend are done), `draft` (draft() has
                returned), `verify`, `extend` (draft extend after verify is done), `iteration` (before a scheduler
                iteration), `batch` (before a batch runs), `finished`, `cached` (a radix path), `flushed`
+    layer      of a multi-layer draft: the one whose forward this is; else 0
     step       draft.decode: j = 1..num_steps-1; prefill and its forwards: first position of the chunk; iteration, batch:
                an ordinal; else 0
-    attempt    how many records with the same request, round, stage and step came before: a request that is retracted before
-               it was verified is prefilled again
+    attempt    how many records with the same request, round, stage, step and layer came before: a request that is retracted
+               before it was verified is prefilled again
     iteration  scheduler iteration, from 0; information, not part of the key (overlap shifts it)
     forward    ordinal of the forward, equal for all requests of one batch
     numbers    scalars by name
@@ -56,6 +57,7 @@ class Record(Struct, frozen=True, kw_only=True):
     round: int
     stage: str
     step: int = 0
+    layer: int = 0
     attempt: int = 0
     iteration: int = 0
     forward: int = 0
@@ -63,8 +65,8 @@ class Record(Struct, frozen=True, kw_only=True):
     tensors: tuple[str, ...] = ()
 
     @property
-    def key(self) -> tuple[str, int, str, int, int]:
-        return self.request, self.round, self.stage, self.step, self.attempt
+    def key(self) -> tuple[str, int, str, int, int, int]:
+        return self.request, self.round, self.stage, self.step, self.layer, self.attempt
 
 
 class Ending(Struct, frozen=True, kw_only=True):
@@ -172,7 +174,7 @@ class Recorder:
     def __init__(self) -> None:
         self.records: list[Record] = []
         self.tensors: dict[str, Tensor] = {}
-        self._attempts: Counter[tuple[str, int, str, int]] = Counter()
+        self._attempts: Counter[tuple[str, int, str, int, int]] = Counter()
 
     def add(
         self,
@@ -181,6 +183,7 @@ class Recorder:
         stage: str,
         *,
         step: int = 0,
+        layer: int = 0,
         iteration: int = 0,
         forward: int = 0,
         numbers: dict[str, int] | None = None,
@@ -189,14 +192,15 @@ class Recorder:
     ) -> None:
         """owned: the tensors were made for this record and nobody writes to them, so they are kept as they are."""
         number, tensors = len(self.records), tensors or {}
-        attempt = self._attempts[request, round, stage, step]
-        self._attempts[request, round, stage, step] += 1
+        attempt = self._attempts[request, round, stage, step, layer]
+        self._attempts[request, round, stage, step, layer] += 1
         self.records.append(
             Record(
                 request=request,
                 round=round,
                 stage=stage,
                 step=step,
+                layer=layer,
                 attempt=attempt,
                 iteration=iteration,
                 forward=forward,

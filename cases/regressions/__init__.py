@@ -2,7 +2,19 @@
 
 from eagletwin.cases.entry import Entry
 
-from . import indices_overflow, pr_8409, pr_25015, pr_26329, pr_26972, pr_26997, row_overflow, small_tree
+from . import (
+    boundary_kv,
+    indices_overflow,
+    multi_layer_chunk_tail,
+    multi_layer_topk,
+    pr_8409,
+    pr_25015,
+    pr_26329,
+    pr_26972,
+    pr_26997,
+    row_overflow,
+    small_tree,
+)
 
 LEDGER: dict[str, Entry] = {
     entry.id: entry
@@ -15,5 +27,8 @@ LEDGER: dict[str, Entry] = {
         row_overflow.ENTRY,
         indices_overflow.ENTRY,
         small_tree.ENTRY,
+        *multi_layer_chunk_tail.ENTRIES,
+        *multi_layer_topk.ENTRIES,
+        boundary_kv.ENTRY,
     )
 }

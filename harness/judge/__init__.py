@@ -6,6 +6,7 @@ case reached.
 
 import traceback
 from collections import Counter
+from typing import Literal
 
 import torch
 from msgspec.structs import replace
@@ -13,7 +14,6 @@ from msgspec.structs import replace
 from eagletwin.harness.errors import InputError
 from eagletwin.harness.models.weights import model_pair
 from eagletwin.harness.trace import Ending, Trace
-from eagletwin.reference.growth import View
 
 from .bounds import MAX_ADOPTED_SHARE, MAX_TIE_SHARE
 from .complete import missing
@@ -22,9 +22,13 @@ from .rules import Rules
 from .story import stories
 from .verdict import RULES, Divergence, Verdict
 
-__all__ = ["DECLARED_VIEW", "RULES", "Divergence", "Verdict", "judge"]
+__all__ = ["DECLARED_VIEW", "RULES", "Divergence", "Verdict", "View", "judge"]
 
-# Every release so far stores a branch's keys by its number (PR #8409, never merged): ledger entry 8409 shows it.
+# What a node of a draft tree attends to (reference/growth.py); what a stored row of a multi-layer draft is (reference/mtp.py).
+View = Literal["slot_layout", "true_tree", "last_fed", "committed"]
+
+# As declared. Every release so far stores a branch's keys by its number (PR #8409, never merged): ledger entry 8409 shows it.
+# And leaves rows that were fed a rejected draft as they are, but for hybrid models: entry boundary-kv shows it.
 DECLARED_VIEW: View = "slot_layout"
 
 
@@ -32,7 +36,7 @@ def judge(trace: Trace, without: frozenset[str] = frozenset(), view: View = DECL
     """Judge a trace. Raises InputError if the trace was made with other weights.
 
     without  rules to leave out
-    view     what a node of a draft tree is held to attend to (reference/growth.py)
+    view     one of the two in which what is declared is right, or one in which it is not
 
     A judge that cannot make sense of a trace says `unknown`, never `equal`.
     """
@@ -45,8 +49,8 @@ def judge(trace: Trace, without: frozenset[str] = frozenset(), view: View = DECL
         )
     try:
         with torch.inference_mode():  # what autograd keeps of a view costs as much as the view
-            told = stories(trace, view)
-            findings = Rules(trace, told, without).check()
+            told = stories(trace, "true_tree" if view == "true_tree" else "slot_layout")
+            findings = Rules(trace, told, without, "committed" if view == "committed" else "last_fed").check()
             reached = exercised(trace, told)
     except Exception as error:
         where = traceback.extract_tb(error.__traceback__)[-1]
@@ -61,7 +65,7 @@ def judge(trace: Trace, without: frozenset[str] = frozenset(), view: View = DECL
         exercised=reached,
         checked=dict(findings.checked),
         without=tuple(sorted(without)),
-        view="" if view == DECLARED_VIEW else view,
+        view="" if view in (DECLARED_VIEW, "last_fed") else view,
         headroom=findings.headroom,
     )
     found = findings.in_order()

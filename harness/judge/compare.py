@@ -44,7 +44,7 @@ _PHASES: tuple[Phase, ...] = (
 
 
 class Place(Struct, frozen=True):
-    """A record, the phase of its iteration in which the number was made, and the draft decode step where there is one.
+    """A record, the phase of its iteration in which the number was made, and the draft decode step or layer where there is one.
 
     output: the number comes out of a forward; its inputs and the KV rows that it wrote come before.
     """
@@ -53,6 +53,7 @@ class Place(Struct, frozen=True):
     phase: Phase
     step: int = 0
     output: bool = False
+    layer: int = 0
 
 
 @dataclass(slots=True)
@@ -133,6 +134,7 @@ class Compare:
             record.iteration,
             _PHASES.index(place.phase),
             place.step,
+            place.layer,
             place.output,
             self._order.get(record.request, -1),
             rank,
@@ -143,6 +145,7 @@ class Compare:
             round=record.round,
             stage=record.stage,
             step=place.step if record.stage == "draft" else record.step,
+            layer=place.layer,
             iteration=record.iteration,
             index=index,
             expected=str(expected),

@@ -5,6 +5,7 @@ Called by the judge when nothing diverged. It looks at which records and rows ar
 
 from collections import Counter
 
+from eagletwin.harness.models.recipes import RECIPES
 from eagletwin.harness.trace import Record, Trace
 
 _FLOATS = ("keys", "values", "hidden_in", "hidden_out", "hidden", "probabilities")
@@ -48,7 +49,10 @@ def _request(trace: Trace, name: str, stages: Counter[tuple[str, str]]) -> str:
         due["cached"] = int(chunks > 0)
     if trace.header.inner:
         due |= {"target.extend": chunks, "draft.extend": chunks, "target.verify": rounds, "draft.extend_decode": rounds}
-        due["draft.decode"] = rounds * (case.num_steps - 1)
+        layers = case.num_steps if RECIPES[case.model].mtp_layers else 0
+        due["draft.decode"] = 0 if layers else rounds * (case.num_steps - 1)
+        for stage in ("draft.extend", "draft.extend_decode"):
+            due[stage] *= layers or 1
     for stage, count in due.items():
         if stages[name, stage] != count:
             return f"{stages[name, stage]} records of {stage}, not {count}"
@@ -61,7 +65,9 @@ def _request(trace: Trace, name: str, stages: Counter[tuple[str, str]]) -> str:
 def _rows(trace: Trace, mine: list[tuple[int, Record]]) -> str:
     """Chunks follow each other without a gap, and every committed row was looked at, in both pools."""
     ends: dict[int, int] = {}  # round of the prefill -> where its last chunk ended
-    seen: dict[str, set[int]] = {"target": set(), "draft": set()}
+    case = trace.header.case
+    recipe, layers = RECIPES[case.model], case.num_steps
+    seen: dict[str, set[int]] = {part: set() for part in ("target", *recipe.drafts[:layers])}
     for number, record in mine:
         if record.stage not in ("prefill", "extend"):
             continue

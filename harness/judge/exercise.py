@@ -3,6 +3,7 @@
 import itertools
 
 from eagletwin.harness.exercised import FEATURES
+from eagletwin.harness.models.recipes import RECIPES
 from eagletwin.harness.trace import Record, Trace
 
 from .story import Round, Story
@@ -55,12 +56,23 @@ def exercised(trace: Trace, stories: dict[str, Story]) -> tuple[str, ...]:
         later = enumerate(round.expanded[case.topk :])
         return any((candidate // case.topk - 1) % case.topk != at % case.topk for at, candidate in later)
 
+    layers = RECIPES[case.model].mtp_layers > 0
+
+    def looks_past(number: int, record: Record) -> bool:
+        """Whether the last layer's window of a chunk in between ends behind the prompt."""
+        if record.stage != "prefill" or record.numbers["final"]:
+            return False
+        return record.numbers["end"] + case.num_steps - 1 > stories[record.request].known[number]
+
     aborted = {record.request for record in by_stage.get("finished", []) if record.numbers["aborted"]}
     unfinished = {record.request for record in chunks} - {record.request for record in prefills if record.numbers["final"]}
     happened = {
         "chunked_prefill": bool(chunks),
         "chunk_tail_differs": any(tail_differs(record) for record in chunks),
-        "draft_decode": case.num_steps >= 2 and "draft" in by_stage,
+        "draft_decode": case.num_steps >= 2 and "draft" in by_stage and not layers,
+        # layer k has consumed d[1..k]: of all layers, every draft but the last
+        "look_ahead_rejected": layers and any(len(round.path) < case.num_steps for round in rounds if round.path),
+        "look_ahead_past_prompt": layers and any(looks_past(number, record) for number, record in enumerate(records)),
         "rejection": any(length <= case.num_steps for length in accepted),
         "accept_all": any(length == case.num_steps + 1 for length in accepted),
         "accept_some": any(1 < length <= case.num_steps for length in accepted),

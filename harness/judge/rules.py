@@ -16,15 +16,16 @@ from eagletwin.reference.tree import depths, walk_greedy
 
 from .compare import Compare, Findings, Phase, Place
 from .events import Events
+from .layers import Layers, StoredView
 from .slots import Slots
 from .story import Round, Story, stored_rows
 from .trees import Trees, parents_of
 
 
 class Rules:
-    """Checks the records of one trace. `without`: rules that are switched off."""
+    """Checks the records of one trace. `without`: rules that are switched off; stored: what rows of several layers must be."""
 
-    def __init__(self, trace: Trace, stories: dict[str, Story], without: frozenset[str]) -> None:
+    def __init__(self, trace: Trace, stories: dict[str, Story], without: frozenset[str], stored: StoredView) -> None:
         self._trace = trace
         self._stories = stories
         self._case = trace.header.case
@@ -32,6 +33,9 @@ class Rules:
         self._slots = Slots(trace, self._compare)
         self._trees = Trees(trace, self._compare)
         self._numbers = {record.key: n for n, record in enumerate(trace.header.records)}
+        self._layers = None
+        if RECIPES[self._case.model].mtp_layers:
+            self._layers = Layers(trace, stories, self._compare, stored, self._chunk)
 
     def check(self) -> Findings:
         checks = {
@@ -57,7 +61,7 @@ class Rules:
 
     def _table(self, record: Record, boundary: str, step: int = 0, attempt: int = 0) -> list[int] | None:
         """req_to_token of the request at the boundary record that goes with an inner one; None if the run ended before it."""
-        number = self._numbers.get((record.request, record.round, boundary, step, attempt))
+        number = self._numbers.get((record.request, record.round, boundary, step, 0, attempt))
         return None if number is None else self._trace.integers(number, "table")
 
     def _round(self, record: Record) -> Round:
@@ -67,7 +71,7 @@ class Rules:
 
     def _chunk(self, number: int, record: Record) -> range:
         """Positions of a prefill forward's chunk; by its own slots if the run ended before the chunk did."""
-        boundary = self._numbers.get((record.request, record.round, "prefill", record.step, record.attempt))
+        boundary = self._numbers.get((record.request, record.round, "prefill", record.step, 0, record.attempt))
         if boundary is None:
             return range(record.step, record.step + len(self._trace.tensor(number, "slots")))
         return range(record.step, self._trace.header.records[boundary].numbers["end"])
@@ -97,11 +101,15 @@ class Rules:
 
     def _draft_extend(self, number: int, record: Record) -> None:
         story, chunk, place = self._stories[record.request], self._chunk(number, record), Place(record, "draft.extend")
-        why = ""
-        if chunk.stop < len(story.prompt):
-            tail = chunk.stop - 1
-            why = f"The chunk ends at {chunk.stop} and is not the last: its tail row {tail} must consume the next prompt token."
-        self._draft_rows(number, place, story, chunk, why)
+        if self._layers is not None:
+            place = self._layers.forward(number, record, "draft.extend", "prefill", record.step, None)
+        else:
+            why, tail = "", chunk.stop - 1
+            if chunk.stop < len(story.prompt):
+                why = (
+                    f"The chunk ends at {tail + 1} and is not the last: its tail row {tail} must consume the next prompt token."
+                )
+            self._draft_rows(number, place, story, chunk, why)
         table = self._table(record, "prefill", record.step, record.attempt)
         if table is not None:
             self._slots.written(number, place, table, chunk)
@@ -128,14 +136,17 @@ class Rules:
                 Place(record, "target.extend", output=True), "output.tokens", story.target.logits[end - 1], token, index
             )
         self._stored(number, record, "target.extend", "draft.extend")
-        if record.numbers["final"]:
+        if record.numbers["final"] and self._layers is None:
             self._next_proposal(number, Place(record, "draft.extend", output=True), end)
 
     def _stored(self, number: int, record: Record, target_phase: Phase, draft_phase: Phase) -> None:
         """KV rows that were written, or written over, since the last boundary."""
         story = self._stories[record.request]
-        for part, place in (("target", Place(record, target_phase)), ("draft", Place(record, draft_phase))):
-            self._stored_in(part, number, place, story.stored[part])
+        self._stored_in("target", number, Place(record, target_phase), story.stored["target"])
+        if self._layers is None:
+            self._stored_in("draft", number, Place(record, draft_phase), story.stored["draft"])
+        else:
+            self._layers.extended(number, record, draft_phase)
 
     def _stored_in(self, part: str, number: int, place: Place, reference: Tensor) -> None:
         at = self._trace.tensor(number, f"{part}_rows")
@@ -206,13 +217,18 @@ class Rules:
 
     def _draft(self, number: int, record: Record) -> None:
         round, story = self._round(record), self._stories[record.request]
-        place, committed, growth = Place(record, "draft"), round.committed, story.growths[record.round]
+        place, committed = Place(record, "draft"), round.committed
         self._compare.integers(
             place, "verify.inputs", [committed], [record.numbers["seq_len"]], "seq_len of round", record.round
         )
         self._compare.integers(place, "verify.inputs", [round.bonus], self._trace.integers(number, "tokens")[:1], "node", 0)
         self._slots.kept(place, self._trace.integers(number, "table"))
         self._scratch_slots(number, place, round)
+        if self._layers is not None:
+            self._layers.drafted(place, round)
+            self._trees.shape(number, record, round)
+            return
+        growth = story.growths[record.round]
         if "hole_keys" in record.tensors:
             self._holes(number, place, story, round)
         stored = stored_rows(self._trace.tensor(number, "scratch_keys"), self._trace.tensor(number, "scratch_values"))
@@ -306,7 +322,10 @@ class Rules:
 
     def _draft_extend_decode(self, number: int, record: Record) -> None:
         round, place = self._round(record), Place(record, "draft.extend_decode")
-        self._draft_rows(number, place, self._stories[record.request], range(round.committed, round.end))
+        if self._layers is not None:
+            place = self._layers.forward(number, record, "draft.extend_decode", "extend", 0, round)
+        else:
+            self._draft_rows(number, place, self._stories[record.request], range(round.committed, round.end))
         table = self._table(record, "draft")
         if table is not None:
             self._slots.written(number, place, table, self._nodes(round))
@@ -316,7 +335,8 @@ class Rules:
         self._compare.integers(place, "verify.accept", [end], [record.numbers["seq_len"]], "seq_len after round", record.round)
         self._slots.keep(record, self._trace.integers(number, "table"))
         self._stored(number, record, "target.verify", "draft.extend_decode")
-        self._next_proposal(number, Place(record, "draft.extend_decode", output=True), self._round(record).end)
+        if self._layers is None:
+            self._next_proposal(number, Place(record, "draft.extend_decode", output=True), self._round(record).end)
 
     # -- the end of a request, and the pool ------------------------------------------------------------------------------
 
@@ -347,6 +367,8 @@ class Rules:
                 expected = "no row: its token was never committed"
                 self._compare.report(place, f"{part}.kv", f"cached row {known}", expected, "a row")
             self._compare.floats(place, f"{part}.kv", reference[:known], stored[:known], lambda n: f"cached row {n}")
+        if self._layers is not None:
+            self._layers.cached(number, record)
 
     def _iteration(self, number: int, record: Record) -> None:
         self._slots.account(number, Place(record, "iteration"))

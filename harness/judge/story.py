@@ -63,6 +63,9 @@ class Story:
     target   rows 0..T-2 of the reference; draft: rows 0..T-2
     growths  one per round, and what of its choices the reference can tell: choices
     stored   KV rows 0..T-2 of the reference, of "target" and "draft" [T-1, 2, L, G, D]
+    known    prefill or extend record -> M, the last token that was known when it was over
+
+    Of a draft of several layers, layers.py works out what there is in place of draft, growths and choices.
     """
 
     name: str
@@ -74,6 +77,7 @@ class Story:
     growths: list[Growth] = field(default_factory=list)
     choices: list[Choices] = field(default_factory=list)
     stored: dict[str, Tensor] = field(default_factory=dict)
+    known: dict[int, int] = field(default_factory=dict)
 
     def token(self, index: int) -> int | None:
         """x[index], or None if it was never committed."""
@@ -110,7 +114,10 @@ def _told(trace: Trace) -> dict[str, Story]:
         story = told.get(record.request)
         if story is None:
             continue
-        if record.stage == "prefill" and record.numbers["final"]:
+        if (record.stage == "prefill" and not record.numbers["final"]) or record.stage == "extend":
+            story.known[number] = len(story.tokens) - 1
+        elif record.stage == "prefill":
+            story.known[number] = record.numbers["end"]
             story.tokens = [*story.tokens[: record.numbers["end"]], int(trace.tensor(number, "next_token")[0])]
         elif record.stage == "draft.decode":
             before = frontiers.get(record.request, []) if record.step > 1 else []
@@ -151,36 +158,48 @@ def _round(trace: Trace, number: int, story: Story, consumed: list[int]) -> Roun
     if case.topk == 1:
         return _chain(case, story, drafted)
     expanded, selected = trace.integers(number, "expanded"), trace.integers(number, "selected")
+    if RECIPES[case.model].mtp_layers:  # no frontier was ever consumed
+        return Round(committed, story.tokens[-1], drafted, selected, expanded, [], committed)
     if len(consumed) != len(expanded):
         raise ValueError(f"{len(consumed)} tokens were consumed by draft decode, and {len(expanded)} candidates were expanded")
     return Round(committed, story.tokens[-1], drafted, selected, expanded, consumed, committed)
 
 
 @lru_cache(maxsize=8)
-def _reference(model: str) -> tuple[Weights, Head]:
-    """The recipe's target and head in float64."""
-    pair = model_pair(model)
-    return pair.reference_target(), pair.reference_head(RECIPES[model])
+def _reference_target(model: str) -> Weights:
+    """The recipe's target in float64."""
+    return model_pair(model).reference_target()
+
+
+@lru_cache(maxsize=8)
+def reference_heads(model: str) -> tuple[Head, ...]:
+    """The recipe's heads in float64, by layer; a single one drafts on by itself."""
+    return model_pair(model).reference_heads(RECIPES[model])
 
 
 def _compute(case: Case, pack: list[Story], view: View) -> None:
     """Fill the reference's rows in, of all these requests in the same forwards."""
-    shape, (weights, head) = RECIPES[case.model].target, _reference(case.model)
+    shape, weights = RECIPES[case.model].target, _reference_target(case.model)
     # An id outside the vocabulary is a divergence that rules.py reports; here it only must not break the arithmetic.
     tokens = [torch.tensor(story.tokens).clamp(0, shape.vocab_size - 1) for story in pack]
     lengths = [len(sequence) - 1 for sequence in tokens]
     target = target_rows(weights, shape, torch.cat([sequence[:-1] for sequence in tokens]), lengths)
-    draft = committed_side_by_side(head, tokens, target.hidden)
-    stored = {"target": stored_rows(target.keys, target.values), "draft": stored_rows(draft.keys, draft.values)}
+    stored, draft, head = {"target": stored_rows(target.keys, target.values)}, None, reference_heads(case.model)[0]
+    if not RECIPES[case.model].mtp_layers:
+        draft = committed_side_by_side(head, tokens, target.hidden)
+        stored["draft"] = stored_rows(draft.keys, draft.values)
     begin = 0
     for story, length in zip(pack, lengths, strict=True):
         mine = slice(begin, begin + length)
         story.target = TargetRows(
             target.hidden[mine], target.residual[mine], target.logits[mine], target.keys[:, mine], target.values[:, mine]
         )
-        story.draft = DraftRows(draft.hidden[mine], draft.logits[mine], draft.keys[:, mine], draft.values[:, mine])
+        if draft is not None:
+            story.draft = DraftRows(draft.hidden[mine], draft.logits[mine], draft.keys[:, mine], draft.values[:, mine])
         story.stored = {part: rows[mine] for part, rows in stored.items()}
         begin = mine.stop
+    if draft is None:
+        return
     rounds = [(n, story, round) for n, story in enumerate(pack) for round in story.rounds]
     together = max(1, _SCRATCH_TOGETHER // (case.num_steps * case.topk))
     for first in range(0, len(rounds), together):

@@ -108,6 +108,10 @@ class Trees:
         self._proposals(record, story, round)
         if self._case.topk > 1:
             self._choices(record, story, round)
+        self.shape(number, record, round)
+
+    def shape(self, number: int, record: Record, round: Round) -> None:
+        """What follows from who is whose parent: positions, masks and links."""
         place = Place(record, "draft", self._case.num_steps)
         parents = parents_of(self._case, round)
         if parents is None:

@@ -13,7 +13,7 @@ RULES: dict[str, tuple[str, str]] = {
     "draft.input_ids": (
         "3.1-3.3",
         "Row i of the draft consumes token x[i+1]: at a chunk's tail the next prompt token, in draft decode the token drafted "
-        "one step before.",
+        "one step before. In layer k of a multi-layer draft (3.7): x[i+1+k], past what is known the drafts so far.",
     ),
     "draft.positions": (
         "3.1-3.3",
@@ -24,16 +24,24 @@ RULES: dict[str, tuple[str, str]] = {
         "Every written slot is the request's own entry of req_to_token for its column, and nobody else's; no entry changes "
         "behind its back.",
     ),
+    "draft.runner": (
+        "3.7",
+        "The forward of layer k of a multi-layer draft uses layer k's own attention backend and pools.",
+    ),
     "draft.hidden_in": (
         "3.1-3.3",
         "Row i of the draft consumes the target's hidden state h[i]; draft decode consumes the draft's own state of the row "
-        "before.",
+        "before. A chained layer (3.7) consumes the state of the layer below.",
     ),
     "draft.scratch_kv": (
         "3.3",
         "When draft() returns, the rows that draft decode wrote are those of the tokens it consumed, at M..M+num_steps-2.",
     ),
-    "draft.kv": ("3.1", "The draft's stored row i is a function of x[0..i+1] alone, for every committed position."),
+    "draft.kv": (
+        "3.1",
+        "The draft's stored row i is a function of x[0..i+1] alone, for every committed position. In layer k of a multi-layer "
+        "draft (3.7): of x[0..i+1+k], or of what it was last fed.",
+    ),
     "target.inputs": ("3.6", "The target consumes the prompt's tokens at their positions, and writes the request's own slots."),
     "target.hidden": (
         "2",
@@ -91,6 +99,7 @@ class Divergence(Struct, frozen=True, kw_only=True):
     round: int
     stage: str
     step: int
+    layer: int = 0
     iteration: int
     index: str
     expected: str
@@ -98,7 +107,7 @@ class Divergence(Struct, frozen=True, kw_only=True):
     why: str = ""
 
     @property
-    def signature(self) -> tuple[str, str, int, str, int, str, str, str]:
+    def signature(self) -> tuple[str, str, int, str, int, int, str, str, str]:
         """What two runs must share to have diverged in the same way (iteration is left out: overlap shifts it)."""
         return (
             self.rule,
@@ -106,6 +115,7 @@ class Divergence(Struct, frozen=True, kw_only=True):
             self.round,
             self.stage,
             self.step,
+            self.layer,
             self.index,
             self.expected,
             self.actual,
@@ -125,7 +135,7 @@ class Verdict(Struct, frozen=True, kw_only=True):
     exercised  features of the case that really happened (see exercised.py)
     checked    how many records each rule looked at: a rule that looked at nothing proves nothing
     without    rules that were switched off
-    view       what a node of a draft tree was held to attend to, if that is not what is declared
+    view       what a node of a draft tree was held to attend to, or a stored row to be, if that is not what is declared
     headroom   largest float error found among equal numbers, as a share of its bound
     """
 

@@ -21,6 +21,8 @@ class Recipe:
     attention_gain, mlp_gain  size of the layers' contributions to the residual stream; larger means more context
     draft_vocab_size  size of a vocabulary of the draft's own, whose ids a d2t of the checkpoint maps to the target's; None:
                    it is the target's
+    mtp_layers     layers of a multi-layer draft (MTP), of which a case uses the first num_steps; 0: a single head
+    chained        a layer of an MTP draft consumes the state of the layer below; else every layer the target's
     min_share      every accept length 1..num_steps+1 occurs in at least this share of rounds, for num_steps 1..5 (measured
                    over 24 prompts by tests/models/test_acceptance_profile.py)
     """
@@ -38,11 +40,18 @@ class Recipe:
     draft_hidden: Literal["residual"]
     min_share: float
     draft_vocab_size: int | None = None
+    mtp_layers: int = 0
+    chained: bool = False
 
     @property
     def end_of_sequence(self) -> int:
         """The target's end-of-sequence token."""
         return self.target.vocab_size - 1
+
+    @property
+    def drafts(self) -> tuple[str, ...]:
+        """What the draft's KV pools are called in a trace, by layer."""
+        return ("draft", *(f"draft{layer}" for layer in range(1, self.mtp_layers)))
 
     @property
     def algorithm(self) -> Literal["EAGLE", "EAGLE3"]:
@@ -125,6 +134,37 @@ RECIPES = {
             draft_hidden="residual",
             min_share=0.06,
             draft_vocab_size=64,
+        ),
+        Recipe(
+            name="llama-mtp",
+            target=_llama(32, 1, 2, 2, 96),
+            draft=_llama(32, 1, 2, 2, 96),
+            intermediate_size=48,
+            max_position=4096,
+            seed=61,
+            noise=0.09,
+            attention_gain=0.6,
+            mlp_gain=0.6,
+            target_hidden="post_norm",
+            draft_hidden="residual",
+            min_share=0.05,
+            mtp_layers=4,
+        ),
+        Recipe(
+            name="llama-mtp-chain",
+            target=_llama(32, 1, 2, 2, 96),
+            draft=_llama(32, 1, 2, 2, 96),
+            intermediate_size=48,
+            max_position=4096,
+            seed=62,
+            noise=0.09,
+            attention_gain=0.6,
+            mlp_gain=0.6,
+            target_hidden="post_norm",
+            draft_hidden="residual",
+            min_share=0.05,
+            mtp_layers=4,
+            chained=True,
         ),
     )
 }

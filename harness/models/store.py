@@ -53,6 +53,8 @@ def _holds(folder: Path, files: dict[str, dict[str, bytes]]) -> bool:
 
 def _draft_config(recipe: Recipe) -> tuple[str, dict[str, object]]:
     """Architecture of the draft, and what its config.json has that a Llama's has not."""
+    if recipe.mtp_layers:  # SGLang knows models whose layers are chained by a list of names, and serves each name specially
+        return "Step3p5MTP" if recipe.chained else "LlamaForCausalLMMTP", {}
     if recipe.algorithm == "EAGLE":
         return "LlamaForCausalLMEagle", {}
     # "draft_vocab_size": null would stand for the target's LM head as well, and this draft has one of its own.

@@ -29,6 +29,13 @@ class ModelPair:
     def reference_target(self) -> dict[str, Tensor]:
         return {name: tensor.double() for name, tensor in self.target.items()}
 
+    def reference_heads(self, recipe: Recipe) -> tuple[Head, ...]:
+        """The heads of a multi-layer draft, by layer; of any other, its one."""
+        if not recipe.mtp_layers:
+            return (self.reference_head(recipe),)
+        layers = [ModelPair(self.target, _of_layer(self.draft, layer), "") for layer in range(recipe.mtp_layers)]
+        return tuple(layer.reference_head(recipe) for layer in layers)
+
     def reference_head(self, recipe: Recipe) -> Head:
         weights = {name: tensor.double() for name, tensor in self.draft.items() if name != "d2t"}
         embedding = self.target["model.embed_tokens.weight"].double()
@@ -86,6 +93,9 @@ def model_pair(name: str) -> ModelPair:
             proposes = eagle3.proposed(recipe, normal)
             target["lm_head.weight"][proposes] *= eagle3.HOT
         draft = eagle3.draft_weights(recipe, target, proposes, normal)
+    elif recipe.mtp_layers:
+        layers = [_draft(recipe, target, normal) for _ in range(recipe.mtp_layers)]
+        draft = {_MTP.format(n) + name: tensor for n, one in enumerate(layers) for name, tensor in one.items()}
     else:
         draft = _draft(recipe, target, normal)
     target, draft = ({name: tensor.contiguous() for name, tensor in part.items()} for part in (target, draft))
@@ -95,6 +105,16 @@ def model_pair(name: str) -> ModelPair:
             digest.update(f"{part}.{weight_name}{tuple(tensor.shape)}".encode())
             digest.update(tensor.numpy().tobytes())
     return ModelPair(target, draft, digest.hexdigest())
+
+
+# What SGLang's loader looks for, to give each runner its own layer.
+_MTP = "model.mtp.layers.{}."
+
+
+def _of_layer(draft: dict[str, Tensor], layer: int) -> dict[str, Tensor]:
+    """One layer of a multi-layer draft's checkpoint, by the names of an EAGLE-1/2 head."""
+    prefix = _MTP.format(layer)
+    return {name.removeprefix(prefix): tensor for name, tensor in draft.items() if name.startswith(prefix)}
 
 
 def _draft(recipe: Recipe, target: dict[str, Tensor], normal: Callable[..., Tensor]) -> dict[str, Tensor]:

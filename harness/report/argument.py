@@ -3,6 +3,7 @@
 import textwrap
 
 from eagletwin.harness.judge import RULES, Divergence, Verdict
+from eagletwin.harness.models.recipes import RECIPES
 from eagletwin.harness.trace import Header
 
 _WIDTH = 112
@@ -34,7 +35,7 @@ def argue(header: Header, verdict: Verdict, *, again: str = "") -> str:
     off += f", judged by {verdict.view}" if verdict.view else ""
     lines = [f"{verdict.status.upper()}  {case.name} on SGLang {engine.version} ({engine.device}{changed}{off})"]
     if verdict.first is not None:
-        lines += ["", *_divergence(verdict.first)]
+        lines += ["", *_divergence(verdict.first, RECIPES[case.model].mtp_layers > 0)]
     if verdict.reason:
         lines += ["", *_fold(f"{verdict.rule or 'cannot tell'}: {verdict.reason}")]
         if verdict.exercised:
@@ -57,12 +58,14 @@ def argue(header: Header, verdict: Verdict, *, again: str = "") -> str:
     return "\n".join(lines)
 
 
-def _divergence(found: Divergence) -> list[str]:
+def _divergence(found: Divergence, layers: bool) -> list[str]:
     section, sentence = RULES[found.rule]
     where = f"request {found.request}, round {found.round}, " if found.request else ""
     stage = _STAGES[found.stage]
     if found.stage in ("draft.decode", "draft") and found.step:
         stage = f"draft decode step {found.step}" + (", when draft() returned" if found.stage == "draft" else "")
+    if layers and found.rule.startswith("draft.") and found.stage != "draft":
+        stage += f", layer {found.layer}"
     return [
         f"  {found.rule}",
         f"  at        {where}{stage} (scheduler iteration {found.iteration})",

@@ -32,7 +32,7 @@ def folder(tmp_path: Path) -> Path:
 def test_a_trace_survives_being_written_and_read(folder: Path) -> None:
     trace = read_trace(folder)
     assert trace.header.case == CASE
-    assert trace.header.records[0].key == ("a", 0, "prefill", 2, 0)
+    assert trace.header.records[0].key == ("a", 0, "prefill", 2, 0, 0)
     assert trace.tensor(0, "table").tolist() == [0, 1, 2, 3]
     assert sorted(path.name for path in folder.iterdir()) == ["trace.json", "trace.safetensors"]
 

@@ -1,5 +1,7 @@
 """Which hidden states a recipe feeds (DESIGN §2), by what they are and not by what somebody calls them."""
 
+import itertools
+
 import pytest
 import torch
 
@@ -10,15 +12,16 @@ from eagletwin.reference.eagle import EagleHead, draft_rows
 from eagletwin.reference.eagle3 import Eagle3Head
 from eagletwin.reference.llama import causal, rms_norm, target_rows
 
-EAGLE = sorted(name for name in RECIPES if RECIPES[name].algorithm == "EAGLE")
+EAGLE = sorted(name for name in RECIPES if RECIPES[name].algorithm == "EAGLE" and not RECIPES[name].mtp_layers)
+MTP = sorted(name for name in RECIPES if RECIPES[name].mtp_layers)
 EAGLE3 = sorted(name for name in RECIPES if RECIPES[name].algorithm == "EAGLE3")
 
 
-def test_every_recipe_is_one_of_the_two() -> None:
-    assert sorted(EAGLE + EAGLE3) == sorted(RECIPES)
+def test_every_recipe_is_one_of_the_three() -> None:
+    assert sorted(EAGLE + EAGLE3 + MTP) == sorted(RECIPES)
 
 
-@pytest.mark.parametrize("name", EAGLE)
+@pytest.mark.parametrize("name", EAGLE + MTP)
 def test_the_target_feeds_its_state_after_the_final_norm(name: str) -> None:
     recipe, weights = RECIPES[name], model_pair(name).reference_target()
     rows = target_rows(weights, recipe.target, torch.arange(9))
@@ -54,6 +57,22 @@ def test_the_draft_feeds_on_its_residual_sum_without_a_norm(name: str) -> None:
     chain = draft_chain(head, tokens, hidden, num_steps=2)
     assert (chain.hidden[0] - rows.hidden[-1]).abs().max() < 1e-11
     assert not any("norm.weight" in name and "layers." not in name for name in head.weights)  # there is no final norm
+
+
+@pytest.mark.parametrize("name", MTP)
+def test_each_layer_of_a_multi_layer_draft_is_a_head_of_its_own_and_hands_on_its_residual_sum(name: str) -> None:
+    recipe, pair = RECIPES[name], model_pair(name)
+    heads, tokens = pair.reference_heads(recipe), torch.arange(9)
+    assert len(heads) == recipe.mtp_layers
+    hidden = target_rows(pair.reference_target(), recipe.target, tokens).hidden
+    found = []
+    for head in heads:
+        assert isinstance(head, EagleHead)
+        rows = draft_rows(head, tokens[1:], hidden[:8], torch.arange(8), causal(8))
+        assert torch.equal(rows.logits, rows.hidden @ head.lm_head.T)
+        found.append(rows.keys)
+    for one, other in itertools.pairwise(found):  # they can be told apart
+        assert (one - other).abs().amax((0, 2, 3)).min() > 0.01
 
 
 @pytest.mark.parametrize("name", EAGLE3)

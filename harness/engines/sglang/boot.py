@@ -41,6 +41,7 @@ def import_sglang() -> None:
     for name in (
         "sglang.srt.managers.scheduler",
         "sglang.srt.speculative.eagle_worker_v2",
+        "sglang.srt.speculative.multi_layer_eagle_worker_v2",
         "sglang.srt.speculative.eagle_utils",
         "sglang.srt.models.llama_eagle",
         "sglang.srt.models.llama_eagle3",
@@ -87,6 +88,8 @@ def build_scheduler(case: Case) -> Any:
         page_size=case.page_size,
         chunked_prefill_size=case.chunked_prefill_size,
         disable_radix_cache=not settings.radix_cache,
+        enable_multi_layer_eagle=RECIPES[case.model].mtp_layers > 0,
+        disable_hybrid_swa_memory=RECIPES[case.model].chained,  # see served/mtp.py
         max_running_requests=settings.max_running_requests,
         max_total_tokens=settings.max_total_tokens,
         context_length=settings.context_length or None,

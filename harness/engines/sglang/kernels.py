@@ -12,6 +12,8 @@ from eagletwin.harness.engines import triton_cpu
 from eagletwin.harness.engines.wire import Kernels
 from eagletwin.harness.trace import Ending
 
+from .taps import draft_runners
+
 CHECKS: dict[Kernels, triton_cpu.Checks] = {
     "fast": triton_cpu.Checks(),
     "shadow": triton_cpu.Checks(shadow=True),
@@ -35,6 +37,7 @@ _LAUNCHED = (
     "sglang.kernels.ops.memory.common",
     "sglang.kernels.ops.speculative.cache_locs",
     "sglang.kernels.ops.speculative.eagle",
+    "sglang.kernels.ops.speculative.multi_layer_eagle",
     "sglang.kernels.ops.speculative.spec_tree",
     "sglang.srt.mem_cache.allocation",
 )
@@ -61,7 +64,8 @@ def start(kernels: Kernels, scheduler: Any) -> None:
     if kernels == "interpreter":
         return
     pools = triton_cpu.LivePools()
-    workers = {"target": scheduler.tp_worker.model_runner, "draft": scheduler.draft_worker.draft_worker.draft_runner}
+    workers = {"target": scheduler.tp_worker.model_runner}
+    workers |= {f"draft layer {n}": runner for n, runner in enumerate(draft_runners(scheduler))}
     for name, runner in workers.items():
         pool = runner.token_to_kv_pool
         for part, buffers in (("keys", pool.k_buffer), ("values", pool.v_buffer)):

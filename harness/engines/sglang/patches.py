@@ -15,6 +15,7 @@ from typing import Any
 from eagletwin.harness.patch import Edit, Patch
 
 edited: list[str] = []  # targets of the edits of this process
+_sources: dict[Callable[..., Any], str] = {}  # functions that were edited -> their source now
 ran: set[str] = set()  # those of them that were called, here or before the fork
 
 
@@ -46,7 +47,7 @@ def _toggle(number: int) -> None:
 
 def _edit(edit: Edit) -> None:
     function = _resolve(edit.target)
-    source = textwrap.dedent(inspect.getsource(function))
+    source = _sources.get(function) or textwrap.dedent(inspect.getsource(function))
     occurrences = source.count(edit.match)
     if occurrences != 1:
         near = difflib.get_close_matches(edit.match.strip().split("\n")[0], [line.strip() for line in source.split("\n")], 1)
@@ -59,7 +60,9 @@ def _edit(edit: Edit) -> None:
     indentation = before[: len(before) - len(before.lstrip())]
     replacement = edit.replacement.replace("\n", "\n" + indentation)
     edited.append(edit.target)
-    function.__code__ = _compile(source.replace(edit.match, replacement), function, edit.target)
+    source = source.replace(edit.match, replacement)
+    function.__code__ = _compile(source, function, edit.target)
+    _sources[function] = source
 
 
 def _resolve(target: str) -> Any:

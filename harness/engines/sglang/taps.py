@@ -5,6 +5,7 @@ taps stand in ModelRunner.forward, and need a forward that Python runs. Only def
 """
 
 from collections.abc import Callable
+from functools import partial
 from types import TracebackType
 from typing import Any
 
@@ -14,6 +15,12 @@ from torch import Tensor
 from eagletwin.harness.trace import Recorder, snapshot
 
 from .pools import Allocation, Pool
+
+
+def draft_runners(scheduler: Any) -> list[Any]:
+    """The draft's model runners, by layer; a single head has one."""
+    drafter = scheduler.draft_worker.draft_worker
+    return list(getattr(drafter, "draft_runner_list", None) or [drafter.draft_runner])
 
 
 class Taps:
@@ -31,11 +38,15 @@ class Taps:
         self._worker = scheduler.draft_worker
         self._drafter = self._worker.draft_worker
         self._target_runner = scheduler.tp_worker.model_runner
-        self._draft_runner = self._drafter.draft_runner
+        self._draft_runners = draft_runners(scheduler)
+        self._layers = len(self._draft_runners) if hasattr(self._drafter, "draft_runner_list") else 0  # 0: a single head
         self.pools = {
             "target": Pool(self._target_runner.token_to_kv_pool),
-            "draft": Pool(self._draft_runner.token_to_kv_pool),
+            "draft": Pool(self._draft_runners[0].token_to_kv_pool),
         }
+        for layer, runner in enumerate(self._draft_runners[1:], 1):
+            self.pools[f"draft{layer}"] = Pool(runner.token_to_kv_pool)
+        self._used: dict[str, int] = {}  # whose attention backend and pools the forward of a layer found
         self._width = int(self._worker.speculative_num_draft_tokens)
         self._steps = int(self._worker.speculative_num_steps)
         self._topk = int(self._worker.topk)
@@ -56,12 +67,11 @@ class Taps:
         self._wrap(self._worker, "verify", self._around_verify)
         self._wrap(self._drafter, "draft", self._around_draft)
         self._wrap(self._drafter, "draft_forward", self._around_draft_forward)
-        self._wrap(
-            self._target_runner, "forward", lambda call, batch, *a, **k: self._around_forward(True, call, batch, *a, **k)
-        )
-        self._wrap(
-            self._draft_runner, "forward", lambda call, batch, *a, **k: self._around_forward(False, call, batch, *a, **k)
-        )
+        self._wrap_forward(self._target_runner, None)
+        for layer, runner in enumerate(self._draft_runners):
+            self._wrap_forward(runner, layer)
+            if self._layers:
+                self._wrap(runner.model, "forward", partial(self._around_model, layer))
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
@@ -73,13 +83,20 @@ class Taps:
         setattr(owner, name, lambda *args, **kwargs: around(original, *args, **kwargs))
         self._wrapped.append((owner, name))
 
-    def _add(self, request: Any, stage: str, step: int, numbers: dict[str, int], tensors: dict[str, Tensor]) -> None:
+    def _wrap_forward(self, runner: Any, layer: int | None) -> None:
+        """layer: of the draft; None: it is the target's runner."""
+        self._wrap(runner, "forward", partial(self._around_forward, layer))
+
+    def _add(
+        self, request: Any, stage: str, step: int, numbers: dict[str, int], tensors: dict[str, Tensor], layer: int = 0
+    ) -> None:
         """Of tensors that were made here: a batch's are copied once, and each request's are a part of the copy."""
         self.recorder.add(
             request.rid,
             self._rounds.get(request.rid, 0),
             stage,
             step=step,
+            layer=layer,
             iteration=self.iteration,
             forward=self._forward,
             numbers=numbers,
@@ -135,12 +152,16 @@ class Taps:
         for n, (request, end, tensors) in enumerate(zip(self._batch, ends, self._changed_rows(ends), strict=True)):
             final = end == len(request.origin_input_ids) + len(request.output_ids)
             if final:  # what a chunk in between predicts and proposes is legal garbage
-                tensors |= {"next_token": tokens[n : n + 1]} | proposals[n]
+                tensors |= {"next_token": tokens[n : n + 1]}
+            if final or self._layers:  # of several layers, those above have consumed it
+                tensors |= proposals[n]
             self._add(request, "prefill", starts[n], {"start": starts[n], "end": end, "final": int(final)}, tensors)
 
     def _proposals(self, proposal: Any) -> list[dict[str, Tensor]]:
         """Of each request: what the root row of the next round proposes. Probabilities are a constant where topk is 1."""
-        found = {"proposal": proposal.topk_index, "proposal_hidden": proposal.hidden_states}
+        found = {"proposal": proposal.topk_index}  # [n, topk], or of all layers [n, layers * topk]
+        if not self._layers:  # several layers have drafted all there is, and hand nothing on
+            found["proposal_hidden"] = proposal.hidden_states
         if self._topk > 1:
             found["proposal_probabilities"] = proposal.topk_p
         rows = [snapshot(tensor) for tensor in found.values()]
@@ -157,8 +178,9 @@ class Taps:
         result = call(batch, *args, **kwargs)
         lengths, count = batch.seq_lens.tolist(), len(self._batch)
         slots = snapshot(batch.out_cache_loc).view(count, self._topk, -1)[:, :, : self._steps]  # of each branch and step
-        # read now: verify writes over them. Draft decode never runs for the last step's slots.
-        written = slots[:, :, :-1].transpose(1, 2).flatten(1).unbind()
+        # read now: verify writes over them. Draft decode never runs for the last step's slots, and for none of several layers.
+        steps = 0 if self._layers else self._steps - 1
+        written = slots[:, :, :steps].transpose(1, 2).flatten(1).unbind()
         holes = [self._holes(slots[n], length) for n, length in enumerate(lengths)]
         rows = (
             self.pools["draft"]
@@ -183,7 +205,8 @@ class Taps:
             }
             if self._topk > 1:  # a chain's are constants that SGLang does not always fill in
                 tensors |= {"expanded": self._expanded[n], "selected": self._selected[n]}
-            tensors["scratch_keys"], tensors["scratch_values"] = rows[n].unbind()
+            if not self._layers:
+                tensors["scratch_keys"], tensors["scratch_values"] = rows[n].unbind()
             if len(holes[n]):
                 tensors["hole_keys"], tensors["hole_values"] = rows[count + n].unbind()
             self._add(request, "draft", 0, {"seq_len": lengths[n]}, tensors)
@@ -270,8 +293,26 @@ class Taps:
 
     # -- inner -------------------------------------------------------------------------------------------------------
 
-    def _around_forward(self, target: bool, call: Callable[..., Any], batch: Any, *args: Any, **kwargs: Any) -> Any:
-        mode = batch.forward_mode
+    def _around_model(self, layer: int, call: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        """What attention will read and write with, seen where it looks: each number is a layer's, -1 nobody's."""
+        from sglang.srt.model_executor.forward_context import get_attn_backend
+
+        backend, runners = get_attn_backend(), self._draft_runners
+
+        def whose(used: Any, name: str) -> int:
+            owners = [n for n, runner in enumerate(runners) if getattr(runner, name) is used]
+            return layer if layer in owners else owners[0] if owners else -1
+
+        self._used = {
+            "attention": whose(backend, "attn_backend"),
+            "kv_pool": whose(backend.token_to_kv_pool, "token_to_kv_pool"),
+            "req_pool": whose(backend.req_to_token_pool, "req_to_token_pool"),
+        }
+        return call(*args, **kwargs)
+
+    def _around_forward(self, layer: int | None, call: Callable[..., Any], batch: Any, *args: Any, **kwargs: Any) -> Any:
+        mode, target = batch.forward_mode, layer is None
+        self._used = {}
         if not self._batch or mode.is_idle():
             return call(batch, *args, **kwargs)
         self._forward += 1
@@ -298,7 +339,7 @@ class Taps:
             return result
         finally:  # what went into a forward that never returned is the best hint at why
             for request, step, tensors in zip(self._batch, steps, found, strict=True):
-                self._add(request, stage, step, {}, tensors)
+                self._add(request, stage, step, dict(self._used), tensors, layer or 0)
 
     def _split(self, batch: Any, hidden: Tensor | None, lengths: list[int], keep: list[int] | None) -> list[dict[str, Tensor]]:
         """Cut the rows of one forward into requests; of each, keep the first keep[n] rows (all, if None)."""

@@ -1,0 +1,86 @@
+"""Live, found by eagletwin, and the gravest: multi-layer EAGLE with topk > 1 emits wrong tokens.
+
+SGLang accepts the combination and says nothing. Two things are missing that the single-layer worker has.
+
+* After verify nobody moves the accepted path to the front (PR #26997 did it for a single layer). If the path is not the first
+  nodes of the tree, the request's next tokens are those that lie there, of nodes that were rejected, and so are the target's KV
+  rows and the hidden states: the *output* changes.
+* Between two layers each request's window is given one entry of a flat list of all proposals: request 1, with topk = 2, gets
+  the second choice of request 0. That costs acceptance alone.
+
+`multi-layer-topk-path` shows the first, `multi-layer-topk-windows` the second; the remedy does both. What a tree of several
+layers should be is written nowhere: the judge takes the one that is verified as it is, and judges what verify makes of it.
+"""
+
+from eagletwin.cases.entry import Entry
+from eagletwin.harness.case import Case, Request
+from eagletwin.harness.patch import Edit, Patch
+
+_FILE = "sglang.srt.speculative.multi_layer_eagle_worker_v2"
+_DRAFTER = f"{_FILE}.MultiLayerEagleDraftWorker"
+
+REMEDY = Patch(
+    name="multi-layer-trees",
+    edits=(
+        Edit(
+            target=f"{_FILE}.MultiLayerEagleWorkerV2.verify",
+            match="finalize_tree_path=False",
+            replacement="finalize_tree_path=True",
+        ),
+        Edit(
+            target=f"{_DRAFTER}._draft_extend_for_prefill",
+            match="topk_index_list.append(topk_index)",
+            replacement="topk_index_list.append(topk_index)\ntopk_index = topk_index[:, 0].contiguous()",
+        ),
+        Edit(
+            target=f"{_DRAFTER}._draft_extend_for_decode",
+            match="ret_topk_index,\n                    select_index,",
+            replacement="ret_topk_index[:, 0].contiguous(),\nselect_index,",
+        ),
+    ),
+)
+
+
+def _entry(part: str, title: str, rule: str, case: Case, trigger: str) -> Entry:
+    return Entry(
+        id=f"multi-layer-topk-{part}",
+        title=title,
+        rule=rule,
+        buggy="0.5.23",
+        fixed="",
+        trigger=trigger,
+        remedy=REMEDY,
+        case=case,
+    )
+
+
+PATH = _entry(
+    "path",
+    "Move the accepted path to the front after a multi-layer draft as well",
+    "commit.path",
+    Case(
+        name="multi-layer-topk-path",
+        model="llama-mtp",
+        num_steps=2,
+        topk=2,
+        requests=(Request(id="a", prompt=(7, 19, 3), max_new_tokens=5),),
+        exercises=("tree", "path_not_in_front"),
+    ),
+    "multi-layer EAGLE, topk > 1, num_steps >= 2, and a root's child that is not its first is accepted",
+)
+WINDOWS = _entry(
+    "windows",
+    "Move each request's window on by its own proposal",
+    "draft.input_ids",
+    Case(
+        name="multi-layer-topk-windows",
+        model="llama-mtp",
+        num_steps=2,
+        topk=2,
+        requests=(Request(id="a", prompt=(7,), max_new_tokens=2), Request(id="b", prompt=(9,), max_new_tokens=2)),
+        exercises=("tree", "batch"),
+    ),
+    "multi-layer EAGLE, topk > 1, num_steps >= 2, and two requests in a batch",
+)
+
+ENTRIES = (PATH, WINDOWS)

@@ -1,0 +1,212 @@
+"""Multi-layer drafts (MTP) on the real worker: every rule per layer, and what is wrong with it in this release."""
+
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from eagletwin.cases.entry import Entry
+from eagletwin.cases.regressions.multi_layer_chunk_tail import ALL_LAYERS, ONE_TOKEN, THREE, TWO
+from eagletwin.cases.regressions.multi_layer_topk import PATH
+from eagletwin.harness.case import Case
+from eagletwin.harness.engines.process import Host
+from eagletwin.harness.fuzz import Fuzz
+from eagletwin.harness.judge import judge
+from eagletwin.harness.patch import Edit, Patch
+from eagletwin.harness.trace import Trace
+from eagletwin.harness.trial import Trials
+
+from .conftest import Runner
+
+WORKER = "sglang.srt.speculative.multi_layer_eagle_worker_v2.MultiLayerEagleDraftWorker"
+BOTH = pytest.mark.parametrize("model", ["llama-mtp", "llama-mtp-chain"])
+# "step" of the worker's two loops over the layers -> its assignment of the layer's pools to the batch (PR #22954)
+SWAPS = [
+    Edit(
+        target=f"{WORKER}.{function}",
+        match=f"forward_batch.{pool} = self.draft_runner_list[",
+        replacement="unused = self.draft_runner_list[",
+    )
+    for function in ("_draft_extend_for_prefill", "_draft_extend_for_decode")
+    for pool in ("req_to_token_pool", "token_to_kv_pool")
+]
+
+
+def _play(host: Host, case: Case, folder: Path, *patches: Patch) -> Trace:
+    folder.mkdir()
+    return host.engine(case, patches).run(case, folder)
+
+
+@BOTH
+def test_generated_cases_are_equal_once_the_chunk_tail_is_right(host: Host, tmp_path: Path, model: str) -> None:
+    trials = Trials(host, patches=(ALL_LAYERS,))
+    search = Fuzz(trials, tmp_path, seed=5, seconds=1e9, max_cases=40, shrink_seconds=0.0, command="", held={"model": model})
+    assert [(finding.kind, finding.outcome.report) for finding in search.search()] == []
+    tally = search.tally
+    assert tally.cases == tally.statuses["equal"] == 40
+    assert not tally.fallbacks
+    for feature in ("chunk_tail_differs", "look_ahead_rejected", "accept_all", "accept_some", "batch", "radix_hit"):
+        assert tally.exercised[feature] >= 3, feature
+
+
+@pytest.mark.parametrize("entry", [TWO, THREE], ids=lambda entry: entry.id)
+def test_a_token_for_the_first_layer_alone_leaves_every_other_wrong(host: Host, tmp_path: Path, entry: Entry) -> None:
+    """Of layer k, rows K-1-k..K-1 are wrong without any fix; with the one-token fix all but the first of them."""
+    layers, found = range(entry.case.num_steps), {}
+    for name, patches in {"none": (), "one": (ONE_TOKEN,), "all": (ALL_LAYERS,)}.items():
+        trace = _play(host, entry.case, tmp_path / name, *patches)
+        found[name] = [_wrong_rows(trace, layer) for layer in layers]
+        first = judge(trace).first
+        assert (first and first.layer) == {"none": 0, "one": 1, "all": None}[name]
+    end = entry.case.chunked_prefill_size
+    assert found["none"] == [list(range(end - 1 - layer, end)) for layer in layers]
+    assert found["one"] == [list(range(end - layer, end)) for layer in layers]
+    assert found["all"] == [[] for _ in layers]
+
+
+def _wrong_rows(trace: Trace, layer: int) -> list[int]:
+    """Rows of the first chunk that did not consume the prompt's own token."""
+    prompt = trace.header.case.requests[0].prompt
+    where = ("draft.extend", 0, layer)
+    [number] = [n for n, record in enumerate(trace.header.records) if (record.stage, record.step, record.layer) == where]
+    ids = trace.integers(number, "input_ids")
+    return [row for row, token in enumerate(ids) if token != prompt[row + 1 + layer]]
+
+
+@BOTH
+def test_where_the_prompt_ends_inside_the_window_a_draft_stands_in(run: Runner, host: Host, tmp_path: Path, model: str) -> None:
+    case = msgspec.structs.replace(
+        THREE.case,
+        name="short",
+        model=model,
+        num_steps=4,
+        requests=(msgspec.structs.replace(THREE.case.requests[0], prompt=(7, 19, 3, 5)),),
+        exercises=("look_ahead_past_prompt",),
+    )
+    trace = _play(host, case, tmp_path / "short", ALL_LAYERS)
+    assert judge(trace).status == "equal"
+    _, verdict = run(case)
+    assert (verdict.status, verdict.rule) == ("diverged", "draft.input_ids")
+
+
+@BOTH
+def test_a_rejected_draft_stays_in_the_rows_that_were_fed_it(host: Host, tmp_path: Path, model: str) -> None:
+    """Boundary KV: as declared the case is equal; held to what was committed, only layers above the first are wrong."""
+    case = msgspec.structs.replace(
+        TWO.case,
+        name="boundary",
+        model=model,
+        num_steps=3,
+        chunked_prefill_size=64,
+        requests=(msgspec.structs.replace(TWO.case.requests[0], max_new_tokens=12),),
+        exercises=("look_ahead_rejected",),
+    )
+    trace = _play(host, case, tmp_path / "boundary")
+    assert judge(trace).status == "equal"
+    strict = judge(trace, view="committed")
+    assert (strict.status, strict.rule) == ("diverged", "draft.kv")
+    assert strict.first is not None
+    assert strict.first.layer >= 1
+    alone = msgspec.structs.replace(case, num_steps=1, exercises=())  # one layer looks at nothing but what is committed
+    assert judge(_play(host, alone, tmp_path / "alone"), view="committed").status == "equal"
+
+
+@BOTH
+def test_the_pools_that_are_put_on_the_batch_are_read_by_nobody(host: Host, tmp_path: Path, model: str) -> None:
+    """PR #22954 undone, and more: in this release a forward takes its pools from its own runner's attention backend."""
+    case = msgspec.structs.replace(THREE.case, model=model)
+    trace = _play(host, case, tmp_path / "swapped", ALL_LAYERS, Patch(name="revert-22954", edits=tuple(SWAPS)))
+    assert judge(trace).status == "equal"
+    assert judge(trace).checked["draft.runner"] == 3 * 3  # three layers, in two chunks and a round
+
+
+PLANTED = {
+    "layer 1 runs with layer 0's attention backend": (
+        Edit(
+            target=f"{WORKER}.init_attention_backend",
+            match="translator = self.draft_runner_list[step].kv_index_translator",
+            replacement="self.draft_runner_list[step].attn_backend = self.draft_runner_list[0].attn_backend\n"
+            "translator = self.draft_runner_list[step].kv_index_translator",
+        ),
+        "draft.runner",
+        1,
+    ),
+    "the layers' windows are not moved on after verify": (
+        Edit(
+            target=f"{WORKER}._draft_extend_for_decode",
+            match="if forward_batch.extend_seq_lens is not None:",
+            replacement="if False:",
+        ),
+        "draft.input_ids",
+        1,
+    ),
+    "the layers' windows are not moved on in a prefill": (
+        Edit(
+            target=f"{WORKER}._draft_extend_for_prefill",
+            match="if forward_batch.extend_seq_lens is not None:",
+            replacement="if False:",
+        ),
+        "draft.input_ids",
+        1,
+    ),
+    "a layer proposes the token of the layer below": (
+        Edit(
+            target=f"{WORKER}._draft_extend_for_prefill",
+            match="topk_index_list.append(topk_index)",
+            replacement="topk_index_list.append(topk_index_list[-1] if topk_index_list else topk_index)",
+        ),
+        "draft.proposal",
+        1,
+    ),
+    "positions are one off in the upper layers": (
+        Edit(
+            target=f"{WORKER}._draft_extend_for_prefill",
+            match="step_forward_batch = replace(forward_batch)",
+            replacement="step_forward_batch = replace(forward_batch, positions=forward_batch.positions + (step > 0))",
+        ),
+        "draft.positions",
+        1,
+    ),
+}
+
+
+@BOTH
+@pytest.mark.parametrize("fault", sorted(PLANTED))
+def test_a_fault_in_one_layer_is_found_there(run: Runner, model: str, fault: str) -> None:
+    edit, rule, layer = PLANTED[fault]
+    case = msgspec.structs.replace(THREE.case, model=model, chunked_prefill_size=64, exercises=())
+    assert run(case)[1].status == "equal"
+    _, verdict = run(case, edit)
+    assert (verdict.status, verdict.rule) == ("diverged", rule), verdict
+    assert verdict.first is not None
+    assert verdict.first.layer == layer
+
+
+@pytest.mark.parametrize(
+    ("model", "edit"),
+    [("llama-mtp", "not self.chain_mtp_hidden_states"), ("llama-mtp-chain", "False")],
+)
+@pytest.mark.parametrize("function", ["_draft_extend_for_prefill", "_draft_extend_for_decode"])
+def test_a_chain_that_is_none_and_one_that_is_missing_are_found_by_the_state_of_layer_1(
+    run: Runner, model: str, edit: str, function: str
+) -> None:
+    """The other kind of model's states. A model that is not chained computes those of its last row alone in a prefill."""
+    case = msgspec.structs.replace(THREE.case, model=model, chunked_prefill_size=64, exercises=())
+    fault = Edit(target=f"{WORKER}.{function}", match="self.chain_mtp_hidden_states\n", replacement=f"{edit}\n")
+    trace, verdict = run(case, fault)
+    if model == "llama-mtp" and function == "_draft_extend_for_prefill":
+        assert (verdict.status, trace.header.ending.kind) == ("unknown", "crashed")
+        return
+    assert (verdict.status, verdict.rule) == ("diverged", "draft.hidden_in"), (verdict, trace.header.ending)
+    assert verdict.first is not None
+    assert verdict.first.layer == 1
+
+
+def test_trees_of_several_layers_change_the_output(host: Host, tmp_path: Path) -> None:
+    """The gravest: greedy output is wrong, and neither crash nor message says so."""
+    trace = _play(host, PATH.case, tmp_path / "topk")
+    assert trace.header.ending.kind == "finished"
+    verdict = judge(trace)
+    assert verdict.later["output.tokens"] == 1
+    alone = judge(trace, frozenset({"commit.path", "draft.input_ids", "draft.hidden_in", "draft.kv", "draft.proposal"}))
+    assert (alone.status, alone.rule) == ("diverged", "output.tokens")
