@@ -21,6 +21,9 @@ def missing(trace: Trace) -> str:
             tensor = trace.tensor(number, name)
             if tensor.is_floating_point() != name.endswith(_FLOATS):
                 return f"{name} of a {record.stage} record is {tensor.dtype}"
+        problem = _due(trace, number, record)
+        if problem:
+            return f"{problem} of a {record.stage} record"
     flushed = [record.iteration for record in records if record.stage == "flushed"]
     if len(flushed) != 1:
         return "the pools were never flushed and counted"
@@ -36,6 +39,27 @@ def missing(trace: Trace) -> str:
         problem = _request(trace, request.id, stages)
         if problem:
             return f"request {request.id}: {problem}"
+    return ""
+
+
+def _due(trace: Trace, number: int, record: Record) -> str:
+    """Which tensor of a record is not as long as it must be, where the judge compares only as much of it as there is."""
+    case, numbers = trace.header.case, record.numbers
+    due: dict[str, tuple[int, int]] = {}  # tensor -> dimension, and how long it is
+    if "hidden_out" in record.tensors:
+        due["hidden_out"] = (0, len(trace.tensor(number, "input_ids")))
+    if case.topk > 1 and record.stage == "draft":
+        holes = (case.topk - 1) * (numbers["seq_len"] % case.page_size)
+        due |= {name: (1, holes) for name in ("hole_keys", "hole_values") if holes or name in record.tensors}
+    if case.topk > 1 and record.stage == "verify":
+        due["path_hidden"] = (0, numbers["accept_len"])
+    if case.topk > 1 and (record.stage == "extend" or (record.stage == "prefill" and numbers["final"])):
+        due |= dict.fromkeys(("proposal", "proposal_probabilities"), (0, case.topk))
+    for name, (dimension, length) in due.items():
+        if name not in record.tensors:
+            return f"no {name}"
+        if trace.tensor(number, name).shape[dimension] != length:
+            return f"{trace.tensor(number, name).shape[dimension]} rows of {name}, not {length},"
     return ""
 
 
