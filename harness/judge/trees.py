@@ -33,9 +33,11 @@ def _parents(
     if len(selected) != num_draft_tokens - 1 or any(not 0 <= node < total for node in selected):
         return None
     try:
-        return tuple(tree_parents(selected, topk, expanded))
+        parents = tree_parents(selected, topk, expanded)
     except ValueError:
         return None
+    # a wrong frontier may make a node the child of one that comes after it, or of itself
+    return tuple(parents) if all(parent < node for node, parent in enumerate(parents)) else None
 
 
 @dataclass(frozen=True, slots=True)
