@@ -55,9 +55,9 @@ CHANGES: dict[tuple[str, str], tuple[Change, set[str]]] = {
     ("target.verify", "positions"): (bump, {"verify.inputs"}),
     ("target.verify", "slots"): (bump, {"draft.slots"}),
     ("target.verify", "hidden_out"): (first, {"target.hidden"}),  # of rejected nodes it is garbage; node 0 is never rejected
-    # the bonus token of a path that was moved: verify's own decision and what was committed in its place part
-    ("verify", "predicted"): (bump, {"verify.accept", "commit.path"}),
-    ("verify", "accept_index"): (bump, {"verify.accept", "target.hidden"}),
+    ("verify", "predicted"): (bump, {"commit.path"}),
+    # another node was accepted than the one that the target's argmax leads to, or than the one that was moved
+    ("verify", "accept_index"): (bump, {"verify.accept", "target.hidden", "commit.path"}),
     ("verify", "path_hidden"): (nudge, {"commit.path"}),
     ("draft.extend_decode", "input_ids"): (bump, {"draft.input_ids"}),
     ("draft.extend_decode", "positions"): (bump, {"draft.positions"}),
