@@ -40,6 +40,12 @@ def built(*lines: str) -> Edit:
     return edit(f"{COMMON}.build_eagle_verify_input", here, "\n".join([*lines, here]))
 
 
+def drafting(line: str) -> Edit:
+    """When draft_forward begins, with what the last draft extend proposed."""
+    here = "out_cache_loc = per_step_draft_out_cache_loc("
+    return edit(f"{WORKER}.draft_forward", here, f"{line}\n{here}")
+
+
 def verifying(line: str) -> Edit:
     """Before the kernel that walks the tree."""
     here = "verify_tree_greedy_triton(\n"
@@ -59,6 +65,17 @@ TREE_TOPK = "draft_tokens,\n            batch.seq_lens,\n            seq_lens_su
 
 PLANTED: dict[str, tuple[Edit, str]] = {
     # growing
+    "two requests have each other's probabilities": (drafting("topk_p = topk_p.flip(0)"), "tree.parents"),
+    "two requests have each other's proposals": (drafting("topk_index = topk_index.flip(0)"), "draft.proposal"),
+    "two requests have each other's hidden states": (drafting("hidden_states = hidden_states.flip(0)"), "draft.hidden_in"),
+    "who goes on alone keeps the probabilities of who is done": (
+        edit(
+            f"{SPECULATIVE}.eagle_info.EagleDraftInput.filter_batch",
+            "self.topk_p = self.topk_p[new_indices]",
+            "self.topk_p = self.topk_p[: len(new_indices)]",
+        ),
+        "tree.parents",
+    ),
     "the root's children get their states request by request, not child by child": (
         edit(FIRST, "hidden_states.repeat_interleave(topk, dim=0)", "hidden_states.repeat(topk, 1)"),
         "draft.hidden_in",
@@ -89,6 +106,10 @@ PLANTED: dict[str, tuple[Edit, str]] = {
         "tree.tokens",
     ),
     "scores are of square roots": (edit(f"{WORKER}.draft_forward", TOPK, f"{TOPK}\ntopk_p = topk_p.sqrt()"), "tree.parents"),
+    "probabilities of a step are of its candidates alone": (
+        edit(f"{WORKER}.draft_forward", TOPK, f"{TOPK}\ntopk_p = topk_p / topk_p.sum(-1, keepdim=True)"),
+        "tree.parents",
+    ),
     "a branch consumes its neighbour's token": (
         edit(LATER, "torch.gather(topk_index, 1, topk_cs_index)", "torch.gather(topk_index, 1, topk_cs_index.roll(1, 1))"),
         "draft.input_ids",
@@ -192,6 +213,19 @@ PLANTED: dict[str, tuple[Edit, str]] = {
         edit(MOVE, MOVED, "tgt_cache_loc, accept_out_cache_loc.roll(1)\n    )"),
         "commit.path",
     ),
+    "two requests have each other's paths": (
+        edit(MOVE, MOVED, "tgt_cache_loc.flip(0), accept_out_cache_loc\n    )"),
+        "commit.path",
+    ),
+    "the path is also moved over the last committed row": (
+        edit(
+            MOVE,
+            MOVED,
+            "torch.cat([tgt_cache_loc, tgt_cache_loc[:1] - 1]),\n"
+            "        torch.cat([accept_out_cache_loc, accept_out_cache_loc[:1]]),\n    )",
+        ),
+        "target.kv",
+    ),
     "predicted tokens are not moved": (edit(f"{COMMON}._finalize_accept_tree_path", COMPACT_TOKENS, "pass"), "commit.path"),
     "hidden states are not moved": (
         edit(f"{COMMON}._finalize_accept_tree_path", "if logits_output.hidden_states is not None:", "if False:"),
@@ -208,6 +242,22 @@ PLANTED: dict[str, tuple[Edit, str]] = {
         "draft.hidden_in",
     ),
     # slots
+    "room is reserved for half of a small tree": (
+        edit(
+            "sglang.srt.mem_cache.allocation_sizing.get_alloc_len_per_decode",
+            "max(num_new_pages_per_topk * page_size * spec_topk, spec_tokens)",
+            "spec_tokens // 2",
+        ),
+        "draft.slots",
+    ),
+    "the prefix's page is filled from the holes": (
+        edit(
+            f"{COMMON}.duplicate_prefix_tail_to_draft_branches",
+            "token_to_kv_pool.move_kv_cache(tgt_slots, src_slots)",
+            "token_to_kv_pool.move_kv_cache(src_slots, tgt_slots)",
+        ),
+        "draft.scratch_kv",
+    ),
     "a branch has one page too few": (
         edit(f"{COMMON}.prepare_for_draft", "num_steps + page_size - 1) // page_size", "num_steps - 1) // page_size"),
         "draft.slots",
@@ -276,3 +326,20 @@ def test_a_frontier_in_another_order_alone_is_no_other_tree(run: Runner, busy_tr
     """The order decides who shares a branch's slots, and nothing else: what it leads to is right in its own terms."""
     _, verdict = run(busy_tree, PLANTED["the frontier is in the reverse order"][0])
     assert verdict.later.keys() == {"tree.parents"}
+
+
+# Not seen, and why. What makes one of these diverge belongs into PLANTED.
+UNSEEN: dict[str, Edit] = {
+    # Of draft decode the trace holds which candidates were chosen, and not their values: only a choice that they turn shows.
+    "values of a step are rounded to bfloat16": edit(
+        f"{WORKER}.draft_forward", TOPK, f"{TOPK}\ntopk_p = topk_p.bfloat16().float()"
+    ),
+    # This release's kernels do not read those columns; what did would show in target.hidden.
+    "a node does not see the prefix, in columns that nothing reads": built("tree_mask[0] = False"),
+}
+
+
+@pytest.mark.parametrize("fault", sorted(UNSEEN))
+def test_what_is_not_seen_is_known(run: Runner, busy_tree: Case, fault: str) -> None:
+    _, verdict = run(busy_tree, UNSEEN[fault])
+    assert verdict.status == "equal", verdict

@@ -196,7 +196,9 @@ class Taps:
         Branch 0 begins in the page that the committed prefix ends in, and has none of its own.
         """
         inside = length % self._page if self._topk > 1 else 0
-        return (slots[1:, :1] - inside + torch.arange(inside)).flatten()
+        return (
+            (slots[1:, :1] - inside + torch.arange(inside)).flatten().clamp(min=0)
+        )  # a wrong slot must reach the judge, not break the tap
 
     def _masks(self, mask: Tensor, lengths: list[int]) -> list[Tensor]:
         """The tree's part of each request's mask [D, D]; D = num_draft_tokens. What lies before it belongs to the prefix."""
