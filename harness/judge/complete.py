@@ -6,8 +6,9 @@ Called by the judge when nothing diverged. It looks at which records and rows ar
 from collections import Counter
 
 from eagletwin.harness.trace import Record, Trace
+from eagletwin.reference.tree import count_candidates
 
-_FLOATS = ("keys", "values", "hidden_in", "hidden_out", "hidden", "probabilities")
+_FLOATS = ("keys", "values", "hidden_in", "hidden_out", "hidden", "probabilities", "scores")
 _WITH_OUTPUT = ("target.extend", "target.verify", "draft.decode")
 
 
@@ -51,6 +52,9 @@ def _due(trace: Trace, number: int, record: Record) -> str:
     if case.topk > 1 and record.stage == "draft":
         holes = (case.topk - 1) * (numbers["seq_len"] % case.page_size)
         due |= {name: (1, holes) for name in ("hole_keys", "hole_values") if holes or name in record.tensors}
+        if trace.header.inner:
+            total = count_candidates(case.topk, case.num_steps)
+            due |= dict.fromkeys(("candidate_tokens", "candidate_scores"), (0, total))
     if case.topk > 1 and record.stage == "verify":
         due["path_hidden"] = (0, numbers["accept_len"])
     if case.topk > 1 and (record.stage == "extend" or (record.stage == "prefill" and numbers["final"])):

@@ -39,6 +39,8 @@ CHANGES: dict[tuple[str, str], tuple[Change, set[str]]] = {
     ("draft.decode", "hidden_in"): (nudge, {"draft.hidden_in"}),
     ("draft.decode", "hidden_out"): (nudge, {"draft.proposal"}),
     ("draft", "tokens"): (bump, {"draft.proposal"}),
+    ("draft", "candidate_tokens"): (bump, {"draft.proposal"}),
+    ("draft", "candidate_scores"): (percent, {"draft.proposal"}),
     ("draft", "expanded"): (bump, {"draft.proposal"}),  # the candidate's token is then not what its row proposed
     ("draft", "selected"): (bump, {"draft.proposal"}),
     ("draft", "positions"): (bump, {"tree.positions"}),

@@ -65,6 +65,10 @@ TREE_TOPK = "draft_tokens,\n            batch.seq_lens,\n            seq_lens_su
 
 PLANTED: dict[str, tuple[Edit, str]] = {
     # growing
+    "probabilities of a step are all a fiftieth too small, which changes no choice": (
+        edit(f"{WORKER}.draft_forward", TOPK, f"{TOPK}\ntopk_p = topk_p * 0.98"),
+        "draft.proposal",
+    ),
     "two requests have each other's probabilities": (drafting("topk_p = topk_p.flip(0)"), "tree.parents"),
     "two requests have each other's proposals": (drafting("topk_index = topk_index.flip(0)"), "draft.proposal"),
     "two requests have each other's hidden states": (drafting("hidden_states = hidden_states.flip(0)"), "draft.hidden_in"),
@@ -108,7 +112,7 @@ PLANTED: dict[str, tuple[Edit, str]] = {
     "scores are of square roots": (edit(f"{WORKER}.draft_forward", TOPK, f"{TOPK}\ntopk_p = topk_p.sqrt()"), "tree.parents"),
     "probabilities of a step are of its candidates alone": (
         edit(f"{WORKER}.draft_forward", TOPK, f"{TOPK}\ntopk_p = topk_p / topk_p.sum(-1, keepdim=True)"),
-        "tree.parents",
+        "draft.proposal",
     ),
     "a branch consumes its neighbour's token": (
         edit(LATER, "torch.gather(topk_index, 1, topk_cs_index)", "torch.gather(topk_index, 1, topk_cs_index.roll(1, 1))"),
@@ -330,8 +334,8 @@ def test_a_frontier_in_another_order_alone_is_no_other_tree(run: Runner, busy_tr
 
 # Not seen, and why. What makes one of these diverge belongs into PLANTED.
 UNSEEN: dict[str, Edit] = {
-    # Of draft decode the trace holds which candidates were chosen, and not their values: only a choice that they turn shows.
-    "values of a step are rounded to bfloat16": edit(
+    # Half a percent at most, and the bound of a score is that of its logits: their errors are multiplied.
+    "probabilities of a step are rounded to bfloat16": edit(
         f"{WORKER}.draft_forward", TOPK, f"{TOPK}\ntopk_p = topk_p.bfloat16().float()"
     ),
     # This release's kernels do not read those columns; what did would show in target.hidden.
