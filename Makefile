@@ -12,7 +12,7 @@ READY := .venv/.ready
 .PHONY: run test setup lint sweep quality shadow bench clean
 
 run: setup
-	$(BIN)/eagletwin prove 25015 26329
+	$(BIN)/eagletwin prove 25015 26329 row-overflow
 	@echo "more: . .venv/bin/activate, then eagletwin --help"
 
 test: setup

@@ -122,7 +122,7 @@ def conclude(case: Case, verdict: Verdict, trace: Trace, folder: Path, before: t
         words = [word for file in files for word in ("--after", str(file))]
         again = shlex.join([*shlex.split(again), *words])
     (folder / "verdict.json").write_bytes(msgspec.json.format(msgspec.json.encode(verdict)))
-    report = argue(trace.header, verdict, again=again)
+    report = argue(trace.header, verdict, again=again, trace=trace)
     (folder / "report.txt").write_text(report + "\n", encoding="utf-8")
     return Outcome(case, verdict, trace, folder, report, before)
 

@@ -236,7 +236,9 @@ def prove(
                     proofs.append(proof)
                     print(f"{proof.entry.id}  {proof.entry.title}\n")
                     for outcome, side in ((proof.fixed, proof.entry.green), (proof.reverted, proof.entry.red)):
-                        print(argue(outcome.trace.header, outcome.verdict, again=proof.entry.command(side)))
+                        print(
+                            argue(outcome.trace.header, outcome.verdict, again=proof.entry.command(side), trace=outcome.trace)
+                        )
                         print(f"  folder: {outcome.folder}\n")
             except WouldNotStart as error:
                 print(f"UNKNOWN\n\n  {error}")
@@ -262,7 +264,7 @@ def judge(
     verdict = judging(recorded, off, view)
     words = ["eagletwin", "judge", str(trace), *(word for rule in without or () for word in ("--without", rule))]
     words += _unusual(("--view", view, "slot_layout"))
-    print(argue(recorded.header, verdict, again=shlex.join(words)))
+    print(argue(recorded.header, verdict, again=shlex.join(words), trace=recorded))
     return exit_code_of(verdict.status)
 
 

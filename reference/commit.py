@@ -2,7 +2,7 @@
 
 After verify, the accepted path lies at the front of the request's block: node path[i] becomes row i. Draft extend then runs
 over the whole block, and what follows the path is garbage that nobody may read. A path begins with node 0, so its length
-is the accept length, which counts the bonus token. tree.py's walk_greedy finds paths; verify.py is the chain's case.
+is the accept length, which counts the bonus token. tree.py's walk_greedy finds paths.
 """
 
 from collections.abc import Sequence

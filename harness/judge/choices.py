@@ -10,12 +10,12 @@ import torch
 from torch import Tensor
 
 from eagletwin.harness.case import Case
-from eagletwin.reference.growth import Growth, candidates
+from eagletwin.reference.growth import Growth, candidates, path_sums
 
 from .bounds import TIE_BOUND, magnitude
 
 # A product of probabilities below float32's smallest normal number (e**-87.3) has lost its digits: such scores are all equal.
-_SMALLEST = -87.0
+SMALLEST = -87.0
 
 
 @dataclass(slots=True)
@@ -43,13 +43,14 @@ class Choices:
     tokens    [N] of the candidates, as the reference ranks them
     frontiers of steps 2..S-1; step 1 expands all of the root's candidates in their order
     selected  the final selection, best first
-    scores    [N]
+    scores    [N]; sizes [N]: magnitude of the logits that each was computed from, for the bound of a score
     """
 
     tokens: list[int]
     frontiers: list[Ranked]
     selected: Ranked | None
     scores: Tensor
+    sizes: Tensor
 
 
 def choices(case: Case, growth: Growth, selected: list[list[int]]) -> list[Choices]:
@@ -57,8 +58,11 @@ def choices(case: Case, growth: Growth, selected: list[list[int]]) -> list[Choic
     count, topk = len(selected), case.topk
     tokens, scores = candidates(growth.logits, growth.expanded, topk)
     if topk == 1:
-        return [Choices(row, [], None, score) for row, score in zip(tokens.flatten(1).tolist(), scores.flatten(1), strict=True)]
-    scores = scores.flatten(1).clamp(min=_SMALLEST)  # [C, N]
+        nothing = torch.empty(0)
+        return [Choices(row, [], None, nothing, nothing) for row in tokens.flatten(1).tolist()]
+    scores = scores.flatten(1).clamp(min=SMALLEST)  # [C, N]
+    # each log-probability on the path is a difference of two numbers that are each off by the bound
+    sizes = path_sums((2 * magnitude(growth.logits))[..., None].expand(-1, -1, topk), growth.expanded, topk).flatten(1)
     errors = _Errors(growth, topk)
     of_steps = []
     for step in range(1, growth.expanded.shape[1]):
@@ -71,7 +75,7 @@ def choices(case: Case, growth: Growth, selected: list[list[int]]) -> list[Choic
     for ranked in final:  # a set: what matters is the edge between the last that is in it and the first that is not
         ranked.ties = ranked.unsure_at_the_edge
     return [
-        Choices(row, [step[n] for step in of_steps], final[n], scores[n])
+        Choices(row, [step[n] for step in of_steps], final[n], scores[n], sizes[n])
         for n, row in zip(range(count), tokens.flatten(1).tolist(), strict=True)
     ]
 

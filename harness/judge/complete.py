@@ -7,8 +7,9 @@ from collections import Counter
 
 from eagletwin.harness.models.recipes import RECIPES
 from eagletwin.harness.trace import Record, Trace
+from eagletwin.reference.tree import count_candidates
 
-_FLOATS = ("keys", "values", "hidden_in", "hidden_out", "hidden", "probabilities")
+_FLOATS = ("keys", "values", "hidden_in", "hidden_out", "hidden", "probabilities", "scores")
 _WITH_OUTPUT = ("target.extend", "target.verify", "draft.decode")
 
 
@@ -22,6 +23,9 @@ def missing(trace: Trace) -> str:
             tensor = trace.tensor(number, name)
             if tensor.is_floating_point() != name.endswith(_FLOATS):
                 return f"{name} of a {record.stage} record is {tensor.dtype}"
+        problem = _due(trace, number, record)
+        if problem:
+            return f"{problem} of a {record.stage} record"
     flushed = [record.iteration for record in records if record.stage == "flushed"]
     if len(flushed) != 1:
         return "the pools were never flushed and counted"
@@ -37,6 +41,34 @@ def missing(trace: Trace) -> str:
         problem = _request(trace, request.id, stages)
         if problem:
             return f"request {request.id}: {problem}"
+    return ""
+
+
+def _due(trace: Trace, number: int, record: Record) -> str:
+    """Which tensor of a record is not as long as it must be, where the judge compares only as much of it as there is."""
+    case, numbers = trace.header.case, record.numbers
+    layers = RECIPES[case.model].mtp_layers > 0
+    due: dict[str, tuple[int, int]] = {}  # tensor -> dimension, and how long it is
+    if "hidden_out" in record.tensors:
+        due["hidden_out"] = (0, len(trace.tensor(number, "input_ids")))
+    if case.topk > 1 and record.stage == "draft":
+        holes = (case.topk - 1) * (numbers["seq_len"] % case.page_size)
+        due |= {name: (1, holes) for name in ("hole_keys", "hole_values") if holes or name in record.tensors}
+        if trace.header.inner and not layers:
+            total = count_candidates(case.topk, case.num_steps)
+            due |= dict.fromkeys(("candidate_tokens", "candidate_scores"), (0, total))
+    if case.topk > 1 and record.stage == "verify":
+        due["path_hidden"] = (0, numbers["accept_len"])
+    if case.topk > 1 and (record.stage == "extend" or (record.stage == "prefill" and numbers["final"])):
+        due |= dict.fromkeys(("proposal", "proposal_probabilities"), (0, case.topk))
+    if layers and record.stage in ("extend", "prefill"):
+        due["proposal"] = (0, case.topk * case.num_steps)
+        due.pop("proposal_probabilities", None)
+    for name, (dimension, length) in due.items():
+        if name not in record.tensors:
+            return f"no {name}"
+        if trace.tensor(number, name).shape[dimension] != length:
+            return f"{trace.tensor(number, name).shape[dimension]} rows of {name}, not {length},"
     return ""
 
 

@@ -181,17 +181,23 @@ class Rules:
     # -- draft and verify ----------------------------------------------------------------------------------------------
 
     def _draft_decode(self, number: int, record: Record) -> None:
-        story, step = self._stories[record.request], record.step
-        if record.round == len(story.rounds):  # draft() never returned a tree: nobody says which candidates these were
-            return
-        round = self._round(record)
-        place, position, topk = Place(record, "draft", step), round.committed + step - 1, self._case.topk
+        step, story = record.step, self._stories[record.request]
+        returned = record.round < len(
+            story.rounds
+        )  # else the run ended in draft(), and nobody says which candidates these were
+        committed = self._round(record).committed if returned else len(story.tokens) - 1
+        place, position, topk = Place(record, "draft", step), committed + step - 1, self._case.topk
         rows, first = ("row", position) if topk == 1 else (f"row {position}, branch", 0)
-        ids = self._trace.integers(number, "input_ids")
-        self._compare.integers(place, "draft.input_ids", self._trees.consumed(round, step, ids), ids, rows, first)
-        why = f"M = {round.committed} tokens are committed before the bonus token, and this is draft decode step {step}."
+        if returned:
+            ids = self._trace.integers(number, "input_ids")
+            tokens = self._trees.consumed(self._round(record), step, ids)
+            self._compare.integers(place, "draft.input_ids", tokens, ids, rows, first)
+        why = f"M = {committed} tokens are committed before the bonus token, and this is draft decode step {step}."
         positions = self._trace.integers(number, "positions")
         self._compare.integers(place, "draft.positions", [position] * topk, positions, rows, first, why)
+        if not returned:
+            return
+        round = self._round(record)
         growth = story.growths[record.round]
 
         def name(branch: int) -> str:

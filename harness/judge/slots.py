@@ -88,7 +88,13 @@ class Slots:
                     self._compare.report(place, "pool.accounting", f"slot {slot}", "one owner", found)
                     return
                 owners[slot] = owner
-        if place.record.stage == "flushed" and free != numbers["total"]:
+        page = self._trace.header.case.page_size  # the first page takes padding, and nobody owns it
+        outside = slots[(slots < page) | (slots >= numbers["total"] + page)]
+        if outside.numel():
+            self._compare.report(
+                place, "pool.accounting", "slots with an owner", "slots of the pool", f"slot {int(outside[0])}"
+            )
+        elif place.record.stage == "flushed" and free != numbers["total"]:
             self._compare.report(place, "pool.accounting", "free slots after the flush", numbers["total"], free)
         elif not numbers["live"] and numbers["protected"]:
             self._compare.report(

@@ -16,6 +16,7 @@ from eagletwin.harness.trace import Record, Trace
 from eagletwin.reference.tree import ancestor_mask, count_candidates, depths, retrieve_links, tree_parents
 
 from .bounds import magnitude
+from .choices import SMALLEST
 from .compare import UNSEEN, Compare, Place
 from .story import Round, Story
 
@@ -33,9 +34,11 @@ def _parents(
     if len(selected) != num_draft_tokens - 1 or any(not 0 <= node < total for node in selected):
         return None
     try:
-        return tuple(tree_parents(selected, topk, expanded))
+        parents = tree_parents(selected, topk, expanded)
     except ValueError:
         return None
+    # a wrong frontier may make a node the child of one that comes after it, or of itself
+    return tuple(parents) if all(parent < node for node, parent in enumerate(parents)) else None
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,9 +108,10 @@ class Trees:
 
     def grown(self, number: int, record: Record, story: Story, round: Round) -> None:
         """The tree that draft() returned, from the proposals to the masks."""
-        self._proposals(record, story, round)
+        self._proposals(number, record, story, round)
         if self._case.topk > 1:
             self._choices(record, story, round)
+            self._scores(number, record, story)
         self.shape(number, record, round)
 
     def shape(self, number: int, record: Record, round: Round) -> None:
@@ -135,10 +139,16 @@ class Trees:
     def _same(self, place: Place, rule: str, expected: list[int], number: int, name: str, rows: str) -> None:
         self._compare.integers(place, rule, expected, self._trace.integers(number, name), rows, 0)
 
-    def _proposals(self, record: Record, story: Story, round: Round) -> None:
-        """Each token of the tree, and each that was expanded, is the one that its row proposed at that rank."""
+    def _proposals(self, number: int, record: Record, story: Story, round: Round) -> None:
+        """Each candidate's token, also as it was expanded and selected, is the one that its row proposed at that rank."""
         topk, steps, growth = self._case.topk, self._case.num_steps, story.growths[record.round]
         shown = [UNSEEN] * count_candidates(topk, steps)
+        if "candidate_tokens" in record.tensors:
+            seen = self._trace.integers(number, "candidate_tokens")
+            self._compare.integers(
+                Place(record, "draft"), "draft.proposal", [len(shown)], [len(seen)], "number of candidates", 0
+            )
+            shown[: len(seen)] = seen[: len(shown)]
         for candidates, tokens in ((round.expanded, round.frontier), (round.selected, round.drafted)):
             for candidate, token in zip(candidates, tokens, strict=False):
                 if 0 <= candidate < len(shown):
@@ -157,6 +167,21 @@ class Trees:
 
             place = Place(record, "draft", step, output=True)
             self._compare.choices(place, "draft.proposal", logits, rows[branches], name)
+
+    def _scores(self, number: int, record: Record, story: Story) -> None:
+        """The scores of all candidates: products of probabilities, as numbers."""
+        if "candidate_scores" not in record.tensors:
+            return
+        told, said = story.choices[record.round], self._trace.tensor(number, "candidate_scores")
+        place = Place(record, "draft", self._case.num_steps)
+        logs = said.double().log()
+        logs = torch.where(logs < SMALLEST, SMALLEST, logs)  # not a clamp: that would make NaN of no size
+        expected, sizes = told.scores[:, None], told.sizes
+
+        def name(candidate: int) -> str:
+            return f"logarithm of the score of candidate {candidate}"
+
+        self._compare.floats(place, "draft.proposal", expected, logs[:, None], name, sizes)
 
     def _child(self, step: int, branch: int, rank: int) -> str:
         if self._case.topk == 1:

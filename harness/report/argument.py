@@ -4,7 +4,9 @@ import textwrap
 
 from eagletwin.harness.judge import RULES, Divergence, Verdict
 from eagletwin.harness.models.recipes import RECIPES
-from eagletwin.harness.trace import Header
+from eagletwin.harness.trace import Header, Trace
+
+from .tree import draw
 
 _WIDTH = 112
 
@@ -27,15 +29,20 @@ _STAGES = {
 }
 
 
-def argue(header: Header, verdict: Verdict, *, again: str = "") -> str:
-    """The argument, plain text, some ten lines. `again` is the command that repeats the run."""
+def argue(header: Header, verdict: Verdict, *, again: str = "", trace: Trace | None = None) -> str:
+    """The argument, plain text, some ten lines. `again` is the command that repeats the run.
+
+    trace  what the verdict is about: then a divergence in a draft tree comes with a drawing of it
+    """
     case, engine = header.case, header.engine
     changed = f", with {', '.join(engine.patches)}" if engine.patches else ""
     off = f", not checked: {', '.join(verdict.without)}" if verdict.without else ""
     off += f", judged by {verdict.view}" if verdict.view else ""
     lines = [f"{verdict.status.upper()}  {case.name} on SGLang {engine.version} ({engine.device}{changed}{off})"]
     if verdict.first is not None:
-        lines += ["", *_divergence(verdict.first, RECIPES[case.model].mtp_layers > 0)]
+        lines += ["", *_divergence(verdict.first, case.num_steps, RECIPES[case.model].mtp_layers > 0)]
+        drawn = draw(trace, verdict.first) if trace is not None else []
+        lines += ["", *(f"  {line}".rstrip() for line in drawn)] if drawn else []
     if verdict.reason:
         lines += ["", *_fold(f"{verdict.rule or 'cannot tell'}: {verdict.reason}")]
         if verdict.exercised:
@@ -58,11 +65,11 @@ def argue(header: Header, verdict: Verdict, *, again: str = "") -> str:
     return "\n".join(lines)
 
 
-def _divergence(found: Divergence, layers: bool) -> list[str]:
+def _divergence(found: Divergence, num_steps: int, layers: bool) -> list[str]:
     section, sentence = RULES[found.rule]
     where = f"request {found.request}, round {found.round}, " if found.request else ""
     stage = _STAGES[found.stage]
-    if found.stage in ("draft.decode", "draft") and found.step:
+    if found.stage in ("draft.decode", "draft") and 0 < found.step < num_steps:  # what comes after the last step has no step
         stage = f"draft decode step {found.step}" + (", when draft() returned" if found.stage == "draft" else "")
     if layers and found.rule.startswith("draft.") and found.stage != "draft":
         stage += f", layer {found.layer}"

@@ -63,3 +63,32 @@ def busy_case() -> Case:
 def busy_trace(host: Host, busy_case: Case, tmp_path_factory: pytest.TempPathFactory) -> Trace:
     """The trace of busy_case on the unmodified release."""
     return host.engine(busy_case).run(busy_case, tmp_path_factory.mktemp("busy"))
+
+
+@pytest.fixture(scope="session")
+def busy_tree() -> Case:
+    """busy_case with trees: pages and holes, branches that change parent, paths that are not in front."""
+    return Case(
+        name="busy-tree",
+        model="llama-tiny",
+        num_steps=4,
+        topk=3,
+        draft_tokens=12,
+        page_size=4,
+        chunked_prefill_size=8,
+        requests=(
+            Request(
+                id="a",
+                prompt=(9, 27, 18, 38, 30, 63, 3, 4, 12, 41, 65, 42, 7, 66, 60, 47, 76, 0, 69),
+                max_new_tokens=14,
+            ),
+            Request(id="b", prompt=(9, 27, 18, 38, 30, 63, 16, 67, 1), max_new_tokens=7, arrive=5),
+        ),
+        engine=EngineSettings(sglang=SGLangSettings(radix_cache=True, max_total_tokens=384)),
+    )
+
+
+@pytest.fixture(scope="session")
+def tree_trace(host: Host, busy_tree: Case, tmp_path_factory: pytest.TempPathFactory) -> Trace:
+    """The trace of busy_tree on the unmodified release."""
+    return host.engine(busy_tree).run(busy_tree, tmp_path_factory.mktemp("tree"))

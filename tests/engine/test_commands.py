@@ -1,5 +1,6 @@
 """The commands that people type, on the real engine, with their exit codes; and a second judge that never sees SGLang."""
 
+import json
 import os
 import shlex
 import signal
@@ -67,6 +68,42 @@ def test_a_configuration_that_sglang_refuses_is_unknown_with_its_message(tmp_pat
     done = eagletwin("check", "25015", "--patch", str(patch), cwd=tmp_path)
     assert done.returncode == 125, done
     assert "SGLang does not run this configuration: ValueError: no such configuration" in done.stdout
+
+
+def test_a_configuration_that_sglang_changes_by_itself_is_unknown_and_says_what_it_changed(tmp_path: Path) -> None:
+    request = {"id": "a", "prompt": [1, 2], "max_new_tokens": 4}
+    case = {"name": "wide-chain", "model": "llama-tiny", "num_steps": 3, "num_draft_tokens": 10, "requests": [request]}
+    (tmp_path / "case.json").write_text(json.dumps(case))
+    done = eagletwin("check", "case.json", cwd=tmp_path)
+    assert done.returncode == 125, done
+    assert "it changes num_draft_tokens from 10 to 4 without being asked" in done.stdout
+
+
+def test_a_number_stands_for_all_its_parts_where_several_can_be(tmp_path: Path) -> None:
+    done = eagletwin("prove", "26997", cwd=tmp_path)
+    assert done.returncode == 0, done
+    assert "4 of 4 proven" in done.stdout
+    done = eagletwin("check", "26997", cwd=tmp_path)
+    assert done.returncode == 128, done
+    assert "26997 has several entries" in done.stderr
+    assert "use one of 26997-kv, 26997-tokens, 26997-hidden, 26997-bonus" in done.stderr
+
+
+def test_a_live_bug_has_a_remedy_and_no_fix_to_undo(tmp_path: Path) -> None:
+    assert eagletwin("check", "row-overflow", cwd=tmp_path).returncode == 1
+    assert eagletwin("check", "row-overflow", "--remedy", "row-overflow", cwd=tmp_path).returncode == 0
+    done = eagletwin("check", "row-overflow", "--revert", "row-overflow", cwd=tmp_path)
+    assert done.returncode == 128, done
+    assert "entry row-overflow has no fix that could be undone" in done.stderr
+
+
+def test_a_search_holds_what_it_is_told_to_hold(tmp_path: Path) -> None:
+    done = eagletwin("fuzz", "--topk", "3", "--model", "llama-eagle3", "--cases", "4", "--out", "runs", cwd=tmp_path)
+    assert done.returncode == 0, done
+    assert "4 equal" in done.stdout
+    done = eagletwin("fuzz", "--topk", "5", cwd=tmp_path)
+    assert done.returncode == 128, done
+    assert "use one of 1, 2, 3, 4, 8, 16" in done.stderr
 
 
 def test_without_sglang_check_is_unknown_and_says_what_to_do(tmp_path: Path) -> None:

@@ -25,6 +25,10 @@ ENOUGH = {
     "rejection": 0.5,
     "accept_all": 0.4,
     "accept_some": 0.3,
+    "tree": 0.3,
+    "path_not_in_front": 0.2,
+    "branch_changes_parent": 0.1,
+    "branch_holes": 0.1,
     "batch": 0.4,
     "batch_grows": 0.2,
     "batch_shrinks": 0.3,
@@ -47,7 +51,7 @@ def test_nothing_is_found_in_the_unmodified_release_and_much_is_reached(host: Ho
     tally = search.tally
     assert tally.cases == tally.statuses["equal"] == 150
     assert not tally.fallbacks
-    assert tally.ties < 0.01 * tally.choices
+    assert tally.ties < 0.02 * tally.choices  # a tree ranks tokens of small probability, which lie close to each other
     assert {name: tally.exercised[name] for name, share in ENOUGH.items() if tally.exercised[name] < share * tally.cases} == {}
     # every accept length 1..num_steps+1, for every num_steps that more than a handful of cases had
     often = {width for length, cases in tally.accept_lens.items() if cases > 10 for width in [int(length.split()[-1])]}

@@ -1,56 +1,13 @@
 """Change one number of a real, correct trace: the judge must find it, and name the rule. A rule that cannot fail is no rule."""
 
-from collections.abc import Callable
-
 import msgspec
 import pytest
 import torch
-from torch import Tensor
 
 from eagletwin.harness.judge import RULES, compare, judge, story
-from eagletwin.harness.trace import INNER, Record, Trace
+from eagletwin.harness.trace import INNER, Trace
 
-Change = Callable[[Tensor], Tensor]
-
-
-def bump(tensor: Tensor) -> Tensor:
-    """The last number is one higher."""
-    changed = tensor.clone()
-    changed.view(-1)[-1] += 1
-    return changed
-
-
-def nudge(tensor: Tensor) -> Tensor:
-    """The largest number is a thousandth off: ten bounds."""
-    changed = tensor.clone()
-    at = int(changed.abs().flatten().argmax())
-    changed.view(-1)[at] *= 1.001
-    return changed
-
-
-def nan(tensor: Tensor) -> Tensor:
-    changed = tensor.clone()
-    changed.view(-1)[0] = torch.nan
-    return changed
-
-
-def first(tensor: Tensor) -> Tensor:
-    """The first number is off by as much as the largest one is large."""
-    changed = tensor.clone()
-    changed.view(-1)[0] += changed.abs().max()
-    return changed
-
-
-def flip(tensor: Tensor) -> Tensor:
-    """One node sees another that is none of its ancestors."""
-    changed = tensor.clone()
-    changed[0, -1] = True
-    return changed
-
-
-def shorten(tensor: Tensor) -> Tensor:
-    return tensor[:-1].clone()
-
+from .changes import Change, bump, first, flip, last_of, nan, nudge, shorten, without
 
 # (stage, tensor, change, rule that must name it first)
 PLANTED: list[tuple[str, str, Change, str]] = [
@@ -119,15 +76,6 @@ NUMBERS = [
 ]
 
 
-def last_of(trace: Trace, stage: str, tensor: str = "") -> int:
-    """The last record of a stage that has anything to change in `tensor`."""
-    return max(
-        number
-        for number, record in enumerate(trace.header.records)
-        if record.stage == stage and (not tensor or (tensor in record.tensors and trace.tensor(number, tensor).numel()))
-    )
-
-
 def test_the_trace_itself_is_equal_and_no_rule_was_idle(busy_trace: Trace) -> None:
     verdict = judge(busy_trace)
     assert verdict.status == "equal", verdict
@@ -166,14 +114,6 @@ def test_one_changed_number_is_found_and_named(busy_trace: Trace, stage: str, na
 def test_a_missing_record_is_never_equal(busy_trace: Trace, stage: str) -> None:
     number = last_of(busy_trace, stage)
     assert judge(without(busy_trace, lambda n, _: n == number)).status != "equal"
-
-
-def without(trace: Trace, gone: Callable[[int, Record], bool]) -> Trace:
-    """The trace without the records for which gone(number, record) holds."""
-    kept = [n for n, record in enumerate(trace.header.records) if not gone(n, record)]
-    records = tuple(trace.header.records[n] for n in kept)
-    tensors = {f"{at}.{name}": trace.tensor(n, name) for at, n in enumerate(kept) for name in trace.header.records[n].tensors}
-    return Trace(msgspec.structs.replace(trace.header, records=records), tensors)
 
 
 @pytest.mark.parametrize("stage", ["iteration", "cached", "batch", "prefill"])

@@ -26,7 +26,10 @@ QUICK = settings(
 TIGHT = Focus(num_steps=3, page_size=4, radix_cache=True, max_total_tokens=96)
 
 
-@pytest.mark.parametrize("focus", [Focus(num_steps=2), TIGHT], ids=["plain", "tight"])
+TREES = Focus(num_steps=3, topk=3, tree_size=2, page_size=4, radix_cache=True, max_total_tokens=96)
+
+
+@pytest.mark.parametrize("focus", [Focus(num_steps=2), TIGHT, TREES], ids=["plain", "tight", "trees"])
 def test_the_unmodified_release_is_equal_at_every_step(eagletwin: Twin, focus: Focus) -> None:
     played = machine(eagletwin.start, focus)
     seed(1)(played)

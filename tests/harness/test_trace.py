@@ -1,8 +1,10 @@
 """Traces survive being written and read, and refuse, by name, to be read once they were damaged."""
 
+import hashlib
 import json
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import pytest
@@ -55,12 +57,36 @@ def test_tensors_are_read_as_safetensors_reads_them(tmp_path: Path) -> None:
         "1.long": torch.arange(6).view(1, 2, 3),
     }
     write_trace(tmp_path, new_header(CASE, ENGINE, Ending(kind="finished"), ()), tensors)
-    found, theirs = read_trace(tmp_path).tensors, load((tmp_path / "trace.safetensors").read_bytes())
-    assert found.keys() == theirs.keys() == tensors.keys()
+    found, flat = read_trace(tmp_path).tensors, load((tmp_path / "trace.safetensors").read_bytes())
+    assert found.keys() == tensors.keys()
     for name, tensor in tensors.items():
-        assert found[name].dtype == theirs[name].dtype == tensor.dtype
+        assert found[name].dtype == tensor.dtype
         assert torch.equal(found[name], tensor)
-        assert torch.equal(theirs[name], tensor)
+    assert flat.keys() == {str(tensor.dtype).removeprefix("torch.") for tensor in tensors.values()}
+    assert flat["int64"].tolist() == [0, 1, 2, 3, 4, 5]
+    assert flat["float32"].tolist() == tensors["0.turned"].flatten().tolist()
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda stored: stored[:-1],
+        lambda stored: [*stored, stored[0]],
+        lambda stored: [[stored[0][0], "int32", stored[0][2]]],
+        lambda stored: [[stored[0][0], stored[0][1], [5]]],
+        lambda stored: [[stored[0][0], stored[0][1], [2**31, 2**31, 2**31]]],
+    ],
+)
+def test_a_header_that_names_other_tensors_than_there_are_is_refused(
+    folder: Path, change: Callable[[list[Any]], list[Any]]
+) -> None:
+    """Whatever its digest."""
+    file = folder / "trace.json"
+    header = json.loads(file.read_text())
+    text = json.dumps({**header, "stored": change(header["stored"]), "sha256": ""}, separators=(",", ":")).encode()
+    file.write_bytes(module._sealed(text, hashlib.sha256(text).hexdigest()))
+    with pytest.raises(InputError, match=r"not what trace\.json names"):
+        read_trace(folder)
 
 
 @pytest.mark.parametrize(

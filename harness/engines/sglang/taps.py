@@ -4,6 +4,7 @@ Boundary taps stand where the worker's own stages return: the whole of a prefill
 taps stand in ModelRunner.forward, and need a forward that Python runs. Only defined regions are recorded (DESIGN §4).
 """
 
+import sys
 from collections.abc import Callable
 from functools import partial
 from types import TracebackType
@@ -59,6 +60,9 @@ class Taps:
         self._draft_step = 0
         self._accept_lens: list[int] = []
         self._expanded = self._selected = torch.empty(0)  # candidates of the round: the frontiers, and the final selection
+        self._candidates: list[tuple[Tensor, Tensor]] = []  # of each step of the round: all tokens and scores [batch, ..]
+        self._drafting = sys.modules[type(self._drafter).__module__]
+        self._select = self._drafting.select_top_k_tokens
         self._stored: dict[tuple[str, str], Tensor] = {}  # last KV rows seen [2, L, n, G, D], to record changes only
 
     def __enter__(self) -> "Taps":
@@ -72,9 +76,12 @@ class Taps:
             self._wrap_forward(runner, layer)
             if self._layers:
                 self._wrap(runner.model, "forward", partial(self._around_model, layer))
+        # a function of the worker's module, and the only place where all candidates of a step are together
+        self._drafting.select_top_k_tokens = self._around_select  # type: ignore[attr-defined]
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        self._drafting.select_top_k_tokens = self._select  # type: ignore[attr-defined]
         for owner, name in self._wrapped:
             delattr(owner, name)  # the class's own method shows again
 
@@ -167,7 +174,15 @@ class Taps:
         rows = [snapshot(tensor) for tensor in found.values()]
         return [dict(zip(found, parts, strict=True)) for parts in zip(*rows, strict=True)]
 
+    def _around_select(self, *args: Any, **kwargs: Any) -> Any:
+        result = self._select(*args, **kwargs)
+        if self._topk > 1:
+            scores, tokens, _ = result[3]
+            self._candidates.append((snapshot(tokens).flatten(1), snapshot(scores).flatten(1)))
+        return result
+
     def _around_draft_forward(self, call: Callable[..., Any], batch: Any, *args: Any, **kwargs: Any) -> Any:
+        self._candidates.clear()
         result = call(batch, *args, **kwargs)
         if not batch.forward_mode.is_idle():  # parents: -1 for the root, then the frontier of each step but the last
             self._expanded, self._selected = snapshot(result[0])[:, 1:], snapshot(result[1])
@@ -205,6 +220,9 @@ class Taps:
             }
             if self._topk > 1:  # a chain's are constants that SGLang does not always fill in
                 tensors |= {"expanded": self._expanded[n], "selected": self._selected[n]}
+                if self._candidates and not self._layers:
+                    tokens, scores = (torch.cat([step[n] for step in steps]) for steps in zip(*self._candidates, strict=True))
+                    tensors |= {"candidate_tokens": tokens, "candidate_scores": scores}
             if not self._layers:
                 tensors["scratch_keys"], tensors["scratch_values"] = rows[n].unbind()
             if len(holes[n]):
@@ -219,7 +237,9 @@ class Taps:
         Branch 0 begins in the page that the committed prefix ends in, and has none of its own.
         """
         inside = length % self._page if self._topk > 1 else 0
-        return (slots[1:, :1] - inside + torch.arange(inside)).flatten()
+        return (
+            (slots[1:, :1] - inside + torch.arange(inside)).flatten().clamp(min=0)
+        )  # a wrong slot must reach the judge, not break the tap
 
     def _masks(self, mask: Tensor, lengths: list[int]) -> list[Tensor]:
         """The tree's part of each request's mask [D, D]; D = num_draft_tokens. What lies before it belongs to the prefix."""

@@ -1,0 +1,286 @@
+"""Change one number of a real, correct trace of draft trees: the judge must find it and name the rule, as for chains."""
+
+import msgspec
+import pytest
+import torch
+from torch import Tensor
+
+from eagletwin.harness.judge import RULES, compare, judge, story
+from eagletwin.harness.judge.story import Story, stories
+from eagletwin.harness.trace import INNER, Trace
+
+from .changes import Change, bump, changed, every, first, flip, last_of, nan, nudge, percent, shorten, without
+
+# (stage, tensor) -> change, and the rules that may name it first, whichever record it was
+CHANGES: dict[tuple[str, str], tuple[Change, set[str]]] = {
+    ("target.extend", "input_ids"): (bump, {"target.inputs"}),
+    ("target.extend", "positions"): (bump, {"target.inputs"}),
+    ("target.extend", "slots"): (bump, {"draft.slots"}),
+    ("target.extend", "hidden_out"): (nudge, {"target.hidden"}),
+    ("draft.extend", "input_ids"): (bump, {"draft.input_ids"}),
+    ("draft.extend", "positions"): (bump, {"draft.positions"}),
+    ("draft.extend", "slots"): (bump, {"draft.slots"}),
+    ("draft.extend", "hidden_in"): (nudge, {"draft.hidden_in"}),
+    ("prefill", "table"): (bump, {"draft.slots"}),
+    ("prefill", "target_rows"): (bump, {"target.kv"}),
+    ("prefill", "target_keys"): (nudge, {"target.kv"}),
+    ("prefill", "target_values"): (nudge, {"target.kv"}),
+    ("prefill", "draft_rows"): (bump, {"draft.kv"}),
+    ("prefill", "draft_keys"): (nudge, {"draft.kv"}),
+    ("prefill", "draft_values"): (nudge, {"draft.kv"}),
+    ("prefill", "next_token"): (bump, {"output.tokens"}),
+    ("prefill", "proposal"): (bump, {"draft.proposal"}),
+    ("prefill", "proposal_hidden"): (nudge, {"draft.hidden_in"}),
+    ("prefill", "proposal_probabilities"): (percent, {"draft.proposal"}),
+    # a token that the verify tree shows must be that one; of any other, what the row before it proposed
+    ("draft.decode", "input_ids"): (bump, {"draft.input_ids", "draft.proposal"}),
+    ("draft.decode", "positions"): (bump, {"draft.positions"}),
+    ("draft.decode", "slots"): (bump, {"draft.slots"}),
+    ("draft.decode", "hidden_in"): (nudge, {"draft.hidden_in"}),
+    ("draft.decode", "hidden_out"): (nudge, {"draft.proposal"}),
+    ("draft", "tokens"): (bump, {"draft.proposal"}),
+    ("draft", "candidate_tokens"): (bump, {"draft.proposal"}),
+    ("draft", "candidate_scores"): (percent, {"draft.proposal"}),
+    ("draft", "expanded"): (bump, {"draft.proposal"}),  # the candidate's token is then not what its row proposed
+    ("draft", "selected"): (bump, {"draft.proposal"}),
+    ("draft", "positions"): (bump, {"tree.positions"}),
+    ("draft", "mask"): (flip, {"tree.mask"}),
+    ("draft", "retrieve_index"): (bump, {"tree.retrieve"}),
+    ("draft", "next_token"): (bump, {"tree.retrieve"}),
+    ("draft", "next_sibling"): (bump, {"tree.retrieve"}),
+    ("draft", "scratch_slots"): (bump, {"draft.slots"}),
+    ("draft", "scratch_keys"): (nudge, {"draft.scratch_kv"}),
+    ("draft", "scratch_values"): (nudge, {"draft.scratch_kv"}),
+    ("draft", "hole_keys"): (nudge, {"draft.scratch_kv"}),
+    ("draft", "hole_values"): (nan, {"draft.scratch_kv"}),
+    ("target.verify", "input_ids"): (bump, {"verify.inputs"}),
+    ("target.verify", "positions"): (bump, {"verify.inputs"}),
+    ("target.verify", "slots"): (bump, {"draft.slots"}),
+    ("target.verify", "hidden_out"): (first, {"target.hidden"}),  # of rejected nodes it is garbage; node 0 is never rejected
+    ("verify", "predicted"): (bump, {"commit.path"}),
+    # another node was accepted than the one that the target's argmax leads to, or than the one that was moved
+    ("verify", "accept_index"): (bump, {"verify.accept", "target.hidden", "commit.path"}),
+    ("verify", "path_hidden"): (nudge, {"commit.path"}),
+    ("draft.extend_decode", "input_ids"): (bump, {"draft.input_ids"}),
+    ("draft.extend_decode", "positions"): (bump, {"draft.positions"}),
+    ("draft.extend_decode", "slots"): (bump, {"draft.slots"}),
+    ("draft.extend_decode", "hidden_in"): (nudge, {"draft.hidden_in"}),
+    ("extend", "target_rows"): (bump, {"commit.path", "target.kv"}),
+    ("extend", "target_keys"): (nudge, {"commit.path"}),
+    ("extend", "target_values"): (nudge, {"commit.path"}),
+    ("extend", "draft_rows"): (bump, {"draft.kv"}),
+    ("extend", "draft_keys"): (nudge, {"draft.kv"}),
+    ("extend", "draft_values"): (nudge, {"draft.kv"}),
+    ("extend", "proposal"): (bump, {"draft.proposal"}),
+    ("extend", "proposal_hidden"): (nudge, {"draft.hidden_in"}),
+    ("extend", "proposal_probabilities"): (percent, {"draft.proposal"}),
+    ("finished", "tokens"): (bump, {"output.tokens"}),
+    ("cached", "tokens"): (bump, {"draft.kv"}),
+    ("cached", "target_keys"): (nudge, {"target.kv"}),
+    ("cached", "target_values"): (nudge, {"target.kv"}),
+    ("cached", "draft_keys"): (nudge, {"draft.kv"}),
+    ("cached", "draft_values"): (nudge, {"draft.kv"}),
+    ("iteration", "free"): (bump, {"pool.accounting"}),
+    ("iteration", "cached"): (bump, {"pool.accounting"}),
+    ("iteration", "held"): (bump, {"pool.accounting"}),
+    ("flushed", "free"): (bump, {"pool.accounting"}),
+}
+
+# What says who owns a slot, and where rows lie: it is what other tensors are judged by, and only some entries are looked up.
+OWNERS = {
+    ("batch", "slots"),
+    ("batch", "owners"),
+    ("batch", "cached"),
+    ("draft", "table"),
+    ("extend", "table"),
+    ("cached", "slots"),
+}
+
+
+def test_the_trace_itself_is_equal_and_no_rule_was_idle(tree_trace: Trace) -> None:
+    verdict = judge(tree_trace)
+    assert verdict.status == "equal", verdict
+    assert set(verdict.checked) == {rule for rule in RULES if not rule.startswith(("engine.", "kernel.", "schedule."))}
+    assert verdict.ties == 0
+    for feature in ("path_not_in_front", "branch_changes_parent", "branch_holes", "chunked_prefill", "radix_hit", "batch"):
+        assert feature in verdict.exercised
+    assert {"batch_grows", "batch_shrinks", "page_crossed_in_draft", "accept_all", "rejection"} <= set(verdict.exercised)
+
+
+def test_a_node_does_not_attend_to_its_own_parent_in_this_release(tree_trace: Trace) -> None:
+    """Keys lie by branch number (PR #8409, never merged): held to the true tree, the same trace diverges."""
+    verdict = judge(tree_trace, view="true_tree")
+    assert (verdict.status, verdict.rule) == ("diverged", "draft.proposal")
+    assert verdict.first is not None
+    assert verdict.first.step >= 2  # up to the second step a branch is its own parent
+
+
+def test_nothing_of_the_trace_is_left_unchanged_by_these_tests(tree_trace: Trace) -> None:
+    recorded = {(record.stage, name) for record in tree_trace.header.records for name in record.tensors}
+    empty = {pair for pair in recorded if not every(tree_trace, *pair)}
+    assert recorded - OWNERS - empty == set(CHANGES)
+
+
+@pytest.mark.parametrize(("stage", "tensor"), sorted(CHANGES))
+def test_a_changed_tensor_of_any_record_is_found_and_named(tree_trace: Trace, stage: str, tensor: str) -> None:
+    change, rules = CHANGES[stage, tensor]
+    for number in every(tree_trace, stage, tensor):
+        verdict = judge(changed(tree_trace, {f"{number}.{tensor}": change(tree_trace.tensor(number, tensor))}))
+        assert verdict.status == "diverged", (number, verdict)
+        assert verdict.rule in rules, (number, verdict)
+        assert verdict.first is not None
+        record = tree_trace.header.records[number]
+        if tensor not in (
+            "predicted",
+            "held",
+        ):  # a wrong committed token is also the next round's; a slot may have another owner
+            assert (verdict.first.request, verdict.first.round) == (record.request, record.round), (number, verdict)
+
+
+@pytest.mark.parametrize("stage", ["finished", "flushed", "draft", "verify", "extend", "iteration", "cached", *INNER])
+def test_a_missing_record_is_never_equal(tree_trace: Trace, stage: str) -> None:
+    number = last_of(tree_trace, stage)
+    assert judge(without(tree_trace, lambda n, _: n == number)).status != "equal"
+
+
+@pytest.mark.parametrize(("stage", "tensor"), sorted(set(CHANGES) - {("cached", "tokens")}))
+def test_a_missing_or_shortened_tensor_is_never_equal(tree_trace: Trace, stage: str, tensor: str) -> None:
+    number = every(tree_trace, stage, tensor)[0]
+    short = shorten(tree_trace.tensor(number, tensor))
+    assert judge(changed(tree_trace, {f"{number}.{tensor}": short})).status != "equal"
+    record = tree_trace.header.records[number]
+    gone = msgspec.structs.replace(record, tensors=tuple(name for name in record.tensors if name != tensor))
+    records = (*tree_trace.header.records[:number], gone, *tree_trace.header.records[number + 1 :])
+    tensors = {name: value for name, value in tree_trace.tensors.items() if name != f"{number}.{tensor}"}
+    assert judge(Trace(msgspec.structs.replace(tree_trace.header, records=records), tensors)).status != "equal"
+
+
+@pytest.mark.parametrize(
+    ("stage", "names"),
+    [
+        ("draft", ("hole_keys", "hole_values")),
+        ("verify", ("path_hidden",)),
+        ("extend", ("proposal_probabilities",)),
+        ("prefill", ("proposal_probabilities",)),
+    ],
+)
+def test_a_tree_of_which_a_part_was_never_recorded_is_never_equal(
+    tree_trace: Trace, stage: str, names: tuple[str, ...]
+) -> None:
+    """A tap that stopped recording, in every round: nothing is left to compare, and nothing may pass."""
+    records = tuple(
+        msgspec.structs.replace(record, tensors=tuple(name for name in record.tensors if name not in names))
+        if record.stage == stage
+        else record
+        for record in tree_trace.header.records
+    )
+    kept = {f"{n}.{name}" for n, record in enumerate(records) for name in record.tensors}
+    tensors = {name: value for name, value in tree_trace.tensors.items() if name in kept}
+    verdict = judge(Trace(msgspec.structs.replace(tree_trace.header, records=records), tensors))
+    assert verdict.status == "unknown"
+    assert names[0] in verdict.reason
+
+
+def number_of(trace: Trace, request: str, round: int, stage: str, step: int = 0) -> int:
+    keys = [record.key[:4] for record in trace.header.records]
+    return keys.index((request, round, stage, step))
+
+
+def told(trace: Trace) -> Story:
+    return stories(trace, "slot_layout")["a"]
+
+
+def frontier(trace: Trace, round: int, step: int, candidates: list[int]) -> Trace:
+    """The trace if the frontier of this step had been these candidates, with the tokens that their rows propose."""
+    topk, number = trace.header.case.topk, number_of(trace, "a", round, "draft")
+    expanded = trace.tensor(number, "expanded").clone()
+    expanded[(step - 1) * topk : step * topk] = torch.tensor(candidates)
+    tokens = told(trace).choices[round].tokens
+    consumed = torch.tensor([tokens[candidate] if 0 <= candidate < len(tokens) else 0 for candidate in candidates])
+    decode = number_of(trace, "a", round, "draft.decode", step)
+    return changed(trace, {f"{number}.expanded": expanded, f"{decode}.input_ids": consumed})
+
+
+def selection(trace: Trace, round: int, candidates: list[int]) -> Trace:
+    """The trace if these had been selected, with their tokens in the tree."""
+    number, tokens = number_of(trace, "a", round, "draft"), told(trace).choices[round].tokens
+    drafted = [tokens[candidate] if 0 <= candidate < len(tokens) else 0 for candidate in candidates]
+    nodes = torch.tensor([int(trace.tensor(number, "tokens")[0]), *drafted])
+    return changed(trace, {f"{number}.selected": torch.tensor(candidates), f"{number}.tokens": nodes})
+
+
+@pytest.mark.parametrize("round", [0, 1, 2])
+@pytest.mark.parametrize("step", [2, 3])
+def test_a_frontier_that_is_none_is_a_divergence_and_not_a_crash(tree_trace: Trace, round: int, step: int) -> None:
+    last = told(tree_trace).rounds[round].expanded[(step - 1) * 3 : step * 3]
+    of_the_depth_before = 0
+    for wrong in (
+        [last[0], last[1], 10**6],
+        [last[0], -5, last[2]],
+        [last[0], last[0], last[1]],
+        [of_the_depth_before, *last[1:]],
+    ):
+        verdict = judge(frontier(tree_trace, round, step, wrong))
+        assert verdict.status == "diverged", (wrong, verdict)
+        assert verdict.rule in ("tree.parents", "draft.input_ids", "draft.hidden_in", "draft.proposal"), (wrong, verdict)
+
+
+def test_of_frontiers_alone_the_rule_is_tree_parents(tree_trace: Trace) -> None:
+    """With the hidden states that such a frontier would have brought, what is left to be wrong is the choice itself."""
+    blind = frozenset({"draft.hidden_in", "draft.input_ids", "draft.scratch_kv", "draft.proposal"})
+    best = told(tree_trace).rounds[0].expanded[3:6]
+    for wrong in (best[::-1], [best[0], best[0], best[1]], [best[0], best[1], 10**6], [best[0], 0, best[2]]):
+        verdict = judge(frontier(tree_trace, 0, 2, wrong), blind)
+        assert (verdict.status, verdict.rule) == ("diverged", "tree.parents"), (wrong, verdict)
+
+
+def test_a_first_frontier_in_another_order_is_found(tree_trace: Trace) -> None:
+    blind = frozenset({"draft.hidden_in", "draft.input_ids", "draft.scratch_kv", "draft.proposal"})
+    assert judge(frontier(tree_trace, 0, 1, [1, 0, 2]), blind).rule == "tree.parents"
+
+
+@pytest.mark.parametrize("round", [0, 1, 2])
+def test_a_selection_that_is_none_is_a_divergence_and_not_a_crash(tree_trace: Trace, round: int) -> None:
+    selected = told(tree_trace).rounds[round].selected
+    swapped = [selected[1], selected[0], *selected[2:]]
+    for wrong in (swapped, [*selected[:-1], 10**6], [-3, *selected[1:]], [*selected[:-1], selected[-2]]):
+        verdict = judge(selection(tree_trace, round, wrong))
+        assert (verdict.status, verdict.rule) == ("diverged", "tree.tokens"), (wrong, verdict)
+
+
+@pytest.mark.parametrize("round", [0, 1, 2])
+def test_a_node_without_its_parent_is_a_divergence_and_not_a_crash(tree_trace: Trace, round: int) -> None:
+    """A node with children is left out, for a candidate that was not selected."""
+    of = told(tree_trace).rounds[round]
+    parent = next(of.expanded[child // 3 - 1] for child in reversed(of.selected) if child >= 3)
+    other = next(candidate for candidate in range(30) if candidate not in of.selected)
+    wrong = selection(tree_trace, round, sorted({*of.selected, other} - {parent}))
+    verdict = judge(wrong)
+    assert (verdict.status, verdict.rule) == ("diverged", "tree.tokens"), verdict  # they are not the best
+    verdict = judge(wrong, frozenset({"tree.tokens"}))
+    assert (verdict.status, verdict.rule) == ("diverged", "tree.parents"), verdict  # nor are they a tree
+
+
+@pytest.mark.parametrize("fault", ["none", "hidden_in", "tokens", "selected", "mask"])
+def test_a_verdict_does_not_depend_on_how_much_is_looked_at_together(
+    tree_trace: Trace, monkeypatch: pytest.MonkeyPatch, fault: str
+) -> None:
+    planted: dict[str, dict[str, Change]] = {
+        "none": {},
+        "hidden_in": {"draft.extend": nan, "draft.decode": nudge},
+        "tokens": {"draft": bump},
+        "selected": {"draft": bump},
+        "mask": {"draft": flip},
+    }
+    tensors: dict[str, Tensor] = {}
+    for stage, change in planted[fault].items():
+        number = last_of(tree_trace, stage, fault)
+        tensors[f"{number}.{fault}"] = change(tree_trace.tensor(number, fault))
+    together = judge(changed(tree_trace, tensors))
+    monkeypatch.setattr(compare, "_WAITING", 0)
+    monkeypatch.setattr(story, "_TOGETHER", 0)
+    monkeypatch.setattr(story, "_SCRATCH_TOGETHER", 1)
+    alone = judge(changed(tree_trace, tensors))
+    assert together.status == ("diverged" if tensors else "equal")
+    assert alone.headroom == pytest.approx(together.headroom, rel=1e-6)
+    assert msgspec.structs.replace(alone, headroom=together.headroom) == together

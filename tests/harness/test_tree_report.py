@@ -1,0 +1,183 @@
+"""The drawing of a tree, whole: what it shows, what it marks, and that nothing a trace may hold breaks it."""
+
+import random
+
+import pytest
+import torch
+
+from eagletwin.harness.case import Case, Request
+from eagletwin.harness.judge import RULES, Divergence, Verdict
+from eagletwin.harness.report.argument import argue
+from eagletwin.harness.report.tree import MOST_LINES, draw
+from eagletwin.harness.trace import Ending, EngineInfo, Recorder, Trace, new_header
+
+ENGINE = EngineInfo(name="sglang", version="0.5.23", device="cpu", kernels="", torch="", triton="")
+
+# The tree of tests/reference/test_worked_tree.py: nodes 1.. are candidates 0, 1, 2, 4, 6; the frontiers 0, 1 and 4, 2.
+SELECTED, TOKENS, EXPANDED, CONSUMED = [0, 1, 2, 4, 6], [50, 10, 11, 12, 12, 13], [0, 1, 4, 2], [10, 11, 12, 12]
+
+
+def traced(
+    selected: list[int], tokens: list[int], expanded: list[int], consumed: list[int], path: list[int] | None, topk: int = 2
+) -> Trace:
+    """One round of request a, at M = 7."""
+    steps = len(expanded) // topk + 1
+    request = Request(id="a", prompt=(7,), max_new_tokens=2)
+    case = Case(name="tree", model="llama-tiny", num_steps=steps, topk=topk, draft_tokens=len(tokens), requests=(request,))
+    recorder = Recorder()
+    for step in range(1, steps):
+        ids = torch.tensor(consumed[(step - 1) * topk : step * topk])
+        recorder.add("a", 0, "draft.decode", step=step, tensors={"input_ids": ids})
+    tree = {"selected": selected, "tokens": tokens, "expanded": expanded}
+    tensors = {name: torch.tensor(numbers, dtype=torch.int64) for name, numbers in tree.items()}
+    recorder.add("a", 0, "draft", numbers={"seq_len": 7}, tensors=tensors)
+    if path is not None:
+        recorder.add("a", 0, "verify", tensors={"accept_index": torch.tensor(path)})
+    return Trace(new_header(case, ENGINE, Ending(kind="finished"), recorder.records), recorder.tensors)
+
+
+def found(rule: str, index: str, expected: str = "1", actual: str = "2", stage: str = "draft", step: int = 3) -> Divergence:
+    return Divergence(
+        rule=rule, request="a", round=0, stage=stage, step=step, iteration=1, index=index, expected=expected, actual=actual
+    )
+
+
+def marked(divergence: Divergence, trace: Trace) -> list[str]:
+    """The lines with a mark, without what draws the branches, and one space for many."""
+    return [" ".join(line.strip(" │├└─").split()) for line in draw(trace, divergence) if "<──" in line]
+
+
+WORKED = traced(SELECTED, TOKENS, EXPANDED, CONSUMED, [0, 2, 4])
+
+
+def test_an_argument_about_a_tree_comes_with_a_drawing_of_it() -> None:
+    first = found("tree.positions", "position of node 4", "9", "10")
+    verdict = Verdict(status="diverged", rule="tree.positions", first=first)
+    assert (
+        argue(WORKED.header, verdict, trace=WORKED)
+        == """\
+DIVERGED  tree on SGLang 0.5.23 (cpu)
+
+  tree.positions
+  at        request a, round 0, when draft() returned (scheduler iteration 1)
+  index     position of node 4
+  expected  9
+  actual    10
+  This breaks docs/design.md 3.4: Node n of the verify tree stands at position M + its depth.
+
+  The tree of request a, round 0: 5 nodes behind the bonus token at position 7.
+
+  0: 50          *  root
+  ├─ 1: 10          candidate 0, step 1 branch 0
+  │  └─ 3: 12       candidate 2, step 2 branch 1
+  └─ 2: 11       *  candidate 1, step 1 branch 1
+     └─ 4: 12    *  candidate 4, step 2 branch 0   <── here
+        └─ 5: 13    candidate 6
+
+  node: token, · for a candidate that was not selected; * accepted"""
+    )
+
+
+@pytest.mark.parametrize(
+    ("divergence", "lines"),
+    [
+        (found("tree.mask", "mask of node 3, node 0, and 1 more"), ["3: 12 candidate 2, step 2 branch 1 <── here"]),
+        (found("tree.retrieve", "next sibling of node 0"), ["0: 50 * root <── here"]),
+        (found("verify.inputs", "position of node 5", stage="target.verify"), ["5: 13 candidate 6 <── here"]),
+        (
+            found("tree.parents", "frontier 2, place 0", "candidate 3", "candidate 4"),
+            ["·: ? candidate 3 <── expected", "4: 12 * candidate 4, step 2 branch 0 <── actual"],
+        ),
+        (
+            found("tree.tokens", "the final selection, best first, place 4", "candidate 8", "candidate 6"),
+            ["·: ? candidate 8 <── expected", "5: 13 candidate 6 <── actual"],
+        ),
+        (
+            found("verify.accept", "accepted node 1", "1", "2", "verify", 0),
+            [
+                "1: 10 candidate 0, step 1 branch 0 <── expected",
+                "2: 11 * candidate 1, step 1 branch 1 <── actual",
+            ],
+        ),
+        (
+            found("verify.accept", "token committed after accepted node 2", stage="verify", step=0),
+            ["4: 12 * candidate 4, step 2 branch 0 <── here"],
+        ),
+        (
+            found("commit.path", "row 8, element 3, and 2 more rows", stage="extend", step=0),
+            ["2: 11 * candidate 1, step 1 branch 1 <── here"],
+        ),
+        (
+            found("commit.path", "state of accepted node 1, moved to the front, element 2", stage="verify", step=0),
+            ["2: 11 * candidate 1, step 1 branch 1 <── here"],
+        ),
+        (
+            found("draft.proposal", "child 0 of branch 0 of draft decode step 2", step=2),
+            ["5: 13 candidate 6 <── here"],
+        ),
+        (found("draft.proposal", "child 1 of the root", step=0), ["2: 11 * candidate 1, step 1 branch 1 <── here"]),
+        (
+            found("draft.hidden_in", "row 8, branch 1, element 2", stage="draft.decode", step=2),
+            ["3: 12 candidate 2, step 2 branch 1 <── here"],
+        ),
+    ],
+    ids=lambda value: value.index if isinstance(value, Divergence) else "",
+)
+def test_what_the_divergence_names_is_marked(divergence: Divergence, lines: list[str]) -> None:
+    assert marked(divergence, WORKED) == lines
+
+
+@pytest.mark.parametrize(
+    ("rule", "stage"),
+    [
+        ("draft.kv", "extend"),
+        ("output.tokens", "finished"),
+        ("target.hidden", "target.verify"),
+        ("pool.accounting", "iteration"),
+    ],
+)
+def test_what_is_about_no_tree_has_no_drawing(rule: str, stage: str) -> None:
+    assert draw(WORKED, found(rule, "row 1", stage=stage)) == []
+
+
+def test_a_chain_and_a_round_without_a_tree_have_no_drawing() -> None:
+    chain = traced([0, 1], [5, 6, 7], [0], [6], [0], topk=1)
+    assert draw(chain, found("verify.accept", "accepted node 1", stage="verify")) == []
+    later = Divergence(
+        **{name: getattr(found("tree.mask", "node 1"), name) for name in Divergence.__struct_fields__} | {"round": 3}
+    )
+    assert draw(WORKED, later) == []
+
+
+def test_a_tree_that_was_never_verified_has_nothing_accepted() -> None:
+    lines = draw(traced(SELECTED, TOKENS, EXPANDED, CONSUMED, None), found("tree.mask", "mask of node 1, node 2"))
+    assert "*" not in "".join(lines)
+
+
+def test_a_large_tree_is_cut_down_to_what_is_marked_and_what_is_beside_it() -> None:
+    """topk 8: 8 + 64 + 64 candidates, all of them selected."""
+    first, second = list(range(8)), list(range(8, 16))
+    large = traced(list(range(136)), list(range(137)), first + second, [0] * 16, [0, 1], topk=8)
+    lines = draw(large, found("tree.positions", "position of node 136"))
+    assert len(lines) < MOST_LINES
+    assert "more are not drawn" in lines[-1]
+    assert any("candidate 135 " in line and "<── here" in line for line in lines)
+
+
+@pytest.mark.parametrize("seed", range(50))
+def test_no_trace_breaks_it(seed: int) -> None:
+    """Candidates out of range, twice, of another depth, of no depth; and any rule about any of them."""
+    generator = random.Random(seed)
+
+    def numbers(count: int) -> list[int]:
+        return [generator.choice((generator.randint(-3, 40), generator.randint(0, 9))) for _ in range(count)]
+
+    trace = traced(numbers(5), numbers(6), numbers(6), numbers(6), numbers(3), topk=3)
+    for rule in RULES:
+        for index in (
+            "mask of node 9, node 2",
+            "row 99, branch 7",
+            "child 9 of branch 9 of draft decode step 9",
+            "accepted node 4",
+        ):
+            draw(trace, found(rule, index, f"candidate {generator.randint(-3, 99)}", "7"))
