@@ -45,14 +45,14 @@ def acceptance(model: str, shape: tuple[int, int, int], prompts: int = PROMPTS) 
     for _ in range(prompts):
         size = int(torch.randint(1, 41, (1,), generator=generator))
         prompt = torch.randint(0, RECIPES[model].target.vocab_size, (size,), generator=generator)
-        tokens = _greedy(model, prompt, NEW_TOKENS + shape[1] + 2)
+        tokens = greedy(model, prompt, NEW_TOKENS + shape[1] + 2)
         for view, found in lengths.items():
             found += _rounds(model, tokens, size, shape, view)
     slot, true = (sum(found) / len(found) for found in lengths.values())
     return Acceptance(model, shape, slot, true, len(lengths["slot_layout"]))
 
 
-def _greedy(model: str, prompt: Tensor, count: int) -> Tensor:
+def greedy(model: str, prompt: Tensor, count: int) -> Tensor:
     """The prompt and what the target says to it [T]: all that verification will ever commit."""
     weights, shape = model_pair(model).reference_target(), RECIPES[model].target
     tokens = prompt

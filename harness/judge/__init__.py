@@ -20,9 +20,9 @@ from .complete import missing
 from .exercise import exercised
 from .rules import Rules
 from .story import stories
-from .verdict import RULES, Divergence, Verdict
+from .verdict import LAYER_RULES, RULES, Divergence, Verdict
 
-__all__ = ["DECLARED_VIEW", "RULES", "Divergence", "Verdict", "View", "judge"]
+__all__ = ["DECLARED_VIEW", "LAYER_RULES", "RULES", "Divergence", "Verdict", "View", "judge"]
 
 # What a node of a draft tree attends to (reference/growth.py); what a stored row of a multi-layer draft is (reference/mtp.py).
 View = Literal["slot_layout", "true_tree", "last_fed", "committed"]

@@ -13,7 +13,7 @@ RULES: dict[str, tuple[str, str]] = {
     "draft.input_ids": (
         "3.1-3.3",
         "Row i of the draft consumes token x[i+1]: at a chunk's tail the next prompt token, in draft decode the token drafted "
-        "one step before. In layer k of a multi-layer draft (3.7): x[i+1+k], past what is known the drafts so far.",
+        "one step before.",
     ),
     "draft.positions": (
         "3.1-3.3",
@@ -31,7 +31,7 @@ RULES: dict[str, tuple[str, str]] = {
     "draft.hidden_in": (
         "3.1-3.3",
         "Row i of the draft consumes the target's hidden state h[i]; draft decode consumes the draft's own state of the row "
-        "before. A chained layer (3.7) consumes the state of the layer below.",
+        "before.",
     ),
     "draft.scratch_kv": (
         "3.3",
@@ -39,8 +39,7 @@ RULES: dict[str, tuple[str, str]] = {
     ),
     "draft.kv": (
         "3.1",
-        "The draft's stored row i is a function of x[0..i+1] alone, for every committed position. In layer k of a multi-layer "
-        "draft (3.7): of x[0..i+1+k], or of what it was last fed.",
+        "The draft's stored row i is a function of x[0..i+1] alone, for every committed position.",
     ),
     "target.inputs": ("3.6", "The target consumes the prompt's tokens at their positions, and writes the request's own slots."),
     "target.hidden": (
@@ -88,6 +87,25 @@ RULES: dict[str, tuple[str, str]] = {
     "kernel.shadow": ("5", "The fast runtime stores what Triton's interpreter stores."),
     "engine.crash": ("4", "The worker survives every valid case."),
     "engine.hang": ("4", "The worker finishes every valid case."),
+}
+
+
+# What holds instead of a multi-layer draft.
+LAYER_RULES: dict[str, tuple[str, str]] = {
+    "draft.input_ids": (
+        "3.7",
+        "Row i of layer k consumes token x[i+1+k]: at a chunk's tail the prompt's; past what is known yet, the drafts so far.",
+    ),
+    "draft.hidden_in": (
+        "3.7",
+        "Row i of every layer consumes the target's hidden state h[i]; in a chained model, the state of the layer below for "
+        "the same row.",
+    ),
+    "draft.kv": (
+        "3.7",
+        "Layer k's stored row i is that of the token it was last fed, which is x[i+1+k] unless it was written before that was "
+        "known; with `--view committed`, that of x[i+1+k].",
+    ),
 }
 
 

@@ -2,7 +2,7 @@
 
 import textwrap
 
-from eagletwin.harness.judge import RULES, Divergence, Verdict
+from eagletwin.harness.judge import LAYER_RULES, RULES, Divergence, Verdict
 from eagletwin.harness.models.recipes import RECIPES
 from eagletwin.harness.trace import Header, Trace
 
@@ -66,7 +66,7 @@ def argue(header: Header, verdict: Verdict, *, again: str = "", trace: Trace | N
 
 
 def _divergence(found: Divergence, num_steps: int, layers: bool) -> list[str]:
-    section, sentence = RULES[found.rule]
+    section, sentence = (RULES | LAYER_RULES if layers else RULES)[found.rule]
     where = f"request {found.request}, round {found.round}, " if found.request else ""
     stage = _STAGES[found.stage]
     if found.stage in ("draft.decode", "draft") and 0 < found.step < num_steps:  # what comes after the last step has no step

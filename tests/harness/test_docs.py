@@ -6,7 +6,7 @@ import msgspec
 
 from eagletwin.harness.case import Case, EngineSettings, Event, Request, SGLangSettings, decode_case
 from eagletwin.harness.exercised import FEATURES
-from eagletwin.harness.judge import RULES
+from eagletwin.harness.judge import LAYER_RULES, RULES
 from eagletwin.harness.models.recipes import RECIPES
 from eagletwin.harness.report.tree import MOST_LINES, draw
 from eagletwin.reference import layout, tree
@@ -32,6 +32,9 @@ def test_every_rule_is_documented_word_for_word() -> None:
     text = (DOCS / "rules.md").read_text()
     for name, (section, sentence) in RULES.items():
         assert f"| `{name}` | {section} | {sentence} |" in text
+    for name, (section, sentence) in LAYER_RULES.items():
+        assert section == "3.7"
+        assert f"| `{name}` | {sentence} |" in text
 
 
 def test_the_example_is_a_valid_case() -> None:
