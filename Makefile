@@ -12,7 +12,7 @@ READY := .venv/.ready
 .PHONY: run test setup lint sweep quality shadow bench clean
 
 run: setup
-	$(BIN)/eagletwin prove 25015 26329 row-overflow
+	$(BIN)/eagletwin prove 25015 26329 row-overflow multi-layer-chunk-tail-3
 	@echo "more: . .venv/bin/activate, then eagletwin --help"
 
 test: setup

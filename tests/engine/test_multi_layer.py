@@ -210,3 +210,23 @@ def test_trees_of_several_layers_change_the_output(host: Host, tmp_path: Path) -
     assert verdict.later["output.tokens"] == 1
     alone = judge(trace, frozenset({"commit.path", "draft.input_ids", "draft.hidden_in", "draft.kv", "draft.proposal"}))
     assert (alone.status, alone.rule) == ("diverged", "output.tokens")
+
+
+@BOTH
+@pytest.mark.parametrize("function", ["_draft_extend_for_prefill", "_draft_extend_for_decode"])
+def test_a_death_between_two_layers_is_unknown_and_what_was_seen_before_is_judged(
+    run: Runner, model: str, function: str
+) -> None:
+    case = msgspec.structs.replace(THREE.case, model=model, chunked_prefill_size=64, exercises=())
+    match = "forward_batch.token_to_kv_pool = self"
+
+    def dies(before: str) -> Edit:
+        text = f"{before}if step == 2:\n    raise ValueError('the worker raised')\n{match}"
+        return Edit(target=f"{WORKER}.{function}", match=match, replacement=text)
+
+    _, verdict = run(case, dies(""))
+    assert (verdict.status, verdict.rule) == ("unknown", "engine.crash"), verdict
+    assert "the worker raised" in verdict.reason
+    assert "judge" not in verdict.reason
+    _, verdict = run(case, dies("forward_batch.input_ids[0] = 1 - forward_batch.input_ids[0].clamp(0, 1)\n"))
+    assert (verdict.status, verdict.rule) == ("diverged", "draft.input_ids"), verdict
