@@ -139,6 +139,7 @@ class Trees:
         """Each candidate's token, also as it was expanded and selected, is the one that its row proposed at that rank."""
         topk, steps, growth = self._case.topk, self._case.num_steps, story.growths[record.round]
         shown = [UNSEEN] * count_candidates(topk, steps)
+        seen: list[int] = []
         if "candidate_tokens" in record.tensors:
             seen = self._trace.integers(number, "candidate_tokens")
             self._compare.integers(
@@ -149,6 +150,11 @@ class Trees:
             for candidate, token in zip(candidates, tokens, strict=False):
                 if 0 <= candidate < len(shown):
                     shown[candidate] = token
+        if seen:  # what went on is judged by what it went on as; it must also be what stands in the list of all
+            last = Place(record, "draft", steps)
+            self._compare.integers(
+                last, "draft.proposal", shown[: len(seen)], seen[: len(shown)], "token in the list of candidates,", 0
+            )
         if record.request in self._proposed:  # the extend before proposed these, and was judged: they must be those very tokens
             proposed = self._proposed[record.request]
             expected = [must if has != UNSEEN else UNSEEN for must, has in zip(proposed, shown[:topk], strict=True)]

@@ -137,6 +137,17 @@ def test_a_changed_tensor_of_any_record_is_found_and_named(tree_trace: Trace, st
             assert (verdict.first.request, verdict.first.round) == (record.request, record.round), (number, verdict)
 
 
+@pytest.mark.parametrize("round", [0, 1, 2])
+def test_the_token_of_each_candidate_is_compared_also_where_it_went_on(tree_trace: Trace, round: int) -> None:
+    number = number_of(tree_trace, "a", round, "draft")
+    tokens = tree_trace.tensor(number, "candidate_tokens")
+    for candidate in range(len(tokens)):
+        wrong = tokens.clone()
+        wrong[candidate] += 1
+        verdict = judge(changed(tree_trace, {f"{number}.candidate_tokens": wrong}))
+        assert (verdict.status, verdict.rule) == ("diverged", "draft.proposal"), (candidate, verdict)
+
+
 @pytest.mark.parametrize("stage", ["finished", "flushed", "draft", "verify", "extend", "iteration", "cached", *INNER])
 def test_a_missing_record_is_never_equal(tree_trace: Trace, stage: str) -> None:
     number = last_of(tree_trace, stage)
