@@ -56,6 +56,12 @@ def _shape(parents: tuple[int, ...]) -> _Shape:
     return _Shape(depths(parents), ancestor_mask(parents).tolist(), *retrieve_links(parents))
 
 
+def _logs(probabilities: Tensor) -> Tensor:
+    """Logarithms, down to that of float32's smallest normal number. A NaN stays one."""
+    logs = probabilities.double().log()
+    return torch.where(logs < SMALLEST, SMALLEST, logs)
+
+
 class Trees:
     """Compares the trees of one trace."""
 
@@ -75,7 +81,7 @@ class Trees:
             return
         said = self._trace.tensor(number, "proposal_probabilities")
         inside = torch.tensor(proposed).clamp(0, logits.shape[1] - 1)  # an id outside the vocabulary was reported above
-        expected, said = logits.log_softmax(-1)[:, inside], said[None].log()
+        expected, said = _logs(logits.double().softmax(-1)[:, inside]), _logs(said[None])
         # a log-probability is a difference of two logits, each of which may be off by the bound
         name = "log-probabilities of the root's children"
         self._compare.floats(place, "draft.proposal", expected, said, lambda _: name, 2 * magnitude(logits))
@@ -170,9 +176,7 @@ class Trees:
             return
         told, said = story.choices[record.round], self._trace.tensor(number, "candidate_scores")
         place = Place(record, "draft", self._case.num_steps)
-        logs = said.double().log()
-        logs = torch.where(logs < SMALLEST, SMALLEST, logs)  # not a clamp: that would make NaN of no size
-        expected, sizes = told.scores[:, None], told.sizes
+        expected, logs, sizes = told.scores[:, None], _logs(said), told.sizes
 
         def name(candidate: int) -> str:
             return f"logarithm of the score of candidate {candidate}"
@@ -211,5 +215,5 @@ class Trees:
             return
         self._compare.ranked(place, "tree.tokens", told.selected, "the final selection, best first")
         if round.proposed:
-            expected = [round.proposed[node] for node in round.selected if node < len(round.proposed)]
-            self._compare.integers(place, "tree.tokens", expected, round.drafted, "token of node", 1)
+            tokens = [round.proposed[node] for node in round.selected if node < len(round.proposed)]
+            self._compare.integers(place, "tree.tokens", tokens, round.drafted, "token of node", 1)
