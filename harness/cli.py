@@ -229,7 +229,7 @@ def prove(
         from . import prove as proving
         from .engines.process import Host, Limits, WouldNotStart
         from .report.argument import argue
-        from .report.table import proof_table
+        from .report.table import proof_table, proof_title
 
         chosen = list(LEDGER.values()) if "all" in entries else [entry for name in entries for entry in _entries(name)]
         proofs = []
@@ -237,8 +237,9 @@ def prove(
             try:
                 for proof in proving.prove(host, chosen, out, Limits(step=step_timeout, case=case_timeout), kernels):
                     proofs.append(proof)
-                    print(f"{proof.entry.id}  {proof.entry.title}\n")
+                    print(proof_title(proof.entry))
                     for outcome, side in ((proof.fixed, proof.entry.green), (proof.reverted, proof.entry.red)):
+                        print(f"-- {proof.entry.says(side)}\n")
                         print(
                             argue(outcome.trace.header, outcome.verdict, again=proof.entry.command(side), trace=outcome.trace)
                         )
