@@ -55,6 +55,14 @@ class Entry:
     def red(self) -> Side:
         return Side((self.revert,) if self.revert is not None else (), self.view or DECLARED_VIEW)
 
+    def says(self, side: Side) -> str:
+        """What a side is, in words."""
+        if self.view is not None:
+            return "as the judge declares it" if side == self.green else "as it should be"
+        if self.revert is not None:
+            return "with the fix, as released" if side == self.green else "without the fix, which is undone in memory"
+        return "with a candidate fix, in memory" if side == self.green else "as released"
+
     def command(self, side: Side) -> str:
         """What to type to see one side."""
         words = [f"eagletwin check {self.id}"]

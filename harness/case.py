@@ -219,7 +219,7 @@ def _check_tree(case: Case, origin: str) -> None:
         raise _refuse(
             f"{origin}: num_draft_tokens {case.num_draft_tokens}: a tree of topk {case.topk} and {case.num_steps} steps has "
             f"{most} nodes",
-            f"use {case.num_steps + 1} to {most}",
+            f"use 2 to {most}; below {case.num_steps + 1} the worker dies of the ledger's small-tree",
         )
 
 

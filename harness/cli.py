@@ -141,14 +141,17 @@ def check(
 @app.command()
 def fuzz(
     minutes: Annotated[float, typer.Option(min=0.01, help="How long to generate cases.")] = 5.0,
-    max_cases: Annotated[int, typer.Option("--cases", min=1, help="Generate no more than this many.")] = 1_000_000,
+    max_cases: Annotated[
+        int,
+        typer.Option("--cases", min=1, help="Generate no more than this many; 30 at a time share most of one configuration."),
+    ] = 1_000_000,
     seed: Annotated[int, typer.Option(min=0, help="The same seed draws the same cases.")] = 0,
     findings: Annotated[int, typer.Option(min=1, help="Go on until this many different rules were found broken.")] = 1,
     shrink_minutes: Annotated[
         float, typer.Option(min=0.0, help="How long to shrink a finding; the smallest case until then counts.")
     ] = 3.0,
     model: Annotated[str | None, typer.Option(help="Only this model recipe.")] = None,
-    topk: Annotated[int | None, typer.Option(help="Only this topk.")] = None,
+    topk: Annotated[int | None, typer.Option(help="Only this topk: 1, 2, 3, 4, 8 or 16.")] = None,
     revert: Reverts = None,
     remedy: Remedies = None,
     patch: PatchFiles = None,
@@ -226,7 +229,7 @@ def prove(
         from . import prove as proving
         from .engines.process import Host, Limits, WouldNotStart
         from .report.argument import argue
-        from .report.table import proof_table
+        from .report.table import proof_table, proof_title
 
         chosen = list(LEDGER.values()) if "all" in entries else [entry for name in entries for entry in _entries(name)]
         proofs = []
@@ -234,8 +237,9 @@ def prove(
             try:
                 for proof in proving.prove(host, chosen, out, Limits(step=step_timeout, case=case_timeout), kernels):
                     proofs.append(proof)
-                    print(f"{proof.entry.id}  {proof.entry.title}\n")
+                    print(proof_title(proof.entry))
                     for outcome, side in ((proof.fixed, proof.entry.green), (proof.reverted, proof.entry.red)):
+                        print(f"-- {proof.entry.says(side)}\n")
                         print(
                             argue(outcome.trace.header, outcome.verdict, again=proof.entry.command(side), trace=outcome.trace)
                         )
@@ -320,19 +324,20 @@ def _held(**asked: str | int | None) -> dict[str, str | int]:
 def _patches(revert: list[str] | None, remedy: list[str] | None, patch: list[Path] | None) -> "tuple[Patch, ...]":
     from .patch import read_patch
 
-    def of_entry(name: str, part: Literal["revert", "remedy"], what: str) -> "Patch":
-        found: Patch | None = getattr(_entry(name), part)
-        if found is None:
-            raise InputError(
-                f"entry {name} has no {what}",
-                consequence="nothing was run",
-                remedy=f"eagletwin prove {name} shows both sides of it",
-            )
-        return found
+    def refused(name: str, what: str, remedy: str) -> InputError:
+        return InputError(f"entry {name} has no {what}", consequence="nothing was run", remedy=remedy)
 
-    reverted = [of_entry(name, "revert", "fix that could be undone") for name in revert or ()]
-    cured = [of_entry(name, "remedy", "candidate fix") for name in remedy or ()]
-    return (*reverted, *cured, *(read_patch(file) for file in patch or ()))
+    patches: list[Patch] = []
+    for entry in (entry for name in revert or () for entry in _entries(name)):
+        if entry.revert is None:
+            live = f"it is live: `eagletwin check {entry.id}` shows it as the release is, `prove {entry.id}` both sides"
+            raise refused(entry.id, "fix that could be undone", live)
+        patches.append(entry.revert)
+    for entry in (entry for name in remedy or () for entry in _entries(name)):
+        if entry.remedy is None:
+            raise refused(entry.id, "candidate fix", f"`eagletwin prove {entry.id}` shows both sides of it")
+        patches.append(entry.remedy)
+    return (*patches, *(read_patch(file) for file in patch or ()))
 
 
 def _changes(

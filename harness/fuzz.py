@@ -56,6 +56,7 @@ class Tally:
     statuses: Counter[str] = field(default_factory=Counter)
     exercised: Counter[str] = field(default_factory=Counter)
     accept_lens: Counter[str] = field(default_factory=Counter)
+    configurations: Counter[str] = field(default_factory=Counter)
     set_aside: Counter[str] = field(default_factory=Counter)
     choices: int = 0
     ties: int = 0
@@ -70,6 +71,10 @@ class Tally:
         self.choices, self.ties = self.choices + verdict.choices, self.ties + verdict.ties
         self.headroom = max(self.headroom, verdict.headroom)
         self.fallbacks.update(trial.header.fallbacks)
+        size = f" with {case.num_draft_tokens} nodes" if case.topk > 1 else ""
+        self.configurations[
+            f"{case.model}, num_steps {case.num_steps}, topk {case.topk}{size}, page_size {case.page_size}"
+        ] += 1
         lengths = {record.numbers["accept_len"] for record in trial.header.records if record.stage == "verify"}
         self.accept_lens.update(f"{length} of {case.num_steps + 1}" for length in lengths)
 

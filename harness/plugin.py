@@ -13,7 +13,10 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from .errors import InputError
+
 if TYPE_CHECKING:
+    from .patch import Patch
     from .twin import CaseFailed, Twin
 
 _TWIN = pytest.StashKey["Twin"]()
@@ -119,7 +122,7 @@ def _begin(twin: "Twin", item: pytest.Item) -> None:
     """Take over what the test's marker says."""
     marker = item.get_closest_marker("eagletwin")
     asked = dict(marker.kwargs) if marker is not None else {}
-    patches = tuple(asked.get("patches", ()))
+    patches = tuple(_patch(item, patch) for patch in asked.get("patches", ()))
     if asked.get("revert"):
         from eagletwin.cases.regressions import LEDGER
 
@@ -133,6 +136,20 @@ def _begin(twin: "Twin", item: pytest.Item) -> None:
         patches = tuple(fixes[number] for number in numbers) + patches
     name = re.sub(r"[^A-Za-z0-9._-]+", "-", item.name).strip("-._")[:64] or "case"
     twin.begin(name, patches=patches, kernels=asked.get("kernels"), without=frozenset(asked.get("without", ())))
+
+
+def _patch(item: pytest.Item, patch: object) -> "Patch":
+    """A patch of the marker: a Patch, or a file that holds one."""
+    from .patch import Patch, read_patch
+
+    if isinstance(patch, Patch):
+        return patch
+    if not isinstance(patch, str | Path):
+        raise pytest.UsageError(f"{item.nodeid}: patches takes patch files or Patch objects, not {type(patch).__name__}")
+    try:
+        return read_patch(Path(patch))
+    except InputError as error:
+        raise pytest.UsageError(f"{item.nodeid}: {error}") from error
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

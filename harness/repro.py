@@ -15,7 +15,7 @@ import msgspec
 from eagletwin import __version__
 
 from .case import Case, decode_case
-from .errors import EXIT_EQUAL, EXIT_UNKNOWN, InputError, exit_code_of
+from .errors import EXIT_EQUAL, EXIT_HARNESS, EXIT_UNKNOWN, InputError, exit_code_of
 from .judge import DECLARED_VIEW, View
 from .patch import Patch
 from .versions import installed
@@ -33,7 +33,14 @@ python {script}          exit code 0: equal, 1: diverged, 125: cannot tell, 128 
 python {script} --force  also with another SGLang than {sglang}
 """
 
-from eagletwin.harness.repro import reproduce
+import sys
+
+try:
+    from eagletwin.harness.repro import reproduce
+except ModuleNotFoundError as error:
+    print(f"error: {{error}}, for {{sys.executable}}", file=sys.stderr)
+    print("  so:  nothing was run\\n  try: the Python of the environment that eagletwin is installed in", file=sys.stderr)
+    sys.exit({harness_error})
 
 CASE = {case}
 
@@ -60,6 +67,7 @@ def write_script(
         name=case.name,
         eagletwin=__version__,
         versions=", ".join(versions),
+        harness_error=EXIT_HARNESS,
         seed="none" if seed is None else seed,
         command=_docstring(command),
         script=SCRIPT,

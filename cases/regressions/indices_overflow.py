@@ -1,8 +1,9 @@
 """Live, found by eagletwin: at the end of the context, draft decode's list of KV slots is longer than its buffer's row.
 
 The Triton backend gives each step a row of batch * topk * context_length entries. Step j attends to the committed tokens and j
-rows of its own, so a batch whose requests are all within num_steps of the context length writes past it: into the next
-step's row, and past the buffer after the last. Drafts read wrong slots then. Related: issue #29695, PR #29696 (closed).
+rows of its own, so a batch whose requests are on the average less than num_steps from the context length writes past it: into
+the next step's row, and past the buffer after the last. A request's last round begins four tokens before the end of its
+context, or earlier, so it takes five steps. Related: issue #29695, PR #29696 (closed).
 """
 
 from eagletwin.cases.entry import Entry
@@ -15,7 +16,7 @@ ENTRY = Entry(
     rule="kernel.memory",
     buggy="0.5.23",
     fixed="",
-    trigger="num_steps >= 3 and every request of a batch within num_steps of its context length",
+    trigger="num_steps >= 5 and the requests of a batch on the average less than num_steps from their context length",
     remedy=Patch(
         name="wider-indices",
         edits=(

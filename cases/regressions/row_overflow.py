@@ -18,7 +18,8 @@ ENTRY = Entry(
     rule="draft.slots",
     buggy="0.5.23",
     fixed="",
-    trigger="page_size 1, 2 * max(topk * num_steps, num_draft_tokens) > num_draft_tokens + 4, a request near its end",
+    # a request's last round begins four tokens before the end of its context, or earlier
+    trigger="page_size 1, 2 * max(topk * num_steps, num_draft_tokens) > num_draft_tokens + 8, a request near its context's end",
     remedy=Patch(
         name="wider-rows",
         edits=(

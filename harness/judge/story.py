@@ -42,6 +42,7 @@ class Round:
     selected   candidates that became nodes 1..D-1
     expanded   candidates of each step's frontier [(S-1)*k], and their tokens: frontier
     path       accepted nodes
+    proposed   tokens of all candidates; none where the trace has them only as they were expanded and selected
     """
 
     committed: int
@@ -52,6 +53,7 @@ class Round:
     frontier: list[int]
     end: int
     path: list[int] = field(default_factory=list)
+    proposed: list[int] = field(default_factory=list)
 
 
 @dataclass(slots=True)
@@ -162,7 +164,9 @@ def _round(trace: Trace, number: int, story: Story, consumed: list[int]) -> Roun
         return Round(committed, story.tokens[-1], drafted, selected, expanded, [], committed)
     if len(consumed) != len(expanded):
         raise ValueError(f"{len(consumed)} tokens were consumed by draft decode, and {len(expanded)} candidates were expanded")
-    return Round(committed, story.tokens[-1], drafted, selected, expanded, consumed, committed)
+    shown = "candidate_tokens" in trace.header.records[number].tensors
+    proposed = trace.integers(number, "candidate_tokens") if shown else []
+    return Round(committed, story.tokens[-1], drafted, selected, expanded, consumed, committed, proposed=proposed)
 
 
 @lru_cache(maxsize=8)

@@ -56,6 +56,12 @@ def _shape(parents: tuple[int, ...]) -> _Shape:
     return _Shape(depths(parents), ancestor_mask(parents).tolist(), *retrieve_links(parents))
 
 
+def _logs(probabilities: Tensor) -> Tensor:
+    """Logarithms, down to that of float32's smallest normal number. A NaN stays one."""
+    logs = probabilities.double().log()
+    return torch.where(logs < SMALLEST, SMALLEST, logs)
+
+
 class Trees:
     """Compares the trees of one trace."""
 
@@ -75,7 +81,7 @@ class Trees:
             return
         said = self._trace.tensor(number, "proposal_probabilities")
         inside = torch.tensor(proposed).clamp(0, logits.shape[1] - 1)  # an id outside the vocabulary was reported above
-        expected, said = logits.log_softmax(-1)[:, inside], said[None].log()
+        expected, said = _logs(logits.double().softmax(-1)[:, inside]), _logs(said[None])
         # a log-probability is a difference of two logits, each of which may be off by the bound
         name = "log-probabilities of the root's children"
         self._compare.floats(place, "draft.proposal", expected, said, lambda _: name, 2 * magnitude(logits))
@@ -100,15 +106,15 @@ class Trees:
             self._compare.integers(Place(record, "draft", step), "draft.input_ids", proposed, ids, "row", position)
 
     def consumed(self, round: Round, step: int, ids: list[int]) -> list[int]:
-        """Tokens that draft decode step `step` must have consumed: its frontier's, as far as the verify tree shows them."""
+        """Tokens that draft decode step `step` must have consumed: its frontier's, as far as the trace shows them elsewhere."""
         topk = self._case.topk
-        known = dict(zip(round.selected, round.drafted, strict=False))
+        known = dict(enumerate(round.proposed)) or dict(zip(round.selected, round.drafted, strict=False))
         frontier = round.expanded[(step - 1) * topk : step * topk]
         return [known.get(candidate, token) for candidate, token in zip(frontier, ids, strict=False)]
 
     def grown(self, number: int, record: Record, story: Story, round: Round) -> None:
         """The tree that draft() returned, from the proposals to the masks."""
-        self._proposals(number, record, story, round)
+        self._proposals(record, story, round)
         if self._case.topk > 1:
             self._choices(record, story, round)
             self._scores(number, record, story)
@@ -139,20 +145,20 @@ class Trees:
     def _same(self, place: Place, rule: str, expected: list[int], number: int, name: str, rows: str) -> None:
         self._compare.integers(place, rule, expected, self._trace.integers(number, name), rows, 0)
 
-    def _proposals(self, number: int, record: Record, story: Story, round: Round) -> None:
-        """Each candidate's token, also as it was expanded and selected, is the one that its row proposed at that rank."""
+    def _proposals(self, record: Record, story: Story, round: Round) -> None:
+        """Each candidate's token is the one that its row proposed at that rank."""
         topk, steps, growth = self._case.topk, self._case.num_steps, story.growths[record.round]
-        shown = [UNSEEN] * count_candidates(topk, steps)
-        if "candidate_tokens" in record.tensors:
-            seen = self._trace.integers(number, "candidate_tokens")
-            self._compare.integers(
-                Place(record, "draft"), "draft.proposal", [len(shown)], [len(seen)], "number of candidates", 0
-            )
-            shown[: len(seen)] = seen[: len(shown)]
-        for candidates, tokens in ((round.expanded, round.frontier), (round.selected, round.drafted)):
-            for candidate, token in zip(candidates, tokens, strict=False):
-                if 0 <= candidate < len(shown):
-                    shown[candidate] = token
+        shown = list(round.proposed)
+        if shown:
+            total = count_candidates(topk, steps)
+            self._compare.integers(Place(record, "draft"), "draft.proposal", [total], [len(shown)], "number of candidates", 0)
+            shown = (shown + [UNSEEN] * total)[:total]
+        else:
+            shown = [UNSEEN] * count_candidates(topk, steps)
+            for candidates, tokens in ((round.expanded, round.frontier), (round.selected, round.drafted)):
+                for candidate, token in zip(candidates, tokens, strict=False):
+                    if 0 <= candidate < len(shown):
+                        shown[candidate] = token
         if record.request in self._proposed:  # the extend before proposed these, and was judged: they must be those very tokens
             proposed = self._proposed[record.request]
             expected = [must if has != UNSEEN else UNSEEN for must, has in zip(proposed, shown[:topk], strict=True)]
@@ -174,9 +180,7 @@ class Trees:
             return
         told, said = story.choices[record.round], self._trace.tensor(number, "candidate_scores")
         place = Place(record, "draft", self._case.num_steps)
-        logs = said.double().log()
-        logs = torch.where(logs < SMALLEST, SMALLEST, logs)  # not a clamp: that would make NaN of no size
-        expected, sizes = told.scores[:, None], told.sizes
+        expected, logs, sizes = told.scores[:, None], _logs(said), told.sizes
 
         def name(candidate: int) -> str:
             return f"logarithm of the score of candidate {candidate}"
@@ -214,3 +218,6 @@ class Trees:
                 self._compare.report(place, "tree.tokens", "the final selection", expected, str(round.selected))
             return
         self._compare.ranked(place, "tree.tokens", told.selected, "the final selection, best first")
+        if round.proposed:
+            tokens = [round.proposed[node] for node in round.selected if node < len(round.proposed)]
+            self._compare.integers(place, "tree.tokens", tokens, round.drafted, "token of node", 1)

@@ -31,7 +31,7 @@ RULES: dict[str, tuple[str, str]] = {
     "draft.hidden_in": (
         "3.1-3.3",
         "Row i of the draft consumes the target's hidden state h[i]; draft decode consumes the draft's own state of the row "
-        "before.",
+        "that proposed its token.",
     ),
     "draft.scratch_kv": (
         "3.3",

@@ -5,7 +5,7 @@ from pathlib import Path
 import msgspec
 
 from eagletwin.harness.exercised import FEATURES
-from eagletwin.harness.fuzz import Finding, Fuzz
+from eagletwin.harness.fuzz import Finding, Fuzz, Tally
 
 
 def finding_text(finding: Finding) -> str:
@@ -18,7 +18,8 @@ def finding_text(finding: Finding) -> str:
         "",
         f"Found after {finding.cases} cases, {finding.seconds:.1f} s. Smallest after {finding.shrink_looks} more runs, "
         f"{finding.shrink_seconds:.1f} s{', when the time for shrinking was up' if finding.partial else ''}: "
-        f"num_steps {case.num_steps}, page_size {case.page_size}, {f'chunks {list(case.chunks)}, ' if case.chunks else ''}"
+        f"{case.model}, num_steps {case.num_steps}, topk {case.topk}, page_size {case.page_size}, "
+        f"{f'chunks {list(case.chunks)}, ' if case.chunks else ''}"
         f"{len(case.events)} events, requests (prompt+new) {prompts}.",
     ]
     return "\n".join(lines)
@@ -36,6 +37,7 @@ def tally_text(search: Fuzz, findings: list[Finding]) -> str:
         "",
         f"{tally.cases} cases in {seconds:.1f} s: {statuses}. {tally.ties} of {tally.choices} choices were ties.",
     ]
+    lines += [f"{count} configurations searched: {most}." for count, most in [(len(tally.configurations), _most(tally))]]
     lines += [f"Exercised: {reached or 'nothing named'}."]
     for kind, count in sorted(tally.set_aside.items()):
         lines.append(f"{count} more cases showed {kind}, which had been found, and were not looked at further.")
@@ -46,6 +48,12 @@ def tally_text(search: Fuzz, findings: list[Finding]) -> str:
         lines.append(f"Stopped while shrinking: the smallest case so far is in {unfinished[-1] / 'minimal'}.")
     lines.append(f"Folder: {search.folder}")
     return "\n".join(lines)
+
+
+def _most(tally: Tally) -> str:
+    """The configurations that most cases had. A block of cases shares one, so a short search sees few."""
+    named = [f"{name} ({count} cases)" for name, count in tally.configurations.most_common(3)]
+    return "; ".join(named) + ("; …" if len(tally.configurations) > 3 else "")
 
 
 def write_summary(folder: Path, search: Fuzz, findings: list[Finding]) -> None:

@@ -5,8 +5,19 @@ from collections.abc import Sequence
 from rich.console import Console
 from rich.table import Column, Table
 
+from eagletwin.cases.entry import Entry
 from eagletwin.harness.doctor import Finding
 from eagletwin.harness.prove import Proof
+
+
+def proof_title(entry: Entry) -> str:
+    """What is about to be proven."""
+    state = (
+        f"in {entry.buggy}, fixed in {entry.fixed}"
+        if entry.fixed
+        else f"LIVE in {entry.buggy.rstrip(' -')} and what is installed"
+    )
+    return f"== {entry.id}: {entry.title}\n   {state}; matters with {entry.trigger}\n"
 
 
 def proof_table(proofs: Sequence[Proof]) -> None:

@@ -38,11 +38,11 @@ CHANGES: dict[tuple[str, str], tuple[Change, set[str]]] = {
     ("draft.decode", "slots"): (bump, {"draft.slots"}),
     ("draft.decode", "hidden_in"): (nudge, {"draft.hidden_in"}),
     ("draft.decode", "hidden_out"): (nudge, {"draft.proposal"}),
-    ("draft", "tokens"): (bump, {"draft.proposal"}),
+    ("draft", "tokens"): (bump, {"tree.tokens"}),
     ("draft", "candidate_tokens"): (bump, {"draft.proposal"}),
     ("draft", "candidate_scores"): (percent, {"draft.proposal"}),
-    ("draft", "expanded"): (bump, {"draft.proposal"}),  # the candidate's token is then not what its row proposed
-    ("draft", "selected"): (bump, {"draft.proposal"}),
+    ("draft", "expanded"): (bump, {"tree.parents"}),
+    ("draft", "selected"): (bump, {"tree.tokens"}),
     ("draft", "positions"): (bump, {"tree.positions"}),
     ("draft", "mask"): (flip, {"tree.mask"}),
     ("draft", "retrieve_index"): (bump, {"tree.retrieve"}),
@@ -135,6 +135,17 @@ def test_a_changed_tensor_of_any_record_is_found_and_named(tree_trace: Trace, st
             "held",
         ):  # a wrong committed token is also the next round's; a slot may have another owner
             assert (verdict.first.request, verdict.first.round) == (record.request, record.round), (number, verdict)
+
+
+@pytest.mark.parametrize("round", [0, 1, 2])
+def test_the_token_of_each_candidate_is_compared_also_where_it_went_on(tree_trace: Trace, round: int) -> None:
+    number = number_of(tree_trace, "a", round, "draft")
+    tokens = tree_trace.tensor(number, "candidate_tokens")
+    for candidate in range(len(tokens)):
+        wrong = tokens.clone()
+        wrong[candidate] += 1
+        verdict = judge(changed(tree_trace, {f"{number}.candidate_tokens": wrong}))
+        assert (verdict.status, verdict.rule) == ("diverged", "draft.proposal"), (candidate, verdict)
 
 
 @pytest.mark.parametrize("stage", ["finished", "flushed", "draft", "verify", "extend", "iteration", "cached", *INNER])

@@ -101,7 +101,7 @@ PLANTED: dict[str, tuple[Edit, str]] = {
         selecting(NEXT_BEST, "topk_cs_p, topk_cs_index = topk_cs_p[:, 1:], topk_cs_index[:, 1:]"),
         "tree.parents",
     ),
-    "candidates are numbered one too high": (edit(LATER, "(i - 1) + topk)", "(i - 1) + topk + 1)"), "draft.proposal"),
+    "candidates are numbered one too high": (edit(LATER, "(i - 1) + topk)", "(i - 1) + topk + 1)"), "tree.parents"),
     "candidates are numbered a depth too high": (edit(LATER, "topk_sq * (i - 1)", "topk_sq * i"), "tree.parents"),
     "scores are added": (edit(LATER, "scores.unsqueeze(2) * topk_p", "scores.unsqueeze(2) + topk_p"), "tree.parents"),
     "a score is its own probability alone": (edit(LATER, "scores.unsqueeze(2) * topk_p", "topk_p"), "tree.parents"),
@@ -154,7 +154,7 @@ PLANTED: dict[str, tuple[Edit, str]] = {
     ),
     "deep nodes have the token of the candidate before": (
         edit(ORGANIZE, "index=top_scores_index, dim=1", "index=top_scores_index - (top_scores_index > 20).long(), dim=1"),
-        "draft.proposal",
+        "tree.tokens",
     ),
     # building
     "the tree is built for one child less": (

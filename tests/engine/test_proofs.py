@@ -7,7 +7,7 @@ import msgspec
 import pytest
 
 from eagletwin.cases.regressions import LEDGER
-from eagletwin.harness.case import EngineSettings
+from eagletwin.harness.case import Case, EngineSettings, Request, SGLangSettings
 from eagletwin.harness.engines.process import Host, Limits
 from eagletwin.harness.judge import judge
 from eagletwin.harness.prove import prove
@@ -45,6 +45,33 @@ def test_the_argument_says_where_and_why(host: Host, tmp_path: Path, name: str) 
     text = argue(trace.header, judge(trace, view=entry.red.view))
     for part in (entry.rule, "round 0", *WHERE[name], "expected", "actual", "breaks docs/design.md"):
         assert part in text, text
+
+
+@pytest.mark.parametrize(
+    ("other", "most", "kernel"),
+    [("indices-overflow", 7, "assign_req_to_token_pool"), ("row-overflow", 4, "generate_draft_decode_kv_indices")],
+)
+def test_how_many_steps_a_chain_needs_to_overflow(host: Host, tmp_path: Path, other: str, most: int, kernel: str) -> None:
+    """What the entries and docs/findings say of chains. With the other's remedy `most` steps hold, and one more does not."""
+    case = Case(
+        name="to-the-end",
+        model="llama-tiny",
+        num_steps=most,
+        requests=(Request(id="a", prompt=(7, 11, 10, 46, 21, 39, 32, 27, 4), max_new_tokens=5),),
+        engine=EngineSettings(sglang=SGLangSettings(context_length=16)),
+    )
+    remedy = LEDGER[other].remedy
+    assert remedy is not None
+    trace = host.engine(case, (remedy,)).run(case, tmp_path)
+    assert judge(trace).status == "equal"
+    last = max(record.numbers["seq_len"] for record in trace.header.records if record.stage == "draft")
+    assert last == 16 - 4  # as near to the end of the context as a round can begin
+    (tmp_path / "longer").mkdir()
+    longer = msgspec.structs.replace(case, num_steps=most + 1)
+    first = judge(host.engine(longer, (remedy,)).run(longer, tmp_path / "longer")).first
+    assert first is not None
+    assert first.rule == "kernel.memory"
+    assert kernel in first.actual
 
 
 def test_a_live_bug_that_no_longer_shows_is_no_proof(host: Host, tmp_path: Path) -> None:
