@@ -34,6 +34,10 @@ WHERE = {
     "26997-hidden": ("when verify returned", "index     state of accepted node 1, moved to the front"),
     "26997-bonus": ("when verify returned", "index     token committed after accepted node 0"),
     "8409": ("draft decode step 2", "index     state that row 2, branch"),
+    "multi-layer-chunk-tail-2": ("draft extend (prefill), layer 0", "index     row 1"),
+    "multi-layer-chunk-tail-3": ("draft extend (prefill), layer 0", "its tail row 2 must consume x[3]"),
+    "multi-layer-topk-windows": ("draft extend (prefill), layer 1", "index     row 0"),
+    "boundary-kv": ("after draft extend (decode), layer 1", "index     row 0"),
     "row-overflow": ("when draft() returned", "index     row of req_to_token, column 0"),
 }
 
