@@ -12,11 +12,7 @@ from eagletwin.harness.prove import Proof
 
 def proof_title(entry: Entry) -> str:
     """What is about to be proven."""
-    state = (
-        f"in {entry.buggy}, fixed in {entry.fixed}"
-        if entry.fixed
-        else f"LIVE in {entry.buggy.rstrip(' -')} and what is installed"
-    )
+    state = f"in {entry.buggy}, fixed in {entry.fixed}" if entry.fixed else f"LIVE, seen in {entry.buggy.rstrip(' -')}"
     return f"== {entry.id}: {entry.title}\n   {state}; matters with {entry.trigger}\n"
 
 
