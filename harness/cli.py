@@ -426,6 +426,7 @@ def guarded(run: Callable[[], int]) -> int:
     """The exit code of `run`. Every way out has one of errors.py; Python's own 1 for a crash would read as `diverged`."""
     try:
         code = run()
+        sys.stdout.flush()  # what is left in the buffer would be lost at the very end, and Python then exits by a code of its own
     except typer.Exit as stop:
         code = stop.exit_code
     except SystemExit:  # typer's own way out when stdout is a closed pipe, with Python's 1, which would read as `diverged`
@@ -441,6 +442,8 @@ def guarded(run: Callable[[], int]) -> int:
     except (KeyboardInterrupt, typer.Abort):
         code = EXIT_INTERRUPTED
     except OSError as error:
+        if isinstance(error, BrokenPipeError):
+            sys.stdout = open(os.devnull, "w")  # noqa: SIM115  as above
         print(f"error: {error}\n  so:  the command stopped there", file=sys.stderr)
         print("  try: look at the permissions and the free space of the folder", file=sys.stderr)
         code = EXIT_HARNESS

@@ -39,7 +39,7 @@ ENOUGH = {
     "radix_hit_in_page": 0.02,
     "radix_hit_across_pages": 0.02,
     "retraction": 0.1,
-    "retraction_in_decode": 0.05,
+    "retraction_in_decode": 0.03,
     "abort_in_prefill": 0.01,
     "abort_in_decode": 0.05,
 }

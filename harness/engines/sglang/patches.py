@@ -15,7 +15,7 @@ from typing import Any
 from eagletwin.harness.patch import Edit, Patch
 
 edited: list[str] = []  # targets of the edits of this process
-_sources: dict[Callable[..., Any], str] = {}  # functions that were edited -> their source now
+_sources: dict[Any, str] = {}  # code objects that edits made -> their source, for an edit of the same function after them
 ran: set[str] = set()  # those of them that were called, here or before the fork
 
 
@@ -47,7 +47,7 @@ def _toggle(number: int) -> None:
 
 def _edit(edit: Edit) -> None:
     function = _resolve(edit.target)
-    source = _sources.get(function) or textwrap.dedent(inspect.getsource(function))
+    source = _sources.get(function.__code__) or textwrap.dedent(inspect.getsource(function))
     occurrences = source.count(edit.match)
     if occurrences != 1:
         near = difflib.get_close_matches(edit.match.strip().split("\n")[0], [line.strip() for line in source.split("\n")], 1)
@@ -62,7 +62,7 @@ def _edit(edit: Edit) -> None:
     edited.append(edit.target)
     source = source.replace(edit.match, replacement)
     function.__code__ = _compile(source, function, edit.target)
-    _sources[function] = source
+    _sources[function.__code__] = source
 
 
 def _resolve(target: str) -> Any:
