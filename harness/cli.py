@@ -426,7 +426,7 @@ def guarded(run: Callable[[], int]) -> int:
     """The exit code of `run`. Every way out has one of errors.py; Python's own 1 for a crash would read as `diverged`."""
     try:
         code = run()
-        sys.stdout.flush()  # what is left in the buffer would be lost at the very end, and Python then exits by a code of its own
+        sys.stdout.flush()  # if that fails as the interpreter ends, the exit code is Python's own
     except typer.Exit as stop:
         code = stop.exit_code
     except SystemExit:  # typer's own way out when stdout is a closed pipe, with Python's 1, which would read as `diverged`
