@@ -45,12 +45,6 @@ def verify_columns(committed: int, num_draft_tokens: int) -> Tensor:
     return committed + torch.arange(num_draft_tokens)
 
 
-def round_width(committed: int, topk: int, num_steps: int, page_size: int, num_draft_tokens: int) -> int:
-    """How many columns after M a round may write."""
-    last = int(draft_columns(committed, topk, num_steps, page_size)[-1, -1]) + 1 - committed
-    return max(last, num_draft_tokens)
-
-
 def reserved(topk: int, num_steps: int, page_size: int, num_draft_tokens: int) -> int:
     """Slots that SGLang sets aside for one round, before M is known: the widest round there can be.
 

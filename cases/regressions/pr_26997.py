@@ -31,7 +31,7 @@ def _entry(part: str, title: str, edit: Edit, rule: str, case: Case, trigger: st
     )
 
 
-def _one(part: str, prompt: int, max_new_tokens: int) -> Case:
+def _one(part: str) -> Case:
     """The second of the root's two children is accepted: node 2, whose place is node 1's."""
     return Case(
         name=f"pr-26997-{part}",
@@ -39,7 +39,7 @@ def _one(part: str, prompt: int, max_new_tokens: int) -> Case:
         num_steps=1,
         topk=2,
         draft_tokens=3,
-        requests=(Request(id="a", prompt=(prompt,), max_new_tokens=max_new_tokens),),
+        requests=(Request(id="a", prompt=(7,), max_new_tokens=4),),
         exercises=("tree", "path_not_in_front"),
     )
 
@@ -53,7 +53,7 @@ KV = _entry(
         replacement="(lambda *_: None)(",
     ),
     "commit.path",
-    _one("kv", 7, 4),
+    _one("kv"),
 )
 TOKENS = _entry(
     "tokens",
@@ -64,7 +64,7 @@ TOKENS = _entry(
         replacement="    _compact_accept_to_front(",
     ),
     "commit.path",
-    _one("tokens", 7, 4),
+    _one("tokens"),
 )
 HIDDEN = _entry(
     "hidden",
@@ -75,7 +75,7 @@ HIDDEN = _entry(
         replacement="_compact_accept_to_front(",
     ),
     "commit.path",
-    _one("hidden", 7, 4),
+    _one("hidden"),
 )
 BONUS = _entry(
     "bonus",

@@ -54,12 +54,12 @@ class Choices:
 
 
 def choices(case: Case, growth: Growth, selected: list[list[int]]) -> list[Choices]:
-    """Of C rounds: growth with C in front, selected [C][D-1] as the engine selected. A chain chooses tokens alone."""
+    """Of C rounds: growth with C in front, selected [C][D-1] as the engine selected. Of a chain there is nothing to tell."""
     count, topk = len(selected), case.topk
-    tokens, scores = candidates(growth.logits, growth.expanded, topk)
     if topk == 1:
         nothing = torch.empty(0)
-        return [Choices(row, [], None, nothing, nothing) for row in tokens.flatten(1).tolist()]
+        return [Choices([], [], None, nothing, nothing) for _ in selected]
+    tokens, scores = candidates(growth.logits, growth.expanded, topk)
     scores = scores.flatten(1).clamp(min=SMALLEST)  # [C, N]
     # each log-probability on the path is a difference of two numbers that are each off by the bound
     sizes = path_sums((2 * magnitude(growth.logits))[..., None].expand(-1, -1, topk), growth.expanded, topk).flatten(1)

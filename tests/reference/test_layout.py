@@ -20,7 +20,6 @@ def test_branches_with_pages_share_none() -> None:
     assert layout.branch_pages(10, 3, 4) == 2
     assert layout.draft_columns(10, 3, 3, 4).tolist() == [[10, 18, 26], [11, 19, 27], [12, 20, 28]]
     assert layout.hole_columns(10, 3, 3, 4).tolist() == [[16, 17], [24, 25]]
-    assert layout.round_width(10, 3, 3, 4, 6) == 19
 
 
 def test_a_prefix_of_whole_pages_leaves_no_holes() -> None:
@@ -32,4 +31,3 @@ def test_a_prefix_of_whole_pages_leaves_no_holes() -> None:
 
 def test_nodes_lie_in_their_own_order() -> None:
     assert layout.verify_columns(10, 4).tolist() == [10, 11, 12, 13]
-    assert layout.round_width(10, 2, 3, 1, 9) == 9
