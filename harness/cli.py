@@ -65,6 +65,9 @@ Views = Annotated[
     typer.Option("--view", help="Hold the release to what is right where the judge declares otherwise: true_tree, committed."),
 ]
 PatchFiles = Annotated[list[Path] | None, typer.Option("--patch", metavar="FILE", help="Apply this patch file, in memory.")]
+Sglang = Annotated[
+    str, typer.Option("--sglang", metavar="RELEASE|PATH", help="Run this SGLang: a published release, or a source tree.")
+]
 RulesOff = Annotated[list[str] | None, typer.Option("--without", metavar="RULE", help="Switch a rule off. Repeatable.")]
 DEFAULT_RUNS = Path("eagletwin-runs")
 STEP_SECONDS, CASE_SECONDS = 120.0, 900.0
@@ -88,6 +91,7 @@ def check(
     patch: PatchFiles = None,
     without: RulesOff = None,
     view: Views = "slot_layout",
+    sglang: Sglang = "",
     kernels: KernelRuntime = "fast",
     repeat: Annotated[int, typer.Option(min=1, help="Look this many times before calling a case equal.")] = 1,
     after: Annotated[
@@ -98,9 +102,11 @@ def check(
     case_timeout: CaseSeconds = CASE_SECONDS,
 ) -> int:
     """Run one case on one engine and judge it."""
+    from .engines.source import resolve
     from .engines.start import Zygote
 
-    with Zygote() as zygote:
+    source = resolve(sglang)
+    with Zygote(source) as zygote:
         zygote.start()  # it imports SGLang while this process imports torch
         from . import check as checking
         from .engines.process import Host, Limits, WouldNotStart
@@ -117,10 +123,11 @@ def check(
             )
         patches, off = _patches(revert, remedy, patch), _rules(without)
         words = ["eagletwin", "check", case, *_changes(revert, remedy, patch, without)]
-        words += _unusual(("--view", view, "slot_layout"), ("--kernels", kernels, "fast"), ("--repeat", repeat, 1))
+        words += _unusual(("--view", view, "slot_layout"), ("--sglang", sglang, ""))
+        words += _unusual(("--kernels", kernels, "fast"), ("--repeat", repeat, 1))
         words += _unusual(("--step-timeout", step_timeout, STEP_SECONDS), ("--case-timeout", case_timeout, CASE_SECONDS))
         again = shlex.join([*words, *(word for name in after or () for word in ("--after", name))])
-        with Host(zygote) as host:
+        with Host(zygote, source) as host:
             try:
                 engine = host.engine(chosen, patches, kernels)
             except WouldNotStart as error:

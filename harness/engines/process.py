@@ -19,6 +19,7 @@ from eagletwin.harness.patch import Patch
 from eagletwin.harness.trace import Ending, EngineInfo, Trace, new_header, read_trace, write_trace
 
 from . import wire
+from .source import INSTALLED, Source
 from .start import Zygote
 
 # Import and build take some 10 s on an idle machine; these limits only end what will never answer.
@@ -42,11 +43,12 @@ class WouldNotStart(EagletwinError):
 
 
 class Host:
-    """A process with SGLang imported, from which engines are forked: `zygote`, which was started, or one of its own. Use as a
+    """A process with SGLang imported, from which engines are forked: `zygote`, which was started, or one of its own for `source`. Use as a
     context manager."""
 
-    def __init__(self, zygote: Zygote | None = None) -> None:
+    def __init__(self, zygote: Zygote | None = None, source: Source = INSTALLED) -> None:
         self._zygote = zygote
+        self._source = source
         self._engines: dict[bytes, EngineProcess] = {}
         self.version = ""
 
@@ -114,7 +116,7 @@ class Host:
     def _started(self) -> socket.socket:
         """The connection to a zygote that has imported SGLang."""
         if self._zygote is None:
-            self._zygote = Zygote()
+            self._zygote = Zygote(self._source)
             self._zygote.start()
         connection = self._zygote.connection
         if not self._zygote.ready:

@@ -15,12 +15,15 @@ from types import TracebackType
 
 from eagletwin.harness.paths import cache_folder
 
+from .source import INSTALLED, Source
+
 
 class Zygote:
     """A process that imports SGLang; `ready` once it has said that it is done. Use as a context manager, or close it."""
 
-    def __init__(self) -> None:
+    def __init__(self, source: Source = INSTALLED) -> None:
         self.ready = False
+        self._source = source
         self.connection, self._theirs = socket.socketpair()
         self._process: subprocess.Popen[bytes] | None = None
         self._log: Path | None = None
@@ -40,7 +43,7 @@ class Zygote:
             self._process = subprocess.Popen(
                 [sys.executable, "-P", "-m", "eagletwin.harness.engines.sglang.zygote", str(self._theirs.fileno())],
                 pass_fds=[self._theirs.fileno()],
-                env=_environment() | {"TMPDIR": self._scratch},
+                env=_environment(self._source) | {"TMPDIR": self._scratch},
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=log,
@@ -76,14 +79,16 @@ class Zygote:
             self._scratch = ""
 
 
-def _environment() -> dict[str, str]:
-    """The environment of the engine processes: the caller's, with what SGLang reads while it is imported.
+def _environment(source: Source) -> dict[str, str]:
+    """The environment of the engine processes: the caller's, with this SGLang, and what it reads while it is imported.
 
     The caller's own settings of SGLang and Triton stay outside: they would change the engine, and no trace would say so.
     """
     environment = {name: value for name, value in os.environ.items() if not name.startswith(("SGLANG_", "SGL_", "TRITON_"))}
     # SGLang is some 2,000 modules: without bytecode each start costs 3 s more. The prefix also serves a read-only install.
     environment.pop("PYTHONDONTWRITEBYTECODE", None)
+    paths = [*map(str, source.paths), environment.get("PYTHONPATH", "")]
+    environment["PYTHONPATH"] = os.pathsep.join(path for path in paths if path)
     return environment | {
         "PYTHONPYCACHEPREFIX": str(cache_folder("bytecode")),
         "PYTHONHASHSEED": "0",  # no order of a set may reach a trace
