@@ -11,11 +11,33 @@ import time
 import traceback
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import Annotated
 
 import typer
 
 from .cli_bench import bench
+from .cli_options import (
+    CASE_SECONDS,
+    DEFAULT_RUNS,
+    STEP_SECONDS,
+    CaseSeconds,
+    KernelRuntime,
+    PatchFiles,
+    Remedies,
+    Reverts,
+    RulesOff,
+    Runs,
+    Sglang,
+    StepSeconds,
+    Views,
+    case_of,
+    change_words,
+    entries_of,
+    held_fields,
+    patches_of,
+    rules_off,
+    unusual_words,
+)
 from .errors import (
     EXIT_DIVERGED,
     EXIT_EQUAL,
@@ -28,12 +50,6 @@ from .errors import (
     exit_code_of,
 )
 
-if TYPE_CHECKING:
-    from eagletwin.cases.entry import Entry
-
-    from .case import Case
-    from .patch import Patch
-
 app = typer.Typer(
     add_completion=False,
     pretty_exceptions_enable=False,
@@ -42,35 +58,6 @@ app = typer.Typer(
 )
 
 app.add_typer(bench, name="bench")
-
-Runs = Annotated[Path, typer.Option("--out", help="Folder under which run folders are made; nothing is overwritten.")]
-StepSeconds = Annotated[
-    float, typer.Option("--step-timeout", min=0.1, help="Seconds that one stage of one iteration may take.")
-]
-CaseSeconds = Annotated[float, typer.Option("--case-timeout", min=0.1, help="Seconds that a whole case may take.")]
-KernelRuntime = Annotated[
-    Literal["fast", "interpreter", "shadow", "checked"],
-    typer.Option(
-        "--kernels",
-        help="What executes Triton kernels: the fast runtime; Triton's interpreter; both, compared; or the fast runtime three "
-        "times a launch, to find undefined values and races.",
-    ),
-]
-Reverts = Annotated[list[str] | None, typer.Option("--revert", metavar="PR", help="Undo this fix, in memory. Repeatable.")]
-Remedies = Annotated[
-    list[str] | None, typer.Option("--remedy", metavar="ENTRY", help="Apply a live bug's candidate fix, in memory. Repeatable.")
-]
-Views = Annotated[
-    Literal["slot_layout", "true_tree", "last_fed", "committed"],
-    typer.Option("--view", help="Hold the release to what is right where the judge declares otherwise: true_tree, committed."),
-]
-PatchFiles = Annotated[list[Path] | None, typer.Option("--patch", metavar="FILE", help="Apply this patch file, in memory.")]
-Sglang = Annotated[
-    str, typer.Option("--sglang", metavar="RELEASE|PATH", help="Run this SGLang: a published release, or a source tree.")
-]
-RulesOff = Annotated[list[str] | None, typer.Option("--without", metavar="RULE", help="Switch a rule off. Repeatable.")]
-DEFAULT_RUNS = Path("eagletwin-runs")
-STEP_SECONDS, CASE_SECONDS = 120.0, 900.0
 
 
 @app.callback(invoke_without_command=True)
@@ -113,7 +100,7 @@ def check(
         from .paths import new_run_folder
         from .repro import write_script
 
-        chosen, before = _case(case), tuple(_case(name) for name in after or ())
+        chosen, before = case_of(case), tuple(case_of(name) for name in after or ())
         other = [name for name, one in zip(after or (), before, strict=True) if one.configuration() != chosen.configuration()]
         if other:
             raise InputError(
@@ -121,11 +108,11 @@ def check(
                 consequence="nothing was run: the two cannot run in one process",
                 remedy="give both the same model, num_steps, page_size, chunked_prefill_size and engine settings",
             )
-        patches, off = _patches(revert, remedy, patch), _rules(without)
-        words = ["eagletwin", "check", case, *_changes(revert, remedy, patch, without)]
-        words += _unusual(("--view", view, "slot_layout"), ("--sglang", sglang, ""))
-        words += _unusual(("--kernels", kernels, "fast"), ("--repeat", repeat, 1))
-        words += _unusual(("--step-timeout", step_timeout, STEP_SECONDS), ("--case-timeout", case_timeout, CASE_SECONDS))
+        patches, off = patches_of(revert, remedy, patch), rules_off(without)
+        words = ["eagletwin", "check", case, *change_words(revert, remedy, patch, without)]
+        words += unusual_words(("--view", view, "slot_layout"), ("--sglang", sglang, ""))
+        words += unusual_words(("--kernels", kernels, "fast"), ("--repeat", repeat, 1))
+        words += unusual_words(("--step-timeout", step_timeout, STEP_SECONDS), ("--case-timeout", case_timeout, CASE_SECONDS))
         again = shlex.join([*words, *(word for name in after or () for word in ("--after", name))])
         with Host(zygote, source) as host:
             try:
@@ -177,13 +164,13 @@ def fuzz(
     from .report.search import finding_text, tally_text, write_summary
     from .trial import Trials
 
-    patches, off = _patches(revert, remedy, patch), _rules(without)
-    held = _held(model=model, topk=topk)
-    words = ["eagletwin", "fuzz", "--seed", str(seed), *_changes(revert, remedy, patch, without)]
+    patches, off = patches_of(revert, remedy, patch), rules_off(without)
+    held = held_fields(model=model, topk=topk)
+    words = ["eagletwin", "fuzz", "--seed", str(seed), *change_words(revert, remedy, patch, without)]
     words += [word for name, value in held.items() for word in (f"--{name}", str(value))]
-    words += _unusual(("--minutes", minutes, 5.0), ("--cases", max_cases, 1_000_000), ("--findings", findings, 1))
-    words += _unusual(("--shrink-minutes", shrink_minutes, 3.0), ("--kernels", kernels, "fast"))
-    words += _unusual(("--step-timeout", step_timeout, STEP_SECONDS), ("--case-timeout", case_timeout, CASE_SECONDS))
+    words += unusual_words(("--minutes", minutes, 5.0), ("--cases", max_cases, 1_000_000), ("--findings", findings, 1))
+    words += unusual_words(("--shrink-minutes", shrink_minutes, 3.0), ("--kernels", kernels, "fast"))
+    words += unusual_words(("--step-timeout", step_timeout, STEP_SECONDS), ("--case-timeout", case_timeout, CASE_SECONDS))
     folder = new_run_folder(out, f"fuzz-{seed}")
     found, search = [], None
     try:
@@ -238,7 +225,7 @@ def prove(
         from .report.argument import argue
         from .report.table import proof_table, proof_title
 
-        chosen = list(LEDGER.values()) if "all" in entries else [entry for name in entries for entry in _entries(name)]
+        chosen = list(LEDGER.values()) if "all" in entries else [entry for name in entries for entry in entries_of(name)]
         proofs = []
         with Host(zygote) as host:
             try:
@@ -270,11 +257,11 @@ def judge(
     from .report.argument import argue
     from .trace import read_trace
 
-    off = _rules(without)
+    off = rules_off(without)
     recorded = read_trace(trace)
     verdict = judging(recorded, off, view)
     words = ["eagletwin", "judge", str(trace), *(word for rule in without or () for word in ("--without", rule))]
-    words += _unusual(("--view", view, "slot_layout"))
+    words += unusual_words(("--view", view, "slot_layout"))
     print(argue(recorded.header, verdict, again=shlex.join(words), trace=recorded))
     return exit_code_of(verdict.status)
 
@@ -311,110 +298,6 @@ def doctor() -> int:
     findings = examine()
     doctor_table(findings)
     return EXIT_EQUAL if all(finding.good or not finding.needed for finding in findings) else EXIT_UNKNOWN
-
-
-def _held(**asked: str | int | None) -> dict[str, str | int]:
-    """What all generated cases are to have: fields of cases.strategies.Focus. Raises InputError for what is never drawn."""
-    from eagletwin.cases.strategies import VALUES
-
-    held = {name: value for name, value in asked.items() if value is not None}
-    for name, value in held.items():
-        if value not in VALUES[name]:
-            raise InputError(
-                f"no case is generated with {name} {value}",
-                consequence="nothing was run",
-                remedy=f"use one of {', '.join(map(str, VALUES[name]))}, or write the case yourself (docs/case.md)",
-            )
-    return held
-
-
-def _patches(revert: list[str] | None, remedy: list[str] | None, patch: list[Path] | None) -> "tuple[Patch, ...]":
-    from .patch import read_patch
-
-    def refused(name: str, what: str, remedy: str) -> InputError:
-        return InputError(f"entry {name} has no {what}", consequence="nothing was run", remedy=remedy)
-
-    patches: list[Patch] = []
-    for entry in (entry for name in revert or () for entry in _entries(name)):
-        if entry.revert is None:
-            live = f"it is live: `eagletwin check {entry.id}` shows it as the release is, `prove {entry.id}` both sides"
-            raise refused(entry.id, "fix that could be undone", live)
-        patches.append(entry.revert)
-    for entry in (entry for name in remedy or () for entry in _entries(name)):
-        if entry.remedy is None:
-            raise refused(entry.id, "candidate fix", f"`eagletwin prove {entry.id}` shows both sides of it")
-        patches.append(entry.remedy)
-    return (*patches, *(read_patch(file) for file in patch or ()))
-
-
-def _changes(
-    revert: list[str] | None, remedy: list[str] | None, patch: list[Path] | None, without: list[str] | None
-) -> list[str]:
-    """The options that change what is run or judged, as they were typed."""
-    words = [word for number in revert or () for word in ("--revert", number)]
-    words += [word for name in remedy or () for word in ("--remedy", name)]
-    words += [word for file in patch or () for word in ("--patch", str(file))]
-    return words + [word for rule in without or () for word in ("--without", rule)]
-
-
-def _unusual(*options: tuple[str, object, object]) -> list[str]:
-    """Options (name, value, default) that were not left at their default, as they were typed."""
-    return [word for name, value, usual in options if value != usual for word in (name, str(value))]
-
-
-def _rules(names: list[str] | None) -> frozenset[str]:
-    """Rules to switch off. What happens to the engine or a kernel itself is not a comparison, and cannot be."""
-    from .judge import RULES
-
-    known = [rule for rule in RULES if not rule.startswith(("engine.", "kernel."))]
-    for name in names or ():
-        if name not in known:
-            raise InputError(
-                f"{name!r} is not a rule that can be switched off",
-                consequence="nothing was run",
-                remedy=f"use some of {', '.join(known)}",
-            )
-    return frozenset(names or ())
-
-
-def _entry(name: str) -> "Entry":
-    """The entry of this id. Raises InputError: there is none, or there are several of this number."""
-    found = _entries(name)
-    if len(found) > 1:
-        raise InputError(
-            f"{name} has several entries",
-            consequence="nothing was run",
-            remedy=f"use one of {', '.join(entry.id for entry in found)}",
-        )
-    return found[0]
-
-
-def _entries(name: str) -> "list[Entry]":
-    """The entry of this id, or all parts of this number. Raises InputError if there is none."""
-    from eagletwin.cases.regressions import LEDGER
-
-    name = name.removeprefix("#")
-    found = [entry for entry in LEDGER.values() if entry.id == name or entry.id.startswith(f"{name}-")]
-    if not found:
-        raise InputError(
-            f"the ledger has no entry {name!r}", consequence="nothing was run", remedy=f"use one of {', '.join(LEDGER)}"
-        )
-    return found
-
-
-def _case(name: str) -> "Case":
-    from .case import read_case
-
-    number = name.removeprefix("#")
-    if Path(name).exists() or not (number.isdigit() or _is_entry(number)):
-        return read_case(Path(name))
-    return _entry(number).case  # says which entries there are
-
-
-def _is_entry(name: str) -> bool:
-    from eagletwin.cases.regressions import LEDGER
-
-    return name in LEDGER
 
 
 INTERRUPTED = "interrupted: nothing was judged; a run folder that holds no verdict.json is of an interrupted run"

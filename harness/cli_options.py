@@ -1,0 +1,147 @@
+"""What the commands of the command line share: their options, and how what was typed becomes cases, patches and rules."""
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Literal
+
+import typer
+
+from .errors import InputError
+
+if TYPE_CHECKING:
+    from eagletwin.cases.entry import Entry
+
+    from .case import Case
+    from .patch import Patch
+
+Runs = Annotated[Path, typer.Option("--out", help="Folder under which run folders are made; nothing is overwritten.")]
+StepSeconds = Annotated[
+    float, typer.Option("--step-timeout", min=0.1, help="Seconds that one stage of one iteration may take.")
+]
+CaseSeconds = Annotated[float, typer.Option("--case-timeout", min=0.1, help="Seconds that a whole case may take.")]
+KernelRuntime = Annotated[
+    Literal["fast", "interpreter", "shadow", "checked"],
+    typer.Option(
+        "--kernels",
+        help="What executes Triton kernels: the fast runtime; Triton's interpreter; both, compared; or the fast runtime three "
+        "times a launch, to find undefined values and races.",
+    ),
+]
+Reverts = Annotated[list[str] | None, typer.Option("--revert", metavar="PR", help="Undo this fix, in memory. Repeatable.")]
+Remedies = Annotated[
+    list[str] | None, typer.Option("--remedy", metavar="ENTRY", help="Apply a live bug's candidate fix, in memory. Repeatable.")
+]
+Views = Annotated[
+    Literal["slot_layout", "true_tree", "last_fed", "committed"],
+    typer.Option("--view", help="Hold the release to what is right where the judge declares otherwise: true_tree, committed."),
+]
+PatchFiles = Annotated[list[Path] | None, typer.Option("--patch", metavar="FILE", help="Apply this patch file, in memory.")]
+Sglang = Annotated[
+    str, typer.Option("--sglang", metavar="RELEASE|PATH", help="Run this SGLang: a published release, or a source tree.")
+]
+RulesOff = Annotated[list[str] | None, typer.Option("--without", metavar="RULE", help="Switch a rule off. Repeatable.")]
+DEFAULT_RUNS = Path("eagletwin-runs")
+STEP_SECONDS, CASE_SECONDS = 120.0, 900.0
+
+
+def held_fields(**asked: str | int | None) -> dict[str, str | int]:
+    """What all generated cases are to have: fields of cases.strategies.Focus. Raises InputError for what is never drawn."""
+    from eagletwin.cases.strategies import VALUES
+
+    held = {name: value for name, value in asked.items() if value is not None}
+    for name, value in held.items():
+        if value not in VALUES[name]:
+            raise InputError(
+                f"no case is generated with {name} {value}",
+                consequence="nothing was run",
+                remedy=f"use one of {', '.join(map(str, VALUES[name]))}, or write the case yourself (docs/case.md)",
+            )
+    return held
+
+
+def patches_of(revert: list[str] | None, remedy: list[str] | None, patch: list[Path] | None) -> "tuple[Patch, ...]":
+    from .patch import read_patch
+
+    def refused(name: str, what: str, remedy: str) -> InputError:
+        return InputError(f"entry {name} has no {what}", consequence="nothing was run", remedy=remedy)
+
+    patches: list[Patch] = []
+    for entry in (entry for name in revert or () for entry in entries_of(name)):
+        if entry.revert is None:
+            live = f"it is live: `eagletwin check {entry.id}` shows it as the release is, `prove {entry.id}` both sides"
+            raise refused(entry.id, "fix that could be undone", live)
+        patches.append(entry.revert)
+    for entry in (entry for name in remedy or () for entry in entries_of(name)):
+        if entry.remedy is None:
+            raise refused(entry.id, "candidate fix", f"`eagletwin prove {entry.id}` shows both sides of it")
+        patches.append(entry.remedy)
+    return (*patches, *(read_patch(file) for file in patch or ()))
+
+
+def change_words(
+    revert: list[str] | None, remedy: list[str] | None, patch: list[Path] | None, without: list[str] | None
+) -> list[str]:
+    """The options that change what is run or judged, as they were typed."""
+    words = [word for number in revert or () for word in ("--revert", number)]
+    words += [word for name in remedy or () for word in ("--remedy", name)]
+    words += [word for file in patch or () for word in ("--patch", str(file))]
+    return words + [word for rule in without or () for word in ("--without", rule)]
+
+
+def unusual_words(*options: tuple[str, object, object]) -> list[str]:
+    """Options (name, value, default) that were not left at their default, as they were typed."""
+    return [word for name, value, usual in options if value != usual for word in (name, str(value))]
+
+
+def rules_off(names: list[str] | None) -> frozenset[str]:
+    """Rules to switch off. What happens to the engine or a kernel itself is not a comparison, and cannot be."""
+    from .judge import RULES
+
+    known = [rule for rule in RULES if not rule.startswith(("engine.", "kernel."))]
+    for name in names or ():
+        if name not in known:
+            raise InputError(
+                f"{name!r} is not a rule that can be switched off",
+                consequence="nothing was run",
+                remedy=f"use some of {', '.join(known)}",
+            )
+    return frozenset(names or ())
+
+
+def entry_of(name: str) -> "Entry":
+    """The entry of this id. Raises InputError: there is none, or there are several of this number."""
+    found = entries_of(name)
+    if len(found) > 1:
+        raise InputError(
+            f"{name} has several entries",
+            consequence="nothing was run",
+            remedy=f"use one of {', '.join(entry.id for entry in found)}",
+        )
+    return found[0]
+
+
+def entries_of(name: str) -> "list[Entry]":
+    """The entry of this id, or all parts of this number. Raises InputError if there is none."""
+    from eagletwin.cases.regressions import LEDGER
+
+    name = name.removeprefix("#")
+    found = [entry for entry in LEDGER.values() if entry.id == name or entry.id.startswith(f"{name}-")]
+    if not found:
+        raise InputError(
+            f"the ledger has no entry {name!r}", consequence="nothing was run", remedy=f"use one of {', '.join(LEDGER)}"
+        )
+    return found
+
+
+def case_of(name: str) -> "Case":
+    from .case import read_case
+
+    number = name.removeprefix("#")
+    if Path(name).exists() or not (number.isdigit() or is_entry(number)):
+        return read_case(Path(name))
+    return entry_of(number).case  # says which entries there are
+
+
+def is_entry(name: str) -> bool:
+    from eagletwin.cases.regressions import LEDGER
+
+    return name in LEDGER
