@@ -1,6 +1,6 @@
 """SGLang 0.5.10 to 0.5.21 registers image processors while it is imported; a transformers without torchvision refuses.
 
-Seen on the transformers that these releases pin, 5.3.0 to 5.12.1. No case has an image, so what is registered is never looked up.
+Seen on the transformers that these releases pin, 5.3.0 to 5.12.1. No case has an image: what is registered is never looked up.
 """
 
 from typing import Any
@@ -31,7 +31,7 @@ class _Placeholder(type):
 
     shims: list[str]
 
-    def register(cls, *args: object, **kwargs: object) -> None:
+    def register(cls, *_args: object, **_kwargs: object) -> None:
         shim = f"transformers.{_NAME}.register: does nothing"
         if shim not in cls.shims:
             cls.shims.append(shim)
