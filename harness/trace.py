@@ -96,6 +96,7 @@ class EngineInfo(Struct, frozen=True, kw_only=True):
     kernels: str
     torch: str
     triton: str
+    transformers: str = ""
     patches: tuple[str, ...] = ()
     shims: tuple[str, ...] = ()
 

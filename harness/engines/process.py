@@ -43,8 +43,8 @@ class WouldNotStart(EagletwinError):
 
 
 class Host:
-    """A process with SGLang imported, from which engines are forked: `zygote`, which was started, or one of its own for `source`. Use as a
-    context manager."""
+    """A process with SGLang imported, from which engines are forked: `zygote`, which was started, or one of its own for
+    `source`. Use as a context manager."""
 
     def __init__(self, zygote: Zygote | None = None, source: Source = INSTALLED) -> None:
         self._zygote = zygote

@@ -38,16 +38,28 @@ class Zygote:
     def start(self) -> None:
         """Start the process, and return at once. What interrupts this leaves nothing that close() does not remove."""
         self._scratch = tempfile.mkdtemp(prefix="eagletwin-")
-        self._log = cache_folder("logs") / f"zygote-{os.getpid()}.log"
-        with self._theirs, self._log.open("wb") as log:
+        handle, log_name = tempfile.mkstemp(prefix="zygote-", suffix=".log", dir=cache_folder("logs"))
+        self._log = Path(log_name)
+        with self._theirs, os.fdopen(handle, "wb") as log:
             self._process = subprocess.Popen(
-                [sys.executable, "-P", "-m", "eagletwin.harness.engines.sglang.zygote", str(self._theirs.fileno())],
+                [
+                    sys.executable,
+                    "-P",
+                    "-m",
+                    "eagletwin.harness.engines.sglang.zygote",
+                    str(self._theirs.fileno()),
+                    *self._named(),
+                ],
                 pass_fds=[self._theirs.fileno()],
                 env=_environment(self._source) | {"TMPDIR": self._scratch},
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=log,
             )
+
+    def _named(self) -> list[str]:
+        """What the process must know of the SGLang that it is to import: what to call it, and where it must lie."""
+        return [self._source.version, str(self._source.paths[0])] if self._source.paths else []
 
     @property
     def ended(self) -> bool:

@@ -18,7 +18,7 @@ from typing import Any, NoReturn
 from eagletwin.harness.engines import wire
 from eagletwin.harness.trace import Ending, EngineInfo
 
-from . import boot, kernels, patches, runner, stubs
+from . import boot, identity, kernels, patches, runner, stubs
 
 CASES_PER_RUNNER = 20
 _PR_SET_PDEATHSIG = 1
@@ -164,17 +164,18 @@ def _supervise(standing: _Runner, caller: socket.socket, run: wire.Run) -> wire.
 
 
 def _info(build: wire.Build) -> EngineInfo:
-    import sglang
     import torch
+    import transformers
     import triton
 
     return EngineInfo(
         name="sglang",
-        version=str(sglang.__version__),
+        version=identity.version(),
         device="cpu",
         kernels=build.kernels,
         torch=str(torch.__version__),
         triton=str(triton.__version__),
+        transformers=str(transformers.__version__),
         patches=tuple(patch.name for patch in build.patches),
         shims=(*boot.SHIMS, *(f"{name}: a stub, which raises when it is called" for name in stubs.imported())),
     )

@@ -5,7 +5,7 @@
                                └─ runner  steps the scheduler through one case after another, writes their traces (runner.py)
 
 A crash, hang or leak of a case ends with its runner. Each process dies with its parent. Started by engines/process.py as
-`python -m eagletwin.harness.engines.sglang.zygote FD`.
+`python -m eagletwin.harness.engines.sglang.zygote FD [VERSION ROOT]`.
 """
 
 import gc
@@ -26,16 +26,17 @@ def main() -> None:
         from eagletwin.harness.engines.sglang import boot
 
         boot.import_sglang()
-        import sglang
+        from eagletwin.harness.engines.sglang import engine, identity, kernels
 
-        from eagletwin.harness.engines.sglang import engine, kernels
+        if len(sys.argv) > 2:
+            identity.confirm(*sys.argv[2:])
 
         kernels.precompile()
     except BaseException as error:
         wire.send(connection, wire.Refused(f"{type(error).__name__}: {error}", traceback.format_exc()))
         raise
     gc.freeze()  # keep the collector from touching, and so copying, pages that the children share
-    wire.send(connection, wire.Ready(str(sglang.__version__)))
+    wire.send(connection, wire.Ready(identity.version()))
     while True:
         try:
             message, descriptors = wire.receive(connection)

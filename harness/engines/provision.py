@@ -1,0 +1,160 @@
+"""Fetch a section of releases.lock into the cache, once: by pip, checked file by file, safe among processes.
+
+A folder of the cache is whole or absent: it is made beside its place and renamed. Each time one is asked for, its files are
+compared with the RECORD of their wheel (0.1 to 0.3 s), and a damaged folder is replaced. A symbolic link in the place of a
+folder is the user's own: it is followed, neither checked nor replaced.
+"""
+
+import base64
+import csv
+import fcntl
+import hashlib
+import os
+import re
+import shutil
+import subprocess
+import sys
+import zipfile
+from collections.abc import Iterator, Sequence, Set
+from contextlib import contextmanager
+from pathlib import Path
+
+from eagletwin.harness.errors import HarnessError
+from eagletwin.harness.paths import cache_folder
+
+from .lock import Section
+
+# Not unpacked, since no scheduler imports it: image and video models, and the extensions of the HTTP and gRPC servers. A third
+# to a half of a wheel.
+LEFT_OUT = re.compile(r"sglang/multimodal_gen/|sglang/srt/(grpc|server|multimodal|rust_extensions)/[^/]*\.so$")
+
+
+class NotFetched(HarnessError):
+    """pip could not have the files, or what it had is not what was locked."""
+
+
+def provide(section: Section) -> Path:
+    """The folder of a section, fetched first unless it is there and whole. Raises NotFetched."""
+    parent = cache_folder(section.kind)
+    folder = parent / section.name
+    if folder.is_symlink() or is_whole(folder, section):
+        return folder
+    with _alone(parent / f".{section.name}.lock"):
+        if is_whole(folder, section):  # another process was faster
+            return folder
+        partial, old = parent / f".{section.name}.partial", parent / f".{section.name}.old"
+        for leftover in (partial, old):  # of a process that was killed
+            shutil.rmtree(leftover, ignore_errors=True)
+        again = "is damaged; fetching it again" if folder.exists() else "is not in the cache; fetching it"
+        print(f"{section.name} {again}", file=sys.stderr, flush=True)
+        try:
+            tree = _fetch(section, partial)
+            if folder.exists():
+                folder.rename(old)
+            tree.rename(folder)
+        finally:
+            shutil.rmtree(partial, ignore_errors=True)
+            shutil.rmtree(old, ignore_errors=True)
+    return folder
+
+
+def is_there(section: Section) -> bool:
+    """Whether the cache has the folder; a look, which reads none of its files."""
+    return (cache_folder(section.kind) / section.name).is_dir()
+
+
+def is_whole(folder: Path, section: Section) -> bool:
+    """Whether a folder holds what the section names, each file as the RECORD of its wheel says, and nothing else."""
+    return _as_recorded(folder, [f"{pin.replace('==', '-')}.dist-info" for pin in section.pins], _files(folder))
+
+
+def is_as_released(folder: Path, wheel: str) -> bool:
+    """The same of the package sglang alone, in a folder that may hold others. wheel: name of its dist-info folder."""
+    return _as_recorded(folder, [wheel], {f"sglang/{name}" for name in _files(folder / "sglang")}, within="sglang/")
+
+
+def _as_recorded(folder: Path, wheels: Sequence[str], files: Set[str], within: str = "") -> bool:
+    """Whether `files` are all those that the RECORDs of these wheels name `within` a folder, byte for byte."""
+    try:
+        rows = dict(row for wheel in wheels for row in _rows(folder / wheel / "RECORD"))
+        recorded = {name: digest for name, digest in rows.items() if name.startswith(within)}
+        return (
+            files <= recorded.keys()
+            and all(LEFT_OUT.match(name) for name in recorded.keys() - files)
+            and all(_digest(folder / name) == recorded[name] for name in files if recorded[name])
+        )
+    except (OSError, ValueError, csv.Error):
+        return False
+
+
+def _files(folder: Path) -> set[str]:
+    """All files below a folder, without Python's own bytecode."""
+    found = set()
+    for where, folders, names in os.walk(folder):
+        folders[:] = [name for name in folders if name != "__pycache__"]
+        base = os.path.relpath(where, folder)
+        found |= {os.path.normpath(os.path.join(base, name)) for name in names}
+    return found
+
+
+def _rows(record: Path) -> Iterator[tuple[str, str]]:
+    """(path, sha256 as RECORD writes it, or "") of each file of a wheel."""
+    with record.open(newline="", encoding="utf-8") as file:
+        for path, digest, _ in csv.reader(file):
+            yield path, digest.removeprefix("sha256=")
+
+
+def _digest(file: Path) -> str:
+    return base64.urlsafe_b64encode(hashlib.sha256(file.read_bytes()).digest()).rstrip(b"=").decode()
+
+
+def _fetch(section: Section, scratch: Path) -> Path:
+    """Download and unpack below `scratch`; return the checked tree."""
+    wheels, tree = scratch / "wheels", scratch / "tree"
+    wheels.mkdir(parents=True)
+    wanted = scratch / "requirements.txt"
+    wanted.write_text(
+        "".join(
+            f"{pin} {' '.join(f'--hash=sha256:{digest}' for digest in digests)}\n" for pin, digests in section.pins.items()
+        ),
+        encoding="utf-8",
+    )
+    options = ["--no-deps", "--only-binary", ":all:", "--require-hashes", "--progress-bar", "off"]
+    command = [sys.executable, "-m", "pip", "download", *options, "--dest", str(wheels), "--requirement", str(wanted)]
+    done = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False)
+    if done.returncode:
+        raise _not_fetched(section, _gist(done.stderr or done.stdout))
+    try:
+        for wheel in wheels.iterdir():
+            with zipfile.ZipFile(wheel) as packed:
+                packed.extractall(tree, [name for name in packed.namelist() if not LEFT_OUT.match(name)])
+    except (zipfile.BadZipFile, OSError) as error:
+        raise _not_fetched(section, f"a wheel could not be unpacked: {error}") from error
+    if not is_whole(tree, section):
+        raise _not_fetched(section, "the unpacked files are not those that the wheel's RECORD names")
+    return tree
+
+
+def _gist(output: str) -> str:
+    """What pip has to say for itself: its last errors, on one line."""
+    lines = [line.strip() for line in output.splitlines() if line.strip()]
+    errors = [line.removeprefix("ERROR: ") for line in lines if line.startswith("ERROR") or "DO NOT MATCH" in line]
+    return (" ".join(errors[-2:]) or " ".join(lines[-1:]) or "pip said nothing")[:400]
+
+
+def _not_fetched(section: Section, why: str) -> NotFetched:
+    others = (path.name for path in cache_folder(section.kind).iterdir() if not path.name.startswith("."))
+    here = sorted(name for name in others if name != section.name)
+    return NotFetched(
+        f"{section.name} could not be fetched: {why}",
+        consequence=f"nothing was run; {section.kind} in the cache: {', '.join(here) or 'none'}",
+        remedy="use one of those, or look at the network, at `pip config list` (which index?) and at the free disk space",
+    )
+
+
+@contextmanager
+def _alone(file: Path) -> Iterator[None]:
+    """Keep other processes out until the block is left, or this process is gone."""
+    with file.open("a") as held:
+        fcntl.flock(held, fcntl.LOCK_EX)
+        yield

@@ -1,0 +1,210 @@
+"""What is named is fetched once, whole or not at all: from a folder of tiny wheels, with pip as it is and no network."""
+
+import os
+import shutil
+import signal
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from eagletwin.harness.engines.lock import Section
+from eagletwin.harness.engines.provision import NotFetched, is_whole, provide
+
+from .wheels import make_release
+
+# pip's place taken: it notes that it was called, and then copies the wheel, or waits for ever.
+STAND_IN = """
+import os, shutil, sys, time
+from pathlib import Path
+with open(os.environ["CALLS"], "a") as calls:
+    calls.write("called\\n")
+while os.environ.get("HANG"):
+    time.sleep(0.05)
+time.sleep(0.3)  # long enough for the other process to come to the lock
+for wheel in Path(os.environ["PIP_FIND_LINKS"]).glob("*.whl"):
+    shutil.copy(wheel, sys.argv[sys.argv.index("--dest") + 1])
+"""
+PROVIDE = """
+import json, sys
+from eagletwin.harness.engines.lock import Section
+from eagletwin.harness.engines.provision import provide
+kind, name, pins = json.loads(sys.argv[1])
+print(provide(Section(kind, name, {pin: tuple(digests) for pin, digests in pins.items()})))
+"""
+
+
+@pytest.fixture
+def wheels(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The only place where pip looks, and an empty cache."""
+    folder = tmp_path / "wheels"
+    folder.mkdir()
+    for name in [name for name in os.environ if name.startswith("PIP_")]:
+        monkeypatch.delenv(name)
+    monkeypatch.setenv("PIP_CONFIG_FILE", os.devnull)
+    monkeypatch.setenv("PIP_NO_INDEX", "1")
+    monkeypatch.setenv("PIP_FIND_LINKS", str(folder))
+    monkeypatch.setenv("PIP_DISABLE_PIP_VERSION_CHECK", "1")
+    monkeypatch.setenv("EAGLETWIN_CACHE", str(tmp_path / "cache"))
+    return folder
+
+
+def left(folder: Path) -> set[str]:
+    """What stands beside a folder of the cache that is no lock."""
+    return {path.name for path in folder.parent.iterdir() if path.suffix != ".lock"}
+
+
+def test_a_release_is_fetched_once_and_without_what_nobody_needs(wheels: Path) -> None:
+    section = make_release(wheels)
+    folder = provide(section)
+    assert (folder / "sglang" / "srt" / "engine.py").read_text() == "two = 2\n"
+    assert not (folder / "sglang" / "multimodal_gen").exists()
+    assert left(folder) == {"0.0.1"}
+    shutil.rmtree(wheels)  # from now on nothing can be had
+    assert provide(section) == folder
+
+
+def edit(folder: Path) -> None:
+    (folder / "sglang" / "srt" / "engine.py").write_text("two = 3\n")
+
+
+def cut(folder: Path) -> None:
+    (folder / "sglang" / "srt" / "engine.py").write_text("two")
+
+
+def remove(folder: Path) -> None:
+    (folder / "sglang" / "srt" / "engine.py").unlink()
+
+
+def add(folder: Path) -> None:
+    (folder / "numpy.py").write_text("")  # would stand before the environment's
+
+
+def lose_the_record(folder: Path) -> None:
+    (folder / "sglang-0.0.1.dist-info" / "RECORD").write_text("")
+
+
+@pytest.mark.parametrize("damage", [edit, cut, remove, add, lose_the_record])
+def test_a_damaged_folder_is_seen_and_replaced(
+    wheels: Path, capfd: pytest.CaptureFixture[str], damage: Callable[[Path], None]
+) -> None:
+    section = make_release(wheels)
+    folder = provide(section)
+    damage(folder)
+    assert not is_whole(folder, section)
+    assert provide(section) == folder
+    assert is_whole(folder, section)
+    assert left(folder) == {"0.0.1"}
+    assert "0.0.1 is damaged; fetching it again" in capfd.readouterr().err
+
+
+def test_bytecode_is_no_damage(wheels: Path) -> None:
+    section = make_release(wheels)
+    folder = provide(section)
+    (folder / "sglang" / "__pycache__").mkdir()
+    (folder / "sglang" / "__pycache__" / "x.cpython-311.pyc").write_bytes(b"")
+    assert is_whole(folder, section)
+
+
+def test_without_a_network_the_error_says_what_is_there(wheels: Path) -> None:
+    provide(make_release(wheels, "0.0.1"))
+    missing = make_release(wheels, "0.0.2")
+    shutil.rmtree(wheels)
+    with pytest.raises(NotFetched, match=r"0\.0\.2 could not be fetched: .*\n.*releases in the cache: 0\.0\.1\n") as error:
+        provide(missing)
+    assert error.value.exit_code == 129
+
+
+def test_a_damaged_folder_that_cannot_be_replaced_is_not_used(wheels: Path) -> None:
+    section = make_release(wheels)
+    edit(provide(section))
+    shutil.rmtree(wheels)
+    with pytest.raises(NotFetched, match="releases in the cache: none"):
+        provide(section)
+
+
+def test_another_file_than_the_locked_one_is_refused(wheels: Path) -> None:
+    make_release(wheels)
+    section = Section("releases", "0.0.1", {"sglang==0.0.1": ("0" * 64,)})
+    with pytest.raises(NotFetched, match="DO NOT MATCH"):
+        provide(section)
+
+
+def test_a_wheel_that_is_not_what_its_record_says_is_refused(wheels: Path, tmp_path: Path) -> None:
+    with pytest.raises(NotFetched, match="RECORD"):
+        provide(make_release(wheels, lie=True))
+    assert not (tmp_path / "cache" / "releases" / "0.0.1").exists()
+
+
+def test_a_link_is_the_users_own(wheels: Path, tmp_path: Path) -> None:
+    section = make_release(wheels)
+    mine = tmp_path / "mine"
+    mine.mkdir()
+    (tmp_path / "cache" / "releases").mkdir(parents=True)
+    (tmp_path / "cache" / "releases" / "0.0.1").symlink_to(mine)
+    assert provide(section).resolve() == mine
+    assert not list(mine.iterdir())
+
+
+def provider(section: Section, tmp_path: Path, **environment: str) -> subprocess.Popen[str]:
+    """Another process that provides a section, with the stand-in for pip."""
+    import json
+
+    (tmp_path / "stand-in" / "pip").mkdir(parents=True, exist_ok=True)
+    (tmp_path / "stand-in" / "pip" / "__init__.py").write_text("")
+    (tmp_path / "stand-in" / "pip" / "__main__.py").write_text(STAND_IN)
+    paths = [str(tmp_path / "stand-in"), *filter(None, [os.environ.get("PYTHONPATH")])]
+    return subprocess.Popen(
+        [sys.executable, "-c", PROVIDE, json.dumps([section.kind, section.name, section.pins])],
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(paths), "CALLS": str(tmp_path / "calls"), **environment},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+    )
+
+
+def test_two_processes_at_once_fetch_once(wheels: Path, tmp_path: Path) -> None:
+    section = make_release(wheels)
+    both = [provider(section, tmp_path) for _ in range(2)]
+    said = [process.communicate()[0].strip() for process in both]
+    assert said == [str(tmp_path / "cache" / "releases" / "0.0.1")] * 2
+    assert (tmp_path / "calls").read_text() == "called\n"
+    assert is_whole(Path(said[0]), section)
+
+
+def test_what_was_killed_half_way_is_cleared_away_and_fetched_again(wheels: Path, tmp_path: Path) -> None:
+    section = make_release(wheels)
+    killed = provider(section, tmp_path, HANG="1")
+    while not (tmp_path / "calls").exists():
+        assert killed.poll() is None
+    os.killpg(killed.pid, signal.SIGKILL)
+    killed.communicate()
+    releases = tmp_path / "cache" / "releases"
+    assert (releases / ".0.0.1.partial").exists()
+    assert not (releases / "0.0.1").exists()
+    folder = provide(section)
+    assert is_whole(folder, section)
+    assert left(folder) == {"0.0.1"}
+
+
+def test_a_real_release_and_its_packages_come_from_the_real_index(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """0.5.9, the smallest, with the packages around transformers 4.57.1: some 20 MB."""
+    from eagletwin.harness.engines.source import resolve
+
+    monkeypatch.setenv("EAGLETWIN_CACHE", str(tmp_path))
+    try:
+        source = resolve("0.5.9")
+    except NotFetched as error:
+        if "DO NOT MATCH" in str(error) or "RECORD" in str(error):
+            raise
+        pytest.skip(f"no package index here: {error.cause}")
+    assert source.version == "0.5.9"
+    release, layer = source.paths
+    assert (release / "sglang" / "srt" / "speculative" / "eagle_worker.py").is_file()
+    assert {path.name for path in layer.glob("*.dist-info")} >= {"transformers-4.57.1.dist-info", "tokenizers-0.22.2.dist-info"}
+    monkeypatch.setenv("PIP_NO_INDEX", "1")
+    monkeypatch.setenv("PIP_FIND_LINKS", str(tmp_path))
+    assert resolve("0.5.9") == source
