@@ -12,6 +12,7 @@ from eagletwin.harness.engines import triton_cpu
 from eagletwin.harness.engines.wire import Kernels
 from eagletwin.harness.trace import Ending
 
+from .eras import prefix_pointers
 from .taps import draft_runners
 
 CHECKS: dict[Kernels, triton_cpu.Checks] = {
@@ -60,7 +61,7 @@ def prepare(kernels: Kernels) -> None:
 
 
 def start(kernels: Kernels, scheduler: Any) -> None:
-    """Run this process's kernels as asked from now on. The KV pools are the only memory that raw addresses may reach."""
+    """Run this process's kernels as asked from now on. Raw addresses may reach the KV pools, and prefixes."""
     if kernels == "interpreter":
         return
     pools = triton_cpu.LivePools()
@@ -71,6 +72,7 @@ def start(kernels: Kernels, scheduler: Any) -> None:
         for part, buffers in (("keys", pool.k_buffer), ("values", pool.v_buffer)):
             for layer, buffer in enumerate(buffers):
                 pools.register(f"{name} {part} of layer {layer}", buffer)
+    prefix_pointers.register_in(pools)
     triton_cpu.install(CHECKS[kernels], pools)
 
 
