@@ -16,6 +16,7 @@ from eagletwin.harness.models.recipes import RECIPES
 from eagletwin.harness.models.store import checkpoints
 
 from . import stubs
+from .eras import image_processors
 
 SHIMS: list[str] = []
 
@@ -31,6 +32,7 @@ def import_sglang() -> None:
 
     torch.set_num_threads(1)
     ask_transformers()
+    image_processors.install(SHIMS)
     stubs.install()
     if not torch.cuda.is_available():
         torch.cuda.synchronize = lambda *args, **kwargs: None

@@ -11,6 +11,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from .eras import memory
+
 KEY_POISON = 0.25
 VALUE_POISON = 1.0e4
 
@@ -50,7 +52,7 @@ class Allocation:
 
     def free(self) -> Tensor:
         """Slots in the allocator's free list [n], sorted (by counting), each as often as it is listed."""
-        return torch.repeat_interleave(torch.bincount(self._slots_of_pages(self._allocator.get_all_free_pages())))
+        return torch.repeat_interleave(torch.bincount(self._slots_of_pages(memory.free_pages(self._allocator))))
 
     def used(self, free: Tensor) -> Tensor:
         """All slots but these [n]: those that somebody owns or has lost, and those that take padding."""
@@ -72,8 +74,7 @@ class Allocation:
 
         cache = self._scheduler.tree_cache
         match = cache.match_prefix(MatchPrefixParams(key=RadixKey(token_ids=array("q", tokens))))
-        slots: Tensor = cache.path_device_indices(match.last_device_node)
-        return slots.to(torch.int64)
+        return memory.matched_slots(cache, match)
 
     def counts(self) -> dict[str, int]:
         """The release's own figures, in slots."""
@@ -87,21 +88,20 @@ class Allocation:
 
     def held(self, request: Any) -> Tensor:
         """Slots that a request owns beyond what the prefix cache owns for it, in whole pages [n]."""
-        kv = request.kv
-        if kv.req_pool_idx is None:
+        held = memory.held(request)
+        if held.row is None:
             return torch.empty(0, dtype=torch.int64)
-        row = self._table[kv.req_pool_idx, kv.cache_protected_len : kv.kv_allocated_len].to(torch.int64)
+        row = self._table[held.row, held.protected : held.allocated].to(torch.int64)
         return self._slots_of_pages(torch.unique(row // self._page))
 
     def allocated(self, request: Any) -> Tensor:
         """Every slot in the request's req_to_token, by position, as far as it is allocated [n]; shared prefixes included."""
-        if request.kv.req_pool_idx is None:
-            return torch.empty(0, dtype=torch.int64)
-        return self.table(request, request.kv.kv_allocated_len)
+        held = memory.held(request)
+        return torch.empty(0, dtype=torch.int64) if held.row is None else self.table(request, held.allocated)
 
     def table(self, request: Any, end: int) -> Tensor:
         """A copy of the request's first `end` entries of req_to_token, as int64: position -> slot."""
-        return self._table[request.kv.req_pool_idx, :end].to(torch.int64, copy=True)
+        return self._table[memory.held(request).row, :end].to(torch.int64, copy=True)
 
     def _slots_of_pages(self, pages: Tensor) -> Tensor:
         if self._page == 1:

@@ -15,6 +15,7 @@ from torch import Tensor
 
 from eagletwin.harness.trace import Recorder, snapshot
 
+from .eras.accepted import Accepted
 from .pools import Allocation, Pool
 
 
@@ -59,6 +60,7 @@ class Taps:
         self._forward = 0
         self._draft_step = 0
         self._accept_lens: list[int] = []
+        self._accepted = Accepted()
         self._expanded = self._selected = torch.empty(0)  # candidates of the round: the frontiers, and the final selection
         self._candidates: list[tuple[Tensor, Tensor]] = []  # of each step of the round: all tokens and scores [batch, ..]
         self._drafting = sys.modules[type(self._drafter).__module__]
@@ -76,12 +78,14 @@ class Taps:
             self._wrap_forward(runner, layer)
             if self._layers:
                 self._wrap(runner.model, "forward", partial(self._around_model, layer))
+        self._accepted.start()
         # a function of the worker's module, and the only place where all candidates of a step are together
         self._drafting.select_top_k_tokens = self._around_select  # type: ignore[attr-defined]
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
         self._drafting.select_top_k_tokens = self._select  # type: ignore[attr-defined]
+        self._accepted.stop()
         for owner, name in self._wrapped:
             delattr(owner, name)  # the class's own method shows again
 
@@ -259,7 +263,7 @@ class Taps:
         lengths = batch.seq_lens.tolist()
         result = call(batch, *args, **kwargs)
         self._accept_lens = result.accept_lens.tolist()
-        predicted, accepted = snapshot(result.next_token_ids).view(-1, self._width), snapshot(result.accept_index)
+        predicted, accepted = snapshot(result.next_token_ids).view(-1, self._width), self._accepted.index(result)
         bonus, new_lengths = result.next_draft_input.bonus_tokens.tolist(), result.new_seq_lens.tolist()
         hidden = result.logits_output.hidden_states
         path = None if self._topk == 1 else snapshot(hidden).view(len(lengths), self._width, -1)
