@@ -16,7 +16,7 @@ from eagletwin.harness.models.recipes import RECIPES
 from eagletwin.harness.models.store import checkpoints
 
 from . import stubs
-from .eras import image_processors
+from .eras import cuda_literals, image_processors, tree_kernels, workers
 
 SHIMS: list[str] = []
 
@@ -50,6 +50,8 @@ def import_sglang() -> None:
     ):
         importlib.import_module(name)
     choose_triton_kernels()
+    tree_kernels.install(SHIMS)
+    cuda_literals.install(SHIMS)
 
 
 def ask_transformers() -> None:
@@ -80,6 +82,7 @@ def build_scheduler(case: Case) -> Any:
 
     target, draft = checkpoints(case.model)
     settings = case.engine.sglang
+    workers.choose(case, SHIMS)
     arguments = ServerArgs(
         model_path=str(target),
         speculative_draft_model_path=str(draft),
@@ -101,7 +104,7 @@ def build_scheduler(case: Case) -> Any:
         triton_attention_num_kv_splits=1,  # more splits change the order of sums, and so the last bits
         sampling_backend="pytorch",
         disable_cuda_graph=True,
-        disable_overlap_schedule=True,
+        disable_overlap_schedule=not workers.overlaps(case),
         disable_custom_all_reduce=True,
         skip_tokenizer_init=True,
         mem_fraction_static=0.1,

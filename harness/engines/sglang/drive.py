@@ -16,6 +16,7 @@ from torch import Tensor
 from eagletwin.harness.case import Case, Event, Request
 from eagletwin.harness.trace import Recorder
 
+from .eras.names import pick
 from .taps import Taps
 
 
@@ -65,21 +66,22 @@ class Drive:
         self._iteration = -1
         self._alone = 0  # since this iteration nobody adds to the case
         self._idle = 0
+        # with overlap the first idle iteration still processes what the last batch came to
+        self._drained = 3 if scheduler.enable_overlap else 2
 
     def run(self) -> None:
         """Run the case to its end. Raises what the worker raises, EndlessCase or Stopped."""
         for pool in self._pools.values():
             pool.poison(torch.empty(0, dtype=torch.int64))
         # nobody listens at the other end of these sockets; both senders are of one class
-        sender = self._scheduler.ipc_channels.send_to_detokenizer
+        sender = getattr(self._scheduler, "ipc_channels", self._scheduler).send_to_detokenizer
         type(sender).send_output = lambda _self, payload, *args, **kwargs: self._sent(payload)
         receiver = getattr(self._scheduler, "request_receiver", self._scheduler)
         # the receiver is a slotted dataclass from 0.5.20 on: its class is what can be changed
         type(receiver).recv_requests = lambda _self, *args, **kwargs: self._receive()
         chunk = self._scheduler.chunked_prefill_size
-        loop = getattr(self._scheduler, "run_event_loop", None) or self._scheduler.event_loop_normal
         with self._taps, contextlib.suppress(_Done):
-            loop()
+            _event_loop(self._scheduler)()
         self._scheduler.chunked_prefill_size = chunk
 
     def _sent(self, payload: Any) -> None:
@@ -115,7 +117,7 @@ class Drive:
             raise EndlessCase(f"{self._iteration} iterations, and these are not finished: {names}")
         if self._live is None and not self._paused and self._handed_in >= self._ids() and not self._unfinished():
             self._idle += 1
-            if self._idle == 2:  # the scheduler has had one idle iteration, and so has checked itself
+            if self._idle == self._drained:  # the scheduler has had one idle iteration, and so has checked itself
                 self._record_cached()
                 self._scheduler.flush_cache()
                 self._account("flushed", self._allocation.free())
@@ -210,6 +212,18 @@ class Drive:
             self._recorder.add(name, 0, "cached", iteration=self._iteration, tensors=tensors)
 
 
+def _event_loop(scheduler: Any) -> Callable[[], None]:
+    """The loop that this scheduler's own process would run; up to 0.5.9 that process chooses between two."""
+    names = ["event_loop_overlap" if scheduler.enable_overlap else "event_loop_normal"]
+    loop: Callable[[], None] = pick(scheduler, "run_event_loop", *names)
+    return loop
+
+
+def _takes_arrays(message: Any) -> bool:
+    """Token ids are arrays from 0.5.13 on, and lists before."""
+    return "array" in str(message.__annotations__["input_ids"])
+
+
 def _tokenized(request: Request) -> Any:
     """The request as the tokenizer process would send it (dataclass up to 0.5.14, msgspec struct after)."""
     import dataclasses
@@ -227,7 +241,7 @@ def _tokenized(request: Request) -> Any:
     values = {
         "rid": request.id,
         "input_text": "",
-        "input_ids": array("q", request.prompt),
+        "input_ids": array("q", request.prompt) if _takes_arrays(TokenizedGenerateReqInput) else list(request.prompt),
         "mm_inputs": None,
         "sampling_params": sampling,
         "return_logprob": False,

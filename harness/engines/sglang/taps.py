@@ -15,6 +15,7 @@ from torch import Tensor
 
 from eagletwin.harness.trace import Recorder, snapshot
 
+from .eras import names
 from .eras.accepted import Accepted
 from .pools import Allocation, Pool
 
@@ -123,7 +124,7 @@ class Taps:
             self.requests.setdefault(request.rid, request)
         self._record_owners()
         if batch.forward_mode.is_extend():
-            starts, lengths = list(batch.prefix_lens), list(batch.extend_lens)
+            starts, lengths = names.chunk(batch)
             self._reached("prefill")
             result = call(batch, *args, **kwargs)
             self.prefills += 1
@@ -209,10 +210,7 @@ class Taps:
         of_nodes = {
             "tokens": result.draft_token,
             "positions": result.positions,
-            "retrieve_index": result.retrieve_index,
-            "next_token": result.retrieve_next_token,
-            "next_sibling": result.retrieve_next_sibling,
-        }
+        } | names.links(result)
         nodes = {name: snapshot(tensor).view(-1, self._width) for name, tensor in of_nodes.items()}
         masks = self._masks(snapshot(result.custom_mask), lengths)
         for n, request in enumerate(self._batch):
@@ -264,7 +262,7 @@ class Taps:
         result = call(batch, *args, **kwargs)
         self._accept_lens = result.accept_lens.tolist()
         predicted, accepted = snapshot(result.next_token_ids).view(-1, self._width), self._accepted.index(result)
-        bonus, new_lengths = result.next_draft_input.bonus_tokens.tolist(), result.new_seq_lens.tolist()
+        bonus, new_lengths = names.bonus_tokens(result.next_draft_input).tolist(), names.new_seq_lens(result).tolist()
         hidden = result.logits_output.hidden_states
         path = None if self._topk == 1 else snapshot(hidden).view(len(lengths), self._width, -1)
         for n, request in enumerate(self._batch):
@@ -287,7 +285,7 @@ class Taps:
         return result
 
     def _after_extend(self, result: Any) -> None:
-        proposal, lengths = result.next_draft_input, result.new_seq_lens.tolist()
+        proposal, lengths = result.next_draft_input, names.new_seq_lens(result).tolist()
         proposals = self._proposals(proposal)
         for n, (request, tensors) in enumerate(zip(self._batch, self._changed_rows(lengths), strict=True)):
             tensors |= proposals[n]
