@@ -1,5 +1,6 @@
 """The form of a ledger entry: what a known bug is, the smallest case that shows it, and how to have it with and without."""
 
+import shlex
 from dataclasses import dataclass
 
 from eagletwin.harness.case import Case
@@ -63,10 +64,11 @@ class Entry:
             return "with the fix, as released" if side == self.green else "without the fix, which is undone in memory"
         return "with a candidate fix, in memory" if side == self.green else "as released"
 
-    def command(self, side: Side) -> str:
-        """What to type to see one side."""
+    def command(self, side: Side, sglang: str = "") -> str:
+        """What to type to see one side, on the SGLang of that name."""
         words = [f"eagletwin check {self.id}"]
         words += [f"--revert {self.id}"] if self.revert in side.patches else []
         words += [f"--remedy {self.id}"] if self.remedy in side.patches else []
         words += [f"--view {side.view}"] if side.view != DECLARED_VIEW else []
+        words += [f"--sglang {shlex.quote(sglang)}"] if sglang else []
         return " ".join(words)

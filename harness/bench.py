@@ -20,6 +20,7 @@ from eagletwin.cases.workload import rate_case, sized_case
 
 from .case import Case
 from .engines.process import EngineProcess, Host
+from .engines.source import INSTALLED, Source
 from .errors import HarnessError
 from .fuzz import Finding, Fuzz
 from .judge import judge
@@ -70,9 +71,9 @@ class Rate:
         return self.cases / self.seconds
 
 
-def rate(seconds: float, topk: int = 1) -> Rate:
+def rate(seconds: float, topk: int = 1, source: Source = INSTALLED) -> Rate:
     """Run, trace and judge the workload for so long, as a search does; an engine stands before the clock starts."""
-    with one_core(), Host() as host:
+    with one_core(), Host(source=source) as host:
         trials = Trials(host)
         for seed in range(3):
             trials.look(rate_case(seed, topk))

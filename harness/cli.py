@@ -38,6 +38,7 @@ from .cli_options import (
     rules_off,
     unusual_words,
 )
+from .cli_releases import releases
 from .errors import (
     EXIT_DIVERGED,
     EXIT_EQUAL,
@@ -58,6 +59,7 @@ app = typer.Typer(
 )
 
 app.add_typer(bench, name="bench")
+app.add_typer(releases, name="releases")
 
 
 @app.callback(invoke_without_command=True)
@@ -114,7 +116,7 @@ def check(
         words += unusual_words(("--kernels", kernels, "fast"), ("--repeat", repeat, 1))
         words += unusual_words(("--step-timeout", step_timeout, STEP_SECONDS), ("--case-timeout", case_timeout, CASE_SECONDS))
         again = shlex.join([*words, *(word for name in after or () for word in ("--after", name))])
-        with Host(zygote, source) as host:
+        with Host(zygote) as host:
             try:
                 engine = host.engine(chosen, patches, kernels)
             except WouldNotStart as error:
@@ -122,7 +124,9 @@ def check(
                 return EXIT_UNKNOWN
             folder = new_run_folder(out, chosen.name)
             if not before:  # a script holds one case
-                write_script(folder, chosen, command=again, patches=patches, kernels=kernels, without=off, view=view)
+                write_script(
+                    folder, chosen, command=again, source=source, patches=patches, kernels=kernels, without=off, view=view
+                )
             limits = Limits(step=step_timeout, case=case_timeout)
             outcome = checking.check(
                 engine, chosen, folder, limits, without=off, view=view, repeat=repeat, after=before, again=again
@@ -150,6 +154,7 @@ def fuzz(
     remedy: Remedies = None,
     patch: PatchFiles = None,
     without: RulesOff = None,
+    sglang: Sglang = "",
     kernels: KernelRuntime = "fast",
     out: Runs = DEFAULT_RUNS,
     step_timeout: StepSeconds = STEP_SECONDS,
@@ -159,6 +164,7 @@ def fuzz(
     from itertools import islice
 
     from .engines.process import Host, Limits, WouldNotStart
+    from .engines.source import resolve
     from .fuzz import Fuzz
     from .paths import new_run_folder
     from .report.search import finding_text, tally_text, write_summary
@@ -169,12 +175,13 @@ def fuzz(
     words = ["eagletwin", "fuzz", "--seed", str(seed), *change_words(revert, remedy, patch, without)]
     words += [word for name, value in held.items() for word in (f"--{name}", str(value))]
     words += unusual_words(("--minutes", minutes, 5.0), ("--cases", max_cases, 1_000_000), ("--findings", findings, 1))
-    words += unusual_words(("--shrink-minutes", shrink_minutes, 3.0), ("--kernels", kernels, "fast"))
+    words += unusual_words(("--shrink-minutes", shrink_minutes, 3.0), ("--kernels", kernels, "fast"), ("--sglang", sglang, ""))
     words += unusual_words(("--step-timeout", step_timeout, STEP_SECONDS), ("--case-timeout", case_timeout, CASE_SECONDS))
+    source = resolve(sglang)
     folder = new_run_folder(out, f"fuzz-{seed}")
     found, search = [], None
     try:
-        with Host() as host:
+        with Host(source=source) as host:
             limits = Limits(step=step_timeout, case=case_timeout)
             trials = Trials(host, patches=patches, kernels=kernels, without=off, limits=limits)
             search = Fuzz(
@@ -207,22 +214,23 @@ def fuzz(
 @app.command()
 def prove(
     entries: Annotated[list[str], typer.Argument(metavar="PR…|all", help="Ids of ledger entries, or all.")],
+    sglang: Sglang = "",
     kernels: KernelRuntime = "fast",
     out: Runs = DEFAULT_RUNS,
     step_timeout: StepSeconds = STEP_SECONDS,
     case_timeout: CaseSeconds = CASE_SECONDS,
 ) -> int:
     """Prove fixes: red without the fix, green with it."""
+    from .engines.source import resolve
     from .engines.start import Zygote
 
     begun = time.monotonic()
-    with Zygote() as zygote:
+    with Zygote(resolve(sglang)) as zygote:
         zygote.start()  # it imports SGLang while this process imports torch
         from eagletwin.cases.regressions import LEDGER
 
         from . import prove as proving
         from .engines.process import Host, Limits, WouldNotStart
-        from .report.argument import argue
         from .report.table import proof_table, proof_title
 
         chosen = list(LEDGER.values()) if "all" in entries else [entry for name in entries for entry in entries_of(name)]
@@ -234,9 +242,7 @@ def prove(
                     print(proof_title(proof.entry))
                     for outcome, side in ((proof.fixed, proof.entry.green), (proof.reverted, proof.entry.red)):
                         print(f"-- {proof.entry.says(side)}\n")
-                        print(
-                            argue(outcome.trace.header, outcome.verdict, again=proof.entry.command(side), trace=outcome.trace)
-                        )
+                        print(outcome.report)
                         print(f"  folder: {outcome.folder}\n")
             except WouldNotStart as error:
                 print(f"UNKNOWN\n\n  {error}")
@@ -268,24 +274,51 @@ def judge(
 
 @app.command()
 def diff(
-    left: Annotated[Path, typer.Argument(help="A trace folder.")],
-    right: Annotated[Path, typer.Argument(help="Another trace of the same requests.")],
+    left: Annotated[str, typer.Argument(help="A trace folder; or a case, to be run on two SGLangs.")],
+    right: Annotated[str, typer.Argument(help="Another trace of the same requests.")] = "",
     lines: Annotated[int, typer.Option(min=1, help="How many differences to print.")] = 20,
+    sglang: Annotated[
+        list[str] | None,
+        typer.Option("--sglang", metavar="RELEASE|PATH", help="Twice: run the case on these two, and compare their traces."),
+    ] = None,
+    kernels: KernelRuntime = "fast",
+    out: Runs = DEFAULT_RUNS,
+    step_timeout: StepSeconds = STEP_SECONDS,
+    case_timeout: CaseSeconds = CASE_SECONDS,
 ) -> int:
-    """Compare two traces number for number. 0: same within the judge's bound, 1: different."""
+    """Compare two traces number for number, or one case on two SGLangs. 0: same within the judge's bound, 1: different."""
+    from .diff import comparison_text
     from .diff import diff as compare
     from .trace import read_trace
 
-    result = compare(read_trace(left), read_trace(right))
-    for difference in sorted(result.differences, key=lambda d: d.bits)[:lines]:
-        print(
-            f"{difference.where}: {difference.left} | {difference.right}" + ("  (within the bound)" if difference.bits else "")
+    if len(sglang or ()) != (0 if right else 2):
+        raise InputError(
+            "diff takes two trace folders, or one case and --sglang twice",
+            consequence="nothing was compared",
+            remedy="`eagletwin diff A B`, or `eagletwin diff CASE --sglang 0.5.11 --sglang 0.5.12`",
         )
-    hidden = len(result.differences) - lines
-    if hidden > 0:
-        print(f"… and {hidden} more")
-    exact = "identical" if not result.differences else f"largest relative float difference {result.largest:.3g}"
-    print(f"{'SAME' if result.same else 'DIFFERENT'}: {result.compared} compared, {len(result.differences)} differ; {exact}")
+    if sglang:
+        from .engines.process import Limits, WouldNotStart
+        from .engines.source import resolve
+        from .pair import run_pair
+        from .paths import new_run_folder
+
+        chosen, sources = case_of(left), (resolve(sglang[0]), resolve(sglang[1]))
+        folder = new_run_folder(out, f"{chosen.name}-diff")
+        try:
+            halves = run_pair(chosen, sources, folder, Limits(step=step_timeout, case=case_timeout), kernels)
+        except WouldNotStart as error:
+            print(f"UNKNOWN  {chosen.name}\n\n  {error}")
+            return EXIT_UNKNOWN
+        print("\n".join(half.line for half in halves))
+        traces = [half.trace for half in halves]
+    else:
+        traces = [read_trace(Path(left)), read_trace(Path(right))]
+    result = compare(*traces)
+    print(comparison_text(result, lines))
+    if sglang and any(trace.header.ending.kind != "finished" for trace in traces):
+        print("One of the two did not come to its end: what is the same until then says nothing of the rest.")
+        return EXIT_UNKNOWN
     return EXIT_EQUAL if result.same else EXIT_DIVERGED
 
 

@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from .cli_options import Sglang
 from .errors import EXIT_DIVERGED, EXIT_EQUAL
 
 if TYPE_CHECKING:
@@ -17,11 +18,13 @@ bench = typer.Typer(add_completion=False, help="What all this costs on this mach
 def bench_rate(
     seconds: Annotated[float, typer.Option(min=1.0, help="How long to run cases.")] = 30.0,
     topk: Annotated[int, typer.Option(min=1, max=16, help="Tokens that each node of the draft tree proposes.")] = 1,
+    sglang: Sglang = "",
 ) -> int:
     """Cases a second on one core: run, traced and judged. The last line is the figure."""
     from .bench import rate
+    from .engines.source import resolve
 
-    found = rate(seconds, topk)
+    found = rate(seconds, topk, resolve(sglang))
     print(f"{found.cases} cases in {found.seconds:.1f} s, run, traced and judged")
     print(f"{found.per_second:.2f} cases/s/core")
     return EXIT_EQUAL

@@ -89,6 +89,17 @@ def diff(left: Trace, right: Trace) -> Comparison:
     return Comparison(found, compared, largest)
 
 
+def comparison_text(result: Comparison, lines: int) -> str:
+    """The first `lines` differences, those beyond the bound first, and the sum."""
+    shown = sorted(result.differences, key=lambda difference: difference.bits)[:lines]
+    text = [f"{one.where}: {one.left} | {one.right}" + ("  (within the bound)" if one.bits else "") for one in shown]
+    hidden = len(result.differences) - lines
+    text += [f"… and {hidden} more"] if hidden > 0 else []
+    exact = "identical" if not result.differences else f"largest relative float difference {result.largest:.3g}"
+    word = "SAME" if result.same else "DIFFERENT"
+    return "\n".join([*text, f"{word}: {result.compared} compared, {len(result.differences)} differ; {exact}"])
+
+
 def _presence(where: str, left: bool, right: bool) -> Difference:
     left_word, right_word = ("recorded" if there else "absent" for there in (left, right))
     return Difference(where, left_word, right_word, bits=False)

@@ -4,6 +4,8 @@ import platform
 import sys
 from dataclasses import dataclass
 
+from .engines.lock import releases
+from .engines.source import here
 from .errors import EagletwinError
 from .models.recipes import RECIPES
 from .paths import cache_folder
@@ -42,6 +44,7 @@ def examine() -> list[Finding]:
     ]
     findings.append(_cpu_engine() if all(finding.good or not finding.needed for finding in findings) else _skipped())
     findings.append(_cuda())
+    findings.append(_releases())
     return findings
 
 
@@ -125,3 +128,14 @@ def _cuda() -> Finding:
         )
     why = "this torch is built without CUDA" if torch.version.cuda is None else "no GPU or no driver"
     return Finding(what="CUDA engine", found=why, good=False, needed=False, remedy="only the CPU engine runs here")
+
+
+def _releases() -> Finding:
+    known, there = releases(), here()
+    return Finding(
+        what="releases",
+        found=f"{len(there)} of {len(known)} need no network: {', '.join(there) or 'none'}",
+        good=len(there) == len(known),
+        needed=False,
+        remedy="`--sglang RELEASE` fetches one; `eagletwin releases fetch` all of them",
+    )

@@ -280,6 +280,7 @@ class _Block:
             minimal,
             case,
             command=fuzz._command,
+            source=trials.host.source,
             seed=fuzz._seed,
             patches=trials.patches,
             kernels=trials.kernels,

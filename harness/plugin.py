@@ -13,12 +13,14 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from .errors import InputError
+from .errors import EagletwinError, InputError
 
 if TYPE_CHECKING:
+    from .engines.source import Source
     from .patch import Patch
     from .twin import CaseFailed, Twin
 
+_SOURCE: "pytest.StashKey[Source]" = pytest.StashKey()  # the SGLang that was named
 _TWIN = pytest.StashKey["Twin"]()
 _ITEM = pytest.StashKey[pytest.Item]()  # the test that runs
 _SKIPPED = pytest.StashKey[int]()  # cases that workers of pytest-xdist did not run
@@ -28,7 +30,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     group = parser.getgroup("eagletwin", "SGLang's EAGLE worker against a reference")
     group.addoption("--eagletwin-engine", choices=["sglang"], default="sglang", help="whose worker runs")
     group.addoption("--eagletwin-device", choices=["cpu"], default="cpu", help="where it runs")
-    group.addoption("--eagletwin-sglang", metavar="RELEASE", help="refuse to run on any other release than this")
+    group.addoption("--eagletwin-sglang", metavar="RELEASE|PATH", default="", help="run this SGLang, not the installed one")
     group.addoption(
         "--eagletwin-kernels",
         choices=["fast", "interpreter", "shadow", "checked"],
@@ -53,12 +55,14 @@ def pytest_configure(config: pytest.Config) -> None:
         "eagletwin(revert=(), patches=(), kernels=None, without=()): how the `eagletwin` fixture runs cases in this test: "
         "fixes of the ledger to undo, patches to apply, what executes kernels, rules to leave out",
     )
-    wanted = config.getoption("--eagletwin-sglang")
-    if wanted is not None:
-        from .versions import installed
+    named = config.getoption("--eagletwin-sglang")
+    if named:
+        from .engines.source import resolve
 
-        if installed("sglang") != wanted:
-            raise pytest.UsageError(f"--eagletwin-sglang {wanted}: SGLang {installed('sglang')} is installed; nothing was run")
+        try:
+            config.stash[_SOURCE] = resolve(named)  # workers of pytest-xdist find it fetched: their controller comes first
+        except EagletwinError as error:
+            raise pytest.UsageError(f"--eagletwin-sglang {named}: {error}") from error
     profile = config.getoption("--eagletwin-profile")
     if profile is not None:
         from hypothesis import settings
@@ -74,9 +78,10 @@ def pytest_configure(config: pytest.Config) -> None:
 def pytest_report_header(config: pytest.Config) -> str:
     from eagletwin import __version__
 
-    from .versions import installed
+    from .engines.source import INSTALLED
 
-    return f"eagletwin {__version__}: SGLang {installed('sglang')}, cpu, kernels {config.getoption('--eagletwin-kernels')}"
+    sglang = config.stash.get(_SOURCE, INSTALLED).called
+    return f"eagletwin {__version__}: SGLang {sglang}, cpu, kernels {config.getoption('--eagletwin-kernels')}"
 
 
 @pytest.fixture(scope="session")
@@ -86,11 +91,13 @@ def eagletwin(request: pytest.FixtureRequest) -> "Generator[Twin]":
     One per test process: it holds one process that has SGLang imported (some 0.6 GB), and up to eight engines (0.05 GB each),
     one for each engine configuration, those used last.
     """
+    from .engines.source import INSTALLED
     from .twin import Twin
 
     config = request.config
     twin = Twin(
         config.getoption("--eagletwin-out"),
+        source=config.stash.get(_SOURCE, INSTALLED),
         kernels=config.getoption("--eagletwin-kernels"),
         seconds=config.getoption("--eagletwin-seconds"),
     )

@@ -48,7 +48,9 @@ def prove(host: Host, entries: Sequence[Entry], runs: Path, limits: Limits, kern
         for side, name in ((entry.green, "fixed"), (entry.red, "reverted")):
             folder = new_run_folder(runs, f"{entry.id}-{name}")
             engine = host.engine(entry.case, side.patches, kernels)
-            outcomes.append(check(engine, entry.case, folder, limits, view=side.view, again=entry.command(side)))
+            outcomes.append(
+                check(engine, entry.case, folder, limits, view=side.view, again=entry.command(side, host.source.name))
+            )
         yield Proof(entry, *outcomes)
 
 

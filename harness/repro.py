@@ -15,6 +15,7 @@ import msgspec
 from eagletwin import __version__
 
 from .case import Case, decode_case
+from .engines.source import INSTALLED, Source, resolve
 from .errors import EXIT_EQUAL, EXIT_HARNESS, EXIT_UNKNOWN, InputError, exit_code_of
 from .judge import DECLARED_VIEW, View
 from .patch import Patch
@@ -29,8 +30,8 @@ made on     {versions}
 seed        {seed}
 command     {command}
 
-python {script}          exit code 0: equal, 1: diverged, 125: cannot tell, 128 and more: it did not run
-python {script} --force  also with another SGLang than {sglang}
+python {script}              exit code 0: equal, 1: diverged, 125: cannot tell, 128 and more: it did not run
+python {script} --sglang X   on another SGLang than {sglang}: a release or a source tree
 """
 
 import sys
@@ -45,7 +46,7 @@ except ModuleNotFoundError as error:
 CASE = {case}
 
 if __name__ == "__main__":
-    reproduce(CASE, sglang={sglang!r}, kernels={kernels!r}, without={without!r}, view={view!r}, patches={patches})
+    reproduce(CASE, sglang={sglang!r}, {tree}kernels={kernels!r}, without={without!r}, view={view!r}, patches={patches})
 '''
 
 
@@ -54,6 +55,7 @@ def write_script(
     case: Case,
     *,
     command: str,
+    source: Source = INSTALLED,
     seed: int | None = None,
     patches: Sequence[Patch] = (),
     kernels: str = "fast",
@@ -61,17 +63,20 @@ def write_script(
     view: View = DECLARED_VIEW,
 ) -> Path:
     """Write repro.py into a folder, over the one that may be there."""
-    versions = [f"{name} {installed(name)}" for name in ("sglang", "torch", "triton")]
+    sglang = source.called
+    versions = [f"sglang {sglang}" + (f" in {source.tree}" if source.tree else "")]
+    versions += [f"{name} {installed(name)}" for name in ("torch", "triton")]
     versions.append(f"Python {'.'.join(str(part) for part in sys.version_info[:3])}")
     text = _TEMPLATE.format(
         name=case.name,
         eagletwin=__version__,
-        versions=", ".join(versions),
+        versions=_docstring(", ".join(versions)),
         harness_error=EXIT_HARNESS,
         seed="none" if seed is None else seed,
         command=_docstring(command),
         script=SCRIPT,
-        sglang=installed("sglang"),
+        sglang=sglang,
+        tree=f"tree={source.tree!r}, " if source.tree else "",
         case=_literal(_brief(case)),
         kernels=kernels,
         without=sorted(without),
@@ -106,22 +111,32 @@ def reproduce(
     case: dict[str, Any],
     *,
     sglang: str,
+    tree: str = "",
     kernels: Any = "fast",
     without: Sequence[str] = (),
     view: View = DECLARED_VIEW,
     patches: Sequence[dict[str, Any]] = (),
 ) -> None:
-    """What a script calls: run the case, print the argument, leave by the exit code of the verdict."""
+    """What a script calls: run the case, print the argument, leave by the exit code of the verdict.
+
+    sglang: the release, or what the source tree in the folder `tree` was called, when the script was made.
+    """
     from .cli import guarded
 
-    sys.exit(guarded(lambda: _reproduce(case, sglang, kernels, frozenset(without), view, patches)))
+    sys.exit(guarded(lambda: _reproduce(case, sglang, tree, kernels, frozenset(without), view, patches)))
 
 
 def _reproduce(
-    raw: dict[str, Any], sglang: str, kernels: Any, without: frozenset[str], view: View, patches: Sequence[dict[str, Any]]
+    raw: dict[str, Any],
+    sglang: str,
+    tree: str,
+    kernels: Any,
+    without: frozenset[str],
+    view: View,
+    patches: Sequence[dict[str, Any]],
 ) -> int:
     parser = argparse.ArgumentParser(description="Run one case of eagletwin again.")
-    parser.add_argument("--force", action="store_true", help=f"run on another SGLang than {sglang}")
+    parser.add_argument("--sglang", metavar="RELEASE|PATH", default="", help=f"run on another SGLang than {sglang}")
     parser.add_argument("--out", type=Path, default=Path("eagletwin-runs"), help="folder for run folders")
     try:
         options = parser.parse_args()
@@ -131,19 +146,19 @@ def _reproduce(
         raise InputError(
             "the options above are not those of this script", consequence="nothing was run", remedy="--help"
         ) from stop
-    here = installed("sglang")
-    if here != sglang and not options.force:
+    source = resolve(options.sglang or tree or sglang)
+    if not options.sglang and source.called != sglang:
         raise InputError(
-            f"this case was made on SGLang {sglang}, and SGLang {here} is installed",
-            consequence="nothing was run: on another release the same case may come to something else",
-            remedy=f"install SGLang {sglang}, or add --force",
+            f"this case was made on SGLang {sglang}, and {tree} is now at {source.called}",
+            consequence="nothing was run: on another SGLang the same case may come to something else",
+            remedy=f"check {sglang} out, or add --sglang {tree}",
         )
     from .check import check
     from .engines.process import Host, Limits, WouldNotStart
     from .paths import new_run_folder
 
     case = decode_case(msgspec.json.encode(raw), sys.argv[0])
-    with Host() as host:
+    with Host(source=source) as host:
         try:
             engine = host.engine(case, tuple(msgspec.convert(patch, Patch) for patch in patches), kernels)
         except WouldNotStart as error:

@@ -15,6 +15,7 @@ import msgspec
 from .case import Case, Event, Request
 from .check import Outcome, confirm
 from .engines.process import Host
+from .engines.source import INSTALLED, Source
 from .engines.wire import Kernels
 from .judge import Verdict, judge
 from .patch import Patch
@@ -44,8 +45,10 @@ class Twin:
     reached  how many cases exercised what
     """
 
-    def __init__(self, out: Path, *, kernels: Kernels = "fast", seconds: float = float("inf")) -> None:
-        self.host = Host()
+    def __init__(
+        self, out: Path, *, source: Source = INSTALLED, kernels: Kernels = "fast", seconds: float = float("inf")
+    ) -> None:
+        self.host = Host(source=source)
         self.skipped = 0
         self.reached: Counter[str] = Counter()
         self._out = out
@@ -132,7 +135,15 @@ class Twin:
         case = msgspec.structs.replace(trial.case, name=self._name)
         folder = new_run_folder(self._out, self._name)
         command = f"pytest {' '.join(sys.argv[1:])}".rstrip()
-        write_script(folder, case, command=command, patches=trials.patches, kernels=trials.kernels, without=trials.without)
+        write_script(
+            folder,
+            case,
+            command=command,
+            source=self.host.source,
+            patches=trials.patches,
+            kernels=trials.kernels,
+            without=trials.without,
+        )
         engine = self.host.engine(case, trials.patches, trials.kernels)
         again = f"python {folder / 'repro.py'}"
         return confirm(engine, case, trial.verdict, trial.before, folder, trials.limits, without=trials.without, again=again)

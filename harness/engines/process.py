@@ -48,7 +48,7 @@ class Host:
 
     def __init__(self, zygote: Zygote | None = None, source: Source = INSTALLED) -> None:
         self._zygote = zygote
-        self._source = source
+        self.source = source if zygote is None else zygote.source
         self._engines: dict[bytes, EngineProcess] = {}
         self.version = ""
 
@@ -116,7 +116,7 @@ class Host:
     def _started(self) -> socket.socket:
         """The connection to a zygote that has imported SGLang."""
         if self._zygote is None:
-            self._zygote = Zygote(self._source)
+            self._zygote = Zygote(self.source)
             self._zygote.start()
         connection = self._zygote.connection
         if not self._zygote.ready:

@@ -27,6 +27,16 @@ class Source:
     paths: tuple[Path, ...] = ()
     version: str = ""
 
+    @property
+    def called(self) -> str:
+        """What to call it where nothing was imported yet."""
+        return self.version or installed("sglang")
+
+    @property
+    def tree(self) -> str:
+        """The folder that was named; "" if none was."""
+        return self.name if self.name != self.version else ""
+
 
 INSTALLED = Source()
 

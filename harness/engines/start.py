@@ -23,7 +23,7 @@ class Zygote:
 
     def __init__(self, source: Source = INSTALLED) -> None:
         self.ready = False
-        self._source = source
+        self.source = source
         self.connection, self._theirs = socket.socketpair()
         self._process: subprocess.Popen[bytes] | None = None
         self._log: Path | None = None
@@ -51,7 +51,7 @@ class Zygote:
                     *self._named(),
                 ],
                 pass_fds=[self._theirs.fileno()],
-                env=_environment(self._source) | {"TMPDIR": self._scratch},
+                env=_environment(self.source) | {"TMPDIR": self._scratch},
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=log,
@@ -59,7 +59,7 @@ class Zygote:
 
     def _named(self) -> list[str]:
         """What the process must know of the SGLang that it is to import: what to call it, and where it must lie."""
-        return [self._source.version, str(self._source.paths[0])] if self._source.paths else []
+        return [self.source.version, str(self.source.paths[0])] if self.source.paths else []
 
     @property
     def ended(self) -> bool:

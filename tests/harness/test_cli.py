@@ -30,6 +30,11 @@ USAGE = {
     "a proof that does not exist": ["prove", "1"],
     "a trace that does not exist": ["judge", "nothing"],
     "a patch that does not exist": ["check", "25015", "--patch", "nothing.json"],
+    "one trace to diff": ["diff", "a"],
+    "a case to diff on one SGLang": ["diff", "25015", "--sglang", "0.5.22"],
+    "two traces to diff on two SGLangs": ["diff", "a", "b", "--sglang", "0.5.22", "--sglang", "0.5.23"],
+    "an SGLang that does not exist": ["check", "25015", "--sglang", "0.4.1"],
+    "a release to fetch that does not exist": ["releases", "fetch", "0.4.1"],
     "a time limit of nothing": ["check", "25015", "--step-timeout", "0"],
 }
 

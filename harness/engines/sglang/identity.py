@@ -13,8 +13,8 @@ def confirm(version: str, root: str) -> None:
     import sglang
 
     global _version
-    where = Path(sglang.__path__[0]).resolve()
-    if where.parent != Path(root).resolve():
+    where = Path(sglang.__path__[0])
+    if not where.samefile(Path(root) / "sglang"):
         raise ImportError(f"asked for the sglang in {root}, and Python imported the one in {where.parent}")
     _version = version
 

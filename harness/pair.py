@@ -1,0 +1,52 @@
+"""One case on two SGLangs, such as a pull request and its base: run and judged on each, for `eagletwin diff`."""
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from .case import Case
+from .check import brief
+from .engines.process import Host, Limits
+from .engines.source import Source
+from .engines.start import Zygote
+from .engines.wire import Kernels
+from .judge import Verdict, judge
+from .trace import Trace
+
+
+@dataclass(frozen=True, slots=True)
+class Half:
+    """The case on one of the two."""
+
+    trace: Trace
+    verdict: Verdict
+    folder: Path
+
+    @property
+    def line(self) -> str:
+        """What became of it, on one line."""
+        word = "" if self.verdict.status == "equal" else f" {brief(self.verdict)}"
+        return f"SGLang {self.trace.header.engine.version}: {self.verdict.status}{word} ({self.folder})"
+
+
+def run_pair(
+    case: Case, sources: tuple[Source, Source], folder: Path, limits: Limits, kernels: Kernels = "fast"
+) -> tuple[Half, Half]:
+    """Run the case on each, in fresh forks, below `folder`. Raises WouldNotStart."""
+    zygotes = [Zygote(source) for source in sources]
+    try:
+        for zygote in zygotes:  # they import at once
+            zygote.start()
+        left, right = (
+            _half(case, zygote, folder / side, limits, kernels) for zygote, side in zip(zygotes, ("left", "right"), strict=True)
+        )
+    finally:
+        for zygote in zygotes:
+            zygote.close()
+    return left, right
+
+
+def _half(case: Case, zygote: Zygote, folder: Path, limits: Limits, kernels: Kernels) -> Half:
+    folder.mkdir()
+    with Host(zygote) as host:
+        trace = host.engine(case, (), kernels).run(case, folder, limits)
+    return Half(trace, judge(trace), folder)

@@ -1,0 +1,65 @@
+"""Another SGLang than the installed one: a source tree as it is, by its own name in traces, scripts and comparisons."""
+
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import sglang
+from msgspec.structs import replace
+
+from eagletwin.cases.regressions import LEDGER
+from eagletwin.harness.case import pretty_case
+
+PLACE, RIGHT, WRONG = "srt/speculative/eagle_worker_v2.py", "forward_batch.positions.add_(1)", "forward_batch.positions.add_(2)"
+
+
+def run(*command: str | Path, cwd: Path) -> subprocess.CompletedProcess[str]:
+    return subprocess.run([sys.executable, "-P", *command], cwd=cwd, capture_output=True, text=True, check=False)
+
+
+@pytest.fixture(scope="module")
+def checkout(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The installed release as a repository, and in its work tree draft decode that moves on two positions a step."""
+    root = tmp_path_factory.mktemp("checkout")
+    package = Path(sglang.__path__[0])
+    left_out = shutil.ignore_patterns("__pycache__", "multimodal_gen", "*.so")
+    shutil.copytree(package, root / "python" / "sglang", ignore=left_out)
+    for words in (
+        ["init", "-q"],
+        ["add", "-A"],
+        ["-c", "user.name=a", "-c", "user.email=a@example.org", "commit", "-qm", "one"],
+    ):
+        subprocess.run(["git", "-C", root, *words], check=True)
+    worker = root / "python" / "sglang" / PLACE
+    text = worker.read_text()
+    assert text.count(RIGHT) >= 2
+    worker.write_text(text.replace(RIGHT, WRONG))
+    return root
+
+
+def test_a_changed_checkout_is_run_as_it_is_and_told_from_its_base(checkout: Path, tmp_path: Path) -> None:
+    head = ["git", "-C", str(checkout), "rev-parse", "--short=10", "HEAD"]
+    name = subprocess.check_output(head, text=True).strip() + "-dirty"
+    case = tmp_path / "case.json"
+    case.write_text(pretty_case(replace(LEDGER["25015"].case, name="three-steps", num_steps=3)))
+
+    red = run("-m", "eagletwin", "check", case, "--sglang", checkout, cwd=tmp_path)
+    assert red.returncode == 1, red
+    assert f"DIVERGED  three-steps on SGLang {name} (cpu)" in red.stdout
+    assert "draft.positions" in red.stdout
+
+    compared = run("-m", "eagletwin", "diff", case, "--sglang", sglang.__version__, "--sglang", checkout, cwd=tmp_path)
+    assert compared.returncode == 1, compared
+    assert f"SGLang {sglang.__version__}: equal" in compared.stdout
+    assert f"SGLang {name}: diverged draft.positions" in compared.stdout
+    assert "\nDIFFERENT: " in compared.stdout
+
+    script = tmp_path / "eagletwin-runs" / "three-steps" / "repro.py"
+    assert f"sglang {name} in {checkout}" in script.read_text()
+    subprocess.run(["git", "-C", checkout, "checkout", "-q", "."], check=True)
+    refused = run(script, cwd=tmp_path)
+    assert refused.returncode == 128, refused
+    assert f"this case was made on SGLang {name}, and {checkout} is now at {name.removesuffix('-dirty')}" in refused.stderr
+    assert run(script, "--sglang", checkout, cwd=tmp_path).returncode == 0
