@@ -20,7 +20,7 @@ from eagletwin.reference.tree import count_candidates
 MODELS = ("llama-tiny", "llama-gqa", "llama-eagle3-full", "llama-eagle3")
 # Drafts of several layers: drawn only where they are asked for, since a live bug shows in any of them that has chunks
 # (ledger entries multi-layer-chunk-tail) and would be found again and again.
-MULTI_LAYER = ("llama-mtp", "llama-mtp-chain")
+MULTI_LAYER = ("llama-mtp", "llama-mtp-chain", "mimo-v2", "step-3.5")
 NUM_STEPS = (1, 2, 3, 4, 5)
 TOPKS = (1, 2, 3, 4, 8, 16)
 PAGE_SIZES = (1, 4, 16)

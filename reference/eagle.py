@@ -15,6 +15,7 @@ from torch import Tensor
 
 from .eagle3 import Eagle3Head
 from .llama import LlamaShape, Weights, decoder_layer
+from .mtp_head import MtpHead
 from .rows import DraftRows
 
 __all__ = ["DraftRows", "EagleHead", "Head", "draft_rows"]
@@ -54,7 +55,7 @@ class EagleHead:
         return DraftRows(x, x @ self.lm_head.T, torch.stack(keys), torch.stack(values))
 
 
-Head = EagleHead | Eagle3Head
+Head = EagleHead | Eagle3Head | MtpHead
 
 
 def draft_rows(

@@ -20,6 +20,8 @@ class LlamaShape:
     """Sizes of a Llama: the fields of a Hugging Face `LlamaConfig` that change its arithmetic.
 
     aux_layers  layers, from 0, whose output is handed to the draft in place of the state after the final norm (EAGLE-3)
+    pre_norm    the state before the final norm is handed to the draft (Step-3.5)
+    qk_norm     each head's queries and keys are normalized before RoPE (Step-3.5)
     """
 
     vocab_size: int
@@ -31,6 +33,8 @@ class LlamaShape:
     rope_theta: float
     rms_norm_eps: float
     aux_layers: tuple[int, ...] = ()
+    pre_norm: bool = False
+    qk_norm: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,7 +42,8 @@ class TargetRows:
     """What the target computes at every position of a sequence; row i has consumed tokens 0..i.
 
     hidden   [T, H]        h[i] of DESIGN §2, which the draft consumes: after the final norm; or, where the shape names A
-                           aux_layers, [T, A*H]: the residual stream as it leaves each of them, in the order of the layers
+                           aux_layers, [T, A*H]: the residual stream as it leaves each of them, in the order of the layers;
+                           or, where it says pre_norm: residual
     residual [T, H]        before the final norm
     logits   [T, V]
     keys     [L, T, G, D]  as a KV pool stores them, after RoPE
@@ -115,6 +120,9 @@ def decoder_layer(
     query = project("self_attn.q_proj", inner).view(rows, shape.num_heads, shape.head_dim)
     key = project("self_attn.k_proj", inner).view(rows, shape.num_kv_heads, shape.head_dim)
     value = project("self_attn.v_proj", inner).view(rows, shape.num_kv_heads, shape.head_dim)
+    if shape.qk_norm:  # one weight [D] for all heads
+        query = rms_norm(query, weights[f"{prefix}self_attn.q_norm.weight"], shape.rms_norm_eps)
+        key = rms_norm(key, weights[f"{prefix}self_attn.k_norm.weight"], shape.rms_norm_eps)
     turned = rotate(torch.cat([query, key], 1), positions, shape.rope_theta)  # [R, N+G, D]
     query, key = turned[:, : shape.num_heads], turned[:, shape.num_heads :]
 
@@ -145,4 +153,5 @@ def target_rows(weights: Weights, shape: LlamaShape, tokens: Tensor, lengths: Se
             aux.append(x)
     normed = rms_norm(x, weights["model.norm.weight"], shape.rms_norm_eps)  # [T, H]
     logits = normed @ weights["lm_head.weight"].T  # [T, V]
-    return TargetRows(torch.cat(aux, -1) if aux else normed, x, logits, torch.stack(keys), torch.stack(values))
+    hidden = torch.cat(aux, -1) if aux else x if shape.pre_norm else normed
+    return TargetRows(hidden, x, logits, torch.stack(keys), torch.stack(values))

@@ -15,6 +15,8 @@ from eagletwin.reference.llama import LlamaShape
 class Recipe:
     """One target / draft pair.
 
+    family         whose model classes an engine runs it with, and how its checkpoint is written (store.py). The two that are no
+                   Llamas are multi-layer, and their feed-forward layers are dense
     target_hidden  which target state the draft consumes as h[i] (DESIGN §2)
     draft_hidden   which of its own states the draft feeds on between draft decode steps
     noise          relative size of the noise that separates draft and target: larger accepts less
@@ -23,8 +25,10 @@ class Recipe:
                    it is the target's
     mtp_layers     layers of a multi-layer draft (MTP), of which a case uses the first num_steps; 0: a single head
     chained        a layer of an MTP draft consumes the state of the layer below; else every layer the target's
+    window         positions that layers with a sliding window attend to; the reference knows none, so no case goes beyond. 0: no
+                   such layers
     min_share      every accept length 1..num_steps+1 occurs in at least this share of rounds, for num_steps 1..5 (measured
-                   over 24 prompts by tests/models/test_acceptance_profile.py)
+                   over 24 prompts, 6 of a deep target, by tests/models/test_acceptance_profile.py)
     """
 
     name: str
@@ -36,12 +40,14 @@ class Recipe:
     noise: float
     attention_gain: float
     mlp_gain: float
-    target_hidden: Literal["post_norm", "aux"]
+    target_hidden: Literal["post_norm", "pre_norm", "aux"]
     draft_hidden: Literal["residual"]
     min_share: float
     draft_vocab_size: int | None = None
     mtp_layers: int = 0
     chained: bool = False
+    family: Literal["llama", "mimo_v2", "step3p5"] = "llama"
+    window: int = 0
 
     @property
     def end_of_sequence(self) -> int:
@@ -60,7 +66,15 @@ class Recipe:
 
 
 def _llama(
-    hidden_size: int, num_layers: int, num_heads: int, num_kv_heads: int, vocab_size: int, aux_layers: tuple[int, ...] = ()
+    hidden_size: int,
+    num_layers: int,
+    num_heads: int,
+    num_kv_heads: int,
+    vocab_size: int,
+    aux_layers: tuple[int, ...] = (),
+    *,
+    pre_norm: bool = False,
+    qk_norm: bool = False,
 ) -> LlamaShape:
     return LlamaShape(
         vocab_size=vocab_size,
@@ -72,8 +86,13 @@ def _llama(
         rope_theta=10000.0,
         rms_norm_eps=1e-6,
         aux_layers=aux_layers,
+        pre_norm=pre_norm,
+        qk_norm=qk_norm,
     )
 
+
+# More than any generated case needs, and less than the smallest pool that one is given: SGLang wants room for a whole window.
+_WINDOW = 72
 
 RECIPES = {
     recipe.name: recipe
@@ -165,6 +184,42 @@ RECIPES = {
             min_share=0.05,
             mtp_layers=4,
             chained=True,
+        ),
+        Recipe(
+            name="mimo-v2",
+            target=_llama(32, 2, 2, 2, 96),
+            draft=_llama(32, 1, 2, 2, 96),
+            intermediate_size=48,
+            max_position=4096,
+            seed=71,
+            noise=0.09,
+            attention_gain=0.2,
+            mlp_gain=0.2,
+            target_hidden="post_norm",
+            draft_hidden="residual",
+            min_share=0.05,
+            mtp_layers=4,
+            family="mimo_v2",
+            window=_WINDOW,
+        ),
+        Recipe(
+            name="step-3.5",
+            # its draft layer takes itself for number 45 of the target, whatever the target is, and attends as number 45 - n
+            target=_llama(32, 45, 2, 2, 96, pre_norm=True, qk_norm=True),
+            draft=_llama(32, 1, 2, 2, 96, qk_norm=True),
+            intermediate_size=48,
+            max_position=4096,
+            seed=72,
+            noise=0.09,
+            attention_gain=0.04,
+            mlp_gain=0.04,
+            target_hidden="pre_norm",
+            draft_hidden="residual",
+            min_share=0.05,
+            mtp_layers=4,
+            chained=True,
+            family="step3p5",
+            window=_WINDOW,
         ),
     )
 }

@@ -15,6 +15,7 @@ from torch import Tensor
 from eagletwin.harness.paths import cache_folder
 from eagletwin.reference.llama import LlamaShape
 
+from . import families
 from .recipes import RECIPES, Recipe
 from .weights import model_pair
 
@@ -22,10 +23,18 @@ from .weights import model_pair
 def checkpoints(name: str) -> tuple[Path, Path]:
     """Folders of the target's and the draft's checkpoint of the recipe called `name`, written first if they are absent."""
     recipe, pair = RECIPES[name], model_pair(name)
-    files = {
-        "target": _files("LlamaForCausalLM", {}, recipe, recipe.target, pair.target),
-        "draft": _files(*_draft_config(recipe), recipe, recipe.draft, pair.draft),
-    }
+    if recipe.family == "llama":
+        files = {
+            "target": _files({"architectures": ["LlamaForCausalLM"]}, recipe, recipe.target, pair.target),
+            "draft": _files(_draft_config(recipe), recipe, recipe.draft, pair.draft),
+        }
+    else:  # SGLang makes the draft's configuration of the target's
+        write = families.mimo_v2 if recipe.family == "mimo_v2" else families.step3p5
+        config, target, draft = write(recipe, pair.target, pair.draft)
+        files = {
+            "target": _files(config, recipe, recipe.target, target),
+            "draft": _files(config, recipe, recipe.target, draft),
+        }
     final = cache_folder("models") / f"{name}-{pair.digest[:16]}"
     if not _holds(final, files):  # absent, or damaged: weights that are not the recipe's would be blamed on the engine
         scratch = Path(tempfile.mkdtemp(dir=final.parent, prefix=".partial-"))
@@ -51,24 +60,21 @@ def _holds(folder: Path, files: dict[str, dict[str, bytes]]) -> bool:
         return False
 
 
-def _draft_config(recipe: Recipe) -> tuple[str, dict[str, object]]:
-    """Architecture of the draft, and what its config.json has that a Llama's has not."""
+def _draft_config(recipe: Recipe) -> dict[str, object]:
+    """What the config.json of a Llama's draft has that a Llama's has not, or has otherwise."""
     if recipe.mtp_layers:  # SGLang knows models whose layers are chained by a list of names, and serves each name specially
-        return "Step3p5MTP" if recipe.chained else "LlamaForCausalLMMTP", {}
+        return {"architectures": ["Step3p5MTP" if recipe.chained else "LlamaForCausalLMMTP"]}
     if recipe.algorithm == "EAGLE":
-        return "LlamaForCausalLMEagle", {}
+        return {"architectures": ["LlamaForCausalLMEagle"]}
     # "draft_vocab_size": null would stand for the target's LM head as well, and this draft has one of its own.
     vocabulary = recipe.draft_vocab_size or recipe.target.vocab_size
     layers = {"eagle_aux_hidden_state_layer_ids": list(recipe.target.aux_layers)}
-    return "LlamaForCausalLMEagle3", {"draft_vocab_size": vocabulary, "eagle_config": layers}
+    return {"architectures": ["LlamaForCausalLMEagle3"], "draft_vocab_size": vocabulary, "eagle_config": layers}
 
 
-def _files(
-    architecture: str, more: dict[str, object], recipe: Recipe, shape: LlamaShape, weights: dict[str, Tensor]
-) -> dict[str, bytes]:
-    """A checkpoint: file name -> contents."""
+def _files(more: dict[str, object], recipe: Recipe, shape: LlamaShape, weights: dict[str, Tensor]) -> dict[str, bytes]:
+    """A checkpoint: file name -> contents. more: what its config.json has that a Llama's has not, or has otherwise."""
     config = {
-        "architectures": [architecture],
         "model_type": "llama",
         "vocab_size": shape.vocab_size,
         "hidden_size": shape.hidden_size,

@@ -13,6 +13,7 @@ from torch import Tensor
 
 from eagletwin.reference.eagle import EagleHead, Head
 from eagletwin.reference.eagle3 import Eagle3Head, proposed_tokens
+from eagletwin.reference.mtp_head import MtpHead
 
 from . import eagle3
 from .recipes import RECIPES, Recipe
@@ -20,7 +21,8 @@ from .recipes import RECIPES, Recipe
 
 @dataclass(frozen=True, slots=True)
 class ModelPair:
-    """float32 checkpoints by Hugging Face names (d2t of an EAGLE-3 draft is int64), and one digest over both."""
+    """float32 weights by the names of a Hugging Face Llama and of the reference's heads (d2t of an EAGLE-3 draft is int64), and
+    one digest over both. store.py writes them by the names of the recipe's family."""
 
     target: dict[str, Tensor]
     draft: dict[str, Tensor]
@@ -41,7 +43,10 @@ class ModelPair:
         embedding = self.target["model.embed_tokens.weight"].double()
         if recipe.algorithm == "EAGLE3":
             return Eagle3Head(weights, recipe.draft, embedding, self.proposes)
-        return EagleHead(weights, recipe.draft, embedding, self.target["lm_head.weight"].double())
+        lm_head = self.target["lm_head.weight"].double()
+        if recipe.family != "llama":
+            return MtpHead(weights, recipe.draft, embedding, lm_head)
+        return EagleHead(weights, recipe.draft, embedding, lm_head)
 
     @property
     def proposes(self) -> Tensor:
@@ -74,7 +79,11 @@ def model_pair(name: str) -> ModelPair:
             "mlp.up_proj.weight": normal(inner, size, std=size**-0.5),
             "mlp.down_proj.weight": normal(size, inner, std=2 * recipe.mlp_gain * inner**-0.5),
         }
-        return weights | ({"input_layernorm.weight": 1 + normal(size, std=0.1)} if input_norm else {})
+        if input_norm:
+            weights["input_layernorm.weight"] = 1 + normal(size, std=0.1)
+        if shape.qk_norm:
+            weights |= {f"self_attn.{part}_norm.weight": 1 + normal(shape.head_dim, std=0.1) for part in "qk"}
+        return weights
 
     size = recipe.target.hidden_size
     embedding = normal(recipe.target.vocab_size, size, std=1.0)
@@ -94,7 +103,8 @@ def model_pair(name: str) -> ModelPair:
             target["lm_head.weight"][proposes] *= eagle3.HOT
         draft = eagle3.draft_weights(recipe, target, proposes, normal)
     elif recipe.mtp_layers:
-        layers = [_draft(recipe, target, normal) for _ in range(recipe.mtp_layers)]
+        make = _draft if recipe.family == "llama" else _mtp_draft
+        layers = [make(recipe, target, normal) for _ in range(recipe.mtp_layers)]
         draft = {_MTP.format(n) + name: tensor for n, one in enumerate(layers) for name, tensor in one.items()}
     else:
         draft = _draft(recipe, target, normal)
@@ -112,7 +122,7 @@ _MTP = "model.mtp.layers.{}."
 
 
 def _of_layer(draft: dict[str, Tensor], layer: int) -> dict[str, Tensor]:
-    """One layer of a multi-layer draft's checkpoint, by the names of an EAGLE-1/2 head."""
+    """One layer of a multi-layer draft, by the names of its head."""
     prefix = _MTP.format(layer)
     return {name.removeprefix(prefix): tensor for name, tensor in draft.items() if name.startswith(prefix)}
 
@@ -129,4 +139,21 @@ def _draft(recipe: Recipe, target: dict[str, Tensor], normal: Callable[..., Tens
     mixing = torch.cat([torch.eye(size), torch.zeros(size, size)], 1)
     draft["fc.weight"] = mixing + normal(size, 2 * size, std=recipe.noise * size**-0.5)
     draft["fc.bias"] = normal(size, std=0.02)
+    return draft
+
+
+def _mtp_draft(recipe: Recipe, target: dict[str, Tensor], normal: Callable[..., Tensor]) -> dict[str, Tensor]:
+    """An MTP layer: the target's last layer and final norm with noise, after a projection that takes the embedding."""
+    last, size = f"model.layers.{recipe.target.num_layers - 1}.", recipe.draft.hidden_size
+
+    def noisy(tensor: Tensor) -> Tensor:
+        return tensor + normal(*tensor.shape, std=recipe.noise * float(tensor.std()))
+
+    draft = {
+        f"layers.0.{name.removeprefix(last)}": noisy(tensor) for name, tensor in target.items() if name.startswith(last)
+    }
+    draft |= {name: 1 + normal(size, std=recipe.noise) for name in ("enorm.weight", "hnorm.weight")}
+    mixing = torch.cat([torch.eye(size), torch.zeros(size, size)], 1)
+    draft["eh_proj.weight"] = mixing + normal(size, 2 * size, std=recipe.noise * size**-0.5)
+    draft["norm.weight"] = noisy(target["model.norm.weight"])
     return draft

@@ -49,6 +49,30 @@ def test_generated_cases_are_equal_once_the_chunk_tail_is_right(host: Host, tmp_
         assert tally.exercised[feature] >= 3, feature
 
 
+@pytest.mark.parametrize(("model", "cases"), [("mimo-v2", 30), ("step-3.5", 10)])
+def test_generated_cases_in_the_classes_of_two_model_families_are_equal(
+    host: Host, tmp_path: Path, model: str, cases: int
+) -> None:
+    """SGLang's own MiMo-V2 and Step-3.5, each layer of their drafts with a hybrid KV pool of its own."""
+    trials = Trials(host, patches=(ALL_LAYERS,))
+    search = Fuzz(trials, tmp_path, seed=3, seconds=1e9, max_cases=cases, shrink_seconds=0.0, command="", held={"model": model})
+    assert [(finding.kind, finding.outcome.report) for finding in search.search()] == []
+    assert search.tally.cases == search.tally.statuses["equal"] == cases
+    for feature in ("chunk_tail_differs", "look_ahead_rejected", "accept_all", "batch", "radix_hit"):
+        assert search.tally.exercised[feature] >= 1, feature
+
+
+@pytest.mark.parametrize("model", ["mimo-v2", "step-3.5"])
+def test_the_chunk_tail_is_as_wrong_in_the_classes_of_two_model_families(host: Host, tmp_path: Path, model: str) -> None:
+    case = msgspec.structs.replace(THREE.case, model=model, exercises=())
+    found = {}
+    for name, patches in {"none": (), "one": (ONE_TOKEN,), "all": (ALL_LAYERS,)}.items():
+        trace = _play(host, case, tmp_path / name, *patches)
+        found[name] = [_wrong_rows(trace, layer) for layer in range(3)]
+        assert judge(trace).status == ("equal" if name == "all" else "diverged")
+    assert found == {"none": [[2], [1, 2], [0, 1, 2]], "one": [[], [2], [1, 2]], "all": [[], [], []]}
+
+
 @pytest.mark.parametrize("entry", [TWO, THREE], ids=lambda entry: entry.id)
 def test_a_token_for_the_first_layer_alone_leaves_every_other_wrong(host: Host, tmp_path: Path, entry: Entry) -> None:
     """Of layer k, rows K-1-k..K-1 are wrong without any fix; with the one-token fix all but the first of them."""

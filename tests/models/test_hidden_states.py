@@ -11,6 +11,7 @@ from eagletwin.reference.chain import draft_chain
 from eagletwin.reference.eagle import EagleHead, draft_rows
 from eagletwin.reference.eagle3 import Eagle3Head
 from eagletwin.reference.llama import causal, rms_norm, target_rows
+from eagletwin.reference.mtp_head import MtpHead
 
 EAGLE = sorted(name for name in RECIPES if RECIPES[name].algorithm == "EAGLE" and not RECIPES[name].mtp_layers)
 MTP = sorted(name for name in RECIPES if RECIPES[name].mtp_layers)
@@ -21,7 +22,7 @@ def test_every_recipe_is_one_of_the_three() -> None:
     assert sorted(EAGLE + EAGLE3 + MTP) == sorted(RECIPES)
 
 
-@pytest.mark.parametrize("name", EAGLE + MTP)
+@pytest.mark.parametrize("name", [name for name in EAGLE + MTP if not RECIPES[name].target.pre_norm])
 def test_the_target_feeds_its_state_after_the_final_norm(name: str) -> None:
     recipe, weights = RECIPES[name], model_pair(name).reference_target()
     rows = target_rows(weights, recipe.target, torch.arange(9))
@@ -30,6 +31,17 @@ def test_the_target_feeds_its_state_after_the_final_norm(name: str) -> None:
     assert torch.equal(rows.hidden, normed)
     assert (rows.hidden - rows.residual).abs().max() > 0.1  # the two can be told apart
     assert torch.equal(rows.logits, rows.hidden @ weights["lm_head.weight"].T)
+
+
+@pytest.mark.parametrize("name", ["step-3.5"])
+def test_the_target_feeds_its_state_before_the_final_norm(name: str) -> None:
+    recipe, weights = RECIPES[name], model_pair(name).reference_target()
+    rows = target_rows(weights, recipe.target, torch.arange(9))
+    assert recipe.target_hidden == "pre_norm"
+    assert torch.equal(rows.hidden, rows.residual)
+    normed = rms_norm(rows.residual, weights["model.norm.weight"], recipe.target.rms_norm_eps)
+    assert (rows.hidden - normed).abs().max() > 0.1  # the two can be told apart
+    assert torch.equal(rows.logits, normed @ weights["lm_head.weight"].T)
 
 
 @pytest.mark.parametrize("name", EAGLE3)
@@ -67,9 +79,14 @@ def test_each_layer_of_a_multi_layer_draft_is_a_head_of_its_own_and_hands_on_its
     hidden = target_rows(pair.reference_target(), recipe.target, tokens).hidden
     found = []
     for head in heads:
-        assert isinstance(head, EagleHead)
         rows = draft_rows(head, tokens[1:], hidden[:8], torch.arange(8), causal(8))
-        assert torch.equal(rows.logits, rows.hidden @ head.lm_head.T)
+        if isinstance(head, MtpHead):  # it has a final norm, and hands on the state before it
+            normed = rms_norm(rows.hidden, head.weights["norm.weight"], recipe.draft.rms_norm_eps)
+            assert (normed - rows.hidden).abs().max() > 0.1
+            assert torch.equal(rows.logits, normed @ head.lm_head.T)
+        else:
+            assert isinstance(head, EagleHead)
+            assert torch.equal(rows.logits, rows.hidden @ head.lm_head.T)
         found.append(rows.keys)
     for one, other in itertools.pairwise(found):  # they can be told apart
         assert (one - other).abs().amax((0, 2, 3)).min() > 0.01

@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from transformers import LlamaConfig, LlamaForCausalLM
+from transformers import LlamaConfig, LlamaForCausalLM, Qwen3Config, Qwen3ForCausalLM
 
 from eagletwin.harness.models.recipes import RECIPES
 from eagletwin.harness.models.weights import model_pair
@@ -13,7 +13,9 @@ from eagletwin.reference.llama import target_rows
 def test_every_row_equals_transformers_llama_in_float64(name: str) -> None:
     recipe, weights = RECIPES[name], model_pair(name).reference_target()
     shape = recipe.target
-    config = LlamaConfig(
+    # Qwen3 is a Llama with a norm of queries and keys
+    configured, made = (Qwen3Config, Qwen3ForCausalLM) if shape.qk_norm else (LlamaConfig, LlamaForCausalLM)
+    config = configured(
         vocab_size=shape.vocab_size,
         hidden_size=shape.hidden_size,
         intermediate_size=recipe.intermediate_size,
@@ -26,7 +28,7 @@ def test_every_row_equals_transformers_llama_in_float64(name: str) -> None:
         tie_word_embeddings=False,
         attn_implementation="eager",
     )
-    model = LlamaForCausalLM(config).double().eval()
+    model = made(config).double().eval()
     model.load_state_dict(weights)
     tokens = torch.randint(0, shape.vocab_size, (33,), generator=torch.Generator().manual_seed(3))
     with torch.no_grad():
@@ -35,6 +37,11 @@ def test_every_row_equals_transformers_llama_in_float64(name: str) -> None:
     ours = target_rows(weights, shape, tokens)
     # transformers' hidden state n is what enters layer n
     handed = [theirs.hidden_states[layer + 1][0] for layer in shape.aux_layers] or [theirs.last_hidden_state[0]]
+    if shape.pre_norm:
+        before = model.model.layers[-1].register_forward_hook(lambda _module, _inputs, output: handed.__setitem__(0, output[0]))
+        with torch.no_grad():
+            model.model(tokens[None])
+        before.remove()
     # transformers works out its rotary angles in float32 whatever the dtype: 1e-6 of the largest number is what that leaves
     for mine, other in (
         (ours.hidden, torch.cat(handed, -1)),

@@ -15,7 +15,7 @@ from eagletwin.harness.case import Case
 from eagletwin.harness.models.recipes import RECIPES
 from eagletwin.harness.models.store import checkpoints
 
-from . import stubs
+from . import families, stubs
 from .eras import cuda_literals, image_processors, tree_kernels, workers
 
 SHIMS: list[str] = []
@@ -70,7 +70,7 @@ def choose_triton_kernels() -> None:
         if name.startswith(_TRITON_INSTEAD_OF_CPU_OPS) and flags.get("_is_cpu") is True:
             module._is_cpu = False  # type: ignore[attr-defined]
             SHIMS.append(f"{name}._is_cpu = False")
-        if name.startswith(_TRITON_BEHIND_XPU) and "_is_xpu" in flags:
+        if name.startswith(_TRITON_BEHIND_XPU) and flags.get("_is_xpu") is False:
             module._is_xpu = True  # type: ignore[attr-defined]
             SHIMS.append(f"{name}._is_xpu = True")
 
@@ -80,21 +80,25 @@ def build_scheduler(case: Case) -> Any:
     from sglang.srt.managers import scheduler as scheduler_module
     from sglang.srt.server_args import PortArgs, ServerArgs
 
+    recipe = RECIPES[case.model]
+    families.register(recipe.family)
+    choose_triton_kernels()
     target, draft = checkpoints(case.model)
     settings = case.engine.sglang
     workers.choose(case, SHIMS)
     arguments = ServerArgs(
         model_path=str(target),
         speculative_draft_model_path=str(draft),
-        speculative_algorithm=RECIPES[case.model].algorithm,
+        speculative_algorithm=recipe.algorithm,
         speculative_num_steps=case.num_steps,
         speculative_eagle_topk=case.topk,
         speculative_num_draft_tokens=case.num_draft_tokens,
         page_size=case.page_size,
         chunked_prefill_size=case.chunked_prefill_size,
         disable_radix_cache=not settings.radix_cache,
-        enable_multi_layer_eagle=RECIPES[case.model].mtp_layers > 0,
-        disable_hybrid_swa_memory=RECIPES[case.model].chained,  # see served/mtp.py
+        enable_multi_layer_eagle=recipe.mtp_layers > 0,
+        disable_hybrid_swa_memory=recipe.chained and recipe.family == "llama",  # see served/mtp.py
+        swa_full_tokens_ratio=1.0,  # slots of layers with a window: as many as of others, since no window here is left
         max_running_requests=settings.max_running_requests,
         max_total_tokens=settings.max_total_tokens,
         context_length=settings.context_length or None,

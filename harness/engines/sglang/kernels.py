@@ -13,6 +13,7 @@ from eagletwin.harness.engines.wire import Kernels
 from eagletwin.harness.trace import Ending
 
 from .eras import prefix_pointers
+from .pools import buffers
 from .taps import draft_runners
 
 CHECKS: dict[Kernels, triton_cpu.Checks] = {
@@ -68,10 +69,9 @@ def start(kernels: Kernels, scheduler: Any) -> None:
     workers = {"target": scheduler.tp_worker.model_runner}
     workers |= {f"draft layer {n}": runner for n, runner in enumerate(draft_runners(scheduler))}
     for name, runner in workers.items():
-        pool = runner.token_to_kv_pool
-        for part, buffers in (("keys", pool.k_buffer), ("values", pool.v_buffer)):
-            for layer, buffer in enumerate(buffers):
-                pools.register(f"{name} {part} of layer {layer}", buffer)
+        for number, layer in enumerate(buffers(runner.token_to_kv_pool)):
+            pools.register(f"{name} keys of layer {number}", layer.keys)
+            pools.register(f"{name} values of layer {number}", layer.values)
     prefix_pointers.register_in(pools)
     triton_cpu.install(CHECKS[kernels], pools)
 

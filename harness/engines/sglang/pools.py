@@ -6,6 +6,7 @@ one, so that any weight at all moves the output by more than every bound. Both s
 """
 
 from array import array
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -17,24 +18,56 @@ KEY_POISON = 0.25
 VALUE_POISON = 1.0e4
 
 
+@dataclass(frozen=True, slots=True)
+class Buffers:
+    """Keys and values of one layer, [slots, G, D] each; mapped: by slots of a window's own, which a mapping leads to."""
+
+    keys: Tensor
+    values: Tensor
+    mapped: bool
+
+
+def buffers(pool: Any) -> list[Buffers]:
+    """The layers of a runner's KV pool, in the model's order. A hybrid one has two pools inside, for layers with and without a
+    window."""
+    if not hasattr(pool, "layers_mapping"):
+        return [Buffers(*layer, False) for layer in zip(pool.k_buffer, pool.v_buffer, strict=True)]
+    found = []
+    for _, (index, mapped) in sorted(pool.layers_mapping.items()):
+        inside = pool.swa_kv_pool if mapped else pool.full_kv_pool
+        found.append(Buffers(inside.k_buffer[index], inside.v_buffer[index], mapped))
+    return found
+
+
 class Pool:
     """One runner's KV pool."""
 
     def __init__(self, pool: Any) -> None:
-        self._keys: list[Tensor] = pool.k_buffer
-        self._values: list[Tensor] = pool.v_buffer
+        self._pool = pool
+        self._layers = buffers(pool)
+
+    def _slots(self, layer: Buffers, slots: Tensor) -> Tensor:
+        """The layer's own slots [n] of the runner's."""
+        if not layer.mapped:
+            return slots
+        mapped: Tensor = self._pool.full_to_swa_index_mapping[slots]
+        return mapped.to(torch.int64)
 
     def rows(self, slots: Tensor) -> Tensor:
         """Keys and values of slots [n]: [2, L, n, G, D]."""
-        rows = torch.stack([layer.index_select(0, slots) for layer in (*self._keys, *self._values)])
-        return rows.view(2, len(self._keys), *rows.shape[1:])
+        mine = [self._slots(layer, slots) for layer in self._layers]
+        keys = [layer.keys.index_select(0, at) for layer, at in zip(self._layers, mine, strict=True)]
+        values = [layer.values.index_select(0, at) for layer, at in zip(self._layers, mine, strict=True)]
+        rows = torch.stack([*keys, *values])
+        return rows.view(2, len(self._layers), *rows.shape[1:])
 
     def poison(self, used: Tensor) -> None:
         """Poison every slot but those in use [n]. Those are few: to put them back is quicker than to name all others."""
-        for layers, poison in ((self._keys, KEY_POISON), (self._values, VALUE_POISON)):
-            for layer in layers:
-                rows = layer.index_select(0, used)
-                layer.fill_(poison).index_copy_(0, used, rows)
+        for layer in self._layers:
+            mine = self._slots(layer, used)
+            for buffer, poison in ((layer.keys, KEY_POISON), (layer.values, VALUE_POISON)):
+                rows = buffer.index_select(0, mine)
+                buffer.fill_(poison).index_copy_(0, mine, rows)
 
 
 class Allocation:
@@ -42,7 +75,9 @@ class Allocation:
 
     def __init__(self, scheduler: Any) -> None:
         self._scheduler = scheduler
-        self._allocator = scheduler.token_to_kv_pool_allocator
+        allocator = scheduler.token_to_kv_pool_allocator
+        # of a hybrid pool: the allocator of all slots; the window's are given and taken with them
+        self._allocator = getattr(allocator, "full_attn_allocator", allocator)
         self._page = int(scheduler.page_size)
         self._table: Tensor = scheduler.req_to_token_pool.req_to_token
 

@@ -1,0 +1,46 @@
+"""One layer of an MTP draft as DeepSeek-V3 defines it: MiMo-V2's and Step-3.5's are of this form (DESIGN 3.7).
+
+Row i of layer k consumes (token x[i+1+k], hidden) at position i, as mtp.py says. Source: DeepSeek-V3 (arXiv 2412.19437) §2.2,
+equations 21-23: embedding and hidden state are normalized, each by a norm of its own, and joined; a decoder layer follows, a final
+norm and the LM head. The state that a chained layer hands on is the one before that final norm.
+
+Differences to an EAGLE-1/2 head: those three norms, an input norm before attention, and which state is handed on.
+"""
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from .llama import LlamaShape, Weights, decoder_layer, rms_norm
+from .rows import DraftRows
+
+
+@dataclass(frozen=True, slots=True)
+class MtpHead:
+    """A head with the target's embedding and LM head.
+
+    weights  float64: `enorm.weight [H]`, `hnorm.weight [H]`, `eh_proj.weight [H, 2H]` (embedding first), `layers.0.…`,
+             `norm.weight [H]`
+    embedding [V, H] and lm_head [V, H] of the target
+    """
+
+    weights: Weights
+    shape: LlamaShape
+    embedding: Tensor
+    lm_head: Tensor
+
+    def feed(self, hidden: Tensor) -> Tensor:
+        """What committed rows consume: the state that the target hands over [R, H], as it is."""
+        return hidden
+
+    def rows(self, tokens: Tensor, hidden: Tensor, positions: Tensor, sees: Tensor, before: DraftRows | None) -> DraftRows:
+        """See draft_rows."""
+        eps = self.shape.rms_norm_eps
+        embedded = rms_norm(self.embedding[tokens], self.weights["enorm.weight"], eps)  # [R, H]
+        normed = rms_norm(hidden, self.weights["hnorm.weight"], eps)  # [R, H]
+        x = torch.cat([embedded, normed], -1) @ self.weights["eh_proj.weight"].T  # [R, H]
+        stored = None if before is None else (before.keys[0], before.values[0])
+        x, key, value = decoder_layer(self.weights, "layers.0.", self.shape, x, positions, sees, before=stored)
+        logits = rms_norm(x, self.weights["norm.weight"], eps) @ self.lm_head.T  # [R, V]
+        return DraftRows(x, logits, key[None], value[None])
