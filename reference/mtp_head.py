@@ -1,8 +1,8 @@
 """One layer of an MTP draft as DeepSeek-V3 defines it: MiMo-V2's and Step-3.5's are of this form (DESIGN 3.7).
 
 Row i of layer k consumes (token x[i+1+k], hidden) at position i, as mtp.py says. Source: DeepSeek-V3 (arXiv 2412.19437) §2.2,
-equations 21-23: embedding and hidden state are normalized, each by a norm of its own, and joined; a decoder layer follows, a final
-norm and the LM head. The state that a chained layer hands on is the one before that final norm.
+equations 21-23: embedding and hidden state are normalized, each by a norm of its own, and joined; a decoder layer follows, a
+final norm and the LM head. The state that a chained layer hands on is the one before that final norm.
 
 Differences to an EAGLE-1/2 head: those three norms, an input norm before attention, and which state is handed on.
 """

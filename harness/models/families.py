@@ -1,8 +1,8 @@
-"""Checkpoints of model families that are no Llamas, as SGLang reads them: MiMo-V2 and Step-3.5, with the layers of their drafts (MTP).
+"""Checkpoints of model families that are no Llamas, as SGLang reads them: MiMo-V2 and Step-3.5, and the layers of their drafts.
 
-Called by store.py. The numbers are the recipe's; here are the names that these families give them, and their configurations. Both
-families have layers with a sliding window. No case is longer than the windows here, since the reference knows none: what is
-served are the hybrid pools of these families with the arithmetic of full attention. Feed-forward layers are dense.
+Called by store.py. The numbers are the recipe's; here are the names that these families give them, and their configurations.
+Both families have layers with a sliding window. No case is longer than the windows here, since the reference knows none: what
+is served are the hybrid pools of these families with the arithmetic of full attention. Feed-forward layers are dense.
 """
 
 from torch import Tensor
@@ -14,7 +14,7 @@ Config = dict[str, object]
 
 
 def mimo_v2(recipe: Recipe, target: Weights, draft: Weights) -> tuple[Config, Weights, Weights]:
-    """Configuration of both, and the two checkpoints. Layers have full attention and a window in turns; each draft layer a window."""
+    """Configuration of both, and the two checkpoints. Layers have a window or none in turns; each draft layer has one."""
     shape = recipe.target
     config = {
         "architectures": ["MiMoV2FlashForCausalLM"],

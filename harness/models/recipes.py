@@ -25,8 +25,8 @@ class Recipe:
                    it is the target's
     mtp_layers     layers of a multi-layer draft (MTP), of which a case uses the first num_steps; 0: a single head
     chained        a layer of an MTP draft consumes the state of the layer below; else every layer the target's
-    window         positions that layers with a sliding window attend to; the reference knows none, so no case goes beyond. 0: no
-                   such layers
+    window         positions that layers with a sliding window attend to; the reference knows none, so no case goes beyond.
+                   0: no such layers
     min_share      every accept length 1..num_steps+1 occurs in at least this share of rounds, for num_steps 1..5 (measured
                    over 24 prompts, 6 of a deep target, by tests/models/test_acceptance_profile.py)
     """

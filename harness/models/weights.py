@@ -149,9 +149,7 @@ def _mtp_draft(recipe: Recipe, target: dict[str, Tensor], normal: Callable[..., 
     def noisy(tensor: Tensor) -> Tensor:
         return tensor + normal(*tensor.shape, std=recipe.noise * float(tensor.std()))
 
-    draft = {
-        f"layers.0.{name.removeprefix(last)}": noisy(tensor) for name, tensor in target.items() if name.startswith(last)
-    }
+    draft = {f"layers.0.{name.removeprefix(last)}": noisy(tensor) for name, tensor in target.items() if name.startswith(last)}
     draft |= {name: 1 + normal(size, std=recipe.noise) for name in ("enorm.weight", "hnorm.weight")}
     mixing = torch.cat([torch.eye(size), torch.zeros(size, size)], 1)
     draft["eh_proj.weight"] = mixing + normal(size, 2 * size, std=recipe.noise * size**-0.5)
