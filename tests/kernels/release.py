@@ -38,6 +38,7 @@ def load(name: str) -> ModuleType:
 @cache
 def _prepare() -> None:
     from eagletwin.harness.engines.sglang import boot, stubs
+    from eagletwin.harness.engines.sglang.eras import triton_twins
 
     finder = stubs.StubFinder(idle=())  # what only saves start-up time stays itself: other tests of this process use it
     boot.ask_transformers()
@@ -46,4 +47,4 @@ def _prepare() -> None:
         warnings.simplefilter("ignore")  # SGLang's own
         for name in _ALL:
             importlib.import_module(name)
-    boot.choose_triton_kernels()
+    triton_twins.choose(boot.SHIMS)

@@ -6,7 +6,6 @@ that mean nothing on a CPU, and module flags that send SGLang to its own Triton 
 
 import importlib
 import inspect
-import sys
 import tempfile
 from pathlib import Path
 from typing import Any
@@ -16,14 +15,9 @@ from eagletwin.harness.models.recipes import RECIPES
 from eagletwin.harness.models.store import checkpoints
 
 from . import families, stubs
-from .eras import cuda_literals, image_processors, tree_kernels, workers
+from .eras import cuda_literals, image_processors, tree_kernels, triton_twins, workers
 
 SHIMS: list[str] = []
-
-# Modules whose `_is_cpu` branch calls sgl_kernel's C++ ops, and whose other branch calls the release's own Triton kernels.
-_TRITON_INSTEAD_OF_CPU_OPS = ("sglang.kernels.ops.", "sglang.srt.speculative.", "sglang.srt.mem_cache.")
-# Modules whose Triton twins of CUDA C++ kernels sit behind the XPU flag (0.5.15 and later).
-_TRITON_BEHIND_XPU = ("sglang.kernels.ops.speculative.", "sglang.srt.speculative.eagle_utils")
 
 
 def import_sglang() -> None:
@@ -49,7 +43,7 @@ def import_sglang() -> None:
         "sglang.srt.models.llama_eagle3",
     ):
         importlib.import_module(name)
-    choose_triton_kernels()
+    triton_twins.choose(SHIMS)
     tree_kernels.install(SHIMS)
     cuda_literals.install(SHIMS)
 
@@ -63,18 +57,6 @@ def ask_transformers() -> None:
             getattr(import_utils, name)()
 
 
-def choose_triton_kernels() -> None:
-    """Send the SGLang modules that are imported by now to its own Triton kernels. tests/kernels calls this too."""
-    for name, module in sorted(sys.modules.items()):
-        flags = getattr(module, "__dict__", {})
-        if name.startswith(_TRITON_INSTEAD_OF_CPU_OPS) and flags.get("_is_cpu") is True:
-            module._is_cpu = False  # type: ignore[attr-defined]
-            SHIMS.append(f"{name}._is_cpu = False")
-        if name.startswith(_TRITON_BEHIND_XPU) and flags.get("_is_xpu") is False:
-            module._is_xpu = True  # type: ignore[attr-defined]
-            SHIMS.append(f"{name}._is_xpu = True")
-
-
 def build_scheduler(case: Case) -> Any:
     """The real Scheduler, with its target and draft workers, for this case's configuration. Raises what SGLang raises."""
     from sglang.srt.managers import scheduler as scheduler_module
@@ -82,7 +64,7 @@ def build_scheduler(case: Case) -> Any:
 
     recipe = RECIPES[case.model]
     families.register(recipe.family)
-    choose_triton_kernels()
+    triton_twins.choose(SHIMS)
     target, draft = checkpoints(case.model)
     settings = case.engine.sglang
     workers.choose(case, SHIMS)

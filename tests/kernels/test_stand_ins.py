@@ -1,0 +1,66 @@
+"""What stands in for SGLang's CUDA C++ where a release has no Triton twin of it: held against the twins of this release."""
+
+from random import Random
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+
+from eagletwin.harness.engines.sglang import tree_ops
+
+from .release import TREE, load
+from .test_tree import FULL, QLEN, Build, build
+from .trees import Batch, Tree, batches
+
+
+@settings(max_examples=60, deadline=None)
+@given(batches(), st.sampled_from((FULL, QLEN)))
+def test_a_tree_is_built_as_the_twin_builds_it(batch: Batch, mode: int) -> None:
+    twin = build(Build(batch, mode))
+    ours = stand_in(batch, mode)
+    for expected, found in zip(twin[:5], ours, strict=True):
+        assert expected.tolist() == found.tolist()
+
+
+def test_a_node_whose_parent_was_not_selected_is_an_error() -> None:
+    broken = Batch(2, 2, 3, (Tree(2, 2, ((0, 1), (2, 4)), (1, 2)),), (5,), 0)  # candidate 2 is a child of candidate 0
+    with pytest.raises(ValueError, match="its parent 0 is not"):
+        stand_in(broken, QLEN)
+
+
+def stand_in(batch: Batch, mode: int) -> tuple[Tensor, ...]:
+    """Mask, positions, index and links, in buffers as SGLang 0.5.13 makes them."""
+    count, nodes = len(batch.lengths), batch.nodes
+    area = count * nodes**2 + (sum(batch.lengths) * nodes if mode == FULL else 0)
+    mask = torch.full((area,), True)
+    positions = torch.empty(count * nodes, dtype=torch.int64)
+    index, first, sibling = torch.full((3, count, nodes), -1)
+    lengths = torch.tensor(batch.lengths, dtype=torch.int64)
+    tree_ops.build_tree_kernel_efficient(
+        *(batch.parent_list, batch.selected, lengths, mask, positions, index, first, sibling),
+        *(batch.topk, batch.num_steps, nodes, mode),
+    )
+    return mask, positions, index, first, sibling
+
+
+@settings(max_examples=60, deadline=None)
+@given(batches(), st.integers(1, 3))
+def test_a_tree_is_walked_as_the_twin_walks_it(batch: Batch, vocabulary: int) -> None:
+    count, nodes, random = len(batch.lengths), batch.nodes, Random(batch.seed)
+    _, _, index, first, sibling = stand_in(batch, QLEN)
+    candidates, argmax = (torch.tensor([random.randrange(vocabulary) for _ in range(count * nodes)]) for _ in range(2))
+    results = []
+    for walk in (load(TREE).verify_tree_greedy_triton, tree_ops.verify_tree_greedy):
+        out = {
+            "predicts": torch.full((count * nodes,), -77, dtype=torch.int32),
+            "accept_index": torch.full((count, batch.num_steps + 1), -1, dtype=torch.int32),
+            "accept_token_num": torch.full((count,), -77, dtype=torch.int32),
+        }
+        spelled = "retrieve" if walk is not tree_ops.verify_tree_greedy else "retrive"
+        links = {f"{spelled}_index": index, f"{spelled}_next_token": first, f"{spelled}_next_sibling": sibling}
+        of_nodes = {"candidates": candidates.long(), "target_predict": argmax.long()}
+        walk(**out, **links, **{name: tensor.reshape(count, nodes) for name, tensor in of_nodes.items()})
+        results.append([tensor.tolist() for tensor in out.values()])
+    assert results[0] == results[1]
