@@ -23,6 +23,7 @@ class Entry:
     id        the number of the pull request that fixed it, with the part of it that is meant; a live one that has none: a word
     rule      the rule that the case breaks
     buggy     releases that have the bug; fixed: the first without it, or "" of one that is live
+    last_bad  the last release before `fixed`, if the case shows the bug there; else `hidden` says why it cannot
     trigger   what a run needs for the bug to matter
     case      minimal: equal on the green side, diverged on the red one
 
@@ -40,6 +41,8 @@ class Entry:
     fixed: str
     trigger: str
     case: Case
+    last_bad: str = ""
+    hidden: str = ""
     revert: Patch | None = None
     remedy: Patch | None = None
     view: View | None = None
@@ -47,6 +50,10 @@ class Entry:
     def __post_init__(self) -> None:
         if sum(part is not None for part in (self.revert, self.remedy, self.view)) != 1:
             raise ValueError(f"{self.id}: exactly one of revert, remedy and view tells its two sides apart")
+        if bool(self.fixed) != (bool(self.last_bad) ^ bool(self.hidden)):
+            raise ValueError(
+                f"{self.id}: a fixed one has a last release that shows it, or a reason why none does; a live one none"
+            )
 
     @property
     def green(self) -> Side:

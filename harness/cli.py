@@ -11,7 +11,7 @@ import time
 import traceback
 from collections.abc import Callable
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -32,8 +32,8 @@ from .cli_options import (
     Views,
     case_of,
     change_words,
-    entries_of,
     held_fields,
+    ledger_of,
     patches_of,
     rules_off,
     unusual_words,
@@ -50,6 +50,9 @@ from .errors import (
     InputError,
     exit_code_of,
 )
+
+if TYPE_CHECKING:
+    from .engines.wire import Kernels
 
 app = typer.Typer(
     add_completion=False,
@@ -215,25 +218,31 @@ def fuzz(
 def prove(
     entries: Annotated[list[str], typer.Argument(metavar="PR…|all", help="Ids of ledger entries, or all.")],
     sglang: Sglang = "",
+    on_releases: Annotated[
+        bool,
+        typer.Option("--releases", help="On published wheels, unchanged: the last before each fix, and the first with it."),
+    ] = False,
     kernels: KernelRuntime = "fast",
     out: Runs = DEFAULT_RUNS,
     step_timeout: StepSeconds = STEP_SECONDS,
     case_timeout: CaseSeconds = CASE_SECONDS,
 ) -> int:
     """Prove fixes: red without the fix, green with it."""
+    if on_releases:
+        if sglang:
+            raise InputError("--releases names the releases itself", consequence="nothing was run", remedy="leave --sglang out")
+        return _prove_on_wheels(entries, kernels, out, step_timeout, case_timeout)
     from .engines.source import resolve
     from .engines.start import Zygote
 
     begun = time.monotonic()
     with Zygote(resolve(sglang)) as zygote:
         zygote.start()  # it imports SGLang while this process imports torch
-        from eagletwin.cases.regressions import LEDGER
-
         from . import prove as proving
         from .engines.process import Host, Limits, WouldNotStart
         from .report.table import proof_table, proof_title
 
-        chosen = list(LEDGER.values()) if "all" in entries else [entry for name in entries for entry in entries_of(name)]
+        chosen = ledger_of(entries)
         proofs = []
         with Host(zygote) as host:
             try:
@@ -248,6 +257,27 @@ def prove(
                 print(f"UNKNOWN\n\n  {error}")
                 return EXIT_UNKNOWN
     proof_table(proofs)
+    print(f"{sum(proof.holds for proof in proofs)} of {len(proofs)} proven in {time.monotonic() - begun:.1f} s")
+    return proving.worst([proof.exit_code for proof in proofs])
+
+
+def _prove_on_wheels(entries: list[str], kernels: "Kernels", out: Path, step_timeout: float, case_timeout: float) -> int:
+    from . import prove as proving
+    from .engines.process import Limits
+    from .report.table import proof_title, wheel_proof_table
+
+    begun = time.monotonic()
+    chosen = [entry for entry in ledger_of(entries) if entry.fixed]
+    proofs = []
+    for proof in proving.prove_on_wheels(chosen, out, Limits(step=step_timeout, case=case_timeout), kernels):
+        proofs.append(proof)
+        print(proof_title(proof.entry))
+        for outcome in (proof.bad, proof.good):
+            if outcome is not None:
+                print(f"{outcome.report}\n  folder: {outcome.folder}\n")
+        if proof.why:
+            print(f"UNKNOWN  {proof.why}\n")
+    wheel_proof_table(proofs)
     print(f"{sum(proof.holds for proof in proofs)} of {len(proofs)} proven in {time.monotonic() - begun:.1f} s")
     return proving.worst([proof.exit_code for proof in proofs])
 

@@ -132,6 +132,13 @@ def entries_of(name: str) -> "list[Entry]":
     return found
 
 
+def ledger_of(names: list[str]) -> "list[Entry]":
+    """The entries of these names; of `all`, the whole ledger. Raises InputError."""
+    from eagletwin.cases.regressions import LEDGER
+
+    return list(LEDGER.values()) if "all" in names else [entry for name in names for entry in entries_of(name)]
+
+
 def case_of(name: str) -> "Case":
     from .case import read_case
 

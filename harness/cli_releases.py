@@ -1,10 +1,13 @@
 """`eagletwin releases …`: the published releases of SGLang that `--sglang` knows, and what holds on each of them."""
 
+import sys
+from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from .errors import EXIT_EQUAL, InputError
+from .cli_options import entries_of
+from .errors import EXIT_DIVERGED, EXIT_EQUAL, EXIT_UNKNOWN, InputError
 
 releases = typer.Typer(add_completion=False, help="The published releases of SGLang, and what holds on each of them.")
 
@@ -43,3 +46,35 @@ def chosen(names: list[str] | None) -> list[str]:
                 f"{name!r} is no known release", consequence="nothing was done", remedy=f"use some of {', '.join(known())}"
             )
     return [name for name in known() if name in names] if names else list(known())
+
+
+@releases.command("table")
+def releases_table(
+    names: Annotated[list[str] | None, typer.Argument(metavar="RELEASE…", help="Measure these; without any, all.")] = None,
+    entries: Annotated[
+        list[str] | None, typer.Option("--entry", metavar="ENTRY", help="Measure only this entry. Repeatable.")
+    ] = None,
+    again: Annotated[bool, typer.Option("--again", help="Measure also what is known.")] = False,
+    write: Annotated[Path, typer.Option(help="Folder for releases.md, and for what was measured, releases/*.json.")] = Path(
+        "docs"
+    ),
+) -> int:
+    """The ledger on every release, and greedy output: measured where it is not known yet, and written as a page.
+
+    Stopped half way, it goes on from there. 1 if greedy output differs anywhere, 125 if a cell is empty.
+    """
+    from eagletwin.cases.regressions import LEDGER
+
+    from .releases.table import differs, fill, right_output
+    from .report.releases import PAGE, empty, page
+
+    ledger = list(LEDGER.values())
+    wanted = [entry for name in entries for entry in entries_of(name)] if entries else ledger
+    found = fill(write, chosen(names), ledger, wanted, again=again, say=lambda text: print(text, file=sys.stderr, flush=True))
+    right = right_output()
+    (write / PAGE).write_text(page(found, ledger, right), encoding="utf-8")
+    print(f"{write / PAGE} written")
+    holes = empty(found, ledger)
+    if holes:
+        print(f"{len(holes)} cells are not measured, such as {holes[0]}")
+    return EXIT_DIVERGED if differs(found, right) else EXIT_UNKNOWN if holes else EXIT_EQUAL

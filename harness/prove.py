@@ -13,10 +13,13 @@ from pathlib import Path
 from eagletwin.cases.entry import Entry
 
 from .check import Outcome, check
+from .engines.lock import releases
 from .engines.process import Host, Limits
+from .engines.provision import NotFetched
 from .engines.wire import Kernels
-from .errors import EXIT_DIVERGED, EXIT_EQUAL, EXIT_UNKNOWN
+from .errors import EXIT_DIVERGED, EXIT_EQUAL, EXIT_UNKNOWN, EagletwinError
 from .paths import new_run_folder
+from .releases.hosts import hosts
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,3 +63,61 @@ def worst(codes: Sequence[int]) -> int:
         if code in codes:
             return code
     return EXIT_EQUAL
+
+
+@dataclass(frozen=True, slots=True)
+class WheelProof:
+    """An entry on published wheels, nothing changed in them: `bad`, the last before the fix, and `good`, the first with it.
+
+    why  what kept a side from being run; then it is None
+    """
+
+    entry: Entry
+    bad: Outcome | None
+    good: Outcome | None
+    why: str = ""
+
+    @property
+    def holds(self) -> bool:
+        return (
+            self.bad is not None
+            and self.good is not None
+            and self.bad.verdict.status == "diverged"
+            and self.bad.verdict.rule == self.entry.rule
+            and self.good.verdict.status == "equal"
+        )
+
+    @property
+    def exit_code(self) -> int:
+        if self.holds:
+            return EXIT_EQUAL
+        sides = (self.bad, self.good)
+        return EXIT_UNKNOWN if any(side is None or side.verdict.status == "unknown" for side in sides) else EXIT_DIVERGED
+
+
+def prove_on_wheels(entries: Sequence[Entry], runs: Path, limits: Limits, kernels: Kernels = "fast") -> Iterator[WheelProof]:
+    """Prove fixed entries on the releases around their fix, each release started once. Live ones have no such pair."""
+    wanted = {release: None for entry in entries if entry.last_bad for release in (entry.last_bad, entry.fixed)}
+    names = [name for name in releases() if name in wanted]
+    found: dict[tuple[str, str], Outcome] = {}
+    failed: dict[tuple[str, str], str] = {}
+    for name, host in hosts(names):
+        for entry in entries:
+            if name in (entry.last_bad, entry.fixed):
+                try:
+                    found[entry.id, name] = _on_wheel(entry, name, host, runs, limits, kernels)
+                except EagletwinError as error:
+                    failed[entry.id, name] = f"{name}: {error.cause}"
+    for entry in entries:
+        if entry.fixed:
+            sides = [(entry.id, entry.last_bad), (entry.id, entry.fixed)]
+            why = entry.hidden or "; ".join(failed[side] for side in sides if side in failed)
+            yield WheelProof(entry, found.get(sides[0]), found.get(sides[1]), why)
+
+
+def _on_wheel(entry: Entry, release: str, host: Host | NotFetched, runs: Path, limits: Limits, kernels: Kernels) -> Outcome:
+    if isinstance(host, NotFetched):
+        raise host
+    engine = host.engine(entry.case, (), kernels)
+    folder = new_run_folder(runs, f"{entry.id}-on-{release}")
+    return check(engine, entry.case, folder, limits, again=f"eagletwin check {entry.id} --sglang {release}")

@@ -14,6 +14,7 @@ ENTRY = Entry(
     rule="draft.positions",
     buggy="0.5.9 - 0.5.11",
     fixed="0.5.12",
+    last_bad="0.5.11",
     trigger="num_steps >= 2 and a draft that uses positions; any topk, page size, batch",
     revert=Patch(name="revert-25015", sglang_toggle=25015),
     case=Case(

@@ -14,6 +14,7 @@ ENTRY = Entry(
     rule="draft.input_ids",
     buggy="0.5.9 - 0.5.12.post1",
     fixed="0.5.13",
+    last_bad="0.5.12.post1",
     trigger="a prompt in two chunks or more, and a target argmax at a chunk's end that is not the next prompt token",
     revert=Patch(name="revert-26329", sglang_toggle=26329),
     case=Case(

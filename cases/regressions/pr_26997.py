@@ -15,6 +15,7 @@ from eagletwin.harness.patch import Edit, Patch
 
 _COMMON = "sglang.srt.speculative.eagle_worker_common"
 _BUGGY, _FIXED = "0.5.9 - 0.5.12.post1", "0.5.13"
+_HIDDEN = "up to 0.5.12.post1 every tree goes to the v1 worker, which has the move; its v2 worker gets one only from hand"
 _PATH = "topk > 1 and an accepted path that is not the first nodes of the tree"
 
 
@@ -25,6 +26,7 @@ def _entry(part: str, title: str, edit: Edit, rule: str, case: Case, trigger: st
         rule=rule,
         buggy=_BUGGY,
         fixed=_FIXED,
+        hidden=_HIDDEN,
         trigger=trigger,
         revert=Patch(name=f"revert-26997-{part}", edits=(edit,)),
         case=case,

@@ -6,8 +6,9 @@ from rich.console import Console
 from rich.table import Column, Table
 
 from eagletwin.cases.entry import Entry
+from eagletwin.harness.check import Outcome
 from eagletwin.harness.doctor import Finding
-from eagletwin.harness.prove import Proof
+from eagletwin.harness.prove import Proof, WheelProof
 
 
 def proof_title(entry: Entry) -> str:
@@ -28,6 +29,19 @@ def proof_table(proofs: Sequence[Proof]) -> None:
             "[green]holds[/]" if proof.holds else f"[red]fails[/]: must be equal, then {proof.entry.rule}",
         )
     Console().print(table)
+
+
+def wheel_proof_table(proofs: Sequence[WheelProof]) -> None:
+    table = Table("entry", "before the fix", "with it", Column("proof", overflow="fold"), title_justify="left")
+    for proof in proofs:
+        said = "[green]holds[/]" if proof.holds else proof.why or f"[red]fails[/]: must be {proof.entry.rule}, then equal"
+        table.add_row(proof.entry.id, _side(proof.entry.last_bad, proof.bad), _side(proof.entry.fixed, proof.good), said)
+    Console().print(table)
+
+
+def _side(release: str, outcome: Outcome | None) -> str:
+    verdict = "not run" if outcome is None else f"{outcome.verdict.status} {outcome.verdict.rule}".strip()
+    return f"{release}: {verdict}" if release else "none"
 
 
 def doctor_table(findings: Sequence[Finding]) -> None:

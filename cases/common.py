@@ -1,0 +1,34 @@
+"""Cases that every release can run: one chain of drafts, pages of one slot, no tree, no prefix cache, no events.
+
+What they emit must be the same everywhere, token for token, and what the target alone would say: the bugs of the ledger that
+all of these releases have or had change drafts, and verification repairs those.
+"""
+
+from random import Random
+
+from eagletwin.harness.case import Case, Request
+
+from .strategies import tokens
+
+COUNT = 100
+
+
+def common_case(seed: int) -> Case:
+    """1-3 requests of 1-40 prompt tokens, in chunks or not, one after the other or at once; 1-4 draft steps."""
+    random = Random(seed)
+    requests = tuple(
+        Request(
+            id=f"r{number}",
+            prompt=tokens(random.randrange(1 << 30), random.randint(1, 40), 96),
+            max_new_tokens=random.randint(1, 12),
+            arrive=random.choice((0, 0, number)),
+        )
+        for number in range(random.randint(1, 3))
+    )
+    return Case(
+        name=f"common-{seed}",
+        model=("llama-tiny", "llama-gqa")[seed // 4 % 2],
+        num_steps=1 + seed % 4,  # an engine for each model and number of steps: eight for all cases
+        chunked_prefill_size=(1024, 8)[seed % 2],
+        requests=requests,
+    )

@@ -1,0 +1,60 @@
+"""The ledger on every release: ask what is not known yet, keep each answer, and hand out all of them."""
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+from eagletwin.cases.common import COUNT, common_case
+from eagletwin.cases.entry import Entry
+from eagletwin.harness.engines.lock import releases
+
+from .hosts import hosts
+from .measure import asked_of, asked_output, digest_of, measure, plain_greedy
+from .store import Measured, read, write
+
+
+def fill(
+    folder: Path,
+    names: Sequence[str],
+    ledger: Sequence[Entry],
+    wanted: Sequence[Entry],
+    *,
+    again: bool,
+    say: Callable[[str], None],
+) -> list[Measured]:
+    """What is known of all releases in `folder`, after these were asked for what is missing of the wanted entries.
+
+    again: also for what is known of them; output too, if all of the ledger is wanted. Stopped half way, it goes on from there.
+    """
+    found = {name: read(folder, name) for name in releases()}
+    missing = {}
+    for name in names:
+        measured = found[name]
+        missing[name] = [
+            entry
+            for entry in wanted
+            if again or entry.id not in measured.cells or measured.cells[entry.id].asked != asked_of(entry)
+        ]
+        if again and len(wanted) == len(ledger):
+            measured.output = None
+    due = [name for name in names if missing[name] or _output_is_due(found[name])]
+    for name, host in hosts(due):
+        measure(host, found[name], missing[name], keep=lambda measured: write(folder, measured), say=say)
+    for measured in found.values():
+        for entry in set(measured.cells) - {entry.id for entry in ledger}:  # it is in the ledger no more
+            del measured.cells[entry]
+    return list(found.values())
+
+
+def _output_is_due(measured: Measured) -> bool:
+    return measured.output is None or measured.output.asked != asked_output()
+
+
+def right_output() -> list[str]:
+    """Digests of what the target alone says to each common case."""
+    return [digest_of(plain_greedy(common_case(seed))) for seed in range(COUNT)]
+
+
+def differs(measured: Sequence[Measured], right: Sequence[str]) -> bool:
+    """Whether a release answers any common case with other tokens."""
+    outputs = [one.output.tokens for one in measured if one.output is not None]
+    return any(told not in (true, "") for tokens in outputs for told, true in zip(tokens, right, strict=False))

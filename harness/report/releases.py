@@ -1,0 +1,118 @@
+"""docs/releases.md: the ledger on each release, and greedy output, as a page. Made of what was measured, and nothing else."""
+
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+
+from eagletwin.cases.entry import Entry
+from eagletwin.harness.releases.store import Cell, Measured
+
+PAGE = "releases.md"
+
+
+def page(measured: Sequence[Measured], entries: Sequence[Entry], right: Sequence[str]) -> str:
+    """The page, in Markdown. right: digests of what the target alone says to the common cases."""
+    legend = _Legend()
+    table = [
+        f"| entry | breaks | {' | '.join(_short(one.release) for one in measured)} |",
+        f"|---|---|{'---|' * len(measured)}",
+        *(
+            f"| {entry.id}{'' if entry.fixed else ' (live)'} | {entry.rule} "
+            f"| {' | '.join(legend.word(one.release, entry, one.cells.get(entry.id)) for one in measured)} |"
+            for entry in entries
+        ),
+        f"| greedy output, {len(right)} cases | | {' | '.join(_outputs(one, right) for one in measured)} |",
+    ]
+    counts = Counter(cell.status for one in measured for cell in one.cells.values())
+    wholly = [one.release for one in measured if {cell.status for cell in one.cells.values()} == {"cannot tell"}]
+    lines = [
+        "# The ledger on every release",
+        "",
+        f"Written by `eagletwin releases table --write docs` from docs/releases/*.json: {len(entries)} entries of the ledger "
+        f"on {len(measured)} published wheels, unchanged, on a CPU. "
+        f"{counts['green']} cells are green, {counts['red']} red, of {counts['cannot tell']} nothing can be said. "
+        + (f"Wholly untold: {', '.join(wholly)}. " if wholly else "No release is wholly untold. ")
+        + f"All of it took {sum(one.seconds for one in measured):.0f} s of wall time, on a machine busy with other work.",
+        "",
+        "Columns are releases, 0.5. left out. **red**: the entry's case breaks the entry's rule there, seen alike in three "
+        "fresh forks; a crash is its own verdict. red with a letter: it breaks another rule first (below), so another bug of "
+        "that release shows, and the cell does not say whether this one is there too. green: all numbers are right. "
+        "? with a number: cannot tell, and why is below.",
+        "",
+        *table,
+        "",
+        *legend.lines(),
+        "",
+        "## Greedy output",
+        "",
+        *_output_lines(measured, right),
+        "",
+        "## Again",
+        "",
+        "```",
+        "eagletwin releases table --write docs                    # measures what is not known yet, and writes this page",
+        "eagletwin releases table 0.5.12 --again --write docs     # measures one release again",
+        "eagletwin check 25015 --sglang 0.5.11                    # one cell, with the whole argument",
+        "```",
+    ]
+    return "\n".join(lines) + "\n"
+
+
+def empty(measured: Sequence[Measured], entries: Sequence[Entry]) -> list[str]:
+    """Cells that were not measured, or on another case than the ledger's."""
+    return [f"{entry.id} on {one.release}" for one in measured for entry in entries if entry.id not in one.cells]
+
+
+def _short(release: str) -> str:
+    return release.removeprefix("0.5.")
+
+
+class _Legend:
+    """Letters for rules and numbers for reasons, in the order in which they come up."""
+
+    def __init__(self) -> None:
+        self._rules: dict[str, str] = {}
+        self._reasons: dict[str, list[str]] = {}
+
+    def word(self, release: str, entry: Entry, cell: Cell | None) -> str:
+        if cell is None:
+            return "(not measured)"
+        if cell.status == "green":
+            return "green"
+        if cell.status == "red":
+            return "**red**" if cell.own else f"red {self._rules.setdefault(cell.rule, chr(ord('a') + len(self._rules)))}"
+        self._reasons.setdefault(cell.why, []).append(f"{entry.id} on {release}")
+        return f"? {list(self._reasons).index(cell.why) + 1}"
+
+    def lines(self) -> Iterator[str]:
+        if self._rules:
+            yield "Another rule first: " + ", ".join(f"{letter} {rule}" for rule, letter in self._rules.items()) + "."
+            yield ""
+        if self._reasons:
+            yield "Cannot tell, because:"
+            yield ""
+        for number, (why, where) in enumerate(self._reasons.items(), 1):
+            yield f"{number}. {' '.join(why.split())} ({'; '.join(where)})"
+
+
+def _outputs(one: Measured, right: Sequence[str]) -> str:
+    if one.output is None:
+        return "(not measured)"
+    return str(sum(told == true for told, true in zip(one.output.tokens, right, strict=False)))
+
+
+def _output_lines(measured: Sequence[Measured], right: Sequence[str]) -> Iterator[str]:
+    outputs: Mapping[str, Sequence[str]] = {one.release: one.output.tokens for one in measured if one.output is not None}
+    same = sum(all(len(tokens) > n and tokens[n] == true for tokens in outputs.values()) for n, true in enumerate(right))
+    yield (
+        f"{same} of {len(right)} generated common cases (`cases/common.py`: chains, no pages, no cache, 1-3 requests, 1-4 "
+        f"draft steps, chunks or none) are answered with the same tokens by all {len(outputs)} releases, token for token, and "
+        "these are what the target alone says, by the reference in float64. So greedy output shows none of the bugs above."
+    )
+    for one in measured:
+        if one.output is not None:
+            other = [n for n, true in enumerate(right) if one.output.tokens[n : n + 1] not in ((true,), ("",), ())]
+            missing = sum(one.output.tokens[n : n + 1] in (("",), ()) for n in range(len(right)))
+            if other:
+                yield f"\n* {one.release}: other tokens in cases {', '.join(map(str, other))}."
+            if missing:
+                yield f"\n* {one.release}: {missing} cases did not come to an end: {' '.join(one.output.why.split())}"

@@ -1,0 +1,36 @@
+"""Fixes proven on published wheels, unchanged: red on the last release before the fix, green on the first with it."""
+
+import os
+from pathlib import Path
+
+import pytest
+
+from eagletwin.cases.regressions import LEDGER
+from eagletwin.harness.engines.process import Limits
+from eagletwin.harness.prove import prove_on_wheels
+
+
+@pytest.mark.parametrize("name", [entry.id for entry in LEDGER.values() if entry.last_bad])
+def test_a_fix_is_proven_on_the_releases_around_it(tmp_path: Path, name: str) -> None:
+    entry = LEDGER[name]
+    [proof] = prove_on_wheels([entry], tmp_path, Limits())
+    if "could not be fetched" in proof.why:
+        pytest.skip(proof.why)
+    assert proof.holds, (proof.why, proof.bad and proof.bad.report, proof.good and proof.good.report)
+    assert proof.bad is not None
+    assert proof.good is not None
+    assert proof.bad.trace.header.engine.version == entry.last_bad
+    assert proof.good.trace.header.engine.version == entry.fixed
+    assert not proof.bad.trace.header.engine.patches
+
+
+def test_without_the_wheels_nothing_is_proven_and_the_reason_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("EAGLETWIN_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setenv("PIP_CONFIG_FILE", os.devnull)
+    monkeypatch.setenv("PIP_NO_INDEX", "1")
+    monkeypatch.setenv("PIP_FIND_LINKS", str(tmp_path))
+    [proof] = prove_on_wheels([LEDGER["25015"]], tmp_path, Limits())
+    assert not proof.holds
+    assert proof.exit_code == 125
+    assert "0.5.11: 0.5.11 could not be fetched" in proof.why
+    assert "0.5.12: 0.5.12 could not be fetched" in proof.why

@@ -1,0 +1,121 @@
+"""The ledger on every release: what a verdict makes of a cell, what is kept, and the page that is made of it."""
+
+from pathlib import Path
+
+import pytest
+
+from eagletwin.cases.common import COUNT, common_case
+from eagletwin.cases.regressions import LEDGER
+from eagletwin.harness.engines.lock import releases
+from eagletwin.harness.errors import InputError
+from eagletwin.harness.judge import Divergence, Verdict
+from eagletwin.harness.releases.measure import asked_of, cell_of, digest_of, plain_greedy
+from eagletwin.harness.releases.store import Cell, Measured, Output, read, write
+from eagletwin.harness.releases.table import differs
+from eagletwin.harness.report.releases import empty, page
+
+ENTRIES = [LEDGER[name] for name in ("25015", "small-tree")]
+
+
+def diverged(rule: str) -> Verdict:
+    first = Divergence(
+        rule=rule, request="a", round=0, stage="draft", step=1, iteration=0, index="row 1", expected="1", actual="2"
+    )
+    return Verdict(status="diverged", rule=rule, first=first)
+
+
+def test_what_a_verdict_makes_of_a_cell() -> None:
+    positions, tree = ENTRIES
+    assert cell_of(positions, Verdict(status="equal")).status == "green"
+    mine = cell_of(positions, diverged("draft.positions"))
+    assert (mine.status, mine.rule, mine.own) == ("red", "draft.positions", True)
+    other = cell_of(positions, diverged("draft.input_ids"))
+    assert (other.status, other.own) == ("red", False)
+    crash = Verdict(status="unknown", rule="engine.crash", reason="it ended")
+    assert cell_of(tree, crash).status == "red"  # the worker's end is what the entry says
+    told = cell_of(positions, crash)
+    assert (told.status, told.why) == ("cannot tell", "engine.crash: it ended")
+    assert cell_of(positions, Verdict(status="unknown", reason="it did not reach draft_decode")).status == "cannot tell"
+
+
+def test_a_cell_of_another_case_is_asked_again() -> None:
+    assert len({asked_of(entry) for entry in LEDGER.values()}) == len(LEDGER)
+
+
+def cell(**parts: object) -> Cell:
+    return Cell(asked="", **parts)  # type: ignore[arg-type]
+
+
+def two() -> list[Measured]:
+    old = Measured(
+        release="0.5.11",
+        cells={
+            "25015": cell(status="red", rule="draft.positions", own=True, seconds=2.0),
+            "small-tree": cell(status="red", rule="draft.positions", seconds=1.0),
+        },
+        output=Output(asked="", tokens=("x", "y"), seconds=4.0),
+    )
+    new = Measured(
+        release="0.5.12",
+        cells={"25015": cell(status="green"), "small-tree": cell(status="cannot tell", why="SGLang refuses it")},
+        output=Output(asked="", tokens=("x", ""), why="common-1 crashed: it fell"),
+    )
+    return [old, new]
+
+
+def test_the_page_has_a_word_for_each_cell_and_a_reason_for_each_doubt(tmp_path: Path) -> None:
+    text = page(two(), ENTRIES, ["x", "y"])
+    assert "| entry | breaks | 11 | 12 |" in text
+    assert "| 25015 | draft.positions | **red** | green |" in text
+    assert "| small-tree (live) | engine.crash | red a | ? 1 |" in text
+    assert "Another rule first: a draft.positions." in text
+    assert "1. SGLang refuses it (small-tree on 0.5.12)" in text
+    assert "| greedy output, 2 cases | | 2 | 1 |" in text
+    assert "0.5.12: 1 cases did not come to an end: common-1 crashed: it fell" in text
+    assert "7 s of wall time" in text
+    assert not empty(two(), ENTRIES)
+    del two()[1].cells["25015"]
+    for measured in two():
+        write(tmp_path, measured)
+    assert [read(tmp_path, name) for name in ("0.5.11", "0.5.12")] == two()
+
+
+def test_a_hole_is_seen_and_another_output_is_no_success() -> None:
+    measured = two()
+    assert not differs(measured, ["x", "y"])  # a case that did not end is no other output: the page says it
+    assert differs(measured, ["x", "z"])
+    assert "other tokens in cases 1." in page(measured, ENTRIES, ["x", "z"])
+    del measured[1].cells["25015"]
+    assert empty(measured, ENTRIES) == ["25015 on 0.5.12"]
+    assert "(not measured)" in page(measured, ENTRIES, ["x", "y"])
+
+
+def test_a_file_that_is_not_ours_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "releases").mkdir()
+    (tmp_path / "releases" / "0.5.12.json").write_text("[]")
+    with pytest.raises(InputError, match="remove the file"):
+        read(tmp_path, "0.5.12")
+    assert read(tmp_path, "0.5.11") == Measured(release="0.5.11")
+
+
+def test_the_common_cases_are_plain_and_differ() -> None:
+    cases = [common_case(seed) for seed in range(COUNT)]
+    assert len({case.requests for case in cases}) == COUNT == 100
+    for case in cases:
+        assert (case.topk, case.page_size, case.events, case.engine.sglang.radix_cache) == (1, 1, (), False)
+    assert {case.num_steps for case in cases} == {1, 2, 3, 4}
+    assert any(len(case.requests) == 3 for case in cases)
+    assert any(case.chunked_prefill_size < len(case.requests[0].prompt) for case in cases)
+    said = plain_greedy(cases[0])
+    assert {name: len(tokens) for name, tokens in said.items()} == {
+        request.id: request.max_new_tokens for request in cases[0].requests
+    }
+    assert digest_of(said) != digest_of(plain_greedy(cases[1]))
+
+
+def test_every_fixed_entry_names_its_releases() -> None:
+    known = releases()
+    for entry in LEDGER.values():
+        if entry.last_bad:
+            assert known.index(entry.fixed) == known.index(entry.last_bad) + 1, entry.id
+            assert entry.buggy.endswith(entry.last_bad)
