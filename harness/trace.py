@@ -88,7 +88,12 @@ class Ending(Struct, frozen=True, kw_only=True):
 
 
 class EngineInfo(Struct, frozen=True, kw_only=True):
-    """What ran: everything that two traces must share to be comparable number for number, and all that was changed in it."""
+    """What ran: everything that two traces must share to be comparable number for number, and all that was changed in it.
+
+    worker   what the engine calls the worker that it ran
+    overlap  whether the scheduler launches a batch before it looks at what the one before came to: whoever is done takes part
+             in one more round
+    """
 
     name: str
     version: str
@@ -97,6 +102,8 @@ class EngineInfo(Struct, frozen=True, kw_only=True):
     torch: str
     triton: str
     transformers: str = ""
+    worker: str = ""
+    overlap: bool = False
     patches: tuple[str, ...] = ()
     shims: tuple[str, ...] = ()
 

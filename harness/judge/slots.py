@@ -20,6 +20,9 @@ class Slots:
         self._cached: set[int] = set()  # slots of the prefix cache, when the batch began
         self._written: dict[int, dict[int, str]] = {}  # forward -> slot -> request
         self._tables: dict[str, list[int]] = {}  # request -> its row of req_to_token, after its last forward
+        self._prefilled: dict[str, int] = {}  # request -> round before which it was last prefilled
+        self._overlap = trace.header.engine.overlap
+        self._radix_cache = trace.header.case.engine.sglang.radix_cache
 
     def batch(self, number: int, record: Record) -> None:
         """A batch begins, and this is who owns what."""
@@ -70,8 +73,12 @@ class Slots:
     def keep(self, record: Record, table: list[int]) -> None:
         """The request's row up to the committed tokens, after a prefill or a round."""
         self._tables[record.request] = table
-        if record.stage == "prefill" and self._trace.header.case.engine.sglang.radix_cache:
-            del self._tables[record.request]  # the cache puts its own slots in place of equal ones
+        if record.stage == "prefill":
+            self._prefilled[record.request] = record.round
+        # the cache puts its own slots in place of equal ones when the prefill's end is seen: with overlap, a round later
+        just_now = record.stage == "prefill" or (self._overlap and self._prefilled.get(record.request) == record.round)
+        if just_now and self._radix_cache:
+            del self._tables[record.request]
 
     def account(self, number: int, place: Place) -> None:
         """Free, cached and held slots are disjoint and make up the pool; the scheduler's own counts agree with them."""

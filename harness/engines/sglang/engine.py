@@ -53,7 +53,7 @@ def serve(connection: socket.socket, build: wire.Build) -> NoReturn:
         wire.send(connection, wire.Refused(f"it changes {changed} without being asked", ""))
         os._exit(0)
     gc.freeze()
-    info = _info(build)
+    info = _info(build, scheduler)
     wire.send(connection, wire.Built(info))
     standing: _Runner | None = None
     while True:
@@ -163,7 +163,7 @@ def _supervise(standing: _Runner, caller: socket.socket, run: wire.Run) -> wire.
     return wire.Ran(Ending(kind="crashed", detail=detail, where=where), False, standing.ran)
 
 
-def _info(build: wire.Build) -> EngineInfo:
+def _info(build: wire.Build, scheduler: Any) -> EngineInfo:
     import torch
     import transformers
     import triton
@@ -176,6 +176,8 @@ def _info(build: wire.Build) -> EngineInfo:
         torch=str(torch.__version__),
         triton=str(triton.__version__),
         transformers=str(transformers.__version__),
+        worker=type(scheduler.draft_worker).__name__,
+        overlap=bool(scheduler.enable_overlap),
         patches=tuple(patch.name for patch in build.patches),
         shims=(*boot.SHIMS, *(f"{name}: a stub, which raises when it is called" for name in stubs.imported())),
     )
