@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from .cli_bench import bench
+from .cli_bisect import bisect
 from .cli_options import (
     CASE_SECONDS,
     DEFAULT_RUNS,
@@ -63,6 +64,7 @@ app = typer.Typer(
 
 app.add_typer(bench, name="bench")
 app.add_typer(releases, name="releases")
+app.command()(bisect)
 
 
 @app.callback(invoke_without_command=True)

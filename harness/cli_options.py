@@ -139,16 +139,30 @@ def ledger_of(names: list[str]) -> "list[Entry]":
     return list(LEDGER.values()) if "all" in names else [entry for name in names for entry in entries_of(name)]
 
 
+def rule_of(name: str) -> str:
+    """A rule by its name. Raises InputError."""
+    from .judge import RULES
+
+    if name not in RULES:
+        raise InputError(
+            f"{name!r} is no rule", consequence="nothing was run", remedy=f"use one of {', '.join(RULES)} (docs/rules.md)"
+        )
+    return name
+
+
 def case_of(name: str) -> "Case":
+    """The case in this file, or of this entry. Raises InputError."""
     from .case import read_case
 
-    number = name.removeprefix("#")
-    if Path(name).exists() or not (number.isdigit() or is_entry(number)):
-        return read_case(Path(name))
-    return entry_of(number).case  # says which entries there are
+    entry = entry_named(name)
+    return entry.case if entry is not None else read_case(Path(name))
 
 
-def is_entry(name: str) -> bool:
+def entry_named(name: str) -> "Entry | None":
+    """The entry that is meant by the name of a case; None: it is a file. Raises InputError."""
     from eagletwin.cases.regressions import LEDGER
 
-    return name in LEDGER
+    number = name.removeprefix("#")
+    if Path(name).exists() or not (number.isdigit() or number in LEDGER):
+        return None
+    return entry_of(number)  # says which entries there are

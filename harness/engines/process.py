@@ -42,6 +42,10 @@ class WouldNotStart(EagletwinError):
     """SGLang cannot be imported, or refuses the configuration. For a verdict: unknown."""
 
 
+class PatchDoesNotApply(HarnessError):
+    """A patch and this SGLang do not fit."""
+
+
 class Host:
     """A process with SGLang imported, from which engines are forked: `zygote`, which was started, or one of its own for
     `source`. Use as a context manager."""
@@ -67,7 +71,7 @@ class Host:
             self._zygote = None
 
     def engine(self, case: Case, patches: tuple[Patch, ...] = (), kernels: wire.Kernels = "fast") -> "EngineProcess":
-        """The engine for this case's configuration, built first if need be. Raises WouldNotStart, HarnessError."""
+        """The engine for this case's configuration, built first if need be. Raises WouldNotStart, PatchDoesNotApply."""
         configuration = case.configuration()
         key = encode_case(configuration) + repr((patches, kernels)).encode()
         if self._zygote is not None and self._zygote.ready and self._zygote.ended:
@@ -98,7 +102,7 @@ class Host:
             ) from error
         if isinstance(answer, wire.PatchDidNotApply):
             ours.close()
-            raise HarnessError(
+            raise PatchDoesNotApply(
                 answer.error,
                 consequence="the patched engine was not built, so nothing is proven either way",
                 remedy="adapt the patch to this release of SGLang",

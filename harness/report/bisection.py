@@ -1,0 +1,134 @@
+"""A bisection told to a person: which version made the change or which features it takes, on what evidence, at what cost."""
+
+import textwrap
+from collections.abc import Callable
+from pathlib import Path
+
+from eagletwin.harness.bisect.marks import Fault, brief, mark
+from eagletwin.harness.bisect.measure import Reduction
+from eagletwin.harness.bisect.outcome import Outcome
+from eagletwin.harness.bisect.state import Run
+from eagletwin.harness.case import Case
+
+REPORT = "report.txt"
+_WIDTH = 112
+_MOST = 12  # versions of a range that are listed by name
+ABSENT = "Not part of a run on this engine, so not asked: CUDA graphs, overlap scheduling."
+
+
+def version_report(outcome: Outcome, case: Case, run: Run, command: Callable[[str], str]) -> str:
+    """The answer of a bisection over releases or commits. command: what to type to see one version."""
+    plan, found, versions = run.state.plan, outcome.found, outcome.versions
+    kind = "commit" if plan.checkout else "release"
+    lines = [f"{_headline(outcome)}  {case.name}{_looked_for(outcome.fault)}", ""]
+    width = max((len(outcome.name(version)) for version in outcome.looked), default=0)
+    lines += [_row(outcome, version, width) for version in outcome.looked]
+    lines += ["", *_fold(_conclusion(outcome, kind))]
+    runs, seconds = sum(looked.runs for looked in outcome.looked.values()), run.seconds
+    of = f" of {len(plan.versions)}" if not plan.checkout else ""
+    lines += _fold(f"{len(outcome.looked)}{of} {kind}s looked at, the case run {runs} times, {seconds:.1f} s.")
+    if found.came is not None and found.old is not None and found.new is not None:
+        lines += [""]
+        for index, bad in ((found.old, not found.came), (found.new, found.came)):
+            lines += [f"  {'bad: ' if bad else 'good:'} {command(versions[index])}"]
+    return "\n".join([*lines, f"  folder: {run.folder}"])
+
+
+def _headline(outcome: Outcome) -> str:
+    found = outcome.found
+    if outcome.unclear or found.old is None or found.new is None:
+        return "CANNOT TELL"
+    if found.came is None:
+        return "NO CHANGE"
+    word = "CAME" if found.came else "FIXED"
+    new = outcome.name(outcome.versions[found.new])
+    return f"{word} WITH {new}" if found.exact else f"{word} AFTER {outcome.name(outcome.versions[found.old])}, UP TO {new}"
+
+
+def _looked_for(fault: Fault | None) -> str:
+    if fault is None:
+        return ""
+    return f": {fault.rule}{f' at {fault.place}' if fault.place else ', wherever it shows'}"
+
+
+def _row(outcome: Outcome, version: str, width: int) -> str:
+    looked = outcome.looked[version]
+    why = outcome.why_not(version)
+    text = f"skipped: {why}" if why else brief(looked.usual)
+    return f"  {outcome.name(version):{width}}  {text}  ({len(looked.sightings)} looks, {looked.seconds:.1f} s)"
+
+
+def _conclusion(outcome: Outcome, kind: str) -> str:
+    found, versions = outcome.found, outcome.versions
+    if outcome.unclear:
+        return f"No answer: {outcome.unclear}. --rule names the one that counts, --without switches one off."
+    if found.old is None or found.new is None:
+        return f"No answer: fewer than two {kind}s can be told."
+    old, new = outcome.name(versions[found.old]), outcome.name(versions[found.new])
+    beyond = f" What lies beyond them cannot be told: {_listed(outcome, found.outside)}." if found.outside else ""
+    if found.came is None:
+        alike = "is equal" if outcome.fault is None else "shows it"
+        more = "" if outcome.fault is None else f" It came before {old} and stays, or came and went in between."
+        return f"{old} {alike}, and so does {new}; what is between was not looked at.{more}{beyond}".replace(
+            "is equal, and so does", "is equal, and so is"
+        )
+    word = "bad" if found.came else "good"
+    shows = f"{new} shows it, and {old} does not" if found.came else f"{old} shows it, and {new} no longer does"
+    if found.exact:
+        return f"{shows}: the first {word} {kind} is {new}.{beyond}"
+    between = _listed(outcome, found.between)
+    return f"{shows}. Between them {between} cannot be told, so the first {word} {kind} is one of these, or {new}.{beyond}"
+
+
+def _listed(outcome: Outcome, indices: tuple[int, ...]) -> str:
+    names = [outcome.name(outcome.versions[index]) for index in indices]
+    return ", ".join(names[:_MOST]) + (f" and {len(names) - _MOST} more" if len(names) > _MOST else "")
+
+
+def feature_report(reduction: Reduction, case: Case, folder: Path, again: str) -> str:
+    """The answer of a feature bisection. again: the command that runs the smallest case."""
+    reduced = reduction.reduced
+    cost = f"{reduction.variants} variants, run {reduction.runs} times, {reduction.seconds:.1f} s."
+    if reduced.fault is None:
+        usual = reduced.whole.usual
+        why = f" ({usual.why})" if usual.why else ""
+        lines = [f"NOTHING TO REDUCE  {case.name}: {brief(usual)}{why}", ""]
+        lines += _fold(
+            "A feature bisection begins with a case that diverges. --revert, --patch, --rule and --sglang choose one."
+        )
+        return "\n".join([*lines, *_fold(cost), "", f"  folder: {folder}"])
+    names = ", ".join(feature.name for feature in reduced.needed) or "NO FEATURE"
+    lines = [f"NEEDS {names}  {case.name}: {reduced.fault.rule}", ""]
+    for feature in reduced.needed:
+        doubt = reduced.doubts[feature.name]
+        lines += _fold(
+            f"{feature.name}: {feature.says(reduced.least)}. Without it ({feature.plain}) "
+            + (f"it cannot be told: {doubt}." if doubt else "the case is equal.")
+        )
+    if reduced.gone:
+        lines += ["", *_fold(f"Does not need: {', '.join(feature.name for feature in reduced.gone)}.")]
+    lines += ["", *_fold(ABSENT), *_circumstances(reduction), *_fold(cost)]
+    return "\n".join([*lines, "", f"  smallest: {again}", f"  folder: {folder}"])
+
+
+def _circumstances(reduction: Reduction) -> list[str]:
+    """What the smallest case comes to without the patches, and on the other kernel runtime."""
+    lines, fault = [], reduction.reduced.fault
+    assert fault is not None
+    if reduction.control is not None:
+        usual = reduction.control.usual
+        more = "" if usual.status == "equal" else ": so it is not, or not alone, what was changed"
+        lines += _fold(f"Without what was changed (--revert, --remedy, --patch) the smallest case is {brief(usual)}{more}.")
+    if reduction.interpreted is not None:
+        verdict, why = mark(reduction.interpreted, fault)
+        says = {
+            "bad": "shows it too: the fast kernel runtime has no part in it",
+            "good": "is equal: what diverges is the fast kernel runtime, or what it makes of a kernel",
+            "skip": f"cannot be told: {why}",
+        }
+        lines += _fold(f"With Triton's interpreter in place of the fast kernel runtime the smallest case {says[verdict]}.")
+    return lines
+
+
+def _fold(text: str) -> list[str]:
+    return textwrap.wrap(text, _WIDTH, initial_indent="  ", subsequent_indent="  ")

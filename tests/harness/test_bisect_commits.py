@@ -1,0 +1,199 @@
+"""`git bisect run` on a scratch worktree: git and the steps are real; a look reads a word in the tree instead of an engine."""
+
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+
+import pytest
+
+from eagletwin.harness.bisect import commits
+from eagletwin.harness.bisect.commits import bisect_commits, ends_of
+from eagletwin.harness.bisect.marks import Looked, Sighting
+from eagletwin.harness.bisect.outcome import Outcome
+from eagletwin.harness.bisect.state import Subject, open_run, plan_of
+from eagletwin.harness.case import Case, Request
+from eagletwin.harness.cli_bisect import terminated_as_interrupted
+from eagletwin.harness.errors import HarnessError, InputError
+from eagletwin.harness.report.bisection import version_report
+
+CASE = Case(name="x", model="llama-tiny", num_steps=1, requests=(Request(id="a", prompt=(1,), max_new_tokens=1),))
+
+# A step whose look is a word in the tree. "wait": it says that it is there, and goes on for a minute.
+FAKE_STEP = """
+import sys, time
+from pathlib import Path
+from eagletwin.harness.bisect import step
+from eagletwin.harness.bisect.marks import Looked, Sighting
+from eagletwin.harness.errors import HarnessError
+
+def look(version, sglang, subject, folder, again):
+    word = (Path(sglang) / "python/sglang/__init__.py").read_text().split()[0]
+    with (folder / "asked").open("a") as asked:
+        asked.write(word + "\\n")
+    if word == "fail":
+        raise HarnessError("the disk is full", consequence="no trace", remedy="make room")
+    if word == "wait":
+        time.sleep(60)
+    seen = {"good": Sighting(status="equal"), "bad": Sighting(status="diverged", rule="draft.slots", place="x")}
+    return Looked(version=version, sightings=(seen.get(word, Sighting(status="unknown", why="it does not import")),))
+
+step.look_at_version = look
+sys.exit(step.main())
+"""
+
+
+def git(repository: Path, *words: str) -> str:
+    who = {
+        "GIT_AUTHOR_NAME": "t",
+        "GIT_AUTHOR_EMAIL": "t@localhost",
+        "GIT_COMMITTER_NAME": "t",
+        "GIT_COMMITTER_EMAIL": "t@localhost",
+    }
+    done = subprocess.run(
+        ["git", "-C", str(repository), *words], env=os.environ | who, capture_output=True, text=True, check=True
+    )
+    return done.stdout.strip()
+
+
+@pytest.fixture(autouse=True)
+def fake_step(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    script = tmp_path / "step.py"
+    script.write_text(FAKE_STEP)
+    monkeypatch.setattr(commits, "STEP", (sys.executable, str(script)))
+    monkeypatch.setenv("TMPDIR", str(tmp_path / "tmp"))
+    monkeypatch.setattr("tempfile.tempdir", None)
+    (tmp_path / "tmp").mkdir()
+
+
+def history(tmp_path: Path, *words: str) -> Path:
+    """A repository with one commit for each word: what its look will say. "note": one that changes nothing in python/."""
+    repository = tmp_path / "repository"
+    package = repository / "python" / "sglang"
+    package.mkdir(parents=True)
+    git(repository, "init", "--quiet", "--initial-branch=main")
+    for number, word in enumerate(words):
+        file = repository / "note" if word == "note" else package / "__init__.py"
+        file.write_text(f"{word} {number}\n")
+        git(repository, "add", ".")
+        git(repository, "commit", "--quiet", "-m", f"{number} {word}")
+    hook = repository / ".git" / "hooks" / "post-checkout"
+    hook.write_text(f"#!/bin/sh\ntouch {tmp_path}/a-hook-ran\n")
+    hook.chmod(0o755)
+    return repository
+
+
+def look(commit: str, tree: Path) -> Looked:
+    word = (tree / "python/sglang/__init__.py").read_text().split()[0]
+    seen = {"good": Sighting(status="equal"), "bad": Sighting(status="diverged", rule="draft.slots", place="x")}
+    return Looked(version=commit, sightings=(seen[word],))
+
+
+def bisect(tmp_path: Path, repository: Path) -> tuple[Outcome, str, list[str]]:
+    """All of the history: outcome, report, and the words that steps looked at, in order."""
+    ends = ends_of(repository, git(repository, "rev-list", "--max-parents=0", "main"), "main")
+    with open_run(tmp_path / "runs", plan_of(Subject(case=CASE), ends, checkout=str(repository))) as run:
+        outcome = bisect_commits(run, look)
+        asked = run.folder / "asked"
+        report = version_report(outcome, CASE, run, lambda commit: f"look at {commit[:7]}")
+        return outcome, report, asked.read_text().split() if asked.exists() else []
+
+
+def name(repository: Path, revision: str) -> str:
+    return git(repository, "log", "-1", "--format=%h %s", revision)
+
+
+def test_the_first_bad_commit_is_named_and_the_user_s_checkout_and_bisection_are_left_alone(tmp_path: Path) -> None:
+    repository = history(tmp_path, "good", "good", "note", "bad", "note", "bad")
+    (repository / "python" / "sglang" / "__init__.py").write_text("edited, not staged\n")
+    (repository / "staged").write_text("staged\n")
+    git(repository, "add", "staged")
+    git(repository, "bisect", "start")
+    git(repository, "bisect", "bad", "main")
+    watched = [("status", "--porcelain"), ("bisect", "log"), ("rev-parse", "HEAD"), ("worktree", "list"), ("for-each-ref",)]
+    before = [git(repository, *words) for words in watched]
+    outcome, report, asked = bisect(tmp_path, repository)
+    assert outcome.answered
+    assert report.startswith(f"CAME WITH {name(repository, 'main~2')}  x: draft.slots at x")
+    assert f"good: look at {git(repository, 'rev-parse', '--short=7', 'main~4')}" in report
+    assert sorted(asked) == ["bad", "good"]  # commits that change nothing in python/ are not looked at
+    assert [git(repository, *words) for words in watched] == before
+    assert not list((tmp_path / "tmp").iterdir())
+    assert not (tmp_path / "a-hook-ran").exists()
+
+
+def test_the_first_good_commit_is_named_whichever_end_is_given_first(tmp_path: Path) -> None:
+    repository = history(tmp_path, "bad", "note", "good", "note")
+    first = git(repository, "rev-parse", "main~3")
+    assert ends_of(repository, "main", first) == ends_of(repository, first, "main")
+    outcome, report, asked = bisect(tmp_path, repository)
+    assert outcome.answered
+    assert report.startswith(f"FIXED WITH {name(repository, 'main~1')} ")
+    assert asked == []  # the two ends say it all
+
+
+def test_commits_that_cannot_be_told_are_skipped_and_a_range_is_named_if_one_of_them_may_be_it(tmp_path: Path) -> None:
+    repository = history(tmp_path, "bad", "skip", "skip", "good")
+    outcome, report, asked = bisect(tmp_path, repository)
+    assert not outcome.answered
+    between = [git(repository, "rev-parse", f"main~{back}") for back in (2, 1)]
+    assert [outcome.versions[index] for index in outcome.found.between] == between
+    assert report.startswith(f"FIXED AFTER {name(repository, 'main~3')}, UP TO {name(repository, 'main')} ")
+    assert "skipped: it does not import" in report
+    assert asked == ["skip", "skip"]
+
+
+def test_a_step_that_fails_stops_git_says_why_and_is_gone_on_with(tmp_path: Path) -> None:
+    repository = history(tmp_path, "good", "fail", "bad")
+    with pytest.raises(HarnessError, match="the disk is full"):
+        bisect(tmp_path, repository)
+    assert not list((tmp_path / "tmp").iterdir())
+    assert len(git(repository, "worktree", "list").splitlines()) == 1
+    script = tmp_path / "step.py"
+    script.write_text(FAKE_STEP.replace('"fail"', '"never"').replace('"good":', '"good": Sighting(status="equal"), "fail":'))
+    outcome, _, asked = bisect(tmp_path, repository)
+    assert outcome.answered
+    assert asked.count("fail") == 2
+    assert len(list((tmp_path / "runs").iterdir())) == 1
+
+
+def test_an_interruption_ends_git_and_its_step_and_leaves_nothing_behind(tmp_path: Path) -> None:
+    repository = history(tmp_path, "good", "wait", "bad")
+
+    def interrupt() -> None:
+        while not list((tmp_path / "runs").glob("*/asked")):
+            time.sleep(0.05)
+        os.kill(os.getpid(), signal.SIGTERM)
+
+    threading.Thread(target=interrupt, daemon=True).start()
+    with terminated_as_interrupted(), pytest.raises(KeyboardInterrupt):
+        bisect(tmp_path, repository)
+    assert not list((tmp_path / "tmp").iterdir())
+    assert len(git(repository, "worktree", "list").splitlines()) == 1
+    assert not any(str(tmp_path / "step.py") in words for words in commands())
+
+
+def commands() -> list[str]:
+    """The command lines of all processes."""
+    found = []
+    for file in Path("/proc").glob("[0-9]*/cmdline"):
+        try:
+            found.append(file.read_text().replace("\0", " "))
+        except OSError:
+            continue  # it has just ended
+    return found
+
+
+def test_what_is_no_repository_and_what_is_no_commit_is_refused(tmp_path: Path) -> None:
+    repository = history(tmp_path, "good", "bad")
+    with pytest.raises(InputError, match="has no commit 'nothing'"):
+        ends_of(repository, "nothing", "main")
+    with pytest.raises(InputError, match="has no commit"):
+        ends_of(repository, "--help", "main")
+    with pytest.raises(InputError, match="one commit"):
+        ends_of(repository, "main", "HEAD")
+    with pytest.raises(InputError):
+        ends_of(tmp_path / "runs", "main", "main~1")
