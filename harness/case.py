@@ -54,12 +54,16 @@ class Event(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
 
 
 class SGLangSettings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """What only SGLang has: `max_total_tokens` is the size of the KV pool in slots; `context_length` 0: the recipe's."""
+    """What only SGLang has: `max_total_tokens` is the size of the KV pool in slots; `context_length` 0: the recipe's.
+
+    update_weights: the worker starts with other weights, and is given the recipe's by this path before the first request.
+    """
 
     radix_cache: bool = False
     max_running_requests: Annotated[int, Meta(ge=1, le=64)] = 8
     max_total_tokens: Annotated[int, Meta(ge=64, le=65536)] = 1024
     context_length: Annotated[int, Meta(ge=0, le=4096)] = 0
+    update_weights: Literal["", "disk", "tensor"] = ""
 
 
 class EngineSettings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -170,6 +174,11 @@ def check_case(case: Case, origin: str) -> None:
         raise _refuse(
             f"{origin}: max_total_tokens {settings.max_total_tokens} is not a whole number of pages of {case.page_size}",
             "make it a multiple of page_size",
+        )
+    if settings.update_weights and (recipe.family != "llama" or recipe.mtp_layers or recipe.algorithm != "EAGLE"):
+        raise _refuse(
+            f"{origin}: update_weights with {case.model}, whose target and draft have no checkpoint in common",
+            "use llama-tiny or llama-gqa",
         )
     ids = [request.id for request in case.requests]
     if len(set(ids)) < len(ids):

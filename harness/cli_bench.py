@@ -84,7 +84,11 @@ def bench_all(
 
 
 def _searchable() -> "list[Entry]":
-    """Entries whose fix can be undone, and that generated cases can reach: their contexts are never narrow."""
+    """Entries whose fix can be undone, and that generated cases can reach: no narrow contexts, no new weights."""
     from eagletwin.cases.regressions import LEDGER
 
-    return [entry for entry in LEDGER.values() if entry.revert is not None and not entry.case.engine.sglang.context_length]
+    def drawn(entry: "Entry") -> bool:
+        settings = entry.case.engine.sglang
+        return not settings.context_length and not settings.update_weights
+
+    return [entry for entry in LEDGER.values() if entry.revert is not None and drawn(entry)]

@@ -8,6 +8,7 @@ from . import (
     multi_layer_chunk_tail,
     multi_layer_topk,
     pr_8409,
+    pr_22088,
     pr_25015,
     pr_26329,
     pr_26972,
@@ -19,6 +20,7 @@ from . import (
 LEDGER: dict[str, Entry] = {
     entry.id: entry
     for entry in (
+        pr_22088.ENTRY,
         pr_25015.ENTRY,
         pr_26329.ENTRY,
         pr_26972.ENTRY,

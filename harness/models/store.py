@@ -17,12 +17,33 @@ from eagletwin.reference.llama import LlamaShape
 
 from . import families
 from .recipes import RECIPES, Recipe
-from .weights import model_pair
+from .weights import ModelPair, model_pair, other_pair
 
 
 def checkpoints(name: str) -> tuple[Path, Path]:
     """Folders of the target's and the draft's checkpoint of the recipe called `name`, written first if they are absent."""
+    return _written(name, model_pair(name))
+
+
+def other_checkpoints(name: str) -> tuple[Path, Path]:
+    """The same with other weights, to be replaced by those of `whole_checkpoint`."""
+    return _written(name, other_pair(name))
+
+
+def whole_checkpoint(name: str) -> Path:
+    """One folder with the target's and the draft's weights: what a weight update names, since it names one path for both.
+
+    Each takes what it knows by name and passes over the rest.
+    """
     recipe, pair = RECIPES[name], model_pair(name)
+    weights = {**pair.target, **pair.draft}
+    assert len(weights) == len(pair.target) + len(pair.draft)
+    files = {"whole": _files({"architectures": ["LlamaForCausalLM"]}, recipe, recipe.target, weights)}
+    return _kept(cache_folder("models") / f"{name}-{pair.digest[:16]}-whole", files) / "whole"
+
+
+def _written(name: str, pair: ModelPair) -> tuple[Path, Path]:
+    recipe = RECIPES[name]
     if recipe.family == "llama":
         files = {
             "target": _files({"architectures": ["LlamaForCausalLM"]}, recipe, recipe.target, pair.target),
@@ -35,7 +56,12 @@ def checkpoints(name: str) -> tuple[Path, Path]:
             "target": _files(config, recipe, recipe.target, target),
             "draft": _files(config, recipe, recipe.target, draft),
         }
-    final = cache_folder("models") / f"{name}-{pair.digest[:16]}"
+    final = _kept(cache_folder("models") / f"{name}-{pair.digest[:16]}", files)
+    return final / "target", final / "draft"
+
+
+def _kept(final: Path, files: dict[str, dict[str, bytes]]) -> Path:
+    """The folder, with these files in it: part -> file -> contents."""
     if not _holds(final, files):  # absent, or damaged: weights that are not the recipe's would be blamed on the engine
         scratch = Path(tempfile.mkdtemp(dir=final.parent, prefix=".partial-"))
         for part, contents in files.items():
@@ -48,7 +74,7 @@ def checkpoints(name: str) -> tuple[Path, Path]:
             scratch.rename(final)
         except OSError:  # another process was first; its files are the same
             shutil.rmtree(scratch)
-    return final / "target", final / "draft"
+    return final
 
 
 def _holds(folder: Path, files: dict[str, dict[str, bytes]]) -> bool:

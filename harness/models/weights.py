@@ -5,7 +5,7 @@ The same recipe gives the same bytes on every machine with the same torch; the d
 
 import hashlib
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 
 import torch
@@ -59,7 +59,15 @@ class ModelPair:
 @lru_cache(maxsize=8)  # a judge asks for the same pair once per trace
 def model_pair(name: str) -> ModelPair:
     """The weights of the recipe called `name`. Raises KeyError for an unknown name."""
-    recipe = RECIPES[name]
+    return _pair(RECIPES[name])
+
+
+def other_pair(name: str) -> ModelPair:
+    """Other weights of the same shapes: what a worker has before it is given the recipe's."""
+    return _pair(replace(RECIPES[name], seed=RECIPES[name].seed + 1000))
+
+
+def _pair(recipe: Recipe) -> ModelPair:
     generator = torch.Generator().manual_seed(recipe.seed)
 
     def normal(*shape: int, std: float) -> Tensor:

@@ -12,9 +12,9 @@ from typing import Any
 
 from eagletwin.harness.case import Case
 from eagletwin.harness.models.recipes import RECIPES
-from eagletwin.harness.models.store import checkpoints
+from eagletwin.harness.models.store import checkpoints, other_checkpoints
 
-from . import families, stubs
+from . import families, new_weights, stubs
 from .eras import cuda_literals, image_processors, tree_kernels, triton_twins, workers
 
 SHIMS: list[str] = []
@@ -65,8 +65,8 @@ def build_scheduler(case: Case) -> Any:
     recipe = RECIPES[case.model]
     families.register(recipe.family)
     triton_twins.choose(SHIMS)
-    target, draft = checkpoints(case.model)
     settings = case.engine.sglang
+    target, draft = (other_checkpoints if settings.update_weights else checkpoints)(case.model)
     workers.choose(case, SHIMS)
     arguments = ServerArgs(
         model_path=str(target),
@@ -103,6 +103,8 @@ def build_scheduler(case: Case) -> Any:
     ranks = {name: None if name == "dp_rank" else 0 for name in parameters}  # gpu_id, tp_rank, … up to 0.5.20
     scheduler = scheduler_module.Scheduler(arguments, ports, **ranks)
     _remove_leftovers(scheduler)
+    if settings.update_weights:
+        new_weights.give(scheduler, case.model, settings.update_weights)
     return scheduler
 
 

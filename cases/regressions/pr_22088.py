@@ -1,0 +1,36 @@
+"""PR #22088: weights that a running server is given from disk reached the target alone.
+
+The draft went on with the old ones: its proposals were right by chance, and verification hid it. The other way that needs
+neither a second process nor a GPU, `update_weights_from_tensor`, reached both all along.
+"""
+
+from eagletwin.cases.entry import Entry
+from eagletwin.harness.case import Case, EngineSettings, Request, SGLangSettings
+from eagletwin.harness.patch import Edit, Patch
+
+ENTRY = Entry(
+    id="22088",
+    title="Give new weights to the draft as well",
+    rule="draft.kv",
+    buggy="0.5.9 - 0.5.10.post1",
+    fixed="0.5.11",
+    last_bad="0.5.10.post1",
+    trigger="update_weights_from_disk, and a draft whose weights lie in the same checkpoint",
+    revert=Patch(
+        name="revert-22088",
+        edits=(
+            Edit(
+                target="sglang.srt.managers.scheduler_components.weight_updater.SchedulerWeightUpdaterManager.update_weights_from_disk",
+                match="self._select_runners()",
+                replacement='self._select_runners("target")',
+            ),
+        ),
+    ),
+    case=Case(
+        name="pr-22088",
+        model="llama-tiny",
+        num_steps=1,
+        requests=(Request(id="a", prompt=(7,), max_new_tokens=2),),
+        engine=EngineSettings(sglang=SGLangSettings(update_weights="disk")),
+    ),
+)
