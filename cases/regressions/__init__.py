@@ -13,6 +13,7 @@ from . import (
     pr_26329,
     pr_26972,
     pr_26997,
+    pr_33758,
     row_overflow,
     small_tree,
 )
@@ -25,6 +26,7 @@ LEDGER: dict[str, Entry] = {
         pr_26329.ENTRY,
         pr_26972.ENTRY,
         *pr_26997.ENTRIES,
+        pr_33758.ENTRY,
         pr_8409.ENTRY,
         row_overflow.ENTRY,
         indices_overflow.ENTRY,

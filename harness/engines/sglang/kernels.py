@@ -5,14 +5,13 @@ what it is proven against: `shadow` runs both and compares.
 """
 
 import contextlib
-import importlib
 from typing import Any
 
 from eagletwin.harness.engines import triton_cpu
 from eagletwin.harness.engines.wire import Kernels
 from eagletwin.harness.trace import Ending
 
-from .eras import prefix_pointers
+from .eras import kernel_modules, prefix_pointers
 from .pools import buffers
 from .taps import draft_runners
 
@@ -31,28 +30,12 @@ _RULES: tuple[tuple[type[triton_cpu.KernelViolation], str], ...] = (
 )
 
 
-# Where the kernels live that cases launch. SGLang imports four times as many; any other is compiled when it is launched.
-_LAUNCHED = (
-    "sglang.kernels.ops.attention.decode_attention",
-    "sglang.kernels.ops.attention.extend_attention",
-    "sglang.kernels.ops.attention.kv_indices",
-    "sglang.kernels.ops.memory.common",
-    "sglang.kernels.ops.speculative.cache_locs",
-    "sglang.kernels.ops.speculative.eagle",
-    "sglang.kernels.ops.speculative.multi_layer_eagle",
-    "sglang.kernels.ops.speculative.spec_tree",
-    "sglang.srt.mem_cache.allocation",
-)
-
-
 _UNDEFINED = contextlib.ExitStack()  # held for as long as this process lives
 
 
 def precompile() -> None:
     """Compile the kernels that cases launch, so that forked children need not. Call it when module flags are set."""
-    for name in _LAUNCHED:
-        with contextlib.suppress(ModuleNotFoundError):  # another release has them elsewhere: compiled when launched
-            triton_cpu.precompile([importlib.import_module(name)])
+    triton_cpu.precompile(kernel_modules.launched())
 
 
 def prepare(kernels: Kernels) -> None:

@@ -1,0 +1,41 @@
+"""PR #33758: what follows a stop token was emitted, if one round brought both the stop token and max_new_tokens.
+
+The scheduler asked for the length first and for the stop token after it. A round that brings one token cannot have both; one
+that accepts drafts can, and then the *output* goes on past the stop token, up to max_new_tokens. Reported as issue #31599 and
+fixed, before that was merged, in pull requests #30291 and #31569 (closed). `fuzz` finds it on any release that has it.
+"""
+
+from eagletwin.cases.entry import Entry
+from eagletwin.harness.case import Case, Request
+from eagletwin.harness.patch import Edit, Patch
+
+ENTRY = Entry(
+    id="33758",
+    title="End a request at its stop token, also where the same round reaches max_new_tokens",
+    rule="output.tokens",
+    buggy="0.5.9 - 0.5.17",
+    fixed="0.5.18",
+    trigger="a round that accepts a stop token and reaches max_new_tokens behind it",
+    revert=Patch(
+        name="revert-33758",
+        edits=(
+            Edit(
+                target="sglang.srt.managers.schedule_batch.Req.update_finish_state",
+                match="new_accepted_tokens = self.output_ids[-new_accepted_len:]\n",
+                replacement="""if len(self.output_ids) >= self.sampling_params.max_new_tokens:
+    self.finished_len = self.sampling_params.max_new_tokens
+    self.finished_reason = FINISH_LENGTH(length=self.finished_len)
+    return
+new_accepted_tokens = self.output_ids[-new_accepted_len:]
+""",
+            ),
+        ),
+    ),
+    case=Case(
+        name="pr-33758",
+        model="llama-tiny",
+        num_steps=1,
+        requests=(Request(id="a", prompt=(3,), max_new_tokens=3, stop=(43,)),),
+        exercises=("accept_all",),
+    ),
+)

@@ -1,0 +1,40 @@
+"""Where the Triton kernels live that cases launch. Each generation of SGLang has moved them.
+
+SGLang imports four times as many modules with kernels; what is not named here is compiled when it is launched, in each
+process anew. Seen on 0.5.13, 0.5.15, 0.5.16 and 0.5.23.
+"""
+
+import sys
+from types import ModuleType
+
+_LAUNCHED = (
+    # from 0.5.16 on
+    "sglang.kernels.ops.attention.decode_attention",
+    "sglang.kernels.ops.attention.extend_attention",
+    "sglang.kernels.ops.attention.kv_indices",
+    "sglang.kernels.ops.attention.position",
+    "sglang.kernels.ops.kvcache.kv_indices",
+    "sglang.kernels.ops.memory.allocator",
+    "sglang.kernels.ops.memory.common",
+    "sglang.kernels.ops.speculative.cache_locs",
+    "sglang.kernels.ops.speculative.eagle",
+    "sglang.kernels.ops.speculative.multi_layer_eagle",
+    "sglang.kernels.ops.speculative.spec_tree",
+    "sglang.srt.mem_cache.allocation",
+    # 0.5.13 to 0.5.15.post1
+    "sglang.srt.layers.attention.triton_ops.decode_attention",
+    "sglang.srt.layers.attention.triton_ops.extend_attention",
+    "sglang.srt.layers.attention.triton_ops.kv_indices",
+    "sglang.srt.mem_cache.triton_ops.allocator",
+    "sglang.srt.mem_cache.triton_ops.common",
+    "sglang.srt.model_executor.triton_ops.position",
+    "sglang.srt.speculative.triton_ops.cache_locs",
+    "sglang.srt.speculative.triton_ops.eagle",
+    "sglang.srt.speculative.triton_ops.multi_layer_eagle",
+    "sglang.srt.speculative.triton_ops.spec_tree",
+)
+
+
+def launched() -> list[ModuleType]:
+    """Those of them that this SGLang has imported."""
+    return [sys.modules[name] for name in _LAUNCHED if name in sys.modules]
