@@ -15,6 +15,7 @@ ENTRY = Entry(
     rule="output.tokens",
     buggy="0.5.9 - 0.5.17",
     fixed="0.5.18",
+    last_bad="0.5.17",
     trigger="a round that accepts a stop token and reaches max_new_tokens behind it",
     revert=Patch(
         name="revert-33758",
