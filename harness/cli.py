@@ -19,10 +19,14 @@ from .cli_bench import bench
 from .cli_bisect import bisect
 from .cli_options import (
     CASE_SECONDS,
+    DEFAULT_GRAPHS,
     DEFAULT_RUNS,
     STEP_SECONDS,
     CaseSeconds,
+    Device,
+    Graphs,
     KernelRuntime,
+    Overlap,
     PatchFiles,
     Remedies,
     Reverts,
@@ -35,6 +39,8 @@ from .cli_options import (
     change_words,
     held_fields,
     ledger_of,
+    mode_of,
+    mode_words,
     patches_of,
     rules_off,
     unusual_words,
@@ -87,6 +93,9 @@ def check(
     view: Views = "slot_layout",
     sglang: Sglang = "",
     kernels: KernelRuntime = "fast",
+    device: Device = "cpu",
+    graphs: Graphs = DEFAULT_GRAPHS,
+    overlap: Overlap = None,
     repeat: Annotated[int, typer.Option(min=1, help="Look this many times before calling a case equal.")] = 1,
     after: Annotated[
         list[str] | None, typer.Option("--after", metavar="CASE", help="Run this case before, in the same process. Repeatable.")
@@ -99,8 +108,8 @@ def check(
     from .engines.source import resolve
     from .engines.start import Zygote
 
-    source = resolve(sglang)
-    with Zygote(source) as zygote:
+    source, mode = resolve(sglang), mode_of(device, graphs, overlap)
+    with Zygote(source, mode) as zygote:
         zygote.start()  # it imports SGLang while this process imports torch
         from . import check as checking
         from .engines.process import Host, Limits, WouldNotStart
@@ -120,6 +129,7 @@ def check(
         words += unusual_words(("--view", view, "slot_layout"), ("--sglang", sglang, ""))
         words += unusual_words(("--kernels", kernels, "fast"), ("--repeat", repeat, 1))
         words += unusual_words(("--step-timeout", step_timeout, STEP_SECONDS), ("--case-timeout", case_timeout, CASE_SECONDS))
+        words += mode_words(device, graphs, overlap)
         again = shlex.join([*words, *(word for name in after or () for word in ("--after", name))])
         with Host(zygote) as host:
             try:
@@ -161,6 +171,9 @@ def fuzz(
     without: RulesOff = None,
     sglang: Sglang = "",
     kernels: KernelRuntime = "fast",
+    device: Device = "cpu",
+    graphs: Graphs = DEFAULT_GRAPHS,
+    overlap: Overlap = None,
     out: Runs = DEFAULT_RUNS,
     step_timeout: StepSeconds = STEP_SECONDS,
     case_timeout: CaseSeconds = CASE_SECONDS,
@@ -182,11 +195,12 @@ def fuzz(
     words += unusual_words(("--minutes", minutes, 5.0), ("--cases", max_cases, 1_000_000), ("--findings", findings, 1))
     words += unusual_words(("--shrink-minutes", shrink_minutes, 3.0), ("--kernels", kernels, "fast"), ("--sglang", sglang, ""))
     words += unusual_words(("--step-timeout", step_timeout, STEP_SECONDS), ("--case-timeout", case_timeout, CASE_SECONDS))
-    source = resolve(sglang)
+    words += mode_words(device, graphs, overlap)
+    source, mode = resolve(sglang), mode_of(device, graphs, overlap)
     folder = new_run_folder(out, f"fuzz-{seed}")
     found, search = [], None
     try:
-        with Host(source=source) as host:
+        with Host(source=source, mode=mode) as host:
             limits = Limits(step=step_timeout, case=case_timeout)
             trials = Trials(host, patches=patches, kernels=kernels, without=off, limits=limits)
             search = Fuzz(
@@ -225,6 +239,9 @@ def prove(
         typer.Option("--releases", help="On published wheels, unchanged: the last before each fix, and the first with it."),
     ] = False,
     kernels: KernelRuntime = "fast",
+    device: Device = "cpu",
+    graphs: Graphs = DEFAULT_GRAPHS,
+    overlap: Overlap = None,
     out: Runs = DEFAULT_RUNS,
     step_timeout: StepSeconds = STEP_SECONDS,
     case_timeout: CaseSeconds = CASE_SECONDS,
@@ -238,7 +255,7 @@ def prove(
     from .engines.start import Zygote
 
     begun = time.monotonic()
-    with Zygote(resolve(sglang)) as zygote:
+    with Zygote(resolve(sglang), mode_of(device, graphs, overlap)) as zygote:
         zygote.start()  # it imports SGLang while this process imports torch
         from . import prove as proving
         from .engines.process import Host, Limits, WouldNotStart

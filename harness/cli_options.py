@@ -11,6 +11,7 @@ if TYPE_CHECKING:
     from eagletwin.cases.entry import Entry
 
     from .case import Case
+    from .engines.mode import Mode
     from .patch import Patch
 
 Runs = Annotated[Path, typer.Option("--out", help="Folder under which run folders are made; nothing is overwritten.")]
@@ -38,9 +39,51 @@ PatchFiles = Annotated[list[Path] | None, typer.Option("--patch", metavar="FILE"
 Sglang = Annotated[
     str, typer.Option("--sglang", metavar="RELEASE|PATH", help="Run this SGLang: a published release, or a source tree.")
 ]
+Device = Annotated[Literal["cpu", "cuda"], typer.Option("--device", help="What the worker runs on.")]
+Graphs = Annotated[
+    str,
+    typer.Option(
+        "--graphs",
+        metavar="SIZES",
+        help="On a GPU: batch sizes for which CUDA graphs are captured, such as 1,2,4; a larger batch runs without one. "
+        "`none`: no graphs.",
+    ),
+]
+Overlap = Annotated[
+    bool | None,
+    typer.Option("--overlap/--no-overlap", help="The release's overlap scheduler: by default on on a GPU, off on a CPU."),
+]
+DEFAULT_GRAPHS = "1,2,4"
 RulesOff = Annotated[list[str] | None, typer.Option("--without", metavar="RULE", help="Switch a rule off. Repeatable.")]
 DEFAULT_RUNS = Path("eagletwin-runs")
 STEP_SECONDS, CASE_SECONDS = 120.0, 900.0
+
+
+def mode_of(device: str, graphs: str, overlap: bool | None) -> "Mode":
+    """How the worker is to be driven. Raises InputError for sizes that are none, and for a GPU that is not there."""
+    from .engines.mode import CPU, Mode
+
+    if device == "cpu":
+        return CPU if not overlap else Mode(overlap=True)
+    sizes = () if graphs == "none" else tuple(sorted({int(size) for size in graphs.split(",") if size.isdigit() and int(size)}))
+    if graphs != "none" and ",".join(map(str, sizes)) != graphs:
+        raise InputError(
+            f"--graphs {graphs}: no ascending list of batch sizes",
+            consequence="nothing was run",
+            remedy="give sizes such as 1,2,4, or none",
+        )
+    from .doctor import missing_for_cuda
+
+    missing = missing_for_cuda()
+    if missing:
+        raise InputError(missing[0], consequence="nothing was run: --device cuda needs it", remedy=missing[1])
+    return Mode(device="cuda", graphs=sizes, overlap=overlap is not False)
+
+
+def mode_words(device: str, graphs: str, overlap: bool | None) -> list[str]:
+    """The same as it was typed."""
+    words = unusual_words(("--device", device, "cpu"), ("--graphs", graphs, DEFAULT_GRAPHS))
+    return words if overlap is None else [*words, "--overlap" if overlap else "--no-overlap"]
 
 
 def held_fields(**asked: str | int | None) -> dict[str, str | int]:

@@ -1,5 +1,6 @@
 """What can run on this machine, and why not. Looks, and boots an engine to be sure; changes nothing."""
 
+import importlib.util
 import platform
 import sys
 from dataclasses import dataclass
@@ -115,19 +116,28 @@ def _cpu_engine() -> Finding:
     return Finding(what="CPU engine", found=found, good=True, needed=True, remedy="")
 
 
-def _cuda() -> Finding:
+def missing_for_cuda() -> tuple[str, str] | None:
+    """What the CUDA engine lacks here, and what to do about it; None if nothing."""
     import torch
 
-    if torch.cuda.is_available():
-        return Finding(
-            what="CUDA engine",
-            found=torch.cuda.get_device_name(),
-            good=False,
-            needed=False,
-            remedy="not built yet: this version runs on the CPU",
-        )
-    why = "this torch is built without CUDA" if torch.version.cuda is None else "no GPU or no driver"
-    return Finding(what="CUDA engine", found=why, good=False, needed=False, remedy="only the CPU engine runs here")
+    if torch.version.cuda is None:
+        return "this torch is built without CUDA", "install a build of torch with CUDA on a machine with an NVIDIA GPU"
+    if not torch.cuda.is_available():
+        return "torch sees no NVIDIA GPU", "run it where `nvidia-smi` shows one; `eagletwin gpu bundle` packs what it needs"
+    for package, name in (("sgl_kernel", "SGLang's CUDA kernels (sgl_kernel)"), ("sglang", "sglang")):
+        if importlib.util.find_spec(package) is None:
+            return f"{name} cannot be found", "install SGLang with its dependencies, or source the setup.sh of a bundle"
+    return None
+
+
+def _cuda() -> Finding:
+    missing = missing_for_cuda()
+    if missing is not None:
+        return Finding(what="CUDA engine", found=missing[0], good=False, needed=False, remedy=missing[1])
+    import torch
+
+    found = f"{torch.cuda.get_device_name()}, {torch.cuda.device_count()} of them; `check 25015 --device cuda` tries it"
+    return Finding(what="CUDA engine", found=found, good=True, needed=False, remedy="")
 
 
 def _releases() -> Finding:

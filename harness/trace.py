@@ -106,6 +106,7 @@ class EngineInfo(Struct, frozen=True, kw_only=True):
     overlap: bool = False
     patches: tuple[str, ...] = ()
     shims: tuple[str, ...] = ()
+    mode: str = ""  # graphs, overlap and dtype, where they are not those of the CPU engine
 
 
 _Size = Annotated[int, Meta(ge=0, lt=1 << 32)]

@@ -19,6 +19,7 @@ from eagletwin.harness.patch import Patch
 from eagletwin.harness.trace import Ending, EngineInfo, Trace, new_header, read_trace, write_trace
 
 from . import wire
+from .mode import CPU, Mode
 from .source import INSTALLED, Source
 from .start import Zygote
 
@@ -50,9 +51,9 @@ class Host:
     """A process with SGLang imported, from which engines are forked: `zygote`, which was started, or one of its own for
     `source`. Use as a context manager."""
 
-    def __init__(self, zygote: Zygote | None = None, source: Source = INSTALLED) -> None:
+    def __init__(self, zygote: Zygote | None = None, source: Source = INSTALLED, mode: Mode = CPU) -> None:
         self._zygote = zygote
-        self.source = source if zygote is None else zygote.source
+        self.source, self.mode = (source, mode) if zygote is None else (zygote.source, zygote.mode)
         self._engines: dict[bytes, EngineProcess] = {}
         self.version = ""
 
@@ -81,7 +82,7 @@ class Host:
             idle = [name for name, other in self._engines.items() if not other.busy]
             for name in idle[: max(0, len(self._engines) - MAX_ENGINES + 1)]:
                 self._engines.pop(name).close()
-            engine = self._build(wire.Build(configuration, patches, kernels))
+            engine = self._build(wire.Build(configuration, patches, kernels, self.mode))
         self._engines.pop(key, None)
         self._engines[key] = engine  # last in the dict: used most recently
         return engine
@@ -120,7 +121,7 @@ class Host:
     def _started(self) -> socket.socket:
         """The connection to a zygote that has imported SGLang."""
         if self._zygote is None:
-            self._zygote = Zygote(self.source)
+            self._zygote = Zygote(self.source, self.mode)
             self._zygote.start()
         connection = self._zygote.connection
         if not self._zygote.ready:

@@ -15,15 +15,16 @@ from types import TracebackType
 
 from eagletwin.harness.paths import cache_folder
 
+from .mode import CPU, Mode
 from .source import INSTALLED, Source
 
 
 class Zygote:
     """A process that imports SGLang; `ready` once it has said that it is done. Use as a context manager, or close it."""
 
-    def __init__(self, source: Source = INSTALLED) -> None:
+    def __init__(self, source: Source = INSTALLED, mode: Mode = CPU) -> None:
         self.ready = False
-        self.source = source
+        self.source, self.mode = source, mode
         self.connection, self._theirs = socket.socketpair()
         self._process: subprocess.Popen[bytes] | None = None
         self._log: Path | None = None
@@ -46,12 +47,12 @@ class Zygote:
                     sys.executable,
                     "-P",
                     "-m",
-                    "eagletwin.harness.engines.sglang.zygote",
+                    _MODULES[self.mode.device],
                     str(self._theirs.fileno()),
                     *self._named(),
                 ],
                 pass_fds=[self._theirs.fileno()],
-                env=_environment(self.source) | {"TMPDIR": self._scratch},
+                env=_environment(self.source, self.mode) | {"TMPDIR": self._scratch},
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=log,
@@ -91,7 +92,11 @@ class Zygote:
             self._scratch = ""
 
 
-def _environment(source: Source) -> dict[str, str]:
+# What answers the caller, by device. A process that has used a GPU cannot be forked.
+_MODULES = {"cpu": "eagletwin.harness.engines.sglang.zygote", "cuda": "eagletwin.harness.engines.sglang.cuda_host"}
+
+
+def _environment(source: Source, mode: Mode) -> dict[str, str]:
     """The environment of the engine processes: the caller's, with this SGLang, and what it reads while it is imported.
 
     The caller's own settings of SGLang and Triton stay outside: they would change the engine, and no trace would say so.
@@ -101,17 +106,20 @@ def _environment(source: Source) -> dict[str, str]:
     environment.pop("PYTHONDONTWRITEBYTECODE", None)
     paths = [*map(str, source.paths), environment.get("PYTHONPATH", "")]
     environment["PYTHONPATH"] = os.pathsep.join(path for path in paths if path)
-    return environment | {
+    environment |= {
         "PYTHONPYCACHEPREFIX": str(cache_folder("bytecode")),
         "PYTHONHASHSEED": "0",  # no order of a set may reach a trace
-        "SGLANG_USE_CPU_ENGINE": "1",
         "SGLANG_EXTERNAL_MODEL_PACKAGE": "eagletwin.harness.engines.sglang.served",
-        "TRITON_INTERPRET": "1",
         "TORCHDYNAMO_DISABLE": "1",  # the first decode step would compile for 11 s
         "TORCH_COMPILE_DISABLE": "1",
         "OMP_NUM_THREADS": "1",  # with two, a forked child deadlocks in the thread pool of its parent
         "MKL_NUM_THREADS": "1",
         "TOKENIZERS_PARALLELISM": "false",
         "HF_HUB_OFFLINE": "1",
-        "CUDA_VISIBLE_DEVICES": "",
     }
+    if mode.device == "cpu":
+        return environment | {"SGLANG_USE_CPU_ENGINE": "1", "TRITON_INTERPRET": "1", "CUDA_VISIBLE_DEVICES": ""}
+    environment |= {"TRITON_CACHE_DIR": str(cache_folder("triton")), "SGLANG_ENABLE_JIT_DEEPGEMM": "0"}
+    if mode.dtype == "float32":
+        environment |= {"TRITON_F32_DEFAULT": "ieee"}  # else Triton rounds factors of float32 products to TF32
+    return environment | ({"CUDA_VISIBLE_DEVICES": str(mode.gpu)} if mode.gpu >= 0 else {})

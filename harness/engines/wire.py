@@ -14,6 +14,8 @@ from eagletwin.harness.case import Case, Event, Request
 from eagletwin.harness.patch import Patch
 from eagletwin.harness.trace import Ending, EngineInfo
 
+from .mode import CPU, Mode
+
 _LENGTH = struct.Struct("!I")
 
 
@@ -29,11 +31,12 @@ Kernels = Literal["fast", "interpreter", "shadow", "checked"]
 
 
 class Build(Struct, frozen=True, tag=True):
-    """Caller -> zygote, with one end of a socket pair attached: fork an engine for this configuration."""
+    """Caller -> zygote, with one end of a socket pair attached: an engine for this configuration."""
 
     configuration: Case
     patches: tuple[Patch, ...]
     kernels: Kernels
+    mode: Mode = CPU
 
 
 class Built(Struct, frozen=True, tag=True):

@@ -64,6 +64,7 @@ def judge(trace: Trace, without: frozenset[str] = frozenset(), view: View = DECL
         adopted=findings.adopted,
         exercised=reached,
         checked=dict(findings.checked),
+        unseen=dict(findings.unseen),
         without=tuple(sorted(without)),
         view="" if view in (DECLARED_VIEW, "last_fed") else view,
         headroom=findings.headroom,

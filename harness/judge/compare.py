@@ -62,6 +62,7 @@ class Findings:
 
     found: list[tuple[tuple[int, ...], Divergence]] = field(default_factory=list)
     checked: Counter[str] = field(default_factory=Counter)
+    unseen: Counter[str] = field(default_factory=Counter)
     choices: int = 0
     ties: int = 0
     adopted: int = 0
@@ -123,6 +124,12 @@ class Compare:
         self._findings.checked[rule] += 1
         self._rank += 1
         return True
+
+    def not_seen(self, rules: tuple[str, ...], times: int) -> None:
+        """Comparisons of these rules that could not be made, `times` of each: what they look at ran in a CUDA graph."""
+        for rule in rules:
+            if rule not in self._without:
+                self._findings.unseen[rule] += times
 
     def report(self, place: Place, rule: str, index: str, expected: object, actual: object, why: str = "") -> None:
         """The comparison that on() last allowed has found a divergence."""

@@ -26,6 +26,8 @@ def missing(trace: Trace) -> str:
         problem = _due(trace, number, record)
         if problem:
             return f"{problem} of a {record.stage} record"
+    if trace.header.engine.device == "cpu" and any(record.numbers.get("in_graph") for record in records):
+        return "something ran in a CUDA graph, on a CPU"
     flushed = [record.iteration for record in records if record.stage == "flushed"]
     if len(flushed) != 1:
         return "the pools were never flushed and counted"
@@ -57,6 +59,8 @@ def _due(trace: Trace, number: int, record: Record) -> str:
         if trace.header.inner and not layers:
             total = count_candidates(case.topk, case.num_steps)
             due |= dict.fromkeys(("candidate_tokens", "candidate_scores"), (0, total))
+        if numbers.get("in_graph") and not layers:
+            due["consumed"] = (0, (case.num_steps - 1) * case.topk)
     if case.topk > 1 and record.stage == "verify":
         due["path_hidden"] = (0, numbers["accept_len"])
     if case.topk > 1 and (record.stage == "extend" or (record.stage == "prefill" and numbers["final"])):
@@ -82,7 +86,9 @@ def _request(trace: Trace, name: str, stages: Counter[tuple[str, str]]) -> str:
     if trace.header.inner:
         due |= {"target.extend": chunks, "draft.extend": chunks, "target.verify": rounds, "draft.extend_decode": rounds}
         layers = case.num_steps if RECIPES[case.model].mtp_layers else 0
-        due["draft.decode"] = 0 if layers else rounds * (case.num_steps - 1)
+        in_graph = Counter(record.stage for _, record in mine if record.numbers.get("in_graph"))
+        due["draft.decode"] = 0 if layers else (rounds - in_graph["draft"]) * (case.num_steps - 1)
+        due["draft.extend_decode"] -= in_graph["extend"]
         for stage in ("draft.extend", "draft.extend_decode"):
             due[stage] *= layers or 1
     for stage, count in due.items():

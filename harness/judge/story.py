@@ -125,7 +125,10 @@ def _told(trace: Trace) -> dict[str, Story]:
             before = frontiers.get(record.request, []) if record.step > 1 else []
             frontiers[record.request] = before + trace.integers(number, "input_ids")
         elif record.stage == "draft":
-            story.rounds.append(_round(trace, number, story, frontiers.pop(record.request, [])))
+            consumed = frontiers.pop(record.request, [])
+            if "consumed" in record.tensors:  # draft decode ran in a graph
+                consumed = trace.integers(number, "consumed")
+            story.rounds.append(_round(trace, number, story, consumed))
         elif record.stage == "verify":
             round = story.rounds[-1]
             round.path = trace.integers(number, "accept_index")

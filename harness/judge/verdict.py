@@ -152,6 +152,7 @@ class Verdict(Struct, frozen=True, kw_only=True):
                them in which the engine's choice was another one, and was followed
     exercised  features of the case that really happened (see exercised.py)
     checked    how many records each rule looked at: a rule that looked at nothing proves nothing
+    unseen     how many comparisons of a rule could not be made: what they look at ran in a CUDA graph
     without    rules that were switched off
     view       what a node of a draft tree was held to attend to, or a stored row to be, if that is not what is declared
     headroom   largest float error found among equal numbers, as a share of its bound
@@ -168,6 +169,7 @@ class Verdict(Struct, frozen=True, kw_only=True):
     adopted: int = 0
     exercised: tuple[str, ...] = ()
     checked: dict[str, int] = {}
+    unseen: dict[str, int] = {}
     without: tuple[str, ...] = ()
     view: str = ""
     headroom: float = 0.0

@@ -4,6 +4,7 @@ A checkpoint is named by the digest of its weights, written to a temporary folde
 processes may ask for it at once and a half-written one is never seen.
 """
 
+import contextlib
 import json
 import shutil
 import tempfile
@@ -68,8 +69,9 @@ def _kept(final: Path, files: dict[str, dict[str, bytes]]) -> Path:
             (scratch / part).mkdir()
             for file, data in contents.items():
                 (scratch / part / file).write_bytes(data)
-        if final.exists():
-            final.rename(scratch / "damaged")
+        if final.exists() and not _holds(final, files):
+            with contextlib.suppress(FileNotFoundError):  # another process took it away first
+                final.rename(scratch / "damaged")
         try:
             scratch.rename(final)
         except OSError:  # another process was first; its files are the same

@@ -1,16 +1,22 @@
 """The numbers of a recipe: float32 weights from a seeded generator, and their digest.
 
 The same recipe gives the same bytes on every machine with the same torch; the digest in a trace's header is what says so.
+Another torch may round a random number otherwise: where the folder $EAGLETWIN_WEIGHTS is named, the weights are those in it
+(`keep`), so that two machines have the same.
 """
 
 import hashlib
+import os
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import lru_cache
+from pathlib import Path
 
 import torch
+from safetensors.torch import load_file, save_file
 from torch import Tensor
 
+from eagletwin.harness.errors import InputError
 from eagletwin.reference.eagle import EagleHead, Head
 from eagletwin.reference.eagle3 import Eagle3Head, proposed_tokens
 from eagletwin.reference.mtp_head import MtpHead
@@ -59,12 +65,48 @@ class ModelPair:
 @lru_cache(maxsize=8)  # a judge asks for the same pair once per trace
 def model_pair(name: str) -> ModelPair:
     """The weights of the recipe called `name`. Raises KeyError for an unknown name."""
-    return _pair(RECIPES[name])
+    kept = os.environ.get("EAGLETWIN_WEIGHTS")
+    return _digested(*_kept(Path(kept) / f"{name}.safetensors")) if kept else _pair(RECIPES[name])
 
 
 def other_pair(name: str) -> ModelPair:
     """Other weights of the same shapes: what a worker has before it is given the recipe's."""
     return _pair(replace(RECIPES[name], seed=RECIPES[name].seed + 1000))
+
+
+def keep(folder: Path) -> None:
+    """Write the weights of all recipes into a folder, for $EAGLETWIN_WEIGHTS on another machine."""
+    folder.mkdir(parents=True, exist_ok=True)
+    for name in RECIPES:
+        pair = model_pair(name)
+        parts = (("target", pair.target), ("draft", pair.draft))
+        save_file(
+            {f"{part}.{weight}": tensor for part, tensors in parts for weight, tensor in tensors.items()},
+            folder / f"{name}.safetensors",
+        )
+
+
+def _kept(file: Path) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
+    if not file.is_file():
+        raise InputError(
+            f"$EAGLETWIN_WEIGHTS names a folder without {file.name}",
+            consequence="there are no weights to run or to judge by",
+            remedy="unset it, or name the folder of a bundle",
+        )
+    parts: dict[str, dict[str, Tensor]] = {"target": {}, "draft": {}}
+    for name, tensor in load_file(file).items():
+        part, _, weight = name.partition(".")
+        parts[part][weight] = tensor
+    return parts["target"], parts["draft"]
+
+
+def _digested(target: dict[str, Tensor], draft: dict[str, Tensor]) -> ModelPair:
+    digest = hashlib.sha256()
+    for part, tensors in (("target", target), ("draft", draft)):
+        for weight_name, tensor in sorted(tensors.items()):
+            digest.update(f"{part}.{weight_name}{tuple(tensor.shape)}".encode())
+            digest.update(tensor.numpy().tobytes())
+    return ModelPair(target, draft, digest.hexdigest())
 
 
 def _pair(recipe: Recipe) -> ModelPair:
@@ -117,12 +159,7 @@ def _pair(recipe: Recipe) -> ModelPair:
     else:
         draft = _draft(recipe, target, normal)
     target, draft = ({name: tensor.contiguous() for name, tensor in part.items()} for part in (target, draft))
-    digest = hashlib.sha256()
-    for part, tensors in (("target", target), ("draft", draft)):
-        for weight_name, tensor in sorted(tensors.items()):
-            digest.update(f"{part}.{weight_name}{tuple(tensor.shape)}".encode())
-            digest.update(tensor.numpy().tobytes())
-    return ModelPair(target, draft, digest.hexdigest())
+    return _digested(target, draft)
 
 
 # What SGLang's loader looks for, to give each runner its own layer.

@@ -36,9 +36,10 @@ def argue(header: Header, verdict: Verdict, *, again: str = "", trace: Trace | N
     """
     case, engine = header.case, header.engine
     changed = f", with {', '.join(engine.patches)}" if engine.patches else ""
+    mode = f", {engine.mode}" if engine.mode else ""
     off = f", not checked: {', '.join(verdict.without)}" if verdict.without else ""
     off += f", judged by {verdict.view}" if verdict.view else ""
-    lines = [f"{verdict.status.upper()}  {case.name} on SGLang {engine.version} ({engine.device}{changed}{off})"]
+    lines = [f"{verdict.status.upper()}  {case.name} on SGLang {engine.version} ({engine.device}{mode}{changed}{off})"]
     if verdict.first is not None:
         lines += ["", *_divergence(verdict.first, case.num_steps, RECIPES[case.model].mtp_layers > 0)]
         drawn = draw(trace, verdict.first) if trace is not None else []
@@ -60,6 +61,9 @@ def argue(header: Header, verdict: Verdict, *, again: str = "", trace: Trace | N
         )
         text += f"largest float error {verdict.headroom:.2g} of its bound. Exercised: {reached}."
         lines += ["", *_fold(text)]
+    if verdict.unseen:
+        parts = ", ".join(f"{rule} {count}" for rule, count in sorted(verdict.unseen.items()))
+        lines += ["", *_fold(f"Not seen, as it ran in CUDA graphs: {parts}.")]
     if again:
         lines += ["", f"  again: {again}"]
     return "\n".join(lines)

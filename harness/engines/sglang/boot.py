@@ -1,7 +1,8 @@
-"""Import SGLang on a machine without a GPU, and build the real Scheduler and EAGLE worker of a configuration.
+"""Import SGLang, and build the real Scheduler and EAGLE worker of a configuration. Called by zygote.py and worker.py.
 
-Called by zygote.py only. What is changed on the way is listed by name in SHIMS, which every trace carries: host functions
-that mean nothing on a CPU, and module flags that send SGLang to its own Triton kernels instead of absent C++ ones.
+What is changed on the way is listed by name in SHIMS, which every trace carries. On a machine without a GPU: host functions
+that mean nothing on a CPU, and module flags that send SGLang to its own Triton kernels instead of absent C++ ones. On one with
+a GPU: cuda.py.
 """
 
 import importlib
@@ -11,24 +12,27 @@ from pathlib import Path
 from typing import Any
 
 from eagletwin.harness.case import Case
+from eagletwin.harness.engines.mode import CPU, Mode
 from eagletwin.harness.models.recipes import RECIPES
 from eagletwin.harness.models.store import checkpoints, other_checkpoints
 
-from . import families, new_weights, stubs
+from . import cuda, families, new_weights, stubs
 from .eras import cuda_literals, image_processors, tree_kernels, triton_twins, workers
 
 SHIMS: list[str] = []
 
 
-def import_sglang() -> None:
+def import_sglang(mode: Mode = CPU) -> None:
     """Everything that is the same for all configurations. Takes seconds; once per process."""
     import torch
 
     torch.set_num_threads(1)
     ask_transformers()
     image_processors.install(SHIMS)
-    stubs.install()
-    if not torch.cuda.is_available():
+    if mode.device == "cuda":
+        cuda.prepare(SHIMS)
+    else:
+        stubs.install()
         torch.cuda.synchronize = lambda *args, **kwargs: None
         torch.cuda.empty_cache = lambda: None
         # called on CPU tensors by code that overlaps streams; there is one stream here
@@ -43,9 +47,10 @@ def import_sglang() -> None:
         "sglang.srt.models.llama_eagle3",
     ):
         importlib.import_module(name)
-    triton_twins.choose(SHIMS)
-    tree_kernels.install(SHIMS)
-    cuda_literals.install(SHIMS)
+    if mode.device == "cpu":
+        triton_twins.choose(SHIMS)
+        tree_kernels.install(SHIMS)
+        cuda_literals.install(SHIMS)
 
 
 def ask_transformers() -> None:
@@ -57,14 +62,17 @@ def ask_transformers() -> None:
             getattr(import_utils, name)()
 
 
-def build_scheduler(case: Case) -> Any:
+def build_scheduler(case: Case, mode: Mode = CPU) -> Any:
     """The real Scheduler, with its target and draft workers, for this case's configuration. Raises what SGLang raises."""
     from sglang.srt.managers import scheduler as scheduler_module
     from sglang.srt.server_args import PortArgs, ServerArgs
 
     recipe = RECIPES[case.model]
     families.register(recipe.family)
-    triton_twins.choose(SHIMS)
+    if mode.device == "cpu":
+        triton_twins.choose(SHIMS)
+        if mode.overlap:
+            _allow_overlap()
     settings = case.engine.sglang
     target, draft = (other_checkpoints if settings.update_weights else checkpoints)(case.model)
     workers.choose(case, SHIMS)
@@ -84,13 +92,13 @@ def build_scheduler(case: Case) -> Any:
         max_running_requests=settings.max_running_requests,
         max_total_tokens=settings.max_total_tokens,
         context_length=settings.context_length or None,
-        device="cpu",
-        dtype="float32",
+        device=mode.device,
+        dtype=mode.dtype,
         attention_backend="triton",
         triton_attention_num_kv_splits=1,  # more splits change the order of sums, and so the last bits
         sampling_backend="pytorch",
-        disable_cuda_graph=True,
-        disable_overlap_schedule=not workers.overlaps(case),
+        disable_overlap_schedule=not (mode.overlap or workers.overlaps(case)),
+        **cuda.graph_arguments(mode),
         disable_custom_all_reduce=True,
         skip_tokenizer_init=True,
         mem_fraction_static=0.1,
@@ -101,14 +109,15 @@ def build_scheduler(case: Case) -> Any:
     _publish(scheduler_module, arguments)
     parameters = list(inspect.signature(scheduler_module.Scheduler.__init__).parameters)[3:]
     ranks = {name: None if name == "dp_rank" else 0 for name in parameters}  # gpu_id, tp_rank, … up to 0.5.20
-    scheduler = scheduler_module.Scheduler(arguments, ports, **ranks)
+    with cuda.watch_captures(mode):
+        scheduler = scheduler_module.Scheduler(arguments, ports, **ranks)
     _remove_leftovers(scheduler)
     if settings.update_weights:
         new_weights.give(scheduler, case.model, settings.update_weights)
     return scheduler
 
 
-def changed(scheduler: Any, case: Case) -> str:
+def changed(scheduler: Any, case: Case, mode: Mode = CPU) -> str:
     """Settings that SGLang silently made others of than those it was given; empty if none. A case says what it runs with."""
     worker, settings = scheduler.draft_worker, case.engine.sglang
     asked_and_used = {
@@ -119,8 +128,18 @@ def changed(scheduler: Any, case: Case) -> str:
         "chunked_prefill_size": (case.chunked_prefill_size, scheduler.chunked_prefill_size),
         "max_running_requests": (settings.max_running_requests, scheduler.max_running_requests),
         "max_total_tokens": (settings.max_total_tokens, scheduler.max_total_num_tokens),
+        "overlap": (mode.overlap or workers.overlaps(case), bool(scheduler.enable_overlap)),
+        "graphs": (mode.graphs, cuda.captured(scheduler)),
     }
     return ", ".join(f"{name} from {asked} to {used}" for name, (asked, used) in asked_and_used.items() if asked != used)
+
+
+def _allow_overlap() -> None:
+    """Releases that know EAGLE on a CPU turn their overlap scheduler off there (0.5.16 and later); earlier ones do not."""
+    hook: Any = importlib.import_module("sglang.srt.arg_groups.speculative_hook")
+    if hasattr(hook, "_disable_overlap_schedule_for_cpu"):
+        hook._disable_overlap_schedule_for_cpu = lambda _arguments: None
+        SHIMS.append("speculative_hook._disable_overlap_schedule_for_cpu: does nothing")
 
 
 def _remove_leftovers(scheduler: Any) -> None:

@@ -57,6 +57,7 @@ class Drive:
         self._taps = Taps(scheduler, recorder, reached)
         self._allocation = self._taps.allocation
         self._pools = self._taps.pools
+        self._on_gpu = str(scheduler.device).startswith("cuda")
         self._handed_in: set[str] = set()
         self._finished: set[str] = set()  # requests whose end was recorded
         self._emitted: dict[str, list[int]] = {}  # what was sent towards the detokenizer
@@ -69,8 +70,12 @@ class Drive:
         # with overlap the first idle iteration still processes what the last batch came to
         self._drained = 3 if scheduler.enable_overlap else 2
 
-    def run(self) -> None:
-        """Run the case to its end. Raises what the worker raises, EndlessCase or Stopped."""
+    def run(self, fresh: bool = False) -> None:
+        """Run the case to its end. Raises what the worker raises, EndlessCase or Stopped.
+
+        fresh: as if nothing had run on this scheduler. Whatever ran has drained and flushed it."""
+        if fresh:
+            self._allocation.forget()
         for pool in self._pools.values():
             pool.poison(torch.empty(0, dtype=torch.int64))
         # nobody listens at the other end of these sockets; both senders are of one class
@@ -102,6 +107,8 @@ class Drive:
         self._iteration += 1
         self._taps.iteration = self._iteration
         self._reached("schedule")
+        if self._on_gpu:  # with overlap, what was launched last may still run, in another stream
+            torch.cuda.synchronize()
         free = self._allocation.free()
         used = self._allocation.used(free)
         for pool in self._pools.values():

@@ -8,7 +8,7 @@ import contextlib
 from typing import Any
 
 from eagletwin.harness.engines import triton_cpu
-from eagletwin.harness.engines.wire import Kernels
+from eagletwin.harness.engines.wire import Build, Kernels
 from eagletwin.harness.trace import Ending
 
 from .eras import kernel_modules, prefix_pointers
@@ -44,9 +44,11 @@ def prepare(kernels: Kernels) -> None:
         _UNDEFINED.enter_context(triton_cpu.poison_empty())
 
 
-def start(kernels: Kernels, scheduler: Any) -> None:
-    """Run this process's kernels as asked from now on. Raw addresses may reach the KV pools, and prefixes."""
-    if kernels == "interpreter":
+def start(build: Build, scheduler: Any) -> None:
+    """Run this process's kernels as asked from now on. Raw addresses may reach the KV pools, and prefixes.
+
+    On a GPU they are compiled, and the fast runtime is not there."""
+    if build.kernels == "interpreter" or build.mode.device == "cuda":
         return
     pools = triton_cpu.LivePools()
     workers = {"target": scheduler.tp_worker.model_runner}
@@ -56,7 +58,7 @@ def start(kernels: Kernels, scheduler: Any) -> None:
             pools.register(f"{name} keys of layer {number}", layer.keys)
             pools.register(f"{name} values of layer {number}", layer.values)
     prefix_pointers.register_in(pools)
-    triton_cpu.install(CHECKS[kernels], pools)
+    triton_cpu.install(CHECKS[build.kernels], pools)
 
 
 def clear() -> None:

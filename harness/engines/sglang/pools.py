@@ -1,5 +1,7 @@
 """SGLang's KV pools, seen from outside: rows by slot, poison, and who owns which slot. Called by taps.py and drive.py.
 
+The pools may lie on a GPU; what goes in and comes out here is on the host.
+
 Poison is what makes a read of a slot that nobody wrote show. Keys are poisoned with a small number, so that attention gives
 the slot an ordinary weight whatever the query (a huge key could get weight zero and hide); values with a huge finite
 one, so that any weight at all moves the output by more than every bound. Both stay finite in float32, bfloat16 and float16.
@@ -48,6 +50,7 @@ class Pool:
 
     def _slots(self, layer: Buffers, slots: Tensor) -> Tensor:
         """The layer's own slots [n] of the runner's."""
+        slots = slots.to(layer.keys.device)
         if not layer.mapped:
             return slots
         mapped: Tensor = self._pool.full_to_swa_index_mapping[slots]
@@ -58,7 +61,7 @@ class Pool:
         mine = [self._slots(layer, slots) for layer in self._layers]
         keys = [layer.keys.index_select(0, at) for layer, at in zip(self._layers, mine, strict=True)]
         values = [layer.values.index_select(0, at) for layer, at in zip(self._layers, mine, strict=True)]
-        rows = torch.stack([*keys, *values])
+        rows = torch.stack([*keys, *values]).cpu()
         return rows.view(2, len(self._layers), *rows.shape[1:])
 
     def poison(self, used: Tensor) -> None:
@@ -87,7 +90,7 @@ class Allocation:
 
     def free(self) -> Tensor:
         """Slots in the allocator's free list [n], sorted (by counting), each as often as it is listed."""
-        return torch.repeat_interleave(torch.bincount(self._slots_of_pages(memory.free_pages(self._allocator))))
+        return torch.repeat_interleave(torch.bincount(self._slots_of_pages(memory.free_pages(self._allocator).cpu())))
 
     def used(self, free: Tensor) -> Tensor:
         """All slots but these [n]: those that somebody owns or has lost, and those that take padding."""
@@ -100,7 +103,7 @@ class Allocation:
         if cache.evictable_size() + cache.protected_size() == 0:
             return torch.empty(0, dtype=torch.int64)
         slots: Tensor = cache.all_values_flatten()
-        return slots.to(torch.int64).sort().values
+        return slots.cpu().to(torch.int64).sort().values
 
     def cached_prefix(self, tokens: list[int]) -> Tensor:
         """Slots of the longest cached prefix of a token sequence [n]: what a new request with these tokens would reuse."""
@@ -109,7 +112,7 @@ class Allocation:
 
         cache = self._scheduler.tree_cache
         match = cache.match_prefix(MatchPrefixParams(key=RadixKey(token_ids=array("q", tokens))))
-        return memory.matched_slots(cache, match)
+        return memory.matched_slots(cache, match).cpu()
 
     def counts(self) -> dict[str, int]:
         """The release's own figures, in slots."""
@@ -126,7 +129,7 @@ class Allocation:
         held = memory.held(request)
         if held.row is None:
             return torch.empty(0, dtype=torch.int64)
-        row = self._table[held.row, held.protected : held.allocated].to(torch.int64)
+        row = self._table[held.row, held.protected : held.allocated].to("cpu", torch.int64)
         return self._slots_of_pages(torch.unique(row // self._page))
 
     def allocated(self, request: Any) -> Tensor:
@@ -136,9 +139,13 @@ class Allocation:
 
     def table(self, request: Any, end: int) -> Tensor:
         """A copy of the request's first `end` entries of req_to_token, as int64: position -> slot."""
-        return self._table[memory.held(request).row, :end].to(torch.int64, copy=True)
+        return self._table[memory.held(request).row, :end].to("cpu", torch.int64, copy=True)
 
     def _slots_of_pages(self, pages: Tensor) -> Tensor:
         if self._page == 1:
             return pages.to(torch.int64)
         return (pages.to(torch.int64)[:, None] * self._page + torch.arange(self._page)).reshape(-1)
+
+    def forget(self) -> None:
+        """Make req_to_token what it is in a fresh process; nobody may own anything."""
+        self._table.zero_()

@@ -1,4 +1,4 @@
-"""The process in which cases run, one after another, on one scheduler. Forked by engine.py, which watches it.
+"""The process in which cases run, one after another, on one scheduler: a fork of engine.py, or on a GPU worker.py.
 
 Between two cases everything that the harness set up is taken down, the scheduler has been drained and flushed, and the pools
 are poisoned again; what the worker itself keeps is the only thing that one case can hand on to the next.
@@ -20,22 +20,23 @@ from eagletwin.harness.engines import wire
 from eagletwin.harness.trace import Ending, EngineInfo, Recorder, new_header, write_trace
 
 from . import drive, kernels, patches, stubs
+from .supervise import HARNESS_FAILED
 
-HARNESS_FAILED = 70  # exit status of a runner that failed outside the worker
 
-
-def serve(connection: socket.socket, scheduler: Any, info: EngineInfo, runtime: wire.Kernels) -> NoReturn:
+def serve(connection: socket.socket, scheduler: Any, info: EngineInfo, build: wire.Build) -> NoReturn:
     """Run the cases that come through the connection until it closes, or until one does not end cleanly."""
     before = 0
     called_while_built = set(patches.ran)
     try:
-        kernels.start(runtime, scheduler)
+        kernels.start(build, scheduler)
         while True:
             try:
                 message, _ = wire.receive(connection)
             except (EOFError, ConnectionError):
                 os._exit(0)
             assert isinstance(message, wire.Run)
+            if message.fresh:  # a fork has run nothing; a process on a GPU is reset (drive.py), which counts as fresh
+                before = 0
             kernels.clear()
             patches.ran.intersection_update(called_while_built)
             stubs.called.clear()
@@ -70,7 +71,7 @@ class _Run:
         driven = drive.Drive(self._scheduler, case, self._recorder, self._reached, self._message.until, self._live())
         try:
             with torch.inference_mode():
-                driven.run()
+                driven.run(self._message.fresh and self._info.device == "cuda")
             ending = Ending(kind="finished")
         except drive.Stopped as stop:
             ending = Ending(kind="stopped", detail=str(stop), where=self._where)

@@ -99,11 +99,17 @@ class StubFinder(importlib.abc.MetaPathFinder, importlib.abc.Loader):
         pass
 
 
-def install() -> None:
-    """Put the stubs first in line, so that an installed GPU package is not half-used on a CPU."""
-    sys.meta_path.insert(0, StubFinder())
+_stubbed: list[str] = [*IDLE]
+
+
+def install(gpu: tuple[str, ...] = GPU) -> None:
+    """Put the stubs first in line, so that an installed GPU package is not half-used on a CPU.
+
+    gpu: packages to be stubbed whether they are there or not."""
+    _stubbed[:0] = gpu
+    sys.meta_path.insert(0, StubFinder(gpu))
 
 
 def imported() -> tuple[str, ...]:
     """The stubs that somebody has imported."""
-    return tuple(name for name in (*GPU, *IDLE) if isinstance(sys.modules.get(name), StubModule))
+    return tuple(name for name in _stubbed if isinstance(sys.modules.get(name), StubModule))

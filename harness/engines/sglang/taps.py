@@ -15,6 +15,7 @@ from torch import Tensor
 
 from eagletwin.harness.trace import Recorder, snapshot
 
+from .cuda import CAPTURES
 from .eras import names
 from .eras.accepted import Accepted
 from .pools import Allocation, Pool
@@ -66,6 +67,12 @@ class Taps:
         self._candidates: list[tuple[Tensor, Tensor]] = []  # of each step of the round: all tokens and scores [batch, ..]
         self._drafting = sys.modules[type(self._drafter).__module__]
         self._select = self._drafting.select_top_k_tokens
+        self._consumed: Tensor | None = None  # of a round whose draft decode ran in a graph: tokens of its frontiers
+        self._replayed = False  # whether it did
+        self._graphs: dict[str, Any] = {
+            "draft": getattr(self._drafter, "cuda_graph_runner", None),
+            "extend": getattr(self._drafter, "cuda_graph_runner_for_draft_extend", None),
+        }
         self._stored: dict[tuple[str, str], Tensor] = {}  # last KV rows seen [2, L, n, G, D], to record changes only
 
     def __enter__(self) -> "Taps":
@@ -80,6 +87,12 @@ class Taps:
             if self._layers:
                 self._wrap(runner.model, "forward", partial(self._around_model, layer))
         self._accepted.start()
+        if self._graphs["draft"] is not None:
+            self._wrap(self._graphs["draft"], "execute", self._around_replay)
+        if self._graphs["extend"] is not None and not self._layers:
+            self._wrap(self._graphs["extend"], "execute", partial(self._around_forward, 0))
+        elif self._graphs["extend"] is not None:
+            self._wrap(self._graphs["extend"], "prepare", self._around_prepare)
         # a function of the worker's module, and the only place where all candidates of a step are together
         self._drafting.select_top_k_tokens = self._around_select  # type: ignore[attr-defined]
         return self
@@ -186,6 +199,21 @@ class Taps:
             self._candidates.append((snapshot(tokens).flatten(1), snapshot(scores).flatten(1)))
         return result
 
+    def _around_replay(self, call: Callable[..., Any], batch: Any, *args: Any, **kwargs: Any) -> Any:
+        """Draft decode in a graph: no Python runs between its steps, and what it holds is read when it is over."""
+        self._candidates.clear()
+        count = int(batch.batch_size)
+        result = call(batch, *args, **kwargs)
+        self._replayed = True
+        self._expanded, self._selected = snapshot(result[0])[:, 1:], snapshot(result[1])
+        if self._topk > 1:
+            self._candidates, self._consumed = CAPTURES.read(int(self._graphs["draft"].bs), count, self._topk)
+        return result
+
+    def _around_prepare(self, call: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        self._replayed = True
+        return call(*args, **kwargs)
+
     def _around_draft_forward(self, call: Callable[..., Any], batch: Any, *args: Any, **kwargs: Any) -> Any:
         self._candidates.clear()
         result = call(batch, *args, **kwargs)
@@ -194,7 +222,7 @@ class Taps:
         return result
 
     def _around_draft(self, call: Callable[..., Any], batch: Any, *args: Any, **kwargs: Any) -> Any:
-        self._draft_step = 0
+        self._draft_step, self._replayed, self._consumed = 0, False, None
         result = call(batch, *args, **kwargs)
         lengths, count = batch.seq_lens.tolist(), len(self._batch)
         slots = snapshot(batch.out_cache_loc).view(count, self._topk, -1)[:, :, : self._steps]  # of each branch and step
@@ -229,7 +257,10 @@ class Taps:
                 tensors["scratch_keys"], tensors["scratch_values"] = rows[n].unbind()
             if len(holes[n]):
                 tensors["hole_keys"], tensors["hole_values"] = rows[count + n].unbind()
-            self._add(request, "draft", 0, {"seq_len": lengths[n]}, tensors)
+            if self._consumed is not None:
+                tensors["consumed"] = self._consumed[n]
+            self._add(request, "draft", 0, {"seq_len": lengths[n], "in_graph": int(self._replayed)}, tensors)
+        self._replayed = False
         self._reached("verify")
         return result
 
@@ -289,7 +320,9 @@ class Taps:
         proposals = self._proposals(proposal)
         for n, (request, tensors) in enumerate(zip(self._batch, self._changed_rows(lengths), strict=True)):
             tensors |= proposals[n]
-            self._add(request, "extend", 0, {"seq_len": lengths[n]}, tensors)
+            # single layers in a graph are seen as a whole; of several, nothing but what they leave behind
+            self._add(request, "extend", 0, {"seq_len": lengths[n], "in_graph": int(self._replayed)}, tensors)
+        self._replayed = False
 
     def _changed_rows(self, ends: list[int]) -> list[dict[str, Tensor]]:
         """Of each request: its table up to ends[n], and the KV rows below ends[n] that differ from those last recorded for it.

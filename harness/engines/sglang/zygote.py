@@ -26,7 +26,7 @@ def main() -> None:
         from eagletwin.harness.engines.sglang import boot
 
         boot.import_sglang()
-        from eagletwin.harness.engines.sglang import engine, identity, kernels
+        from eagletwin.harness.engines.sglang import engine, identity, kernels, supervise
 
         if len(sys.argv) > 2:
             identity.confirm(*sys.argv[2:])
@@ -43,7 +43,7 @@ def main() -> None:
         except EOFError:
             return
         assert isinstance(message, wire.Build)
-        engine.reap()
+        supervise.reap()
         if os.fork() == 0:
             connection.close()
             engine.serve(socket.socket(fileno=descriptors[0]), message)

@@ -1,0 +1,36 @@
+"""What a worker runs on, and how it is driven. Imports nothing slow: start.py reads it before torch is there."""
+
+from typing import Literal
+
+from msgspec import Struct
+
+
+class Mode(Struct, frozen=True):
+    """What the worker runs on, and how it is driven; what a case asks for does not hang on it.
+
+    graphs   batch sizes for which its CUDA graphs are captured: a smaller batch is padded to the next one, a larger one runs
+             without a graph. Empty: no graphs.
+    prefill_graphs  token counts for which graphs of prefill are captured; empty: none
+    overlap  the release's overlap scheduler: a batch is launched before the results of the one before are looked at
+    gpu      number of the GPU, of those that this process may see; -1: as the process sees them
+    """
+
+    device: Literal["cpu", "cuda"] = "cpu"
+    graphs: tuple[int, ...] = ()
+    prefill_graphs: tuple[int, ...] = ()
+    overlap: bool = False
+    dtype: Literal["float32", "bfloat16"] = "float32"
+    gpu: int = -1
+
+    @property
+    def words(self) -> str:
+        """For a trace's header; empty on a CPU."""
+        if self.device == "cpu":
+            return ""
+        graphs = f"graphs {' '.join(map(str, self.graphs))}" if self.graphs else "no graphs"
+        if self.prefill_graphs:
+            graphs += f" (prefill {' '.join(map(str, self.prefill_graphs))})"
+        return f"{graphs}, {'with' if self.overlap else 'no'} overlap, {self.dtype}"
+
+
+CPU = Mode()

@@ -1,0 +1,115 @@
+"""Pack eagletwin, SGLang and what both need for a GPU host without network; `. FOLDER/setup.sh` there unpacks it.
+
+Wheels come from the package index through pip, once, and stay in the cache. Nothing of others is kept in the repository. What
+no case calls is left out of SGLang and of its kernels: with it the bundle would hold 1.3 GB.
+"""
+
+import subprocess
+import sys
+import tarfile
+import tempfile
+import zipfile
+from collections.abc import Callable
+from pathlib import Path
+
+from eagletwin.harness.errors import HarnessError, InputError
+from eagletwin.harness.models.weights import keep
+from eagletwin.harness.paths import cache_folder
+
+SITE, OURS, WEIGHTS, SETUP = "site.tar.xz", "eagletwin.tar.xz", "weights.tar.xz", "setup.sh"
+_PYTHON = "3.12"
+_PLATFORMS = (*(f"manylinux_2_{n}_x86_64" for n in (34, 28, 27, 26, 24, 17)), "manylinux2014_x86_64", "manylinux1_x86_64")
+
+_SETUP_TEXT = """\
+# Source this on the GPU host: `. BUNDLE/setup.sh`. It unpacks the bundle once, and sets what Python needs to find it.
+EAGLETWIN_BUNDLE=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
+EAGLETWIN_SITE=${EAGLETWIN_SITE:-/tmp/eagletwin-gpu}
+if [ ! -e "$EAGLETWIN_SITE/ready" ]; then
+  mkdir -p "$EAGLETWIN_SITE"
+  for part in site eagletwin weights; do
+    python3 -c 'import sys, tarfile; tarfile.open(sys.argv[1]).extractall(sys.argv[2], filter="data")' \\
+      "$EAGLETWIN_BUNDLE/$part.tar.xz" "$EAGLETWIN_SITE"
+  done
+  touch "$EAGLETWIN_SITE/ready"
+fi
+export PYTHONPATH="$EAGLETWIN_SITE/eagletwin/src:$EAGLETWIN_SITE/site"
+export EAGLETWIN_WEIGHTS="$EAGLETWIN_SITE/weights"
+export EAGLETWIN_CACHE="${EAGLETWIN_CACHE:-$EAGLETWIN_SITE/cache}"
+"""
+
+
+def bundle(folder: Path, checkout: Path) -> list[Path]:
+    """Write the bundle into `folder`, and return its files. checkout: the root of eagletwin's source tree."""
+    lock = checkout / "requirements" / "gpu.lock"
+    if not lock.is_file():
+        raise InputError(f"{lock} is not there", consequence="nothing was packed", remedy="run it in a checkout of eagletwin")
+    folder.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(prefix="eagletwin-") as scratch:
+        site = Path(scratch) / "site"
+        for requirement in _requirements(lock):
+            _unpack(_wheel(requirement), site)
+        _pack(folder / SITE, site, "site")
+        weights = Path(scratch) / "weights"
+        keep(weights)  # another torch would round the random numbers of the recipes otherwise
+        _pack(folder / WEIGHTS, weights, "weights")
+    _pack(folder / OURS, checkout, "eagletwin", _is_ours(checkout))
+    (folder / SETUP).write_text(_SETUP_TEXT)
+    return [folder / name for name in (SITE, OURS, WEIGHTS, SETUP)]
+
+
+def _requirements(lock: Path) -> list[str]:
+    lines = (line.partition("#")[0].strip() for line in lock.read_text().splitlines())
+    return [line for line in lines if line]
+
+
+def _wheel(requirement: str) -> Path:
+    """The wheel of name==version for the GPU host, downloaded once."""
+    name, _, version = requirement.partition("==")
+    kept = cache_folder("wheels")
+    pattern = f"{name.replace('-', '_')}-{version}-*.whl"
+    if not any(kept.glob(pattern)):
+        command = [sys.executable, "-m", "pip", "download", "--quiet", "--no-deps", "--no-cache-dir", "--only-binary=:all:"]
+        command += ["--implementation", "cp", "--dest", str(kept), requirement]
+        # SGLang's wheels of this age carry a module for one Python, which is left out below
+        command += ["--python-version", "3.11" if name == "sglang" else _PYTHON]
+        command += [word for platform in _PLATFORMS for word in ("--platform", platform)]
+        if subprocess.run(command, check=False).returncode != 0:
+            raise HarnessError(
+                f"pip cannot download {requirement} for Python {_PYTHON}",
+                consequence="the bundle was not packed",
+                remedy=f"look at pip's own message, or put the wheel into {kept}",
+            )
+    return next(kept.glob(pattern))
+
+
+def _unpack(wheel: Path, site: Path) -> None:
+    with zipfile.ZipFile(wheel) as archive:
+        archive.extractall(site, [name for name in archive.namelist() if _is_wanted(name)])
+
+
+def _is_wanted(name: str) -> bool:
+    if name.startswith("sglang/"):
+        return not name.endswith(".so") and not name.startswith(("sglang/multimodal_gen/", "sglang/test/"))
+    if name.startswith("sgl_kernel/") and name.endswith(".so"):
+        return name == "sgl_kernel/sm90/common_ops.abi3.so"  # those of other GPUs, and what other attention backends call
+    return not name.startswith("triton_kernels/")
+
+
+def _is_ours(checkout: Path) -> Callable[[Path], bool]:
+    """Whether a file of the checkout is part of it."""
+    listed = subprocess.run(
+        ["git", "-C", str(checkout), "ls-files", "--cached", "--others", "--exclude-standard"],
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    ours = {checkout / line for line in listed.stdout.splitlines()}
+    return lambda path: path in ours
+
+
+def _pack(archive: Path, folder: Path, name: str, wanted: Callable[[Path], bool] = lambda _: True) -> None:
+    """Pack the wanted files of a folder, by the name it is to have."""
+    with tarfile.open(archive, "w:xz", preset=6) as tar:
+        for path in sorted(folder.rglob("*")):
+            if (path.is_file() or path.is_symlink()) and wanted(path):
+                tar.add(path, f"{name}/{path.relative_to(folder)}", recursive=False)
