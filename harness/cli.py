@@ -44,6 +44,7 @@ from .cli_options import (
     patches_of,
     rules_off,
     unusual_words,
+    with_probes,
 )
 from .cli_releases import releases
 from .errors import (
@@ -286,14 +287,14 @@ def _prove_on_wheels(entries: list[str], kernels: "Kernels", out: Path, step_tim
     from .report.table import proof_title, wheel_proof_table
 
     begun = time.monotonic()
-    chosen = [entry for entry in ledger_of(entries) if entry.fixed]
+    chosen = [entry for entry in with_probes(entries) if entry.fixed]
     proofs = []
     for proof in proving.prove_on_wheels(chosen, out, Limits(step=step_timeout, case=case_timeout), kernels):
         proofs.append(proof)
         print(proof_title(proof.entry))
-        for outcome in (proof.bad, proof.good):
-            if outcome is not None:
-                print(f"{outcome.report}\n  folder: {outcome.folder}\n")
+        for seen in (proof.bad, proof.good):
+            if seen is not None:
+                print(seen.text)
         if proof.why:
             print(f"UNKNOWN  {proof.why}\n")
     wheel_proof_table(proofs)

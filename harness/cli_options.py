@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from .case import Case
     from .engines.mode import Mode
     from .patch import Patch
+    from .probes import Probe
 
 Runs = Annotated[Path, typer.Option("--out", help="Folder under which run folders are made; nothing is overwritten.")]
 StepSeconds = Annotated[
@@ -191,6 +192,14 @@ def rule_of(name: str) -> str:
             f"{name!r} is no rule", consequence="nothing was run", remedy=f"use one of {', '.join(RULES)} (docs/rules.md)"
         )
     return name
+
+
+def with_probes(names: list[str]) -> "list[Entry | Probe]":
+    """The same with what is no case but a call of a single function, which only whole releases are asked."""
+    from .probes import PROBES
+
+    probes = PROBES.values() if "all" in names else [PROBES[name] for name in names if name in PROBES]
+    return [*ledger_of([name for name in names if name not in PROBES]), *probes]
 
 
 def case_of(name: str) -> "Case":

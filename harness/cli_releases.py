@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from .cli_options import entries_of
+from .cli_options import with_probes
 from .errors import EXIT_DIVERGED, EXIT_EQUAL, EXIT_UNKNOWN, InputError
 
 releases = typer.Typer(add_completion=False, help="The published releases of SGLang, and what holds on each of them.")
@@ -63,13 +63,11 @@ def releases_table(
 
     Stopped half way, it goes on from there. 1 if greedy output differs anywhere, 125 if a cell is empty.
     """
-    from eagletwin.cases.regressions import LEDGER
-
     from .releases.table import differs, fill, right_output
     from .report.releases import PAGE, empty, page
 
-    ledger = list(LEDGER.values())
-    wanted = [entry for name in entries for entry in entries_of(name)] if entries else ledger
+    ledger = with_probes(["all"])
+    wanted = with_probes(entries) if entries else ledger
     found = fill(write, chosen(names), ledger, wanted, again=again, say=lambda text: print(text, file=sys.stderr, flush=True))
     right = right_output()
     (write / PAGE).write_text(page(found, ledger, right), encoding="utf-8")

@@ -18,7 +18,9 @@ from .engines.process import Host, Limits
 from .engines.provision import NotFetched
 from .engines.wire import Kernels
 from .errors import EXIT_DIVERGED, EXIT_EQUAL, EXIT_UNKNOWN, EagletwinError
+from .judge import Verdict
 from .paths import new_run_folder
+from .probes import Probe, probe_text
 from .releases.hosts import hosts
 
 
@@ -66,15 +68,23 @@ def worst(codes: Sequence[int]) -> int:
 
 
 @dataclass(frozen=True, slots=True)
+class Seen:
+    """What a release made of an entry or a probe, and that as a person reads it."""
+
+    verdict: Verdict
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
 class WheelProof:
     """An entry on published wheels, nothing changed in them: `bad`, the last before the fix, and `good`, the first with it.
 
     why  what kept a side from being run; then it is None
     """
 
-    entry: Entry
-    bad: Outcome | None
-    good: Outcome | None
+    entry: Entry | Probe
+    bad: Seen | None
+    good: Seen | None
     why: str = ""
 
     @property
@@ -95,13 +105,14 @@ class WheelProof:
         return EXIT_UNKNOWN if any(side is None or side.verdict.status == "unknown" for side in sides) else EXIT_DIVERGED
 
 
-def prove_on_wheels(entries: Sequence[Entry], runs: Path, limits: Limits, kernels: Kernels = "fast") -> Iterator[WheelProof]:
+def prove_on_wheels(
+    entries: Sequence[Entry | Probe], runs: Path, limits: Limits, kernels: Kernels = "fast"
+) -> Iterator[WheelProof]:
     """Prove fixed entries on the releases around their fix, each release started once. Live ones have no such pair."""
-    wanted = {release: None for entry in entries if entry.last_bad for release in (entry.last_bad, entry.fixed)}
-    names = [name for name in releases() if name in wanted]
-    found: dict[tuple[str, str], Outcome] = {}
+    wanted = {release for entry in entries if entry.last_bad for release in (entry.last_bad, entry.fixed)}
+    found: dict[tuple[str, str], Seen] = {}
     failed: dict[tuple[str, str], str] = {}
-    for name, host in hosts(names):
+    for name, host in hosts([name for name in releases() if name in wanted]):
         for entry in entries:
             if name in (entry.last_bad, entry.fixed):
                 try:
@@ -115,9 +126,15 @@ def prove_on_wheels(entries: Sequence[Entry], runs: Path, limits: Limits, kernel
             yield WheelProof(entry, found.get(sides[0]), found.get(sides[1]), why)
 
 
-def _on_wheel(entry: Entry, release: str, host: Host | NotFetched, runs: Path, limits: Limits, kernels: Kernels) -> Outcome:
+def _on_wheel(
+    entry: Entry | Probe, release: str, host: Host | NotFetched, runs: Path, limits: Limits, kernels: Kernels
+) -> Seen:
     if isinstance(host, NotFetched):
         raise host
+    if isinstance(entry, Probe):
+        verdict = entry.ask(host)
+        return Seen(verdict, probe_text(entry, verdict, host.version))
     engine = host.engine(entry.case, (), kernels)
     folder = new_run_folder(runs, f"{entry.id}-on-{release}")
-    return check(engine, entry.case, folder, limits, again=f"eagletwin check {entry.id} --sglang {release}")
+    outcome = check(engine, entry.case, folder, limits, again=f"eagletwin check {entry.id} --sglang {release}")
+    return Seen(outcome.verdict, f"{outcome.report}\n  folder: {folder}\n")

@@ -87,6 +87,26 @@ class Host:
         self._engines[key] = engine  # last in the dict: used most recently
         return engine
 
+    def probe(self, probe: wire.Probe) -> list[list[int]]:
+        """Call one function of SGLang alone. Raises WouldNotStart with the release's word if it cannot be called."""
+        ours, theirs = socket.socketpair()
+        with ours:
+            with theirs:
+                wire.send(self._started(), probe, theirs.fileno())
+            ours.settimeout(BUILD_SECONDS)
+            try:
+                answer, _ = wire.receive(ours)
+            except (EOFError, TimeoutError, ConnectionError) as error:
+                answer = wire.Refused(type(error).__name__, "")
+        if isinstance(answer, wire.Probed):
+            return answer.numbers
+        assert isinstance(answer, wire.Refused)
+        raise WouldNotStart(
+            f"{probe.name} cannot be called: {answer.error}",
+            consequence="nothing is known of it",
+            remedy="another release; the release's own word is above",
+        )
+
     def _build(self, build: wire.Build) -> "EngineProcess":
         ours, theirs = socket.socketpair()
         with theirs:

@@ -109,7 +109,22 @@ class Failed(Struct, frozen=True, tag=True):
     error: str
 
 
-Message = Ready | Build | Built | Refused | PatchDidNotApply | Run | Reached | Stepped | Step | Ran | Failed
+class Probe(Struct, frozen=True, tag=True):
+    """Caller -> zygote, with one end of a socket pair attached: call one function of SGLang, in a fork (sglang/probes.py)."""
+
+    name: str
+    committed: list[int]
+    slots: list[int]
+    num_steps: int
+
+
+class Probed(Struct, frozen=True, tag=True):
+    """Fork -> caller: what the function answered."""
+
+    numbers: list[list[int]]
+
+
+Message = Ready | Build | Built | Refused | PatchDidNotApply | Run | Reached | Stepped | Step | Ran | Failed | Probe | Probed
 
 
 def send(connection: socket.socket, message: Message, descriptor: int | None = None) -> None:

@@ -14,6 +14,7 @@ from eagletwin.harness.engines.process import Host, Limits
 from eagletwin.harness.engines.provision import NotFetched
 from eagletwin.harness.errors import EagletwinError
 from eagletwin.harness.judge import Verdict
+from eagletwin.harness.probes import Probe
 from eagletwin.harness.trace import Trace
 
 from .store import Cell, Measured, Output
@@ -21,8 +22,10 @@ from .store import Cell, Measured, Output
 LIMITS = Limits(step=60.0, case=300.0)
 
 
-def asked_of(entry: Entry) -> str:
+def asked_of(entry: Entry | Probe) -> str:
     """A digest of what a cell runs, how it is judged, and what would make it red."""
+    if isinstance(entry, Probe):
+        return _digest(f"{entry.asks} {entry.rule}".encode())
     return _digest(encode_case(entry.case) + f"{entry.red.view} {entry.rule}".encode())
 
 
@@ -31,7 +34,7 @@ def asked_output(count: int = COUNT) -> str:
     return _digest(b"".join(encode_case(common_case(seed)) for seed in range(count)))
 
 
-def cell_of(entry: Entry, verdict: Verdict, seconds: float = 0.0) -> Cell:
+def cell_of(entry: Entry | Probe, verdict: Verdict, seconds: float = 0.0) -> Cell:
     """What a verdict of the unchanged release says of an entry."""
     asked, own = asked_of(entry), verdict.rule == entry.rule
     if verdict.status == "equal":
@@ -45,7 +48,7 @@ def cell_of(entry: Entry, verdict: Verdict, seconds: float = 0.0) -> Cell:
 def measure(
     host: Host | NotFetched,
     known: Measured,
-    entries: Sequence[Entry],
+    entries: Sequence[Entry | Probe],
     *,
     keep: Callable[[Measured], None],
     say: Callable[[str], None],
@@ -71,15 +74,21 @@ def measure(
         keep(known)
 
 
-def _cell(host: Host, entry: Entry) -> Cell:
+def _cell(host: Host, entry: Entry | Probe) -> Cell:
     begun = time.monotonic()
     with tempfile.TemporaryDirectory(prefix="eagletwin-") as scratch:
         try:
-            verdict = check(host.engine(entry.case), entry.case, Path(scratch), LIMITS, view=entry.red.view).verdict
+            verdict = _verdict(host, entry, Path(scratch))
         except EagletwinError as error:  # it does not start, it refuses the configuration, or the harness failed on it
             why = f"{error.cause}{_last_words(Path(scratch))}".replace(scratch, "")
             return Cell(asked=asked_of(entry), status="cannot tell", why=why, seconds=time.monotonic() - begun)
     return cell_of(entry, verdict, time.monotonic() - begun)
+
+
+def _verdict(host: Host, entry: Entry | Probe, scratch: Path) -> Verdict:
+    if isinstance(entry, Probe):
+        return entry.ask(host)
+    return check(host.engine(entry.case), entry.case, scratch, LIMITS, view=entry.red.view).verdict
 
 
 def _last_words(folder: Path) -> str:

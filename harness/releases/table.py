@@ -6,6 +6,7 @@ from pathlib import Path
 from eagletwin.cases.common import COUNT, common_case
 from eagletwin.cases.entry import Entry
 from eagletwin.harness.engines.lock import releases
+from eagletwin.harness.probes import Probe
 
 from .hosts import hosts
 from .measure import asked_of, asked_output, digest_of, measure, plain_greedy
@@ -15,8 +16,8 @@ from .store import Measured, read, write
 def fill(
     folder: Path,
     names: Sequence[str],
-    ledger: Sequence[Entry],
-    wanted: Sequence[Entry],
+    ledger: Sequence[Entry | Probe],
+    wanted: Sequence[Entry | Probe],
     *,
     again: bool,
     say: Callable[[str], None],

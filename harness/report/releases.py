@@ -4,12 +4,13 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 
 from eagletwin.cases.entry import Entry
+from eagletwin.harness.probes import Probe
 from eagletwin.harness.releases.store import Cell, Measured
 
 PAGE = "releases.md"
 
 
-def page(measured: Sequence[Measured], entries: Sequence[Entry], right: Sequence[str]) -> str:
+def page(measured: Sequence[Measured], entries: Sequence[Entry | Probe], right: Sequence[str]) -> str:
     """The page, in Markdown. right: digests of what the target alone says to the common cases."""
     legend = _Legend()
     table = [
@@ -57,7 +58,7 @@ def page(measured: Sequence[Measured], entries: Sequence[Entry], right: Sequence
     return "\n".join(lines) + "\n"
 
 
-def empty(measured: Sequence[Measured], entries: Sequence[Entry]) -> list[str]:
+def empty(measured: Sequence[Measured], entries: Sequence[Entry | Probe]) -> list[str]:
     """Cells that were not measured, or on another case than the ledger's."""
     return [f"{entry.id} on {one.release}" for one in measured for entry in entries if entry.id not in one.cells]
 
@@ -73,7 +74,7 @@ class _Legend:
         self._rules: dict[str, str] = {}
         self._reasons: dict[str, list[str]] = {}
 
-    def word(self, release: str, entry: Entry, cell: Cell | None) -> str:
+    def word(self, release: str, entry: Entry | Probe, cell: Cell | None) -> str:
         if cell is None:
             return "(not measured)"
         if cell.status == "green":

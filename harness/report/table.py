@@ -6,12 +6,12 @@ from rich.console import Console
 from rich.table import Column, Table
 
 from eagletwin.cases.entry import Entry
-from eagletwin.harness.check import Outcome
 from eagletwin.harness.doctor import Finding
-from eagletwin.harness.prove import Proof, WheelProof
+from eagletwin.harness.probes import Probe
+from eagletwin.harness.prove import Proof, Seen, WheelProof
 
 
-def proof_title(entry: Entry) -> str:
+def proof_title(entry: Entry | Probe) -> str:
     """What is about to be proven."""
     state = f"in {entry.buggy}, fixed in {entry.fixed}" if entry.fixed else f"LIVE, seen in {entry.buggy.rstrip(' -')}"
     return f"== {entry.id}: {entry.title}\n   {state}; matters with {entry.trigger}\n"
@@ -39,8 +39,8 @@ def wheel_proof_table(proofs: Sequence[WheelProof]) -> None:
     Console().print(table)
 
 
-def _side(release: str, outcome: Outcome | None) -> str:
-    verdict = "not run" if outcome is None else f"{outcome.verdict.status} {outcome.verdict.rule}".strip()
+def _side(release: str, seen: Seen | None) -> str:
+    verdict = "not run" if seen is None else f"{seen.verdict.status} {seen.verdict.rule}".strip()
     return f"{release}: {verdict}" if release else "none"
 
 

@@ -67,6 +67,7 @@ def test_only_engines_and_those_who_run_them_import_engines() -> None:
     allowed = {
         "check.py",
         "prove.py",
+        "probes.py",
         "cli.py",
         "campaign.py",
         "cli_bench.py",

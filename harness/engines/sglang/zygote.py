@@ -26,7 +26,7 @@ def main() -> None:
         from eagletwin.harness.engines.sglang import boot
 
         boot.import_sglang()
-        from eagletwin.harness.engines.sglang import engine, identity, kernels, supervise
+        from eagletwin.harness.engines.sglang import engine, identity, kernels, probes, supervise
 
         if len(sys.argv) > 2:
             identity.confirm(*sys.argv[2:])
@@ -42,11 +42,12 @@ def main() -> None:
             message, descriptors = wire.receive(connection)
         except EOFError:
             return
-        assert isinstance(message, wire.Build)
+        assert isinstance(message, wire.Build | wire.Probe)
         supervise.reap()
         if os.fork() == 0:
             connection.close()
-            engine.serve(socket.socket(fileno=descriptors[0]), message)
+            theirs = socket.socket(fileno=descriptors[0])
+            probes.serve(theirs, message) if isinstance(message, wire.Probe) else engine.serve(theirs, message)
         os.close(descriptors[0])
 
 
