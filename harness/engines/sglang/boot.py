@@ -17,7 +17,7 @@ from eagletwin.harness.models.recipes import RECIPES
 from eagletwin.harness.models.store import checkpoints, other_checkpoints
 
 from . import cuda, families, new_weights, stubs
-from .eras import cuda_literals, image_processors, tree_kernels, triton_twins, workers
+from .eras import cuda_literals, draft_attention, image_processors, tree_kernels, triton_twins, workers
 
 SHIMS: list[str] = []
 
@@ -76,6 +76,8 @@ def build_scheduler(case: Case, mode: Mode = CPU) -> Any:
     settings = case.engine.sglang
     target, draft = (other_checkpoints if settings.update_weights else checkpoints)(case.model)
     workers.choose(case, SHIMS)
+    if recipe.mtp_layers and mode.device == "cpu":
+        draft_attention.use_triton(SHIMS)
     arguments = ServerArgs(
         model_path=str(target),
         speculative_draft_model_path=str(draft),

@@ -16,7 +16,7 @@ from torch import Tensor
 from eagletwin.harness.trace import Recorder, snapshot
 
 from .cuda import CAPTURES
-from .eras import names
+from .eras import layers, names
 from .eras.accepted import Accepted
 from .pools import Allocation, Pool
 
@@ -350,19 +350,14 @@ class Taps:
 
     def _around_model(self, layer: int, call: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         """What attention will read and write with, seen where it looks: each number is a layer's, -1 nobody's."""
-        from sglang.srt.model_executor.forward_context import get_attn_backend
 
-        backend, runners = get_attn_backend(), self._draft_runners
-
-        def whose(used: Any, name: str) -> int:
-            owners = [n for n, runner in enumerate(runners) if getattr(runner, name) is used]
+        def whose(name: str) -> int:
+            owners = [n for n, runner in enumerate(self._draft_runners) if getattr(runner, name) is used[name]]
             return layer if layer in owners else owners[0] if owners else -1
 
-        self._used = {
-            "attention": whose(backend, "attn_backend"),
-            "kv_pool": whose(backend.token_to_kv_pool, "token_to_kv_pool"),
-            "req_pool": whose(backend.req_to_token_pool, "req_to_token_pool"),
-        }
+        used = layers.used(*args, *kwargs.values())
+        names = {"attention": "attn_backend", "kv_pool": "token_to_kv_pool", "req_pool": "req_to_token_pool"}
+        self._used = {part: whose(name) for part, name in names.items()}
         return call(*args, **kwargs)
 
     def _around_forward(self, layer: int | None, call: Callable[..., Any], batch: Any, *args: Any, **kwargs: Any) -> Any:

@@ -1,0 +1,88 @@
+"""PR #22954: with several layers, which runner's pools and attention backend does the forward of a layer use?
+
+The worker made one batch for all layers, and on it lay what runner 0 has: its `req_to_token_pool`, `token_to_kv_pool` and `attn_backend`.
+The pull request put each layer's own `req_to_token_pool` on the batch, and its author asked whether the other two need the same. They
+did: up to 0.5.12.post1 attention read both from the batch, and every layer wrote into layer 0's KV pool (entry 22954-kv-pool). From
+0.5.13 on nobody reads pools from a batch: a forward asks the forward context for its runner's attention backend, and that for
+both pools. To undo the fix there is to tie a layer's backend to layer 0's.
+
+* `22954-req-pool`: what the pull request fixed. Runners of plain models share one object, which hides it, and those of a hybrid
+  model have a clone each, which shares the table of slots; so the red side gives each its clone. No number differs: only what hangs
+  on a clone, the state of hybrid layers, can be wrong.
+* `22954-kv-pool`: a layer's rows go to layer 0's pool, over layer 0's.
+* `22954-attn-backend`: the same, since the pools hang on the backend.
+"""
+
+from eagletwin.cases.entry import Entry
+from eagletwin.harness.case import Case, Request
+from eagletwin.harness.patch import Edit, Patch
+
+_DRAFTER = "sglang.srt.speculative.multi_layer_eagle_worker_v2.MultiLayerEagleDraftWorker"
+_RUNNER = "self.draft_runner_list[step]"
+
+# As SGLang does it for hybrid models: an object of its own for each layer, the table of slots shared.
+OWN_REQ_POOLS = Edit(
+    target=f"{_DRAFTER}.alloc_memory_pool",
+    match="self.init_lm_head()",
+    replacement="""import copy
+for runner in self.draft_runner_list:
+    runner.req_to_token_pool = copy.copy(req_to_token_pool)
+self.init_lm_head()""",
+)
+
+
+def _tied(name: str) -> Edit:
+    """After a layer's backend is made: the attribute of it that is layer 0's again."""
+    return Edit(
+        target=f"{_DRAFTER}.init_attention_backend",
+        match=f"translator = {_RUNNER}.kv_index_translator",
+        replacement=f"""{_RUNNER}.attn_backend.{name} = self.draft_runner_list[0].{name}
+translator = {_RUNNER}.kv_index_translator""",
+    )
+
+
+_REVERTS = {
+    "req-pool": (OWN_REQ_POOLS, _tied("req_to_token_pool")),
+    "kv-pool": (_tied("token_to_kv_pool"),),
+    "attn-backend": (
+        Edit(
+            target=f"{_DRAFTER}.init_attention_backend",
+            match=f"translator = {_RUNNER}.kv_index_translator",
+            replacement=f"""{_RUNNER}.attn_backend = self.draft_runner_list[0].attn_backend
+translator = {_RUNNER}.kv_index_translator""",
+        ),
+    ),
+}
+
+
+def _entry(part: str, what: str, buggy: str, fixed: str, trigger: str) -> Entry:
+    return Entry(
+        id=f"22954-{part}",
+        title=f"Have each layer of a multi-layer draft use its own runner's {what}",
+        rule="draft.runner",
+        buggy=buggy,
+        fixed=fixed,
+        trigger=trigger,
+        revert=Patch(name=f"revert-22954-{part}", edits=_REVERTS[part]),
+        case=Case(
+            name=f"pr-22954-{part}",
+            model="llama-mtp",
+            num_steps=2,
+            requests=(Request(id="a", prompt=(7,), max_new_tokens=2),),
+        ),
+    )
+
+
+_SEVERAL = "multi-layer EAGLE, num_steps >= 2"
+
+ENTRIES = (
+    _entry(
+        "req-pool",
+        "req_to_token_pool",
+        "0.5.9 - 0.5.10.post1",
+        "0.5.11",
+        f"{_SEVERAL}, and runners with pools of their own: a hybrid model",
+    ),
+    _entry("kv-pool", "token_to_kv_pool", "0.5.9 - 0.5.12.post1", "0.5.13", _SEVERAL),
+    _entry("attn-backend", "attn_backend", "0.5.9 - 0.5.12.post1", "0.5.13", _SEVERAL),
+)
