@@ -1,0 +1,78 @@
+"""0.5.13 to 0.5.15.post1: without CUDA graphs, attention of a multi-layer draft's decode ran with the plan of an earlier forward.
+
+From 0.5.13 on each runner's forward asks its own attention backend, whose plan (`forward_metadata`: which KV rows each query attends
+to) must be made for the batch at hand. The worker said that it was made, and it was not:
+
+* `multi-layer-plan-verify`: before target verify. Verify ran with the plan of the last prefill, or of the last verify.
+* `multi-layer-plan-extend`: before draft extend, where runner 0's was made and no other's.
+
+What a query attends to is then another forward's, the number of rows too, so kernels also store outside their tensors. Graphs plan in
+another place and were right.
+
+The lines of draft extend are as old as the worker, and were right while attention asked the batch for its backend, which was
+runner 0's for all layers (up to 0.5.12.post1, entry 22954-attn-backend): that one's plan was made.
+"""
+
+from eagletwin.cases.entry import Entry
+from eagletwin.harness.case import Case, Request
+from eagletwin.harness.patch import Edit, Patch
+
+_FILE = "sglang.srt.speculative.multi_layer_eagle_worker_v2"
+_REVERTS = {
+    "verify": (
+        Edit(
+            target=f"{_FILE}.MultiLayerEagleWorkerV2.verify",
+            match="metadata_ready_pre_pad=False",
+            replacement="metadata_ready_pre_pad=True",
+        ),
+        Edit(  # where a later release looks again
+            target="sglang.srt.model_executor.runner.eager_runner.EagerRunner._execute_extend",
+            match="or forward_batch.forward_mode.is_target_verify()",
+            replacement="or False",
+        ),
+    ),
+    "extend": (
+        Edit(
+            target=f"{_FILE}.MultiLayerEagleDraftWorker._draft_extend_for_decode",
+            match="if not forward_batch.forward_mode.is_idle():",
+            replacement="forward_batch.mark_forward_metadata_ready()\nif step == 0:",
+        ),
+    ),
+}
+
+
+def _entry(part: str, title: str, rule: str, last_bad: str, hidden: str, case: Case) -> Entry:
+    return Entry(
+        id=f"multi-layer-plan-{part}",
+        title=title,
+        rule=rule,
+        buggy="0.5.13 - 0.5.15.post1",
+        fixed="0.5.16",
+        last_bad=last_bad,
+        hidden=hidden,
+        trigger="multi-layer EAGLE without CUDA graphs, or with a batch that no graph was captured for",
+        revert=Patch(name=f"revert-multi-layer-plan-{part}", edits=_REVERTS[part]),
+        case=case,
+    )
+
+
+def _case(part: str, num_steps: int) -> Case:
+    return Case(
+        name=f"multi-layer-plan-{part}",
+        model="llama-mtp",
+        num_steps=num_steps,
+        requests=(Request(id="a", prompt=(7,), max_new_tokens=2),),
+    )
+
+
+ENTRIES = (
+    _entry("verify", "Plan the attention of target verify", "target.hidden", "0.5.15.post1", "", _case("verify", 2)),
+    _entry(
+        "extend",
+        "Plan the attention of each layer's draft extend",
+        "draft.proposal",
+        "",
+        "verify comes first there, and is as wrong (multi-layer-plan-verify)",
+        _case("extend", 2),
+    ),
+)
