@@ -24,9 +24,9 @@ from .probes import Probe, probe_text
 from .releases.hosts import hosts
 
 
-def _red(entry: Entry) -> str:
+def _red(rule: str) -> str:
     """What the case comes to where the bug is: a worker that does not survive it leaves the case unknown."""
-    return "unknown" if entry.rule.startswith("engine.") else "diverged"
+    return "unknown" if rule.startswith("engine.") else "diverged"
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,7 +39,7 @@ class Proof:
     def holds(self) -> bool:
         return (
             self.fixed.verdict.status == "equal"
-            and self.reverted.verdict.status == _red(self.entry)
+            and self.reverted.verdict.status == _red(self.entry.rule)
             and self.reverted.verdict.rule == self.entry.rule
         )
 
@@ -97,7 +97,7 @@ class WheelProof:
         return (
             self.bad is not None
             and self.good is not None
-            and self.bad.verdict.status == _red(self.entry)
+            and self.bad.verdict.status == _red(self.entry.rule)
             and self.bad.verdict.rule == self.entry.rule
             and self.good.verdict.status == "equal"
         )

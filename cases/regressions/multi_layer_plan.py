@@ -1,13 +1,14 @@
-"""0.5.13 to 0.5.15.post1: without CUDA graphs, attention of a multi-layer draft's decode ran with the plan of an earlier forward.
+"""0.5.13 to 0.5.15.post1: without CUDA graphs, attention of a multi-layer draft's decode ran with the plan of an earlier
+forward.
 
-From 0.5.13 on each runner's forward asks its own attention backend, whose plan (`forward_metadata`: which KV rows each query attends
-to) must be made for the batch at hand. The worker said that it was made, and it was not:
+From 0.5.13 on each runner's forward asks its own attention backend, whose plan (`forward_metadata`: which KV rows each query
+attends to) must be made for the batch at hand. The worker said that it was made, and it was not:
 
 * `multi-layer-plan-verify`: before target verify. Verify ran with the plan of the last prefill, or of the last verify.
 * `multi-layer-plan-extend`: before draft extend, where runner 0's was made and no other's.
 
-What a query attends to is then another forward's, the number of rows too, so kernels also store outside their tensors. Graphs plan in
-another place and were right.
+What a query attends to is then another forward's, the number of rows too, so kernels also store outside their tensors. Graphs
+plan in another place and were right.
 
 The lines of draft extend are as old as the worker, and were right while attention asked the batch for its backend, which was
 runner 0's for all layers (up to 0.5.12.post1, entry 22954-attn-backend): that one's plan was made.

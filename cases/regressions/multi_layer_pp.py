@@ -1,7 +1,7 @@
 """0.5.19 and 0.5.20: multi-layer EAGLE without overlap scheduling died of its first batch.
 
-The scheduler hands every worker `pp_proxy_tensors` from 0.5.19 on when it does not overlap; the multi-layer worker takes the argument
-from 0.5.21 on. With the overlap scheduler, the default on a GPU, it is not handed over.
+The scheduler hands every worker `pp_proxy_tensors` from 0.5.19 on when it does not overlap; the multi-layer worker takes the
+argument from 0.5.21 on. With the overlap scheduler, the default on a GPU, it is not handed over.
 """
 
 from eagletwin.cases.entry import Entry

@@ -1,14 +1,14 @@
 """PR #22954: with several layers, which runner's pools and attention backend does the forward of a layer use?
 
-The worker made one batch for all layers, and on it lay what runner 0 has: its `req_to_token_pool`, `token_to_kv_pool` and `attn_backend`.
-The pull request put each layer's own `req_to_token_pool` on the batch, and its author asked whether the other two need the same. They
-did: up to 0.5.12.post1 attention read both from the batch, and every layer wrote into layer 0's KV pool (entry 22954-kv-pool). From
-0.5.13 on nobody reads pools from a batch: a forward asks the forward context for its runner's attention backend, and that for
-both pools. To undo the fix there is to tie a layer's backend to layer 0's.
+The worker made one batch for all layers, and on it lay what runner 0 has: its `req_to_token_pool`, `token_to_kv_pool` and
+`attn_backend`. The pull request put each layer's own `req_to_token_pool` on the batch, and its author asked whether the other
+two need the same. They did: up to 0.5.12.post1 attention read both from the batch, and every layer wrote into layer 0's KV
+pool (entry 22954-kv-pool). From 0.5.13 on nobody reads pools from a batch: a forward asks the forward context for its
+runner's attention backend, and that for both pools. To undo the fix there is to tie a layer's backend to layer 0's.
 
-* `22954-req-pool`: what the pull request fixed. Runners of plain models share one object, which hides it, and those of a hybrid
-  model have a clone each, which shares the table of slots; so the red side gives each its clone. No number differs: only what hangs
-  on a clone, the state of hybrid layers, can be wrong.
+* `22954-req-pool`: what the pull request fixed. Runners of plain models share one object, which hides it, and those of a
+  hybrid model have a clone each, which shares the table of slots; so the red side gives each its clone. No number differs:
+  only what hangs on a clone, the state of hybrid layers, can be wrong.
 * `22954-kv-pool`: a layer's rows go to layer 0's pool, over layer 0's.
 * `22954-attn-backend`: the same, since the pools hang on the backend.
 """
