@@ -24,6 +24,7 @@ class Entry:
     rule      the rule that the case breaks
     buggy     releases that have the bug; fixed: the first without it, or "" of one that is live
     last_bad  the last release before `fixed`, if the case shows the bug there; else `hidden` says why it cannot
+    by_hand   what builds a worker on `last_bad` that the release itself would not, so that the bug can show
     trigger   what a run needs for the bug to matter
     case      minimal: equal on the green side, diverged on the red one
 
@@ -43,6 +44,7 @@ class Entry:
     case: Case
     last_bad: str = ""
     hidden: str = ""
+    by_hand: Patch | None = None
     revert: Patch | None = None
     remedy: Patch | None = None
     view: View | None = None

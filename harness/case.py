@@ -6,7 +6,7 @@ did not happen.
 """
 
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 import msgspec
 from msgspec import Meta, Struct
@@ -258,6 +258,16 @@ def _check_events(case: Case, origin: str) -> None:
             if paused == (event.kind == "pause"):
                 raise _refuse(f"{where}: {event.kind}, and the scheduler is {'' if paused else 'not '}paused", "remove it")
             paused = not paused
+
+
+def without_defaults(value: Any) -> Any:
+    """A struct as plain data, without the fields that have their default: a field that is added later changes nothing."""
+    if isinstance(value, Struct):
+        fields = ((field.encode_name, getattr(value, field.name), field.default) for field in msgspec.structs.fields(value))
+        return {name: without_defaults(held) for name, held, default in fields if held != default}
+    if isinstance(value, tuple):
+        return [without_defaults(held) for held in value]
+    return value
 
 
 def encode_case(case: Case) -> bytes:

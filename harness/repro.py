@@ -14,7 +14,7 @@ import msgspec
 
 from eagletwin import __version__
 
-from .case import Case, decode_case
+from .case import Case, decode_case, without_defaults
 from .engines.source import INSTALLED, Source, resolve
 from .errors import EXIT_EQUAL, EXIT_HARNESS, EXIT_UNKNOWN, InputError, exit_code_of
 from .judge import DECLARED_VIEW, View
@@ -77,11 +77,11 @@ def write_script(
         script=SCRIPT,
         sglang=sglang,
         tree=f"tree={source.tree!r}, " if source.tree else "",
-        case=_literal(_brief(case)),
+        case=_literal(without_defaults(case)),
         kernels=kernels,
         without=sorted(without),
         view=view,
-        patches=_literal([_brief(patch) for patch in patches]),
+        patches=_literal([without_defaults(patch) for patch in patches]),
     )
     path = folder / SCRIPT
     path.write_text(text, encoding="utf-8")
@@ -91,16 +91,6 @@ def write_script(
 def _docstring(text: str) -> str:
     """Text that cannot end the docstring it stands in, nor escape from it."""
     return text.replace("\\", "\\\\").replace('"""', '\\"\\"\\"')
-
-
-def _brief(value: Any) -> Any:
-    """A struct as plain data, without the fields that have their default."""
-    if isinstance(value, msgspec.Struct):
-        fields = ((field.encode_name, getattr(value, field.name), field.default) for field in msgspec.structs.fields(value))
-        return {name: _brief(held) for name, held, default in fields if held != default}
-    if isinstance(value, tuple):
-        return [_brief(held) for held in value]
-    return value
 
 
 def _literal(value: Any) -> str:

@@ -3,7 +3,7 @@
 Draft extend, the next round and the scheduler all take the front of a request's block for the accepted path. Without the
 move each of the three things that lie there is a rejected node's, and of a batch the bonus token was looked up with the
 wrong stride. No release holds an intermediate state: up to 0.5.12.post1 a tree comes to this worker only if
-somebody builds it by hand.
+somebody builds it by hand (`prove --releases` does), and then all parts are missing at once: the KV rows show first.
 
 Not here: the pull request's token count of draft extend, its idle batches and its `seq_lens_sum` of None. They matter under
 data-parallel attention and under CUDA graphs alone.
@@ -15,7 +15,18 @@ from eagletwin.harness.patch import Edit, Patch
 
 _COMMON = "sglang.srt.speculative.eagle_worker_common"
 _BUGGY, _FIXED = "0.5.9 - 0.5.12.post1", "0.5.13"
-_HIDDEN = "up to 0.5.12.post1 every tree goes to the v1 worker, which has the move; its v2 worker gets one only from hand"
+# In 0.5.12.post1 a tree turns the overlap scheduler off, and with it the v2 worker.
+_BY_HAND = Patch(
+    name="by-hand-26997",
+    edits=(
+        Edit(target="eagletwin.harness.engines.sglang.eras.workers.overlaps", match="case.topk == 1", replacement="True"),
+        Edit(
+            target="sglang.srt.server_args.ServerArgs._handle_speculative_decoding",
+            match='spec_v1_reason = "spec v2 currently only supports topk = 1"',
+            replacement="self.disable_overlap_schedule = False",
+        ),
+    ),
+)
 _PATH = "topk > 1 and an accepted path that is not the first nodes of the tree"
 
 
@@ -26,7 +37,8 @@ def _entry(part: str, title: str, edit: Edit, rule: str, case: Case, trigger: st
         rule=rule,
         buggy=_BUGGY,
         fixed=_FIXED,
-        hidden=_HIDDEN,
+        last_bad="0.5.12.post1",
+        by_hand=_BY_HAND,
         trigger=trigger,
         revert=Patch(name=f"revert-26997-{part}", edits=(edit,)),
         case=case,

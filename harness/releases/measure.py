@@ -8,7 +8,7 @@ from pathlib import Path
 
 from eagletwin.cases.common import COUNT, common_case
 from eagletwin.cases.entry import Entry
-from eagletwin.harness.case import Case, encode_case
+from eagletwin.harness.case import Case, without_defaults
 from eagletwin.harness.check import check
 from eagletwin.harness.engines.process import Host, Limits
 from eagletwin.harness.engines.provision import NotFetched
@@ -26,12 +26,12 @@ def asked_of(entry: Entry | Probe) -> str:
     """A digest of what a cell runs, how it is judged, and what would make it red."""
     if isinstance(entry, Probe):
         return _digest(f"{entry.asks} {entry.rule}".encode())
-    return _digest(encode_case(entry.case) + f"{entry.red.view} {entry.rule}".encode())
+    return _digest(f"{without_defaults(entry.case)} {entry.red.view} {entry.rule}".encode())
 
 
 def asked_output(count: int = COUNT) -> str:
     """A digest of the common cases."""
-    return _digest(b"".join(encode_case(common_case(seed)) for seed in range(count)))
+    return _digest(str([without_defaults(common_case(seed)) for seed in range(count)]).encode())
 
 
 def cell_of(entry: Entry | Probe, verdict: Verdict, seconds: float = 0.0) -> Cell:
