@@ -163,13 +163,15 @@ def _commits(subject: "Subject", rule: str, expected: str, git: tuple[str, str, 
 def _features(subject: "Subject", rule: str, sglang: str, out: Path, command: Command) -> int:
     from .bisect.measure import SMALLEST, reduce_case
     from .bisect.state import say
+    from .engines.process import Host
     from .engines.source import resolve
     from .paths import new_run_folder
     from .report.bisection import REPORT, feature_report
 
     source = resolve(sglang)
     folder = new_run_folder(out, f"features-{subject.case.name}")
-    reduction = reduce_case(source, subject, rule, folder, lambda text: say(folder, text))
+    with Host(source=source) as host:
+        reduction = reduce_case(host, subject, rule, folder, lambda text: say(folder, text))
     again = command(sglang, str(folder / SMALLEST))
     report = feature_report(reduction, subject.case, folder, again)
     (folder / REPORT).write_text(report + "\n", encoding="utf-8")

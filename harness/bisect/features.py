@@ -105,6 +105,13 @@ def _one_chunk(case: Case) -> Iterator[Case]:
 # In the order in which they are taken away: what a later one does may depend on an earlier one.
 FEATURES: tuple[Feature, ...] = (
     Feature(
+        "model family",
+        lambda case: f"{case.model}, in SGLang's own classes of that family",
+        "Llama's (llama-mtp, llama-mtp-chain)",
+        lambda case: RECIPES[case.model].family != "llama",
+        lambda case: _with_model("llama-mtp-chain" if RECIPES[case.model].chained else "llama-mtp")(case),
+    ),
+    Feature(
         "chained layers",
         lambda case: case.model,
         "layers that each consume the target's state (llama-mtp)",
@@ -217,6 +224,13 @@ FEATURES: tuple[Feature, ...] = (
         "all prompts in one batch",
         lambda case: bool(case.chunks) or case.chunked_prefill_size < _tokens(case),
         _one_chunk,
+    ),
+    Feature(
+        "weight update",
+        lambda case: f"update_weights {case.engine.sglang.update_weights}",
+        "the worker starts with its weights",
+        lambda case: bool(case.engine.sglang.update_weights),
+        lambda case: iter([_settings(case, update_weights="")]),
     ),
     Feature(
         "batch limit",

@@ -14,7 +14,7 @@ from msgspec.structs import replace
 from eagletwin.harness.case import Case, pretty_case
 from eagletwin.harness.check import conclude, play
 from eagletwin.harness.engines.process import Host, Limits, PatchDoesNotApply, WouldNotStart
-from eagletwin.harness.engines.source import Source, resolve
+from eagletwin.harness.engines.source import resolve
 from eagletwin.harness.engines.wire import Kernels
 from eagletwin.harness.errors import EagletwinError
 from eagletwin.harness.judge import Verdict, judge
@@ -38,14 +38,9 @@ def look_at_version(version: str, sglang: str, subject: Subject, folder: Path, a
     except EagletwinError as error:  # not to be had, or no SGLang at all
         sightings: tuple[Sighting, ...] = (_not_run(error),)
     else:
-        sightings = look_at_source(source, subject, _fresh(folder / version), again)
+        with Host(source=source) as host:
+            sightings = look(host, subject, _fresh(folder / version), again)
     return Looked(version=version, sightings=sightings, seconds=time.monotonic() - begun)
-
-
-def look_at_source(source: Source, subject: Subject, folder: Path, again: str) -> tuple[Sighting, ...]:
-    """All looks at one SGLang."""
-    with Host(source=source) as host:
-        return look(host, subject, folder, again)
 
 
 def look(host: Host, subject: Subject, folder: Path, again: str) -> tuple[Sighting, ...]:
@@ -82,22 +77,21 @@ class Reduction:
     seconds: float
 
 
-def reduce_case(source: Source, subject: Subject, rule: str, folder: Path, tell: Callable[[str], None]) -> Reduction:
+def reduce_case(host: Host, subject: Subject, rule: str, folder: Path, tell: Callable[[str], None]) -> Reduction:
     """Find the features that the fault of a case needs. All variants run on one host; what they leave is in `folder`."""
     begun, seen = time.monotonic(), list[Looked]()
-    with Host(source=source) as host:
 
-        def look_at(case: Case, patches: tuple[Patch, ...] = subject.patches, kernels: Kernels = subject.kernels) -> Looked:
-            name = f"variant-{len(seen) + 1}"
-            changed = replace(subject, case=case, kernels=kernels, patches=patches)
-            seen.append(Looked(version=name, sightings=look(host, changed, folder / name, again="")))
-            return seen[-1]
+    def look_at(case: Case, patches: tuple[Patch, ...] = subject.patches, kernels: Kernels = subject.kernels) -> Looked:
+        name = f"variant-{len(seen) + 1}"
+        changed = replace(subject, case=case, kernels=kernels, patches=patches)
+        seen.append(Looked(version=name, sightings=look(host, changed, folder / name, again="")))
+        return seen[-1]
 
-        reduced = reduce(subject.case, rule, look_at, tell)
-        found = reduced.fault is not None
-        control = look_at(reduced.least, patches=()) if found and subject.patches else None
-        # Last, and of the smallest case alone: the interpreter takes some thirty times as long.
-        interpreted = look_at(reduced.least, kernels="interpreter") if found and subject.kernels != "interpreter" else None
+    reduced = reduce(subject.case, rule, look_at, tell)
+    found = reduced.fault is not None
+    control = look_at(reduced.least, patches=()) if found and subject.patches else None
+    # Last, and of the smallest case alone: the interpreter takes some thirty times as long.
+    interpreted = look_at(reduced.least, kernels="interpreter") if found and subject.kernels != "interpreter" else None
     if found:
         (folder / SMALLEST).write_text(pretty_case(reduced.least), encoding="utf-8")
     runs = sum(looked.runs for looked in seen)

@@ -1,6 +1,6 @@
 """Feature bisection: the smallest set of a case's features with which the fault still shows."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from msgspec.structs import replace
@@ -21,7 +21,7 @@ class Reduced:
     needed   with all of these it shows, and each is checked below
     gone     features that the case has and the fault does not need
     least    the case with nothing but the needed ones
-    doubts   of a needed feature: "" if each way to do without it came out equal; else why it cannot be told
+    doubts   of a needed feature: "" if each way to take it from `least` came out equal; else why it cannot be told
     """
 
     whole: Looked
@@ -62,12 +62,17 @@ def reduce(original: Case, rule: str, look: Callable[[Case], Looked], tell: Call
 
     needed = smallest(had, shows)
     least = next((way for way in ways(needed) if marked(way)[0] == "bad"), original)
-    doubts = {}
-    for feature in needed:
-        marks = [marked(way) for way in ways(tuple(other for other in needed if other is not feature))]
-        doubts[feature.name] = "; ".join(why for one, why in marks if one != "good") if marks else "no such case is valid"
+    doubts = {feature.name: _doubt([marked(way) for way in variants(least, [feature])]) for feature in needed}
     gone = tuple(feature for feature in had if feature not in needed)
     return Reduced(whole, fault, needed, gone, least, doubts)
+
+
+def _doubt(marks: Sequence[tuple[Mark, str]]) -> str:
+    """Why it cannot be told that a feature is needed, from the marks of all ways to do without it; "" if all are good."""
+    if not marks:
+        return "there is no valid case without it"
+    whys = (why or "it shows all the same, at other sizes" for mark, why in marks if mark != "good")
+    return "; ".join(dict.fromkeys(whys))
 
 
 def settle_vacuous(looked: Looked) -> Looked:

@@ -2,7 +2,6 @@
 
 import os
 import subprocess
-from collections.abc import Mapping
 from pathlib import Path
 
 # Of no use to a scheduler, and half of a release.
@@ -44,26 +43,21 @@ class History:
         self.git("add", "--force", "--", str(unpacked / "sglang"), *LEFT_OUT, **index)
         return self.git("rev-parse", f"{self.git('write-tree', **index)}:sglang")
 
-    def edited(self, package: str, edits: Mapping[str, tuple[str, str]]) -> str:
-        """A package tree in which some files are edited: path in it -> (text that occurs once, what takes its place)."""
+    def with_file(self, package: str, path: str, text: str) -> str:
+        """A package tree in which one file is another."""
         index = {"GIT_INDEX_FILE": str(self.path / ".git" / "scratch-index")}
         self.git("read-tree", package, **index)
-        for path, (match, replacement) in edits.items():
-            text = self.git("cat-file", "-p", f"{package}:{path}") + "\n"
-            assert text.count(match) == 1, path
-            blob = self.git("hash-object", "-w", "--stdin", stdin=text.replace(match, replacement))
-            self.git("update-index", "--cacheinfo", f"100644,{blob},{path}", **index)
+        self.git("update-index", "--add", "--cacheinfo", f"100644,{self._blob(text)},{path}", **index)
         return self.git("write-tree", **index)
 
-    def commit(self, subject: str, package: str, *, transformers: str = "", notes: str = "") -> str:
-        """A commit of a checkout of SGLang: python/sglang, python/pyproject.toml with the one pin that matters, a note."""
-        pin = f"transformers=={transformers}" if transformers else ""
-        project = f'[project]\nname = "sglang"\ndependencies = ["{pin}"]\n'
-        files = {
-            name: self.git("hash-object", "-w", "--stdin", stdin=text) for name, text in (("toml", project), ("md", notes))
-        }
-        python = self.git("mktree", stdin=f"100644 blob {files['toml']}\tpyproject.toml\n040000 tree {package}\tsglang\n")
-        top = self.git("mktree", stdin=f"100644 blob {files['md']}\tREADME.md\n040000 tree {python}\tpython\n")
+    def _blob(self, text: str) -> str:
+        return self.git("hash-object", "-w", "--stdin", stdin=text)
+
+    def commit(self, subject: str, package: str, *, transformers: str) -> str:
+        """A commit of a checkout of SGLang: python/sglang, and python/pyproject.toml with the one pin that matters."""
+        project = self._blob(f'[project]\nname = "sglang"\ndependencies = ["transformers=={transformers}"]\n')
+        python = self.git("mktree", stdin=f"100644 blob {project}\tpyproject.toml\n040000 tree {package}\tsglang\n")
+        top = self.git("mktree", stdin=f"040000 tree {python}\tpython\n")
         parent = ["-p", self.commits[-1]] if self.commits else []
         self.commits.append(self.git("commit-tree", top, *parent, "-m", subject))
         self.git("update-ref", "refs/heads/main", self.commits[-1])

@@ -1,0 +1,89 @@
+"""Bisection on the real worker: over features of a planted fault, over published releases, over commits made of them."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from eagletwin.harness.bisect.measure import reduce_case
+from eagletwin.harness.bisect.state import Subject
+from eagletwin.harness.case import Case, EngineSettings, Request, SGLangSettings
+from eagletwin.harness.engines.process import Host
+from eagletwin.harness.engines.provision import NotFetched
+from eagletwin.harness.engines.source import resolve
+from eagletwin.harness.patch import Edit, Patch
+
+from .history import History
+
+
+def eagletwin(*arguments: str, cwd: Path) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-P", "-m", "eagletwin", *arguments]
+    return subprocess.run(command, cwd=cwd, capture_output=True, text=True, check=False)
+
+
+def release(name: str) -> Path:
+    """The folder of a release; skips the test where it is not in the cache and cannot be fetched."""
+    try:
+        return resolve(name).paths[0]
+    except NotFetched as error:
+        pytest.skip(error.cause)
+
+
+def test_a_fault_that_needs_pages_and_two_requests_is_said_to_need_exactly_these(host: Host, tmp_path: Path) -> None:
+    states = "batch_result.logits_output.hidden_states"
+    fault = Edit(
+        target="sglang.srt.speculative.eagle_worker_v2.EagleDraftWorker._draft_extend_for_decode",
+        match=f"hidden_states={states},",
+        replacement=(
+            f"hidden_states={states}.roll(1, 0) if self.draft_runner.page_size > 1 and len(batch.seq_lens) > 1 else {states},"
+        ),
+    )
+    case = Case(
+        name="pages-and-requests",
+        model="llama-tiny",
+        num_steps=2,
+        page_size=4,
+        chunked_prefill_size=8,
+        requests=(
+            Request(id="a", prompt=(49, 53, 5, 33, 65, 62, 51, 38, 61), max_new_tokens=8),
+            Request(id="b", prompt=(49, 53, 5, 33, 65, 62, 7), max_new_tokens=5, arrive=2),
+        ),
+        engine=EngineSettings(sglang=SGLangSettings(radix_cache=True)),
+    )
+    subject = Subject(case=case, patches=(Patch(name="planted", edits=(fault,)),))
+    found = reduce_case(host, subject, "", tmp_path, print)
+    assert [feature.name for feature in found.reduced.needed] == ["several requests", "pages"]
+    assert {feature.name for feature in found.reduced.gone} == {"late arrivals", "several steps", "prefix cache", "chunks"}
+    assert found.reduced.answered
+    assert found.reduced.fault is not None
+    assert found.reduced.fault.rule == "draft.hidden_in"
+    assert found.control is not None
+    assert found.control.usual.status == "equal"
+    assert found.interpreted is not None
+    assert found.interpreted.usual.rule == "draft.hidden_in"
+
+
+def test_over_releases_the_first_with_the_fix_is_named(tmp_path: Path) -> None:
+    for name in ("0.5.10.post1", "0.5.11", "0.5.12"):
+        release(name)
+    done = eagletwin("bisect", "25015", "--from", "0.5.10.post1", "--to", "0.5.12", cwd=tmp_path)
+    assert done.returncode == 0, done
+    assert done.stdout.startswith("FIXED WITH 0.5.12  pr-25015: draft.positions at request a, round 0, draft.decode step 1\n")
+    assert "0.5.11 shows it, and 0.5.12 no longer does: the first good release is 0.5.12." in done.stdout
+    assert "3 of 3 releases looked at, the case run 9 times" in done.stdout
+
+
+def test_git_bisect_over_the_trees_of_releases_says_the_same_and_skips_what_does_not_import(tmp_path: Path) -> None:
+    history = History(tmp_path / "sglang")
+    old, new = (history.tree_of(release(name)) for name in ("0.5.11", "0.5.12"))
+    broken = history.with_file(new, "version.py", "raise ImportError('planted')\n")
+    trees = {"0.5.11": old, "0.5.12": new, "does not import": broken, "0.5.12 again": new}
+    for subject, tree in trees.items():
+        history.commit(subject, tree, transformers="5.6.0")
+    done = eagletwin("bisect", "25015", "--git", str(history.path), "main", history.commits[0], cwd=tmp_path)
+    assert done.returncode == 0, done
+    fixed = history.git("log", "-1", "--format=%h %s", history.commits[1])
+    assert done.stdout.startswith(f"FIXED WITH {fixed}  pr-25015: draft.positions at request a, round 0, draft.decode step 1\n")
+    assert "does not import  skipped: SGLang cannot be imported: ImportError: planted" in done.stdout
+    assert len(history.git("worktree", "list").splitlines()) == 1

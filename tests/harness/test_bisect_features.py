@@ -1,0 +1,169 @@
+"""The features of a case: each can be taken away, and a valid case is left. Reduction on faults that a formula plants."""
+
+from collections.abc import Callable
+from pathlib import Path
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from msgspec.structs import replace
+
+from eagletwin.cases.strategies import cases
+from eagletwin.harness.bisect.features import FEATURES, features_of, variants
+from eagletwin.harness.bisect.marks import Looked, Sighting
+from eagletwin.harness.bisect.measure import Reduction
+from eagletwin.harness.bisect.reduce import Reduced, reduce
+from eagletwin.harness.case import Case, EngineSettings, Event, Request, SGLangSettings, decode_case, encode_case
+from eagletwin.harness.models.recipes import RECIPES
+from eagletwin.harness.report.bisection import feature_report
+
+RICH = Case(
+    name="rich",
+    model="llama-gqa",
+    num_steps=3,
+    topk=2,
+    draft_tokens=6,
+    page_size=4,
+    chunked_prefill_size=8,
+    chunks=(4,),
+    requests=(
+        Request(id="a", prompt=tuple(range(20)), max_new_tokens=8),
+        Request(id="b", prompt=tuple(range(90, 110)), max_new_tokens=8, arrive=3, stop=(5, 100)),
+    ),
+    events=(
+        Event(at=2, kind="pause"),
+        Event(at=3, kind="resume"),
+        Event(at=4, kind="retract"),
+        Event(at=5, kind="abort", request="b"),
+        Event(at=6, kind="flush"),
+    ),
+    exercises=("chunked_prefill",),
+    engine=EngineSettings(
+        sglang=SGLangSettings(
+            radix_cache=True, max_running_requests=1, max_total_tokens=128, context_length=64, update_weights="disk"
+        )
+    ),
+)
+BAD = Sighting(status="diverged", rule="draft.kv", place="somewhere")
+GOOD = Sighting(status="equal")
+
+
+def test_each_feature_of_a_case_can_be_taken_away_alone() -> None:
+    names = {feature.name for feature in features_of(RICH)}
+    models = {"model family", "chained layers", "multi-layer draft", "draft vocabulary", "EAGLE-3"}
+    assert {feature.name for feature in FEATURES} - names == models
+    for feature in features_of(RICH):
+        found = variants(RICH, [feature])
+        assert len(found) == (2 if feature.name == "several requests" else 1), feature.name
+        assert not any(feature.has(case) for case in found), feature.name
+        assert all(decode_case(encode_case(case), "x") == case for case in found)
+        assert feature.says(RICH)
+        assert feature.plain
+
+
+def test_without_its_features_a_case_is_the_plainest() -> None:
+    for model in RECIPES:
+        rich = replace(RICH, model=model, engine=replace(RICH.engine, sglang=replace(RICH.engine.sglang, update_weights="")))
+        for case in variants(rich, features_of(rich)):
+            assert not features_of(case)
+            assert (case.model, case.page_size, case.topk, case.num_steps) == ("llama-tiny", 1, 1, 1)
+            assert len(case.requests) == 1
+
+
+@given(cases(), st.data())
+@settings(max_examples=50)
+def test_a_generated_case_without_any_of_its_features_is_valid(case: Case, data: st.DataObject) -> None:
+    had = features_of(case)
+    gone = [feature for feature in had if data.draw(st.booleans())]
+    found = variants(case, gone)
+    assert found
+    for way in found:
+        assert decode_case(encode_case(way), "x") == way
+        assert not any(feature.has(way) for feature in gone)
+
+
+def test_no_field_of_a_case_is_forgotten() -> None:
+    """A field that a later version of the form has must be a feature, or stand here."""
+    plain = {"schema", "name", "model", "exercises", "engine", "id", "prompt", "max_new_tokens", "at", "kind", "request"}
+    changed = set()
+    for feature in features_of(RICH):
+        for case in variants(RICH, [feature]):
+            pairs = [(RICH, case), (RICH.engine.sglang, case.engine.sglang)]
+            pairs += [(old, new) for old in RICH.requests for new in case.requests if new.id == old.id]
+            changed |= {
+                name for old, new in pairs for name in old.__struct_fields__ if getattr(old, name) != getattr(new, name)
+            }
+    fields = {name for form in (Case, Request, Event, SGLangSettings) for name in form.__struct_fields__}
+    assert fields - plain <= changed
+    assert set(EngineSettings.__struct_fields__) == {"sglang"}
+
+
+def reduced(shows: Callable[[Case], Sighting], case: Case = RICH, rule: str = "") -> tuple[Reduced, list[Case]]:
+    asked: list[Case] = []
+
+    def look(one: Case) -> Looked:
+        asked.append(one)
+        return Looked(version="x", sightings=(shows(one),) * 3)
+
+    return reduce(case, rule, look, lambda text: None), asked
+
+
+def test_exactly_what_a_fault_needs_is_found_and_each_of_it_is_checked() -> None:
+    found, asked = reduced(lambda case: BAD if case.page_size > 1 and len(case.requests) > 1 else GOOD)
+    assert [feature.name for feature in found.needed] == ["several requests", "pages"]
+    assert found.doubts == {"several requests": "", "pages": ""}
+    assert found.answered
+    assert [feature.name for feature in features_of(found.least)] == ["several requests", "pages"]
+    assert len(set(map(encode_case, asked))) == len(asked)
+    without = [*variants(found.least, [found.needed[0]]), *variants(found.least, [found.needed[1]])]
+    assert len(without) == 3
+    assert all(case in asked for case in without)
+
+
+def test_a_fault_that_needs_one_request_of_several_does_not_need_several() -> None:
+    found, _ = reduced(lambda case: BAD if any(request.id == "b" for request in case.requests) else GOOD)
+    assert found.needed == ()
+    assert [request.id for request in found.least.requests] == ["b"]
+    assert found.answered
+
+
+def test_another_divergence_and_a_crash_are_told_and_never_taken_for_equal() -> None:
+    other = Sighting(status="diverged", rule="draft.slots", place="elsewhere")
+    found, _ = reduced(lambda case: BAD if case.page_size > 1 else other)
+    assert [feature.name for feature in found.needed] == ["pages"]
+    assert "diverged otherwise, by draft.slots" in found.doubts["pages"]
+    assert not found.answered
+    found, _ = reduced(lambda case: BAD if case.page_size > 1 else Sighting(status="unknown", rule="engine.crash", why="boo"))
+    assert found.doubts == {"pages": "boo"}
+    assert not found.answered
+
+
+def test_a_variant_that_never_calls_what_a_patch_edits_does_not_show_the_fault() -> None:
+    vacuous = Sighting(status="unknown", why="the patch edits x, which was never called", vacuous=True)
+    found, _ = reduced(lambda case: BAD if case.num_steps > 1 else vacuous)
+    assert found.doubts == {"several steps": ""}
+    assert found.answered
+
+
+def test_a_case_that_shows_nothing_is_not_reduced() -> None:
+    for shown, rule in ((GOOD, ""), (BAD, "draft.slots"), (Sighting(status="unknown", why="no"), "")):
+        found, asked = reduced(lambda case, shown=shown: shown, rule=rule)  # type: ignore[misc]
+        assert found.fault is None
+        assert not found.answered
+        assert asked == [RICH]
+
+
+def test_the_report_names_what_is_needed_and_on_what_evidence() -> None:
+    found, asked = reduced(lambda case: BAD if case.page_size > 1 and len(case.requests) > 1 else GOOD)
+    control, interpreted = (Looked(version="x", sightings=(sighting,) * 3) for sighting in (GOOD, BAD))
+    reduction = Reduction(found, control, interpreted, len(asked) + 2, 3 * len(asked) + 6, 12.34)
+    report = feature_report(reduction, RICH, Path("runs"), "eagletwin check runs/smallest.json")
+    words = " ".join(report.split())
+    assert report.startswith("NEEDS several requests, pages  rich: draft.kv\n")
+    assert "pages: page_size 4. Without it (page_size 1) the case is equal." in words
+    assert "Does not need: larger model, late arrivals," in words
+    assert "Without what was changed (--revert, --remedy, --patch) the smallest case is equal." in words
+    assert "the smallest case shows it too: the fast kernel runtime has no part in it." in words
+    doubtful = Reduction(found, interpreted, control, 1, 1, 0.0)
+    words = " ".join(feature_report(doubtful, RICH, Path("runs"), "").split())
+    assert "is diverged draft.kv at somewhere: so it is not, or not alone, what was changed." in words
+    assert "is equal: what diverges is the fast kernel runtime, or what it makes of a kernel." in words
