@@ -78,6 +78,9 @@ def bisect(
     _check_options(since or until, git, features, sglang)
     if rule:
         rule_of(rule)
+    entry = entry_named(case)
+    if entry is not None and entry.view is not None and view == "slot_layout":
+        view = entry.view  # what is declared is looked for where it is a divergence
     subject = Subject(
         case=case_of(case),
         patches=patches_of(revert, remedy, patch),
@@ -98,7 +101,6 @@ def bisect(
     with terminated_as_interrupted():
         if features:
             return _features(subject, rule, sglang, out, command)
-        entry = entry_named(case)
         expected = entry.rule if entry is not None else ""
         if git is not None:
             return _commits(subject, rule, expected, git, out, command)

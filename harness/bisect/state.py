@@ -10,6 +10,7 @@ import sys
 import time
 from collections.abc import Sequence
 from pathlib import Path
+from types import TracebackType
 from typing import TextIO
 
 import msgspec
@@ -98,8 +99,10 @@ class Run:
     def __enter__(self) -> "Run":
         return self
 
-    def __exit__(self, *_: object) -> None:
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
         self.save()
+        if kind is not None:
+            self.tell("not finished: the same command goes on from here")
         if self._lock is not None:
             self._lock.close()
 

@@ -4,6 +4,7 @@ from pathlib import Path
 
 import msgspec
 
+from eagletwin.harness.bisect.features import FEATURES as TAKEN_AWAY
 from eagletwin.harness.case import Case, EngineSettings, Event, Request, SGLangSettings, decode_case
 from eagletwin.harness.exercised import FEATURES
 from eagletwin.harness.judge import LAYER_RULES, RULES
@@ -35,6 +36,12 @@ def test_every_rule_is_documented_word_for_word() -> None:
     for name, (section, sentence) in LAYER_RULES.items():
         assert section == "3.7"
         assert f"| `{name}` | {sentence} |" in text
+
+
+def test_every_feature_that_a_bisection_takes_away_is_documented() -> None:
+    text = (DOCS / "bisect.md").read_text()
+    table = text[text.index("| taken away |") :]
+    assert all(feature.name in table or f"{feature.name}s" in table for feature in TAKEN_AWAY)
 
 
 def test_the_example_is_a_valid_case() -> None:
