@@ -113,9 +113,7 @@ class Probe(Struct, frozen=True, tag=True):
     """Caller -> zygote, with one end of a socket pair attached: call one function of SGLang, in a fork (sglang/probes.py)."""
 
     name: str
-    committed: list[int]
-    slots: list[int]
-    num_steps: int
+    given: dict[str, list[int]]
 
 
 class Probed(Struct, frozen=True, tag=True):

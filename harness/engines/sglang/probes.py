@@ -3,8 +3,10 @@
 Each answers with plain numbers; what they must be is the caller's to say (harness/probes.py).
 """
 
+import contextlib
 import dataclasses
 import importlib.util
+import inspect
 import os
 import socket
 import traceback
@@ -25,11 +27,11 @@ class _Recorded(BaseException):
     """The call that was waited for has come; nothing after it matters."""
 
 
-def step_slots(committed: list[int], slots: list[int], num_steps: int) -> list[list[int]]:
+def step_slots(committed: list[int], slots: list[int]) -> list[list[int]]:
     """The slots that DeepSeek-V4's multi-step draft backend plans each draft decode step to write, without a CUDA graph.
 
-    committed  tokens of each request; slots: the batch's, as the worker allots them: num_steps of each request, one after the
-               other
+    committed  tokens of each request; slots: the batch's, as the worker allots them: as many as steps of each request, one
+               after the other
     The real init_forward_metadata runs down to init_forward_metadata_decode, which only notes what it is handed: what it
     makes of that needs kernels of a GPU.
     """
@@ -40,6 +42,7 @@ def step_slots(committed: list[int], slots: list[int], num_steps: int) -> list[l
     from sglang.srt.model_executor.forward_batch_info import ForwardBatch, ForwardMode
 
     handed: dict[int, list[int]] = {}
+    num_steps = len(slots) // len(committed)
 
     class Backend(module.DeepseekV4AttnBackend):  # type: ignore[misc,name-defined]
         def __init__(self, step: int) -> None:
@@ -83,14 +86,84 @@ def step_slots(committed: list[int], slots: list[int], num_steps: int) -> list[l
     return [handed[step] for step in sorted(handed)]
 
 
+def kept_states(states: list[int], stale: list[int], num_steps: list[int]) -> list[list[int]]:
+    """The hidden states that the multi-layer worker keeps of each request after draft extend, for the next CUDA graph, of a
+    batch that is too large for the graphs it has captured.
+
+    states  of each row of the batch, num_steps + 1 rows a request; stale: those in the buffers of the last graph that ran
+    The real _draft_extend_for_decode runs; its draft layers and its graphs are stood in for.
+    """
+    name = "sglang.srt.speculative.multi_layer_eagle_worker_v2"
+    module = importlib.import_module(name)
+    [steps] = num_steps
+    rows = steps + 1
+    lengths = torch.full((len(states) // rows,), rows)
+    requests = torch.arange(len(lengths))
+    if "req_to_hidden_states_pool" not in inspect.getsource(module.MultiLayerEagleDraftWorker):
+        raise Absent("the release keeps no hidden states for its graphs")
+
+    def wide(values: list[int]) -> torch.Tensor:
+        return torch.tensor(values, dtype=torch.float32)[:, None].repeat(1, 4)
+
+    batch = SimpleNamespace(
+        extend_seq_lens=lengths.to(torch.int32),
+        extend_start_loc=(requests * rows).to(torch.int32),
+        req_pool_indices=requests,
+        batch_size=len(requests),
+        input_ids=torch.zeros(len(states), dtype=torch.int64),
+        seq_lens=lengths,
+        seq_lens_cpu=lengths,
+        forward_metadata_ready=False,
+        mark_forward_metadata_ready=lambda *args, **kwargs: None,
+    )
+    buffers = SimpleNamespace(
+        hidden_states=wide(stale),
+        req_pool_indices=requests,
+        extend_seq_lens=batch.extend_seq_lens,
+        extend_start_loc=batch.extend_start_loc,
+    )
+
+    last = SimpleNamespace(buffers=buffers, **vars(buffers))  # 0.5.9 has the buffers on the runner itself
+
+    class Input:
+        def __init__(self, **arguments: Any) -> None:
+            self.hidden_states = arguments["hidden_states"]
+
+        def prepare_for_extend_to_fill_draft_kvcache(self, *_: Any, **__: Any) -> Any:
+            batch.spec_info = self
+            return batch
+
+    class Worker(module.MultiLayerEagleDraftWorker):  # type: ignore[misc,name-defined]
+        def __init__(self) -> None:
+            output = SimpleNamespace(next_token_logits=torch.eye(len(states), 8), hidden_states=wide(states))
+            layer = SimpleNamespace(
+                forward=lambda *_, **__: SimpleNamespace(logits_output=output), req_to_token_pool=None, attn_backend=None
+            )
+            self.speculative_num_steps, self.speculative_num_draft_tokens, self.topk = steps, rows, 1
+            self.device, self.plan_stream, self.plan_stream_ctx = "cpu", None, contextlib.nullcontext()
+            self.draft_runner_list, self.chain_mtp_hidden_states = [layer] * steps, False
+            self.req_to_hidden_states_pool = torch.zeros(len(requests), steps - 1, 4)
+            self.cuda_graph_runner_for_draft_extend = SimpleNamespace(can_run=lambda _: False, get_last_runner=lambda: last)
+
+    vars(module)["EagleDraftInput"] = Input
+    result = SimpleNamespace(
+        logits_output=SimpleNamespace(hidden_states=wide(states)),
+        next_token_ids=torch.zeros(len(states), dtype=torch.int64),
+        accept_lens=lengths,
+        next_draft_input=SimpleNamespace(),
+    )
+    worker = Worker()
+    worker._draft_extend_for_decode(batch, result)
+    return [[int(state) for state in kept[:, 0]] for kept in worker.req_to_hidden_states_pool]
+
+
 def serve(connection: socket.socket, probe: wire.Probe) -> NoReturn:
     """Answer one probe, and end."""
     try:
-        answer = wire.Probed(PROBES[probe.name](probe.committed, probe.slots, probe.num_steps))
-        wire.send(connection, answer)
+        wire.send(connection, wire.Probed(PROBES[probe.name](**probe.given)))
     except BaseException as error:
         wire.send(connection, wire.Refused(f"{type(error).__name__}: {error}", traceback.format_exc()))
     os._exit(0)
 
 
-PROBES: dict[str, Callable[..., list[list[int]]]] = {"step_slots": step_slots}
+PROBES: dict[str, Callable[..., list[list[int]]]] = {"step_slots": step_slots, "kept_states": kept_states}
