@@ -134,6 +134,10 @@ def kept_states(states: list[int], stale: list[int], num_steps: list[int]) -> li
             return batch
 
     class Worker(module.MultiLayerEagleDraftWorker):  # type: ignore[misc,name-defined]
+        def prepare_for_draft_extend(self, *_: Any, **__: Any) -> Any:  # 0.5.14: the worker's, no longer the input's
+            batch.spec_info = SimpleNamespace()
+            return batch
+
         def __init__(self) -> None:
             output = SimpleNamespace(next_token_logits=torch.eye(len(states), 8), hidden_states=wide(states))
             layer = SimpleNamespace(
@@ -143,9 +147,12 @@ def kept_states(states: list[int], stale: list[int], num_steps: list[int]) -> li
             self.device, self.plan_stream, self.plan_stream_ctx = "cpu", None, contextlib.nullcontext()
             self.draft_runner_list, self.chain_mtp_hidden_states = [layer] * steps, False
             self.req_to_hidden_states_pool = torch.zeros(len(requests), steps - 1, 4)
-            self.cuda_graph_runner_for_draft_extend = SimpleNamespace(can_run=lambda _: False, get_last_runner=lambda: last)
+            self.cuda_graph_runner_for_draft_extend = SimpleNamespace(
+                can_run=lambda _: False, can_run_graph=lambda _: False, get_last_runner=lambda: last
+            )
 
-    vars(module)["EagleDraftInput"] = Input
+    for made in ("EagleDraftInput", "EagleDraftExtendInput"):  # the second: 0.5.14
+        vars(module)[made] = Input
     result = SimpleNamespace(
         logits_output=SimpleNamespace(hidden_states=wide(states)),
         next_token_ids=torch.zeros(len(states), dtype=torch.int64),
