@@ -1,0 +1,79 @@
+"""One release of each generation of SGLang, if it is in the cache: its traces hold all that the installed one's hold.
+
+`eagletwin releases fetch` brings the releases. docs/eras.md says what differs between them.
+"""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from eagletwin.cases.regressions import LEDGER
+from eagletwin.harness.case import Case, EngineSettings, Event, Request, SGLangSettings
+from eagletwin.harness.engines.process import Host, Limits
+from eagletwin.harness.engines.source import here, resolve
+from eagletwin.harness.judge import judge
+from eagletwin.harness.trace import Trace
+
+GENERATIONS = ("0.5.13.post1", "0.5.15.post1", "0.5.17", "0.5.20")
+PROMPT = (49, 53, 5, 33, 65, 62, 51, 38, 61, 45, 74, 27)
+BUSY = Case(
+    name="busy",
+    model="llama-eagle3",
+    num_steps=3,
+    topk=2,
+    draft_tokens=5,
+    page_size=4,
+    chunked_prefill_size=8,
+    requests=(
+        Request(id="a", prompt=PROMPT, max_new_tokens=9),
+        Request(id="b", prompt=(*PROMPT[:9], 7), max_new_tokens=6, arrive=4),
+        Request(id="c", prompt=PROMPT[3:], max_new_tokens=9, arrive=4),
+    ),
+    events=(
+        Event(at=5, kind="retract"),
+        Event(at=7, kind="pause"),
+        Event(at=9, kind="resume"),
+        Event(at=10, kind="abort", request="c"),
+    ),
+    engine=EngineSettings(sglang=SGLangSettings(radix_cache=True)),
+)
+
+
+@pytest.fixture(scope="module", params=GENERATIONS)
+def older(request: pytest.FixtureRequest) -> Iterator[Host]:
+    if request.param not in here():
+        pytest.skip(f"SGLang {request.param} is not in the cache: `eagletwin releases fetch {request.param}`")
+    with Host(source=resolve(request.param)) as host:
+        yield host
+
+
+def held(trace: Trace) -> set[tuple[str, tuple[str, ...], tuple[str, ...]]]:
+    """What the records of each stage hold."""
+    return {(record.stage, tuple(sorted(record.tensors)), tuple(sorted(record.numbers))) for record in trace.header.records}
+
+
+def test_an_older_release_is_seen_as_wholly_as_the_installed_one(host: Host, older: Host, tmp_path: Path) -> None:
+    traces = []
+    for name, of in (("installed", host), ("older", older)):
+        (tmp_path / name).mkdir()
+        traces.append(of.engine(BUSY).run(BUSY, tmp_path / name, Limits()))
+    verdicts = [judge(trace) for trace in traces]
+    assert [verdict.status for verdict in verdicts] == ["equal", "equal"], verdicts
+    assert held(traces[0]) == held(traces[1])
+    assert verdicts[0].exercised == verdicts[1].exercised
+    assert {"tree", "radix_hit", "retraction", "chunked_prefill"} <= set(verdicts[0].exercised)
+
+
+@pytest.mark.parametrize("entry", ["25015", "26329", "26997-kv", "multi-layer-chunk-tail-2"])
+def test_an_older_release_has_the_bugs_that_the_ledger_says(older: Host, entry: str, tmp_path: Path) -> None:
+    case = LEDGER[entry].case
+    verdict = judge(older.engine(case).run(case, tmp_path, Limits()))
+    if entry.startswith("multi-layer") and older.version.startswith(
+        "0.5.20"
+    ):  # it dies there: ledger entry multi-layer-pp-proxy
+        assert (verdict.status, verdict.rule) == ("unknown", "engine.crash")
+    elif LEDGER[entry].fixed:
+        assert verdict.status == "equal", verdict
+    else:
+        assert (verdict.status, verdict.rule) == ("diverged", LEDGER[entry].rule)
