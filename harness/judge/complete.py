@@ -62,7 +62,7 @@ def _due(trace: Trace, number: int, record: Record) -> str:
         if numbers.get("in_graph") and not layers:
             due["consumed"] = (0, (case.num_steps - 1) * case.topk)
     if case.topk > 1 and record.stage == "verify":
-        due["path_hidden"] = (0, numbers["accept_len"])
+        due["path_hidden"] = (0, numbers.get("kept", numbers["accept_len"]))
     if case.topk > 1 and (record.stage == "extend" or (record.stage == "prefill" and numbers["final"])):
         due |= dict.fromkeys(("proposal", "proposal_probabilities"), (0, case.topk))
     if layers and record.stage in ("extend", "prefill"):
@@ -80,11 +80,13 @@ def _request(trace: Trace, name: str, stages: Counter[tuple[str, str]]) -> str:
     case = trace.header.case
     mine = [(number, record) for number, record in enumerate(trace.header.records) if record.request == name]
     chunks, rounds = stages[name, "prefill"], stages[name, "draft"]
-    due = {"finished": 1, "verify": rounds, "extend": rounds}
+    # a request that ends in a verify of spec v1 has no draft extend after it
+    extends = rounds - sum(record.stage == "verify" and "kept" in record.numbers for _, record in mine)
+    due = {"finished": 1, "verify": rounds, "extend": extends}
     if case.engine.sglang.radix_cache:
         due["cached"] = int(chunks > 0)
     if trace.header.inner:
-        due |= {"target.extend": chunks, "draft.extend": chunks, "target.verify": rounds, "draft.extend_decode": rounds}
+        due |= {"target.extend": chunks, "draft.extend": chunks, "target.verify": rounds, "draft.extend_decode": extends}
         layers = case.num_steps if RECIPES[case.model].mtp_layers else 0
         in_graph = Counter(record.stage for _, record in mine if record.numbers.get("in_graph"))
         due["draft.decode"] = 0 if layers else (rounds - in_graph["draft"]) * (case.num_steps - 1)

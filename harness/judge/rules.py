@@ -298,9 +298,16 @@ class Rules:
             )
         path = [node for node in round.path if 0 <= node < len(nodes)]
         self._target_hidden(number, Place(record, "target.verify", output=True), round.committed, path)
-        table = self._table(record, "draft")
+        table = self._own_table(number, record)
         if table is not None:
             self._slots.written(number, place, table, self._nodes(round))
+
+    def _own_table(self, number: int, record: Record) -> list[int] | None:
+        """The row of req_to_token that a forward of verify or draft extend found: the one row of the round, unless the record
+        brings its own."""
+        if "table" in record.tensors:
+            return self._trace.integers(number, "table")
+        return self._table(record, "draft")
 
     def _nodes(self, round: Round) -> list[int]:
         columns: list[int] = verify_columns(round.committed, self._case.num_draft_tokens).tolist()
@@ -325,12 +332,14 @@ class Rules:
             said = [numbers["accept_len"]]
             self._compare.integers(place, "verify.accept", [len(path)], said, "accept length of round", record.round)
             self._compare.integers(place, "verify.accept", path, round.path, "accepted node", 0)
-        lengths = [round.committed, round.committed + numbers["accept_len"]]
+        # spec v1 cuts off where the request ends, and commits no more; the length of its output is judged when it has finished
+        kept = min(numbers.get("kept", numbers["accept_len"]), numbers["accept_len"])
+        lengths = [round.committed, round.committed + kept]
         said = [numbers["seq_len"], numbers["new_seq_len"]]
         self._compare.integers(place, "verify.accept", lengths, said, "seq_len before and after, entry", 0)
         # a chain's tokens are in front as they are; a tree's are moved there
         front, predicted = "verify.accept" if self._case.topk == 1 else "commit.path", self._trace.integers(number, "predicted")
-        self._compare.integers(place, front, decided, predicted, "committed token", 0)
+        self._compare.integers(place, front, decided[:kept], predicted, "committed token", 0)
         if "path_hidden" in record.tensors:
             hidden = self._trace.tensor(number, "path_hidden")
             expected = story.target.hidden[round.committed : round.committed + len(hidden)]
@@ -349,9 +358,10 @@ class Rules:
             place = self._layers.forward(number, record, "draft.extend_decode", "extend", 0, round)
         else:
             self._draft_rows(number, place, self._stories[record.request], range(round.committed, round.end))
-        table = self._table(record, "draft")
+        table = self._own_table(number, record)
         if table is not None:
-            self._slots.written(number, place, table, self._nodes(round))
+            packed = range(round.committed, round.end)  # spec v1 runs the accepted rows only
+            self._slots.written(number, place, table, packed if "table" in record.tensors else self._nodes(round))
 
     def _extend(self, number: int, record: Record) -> None:
         place, end = Place(record, "draft.extend_decode"), self._round(record).end

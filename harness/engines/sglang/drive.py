@@ -16,8 +16,10 @@ from torch import Tensor
 from eagletwin.harness.case import Case, Event, Request
 from eagletwin.harness.trace import Recorder
 
+from .eras import workers
 from .eras.names import pick
 from .taps import Taps
+from .taps_v1 import TapsV1
 
 
 class _Done(BaseException):
@@ -54,7 +56,7 @@ class Drive:
         self._reached = reached
         self._until = until
         self._live = live
-        self._taps = Taps(scheduler, recorder, reached)
+        self._taps = (TapsV1 if workers.is_v1(scheduler) else Taps)(scheduler, recorder, reached)
         self._allocation = self._taps.allocation
         self._pools = self._taps.pools
         self._on_gpu = str(scheduler.device).startswith("cuda")

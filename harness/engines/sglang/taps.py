@@ -16,15 +16,16 @@ from torch import Tensor
 from eagletwin.harness.trace import Recorder, snapshot
 
 from .cuda import CAPTURES
-from .eras import layers, names
+from .eras import layers, names, workers
 from .eras.accepted import Accepted
+from .eras.names import pick
 from .pools import Allocation, Pool
 
 
 def draft_runners(scheduler: Any) -> list[Any]:
     """The draft's model runners, by layer; a single head has one."""
-    drafter = scheduler.draft_worker.draft_worker
-    return list(getattr(drafter, "draft_runner_list", None) or [drafter.draft_runner])
+    drafter = workers.drafter(scheduler)
+    return list(getattr(drafter, "draft_runner_list", None) or [pick(drafter, "draft_runner", "draft_model_runner")])
 
 
 class Taps:
@@ -40,7 +41,7 @@ class Taps:
         self._reached = reached
         self.allocation = Allocation(scheduler)
         self._worker = scheduler.draft_worker
-        self._drafter = self._worker.draft_worker
+        self._drafter = workers.drafter(scheduler)
         self._target_runner = scheduler.tp_worker.model_runner
         self._draft_runners = draft_runners(scheduler)
         self._layers = len(self._draft_runners) if hasattr(self._drafter, "draft_runner_list") else 0  # 0: a single head
@@ -141,11 +142,11 @@ class Taps:
             self._reached("prefill")
             result = call(batch, *args, **kwargs)
             self.prefills += 1
-            self._after_prefill(result, starts, lengths)
+            self._after_prefill(result.next_token_ids, self._next_input(result, batch), starts, lengths)
         else:
             self._reached("draft")
             result = call(batch, *args, **kwargs)
-            self._after_extend(result)
+            self._after_extend(result, batch)
             for request in self._batch:
                 self._rounds[request.rid] = self._rounds.get(request.rid, 0) + 1
         return result
@@ -170,11 +171,14 @@ class Taps:
             owned=True,
         )
 
-    def _after_prefill(self, result: Any, starts: list[int], lengths: list[int]) -> None:
-        proposal = result.next_draft_input
+    def _next_input(self, result: Any, batch: Any) -> Any:  # noqa: ARG002  where v1 has it
+        """What the next round begins with, of a batch that is done."""
+        return result.next_draft_input
+
+    def _after_prefill(self, next_tokens: Tensor, proposal: Any, starts: list[int], lengths: list[int]) -> None:
         ends = [start + length for start, length in zip(starts, lengths, strict=True)]
-        tokens, proposals = snapshot(result.next_token_ids), self._proposals(proposal)
-        for n, (request, end, tensors) in enumerate(zip(self._batch, ends, self._changed_rows(ends), strict=True)):
+        tokens, proposals = snapshot(next_tokens), self._proposals(proposal)
+        for n, (request, end, tensors) in enumerate(zip(self._batch, ends, self._changed_rows(self._batch, ends), strict=True)):
             final = end == len(request.origin_input_ids) + len(request.output_ids)
             if final:  # what a chunk in between predicts and proposes is legal garbage
                 tensors |= {"next_token": tokens[n : n + 1]}
@@ -218,7 +222,7 @@ class Taps:
         self._candidates.clear()
         result = call(batch, *args, **kwargs)
         if not batch.forward_mode.is_idle():  # parents: -1 for the root, then the frontier of each step but the last
-            self._expanded, self._selected = snapshot(result[0])[:, 1:], snapshot(result[1])
+            self._expanded, self._selected = snapshot(result[0])[:, 1:].to(torch.int64), snapshot(result[1])
         return result
 
     def _around_draft(self, call: Callable[..., Any], batch: Any, *args: Any, **kwargs: Any) -> Any:
@@ -243,7 +247,7 @@ class Taps:
         masks = self._masks(snapshot(result.custom_mask), lengths)
         for n, request in enumerate(self._batch):
             tensors = {name: tensor[n] for name, tensor in nodes.items()} | {
-                "table": self.allocation.allocated(request),
+                "table": self._table_in_draft(request, lengths[n]),
                 "scratch_slots": slots[n],
                 "mask": masks[n],
                 "retrieve_index": nodes["retrieve_index"][n] - n * self._width,
@@ -264,6 +268,10 @@ class Taps:
         self._reached("verify")
         return result
 
+    def _table_in_draft(self, request: Any, length: int) -> Tensor:  # noqa: ARG002  v1 needs it
+        """The request's row of req_to_token, as far as its round reaches."""
+        return self.allocation.allocated(request)
+
     def _holes(self, slots: Tensor, length: int) -> Tensor:
         """Slots [(topk - 1) * n] between the start of a page and where a branch begins in it, of branches 1..; slots [topk, S].
 
@@ -277,16 +285,20 @@ class Taps:
     def _masks(self, mask: Tensor, lengths: list[int]) -> list[Tensor]:
         """The tree's part of each request's mask [D, D]; D = num_draft_tokens. What lies before it belongs to the prefix."""
         width, masks, begin = self._width, [], 0
-        backend = getattr(self._target_runner.attn_backend, "verify_mask", None)
-        mode = self._drafter.tree_mask_mode if backend is None else backend.mode
-        if mode.name == "QLEN_ONLY_BITPACKING":
+        mode = self._mask_mode()
+        if mode == "QLEN_ONLY_BITPACKING":
             bits = mask.to(torch.int64).view(-1, width, 1) >> torch.arange(width)
             return list((bits & 1).to(torch.bool)[: len(lengths)])
         for length in lengths:
-            row = width + (length if mode.name == "FULL_MASK" else 0)
+            row = width + (length if mode == "FULL_MASK" else 0)
             masks.append(mask[begin : begin + width * row].view(width, row)[:, row - width :])
             begin += width * row
         return masks
+
+    def _mask_mode(self) -> str:
+        backend = getattr(self._target_runner.attn_backend, "verify_mask", None)
+        mode = self._drafter.tree_mask_mode if backend is None else backend.mode
+        return str(mode.name)
 
     def _around_verify(self, call: Callable[..., Any], batch: Any, *args: Any, **kwargs: Any) -> Any:
         lengths = batch.seq_lens.tolist()
@@ -315,26 +327,28 @@ class Taps:
         self._reached("draft extend")
         return result
 
-    def _after_extend(self, result: Any) -> None:
-        proposal, lengths = result.next_draft_input, names.new_seq_lens(result).tolist()
+    def _after_extend(self, result: Any, batch: Any) -> None:
+        self._record_extend(self._batch, names.new_seq_lens(result).tolist(), self._next_input(result, batch))
+
+    def _record_extend(self, requests: list[Any], lengths: list[int], proposal: Any) -> None:
         proposals = self._proposals(proposal)
-        for n, (request, tensors) in enumerate(zip(self._batch, self._changed_rows(lengths), strict=True)):
+        for n, (request, tensors) in enumerate(zip(requests, self._changed_rows(requests, lengths), strict=True)):
             tensors |= proposals[n]
             # single layers in a graph are seen as a whole; of several, nothing but what they leave behind
             self._add(request, "extend", 0, {"seq_len": lengths[n], "in_graph": int(self._replayed)}, tensors)
         self._replayed = False
 
-    def _changed_rows(self, ends: list[int]) -> list[dict[str, Tensor]]:
+    def _changed_rows(self, requests: list[Any], ends: list[int]) -> list[dict[str, Tensor]]:
         """Of each request: its table up to ends[n], and the KV rows below ends[n] that differ from those last recorded for it.
 
         All of them are read each time: a row that somebody overwrote later is a change, and so a record.
         """
-        tables = [self.allocation.table(request, end) for request, end in zip(self._batch, ends, strict=True)]
+        tables = [self.allocation.table(request, end) for request, end in zip(requests, ends, strict=True)]
         found = [{"table": table} for table in tables]
         slots = torch.cat(tables)
         for name, pool in self.pools.items():
             rows = pool.rows(slots).split_with_sizes(ends, 2)  # of each request [2, L, end, G, D]
-            for request, end, mine, tensors in zip(self._batch, ends, rows, found, strict=True):
+            for request, end, mine, tensors in zip(requests, ends, rows, found, strict=True):
                 before = self._stored.get((request.rid, name))
                 known = 0 if before is None else min(end, before.shape[2])
                 at = torch.arange(known, end)
@@ -366,19 +380,10 @@ class Taps:
         if not self._batch or mode.is_idle():
             return call(batch, *args, **kwargs)
         self._forward += 1
-        count, keep = len(self._batch), None
-        if mode.is_target_verify():
-            stage, lengths, steps = "target.verify", [self._width] * count, [0] * count
-        elif mode.is_draft_extend_v2():
-            stage, lengths, steps, keep = "draft.extend_decode", [self._width] * count, [0] * count, self._accept_lens
-        elif mode.is_decode():
-            self._draft_step += 1
-            stage, lengths, steps = "draft.decode", [self._topk] * count, [self._draft_step] * count
-        else:
-            stage = "target.extend" if target else "draft.extend"
-            lengths = [int(length) for length in batch.extend_seq_lens_cpu]
-            steps = [int(start) for start in batch.extend_prefix_lens_cpu]
+        requests, stage, lengths, steps = self._rows_of(batch, target)
+        keep = self._accept_lens if mode.is_draft_extend_v2() else None
         found = self._split(batch, None if target else batch.spec_info.hidden_states, lengths, keep)
+        self._add_tables(stage, requests, lengths, batch, found)
         try:
             result = call(batch, *args, **kwargs)
             if target or mode.is_decode():
@@ -388,8 +393,27 @@ class Taps:
                     tensors["hidden_out"], begin = hidden[rows], rows.stop
             return result
         finally:  # what went into a forward that never returned is the best hint at why
-            for request, step, tensors in zip(self._batch, steps, found, strict=True):
+            for request, step, tensors in zip(requests, steps, found, strict=True):
                 self._add(request, stage, step, dict(self._used), tensors, layer or 0)
+
+    def _rows_of(self, batch: Any, target: bool) -> tuple[list[Any], str, list[int], list[int]]:
+        """Whose rows a forward has, its stage, and of each request: how many rows, and the step."""
+        mode, count = batch.forward_mode, len(self._batch)
+        if mode.is_target_verify():
+            return self._batch, "target.verify", [self._width] * count, [0] * count
+        if mode.is_draft_extend_v2():
+            return self._batch, "draft.extend_decode", [self._width] * count, [0] * count
+        if mode.is_decode():
+            self._draft_step += 1
+            return self._batch, "draft.decode", [self._topk] * count, [self._draft_step] * count
+        lengths = [int(length) for length in batch.extend_seq_lens_cpu]
+        steps = [int(start) for start in batch.extend_prefix_lens_cpu]
+        return self._batch, "target.extend" if target else "draft.extend", lengths, steps
+
+    def _add_tables(
+        self, stage: str, requests: list[Any], lengths: list[int], batch: Any, found: list[dict[str, Tensor]]
+    ) -> None:
+        """Rows of req_to_token, where they change between the stages of a round: nowhere in v2."""
 
     def _split(self, batch: Any, hidden: Tensor | None, lengths: list[int], keep: list[int] | None) -> list[dict[str, Tensor]]:
         """Cut the rows of one forward into requests; of each, keep the first keep[n] rows (all, if None)."""

@@ -43,3 +43,15 @@ def links(verify_input: Any) -> dict[str, Tensor]:
         "next_token": pick(verify_input, "retrieve_next_token", "retrive_next_token"),
         "next_sibling": pick(verify_input, "retrieve_next_sibling", "retrive_next_sibling"),
     }
+
+
+def drafts_kept(output: Any) -> list[int]:
+    """Of what the older worker's verify hands back: drafts that each request of the batch has committed."""
+    counts = pick(output, "num_correct_drafts_per_req_cpu", "num_accepted_drafts_per_req_cpu", "accept_length_per_req_cpu")
+    return list(counts)
+
+
+def tokens_kept(output: Any) -> Tensor:
+    """Of the same: tokens that were committed, of all requests, one after another."""
+    tokens: Tensor = pick(output, "accept_tokens", "verified_id")
+    return tokens

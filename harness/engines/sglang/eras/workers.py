@@ -7,6 +7,7 @@ the only one, and runs without overlap.
 
 import importlib.util
 import os
+from typing import Any
 
 from eagletwin.harness.case import Case
 
@@ -21,6 +22,16 @@ def has_v1() -> bool:
 def overlaps(case: Case) -> bool:
     """Whether this SGLang runs the case with its overlap scheduler."""
     return has_v1() and case.topk == 1
+
+
+def is_v1(scheduler: Any) -> bool:
+    """Whether this scheduler runs the older worker, which is one object for the rounds and the drafts."""
+    return not hasattr(scheduler.draft_worker, "draft_worker")
+
+
+def drafter(scheduler: Any) -> Any:
+    """What drafts: the V2 worker has a worker for that."""
+    return getattr(scheduler.draft_worker, "draft_worker", scheduler.draft_worker)
 
 
 def choose(case: Case, shims: list[str]) -> None:
