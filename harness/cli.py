@@ -44,9 +44,8 @@ from .cli_options import (
     patches_of,
     rules_off,
     unusual_words,
-    with_probes,
 )
-from .cli_releases import releases
+from .cli_releases import prove_on_wheels, releases
 from .errors import (
     EXIT_DIVERGED,
     EXIT_EQUAL,
@@ -60,7 +59,7 @@ from .errors import (
 )
 
 if TYPE_CHECKING:
-    from .engines.wire import Kernels
+    pass
 
 app = typer.Typer(
     add_completion=False,
@@ -251,7 +250,7 @@ def prove(
     if on_releases:
         if sglang:
             raise InputError("--releases names the releases itself", consequence="nothing was run", remedy="leave --sglang out")
-        return _prove_on_wheels(entries, kernels, out, step_timeout, case_timeout)
+        return prove_on_wheels(entries, kernels, out, step_timeout, case_timeout)
     from .engines.source import resolve
     from .engines.start import Zygote
 
@@ -277,27 +276,6 @@ def prove(
                 print(f"UNKNOWN\n\n  {error}")
                 return EXIT_UNKNOWN
     proof_table(proofs)
-    print(f"{sum(proof.holds for proof in proofs)} of {len(proofs)} proven in {time.monotonic() - begun:.1f} s")
-    return proving.worst([proof.exit_code for proof in proofs])
-
-
-def _prove_on_wheels(entries: list[str], kernels: "Kernels", out: Path, step_timeout: float, case_timeout: float) -> int:
-    from . import prove as proving
-    from .engines.process import Limits
-    from .report.table import proof_title, wheel_proof_table
-
-    begun = time.monotonic()
-    chosen = [entry for entry in with_probes(entries) if entry.fixed]
-    proofs = []
-    for proof in proving.prove_on_wheels(chosen, out, Limits(step=step_timeout, case=case_timeout), kernels):
-        proofs.append(proof)
-        print(proof_title(proof.entry))
-        for seen in (proof.bad, proof.good):
-            if seen is not None:
-                print(seen.text)
-        if proof.why:
-            print(f"UNKNOWN  {proof.why}\n")
-    wheel_proof_table(proofs)
     print(f"{sum(proof.holds for proof in proofs)} of {len(proofs)} proven in {time.monotonic() - begun:.1f} s")
     return proving.worst([proof.exit_code for proof in proofs])
 

@@ -1,13 +1,17 @@
 """`eagletwin releases …`: the published releases of SGLang that `--sglang` knows, and what holds on each of them."""
 
 import sys
+import time
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from .cli_options import with_probes
 from .errors import EXIT_DIVERGED, EXIT_EQUAL, EXIT_UNKNOWN, InputError
+
+if TYPE_CHECKING:
+    from .engines.wire import Kernels
 
 releases = typer.Typer(add_completion=False, help="The published releases of SGLang, and what holds on each of them.")
 
@@ -76,3 +80,25 @@ def releases_table(
     if holes:
         print(f"{len(holes)} cells are not measured, such as {holes[0]}")
     return EXIT_DIVERGED if differs(found, right) else EXIT_UNKNOWN if holes else EXIT_EQUAL
+
+
+def prove_on_wheels(entries: list[str], kernels: "Kernels", out: Path, step_timeout: float, case_timeout: float) -> int:
+    """What `prove --releases` does."""
+    from . import prove as proving
+    from .engines.process import Limits
+    from .report.table import proof_title, wheel_proof_table
+
+    begun = time.monotonic()
+    chosen = [entry for entry in with_probes(entries) if entry.fixed]
+    proofs = []
+    for proof in proving.prove_on_wheels(chosen, out, Limits(step=step_timeout, case=case_timeout), kernels):
+        proofs.append(proof)
+        print(proof_title(proof.entry))
+        for seen in (proof.bad, proof.good):
+            if seen is not None:
+                print(seen.text)
+        if proof.why:
+            print(f"UNKNOWN  {proof.why}\n")
+    wheel_proof_table(proofs)
+    print(f"{sum(proof.holds for proof in proofs)} of {len(proofs)} proven in {time.monotonic() - begun:.1f} s")
+    return proving.worst([proof.exit_code for proof in proofs])
