@@ -78,10 +78,10 @@ class Ending(Struct, frozen=True, kw_only=True):
     """How the run ended. `detail` tells a person; `where` is the last stage that was reached.
 
     stopped: the caller asked for no more. faulted: a kernel did what it must not (memory outside its tensors, undefined
-    values, a race); `rule` says which.
+    values, a race); `rule` says which. unseen: a tap of the harness failed, which says nothing about the worker.
     """
 
-    kind: Literal["finished", "stopped", "crashed", "hung", "faulted"]
+    kind: Literal["finished", "stopped", "crashed", "hung", "faulted", "unseen"]
     detail: str = ""
     where: str = ""
     rule: str = ""

@@ -90,7 +90,7 @@ def _ended(ending: Ending) -> tuple[str, str]:
         return "", ""
     if ending.kind == "stopped":
         return "", f"the run was stopped {ending.detail}"
-    rule = {"crashed": "engine.crash", "hung": "engine.hang", "faulted": ending.rule}[ending.kind]
+    rule = {"crashed": "engine.crash", "hung": "engine.hang", "faulted": ending.rule, "unseen": ""}[ending.kind]
     return rule, f"{ending.detail} (last seen: {ending.where or 'start'})"
 
 

@@ -53,6 +53,27 @@ def test_a_case_that_takes_too_long_as_a_whole_is_a_hang(run: Runner, busy_case:
     assert "no end of the case within 8 s" in verdict.reason
 
 
+def test_a_result_that_the_taps_cannot_read_is_no_crash_of_the_worker(run: Runner, busy_case: Case) -> None:
+    """As of a release that calls things otherwise: a cell of such a release must not read as one whose worker crashes."""
+    renamed = Edit(
+        target=VERIFY,
+        match="return run_eagle_verify(",
+        replacement="import types\nreturn (lambda *a, **k: types.SimpleNamespace(result=run_eagle_verify(*a, **k)))(",
+    )
+    trace, verdict = run(busy_case, renamed)
+    assert (verdict.status, verdict.rule, trace.header.ending.kind) == ("unknown", "", "unseen")
+    assert "eagletwin itself failed: AttributeError" in verdict.reason
+    assert "(taps.py:" in verdict.reason
+
+
+def test_arguments_that_the_worker_does_not_take_are_its_own_crash(run: Runner, busy_case: Case) -> None:
+    fewer = Edit(
+        target="sglang.srt.speculative.eagle_worker_v2.EAGLEWorkerV2.verify", match="def verify(", replacement="def verify(*, "
+    )
+    _, verdict = run(busy_case, fewer)
+    assert (verdict.status, verdict.rule) == ("unknown", "engine.crash")
+
+
 def test_a_scheduler_that_never_finishes_its_requests_is_a_hang(run: Runner, busy_case: Case) -> None:
     deaf = Edit(
         target="sglang.srt.managers.schedule_batch.Req.finished",

@@ -80,6 +80,8 @@ class _Run:
         except (Exception, SystemExit) as error:
             traceback.print_exc()
             ending = Ending(kind="crashed", detail=_brief(error), where=self._where)
+            if self._info.device == "cpu" and _is_ours(error):  # a GPU may fail when it is asked, with what the worker did
+                ending = Ending(kind="unseen", detail=f"eagletwin itself failed: {_brief(error)}", where=self._where)
         if stubs.called and ending.kind == "finished":  # SGLang swallowed the exception, and so skipped a kernel
             detail = f"stub {stubs.called[0]} was called and the exception swallowed"
             ending = Ending(kind="crashed", detail=detail, where=self._where)
@@ -124,6 +126,26 @@ class _Run:
         records = self._recorder.records
         header = new_header(case, self._info, ending, records, kernels.fallbacks(), patches.idle(), self._before)
         write_trace(Path(self._message.folder), header, self._recorder.tensors)
+
+
+_HARNESS = Path(__file__).parents[2]
+# An exception from here says what the release did: it called what nobody has, or handed a kernel what no kernel can take.
+_IN_ITS_PLACE = ("stubs.py", "tree_ops.py")
+
+
+def _is_ours(error: BaseException) -> bool:
+    """Whether the harness failed, and not the worker: whose the innermost frame is, of those that are one's or the other's."""
+    import sglang
+
+    release = Path(sglang.__path__[0])
+    for frame in reversed(traceback.extract_tb(error.__traceback__)):
+        file = Path(frame.filename)
+        if file.is_relative_to(release) or frame.filename.endswith(", patched>"):
+            return False
+        if not file.is_relative_to(_HARNESS) or file.name in _IN_ITS_PLACE or "triton_cpu" in file.parts:
+            continue
+        return "*args, **kwargs" not in (frame.line or "")  # else a tap handed on arguments that were not taken
+    return False
 
 
 def _brief(error: BaseException) -> str:

@@ -4,7 +4,8 @@
 the tensors that they are given, as the C++ does. Written from what they must do (the releases' call sites), in plain Python:
 a tree has a few dozen nodes. eras/tree_kernels.py puts them where the release looks for them, and says so.
 
-They are the host's and not the release's, so a fault of the C++ does not show here. What the C++ leaves undefined raises.
+They are the host's and not the release's, so a fault of the C++ does not show here. A node whose parent was not selected is
+left without links, as the C++ does it; its position and mask, undefined there, are those of a root.
 """
 
 from typing import Any
@@ -53,6 +54,9 @@ def build_tree_kernel_efficient(
         seen[:, 0] = True
         for node in range(1, draft_token_num):
             parent = parents[node]
+            if parent < 0:  # as the C++, which says so and goes on: nothing leads to it
+                seen[node, node] = True
+                continue
             depths[node] = depths[parent] + 1
             seen[node] = seen[parent]
             seen[node, node] = True
@@ -70,16 +74,18 @@ def build_tree_kernel_efficient(
 
 
 def _parents(selected: list[int], blocks: list[int], topk: int) -> list[int]:
-    """Parent of each node, which stands before it: a candidate has a larger number than the one it was proposed by."""
+    """Parent of each node, which stands before it: a candidate has a larger number than the one it was proposed by.
+
+    -1 of the root, and of a node whose parent is none: that is the fault of whoever selected it, and judged there.
+    """
     parents = [-1]
-    for candidate in selected:
+    for node, candidate in enumerate(selected, 1):
         block = candidate // topk
         if block == 0:
             parents.append(0)
             continue
-        if blocks[block] not in selected:
-            raise ValueError(f"candidate {candidate} is a node of the tree, and its parent {blocks[block]} is not")
-        parents.append(selected.index(blocks[block]) + 1)
+        parent = selected.index(blocks[block]) + 1 if block < len(blocks) and blocks[block] in selected else -1
+        parents.append(parent if parent < node else -1)
     return parents
 
 
