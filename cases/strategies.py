@@ -107,13 +107,17 @@ def focus_of(seed: int, **held: Any) -> Focus:
         max_total_tokens=random.choice((512, 512, 96, 128)),
         max_running_requests=random.choice((8, 8, 8, 2)),
     )
-    return _possible(replace(drawn, **held))
+    return _possible(replace(drawn, **held), held)
 
 
-def _possible(drawn: Focus) -> Focus:
-    """A draft of several layers has no trees, and no more steps than layers."""
+def _possible(drawn: Focus, held: Collection[str]) -> Focus:
+    """A draft of several layers has no more steps than layers, trees only if somebody asks for them (they change the output,
+    ledger entry multi-layer-topk-path), and those with as many nodes as steps."""
     layers = RECIPES[drawn.model].mtp_layers
-    return replace(drawn, num_steps=1 + (drawn.num_steps - 1) % layers, topk=1) if layers else drawn
+    if not layers:
+        return drawn
+    topk = drawn.topk if "topk" in held else 1
+    return replace(drawn, num_steps=1 + (drawn.num_steps - 1) % layers, topk=topk, tree_size=TREE_SIZES[0])
 
 
 def _focused(value: Any, values: tuple[Any, ...]) -> st.SearchStrategy[Any]:
@@ -145,7 +149,7 @@ def configurations(draw: st.DrawFn, focus: Focus | None = None, held: Collection
         value = None if focus is None else getattr(focus, name)
         values = values[: len(MODELS)] if name == "model" else values
         chosen[name] = value if name in held else draw(_focused(value, values))
-    return _possible(Focus(**chosen))
+    return _possible(Focus(**chosen), held)
 
 
 def tokens(seed: int, count: int, vocabulary: int) -> tuple[int, ...]:

@@ -11,6 +11,8 @@ from .errors import EXIT_DIVERGED, EXIT_EQUAL
 if TYPE_CHECKING:
     from eagletwin.cases.entry import Entry
 
+DEEP = 10  # layers of a target that takes too long to be asked for every token
+
 bench = typer.Typer(add_completion=False, help="What all this costs on this machine.")
 
 
@@ -44,13 +46,22 @@ def bench_search(
 
 
 @bench.command("acceptance")
-def bench_acceptance() -> int:
+def bench_acceptance(
+    layers: Annotated[bool, typer.Option(help="Of multi-layer drafts: what the live faults of their worker cost.")] = False,
+) -> int:
     """What SGLang's layout of the draft tree costs in accepted tokens (PR #8409), by the reference alone; two minutes."""
     from .acceptance import SHAPES, acceptance
+    from .acceptance_layers import FAULTS, layers_cost
     from .models.recipes import RECIPES
-    from .report.benchmarks import acceptance_lines
+    from .report.benchmarks import acceptance_lines, layers_lines
 
-    print("\n".join(acceptance_lines([acceptance(model, shape) for model in RECIPES for shape in SHAPES])))
+    if layers:
+        several = [name for name, recipe in RECIPES.items() if recipe.mtp_layers and recipe.target.num_layers < DEEP]
+        found = [layers_cost(model, steps, fault) for model in several for fault in FAULTS for steps in (2, 3, 4)]
+        print("\n".join(layers_lines(found)))
+    else:
+        single = [name for name, recipe in RECIPES.items() if not recipe.mtp_layers]  # several layers have no tree to lay out
+        print("\n".join(acceptance_lines([acceptance(model, shape) for model in single for shape in SHAPES])))
     return EXIT_EQUAL
 
 

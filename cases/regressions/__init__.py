@@ -4,6 +4,7 @@ from eagletwin.cases.entry import Entry
 
 from . import (
     boundary_kv,
+    chain_hidden,
     indices_overflow,
     multi_layer_chunk_tail,
     multi_layer_plan,
@@ -35,6 +36,7 @@ LEDGER: dict[str, Entry] = {
         row_overflow.ENTRY,
         indices_overflow.ENTRY,
         small_tree.ENTRY,
+        chain_hidden.ENTRY,
         *multi_layer_plan.ENTRIES,
         multi_layer_pp.ENTRY,
         *multi_layer_chunk_tail.ENTRIES,

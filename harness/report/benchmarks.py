@@ -5,9 +5,11 @@ import os
 import platform
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from statistics import fmean
 
 from eagletwin.cases.entry import Entry
 from eagletwin.harness.acceptance import Acceptance
+from eagletwin.harness.acceptance_layers import NEW_TOKENS, PROMPT_SIZE, PROMPTS, SEEDS, Cost
 from eagletwin.harness.bench import Share, Spread, spread
 from eagletwin.harness.fuzz import Finding
 from eagletwin.harness.versions import installed
@@ -102,6 +104,22 @@ def acceptance_lines(found: Sequence[Acceptance]) -> list[str]:
     return rows + [
         f"| {one.model} | {', '.join(map(str, one.shape))} | {one.slot_layout:.3f} ({one.rounds} rounds) | {one.true_tree:.3f} "
         f"| {one.cost:.1%} |"
+        for one in found
+    ]
+
+
+def layers_lines(found: Sequence[Cost]) -> list[str]:
+    """The table of `eagletwin bench acceptance --layers`."""
+    rows = [
+        f"Means of {SEEDS} seeds of {PROMPTS} requests, {PROMPT_SIZE} prompt and {NEW_TOKENS} new tokens; ± the standard "
+        "deviation between seeds.",
+        "",
+        "| model | layers | fault | tokens a round with it | without | lost | rows that stay wrong |",
+        "|---|---|---|---|---|---|---|",
+    ]
+    return rows + [
+        f"| {one.model} | {one.num_steps} | {one.fault.name} | {fmean(one.wrong):.2f} | {fmean(one.right):.2f} "
+        f"| {one.cost:.1%} ± {one.spread:.1%} | {one.stale:.0%} |"
         for one in found
     ]
 

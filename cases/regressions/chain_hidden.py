@@ -1,0 +1,35 @@
+"""Up to 0.5.10.post1: without CUDA graphs, the layers of a chained draft were fed the target's state in decode.
+
+In a chained model (Step-3.5) a layer consumes the state of the layer below. PR #18564 saw to it in prefill and in graphs;
+draft extend without a graph handed every layer the target's, until 0.5.11. Which of the two a batch met hung on its size.
+"""
+
+from eagletwin.cases.entry import Entry
+from eagletwin.harness.case import Case, Request
+from eagletwin.harness.patch import Edit, Patch
+
+ENTRY = Entry(
+    id="chain-hidden",
+    title="Hand the state of the layer below on in decode without graphs",
+    rule="draft.hidden_in",
+    buggy="0.5.9 - 0.5.10.post1",
+    fixed="0.5.11",
+    hidden="in these releases all layers share layer 0's KV pool, and that shows first (22954-kv-pool)",
+    trigger="a chained multi-layer draft, num_steps >= 2, and a batch that no CUDA graph was captured for",
+    revert=Patch(
+        name="revert-chain-hidden",
+        edits=(
+            Edit(
+                target="sglang.srt.speculative.multi_layer_eagle_worker_v2.MultiLayerEagleDraftWorker._draft_extend_for_decode",
+                match="self.chain_mtp_hidden_states\n",
+                replacement="False\n",
+            ),
+        ),
+    ),
+    case=Case(
+        name="chain-hidden",
+        model="llama-mtp-chain",
+        num_steps=2,
+        requests=(Request(id="a", prompt=(7,), max_new_tokens=2),),
+    ),
+)
