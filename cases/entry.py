@@ -1,7 +1,8 @@
 """The form of a ledger entry: what a known bug is, the smallest case that shows it, and how to have it with and without."""
 
 import shlex
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 
 from eagletwin.harness.case import Case
 from eagletwin.harness.judge import DECLARED_VIEW, View
@@ -25,6 +26,7 @@ class Entry:
     buggy     releases that have the bug; fixed: the first without it, or "" of one that is live
     last_bad  the last release before `fixed`, if the case shows the bug there; else `hidden` says why it cannot
     by_hand   what builds a worker on `last_bad` that the release itself would not, so that the bug can show
+    beside    release -> what repairs another bug of it that would show first
     trigger   what a run needs for the bug to matter
     case      minimal: equal on the green side, diverged on the red one
 
@@ -45,6 +47,7 @@ class Entry:
     last_bad: str = ""
     hidden: str = ""
     by_hand: Patch | None = None
+    beside: Mapping[str, Patch] = field(default_factory=dict)
     revert: Patch | None = None
     remedy: Patch | None = None
     view: View | None = None

@@ -82,8 +82,8 @@ class Seen:
 
 @dataclass(frozen=True, slots=True)
 class WheelProof:
-    """An entry on published wheels, unchanged but for what it says `by_hand`: `bad`, the last before the fix, and `good`, the
-    first with it.
+    """An entry on published wheels, unchanged but for what it says `by_hand` and `beside`: `bad`, the last before the fix, and
+    `good`, the first with it.
 
     why  what kept a side from being run; then it is None
     """
@@ -140,9 +140,10 @@ def _on_wheel(
     if isinstance(entry, Probe):
         verdict = entry.ask(host)
         return Seen(verdict, probe_text(entry, verdict, host.version))
-    by_hand = (entry.by_hand,) if entry.by_hand is not None and release == entry.last_bad else ()
-    again = f"eagletwin prove --releases {entry.id}" if by_hand else f"eagletwin check {entry.id} --sglang {release}"
-    engine = host.engine(entry.case, by_hand, kernels)
+    changes = (entry.by_hand if release == entry.last_bad else None, entry.beside.get(release))
+    patches = tuple(patch for patch in changes if patch is not None)
+    again = f"eagletwin prove --releases {entry.id}" if patches else f"eagletwin check {entry.id} --sglang {release}"
+    engine = host.engine(entry.case, patches, kernels)
     folder = new_run_folder(runs, f"{entry.id}-on-{release}")
     outcome = check(engine, entry.case, folder, limits, again=again)
     return Seen(outcome.verdict, f"{outcome.report}\n  folder: {folder}\n")

@@ -8,13 +8,16 @@ from eagletwin.cases.entry import Entry
 from eagletwin.harness.case import Case, Request
 from eagletwin.harness.patch import Edit, Patch
 
+from .pr_22954 import EACH_ITS_OWN
+
 ENTRY = Entry(
     id="chain-hidden",
     title="Hand the state of the layer below on in decode without graphs",
     rule="draft.hidden_in",
     buggy="0.5.9 - 0.5.10.post1",
     fixed="0.5.11",
-    hidden="in these releases all layers share layer 0's KV pool, and that shows first (22954-kv-pool)",
+    last_bad="0.5.10.post1",
+    beside={"0.5.10.post1": EACH_ITS_OWN, "0.5.11": EACH_ITS_OWN},  # all layers share layer 0's KV pool there
     trigger="a chained multi-layer draft, num_steps >= 2, and a batch that no CUDA graph was captured for",
     revert=Patch(
         name="revert-chain-hidden",

@@ -14,6 +14,8 @@ The lines of draft extend are as old as the worker, and were right while attenti
 runner 0's for all layers (up to 0.5.12.post1, entry 22954-attn-backend): that one's plan was made.
 """
 
+from collections.abc import Mapping
+
 from eagletwin.cases.entry import Entry
 from eagletwin.harness.case import Case, Request
 from eagletwin.harness.patch import Edit, Patch
@@ -42,15 +44,28 @@ _REVERTS = {
 }
 
 
-def _entry(part: str, title: str, rule: str, last_bad: str, hidden: str, case: Case) -> Entry:
+# Of 0.5.13 to 0.5.15.post1, whose verify comes first and is as wrong.
+_PLAN_VERIFY = Patch(
+    name="plan-verify",
+    edits=(
+        Edit(
+            target=f"{_FILE}.MultiLayerEagleWorkerV2.verify",
+            match="verify_forward_batch.mark_forward_metadata_ready()",
+            replacement="pass",
+        ),
+    ),
+)
+
+
+def _entry(part: str, title: str, rule: str, case: Case, beside: Mapping[str, Patch]) -> Entry:
     return Entry(
         id=f"multi-layer-plan-{part}",
         title=title,
         rule=rule,
         buggy="0.5.13 - 0.5.15.post1",
         fixed="0.5.16",
-        last_bad=last_bad,
-        hidden=hidden,
+        last_bad="0.5.15.post1",
+        beside=beside,
         trigger="multi-layer EAGLE without CUDA graphs, or with a batch that no graph was captured for",
         revert=Patch(name=f"revert-multi-layer-plan-{part}", edits=_REVERTS[part]),
         case=case,
@@ -67,13 +82,12 @@ def _case(part: str, num_steps: int) -> Case:
 
 
 ENTRIES = (
-    _entry("verify", "Plan the attention of target verify", "target.hidden", "0.5.15.post1", "", _case("verify", 2)),
+    _entry("verify", "Plan the attention of target verify", "target.hidden", _case("verify", 2), {}),
     _entry(
         "extend",
         "Plan the attention of each layer's draft extend",
         "draft.proposal",
-        "",
-        "verify comes first there, and is as wrong (multi-layer-plan-verify)",
         _case("extend", 2),
+        {"0.5.15.post1": _PLAN_VERIFY},
     ),
 )

@@ -41,6 +41,30 @@ translator = {_RUNNER}.kv_index_translator""",
     )
 
 
+def _each(call: str) -> str:
+    """A layer's own KV pool and backend on the batch, before the layer is called."""
+    return f"""forward_batch.token_to_kv_pool = {_RUNNER}.token_to_kv_pool
+forward_batch.attn_backend = {_RUNNER}.attn_backend
+{call}"""
+
+
+_PREFILL, _DECODE = f"output: ModelRunnerOutput = {_RUNNER}.forward(", f"draft_logits_output = {_RUNNER}.forward("
+
+# The answer, for 0.5.9 to 0.5.12.post1: both on the batch, and each backend plans for it. The KV pool alone repairs every
+# number; the backend without a plan of its own breaks some.
+EACH_ITS_OWN = Patch(
+    name="pools-and-backend-of-each-layer",
+    edits=(
+        Edit(target=f"{_DRAFTER}._draft_extend_for_prefill", match=_PREFILL, replacement=_each(_PREFILL)),
+        Edit(target=f"{_DRAFTER}._draft_extend_for_decode", match=_DECODE, replacement=_each(_DECODE)),
+        Edit(
+            target=f"{_DRAFTER}._draft_extend_for_decode",
+            match="forward_batch, skip_attn_backend_init=True",
+            replacement="forward_batch",
+        ),
+    ),
+)
+
 _REVERTS = {
     "req-pool": (OWN_REQ_POOLS, _tied("req_to_token_pool")),
     "kv-pool": (_tied("token_to_kv_pool"),),

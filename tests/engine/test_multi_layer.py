@@ -8,6 +8,8 @@ import pytest
 from eagletwin.cases.entry import Entry
 from eagletwin.cases.regressions.multi_layer_chunk_tail import ALL_LAYERS, ONE_TOKEN, THREE, TWO
 from eagletwin.cases.regressions.multi_layer_topk import PATH
+from eagletwin.cases.regressions.multi_layer_topk import REMEDY as TREES
+from eagletwin.cases.regressions.pr_22954 import OWN_REQ_POOLS
 from eagletwin.harness.case import Case
 from eagletwin.harness.engines.process import Host
 from eagletwin.harness.fuzz import Fuzz
@@ -142,6 +144,46 @@ def test_the_pools_that_are_put_on_the_batch_are_read_by_nobody(host: Host, tmp_
     trace = _play(host, case, tmp_path / "swapped", ALL_LAYERS, Patch(name="revert-22954", edits=tuple(SWAPS)))
     assert judge(trace).status == "equal"
     assert judge(trace).checked["draft.runner"] == 3 * 3  # three layers, in two chunks and a round
+
+
+# What the worker puts on the batch of a layer, in the place of an object that raises whatever is asked of it.
+_NOBODY = "type('Nobody', (), {'__getattribute__': lambda self, name: [][0]})()"
+_CALLS = {
+    "_draft_extend_for_prefill": ("output: ModelRunnerOutput = self.draft_runner_list[step].forward(", "step_forward_batch"),
+    "_draft_extend_for_decode": ("draft_logits_output = self.draft_runner_list[step].forward(", "forward_batch"),
+}
+
+
+@pytest.mark.parametrize("model", ["llama-mtp-chain", "mimo-v2"])
+def test_whoever_read_a_pool_of_the_batch_would_die(host: Host, tmp_path: Path, model: str) -> None:
+    """`replace()` in the prefill loop drops both attributes, and the loop after verify keeps them: it makes no difference."""
+    mines = [
+        Edit(
+            target=f"{WORKER}.{function}",
+            match=call,
+            replacement=f"{batch}.req_to_token_pool = {batch}.token_to_kv_pool = {_NOBODY}\n{call}",
+        )
+        for function, (call, batch) in _CALLS.items()
+    ]
+    case = msgspec.structs.replace(THREE.case, model=model, exercises=())
+    trace = _play(host, case, tmp_path / "mined", ALL_LAYERS, Patch(name="mined", edits=tuple(mines)))
+    assert judge(trace).status == "equal"
+
+
+def test_layers_with_request_pools_of_their_own_are_equal(host: Host, tmp_path: Path) -> None:
+    """The pools that the red side of 22954-req-pool is given make no difference by themselves."""
+    case = msgspec.structs.replace(THREE.case, exercises=())
+    trace = _play(host, case, tmp_path / "own", ALL_LAYERS, Patch(name="own-pools", edits=(OWN_REQ_POOLS,)))
+    assert judge(trace).status == "equal"
+
+
+def test_generated_trees_of_several_layers_are_equal_once_their_path_is_moved(host: Host, tmp_path: Path) -> None:
+    trials, held = Trials(host, patches=(ALL_LAYERS, TREES)), {"model": "llama-mtp-chain", "topk": 3, "num_steps": 3}
+    search = Fuzz(trials, tmp_path, seed=2, seconds=1e9, max_cases=20, shrink_seconds=0.0, command="", held=held)
+    assert [(finding.kind, finding.outcome.report) for finding in search.search()] == []
+    assert search.tally.cases == 20
+    for feature in ("path_not_in_front", "tree", "chunk_tail_differs", "batch"):
+        assert search.tally.exercised[feature] >= 3, feature
 
 
 PLANTED = {
