@@ -9,6 +9,7 @@ The same prompts serve both sides, some of them at a time: their differences tel
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from statistics import fmean, stdev
 from typing import Literal
 
@@ -23,7 +24,8 @@ from .acceptance import greedy
 from .models.recipes import RECIPES
 from .models.weights import model_pair
 
-SEEDS, PROMPTS, PROMPT_SIZE, NEW_TOKENS = 8, 12, 40, 24
+SEEDS, PROMPTS, PROMPT_SIZE, NEW_TOKENS = 6, 8, 40, 24
+MOST_STEPS = 4  # what follows the tokens of a request, so that the last drafts can be told right from wrong
 
 Tail = Literal["predicted", "one token", "all tokens"]
 
@@ -80,23 +82,32 @@ def layers_cost(
 ) -> Cost:
     """Measure one fault in one model with num_steps layers."""
     recipe, pair = RECIPES[model], model_pair(model)
-    heads, weights = pair.reference_heads(recipe)[:num_steps], pair.reference_target()
+    heads = pair.reference_heads(recipe)[:num_steps]
     wrong, right, stale = [], [], []
     for seed in range(seeds):
-        generator = torch.Generator().manual_seed(seed)
         found: dict[bool, list[int]] = {True: [], False: []}
-        for _ in range(prompts):
-            prompt = torch.randint(0, recipe.target.vocab_size, (PROMPT_SIZE,), generator=generator)
-            tokens = greedy(model, prompt, new_tokens + num_steps + 2)
-            rows = target_rows(weights, recipe.target, tokens)
+        for tokens, hidden, predicted in _requests(model, seed, prompts, new_tokens):
             for faulty, way in ((True, fault.wrong), (False, fault.right)):
-                request = _Request(heads, recipe.chained, tokens, rows.hidden, rows.logits.argmax(-1), *way)
+                request = _Request(heads, recipe.chained, tokens, hidden, predicted, *way)
                 found[faulty] += request.run(PROMPT_SIZE, new_tokens, fault.chunk or PROMPT_SIZE)
                 if faulty:
                     stale.append(request.stale())
         wrong.append(fmean(found[True]))
         right.append(fmean(found[False]))
     return Cost(model, num_steps, fault, tuple(wrong), tuple(right), fmean(stale))
+
+
+@lru_cache(maxsize=4 * SEEDS)
+def _requests(model: str, seed: int, prompts: int, new_tokens: int) -> list[tuple[Tensor, Tensor, Tensor]]:
+    """Of each request: tokens [T], the target's hidden states [T, H], and what it says behind each token [T]."""
+    recipe, weights = RECIPES[model], model_pair(model).reference_target()
+    generator, found = torch.Generator().manual_seed(seed), []
+    for _ in range(prompts):
+        prompt = torch.randint(0, recipe.target.vocab_size, (PROMPT_SIZE,), generator=generator)
+        tokens = greedy(model, prompt, new_tokens + MOST_STEPS + 2)
+        rows = target_rows(weights, recipe.target, tokens)
+        found.append((tokens, rows.hidden, rows.logits.argmax(-1)))
+    return found
 
 
 class _Request:

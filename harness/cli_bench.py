@@ -11,8 +11,6 @@ from .errors import EXIT_DIVERGED, EXIT_EQUAL
 if TYPE_CHECKING:
     from eagletwin.cases.entry import Entry
 
-DEEP = 10  # layers of a target that takes too long to be asked for every token
-
 bench = typer.Typer(add_completion=False, help="What all this costs on this machine.")
 
 
@@ -56,7 +54,7 @@ def bench_acceptance(
     from .report.benchmarks import acceptance_lines, layers_lines
 
     if layers:
-        several = [name for name, recipe in RECIPES.items() if recipe.mtp_layers and recipe.target.num_layers < DEEP]
+        several = [name for name, recipe in RECIPES.items() if recipe.mtp_layers and recipe.family == "llama"]
         found = [layers_cost(model, steps, fault) for model in several for fault in FAULTS for steps in (2, 3, 4)]
         print("\n".join(layers_lines(found)))
     else:
