@@ -1,0 +1,101 @@
+"""The two workers of the releases up to 0.5.12.post1, if that one is in the cache: spec v2 under the overlap scheduler, for
+chains, and spec v1, for trees. docs/findings/spec-v1.md says what shows there.
+"""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from msgspec.structs import replace
+
+from eagletwin.cases.regressions import LEDGER
+from eagletwin.harness.case import Case, EngineSettings, Event, Request, SGLangSettings
+from eagletwin.harness.engines.process import Host, WouldNotStart
+from eagletwin.harness.engines.source import here, resolve
+from eagletwin.harness.judge import judge
+from eagletwin.harness.patch import Edit, Patch
+
+RELEASE = "0.5.12.post1"
+PROMPT = (49, 53, 5, 33, 65, 62, 51, 38, 61, 45, 74, 27)
+CHAIN = Case(
+    name="busy-chain",
+    model="llama-eagle3",
+    num_steps=3,
+    page_size=4,
+    requests=(
+        Request(id="a", prompt=PROMPT, max_new_tokens=9),
+        Request(id="b", prompt=(*PROMPT[:9], 7), max_new_tokens=6, arrive=4),
+        Request(id="c", prompt=PROMPT[3:], max_new_tokens=9, arrive=4),
+    ),
+    events=(
+        Event(at=5, kind="retract"),
+        Event(at=7, kind="pause"),
+        Event(at=9, kind="resume"),
+        Event(at=10, kind="abort", request="c"),
+    ),
+    engine=EngineSettings(sglang=SGLangSettings(radix_cache=True)),
+)
+TREE = Case(
+    name="tree",
+    model="llama-tiny",
+    num_steps=2,
+    topk=3,
+    draft_tokens=5,
+    requests=(Request(id="a", prompt=PROMPT, max_new_tokens=8), Request(id="b", prompt=PROMPT[:4], max_new_tokens=5)),
+)
+# Pull request #27738, which was never merged: the Triton backend's plan of a draft extend of spec v1 names the accepted rows as
+# prefix too, and its kernel takes them once more from its input.
+PREFIX_ONLY = Patch(
+    name="fix-27738",
+    edits=(
+        Edit(
+            target="sglang.srt.layers.attention.triton_backend.TritonAttnBackend.init_forward_metadata",
+            match="forward_batch.seq_lens,\n                None,",
+            replacement="forward_batch.seq_lens - spec_info.num_accept_tokens, None,",
+        ),
+    ),
+)
+
+
+@pytest.fixture(scope="module")
+def old() -> Iterator[Host]:
+    if RELEASE not in here():
+        pytest.skip(f"SGLang {RELEASE} is not in the cache: `eagletwin releases fetch {RELEASE}`")
+    with Host(source=resolve(RELEASE)) as host:
+        yield host
+
+
+def test_a_chain_runs_under_the_overlap_scheduler_and_all_of_it_is_judged(old: Host, tmp_path: Path) -> None:
+    trace = old.engine(CHAIN).run(CHAIN, tmp_path)
+    engine, verdict = trace.header.engine, judge(trace)
+    assert (engine.worker, engine.overlap) == ("EAGLEWorkerV2", True)
+    assert verdict.status == "equal", verdict
+    assert {"radix_hit", "retraction", "batch", "abort_in_decode", "accept_some"} <= set(verdict.exercised)
+
+
+def test_a_request_under_overlap_takes_part_in_one_round_after_its_last_and_its_output_is_cut_off(
+    old: Host, tmp_path: Path
+) -> None:
+    case = LEDGER["25015"].case
+    trace = old.engine(case).run(case, tmp_path)
+    rounds = [record.round for record in trace.header.records if record.stage == "verify"]
+    assert rounds == [0, 1]  # two tokens: the prefill's, and one of the first round
+    assert judge(trace).status == "equal"
+
+
+def test_a_tree_runs_on_the_older_worker_whose_draft_extend_attends_twice_to_its_own_rows(old: Host, tmp_path: Path) -> None:
+    (tmp_path / "as-released").mkdir()
+    trace = old.engine(TREE).run(TREE, tmp_path / "as-released")
+    verdict = judge(trace)
+    assert trace.header.engine.worker == "EAGLEWorker"
+    assert verdict.first is not None
+    assert (verdict.rule, verdict.first.stage) == ("draft.hidden_in", "extend")
+    (tmp_path / "with-fix").mkdir()
+    fixed = judge(old.engine(TREE, (PREFIX_ONLY,)).run(TREE, tmp_path / "with-fix"))
+    assert fixed.status == "equal", fixed
+    assert "tree" in fixed.exercised
+
+
+def test_trees_in_pages_are_refused_there(old: Host) -> None:
+    with pytest.raises(WouldNotStart, match="page_size > 1"):
+        old.engine(replace(TREE, page_size=4, chunked_prefill_size=64))
