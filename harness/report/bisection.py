@@ -13,7 +13,7 @@ from eagletwin.harness.case import Case
 REPORT = "report.txt"
 _WIDTH = 112
 _MOST = 12  # versions of a range that are listed by name
-ABSENT = "Not part of a run on this engine, so not asked: CUDA graphs, overlap scheduling."
+ABSENT = "Not for a case to choose on this engine, so not asked: CUDA graphs, overlap scheduling."
 
 
 def version_report(outcome: Outcome, case: Case, run: Run, command: Callable[[str], str]) -> str:
