@@ -37,6 +37,12 @@ def provide(section: Section) -> Path:
     """The folder of a section, fetched first unless it is there and whole. Raises NotFetched."""
     parent = cache_folder(section.kind)
     folder = parent / section.name
+    if folder.is_symlink() and not folder.is_dir():
+        raise NotFetched(
+            f"{folder} is a link, and there is nothing where it leads",
+            consequence="nothing was run",
+            remedy="remove it, or put back what it leads to",
+        )
     if folder.is_symlink() or is_whole(folder, section):
         return folder
     with _alone(parent / f".{section.name}.lock"):
@@ -88,10 +94,11 @@ def _as_recorded(folder: Path, wheels: Sequence[str], files: Set[str], within: s
 
 
 def _files(folder: Path) -> set[str]:
-    """All files below a folder, without Python's own bytecode."""
+    """All files below a folder, and links to folders, without Python's own bytecode."""
     found = set()
     for where, folders, names in os.walk(folder):
         folders[:] = [name for name in folders if name != "__pycache__"]
+        names += [name for name in folders if os.path.islink(os.path.join(where, name))]
         base = os.path.relpath(where, folder)
         found |= {os.path.normpath(os.path.join(base, name)) for name in names}
     return found

@@ -12,7 +12,7 @@ from eagletwin.harness.case import Case, without_defaults
 from eagletwin.harness.check import check
 from eagletwin.harness.engines.process import Host, Limits
 from eagletwin.harness.engines.provision import NotFetched
-from eagletwin.harness.errors import EagletwinError
+from eagletwin.harness.errors import EagletwinError, HarnessError
 from eagletwin.harness.judge import Verdict
 from eagletwin.harness.probes import Probe
 from eagletwin.harness.trace import Trace
@@ -54,11 +54,17 @@ def measure(
     say: Callable[[str], None],
     count: int = COUNT,
 ) -> None:
-    """Fill in what is not known of a release, and hand it to `keep` after each answer."""
+    """Fill in what is not known of a release, and hand it to `keep` after each answer.
+
+    Of a release that cannot be had, what is known stays; the rest was not `asked`, so it is asked next time.
+    """
     if isinstance(host, NotFetched):
         for entry in entries:
-            known.cells[entry.id] = Cell(asked=asked_of(entry), status="cannot tell", why=host.cause)
-        known.output = Output(asked=asked_output(count), why=host.cause)
+            if entry.id not in known.cells or known.cells[entry.id].asked != asked_of(entry):
+                known.cells[entry.id] = Cell(asked="", status="cannot tell", why=host.cause)
+        if known.output is None or known.output.asked != asked_output(count):
+            known.output = Output(asked="", why=host.cause)
+        say(f"{known.release:13} {host.cause}")
         keep(known)
         return
     for entry in entries:
@@ -81,7 +87,8 @@ def _cell(host: Host, entry: Entry | Probe) -> Cell:
             verdict = _verdict(host, entry, Path(scratch))
         except EagletwinError as error:  # it does not start, it refuses the configuration, or the harness failed on it
             why = f"{error.cause}{_last_words(Path(scratch))}".replace(scratch, "")
-            return Cell(asked=asked_of(entry), status="cannot tell", why=why, seconds=time.monotonic() - begun)
+            asked = "" if isinstance(error, HarnessError) else asked_of(entry)  # which says nothing of the release
+            return Cell(asked=asked, status="cannot tell", why=why, seconds=time.monotonic() - begun)
     return cell_of(entry, verdict, time.monotonic() - begun)
 
 

@@ -6,6 +6,7 @@ from pathlib import Path
 from eagletwin.cases.common import COUNT, common_case
 from eagletwin.cases.entry import Entry
 from eagletwin.harness.engines.lock import releases
+from eagletwin.harness.engines.provision import NotFetched
 from eagletwin.harness.probes import Probe
 
 from .hosts import hosts
@@ -29,16 +30,14 @@ def fill(
     found = {name: read(folder, name) for name in releases()}
     missing = {}
     for name in names:
-        measured = found[name]
+        cells = found[name].cells
         missing[name] = [
-            entry
-            for entry in wanted
-            if again or entry.id not in measured.cells or measured.cells[entry.id].asked != asked_of(entry)
+            entry for entry in wanted if again or entry.id not in cells or cells[entry.id].asked != asked_of(entry)
         ]
-        if again and len(wanted) == len(ledger):
-            measured.output = None
     due = [name for name in names if missing[name] or _output_is_due(found[name])]
     for name, host in hosts(due):
+        if again and len(wanted) == len(ledger) and not isinstance(host, NotFetched):
+            found[name].output = None
         measure(host, found[name], missing[name], keep=lambda measured: write(folder, measured), say=say)
     for measured in found.values():
         for entry in set(measured.cells) - {entry.id for entry in ledger}:  # it is in the ledger no more

@@ -82,11 +82,15 @@ def add(folder: Path) -> None:
     (folder / "numpy.py").write_text("")  # would stand before the environment's
 
 
+def link(folder: Path) -> None:
+    (folder / "torch").symlink_to(folder.parent)  # as `add`, without a file
+
+
 def lose_the_record(folder: Path) -> None:
     (folder / "sglang-0.0.1.dist-info" / "RECORD").write_text("")
 
 
-@pytest.mark.parametrize("damage", [edit, cut, remove, add, lose_the_record])
+@pytest.mark.parametrize("damage", [edit, cut, remove, add, link, lose_the_record])
 def test_a_damaged_folder_is_seen_and_replaced(
     wheels: Path, capfd: pytest.CaptureFixture[str], damage: Callable[[Path], None]
 ) -> None:
@@ -146,6 +150,15 @@ def test_a_link_is_the_users_own(wheels: Path, tmp_path: Path) -> None:
     (tmp_path / "cache" / "releases" / "0.0.1").symlink_to(mine)
     assert provide(section).resolve() == mine
     assert not list(mine.iterdir())
+
+
+def test_a_link_to_nothing_is_no_release(wheels: Path, tmp_path: Path) -> None:
+    """Python would pass over it, and import what is installed."""
+    section = make_release(wheels)
+    (tmp_path / "cache" / "releases").mkdir(parents=True)
+    (tmp_path / "cache" / "releases" / "0.0.1").symlink_to(tmp_path / "gone")
+    with pytest.raises(NotFetched, match=r"0\.0\.1 is a link, and there is nothing where it leads"):
+        provide(section)
 
 
 def provider(section: Section, tmp_path: Path, **environment: str) -> subprocess.Popen[str]:

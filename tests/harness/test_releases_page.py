@@ -1,5 +1,6 @@
 """The ledger on every release: what a verdict makes of a cell, what is kept, and the page that is made of it."""
 
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import pytest
@@ -7,11 +8,13 @@ import pytest
 from eagletwin.cases.common import COUNT, common_case
 from eagletwin.cases.regressions import LEDGER
 from eagletwin.harness.engines.lock import releases
+from eagletwin.harness.engines.provision import NotFetched
 from eagletwin.harness.errors import InputError
 from eagletwin.harness.judge import Divergence, Verdict
-from eagletwin.harness.releases.measure import asked_of, cell_of, digest_of, plain_greedy
+from eagletwin.harness.releases import table
+from eagletwin.harness.releases.measure import asked_of, asked_output, cell_of, digest_of, plain_greedy
 from eagletwin.harness.releases.store import Cell, Measured, Output, read, write
-from eagletwin.harness.releases.table import differs
+from eagletwin.harness.releases.table import differs, fill
 from eagletwin.harness.report.releases import empty, page
 
 ENTRIES = [LEDGER[name] for name in ("25015", "small-tree")]
@@ -78,6 +81,34 @@ def test_the_page_has_a_word_for_each_cell_and_a_reason_for_each_doubt(tmp_path:
     for measured in two():
         write(tmp_path, measured)
     assert [read(tmp_path, name) for name in ("0.5.11", "0.5.12")] == two()
+
+
+@pytest.mark.parametrize("again", [False, True])
+def test_what_was_measured_outlives_a_day_without_a_network(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, again: bool
+) -> None:
+    """And what could not be asked on that day is asked on the next."""
+    first, second = ENTRIES
+    known = Measured(
+        release="0.5.11",
+        cells={first.id: Cell(asked=asked_of(first), status="green")},
+        output=Output(asked=asked_output(), tokens=("x",)),
+    )
+    write(tmp_path, known)
+    gone = NotFetched("0.5.11 could not be fetched", consequence="", remedy="")
+    asked: list[list[str]] = []
+
+    def hosts(names: Sequence[str]) -> Iterator[tuple[str, NotFetched]]:
+        asked.append(list(names))
+        yield from ((name, gone) for name in names)
+
+    monkeypatch.setattr(table, "hosts", hosts)
+    for _ in range(2):
+        fill(tmp_path, ["0.5.11"], ENTRIES, ENTRIES, again=again, say=lambda _: None)
+        kept = read(tmp_path, "0.5.11")
+        assert (kept.cells[first.id], kept.output) == (known.cells[first.id], known.output)
+        assert (kept.cells[second.id].status, kept.cells[second.id].why) == ("cannot tell", "0.5.11 could not be fetched")
+    assert asked == [["0.5.11"]] * 2
 
 
 def test_a_hole_is_seen_and_another_output_is_no_success() -> None:

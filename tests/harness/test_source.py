@@ -1,13 +1,17 @@
 """What `--sglang` names, what its traces will call it, and which packages come along."""
 
+import importlib.metadata
 import re
 import subprocess
+import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
 from eagletwin.harness.engines import source
 from eagletwin.harness.engines.lock import Section, lock, parse, releases
+from eagletwin.harness.engines.sglang import identity
 from eagletwin.harness.engines.source import INSTALLED, resolve
 from eagletwin.harness.errors import InputError
 from eagletwin.harness.versions import installed
@@ -113,3 +117,15 @@ def test_a_tree_brings_the_packages_that_it_pins(
     project.write_text('[project]\ndependencies = ["transformers==99.0"]\n')
     assert resolve(str(tree)).paths == (tree / "python",)
     assert "pins transformers 99.0, which is not in eagletwin's lock file" in capsys.readouterr().err
+
+
+def test_another_sglang_in_front_of_the_installed_one_is_not_called_by_its_version(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "sglang").mkdir()
+    monkeypatch.setitem(sys.modules, "sglang", SimpleNamespace(__path__=[str(tmp_path / "sglang")]))  # by PYTHONPATH
+    with pytest.raises(ImportError, match=f"or name it, --sglang {re.escape(str(tmp_path))}$"):
+        identity.confirm_installed()
+    installed_one = importlib.metadata.distribution("sglang").locate_file("sglang")
+    monkeypatch.setitem(sys.modules, "sglang", SimpleNamespace(__path__=[str(installed_one)]))
+    identity.confirm_installed()

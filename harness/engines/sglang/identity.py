@@ -3,6 +3,7 @@
 `sglang.__version__` is the installed package's, whatever was imported, where a source tree has no metadata of its own.
 """
 
+import importlib.metadata
 from pathlib import Path
 
 _version = ""
@@ -17,6 +18,22 @@ def confirm(version: str, root: str) -> None:
     if not where.samefile(Path(root) / "sglang"):
         raise ImportError(f"asked for the sglang in {root}, and Python imported the one in {where.parent}")
     _version = version
+
+
+def confirm_installed() -> None:
+    """Raise ImportError if Python imports another sglang than the installed one: traces would call it by that one's version."""
+    import sglang
+
+    try:
+        installed = Path(str(importlib.metadata.distribution("sglang").locate_file("sglang")))
+    except importlib.metadata.PackageNotFoundError:
+        return
+    where = Path(sglang.__path__[0])
+    if installed.is_dir() and not where.samefile(installed):  # where an editable one is installed there is no such folder
+        raise ImportError(
+            f"Python imports the sglang in {where.parent}, and the installed one is in {installed.parent}: take the other off "
+            f"PYTHONPATH, or name it, --sglang {where.parent}"
+        )
 
 
 def version() -> str:

@@ -30,6 +30,8 @@ def main() -> None:
 
         if len(sys.argv) > 2:
             identity.confirm(*sys.argv[2:])
+        else:
+            identity.confirm_installed()
     except BaseException as error:
         wire.send(
             connection, wire.Refused(f"SGLang cannot be imported: {type(error).__name__}: {error}", traceback.format_exc())

@@ -30,6 +30,8 @@ def main() -> None:
 
         if len(sys.argv) > 2:
             identity.confirm(*sys.argv[2:])
+        else:
+            identity.confirm_installed()
 
         kernels.precompile()
     except BaseException as error:
