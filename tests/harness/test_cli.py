@@ -36,10 +36,8 @@ USAGE = {
     "an SGLang that does not exist": ["check", "25015", "--sglang", "0.4.1"],
     "a release to fetch that does not exist": ["releases", "fetch", "0.4.1"],
     "a bisection over two things": ["bisect", "25015", "--features", "--from", "0.5.9"],
-    "a bisection of one SGLang": ["bisect", "25015", "--sglang", "0.5.9"],
     "a bisection from newer to older": ["bisect", "25015", "--from", "0.5.12", "--to", "0.5.11"],
     "a bisection for no rule": ["bisect", "25015", "--rule", "draft.magic"],
-    "a bisection of no repository": ["bisect", "25015", "--git", ".", "v1", "v2"],
     "a time limit of nothing": ["check", "25015", "--step-timeout", "0"],
 }
 
