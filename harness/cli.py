@@ -17,6 +17,7 @@ import typer
 
 from .cli_bench import bench
 from .cli_bisect import bisect
+from .cli_gpu import gpu
 from .cli_options import (
     CASE_SECONDS,
     DEFAULT_GRAPHS,
@@ -69,6 +70,7 @@ app = typer.Typer(
 )
 
 app.add_typer(bench, name="bench")
+app.add_typer(gpu, name="gpu")
 app.add_typer(releases, name="releases")
 app.command()(bisect)
 

@@ -67,7 +67,7 @@ def mode_of(device: str, graphs: str, overlap: bool | None) -> "Mode":
     if device == "cpu":
         return CPU if not overlap else Mode(overlap=True)
     sizes = () if graphs == "none" else tuple(sorted({int(size) for size in graphs.split(",") if size.isdigit() and int(size)}))
-    if graphs != "none" and ",".join(map(str, sizes)) != graphs:
+    if graphs != "none" and (not sizes or ",".join(map(str, sizes)) != graphs):
         raise InputError(
             f"--graphs {graphs}: no ascending list of batch sizes",
             consequence="nothing was run",

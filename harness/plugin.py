@@ -6,6 +6,7 @@ are imported when a test asks for the fixture.
         eagletwin.check(case)
 """
 
+import os
 import re
 from collections.abc import Generator
 from pathlib import Path
@@ -29,7 +30,7 @@ _SKIPPED = pytest.StashKey[int]()  # cases that workers of pytest-xdist did not 
 def pytest_addoption(parser: pytest.Parser) -> None:
     group = parser.getgroup("eagletwin", "SGLang's EAGLE worker against a reference")
     group.addoption("--eagletwin-engine", choices=["sglang"], default="sglang", help="whose worker runs")
-    group.addoption("--eagletwin-device", choices=["cpu"], default="cpu", help="where it runs")
+    group.addoption("--eagletwin-device", choices=["cpu", "cuda"], default="cpu", help="where it runs")
     group.addoption("--eagletwin-sglang", metavar="RELEASE|PATH", default="", help="run this SGLang, not the installed one")
     group.addoption(
         "--eagletwin-kernels",
@@ -81,7 +82,8 @@ def pytest_report_header(config: pytest.Config) -> str:
     from .engines.source import INSTALLED
 
     sglang = config.stash.get(_SOURCE, INSTALLED).called
-    return f"eagletwin {__version__}: SGLang {sglang}, cpu, kernels {config.getoption('--eagletwin-kernels')}"
+    device, kernels = config.getoption("--eagletwin-device"), config.getoption("--eagletwin-kernels")
+    return f"eagletwin {__version__}: SGLang {sglang}, {device}, kernels {kernels}"
 
 
 @pytest.fixture(scope="session")
@@ -91,13 +93,23 @@ def eagletwin(request: pytest.FixtureRequest) -> "Generator[Twin]":
     One per test process: it holds one process that has SGLang imported (some 0.6 GB), and up to eight engines (0.05 GB each),
     one for each engine configuration, those used last.
     """
+    from .engines.mode import CPU, Mode
     from .engines.source import INSTALLED
     from .twin import Twin
 
     config = request.config
+    mode = CPU
+    if config.getoption("--eagletwin-device") == "cuda":
+        from .doctor import missing_for_cuda
+
+        missing = missing_for_cuda()
+        if missing is not None:
+            pytest.skip(f"--eagletwin-device cuda: {missing[0]}; {missing[1]}")
+        mode = Mode(device="cuda", graphs=(1, 2, 4), overlap=True, gpu=gpu_of_worker())
     twin = Twin(
         config.getoption("--eagletwin-out"),
         source=config.stash.get(_SOURCE, INSTALLED),
+        mode=mode,
         kernels=config.getoption("--eagletwin-kernels"),
         seconds=config.getoption("--eagletwin-seconds"),
     )
@@ -105,6 +117,14 @@ def eagletwin(request: pytest.FixtureRequest) -> "Generator[Twin]":
     _begin(twin, config.stash[_ITEM])
     yield twin
     twin.close()
+
+
+def gpu_of_worker() -> int:
+    """The GPU of this process: workers of pytest-xdist take turns."""
+    import torch
+
+    worker = os.environ.get("PYTEST_XDIST_WORKER", "gw0")
+    return int(worker.removeprefix("gw")) % torch.cuda.device_count()
 
 
 @pytest.hookimpl(tryfirst=True)

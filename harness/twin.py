@@ -14,6 +14,7 @@ import msgspec
 
 from .case import Case, Event, Request
 from .check import Outcome, confirm
+from .engines.mode import CPU, Mode
 from .engines.process import Host
 from .engines.source import INSTALLED, Source
 from .engines.wire import Kernels
@@ -46,9 +47,15 @@ class Twin:
     """
 
     def __init__(
-        self, out: Path, *, source: Source = INSTALLED, kernels: Kernels = "fast", seconds: float = float("inf")
+        self,
+        out: Path,
+        *,
+        source: Source = INSTALLED,
+        mode: Mode = CPU,
+        kernels: Kernels = "fast",
+        seconds: float = float("inf"),
     ) -> None:
-        self.host = Host(source=source)
+        self.host = Host(source=source, mode=mode)
         self.skipped = 0
         self.reached: Counter[str] = Counter()
         self._out = out

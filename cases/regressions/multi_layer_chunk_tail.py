@@ -22,7 +22,8 @@ _LOOK_UP = """ahead, chunked = [], batch.chunked_req
 row = next((n for n, req in enumerate(batch.reqs) if req is chunked), None)
 if row is not None:
     known = [*chunked.origin_input_ids, *chunked.output_ids]
-    ahead = known[chunked.extend_end : chunked.extend_end + self.speculative_num_steps]
+    end = chunked.extend_end if hasattr(chunked, "extend_end") else chunked.extend_range.end
+    ahead = known[end : end + self.speculative_num_steps]
 if ahead:
     tail = forward_batch.extend_start_loc[row] + forward_batch.extend_seq_lens[row] - 1
     forward_batch.input_ids[tail] = ahead[0]

@@ -20,6 +20,7 @@ from .layers import Layers, StoredView
 from .slots import Slots
 from .story import Round, Story, stored_rows
 from .trees import Trees, parents_of
+from .unseen import draft_decode_in_graph, layers_in_graph
 
 
 class Rules:
@@ -235,7 +236,7 @@ class Rules:
             self._trees.shape(number, record, round)
             return
         if record.numbers.get("in_graph"):
-            self._in_graph(number, record, round)
+            draft_decode_in_graph(self._trace, self._compare, self._trees, number, round)
         growth = story.growths[record.round]
         if "hole_keys" in record.tensors:
             self._holes(number, place, story, round)
@@ -251,21 +252,6 @@ class Rules:
 
             self._compare.floats(Place(record, "draft", step), "draft.scratch_kv", expected[step - 1], at, name)
         self._trees.grown(number, record, story, round)
-
-    def _in_graph(self, number: int, record: Record, round: Round) -> None:
-        """Draft decode ran in a CUDA graph: the inputs of its forwards were not seen, but for the tokens of a tree's frontiers.
-
-        A wrong one shows in the rows that they wrote (draft.scratch_kv) and in what they proposed."""
-        topk, steps = self._case.topk, self._case.num_steps - 1
-        unseen = ("draft.positions", "draft.hidden_in", "draft.slots")
-        self._compare.not_seen(unseen if topk > 1 else ("draft.input_ids", *unseen), steps)
-        if topk == 1:
-            return
-        consumed = self._trace.integers(number, "consumed")
-        for step in range(1, steps + 1):
-            ids = consumed[(step - 1) * topk : step * topk]
-            tokens = self._trees.consumed(round, step, ids)
-            self._compare.integers(Place(record, "draft", step), "draft.input_ids", tokens, ids, "branch", 0)
 
     def _scratch_slots(self, number: int, place: Place, round: Round) -> None:
         """Slots of draft decode, by branch and step, as they are laid out before the first forward."""
@@ -371,8 +357,7 @@ class Rules:
         if self._layers is None:
             self._next_proposal(number, Place(record, "draft.extend_decode", output=True), self._round(record).end)
         elif record.numbers.get("in_graph"):
-            unseen = ("draft.runner", "draft.input_ids", "draft.positions", "draft.hidden_in", "draft.slots")
-            self._compare.not_seen(unseen, self._case.num_steps)
+            layers_in_graph(self._trace, self._compare)
 
     # -- the end of a request, and the pool ------------------------------------------------------------------------------
 

@@ -111,6 +111,7 @@ def stories(trace: Trace, view: View) -> dict[str, Story]:
 def _told(trace: Trace) -> dict[str, Story]:
     case = trace.header.case
     told = {request.id: Story(request.id, request.prompt, list(request.prompt)) for request in case.requests}
+    longest: dict[str, list[int]] = {}  # tokens that a round committed before a retraction took them away again
     frontiers: dict[str, list[int]] = {}  # tokens that draft decode consumed in the round that is being drafted, by request
     for number, record in enumerate(trace.header.records):
         story = told.get(record.request)
@@ -120,7 +121,10 @@ def _told(trace: Trace) -> dict[str, Story]:
             story.known[number] = len(story.tokens) - 1
         elif record.stage == "prefill":
             story.known[number] = record.numbers["end"]
-            story.tokens = [*story.tokens[: record.numbers["end"]], int(trace.tensor(number, "next_token")[0])]
+            before = story.tokens
+            story.tokens = [*before[: record.numbers["end"]], int(trace.tensor(number, "next_token")[0])]
+            if len(before) > max(len(story.tokens), len(longest.get(record.request, ()))):
+                longest[record.request] = before
         elif record.stage == "draft.decode":
             before = frontiers.get(record.request, []) if record.step > 1 else []
             frontiers[record.request] = before + trace.integers(number, "input_ids")
@@ -134,6 +138,11 @@ def _told(trace: Trace) -> dict[str, Story]:
             round.path = trace.integers(number, "accept_index")
             story.tokens += _decided(round, trace.integers(number, "predicted"), record.numbers["bonus"])
             round.end = len(story.tokens) - 1
+    for name, before in longest.items():
+        # with overlap the round in flight is lost in a retraction; if the request ends before it gets so far again, the
+        # reference still needs what that round committed, all of which goes on as greedy decoding does
+        if len(before) > len(told[name].tokens) and before[: len(told[name].tokens)] == told[name].tokens:
+            told[name].tokens = before
     if case.topk == 1:
         for name, consumed in frontiers.items():  # draft() never returned: this round drafted what is known, and zeros
             told[name].rounds.append(_chain(case, told[name], consumed + [0] * (case.num_steps - len(consumed))))

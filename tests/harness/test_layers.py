@@ -80,6 +80,7 @@ def test_only_engines_and_those_who_run_them_import_engines() -> None:
         "repro.py",
         "bench.py",
         "pair.py",
+        "plan.py",
         "plugin.py",
     }
     for file in files("harness"):

@@ -32,7 +32,7 @@ def import_sglang(mode: Mode = CPU) -> None:
     if mode.device == "cuda":
         cuda.prepare(SHIMS)
     else:
-        stubs.install()
+        stubs.install(gpu=(*stubs.GPU, *cuda.absent(*stubs.IDLE, "xgrammar")))
         torch.cuda.synchronize = lambda *args, **kwargs: None
         torch.cuda.empty_cache = lambda: None
         # called on CPU tensors by code that overlaps streams; there is one stream here
@@ -131,7 +131,8 @@ def changed(scheduler: Any, case: Case, mode: Mode = CPU) -> str:
         "max_running_requests": (settings.max_running_requests, scheduler.max_running_requests),
         "max_total_tokens": (settings.max_total_tokens, scheduler.max_total_num_tokens),
         "overlap": (mode.overlap or workers.overlaps(case), bool(scheduler.enable_overlap)),
-        "graphs": (mode.graphs, cuda.captured(scheduler)),
+        # a graph for more requests than may run at once is of no use, and SGLang says that it makes none
+        "graphs": (tuple(n for n in mode.graphs if n <= settings.max_running_requests), cuda.captured(scheduler)),
     }
     return ", ".join(f"{name} from {asked} to {used}" for name, (asked, used) in asked_and_used.items() if asked != used)
 

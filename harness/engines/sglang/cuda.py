@@ -31,8 +31,7 @@ _NATIVE = (("sglang.srt.layers.layernorm", "RMSNorm"), ("sglang.srt.layers.activ
 
 def prepare(shims: list[str]) -> None:
     """Before SGLang is imported."""
-    absent = tuple(name for name in _SPARE if importlib.util.find_spec(name) is None)
-    stubs.install(gpu=absent)
+    stubs.install(gpu=absent(*_SPARE))
     _leave_models_out()
     torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = False  # float32 is compared with float64
     for module, name in _NATIVE:
@@ -40,6 +39,11 @@ def prepare(shims: list[str]) -> None:
         layer.forward_cuda = layer.forward_native
         shims.append(f"{module}.{name}.forward_cuda = forward_native")
     shims.append("TF32 is off; torch.compile is off")
+
+
+def absent(*names: str) -> tuple[str, ...]:
+    """Those packages of these names that are not installed; parts of packages are none."""
+    return tuple(name for name in names if "." not in name and importlib.util.find_spec(name) is None)
 
 
 def _leave_models_out() -> None:

@@ -20,6 +20,7 @@ from .eras import layers, names, workers
 from .eras.accepted import Accepted
 from .eras.names import pick
 from .pools import Allocation, Pool
+from .tree_layout import holes_of, tree_masks
 
 
 def draft_runners(scheduler: Any) -> list[Any]:
@@ -61,6 +62,7 @@ class Taps:
         self._wrapped: list[tuple[Any, str]] = []
         self._batch: list[Any] = []
         self._forward = 0
+        self._batches = 0
         self._draft_step = 0
         self._accept_lens: list[int] = []
         self._accepted = Accepted()
@@ -137,6 +139,7 @@ class Taps:
         for request in self._batch:
             self.requests.setdefault(request.rid, request)
         self._record_owners()
+        self._batches += 1  # not forwards: those in a CUDA graph are not seen
         if batch.forward_mode.is_extend():
             starts, lengths = names.chunk(batch)
             self._reached("prefill")
@@ -159,7 +162,7 @@ class Taps:
             "",
             0,
             "batch",
-            step=self._forward,
+            step=self._batches,
             iteration=self.iteration,
             forward=self._forward,
             numbers={f"request.{name}": number for number, name in enumerate(held)},
@@ -233,7 +236,7 @@ class Taps:
         # read now: verify writes over them. Draft decode never runs for the last step's slots, and for none of several layers.
         steps = 0 if self._layers else self._steps - 1
         written = slots[:, :, :steps].transpose(1, 2).flatten(1).unbind()
-        holes = [self._holes(slots[n], length) for n, length in enumerate(lengths)]
+        holes = [holes_of(slots[n], length, self._page) for n, length in enumerate(lengths)]
         rows = (
             self.pools["draft"]
             .rows(torch.cat([*written, *holes]))
@@ -244,7 +247,7 @@ class Taps:
             "positions": result.positions,
         } | names.links(result)
         nodes = {name: snapshot(tensor).view(-1, self._width) for name, tensor in of_nodes.items()}
-        masks = self._masks(snapshot(result.custom_mask), lengths)
+        masks = tree_masks(snapshot(result.custom_mask), self._mask_mode(), self._width, lengths)
         for n, request in enumerate(self._batch):
             tensors = {name: tensor[n] for name, tensor in nodes.items()} | {
                 "table": self._table_in_draft(request, lengths[n]),
@@ -271,29 +274,6 @@ class Taps:
     def _table_in_draft(self, request: Any, length: int) -> Tensor:  # noqa: ARG002  v1 needs it
         """The request's row of req_to_token, as far as its round reaches."""
         return self.allocation.allocated(request)
-
-    def _holes(self, slots: Tensor, length: int) -> Tensor:
-        """Slots [(topk - 1) * n] between the start of a page and where a branch begins in it, of branches 1..; slots [topk, S].
-
-        Branch 0 begins in the page that the committed prefix ends in, and has none of its own.
-        """
-        inside = length % self._page if self._topk > 1 else 0
-        return (
-            (slots[1:, :1] - inside + torch.arange(inside)).flatten().clamp(min=0)
-        )  # a wrong slot must reach the judge, not break the tap
-
-    def _masks(self, mask: Tensor, lengths: list[int]) -> list[Tensor]:
-        """The tree's part of each request's mask [D, D]; D = num_draft_tokens. What lies before it belongs to the prefix."""
-        width, masks, begin = self._width, [], 0
-        mode = self._mask_mode()
-        if mode == "QLEN_ONLY_BITPACKING":
-            bits = mask.to(torch.int64).view(-1, width, 1) >> torch.arange(width)
-            return list((bits & 1).to(torch.bool)[: len(lengths)])
-        for length in lengths:
-            row = width + (length if mode == "FULL_MASK" else 0)
-            masks.append(mask[begin : begin + width * row].view(width, row)[:, row - width :])
-            begin += width * row
-        return masks
 
     def _mask_mode(self) -> str:
         backend = getattr(self._target_runner.attn_backend, "verify_mask", None)

@@ -1,0 +1,70 @@
+"""`eagletwin gpu …`: pack what a GPU host without network needs, say what to run there, run it, and sum it up."""
+
+from collections import Counter
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from .errors import EXIT_DIVERGED, EXIT_EQUAL, EXIT_UNKNOWN
+
+gpu = typer.Typer(add_completion=False, help="Many cases on a GPU host, also one without network.")
+
+
+@gpu.command("bundle")
+def gpu_bundle(folder: Annotated[Path, typer.Argument(help="Where to write it; some 32 MB.")]) -> int:
+    """Pack eagletwin, SGLang 0.5.17, its kernels for Hopper and what they need. `. FOLDER/setup.sh` unpacks it on the host."""
+    from .gpu.bundle import bundle
+
+    for file in bundle(folder, Path(__file__).resolve().parents[1]):
+        print(f"{file.stat().st_size / 1e6:8.1f} MB  {file}")
+    return EXIT_EQUAL
+
+
+@gpu.command("plan")
+def gpu_plan(
+    file: Annotated[Path, typer.Argument(help="Where to write the plan (JSON).")],
+    groups: Annotated[int, typer.Option(min=0, help="Groups of generated cases that share a configuration.")] = 100,
+    cases: Annotated[int, typer.Option(min=1, help="Cases of each group.")] = 20,
+    seed: Annotated[int, typer.Option(min=0, help="The same seed draws the same cases.")] = 0,
+    entries: Annotated[
+        list[str] | None, typer.Option("--prove", metavar="PR|all", help="Ledger entries to prove. Repeatable.")
+    ] = None,
+) -> int:
+    """Write down what to run: generated cases, and both sides of ledger entries with graphs, with overlap, and eager."""
+    import msgspec
+
+    from .cli_options import ledger_of
+    from .gpu.plan import generated, proofs
+
+    jobs = generated(groups, cases, seed) + (proofs(ledger_of(entries)) if entries else [])
+    file.write_bytes(msgspec.json.encode(jobs))
+    print(f"{len(jobs)} jobs, {sum(len(job.cases) for job in jobs)} cases: {file}")
+    return EXIT_EQUAL
+
+
+@gpu.command("run")
+def gpu_run(
+    plan: Annotated[Path, typer.Argument(help="A plan that `gpu plan` wrote.")],
+    out: Annotated[Path, typer.Argument(help="Where results.jsonl, and the traces that are kept, go.")],
+    processes: Annotated[int, typer.Option(min=1, help="Engines that run side by side; each holds some 1 GB of the GPU.")] = 12,
+    gpus: Annotated[int, typer.Option(min=1, help="GPUs over which they are spread.")] = 1,
+) -> int:
+    """Run a plan. 1 if a case diverged that no known bug explains, 125 if one is unknown or a job did not run."""
+    import time
+
+    from .gpu.campaign import read_plan, run_plan
+
+    begun, statuses = time.monotonic(), Counter[str]()
+    for done in run_plan(read_plan(plan), out, processes, gpus):
+        statuses.update("known" if seen.known else seen.status for seen in done.seen)
+        statuses["unknown"] += bool(done.error)
+        said = Counter(f"{seen.status} {seen.known or seen.rule}".strip() for seen in done.seen)
+        again = "" if done.again is None else f", again {'the same' if done.again else 'DIFFERENT: ' + done.again_differs}"
+        if done.beside is not None:
+            beside = "the same" if done.beside.same else f"DIFFERENT: {done.beside.differs}"
+            again += f", beside {beside} ({done.beside.largest:.1e})"
+        print(f"{done.name}: {dict(said)}{again} {done.error} ({done.start:.0f} s, {done.seconds:.0f} s)", flush=True)
+    seconds = time.monotonic() - begun
+    print(f"{dict(statuses)} in {seconds:.1f} s, {sum(statuses.values()) / seconds:.2f} cases/s")
+    return EXIT_DIVERGED if statuses["diverged"] else EXIT_UNKNOWN if statuses["unknown"] else EXIT_EQUAL

@@ -1,0 +1,104 @@
+"""What to run on a GPU: generated cases in all modes, and the ledger's proofs."""
+
+import random
+import warnings
+
+import hypothesis
+from hypothesis import HealthCheck, Phase, settings
+
+from eagletwin.cases.entry import Entry
+from eagletwin.cases.profiles import draw_from_seeds_alone
+from eagletwin.cases.regressions.multi_layer_chunk_tail import ALL_LAYERS
+from eagletwin.cases.strategies import VALUES, Focus, cases, focus_of
+from eagletwin.harness.case import Case
+from eagletwin.harness.engines.mode import Mode
+from eagletwin.harness.patch import Edit, Patch
+
+from .campaign import Job
+
+# PR #33758 on the releases before it: the stop token is looked for before the length.
+_STOP_FIRST = Patch(
+    name="stop-before-length",
+    edits=(
+        Edit(
+            target="sglang.srt.managers.schedule_batch.Req.update_finish_state",
+            match="if len(self.output_ids) >= self.sampling_params.max_new_tokens:",
+            replacement="""most = self.sampling_params.max_new_tokens
+if self._check_token_based_finish(self.output_ids[-new_accepted_len:]) and self.finished_len <= most:
+    return
+if len(self.output_ids) >= most:""",
+        ),
+    ),
+)
+
+_LAYERED = ("llama-mtp", "llama-mtp-chain")
+# Batch sizes of generated cases are 1 to 6, and up to 8 requests run at once: 1, 2 and 4 fit, 3 is padded, the rest is eager.
+GRAPHS = (1, 2, 4)
+MODES = {
+    "graphs": Mode(device="cuda", graphs=GRAPHS),
+    "overlap": Mode(device="cuda", graphs=GRAPHS, overlap=True),
+    "prefill": Mode(device="cuda", graphs=GRAPHS, prefill_graphs=(16, 64, 256), overlap=True),
+    "eager": Mode(device="cuda"),
+}
+
+
+def generated(groups: int, each: int, seed: int) -> list[Job]:
+    """Groups of cases that share a configuration, with graphs, every second one with overlap too, some of these with graphs of
+    prefill. Every tenth group has a draft of several layers. The first case of each also runs on the CPU engine."""
+    draw_from_seeds_alone()
+    jobs = []
+    for group in range(groups):
+        number = seed * 7919 + group
+        held = {"model": random.Random(number).choice(_LAYERED)} if group % 10 == 9 else {}
+        name = "prefill" if group % 10 == 5 else "overlap" if group % 2 else "graphs"
+        cpu = Mode(overlap=MODES[name].overlap)
+        drawn = tuple(_drawn(focus_of(number, **held), each, number))
+        known = {"33758": _STOP_FIRST} | ({"multi-layer-chunk-tail": ALL_LAYERS} if held else {})
+        jobs.append(
+            Job(
+                known=known,
+                name=f"generated-{name}-{group:03}",
+                mode=MODES[name],
+                cases=drawn,
+                again=True,
+                beside=cpu,
+                keep=True,
+            )
+        )
+    return jobs
+
+
+def _drawn(focus: Focus, count: int, seed: int) -> list[Case]:
+    found: list[Case] = []
+
+    @hypothesis.seed(seed)
+    @settings(
+        max_examples=2 * count, phases=(Phase.generate,), database=None, deadline=None, suppress_health_check=list(HealthCheck)
+    )
+    @hypothesis.given(cases(focus, held=tuple(VALUES)))
+    def draw(case: Case) -> None:
+        if case not in found:
+            found.append(case)
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", hypothesis.errors.HypothesisWarning)
+        draw()
+    # Hypothesis begins with the simplest; these are spread over all that it drew
+    return found[:: max(1, len(found) // count)][:count]
+
+
+def proofs(entries: list[Entry], modes: tuple[str, ...] = ("graphs", "overlap", "eager")) -> list[Job]:
+    """Both sides of each entry, in each mode, three times each."""
+    return [
+        Job(
+            name=f"{entry.id}/{name}/{word}",
+            mode=MODES[name],
+            cases=(entry.case,),
+            patches=side.patches,
+            view=side.view,
+            times=3,
+        )
+        for entry in entries
+        for name in modes
+        for word, side in (("green", entry.green), ("red", entry.red))
+    ]

@@ -1,0 +1,32 @@
+"""What ran in a CUDA graph: no Python runs there, so nobody saw what its forwards were given. Called by rules.py.
+
+A wrong input shows in the rows that it led to (draft.scratch_kv, draft.kv) and in what was proposed; the verdict says how many
+comparisons could not be made.
+"""
+
+from eagletwin.harness.trace import Trace
+
+from .compare import Compare, Place
+from .story import Round
+from .trees import Trees
+
+_INPUTS = ("draft.positions", "draft.hidden_in", "draft.slots")
+
+
+def draft_decode_in_graph(trace: Trace, compare: Compare, trees: Trees, number: int, round: Round) -> None:
+    """Draft record `number`: the tokens of a tree's frontiers were seen all the same, those of a chain are its proposals."""
+    case, record = trace.header.case, trace.header.records[number]
+    steps = case.num_steps - 1
+    compare.not_seen(_INPUTS if case.topk > 1 else ("draft.input_ids", *_INPUTS), steps)
+    if case.topk == 1:
+        return
+    consumed = trace.integers(number, "consumed")
+    for step in range(1, steps + 1):
+        ids = consumed[(step - 1) * case.topk : step * case.topk]
+        tokens = trees.consumed(round, step, ids)
+        compare.integers(Place(record, "draft", step), "draft.input_ids", tokens, ids, "branch", 0)
+
+
+def layers_in_graph(trace: Trace, compare: Compare) -> None:
+    """The layers of a multi-layer draft extend."""
+    compare.not_seen(("draft.runner", "draft.input_ids", *_INPUTS), trace.header.case.num_steps)

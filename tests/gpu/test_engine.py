@@ -1,0 +1,71 @@
+"""The CUDA engine: what a graph hides from the taps still shows, and a case leaves nothing behind for the next."""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from eagletwin.cases.regressions import LEDGER
+from eagletwin.cases.workload import rate_case
+from eagletwin.harness.diff import diff
+from eagletwin.harness.engines.mode import Mode
+from eagletwin.harness.engines.process import Host
+from eagletwin.harness.judge import judge
+from eagletwin.harness.patch import Edit, Patch
+from eagletwin.harness.plugin import gpu_of_worker
+
+# Dies in the middle of a draft, of an index far outside its tensor, if the case says so.
+_OUTSIDE = Patch(
+    name="index-outside",
+    edits=(
+        Edit(
+            target="sglang.srt.speculative.eagle_worker_v2.EagleDraftWorker.draft",
+            match="draft_input: EagleDraftInput = batch.spec_info",
+            replacement="""draft_input: EagleDraftInput = batch.spec_info
+if len(batch.reqs) == 3:
+    torch.zeros(1, device="cuda")[torch.full((1,), 1 << 40, device="cuda")].cpu()""",
+        ),
+    ),
+)
+
+
+@pytest.fixture
+def host() -> Iterator[Host]:
+    with Host(mode=Mode(device="cuda", graphs=(1, 2, 4), overlap=True, gpu=gpu_of_worker())) as host:
+        yield host
+
+
+@pytest.mark.parametrize(("name", "rule"), [("25015", "draft.scratch_kv"), ("26329", "draft.input_ids")])
+def test_an_undone_fix_shows_with_graphs(host: Host, tmp_path: Path, name: str, rule: str) -> None:
+    entry = LEDGER[name]
+    for number, (side, status) in enumerate(((entry.green, "equal"), (entry.red, "diverged"))):
+        folder = tmp_path / str(number)
+        folder.mkdir()
+        verdict = judge(host.engine(entry.case, side.patches).run(entry.case, folder))
+        assert verdict.status == status
+    assert verdict.rule == rule
+    assert name != "25015" or verdict.unseen["draft.positions"] > 0  # the positions themselves were in the graph
+
+
+@pytest.mark.parametrize("topk", [1, 3])
+def test_a_case_after_others_leaves_the_trace_of_a_fresh_process(host: Host, tmp_path: Path, topk: int) -> None:
+    traces = []
+    for number in (0, 1, 2, 0):
+        folder = tmp_path / str(len(traces))
+        folder.mkdir()
+        case = rate_case(number, topk)
+        traces.append(host.engine(case).run(case, folder))
+    compared = diff(traces[0], traces[-1])
+    assert compared.compared > 100
+    assert compared.differences == []
+
+
+def test_a_worker_that_dies_costs_one_case(host: Host, tmp_path: Path) -> None:
+    cases = [next(case for case in map(rate_case, range(99)) if len(case.requests) == count) for count in (2, 3, 1)]
+    verdicts = []
+    for number, case in enumerate(cases):
+        folder = tmp_path / str(number)
+        folder.mkdir()
+        verdicts.append(judge(host.engine(case, (_OUTSIDE,)).run(case, folder)))
+    assert [verdict.status for verdict in verdicts] == ["equal", "unknown", "equal"]
+    assert verdicts[1].rule == "engine.crash"

@@ -1,0 +1,73 @@
+"""What is packed for a GPU host, what is planned for it, and what is said where there is none."""
+
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from eagletwin.cases.regressions import LEDGER
+from eagletwin.harness.cli_options import mode_of, mode_words
+from eagletwin.harness.doctor import missing_for_cuda
+from eagletwin.harness.engines.mode import CPU, Mode
+from eagletwin.harness.errors import InputError
+from eagletwin.harness.gpu.bundle import _is_wanted, _requirements
+from eagletwin.harness.gpu.campaign import read_plan
+from eagletwin.harness.gpu.plan import GRAPHS, MODES, generated, proofs
+
+ROOT = Path(__file__).parents[2]
+
+
+def test_the_bundle_leaves_out_what_no_case_calls() -> None:
+    wanted = (
+        "sglang/srt/server_args.py",
+        "sgl_kernel/infllm_v2/__init__.py",
+        "sgl_kernel/sm90/common_ops.abi3.so",
+        "msgspec/a.so",
+    )
+    unwanted = (
+        *("sglang/srt/grpc/_core.cpython-311-x86_64-linux-gnu.so", "sglang/test/a.py", "sglang/multimodal_gen/a.py"),
+        *("sgl_kernel/flash_ops.abi3.so", "sgl_kernel/sm100/common_ops.abi3.so", "triton_kernels/matmul_ogs.py"),
+    )
+    assert all(map(_is_wanted, wanted))
+    assert not any(map(_is_wanted, unwanted))
+
+
+def test_every_package_of_the_bundle_is_pinned() -> None:
+    requirements = _requirements(ROOT / "requirements" / "gpu.lock")
+    assert "sglang==0.5.17" in requirements
+    assert all(line.count("==") == 1 for line in requirements)
+
+
+def test_a_plan_is_read_as_it_was_written(tmp_path: Path) -> None:
+    plan = generated(2, 3, seed=5) + proofs([LEDGER["25015"]])
+    assert [len(job.cases) for job in plan] == [3, 3, *[1] * 6]
+    assert plan[0].mode == MODES["graphs"] == Mode(device="cuda", graphs=GRAPHS)
+    assert plan[0].cases != plan[1].cases
+    file = tmp_path / "plan.json"
+    file.write_bytes(msgspec.json.encode(plan))
+    assert read_plan(file) == plan
+    file.write_bytes(b"[{}]")
+    with pytest.raises(InputError, match="plan"):
+        read_plan(file)
+
+
+def test_without_a_gpu_the_device_is_refused_and_says_what_is_missing() -> None:
+    assert mode_of("cpu", "1,2,4", None) == CPU
+    assert mode_of("cpu", "1,2,4", True) == Mode(overlap=True)
+    missing = missing_for_cuda()
+    if missing is None:
+        pytest.skip("there is a GPU here")
+    with pytest.raises(InputError) as refused:
+        mode_of("cuda", "1,2,4", None)
+    assert refused.value.cause == missing[0]
+
+
+@pytest.mark.parametrize("sizes", ["", "4,2", "1,,2", "0", "a"])
+def test_sizes_of_graphs_are_an_ascending_list(sizes: str) -> None:
+    with pytest.raises(InputError, match="batch sizes"):
+        mode_of("cuda", sizes, None)
+
+
+def test_what_was_typed_can_be_typed_again() -> None:
+    assert mode_words("cpu", "1,2,4", None) == []
+    assert mode_words("cuda", "1,2", False) == ["--device", "cuda", "--graphs", "1,2", "--no-overlap"]
