@@ -39,9 +39,12 @@ def fill(
         if again and len(wanted) == len(ledger) and not isinstance(host, NotFetched):
             found[name].output = None
         measure(host, found[name], missing[name], keep=lambda measured: write(folder, measured), say=say)
+    asked = {entry.id: asked_of(entry) for entry in ledger}
     for measured in found.values():
-        for entry in set(measured.cells) - {entry.id for entry in ledger}:  # it is in the ledger no more
-            del measured.cells[entry]
+        # of what is in the ledger no more, and of another case than it has now, nothing is known
+        measured.cells = {name: cell for name, cell in measured.cells.items() if cell.asked in ("", asked.get(name))}
+        if measured.output is not None and measured.output.asked not in ("", asked_output()):
+            measured.output = None
     return list(found.values())
 
 

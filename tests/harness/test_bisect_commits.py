@@ -160,13 +160,14 @@ def test_a_step_that_fails_stops_git_says_why_and_is_gone_on_with(tmp_path: Path
     assert len(list((tmp_path / "runs").iterdir())) == 1
 
 
-def test_an_interruption_ends_git_and_its_step_and_leaves_nothing_behind(tmp_path: Path) -> None:
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
+def test_an_interruption_ends_git_and_its_step_and_leaves_nothing_behind(tmp_path: Path, number: int) -> None:
     repository = history(tmp_path, "good", "wait", "bad")
 
     def interrupt() -> None:
         while not list((tmp_path / "runs").glob("*/asked")):
             time.sleep(0.05)
-        os.kill(os.getpid(), signal.SIGTERM)
+        os.kill(os.getpid(), number)
 
     threading.Thread(target=interrupt, daemon=True).start()
     with terminated_as_interrupted(), pytest.raises(KeyboardInterrupt):

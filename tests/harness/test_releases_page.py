@@ -111,6 +111,17 @@ def test_what_was_measured_outlives_a_day_without_a_network(
     assert asked == [["0.5.11"]] * 2
 
 
+def test_what_was_measured_of_another_case_is_not_shown_as_this_one_s(tmp_path: Path) -> None:
+    first, second = ENTRIES
+    cells = {first.id: Cell(asked="of another case", status="green"), second.id: Cell(asked=asked_of(second), status="green")}
+    write(tmp_path, Measured(release="0.5.12", cells=cells, output=Output(asked="of other cases", tokens=("x",))))
+    found = fill(tmp_path, [], ENTRIES, ENTRIES, again=False, say=lambda _: None)
+    [shown] = [one for one in found if one.release == "0.5.12"]
+    assert (list(shown.cells), shown.output) == ([second.id], None)
+    assert "25015 on 0.5.12" in empty(found, ENTRIES)
+    assert read(tmp_path, "0.5.12").cells == cells
+
+
 def test_a_hole_is_seen_and_another_output_is_no_success() -> None:
     measured = two()
     assert not differs(measured, ["x", "y"])  # a case that did not end is no other output: the page says it
