@@ -14,7 +14,7 @@ ENTRY = Entry(
     id="indices-overflow",
     title="Make draft decode's rows of KV indices wide enough for its own steps",
     rule="kernel.memory",
-    buggy="0.5.23",
+    buggy="0.5.12 -",
     fixed="",
     trigger="num_steps >= 5 and the requests of a batch on the average less than num_steps from their context length",
     remedy=Patch(

@@ -46,7 +46,7 @@ def _entry(part: str, title: str, rule: str, case: Case, trigger: str) -> Entry:
         id=f"multi-layer-topk-{part}",
         title=title,
         rule=rule,
-        buggy="0.5.23",
+        buggy="0.5.16 -",
         fixed="",
         trigger=trigger,
         remedy=REMEDY,

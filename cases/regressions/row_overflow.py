@@ -16,7 +16,7 @@ ENTRY = Entry(
     id="row-overflow",
     title="Make a row of req_to_token wide enough for a tree without pages",
     rule="draft.slots",
-    buggy="0.5.23",
+    buggy="0.5.13 -",
     fixed="",
     # a request's last round begins four tokens before the end of its context, or earlier
     trigger="page_size 1, 2 * max(topk * num_steps, num_draft_tokens) > num_draft_tokens + 8, a request near its context's end",

@@ -12,7 +12,8 @@ PAGE = "releases.md"
 
 def page(measured: Sequence[Measured], entries: Sequence[Entry | Probe], right: Sequence[str]) -> str:
     """The page, in Markdown. right: digests of what the target alone says to the common cases."""
-    legend = _Legend()
+    legend = _Legend(measured)
+    probes = [entry.id for entry in entries if isinstance(entry, Probe)]
     table = [
         f"| entry | breaks | {' | '.join(_short(one.release) for one in measured)} |",
         f"|---|---|{'---|' * len(measured)}",
@@ -32,7 +33,8 @@ def page(measured: Sequence[Measured], entries: Sequence[Entry | Probe], right: 
         f"on {len(measured)} published wheels, unchanged, on a CPU. "
         f"{counts['green']} cells are green, {counts['red']} red, of {counts['cannot tell']} nothing can be said. "
         + (f"Wholly untold: {', '.join(wholly)}. " if wholly else "No release is wholly untold. ")
-        + f"All of it took {sum(one.seconds for one in measured):.0f} s of wall time, on a machine busy with other work.",
+        + f"The answers took {sum(one.seconds for one in measured):.0f} s in all, on a machine busy with other work."
+        + (f" {' and '.join(probes)}: one function of the release, called alone (`harness/probes.py`)." if probes else ""),
         "",
         "Columns are releases, 0.5. left out. **red**: the entry's case breaks the entry's rule there, seen alike in three "
         "fresh forks; a crash is its own verdict. red with a letter: it breaks another rule first (below), so another bug of "
@@ -70,8 +72,10 @@ def _short(release: str) -> str:
 class _Legend:
     """Letters for rules and numbers for reasons, in the order in which they come up."""
 
-    def __init__(self) -> None:
+    def __init__(self, measured: Sequence[Measured]) -> None:
+        self._measured = {one.release: one for one in measured}
         self._rules: dict[str, str] = {}
+        self._where: dict[str, set[str]] = {}  # rule -> releases in which it comes before another entry's
         self._reasons: dict[str, list[str]] = {}
 
     def word(self, release: str, entry: Entry | Probe, cell: Cell | None) -> str:
@@ -79,20 +83,34 @@ class _Legend:
             return "(not measured)"
         if cell.status == "green":
             return "green"
+        if cell.status == "red" and cell.own:
+            return "**red**"
         if cell.status == "red":
-            return "**red**" if cell.own else f"red {self._rules.setdefault(cell.rule, chr(ord('a') + len(self._rules)))}"
+            self._where.setdefault(cell.rule, set()).add(release)
+            return f"red {self._rules.setdefault(cell.rule, chr(ord('a') + len(self._rules)))}"
         self._reasons.setdefault(cell.why, []).append(f"{entry.id} on {release}")
         return f"? {list(self._reasons).index(cell.why) + 1}"
 
     def lines(self) -> Iterator[str]:
         if self._rules:
-            yield "Another rule first: " + ", ".join(f"{letter} {rule}" for rule, letter in self._rules.items()) + "."
+            yield "Another rule first, and the entries that are red by it in all of these releases:"
+            yield ""
+            for rule, letter in self._rules.items():
+                yield f"* {letter}: {rule} ({', '.join(self._own(rule)) or 'none in the ledger; docs/findings/ may know it'})"
             yield ""
         if self._reasons:
             yield "Cannot tell, because:"
             yield ""
         for number, (why, where) in enumerate(self._reasons.items(), 1):
             yield f"{number}. {' '.join(why.split())} ({'; '.join(where)})"
+
+    def _own(self, rule: str) -> list[str]:
+        """Entries that are red by this rule, their own, in every release in which it comes before another entry's."""
+        red = [
+            {name for name, cell in self._measured[release].cells.items() if cell.own and cell.rule == rule}
+            for release in self._where[rule]
+        ]
+        return sorted(set.intersection(*red))
 
 
 def _outputs(one: Measured, right: Sequence[str]) -> str:

@@ -13,7 +13,7 @@ from eagletwin.harness.prove import Proof, Seen, WheelProof
 
 def proof_title(entry: Entry | Probe) -> str:
     """What is about to be proven."""
-    state = f"in {entry.buggy}, fixed in {entry.fixed}" if entry.fixed else f"LIVE, seen in {entry.buggy.rstrip(' -')}"
+    state = f"in {entry.buggy}, fixed in {entry.fixed}" if entry.fixed else f"LIVE, seen from {entry.buggy.rstrip(' -')} on"
     return f"== {entry.id}: {entry.title}\n   {state}; matters with {entry.trigger}\n"
 
 

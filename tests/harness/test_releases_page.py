@@ -11,11 +11,12 @@ from eagletwin.harness.engines.lock import releases
 from eagletwin.harness.engines.provision import NotFetched
 from eagletwin.harness.errors import InputError
 from eagletwin.harness.judge import Divergence, Verdict
+from eagletwin.harness.probes import PROBES
 from eagletwin.harness.releases import table
 from eagletwin.harness.releases.measure import asked_of, asked_output, cell_of, digest_of, plain_greedy
 from eagletwin.harness.releases.store import Cell, Measured, Output, read, write
-from eagletwin.harness.releases.table import differs, fill
-from eagletwin.harness.report.releases import empty, page
+from eagletwin.harness.releases.table import differs, fill, right_output
+from eagletwin.harness.report.releases import PAGE, empty, page
 
 ENTRIES = [LEDGER[name] for name in ("25015", "small-tree")]
 
@@ -71,11 +72,11 @@ def test_the_page_has_a_word_for_each_cell_and_a_reason_for_each_doubt(tmp_path:
     assert "| entry | breaks | 11 | 12 |" in text
     assert "| 25015 | draft.positions | **red** | green |" in text
     assert "| small-tree (live) | engine.crash | red a | ? 1 |" in text
-    assert "Another rule first: a draft.positions." in text
+    assert "* a: draft.positions (25015)\n" in text
     assert "1. SGLang refuses it (small-tree on 0.5.12)" in text
     assert "| greedy output, 2 cases | | 2 | 1 |" in text
     assert "0.5.12: 1 cases did not come to an end: common-1 crashed: it fell" in text
-    assert "7 s of wall time" in text
+    assert "The answers took 7 s in all" in text
     assert not empty(two(), ENTRIES)
     del two()[1].cells["25015"]
     for measured in two():
@@ -161,3 +162,21 @@ def test_every_fixed_entry_names_its_releases() -> None:
         if entry.last_bad:
             assert known.index(entry.fixed) == known.index(entry.last_bad) + 1, entry.id
             assert entry.buggy.endswith(entry.last_bad)
+
+
+DOCS = Path(__file__).parents[2] / "docs"
+
+
+def test_the_page_in_the_docs_is_what_was_measured_and_has_no_hole() -> None:
+    found = [read(DOCS, name) for name in releases()]
+    asked = {name for measured in found for name in measured.cells}
+    entries = [entry for entry in (*LEDGER.values(), *PROBES.values()) if entry.id in asked]
+    assert len(entries) >= 20
+    assert not empty(found, entries)
+    right = right_output()
+    assert (DOCS / PAGE).read_text() == page(found, entries, right)
+    assert sum({cell.status for cell in measured.cells.values()} == {"cannot tell"} for measured in found) <= 3
+    for measured in found:
+        assert measured.output is not None
+        assert list(measured.output.tokens) == right, measured.release
+        assert all(cell.why for cell in measured.cells.values() if cell.status == "cannot tell")
