@@ -53,7 +53,8 @@ def argue(header: Header, verdict: Verdict, *, again: str = "", trace: Trace | N
         parts = ", ".join(f"{rule} {count}" for rule, count in sorted(verdict.later.items()))
         lines += ["", *_fold(f"After it {total} more comparisons diverged, which may follow from it: {parts}.")]
     if header.ending.kind != "finished" and verdict.status == "diverged":
-        lines += ["", *_fold(f"Then the worker {header.ending.kind}: {header.ending.detail}.")]
+        ended = "" if header.ending.kind == "unseen" else f"the worker {header.ending.kind}: "
+        lines += ["", *_fold(f"Then {ended}{header.ending.detail}.")]
     if verdict.status == "equal":
         compared, reached = sum(verdict.checked.values()), ", ".join(verdict.exercised) or "nothing named"
         text = (

@@ -99,3 +99,35 @@ def test_a_tree_runs_on_the_older_worker_whose_draft_extend_attends_twice_to_its
 def test_trees_in_pages_are_refused_there(old: Host) -> None:
     with pytest.raises(WouldNotStart, match="page_size > 1"):
         old.engine(replace(TREE, page_size=4, chunked_prefill_size=64))
+
+
+VERIFY = "sglang.srt.speculative.eagle_worker_v2.EAGLEWorkerV2.verify"
+# What PR #26997 brought, in the words of this release.
+MOVED = """width = self.speculative_num_draft_tokens
+pool = self.target_worker.model_runner.token_to_kv_pool
+for n in range(bs):
+    nodes, front = accept_index[n][: int(accept_lens[n])].long(), slice(n * width, n * width + int(accept_lens[n]))
+    for buffer in (*pool.k_buffer, *pool.v_buffer):
+        buffer[batch.out_cache_loc[front]] = buffer[batch.out_cache_loc[nodes]].clone()
+    predict[front] = predict[nodes].clone()
+    logits_output.hidden_states[front] = logits_output.hidden_states[nodes].clone()
+"""
+PATH_MOVED = Edit(
+    target=VERIFY, match="# Construct the next draft input\n", replacement=f"{MOVED}# Construct the next draft input\n"
+)
+STRIDE = Edit(
+    target=VERIFY,
+    match="bonus_tokens,\n            self.speculative_num_draft_tokens,",
+    replacement="bonus_tokens,\n            accept_index.shape[1],",
+)
+
+
+@pytest.mark.parametrize("part", ["kv", "tokens", "hidden", "bonus"])
+def test_a_tree_that_the_v2_worker_gets_by_hand_is_right_once_its_path_is_moved(old: Host, part: str, tmp_path: Path) -> None:
+    """So what `prove --releases` sees there is the pull request's bug, and nothing that building it by hand has broken."""
+    entry = LEDGER[f"26997-{part}"]
+    assert entry.by_hand is not None
+    fix = Patch(name="path-moved", edits=(PATH_MOVED, STRIDE))
+    trace = old.engine(entry.case, (entry.by_hand, fix)).run(entry.case, tmp_path)
+    assert trace.header.engine.worker == "EAGLEWorkerV2"
+    assert judge(trace).status == "equal"

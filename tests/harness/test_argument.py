@@ -48,6 +48,17 @@ DIVERGED  pr-25015 on SGLang 0.5.23 (cpu, with revert-25015)
     )
 
 
+def test_how_a_run_that_diverged_came_to_its_end_is_told_of_who_failed() -> None:
+    first = Divergence(
+        rule="draft.kv", request="a", round=0, stage="prefill", step=0, iteration=0, index="row 1", expected="1", actual="2"
+    )
+    verdict = Verdict(status="diverged", rule="draft.kv", first=first)
+    crashed = argue(header(Ending(kind="crashed", detail="ValueError: no")), verdict)
+    assert "Then the worker crashed: ValueError: no." in crashed
+    unseen = argue(header(Ending(kind="unseen", detail="eagletwin itself failed: KeyError: 'x'")), verdict)
+    assert "Then eagletwin itself failed: KeyError: 'x'." in unseen
+
+
 def test_unknown_says_why() -> None:
     ending = Ending(kind="crashed", detail="killed by SIGSEGV", where="verify, iteration 3")
     verdict = Verdict(status="unknown", rule="engine.crash", reason="killed by SIGSEGV (last seen: verify, iteration 3)")
