@@ -61,7 +61,9 @@ def _row(outcome: Outcome, version: str, width: int) -> str:
 def _conclusion(outcome: Outcome, kind: str) -> str:
     found, versions = outcome.found, outcome.versions
     if outcome.unclear:
-        return f"No answer: {outcome.unclear}. --rule names the one that counts, --without switches one off."
+        choose = any(looked.usual.status == "diverged" for looked in outcome.looked.values())
+        remedy = " --rule names the one that counts, --without switches one off." if choose else ""
+        return f"No answer: {outcome.unclear}.{remedy}"
     if found.old is None or found.new is None:
         return f"No answer: fewer than two {kind}s can be told."
     old, new = outcome.name(versions[found.old]), outcome.name(versions[found.new])

@@ -146,6 +146,20 @@ def test_commits_that_cannot_be_told_are_skipped_and_a_range_is_named_if_one_of_
     assert asked == ["skip", "skip"]
 
 
+def test_an_end_that_does_not_import_is_no_answer_and_no_question_of_rules(tmp_path: Path) -> None:
+    repository = history(tmp_path, "good", "bad")
+    git(repository, "tag", "--annotate", "--message=x", "v1", "main~1")
+    ends = ends_of(repository, "main", "v1")
+    assert ends == (git(repository, "rev-parse", "v1^{commit}"), git(repository, "rev-parse", "main"))
+    absent = Sighting(status="unknown", why="it does not import", ran=False)
+    with open_run(tmp_path / "runs", plan_of(Subject(case=CASE), ends, checkout=str(repository))) as run:
+        outcome = bisect_commits(run, lambda commit, _: Looked(version=commit, sightings=(absent,)))
+        report = version_report(outcome, CASE, run, str)
+    assert not outcome.answered
+    assert report.count("skipped: it does not import") == 2
+    assert "No answer: an end cannot be told.\n" in report
+
+
 def test_a_step_that_fails_stops_git_says_why_and_is_gone_on_with(tmp_path: Path) -> None:
     repository = history(tmp_path, "good", "fail", "bad")
     with pytest.raises(HarnessError, match="the disk is full"):
