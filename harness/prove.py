@@ -120,7 +120,7 @@ def prove_on_wheels(
     failed: dict[tuple[str, str], str] = {}
     for name, host in hosts([name for name in releases() if name in wanted]):
         for entry in entries:
-            if name in (entry.last_bad, entry.fixed):
+            if entry.last_bad and name in (entry.last_bad, entry.fixed):
                 try:
                     found[entry.id, name] = _on_wheel(entry, name, host, runs, limits, kernels)
                 except EagletwinError as error:
