@@ -19,7 +19,7 @@ class Events:
         self._case: Case = trace.header.case
         self._records = trace.header.records
         self._compare = compare
-        self._last_steps = 1 + trace.header.engine.overlap
+        self._overlap = trace.header.engine.overlap
         self._counts = {record.iteration: number for number, record in enumerate(self._records) if record.stage == "iteration"}
         self._trace = trace
         self._ended = {record.request: record for record in self._records if record.stage == "finished"}
@@ -75,21 +75,22 @@ class Events:
     def _abort(self, event: Event, scheduled: int) -> None:
         """It comes to the end of one more step at most (a request that is queued again must be prefilled for it), aborted.
 
-        With overlap the next step is launched before the end of that one is seen.
+        With overlap a step is launched before the end of the one before is seen: of one that was under way when the abort came,
+        or else of the first after it.
         """
         name = event.request
         if name not in self._unfinished(event.at) or scheduled >= self._seen or not self._compare.on(RULE):
             return
-        steps = [
+        all_steps = [
             record.iteration
             for record in self._records
-            if record.request == name
-            and record.iteration >= event.at
-            and (record.stage == "verify" or (record.stage == "prefill" and record.numbers["final"]))
+            if record.request == name and (record.stage == "verify" or (record.stage == "prefill" and record.numbers["final"]))
         ]
+        steps = [iteration for iteration in all_steps if iteration >= event.at]
         ended, place = self._ended.get(name), self._place(event)
-        if len(steps) > self._last_steps:
-            expected = "one more step at most" if self._last_steps == 1 else f"{self._last_steps} more steps at most"
+        most = 2 if self._overlap and event.at - 1 not in all_steps else 1
+        if len(steps) > most:
+            expected = "one more step at most" if most == 1 else "two more steps at most"
             self._compare.report(place, RULE, f"abort of {name}", expected, f"steps in iterations {steps}")
         elif ended is not None and not ended.numbers["aborted"]:
             self._compare.report(place, RULE, f"abort of {name}", "an aborted request", "one that finished")

@@ -83,6 +83,22 @@ def test_a_request_under_overlap_takes_part_in_one_round_after_its_last_and_its_
     assert judge(trace).status == "equal"
 
 
+def test_an_abort_that_comes_a_step_late_is_seen_under_overlap_too(old: Host, tmp_path: Path) -> None:
+    """A running request has one step under way when the abort comes, and no other."""
+    late = "if self.to_finish and setattr(self, 'late', getattr(self, 'late', 0) + 1) is None and self.late > 1:"
+    finish = "sglang.srt.managers.schedule_batch.Req.check_finished"
+    fault = Patch(name="late-abort", edits=(Edit(target=finish, match="if self.to_finish:", replacement=late),))
+    case = replace(
+        CHAIN,
+        requests=(Request(id="a", prompt=(7, 9), max_new_tokens=20), Request(id="c", prompt=(5,), max_new_tokens=20)),
+        events=(Event(at=3, kind="abort", request="c"),),
+    )
+    for name, patches, told in (("as-released", (), ("equal", "")), ("late", (fault,), ("diverged", "schedule.events"))):
+        (tmp_path / name).mkdir()
+        verdict = judge(old.engine(case, patches).run(case, tmp_path / name))
+        assert (verdict.status, verdict.rule) == told, verdict
+
+
 def test_a_tree_runs_on_the_older_worker_whose_draft_extend_attends_twice_to_its_own_rows(old: Host, tmp_path: Path) -> None:
     (tmp_path / "as-released").mkdir()
     trace = old.engine(TREE).run(TREE, tmp_path / "as-released")
