@@ -41,7 +41,6 @@ from .cli_options import (
     held_fields,
     ledger_of,
     mode_of,
-    mode_words,
     patches_of,
     rules_off,
     unusual_words,
@@ -131,7 +130,7 @@ def check(
         words += unusual_words(("--view", view, "slot_layout"), ("--sglang", sglang, ""))
         words += unusual_words(("--kernels", kernels, "fast"), ("--repeat", repeat, 1))
         words += unusual_words(("--step-timeout", step_timeout, STEP_SECONDS), ("--case-timeout", case_timeout, CASE_SECONDS))
-        words += mode_words(device, graphs, overlap)
+        words += mode.options
         again = shlex.join([*words, *(word for name in after or () for word in ("--after", name))])
         with Host(zygote) as host:
             try:
@@ -142,7 +141,14 @@ def check(
             folder = new_run_folder(out, chosen.name)
             if not before:  # a script holds one case
                 write_script(
-                    folder, chosen, command=again, source=source, patches=patches, kernels=kernels, without=off, view=view
+                    *(folder, chosen),
+                    command=again,
+                    source=source,
+                    mode=mode,
+                    patches=patches,
+                    kernels=kernels,
+                    without=off,
+                    view=view,
                 )
             limits = Limits(step=step_timeout, case=case_timeout)
             outcome = checking.check(
@@ -197,8 +203,8 @@ def fuzz(
     words += unusual_words(("--minutes", minutes, 5.0), ("--cases", max_cases, 1_000_000), ("--findings", findings, 1))
     words += unusual_words(("--shrink-minutes", shrink_minutes, 3.0), ("--kernels", kernels, "fast"), ("--sglang", sglang, ""))
     words += unusual_words(("--step-timeout", step_timeout, STEP_SECONDS), ("--case-timeout", case_timeout, CASE_SECONDS))
-    words += mode_words(device, graphs, overlap)
     source, mode = resolve(sglang), mode_of(device, graphs, overlap)
+    words += mode.options
     folder = new_run_folder(out, f"fuzz-{seed}")
     found, search = [], None
     try:

@@ -81,12 +81,6 @@ def mode_of(device: str, graphs: str, overlap: bool | None) -> "Mode":
     return Mode(device="cuda", graphs=sizes, overlap=overlap is not False)
 
 
-def mode_words(device: str, graphs: str, overlap: bool | None) -> list[str]:
-    """The same as it was typed."""
-    words = unusual_words(("--device", device, "cpu"), ("--graphs", graphs, DEFAULT_GRAPHS))
-    return words if overlap is None else [*words, "--overlap" if overlap else "--no-overlap"]
-
-
 def held_fields(**asked: str | int | None) -> dict[str, str | int]:
     """What all generated cases are to have: fields of cases.strategies.Focus. Raises InputError for what is never drawn."""
     from eagletwin.cases.strategies import VALUES

@@ -281,6 +281,7 @@ class _Block:
             case,
             command=fuzz._command,
             source=trials.host.source,
+            mode=trials.host.mode,
             seed=fuzz._seed,
             patches=trials.patches,
             kernels=trials.kernels,

@@ -58,9 +58,8 @@ def prove(host: Host, entries: Sequence[Entry], runs: Path, limits: Limits, kern
         for side, name in ((entry.green, "fixed"), (entry.red, "reverted")):
             folder = new_run_folder(runs, f"{entry.id}-{name}")
             engine = host.engine(entry.case, side.patches, kernels)
-            outcomes.append(
-                check(engine, entry.case, folder, limits, view=side.view, again=entry.command(side, host.source.name))
-            )
+            again = " ".join([entry.command(side, host.source.name), *host.mode.options])
+            outcomes.append(check(engine, entry.case, folder, limits, view=side.view, again=again))
         yield Proof(entry, *outcomes)
 
 

@@ -6,8 +6,9 @@ The script holds versions, seed and command in its header, the case as one liter
 import argparse
 import pprint
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import msgspec
@@ -15,6 +16,7 @@ import msgspec
 from eagletwin import __version__
 
 from .case import Case, decode_case, without_defaults
+from .engines.mode import CPU, Mode
 from .engines.source import INSTALLED, Source, resolve
 from .errors import EXIT_EQUAL, EXIT_HARNESS, EXIT_UNKNOWN, InputError, exit_code_of
 from .judge import DECLARED_VIEW, View
@@ -46,7 +48,7 @@ except ModuleNotFoundError as error:
 CASE = {case}
 
 if __name__ == "__main__":
-    reproduce(CASE, sglang={sglang!r}, {tree}kernels={kernels!r}, without={without!r}, view={view!r}, patches={patches})
+    reproduce(CASE, sglang={sglang!r}, {tree}{mode}kernels={kernels!r}, without={without!r}, view={view!r}, patches={patches})
 '''
 
 
@@ -56,6 +58,7 @@ def write_script(
     *,
     command: str,
     source: Source = INSTALLED,
+    mode: Mode = CPU,
     seed: int | None = None,
     patches: Sequence[Patch] = (),
     kernels: str = "fast",
@@ -77,6 +80,7 @@ def write_script(
         script=SCRIPT,
         sglang=sglang,
         tree=f"tree={source.tree!r}, " if source.tree else "",
+        mode=f"mode={without_defaults(mode)}, " if mode != CPU else "",
         case=_literal(without_defaults(case)),
         kernels=kernels,
         without=sorted(without),
@@ -102,6 +106,7 @@ def reproduce(
     *,
     sglang: str,
     tree: str = "",
+    mode: Mapping[str, Any] = MappingProxyType({}),
     kernels: Any = "fast",
     without: Sequence[str] = (),
     view: View = DECLARED_VIEW,
@@ -110,16 +115,18 @@ def reproduce(
     """What a script calls: run the case, print the argument, leave by the exit code of the verdict.
 
     sglang: the release, or what the source tree in the folder `tree` was called, when the script was made.
+    mode: fields of a Mode that are not those of the CPU engine.
     """
     from .cli import guarded
 
-    sys.exit(guarded(lambda: _reproduce(case, sglang, tree, kernels, frozenset(without), view, patches)))
+    sys.exit(guarded(lambda: _reproduce(case, sglang, tree, mode, kernels, frozenset(without), view, patches)))
 
 
 def _reproduce(
     raw: dict[str, Any],
     sglang: str,
     tree: str,
+    mode: Mapping[str, Any],
     kernels: Any,
     without: frozenset[str],
     view: View,
@@ -144,11 +151,16 @@ def _reproduce(
             remedy=f"check {sglang} out, or add --sglang {tree}",
         )
     from .check import check
+    from .doctor import missing_for_cuda
     from .engines.process import Host, Limits, WouldNotStart
     from .paths import new_run_folder
 
     case = decode_case(msgspec.json.encode(raw), sys.argv[0])
-    with Host(source=source) as host:
+    driven = msgspec.convert(dict(mode), Mode)
+    missing = missing_for_cuda() if driven.device == "cuda" else None
+    if missing is not None:
+        raise InputError(missing[0], consequence="nothing was run: this case was made on a GPU", remedy=missing[1])
+    with Host(source=source, mode=driven) as host:
         try:
             engine = host.engine(case, tuple(msgspec.convert(patch, Patch) for patch in patches), kernels)
         except WouldNotStart as error:

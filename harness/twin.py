@@ -147,6 +147,7 @@ class Twin:
             case,
             command=command,
             source=self.host.source,
+            mode=self.host.mode,
             patches=trials.patches,
             kernels=trials.kernels,
             without=trials.without,

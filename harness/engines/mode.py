@@ -23,6 +23,14 @@ class Mode(Struct, frozen=True):
     gpu: int = -1
 
     @property
+    def options(self) -> list[str]:
+        """How it is typed on the command line; empty for the CPU engine as it always is."""
+        if self.device == "cpu":
+            return ["--overlap"] if self.overlap else []
+        graphs = ",".join(map(str, self.graphs)) or "none"
+        return ["--device", "cuda", "--graphs", graphs, "--overlap" if self.overlap else "--no-overlap"]
+
+    @property
     def words(self) -> str:
         """For a trace's header; empty on a CPU."""
         if self.device == "cpu":

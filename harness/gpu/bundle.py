@@ -91,7 +91,8 @@ def _is_wanted(name: str) -> bool:
     if name.startswith("sglang/"):
         return not name.endswith(".so") and not name.startswith(("sglang/multimodal_gen/", "sglang/test/"))
     if name.startswith("sgl_kernel/") and name.endswith(".so"):
-        return name == "sgl_kernel/sm90/common_ops.abi3.so"  # those of other GPUs, and what other attention backends call
+        # the others are of other GPUs, or what other attention backends call
+        return name in ("sgl_kernel/sm90/common_ops.abi3.so", "sgl_kernel/spatial_ops.abi3.so")
     return not name.startswith("triton_kernels/")
 
 

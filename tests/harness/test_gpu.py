@@ -6,13 +6,14 @@ import msgspec
 import pytest
 
 from eagletwin.cases.regressions import LEDGER
-from eagletwin.harness.cli_options import mode_of, mode_words
+from eagletwin.harness.cli_options import mode_of
 from eagletwin.harness.doctor import missing_for_cuda
 from eagletwin.harness.engines.mode import CPU, Mode
 from eagletwin.harness.errors import InputError
 from eagletwin.harness.gpu.bundle import _is_wanted, _requirements
 from eagletwin.harness.gpu.campaign import read_plan
 from eagletwin.harness.gpu.plan import GRAPHS, MODES, generated, proofs
+from eagletwin.harness.repro import write_script
 
 ROOT = Path(__file__).parents[2]
 
@@ -69,5 +70,15 @@ def test_sizes_of_graphs_are_an_ascending_list(sizes: str) -> None:
 
 
 def test_what_was_typed_can_be_typed_again() -> None:
-    assert mode_words("cpu", "1,2,4", None) == []
-    assert mode_words("cuda", "1,2", False) == ["--device", "cuda", "--graphs", "1,2", "--no-overlap"]
+    assert CPU.options == []
+    assert Mode(overlap=True).options == ["--overlap"]
+    assert Mode(device="cuda", graphs=(1, 2)).options == ["--device", "cuda", "--graphs", "1,2", "--no-overlap"]
+    assert MODES["eager"].options == ["--device", "cuda", "--graphs", "none", "--no-overlap"]
+
+
+def test_a_script_of_a_case_that_ran_on_a_gpu_says_so(tmp_path: Path) -> None:
+    entry = LEDGER["25015"]
+    text = write_script(tmp_path, entry.case, command="", mode=MODES["overlap"]).read_text()
+    call = next(line for line in text.splitlines() if "reproduce(CASE" in line)
+    assert "mode={'device': 'cuda', 'graphs': [1, 2, 4], 'overlap': True}" in call
+    assert "mode" not in write_script(tmp_path, entry.case, command="").read_text().rpartition("reproduce(CASE")[2]
