@@ -53,10 +53,14 @@ def gpu_run(
     """Run a plan. 1 if a case diverged that no known bug explains, 125 if one is unknown or a job did not run."""
     import time
 
+    from .cli_options import must_have_cuda
     from .gpu.campaign import read_plan, run_plan
 
+    jobs = read_plan(plan)
+    if any(job.mode.device == "cuda" for job in jobs):
+        must_have_cuda()
     begun, statuses = time.monotonic(), Counter[str]()
-    for done in run_plan(read_plan(plan), out, processes, gpus):
+    for done in run_plan(jobs, out, processes, gpus):
         statuses.update("known" if seen.known else seen.status for seen in done.seen)
         statuses["unknown"] += bool(done.error)
         said = Counter(f"{seen.status} {seen.known or seen.rule}".strip() for seen in done.seen)

@@ -73,12 +73,19 @@ def mode_of(device: str, graphs: str, overlap: bool | None) -> "Mode":
             consequence="nothing was run",
             remedy="give sizes such as 1,2,4, or none",
         )
+    must_have_cuda()
+    return Mode(device="cuda", graphs=sizes, overlap=overlap is not False)
+
+
+def must_have_cuda() -> None:
+    """Raises InputError that says what the CUDA engine lacks here."""
     from .doctor import missing_for_cuda
 
     missing = missing_for_cuda()
     if missing:
-        raise InputError(missing[0], consequence="nothing was run: --device cuda needs it", remedy=missing[1])
-    return Mode(device="cuda", graphs=sizes, overlap=overlap is not False)
+        raise InputError(
+            missing[0], consequence="nothing was run: a CUDA engine needs it", remedy=f"{missing[1]} (docs/gpu/README.md)"
+        )
 
 
 def held_fields(**asked: str | int | None) -> dict[str, str | int]:

@@ -49,7 +49,7 @@ def resolve(name: str) -> Source:
     if section is not None:
         folder = provide(section)
         return Source(name, (folder, *_layers(folder)), name)
-    if os.sep in name or Path(name).is_dir():
+    if Path(name).is_dir():
         return _tree(Path(name).absolute())
     raise InputError(
         f"{name!r} is neither a release nor a folder",
@@ -107,8 +107,15 @@ def _git(root: Path, *words: str) -> str:
 
 def _layers(root: Path) -> tuple[Path, ...]:
     """Packages that this SGLang pins and this environment has in another version: transformers, and what goes with it."""
-    for file in [*root.glob("sglang-*.dist-info/METADATA"), root / "pyproject.toml"]:
-        pin = re.search(r"(?<![\w-])transformers==([\w.]+)", file.read_text(encoding="utf-8")) if file.is_file() else None
+    files = [file for file in (*root.glob("sglang-*.dist-info/METADATA"), root / "pyproject.toml") if file.is_file()]
+    if not files:
+        print(
+            f"note: {root} names no pin of transformers (no pyproject.toml, no sglang-*.dist-info); it runs with "
+            f"{installed('transformers')}, as its traces say. A copy of a release needs its dist-info beside it",
+            file=sys.stderr,
+        )
+    for file in files:
+        pin = re.search(r"(?<![\w-])transformers==([\w.]+)", file.read_text(encoding="utf-8"))
         if pin is None or pin[1] == installed("transformers"):
             continue
         section = lock().get(f"layers/transformers-{pin[1]}")

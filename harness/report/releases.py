@@ -1,5 +1,6 @@
 """docs/releases.md: the ledger on each release, and greedy output, as a page. Made of what was measured, and nothing else."""
 
+import re
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 
@@ -8,6 +9,7 @@ from eagletwin.harness.probes import Probe
 from eagletwin.harness.releases.store import Cell, Measured
 
 PAGE = "releases.md"
+_LINE = re.compile(r":\d+(?= in )")  # where in our own file a worker was called moves with every change of it
 
 
 def page(measured: Sequence[Measured], entries: Sequence[Entry | Probe], right: Sequence[str]) -> str:
@@ -19,7 +21,7 @@ def page(measured: Sequence[Measured], entries: Sequence[Entry | Probe], right: 
         f"|---|---|{'---|' * len(measured)}",
         *(
             f"| {entry.id}{'' if entry.fixed else ' (live)'} | {entry.rule} "
-            f"| {' | '.join(legend.word(one.release, entry, one.cells.get(entry.id)) for one in measured)} |"
+            f"| {' | '.join(legend.word(one.release, one.cells.get(entry.id)) for one in measured)} |"
             for entry in entries
         ),
         f"| greedy output, {len(right)} cases | | {' | '.join(_outputs(one, right) for one in measured)} |",
@@ -29,17 +31,17 @@ def page(measured: Sequence[Measured], entries: Sequence[Entry | Probe], right: 
     lines = [
         "# The ledger on every release",
         "",
-        f"Written by `eagletwin releases table --write docs` from docs/releases/*.json: {len(entries)} entries of the ledger "
-        f"on {len(measured)} published wheels, unchanged, on a CPU. "
+        f"Written by `eagletwin releases table --write docs` from docs/releases/*.json: {_asked(len(entries), probes)} on "
+        f"{len(measured)} published wheels, unchanged, on a CPU. "
         f"{counts['green']} cells are green, {counts['red']} red, of {counts['cannot tell']} nothing can be said. "
         + (f"Wholly untold: {', '.join(wholly)}. " if wholly else "No release is wholly untold. ")
-        + f"The answers took {sum(one.seconds for one in measured):.0f} s in all, on a machine busy with other work."
-        + (f" {' and '.join(probes)}: one function of the release, called alone (`harness/probes.py`)." if probes else ""),
+        + f"The answers took {sum(one.seconds for one in measured):.0f} s in all, on a machine busy with other work.",
         "",
         "Columns are releases, 0.5. left out. **red**: the entry's case breaks the entry's rule there, seen alike in three "
         "fresh forks; a crash is its own verdict. red with a letter: it breaks another rule first (below), so another bug of "
         "that release shows, and the cell does not say whether this one is there too. green: all numbers are right. "
-        "? with a number: cannot tell, and why is below.",
+        "? with a number: cannot tell, and why is below. Where another bug shows first, the releases "
+        "that an entry names come from its finding and not from this table; one that is bold nowhere is hidden so in all.",
         "",
         *table,
         "",
@@ -65,6 +67,15 @@ def empty(measured: Sequence[Measured], entries: Sequence[Entry | Probe]) -> lis
     return [f"{entry.id} on {one.release}" for one in measured for entry in entries if entry.id not in one.cells]
 
 
+def _asked(entries: int, probes: Sequence[str]) -> str:
+    if not probes:
+        return f"{entries} entries of the ledger"
+    return (
+        f"{entries - len(probes)} entries of the ledger and {len(probes)} probes ({', '.join(probes)}: one function of a "
+        f"release, called alone by `eagletwin prove --releases {probes[0]}`)"
+    )
+
+
 def _short(release: str) -> str:
     return release.removeprefix("0.5.")
 
@@ -76,9 +87,9 @@ class _Legend:
         self._measured = {one.release: one for one in measured}
         self._rules: dict[str, str] = {}
         self._where: dict[str, set[str]] = {}  # rule -> releases in which it comes before another entry's
-        self._reasons: dict[str, list[str]] = {}
+        self._reasons: dict[str, set[str]] = {}  # -> releases
 
-    def word(self, release: str, entry: Entry | Probe, cell: Cell | None) -> str:
+    def word(self, release: str, cell: Cell | None) -> str:
         if cell is None:
             return "(not measured)"
         if cell.status == "green":
@@ -88,27 +99,29 @@ class _Legend:
         if cell.status == "red":
             self._where.setdefault(cell.rule, set()).add(release)
             return f"red {self._rules.setdefault(cell.rule, chr(ord('a') + len(self._rules)))}"
-        self._reasons.setdefault(cell.why, []).append(f"{entry.id} on {release}")
-        return f"? {list(self._reasons).index(cell.why) + 1}"
+        why = _LINE.sub("", " ".join(cell.why.split()))
+        self._reasons.setdefault(why, set()).add(release)
+        return f"? {list(self._reasons).index(why) + 1}"
 
     def lines(self) -> Iterator[str]:
         if self._rules:
             yield "Another rule first, and the entries that are red by it in all of these releases:"
             yield ""
             for rule, letter in self._rules.items():
-                yield f"* {letter}: {rule} ({', '.join(self._own(rule)) or 'none in the ledger; docs/findings/ may know it'})"
+                known = ", ".join(self._red(rule, self._where[rule])) or "none in the ledger; see docs/findings/"
+                yield f"* {letter}: {rule} ({known})"
             yield ""
         if self._reasons:
             yield "Cannot tell, because:"
             yield ""
-        for number, (why, where) in enumerate(self._reasons.items(), 1):
-            yield f"{number}. {' '.join(why.split())} ({'; '.join(where)})"
+        for number, (why, releases) in enumerate(self._reasons.items(), 1):
+            yield f"{number}. {why} ({', '.join(one for one in self._measured if one in releases)})"
 
-    def _own(self, rule: str) -> list[str]:
-        """Entries that are red by this rule, their own, in every release in which it comes before another entry's."""
+    def _red(self, rule: str, releases: set[str]) -> list[str]:
+        """Entries that are red by this rule, their own, in every one of these releases."""
         red = [
             {name for name, cell in self._measured[release].cells.items() if cell.own and cell.rule == rule}
-            for release in self._where[rule]
+            for release in releases
         ]
         return sorted(set.intersection(*red))
 

@@ -18,7 +18,14 @@ def proof_title(entry: Entry | Probe) -> str:
 
 
 def proof_table(proofs: Sequence[Proof]) -> None:
-    table = Table("entry", "in", "with the fix", Column("without it", overflow="fold"), "proof", title_justify="left")
+    table = Table(
+        Column("entry", overflow="fold"),
+        "in",
+        "with the fix",
+        Column("without it", overflow="fold"),
+        "proof",
+        title_justify="left",
+    )
     for proof in proofs:
         reverted = proof.reverted.verdict
         table.add_row(
@@ -32,7 +39,9 @@ def proof_table(proofs: Sequence[Proof]) -> None:
 
 
 def wheel_proof_table(proofs: Sequence[WheelProof]) -> None:
-    table = Table("entry", "before the fix", "with it", Column("proof", overflow="fold"), title_justify="left")
+    table = Table(
+        Column("entry", overflow="fold"), "before the fix", "with it", Column("proof", overflow="fold"), title_justify="left"
+    )
     for proof in proofs:
         said = "[green]holds[/]" if proof.holds else proof.why or f"[red]fails[/]: must be {proof.entry.rule}, then equal"
         table.add_row(proof.entry.id, _side(proof.entry.last_bad, proof.bad), _side(proof.entry.fixed, proof.good), said)

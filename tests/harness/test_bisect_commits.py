@@ -6,6 +6,7 @@ import subprocess
 import sys
 import threading
 import time
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -174,7 +175,14 @@ def test_a_step_that_fails_stops_git_says_why_and_is_gone_on_with(tmp_path: Path
     assert len(list((tmp_path / "runs").iterdir())) == 1
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
+@pytest.fixture(params=[signal.SIGTERM, signal.SIGHUP])
+def number(request: pytest.FixtureRequest) -> Iterator[int]:
+    """A signal that ends a process, also where the suite runs under nohup: what is ignored there stays ignored."""
+    before = signal.signal(request.param, signal.SIG_DFL)
+    yield request.param
+    signal.signal(request.param, before)
+
+
 def test_an_interruption_ends_git_and_its_step_and_leaves_nothing_behind(tmp_path: Path, number: int) -> None:
     repository = history(tmp_path, "good", "wait", "bad")
 

@@ -35,6 +35,8 @@ def main() -> None:
 
         kernels.precompile()
     except BaseException as error:
+        traceback.print_exc()  # first: whoever reads the answer ends this process
+        sys.stderr.flush()
         wire.send(connection, wire.Refused(f"{type(error).__name__}: {error}", traceback.format_exc()))
         raise
     gc.freeze()  # keep the collector from touching, and so copying, pages that the children share

@@ -4,7 +4,8 @@ SGLang imports four times as many modules with kernels; what is not named here i
 process anew. Seen on 0.5.13, 0.5.15, 0.5.16 and 0.5.23.
 """
 
-import sys
+import contextlib
+import importlib
 from types import ModuleType
 
 _LAUNCHED = (
@@ -36,5 +37,9 @@ _LAUNCHED = (
 
 
 def launched() -> list[ModuleType]:
-    """Those of them that this SGLang has imported."""
-    return [sys.modules[name] for name in _LAUNCHED if name in sys.modules]
+    """Those of them that this SGLang has. Attention's are imported by a backend as it is made, which is after the fork."""
+    found = []
+    for name in _LAUNCHED:
+        with contextlib.suppress(ModuleNotFoundError):
+            found.append(importlib.import_module(name))
+    return found
