@@ -116,15 +116,15 @@ BARE = Patch(
     name="bare",
     edits=(
         _edit("taps.Taps._record_owners", "held = {name: self.allocation"),
-        _edit("taps.Taps._after_prefill", "proposal = result.next_draft_input"),
-        _edit("taps.Taps._after_extend", "proposal, lengths ="),
+        _edit("taps.Taps._after_prefill", "ends = [start + length"),
+        _edit("taps.Taps._after_extend", "self._record_extend("),
         _edit("taps.Taps._around_draft", "lengths, count = batch", "result"),
         _edit("taps.Taps._around_draft_forward", "if not batch.forward_mode", "result"),
         _edit("taps.Taps._around_verify", "predicted, accepted =", "result"),
-        _edit("taps.Taps._around_forward", "mode = batch.forward_mode", "call(batch, *args, **kwargs)"),
+        _edit("taps.Taps._around_forward", "self._used = {}", "call(batch, *args, **kwargs)"),
         _edit("drive.Drive._account", "held = {name: self._allocation"),
         _edit("pools.Allocation.used", "used = torch.ones", "free"),
-        _edit("pools.Pool.poison", "for layers, poison in"),
+        _edit("pools.Pool.poison", "for layer in self._layers"),
     ),
 )
 

@@ -7,6 +7,8 @@ from pathlib import Path
 import msgspec
 import pytest
 
+from eagletwin.cases.workload import rate_case
+from eagletwin.harness.bench import BARE
 from eagletwin.harness.case import Case
 from eagletwin.harness.engines.process import Host
 from eagletwin.harness.errors import HarnessError
@@ -77,3 +79,12 @@ def test_an_edit_that_nobody_called_is_unknown(run: Runner, busy_case: Case) -> 
     _, verdict = run(busy_case, edit)
     assert verdict.status == "unknown"
     assert "RadixCache.dec_lock_ref, which was never called" in verdict.reason
+
+
+def test_the_engine_that_the_benchmark_compares_with_records_nothing_of_a_case(host: Host, tmp_path: Path) -> None:
+    """What trace and judge cost is measured against it; its edits follow the taps."""
+    case = rate_case(0)
+    trace = host.engine(case, (BARE,)).run(case, tmp_path)
+    assert trace.header.ending.kind == "finished", trace.header.ending
+    assert {record.stage for record in trace.header.records} <= {"finished", "cached"}
+    assert not trace.header.idle_edits
