@@ -7,44 +7,22 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from msgspec.structs import replace
 
 from eagletwin.cases.regressions import LEDGER
-from eagletwin.harness.case import Case, EngineSettings, Event, Request, SGLangSettings
 from eagletwin.harness.engines.process import Host, Limits
-from eagletwin.harness.engines.source import here, resolve
 from eagletwin.harness.judge import judge
 from eagletwin.harness.trace import Trace
 
+from .older import BUSY, host_of
+
 GENERATIONS = ("0.5.13.post1", "0.5.15.post1", "0.5.17", "0.5.20")
-PROMPT = (49, 53, 5, 33, 65, 62, 51, 38, 61, 45, 74, 27)
-BUSY = Case(
-    name="busy",
-    model="llama-eagle3",
-    num_steps=3,
-    topk=2,
-    draft_tokens=5,
-    page_size=4,
-    chunked_prefill_size=8,
-    requests=(
-        Request(id="a", prompt=PROMPT, max_new_tokens=9),
-        Request(id="b", prompt=(*PROMPT[:9], 7), max_new_tokens=6, arrive=4),
-        Request(id="c", prompt=PROMPT[3:], max_new_tokens=9, arrive=4),
-    ),
-    events=(
-        Event(at=5, kind="retract"),
-        Event(at=7, kind="pause"),
-        Event(at=9, kind="resume"),
-        Event(at=10, kind="abort", request="c"),
-    ),
-    engine=EngineSettings(sglang=SGLangSettings(radix_cache=True)),
-)
+TREE = replace(BUSY, topk=2, draft_tokens=5, chunked_prefill_size=8)
 
 
 @pytest.fixture(scope="module", params=GENERATIONS)
 def older(request: pytest.FixtureRequest) -> Iterator[Host]:
-    if request.param not in here():
-        pytest.skip(f"SGLang {request.param} is not in the cache: `eagletwin releases fetch {request.param}`")
-    with Host(source=resolve(request.param)) as host:
+    with host_of(request.param) as host:
         yield host
 
 
@@ -57,7 +35,7 @@ def test_an_older_release_is_seen_as_wholly_as_the_installed_one(host: Host, old
     traces = []
     for name, of in (("installed", host), ("older", older)):
         (tmp_path / name).mkdir()
-        traces.append(of.engine(BUSY).run(BUSY, tmp_path / name, Limits()))
+        traces.append(of.engine(TREE).run(TREE, tmp_path / name, Limits()))
     verdicts = [judge(trace) for trace in traces]
     assert [verdict.status for verdict in verdicts] == ["equal", "equal"], verdicts
     assert held(traces[0]) == held(traces[1])

@@ -9,32 +9,14 @@ import pytest
 from msgspec.structs import replace
 
 from eagletwin.cases.regressions import LEDGER
-from eagletwin.harness.case import Case, EngineSettings, Event, Request, SGLangSettings
+from eagletwin.harness.case import Case, Event, Request
 from eagletwin.harness.engines.process import Host, WouldNotStart
-from eagletwin.harness.engines.source import here, resolve
 from eagletwin.harness.judge import judge
 from eagletwin.harness.patch import Edit, Patch
 
+from .older import BUSY, PROMPT, host_of
+
 RELEASE = "0.5.12.post1"
-PROMPT = (49, 53, 5, 33, 65, 62, 51, 38, 61, 45, 74, 27)
-CHAIN = Case(
-    name="busy-chain",
-    model="llama-eagle3",
-    num_steps=3,
-    page_size=4,
-    requests=(
-        Request(id="a", prompt=PROMPT, max_new_tokens=9),
-        Request(id="b", prompt=(*PROMPT[:9], 7), max_new_tokens=6, arrive=4),
-        Request(id="c", prompt=PROMPT[3:], max_new_tokens=9, arrive=4),
-    ),
-    events=(
-        Event(at=5, kind="retract"),
-        Event(at=7, kind="pause"),
-        Event(at=9, kind="resume"),
-        Event(at=10, kind="abort", request="c"),
-    ),
-    engine=EngineSettings(sglang=SGLangSettings(radix_cache=True)),
-)
 TREE = Case(
     name="tree",
     model="llama-tiny",
@@ -59,14 +41,12 @@ PREFIX_ONLY = Patch(
 
 @pytest.fixture(scope="module")
 def old() -> Iterator[Host]:
-    if RELEASE not in here():
-        pytest.skip(f"SGLang {RELEASE} is not in the cache: `eagletwin releases fetch {RELEASE}`")
-    with Host(source=resolve(RELEASE)) as host:
+    with host_of(RELEASE) as host:
         yield host
 
 
 def test_a_chain_runs_under_the_overlap_scheduler_and_all_of_it_is_judged(old: Host, tmp_path: Path) -> None:
-    trace = old.engine(CHAIN).run(CHAIN, tmp_path)
+    trace = old.engine(BUSY).run(BUSY, tmp_path)
     engine, verdict = trace.header.engine, judge(trace)
     assert (engine.worker, engine.overlap) == ("EAGLEWorkerV2", True)
     assert verdict.status == "equal", verdict
@@ -89,7 +69,7 @@ def test_an_abort_that_comes_a_step_late_is_seen_under_overlap_too(old: Host, tm
     finish = "sglang.srt.managers.schedule_batch.Req.check_finished"
     fault = Patch(name="late-abort", edits=(Edit(target=finish, match="if self.to_finish:", replacement=late),))
     case = replace(
-        CHAIN,
+        BUSY,
         requests=(Request(id="a", prompt=(7, 9), max_new_tokens=20), Request(id="c", prompt=(5,), max_new_tokens=20)),
         events=(Event(at=3, kind="abort", request="c"),),
     )

@@ -1,0 +1,40 @@
+"""What the tests of older releases share: a host of a release, and a case in which much happens."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import pytest
+
+from eagletwin.harness.case import Case, EngineSettings, Event, Request, SGLangSettings
+from eagletwin.harness.engines.process import Host
+from eagletwin.harness.engines.source import here, resolve
+
+PROMPT = (49, 53, 5, 33, 65, 62, 51, 38, 61, 45, 74, 27)
+# In pages, with a shared prefix, a retraction, a pause and an abort; a chain that no chunk cuts.
+BUSY = Case(
+    name="busy",
+    model="llama-eagle3",
+    num_steps=3,
+    page_size=4,
+    requests=(
+        Request(id="a", prompt=PROMPT, max_new_tokens=9),
+        Request(id="b", prompt=(*PROMPT[:9], 7), max_new_tokens=6, arrive=4),
+        Request(id="c", prompt=PROMPT[3:], max_new_tokens=9, arrive=4),
+    ),
+    events=(
+        Event(at=5, kind="retract"),
+        Event(at=7, kind="pause"),
+        Event(at=9, kind="resume"),
+        Event(at=10, kind="abort", request="c"),
+    ),
+    engine=EngineSettings(sglang=SGLangSettings(radix_cache=True)),
+)
+
+
+@contextmanager
+def host_of(release: str) -> Iterator[Host]:
+    """Skips the test if the release is not in the cache."""
+    if release not in here():
+        pytest.skip(f"SGLang {release} is not in the cache: `eagletwin releases fetch {release}`")
+    with Host(source=resolve(release)) as host:
+        yield host
