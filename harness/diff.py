@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import torch
 
 from .errors import InputError
-from .judge.bounds import RELATIVE_BOUND
+from .judge.bounds import BOUNDS
 from .trace import Trace
 
 
@@ -47,6 +47,7 @@ def diff(left: Trace, right: Trace) -> Comparison:
     theirs = {record.key: n for n, record in enumerate(right.header.records)}
     found: list[Difference] = []
     compared, largest = 0, 0.0
+    bound = max(BOUNDS[trace.header.engine.dtype].relative for trace in (left, right))
     for key in ours | theirs:
         request, round, stage, step, layer, attempt = key
         where = (
@@ -83,7 +84,7 @@ def diff(left: Trace, right: Trace) -> Comparison:
                         f"{where}, {name}, element {at}",
                         str(one.flatten()[at].item()),
                         str(two.flatten()[at].item()),
-                        bits=one.is_floating_point() and share <= RELATIVE_BOUND,
+                        bits=one.is_floating_point() and share <= bound,
                     )
                 )
     return Comparison(found, compared, largest)

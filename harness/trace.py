@@ -27,6 +27,7 @@ from safetensors.torch import load
 from torch import Tensor
 
 from .case import Case, check_case
+from .dtype import Dtype
 from .errors import InputError
 from .models.weights import model_pair
 
@@ -107,6 +108,7 @@ class EngineInfo(Struct, frozen=True, kw_only=True):
     patches: tuple[str, ...] = ()
     shims: tuple[str, ...] = ()
     mode: str = ""  # graphs, overlap and dtype, where they are not those of the CPU engine
+    dtype: Dtype = "float32"
 
 
 _Size = Annotated[int, Meta(ge=0, lt=1 << 32)]

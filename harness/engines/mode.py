@@ -4,6 +4,8 @@ from typing import Literal
 
 from msgspec import Struct
 
+from eagletwin.harness.dtype import Dtype
+
 
 class Mode(Struct, frozen=True):
     """What the worker runs on, and how it is driven; what a case asks for does not hang on it.
@@ -19,7 +21,7 @@ class Mode(Struct, frozen=True):
     graphs: tuple[int, ...] = ()
     prefill_graphs: tuple[int, ...] = ()
     overlap: bool = False
-    dtype: Literal["float32", "bfloat16"] = "float32"
+    dtype: Dtype = "float32"
     gpu: int = -1
 
     @property

@@ -15,7 +15,7 @@ from eagletwin.harness.errors import InputError
 from eagletwin.harness.models.weights import model_pair
 from eagletwin.harness.trace import Ending, Trace
 
-from .bounds import MAX_ADOPTED_SHARE, MAX_TIE_SHARE
+from .bounds import BOUNDS
 from .complete import missing
 from .exercise import exercised
 from .rules import Rules
@@ -117,9 +117,10 @@ def _doubt(trace: Trace, verdict: Verdict) -> str:
     for record in trace.header.records:
         if record.stage == "finished" and record.numbers["aborted"] and record.request not in asked:
             return f"the scheduler aborted request {record.request} before its end"
-    if verdict.ties > max(1, MAX_TIE_SHARE * verdict.choices):
+    bounds = BOUNDS[trace.header.engine.dtype]
+    if verdict.ties > max(1, bounds.tie_share * verdict.choices):
         return f"{verdict.ties} of {verdict.choices} choices are ties"
-    if verdict.adopted > max(1, MAX_ADOPTED_SHARE * verdict.choices):
+    if verdict.adopted > max(1, bounds.adopted_share * verdict.choices):
         return f"{verdict.adopted} of {verdict.choices} choices are ties that the engine decided otherwise"
     return ""
 

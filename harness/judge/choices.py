@@ -12,7 +12,7 @@ from torch import Tensor
 from eagletwin.harness.case import Case
 from eagletwin.reference.growth import Growth, candidates, path_sums
 
-from .bounds import TIE_BOUND, magnitude
+from .bounds import Bounds, magnitude
 
 # A product of probabilities below float32's smallest normal number (e**-87.3) has lost its digits: such scores are all equal.
 SMALLEST = -87.0
@@ -53,7 +53,7 @@ class Choices:
     sizes: Tensor
 
 
-def choices(case: Case, growth: Growth, selected: list[list[int]]) -> list[Choices]:
+def choices(case: Case, growth: Growth, selected: list[list[int]], bounds: Bounds) -> list[Choices]:
     """Of C rounds: growth with C in front, selected [C][D-1] as the engine selected. Of a chain there is nothing to tell."""
     count, topk = len(selected), case.topk
     if topk == 1:
@@ -63,7 +63,7 @@ def choices(case: Case, growth: Growth, selected: list[list[int]]) -> list[Choic
     scores = scores.flatten(1).clamp(min=SMALLEST)  # [C, N]
     # each log-probability on the path is a difference of two numbers that are each off by the bound
     sizes = path_sums((2 * magnitude(growth.logits))[..., None].expand(-1, -1, topk), growth.expanded, topk).flatten(1)
-    errors = _Errors(growth, topk)
+    errors = _Errors(growth, topk, bounds)
     of_steps = []
     for step in range(1, growth.expanded.shape[1]):
         first = topk + (step - 1) * topk * topk
@@ -83,10 +83,12 @@ def choices(case: Case, growth: Growth, selected: list[list[int]]) -> list[Choic
 class _Errors:
     """How far the difference of two candidates' scores may be off."""
 
-    def __init__(self, growth: Growth, topk: int) -> None:
+    def __init__(self, growth: Growth, topk: int, bounds: Bounds) -> None:
         count, steps, _ = growth.expanded.shape
         self._topk = topk
-        self._of_row = TIE_BOUND * magnitude(growth.logits)  # [C, R] of one log-probability, or of the difference of two logits
+        self._of_row = bounds.tie * magnitude(
+            growth.logits
+        )  # [C, R] of one log-probability, or of the difference of two logits
         # candidates on the way from the root to each, itself the last; -1 where the path is shorter
         paths = torch.full((count, topk, steps + 1), -1)
         paths[:, :, 0] = torch.arange(topk)

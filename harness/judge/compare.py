@@ -19,7 +19,7 @@ from torch import Tensor
 
 from eagletwin.harness.trace import Record
 
-from .bounds import error_of, ties, undecided
+from .bounds import Bounds
 from .choices import Ranked
 from .verdict import Divergence
 
@@ -74,7 +74,7 @@ class Findings:
 
 
 class _Floats(Struct, frozen=True):
-    """Rows that wait: expected, actual [R, N]; row(n) names the n-th; scale [R]: see bounds.error_of."""
+    """Rows that wait: expected, actual [R, N]; row(n) names the n-th; scale [R]: see Bounds.error_of."""
 
     rank: int
     place: Place
@@ -103,7 +103,8 @@ UNSEEN = -(1 << 62)
 class Compare:
     """Compares. `requests`: ids in the order of the case; `without`: rules that are switched off."""
 
-    def __init__(self, requests: list[str], without: frozenset[str]) -> None:
+    def __init__(self, requests: list[str], without: frozenset[str], bounds: Bounds) -> None:
+        self._bounds = bounds
         self._findings = Findings()
         self._order = {request: n for n, request in enumerate(requests)}
         self._without = without
@@ -247,7 +248,7 @@ class Compare:
 
     def _settle_floats(self, alike: list[_Floats]) -> None:
         scales = [floats.scale for floats in alike if floats.scale is not None]
-        share = error_of(
+        share = self._bounds.error_of(
             torch.cat([floats.expected for floats in alike]),
             torch.cat([floats.actual for floats in alike]),
             torch.cat(scales) if scales else None,
@@ -276,7 +277,7 @@ class Compare:
         seen, expected = actual != UNSEEN, logits.topk(actual.shape[1]).indices  # [R, k]
         known = (actual >= 0) & (actual < logits.shape[1])
         self._findings.choices += int(seen.sum())
-        self._findings.ties += int((ties(logits, actual.shape[1]) & known).sum())
+        self._findings.ties += int((self._bounds.ties(logits, actual.shape[1]) & known).sum())
         first = [0]
         for choice in choices:
             first.append(first[-1] + len(choice.actual))
@@ -286,7 +287,7 @@ class Compare:
             must, has = int(expected[row, rank]), int(actual[row, rank])
             if not 0 <= has < logits.shape[1]:
                 found = f"{has}, outside the vocabulary"
-            elif undecided(logits[row], must, has):
+            elif self._bounds.undecided(logits[row], must, has):
                 self._findings.adopted += 1
                 continue
             else:

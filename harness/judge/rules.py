@@ -14,6 +14,7 @@ from eagletwin.harness.trace import Record, Trace
 from eagletwin.reference.layout import draft_columns, verify_columns
 from eagletwin.reference.tree import depths, walk_greedy
 
+from .bounds import BOUNDS
 from .compare import Compare, Findings, Phase, Place
 from .events import Events
 from .layers import Layers, StoredView
@@ -30,7 +31,8 @@ class Rules:
         self._trace = trace
         self._stories = stories
         self._case = trace.header.case
-        self._compare = Compare([request.id for request in self._case.requests], without)
+        bounds = BOUNDS[trace.header.engine.dtype]
+        self._compare = Compare([request.id for request in self._case.requests], without, bounds)
         self._slots = Slots(trace, self._compare)
         self._trees = Trees(trace, self._compare)
         self._numbers = {record.key: n for n, record in enumerate(trace.header.records)}

@@ -22,6 +22,7 @@ from eagletwin.reference.llama import TargetRows, Weights, target_rows
 from eagletwin.reference.rounds import committed_side_by_side, draft_rounds
 from eagletwin.reference.tree import count_candidates
 
+from .bounds import BOUNDS, Bounds
 from .choices import Choices, choices
 
 # Committed tokens of the requests that share a forward: its cost grows with the square, and that of many small ones with
@@ -88,7 +89,7 @@ class Story:
 
 def stories(trace: Trace, view: View) -> dict[str, Story]:
     """The story of every request of the case, with the reference's rows filled in, in this view of a tree node's context."""
-    case = trace.header.case
+    case, bounds = trace.header.case, BOUNDS[trace.header.engine.dtype]
     told = _told(trace)
     for request in case.requests:
         story = told[request.id]
@@ -100,11 +101,11 @@ def stories(trace: Trace, view: View) -> dict[str, Story]:
         if len(story.tokens) < 2:
             continue
         if pack and sum(len(other.tokens) for other in (*pack, story)) > _TOGETHER:
-            _compute(case, pack, view)
+            _compute(case, pack, view, bounds)
             pack = []
         pack.append(story)
     if pack:
-        _compute(case, pack, view)
+        _compute(case, pack, view, bounds)
     return told
 
 
@@ -193,7 +194,7 @@ def reference_heads(model: str) -> tuple[Head, ...]:
     return model_pair(model).reference_heads(RECIPES[model])
 
 
-def _compute(case: Case, pack: list[Story], view: View) -> None:
+def _compute(case: Case, pack: list[Story], view: View, bounds: Bounds) -> None:
     """Fill the reference's rows in, of all these requests in the same forwards."""
     shape, weights = RECIPES[case.model].target, _reference_target(case.model)
     # An id outside the vocabulary is a divergence that rules.py reports; here it only must not break the arithmetic.
@@ -228,7 +229,7 @@ def _compute(case: Case, pack: list[Story], view: View) -> None:
         frontier = frontier.clamp(0, shape.vocab_size - 1)
         starts = [(n, round.committed) for n, _, round in some]
         growths = draft_rounds(head, draft, lengths, starts, frontier, expanded, view)
-        told = choices(case, growths, [round.selected for _, _, round in some])
+        told = choices(case, growths, [round.selected for _, _, round in some], bounds)
         parts = zip(*(getattr(growths, name.name) for name in fields(Growth)), strict=True)
         for (_, story, _), part, choice in zip(some, parts, told, strict=True):
             story.growths.append(Growth(*part))

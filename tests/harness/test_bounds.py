@@ -3,35 +3,35 @@
 import pytest
 import torch
 
-from eagletwin.harness.judge.bounds import RELATIVE_BOUND, error_of, ties, undecided
+from eagletwin.harness.judge.bounds import FLOAT32
 
 
 def test_the_bound_scales_with_each_row() -> None:
     expected = torch.tensor([[1.0, 0.0], [1000.0, 0.0]], dtype=torch.float64)
-    actual = expected + torch.tensor([[0.0, 0.5 * RELATIVE_BOUND], [0.0, 500 * RELATIVE_BOUND]])
-    assert error_of(expected, actual.float()).tolist() == pytest.approx([0.5, 0.5], rel=0.01)
+    actual = expected + torch.tensor([[0.0, 0.5 * FLOAT32.relative], [0.0, 500 * FLOAT32.relative]])
+    assert FLOAT32.error_of(expected, actual.float()).tolist() == pytest.approx([0.5, 0.5], rel=0.01)
 
 
 @pytest.mark.parametrize("value", [float("nan"), float("inf")])
 def test_what_is_not_finite_is_never_equal(value: float) -> None:
-    assert error_of(torch.ones(1, 2).double(), torch.tensor([[1.0, value]])).tolist() == [torch.inf]
+    assert FLOAT32.error_of(torch.ones(1, 2).double(), torch.tensor([[1.0, value]])).tolist() == [torch.inf]
 
 
 def test_two_logits_closer_than_twice_the_bound_are_a_tie() -> None:
-    logits = torch.tensor([0.0, 10.0, 10.0 - 1.9 * RELATIVE_BOUND * 10, 5.0], dtype=torch.float64)
-    assert ties(logits, 1).tolist() == [True]
-    assert undecided(logits, 1, 2)
-    assert not undecided(logits, 1, 3)
-    apart = torch.tensor([0.0, 10.0, 10.0 - 2.1 * RELATIVE_BOUND * 10, 5.0], dtype=torch.float64)
-    assert ties(apart, 1).tolist() == [False]
-    assert ties(torch.stack([apart, logits, apart]), 1).tolist() == [[False], [True], [False]]
+    logits = torch.tensor([0.0, 10.0, 10.0 - 1.9 * FLOAT32.relative * 10, 5.0], dtype=torch.float64)
+    assert FLOAT32.ties(logits, 1).tolist() == [True]
+    assert FLOAT32.undecided(logits, 1, 2)
+    assert not FLOAT32.undecided(logits, 1, 3)
+    apart = torch.tensor([0.0, 10.0, 10.0 - 2.1 * FLOAT32.relative * 10, 5.0], dtype=torch.float64)
+    assert FLOAT32.ties(apart, 1).tolist() == [False]
+    assert FLOAT32.ties(torch.stack([apart, logits, apart]), 1).tolist() == [[False], [True], [False]]
 
 
 def test_a_token_that_cannot_be_proposed_is_no_magnitude_and_never_undecided() -> None:
-    logits = torch.tensor([-torch.inf, 10.0, 10.0 - 1.9 * RELATIVE_BOUND * 10, 5.0, -torch.inf], dtype=torch.float64)
-    assert ties(logits, 1).tolist() == [True]
-    assert undecided(logits, 1, 2)
-    assert not undecided(logits, 1, 3)
-    assert not undecided(logits, 1, 0)
+    logits = torch.tensor([-torch.inf, 10.0, 10.0 - 1.9 * FLOAT32.relative * 10, 5.0, -torch.inf], dtype=torch.float64)
+    assert FLOAT32.ties(logits, 1).tolist() == [True]
+    assert FLOAT32.undecided(logits, 1, 2)
+    assert not FLOAT32.undecided(logits, 1, 3)
+    assert not FLOAT32.undecided(logits, 1, 0)
     alone = torch.tensor([-torch.inf, 2.0, -torch.inf], dtype=torch.float64)
-    assert ties(alone, 1).tolist() == [False]
+    assert FLOAT32.ties(alone, 1).tolist() == [False]

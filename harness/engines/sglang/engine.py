@@ -102,4 +102,5 @@ def _info(build: wire.Build, scheduler: Any) -> EngineInfo:
         patches=tuple(patch.name for patch in build.patches),
         shims=(*boot.SHIMS, *(f"{name}: a stub, which raises when it is called" for name in stubs.imported())),
         mode=build.mode.words,
+        dtype=build.mode.dtype,
     )
