@@ -1,0 +1,205 @@
+"""Speculative sampling with the coins in hand: which tokens a round emits, and how far each coin was from deciding otherwise.
+
+A *coin* is a number in [0, 1) that the worker drew. Two algorithms, both of which emit what sampling from the target alone
+would emit, in distribution:
+
+*Target-only sampling of a tree.* At a node, the coin falls into the target's distribution with the children's tokens laid out
+first, in sibling order, and so decides at once which child, if any, is the target's next token: the child whose interval it
+falls into is accepted. Otherwise the next token is drawn, with another coin, from what is left of the distribution without
+the children. The draft's probabilities play no part: SpecInfer (arXiv 2305.09781, its naive sampling), and what EAGLE
+(arXiv 2401.15077) calls for with a draft that proposes without randomness. Two thresholds of SGLang make it accept more,
+and are then not the target's distribution any longer.
+
+*Rejection sampling of a chain.* Draft token X was drawn from q. It is accepted with probability min(1, p(X) / q(X)), otherwise
+the token is drawn from the positive part of p - q, normalised: Leviathan et al. (arXiv 2211.17192), Chen et al. (arXiv
+2302.01318).
+
+In SGLang, `eagle_sample` (srt/speculative/eagle_utils.py) decides on temperature, top_k and top_p, in that order; sgl_kernel's
+`tree_speculative_sampling_target_only` on the tree, `kernels/ops/speculative/reject_sampling.py` on the chain. Where a coin
+lies on a boundary they may go either way (the margin is 0), but a token of no probability is never right.
+
+Nodes are numbered as in tree.py. This file decides; follow_sampling.py asks whether another's decisions are possible.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+Kind = Literal["accept", "refuse", "bonus"]
+Numbers = float | Tensor
+
+
+@dataclass(frozen=True, slots=True)
+class Thresholds:
+    """SGLang's speculative_accept_threshold_single and .._acc. Both 1: the target's distribution."""
+
+    single: float = 1.0
+    acc: float = 1.0
+
+
+EXACT = Thresholds()
+
+
+@dataclass(frozen=True, slots=True)
+class Decision:
+    """What a coin decided at `node` on `token`, and by how much, in probability: any smaller error leaves it as it is."""
+
+    node: int
+    token: int
+    kind: Kind
+    margin: float
+
+
+@dataclass(frozen=True, slots=True)
+class Sampled:
+    """path: accepted nodes, the root first. emitted: the tokens of path[1:], then the bonus token."""
+
+    path: tuple[int, ...]
+    emitted: tuple[int, ...]
+    decisions: tuple[Decision, ...]
+
+
+def target_distribution(logits: Tensor, temperature: Numbers, top_k: Numbers, top_p: Numbers) -> Tensor:
+    """[.., V] float64: what the target samples from. logits [.., V]; the others are numbers or [..].
+
+    softmax(logits / temperature), of it the top_k largest, of those the fewest largest whose mass reaches top_p, each
+    normalised again. What ties with the last one kept is kept too. SGLang stands for a greedy request by temperature 1 and
+    top_k 1; so a greedy row with a tie is random in it, as it is here. top_k >= V keeps all, and so does top_p >= 1.
+    """
+    scale = torch.as_tensor(temperature, dtype=torch.float64)
+    chances = torch.softmax(logits.double() / scale[..., None], -1)
+    chances = keep_top_k(chances, torch.as_tensor(top_k, dtype=torch.int64))
+    return keep_top_p(chances, torch.as_tensor(top_p, dtype=torch.float64))
+
+
+def keep_top_k(chances: Tensor, top_k: Tensor) -> Tensor:
+    """[.., V]: the top_k [..] largest, and what ties with the last of them, normalised."""
+    ordered = chances.sort(-1, descending=True).values
+    last = (top_k.expand(chances.shape[:-1]).clamp(1, chances.shape[-1]) - 1)[..., None]
+    return _normalised(torch.where(chances >= ordered.gather(-1, last), chances, 0.0))
+
+
+def keep_top_p(chances: Tensor, top_p: Tensor) -> Tensor:
+    """[.., V]: the fewest largest whose mass is at least top_p [..], and what ties with the last of them, normalised."""
+    ordered = chances.sort(-1, descending=True).values
+    reached = ordered.cumsum(-1) >= top_p.expand(chances.shape[:-1])[..., None]
+    last = torch.where(reached.any(-1), reached.int().argmax(-1), chances.shape[-1] - 1)[..., None]
+    kept = torch.where(chances >= ordered.gather(-1, last), chances, 0.0)
+    return torch.where((top_p >= 1)[..., None], chances, _normalised(kept))
+
+
+def _normalised(weights: Tensor) -> Tensor:
+    return weights / weights.sum(-1, keepdim=True)
+
+
+def sample_tree(
+    targets: Tensor,
+    tokens: Sequence[int],
+    parents: Sequence[int],
+    coins: Sequence[float],
+    final_coin: float,
+    thresholds: Thresholds = EXACT,
+) -> Sampled:
+    """Target-only sampling. targets [D, V] (row n: the next token after node n); tokens, parents, coins [D].
+
+    coins[n] decides among the children of node n. A threshold below 1 accepts a child whose own probability reaches `single`,
+    and treats the coin as if it were smaller by the factor `acc` (SGLang divides the sum by it, which it keeps above 1e-9).
+    """
+    path, decisions = [0], list[Decision]()
+    while True:
+        node = path[-1]
+        accepted, refused, made = _among_children(targets[node], tokens, children_of(node, parents), coins[node], thresholds)
+        decisions += [Decision(node, tokens[child], kind, margin) for child, kind, margin in made]
+        if accepted is None:
+            break
+        path.append(accepted)
+    token, margin = draw(without(targets[node], refused), final_coin)
+    return _sampled(path, tokens, Decision(node, token, "bonus", margin), decisions)
+
+
+def _among_children(
+    chances: Tensor, tokens: Sequence[int], children: Sequence[int], coin: float, thresholds: Thresholds
+) -> tuple[int | None, list[int], list[tuple[int, Kind, float]]]:
+    """(child that is accepted, tokens refused before it, decisions of (child, kind, margin))."""
+    mass, refused, made = 0.0, list[int](), list[tuple[int, Kind, float]]()
+    for child in children:
+        own = float(chances[tokens[child]])
+        mass += own
+        margin = acceptance(own, mass, coin, thresholds)
+        if own > 0 and margin >= 0:
+            return child, refused, [*made, (child, "accept", margin)]
+        made.append((child, "refuse", max(-margin, 0.0)))
+        refused.append(tokens[child])
+    return None, refused, made
+
+
+def acceptance(own: float, mass: float, coin: float, thresholds: Thresholds = EXACT) -> float:
+    """By how much a child is accepted, in probability; below 0: by how much it is refused.
+
+    own: its probability; mass: that of itself and its elder siblings. Either threshold will do, so the larger margin counts.
+    """
+    return max(mass - coin * max(thresholds.acc, 1e-9), own - thresholds.single)
+
+
+def sample_chain(targets: Tensor, drafts: Tensor, tokens: Sequence[int], coins: Sequence[float], final_coin: float) -> Sampled:
+    """Rejection sampling. targets [K + 1, V]; drafts [K, V]: q that the token after node n was drawn from; tokens [K + 1], the
+    root's first; coins [K]: coins[n] decides on node n + 1. A q that is no number counts as 0 in the remainder, and refuses."""
+    path, decisions = [0], list[Decision]()
+    for node in range(len(drafts)):
+        token = tokens[node + 1]
+        margin = chain_acceptance(targets[node], drafts[node], token, coins[node])
+        if not margin > 0:
+            decisions.append(Decision(node, token, "refuse", -margin))
+            break
+        decisions.append(Decision(node, token, "accept", margin))
+        path.append(node + 1)
+    node = path[-1]
+    rest = targets[node] if node == len(drafts) else remainder(targets[node], drafts[node])
+    bonus, margin = draw(rest if float(rest.sum()) > 0 else targets[node], final_coin)
+    return _sampled(path, tokens, Decision(node, bonus, "bonus", margin), decisions)
+
+
+def chain_acceptance(chances: Tensor, draft: Tensor, token: int, coin: float) -> float:
+    """p(X) - coin * q(X): above 0 X is accepted. Minus infinity where q is no number."""
+    q = float(draft[token])
+    return float(chances[token]) - coin * q if q == q else -float("inf")
+
+
+def remainder(chances: Tensor, draft: Tensor) -> Tensor:
+    """[V]: the positive part of p - q, not normalised. What q is drawn too rarely for."""
+    return (chances.double() - draft.double().nan_to_num(nan=0.0)).clamp(min=0.0)
+
+
+def children_of(node: int, parents: Sequence[int]) -> list[int]:
+    """Sibling order is that of their numbers: what next_token and next_sibling lead through (tree.py's retrieve_links)."""
+    return [child for child, parent in enumerate(parents) if parent == node]
+
+
+def without(chances: Tensor, refused: Sequence[int]) -> Tensor:
+    """[V]: p without the refused tokens, not normalised."""
+    rest = chances.double().clone()
+    rest[list(refused)] = 0.0
+    return rest
+
+
+def draw(weights: Tensor, coin: float) -> tuple[int, float]:
+    """(token, margin): the first token at which the running sum of weights [V] exceeds coin times their sum.
+
+    Raises ValueError if all weights are 0: nothing can be drawn.
+    """
+    sums = weights.double().cumsum(0)
+    at = coin * float(sums[-1])
+    beyond = (sums > at).nonzero().flatten()
+    if not len(beyond):
+        raise ValueError("there is nothing to draw from: all weights are 0, or the coin is not below 1")
+    token = int(beyond[0])
+    below = at - float(sums[token - 1]) if token and float(sums[token - 1]) > 0 else float("inf")
+    above = float(sums[token]) - at if float(sums[-1]) > float(sums[token]) else float("inf")
+    return token, min(below, above)
+
+
+def _sampled(path: list[int], tokens: Sequence[int], bonus: Decision, decisions: list[Decision]) -> Sampled:
+    return Sampled(tuple(path), (*(tokens[node] for node in path[1:]), bonus.token), (*decisions, bonus))
