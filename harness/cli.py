@@ -29,6 +29,7 @@ from .cli_options import (
     KernelRuntime,
     Overlap,
     PatchFiles,
+    Ranks,
     Remedies,
     Reverts,
     RulesOff,
@@ -97,6 +98,7 @@ def check(
     device: Device = "cpu",
     graphs: Graphs = DEFAULT_GRAPHS,
     overlap: Overlap = None,
+    tp: Ranks = 1,
     repeat: Annotated[int, typer.Option(min=1, help="Look this many times before calling a case equal.")] = 1,
     after: Annotated[
         list[str] | None, typer.Option("--after", metavar="CASE", help="Run this case before, in the same process. Repeatable.")
@@ -109,7 +111,7 @@ def check(
     from .engines.source import resolve
     from .engines.start import Zygote
 
-    source, mode = resolve(sglang), mode_of(device, graphs, overlap)
+    source, mode = resolve(sglang), mode_of(device, graphs, overlap, tp)
     with Zygote(source, mode) as zygote:
         zygote.start()  # it imports SGLang while this process imports torch
         from . import check as checking
@@ -182,6 +184,7 @@ def fuzz(
     device: Device = "cpu",
     graphs: Graphs = DEFAULT_GRAPHS,
     overlap: Overlap = None,
+    tp: Ranks = 1,
     out: Runs = DEFAULT_RUNS,
     step_timeout: StepSeconds = STEP_SECONDS,
     case_timeout: CaseSeconds = CASE_SECONDS,
@@ -203,7 +206,7 @@ def fuzz(
     words += unusual_words(("--minutes", minutes, 5.0), ("--cases", max_cases, 1_000_000), ("--findings", findings, 1))
     words += unusual_words(("--shrink-minutes", shrink_minutes, 3.0), ("--kernels", kernels, "fast"), ("--sglang", sglang, ""))
     words += unusual_words(("--step-timeout", step_timeout, STEP_SECONDS), ("--case-timeout", case_timeout, CASE_SECONDS))
-    source, mode = resolve(sglang), mode_of(device, graphs, overlap)
+    source, mode = resolve(sglang), mode_of(device, graphs, overlap, tp)
     words += mode.options
     folder = new_run_folder(out, f"fuzz-{seed}")
     found, search = [], None
@@ -250,6 +253,7 @@ def prove(
     device: Device = "cpu",
     graphs: Graphs = DEFAULT_GRAPHS,
     overlap: Overlap = None,
+    tp: Ranks = 1,
     out: Runs = DEFAULT_RUNS,
     step_timeout: StepSeconds = STEP_SECONDS,
     case_timeout: CaseSeconds = CASE_SECONDS,
@@ -263,7 +267,7 @@ def prove(
     from .engines.start import Zygote
 
     begun = time.monotonic()
-    with Zygote(resolve(sglang), mode_of(device, graphs, overlap)) as zygote:
+    with Zygote(resolve(sglang), mode_of(device, graphs, overlap, tp)) as zygote:
         zygote.start()  # it imports SGLang while this process imports torch
         from . import prove as proving
         from .engines.process import Host, Limits, WouldNotStart
@@ -318,6 +322,7 @@ def diff(
         typer.Option("--sglang", metavar="RELEASE|PATH", help="Twice: run the case on these two, and compare their traces."),
     ] = None,
     kernels: KernelRuntime = "fast",
+    tp: Ranks = 1,
     out: Runs = DEFAULT_RUNS,
     step_timeout: StepSeconds = STEP_SECONDS,
     case_timeout: CaseSeconds = CASE_SECONDS,
@@ -341,8 +346,9 @@ def diff(
 
         chosen, sources = case_of(left), (resolve(sglang[0]), resolve(sglang[1]))
         folder = new_run_folder(out, f"{chosen.name}-diff")
+        limits = Limits(step=step_timeout, case=case_timeout)
         try:
-            halves = run_pair(chosen, sources, folder, Limits(step=step_timeout, case=case_timeout), kernels)
+            halves = run_pair(chosen, sources, folder, limits, kernels, mode_of("cpu", "none", None, tp))
         except WouldNotStart as error:
             print(f"UNKNOWN  {chosen.name}\n\n  {error}")
             return EXIT_UNKNOWN

@@ -6,7 +6,8 @@ from typing import Annotated
 
 import typer
 
-from .errors import EXIT_DIVERGED, EXIT_EQUAL, EXIT_UNKNOWN
+from .cli_options import Ranks
+from .errors import EXIT_DIVERGED, EXIT_EQUAL, EXIT_UNKNOWN, InputError
 
 gpu = typer.Typer(add_completion=False, help="Many cases on a GPU host, also one without network.")
 
@@ -30,6 +31,7 @@ def gpu_plan(
     entries: Annotated[
         list[str] | None, typer.Option("--prove", metavar="PR|all", help="Ledger entries to prove. Repeatable.")
     ] = None,
+    tp: Ranks = 1,
 ) -> int:
     """Write down what to run: generated cases, and both sides of ledger entries with graphs, with overlap, and eager."""
     import msgspec
@@ -37,7 +39,7 @@ def gpu_plan(
     from .cli_options import ledger_of
     from .gpu.plan import generated, proofs
 
-    jobs = generated(groups, cases, seed) + (proofs(ledger_of(entries)) if entries else [])
+    jobs = generated(groups, cases, seed, tp) + (proofs(ledger_of(entries), tp=tp) if entries else [])
     file.write_bytes(msgspec.json.encode(jobs))
     print(f"{len(jobs)} jobs, {sum(len(job.cases) for job in jobs)} cases: {file}")
     return EXIT_EQUAL
@@ -58,7 +60,13 @@ def gpu_run(
 
     jobs = read_plan(plan)
     if any(job.mode.device == "cuda" for job in jobs):
-        must_have_cuda()
+        must_have_cuda(gpus)
+        if any(job.mode.tp > gpus for job in jobs):
+            raise InputError(
+                f"{plan} has jobs of {max(job.mode.tp for job in jobs)} ranks",
+                consequence="nothing was run: each rank needs a GPU",
+                remedy="give as many, with --gpus",
+            )
     begun, statuses = time.monotonic(), Counter[str]()
     for done in run_plan(jobs, out, processes, gpus):
         statuses.update("known" if seen.known else seen.status for seen in done.seen)

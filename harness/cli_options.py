@@ -54,18 +54,21 @@ Overlap = Annotated[
     bool | None,
     typer.Option("--overlap/--no-overlap", help="The release's overlap scheduler: by default on on a GPU, off on a CPU."),
 ]
+Ranks = Annotated[
+    int, typer.Option("--tp", min=1, help="Tensor parallelism: ranks that share the work, a GPU each; every one is judged.")
+]
 DEFAULT_GRAPHS = "1,2,4"
 RulesOff = Annotated[list[str] | None, typer.Option("--without", metavar="RULE", help="Switch a rule off. Repeatable.")]
 DEFAULT_RUNS = Path("eagletwin-runs")
 STEP_SECONDS, CASE_SECONDS = 120.0, 900.0
 
 
-def mode_of(device: str, graphs: str, overlap: bool | None) -> "Mode":
+def mode_of(device: str, graphs: str, overlap: bool | None, tp: int = 1) -> "Mode":
     """How the worker is to be driven. Raises InputError for sizes that are none, and for a GPU that is not there."""
-    from .engines.mode import CPU, Mode
+    from .engines.mode import Mode
 
     if device == "cpu":
-        return CPU if not overlap else Mode(overlap=True)
+        return Mode(overlap=bool(overlap), tp=tp)
     sizes = () if graphs == "none" else tuple(sorted({int(size) for size in graphs.split(",") if size.isdigit() and int(size)}))
     if graphs != "none" and (not sizes or ",".join(map(str, sizes)) != graphs):
         raise InputError(
@@ -73,15 +76,15 @@ def mode_of(device: str, graphs: str, overlap: bool | None) -> "Mode":
             consequence="nothing was run",
             remedy="give sizes such as 1,2,4, or none",
         )
-    must_have_cuda()
-    return Mode(device="cuda", graphs=sizes, overlap=overlap is not False)
+    must_have_cuda(tp)
+    return Mode(device="cuda", graphs=sizes, overlap=overlap is not False, tp=tp)
 
 
-def must_have_cuda() -> None:
+def must_have_cuda(gpus: int = 1) -> None:
     """Raises InputError that says what the CUDA engine lacks here."""
     from .doctor import missing_for_cuda
 
-    missing = missing_for_cuda()
+    missing = missing_for_cuda(gpus)
     if missing:
         raise InputError(
             missing[0], consequence="nothing was run: a CUDA engine needs it", remedy=f"{missing[1]} (docs/gpu/README.md)"

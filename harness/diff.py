@@ -36,13 +36,29 @@ class Comparison:
 
 
 def diff(left: Trace, right: Trace) -> Comparison:
-    """Compare two traces of the same case. Raises InputError if the cases differ."""
+    """Compare two traces of the same case, rank by rank. Raises InputError if the cases differ, or the numbers of ranks."""
     if left.header.case.requests != right.header.case.requests or left.header.weights != right.header.weights:
         raise InputError(
             "the two traces are not of the same requests and weights",
             consequence="there is nothing to compare them by",
             remedy="record the same case on both engines",
         )
+    if len(left.ranks) != len(right.ranks):
+        raise InputError(
+            f"one trace is of {len(left.ranks)} ranks, the other of {len(right.ranks)}",
+            consequence="there is nothing to compare them by: each rank holds another part of the rows",
+            remedy="record both with the same --tp",
+        )
+    found: list[Difference] = []
+    compared, largest = 0, 0.0
+    for rank, (one, two) in enumerate(zip(left.ranks, right.ranks, strict=True)):
+        mine = _diff_rank(one, two, f"rank {rank}, " if left.others else "")
+        found += mine.differences
+        compared, largest = compared + mine.compared, max(largest, mine.largest)
+    return Comparison(found, compared, largest)
+
+
+def _diff_rank(left: Trace, right: Trace, rank: str) -> Comparison:
     ours = {record.key: n for n, record in enumerate(left.header.records)}
     theirs = {record.key: n for n, record in enumerate(right.header.records)}
     found: list[Difference] = []
@@ -51,7 +67,7 @@ def diff(left: Trace, right: Trace) -> Comparison:
     for key in ours | theirs:
         request, round, stage, step, layer, attempt = key
         where = (
-            f"{stage} step {step}"
+            f"{rank}{stage} step {step}"
             + (f", layer {layer}" if layer else "")
             + (f", attempt {attempt}" if attempt else "")
             + (f" of request {request}, round {round}" if request else "")

@@ -116,14 +116,16 @@ def _cpu_engine() -> Finding:
     return Finding(what="CPU engine", found=found, good=True, needed=True, remedy="")
 
 
-def missing_for_cuda() -> tuple[str, str] | None:
-    """What the CUDA engine lacks here, and what to do about it; None if nothing."""
+def missing_for_cuda(gpus: int = 1) -> tuple[str, str] | None:
+    """What the CUDA engine lacks here for a worker on this many GPUs, and what to do about it; None if nothing."""
     import torch
 
     if torch.version.cuda is None:
         return "this torch is built without CUDA", "install a build of torch with CUDA on a machine with an NVIDIA GPU"
     if not torch.cuda.is_available():
         return "torch sees no NVIDIA GPU", "run it where `nvidia-smi` shows one; `eagletwin gpu bundle` packs what it needs"
+    if torch.cuda.device_count() < gpus:
+        return f"torch sees {torch.cuda.device_count()} GPUs, and {gpus} ranks need one each", "run it where there are more"
     for package, name in (("sgl_kernel", "SGLang's CUDA kernels (sgl_kernel)"), ("sglang", "sglang")):
         if importlib.util.find_spec(package) is None:
             return f"{name} cannot be found", "install SGLang with its dependencies, or source the setup.sh of a bundle"

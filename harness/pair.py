@@ -5,6 +5,7 @@ from pathlib import Path
 
 from .case import Case
 from .check import brief
+from .engines.mode import CPU, Mode
 from .engines.process import Host, Limits
 from .engines.source import Source
 from .engines.start import Zygote
@@ -29,10 +30,15 @@ class Half:
 
 
 def run_pair(
-    case: Case, sources: tuple[Source, Source], folder: Path, limits: Limits, kernels: Kernels = "fast"
+    case: Case,
+    sources: tuple[Source, Source],
+    folder: Path,
+    limits: Limits,
+    kernels: Kernels = "fast",
+    mode: Mode = CPU,
 ) -> tuple[Half, Half]:
     """Run the case on each, in fresh forks, below `folder`. Raises WouldNotStart."""
-    zygotes = [Zygote(source) for source in sources]
+    zygotes = [Zygote(source, mode) for source in sources]
     try:
         for zygote in zygotes:  # they import at once
             zygote.start()

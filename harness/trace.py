@@ -94,6 +94,7 @@ class EngineInfo(Struct, frozen=True, kw_only=True):
     worker   what the engine calls the worker that it ran
     overlap  whether the scheduler launches a batch before it looks at what the one before came to: whoever is done takes part
              in one more round
+    tp       tensor parallelism: how many ranks share the work; rank: which of them left this trace
     """
 
     name: str
@@ -107,6 +108,8 @@ class EngineInfo(Struct, frozen=True, kw_only=True):
     overlap: bool = False
     patches: tuple[str, ...] = ()
     shims: tuple[str, ...] = ()
+    tp: int = 1
+    rank: int = 0
     mode: str = ""  # graphs, overlap and dtype, where they are not those of the CPU engine
     dtype: Dtype = "float32"
 
@@ -178,11 +181,20 @@ def new_header(
 
 
 class Trace:
-    """A header and its tensors. `tensor(n, name)` is a tensor of record n."""
+    """A header and its tensors. `tensor(n, name)` is a tensor of record n.
 
-    def __init__(self, header: Header, tensors: dict[str, Tensor]) -> None:
+    others  where this is the trace of rank 0 of several: those of the other ranks, in their order
+    """
+
+    def __init__(self, header: Header, tensors: dict[str, Tensor], others: Sequence["Trace"] = ()) -> None:
         self.header = header
         self.tensors = tensors
+        self.others = tuple(others)
+
+    @property
+    def ranks(self) -> tuple["Trace", ...]:
+        """The traces of all ranks; one without tensor parallelism."""
+        return (self, *self.others)
 
     def tensor(self, number: int, name: str) -> Tensor:
         return self.tensors[f"{number}.{name}"]
@@ -243,6 +255,11 @@ class Recorder:
 def snapshot(tensor: Tensor) -> Tensor:
     """A copy on the host, which stays as it is when a worker writes over the tensor."""
     return tensor.to("cpu", copy=True, memory_format=torch.contiguous_format)
+
+
+def rank_folder(folder: Path | str, rank: int) -> Path:
+    """Where a rank's trace is: that of rank 0 is in the folder of the case, the others' in folders in it."""
+    return Path(folder, f"rank-{rank}") if rank else Path(folder)
 
 
 def write_trace(folder: Path, header: Header, tensors: dict[str, Tensor]) -> None:
@@ -320,7 +337,8 @@ def read_trace(folder: Path) -> Trace:
     missing = [f"{n}.{name}" for n, r in enumerate(header.records) for name in r.tensors if f"{n}.{name}" not in tensors]
     if missing:
         raise _refuse(folder / TENSORS, f"tensor {missing[0]} is missing", "record the trace again")
-    return Trace(header, tensors)
+    others = range(1, header.engine.tp) if header.engine.rank == 0 else ()
+    return Trace(header, tensors, [read_trace(rank_folder(folder, rank)) for rank in others])
 
 
 def _sealed(text: bytes, seal: str) -> bytes:

@@ -15,6 +15,7 @@ class Mode(Struct, frozen=True):
     prefill_graphs  token counts for which graphs of prefill are captured; empty: none
     overlap  the release's overlap scheduler: a batch is launched before the results of the one before are looked at
     gpu      number of the GPU, of those that this process may see; -1: as the process sees them
+    tp       tensor parallelism: ranks that share the work, a process each, on a GPU a GPU each
     """
 
     device: Literal["cpu", "cuda"] = "cpu"
@@ -23,14 +24,16 @@ class Mode(Struct, frozen=True):
     overlap: bool = False
     dtype: Dtype = "float32"
     gpu: int = -1
+    tp: int = 1
 
     @property
     def options(self) -> list[str]:
         """How it is typed on the command line; empty for the CPU engine as it always is."""
+        ranks = ["--tp", str(self.tp)] if self.tp > 1 else []
         if self.device == "cpu":
-            return ["--overlap"] if self.overlap else []
+            return (["--overlap"] if self.overlap else []) + ranks
         graphs = ",".join(map(str, self.graphs)) or "none"
-        return ["--device", "cuda", "--graphs", graphs, "--overlap" if self.overlap else "--no-overlap"]
+        return ["--device", "cuda", "--graphs", graphs, "--overlap" if self.overlap else "--no-overlap", *ranks]
 
     @property
     def words(self) -> str:

@@ -16,7 +16,7 @@ import msgspec
 from eagletwin.harness.case import Case, Event, Request, check_case, encode_case
 from eagletwin.harness.errors import EagletwinError, HarnessError, InputError
 from eagletwin.harness.patch import Patch
-from eagletwin.harness.trace import Ending, EngineInfo, Trace, new_header, read_trace, write_trace
+from eagletwin.harness.trace import Ending, EngineInfo, Trace, new_header, rank_folder, read_trace, write_trace
 
 from . import wire
 from .mode import CPU, Mode
@@ -239,7 +239,8 @@ class EngineProcess:
                 self.close()
                 raise
         self.close()
-        return wire.Ran(Ending(kind="crashed", detail=f"the engine process itself is gone ({self._broken})"), False)
+        ending = Ending(kind="crashed", detail=f"the engine process itself is gone ({self._broken})")
+        return wire.Ran(ending, tuple(range(self.info.tp)))
 
     def _end(self, case: Case, folder: Path, answer: wire.Ran | wire.Failed | None = None) -> Trace:
         """The trace of a run that is over."""
@@ -257,9 +258,17 @@ class EngineProcess:
             )
         del self._in_fork[answer.before :]
         self._in_fork.append(case)
-        if not answer.written:
-            write_trace(folder, new_header(case, self.info, answer.ending, (), before=answer.before), {})
-        return read_trace(folder)
+        for rank in answer.silent:
+            place = rank_folder(folder, rank)
+            place.mkdir(exist_ok=True)
+            info = msgspec.structs.replace(self.info, rank=rank)
+            write_trace(place, new_header(case, info, answer.ending, (), before=answer.before), {})
+        trace = read_trace(folder)
+        if trace.others and answer.ending.kind != "finished":  # an engine has one ending, that of the rank which was first
+            for rank, one in enumerate(trace.ranks):
+                write_trace(rank_folder(folder, rank), msgspec.structs.replace(one.header, ending=answer.ending), one.tensors)
+            trace = read_trace(folder)
+        return trace
 
 
 class Session:

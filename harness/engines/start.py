@@ -118,7 +118,9 @@ def _environment(source: Source, mode: Mode) -> dict[str, str]:
         "HF_HUB_OFFLINE": "1",
     }
     if mode.device == "cpu":
-        return environment | {"SGLANG_USE_CPU_ENGINE": "1", "TRITON_INTERPRET": "1", "CUDA_VISIBLE_DEVICES": ""}
+        environment |= {"SGLANG_USE_CPU_ENGINE": "1", "TRITON_INTERPRET": "1", "CUDA_VISIBLE_DEVICES": ""}
+        # more ranks than NUMA nodes want to be told their cores; only kernels that are stubbed here would be bound to them
+        return environment | ({"SGLANG_CPU_OMP_THREADS_BIND": "|".join("0" * mode.tp)} if mode.tp > 1 else {})
     environment |= {"TRITON_CACHE_DIR": str(cache_folder("triton")), "SGLANG_ENABLE_JIT_DEEPGEMM": "0"}
     if mode.dtype == "float32":
         environment |= {"TRITON_F32_DEFAULT": "ieee"}  # else Triton rounds factors of float32 products to TF32

@@ -31,12 +31,17 @@ Kernels = Literal["fast", "interpreter", "shadow", "checked"]
 
 
 class Build(Struct, frozen=True, tag=True):
-    """Caller -> zygote, with one end of a socket pair attached: an engine for this configuration."""
+    """Caller -> zygote, with one end of a socket pair attached: an engine for this configuration.
+
+    rank, port  of several ranks: which one this is, and where they meet; whoever starts them fills it in
+    """
 
     configuration: Case
     patches: tuple[Patch, ...]
     kernels: Kernels
     mode: Mode = CPU
+    rank: int = 0
+    port: int = 0
 
 
 class Built(Struct, frozen=True, tag=True):
@@ -95,11 +100,11 @@ class Step(Struct, frozen=True, tag=True):
 
 
 class Ran(Struct, frozen=True, tag=True):
-    """Runner -> engine -> caller: the case is over. `written` says whether the runner wrote a trace itself; `before`, how
-    many cases that process had run."""
+    """Runner -> engine -> caller: the case is over. `silent`: ranks that wrote no trace themselves; `before`: how many cases
+    that process had run."""
 
     ending: Ending
-    written: bool
+    silent: tuple[int, ...] = ()
     before: int = 0
 
 

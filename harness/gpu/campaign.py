@@ -27,7 +27,7 @@ from eagletwin.harness.engines.process import EngineProcess, Host, Limits
 from eagletwin.harness.errors import EagletwinError, InputError
 from eagletwin.harness.judge import DECLARED_VIEW, View, judge
 from eagletwin.harness.patch import Patch
-from eagletwin.harness.trace import EngineInfo, Trace, read_trace, write_trace
+from eagletwin.harness.trace import EngineInfo, Trace, rank_folder, read_trace, write_trace
 
 _LIMITS = Limits(step=60.0, case=120.0)
 
@@ -236,7 +236,10 @@ def _trace_seconds(trace: Trace, folder: Path) -> float:
     """What writing this trace and reading it takes."""
     with _folder(folder / "timing") as scratch:
         begun = time.monotonic()
-        write_trace(scratch, trace.header, trace.tensors)
+        for rank, one in enumerate(trace.ranks):
+            place = rank_folder(scratch, rank)
+            place.mkdir(exist_ok=True)
+            write_trace(place, one.header, one.tensors)
         read_trace(scratch)
         return time.monotonic() - begun
 
@@ -259,7 +262,9 @@ def run_plan(plan: list[Job], out: Path, processes: int, gpus: int = 1) -> Itera
     """Run the jobs side by side, spread over this many GPUs; yield each as it is done. results.jsonl has them all."""
     out.mkdir(parents=True, exist_ok=True)
     with ThreadPoolExecutor(processes) as pool, (out / "results.jsonl").open("ab") as results:
-        running = {pool.submit(_apart, job, out / f"job-{number:03}", number % gpus) for number, job in enumerate(plan)}
+        running = {
+            pool.submit(_apart, job, out / f"job-{number:03}", _gpus_of(job, number, gpus)) for number, job in enumerate(plan)
+        }
         for finished in as_completed(running):
             done = finished.result()
             results.write(msgspec.json.encode(done) + b"\n")
@@ -267,11 +272,17 @@ def run_plan(plan: list[Job], out: Path, processes: int, gpus: int = 1) -> Itera
             yield done
 
 
-def _apart(job: Job, folder: Path, gpu: int) -> Done:
+def _gpus_of(job: Job, number: int, gpus: int) -> str:
+    """Which GPUs a job sees: one after the other, each of several ranks its own."""
+    first = number * job.mode.tp
+    return ",".join(str((first + rank) % gpus) for rank in range(job.mode.tp))
+
+
+def _apart(job: Job, folder: Path, gpu: str) -> Done:
     """Run a job in a process of its own."""
     folder.mkdir(parents=True)
     (folder / "job.json").write_bytes(msgspec.json.encode(job))
-    environment = os.environ | {"OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": str(gpu)}
+    environment = os.environ | {"OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": gpu}
     with (folder / "log.txt").open("wb") as log:
         command = [sys.executable, "-P", "-m", "eagletwin.harness.gpu.campaign", str(folder)]
         status = subprocess.run(command, env=environment, stdout=log, stderr=log, check=False).returncode

@@ -5,6 +5,7 @@ import warnings
 
 import hypothesis
 from hypothesis import HealthCheck, Phase, settings
+from msgspec.structs import replace
 
 from eagletwin.cases.entry import Entry
 from eagletwin.cases.profiles import draw_from_seeds_alone
@@ -42,23 +43,25 @@ MODES = {
 }
 
 
-def generated(groups: int, each: int, seed: int) -> list[Job]:
+def generated(groups: int, each: int, seed: int, tp: int = 1) -> list[Job]:
     """Groups of cases that share a configuration, with graphs, every second one with overlap too, some of these with graphs of
-    prefill. Every tenth group has a draft of several layers. The first case of each also runs on the CPU engine."""
+    prefill. Every tenth group has a draft of several layers. The first case of each also runs on the CPU engine.
+
+    tp: ranks that share the work, on the CPU too"""
     draw_from_seeds_alone()
     jobs = []
     for group in range(groups):
         number = seed * 7919 + group
         held = {"model": random.Random(number).choice(_LAYERED)} if group % 10 == 9 else {}
         name = "prefill" if group % 10 == 5 else "overlap" if group % 2 else "graphs"
-        cpu = Mode(overlap=MODES[name].overlap)
+        cpu = Mode(overlap=MODES[name].overlap, tp=tp)
         drawn = tuple(_drawn(focus_of(number, **held), each, number))
         known = {"33758": _STOP_FIRST} | ({"multi-layer-chunk-tail": ALL_LAYERS} if held else {})
         jobs.append(
             Job(
                 known=known,
-                name=f"generated-{name}-{group:03}",
-                mode=MODES[name],
+                name=f"generated-{_named(name, tp)}-{group:03}",
+                mode=replace(MODES[name], tp=tp),
                 cases=drawn,
                 again=True,
                 beside=cpu,
@@ -66,6 +69,10 @@ def generated(groups: int, each: int, seed: int) -> list[Job]:
             )
         )
     return jobs
+
+
+def _named(mode: str, tp: int) -> str:
+    return mode if tp == 1 else f"{mode}-tp{tp}"
 
 
 def _drawn(focus: Focus, count: int, seed: int) -> list[Case]:
@@ -87,12 +94,12 @@ def _drawn(focus: Focus, count: int, seed: int) -> list[Case]:
     return found[:: max(1, len(found) // count)][:count]
 
 
-def proofs(entries: list[Entry], modes: tuple[str, ...] = ("graphs", "overlap", "eager")) -> list[Job]:
+def proofs(entries: list[Entry], modes: tuple[str, ...] = ("graphs", "overlap", "eager"), tp: int = 1) -> list[Job]:
     """Both sides of each entry, in each mode, three times each."""
     return [
         Job(
-            name=f"{entry.id}/{name}/{word}",
-            mode=MODES[name],
+            name=f"{entry.id}/{_named(name, tp)}/{word}",
+            mode=replace(MODES[name], tp=tp),
             cases=(entry.case,),
             patches=side.patches,
             view=side.view,

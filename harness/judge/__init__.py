@@ -1,7 +1,7 @@
 """The judge: a trace and the reference in, a verdict out. Imports no engine.
 
-story.py says what should have been, rules.py and slots.py compare (compare.py, bounds.py: how), exercise.py says what the
-case reached.
+story.py says what should have been, rules.py and slots.py compare (compare.py, bounds.py: how; ranks.py: of several ranks),
+exercise.py says what the case reached.
 """
 
 import traceback
@@ -18,6 +18,7 @@ from eagletwin.harness.trace import Ending, Trace
 from .bounds import BOUNDS
 from .complete import missing
 from .exercise import exercised
+from .ranks import together
 from .rules import Rules
 from .story import stories
 from .verdict import LAYER_RULES, RULES, Divergence, Verdict
@@ -49,9 +50,13 @@ def judge(trace: Trace, without: frozenset[str] = frozenset(), view: View = DECL
         )
     try:
         with torch.inference_mode():  # what autograd keeps of a view costs as much as the view
-            told = stories(trace, "true_tree" if view == "true_tree" else "slot_layout")
-            findings = Rules(trace, told, without, "committed" if view == "committed" else "last_fed").check()
-            reached = exercised(trace, told)
+            told = [stories(rank, "true_tree" if view == "true_tree" else "slot_layout") for rank in trace.ranks]
+            each = [
+                Rules(rank, story, without, "committed" if view == "committed" else "last_fed").check()
+                for rank, story in zip(trace.ranks, told, strict=True)
+            ]
+            findings = together(trace, each, without)
+            reached = exercised(trace, told[0])
     except Exception as error:
         where = traceback.extract_tb(error.__traceback__)[-1]
         reason = f"the judge failed on this trace: {type(error).__name__}: {error} ({where.filename}:{where.lineno})"
@@ -110,9 +115,10 @@ def _faulted(ending: Ending) -> Divergence:
 
 def _doubt(trace: Trace, verdict: Verdict) -> str:
     """Why a trace without a divergence still does not show that the engine is right; empty if it does."""
-    gap = missing(trace)
-    if gap:
-        return f"the trace is not complete: {gap}"
+    for rank, one in enumerate(trace.ranks):
+        gap = missing(one)
+        if gap:
+            return f"the trace{f' of rank {rank}' if trace.others else ''} is not complete: {gap}"
     asked = {event.request for event in trace.header.case.events if event.kind == "abort"}
     for record in trace.header.records:
         if record.stage == "finished" and record.numbers["aborted"] and record.request not in asked:

@@ -56,6 +56,13 @@ class Place(Struct, frozen=True):
     layer: int = 0
 
 
+def order_of(place: Place, requests: dict[str, int]) -> tuple[int, ...]:
+    """Where a place stands in the flow of data. requests: their order in the case."""
+    record = place.record
+    phase = _PHASES.index(place.phase)
+    return record.iteration, phase, place.step, place.layer, place.output, requests.get(record.request, -1)
+
+
 @dataclass(slots=True)
 class Findings:
     """What the comparisons came to. `found` holds (order, divergence)."""
@@ -137,16 +144,7 @@ class Compare:
         self._report(self._rank, place, rule, index, expected, actual, why)
 
     def _report(self, rank: int, place: Place, rule: str, index: str, expected: object, actual: object, why: str = "") -> None:
-        record = place.record
-        order = (
-            record.iteration,
-            _PHASES.index(place.phase),
-            place.step,
-            place.layer,
-            place.output,
-            self._order.get(record.request, -1),
-            rank,
-        )
+        record, order = place.record, (*order_of(place, self._order), rank)
         divergence = Divergence(
             rule=rule,
             request=record.request,

@@ -20,6 +20,7 @@ from eagletwin.reference.eagle import DraftRows, Head
 from eagletwin.reference.mtp import consumed, draft_extend, is_provisional
 
 from .compare import Compare, Phase, Place
+from .ranks import heads
 from .story import Round, Story, reference_heads, stored_rows
 
 StoredView = Literal["last_fed", "committed"]
@@ -51,6 +52,7 @@ class Layers:
         self._case: Case = trace.header.case
         recipe = RECIPES[self._case.model]
         self._heads: tuple[Head, ...] = reference_heads(self._case.model)[: self._case.num_steps]
+        self._mine = heads(trace.header, "draft")
         self._chained, self._vocabulary = recipe.chained, recipe.target.vocab_size
         self.parts = recipe.drafts[: self._case.num_steps]
         self._book: list[dict[int, tuple[Tensor, Tensor]]] = [{} for _ in self._heads]  # slot -> keys, values [L, G, D]
@@ -225,7 +227,9 @@ class Layers:
             self._compare.report(place, "draft.kv", name(unknown[0]), "no row: its slot was never written", "a row")
         known = [n for n, row in enumerate(booked) if row is not None]
         if known:
-            expected = torch.stack([torch.stack(row) for row in booked if row is not None])  # [n, 2, L, G, D]
+            expected = torch.stack([torch.stack(row) for row in booked if row is not None])[
+                ..., self._mine, :
+            ]  # [n, 2, L, G, D]
             self._compare.floats(place, "draft.kv", expected, stored[known], lambda n: name(known[n]))
         else:
             self._compare.on("draft.kv")
@@ -234,7 +238,7 @@ class Layers:
         layer = self.parts.index(part)
         rows = self._of_the_end(self._stories[place.record.request])[layer]
         if at:
-            expected = stored_rows(rows.keys[:, at], rows.values[:, at])
+            expected = stored_rows(rows.keys[:, at], rows.values[:, at])[..., self._mine, :]
             self._compare.floats(place, "draft.kv", expected, torch.stack(stored), lambda n: f"{name} {at[n]}")
 
     def cached(self, number: int, record: Record) -> None:

@@ -18,6 +18,7 @@ from .bounds import BOUNDS
 from .compare import Compare, Findings, Phase, Place
 from .events import Events
 from .layers import Layers, StoredView
+from .ranks import heads
 from .slots import Slots
 from .story import Round, Story, stored_rows
 from .trees import Trees, parents_of
@@ -36,6 +37,7 @@ class Rules:
         self._slots = Slots(trace, self._compare)
         self._trees = Trees(trace, self._compare)
         self._numbers = {record.key: n for n, record in enumerate(trace.header.records)}
+        self._heads = heads(trace.header, "draft")
         self._layers = None
         if RECIPES[self._case.model].mtp_layers:
             self._layers = Layers(trace, stories, self._compare, stored, self._chunk)
@@ -243,7 +245,7 @@ class Rules:
         if "hole_keys" in record.tensors:
             self._holes(number, place, story, round)
         stored = stored_rows(self._trace.tensor(number, "scratch_keys"), self._trace.tensor(number, "scratch_values"))
-        expected = torch.stack([growth.keys, growth.values], 2)  # [S-1, k, 2, L, G, D]
+        expected = torch.stack([growth.keys, growth.values], 2)[..., self._heads, :]  # [S-1, k, 2, L, G, D]
         topk = self._case.topk
         for step in range(1, self._case.num_steps):
             at = stored[(step - 1) * topk : step * topk]

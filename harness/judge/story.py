@@ -24,6 +24,7 @@ from eagletwin.reference.tree import count_candidates
 
 from .bounds import BOUNDS, Bounds
 from .choices import Choices, choices
+from .ranks import heads
 
 # Committed tokens of the requests that share a forward: its cost grows with the square, and that of many small ones with
 # their number.
@@ -65,7 +66,7 @@ class Story:
     rounds   by verify ordinal
     target   rows 0..T-2 of the reference; draft: rows 0..T-2
     growths  one per round, and what of its choices the reference can tell: choices
-    stored   KV rows 0..T-2 of the reference, of "target" and "draft" [T-1, 2, L, G, D]
+    stored   KV rows 0..T-2 of the reference, of "target" and "draft" [T-1, 2, L, G, D]; G: the heads of the trace's rank
     known    prefill or extend record -> M, the last token that was known when it was over
 
     Of a draft of several layers, layers.py works out what there is in place of draft, growths and choices.
@@ -106,6 +107,9 @@ def stories(trace: Trace, view: View) -> dict[str, Story]:
         pack.append(story)
     if pack:
         _compute(case, pack, view, bounds)
+    if trace.header.engine.tp > 1:
+        for story in told.values():
+            story.stored = {part: rows[..., heads(trace.header, part), :] for part, rows in story.stored.items()}
     return told
 
 

@@ -78,6 +78,10 @@ RULES: dict[str, tuple[str, str]] = {
         "An aborted request ends within a step, a retracted one starts again with a prefill, nothing runs in a pause, and an "
         "idle scheduler's cache is empty after a flush.",
     ),
+    "ranks.agree": (
+        "4",
+        "All ranks of a tensor-parallel worker come to the same integers: tokens, positions, slots, trees, paths, counts.",
+    ),
     "kernel.memory": (
         "5",
         "A kernel reads and writes only elements of the tensors it was given, and raw addresses only KV pools.",
@@ -110,7 +114,10 @@ LAYER_RULES: dict[str, tuple[str, str]] = {
 
 
 class Divergence(Struct, frozen=True, kw_only=True):
-    """The first number, of one request in one stage, that is not what it must be."""
+    """The first number, of one request in one stage, that is not what it must be.
+
+    rank  the one that it was found on, where there are several
+    """
 
     rule: str
     request: str
@@ -118,6 +125,7 @@ class Divergence(Struct, frozen=True, kw_only=True):
     stage: str
     step: int
     layer: int = 0
+    rank: int | None = None
     iteration: int
     index: str
     expected: str
@@ -125,7 +133,7 @@ class Divergence(Struct, frozen=True, kw_only=True):
     why: str = ""
 
     @property
-    def signature(self) -> tuple[str, str, int, str, int, int, str, str, str]:
+    def signature(self) -> tuple[str, str, int, str, int, int, int | None, str, str, str]:
         """What two runs must share to have diverged in the same way (iteration is left out: overlap shifts it)."""
         return (
             self.rule,
@@ -134,6 +142,7 @@ class Divergence(Struct, frozen=True, kw_only=True):
             self.stage,
             self.step,
             self.layer,
+            self.rank,
             self.index,
             self.expected,
             self.actual,

@@ -36,13 +36,13 @@ def argue(header: Header, verdict: Verdict, *, again: str = "", trace: Trace | N
     """
     case, engine = header.case, header.engine
     changed = f", with {', '.join(engine.patches)}" if engine.patches else ""
-    mode = f", {engine.mode}" if engine.mode else ""
+    mode = (f", {engine.mode}" if engine.mode else "") + (f", {engine.tp} ranks" if engine.tp > 1 else "")
     off = f", not checked: {', '.join(verdict.without)}" if verdict.without else ""
     off += f", judged by {verdict.view}" if verdict.view else ""
     lines = [f"{verdict.status.upper()}  {case.name} on SGLang {engine.version} ({engine.device}{mode}{changed}{off})"]
     if verdict.first is not None:
         lines += ["", *_divergence(verdict.first, case.num_steps, RECIPES[case.model].mtp_layers > 0)]
-        drawn = draw(trace, verdict.first) if trace is not None else []
+        drawn = draw(trace.ranks[verdict.first.rank or 0], verdict.first) if trace is not None else []
         lines += ["", *(f"  {line}".rstrip() for line in drawn)] if drawn else []
     if verdict.reason:
         lines += ["", *_fold(f"{verdict.rule or 'cannot tell'}: {verdict.reason}")]
@@ -78,6 +78,7 @@ def _divergence(found: Divergence, num_steps: int, layers: bool) -> list[str]:
         stage = f"draft decode step {found.step}" + (", when draft() returned" if found.stage == "draft" else "")
     if layers and found.rule.startswith("draft.") and found.stage != "draft":
         stage += f", layer {found.layer}"
+    where = f"rank {found.rank}, {where}" if found.rank is not None else where
     return [
         f"  {found.rule}",
         f"  at        {where}{stage} (scheduler iteration {found.iteration})",

@@ -21,6 +21,9 @@ from .eras import cuda_literals, draft_attention, image_processors, tree_kernels
 
 SHIMS: list[str] = []
 
+# What rank 0 calls for what came since the last iteration, before it hands that on to the others.
+RECEIVE_OF_RANKS = "_pull_raw_reqs"
+
 
 def import_sglang(mode: Mode = CPU) -> None:
     """Everything that is the same for all configurations. Takes seconds; once per process."""
@@ -62,8 +65,11 @@ def ask_transformers() -> None:
             getattr(import_utils, name)()
 
 
-def build_scheduler(case: Case, mode: Mode = CPU) -> Any:
-    """The real Scheduler, with its target and draft workers, for this case's configuration. Raises what SGLang raises."""
+def build_scheduler(case: Case, mode: Mode = CPU, rank: int = 0, port: int = 0) -> Any:
+    """The real Scheduler, with its target and draft workers, for this case's configuration. Raises what SGLang raises.
+
+    rank, port: of several ranks, this one; it returns when all have met at the port.
+    """
     from sglang.srt.managers import scheduler as scheduler_module
     from sglang.srt.server_args import PortArgs, ServerArgs
 
@@ -74,6 +80,10 @@ def build_scheduler(case: Case, mode: Mode = CPU) -> Any:
         if mode.overlap:
             _allow_overlap()
     settings = case.engine.sglang
+    if mode.tp > 1 and not hasattr(getattr(scheduler_module, "SchedulerRequestReceiver", None), RECEIVE_OF_RANKS):
+        raise NotImplementedError(
+            f"SGLang has no {RECEIVE_OF_RANKS}, by which several ranks are driven (0.5.13 and later have)"
+        )
     target, draft = (other_checkpoints if settings.update_weights else checkpoints)(case.model)
     workers.choose(case, SHIMS)
     if recipe.mtp_layers and mode.device == "cpu":
@@ -102,15 +112,18 @@ def build_scheduler(case: Case, mode: Mode = CPU) -> Any:
         disable_overlap_schedule=not (mode.overlap or workers.overlaps(case)),
         **cuda.graph_arguments(mode),
         disable_custom_all_reduce=True,
+        tp_size=mode.tp,
+        nccl_port=port or None,
         skip_tokenizer_init=True,
         mem_fraction_static=0.1,
         random_seed=0,
         log_level="error",
     )
     ports = PortArgs.init_new(arguments)
-    _publish(scheduler_module, arguments)
+    _publish(scheduler_module, arguments, rank)
     parameters = list(inspect.signature(scheduler_module.Scheduler.__init__).parameters)[3:]
-    ranks = {name: None if name == "dp_rank" else 0 for name in parameters}  # gpu_id, tp_rank, … up to 0.5.20
+    mine = {"dp_rank": None, "gpu_id": rank, "tp_rank": rank}
+    ranks = {name: mine.get(name, 0) for name in parameters}  # up to 0.5.20
     with cuda.watch_captures(mode):
         scheduler = scheduler_module.Scheduler(arguments, ports, **ranks)
     _remove_leftovers(scheduler)
@@ -156,14 +169,14 @@ def _remove_leftovers(scheduler: Any) -> None:
             leftover.unlink(missing_ok=True)
 
 
-def _publish(scheduler_module: Any, arguments: Any) -> None:
+def _publish(scheduler_module: Any, arguments: Any, rank: int) -> None:
     """Hand the arguments to SGLang's process-wide configuration, where it has one (0.5.17 and later)."""
     publish = getattr(scheduler_module, "publish", None)
     if publish is None:
         return
     if hasattr(scheduler_module, "SpawnRanks"):  # 0.5.21 and later
-        world_rank = scheduler_module.spawn_world_rank(arguments, tp_rank=0, pp_rank=0)
-        ranks = scheduler_module.SpawnRanks(world_rank=world_rank, dp_rank=None, gpu_id=0)
+        world_rank = scheduler_module.spawn_world_rank(arguments, tp_rank=rank, pp_rank=0)
+        ranks = scheduler_module.SpawnRanks(world_rank=world_rank, dp_rank=None, gpu_id=rank)
         publish(arguments, role="scheduler", ranks=ranks)
     else:
         publish(arguments, role="scheduler")

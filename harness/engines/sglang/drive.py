@@ -16,6 +16,7 @@ from torch import Tensor
 from eagletwin.harness.case import Case, Event, Request
 from eagletwin.harness.trace import Recorder
 
+from .boot import RECEIVE_OF_RANKS
 from .eras import workers
 from .eras.names import pick
 from .taps import Taps
@@ -39,6 +40,8 @@ class Drive:
 
     until  raise Stopped after this iteration; -1: never
     live   asked before each iteration for the case as it is now, and whether there will be more; None: `case` is all
+    rank, ranks  this one, of so many. Each steps through the same case; SGLang's own broadcast hands what rank 0 returns to the
+           others
     """
 
     def __init__(
@@ -49,6 +52,8 @@ class Drive:
         reached: Callable[[str], None],
         until: int = -1,
         live: Callable[[int, Case], tuple[Case, bool]] | None = None,
+        rank: int = 0,
+        ranks: int = 1,
     ) -> None:
         self.case = case
         self._scheduler = scheduler
@@ -56,6 +61,7 @@ class Drive:
         self._reached = reached
         self._until = until
         self._live = live
+        self._rank, self._ranks = rank, ranks
         self._taps = (TapsV1 if workers.is_v1(scheduler) else Taps)(scheduler, recorder, reached)
         self._allocation = self._taps.allocation
         self._pools = self._taps.pools
@@ -85,7 +91,10 @@ class Drive:
         type(sender).send_output = lambda _self, payload, *args, **kwargs: self._sent(payload)
         receiver = getattr(self._scheduler, "request_receiver", self._scheduler)
         # the receiver is a slotted dataclass from 0.5.20 on: its class is what can be changed
-        type(receiver).recv_requests = lambda _self, *args, **kwargs: self._receive()
+        if self._ranks == 1:
+            type(receiver).recv_requests = lambda _self, *args, **kwargs: self._receive()
+        else:
+            setattr(type(receiver), RECEIVE_OF_RANKS, lambda _self: self._receive_of_rank())
         chunk = self._scheduler.chunked_prefill_size
         with self._taps, contextlib.suppress(_Done):
             _event_loop(self._scheduler)()
@@ -102,6 +111,10 @@ class Drive:
         if type(payload).__name__ == "AbortReq":  # it was queued, or between two chunks
             self._aborted.add(payload.rid)
             self._dropped.add(payload.rid)
+
+    def _receive_of_rank(self) -> list[Any] | None:
+        messages = self._receive()
+        return messages if self._rank == 0 else None
 
     def _receive(self) -> list[Any]:
         if 0 <= self._until <= self._iteration:

@@ -32,7 +32,7 @@ def serve(connection: socket.socket, build: wire.Build) -> NoReturn:
         assert isinstance(message, wire.Run)
         spent = standing is not None and (standing.ran >= CASES_PER_RUNNER or (message.fresh and standing.ran > 0))
         if standing is not None and (spent or standing.gone()):
-            standing.connection.close()  # it ends by itself
+            standing.hang_up()  # it ends by itself
             standing = None
         reap()
         if standing is None:
@@ -48,6 +48,18 @@ def serve(connection: socket.socket, build: wire.Build) -> NoReturn:
             os._exit(0)
 
 
+def launch_rank(theirs: socket.socket) -> int:
+    """Fork a process that builds the scheduler of one rank and runs cases on it."""
+    child = os.fork()
+    if child == 0:
+        die_with_parent()
+        build, _ = wire.receive(theirs)
+        assert isinstance(build, wire.Build)
+        scheduler, info = stand(theirs, build)
+        runner.serve(theirs, scheduler, info, build)
+    return child
+
+
 def stand(connection: socket.socket, build: wire.Build) -> tuple[Any, EngineInfo]:
     """The scheduler, and what the caller is told of it. Ends the process where there is none, and says why."""
     try:
@@ -58,7 +70,7 @@ def stand(connection: socket.socket, build: wire.Build) -> tuple[Any, EngineInfo
         os._exit(0)
     kernels.prepare(build.kernels)
     try:
-        scheduler = boot.build_scheduler(build.configuration, build.mode)
+        scheduler = boot.build_scheduler(build.configuration, build.mode, build.rank, build.port)
     except BaseException as error:
         wire.send(connection, wire.Refused(f"{type(error).__name__}: {error}", traceback.format_exc()))
         os._exit(0)
@@ -81,7 +93,7 @@ def _start(caller: socket.socket, scheduler: Any, info: EngineInfo, build: wire.
         die_with_parent()
         runner.serve(theirs, scheduler, info, build)
     theirs.close()
-    return Runner(child, ours)
+    return Runner([child], [ours])
 
 
 def _info(build: wire.Build, scheduler: Any) -> EngineInfo:
@@ -102,5 +114,7 @@ def _info(build: wire.Build, scheduler: Any) -> EngineInfo:
         patches=tuple(patch.name for patch in build.patches),
         shims=(*boot.SHIMS, *(f"{name}: a stub, which raises when it is called" for name in stubs.imported())),
         mode=build.mode.words,
+        tp=build.mode.tp,
+        rank=build.rank,
         dtype=build.mode.dtype,
     )

@@ -41,7 +41,7 @@ def serve(connection: socket.socket, scheduler: Any, info: EngineInfo, build: wi
             patches.ran.intersection_update(called_while_built)
             stubs.called.clear()
             ending = _Run(connection, scheduler, info, message, before).run()
-            wire.send(connection, wire.Ran(ending, True, before))
+            wire.send(connection, wire.Ran(ending, before=before))
             if ending.kind != "finished":
                 os._exit(0)
             before += 1
@@ -68,7 +68,11 @@ class _Run:
 
         self._open_log()
         case = self._message.case
-        driven = drive.Drive(self._scheduler, case, self._recorder, self._reached, self._message.until, self._live())
+        driven = drive.Drive(
+            *(self._scheduler, case, self._recorder, self._reached, self._message.until, self._live()),
+            rank=self._info.rank,
+            ranks=self._info.tp,
+        )
         try:
             with torch.inference_mode():
                 driven.run(self._message.fresh and self._info.device == "cuda")

@@ -1,18 +1,27 @@
-"""Watches the process in which cases run, for whoever started it: engine.py on a CPU, cuda_host.py on a GPU."""
+"""Watches the processes in which cases run, for whoever started them: engine.py, and ranks.py where there are several or a GPU.
 
+Of several ranks each is a process that runs the case in lock-step with the others: they wait for each other in collectives.
+So one that ends, and not because the case is over, ends all: the others would wait for it for ever.
+"""
+
+import contextlib
 import ctypes
 import os
 import select
 import signal
 import socket
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+
+from msgspec.structs import replace
 
 from eagletwin.harness.engines import wire
-from eagletwin.harness.trace import Ending
+from eagletwin.harness.trace import Ending, rank_folder
 
 HARNESS_FAILED = 70  # exit status of a runner that failed outside the worker
 _PR_SET_PDEATHSIG = 1
+# How long the other ranks may go on when one has ended early: those that see it write what they have.
+_GRACE_SECONDS = 10.0
 
 
 def reap() -> None:
@@ -30,64 +39,195 @@ def die_with_parent() -> None:
 
 @dataclass(slots=True)
 class Runner:
-    """A process that runs cases; `ran` counts those that it finished since it was fresh."""
+    """The processes that run cases, one a rank; `ran` counts the cases that they finished since they were fresh."""
 
-    pid: int
-    connection: socket.socket
+    pids: list[int]
+    connections: list[socket.socket]
     ran: int = 0
 
     def gone(self) -> bool:
-        """Whether it was killed while it waited: it says nothing then, so anything to read is its end."""
-        return bool(select.select([self.connection], [], [], 0)[0])
+        """Whether one was killed while it waited: it says nothing then, so anything to read is its end."""
+        return bool(select.select(self.connections, [], [], 0)[0])
+
+    def hang_up(self) -> None:
+        """They end by themselves."""
+        for connection in self.connections:
+            connection.close()
+
+    def kill(self) -> None:
+        """End them, and collect what they leave."""
+        for pid in self.pids:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+        for pid in self.pids:
+            with contextlib.suppress(ChildProcessError):
+                os.waitpid(pid, 0)
+        self.hang_up()
+
+
+@dataclass(slots=True)
+class _Rank:
+    """One of the processes while a case runs: how far it got, and what it came to."""
+
+    number: int
+    pid: int
+    connection: socket.socket
+    stepped: float
+    where: str = "start"
+    waits: wire.Stepped | None = None
+    answer: wire.Ran | wire.Failed | None = None
+
+    @property
+    def silent(self) -> bool:
+        """Whether it ended without a trace."""
+        return not isinstance(self.answer, wire.Ran) or bool(self.answer.silent)
+
+    @property
+    def clean(self) -> bool:
+        return isinstance(self.answer, wire.Ran) and self.answer.ending.kind == "finished"
+
+    def hear(self, ran: int) -> None:
+        """Take what it says, or its end."""
+        try:
+            message, _ = wire.receive(self.connection)
+        except (EOFError, ConnectionError):
+            self.answer = self._ended(ran)
+            return
+        self.stepped = time.monotonic()
+        if isinstance(message, wire.Reached):
+            self.where = message.where
+        elif isinstance(message, wire.Stepped):
+            self.waits = message
+        else:
+            assert isinstance(message, wire.Ran)
+            self.answer = message
+
+    def _ended(self, ran: int) -> wire.Ran | wire.Failed:
+        """It ended by itself, and said nothing."""
+        _, status = os.waitpid(self.pid, 0)
+        if os.WIFSIGNALED(status):
+            detail = f"killed by {signal.Signals(os.WTERMSIG(status)).name}"
+        elif os.WEXITSTATUS(status) == HARNESS_FAILED:
+            return wire.Failed(f"last seen: {self.where}")
+        elif code := os.WEXITSTATUS(status):
+            detail = f"exited with status {code}"
+        else:  # something called exit() in the middle
+            detail = "exited without a trace"
+        return wire.Ran(Ending(kind="crashed", detail=detail, where=self.where), (self.number,), ran)
+
+
+@dataclass(slots=True)
+class _Watch:
+    """All ranks while a case runs. first: the one that ended early and so ends the others, and when it did."""
+
+    ranks: list[_Rank]
+    run: wire.Run
+    begun: float
+    first: _Rank | None = None
+    at: float = 0.0
+    overdue: str = ""
+    killed: list[_Rank] = field(default_factory=list)
+
+    @property
+    def running(self) -> list[_Rank]:
+        return [rank for rank in self.ranks if rank.answer is None]
+
+    def left(self, now: float) -> float:
+        """Seconds until the others are ended: by a limit, or because one of them is gone."""
+        if self.first is not None:
+            return self.at + _GRACE_SECONDS - now
+        stepped = min(rank.stepped for rank in self.running)
+        return min(stepped + self.run.step_seconds, self.begun + self.run.case_seconds) - now
+
+    def end(self) -> None:
+        """End those that still run. What they wait in may be no Python, so nobody asks them to."""
+        now = time.monotonic()
+        if self.first is None:
+            limit = "case" if now - self.begun >= self.run.case_seconds else "step"
+            seconds = self.run.case_seconds if limit == "case" else self.run.step_seconds
+            self.overdue = f"no end of the {limit} within {seconds:g} s"
+        self.killed = self.running
+        for rank in self.killed:  # write all stacks to engine.log, where Python still can
+            os.kill(rank.pid, signal.SIGUSR2)
+        select.select([rank.connection for rank in self.killed], [], [], 1.0)
+        for rank in self.killed:
+            os.kill(rank.pid, signal.SIGKILL)
+        for rank in self.killed:
+            os.waitpid(rank.pid, 0)
+
+    def answer(self, ran: int) -> wire.Ran | wire.Failed:
+        """What the case came to, of all ranks."""
+        silent = tuple(rank.number for rank in self.ranks if rank.silent)
+        if self.overdue:
+            return wire.Ran(Ending(kind="hung", detail=self.overdue, where=self._where(self.killed)), silent, ran)
+        told = (self.first or self.ranks[0]).answer
+        assert told is not None
+        alone = len(self.ranks) == 1
+        if isinstance(told, wire.Failed):
+            return told if alone else wire.Failed(f"rank {self._number}: {told.error}")
+        endings = {rank.answer.ending.detail for rank in self.ranks if isinstance(rank.answer, wire.Ran)}
+        ending = told.ending
+        if not alone and self.first is not None and (len(endings) > 1 or silent):
+            ending = replace(ending, detail=f"rank {self._number}: {ending.detail}")
+        return wire.Ran(ending, silent, told.before)
+
+    @property
+    def _number(self) -> int:
+        return 0 if self.first is None else self.first.number
+
+    def _where(self, ranks: list[_Rank]) -> str:
+        if len(self.ranks) == 1:
+            return ranks[0].where
+        return "; ".join(f"rank {rank.number}: {rank.where}" for rank in ranks)
 
 
 def supervise(standing: Runner, caller: socket.socket, run: wire.Run) -> wire.Ran | wire.Failed:
-    """Hand the runner a case; watch its progress; say how it ended."""
-    begun = stepped = time.monotonic()
-    where, overdue = "start", ""
-    wire.send(standing.connection, run)
-    while True:
-        now = time.monotonic()
-        left = min(stepped + run.step_seconds, begun + run.case_seconds) - now
+    """Hand the ranks a case; watch their progress; say how it ended. Unless it finished, none of them is left."""
+    now = time.monotonic()
+    ranks = [_Rank(n, pid, at, now) for n, (pid, at) in enumerate(zip(standing.pids, standing.connections, strict=True))]
+    watch = _Watch(ranks, run, now)
+    for rank in ranks:
+        folder = rank_folder(run.folder, rank.number)
+        folder.mkdir(exist_ok=True)
+        with contextlib.suppress(OSError):  # it is gone: what it says shows that
+            wire.send(rank.connection, replace(run, folder=str(folder)))
+    while watch.running:
+        left = watch.left(time.monotonic())
         if left <= 0:
-            limit = "case" if now - begun >= run.case_seconds else "step"
-            seconds = run.case_seconds if limit == "case" else run.step_seconds
-            overdue = f"no end of the {limit} within {seconds:g} s"
-            os.kill(standing.pid, signal.SIGUSR2)  # write all stacks to engine.log, where Python still can
-            select.select([standing.connection], [], [], 1.0)
-            os.kill(standing.pid, signal.SIGKILL)
+            watch.end()
             break
-        if not select.select([standing.connection], [], [], left)[0]:
-            continue
-        try:
-            message, _ = wire.receive(standing.connection)
-        except (EOFError, ConnectionError):
-            break
-        if isinstance(message, wire.Ran):
-            return message
-        if isinstance(message, wire.Reached):
-            where, stepped = message.where, time.monotonic()
-            continue
-        assert isinstance(message, wire.Stepped)
-        waited = time.monotonic()
-        try:
-            wire.send(caller, message)
-            step, _ = wire.receive(caller)
-        except (EOFError, OSError):
-            os._exit(0)
-        wire.send(standing.connection, step)
-        stepped = time.monotonic()
-        begun += stepped - waited  # the caller's own time does not count
-    standing.connection.close()
-    _, status = os.waitpid(standing.pid, 0)
-    if overdue:
-        return wire.Ran(Ending(kind="hung", detail=overdue, where=where), False, standing.ran)
-    if os.WIFSIGNALED(status):
-        detail = f"killed by {signal.Signals(os.WTERMSIG(status)).name}"
-    elif os.WEXITSTATUS(status) == HARNESS_FAILED:
-        return wire.Failed(f"last seen: {where}")
-    elif code := os.WEXITSTATUS(status):
-        detail = f"exited with status {code}"
-    else:  # something called exit() in the middle
-        detail = "exited without a trace"
-    return wire.Ran(Ending(kind="crashed", detail=detail, where=where), False, standing.ran)
+        ready = select.select([rank.connection for rank in watch.running], [], [], left)[0]
+        heard = [rank for rank in watch.running if rank.connection in ready]
+        for rank in heard:
+            rank.hear(standing.ran)
+        # of two in one moment, one that wrote a trace saw the other go
+        early = sorted((rank for rank in heard if rank.answer is not None and not rank.clean), key=lambda rank: not rank.silent)
+        if early and watch.first is None:
+            watch.first, watch.at = early[0], time.monotonic()
+        if watch.running and all(rank.waits is not None for rank in watch.running):
+            _ask(caller, watch)
+    if watch.first is not None or watch.overdue:
+        standing.hang_up()
+        for rank in ranks:
+            if rank not in watch.killed:
+                with contextlib.suppress(ChildProcessError):  # waited for, when it was found gone
+                    os.waitpid(rank.pid, 0)
+    return watch.answer(standing.ran)
+
+
+def _ask(caller: socket.socket, watch: _Watch) -> None:
+    """All stand before the same iteration: ask the caller what comes next, and tell them."""
+    waited = time.monotonic()
+    first = watch.running[0].waits
+    assert first is not None
+    try:
+        wire.send(caller, first)
+        step, _ = wire.receive(caller)
+    except (EOFError, OSError):
+        os._exit(0)
+    stepped = time.monotonic()
+    watch.begun += stepped - waited  # the caller's own time does not count
+    for rank in watch.running:
+        rank.waits, rank.stepped = None, stepped
+        with contextlib.suppress(OSError):
+            wire.send(rank.connection, step)

@@ -26,7 +26,7 @@ def main() -> None:
         from eagletwin.harness.engines.sglang import boot
 
         boot.import_sglang()
-        from eagletwin.harness.engines.sglang import engine, identity, kernels, probes, supervise
+        from eagletwin.harness.engines.sglang import engine, identity, kernels, probes, ranks, supervise
 
         if len(sys.argv) > 2:
             identity.confirm(*sys.argv[2:])
@@ -51,7 +51,12 @@ def main() -> None:
         if os.fork() == 0:
             connection.close()
             theirs = socket.socket(fileno=descriptors[0])
-            probes.serve(theirs, message) if isinstance(message, wire.Probe) else engine.serve(theirs, message)
+            if isinstance(message, wire.Probe):
+                probes.serve(theirs, message)
+            elif message.mode.tp > 1:
+                ranks.serve(theirs, message, engine.launch_rank)
+            else:
+                engine.serve(theirs, message)
         os.close(descriptors[0])
 
 

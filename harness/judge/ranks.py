@@ -1,0 +1,124 @@
+"""A worker of several ranks (tensor parallelism): what each must store, and what all must agree on.
+
+Each rank is a scheduler and worker of its own, which holds a part of every layer. KV heads are dealt out, in order; where there
+are fewer than ranks, neighbours hold the same one. All else (hidden states, logits, choices, tables) is whole on each, since
+partial sums are added up over all ranks before anybody looks at them. So a rank is judged like a worker that is alone, but for
+its slice of the rows; and what is an integer must be the same on all of them.
+"""
+
+from collections.abc import Sequence
+
+from msgspec.structs import replace
+
+from eagletwin.harness.models.recipes import RECIPES
+from eagletwin.harness.trace import Header, Record, Trace
+
+from .compare import Findings, Phase, Place, order_of
+from .verdict import Divergence
+
+RULE = "ranks.agree"
+
+# The phase in which what a record holds was made. A forward and what it left have the same.
+_PHASES: dict[str, Phase] = {
+    "iteration": "iteration",
+    "batch": "iteration",
+    "target.extend": "target.extend",
+    "draft.extend": "draft.extend",
+    "prefill": "draft.extend",
+    "draft.decode": "draft",
+    "draft": "draft",
+    "target.verify": "target.verify",
+    "verify": "verify",
+    "draft.extend_decode": "draft.extend_decode",
+    "extend": "draft.extend_decode",
+    "finished": "finished",
+    "cached": "finished",
+    "flushed": "finished",
+}
+_LAST = 1 << 30  # of what is found at one place, a rule that knows what is right comes before one that does not
+
+
+def heads(header: Header, part: str) -> slice:
+    """Which KV heads of the target or the draft the rank of this trace holds."""
+    engine, recipe = header.engine, RECIPES[header.case.model]
+    if engine.tp == 1:
+        return slice(None)
+    count = (recipe.target if part == "target" else recipe.draft).num_kv_heads
+    first = engine.rank * count // engine.tp
+    return slice(first, first + max(1, count // engine.tp))
+
+
+def together(trace: Trace, each: Sequence[Findings], without: frozenset[str]) -> Findings:
+    """What the comparisons of all ranks came to, in the order in which data flows through all of them."""
+    if len(each) == 1:
+        return each[0]
+    found = Findings()
+    for rank, one in enumerate(each):
+        found.found += [((*order, rank), replace(divergence, rank=rank)) for order, divergence in one.found]
+        found.checked += one.checked
+        found.unseen += one.unseen
+        found.choices += one.choices
+        found.ties += one.ties
+        found.adopted += one.adopted
+        found.headroom = max(found.headroom, one.headroom)
+    if RULE not in without:
+        for rank, other in enumerate(trace.others, 1):
+            _agree(trace, other, rank, found)
+    return found
+
+
+def _agree(trace: Trace, other: Trace, rank: int, found: Findings) -> None:
+    """Compare every integer of a rank with rank 0's. Where the run ended early, one of them may have got further."""
+    theirs = {record.key: number for number, record in enumerate(other.header.records)}
+    finished = trace.header.ending.kind == "finished"
+    for number, record in enumerate(trace.header.records):
+        at = theirs.pop(record.key, None)
+        if at is None:
+            if finished:
+                _report(trace, found, record, rank, "the record", "there, as on rank 0", "absent")
+            continue
+        found.checked[RULE] += 1
+        one = other.header.records[at]
+        for name in sorted(record.numbers.keys() | one.numbers.keys()):
+            must, has = record.numbers.get(name), one.numbers.get(name)
+            if must != has:
+                _report(trace, found, record, rank, name, f"{must}, as on rank 0", str(has))
+        for name in sorted({*record.tensors, *one.tensors}):
+            if name not in record.tensors or name not in one.tensors:
+                _report(
+                    trace, found, record, rank, name, "on both ranks, or none", f"on {0 if name in record.tensors else rank}"
+                )
+            elif not trace.tensor(number, name).is_floating_point():
+                _integers(trace, found, record, rank, name, trace.integers(number, name), other.integers(at, name))
+    if finished:
+        for at in theirs.values():
+            _report(trace, found, other.header.records[at], rank, "the record", "absent, as on rank 0", "there")
+
+
+def _integers(trace: Trace, found: Findings, record: Record, rank: int, name: str, must: list[int], has: list[int]) -> None:
+    if must == has:
+        return
+    if len(must) != len(has):
+        _report(trace, found, record, rank, f"number of {name}", f"{len(must)}, as on rank 0", str(len(has)))
+        return
+    at = next(n for n, pair in enumerate(zip(must, has, strict=True)) if pair[0] != pair[1])
+    _report(trace, found, record, rank, f"{name} {at}", f"{must[at]}, as on rank 0", str(has[at]))
+
+
+def _report(trace: Trace, found: Findings, record: Record, rank: int, index: str, expected: str, actual: str) -> None:
+    place = Place(record, _PHASES[record.stage], record.step if record.stage == "draft.decode" else 0, True, record.layer)
+    requests = {request.id: n for n, request in enumerate(trace.header.case.requests)}
+    divergence = Divergence(
+        rule=RULE,
+        request=record.request,
+        round=record.round,
+        stage=record.stage,
+        step=record.step,
+        layer=record.layer,
+        rank=rank,
+        iteration=record.iteration,
+        index=index,
+        expected=expected,
+        actual=actual,
+    )
+    found.found.append(((*order_of(place, requests), _LAST, rank), divergence))
