@@ -69,10 +69,11 @@ def target_distribution(logits: Tensor, temperature: Numbers, top_k: Numbers, to
     normalised again. What ties with the last one kept is kept too. SGLang stands for a greedy request by temperature 1 and
     top_k 1; so a greedy row with a tie is random in it, as it is here. top_k >= V keeps all, and so does top_p >= 1.
     """
-    scale = torch.as_tensor(temperature, dtype=torch.float64)
+    at = logits.device
+    scale = torch.as_tensor(temperature, dtype=torch.float64, device=at)
     chances = torch.softmax(logits.double() / scale[..., None], -1)
-    chances = keep_top_k(chances, torch.as_tensor(top_k, dtype=torch.int64))
-    return keep_top_p(chances, torch.as_tensor(top_p, dtype=torch.float64))
+    chances = keep_top_k(chances, torch.as_tensor(top_k, dtype=torch.int64, device=at))
+    return keep_top_p(chances, torch.as_tensor(top_p, dtype=torch.float64, device=at))
 
 
 def keep_top_k(chances: Tensor, top_k: Tensor) -> Tensor:

@@ -72,7 +72,7 @@ def _something(case: Any) -> bool:
     ids=lambda of: of.name,
 )
 def test_property(of: Property) -> None:
-    _check(of.holds, of.cases.filter(_something))
+    check(of.holds, of.cases.filter(_something))
 
 
 def test_top1_of_a_chain() -> None:
@@ -92,7 +92,9 @@ def test_top1_of_a_chain() -> None:
         assert bool((drafted == -77).all())
 
 
-def _check(holds: Callable[[Any], None], cases: Any) -> None:
+def check(holds: Callable[[Any], None], cases: Any) -> None:
+    """Hold it against CASES cases, the same in every run."""
+
     def one(case: Any) -> None:
         holds(case)
 

@@ -18,6 +18,7 @@ TOPK1 = f"{SPECULATIVE}.topk1"
 PACK = f"{SPECULATIVE}.pack_verify_mask"
 LOCS = f"{SPECULATIVE}.cache_locs"
 ROTATE = f"{SPECULATIVE}.multi_layer_eagle"
+SAMPLING = f"{SPECULATIVE}.reject_sampling"
 MOVE = "sglang.kernels.ops.kvcache.cache_move"
 POOLS = "sglang.srt.mem_cache.memory_pool"
 INDEX = "sglang.srt.mem_cache.index_key_cache"
@@ -25,7 +26,7 @@ WORKER = "sglang.srt.speculative.eagle_worker_common"
 UTILS = "sglang.srt.speculative.eagle_utils"
 SPEC = "sglang.srt.speculative.spec_utils"
 
-_ALL = (TREE, EAGLE, TOPK1, PACK, LOCS, ROTATE, MOVE, POOLS, INDEX, WORKER, UTILS, SPEC)
+_ALL = (TREE, EAGLE, TOPK1, PACK, LOCS, ROTATE, SAMPLING, MOVE, POOLS, INDEX, WORKER, UTILS, SPEC)
 
 
 @cache

@@ -8,13 +8,26 @@ from hypothesis import given, settings
 
 from eagletwin.harness.patch import Edit
 
-from . import test_cache_locs, test_commit, test_kv_indices, test_kv_move, test_rotate, test_select, test_tree, test_verify
+from . import (
+    test_cache_locs,
+    test_commit,
+    test_kv_indices,
+    test_kv_move,
+    test_rotate,
+    test_sampling,
+    test_select,
+    test_tree,
+    test_verify,
+)
 from .plant import kernel_at, planted, silenced
-from .release import EAGLE, LOCS, MOVE, PACK, ROTATE, TOPK1, TREE, load
+from .release import EAGLE, LOCS, MOVE, PACK, ROTATE, SAMPLING, TOPK1, TREE, load
 from .tier import Property, same_cases
 from .trees import Batch, batches
 
-FILES = (test_tree, test_verify, test_select, test_cache_locs, test_kv_indices, test_commit, test_kv_move, test_rotate)
+FILES = (
+    *(test_tree, test_verify, test_sampling, test_select, test_cache_locs),
+    *(test_kv_indices, test_commit, test_kv_move, test_rotate),
+)
 ALL: tuple[Property, ...] = tuple(of for file in FILES for of in file.PROPERTIES)
 DOCUMENT = Path(__file__).parents[2] / "docs/kernels.md"
 
@@ -53,7 +66,7 @@ def test_every_row_of_the_table_has_a_planted_fault_and_every_fault_a_row() -> N
     assert listed == planted_in
 
 
-@pytest.mark.parametrize("module", [TREE, TOPK1, EAGLE, PACK, LOCS, MOVE, ROTATE])
+@pytest.mark.parametrize("module", [TREE, SAMPLING, TOPK1, EAGLE, PACK, LOCS, MOVE, ROTATE])
 def test_every_kernel_of_these_modules_is_in_the_tier_or_said_not_to_be(module: str) -> None:
     found = {name for name in vars(load(module)) if kernel_at(f"{module}.{name}") is not None}
     mine = {name for name in found if load(module).__dict__[name].fn.__module__ == module}

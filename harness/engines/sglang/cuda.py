@@ -31,7 +31,8 @@ _NATIVE = (("sglang.srt.layers.layernorm", "RMSNorm"), ("sglang.srt.layers.activ
 
 def prepare(shims: list[str]) -> None:
     """Before SGLang is imported."""
-    stubs.install(gpu=absent(*_SPARE))
+    missing = absent(*_SPARE)
+    stubs.install(gpu=missing)
     _leave_models_out()
     torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = False  # float32 is compared with float64
     for module, name in _NATIVE:
@@ -39,6 +40,9 @@ def prepare(shims: list[str]) -> None:
         layer.forward_cuda = layer.forward_native
         shims.append(f"{module}.{name}.forward_cuda = forward_native")
     shims.append("TF32 is off; torch.compile is off")
+    if "flashinfer" in missing:  # sgl_kernel would call the stub; it has kernels of its own for where there is none
+        importlib.import_module("sgl_kernel.sampling")._has_flashinfer = False  # type: ignore[attr-defined]
+        shims.append("sgl_kernel.sampling: its own top_k and top_p kernels, as flashinfer is absent")
 
 
 def absent(*names: str) -> tuple[str, ...]:
