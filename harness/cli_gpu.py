@@ -28,18 +28,24 @@ def gpu_plan(
     groups: Annotated[int, typer.Option(min=0, help="Groups of generated cases that share a configuration.")] = 100,
     cases: Annotated[int, typer.Option(min=1, help="Cases of each group.")] = 20,
     seed: Annotated[int, typer.Option(min=0, help="The same seed draws the same cases.")] = 0,
+    sizes: Annotated[
+        bool, typer.Option("--sizes", help="Batches of 1 to 8 as well: each in a graph of its size, padded, and without one.")
+    ] = False,
     entries: Annotated[
         list[str] | None, typer.Option("--prove", metavar="PR|all", help="Ledger entries to prove. Repeatable.")
     ] = None,
     tp: Ranks = 1,
 ) -> int:
-    """Write down what to run: generated cases, and both sides of ledger entries with graphs, with overlap, and eager."""
+    """Write down what to run: generated cases, batches of every size, and both sides of ledger entries with graphs, with
+    overlap, and eager."""
     import msgspec
 
     from .cli_options import ledger_of
     from .gpu.plan import generated, proofs
+    from .gpu.sizes import every_size
 
-    jobs = generated(groups, cases, seed, tp) + (proofs(ledger_of(entries), tp=tp) if entries else [])
+    jobs = generated(groups, cases, seed, tp) + (every_size(tp) if sizes else [])
+    jobs += proofs(ledger_of(entries), tp=tp) if entries else []
     file.write_bytes(msgspec.json.encode(jobs))
     print(f"{len(jobs)} jobs, {sum(len(job.cases) for job in jobs)} cases: {file}")
     return EXIT_EQUAL
@@ -57,6 +63,7 @@ def gpu_run(
 
     from .cli_options import must_have_cuda
     from .gpu.campaign import read_plan, run_plan
+    from .gpu.paths import table
 
     jobs = read_plan(plan)
     if any(job.mode.device == "cuda" for job in jobs):
@@ -67,10 +74,12 @@ def gpu_run(
                 consequence="nothing was run: each rank needs a GPU",
                 remedy="give as many, with --gpus",
             )
-    begun, statuses = time.monotonic(), Counter[str]()
+    begun, statuses, batches = time.monotonic(), Counter[str](), Counter[str]()
     for done in run_plan(jobs, out, processes, gpus):
         statuses.update("known" if seen.known else seen.status for seen in done.seen)
         statuses["unknown"] += bool(done.error)
+        for seen in done.seen:
+            batches.update(seen.paths)
         said = Counter(f"{seen.status} {seen.known or seen.rule}".strip() for seen in done.seen)
         again = "" if done.again is None else f", again {'the same' if done.again else 'DIFFERENT: ' + done.again_differs}"
         if done.beside is not None:
@@ -78,5 +87,7 @@ def gpu_run(
             again += f", beside {beside} ({done.beside.largest:.1e})"
         print(f"{done.name}: {dict(said)}{again} {done.error} ({done.start:.0f} s, {done.seconds:.0f} s)", flush=True)
     seconds = time.monotonic() - begun
+    if batches:
+        print(f"decode batches, by size and by how they ran:\n{table(batches)}")
     print(f"{dict(statuses)} in {seconds:.1f} s, {sum(statuses.values()) / seconds:.2f} cases/s")
     return EXIT_DIVERGED if statuses["diverged"] else EXIT_UNKNOWN if statuses["unknown"] else EXIT_EQUAL

@@ -26,11 +26,12 @@ class Edit(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
 
 
 class Patch(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """`name` is what traces and reports call it."""
+    """`name` is what traces and reports call it. otherwise: edits for a release whose code the others do not fit."""
 
     name: Annotated[str, Meta(pattern=r"^[^\x00-\x1f\x7f]{1,200}\Z")]
     sglang_toggle: int | None = None
     edits: tuple[Edit, ...] = ()
+    otherwise: tuple[Edit, ...] = ()
 
     def __post_init__(self) -> None:
         if self.sglang_toggle is None and not self.edits:

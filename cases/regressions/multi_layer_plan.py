@@ -44,6 +44,20 @@ _REVERTS = {
 }
 
 
+# 0.5.16 and 0.5.17, where nobody looks again, and each layer's plan is made in the worker.
+_REVERTS_BEFORE = {
+    "verify": _REVERTS["verify"][:1],
+    "extend": (
+        Edit(
+            target=f"{_FILE}.MultiLayerEagleDraftWorker._draft_extend_for_decode",
+            match="self.draft_runner_list[step].attn_backend.init_forward_metadata(",
+            replacement="""forward_batch.mark_forward_metadata_ready()
+if step == 0: self.draft_runner_list[step].attn_backend.init_forward_metadata(""",
+        ),
+    ),
+}
+
+
 # Of 0.5.13 to 0.5.15.post1, whose verify comes first and is as wrong.
 _PLAN_VERIFY = Patch(
     name="plan-verify",
@@ -67,7 +81,7 @@ def _entry(part: str, title: str, rule: str, case: Case, beside: Mapping[str, Pa
         last_bad="0.5.15.post1",
         beside=beside,
         trigger="multi-layer EAGLE without CUDA graphs, or with a batch that no graph was captured for",
-        revert=Patch(name=f"revert-multi-layer-plan-{part}", edits=_REVERTS[part]),
+        revert=Patch(name=f"revert-multi-layer-plan-{part}", edits=_REVERTS[part], otherwise=_REVERTS_BEFORE[part]),
         case=case,
     )
 

@@ -37,6 +37,12 @@ REMEDY = Patch(
             match="ret_topk_index,\n                    select_index,",
             replacement="ret_topk_index[:, 0].contiguous(),\nselect_index,",
         ),
+        Edit(  # the same between two replayed graphs, a layer each; one graph of all layers (an option) moves windows inside
+            target=f"{_DRAFTER}._draft_extend_for_decode",
+            match="ret_topk_index_list.append(ret_topk_index.clone())",
+            replacement="""ret_topk_index_list.append(ret_topk_index.clone())
+ret_topk_index = ret_topk_index[:, 0].contiguous()""",
+        ),
     ),
 )
 

@@ -25,6 +25,13 @@ ENTRY = Entry(
                 replacement='self._select_runners("target")',
             ),
         ),
+        otherwise=(  # before there was a choice of runners
+            Edit(
+                target="sglang.srt.managers.scheduler_components.weight_updater.SchedulerWeightUpdaterManager.update_weights_from_disk",
+                match="if success and self.draft_worker is not None:",
+                replacement="if False:",
+            ),
+        ),
     ),
     case=Case(
         name="pr-22088",

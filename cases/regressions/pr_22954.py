@@ -41,6 +41,18 @@ translator = {_RUNNER}.kv_index_translator""",
     )
 
 
+_BACKENDS = "self.draft_extend_attn_backend_list"
+
+
+def _tied_before(name: str) -> Edit:
+    """The same up to 0.5.21, whose backends know no translator: before the runner is given its backend."""
+    return Edit(
+        target=f"{_DRAFTER}.init_attention_backend",
+        match=f"if {_BACKENDS}[-1] is not None:",
+        replacement=f"{_BACKENDS}[-1].{name} = self.draft_runner_list[0].{name}\nif {_BACKENDS}[-1] is not None:",
+    )
+
+
 def _each(call: str) -> str:
     """A layer's own KV pool and backend on the batch, before the layer is called."""
     return f"""forward_batch.token_to_kv_pool = {_RUNNER}.token_to_kv_pool
@@ -77,6 +89,17 @@ translator = {_RUNNER}.kv_index_translator""",
         ),
     ),
 }
+_REVERTS_BEFORE = {
+    "req-pool": (OWN_REQ_POOLS, _tied_before("req_to_token_pool")),
+    "kv-pool": (_tied_before("token_to_kv_pool"),),
+    "attn-backend": (
+        Edit(
+            target=f"{_DRAFTER}.init_attention_backend",
+            match=f"{_BACKENDS}[-1]\n",
+            replacement=f"{_BACKENDS}[0]\n",
+        ),
+    ),
+}
 
 
 def _entry(part: str, what: str, buggy: str, fixed: str, trigger: str, last_bad: str = "", hidden: str = "") -> Entry:
@@ -90,7 +113,7 @@ def _entry(part: str, what: str, buggy: str, fixed: str, trigger: str, last_bad:
         last_bad=last_bad,
         hidden=hidden,
         trigger=trigger,
-        revert=Patch(name=f"revert-22954-{part}", edits=_REVERTS[part]),
+        revert=Patch(name=f"revert-22954-{part}", edits=_REVERTS[part], otherwise=_REVERTS_BEFORE[part]),
         case=Case(
             name=f"pr-22954-{part}",
             model="llama-mtp",

@@ -6,7 +6,7 @@ Current releases look before they write, and die on an assertion; before that lo
 
 from eagletwin.cases.entry import Entry
 from eagletwin.harness.case import Case, EngineSettings, Request, SGLangSettings
-from eagletwin.harness.patch import Patch
+from eagletwin.harness.patch import Edit, Patch
 
 ENTRY = Entry(
     id="26972",
@@ -16,7 +16,17 @@ ENTRY = Entry(
     fixed="0.5.13",
     hidden="up to 0.5.12.post1 SGLang refuses trees with pages on the attention backend that runs on a CPU",
     trigger="topk > 1, page_size > 1, and 2 * topk * (pages of a branch) beyond the context length",
-    revert=Patch(name="revert-26972", sglang_toggle=26972),
+    revert=Patch(
+        name="revert-26972",
+        sglang_toggle=26972,
+        otherwise=(  # 0.5.16 and 0.5.17, whose own text of the fix has moved on
+            Edit(
+                target="sglang.srt.mem_cache.allocation_sizing.get_req_to_token_extra_context_len",
+                match="if server_args.speculative_algorithm is not None and server_args.page_size > 1:",
+                replacement="if False:",
+            ),
+        ),
+    ),
     case=Case(
         name="pr-26972",
         model="llama-tiny",

@@ -29,6 +29,13 @@ ENTRY = Entry(
                 replacement="if True:",
             ),
         ),
+        otherwise=(
+            Edit(
+                target="sglang.srt.mem_cache.allocation_sizing.get_req_to_token_extra_context_len",
+                match="server_args.page_size > 1:",
+                replacement="True:",
+            ),
+        ),
     ),
     case=Case(
         name="row-overflow",

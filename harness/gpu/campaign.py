@@ -11,7 +11,6 @@ import shutil
 import subprocess
 import sys
 import time
-from collections import Counter
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from pathlib import Path
@@ -28,6 +27,8 @@ from eagletwin.harness.errors import EagletwinError, InputError
 from eagletwin.harness.judge import DECLARED_VIEW, View, judge
 from eagletwin.harness.patch import Patch
 from eagletwin.harness.trace import EngineInfo, Trace, rank_folder, read_trace, write_trace
+
+from .paths import paths
 
 _LIMITS = Limits(step=60.0, case=120.0)
 
@@ -225,7 +226,7 @@ def _look(engine: EngineProcess, job: Job, case: Case, folder: Path, *, keep: bo
         headroom=verdict.headroom,
         unseen=verdict.unseen,
         exercised=verdict.exercised,
-        paths=_paths(trace, job.mode),
+        paths=paths(trace, job.mode),
     )
     if verdict.status == "equal" and not keep:
         shutil.rmtree(folder, ignore_errors=True)
@@ -242,20 +243,6 @@ def _trace_seconds(trace: Trace, folder: Path) -> float:
             write_trace(place, one.header, one.tensors)
         read_trace(scratch)
         return time.monotonic() - begun
-
-
-def _paths(trace: Trace, mode: Mode) -> dict[str, int]:
-    """Decode batches by size, and how each ran."""
-    batches: dict[int, list[int]] = {}
-    for record in trace.header.records:
-        if record.stage == "verify":
-            batches.setdefault(record.iteration, []).append(record.round)
-    counts: Counter[str] = Counter()
-    for requests in batches.values():
-        size = len(requests)
-        how = "exact" if size in mode.graphs else "padded" if size < max(mode.graphs, default=0) else "eager"
-        counts[f"{size} {how}"] += 1
-    return dict(counts)
 
 
 def run_plan(plan: list[Job], out: Path, processes: int, gpus: int = 1) -> Iterator[Done]:

@@ -10,6 +10,7 @@ import pytest
 from eagletwin.cases.workload import rate_case
 from eagletwin.harness.bench import BARE
 from eagletwin.harness.case import Case
+from eagletwin.harness.diff import diff
 from eagletwin.harness.engines.process import Host
 from eagletwin.harness.errors import HarnessError
 from eagletwin.harness.patch import Edit, Patch
@@ -48,6 +49,22 @@ def test_a_patch_that_does_not_fit_is_an_error_and_never_a_skip(host: Host, busy
         host.engine(busy_case, (patch,))
     assert cause in str(error.value)
     assert error.value.exit_code == 129
+
+
+def test_a_patch_may_say_what_else_fits(host: Host, busy_case: Case, tmp_path: Path) -> None:
+    """Edits of the first list that fit are taken back where another of it does not."""
+    most = Edit(target=FORWARD, match="topk_index = torch.argmax(", replacement="topk_index = torch.argmin(")
+    absent = Edit(target=FORWARD, match="no such text", replacement="")
+    other = Edit(target=FORWARD, match="topk_index = torch.argmax(", replacement="topk_index = 0 * torch.argmax(")
+    traces = {}
+    patches = {"both": ((most, absent), (other,)), "other": ((other,), ()), "most": ((most,), (other,))}
+    for name, (edits, otherwise) in patches.items():
+        (tmp_path / name).mkdir()
+        patch = Patch(name=name, edits=edits, otherwise=otherwise)
+        traces[name] = host.engine(busy_case, (patch,)).run(busy_case, tmp_path / name)
+    assert diff(traces["both"], traces["other"]).differences == []
+    assert diff(traces["both"], traces["most"]).differences
+    assert not traces["both"].header.idle_edits
 
 
 def test_a_patched_engine_leaves_the_others_alone(host: Host, busy_case: Case, tmp_path: Path) -> None:

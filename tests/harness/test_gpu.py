@@ -1,5 +1,6 @@
 """What is packed for a GPU host, what is planned for it, and what is said where there is none."""
 
+from collections import Counter
 from pathlib import Path
 
 import msgspec
@@ -12,6 +13,7 @@ from eagletwin.harness.engines.mode import CPU, Mode
 from eagletwin.harness.errors import InputError
 from eagletwin.harness.gpu.bundle import _is_wanted, _requirements
 from eagletwin.harness.gpu.campaign import read_plan
+from eagletwin.harness.gpu.paths import path, table
 from eagletwin.harness.gpu.plan import GRAPHS, MODES, generated, proofs
 from eagletwin.harness.repro import write_script
 
@@ -50,6 +52,17 @@ def test_a_plan_is_read_as_it_was_written(tmp_path: Path) -> None:
     file.write_bytes(b"[{}]")
     with pytest.raises(InputError, match="plan"):
         read_plan(file)
+
+
+def test_decode_batches_are_told_by_size_and_path() -> None:
+    assert [path(size, (2, 5), size <= 5) for size in (1, 2, 4, 5, 6)] == ["padded", "exact", "padded", "exact", "eager"]
+    assert path(2, (1, 2, 4), False) == "eager"  # a graph that is there and was not replayed is no path
+    lines = table(Counter({"1 exact": 12, "3 padded": 1200, "3 eager": 1})).splitlines()
+    assert [line.split() for line in lines] == [
+        ["batch", "exact", "padded", "eager"],
+        ["1", "12", "0", "0"],
+        ["3", "0", "1,200", "1"],
+    ]
 
 
 def test_without_a_gpu_the_device_is_refused_and_says_what_is_missing() -> None:

@@ -29,11 +29,22 @@ def idle() -> tuple[str, ...]:
 
 
 def apply(patch: Patch) -> None:
-    """Apply all of a patch, or raise PatchFailed (the process is then of no use)."""
-    if patch.sglang_toggle is not None:
-        _toggle(patch.sglang_toggle)
-    for edit in patch.edits:
-        _edit(edit)
+    """Apply all of a patch, or raise PatchFailed (the process is then of no use). What does not fit wholly is taken back before
+    the patch's other edits are tried."""
+    done: list[tuple[Any, Any]] = []
+    try:
+        if patch.sglang_toggle is not None:
+            _toggle(patch.sglang_toggle)
+        for edit in patch.edits:
+            done.append(_edit(edit))
+    except PatchFailed:
+        if not patch.otherwise:
+            raise
+        for function, code in reversed(done):
+            function.__code__ = code
+        del edited[len(edited) - len(done) :]
+        for edit in patch.otherwise:
+            _edit(edit)
 
 
 def _toggle(number: int) -> None:
@@ -45,7 +56,8 @@ def _toggle(number: int) -> None:
         raise PatchFailed(f"SGLang cannot revert PR #{number} in itself: {type(error).__name__}: {error}") from error
 
 
-def _edit(edit: Edit) -> None:
+def _edit(edit: Edit) -> tuple[Any, Any]:
+    """Apply an edit; what to put back, and where, to take it back."""
     function = _resolve(edit.target)
     source = _sources.get(function.__code__) or textwrap.dedent(inspect.getsource(function))
     occurrences = source.count(edit.match)
@@ -61,8 +73,10 @@ def _edit(edit: Edit) -> None:
     replacement = edit.replacement.replace("\n", "\n" + indentation)
     edited.append(edit.target)
     source = source.replace(edit.match, replacement)
+    before_it = function.__code__
     function.__code__ = _compile(source, function, edit.target)
     _sources[function.__code__] = source
+    return function, before_it
 
 
 def _resolve(target: str) -> Any:
