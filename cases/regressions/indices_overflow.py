@@ -4,6 +4,9 @@ The Triton backend gives each step a row of batch * topk * context_length entrie
 rows of its own, so a batch whose requests are on the average less than num_steps from the context length writes past it: into
 the next step's row, and past the buffer after the last. A request's last round begins four tokens before the end of its
 context, or earlier, so it takes five steps. Related: issue #29695, PR #29696 (closed).
+
+Compiled kernels do not say so; on a GPU a guard behind the buffer does (engines/sglang/guards.py). Graphs share one buffer, as
+wide as the largest batch needs, so there it takes a batch of that size.
 """
 
 from eagletwin.cases.entry import Entry
@@ -21,9 +24,9 @@ ENTRY = Entry(
         name="wider-indices",
         edits=(
             Edit(
-                target="sglang.srt.layers.attention.triton_backend.TritonMultiStepDraftBackend.init_forward_metadata",
-                match="forward_batch.batch_size, self.topk, self.max_context_len",
-                replacement="forward_batch.batch_size, self.topk, self.max_context_len + self.speculative_num_steps",
+                target="sglang.srt.layers.attention.triton_backend.TritonMultiStepDraftBackend.__init__",
+                match="self.attn_backends[0].max_context_len",
+                replacement="self.attn_backends[0].max_context_len + speculative_num_steps",  # for graphs and without
             ),
         ),
     ),

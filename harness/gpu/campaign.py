@@ -226,7 +226,7 @@ def _look(engine: EngineProcess, job: Job, case: Case, folder: Path, *, keep: bo
         headroom=verdict.headroom,
         unseen=verdict.unseen,
         exercised=verdict.exercised,
-        paths=paths(trace, job.mode),
+        paths=paths(trace, job.mode.graphs),
     )
     if verdict.status == "equal" and not keep:
         shutil.rmtree(folder, ignore_errors=True)

@@ -2,7 +2,6 @@
 
 from collections import Counter
 
-from eagletwin.harness.engines.mode import Mode
 from eagletwin.harness.models.recipes import RECIPES
 from eagletwin.harness.trace import Trace
 
@@ -14,7 +13,7 @@ def path(size: int, graphs: tuple[int, ...], in_graph: bool) -> str:
     return "eager" if not in_graph else "exact" if size in graphs else "padded"
 
 
-def paths(trace: Trace, mode: Mode) -> dict[str, int]:
+def paths(trace: Trace, graphs: tuple[int, ...]) -> dict[str, int]:
     """Decode batches by size and by how each ran, as "3 padded".
 
     The trace says whether draft decode, or of several layers draft extend, was a replay. Where neither can be, of a single
@@ -31,8 +30,8 @@ def paths(trace: Trace, mode: Mode) -> dict[str, int]:
     told = case.num_steps > 1 or RECIPES[case.model].mtp_layers > 0
     counts: Counter[str] = Counter()
     for iteration, size in requests.items():
-        in_graph = iteration in replayed if told else size <= max(mode.graphs, default=0)
-        counts[f"{size} {path(size, mode.graphs, in_graph)}"] += 1
+        in_graph = iteration in replayed if told else size <= max(graphs, default=0)
+        counts[f"{size} {path(size, graphs, in_graph)}"] += 1
     return dict(counts)
 
 

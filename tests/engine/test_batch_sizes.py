@@ -19,7 +19,7 @@ def test_every_batch_size_takes_every_path_with_overlap_and_without(tmp_path: Pa
             (tmp_path / name).mkdir()
             trace = host.engine(first).run(first, tmp_path / name)
             assert judge(trace).status == "equal"
-            sizes = {int(key.split()[0]) for key in paths(trace, Mode())}
+            sizes = {int(key.split()[0]) for key in paths(trace, ())}
             assert sizes == set(SIZES)
             for overlap in (False, True):
                 captured = [job.mode.graphs for job in mine if job.mode.overlap == overlap]

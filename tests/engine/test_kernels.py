@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 
+from eagletwin.cases.regressions import LEDGER
 from eagletwin.harness.case import Case
 from eagletwin.harness.engines.process import Host
 from eagletwin.harness.engines.wire import Kernels
@@ -64,3 +65,17 @@ def test_memory_that_nobody_wrote_is_undefined_wherever_it_was_made(host: Host, 
     assert (verdict.status, verdict.rule) == ("diverged", "kernel.undefined"), (verdict, trace.header.ending)
     assert verdict.first is not None
     assert "kernel '_fwd_kernel'" in verdict.first.actual
+
+
+def test_where_nobody_checks_stores_a_guard_behind_draft_decodes_lists_does(host: Host, tmp_path: Path) -> None:
+    """As on a GPU: Triton's interpreter stores wherever it is told to."""
+    entry = LEDGER["indices-overflow"]
+    verdicts = []
+    for side in (entry.green, entry.red):
+        (tmp_path / str(len(verdicts))).mkdir()
+        engine = host.engine(entry.case, side.patches, "interpreter")
+        verdicts.append(judge(engine.run(entry.case, tmp_path / str(len(verdicts)))))
+    assert [verdict.status for verdict in verdicts] == ["equal", "diverged"]
+    assert verdicts[1].rule == "kernel.memory"
+    assert verdicts[1].first is not None
+    assert "1 stores behind the end of an int64 tensor of shape (5, 16), the last 1 elements" in verdicts[1].first.actual

@@ -81,6 +81,7 @@ def test_only_engines_and_those_who_run_them_import_engines() -> None:
         "bench.py",
         "pair.py",
         "plan.py",
+        "sizes.py",
         "plugin.py",
     }
     for file in files("harness"):

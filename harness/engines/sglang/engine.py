@@ -68,7 +68,7 @@ def stand(connection: socket.socket, build: wire.Build) -> tuple[Any, EngineInfo
     except patches.PatchFailed as error:
         wire.send(connection, wire.PatchDidNotApply(str(error)))
         os._exit(0)
-    kernels.prepare(build.kernels)
+    kernels.prepare(build, boot.SHIMS)
     try:
         scheduler = boot.build_scheduler(build.configuration, build.mode, build.rank, build.port)
     except BaseException as error:

@@ -11,6 +11,7 @@ from eagletwin.harness.engines import triton_cpu
 from eagletwin.harness.engines.wire import Build, Kernels
 from eagletwin.harness.trace import Ending
 
+from . import guards
 from .eras import kernel_modules, prefix_pointers
 from .pools import buffers
 from .taps import draft_runners
@@ -38,10 +39,13 @@ def precompile() -> None:
     triton_cpu.precompile(kernel_modules.launched())
 
 
-def prepare(kernels: Kernels) -> None:
-    """Before a scheduler is built: with `checked`, what torch.empty returns from now on is undefined, and says so."""
-    if kernels == "checked":
+def prepare(build: Build, shims: list[str]) -> None:
+    """Before a scheduler is built: with `checked`, what torch.empty returns from now on is undefined, and says so. Where nobody
+    checks what kernels store, a guard lies behind the buffers that may be too short."""
+    if build.kernels == "checked":
         _UNDEFINED.enter_context(triton_cpu.poison_empty())
+    if build.kernels == "interpreter" or build.mode.device == "cuda":
+        guards.install(shims)
 
 
 def start(build: Build, scheduler: Any) -> None:
@@ -64,11 +68,12 @@ def start(build: Build, scheduler: Any) -> None:
 def clear() -> None:
     """Forget what the kernels of the last case did."""
     triton_cpu.clear()
+    guards.found.clear()
 
 
 def violated(where: str) -> Ending | None:
     """How the case ended if a kernel did what it must not, whether or not somebody swallowed the exception."""
-    faults = triton_cpu.faults()
+    faults = (*triton_cpu.faults(), *guards.found)
     if not faults:
         return None
     rule = next(rule for kind, rule in _RULES if isinstance(faults[0], kind))
