@@ -25,11 +25,25 @@ Name = Annotated[str, Meta(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}\Z")]
 Token = Annotated[int, Meta(ge=0, lt=1 << 20)]
 
 
+class Sampling(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """How a request samples: of softmax(logits / temperature), the top_k largest (0: all), of these the top_p largest mass.
+
+    seed: what its coins are hashed from, where `engine.sglang.deterministic` has them hashed and not drawn.
+    """
+
+    # below a hundredth a float32 softmax of these models' logits has one token left
+    temperature: Annotated[float, Meta(ge=0.01, le=100)] = 1.0
+    top_k: Annotated[int, Meta(ge=0, lt=1 << 20)] = 0
+    top_p: Annotated[float, Meta(gt=0, le=1)] = 1.0
+    seed: Annotated[int, Meta(ge=0, lt=1 << 62)] | None = None
+
+
 class Request(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """One request. `arrive` is the scheduler iteration, from 0, before which it is handed in.
 
     stop  tokens of which the first emitted one ends the request, as does the recipe's end-of-sequence token then; with
           none of them, only max_new_tokens does
+    sampling  absent: greedy
     """
 
     id: Name
@@ -37,6 +51,7 @@ class Request(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     max_new_tokens: Annotated[int, Meta(ge=1, le=512)]
     arrive: Annotated[int, Meta(ge=0, le=1000)] = 0
     stop: Annotated[tuple[Token, ...], Meta(max_length=64)] = ()
+    sampling: Sampling | None = None
 
 
 class Event(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -57,6 +72,9 @@ class SGLangSettings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     """What only SGLang has: `max_total_tokens` is the size of the KV pool in slots; `context_length` 0: the recipe's.
 
     update_weights: the worker starts with other weights, and is given the recipe's by this path before the first request.
+    rejection_sampling: --speculative-use-rejection-sampling: the draft samples too; else only the target does.
+    deterministic: --enable-deterministic-inference: coins are hashed from the requests' seeds.
+    random_seed: what coins that are drawn begin from.
     """
 
     radix_cache: bool = False
@@ -64,6 +82,9 @@ class SGLangSettings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     max_total_tokens: Annotated[int, Meta(ge=64, le=65536)] = 1024
     context_length: Annotated[int, Meta(ge=0, le=4096)] = 0
     update_weights: Literal["", "disk", "tensor"] = ""
+    rejection_sampling: bool = False
+    deterministic: bool = False
+    random_seed: Annotated[int, Meta(ge=0, lt=1 << 31)] = 0
 
 
 class EngineSettings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -100,10 +121,21 @@ class Case(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
         """Slots that SGLang sets aside for one round of a request, before its tree is known."""
         return reserved(self.topk, self.num_steps, self.page_size, self.num_draft_tokens)
 
+    @property
+    def samples(self) -> bool:
+        """Whether anything in it hangs on chance."""
+        return self.engine.sglang.rejection_sampling or any(request.sampling is not None for request in self.requests)
+
     def configuration(self) -> "Case":
-        """This case without what differs from case to case on one engine: equal configurations share an engine process."""
-        nothing = Request(id="none", prompt=(0,), max_new_tokens=1)
-        return msgspec.structs.replace(self, name="configuration", requests=(nothing,), chunks=(), events=(), exercises=())
+        """This case without what differs from case to case on one engine: equal configurations share an engine process.
+
+        Cases that sample do not share one with those that do not: on a CPU the worker is changed for them.
+        """
+        nothing = Request(id="none", prompt=(0,), max_new_tokens=1, sampling=Sampling() if self.samples else None)
+        engine = EngineSettings(sglang=msgspec.structs.replace(self.engine.sglang, random_seed=0))
+        return msgspec.structs.replace(
+            self, name="configuration", requests=(nothing,), chunks=(), events=(), exercises=(), engine=engine
+        )
 
     @property
     def last_arrival(self) -> int:
@@ -169,6 +201,7 @@ def check_case(case: Case, origin: str) -> None:
     _check_events(case, origin)
     _check_tree(case, origin)
     _check_layers(case, origin)
+    _check_sampling(case, origin)
     settings, recipe = case.engine.sglang, RECIPES[case.model]
     if settings.max_total_tokens % case.page_size:
         raise _refuse(
@@ -222,6 +255,27 @@ def _check_layers(case: Case, origin: str) -> None:
             f"{origin}: num_draft_tokens {case.num_draft_tokens}: a multi-layer draft of {case.num_steps} steps has "
             f"{case.num_steps + 1}",
             "leave num_draft_tokens out",
+        )
+
+
+def _check_sampling(case: Case, origin: str) -> None:
+    """What SGLang refuses when it starts, and what it would silently leave out."""
+    settings = case.engine.sglang
+    if settings.rejection_sampling and case.topk > 1:
+        raise _refuse(f"{origin}: rejection_sampling with topk {case.topk}: SGLang has it for chains only", "use topk 1")
+    heads = RECIPES[case.model].draft_vocab_size
+    if settings.rejection_sampling and heads is not None:
+        raise _refuse(
+            f"{origin}: rejection_sampling with {case.model}, whose draft knows {heads} tokens and its target more",
+            "use a model with one vocabulary, such as llama-eagle3-full",
+        )
+    for request in case.requests:
+        if request.sampling is None or settings.deterministic == (request.sampling.seed is not None):
+            continue
+        raise _refuse(
+            f"{origin}: request {request.id!r} has {'no seed' if settings.deterministic else 'a seed'}, and deterministic is "
+            f"{str(settings.deterministic).lower()}",
+            "SGLang hashes coins from seeds with engine.sglang.deterministic, and only then: give both or neither",
         )
 
 

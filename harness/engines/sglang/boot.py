@@ -11,13 +11,13 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-from eagletwin.harness.case import Case
+from eagletwin.harness.case import Case, SGLangSettings
 from eagletwin.harness.engines.mode import CPU, Mode
 from eagletwin.harness.models.recipes import RECIPES
 from eagletwin.harness.models.store import checkpoints, other_checkpoints
 
 from . import cuda, families, new_weights, stubs
-from .eras import cuda_literals, draft_attention, image_processors, tree_kernels, triton_twins, workers
+from .eras import cuda_literals, draft_attention, image_processors, sampling, tree_kernels, triton_twins, workers
 
 SHIMS: list[str] = []
 
@@ -79,6 +79,8 @@ def build_scheduler(case: Case, mode: Mode = CPU, rank: int = 0, port: int = 0) 
         triton_twins.choose(SHIMS)
         if mode.overlap:
             _allow_overlap()
+        if case.samples:
+            sampling.open_gate(SHIMS)
     settings = case.engine.sglang
     if mode.tp > 1 and not hasattr(getattr(scheduler_module, "SchedulerRequestReceiver", None), RECEIVE_OF_RANKS):
         raise NotImplementedError(
@@ -111,6 +113,7 @@ def build_scheduler(case: Case, mode: Mode = CPU, rank: int = 0, port: int = 0) 
         sampling_backend="pytorch",
         disable_overlap_schedule=not (mode.overlap or workers.overlaps(case)),
         **cuda.graph_arguments(mode),
+        **_sampling_arguments(settings),
         disable_custom_all_reduce=True,
         tp_size=mode.tp,
         nccl_port=port or None,
@@ -130,6 +133,15 @@ def build_scheduler(case: Case, mode: Mode = CPU, rank: int = 0, port: int = 0) 
     if settings.update_weights:
         new_weights.give(scheduler, case.model, settings.update_weights)
     return scheduler
+
+
+def _sampling_arguments(settings: SGLangSettings) -> dict[str, bool]:
+    """Named only where they are asked for: releases before 0.5.14 do not know the first."""
+    asked = {
+        "speculative_use_rejection_sampling": settings.rejection_sampling,
+        "enable_deterministic_inference": settings.deterministic,
+    }
+    return {name: True for name, wanted in asked.items() if wanted}
 
 
 def changed(scheduler: Any, case: Case, mode: Mode = CPU) -> str:

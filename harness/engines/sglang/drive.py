@@ -95,6 +95,8 @@ class Drive:
             type(receiver).recv_requests = lambda _self, *args, **kwargs: self._receive()
         else:
             setattr(type(receiver), RECEIVE_OF_RANKS, lambda _self: self._receive_of_rank())
+        if self.case.samples:  # whatever was drawn before: the same coins for the same case
+            torch.manual_seed(self.case.engine.sglang.random_seed)
         chunk = self._scheduler.chunked_prefill_size
         with self._taps, contextlib.suppress(_Done):
             _event_loop(self._scheduler)()
@@ -253,8 +255,12 @@ def _tokenized(request: Request) -> Any:
     from sglang.srt.managers.io_struct import TokenizedGenerateReqInput
     from sglang.srt.sampling.sampling_params import SamplingParams
 
+    asked = request.sampling
+    how: dict[str, Any] = {"temperature": 0.0}
+    if asked is not None:
+        how = {"temperature": asked.temperature, "top_k": asked.top_k or -1, "top_p": asked.top_p, "sampling_seed": asked.seed}
     sampling = SamplingParams(
-        temperature=0.0,
+        **how,
         max_new_tokens=request.max_new_tokens,
         stop_token_ids=list(request.stop) or None,
         ignore_eos=not request.stop,

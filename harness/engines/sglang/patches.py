@@ -58,6 +58,13 @@ def _toggle(number: int) -> None:
 
 def _edit(edit: Edit) -> tuple[Any, Any]:
     """Apply an edit; what to put back, and where, to take it back."""
+    done = rewrite(edit)
+    edited.append(edit.target)
+    return done
+
+
+def rewrite(edit: Edit) -> tuple[Any, Any]:
+    """The same, without listing the function among what a patch changed."""
     function = _resolve(edit.target)
     source = _sources.get(function.__code__) or textwrap.dedent(inspect.getsource(function))
     occurrences = source.count(edit.match)
@@ -71,7 +78,6 @@ def _edit(edit: Edit) -> tuple[Any, Any]:
     before = source[: source.index(edit.match)].rpartition("\n")[2]
     indentation = before[: len(before) - len(before.lstrip())]
     replacement = edit.replacement.replace("\n", "\n" + indentation)
-    edited.append(edit.target)
     source = source.replace(edit.match, replacement)
     before_it = function.__code__
     function.__code__ = _compile(source, function, edit.target)

@@ -1,0 +1,51 @@
+"""Verify that samples, on a machine without a GPU: SGLang takes the argmax there, whatever the requests ask for.
+
+Where it decides so differs: from 0.5.21 on in a function of its own, before that in a condition in the middle of eagle_sample
+(0.5.14 to 0.5.20). Earlier releases sample in a method of the verify input, which is left as it is.
+"""
+
+import importlib
+import inspect
+import re
+import textwrap
+from typing import Any
+
+from eagletwin.harness.patch import Edit
+
+from .. import patches, sampling_ops
+
+_GATE = re.compile(r"if (sampling_info\.is_all_greedy(?: or _is_\w+)+):")
+
+
+class NoSampling(Exception):
+    """This SGLang has no sampling verify that runs here."""
+
+
+def open_gate(shims: list[str]) -> None:
+    """Let requests that sample be verified by sampling, with stand-ins for what is C++. Call it before a scheduler is built."""
+    utilities: Any = importlib.import_module("sglang.srt.speculative.eagle_utils")
+    if hasattr(utilities, "_verify_uses_greedy"):
+        utilities._verify_uses_greedy = lambda *, is_all_greedy, **_: is_all_greedy
+        shims.append("eagle_utils._verify_uses_greedy: only where all requests are greedy")
+    else:
+        _open_condition(utilities, shims)
+    kernels = importlib.import_module("sgl_kernel")
+    for function in sampling_ops.FUNCTIONS:
+        name = function.__name__
+        setattr(kernels, name, function)
+        if hasattr(utilities, name):  # bound while it was imported, to nothing
+            setattr(utilities, name, function)
+        shims.append(f"sgl_kernel.{name}: sampling_ops.py, from its semantics")
+
+
+def _open_condition(utilities: Any, shims: list[str]) -> None:
+    sampler = getattr(utilities, "eagle_sample", None)
+    found = _GATE.findall(textwrap.dedent(inspect.getsource(sampler))) if sampler is not None else []
+    if len(found) != 1:
+        raise NoSampling(
+            "this SGLang verifies greedily on a CPU, and where it decides so is not known: cases that sample run on 0.5.14 "
+            "and later, or on a GPU"
+        )
+    target = f"{utilities.__name__}.eagle_sample"
+    patches.rewrite(Edit(target=target, match=found[0], replacement="sampling_info.is_all_greedy"))
+    shims.append("eagle_utils.eagle_sample: greedy only where all requests are")
