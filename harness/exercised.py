@@ -29,6 +29,9 @@ FEATURES: dict[str, str] = {
     "shared_chunk": "a prefill batch finished one prompt and began another",
     "one_token_tail": "the last of several chunks held one token",
     "early_stop": "a stop token ended a request before max_new_tokens",
+    "sampled_verify": "a verify decided by coins",
+    "coin_refuses": "of a draft token that the target would have drawn at times, a coin decided against it",
+    "mixed_sampling": "requests that sample and greedy ones were in one decode batch",
     "abort_in_prefill": "a request was aborted between two chunks of its prompt",
     "abort_in_decode": "a request was aborted after it had been verified",
 }

@@ -18,6 +18,12 @@ from .bounds import Bounds, magnitude
 SMALLEST = -87.0
 
 
+def logs(probabilities: Tensor) -> Tensor:
+    """Logarithms, down to that of float32's smallest normal number. A NaN stays one."""
+    found = probabilities.double().log()
+    return torch.where(found < SMALLEST, SMALLEST, found)
+
+
 @dataclass(slots=True)
 class Ranked:
     """A choice of the n best candidates that the engine made, position by position.

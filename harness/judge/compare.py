@@ -139,6 +139,11 @@ class Compare:
             if rule not in self._without:
                 self._findings.unseen[rule] += times
 
+    def decided(self, choices: int, ties: int) -> None:
+        """Decisions of verify that were looked at by their coins, and how many of them no engine's rounding decides."""
+        self._findings.choices += choices
+        self._findings.ties += ties
+
     def report(self, place: Place, rule: str, index: str, expected: object, actual: object, why: str = "") -> None:
         """The comparison that on() last allowed has found a divergence."""
         self._report(self._rank, place, rule, index, expected, actual, why)

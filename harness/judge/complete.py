@@ -9,7 +9,9 @@ from eagletwin.harness.models.recipes import RECIPES
 from eagletwin.harness.trace import Record, Trace
 from eagletwin.reference.tree import count_candidates
 
-_FLOATS = ("keys", "values", "hidden_in", "hidden_out", "hidden", "probabilities", "scores")
+from .sampling import how
+
+_FLOATS = ("keys", "values", "hidden_in", "hidden_out", "hidden", "probabilities", "scores", "coins")
 _WITH_OUTPUT = ("target.extend", "target.verify", "draft.decode")
 
 
@@ -61,8 +63,13 @@ def _due(trace: Trace, number: int, record: Record) -> str:
             due |= dict.fromkeys(("candidate_tokens", "candidate_scores"), (0, total))
         if numbers.get("in_graph") and not layers:
             due["consumed"] = (0, (case.num_steps - 1) * case.topk)
-    if case.topk > 1 and record.stage == "verify":
-        due["path_hidden"] = (0, numbers.get("kept", numbers["accept_len"]))
+    if record.stage == "verify":
+        if case.topk > 1:
+            due["path_hidden"] = (0, numbers.get("kept", numbers["accept_len"]))
+        if how(case, record.request) is not None:
+            due |= {"coins": (0, case.num_draft_tokens), "target_probabilities": (0, numbers["accept_len"])}
+            if case.engine.sglang.rejection_sampling:
+                due["draft_probabilities"] = (0, case.num_steps)
     if case.topk > 1 and (record.stage == "extend" or (record.stage == "prefill" and numbers["final"])):
         due |= dict.fromkeys(("proposal", "proposal_probabilities"), (0, case.topk))
     if layers and record.stage in ("extend", "prefill"):

@@ -6,7 +6,9 @@ from eagletwin.harness.exercised import FEATURES
 from eagletwin.harness.models.recipes import RECIPES
 from eagletwin.harness.trace import Record, Trace
 
+from .sampling import how
 from .story import Round, Story
+from .trees import parents_of
 
 
 def exercised(trace: Trace, stories: dict[str, Story]) -> tuple[str, ...]:
@@ -64,6 +66,14 @@ def exercised(trace: Trace, stories: dict[str, Story]) -> tuple[str, ...]:
             return False
         return record.numbers["end"] + case.num_steps - 1 > stories[record.request].known[number]
 
+    def refused(number: int, record: Record) -> bool:
+        """Whether a child of the last accepted node had a chance."""
+        round = stories[record.request].rounds[record.round]
+        parents, last = parents_of(case, round), round.path[-1] if round.path else 0
+        tokens = [round.drafted[node - 1] for node, parent in enumerate(parents or ()) if parent == last]
+        chances = trace.tensor(number, "target_probabilities")[-1]
+        return how(case, record.request) is not None and any(float(chances[token]) > 0 for token in tokens)
+
     aborted = {record.request for record in by_stage.get("finished", []) if record.numbers["aborted"]}
     unfinished = {record.request for record in chunks} - {record.request for record in prefills if record.numbers["final"]}
     happened = {
@@ -106,6 +116,11 @@ def exercised(trace: Trace, stories: dict[str, Story]) -> tuple[str, ...]:
             for number, record in enumerate(records)
             if record.stage == "finished"
         ),
+        "sampled_verify": any("coins" in record.tensors and how(case, record.request) for record in verified),
+        "coin_refuses": any(
+            refused(number, record) for number, record in enumerate(records) if "target_probabilities" in record.tensors
+        ),
+        "mixed_sampling": any({how(case, name) is None for name in batch} == {True, False} for batch in in_order),
         "abort_in_prefill": bool(aborted & unfinished),
         "abort_in_decode": bool(aborted & {record.request for record in verified}),
     }

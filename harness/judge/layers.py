@@ -21,6 +21,7 @@ from eagletwin.reference.mtp import consumed, draft_extend, is_provisional
 
 from .compare import Compare, Phase, Place
 from .ranks import heads
+from .sampling import drafts_are_drawn
 from .story import Round, Story, reference_heads, stored_rows
 
 StoredView = Literal["last_fed", "committed"]
@@ -61,6 +62,7 @@ class Layers:
         self._last: dict[tuple[str, str, int], Tensor] = {}  # request, part, row -> as it was last recorded [2, L, G, D]
         self._due: dict[tuple[str, str], int] = {}  # request, part -> rows below this were compared since they are due
         self._proposed: dict[str, list[int]] = {}  # request -> what its last extend proposed
+        self._from: dict[str, Tensor] = {}  # request -> the logits that it proposed from [S, V]
         self._extends: dict[tuple[str, int, str, int, int], _Extend] = {}
         for number, record in enumerate(trace.header.records):
             if record.stage == "cached":
@@ -190,6 +192,11 @@ class Layers:
             return  # what is proposed behind a chunk in between is of no use but to the layers above, which were looked at
         proposed, topk = self._trace.integers(number, "proposal"), self._case.topk
         self._proposed[record.request] = proposed
+        if extend.layers:
+            self._from[record.request] = torch.cat([rows.logits[-1:] for rows in extend.layers])
+        if drafts_are_drawn(self._case, record.request):
+            self._compare.not_seen(("draft.proposal",), len(self.parts))  # by which coins; sampling.py has what from
+            return
         for layer, rows in enumerate(extend.layers):
             place, mine = Place(record, phase, layer=layer, output=True), proposed[layer * topk : (layer + 1) * topk]
 
@@ -252,6 +259,10 @@ class Layers:
             else:
                 at = [row for row in range(len(slots)) if not is_provisional(row, layer, len(story.tokens) - 1)]
                 self._pure_rows(place, part, at, [stored[row] for row in at], "cached row")
+
+    def proposed_from(self, request: str) -> Tensor:
+        """The logits that the layers' last extend proposed from [S, V]."""
+        return self._from[request]
 
     # -- draft() ---------------------------------------------------------------------------------------------------------
 

@@ -19,6 +19,7 @@ from .compare import Compare, Findings, Phase, Place
 from .events import Events
 from .layers import Layers, StoredView
 from .ranks import heads
+from .sampling import Samples, how
 from .slots import Slots
 from .story import Round, Story, stored_rows
 from .trees import Trees, parents_of
@@ -36,6 +37,7 @@ class Rules:
         self._compare = Compare([request.id for request in self._case.requests], without, bounds)
         self._slots = Slots(trace, self._compare)
         self._trees = Trees(trace, self._compare)
+        self._samples = Samples(trace, self._compare, bounds)
         self._numbers = {record.key: n for n, record in enumerate(trace.header.records)}
         self._heads = heads(trace.header, "draft")
         self._layers = None
@@ -137,9 +139,11 @@ class Rules:
             return
         if record.numbers["final"]:
             token, index = self._trace.integers(number, "next_token")[0], f"output token {end - len(story.prompt)}"
-            self._compare.choice(
-                Place(record, "target.extend", output=True), "output.tokens", story.target.logits[end - 1], token, index
-            )
+            place, logits = Place(record, "target.extend", output=True), story.target.logits[end - 1]
+            if how(self._case, record.request) is None:
+                self._compare.choice(place, "output.tokens", logits, token, index)
+            else:
+                self._samples.first_token(place, logits, token, index)
         self._stored(number, record, "target.extend", "draft.extend")
         if record.numbers["final"] and self._layers is None:
             self._next_proposal(number, Place(record, "draft.extend", output=True), end)
@@ -308,7 +312,12 @@ class Rules:
         assert story.target is not None
         decided = story.tokens[round.committed + 1 : round.end + 1]
         logits = story.target.logits[round.committed : round.end]
-        for n, token in enumerate(decided):
+        by_coins = False
+        if self._case.samples:
+            layers = self._layers
+            proposed_from = story.growths[record.round].logits if layers is None else layers.proposed_from(record.request)
+            by_coins = self._samples.verified(number, record, story, round, parents_of(self._case, round), proposed_from)
+        for n, token in enumerate(() if by_coins else decided):
             index = f"token committed after node {n}" if self._case.topk == 1 else f"token committed after accepted node {n}"
             self._compare.choice(Place(record, "verify", n), "verify.accept", logits[n], token, index)
         place = Place(record, "verify", len(decided))

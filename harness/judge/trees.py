@@ -16,8 +16,9 @@ from eagletwin.harness.trace import Record, Trace
 from eagletwin.reference.tree import ancestor_mask, count_candidates, depths, retrieve_links, tree_parents
 
 from .bounds import magnitude
-from .choices import SMALLEST
+from .choices import logs
 from .compare import UNSEEN, Compare, Place
+from .sampling import drafts_are_drawn
 from .story import Round, Story
 
 
@@ -56,12 +57,6 @@ def _shape(parents: tuple[int, ...]) -> _Shape:
     return _Shape(depths(parents), ancestor_mask(parents).tolist(), *retrieve_links(parents))
 
 
-def _logs(probabilities: Tensor) -> Tensor:
-    """Logarithms, down to that of float32's smallest normal number. A NaN stays one."""
-    logs = probabilities.double().log()
-    return torch.where(logs < SMALLEST, SMALLEST, logs)
-
-
 class Trees:
     """Compares the trees of one trace."""
 
@@ -76,12 +71,15 @@ class Trees:
         """What the last committed row proposes to the next round: the k best tokens of logits [1, V], in order."""
         proposed = self._in_targets_ids(self._trace.integers(number, "proposal"))
         self._proposed[place.record.request] = proposed
-        self._compare.choices(place, "draft.proposal", logits, [proposed], lambda _, rank: self._child(0, 0, rank))
+        if drafts_are_drawn(self._case, place.record.request):
+            self._compare.not_seen(("draft.proposal",), 1)  # by which coins, nobody sees; sampling.py has what from
+        else:
+            self._compare.choices(place, "draft.proposal", logits, [proposed], lambda _, rank: self._child(0, 0, rank))
         if self._case.topk == 1:
             return
         said = self._trace.tensor(number, "proposal_probabilities")
         inside = torch.tensor(proposed).clamp(0, logits.shape[1] - 1)  # an id outside the vocabulary was reported above
-        expected, said = _logs(logits.double().softmax(-1)[:, inside]), _logs(said[None])
+        expected, said = logs(logits.double().softmax(-1)[:, inside]), logs(said[None])
         # a log-probability is a difference of two logits, each of which may be off by the bound
         name = "log-probabilities of the root's children"
         self._compare.floats(place, "draft.proposal", expected, said, lambda _: name, 2 * magnitude(logits))
@@ -97,11 +95,11 @@ class Trees:
     def cut_off(self, record: Record, story: Story, ids: list[int], position: int) -> None:
         """The token of a chain's draft decode step, by the proposal before it, where draft() never returned."""
         step = record.step
-        if step > 1:
+        if step > 1 and not drafts_are_drawn(self._case, record.request):
             logits = story.growths[record.round].logits[step - 1 : step]
             place = Place(record, "draft", step - 1, output=True)
             self._compare.choices(place, "draft.proposal", logits, [ids], lambda _, rank: self._child(step - 1, 0, rank))
-        elif record.request in self._proposed:
+        elif step == 1 and record.request in self._proposed:
             proposed = self._proposed[record.request]
             self._compare.integers(Place(record, "draft", step), "draft.input_ids", proposed, ids, "row", position)
 
@@ -163,6 +161,9 @@ class Trees:
             proposed = self._proposed[record.request]
             expected = [must if has != UNSEEN else UNSEEN for must, has in zip(proposed, shown[:topk], strict=True)]
             self._compare.integers(Place(record, "draft"), "draft.proposal", expected, shown[:topk], "token of candidate", 0)
+        if drafts_are_drawn(self._case, record.request):
+            self._compare.not_seen(("draft.proposal",), steps - 1)
+            return
         rows = [shown[first : first + topk] for first in range(topk, len(shown), topk)]
         for step in range(1, steps):
             branches = slice((step - 1) * topk, step * topk)
@@ -180,12 +181,12 @@ class Trees:
             return
         told, said = story.choices[record.round], self._trace.tensor(number, "candidate_scores")
         place = Place(record, "draft", self._case.num_steps)
-        expected, logs, sizes = told.scores[:, None], _logs(said), told.sizes
+        expected, scores, sizes = told.scores[:, None], logs(said), told.sizes
 
         def name(candidate: int) -> str:
             return f"logarithm of the score of candidate {candidate}"
 
-        self._compare.floats(place, "draft.proposal", expected, logs[:, None], name, sizes)
+        self._compare.floats(place, "draft.proposal", expected, scores[:, None], name, sizes)
 
     def _child(self, step: int, branch: int, rank: int) -> str:
         if self._case.topk == 1:

@@ -64,6 +64,20 @@ RULES: dict[str, tuple[str, str]] = {
         "3.5",
         "Verify goes from node to the child that equals the target's argmax, and commits the argmax after the last as bonus.",
     ),
+    "verify.coins": (
+        "3.5",
+        "Coins are numbers from 0 to below 1, no two rounds share theirs, and those of a seeded request are hashed from its "
+        "seed, its length and the node.",
+    ),
+    "verify.probabilities": (
+        "3.5",
+        "Verify samples from softmax(logits / temperature) of the target at each accepted node, cut at top_k, then at top_p.",
+    ),
+    "draft.probabilities": (
+        "3.5",
+        "What rejection sampling holds a draft token to be drawn from is softmax(logits / temperature) of the draft's row that "
+        "proposed it.",
+    ),
     "commit.path": (
         "3.6",
         "The accepted path is moved to the front: its KV rows in the target's pool, its predicted tokens, its hidden states.",

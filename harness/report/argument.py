@@ -64,7 +64,7 @@ def argue(header: Header, verdict: Verdict, *, again: str = "", trace: Trace | N
         lines += ["", *_fold(text)]
     if verdict.unseen:
         parts = ", ".join(f"{rule} {count}" for rule, count in sorted(verdict.unseen.items()))
-        lines += ["", *_fold(f"Not seen, as it ran in CUDA graphs: {parts}.")]
+        lines += ["", *_fold(f"Not seen (docs/rules.md says why): {parts}.")]
     if again:
         lines += ["", f"  again: {again}"]
     return "\n".join(lines)

@@ -5,7 +5,7 @@ from pathlib import Path
 import msgspec
 
 from eagletwin.harness.bisect.features import FEATURES as TAKEN_AWAY
-from eagletwin.harness.case import Case, EngineSettings, Event, Request, SGLangSettings, decode_case
+from eagletwin.harness.case import Case, EngineSettings, Event, Request, Sampling, SGLangSettings, decode_case
 from eagletwin.harness.exercised import FEATURES
 from eagletwin.harness.judge import LAYER_RULES, RULES
 from eagletwin.harness.models.recipes import RECIPES
@@ -19,7 +19,13 @@ DOCS = Path(__file__).parents[2] / "docs"
 
 def test_every_field_feature_and_recipe_is_documented() -> None:
     text = (DOCS / "case.md").read_text()
-    for struct, prefix in ((Case, ""), (Request, "requests[]."), (Event, "events[]."), (SGLangSettings, "engine.sglang.")):
+    for struct, prefix in (
+        (Case, ""),
+        (Request, "requests[]."),
+        (Sampling, "requests[].sampling."),
+        (Event, "events[]."),
+        (SGLangSettings, "engine.sglang."),
+    ):
         for field in msgspec.structs.fields(struct):
             if field.name not in ("requests", "events", "engine"):
                 assert f"`{prefix}{field.encode_name}`" in text, field.name

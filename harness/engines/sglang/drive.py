@@ -97,6 +97,7 @@ class Drive:
             setattr(type(receiver), RECEIVE_OF_RANKS, lambda _self: self._receive_of_rank())
         if self.case.samples:  # whatever was drawn before: the same coins for the same case
             torch.manual_seed(self.case.engine.sglang.random_seed)
+            self._taps.watch_coins()
         chunk = self._scheduler.chunked_prefill_size
         with self._taps, contextlib.suppress(_Done):
             _event_loop(self._scheduler)()

@@ -24,7 +24,7 @@ def top_p_renorm_prob(probs: Tensor, top_ps: Tensor) -> Tensor:
     """
     ordered = probs.sort(dim=1, descending=True).values
     before = ordered.cumsum(1) - ordered
-    kept = (before < top_ps[:, None]).sum(1, keepdim=True).clamp(min=1)
+    kept = ((before < top_ps[:, None]) | (top_ps[:, None] >= 1)).sum(1, keepdim=True).clamp(min=1)
     return _renormalized(probs, probs >= ordered.gather(1, kept - 1))
 
 

@@ -20,6 +20,7 @@ from .eras import layers, names, workers
 from .eras.accepted import Accepted
 from .eras.names import pick
 from .pools import Allocation, Pool
+from .taps_sampling import Coins
 from .tree_layout import holes_of, tree_masks
 
 
@@ -66,6 +67,7 @@ class Taps:
         self._draft_step = 0
         self._accept_lens: list[int] = []
         self._accepted = Accepted()
+        self._coins = Coins()
         self._expanded = self._selected = torch.empty(0)  # candidates of the round: the frontiers, and the final selection
         self._candidates: list[tuple[Tensor, Tensor]] = []  # of each step of the round: all tokens and scores [batch, ..]
         self._drafting = sys.modules[type(self._drafter).__module__]
@@ -103,8 +105,13 @@ class Taps:
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
         self._drafting.select_top_k_tokens = self._select  # type: ignore[attr-defined]
         self._accepted.stop()
+        self._coins.stop()
         for owner, name in self._wrapped:
             delattr(owner, name)  # the class's own method shows again
+
+    def watch_coins(self) -> None:
+        """Record what a verify samples by, too. Call it before the taps are entered."""
+        self._coins.start()
 
     def _wrap(self, owner: Any, name: str, around: Callable[..., Any]) -> None:
         original = getattr(owner, name)
@@ -282,6 +289,7 @@ class Taps:
 
     def _around_verify(self, call: Callable[..., Any], batch: Any, *args: Any, **kwargs: Any) -> Any:
         lengths = batch.seq_lens.tolist()
+        self._coins.clear()
         result = call(batch, *args, **kwargs)
         self._accept_lens = result.accept_lens.tolist()
         predicted, accepted = snapshot(result.next_token_ids).view(-1, self._width), self._accepted.index(result)
@@ -295,6 +303,7 @@ class Taps:
                 "predicted": predicted[n, :kept],
                 "accept_index": accepted[n, :kept] - n * self._width,
             }
+            tensors |= self._coins.of(n, tensors["accept_index"])
             if path is not None:  # a chain's path is in front as it is
                 tensors["path_hidden"] = path[n, :kept]
             numbers = {
