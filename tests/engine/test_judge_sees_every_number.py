@@ -80,8 +80,9 @@ def test_the_trace_itself_is_equal_and_no_rule_was_idle(busy_trace: Trace) -> No
     verdict = judge(busy_trace)
     assert verdict.status == "equal", verdict
     # nothing befalls the busy case: test_events.py has cases for that rule
-    # the last four: it drafts chains, with a single layer
+    # the others: it drafts chains, with a single layer, and nobody in it samples
     idle = ("engine.", "kernel.", "ranks.", "schedule.", "tree.parents", "tree.tokens", "commit.", "draft.runner")
+    idle += ("verify.coins", "verify.probabilities", "draft.probabilities")
     assert set(verdict.checked) == {rule for rule in RULES if not rule.startswith(idle)}
     assert verdict.ties == 0
     for feature in ("chunked_prefill", "batch", "batch_grows", "batch_shrinks", "radix_hit", "page_crossed_in_draft"):
