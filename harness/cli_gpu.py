@@ -31,6 +31,10 @@ def gpu_plan(
     sizes: Annotated[
         bool, typer.Option("--sizes", help="Batches of 1 to 8 as well: each in a graph of its size, padded, and without one.")
     ] = False,
+    samples: Annotated[
+        int,
+        typer.Option("--sampling", min=0, help="Groups of generated cases that sample: by the target alone, and by rejection."),
+    ] = 0,
     entries: Annotated[
         list[str] | None, typer.Option("--prove", metavar="PR|all", help="Ledger entries to prove. Repeatable.")
     ] = None,
@@ -42,9 +46,11 @@ def gpu_plan(
 
     from .cli_options import ledger_of
     from .gpu.plan import generated, proofs
+    from .gpu.sampling import sampling
     from .gpu.sizes import every_size
 
     jobs = generated(groups, cases, seed, tp) + (every_size(tp) if sizes else [])
+    jobs += sampling(samples, cases, seed)
     jobs += proofs(ledger_of(entries), tp=tp) if entries else []
     file.write_bytes(msgspec.json.encode(jobs))
     print(f"{len(jobs)} jobs, {sum(len(job.cases) for job in jobs)} cases: {file}")

@@ -5,12 +5,13 @@ import warnings
 
 import hypothesis
 from hypothesis import HealthCheck, Phase, settings
+from hypothesis.strategies import SearchStrategy
 from msgspec.structs import replace
 
 from eagletwin.cases.entry import Entry
 from eagletwin.cases.profiles import draw_from_seeds_alone
 from eagletwin.cases.regressions.multi_layer_chunk_tail import ALL_LAYERS
-from eagletwin.cases.strategies import VALUES, Focus, cases, focus_of
+from eagletwin.cases.strategies import VALUES, cases, focus_of
 from eagletwin.harness.case import Case
 from eagletwin.harness.engines.mode import Mode
 from eagletwin.harness.patch import Edit, Patch
@@ -18,7 +19,7 @@ from eagletwin.harness.patch import Edit, Patch
 from .campaign import Job
 
 # PR #33758 on the releases before it: the stop token is looked for before the length.
-_STOP_FIRST = Patch(
+STOP_FIRST = Patch(
     name="stop-before-length",
     edits=(
         Edit(
@@ -58,14 +59,14 @@ def generated(groups: int, each: int, seed: int, tp: int = 1) -> list[Job]:
         held = {"model": random.Random(number).choice(_LAYERED)} if group % 10 == 9 else {}
         name = "prefill" if group % 10 == 5 else "overlap" if group % 2 else "graphs"
         cpu = Mode(overlap=MODES[name].overlap, tp=tp)
-        drawn = tuple(_drawn(focus_of(number, **held), each, number))
-        known = {"33758": _STOP_FIRST} | ({"multi-layer-chunk-tail": ALL_LAYERS} if held else {})
+        found = tuple(drawn(cases(focus_of(number, **held), held=tuple(VALUES)), each, number))
+        known = {"33758": STOP_FIRST} | ({"multi-layer-chunk-tail": ALL_LAYERS} if held else {})
         jobs.append(
             Job(
                 known=known,
                 name=f"generated-{_named(name, tp)}-{group:03}",
                 mode=replace(MODES[name], tp=tp),
-                cases=drawn,
+                cases=found,
                 again=True,
                 beside=cpu,
                 keep=True,
@@ -78,14 +79,15 @@ def _named(mode: str, tp: int) -> str:
     return mode if tp == 1 else f"{mode}-tp{tp}"
 
 
-def _drawn(focus: Focus, count: int, seed: int) -> list[Case]:
+def drawn(strategy: SearchStrategy[Case], count: int, seed: int) -> list[Case]:
+    """`count` different cases, the same for the same seed."""
     found: list[Case] = []
 
     @hypothesis.seed(seed)
     @settings(
         max_examples=2 * count, phases=(Phase.generate,), database=None, deadline=None, suppress_health_check=list(HealthCheck)
     )
-    @hypothesis.given(cases(focus, held=tuple(VALUES)))
+    @hypothesis.given(strategy)
     def draw(case: Case) -> None:
         if case not in found:
             found.append(case)
