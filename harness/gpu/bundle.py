@@ -4,6 +4,7 @@ Wheels come from the package index through pip, once, and stay in the cache. Not
 no case calls is left out of SGLang and of its kernels: with it the bundle would hold 1.3 GB.
 """
 
+import hashlib
 import subprocess
 import sys
 import tarfile
@@ -16,25 +17,39 @@ from eagletwin.harness.errors import HarnessError, InputError
 from eagletwin.harness.models.weights import keep
 from eagletwin.harness.paths import cache_folder
 
-SITE, OURS, WEIGHTS, SETUP = "site.tar.xz", "eagletwin.tar.xz", "weights.tar.xz", "setup.sh"
+SITE, OURS, WEIGHTS = "site.tar.xz", "eagletwin.tar.xz", "weights.tar.xz"
+SETUP, SUMS = "setup.sh", "SHA256SUMS"
 _PYTHON = "3.12"
 _PLATFORMS = (*(f"manylinux_2_{n}_x86_64" for n in (34, 28, 27, 26, 24, 17)), "manylinux2014_x86_64", "manylinux1_x86_64")
 
-_SETUP_TEXT = """\
-# Source this on the GPU host: `. BUNDLE/setup.sh`. It unpacks the bundle once, and sets what Python needs to find it.
-EAGLETWIN_BUNDLE=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
-EAGLETWIN_SITE=${EAGLETWIN_SITE:-/tmp/eagletwin-gpu}
-if [ ! -e "$EAGLETWIN_SITE/ready" ]; then
+# What the image itself must have: not packed, since they come with torch, or with anything that tests Python.
+_IN_THE_IMAGE = ("numpy", "torch", "triton", "safetensors", "packaging", "typing_extensions", "typer", "rich", "hypothesis")
+
+_SETUP_TEXT = f"""\
+# Source this on the GPU host: `. BUNDLE/setup.sh`. It unpacks the bundle, where that is not done, and sets what Python needs.
+EAGLETWIN_BUNDLE=$(cd "$(dirname "${{BASH_SOURCE[0]}}")" && pwd)
+EAGLETWIN_SITE=${{EAGLETWIN_SITE:-/tmp/eagletwin-gpu}}
+if ! cmp -s "$EAGLETWIN_BUNDLE/{SUMS}" "$EAGLETWIN_SITE/{SUMS}"; then  # nothing is there, or half a bundle, or another one
+  rm -rf "$EAGLETWIN_SITE/site" "$EAGLETWIN_SITE/eagletwin" "$EAGLETWIN_SITE/weights" "$EAGLETWIN_SITE/{SUMS}"
   mkdir -p "$EAGLETWIN_SITE"
-  for part in site eagletwin weights; do
+  (cd "$EAGLETWIN_BUNDLE" && sha256sum --quiet --check {SUMS}) || return 1
+  for part in {SITE} {OURS} {WEIGHTS}; do
     python3 -c 'import sys, tarfile; tarfile.open(sys.argv[1]).extractall(sys.argv[2], filter="data")' \\
-      "$EAGLETWIN_BUNDLE/$part.tar.xz" "$EAGLETWIN_SITE"
+      "$EAGLETWIN_BUNDLE/$part" "$EAGLETWIN_SITE" || return 1
   done
-  touch "$EAGLETWIN_SITE/ready"
+  cp "$EAGLETWIN_BUNDLE/{SUMS}" "$EAGLETWIN_SITE/{SUMS}"
 fi
 export PYTHONPATH="$EAGLETWIN_SITE/eagletwin/src:$EAGLETWIN_SITE/site"
 export EAGLETWIN_WEIGHTS="$EAGLETWIN_SITE/weights"
-export EAGLETWIN_CACHE="${EAGLETWIN_CACHE:-$EAGLETWIN_SITE/cache}"
+export EAGLETWIN_CACHE="${{EAGLETWIN_CACHE:-$EAGLETWIN_SITE/cache}}"
+python3 - <<'END'
+import importlib.util, sys
+missing = [name for name in {_IN_THE_IMAGE!r} if importlib.util.find_spec(name) is None]
+if missing or "%d.%d" % sys.version_info[:2] != "{_PYTHON}":
+    here = "%d.%d" % sys.version_info[:2]
+    print("eagletwin: this bundle is for Python {_PYTHON}; here it is", here, file=sys.stderr)
+    print("eagletwin: missing in this image:", ", ".join(missing) or "nothing", file=sys.stderr)
+END
 """
 
 
@@ -53,8 +68,15 @@ def bundle(folder: Path, checkout: Path) -> list[Path]:
         keep(weights)  # another torch would round the random numbers of the recipes otherwise
         _pack(folder / WEIGHTS, weights, "weights")
     _pack(folder / OURS, checkout, "eagletwin", _is_ours(checkout))
+    seal(folder)
+    return [folder / name for name in (SITE, OURS, WEIGHTS, SETUP, SUMS)]
+
+
+def seal(folder: Path) -> None:
+    """Write what unpacks the archives of a bundle, and their digests, by which it knows whether it has."""
+    digests = {name: hashlib.sha256((folder / name).read_bytes()).hexdigest() for name in (SITE, OURS, WEIGHTS)}
+    (folder / SUMS).write_text("".join(f"{digest}  {name}\n" for name, digest in digests.items()))
     (folder / SETUP).write_text(_SETUP_TEXT)
-    return [folder / name for name in (SITE, OURS, WEIGHTS, SETUP)]
 
 
 def _requirements(lock: Path) -> list[str]:

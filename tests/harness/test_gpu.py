@@ -1,5 +1,7 @@
 """What is packed for a GPU host, what is planned for it, and what is said where there is none."""
 
+import os
+import subprocess
 from collections import Counter
 from pathlib import Path
 
@@ -11,7 +13,7 @@ from eagletwin.harness.cli_options import mode_of
 from eagletwin.harness.doctor import missing_for_cuda
 from eagletwin.harness.engines.mode import CPU, Mode
 from eagletwin.harness.errors import InputError
-from eagletwin.harness.gpu.bundle import _is_wanted, _requirements
+from eagletwin.harness.gpu.bundle import OURS, SITE, SUMS, WEIGHTS, _is_wanted, _pack, _requirements, seal
 from eagletwin.harness.gpu.campaign import read_plan
 from eagletwin.harness.gpu.paths import path, table
 from eagletwin.harness.gpu.plan import GRAPHS, MODES, generated, proofs
@@ -33,6 +35,36 @@ def test_the_bundle_leaves_out_what_no_case_calls() -> None:
     )
     assert all(map(_is_wanted, wanted))
     assert not any(map(_is_wanted, unwanted))
+
+
+def test_a_bundle_is_unpacked_once_wholly_and_again_when_it_is_another(tmp_path: Path) -> None:
+    packed, site = tmp_path / "bundle", tmp_path / "site"
+    packed.mkdir()
+    (tmp_path / "files").mkdir()
+    command = f". {packed}/setup.sh && cat {site}/weights/one && echo $PYTHONPATH $EAGLETWIN_WEIGHTS"
+
+    def pack(text: str) -> None:
+        (tmp_path / "files" / "one").write_text(text)
+        for archive, name in ((SITE, "site"), (OURS, "eagletwin"), (WEIGHTS, "weights")):
+            _pack(packed / archive, tmp_path / "files", name)
+        seal(packed)
+
+    def source() -> subprocess.CompletedProcess[str]:
+        environment = {"PATH": os.environ["PATH"], "EAGLETWIN_SITE": str(site)}
+        return subprocess.run(["bash", "-c", command], env=environment, capture_output=True, text=True, check=False)
+
+    pack("first")
+    assert source().stdout == f"first{site}/eagletwin/src:{site}/site {site}/weights\n"
+    (site / "weights" / "one").write_text("kept")
+    assert source().stdout.startswith("kept")  # what is unpacked is not unpacked again
+    pack("second")
+    assert source().stdout.startswith("second")
+    pack("third")
+    (packed / WEIGHTS).write_bytes(b"cut off")
+    broken = source()
+    assert broken.returncode == 1
+    assert "weights.tar.xz: FAILED" in broken.stdout + broken.stderr
+    assert not (site / SUMS).exists()
 
 
 def test_every_package_of_the_bundle_is_pinned() -> None:
