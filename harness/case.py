@@ -126,6 +126,15 @@ class Case(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
         """Whether anything in it hangs on chance."""
         return self.engine.sglang.rejection_sampling or any(request.sampling is not None for request in self.requests)
 
+    def sampled(self, request: str) -> Sampling | None:
+        """How this request samples; None: it is greedy, as one that takes the best of all tokens is."""
+        asked = next(one.sampling for one in self.requests if one.id == request)
+        return None if asked is None or asked.top_k == 1 else asked
+
+    def draws_drafts(self, request: str) -> bool:
+        """Whether the draft draws this request's tokens. Those of a greedy one are the best: any other would be refused."""
+        return self.engine.sglang.rejection_sampling and self.sampled(request) is not None
+
     def configuration(self) -> "Case":
         """This case without what differs from case to case on one engine: equal configurations share an engine process.
 

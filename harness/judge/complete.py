@@ -9,8 +9,6 @@ from eagletwin.harness.models.recipes import RECIPES
 from eagletwin.harness.trace import Record, Trace
 from eagletwin.reference.tree import count_candidates
 
-from .sampling import how
-
 _FLOATS = ("keys", "values", "hidden_in", "hidden_out", "hidden", "probabilities", "scores", "coins")
 _WITH_OUTPUT = ("target.extend", "target.verify", "draft.decode")
 
@@ -66,7 +64,7 @@ def _due(trace: Trace, number: int, record: Record) -> str:
     if record.stage == "verify":
         if case.topk > 1:
             due["path_hidden"] = (0, numbers.get("kept", numbers["accept_len"]))
-        if how(case, record.request) is not None:
+        if case.sampled(record.request) is not None:
             due |= {"coins": (0, case.num_draft_tokens), "target_probabilities": (0, numbers["accept_len"])}
             if case.engine.sglang.rejection_sampling:
                 due["draft_probabilities"] = (0, case.num_steps)

@@ -6,7 +6,6 @@ from eagletwin.harness.exercised import FEATURES
 from eagletwin.harness.models.recipes import RECIPES
 from eagletwin.harness.trace import Record, Trace
 
-from .sampling import how
 from .story import Round, Story
 from .trees import parents_of
 
@@ -72,7 +71,7 @@ def exercised(trace: Trace, stories: dict[str, Story]) -> tuple[str, ...]:
         parents, last = parents_of(case, round), round.path[-1] if round.path else 0
         tokens = [round.drafted[node - 1] for node, parent in enumerate(parents or ()) if parent == last]
         chances = trace.tensor(number, "target_probabilities")[-1]
-        return how(case, record.request) is not None and any(float(chances[token]) > 0 for token in tokens)
+        return case.sampled(record.request) is not None and any(float(chances[token]) > 0 for token in tokens)
 
     aborted = {record.request for record in by_stage.get("finished", []) if record.numbers["aborted"]}
     unfinished = {record.request for record in chunks} - {record.request for record in prefills if record.numbers["final"]}
@@ -116,11 +115,11 @@ def exercised(trace: Trace, stories: dict[str, Story]) -> tuple[str, ...]:
             for number, record in enumerate(records)
             if record.stage == "finished"
         ),
-        "sampled_verify": any("coins" in record.tensors and how(case, record.request) for record in verified),
+        "sampled_verify": any("coins" in record.tensors and case.sampled(record.request) for record in verified),
         "coin_refuses": any(
             refused(number, record) for number, record in enumerate(records) if "target_probabilities" in record.tensors
         ),
-        "mixed_sampling": any({how(case, name) is None for name in batch} == {True, False} for batch in in_order),
+        "mixed_sampling": any({case.sampled(name) is None for name in batch} == {True, False} for batch in in_order),
         "abort_in_prefill": bool(aborted & unfinished),
         "abort_in_decode": bool(aborted & {record.request for record in verified}),
     }

@@ -21,7 +21,6 @@ from eagletwin.reference.mtp import consumed, draft_extend, is_provisional
 
 from .compare import Compare, Phase, Place
 from .ranks import heads
-from .sampling import drafts_are_drawn
 from .story import Round, Story, reference_heads, stored_rows
 
 StoredView = Literal["last_fed", "committed"]
@@ -194,7 +193,7 @@ class Layers:
         self._proposed[record.request] = proposed
         if extend.layers:
             self._from[record.request] = torch.cat([rows.logits[-1:] for rows in extend.layers])
-        if drafts_are_drawn(self._case, record.request):
+        if self._case.draws_drafts(record.request):
             self._compare.not_seen(("draft.proposal",), len(self.parts))  # by which coins; sampling.py has what from
             return
         for layer, rows in enumerate(extend.layers):

@@ -19,7 +19,7 @@ from .compare import Compare, Findings, Phase, Place
 from .events import Events
 from .layers import Layers, StoredView
 from .ranks import heads
-from .sampling import Samples, how
+from .sampling import Samples
 from .slots import Slots
 from .story import Round, Story, stored_rows
 from .trees import Trees, parents_of
@@ -140,7 +140,7 @@ class Rules:
         if record.numbers["final"]:
             token, index = self._trace.integers(number, "next_token")[0], f"output token {end - len(story.prompt)}"
             place, logits = Place(record, "target.extend", output=True), story.target.logits[end - 1]
-            if how(self._case, record.request) is None:
+            if self._case.sampled(record.request) is None:
                 self._compare.choice(place, "output.tokens", logits, token, index)
             else:
                 self._samples.first_token(place, logits, token, index)

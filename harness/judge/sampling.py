@@ -9,7 +9,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from eagletwin.harness.case import Case, Sampling
+from eagletwin.harness.case import Sampling
 from eagletwin.harness.trace import Record, Trace
 from eagletwin.reference.coins import seeded_coins
 from eagletwin.reference.follow_sampling import Followed, Illegal, follow_chain, follow_tree, possible_targets
@@ -20,17 +20,6 @@ from .compare import Compare, Place
 from .story import Round, Story
 
 _GREEDY = Sampling(top_k=1)  # what SGLang makes of temperature 0
-
-
-def how(case: Case, request: str) -> Sampling | None:
-    """How a request samples; None: it is greedy, as one that takes the best of all tokens is."""
-    asked = next(one.sampling for one in case.requests if one.id == request)
-    return None if asked is None or asked.top_k == 1 else asked
-
-
-def drafts_are_drawn(case: Case, request: str) -> bool:
-    """Whether the draft draws this request's tokens. Those of a greedy one are the best: any other would be refused."""
-    return case.engine.sglang.rejection_sampling and how(case, request) is not None
 
 
 class Samples:
@@ -46,7 +35,7 @@ class Samples:
 
         SGLang's sampler cuts at top_k and at top_p, both in the whole distribution.
         """
-        rule, asked = "output.tokens", how(self._case, place.record.request)
+        rule, asked = "output.tokens", self._case.sampled(place.record.request)
         assert asked is not None
         self._compare.not_seen((rule,), 1)
         if not self._compare.on(rule):
@@ -71,7 +60,7 @@ class Samples:
 
         parents: of the nodes [D]; proposed_from [S, V]: the logits of the draft's rows, of which row s proposed d[s+1]
         """
-        asked, place = how(self._case, record.request), Place(record, "verify")
+        asked, place = self._case.sampled(record.request), Place(record, "verify")
         if "coins" not in record.tensors:
             if asked is not None and self._compare.on("verify.accept"):
                 self._compare.report(place, "verify.accept", "the whole round", "a verify that samples", "a greedy one")
@@ -138,7 +127,7 @@ class Samples:
         self._compare.floats(
             place, "draft.probabilities", expected, said, lambda n: f"logarithms of what d[{n + 1}] was drawn from", scale
         )
-        if how(self._case, place.record.request) is None:
+        if self._case.sampled(place.record.request) is None:
             return
         for step, token in enumerate(round.drafted):
             if self._compare.on("draft.proposal") and not (0 <= token < drafts.shape[1] and float(drafts[step, token]) > 0):

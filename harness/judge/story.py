@@ -117,6 +117,7 @@ def _told(trace: Trace) -> dict[str, Story]:
     case = trace.header.case
     told = {request.id: Story(request.id, request.prompt, list(request.prompt)) for request in case.requests}
     longest: dict[str, list[int]] = {}  # tokens that a round committed before a retraction took them away again
+    lost: list[tuple[str, list[int]]] = []  # the same, of requests that sample
     frontiers: dict[str, list[int]] = {}  # tokens that draft decode consumed in the round that is being drafted, by request
     for number, record in enumerate(trace.header.records):
         story = told.get(record.request)
@@ -128,6 +129,8 @@ def _told(trace: Trace) -> dict[str, Story]:
             story.known[number] = record.numbers["end"]
             before = story.tokens
             story.tokens = [*before[: record.numbers["end"]], int(trace.tensor(number, "next_token")[0])]
+            if case.samples and len(before) > record.numbers["end"] and case.sampled(record.request) is not None:
+                lost.append((record.request, before))
             if len(before) > max(len(story.tokens), len(longest.get(record.request, ()))):
                 longest[record.request] = before
         elif record.stage == "draft.decode":
@@ -148,6 +151,13 @@ def _told(trace: Trace) -> dict[str, Story]:
         # reference still needs what that round committed, all of which goes on as greedy decoding does
         if len(before) > len(told[name].tokens) and before[: len(told[name].tokens)] == told[name].tokens:
             told[name].tokens = before
+    for name, before in lost:
+        kept = min(len(before), len(told[name].tokens))
+        if before[:kept] != told[name].tokens[:kept]:
+            raise ValueError(
+                f"request {name} lost a round in a retraction, and drew other tokens after it: there is no reference for what "
+                "the lost round committed"
+            )
     if case.topk == 1:
         for name, consumed in frontiers.items():  # draft() never returned: this round drafted what is known, and zeros
             told[name].rounds.append(_chain(case, told[name], consumed + [0] * (case.num_steps - len(consumed))))

@@ -18,7 +18,6 @@ from eagletwin.reference.tree import ancestor_mask, count_candidates, depths, re
 from .bounds import magnitude
 from .choices import logs
 from .compare import UNSEEN, Compare, Place
-from .sampling import drafts_are_drawn
 from .story import Round, Story
 
 
@@ -71,7 +70,7 @@ class Trees:
         """What the last committed row proposes to the next round: the k best tokens of logits [1, V], in order."""
         proposed = self._in_targets_ids(self._trace.integers(number, "proposal"))
         self._proposed[place.record.request] = proposed
-        if drafts_are_drawn(self._case, place.record.request):
+        if self._case.draws_drafts(place.record.request):
             self._compare.not_seen(("draft.proposal",), 1)  # by which coins, nobody sees; sampling.py has what from
         else:
             self._compare.choices(place, "draft.proposal", logits, [proposed], lambda _, rank: self._child(0, 0, rank))
@@ -95,7 +94,7 @@ class Trees:
     def cut_off(self, record: Record, story: Story, ids: list[int], position: int) -> None:
         """The token of a chain's draft decode step, by the proposal before it, where draft() never returned."""
         step = record.step
-        if step > 1 and not drafts_are_drawn(self._case, record.request):
+        if step > 1 and not self._case.draws_drafts(record.request):
             logits = story.growths[record.round].logits[step - 1 : step]
             place = Place(record, "draft", step - 1, output=True)
             self._compare.choices(place, "draft.proposal", logits, [ids], lambda _, rank: self._child(step - 1, 0, rank))
@@ -161,7 +160,7 @@ class Trees:
             proposed = self._proposed[record.request]
             expected = [must if has != UNSEEN else UNSEEN for must, has in zip(proposed, shown[:topk], strict=True)]
             self._compare.integers(Place(record, "draft"), "draft.proposal", expected, shown[:topk], "token of candidate", 0)
-        if drafts_are_drawn(self._case, record.request):
+        if self._case.draws_drafts(record.request):
             self._compare.not_seen(("draft.proposal",), steps - 1)
             return
         rows = [shown[first : first + topk] for first in range(topk, len(shown), topk)]
