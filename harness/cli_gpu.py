@@ -97,3 +97,44 @@ def gpu_run(
         print(f"decode batches, by size and by how they ran:\n{table(batches)}")
     print(f"{dict(statuses)} in {seconds:.1f} s, {sum(statuses.values()) / seconds:.2f} cases/s")
     return EXIT_DIVERGED if statuses["diverged"] else EXIT_UNKNOWN if statuses["unknown"] else EXIT_EQUAL
+
+
+@gpu.command("draws")
+def gpu_draws(
+    out: Annotated[Path, typer.Argument(help="Folder for draws.jsonl, to which each setting's counts are added.")],
+    settings: Annotated[
+        list[str] | None, typer.Option("--setting", help="tree, chain, rejection, seeded-tree. Repeatable; by default all.")
+    ] = None,
+    cases: Annotated[int, typer.Option(min=1, help="Cases of each setting; 64 requests each.")] = 600,
+    processes: Annotated[int, typer.Option(min=1, help="Engines that run side by side.")] = 12,
+    gpus: Annotated[int, typer.Option(min=1, help="GPUs over which they are spread.")] = 1,
+    fault: Annotated[str, typer.Option(help="Plant this fault: the counts must not agree then.")] = "",
+    device: Annotated[str, typer.Option(help="cpu or cuda.")] = "cuda",
+    graphs: Annotated[str, typer.Option(help="Batch sizes of CUDA graphs, or none.")] = "4,16,32",
+    overlap: Annotated[bool, typer.Option(help="The overlap scheduler.")] = True,
+) -> int:
+    """Do tokens that are sampled speculatively have the target's distribution? 1 if counts say no."""
+    from .cli_options import mode_of, must_have_cuda
+    from .distribution import SETTINGS
+    from .errors import InputError
+    from .gpu.draws import FAULTS, lines, record, tell
+
+    chosen = settings or list(SETTINGS)
+    unknown = [name for name in chosen if name not in SETTINGS] + [name for name in (fault,) if name and name not in FAULTS]
+    if unknown:
+        raise InputError(
+            f"{unknown[0]!r} is no setting, and no fault",
+            consequence="nothing was run",
+            remedy=f"settings: {', '.join(SETTINGS)}; faults: {', '.join(FAULTS)}",
+        )
+    if device == "cuda":
+        must_have_cuda(gpus)
+    mode = mode_of(device, graphs if device == "cuda" else "", overlap)
+    out.mkdir(parents=True, exist_ok=True)
+    agree = True
+    for name in chosen:
+        told = tell(SETTINGS[name], mode, cases, processes, gpus, fault)
+        record(told, out)
+        print("\n".join(lines(told)), flush=True)
+        agree = agree and told.agrees
+    return EXIT_EQUAL if agree else EXIT_DIVERGED

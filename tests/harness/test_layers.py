@@ -75,6 +75,7 @@ def test_only_engines_and_those_who_run_them_import_engines() -> None:
         "cli_options.py",
         "cli_releases.py",
         "doctor.py",
+        "draws.py",
         "trial.py",
         "twin.py",
         "repro.py",
