@@ -1,0 +1,243 @@
+"""Requests that sample: the worker as it is, faults planted in it, and numbers changed in its traces."""
+
+import pytest
+import torch
+from msgspec.structs import replace
+
+from eagletwin.cases.strategies import tokens
+from eagletwin.harness.case import Case, EngineSettings, Request, Sampling, SGLangSettings
+from eagletwin.harness.engines.process import Host
+from eagletwin.harness.judge import judge
+from eagletwin.harness.patch import Edit
+from eagletwin.harness.trace import Trace
+
+from .conftest import Runner
+
+UTILS = "sglang.srt.speculative.eagle_utils"
+WORKER = "sglang.srt.speculative.eagle_worker_v2.EagleDraftWorker"
+INPUT = "sglang.srt.speculative.eagle_info.EagleDraftInput"
+PROPOSAL = "sglang.srt.speculative.spec_utils.sample_draft_proposal"
+
+WAYS = (Sampling(temperature=1.6, top_k=8), Sampling(temperature=0.7, top_p=0.9), None, Sampling(temperature=0.5))
+
+
+def _case(name: str, topk: int, *, rejection: bool, seed: int = 0) -> Case:
+    """Four requests that come one after another and end at different times: the batch grows and shrinks."""
+    return Case(
+        name=name,
+        model="llama-tiny",
+        num_steps=3,
+        topk=topk,
+        draft_tokens=9 if topk > 1 else 0,
+        requests=tuple(
+            Request(id=f"r{n}", prompt=tokens(n, 5 + n, 96), max_new_tokens=14 - 2 * n, arrive=2 * n, sampling=way)
+            for n, way in enumerate(WAYS)
+        ),
+        engine=EngineSettings(sglang=SGLangSettings(rejection_sampling=rejection, random_seed=seed)),
+    )
+
+
+CHAIN, TREE = _case("chain", 1, rejection=False), _case("tree", 3, rejection=False)
+REJECTION = _case("rejection", 1, rejection=True)
+SEEDED = replace(
+    TREE,
+    name="seeded",
+    requests=tuple(
+        replace(request, sampling=replace(request.sampling or Sampling(top_k=1), seed=7 + n))
+        for n, request in enumerate(TREE.requests)
+    ),
+    engine=EngineSettings(sglang=SGLangSettings(deterministic=True)),
+)
+
+
+@pytest.mark.parametrize("case", [CHAIN, TREE, REJECTION], ids=lambda case: case.name)
+def test_the_worker_samples_as_the_reference_does(run: Runner, case: Case) -> None:
+    trace, verdict = run(case)
+    assert verdict.status == "equal", verdict
+    assert {"sampled_verify", "coin_refuses", "mixed_sampling", "batch_grows", "batch_shrinks"} <= set(verdict.exercised)
+    assert verdict.checked["verify.coins"] >= 10
+    assert verdict.checked["verify.probabilities"] >= 20
+    assert (verdict.checked["draft.probabilities"] > 0) == case.engine.sglang.rejection_sampling
+    assert verdict.unseen["output.tokens"] == 3  # the first token of each request that samples
+    again, _ = run(case)
+    assert all(torch.equal(again.tensors[name], tensor) for name, tensor in trace.tensors.items()), "other coins"
+
+
+def test_a_greedy_case_is_run_without_the_shims_of_sampling(run: Runner) -> None:
+    greedy = replace(CHAIN, requests=tuple(replace(request, sampling=None) for request in CHAIN.requests))
+    trace, verdict = run(greedy)
+    assert verdict.status == "equal", verdict
+    assert not any("sampling_ops" in shim or "greedy" in shim for shim in trace.header.engine.shims)
+    assert not any("coins" in record.tensors for record in trace.header.records)
+
+
+# Fault -> the case that shows it, the edit, the rule
+PLANTED: dict[str, tuple[Case, Edit, str]] = {
+    "the refused draft token is emitted": (
+        REJECTION,
+        Edit(
+            target=f"{UTILS}.eagle_sample",
+            match="del (\n",
+            replacement="""for b in range(bs):
+    n = int(num_correct_drafts[b])
+    if n + 1 < verify_input.draft_token_num:
+        predict[accept_index[b, n].long()] = candidates[b, n + 1].int()
+del (
+""",
+        ),
+        "verify.accept",
+    ),
+    "the token after a refusal is drawn from p, not from what q leaves of it": (
+        REJECTION,
+        Edit(
+            target=f"{UTILS}.eagle_sample",
+            match="del (\n",
+            replacement="""for b in range(bs):
+    n = int(num_correct_drafts[b])
+    sums = target_probs[b, n].cumsum(0)
+    predict[accept_index[b, n].long()] = (sums > coins_for_final_sampling[b] * sums[-1]).int().argmax().int()
+del (
+""",
+        ),
+        "verify.accept",
+    ),
+    "all requests of a batch have the first one's coins": (
+        TREE,
+        Edit(
+            target=f"{UTILS}.eagle_sample", match="uniform_samples=coins,", replacement="uniform_samples=coins[:1] + 0 * coins,"
+        ),
+        "verify.coins",
+    ),
+    "top_p is ignored": (
+        CHAIN,
+        Edit(target=f"{UTILS}.eagle_sample", match="if sampling_info.need_top_p_sampling:", replacement="if False:"),
+        "verify.probabilities",
+    ),
+    "top_k is ignored": (
+        TREE,
+        Edit(target=f"{UTILS}.eagle_sample", match="if sampling_info.need_top_k_sampling:", replacement="if False:"),
+        "verify.probabilities",
+    ),
+    "a request is verified at the temperature of another": (
+        TREE,
+        Edit(
+            target=f"{UTILS}.eagle_sample",
+            match="sampling_info.temperatures, verify_input",
+            replacement="sampling_info.temperatures.flip(0), verify_input",
+        ),
+        "verify.probabilities",
+    ),
+    "requests that sample are verified greedily": (
+        CHAIN,
+        Edit(target=f"{UTILS}.eagle_sample", match="if _verify_uses_greedy(", replacement="if True or _verify_uses_greedy("),
+        "verify.accept",
+    ),
+    "the draft ignores the temperature": (
+        REJECTION,
+        Edit(
+            target=PROPOSAL,
+            match="sampling_softmax(next_token_logits, temperatures=temperatures)",
+            replacement="sampling_softmax(next_token_logits)",
+        ),
+        "draft.probabilities",
+    ),
+    "what drafts were drawn from is a step late": (
+        REJECTION,
+        Edit(
+            target=f"{WORKER}.draft_forward",
+            match="torch.stack(draft_probs_list, dim=1)",
+            replacement="torch.stack(draft_probs_list, dim=1).roll(1, 1)",
+        ),
+        "draft.probabilities",
+    ),
+    "who leaves the batch leaves what its draft was drawn from": (
+        REJECTION,
+        Edit(
+            target=f"{INPUT}.filter_batch",
+            match="self.draft_probs[new_indices]",
+            replacement="self.draft_probs[: len(new_indices)]",
+        ),
+        "draft.probabilities",
+    ),
+    "who joins the batch has what others' drafts were drawn from": (
+        REJECTION,
+        Edit(
+            target=f"{INPUT}.merge_batch",
+            match="torch.cat([self.draft_probs, spec_info.draft_probs])",
+            replacement="torch.cat([spec_info.draft_probs, self.draft_probs])",
+        ),
+        "draft.probabilities",
+    ),
+    "greedy requests draft by chance": (
+        REJECTION,
+        Edit(target=PROPOSAL, match="if top_ks is not None:", replacement="if False:"),
+        "draft.proposal",
+    ),
+    "the first token is drawn from all": (
+        CHAIN,
+        Edit(
+            target="sglang.srt.layers.sampler.top_k_top_p_min_p_sampling_from_probs_torch",
+            match="torch.gather(probs_idx, dim=1, index=sampled_index).view(-1)",
+            replacement="torch.gather(probs_idx, dim=1, index=sampled_index).view(-1) * 0 + 17",
+        ),
+        "output.tokens",
+    ),
+}
+
+
+@pytest.mark.parametrize("fault", sorted(PLANTED))
+def test_a_fault_in_sampling_is_found_and_named(run: Runner, fault: str) -> None:
+    case, edit, rule = PLANTED[fault]
+    trace, verdict = run(case, edit)
+    assert (verdict.status, verdict.rule) == ("diverged", rule), (verdict, trace.header.ending)
+
+
+@pytest.fixture(scope="module")
+def drawn(host: Host, tmp_path_factory: pytest.TempPathFactory) -> Trace:
+    return host.engine(REJECTION).run(REJECTION, tmp_path_factory.mktemp("drawn"))
+
+
+@pytest.mark.parametrize(
+    ("tensor", "value", "rule"),
+    [
+        ("coins", 1.0, "verify.coins"),
+        ("final_coins", -0.1, "verify.coins"),
+        ("target_probabilities", 0.5, "verify.probabilities"),
+        ("draft_probabilities", 0.5, "draft.probabilities"),
+        ("target_probabilities", float("nan"), "verify.probabilities"),
+    ],
+)
+def test_a_number_that_changes_is_seen(drawn: Trace, tensor: str, value: float, rule: str) -> None:
+    """Of a round that accepted a draft token by a coin: its first number."""
+    number = next(
+        n
+        for n, record in enumerate(drawn.header.records)
+        if record.stage == "verify" and record.request == "r0" and record.numbers["accept_len"] > 1
+    )
+    changed = drawn.tensor(number, tensor).clone()
+    changed.view(-1)[0] = value
+    verdict = judge(Trace(drawn.header, drawn.tensors | {f"{number}.{tensor}": changed}))
+    assert (verdict.status, verdict.rule) == ("diverged", rule), verdict
+
+
+@pytest.mark.parametrize(("tensor", "value", "most"), [("final_coins", 0.0, 1), ("coins", 0.9999999, 3)])
+def test_other_coins_would_have_decided_otherwise(drawn: Trace, tensor: str, value: float, most: int) -> None:
+    """Of each round of a request; but for `most`, where the same is decided by chance, or by no coin (p > q)."""
+    rounds = [n for n, record in enumerate(drawn.header.records) if record.stage == "verify" and record.request == "r0"]
+    found = []
+    for number in rounds:
+        coins = torch.full_like(drawn.tensor(number, tensor), value)
+        verdict = judge(Trace(drawn.header, drawn.tensors | {f"{number}.{tensor}": coins}))
+        found.append((verdict.status, verdict.rule))
+    assert set(found) <= {("diverged", "verify.accept"), ("equal", "")}
+    assert found.count(("equal", "")) <= most < len(found), found
+
+
+def test_a_trace_without_its_coins_is_no_verdict(drawn: Trace) -> None:
+    """A tap that records nothing looks like a worker that verified greedily: that is said, and is not equal."""
+    records = tuple(
+        replace(record, tensors=tuple(name for name in record.tensors if name != "coins")) for record in drawn.header.records
+    )
+    assert judge(Trace(replace(drawn.header, records=records), drawn.tensors)).status == "diverged"
+    short = {name: tensor[:-1] if name.endswith(".draft_probabilities") else tensor for name, tensor in drawn.tensors.items()}
+    assert judge(Trace(drawn.header, short)).status != "equal"
