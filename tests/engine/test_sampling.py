@@ -57,7 +57,7 @@ def test_the_worker_samples_as_the_reference_does(run: Runner, case: Case) -> No
     assert {"sampled_verify", "coin_refuses", "mixed_sampling", "batch_grows", "batch_shrinks"} <= set(verdict.exercised)
     assert verdict.checked["verify.coins"] >= 10
     assert verdict.checked["verify.probabilities"] >= 20
-    assert (verdict.checked["draft.probabilities"] > 0) == case.engine.sglang.rejection_sampling
+    assert (verdict.checked.get("draft.probabilities", 0) > 0) == case.engine.sglang.rejection_sampling
     assert verdict.unseen["output.tokens"] == 3  # the first token of each request that samples
     again, _ = run(case)
     assert all(torch.equal(again.tensors[name], tensor) for name, tensor in trace.tensors.items()), "other coins"
@@ -220,17 +220,19 @@ def test_a_number_that_changes_is_seen(drawn: Trace, tensor: str, value: float, 
     assert (verdict.status, verdict.rule) == ("diverged", rule), verdict
 
 
-@pytest.mark.parametrize(("tensor", "value", "most"), [("final_coins", 0.0, 1), ("coins", 0.9999999, 3)])
-def test_other_coins_would_have_decided_otherwise(drawn: Trace, tensor: str, value: float, most: int) -> None:
-    """Of each round of a request; but for `most`, where the same is decided by chance, or by no coin (p > q)."""
+@pytest.mark.parametrize(("tensor", "values"), [("final_coins", (0.0, 0.9999)), ("coins", (0.9999999,))])
+def test_other_coins_would_have_decided_otherwise(drawn: Trace, tensor: str, values: tuple[float, ...]) -> None:
+    """Of each round of a request; but for some in which no coin decides (p > q)."""
     rounds = [n for n, record in enumerate(drawn.header.records) if record.stage == "verify" and record.request == "r0"]
-    found = []
+    seen = 0
     for number in rounds:
-        coins = torch.full_like(drawn.tensor(number, tensor), value)
-        verdict = judge(Trace(drawn.header, drawn.tensors | {f"{number}.{tensor}": coins}))
-        found.append((verdict.status, verdict.rule))
-    assert set(found) <= {("diverged", "verify.accept"), ("equal", "")}
-    assert found.count(("equal", "")) <= most < len(found), found
+        verdicts = []
+        for value in values:
+            coins = torch.full_like(drawn.tensor(number, tensor), value)
+            verdicts.append(judge(Trace(drawn.header, drawn.tensors | {f"{number}.{tensor}": coins})))
+        assert {verdict.rule for verdict in verdicts} <= {"verify.accept", ""}
+        seen += any(verdict.status == "diverged" for verdict in verdicts)
+    assert seen >= (len(rounds) if tensor == "final_coins" else 2), seen
 
 
 def test_a_trace_without_its_coins_is_no_verdict(drawn: Trace) -> None:
