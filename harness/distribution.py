@@ -205,9 +205,11 @@ def findings(tally: Tally) -> list[Finding]:
         tally.impossible += [f"prompt {prompt}, {WAYS[way]}: {emission}" for emission in seen if emission not in exact]
         cells = torch.tensor([seen[emission] for emission in exact])
         found.append(Finding(f"joint, prompt {prompt}, {words(way)}", pearson(cells, torch.tensor(list(exact.values())))))
-    found.append(Finding("joint, all", together([finding.agreement for finding in found])))
-    found += [Finding(f"long, {words(way)}", drifting.agreement()) for way, drifting in sorted(tally.long.items())]
-    return found
+    ranks = [Finding(f"long, {words(way)}", drifting.agreement()) for way, drifting in sorted(tally.long.items())]
+    return [
+        *(*found, Finding("joint, all", together([finding.agreement for finding in found]))),
+        *(*ranks, Finding("long, all", together([finding.agreement for finding in ranks]))),
+    ]
 
 
 def words(way: int) -> str:

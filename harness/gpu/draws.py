@@ -28,33 +28,52 @@ from eagletwin.harness.distribution import (
 )
 from eagletwin.harness.engines.mode import Mode
 from eagletwin.harness.engines.process import Host, Limits
-from eagletwin.harness.errors import HarnessError
+from eagletwin.harness.errors import EagletwinError, HarnessError
 from eagletwin.harness.patch import Edit, Patch
 
 _LIMITS = Limits(step=120.0, case=600.0)
 _VERIFY = "sglang.srt.speculative.eagle_utils.eagle_sample"
+_PROPOSE = "sglang.srt.speculative.spec_utils.sample_draft_proposal"
+
+
+def _verify(name: str, match: str, replacement: str) -> Patch:
+    return Patch(name=f"planted-{name}", edits=(Edit(target=_VERIFY, match=match, replacement=replacement),))
+
+
 # What the counts must find. The last two are faults of rejection sampling, and of no other.
 FAULTS = {
-    "warmer": Edit(
-        target=_VERIFY,
-        match="sampling_info.temperatures, verify_input.draft_token_num, dim=0",
-        replacement="sampling_info.temperatures * 1.05, verify_input.draft_token_num, dim=0",
+    # the target's temperature is a little off
+    "warmer": _verify(
+        "warmer",
+        "sampling_info.temperatures, verify_input.draft_token_num, dim=0",
+        "sampling_info.temperatures * 1.05, verify_input.draft_token_num, dim=0",
     ),
-    "one-coin": Edit(
-        target=_VERIFY,
-        match="uniform_samples_for_final_sampling=coins_for_final_sampling",
-        replacement="uniform_samples_for_final_sampling=coins[:, 0].contiguous()",
+    # the coin that refused the root's children draws the bonus token as well
+    "one-coin": _verify(
+        "one-coin",
+        "uniform_samples_for_final_sampling=coins_for_final_sampling",
+        "uniform_samples_for_final_sampling=coins[:, 0].contiguous()",
     ),
-    "other-q": Edit(
-        target="sglang.srt.speculative.spec_utils.sample_draft_proposal",
-        match="fast_sample(probs, num_samples=1)",
-        replacement="fast_sample(torch.softmax(next_token_logits, dim=-1), num_samples=1)",
+    # drafts are drawn at temperature 1, and verified with the q of their own temperature
+    "other-q": Patch(
+        name="planted-other-q",
+        edits=(
+            Edit(
+                target=_PROPOSE,
+                match="fast_sample(probs, num_samples=1)",
+                replacement="fast_sample(torch.softmax(next_token_logits, dim=-1), num_samples=1)",
+            ),
+        ),
+        otherwise=(  # 0.5.23
+            Edit(
+                target=_PROPOSE,
+                match="fast_sample(\n        probs,",
+                replacement="fast_sample(\n        torch.softmax(next_token_logits.float(), dim=-1),",
+            ),
+        ),
     ),
-    "shifted-q": Edit(
-        target=_VERIFY,
-        match="verify_input.draft_probs\n",
-        replacement="verify_input.draft_probs.roll(1, 1)\n",
-    ),
+    # each draft is verified with the q of the one before
+    "shifted-q": _verify("shifted-q", "verify_input.draft_probs\n", "verify_input.draft_probs.roll(1, 1)\n"),
 }
 
 
@@ -88,16 +107,19 @@ class Told(Struct, frozen=True, kw_only=True):
 def tell(setting: Setting, mode: Mode, cases: int, processes: int, gpus: int = 1, fault: str = "") -> Told:
     """Run a setting's cases 0.. and judge their counts; a case always has the same coins. Raises what an engine raises."""
     begun = time.monotonic()
-    patches = (Patch(name=f"planted-{fault}", edits=(FAULTS[fault],)),) if fault else ()
+    patches = (FAULTS[fault],) if fault else ()
     size = -(-cases // processes)
     shares = [range(start, min(start + size, cases)) for start in range(0, cases, size)]
     tally = Tally()
     with ProcessPoolExecutor(len(shares), mp_context=multiprocessing.get_context("fork")) as pool:
         running = [
-            pool.submit(share, setting, _on(mode, number % gpus), numbers, patches) for number, numbers in enumerate(shares)
+            pool.submit(_share, setting, _on(mode, number % gpus), numbers, patches) for number, numbers in enumerate(shares)
         ]
-        for one in running:
-            tally.merge(one.result())
+        for future in running:
+            told = future.result()
+            if isinstance(told, str):
+                raise HarnessError(told, consequence="the distribution cannot be told", remedy="see what the engine said")
+            tally.merge(told)
     found = findings(tally)
     return Told(
         setting=setting.name,
@@ -109,6 +131,14 @@ def tell(setting: Setting, mode: Mode, cases: int, processes: int, gpus: int = 1
         rows=tuple(_row(finding) for finding in found),
         impossible=tuple(tally.impossible),
     )
+
+
+def _share(setting: Setting, mode: Mode, numbers: range, patches: tuple[Patch, ...]) -> Tally | str:
+    """`share`, or what went wrong: an exception of ours does not travel between processes."""
+    try:
+        return share(setting, mode, numbers, patches)
+    except EagletwinError as error:
+        return str(error)
 
 
 def share(setting: Setting, mode: Mode, numbers: range, patches: tuple[Patch, ...] = ()) -> Tally:
