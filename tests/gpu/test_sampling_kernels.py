@@ -6,17 +6,12 @@ The properties are those of tests/kernels/test_sampling.py. Which release has wh
 import importlib
 import importlib.util
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Any
 
 import pytest
-import torch
-from hypothesis import strategies as st
 from torch import Tensor
 
-from eagletwin.reference.sampling import keep_top_k, keep_top_p
-
-from ..kernels import test_sampling
+from ..kernels import cuts, test_sampling
 from ..kernels.release import SAMPLING
 from ..kernels.trees import Batch, Tree
 from .test_kernels import check, load, on_the_gpu  # noqa: F401  the fixture is for every test of a module that has it
@@ -72,74 +67,17 @@ def test_vocabularies_of_real_models(vocabulary: int) -> None:
             test_sampling.chain_is_sampled(test_sampling.Sampling(of_a_chain, vocabulary, 4.0, top_k))
 
 
-@dataclass(frozen=True)
-class Rows:
-    """Distributions with equal entries among them, as whole numbers of a common unit; limits lie between two sums of theirs."""
-
-    counts: tuple[tuple[int, ...], ...]
-    cuts: tuple[int, ...]  # per row; for top_k as they are
-
-    @property
-    def chances(self) -> Tensor:
-        weights = torch.tensor(self.counts, dtype=torch.float64, device="cpu")
-        return (weights / weights.sum(-1, keepdim=True)).float()
-
-    @property
-    def top_k(self) -> Tensor:
-        return torch.tensor(self.cuts, dtype=torch.int32, device="cpu")
-
-    @property
-    def top_p(self) -> Tensor:
-        """[rows] float32: half way between a sum of whole units and the next; 1 where the cut is 0."""
-        units = [sum(row) for row in self.counts]
-        limits = [(of % total + 0.5) / total if of else 1.0 for of, total in zip(self.cuts, units, strict=True)]
-        return torch.tensor(limits, dtype=torch.float32, device="cpu")
-
-
-@st.composite
-def rows(draw: st.DrawFn) -> Rows:
-    vocabulary = draw(st.sampled_from([3, 4, 5, 17, 96, 1000, 4097]))
-    count, seed = draw(st.integers(1, 4)), draw(st.integers(0, 2**16))
-    generator = torch.Generator("cpu").manual_seed(seed)
-    counts = torch.randint(0, draw(st.sampled_from([2, 5, 50])), (count, vocabulary), generator=generator, device="cpu")
-    counts[:, seed % vocabulary] += 1  # never nothing
-    cuts = tuple(draw(st.integers(0, vocabulary + 2)) for _ in range(count))
-    return Rows(tuple(tuple(row) for row in counts.tolist()), cuts)
-
-
-def same(found: Tensor, expected: Tensor) -> None:
-    """The same tokens are kept, with the same chances."""
-    assert (found.cpu() > 0).tolist() == (expected > 0).tolist()
-    torch.testing.assert_close(found.cpu().double(), expected, rtol=1e-5, atol=1e-9)
-
-
-def largest_are_kept(case: Rows) -> None:
-    kept = case.top_k.clamp(min=1)
-    same(cut("top_k_renorm_prob")(case.chances.cuda(), kept.cuda()), keep_top_k(case.chances.double(), kept.long()))
-
-
 def test_the_largest_are_kept_with_what_ties() -> None:
-    check(largest_are_kept, rows())
-
-
-def mass_is_kept(case: Rows) -> None:
-    limits = case.top_p
-    same(cut("top_p_renorm_prob")(case.chances.cuda(), limits.cuda()), keep_top_p(case.chances.double(), limits.double()))
+    check(lambda case: cuts.largest_are_kept(case, cut("top_k_renorm_prob")), cuts.rows())
 
 
 def test_the_fewest_are_kept_that_reach_a_mass() -> None:
-    check(mass_is_kept, rows())
+    check(lambda case: cuts.mass_is_kept(case, cut("top_p_renorm_prob")), cuts.rows())
 
 
 def test_a_coin_of_zero_and_a_child_without_probability() -> None:
     """Issue #35771: accepted up to 0.5.20, refused by what PR #35798 made of it."""
-    pair = Tree(1, 1, ((0,),), (0,))
-    targets = torch.tensor([[[0.0, 1.0, 0.0, 0.0], [1.0, 0.0, 0.0, 0.0]]])
-    case = test_sampling.Sampling(Batch(1, 1, 2, (pair,), (0,), 0), 4, 1.0, 4)
-    vars(case).update(targets=targets.cpu(), candidates=[[0, 0]])
-    coins, finals = torch.zeros(1, 2, device="cpu"), torch.tensor([0.5], device="cpu")
-    decided = test_sampling.call(tree_sampler(), case, coins, finals, torch.zeros(1, 2, 4))
-    illegal = test_sampling.follow_trees(case, decided, coins, finals)[0].illegal
+    decided, illegal = test_sampling.coin_of_zero(tree_sampler())
     if has_jit():
         assert (decided.paths, decided.emitted, illegal) == ([[0]], [[1]], None)
     else:

@@ -19,7 +19,7 @@ from torch import Tensor
 from eagletwin.harness.engines.triton_cpu import KernelViolation
 from eagletwin.harness.patch import Edit
 from eagletwin.reference.commit import accept_row
-from eagletwin.reference.follow_sampling import Followed, follow_chain, follow_tree
+from eagletwin.reference.follow_sampling import Followed, Illegal, follow_chain, follow_tree
 from eagletwin.reference.sampling import EXACT, Thresholds, children_of, keep_top_k
 from eagletwin.reference.tree import retrieve_links
 
@@ -206,6 +206,17 @@ def tree_is_sampled(case: Sampling, sample: Callable[..., None]) -> None:
     coins, finals = case.coins
     decided = call(sample, case, coins, finals, torch.zeros_like(case.targets))
     assert [found.illegal for found in follow_trees(case, decided, coins, finals)] == [None] * len(decided.paths)
+
+
+def coin_of_zero(sample: Callable[..., None]) -> tuple[Decided, Illegal | None]:
+    """What is decided with a coin of 0 on a child that has no probability, and whether it may be."""
+    pair = Tree(1, 1, ((0,),), (0,))
+    case = Sampling(Batch(1, 1, 2, (pair,), (0,), 0), 4, 1.0, 4)
+    targets = torch.tensor([[[0.0, 1.0, 0.0, 0.0], [1.0, 0.0, 0.0, 0.0]]], device="cpu")
+    vars(case).update(targets=targets, candidates=[[0, 0]])
+    coins, finals = torch.zeros(1, 2, device="cpu"), torch.tensor([0.5], device="cpu")
+    decided = call(sample, case, coins, finals, torch.zeros_like(targets))
+    return decided, follow_trees(case, decided, coins, finals)[0].illegal
 
 
 @st.composite

@@ -7,9 +7,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from eagletwin.harness.engines.sglang import tree_ops
+from eagletwin.harness.engines.sglang import sampling_ops, tree_ops
 
+from . import cuts
 from .release import TREE, load
+from .test_sampling import Sampling, coin_of_zero, tree_is_sampled, trees
 from .test_tree import FULL, QLEN, Build, build
 from .trees import Batch, Tree, batches
 
@@ -67,3 +69,24 @@ def test_a_tree_is_walked_as_the_twin_walks_it(batch: Batch, vocabulary: int) ->
         walk(**out, **links, **{name: tensor.reshape(count, nodes) for name, tensor in of_nodes.items()})
         results.append([tensor.tolist() for tensor in out.values()])
     assert results[0] == results[1]
+
+
+@settings(max_examples=60, deadline=None)
+@given(trees())
+def test_a_tree_is_sampled_as_the_reference_follows_it(case: Sampling) -> None:
+    """sgl_kernel's has no twin. tests/gpu holds it to the same."""
+    tree_is_sampled(case, sampling_ops.tree_speculative_sampling_target_only)
+
+
+@settings(max_examples=60, deadline=None)
+@given(cuts.rows())
+def test_rows_are_cut_as_the_reference_cuts_them(case: cuts.Rows) -> None:
+    cuts.largest_are_kept(case, sampling_ops.top_k_renorm_prob)
+    cuts.mass_is_kept(case, sampling_ops.top_p_renorm_prob)
+
+
+def test_a_coin_of_zero_is_decided_as_sgl_kernel_decides_it_up_to_0_5_20() -> None:
+    decided, illegal = coin_of_zero(sampling_ops.tree_speculative_sampling_target_only)
+    assert decided.paths == [[0, 1]]
+    assert illegal is not None
+    assert illegal.why == "the target never draws this token"
