@@ -10,7 +10,6 @@ import sys
 import time
 import traceback
 from collections.abc import Callable
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -47,6 +46,7 @@ from .cli_options import (
     unusual_words,
 )
 from .cli_releases import prove_on_wheels, releases
+from .cli_traces import diff, judge
 from .errors import (
     EXIT_DIVERGED,
     EXIT_EQUAL,
@@ -56,6 +56,7 @@ from .errors import (
     EXIT_USAGE,
     EagletwinError,
     InputError,
+    Told,
     exit_code_of,
 )
 
@@ -73,6 +74,8 @@ app.add_typer(bench, name="bench")
 app.add_typer(gpu, name="gpu")
 app.add_typer(releases, name="releases")
 app.command()(bisect)
+app.command()(judge)
+app.command()(diff)
 
 
 @app.callback(invoke_without_command=True)
@@ -111,7 +114,7 @@ def check(
     from .engines.source import resolve
     from .engines.start import Zygote
 
-    source, mode = resolve(sglang), mode_of(device, graphs, overlap, tp)
+    mode, source = mode_of(device, graphs, overlap, tp), resolve(sglang)  # in this order: what is missing costs no download
     with Zygote(source, mode) as zygote:
         zygote.start()  # it imports SGLang while this process imports torch
         from . import check as checking
@@ -206,7 +209,7 @@ def fuzz(
     words += unusual_words(("--minutes", minutes, 5.0), ("--cases", max_cases, 1_000_000), ("--findings", findings, 1))
     words += unusual_words(("--shrink-minutes", shrink_minutes, 3.0), ("--kernels", kernels, "fast"), ("--sglang", sglang, ""))
     words += unusual_words(("--step-timeout", step_timeout, STEP_SECONDS), ("--case-timeout", case_timeout, CASE_SECONDS))
-    source, mode = resolve(sglang), mode_of(device, graphs, overlap, tp)
+    mode, source = mode_of(device, graphs, overlap, tp), resolve(sglang)
     words += mode.options
     folder = new_run_folder(out, f"fuzz-{seed}")
     found, search = [], None
@@ -267,7 +270,8 @@ def prove(
     from .engines.start import Zygote
 
     begun = time.monotonic()
-    with Zygote(resolve(sglang), mode_of(device, graphs, overlap, tp)) as zygote:
+    mode, source = mode_of(device, graphs, overlap, tp), resolve(sglang)
+    with Zygote(source, mode) as zygote:
         zygote.start()  # it imports SGLang while this process imports torch
         from . import prove as proving
         from .engines.process import Host, Limits, WouldNotStart
@@ -290,78 +294,6 @@ def prove(
     proof_table(proofs)
     print(f"{sum(proof.holds for proof in proofs)} of {len(proofs)} proven in {time.monotonic() - begun:.1f} s")
     return proving.worst([proof.exit_code for proof in proofs])
-
-
-@app.command()
-def judge(
-    trace: Annotated[Path, typer.Argument(help="A folder with trace.json and trace.safetensors.")],
-    without: RulesOff = None,
-    view: Views = "slot_layout",
-) -> int:
-    """Judge a recorded trace again, without an engine."""
-    from .judge import judge as judging
-    from .report.argument import argue
-    from .trace import read_trace
-
-    off = rules_off(without)
-    recorded = read_trace(trace)
-    verdict = judging(recorded, off, view)
-    words = ["eagletwin", "judge", str(trace), *(word for rule in without or () for word in ("--without", rule))]
-    words += unusual_words(("--view", view, "slot_layout"))
-    print(argue(recorded.header, verdict, again=shlex.join(words), trace=recorded))
-    return exit_code_of(verdict.status)
-
-
-@app.command()
-def diff(
-    left: Annotated[str, typer.Argument(help="A trace folder; or a case, to be run on two SGLangs.")],
-    right: Annotated[str, typer.Argument(help="Another trace of the same requests.")] = "",
-    lines: Annotated[int, typer.Option(min=1, help="How many differences to print.")] = 20,
-    sglang: Annotated[
-        list[str] | None,
-        typer.Option("--sglang", metavar="RELEASE|PATH", help="Twice: run the case on these two, and compare their traces."),
-    ] = None,
-    kernels: KernelRuntime = "fast",
-    tp: Ranks = 1,
-    out: Runs = DEFAULT_RUNS,
-    step_timeout: StepSeconds = STEP_SECONDS,
-    case_timeout: CaseSeconds = CASE_SECONDS,
-) -> int:
-    """Compare two traces number for number, or one case on two SGLangs. 0: same within the judge's bound, 1: different."""
-    from .diff import comparison_text
-    from .diff import diff as compare
-    from .trace import read_trace
-
-    if len(sglang or ()) != (0 if right else 2):
-        raise InputError(
-            "diff takes two trace folders, or one case and --sglang twice",
-            consequence="nothing was compared",
-            remedy="`eagletwin diff A B`, or `eagletwin diff CASE --sglang 0.5.11 --sglang 0.5.12`",
-        )
-    if sglang:
-        from .engines.process import Limits, WouldNotStart
-        from .engines.source import resolve
-        from .pair import run_pair
-        from .paths import new_run_folder
-
-        chosen, sources = case_of(left), (resolve(sglang[0]), resolve(sglang[1]))
-        folder = new_run_folder(out, f"{chosen.name}-diff")
-        limits = Limits(step=step_timeout, case=case_timeout)
-        try:
-            halves = run_pair(chosen, sources, folder, limits, kernels, mode_of("cpu", "none", None, tp))
-        except WouldNotStart as error:
-            print(f"UNKNOWN  {chosen.name}\n\n  {error}")
-            return EXIT_UNKNOWN
-        print("\n".join(half.line for half in halves))
-        traces = [half.trace for half in halves]
-    else:
-        traces = [read_trace(Path(left)), read_trace(Path(right))]
-    result = compare(*traces)
-    print(comparison_text(result, lines))
-    if sglang and any(trace.header.ending.kind != "finished" for trace in traces):
-        print("One of the two did not come to its end: what is the same until then says nothing of the rest.")
-        return EXIT_UNKNOWN
-    return EXIT_EQUAL if result.same else EXIT_DIVERGED
 
 
 @app.command()
@@ -401,6 +333,8 @@ def guarded(run: Callable[[], int]) -> int:
         print(f"error: {error.format_message()}", file=sys.stderr)
         print("  so:  nothing was run\n  try: eagletwin --help, or --help after a command", file=sys.stderr)
         code = EXIT_USAGE
+    except Told as end:
+        return end.exit_code
     except EagletwinError as error:
         print(f"error: {error}", file=sys.stderr)
         code = error.exit_code

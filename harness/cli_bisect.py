@@ -31,9 +31,11 @@ from .cli_options import (
     rules_off,
     unusual_words,
 )
-from .errors import EXIT_EQUAL, EXIT_UNKNOWN, InputError
+from .errors import EXIT_EQUAL, EXIT_INTERRUPTED, EXIT_UNKNOWN, InputError, Told
 
 if TYPE_CHECKING:
+    from eagletwin.cases.entry import Entry
+
     from .bisect.marks import Looked
     from .bisect.state import Run, Subject
 
@@ -100,11 +102,18 @@ def bisect(
 
     with terminated_as_interrupted():
         if features:
-            return _features(subject, rule, sglang, out, command)
+            return _features(subject, rule, sglang, out, command, _hint(entry, subject))
         expected = entry.rule if entry is not None else ""
         if git is not None:
             return _commits(subject, rule, expected, git, out, command)
         return _releases(subject, rule, expected, since, until, out, command)
+
+
+def _hint(entry: "Entry | None", subject: "Subject") -> str:
+    """What brings back a bug that the release no longer has."""
+    if entry is None or entry.revert is None or entry.revert in subject.patches:
+        return ""
+    return f"--revert {entry.id} undoes the fix of {entry.id}, where an SGLang has it."
 
 
 def _check_options(ranged: str, git: object, features: bool, sglang: str) -> None:
@@ -132,7 +141,7 @@ def _releases(subject: "Subject", rule: str, expected: str, since: str, until: s
     from .report.bisection import version_report
 
     versions = _range(releases(), since, until)
-    with open_run(out, plan_of(subject, versions, rule=rule, expected=expected)) as run:
+    with _told_where_it_stands(), open_run(out, plan_of(subject, versions, rule=rule, expected=expected)) as run:
         _begin(run)
 
         def look(version: str) -> "Looked":
@@ -150,7 +159,8 @@ def _commits(subject: "Subject", rule: str, expected: str, git: tuple[str, str, 
 
     repository = Path(git[0]).absolute()
     ends = ends_of(repository, git[1], git[2])
-    with open_run(out, plan_of(subject, ends, checkout=str(repository), rule=rule, expected=expected)) as run:
+    plan = plan_of(subject, ends, checkout=str(repository), rule=rule, expected=expected)
+    with _told_where_it_stands(), open_run(out, plan) as run:
         _begin(run)
 
         def look(commit: str, tree: Path) -> "Looked":
@@ -162,7 +172,10 @@ def _commits(subject: "Subject", rule: str, expected: str, git: tuple[str, str, 
         return _end(run, report, outcome.answered)
 
 
-def _features(subject: "Subject", rule: str, sglang: str, out: Path, command: Command) -> int:
+def _features(subject: "Subject", rule: str, sglang: str, out: Path, command: Command, hint: str) -> int:
+    """hint: what to type if the case diverges nowhere; may be empty."""
+    from .bisect.features import features_of
+    from .bisect.marks import LOOKS
     from .bisect.measure import SMALLEST, reduce_case
     from .bisect.state import say
     from .engines.process import Host
@@ -172,10 +185,17 @@ def _features(subject: "Subject", rule: str, sglang: str, out: Path, command: Co
 
     source = resolve(sglang)
     folder = new_run_folder(out, f"features-{subject.case.name}")
-    with Host(source=source) as host:
-        reduction = reduce_case(host, subject, rule, folder, lambda text: say(folder, text))
+    had = ", ".join(feature.name for feature in features_of(subject.case)) or "none"
+    say(folder, f"folder: {folder}")
+    say(folder, f"features of {subject.case.name}: {had}; first the case as it is, {LOOKS} times")
+    try:
+        with Host(source=source) as host:
+            reduction = reduce_case(host, subject, rule, folder, lambda text: say(folder, text))
+    except KeyboardInterrupt:
+        say(folder, "not finished: features are looked for anew when it is typed again")
+        raise Told(EXIT_INTERRUPTED) from None
     again = command(sglang, str(folder / SMALLEST))
-    report = feature_report(reduction, subject.case, folder, again)
+    report = feature_report(reduction, subject.case, folder, again, hint)
     (folder / REPORT).write_text(report + "\n", encoding="utf-8")
     print(report)
     return EXIT_EQUAL if reduction.reduced.answered else EXIT_UNKNOWN
@@ -211,6 +231,15 @@ def _range(known: tuple[str, ...], since: str, until: str) -> tuple[str, ...]:
             remedy="give the older one to --from and the newer one to --to",
         )
     return chosen
+
+
+@contextmanager
+def _told_where_it_stands() -> Iterator[None]:
+    """A run says itself that it was interrupted, and what becomes of it."""
+    try:
+        yield
+    except KeyboardInterrupt:
+        raise Told(EXIT_INTERRUPTED) from None
 
 
 @contextmanager

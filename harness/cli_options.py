@@ -156,7 +156,7 @@ def rules_off(names: list[str] | None) -> frozenset[str]:
 
 
 def entry_of(name: str) -> "Entry":
-    """The entry of this id. Raises InputError: there is none, or there are several of this number."""
+    """The entry of this id. Raises InputError: there is none, or there are several whose id begins so."""
     found = entries_of(name)
     if len(found) > 1:
         raise InputError(
@@ -168,16 +168,23 @@ def entry_of(name: str) -> "Entry":
 
 
 def entries_of(name: str) -> "list[Entry]":
-    """The entry of this id, or all parts of this number. Raises InputError if there is none."""
+    """The entry of this id, or all whose id begins with these words. Raises InputError if there is none."""
     from eagletwin.cases.regressions import LEDGER
 
-    name = name.removeprefix("#")
-    found = [entry for entry in LEDGER.values() if entry.id == name or entry.id.startswith(f"{name}-")]
+    found = _matching(name)
     if not found:
         raise InputError(
             f"the ledger has no entry {name!r}", consequence="nothing was run", remedy=f"use one of {', '.join(LEDGER)}"
         )
     return found
+
+
+def _matching(name: str) -> "list[Entry]":
+    """The entry of this id, or all whose id begins with these words; none, if there is none."""
+    from eagletwin.cases.regressions import LEDGER
+
+    name = name.removeprefix("#")
+    return [entry for entry in LEDGER.values() if entry.id == name or entry.id.startswith(f"{name}-")]
 
 
 def ledger_of(names: list[str]) -> "list[Entry]":
@@ -216,9 +223,6 @@ def case_of(name: str) -> "Case":
 
 def entry_named(name: str) -> "Entry | None":
     """The entry that is meant by the name of a case; None: it is a file. Raises InputError."""
-    from eagletwin.cases.regressions import LEDGER
-
-    number = name.removeprefix("#")
-    if Path(name).exists() or not (number.isdigit() or number in LEDGER):
+    if Path(name).exists() or not (name.removeprefix("#").isdigit() or _matching(name)):
         return None
-    return entry_of(number)  # says which entries there are
+    return entry_of(name)  # says which entries there are

@@ -107,7 +107,7 @@ def _diff_rank(left: Trace, right: Trace, rank: str) -> Comparison:
 
 
 def comparison_text(result: Comparison, lines: int) -> str:
-    """The first `lines` differences, those beyond the bound first, and the sum."""
+    """The first `lines` differences, left | right, those beyond the bound first, and the sum."""
     shown = sorted(result.differences, key=lambda difference: difference.bits)[:lines]
     text = [f"{one.where}: {one.left} | {one.right}" + ("  (within the bound)" if one.bits else "") for one in shown]
     hidden = len(result.differences) - lines

@@ -27,6 +27,14 @@ class EagletwinError(Exception):
         self.cause = cause
 
 
+class Told(Exception):
+    """Ends a command with this exit code: what there is to say has been said."""
+
+    def __init__(self, exit_code: int) -> None:
+        super().__init__(exit_code)
+        self.exit_code = exit_code
+
+
 class InputError(EagletwinError):
     """A case, trace, name or option that cannot be used."""
 

@@ -6,12 +6,20 @@ from pathlib import Path
 from .case import Case
 from .check import brief
 from .engines.mode import CPU, Mode
-from .engines.process import Host, Limits
+from .engines.process import Host, Limits, WouldNotStart
 from .engines.source import Source
 from .engines.start import Zygote
 from .engines.wire import Kernels
 from .judge import Verdict, judge
 from .trace import Trace
+
+
+class OneWouldNotStart(Exception):
+    """One of the two SGLangs cannot be imported, or refuses the configuration. side: 0 the first, 1 the second."""
+
+    def __init__(self, side: int, error: WouldNotStart) -> None:
+        super().__init__(str(error))
+        self.side = side
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,18 +45,21 @@ def run_pair(
     kernels: Kernels = "fast",
     mode: Mode = CPU,
 ) -> tuple[Half, Half]:
-    """Run the case on each, in fresh forks, below `folder`. Raises WouldNotStart."""
+    """Run the case on each, in fresh forks, below `folder`. Raises OneWouldNotStart."""
     zygotes = [Zygote(source, mode) for source in sources]
     try:
         for zygote in zygotes:  # they import at once
             zygote.start()
-        left, right = (
-            _half(case, zygote, folder / side, limits, kernels) for zygote, side in zip(zygotes, ("left", "right"), strict=True)
-        )
+        halves = []
+        for side, zygote in enumerate(zygotes):
+            try:
+                halves.append(_half(case, zygote, folder / ("left", "right")[side], limits, kernels))
+            except WouldNotStart as error:
+                raise OneWouldNotStart(side, error) from error
     finally:
         for zygote in zygotes:
             zygote.close()
-    return left, right
+    return halves[0], halves[1]
 
 
 def _half(case: Case, zygote: Zygote, folder: Path, limits: Limits, kernels: Kernels) -> Half:

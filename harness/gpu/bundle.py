@@ -44,11 +44,12 @@ export EAGLETWIN_WEIGHTS="$EAGLETWIN_SITE/weights"
 export EAGLETWIN_CACHE="${{EAGLETWIN_CACHE:-$EAGLETWIN_SITE/cache}}"
 python3 - <<'END'
 import importlib.util, sys
+here = "%d.%d" % sys.version_info[:2]
+if here != "{_PYTHON}":
+    print("eagletwin: this bundle is for Python {_PYTHON}, and here it is", here, file=sys.stderr)
 missing = [name for name in {_IN_THE_IMAGE!r} if importlib.util.find_spec(name) is None]
-if missing or "%d.%d" % sys.version_info[:2] != "{_PYTHON}":
-    here = "%d.%d" % sys.version_info[:2]
-    print("eagletwin: this bundle is for Python {_PYTHON}; here it is", here, file=sys.stderr)
-    print("eagletwin: missing in this image:", ", ".join(missing) or "nothing", file=sys.stderr)
+if missing:
+    print("eagletwin: not packed, and missing in this image:", ", ".join(missing), file=sys.stderr)
 END
 """
 

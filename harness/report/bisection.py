@@ -26,7 +26,7 @@ def version_report(outcome: Outcome, case: Case, run: Run, command: Callable[[st
     lines += ["", *_fold(_conclusion(outcome, kind))]
     runs, seconds = sum(looked.runs for looked in outcome.looked.values()), run.seconds
     of = f" of {len(plan.versions)}" if not plan.checkout else ""
-    lines += _fold(f"{len(outcome.looked)}{of} {kind}s looked at, the case run {runs} times, {seconds:.1f} s.")
+    lines += _fold(f"{len(outcome.looked)}{of} {kind}s looked at, the case run {_times(runs)}, {seconds:.1f} s.")
     if found.came is not None and found.old is not None and found.new is not None:
         lines += [""]
         for index, bad in ((found.old, not found.came), (found.new, found.came)):
@@ -55,7 +55,7 @@ def _row(outcome: Outcome, version: str, width: int) -> str:
     looked = outcome.looked[version]
     why = outcome.why_not(version)
     text = f"skipped: {why}" if why else brief(looked.usual)
-    return f"  {outcome.name(version):{width}}  {text}  ({len(looked.sightings)} looks, {looked.seconds:.1f} s)"
+    return f"  {outcome.name(version):{width}}  {text}  ({_count(len(looked.sightings), 'look')}, {looked.seconds:.1f} s)"
 
 
 def _conclusion(outcome: Outcome, kind: str) -> str:
@@ -70,10 +70,10 @@ def _conclusion(outcome: Outcome, kind: str) -> str:
     beyond = f" What lies beyond them cannot be told: {_listed(outcome, found.outside)}." if found.outside else ""
     if found.came is None:
         alike = "is equal" if outcome.fault is None else "shows it"
-        more = "" if outcome.fault is None else f" It came before {old} and stays, or came and went in between."
-        return f"{old} {alike}, and so does {new}; what is between was not looked at.{more}{beyond}".replace(
-            "is equal, and so does", "is equal, and so is"
-        )
+        more = "" if outcome.fault is None else f" It came with {old} or before it."
+        too = "so is" if outcome.fault is None else "so does"
+        between = "; what is between was not looked at" if found.new - found.old > 1 else ""
+        return f"{old} {alike}, and {too} {new}{between}.{more}{beyond}"
     word = "bad" if found.came else "good"
     shows = f"{new} shows it, and {old} does not" if found.came else f"{old} shows it, and {new} no longer does"
     if found.exact:
@@ -82,21 +82,30 @@ def _conclusion(outcome: Outcome, kind: str) -> str:
     return f"{shows}. Between them {between} cannot be told, so the first {word} {kind} is one of these, or {new}.{beyond}"
 
 
+def _count(number: int, word: str) -> str:
+    return f"{number} {word}{'' if number == 1 else 's'}"
+
+
+def _times(number: int) -> str:
+    return "once" if number == 1 else f"{number} times"
+
+
 def _listed(outcome: Outcome, indices: tuple[int, ...]) -> str:
     names = [outcome.name(outcome.versions[index]) for index in indices]
     return ", ".join(names[:_MOST]) + (f" and {len(names) - _MOST} more" if len(names) > _MOST else "")
 
 
-def feature_report(reduction: Reduction, case: Case, folder: Path, again: str) -> str:
-    """The answer of a feature bisection. again: the command that runs the smallest case."""
+def feature_report(reduction: Reduction, case: Case, folder: Path, again: str, hint: str = "") -> str:
+    """The answer of a feature bisection. again: the command that runs the smallest case; hint: what to try if there is none."""
     reduced = reduction.reduced
-    cost = f"{reduction.variants} variants, run {reduction.runs} times, {reduction.seconds:.1f} s."
+    cost = f"{_count(reduction.variants, 'variant')}, run {_times(reduction.runs)}, {reduction.seconds:.1f} s."
     if reduced.fault is None:
         usual = reduced.whole.usual
         why = f" ({usual.why})" if usual.why else ""
         lines = [f"NOTHING TO REDUCE  {case.name}: {brief(usual)}{why}", ""]
         lines += _fold(
             "A feature bisection begins with a case that diverges. --revert, --patch, --rule and --sglang choose one."
+            + (f" {hint}" if hint else "")
         )
         return "\n".join([*lines, *_fold(cost), "", f"  folder: {folder}"])
     names = ", ".join(feature.name for feature in reduced.needed) or "NO FEATURE"

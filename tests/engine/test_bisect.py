@@ -8,13 +8,15 @@ import pytest
 
 from eagletwin.harness.bisect.measure import reduce_case
 from eagletwin.harness.bisect.state import Subject
-from eagletwin.harness.case import Case, EngineSettings, Request, SGLangSettings
+from eagletwin.harness.case import read_case
 from eagletwin.harness.engines.process import Host
 from eagletwin.harness.engines.provision import NotFetched
 from eagletwin.harness.engines.source import resolve
-from eagletwin.harness.patch import Edit, Patch
+from eagletwin.harness.patch import read_patch
 
 from .history import History
+
+EXAMPLES = Path(__file__).parents[2] / "docs" / "examples"
 
 
 def eagletwin(*arguments: str, cwd: Path) -> subprocess.CompletedProcess[str]:
@@ -31,27 +33,9 @@ def release(name: str) -> Path:
 
 
 def test_a_fault_that_needs_pages_and_two_requests_is_said_to_need_exactly_these(host: Host, tmp_path: Path) -> None:
-    states = "batch_result.logits_output.hidden_states"
-    fault = Edit(
-        target="sglang.srt.speculative.eagle_worker_v2.EagleDraftWorker._draft_extend_for_decode",
-        match=f"hidden_states={states},",
-        replacement=(
-            f"hidden_states={states}.roll(1, 0) if self.draft_runner.page_size > 1 and len(batch.seq_lens) > 1 else {states},"
-        ),
-    )
-    case = Case(
-        name="pages-and-requests",
-        model="llama-tiny",
-        num_steps=2,
-        page_size=4,
-        chunked_prefill_size=8,
-        requests=(
-            Request(id="a", prompt=(49, 53, 5, 33, 65, 62, 51, 38, 61), max_new_tokens=8),
-            Request(id="b", prompt=(49, 53, 5, 33, 65, 62, 7), max_new_tokens=5, arrive=2),
-        ),
-        engine=EngineSettings(sglang=SGLangSettings(radix_cache=True)),
-    )
-    subject = Subject(case=case, patches=(Patch(name="planted", edits=(fault,)),))
+    """The example of docs/bisect.md."""
+    case, fault = read_case(EXAMPLES / "busy.json"), read_patch(EXAMPLES / "fault.json")
+    subject = Subject(case=case, patches=(fault,))
     found = reduce_case(host, subject, "", tmp_path, print)
     assert [feature.name for feature in found.reduced.needed] == ["several requests", "pages"]
     assert {feature.name for feature in found.reduced.gone} == {"late arrivals", "several steps", "prefix cache", "chunks"}

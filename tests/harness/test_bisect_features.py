@@ -7,12 +7,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
+from eagletwin.cases.regressions import LEDGER
 from eagletwin.cases.strategies import cases
 from eagletwin.harness.bisect.features import FEATURES, features_of, variants
 from eagletwin.harness.bisect.marks import Looked, Sighting
 from eagletwin.harness.bisect.measure import Reduction
 from eagletwin.harness.bisect.reduce import Reduced, reduce
+from eagletwin.harness.bisect.state import Subject
 from eagletwin.harness.case import Case, EngineSettings, Event, Request, SGLangSettings, decode_case, encode_case
+from eagletwin.harness.cli_bisect import _hint
 from eagletwin.harness.models.recipes import RECIPES
 from eagletwin.harness.report.bisection import feature_report
 
@@ -167,3 +170,17 @@ def test_the_report_names_what_is_needed_and_on_what_evidence() -> None:
     words = " ".join(feature_report(doubtful, RICH, Path("runs"), "").split())
     assert "is diverged draft.kv at somewhere: so it is not, or not alone, what was changed." in words
     assert "is equal: what diverges is the fast kernel runtime, or what it makes of a kernel." in words
+    assert "1 variant, run once, 0.0 s." in words
+
+
+def test_where_nothing_shows_the_report_says_what_may_bring_it_back() -> None:
+    found, _ = reduced(lambda _: GOOD)
+    reduction = Reduction(found, None, None, 1, 3, 0.0)
+    words = " ".join(feature_report(reduction, RICH, Path("runs"), "", "--revert 25015 undoes the fix.").split())
+    assert words.startswith("NOTHING TO REDUCE")
+    assert "choose one. --revert 25015 undoes the fix. 1 variant, run 3 times, 0.0 s." in words
+    for name, patches, hint in (("25015", (), True), ("25015", (LEDGER["25015"].revert,), False), ("8409", (), False)):
+        entry = LEDGER[name]
+        subject = Subject(case=entry.case, patches=tuple(filter(None, patches)))
+        assert bool(_hint(entry, subject)) == hint
+    assert _hint(None, Subject(case=RICH)) == ""

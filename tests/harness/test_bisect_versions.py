@@ -127,6 +127,17 @@ def test_the_rule_that_an_entry_is_known_for_is_not_confused_with_a_live_bug(tmp
     assert "1  skipped: it diverged otherwise, by draft.kv" in report
 
 
+def test_of_two_neighbours_nothing_is_between(tmp_path: Path) -> None:
+    for seen, said in ((GOOD, "1 is equal, and so is 2."), (BAD, "1 shows it, and so does 2. It came with 1 or before it.")):
+        folder = tmp_path / seen.status
+        folder.mkdir()
+        _, _, report = search(folder, {"1": seen, "2": seen})
+        assert said in unfolded(report)
+        assert "between" not in report
+    _, _, report = search(tmp_path, {"1": GOOD, "2": GOOD, "3": GOOD})
+    assert "1 is equal, and so is 3; what is between was not looked at." in unfolded(report)
+
+
 def test_ends_that_diverge_each_in_its_own_way_say_nothing_about_which_is_meant(tmp_path: Path) -> None:
     outcome, asked, report = search(tmp_path, {"1": BAD, "2": BAD, "3": OTHER})
     assert not outcome.answered

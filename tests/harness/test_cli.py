@@ -4,11 +4,20 @@ import shutil
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
 
+from eagletwin.harness import doctor, pair
 from eagletwin.harness.case import Case, Request
+from eagletwin.harness.cli import INTERRUPTED, guarded
+from eagletwin.harness.cli_options import entries_of
+from eagletwin.harness.cli_traces import diff
+from eagletwin.harness.doctor import missing_for_cuda
+from eagletwin.harness.engines import source
+from eagletwin.harness.engines.process import WouldNotStart
+from eagletwin.harness.errors import EXIT_INTERRUPTED, Told
 from eagletwin.harness.trace import Ending, EngineInfo, Recorder, new_header, write_trace
 
 ENGINE = EngineInfo(name="none", version="0", device="cpu", kernels="none", torch="0", triton="0")
@@ -51,6 +60,62 @@ def test_a_usage_error_exits_128_and_says_why(tmp_path: Path, what: str) -> None
     assert not list(tmp_path.iterdir())
 
 
+@pytest.mark.parametrize(("command", "name"), [("check", "multi-layer-plan"), ("bisect", "26997")])
+def test_the_beginning_of_several_ids_is_no_case_and_they_are_named(tmp_path: Path, command: str, name: str) -> None:
+    """`prove`, --revert and --remedy take all of them."""
+    done = eagletwin(command, name, cwd=tmp_path)
+    assert done.returncode == 128
+    assert f"{name} has several entries" in done.stderr
+    entries = entries_of(name)
+    assert len(entries) > 1
+    assert all(entry.id in done.stderr for entry in entries)
+
+
+@pytest.mark.skipif(missing_for_cuda() is None, reason="there is a GPU here")
+@pytest.mark.parametrize("command", [("check", "25015"), ("prove", "25015"), ("fuzz",), ("diff", "25015", "--sglang", "0.4.1")])
+def test_a_gpu_that_is_missing_is_told_before_an_sglang_is_fetched(tmp_path: Path, command: tuple[str, ...]) -> None:
+    done = eagletwin(*command, "--sglang", "0.4.1", "--device", "cuda", cwd=tmp_path)
+    assert done.returncode == 128
+    assert "a CUDA engine needs it" in done.stderr
+    assert "0.4.1" not in done.stderr
+
+
+def test_what_ended_after_it_said_why_says_no_more(capsys: pytest.CaptureFixture[str]) -> None:
+    def told() -> int:
+        raise Told(EXIT_INTERRUPTED)
+
+    def interrupted() -> int:
+        raise KeyboardInterrupt
+
+    assert guarded(told) == guarded(interrupted) == EXIT_INTERRUPTED
+    assert capsys.readouterr().err == f"{INTERRUPTED}\n"
+
+
+def test_of_two_sglangs_the_one_that_does_not_start_is_named_with_the_folder(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def half(_case: Case, _zygote: object, folder: Path, *_: object) -> object:
+        if folder.name == "right":
+            raise WouldNotStart("it does not run this", consequence="c", remedy="r")
+        return None
+
+    monkeypatch.setattr(pair, "Zygote", lambda *_: SimpleNamespace(start=lambda: None, close=lambda: None))
+    monkeypatch.setattr(pair, "_half", half)
+    monkeypatch.setattr(source, "resolve", lambda name: name)
+    assert diff("25015", sglang=["0.5.22", "0.5.23"], out=tmp_path) == 125
+    said = capsys.readouterr()
+    assert said.err == f"pr-25015 runs on SGLang 0.5.22 and on 0.5.23; folder: {tmp_path / 'pr-25015-diff'}\n"
+    assert said.out.startswith("UNKNOWN  pr-25015 on SGLang 0.5.23\n\n  it does not run this\n")
+    assert said.out.endswith(f"folder: {tmp_path / 'pr-25015-diff'}\n")
+
+
+def test_releases_that_are_not_fetched_are_nothing_that_is_wrong(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(doctor, "here", lambda: ("0.5.23",))
+    found = doctor._releases()
+    assert found.good
+    assert found.found.startswith("1 of 19 are here: 0.5.23; `--sglang` fetches another when it is named")
+
+
 def test_help_exits_0_and_names_the_exit_codes(tmp_path: Path) -> None:
     done = eagletwin("--help", cwd=tmp_path)
     assert done.returncode == 0
@@ -71,6 +136,7 @@ def recorded(folder: Path, value: float, *, token: int = 1) -> Path:
 def test_diff_of_a_trace_with_itself_is_0(tmp_path: Path) -> None:
     done = eagletwin("diff", str(recorded(tmp_path / "a", 0.5)), str(tmp_path / "a"), cwd=tmp_path)
     assert done.returncode == 0
+    assert done.stdout.startswith(f"left:  {tmp_path / 'a'}\nright: {tmp_path / 'a'}\n")
     assert "identical" in done.stdout
 
 

@@ -74,6 +74,7 @@ def test_only_engines_and_those_who_run_them_import_engines() -> None:
         "cli_bisect.py",
         "cli_options.py",
         "cli_releases.py",
+        "cli_traces.py",
         "doctor.py",
         "draws.py",
         "trial.py",
