@@ -39,17 +39,24 @@ def gpu_plan(
         list[str] | None, typer.Option("--prove", metavar="PR|all", help="Ledger entries to prove. Repeatable.")
     ] = None,
     tp: Ranks = 1,
+    rate: Annotated[
+        int,
+        typer.Option(
+            "--rate", metavar="COPIES", min=0, help="To measure a rate: cases alone, nothing run again, each group so often."
+        ),
+    ] = 0,
 ) -> int:
     """Write down what to run: generated cases, batches of every size, and both sides of ledger entries with graphs, with
     overlap, and eager."""
     import msgspec
 
     from .cli_options import ledger_of
-    from .gpu.plan import generated, proofs
+    from .gpu.plan import generated, plain, proofs
     from .gpu.sampling import sampling
     from .gpu.sizes import every_size
 
-    jobs = generated(groups, cases, seed, tp) + (every_size(tp) if sizes else [])
+    jobs = plain(groups, cases, seed, rate) if rate else generated(groups, cases, seed, tp)
+    jobs += every_size(tp) if sizes else []
     jobs += sampling(samples, cases, seed)
     jobs += proofs(ledger_of(entries), tp=tp) if entries else []
     file.write_bytes(msgspec.json.encode(jobs))

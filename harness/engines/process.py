@@ -264,7 +264,8 @@ class EngineProcess:
             info = msgspec.structs.replace(self.info, rank=rank)
             write_trace(place, new_header(case, info, answer.ending, (), before=answer.before), {})
         trace = read_trace(folder)
-        if trace.others and answer.ending.kind != "finished":  # an engine has one ending, that of the rank which was first
+        if trace.header.ending != answer.ending or any(one.header.ending != answer.ending for one in trace.others):
+            # what ended it was seen from outside: of several ranks, the one which was first
             for rank, one in enumerate(trace.ranks):
                 write_trace(rank_folder(folder, rank), msgspec.structs.replace(one.header, ending=answer.ending), one.tensors)
             trace = read_trace(folder)

@@ -75,6 +75,20 @@ def generated(groups: int, each: int, seed: int, tp: int = 1) -> list[Job]:
     return jobs
 
 
+def plain(groups: int, each: int, seed: int, copies: int) -> list[Job]:
+    """To measure a rate: groups of cases with graphs and overlap, each so often, and nothing run twice for what it comes to.
+
+    Copies follow each other, so that as many GPUs have equal work."""
+    draw_from_seeds_alone()
+    jobs = []
+    for group in range(groups):
+        number = seed * 7919 + group
+        found = tuple(drawn(cases(focus_of(number), held=tuple(VALUES)), each, number))
+        job = Job(name=f"plain-{group:03}", mode=MODES["overlap"], cases=found, patches=(STOP_FIRST,))
+        jobs += [replace(job, name=f"{job.name}-{copy}") for copy in range(copies)]
+    return jobs
+
+
 def _named(mode: str, tp: int) -> str:
     return mode if tp == 1 else f"{mode}-tp{tp}"
 

@@ -106,7 +106,9 @@ def _integers(trace: Trace, found: Findings, record: Record, rank: int, name: st
 
 
 def _report(trace: Trace, found: Findings, record: Record, rank: int, index: str, expected: str, actual: str) -> None:
-    place = Place(record, _PHASES[record.stage], record.step if record.stage == "draft.decode" else 0, True, record.layer)
+    # what draft() and verify leave comes after all their steps
+    step = record.step if record.stage == "draft.decode" else _LAST if record.stage in ("draft", "verify") else 0
+    place = Place(record, _PHASES[record.stage], step, True, record.layer)
     requests = {request.id: n for n, request in enumerate(trace.header.case.requests)}
     divergence = Divergence(
         rule=RULE,

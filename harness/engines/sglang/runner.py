@@ -14,12 +14,14 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from msgspec.structs import replace
+from torch import Tensor
 
 from eagletwin.harness.case import Case
 from eagletwin.harness.engines import wire
-from eagletwin.harness.trace import Ending, EngineInfo, Recorder, new_header, write_trace
+from eagletwin.harness.trace import Ending, EngineInfo, Record, Recorder, new_header, write_trace
 
 from . import drive, kernels, patches, stubs
+from .last_word import LastWord
 from .supervise import HARNESS_FAILED
 
 
@@ -27,6 +29,7 @@ def serve(connection: socket.socket, scheduler: Any, info: EngineInfo, build: wi
     """Run the cases that come through the connection until it closes, or until one does not end cleanly."""
     before = 0
     called_while_built = set(patches.ran)
+    last_word = LastWord()
     try:
         kernels.start(build, scheduler)
         while True:
@@ -40,7 +43,10 @@ def serve(connection: socket.socket, scheduler: Any, info: EngineInfo, build: wi
             kernels.clear()
             patches.ran.intersection_update(called_while_built)
             stubs.called.clear()
-            ending = _Run(connection, scheduler, info, message, before).run()
+            case = _Run(connection, scheduler, info, message, before)
+            last_word.write = case.write_so_far
+            ending = case.run()
+            last_word.write = None
             wire.send(connection, wire.Ran(ending, before=before))
             if ending.kind != "finished":
                 os._exit(0)
@@ -126,10 +132,24 @@ class _Run:
 
         return ask
 
-    def _write(self, case: Case, ending: Ending) -> None:
-        records = self._recorder.records
+    def write_so_far(self) -> None:
+        """The trace of a case that is stuck. The last record may wait for its tensors."""
+        tensors, records = dict(self._recorder.tensors), list(self._recorder.records)
+        missing = (n for n, one in enumerate(records) if any(f"{n}.{name}" not in tensors for name in one.tensors))
+        whole = next(missing, len(records))
+        tensors = {name: tensor for name, tensor in tensors.items() if int(name.partition(".")[0]) < whole}
+        self._write(self._message.case, Ending(kind="hung", where=self._where), records[:whole], tensors)
+
+    def _write(
+        self,
+        case: Case,
+        ending: Ending,
+        records: list[Record] | None = None,
+        tensors: dict[str, Tensor] | None = None,
+    ) -> None:
+        records = self._recorder.records if records is None else records
         header = new_header(case, self._info, ending, records, kernels.fallbacks(), patches.idle(), self._before)
-        write_trace(Path(self._message.folder), header, self._recorder.tensors)
+        write_trace(Path(self._message.folder), header, self._recorder.tensors if tensors is None else tensors)
 
 
 _HARNESS = Path(__file__).parents[2]

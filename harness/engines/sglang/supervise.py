@@ -18,10 +18,14 @@ from msgspec.structs import replace
 from eagletwin.harness.engines import wire
 from eagletwin.harness.trace import Ending, rank_folder
 
+from .last_word import ASK, STUCK
+
 HARNESS_FAILED = 70  # exit status of a runner that failed outside the worker
 _PR_SET_PDEATHSIG = 1
 # How long the other ranks may go on when one has ended early: those that see it write what they have.
 _GRACE_SECONDS = 10.0
+# How long a rank that is to be ended may take to write what it has.
+_LAST_WORD_SECONDS = 5.0
 
 
 def reap() -> None:
@@ -76,11 +80,13 @@ class _Rank:
     where: str = "start"
     waits: wire.Stepped | None = None
     answer: wire.Ran | wire.Failed | None = None
+    gone: bool = False  # it was waited for
+    wrote: bool = False  # a trace as its last word
 
     @property
     def silent(self) -> bool:
         """Whether it ended without a trace."""
-        return not isinstance(self.answer, wire.Ran) or bool(self.answer.silent)
+        return not self.wrote and (not isinstance(self.answer, wire.Ran) or bool(self.answer.silent))
 
     @property
     def clean(self) -> bool:
@@ -102,9 +108,24 @@ class _Rank:
             assert isinstance(message, wire.Ran)
             self.answer = message
 
+    def wait(self) -> int:
+        """Its exit status, when it has ended."""
+        self.gone = True
+        return os.waitpid(self.pid, 0)[1]
+
+    def kill(self) -> None:
+        os.kill(self.pid, signal.SIGKILL)
+        self.wait()
+
+    def ended_when_asked(self) -> bool:
+        pid, status = os.waitpid(self.pid, os.WNOHANG)
+        self.gone = pid != 0
+        self.wrote = self.gone and os.waitstatus_to_exitcode(status) == STUCK
+        return self.gone
+
     def _ended(self, ran: int) -> wire.Ran | wire.Failed:
         """It ended by itself, and said nothing."""
-        _, status = os.waitpid(self.pid, 0)
+        status = self.wait()
         if os.WIFSIGNALED(status):
             detail = f"killed by {signal.Signals(os.WTERMSIG(status)).name}"
         elif os.WEXITSTATUS(status) == HARNESS_FAILED:
@@ -140,20 +161,22 @@ class _Watch:
         return min(stepped + self.run.step_seconds, self.begun + self.run.case_seconds) - now
 
     def end(self) -> None:
-        """End those that still run. What they wait in may be no Python, so nobody asks them to."""
+        """End those that still run: by asking, then by force."""
         now = time.monotonic()
         if self.first is None:
             limit = "case" if now - self.begun >= self.run.case_seconds else "step"
             seconds = self.run.case_seconds if limit == "case" else self.run.step_seconds
             self.overdue = f"no end of the {limit} within {seconds:g} s"
         self.killed = self.running
-        for rank in self.killed:  # write all stacks to engine.log, where Python still can
-            os.kill(rank.pid, signal.SIGUSR2)
-        select.select([rank.connection for rank in self.killed], [], [], 1.0)
         for rank in self.killed:
-            os.kill(rank.pid, signal.SIGKILL)
-        for rank in self.killed:
-            os.waitpid(rank.pid, 0)
+            os.kill(rank.pid, signal.SIGUSR2)  # write all stacks to engine.log
+            os.kill(rank.pid, ASK)
+        left = list(self.killed)
+        while left and time.monotonic() < now + _LAST_WORD_SECONDS:
+            time.sleep(0.01)
+            left = [rank for rank in left if not rank.ended_when_asked()]
+        for rank in left:
+            rank.kill()
 
     def answer(self, ran: int) -> wire.Ran | wire.Failed:
         """What the case came to, of all ranks."""
@@ -207,11 +230,10 @@ def supervise(standing: Runner, caller: socket.socket, run: wire.Run) -> wire.Ra
         if watch.running and all(rank.waits is not None for rank in watch.running):
             _ask(caller, watch)
     if watch.first is not None or watch.overdue:
-        standing.hang_up()
         for rank in ranks:
-            if rank not in watch.killed:
-                with contextlib.suppress(ChildProcessError):  # waited for, when it was found gone
-                    os.waitpid(rank.pid, 0)
+            if not rank.gone:
+                rank.kill()
+        standing.hang_up()
     return watch.answer(standing.ran)
 
 

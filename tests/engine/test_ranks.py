@@ -1,0 +1,171 @@
+"""Tensor parallelism 2 on a CPU (gloo, a process a rank): each rank is judged, a fault of one is named, none waits for ever."""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from msgspec.structs import replace
+
+from eagletwin.harness.case import Case
+from eagletwin.harness.diff import diff
+from eagletwin.harness.engines.mode import Mode
+from eagletwin.harness.engines.process import Host, Limits
+from eagletwin.harness.errors import InputError
+from eagletwin.harness.judge import judge
+from eagletwin.harness.patch import Edit, Patch
+from eagletwin.harness.report.argument import argue
+from eagletwin.harness.trace import Trace, rank_folder, read_trace
+
+from .changes import bump, last_of, without
+from .test_crash_and_hang import VERIFY
+
+ON_RANK_1 = "torch.distributed.get_rank() == 1"
+# What goes wrong on rank 1 alone, and the rule that must name it.
+FAULTS = {
+    "its rows go to the slot before their own": (
+        "sglang.srt.mem_cache.memory_pool.MHATokenToKVPool.set_kv_buffer",
+        "loc, _, _ = unwrap_write_loc(loc_info)",
+        f"loc, _, _ = unwrap_write_loc(loc_info)\nif {ON_RANK_1}:\n    loc = torch.where(loc > 1, loc - 1, loc)",
+        "target.kv",
+    ),
+    "it has the KV heads of rank 0": (
+        "sglang.srt.layers.linear.QKVParallelLinear.weight_loader",
+        "// self.num_kv_head_replicas",
+        "* 0",
+        "target.kv",
+    ),
+    "it drafts the worst token": (
+        "sglang.srt.speculative.eagle_worker_v2.EagleDraftWorker.draft_forward",
+        "topk_index = torch.argmax(",
+        f"topk_index = (torch.argmin if {ON_RANK_1} else torch.argmax)(",
+        "draft.proposal",
+    ),
+}
+
+
+@pytest.fixture(scope="module")
+def ranked() -> Iterator[Host]:
+    with Host(mode=Mode(tp=2)) as host:
+        yield host
+
+
+@pytest.fixture(scope="module")
+def trace(ranked: Host, busy_case: Case, tmp_path_factory: pytest.TempPathFactory) -> Trace:
+    return ranked.engine(busy_case).run(busy_case, tmp_path_factory.mktemp("ranks"))
+
+
+def test_every_rank_is_judged_by_its_own_heads(trace: Trace) -> None:
+    verdict = judge(trace)
+    assert verdict.status == "equal", verdict
+    alone = judge(Trace(trace.others[0].header, trace.others[0].tensors))
+    assert alone.status == "equal"
+    assert {rule: 2 * count for rule, count in alone.checked.items()} == {
+        rule: count for rule, count in verdict.checked.items() if rule != "ranks.agree"
+    }
+    assert verdict.checked["ranks.agree"] == len(trace.header.records)
+    number = last_of(trace, "extend", "target_keys")
+    assert [one.tensor(number, "target_keys").shape[2] for one in trace.ranks] == [1, 1]
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+def test_a_fault_of_one_rank_is_found_and_named(ranked: Host, busy_case: Case, tmp_path: Path, fault: str) -> None:
+    target, match, replacement, rule = FAULTS[fault]
+    planted = Patch(name="planted", edits=(Edit(target=target, match=match, replacement=replacement),))
+    found = ranked.engine(busy_case, (planted,)).run(busy_case, tmp_path, Limits(step=8.0))
+    verdict = judge(found)
+    assert verdict.first is not None
+    assert (verdict.status, verdict.rule, verdict.first.rank) == ("diverged", rule, 1), verdict
+    assert "rank 1, request a" in argue(found.header, verdict, trace=found)
+
+
+@pytest.mark.parametrize(
+    ("statement", "rule", "reason"),
+    [
+        ("raise ValueError('the rank raised')", "engine.crash", "rank 1: ValueError: the rank raised"),
+        ("import os; os.kill(os.getpid(), 9)", "engine.crash", "rank 1: killed by SIGKILL"),
+        ("import time; time.sleep(10**6)", "engine.hang", "no end of the step within 5 s (last seen: rank 0: verify"),
+    ],
+)
+def test_a_rank_that_dies_or_hangs_ends_the_others(
+    ranked: Host, busy_case: Case, trace: Trace, tmp_path: Path, statement: str, rule: str, reason: str
+) -> None:
+    dying = Edit(
+        target=VERIFY,
+        match="return run_eagle_verify(",
+        replacement=f"import torch\nif {ON_RANK_1}:\n    {statement}\nreturn run_eagle_verify(",
+    )
+    assert ranked._zygote is not None
+    assert ranked._zygote._process is not None
+    zygote = ranked._zygote._process.pid
+    before = _descendants(zygote)
+    patch = Patch(name=f"dying {statement}", edits=(dying,))
+    found = ranked.engine(busy_case, (patch,)).run(busy_case, tmp_path, Limits(step=5.0))
+    assert len(_descendants(zygote) - before) == 1  # the supervisor is left, and starts others
+    verdict = judge(found)
+    assert (verdict.status, verdict.rule) == ("unknown", rule)
+    assert verdict.reason.startswith(reason)
+    assert {one.header.ending for one in found.ranks} == {found.header.ending}
+    (tmp_path / "after").mkdir()
+    after = ranked.engine(busy_case).run(busy_case, tmp_path / "after")
+    assert diff(after, trace).differences == []
+
+
+def _descendants(of: int) -> set[int]:
+    children: dict[int, list[int]] = {}
+    for stat in Path("/proc").glob("[0-9]*/stat"):
+        try:
+            state, parent = stat.read_text().rpartition(")")[2].split()[:2]
+        except OSError:  # it has just ended
+            continue
+        if state != "Z":
+            children.setdefault(int(parent), []).append(int(stat.parent.name))
+    found, new = set[int](), {of}
+    while new:
+        found |= new
+        new = {child for parent in new for child in children.get(parent, ())}
+    return found
+
+
+def _with_rank_1(trace: Trace, other: Trace) -> Trace:
+    return Trace(trace.header, trace.tensors, [other])
+
+
+def test_an_integer_that_no_reference_knows_must_be_that_of_rank_0(trace: Trace) -> None:
+    other = trace.others[0]
+    name = f"{last_of(other, 'cached', 'slots')}.slots"
+    changed = Trace(other.header, other.tensors | {name: bump(other.tensors[name])})
+    verdict = judge(_with_rank_1(trace, changed))
+    assert verdict.first is not None
+    assert (verdict.status, verdict.rule, verdict.first.rank) == ("diverged", "ranks.agree", 1)
+    assert judge(_with_rank_1(trace, changed), frozenset({"ranks.agree"})).status == "equal"
+
+
+def test_what_a_rank_did_not_record_is_never_equal(trace: Trace) -> None:
+    for stage in ("batch", "extend", "finished"):
+        number = last_of(trace, stage)
+        cut = without(trace.others[0], lambda n, _, number=number: n == number)  # type: ignore[misc]
+        assert judge(_with_rank_1(trace, cut)).status != "equal", stage
+
+
+def test_the_rows_of_another_rank_are_not_its_own(trace: Trace) -> None:
+    verdict = judge(_with_rank_1(trace, Trace(trace.others[0].header, trace.tensors)))
+    assert verdict.first is not None
+    assert (verdict.status, verdict.rule, verdict.first.rank) == ("diverged", "target.kv", 1)
+
+
+def test_traces_of_ranks_are_read_together_or_not_at_all(ranked: Host, busy_case: Case, tmp_path: Path) -> None:
+    ranked.engine(busy_case).run(busy_case, tmp_path)
+    assert [one.header.engine.rank for one in read_trace(tmp_path).ranks] == [0, 1]
+    (rank_folder(tmp_path, 1) / "trace.json").unlink()
+    with pytest.raises(InputError, match="rank-1"):
+        read_trace(tmp_path)
+
+
+def test_only_traces_of_equally_many_ranks_are_compared(trace: Trace, busy_trace: Trace) -> None:
+    with pytest.raises(InputError, match="ranks"):
+        diff(trace, busy_trace)
+    assert diff(trace, trace).compared == 2 * diff(*[replace_alone(trace)] * 2).compared
+
+
+def replace_alone(trace: Trace) -> Trace:
+    return Trace(replace(trace.header, engine=replace(trace.header.engine, tp=1)), trace.tensors)
