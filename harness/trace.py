@@ -13,13 +13,14 @@ inside single forwards and are absent where no Python runs there (a replayed CUD
 import hashlib
 import os
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import cache
 from math import prod
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 import msgspec
+import numpy as np
 import torch
 from msgspec import Meta, Struct
 from safetensors import SafetensorError, TensorSpec, serialize
@@ -30,8 +31,9 @@ from .case import Case, check_case
 from .dtype import Dtype
 from .errors import InputError
 from .models.weights import model_pair
+from .slot_runs import Array, counts_of, runs_of
 
-SCHEMA = 1
+SCHEMA = 2
 HEADER, TENSORS = "trace.json", "trace.safetensors"
 # What a reader is willing to load. A case of 64 requests of 2,048 tokens on the largest recipe stays below it.
 MAX_HEADER_BYTES = 1 << 27
@@ -186,7 +188,7 @@ class Trace:
     others  where this is the trace of rank 0 of several: those of the other ranks, in their order
     """
 
-    def __init__(self, header: Header, tensors: dict[str, Tensor], others: Sequence["Trace"] = ()) -> None:
+    def __init__(self, header: Header, tensors: dict[str, Tensor | Array], others: Sequence["Trace"] = ()) -> None:
         self.header = header
         self.tensors = tensors
         self.others = tuple(others)
@@ -197,23 +199,30 @@ class Trace:
         return (self, *self.others)
 
     def tensor(self, number: int, name: str) -> Tensor:
-        return self.tensors[f"{number}.{name}"]
+        found = self.tensors[f"{number}.{name}"]
+        return found if isinstance(found, Tensor) else torch.from_numpy(found)
+
+    def array(self, number: int, name: str) -> Array:
+        """The same in numpy: for integers."""
+        found = self.tensors[f"{number}.{name}"]
+        return found.numpy() if isinstance(found, Tensor) else found
 
     def integers(self, number: int, name: str) -> list[int]:
         """The same as a flat list."""
-        tensor = self.tensor(number, name)
-        if tensor.dtype != torch.int64 or tensor.ndim != 1:
-            tensor = tensor.flatten().to(torch.int64)
-        integers: list[int] = tensor.tolist()
+        array = self.array(number, name)
+        if array.dtype.kind not in "iu":
+            array = array.astype(np.int64)
+        integers: list[int] = array.ravel().tolist()
         return integers
 
 
 class Recorder:
-    """Collects records while an engine runs. Tensors are copied at once: workers write over their buffers."""
+    """Collects records while an engine runs. Tensors are copied at once: workers write over their buffers. Arrays were made for
+    the record (snapshot), and are kept as they are."""
 
     def __init__(self) -> None:
         self.records: list[Record] = []
-        self.tensors: dict[str, Tensor] = {}
+        self.tensors: dict[str, Tensor | Array] = {}
         self._attempts: Counter[tuple[str, int, str, int, int]] = Counter()
 
     def add(
@@ -227,10 +236,8 @@ class Recorder:
         iteration: int = 0,
         forward: int = 0,
         numbers: dict[str, int] | None = None,
-        tensors: dict[str, Tensor] | None = None,
-        owned: bool = False,
+        tensors: Mapping[str, Tensor | Array] | None = None,
     ) -> None:
-        """owned: the tensors were made for this record and nobody writes to them, so they are kept as they are."""
         number, tensors = len(self.records), tensors or {}
         attempt = self._attempts[request, round, stage, step, layer]
         self._attempts[request, round, stage, step, layer] += 1
@@ -249,12 +256,12 @@ class Recorder:
             )
         )
         for name, tensor in tensors.items():
-            self.tensors[f"{number}.{name}"] = tensor.cpu() if owned else snapshot(tensor)
+            self.tensors[f"{number}.{name}"] = snapshot(tensor) if isinstance(tensor, Tensor) else tensor
 
 
-def snapshot(tensor: Tensor) -> Tensor:
+def snapshot(tensor: Tensor) -> Array:
     """A copy on the host, which stays as it is when a worker writes over the tensor."""
-    return tensor.to("cpu", copy=True, memory_format=torch.contiguous_format)
+    return on_host(tensor).copy()
 
 
 def rank_folder(folder: Path | str, rank: int) -> Path:
@@ -262,15 +269,24 @@ def rank_folder(folder: Path | str, rank: int) -> Path:
     return Path(folder, f"rank-{rank}") if rank else Path(folder)
 
 
-def write_trace(folder: Path, header: Header, tensors: dict[str, Tensor]) -> None:
+def on_host(tensor: Tensor) -> Array:
+    """The tensor in numpy, not copied unless it must be. numpy has no bfloat16; float32 holds each number of it."""
+    if tensor.dtype is torch.bfloat16:
+        tensor = tensor.to(torch.float32)
+    array: Array = (tensor if tensor.is_cpu else tensor.cpu()).numpy()
+    return array
+
+
+def write_trace(folder: Path, header: Header, tensors: Mapping[str, Tensor | Array]) -> None:
     """Write trace.safetensors, then trace.json with the digests of both; a reader that finds trace.json finds a whole trace."""
-    stored, flat = [], dict[str, list[Tensor]]()
+    stored, flat = [], dict[str, list[Array]]()
     for name, tensor in tensors.items():
-        dtype = _dtype(tensor.dtype)
-        stored.append(Stored(name, dtype, tuple(tensor.shape)))
-        flat.setdefault(dtype, []).append(tensor if tensor.dim() == 1 else tensor.reshape(-1))
-    joined = {dtype: torch.cat(parts) for dtype, parts in flat.items()} or {"none": torch.zeros(0)}
-    data = serialize({dtype: _spec(tensor) for dtype, tensor in joined.items()})  # reads from the tensors' own memory
+        array = on_host(tensor) if isinstance(tensor, Tensor) else tensor
+        dtype = _name(array.dtype)
+        stored.append(Stored(name, dtype, array.shape))
+        flat.setdefault(dtype, []).append(array.ravel())
+    joined = {dtype: np.concatenate(parts) for dtype, parts in flat.items()} or {"float32": np.zeros(0, np.float32)}
+    data = serialize({dtype: _spec(array) for dtype, array in joined.items()})  # reads from the arrays' own memory
     digest = hashlib.sha256(data).hexdigest()
     header = msgspec.structs.replace(header, stored=tuple(stored), tensors_sha256=digest, sha256="")
     text = msgspec.json.encode(header)
@@ -279,28 +295,32 @@ def write_trace(folder: Path, header: Header, tensors: dict[str, Tensor]) -> Non
 
 
 @cache
-def _dtype(dtype: torch.dtype) -> str:
-    """Its name, as safetensors has it."""
-    return str(dtype).removeprefix("torch.")
+def _name(dtype: np.dtype[Any]) -> str:
+    """numpy works it out anew each time."""
+    return str(dtype)
 
 
-def _spec(tensor: Tensor) -> TensorSpec:
-    return TensorSpec(dtype=_dtype(tensor.dtype), shape=tensor.shape, data_ptr=tensor.data_ptr(), data_len=tensor.nbytes)
+def _spec(array: Array) -> TensorSpec:
+    return TensorSpec(dtype=_name(array.dtype), shape=array.shape, data_ptr=array.ctypes.data, data_len=array.nbytes)
 
 
-def _apart(flat: dict[str, Tensor], stored: Sequence[Stored]) -> dict[str, Tensor]:
+def _apart(flat: dict[str, Array], stored: Sequence[Stored]) -> dict[str, Tensor | Array]:
     """The tensors of the records, as views of the flat ones. Raises ValueError if the two do not go together."""
-    sizes: dict[str, list[int]] = {dtype: [] for dtype in flat}
+    begin, parts = dict.fromkeys(flat, 0), dict[str, Tensor | Array]()
     for one in stored:
-        if one.dtype not in flat:
-            raise ValueError(f"no flat tensor of {one.dtype}")
-        sizes[one.dtype].append(prod(one.shape))
-    for dtype, tensor in flat.items():
-        if tensor.shape != (sum(sizes[dtype]),):
-            raise ValueError(f"{sum(sizes[dtype])} numbers of {dtype} are named, and {tuple(tensor.shape)} are there")
-    parts = {dtype: iter(torch.split(tensor, sizes[dtype])) for dtype, tensor in flat.items() if sizes[dtype]}
-    views = ((one, next(parts[one.dtype])) for one in stored)
-    return {one.name: part if len(one.shape) == 1 else part.view(one.shape) for one, part in views}
+        dtype, shape = one.dtype, one.shape
+        if dtype not in begin:
+            raise ValueError(f"no flat tensor of {dtype}")
+        size = shape[0] if len(shape) == 1 else prod(shape)
+        first = begin[dtype]
+        begin[dtype] = first + size
+        if begin[dtype] <= flat[dtype].size:
+            part = flat[dtype][first : first + size]
+            parts[one.name] = part if len(shape) == 1 else part.reshape(shape)
+    for dtype, array in flat.items():
+        if array.shape != (begin[dtype],):
+            raise ValueError(f"{begin[dtype]} numbers of {dtype} are named, and {array.shape} are there")
+    return parts
 
 
 def read_trace(folder: Path) -> Trace:
@@ -327,7 +347,7 @@ def read_trace(folder: Path) -> Trace:
             folder / TENSORS, "truncated or edited: its digest is not the one in trace.json", "record the trace again"
         )
     try:
-        flat = load(data)
+        flat = {dtype: on_host(tensor) for dtype, tensor in load(data).items()}
     except SafetensorError as error:
         raise _refuse(folder / TENSORS, f"not safetensors ({error})", "record the trace again") from error
     try:
@@ -337,8 +357,16 @@ def read_trace(folder: Path) -> Trace:
     missing = [f"{n}.{name}" for n, r in enumerate(header.records) for name in r.tensors if f"{n}.{name}" not in tensors]
     if missing:
         raise _refuse(folder / TENSORS, f"tensor {missing[0]} is missing", "record the trace again")
+    if header.schema < 2:
+        tensors = _in_runs(header, tensors)
     others = range(1, header.engine.tp) if header.engine.rank == 0 else ()
     return Trace(header, tensors, [read_trace(rank_folder(folder, rank)) for rank in others])
+
+
+def _in_runs(header: Header, tensors: dict[str, Tensor | Array]) -> dict[str, Tensor | Array]:
+    """Tensors of schema 1, which lists each free slot by itself."""
+    lists = [f"{n}.free" for n, record in enumerate(header.records) if "free" in record.tensors]
+    return tensors | {name: runs_of(counts_of(np.asarray(tensors[name]), 0)) for name in lists}
 
 
 def _sealed(text: bytes, seal: str) -> bytes:

@@ -20,9 +20,9 @@ def missing(trace: Trace) -> str:
         return "two records have the same key"
     for number, record in enumerate(records):
         for name in record.tensors:
-            tensor = trace.tensor(number, name)
-            if tensor.is_floating_point() != name.endswith(_FLOATS):
-                return f"{name} of a {record.stage} record is {tensor.dtype}"
+            kind = trace.array(number, name).dtype
+            if (kind.kind == "f") != name.endswith(_FLOATS):
+                return f"{name} of a {record.stage} record is {kind}"
         problem = _due(trace, number, record)
         if problem:
             return f"{problem} of a {record.stage} record"
@@ -52,7 +52,7 @@ def _due(trace: Trace, number: int, record: Record) -> str:
     layers = RECIPES[case.model].mtp_layers > 0
     due: dict[str, tuple[int, int]] = {}  # tensor -> dimension, and how long it is
     if "hidden_out" in record.tensors:
-        due["hidden_out"] = (0, len(trace.tensor(number, "input_ids")))
+        due["hidden_out"] = (0, len(trace.array(number, "input_ids")))
     if case.topk > 1 and record.stage == "draft":
         holes = (case.topk - 1) * (numbers["seq_len"] % case.page_size)
         due |= {name: (1, holes) for name in ("hole_keys", "hole_values") if holes or name in record.tensors}
@@ -76,8 +76,8 @@ def _due(trace: Trace, number: int, record: Record) -> str:
     for name, (dimension, length) in due.items():
         if name not in record.tensors:
             return f"no {name}"
-        if trace.tensor(number, name).shape[dimension] != length:
-            return f"{trace.tensor(number, name).shape[dimension]} rows of {name}, not {length},"
+        if trace.array(number, name).shape[dimension] != length:
+            return f"{trace.array(number, name).shape[dimension]} rows of {name}, not {length},"
     return ""
 
 
@@ -127,6 +127,6 @@ def _rows(trace: Trace, mine: list[tuple[int, Record]]) -> str:
             ends[record.round] = end
         for part, rows in seen.items():
             rows.update(trace.integers(number, f"{part}_rows"))
-            if not rows.issuperset(range(end)):
+            if len(rows) < end or not rows.issuperset(range(end)):
                 return f"not every row of the {part} below {end} was recorded"
     return ""

@@ -1,9 +1,7 @@
 """Who owns which slot: `draft.slots` for every forward, and `pool.accounting` for the pool as a whole."""
 
 from collections.abc import Sequence
-
-import torch
-from torch import Tensor
+from itertools import pairwise
 
 from eagletwin.harness.trace import Record, Trace
 
@@ -28,10 +26,10 @@ class Slots:
         """A batch begins, and this is who owns what."""
         names = {index: key.removeprefix("request.") for key, index in record.numbers.items()}
         self._owners = {}
-        owners = self._trace.tensor(number, "owners").tolist()
-        for slot, owner in zip(self._trace.tensor(number, "slots").tolist(), owners, strict=True):
+        owners = self._trace.integers(number, "owners")
+        for slot, owner in zip(self._trace.integers(number, "slots"), owners, strict=True):
             self._owners.setdefault(slot, []).append(names[owner])
-        self._cached = set(self._trace.tensor(number, "cached").tolist())
+        self._cached = set(self._trace.integers(number, "cached"))
 
     def written(self, number: int, place: Place, table: list[int], columns: Sequence[int]) -> None:
         """Record `number` wrote `slots`: the request's own, those of these columns of its row, and nobody else's."""
@@ -84,42 +82,33 @@ class Slots:
         """Free, cached and held slots are disjoint and make up the pool; the scheduler's own counts agree with them."""
         if not self._compare.on("pool.accounting"):
             return
-        numbers, kinds = place.record.numbers, ("free", "cached", "held")
-        slots = torch.cat([self._trace.tensor(number, kind) for kind in kinds])
-        free, cached, held = (self._trace.tensor(number, kind).shape[0] for kind in kinds)
-        if not _distinct(slots):
-            owners: dict[int, str] = {}
-            for slot, owner in zip(slots.tolist(), ["free"] * free + ["cached"] * cached + ["held"] * held, strict=True):
-                if slot in owners:
-                    found = f"{owners[slot]} and {owner}"
-                    self._compare.report(place, "pool.accounting", f"slot {slot}", "one owner", found)
-                    return
-                owners[slot] = owner
-        page = self._trace.header.case.page_size  # the first page takes padding, and nobody owns it
-        outside = slots[(slots < page) | (slots >= numbers["total"] + page)]
-        if outside.numel():
-            self._compare.report(
-                place, "pool.accounting", "slots with an owner", "slots of the pool", f"slot {int(outside[0])}"
-            )
+        numbers, page = place.record.numbers, self._trace.header.case.page_size
+        runs = self._trace.array(number, "free").tolist()
+        spans = [(first, first + length, "free") for first, length, times in runs for _ in range(min(times, 2))]
+        for kind in ("cached", "held"):
+            spans += [(slot, slot + 1, kind) for slot in self._trace.integers(number, kind)]
+        spans.sort()
+        free = sum(length * times for _, length, times in runs)
+        cached, held = (sum(kind == owner for _, _, owner in spans) for kind in ("cached", "held"))
+        for (_, end, owner), (start, _, other) in pairwise(spans):
+            if start < end:
+                self._compare.report(place, "pool.accounting", f"slot {start}", "one owner", f"{owner} and {other}")
+                return
+        # the first page takes padding, and nobody owns it
+        outside = [start for start, _, _ in spans[:1] if start < page]
+        outside += [max(start, numbers["total"] + page) for start, end, _ in spans[-1:] if end > numbers["total"] + page]
+        if outside:
+            self._compare.report(place, "pool.accounting", "slots with an owner", "slots of the pool", f"slot {outside[0]}")
         elif place.record.stage == "flushed" and free != numbers["total"]:
             self._compare.report(place, "pool.accounting", "free slots after the flush", numbers["total"], free)
         elif not numbers["live"] and numbers["protected"]:
             self._compare.report(
                 place, "pool.accounting", "slots locked in the cache with no live request", 0, numbers["protected"]
             )
-        elif len(slots) != numbers["total"]:
-            self._compare.report(place, "pool.accounting", "slots with an owner", numbers["total"], len(slots))
+        elif free + cached + held != numbers["total"]:
+            found = free + cached + held
+            self._compare.report(place, "pool.accounting", "slots with an owner", numbers["total"], found)
         elif (numbers["available"], numbers["evictable"] + numbers["protected"]) != (free, cached):
             said = f"available {numbers['available']}, evictable {numbers['evictable']}, protected {numbers['protected']}"
             counted = f"free {free}, cached {cached}"
             self._compare.report(place, "pool.accounting", "the scheduler's own counts", counted, said)
-
-
-def _distinct(slots: Tensor) -> bool:
-    """Whether none of slots [n] is there twice. Counting needs memory for the largest, which in a wrong trace is anything."""
-    if slots.shape[0] == 0:
-        return True
-    low, high = slots.aminmax()
-    if slots.is_floating_point() or int(low) < 0 or int(high) > 16 * slots.shape[0]:
-        return bool(torch.unique(slots).shape[0] == slots.shape[0])
-    return int(torch.bincount(slots).amax()) == 1

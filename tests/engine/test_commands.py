@@ -174,7 +174,7 @@ def test_settings_of_sglang_in_the_environment_do_not_reach_the_engine(tmp_path:
 
 def test_a_trace_that_cannot_be_written_is_a_harness_error(tmp_path: Path) -> None:
     eagletwin("check", "25015", cwd=tmp_path)  # the cache is filled: the limit below is for the trace alone
-    command = f"ulimit -f 16; exec {shlex.quote(sys.executable)} -P -m eagletwin check 26329"  # 16 KiB a file
+    command = f"ulimit -f 4; exec {shlex.quote(sys.executable)} -P -m eagletwin check 26329"  # 4 KiB a file
     done = subprocess.run(["bash", "-c", command], cwd=tmp_path, capture_output=True, text=True, check=False)
     assert done.returncode in (125, 129), done  # SIGXFSZ may end the process before Python sees an error
     assert "Traceback" not in done.stderr

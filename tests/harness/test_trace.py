@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
+import numpy as np
 import pytest
 import torch
 from safetensors.torch import load, save
@@ -15,6 +16,7 @@ from eagletwin.harness import trace as module
 from eagletwin.harness.case import Case, Request
 from eagletwin.harness.errors import InputError
 from eagletwin.harness.judge import judge
+from eagletwin.harness.slot_runs import counts_of, runs_of
 from eagletwin.harness.trace import Ending, EngineInfo, Recorder, new_header, read_trace, write_trace
 
 CASE = Case(name="x", model="llama-tiny", num_steps=1, requests=(Request(id="a", prompt=(1,), max_new_tokens=1),))
@@ -57,14 +59,31 @@ def test_tensors_are_read_as_safetensors_reads_them(tmp_path: Path) -> None:
         "1.long": torch.arange(6).view(1, 2, 3),
     }
     write_trace(tmp_path, new_header(CASE, ENGINE, Ending(kind="finished"), ()), tensors)
-    found, flat = read_trace(tmp_path).tensors, load((tmp_path / "trace.safetensors").read_bytes())
-    assert found.keys() == tensors.keys()
+    trace, flat = read_trace(tmp_path), load((tmp_path / "trace.safetensors").read_bytes())
+    assert trace.tensors.keys() == tensors.keys()
+    tensors["0.brain"] = tensors["0.brain"].float()  # whose every number float32 holds
     for name, tensor in tensors.items():
-        assert found[name].dtype == tensor.dtype
-        assert torch.equal(found[name], tensor)
+        number, _, part = name.partition(".")
+        found = trace.tensor(int(number), part)
+        assert found.dtype == tensor.dtype
+        assert torch.equal(found, tensor)
     assert flat.keys() == {str(tensor.dtype).removeprefix("torch.") for tensor in tensors.values()}
     assert flat["int64"].tolist() == [0, 1, 2, 3, 4, 5]
-    assert flat["float32"].tolist() == tensors["0.turned"].flatten().tolist()
+    assert flat["float32"].tolist() == [n for name in ("0.brain", "0.turned") for n in tensors[name].flatten().tolist()]
+
+
+def test_free_slots_of_the_first_schema_are_read_as_runs(tmp_path: Path) -> None:
+    recorder = Recorder()
+    recorder.add("", 0, "iteration", tensors={"free": torch.tensor([1, 2, 3, 7, 7, 9], dtype=torch.int32)})
+    header = new_header(CASE, ENGINE, Ending(kind="finished"), recorder.records)
+    write_trace(tmp_path, msgspec.structs.replace(header, schema=1), recorder.tensors)
+    assert read_trace(tmp_path).array(0, "free").tolist() == [[1, 3, 1], [7, 1, 2], [9, 1, 1]]
+
+
+@pytest.mark.parametrize("slots", [[], [0], [3], [1, 2, 3], [1, 2, 2, 3, 7], [6, 5, 7, 5, 11]])
+def test_runs_say_how_often_each_slot_is_listed(slots: list[int]) -> None:
+    runs = runs_of(counts_of(np.array(slots, np.int64), 8))
+    assert sorted(slots) == [first + n for first, length, times in runs.tolist() for n in range(length) for _ in range(times)]
 
 
 @pytest.mark.parametrize(
@@ -145,8 +164,8 @@ def test_an_edited_tensor_is_refused(folder: Path) -> None:
 def test_a_newer_schema_is_refused(folder: Path) -> None:
     file = folder / "trace.json"
     header = json.loads(file.read_text())
-    file.write_text(json.dumps({**header, "schema": 2}))
-    with pytest.raises(InputError, match="reads up to 1"):
+    file.write_text(json.dumps({**header, "schema": module.SCHEMA + 1}))
+    with pytest.raises(InputError, match=f"reads up to {module.SCHEMA}"):
         read_trace(folder)
 
 

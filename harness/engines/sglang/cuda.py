@@ -11,10 +11,12 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from eagletwin.harness.engines.mode import Mode
+from eagletwin.harness.slot_runs import Array
 from eagletwin.harness.trace import snapshot
 
 from . import stubs
@@ -100,13 +102,15 @@ class Captures:
             self._steps[tokens.shape[0]] = []
         self._steps[tokens.shape[0]].append((tokens, scores, frontier))
 
-    def read(self, size: int, count: int, topk: int) -> tuple[list[tuple[Tensor, Tensor]], Tensor]:
+    def read(self, size: int, count: int, topk: int) -> tuple[list[tuple[Array, Array]], Array]:
         """After the graph of this batch size ran for `count` requests: all candidates of each step, (tokens, scores)
         [count, ..], and the tokens that went on [count, (S - 1) * topk]."""
         steps = self._steps[size]
-        candidates = [tuple(snapshot(tensor[:count]).flatten(1) for tensor in (tokens, scores)) for tokens, scores, _ in steps]
-        consumed = [snapshot(frontier).view(size, topk)[:count] for _, _, frontier in steps[:-1]]
-        return candidates, torch.cat(consumed, 1)  # type: ignore[return-value]
+        candidates = [
+            (snapshot(tokens[:count]).reshape(count, -1), snapshot(scores[:count]).reshape(count, -1))
+            for tokens, scores, _ in steps
+        ]
+        return candidates, np.concatenate([snapshot(frontier).reshape(size, topk)[:count] for _, _, frontier in steps[:-1]], 1)
 
 
 CAPTURES = Captures()

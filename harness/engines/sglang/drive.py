@@ -10,10 +10,11 @@ from array import array
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
 import torch
-from torch import Tensor
 
 from eagletwin.harness.case import Case, Event, Request
+from eagletwin.harness.slot_runs import Array, runs_of
 from eagletwin.harness.trace import Recorder
 
 from .boot import RECEIVE_OF_RANKS
@@ -85,7 +86,7 @@ class Drive:
         if fresh:
             self._allocation.forget()
         for pool in self._pools.values():
-            pool.poison(torch.empty(0, dtype=torch.int64))
+            pool.poison(np.empty(0, np.int64))
         # nobody listens at the other end of these sockets; both senders are of one class
         sender = getattr(self._scheduler, "ipc_channels", self._scheduler).send_to_detokenizer
         type(sender).send_output = lambda _self, payload, *args, **kwargs: self._sent(payload)
@@ -128,9 +129,6 @@ class Drive:
         if self._on_gpu:  # with overlap, what was launched last may still run, in another stream
             torch.cuda.synchronize()
         free = self._allocation.free()
-        used = self._allocation.used(free)
-        for pool in self._pools.values():
-            pool.poison(used)  # free slots hold plausible rows of whoever had them, until now
         self._account("iteration", free)
         self._record_finished()
         if self._live is not None:
@@ -147,6 +145,10 @@ class Drive:
                 self._scheduler.flush_cache()
                 self._account("flushed", self._allocation.free())
                 raise _Done
+        if self._iteration:  # until now free slots hold plausible rows of whoever had them
+            used = self._allocation.used(free)
+            for pool in self._pools.values():
+                pool.poison(used)
         self._set_chunk()
         arrived = [
             request for request in self.case.requests if request.arrive <= self._iteration and request.id not in self._handed_in
@@ -203,11 +205,11 @@ class Drive:
             name = request.id
             if name in ended and name not in self._finished:
                 self._finished.add(name)
-                tokens = torch.tensor(self._emitted.get(name, []), dtype=torch.int64)
+                tokens = np.array(self._emitted.get(name, []), np.int64)
                 numbers = {"aborted": int(name in self._aborted)}
                 self._recorder.add(name, 0, "finished", iteration=self._iteration, numbers=numbers, tensors={"tokens": tokens})
 
-    def _account(self, stage: str, free: Tensor) -> None:
+    def _account(self, stage: str, free: Array) -> None:
         held = {name: self._allocation.held(request) for name, request in self._taps.requests.items()}
         self._recorder.add(
             "",
@@ -217,11 +219,10 @@ class Drive:
             iteration=self._iteration,
             numbers=self._allocation.counts() | {"live": sum(len(slots) > 0 for slots in held.values())},
             tensors={
-                "free": free.to(torch.int32),
-                "cached": self._allocation.cached().to(torch.int32),
-                "held": torch.cat([*held.values(), torch.empty(0, dtype=torch.int64)]).to(torch.int32),
+                "free": runs_of(free),
+                "cached": self._allocation.cached(),
+                "held": np.array([slot for slots in held.values() for slot in slots], np.int32),
             },
-            owned=True,
         )
 
     def _record_cached(self) -> None:
@@ -231,9 +232,9 @@ class Drive:
         for name, request in self._taps.requests.items():
             tokens = [*request.origin_input_ids, *request.output_ids]
             slots = self._allocation.cached_prefix(tokens)
-            tensors = {"tokens": torch.tensor(tokens), "slots": slots}
+            tensors = {"tokens": np.array(tokens, np.int64), "slots": slots}
             for part, pool in self._pools.items():
-                tensors[f"{part}_keys"], tensors[f"{part}_values"] = pool.rows(slots).unbind()
+                tensors[f"{part}_keys"], tensors[f"{part}_values"] = pool.rows(slots)
             self._recorder.add(name, 0, "cached", iteration=self._iteration, tensors=tensors)
 
 

@@ -11,8 +11,12 @@ from array import array
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
+
+from eagletwin.harness.slot_runs import Array, counts_of
+from eagletwin.harness.trace import on_host, snapshot
 
 from .eras import memory
 
@@ -56,18 +60,19 @@ class Pool:
         mapped: Tensor = self._pool.full_to_swa_index_mapping[slots]
         return mapped.to(torch.int64)
 
-    def rows(self, slots: Tensor) -> Tensor:
+    def rows(self, slots: Array) -> Array:
         """Keys and values of slots [n]: [2, L, n, G, D]."""
-        mine = [self._slots(layer, slots) for layer in self._layers]
+        at = torch.from_numpy(slots)
+        mine = [self._slots(layer, at) for layer in self._layers]
         keys = [layer.keys.index_select(0, at) for layer, at in zip(self._layers, mine, strict=True)]
         values = [layer.values.index_select(0, at) for layer, at in zip(self._layers, mine, strict=True)]
-        rows = torch.stack([*keys, *values]).cpu()
-        return rows.view(2, len(self._layers), *rows.shape[1:])
+        rows = on_host(torch.stack([*keys, *values]))
+        return rows.reshape(2, len(self._layers), *rows.shape[1:])
 
-    def poison(self, used: Tensor) -> None:
+    def poison(self, used: Array) -> None:
         """Poison every slot but those in use [n]. Those are few: to put them back is quicker than to name all others."""
         for layer in self._layers:
-            mine = self._slots(layer, used)
+            mine = self._slots(layer, torch.from_numpy(used))
             for buffer, poison in ((layer.keys, KEY_POISON), (layer.values, VALUE_POISON)):
                 rows = buffer.index_select(0, mine)
                 buffer.fill_(poison).index_copy_(0, mine, rows)
@@ -88,31 +93,30 @@ class Allocation:
     def total(self) -> int:
         return int(self._scheduler.max_total_num_tokens)
 
-    def free(self) -> Tensor:
-        """Slots in the allocator's free list [n], sorted (by counting), each as often as it is listed."""
-        return torch.repeat_interleave(torch.bincount(self._slots_of_pages(memory.free_pages(self._allocator).cpu())))
+    def free(self) -> Array:
+        """How often the allocator's free list has each slot [n]; n is larger than the pool if it has one from outside."""
+        pages = on_host(memory.free_pages(self._allocator))
+        return counts_of(self._slots_of_pages(pages), self.total + self._page)  # the first page takes padding
 
-    def used(self, free: Tensor) -> Tensor:
-        """All slots but these [n]: those that somebody owns or has lost, and those that take padding."""
-        used = torch.ones(self.total + self._page, dtype=torch.bool)  # the first page takes padding
-        return used.index_fill_(0, free, False).nonzero().flatten()
+    def used(self, free: Array) -> Array:
+        """All slots that are not free [n]: those that somebody owns or has lost, and those that take padding."""
+        return np.flatnonzero(free[: self.total + self._page] == 0)
 
-    def cached(self) -> Tensor:
+    def cached(self) -> Array:
         """Slots that the prefix cache owns [n], sorted (it walks its tree in no order); none where there is no cache."""
         cache = self._scheduler.tree_cache
         if cache.evictable_size() + cache.protected_size() == 0:
-            return torch.empty(0, dtype=torch.int64)
-        slots: Tensor = cache.all_values_flatten()
-        return slots.cpu().to(torch.int64).sort().values
+            return np.empty(0, np.int32)
+        return np.sort(on_host(cache.all_values_flatten())).astype(np.int32)
 
-    def cached_prefix(self, tokens: list[int]) -> Tensor:
+    def cached_prefix(self, tokens: list[int]) -> Array:
         """Slots of the longest cached prefix of a token sequence [n]: what a new request with these tokens would reuse."""
         from sglang.srt.mem_cache.base_prefix_cache import MatchPrefixParams
         from sglang.srt.mem_cache.radix_cache import RadixKey
 
         cache = self._scheduler.tree_cache
         match = cache.match_prefix(MatchPrefixParams(key=RadixKey(token_ids=array("q", tokens))))
-        return memory.matched_slots(cache, match).cpu()
+        return snapshot(memory.matched_slots(cache, match))
 
     def counts(self) -> dict[str, int]:
         """The release's own figures, in slots."""
@@ -124,27 +128,28 @@ class Allocation:
             "protected": int(cache.protected_size()),
         }
 
-    def held(self, request: Any) -> Tensor:
-        """Slots that a request owns beyond what the prefix cache owns for it, in whole pages [n]."""
+    def held(self, request: Any) -> list[int]:
+        """Slots that a request owns beyond what the prefix cache owns for it, in whole pages, sorted."""
         held = memory.held(request)
         if held.row is None:
-            return torch.empty(0, dtype=torch.int64)
-        row = self._table[held.row, held.protected : held.allocated].to("cpu", torch.int64)
-        return self._slots_of_pages(torch.unique(row // self._page))
+            return []
+        row: list[int] = self._table[held.row, held.protected : held.allocated].tolist()
+        pages = sorted({slot // self._page for slot in row})
+        return [slot for page in pages for slot in range(page * self._page, (page + 1) * self._page)]
 
-    def allocated(self, request: Any) -> Tensor:
+    def allocated(self, request: Any) -> Array:
         """Every slot in the request's req_to_token, by position, as far as it is allocated [n]; shared prefixes included."""
         held = memory.held(request)
-        return torch.empty(0, dtype=torch.int64) if held.row is None else self.table(request, held.allocated)
+        return np.empty(0, np.int64) if held.row is None else self.table(request, held.allocated)
 
-    def table(self, request: Any, end: int) -> Tensor:
+    def table(self, request: Any, end: int) -> Array:
         """A copy of the request's first `end` entries of req_to_token, as int64: position -> slot."""
-        return self._table[memory.held(request).row, :end].to("cpu", torch.int64, copy=True)
+        return on_host(self._table[memory.held(request).row, :end]).astype(np.int64)
 
-    def _slots_of_pages(self, pages: Tensor) -> Tensor:
+    def _slots_of_pages(self, pages: Array) -> Array:
         if self._page == 1:
-            return pages.to(torch.int64)
-        return (pages.to(torch.int64)[:, None] * self._page + torch.arange(self._page)).reshape(-1)
+            return pages
+        return (pages.astype(np.int64)[:, None] * self._page + np.arange(self._page)).ravel()
 
     def forget(self) -> None:
         """Make req_to_token what it is in a fresh process; nobody may own anything."""

@@ -7,12 +7,14 @@ taps stand in ModelRunner.forward, and need a forward that Python runs. Only def
 import sys
 from collections.abc import Callable
 from functools import partial
+from itertools import accumulate
 from types import TracebackType
 from typing import Any
 
-import torch
+import numpy as np
 from torch import Tensor
 
+from eagletwin.harness.slot_runs import Array
 from eagletwin.harness.trace import Recorder, snapshot
 
 from .cuda import CAPTURES
@@ -68,17 +70,17 @@ class Taps:
         self._accept_lens: list[int] = []
         self._accepted = Accepted()
         self._coins = Coins()
-        self._expanded = self._selected = torch.empty(0)  # candidates of the round: the frontiers, and the final selection
-        self._candidates: list[tuple[Tensor, Tensor]] = []  # of each step of the round: all tokens and scores [batch, ..]
+        self._expanded = self._selected = np.empty(0)  # candidates of the round: the frontiers, and the final selection
+        self._candidates: list[tuple[Array, Array]] = []  # of each step of the round: all tokens and scores [batch, ..]
         self._drafting = sys.modules[type(self._drafter).__module__]
         self._select = self._drafting.select_top_k_tokens
-        self._consumed: Tensor | None = None  # of a round whose draft decode ran in a graph: tokens of its frontiers
+        self._consumed: Array | None = None  # of a round whose draft decode ran in a graph: tokens of its frontiers
         self._replayed = False  # whether it did
         self._graphs: dict[str, Any] = {
             "draft": getattr(self._drafter, "cuda_graph_runner", None),
             "extend": getattr(self._drafter, "cuda_graph_runner_for_draft_extend", None),
         }
-        self._stored: dict[tuple[str, str], Tensor] = {}  # last KV rows seen [2, L, n, G, D], to record changes only
+        self._stored: dict[tuple[str, str], Array] = {}  # last KV rows seen [2, L, n, G, D], to record changes only
 
     def __enter__(self) -> "Taps":
         """Replace the bound methods on these instances; other schedulers of the process are untouched."""
@@ -123,9 +125,9 @@ class Taps:
         self._wrap(runner, "forward", partial(self._around_forward, layer))
 
     def _add(
-        self, request: Any, stage: str, step: int, numbers: dict[str, int], tensors: dict[str, Tensor], layer: int = 0
+        self, request: Any, stage: str, step: int, numbers: dict[str, int], tensors: dict[str, Array], layer: int = 0
     ) -> None:
-        """Of tensors that were made here: a batch's are copied once, and each request's are a part of the copy."""
+        """A batch's tensors are copied once, and each request's are a part of the copy."""
         self.recorder.add(
             request.rid,
             self._rounds.get(request.rid, 0),
@@ -136,7 +138,6 @@ class Taps:
             forward=self._forward,
             numbers=numbers,
             tensors=tensors,
-            owned=True,
         )
 
     # -- boundary ----------------------------------------------------------------------------------------------------
@@ -164,7 +165,7 @@ class Taps:
     def _record_owners(self) -> None:
         """Who owns which slot when a batch begins. The scheduler has just moved slots about: freed, evicted, retracted."""
         held = {name: self.allocation.allocated(request) for name, request in self.requests.items()}
-        counts = torch.tensor([len(slots) for slots in held.values()])
+        counts = [len(slots) for slots in held.values()]
         self.recorder.add(
             "",
             0,
@@ -174,11 +175,10 @@ class Taps:
             forward=self._forward,
             numbers={f"request.{name}": number for number, name in enumerate(held)},
             tensors={
-                "slots": torch.cat(list(held.values())).to(torch.int32),
-                "owners": torch.repeat_interleave(counts).to(torch.int32),
-                "cached": self.allocation.cached().to(torch.int32),
+                "slots": np.concatenate(list(held.values()), dtype=np.int32, casting="unsafe"),
+                "owners": np.repeat(np.arange(len(held), dtype=np.int32), counts),
+                "cached": self.allocation.cached(),
             },
-            owned=True,
         )
 
     def _next_input(self, result: Any, batch: Any) -> Any:  # noqa: ARG002  where v1 has it
@@ -196,7 +196,7 @@ class Taps:
                 tensors |= proposals[n]
             self._add(request, "prefill", starts[n], {"start": starts[n], "end": end, "final": int(final)}, tensors)
 
-    def _proposals(self, proposal: Any) -> list[dict[str, Tensor]]:
+    def _proposals(self, proposal: Any) -> list[dict[str, Array]]:
         """Of each request: what the root row of the next round proposes. Probabilities are a constant where topk is 1."""
         found = {"proposal": proposal.topk_index}  # [n, topk], or of all layers [n, layers * topk]
         if not self._layers:  # several layers have drafted all there is, and hand nothing on
@@ -210,7 +210,7 @@ class Taps:
         result = self._select(*args, **kwargs)
         if self._topk > 1:
             scores, tokens, _ = result[3]
-            self._candidates.append((snapshot(tokens).flatten(1), snapshot(scores).flatten(1)))
+            self._candidates.append((_flat(snapshot(tokens)), _flat(snapshot(scores))))
         return result
 
     def _around_replay(self, call: Callable[..., Any], batch: Any, *args: Any, **kwargs: Any) -> Any:
@@ -232,28 +232,24 @@ class Taps:
         self._candidates.clear()
         result = call(batch, *args, **kwargs)
         if not batch.forward_mode.is_idle():  # parents: -1 for the root, then the frontier of each step but the last
-            self._expanded, self._selected = snapshot(result[0])[:, 1:].to(torch.int64), snapshot(result[1])
+            self._expanded, self._selected = snapshot(result[0])[:, 1:].astype(np.int64), snapshot(result[1])
         return result
 
     def _around_draft(self, call: Callable[..., Any], batch: Any, *args: Any, **kwargs: Any) -> Any:
         self._draft_step, self._replayed, self._consumed = 0, False, None
         result = call(batch, *args, **kwargs)
         lengths, count = batch.seq_lens.tolist(), len(self._batch)
-        slots = snapshot(batch.out_cache_loc).view(count, self._topk, -1)[:, :, : self._steps]  # of each branch and step
+        slots = snapshot(batch.out_cache_loc).reshape(count, self._topk, -1)[:, :, : self._steps]  # of each branch and step
         # read now: verify writes over them. Draft decode never runs for the last step's slots, and for none of several layers.
         steps = 0 if self._layers else self._steps - 1
-        written = slots[:, :, :steps].transpose(1, 2).flatten(1).unbind()
+        written = _flat(slots[:, :, :steps].swapaxes(1, 2))
         holes = [holes_of(slots[n], length, self._page) for n, length in enumerate(lengths)]
-        rows = (
-            self.pools["draft"]
-            .rows(torch.cat([*written, *holes]))
-            .split_with_sizes([len(part) for part in (*written, *holes)], 2)
-        )
+        rows = _parted(self.pools["draft"].rows(np.concatenate([*written, *holes])), [len(part) for part in (*written, *holes)])
         of_nodes = {
             "tokens": result.draft_token,
             "positions": result.positions,
         } | names.links(result)
-        nodes = {name: snapshot(tensor).view(-1, self._width) for name, tensor in of_nodes.items()}
+        nodes = {name: snapshot(tensor).reshape(-1, self._width) for name, tensor in of_nodes.items()}
         masks = tree_masks(snapshot(result.custom_mask), self._mask_mode(), self._width, lengths)
         for n, request in enumerate(self._batch):
             tensors = {name: tensor[n] for name, tensor in nodes.items()} | {
@@ -265,12 +261,14 @@ class Taps:
             if self._topk > 1:  # a chain's are constants that SGLang does not always fill in
                 tensors |= {"expanded": self._expanded[n], "selected": self._selected[n]}
                 if self._candidates and not self._layers:
-                    tokens, scores = (torch.cat([step[n] for step in steps]) for steps in zip(*self._candidates, strict=True))
+                    tokens, scores = (
+                        np.concatenate([step[n] for step in steps]) for steps in zip(*self._candidates, strict=True)
+                    )
                     tensors |= {"candidate_tokens": tokens, "candidate_scores": scores}
             if not self._layers:
-                tensors["scratch_keys"], tensors["scratch_values"] = rows[n].unbind()
+                tensors["scratch_keys"], tensors["scratch_values"] = rows[n]
             if len(holes[n]):
-                tensors["hole_keys"], tensors["hole_values"] = rows[count + n].unbind()
+                tensors["hole_keys"], tensors["hole_values"] = rows[count + n]
             if self._consumed is not None:
                 tensors["consumed"] = self._consumed[n]
             self._add(request, "draft", 0, {"seq_len": lengths[n], "in_graph": int(self._replayed)}, tensors)
@@ -278,7 +276,7 @@ class Taps:
         self._reached("verify")
         return result
 
-    def _table_in_draft(self, request: Any, length: int) -> Tensor:  # noqa: ARG002  v1 needs it
+    def _table_in_draft(self, request: Any, length: int) -> Array:  # noqa: ARG002  v1 needs it
         """The request's row of req_to_token, as far as its round reaches."""
         return self.allocation.allocated(request)
 
@@ -292,10 +290,10 @@ class Taps:
         self._coins.clear()
         result = call(batch, *args, **kwargs)
         self._accept_lens = result.accept_lens.tolist()
-        predicted, accepted = snapshot(result.next_token_ids).view(-1, self._width), self._accepted.index(result)
+        predicted, accepted = snapshot(result.next_token_ids).reshape(-1, self._width), self._accepted.index(result)
         bonus, new_lengths = names.bonus_tokens(result.next_draft_input).tolist(), names.new_seq_lens(result).tolist()
         hidden = result.logits_output.hidden_states
-        path = None if self._topk == 1 else snapshot(hidden).view(len(lengths), self._width, -1)
+        path = None if self._topk == 1 else snapshot(hidden).reshape(len(lengths), self._width, -1)
         for n, request in enumerate(self._batch):
             accept_len = self._accept_lens[n]
             kept = max(0, min(accept_len, self._width))  # a wrong accept_len must reach the judge, not break the tap
@@ -327,25 +325,25 @@ class Taps:
             self._add(request, "extend", 0, {"seq_len": lengths[n], "in_graph": int(self._replayed)}, tensors)
         self._replayed = False
 
-    def _changed_rows(self, requests: list[Any], ends: list[int]) -> list[dict[str, Tensor]]:
+    def _changed_rows(self, requests: list[Any], ends: list[int]) -> list[dict[str, Array]]:
         """Of each request: its table up to ends[n], and the KV rows below ends[n] that differ from those last recorded for it.
 
         All of them are read each time: a row that somebody overwrote later is a change, and so a record.
         """
         tables = [self.allocation.table(request, end) for request, end in zip(requests, ends, strict=True)]
         found = [{"table": table} for table in tables]
-        slots = torch.cat(tables)
+        slots = np.concatenate(tables)
         for name, pool in self.pools.items():
-            rows = pool.rows(slots).split_with_sizes(ends, 2)  # of each request [2, L, end, G, D]
+            rows = _parted(pool.rows(slots), ends)  # of each request [2, L, end, G, D]
             for request, end, mine, tensors in zip(requests, ends, rows, found, strict=True):
                 before = self._stored.get((request.rid, name))
                 known = 0 if before is None else min(end, before.shape[2])
-                at = torch.arange(known, end)
+                at = np.arange(known, end)
                 if before is not None:
-                    changed = torch.any(mine[:, :, :known] != before[:, :, :known], (0, 1, 3, 4))
-                    at = torch.cat([changed.nonzero().flatten(), at])
+                    changed = (mine[:, :, :known] != before[:, :, :known]).any((0, 1, 3, 4))
+                    at = np.concatenate([np.flatnonzero(changed), at])
                 self._stored[request.rid, name] = mine
-                keys, values = mine.index_select(2, at).unbind()
+                keys, values = mine.take(at, 2)
                 tensors |= {f"{name}_rows": at, f"{name}_keys": keys, f"{name}_values": values}
         return found
 
@@ -400,21 +398,32 @@ class Taps:
         return self._batch, "target.extend" if target else "draft.extend", lengths, steps
 
     def _add_tables(
-        self, stage: str, requests: list[Any], lengths: list[int], batch: Any, found: list[dict[str, Tensor]]
+        self, stage: str, requests: list[Any], lengths: list[int], batch: Any, found: list[dict[str, Array]]
     ) -> None:
         """Rows of req_to_token, where they change between the stages of a round: nowhere in v2."""
 
-    def _split(self, batch: Any, hidden: Tensor | None, lengths: list[int], keep: list[int] | None) -> list[dict[str, Tensor]]:
+    def _split(self, batch: Any, hidden: Tensor | None, lengths: list[int], keep: list[int] | None) -> list[dict[str, Array]]:
         """Cut the rows of one forward into requests; of each, keep the first keep[n] rows (all, if None)."""
         ids, positions, slots = map(snapshot, (batch.input_ids, batch.positions, batch.out_cache_loc))
-        hidden = None if hidden is None else snapshot(hidden)
+        states = None if hidden is None else snapshot(hidden)
         found, begin = [], 0
         for n, length in enumerate(lengths):
             kept = length if keep is None else max(0, min(keep[n], length))
             rows = slice(begin, begin + kept)
             tensors = {"input_ids": ids[rows], "positions": positions[rows], "slots": slots[begin : begin + length]}
-            if hidden is not None:
-                tensors["hidden_in"] = hidden[rows]
+            if states is not None:
+                tensors["hidden_in"] = states[rows]
             found.append(tensors)
             begin += length
         return found
+
+
+def _flat(array: Array) -> Array:
+    """[n, ..] -> [n, all the rest]."""
+    return array.reshape(len(array), -1)
+
+
+def _parted(rows: Array, lengths: list[int]) -> list[Array]:
+    """Rows [2, L, n, G, D] of several, one after another, as those of each."""
+    ends = list(accumulate(lengths))
+    return [rows[:, :, end - length : end] for end, length in zip(ends, lengths, strict=True)]

@@ -9,9 +9,7 @@ import importlib
 from collections.abc import Callable
 from typing import Any
 
-import torch
-from torch import Tensor
-
+from eagletwin.harness.slot_runs import Array
 from eagletwin.harness.trace import snapshot
 
 # Whatever a release calls, and everything through which it reaches it: in 0.5.17 eagle_sample imports both each time.
@@ -30,7 +28,7 @@ class Coins:
 
     def __init__(self) -> None:
         self._wrapped: list[tuple[Any, str, Callable[..., Any]]] = []
-        self._given: dict[str, Tensor] = {}
+        self._given: dict[str, Array] = {}
 
     def start(self) -> None:
         for module in _MODULES:
@@ -51,7 +49,7 @@ class Coins:
         """Before a verify: whatever it decides by comes after."""
         self._given = {}
 
-    def of(self, number: int, path: Tensor) -> dict[str, Tensor]:
+    def of(self, number: int, path: Array) -> dict[str, Array]:
         """Of request `number` of the batch, with these accepted nodes: empty if the batch was verified greedily.
 
         coins [D], final_coins [1], target_probabilities [len(path), V] of what follows each accepted node,
@@ -60,7 +58,7 @@ class Coins:
         if not self._given:
             return {}
         mine = {name: tensor[number] for name, tensor in self._given.items()}
-        rows = path.clamp(0, mine["coins"].shape[0] - 1).to(torch.int64)
+        rows = path.clip(0, len(mine["coins"]) - 1)
         mine["target_probabilities"] = mine["target_probabilities"][rows]
         return mine
 

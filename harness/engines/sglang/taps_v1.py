@@ -10,11 +10,13 @@ What is different from the V2 worker, for whoever reads a trace of it:
 """
 
 from collections.abc import Callable
+from itertools import accumulate
 from types import TracebackType
 from typing import Any
 
-from torch import Tensor
+import numpy as np
 
+from eagletwin.harness.slot_runs import Array
 from eagletwin.harness.trace import snapshot
 
 from .eras import names
@@ -30,7 +32,7 @@ class TapsV1(Taps):
         super().__enter__()
         self._module = eagle_info
         self._walk = eagle_info.verify_tree_greedy_func
-        self._walked: tuple[Tensor, Tensor, Tensor] | None = None
+        self._walked: tuple[Array, Array, Array] | None = None
         self._going_on: list[Any] = []  # requests of the batch that did not end in this round
         self._kept: list[int] = []  # tokens of each of them that were committed
         eagle_info.verify_tree_greedy_func = self._around_walk
@@ -50,7 +52,7 @@ class TapsV1(Taps):
     def _next_input(self, result: Any, batch: Any) -> Any:  # noqa: ARG002
         return batch.spec_info
 
-    def _table_in_draft(self, request: Any, length: int) -> Tensor:
+    def _table_in_draft(self, request: Any, length: int) -> Array:
         return self.allocation.table(request, length + self._topk * self._steps)
 
     def _mask_mode(self) -> str:
@@ -63,8 +65,8 @@ class TapsV1(Taps):
         assert self._walked is not None, "verify returned, and nothing has walked the trees"
         predicted, accepted, correct = self._walked
         kept = [1 + drafts for drafts in names.drafts_kept(output)]
-        tokens = snapshot(names.tokens_kept(output)).split_with_sizes(kept)
-        hidden = snapshot(logits.hidden_states).split_with_sizes(kept)
+        ends = list(accumulate(kept))
+        tokens, hidden = (np.split(snapshot(all_), ends[:-1]) for all_ in (names.tokens_kept(output), logits.hidden_states))
         new_lengths = batch.seq_lens.tolist()
         for n, request in enumerate(self._batch):
             accept_len = int(correct[n]) + 1
@@ -98,7 +100,7 @@ class TapsV1(Taps):
         return super()._rows_of(batch, target)
 
     def _add_tables(
-        self, stage: str, requests: list[Any], lengths: list[int], batch: Any, found: list[dict[str, Tensor]]
+        self, stage: str, requests: list[Any], lengths: list[int], batch: Any, found: list[dict[str, Array]]
     ) -> None:
         if stage not in ("target.verify", "draft.extend_decode"):
             return

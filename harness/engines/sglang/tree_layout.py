@@ -1,30 +1,31 @@
 """How SGLang lays a draft tree out: slots in front of its branches, and the parts of its mask. Called by taps.py."""
 
-import torch
-from torch import Tensor
+import numpy as np
+
+from eagletwin.harness.slot_runs import Array
 
 
-def holes_of(slots: Tensor, length: int, page: int) -> Tensor:
+def holes_of(slots: Array, length: int, page: int) -> Array:
     """Slots [(topk - 1) * n] between the start of a page and where a branch begins in it, of branches 1..; slots [topk, S].
 
     length: of the committed prefix. Branch 0 begins in the page that it ends in, and has none of its own.
     """
     inside = length % page if len(slots) > 1 else 0
     # a wrong slot must reach the judge, not break the tap
-    return (slots[1:, :1] - inside + torch.arange(inside)).flatten().clamp(min=0)
+    return np.maximum(slots[1:, :1] - inside + np.arange(inside), 0).ravel()
 
 
-def tree_masks(mask: Tensor, mode: str, width: int, lengths: list[int]) -> list[Tensor]:
+def tree_masks(mask: Array, mode: str, width: int, lengths: list[int]) -> list[Array]:
     """The tree's part of each request's mask [D, D]; D = width = num_draft_tokens. What lies before it belongs to the prefix.
 
     mode: name of SGLang's TreeMaskMode.
     """
     masks, begin = [], 0
     if mode == "QLEN_ONLY_BITPACKING":
-        bits = mask.to(torch.int64).view(-1, width, 1) >> torch.arange(width)
-        return list((bits & 1).to(torch.bool)[: len(lengths)])
+        bits = mask.astype(np.int64).reshape(-1, width, 1) >> np.arange(width)
+        return list((bits & 1).astype(np.bool_)[: len(lengths)])
     for length in lengths:
         row = width + (length if mode == "FULL_MASK" else 0)
-        masks.append(mask[begin : begin + width * row].view(width, row)[:, row - width :])
+        masks.append(mask[begin : begin + width * row].reshape(width, row)[:, row - width :])
         begin += width * row
     return masks

@@ -8,8 +8,7 @@ import sys
 from collections.abc import Callable
 from typing import Any
 
-from torch import Tensor
-
+from eagletwin.harness.slot_runs import Array
 from eagletwin.harness.trace import snapshot
 
 
@@ -20,7 +19,7 @@ class Accepted:
         from sglang.srt.managers.utils import GenerationBatchResult
 
         self._in_result = hasattr(GenerationBatchResult(), "accept_index")
-        self._last: Tensor | None = None
+        self._last: Array | None = None
         self._wrapped: list[tuple[Any, str, Callable[..., Any]]] = []
 
     def start(self) -> None:
@@ -36,7 +35,7 @@ class Accepted:
             setattr(owner, name, original)
         self._wrapped.clear()
 
-    def index(self, result: Any) -> Tensor:
+    def index(self, result: Any) -> Array:
         """Of verify's result [n, num_steps + 1]: nodes as numbers in the whole batch, -1 behind the last accepted one."""
         if self._in_result:
             return snapshot(result.accept_index)
