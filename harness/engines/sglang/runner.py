@@ -9,12 +9,11 @@ import os
 import signal
 import socket
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, NoReturn
 
 from msgspec.structs import replace
-from torch import Tensor
 
 from eagletwin.harness.case import Case
 from eagletwin.harness.engines import wire
@@ -145,7 +144,7 @@ class _Run:
         case: Case,
         ending: Ending,
         records: list[Record] | None = None,
-        tensors: dict[str, Tensor] | None = None,
+        tensors: Mapping[str, Any] | None = None,
     ) -> None:
         records = self._recorder.records if records is None else records
         header = new_header(case, self._info, ending, records, kernels.fallbacks(), patches.idle(), self._before)
