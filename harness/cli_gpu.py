@@ -119,10 +119,12 @@ def gpu_draws(
     device: Annotated[str, typer.Option(help="cpu or cuda.")] = "cuda",
     graphs: Annotated[str, typer.Option(help="Batch sizes of CUDA graphs, or none.")] = "4,16,32",
     overlap: Annotated[bool, typer.Option(help="The overlap scheduler.")] = True,
+    sglang: Annotated[str, typer.Option(metavar="RELEASE|PATH", help="Which SGLang; by default the installed one.")] = "",
 ) -> int:
     """Do tokens that are sampled speculatively have the target's distribution? 1 if counts say no."""
     from .cli_options import mode_of, must_have_cuda
     from .distribution import SETTINGS
+    from .engines.source import resolve
     from .errors import InputError
     from .gpu.draws import FAULTS, lines, record, tell
 
@@ -140,7 +142,7 @@ def gpu_draws(
     out.mkdir(parents=True, exist_ok=True)
     agree = True
     for name in chosen:
-        told = tell(SETTINGS[name], mode, cases, processes, gpus, fault)
+        told = tell(SETTINGS[name], mode, cases, processes, gpus, fault, resolve(sglang))
         record(told, out)
         print("\n".join(lines(told)), flush=True)
         agree = agree and told.agrees

@@ -28,6 +28,7 @@ from eagletwin.harness.distribution import (
 )
 from eagletwin.harness.engines.mode import Mode
 from eagletwin.harness.engines.process import Host, Limits
+from eagletwin.harness.engines.source import INSTALLED, Source
 from eagletwin.harness.errors import EagletwinError, HarnessError
 from eagletwin.harness.patch import Edit, Patch
 
@@ -104,7 +105,9 @@ class Told(Struct, frozen=True, kw_only=True):
         return not self.impossible and all(row.chance >= self.limit for row in self.rows)
 
 
-def tell(setting: Setting, mode: Mode, cases: int, processes: int, gpus: int = 1, fault: str = "") -> Told:
+def tell(
+    setting: Setting, mode: Mode, cases: int, processes: int, gpus: int = 1, fault: str = "", source: Source = INSTALLED
+) -> Told:
     """Run a setting's cases 0.. and judge their counts; a case always has the same coins. Raises what an engine raises."""
     begun = time.monotonic()
     patches = (FAULTS[fault],) if fault else ()
@@ -113,7 +116,8 @@ def tell(setting: Setting, mode: Mode, cases: int, processes: int, gpus: int = 1
     tally = Tally()
     with ProcessPoolExecutor(len(shares), mp_context=multiprocessing.get_context("fork")) as pool:
         running = [
-            pool.submit(_share, setting, _on(mode, number % gpus), numbers, patches) for number, numbers in enumerate(shares)
+            pool.submit(_share, setting, _on(mode, number % gpus), numbers, patches, source)
+            for number, numbers in enumerate(shares)
         ]
         for future in running:
             told = future.result()
@@ -133,18 +137,18 @@ def tell(setting: Setting, mode: Mode, cases: int, processes: int, gpus: int = 1
     )
 
 
-def _share(setting: Setting, mode: Mode, numbers: range, patches: tuple[Patch, ...]) -> Tally | str:
+def _share(setting: Setting, mode: Mode, numbers: range, patches: tuple[Patch, ...], source: Source) -> Tally | str:
     """`share`, or what went wrong: an exception of ours does not travel between processes."""
     try:
-        return share(setting, mode, numbers, patches)
+        return share(setting, mode, numbers, patches, source)
     except EagletwinError as error:
         return str(error)
 
 
-def share(setting: Setting, mode: Mode, numbers: range, patches: tuple[Patch, ...] = ()) -> Tally:
+def share(setting: Setting, mode: Mode, numbers: range, patches: tuple[Patch, ...] = (), source: Source = INSTALLED) -> Tally:
     """The counts of the cases of these numbers, which one engine runs: every fifth a long one."""
     tally = Tally()
-    with Host(mode=mode) as host, tempfile.TemporaryDirectory(prefix="eagletwin-distribution-") as scratch:
+    with Host(source=source, mode=mode) as host, tempfile.TemporaryDirectory(prefix="eagletwin-distribution-") as scratch:
         for number in numbers:
             case = long_case(setting, number) if number % 5 == 4 else joint_case(setting, number)
             folder = Path(scratch, str(number))

@@ -66,7 +66,7 @@ def _edit(edit: Edit) -> tuple[Any, Any]:
 def rewrite(edit: Edit) -> tuple[Any, Any]:
     """The same, without listing the function among what a patch changed."""
     function = _resolve(edit.target)
-    source = _sources.get(function.__code__) or textwrap.dedent(inspect.getsource(function))
+    source = source_of(function)
     occurrences = source.count(edit.match)
     if occurrences != 1:
         near = difflib.get_close_matches(edit.match.strip().split("\n")[0], [line.strip() for line in source.split("\n")], 1)
@@ -83,6 +83,11 @@ def rewrite(edit: Edit) -> tuple[Any, Any]:
     function.__code__ = _compile(source, function, edit.target)
     _sources[function.__code__] = source
     return function, before_it
+
+
+def source_of(function: Any) -> str:
+    """The source of a function as it stands, edits included, without the indentation of its def."""
+    return _sources.get(function.__code__) or textwrap.dedent(inspect.getsource(function))
 
 
 def _resolve(target: str) -> Any:

@@ -5,9 +5,7 @@ Where it decides so differs: from 0.5.21 on in a function of its own, before tha
 """
 
 import importlib
-import inspect
 import re
-import textwrap
 from typing import Any
 
 from eagletwin.harness.patch import Edit
@@ -40,7 +38,7 @@ def open_gate(shims: list[str]) -> None:
 
 def _open_condition(utilities: Any, shims: list[str]) -> None:
     sampler = getattr(utilities, "eagle_sample", None)
-    found = _GATE.findall(textwrap.dedent(inspect.getsource(sampler))) if sampler is not None else []
+    found = _GATE.findall(patches.source_of(sampler)) if sampler is not None else []
     if len(found) != 1:
         raise NoSampling(
             "this SGLang verifies greedily on a CPU, and where it decides so is not known: cases that sample run on 0.5.14 "
