@@ -76,19 +76,21 @@ class Events:
         """It comes to the end of one more step at most (a request that is queued again must be prefilled for it), aborted.
 
         With overlap a step is launched before the end of the one before is seen: of one that was under way when the abort came,
-        or else of the first after it.
+        or else of the first after it. What was under way of a request that is retracted before its end is seen has none.
         """
         name = event.request
         if name not in self._unfinished(event.at) or scheduled >= self._seen or not self._compare.on(RULE):
             return
-        all_steps = [
-            record.iteration
+        mine = [
+            record
             for record in self._records
             if record.request == name and (record.stage == "verify" or (record.stage == "prefill" and record.numbers["final"]))
         ]
+        all_steps = [record.iteration for record in mine]
         steps = [iteration for iteration in all_steps if iteration >= event.at]
         ended, place = self._ended.get(name), self._place(event)
-        most = 2 if self._overlap and event.at - 1 not in all_steps else 1
+        lost = bool(steps) and any(record.stage == "prefill" and record.iteration == steps[0] for record in mine)
+        most = 2 if self._overlap and (event.at - 1 not in all_steps or lost) else 1
         if len(steps) > most:
             expected = "one more step at most" if most == 1 else "two more steps at most"
             self._compare.report(place, RULE, f"abort of {name}", expected, f"steps in iterations {steps}")

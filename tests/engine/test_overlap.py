@@ -2,10 +2,11 @@
 
 from pathlib import Path
 
-from eagletwin.harness.case import Case, Event, Request
+from eagletwin.harness.case import Case, EngineSettings, Event, Request, SGLangSettings
 from eagletwin.harness.engines.mode import Mode
 from eagletwin.harness.engines.process import Host
 from eagletwin.harness.judge import judge
+from eagletwin.harness.patch import Edit, Patch
 
 
 def test_a_round_that_nobody_waits_for_is_recorded_and_judged(tmp_path: Path) -> None:
@@ -21,3 +22,30 @@ def test_a_round_that_nobody_waits_for_is_recorded_and_judged(tmp_path: Path) ->
         trace = host.engine(case).run(case, tmp_path)
     assert trace.header.engine.overlap
     assert judge(trace).status == "equal"
+
+
+def test_an_abort_of_a_request_whose_step_a_retraction_took_has_one_step_more_and_no_other(tmp_path: Path) -> None:
+    """`a` is prefilled when the abort comes, and is retracted, for want of slots, before anybody looks at that."""
+    case = Case(
+        name="abort-and-retraction",
+        model="llama-tiny",
+        num_steps=4,
+        topk=4,
+        draft_tokens=5,
+        page_size=4,
+        requests=(
+            Request(id="c", prompt=(95,), max_new_tokens=2),
+            Request(id="a", prompt=(41,), max_new_tokens=7, arrive=1),
+        ),
+        events=(Event(at=2, kind="abort", request="a"),),
+        exercises=("retraction",),
+        engine=EngineSettings(sglang=SGLangSettings(max_total_tokens=80)),
+    )
+    finish = "sglang.srt.managers.schedule_batch.Req.update_finish_state"
+    late = "if self.to_finish and setattr(self, 'late', getattr(self, 'late', 0) + 1) is None and self.late > 1:"
+    fault = Patch(name="late-abort", edits=(Edit(target=finish, match="if self.to_finish:", replacement=late),))
+    with Host(mode=Mode(overlap=True)) as host:
+        for name, patches, told in (("released", (), ("equal", "")), ("late", (fault,), ("diverged", "schedule.events"))):
+            (tmp_path / name).mkdir()
+            verdict = judge(host.engine(case, patches).run(case, tmp_path / name))
+            assert (verdict.status, verdict.rule) == told, verdict
