@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import torch
 
 from .errors import InputError
-from .judge.bounds import BOUNDS
+from .judge.bounds import bounds_of
 from .trace import Trace
 
 
@@ -63,7 +63,7 @@ def _diff_rank(left: Trace, right: Trace, rank: str) -> Comparison:
     theirs = {record.key: n for n, record in enumerate(right.header.records)}
     found: list[Difference] = []
     compared, largest = 0, 0.0
-    bound = max(BOUNDS[trace.header.engine.dtype].relative for trace in (left, right))
+    bound = max(bounds_of(trace.header.engine.dtype, left.header.case.model).relative for trace in (left, right))
     for key in ours | theirs:
         request, round, stage, step, layer, attempt = key
         where = (

@@ -15,7 +15,7 @@ from eagletwin.harness.errors import InputError
 from eagletwin.harness.models.weights import model_pair
 from eagletwin.harness.trace import Ending, Trace
 
-from .bounds import BOUNDS
+from .bounds import bounds_of
 from .complete import missing
 from .exercise import exercised
 from .ranks import together
@@ -123,7 +123,7 @@ def _doubt(trace: Trace, verdict: Verdict) -> str:
     for record in trace.header.records:
         if record.stage == "finished" and record.numbers["aborted"] and record.request not in asked:
             return f"the scheduler aborted request {record.request} before its end"
-    bounds = BOUNDS[trace.header.engine.dtype]
+    bounds = bounds_of(trace.header.engine.dtype, trace.header.case.model)
     if verdict.ties > max(1, bounds.tie_share * verdict.choices):
         return f"{verdict.ties} of {verdict.choices} choices are ties"
     if verdict.adopted > max(1, bounds.adopted_share * verdict.choices):

@@ -4,30 +4,30 @@ The reference computes in float64, the engine in another type: what it computes 
 all rows of an engine; it scales with the row's magnitude.
 """
 
+from functools import lru_cache
+
 import torch
 from msgspec import Struct
 from torch import Tensor
 
 from eagletwin.harness.dtype import Dtype
+from eagletwin.harness.models.recipes import RECIPES
 
 
 class Bounds(Struct, frozen=True, kw_only=True):
     """Of an engine that computes in one type.
 
     relative  how far off a number may be, as a share of the largest magnitude of its row
+    tie       how far off the difference of two logits of a row may be, likewise
     adopted_share, tie_share  a case says little about the engine, and is unknown, if in more than the first share of the
               choices the engine's was adopted, or if more than the second share could not have been told from another; one of
               each is always allowed
     """
 
     relative: float
+    tie: float
     adopted_share: float
     tie_share: float
-
-    @property
-    def tie(self) -> float:
-        """A comparison of two logits, each of which may be off by the bound."""
-        return 2 * self.relative
 
     def error_of(self, expected: Tensor, actual: Tensor, scale: Tensor | None = None) -> Tensor:
         """Largest error of each row as a share of the bound. expected, actual [R, ..] -> [R]; not finite counts as infinite.
@@ -63,9 +63,54 @@ def magnitude(logits: Tensor) -> Tensor:
 # where they are random, to 1e-6 in cases of up to 60 positions. The angles of a float32 rotary embedding lose a bit with each
 # doubling of the position: at 600 positions a twelfth of the bound was seen used, at 2,000 a third (docs/figures.md). A fault
 # moves a row by its own magnitude: a wrong token, position or hidden state by 1e-2 to 1.
+# Two logits may each be off by the bound.
 #
 # The second share is wider than the first: a choice that the engine made as the reference does is adopted from nobody, and two
 # in a case of thirty occur by chance.
-FLOAT32 = Bounds(relative=1e-4, adopted_share=0.05, tie_share=0.25)
+FLOAT32 = Bounds(relative=1e-4, tie=2e-4, adopted_share=0.05, tie_share=0.25)
 
-BOUNDS: dict[Dtype, Bounds] = {"float32": FLOAT32}
+# Half the distance of two neighbours of 8 significant bits, as a share of a number.
+BFLOAT16_ROUNDING = 2.0**-8
+
+# Score of a row with itself in the draft of an EAGLE-3 recipe (models/eagle3.py), whose attention passes the token on.
+_OWN_SCORE = 13.0
+
+
+@lru_cache
+def bfloat16(model: str) -> Bounds:
+    """The bounds of an engine that computes in bfloat16, for a recipe; docs/bfloat16.md has what was measured against them.
+
+    A rounding is off by at most u = 2**-8 of its number, by 0.41 u in the root mean square. Sums of products are kept in
+    float32, so a number is rounded when it is stored: in each layer twice in the residual stream, and 12 times on its branches
+    (norm, projection, weights, output and projection of attention; norm, gate, up, activation, product, down), whose numbers
+    are `gain` times the stream's; and some 6 times on the way in and out (a draft's own projection, the final norm; of a
+    stored key: norm, projection, sine, product). Roundings do not know of each other: their squares add up. What one step of
+    a draft hands to the next weighs little there, by a recipe's `noise`.
+
+    A draft of EAGLE-3 has a gain of 1, and its attention is sharp: a score of 13, a sum of 16 products of two numbers rounded
+    4 times each, is off by 13 * 0.43 * 0.41 u * sqrt(8); where it competes with an equal one, by as much times sqrt(2) / 4 of
+    the difference of two values, which is sqrt(2) of one.
+
+    A row is told by its worst number, and some rows are smaller than what they are sums of: 6 standard deviations. A choice is
+    one difference of two numbers that are small beside the largest logit: 4, which are some 7 of its own.
+
+    Choices are many near-ties then, above all those of trees, which rank tokens of small probability. That is no reason to say
+    nothing, since a wrong token is rarely one of the neighbours in rank, and all that is not a choice is told as ever: a case
+    is unknown if three quarters cannot be told. An engine that rounds fairly decides one tie in eight otherwise than the
+    reference, one that decides by chance every second.
+    """
+    recipe = RECIPES[model]
+    gain = max(recipe.attention_gain, recipe.mlp_gain)
+    target, draft = recipe.target.num_layers, recipe.draft.num_layers
+    roundings = 6 + target * (2 + 12 * gain**2)
+    if recipe.algorithm == "EAGLE3":
+        roundings += draft * (2 + 12) + (_OWN_SCORE * 0.43 * 8**0.5 / 2) ** 2
+    else:
+        roundings += draft * (2 + 12 * gain**2)
+    deviation = 0.41 * BFLOAT16_ROUNDING * roundings**0.5
+    return Bounds(relative=6 * deviation, tie=4 * deviation, adopted_share=0.15, tie_share=0.75)
+
+
+def bounds_of(dtype: Dtype, model: str) -> Bounds:
+    """The bounds of an engine that computes in this type, for a recipe."""
+    return FLOAT32 if dtype == "float32" else bfloat16(model)

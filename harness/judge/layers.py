@@ -51,7 +51,7 @@ class Layers:
         self._trace, self._stories, self._compare, self._view, self._chunk = trace, stories, compare, view, chunk
         self._case: Case = trace.header.case
         recipe = RECIPES[self._case.model]
-        self._heads: tuple[Head, ...] = reference_heads(self._case.model)[: self._case.num_steps]
+        self._heads: tuple[Head, ...] = reference_heads(self._case.model, trace.header.engine.dtype)[: self._case.num_steps]
         self._mine = heads(trace.header, "draft")
         self._chained, self._vocabulary = recipe.chained, recipe.target.vocab_size
         self.parts = recipe.drafts[: self._case.num_steps]

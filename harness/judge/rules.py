@@ -14,7 +14,7 @@ from eagletwin.harness.trace import Record, Trace
 from eagletwin.reference.layout import draft_columns, verify_columns
 from eagletwin.reference.tree import depths, walk_greedy
 
-from .bounds import BOUNDS
+from .bounds import bounds_of
 from .compare import Compare, Findings, Phase, Place
 from .events import Events
 from .layers import Layers, StoredView
@@ -33,7 +33,7 @@ class Rules:
         self._trace = trace
         self._stories = stories
         self._case = trace.header.case
-        bounds = BOUNDS[trace.header.engine.dtype]
+        bounds = bounds_of(trace.header.engine.dtype, self._case.model)
         self._compare = Compare([request.id for request in self._case.requests], without, bounds)
         self._slots = Slots(trace, self._compare)
         self._trees = Trees(trace, self._compare)

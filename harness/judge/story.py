@@ -13,8 +13,9 @@ import torch
 from torch import Tensor
 
 from eagletwin.harness.case import Case
+from eagletwin.harness.dtype import Dtype
 from eagletwin.harness.models.recipes import RECIPES
-from eagletwin.harness.models.weights import model_pair
+from eagletwin.harness.models.weights import served_pair
 from eagletwin.harness.trace import Trace
 from eagletwin.reference.eagle import DraftRows, Head
 from eagletwin.reference.growth import Growth, View
@@ -22,7 +23,7 @@ from eagletwin.reference.llama import TargetRows, Weights, target_rows
 from eagletwin.reference.rounds import committed_side_by_side, draft_rounds
 from eagletwin.reference.tree import count_candidates
 
-from .bounds import BOUNDS, Bounds
+from .bounds import bounds_of
 from .choices import Choices, choices
 from .ranks import heads
 
@@ -90,7 +91,7 @@ class Story:
 
 def stories(trace: Trace, view: View) -> dict[str, Story]:
     """The story of every request of the case, with the reference's rows filled in, in this view of a tree node's context."""
-    case, bounds = trace.header.case, BOUNDS[trace.header.engine.dtype]
+    case, dtype = trace.header.case, trace.header.engine.dtype
     told = _told(trace)
     for request in case.requests:
         story = told[request.id]
@@ -102,11 +103,11 @@ def stories(trace: Trace, view: View) -> dict[str, Story]:
         if len(story.tokens) < 2:
             continue
         if pack and sum(len(other.tokens) for other in (*pack, story)) > _TOGETHER:
-            _compute(case, pack, view, bounds)
+            _compute(case, pack, view, dtype)
             pack = []
         pack.append(story)
     if pack:
-        _compute(case, pack, view, bounds)
+        _compute(case, pack, view, dtype)
     if trace.header.engine.tp > 1:
         for story in told.values():
             story.stored = {part: rows[..., heads(trace.header, part), :] for part, rows in story.stored.items()}
@@ -197,25 +198,25 @@ def _round(trace: Trace, number: int, story: Story, consumed: list[int]) -> Roun
 
 
 @lru_cache(maxsize=8)
-def _reference_target(model: str) -> Weights:
-    """The recipe's target in float64."""
-    return model_pair(model).reference_target()
+def _reference_target(model: str, dtype: Dtype) -> Weights:
+    """The recipe's target in float64, as an engine of this type loads it."""
+    return served_pair(model, dtype).reference_target()
 
 
 @lru_cache(maxsize=8)
-def reference_heads(model: str) -> tuple[Head, ...]:
+def reference_heads(model: str, dtype: Dtype) -> tuple[Head, ...]:
     """The recipe's heads in float64, by layer; a single one drafts on by itself."""
-    return model_pair(model).reference_heads(RECIPES[model])
+    return served_pair(model, dtype).reference_heads(RECIPES[model])
 
 
-def _compute(case: Case, pack: list[Story], view: View, bounds: Bounds) -> None:
+def _compute(case: Case, pack: list[Story], view: View, dtype: Dtype) -> None:
     """Fill the reference's rows in, of all these requests in the same forwards."""
-    shape, weights = RECIPES[case.model].target, _reference_target(case.model)
+    shape, weights = RECIPES[case.model].target, _reference_target(case.model, dtype)
     # An id outside the vocabulary is a divergence that rules.py reports; here it only must not break the arithmetic.
     tokens = [torch.tensor(story.tokens).clamp(0, shape.vocab_size - 1) for story in pack]
     lengths = [len(sequence) - 1 for sequence in tokens]
     target = target_rows(weights, shape, torch.cat([sequence[:-1] for sequence in tokens]), lengths)
-    stored, draft, head = {"target": stored_rows(target.keys, target.values)}, None, reference_heads(case.model)[0]
+    stored, draft, head = {"target": stored_rows(target.keys, target.values)}, None, reference_heads(case.model, dtype)[0]
     if not RECIPES[case.model].mtp_layers:
         draft = committed_side_by_side(head, tokens, target.hidden)
         stored["draft"] = stored_rows(draft.keys, draft.values)
@@ -243,7 +244,7 @@ def _compute(case: Case, pack: list[Story], view: View, bounds: Bounds) -> None:
         frontier = frontier.clamp(0, shape.vocab_size - 1)
         starts = [(n, round.committed) for n, _, round in some]
         growths = draft_rounds(head, draft, lengths, starts, frontier, expanded, view)
-        told = choices(case, growths, [round.selected for _, _, round in some], bounds)
+        told = choices(case, growths, [round.selected for _, _, round in some], bounds_of(dtype, case.model))
         parts = zip(*(getattr(growths, name.name) for name in fields(Growth)), strict=True)
         for (_, story, _), part, choice in zip(some, parts, told, strict=True):
             story.growths.append(Growth(*part))

@@ -16,6 +16,7 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
+from eagletwin.harness.dtype import Dtype
 from eagletwin.harness.errors import InputError
 from eagletwin.reference.eagle import EagleHead, Head
 from eagletwin.reference.eagle3 import Eagle3Head, proposed_tokens
@@ -67,6 +68,26 @@ def model_pair(name: str) -> ModelPair:
     """The weights of the recipe called `name`. Raises KeyError for an unknown name."""
     kept = os.environ.get("EAGLETWIN_WEIGHTS")
     return _digested(*_kept(Path(kept) / f"{name}.safetensors")) if kept else _pair(RECIPES[name])
+
+
+@lru_cache(maxsize=8)
+def served_pair(name: str, dtype: Dtype) -> ModelPair:
+    """What an engine of this type makes of the recipe's weights when it loads them: the numbers that a reference must have too.
+
+    They are rounded, and kept in float32; the digest stays that of the checkpoint.
+    """
+    pair, recipe = model_pair(name), RECIPES[name]
+    if dtype == "float32":
+        return pair
+
+    def rounded(weight: str, tensor: Tensor) -> Tensor:
+        if not tensor.is_floating_point():
+            return tensor
+        less = 1 if recipe.family == "step3p5" and weight.endswith("norm.weight") else 0  # stored less 1: families.py
+        return (tensor - less).to(getattr(torch, dtype)).float() + less
+
+    target, draft = ({key: rounded(key, tensor) for key, tensor in part.items()} for part in (pair.target, pair.draft))
+    return ModelPair(target, draft, pair.digest)
 
 
 def other_pair(name: str) -> ModelPair:

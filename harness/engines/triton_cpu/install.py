@@ -9,11 +9,12 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
+import torch
 from triton.runtime.interpreter import InterpretedFunction
 
 from .checks import Checks, execute
 from .compiler import compiled
-from .errors import KernelViolation, Unsupported
+from .errors import KernelError, KernelViolation, Unsupported
 from .launch import bind
 from .pools import LivePools
 
@@ -93,6 +94,9 @@ def install(checks: Checks | None = None, pools: LivePools | None = None) -> Non
 
             return execute(launch, stock, settings, pools, number, report)
         except Unsupported as error:
+            if any(getattr(value, "dtype", None) == torch.bfloat16 for value in (*args, *kwargs.values())):
+                # the stock interpreter computes with the bits of bfloat16 as if they were integers
+                raise KernelError(f"kernel {self.fn.__name__!r} cannot run with bfloat16 on a CPU: {error}") from error
             _fallbacks[self.fn.__name__] = str(error)
         except KernelViolation as fault:
             _keep(fault)

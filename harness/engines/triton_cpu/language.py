@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from . import atomics, memory, reduce, shapes
+from . import atomics, bfloat16, memory, reduce, shapes
 from .dtypes import BOOL, F16, F32, F64, I8, I16, I32, I64, U8, U16, U32, U64, Opaque, PointerType
 from .errors import Unsupported
 from .fill import filled
@@ -66,7 +66,7 @@ def _new_shape(shape: Any) -> tuple[int, ...]:
 
 def full(shape: Any, value: Any, dtype: Any = None) -> Any:
     if isinstance(dtype, Opaque):
-        raise Unsupported(f"values of {dtype}")
+        return _cast_value(full(shape, value, F32), dtype)
     value = typed(value)
     dtype = value.dtype if dtype is None else dtype
     return filled(_new_shape(shape), convert(value, dtype), dtype)[()]
@@ -74,11 +74,13 @@ def full(shape: Any, value: Any, dtype: Any = None) -> Any:
 
 def zeros(shape: Any, dtype: Any) -> Any:
     if isinstance(dtype, Opaque):
-        raise Unsupported(f"values of {dtype}")
+        return _cast_value(zeros(shape, F32), dtype)
     return np.zeros(_new_shape(shape), dtype)[()]
 
 
 def zeros_like(input: Any) -> Any:
+    if input.__class__ is bfloat16.Brain:
+        return bfloat16.Brain(zeros_like(input.values))
     return np.zeros_like(input)[()]
 
 
@@ -91,6 +93,8 @@ def where(condition: Any, x: Any, y: Any) -> Any:
         if isinstance(condition, ndarray):
             raise Unsupported("a block condition between pointers")
         return x if condition else y
+    if bfloat16.Brain in (x.__class__, y.__class__):
+        return _where_brain(condition, x, y)
     dtype = common_dtype(x, y)
     if condition.__class__ is not ndarray:
         chosen = convert(x if condition else y, dtype)
@@ -106,6 +110,16 @@ def where(condition: Any, x: Any, y: Any) -> Any:
         result.ravel()[lanes] = x.ravel().take(lanes)
         return result
     return np.where(condition, x, y)
+
+
+def _where_brain(condition: Any, x: Any, y: Any) -> Any:
+    """The same where one of the two is bfloat16: with another, or a Python number, the result is too; else float32."""
+    chosen = where(condition, *(bfloat16.wide(_cast_value(v, bfloat16.BF16) if _is_weak(v) else v) for v in (x, y)))
+    return bfloat16.Brain(chosen) if all(v.__class__ is bfloat16.Brain or _is_weak(v) for v in (x, y)) else chosen
+
+
+def _is_weak(value: Any) -> bool:
+    return isinstance(value, (bool, int, float))
 
 
 def _pair(floats: Any, integers: Any) -> Callable[..., Any]:
@@ -138,6 +152,7 @@ def dot(
     out_dtype: Any = F32,
 ) -> Any:
     """Matrix product in out_dtype (int32 for integers, float64 for float64), plus acc."""
+    input, other = bfloat16.wide(input), bfloat16.wide(other)  # products of two are exact in float32
     dtype = acc.dtype if acc is not None else I32 if input.dtype.kind in "iu" else F64 if input.dtype == F64 else out_dtype
     # One contiguous matrix per program, with or without lanes: the same BLAS call, hence the same rounding.
     product = np.matmul(np.ascontiguousarray(input), np.ascontiguousarray(other), dtype=dtype)
@@ -215,7 +230,7 @@ def assume(cond: Any) -> None:
 DTYPES: dict[str, Any] = {
     "int1": BOOL,
     **{dtype.name: dtype for dtype in (I8, I16, I32, I64, U8, U16, U32, U64, F16, F32, F64)},
-    "bfloat16": Opaque("bfloat16", 2),
+    "bfloat16": bfloat16.BF16,
     **{f"float8{kind}": Opaque(f"float8{kind}", 1) for kind in ("e4nv", "e5", "e4b8", "e4b15", "e5b16")},
 }
 

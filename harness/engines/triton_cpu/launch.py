@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from .bfloat16 import BF16
 from .compiler import Compiled, Device, adapt
 from .dtypes import F32, U32, Opaque
 from .errors import KernelError, KernelViolation, Unsupported
@@ -20,7 +21,7 @@ from .memory import Memory, Pointer
 from .state import MARK, STATE, Fill
 from .values import scalar_dtype
 
-_OPAQUE = {torch.bfloat16: (Opaque("bfloat16", 2), torch.int16)}
+_OPAQUE = {torch.bfloat16: (BF16, torch.int16)}
 for _kind, _name in (
     ("e4nv", "float8_e4m3fn"),
     ("e5", "float8_e5m2"),

@@ -9,7 +9,8 @@ from typing import Any, NoReturn
 
 import numpy as np
 
-from .dtypes import BOOL, I64, Opaque, PointerType
+from .bfloat16 import BF16, Brain, narrowed, undefined_bits, widened
+from .dtypes import BOOL, I64, U16, Opaque, PointerType
 from .errors import OutOfBounds, Unsupported
 from .fill import filled, undefined
 from .lanes import aligned
@@ -125,8 +126,6 @@ def _violation(memory: Memory, offsets: Any, verb: str) -> NoReturn:
 def _gather(memory: Memory, base: int, offsets: Any) -> Any:
     """array[base + offsets], every element checked."""
     array = memory.array
-    if memory.dtype.__class__ is Opaque:
-        raise Unsupported(f"load of {memory.dtype} values")
     if not offsets.size:
         return array[offsets]
     low = _lowest(offsets, axis=None)
@@ -149,8 +148,6 @@ def _gather(memory: Memory, base: int, offsets: Any) -> Any:
 
 
 def _load_one(memory: Memory, at: int) -> Any:
-    if memory.dtype.__class__ is Opaque:
-        raise Unsupported(f"load of {memory.dtype} values")
     if not 0 <= at < memory.size or (memory.reach is not None and not memory.reach[at]):
         _violation(memory, at, "load at")
     return memory.array[at]
@@ -192,6 +189,8 @@ def load(
     if pointer.__class__ is not Pointer:
         pointer = pointer.resolve(mask)
     memory, base, offsets = pointer.memory, pointer.base, pointer.offsets
+    if memory.dtype.__class__ is Opaque:
+        return _load_brain(pointer, mask, other)
     mask = _checked(mask)
     if offsets is None and mask.__class__ is not ndarray:
         if mask is None or mask:
@@ -219,6 +218,31 @@ def load(
         lanes = mask.ravel().nonzero()[0]
         result.ravel()[lanes] = _gather(memory, base, offsets.ravel().take(lanes))
     return result
+
+
+def _bits(memory: Memory, verb: str) -> Memory:
+    """A memory of bfloat16 as its bits."""
+    if memory.dtype != BF16:
+        raise Unsupported(f"{verb} of {memory.dtype} values")
+    return Memory(memory.name, memory.array.view(U16), U16, memory.address, memory.tensor, memory.reach)
+
+
+def _value_bits(value: Any) -> Any:
+    if value.__class__ is Brain:
+        return narrowed(value.values)
+    if getattr(value, "dtype", None) == np.float64:
+        raise Unsupported("float64 to bfloat16")
+    return narrowed(value)
+
+
+def _load_brain(pointer: Pointer, mask: Any, other: Any) -> Brain:
+    """The same of bfloat16: its bits are loaded."""
+    bits = Pointer(_bits(pointer.memory, "load"), pointer.base, pointer.offsets)
+    if mask is None:
+        return Brain(widened(load(bits)))
+    shape = np.broadcast_shapes(np.shape(pointer.offsets) if pointer.offsets is not None else (), np.shape(mask))
+    fallback = undefined_bits(shape) if other is None else _value_bits(other)
+    return Brain(widened(load(bits, mask, fallback)))
 
 
 def _note_writer(memory: Memory, offsets: Any) -> None:
@@ -263,7 +287,10 @@ def store(
         pointer = pointer.resolve(mask)
     memory, base, offsets = pointer.memory, pointer.base, pointer.offsets
     if memory.dtype.__class__ is Opaque:
-        raise Unsupported(f"store of {memory.dtype} values")
+        store(Pointer(_bits(memory, "store"), base, offsets), _value_bits(value), mask)
+        return
+    if value.__class__ is Brain:
+        value = value.values
     mask = _checked(mask)
     if mask is not None and mask.__class__ is not ndarray:
         if not mask:

@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 
+from .bfloat16 import wide
 from .dtypes import F32, I32, U32
 from .state import STATE
 from .values import convert
@@ -33,6 +34,7 @@ def _sum_dtype(dtype: np.dtype[Any]) -> np.dtype[Any]:
 
 def sum(input: Any, axis: Any = None, keep_dims: bool = False, dtype: Any = None) -> Any:
     """Sum over axis (None: all); integers below 32 bits and bools in int32/uint32, others wrap in their own type."""
+    input = wide(input)
     dtype = dtype or _sum_dtype(input.dtype)
     axis, input, keep = _axis(input, axis), convert(input, dtype), bool(keep_dims)
     if dtype.kind != "f":
@@ -54,6 +56,7 @@ def _extreme(ufunc: Any, ignoring: Any, best: Callable[..., Any]) -> Callable[..
         return_indices_tie_break_left: bool = True,
         keep_dims: bool = False,
     ) -> Any:
+        input = wide(input)
         if return_indices:
             index = pick(input, axis, keep_dims=True)
             value = np.take_along_axis(input, index.astype(np.int64), axis=_axis(input, axis))
@@ -68,6 +71,7 @@ def _extreme(ufunc: Any, ignoring: Any, best: Callable[..., Any]) -> Callable[..
         return result
 
     def pick(input: Any, axis: Any, tie_break_left: bool = True, keep_dims: bool = False) -> Any:
+        input = wide(input)
         if input.dtype.kind == "f" and np.isnan(input).any():
             worst = -np.inf if ufunc is np.maximum else np.inf
             input = np.where(np.isnan(input), input.dtype.type(worst), input)

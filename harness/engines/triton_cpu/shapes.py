@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 
+from .bfloat16 import Brain
 from .dtypes import I64
 from .lanes import extra
 from .memory import Pointer
@@ -23,6 +24,8 @@ def dims(shape: Any) -> tuple[int, ...]:
 
 
 def _shaped(x: Any, change: Callable[[Any], Any]) -> Any:
+    if x.__class__ is Brain:
+        return Brain(change(np.asarray(x.values)))
     return x.reshaped(change(np.asarray(x.offsets))) if isinstance(x, POINTERS) else change(np.asarray(x))
 
 
