@@ -11,6 +11,7 @@ if TYPE_CHECKING:
     from eagletwin.cases.entry import Entry
 
     from .case import Case
+    from .dtype import Dtype
     from .engines.mode import Mode
     from .patch import Patch
     from .probes import Probe
@@ -57,18 +58,22 @@ Overlap = Annotated[
 Ranks = Annotated[
     int, typer.Option("--tp", min=1, help="Tensor parallelism: ranks that share the work, a GPU each; every one is judged.")
 ]
+DataType = Annotated[
+    Literal["float32", "bfloat16"],
+    typer.Option("--dtype", help="What the worker computes in. bfloat16 is what users run; some choices are ties then."),
+]
 DEFAULT_GRAPHS = "1,2,4"
 RulesOff = Annotated[list[str] | None, typer.Option("--without", metavar="RULE", help="Switch a rule off. Repeatable.")]
 DEFAULT_RUNS = Path("eagletwin-runs")
 STEP_SECONDS, CASE_SECONDS = 120.0, 900.0
 
 
-def mode_of(device: str, graphs: str, overlap: bool | None, tp: int = 1) -> "Mode":
+def mode_of(device: str, graphs: str, overlap: bool | None, tp: int = 1, dtype: "Dtype" = "float32") -> "Mode":
     """How the worker is to be driven. Raises InputError for sizes that are none, and for a GPU that is not there."""
     from .engines.mode import Mode
 
     if device == "cpu":
-        return Mode(overlap=bool(overlap), tp=tp)
+        return Mode(overlap=bool(overlap), tp=tp, dtype=dtype)
     sizes = () if graphs == "none" else tuple(sorted({int(size) for size in graphs.split(",") if size.isdigit() and int(size)}))
     if graphs != "none" and (not sizes or ",".join(map(str, sizes)) != graphs):
         raise InputError(
@@ -77,7 +82,7 @@ def mode_of(device: str, graphs: str, overlap: bool | None, tp: int = 1) -> "Mod
             remedy="give sizes such as 1,2,4, or none",
         )
     must_have_cuda(tp)
-    return Mode(device="cuda", graphs=sizes, overlap=overlap is not False, tp=tp)
+    return Mode(device="cuda", graphs=sizes, overlap=overlap is not False, tp=tp, dtype=dtype)
 
 
 def must_have_cuda(gpus: int = 1) -> None:

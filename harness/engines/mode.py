@@ -13,6 +13,7 @@ class Mode(Struct, frozen=True):
     graphs   batch sizes for which its CUDA graphs are captured: a smaller batch is padded to the next one, a larger one runs
              without a graph. Empty: no graphs.
     prefill_graphs  token counts for which graphs of prefill are captured; empty: none
+    dtype    what the worker computes in, and keeps its KV rows in
     overlap  the release's overlap scheduler: a batch is launched before the results of the one before are looked at
     gpu      number of the GPU, of those that this process may see; -1: as the process sees them
     tp       tensor parallelism: ranks that share the work, a process each, on a GPU a GPU each
@@ -29,17 +30,18 @@ class Mode(Struct, frozen=True):
     @property
     def options(self) -> list[str]:
         """How it is typed on the command line; empty for the CPU engine as it always is."""
-        ranks = ["--tp", str(self.tp)] if self.tp > 1 else []
+        more = ["--tp", str(self.tp)] if self.tp > 1 else []
+        more += ["--dtype", self.dtype] if self.dtype != "float32" else []
         if self.device == "cpu":
-            return (["--overlap"] if self.overlap else []) + ranks
+            return (["--overlap"] if self.overlap else []) + more
         graphs = ",".join(map(str, self.graphs)) or "none"
-        return ["--device", "cuda", "--graphs", graphs, "--overlap" if self.overlap else "--no-overlap", *ranks]
+        return ["--device", "cuda", "--graphs", graphs, "--overlap" if self.overlap else "--no-overlap", *more]
 
     @property
     def words(self) -> str:
-        """For a trace's header; empty on a CPU."""
+        """For a trace's header; empty for the CPU engine as it always is."""
         if self.device == "cpu":
-            return ""
+            return "" if self.dtype == "float32" else self.dtype
         graphs = f"graphs {' '.join(map(str, self.graphs))}" if self.graphs else "no graphs"
         if self.prefill_graphs:
             graphs += f" (prefill {' '.join(map(str, self.prefill_graphs))})"

@@ -72,7 +72,14 @@ class Host:
             self._zygote = None
 
     def engine(self, case: Case, patches: tuple[Patch, ...] = (), kernels: wire.Kernels = "fast") -> "EngineProcess":
-        """The engine for this case's configuration, built first if need be. Raises WouldNotStart, PatchDoesNotApply."""
+        """The engine for this case's configuration, built first if need be. Raises WouldNotStart, PatchDoesNotApply,
+        and InputError for kernels that do not know the mode's type."""
+        if self.mode.device == "cpu" and self.mode.dtype == "bfloat16" and kernels in ("interpreter", "shadow"):
+            raise InputError(
+                f"--kernels {kernels}: Triton's interpreter computes with the bits of bfloat16 as if they were integers",
+                consequence="nothing was run",
+                remedy="use --kernels fast or checked with --dtype bfloat16",
+            )
         configuration = case.configuration()
         key = encode_case(configuration) + repr((patches, kernels)).encode()
         if self._zygote is not None and self._zygote.ready and self._zygote.ended:

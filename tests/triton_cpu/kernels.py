@@ -279,3 +279,26 @@ def stores_then_splits(dst, values, n, N: tl.constexpr):
     tl.store(dst + pid * N + o, tl.exp(v * 0) + v)
     if tl.load(values + pid) > n:
         tl.store(dst + pid * N, tl.load(dst + pid * N) + 10)
+
+
+@triton.jit
+def brain_ops(a, b, f, narrow, wide, n, N: tl.constexpr):
+    o = tl.arange(0, N)
+    x, y = tl.load(a + o, mask=o < n, other=0.3), tl.load(b + o)
+    z = tl.load(f + o)
+    tl.store(narrow + o, x * y)
+    tl.store(narrow + N + o, x + y)
+    tl.store(narrow + 2 * N + o, 0.1 - x)
+    tl.store(narrow + 3 * N + o, z)
+    tl.store(narrow + 4 * N + o, tl.where(o < 3, x, y) * 3)
+    tl.store(wide + o, x * z)
+    tl.store(wide + N + o, x / y)
+    tl.store(wide + 2 * N + o, tl.sum((x[:, None] * y[None, :]).to(tl.float32), 1))
+    tl.store(wide + 3 * N + o, z.to(tl.bfloat16).to(tl.float32) - z)
+    tl.store(wide + 4 * N + o, tl.sum(tl.dot(x[:, None] + tl.zeros([N, N], tl.bfloat16), tl.trans(y[:, None] * y[None, :])), 1))
+
+
+@triton.jit
+def brain_sine(src, dst, N: tl.constexpr):
+    o = tl.arange(0, N)
+    tl.store(dst + o, tl.sin(tl.load(src + o)))

@@ -169,11 +169,11 @@ def test_the_unsupported_falls_back_before_any_store_and_is_listed() -> None:
     source, out = torch.randn(8), torch.zeros(8)
     with triton_cpu.installed():
         K.pointer_to_integer[(1,)](source, out, N=8)
-        K.double[(1,)](torch.ones(4, dtype=torch.bfloat16), torch.zeros(4, dtype=torch.bfloat16), N=4)
+        K.double[(1,)](torch.ones(4).to(torch.float8_e5m2), torch.zeros(4).to(torch.float8_e5m2), N=4)
     assert torch.equal(source, out)
     listed = triton_cpu.fallbacks()
     assert set(listed) == {"pointer_to_integer", "double"}
-    assert "pointer cast" in listed["pointer_to_integer"] and "bfloat16" in listed["double"]
+    assert "pointer cast" in listed["pointer_to_integer"] and "float8" in listed["double"]
 
 
 def test_the_unsupported_after_a_store_is_an_error() -> None:
@@ -198,7 +198,7 @@ def test_pre_run_hooks_run_once() -> None:
     kernel.add_pre_run_hook(lambda *args, **kwargs: calls.append(len(args)))
     with triton_cpu.installed(SHADOW):
         kernel[(1,)](torch.ones(4), torch.zeros(4), N=4)
-        kernel[(1,)](torch.ones(4, dtype=torch.bfloat16), torch.zeros(4, dtype=torch.bfloat16), N=4)
+        kernel[(1,)](torch.ones(4).to(torch.float8_e5m2), torch.zeros(4).to(torch.float8_e5m2), N=4)
     assert calls == [2, 2]
 
 

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 import numpy as np
+import torch
 
 from .errors import KernelError as _KernelError
 from .errors import KernelViolation, OrderDependence, PoisonLeak, ShadowMismatch, Unsupported
@@ -50,13 +51,15 @@ def execute(
     number: int,
     report: Callable[[KernelViolation], None],
 ) -> None:
-    """Run the launch under the checks; memory ends as the first run left it.
+    """Run the launch under the checks; memory ends as the first run left it. With bfloat16 there is no shadow to compare with.
 
     stock: runs the same launch in the stock interpreter.  number: how many launches came before (varies seeds).
     report: receives each fault of poison, races and shadow.  Raises Unsupported if nothing was stored.
     """
     seed = None if checks.order is None else checks.order * 1_000_003 + number
     STATE.pools = pools
+    if checks.shadow and any(tensor.dtype == torch.bfloat16 for _, tensor in launch.tensors()):
+        raise _KernelError(f"kernel {launch.kernel.name!r} has bfloat16, which the stock interpreter does not compute with")
     if not (checks.poison or checks.races or checks.shadow):
         run(launch, seed=seed)
         return
