@@ -96,8 +96,8 @@ def bfloat16(model: str) -> Bounds:
 
     Choices are many near-ties then, above all those of trees, which rank tokens of small probability. That is no reason to say
     nothing, since a wrong token is rarely one of the neighbours in rank, and all that is not a choice is told as ever: a case
-    is unknown if three quarters cannot be told. An engine that rounds fairly decides one tie in eight otherwise than the
-    reference, one that decides by chance every second.
+    is unknown if three quarters cannot be told. An engine that rounds fairly decides one tie in eight to one in four otherwise
+    than the reference does, one that decides by chance every second: a quarter of all choices is between the two.
     """
     recipe = RECIPES[model]
     gain = max(recipe.attention_gain, recipe.mlp_gain)
@@ -108,7 +108,7 @@ def bfloat16(model: str) -> Bounds:
     else:
         roundings += draft * (2 + 12 * gain**2)
     deviation = 0.41 * BFLOAT16_ROUNDING * roundings**0.5
-    return Bounds(relative=6 * deviation, tie=4 * deviation, adopted_share=0.15, tie_share=0.75)
+    return Bounds(relative=6 * deviation, tie=4 * deviation, adopted_share=0.25, tie_share=0.75)
 
 
 def bounds_of(dtype: Dtype, model: str) -> Bounds:

@@ -45,6 +45,7 @@ class Brain:
 
     def __init__(self, values: Any) -> None:
         self.values = values
+        STATE.brains = True
 
     @property
     def shape(self) -> Any:

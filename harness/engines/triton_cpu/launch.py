@@ -145,7 +145,7 @@ def run(
     kernel = launch.kernel
     STATE.kernel, STATE.grid, STATE.stores = kernel.name, launch.grid, 0
     STATE.fill, STATE.watch, STATE.writer = fill, watch, None
-    STATE.lanes, STATE.undo = 1, None
+    STATE.lanes, STATE.undo, STATE.brains = 1, None, False
     try:
         positional = [_value(name, launch.arguments[name], constexpr) for name, constexpr in kernel.parameters.items()]
         order = programs(launch.grid, seed, reverse)

@@ -46,6 +46,7 @@ class State:
     lanes: int = 1  # programs that run at once (lanes.py)
     undo: list[tuple[Any, Any, Any]] | None = None  # (array, indices, old values) of stores, while they may be taken back
     pools: Any = None  # LivePools | None
+    brains: bool = False  # whether this launch had values of bfloat16
 
 
 STATE = State()
