@@ -33,7 +33,7 @@ def import_sglang(mode: Mode = CPU) -> None:
     ask_transformers()
     image_processors.install(SHIMS)
     if mode.device == "cuda":
-        cuda.prepare(SHIMS)
+        cuda.prepare(SHIMS, mode.dtype)
     else:
         stubs.install(gpu=(*stubs.GPU, *cuda.absent(*stubs.IDLE, "xgrammar")))
         torch.cuda.synchronize = lambda *args, **kwargs: None
