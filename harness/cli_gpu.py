@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from .cli_options import Ranks
+from .cli_options import DataType, Ranks
 from .errors import EXIT_DIVERGED, EXIT_EQUAL, EXIT_UNKNOWN, InputError
 
 gpu = typer.Typer(add_completion=False, help="Many cases on a GPU host, also one without network.")
@@ -45,6 +45,7 @@ def gpu_plan(
             "--rate", metavar="COPIES", min=0, help="To measure a rate: cases alone, nothing run again, each group so often."
         ),
     ] = 0,
+    dtype: DataType = "float32",
 ) -> int:
     """Write down what to run: generated cases, batches of every size, and both sides of ledger entries with graphs, with
     overlap, and eager."""
@@ -55,10 +56,10 @@ def gpu_plan(
     from .gpu.sampling import sampling
     from .gpu.sizes import every_size
 
-    jobs = plain(groups, cases, seed, rate) if rate else generated(groups, cases, seed, tp)
+    jobs = plain(groups, cases, seed, rate) if rate else generated(groups, cases, seed, tp, dtype)
     jobs += every_size(tp) if sizes else []
     jobs += sampling(samples, cases, seed)
-    jobs += proofs(ledger_of(entries), tp=tp) if entries else []
+    jobs += proofs(ledger_of(entries), tp=tp, dtype=dtype) if entries else []
     file.write_bytes(msgspec.json.encode(jobs))
     print(f"{len(jobs)} jobs, {sum(len(job.cases) for job in jobs)} cases: {file}")
     return EXIT_EQUAL
@@ -75,6 +76,7 @@ def gpu_run(
     import time
 
     from .cli_options import must_have_cuda
+    from .gpu.apart import apart_text
     from .gpu.campaign import read_plan, run_plan
     from .gpu.paths import table
 
@@ -87,10 +89,12 @@ def gpu_run(
                 consequence="nothing was run: each rank needs a GPU",
                 remedy="give as many, with --gpus",
             )
-    begun, statuses, batches = time.monotonic(), Counter[str](), Counter[str]()
+    begun, statuses, batches, apart = time.monotonic(), Counter[str](), Counter[str](), []
     for done in run_plan(jobs, out, processes, gpus):
         statuses.update("known" if seen.known else seen.status for seen in done.seen)
         statuses["unknown"] += bool(done.error)
+        if done.apart is not None:
+            apart.append(done.apart)
         for seen in done.seen:
             batches.update(seen.paths)
         said = Counter(f"{seen.status} {seen.known or seen.rule}".strip() for seen in done.seen)
@@ -102,6 +106,8 @@ def gpu_run(
     seconds = time.monotonic() - begun
     if batches:
         print(f"decode batches, by size and by how they ran:\n{table(batches)}")
+    if apart:
+        print(f"the two types, of cases that are equal in both:\n{apart_text(apart)}")
     print(f"{dict(statuses)} in {seconds:.1f} s, {sum(statuses.values()) / seconds:.2f} cases/s")
     return EXIT_DIVERGED if statuses["diverged"] else EXIT_UNKNOWN if statuses["unknown"] else EXIT_EQUAL
 

@@ -28,6 +28,7 @@ from eagletwin.harness.judge import DECLARED_VIEW, View, judge
 from eagletwin.harness.patch import Patch
 from eagletwin.harness.trace import EngineInfo, Trace, rank_folder, read_trace, write_trace
 
+from .apart import Apart, apart
 from .paths import paths
 
 _LIMITS = Limits(step=60.0, case=120.0)
@@ -40,6 +41,7 @@ class Job(Struct, frozen=True, kw_only=True):
     again   run the first case once more after all others, and compare its two traces number for number
     beside  run the first case on another engine as well, in this mode, and compare the two traces: integers must be equal,
             floats within the judge's bound. What only one of the two can see, of forwards in graphs, is left out.
+    apart   run all cases in this mode as well, and say how far apart the two are (apart.py)
     known   known bugs of the release, by name, and what mends each: a case that diverged runs again with the change, and is
             explained by the bug if it is equal then
     keep    keep the trace of the first case; those of cases that are not equal are kept anyway
@@ -53,6 +55,7 @@ class Job(Struct, frozen=True, kw_only=True):
     times: int = 1
     again: bool = False
     beside: Mode | None = None
+    apart: Mode | None = None
     known: dict[str, Patch] = {}
     keep: bool = False
 
@@ -108,6 +111,7 @@ class Done(Struct, frozen=True, kw_only=True):
     again_compared: int = 0
     again_differs: str = ""
     beside: Beside | None = None
+    apart: Apart | None = None
     error: str = ""
 
 
@@ -130,6 +134,7 @@ def run_job(job: Job, folder: Path) -> Done:
     begun = time.monotonic()
     seen: list[Seen] = []
     first: Trace | None = None
+    equal: list[tuple[Case, Trace]] = []  # of a job that asks for `apart`
     done = Done(name=job.name, mode=job.mode)
     try:
         with Host(mode=job.mode) as host:
@@ -141,6 +146,8 @@ def run_job(job: Job, folder: Path) -> Done:
                 one, trace = _look(engine, job, case, folder / str(number), keep=job.keep and number == 0)
                 first = first or trace
                 seen.append(one)
+                if job.apart is not None and one.status == "equal":
+                    equal.append((case, trace))
             if job.again and first is not None:
                 with _folder(folder / "again") as again:
                     compared = diff(first, engine.run(job.cases[0], again, _LIMITS))
@@ -154,6 +161,8 @@ def run_job(job: Job, folder: Path) -> Done:
         seen = _explained(job, seen, folder)
         if job.beside is not None and first is not None:
             done = msgspec.structs.replace(done, beside=_beside(job, job.beside, first, folder / "beside"))
+        if job.apart is not None:
+            done = msgspec.structs.replace(done, apart=_both(job, job.apart, equal, folder / "apart"))
     except EagletwinError as error:
         done = msgspec.structs.replace(done, error=str(error))
     return msgspec.structs.replace(done, seen=tuple(seen), seconds=time.monotonic() - begun)
@@ -186,6 +195,18 @@ def _beside(job: Job, mode: Mode, first: Trace, folder: Path) -> Beside:
     wrong = [found for found in both if not found.bits and not found.where.endswith(", in_graph")]
     differs = f"{wrong[0].where}: {wrong[0].left} | {wrong[0].right}" if wrong else ""
     return Beside(same=not wrong, compared=compared.compared, largest=compared.largest, differs=differs)
+
+
+def _both(job: Job, mode: Mode, ran: list[tuple[Case, Trace]], folder: Path) -> Apart:
+    """Cases that were run and are equal, in another mode: how far apart the two are, where they are equal in that one too."""
+    total = Apart()
+    with Host(mode=mode) as host:
+        for case, trace in ran:
+            with _folder(folder) as scratch:
+                other = host.engine(case, job.patches).run(case, scratch, _LIMITS)
+            if judge(other, view=job.view).status == "equal":
+                total += apart(trace, other)
+    return total
 
 
 @contextlib.contextmanager

@@ -13,6 +13,7 @@ from eagletwin.cases.profiles import draw_from_seeds_alone
 from eagletwin.cases.regressions.multi_layer_chunk_tail import ALL_LAYERS
 from eagletwin.cases.strategies import VALUES, cases, focus_of
 from eagletwin.harness.case import Case
+from eagletwin.harness.dtype import Dtype
 from eagletwin.harness.engines.mode import Mode
 from eagletwin.harness.patch import Edit, Patch
 
@@ -47,28 +48,35 @@ MODES = {
 _MORE = {"indices-overflow": ("one",)}
 
 
-def generated(groups: int, each: int, seed: int, tp: int = 1) -> list[Job]:
+def generated(groups: int, each: int, seed: int, tp: int = 1, dtype: Dtype = "float32") -> list[Job]:
     """Groups of cases that share a configuration, with graphs, every second one with overlap too, some of these with graphs of
     prefill. Every tenth group has a draft of several layers. The first case of each also runs on the CPU engine.
 
-    tp: ranks that share the work, on the CPU too"""
+    tp: ranks that share the work, on the CPU too. dtype: what both compute in; in bfloat16 every case also runs in float32 on
+    the same device, in place of the first on the CPU, and trees of 16 branches are left out: three quarters of their choices
+    cannot be told.
+    """
+    brain = dtype == "bfloat16"
     draw_from_seeds_alone()
     jobs = []
     for group in range(groups):
         number = seed * 7919 + group
-        held = {"model": random.Random(number).choice(_LAYERED)} if group % 10 == 9 else {}
+        held: dict[str, str | int] = {"model": random.Random(number).choice(_LAYERED)} if group % 10 == 9 else {}
         name = "prefill" if group % 10 == 5 else "overlap" if group % 2 else "graphs"
         cpu = Mode(overlap=MODES[name].overlap, tp=tp)
+        if brain and focus_of(number, **held).topk == 16:
+            held |= {"topk": 8}
         found = tuple(drawn(cases(focus_of(number, **held), held=tuple(VALUES)), each, number))
         known = {"33758": STOP_FIRST} | ({"multi-layer-chunk-tail": ALL_LAYERS} if held else {})
         jobs.append(
             Job(
                 known=known,
-                name=f"generated-{_named(name, tp)}-{group:03}",
-                mode=replace(MODES[name], tp=tp),
+                name=f"generated-{_named(name, tp, dtype)}-{group:03}",
+                mode=replace(MODES[name], tp=tp, dtype=dtype),
                 cases=found,
                 again=True,
-                beside=cpu,
+                beside=None if brain else cpu,
+                apart=replace(MODES[name], tp=tp) if brain else None,
                 keep=True,
             )
         )
@@ -89,8 +97,8 @@ def plain(groups: int, each: int, seed: int, copies: int) -> list[Job]:
     return jobs
 
 
-def _named(mode: str, tp: int) -> str:
-    return mode if tp == 1 else f"{mode}-tp{tp}"
+def _named(mode: str, tp: int, dtype: Dtype) -> str:
+    return mode + (f"-tp{tp}" if tp > 1 else "") + (f"-{dtype}" if dtype != "float32" else "")
 
 
 def drawn(strategy: SearchStrategy[Case], count: int, seed: int) -> list[Case]:
@@ -113,12 +121,17 @@ def drawn(strategy: SearchStrategy[Case], count: int, seed: int) -> list[Case]:
     return found[:: max(1, len(found) // count)][:count]
 
 
-def proofs(entries: list[Entry], modes: tuple[str, ...] = ("graphs", "overlap", "eager"), tp: int = 1) -> list[Job]:
+def proofs(
+    entries: list[Entry],
+    modes: tuple[str, ...] = ("graphs", "overlap", "eager"),
+    tp: int = 1,
+    dtype: Dtype = "float32",
+) -> list[Job]:
     """Both sides of each entry, in each mode, three times each."""
     return [
         Job(
-            name=f"{entry.id}/{_named(name, tp)}/{word}",
-            mode=replace(MODES[name], tp=tp),
+            name=f"{entry.id}/{_named(name, tp, dtype)}/{word}",
+            mode=replace(MODES[name], tp=tp, dtype=dtype),
             cases=(entry.case,),
             patches=side.patches,
             view=side.view,
