@@ -4,9 +4,9 @@ Drawn only where they are asked for, so that what is drawn elsewhere stays as it
 they lose a round that is drawn again with other coins, and what the lost one committed has no reference then.
 """
 
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 from dataclasses import replace
-from typing import Any
+from typing import Any, Literal
 
 import msgspec
 from hypothesis import strategies as st
@@ -34,6 +34,19 @@ def rejects(focus: Focus, **changed: Any) -> Focus:
     """The configuration with what rejection sampling must have: a chain, and a draft of the target's vocabulary."""
     own = RECIPES[focus.model].draft_vocab_size is not None
     return replace(focus, topk=1, model="llama-tiny" if own else focus.model, **changed)
+
+
+Kind = Literal["target", "rejection", "any"]
+
+
+def searched(kind: Kind, *, retract: bool) -> Callable[..., st.SearchStrategy[Case]]:
+    """For a search: what draws cases of a focus, with the fields of it that are held."""
+
+    def draws(focus: Focus, held: Collection[str] = ()) -> st.SearchStrategy[Case]:
+        rejection = None if kind == "any" else kind == "rejection"
+        return sampling_cases(rejects(focus) if rejection else focus, held=held, rejection=rejection, retract=retract)
+
+    return draws
 
 
 @st.composite

@@ -10,7 +10,7 @@ import sys
 import time
 import traceback
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
@@ -180,6 +180,10 @@ def fuzz(
     ] = 3.0,
     model: Annotated[str | None, typer.Option(help="Only this model recipe.")] = None,
     topk: Annotated[int | None, typer.Option(help="Only this topk: 1, 2, 3, 4, 8 or 16.")] = None,
+    sampling: Annotated[
+        Literal["none", "target", "rejection", "any"],
+        typer.Option(help="Requests that sample: by the target alone, by rejection (chains), either."),
+    ] = "none",
     revert: Reverts = None,
     remedy: Remedies = None,
     patch: PatchFiles = None,
@@ -198,6 +202,9 @@ def fuzz(
     """Generate cases until one diverges, then shrink it."""
     from itertools import islice
 
+    from eagletwin.cases.sampling import searched
+    from eagletwin.cases.strategies import cases
+
     from .engines.process import Host, Limits, WouldNotStart
     from .engines.source import resolve
     from .fuzz import Fuzz
@@ -209,6 +216,7 @@ def fuzz(
     held = held_fields(model=model, topk=topk)
     words = ["eagletwin", "fuzz", "--seed", str(seed), *change_words(revert, remedy, patch, without)]
     words += [word for name, value in held.items() for word in (f"--{name}", str(value))]
+    words += unusual_words(("--sampling", sampling, "none"))
     words += unusual_words(("--minutes", minutes, 5.0), ("--cases", max_cases, 1_000_000), ("--findings", findings, 1))
     words += unusual_words(("--shrink-minutes", shrink_minutes, 3.0), ("--kernels", kernels, "fast"), ("--sglang", sglang, ""))
     words += unusual_words(("--step-timeout", step_timeout, STEP_SECONDS), ("--case-timeout", case_timeout, CASE_SECONDS))
@@ -229,6 +237,7 @@ def fuzz(
                 shrink_seconds=60 * shrink_minutes,
                 command=shlex.join(words),
                 held=held,
+                draws=cases if sampling == "none" else searched(sampling, retract=not mode.overlap),
                 progress=lambda text: print(text, file=sys.stderr, flush=True),
             )
             for finding in islice(search.search(), findings):

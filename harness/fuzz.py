@@ -17,6 +17,7 @@ from typing import Any
 import hypothesis
 import msgspec
 from hypothesis import HealthCheck, Phase, settings
+from hypothesis.strategies import SearchStrategy
 
 from eagletwin.cases.profiles import draw_from_seeds_alone
 from eagletwin.cases.strategies import cases, focus_of
@@ -93,6 +94,7 @@ class Fuzz:
     seconds, max_cases  when to stop generating; shrink_seconds: when to stop shrinking, for each finding
     command             what a person types to search like this again
     held                fields of cases.strategies.Focus that all cases have
+    draws               the strategy of cases of a focus, with what of it is held
     """
 
     def __init__(
@@ -106,6 +108,7 @@ class Fuzz:
         shrink_seconds: float,
         command: str,
         held: Mapping[str, Any] = MappingProxyType({}),
+        draws: Callable[..., SearchStrategy[Case]] = cases,
         progress: Callable[[str], None] = lambda text: None,
     ) -> None:
         draw_from_seeds_alone()
@@ -118,6 +121,7 @@ class Fuzz:
         self._max_cases = max_cases
         self._command = command
         self._held = held
+        self._draws = draws
         self._progress = progress
         self._begun = time.monotonic()
         self._until = self._begun + seconds
@@ -190,7 +194,7 @@ class _Block:
             print_blob=False,
             suppress_health_check=list(HealthCheck),
         )
-        @hypothesis.given(cases(focus_of(fuzz._seed * 7919 + self._number, **fuzz._held), held=tuple(fuzz._held)))
+        @hypothesis.given(fuzz._draws(focus_of(fuzz._seed * 7919 + self._number, **fuzz._held), held=tuple(fuzz._held)))
         def look(case: Case) -> None:
             if self._generated(case) if self.first is None else self._shrunk(case):
                 raise _Shown  # in one place: Hypothesis tells failures apart by where they were raised

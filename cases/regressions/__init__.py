@@ -5,6 +5,7 @@ from eagletwin.cases.entry import Entry
 from . import (
     boundary_kv,
     chain_hidden,
+    greedy_drafts,
     indices_overflow,
     multi_layer_chunk_tail,
     multi_layer_plan,
@@ -18,6 +19,7 @@ from . import (
     pr_26972,
     pr_26997,
     pr_33758,
+    retracted_chunk_tail,
     row_overflow,
     small_tree,
 )
@@ -42,5 +44,7 @@ LEDGER: dict[str, Entry] = {
         *multi_layer_chunk_tail.ENTRIES,
         *multi_layer_topk.ENTRIES,
         boundary_kv.ENTRY,
+        *greedy_drafts.ENTRIES,
+        retracted_chunk_tail.ENTRY,
     )
 }

@@ -1,0 +1,103 @@
+"""With rejection sampling the draft draws its tokens, and drew them for greedy requests too: found by eagletwin, partly live.
+
+A greedy request is verified by its argmax: under `--speculative-use-rejection-sampling` SGLang stands for it by temperature 1
+and top_k 1, so its draft was drawn at temperature 1, and any draft but the target's best is refused. Output stays right, and
+acceptance is lost in every round. 0.5.21 gave the proposal the requests' top_k, but not everywhere that it draws:
+
+* `greedy-drafts-decode`: draft decode and draft extend after verify, up to 0.5.20.
+* `greedy-drafts-prefill`: the first draft after each prefill, live.
+* `greedy-drafts-layers`: all drafts of multi-layer EAGLE, live.
+"""
+
+from eagletwin.cases.entry import Entry
+from eagletwin.harness.case import Case, EngineSettings, Request, SGLangSettings
+from eagletwin.harness.patch import Edit, Patch
+
+_WORKER = "sglang.srt.speculative.eagle_worker_v2.EagleDraftWorker"
+_LAYERS = "sglang.srt.speculative.multi_layer_eagle_worker_v2.MultiLayerEagleDraftWorker"
+_TEMPERATURES, _TOP_KS = "forward_batch.sampling_info.temperatures,", "forward_batch.sampling_info.top_ks,"
+
+
+def _case(name: str, model: str, num_steps: int, new: int, seed: int) -> Case:
+    """One greedy request. The seed is one with which the draft draws something else than its best."""
+    return Case(
+        name=name,
+        model=model,
+        num_steps=num_steps,
+        requests=(Request(id="a", prompt=(7, 19), max_new_tokens=new),),
+        engine=EngineSettings(sglang=SGLangSettings(rejection_sampling=True, random_seed=seed)),
+    )
+
+
+DECODE = Entry(
+    id="greedy-drafts-decode",
+    title="Draft the best token, and draw none, for a greedy request under rejection sampling",
+    rule="draft.proposal",
+    buggy="0.5.14 - 0.5.20",
+    fixed="0.5.21",
+    last_bad="0.5.20",
+    trigger="--speculative-use-rejection-sampling, and a greedy request",
+    revert=Patch(
+        name="revert-greedy-drafts-decode",
+        edits=(
+            Edit(
+                target="sglang.srt.speculative.spec_utils.sample_draft_proposal",
+                match="if top_ks is not None:",
+                replacement="if False:",
+            ),
+        ),
+    ),
+    case=_case("greedy-drafts-decode", "llama-tiny", 2, 4, 3),
+)
+
+PREFILL = Entry(
+    id="greedy-drafts-prefill",
+    title="Draft the best token for a greedy request after a prefill as well",
+    rule="draft.proposal",
+    buggy="0.5.14 -",
+    fixed="",
+    trigger="--speculative-use-rejection-sampling, and a greedy request",
+    remedy=Patch(
+        name="greedy-drafts-prefill",
+        edits=(
+            Edit(
+                target=f"{_WORKER}._draft_extend_for_prefill",
+                match="return EagleDraftInput(",
+                replacement="""if use_rejection_sampling:
+    greedy = (batch.sampling_info.top_ks <= 1).view(-1, 1)
+    topk_index = torch.where(greedy, probs.argmax(dim=-1, keepdim=True), topk_index)
+    topk_p = probs.gather(1, topk_index)
+return EagleDraftInput(""",
+            ),
+        ),
+    ),
+    case=_case("greedy-drafts-prefill", "llama-tiny", 1, 2, 7),
+)
+
+LAYERS = Entry(
+    id="greedy-drafts-layers",
+    title="Draft the best token for a greedy request in a multi-layer draft as well",
+    rule="draft.proposal",
+    buggy="0.5.16 -",
+    fixed="",
+    trigger="multi-layer EAGLE, --speculative-use-rejection-sampling, and a greedy request",
+    remedy=Patch(
+        name="greedy-drafts-layers",
+        edits=(
+            Edit(target=f"{_LAYERS}._draft_extend_for_prefill", match=_TEMPERATURES, replacement=f"{_TEMPERATURES} {_TOP_KS}"),
+            Edit(
+                target=f"{_LAYERS}._draft_extend_for_decode",
+                match=f"logits_sel,\n                    {_TEMPERATURES}",
+                replacement=f"logits_sel, {_TEMPERATURES} {_TOP_KS}",
+            ),
+            Edit(  # the same between two replayed graphs, a layer each
+                target=f"{_LAYERS}._draft_extend_for_decode",
+                match=f"step_logits,\n                        {_TEMPERATURES}",
+                replacement=f"step_logits, {_TEMPERATURES} {_TOP_KS}",
+            ),
+        ),
+    ),
+    case=_case("greedy-drafts-layers", "llama-mtp", 1, 2, 4),
+)
+
+ENTRIES = (DECODE, PREFILL, LAYERS)

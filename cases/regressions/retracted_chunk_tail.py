@@ -1,0 +1,40 @@
+"""Live, found by eagletwin: a retracted request that is prefilled again in chunks, of which one ends in what it has emitted.
+
+At the end of a chunk that is not the last, the draft must consume the next token that is known (PR #26329). SGLang looks it up
+in the request's prompt alone, and behind that takes what the target predicts there. A greedy target predicts what it predicted
+before, so nothing shows; one that samples draws another token, and the draft's row there is that of a token which the request
+does not have. It costs acceptance and never output. Read in 0.5.13 and later; shown from 0.5.14 on, where verify samples here.
+"""
+
+from eagletwin.cases.entry import Entry
+from eagletwin.harness.case import Case, EngineSettings, Event, Request, Sampling, SGLangSettings
+from eagletwin.harness.patch import Edit, Patch
+
+ENTRY = Entry(
+    id="retracted-chunk-tail",
+    title="At a chunk's tail in what a retracted request has emitted, consume the token that it emitted",
+    rule="draft.input_ids",
+    buggy="0.5.13 -",
+    fixed="",
+    trigger="a request that samples is retracted, and a chunk of its second prefill ends behind its prompt",
+    remedy=Patch(
+        name="retracted-chunk-tail",
+        edits=(
+            Edit(
+                target="sglang.srt.managers.schedule_batch._compute_chunked_req_next_prompt_token",
+                match="origin_ids = chunked_req.origin_input_ids",
+                replacement="origin_ids = [*chunked_req.origin_input_ids, *chunked_req.output_ids]",
+            ),
+        ),
+    ),
+    case=Case(
+        name="retracted-chunk-tail",
+        model="llama-tiny",
+        num_steps=1,
+        chunks=(64, 2),
+        requests=(Request(id="a", prompt=(7,), max_new_tokens=5, sampling=Sampling(temperature=1.6)),),
+        events=(Event(at=2, kind="retract"),),
+        exercises=("chunked_prefill", "retraction_in_decode", "sampled_verify"),
+        engine=EngineSettings(sglang=SGLangSettings(random_seed=1)),
+    ),
+)
