@@ -14,9 +14,9 @@ from eagletwin.harness.doctor import missing_for_cuda
 from eagletwin.harness.engines.mode import CPU, Mode
 from eagletwin.harness.errors import InputError
 from eagletwin.harness.gpu.bundle import OURS, SITE, SUMS, WEIGHTS, _is_wanted, _pack, _requirements, seal
-from eagletwin.harness.gpu.campaign import read_plan
+from eagletwin.harness.gpu.campaign import _gpus_of, read_plan
 from eagletwin.harness.gpu.paths import path, table
-from eagletwin.harness.gpu.plan import GRAPHS, MODES, generated, proofs
+from eagletwin.harness.gpu.plan import GRAPHS, MODES, generated, plain, proofs
 from eagletwin.harness.repro import write_script
 
 ROOT = Path(__file__).parents[2]
@@ -97,6 +97,23 @@ def test_decode_batches_are_told_by_size_and_path() -> None:
     ]
 
 
+def test_a_plan_for_several_ranks_says_so_in_every_job() -> None:
+    plan = generated(1, 2, seed=5, tp=2) + proofs([LEDGER["33758"]], ("eager",), tp=2)
+    assert {job.mode.tp for job in plan} == {2}
+    assert plan[0].beside == Mode(tp=2)
+    assert [job.name for job in plan[1:]] == ["33758/eager-tp2/green", "33758/eager-tp2/red"]
+    assert [bool(job.patches) for job in plan[1:]] == [True, True]  # the bundle's release lacks the fix
+    assert [_gpus_of(job, number, 2) for number, job in enumerate(plan)] == ["0,1"] * 3
+    assert [_gpus_of(job, number, 4) for number, job in enumerate(plan)] == ["0,1", "2,3", "0,1"]
+
+
+def test_a_plan_that_measures_a_rate_has_equal_work_for_each_gpu() -> None:
+    plan = plain(2, 3, seed=5, copies=2)
+    assert [_gpus_of(job, number, 2) for number, job in enumerate(plan)] == ["0", "1", "0", "1"]
+    assert plan[0].cases == plan[1].cases != plan[2].cases == plan[3].cases
+    assert not any(job.again or job.beside or job.known for job in plan)
+
+
 def test_without_a_gpu_the_device_is_refused_and_says_what_is_missing() -> None:
     assert mode_of("cpu", "1,2,4", None) == CPU
     assert mode_of("cpu", "1,2,4", True) == Mode(overlap=True)
@@ -117,6 +134,7 @@ def test_sizes_of_graphs_are_an_ascending_list(sizes: str) -> None:
 def test_what_was_typed_can_be_typed_again() -> None:
     assert CPU.options == []
     assert Mode(overlap=True).options == ["--overlap"]
+    assert Mode(tp=2).options == ["--tp", "2"]
     assert Mode(device="cuda", graphs=(1, 2)).options == ["--device", "cuda", "--graphs", "1,2", "--no-overlap"]
     assert MODES["eager"].options == ["--device", "cuda", "--graphs", "none", "--no-overlap"]
 
