@@ -132,8 +132,8 @@ def _with_rank_1(trace: Trace, other: Trace) -> Trace:
 
 def test_an_integer_that_no_reference_knows_must_be_that_of_rank_0(trace: Trace) -> None:
     other = trace.others[0]
-    name = f"{last_of(other, 'cached', 'slots')}.slots"
-    changed = Trace(other.header, other.tensors | {name: bump(other.tensors[name])})
+    number = last_of(other, "cached", "slots")
+    changed = Trace(other.header, other.tensors | {f"{number}.slots": bump(other.tensor(number, "slots"))})
     verdict = judge(_with_rank_1(trace, changed))
     assert verdict.first is not None
     assert (verdict.status, verdict.rule, verdict.first.rank) == ("diverged", "ranks.agree", 1)
