@@ -3,7 +3,8 @@
 import pytest
 import torch
 
-from eagletwin.harness.judge.bounds import FLOAT32
+from eagletwin.harness.judge.bounds import FLOAT32, bounds_of
+from eagletwin.harness.models.recipes import RECIPES
 
 
 def test_the_bound_scales_with_each_row() -> None:
@@ -35,3 +36,13 @@ def test_a_token_that_cannot_be_proposed_is_no_magnitude_and_never_undecided() -
     assert not FLOAT32.undecided(logits, 1, 0)
     alone = torch.tensor([-torch.inf, 2.0, -torch.inf], dtype=torch.float64)
     assert FLOAT32.ties(alone, 1).tolist() == [False]
+
+
+def test_the_bounds_of_bfloat16_are_a_recipes_own() -> None:
+    unit = 2.0**-8
+    relative = {name: round(bounds_of("bfloat16", name).relative / unit, 1) for name in ("llama-tiny", "llama-gqa", "step-3.5")}
+    assert relative == {"llama-tiny": 10.6, "llama-gqa": 9.0, "step-3.5": 24.5}
+    for name in RECIPES:
+        bounds = bounds_of("bfloat16", name)
+        assert bounds_of("float32", name) is FLOAT32
+        assert bounds.tie < bounds.relative < 0.1

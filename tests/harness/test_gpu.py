@@ -145,3 +145,21 @@ def test_a_script_of_a_case_that_ran_on_a_gpu_says_so(tmp_path: Path) -> None:
     call = next(line for line in text.splitlines() if "reproduce(CASE" in line)
     assert "mode={'device': 'cuda', 'graphs': [1, 2, 4], 'overlap': True}" in call
     assert "mode" not in write_script(tmp_path, entry.case, command="").read_text().rpartition("reproduce(CASE")[2]
+
+
+def test_a_plan_in_bfloat16_runs_each_case_in_float32_as_well() -> None:
+    for job in generated(20, 1, 3, dtype="bfloat16"):
+        assert job.mode.dtype == "bfloat16"
+        assert job.beside is None
+        assert job.apart is not None
+        assert msgspec.structs.replace(job.apart, dtype="bfloat16") == job.mode
+        assert all(case.topk <= 8 for case in job.cases)
+    assert {job.mode.dtype for job in proofs([LEDGER["25015"]], dtype="bfloat16")} == {"bfloat16"}
+
+
+def test_what_is_printed_of_a_mode_is_that_mode_again() -> None:
+    mode = mode_of("cpu", "1,2,4", True, 1, "bfloat16")
+    assert mode == Mode(overlap=True, dtype="bfloat16")
+    assert mode.options == ["--overlap", "--dtype", "bfloat16"]
+    assert CPU.options == []
+    assert Mode(device="cuda", graphs=(1, 2), dtype="bfloat16").options[-2:] == ["--dtype", "bfloat16"]

@@ -1,0 +1,64 @@
+"""The worker in bfloat16, as users run it, on a CPU: right as released, told to be wrong where it is, and near to float32."""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from eagletwin.cases.regressions import LEDGER
+from eagletwin.harness.case import Case
+from eagletwin.harness.engines.mode import Mode
+from eagletwin.harness.engines.process import Host
+from eagletwin.harness.errors import InputError
+from eagletwin.harness.gpu.apart import Apart, apart, apart_text
+from eagletwin.harness.judge import judge
+from eagletwin.harness.trace import Trace, read_trace
+
+UNIT = 2.0**-8
+
+
+@pytest.fixture(scope="module")
+def brains() -> Iterator[Host]:
+    """A host of its own: the type is chosen when the weights are loaded."""
+    with Host(mode=Mode(dtype="bfloat16")) as host:
+        yield host
+
+
+def test_a_busy_case_is_equal_and_near_to_float32(
+    brains: Host, busy_case: Case, busy_tree: Case, busy_trace: Trace, tree_trace: Trace, tmp_path: Path
+) -> None:
+    for case, other in ((busy_case, busy_trace), (busy_tree, tree_trace)):
+        folder = tmp_path / case.name
+        folder.mkdir()
+        brains.engine(case).run(case, folder)
+        trace = read_trace(folder)  # as it is written
+        verdict = judge(trace)
+        assert verdict.status == "equal", verdict.reason or verdict.first
+        assert 0.02 < verdict.headroom < 0.6
+        assert trace.header.engine.dtype == "bfloat16"
+        assert trace.header.engine.mode == "bfloat16"
+        assert trace.header.fallbacks == ()
+        found = apart(trace, other)
+        assert {"target.hidden", "target.kv", "draft.kv", "draft.hidden"} <= found.rows.keys()
+        assert all(rows.quantile(0.5) < 4 * UNIT and UNIT / 8 < rows.largest < 16 * UNIT for rows in found.rows.values())
+        assert found.decided[0] > 2
+        assert found.requests[0] == 2
+        assert found.tokens[1] <= found.tokens[0]
+        assert "accept length" in apart_text([found, Apart()])
+        same = apart(other, other)
+        assert max(rows.largest for rows in same.rows.values()) == 0 == same.proposed[1] == same.decided[1] == same.requests[1]
+
+
+@pytest.mark.parametrize("name", ["25015", "26329", "26997-kv"])
+def test_bugs_of_the_ledger_are_told(brains: Host, name: str, tmp_path: Path) -> None:
+    entry = LEDGER[name]
+    for word, side, status in (("green", entry.green, "equal"), ("red", entry.red, "diverged")):
+        (tmp_path / word).mkdir()
+        verdict = judge(brains.engine(entry.case, side.patches).run(entry.case, tmp_path / word), view=side.view)
+        assert (verdict.status, verdict.rule) == (status, entry.rule if word == "red" else "")
+
+
+@pytest.mark.parametrize("kernels", ["interpreter", "shadow"])
+def test_the_interpreter_is_refused(brains: Host, kernels: str, busy_case: Case) -> None:
+    with pytest.raises(InputError, match="bfloat16"):
+        brains.engine(busy_case, (), kernels)  # type: ignore[arg-type]
