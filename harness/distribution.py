@@ -35,7 +35,7 @@ WAYS = (
     Sampling(temperature=1.5, top_p=0.8),
     Sampling(temperature=0.6),
 )
-PROMPTS = ((5, 17, 80), (88,))
+PROMPTS = ((81, 42), (46, 54, 47, 39))  # of 300, two after which the target knows least what will follow
 TOGETHER = 64  # requests of a case
 LONG = 40  # new tokens of a request of the long view
 RANKS = 10  # cells of the long view; the last is all ranks from there on

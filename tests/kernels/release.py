@@ -25,8 +25,9 @@ INDEX = "sglang.srt.mem_cache.index_key_cache"
 WORKER = "sglang.srt.speculative.eagle_worker_common"
 UTILS = "sglang.srt.speculative.eagle_utils"
 SPEC = "sglang.srt.speculative.spec_utils"
+SAMPLER = "sglang.srt.layers.sampler"
 
-_ALL = (TREE, EAGLE, TOPK1, PACK, LOCS, ROTATE, SAMPLING, MOVE, POOLS, INDEX, WORKER, UTILS, SPEC)
+_ALL = (TREE, EAGLE, TOPK1, PACK, LOCS, ROTATE, SAMPLING, MOVE, POOLS, INDEX, WORKER, UTILS, SPEC, SAMPLER)
 
 
 @cache

@@ -20,10 +20,10 @@ from eagletwin.harness.engines.triton_cpu import KernelViolation
 from eagletwin.harness.patch import Edit
 from eagletwin.reference.commit import accept_row
 from eagletwin.reference.follow_sampling import Followed, Illegal, follow_chain, follow_tree
-from eagletwin.reference.sampling import EXACT, Thresholds, children_of, keep_top_k
+from eagletwin.reference.sampling import EXACT, Thresholds, children_of, keep_top_k, target_distribution
 from eagletwin.reference.tree import retrieve_links
 
-from .release import SAMPLING, load
+from .release import SAMPLER, SAMPLING, load
 from .tier import Property, make_tests
 from .trees import Batch, Tree, batches
 
@@ -320,3 +320,16 @@ def test_accept_index_is_addressed_by_the_strides_of_retrieve_index(runtime: str
             1.0,
             True,
         )
+
+
+def test_plain_sampling_cuts_by_top_k_and_top_p_at_once_and_verify_by_one_after_the_other() -> None:
+    """Of 0.35, 0.25, 0.2, 0.06 and 0.14 in small parts, top_k 4 and top_p 0.82. Four tokens are needed for 0.82 of the whole:
+    prefill may draw the fourth; of the 0.86 that top_k leaves three are enough, and verify never emits the fourth."""
+    row = torch.tensor([[0.35, 0.25, 0.2, 0.06, *[0.01] * 14]])
+    plain = load(SAMPLER).top_k_top_p_min_p_sampling_from_probs_torch
+    limits = torch.tensor([4]), torch.tensor([0.82]), torch.tensor([0.0])
+    torch.manual_seed(1)
+    drawn = {int(plain(row.clone(), *limits, False, None, torch.tensor([0]))) for _ in range(400)}
+    assert drawn == {0, 1, 2, 3}
+    verified = target_distribution(row.double().log(), 1.0, 4, 0.82)
+    assert verified.nonzero()[:, 1].tolist() == [0, 1, 2]

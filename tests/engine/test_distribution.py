@@ -1,0 +1,20 @@
+"""Counts of sampled tokens, from the real worker: one case's worth, which any fault that is not small must already show in.
+
+docs/gpu has the counts that say something about small ones.
+"""
+
+from eagletwin.harness.distribution import PROMPTS, SETTINGS, TOGETHER, WAYS, findings
+from eagletwin.harness.engines.mode import CPU
+from eagletwin.harness.gpu.draws import share
+
+
+def test_the_worker_emits_what_the_target_may() -> None:
+    """Rejection sampling, in every way: three tokens of 64 requests."""
+    tally = share(SETTINGS["rejection"], CPU, range(1))
+    assert tally.requests == TOGETHER
+    assert {key: counts.total() for key, counts in tally.joint.items()} == {
+        (prompt, way): TOGETHER // len(PROMPTS) // len(WAYS) for prompt in range(len(PROMPTS)) for way in range(len(WAYS))
+    }
+    assert len({emitted for counts in tally.joint.values() for emitted in counts}) > 20, "tokens are drawn"
+    assert all(finding.agreement.chance > 1e-9 for finding in findings(tally))
+    assert tally.impossible == []
