@@ -119,7 +119,7 @@ class EngineInfo(Struct, frozen=True, kw_only=True):
 _Size = Annotated[int, Meta(ge=0, lt=1 << 32)]
 
 
-class Stored(Struct, frozen=True, array_like=True):
+class Stored(Struct, frozen=True, array_like=True, gc=False):
     """A tensor of a record: the next numel(shape) numbers of the flat tensor called `dtype`, after those stored before it."""
 
     name: str
@@ -205,14 +205,15 @@ class Trace:
     def array(self, number: int, name: str) -> Array:
         """The same in numpy: for integers."""
         found = self.tensors[f"{number}.{name}"]
-        return found.numpy() if isinstance(found, Tensor) else found
+        return on_host(found) if isinstance(found, Tensor) else found
 
     def integers(self, number: int, name: str) -> list[int]:
         """The same as a flat list."""
-        array = self.array(number, name)
+        found = self.tensors[f"{number}.{name}"]
+        array = on_host(found) if isinstance(found, Tensor) else found
         if array.dtype.kind not in "iu":
             array = array.astype(np.int64)
-        integers: list[int] = array.ravel().tolist()
+        integers: list[int] = (array if array.ndim == 1 else array.ravel()).tolist()
         return integers
 
 

@@ -43,7 +43,7 @@ _PHASES: tuple[Phase, ...] = (
 )
 
 
-class Place(Struct, frozen=True):
+class Place(Struct, frozen=True, gc=False):
     """A record, the phase of its iteration in which the number was made, and the draft decode step or layer where there is one.
 
     output: the number comes out of a forward; its inputs and the KV rows that it wrote come before.
@@ -80,7 +80,7 @@ class Findings:
         return [divergence for _, divergence in sorted(self.found, key=lambda pair: pair[0])]
 
 
-class _Floats(Struct, frozen=True):
+class _Floats(Struct, frozen=True, gc=False):
     """Rows that wait: expected, actual [R, N]; row(n) names the n-th; scale [R]: see Bounds.error_of."""
 
     rank: int
@@ -92,7 +92,7 @@ class _Floats(Struct, frozen=True):
     scale: Tensor | None
 
 
-class _Choice(Struct, frozen=True):
+class _Choice(Struct, frozen=True, gc=False):
     """Choices over logits [R, V] that wait: actual [R][k] are the k best of each row, index(row, rank) names one."""
 
     rank: int
@@ -210,7 +210,9 @@ class Compare:
             return
         rows = expected.shape[0]  # len() of a tensor costs as much as a small operation
         if rows:
-            self._floats.append(_Floats(self._rank, place, rule, expected.flatten(1), actual.flatten(1), row, scale))
+            if expected.ndim != 2:
+                expected, actual = expected.flatten(1), actual.flatten(1)
+            self._floats.append(_Floats(self._rank, place, rule, expected, actual, row, scale))
             self._wait(rows)
 
     def row(self, place: Place, rule: str, expected: Tensor, actual: Tensor, index: str) -> None:

@@ -4,6 +4,7 @@ Called by the judge when nothing diverged. It looks at which records and rows ar
 """
 
 from collections import Counter
+from functools import cache
 
 from eagletwin.harness.models.recipes import RECIPES
 from eagletwin.harness.trace import Record, Trace
@@ -11,6 +12,11 @@ from eagletwin.reference.tree import count_candidates
 
 _FLOATS = ("keys", "values", "hidden_in", "hidden_out", "hidden", "probabilities", "scores", "coins")
 _WITH_OUTPUT = ("target.extend", "target.verify", "draft.decode")
+
+
+@cache
+def _is_float(name: str) -> bool:
+    return name.endswith(_FLOATS)
 
 
 def missing(trace: Trace) -> str:
@@ -21,7 +27,7 @@ def missing(trace: Trace) -> str:
     for number, record in enumerate(records):
         for name in record.tensors:
             kind = trace.array(number, name).dtype
-            if (kind.kind == "f") != name.endswith(_FLOATS):
+            if (kind.kind == "f") != _is_float(name):
                 return f"{name} of a {record.stage} record is {kind}"
         problem = _due(trace, number, record)
         if problem:

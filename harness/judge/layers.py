@@ -21,7 +21,7 @@ from eagletwin.reference.mtp import consumed, draft_extend, is_provisional
 
 from .compare import Compare, Phase, Place
 from .ranks import heads
-from .story import Round, Story, reference_heads, stored_rows
+from .story import Round, Story, recorded_rows, reference_heads, stored_rows
 
 StoredView = Literal["last_fed", "committed"]
 
@@ -220,7 +220,7 @@ class Layers:
         self._pure_rows(place, part, fresh, [self._last[request, part, row] for row in fresh], "row")
 
     def _rows(self, number: int, part: str) -> tuple[list[int], Tensor]:
-        stored = stored_rows(self._trace.tensor(number, f"{part}_keys"), self._trace.tensor(number, f"{part}_values"))
+        stored = recorded_rows(self._trace, number, part)
         at = self._trace.integers(number, f"{part}_rows")
         if len(at) != stored.shape[0]:
             raise ValueError(f"{len(at)} positions of {len(stored)} rows of {part}")
@@ -252,7 +252,7 @@ class Layers:
         story, slots = self._stories[record.request], self._trace.integers(number, "slots")
         for layer, part in enumerate(self.parts):
             place = Place(record, "finished", layer=layer)
-            stored = stored_rows(self._trace.tensor(number, f"{part}_keys"), self._trace.tensor(number, f"{part}_values"))
+            stored = recorded_rows(self._trace, number, part)
             if self._view == "last_fed":
                 self._compare_with_the_book(number, place, part, stored, lambda n: f"cached row {n}")
             else:

@@ -6,10 +6,12 @@ compare.py says how numbers are compared, story.py what they must be, slots.py w
 from collections.abc import Sequence
 from functools import lru_cache
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from eagletwin.harness.models.recipes import RECIPES
+from eagletwin.harness.slot_runs import Array
 from eagletwin.harness.trace import Record, Trace
 from eagletwin.reference.layout import draft_columns, verify_columns
 from eagletwin.reference.tree import depths, walk_greedy
@@ -21,7 +23,7 @@ from .layers import Layers, StoredView
 from .ranks import heads
 from .sampling import Samples
 from .slots import Slots
-from .story import Round, Story, stored_rows
+from .story import Round, Story, recorded_rows
 from .trees import Trees, parents_of
 from .unseen import draft_decode_in_graph, layers_in_graph
 
@@ -103,7 +105,8 @@ class Rules:
         if target is None or "hidden_out" not in place.record.tensors:  # the forward never returned
             return
         rows = rows[: target.hidden.shape[0] - first]
-        expected, hidden = target.hidden[first : first + len(rows)], self._trace.tensor(number, "hidden_out")[list(rows)]
+        expected = target.hidden[first : first + len(rows)]
+        hidden = torch.from_numpy(self._trace.array(number, "hidden_out")[np.array(rows, np.int64)])
         self._compare.floats(place, "target.hidden", expected, hidden, lambda n: f"row {first + n}")
 
     def _draft_extend(self, number: int, record: Record) -> None:
@@ -158,9 +161,9 @@ class Rules:
             self._layers.extended(number, record, draft_phase)
 
     def _stored_in(self, part: str, number: int, place: Place, reference: Tensor) -> None:
-        at = self._trace.tensor(number, f"{part}_rows")
-        stored = stored_rows(self._trace.tensor(number, f"{part}_keys"), self._trace.tensor(number, f"{part}_values"))
-        if at.shape[0] != stored.shape[0]:
+        at = self._trace.array(number, f"{part}_rows")
+        stored = recorded_rows(self._trace, number, part)
+        if len(at) != stored.shape[0]:
             raise ValueError(f"{len(at)} positions of {len(stored)} rows of the {part}")
         known = at < reference.shape[0]  # a row past everything that was committed has no reference
         if not known.all():
@@ -174,8 +177,9 @@ class Rules:
             at, stored = at[~moved], stored[~moved]
         self._rows(place, f"{part}.kv", reference, at, stored)
 
-    def _rows(self, place: Place, rule: str, reference: Tensor, at: Tensor, stored: Tensor) -> None:
-        self._compare.floats(place, rule, reference[at], stored, lambda n: f"row {int(at[n])}")
+    def _rows(self, place: Place, rule: str, reference: Tensor, at: Array, stored: Tensor) -> None:
+        expected = reference.index_select(0, torch.from_numpy(at))
+        self._compare.floats(place, rule, expected, stored, lambda n: f"row {int(at[n])}")
 
     def _next_proposal(self, number: int, place: Place, committed: int) -> None:
         """What the last committed row M-1 proposes, and the hidden state that goes with it."""
@@ -248,7 +252,7 @@ class Rules:
         growth = story.growths[record.round]
         if "hole_keys" in record.tensors:
             self._holes(number, place, story, round)
-        stored = stored_rows(self._trace.tensor(number, "scratch_keys"), self._trace.tensor(number, "scratch_values"))
+        stored = recorded_rows(self._trace, number, "scratch")
         expected = torch.stack([growth.keys, growth.values], 2)[..., self._heads, :]  # [S-1, k, 2, L, G, D]
         topk = self._case.topk
         for step in range(1, self._case.num_steps):
@@ -271,7 +275,7 @@ class Rules:
 
     def _holes(self, number: int, place: Place, story: Story, round: Round) -> None:
         """What begins a branch's first page is a copy of the committed rows of the page that the prefix ends in."""
-        holes = stored_rows(self._trace.tensor(number, "hole_keys"), self._trace.tensor(number, "hole_values"))
+        holes = recorded_rows(self._trace, number, "hole")
         inside = round.committed % self._case.page_size
         expected = story.stored["draft"][round.committed - inside : round.committed].repeat(self._case.topk - 1, 1, 1, 1, 1)
 
@@ -395,7 +399,7 @@ class Rules:
         count, tokens = len(self._trace.tensor(number, "slots")), self._trace.integers(number, "tokens")
         self._compare.integers(place, "draft.kv", story.tokens[: len(tokens)], tokens, "token of the cached path", 0)
         for part, reference in story.stored.items():
-            stored = stored_rows(self._trace.tensor(number, f"{part}_keys"), self._trace.tensor(number, f"{part}_values"))
+            stored = recorded_rows(self._trace, number, part)
             known = min(count, len(reference))
             if known < count and self._compare.on(f"{part}.kv"):
                 expected = "no row: its token was never committed"
