@@ -151,7 +151,8 @@ def _closure(fn: Any) -> dict[str, Any]:
 
 def _compile(fn: Any) -> Compiled:
     try:
-        tree = ast.parse(textwrap.dedent(inspect.getsource(fn)))
+        above = "\n" * (fn.__code__.co_firstlineno - 1)  # the lines keep their numbers
+        tree = ast.parse(above + textwrap.dedent(inspect.getsource(fn)))
     except (OSError, TypeError, SyntaxError) as error:
         raise Unsupported(f"source not available: {error}") from error
     definition = tree.body[0]
@@ -164,15 +165,15 @@ def _compile(fn: Any) -> Compiled:
     stored = {node.id for node in ast.walk(definition) if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store)}
     constexprs = frozenset(name for name, constexpr in parameters.items() if constexpr and name not in stored)
     Rewriter(lambda name: isinstance(scope.get(name), types.ModuleType), names.METHODS, constexprs).visit(definition)
-    ast.increment_lineno(ast.fix_missing_locations(tree), fn.__code__.co_firstlineno - 1)
-    used = {node.id for node in ast.walk(tree) if isinstance(node, ast.Name) and node.id in scope}
+    nodes = list(ast.walk(ast.fix_missing_locations(tree)))
+    used = {node.id for node in nodes if isinstance(node, ast.Name) and node.id in scope}
     uses = tuple((fn.__globals__, name, fn.__globals__[name]) for name in sorted(used) if name in fn.__globals__)
     namespace = {"__builtins__": builtins, **names.RUNTIME, **{name: adapt(scope[name]) for name in used}}
     exec(compile(tree, fn.__code__.co_filename, "exec"), namespace)
     function = namespace[definition.name]
     function.__defaults__ = None if fn.__defaults__ is None else tuple(adapt(d) for d in fn.__defaults__)
     function.__kwdefaults__ = None if fn.__kwdefaults__ is None else {n: adapt(d) for n, d in fn.__kwdefaults__.items()}
-    attributes = {node.attr for node in ast.walk(tree) if isinstance(node, ast.Attribute)}
+    attributes = {node.attr for node in nodes if isinstance(node, ast.Attribute)}
     return Compiled(
         name=definition.name,
         function=function,

@@ -75,10 +75,11 @@ class Rewriter(ast.NodeTransformer):
     def call(self, name: str, *arguments: ast.expr, keywords: list[ast.keyword] | None = None) -> ast.expr:
         return ast.Call(ast.Name(PREFIX + name, ast.Load()), list(arguments), keywords or [])
 
-    def _static(self, node: ast.expr) -> bool:
+    def _static(self, node: ast.AST) -> bool:
         """Whether an expression is Python's own: constexpr parameters and literals, which need no operator of ours."""
-        leaves = [part for part in ast.walk(node) if not isinstance(part, (*_STATIC, ast.expr_context))]
-        return all(isinstance(part, ast.Name) and part.id in self.constexprs for part in leaves)
+        if isinstance(node, ast.Name):
+            return node.id in self.constexprs
+        return isinstance(node, _STATIC) and all(map(self._static, ast.iter_child_nodes(node)))
 
     def _tested(self, test: ast.expr) -> ast.expr:
         """A condition, each operand of its and/or/not asked for its truth."""
