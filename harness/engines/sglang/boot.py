@@ -16,7 +16,7 @@ from eagletwin.harness.engines.mode import CPU, Mode
 from eagletwin.harness.models.recipes import RECIPES
 from eagletwin.harness.models.store import checkpoints, other_checkpoints
 
-from . import cuda, families, new_weights, stubs
+from . import cuda, families, new_weights, remembered, stubs
 from .eras import cuda_literals, draft_attention, image_processors, sampling, tree_kernels, triton_twins, workers
 
 SHIMS: list[str] = []
@@ -30,6 +30,7 @@ def import_sglang(mode: Mode = CPU) -> None:
     import torch
 
     torch.set_num_threads(1)
+    remembered.install(SHIMS)
     ask_transformers()
     image_processors.install(SHIMS)
     if mode.device == "cuda":
