@@ -50,7 +50,7 @@ SEEDED = replace(
 )
 
 
-@pytest.mark.parametrize("case", [CHAIN, TREE, REJECTION], ids=lambda case: case.name)
+@pytest.mark.parametrize("case", [CHAIN, TREE, REJECTION, SEEDED], ids=lambda case: case.name)
 def test_the_worker_samples_as_the_reference_does(run: Runner, case: Case) -> None:
     trace, verdict = run(case)
     assert verdict.status == "equal", verdict
@@ -58,9 +58,11 @@ def test_the_worker_samples_as_the_reference_does(run: Runner, case: Case) -> No
     assert verdict.checked["verify.coins"] >= 10
     assert verdict.checked["verify.probabilities"] >= 20
     assert (verdict.checked.get("draft.probabilities", 0) > 0) == case.engine.sglang.rejection_sampling
+    assert ("verify.coins" in verdict.unseen) == (case is not SEEDED)  # the coins of a seed are known
     assert verdict.unseen["output.tokens"] == 3  # the first token of each request that samples
     again, _ = run(case)
-    assert all(torch.equal(again.tensors[name], tensor) for name, tensor in trace.tensors.items()), "other coins"
+    kept = [(number, name) for number, record in enumerate(trace.header.records) for name in record.tensors]
+    assert all(torch.equal(again.tensor(*key), trace.tensor(*key)) for key in kept), "other coins"
 
 
 def test_a_greedy_case_is_run_without_the_shims_of_sampling(run: Runner) -> None:
@@ -105,6 +107,24 @@ del (
         TREE,
         Edit(
             target=f"{UTILS}.eagle_sample", match="uniform_samples=coins,", replacement="uniform_samples=coins[:1] + 0 * coins,"
+        ),
+        "verify.coins",
+    ),
+    "a node has the coin of the next one": (
+        SEEDED,
+        Edit(
+            target=f"{UTILS}._seeded_verify_coins",
+            match="uniforms[:, :draft_token_num]",
+            replacement="uniforms[:, 1 : draft_token_num + 1]",
+        ),
+        "verify.coins",
+    ),
+    "coins are hashed from the length of another request": (
+        SEEDED,
+        Edit(
+            target=f"{UTILS}._seeded_verify_coins",
+            match="seq_lens.to(torch.uint64)",
+            replacement="seq_lens.flip(0).to(torch.uint64)",
         ),
         "verify.coins",
     ),

@@ -82,6 +82,8 @@ def build_scheduler(case: Case, mode: Mode = CPU, rank: int = 0, port: int = 0) 
             _allow_overlap()
         if case.samples:
             sampling.open_gate(SHIMS)
+        if case.engine.sglang.deterministic:
+            sampling.leave_kernels_as_they_are(SHIMS)
     settings = case.engine.sglang
     if mode.tp > 1 and not hasattr(getattr(scheduler_module, "SchedulerRequestReceiver", None), RECEIVE_OF_RANKS):
         raise NotImplementedError(

@@ -5,6 +5,7 @@ Where it decides so differs: from 0.5.21 on in a function of its own, before tha
 """
 
 import importlib
+import importlib.util
 import re
 from typing import Any
 
@@ -34,6 +35,23 @@ def open_gate(shims: list[str]) -> None:
         if hasattr(utilities, name):  # bound while it was imported, to nothing
             setattr(utilities, name, function)
         shims.append(f"sgl_kernel.{name}: sampling_ops.py, from its semantics")
+
+
+def leave_kernels_as_they_are(shims: list[str]) -> None:
+    """--enable-deterministic-inference also swaps torch's kernels for ones that give a row the same bits in any batch. They are
+    for GPUs, and registering them raises here. What is left of the mode is that coins are hashed from seeds."""
+    operators: Any = importlib.import_module("sglang.srt.batch_invariant_ops")
+    operators.enable_batch_invariant_mode = lambda *_, **__: None
+    shims.append("batch_invariant_ops.enable_batch_invariant_mode: does nothing")
+    if (
+        importlib.util.find_spec("sglang.kernels.ops.sampling") is None
+    ):  # up to 0.5.16, whose verify draws its coins all the same
+        return
+    hashing: Any = importlib.import_module("sglang.kernels.ops.sampling.murmur_hash")
+    for_cpus = 'if device.type == "cpu":'  # from 0.5.20 on, to sgl_kernel's C++; the release's Triton kernel stands behind it
+    if for_cpus in patches.source_of(hashing.murmur_hash32):
+        patches.rewrite(Edit(target=f"{hashing.__name__}.murmur_hash32", match=for_cpus, replacement="if False:"))
+        shims.append("murmur_hash.murmur_hash32: the Triton kernel on a CPU too")
 
 
 def _open_condition(utilities: Any, shims: list[str]) -> None:
