@@ -18,13 +18,13 @@ _LAYERS = "sglang.srt.speculative.multi_layer_eagle_worker_v2.MultiLayerEagleDra
 _TEMPERATURES, _TOP_KS = "forward_batch.sampling_info.temperatures,", "forward_batch.sampling_info.top_ks,"
 
 
-def _case(name: str, model: str, num_steps: int, new: int, seed: int) -> Case:
-    """One greedy request. The seed is one with which the draft draws something else than its best."""
+def _case(name: str, model: str, prompts: tuple[tuple[int, ...], ...], num_steps: int, new: int, seed: int = 0) -> Case:
+    """Greedy requests, whose drafts have no clear best: few coins would draw all of them."""
     return Case(
         name=name,
         model=model,
         num_steps=num_steps,
-        requests=(Request(id="a", prompt=(7, 19), max_new_tokens=new),),
+        requests=tuple(Request(id="abcd"[number], prompt=prompt, max_new_tokens=new) for number, prompt in enumerate(prompts)),
         engine=EngineSettings(sglang=SGLangSettings(rejection_sampling=True, random_seed=seed)),
     )
 
@@ -47,7 +47,9 @@ DECODE = Entry(
             ),
         ),
     ),
-    case=_case("greedy-drafts-decode", "llama-tiny", 2, 4, 3),
+    case=_case(
+        "greedy-drafts-decode", "llama-tiny", ((7, 19),), 2, 4, seed=3
+    ),  # with it the draft after the prefill is the best
 )
 
 PREFILL = Entry(
@@ -71,7 +73,7 @@ return EagleDraftInput(""",
             ),
         ),
     ),
-    case=_case("greedy-drafts-prefill", "llama-tiny", 1, 2, 7),
+    case=_case("greedy-drafts-prefill", "llama-tiny", ((94,), (27,), (47,), (40,)), 1, 2),
 )
 
 LAYERS = Entry(
@@ -97,7 +99,7 @@ LAYERS = Entry(
             ),
         ),
     ),
-    case=_case("greedy-drafts-layers", "llama-mtp", 1, 2, 4),
+    case=_case("greedy-drafts-layers", "llama-mtp", ((12,), (85,), (65,)), 1, 2),
 )
 
 ENTRIES = (DECODE, PREFILL, LAYERS)

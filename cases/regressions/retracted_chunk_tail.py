@@ -32,7 +32,7 @@ ENTRY = Entry(
         model="llama-tiny",
         num_steps=1,
         chunks=(64, 2),
-        requests=(Request(id="a", prompt=(7,), max_new_tokens=5, sampling=Sampling(temperature=1.6)),),
+        requests=(Request(id="a", prompt=(7,), max_new_tokens=5, sampling=Sampling(temperature=5)),),
         events=(Event(at=2, kind="retract"),),
         exercises=("chunked_prefill", "retraction_in_decode", "sampled_verify"),
         engine=EngineSettings(sglang=SGLangSettings(random_seed=1)),

@@ -2,6 +2,7 @@
 
 from eagletwin.cases.profiles import draw_from_seeds_alone
 from eagletwin.cases.regressions.multi_layer_chunk_tail import ALL_LAYERS
+from eagletwin.cases.regressions.retracted_chunk_tail import ENTRY as RETRACTED
 from eagletwin.cases.sampling import rejects, sampling_cases
 from eagletwin.cases.strategies import VALUES, focus_of
 from eagletwin.harness.patch import Edit, Patch
@@ -57,7 +58,8 @@ def sampling(groups: int, each: int, seed: int) -> list[Job]:
             each,
             number,
         )
-        known = {"33758": STOP_FIRST} | ({"multi-layer-chunk-tail": ALL_LAYERS} if model else {})
+        known = {"33758": STOP_FIRST, RETRACTED.id: RETRACTED.green.patches[0]}
+        known |= {"multi-layer-chunk-tail": ALL_LAYERS} if model else {}
         known |= {"draft-probabilities-in-graph": DRAFT_PROBABILITIES} if rejection and not model else {}
         word = "rejection" if rejection else "target-only"
         jobs.append(
