@@ -91,16 +91,16 @@ class Focus:
         )
 
 
-def focus_of(seed: int, **held: Any) -> Focus:
+def focus_of(seed: int, widest: int = TOPKS[-1], /, **held: Any) -> Focus:
     """One of the configurations, by a seed. Long chains, pages and the cache come more often than a fair share.
 
-    held: fields that are what they are said to be, whatever the seed.
+    widest: the largest topk. held: fields that are what they are said to be, whatever the seed.
     """
     random = Random(seed)
     drawn = Focus(
         model=random.choice(MODELS),
         num_steps=random.choice(NUM_STEPS),
-        topk=random.choice((1, 1, 1, 2, 3, 4, 8, 16)),
+        topk=min(widest, random.choice((1, 1, 1, 2, 3, 4, 8, 16))),
         tree_size=random.choice(TREE_SIZES),
         page_size=random.choice((1, 1, 4, 4, 16)),
         radix_cache=random.random() < 0.6,

@@ -21,6 +21,7 @@ from hypothesis.strategies import SearchStrategy
 
 from eagletwin.cases.profiles import draw_from_seeds_alone
 from eagletwin.cases.strategies import cases, focus_of
+from eagletwin.harness.dtype import WIDEST
 
 from .case import Case, encode_case, pretty_case
 from .check import Outcome, confirm, signature
@@ -184,6 +185,8 @@ class _Block:
         """Draw and shrink. Raises _Over when the search is to end."""
         fuzz = self._fuzz
 
+        focus = focus_of(fuzz._seed * 7919 + self._number, WIDEST[fuzz._trials.host.mode.dtype], **fuzz._held)
+
         @hypothesis.seed(fuzz._seed * 1_000_003 + self._number)
         @settings(
             max_examples=BLOCK,
@@ -194,7 +197,7 @@ class _Block:
             print_blob=False,
             suppress_health_check=list(HealthCheck),
         )
-        @hypothesis.given(fuzz._draws(focus_of(fuzz._seed * 7919 + self._number, **fuzz._held), held=tuple(fuzz._held)))
+        @hypothesis.given(fuzz._draws(focus, held=tuple(fuzz._held)))
         def look(case: Case) -> None:
             if self._generated(case) if self.first is None else self._shrunk(case):
                 raise _Shown  # in one place: Hypothesis tells failures apart by where they were raised

@@ -13,7 +13,7 @@ from eagletwin.cases.profiles import draw_from_seeds_alone
 from eagletwin.cases.regressions.multi_layer_chunk_tail import ALL_LAYERS
 from eagletwin.cases.strategies import VALUES, cases, focus_of
 from eagletwin.harness.case import Case
-from eagletwin.harness.dtype import Dtype
+from eagletwin.harness.dtype import WIDEST, Dtype
 from eagletwin.harness.engines.mode import Mode
 from eagletwin.harness.patch import Edit, Patch
 
@@ -55,20 +55,18 @@ def generated(groups: int, each: int, seed: int, tp: int = 1, dtype: Dtype = "fl
     prefill. Every tenth group has a draft of several layers. The first case of each also runs on the CPU engine.
 
     tp: ranks that share the work, on the CPU too. dtype: what both compute in; in bfloat16 every case also runs in float32 on
-    the same device, in place of the first on the CPU, and trees of 16 branches are left out: three quarters of their choices
-    cannot be told.
+    the same device, in place of the first on the CPU.
     """
     brain = dtype == "bfloat16"
     draw_from_seeds_alone()
     jobs = []
     for group in range(groups):
         number = seed * 7919 + group
-        held: dict[str, str | int] = {"model": random.Random(number).choice(_LAYERED)} if group % 10 == 9 else {}
+        held = {"model": random.Random(number).choice(_LAYERED)} if group % 10 == 9 else {}
         name = "prefill" if group % 10 == 5 else "overlap" if group % 2 else "graphs"
         cpu = Mode(overlap=MODES[name].overlap, tp=tp)
-        if brain and focus_of(number, **held).topk == 16:
-            held |= {"topk": 8}
-        found = tuple(drawn(cases(focus_of(number, **held), held=tuple(VALUES)), each, number))
+        focus = focus_of(number, WIDEST[dtype], **held)
+        found = tuple(drawn(cases(focus, held=tuple(VALUES)), each, number))
         known = {"33758": STOP_FIRST} | ({"multi-layer-chunk-tail": ALL_LAYERS} if held else {})
         jobs.append(
             Job(
