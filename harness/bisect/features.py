@@ -97,6 +97,19 @@ def _unstopped(case: Case) -> Iterator[Case]:
     yield replace(case, requests=tuple(replace(request, stop=()) for request in case.requests))
 
 
+def _greedy(case: Case) -> Iterator[Case]:
+    yield replace(case, requests=tuple(replace(request, sampling=None) for request in case.requests))
+
+
+def _drawn_coins(case: Case) -> Iterator[Case]:
+    """Seeds belong to hashed coins."""
+    requests = tuple(
+        request if request.sampling is None else replace(request, sampling=replace(request.sampling, seed=None))
+        for request in case.requests
+    )
+    yield replace(_settings(case, deterministic=False), requests=requests)
+
+
 def _one_chunk(case: Case) -> Iterator[Case]:
     size = max(_tokens(case), case.chunked_prefill_size)
     yield replace(case, chunks=(), chunked_prefill_size=size)
@@ -182,6 +195,27 @@ FEATURES: tuple[Feature, ...] = (
         "none",
         lambda case: any(request.stop for request in case.requests),
         _unstopped,
+    ),
+    Feature(
+        "sampling",
+        lambda case: "requests that sample",
+        "all are greedy",
+        lambda case: any(request.sampling is not None for request in case.requests),
+        _greedy,
+    ),
+    Feature(
+        "hashed coins",
+        lambda case: "deterministic: coins that are hashed from seeds",
+        "coins that are drawn",
+        lambda case: case.engine.sglang.deterministic,
+        _drawn_coins,
+    ),
+    Feature(
+        "rejection sampling",
+        lambda case: "rejection_sampling",
+        "the target alone samples",
+        lambda case: case.engine.sglang.rejection_sampling,
+        lambda case: iter([_settings(case, rejection_sampling=False)]),
     ),
     Feature(
         "pages",

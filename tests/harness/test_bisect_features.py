@@ -14,7 +14,7 @@ from eagletwin.harness.bisect.marks import Looked, Sighting
 from eagletwin.harness.bisect.measure import Reduction
 from eagletwin.harness.bisect.reduce import Reduced, reduce
 from eagletwin.harness.bisect.state import Subject
-from eagletwin.harness.case import Case, EngineSettings, Event, Request, SGLangSettings, decode_case, encode_case
+from eagletwin.harness.case import Case, EngineSettings, Event, Request, Sampling, SGLangSettings, decode_case, encode_case
 from eagletwin.harness.cli_bisect import _hint
 from eagletwin.harness.models.recipes import RECIPES
 from eagletwin.harness.report.bisection import feature_report
@@ -29,7 +29,7 @@ RICH = Case(
     chunked_prefill_size=8,
     chunks=(4,),
     requests=(
-        Request(id="a", prompt=tuple(range(20)), max_new_tokens=8),
+        Request(id="a", prompt=tuple(range(20)), max_new_tokens=8, sampling=Sampling(seed=5)),
         Request(id="b", prompt=tuple(range(90, 110)), max_new_tokens=8, arrive=3, stop=(5, 100)),
     ),
     events=(
@@ -42,24 +42,33 @@ RICH = Case(
     exercises=("chunked_prefill",),
     engine=EngineSettings(
         sglang=SGLangSettings(
-            radix_cache=True, max_running_requests=1, max_total_tokens=128, context_length=64, update_weights="disk"
+            radix_cache=True,
+            max_running_requests=1,
+            max_total_tokens=128,
+            context_length=64,
+            update_weights="disk",
+            deterministic=True,
         )
     ),
+)
+# What only a chain can have.
+RICH_CHAIN = replace(
+    RICH, topk=1, draft_tokens=0, engine=replace(RICH.engine, sglang=replace(RICH.engine.sglang, rejection_sampling=True))
 )
 BAD = Sighting(status="diverged", rule="draft.kv", place="somewhere")
 GOOD = Sighting(status="equal")
 
 
 def test_each_feature_of_a_case_can_be_taken_away_alone() -> None:
-    names = {feature.name for feature in features_of(RICH)}
+    names = {feature.name for feature in (*features_of(RICH), *features_of(RICH_CHAIN))}
     models = {"model family", "chained layers", "multi-layer draft", "draft vocabulary", "EAGLE-3"}
     assert {feature.name for feature in FEATURES} - names == models
-    for feature in features_of(RICH):
-        found = variants(RICH, [feature])
+    for rich, feature in ((one, feature) for one in (RICH, RICH_CHAIN) for feature in features_of(one)):
+        found = variants(rich, [feature])
         assert len(found) == (2 if feature.name == "several requests" else 1), feature.name
         assert not any(feature.has(case) for case in found), feature.name
         assert all(decode_case(encode_case(case), "x") == case for case in found)
-        assert feature.says(RICH)
+        assert feature.says(rich)
         assert feature.plain
 
 
@@ -87,11 +96,12 @@ def test_a_generated_case_without_any_of_its_features_is_valid(case: Case, data:
 def test_no_field_of_a_case_is_forgotten() -> None:
     """A field that a later version of the form has must be a feature, or stand here."""
     plain = {"schema", "name", "model", "exercises", "engine", "id", "prompt", "max_new_tokens", "at", "kind", "request"}
+    plain |= {"random_seed"}
     changed = set()
-    for feature in features_of(RICH):
-        for case in variants(RICH, [feature]):
-            pairs = [(RICH, case), (RICH.engine.sglang, case.engine.sglang)]
-            pairs += [(old, new) for old in RICH.requests for new in case.requests if new.id == old.id]
+    for rich, feature in ((one, feature) for one in (RICH, RICH_CHAIN) for feature in features_of(one)):
+        for case in variants(rich, [feature]):
+            pairs = [(rich, case), (rich.engine.sglang, case.engine.sglang)]
+            pairs += [(old, new) for old in rich.requests for new in case.requests if new.id == old.id]
             changed |= {
                 name for old, new in pairs for name in old.__struct_fields__ if getattr(old, name) != getattr(new, name)
             }
