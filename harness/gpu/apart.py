@@ -98,7 +98,7 @@ def _with_context(trace: Trace) -> Iterator[tuple[int, Record, list[int]]]:
             continue
         mine = tokens[record.request]
         if record.stage == "prefill" and record.numbers["final"]:
-            # what the prompt is followed by is a choice of this record: the rows before it are the prompt's alone
+            # what the prompt is followed by is a choice of this record: the target's rows are the prompt's alone
             yield number, record, mine[: record.numbers["end"]]
             tokens[record.request] = [*mine[: record.numbers["end"]], *trace.integers(number, "next_token")]
             continue
@@ -138,9 +138,9 @@ def _rows(record: Record, one: Trace, mine: int, other: Trace, theirs: int) -> I
         yield "target.hidden", left[:1], right[:1]  # of the bonus token; what hangs on it may be another tree
     elif record.stage in ("prefill", "extend"):
         for part in ("target", "draft"):
-            if same(f"{part}_rows"):
+            if same(f"{part}_rows", *(() if part == "target" else ("next_token",))):  # which the draft's last row consumes
                 yield f"{part}.kv", *stored(part)
-        if "proposal_hidden" in record.tensors:
+        if same("next_token") and "proposal_hidden" in record.tensors:
             left, right = both("proposal_hidden")
             yield "draft.hidden", left[None], right[None]
     elif "scratch_keys" in record.tensors and same("tokens", "expanded", "selected", "candidate_tokens"):
@@ -162,11 +162,13 @@ def _choices(result: Apart, record: Record, one: Trace, mine: int, other: Trace,
         found = [trace.integers(number, "predicted")[:1] for trace, number in ((one, mine), (other, theirs))]
         result.decided = _plus(result.decided, _differing(*found))
     elif record.stage == "extend" or (record.stage == "prefill" and record.numbers["final"]):
-        found = [trace.integers(number, "proposal") for trace, number in ((one, mine), (other, theirs))]
-        result.proposed = _plus(result.proposed, _differing(*found))
         if record.stage == "prefill":
             found = [trace.integers(number, "next_token") for trace, number in ((one, mine), (other, theirs))]
             result.decided = _plus(result.decided, _differing(*found))
+            if found[0] != found[1]:
+                return  # its draft consumed another token
+        found = [trace.integers(number, "proposal") for trace, number in ((one, mine), (other, theirs))]
+        result.proposed = _plus(result.proposed, _differing(*found))
 
 
 def _differing(left: list[int], right: list[int]) -> tuple[int, int]:
