@@ -56,6 +56,12 @@ def gpu_plan(
     from .gpu.sampling import sampling
     from .gpu.sizes import every_size
 
+    if dtype != "float32" and (sizes or samples or rate):
+        raise InputError(
+            f"--dtype {dtype} with --sizes, --sampling or --rate: these are planned in float32 alone",
+            consequence="no plan was written",
+            remedy="plan generated cases and proofs in it, and the others in a plan of their own",
+        )
     jobs = plain(groups, cases, seed, rate) if rate else generated(groups, cases, seed, tp, dtype)
     jobs += every_size(tp) if sizes else []
     jobs += sampling(samples, cases, seed)

@@ -9,6 +9,7 @@ import msgspec
 import pytest
 
 from eagletwin.cases.regressions import LEDGER
+from eagletwin.harness.cli_gpu import gpu_plan
 from eagletwin.harness.cli_options import mode_of
 from eagletwin.harness.doctor import missing_for_cuda
 from eagletwin.harness.engines.mode import CPU, Mode
@@ -163,3 +164,10 @@ def test_what_is_printed_of_a_mode_is_that_mode_again() -> None:
     assert mode.options == ["--overlap", "--dtype", "bfloat16"]
     assert CPU.options == []
     assert Mode(device="cuda", graphs=(1, 2), dtype="bfloat16").options[-2:] == ["--dtype", "bfloat16"]
+
+
+def test_what_is_planned_in_float32_alone_is_not_asked_for_in_bfloat16(tmp_path: Path) -> None:
+    for asked in ({"sizes": True}, {"samples": 1}, {"rate": 1}):
+        with pytest.raises(InputError, match="float32 alone"):
+            gpu_plan(tmp_path / "plan.json", groups=0, dtype="bfloat16", **asked)  # type: ignore[arg-type]
+    assert not list(tmp_path.iterdir())
