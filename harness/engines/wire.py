@@ -33,7 +33,7 @@ Kernels = Literal["fast", "interpreter", "shadow", "checked"]
 class Build(Struct, frozen=True, tag=True):
     """Caller -> zygote, with one end of a socket pair attached: an engine for this configuration.
 
-    rank, port  of several ranks: which one this is, and where they meet; whoever starts them fills it in
+    rank, port  of several ranks: which one this is; and where they meet, also one alone. Whoever starts them fills it in
     """
 
     configuration: Case

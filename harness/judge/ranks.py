@@ -1,9 +1,8 @@
 """A worker of several ranks (tensor parallelism): what each must store, and what all must agree on.
 
-Each rank is a scheduler and worker of its own, which holds a part of every layer. KV heads are dealt out, in order; where there
-are fewer than ranks, neighbours hold the same one. All else (hidden states, logits, choices, tables) is whole on each, since
-partial sums are added up over all ranks before anybody looks at them. So a rank is judged like a worker that is alone, but for
-its slice of the rows; and what is an integer must be the same on all of them.
+Each rank is a scheduler and worker of its own, which holds a part of every layer. KV heads are dealt out, in order. All else
+(hidden states, logits, choices, tables) is whole on each, since partial sums are added up over all ranks before anybody looks.
+So a rank is judged like a worker that is alone, but for its slice of the rows; and what is an integer must be the same on all.
 """
 
 from collections.abc import Sequence
@@ -39,13 +38,18 @@ _LAST = 1 << 30  # of what is found at one place, a rule that knows what is righ
 
 
 def heads(header: Header, part: str) -> slice:
-    """Which KV heads of the target or the draft the rank of this trace holds."""
+    """Which KV heads of the target or the draft the rank of this trace holds.
+
+    Where heads are fewer than ranks SGLang repeats them on a GPU and adds empty ones on a CPU; no case runs like that.
+    """
     engine, recipe = header.engine, RECIPES[header.case.model]
     if engine.tp == 1:
         return slice(None)
     count = (recipe.target if part == "target" else recipe.draft).num_kv_heads
-    first = engine.rank * count // engine.tp
-    return slice(first, first + max(1, count // engine.tp))
+    each, left = divmod(count, engine.tp)
+    if left or not each:
+        raise ValueError(f"{count} KV heads for {engine.tp} ranks")
+    return slice(engine.rank * each, (engine.rank + 1) * each)
 
 
 def together(trace: Trace, each: Sequence[Findings], without: frozenset[str]) -> Findings:

@@ -97,6 +97,17 @@ def test_a_divergence_before_a_crash_is_what_counts(run: Runner, busy_case: Case
     assert trace.header.ending.kind == "crashed"
 
 
+def test_a_divergence_before_a_hang_is_what_counts(run: Runner, busy_case: Case) -> None:
+    wrong = Edit(
+        target="sglang.srt.speculative.eagle_worker_v2.EagleDraftWorker.draft_forward",
+        match="topk_index = torch.argmax(",
+        replacement="topk_index = torch.argmin(",
+    )
+    trace, verdict = run(busy_case, wrong, _at_verify("import time; time.sleep(10**6)"), limits=Limits(step=8.0))
+    assert (verdict.status, verdict.rule) == ("diverged", "draft.proposal")
+    assert (trace.header.ending.kind, trace.header.ending.detail) == ("hung", "no end of the step within 8 s")
+
+
 def test_an_engine_process_that_is_gone_is_a_verdict_and_is_built_again(
     host: Host, busy_case: Case, tmp_path_factory: pytest.TempPathFactory
 ) -> None:

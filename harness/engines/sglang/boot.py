@@ -89,6 +89,9 @@ def build_scheduler(case: Case, mode: Mode = CPU, rank: int = 0, port: int = 0) 
         raise NotImplementedError(
             f"SGLang has no {RECEIVE_OF_RANKS}, by which several ranks are driven (0.5.13 and later have)"
         )
+    heads = min(recipe.target.num_kv_heads, recipe.draft.num_kv_heads)
+    if heads % mode.tp:
+        raise ValueError(f"{case.model} has {heads} KV heads, which are not to be dealt out to {mode.tp} ranks")
     target, draft = (other_checkpoints if settings.update_weights else checkpoints)(case.model)
     workers.choose(case, SHIMS)
     if recipe.mtp_layers and mode.device == "cpu":
@@ -119,7 +122,7 @@ def build_scheduler(case: Case, mode: Mode = CPU, rank: int = 0, port: int = 0) 
         **_sampling_arguments(settings),
         disable_custom_all_reduce=True,
         tp_size=mode.tp,
-        nccl_port=port or None,
+        nccl_port=port,
         skip_tokenizer_init=True,
         mem_fraction_static=0.1,
         random_seed=0,

@@ -10,10 +10,12 @@ import socket
 import traceback
 from typing import Any, NoReturn
 
+from msgspec.structs import replace
+
 from eagletwin.harness.engines import wire
 from eagletwin.harness.trace import EngineInfo
 
-from . import boot, identity, kernels, patches, runner, stubs
+from . import boot, identity, kernels, patches, ranks, runner, stubs
 from .supervise import Runner, die_with_parent, reap, supervise
 
 CASES_PER_RUNNER = 20
@@ -22,7 +24,7 @@ CASES_PER_RUNNER = 20
 def serve(connection: socket.socket, build: wire.Build) -> NoReturn:
     """Answer the caller's Run messages until it hangs up."""
     die_with_parent()
-    scheduler, info = stand(connection, build)
+    scheduler, info = stand(connection, replace(build, port=ranks.free_port()))
     standing: Runner | None = None
     while True:
         try:

@@ -24,7 +24,7 @@ from .supervise import Runner, die_with_parent, supervise
 # What starts the process of a rank: hands it one end of a connection, through which a Build will come, and returns its id.
 Launch = Callable[[socket.socket], int]
 
-# Ports at which ranks meet: below those that Linux gives to connections (net.ipv4.ip_local_port_range).
+# Ports at which ranks meet, also one that is alone: below those that Linux gives to connections (net.ipv4.ip_local_port_range).
 _FIRST_PORT, _PORTS = 20000, 10000
 
 
@@ -71,7 +71,7 @@ def _send(caller: socket.socket, message: wire.Ran | wire.Failed) -> None:
 def _start(build: wire.Build, launch: Launch) -> tuple[Runner | None, wire.Built | wire.Refused | wire.PatchDidNotApply]:
     """A worker with the scheduler built, and what its first rank says of it; without one, why there is none."""
     standing = Runner([], [])
-    port = _free_port() if build.mode.tp > 1 else 0
+    port = free_port()
     for rank in range(build.mode.tp):
         ours, theirs = socket.socketpair()
         with theirs:
@@ -103,8 +103,9 @@ def _built(standing: Runner, rank: int) -> wire.Built | wire.Refused | wire.Patc
     return answer
 
 
-def _free_port() -> int:
-    """A port that nobody listens at. It is told by this process's id, so that two supervisors of one machine look elsewhere."""
+def free_port() -> int:
+    """A port that nobody listens at. It is told by this process's id, so that two engines that start at once look elsewhere:
+    SGLang's own search, among all, came to one port twice when 28 started together."""
     for offset in range(_PORTS):
         port = _FIRST_PORT + (os.getpid() * 7 + offset) % _PORTS
         with socket.socket() as probe:
