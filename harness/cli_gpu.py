@@ -124,7 +124,8 @@ def gpu_draws(
     settings: Annotated[
         list[str] | None, typer.Option("--setting", help="tree, chain, rejection, seeded-tree. Repeatable; by default all.")
     ] = None,
-    cases: Annotated[int, typer.Option(min=1, help="Cases of each setting; 64 requests each.")] = 600,
+    seconds: Annotated[float, typer.Option(min=0, help="How long each engine begins further cases, its start included.")] = 180,
+    cases: Annotated[int, typer.Option(min=0, help="Cases of each engine, 64 requests each; 0: as many as there is time.")] = 0,
     processes: Annotated[int, typer.Option(min=1, help="Engines that run side by side.")] = 12,
     gpus: Annotated[int, typer.Option(min=1, help="GPUs over which they are spread.")] = 1,
     fault: Annotated[str, typer.Option(help="Plant this fault: the counts must not agree then.")] = "",
@@ -133,12 +134,11 @@ def gpu_draws(
     overlap: Annotated[bool, typer.Option(help="The overlap scheduler.")] = True,
     sglang: Annotated[str, typer.Option(metavar="RELEASE|PATH", help="Which SGLang; by default the installed one.")] = "",
 ) -> int:
-    """Do tokens that are sampled speculatively have the target's distribution? 1 if counts say no."""
+    """Do tokens that are sampled speculatively have the target's distribution? 1: no; 125: too few were drawn to tell."""
     from .cli_options import mode_of, must_have_cuda
     from .distribution import SETTINGS
-    from .engines.source import resolve
     from .errors import InputError
-    from .gpu.draws import FAULTS, lines, record, tell
+    from .gpu.draws import FAULTS, Share, lines, record, tell
 
     chosen = settings or list(SETTINGS)
     unknown = [name for name in chosen if name not in SETTINGS] + [name for name in (fault,) if name and name not in FAULTS]
@@ -152,10 +152,11 @@ def gpu_draws(
         must_have_cuda(gpus)
     mode = mode_of(device, graphs if device == "cuda" else "", overlap)
     out.mkdir(parents=True, exist_ok=True)
-    agree = True
+    agree, enough = True, True
     for name in chosen:
-        told = tell(SETTINGS[name], mode, cases, processes, gpus, fault, resolve(sglang))
+        share = Share(setting=name, mode=mode, number=0, step=1, seconds=seconds, cases=cases, fault=fault, sglang=sglang)
+        told = tell(share, processes, gpus)
         record(told, out)
         print("\n".join(lines(told)), flush=True)
-        agree = agree and told.agrees
-    return EXIT_EQUAL if agree else EXIT_DIVERGED
+        agree, enough = agree and told.agrees, enough and told.tells
+    return EXIT_DIVERGED if not agree else EXIT_EQUAL if enough else EXIT_UNKNOWN

@@ -15,6 +15,7 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
+import msgspec
 import torch
 from torch import Tensor
 
@@ -84,6 +85,31 @@ class Tally:
             self.long.setdefault(way, Drifting(RANKS)).merge(drifting)
         self.impossible += other.impossible
         self.requests += other.requests
+
+    def plain(self) -> bytes:
+        """As JSON."""
+        long = {
+            str(way): (of.samples, of.excess.tolist(), of.expected.tolist(), of.covariance.tolist())
+            for way, of in self.long.items()
+        }
+        joint = [(*key, list(counts.items())) for key, counts in self.joint.items()]
+        return msgspec.json.encode({"requests": self.requests, "impossible": self.impossible, "joint": joint, "long": long})
+
+    @classmethod
+    def read(cls, data: bytes) -> "Tally":
+        """What `plain` wrote."""
+        held = msgspec.json.decode(data)
+        tally = cls(requests=held["requests"], impossible=held["impossible"])
+        for prompt, way, counts in held["joint"]:
+            tally.joint[prompt, way] = Counter({tuple(emission): count for emission, count in counts})
+        for way, (samples, excess, expected, covariance) in held["long"].items():
+            drifting = Drifting(RANKS)
+            drifting.samples = samples
+            drifting.excess, drifting.expected, drifting.covariance = (
+                torch.tensor(values, dtype=torch.float64) for values in (excess, expected, covariance)
+            )
+            tally.long[int(way)] = drifting
+        return tally
 
 
 @dataclass(frozen=True, slots=True)

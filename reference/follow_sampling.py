@@ -209,6 +209,16 @@ def _bonus(rest: Tensor, row: Tensor, out: Sequence[int], coin: float, bonus: in
     return _Finding(bonus, "bonus", margin, error, "the coin draws another token")
 
 
+def follow_bonus(
+    node: int, rest: Tensor, row: Tensor, out: Sequence[int], coin: float, bonus: int, error: float
+) -> tuple[Illegal | None, bool]:
+    """(what is wrong with a bonus token drawn from rest [V], is it a tie). row: the target's; out: what cannot be left."""
+    found = _bonus(rest, row, out, coin, bonus, error)
+    if found.beyond > 0:
+        return Illegal(node, bonus, "bonus", found.beyond, found.why), False
+    return None, found.margin < error
+
+
 def _follow(nodes: Sequence[tuple[int, Sequence[Tensor], Callable[[Tensor], list[_Finding]]]]) -> Followed:
     """At each node, some row must allow all that was decided there; the first row's word counts in a report."""
     decisions = ties = 0

@@ -1,13 +1,16 @@
 """Draw tokens in many engines at once and ask whether they have the target's distribution (harness/distribution.py).
 
-A setting's cases are spread over processes, each with one engine; they are forked from this one, which never touches a GPU.
-Faults can be planted, to see that the counts would tell.
+A setting's cases are spread over processes, each with one engine, and go on for as long as was asked. Faults can be planted, to
+see that the counts would tell.
 """
 
-import multiprocessing
+import os
+import shutil
+import subprocess
+import sys
 import tempfile
 import time
-from concurrent.futures import ProcessPoolExecutor
+from itertools import count
 from pathlib import Path
 
 import msgspec
@@ -18,7 +21,6 @@ from eagletwin.harness.distribution import (
     SETTINGS,
     SIGNIFICANCE,
     Finding,
-    Setting,
     Tally,
     count_joint,
     count_long,
@@ -28,7 +30,7 @@ from eagletwin.harness.distribution import (
 )
 from eagletwin.harness.engines.mode import Mode
 from eagletwin.harness.engines.process import Host, Limits
-from eagletwin.harness.engines.source import INSTALLED, Source
+from eagletwin.harness.engines.source import resolve
 from eagletwin.harness.errors import EagletwinError, HarnessError
 from eagletwin.harness.patch import Edit, Patch
 
@@ -104,31 +106,53 @@ class Told(Struct, frozen=True, kw_only=True):
     def agrees(self) -> bool:
         return not self.impossible and all(row.chance >= self.limit for row in self.rows)
 
+    @property
+    def tells(self) -> bool:
+        """Whether there were enough draws for each way of counting."""
+        return all(row.freedom > 0 for row in self.rows)
 
-def tell(
-    setting: Setting, mode: Mode, cases: int, processes: int, gpus: int = 1, fault: str = "", source: Source = INSTALLED
-) -> Told:
-    """Run a setting's cases 0.. and judge their counts; a case always has the same coins. Raises what an engine raises."""
-    begun = time.monotonic()
-    patches = (FAULTS[fault],) if fault else ()
-    size = -(-cases // processes)
-    shares = [range(start, min(start + size, cases)) for start in range(0, cases, size)]
-    tally = Tally()
-    with ProcessPoolExecutor(len(shares), mp_context=multiprocessing.get_context("fork")) as pool:
-        running = [
-            pool.submit(_share, setting, _on(mode, number % gpus), numbers, patches, source)
-            for number, numbers in enumerate(shares)
-        ]
-        for future in running:
-            told = future.result()
-            if isinstance(told, str):
-                raise HarnessError(told, consequence="the distribution cannot be told", remedy="see what the engine said")
-            tally.merge(told)
+
+class Share(Struct, frozen=True, kw_only=True):
+    """What one process is to do: cases number, number + step, .. until the seconds are over; 0 cases: no other limit."""
+
+    setting: str
+    mode: Mode
+    number: int
+    step: int
+    seconds: float
+    cases: int = 0
+    fault: str = ""
+    sglang: str = ""
+
+
+def tell(of: Share, processes: int, gpus: int = 1) -> Told:
+    """Run a setting and judge its counts; of: the first process's share. A case of a number always has the same coins.
+
+    Raises HarnessError if a process came to no counts.
+    """
+    begun, tally = time.monotonic(), Tally()
+    with tempfile.TemporaryDirectory(prefix="eagletwin-draws-") as scratch:
+        running = []
+        for number in range(processes):
+            mode = msgspec.structs.replace(of.mode, gpu=number % gpus) if of.mode.device == "cuda" else of.mode
+            one = msgspec.structs.replace(of, number=number, step=processes, mode=mode)
+            folder = Path(scratch, str(number))
+            folder.mkdir()
+            (folder / "share.json").write_bytes(msgspec.json.encode(one))
+            command = [sys.executable, "-P", "-m", "eagletwin.harness.gpu.draws", str(folder)]
+            running.append(subprocess.Popen(command, env=os.environ | {"OMP_NUM_THREADS": "1"}))
+        try:
+            for number, process in enumerate(running):
+                process.wait()
+                tally.merge(_counted(Path(scratch, str(number)), process.returncode))
+        finally:
+            for process in running:
+                process.kill()
     found = findings(tally)
     return Told(
-        setting=setting.name,
-        fault=fault,
-        mode=mode.words or "CPU",
+        setting=of.setting,
+        fault=of.fault,
+        mode=of.mode.words or "CPU",
         requests=tally.requests,
         seconds=time.monotonic() - begun,
         limit=SIGNIFICANCE / (len(SETTINGS) * len(found)),
@@ -137,30 +161,48 @@ def tell(
     )
 
 
-def _share(setting: Setting, mode: Mode, numbers: range, patches: tuple[Patch, ...], source: Source) -> Tally | str:
-    """`share`, or what went wrong: an exception of ours does not travel between processes."""
+def _counted(folder: Path, status: int) -> Tally:
     try:
-        return share(setting, mode, numbers, patches, source)
+        return Tally.read((folder / "tally.json").read_bytes())
+    except OSError as error:
+        said = folder / "error.txt"
+        raise HarnessError(
+            said.read_text() if said.is_file() else f"a process of this run ended with {status}",
+            consequence="the distribution cannot be told",
+            remedy="see what the engine said",
+        ) from error
+
+
+def main() -> None:
+    """One share, in the folder that is named."""
+    folder = Path(sys.argv[1])
+    of = msgspec.json.decode((folder / "share.json").read_bytes(), type=Share)
+    try:
+        (folder / "tally.json").write_bytes(share(of, folder).plain())
     except EagletwinError as error:
-        return str(error)
+        (folder / "error.txt").write_text(str(error))
+        sys.exit(1)
 
 
-def share(setting: Setting, mode: Mode, numbers: range, patches: tuple[Patch, ...] = (), source: Source = INSTALLED) -> Tally:
-    """The counts of the cases of these numbers, which one engine runs: every fifth a long one."""
-    tally = Tally()
-    with Host(source=source, mode=mode) as host, tempfile.TemporaryDirectory(prefix="eagletwin-distribution-") as scratch:
-        for number in numbers:
-            case = long_case(setting, number) if number % 5 == 4 else joint_case(setting, number)
-            folder = Path(scratch, str(number))
-            folder.mkdir()
-            emitted = _emitted(host, case, folder, patches)
-            count_long(tally, case, emitted) if number % 5 == 4 else count_joint(tally, emitted)
+def share(of: Share, folder: Path) -> Tally:
+    """The counts of a share's cases, which one engine runs: every fifth a long one."""
+    tally, setting, begun = Tally(), SETTINGS[of.setting], time.monotonic()
+    patches = (FAULTS[of.fault],) if of.fault else ()
+    with Host(source=resolve(of.sglang), mode=of.mode) as host:
+        for done, number in enumerate(count(of.number, of.step)):
+            if done and (time.monotonic() - begun > of.seconds or done == of.cases):
+                return tally
+            long = done % 5 == 4
+            case = long_case(setting, number) if long else joint_case(setting, number)
+            emitted = _emitted(host, case, folder / f"case-{number}", patches)
+            count_long(tally, case, emitted) if long else count_joint(tally, emitted)
             tally.requests += len(emitted)
-    return tally
+    raise AssertionError("numbers do not end")
 
 
 def _emitted(host: Host, case: Case, folder: Path, patches: tuple[Patch, ...]) -> list[list[int]]:
     """The new tokens of each request, in the case's order."""
+    folder.mkdir()
     trace = host.engine(case, patches).run(case, folder, _LIMITS, fresh=False)
     ending = trace.header.ending
     if ending.kind != "finished":
@@ -169,16 +211,13 @@ def _emitted(host: Host, case: Case, folder: Path, patches: tuple[Patch, ...]) -
             consequence="the distribution cannot be told",
             remedy="run the case by itself: the engine's log says more",
         )
+    shutil.rmtree(folder)
     found = {
         record.request: trace.integers(number, "tokens")
         for number, record in enumerate(trace.header.records)
         if record.stage == "finished"
     }
     return [found[request.id][: request.max_new_tokens] for request in case.requests]
-
-
-def _on(mode: Mode, gpu: int) -> Mode:
-    return msgspec.structs.replace(mode, gpu=gpu) if mode.device == "cuda" else mode
 
 
 def _row(finding: Finding) -> Row:
@@ -201,9 +240,14 @@ def lines(told: Told) -> list[str]:
         for row in told.rows
     ]
     wrong = [f"  impossible: {one}" for one in told.impossible[:10]]
-    return [head, *body, *wrong, f"  {'agrees' if told.agrees else 'DOES NOT AGREE'} (limit of p: {told.limit:.1g})"]
+    word = "DOES NOT AGREE" if not told.agrees else "agrees" if told.tells else "too few draws to tell"
+    return [head, *body, *wrong, f"  {word} (limit of p: {told.limit:.1g})"]
 
 
 def record(told: Told, folder: Path) -> None:
     with (folder / "draws.jsonl").open("ab") as file:
         file.write(msgspec.json.encode(told) + b"\n")
+
+
+if __name__ == "__main__":
+    main()

@@ -3,14 +3,16 @@
 docs/gpu has the counts that say something about small ones.
 """
 
-from eagletwin.harness.distribution import PROMPTS, SETTINGS, TOGETHER, WAYS, findings
+from pathlib import Path
+
+from eagletwin.harness.distribution import PROMPTS, TOGETHER, WAYS, findings
 from eagletwin.harness.engines.mode import CPU
-from eagletwin.harness.gpu.draws import share
+from eagletwin.harness.gpu.draws import Share, share
 
 
-def test_the_worker_emits_what_the_target_may() -> None:
+def test_the_worker_emits_what_the_target_may(tmp_path: Path) -> None:
     """Rejection sampling, in every way: three tokens of 64 requests."""
-    tally = share(SETTINGS["rejection"], CPU, range(1))
+    tally = share(Share(setting="rejection", mode=CPU, number=0, step=1, seconds=0), tmp_path)
     assert tally.requests == TOGETHER
     assert {key: counts.total() for key, counts in tally.joint.items()} == {
         (prompt, way): TOGETHER // len(PROMPTS) // len(WAYS) for prompt in range(len(PROMPTS)) for way in range(len(WAYS))

@@ -153,3 +153,14 @@ def test_small_faults_add_up() -> None:
     parts = [Agreement(100, 16.0, 5)] * 8
     assert parts[0].chance > 1e-3
     assert together(parts).chance < 1e-7
+
+
+def test_counts_come_back_as_they_were_written() -> None:
+    tally = tallied(1)
+    tally.requests, tally.impossible = TOGETHER, ["one"]
+    case = long_case(SETTING, 1)
+    few = type(case)(**{name: getattr(case, name) for name in case.__struct_fields__} | {"requests": case.requests[:4]})
+    count_long(tally, few, [[1] * LONG] * 4)
+    back = Tally.read(tally.plain())
+    assert (back.joint, back.requests, back.impossible) == (tally.joint, tally.requests, tally.impossible)
+    assert [finding.agreement for finding in findings(back)] == [finding.agreement for finding in findings(tally)]

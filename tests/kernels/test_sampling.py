@@ -7,7 +7,7 @@ a coin comes within its error of a boundary, and never for a token without proba
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial
 from random import Random
 from typing import Literal
 
@@ -18,6 +18,7 @@ from torch import Tensor
 
 from eagletwin.harness.engines.triton_cpu import KernelViolation
 from eagletwin.harness.patch import Edit
+from eagletwin.reference.block_verification import follow_block
 from eagletwin.reference.commit import accept_row
 from eagletwin.reference.follow_sampling import Followed, Illegal, follow_chain, follow_tree
 from eagletwin.reference.sampling import EXACT, Thresholds, children_of, keep_top_k, target_distribution
@@ -30,7 +31,7 @@ from .trees import Batch, Tree, batches
 UNWRITTEN = -77
 BELOW_ONE = 1 - 2.0**-24  # the largest coin that torch.rand gives
 BLOCK = 4096  # tokens that the kernel takes at a time
-Kind = Literal["other", "same", "apart", "nan"]
+Kind = Literal["other", "near", "same", "apart", "nan"]
 
 
 @dataclass(frozen=True)
@@ -57,6 +58,9 @@ class Sampling:
         drafts = self._normal(self.batch.num_steps, 2).softmax(-1).float()
         if self.kind == "same":
             return self.targets[:, :-1].clone()
+        if self.kind == "near":
+            drafts = self.targets[:, :-1].double() * self._normal(self.batch.num_steps, 2).exp() + 1e-3
+            return (drafts / drafts.sum(-1, keepdim=True)).float()
         if self.kind == "apart":
             drafts = drafts.double() * (self.targets[:, :-1] == 0) + 1e-12
             return (drafts / drafts.sum(-1, keepdim=True)).float()
@@ -69,10 +73,8 @@ class Sampling:
         """[bs][nodes]: siblings differ, and a chain's tokens are ones that its q can give."""
         if self.batch.topk == 1:
             random = Random(self.batch.seed)
-            return [
-                [0, *(random.choice([token for token, q in enumerate(row) if not q <= 0]) for row in rows)]
-                for rows in self.drafts.tolist()
-            ]
+            weights = self.drafts.nan_to_num(nan=1.0).tolist()
+            return [[0, *(random.choices(range(self.vocabulary), row)[0] for row in rows)] for rows in weights]
         return [_siblings_differ(tree.parents, self.vocabulary, Random(self.batch.seed)) for tree in self.batch.trees]
 
     @property
@@ -219,13 +221,35 @@ def coin_of_zero(sample: Callable[..., None]) -> tuple[Decided, Illegal | None]:
     return decided, follow_trees(case, decided, coins, finals)[0].illegal
 
 
+def block_is_verified(case: Sampling) -> None:
+    """The same kernel by another algorithm, from 0.5.22 on."""
+    sample = partial(load(SAMPLING).chain_speculative_sampling_triton, block_verification=True)
+    coins, finals = case.coins
+    decided = call(sample, case, coins, finals, case.drafts)
+    for targets, drafts, candidates, coin, final, path, tokens in zip(
+        case.targets, case.drafts, case.candidates, coins, finals, decided.paths, decided.emitted, strict=True
+    ):
+        exact, q, error = targets.double(), drafts.double(), 4 * error_of(case.vocabulary)
+        followed = follow_block(exact, q, candidates, coin.tolist(), float(final), len(path) - 1, tokens[-1], error)
+        assert followed.illegal is None
+
+
 @st.composite
 def chains(draw: st.DrawFn) -> Sampling:
     vocabulary = draw(st.sampled_from([5, 5, 8, 64, BLOCK, 5000]))
     batch = draw(batches(chain=True, most=3 if vocabulary < BLOCK else 2))
     spread, top_k = draw(st.sampled_from([0.0, 1.0, 4.0])), draw(st.sampled_from([1, 2, vocabulary]))
-    kind = draw(st.sampled_from(["other", "other", "same", "apart", "nan"]))
+    kind = draw(st.sampled_from(["near", "near", "other", "same", "apart", "nan"]))
     return Sampling(batch, vocabulary, spread or 0.1, top_k, kind, strided=draw(st.booleans()))
+
+
+@st.composite
+def blocks(draw: st.DrawFn) -> Sampling:
+    """Chains of which a beginning is often accepted, and not for certain: two drafts or more, and a q not far from p."""
+    vocabulary = draw(st.sampled_from([5, 8, 64, 64, 5000]))
+    batch = draw(batches(chain=True, least=1, most=6).filter(lambda batch: batch.num_steps > 1))
+    kind = draw(st.sampled_from(["near", "near", "near", "same", "apart"]))
+    return Sampling(batch, vocabulary, draw(st.sampled_from([0.5, 1.0, 2.0])), vocabulary, kind, strided=draw(st.booleans()))
 
 
 @st.composite
@@ -250,6 +274,17 @@ PROPERTIES = (
             Edit(target=KERNEL, match="target_u = coin_final * norm_sum", replacement="target_u = coin_final"),
             Edit(target=KERNEL, match="            cum_sum += tl.sum(val)", replacement="            cum_sum += 0.0"),
             Edit(target=CALLER, match="draft_probs.stride(0)", replacement="target_probs.stride(0)"),
+        ),
+    ),
+    Property(
+        "block is verified",
+        blocks(),
+        block_is_verified,
+        (
+            Edit(target=KERNEL, match="residual_mass + 1.0 - prefix_prob", replacement="1.0"),
+            Edit(target=KERNEL, match="residual_scale = prefix_prob", replacement="residual_scale = 1.0"),
+            Edit(target=KERNEL, match="norm_sum = residual_mass", replacement="norm_sum = residual_mass * 0.5"),
+            Edit(target=CALLER, match="BLOCK_VERIFICATION=block_verification", replacement="BLOCK_VERIFICATION=False"),
         ),
     ),
 )

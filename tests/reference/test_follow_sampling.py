@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
@@ -38,6 +38,7 @@ def tree(
     return follow_tree(alone(targets), TOKENS, PARENTS, coins, final, path, bonus, [error] * len(TOKENS))
 
 
+@settings(deadline=None)
 @given(seed=st.integers(0, 10**6), coins=st.tuples(*[COIN] * 5), final=COIN, top_k=st.sampled_from([1, 2, 3, 1 << 30]))
 def test_in_a_tree_exactly_what_is_sampled_is_possible(seed: int, coins: tuple[float, ...], final: float, top_k: int) -> None:
     targets = target_distribution(some_logits(seed, 5), 1.0, top_k, 1.0)
@@ -50,6 +51,7 @@ def test_in_a_tree_exactly_what_is_sampled_is_possible(seed: int, coins: tuple[f
             assert same or close or tree(targets, coins, final, path, other, 1e-15).illegal is not None
 
 
+@settings(deadline=None)
 @given(seed=st.integers(0, 10**6), coins=st.tuples(COIN, COIN), final=COIN, drafted=st.tuples(*[st.integers(0, V - 1)] * 2))
 def test_in_a_chain_exactly_what_is_sampled_is_possible(
     seed: int, coins: tuple[float, float], final: float, drafted: tuple[int, int]
@@ -65,6 +67,7 @@ def test_in_a_chain_exactly_what_is_sampled_is_possible(
             assert close or (followed.illegal is None) == same
 
 
+@settings(deadline=None)
 @given(seed=st.integers(0, 10**6), coins=st.tuples(*[COIN] * 5), final=COIN, temperature=st.sampled_from([0.5, 1.0, 2.0]))
 def test_logits_that_are_off_within_their_bound_are_never_illegal(
     seed: int, coins: tuple[float, ...], final: float, temperature: float
