@@ -73,6 +73,7 @@ class SGLangSettings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
 
     update_weights: the worker starts with other weights, and is given the recipe's by this path before the first request.
     rejection_sampling: --speculative-use-rejection-sampling: the draft samples too; else only the target does.
+    accept_single, accept_acc: --speculative-accept-threshold-single, -acc: below 1, more drafts of a tree are accepted.
     deterministic: --enable-deterministic-inference: coins are hashed from the requests' seeds.
     random_seed: what coins that are drawn begin from.
     """
@@ -83,6 +84,8 @@ class SGLangSettings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     context_length: Annotated[int, Meta(ge=0, le=4096)] = 0
     update_weights: Literal["", "disk", "tensor"] = ""
     rejection_sampling: bool = False
+    accept_single: Annotated[float, Meta(gt=0, le=1)] = 1.0
+    accept_acc: Annotated[float, Meta(gt=0, le=1)] = 1.0
     deterministic: bool = False
     random_seed: Annotated[int, Meta(ge=0, lt=1 << 31)] = 0
 
@@ -272,6 +275,8 @@ def _check_sampling(case: Case, origin: str) -> None:
     settings = case.engine.sglang
     if settings.rejection_sampling and case.topk > 1:
         raise _refuse(f"{origin}: rejection_sampling with topk {case.topk}: SGLang has it for chains only", "use topk 1")
+    if settings.rejection_sampling and (settings.accept_single, settings.accept_acc) != (1, 1):
+        raise _refuse(f"{origin}: rejection_sampling with thresholds, which it knows none of", "leave one of them out")
     heads = RECIPES[case.model].draft_vocab_size
     if settings.rejection_sampling and heads is not None:
         raise _refuse(

@@ -13,6 +13,7 @@ from eagletwin.harness.case import Sampling
 from eagletwin.harness.trace import Record, Trace
 from eagletwin.reference.coins import seeded_coins
 from eagletwin.reference.follow_sampling import Followed, Illegal, follow_chain, follow_tree, possible_targets
+from eagletwin.reference.sampling import Thresholds
 
 from .bounds import Bounds, magnitude
 from .choices import logs
@@ -157,9 +158,19 @@ class Samples:
         try:
             for node, row in zip(round.path, targets.double(), strict=True):
                 rows[node] = [row]
-            tokens = [round.bonus, *round.drafted]
+            tokens, settings = [round.bonus, *round.drafted], self._case.engine.sglang
             if drafts is None:
-                followed = follow_tree(rows, tokens, parents, coins, final, round.path, bonus, own)
+                followed = follow_tree(
+                    rows,
+                    tokens,
+                    parents,
+                    coins,
+                    final,
+                    round.path,
+                    bonus,
+                    own,
+                    Thresholds(settings.accept_single, settings.accept_acc),
+                )
             else:
                 followed = follow_chain(
                     rows, drafts.double(), tokens, coins, final, round.path, bonus, own, [0.0] * len(drafts)

@@ -50,6 +50,15 @@ SEEDED = replace(
 )
 
 
+def test_thresholds_accept_more(run: Runner) -> None:
+    """As many as the reference's do. Held to thresholds of 1, the same trace has decisions that no coin allows."""
+    settings = replace(TREE.engine.sglang, accept_single=0.3, accept_acc=0.6)
+    trace, verdict = run(replace(TREE, name="thresholds", engine=EngineSettings(sglang=settings)))
+    assert verdict.status == "equal", verdict
+    exact = judge(Trace(replace(trace.header, case=TREE), trace.tensors))
+    assert (exact.status, exact.rule) == ("diverged", "verify.accept")
+
+
 @pytest.mark.parametrize("case", [CHAIN, TREE, REJECTION, SEEDED], ids=lambda case: case.name)
 def test_the_worker_samples_as_the_reference_does(run: Runner, case: Case) -> None:
     trace, verdict = run(case)

@@ -27,6 +27,13 @@ def with_request(**fields: Any) -> bytes:
     return changed(requests=[{**GOOD["requests"][0], **fields}])
 
 
+def with_settings(*, rejection_sampling: bool = False, deterministic: bool = False, **fields: Any) -> bytes:
+    """A case whose request samples."""
+    requests = [{**GOOD["requests"][0], "sampling": {}}]
+    settings = {"rejection_sampling": rejection_sampling, "deterministic": deterministic}
+    return changed(requests=requests, engine={"sglang": settings}, **fields)
+
+
 BAD = {
     "not JSON": (b"{nope", "not JSON"),
     "empty": (b"", "not JSON"),
@@ -56,6 +63,19 @@ BAD = {
     "a pool that is not whole pages": (
         changed(page_size=4, chunked_prefill_size=4, engine={"sglang": {"max_total_tokens": 250}}),
         "whole number of pages",
+    ),
+    "a temperature of 0": (with_request(sampling={"temperature": 0}), "temperature"),
+    "no mass at all": (with_request(sampling={"top_p": 0}), "top_p"),
+    "a way to sample that nobody has": (with_request(sampling={"min_p": 0.1}), "unknown field `min_p`"),
+    "a seed that nobody would use": (with_request(sampling={"seed": 1}), "has a seed, and deterministic is false"),
+    "a seed that is missing": (
+        with_settings(deterministic=True),
+        "has no seed, and deterministic is true",
+    ),
+    "rejection sampling of a tree": (with_settings(rejection_sampling=True, topk=2), "chains only"),
+    "rejection sampling over two vocabularies": (
+        with_settings(rejection_sampling=True, model="llama-eagle3"),
+        "whose draft knows 64 tokens",
     ),
     "a request that the pool cannot hold": (
         changed(engine={"sglang": {"max_total_tokens": 64}}, requests=[{"id": "a", "prompt": [1], "max_new_tokens": 100}]),
@@ -109,6 +129,18 @@ def test_cases_of_one_configuration_share_it_and_others_do_not() -> None:
     other = Case(name="other", model="llama-tiny", num_steps=3, requests=(Request(id="z", prompt=(5,), max_new_tokens=1),))
     assert case.configuration() == other.configuration()
     assert case.configuration() != decode_case(changed(num_steps=2), "x").configuration()
+
+
+def test_cases_that_sample_have_an_engine_of_their_own_whatever_their_coins() -> None:
+    greedy, sampled = decode_case(changed(), "x"), decode_case(with_settings(), "x")
+    assert greedy.configuration() != sampled.configuration()
+    hot = with_request(sampling={"temperature": 2, "top_k": 5})
+    assert decode_case(hot, "x").configuration() == sampled.configuration()
+    other = changed(requests=[{**GOOD["requests"][0], "sampling": {}}], engine={"sglang": {"random_seed": 7}})
+    assert decode_case(other, "x").configuration() == sampled.configuration()
+    name = GOOD["requests"][0]["id"]
+    assert decode_case(hot, "x").sampled(name) is not None
+    assert decode_case(with_request(sampling={"top_k": 1}), "x").sampled(name) is None  # the one best: as SGLang sees it too
 
 
 def test_the_command_exits_128_and_writes_nothing(tmp_path: Path) -> None:

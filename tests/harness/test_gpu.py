@@ -9,6 +9,7 @@ import msgspec
 import pytest
 
 from eagletwin.cases.regressions import LEDGER
+from eagletwin.harness.case import check_case
 from eagletwin.harness.cli_gpu import gpu_plan
 from eagletwin.harness.cli_options import mode_of
 from eagletwin.harness.doctor import missing_for_cuda
@@ -18,6 +19,7 @@ from eagletwin.harness.gpu.bundle import OURS, SITE, SUMS, WEIGHTS, _is_wanted, 
 from eagletwin.harness.gpu.campaign import _gpus_of, read_plan
 from eagletwin.harness.gpu.paths import path, table
 from eagletwin.harness.gpu.plan import GRAPHS, MODES, generated, plain, proofs
+from eagletwin.harness.gpu.sampling import sampling
 from eagletwin.harness.repro import write_script
 
 ROOT = Path(__file__).parents[2]
@@ -85,6 +87,19 @@ def test_a_plan_is_read_as_it_was_written(tmp_path: Path) -> None:
     file.write_bytes(b"[{}]")
     with pytest.raises(InputError, match="plan"):
         read_plan(file)
+
+
+def test_a_plan_of_cases_that_sample_holds_what_can_be_judged() -> None:
+    plan = sampling(10, 4, seed=3)
+    assert plan == sampling(10, 4, seed=3)
+    for job in plan:
+        for case in job.cases:
+            check_case(case, job.name)
+            assert any(case.sampled(request.id) or request.sampling for request in case.requests)
+            assert case.engine.sglang.rejection_sampling == ("rejection" in job.name)
+            assert not job.mode.overlap or all(event.kind != "retract" for event in case.events)  # it loses a round
+    assert {case.topk for job in plan for case in job.cases} == {1, 2, 3, 4}
+    assert {job.mode.overlap for job in plan if "rejection" in job.name} == {True, False}
 
 
 def test_decode_batches_are_told_by_size_and_path() -> None:

@@ -141,13 +141,17 @@ def build_scheduler(case: Case, mode: Mode = CPU, rank: int = 0, port: int = 0) 
     return scheduler
 
 
-def _sampling_arguments(settings: SGLangSettings) -> dict[str, bool]:
+def _sampling_arguments(settings: SGLangSettings) -> dict[str, bool | float]:
     """Named only where they are asked for: releases before 0.5.14 do not know the first."""
     asked = {
         "speculative_use_rejection_sampling": settings.rejection_sampling,
         "enable_deterministic_inference": settings.deterministic,
     }
-    return {name: True for name, wanted in asked.items() if wanted}
+    thresholds = {
+        "speculative_accept_threshold_single": settings.accept_single,
+        "speculative_accept_threshold_acc": settings.accept_acc,
+    }
+    return {name: True for name, wanted in asked.items() if wanted} | {name: at for name, at in thresholds.items() if at < 1}
 
 
 def changed(scheduler: Any, case: Case, mode: Mode = CPU) -> str:
