@@ -15,14 +15,12 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from eagletwin.cases.entry import Entry
 from eagletwin.cases.workload import rate_case, sized_case
 
 from .case import Case
 from .engines.process import EngineProcess, Host
 from .engines.source import INSTALLED, Source
 from .errors import HarnessError
-from .fuzz import Finding, Fuzz
 from .judge import judge
 from .patch import Edit, Patch
 from .trial import Trials
@@ -198,22 +196,3 @@ def growth(rounds: int) -> dict[str, dict[int, Spread]]:
                         taken[value].append(seconds)
             found[name] = {value: spread(seconds) for value, seconds in taken.items()}
         return found
-
-
-def search(entries: Sequence[Entry], seeds: int) -> Iterator[tuple[Entry, list[Finding]]]:
-    """Each entry's fix undone and searched for with each seed. The host stands before the clock starts."""
-    with Host() as host:
-        for entry in entries:
-            findings = []
-            for seed in range(seeds):
-                with tempfile.TemporaryDirectory(prefix="eagletwin-") as scratch:
-                    trials = Trials(host, patches=entry.red.patches)
-                    fuzz = Fuzz(trials, Path(scratch), seed=seed, seconds=300, max_cases=10_000, shrink_seconds=180, command="")
-                    findings += list(_first(fuzz))
-            yield entry, findings
-
-
-def _first(fuzz: Fuzz) -> Iterator[Finding]:
-    for finding in fuzz.search():
-        yield finding
-        return

@@ -1,15 +1,12 @@
 """`eagletwin bench …`: what all this costs, printed or written down. Each command measures by bench.py."""
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
 from .cli_options import Sglang
 from .errors import EXIT_DIVERGED, EXIT_EQUAL
-
-if TYPE_CHECKING:
-    from eagletwin.cases.entry import Entry
 
 bench = typer.Typer(add_completion=False, help="What all this costs on this machine.")
 
@@ -32,15 +29,19 @@ def bench_rate(
 
 @bench.command("search")
 def bench_search(
+    entry: Annotated[list[str] | None, typer.Option(help="Only this entry of the ledger. Repeatable.")] = None,
     seeds: Annotated[int, typer.Option(min=1, help="How many searches for each entry of the ledger.")] = 10,
 ) -> int:
     """How soon each undone fix of the ledger is found and made small. 1 if a search found nothing."""
-    from .bench import search
+    from eagletwin.cases.regressions import LEDGER
+
+    from .bench_search import search_all, searchable, why_not
     from .report.benchmarks import search_lines
 
-    found = list(search(_searchable(), seeds))
-    print("\n".join(search_lines(found, seeds)))
-    return EXIT_EQUAL if all(len(findings) == seeds for _, findings in found) else EXIT_DIVERGED
+    chosen = [LEDGER[name] for name in entry] if entry else searchable()
+    found = search_all([one for one in chosen if not why_not(one)], seeds)
+    print("\n".join(search_lines(found, [one for one in (chosen if entry else LEDGER.values()) if why_not(one)])))
+    return EXIT_EQUAL if all(len(one.found) == seeds for one in found) else EXIT_DIVERGED
 
 
 @bench.command("acceptance")
@@ -68,8 +69,11 @@ def bench_all(
     write: Annotated[Path, typer.Option(help="Folder for benchmarks.md and benchmarks.svg.")] = Path("docs"),
     seeds: Annotated[int, typer.Option(min=1, help="How many searches for each entry of the ledger.")] = 10,
 ) -> int:
-    """All of it, some ten minutes, as a page and a plot."""
+    """All of it, some twenty minutes, as a page and a plot."""
+    from eagletwin.cases.regressions import LEDGER
+
     from . import bench as measure
+    from .bench_search import search_all, searchable, why_not
     from .report.benchmarks import PAGE, PLOT, page, plot
 
     rates = {topk: measure.spread([measure.rate(10, topk).per_second for _ in range(5)]) for topk in (1, 3)}
@@ -82,7 +86,8 @@ def bench_all(
         together=together,
         start=measure.start(5),
         growth=growth,
-        found=list(measure.search(_searchable(), seeds)),
+        found=search_all(searchable(), seeds),
+        others=[entry for entry in LEDGER.values() if why_not(entry)],
         seeds=seeds,
     )
     write.mkdir(parents=True, exist_ok=True)
@@ -90,14 +95,3 @@ def bench_all(
     (write / PLOT).write_text(plot(growth), encoding="utf-8")
     print(text)
     return EXIT_EQUAL
-
-
-def _searchable() -> "list[Entry]":
-    """Entries whose fix can be undone, and that generated cases can reach: no narrow contexts, no new weights."""
-    from eagletwin.cases.regressions import LEDGER
-
-    def drawn(entry: "Entry") -> bool:
-        settings = entry.case.engine.sglang
-        return not settings.context_length and not settings.update_weights
-
-    return [entry for entry in LEDGER.values() if entry.revert is not None and drawn(entry)]

@@ -3,6 +3,7 @@
 import datetime
 import os
 import platform
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from statistics import fmean
@@ -11,36 +12,33 @@ from eagletwin.cases.entry import Entry
 from eagletwin.harness.acceptance import Acceptance
 from eagletwin.harness.acceptance_layers import NEW_TOKENS, PROMPT_SIZE, PROMPTS, SEEDS, Cost
 from eagletwin.harness.bench import Share, Spread, spread
-from eagletwin.harness.fuzz import Finding
+from eagletwin.harness.bench_search import AT_ONCE, Searched, why_not
 from eagletwin.harness.versions import installed
 
 PAGE, PLOT = "benchmarks.md", "benchmarks.svg"
 
 
-def search_lines(results: Sequence[tuple[Entry, list[Finding]]], seeds: int) -> list[str]:
-    """A table: for each entry how soon it was found and small, and what the smallest cases were."""
-    lines = ["| undone fix | found | cases to find | s to find | s to smallest | smallest cases |", "|---|---|---|---|---|---|"]
-    for entry, findings in results:
-        right = [finding for finding in findings if finding.outcome.verdict.status == "diverged"]
-        sizes = sorted({_size(finding) for finding in right})
-        figures = [
-            str(spread(values)) if values else "-"
-            for values in (
-                [finding.cases for finding in right],
-                [finding.seconds for finding in right],
-                [finding.shrink_seconds for finding in right],
-            )
+def search_lines(results: Sequence[Searched], others: Sequence[Entry]) -> list[str]:
+    """A table: for each entry how soon it was found and small, and what the smallest cases were; of the others, why not."""
+    lines = [
+        "| entry | told beside the change | found | cases to find | s to find | runs to smallest | s to smallest "
+        "| smallest cases |",
+        "|---|---|---|---|---|---|---|---|",
+    ]
+    for one in results:
+        columns: list[list[float]] = [
+            [found.cases for found in one.found],
+            [found.seconds for found in one.found],
+            [found.runs for found in one.found],
+            [found.shrink_seconds for found in one.found],
         ]
-        lines.append(f"| #{entry.id} | {len(right)} of {seeds} | {' | '.join(figures)} | {'; '.join(sizes)} |")
-    return lines
-
-
-def _size(finding: Finding) -> str:
-    case = finding.outcome.case
-    prompts = ", ".join(f"{len(request.prompt)}+{request.max_new_tokens}" for request in case.requests)
-    chunks = f", chunks {list(case.chunks)}" if case.chunks else ""
-    rest = f", page_size {case.page_size}" if case.page_size > 1 else ""
-    return f"num_steps {case.num_steps}, prompt+new {prompts}{chunks}{rest}" + (" (time was up)" if finding.partial else "")
+        figures = [str(spread(values)) if values else "-" for values in columns]
+        sizes = Counter(found.smallest + (" (time was up)" if found.partial else "") for found in one.found)
+        smallest = "; ".join(f"{size} ({times})" for size, times in sizes.most_common(3))
+        more = f"; {len(sizes) - 3} others" if len(sizes) > 3 else ""
+        count = f"{len(one.found)} of {one.seeds}"
+        lines.append(f"| {one.entry} | {one.told or '-'} | {count} | {' | '.join(figures)} | {smallest}{more} |")
+    return [*lines, *(f"| {entry.id} | not searched: {why_not(entry)} | - | - | - | - | - | - |" for entry in others)]
 
 
 def page(
@@ -51,7 +49,8 @@ def page(
     together: Spread,
     start: Spread,
     growth: Mapping[str, Mapping[int, Spread]],
-    found: Sequence[tuple[Entry, list[Finding]]],
+    found: Sequence[Searched],
+    others: Sequence[Entry],
     seeds: int,
 ) -> str:
     """The page, in Markdown."""
@@ -79,9 +78,12 @@ def page(
         "",
         "## Search",
         "",
-        f"A fix is undone and nothing else is told; {seeds} seeds each. Seconds begin when SGLang is imported.",
+        f"A fix is undone, or the release has the bug, and `fuzz` is told nothing else; {seeds} seeds each. Drafts of several "
+        "layers are generated only where the model is asked for, and the live bug at their chunks' ends is mended, unless it "
+        "is what is searched for. Seconds begin when SGLang is imported, and are those of "
+        f"{AT_ONCE} searches at a time. A finding counts if its smallest case is equal with the entry's fix.",
         "",
-        *search_lines(found, seeds),
+        *search_lines(found, others),
         "",
         "## Growth",
         "",

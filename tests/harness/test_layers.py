@@ -82,6 +82,7 @@ def test_only_engines_and_those_who_run_them_import_engines() -> None:
         "twin.py",
         "repro.py",
         "bench.py",
+        "bench_search.py",
         "pair.py",
         "plan.py",
         "sizes.py",
