@@ -86,7 +86,15 @@ def causal(length: int) -> Tensor:
 
 
 def side_by_side(lengths: Sequence[int]) -> tuple[Tensor, Tensor, Tensor]:
-    """Sequences of these lengths, one after the other: sequence [T], which one a row is of; positions [T]; sees [T, T]."""
+    """Sequences of these lengths, one after the other: sequence [T], which one a row is of; positions [T]; sees [T, T].
+
+    Nobody writes to them: those that asked last are given the same tensors again.
+    """
+    return _side_by_side(tuple(lengths))
+
+
+@lru_cache(maxsize=4)  # a target and its draft run over the same rows
+def _side_by_side(lengths: tuple[int, ...]) -> tuple[Tensor, Tensor, Tensor]:
     sequence = torch.repeat_interleave(torch.tensor(lengths))  # [T]
     positions = torch.cat([torch.arange(length) for length in lengths])  # [T]
     same = sequence[None, :] == sequence[:, None]  # [T, T]

@@ -45,12 +45,18 @@ def buffers(pool: Any) -> list[Buffers]:
     return found
 
 
+def _in_numpy(layer: Buffers) -> bool:
+    """Whether numpy can read the layer's rows where they lie, by the runner's own slots: some twenty times as fast."""
+    return layer.keys.is_cpu and layer.keys.dtype is not torch.bfloat16 and not layer.mapped
+
+
 class Pool:
     """One runner's KV pool."""
 
     def __init__(self, pool: Any) -> None:
         self._pool = pool
         self._layers = buffers(pool)
+        self._arrays = [(layer.keys.numpy(), layer.values.numpy()) for layer in self._layers if _in_numpy(layer)]
 
     def _slots(self, layer: Buffers, slots: Tensor) -> Tensor:
         """The layer's own slots [n] of the runner's."""
@@ -62,6 +68,13 @@ class Pool:
 
     def rows(self, slots: Array) -> Array:
         """Keys and values of slots [n]: [2, L, n, G, D]."""
+        if len(self._arrays) == len(self._layers):
+            first = self._arrays[0][0]
+            found: Array = np.empty((2, len(self._arrays), len(slots), *first.shape[1:]), first.dtype)
+            for layer, both in enumerate(self._arrays):
+                for part, rows in enumerate(both):
+                    rows.take(slots, 0, found[part, layer])
+            return found
         at = torch.from_numpy(slots)
         mine = [self._slots(layer, at) for layer in self._layers]
         keys = [layer.keys.index_select(0, at) for layer, at in zip(self._layers, mine, strict=True)]
