@@ -2,7 +2,8 @@
 searches for one entry, and prints what it came to as JSON; `search_all` runs two such processes at a time.
 
 Nothing is told but what generated cases hold back: the model, where several layers draft, and topk where that is a live bug of
-theirs. What is found counts for the entry if the smallest case of it is equal with the entry's fix; else the search goes on.
+theirs. What is found counts for the entry if the smallest case of it is equal with the entry's fix, and breaks the entry's rule
+where another entry has the same fix; else the search goes on.
 """
 
 import os
@@ -30,7 +31,7 @@ from .patch import Patch
 from .trial import Trials
 
 AT_ONCE = 2  # processes
-SECONDS, SHRINK_SECONDS = 180.0, 60.0  # of one search
+SECONDS, SHRINK_SECONDS = 180.0, 40.0  # of one search
 
 
 class Found(Struct, frozen=True):
@@ -87,12 +88,13 @@ def search(entry: Entry, seeds: int) -> Searched:
     red, green = (beside + side.patches for side in (entry.red, entry.green))
     with Host() as host:
         host.engine(entry.case, red)
-        found = [_search(Trials(host, patches=red), Trials(host, patches=green), seed, held) for seed in range(seeds)]
+        found = [_search(entry, Trials(host, patches=red), Trials(host, patches=green), seed, held) for seed in range(seeds)]
     words = ", ".join(f"{name} {value}" for name, value in held.items())
     return Searched(entry.id, words, seeds, tuple(one for one in found if one is not None))
 
 
-def _search(trials: Trials, mended: Trials, seed: int, held: dict[str, Any]) -> Found | None:
+def _search(entry: Entry, trials: Trials, mended: Trials, seed: int, held: dict[str, Any]) -> Found | None:
+    shared = any(other is not entry and other.remedy is not None and other.remedy is entry.remedy for other in LEDGER.values())
     with tempfile.TemporaryDirectory(prefix="eagletwin-") as scratch:
         fuzz = Fuzz(
             trials,
@@ -106,6 +108,8 @@ def _search(trials: Trials, mended: Trials, seed: int, held: dict[str, Any]) -> 
         )
         for finding in fuzz.search():
             verdict, case = finding.outcome.verdict, finding.outcome.case
+            if shared and verdict.rule != entry.rule:
+                continue
             if verdict.status == "diverged" and mended.look_alone(case).status == "equal":
                 return Found(
                     finding.cases, finding.seconds, finding.shrink_looks, finding.shrink_seconds, _size(case), finding.partial
