@@ -1,9 +1,9 @@
 """How soon a search finds each bug of the ledger and makes it small. `python -m eagletwin.harness.bench_search ENTRY SEEDS`
 searches for one entry, and prints what it came to as JSON; `search_all` runs two such processes at a time.
 
-Nothing is told but what generated cases hold back: the model, where several layers draft, and topk where that is a live bug of
-theirs. What is found counts for the entry if the smallest case of it is equal with the entry's fix, and breaks the entry's rule
-where another entry has the same fix; else the search goes on.
+Nothing is told but what generated cases hold back: the model, where several layers draft, topk where that is a live bug of
+theirs, and that requests sample. What is found counts for the entry if the smallest case of it is equal with the entry's fix,
+and breaks the entry's rule where another entry has the same fix; else the search goes on.
 """
 
 import os
@@ -20,7 +20,10 @@ from msgspec import Struct
 
 from eagletwin.cases.entry import Entry
 from eagletwin.cases.regressions import LEDGER
+from eagletwin.cases.regressions.greedy_drafts import PREFILL
 from eagletwin.cases.regressions.multi_layer_chunk_tail import ALL_LAYERS
+from eagletwin.cases.sampling import Kind, searched
+from eagletwin.cases.strategies import cases
 
 from .case import Case
 from .engines.process import Host
@@ -66,8 +69,6 @@ def why_not(entry: Entry) -> str:
         return f"needs a context of {settings.context_length} tokens; generated cases have the model's own, and stay far below"
     if settings.update_weights:
         return "needs new weights while it runs; generated cases load none"
-    if case.samples:
-        return "needs a request that samples; generated cases draw none unless they are told to"
     if case.topk > 1 and case.num_draft_tokens <= case.num_steps and not RECIPES[case.model].mtp_layers:
         return "needs a tree with fewer nodes than its longest path; generated trees have room for it"
     return ""
@@ -80,20 +81,34 @@ def told(entry: Entry) -> dict[str, Any]:
     return {"model": entry.case.model} | ({"topk": entry.case.topk} if entry.case.topk > 1 else {})
 
 
+def _sampling(entry: Entry) -> Kind | None:
+    """How requests of the cases sample; None: not at all."""
+    if entry.case.engine.sglang.rejection_sampling:
+        return "rejection"
+    return "target" if entry.case.samples else None
+
+
+def _beside(entry: Entry) -> tuple[Patch, ...]:
+    """What is mended on both sides: live bugs that every case with chunks, or with greedy requests, would show."""
+    live = [ALL_LAYERS] if RECIPES[entry.case.model].mtp_layers else []
+    if entry.case.engine.sglang.rejection_sampling and PREFILL.remedy is not None:
+        live.append(PREFILL.remedy)
+    return tuple(patch for patch in live if patch is not entry.remedy)
+
+
 def search(entry: Entry, seeds: int) -> Searched:
     """Search for an entry with each seed. The host stands before the clocks start."""
-    held = told(entry)
-    # several layers have a live bug which every case with chunks shows: it is mended on both sides
-    beside: tuple[Patch, ...] = (ALL_LAYERS,) if held and entry.remedy is not ALL_LAYERS else ()
-    red, green = (beside + side.patches for side in (entry.red, entry.green))
+    held, kind = told(entry), _sampling(entry)
+    red, green = (_beside(entry) + side.patches for side in (entry.red, entry.green))
     with Host() as host:
         host.engine(entry.case, red)
         found = [_search(entry, Trials(host, patches=red), Trials(host, patches=green), seed, held) for seed in range(seeds)]
-    words = ", ".join(f"{name} {value}" for name, value in held.items())
+    words = ", ".join(f"{name} {value}" for name, value in (held | ({"sampling": kind} if kind else {})).items())
     return Searched(entry.id, words, seeds, tuple(one for one in found if one is not None))
 
 
 def _search(entry: Entry, trials: Trials, mended: Trials, seed: int, held: dict[str, Any]) -> Found | None:
+    kind = _sampling(entry)
     shared = any(other is not entry and other.remedy is not None and other.remedy is entry.remedy for other in LEDGER.values())
     with tempfile.TemporaryDirectory(prefix="eagletwin-") as scratch:
         fuzz = Fuzz(
@@ -105,6 +120,7 @@ def _search(entry: Entry, trials: Trials, mended: Trials, seed: int, held: dict[
             shrink_seconds=SHRINK_SECONDS,
             command="",
             held=held,
+            draws=cases if kind is None else searched(kind, retract=True),
         )
         for finding in fuzz.search():
             verdict, case = finding.outcome.verdict, finding.outcome.case

@@ -79,9 +79,9 @@ def page(
         "## Search",
         "",
         f"A fix is undone, or the release has the bug, and `fuzz` is told nothing else; {seeds} seeds each. Drafts of several "
-        "layers are generated only where the model is asked for, and the live bug at their chunks' ends is mended, unless it "
-        "is what is searched for. Seconds begin when SGLang is imported, and are those of "
-        f"{AT_ONCE} searches at a time. A finding counts if its smallest case is equal with the entry's fix.",
+        "layers, and requests that sample, are generated only where they are asked for; the live bugs which most of those "
+        "cases would show are mended, unless they are what is searched for. Seconds begin when SGLang is imported, and are "
+        f"those of {AT_ONCE} searches at a time. A finding counts if its smallest case is equal with the entry's fix.",
         "",
         *search_lines(found, others),
         "",
