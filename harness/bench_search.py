@@ -34,7 +34,7 @@ from .patch import Patch
 from .trial import Trials
 
 AT_ONCE = 2  # processes
-SECONDS, SHRINK_SECONDS = 180.0, 40.0  # of one search
+SECONDS, SHRINK_SECONDS = 180.0, 30.0  # of one search
 
 
 class Found(Struct, frozen=True):
