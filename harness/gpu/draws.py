@@ -4,6 +4,7 @@ A setting's cases are spread over processes, each with one engine, and go on for
 see that the counts would tell.
 """
 
+import contextlib
 import os
 import shutil
 import subprocess
@@ -35,6 +36,7 @@ from eagletwin.harness.errors import EagletwinError, HarnessError
 from eagletwin.harness.patch import Edit, Patch
 
 _LIMITS = Limits(step=120.0, case=600.0)
+_GRACE = 30.0  # seconds that a process may take for its last case
 _VERIFY = "sglang.srt.speculative.eagle_utils.eagle_sample"
 _PROPOSE = "sglang.srt.speculative.spec_utils.sample_draft_proposal"
 
@@ -91,7 +93,9 @@ class Row(Struct, frozen=True, kw_only=True):
 
 
 class Told(Struct, frozen=True, kw_only=True):
-    """What a setting came to. limit: a chance below it is no accident; impossible: tokens that have no chance at all."""
+    """What a setting came to. limit: a chance below it is no accident; impossible: tokens that have no chance at all.
+
+    errors: of processes that counted nothing."""
 
     setting: str
     fault: str
@@ -101,6 +105,7 @@ class Told(Struct, frozen=True, kw_only=True):
     limit: float
     rows: tuple[Row, ...]
     impossible: tuple[str, ...]
+    errors: tuple[str, ...]
 
     @property
     def agrees(self) -> bool:
@@ -108,8 +113,8 @@ class Told(Struct, frozen=True, kw_only=True):
 
     @property
     def tells(self) -> bool:
-        """Whether there were enough draws for each way of counting."""
-        return all(row.freedom > 0 for row in self.rows)
+        """Whether there were enough draws for each way of counting, and no engine went wrong."""
+        return not self.errors and all(row.freedom > 0 for row in self.rows)
 
 
 class Share(Struct, frozen=True, kw_only=True):
@@ -126,11 +131,8 @@ class Share(Struct, frozen=True, kw_only=True):
 
 
 def tell(of: Share, processes: int, gpus: int = 1) -> Told:
-    """Run a setting and judge its counts; of: the first process's share. A case of a number always has the same coins.
-
-    Raises HarnessError if a process came to no counts.
-    """
-    begun, tally = time.monotonic(), Tally()
+    """Run a setting and judge its counts; of: the first process's share. A case of a number always has the same coins."""
+    begun, tally, errors = time.monotonic(), Tally(), list[str]()
     with tempfile.TemporaryDirectory(prefix="eagletwin-draws-") as scratch:
         running = []
         for number in range(processes):
@@ -143,8 +145,11 @@ def tell(of: Share, processes: int, gpus: int = 1) -> Told:
             running.append(subprocess.Popen(command, env=os.environ | {"OMP_NUM_THREADS": "1"}))
         try:
             for number, process in enumerate(running):
-                process.wait()
-                tally.merge(_counted(Path(scratch, str(number)), process.returncode))
+                counted = _counted(Path(scratch, str(number)), process, begun + of.seconds + _GRACE)
+                if isinstance(counted, Tally):
+                    tally.merge(counted)
+                else:
+                    errors.append(counted)
         finally:
             for process in running:
                 process.kill()
@@ -158,19 +163,18 @@ def tell(of: Share, processes: int, gpus: int = 1) -> Told:
         limit=SIGNIFICANCE / (len(SETTINGS) * len(found)),
         rows=tuple(_row(finding) for finding in found),
         impossible=tuple(tally.impossible),
+        errors=tuple(errors),
     )
 
 
-def _counted(folder: Path, status: int) -> Tally:
-    try:
-        return Tally.read((folder / "tally.json").read_bytes())
-    except OSError as error:
-        said = folder / "error.txt"
-        raise HarnessError(
-            said.read_text() if said.is_file() else f"a process of this run ended with {status}",
-            consequence="the distribution cannot be told",
-            remedy="see what the engine said",
-        ) from error
+def _counted(folder: Path, process: subprocess.Popen[bytes], until: float) -> Tally | str:
+    """What a process has counted until then; or what went wrong, if it has counted nothing."""
+    with contextlib.suppress(subprocess.TimeoutExpired):
+        process.wait(max(until - time.monotonic(), 0))
+    said, counted = folder / "error.txt", folder / "tally.json"
+    if said.is_file():
+        return said.read_text()
+    return Tally.read(counted.read_bytes()) if counted.is_file() else f"a process counted nothing (status {process.poll()})"
 
 
 def main() -> None:
@@ -178,7 +182,7 @@ def main() -> None:
     folder = Path(sys.argv[1])
     of = msgspec.json.decode((folder / "share.json").read_bytes(), type=Share)
     try:
-        (folder / "tally.json").write_bytes(share(of, folder).plain())
+        share(of, folder)
     except EagletwinError as error:
         (folder / "error.txt").write_text(str(error))
         sys.exit(1)
@@ -197,6 +201,8 @@ def share(of: Share, folder: Path) -> Tally:
             emitted = _emitted(host, case, folder / f"case-{number}", patches)
             count_long(tally, case, emitted) if long else count_joint(tally, emitted)
             tally.requests += len(emitted)
+            (folder / "tally.part").write_bytes(tally.plain())
+            (folder / "tally.part").replace(folder / "tally.json")
     raise AssertionError("numbers do not end")
 
 
@@ -240,7 +246,8 @@ def lines(told: Told) -> list[str]:
         for row in told.rows
     ]
     wrong = [f"  impossible: {one}" for one in told.impossible[:10]]
-    word = "DOES NOT AGREE" if not told.agrees else "agrees" if told.tells else "too few draws to tell"
+    word = "DOES NOT AGREE" if not told.agrees else "agrees" if told.tells else "cannot tell"
+    wrong += [f"  {error}" for error in told.errors[:3]]
     return [head, *body, *wrong, f"  {word} (limit of p: {told.limit:.1g})"]
 
 
