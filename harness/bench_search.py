@@ -34,7 +34,8 @@ from .patch import Patch
 from .trial import Trials
 
 AT_ONCE = 2  # processes
-SECONDS, SHRINK_SECONDS = 180.0, 30.0  # of one search
+SECONDS, SHRINK_SECONDS = 60.0, 20.0  # of one search
+GIVE_UP = 3  # searches that found nothing, after which no more are made for an entry that none has found
 
 
 class Found(Struct, frozen=True):
@@ -52,7 +53,7 @@ class Found(Struct, frozen=True):
 
 
 class Searched(Struct, frozen=True):
-    """What the searches for an entry came to. told: what they were told; found: of those that found it."""
+    """What the searches for an entry came to. told: what they were told; seeds: how many; found: of those that found it."""
 
     entry: str
     told: str
@@ -102,9 +103,11 @@ def search(entry: Entry, seeds: int) -> Searched:
     red, green = (_beside(entry) + side.patches for side in (entry.red, entry.green))
     with Host() as host:
         host.engine(entry.case, red)
-        found = [_search(entry, Trials(host, patches=red), Trials(host, patches=green), seed, held) for seed in range(seeds)]
+        found: list[Found | None] = []
+        while len(found) < seeds and (len(found) < GIVE_UP or any(found)):
+            found.append(_search(entry, Trials(host, patches=red), Trials(host, patches=green), len(found), held))
     words = ", ".join(f"{name} {value}" for name, value in (held | ({"sampling": kind} if kind else {})).items())
-    return Searched(entry.id, words, seeds, tuple(one for one in found if one is not None))
+    return Searched(entry.id, words, len(found), tuple(one for one in found if one is not None))
 
 
 def _search(entry: Entry, trials: Trials, mended: Trials, seed: int, held: dict[str, Any]) -> Found | None:

@@ -12,7 +12,7 @@ from eagletwin.cases.entry import Entry
 from eagletwin.harness.acceptance import Acceptance
 from eagletwin.harness.acceptance_layers import NEW_TOKENS, PROMPT_SIZE, PROMPTS, SEEDS, Cost
 from eagletwin.harness.bench import Share, Spread, spread
-from eagletwin.harness.bench_search import AT_ONCE, Searched, why_not
+from eagletwin.harness.bench_search import AT_ONCE, GIVE_UP, SECONDS, SHRINK_SECONDS, Searched, why_not
 from eagletwin.harness.versions import installed
 
 PAGE, PLOT = "benchmarks.md", "benchmarks.svg"
@@ -81,7 +81,9 @@ def page(
         f"A fix is undone, or the release has the bug, and `fuzz` is told nothing else; {seeds} seeds each. Drafts of several "
         "layers, and requests that sample, are generated only where they are asked for; the live bugs which most of those "
         "cases would show are mended, unless they are what is searched for. Seconds begin when SGLang is imported, and are "
-        f"those of {AT_ONCE} searches at a time. A finding counts if its smallest case is equal with the entry's fix.",
+        f"those of {AT_ONCE} searches at a time, each of up to {SECONDS:.0f} s, and {SHRINK_SECONDS:.0f} s for its smallest "
+        f"case; after {GIVE_UP} that found nothing an entry is given up. A finding counts if its smallest case is equal with "
+        "the entry's fix.",
         "",
         *search_lines(found, others),
         "",
