@@ -76,7 +76,8 @@ class Events:
         """It comes to the end of one more step at most (a request that is queued again must be prefilled for it), aborted.
 
         With overlap a step is launched before the end of the one before is seen: of one that was under way when the abort came,
-        or else of the first after it. What was under way of a request that is retracted before its end is seen has none.
+        or else of the first after it. What was under way of a request that is retracted before its end is seen has none, and a
+        pool that is too small may do so again and again: what counts is what came after the last retraction.
         """
         name = event.request
         if name not in self._unfinished(event.at) or scheduled >= self._seen or not self._compare.on(RULE):
@@ -89,9 +90,12 @@ class Events:
         all_steps = [record.iteration for record in mine]
         steps = [iteration for iteration in all_steps if iteration >= event.at]
         ended, place = self._ended.get(name), self._place(event)
-        lost = bool(steps) and any(record.stage == "prefill" and record.iteration == steps[0] for record in mine)
-        most = 2 if self._overlap and (event.at - 1 not in all_steps or lost) else 1
-        if len(steps) > most:
+        begun = [record.iteration for record in mine if record.stage == "prefill" and record.iteration >= event.at]
+        if self._overlap and begun:  # each of these prefills but the first shows that the steps before it were lost
+            last, most = [iteration for iteration in steps if iteration >= begun[-1]], 2
+        else:
+            last, most = steps, 2 if self._overlap and event.at - 1 not in all_steps else 1
+        if len(last) > most:
             expected = "one more step at most" if most == 1 else "two more steps at most"
             self._compare.report(place, RULE, f"abort of {name}", expected, f"steps in iterations {steps}")
         elif ended is not None and not ended.numbers["aborted"]:

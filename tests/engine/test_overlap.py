@@ -49,3 +49,27 @@ def test_an_abort_of_a_request_whose_step_a_retraction_took_has_one_step_more_an
             (tmp_path / name).mkdir()
             verdict = judge(host.engine(case, patches).run(case, tmp_path / name))
             assert (verdict.status, verdict.rule) == told, verdict
+
+
+def test_an_aborted_request_may_be_retracted_before_its_end_again_and_again(tmp_path: Path) -> None:
+    """The pool holds one of the two: `b` is prefilled several times after its abort, and ends one step after the last."""
+    case = Case(
+        name="abort-and-retractions",
+        model="llama-eagle3-full",
+        num_steps=5,
+        topk=2,
+        draft_tokens=9,
+        page_size=16,
+        chunked_prefill_size=512,
+        requests=(
+            Request(id="a", prompt=tuple(range(10, 43)), max_new_tokens=16, arrive=3),
+            Request(id="b", prompt=tuple(range(50, 79)), max_new_tokens=8, arrive=5),
+        ),
+        events=(Event(at=6, kind="abort", request="b"), Event(at=7, kind="retract")),
+        engine=EngineSettings(sglang=SGLangSettings(max_running_requests=2, max_total_tokens=320)),
+    )
+    with Host(mode=Mode(overlap=True)) as host:
+        trace = host.engine(case).run(case, tmp_path)
+    prefills = [record for record in trace.header.records if record.stage == "prefill" and record.request == "b"]
+    assert len(prefills) > 2
+    assert judge(trace).status == "equal"
