@@ -78,12 +78,6 @@ class Run(Struct, frozen=True, tag=True):
     live: bool = False
 
 
-class Reached(Struct, frozen=True, tag=True):
-    """Runner -> engine: the case got this far."""
-
-    where: str
-
-
 class Stepped(Struct, frozen=True, tag=True):
     """Runner -> engine -> caller, live: all that happened before this scheduler iteration is in the trace."""
 
@@ -127,7 +121,7 @@ class Probed(Struct, frozen=True, tag=True):
     numbers: list[list[int]]
 
 
-Message = Ready | Build | Built | Refused | PatchDidNotApply | Run | Reached | Stepped | Step | Ran | Failed | Probe | Probed
+Message = Ready | Build | Built | Refused | PatchDidNotApply | Run | Stepped | Step | Ran | Failed | Probe | Probed
 
 
 def send(connection: socket.socket, message: Message, descriptor: int | None = None) -> None:

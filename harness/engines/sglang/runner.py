@@ -21,6 +21,7 @@ from eagletwin.harness.trace import Ending, EngineInfo, Record, Recorder, new_he
 
 from . import drive, kernels, patches, stubs
 from .last_word import LastWord
+from .progress import Progress
 from .supervise import HARNESS_FAILED
 
 
@@ -66,6 +67,7 @@ class _Run:
         self._before = before
         self._recorder = Recorder()
         self._where = "start"
+        self._progress = Progress(Path(message.folder))
 
     def run(self) -> Ending:
         """Run the case and write its trace. A Python exception of the worker is an ending; anything worse ends the process."""
@@ -96,6 +98,7 @@ class _Run:
             ending = Ending(kind="crashed", detail=detail, where=self._where)
         ending = kernels.violated(self._where) or ending
         self._write(driven.case, ending)
+        self._progress.close()
         return ending
 
     def _open_log(self) -> None:
@@ -110,7 +113,7 @@ class _Run:
     def _reached(self, stage: str) -> None:
         iteration = self._recorder.records[-1].iteration if self._recorder.records else 0
         self._where = f"{stage}, iteration {iteration}"
-        wire.send(self._connection, wire.Reached(self._where))
+        self._progress.reached(self._where)
 
     def _live(self) -> Callable[[int, Case], tuple[Case, bool]] | None:
         if not self._message.live:

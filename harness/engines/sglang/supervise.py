@@ -19,6 +19,7 @@ from eagletwin.harness.engines import wire
 from eagletwin.harness.trace import Ending, rank_folder
 
 from .last_word import ASK, STUCK
+from .progress import Progress
 
 HARNESS_FAILED = 70  # exit status of a runner that failed outside the worker
 _PR_SET_PDEATHSIG = 1
@@ -76,6 +77,7 @@ class _Rank:
     number: int
     pid: int
     connection: socket.socket
+    progress: Progress
     stepped: float
     where: str = "start"
     waits: wire.Stepped | None = None
@@ -100,13 +102,17 @@ class _Rank:
             self.answer = self._ended(ran)
             return
         self.stepped = time.monotonic()
-        if isinstance(message, wire.Reached):
-            self.where = message.where
-        elif isinstance(message, wire.Stepped):
+        if isinstance(message, wire.Stepped):
             self.waits = message
         else:
             assert isinstance(message, wire.Ran)
             self.answer = message
+
+    def look(self) -> None:
+        """See how far it got."""
+        seen = self.progress.read()
+        if seen is not None:
+            self.stepped, self.where = max(self.stepped, seen[0]), seen[1]
 
     def wait(self) -> int:
         """Its exit status, when it has ended."""
@@ -126,6 +132,7 @@ class _Rank:
     def _ended(self, ran: int) -> wire.Ran | wire.Failed:
         """It ended by itself, and said nothing."""
         status = self.wait()
+        self.look()
         if os.WIFSIGNALED(status):
             detail = f"killed by {signal.Signals(os.WTERMSIG(status)).name}"
         elif os.WEXITSTATUS(status) == HARNESS_FAILED:
@@ -153,8 +160,17 @@ class _Watch:
     def running(self) -> list[_Rank]:
         return [rank for rank in self.ranks if rank.answer is None]
 
-    def left(self, now: float) -> float:
+    def left(self) -> float:
         """Seconds until the others are ended: by a limit, or because one of them is gone."""
+        seconds = self._left()
+        if seconds <= 0:  # not if they have come farther since somebody looked
+            for rank in self.running:
+                rank.look()
+            seconds = self._left()
+        return seconds
+
+    def _left(self) -> float:
+        now = time.monotonic()
         if self.first is not None:
             return self.at + _GRACE_SECONDS - now
         stepped = min(rank.stepped for rank in self.running)
@@ -207,15 +223,21 @@ class _Watch:
 def supervise(standing: Runner, caller: socket.socket, run: wire.Run) -> wire.Ran | wire.Failed:
     """Hand the ranks a case; watch their progress; say how it ended. Unless it finished, none of them is left."""
     now = time.monotonic()
-    ranks = [_Rank(n, pid, at, now) for n, (pid, at) in enumerate(zip(standing.pids, standing.connections, strict=True))]
-    watch = _Watch(ranks, run, now)
-    for rank in ranks:
-        folder = rank_folder(run.folder, rank.number)
-        folder.mkdir(exist_ok=True)
+    ranks = []
+    for number, (pid, connection) in enumerate(zip(standing.pids, standing.connections, strict=True)):
+        folder = rank_folder(run.folder, number)
+        try:
+            folder.mkdir(exist_ok=True)
+            progress = Progress(folder)
+        except OSError as error:
+            standing.kill()
+            return wire.Failed(f"{error.filename}: {error.strerror}")
+        ranks.append(_Rank(number, pid, connection, progress, now))
         with contextlib.suppress(OSError):  # it is gone: what it says shows that
-            wire.send(rank.connection, replace(run, folder=str(folder)))
+            wire.send(connection, replace(run, folder=str(folder)))
+    watch = _Watch(ranks, run, now)
     while watch.running:
-        left = watch.left(time.monotonic())
+        left = watch.left()
         if left <= 0:
             watch.end()
             break
@@ -234,6 +256,8 @@ def supervise(standing: Runner, caller: socket.socket, run: wire.Run) -> wire.Ra
             if not rank.gone:
                 rank.kill()
         standing.hang_up()
+    for rank in ranks:
+        rank.progress.remove()
     return watch.answer(standing.ran)
 
 
