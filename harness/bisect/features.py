@@ -211,6 +211,13 @@ FEATURES: tuple[Feature, ...] = (
         _drawn_coins,
     ),
     Feature(
+        "accept thresholds",
+        lambda case: f"accept_single {case.engine.sglang.accept_single:g}, accept_acc {case.engine.sglang.accept_acc:g}",
+        "1",
+        lambda case: (case.engine.sglang.accept_single, case.engine.sglang.accept_acc) != (1, 1),
+        lambda case: iter([_settings(case, accept_single=1.0, accept_acc=1.0)]),
+    ),
+    Feature(
         "rejection sampling",
         lambda case: "rejection_sampling",
         "the target alone samples",

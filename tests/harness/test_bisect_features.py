@@ -48,13 +48,14 @@ RICH = Case(
             context_length=64,
             update_weights="disk",
             deterministic=True,
+            accept_single=0.5,
+            accept_acc=0.5,
         )
     ),
 )
 # What only a chain can have.
-RICH_CHAIN = replace(
-    RICH, topk=1, draft_tokens=0, engine=replace(RICH.engine, sglang=replace(RICH.engine.sglang, rejection_sampling=True))
-)
+REJECTION = replace(RICH.engine.sglang, rejection_sampling=True, accept_single=1.0, accept_acc=1.0)
+RICH_CHAIN = replace(RICH, topk=1, draft_tokens=0, engine=replace(RICH.engine, sglang=REJECTION))
 BAD = Sighting(status="diverged", rule="draft.kv", place="somewhere")
 GOOD = Sighting(status="equal")
 
