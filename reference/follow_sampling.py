@@ -214,7 +214,7 @@ def follow_bonus(
 ) -> tuple[Illegal | None, bool]:
     """(what is wrong with a bonus token drawn from rest [V], is it a tie). row: the target's; out: what cannot be left."""
     found = _bonus(rest, row, out, coin, bonus, error)
-    if found.beyond > 0:
+    if not found.beyond <= 0:
         return Illegal(node, bonus, "bonus", found.beyond, found.why), False
     return None, found.margin < error
 
@@ -231,6 +231,6 @@ def _follow(nodes: Sequence[tuple[int, Sequence[Tensor], Callable[[Tensor], list
                 break
         else:
             made = findings(rows[0])
-            worst = next(finding for finding in made if finding.beyond > 0)
+            worst = next(finding for finding in made if not finding.beyond <= 0)  # a coin that is no number is none
             return Followed(Illegal(node, worst.token, worst.kind, worst.beyond, worst.why), decisions + len(made), ties)
     return Followed(None, decisions, ties)

@@ -18,7 +18,7 @@ from eagletwin.harness.trace import Ending, Trace
 from .bounds import bounds_of
 from .complete import missing
 from .exercise import exercised
-from .ranks import together
+from .ranks import together, unlike
 from .rules import Rules
 from .story import stories
 from .verdict import LAYER_RULES, RULES, Divergence, Verdict
@@ -115,6 +115,9 @@ def _faulted(ending: Ending) -> Divergence:
 
 def _doubt(trace: Trace, verdict: Verdict) -> str:
     """Why a trace without a divergence still does not show that the engine is right; empty if it does."""
+    apart = unlike(trace)
+    if apart:
+        return f"the traces are not of all ranks of one run: {apart}"
     for rank, one in enumerate(trace.ranks):
         gap = missing(one)
         if gap:

@@ -42,9 +42,13 @@ def missing(trace: Trace) -> str:
     if any("hidden_out" not in record.tensors for record in records if record.stage in _WITH_OUTPUT):
         return "the outputs of a forward were not recorded"
     stages = Counter((record.request, record.stage) for record in records)
-    batches = {record.forward for record in records if record.stage == "prefill" or record.stage == "draft"}
-    if bool(batches) != bool(stages["", "batch"]):
-        return "the owners of slots were not recorded"
+    batches = [record for record in records if record.stage == "batch"]
+    ran = {record.iteration for record in records if record.stage == "prefill" or record.stage == "draft"}
+    # else slots are judged by who owned them before another batch
+    if sorted(record.step for record in batches) != list(range(len(batches))):
+        return "the owners of slots were not recorded before each batch"
+    if not ran <= {record.iteration for record in batches}:
+        return "the owners of slots were not recorded in each iteration that ran a batch"
     for request in case.requests:
         problem = _request(trace, request.id, stages)
         if problem:

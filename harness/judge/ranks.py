@@ -52,6 +52,22 @@ def heads(header: Header, part: str) -> slice:
     return slice(engine.rank * each, (engine.rank + 1) * each)
 
 
+def unlike(trace: Trace) -> str:
+    """Why these are not the traces of all ranks of one run; empty if they are."""
+    header, count = trace.header, trace.header.engine.tp
+    if len(trace.ranks) != count:
+        return f"a trace of rank {header.engine.rank}, of {count} ranks, with {len(trace.others)} others"
+    for rank, one in enumerate(trace.ranks):
+        if one.header.engine.rank != rank:
+            return f"in place of rank {rank}'s trace there is one of rank {one.header.engine.rank}"
+        for name in ("case", "weights", "inner", "ending"):
+            if getattr(one.header, name) != getattr(header, name):
+                return f"rank {rank}'s trace is of another {name} than rank 0's"
+        if replace(one.header.engine, rank=0) != header.engine:
+            return f"rank {rank}'s trace is of another engine than rank 0's"
+    return ""
+
+
 def together(trace: Trace, each: Sequence[Findings], without: frozenset[str]) -> Findings:
     """What the comparisons of all ranks came to, in the order in which data flows through all of them."""
     if len(each) == 1:

@@ -30,6 +30,9 @@ class Samples:
         self._trace, self._compare, self._bounds = trace, compare, bounds
         self._case = trace.header.case
         self._drawn: dict[tuple[float, ...], Record] = {}  # coins -> the round that had them
+        self._before: dict[str, list[float]] = {}  # request -> all coins of its round before
+        self._beside: tuple[int, list[list[float]]] = (-1, [])  # a forward, and the coins of the requests seen of it
+        self._shared = 0  # single coins that are those of the round before, or of a request beside
 
     def first_token(self, place: Place, logits: Tensor, token: int, index: str) -> None:
         """What a prefill samples, by coins that nobody sees: it must be a token that the distribution has at all. logits [V].
@@ -102,6 +105,22 @@ class Samples:
             if before is not record:
                 said = f"those of request {before.request}, round {before.round}"
                 self._compare.report(place, rule, "coins of all nodes", "coins of this round's own", said)
+                return
+            shared = self._shares(record, coins)
+            if shared and self._shared > 1:
+                said = "that of the round before, or of another request of the batch, and not for the first time"
+                self._compare.report(place, rule, f"coin {shared[0]} (the last is the final one)", "a coin of its own", said)
+
+    def _shares(self, record: Record, coins: list[float]) -> list[int]:
+        """Which of a round's coins [D + 1] are not its own. One of 2**24 is so by chance: two in a trace are none."""
+        if self._beside[0] != record.forward:
+            self._beside = record.forward, []
+        others = [*self._beside[1], *(before for before in [self._before.get(record.request)] if before)]
+        shared = [n for n, coin in enumerate(coins) if any(n < len(other) and other[n] == coin for other in others)]
+        self._shared += len(shared)
+        self._beside[1].append(coins)
+        self._before[record.request] = coins
+        return shared
 
     def _target_probabilities(self, place: Place, asked: Sampling, logits: Tensor, targets: Tensor) -> None:
         """Rows of the accepted nodes; of others nothing is read."""

@@ -66,8 +66,8 @@ RULES: dict[str, tuple[str, str]] = {
     ),
     "verify.coins": (
         "3.5",
-        "Coins are numbers from 0 to below 1, no two rounds share theirs, and those of a seeded request are hashed from its "
-        "seed, its length and the node.",
+        "Coins are numbers from 0 to below 1, no two rounds share theirs, nor, twice in a trace, a single one with the round "
+        "before or with a request beside it, and those of a seeded request are hashed from its seed, its length and the node.",
     ),
     "verify.probabilities": (
         "3.5",

@@ -123,6 +123,15 @@ def test_a_stage_that_was_not_recorded_at_all_is_never_equal(busy_trace: Trace, 
     assert judge(without(busy_trace, lambda _, record: record.stage == stage)).status != "equal"
 
 
+def test_every_batch_must_say_who_owned_what(busy_trace: Trace) -> None:
+    """Slots would be judged by the owners of another batch."""
+    numbers = [number for number, record in enumerate(busy_trace.header.records) if record.stage == "batch"]
+    for gone in (numbers[0], numbers[len(numbers) // 2], numbers[-1]):
+        verdict = judge(without(busy_trace, lambda n, _, gone=gone: n == gone))  # type: ignore[misc]
+        assert verdict.status == "unknown"
+        assert "owners" in verdict.reason
+
+
 def test_a_first_chunk_that_was_not_recorded_is_never_equal(busy_trace: Trace) -> None:
     first = ("target.extend", "draft.extend", "prefill")
     cut = without(busy_trace, lambda _, record: record.request == "a" and record.stage in first and record.step == 0)

@@ -58,7 +58,8 @@ def test_every_rank_is_judged_by_its_own_heads(trace: Trace) -> None:
     verdict = judge(trace)
     assert verdict.status == "equal", verdict
     alone = judge(Trace(trace.others[0].header, trace.others[0].tensors))
-    assert alone.status == "equal"
+    assert alone.status == "unknown"  # what it has is right, and half of all
+    assert "rank 1, of 2 ranks" in alone.reason
     assert {rule: 2 * count for rule, count in alone.checked.items()} == {
         rule: count for rule, count in verdict.checked.items() if rule != "ranks.agree"
     }
@@ -145,6 +146,23 @@ def test_what_a_rank_did_not_record_is_never_equal(trace: Trace) -> None:
         number = last_of(trace, stage)
         cut = without(trace.others[0], lambda n, _, number=number: n == number)  # type: ignore[misc]
         assert judge(_with_rank_1(trace, cut)).status != "equal", stage
+
+
+def test_only_the_traces_of_all_ranks_of_one_run_are_equal(trace: Trace) -> None:
+    other = trace.others[0]
+    crashed = replace(other.header, ending=replace(other.header.ending, kind="crashed"))
+    elsewhere = replace(other.header, case=replace(other.header.case, name="another"))
+    for ranks in (
+        trace.ranks[:1],
+        (trace, Trace(trace.header, trace.tensors)),
+        (trace, other, other),
+        (other, Trace(trace.header, trace.tensors)),
+        (trace, Trace(crashed, other.tensors)),
+        (trace, Trace(elsewhere, other.tensors)),
+    ):
+        verdict = judge(Trace(ranks[0].header, ranks[0].tensors, ranks[1:]))
+        assert verdict.status == "unknown"
+        assert "not of all ranks of one run" in verdict.reason
 
 
 def test_the_rows_of_another_rank_are_not_its_own(trace: Trace) -> None:

@@ -231,6 +231,8 @@ def drawn(host: Host, tmp_path_factory: pytest.TempPathFactory) -> Trace:
     [
         ("coins", 1.0, "verify.coins"),
         ("final_coins", -0.1, "verify.coins"),
+        ("coins", float("nan"), "verify.coins"),
+        ("final_coins", float("nan"), "verify.coins"),
         ("target_probabilities", 0.5, "verify.probabilities"),
         ("draft_probabilities", 0.5, "draft.probabilities"),
         ("target_probabilities", float("nan"), "verify.probabilities"),
@@ -247,6 +249,22 @@ def test_a_number_that_changes_is_seen(drawn: Trace, tensor: str, value: float, 
     changed.view(-1)[0] = value
     verdict = judge(Trace(drawn.header, drawn.tensors | {f"{number}.{tensor}": changed}))
     assert (verdict.status, verdict.rule) == ("diverged", rule), verdict
+
+
+@pytest.mark.parametrize("tensor", ["coins", "final_coins"])
+@pytest.mark.parametrize("stale", ["since the round before", "in all of the batch"])
+def test_single_coins_that_are_drawn_too_rarely_are_seen(drawn: Trace, tensor: str, stale: str) -> None:
+    """The last coin of each round, which decides nothing or the bonus token, as it was drawn for another one."""
+    same, changed = {}, dict(drawn.tensors)
+    for number, record in enumerate(drawn.header.records):
+        if record.stage == "verify" and "coins" in record.tensors:
+            coins = drawn.tensor(number, tensor).clone()
+            key = record.request if stale == "since the round before" else record.forward
+            coins[-1] = same.setdefault(key, coins[-1])
+            changed[f"{number}.{tensor}"] = coins
+    verdict = judge(Trace(drawn.header, changed))
+    assert verdict.status == "diverged"
+    assert "verify.coins" in {verdict.rule, *verdict.later}, verdict
 
 
 @pytest.mark.parametrize(("tensor", "values"), [("final_coins", (0.0, 0.9999)), ("coins", (0.9999999,))])

@@ -123,6 +123,12 @@ def test_a_token_without_probability_is_never_adopted() -> None:
     assert (found.node, found.token, found.kind, found.why) == (0, 0, "accept", "the target never draws this token")
 
 
+def test_a_coin_that_is_no_number_allows_nothing() -> None:
+    targets, none = target_distribution(some_logits(3, 5), 1.0, V, 1.0), float("nan")
+    for coins, final, path in (([none] * 5, 0.5, [0]), ([0.0] * 5, none, [0, 1, 3]), ([none] * 5, 0.5, [0, 1])):
+        assert tree(targets, coins, final, path, 4, 1e-9).illegal is not None
+
+
 def test_a_path_that_is_none_is_refused() -> None:
     targets = some_logits(1, 5).softmax(-1)
     with pytest.raises(ValueError, match="no child"):
