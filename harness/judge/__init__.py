@@ -32,6 +32,10 @@ View = Literal["slot_layout", "true_tree", "last_fed", "committed"]
 # And leaves rows that were fed a rejected draft as they are, but for hybrid models: entry boundary-kv shows it.
 DECLARED_VIEW: View = "slot_layout"
 
+# Of the distributions that verify sampled from, the share for which the bound may leave open where top_k and top_p cut: what
+# would be judged in the others is little then, and a request whose cuts were forgotten could pass.
+_MAX_CUTS_SHARE = 0.25
+
 
 def judge(trace: Trace, without: frozenset[str] = frozenset(), view: View = DECLARED_VIEW) -> Verdict:
     """Judge a trace. Raises InputError if the trace was made with other weights.
@@ -127,6 +131,11 @@ def _doubt(trace: Trace, verdict: Verdict) -> str:
         if record.stage == "finished" and record.numbers["aborted"] and record.request not in asked:
             return f"the scheduler aborted request {record.request} before its end"
     bounds = bounds_of(trace.header.engine.dtype, trace.header.case.model)
+    cut, compared = (counts.get("verify.probabilities", 0) for counts in (verdict.unseen, verdict.checked))
+    if cut > max(1, _MAX_CUTS_SHARE * compared):
+        return (
+            f"where top_k and top_p cut cannot be told of {cut} distributions, within the bound of {trace.header.engine.dtype}"
+        )
     if verdict.ties > max(1, bounds.tie_share * verdict.choices):
         return f"{verdict.ties} of {verdict.choices} choices are ties"
     if verdict.adopted > max(1, bounds.adopted_share * verdict.choices):

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from eagletwin.cases.regressions import LEDGER
-from eagletwin.harness.case import Case
+from eagletwin.harness.case import Case, Request, Sampling
 from eagletwin.harness.engines.mode import Mode
 from eagletwin.harness.engines.process import Host
 from eagletwin.harness.errors import InputError
@@ -62,3 +62,15 @@ def test_bugs_of_the_ledger_are_told(brains: Host, name: str, tmp_path: Path) ->
 def test_the_interpreter_is_refused(brains: Host, kernels: str, busy_case: Case) -> None:
     with pytest.raises(InputError, match="bfloat16"):
         brains.engine(busy_case, (), kernels)  # type: ignore[arg-type]
+
+
+def test_a_request_that_samples_is_equal_where_nothing_is_cut_and_otherwise_unknown(brains: Host, tmp_path: Path) -> None:
+    """Within the bound of bfloat16 nobody can tell which of many tokens a top_p keeps; float32 can."""
+    prompt = tuple(range(30, 50))
+    for name, sampling, status in (("whole", Sampling(), "equal"), ("cut", Sampling(temperature=1.5, top_p=0.5), "unknown")):
+        request = Request(id="a", prompt=prompt, max_new_tokens=12, sampling=sampling)
+        case = Case(name=name, model="llama-tiny", num_steps=2, requests=(request,))
+        (tmp_path / name).mkdir()
+        verdict = judge(brains.engine(case).run(case, tmp_path / name))
+        assert verdict.status == status, verdict
+        assert ("top_p cut cannot be told" in verdict.reason) == (name == "cut")
