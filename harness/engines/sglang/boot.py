@@ -165,6 +165,7 @@ def changed(scheduler: Any, case: Case, mode: Mode = CPU) -> str:
         "chunked_prefill_size": (case.chunked_prefill_size, scheduler.chunked_prefill_size),
         "max_running_requests": (settings.max_running_requests, scheduler.max_running_requests),
         "max_total_tokens": (settings.max_total_tokens, scheduler.max_total_num_tokens),
+        "dtype": (mode.dtype, str(next(scheduler.tp_worker.model_runner.model.parameters()).dtype).removeprefix("torch.")),
         "overlap": (mode.overlap or workers.overlaps(case), bool(scheduler.enable_overlap)),
         # a graph for more requests than may run at once is of no use, and SGLang says that it makes none
         "graphs": (tuple(n for n in mode.graphs if n <= settings.max_running_requests), cuda.captured(scheduler)),
