@@ -16,7 +16,7 @@ run: setup
 	@echo "more: . .venv/bin/activate, then eagletwin --help"
 
 test: setup
-	$(BIN)/python -m pytest -n auto
+	$(BIN)/python -m pytest -n auto --dist worksteal
 
 sweep: setup
 	$(BIN)/eagletwin fuzz --cases $(CASES) --minutes 600 --kernels $(KERNELS) --seed $(SEED)
