@@ -13,11 +13,16 @@ gpu = typer.Typer(add_completion=False, help="Many cases on a GPU host, also one
 
 
 @gpu.command("bundle")
-def gpu_bundle(folder: Annotated[Path, typer.Argument(help="Where to write it; some 32 MB.")]) -> int:
+def gpu_bundle(
+    folder: Annotated[Path, typer.Argument(help="Where to write it; some 32 MB.")],
+    flash_attention: Annotated[
+        bool, typer.Option("--flash-attention", help="With FlashAttention's kernels, for `--attention fa3`; some 250 MB more.")
+    ] = False,
+) -> int:
     """Pack eagletwin, SGLang 0.5.17, its kernels for Hopper and what they need. `. FOLDER/setup.sh` unpacks it on the host."""
     from .gpu.bundle import bundle
 
-    for file in bundle(folder, Path(__file__).resolve().parents[1]):
+    for file in bundle(folder, Path(__file__).resolve().parents[1], flash_attention):
         print(f"{file.stat().st_size / 1e6:8.1f} MB  {file}")
     return EXIT_EQUAL
 

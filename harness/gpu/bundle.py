@@ -18,12 +18,15 @@ from eagletwin.harness.models.weights import keep
 from eagletwin.harness.paths import cache_folder
 
 SITE, OURS, WEIGHTS = "site.tar.xz", "eagletwin.tar.xz", "weights.tar.xz"
+FLASH = "flash.tar.xz"  # only where it is asked for: FlashAttention's kernels are ten times as large as all else
 SETUP, SUMS = "setup.sh", "SHA256SUMS"
 _PYTHON = "3.12"
 _PLATFORMS = (*(f"manylinux_2_{n}_x86_64" for n in (34, 28, 27, 26, 24, 17)), "manylinux2014_x86_64", "manylinux1_x86_64")
 
 # What the image itself must have: not packed, since they come with torch, or with anything that tests Python.
 _IN_THE_IMAGE = ("numpy", "torch", "triton", "safetensors", "packaging", "typing_extensions", "typer", "rich", "hypothesis")
+
+_FLASH_KERNELS = "flash_ops.abi3.so"
 
 _SETUP_TEXT = f"""\
 # Source this on the GPU host: `. BUNDLE/setup.sh`. It unpacks the bundle, where that is not done, and sets what Python needs.
@@ -33,7 +36,7 @@ if ! cmp -s "$EAGLETWIN_BUNDLE/{SUMS}" "$EAGLETWIN_SITE/{SUMS}"; then  # nothing
   rm -rf "$EAGLETWIN_SITE/site" "$EAGLETWIN_SITE/eagletwin" "$EAGLETWIN_SITE/weights" "$EAGLETWIN_SITE/{SUMS}"
   mkdir -p "$EAGLETWIN_SITE"
   (cd "$EAGLETWIN_BUNDLE" && sha256sum --quiet --check {SUMS}) || return 1
-  for part in {SITE} {OURS} {WEIGHTS}; do
+  for part in $(cut -d " " -f 3 "$EAGLETWIN_BUNDLE/{SUMS}"); do
     python3 -c 'import sys, tarfile; tarfile.open(sys.argv[1]).extractall(sys.argv[2], filter="data")' \\
       "$EAGLETWIN_BUNDLE/$part" "$EAGLETWIN_SITE" || return 1
   done
@@ -54,8 +57,11 @@ END
 """
 
 
-def bundle(folder: Path, checkout: Path) -> list[Path]:
-    """Write the bundle into `folder`, and return its files. checkout: the root of eagletwin's source tree."""
+def bundle(folder: Path, checkout: Path, flash_attention: bool = False) -> list[Path]:
+    """Write the bundle into `folder`, and return its files. checkout: the root of eagletwin's source tree.
+
+    flash_attention: with the kernels that `--attention fa3` calls
+    """
     lock = checkout / "requirements" / "gpu.lock"
     if not lock.is_file():
         raise InputError(f"{lock} is not there", consequence="nothing was packed", remedy="run it in a checkout of eagletwin")
@@ -63,21 +69,28 @@ def bundle(folder: Path, checkout: Path) -> list[Path]:
     with tempfile.TemporaryDirectory(prefix="eagletwin-") as scratch:
         site = Path(scratch) / "site"
         for requirement in _requirements(lock):
-            _unpack(_wheel(requirement), site)
-        _pack(folder / SITE, site, "site")
+            _unpack(_wheel(requirement), site, flash_attention)
+        _pack(folder / SITE, site, "site", lambda path: path.name != _FLASH_KERNELS)
+        (folder / FLASH).unlink(missing_ok=True)
+        if flash_attention:
+            _pack(folder / FLASH, site, "site", lambda path: path.name == _FLASH_KERNELS)
         weights = Path(scratch) / "weights"
         keep(weights)  # another torch would round the random numbers of the recipes otherwise
         _pack(folder / WEIGHTS, weights, "weights")
     _pack(folder / OURS, checkout, "eagletwin", _is_ours(checkout))
     seal(folder)
-    return [folder / name for name in (SITE, OURS, WEIGHTS, SETUP, SUMS)]
+    return [*_archives(folder), folder / SETUP, folder / SUMS]
 
 
 def seal(folder: Path) -> None:
     """Write what unpacks the archives of a bundle, and their digests, by which it knows whether it has."""
-    digests = {name: hashlib.sha256((folder / name).read_bytes()).hexdigest() for name in (SITE, OURS, WEIGHTS)}
+    digests = {path.name: hashlib.sha256(path.read_bytes()).hexdigest() for path in _archives(folder)}
     (folder / SUMS).write_text("".join(f"{digest}  {name}\n" for name, digest in digests.items()))
     (folder / SETUP).write_text(_SETUP_TEXT)
+
+
+def _archives(folder: Path) -> list[Path]:
+    return [path for name in (SITE, OURS, WEIGHTS, FLASH) if (path := folder / name).exists()]
 
 
 def _requirements(lock: Path) -> list[str]:
@@ -105,17 +118,18 @@ def _wheel(requirement: str) -> Path:
     return next(kept.glob(pattern))
 
 
-def _unpack(wheel: Path, site: Path) -> None:
+def _unpack(wheel: Path, site: Path, flash_attention: bool) -> None:
     with zipfile.ZipFile(wheel) as archive:
-        archive.extractall(site, [name for name in archive.namelist() if _is_wanted(name)])
+        archive.extractall(site, [name for name in archive.namelist() if _is_wanted(name, flash_attention)])
 
 
-def _is_wanted(name: str) -> bool:
+def _is_wanted(name: str, flash_attention: bool = False) -> bool:
     if name.startswith("sglang/"):
         return not name.endswith(".so") and not name.startswith(("sglang/multimodal_gen/", "sglang/test/"))
     if name.startswith("sgl_kernel/") and name.endswith(".so"):
         # the others are of other GPUs, or what other attention backends call
-        return name in ("sgl_kernel/sm90/common_ops.abi3.so", "sgl_kernel/spatial_ops.abi3.so")
+        wanted = ["sgl_kernel/sm90/common_ops.abi3.so", "sgl_kernel/spatial_ops.abi3.so"]
+        return name in wanted + [f"sgl_kernel/{_FLASH_KERNELS}"] * flash_attention
     return not name.startswith("triton_kernels/")
 
 

@@ -15,7 +15,7 @@ from eagletwin.harness.cli_options import mode_of
 from eagletwin.harness.doctor import missing_for_cuda
 from eagletwin.harness.engines.mode import CPU, Mode
 from eagletwin.harness.errors import InputError
-from eagletwin.harness.gpu.bundle import OURS, SITE, SUMS, WEIGHTS, _is_wanted, _pack, _requirements, seal
+from eagletwin.harness.gpu.bundle import FLASH, OURS, SITE, SUMS, WEIGHTS, _is_wanted, _pack, _requirements, seal
 from eagletwin.harness.gpu.campaign import _gpus_of, read_plan
 from eagletwin.harness.gpu.paths import path, table
 from eagletwin.harness.gpu.plan import GRAPHS, MODES, generated, plain, proofs
@@ -38,6 +38,7 @@ def test_the_bundle_leaves_out_what_no_case_calls() -> None:
     )
     assert all(map(_is_wanted, wanted))
     assert not any(map(_is_wanted, unwanted))
+    assert [name for name in unwanted if _is_wanted(name, flash_attention=True)] == ["sgl_kernel/flash_ops.abi3.so"]
 
 
 def test_a_bundle_is_unpacked_once_wholly_and_again_when_it_is_another(tmp_path: Path) -> None:
@@ -48,7 +49,7 @@ def test_a_bundle_is_unpacked_once_wholly_and_again_when_it_is_another(tmp_path:
 
     def pack(text: str) -> None:
         (tmp_path / "files" / "one").write_text(text)
-        for archive, name in ((SITE, "site"), (OURS, "eagletwin"), (WEIGHTS, "weights")):
+        for archive, name in ((SITE, "site"), (FLASH, "site"), (OURS, "eagletwin"), (WEIGHTS, "weights")):
             _pack(packed / archive, tmp_path / "files", name)
         seal(packed)
 
@@ -62,7 +63,11 @@ def test_a_bundle_is_unpacked_once_wholly_and_again_when_it_is_another(tmp_path:
     assert source().stdout.startswith("kept")  # what is unpacked is not unpacked again
     pack("second")
     assert source().stdout.startswith("second")
+    (packed / FLASH).unlink()
+    (packed / "stray.tar.xz").write_bytes(b"what the bundle does not list is not unpacked")
     pack("third")
+    assert source().stdout.startswith("third")
+    pack("fourth")
     (packed / WEIGHTS).write_bytes(b"cut off")
     broken = source()
     assert broken.returncode == 1
