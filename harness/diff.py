@@ -6,6 +6,7 @@ Not the judge: nothing here says which of the two is right. Records are matched 
 from dataclasses import dataclass
 
 import torch
+from torch import Tensor
 
 from .errors import InputError
 from .judge.bounds import bounds_of
@@ -81,29 +82,36 @@ def _diff_rank(left: Trace, right: Trace, rank: str) -> Comparison:
             if a.numbers.get(name) != b.numbers.get(name):
                 found.append(Difference(f"{where}, {name}", str(a.numbers.get(name)), str(b.numbers.get(name)), bits=False))
         for name in sorted({*a.tensors, *b.tensors}):
-            compared += 1
             if name not in a.tensors or name not in b.tensors:
+                compared += 1
                 found.append(_presence(f"{where}, {name}", name in a.tensors, name in b.tensors))
                 continue
-            one, two = left.tensor(ours[key], name), right.tensor(theirs[key], name)
-            if one.shape != two.shape:
-                found.append(
-                    Difference(f"{where}, {name}", f"shape {tuple(one.shape)}", f"shape {tuple(two.shape)}", bits=False)
-                )
-            elif not torch.equal(one, two):
-                apart = (one.double() - two.double()).abs().nan_to_num(torch.inf)
-                at = int(apart.flatten().argmax())
-                share = float(apart.max() / one.double().abs().max().clamp(min=1e-30)) if one.is_floating_point() else 0.0
-                largest = max(largest, share)
-                found.append(
-                    Difference(
-                        f"{where}, {name}, element {at}",
-                        str(one.flatten()[at].item()),
-                        str(two.flatten()[at].item()),
-                        bits=one.is_floating_point() and share <= bound,
-                    )
-                )
+            for part, one, two in _parts(name, left.tensor(ours[key], name), right.tensor(theirs[key], name)):
+                compared += 1
+                if one.shape != two.shape:
+                    shapes = f"shape {tuple(one.shape)}", f"shape {tuple(two.shape)}"
+                    found.append(Difference(f"{where}, {part}", *shapes, bits=False))
+                elif not torch.equal(one, two):
+                    share, difference = _apart(f"{where}, {part}", one, two, bound)
+                    largest = max(largest, share)
+                    found.append(difference)
     return Comparison(found, compared, largest)
+
+
+def _parts(name: str, one: Tensor, two: Tensor) -> list[tuple[str, Tensor, Tensor]]:
+    """What of a tensor is compared by itself, under which name: keys and values are not of one magnitude."""
+    if not name.endswith("_kv") or one.shape != two.shape:
+        return [(name, one, two)]
+    return list(zip((f"{name} (keys)", f"{name} (values)"), one.unbind(1), two.unbind(1), strict=True))
+
+
+def _apart(where: str, one: Tensor, two: Tensor, bound: float) -> tuple[float, Difference]:
+    """How far two tensors of one shape are apart, relative to the largest number of the first, and where most."""
+    apart = (one.double() - two.double()).abs().nan_to_num(torch.inf)
+    at = int(apart.flatten().argmax())
+    share = float(apart.max() / one.double().abs().max().clamp(min=1e-30)) if one.is_floating_point() else 0.0
+    numbers = str(one.flatten()[at].item()), str(two.flatten()[at].item())
+    return share, Difference(f"{where}, element {at}", *numbers, bits=one.is_floating_point() and share <= bound)
 
 
 def comparison_text(result: Comparison, lines: int) -> str:

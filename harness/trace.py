@@ -12,7 +12,6 @@ inside single forwards and are absent where no Python runs there (a replayed CUD
 
 import hashlib
 import os
-from collections import Counter
 from collections.abc import Mapping, Sequence
 from functools import cache
 from math import prod
@@ -31,9 +30,10 @@ from .case import Case, check_case
 from .dtype import Dtype
 from .errors import InputError
 from .models.weights import model_pair
-from .slot_runs import Array, counts_of, runs_of
+from .older_traces import as_now
+from .slot_runs import Array
 
-SCHEMA = 2
+SCHEMA = 3
 HEADER, TENSORS = "trace.json", "trace.safetensors"
 # What a reader is willing to load. A case of 64 requests of 2,048 tokens on the largest recipe stays below it.
 MAX_HEADER_BYTES = 1 << 27
@@ -224,7 +224,7 @@ class Recorder:
     def __init__(self) -> None:
         self.records: list[Record] = []
         self.tensors: dict[str, Tensor | Array] = {}
-        self._attempts: Counter[tuple[str, int, str, int, int]] = Counter()
+        self._attempts: dict[tuple[str, int, str, int, int], int] = {}
 
     def add(
         self,
@@ -240,8 +240,9 @@ class Recorder:
         tensors: Mapping[str, Tensor | Array] | None = None,
     ) -> None:
         number, tensors = len(self.records), tensors or {}
-        attempt = self._attempts[request, round, stage, step, layer]
-        self._attempts[request, round, stage, step, layer] += 1
+        key = request, round, stage, step, layer
+        attempt = self._attempts.get(key, 0)
+        self._attempts[key] = attempt + 1
         self.records.append(
             Record(
                 request=request,
@@ -358,16 +359,12 @@ def read_trace(folder: Path) -> Trace:
     missing = [f"{n}.{name}" for n, r in enumerate(header.records) for name in r.tensors if f"{n}.{name}" not in tensors]
     if missing:
         raise _refuse(folder / TENSORS, f"tensor {missing[0]} is missing", "record the trace again")
-    if header.schema < 2:
-        tensors = _in_runs(header, tensors)
+    try:
+        header, tensors = as_now(header, tensors)
+    except ValueError as error:
+        raise _refuse(folder / TENSORS, f"not a trace ({error})", "record the trace again") from error
     others = range(1, header.engine.tp) if header.engine.rank == 0 else ()
     return Trace(header, tensors, [read_trace(rank_folder(folder, rank)) for rank in others])
-
-
-def _in_runs(header: Header, tensors: dict[str, Tensor | Array]) -> dict[str, Tensor | Array]:
-    """Tensors of schema 1, which lists each free slot by itself."""
-    lists = [f"{n}.free" for n, record in enumerate(header.records) if "free" in record.tensors]
-    return tensors | {name: runs_of(counts_of(np.asarray(tensors[name]), 0)) for name in lists}
 
 
 def _sealed(text: bytes, seal: str) -> bytes:

@@ -6,7 +6,6 @@ they decide otherwise on, they run different texts. Nothing here says which of t
 
 from collections.abc import Iterable, Iterator
 
-import torch
 from msgspec import Struct, field
 from torch import Tensor
 
@@ -126,10 +125,9 @@ def _rows(record: Record, one: Trace, mine: int, other: Trace, theirs: int) -> I
         return one.tensor(mine, name), other.tensor(theirs, name)
 
     def stored(part: str) -> tuple[Tensor, Tensor]:
-        """Keys and values [L, R, ..] of each engine, as rows."""
-        pairs = zip(both(f"{part}_keys"), both(f"{part}_values"), strict=True)
-        left, right = (torch.stack(pair).transpose(0, 2).flatten(1) for pair in pairs)
-        return left, right
+        """Keys and values [R, 2, L, ..] of each engine, as rows."""
+        left, right = both(f"{part}_kv")
+        return left.flatten(1), right.flatten(1)
 
     if record.stage == "target.extend" and same("input_ids"):
         yield "target.hidden", *both("hidden_out")
@@ -143,7 +141,7 @@ def _rows(record: Record, one: Trace, mine: int, other: Trace, theirs: int) -> I
         if same("next_token") and "proposal_hidden" in record.tensors:
             left, right = both("proposal_hidden")
             yield "draft.hidden", left[None], right[None]
-    elif "scratch_keys" in record.tensors and same("tokens", "expanded", "selected", "candidate_tokens"):
+    elif "scratch_kv" in record.tensors and same("tokens", "expanded", "selected", "candidate_tokens"):
         yield "draft.scratch_kv", *stored("scratch")
 
 

@@ -10,7 +10,7 @@ from eagletwin.harness.models.recipes import RECIPES
 from eagletwin.harness.trace import Record, Trace
 from eagletwin.reference.tree import count_candidates
 
-_FLOATS = ("keys", "values", "hidden_in", "hidden_out", "hidden", "probabilities", "scores", "coins")
+_FLOATS = ("kv", "hidden_in", "hidden_out", "hidden", "probabilities", "scores", "coins")
 _WITH_OUTPUT = ("target.extend", "target.verify", "draft.decode")
 
 
@@ -65,7 +65,8 @@ def _due(trace: Trace, number: int, record: Record) -> str:
         due["hidden_out"] = (0, len(trace.array(number, "input_ids")))
     if case.topk > 1 and record.stage == "draft":
         holes = (case.topk - 1) * (numbers["seq_len"] % case.page_size)
-        due |= {name: (1, holes) for name in ("hole_keys", "hole_values") if holes or name in record.tensors}
+        if holes or "hole_kv" in record.tensors:
+            due["hole_kv"] = (0, holes)
         if trace.header.inner and not layers:
             total = count_candidates(case.topk, case.num_steps)
             due |= dict.fromkeys(("candidate_tokens", "candidate_scores"), (0, total))

@@ -250,7 +250,7 @@ class Rules:
         if record.numbers.get("in_graph"):
             draft_decode_in_graph(self._trace, self._compare, self._trees, number, round)
         growth = story.growths[record.round]
-        if "hole_keys" in record.tensors:
+        if "hole_kv" in record.tensors:
             self._holes(number, place, story, round)
         stored = recorded_rows(self._trace, number, "scratch")
         expected = torch.stack([growth.keys, growth.values], 2)[..., self._heads, :]  # [S-1, k, 2, L, G, D]

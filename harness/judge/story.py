@@ -9,7 +9,6 @@ form).
 from dataclasses import dataclass, field, fields
 from functools import lru_cache
 
-import numpy as np
 import torch
 from torch import Tensor
 
@@ -261,13 +260,8 @@ def _of_their_depth(case: Case, expanded: Tensor) -> Tensor:
 
 
 def recorded_rows(trace: Trace, number: int, part: str) -> Tensor:
-    """KV rows of a record's `part` as one tensor a row: [n, 2, L, G, D]."""
-    keys, values = trace.array(number, f"{part}_keys"), trace.array(number, f"{part}_values")  # [L, n, G, D]
-    if keys.shape != values.shape:
-        raise ValueError(f"keys {keys.shape} and values {values.shape} of the {part}")
-    rows = np.empty((keys.shape[1], 2, keys.shape[0], *keys.shape[2:]), keys.dtype)
-    rows[:, 0], rows[:, 1] = keys.swapaxes(0, 1), values.swapaxes(0, 1)
-    return torch.from_numpy(rows)
+    """KV rows of a record's `part`, keys and values of a row together: [n, 2, L, G, D]."""
+    return trace.tensor(number, f"{part}_kv")
 
 
 def stored_rows(keys: Tensor, values: Tensor) -> Tensor:

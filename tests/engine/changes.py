@@ -46,6 +46,15 @@ def first(tensor: Tensor) -> Tensor:
     return changed
 
 
+def of_keys(change: Change) -> Change:
+    """Of KV rows [n, 2, L, G, D]: the change of their keys."""
+    return lambda tensor: torch.stack([change(tensor[:, 0].contiguous()), tensor[:, 1]], 1)
+
+
+def of_values(change: Change) -> Change:
+    return lambda tensor: torch.stack([tensor[:, 0], change(tensor[:, 1].contiguous())], 1)
+
+
 def flip(tensor: Tensor) -> Tensor:
     """One node sees another that is none of its ancestors."""
     changed = tensor.clone()

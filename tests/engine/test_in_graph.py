@@ -57,7 +57,7 @@ def test_the_tokens_of_a_trees_frontiers_are_seen(tree_trace: Trace) -> None:
 def test_a_wrong_row_shows_without_the_inputs_that_led_to_it(busy_trace: Trace) -> None:
     trace = in_a_graph(busy_trace)
     number = next(n for n, record in enumerate(trace.header.records) if record.stage == "draft")
-    trace.tensors[f"{number}.scratch_keys"] = trace.tensor(number, "scratch_keys") + 0.1
+    trace.tensors[f"{number}.scratch_kv"] = trace.tensor(number, "scratch_kv") + 0.1
     assert judge(trace).rule == "draft.scratch_kv"
 
 

@@ -7,7 +7,7 @@ import torch
 from eagletwin.harness.judge import RULES, compare, judge, story
 from eagletwin.harness.trace import INNER, Trace
 
-from .changes import Change, bump, first, flip, last_of, nan, nudge, shorten, without
+from .changes import Change, bump, first, flip, last_of, nan, nudge, of_keys, of_values, shorten, without
 
 # (stage, tensor, change, rule that must name it first)
 PLANTED: list[tuple[str, str, Change, str]] = [
@@ -20,10 +20,10 @@ PLANTED: list[tuple[str, str, Change, str]] = [
     ("draft.extend", "slots", bump, "draft.slots"),
     ("draft.extend", "hidden_in", nudge, "draft.hidden_in"),
     ("draft.extend", "hidden_in", nan, "draft.hidden_in"),
-    ("prefill", "target_keys", nudge, "target.kv"),
-    ("prefill", "target_values", nan, "target.kv"),
-    ("prefill", "draft_keys", nudge, "draft.kv"),
-    ("prefill", "draft_values", nudge, "draft.kv"),
+    ("prefill", "target_kv", of_keys(nudge), "target.kv"),
+    ("prefill", "target_kv", of_values(nan), "target.kv"),
+    ("prefill", "draft_kv", of_keys(nudge), "draft.kv"),
+    ("prefill", "draft_kv", of_values(nudge), "draft.kv"),
     ("prefill", "proposal", bump, "draft.proposal"),
     ("prefill", "proposal_hidden", nudge, "draft.hidden_in"),
     ("prefill", "next_token", bump, "output.tokens"),
@@ -41,8 +41,8 @@ PLANTED: list[tuple[str, str, Change, str]] = [
     ("draft", "next_token", bump, "tree.retrieve"),
     ("draft", "next_sibling", bump, "tree.retrieve"),
     ("draft", "scratch_slots", bump, "draft.slots"),
-    ("draft", "scratch_keys", nudge, "draft.scratch_kv"),
-    ("draft", "scratch_values", nudge, "draft.scratch_kv"),
+    ("draft", "scratch_kv", of_keys(nudge), "draft.scratch_kv"),
+    ("draft", "scratch_kv", of_values(nudge), "draft.scratch_kv"),
     ("target.verify", "input_ids", bump, "verify.inputs"),
     ("target.verify", "positions", bump, "verify.inputs"),
     ("target.verify", "slots", bump, "draft.slots"),
@@ -52,14 +52,14 @@ PLANTED: list[tuple[str, str, Change, str]] = [
     ("draft.extend_decode", "positions", bump, "draft.positions"),
     ("draft.extend_decode", "slots", bump, "draft.slots"),
     ("draft.extend_decode", "hidden_in", nudge, "draft.hidden_in"),
-    ("extend", "target_keys", nudge, "target.kv"),
-    ("extend", "draft_values", nudge, "draft.kv"),
+    ("extend", "target_kv", of_keys(nudge), "target.kv"),
+    ("extend", "draft_kv", of_values(nudge), "draft.kv"),
     ("extend", "proposal", bump, "draft.proposal"),
     ("extend", "proposal_hidden", nudge, "draft.hidden_in"),
     ("finished", "tokens", bump, "output.tokens"),
     ("finished", "tokens", shorten, "output.tokens"),
-    ("cached", "target_keys", nudge, "target.kv"),
-    ("cached", "draft_values", nudge, "draft.kv"),
+    ("cached", "target_kv", of_keys(nudge), "target.kv"),
+    ("cached", "draft_kv", of_values(nudge), "draft.kv"),
     ("iteration", "free", shorten, "pool.accounting"),
     ("flushed", "free", shorten, "pool.accounting"),
 ]
@@ -143,8 +143,7 @@ def test_rows_that_were_not_recorded_are_never_equal(busy_trace: Trace) -> None:
     for number, record in enumerate(busy_trace.header.records):
         if record.stage in ("prefill", "extend"):
             empty[f"{number}.draft_rows"] = busy_trace.tensor(number, "draft_rows")[:0]
-            for part in ("draft_keys", "draft_values"):
-                empty[f"{number}.{part}"] = busy_trace.tensor(number, part)[:, :0]
+            empty[f"{number}.draft_kv"] = busy_trace.tensor(number, "draft_kv")[:0]
     verdict = judge(Trace(busy_trace.header, {**busy_trace.tensors, **empty}))
     assert "not every row of the draft" in verdict.reason
 

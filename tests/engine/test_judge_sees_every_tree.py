@@ -1,5 +1,7 @@
 """Change one number of a real, correct trace of draft trees: the judge must find it and name the rule, as for chains."""
 
+from itertools import product
+
 import msgspec
 import pytest
 import torch
@@ -9,7 +11,22 @@ from eagletwin.harness.judge import RULES, compare, judge, story
 from eagletwin.harness.judge.story import Story, stories
 from eagletwin.harness.trace import INNER, Trace
 
-from .changes import Change, bump, changed, every, first, flip, last_of, nan, nudge, percent, shorten, without
+from .changes import (
+    Change,
+    bump,
+    changed,
+    every,
+    first,
+    flip,
+    last_of,
+    nan,
+    nudge,
+    of_keys,
+    of_values,
+    percent,
+    shorten,
+    without,
+)
 
 # (stage, tensor) -> change, and the rules that may name it first, whichever record it was
 CHANGES: dict[tuple[str, str], tuple[Change, set[str]]] = {
@@ -23,11 +40,9 @@ CHANGES: dict[tuple[str, str], tuple[Change, set[str]]] = {
     ("draft.extend", "hidden_in"): (nudge, {"draft.hidden_in"}),
     ("prefill", "table"): (bump, {"draft.slots"}),
     ("prefill", "target_rows"): (bump, {"target.kv"}),
-    ("prefill", "target_keys"): (nudge, {"target.kv"}),
-    ("prefill", "target_values"): (nudge, {"target.kv"}),
+    ("prefill", "target_kv"): (nudge, {"target.kv"}),
     ("prefill", "draft_rows"): (bump, {"draft.kv"}),
-    ("prefill", "draft_keys"): (nudge, {"draft.kv"}),
-    ("prefill", "draft_values"): (nudge, {"draft.kv"}),
+    ("prefill", "draft_kv"): (nudge, {"draft.kv"}),
     ("prefill", "next_token"): (bump, {"output.tokens"}),
     ("prefill", "proposal"): (bump, {"draft.proposal"}),
     ("prefill", "proposal_hidden"): (nudge, {"draft.hidden_in"}),
@@ -49,10 +64,8 @@ CHANGES: dict[tuple[str, str], tuple[Change, set[str]]] = {
     ("draft", "next_token"): (bump, {"tree.retrieve"}),
     ("draft", "next_sibling"): (bump, {"tree.retrieve"}),
     ("draft", "scratch_slots"): (bump, {"draft.slots"}),
-    ("draft", "scratch_keys"): (nudge, {"draft.scratch_kv"}),
-    ("draft", "scratch_values"): (nudge, {"draft.scratch_kv"}),
-    ("draft", "hole_keys"): (nudge, {"draft.scratch_kv"}),
-    ("draft", "hole_values"): (nan, {"draft.scratch_kv"}),
+    ("draft", "scratch_kv"): (nudge, {"draft.scratch_kv"}),
+    ("draft", "hole_kv"): (nudge, {"draft.scratch_kv"}),
     ("target.verify", "input_ids"): (bump, {"verify.inputs"}),
     ("target.verify", "positions"): (bump, {"verify.inputs"}),
     ("target.verify", "slots"): (bump, {"draft.slots"}),
@@ -66,20 +79,16 @@ CHANGES: dict[tuple[str, str], tuple[Change, set[str]]] = {
     ("draft.extend_decode", "slots"): (bump, {"draft.slots"}),
     ("draft.extend_decode", "hidden_in"): (nudge, {"draft.hidden_in"}),
     ("extend", "target_rows"): (bump, {"commit.path", "target.kv"}),
-    ("extend", "target_keys"): (nudge, {"commit.path"}),
-    ("extend", "target_values"): (nudge, {"commit.path"}),
+    ("extend", "target_kv"): (nudge, {"commit.path"}),
     ("extend", "draft_rows"): (bump, {"draft.kv"}),
-    ("extend", "draft_keys"): (nudge, {"draft.kv"}),
-    ("extend", "draft_values"): (nudge, {"draft.kv"}),
+    ("extend", "draft_kv"): (nudge, {"draft.kv"}),
     ("extend", "proposal"): (bump, {"draft.proposal"}),
     ("extend", "proposal_hidden"): (nudge, {"draft.hidden_in"}),
     ("extend", "proposal_probabilities"): (percent, {"draft.proposal"}),
     ("finished", "tokens"): (bump, {"output.tokens"}),
     ("cached", "tokens"): (bump, {"draft.kv"}),
-    ("cached", "target_keys"): (nudge, {"target.kv"}),
-    ("cached", "target_values"): (nudge, {"target.kv"}),
-    ("cached", "draft_keys"): (nudge, {"draft.kv"}),
-    ("cached", "draft_values"): (nudge, {"draft.kv"}),
+    ("cached", "target_kv"): (nudge, {"target.kv"}),
+    ("cached", "draft_kv"): (nudge, {"draft.kv"}),
     ("iteration", "free"): (bump, {"pool.accounting"}),
     ("iteration", "cached"): (bump, {"pool.accounting"}),
     ("iteration", "held"): (bump, {"pool.accounting"}),
@@ -127,7 +136,8 @@ def test_nothing_of_the_trace_is_left_unchanged_by_these_tests(tree_trace: Trace
 @pytest.mark.parametrize(("stage", "tensor"), sorted(CHANGES))
 def test_a_changed_tensor_of_any_record_is_found_and_named(tree_trace: Trace, stage: str, tensor: str) -> None:
     change, rules = CHANGES[stage, tensor]
-    for number in every(tree_trace, stage, tensor):
+    changes = [of_keys(change), of_values(change)] if tensor.endswith("_kv") else [change]
+    for number, change in product(every(tree_trace, stage, tensor), changes):
         verdict = judge(changed(tree_trace, {f"{number}.{tensor}": change(tree_trace.tensor(number, tensor))}))
         assert verdict.status == "diverged", (number, verdict)
         assert verdict.rule in rules, (number, verdict)
@@ -172,7 +182,7 @@ def test_a_missing_or_shortened_tensor_is_never_equal(tree_trace: Trace, stage: 
 @pytest.mark.parametrize(
     ("stage", "names"),
     [
-        ("draft", ("hole_keys", "hole_values")),
+        ("draft", ("hole_kv",)),
         ("verify", ("path_hidden",)),
         ("extend", ("proposal_probabilities",)),
         ("prefill", ("proposal_probabilities",)),

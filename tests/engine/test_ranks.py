@@ -64,8 +64,8 @@ def test_every_rank_is_judged_by_its_own_heads(trace: Trace) -> None:
         rule: count for rule, count in verdict.checked.items() if rule != "ranks.agree"
     }
     assert verdict.checked["ranks.agree"] == len(trace.header.records)
-    number = last_of(trace, "extend", "target_keys")
-    assert [one.tensor(number, "target_keys").shape[2] for one in trace.ranks] == [1, 1]
+    number = last_of(trace, "extend", "target_kv")
+    assert [one.tensor(number, "target_kv").shape[3] for one in trace.ranks] == [1, 1]
 
 
 @pytest.mark.parametrize("fault", FAULTS)

@@ -13,8 +13,7 @@ def trace(next_token: int, off: float, predicted: list[int]) -> Trace:
     recorder, wide = Recorder(), 0.0 if next_token == 5 else 100.0
 
     def kv(rows: list[int], part: str, off: float) -> dict[str, torch.Tensor]:
-        stored = torch.ones(1, len(rows), 1, 2) + off
-        return {f"{part}_rows": torch.tensor(rows), f"{part}_keys": stored, f"{part}_values": stored}
+        return {f"{part}_rows": torch.tensor(rows), f"{part}_kv": torch.ones(len(rows), 2, 1, 1, 2) + off}
 
     recorder.add(
         "a",

@@ -127,7 +127,7 @@ def test_help_exits_0_and_names_the_exit_codes(tmp_path: Path) -> None:
 def recorded(folder: Path, value: float, *, token: int = 1) -> Path:
     case = Case(name="x", model="llama-tiny", num_steps=1, requests=(Request(id="a", prompt=(token,), max_new_tokens=1),))
     recorder = Recorder()
-    recorder.add("a", 0, "prefill", numbers={"end": 1}, tensors={"draft_keys": torch.tensor([1.0, value])})
+    recorder.add("a", 0, "prefill", numbers={"end": 1}, tensors={"proposal_hidden": torch.tensor([1.0, value])})
     folder.mkdir()
     write_trace(folder, new_header(case, ENGINE, Ending(kind="finished"), recorder.records), recorder.tensors)
     return folder
@@ -149,7 +149,7 @@ def test_diff_within_the_bound_is_0_and_says_so(tmp_path: Path) -> None:
 def test_diff_beyond_the_bound_is_1_and_names_the_number(tmp_path: Path) -> None:
     done = eagletwin("diff", str(recorded(tmp_path / "a", 0.5)), str(recorded(tmp_path / "b", 0.6)), cwd=tmp_path)
     assert done.returncode == 1
-    assert "prefill step 0 of request a, round 0, draft_keys, element 1: 0.5 | 0.6" in done.stdout
+    assert "prefill step 0 of request a, round 0, proposal_hidden, element 1: 0.5 | 0.6" in done.stdout
 
 
 def test_diff_of_two_different_cases_is_an_error(tmp_path: Path) -> None:

@@ -80,6 +80,30 @@ def test_free_slots_of_the_first_schema_are_read_as_runs(tmp_path: Path) -> None
     assert read_trace(tmp_path).array(0, "free").tolist() == [[1, 3, 1], [7, 1, 2], [9, 1, 1]]
 
 
+def test_keys_and_values_of_the_second_schema_are_read_as_rows(tmp_path: Path) -> None:
+    recorder = Recorder()
+    keys, values = torch.randn(2, 5, 3, 4), torch.randn(2, 5, 3, 4)
+    recorder.add("a", 0, "extend", tensors={"draft_keys": keys, "draft_values": values, "draft_rows": torch.arange(5)})
+    header = new_header(CASE, ENGINE, Ending(kind="finished"), recorder.records)
+    write_trace(tmp_path, msgspec.structs.replace(header, schema=2), recorder.tensors)
+    trace = read_trace(tmp_path)
+    assert set(trace.header.records[0].tensors) == {"draft_rows", "draft_kv"}
+    rows = trace.tensor(0, "draft_kv")
+    assert rows.is_contiguous()
+    assert torch.equal(rows[:, 0].transpose(0, 1), keys)
+    assert torch.equal(rows[:, 1].transpose(0, 1), values)
+
+
+@pytest.mark.parametrize("which", ["keys", "values"])
+def test_keys_without_values_are_refused(tmp_path: Path, which: str) -> None:
+    recorder = Recorder()
+    recorder.add("a", 0, "extend", tensors={f"draft_{which}": torch.randn(2, 5, 3, 4)})
+    header = new_header(CASE, ENGINE, Ending(kind="finished"), recorder.records)
+    write_trace(tmp_path, msgspec.structs.replace(header, schema=2), recorder.tensors)
+    with pytest.raises(InputError, match=r"trace\.safetensors"):
+        read_trace(tmp_path)
+
+
 @pytest.mark.parametrize("slots", [[], [0], [3], [1, 2, 3], [1, 2, 2, 3, 7], [6, 5, 7, 5, 11]])
 def test_runs_say_how_often_each_slot_is_listed(slots: list[int]) -> None:
     runs = runs_of(counts_of(np.array(slots, np.int64), 8))

@@ -86,7 +86,7 @@ class Drive:
         if fresh:
             self._allocation.forget()
         for pool in self._pools.values():
-            pool.poison(np.empty(0, np.int64))
+            pool.poison_all()
         # nobody listens at the other end of these sockets; both senders are of one class
         sender = getattr(self._scheduler, "ipc_channels", self._scheduler).send_to_detokenizer
         type(sender).send_output = lambda _self, payload, *args, **kwargs: self._sent(payload)
@@ -148,7 +148,7 @@ class Drive:
         if self._iteration:  # until now free slots hold plausible rows of whoever had them
             used = self._allocation.used(free)
             for pool in self._pools.values():
-                pool.poison(used)
+                pool.poison(used, self._allocation.reach)
         self._set_chunk()
         arrived = [
             request for request in self.case.requests if request.arrive <= self._iteration and request.id not in self._handed_in
@@ -234,7 +234,7 @@ class Drive:
             slots = self._allocation.cached_prefix(tokens)
             tensors = {"tokens": np.array(tokens, np.int64), "slots": slots}
             for part, pool in self._pools.items():
-                tensors[f"{part}_keys"], tensors[f"{part}_values"] = pool.rows(slots)
+                tensors[f"{part}_kv"] = pool.rows(slots)
             self._recorder.add(name, 0, "cached", iteration=self._iteration, tensors=tensors)
 
 

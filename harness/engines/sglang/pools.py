@@ -56,7 +56,8 @@ class Pool:
     def __init__(self, pool: Any) -> None:
         self._pool = pool
         self._layers = buffers(pool)
-        self._arrays = [(layer.keys.numpy(), layer.values.numpy()) for layer in self._layers if _in_numpy(layer)]
+        self._in_numpy = all(map(_in_numpy, self._layers))
+        self._arrays = [(layer.keys.numpy(), layer.values.numpy()) for layer in self._layers] if self._in_numpy else []
 
     def _slots(self, layer: Buffers, slots: Tensor) -> Tensor:
         """The layer's own slots [n] of the runner's."""
@@ -67,28 +68,42 @@ class Pool:
         return mapped.to(torch.int64)
 
     def rows(self, slots: Array) -> Array:
-        """Keys and values of slots [n]: [2, L, n, G, D]."""
-        if len(self._arrays) == len(self._layers):
+        """Keys and values of slots [n]: [n, 2, L, G, D]."""
+        if self._in_numpy:
             first = self._arrays[0][0]
-            found: Array = np.empty((2, len(self._arrays), len(slots), *first.shape[1:]), first.dtype)
+            found: Array = np.empty((len(slots), 2, len(self._arrays), *first.shape[1:]), first.dtype)
             for layer, both in enumerate(self._arrays):
                 for part, rows in enumerate(both):
-                    rows.take(slots, 0, found[part, layer])
+                    found[:, part, layer] = rows[slots]
             return found
         at = torch.from_numpy(slots)
         mine = [self._slots(layer, at) for layer in self._layers]
         keys = [layer.keys.index_select(0, at) for layer, at in zip(self._layers, mine, strict=True)]
         values = [layer.values.index_select(0, at) for layer, at in zip(self._layers, mine, strict=True)]
-        rows = on_host(torch.stack([*keys, *values]))
-        return rows.reshape(2, len(self._layers), *rows.shape[1:])
+        rows = on_host(torch.stack([*keys, *values], 1))
+        return rows.reshape(len(slots), 2, len(self._layers), *rows.shape[2:])
 
-    def poison(self, used: Array) -> None:
-        """Poison every slot but those in use [n]. Those are few: to put them back is quicker than to name all others."""
+    def poison_all(self) -> None:
+        for layer in self._layers:
+            layer.keys.fill_(KEY_POISON)
+            layer.values.fill_(VALUE_POISON)
+
+    def poison(self, used: Array, reach: int) -> None:
+        """Poison every slot below `reach` but those in use [n]. Those are few: to put them back is quicker than to name all
+        others. Of a layer with slots of its own the others are those that no slot in use leads to, wherever they are."""
+        if self._in_numpy:
+            for both in self._arrays:
+                for array, poison in zip(both, (KEY_POISON, VALUE_POISON), strict=True):
+                    kept = array[used]
+                    array[:reach] = poison
+                    array[used] = kept
+            return
         for layer in self._layers:
             mine = self._slots(layer, torch.from_numpy(used))
             for buffer, poison in ((layer.keys, KEY_POISON), (layer.values, VALUE_POISON)):
                 rows = buffer.index_select(0, mine)
-                buffer.fill_(poison).index_copy_(0, mine, rows)
+                (buffer if layer.mapped else buffer[:reach]).fill_(poison)
+                buffer.index_copy_(0, mine, rows)
 
 
 class Allocation:
@@ -101,6 +116,8 @@ class Allocation:
         self._allocator = getattr(allocator, "full_attn_allocator", allocator)
         self._page = int(scheduler.page_size)
         self._table: Tensor = scheduler.req_to_token_pool.req_to_token
+        self._rows = self._table.numpy() if self._table.is_cpu else self._table  # numpy cuts in a third of the time
+        self.reach = 0  # no slot from here on was seen to be written, used or owned since the case began
 
     @property
     def total(self) -> int:
@@ -113,7 +130,14 @@ class Allocation:
 
     def used(self, free: Array) -> Array:
         """All slots that are not free [n]: those that somebody owns or has lost, and those that take padding."""
-        return np.flatnonzero(free[: self.total + self._page] == 0)
+        used = np.flatnonzero(free[: self.total + self._page] == 0)
+        self.seen(used)
+        return used
+
+    def seen(self, slots: Array) -> None:
+        """Somebody owns these slots [n] or writes to them."""
+        if slots.size:
+            self.reach = max(self.reach, int(slots.max()) + 1)
 
     def cached(self) -> Array:
         """Slots that the prefix cache owns [n], sorted (it walks its tree in no order); none where there is no cache."""
@@ -146,18 +170,24 @@ class Allocation:
         held = memory.held(request)
         if held.row is None:
             return []
-        row: list[int] = self._table[held.row, held.protected : held.allocated].tolist()
+        row: list[int] = self._rows[held.row, held.protected : held.allocated].tolist()
+        if self._page == 1:
+            return sorted(set(row))
         pages = sorted({slot // self._page for slot in row})
         return [slot for page in pages for slot in range(page * self._page, (page + 1) * self._page)]
 
     def allocated(self, request: Any) -> Array:
         """Every slot in the request's req_to_token, by position, as far as it is allocated [n]; shared prefixes included."""
         held = memory.held(request)
-        return np.empty(0, np.int64) if held.row is None else self.table(request, held.allocated)
+        return np.empty(0, np.int64) if held.row is None else self._cut(held.row, held.allocated)
 
     def table(self, request: Any, end: int) -> Array:
         """A copy of the request's first `end` entries of req_to_token, as int64: position -> slot."""
-        return on_host(self._table[memory.held(request).row, :end]).astype(np.int64)
+        return self._cut(memory.held(request).row, end)
+
+    def _cut(self, row: int | None, end: int) -> Array:
+        part = self._rows[row, :end]
+        return (on_host(part) if isinstance(part, Tensor) else part).astype(np.int64)
 
     def _slots_of_pages(self, pages: Array) -> Array:
         if self._page == 1:

@@ -80,7 +80,7 @@ class Taps:
             "draft": getattr(self._drafter, "cuda_graph_runner", None),
             "extend": getattr(self._drafter, "cuda_graph_runner_for_draft_extend", None),
         }
-        self._stored: dict[tuple[str, str], Array] = {}  # last KV rows seen [2, L, n, G, D], to record changes only
+        self._stored: dict[tuple[str, str], Array] = {}  # last KV rows seen [n, 2, L, G, D], to record changes only
 
     def __enter__(self) -> "Taps":
         """Replace the bound methods on these instances; other schedulers of the process are untouched."""
@@ -166,6 +166,8 @@ class Taps:
         """Who owns which slot when a batch begins. The scheduler has just moved slots about: freed, evicted, retracted."""
         held = {name: self.allocation.allocated(request) for name, request in self.requests.items()}
         counts = [len(slots) for slots in held.values()]
+        slots = np.concatenate(list(held.values()), dtype=np.int32, casting="unsafe")
+        self.allocation.seen(slots)
         self.recorder.add(
             "",
             0,
@@ -175,7 +177,7 @@ class Taps:
             forward=self._forward,
             numbers={f"request.{name}": number for number, name in enumerate(held)},
             tensors={
-                "slots": np.concatenate(list(held.values()), dtype=np.int32, casting="unsafe"),
+                "slots": slots,
                 "owners": np.repeat(np.arange(len(held), dtype=np.int32), counts),
                 "cached": self.allocation.cached(),
             },
@@ -240,6 +242,7 @@ class Taps:
         result = call(batch, *args, **kwargs)
         lengths, count = batch.seq_lens.tolist(), len(self._batch)
         slots = snapshot(batch.out_cache_loc).reshape(count, self._topk, -1)[:, :, : self._steps]  # of each branch and step
+        self.allocation.seen(slots)
         # read now: verify writes over them. Draft decode never runs for the last step's slots, and for none of several layers.
         steps = 0 if self._layers else self._steps - 1
         written = _flat(slots[:, :, :steps].swapaxes(1, 2))
@@ -266,9 +269,9 @@ class Taps:
                     )
                     tensors |= {"candidate_tokens": tokens, "candidate_scores": scores}
             if not self._layers:
-                tensors["scratch_keys"], tensors["scratch_values"] = rows[n]
+                tensors["scratch_kv"] = rows[n]
             if len(holes[n]):
-                tensors["hole_keys"], tensors["hole_values"] = rows[count + n]
+                tensors["hole_kv"] = rows[count + n]
             if self._consumed is not None:
                 tensors["consumed"] = self._consumed[n]
             self._add(request, "draft", 0, {"seq_len": lengths[n], "in_graph": int(self._replayed)}, tensors)
@@ -334,17 +337,17 @@ class Taps:
         found = [{"table": table} for table in tables]
         slots = np.concatenate(tables)
         for name, pool in self.pools.items():
-            rows = _parted(pool.rows(slots), ends)  # of each request [2, L, end, G, D]
+            rows = _parted(pool.rows(slots), ends)  # of each request [end, 2, L, G, D]
             for request, end, mine, tensors in zip(requests, ends, rows, found, strict=True):
                 before = self._stored.get((request.rid, name))
-                known = 0 if before is None else min(end, before.shape[2])
-                at = np.arange(known, end)
-                if before is not None and not (mine[:, :, :known] == before[:, :, :known]).all():
-                    changed = (mine[:, :, :known] != before[:, :, :known]).any((0, 1, 3, 4))
+                known = 0 if before is None else min(end, len(before))
+                at, fresh = np.arange(known, end), mine[known:]
+                if before is not None and not (mine[:known] == before[:known]).all():
+                    changed = (mine[:known] != before[:known]).any((1, 2, 3, 4))
                     at = np.concatenate([np.flatnonzero(changed), at])
+                    fresh = mine[at]
                 self._stored[request.rid, name] = mine
-                keys, values = mine.take(at, 2)
-                tensors |= {f"{name}_rows": at, f"{name}_keys": keys, f"{name}_values": values}
+                tensors |= {f"{name}_rows": at, f"{name}_kv": fresh}
         return found
 
     # -- inner -------------------------------------------------------------------------------------------------------
@@ -405,6 +408,7 @@ class Taps:
     def _split(self, batch: Any, hidden: Tensor | None, lengths: list[int], keep: list[int] | None) -> list[dict[str, Array]]:
         """Cut the rows of one forward into requests; of each, keep the first keep[n] rows (all, if None)."""
         ids, positions, slots = map(snapshot, (batch.input_ids, batch.positions, batch.out_cache_loc))
+        self.allocation.seen(slots)
         states = None if hidden is None else snapshot(hidden)
         found, begin = [], 0
         for n, length in enumerate(lengths):
@@ -424,6 +428,5 @@ def _flat(array: Array) -> Array:
 
 
 def _parted(rows: Array, lengths: list[int]) -> list[Array]:
-    """Rows [2, L, n, G, D] of several, one after another, as those of each."""
-    ends = list(accumulate(lengths))
-    return [rows[:, :, end - length : end] for end, length in zip(ends, lengths, strict=True)]
+    """Rows [n, 2, L, G, D] of several, one after another, as those of each."""
+    return [rows[end - length : end] for end, length in zip(accumulate(lengths), lengths, strict=True)]
