@@ -22,6 +22,7 @@ from .cli_options import (
     DEFAULT_GRAPHS,
     DEFAULT_RUNS,
     STEP_SECONDS,
+    AttentionBackend,
     CaseSeconds,
     DataType,
     Device,
@@ -104,6 +105,7 @@ def check(
     overlap: Overlap = None,
     tp: Ranks = 1,
     dtype: DataType = "float32",
+    attention: AttentionBackend = "triton",
     repeat: Annotated[int, typer.Option(min=1, help="Look this many times before calling a case equal.")] = 1,
     after: Annotated[
         list[str] | None, typer.Option("--after", metavar="CASE", help="Run this case before, in the same process. Repeatable.")
@@ -116,7 +118,7 @@ def check(
     from .engines.source import resolve
     from .engines.start import Zygote
 
-    mode, source = mode_of(device, graphs, overlap, tp, dtype), resolve(sglang)  # in this order: no download in vain
+    mode, source = mode_of(device, graphs, overlap, tp, dtype, attention), resolve(sglang)  # in this order: no download in vain
     with Zygote(source, mode) as zygote:
         zygote.start()  # it imports SGLang while this process imports torch
         from . import check as checking
@@ -195,6 +197,7 @@ def fuzz(
     overlap: Overlap = None,
     tp: Ranks = 1,
     dtype: DataType = "float32",
+    attention: AttentionBackend = "triton",
     out: Runs = DEFAULT_RUNS,
     step_timeout: StepSeconds = STEP_SECONDS,
     case_timeout: CaseSeconds = CASE_SECONDS,
@@ -220,7 +223,7 @@ def fuzz(
     words += unusual_words(("--minutes", minutes, 5.0), ("--cases", max_cases, 1_000_000), ("--findings", findings, 1))
     words += unusual_words(("--shrink-minutes", shrink_minutes, 3.0), ("--kernels", kernels, "fast"), ("--sglang", sglang, ""))
     words += unusual_words(("--step-timeout", step_timeout, STEP_SECONDS), ("--case-timeout", case_timeout, CASE_SECONDS))
-    mode, source = mode_of(device, graphs, overlap, tp, dtype), resolve(sglang)
+    mode, source = mode_of(device, graphs, overlap, tp, dtype, attention), resolve(sglang)
     words += mode.options
     folder = new_run_folder(out, f"fuzz-{seed}")
     found, search = [], None
@@ -270,6 +273,7 @@ def prove(
     overlap: Overlap = None,
     tp: Ranks = 1,
     dtype: DataType = "float32",
+    attention: AttentionBackend = "triton",
     out: Runs = DEFAULT_RUNS,
     step_timeout: StepSeconds = STEP_SECONDS,
     case_timeout: CaseSeconds = CASE_SECONDS,
@@ -283,7 +287,7 @@ def prove(
     from .engines.start import Zygote
 
     begun = time.monotonic()
-    mode, source = mode_of(device, graphs, overlap, tp, dtype), resolve(sglang)
+    mode, source = mode_of(device, graphs, overlap, tp, dtype, attention), resolve(sglang)
     with Zygote(source, mode) as zygote:
         zygote.start()  # it imports SGLang while this process imports torch
         from . import prove as proving

@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from .cli_options import DataType, Ranks
+from .cli_options import AttentionBackend, DataType, Ranks
 from .errors import EXIT_DIVERGED, EXIT_EQUAL, EXIT_UNKNOWN, InputError
 
 gpu = typer.Typer(add_completion=False, help="Many cases on a GPU host, also one without network.")
@@ -43,6 +43,9 @@ def gpu_plan(
     entries: Annotated[
         list[str] | None, typer.Option("--prove", metavar="PR|all", help="Ledger entries to prove. Repeatable.")
     ] = None,
+    planted: Annotated[
+        bool, typer.Option("--faults", help="Faults that only a graph can have, planted: each must be found.")
+    ] = False,
     tp: Ranks = 1,
     rate: Annotated[
         int,
@@ -51,26 +54,30 @@ def gpu_plan(
         ),
     ] = 0,
     dtype: DataType = "float32",
+    attention: AttentionBackend = "triton",
 ) -> int:
     """Write down what to run: generated cases, batches of every size, and both sides of ledger entries with graphs, with
     overlap, and eager."""
     import msgspec
 
-    from .cli_options import ledger_of
+    from .cli_options import check_attention, ledger_of
+    from .gpu.faults import faults
     from .gpu.plan import generated, plain, proofs
     from .gpu.sampling import sampling
     from .gpu.sizes import every_size
 
+    check_attention(attention, "cuda", dtype)
     if dtype != "float32" and (sizes or samples or rate):
         raise InputError(
             f"--dtype {dtype} with --sizes, --sampling or --rate: these are planned in float32 alone",
             consequence="no plan was written",
             remedy="plan generated cases and proofs in it, and the others in a plan of their own",
         )
-    jobs = plain(groups, cases, seed, rate) if rate else generated(groups, cases, seed, tp, dtype)
+    jobs = plain(groups, cases, seed, rate) if rate else generated(groups, cases, seed, tp, dtype, attention)
     jobs += every_size(tp) if sizes else []
     jobs += sampling(samples, cases, seed)
-    jobs += proofs(ledger_of(entries), tp=tp, dtype=dtype) if entries else []
+    jobs += proofs(ledger_of(entries), tp=tp, dtype=dtype, attention=attention) if entries else []
+    jobs += faults(dtype, attention) if planted else []
     file.write_bytes(msgspec.json.encode(jobs))
     print(f"{len(jobs)} jobs, {sum(len(job.cases) for job in jobs)} cases: {file}")
     return EXIT_EQUAL
@@ -93,7 +100,7 @@ def gpu_run(
 
     jobs = read_plan(plan)
     if any(job.mode.device == "cuda" for job in jobs):
-        must_have_cuda(gpus)
+        must_have_cuda(gpus, "fa3" if any(job.mode.attention == "fa3" for job in jobs) else "triton")
         if any(job.mode.tp > gpus for job in jobs):
             raise InputError(
                 f"{plan} has jobs of {max(job.mode.tp for job in jobs)} ranks",
@@ -101,9 +108,12 @@ def gpu_run(
                 remedy="give as many, with --gpus",
             )
     begun, statuses, batches, apart = time.monotonic(), Counter[str](), Counter[str](), []
+    parts = Counter[str]()
     for done in run_plan(jobs, out, processes, gpus):
         statuses.update("known" if seen.known else seen.status for seen in done.seen)
         statuses["unknown"] += bool(done.error)
+        if done.engine is not None:
+            parts.update(done.engine.parts)
         if done.apart is not None:
             apart.append(done.apart)
         for seen in done.seen:
@@ -117,6 +127,8 @@ def gpu_run(
     seconds = time.monotonic() - begun
     if batches:
         print(f"decode batches, by size and by how they ran:\n{table(batches)}")
+    if parts:
+        print("\n".join(["engines, by what SGLang made them of:", *(f"{parts[name]:>5} {name}" for name in sorted(parts))]))
     if apart:
         print(f"the two types, of cases that are equal in both:\n{apart_text(apart)}")
     print(f"{dict(statuses)} in {seconds:.1f} s, {sum(statuses.values()) / seconds:.2f} cases/s")

@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
     from .case import Case
     from .dtype import Dtype
-    from .engines.mode import Mode
+    from .engines.mode import Attention, Mode
     from .patch import Patch
     from .probes import Probe
 
@@ -62,16 +62,32 @@ DataType = Annotated[
     Literal["float32", "bfloat16"],
     typer.Option("--dtype", help="What the worker computes in. bfloat16 is what users run; some choices are ties then."),
 ]
+AttentionBackend = Annotated[
+    Literal["triton", "fa3"],
+    typer.Option(
+        "--attention",
+        help="SGLang's attention backend. fa3, FlashAttention 3, needs --device cuda and --dtype bfloat16, on a Hopper GPU.",
+    ),
+]
 DEFAULT_GRAPHS = "1,2,4"
 RulesOff = Annotated[list[str] | None, typer.Option("--without", metavar="RULE", help="Switch a rule off. Repeatable.")]
 DEFAULT_RUNS = Path("eagletwin-runs")
 STEP_SECONDS, CASE_SECONDS = 120.0, 900.0
 
 
-def mode_of(device: str, graphs: str, overlap: bool | None, tp: int = 1, dtype: "Dtype" = "float32") -> "Mode":
-    """How the worker is to be driven. Raises InputError for sizes that are none, and for a GPU that is not there."""
+def mode_of(
+    device: str,
+    graphs: str,
+    overlap: bool | None,
+    tp: int = 1,
+    dtype: "Dtype" = "float32",
+    attention: "Attention" = "triton",
+) -> "Mode":
+    """How the worker is to be driven. Raises InputError for sizes that are none, for attention that cannot run there, and for
+    a GPU that is not there."""
     from .engines.mode import Mode
 
+    check_attention(attention, device, dtype)
     if device == "cpu":
         return Mode(overlap=bool(overlap), tp=tp, dtype=dtype)
     sizes = () if graphs == "none" else tuple(sorted({int(size) for size in graphs.split(",") if size.isdigit() and int(size)}))
@@ -81,15 +97,26 @@ def mode_of(device: str, graphs: str, overlap: bool | None, tp: int = 1, dtype: 
             consequence="nothing was run",
             remedy="give sizes such as 1,2,4, or none",
         )
-    must_have_cuda(tp)
-    return Mode(device="cuda", graphs=sizes, overlap=overlap is not False, tp=tp, dtype=dtype)
+    must_have_cuda(tp, attention)
+    return Mode(device="cuda", graphs=sizes, overlap=overlap is not False, tp=tp, dtype=dtype, attention=attention)
 
 
-def must_have_cuda(gpus: int = 1) -> None:
+def check_attention(attention: "Attention", device: str, dtype: "Dtype") -> None:
+    """Raises InputError for FlashAttention where it cannot run: its kernels are a GPU's, and know 16 bits and less."""
+    if attention == "fa3" and (device != "cuda" or dtype != "bfloat16"):
+        asked = "--device cpu" if device != "cuda" else f"--dtype {dtype}"
+        raise InputError(
+            f"--attention fa3 with {asked}: FlashAttention's kernels run on a GPU, and know no float32",
+            consequence="nothing was run",
+            remedy="give --device cuda --dtype bfloat16, or leave --attention out: Triton's runs everywhere",
+        )
+
+
+def must_have_cuda(gpus: int = 1, attention: "Attention" = "triton") -> None:
     """Raises InputError that says what the CUDA engine lacks here."""
     from .doctor import missing_for_cuda
 
-    missing = missing_for_cuda(gpus)
+    missing = missing_for_cuda(gpus, attention)
     if missing:
         raise InputError(
             missing[0], consequence="nothing was run: a CUDA engine needs it", remedy=f"{missing[1]} (docs/gpu/README.md)"

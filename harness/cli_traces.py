@@ -12,6 +12,7 @@ from .cli_options import (
     DEFAULT_GRAPHS,
     DEFAULT_RUNS,
     STEP_SECONDS,
+    AttentionBackend,
     CaseSeconds,
     DataType,
     Device,
@@ -64,6 +65,7 @@ def diff(
     overlap: Overlap = None,
     tp: Ranks = 1,
     dtype: DataType = "float32",
+    attention: AttentionBackend = "triton",
     out: Runs = DEFAULT_RUNS,
     step_timeout: StepSeconds = STEP_SECONDS,
     case_timeout: CaseSeconds = CASE_SECONDS,
@@ -85,7 +87,7 @@ def diff(
         from .pair import OneWouldNotStart, run_pair
         from .paths import new_run_folder
 
-        mode, chosen = mode_of(device, graphs, overlap, tp, dtype), case_of(left)
+        mode, chosen = mode_of(device, graphs, overlap, tp, dtype, attention), case_of(left)
         sources = resolve(sglang[0]), resolve(sglang[1])
         folder = new_run_folder(out, f"{chosen.name}-diff")
         print(f"{chosen.name} runs on SGLang {sglang[0]} and on {sglang[1]}; folder: {folder}", file=sys.stderr, flush=True)

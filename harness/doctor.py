@@ -4,8 +4,10 @@ import importlib.util
 import platform
 import sys
 from dataclasses import dataclass
+from pathlib import Path
 
 from .engines.lock import releases
+from .engines.mode import Attention
 from .engines.source import here
 from .errors import EagletwinError
 from .models.recipes import RECIPES
@@ -116,7 +118,7 @@ def _cpu_engine() -> Finding:
     return Finding(what="CPU engine", found=found, good=True, needed=True, remedy="")
 
 
-def missing_for_cuda(gpus: int = 1) -> tuple[str, str] | None:
+def missing_for_cuda(gpus: int = 1, attention: Attention = "triton") -> tuple[str, str] | None:
     """What the CUDA engine lacks here for a worker on this many GPUs, and what to do about it; None if nothing."""
     import torch
 
@@ -129,6 +131,22 @@ def missing_for_cuda(gpus: int = 1) -> tuple[str, str] | None:
     for package, name in (("sgl_kernel", "SGLang's CUDA kernels (sgl_kernel)"), ("sglang", "sglang")):
         if importlib.util.find_spec(package) is None:
             return f"{name} cannot be found", "install SGLang with its dependencies, or source the setup.sh of a bundle"
+    return _missing_for_fa3() if attention == "fa3" else None
+
+
+def _missing_for_fa3() -> tuple[str, str] | None:
+    """The same, of FlashAttention 3: a Hopper GPU, and the library of its kernels, which no bundle holds."""
+    import torch
+
+    if torch.cuda.get_device_capability()[0] != 9:
+        return f"FlashAttention 3 is run on Hopper, and this is {torch.cuda.get_device_name()}", "leave --attention fa3 out"
+    found = importlib.util.find_spec("sgl_kernel")
+    folders = [Path(folder) for folder in (found.submodule_search_locations or ())] if found is not None else []
+    if not any(file for folder in folders for file in folder.glob("flash_ops*.so")):
+        return (
+            "sgl_kernel has no flash_ops, FlashAttention's kernels",
+            "install sglang-kernel whole; `eagletwin gpu bundle DIR --flash-attention` packs them",
+        )
     return None
 
 

@@ -157,7 +157,7 @@ def _reproduce(
 
     case = decode_case(msgspec.json.encode(raw), sys.argv[0])
     driven = msgspec.convert(dict(mode), Mode)
-    missing = missing_for_cuda() if driven.device == "cuda" else None
+    missing = missing_for_cuda(driven.tp, driven.attention) if driven.device == "cuda" else None
     if missing is not None:
         raise InputError(missing[0], consequence="nothing was run: this case was made on a GPU", remedy=missing[1])
     with Host(source=source, mode=driven) as host:

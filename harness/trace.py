@@ -96,6 +96,7 @@ class EngineInfo(Struct, frozen=True, kw_only=True):
     worker   what the engine calls the worker that it ran
     overlap  whether the scheduler launches a batch before it looks at what the one before came to: whoever is done takes part
              in one more round
+    parts    on a GPU: the classes that the engine's attention backends and the runners of its graphs are of
     tp       tensor parallelism: how many ranks share the work; rank: which of them left this trace
     """
 
@@ -114,6 +115,7 @@ class EngineInfo(Struct, frozen=True, kw_only=True):
     rank: int = 0
     mode: str = ""  # graphs, overlap and dtype, where they are not those of the CPU engine
     dtype: Dtype = "float32"
+    parts: tuple[str, ...] = ()
 
 
 _Size = Annotated[int, Meta(ge=0, lt=1 << 32)]

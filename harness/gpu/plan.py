@@ -8,13 +8,15 @@ from hypothesis import HealthCheck, Phase, settings
 from hypothesis.strategies import SearchStrategy
 from msgspec.structs import replace
 
-from eagletwin.cases.entry import Entry
+from eagletwin.cases.entry import Entry, Side
 from eagletwin.cases.profiles import draw_from_seeds_alone
+from eagletwin.cases.regressions.greedy_drafts import PREFILL
 from eagletwin.cases.regressions.multi_layer_chunk_tail import ALL_LAYERS
+from eagletwin.cases.regressions.multi_layer_topk import REMEDY as TREES_OF_LAYERS
 from eagletwin.cases.strategies import VALUES, cases, focus_of
 from eagletwin.harness.case import Case
 from eagletwin.harness.dtype import WIDEST, Dtype
-from eagletwin.harness.engines.mode import Mode
+from eagletwin.harness.engines.mode import Attention, Mode
 from eagletwin.harness.patch import Edit, Patch
 
 from .campaign import Job
@@ -34,6 +36,35 @@ if len(self.output_ids) >= most:""",
     ),
 )
 
+# What 0.5.21 does for a greedy request under rejection sampling, for a case in which all are greedy: 0.5.17 hands the function
+# that draws no top_k by which to know them.
+_BEST = Patch(
+    name="greedy-drafts-best",
+    edits=(
+        Edit(
+            target="sglang.srt.speculative.spec_utils.sample_draft_proposal",
+            match="fast_sample(probs, num_samples=1)",
+            replacement="probs.max(dim=-1, keepdim=True)",
+        ),
+    ),
+)
+assert PREFILL.remedy is not None
+
+ONE_GRAPH = (
+    "sglang.srt.speculative.multi_layer_eagle_draft_extend_cuda_graph_runner"
+    ".OneGraphMultiLayerEagleMultiStepDraftExtendCudaGraphRunner"
+)
+_WINDOWS_IN_ONE_GRAPH = Patch(
+    name="multi-layer-trees-in-one-graph",
+    edits=(
+        Edit(
+            target=f"{ONE_GRAPH}._capture_one_graph",
+            match="ret.topk_index,\n",
+            replacement="ret.topk_index[:, 0].contiguous(),\n",
+        ),
+    ),
+)
+
 _LAYERED = ("llama-mtp", "llama-mtp-chain")
 # Batch sizes of generated cases are 1 to 6, and up to 8 requests run at once: 1, 2 and 4 fit, 3 is padded, the rest is eager.
 GRAPHS = (1, 2, 4)
@@ -44,26 +75,39 @@ MODES = {
     "eager": Mode(device="cuda"),
     "one": Mode(device="cuda", graphs=(1,), overlap=True),
 }
-# Fixes that the release of the bundle lacks: the green side is with them.
-_LACKED = {"33758": (STOP_FIRST,)}
+# Entries whose bug the release of the bundle has, and whose fix is not undone in it: patches of the green side, and of the red.
+# Two of greedy-drafts are in one case, so each is shown with the other mended.
+_LIVE = {
+    "33758": ((STOP_FIRST,), ()),
+    "greedy-drafts-decode": ((PREFILL.remedy, _BEST), (PREFILL.remedy,)),
+    "greedy-drafts-prefill": ((PREFILL.remedy, _BEST), (_BEST,)),
+    "greedy-drafts-layers": ((_BEST,), ()),
+}
+# New tokens of cases whose coins are others on a GPU: so many that not every draw is the best token.
+_LONGER = {"greedy-drafts-decode": 24}
 # What an entry is proven in beside the usual: graphs for its own batch only, where a larger one's buffer hides it.
 _MORE = {"indices-overflow": ("one",)}
 
 
-def generated(groups: int, each: int, seed: int, tp: int = 1, dtype: Dtype = "float32") -> list[Job]:
+def generated(
+    groups: int, each: int, seed: int, tp: int = 1, dtype: Dtype = "float32", attention: Attention = "triton"
+) -> list[Job]:
     """Groups of cases that share a configuration, with graphs, every second one with overlap too, some of these with graphs of
     prefill. Every tenth group has a draft of several layers. The first case of each also runs on the CPU engine.
 
     tp: ranks that share the work, on the CPU too. dtype: what both compute in; in bfloat16 every case also runs in float32 on
     the same device, in place of the first on the CPU.
+    attention: with fa3 every second group has several layers, which one graph has all of then; nothing runs beside, and
+    prefill has no graphs.
     """
-    brain = dtype == "bfloat16"
+    brain, flash = dtype == "bfloat16", attention == "fa3"
     draw_from_seeds_alone()
     jobs = []
     for group in range(groups):
         number = seed * 7919 + group
-        held = {"model": random.Random(number).choice(_LAYERED)} if group % 10 == 9 else {}
-        name = "prefill" if group % 10 == 5 else "overlap" if group % 2 else "graphs"
+        layered = group % 4 in (1, 2) if flash else group % 10 == 9
+        held = {"model": random.Random(number).choice(_LAYERED)} if layered else {}
+        name = "prefill" if group % 10 == 5 and not flash else "overlap" if group % 2 else "graphs"
         cpu = Mode(overlap=MODES[name].overlap, tp=tp)
         focus = focus_of(number, WIDEST[dtype], **held)
         found = tuple(drawn(cases(focus, held=tuple(VALUES)), each, number))
@@ -71,12 +115,12 @@ def generated(groups: int, each: int, seed: int, tp: int = 1, dtype: Dtype = "fl
         jobs.append(
             Job(
                 known=known,
-                name=f"generated-{_named(name, tp, dtype)}-{group:03}",
-                mode=replace(MODES[name], tp=tp, dtype=dtype),
+                name=f"generated-{_named(name, tp, dtype, attention)}-{group:03}",
+                mode=replace(MODES[name], tp=tp, dtype=dtype, attention=attention),
                 cases=found,
                 again=True,
                 beside=None if brain else cpu,
-                apart=replace(MODES[name], tp=tp) if brain else None,
+                apart=replace(MODES[name], tp=tp) if brain and not flash else None,
                 keep=True,
             )
         )
@@ -99,8 +143,9 @@ def plain(groups: int, each: int, seed: int, copies: int) -> list[Job]:
     return jobs
 
 
-def _named(mode: str, tp: int, dtype: Dtype) -> str:
-    return mode + (f"-tp{tp}" if tp > 1 else "") + (f"-{dtype}" if dtype != "float32" else "")
+def _named(mode: str, tp: int, dtype: Dtype, attention: Attention = "triton") -> str:
+    words = ["" if tp == 1 else f"tp{tp}", "" if dtype == "float32" else dtype, "" if attention == "triton" else attention]
+    return "-".join([mode, *filter(None, words)])
 
 
 def drawn(strategy: SearchStrategy[Case], count: int, seed: int) -> list[Case]:
@@ -128,18 +173,37 @@ def proofs(
     modes: tuple[str, ...] = ("graphs", "overlap", "eager"),
     tp: int = 1,
     dtype: Dtype = "float32",
+    attention: Attention = "triton",
 ) -> list[Job]:
     """Both sides of each entry, in each mode, three times each."""
-    return [
-        Job(
-            name=f"{entry.id}/{_named(name, tp, dtype)}/{word}",
-            mode=replace(MODES[name], tp=tp, dtype=dtype),
-            cases=(entry.case,),
-            patches=(*side.patches, *(_LACKED.get(entry.id, ()) if word == "green" else ())),
-            view=side.view,
-            times=3,
-        )
-        for entry in entries
-        for name in (*modes, *_MORE.get(entry.id, ()))
-        for word, side in (("green", entry.green), ("red", entry.red))
-    ]
+    jobs = []
+    for entry in entries:
+        for name in (*modes, *_MORE.get(entry.id, ())):
+            mode = replace(MODES[name], tp=tp, dtype=dtype, attention=attention)
+            for number, (word, side) in enumerate((("green", entry.green), ("red", entry.red))):
+                changes = _LIVE[entry.id][number] if entry.id in _LIVE else side.patches
+                job = Job(
+                    name=f"{entry.id}/{_named(name, tp, dtype, attention)}/{word}",
+                    mode=mode,
+                    cases=(_longer(entry),),
+                    patches=(*changes, *_in_one_graph(entry, side, mode)),
+                    view=side.view,
+                    times=3,
+                )
+                jobs.append(job)
+    return jobs
+
+
+def _in_one_graph(entry: Entry, side: Side, mode: Mode) -> tuple[Patch, ...]:
+    """What the candidate fix of multi-layer-topk-* lacks where one graph has all layers and moves the windows on itself."""
+    if entry.remedy is not TREES_OF_LAYERS or side != entry.green or mode.attention != "fa3" or not mode.graphs:
+        return ()
+    return (_WINDOWS_IN_ONE_GRAPH,)
+
+
+def _longer(entry: Entry) -> Case:
+    """The entry's case, with as many new tokens as it takes."""
+    case = entry.case
+    return replace(
+        case, requests=tuple(replace(one, max_new_tokens=_LONGER.get(entry.id, one.max_new_tokens)) for one in case.requests)
+    )

@@ -10,6 +10,7 @@ from eagletwin.cases.workload import rate_case
 from eagletwin.harness.diff import diff
 from eagletwin.harness.engines.mode import Mode
 from eagletwin.harness.engines.process import Host
+from eagletwin.harness.gpu.faults import STATES_OF_NO_RUN, batch_of
 from eagletwin.harness.judge import judge
 from eagletwin.harness.patch import Edit, Patch
 from eagletwin.harness.plugin import gpu_of_worker
@@ -69,3 +70,12 @@ def test_a_worker_that_dies_costs_one_case(host: Host, tmp_path: Path) -> None:
         verdicts.append(judge(host.engine(case, (_OUTSIDE,)).run(case, folder)))
     assert [verdict.status for verdict in verdicts] == ["equal", "unknown", "equal"]
     assert verdicts[1].rule == "engine.crash"
+
+
+def test_states_of_a_graph_that_did_not_run_are_found(host: Host, tmp_path: Path) -> None:
+    for size, status, rule in ((2, "equal", ""), (5, "diverged", "draft.hidden_in")):  # graphs are for up to 4
+        folder = tmp_path / str(size)
+        folder.mkdir()
+        case = batch_of(size, "llama-mtp-chain")
+        verdict = judge(host.engine(case, (STATES_OF_NO_RUN,)).run(case, folder))
+        assert (verdict.status, verdict.rule) == (status, rule), verdict

@@ -13,13 +13,16 @@ from eagletwin.harness.case import check_case
 from eagletwin.harness.cli_gpu import gpu_plan
 from eagletwin.harness.cli_options import mode_of
 from eagletwin.harness.doctor import missing_for_cuda
+from eagletwin.harness.dtype import Dtype
 from eagletwin.harness.engines.mode import CPU, Mode
 from eagletwin.harness.errors import InputError
 from eagletwin.harness.gpu.bundle import FLASH, OURS, SITE, SUMS, WEIGHTS, _is_wanted, _pack, _requirements, seal
 from eagletwin.harness.gpu.campaign import _gpus_of, read_plan
+from eagletwin.harness.gpu.faults import STATES_OF_NO_RUN, WITHIN_ONE_GRAPH, faults
 from eagletwin.harness.gpu.paths import path, table
 from eagletwin.harness.gpu.plan import GRAPHS, MODES, generated, plain, proofs
 from eagletwin.harness.gpu.sampling import sampling
+from eagletwin.harness.models.recipes import RECIPES
 from eagletwin.harness.repro import write_script
 
 ROOT = Path(__file__).parents[2]
@@ -123,7 +126,7 @@ def test_a_plan_for_several_ranks_says_so_in_every_job() -> None:
     assert {job.mode.tp for job in plan} == {2}
     assert plan[0].beside == Mode(tp=2)
     assert [job.name for job in plan[1:]] == ["33758/eager-tp2/green", "33758/eager-tp2/red"]
-    assert [bool(job.patches) for job in plan[1:]] == [True, True]  # the bundle's release lacks the fix
+    assert [bool(job.patches) for job in plan[1:]] == [True, False]  # the bundle's release lacks the fix
     assert [_gpus_of(job, number, 2) for number, job in enumerate(plan)] == ["0,1"] * 3
     assert [_gpus_of(job, number, 4) for number, job in enumerate(plan)] == ["0,1", "2,3", "0,1"]
 
@@ -191,3 +194,34 @@ def test_what_is_planned_in_float32_alone_is_not_asked_for_in_bfloat16(tmp_path:
         with pytest.raises(InputError, match="float32 alone"):
             gpu_plan(tmp_path / "plan.json", groups=0, dtype="bfloat16", **asked)  # type: ignore[arg-type]
     assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize(("device", "dtype"), [("cpu", "bfloat16"), ("cuda", "float32")])
+def test_flash_attention_is_refused_where_it_cannot_run(device: str, dtype: Dtype) -> None:
+    with pytest.raises(InputError, match="no float32(?s:.*)--device cuda --dtype bfloat16"):
+        mode_of(device, "1,2,4", None, 1, dtype, "fa3")
+
+
+def test_a_plan_with_flash_attention_has_drafts_of_layers_and_mends_the_one_graph_of_them() -> None:
+    jobs = generated(4, 1, 3, dtype="bfloat16", attention="fa3")
+    assert [RECIPES[job.cases[0].model].mtp_layers > 0 for job in jobs] == [False, True, True, False]
+    assert all(job.mode.attention == "fa3" and job.beside is None and job.apart is None for job in jobs)
+    plan = proofs([LEDGER["multi-layer-topk-windows"]], ("graphs", "eager"), dtype="bfloat16", attention="fa3")
+    assert [len(job.patches) for job in plan] == [2, 0, 1, 0]  # without graphs nobody calls what the second edits
+    assert plan[0].mode.words == "graphs 1 2 4, no overlap, bfloat16, fa3"
+    assert plan[0].mode.options[-4:] == ["--dtype", "bfloat16", "--attention", "fa3"]
+
+
+def test_faults_of_graphs_are_planned_beside_the_release_as_it_is() -> None:
+    plan = faults()
+    assert {len(case.requests) for case in plan[0].cases} == {2, 3, 5}  # a graph of its size, a padded one, and none
+    assert [job.patches for job in plan[:2]] == [(), (STATES_OF_NO_RUN,)]
+    assert not any(patch in WITHIN_ONE_GRAPH for job in plan for patch in job.patches)
+    assert all((patch,) in [job.patches for job in faults("bfloat16", "fa3")] for patch in WITHIN_ONE_GRAPH)
+
+
+def test_drafts_of_greedy_requests_are_proven_one_with_the_other_mended() -> None:
+    plan = proofs([LEDGER["greedy-drafts-decode"], LEDGER["greedy-drafts-prefill"]], ("eager",))
+    assert [len(job.patches) for job in plan] == [2, 1, 2, 1]
+    assert plan[1].patches != plan[3].patches
+    assert {*plan[1].patches, *plan[3].patches} == {*plan[0].patches}

@@ -86,6 +86,7 @@ def test_only_engines_and_those_who_run_them_import_engines() -> None:
         "pair.py",
         "plan.py",
         "sizes.py",
+        "faults.py",
         "plugin.py",
     }
     for file in files("harness"):

@@ -16,7 +16,7 @@ from eagletwin.harness.engines.mode import CPU, Mode
 from eagletwin.harness.models.recipes import RECIPES
 from eagletwin.harness.models.store import checkpoints, other_checkpoints
 
-from . import cuda, families, new_weights, remembered, stubs
+from . import cuda, families, new_weights, parts, remembered, stubs
 from .eras import cuda_literals, draft_attention, image_processors, sampling, tree_kernels, triton_twins, workers
 
 SHIMS: list[str] = []
@@ -34,7 +34,7 @@ def import_sglang(mode: Mode = CPU) -> None:
     ask_transformers()
     image_processors.install(SHIMS)
     if mode.device == "cuda":
-        cuda.prepare(SHIMS, mode.dtype)
+        cuda.prepare(SHIMS, mode)
     else:
         stubs.install(gpu=(*stubs.GPU, *cuda.absent(*stubs.IDLE, "xgrammar")))
         torch.cuda.synchronize = lambda *args, **kwargs: None
@@ -85,6 +85,8 @@ def build_scheduler(case: Case, mode: Mode = CPU, rank: int = 0, port: int = 0) 
         if case.engine.sglang.deterministic:
             sampling.leave_kernels_as_they_are(SHIMS)
     settings = case.engine.sglang
+    if mode.attention != "triton" and (mode.device == "cpu" or mode.dtype == "float32"):
+        raise ValueError(f"attention backend {mode.attention} with {mode.device} and {mode.dtype}: it needs cuda and bfloat16")
     if mode.tp > 1 and not hasattr(getattr(scheduler_module, "SchedulerRequestReceiver", None), RECEIVE_OF_RANKS):
         raise NotImplementedError(
             f"SGLang has no {RECEIVE_OF_RANKS}, by which several ranks are driven (0.5.13 and later have)"
@@ -114,7 +116,7 @@ def build_scheduler(case: Case, mode: Mode = CPU, rank: int = 0, port: int = 0) 
         context_length=settings.context_length or None,
         device=mode.device,
         dtype=mode.dtype,
-        attention_backend="triton",
+        attention_backend=mode.attention,
         triton_attention_num_kv_splits=1,  # more splits change the order of sums, and so the last bits
         sampling_backend="pytorch",
         disable_overlap_schedule=not (mode.overlap or workers.overlaps(case)),
@@ -157,7 +159,7 @@ def _sampling_arguments(settings: SGLangSettings) -> dict[str, bool | float]:
 def changed(scheduler: Any, case: Case, mode: Mode = CPU) -> str:
     """Settings that SGLang silently made others of than those it was given; empty if none. A case says what it runs with."""
     worker, settings = scheduler.draft_worker, case.engine.sglang
-    asked_and_used = {
+    asked_and_used: dict[str, tuple[Any, Any]] = {
         "topk": (case.topk, worker.topk),
         "num_steps": (case.num_steps, worker.speculative_num_steps),
         "num_draft_tokens": (case.num_draft_tokens, worker.speculative_num_draft_tokens),
@@ -170,6 +172,8 @@ def changed(scheduler: Any, case: Case, mode: Mode = CPU) -> str:
         # a graph for more requests than may run at once is of no use, and SGLang says that it makes none
         "graphs": (tuple(n for n in mode.graphs if n <= settings.max_running_requests), cuda.captured(scheduler)),
     }
+    if mode.device == "cuda":
+        asked_and_used["attention"] = (parts.CLASSES[mode.attention], parts.attention(scheduler))
     return ", ".join(f"{name} from {asked} to {used}" for name, (asked, used) in asked_and_used.items() if asked != used)
 
 

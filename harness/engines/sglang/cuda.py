@@ -15,7 +15,6 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from eagletwin.harness.dtype import Dtype
 from eagletwin.harness.engines.mode import Mode
 from eagletwin.harness.slot_runs import Array
 from eagletwin.harness.trace import snapshot
@@ -32,13 +31,13 @@ _SPARE: tuple[str, ...] = (
 _NATIVE = (("sglang.srt.layers.layernorm", "RMSNorm"), ("sglang.srt.layers.activation", "SiluAndMul"))
 
 
-def prepare(shims: list[str], dtype: Dtype) -> None:
+def prepare(shims: list[str], mode: Mode) -> None:
     """Before SGLang is imported."""
     missing = absent(*_SPARE)
     stubs.install(gpu=missing)
     _leave_models_out()
     torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = False  # float32 is compared with float64
-    for module, name in _NATIVE if dtype == "float32" else ():
+    for module, name in _NATIVE if mode.dtype == "float32" else ():
         layer = getattr(importlib.import_module(module), name)
         layer.forward_cuda = layer.forward_native
         shims.append(f"{module}.{name}.forward_cuda = forward_native")
@@ -48,6 +47,8 @@ def prepare(shims: list[str], dtype: Dtype) -> None:
             importlib.import_module(module)._has_flashinfer = False  # type: ignore[attr-defined]
         shims.append("sgl_kernel.sampling: its own top_k and top_p kernels, as flashinfer is absent")
         shims.append("sgl_kernel.elementwise: its own norms, as flashinfer is absent")
+    if mode.attention == "fa3":
+        importlib.import_module("sgl_kernel.flash_ops")  # here it says why it cannot be loaded; sgl_kernel.flash_attn does not
 
 
 def absent(*names: str) -> tuple[str, ...]:

@@ -15,7 +15,7 @@ from msgspec.structs import replace
 from eagletwin.harness.engines import wire
 from eagletwin.harness.trace import EngineInfo
 
-from . import boot, identity, kernels, patches, ranks, runner, stubs
+from . import boot, identity, kernels, parts, patches, ranks, runner, stubs
 from .supervise import Runner, die_with_parent, reap, supervise
 
 CASES_PER_RUNNER = 20
@@ -119,4 +119,5 @@ def _info(build: wire.Build, scheduler: Any) -> EngineInfo:
         tp=build.mode.tp,
         rank=build.rank,
         dtype=build.mode.dtype,
+        parts=parts.parts(scheduler) if build.mode.device == "cuda" else (),
     )

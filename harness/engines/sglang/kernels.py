@@ -44,7 +44,8 @@ def prepare(build: Build, shims: list[str]) -> None:
     checks what kernels store, a guard lies behind the buffers that may be too short."""
     if build.kernels == "checked":
         _UNDEFINED.enter_context(triton_cpu.poison_empty())
-    if build.kernels == "interpreter" or build.mode.device == "cuda":
+    compiled = build.mode.device == "cuda" and build.mode.attention == "triton"  # another backend has no such lists
+    if build.kernels == "interpreter" or compiled:
         guards.install(shims)
 
 

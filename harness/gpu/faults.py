@@ -1,0 +1,91 @@
+"""Faults that only a CUDA graph can have, planted in memory: what `gpu plan --faults` adds. Each must be found.
+
+A graph reads its own buffers, which somebody must have filled before it is replayed, and leaves its results in buffers that
+somebody may take for those of a batch that ran without it. These are faults of drafts of several layers, which have a graph
+each, or with FlashAttention one for all of them.
+"""
+
+from msgspec.structs import replace
+
+from eagletwin.cases.strategies import tokens
+from eagletwin.harness.case import Case, EngineSettings, Request, SGLangSettings
+from eagletwin.harness.dtype import Dtype
+from eagletwin.harness.engines.mode import Attention
+from eagletwin.harness.patch import Edit, Patch
+
+from .campaign import Job
+from .plan import MODES, ONE_GRAPH
+
+_LAYERS = "sglang.srt.speculative.multi_layer_eagle_worker_v2.MultiLayerEagleDraftWorker"
+_RUNNER = (
+    "sglang.srt.speculative.multi_layer_eagle_draft_extend_cuda_graph_runner.MultiLayerEagleMultiStepDraftExtendCudaGraphRunner"
+)
+
+# PR #22832's: states taken from the buffers of a graph, because there is one, though the batch was larger than the largest and
+# ran without. There they were kept for the next round; the releases without the bug keep none, so here it is the states that a
+# layer hands to the next. A graph's buffers have fewer rows than such a batch: the rest are the batch's own.
+STATES_OF_NO_RUN = Patch(
+    name="states-of-a-graph-that-did-not-run",
+    edits=(
+        Edit(
+            target=f"{_LAYERS}._draft_extend_for_decode",
+            match="forward_batch.spec_info.hidden_states = (",
+            replacement="""graphs = self.cuda_graph_runner_for_draft_extend
+stale = graphs.buffers.hidden_states if graphs else select_index[:0]
+forward_batch.spec_info.hidden_states = (lambda own: torch.cat((stale, own[len(stale) :])) if len(stale) else own)(""",
+        ),
+    ),
+)
+
+
+def _edit(name: str, target: str, match: str, replacement: str) -> Patch:
+    return Patch(name=name, edits=(Edit(target=target, match=match, replacement=replacement),))
+
+
+# What is not filled before a replay, for graphs of a layer each and for one graph of all
+NOT_FILLED = (
+    _edit("states-not-filled", f"{_RUNNER}.prepare", "== buffers.hidden_states.shape[1]", "== -1"),
+    _edit("last-rows-not-filled", f"{_RUNNER}.prepare", "buffers.select_index,", "buffers.select_index.clone(),"),
+)
+# What one graph of all layers does by itself, since no Python runs in it: it plans each layer's attention, and moves windows on
+WITHIN_ONE_GRAPH = (
+    _edit("lengths-not-filled", f"{_RUNNER}.prepare", "buffers.seq_lens,", "buffers.seq_lens.clone(),"),
+    _edit("windows-not-moved-on", f"{ONE_GRAPH}._capture_one_graph", "if i < n - 1:", "if i < 0:"),
+    _edit(
+        "plan-of-the-capture",
+        "sglang.srt.layers.attention.flashattention_backend.FlashAttentionBackend.init_forward_metadata_in_graph",
+        "if not forward_batch.forward_mode.is_draft_extend_v2():",
+        "if True:",
+    ),
+)
+
+
+def batch_of(size: int, model: str, num_steps: int = 3) -> Case:
+    """`size` requests that begin at once and decode together for some rounds."""
+    return Case(
+        name=f"batch-{size}-{model}",
+        model=model,
+        num_steps=num_steps,
+        requests=tuple(
+            Request(id=f"r{number}", prompt=tokens(size * 64 + number, 5 + number, 96), max_new_tokens=9)
+            for number in range(size)
+        ),
+        engine=EngineSettings(sglang=SGLangSettings(max_running_requests=16)),
+    )
+
+
+def faults(dtype: Dtype = "float32", attention: Attention = "triton") -> list[Job]:
+    """Batches in a graph of their size, padded, and larger than the largest: as the release is, and with each fault."""
+    cases = tuple(batch_of(size, "llama-mtp-chain") for size in (2, 3, 5))
+    planted = [STATES_OF_NO_RUN, *NOT_FILLED, *(WITHIN_ONE_GRAPH if attention == "fa3" else ())]
+    return [
+        Job(
+            name=f"faults/{mode}/{patches[0].name if patches else 'none'}",
+            mode=replace(MODES[mode], dtype=dtype, attention=attention),
+            cases=cases,
+            patches=patches,
+            times=3,
+        )
+        for mode in ("graphs", "overlap")
+        for patches in ((), *((patch,) for patch in planted))
+    ]
