@@ -18,7 +18,7 @@ from eagletwin.harness.engines.mode import CPU, Mode
 from eagletwin.harness.errors import InputError
 from eagletwin.harness.gpu.bundle import FLASH, OURS, SITE, SUMS, WEIGHTS, _is_wanted, _pack, _requirements, seal
 from eagletwin.harness.gpu.campaign import _gpus_of, read_plan
-from eagletwin.harness.gpu.faults import STATES_OF_NO_RUN, WITHIN_ONE_GRAPH, faults
+from eagletwin.harness.gpu.faults import ONE_GRAPH_OF_LAYERS, SINGLE_HEAD, faults
 from eagletwin.harness.gpu.paths import path, table
 from eagletwin.harness.gpu.plan import GRAPHS, MODES, generated, plain, proofs
 from eagletwin.harness.gpu.sampling import sampling
@@ -215,9 +215,9 @@ def test_a_plan_with_flash_attention_has_drafts_of_layers_and_mends_the_one_grap
 def test_faults_of_graphs_are_planned_beside_the_release_as_it_is() -> None:
     plan = faults()
     assert {len(case.requests) for case in plan[0].cases} == {2, 3, 5}  # a graph of its size, a padded one, and none
-    assert [job.patches for job in plan[:2]] == [(), (STATES_OF_NO_RUN,)]
-    assert not any(patch in WITHIN_ONE_GRAPH for job in plan for patch in job.patches)
-    assert all((patch,) in [job.patches for job in faults("bfloat16", "fa3")] for patch in WITHIN_ONE_GRAPH)
+    assert [job.patches for job in plan[:7]] == [(), *((patch,) for patch in SINGLE_HEAD)]
+    assert not any(patch in ONE_GRAPH_OF_LAYERS for job in plan for patch in job.patches)
+    assert all((patch,) in [job.patches for job in faults("bfloat16", "fa3")] for patch in ONE_GRAPH_OF_LAYERS)
 
 
 def test_drafts_of_greedy_requests_are_proven_one_with_the_other_mended() -> None:
