@@ -70,11 +70,14 @@ def best_of(scores: Tensor, count: int) -> Tensor:
 def lineage(expanded: Tensor, view: View) -> Tensor:
     """Which scratch rows of its round a scratch row attends to: sees [C, n, n], n = (S-1) * k. expanded [C, S-1, k]."""
     count, steps, topk = expanded.shape
+    rows = torch.arange(steps * topk)
+    if view == "slot_layout":
+        same_branch = (rows[:, None] - rows[None, :]) % topk == 0
+        return (same_branch & (rows[None, :] <= rows[:, None])).expand(count, -1, -1)
     sees = torch.eye(steps * topk, dtype=torch.bool).repeat(count, 1, 1)
     for row in range(topk, steps * topk):
         proposer = expanded.flatten(1)[:, row] // topk - 1
-        same_branch = torch.full((count,), row - topk)  # one step earlier
-        sees[:, row] |= sees[torch.arange(count), proposer if view == "true_tree" else same_branch]
+        sees[:, row] |= sees[torch.arange(count), proposer]
     return sees
 
 

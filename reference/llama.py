@@ -135,9 +135,11 @@ def decoder_layer(
     query, key = turned[:, : shape.num_heads], turned[:, shape.num_heads :]
 
     keys, values = (key, value) if before is None else (torch.cat([before[0], key]), torch.cat([before[1], value]))
-    score = torch.einsum("qnd,knd->nqk", query, keys.repeat_interleave(groups, 1)) / shape.head_dim**0.5  # [N, R, E+R]
-    weight = score.masked_fill(~sees, -torch.inf).softmax(-1)  # [N, R, E+R]
-    attended = torch.einsum("nqk,knd->qnd", weight, values.repeat_interleave(groups, 1)).flatten(1)  # [R, N*D]
+    if groups > 1:
+        keys, values = keys.repeat_interleave(groups, 1), values.repeat_interleave(groups, 1)  # [E+R, N, D]
+    score = query.transpose(0, 1) @ keys.permute(1, 2, 0) / shape.head_dim**0.5  # [N, R, E+R]
+    weight = torch.where(sees, score, -torch.inf).softmax(-1)  # [N, R, E+R]
+    attended = (weight @ values.transpose(0, 1)).transpose(0, 1).flatten(1)  # [R, N*D]
     x = x + project("self_attn.o_proj", attended)
 
     inner = rms_norm(x, weights[f"{prefix}post_attention_layernorm.weight"], shape.rms_norm_eps)  # [R, H]

@@ -8,6 +8,7 @@ import traceback
 from collections import Counter
 from typing import Literal
 
+import numpy as np
 import torch
 from msgspec.structs import replace
 
@@ -53,7 +54,8 @@ def judge(trace: Trace, without: frozenset[str] = frozenset(), view: View = DECL
             remedy="judge it with the eagletwin and torch versions in its header, or record it again",
         )
     try:
-        with torch.inference_mode():  # what autograd keeps of a view costs as much as the view
+        # what autograd keeps of a view costs as much as the view; what is not finite is compared, and not warned of
+        with torch.inference_mode(), np.errstate(all="ignore"):
             told = [stories(rank, "true_tree" if view == "true_tree" else "slot_layout") for rank in trace.ranks]
             each = [
                 Rules(rank, story, without, "committed" if view == "committed" else "last_fed").check()

@@ -6,12 +6,13 @@ all rows of an engine; it scales with the row's magnitude.
 
 from functools import lru_cache
 
+import numpy as np
 import torch
 from msgspec import Struct
-from torch import Tensor
 
 from eagletwin.harness.dtype import Dtype
 from eagletwin.harness.models.recipes import RECIPES
+from eagletwin.harness.slot_runs import Array
 
 
 class Bounds(Struct, frozen=True, kw_only=True):
@@ -29,33 +30,38 @@ class Bounds(Struct, frozen=True, kw_only=True):
     adopted_share: float
     tie_share: float
 
-    def error_of(self, expected: Tensor, actual: Tensor, scale: Tensor | None = None) -> Tensor:
+    def error_of(self, expected: Array, actual: Array, scale: Array | None = None) -> Array:
         """Largest error of each row as a share of the bound. expected, actual [R, ..] -> [R]; not finite counts as infinite.
 
         scale [R]: magnitude of the numbers that the row was computed from, where it is not the row's own.
         """
-        expected, actual = expected.flatten(1), actual.double().flatten(1)
-        size = (expected.abs().amax(1) if scale is None else scale).clamp(min=1e-30)
-        share = (actual - expected).abs().amax(1) / (self.relative * size)
-        return torch.where(actual.isfinite().all(1), share, torch.full_like(share, torch.inf))
+        expected, actual = expected.reshape(len(expected), -1), actual.reshape(len(actual), -1).astype(np.float64)
+        size = np.maximum(np.abs(expected).max(1) if scale is None else scale, 1e-30)
+        share: Array = np.abs(actual - expected).max(1) / (self.relative * size)
+        share[~np.isfinite(actual).all(1)] = np.inf
+        return share
 
-    def undecided(self, logits: Tensor, first: int, second: int) -> bool:
+    def undecided(self, logits: Array, first: int, second: int) -> bool:
         """Whether the reference cannot tell which of two tokens has the larger logit. logits [V]."""
-        return bool((logits[first] - logits[second]).abs() <= self.tie * magnitude(logits))
+        return bool(abs(logits[first] - logits[second]) <= self.tie * magnitude(logits))
 
-    def ties(self, logits: Tensor, ranks: int) -> Tensor:
-        """Whether each of the `ranks` largest logits is closer to a neighbour than the bound. logits [.., V] -> [.., ranks]."""
-        best = logits.topk(min(ranks + 1, logits.shape[-1])).values
-        near = best[..., :-1] - best[..., 1:] <= (self.tie * magnitude(logits))[..., None]
-        tied = torch.zeros(*near.shape[:-1], ranks, dtype=torch.bool)
+    def best(self, logits: Array, ranks: int) -> tuple[Array, Array]:
+        """The `ranks` largest logits, the largest first, and of each whether it is closer to a neighbour than the bound: it is
+        a tie. logits [.., V] -> tokens, ties [.., ranks]."""
+        values, tokens = torch.from_numpy(logits).topk(min(ranks + 1, logits.shape[-1]))
+        gaps = -np.diff(values.numpy())
+        near = gaps <= (self.tie * magnitude(logits))[..., None]
+        tied = np.zeros((*near.shape[:-1], ranks), bool)
         tied[..., : near.shape[-1]] = near
         tied[..., 1:] |= near[..., : ranks - 1]
-        return tied
+        return tokens.numpy()[..., :ranks], tied
 
 
-def magnitude(logits: Tensor) -> Tensor:
+def magnitude(logits: Array) -> Array:
     """Largest finite size of a row of logits [.., V] -> [..]. A token that cannot be proposed has -inf."""
-    return logits.abs().masked_fill(logits.isinf(), 0).amax(-1)
+    size = np.abs(logits)
+    found: Array = np.where(np.isinf(size), 0, size).max(-1)
+    return found
 
 
 # float32 rounds at 6e-8. A stored number is the end of some 8 dependent sums a layer, over up to 5 layers and the rows of a

@@ -4,12 +4,14 @@ Computed for many rounds at once; trees.py reports. A candidate's score is a sum
 of them may be off by what the bound allows its row's logits. What two paths share cancels out of their difference.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
+import numpy as np
 import torch
-from torch import Tensor
 
 from eagletwin.harness.case import Case
+from eagletwin.harness.slot_runs import Array
 from eagletwin.reference.growth import Growth, candidates, path_sums
 
 from .bounds import Bounds, magnitude
@@ -18,10 +20,9 @@ from .bounds import Bounds, magnitude
 SMALLEST = -87.0
 
 
-def logs(probabilities: Tensor) -> Tensor:
+def logs(probabilities: Array) -> Array:
     """Logarithms, down to that of float32's smallest normal number. A NaN stays one."""
-    found = probabilities.double().log()
-    return torch.where(found < SMALLEST, SMALLEST, found)
+    return np.maximum(np.log(probabilities, dtype=np.float64), SMALLEST)
 
 
 @dataclass(slots=True)
@@ -55,78 +56,97 @@ class Choices:
     tokens: list[int]
     frontiers: list[Ranked]
     selected: Ranked | None
-    scores: Tensor
-    sizes: Tensor
+    scores: Array
+    sizes: Array
 
 
 def choices(case: Case, growth: Growth, selected: list[list[int]], bounds: Bounds) -> list[Choices]:
     """Of C rounds: growth with C in front, selected [C][D-1] as the engine selected. Of a chain there is nothing to tell."""
     count, topk = len(selected), case.topk
     if topk == 1:
-        nothing = torch.empty(0)
+        nothing = np.empty(0)
         return [Choices([], [], None, nothing, nothing) for _ in selected]
-    tokens, scores = candidates(growth.logits, growth.expanded, topk)
-    scores = scores.flatten(1).clamp(min=SMALLEST)  # [C, N]
+    ranked_tokens, sums = candidates(growth.logits, growth.expanded, topk)
+    scores = np.maximum(sums.flatten(1).numpy(), SMALLEST)  # [C, N]
+    size, expanded = magnitude(growth.logits.numpy()), growth.expanded.numpy()  # [C, R], [C, S-1, k]
     # each log-probability on the path is a difference of two numbers that are each off by the bound
-    sizes = path_sums((2 * magnitude(growth.logits))[..., None].expand(-1, -1, topk), growth.expanded, topk).flatten(1)
-    errors = _Errors(growth, topk, bounds)
-    of_steps = []
-    for step in range(1, growth.expanded.shape[1]):
-        first = topk + (step - 1) * topk * topk
-        of_steps.append(_ranked(scores, errors, slice(first, first + topk * topk), growth.expanded[:, step]))
+    of_rows = torch.from_numpy(2 * size)[..., None].expand(-1, -1, topk)
+    sizes = path_sums(of_rows, growth.expanded, topk).flatten(1).numpy()
     total = scores.shape[1]
-    nodes = torch.tensor([[n if 0 <= n < total else 0 for n in row] for row in selected], dtype=torch.int64)
-    by_score = nodes.gather(1, scores.gather(1, nodes).sort(dim=1, descending=True, stable=True).indices)
-    final = _ranked(scores, errors, slice(0, total), by_score)
+    asked = []
+    for step in range(1, expanded.shape[1]):
+        first = topk + (step - 1) * topk * topk
+        asked.append((slice(first, first + topk * topk), expanded[:, step]))
+    nodes = np.array([[n if 0 <= n < total else 0 for n in row] for row in selected], np.int64)
+    by_score = np.argsort(-np.take_along_axis(scores, nodes, 1), axis=1, kind="stable")
+    asked.append((slice(0, total), np.take_along_axis(nodes, by_score, 1)))
+    *of_steps, final = _ranked(scores, _Errors(expanded, bounds.tie * size), asked)
     for ranked in final:  # a set: what matters is the edge between the last that is in it and the first that is not
         ranked.ties = ranked.unsure_at_the_edge
     return [
         Choices(row, [step[n] for step in of_steps], final[n], scores[n], sizes[n])
-        for n, row in zip(range(count), tokens.flatten(1).tolist(), strict=True)
+        for n, row in zip(range(count), ranked_tokens.flatten(1).tolist(), strict=True)
     ]
 
 
 class _Errors:
-    """How far the difference of two candidates' scores may be off."""
+    """How far the difference of two candidates' scores may be off.
 
-    def __init__(self, growth: Growth, topk: int, bounds: Bounds) -> None:
-        count, steps, _ = growth.expanded.shape
-        self._topk = topk
-        self._of_row = bounds.tie * magnitude(
-            growth.logits
-        )  # [C, R] of one log-probability, or of the difference of two logits
+    expanded [C, S-1, k]; of_row [C, R]: how far off one log-probability, or the difference of two logits
+    """
+
+    def __init__(self, expanded: Array, of_row: Array) -> None:
+        count, steps, topk = expanded.shape
+        self._rounds, children = np.arange(count)[:, None], np.arange(topk * topk)
         # candidates on the way from the root to each, itself the last; -1 where the path is shorter
-        paths = torch.full((count, topk, steps + 1), -1)
-        paths[:, :, 0] = torch.arange(topk)
+        paths = np.full((count, topk + steps * topk * topk, steps + 1), -1)
+        paths[:, :topk, 0] = children[:topk]
         for step in range(steps):
-            parents = paths.gather(1, growth.expanded[:, step, :, None].expand(-1, -1, steps + 1))  # [C, k, S]
-            children = parents.repeat_interleave(topk, 1)  # [C, k*k, S]
-            children[:, :, step + 1] = paths.shape[1] + torch.arange(topk * topk)
-            paths = torch.cat([paths, children], 1)
+            mine = topk + step * topk * topk + children
+            paths[:, mine] = paths[self._rounds, expanded[:, step]].repeat(topk, 1)
+            paths[:, mine, step + 1] = mine
         self._paths = paths  # [C, N, S]
+        self._proposers = np.where(paths < 0, -1, paths // topk)  # rows
+        self._sizes = np.where(paths < 0, 0, of_row[self._rounds[..., None], self._proposers])
 
-    def between(self, first: Tensor, second: Tensor) -> Tensor:
+    def between(self, first: Array, second: Array) -> Array:
         """first, second: candidates [C, n] -> [C, n]."""
-        steps = self._paths.shape[2]
-        one, other = (self._paths.gather(1, which[..., None].expand(-1, -1, steps)) for which in (first, second))
-        rows = [(path.clamp(min=0) // self._topk).flatten(1) for path in (one, other)]
-        sizes = [self._of_row.gather(1, row).view_as(one) * (path >= 0) for row, path in zip(rows, (one, other), strict=True)]
-        siblings = (rows[0] == rows[1]).view_as(one) & (one >= 0) & (other >= 0)
-        apart = torch.where(siblings, sizes[0], sizes[0] + sizes[1])
-        return (apart * (one != other)).sum(-1)
+        one, other = (self._rounds, first), (self._rounds, second)
+        siblings = (self._proposers[one] == self._proposers[other]) & (self._proposers[one] >= 0)
+        apart = self._sizes[one] + np.where(siblings, 0, self._sizes[other])
+        found: Array = np.where(self._paths[one] != self._paths[other], apart, 0).sum(-1)
+        return found
 
 
-def _ranked(scores: Tensor, errors: _Errors, among: slice, actual: Tensor) -> list[Ranked]:
-    """The best of the candidates `among` [C, ..]; actual [C, n]: the engine's, in its order."""
+def _ranked(scores: Array, errors: _Errors, asked: Sequence[tuple[slice, Array]]) -> list[list[Ranked]]:
+    """Several choices, each by round: among which candidates, and the engine's best of them [C, n], in its order."""
+    best = []
+    for among, actual in asked:
+        wanted = min(actual.shape[1] + 1, among.stop - among.start)
+        values, places = torch.from_numpy(scores[:, among]).topk(wanted, 1)
+        best.append((values.numpy(), places.numpy() + among.start))  # [C, n(+1)]
+    # between neighbours, then between what is expected and what there is: all of it at once
+    pairs = [(found[:, :-1], found[:, 1:]) for _, found in best]
+    pairs += [(found[:, : actual.shape[1]], actual) for (_, found), (_, actual) in zip(best, asked, strict=True)]
+    firsts, seconds = (np.concatenate(side, 1) for side in zip(*pairs, strict=True))
+    ends = np.cumsum([one.shape[1] for one, _ in pairs])
+    apart = np.split(errors.between(firsts, seconds), ends[:-1], 1)
+    count = len(asked)
+    return [
+        _judged(scores, actual, *found, near, far)
+        for (_, actual), found, near, far in zip(asked, best, apart[:count], apart[count:], strict=True)
+    ]
+
+
+def _judged(scores: Array, actual: Array, values: Array, found: Array, near: Array, far: Array) -> list[Ranked]:
+    """One choice, by round. actual [C, n]; values and found: the best scores and whose they are [C, n(+1)]; how far the
+    difference of two neighbours among them may be off: near, and that of what is expected and actual: far."""
     count = actual.shape[1]
-    best = scores[:, among].topk(min(count + 1, among.stop - among.start), 1)
-    found, values = best.indices + among.start, best.values  # [C, n(+1)]
-    unsure = values[:, :-1] - values[:, 1:] <= errors.between(found[:, :-1], found[:, 1:])  # [C, n] between neighbours
-    expected = found[:, :count]
-    ties = torch.zeros_like(expected, dtype=torch.bool)
+    expected, unsure = found[:, :count], values[:, :-1] - values[:, 1:] <= near  # [C, n] each
+    ties = np.zeros(expected.shape, bool)
     ties[:, : unsure.shape[1]] = unsure[:, :count]
     ties[:, 1:] |= unsure[:, : count - 1]
-    wrong = (values[:, :count] - scores.gather(1, actual)).abs() > errors.between(expected, actual)
+    wrong = np.abs(values[:, :count] - np.take_along_axis(scores, actual, 1)) > far
     rows = zip(
         expected.tolist(),
         actual.tolist(),

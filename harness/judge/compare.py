@@ -13,10 +13,10 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Literal
 
-import torch
+import numpy as np
 from msgspec import Struct
-from torch import Tensor
 
+from eagletwin.harness.slot_runs import Array
 from eagletwin.harness.trace import Record
 
 from .bounds import Bounds
@@ -86,10 +86,10 @@ class _Floats(Struct, frozen=True, gc=False):
     rank: int
     place: Place
     rule: str
-    expected: Tensor
-    actual: Tensor
+    expected: Array
+    actual: Array
     row: Callable[[int], str]
-    scale: Tensor | None
+    scale: Array | None
 
 
 class _Choice(Struct, frozen=True, gc=False):
@@ -98,7 +98,7 @@ class _Choice(Struct, frozen=True, gc=False):
     rank: int
     place: Place
     rule: str
-    logits: Tensor
+    logits: Array
     actual: list[list[int]]
     index: Callable[[int, int], str]
 
@@ -197,40 +197,40 @@ class Compare:
         self,
         place: Place,
         rule: str,
-        expected: Tensor,
-        actual: Tensor,
+        expected: Array,
+        actual: Array,
         row: Callable[[int], str],
-        scale: Tensor | None = None,
+        scale: Array | None = None,
     ) -> None:
         """Compare rows [R, ..] within the bound; report the first row n that differs, as row(n), by its largest error."""
         if not self.on(rule):
             return
         if expected.shape != actual.shape:
-            self.report(place, rule, "shape", tuple(expected.shape), tuple(actual.shape))
+            self.report(place, rule, "shape", expected.shape, actual.shape)
             return
-        rows = expected.shape[0]  # len() of a tensor costs as much as a small operation
+        rows = len(expected)
         if rows:
             if expected.ndim != 2:
-                expected, actual = expected.flatten(1), actual.flatten(1)
+                expected, actual = expected.reshape(rows, -1), actual.reshape(rows, -1)
             self._floats.append(_Floats(self._rank, place, rule, expected, actual, row, scale))
             self._wait(rows)
 
-    def row(self, place: Place, rule: str, expected: Tensor, actual: Tensor, index: str) -> None:
+    def row(self, place: Place, rule: str, expected: Array, actual: Array, index: str) -> None:
         """The same for a single row [1, ..], which is called `index`."""
         self.floats(place, rule, expected, actual, lambda _: index)
 
-    def choice(self, place: Place, rule: str, logits: Tensor, actual: int, index: str) -> None:
+    def choice(self, place: Place, rule: str, logits: Array, actual: int, index: str) -> None:
         """An argmax over logits [V]. A different choice is a divergence only if the reference itself can tell the two apart."""
         self.choices(place, rule, logits[None], [[actual]], lambda row, rank: index)
 
     def choices(
-        self, place: Place, rule: str, logits: Tensor, actual: list[list[int]], index: Callable[[int, int], str]
+        self, place: Place, rule: str, logits: Array, actual: list[list[int]], index: Callable[[int, int], str]
     ) -> None:
         """The k best of each row of logits [R, V], best first; those that are UNSEEN are left out."""
         if not self.on(rule):
             return
         self._choices.append(_Choice(self._rank, place, rule, logits, actual, index))
-        self._wait(logits.shape[0])
+        self._wait(len(logits))
 
     def _wait(self, rows: int) -> None:
         self._waiting += rows
@@ -238,10 +238,10 @@ class Compare:
             self._settle()
 
     def _settle(self) -> None:
-        """Compare what waits: together what has equal width and type."""
-        widths: dict[object, list[_Floats]] = {}
+        """Compare what waits: together what has equal width."""
+        widths: dict[tuple[int, bool], list[_Floats]] = {}
         for floats in self._floats:
-            widths.setdefault((floats.actual.shape[1], floats.actual.dtype, floats.scale is None), []).append(floats)
+            widths.setdefault((floats.actual.shape[1], floats.scale is None), []).append(floats)
         for alike in widths.values():
             self._settle_floats(alike)
         shapes: dict[tuple[int, int], list[_Choice]] = {}
@@ -254,9 +254,9 @@ class Compare:
     def _settle_floats(self, alike: list[_Floats]) -> None:
         scales = [floats.scale for floats in alike if floats.scale is not None]
         share = self._bounds.error_of(
-            torch.cat([floats.expected for floats in alike]),
-            torch.cat([floats.actual for floats in alike]),
-            torch.cat(scales) if scales else None,
+            np.concatenate([floats.expected for floats in alike]),
+            np.concatenate([floats.actual for floats in alike]),
+            np.concatenate(scales) if scales else None,
         )
         good = share <= 1
         if good.any():
@@ -265,28 +265,28 @@ class Compare:
             return
         begin = 0
         for floats in alike:
-            mine = slice(begin, begin + floats.expected.shape[0])
-            begin, wrong = mine.stop, (~good[mine]).nonzero().flatten().tolist()
+            mine = slice(begin, begin + len(floats.expected))
+            begin, wrong = mine.stop, np.flatnonzero(~good[mine]).tolist()
             if wrong:
                 at = wrong[0]
-                must, has = floats.expected[at], floats.actual[at].double()
-                worst = int((has - must).abs().nan_to_num(torch.inf).argmax())
+                must, has = floats.expected[at], floats.actual[at].astype(np.float64)
+                worst = int(np.nan_to_num(np.abs(has - must), nan=np.inf).argmax())
                 size = f"{float(share[mine][at]):.3g} times the bound"
                 more = f", and {len(wrong) - 1} more rows" if len(wrong) > 1 else ""
                 index, said = f"{floats.row(at)}, element {worst}{more}", f"{float(has[worst]):.6g} ({size})"
                 self._report(floats.rank, floats.place, floats.rule, index, f"{float(must[worst]):.6g}", said)
 
     def _settle_choices(self, choices: list[_Choice]) -> None:
-        logits = torch.cat([choice.logits for choice in choices])  # [R, V]
-        actual = torch.tensor([row for choice in choices for row in choice.actual])  # [R, k]
-        seen, expected = actual != UNSEEN, logits.topk(actual.shape[1]).indices  # [R, k]
-        known = (actual >= 0) & (actual < logits.shape[1])
+        logits = np.concatenate([choice.logits for choice in choices])  # [R, V]
+        actual = np.array([row for choice in choices for row in choice.actual], np.int64)  # [R, k]
+        expected, tied = self._bounds.best(logits, actual.shape[1])  # [R, k] each
+        seen, known = actual != UNSEEN, (actual >= 0) & (actual < logits.shape[1])
         self._findings.choices += int(seen.sum())
-        self._findings.ties += int((self._bounds.ties(logits, actual.shape[1]) & known).sum())
+        self._findings.ties += int((tied & known).sum())
         first = [0]
         for choice in choices:
             first.append(first[-1] + len(choice.actual))
-        for row, rank in (seen & (actual != expected)).nonzero().tolist():
+        for row, rank in np.argwhere(seen & (actual != expected)).tolist():
             number = bisect_right(first, row) - 1
             choice = choices[number]
             must, has = int(expected[row, rank]), int(actual[row, rank])

@@ -10,11 +10,13 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Literal
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from eagletwin.harness.case import Case
 from eagletwin.harness.models.recipes import RECIPES
+from eagletwin.harness.slot_runs import Array
 from eagletwin.harness.trace import Record, Trace
 from eagletwin.reference.eagle import DraftRows, Head
 from eagletwin.reference.mtp import consumed, draft_extend, is_provisional
@@ -58,10 +60,10 @@ class Layers:
         self._book: list[dict[int, tuple[Tensor, Tensor]]] = [{} for _ in self._heads]  # slot -> keys, values [L, G, D]
         self._booked: dict[tuple[int, str], list[tuple[Tensor, Tensor] | None]] = {}  # record, part -> its rows, as booked then
         self._pure: dict[str, list[DraftRows]] = {}  # request -> rows of each layer, as they are once all is committed
-        self._last: dict[tuple[str, str, int], Tensor] = {}  # request, part, row -> as it was last recorded [2, L, G, D]
+        self._last: dict[tuple[str, str, int], Array] = {}  # request, part, row -> as it was last recorded [2, L, G, D]
         self._due: dict[tuple[str, str], int] = {}  # request, part -> rows below this were compared since they are due
         self._proposed: dict[str, list[int]] = {}  # request -> what its last extend proposed
-        self._from: dict[str, Tensor] = {}  # request -> the logits that it proposed from [S, V]
+        self._from: dict[str, Array] = {}  # request -> the logits that it proposed from [S, V]
         self._extends: dict[tuple[str, int, str, int, int], _Extend] = {}
         for number, record in enumerate(trace.header.records):
             if record.stage == "cached":
@@ -81,18 +83,17 @@ class Layers:
             round = story.rounds[record.round]
             rows = range(round.committed, round.end)
         known = story.known[number]
-        tokens = torch.tensor(story.tokens[: known + 1]).clamp(0, self._vocabulary - 1)
+        tokens, hidden = torch.tensor(story.tokens[: known + 1]).clamp(0, self._vocabulary - 1), _hidden(story)
         best = self._trace.integers(number, "proposal")[:: self._case.topk]  # of each layer: the one that goes on
         proposals = [max(0, min(token, self._vocabulary - 1)) for token in best]
-        assert story.target is not None
         if self._view == "committed":
             all_rows = draft_extend(
-                self._heads, self._chained, tokens, story.target.hidden, range(rows.stop), [None] * len(self._heads), proposals
+                self._heads, self._chained, tokens, hidden, range(rows.stop), [None] * len(self._heads), proposals
             )
             layers = [_cut(layer, rows) for layer in all_rows]
         else:
             before = self._before(self._trace.integers(number, "table")[: rows.start])
-            layers = draft_extend(self._heads, self._chained, tokens, story.target.hidden, rows, before, proposals)
+            layers = draft_extend(self._heads, self._chained, tokens, hidden, rows, before, proposals)
         table = self._trace.integers(number, "table")
         for book, layer in zip(self._book, layers, strict=True):
             for n, row in enumerate(rows):
@@ -123,13 +124,10 @@ class Layers:
         """Rows of each layer once x is all committed; the last ones of a layer, which look past it, are left out."""
         found = self._pure.get(story.name)
         if found is None:
-            assert story.target is not None
             tokens = torch.tensor(story.tokens).clamp(0, self._vocabulary - 1)
             count, layers = len(tokens) - 1, len(self._heads)
             nothing = [0] * layers  # drafts of tokens that were never committed: rows that consume them are nobody's
-            found = draft_extend(
-                self._heads, self._chained, tokens, story.target.hidden, range(count), [None] * layers, nothing
-            )
+            found = draft_extend(self._heads, self._chained, tokens, _hidden(story), range(count), [None] * layers, nothing)
             self._pure[story.name] = found
         return found
 
@@ -161,8 +159,9 @@ class Layers:
         self._compare.integers(place, "draft.input_ids", expected, ids, "row", rows.start, why)
         self._compare.integers(place, "draft.positions", list(rows), positions, "row", rows.start)
         assert story.target is not None
-        below = extend.layers[layer - 1].hidden if self._chained and layer else story.target.hidden[rows.start : rows.stop]
-        hidden = self._trace.tensor(number, "hidden_in")
+        of_target = story.target.hidden[rows.start : rows.stop]
+        below = extend.layers[layer - 1].hidden.numpy() if self._chained and layer else of_target
+        hidden = self._trace.array(number, "hidden_in")
         self._compare.floats(place, "draft.hidden_in", below, hidden, lambda n: f"row {rows[n]}")
         return place
 
@@ -192,7 +191,7 @@ class Layers:
         proposed, topk = self._trace.integers(number, "proposal"), self._case.topk
         self._proposed[record.request] = proposed
         if extend.layers:
-            self._from[record.request] = torch.cat([rows.logits[-1:] for rows in extend.layers])
+            self._from[record.request] = torch.cat([rows.logits[-1:] for rows in extend.layers]).numpy()
         if self._case.draws_drafts(record.request):
             self._compare.not_seen(("draft.proposal",), len(self.parts))  # by which coins; sampling.py has what from
             return
@@ -202,7 +201,7 @@ class Layers:
             def name(_: int, rank: int, layer: int = layer) -> str:
                 return f"d[{layer + 1}]" if topk == 1 else f"d[{layer + 1}], choice {rank}"
 
-            self._compare.choices(place, "draft.proposal", rows.logits[-1:], [mine], name)
+            self._compare.choices(place, "draft.proposal", rows.logits[-1:].numpy(), [mine], name)
 
     def _stored(self, number: int, place: Place, part: str, extend: _Extend) -> None:
         at, stored = self._rows(number, part)
@@ -219,14 +218,14 @@ class Layers:
         self._due[request, part] = len(due)
         self._pure_rows(place, part, fresh, [self._last[request, part, row] for row in fresh], "row")
 
-    def _rows(self, number: int, part: str) -> tuple[list[int], Tensor]:
+    def _rows(self, number: int, part: str) -> tuple[list[int], Array]:
         stored = recorded_rows(self._trace, number, part)
         at = self._trace.integers(number, f"{part}_rows")
         if len(at) != stored.shape[0]:
             raise ValueError(f"{len(at)} positions of {len(stored)} rows of {part}")
         return at, stored
 
-    def _compare_with_the_book(self, number: int, place: Place, part: str, stored: Tensor, name: Callable[[int], str]) -> None:
+    def _compare_with_the_book(self, number: int, place: Place, part: str, stored: Array, name: Callable[[int], str]) -> None:
         booked = self._booked[number, part]
         unknown = [n for n, row in enumerate(booked) if row is None]
         if unknown and self._compare.on("draft.kv"):
@@ -236,16 +235,16 @@ class Layers:
             expected = torch.stack([torch.stack(row) for row in booked if row is not None])[
                 ..., self._mine, :
             ]  # [n, 2, L, G, D]
-            self._compare.floats(place, "draft.kv", expected, stored[known], lambda n: name(known[n]))
+            self._compare.floats(place, "draft.kv", expected.numpy(), stored[known], lambda n: name(known[n]))
         else:
             self._compare.on("draft.kv")
 
-    def _pure_rows(self, place: Place, part: str, at: list[int], stored: list[Tensor], name: str) -> None:
+    def _pure_rows(self, place: Place, part: str, at: list[int], stored: list[Array], name: str) -> None:
         layer = self.parts.index(part)
         rows = self._of_the_end(self._stories[place.record.request])[layer]
         if at:
             expected = stored_rows(rows.keys[:, at], rows.values[:, at])[..., self._mine, :]
-            self._compare.floats(place, "draft.kv", expected, torch.stack(stored), lambda n: f"{name} {at[n]}")
+            self._compare.floats(place, "draft.kv", expected, np.stack(stored), lambda n: f"{name} {at[n]}")
 
     def cached(self, number: int, record: Record) -> None:
         """Rows that the prefix cache keeps."""
@@ -259,7 +258,7 @@ class Layers:
                 at = [row for row in range(len(slots)) if not is_provisional(row, layer, len(story.tokens) - 1)]
                 self._pure_rows(place, part, at, [stored[row] for row in at], "cached row")
 
-    def proposed_from(self, request: str) -> Tensor:
+    def proposed_from(self, request: str) -> Array:
         """The logits that the layers' last extend proposed from [S, V]."""
         return self._from[request]
 
@@ -275,6 +274,12 @@ class Layers:
 
 # What a forward is seen to use, of the layer's own runner.
 _USED = ("attention", "kv_pool", "req_pool")
+
+
+def _hidden(story: Story) -> Tensor:
+    """h[0..T-2] of a request."""
+    assert story.target is not None
+    return torch.from_numpy(story.target.hidden)
 
 
 def _cut(layer: DraftRows, rows: range) -> DraftRows:

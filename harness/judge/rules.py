@@ -7,8 +7,6 @@ from collections.abc import Sequence
 from functools import lru_cache
 
 import numpy as np
-import torch
-from torch import Tensor
 
 from eagletwin.harness.models.recipes import RECIPES
 from eagletwin.harness.slot_runs import Array
@@ -20,7 +18,6 @@ from .bounds import bounds_of
 from .compare import Compare, Findings, Phase, Place
 from .events import Events
 from .layers import Layers, StoredView
-from .ranks import heads
 from .sampling import Samples
 from .slots import Slots
 from .story import Round, Story, recorded_rows
@@ -41,7 +38,6 @@ class Rules:
         self._trees = Trees(trace, self._compare)
         self._samples = Samples(trace, self._compare, bounds)
         self._numbers = {record.key: n for n, record in enumerate(trace.header.records)}
-        self._heads = heads(trace.header, "draft")
         self._layers = None
         if RECIPES[self._case.model].mtp_layers:
             self._layers = Layers(trace, stories, self._compare, stored, self._chunk)
@@ -82,7 +78,7 @@ class Rules:
         """Positions of a prefill forward's chunk; by its own slots if the run ended before the chunk did."""
         boundary = self._numbers.get((record.request, record.round, "prefill", record.step, 0, record.attempt))
         if boundary is None:
-            return range(record.step, record.step + len(self._trace.tensor(number, "slots")))
+            return range(record.step, record.step + len(self._trace.array(number, "slots")))
         return range(record.step, self._trace.header.records[boundary].numbers["end"])
 
     def _target_extend(self, number: int, record: Record) -> None:
@@ -104,9 +100,9 @@ class Rules:
         target = self._stories[place.record.request].target
         if target is None or "hidden_out" not in place.record.tensors:  # the forward never returned
             return
-        rows = rows[: target.hidden.shape[0] - first]
+        rows = rows[: len(target.hidden) - first]
         expected = target.hidden[first : first + len(rows)]
-        hidden = torch.from_numpy(self._trace.array(number, "hidden_out")[np.array(rows, np.int64)])
+        hidden = self._trace.array(number, "hidden_out")[np.array(rows, np.int64)]
         self._compare.floats(place, "target.hidden", expected, hidden, lambda n: f"row {first + n}")
 
     def _draft_extend(self, number: int, record: Record) -> None:
@@ -132,7 +128,7 @@ class Rules:
             place, "draft.positions", list(rows), self._trace.integers(number, "positions"), "row", rows.start
         )
         if story.target is not None:
-            expected, hidden = story.target.hidden[rows.start : rows.stop], self._trace.tensor(number, "hidden_in")
+            expected, hidden = story.target.hidden[rows.start : rows.stop], self._trace.array(number, "hidden_in")
             self._compare.floats(place, "draft.hidden_in", expected, hidden, lambda n: f"row {rows[n]}")
 
     def _prefill(self, number: int, record: Record) -> None:
@@ -160,12 +156,12 @@ class Rules:
         else:
             self._layers.extended(number, record, draft_phase)
 
-    def _stored_in(self, part: str, number: int, place: Place, reference: Tensor) -> None:
+    def _stored_in(self, part: str, number: int, place: Place, reference: Array) -> None:
         at = self._trace.array(number, f"{part}_rows")
         stored = recorded_rows(self._trace, number, part)
-        if len(at) != stored.shape[0]:
-            raise ValueError(f"{len(at)} positions of {len(stored)} rows of the {part}")
-        known = at < reference.shape[0]  # a row past everything that was committed has no reference
+        if len(at) != len(stored) or (at < 0).any():
+            raise ValueError(f"{len(at)} positions of {len(stored)} rows of the {part}, the smallest {at.min(initial=0)}")
+        known = at < len(reference)  # a row past everything that was committed has no reference
         if not known.all():
             if self._compare.on(f"{part}.kv"):
                 expected = "no row: its token was never committed"
@@ -177,19 +173,17 @@ class Rules:
             at, stored = at[~moved], stored[~moved]
         self._rows(place, f"{part}.kv", reference, at, stored)
 
-    def _rows(self, place: Place, rule: str, reference: Tensor, at: Array, stored: Tensor) -> None:
-        expected = reference.index_select(0, torch.from_numpy(at))
-        self._compare.floats(place, rule, expected, stored, lambda n: f"row {int(at[n])}")
+    def _rows(self, place: Place, rule: str, reference: Array, at: Array, stored: Array) -> None:
+        self._compare.floats(place, rule, reference[at], stored, lambda n: f"row {int(at[n])}")
 
     def _next_proposal(self, number: int, place: Place, committed: int) -> None:
         """What the last committed row M-1 proposes, and the hidden state that goes with it."""
         rows = self._stories[place.record.request].draft
         assert rows is not None
-        last = slice(committed - 1, committed)
-        hidden = self._trace.tensor(number, "proposal_hidden")[None]
+        hidden = self._trace.array(number, "proposal_hidden")[None]
         index = f"state that row {committed - 1} hands to draft decode"
-        self._compare.row(place, "draft.hidden_in", rows.hidden[last], hidden, index)
-        self._trees.root(number, place, rows.logits[last])
+        self._compare.row(place, "draft.hidden_in", rows.hidden[committed - 1 : committed], hidden, index)
+        self._trees.root(number, place, rows, committed - 1)
 
     # -- draft and verify ----------------------------------------------------------------------------------------------
 
@@ -216,10 +210,10 @@ class Rules:
         def name(branch: int) -> str:
             return f"{rows} {first + branch}"
 
-        self._compare.floats(place, "draft.hidden_in", growth.hidden[step - 1], self._trace.tensor(number, "hidden_in"), name)
+        self._compare.floats(place, "draft.hidden_in", growth.hidden[step - 1], self._trace.array(number, "hidden_in"), name)
         if "hidden_out" in record.tensors:  # absent if the forward never returned
             out = Place(record, "draft", step, output=True)
-            handed_on = self._trace.tensor(number, "hidden_out")
+            handed_on = self._trace.array(number, "hidden_out")
 
             def handed(branch: int) -> str:
                 return f"state that {rows} {first + branch} proposes from"
@@ -253,7 +247,6 @@ class Rules:
         if "hole_kv" in record.tensors:
             self._holes(number, place, story, round)
         stored = recorded_rows(self._trace, number, "scratch")
-        expected = torch.stack([growth.keys, growth.values], 2)[..., self._heads, :]  # [S-1, k, 2, L, G, D]
         topk = self._case.topk
         for step in range(1, self._case.num_steps):
             at = stored[(step - 1) * topk : step * topk]
@@ -262,7 +255,7 @@ class Rules:
                 of = f"branch {branch}, " if topk > 1 else ""
                 return f"{of}row {committed + step - 1} of draft decode step {step}"
 
-            self._compare.floats(Place(record, "draft", step), "draft.scratch_kv", expected[step - 1], at, name)
+            self._compare.floats(Place(record, "draft", step), "draft.scratch_kv", growth.scratch[step - 1], at, name)
         self._trees.grown(number, record, story, round)
 
     def _scratch_slots(self, number: int, place: Place, round: Round) -> None:
@@ -277,7 +270,8 @@ class Rules:
         """What begins a branch's first page is a copy of the committed rows of the page that the prefix ends in."""
         holes = recorded_rows(self._trace, number, "hole")
         inside = round.committed % self._case.page_size
-        expected = story.stored["draft"][round.committed - inside : round.committed].repeat(self._case.topk - 1, 1, 1, 1, 1)
+        begun = story.stored["draft"][round.committed - inside : round.committed]
+        expected: Array = np.tile(begun, (self._case.topk - 1, 1, 1, 1, 1))
 
         def name(hole: int) -> str:
             return f"copy of row {round.committed - inside + hole % inside} for branch {1 + hole // inside}"
@@ -308,8 +302,7 @@ class Rules:
         return self._table(record, "draft")
 
     def _nodes(self, round: Round) -> list[int]:
-        columns: list[int] = verify_columns(round.committed, self._case.num_draft_tokens).tolist()
-        return columns
+        return _block(round.committed, self._case.num_draft_tokens)
 
     def _verify(self, number: int, record: Record) -> None:
         story, round, numbers = self._stories[record.request], self._round(record), record.numbers
@@ -344,7 +337,7 @@ class Rules:
         front, predicted = "verify.accept" if self._case.topk == 1 else "commit.path", self._trace.integers(number, "predicted")
         self._compare.integers(place, front, decided[:kept], predicted, "committed token", 0)
         if "path_hidden" in record.tensors:
-            hidden = self._trace.tensor(number, "path_hidden")
+            hidden = self._trace.array(number, "path_hidden")
             expected = story.target.hidden[round.committed : round.committed + len(hidden)]
             moved = Place(record, "verify", len(predicted))
             self._compare.floats(
@@ -396,7 +389,7 @@ class Rules:
     def _cached(self, number: int, record: Record) -> None:
         """Rows that the prefix cache keeps must be what a request that reuses them would have computed."""
         story, place = self._stories[record.request], Place(record, "finished")
-        count, tokens = len(self._trace.tensor(number, "slots")), self._trace.integers(number, "tokens")
+        count, tokens = len(self._trace.array(number, "slots")), self._trace.integers(number, "tokens")
         self._compare.integers(place, "draft.kv", story.tokens[: len(tokens)], tokens, "token of the cached path", 0)
         for part, reference in story.stored.items():
             stored = recorded_rows(self._trace, number, part)
@@ -419,4 +412,11 @@ class Rules:
 def _columns(committed: int, topk: int, num_steps: int, page_size: int) -> list[list[int]]:
     """Columns of draft decode, by branch and step."""
     columns: list[list[int]] = draft_columns(committed, topk, num_steps, page_size).T.tolist()
+    return columns
+
+
+@lru_cache(maxsize=256)  # verify and draft extend write the same
+def _block(committed: int, num_draft_tokens: int) -> list[int]:
+    """Columns of the nodes."""
+    columns: list[int] = verify_columns(committed, num_draft_tokens).tolist()
     return columns

@@ -6,10 +6,12 @@ with the reference's; what it decided is then judged by its own numbers, so that
 
 from collections.abc import Sequence
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from eagletwin.harness.case import Sampling
+from eagletwin.harness.slot_runs import Array
 from eagletwin.harness.trace import Record, Trace
 from eagletwin.reference.coins import seeded_coins
 from eagletwin.reference.follow_sampling import Followed, Illegal, follow_chain, follow_tree, possible_targets
@@ -34,7 +36,7 @@ class Samples:
         self._beside: tuple[int, list[list[float]]] = (-1, [])  # a forward, and the coins of the requests seen of it
         self._shared = 0  # single coins that are those of the round before, or of a request beside
 
-    def first_token(self, place: Place, logits: Tensor, token: int, index: str) -> None:
+    def first_token(self, place: Place, logits: Array, token: int, index: str) -> None:
         """What a prefill samples, by coins that nobody sees: it must be a token that the distribution has at all. logits [V].
 
         SGLang's sampler cuts at top_k and at top_p, both in the whole distribution.
@@ -47,8 +49,8 @@ class Samples:
         if not 0 <= token < len(logits):
             self._compare.report(place, rule, index, "a token of the vocabulary", token)
             return
-        exact = logits / asked.temperature
-        error = self._bounds.relative * float(magnitude(exact))
+        exact = torch.from_numpy(logits) / asked.temperature
+        error = self._bounds.relative * float(magnitude(exact.numpy()))
         above = exact > exact[token] + 2 * error
         before = float(exact.softmax(-1)[above].sum())
         if 0 < asked.top_k <= int(above.sum()):
@@ -58,7 +60,7 @@ class Samples:
             self._compare.report(place, rule, index, f"one of the best tokens that have {asked.top_p} of the mass", said)
 
     def verified(
-        self, number: int, record: Record, story: Story, round: Round, parents: Sequence[int] | None, proposed_from: Tensor
+        self, number: int, record: Record, story: Story, round: Round, parents: Sequence[int] | None, proposed_from: Array
     ) -> bool:
         """Judge what a verify did by its coins; False if none of what it commits hangs on any.
 
@@ -122,13 +124,13 @@ class Samples:
         self._before[record.request] = coins
         return shared
 
-    def _target_probabilities(self, place: Place, asked: Sampling, logits: Tensor, targets: Tensor) -> None:
+    def _target_probabilities(self, place: Place, asked: Sampling, logits: Array, targets: Tensor) -> None:
         """Rows of the accepted nodes; of others nothing is read."""
         rule = "verify.probabilities"
         if len(logits) != len(targets) and self._compare.on(rule):
             self._compare.report(place, rule, "number of nodes", len(logits), len(targets))
-        for node, (row, has) in enumerate(zip(logits, targets, strict=False)):
-            size = magnitude(row)
+        for node, (row, has) in enumerate(zip(torch.from_numpy(logits), targets, strict=False)):
+            size = magnitude(row.numpy())
             error = self._bounds.relative * float(size)
             try:
                 possible = possible_targets(row, asked.temperature, asked.top_k or len(row), asked.top_p, error)
@@ -139,18 +141,19 @@ class Samples:
                 self._compare.decided(1, 1)
             if not possible:
                 continue
-            pairs = [(logs(one), logs(_with_tail(has, one))) for one in possible]
-            expected, said = min(pairs, key=lambda pair: float((pair[0] - pair[1]).abs().nan_to_num(torch.inf).max()))
-            scale = (2 * size / asked.temperature)[None]
+            pairs = [(logs(one.numpy()), logs(_with_tail(has, one).numpy())) for one in possible]
+            expected, said = min(pairs, key=lambda pair: float(np.nan_to_num(abs(pair[0] - pair[1]), nan=np.inf).max()))
+            scale = np.array([2 * size / asked.temperature])
 
             def name(_: int, node: int = node) -> str:
                 return f"logarithms of what follows accepted node {node}"
 
             self._compare.floats(place, rule, expected[None], said[None], name, scale)
 
-    def _draft_probabilities(self, place: Place, asked: Sampling, logits: Tensor, drafts: Tensor, round: Round) -> None:
+    def _draft_probabilities(self, place: Place, asked: Sampling, logits: Array, drafts: Tensor, round: Round) -> None:
         """Row s is what d[s+1] was drawn from: the draft's, at the request's temperature, without cuts."""
-        expected, said = logs((logits / asked.temperature).softmax(-1)), logs(drafts)
+        softmax = (torch.from_numpy(logits) / asked.temperature).softmax(-1)
+        expected, said = logs(softmax.numpy()), logs(drafts.numpy())
         scale = 2 * magnitude(logits) / asked.temperature
         self._compare.floats(
             place, "draft.probabilities", expected, said, lambda n: f"logarithms of what d[{n + 1}] was drawn from", scale

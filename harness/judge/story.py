@@ -6,9 +6,10 @@ and num_steps draft forwards serve every round of every request (reference/round
 form).
 """
 
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field
 from functools import lru_cache
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -16,10 +17,11 @@ from eagletwin.harness.case import Case
 from eagletwin.harness.dtype import Dtype
 from eagletwin.harness.models.recipes import RECIPES
 from eagletwin.harness.models.weights import served_pair
+from eagletwin.harness.slot_runs import Array
 from eagletwin.harness.trace import Trace
-from eagletwin.reference.eagle import DraftRows, Head
-from eagletwin.reference.growth import Growth, View
-from eagletwin.reference.llama import TargetRows, Weights, target_rows
+from eagletwin.reference.eagle import Head
+from eagletwin.reference.growth import View
+from eagletwin.reference.llama import Weights, target_rows
 from eagletwin.reference.rounds import committed_side_by_side, draft_rounds
 from eagletwin.reference.tree import count_candidates
 
@@ -60,6 +62,32 @@ class Round:
 
 
 @dataclass(slots=True)
+class Rows:
+    """What the reference says of n committed rows, for the judge to compare: it does so in numpy, whose small operations cost a
+    third of torch's.
+
+    hidden [n, H or A*H], logits [n, V]; of a draft with topk > 1, their log_softmax: logs [n, V]
+    """
+
+    hidden: Array
+    logits: Array
+    logs: Array | None = None
+
+
+@dataclass(slots=True)
+class Grown:
+    """What it says of one round's drafting: reference/growth.py's Growth, scratch rows as the trace has them.
+
+    logits [R, V], hidden and handed_on [S-1, k, H], scratch [S-1, k, 2, L, G, D]; G: the heads of the trace's rank
+    """
+
+    logits: Array
+    hidden: Array
+    handed_on: Array
+    scratch: Array
+
+
+@dataclass(slots=True)
 class Story:
     """One request.
 
@@ -77,11 +105,11 @@ class Story:
     prompt: tuple[int, ...]
     tokens: list[int]
     rounds: list[Round] = field(default_factory=list)
-    target: TargetRows | None = None
-    draft: DraftRows | None = None
-    growths: list[Growth] = field(default_factory=list)
+    target: Rows | None = None
+    draft: Rows | None = None
+    growths: list[Grown] = field(default_factory=list)
     choices: list[Choices] = field(default_factory=list)
-    stored: dict[str, Tensor] = field(default_factory=dict)
+    stored: dict[str, Array] = field(default_factory=dict)
     known: dict[int, int] = field(default_factory=dict)
 
     def token(self, index: int) -> int | None:
@@ -111,6 +139,8 @@ def stories(trace: Trace, view: View) -> dict[str, Story]:
     if trace.header.engine.tp > 1:
         for story in told.values():
             story.stored = {part: rows[..., heads(trace.header, part), :] for part, rows in story.stored.items()}
+            for growth in story.growths:
+                growth.scratch = growth.scratch[..., heads(trace.header, "draft"), :]
     return told
 
 
@@ -213,21 +243,21 @@ def _compute(case: Case, pack: list[Story], view: View, dtype: Dtype) -> None:
     """Fill the reference's rows in, of all these requests in the same forwards."""
     shape, weights = RECIPES[case.model].target, _reference_target(case.model, dtype)
     # An id outside the vocabulary is a divergence that rules.py reports; here it only must not break the arithmetic.
-    tokens = [torch.tensor(story.tokens).clamp(0, shape.vocab_size - 1) for story in pack]
+    tokens = [torch.from_numpy(np.array(story.tokens, np.int64).clip(0, shape.vocab_size - 1)) for story in pack]
     lengths = [len(sequence) - 1 for sequence in tokens]
     target = target_rows(weights, shape, torch.cat([sequence[:-1] for sequence in tokens]), lengths)
     stored, draft, head = {"target": stored_rows(target.keys, target.values)}, None, reference_heads(case.model, dtype)[0]
+    of_target, of_draft = Rows(target.hidden.numpy(), target.logits.numpy()), None
     if not RECIPES[case.model].mtp_layers:
         draft = committed_side_by_side(head, tokens, target.hidden)
         stored["draft"] = stored_rows(draft.keys, draft.values)
+        logs = draft.logits.log_softmax(-1).numpy() if case.topk > 1 else None
+        of_draft = Rows(draft.hidden.numpy(), draft.logits.numpy(), logs)
     begin = 0
     for story, length in zip(pack, lengths, strict=True):
         mine = slice(begin, begin + length)
-        story.target = TargetRows(
-            target.hidden[mine], target.residual[mine], target.logits[mine], target.keys[:, mine], target.values[:, mine]
-        )
-        if draft is not None:
-            story.draft = DraftRows(draft.hidden[mine], draft.logits[mine], draft.keys[:, mine], draft.values[:, mine])
+        story.target = _part(of_target, mine)
+        story.draft = None if of_draft is None else _part(of_draft, mine)
         story.stored = {part: rows[mine] for part, rows in stored.items()}
         begin = mine.stop
     if draft is None:
@@ -237,33 +267,34 @@ def _compute(case: Case, pack: list[Story], view: View, dtype: Dtype) -> None:
     for first in range(0, len(rounds), together):
         some = rounds[first : first + together]
         steps = (len(some), case.num_steps - 1, case.topk)
-        frontier = torch.tensor([round.frontier for _, _, round in some], dtype=torch.int64).reshape(steps)
-        expanded = _of_their_depth(
-            case, torch.tensor([round.expanded for _, _, round in some], dtype=torch.int64).reshape(steps)
-        )
-        frontier = frontier.clamp(0, shape.vocab_size - 1)
+        frontier = np.array([round.frontier for _, _, round in some], np.int64).reshape(steps).clip(0, shape.vocab_size - 1)
+        expanded = _of_their_depth(case, np.array([round.expanded for _, _, round in some], np.int64).reshape(steps))
         starts = [(n, round.committed) for n, _, round in some]
-        growths = draft_rounds(head, draft, lengths, starts, frontier, expanded, view)
+        growths = draft_rounds(head, draft, lengths, starts, torch.from_numpy(frontier), torch.from_numpy(expanded), view)
         told = choices(case, growths, [round.selected for _, _, round in some], bounds_of(dtype, case.model))
-        parts = zip(*(getattr(growths, name.name) for name in fields(Growth)), strict=True)
-        for (_, story, _), part, choice in zip(some, parts, told, strict=True):
-            story.growths.append(Growth(*part))
+        scratch = torch.stack([growths.keys, growths.values], 3)
+        parts = (growths.logits, growths.hidden, growths.handed_on, scratch)
+        for (_, story, _), choice, *part in zip(some, told, *(part.numpy() for part in parts), strict=True):
+            story.growths.append(Grown(*part))
             story.choices.append(choice)
 
 
-def _of_their_depth(case: Case, expanded: Tensor) -> Tensor:
+def _part(rows: Rows, mine: slice) -> Rows:
+    return Rows(rows.hidden[mine], rows.logits[mine], None if rows.logs is None else rows.logs[mine])
+
+
+def _of_their_depth(case: Case, expanded: Array) -> Array:
     """Frontiers [C, S-1, k] with each candidate one of its step's depth: another is a divergence that rules.py reports."""
-    first = [0, *(count_candidates(case.topk, step) for step in range(1, case.num_steps))]
-    for step in range(expanded.shape[1]):
-        expanded[:, step].clamp_(first[step], first[step + 1] - 1)
-    return expanded
+    first = np.array([0, *(count_candidates(case.topk, step) for step in range(1, case.num_steps))])[:, None]
+    return expanded.clip(first[:-1], first[1:] - 1)
 
 
-def recorded_rows(trace: Trace, number: int, part: str) -> Tensor:
+def recorded_rows(trace: Trace, number: int, part: str) -> Array:
     """KV rows of a record's `part`, keys and values of a row together: [n, 2, L, G, D]."""
-    return trace.tensor(number, f"{part}_kv")
+    return trace.array(number, f"{part}_kv")
 
 
-def stored_rows(keys: Tensor, values: Tensor) -> Tensor:
+def stored_rows(keys: Tensor, values: Tensor) -> Array:
     """KV rows as one tensor a row: keys, values [L, n, G, D] -> [n, 2, L, G, D]."""
-    return torch.stack([keys, values]).permute(2, 0, 1, 3, 4)
+    rows: Array = torch.stack([keys, values]).permute(2, 0, 1, 3, 4).numpy()
+    return rows

@@ -6,19 +6,19 @@ What the engine chose is followed (story.py), so each choice is judged as if all
 from dataclasses import dataclass
 from functools import lru_cache
 
-import torch
-from torch import Tensor
+import numpy as np
 
 from eagletwin.harness.case import Case
 from eagletwin.harness.models.recipes import RECIPES
 from eagletwin.harness.models.weights import model_pair
+from eagletwin.harness.slot_runs import Array
 from eagletwin.harness.trace import Record, Trace
 from eagletwin.reference.tree import ancestor_mask, count_candidates, depths, retrieve_links, tree_parents
 
 from .bounds import magnitude
-from .choices import logs
+from .choices import SMALLEST, logs
 from .compare import UNSEEN, Compare, Place
-from .story import Round, Story
+from .story import Round, Rows, Story
 
 
 def parents_of(case: Case, round: Round) -> tuple[int, ...] | None:
@@ -66,19 +66,22 @@ class Trees:
         self._proposed: dict[str, list[int]] = {}  # request -> what the root row of its next round proposed
         self._proposes: list[int] = model_pair(self._case.model).proposes.tolist()  # by the recipe, whatever the engine loaded
 
-    def root(self, number: int, place: Place, logits: Tensor) -> None:
-        """What the last committed row proposes to the next round: the k best tokens of logits [1, V], in order."""
+    def root(self, number: int, place: Place, rows: Rows, last: int) -> None:
+        """What the last committed row proposes to the next round: the k best tokens of its logits, in order."""
+        logits = rows.logits[last : last + 1]
         proposed = self._in_targets_ids(self._trace.integers(number, "proposal"))
         self._proposed[place.record.request] = proposed
         if self._case.draws_drafts(place.record.request):
             self._compare.not_seen(("draft.proposal",), 1)  # by which coins, nobody sees; sampling.py has what from
         else:
             self._compare.choices(place, "draft.proposal", logits, [proposed], lambda _, rank: self._child(0, 0, rank))
-        if self._case.topk == 1:
+        if rows.logs is None:
             return
-        said = self._trace.tensor(number, "proposal_probabilities")
-        inside = torch.tensor(proposed).clamp(0, logits.shape[1] - 1)  # an id outside the vocabulary was reported above
-        expected, said = logs(logits.double().softmax(-1)[:, inside]), logs(said[None])
+        said = logs(self._trace.array(number, "proposal_probabilities")[None])
+        inside = [
+            min(max(0, token), logits.shape[1] - 1) for token in proposed
+        ]  # one outside the vocabulary was reported above
+        expected: Array = np.maximum(rows.logs[last : last + 1, inside], SMALLEST)
         # a log-probability is a difference of two logits, each of which may be off by the bound
         name = "log-probabilities of the root's children"
         self._compare.floats(place, "draft.proposal", expected, said, lambda _: name, 2 * magnitude(logits))
@@ -126,7 +129,7 @@ class Trees:
                 expected = f"{self._case.num_draft_tokens - 1} candidates, the parent of each among them"
                 self._compare.report(place, "tree.parents", "selected candidates", expected, str(round.selected))
             return
-        shape, mask = _shape(parents), self._trace.tensor(number, "mask").tolist()
+        shape, mask = _shape(parents), self._trace.array(number, "mask").tolist()
         positions = [round.committed + depth for depth in shape.depths]
         self._same(place, "tree.positions", positions, number, "positions", "position of node")
         if mask == shape.mask:
@@ -178,7 +181,7 @@ class Trees:
         """The scores of all candidates: products of probabilities, as numbers."""
         if "candidate_scores" not in record.tensors:
             return
-        told, said = story.choices[record.round], self._trace.tensor(number, "candidate_scores")
+        told, said = story.choices[record.round], self._trace.array(number, "candidate_scores")
         place = Place(record, "draft", self._case.num_steps)
         expected, scores, sizes = told.scores[:, None], logs(said), told.sizes
 
