@@ -9,7 +9,7 @@ from eagletwin.harness.engines.process import Host
 from eagletwin.harness.judge import judge
 from eagletwin.harness.trace import INNER, Trace
 
-from .changes import Change, bump, nan, nudge, shorten, without
+from .changes import Change, bump, nan, nudge, of_keys, of_values, shorten, without
 
 # (stage, tensor, change, rule that must name it first); of the tensor's own layer, or of the layer's part of it
 INNER_CHANGES: list[tuple[str, str, Change, str]] = [
@@ -25,10 +25,10 @@ INNER_CHANGES: list[tuple[str, str, Change, str]] = [
     )
 ]
 STORED: list[tuple[str, str, Change]] = [
-    (stage, f"{part}_{half}", change)
+    (stage, f"{part}_kv", change)
     for stage in ("prefill", "extend", "cached")
     for part in ("draft", "draft1", "draft2")
-    for half, change in (("keys", nudge), ("values", nan))
+    for change in (of_keys(nudge), of_values(nan))
 ]
 
 
