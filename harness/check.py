@@ -1,8 +1,8 @@
 """Run a case on an engine, judge it, and make sure of what was found. Used by the command line, prove, fuzz and pytest.
 
-A divergence counts only if the same case diverges in the same way in two more fresh forks. One that does not is kept with the
-cases that ran before it in the same process, and is `unknown`: a state leak if that sequence diverges again, twice, else
-nondeterministic.
+A divergence counts only if the same case breaks the same rule in the same record in two more fresh forks. One that does not is
+kept with the cases that ran before it in the same process, and is `unknown`: a state leak if that sequence diverges again,
+twice, else nondeterministic.
 """
 
 import shlex
@@ -64,8 +64,8 @@ def check(
         sub = folder / f"replay-{replay}"
         sub.mkdir()
         second = judge(play(engine, after, case, sub, limits), without, view)
-        if signature(second) != signature(verdict):
-            verdict = nondeterministic(verdict, second, f"in replay-{replay}")
+        verdict = together(verdict, second, f"in replay-{replay}")
+        if verdict.status == "unknown":
             break
     return conclude(case, verdict, trace, folder, tuple(after), again)
 
@@ -95,7 +95,7 @@ def confirm(
         sub = folder / f"sequence-{replay}"
         sub.mkdir()
         second = judge(play(engine, before, case, sub, limits), without)
-        if signature(second) != signature(found):
+        if not alike(second, found):
             verdict = nondeterministic(found, second, f"after the same {len(before)} cases again (sequence-{replay})")
             return conclude(case, verdict, alone.trace, folder, tuple(before), again)
     reason = f"state leak: after {len(before)} other cases in one process {brief(found)}, twice again, and alone it is equal"
@@ -125,6 +125,25 @@ def conclude(case: Case, verdict: Verdict, trace: Trace, folder: Path, before: t
     report = argue(trace.header, verdict, again=again, trace=trace)
     (folder / "report.txt").write_text(report + "\n", encoding="utf-8")
     return Outcome(case, verdict, trace, folder, report, before)
+
+
+def together(first: Verdict, second: Verdict, where: str) -> Verdict:
+    """What two runs of a case come to. A fault that reads memory which the case never wrote breaks the same rule in the same
+    record each time, with numbers of its own: that is a divergence, and its report says so.
+    """
+    if signature(first) == signature(second):
+        return first
+    if not alike(first, second):
+        return nondeterministic(first, second, where)
+    reason = f"the wrong numbers are others {where} ({brief(second)}): they come from memory that this case did not write"
+    return msgspec.structs.replace(first, reason=reason)
+
+
+def alike(first: Verdict, second: Verdict) -> bool:
+    """Whether two runs broke the same rule in the same record, or came to the same otherwise."""
+    if first.status == second.status == "diverged" and first.first is not None and second.first is not None:
+        return first.first.place == second.first.place
+    return signature(first) == signature(second)
 
 
 def nondeterministic(first: Verdict, second: Verdict, where: str) -> Verdict:

@@ -24,7 +24,7 @@ from eagletwin.cases.strategies import cases, focus_of
 from eagletwin.harness.dtype import WIDEST
 
 from .case import Case, encode_case, pretty_case
-from .check import Outcome, confirm, signature
+from .check import Outcome, alike, confirm
 from .repro import write_script
 from .trial import Trial, Trials
 
@@ -274,7 +274,7 @@ class _Block:
 
     def _shows_alone(self, trial: Trial) -> bool:
         alone = self._trials.look_alone(trial.case)
-        return signature(alone) == signature(trial.verdict)
+        return alike(alone, trial.verdict)
 
     def _keep_smallest(self) -> None:
         """The smallest so far is on disk at any time."""

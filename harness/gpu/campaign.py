@@ -19,7 +19,7 @@ import msgspec
 from msgspec import Struct
 
 from eagletwin.harness.case import Case, check_case
-from eagletwin.harness.check import nondeterministic, signature
+from eagletwin.harness.check import together
 from eagletwin.harness.diff import diff
 from eagletwin.harness.engines.mode import Mode
 from eagletwin.harness.engines.process import EngineProcess, Host, Limits
@@ -227,8 +227,8 @@ def _look(engine: EngineProcess, job: Job, case: Case, folder: Path, *, keep: bo
     for time_again in range(1, job.times if verdict.status != "unknown" else 1):
         with _folder(folder / f"replay-{time_again}") as replay:
             second = judge(engine.run(case, replay, _LIMITS), view=job.view)
-        if signature(second) != signature(verdict):
-            verdict = nondeterministic(verdict, second, f"in run {time_again + 1}")
+        verdict = together(verdict, second, f"in run {time_again + 1}")
+        if verdict.status == "unknown":
             break
     found = verdict.first
     seen = Seen(

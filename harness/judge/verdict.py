@@ -149,18 +149,12 @@ class Divergence(Struct, frozen=True, kw_only=True):
     @property
     def signature(self) -> tuple[str, str, int, str, int, int, int | None, str, str, str]:
         """What two runs must share to have diverged in the same way (iteration is left out: overlap shifts it)."""
-        return (
-            self.rule,
-            self.request,
-            self.round,
-            self.stage,
-            self.step,
-            self.layer,
-            self.rank,
-            self.index,
-            self.expected,
-            self.actual,
-        )
+        return (*self.place, self.index, self.expected, self.actual)
+
+    @property
+    def place(self) -> tuple[str, str, int, str, int, int, int | None]:
+        """Rule and record: where two runs diverge alike whose wrong numbers are not the same."""
+        return (self.rule, self.request, self.round, self.stage, self.step, self.layer, self.rank)
 
 
 class Verdict(Struct, frozen=True, kw_only=True):
