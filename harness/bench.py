@@ -122,7 +122,7 @@ BARE = Patch(
         _edit("taps.Taps._around_forward", "self._used = {}", "call(batch, *args, **kwargs)"),
         _edit("drive.Drive._account", "held = {name: self._allocation"),
         _edit("pools.Allocation.free", "pages = on_host", "np.empty(0, np.int64)"),
-        _edit("pools.Allocation.used", "used = np.flatnonzero", "free"),
+        _edit("pools.Allocation.used", "return np.flatnonzero", "free"),
         _edit("pools.Pool.poison_all", "for layer in self._layers"),
         _edit("pools.Pool.poison", "if self._in_numpy"),
     ),

@@ -1,9 +1,10 @@
 """Traces of older schemas, as those of this one are. Called by trace.py, which reads them."""
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Annotated
 
 import msgspec
 import numpy as np
+from msgspec import Meta, Struct
 from torch import Tensor
 
 from .slot_runs import Array, counts_of, runs_of
@@ -12,6 +13,25 @@ if TYPE_CHECKING:
     from .trace import Header
 
 Tensors = dict[str, Tensor | Array]
+Size = Annotated[int, Meta(ge=0, lt=1 << 32)]
+
+
+class Stored(Struct, frozen=True, array_like=True, gc=False):
+    """A tensor of a record, up to schema 2, which did not write them in the order of the records."""
+
+    name: str
+    dtype: str
+    shape: tuple[Size, ...]
+
+
+def named(header: "Header") -> list[tuple[str, str, tuple[int, ...]]]:
+    """Up to schema 2 each tensor is named where its shape is. Raises ValueError if a record has one that is not there."""
+    found = [(one.name, one.dtype, one.shape) for one in header.stored]
+    there = {name for name, _, _ in found}
+    missing = [f"{n}.{name}" for n, one in enumerate(header.records) for name in one.tensors if f"{n}.{name}" not in there]
+    if missing:
+        raise ValueError(f"tensor {missing[0]} is missing")
+    return found
 
 
 def as_now(header: "Header", tensors: Tensors) -> tuple["Header", Tensors]:

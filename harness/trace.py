@@ -4,7 +4,7 @@ A trace holds the defined regions only (DESIGN §4): rows past the accepted ones
 can be judged again later, on another machine, without the engine. It is written by engines and read by the judge.
 
 The file of tensors holds one flat tensor for each dtype, since some 600 small ones take half as long to read as to judge; the
-header says which part of which is what (`Stored`).
+header says how long the parts are, in the order of the records and their tensors.
 
 Two layers. *Boundary* records are seen when the worker's stages return and exist on every engine. *Inner* records are seen
 inside single forwards and are absent where no Python runs there (a replayed CUDA graph); `Header.inner` says which.
@@ -12,16 +12,16 @@ inside single forwards and are absent where no Python runs there (a replayed CUD
 
 import hashlib
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from functools import cache
 from math import prod
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Any, Literal
 
 import msgspec
 import numpy as np
 import torch
-from msgspec import Meta, Struct
+from msgspec import Struct
 from safetensors import SafetensorError, TensorSpec, serialize
 from safetensors.torch import load
 from torch import Tensor
@@ -30,7 +30,7 @@ from .case import Case, check_case
 from .dtype import Dtype
 from .errors import InputError
 from .models.weights import model_pair
-from .older_traces import as_now
+from .older_traces import Size, Stored, as_now, named
 from .slot_runs import Array
 
 SCHEMA = 3
@@ -42,7 +42,7 @@ MAX_TENSOR_BYTES = 1 << 32
 INNER = ("target.extend", "draft.extend", "draft.decode", "target.verify", "draft.extend_decode")
 
 
-class Record(Struct, frozen=True, kw_only=True):
+class Record(Struct, frozen=True, kw_only=True, gc=False):
     """One request's share of one stage.
 
     request    id, or "" for what belongs to no request (pool accounting, the flush)
@@ -58,7 +58,7 @@ class Record(Struct, frozen=True, kw_only=True):
     iteration  scheduler iteration, from 0; information, not part of the key (overlap shifts it)
     forward    ordinal of the forward, equal for all requests of one batch
     numbers    scalars by name
-    tensors    names of the tensors that belong to the record, in trace.safetensors under "{record number}.{name}"
+    tensors    names of the tensors that belong to the record, in trace.safetensors as "{record number}.{name}" of a Trace
     """
 
     request: str
@@ -118,18 +118,10 @@ class EngineInfo(Struct, frozen=True, kw_only=True):
     parts: tuple[str, ...] = ()
 
 
-_Size = Annotated[int, Meta(ge=0, lt=1 << 32)]
-
-
-class Stored(Struct, frozen=True, array_like=True, gc=False):
-    """A tensor of a record: the next numel(shape) numbers of the flat tensor called `dtype`, after those stored before it."""
-
-    name: str
-    dtype: str
-    shape: tuple[_Size, ...]
-
-
 class Header(Struct, frozen=True, kw_only=True):
+    """dtypes (between spaces), shapes: of the tensors of all records, in order. Each is the next numel(shape) numbers of the
+    flat tensor of its dtype, after those before it."""
+
     schema: int
     case: Case
     weights: str
@@ -140,6 +132,8 @@ class Header(Struct, frozen=True, kw_only=True):
     fallbacks: tuple[str, ...] = ()
     idle_edits: tuple[str, ...] = ()
     before: int = 0
+    dtypes: str = ""
+    shapes: tuple[tuple[Size, ...], ...] = ()
     stored: tuple[Stored, ...] = ()
     tensors_sha256: str = ""
     sha256: str = ""
@@ -283,16 +277,19 @@ def on_host(tensor: Tensor) -> Array:
 
 def write_trace(folder: Path, header: Header, tensors: Mapping[str, Tensor | Array]) -> None:
     """Write trace.safetensors, then trace.json with the digests of both; a reader that finds trace.json finds a whole trace."""
-    stored, flat = [], dict[str, list[Array]]()
-    for name, tensor in tensors.items():
-        array = on_host(tensor) if isinstance(tensor, Tensor) else tensor
-        dtype = _name(array.dtype)
-        stored.append(Stored(name, dtype, array.shape))
-        flat.setdefault(dtype, []).append(array.ravel())
+    dtypes, shapes, flat = [], [], dict[str, list[Array]]()
+    for n, record in enumerate(header.records):
+        for name in record.tensors:
+            tensor = tensors[f"{n}.{name}"]
+            array = on_host(tensor) if isinstance(tensor, Tensor) else tensor
+            dtype, shape = _name(array.dtype), array.shape
+            dtypes.append(dtype)
+            shapes.append(shape)
+            flat.setdefault(dtype, []).append(array if len(shape) == 1 else array.ravel())
     joined = {dtype: np.concatenate(parts) for dtype, parts in flat.items()} or {"float32": np.zeros(0, np.float32)}
     data = serialize({dtype: _spec(array) for dtype, array in joined.items()})  # reads from the arrays' own memory
     digest = hashlib.sha256(data).hexdigest()
-    header = msgspec.structs.replace(header, stored=tuple(stored), tensors_sha256=digest, sha256="")
+    header = msgspec.structs.replace(header, dtypes=" ".join(dtypes), shapes=tuple(shapes), tensors_sha256=digest, sha256="")
     text = msgspec.json.encode(header)
     _write(folder / TENSORS, data)
     _write(folder / HEADER, _sealed(text, hashlib.sha256(text).hexdigest()))
@@ -308,11 +305,18 @@ def _spec(array: Array) -> TensorSpec:
     return TensorSpec(dtype=_name(array.dtype), shape=array.shape, data_ptr=array.ctypes.data, data_len=array.nbytes)
 
 
-def _apart(flat: dict[str, Array], stored: Sequence[Stored]) -> dict[str, Tensor | Array]:
+def _stored(header: Header) -> Iterable[tuple[str, str, tuple[int, ...]]]:
+    """Name, dtype and shape of each tensor. Raises ValueError if there are more of one than of another."""
+    if header.stored:
+        return named(header)
+    names = [f"{n}.{name}" for n, record in enumerate(header.records) for name in record.tensors]
+    return zip(names, header.dtypes.split(), header.shapes, strict=True)
+
+
+def _apart(flat: dict[str, Array], stored: Iterable[tuple[str, str, tuple[int, ...]]]) -> dict[str, Tensor | Array]:
     """The tensors of the records, as views of the flat ones. Raises ValueError if the two do not go together."""
     begin, parts = dict.fromkeys(flat, 0), dict[str, Tensor | Array]()
-    for one in stored:
-        dtype, shape = one.dtype, one.shape
+    for name, dtype, shape in stored:
         if dtype not in begin:
             raise ValueError(f"no flat tensor of {dtype}")
         size = shape[0] if len(shape) == 1 else prod(shape)
@@ -320,7 +324,7 @@ def _apart(flat: dict[str, Array], stored: Sequence[Stored]) -> dict[str, Tensor
         begin[dtype] = first + size
         if begin[dtype] <= flat[dtype].size:
             part = flat[dtype][first : first + size]
-            parts[one.name] = part if len(shape) == 1 else part.reshape(shape)
+            parts[name] = part if len(shape) == 1 else part.reshape(shape)
     for dtype, array in flat.items():
         if array.shape != (begin[dtype],):
             raise ValueError(f"{begin[dtype]} numbers of {dtype} are named, and {array.shape} are there")
@@ -355,16 +359,10 @@ def read_trace(folder: Path) -> Trace:
     except SafetensorError as error:
         raise _refuse(folder / TENSORS, f"not safetensors ({error})", "record the trace again") from error
     try:
-        tensors = _apart(flat, header.stored)
-    except ValueError as error:
-        raise _refuse(folder / TENSORS, f"not what trace.json names ({error})", "record the trace again") from error
-    missing = [f"{n}.{name}" for n, r in enumerate(header.records) for name in r.tensors if f"{n}.{name}" not in tensors]
-    if missing:
-        raise _refuse(folder / TENSORS, f"tensor {missing[0]} is missing", "record the trace again")
-    try:
+        tensors = _apart(flat, _stored(header))
         header, tensors = as_now(header, tensors)
     except ValueError as error:
-        raise _refuse(folder / TENSORS, f"not a trace ({error})", "record the trace again") from error
+        raise _refuse(folder / TENSORS, f"not what trace.json names ({error})", "record the trace again") from error
     others = range(1, header.engine.tp) if header.engine.rank == 0 else ()
     return Trace(header, tensors, [read_trace(rank_folder(folder, rank)) for rank in others])
 

@@ -33,6 +33,21 @@ def folder(tmp_path: Path) -> Path:
     return tmp_path
 
 
+def reseal(folder: Path, **fields: Any) -> None:
+    """Put these fields into trace.json, with a digest that is right."""
+    file = folder / "trace.json"
+    text = json.dumps({**json.loads(file.read_text()), **fields, "sha256": ""}, separators=(",", ":")).encode()
+    file.write_bytes(module._sealed(text, hashlib.sha256(text).hexdigest()))
+
+
+def write_older(folder: Path, schema: int, recorder: Recorder) -> None:
+    """As schemas 1 and 2 have it: the tensors are named where their shapes are."""
+    write_trace(folder, new_header(CASE, ENGINE, Ending(kind="finished"), recorder.records), recorder.tensors)
+    header = json.loads((folder / "trace.json").read_text())
+    stored = list(zip(recorder.tensors, header["dtypes"].split(), header["shapes"], strict=True))
+    reseal(folder, schema=schema, stored=stored, dtypes="", shapes=[])
+
+
 def test_a_trace_survives_being_written_and_read(folder: Path) -> None:
     trace = read_trace(folder)
     assert trace.header.case == CASE
@@ -47,6 +62,7 @@ def test_a_trace_without_tensors_can_be_read(tmp_path: Path) -> None:
 
 
 def test_tensors_are_read_as_safetensors_reads_them(tmp_path: Path) -> None:
+    recorder = Recorder()
     tensors = {
         "0.bool": torch.tensor([True, False, True]),
         "0.byte": torch.arange(5, dtype=torch.uint8),
@@ -58,7 +74,10 @@ def test_tensors_are_read_as_safetensors_reads_them(tmp_path: Path) -> None:
         "1.int": torch.arange(3, dtype=torch.int32),
         "1.long": torch.arange(6).view(1, 2, 3),
     }
-    write_trace(tmp_path, new_header(CASE, ENGINE, Ending(kind="finished"), ()), tensors)
+    for number in ("0", "1"):
+        mine = {name[2:]: tensor for name, tensor in tensors.items() if name.startswith(number)}
+        recorder.add("a", int(number), "prefill", tensors=mine)
+    write_trace(tmp_path, new_header(CASE, ENGINE, Ending(kind="finished"), recorder.records), tensors)
     trace, flat = read_trace(tmp_path), load((tmp_path / "trace.safetensors").read_bytes())
     assert trace.tensors.keys() == tensors.keys()
     tensors["0.brain"] = tensors["0.brain"].float()  # whose every number float32 holds
@@ -75,8 +94,7 @@ def test_tensors_are_read_as_safetensors_reads_them(tmp_path: Path) -> None:
 def test_free_slots_of_the_first_schema_are_read_as_runs(tmp_path: Path) -> None:
     recorder = Recorder()
     recorder.add("", 0, "iteration", tensors={"free": torch.tensor([1, 2, 3, 7, 7, 9], dtype=torch.int32)})
-    header = new_header(CASE, ENGINE, Ending(kind="finished"), recorder.records)
-    write_trace(tmp_path, msgspec.structs.replace(header, schema=1), recorder.tensors)
+    write_older(tmp_path, 1, recorder)
     assert read_trace(tmp_path).array(0, "free").tolist() == [[1, 3, 1], [7, 1, 2], [9, 1, 1]]
 
 
@@ -84,8 +102,7 @@ def test_keys_and_values_of_the_second_schema_are_read_as_rows(tmp_path: Path) -
     recorder = Recorder()
     keys, values = torch.randn(2, 5, 3, 4), torch.randn(2, 5, 3, 4)
     recorder.add("a", 0, "extend", tensors={"draft_keys": keys, "draft_values": values, "draft_rows": torch.arange(5)})
-    header = new_header(CASE, ENGINE, Ending(kind="finished"), recorder.records)
-    write_trace(tmp_path, msgspec.structs.replace(header, schema=2), recorder.tensors)
+    write_older(tmp_path, 2, recorder)
     trace = read_trace(tmp_path)
     assert set(trace.header.records[0].tensors) == {"draft_rows", "draft_kv"}
     rows = trace.tensor(0, "draft_kv")
@@ -98,9 +115,17 @@ def test_keys_and_values_of_the_second_schema_are_read_as_rows(tmp_path: Path) -
 def test_keys_without_values_are_refused(tmp_path: Path, which: str) -> None:
     recorder = Recorder()
     recorder.add("a", 0, "extend", tensors={f"draft_{which}": torch.randn(2, 5, 3, 4)})
-    header = new_header(CASE, ENGINE, Ending(kind="finished"), recorder.records)
-    write_trace(tmp_path, msgspec.structs.replace(header, schema=2), recorder.tensors)
-    with pytest.raises(InputError, match=r"trace\.safetensors"):
+    write_older(tmp_path, 2, recorder)
+    with pytest.raises(InputError, match="has keys or values without the other"):
+        read_trace(tmp_path)
+
+
+def test_a_tensor_that_an_older_trace_lacks_is_missed(tmp_path: Path) -> None:
+    recorder = Recorder()
+    recorder.add("a", 0, "extend", tensors={"table": torch.arange(3)})
+    write_older(tmp_path, 2, recorder)
+    reseal(tmp_path, stored=[["1.table", "int64", [3]]])
+    with pytest.raises(InputError, match=r"tensor 0\.table is missing"):
         read_trace(tmp_path)
 
 
@@ -111,23 +136,20 @@ def test_runs_say_how_often_each_slot_is_listed(slots: list[int]) -> None:
 
 
 @pytest.mark.parametrize(
-    "change",
+    "fields",
     [
-        lambda stored: stored[:-1],
-        lambda stored: [*stored, stored[0]],
-        lambda stored: [[stored[0][0], "int32", stored[0][2]]],
-        lambda stored: [[stored[0][0], stored[0][1], [5]]],
-        lambda stored: [[stored[0][0], stored[0][1], [2**31, 2**31, 2**31]]],
+        {"dtypes": "", "shapes": []},
+        {"shapes": []},
+        {"dtypes": ""},
+        {"dtypes": "int64 int64", "shapes": [[4], [4]]},
+        {"dtypes": "int32"},
+        {"shapes": [[5]]},
+        {"shapes": [[2**31, 2**31, 2**31]]},
     ],
 )
-def test_a_header_that_names_other_tensors_than_there_are_is_refused(
-    folder: Path, change: Callable[[list[Any]], list[Any]]
-) -> None:
+def test_a_header_that_names_other_tensors_than_there_are_is_refused(folder: Path, fields: dict[str, Any]) -> None:
     """Whatever its digest."""
-    file = folder / "trace.json"
-    header = json.loads(file.read_text())
-    text = json.dumps({**header, "stored": change(header["stored"]), "sha256": ""}, separators=(",", ":")).encode()
-    file.write_bytes(module._sealed(text, hashlib.sha256(text).hexdigest()))
+    reseal(folder, **fields)
     with pytest.raises(InputError, match=r"not what trace\.json names"):
         read_trace(folder)
 

@@ -147,8 +147,9 @@ class Drive:
                 raise _Done
         if self._iteration:  # until now free slots hold plausible rows of whoever had them
             used = self._allocation.used(free)
+            freed = self._allocation.freed(free, used)
             for pool in self._pools.values():
-                pool.poison(used, self._allocation.reach)
+                pool.poison(freed, used)
         self._set_chunk()
         arrived = [
             request for request in self.case.requests if request.arrive <= self._iteration and request.id not in self._handed_in

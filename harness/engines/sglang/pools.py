@@ -88,22 +88,21 @@ class Pool:
             layer.keys.fill_(KEY_POISON)
             layer.values.fill_(VALUE_POISON)
 
-    def poison(self, used: Array, reach: int) -> None:
-        """Poison every slot below `reach` but those in use [n]. Those are few: to put them back is quicker than to name all
-        others. Of a layer with slots of its own the others are those that no slot in use leads to, wherever they are."""
+    def poison(self, freed: Array, used: Array) -> None:
+        """Poison the slots `freed` [n]. Of a layer with slots of its own: all but those that `used` [m], all that are not free,
+        lead to; where a free one leads to may be another's."""
         if self._in_numpy:
-            for both in self._arrays:
-                for array, poison in zip(both, (KEY_POISON, VALUE_POISON), strict=True):
-                    kept = array[used]
-                    array[:reach] = poison
-                    array[used] = kept
+            for keys, values in self._arrays:
+                keys[freed], values[freed] = KEY_POISON, VALUE_POISON
             return
         for layer in self._layers:
-            mine = self._slots(layer, torch.from_numpy(used))
+            mine = self._slots(layer, torch.from_numpy(used if layer.mapped else freed))
             for buffer, poison in ((layer.keys, KEY_POISON), (layer.values, VALUE_POISON)):
-                rows = buffer.index_select(0, mine)
-                (buffer if layer.mapped else buffer[:reach]).fill_(poison)
-                buffer.index_copy_(0, mine, rows)
+                if layer.mapped:
+                    rows = buffer.index_select(0, mine)
+                    buffer.fill_(poison).index_copy_(0, mine, rows)
+                else:
+                    buffer.index_fill_(0, mine, poison)
 
 
 class Allocation:
@@ -117,7 +116,8 @@ class Allocation:
         self._page = int(scheduler.page_size)
         self._table: Tensor = scheduler.req_to_token_pool.req_to_token
         self._rows = self._table.numpy() if self._table.is_cpu else self._table  # numpy cuts in a third of the time
-        self.reach = 0  # no slot from here on was seen to be written, used or owned since the case began
+        self._reach = 0  # no slot from here on was seen to be written, used or owned since the case began
+        self._seen: list[Array] = []  # slots that may lie behind it
 
     @property
     def total(self) -> int:
@@ -130,14 +130,18 @@ class Allocation:
 
     def used(self, free: Array) -> Array:
         """All slots that are not free [n]: those that somebody owns or has lost, and those that take padding."""
-        used = np.flatnonzero(free[: self.total + self._page] == 0)
-        self.seen(used)
-        return used
+        return np.flatnonzero(free[: self.total + self._page] == 0)
 
     def seen(self, slots: Array) -> None:
-        """Somebody owns these slots [n] or writes to them."""
-        if slots.size:
-            self.reach = max(self.reach, int(slots.max()) + 1)
+        """Somebody owns these slots or writes to them."""
+        self._seen.append(slots)
+
+    def freed(self, free: Array, used: Array) -> Array:
+        """Free slots [n] that may hold what somebody wrote since the case began: all up to the highest that was seen."""
+        seen = np.concatenate([used, *self._seen], None)
+        self._seen.clear()
+        self._reach = max(self._reach, 1 + int(seen.max(initial=0)))
+        return np.flatnonzero(free[: min(self._reach, self.total + self._page)])
 
     def cached(self) -> Array:
         """Slots that the prefix cache owns [n], sorted (it walks its tree in no order); none where there is no cache."""
