@@ -61,6 +61,7 @@ def gpu_plan(
     import msgspec
 
     from .cli_options import check_attention, ledger_of
+    from .gpu.context_end import context_end
     from .gpu.faults import faults
     from .gpu.plan import generated, plain, proofs
     from .gpu.sampling import sampling
@@ -78,6 +79,7 @@ def gpu_plan(
     jobs += sampling(samples, cases, seed)
     jobs += proofs(ledger_of(entries), tp=tp, dtype=dtype, attention=attention) if entries else []
     jobs += faults(dtype, attention) if planted else []
+    jobs += context_end() if planted and attention == "fa3" else []
     file.write_bytes(msgspec.json.encode(jobs))
     print(f"{len(jobs)} jobs, {sum(len(job.cases) for job in jobs)} cases: {file}")
     return EXIT_EQUAL

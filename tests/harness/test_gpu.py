@@ -18,6 +18,7 @@ from eagletwin.harness.engines.mode import CPU, Mode
 from eagletwin.harness.errors import InputError
 from eagletwin.harness.gpu.bundle import FLASH, OURS, SITE, SUMS, WEIGHTS, _is_wanted, _pack, _requirements, seal
 from eagletwin.harness.gpu.campaign import _gpus_of, read_plan
+from eagletwin.harness.gpu.context_end import context_end
 from eagletwin.harness.gpu.faults import ONE_GRAPH_OF_LAYERS, SINGLE_HEAD, faults
 from eagletwin.harness.gpu.paths import path, table
 from eagletwin.harness.gpu.plan import GRAPHS, MODES, generated, plain, proofs
@@ -225,3 +226,13 @@ def test_drafts_of_greedy_requests_are_proven_one_with_the_other_mended() -> Non
     assert [len(job.patches) for job in plan] == [2, 1, 2, 1]
     assert plan[1].patches != plan[3].patches
     assert {*plan[1].patches, *plan[3].patches} == {*plan[0].patches}
+
+
+def test_the_end_of_a_context_is_planned_as_released_mended_and_with_other_attention() -> None:
+    plan = context_end()
+    assert Counter(job.name.rpartition("/")[2] for job in plan) == {"released": 8, "mended": 8, "triton": 8}
+    for job in plan:
+        assert bool(job.patches) == job.name.endswith("mended")
+        for case in job.cases:
+            check_case(case, job.name)
+            assert case.engine.sglang.context_length == 16
