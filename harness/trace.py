@@ -317,14 +317,13 @@ def _apart(flat: dict[str, Array], stored: Iterable[tuple[str, str, tuple[int, .
     """The tensors of the records, as views of the flat ones. Raises ValueError if the two do not go together."""
     begin, parts = dict.fromkeys(flat, 0), dict[str, Tensor | Array]()
     for name, dtype, shape in stored:
-        if dtype not in begin:
+        array = flat.get(dtype)
+        if array is None:
             raise ValueError(f"no flat tensor of {dtype}")
-        size = shape[0] if len(shape) == 1 else prod(shape)
-        first = begin[dtype]
-        begin[dtype] = first + size
-        if begin[dtype] <= flat[dtype].size:
-            part = flat[dtype][first : first + size]
-            parts[name] = part if len(shape) == 1 else part.reshape(shape)
+        first, row = begin[dtype], len(shape) == 1
+        end = begin[dtype] = first + (shape[0] if row else prod(shape))
+        if end <= array.size:
+            parts[name] = array[first:end] if row else array[first:end].reshape(shape)
     for dtype, array in flat.items():
         if array.shape != (begin[dtype],):
             raise ValueError(f"{begin[dtype]} numbers of {dtype} are named, and {array.shape} are there")

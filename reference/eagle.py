@@ -12,6 +12,7 @@ from dataclasses import dataclass
 
 import torch
 from torch import Tensor
+from torch.nn.functional import linear
 
 from .eagle3 import Eagle3Head
 from .llama import LlamaShape, Weights, decoder_layer
@@ -40,7 +41,7 @@ class EagleHead:
 
     def rows(self, tokens: Tensor, hidden: Tensor, positions: Tensor, sees: Tensor, before: DraftRows | None) -> DraftRows:
         """See draft_rows."""
-        x = torch.cat([self.embedding[tokens], hidden], -1) @ self.weights["fc.weight"].T  # [R, H]
+        x = linear(torch.cat([self.embedding[tokens], hidden], -1), self.weights["fc.weight"])  # [R, H]
         if "fc.bias" in self.weights:
             x = x + self.weights["fc.bias"]
         keys, values = [], []
@@ -52,7 +53,7 @@ class EagleHead:
             )
             keys.append(key)
             values.append(value)
-        return DraftRows(x, x @ self.lm_head.T, torch.stack(keys), torch.stack(values))
+        return DraftRows(x, linear(x, self.lm_head), torch.stack(keys), torch.stack(values))
 
 
 Head = EagleHead | Eagle3Head | MtpHead

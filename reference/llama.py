@@ -11,6 +11,7 @@ from functools import lru_cache
 
 import torch
 from torch import Tensor
+from torch.nn.functional import linear, silu
 
 Weights = Mapping[str, Tensor]
 
@@ -68,14 +69,22 @@ def frequencies(half: int, theta: float) -> Tensor:
     return theta ** (-torch.arange(half, dtype=torch.float64) / half)  # [D/2]
 
 
+@lru_cache
+def turns(length: int, half: int, theta: float) -> tuple[Tensor, Tensor]:
+    """Cosines and sines of the angles at positions 0..length-1, for all heads: [length, 1, D/2] each."""
+    angle = torch.arange(length, dtype=torch.float64)[:, None] * frequencies(half, theta)
+    return angle.cos()[:, None], angle.sin()[:, None]
+
+
 def rotate(x: Tensor, positions: Tensor, theta: float) -> Tensor:
     """RoPE in the half-split convention of Hugging Face's Llama.
 
     x [T, N, D], positions [T] -> [T, N, D]. Pair (d, d + D/2) turns by the angle position * theta**(-2d/D).
     """
     half = x.shape[-1] // 2
-    angle = positions.to(torch.float64)[:, None] * frequencies(half, theta)  # [T, D/2]
-    cos, sin = angle.cos()[:, None], angle.sin()[:, None]  # [T, 1, D/2]
+    last = int(positions.max()) if len(positions) else 0
+    length = 1 << last.bit_length()  # of few lengths, so that no angle's sine is worked out often
+    cos, sin = (turn[positions] for turn in turns(length, half, theta))  # [T, 1, D/2]
     first, second = x[..., :half], x[..., half:]  # [T, N, D/2]
     return torch.cat([first * cos - second * sin, second * cos + first * sin], -1)
 
@@ -121,7 +130,7 @@ def decoder_layer(
     rows, groups = x.shape[0], shape.num_heads // shape.num_kv_heads
 
     def project(name: str, inputs: Tensor) -> Tensor:
-        return inputs @ weights[f"{prefix}{name}.weight"].T
+        return linear(inputs, weights[f"{prefix}{name}.weight"])
 
     if inner is None:
         inner = rms_norm(x, weights[f"{prefix}input_layernorm.weight"], shape.rms_norm_eps)  # [R, H]
@@ -137,14 +146,14 @@ def decoder_layer(
     keys, values = (key, value) if before is None else (torch.cat([before[0], key]), torch.cat([before[1], value]))
     if groups > 1:
         keys, values = keys.repeat_interleave(groups, 1), values.repeat_interleave(groups, 1)  # [E+R, N, D]
-    score = query.transpose(0, 1) @ keys.permute(1, 2, 0) / shape.head_dim**0.5  # [N, R, E+R]
+    score = (query / shape.head_dim**0.5).transpose(0, 1) @ keys.permute(1, 2, 0)  # [N, R, E+R]
     weight = torch.where(sees, score, -torch.inf).softmax(-1)  # [N, R, E+R]
     attended = (weight @ values.transpose(0, 1)).transpose(0, 1).flatten(1)  # [R, N*D]
     x = x + project("self_attn.o_proj", attended)
 
     inner = rms_norm(x, weights[f"{prefix}post_attention_layernorm.weight"], shape.rms_norm_eps)  # [R, H]
     gate, up = project("mlp.gate_proj", inner), project("mlp.up_proj", inner)  # [R, I]
-    return x + project("mlp.down_proj", torch.nn.functional.silu(gate) * up), key, value
+    return x + project("mlp.down_proj", silu(gate) * up), key, value
 
 
 def target_rows(weights: Weights, shape: LlamaShape, tokens: Tensor, lengths: Sequence[int] = ()) -> TargetRows:
@@ -162,6 +171,6 @@ def target_rows(weights: Weights, shape: LlamaShape, tokens: Tensor, lengths: Se
         if layer in shape.aux_layers:
             aux.append(x)
     normed = rms_norm(x, weights["model.norm.weight"], shape.rms_norm_eps)  # [T, H]
-    logits = normed @ weights["lm_head.weight"].T  # [T, V]
+    logits = linear(normed, weights["lm_head.weight"])  # [T, V]
     hidden = torch.cat(aux, -1) if aux else x if shape.pre_norm else normed
     return TargetRows(hidden, x, logits, torch.stack(keys), torch.stack(values))

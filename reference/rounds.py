@@ -45,31 +45,33 @@ def draft_rounds(
     request, positions, _ = side_by_side(lengths)  # [B], [B]
     first = torch.tensor([0, *lengths]).cumsum(0)[of]  # [C] the first row of each round's request
     prefix = (request[None, :] == of[:, None]) & (positions[None, :] < start[:, None])  # [C, B]
-    prefix = prefix.repeat_interleave(topk, 0)  # [C*k, B]
-    sees, rounds_apart = lineage(expanded, view), torch.eye(count, dtype=torch.bool)
+    own = torch.eye(count, dtype=torch.bool)[:, None, None, None, :, None]
+    scratch = lineage(expanded, view).view(count, steps, topk, steps, 1, topk) & own  # [C, S-1, k, S-1, C, k]
+    # [C, S-1, k, B + (S-1)*C*k]: the rows of each step, and all there are; those of later steps it does not see
+    sees = torch.cat([prefix[:, None, None].expand(-1, steps, topk, -1), scratch.flatten(3)], 3)
     last = first + start - 1  # [C] the row each round continues from
-    logits, handed_on = committed.logits[last][:, None], committed.hidden[last][:, None]  # [C, 1, V], [C, 1, H]: of rows so far
+    logits, handed_on = (
+        [committed.logits[last][:, None]],
+        committed.hidden[last][:, None],
+    )  # of rows so far [C, 1, V], [C, 1, H]
     proposer = (expanded // topk)[..., None].expand(-1, -1, -1, handed_on.shape[-1])  # [C, S-1, k, H]
-    hidden, before = [], committed
+    hidden, before, base = [], committed, committed.keys.shape[1]
     for step in range(steps):
         consumed = handed_on.gather(1, proposer[:, step])  # [C, k, H]
-        mine = sees[:, step * topk : (step + 1) * topk, : (step + 1) * topk]  # [C, k, (j)*k]
-        scratch = mine.view(count, topk, step + 1, 1, topk) & rounds_apart[:, None, None, :, None]  # [C, k, j, C, k]
         rows = draft_rows(
             head,
             tokens[:, step].flatten(),
             consumed.flatten(0, 1),
             (start + step).repeat_interleave(topk),
-            torch.cat([prefix, scratch.flatten(2).flatten(0, 1)], 1),  # [C*k, B + j*C*k]
+            sees[:, step, :, : base + (step + 1) * count * topk].flatten(0, 1),  # [C*k, B + j*C*k]
             before,
         )
         before = DraftRows(
             rows.hidden, rows.logits, torch.cat([before.keys, rows.keys], 1), torch.cat([before.values, rows.values], 1)
         )
-        logits = torch.cat([logits, rows.logits.view(count, topk, logits.shape[-1])], 1)
+        logits.append(rows.logits.view(count, topk, rows.logits.shape[-1]))
         handed_on = torch.cat([handed_on, rows.hidden.view(count, topk, handed_on.shape[-1])], 1)
         hidden.append(consumed)
-    base = committed.keys.shape[1]
 
     def scratch_rows(stored: Tensor) -> Tensor:
         """[L, B + (S-1)*C*k, G, D] -> [C, S-1, k, L, G, D]."""
@@ -78,7 +80,7 @@ def draft_rounds(
 
     width = handed_on.shape[-1]
     return Growth(
-        logits,
+        torch.cat(logits, 1),
         tokens,
         expanded,
         torch.stack(hidden, 1) if steps else handed_on.new_empty(count, 0, topk, width),

@@ -12,7 +12,7 @@ import torch
 
 from eagletwin.harness.case import Case
 from eagletwin.harness.slot_runs import Array
-from eagletwin.reference.growth import Growth, candidates, path_sums
+from eagletwin.reference.growth import Growth, candidates
 
 from .bounds import Bounds, magnitude
 
@@ -69,9 +69,6 @@ def choices(case: Case, growth: Growth, selected: list[list[int]], bounds: Bound
     ranked_tokens, sums = candidates(growth.logits, growth.expanded, topk)
     scores = np.maximum(sums.flatten(1).numpy(), SMALLEST)  # [C, N]
     size, expanded = magnitude(growth.logits.numpy()), growth.expanded.numpy()  # [C, R], [C, S-1, k]
-    # each log-probability on the path is a difference of two numbers that are each off by the bound
-    of_rows = torch.from_numpy(2 * size)[..., None].expand(-1, -1, topk)
-    sizes = path_sums(of_rows, growth.expanded, topk).flatten(1).numpy()
     total = scores.shape[1]
     asked = []
     for step in range(1, expanded.shape[1]):
@@ -80,11 +77,12 @@ def choices(case: Case, growth: Growth, selected: list[list[int]], bounds: Bound
     nodes = np.array([[n if 0 <= n < total else 0 for n in row] for row in selected], np.int64)
     by_score = np.argsort(-np.take_along_axis(scores, nodes, 1), axis=1, kind="stable")
     asked.append((slice(0, total), np.take_along_axis(nodes, by_score, 1)))
-    *of_steps, final = _ranked(scores, _Errors(expanded, bounds.tie * size), asked)
+    errors = _Errors(expanded, size, bounds)
+    *of_steps, final = _ranked(scores, errors, asked)
     for ranked in final:  # a set: what matters is the edge between the last that is in it and the first that is not
         ranked.ties = ranked.unsure_at_the_edge
     return [
-        Choices(row, [step[n] for step in of_steps], final[n], scores[n], sizes[n])
+        Choices(row, [step[n] for step in of_steps], final[n], scores[n], errors.sizes[n])
         for n, row in zip(range(count), ranked_tokens.flatten(1).tolist(), strict=True)
     ]
 
@@ -92,10 +90,12 @@ def choices(case: Case, growth: Growth, selected: list[list[int]], bounds: Bound
 class _Errors:
     """How far the difference of two candidates' scores may be off.
 
-    expanded [C, S-1, k]; of_row [C, R]: how far off one log-probability, or the difference of two logits
+    expanded [C, S-1, k]; size [C, R]: magnitude of each row's logits
+    sizes [C, N]: of the numbers that a candidate's score is a sum of; each log-probability on its path is a difference of two,
+    which are each off by the bound
     """
 
-    def __init__(self, expanded: Array, of_row: Array) -> None:
+    def __init__(self, expanded: Array, size: Array, bounds: Bounds) -> None:
         count, steps, topk = expanded.shape
         self._rounds, children = np.arange(count)[:, None], np.arange(topk * topk)
         # candidates on the way from the root to each, itself the last; -1 where the path is shorter
@@ -107,13 +107,15 @@ class _Errors:
             paths[:, mine, step + 1] = mine
         self._paths = paths  # [C, N, S]
         self._proposers = np.where(paths < 0, -1, paths // topk)  # rows
-        self._sizes = np.where(paths < 0, 0, of_row[self._rounds[..., None], self._proposers])
+        sizes = np.where(paths < 0, 0, size[self._rounds[..., None], self._proposers])
+        self._errors = bounds.tie * sizes  # of one log-probability, or of the difference of two logits
+        self.sizes = 2 * sizes.sum(-1)
 
     def between(self, first: Array, second: Array) -> Array:
         """first, second: candidates [C, n] -> [C, n]."""
         one, other = (self._rounds, first), (self._rounds, second)
         siblings = (self._proposers[one] == self._proposers[other]) & (self._proposers[one] >= 0)
-        apart = self._sizes[one] + np.where(siblings, 0, self._sizes[other])
+        apart = self._errors[one] + np.where(siblings, 0, self._errors[other])
         found: Array = np.where(self._paths[one] != self._paths[other], apart, 0).sum(-1)
         return found
 

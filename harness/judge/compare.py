@@ -113,6 +113,7 @@ class Compare:
     def __init__(self, requests: list[str], without: frozenset[str], bounds: Bounds) -> None:
         self._bounds = bounds
         self._findings = Findings()
+        self._checked = self._findings.checked
         self._order = {request: n for n, request in enumerate(requests)}
         self._without = without
         self._rank = 0  # comparisons so far: rules of one stage are checked in the order of data flow
@@ -129,7 +130,7 @@ class Compare:
         """Whether a rule is to be checked; counts that it was."""
         if rule in self._without:
             return False
-        self._findings.checked[rule] += 1
+        self._checked[rule] = self._checked.get(rule, 0) + 1
         self._rank += 1
         return True
 

@@ -4,7 +4,6 @@ Called by the judge when nothing diverged. It looks at which records and rows ar
 """
 
 from collections import Counter
-from functools import cache
 
 from eagletwin.harness.models.recipes import RECIPES
 from eagletwin.harness.trace import Record, Trace
@@ -14,21 +13,19 @@ _FLOATS = ("kv", "hidden_in", "hidden_out", "hidden", "probabilities", "scores",
 _WITH_OUTPUT = ("target.extend", "target.verify", "draft.decode")
 
 
-@cache
-def _is_float(name: str) -> bool:
-    return name.endswith(_FLOATS)
-
-
 def missing(trace: Trace) -> str:
     """What a finished run must have recorded and did not; empty if nothing is missing."""
     case, records = trace.header.case, trace.header.records
     if len({record.key for record in records}) < len(records):
         return "two records have the same key"
+    # a few dozen, of hundreds of tensors
+    kinds = {(name, trace.array(number, name).dtype.kind) for number, record in enumerate(records) for name in record.tensors}
+    strange = {(name, kind) for name, kind in kinds if (kind == "f") != name.endswith(_FLOATS)}
     for number, record in enumerate(records):
-        for name in record.tensors:
-            kind = trace.array(number, name).dtype
-            if (kind.kind == "f") != _is_float(name):
-                return f"{name} of a {record.stage} record is {kind}"
+        for name in record.tensors if strange else ():
+            dtype = trace.array(number, name).dtype
+            if (name, dtype.kind) in strange:
+                return f"{name} of a {record.stage} record is {dtype}"
         problem = _due(trace, number, record)
         if problem:
             return f"{problem} of a {record.stage} record"

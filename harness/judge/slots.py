@@ -14,7 +14,8 @@ class Slots:
     def __init__(self, trace: Trace, compare: Compare) -> None:
         self._trace = trace
         self._compare = compare
-        self._owners: dict[int, list[str]] = {}  # slot -> live requests whose req_to_token names it, when the batch began
+        self._owners: list[tuple[int, str]] = []  # slots, and live requests whose req_to_token names them, when the batch began
+        self._foreign: dict[str, set[int]] = {}  # request -> those of them that are others'
         self._cached: set[int] = set()  # slots of the prefix cache, when the batch began
         self._written: dict[int, dict[int, str]] = {}  # forward -> slot -> request
         self._tables: dict[str, list[int]] = {}  # request -> its row of req_to_token, after its last forward
@@ -25,10 +26,8 @@ class Slots:
     def batch(self, number: int, record: Record) -> None:
         """A batch begins, and this is who owns what."""
         names = {index: key.removeprefix("request.") for key, index in record.numbers.items()}
-        self._owners = {}
-        owners = self._trace.integers(number, "owners")
-        for slot, owner in zip(self._trace.integers(number, "slots"), owners, strict=True):
-            self._owners.setdefault(slot, []).append(names[owner])
+        owners = [names[owner] for owner in self._trace.integers(number, "owners")]
+        self._owners, self._foreign = list(zip(self._trace.integers(number, "slots"), owners, strict=True)), {}
         self._cached = set(self._trace.integers(number, "cached"))
 
     def written(self, number: int, place: Place, table: list[int], columns: Sequence[int]) -> None:
@@ -43,15 +42,22 @@ class Slots:
             self._compare.report(place, "draft.slots", f"column {max(columns)}", "a slot", f"{len(table)} slots were allocated")
             return
         expected = [table[column] for column in columns]
-        taken = self._written.setdefault(place.record.forward, {})
-        for n, (must, has) in enumerate(zip(expected, actual, strict=True)):
+        taken, written = self._written.setdefault(place.record.forward, {}), {*actual}
+        if request not in self._foreign:
+            self._foreign[request] = {slot for slot, owner in self._owners if owner != request}
+        nobodys = written.isdisjoint(taken) and written.isdisjoint(self._foreign[request]) and written.isdisjoint(self._cached)
+        if actual == expected and nobodys and 0 not in written and len(written) == len(actual):
+            taken.update(dict.fromkeys(actual, request))
+            return
+        for n, (must, has) in enumerate(zip(expected, actual, strict=True)):  # one of them is wrong: which, and how
             if has == 0:
                 problem = "slot 0, which takes padding"
             elif must != has:
                 problem = f"slot {has}"
             elif has in taken:
                 problem = f"slot {has}, which this forward already wrote for {taken[has]}"
-            elif others := [owner for owner in self._owners.get(has, ()) if owner != request]:
+            elif has in self._foreign[request]:
+                others = [owner for slot, owner in self._owners if slot == has and owner != request]
                 problem = f"slot {has}, which is {min(others)}'s"
             elif has in self._cached:
                 problem = f"slot {has}, which is the prefix cache's"
@@ -85,11 +91,11 @@ class Slots:
         numbers, page = place.record.numbers, self._trace.header.case.page_size
         runs = self._trace.array(number, "free").tolist()
         spans = [(first, first + length, "free") for first, length, times in runs for _ in range(min(times, 2))]
-        for kind in ("cached", "held"):
-            spans += [(slot, slot + 1, kind) for slot in self._trace.integers(number, kind)]
+        slots = {kind: self._trace.integers(number, kind) for kind in ("cached", "held")}
+        spans += [(slot, slot + 1, kind) for kind, listed in slots.items() for slot in listed]
         spans.sort()
         free = sum(length * times for _, length, times in runs)
-        cached, held = (sum(kind == owner for _, _, owner in spans) for kind in ("cached", "held"))
+        cached, held = (len(listed) for listed in slots.values())
         for (_, end, owner), (start, _, other) in pairwise(spans):
             if start < end:
                 self._compare.report(place, "pool.accounting", f"slot {start}", "one owner", f"{owner} and {other}")
