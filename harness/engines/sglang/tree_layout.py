@@ -11,6 +11,8 @@ def holes_of(slots: Array, length: int, page: int) -> Array:
     length: of the committed prefix. Branch 0 begins in the page that it ends in, and has none of its own.
     """
     inside = length % page if len(slots) > 1 else 0
+    if not inside:
+        return np.empty(0, np.int64)
     # a wrong slot must reach the judge, not break the tap
     return np.maximum(slots[1:, :1] - inside + np.arange(inside), 0).ravel()
 
