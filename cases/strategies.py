@@ -8,7 +8,7 @@ configuration, since another configuration costs another engine.
 from collections.abc import Collection
 from dataclasses import dataclass, replace
 from random import Random
-from typing import Any
+from typing import Any, Literal
 
 from hypothesis import strategies as st
 
@@ -17,6 +17,7 @@ from eagletwin.harness.models.recipes import RECIPES
 from eagletwin.reference.layout import reserved
 from eagletwin.reference.tree import count_candidates
 
+UPDATED = ("llama-tiny", "llama-gqa")
 MODELS = ("llama-tiny", "llama-gqa", "llama-eagle3-full", "llama-eagle3")
 # Drafts of several layers: drawn only where they are asked for, since a live bug shows in any of them that has chunks
 # (ledger entries multi-layer-chunk-tail) and would be found again and again.
@@ -29,6 +30,11 @@ POOL_SIZES = (512, 96, 128)  # slots, for chains; the small ones run out
 MAX_DRAFT_TOKENS = 64  # nodes of a verify tree: what SGLang recommends at most; the case itself may ask for more
 BATCH_LIMITS = (8, 2)
 TREE_SIZES = (0, 1, 2, 3, 4)
+SMALL_TREE = -1  # fewer nodes than the longest path has: drawn only where it is asked for, as a live bug shows in all of them
+# Drawn only where they are asked for: near the end of a context live bugs show (row-overflow, indices-overflow); 0: the model's
+CONTEXT_LENGTHS = (0, 64, 32, 16, 8)
+WEIGHT_UPDATES = ("", "disk", "tensor")  # new ones each need an engine of their own; only where they are asked for
+MORE_CHUNKS = 40  # of the last size, after those that are drawn one by one: for all prompts of a case, and some of them again
 MAX_PROMPT, MAX_NEW_TOKENS, MAX_REQUESTS = 40, 16, 6
 
 
@@ -36,7 +42,8 @@ MAX_PROMPT, MAX_NEW_TOKENS, MAX_REQUESTS = 40, 16, 6
 class Focus:
     """The engine configuration that most cases of a search share. Each field is one of the values above.
 
-    tree_size       how large the verify tree is, from 0 (the longest path alone) to 4 (all candidates, or MAX_DRAFT_TOKENS)
+    tree_size       how large the verify tree is, from 0 (the longest path alone) to 4 (all candidates, or MAX_DRAFT_TOKENS);
+                    SMALL_TREE: less than that
     max_total_tokens  slots of the pool; a tree, which takes more of them at a time, gets accordingly more
     """
 
@@ -48,11 +55,15 @@ class Focus:
     radix_cache: bool = False
     max_total_tokens: int = POOL_SIZES[0]
     max_running_requests: int = BATCH_LIMITS[0]
+    context_length: int = CONTEXT_LENGTHS[0]
+    update_weights: Literal["", "disk", "tensor"] = ""
 
     @property
     def num_draft_tokens(self) -> int:
         """Nodes of the verify tree; a chain has no choice."""
         least = self.num_steps + 1
+        if self.tree_size == SMALL_TREE and self.topk > 1:
+            return max(2, self.num_steps)
         most = max(least, min(MAX_DRAFT_TOKENS, count_candidates(self.topk, self.num_steps) + 1))
         return least + (most - least) * self.tree_size // TREE_SIZES[-1] if self.topk > 1 else least
 
@@ -86,13 +97,16 @@ class Focus:
                     radix_cache=self.radix_cache,
                     max_running_requests=self.max_running_requests,
                     max_total_tokens=self.pool,
+                    context_length=self.context_length,
+                    update_weights=self.update_weights,
                 )
             ),
         )
 
 
 def focus_of(seed: int, widest: int = TOPKS[-1], /, **held: Any) -> Focus:
-    """One of the configurations, by a seed. Long chains, pages and the cache come more often than a fair share.
+    """One of the configurations, by a seed. Long chains, pages and the cache come more often than a fair share. Chains and
+    trees take turns, so that a search of a few blocks has both.
 
     widest: the largest topk. held: fields that are what they are said to be, whatever the seed.
     """
@@ -100,7 +114,7 @@ def focus_of(seed: int, widest: int = TOPKS[-1], /, **held: Any) -> Focus:
     drawn = Focus(
         model=random.choice(MODELS),
         num_steps=random.choice(NUM_STEPS),
-        topk=min(widest, random.choice((1, 1, 1, 2, 3, 4, 8, 16))),
+        topk=min(widest, random.choice(TOPKS[1:])) if seed % 2 else TOPKS[0],
         tree_size=random.choice(TREE_SIZES),
         page_size=random.choice((1, 1, 4, 4, 16)),
         radix_cache=random.random() < 0.6,
@@ -112,7 +126,12 @@ def focus_of(seed: int, widest: int = TOPKS[-1], /, **held: Any) -> Focus:
 
 def _possible(drawn: Focus, held: Collection[str]) -> Focus:
     """A draft of several layers has no more steps than layers, trees only if somebody asks for them (they change the output,
-    ledger entry multi-layer-topk-path), and those with as many nodes as steps."""
+    ledger entry multi-layer-topk-path), and those with as many nodes as steps. New weights go to a model whose target and draft
+    have one checkpoint."""
+    if drawn.update_weights and "model" not in held and drawn.model not in UPDATED:
+        drawn = replace(drawn, model=UPDATED[0])
+    if drawn.tree_size == SMALL_TREE and "topk" not in held:
+        drawn = replace(drawn, topk=max(drawn.topk, 2))
     layers = RECIPES[drawn.model].mtp_layers
     if not layers:
         return drawn
@@ -133,12 +152,16 @@ VALUES: dict[str, tuple[Any, ...]] = {
     "model": (*MODELS, *MULTI_LAYER),
     "num_steps": NUM_STEPS,
     "topk": TOPKS,
-    "tree_size": TREE_SIZES,
+    "tree_size": (*TREE_SIZES, SMALL_TREE),
     "page_size": PAGE_SIZES,
     "radix_cache": (False, True),
     "max_total_tokens": POOL_SIZES,
     "max_running_requests": BATCH_LIMITS,
+    "context_length": CONTEXT_LENGTHS,
+    "update_weights": WEIGHT_UPDATES,
 }
+# Field -> how many of its values are drawn where none is asked for
+DRAWN = {"model": len(MODELS), "tree_size": len(TREE_SIZES), "context_length": 1, "update_weights": 1}
 
 
 @st.composite
@@ -147,8 +170,11 @@ def configurations(draw: st.DrawFn, focus: Focus | None = None, held: Collection
     chosen: dict[str, Any] = {}
     for name, values in VALUES.items():
         value = None if focus is None else getattr(focus, name)
-        values = values[: len(MODELS)] if name == "model" else values
-        chosen[name] = value if name in held else draw(_focused(value, values))
+        drawn = values[: DRAWN.get(name, len(values))]
+        if name in held or (value is not None and value not in drawn):
+            chosen[name] = value
+        else:
+            chosen[name] = drawn[0] if len(drawn) == 1 else draw(_focused(value, drawn))
     return _possible(Focus(**chosen), held)
 
 
@@ -177,13 +203,18 @@ def requests(draw: st.DrawFn, configuration: Focus, name: str, earlier: tuple[Re
     page = configuration.page_size
     # what SGLang reserves: room for two rounds ahead, in whole pages
     room = configuration.pool - 2 * configuration.round_slots - 2 * page
+    context, longest = configuration.context_length, MAX_PROMPT
+    if context:  # what SGLang admits without cutting it down
+        room, longest = min(room, context - 2), context - 7
     max_new_tokens = draw(st.integers(1, min(MAX_NEW_TOKENS, room - 1)))
-    most = min(MAX_PROMPT, room - max_new_tokens)
+    most = min(longest, room - max_new_tokens)
     shared: tuple[int, ...] = ()
     if earlier and (like := draw(st.integers(0, len(earlier)))):
         prompt = earlier[like - 1].prompt
         shared = prompt[: draw(_lengths(page, len(prompt)))][: most - 1]
     own = draw(_lengths(page, most - len(shared)))
+    if context and draw(st.booleans()):  # up to the end of the context
+        own = most - len(shared)
     stops = draw(st.sampled_from((0, 0, 0, 0, 12)))
     return Request(
         id=name,
@@ -194,13 +225,29 @@ def requests(draw: st.DrawFn, configuration: Focus, name: str, earlier: tuple[Re
     )
 
 
+def _prefilled(made: tuple[Request, ...], chunks: tuple[int, ...]) -> dict[str, int]:
+    """By request about the iteration in which it begins to decode: as if each prefill batch held one request's chunk."""
+    sizes, iteration, begins = iter(chunks), 0, {}
+    for request in sorted(made, key=lambda request: request.arrive):
+        iteration, left = max(iteration, request.arrive), len(request.prompt)
+        while left > 0:
+            iteration, left = iteration + 1, left - next(sizes, CHUNK_SIZE)
+        begins[request.id] = iteration
+    return begins
+
+
 @st.composite
-def _events(draw: st.DrawFn, made: tuple[Request, ...]) -> tuple[Event, ...]:
-    """Each falls within a few iterations of a request's arrival, when there is something that it can disturb."""
-    kinds = st.sampled_from(("abort", "retract", "pause", "flush"))
-    drawn = draw(st.lists(st.tuples(st.sampled_from(made), st.integers(0, 6), kinds), min_size=1, max_size=4))
+def _events(draw: st.DrawFn, made: tuple[Request, ...], begins: dict[str, int]) -> tuple[Event, ...]:
+    """Each falls within a few iterations of a request's arrival, or of when it `begins` to decode: there is something to
+    disturb then."""
+    kinds = st.sampled_from(("abort", "retract", "pause", "flush", "retract", "abort"))
+    one = st.tuples(st.sampled_from(made), st.integers(0, 6), kinds, st.booleans())
+    drawn = [
+        ((begins[request.id] if decoding else request.arrive) + later, kind, request.id)
+        for request, later, kind, decoding in draw(st.lists(one, min_size=1, max_size=4))
+    ]
     events, paused = [], False
-    for at, kind, name in sorted((request.arrive + later, kind, request.id) for request, later, kind in drawn):
+    for at, kind, name in sorted(drawn):
         if kind == "pause":  # every second one of them ends a pause
             events.append(Event(at=at, kind="resume" if paused else "pause"))
             paused = not paused
@@ -231,5 +278,9 @@ def cases(
         made += (draw(requests(configuration, name, made)),)
     page = configuration.page_size
     chunks = tuple(page * pages for pages in draw(st.lists(st.integers(1, 6), max_size=12)))
-    befalls = draw(_events(made)) if events and draw(st.integers(0, 2)) else ()
+    if (
+        chunks
+    ):  # in every second case more of the last size: what is prefilled again, after a retraction, comes in chunks as well
+        chunks += chunks[-1:] * max(0, draw(st.integers(-MORE_CHUNKS, MORE_CHUNKS)))
+    befalls = draw(_events(made, _prefilled(made, chunks))) if events and draw(st.integers(0, 3)) else ()
     return configuration.case("generated", made, chunks=chunks, events=befalls)

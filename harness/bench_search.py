@@ -1,17 +1,18 @@
 """How soon a search finds each bug of the ledger and makes it small. `python -m eagletwin.harness.bench_search ENTRY SEEDS`
 searches for one entry, and prints what it came to as JSON; `search_all` runs two such processes at a time.
 
-Nothing is told but what generated cases hold back: the model, where several layers draft, topk where that is a live bug of
-theirs, and that requests sample. What is found counts for the entry if the smallest case of it is equal with the entry's fix,
-and breaks the entry's rule where another entry has the same fix; else the search goes on.
+Nothing is told but what generated cases hold back (`fuzz` has an option for each): models of several layers and their trees,
+contexts of a few tokens, trees smaller than their paths, new weights, requests that sample, and a view other than the declared
+one. What is found counts for the entry if the smallest case of it shows nothing with the entry's fix, and breaks the entry's
+rule where another entry has the same fix; else the search goes on.
 """
 
 import os
 import subprocess
 import sys
 import tempfile
-from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor, as_completed
 from pathlib import Path
 from typing import Any
 
@@ -19,16 +20,16 @@ import msgspec
 from msgspec import Struct
 
 from eagletwin.cases.entry import Entry
-from eagletwin.cases.regressions import LEDGER
+from eagletwin.cases.regressions import LEDGER, indices_overflow, row_overflow
 from eagletwin.cases.regressions.greedy_drafts import PREFILL
 from eagletwin.cases.regressions.multi_layer_chunk_tail import ALL_LAYERS
 from eagletwin.cases.sampling import Kind, searched
-from eagletwin.cases.strategies import cases
+from eagletwin.cases.strategies import SMALL_TREE, cases
 
 from .case import Case
 from .engines.process import Host
 from .errors import HarnessError
-from .fuzz import Fuzz
+from .fuzz import Finding, Fuzz
 from .models.recipes import RECIPES
 from .patch import Patch
 from .trial import Trials
@@ -61,25 +62,19 @@ class Searched(Struct, frozen=True):
     found: tuple[Found, ...]
 
 
-def why_not(entry: Entry) -> str:
-    """Why no search finds the bug of an entry; empty if one can."""
-    case, settings = entry.case, entry.case.engine.sglang
-    if entry.view is not None:
-        return "the judge follows the release in this, by declaration"
-    if settings.context_length:
-        return f"needs a context of {settings.context_length} tokens; generated cases have the model's own, and stay far below"
-    if settings.update_weights:
-        return "needs new weights while it runs; generated cases load none"
-    if case.topk > 1 and case.num_draft_tokens <= case.num_steps and not RECIPES[case.model].mtp_layers:
-        return "needs a tree with fewer nodes than its longest path; generated trees have room for it"
-    return ""
-
-
 def told(entry: Entry) -> dict[str, Any]:
     """Fields of a generated case's configuration that a search for the entry holds."""
-    if not RECIPES[entry.case.model].mtp_layers:
-        return {}
-    return {"model": entry.case.model} | ({"topk": entry.case.topk} if entry.case.topk > 1 else {})
+    case, settings = entry.case, entry.case.engine.sglang
+    held: dict[str, Any] = {}
+    if RECIPES[case.model].mtp_layers:
+        held |= {"model": case.model} | ({"topk": case.topk} if case.topk > 1 else {})
+    elif case.num_draft_tokens <= case.num_steps:
+        held |= {"tree_size": SMALL_TREE}
+    if settings.context_length:
+        held |= {"context_length": settings.context_length}
+    if settings.update_weights:
+        held |= {"update_weights": settings.update_weights}
+    return held
 
 
 def _sampling(entry: Entry) -> Kind | None:
@@ -89,30 +84,45 @@ def _sampling(entry: Entry) -> Kind | None:
     return "target" if entry.case.samples else None
 
 
-def _beside(entry: Entry) -> tuple[Patch, ...]:
-    """What is mended on both sides: live bugs that every case with chunks, or with greedy requests, would show."""
-    live = [ALL_LAYERS] if RECIPES[entry.case.model].mtp_layers else []
-    if entry.case.engine.sglang.rejection_sampling and PREFILL.remedy is not None:
+def _words(entry: Entry) -> str:
+    """All that a search for the entry is told."""
+    names = {"tree_size": "small trees"}
+    words = [names.get(name) or f"{name} {value}" for name, value in told(entry).items()]
+    words += [f"sampling {kind}" for kind in [_sampling(entry)] if kind]
+    words += [f"view {entry.view}"] if entry.view else []
+    return ", ".join(words)
+
+
+def _beside(entry: Entry) -> tuple[Patch | None, ...]:
+    """What is mended on both sides: live bugs that most cases with what is told would show."""
+    case, live = entry.case, list[Patch | None]()
+    several = bool(RECIPES[case.model].mtp_layers)
+    if several:
+        live.append(ALL_LAYERS)
+    elif case.engine.sglang.rejection_sampling:
         live.append(PREFILL.remedy)
+    if case.engine.sglang.context_length:
+        live.append(indices_overflow.ENTRY.remedy)
+        if entry.fixed == "":  # the fix of a fixed one is in the same function
+            live.append(row_overflow.ENTRY.remedy)
     return tuple(patch for patch in live if patch is not entry.remedy)
 
 
 def search(entry: Entry, seeds: int) -> Searched:
     """Search for an entry with each seed. The host stands before the clocks start."""
-    held, kind = told(entry), _sampling(entry)
-    red, green = (_beside(entry) + side.patches for side in (entry.red, entry.green))
+    beside = tuple(patch for patch in _beside(entry) if patch is not None)
+    red, green = (beside + side.patches for side in (entry.red, entry.green))
     with Host() as host:
         host.engine(entry.case, red)
         found: list[Found | None] = []
         while len(found) < seeds and (len(found) < GIVE_UP or any(found)):
-            found.append(_search(entry, Trials(host, patches=red), Trials(host, patches=green), len(found), held))
-    words = ", ".join(f"{name} {value}" for name, value in (held | ({"sampling": kind} if kind else {})).items())
-    return Searched(entry.id, words, len(found), tuple(one for one in found if one is not None))
+            trials = Trials(host, patches=red, view=entry.red.view)
+            found.append(_search(entry, trials, Trials(host, patches=green), len(found)))
+    return Searched(entry.id, _words(entry), len(found), tuple(one for one in found if one is not None))
 
 
-def _search(entry: Entry, trials: Trials, mended: Trials, seed: int, held: dict[str, Any]) -> Found | None:
+def _search(entry: Entry, trials: Trials, mended: Trials, seed: int) -> Found | None:
     kind = _sampling(entry)
-    shared = any(other is not entry and other.remedy is not None and other.remedy is entry.remedy for other in LEDGER.values())
     with tempfile.TemporaryDirectory(prefix="eagletwin-") as scratch:
         fuzz = Fuzz(
             trials,
@@ -122,18 +132,29 @@ def _search(entry: Entry, trials: Trials, mended: Trials, seed: int, held: dict[
             max_cases=10_000,
             shrink_seconds=SHRINK_SECONDS,
             command="",
-            held=held,
+            held=told(entry),
             draws=cases if kind is None else searched(kind, retract=True),
         )
         for finding in fuzz.search():
-            verdict, case = finding.outcome.verdict, finding.outcome.case
-            if shared and verdict.rule != entry.rule:
-                continue
-            if verdict.status == "diverged" and mended.look_alone(case).status == "equal":
+            if _is_of(entry, finding, mended):
+                size = _size(finding.outcome.case)
                 return Found(
-                    finding.cases, finding.seconds, finding.shrink_looks, finding.shrink_seconds, _size(case), finding.partial
+                    finding.cases, finding.seconds, finding.shrink_looks, finding.shrink_seconds, size, finding.partial
                 )
     return None
+
+
+def _is_of(entry: Entry, finding: Finding, mended: Trials) -> bool:
+    """Whether a finding is the entry's bug: its smallest case, run with the entry's fix, shows nothing."""
+    verdict = finding.outcome.verdict
+    if verdict.status != "diverged" and not verdict.rule.startswith("engine."):  # a worker that dies leaves a case unknown
+        return False
+    shared = any(other is not entry and other.remedy is not None and other.remedy is entry.remedy for other in LEDGER.values())
+    if shared and verdict.rule != entry.rule:
+        return False
+    with_fix = mended.look_alone(finding.outcome.case)
+    # vacuous: one of the fix's edits is in a function that so small a case never calls; another one made the difference
+    return with_fix.status == "equal" or with_fix.vacuous
 
 
 def _size(case: Case) -> str:
@@ -142,16 +163,12 @@ def _size(case: Case) -> str:
     parts += [f"topk {case.topk}"] if case.topk > 1 else []
     parts += [f"chunks {list(case.chunks)}"] if case.chunks else []
     parts += [f"page_size {case.page_size}"] if case.page_size > 1 else []
+    parts += [", ".join(event.kind for event in case.events)] if case.events else []
     return ", ".join(parts)
 
 
-def searchable() -> list[Entry]:
-    """The entries that a search can find."""
-    return [entry for entry in LEDGER.values() if not why_not(entry)]
-
-
-def search_all(entries: Sequence[Entry], seeds: int) -> list[Searched]:
-    """Search for all of them, AT_ONCE at a time, each in a process of its own."""
+def search_all(entries: Sequence[Entry], seeds: int) -> Iterator[Searched]:
+    """Search for all of them, AT_ONCE at a time, each in a process of its own; as they come."""
 
     def ask(entry: Entry) -> Searched:
         command = [sys.executable, "-P", "-m", "eagletwin.harness.bench_search", entry.id, str(seeds)]
@@ -159,13 +176,18 @@ def search_all(entries: Sequence[Entry], seeds: int) -> list[Searched]:
         if done.returncode:
             raise HarnessError(
                 f"the search for {entry.id} ended with exit code {done.returncode}: {done.stderr.decode()[-500:]}",
-                consequence="there is no figure of it, and no page was written",
+                consequence="there is no figure of it; those that came before it are kept",
                 remedy=f"`{' '.join(command[1:])}` by itself says more",
             )
         return msgspec.json.decode(done.stdout, type=Searched)
 
     with ThreadPoolExecutor(AT_ONCE) as pool:
-        return list(pool.map(ask, entries))
+        waiting = [pool.submit(ask, entry) for entry in entries]
+        try:
+            for one in as_completed(waiting):
+                yield one.result()
+        finally:
+            pool.shutdown(wait=False, cancel_futures=True)
 
 
 if __name__ == "__main__":

@@ -79,13 +79,14 @@ def confirm(
     limits: Limits,
     *,
     without: frozenset[str] = frozenset(),
+    view: View = DECLARED_VIEW,
     again: str = "",
 ) -> Outcome:
     """Make sure of what a case came to that ran after others: alone first, and if that shows nothing of it, after them.
 
     A finding that cannot be had again is `unknown`, and kept.
     """
-    alone = check(engine, case, folder, limits, without=without, again=again)
+    alone = check(engine, case, folder, limits, without=without, view=view, again=again)
     if alone.verdict.status != "equal":  # it needs no other case
         return alone
     if not before:
@@ -94,7 +95,7 @@ def confirm(
     for replay in (1, 2):
         sub = folder / f"sequence-{replay}"
         sub.mkdir()
-        second = judge(play(engine, before, case, sub, limits), without)
+        second = judge(play(engine, before, case, sub, limits), without, view)
         if not alike(second, found):
             verdict = nondeterministic(found, second, f"after the same {len(before)} cases again (sequence-{replay})")
             return conclude(case, verdict, alone.trace, folder, tuple(before), again)

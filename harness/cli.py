@@ -173,7 +173,7 @@ def fuzz(
     minutes: Annotated[float, typer.Option(min=0.01, help="How long to generate cases.")] = 5.0,
     max_cases: Annotated[
         int,
-        typer.Option("--cases", min=1, help="Generate no more than this many; 30 at a time share most of one configuration."),
+        typer.Option("--cases", min=1, help="Generate no more than this many; 20 at a time share most of one configuration."),
     ] = 1_000_000,
     seed: Annotated[int, typer.Option(min=0, help="The same seed draws the same cases.")] = 0,
     findings: Annotated[int, typer.Option(min=1, help="Go on until this many different rules were found broken.")] = 1,
@@ -182,6 +182,16 @@ def fuzz(
     ] = 3.0,
     model: Annotated[str | None, typer.Option(help="Only this model recipe.")] = None,
     topk: Annotated[int | None, typer.Option(help="Only this topk: 1, 2, 3, 4, 8 or 16.")] = None,
+    context_length: Annotated[
+        int | None, typer.Option(help="Only this context, up to its end, where live bugs show: 8, 16, 32 or 64.")
+    ] = None,
+    small_trees: Annotated[
+        bool, typer.Option("--small-trees", help="Trees with fewer nodes than their longest path, a live bug.")
+    ] = False,
+    update_weights: Annotated[
+        str | None,
+        typer.Option(metavar="disk|tensor", help="Workers that start with other weights, and are given the model's."),
+    ] = None,
     sampling: Annotated[
         Literal["none", "target", "rejection", "any"],
         typer.Option(help="Requests that sample: by the target alone, by rejection (chains), either."),
@@ -190,6 +200,7 @@ def fuzz(
     remedy: Remedies = None,
     patch: PatchFiles = None,
     without: RulesOff = None,
+    view: Views = "slot_layout",
     sglang: Sglang = "",
     kernels: KernelRuntime = "fast",
     device: Device = "cpu",
@@ -206,7 +217,7 @@ def fuzz(
     from itertools import islice
 
     from eagletwin.cases.sampling import searched
-    from eagletwin.cases.strategies import cases
+    from eagletwin.cases.strategies import SMALL_TREE, cases
 
     from .engines.process import Host, Limits, WouldNotStart
     from .engines.source import resolve
@@ -216,10 +227,18 @@ def fuzz(
     from .trial import Trials
 
     patches, off = patches_of(revert, remedy, patch), rules_off(without)
-    held = held_fields(model=model, topk=topk)
+    held = held_fields(
+        model=model,
+        topk=topk,
+        tree_size=SMALL_TREE if small_trees else None,
+        context_length=context_length,
+        update_weights=update_weights,
+    )
     words = ["eagletwin", "fuzz", "--seed", str(seed), *change_words(revert, remedy, patch, without)]
-    words += [word for name, value in held.items() for word in (f"--{name}", str(value))]
-    words += unusual_words(("--sampling", sampling, "none"))
+    asked = {name.replace("_", "-"): value for name, value in held.items() if name != "tree_size"}
+    words += [word for name, value in asked.items() for word in (f"--{name}", str(value))]
+    words += ["--small-trees"] * small_trees
+    words += unusual_words(("--sampling", sampling, "none"), ("--view", view, "slot_layout"))
     words += unusual_words(("--minutes", minutes, 5.0), ("--cases", max_cases, 1_000_000), ("--findings", findings, 1))
     words += unusual_words(("--shrink-minutes", shrink_minutes, 3.0), ("--kernels", kernels, "fast"), ("--sglang", sglang, ""))
     words += unusual_words(("--step-timeout", step_timeout, STEP_SECONDS), ("--case-timeout", case_timeout, CASE_SECONDS))
@@ -230,7 +249,7 @@ def fuzz(
     try:
         with Host(source=source, mode=mode) as host:
             limits = Limits(step=step_timeout, case=case_timeout)
-            trials = Trials(host, patches=patches, kernels=kernels, without=off, limits=limits)
+            trials = Trials(host, patches=patches, kernels=kernels, without=off, view=view, limits=limits)
             search = Fuzz(
                 trials,
                 folder,

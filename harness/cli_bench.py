@@ -1,12 +1,16 @@
 """`eagletwin bench …`: what all this costs, printed or written down. Each command measures by bench.py."""
 
+import sys
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from .cli_options import Sglang
+from .cli_options import Sglang, entries_of
 from .errors import EXIT_DIVERGED, EXIT_EQUAL
+
+if TYPE_CHECKING:
+    from .bench_record import Record
 
 bench = typer.Typer(add_completion=False, help="What all this costs on this machine.")
 
@@ -25,23 +29,6 @@ def bench_rate(
     print(f"{found.cases} cases in {found.seconds:.1f} s, run, traced and judged")
     print(f"{found.per_second:.2f} cases/s/core")
     return EXIT_EQUAL
-
-
-@bench.command("search")
-def bench_search(
-    entry: Annotated[list[str] | None, typer.Option(help="Only this entry of the ledger. Repeatable.")] = None,
-    seeds: Annotated[int, typer.Option(min=1, help="How many searches for each entry of the ledger.")] = 10,
-) -> int:
-    """How soon each undone fix of the ledger is found and made small. 1 if a search found nothing."""
-    from eagletwin.cases.regressions import LEDGER
-
-    from .bench_search import search_all, searchable, why_not
-    from .report.benchmarks import search_lines
-
-    chosen = [LEDGER[name] for name in entry] if entry else searchable()
-    found = search_all([one for one in chosen if not why_not(one)], seeds)
-    print("\n".join(search_lines(found, [one for one in (chosen if entry else LEDGER.values()) if why_not(one)])))
-    return EXIT_EQUAL if all(len(one.found) == seeds for one in found) else EXIT_DIVERGED
 
 
 @bench.command("acceptance")
@@ -64,34 +51,100 @@ def bench_acceptance(
     return EXIT_EQUAL
 
 
-@bench.command("all")
-def bench_all(
-    write: Annotated[Path, typer.Option(help="Folder for benchmarks.md and benchmarks.svg.")] = Path("docs"),
-    seeds: Annotated[int, typer.Option(min=1, help="How many searches for each entry of the ledger.")] = 10,
-) -> int:
-    """All of it, some twenty minutes, as a page and a plot."""
+Folder = Annotated[
+    Path | None, typer.Option("--write", help="Folder of benchmarks.json, .md and .svg; parts that are there already are kept.")
+]
+Entries = Annotated[list[str] | None, typer.Option("--entry", help="Only this entry of the ledger. Repeatable.")]
+Seeds = Annotated[int, typer.Option(min=1, help="How many searches for each entry of the ledger.")]
+Missing = Annotated[bool, typer.Option("--missing", help="Only what the folder has no figures of yet.")]
+
+
+@bench.command("speed")
+def bench_speed(write: Folder = None) -> int:
+    """Rates, start-up and growth, on a machine that does nothing else."""
+    from .bench_record import Record, read_record
+    from .report.benchmarks import page
+
+    print(page(_speed(read_record(write) if write else Record(), write)))
+    return EXIT_EQUAL
+
+
+@bench.command("search")
+def bench_search(entry: Entries = None, seeds: Seeds = 10, missing: Missing = False, write: Folder = None) -> int:
+    """How soon each bug of the ledger is found and made small. 1 if a search found nothing."""
     from eagletwin.cases.regressions import LEDGER
 
+    from .bench_record import Record, read_record
+    from .report.benchmarks import search_lines
+
+    record = read_record(write) if write else Record()
+    names = [one.id for name in entry for one in entries_of(name)] if entry else list(LEDGER)
+    wanted = [name for name in names if not (missing and name in record.searches)]
+    record = _search(record, wanted, seeds, write)
+    found = [record.searches[name].searched for name in wanted]
+    print("\n".join(search_lines(found)))
+    return EXIT_EQUAL if all(len(one.found) == seeds for one in found) else EXIT_DIVERGED
+
+
+@bench.command("all")
+def bench_all(write: Folder = Path("docs"), seeds: Seeds = 10, missing: Missing = False) -> int:
+    """All of it, as a page and a plot; whatever was measured is kept if this is ended before."""
+    from eagletwin.cases.regressions import LEDGER
+
+    from .bench_record import Record, read_record
+    from .report.benchmarks import page
+
+    record = read_record(write) if write else Record()
+    if not (missing and record.speed):
+        record = _speed(record, write)
+    record = _search(record, [name for name in LEDGER if not (missing and name in record.searches)], seeds, write)
+    print(page(record))
+    return EXIT_EQUAL
+
+
+def _speed(record: "Record", folder: Path | None) -> "Record":
+    from msgspec.structs import replace
+
     from . import bench as measure
-    from .bench_search import search_all, searchable, why_not
-    from .report.benchmarks import PAGE, PLOT, page, plot
+    from .bench_record import Speed, stamp
 
     rates = {topk: measure.spread([measure.rate(10, topk).per_second for _ in range(5)]) for topk in (1, 3)}
     alone, together = measure.parallel(10, 3)
-    growth = measure.growth(5)
-    text = page(
+    speed = Speed(
+        stamp=stamp(),
         rates=rates,
         share=measure.share(100),
         alone=alone,
         together=together,
         start=measure.start(5),
-        growth=growth,
-        found=search_all(searchable(), seeds),
-        others=[entry for entry in LEDGER.values() if why_not(entry)],
-        seeds=seeds,
+        growth=measure.growth(5),
     )
-    write.mkdir(parents=True, exist_ok=True)
-    (write / PAGE).write_text(text, encoding="utf-8")
-    (write / PLOT).write_text(plot(growth), encoding="utf-8")
-    print(text)
-    return EXIT_EQUAL
+    return _kept(replace(record, speed=speed), folder)
+
+
+def _search(record: "Record", names: list[str], seeds: int, folder: Path | None) -> "Record":
+    """Search for the entries; each is kept as soon as it is done."""
+    from msgspec.structs import replace
+
+    from eagletwin.cases.regressions import LEDGER
+
+    from .bench_record import Search, stamp
+    from .bench_search import search_all
+
+    for one in search_all([LEDGER[name] for name in names], seeds):
+        record = _kept(replace(record, searches=record.searches | {one.entry: Search(stamp(), one)}), folder)
+        print(f"{one.entry}: {len(one.found)} of {one.seeds}", file=sys.stderr, flush=True)
+    return record
+
+
+def _kept(record: "Record", folder: Path | None) -> "Record":
+    """The record, written down with its page and plot."""
+    from .bench_record import write_record
+    from .report.benchmarks import PAGE, PLOT, page, plot
+
+    if folder:
+        write_record(folder, record)
+        (folder / PAGE).write_text(page(record), encoding="utf-8")
+        if record.speed:
+            (folder / PLOT).write_text(plot(record.speed.growth), encoding="utf-8")
+    return record

@@ -23,6 +23,7 @@ FEATURES: dict[str, str] = {
     "prompt_ends_in_page": "a prompt ended inside a page (page_size > 1)",
     "retraction": "a request lost its slots, and was prefilled again",
     "retraction_in_decode": "a request that had been verified lost its slots, and was prefilled again",
+    "chunk_ends_in_output": "a non-final chunk of a retracted request ended where its prompt had ended, or behind",
     "radix_hit": "a request reused rows that another had left in the radix cache",
     "radix_hit_in_page": "a reused prefix went on, the same, inside the page after it (page_size > 1)",
     "radix_hit_across_pages": "a reused prefix was longer than a page (page_size > 1)",

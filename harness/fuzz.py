@@ -28,7 +28,7 @@ from .check import Outcome, alike, confirm
 from .repro import write_script
 from .trial import Trial, Trials
 
-BLOCK = 30  # cases with one focus: building its few engines takes about as long as running ten cases
+BLOCK = 20  # cases with one focus: building its few engines takes about as long as running ten cases
 
 
 @dataclass(frozen=True, slots=True)
@@ -268,9 +268,10 @@ class _Block:
         return True
 
     def _iteration(self, trial: Trial) -> int:
-        """Where a smaller case must show it: no later than the smallest so far. Runs are stopped there."""
+        """Where a smaller case must show it: no later than the smallest so far. Runs are stopped there. -1: anywhere, as nobody
+        counts a kernel's iterations."""
         first = trial.verdict.first
-        return first.iteration if first is not None else -1
+        return first.iteration if first is not None and first.stage != "kernel" else -1
 
     def _shows_alone(self, trial: Trial) -> bool:
         alone = self._trials.look_alone(trial.case)
@@ -293,6 +294,7 @@ class _Block:
             patches=trials.patches,
             kernels=trials.kernels,
             without=trials.without,
+            view=trials.view,
         )
 
     def conclude(self) -> Finding:
@@ -311,6 +313,7 @@ class _Block:
             self._folder / "minimal",
             trials.limits,
             without=trials.without,
+            view=trials.view,
             again=f"python {self._folder / 'minimal' / 'repro.py'}",
         )
         return Finding(

@@ -13,7 +13,7 @@ from .case import Case, encode_case
 from .check import play
 from .engines.process import Host, Limits
 from .engines.wire import Kernels
-from .judge import Verdict, judge
+from .judge import DECLARED_VIEW, Verdict, View, judge
 from .patch import Patch
 from .trace import Header
 
@@ -42,7 +42,7 @@ class Trial:
 
 
 class Trials:
-    """Runs and judges cases on the engines of a host, all with the same patches and kernels."""
+    """Runs and judges cases on the engines of a host, all with the same patches and kernels, in the same view."""
 
     def __init__(
         self,
@@ -51,12 +51,14 @@ class Trials:
         patches: tuple[Patch, ...] = (),
         kernels: Kernels = "fast",
         without: frozenset[str] = frozenset(),
+        view: View = DECLARED_VIEW,
         limits: Limits = Limits(),  # noqa: B008  frozen
     ) -> None:
         self.host = host
         self.patches = patches
         self.kernels = kernels
         self.without = without
+        self.view = view
         self.limits = limits
         self.ran = 0  # cases that an engine ran
         self._known: dict[bytes, Trial] = {}
@@ -84,13 +86,13 @@ class Trials:
         with tempfile.TemporaryDirectory(prefix="eagletwin-") as scratch:
             trace = engine.run(case, Path(scratch), self.limits, fresh=False, until=until)
         self.ran += 1
-        return Trial(case, judge(trace, self.without), trace.header, engine.before, until)
+        return Trial(case, judge(trace, self.without, self.view), trace.header, engine.before, until)
 
     def look_alone(self, case: Case) -> Verdict:
         """Run and judge a case in a process of its own."""
         engine = self.host.engine(case, self.patches, self.kernels)
         with tempfile.TemporaryDirectory(prefix="eagletwin-") as scratch:
-            return judge(play(engine, (), case, Path(scratch), self.limits), self.without)
+            return judge(play(engine, (), case, Path(scratch), self.limits), self.without, self.view)
 
 
 def _canonical(case: Case) -> bytes:

@@ -100,6 +100,7 @@ def exercised(trace: Trace, stories: dict[str, Story]) -> tuple[str, ...]:
         "prompt_ends_in_page": any(record.numbers["final"] and record.numbers["end"] % case.page_size for record in prefills),
         "retraction": any(record.round > 0 or record.attempt > 0 for record in prefills),
         "retraction_in_decode": any(record.round > 0 for record in prefills),
+        "chunk_ends_in_output": any(record.numbers["end"] >= len(prompts[record.request]) for record in chunks),
         "radix_hit": bool(hits),
         "radix_hit_in_page": case.page_size > 1 and any(goes_on(record) for record in hits),
         "radix_hit_across_pages": case.page_size > 1 and any(record.numbers["start"] > case.page_size for record in hits),

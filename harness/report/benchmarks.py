@@ -1,25 +1,21 @@
 """The benchmark as a page and a plot."""
 
-import datetime
-import os
-import platform
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from statistics import fmean
 
-from eagletwin.cases.entry import Entry
+from eagletwin.cases.regressions import LEDGER
 from eagletwin.harness.acceptance import Acceptance
 from eagletwin.harness.acceptance_layers import NEW_TOKENS, PROMPT_SIZE, PROMPTS, SEEDS, Cost
-from eagletwin.harness.bench import Share, Spread, spread
-from eagletwin.harness.bench_search import AT_ONCE, GIVE_UP, SECONDS, SHRINK_SECONDS, Searched, why_not
-from eagletwin.harness.versions import installed
+from eagletwin.harness.bench import Spread, spread
+from eagletwin.harness.bench_record import RECORD, Record, Search, Speed, Stamp
+from eagletwin.harness.bench_search import AT_ONCE, GIVE_UP, SECONDS, SHRINK_SECONDS, Searched
 
 PAGE, PLOT = "benchmarks.md", "benchmarks.svg"
 
 
-def search_lines(results: Sequence[Searched], others: Sequence[Entry]) -> list[str]:
-    """A table: for each entry how soon it was found and small, and what the smallest cases were; of the others, why not."""
+def search_lines(results: Sequence[Searched]) -> list[str]:
+    """A table: for each entry how many searches found it, how soon it was found and small, and what the smallest cases were."""
     lines = [
         "| entry | told beside the change | found | cases to find | s to find | runs to smallest | s to smallest "
         "| smallest cases |",
@@ -38,65 +34,81 @@ def search_lines(results: Sequence[Searched], others: Sequence[Entry]) -> list[s
         more = f"; {len(sizes) - 3} others" if len(sizes) > 3 else ""
         count = f"{len(one.found)} of {one.seeds}"
         lines.append(f"| {one.entry} | {one.told or '-'} | {count} | {' | '.join(figures)} | {smallest}{more} |")
-    return [*lines, *(f"| {entry.id} | not searched: {why_not(entry)} | - | - | - | - | - | - |" for entry in others)]
+    return lines
 
 
-def page(
-    *,
-    rates: Mapping[int, Spread],
-    share: Share,
-    alone: Spread,
-    together: Spread,
-    start: Spread,
-    growth: Mapping[str, Mapping[int, Spread]],
-    found: Sequence[Searched],
-    others: Sequence[Entry],
-    seeds: int,
-) -> str:
-    """The page, in Markdown."""
-    versions = ", ".join(f"{name} {installed(name)}" for name in ("sglang", "torch", "triton"))
-    overhead = (share.trace + share.judge) / share.whole
+def page(record: Record) -> str:
+    """The page, in Markdown: what was measured so far."""
     rows = [
         "# Benchmarks",
         "",
-        f"Written by `make bench` on {datetime.date.today().isoformat()}: {platform.machine()}, {os.cpu_count()} cores "
-        f"({_processor()}), Linux, Python {platform.python_version()}, {versions}. Figures are medians (lowest-highest). "
-        "Ratios hold on other machines; seconds do not.",
+        f"Written by `make bench`, from [{RECORD}]({RECORD}). Figures are medians (lowest-highest). Ratios hold on other "
+        "machines; seconds do not.",
+        "",
+        "## Speed",
+        "",
+        *(_speed_lines(record.speed) if record.speed else ["Not measured yet: `eagletwin bench speed --write docs`.", ""]),
+        "## Search",
+        "",
+        "A fix is undone, or the release has the bug, and `fuzz` is told nothing else but what generated cases hold back: "
+        "drafts of several layers and their trees, requests that sample, contexts of a few tokens, trees with fewer nodes than "
+        "their longest path, new weights; and a view in which what is declared is wrong. The live bugs which most of those "
+        "cases would show are mended, unless they are what is searched for. Seconds begin when SGLang is imported, and are "
+        f"those of {AT_ONCE} searches at a time, each of up to {SECONDS:.0f} s, and {SHRINK_SECONDS:.0f} s for its smallest "
+        f"case; after {GIVE_UP} seeds that found nothing an entry is given up. A finding counts if its smallest case shows "
+        "nothing with the entry's fix.",
+        "",
+        *_stamp_lines(record.searches),
+        *search_lines([record.searches[name].searched for name in LEDGER if name in record.searches]),
+    ]
+    absent = [name for name in LEDGER if name not in record.searches]
+    if absent:
+        rows += ["", f"Not searched for yet (`eagletwin bench search --missing --write docs`): {', '.join(absent)}."]
+    return "\n".join([*rows, ""])
+
+
+def _stamp_lines(searches: Mapping[str, Search]) -> list[str]:
+    """When and on what the entries were searched for: a line for each day and machine."""
+    stamps: dict[Stamp, list[str]] = {}
+    for name, search in searches.items():
+        stamps.setdefault(search.stamp, []).append(name)
+    lines = []
+    for stamp, names in stamps.items():
+        which = f" ({', '.join(names)})" if len(stamps) > 1 else ""
+        lines += [f"{_measured(stamp)}{which}", ""]
+    return lines
+
+
+def _measured(stamp: Stamp) -> str:
+    return f"Measured on {stamp.date}: {stamp.machine}; {stamp.versions}."
+
+
+def _speed_lines(speed: Speed) -> list[str]:
+    share = speed.share
+    overhead = (share.trace + share.judge) / share.whole
+    rows = [
+        _measured(speed.stamp),
         "",
         "| what | figure | how |",
         "|---|---|---|",
         *(
             f"| cases/s on one core, run, traced and judged, all kernels real (1-3 requests, prompts 10-40, about 3 rounds, "
             f"num_steps 3, topk {topk}) | {found} of {found.n} | `eagletwin bench rate --topk {topk}` |"
-            for topk, found in rates.items()
+            for topk, found in speed.rates.items()
         ),
         f"| of a case's {1000 * share.whole:.0f} ms: trace {1000 * share.trace:.1f} ms, judge {1000 * share.judge:.1f} ms | "
         f"{overhead:.0%} | the same cases in turn on an engine that records nothing |",
-        f"| two processes at once against one, in turn | {together.median / alone.median:.2f} times ({alone} and {together} "
-        "cases/s) | `eagletwin bench rate`, twice at once |",
-        f"| from the shell to the verdict, warm caches | {start} s | `eagletwin check 25015` |",
+        f"| two processes at once against one, in turn | {speed.together.median / speed.alone.median:.2f} times "
+        f"({speed.alone} and {speed.together} cases/s) | `eagletwin bench rate`, twice at once |",
+        f"| from the shell to the verdict, warm caches | {speed.start} s | `eagletwin check 25015` |",
         "",
-        "## Search",
-        "",
-        f"A fix is undone, or the release has the bug, and `fuzz` is told nothing else; {seeds} seeds each. Drafts of several "
-        "layers, and requests that sample, are generated only where they are asked for; the live bugs which most of those "
-        "cases would show are mended, unless they are what is searched for. Seconds begin when SGLang is imported, and are "
-        f"those of {AT_ONCE} searches at a time, each of up to {SECONDS:.0f} s, and {SHRINK_SECONDS:.0f} s for its smallest "
-        f"case; after {GIVE_UP} that found nothing an entry is given up. A finding counts if its smallest case is equal with "
-        "the entry's fix.",
-        "",
-        *search_lines(found, others),
-        "",
-        "## Growth",
-        "",
-        "Milliseconds of a case, run, traced and judged:",
+        "Milliseconds of a case, run, traced and judged, by its size:",
         "",
     ]
-    for name, values in growth.items():
+    for name, values in speed.growth.items():
         rows += [f"| {name} | {' | '.join(str(value) for value in values)} |", f"|---|{'---|' * len(values)}"]
         rows += [f"| ms | {' | '.join(f'{1000 * found.median:.0f}' for found in values.values())} |", ""]
-    rows += [f"![time of a case by its size]({PLOT})", ""]
-    return "\n".join(rows)
+    return [*rows, f"![time of a case by its size]({PLOT})", ""]
 
 
 def acceptance_lines(found: Sequence[Acceptance]) -> list[str]:
@@ -126,14 +138,6 @@ def layers_lines(found: Sequence[Cost]) -> list[str]:
         f"| {one.cost:.1%} ± {one.spread:.1%} | {one.stale:.0%} |"
         for one in found
     ]
-
-
-def _processor() -> str:
-    try:
-        lines = Path("/proc/cpuinfo").read_text().splitlines()
-    except OSError:
-        lines = []
-    return next((line.partition(":")[2].strip() for line in lines if line.startswith("model name")), "unknown")
 
 
 def plot(growth: Mapping[str, Mapping[int, Spread]]) -> str:

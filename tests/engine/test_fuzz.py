@@ -68,7 +68,7 @@ def test_when_time_is_up_the_smallest_so_far_counts_and_says_so(host: Host, tmp_
 
 
 def test_what_hangs_on_the_cases_before_it_is_a_state_leak_and_keeps_them(host: Host, tmp_path: Path) -> None:
-    """A worker that goes wrong after its fortieth draft, whatever the case."""
+    """A worker that goes wrong after its hundredth draft, whatever the case."""
     counted = "self._drafts = getattr(self, '_drafts', 0) + 1\n"
     leak = Patch(
         name="leak",
@@ -76,7 +76,7 @@ def test_what_hangs_on_the_cases_before_it_is_a_state_leak_and_keeps_them(host: 
             Edit(
                 target=FORWARD,
                 match=ARGMAX,
-                replacement=f"{counted}topk_index = (torch.argmax if self._drafts < 40 else torch.argmin)(",
+                replacement=f"{counted}topk_index = (torch.argmax if self._drafts < 100 else torch.argmin)(",
             ),
         ),
     )
@@ -140,3 +140,16 @@ def test_ctrl_c_while_shrinking_keeps_what_was_found_and_says_where(tmp_path: Pa
         [sys.executable, minimal / "repro.py"], cwd=tmp_path, capture_output=True, check=False, env={**os.environ}
     )
     assert script.returncode == 1
+
+
+def test_what_a_kernel_shows_gets_small_as_well(host: Host, tmp_path: Path) -> None:
+    """A live bug near the end of a context. Nobody counts a kernel's iterations: smaller cases are run to their end."""
+    held = {"context_length": 16, "num_steps": 5, "topk": 1}
+    fuzz = Fuzz(
+        Trials(host), tmp_path, seed=0, seconds=1e9, max_cases=60, shrink_seconds=120.0, command="eagletwin fuzz", held=held
+    )
+    finding = first(fuzz)
+    case = finding.outcome.case
+    assert (finding.kind, finding.partial) == ("kernel.memory", False)
+    assert (case.page_size, case.chunks, case.events) == (1, (), ())
+    assert max(len(one.prompt) + one.max_new_tokens for one in case.requests) == 14  # up to the end of the context

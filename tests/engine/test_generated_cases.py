@@ -35,6 +35,7 @@ ENOUGH = {
     "early_stop": 0.1,
     "prompt_ends_in_page": 0.1,
     "page_crossed_in_draft": 0.1,
+    "chunk_ends_in_output": 0.03,
     "radix_hit": 0.1,
     "radix_hit_in_page": 0.02,
     "radix_hit_across_pages": 0.02,

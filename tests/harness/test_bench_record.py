@@ -1,0 +1,60 @@
+"""The benchmark's page: written from what was measured, part by part."""
+
+from pathlib import Path
+
+import pytest
+
+from eagletwin.cases.regressions import LEDGER
+from eagletwin.harness.bench import Share, Spread, spread
+from eagletwin.harness.bench_record import RECORD, Record, Search, Speed, Stamp, read_record, write_record
+from eagletwin.harness.bench_search import Found, Searched, told
+from eagletwin.harness.errors import InputError
+from eagletwin.harness.report.benchmarks import page
+
+MONDAY, TUESDAY = (Stamp(f"2026-01-{day}", "a machine", "versions") for day in ("05", "06"))
+ONE = Spread(1.0, 0.5, 2.0, 5)
+SPEED = Speed(MONDAY, {1: ONE, 3: ONE}, Share(0.06, 0.006, 0.003), ONE, ONE, ONE, {"topk": {1: ONE, 16: ONE}})
+
+
+def searched(entry: str, *seconds: float, seeds: int) -> Searched:
+    return Searched(entry, "", seeds, tuple(Found(3, taken, 20, 2.0, "num_steps 1", False) for taken in seconds))
+
+
+def test_a_record_is_read_as_it_was_written(tmp_path: Path) -> None:
+    record = Record(speed=SPEED, searches={"25015": Search(MONDAY, searched("25015", 1.0, seeds=1))})
+    write_record(tmp_path / "docs", record)
+    assert read_record(tmp_path / "docs") == record
+    assert read_record(tmp_path) == Record()
+    (tmp_path / RECORD).write_text("{")
+    with pytest.raises(InputError, match="written over"):
+        read_record(tmp_path)
+
+
+def test_each_part_of_the_page_has_its_own_day_and_what_is_missing_is_named() -> None:
+    record = Record(
+        speed=SPEED,
+        searches={
+            "25015": Search(MONDAY, searched("25015", 1.0, 2.0, 9.0, seeds=4)),
+            "26329": Search(TUESDAY, searched("26329", seeds=3)),
+        },
+    )
+    text = page(record)
+    assert "Measured on 2026-01-05: a machine; versions. (25015)" in text
+    assert "Measured on 2026-01-06: a machine; versions. (26329)" in text
+    assert f"| 25015 | - | 3 of 4 | 3 (3-3) | {spread([1.0, 2.0, 9.0])} |" in text
+    assert "| 26329 | - | 0 of 3 | - | - |" in text
+    absent = text.partition("Not searched for yet")[2]
+    assert all(f" {name}," in absent or f" {name}." in absent for name in LEDGER if name not in record.searches)
+    assert "25015" not in absent
+    assert "Not measured yet" in page(Record())
+
+
+def test_every_entry_can_be_searched_for() -> None:
+    """What a search is told is something that generated cases can be."""
+    from eagletwin.cases.strategies import VALUES, focus_of
+
+    for entry in LEDGER.values():
+        held = told(entry)
+        assert all(value in VALUES[name] for name, value in held.items()), entry.id
+        focus = focus_of(0, **held)
+        assert all(getattr(focus, name) == value for name, value in held.items()), entry.id
