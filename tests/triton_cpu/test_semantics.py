@@ -9,6 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from eagletwin.harness.engines import triton_cpu
+from eagletwin.harness.engines.triton_cpu import language as L
 from eagletwin.harness.engines.triton_cpu import values as V
 
 from . import kernels as K
@@ -121,3 +122,19 @@ def test_a_replaced_global_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(K, "SCALE", K.tl.constexpr(11))
         K.control[(1,)](source, out, 1, BLOCK=8, FLAG=False)
     assert not torch.equal(before, out)
+
+
+@pytest.mark.parametrize("size", [16, 4096])
+def test_where_is_the_same_in_small_and_large_blocks(size: int) -> None:
+    """Large blocks are filled and copied into: whichever of the two is a number, smaller, or of another type."""
+    block = np.arange(size, dtype=np.float32).reshape(4, -1)
+    row = -block[:1]
+    for x, y in ((block, -np.inf), (2.5, block), (block, row), (row, block), (block, -block), (block.astype(np.int64), block)):
+        for keep in (block % 3 == 0, block >= 0, block < 0, (block[:1] % 2 == 0)):
+            wanted = np.where(keep, x, y).astype(np.float32)
+            before = [np.array(value) for value in (x, y)]
+            found = L.where(keep, x, y)
+            assert found.dtype == np.float32
+            np.testing.assert_array_equal(found, wanted)
+            for value, kept in zip((x, y), before, strict=True):
+                np.testing.assert_array_equal(value, kept)

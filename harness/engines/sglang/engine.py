@@ -1,7 +1,7 @@
 """One configuration of the real worker, forked from the zygote: it builds the scheduler and never runs a case itself.
 
 Each case runs in a runner, a fork of this process. A runner runs up to CASES_PER_RUNNER cases, one after another, since a fork
-costs about as much as a small case; it is replaced when a case asks for a fresh one, and after anything but a clean end.
+costs more than a small case; it is replaced when a case asks for a fresh one, and after anything but a clean end.
 """
 
 import gc
@@ -18,7 +18,7 @@ from eagletwin.harness.trace import EngineInfo
 from . import boot, identity, kernels, parts, patches, ranks, runner, stubs
 from .supervise import Runner, die_with_parent, reap, supervise
 
-CASES_PER_RUNNER = 20
+CASES_PER_RUNNER = 60
 
 
 def serve(connection: socket.socket, build: wire.Build) -> NoReturn:

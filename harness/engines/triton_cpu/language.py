@@ -84,7 +84,7 @@ def zeros_like(input: Any) -> Any:
     return np.zeros_like(input)[()]
 
 
-_SPARSE = 1024  # elements from which filling and scattering is faster than np.where when few lanes are taken
+_LARGE = 1024  # elements from which filling and copying is faster than np.where
 
 
 def where(condition: Any, x: Any, y: Any) -> Any:
@@ -103,13 +103,13 @@ def where(condition: Any, x: Any, y: Any) -> Any:
     if condition.dtype is not BOOL:
         condition = condition != 0
     condition, x, y = aligned(condition, convert(x, dtype), convert(y, dtype))
-    large = condition.size >= _SPARSE and y.__class__ is not ndarray and np.shape(x) == condition.shape
-    if large and np.count_nonzero(condition) * 4 <= condition.size:
-        result = filled(condition.shape, y, dtype)
-        lanes = condition.ravel().nonzero()[0]
-        result.ravel()[lanes] = x.ravel().take(lanes)
-        return result
-    return np.where(condition, x, y)
+    if condition.size < _LARGE or x.__class__ is not ndarray or x.shape != condition.shape:
+        return np.where(condition, x, y)
+    result = filled(condition.shape, y, dtype) if y.__class__ is not ndarray else y.copy() if y.shape == x.shape else None
+    if result is None:
+        return np.where(condition, x, y)
+    np.copyto(result, x, where=condition)
+    return result
 
 
 def _where_brain(condition: Any, x: Any, y: Any) -> Any:

@@ -55,9 +55,9 @@ class Launch:
 def bind(kernel: Compiled, args: tuple[Any, ...], kwargs: dict[str, Any], grid: Any) -> Launch:
     """Match arguments to parameters (launch options such as num_warps are dropped).  TypeError if one is missing."""
     arguments = {**kernel.defaults, **dict(zip(kernel.parameters, args, strict=False))}
-    for name in kernel.parameters:
-        if name in kwargs:
-            arguments[name] = kwargs[name]
+    for name, value in kwargs.items():
+        if name in kernel.parameters:
+            arguments[name] = value
     if len(arguments) < len(kernel.parameters) or len(args) > len(kernel.parameters):
         missing = [name for name in kernel.parameters if name not in arguments]
         raise TypeError(f"kernel {kernel.name!r}: missing arguments {missing}" if missing else "too many arguments")

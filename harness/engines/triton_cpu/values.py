@@ -99,6 +99,8 @@ def convert(value: Any, dtype: np.dtype[Any]) -> Any:
     """value as dtype with C casting (wraps, truncates); Python numbers become scalars."""
     if isinstance(value, (ndarray, np.generic)):
         return value if value.dtype is dtype else value.astype(dtype)
+    if value.__class__ is float and dtype.kind == "f":
+        return dtype.type(value)
     return np.asarray(value).astype(dtype)[()]
 
 
@@ -147,7 +149,7 @@ def add(a: Any, b: Any) -> Any:
         dtype = result.dtype
         if dtype is I32 or dtype is F32:
             return result
-    elif cls not in _SUSPECT:
+    elif cls not in _SUSPECT or (cls is i64 and (a.__class__ is i64 or b.__class__ is i64)):
         return result
     return _settled(operator.add, a, b, result)
 
@@ -163,7 +165,7 @@ def sub(a: Any, b: Any) -> Any:
         dtype = result.dtype
         if dtype is I32 or dtype is F32:
             return result
-    elif cls not in _SUSPECT:
+    elif cls not in _SUSPECT or (cls is i64 and (a.__class__ is i64 or b.__class__ is i64)):
         return result
     return _settled(operator.sub, a, b, result)
 
@@ -177,7 +179,7 @@ def mul(a: Any, b: Any) -> Any:
         dtype = result.dtype
         if dtype is I32 or dtype is F32:
             return result
-    elif cls not in _SUSPECT:
+    elif cls not in _SUSPECT or (cls is i64 and (a.__class__ is i64 or b.__class__ is i64)):
         return result
     return _settled(operator.mul, a, b, result)
 
