@@ -18,6 +18,23 @@ class Side:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Needs:
+    """What the mode of a run must have for a bug to be there at all: without it both sides are the same.
+
+    options  what to type for it; graphs  whether it takes CUDA graphs, which a GPU has unless it is told otherwise
+    """
+
+    device: str
+    dtype: str
+    attention: str
+    graphs: bool
+
+    @property
+    def options(self) -> str:
+        return f"--device {self.device} --dtype {self.dtype} --attention {self.attention}"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Entry:
     """One known bug.
 
@@ -28,6 +45,7 @@ class Entry:
     by_hand   what builds a worker on `last_bad` that the release itself would not, so that the bug can show
     beside    release -> what repairs another bug of it that would show first
     trigger   what a run needs for the bug to matter
+    needs     what the mode must have, where the CPU engine as it always is does not reach the bug
     case      minimal: equal on the green side, diverged on the red one
 
     One of these tells the two sides apart:
@@ -48,6 +66,7 @@ class Entry:
     hidden: str = ""
     by_hand: Patch | None = None
     beside: Mapping[str, Patch] = field(default_factory=dict)
+    needs: Needs | None = None
     revert: Patch | None = None
     remedy: Patch | None = None
     view: View | None = None

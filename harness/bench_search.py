@@ -32,6 +32,7 @@ from .errors import HarnessError
 from .fuzz import Finding, Fuzz
 from .models.recipes import RECIPES
 from .patch import Patch
+from .reach import unreached
 from .trial import Trials
 
 AT_ONCE = 2  # processes
@@ -60,6 +61,11 @@ class Searched(Struct, frozen=True):
     told: str
     seeds: int
     found: tuple[Found, ...]
+
+
+def why_not(entry: Entry) -> str:
+    """Why no search is made for an entry; empty if one is."""
+    return unreached(entry)  # searches run on the CPU engine as it always is
 
 
 def told(entry: Entry) -> dict[str, Any]:

@@ -40,6 +40,7 @@ from .cli_options import (
     Views,
     case_of,
     change_words,
+    entry_named,
     held_fields,
     ledger_of,
     mode_of,
@@ -124,6 +125,7 @@ def check(
         from . import check as checking
         from .engines.process import Host, Limits, WouldNotStart
         from .paths import new_run_folder
+        from .reach import unreached
         from .repro import write_script
 
         chosen, before = case_of(case), tuple(case_of(name) for name in after or ())
@@ -165,6 +167,9 @@ def check(
             )
     print(outcome.report)
     print(f"  folder: {folder}")
+    entry = entry_named(case)
+    if entry is not None and unreached(entry, mode):
+        print(f"  note: {unreached(entry, mode)}. The verdict is of the case here, and says nothing of that bug")
     return exit_code_of(outcome.verdict.status)
 
 
@@ -297,7 +302,7 @@ def prove(
     step_timeout: StepSeconds = STEP_SECONDS,
     case_timeout: CaseSeconds = CASE_SECONDS,
 ) -> int:
-    """Prove fixes: red without the fix, green with it."""
+    """Prove fixes: red without the fix, green with it. Of `all`, those that this mode reaches; the rest is listed."""
     if on_releases:
         if sglang:
             raise InputError("--releases names the releases itself", consequence="nothing was run", remedy="leave --sglang out")
@@ -311,9 +316,16 @@ def prove(
         zygote.start()  # it imports SGLang while this process imports torch
         from . import prove as proving
         from .engines.process import Host, Limits, WouldNotStart
+        from .reach import unreached, unreached_text
         from .report.table import proof_table, proof_title
 
-        chosen = ledger_of(entries)
+        ledger = ledger_of(entries)
+        chosen = [entry for entry in ledger if not unreached(entry, mode)]
+        others = [entry for entry in ledger if unreached(entry, mode)]
+        for entry in others:
+            print(f"{proof_title(entry)}{unreached_text(entry, mode)}")
+        if not chosen:
+            return EXIT_UNKNOWN
         proofs = []
         with Host(zygote) as host:
             try:
@@ -327,9 +339,12 @@ def prove(
             except WouldNotStart as error:
                 print(f"UNKNOWN\n\n  {error}")
                 return EXIT_UNKNOWN
-    proof_table(proofs)
+    proof_table(proofs, others)
     print(f"{sum(proof.holds for proof in proofs)} of {len(proofs)} proven in {time.monotonic() - begun:.1f} s")
-    return proving.worst([proof.exit_code for proof in proofs])
+    if others:
+        print(f"not reached in this mode, and so not run: {', '.join(entry.id for entry in others)}")
+    named = others and "all" not in entries  # of `all`, what this mode has not is none of its proofs
+    return proving.worst([proof.exit_code for proof in proofs] + ([EXIT_UNKNOWN] if named else []))
 
 
 @app.command()

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from .cli_options import Sglang, entries_of
-from .errors import EXIT_DIVERGED, EXIT_EQUAL
+from .errors import EXIT_DIVERGED, EXIT_EQUAL, EXIT_UNKNOWN
 
 if TYPE_CHECKING:
     from .bench_record import Record
@@ -75,15 +75,22 @@ def bench_search(entry: Entries = None, seeds: Seeds = 10, missing: Missing = Fa
     from eagletwin.cases.regressions import LEDGER
 
     from .bench_record import Record, read_record
+    from .bench_search import why_not
     from .report.benchmarks import search_lines
 
     record = read_record(write) if write else Record()
-    names = [one.id for name in entry for one in entries_of(name)] if entry else list(LEDGER)
+    entries = [one for name in entry for one in entries_of(name)] if entry else list(LEDGER.values())
+    for one in entries:
+        if why_not(one):
+            print(f"not searched for: {why_not(one)}", file=sys.stderr)
+    names = [one.id for one in entries if not why_not(one)]
     wanted = [name for name in names if not (missing and name in record.searches)]
     record = _search(record, wanted, seeds, write)
     found = [record.searches[name].searched for name in wanted]
     print("\n".join(search_lines(found)))
-    return EXIT_EQUAL if all(len(one.found) == seeds for one in found) else EXIT_DIVERGED
+    if any(len(one.found) < seeds for one in found):
+        return EXIT_DIVERGED
+    return EXIT_UNKNOWN if entry and len(names) < len(entries) else EXIT_EQUAL
 
 
 @bench.command("all")
@@ -92,12 +99,14 @@ def bench_all(write: Folder = Path("docs"), seeds: Seeds = 10, missing: Missing 
     from eagletwin.cases.regressions import LEDGER
 
     from .bench_record import Record, read_record
+    from .bench_search import why_not
     from .report.benchmarks import page
 
     record = read_record(write) if write else Record()
     if not (missing and record.speed):
         record = _speed(record, write)
-    record = _search(record, [name for name in LEDGER if not (missing and name in record.searches)], seeds, write)
+    names = [name for name, entry in LEDGER.items() if not (why_not(entry) or (missing and name in record.searches))]
+    record = _search(record, names, seeds, write)
     print(page(record))
     return EXIT_EQUAL
 

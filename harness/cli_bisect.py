@@ -76,11 +76,15 @@ def bisect(
 ) -> int:
     """Say which release, commit or feature a divergence hangs on. 0: it is named; 125: it cannot be told."""
     from .bisect.state import Subject
+    from .reach import unreached, unreached_text
 
     _check_options(since or until, git, features, sglang)
     if rule:
         rule_of(rule)
     entry = entry_named(case)
+    if entry is not None and unreached(entry):
+        print(unreached_text(entry))
+        return EXIT_UNKNOWN
     if entry is not None and entry.view is not None and view == "slot_layout":
         view = entry.view  # what is declared is looked for where it is a divergence
     subject = Subject(

@@ -61,11 +61,12 @@ def gpu_plan(
     import msgspec
 
     from .cli_options import check_attention, ledger_of
-    from .gpu.context_end import context_end
+    from .engines.mode import Mode
     from .gpu.faults import faults
-    from .gpu.plan import generated, plain, proofs
+    from .gpu.plan import GRAPHS, generated, plain, proofs
     from .gpu.sampling import sampling
     from .gpu.sizes import every_size
+    from .reach import unreached
 
     check_attention(attention, "cuda", dtype)
     if dtype != "float32" and (sizes or samples or rate):
@@ -77,10 +78,18 @@ def gpu_plan(
     jobs = plain(groups, cases, seed, rate) if rate else generated(groups, cases, seed, tp, dtype, attention)
     jobs += every_size(tp) if sizes else []
     jobs += sampling(samples, cases, seed)
-    jobs += proofs(ledger_of(entries), tp=tp, dtype=dtype, attention=attention) if entries else []
+    mode = Mode(device="cuda", graphs=GRAPHS, dtype=dtype, attention=attention)
+    ledger = ledger_of(entries or [])
+    others = [entry for entry in ledger if unreached(entry, mode)]
+    if others and "all" not in (entries or ()):
+        raise InputError(
+            unreached(others[0], mode), consequence="no plan was written", remedy="give these options, or leave the entry out"
+        )
+    jobs += proofs([entry for entry in ledger if entry not in others], tp=tp, dtype=dtype, attention=attention)
     jobs += faults(dtype, attention) if planted else []
-    jobs += context_end() if planted and attention == "fa3" else []
     file.write_bytes(msgspec.json.encode(jobs))
+    for entry in others:
+        print(f"left out: {unreached(entry, mode)}")
     print(f"{len(jobs)} jobs, {sum(len(job.cases) for job in jobs)} cases: {file}")
     return EXIT_EQUAL
 

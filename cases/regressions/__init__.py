@@ -5,6 +5,7 @@ from eagletwin.cases.entry import Entry
 from . import (
     boundary_kv,
     chain_hidden,
+    context_end,
     greedy_drafts,
     indices_overflow,
     multi_layer_chunk_tail,
@@ -46,5 +47,6 @@ LEDGER: dict[str, Entry] = {
         boundary_kv.ENTRY,
         *greedy_drafts.ENTRIES,
         retracted_chunk_tail.ENTRY,
+        context_end.ENTRY,
     )
 }

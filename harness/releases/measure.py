@@ -15,6 +15,7 @@ from eagletwin.harness.engines.provision import NotFetched
 from eagletwin.harness.errors import EagletwinError, HarnessError
 from eagletwin.harness.judge import Verdict
 from eagletwin.harness.probes import Probe
+from eagletwin.harness.reach import unreached
 from eagletwin.harness.trace import Trace
 
 from .store import Cell, Measured, Output
@@ -43,6 +44,12 @@ def cell_of(entry: Entry | Probe, verdict: Verdict, seconds: float = 0.0) -> Cel
         return Cell(asked=asked, status="red", rule=verdict.rule, own=own, seconds=seconds)
     why = ": ".join(part for part in (verdict.rule, verdict.reason) if part)
     return Cell(asked=asked, status="cannot tell", rule=verdict.rule, why=why, seconds=seconds)
+
+
+def cell_untold(entry: Entry | Probe) -> Cell | None:
+    """What can be said of an entry without asking a release, on a CPU; None: a release must be asked."""
+    why = "" if isinstance(entry, Probe) else unreached(entry)
+    return Cell(asked=asked_of(entry), status="cannot tell", why=why) if why else None
 
 
 def measure(

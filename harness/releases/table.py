@@ -10,7 +10,7 @@ from eagletwin.harness.engines.provision import NotFetched
 from eagletwin.harness.probes import Probe
 
 from .hosts import hosts
-from .measure import asked_of, asked_output, digest_of, measure, plain_greedy
+from .measure import asked_of, asked_output, cell_untold, digest_of, measure, plain_greedy
 from .store import Measured, read, write
 
 
@@ -31,8 +31,13 @@ def fill(
     missing = {}
     for name in names:
         cells = found[name].cells
+        untold = {entry.id: cell for entry in wanted if (cell := cell_untold(entry)) is not None}
+        if any(cells.get(entry) != cell for entry, cell in untold.items()):
+            cells.update(untold)
+            write(folder, found[name])
+        due_here = [entry for entry in wanted if entry.id not in untold]
         missing[name] = [
-            entry for entry in wanted if again or entry.id not in cells or cells[entry.id].asked != asked_of(entry)
+            entry for entry in due_here if again or entry.id not in cells or cells[entry.id].asked != asked_of(entry)
         ]
     due = [name for name in names if missing[name] or _output_is_due(found[name])]
     for name, host in hosts(due):

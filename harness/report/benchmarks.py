@@ -9,7 +9,7 @@ from eagletwin.harness.acceptance import Acceptance
 from eagletwin.harness.acceptance_layers import NEW_TOKENS, PROMPT_SIZE, PROMPTS, SEEDS, Cost
 from eagletwin.harness.bench import Spread, spread
 from eagletwin.harness.bench_record import RECORD, Record, Search, Speed, Stamp
-from eagletwin.harness.bench_search import AT_ONCE, GIVE_UP, SECONDS, SHRINK_SECONDS, Searched
+from eagletwin.harness.bench_search import AT_ONCE, GIVE_UP, SECONDS, SHRINK_SECONDS, Searched, why_not
 
 PAGE, PLOT = "benchmarks.md", "benchmarks.svg"
 
@@ -61,9 +61,10 @@ def page(record: Record) -> str:
         *_stamp_lines(record.searches),
         *search_lines([record.searches[name].searched for name in LEDGER if name in record.searches]),
     ]
-    absent = [name for name in LEDGER if name not in record.searches]
+    absent = [name for name, entry in LEDGER.items() if name not in record.searches and not why_not(entry)]
     if absent:
         rows += ["", f"Not searched for yet (`eagletwin bench search --missing --write docs`): {', '.join(absent)}."]
+    rows += [f"\nNever searched for: {why_not(entry)}." for entry in LEDGER.values() if why_not(entry)]
     return "\n".join([*rows, ""])
 
 

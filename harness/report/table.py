@@ -17,25 +17,32 @@ def proof_title(entry: Entry | Probe) -> str:
     return f"== {entry.id}: {entry.title}\n   {state}; matters with {entry.trigger}\n"
 
 
-def proof_table(proofs: Sequence[Proof]) -> None:
+def proof_table(proofs: Sequence[Proof], others: Sequence[Entry] = ()) -> None:
+    """Proofs, and the entries that the mode does not reach."""
     table = Table(
         Column("entry", overflow="fold"),
         "in",
         "with the fix",
         Column("without it", overflow="fold"),
-        "proof",
+        Column("proof", overflow="fold"),
         title_justify="left",
     )
     for proof in proofs:
         reverted = proof.reverted.verdict
         table.add_row(
             proof.entry.id,
-            proof.entry.buggy + ("" if proof.entry.fixed else " (live)"),
+            _in(proof.entry),
             proof.fixed.verdict.status,
             f"{reverted.status} {reverted.rule}".strip(),
             "[green]holds[/]" if proof.holds else f"[red]fails[/]: must be equal, then {proof.entry.rule}",
         )
+    for entry in others:
+        table.add_row(entry.id, _in(entry), "not run", "not run", "[yellow]unknown[/]: not reached")
     Console().print(table)
+
+
+def _in(entry: Entry) -> str:
+    return entry.buggy + ("" if entry.fixed else " (live)")
 
 
 def wheel_proof_table(proofs: Sequence[WheelProof]) -> None:

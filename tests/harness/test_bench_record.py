@@ -7,7 +7,7 @@ import pytest
 from eagletwin.cases.regressions import LEDGER
 from eagletwin.harness.bench import Share, Spread, spread
 from eagletwin.harness.bench_record import RECORD, Record, Search, Speed, Stamp, read_record, write_record
-from eagletwin.harness.bench_search import Found, Searched, told
+from eagletwin.harness.bench_search import Found, Searched, told, why_not
 from eagletwin.harness.errors import InputError
 from eagletwin.harness.report.benchmarks import page
 
@@ -44,7 +44,9 @@ def test_each_part_of_the_page_has_its_own_day_and_what_is_missing_is_named() ->
     assert f"| 25015 | - | 3 of 4 | 3 (3-3) | {spread([1.0, 2.0, 9.0])} |" in text
     assert "| 26329 | - | 0 of 3 | - | - |" in text
     absent = text.partition("Not searched for yet")[2]
-    assert all(f" {name}," in absent or f" {name}." in absent for name in LEDGER if name not in record.searches)
+    wanted = {name for name, entry in LEDGER.items() if not why_not(entry)}
+    assert all(f" {name}," in absent or f" {name}." in absent for name in wanted - {*record.searches})
+    assert [name for name in LEDGER if f"Never searched for: {name} is not reached" in text] == ["context-end"]
     assert "25015" not in absent
     assert "Not measured yet" in page(Record())
 

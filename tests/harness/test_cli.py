@@ -3,19 +3,22 @@
 import shutil
 import subprocess
 import sys
+from contextlib import nullcontext
 from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 import torch
 
+from eagletwin.cases.regressions import LEDGER
 from eagletwin.harness import doctor, pair
+from eagletwin.harness import prove as proving
 from eagletwin.harness.case import Case, Request
-from eagletwin.harness.cli import INTERRUPTED, guarded
+from eagletwin.harness.cli import INTERRUPTED, guarded, prove
 from eagletwin.harness.cli_options import entries_of
 from eagletwin.harness.cli_traces import diff
 from eagletwin.harness.doctor import missing_for_cuda
-from eagletwin.harness.engines import source
+from eagletwin.harness.engines import process, source, start
 from eagletwin.harness.engines.process import WouldNotStart
 from eagletwin.harness.errors import EXIT_INTERRUPTED, Told
 from eagletwin.harness.trace import Ending, EngineInfo, Recorder, new_header, write_trace
@@ -78,6 +81,34 @@ def test_a_gpu_that_is_missing_is_told_before_an_sglang_is_fetched(tmp_path: Pat
     assert done.returncode == 128
     assert "a CUDA engine needs it" in done.stderr
     assert "0.4.1" not in done.stderr
+
+
+NEEDS = "context-end is not reached in this mode: it needs --device cuda --dtype bfloat16 --attention fa3 and CUDA graphs"
+
+
+@pytest.mark.parametrize("command", ["prove", "bisect"])
+def test_an_entry_that_this_mode_does_not_reach_is_unknown_and_says_what_it_needs(tmp_path: Path, command: str) -> None:
+    done = eagletwin(command, "context-end", cwd=tmp_path)
+    assert done.returncode == 125, done
+    assert f"UNKNOWN  {NEEDS}\n  so:  neither side was run" in done.stdout
+    assert "try: eagletwin prove context-end --device cuda --dtype bfloat16 --attention fa3" in done.stdout
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize(("names", "code"), [(["all"], 0), (["25015", "context-end"], 125)])
+def test_of_all_entries_those_that_this_mode_does_not_reach_are_listed(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str], names: list[str], code: int
+) -> None:
+    asked: list[str] = []
+    monkeypatch.setattr(start, "Zygote", lambda *_: nullcontext(SimpleNamespace(start=lambda: None)))
+    monkeypatch.setattr(process, "Host", nullcontext)
+    monkeypatch.setattr(source, "resolve", lambda name: name)
+    monkeypatch.setattr(proving, "prove", lambda _host, entries, *_: asked.extend(entry.id for entry in entries) or ())
+    assert prove(names, out=tmp_path) == code
+    assert asked == [name for name in (LEDGER if names == ["all"] else names) if name != "context-end"]
+    said = capsys.readouterr().out
+    assert NEEDS in said
+    assert said.endswith("not reached in this mode, and so not run: context-end\n")
 
 
 def test_what_ended_after_it_said_why_says_no_more(capsys: pytest.CaptureFixture[str]) -> None:

@@ -18,7 +18,6 @@ from eagletwin.harness.engines.mode import CPU, Mode
 from eagletwin.harness.errors import InputError
 from eagletwin.harness.gpu.bundle import FLASH, OURS, SITE, SUMS, WEIGHTS, _is_wanted, _pack, _requirements, seal
 from eagletwin.harness.gpu.campaign import _gpus_of, read_plan
-from eagletwin.harness.gpu.context_end import context_end
 from eagletwin.harness.gpu.faults import ONE_GRAPH_OF_LAYERS, SINGLE_HEAD, faults
 from eagletwin.harness.gpu.paths import path, table
 from eagletwin.harness.gpu.plan import GRAPHS, MODES, generated, plain, proofs
@@ -228,11 +227,18 @@ def test_drafts_of_greedy_requests_are_proven_one_with_the_other_mended() -> Non
     assert {*plan[1].patches, *plan[3].patches} == {*plan[0].patches}
 
 
-def test_the_end_of_a_context_is_planned_as_released_mended_and_with_other_attention() -> None:
-    plan = context_end()
-    assert Counter(job.name.rpartition("/")[2] for job in plan) == {"released": 8, "mended": 8, "triton": 8}
-    for job in plan:
-        assert bool(job.patches) == job.name.endswith("mended")
-        for case in job.cases:
-            check_case(case, job.name)
-            assert case.engine.sglang.context_length == 16
+def test_an_entry_that_needs_flash_attention_is_planned_with_it_alone(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = tmp_path / "plan.json"
+    with pytest.raises(InputError, match=r"needs --dtype bfloat16 --attention fa3(?s:.*)no plan was written"):
+        gpu_plan(file, groups=0, entries=["context-end"])
+    assert not file.exists()
+    gpu_plan(file, groups=0, entries=["all"], dtype="bfloat16")
+    assert "left out: context-end is not reached" in capsys.readouterr().out
+    assert not any(job.name.startswith("context-end") for job in read_plan(file))
+    gpu_plan(file, groups=0, entries=["context-end"], dtype="bfloat16", attention="fa3")
+    sides = {job.name: job.patches for job in read_plan(file)}
+    remedy = LEDGER["context-end"].remedy
+    modes = [f"context-end/{mode}-bfloat16-fa3" for mode in ("graphs", "overlap", "eager")]
+    assert sides == {f"{mode}/{word}": patches for mode in modes for word, patches in (("green", (remedy,)), ("red", ()))}

@@ -112,6 +112,18 @@ def test_what_was_measured_outlives_a_day_without_a_network(
     assert asked == [["0.5.11"]] * 2
 
 
+def test_an_entry_that_no_cpu_reaches_asks_no_release(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    entry = LEDGER["context-end"]
+    write(tmp_path, Measured(release="0.5.12", output=Output(asked=asked_output(), tokens=("x",))))
+    asked: list[str] = []
+    monkeypatch.setattr(table, "hosts", lambda names: iter([asked.extend(names)] * 0))
+    found = fill(tmp_path, ["0.5.12"], [entry], [entry], again=True, say=lambda _: None)
+    [shown] = [one.cells[entry.id] for one in found if one.release == "0.5.12"]
+    assert (asked, shown.status, shown.asked) == ([], "cannot tell", asked_of(entry))
+    assert "it needs --device cuda" in shown.why
+    assert read(tmp_path, "0.5.12").cells == {entry.id: shown}
+
+
 def test_what_was_measured_of_another_case_is_not_shown_as_this_one_s(tmp_path: Path) -> None:
     first, second = ENTRIES
     cells = {first.id: Cell(asked="of another case", status="green"), second.id: Cell(asked=asked_of(second), status="green")}
