@@ -21,17 +21,20 @@ class Side:
 class Needs:
     """What the mode of a run must have for a bug to be there at all: without it both sides are the same.
 
-    options  what to type for it; graphs  whether it takes CUDA graphs, which a GPU has unless it is told otherwise
+    graphs   whether it takes CUDA graphs, which a GPU has unless it is told otherwise
+    steady   an option that the bug does not need, but the proof: without it another rule may be the first to break
     """
 
     device: str
     dtype: str
     attention: str
     graphs: bool
+    steady: str = ""
 
     @property
     def options(self) -> str:
-        return f"--device {self.device} --dtype {self.dtype} --attention {self.attention}"
+        """What to type for a proof."""
+        return f"--device {self.device} --dtype {self.dtype} --attention {self.attention} {self.steady}".rstrip()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
