@@ -64,8 +64,7 @@ def judge(trace: Trace, without: frozenset[str] = frozenset(), view: View = DECL
             findings = together(trace, each, without)
             reached = exercised(trace, told[0])
     except Exception as error:
-        where = traceback.extract_tb(error.__traceback__)[-1]
-        reason = f"the judge failed on this trace: {type(error).__name__}: {error} ({where.filename}:{where.lineno})"
+        reason = _failed(error)
         rule, ended = _ended(trace.header.ending)
         return Verdict(status="unknown", rule=rule, reason=f"{ended}; {reason}" if ended else reason)
     verdict = Verdict(
@@ -90,9 +89,17 @@ def judge(trace: Trace, without: frozenset[str] = frozenset(), view: View = DECL
     rule, ended = _ended(ending)
     if ended:
         return replace(verdict, status="unknown", rule=rule, reason=ended)
-    doubt = _doubt(trace, verdict)
+    try:
+        doubt = _doubt(trace, verdict)
+    except Exception as error:
+        doubt = _failed(error)
     reason = doubt or _unreached(trace, reached)
     return replace(verdict, status="unknown", reason=reason, vacuous=not doubt) if reason else verdict
+
+
+def _failed(error: Exception) -> str:
+    where = traceback.extract_tb(error.__traceback__)[-1]
+    return f"the judge failed on this trace: {type(error).__name__}: {error} ({where.filename}:{where.lineno})"
 
 
 def _ended(ending: Ending) -> tuple[str, str]:

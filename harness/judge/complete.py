@@ -60,6 +60,8 @@ def _due(trace: Trace, number: int, record: Record) -> str:
     due: dict[str, tuple[int, int]] = {}  # tensor -> dimension, and how long it is
     if "hidden_out" in record.tensors:
         due["hidden_out"] = (0, len(trace.array(number, "input_ids")))
+    if record.stage == "draft" and not layers:
+        due["scratch_kv"] = (0, (case.num_steps - 1) * case.topk)
     if case.topk > 1 and record.stage == "draft":
         holes = (case.topk - 1) * (numbers["seq_len"] % case.page_size)
         if holes or "hole_kv" in record.tensors:
@@ -69,6 +71,8 @@ def _due(trace: Trace, number: int, record: Record) -> str:
             due |= dict.fromkeys(("candidate_tokens", "candidate_scores"), (0, total))
         if numbers.get("in_graph") and not layers:
             due["consumed"] = (0, (case.num_steps - 1) * case.topk)
+    if record.stage == "cached":
+        due |= {name: (0, len(trace.array(number, "slots"))) for name in record.tensors if name.endswith("_kv")}
     if record.stage == "verify":
         if case.topk > 1:
             due["path_hidden"] = (0, numbers.get("kept", numbers["accept_len"]))

@@ -134,6 +134,8 @@ class Trees:
         self._same(place, "tree.positions", positions, number, "positions", "position of node")
         if mask == shape.mask:
             self._compare.on("tree.mask")
+        elif len(mask) != len(shape.mask):
+            self._compare.integers(place, "tree.mask", [len(shape.mask)], [len(mask)], "rows of the mask, round", record.round)
         else:
             node = next((node for node, row in enumerate(shape.mask) if mask[node : node + 1] != [row]), 0)
             must, has = (list(map(int, rows[node])) for rows in (shape.mask, mask))

@@ -66,6 +66,11 @@ def shorten(tensor: Tensor) -> Tensor:
     return tensor[:-1].clone()
 
 
+def lengthen(tensor: Tensor) -> Tensor:
+    """The last row is there twice."""
+    return torch.cat([tensor, tensor[-1:]])
+
+
 def last_of(trace: Trace, stage: str, tensor: str = "") -> int:
     """The last record of a stage that has anything to change in `tensor`."""
     if tensor:

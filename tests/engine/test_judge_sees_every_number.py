@@ -7,7 +7,7 @@ import torch
 from eagletwin.harness.judge import RULES, compare, judge, story
 from eagletwin.harness.trace import INNER, Trace
 
-from .changes import Change, bump, first, flip, last_of, nan, nudge, of_keys, of_values, shorten, without
+from .changes import Change, bump, changed, first, flip, last_of, lengthen, nan, nudge, of_keys, of_values, shorten, without
 
 # (stage, tensor, change, rule that must name it first)
 PLANTED: list[tuple[str, str, Change, str]] = [
@@ -100,6 +100,23 @@ def test_one_changed_tensor_is_found_and_named(busy_trace: Trace, stage: str, te
     if not (stage == "verify" and tensor == "predicted"):  # a wrong committed token is also the next round's bonus token
         assert verdict.first.request == record.request
         assert verdict.first.round == record.round
+
+
+@pytest.mark.parametrize(
+    ("stage", "tensor", "change"),
+    [
+        ("draft", "mask", lengthen),
+        ("draft", "scratch_kv", lengthen),
+        ("cached", "slots", shorten),
+        ("cached", "target_kv", lengthen),
+        ("draft.decode", "input_ids", lambda tensor: tensor[0]),  # of no dimension
+    ],
+)
+def test_a_tensor_of_another_shape_is_never_equal(busy_trace: Trace, stage: str, tensor: str, change: Change) -> None:
+    """Where the judge compares only as much of it as there must be, or cannot say how much there is."""
+    number = last_of(busy_trace, stage, tensor)
+    verdict = judge(changed(busy_trace, {f"{number}.{tensor}": change(busy_trace.tensor(number, tensor))}))
+    assert verdict.status == ("diverged" if tensor == "mask" else "unknown"), verdict
 
 
 @pytest.mark.parametrize(("stage", "name", "rule"), NUMBERS)

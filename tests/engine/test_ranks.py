@@ -4,6 +4,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+import torch
 from msgspec.structs import replace
 
 from eagletwin.harness.case import Case
@@ -16,7 +17,7 @@ from eagletwin.harness.patch import Edit, Patch
 from eagletwin.harness.report.argument import argue
 from eagletwin.harness.trace import Trace, rank_folder, read_trace
 
-from .changes import bump, last_of, without
+from .changes import bump, changed, every, last_of, nudge, without
 from .test_crash_and_hang import VERIFY
 
 ON_RANK_1 = "torch.distributed.get_rank() == 1"
@@ -134,11 +135,28 @@ def _with_rank_1(trace: Trace, other: Trace) -> Trace:
 def test_an_integer_that_no_reference_knows_must_be_that_of_rank_0(trace: Trace) -> None:
     other = trace.others[0]
     number = last_of(other, "cached", "slots")
-    changed = Trace(other.header, other.tensors | {f"{number}.slots": bump(other.tensor(number, "slots"))})
-    verdict = judge(_with_rank_1(trace, changed))
+    odd = changed(other, {f"{number}.slots": bump(other.tensor(number, "slots"))})
+    verdict = judge(_with_rank_1(trace, odd))
     assert verdict.first is not None
     assert (verdict.status, verdict.rule, verdict.first.rank) == ("diverged", "ranks.agree", 1)
-    assert judge(_with_rank_1(trace, changed), frozenset({"ranks.agree"})).status == "equal"
+    assert judge(_with_rank_1(trace, odd), frozenset({"ranks.agree"})).status == "equal"
+
+
+def test_a_row_that_was_written_again_is_recorded_where_its_bits_are_others(trace: Trace) -> None:
+    """What 0.5.17 does after a retraction: one rank's heads of a row come to the same bits, another's to the next ones."""
+    other = trace.others[0]
+    number = last_of(other, "extend", "draft_rows")
+    request = other.header.records[number].request
+    before = max(n for n in every(other, "prefill", "draft_rows") if other.header.records[n].request == request)
+    again = {
+        f"{number}.{name}": torch.cat([other.tensor(before, name)[:1], other.tensor(number, name)])
+        for name in ("draft_rows", "draft_kv")
+    }
+    assert judge(_with_rank_1(trace, changed(other, again))).status == "equal"
+    again[f"{number}.draft_kv"] = nudge(again[f"{number}.draft_kv"])
+    assert judge(_with_rank_1(trace, changed(other, again))).rule == "draft.kv"
+    fewer = {f"{number}.{name}": other.tensor(number, name)[:-1] for name in ("draft_rows", "draft_kv")}
+    assert judge(_with_rank_1(trace, changed(other, fewer))).status == "unknown"
 
 
 def test_what_a_rank_did_not_record_is_never_equal(trace: Trace) -> None:
