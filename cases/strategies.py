@@ -184,16 +184,15 @@ def tokens(seed: int, count: int, vocabulary: int) -> tuple[int, ...]:
     return tuple(random.randrange(vocabulary) for _ in range(count))
 
 
-def _lengths(page_size: int, most: int) -> st.SearchStrategy[int]:
-    """Any length, and for pages more often one that ends on a page's edge, one before or one after it."""
-    anywhere = st.integers(1, most)
-    if page_size == 1 or most < page_size - 1:
-        return anywhere
-    pages = range(1, (most + 1) // page_size + 1)
-    edges = sorted(
-        {n for page in pages for n in (page * page_size - 1, page * page_size, page * page_size + 1) if 1 <= n <= most}
-    )
-    return st.one_of(anywhere, st.sampled_from(edges))
+@st.composite
+def _lengths(draw: st.DrawFn, page_size: int, most: int) -> int:
+    """Any length, and for pages more often one that ends on a page's edge, one before or one after it. As much is drawn for
+    every page size, so that a case of pages shrinks to one without."""
+    length, edge = draw(st.integers(1, most)), draw(st.integers(0, 5))
+    if page_size > 1 and edge > 2:
+        pages = max(1, round(length / page_size))
+        length = pages * page_size + edge - 4
+    return min(max(length, 1), most)
 
 
 @st.composite
@@ -209,7 +208,7 @@ def requests(draw: st.DrawFn, configuration: Focus, name: str, earlier: tuple[Re
     max_new_tokens = draw(st.integers(1, min(MAX_NEW_TOKENS, room - 1)))
     most = min(longest, room - max_new_tokens)
     shared: tuple[int, ...] = ()
-    if earlier and (like := draw(st.integers(0, len(earlier)))):
+    if like := draw(st.integers(0, len(earlier))):  # drawn for the first one too: what is left when that is taken away fits
         prompt = earlier[like - 1].prompt
         shared = prompt[: draw(_lengths(page, len(prompt)))][: most - 1]
     own = draw(_lengths(page, most - len(shared)))
@@ -243,7 +242,8 @@ def _events(draw: st.DrawFn, made: tuple[Request, ...], begins: dict[str, int]) 
     kinds = st.sampled_from(("abort", "retract", "pause", "flush", "retract", "abort"))
     one = st.tuples(st.sampled_from(made), st.integers(0, 6), kinds, st.booleans())
     drawn = [
-        ((begins[request.id] if decoding else request.arrive) + later, kind, request.id)
+        # an abort before the iteration of its request's arrival leaves nothing of it
+        ((begins[request.id] if decoding else request.arrive) + max(later, int(kind == "abort")), kind, request.id)
         for request, later, kind, decoding in draw(st.lists(one, min_size=1, max_size=4))
     ]
     events, paused = [], False
