@@ -129,14 +129,15 @@ def conclude(case: Case, verdict: Verdict, trace: Trace, folder: Path, before: t
 
 
 def together(first: Verdict, second: Verdict, where: str) -> Verdict:
-    """What two runs of a case come to. A fault that reads memory which the case never wrote, or a race, breaks the same rule in the same
-    record each time, with numbers of its own: that is a divergence, and its report says so.
+    """What two runs of a case come to. A fault that reads memory which the case never wrote, or a race, breaks the same rule in
+    the same record each time, with numbers of its own: that is a divergence, and its report says so.
     """
     if signature(first) == signature(second):
         return first
     if not alike(first, second):
         return nondeterministic(first, second, where)
-    reason = f"the wrong numbers are others {where} ({brief(second)}): they hang on memory that this case did not write, or on a race"
+    hang = "they hang on memory that this case did not write, or on a race"
+    reason = f"the wrong numbers are others {where} ({brief(second)}): {hang}"
     return msgspec.structs.replace(first, reason=reason)
 
 
