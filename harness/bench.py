@@ -138,14 +138,14 @@ class Share:
     judge: float
 
 
-def share(cases: int) -> Share:
+def share(cases: int, topk: int) -> Share:
     """What trace and judge cost: the same cases in turn on the engine as it is and on one that records nothing."""
     with one_core(), Host() as host:
-        full, bare = host.engine(rate_case(0)), host.engine(rate_case(0), (BARE,))
+        full, bare = host.engine(rate_case(0, topk)), host.engine(rate_case(0, topk), (BARE,))
         whole = judged = plain = 0.0
         for seed in range(cases + 3):
-            ran, verdict = _timed(full, rate_case(seed))
-            without, _ = _timed(bare, rate_case(seed))
+            ran, verdict = _timed(full, rate_case(seed, topk))
+            without, _ = _timed(bare, rate_case(seed, topk))
             if seed >= 3:  # the first of each engine are slower
                 whole, judged, plain = whole + ran + verdict, judged + verdict, plain + without
         return Share(whole / cases, (whole - judged - plain) / cases, judged / cases)

@@ -29,12 +29,13 @@ class Stamp(Struct, frozen=True):
 
 
 class Speed(Struct, frozen=True):
-    """Cases/s by topk; what of a case is trace and judge; cases/s of one process and of two at once; seconds from the shell to
-    the verdict; seconds of a case by what grows and its size."""
+    """Cases/s, and what of a case is trace and judge, by topk; cases/s of one process and of two at once; seconds from the
+    shell to the verdict; seconds of a case by what grows and its size.
+    """
 
     stamp: Stamp
     rates: dict[int, Spread]
-    share: Share
+    shares: dict[int, Share]
     alone: Spread
     together: Spread
     start: Spread
@@ -42,9 +43,10 @@ class Speed(Struct, frozen=True):
 
 
 class Search(Struct, frozen=True):
-    """The searches for one entry."""
+    """The searches for one entry. at_once: how many entries were searched for at a time."""
 
     stamp: Stamp
+    at_once: int
     searched: Searched
 
 

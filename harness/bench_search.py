@@ -1,5 +1,5 @@
 """How soon a search finds each bug of the ledger and makes it small. `python -m eagletwin.harness.bench_search ENTRY SEEDS`
-searches for one entry, and prints what it came to as JSON; `search_all` runs two such processes at a time.
+searches for one entry, and prints what it came to as JSON; `search_all` runs several such processes at a time.
 
 Nothing is told but what generated cases hold back (`fuzz` has an option for each): models of several layers and their trees,
 contexts of a few tokens, trees smaller than their paths, new weights, requests that sample, and a view other than the declared
@@ -35,7 +35,6 @@ from .patch import Patch
 from .reach import unreached
 from .trial import Trials
 
-AT_ONCE = 2  # processes
 SECONDS, SHRINK_SECONDS = 60.0, 20.0  # of one search
 GIVE_UP = 3  # searches that found nothing, after which no more are made for an entry that none has found
 
@@ -173,8 +172,8 @@ def _size(case: Case) -> str:
     return ", ".join(parts)
 
 
-def search_all(entries: Sequence[Entry], seeds: int) -> Iterator[Searched]:
-    """Search for all of them, AT_ONCE at a time, each in a process of its own; as they come."""
+def search_all(entries: Sequence[Entry], seeds: int, at_once: int) -> Iterator[Searched]:
+    """Search for all of them, `at_once` at a time, each in a process of its own; as they come."""
 
     def ask(entry: Entry) -> Searched:
         command = [sys.executable, "-P", "-m", "eagletwin.harness.bench_search", entry.id, str(seeds)]
@@ -187,7 +186,7 @@ def search_all(entries: Sequence[Entry], seeds: int) -> Iterator[Searched]:
             )
         return msgspec.json.decode(done.stdout, type=Searched)
 
-    with ThreadPoolExecutor(AT_ONCE) as pool:
+    with ThreadPoolExecutor(at_once) as pool:
         waiting = [pool.submit(ask, entry) for entry in entries]
         try:
             for one in as_completed(waiting):

@@ -56,6 +56,7 @@ Folder = Annotated[
 ]
 Entries = Annotated[list[str] | None, typer.Option("--entry", help="Only this entry of the ledger. Repeatable.")]
 Seeds = Annotated[int, typer.Option(min=1, help="How many searches for each entry of the ledger.")]
+AtOnce = Annotated[int, typer.Option("--at-once", min=1, help="Entries that are searched for at a time, each on a core.")]
 Missing = Annotated[bool, typer.Option("--missing", help="Only what the folder has no figures of yet.")]
 
 
@@ -70,7 +71,9 @@ def bench_speed(write: Folder = None) -> int:
 
 
 @bench.command("search")
-def bench_search(entry: Entries = None, seeds: Seeds = 10, missing: Missing = False, write: Folder = None) -> int:
+def bench_search(
+    entry: Entries = None, seeds: Seeds = 10, missing: Missing = False, at_once: AtOnce = 2, write: Folder = None
+) -> int:
     """How soon each bug of the ledger is found and made small. 1 if a search found nothing."""
     from eagletwin.cases.regressions import LEDGER
 
@@ -85,7 +88,7 @@ def bench_search(entry: Entries = None, seeds: Seeds = 10, missing: Missing = Fa
             print(f"not searched for: {why_not(one)}", file=sys.stderr)
     names = [one.id for one in entries if not why_not(one)]
     wanted = [name for name in names if not (missing and name in record.searches)]
-    record = _search(record, wanted, seeds, write)
+    record = _search(record, wanted, seeds, at_once, write)
     found = [record.searches[name].searched for name in wanted]
     print("\n".join(search_lines(found)))
     if any(len(one.found) < seeds for one in found):
@@ -94,7 +97,7 @@ def bench_search(entry: Entries = None, seeds: Seeds = 10, missing: Missing = Fa
 
 
 @bench.command("all")
-def bench_all(write: Folder = Path("docs"), seeds: Seeds = 10, missing: Missing = False) -> int:
+def bench_all(write: Folder = Path("docs"), seeds: Seeds = 10, missing: Missing = False, at_once: AtOnce = 2) -> int:
     """All of it, as a page and a plot; whatever was measured is kept if this is ended before."""
     from eagletwin.cases.regressions import LEDGER
 
@@ -106,7 +109,7 @@ def bench_all(write: Folder = Path("docs"), seeds: Seeds = 10, missing: Missing 
     if not (missing and record.speed):
         record = _speed(record, write)
     names = [name for name, entry in LEDGER.items() if not (why_not(entry) or (missing and name in record.searches))]
-    record = _search(record, names, seeds, write)
+    record = _search(record, names, seeds, at_once, write)
     print(page(record))
     return EXIT_EQUAL
 
@@ -122,7 +125,7 @@ def _speed(record: "Record", folder: Path | None) -> "Record":
     speed = Speed(
         stamp=stamp(),
         rates=rates,
-        share=measure.share(100),
+        shares={topk: measure.share(100, topk) for topk in (1, 3)},
         alone=alone,
         together=together,
         start=measure.start(5),
@@ -131,7 +134,7 @@ def _speed(record: "Record", folder: Path | None) -> "Record":
     return _kept(replace(record, speed=speed), folder)
 
 
-def _search(record: "Record", names: list[str], seeds: int, folder: Path | None) -> "Record":
+def _search(record: "Record", names: list[str], seeds: int, at_once: int, folder: Path | None) -> "Record":
     """Search for the entries; each is kept as soon as it is done."""
     from msgspec.structs import replace
 
@@ -140,8 +143,8 @@ def _search(record: "Record", names: list[str], seeds: int, folder: Path | None)
     from .bench_record import Search, stamp
     from .bench_search import search_all
 
-    for one in search_all([LEDGER[name] for name in names], seeds):
-        record = _kept(replace(record, searches=record.searches | {one.entry: Search(stamp(), one)}), folder)
+    for one in search_all([LEDGER[name] for name in names], seeds, at_once):
+        record = _kept(replace(record, searches=record.searches | {one.entry: Search(stamp(), at_once, one)}), folder)
         print(f"{one.entry}: {len(one.found)} of {one.seeds}", file=sys.stderr, flush=True)
     return record
 

@@ -9,7 +9,7 @@ from eagletwin.harness.acceptance import Acceptance
 from eagletwin.harness.acceptance_layers import NEW_TOKENS, PROMPT_SIZE, PROMPTS, SEEDS, Cost
 from eagletwin.harness.bench import Spread, spread
 from eagletwin.harness.bench_record import RECORD, Record, Search, Speed, Stamp
-from eagletwin.harness.bench_search import AT_ONCE, GIVE_UP, SECONDS, SHRINK_SECONDS, Searched, why_not
+from eagletwin.harness.bench_search import GIVE_UP, SECONDS, SHRINK_SECONDS, Searched, why_not
 
 PAGE, PLOT = "benchmarks.md", "benchmarks.svg"
 
@@ -54,9 +54,9 @@ def page(record: Record) -> str:
         "drafts of several layers and their trees, requests that sample, contexts of a few tokens, trees with fewer nodes than "
         "their longest path, new weights; and a view in which what is declared is wrong. The live bugs which most of those "
         "cases would show are mended, unless they are what is searched for. Seconds begin when SGLang is imported, and are "
-        f"those of {AT_ONCE} searches at a time, each of up to {SECONDS:.0f} s, and {SHRINK_SECONDS:.0f} s for its smallest "
-        f"case; after {GIVE_UP} seeds that found nothing an entry is given up. A finding counts if its smallest case shows "
-        "nothing with the entry's fix.",
+        f"those of searches of up to {SECONDS:.0f} s each, and {SHRINK_SECONDS:.0f} s for the smallest case; after "
+        f"{GIVE_UP} seeds that found nothing an entry is given up. A finding counts if its smallest case shows nothing with the "
+        "entry's fix.",
         "",
         *_stamp_lines(record.searches),
         *search_lines([record.searches[name].searched for name in LEDGER if name in record.searches]),
@@ -70,13 +70,13 @@ def page(record: Record) -> str:
 
 def _stamp_lines(searches: Mapping[str, Search]) -> list[str]:
     """When and on what the entries were searched for: a line for each day and machine."""
-    stamps: dict[Stamp, list[str]] = {}
+    stamps: dict[tuple[Stamp, int], list[str]] = {}
     for name, search in searches.items():
-        stamps.setdefault(search.stamp, []).append(name)
+        stamps.setdefault((search.stamp, search.at_once), []).append(name)
     lines = []
-    for stamp, names in stamps.items():
+    for (stamp, at_once), names in stamps.items():
         which = f" ({', '.join(names)})" if len(stamps) > 1 else ""
-        lines += [f"{_measured(stamp)}{which}", ""]
+        lines += [f"{_measured(stamp)} Entries at a time: {at_once}.{which}", ""]
     return lines
 
 
@@ -85,8 +85,6 @@ def _measured(stamp: Stamp) -> str:
 
 
 def _speed_lines(speed: Speed) -> list[str]:
-    share = speed.share
-    overhead = (share.trace + share.judge) / share.whole
     rows = [
         _measured(speed.stamp),
         "",
@@ -97,8 +95,12 @@ def _speed_lines(speed: Speed) -> list[str]:
             f"num_steps 3, topk {topk}) | {found} of {found.n} | `eagletwin bench rate --topk {topk}` |"
             for topk, found in speed.rates.items()
         ),
-        f"| of a case's {1000 * share.whole:.0f} ms: trace {1000 * share.trace:.1f} ms, judge {1000 * share.judge:.1f} ms | "
-        f"{overhead:.0%} | the same cases in turn on an engine that records nothing |",
+        *(
+            f"| of such a case's {1000 * share.whole:.0f} ms, topk {topk}: trace {1000 * share.trace:.1f} ms, judge "
+            f"{1000 * share.judge:.1f} ms | {(share.trace + share.judge) / share.whole:.1%} | the same cases in turn on an "
+            "engine that records nothing |"
+            for topk, share in speed.shares.items()
+        ),
         f"| two processes at once against one, in turn | {speed.together.median / speed.alone.median:.2f} times "
         f"({speed.alone} and {speed.together} cases/s) | `eagletwin bench rate`, twice at once |",
         f"| from the shell to the verdict, warm caches | {speed.start} s | `eagletwin check 25015` |",

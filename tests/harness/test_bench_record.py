@@ -13,7 +13,7 @@ from eagletwin.harness.report.benchmarks import page
 
 MONDAY, TUESDAY = (Stamp(f"2026-01-{day}", "a machine", "versions") for day in ("05", "06"))
 ONE = Spread(1.0, 0.5, 2.0, 5)
-SPEED = Speed(MONDAY, {1: ONE, 3: ONE}, Share(0.06, 0.006, 0.003), ONE, ONE, ONE, {"topk": {1: ONE, 16: ONE}})
+SPEED = Speed(MONDAY, {1: ONE, 3: ONE}, {1: Share(0.06, 0.006, 0.003)}, ONE, ONE, ONE, {"topk": {1: ONE, 16: ONE}})
 
 
 def searched(entry: str, *seconds: float, seeds: int) -> Searched:
@@ -21,7 +21,7 @@ def searched(entry: str, *seconds: float, seeds: int) -> Searched:
 
 
 def test_a_record_is_read_as_it_was_written(tmp_path: Path) -> None:
-    record = Record(speed=SPEED, searches={"25015": Search(MONDAY, searched("25015", 1.0, seeds=1))})
+    record = Record(speed=SPEED, searches={"25015": Search(MONDAY, 2, searched("25015", 1.0, seeds=1))})
     write_record(tmp_path / "docs", record)
     assert read_record(tmp_path / "docs") == record
     assert read_record(tmp_path) == Record()
@@ -34,13 +34,13 @@ def test_each_part_of_the_page_has_its_own_day_and_what_is_missing_is_named() ->
     record = Record(
         speed=SPEED,
         searches={
-            "25015": Search(MONDAY, searched("25015", 1.0, 2.0, 9.0, seeds=4)),
-            "26329": Search(TUESDAY, searched("26329", seeds=3)),
+            "25015": Search(MONDAY, 2, searched("25015", 1.0, 2.0, 9.0, seeds=4)),
+            "26329": Search(TUESDAY, 8, searched("26329", seeds=3)),
         },
     )
     text = page(record)
-    assert "Measured on 2026-01-05: a machine; versions. (25015)" in text
-    assert "Measured on 2026-01-06: a machine; versions. (26329)" in text
+    assert "Measured on 2026-01-05: a machine; versions. Entries at a time: 2. (25015)" in text
+    assert "Measured on 2026-01-06: a machine; versions. Entries at a time: 8. (26329)" in text
     assert f"| 25015 | - | 3 of 4 | 3 (3-3) | {spread([1.0, 2.0, 9.0])} |" in text
     assert "| 26329 | - | 0 of 3 | - | - |" in text
     absent = text.partition("Not searched for yet")[2]
@@ -48,6 +48,7 @@ def test_each_part_of_the_page_has_its_own_day_and_what_is_missing_is_named() ->
     assert all(f" {name}," in absent or f" {name}." in absent for name in wanted - {*record.searches})
     assert [name for name in LEDGER if f"Never searched for: {name} is not reached" in text] == ["context-end"]
     assert "25015" not in absent
+    assert "topk 1: trace 6.0 ms, judge 3.0 ms | 15.0% |" in text
     assert "Not measured yet" in page(Record())
 
 
