@@ -55,8 +55,8 @@ def page(record: Record) -> str:
         "their longest path, new weights; and a view in which what is declared is wrong. The live bugs which most of those "
         "cases would show are mended, unless they are what is searched for. Seconds begin when SGLang is imported, and are "
         f"those of searches of up to {SECONDS:.0f} s each, and {SHRINK_SECONDS:.0f} s for the smallest case; after "
-        f"{GIVE_UP} seeds that found nothing an entry is given up. A finding counts if its smallest case shows nothing with the "
-        "entry's fix.",
+        f"{GIVE_UP} seeds that found nothing an entry is given up. A finding counts if its smallest case shows nothing with "
+        "the entry's fix.",
         "",
         *_stamp_lines(record.searches),
         *search_lines([record.searches[name].searched for name in LEDGER if name in record.searches]),
