@@ -23,7 +23,9 @@ def draw_from_seeds_alone() -> None:
         from hypothesis.internal.conjecture import providers
         from hypothesis.internal.constants_ast import Constants
 
-        providers._get_local_constants = Constants
+        if providers._get_local_constants is not Constants:
+            providers._get_local_constants = Constants
+            providers.CONSTANTS_CACHE.cache.clear()  # what was drawn before in this process left such numbers there
 
 
 def register() -> None:
