@@ -63,10 +63,9 @@ Missing = Annotated[bool, typer.Option("--missing", help="Only what the folder h
 @bench.command("speed")
 def bench_speed(write: Folder = None) -> int:
     """Rates, start-up and growth, on a machine that does nothing else."""
-    from .bench_record import Record, read_record
     from .report.benchmarks import page
 
-    print(page(_speed(read_record(write) if write else Record(), write)))
+    print(page(_speed(_so_far(write), write)))
     return EXIT_EQUAL
 
 
@@ -77,11 +76,10 @@ def bench_search(
     """How soon each bug of the ledger is found and made small. 1 if a search found nothing."""
     from eagletwin.cases.regressions import LEDGER
 
-    from .bench_record import Record, read_record
     from .bench_search import why_not
     from .report.benchmarks import search_lines
 
-    record = read_record(write) if write else Record()
+    record = _so_far(write)
     entries = [one for name in entry for one in entries_of(name)] if entry else list(LEDGER.values())
     for one in entries:
         if why_not(one):
@@ -101,17 +99,23 @@ def bench_all(write: Folder = Path("docs"), seeds: Seeds = 10, missing: Missing 
     """All of it, as a page and a plot; whatever was measured is kept if this is ended before."""
     from eagletwin.cases.regressions import LEDGER
 
-    from .bench_record import Record, read_record
     from .bench_search import why_not
     from .report.benchmarks import page
 
-    record = read_record(write) if write else Record()
+    record = _so_far(write)
     if not (missing and record.speed):
         record = _speed(record, write)
     names = [name for name, entry in LEDGER.items() if not (why_not(entry) or (missing and name in record.searches))]
     record = _search(record, names, seeds, at_once, write)
     print(page(record))
     return EXIT_EQUAL
+
+
+def _so_far(folder: Path | None) -> "Record":
+    """What the folder has figures of already."""
+    from .bench_record import Record, read_record
+
+    return read_record(folder) if folder else Record()
 
 
 def _speed(record: "Record", folder: Path | None) -> "Record":

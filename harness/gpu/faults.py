@@ -23,26 +23,22 @@ _RUNNER = (
     "sglang.srt.speculative.multi_layer_eagle_draft_extend_cuda_graph_runner.MultiLayerEagleMultiStepDraftExtendCudaGraphRunner"
 )
 
-# PR #22832's: states taken from the buffers of a graph, because there is one, though the batch was larger than the largest and
-# ran without. There they were kept for the next round; the releases without the bug keep none, so here it is the states that a
-# layer hands to the next. A graph's buffers have fewer rows than such a batch: the rest are the batch's own.
-STATES_OF_NO_RUN = Patch(
-    name="states-of-a-graph-that-did-not-run",
-    edits=(
-        Edit(
-            target=f"{_LAYERS}._draft_extend_for_decode",
-            match="forward_batch.spec_info.hidden_states = (",
-            replacement="""graphs = self.cuda_graph_runner_for_draft_extend
-stale = graphs.buffers.hidden_states if graphs else select_index[:0]
-forward_batch.spec_info.hidden_states = (lambda own: torch.cat((stale, own[len(stale) :])) if len(stale) else own)(""",
-        ),
-    ),
-)
-
 
 def _edit(name: str, target: str, match: str, replacement: str) -> Patch:
     return Patch(name=name, edits=(Edit(target=target, match=match, replacement=replacement),))
 
+
+# PR #22832's: states taken from the buffers of a graph, because there is one, though the batch was larger than the largest and
+# ran without. There they were kept for the next round; the releases without the bug keep none, so here it is the states that a
+# layer hands to the next. A graph's buffers have fewer rows than such a batch: the rest are the batch's own.
+STATES_OF_NO_RUN = _edit(
+    "states-of-a-graph-that-did-not-run",
+    f"{_LAYERS}._draft_extend_for_decode",
+    "forward_batch.spec_info.hidden_states = (",
+    """graphs = self.cuda_graph_runner_for_draft_extend
+stale = graphs.buffers.hidden_states if graphs else select_index[:0]
+forward_batch.spec_info.hidden_states = (lambda own: torch.cat((stale, own[len(stale) :])) if len(stale) else own)(""",
+)
 
 # What is not filled before a replay: of draft decode and draft extend of a single head,
 SINGLE_HEAD = (
