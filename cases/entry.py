@@ -5,8 +5,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from eagletwin.harness.case import Case
-from eagletwin.harness.judge import DECLARED_VIEW, View
 from eagletwin.harness.patch import Patch
+from eagletwin.harness.verdict import DECLARED_VIEW, View
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,8 +14,7 @@ from hypothesis import strategies as st
 
 from eagletwin.harness.case import Case, EngineSettings, Event, Request, SGLangSettings
 from eagletwin.harness.models.recipes import RECIPES
-from eagletwin.reference.layout import reserved
-from eagletwin.reference.tree import count_candidates
+from eagletwin.reference.sizes import count_candidates, reserved
 
 UPDATED = ("llama-tiny", "llama-gqa")
 MODELS = ("llama-tiny", "llama-gqa", "llama-eagle3-full", "llama-eagle3")

@@ -11,12 +11,12 @@ from typing import Annotated, Any, Literal
 import msgspec
 from msgspec import Meta, Struct
 
-from eagletwin.reference.layout import reserved
-from eagletwin.reference.tree import count_candidates
+from eagletwin.reference.sizes import count_candidates, reserved
 
 from .errors import InputError
 from .exercised import FEATURES
 from .models.recipes import RECIPES
+from .words import count
 
 SCHEMA = 1
 MAX_FILE_BYTES = 1 << 20  # the largest valid case, 64 prompts of 2,048 tokens, is some 700 kB of JSON
@@ -264,7 +264,7 @@ def _check_layers(case: Case, origin: str) -> None:
         raise _refuse(f"{origin}: num_steps {case.num_steps}: {case.model} has {layers} layers", f"use 1 to {layers}")
     if layers and case.num_draft_tokens != case.num_steps + 1:
         raise _refuse(
-            f"{origin}: num_draft_tokens {case.num_draft_tokens}: a multi-layer draft of {case.num_steps} steps has "
+            f"{origin}: num_draft_tokens {case.num_draft_tokens}: a multi-layer draft of {count(case.num_steps, 'step')} has "
             f"{case.num_steps + 1}",
             "leave num_draft_tokens out",
         )
@@ -299,8 +299,8 @@ def _check_tree(case: Case, origin: str) -> None:
         raise _refuse(f"{origin}: num_draft_tokens {case.num_draft_tokens}: nothing would be drafted", "use 2 or more")
     if case.topk > 1 and case.num_draft_tokens > most:
         raise _refuse(
-            f"{origin}: num_draft_tokens {case.num_draft_tokens}: a tree of topk {case.topk} and {case.num_steps} steps has "
-            f"{most} nodes",
+            f"{origin}: num_draft_tokens {case.num_draft_tokens}: a tree of topk {case.topk} and "
+            f"{count(case.num_steps, 'step')} has {most} nodes",
             f"use 2 to {most}; below {case.num_steps + 1} the worker dies of the ledger's small-tree",
         )
 

@@ -15,9 +15,10 @@ from torch import Tensor
 from torch.nn.functional import linear
 
 from .eagle3 import Eagle3Head
-from .llama import LlamaShape, Weights, decoder_layer
+from .llama import Weights, decoder_layer
 from .mtp_head import MtpHead
 from .rows import DraftRows
+from .sizes import LlamaShape
 
 __all__ = ["DraftRows", "EagleHead", "Head", "draft_rows"]
 

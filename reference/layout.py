@@ -9,10 +9,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-
-def branch_pages(committed: int, num_steps: int, page_size: int) -> int:
-    """Pages of one branch's region, for topk > 1 and page_size > 1: it begins with a copy of the prefix's partial page."""
-    return -(-(committed % page_size + num_steps) // page_size)
+from .sizes import branch_pages
 
 
 def draft_columns(committed: int, topk: int, num_steps: int, page_size: int) -> Tensor:
@@ -43,16 +40,6 @@ def hole_columns(committed: int, topk: int, num_steps: int, page_size: int) -> T
 def verify_columns(committed: int, num_draft_tokens: int) -> Tensor:
     """Columns of the nodes [num_draft_tokens]: node n in column M + n, whatever its depth."""
     return committed + torch.arange(num_draft_tokens)
-
-
-def reserved(topk: int, num_steps: int, page_size: int, num_draft_tokens: int) -> int:
-    """Slots that SGLang sets aside for one round, before M is known: the widest round there can be.
-
-    Source: `get_alloc_len_per_decode` in SGLang 0.5.23's mem_cache/allocation_sizing.py. It keeps twice that per request.
-    """
-    if topk == 1 or page_size == 1:
-        return max(topk * num_steps, num_draft_tokens)
-    return max(topk * branch_pages(page_size - 1, num_steps, page_size) * page_size, num_draft_tokens)
 
 
 def draft_reads(

@@ -13,29 +13,9 @@ import torch
 from torch import Tensor
 from torch.nn.functional import linear, silu
 
+from .sizes import LlamaShape
+
 Weights = Mapping[str, Tensor]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class LlamaShape:
-    """Sizes of a Llama: the fields of a Hugging Face `LlamaConfig` that change its arithmetic.
-
-    aux_layers  layers, from 0, whose output is handed to the draft in place of the state after the final norm (EAGLE-3)
-    pre_norm    the state before the final norm is handed to the draft (Step-3.5)
-    qk_norm     each head's queries and keys are normalized before RoPE (Step-3.5)
-    """
-
-    vocab_size: int
-    hidden_size: int
-    num_layers: int
-    num_heads: int
-    num_kv_heads: int
-    head_dim: int
-    rope_theta: float
-    rms_norm_eps: float
-    aux_layers: tuple[int, ...] = ()
-    pre_norm: bool = False
-    qk_norm: bool = False
 
 
 @dataclass(frozen=True, slots=True)

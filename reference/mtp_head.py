@@ -12,8 +12,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from .llama import LlamaShape, Weights, decoder_layer, rms_norm
+from .llama import Weights, decoder_layer, rms_norm
 from .rows import DraftRows
+from .sizes import LlamaShape
 
 
 @dataclass(frozen=True, slots=True)

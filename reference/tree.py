@@ -16,11 +16,6 @@ import torch
 from torch import Tensor
 
 
-def count_candidates(topk: int, num_steps: int) -> int:
-    """Candidates of a tree of num_steps depths: k + (num_steps - 1) * k * k."""
-    return topk + (num_steps - 1) * topk * topk
-
-
 def parent_of(candidate: int, topk: int, expanded: Sequence[int]) -> int:
     """The candidate that proposed this one; -1 for the root.
 

@@ -13,7 +13,7 @@ from msgspec.structs import replace
 from eagletwin.harness.case import Case, Request, decode_case, encode_case
 from eagletwin.harness.errors import InputError
 from eagletwin.harness.models.recipes import RECIPES
-from eagletwin.reference.tree import count_candidates
+from eagletwin.reference.sizes import count_candidates
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,7 +6,6 @@ exercise.py says what the case reached.
 
 import traceback
 from collections import Counter
-from typing import Literal
 
 import numpy as np
 import torch
@@ -15,6 +14,7 @@ from msgspec.structs import replace
 from eagletwin.harness.errors import InputError
 from eagletwin.harness.models.weights import model_pair
 from eagletwin.harness.trace import Ending, Trace
+from eagletwin.harness.verdict import DECLARED_VIEW, LAYER_RULES, RULES, Divergence, Verdict, View
 
 from .bounds import bounds_of
 from .complete import missing
@@ -22,16 +22,8 @@ from .exercise import exercised
 from .ranks import together, unlike
 from .rules import Rules
 from .story import stories
-from .verdict import LAYER_RULES, RULES, Divergence, Verdict
 
 __all__ = ["DECLARED_VIEW", "LAYER_RULES", "RULES", "Divergence", "Verdict", "View", "judge"]
-
-# What a node of a draft tree attends to (reference/growth.py); what a stored row of a multi-layer draft is (reference/mtp.py).
-View = Literal["slot_layout", "true_tree", "last_fed", "committed"]
-
-# As declared. Every release so far stores a branch's keys by its number (PR #8409, never merged): ledger entry 8409 shows it.
-# And leaves rows that were fed a rejected draft as they are, but for hybrid models: entry boundary-kv shows it.
-DECLARED_VIEW: View = "slot_layout"
 
 # Of the distributions that verify sampled from, the share for which the bound may leave open where top_k and top_p cut: what
 # would be judged in the others is little then, and a request whose cuts were forgotten could pass.

@@ -18,10 +18,10 @@ from msgspec import Struct
 
 from eagletwin.harness.slot_runs import Array
 from eagletwin.harness.trace import Record
+from eagletwin.harness.verdict import Divergence
 
 from .bounds import Bounds
 from .choices import Ranked
-from .verdict import Divergence
 
 Phase = Literal[
     "iteration", "target.extend", "draft.extend", "draft", "target.verify", "verify", "draft.extend_decode", "finished"

@@ -7,7 +7,7 @@ from collections import Counter
 
 from eagletwin.harness.models.recipes import RECIPES
 from eagletwin.harness.trace import Record, Trace
-from eagletwin.reference.tree import count_candidates
+from eagletwin.reference.sizes import count_candidates
 
 _FLOATS = ("kv", "hidden_in", "hidden_out", "hidden", "probabilities", "scores", "coins")
 _WITH_OUTPUT = ("target.extend", "target.verify", "draft.decode")

@@ -13,9 +13,9 @@ from msgspec.structs import replace
 
 from eagletwin.harness.models.recipes import RECIPES
 from eagletwin.harness.trace import Header, Record, Trace
+from eagletwin.harness.verdict import Divergence
 
 from .compare import Findings, Phase, Place, order_of
-from .verdict import Divergence
 
 RULE = "ranks.agree"
 

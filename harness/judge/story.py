@@ -23,7 +23,7 @@ from eagletwin.reference.eagle import Head
 from eagletwin.reference.growth import View
 from eagletwin.reference.llama import Weights, target_rows
 from eagletwin.reference.rounds import committed_side_by_side, draft_rounds
-from eagletwin.reference.tree import count_candidates
+from eagletwin.reference.sizes import count_candidates
 
 from .bounds import bounds_of
 from .choices import Choices, choices

@@ -13,7 +13,8 @@ from eagletwin.harness.models.recipes import RECIPES
 from eagletwin.harness.models.weights import model_pair
 from eagletwin.harness.slot_runs import Array
 from eagletwin.harness.trace import Record, Trace
-from eagletwin.reference.tree import ancestor_mask, count_candidates, depths, retrieve_links, tree_parents
+from eagletwin.reference.sizes import count_candidates
+from eagletwin.reference.tree import ancestor_mask, depths, retrieve_links, tree_parents
 
 from .bounds import magnitude
 from .choices import SMALLEST, logs

@@ -8,7 +8,7 @@ others, and every accept length occurs. Random pairs agree almost never, and lea
 from dataclasses import dataclass
 from typing import Literal
 
-from eagletwin.reference.llama import LlamaShape
+from eagletwin.reference.sizes import LlamaShape
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -53,6 +53,11 @@ class Recipe:
     def end_of_sequence(self) -> int:
         """The target's end-of-sequence token."""
         return self.target.vocab_size - 1
+
+    @property
+    def kv_heads(self) -> int:
+        """KV heads of the one that has fewer, target or draft: ranks share them out evenly."""
+        return min(self.target.num_kv_heads, self.draft.num_kv_heads)
 
     @property
     def drafts(self) -> tuple[str, ...]:

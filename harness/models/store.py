@@ -14,7 +14,7 @@ from safetensors.torch import save
 from torch import Tensor
 
 from eagletwin.harness.paths import cache_folder
-from eagletwin.reference.llama import LlamaShape
+from eagletwin.reference.sizes import LlamaShape
 
 from . import families
 from .recipes import RECIPES, Recipe

@@ -11,6 +11,7 @@ from eagletwin.harness.judge import LAYER_RULES, RULES
 from eagletwin.harness.models.recipes import RECIPES
 from eagletwin.harness.report.tree import MOST_LINES, draw
 from eagletwin.reference import layout, tree
+from eagletwin.reference.sizes import count_candidates, reserved
 
 from .test_tree_report import EXPANDED, SELECTED, WORKED, found
 
@@ -79,10 +80,10 @@ def test_the_sizes_of_trees_are_right() -> None:
     sizes = [[int(cell) for cell in row[:8]] for row in rows if row[0].strip().isdigit()]
     assert len(sizes) == 7
     for topk, num_steps, nodes, candidates, proposing, *slots in sizes:
-        assert candidates == tree.count_candidates(topk, num_steps)
+        assert candidates == count_candidates(topk, num_steps)
         assert nodes <= candidates + 1
         assert proposing == 1 + (num_steps - 1) * topk
-        assert slots == [layout.reserved(topk, num_steps, page, nodes) for page in (1, 4, 16)]
+        assert slots == [reserved(topk, num_steps, page, nodes) for page in (1, 4, 16)]
 
 
 def test_the_drawn_layout_is_where_the_rows_lie() -> None:

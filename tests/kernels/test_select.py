@@ -11,7 +11,7 @@ from torch import Tensor
 
 from eagletwin.harness.patch import Edit
 from eagletwin.reference.select import as_good, best, child_scores, continued_rows, first_frontier, frontier_numbers, rerank
-from eagletwin.reference.tree import count_candidates
+from eagletwin.reference.sizes import count_candidates
 
 from .release import SPEC, TOPK1, UTILS, load
 from .tier import Property, make_tests

@@ -10,7 +10,8 @@ import torch
 from hypothesis import strategies as st
 from torch import Tensor
 
-from eagletwin.reference.tree import count_candidates, tree_parents
+from eagletwin.reference.sizes import count_candidates
+from eagletwin.reference.tree import tree_parents
 
 
 @dataclass(frozen=True)

@@ -8,7 +8,8 @@ from eagletwin.harness.models.recipes import RECIPES
 from eagletwin.harness.models.weights import model_pair
 from eagletwin.reference.chain import committed_rows, draft_chain, row_tokens
 from eagletwin.reference.eagle import EagleHead, Head, draft_rows
-from eagletwin.reference.llama import LlamaShape, causal, rotate, target_rows
+from eagletwin.reference.llama import causal, rotate, target_rows
+from eagletwin.reference.sizes import LlamaShape
 
 # The same float64 sums in another order; rows are of size 1 to 10.
 SAME = 1e-11

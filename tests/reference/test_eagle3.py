@@ -11,7 +11,8 @@ from eagletwin.harness.models.weights import model_pair
 from eagletwin.reference.chain import draft_chain
 from eagletwin.reference.eagle import draft_rows
 from eagletwin.reference.eagle3 import Eagle3Head, proposed_tokens
-from eagletwin.reference.llama import LlamaShape, causal, target_rows
+from eagletwin.reference.llama import causal, target_rows
+from eagletwin.reference.sizes import LlamaShape
 
 EAGLE3 = sorted(name for name in RECIPES if RECIPES[name].algorithm == "EAGLE3")
 EYE = torch.eye(2, dtype=torch.float64)

@@ -1,6 +1,7 @@
 """Where rows lie, against layouts written out by hand."""
 
 from eagletwin.reference import layout
+from eagletwin.reference.sizes import branch_pages
 
 
 def test_a_chain_lies_behind_the_committed_rows() -> None:
@@ -17,7 +18,7 @@ def test_branches_with_pages_share_none() -> None:
 
     Branch 0 has columns 8..15 (8, 9 committed), branch 1 16..23 (16, 17 are holes), branch 2 24..31.
     """
-    assert layout.branch_pages(10, 3, 4) == 2
+    assert branch_pages(10, 3, 4) == 2
     assert layout.draft_columns(10, 3, 3, 4).tolist() == [[10, 18, 26], [11, 19, 27], [12, 20, 28]]
     assert layout.hole_columns(10, 3, 3, 4).tolist() == [[16, 17], [24, 25]]
 

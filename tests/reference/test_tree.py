@@ -13,6 +13,7 @@ import pytest
 import torch
 
 from eagletwin.reference import tree
+from eagletwin.reference.sizes import count_candidates
 
 PARENTS = [-1, 0, 0, 1, 1, 2]
 TOKENS = [50, 7, 9, 4, 8, 4]
@@ -22,9 +23,9 @@ def test_candidates_are_numbered_depth_by_depth_and_in_the_order_of_the_frontier
     """k = 2: 0, 1 are the root's; 2, 3 the first expanded node's; then 6, 7 are those of candidate 4, expanded third."""
     expanded = [0, 1, 4, 2]
     assert [tree.parent_of(candidate, 2, expanded) for candidate in range(10)] == [-1, -1, 0, 0, 1, 1, 4, 4, 2, 2]
-    assert tree.count_candidates(2, 3) == 10
-    assert tree.count_candidates(1, 5) == 5
-    assert tree.count_candidates(4, 1) == 4
+    assert count_candidates(2, 3) == 10
+    assert count_candidates(1, 5) == 5
+    assert count_candidates(4, 1) == 4
 
 
 def test_parents_of_selected_candidates() -> None:

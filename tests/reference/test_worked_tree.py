@@ -24,6 +24,7 @@ from torch import Tensor
 
 from eagletwin.reference import tree
 from eagletwin.reference.growth import best_of, candidates, lineage, select
+from eagletwin.reference.sizes import count_candidates
 
 A, B, C, D, E = range(5)
 
@@ -116,7 +117,7 @@ def test_the_numbered_tree_is_the_papers_tree_of_token_paths(seed: int) -> None:
     """The paper's words without a number of ours: a node is its path of tokens, and its value a product in exact order."""
     generator = random.Random(seed)
     topk, num_steps = generator.choice([(1, 4), (2, 3), (3, 4), (4, 2), (5, 3)])
-    count = generator.randint(num_steps, tree.count_candidates(topk, num_steps))
+    count = generator.randint(num_steps, count_candidates(topk, num_steps))
     told: dict[tuple[int, ...], list[float]] = {}
 
     def distribution(path: tuple[int, ...]) -> list[float]:

@@ -1,12 +1,19 @@
 """What the judge says: a verdict, and each divergence as something that can be argued about.
 
 A verdict is `equal`, `diverged` or `unknown`; unknown is never a pass. RULES names everything that is checked, with the
-sentence of DESIGN that it enforces.
+sentence of DESIGN that it enforces. Kept apart from the judge so that rules and entries can be named before torch is imported.
 """
 
 from typing import Literal
 
 from msgspec import Struct
+
+# What a node of a draft tree attends to (reference/growth.py); what a stored row of a multi-layer draft is (reference/mtp.py).
+View = Literal["slot_layout", "true_tree", "last_fed", "committed"]
+
+# As declared. Every release so far stores a branch's keys by its number (PR #8409, never merged): ledger entry 8409 shows it.
+# And leaves rows that were fed a rejected draft as they are, but for hybrid models: entry boundary-kv shows it.
+DECLARED_VIEW: View = "slot_layout"
 
 # Rule -> (DESIGN section, what must hold). Names are stable: the kind of a divergence, and a column of the reports.
 RULES: dict[str, tuple[str, str]] = {

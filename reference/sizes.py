@@ -1,0 +1,48 @@
+"""Sizes: of a Llama, of a draft tree, of the room that a round takes.
+
+Plain integers and no tensor: cases are made and checked by these alone, before torch is imported, which takes a second.
+"""
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LlamaShape:
+    """Sizes of a Llama: the fields of a Hugging Face `LlamaConfig` that change its arithmetic.
+
+    aux_layers  layers, from 0, whose output is handed to the draft in place of the state after the final norm (EAGLE-3)
+    pre_norm    the state before the final norm is handed to the draft (Step-3.5)
+    qk_norm     each head's queries and keys are normalized before RoPE (Step-3.5)
+    """
+
+    vocab_size: int
+    hidden_size: int
+    num_layers: int
+    num_heads: int
+    num_kv_heads: int
+    head_dim: int
+    rope_theta: float
+    rms_norm_eps: float
+    aux_layers: tuple[int, ...] = ()
+    pre_norm: bool = False
+    qk_norm: bool = False
+
+
+def count_candidates(topk: int, num_steps: int) -> int:
+    """Candidates of a tree of num_steps depths: k + (num_steps - 1) * k * k."""
+    return topk + (num_steps - 1) * topk * topk
+
+
+def branch_pages(committed: int, num_steps: int, page_size: int) -> int:
+    """Pages of one branch's region, for topk > 1 and page_size > 1: it begins with a copy of the prefix's partial page."""
+    return -(-(committed % page_size + num_steps) // page_size)
+
+
+def reserved(topk: int, num_steps: int, page_size: int, num_draft_tokens: int) -> int:
+    """Slots that SGLang sets aside for one round, before M is known: the widest round there can be.
+
+    Source: `get_alloc_len_per_decode` in SGLang 0.5.23's mem_cache/allocation_sizing.py. It keeps twice that per request.
+    """
+    if topk == 1 or page_size == 1:
+        return max(topk * num_steps, num_draft_tokens)
+    return max(topk * branch_pages(page_size - 1, num_steps, page_size) * page_size, num_draft_tokens)
