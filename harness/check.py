@@ -18,6 +18,7 @@ from .engines.process import EngineProcess, Limits
 from .judge import DECLARED_VIEW, Verdict, View, judge
 from .report.argument import argue
 from .trace import Trace
+from .words import count
 
 REPLAYS = 2
 
@@ -57,7 +58,7 @@ def check(
     trace = play(engine, after, case, folder, limits)
     verdict = judge(trace, without, view)
     if trace.header.before != len(after):
-        reason = f"only {trace.header.before} of the {len(after)} cases before it came to their end"
+        reason = f"of {count(len(after), 'case')} before it only {trace.header.before} came to an end"
         verdict = msgspec.structs.replace(verdict, status="unknown", reason=reason)
     replays = REPLAYS if verdict.status == "diverged" else repeat - 1 if verdict.status == "equal" else 0
     for replay in range(1, replays + 1):
@@ -97,9 +98,10 @@ def confirm(
         sub.mkdir()
         second = judge(play(engine, before, case, sub, limits), without, view)
         if not alike(second, found):
-            verdict = nondeterministic(found, second, f"after the same {len(before)} cases again (sequence-{replay})")
+            verdict = nondeterministic(found, second, f"after the same {count(len(before), 'case')} again (sequence-{replay})")
             return conclude(case, verdict, alone.trace, folder, tuple(before), again)
-    reason = f"state leak: after {len(before)} other cases in one process {brief(found)}, twice again, and alone it is equal"
+    others = f"after {count(len(before), 'other case')} in one process"
+    reason = f"state leak: {others} {brief(found)}, twice again, and alone it is equal"
     verdict = msgspec.structs.replace(found, status="unknown", reason=reason)
     return conclude(case, verdict, alone.trace, folder, tuple(before), again)
 

@@ -11,6 +11,7 @@ from torch import Tensor
 from .errors import InputError
 from .judge.bounds import bounds_of
 from .trace import Trace
+from .words import count
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,7 +47,7 @@ def diff(left: Trace, right: Trace) -> Comparison:
         )
     if len(left.ranks) != len(right.ranks):
         raise InputError(
-            f"one trace is of {len(left.ranks)} ranks, the other of {len(right.ranks)}",
+            f"one trace is of {count(len(left.ranks), 'rank')}, the other of {len(right.ranks)}",
             consequence="there is nothing to compare them by: each rank holds another part of the rows",
             remedy="record both with the same --tp",
         )

@@ -13,6 +13,7 @@ from .errors import EagletwinError
 from .models.recipes import RECIPES
 from .paths import cache_folder
 from .versions import ABSENT, installed
+from .words import count
 
 # Measured: an engine process holds some 0.7 GB, most of it shared with its forks.
 NEEDED_GIGABYTES = 2.0
@@ -127,7 +128,10 @@ def missing_for_cuda(gpus: int = 1, attention: Attention = "triton") -> tuple[st
     if not torch.cuda.is_available():
         return "torch sees no NVIDIA GPU", "run it where `nvidia-smi` shows one; `eagletwin gpu bundle` packs what it needs"
     if torch.cuda.device_count() < gpus:
-        return f"torch sees {torch.cuda.device_count()} GPUs, and {gpus} ranks need one each", "run it where there are more"
+        return (
+            f"torch sees {count(torch.cuda.device_count(), 'GPU')}, and {gpus} ranks need one each",
+            "run it where there are more",
+        )
     for package, name in (("sgl_kernel", "SGLang's CUDA kernels (sgl_kernel)"), ("sglang", "sglang")):
         if importlib.util.find_spec(package) is None:
             return f"{name} cannot be found", "install SGLang with its dependencies, or source the setup.sh of a bundle"

@@ -27,6 +27,7 @@ from .case import Case, encode_case, pretty_case
 from .check import Outcome, alike, confirm
 from .repro import write_script
 from .trial import Trial, Trials
+from .words import count
 
 BLOCK = 20  # cases with one focus: building its few engines takes about as long as running ten cases
 
@@ -162,7 +163,7 @@ class Fuzz:
         tally = self.tally
         aside = sum(tally.set_aside.values())
         more = f", {aside} of a kind already found" if aside else ""
-        return f"{tally.cases} cases in {self.seconds:.0f} s, {tally.cases / max(self.seconds, 0.1):.1f}/s{more}"
+        return f"{count(tally.cases, 'case')} in {self.seconds:.0f} s, {tally.cases / max(self.seconds, 0.1):.1f}/s{more}"
 
 
 class _Block:
@@ -264,7 +265,7 @@ class _Block:
         if time.monotonic() > self._told + 5:
             self._told = time.monotonic()
             sizes = ", ".join(f"{len(request.prompt)}+{request.max_new_tokens}" for request in self._smallest.case.requests)
-            self._fuzz._progress(f"{self._looks} more runs; smallest so far (prompt+new): {sizes}")
+            self._fuzz._progress(f"{count(self._looks, 'more run')}; smallest so far (prompt+new): {sizes}")
         return True
 
     def _iteration(self, trial: Trial) -> int:

@@ -2,6 +2,8 @@
 
 from collections.abc import Callable
 
+from eagletwin.harness.words import count
+
 from .marks import Looked, Unclear, brief
 from .outcome import Outcome, fault_between, marks, outcome_of
 from .search import next_between, next_end
@@ -38,4 +40,4 @@ def said(looked: Looked) -> str:
     """A line of progress."""
     usual = looked.usual
     why = f" ({usual.why})" if usual.status == "unknown" and usual.why else ""
-    return f"{looked.version}: {brief(usual)}{why}, {len(looked.sightings)} looks, {looked.seconds:.1f} s"
+    return f"{looked.version}: {brief(usual)}{why}, {count(len(looked.sightings), 'look')}, {looked.seconds:.1f} s"

@@ -5,6 +5,7 @@ import textwrap
 from eagletwin.harness.judge import LAYER_RULES, RULES, Divergence, Verdict
 from eagletwin.harness.models.recipes import RECIPES
 from eagletwin.harness.trace import Header, Trace
+from eagletwin.harness.words import count
 
 from .tree import draw
 
@@ -50,20 +51,21 @@ def argue(header: Header, verdict: Verdict, *, again: str = "", trace: Trace | N
             lines += _fold(f"Exercised: {', '.join(verdict.exercised)}.")
     if verdict.later:
         total = sum(verdict.later.values())
-        parts = ", ".join(f"{rule} {count}" for rule, count in sorted(verdict.later.items()))
-        lines += ["", *_fold(f"After it {total} more comparisons diverged, which may follow from it: {parts}.")]
+        parts = ", ".join(f"{rule} {number}" for rule, number in sorted(verdict.later.items()))
+        lines += ["", *_fold(f"After it {count(total, 'more comparison')} diverged, which may follow from it: {parts}.")]
     if header.ending.kind != "finished" and verdict.status == "diverged":
         ended = "" if header.ending.kind == "unseen" else f"the worker {header.ending.kind}: "
         lines += ["", *_fold(f"Then {ended}{header.ending.detail}.")]
     if verdict.status == "equal":
         compared, reached = sum(verdict.checked.values()), ", ".join(verdict.exercised) or "nothing named"
         text = (
-            f"{compared} comparisons in {len(verdict.checked)} rules; {verdict.choices} choices, {verdict.ties} of them ties; "
+            f"{count(compared, 'comparison')} in {count(len(verdict.checked), 'rule')}; "
+            f"{count(verdict.choices, 'choice')}, of them {count(verdict.ties, 'tie')}; "
         )
         text += f"largest float error {verdict.headroom:.2g} of its bound. Exercised: {reached}."
         lines += ["", *_fold(text)]
     if verdict.unseen:
-        parts = ", ".join(f"{rule} {count}" for rule, count in sorted(verdict.unseen.items()))
+        parts = ", ".join(f"{rule} {number}" for rule, number in sorted(verdict.unseen.items()))
         lines += ["", *_fold(f"Not seen (docs/rules.md says why): {parts}.")]
     if again:
         lines += ["", f"  again: {again}"]

@@ -9,6 +9,7 @@ from eagletwin.harness.bisect.measure import Reduction
 from eagletwin.harness.bisect.outcome import Outcome
 from eagletwin.harness.bisect.state import Run
 from eagletwin.harness.case import Case
+from eagletwin.harness.words import count, times
 
 REPORT = "report.txt"
 _WIDTH = 112
@@ -26,7 +27,7 @@ def version_report(outcome: Outcome, case: Case, run: Run, command: Callable[[st
     lines += ["", *_fold(_conclusion(outcome, kind))]
     runs, seconds = sum(looked.runs for looked in outcome.looked.values()), run.seconds
     of = f" of {len(plan.versions)}" if not plan.checkout else ""
-    lines += _fold(f"{len(outcome.looked)}{of} {kind}s looked at, the case run {_times(runs)}, {seconds:.1f} s.")
+    lines += _fold(f"{len(outcome.looked)}{of} {kind}s looked at, the case run {times(runs)}, {seconds:.1f} s.")
     if found.came is not None and found.old is not None and found.new is not None:
         lines += [""]
         for index, bad in ((found.old, not found.came), (found.new, found.came)):
@@ -55,7 +56,7 @@ def _row(outcome: Outcome, version: str, width: int) -> str:
     looked = outcome.looked[version]
     why = outcome.why_not(version)
     text = f"skipped: {why}" if why else brief(looked.usual)
-    return f"  {outcome.name(version):{width}}  {text}  ({_count(len(looked.sightings), 'look')}, {looked.seconds:.1f} s)"
+    return f"  {outcome.name(version):{width}}  {text}  ({count(len(looked.sightings), 'look')}, {looked.seconds:.1f} s)"
 
 
 def _conclusion(outcome: Outcome, kind: str) -> str:
@@ -82,14 +83,6 @@ def _conclusion(outcome: Outcome, kind: str) -> str:
     return f"{shows}. Between them {between} cannot be told, so the first {word} {kind} is one of these, or {new}.{beyond}"
 
 
-def _count(number: int, word: str) -> str:
-    return f"{number} {word}{'' if number == 1 else 's'}"
-
-
-def _times(number: int) -> str:
-    return "once" if number == 1 else f"{number} times"
-
-
 def _listed(outcome: Outcome, indices: tuple[int, ...]) -> str:
     names = [outcome.name(outcome.versions[index]) for index in indices]
     return ", ".join(names[:_MOST]) + (f" and {len(names) - _MOST} more" if len(names) > _MOST else "")
@@ -98,7 +91,7 @@ def _listed(outcome: Outcome, indices: tuple[int, ...]) -> str:
 def feature_report(reduction: Reduction, case: Case, folder: Path, again: str, hint: str = "") -> str:
     """The answer of a feature bisection. again: the command that runs the smallest case; hint: what to try if there is none."""
     reduced = reduction.reduced
-    cost = f"{_count(reduction.variants, 'variant')}, run {_times(reduction.runs)}, {reduction.seconds:.1f} s."
+    cost = f"{count(reduction.variants, 'variant')}, run {times(reduction.runs)}, {reduction.seconds:.1f} s."
     if reduced.fault is None:
         usual = reduced.whole.usual
         why = f" ({usual.why})" if usual.why else ""

@@ -7,6 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from eagletwin.cases.entry import Entry
 from eagletwin.harness.probes import Probe
 from eagletwin.harness.releases.store import Cell, Measured
+from eagletwin.harness.words import count
 
 PAGE = "releases.md"
 _LINE = re.compile(r":\d+(?= in )")  # where in our own file a worker was called moves with every change of it
@@ -147,4 +148,4 @@ def _output_lines(measured: Sequence[Measured], right: Sequence[str]) -> Iterato
             if other:
                 yield f"\n* {one.release}: other tokens in cases {', '.join(map(str, other))}."
             if missing:
-                yield f"\n* {one.release}: {missing} cases did not come to an end: {' '.join(one.output.why.split())}"
+                yield f"\n* {one.release}: {count(missing, 'case')} did not come to an end: {' '.join(one.output.why.split())}"

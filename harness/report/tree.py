@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 
 from eagletwin.harness.judge import Divergence
 from eagletwin.harness.trace import Trace
+from eagletwin.harness.words import count
 from eagletwin.reference.tree import parent_of
 
 # A tree of more nodes is cut down to what is marked or accepted, the way there, and its siblings.
@@ -60,9 +61,8 @@ def draw(trace: Trace, found: Divergence) -> list[str]:
     tree = _read(trace, numbers, number, found)
     _mark(tree, found)
     selected, at = len(tree.node) - 1, trace.header.records[number].numbers["seq_len"]
-    head = (
-        f"The tree of request {found.request}, round {found.round}: {selected} nodes behind the bonus token at position {at}."
-    )
+    behind = f"{count(selected, 'node')} behind the bonus token at position {at}"
+    head = f"The tree of request {found.request}, round {found.round}: {behind}."
     return [head, "", *_lines(tree)]
 
 

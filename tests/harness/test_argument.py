@@ -80,6 +80,6 @@ def test_equal_says_what_that_rests_on() -> None:
         == """\
 EQUAL  pr-25015 on SGLang 0.5.23 (cpu)
 
-  7 comparisons in 2 rules; 5 choices, 0 of them ties; largest float error 0.01 of its bound. Exercised:
+  7 comparisons in 2 rules; 5 choices, of them 0 ties; largest float error 0.01 of its bound. Exercised:
   draft_decode."""
     )
