@@ -137,10 +137,11 @@ class Host:
             )
         if isinstance(answer, wire.Refused):
             ours.close()
+            whose = "; the limit is eagletwin's, not SGLang's" if answer.ours else "; the release's own word is above"
             raise WouldNotStart(
-                f"SGLang does not run this configuration: {answer.error}",
+                f"{'eagletwin' if answer.ours else 'SGLang'} does not run this configuration: {answer.error}",
                 consequence="no case was run on this configuration",
-                remedy="change the configuration; the release's own word is above",
+                remedy=f"change the configuration{whose if answer.ours or answer.trace else ''}",
             )
         assert isinstance(answer, wire.Built)
         return EngineProcess(ours, answer.engine)

@@ -51,10 +51,15 @@ class Built(Struct, frozen=True, tag=True):
 
 
 class Refused(Struct, frozen=True, tag=True):
-    """SGLang raised while it was imported or the scheduler was built: `error` is its message, `trace` the traceback."""
+    """There is no engine: `error` says why.
+
+    trace  the traceback, if SGLang raised while it was imported or the scheduler was built
+    ours   it is the adapter's limit, and not SGLang's
+    """
 
     error: str
     trace: str
+    ours: bool = False
 
 
 class PatchDidNotApply(Struct, frozen=True, tag=True):

@@ -66,8 +66,13 @@ def ask_transformers() -> None:
             getattr(import_utils, name)()
 
 
+class NotDriven(Exception):
+    """A configuration that eagletwin does not drive, whatever SGLang would make of it."""
+
+
 def build_scheduler(case: Case, mode: Mode = CPU, rank: int = 0, port: int = 0) -> Any:
-    """The real Scheduler, with its target and draft workers, for this case's configuration. Raises what SGLang raises.
+    """The real Scheduler, with its target and draft workers, for this case's configuration. Raises NotDriven, and what SGLang
+    raises.
 
     rank, port: of several ranks, this one; it returns when all have met at the port.
     """
@@ -86,14 +91,11 @@ def build_scheduler(case: Case, mode: Mode = CPU, rank: int = 0, port: int = 0) 
             sampling.leave_kernels_as_they_are(SHIMS)
     settings = case.engine.sglang
     if mode.attention != "triton" and (mode.device == "cpu" or mode.dtype == "float32"):
-        raise ValueError(f"attention backend {mode.attention} with {mode.device} and {mode.dtype}: it needs cuda and bfloat16")
+        raise NotDriven(f"attention backend {mode.attention} with {mode.device} and {mode.dtype}: it needs cuda and bfloat16")
     if mode.tp > 1 and not hasattr(getattr(scheduler_module, "SchedulerRequestReceiver", None), RECEIVE_OF_RANKS):
-        raise NotImplementedError(
-            f"SGLang has no {RECEIVE_OF_RANKS}, by which several ranks are driven (0.5.13 and later have)"
-        )
-    heads = min(recipe.target.num_kv_heads, recipe.draft.num_kv_heads)
-    if heads % mode.tp:
-        raise ValueError(f"{case.model} has {heads} KV heads, which are not to be dealt out to {mode.tp} ranks")
+        raise NotDriven(f"this release has no {RECEIVE_OF_RANKS}, by which several ranks are driven (0.5.13 and later have)")
+    if recipe.kv_heads % mode.tp:
+        raise NotDriven(f"{case.model} has {recipe.kv_heads} KV heads, which are not to be dealt out to {mode.tp} ranks")
     target, draft = (other_checkpoints if settings.update_weights else checkpoints)(case.model)
     workers.choose(case, SHIMS)
     if recipe.mtp_layers and mode.device == "cpu":

@@ -73,6 +73,9 @@ def stand(connection: socket.socket, build: wire.Build) -> tuple[Any, EngineInfo
     kernels.prepare(build, boot.SHIMS)
     try:
         scheduler = boot.build_scheduler(build.configuration, build.mode, build.rank, build.port)
+    except boot.NotDriven as error:
+        wire.send(connection, wire.Refused(str(error), "", ours=True))
+        os._exit(0)
     except BaseException as error:
         wire.send(connection, wire.Refused(f"{type(error).__name__}: {error}", traceback.format_exc()))
         os._exit(0)
