@@ -10,12 +10,13 @@ import sys
 import time
 import traceback
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import Annotated
 
 import typer
 
 from .cli_bench import bench
 from .cli_bisect import bisect
+from .cli_fuzz import fuzz
 from .cli_gpu import gpu
 from .cli_options import (
     CASE_SECONDS,
@@ -41,17 +42,16 @@ from .cli_options import (
     case_of,
     change_words,
     entry_named,
-    held_fields,
     ledger_of,
     mode_of,
     patches_of,
     rules_off,
+    tell,
     unusual_words,
 )
 from .cli_releases import prove_on_wheels, releases
 from .cli_traces import diff, judge
 from .errors import (
-    EXIT_DIVERGED,
     EXIT_EQUAL,
     EXIT_HARNESS,
     EXIT_INTERRUPTED,
@@ -62,9 +62,7 @@ from .errors import (
     Told,
     exit_code_of,
 )
-
-if TYPE_CHECKING:
-    pass
+from .words import count
 
 app = typer.Typer(
     add_completion=False,
@@ -77,6 +75,7 @@ app.add_typer(bench, name="bench")
 app.add_typer(gpu, name="gpu")
 app.add_typer(releases, name="releases")
 app.command()(bisect)
+app.command()(fuzz)
 app.command()(judge)
 app.command()(diff)
 
@@ -119,7 +118,18 @@ def check(
     from .engines.source import resolve
     from .engines.start import Zygote
 
-    mode, source = mode_of(device, graphs, overlap, tp, dtype, attention), resolve(sglang)  # in this order: no download in vain
+    # what was typed is looked at first: no download in vain, and a mistake is told before anything slow is imported
+    mode = mode_of(device, graphs, overlap, tp, dtype, attention)
+    chosen, before = case_of(case), tuple(case_of(name) for name in after or ())
+    other = [name for name, one in zip(after or (), before, strict=True) if one.configuration() != chosen.configuration()]
+    if other:
+        raise InputError(
+            f"{other[0]} needs another engine configuration than {case}",
+            consequence="nothing was run: the two cannot run in one process",
+            remedy="give both the same model, num_steps, page_size, chunked_prefill_size and engine settings",
+        )
+    patches, off = patches_of(revert, remedy, patch), rules_off(without)
+    source = resolve(sglang)
     with Zygote(source, mode) as zygote:
         zygote.start()  # it imports SGLang while this process imports torch
         from . import check as checking
@@ -128,15 +138,6 @@ def check(
         from .reach import unreached
         from .repro import write_script
 
-        chosen, before = case_of(case), tuple(case_of(name) for name in after or ())
-        other = [name for name, one in zip(after or (), before, strict=True) if one.configuration() != chosen.configuration()]
-        if other:
-            raise InputError(
-                f"{other[0]} needs another engine configuration than {case}",
-                consequence="nothing was run: the two cannot run in one process",
-                remedy="give both the same model, num_steps, page_size, chunked_prefill_size and engine settings",
-            )
-        patches, off = patches_of(revert, remedy, patch), rules_off(without)
         words = ["eagletwin", "check", case, *change_words(revert, remedy, patch, without)]
         words += unusual_words(("--view", view, "slot_layout"), ("--sglang", sglang, ""))
         words += unusual_words(("--kernels", kernels, "fast"), ("--repeat", repeat, 1))
@@ -174,116 +175,6 @@ def check(
 
 
 @app.command()
-def fuzz(
-    minutes: Annotated[float, typer.Option(min=0.01, help="How long to generate cases.")] = 5.0,
-    max_cases: Annotated[
-        int,
-        typer.Option("--cases", min=1, help="Generate no more than this many; 20 at a time share most of one configuration."),
-    ] = 1_000_000,
-    seed: Annotated[int, typer.Option(min=0, help="The same seed draws the same cases.")] = 0,
-    findings: Annotated[int, typer.Option(min=1, help="Go on until this many different rules were found broken.")] = 1,
-    shrink_minutes: Annotated[
-        float, typer.Option(min=0.0, help="How long to shrink a finding; the smallest case until then counts.")
-    ] = 3.0,
-    model: Annotated[str | None, typer.Option(help="Only this model recipe.")] = None,
-    topk: Annotated[int | None, typer.Option(help="Only this topk: 1, 2, 3, 4, 8 or 16.")] = None,
-    context_length: Annotated[
-        int | None, typer.Option(help="Only this context, up to its end, where live bugs show: 8, 16, 32 or 64.")
-    ] = None,
-    small_trees: Annotated[
-        bool, typer.Option("--small-trees", help="Trees with fewer nodes than their longest path, a live bug.")
-    ] = False,
-    update_weights: Annotated[
-        str | None,
-        typer.Option(metavar="disk|tensor", help="Workers that start with other weights, and are given the model's."),
-    ] = None,
-    sampling: Annotated[
-        Literal["none", "target", "rejection", "any"],
-        typer.Option(help="Requests that sample: by the target alone, by rejection (chains), either."),
-    ] = "none",
-    revert: Reverts = None,
-    remedy: Remedies = None,
-    patch: PatchFiles = None,
-    without: RulesOff = None,
-    view: Views = "slot_layout",
-    sglang: Sglang = "",
-    kernels: KernelRuntime = "fast",
-    device: Device = "cpu",
-    graphs: Graphs = DEFAULT_GRAPHS,
-    overlap: Overlap = None,
-    tp: Ranks = 1,
-    dtype: DataType = "float32",
-    attention: AttentionBackend = "triton",
-    out: Runs = DEFAULT_RUNS,
-    step_timeout: StepSeconds = STEP_SECONDS,
-    case_timeout: CaseSeconds = CASE_SECONDS,
-) -> int:
-    """Generate cases until one diverges, then shrink it."""
-    from itertools import islice
-
-    from eagletwin.cases.sampling import searched
-    from eagletwin.cases.strategies import SMALL_TREE, cases
-
-    from .engines.process import Host, Limits, WouldNotStart
-    from .engines.source import resolve
-    from .fuzz import Fuzz
-    from .paths import new_run_folder
-    from .report.search import finding_text, tally_text, write_summary
-    from .trial import Trials
-
-    patches, off = patches_of(revert, remedy, patch), rules_off(without)
-    held = held_fields(
-        model=model,
-        topk=topk,
-        tree_size=SMALL_TREE if small_trees else None,
-        context_length=context_length,
-        update_weights=update_weights,
-    )
-    words = ["eagletwin", "fuzz", "--seed", str(seed), *change_words(revert, remedy, patch, without)]
-    asked = {name.replace("_", "-"): value for name, value in held.items() if name != "tree_size"}
-    words += [word for name, value in asked.items() for word in (f"--{name}", str(value))]
-    words += ["--small-trees"] * small_trees
-    words += unusual_words(("--sampling", sampling, "none"), ("--view", view, "slot_layout"))
-    words += unusual_words(("--minutes", minutes, 5.0), ("--cases", max_cases, 1_000_000), ("--findings", findings, 1))
-    words += unusual_words(("--shrink-minutes", shrink_minutes, 3.0), ("--kernels", kernels, "fast"), ("--sglang", sglang, ""))
-    words += unusual_words(("--step-timeout", step_timeout, STEP_SECONDS), ("--case-timeout", case_timeout, CASE_SECONDS))
-    mode, source = mode_of(device, graphs, overlap, tp, dtype, attention), resolve(sglang)
-    words += mode.options
-    folder = new_run_folder(out, f"fuzz-{seed}")
-    found, search = [], None
-    try:
-        with Host(source=source, mode=mode) as host:
-            limits = Limits(step=step_timeout, case=case_timeout)
-            trials = Trials(host, patches=patches, kernels=kernels, without=off, view=view, limits=limits)
-            search = Fuzz(
-                trials,
-                folder,
-                seed=seed,
-                seconds=60 * minutes,
-                max_cases=max_cases,
-                shrink_seconds=60 * shrink_minutes,
-                command=shlex.join(words),
-                held=held,
-                draws=cases if sampling == "none" else searched(sampling, retract=not mode.overlap),
-                progress=lambda text: print(text, file=sys.stderr, flush=True),
-            )
-            for finding in islice(search.search(), findings):
-                found.append(finding)
-                print(finding_text(finding))
-    except WouldNotStart as error:
-        print(f"UNKNOWN\n\n  {error}")
-        return EXIT_UNKNOWN
-    finally:
-        if search is not None:
-            write_summary(folder, search, found)
-            print(tally_text(search, found))
-    statuses = {finding.outcome.verdict.status for finding in found}
-    if "diverged" in statuses:
-        return EXIT_DIVERGED
-    return EXIT_UNKNOWN if found or not search.tally.statuses["equal"] else EXIT_EQUAL
-
-
-@app.command()
 def prove(
     entries: Annotated[list[str], typer.Argument(metavar="PR…|all", help="Ids of ledger entries, or all.")],
     sglang: Sglang = "",
@@ -309,19 +200,21 @@ def prove(
         return prove_on_wheels(entries, kernels, out, step_timeout, case_timeout)
     from .engines.source import resolve
     from .engines.start import Zygote
+    from .reach import unreached, unreached_text
 
     begun = time.monotonic()
-    mode, source = mode_of(device, graphs, overlap, tp, dtype, attention), resolve(sglang)
+    mode, ledger = mode_of(device, graphs, overlap, tp, dtype, attention), ledger_of(entries)
+    chosen = [entry for entry in ledger if not unreached(entry, mode)]
+    others = [entry for entry in ledger if unreached(entry, mode)]
+    source = resolve(sglang)
     with Zygote(source, mode) as zygote:
         zygote.start()  # it imports SGLang while this process imports torch
+        if chosen:
+            tell(f"importing SGLang {source.called}; then {count(len(chosen), 'proof')}: a case with the fix, and without it")
         from . import prove as proving
         from .engines.process import Host, Limits, WouldNotStart
-        from .reach import unreached, unreached_text
         from .report.table import proof_table, proof_title
 
-        ledger = ledger_of(entries)
-        chosen = [entry for entry in ledger if not unreached(entry, mode)]
-        others = [entry for entry in ledger if unreached(entry, mode)]
         for entry in others:
             print(f"{proof_title(entry)}{unreached_text(entry, mode)}")
         if not chosen:

@@ -29,6 +29,7 @@ from .cli_options import (
     patches_of,
     rule_of,
     rules_off,
+    tell,
     unusual_words,
 )
 from .errors import EXIT_EQUAL, EXIT_INTERRUPTED, EXIT_UNKNOWN, InputError, Told
@@ -75,7 +76,6 @@ def bisect(
     case_timeout: CaseSeconds = CASE_SECONDS,
 ) -> int:
     """Say which release, commit or feature a divergence hangs on. 0: it is named; 125: it cannot be told."""
-    from .bisect.state import Subject
     from .reach import unreached, unreached_text
 
     _check_options(since or until, git, features, sglang)
@@ -87,11 +87,15 @@ def bisect(
         return EXIT_UNKNOWN
     if entry is not None and entry.view is not None and view == "slot_layout":
         view = entry.view  # what is declared is looked for where it is a divergence
+    chosen, patches, off = case_of(case), patches_of(revert, remedy, patch), tuple(sorted(rules_off(without)))
+    tell(f"bisecting {chosen.name} over {'its features' if features else 'commits' if git is not None else 'releases'}")
+    from .bisect.state import Subject
+
     subject = Subject(
-        case=case_of(case),
-        patches=patches_of(revert, remedy, patch),
+        case=chosen,
+        patches=patches,
         kernels=kernels,
-        without=tuple(sorted(rules_off(without))),
+        without=off,
         view=view,
         step_seconds=step_timeout,
         case_seconds=case_timeout,
@@ -191,7 +195,8 @@ def _features(subject: "Subject", rule: str, sglang: str, out: Path, command: Co
     folder = new_run_folder(out, f"features-{subject.case.name}")
     had = ", ".join(feature.name for feature in features_of(subject.case)) or "none"
     say(folder, f"folder: {folder}")
-    say(folder, f"features of {subject.case.name}: {had}; first the case as it is, {LOOKS} times")
+    say(folder, f"features of {subject.case.name}: {had}")
+    say(folder, f"importing SGLang {source.called}; first the case as it is, {LOOKS} times")
     try:
         with Host(source=source) as host:
             reduction = reduce_case(host, subject, rule, folder, lambda text: say(folder, text))

@@ -1,5 +1,6 @@
 """What the commands of the command line share: their options, and how what was typed becomes cases, patches and rules."""
 
+import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
@@ -35,7 +36,12 @@ Remedies = Annotated[
 ]
 Views = Annotated[
     Literal["slot_layout", "true_tree", "last_fed", "committed"],
-    typer.Option("--view", help="Hold the release to what is right where the judge declares otherwise: true_tree, committed."),
+    typer.Option(
+        "--view",
+        help="What is right where SGLang is known to approximate. slot_layout, last_fed: what it does counts as right. "
+        "true_tree: a node of a draft tree must attend to its own ancestors alone (ledger entry 8409 shows that it does not). "
+        "committed: a row of a multi-layer draft must be that of the committed token (entry boundary-kv).",
+    ),
 ]
 PatchFiles = Annotated[list[Path] | None, typer.Option("--patch", metavar="FILE", help="Apply this patch file, in memory.")]
 Sglang = Annotated[
@@ -75,6 +81,11 @@ DEFAULT_RUNS = Path("eagletwin-runs")
 STEP_SECONDS, CASE_SECONDS = 120.0, 900.0
 
 
+def tell(text: str) -> None:
+    """Progress: to stderr, as it comes."""
+    print(text, file=sys.stderr, flush=True)
+
+
 def mode_of(
     device: str,
     graphs: str,
@@ -83,11 +94,12 @@ def mode_of(
     dtype: "Dtype" = "float32",
     attention: "Attention" = "triton",
 ) -> "Mode":
-    """How the worker is to be driven. Raises InputError for sizes that are none, for attention that cannot run there, and for
+    """How the worker is to be driven. Raises InputError for sizes that are none, for attention or ranks that cannot be, and for
     a GPU that is not there."""
     from .engines.mode import Mode
 
     check_attention(attention, device, dtype)
+    check_ranks(tp)
     if device == "cpu":
         return Mode(overlap=bool(overlap), tp=tp, dtype=dtype)
     sizes = () if graphs == "none" else tuple(sorted({int(size) for size in graphs.split(",") if size.isdigit() and int(size)}))
@@ -109,6 +121,20 @@ def check_attention(attention: "Attention", device: str, dtype: "Dtype") -> None
             f"--attention fa3 with {asked}: FlashAttention's kernels run on a GPU, and know no float32",
             consequence="nothing was run",
             remedy="give --device cuda --dtype bfloat16, or leave --attention out: Triton's runs everywhere",
+        )
+
+
+def check_ranks(tp: int) -> None:
+    """Raises InputError for ranks among which no model's KV heads can be shared out."""
+    from .models.recipes import RECIPES
+
+    heads = {recipe.kv_heads for recipe in RECIPES.values()}
+    if all(number % tp for number in heads):
+        possible = [str(ranks) for ranks in range(1, max(heads) + 1) if any(number % ranks == 0 for number in heads)]
+        raise InputError(
+            f"--tp {tp}: each rank has equally many KV heads, and eagletwin's models have {max(heads)} to share out",
+            consequence="nothing was run; the limit is eagletwin's, whose models are tiny, and not SGLang's",
+            remedy=f"use --tp {' or '.join(possible)}",
         )
 
 
@@ -174,7 +200,7 @@ def unusual_words(*options: tuple[str, object, object]) -> list[str]:
 
 def rules_off(names: list[str] | None) -> frozenset[str]:
     """Rules to switch off. What happens to the engine or a kernel itself is not a comparison, and cannot be."""
-    from .judge import RULES
+    from .verdict import RULES
 
     known = [rule for rule in RULES if not rule.startswith(("engine.", "kernel."))]
     for name in names or ():
@@ -228,7 +254,7 @@ def ledger_of(names: list[str]) -> "list[Entry]":
 
 def rule_of(name: str) -> str:
     """A rule by its name. Raises InputError."""
-    from .judge import RULES
+    from .verdict import RULES
 
     if name not in RULES:
         raise InputError(

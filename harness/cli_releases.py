@@ -1,14 +1,14 @@
 """`eagletwin releases …`: the published releases of SGLang that `--sglang` knows, and what holds on each of them."""
 
-import sys
 import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from .cli_options import with_probes
+from .cli_options import tell, with_probes
 from .errors import EXIT_DIVERGED, EXIT_EQUAL, EXIT_UNKNOWN, InputError
+from .words import count
 
 if TYPE_CHECKING:
     from .engines.wire import Kernels
@@ -72,13 +72,13 @@ def releases_table(
 
     ledger = with_probes(["all"])
     wanted = with_probes(entries) if entries else ledger
-    found = fill(write, chosen(names), ledger, wanted, again=again, say=lambda text: print(text, file=sys.stderr, flush=True))
+    found = fill(write, chosen(names), ledger, wanted, again=again, say=tell)
     right = right_output()
     (write / PAGE).write_text(page(found, ledger, right), encoding="utf-8")
     print(f"{write / PAGE} written")
     holes = empty(found, ledger)
     if holes:
-        print(f"{len(holes)} cells are not measured, such as {holes[0]}")
+        print(f"not measured: {count(len(holes), 'cell')}, such as {holes[0]}")
     return EXIT_DIVERGED if differs(found, right) else EXIT_UNKNOWN if holes else EXIT_EQUAL
 
 
@@ -91,7 +91,7 @@ def prove_on_wheels(entries: list[str], kernels: "Kernels", out: Path, step_time
     begun = time.monotonic()
     chosen = [entry for entry in with_probes(entries) if entry.fixed]
     proofs = []
-    for proof in proving.prove_on_wheels(chosen, out, Limits(step=step_timeout, case=case_timeout), kernels):
+    for proof in proving.prove_on_wheels(chosen, out, Limits(step=step_timeout, case=case_timeout), kernels, tell):
         proofs.append(proof)
         print(proof_title(proof.entry))
         for seen in (proof.bad, proof.good):

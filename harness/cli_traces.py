@@ -1,7 +1,6 @@
 """What is asked of traces: `eagletwin judge` of one that was recorded, `eagletwin diff` of two, or of a case on two SGLangs."""
 
 import shlex
-import sys
 from pathlib import Path
 from typing import Annotated
 
@@ -27,6 +26,7 @@ from .cli_options import (
     case_of,
     mode_of,
     rules_off,
+    tell,
     unusual_words,
 )
 from .errors import EXIT_DIVERGED, EXIT_EQUAL, EXIT_UNKNOWN, InputError, exit_code_of
@@ -38,11 +38,11 @@ def judge(
     view: Views = "slot_layout",
 ) -> int:
     """Judge a recorded trace again, without an engine."""
+    off = rules_off(without)
     from .judge import judge as judging
     from .report.argument import argue
     from .trace import read_trace
 
-    off = rules_off(without)
     recorded = read_trace(trace)
     verdict = judging(recorded, off, view)
     words = ["eagletwin", "judge", str(trace), *(word for rule in without or () for word in ("--without", rule))]
@@ -71,10 +71,6 @@ def diff(
     case_timeout: CaseSeconds = CASE_SECONDS,
 ) -> int:
     """Compare two traces number for number, or one case on two SGLangs. 0: same within the judge's bound, 1: different."""
-    from .diff import comparison_text
-    from .diff import diff as compare
-    from .trace import read_trace
-
     if len(sglang or ()) != (0 if right else 2):
         raise InputError(
             "diff takes two trace folders, or one case and --sglang twice",
@@ -82,27 +78,35 @@ def diff(
             remedy="`eagletwin diff A B`, or `eagletwin diff CASE --sglang 0.5.11 --sglang 0.5.12`",
         )
     if sglang:
-        from .engines.process import Limits
         from .engines.source import resolve
-        from .pair import OneWouldNotStart, run_pair
         from .paths import new_run_folder
 
         mode, chosen = mode_of(device, graphs, overlap, tp, dtype, attention), case_of(left)
         sources = resolve(sglang[0]), resolve(sglang[1])
         folder = new_run_folder(out, f"{chosen.name}-diff")
-        print(f"{chosen.name} runs on SGLang {sglang[0]} and on {sglang[1]}; folder: {folder}", file=sys.stderr, flush=True)
+        tell(f"{chosen.name} runs on SGLang {sglang[0]} (left) and on {sglang[1]} (right); both are imported first")
+        tell(f"folder: {folder}")
+        from .engines.process import Limits
+        from .pair import OneWouldNotStart, run_pair
+
         limits = Limits(step=step_timeout, case=case_timeout)
         try:
             halves = run_pair(chosen, sources, folder, limits, kernels, mode)
         except OneWouldNotStart as error:
             print(f"UNKNOWN  {chosen.name} on SGLang {sglang[error.side]}\n\n  {error}\n\n  folder: {folder}")
             return EXIT_UNKNOWN
-        print("\n".join(f"{side} {half.line}" for side, half in zip(("left: ", "right:"), halves, strict=True)))
         traces = [half.trace for half in halves]
+        sides = [half.line for half in halves]
     else:
-        print(f"left:  {left}\nright: {right}")
+        from .trace import read_trace
+
         traces = [read_trace(Path(left)), read_trace(Path(right))]
+        sides = [left, right]
+    from .diff import comparison_text
+    from .diff import diff as compare
+
     result = compare(*traces)
+    print(f"left:  {sides[0]}\nright: {sides[1]}")
     print(comparison_text(result, lines))
     if sglang and any(trace.header.ending.kind != "finished" for trace in traces):
         print("One of the two did not come to its end: what is the same until then says nothing of the rest.")

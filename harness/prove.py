@@ -6,7 +6,7 @@ second is `diverged` by the rule that the entry names (`unknown`, if that rule i
 no longer shows makes its proof fail: the entry must be brought up to date.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -111,19 +111,24 @@ class WheelProof:
 
 
 def prove_on_wheels(
-    entries: Sequence[Entry | Probe], runs: Path, limits: Limits, kernels: Kernels = "fast"
+    entries: Sequence[Entry | Probe],
+    runs: Path,
+    limits: Limits,
+    kernels: Kernels = "fast",
+    tell: Callable[[str], None] = lambda text: None,
 ) -> Iterator[WheelProof]:
     """Prove fixed entries on the releases around their fix, each release started once. Live ones have no such pair."""
     wanted = {release for entry in entries if entry.last_bad for release in (entry.last_bad, entry.fixed)}
     found: dict[tuple[str, str], Seen] = {}
     failed: dict[tuple[str, str], str] = {}
     for name, host in hosts([name for name in releases() if name in wanted]):
-        for entry in entries:
-            if entry.last_bad and name in (entry.last_bad, entry.fixed):
-                try:
-                    found[entry.id, name] = _on_wheel(entry, name, host, runs, limits, kernels)
-                except EagletwinError as error:
-                    failed[entry.id, name] = f"{name}: {error.cause}"
+        asked = [entry for entry in entries if entry.last_bad and name in (entry.last_bad, entry.fixed)]
+        tell(f"SGLang {name}: {', '.join(entry.id for entry in asked)}")
+        for entry in asked:
+            try:
+                found[entry.id, name] = _on_wheel(entry, name, host, runs, limits, kernels)
+            except EagletwinError as error:
+                failed[entry.id, name] = f"{name}: {error.cause}"
     for entry in entries:
         if entry.fixed:
             sides = [(entry.id, entry.last_bad), (entry.id, entry.fixed)]

@@ -52,7 +52,7 @@ def test_a_changed_checkout_is_run_as_it_is_and_told_from_its_base(checkout: Pat
 
     compared = run("-m", "eagletwin", "diff", case, "--sglang", sglang.__version__, "--sglang", checkout, cwd=tmp_path)
     assert compared.returncode == 1, compared
-    assert f"three-steps runs on SGLang {sglang.__version__} and on {checkout}; folder: " in compared.stderr
+    assert f"three-steps runs on SGLang {sglang.__version__} (left) and on {checkout} (right); both" in compared.stderr
     assert compared.stdout.startswith(f"left:  SGLang {sglang.__version__}: equal")
     assert f"\nright: SGLang {name}: diverged draft.positions" in compared.stdout
     assert "\nDIFFERENT: " in compared.stdout

@@ -15,12 +15,13 @@ from eagletwin.harness import doctor, pair
 from eagletwin.harness import prove as proving
 from eagletwin.harness.case import Case, Request
 from eagletwin.harness.cli import INTERRUPTED, guarded, prove
+from eagletwin.harness.cli_fuzz import fuzz
 from eagletwin.harness.cli_options import entries_of
 from eagletwin.harness.cli_traces import diff
 from eagletwin.harness.doctor import missing_for_cuda
 from eagletwin.harness.engines import process, source, start
 from eagletwin.harness.engines.process import WouldNotStart
-from eagletwin.harness.errors import EXIT_INTERRUPTED, Told
+from eagletwin.harness.errors import EXIT_INTERRUPTED, InputError, Told
 from eagletwin.harness.trace import Ending, EngineInfo, Recorder, new_header, write_trace
 
 ENGINE = EngineInfo(name="none", version="0", device="cpu", kernels="none", torch="0", triton="0")
@@ -50,6 +51,8 @@ USAGE = {
     "a bisection over two things": ["bisect", "25015", "--features", "--from", "0.5.9"],
     "a bisection from newer to older": ["bisect", "25015", "--from", "0.5.12", "--to", "0.5.11"],
     "a bisection for no rule": ["bisect", "25015", "--rule", "draft.magic"],
+    "ranks that no model's heads are shared by": ["check", "25015", "--tp", "3"],
+    "a plan of nothing": ["gpu", "plan", "plan.json", "--groups", "0"],
     "a time limit of nothing": ["check", "25015", "--step-timeout", "0"],
 }
 
@@ -61,6 +64,58 @@ def test_a_usage_error_exits_128_and_says_why(tmp_path: Path, what: str) -> None
     assert done.stderr.strip()
     assert "Traceback" not in done.stderr
     assert not list(tmp_path.iterdir())
+
+
+# What the ledger, a case, a patch, a rule or an option has no such thing of.
+MISTYPED = [
+    line.split()
+    for line in """\
+check 1
+check nothing.json
+check 25015 --after nothing.json
+check 25015 --revert 1
+check 25015 --remedy 1
+check 25015 --patch nothing.json
+check 25015 --without draft.magic
+check 25015 --tp 3
+check 25015 --sglang 0.4.1
+prove 1
+prove 25015 --tp 3
+fuzz --revert 1
+fuzz --topk 5
+bisect 1
+bisect 25015 --rule draft.magic
+judge . --without draft.magic
+diff 1 --sglang 0.5.23 --sglang 0.4.1""".splitlines()
+]
+
+
+def test_what_is_mistyped_is_told_before_torch_is_imported_and_sglang(tmp_path: Path) -> None:
+    program = (
+        "import sys\nfrom eagletwin.harness.cli import app, guarded\n"
+        f"for typed in {MISTYPED}:\n"
+        "    code = guarded(lambda: app(typed, standalone_mode=False))\n"
+        "    print(code, 'torch' in sys.modules, 'eagletwin.harness.engines.process' in sys.modules, *typed)\n"
+    )
+    done = subprocess.run([sys.executable, "-P", "-c", program], cwd=tmp_path, capture_output=True, text=True, check=True)
+    assert done.stdout.splitlines() == [f"128 False False {' '.join(typed)}" for typed in MISTYPED]
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_search_that_is_interrupted_before_its_first_case_says_that_nothing_was_looked_at(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def interrupted(*_: object) -> object:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(process.Host, "engine", interrupted)
+    with pytest.raises(Told) as told:
+        fuzz(out=tmp_path)
+    assert told.value.exit_code == EXIT_INTERRUPTED
+    said = capsys.readouterr()
+    assert said.err.startswith("importing SGLang ")
+    assert said.out.startswith("INTERRUPTED, NOTHING LOOKED AT  seed 0\n\nNo case came to its end")
+    assert "FOUND" not in said.out
 
 
 @pytest.mark.parametrize(("command", "name"), [("check", "multi-layer-plan"), ("bisect", "26997")])
@@ -102,13 +157,14 @@ def test_of_all_entries_those_that_this_mode_does_not_reach_are_listed(
     asked: list[str] = []
     monkeypatch.setattr(start, "Zygote", lambda *_: nullcontext(SimpleNamespace(start=lambda: None)))
     monkeypatch.setattr(process, "Host", nullcontext)
-    monkeypatch.setattr(source, "resolve", lambda name: name)
+    monkeypatch.setattr(source, "resolve", lambda _: source.INSTALLED)
     monkeypatch.setattr(proving, "prove", lambda _host, entries, *_: asked.extend(entry.id for entry in entries) or ())
     assert prove(names, out=tmp_path) == code
     assert asked == [name for name in (LEDGER if names == ["all"] else names) if name != "context-end"]
-    said = capsys.readouterr().out
-    assert NEEDS in said
-    assert said.endswith("not reached in this mode, and so not run: context-end\n")
+    said = capsys.readouterr()
+    assert NEEDS in said.out
+    assert said.out.endswith("not reached in this mode, and so not run: context-end\n")
+    assert said.err.startswith("importing SGLang ")
 
 
 def test_what_ended_after_it_said_why_says_no_more(capsys: pytest.CaptureFixture[str]) -> None:
@@ -135,7 +191,8 @@ def test_of_two_sglangs_the_one_that_does_not_start_is_named_with_the_folder(
     monkeypatch.setattr(source, "resolve", lambda name: name)
     assert diff("25015", sglang=["0.5.22", "0.5.23"], out=tmp_path) == 125
     said = capsys.readouterr()
-    assert said.err == f"pr-25015 runs on SGLang 0.5.22 and on 0.5.23; folder: {tmp_path / 'pr-25015-diff'}\n"
+    ran = "pr-25015 runs on SGLang 0.5.22 (left) and on 0.5.23 (right); both are imported first"
+    assert said.err == f"{ran}\nfolder: {tmp_path / 'pr-25015-diff'}\n"
     assert said.out.startswith("UNKNOWN  pr-25015 on SGLang 0.5.23\n\n  it does not run this\n")
     assert said.out.endswith(f"folder: {tmp_path / 'pr-25015-diff'}\n")
 
@@ -169,6 +226,12 @@ def test_diff_of_a_trace_with_itself_is_0(tmp_path: Path) -> None:
     assert done.returncode == 0
     assert done.stdout.startswith(f"left:  {tmp_path / 'a'}\nright: {tmp_path / 'a'}\n")
     assert "identical" in done.stdout
+
+
+def test_diff_says_what_is_wrong_before_anything_else(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(InputError, match="nothing"):
+        diff(str(recorded(tmp_path / "a", 0.5)), str(tmp_path / "nothing"))
+    assert capsys.readouterr().out == ""
 
 
 def test_diff_within_the_bound_is_0_and_says_so(tmp_path: Path) -> None:

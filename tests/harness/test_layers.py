@@ -72,6 +72,7 @@ def test_only_engines_and_those_who_run_them_import_engines() -> None:
         "campaign.py",
         "cli_bench.py",
         "cli_bisect.py",
+        "cli_fuzz.py",
         "cli_gpu.py",
         "cli_options.py",
         "cli_releases.py",
