@@ -8,6 +8,7 @@ import typer
 
 from .cli_options import AttentionBackend, DataType, Ranks
 from .errors import EXIT_DIVERGED, EXIT_EQUAL, EXIT_UNKNOWN, InputError
+from .words import count
 
 gpu = typer.Typer(add_completion=False, help="Many cases on a GPU host, also one without network.")
 
@@ -60,7 +61,7 @@ def gpu_plan(
     overlap, and eager."""
     import msgspec
 
-    from .cli_options import check_attention, ledger_of
+    from .cli_options import check_attention, check_ranks, ledger_of
     from .engines.mode import Mode
     from .gpu.faults import faults
     from .gpu.plan import GRAPHS, generated, plain, proofs
@@ -68,7 +69,10 @@ def gpu_plan(
     from .gpu.sizes import every_size
     from .reach import unreached
 
+    if file.exists():
+        raise InputError(f"{file} exists", consequence="no plan was written", remedy="name another file, or remove it")
     check_attention(attention, "cuda", dtype)
+    check_ranks(tp)
     if dtype != "float32" and (sizes or samples or rate):
         raise InputError(
             f"--dtype {dtype} with --sizes, --sampling or --rate: these are planned in float32 alone",
@@ -87,10 +91,16 @@ def gpu_plan(
         )
     jobs += proofs([entry for entry in ledger if entry not in others], tp=tp, dtype=dtype, attention=attention)
     jobs += faults(dtype, attention) if planted else []
+    if not jobs:
+        raise InputError(
+            "there is nothing to run: no group of cases, no batch sizes, no proof, no fault",
+            consequence="no plan was written",
+            remedy="give --groups 1 or more, --sizes, --sampling, --prove or --faults",
+        )
     file.write_bytes(msgspec.json.encode(jobs))
     for entry in others:
         print(f"left out: {unreached(entry, mode)}")
-    print(f"{len(jobs)} jobs, {sum(len(job.cases) for job in jobs)} cases: {file}")
+    print(f"{count(len(jobs), 'job')}, {count(sum(len(job.cases) for job in jobs), 'case')}: {file}")
     return EXIT_EQUAL
 
 

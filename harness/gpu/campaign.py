@@ -123,6 +123,8 @@ def read_plan(file: Path) -> list[Job]:
         raise InputError(
             f"{file}: {error}", consequence="nothing was run", remedy="name a plan that `eagletwin gpu plan` wrote"
         ) from error
+    if not any(job.cases for job in plan):
+        raise InputError(f"{file} has no cases", consequence="nothing was run", remedy="name a plan that has some")
     for job in plan:
         for case in job.cases:
             check_case(case, f"{file}: job {job.name}")

@@ -230,15 +230,31 @@ def test_drafts_of_greedy_requests_are_proven_one_with_the_other_mended() -> Non
 def test_an_entry_that_needs_flash_attention_is_planned_with_it_alone(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    file = tmp_path / "plan.json"
+    file, other = tmp_path / "plan.json", tmp_path / "other.json"
     with pytest.raises(InputError, match=r"needs --dtype bfloat16 --attention fa3(?s:.*)no plan was written"):
         gpu_plan(file, groups=0, entries=["context-end"])
     assert not file.exists()
-    gpu_plan(file, groups=0, entries=["all"], dtype="bfloat16")
+    gpu_plan(other, groups=0, entries=["all"], dtype="bfloat16")
     assert "left out: context-end is not reached" in capsys.readouterr().out
-    assert not any(job.name.startswith("context-end") for job in read_plan(file))
+    assert not any(job.name.startswith("context-end") for job in read_plan(other))
     gpu_plan(file, groups=0, entries=["context-end"], dtype="bfloat16", attention="fa3")
     sides = {job.name: job.patches for job in read_plan(file)}
     remedy = LEDGER["context-end"].remedy
     modes = [f"context-end/{mode}-bfloat16-fa3" for mode in ("graphs", "overlap", "eager")]
     assert sides == {f"{mode}/{word}": patches for mode in modes for word, patches in (("green", (remedy,)), ("red", ()))}
+
+
+def test_a_plan_is_never_empty_and_takes_the_place_of_none(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    file = tmp_path / "plan.json"
+    with pytest.raises(InputError, match="there is nothing to run"):
+        gpu_plan(file, groups=0)
+    assert not file.exists()
+    gpu_plan(file, groups=1, cases=1)
+    assert capsys.readouterr().out == f"1 job, 1 case: {file}\n"
+    before = file.read_bytes()
+    with pytest.raises(InputError, match="no plan was written"):
+        gpu_plan(file, groups=1, cases=1, seed=1)
+    assert file.read_bytes() == before
+    file.write_bytes(b"[]")
+    with pytest.raises(InputError, match="has no cases"):
+        read_plan(file)
