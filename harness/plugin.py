@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from .errors import EagletwinError, InputError
+from .words import count
 
 if TYPE_CHECKING:
     from .engines.source import Source
@@ -23,7 +24,7 @@ if TYPE_CHECKING:
 
 _SOURCE: "pytest.StashKey[Source]" = pytest.StashKey()  # the SGLang that was named
 _TWIN = pytest.StashKey["Twin"]()
-_ITEM = pytest.StashKey[pytest.Item]()  # the test that runs
+_ASKED = pytest.StashKey[dict[str, Any]]()  # what the marker of the test that runs asks for
 _SKIPPED = pytest.StashKey[int]()  # cases that workers of pytest-xdist did not run
 
 
@@ -114,7 +115,7 @@ def eagletwin(request: pytest.FixtureRequest) -> "Generator[Twin]":
         seconds=config.getoption("--eagletwin-seconds"),
     )
     config.stash[_TWIN] = twin
-    _begin(twin, config.stash[_ITEM])
+    twin.begin(**config.stash[_ASKED])
     yield twin
     twin.close()
 
@@ -130,10 +131,10 @@ def gpu_of_worker() -> int:
 @pytest.hookimpl(tryfirst=True)
 def pytest_runtest_setup(item: pytest.Item) -> None:
     """Before any fixture of the test: what one of them checks is checked as the test's marker says."""
-    item.config.stash[_ITEM] = item
+    asked = item.config.stash[_ASKED] = _asked(item)
     twin = item.config.stash.get(_TWIN, None)
     if twin is not None:
-        _begin(twin, item)
+        twin.begin(**asked)
 
 
 @pytest.hookimpl(wrapper=True)
@@ -145,38 +146,37 @@ def pytest_runtest_call(item: pytest.Item) -> Generator[None, Any, Any]:
     return result
 
 
-def _begin(twin: "Twin", item: pytest.Item) -> None:
-    """Take over what the test's marker says."""
-    marker = item.get_closest_marker("eagletwin")
-    asked = dict(marker.kwargs) if marker is not None else {}
-    patches = tuple(_patch(item, patch) for patch in asked.get("patches", ()))
-    if asked.get("revert"):
-        from eagletwin.cases.regressions import LEDGER
-
-        numbers = [str(number) for number in asked["revert"]]
-        fixes = {entry.id: entry.revert for entry in LEDGER.values() if entry.revert is not None}
-        unknown = [number for number in numbers if number not in fixes]
-        if unknown:
-            raise pytest.UsageError(
-                f"{item.nodeid}: the ledger has no entry {unknown[0]} with a fix to undo; use some of {', '.join(fixes)}"
-            )
-        patches = tuple(fixes[number] for number in numbers) + patches
+def _asked(item: pytest.Item) -> dict[str, Any]:
+    """What the test's marker asks for, as Twin.begin takes it. What cannot be had fails this test, and no other."""
     name = re.sub(r"[^A-Za-z0-9._-]+", "-", item.name).strip("-._")[:64] or "case"
-    twin.begin(name, patches=patches, kernels=asked.get("kernels"), without=frozenset(asked.get("without", ())))
+    marker = item.get_closest_marker("eagletwin")
+    if marker is None:
+        return {"name": name}
+    from .cli_options import patches_of, rules_off
+
+    asked = marker.kwargs
+    try:
+        patches = patches_of([str(number) for number in asked.get("revert", ())], None, None)
+        patches += tuple(_patch(item.path.parent, patch) for patch in asked.get("patches", ()))
+        off = rules_off(list(asked.get("without", ())))
+    except InputError as error:
+        pytest.fail(f"error: marker of {item.nodeid}: {error}", pytrace=False)
+    return {"name": name, "patches": patches, "kernels": asked.get("kernels"), "without": off}
 
 
-def _patch(item: pytest.Item, patch: object) -> "Patch":
-    """A patch of the marker: a Patch, or a file that holds one."""
+def _patch(folder: Path, patch: object) -> "Patch":
+    """A patch of a marker: a Patch, or a file that holds one, by its path from the folder of the test."""
     from .patch import Patch, read_patch
 
     if isinstance(patch, Patch):
         return patch
     if not isinstance(patch, str | Path):
-        raise pytest.UsageError(f"{item.nodeid}: patches takes patch files or Patch objects, not {type(patch).__name__}")
-    try:
-        return read_patch(Path(patch))
-    except InputError as error:
-        raise pytest.UsageError(f"{item.nodeid}: {error}") from error
+        raise InputError(
+            f"patches has a {type(patch).__name__}",
+            consequence="nothing was run",
+            remedy="give patch files or Patch objects",
+        )
+    return read_patch(folder / patch)
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -246,4 +246,4 @@ def pytest_terminal_summary(terminalreporter: Any, config: pytest.Config) -> Non
     twin = config.stash.get(_TWIN, None)
     skipped = config.stash.get(_SKIPPED, 0) + (twin.skipped if twin is not None else 0)
     if skipped:
-        terminalreporter.write_line(f"eagletwin: {skipped} cases were not run, because the time of their test was up")
+        terminalreporter.write_line(f"eagletwin: {count(skipped, 'case')} not run, because the time of their test was up")
