@@ -160,7 +160,7 @@ def _asked(item: pytest.Item) -> dict[str, Any]:
         patches += tuple(_patch(item.path.parent, patch) for patch in asked.get("patches", ()))
         off = rules_off(list(asked.get("without", ())))
     except InputError as error:
-        pytest.fail(f"error: marker of {item.nodeid}: {error}", pytrace=False)
+        raise pytest.fail.Exception(f"error: marker of {item.nodeid}: {error}", pytrace=False) from None
     return {"name": name, "patches": patches, "kernels": asked.get("kernels"), "without": off}
 
 

@@ -100,6 +100,7 @@ def test_a_marker_that_cannot_be_followed_fails_its_test_alone_and_says_why(pyte
     assert "the ledger has no entry '1'" in text
     assert "'draft.magic' is not a rule that can be switched off" in text
     assert "plugin.py" not in text
+    assert "During handling" not in text
 
 
 def test_the_documented_use_needs_no_options(pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch) -> None:
