@@ -5,7 +5,8 @@ that shrinking goes to one request, page size 1, one chunk, no events. A `Focus`
 configuration, since another configuration costs another engine.
 """
 
-from collections.abc import Collection
+import itertools
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
 from random import Random
 from typing import Any, Literal
@@ -33,7 +34,7 @@ SMALL_TREE = -1  # fewer nodes than the longest path has: drawn only where it is
 # Drawn only where they are asked for: near the end of a context live bugs show (row-overflow, indices-overflow); 0: the model's
 CONTEXT_LENGTHS = (0, 64, 32, 16, 8)
 WEIGHT_UPDATES = ("", "disk", "tensor")  # new ones each need an engine of their own; only where they are asked for
-MORE_CHUNKS = 40  # of the last size, after those that are drawn one by one: for all prompts of a case, and some of them again
+MORE_CHUNKS = 120  # of the last size, after those that are drawn one by one: for all prompts of a case, and all of them again
 MAX_PROMPT, MAX_NEW_TOKENS, MAX_REQUESTS = 40, 16, 6
 
 
@@ -223,6 +224,14 @@ def requests(draw: st.DrawFn, configuration: Focus, name: str, earlier: tuple[Re
     )
 
 
+@st.composite
+def _slots(draw: st.DrawFn, configuration: Focus, name: str, earlier: tuple[Request, ...]) -> tuple[Request, bool]:
+    """A request, and whether the case has it. One that is left out is drawn all the same, so that shrinking takes one away and
+    leaves all others, and what befalls them, as they are."""
+    there = draw(st.integers(0, 7)) > 0
+    return draw(requests(configuration, name, earlier)), there
+
+
 def _prefilled(made: tuple[Request, ...], chunks: tuple[int, ...]) -> dict[str, int]:
     """By request about the iteration in which it begins to decode: as if each prefill batch held one request's chunk."""
     sizes, iteration, begins = iter(chunks), 0, {}
@@ -235,11 +244,11 @@ def _prefilled(made: tuple[Request, ...], chunks: tuple[int, ...]) -> dict[str, 
 
 
 @st.composite
-def _events(draw: st.DrawFn, made: tuple[Request, ...], begins: dict[str, int]) -> tuple[Event, ...]:
-    """Each falls within a few iterations of a request's arrival, or of when it `begins` to decode: there is something to
-    disturb then."""
+def _events(draw: st.DrawFn, near: Sequence[Request], begins: dict[str, int]) -> tuple[Event, ...]:
+    """Each falls `near` a request: within a few iterations of its arrival, or of when it `begins` to decode. There is something
+    to disturb then."""
     kinds = st.sampled_from(("abort", "retract", "pause", "flush", "retract", "abort"))
-    one = st.tuples(st.sampled_from(made), st.integers(0, 6), kinds, st.booleans())
+    one = st.tuples(st.sampled_from(near), st.integers(0, 6), kinds, st.booleans())
     drawn = [
         # an abort before the iteration of its request's arrival leaves nothing of it
         ((begins[request.id] if decoding else request.arrive) + max(later, int(kind == "abort")), kind, request.id)
@@ -272,14 +281,20 @@ def cases(
     events  whether aborts, retractions, … may happen
     """
     configuration = draw(configurations(focus, held))
-    made: tuple[Request, ...] = ()
+    drawn: tuple[Request, ...] = ()
+    present: list[bool] = []
     for name in "abcdefghijklmnopqrstuvwxyz"[: draw(st.integers(1, max_requests))]:
-        made += (draw(requests(configuration, name, made)),)
+        request, there = draw(_slots(configuration, name, drawn))
+        drawn += (request,)
+        present.append(there)
+    made = tuple(itertools.compress(drawn, present)) or drawn[:1]
     page = configuration.page_size
     chunks = tuple(page * pages for pages in draw(st.lists(st.integers(1, 6), max_size=12)))
-    if (
-        chunks
-    ):  # in every second case more of the last size: what is prefilled again, after a retraction, comes in chunks as well
-        chunks += chunks[-1:] * max(0, draw(st.integers(-MORE_CHUNKS, MORE_CHUNKS)))
-    befalls = draw(_events(made, _prefilled(made, chunks))) if events and draw(st.integers(0, 3)) else ()
+    # in every second case more of the last size: what is prefilled again, after a retraction, comes in chunks as well
+    chunks += chunks[-1:] * max(0, draw(st.integers(-MORE_CHUNKS, MORE_CHUNKS)))
+    befalls: tuple[Event, ...] = ()
+    if events and draw(st.integers(0, 3)):
+        slots = enumerate(zip(drawn, present, strict=True))
+        near = [request if there else made[number % len(made)] for number, (request, there) in slots]
+        befalls = draw(_events(near, _prefilled(made, chunks)))
     return configuration.case("generated", made, chunks=chunks, events=befalls)

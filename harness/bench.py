@@ -161,6 +161,45 @@ def _timed(engine: EngineProcess, case: Case) -> tuple[float, float]:
         return ran - begun, time.monotonic() - ran
 
 
+@dataclass(frozen=True, slots=True)
+class Step:
+    """Seconds of a decode step (draft, verify, draft extend, and their records) of up to two requests, by what executes its
+    kernels; and how often the fast runtime is faster, which is a ratio of each case.
+    """
+
+    fast: Spread
+    interpreter: Spread
+    ratio: Spread
+
+
+def step(cases: int, topk: int) -> Step:
+    """A decode step in the fast runtime and in Triton's interpreter, in turn."""
+    fast, stock = [], []
+    with one_core(), Host() as host:
+        for seed in range(cases):
+            few, many = (sized_case(seed, batch=2, prompt=20, num_steps=3, topk=topk, max_new_tokens=new) for new in (4, 28))
+            quick, slow = host.engine(few), host.engine(few, (), "interpreter")
+            before = [_step(quick, few, many) for _ in range(3)]
+            stock.append(_step(slow, few, many))
+            fast.append(statistics.median(before + [_step(quick, few, many) for _ in range(3)]))
+    return Step(spread(fast), spread(stock), spread([long / short for long, short in zip(stock, fast, strict=True)]))
+
+
+def _step(engine: EngineProcess, few: Case, many: Case) -> float:
+    """Seconds of one decode step: what the case of more of them takes longer."""
+    _rounds(engine, few)  # the first case of an engine is slower
+    (short, fewer), (long, more) = _rounds(engine, few), _rounds(engine, many)
+    return (long - short) / (more - fewer)
+
+
+def _rounds(engine: EngineProcess, case: Case) -> tuple[float, int]:
+    """Seconds to run a case and have its trace, and its decode steps."""
+    with tempfile.TemporaryDirectory(prefix="eagletwin-") as scratch:
+        begun = time.monotonic()
+        trace = engine.run(case, Path(scratch), fresh=False)
+        return time.monotonic() - begun, sum(record.stage == "verify" for record in trace.header.records)
+
+
 def start(times: int) -> Spread:
     """Seconds from the shell to the verdict of `eagletwin check 25015`, with warm caches."""
     taken = []

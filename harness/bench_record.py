@@ -12,7 +12,7 @@ from pathlib import Path
 import msgspec
 from msgspec import Struct
 
-from .bench import Share, Spread
+from .bench import Share, Spread, Step
 from .bench_search import Searched
 from .errors import InputError
 from .versions import installed
@@ -29,13 +29,14 @@ class Stamp(Struct, frozen=True):
 
 
 class Speed(Struct, frozen=True):
-    """Cases/s, and what of a case is trace and judge, by topk; cases/s of one process and of two at once; seconds from the
-    shell to the verdict; seconds of a case by what grows and its size.
+    """By topk cases/s, what of a case is trace and judge, and a decode step in both runtimes; cases/s of one process and of two
+    at once; seconds from the shell to the verdict; seconds of a case by what grows and its size.
     """
 
     stamp: Stamp
     rates: dict[int, Spread]
     shares: dict[int, Share]
+    steps: dict[int, Step]
     alone: Spread
     together: Spread
     start: Spread

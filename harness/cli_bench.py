@@ -130,6 +130,7 @@ def _speed(record: "Record", folder: Path | None) -> "Record":
         stamp=stamp(),
         rates=rates,
         shares={topk: measure.share(100, topk) for topk in (1, 3)},
+        steps={topk: measure.step(3, topk) for topk in (1, 3)},
         alone=alone,
         together=together,
         start=measure.start(5),

@@ -242,7 +242,7 @@ class _Block:
         return True
 
     def _shrunk(self, case: Case) -> bool:
-        """Whether a smaller case shows the same. Once time is up only what is known counts, and so Hypothesis ends soon."""
+        """Whether a smaller case shows the same. Raises _Over when time is up: Hypothesis would go on for another minute."""
         assert self.first is not None
         assert self._smallest is not None
         until = self._iteration(self._smallest)
@@ -250,7 +250,7 @@ class _Block:
         if trial is None:
             if time.monotonic() > self._found_at + self._fuzz._shrink_seconds:
                 self._partial = True
-                return False
+                raise _Over
             self._looks += 1
             trial = self._trials.look(case, until)
             if trial.kind == self.first.kind and trial.before and not self._shows_alone(trial):

@@ -101,6 +101,12 @@ def _speed_lines(speed: Speed) -> list[str]:
             "engine that records nothing |"
             for topk, share in speed.shares.items()
         ),
+        *(
+            f"| a decode step of two requests, num_steps 3, topk {topk}: {_milliseconds(step.fast)} ms, and "
+            f"{_milliseconds(step.interpreter)} ms in Triton's interpreter | {step.ratio} times faster | {step.ratio.n} cases "
+            "in turn, each of 4 and of 28 new tokens: the difference |"
+            for topk, step in speed.steps.items()
+        ),
         f"| two processes at once against one, in turn | {speed.together.median / speed.alone.median:.2f} times "
         f"({speed.alone} and {speed.together} cases/s) | `eagletwin bench rate`, twice at once |",
         f"| from the shell to the verdict, warm caches | {speed.start} s | `eagletwin check 25015` |",
@@ -112,6 +118,10 @@ def _speed_lines(speed: Speed) -> list[str]:
         rows += [f"| {name} | {' | '.join(str(value) for value in values)} |", f"|---|{'---|' * len(values)}"]
         rows += [f"| ms | {' | '.join(f'{1000 * found.median:.0f}' for found in values.values())} |", ""]
     return [*rows, f"![time of a case by its size]({PLOT})", ""]
+
+
+def _milliseconds(seconds: Spread) -> Spread:
+    return Spread(1000 * seconds.median, 1000 * seconds.low, 1000 * seconds.high, seconds.n)
 
 
 def acceptance_lines(found: Sequence[Acceptance]) -> list[str]:

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from eagletwin.cases.regressions import LEDGER
-from eagletwin.harness.bench import Share, Spread, spread
+from eagletwin.harness.bench import Share, Spread, Step, spread
 from eagletwin.harness.bench_record import RECORD, Record, Search, Speed, Stamp, read_record, write_record
 from eagletwin.harness.bench_search import Found, Searched, told, why_not
 from eagletwin.harness.errors import InputError
@@ -13,7 +13,9 @@ from eagletwin.harness.report.benchmarks import page
 
 MONDAY, TUESDAY = (Stamp(f"2026-01-{day}", "a machine", "versions") for day in ("05", "06"))
 ONE = Spread(1.0, 0.5, 2.0, 5)
-SPEED = Speed(MONDAY, {1: ONE, 3: ONE}, {1: Share(0.06, 0.006, 0.003)}, ONE, ONE, ONE, {"topk": {1: ONE, 16: ONE}})
+STEP = Step(Spread(0.01, 0.009, 0.02, 3), Spread(0.25, 0.2, 0.3, 3), Spread(25.0, 20.0, 30.0, 3))
+SHARES = {1: Share(0.06, 0.006, 0.003)}
+SPEED = Speed(MONDAY, {1: ONE, 3: ONE}, SHARES, {3: STEP}, ONE, ONE, ONE, {"topk": {1: ONE, 16: ONE}})
 
 
 def searched(entry: str, *seconds: float, seeds: int) -> Searched:
@@ -49,6 +51,7 @@ def test_each_part_of_the_page_has_its_own_day_and_what_is_missing_is_named() ->
     assert [name for name in LEDGER if f"Never searched for: {name} is not reached" in text] == ["context-end"]
     assert "25015" not in absent
     assert "topk 1: trace 6.0 ms, judge 3.0 ms | 15.0% |" in text
+    assert "topk 3: 10 (9-20) ms, and 250 (200-300) ms in Triton's interpreter | 25 (20-30) times faster |" in text
     assert "Not measured yet" in page(Record())
 
 

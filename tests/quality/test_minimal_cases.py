@@ -62,7 +62,7 @@ SMALLEST: dict[str, tuple[object, ...]] = {
     ),
     "a stop token counts only at the end of a round": (
         ("output.tokens", 2),
-        (1, 1, (), ((9, 3, 0, 12),), ()),
+        (3, 1, (), ((29, 5, 0, 12),), ()),
     ),
 }
 
