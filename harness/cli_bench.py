@@ -124,11 +124,11 @@ def _speed(record: "Record", folder: Path | None) -> "Record":
     from . import bench as measure
     from .bench_record import Speed, stamp
 
-    rates = {topk: measure.spread([measure.rate(10, topk).per_second for _ in range(5)]) for topk in (1, 3)}
+    rounds = [{topk: measure.rate(10, topk).per_second for topk in (1, 3)} for _ in range(9)]
     alone, together = measure.parallel(10, 3)
     speed = Speed(
         stamp=stamp(),
-        rates=rates,
+        rates={topk: measure.spread([found[topk] for found in rounds]) for topk in (1, 3)},
         shares={topk: measure.share(100, topk) for topk in (1, 3)},
         steps={topk: measure.step(3, topk) for topk in (1, 3)},
         alone=alone,
