@@ -5,6 +5,7 @@ that mean nothing on a CPU, and module flags that send SGLang to its own Triton 
 a GPU: cuda.py.
 """
 
+import contextlib
 import importlib
 import inspect
 import tempfile
@@ -20,6 +21,20 @@ from . import cuda, families, new_weights, parts, remembered, stubs
 from .eras import cuda_literals, draft_attention, image_processors, sampling, tree_kernels, triton_twins, workers
 
 SHIMS: list[str] = []
+
+# Of a release that does not have one of them, what takes its place is imported later.
+_IMPORTED_WHILE_BUILT = (
+    "sglang.srt.model_executor.model_runner",
+    "sglang.srt.models.registry",
+    "sglang.srt.arg_groups.pipeline",
+    "sglang.srt.arg_groups.moe_hook",
+    "sglang.srt.distributed.device_communicators.custom_all_reduce",
+    "sglang.srt.distributed.device_communicators.pymscclpp",
+    "sglang.srt.distributed.device_communicators.shm_broadcast",
+    "sglang.srt.dllm.algorithm",
+    "sglang.srt.mem_cache.rust_tree_core.adapter",
+    "eagletwin.harness.engines.sglang.served.llama",
+)
 
 # What rank 0 calls for what came since the last iteration, before it hands that on to the others.
 RECEIVE_OF_RANKS = "_pull_raw_reqs"
@@ -55,6 +70,10 @@ def import_sglang(mode: Mode = CPU) -> None:
         triton_twins.choose(SHIMS)
         tree_kernels.install(SHIMS)
         cuda_literals.install(SHIMS)
+        # What each scheduler imports while it is built: imported here once, and not in each fork that builds one
+        for name in _IMPORTED_WHILE_BUILT:
+            with contextlib.suppress(ModuleNotFoundError):
+                importlib.import_module(name)
 
 
 def ask_transformers() -> None:
@@ -85,6 +104,8 @@ def build_scheduler(case: Case, mode: Mode = CPU, rank: int = 0, port: int = 0) 
         triton_twins.choose(SHIMS)
         if mode.overlap:
             _allow_overlap()
+        if mode.tp == 1:
+            _meet_nobody()
         if case.samples:
             sampling.open_gate(SHIMS)
         if case.engine.sglang.deterministic:
@@ -185,6 +206,20 @@ def _allow_overlap() -> None:
     if hasattr(hook, "_disable_overlap_schedule_for_cpu"):
         hook._disable_overlap_schedule_for_cpu = lambda _arguments: None
         SHIMS.append("speculative_hook._disable_overlap_schedule_for_cpu: does nothing")
+
+
+def _meet_nobody() -> None:
+    """One rank alone needs no server to meet others at: torch keeps what it would keep there in this process."""
+    import torch.distributed
+    from torch._C._distributed_c10d import HashStore
+
+    meet = torch.distributed.init_process_group
+
+    def alone(backend: str | None = None, init_method: str | None = None, **kwargs: Any) -> None:  # noqa: ARG001
+        meet(backend, store=HashStore(), **kwargs)
+
+    torch.distributed.init_process_group = alone  # type: ignore[assignment]
+    SHIMS.append("torch.distributed.init_process_group: one rank, with a store in its own memory")
 
 
 def _remove_leftovers(scheduler: Any) -> None:

@@ -72,7 +72,8 @@ def stand(connection: socket.socket, build: wire.Build) -> tuple[Any, EngineInfo
         os._exit(0)
     kernels.prepare(build, boot.SHIMS)
     try:
-        scheduler = boot.build_scheduler(build.configuration, build.mode, build.rank, build.port)
+        with kernels.building(build):
+            scheduler = boot.build_scheduler(build.configuration, build.mode, build.rank, build.port)
     except boot.NotDriven as error:
         wire.send(connection, wire.Refused(str(error), "", ours=True))
         os._exit(0)

@@ -49,6 +49,13 @@ def prepare(build: Build, shims: list[str]) -> None:
         guards.install(shims)
 
 
+def building(build: Build) -> contextlib.AbstractContextManager[None]:
+    """While a scheduler is built: what its pools launch to warm up. Nobody knows yet what raw addresses may reach."""
+    if build.kernels == "interpreter" or build.mode.device == "cuda":
+        return contextlib.nullcontext()
+    return triton_cpu.installed()
+
+
 def start(build: Build, scheduler: Any) -> None:
     """Run this process's kernels as asked from now on. Raw addresses may reach the KV pools, and prefixes.
 

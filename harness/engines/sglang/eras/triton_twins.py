@@ -19,7 +19,8 @@ _BEHIND_XPU = (
 
 def choose(shims: list[str]) -> None:
     """Set the flags of the modules that are imported by now, and say so in `shims`; again after other imports."""
-    for name, module in sorted(sys.modules.items()):
+    for name in sorted(name for name in sys.modules if name.startswith((*_INSTEAD_OF_CPU_OPS, *_BEHIND_XPU))):
+        module = sys.modules[name]
         flags = getattr(module, "__dict__", {})
         if name.startswith(_INSTEAD_OF_CPU_OPS) and flags.get("_is_cpu") is True:
             module._is_cpu = False  # type: ignore[attr-defined]
