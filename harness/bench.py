@@ -213,6 +213,18 @@ def start(times: int) -> Spread:
     return spread(taken)
 
 
+def build(times: int) -> Spread:
+    """Seconds until an engine of another configuration stands, in a process that has imported SGLang."""
+    taken = []
+    with one_core(), Host() as host:
+        for number in range(times + 1):
+            begun = time.monotonic()
+            host.engine(sized_case(0, batch=1, prompt=1, num_steps=1 + number))
+            if number:
+                taken.append(time.monotonic() - begun)
+    return spread(taken)
+
+
 # What grows -> (its values, the case of a value)
 GROWTH: dict[str, tuple[tuple[int, ...], Callable[[int, int], Case]]] = {
     "batch size": ((1, 2, 4, 8, 16), lambda seed, n: sized_case(seed, batch=n, prompt=20, num_steps=3)),

@@ -30,7 +30,7 @@ class Stamp(Struct, frozen=True):
 
 class Speed(Struct, frozen=True):
     """By topk cases/s, what of a case is trace and judge, and a decode step in both runtimes; cases/s of one process and of two
-    at once; seconds from the shell to the verdict; seconds of a case by what grows and its size.
+    at once; seconds from the shell to the verdict, until another engine stands, and of a case by what grows and its size.
     """
 
     stamp: Stamp
@@ -40,6 +40,7 @@ class Speed(Struct, frozen=True):
     alone: Spread
     together: Spread
     start: Spread
+    build: Spread
     growth: dict[str, dict[int, Spread]]
 
 

@@ -133,7 +133,8 @@ def _speed(record: "Record", folder: Path | None) -> "Record":
         steps={topk: measure.step(3, topk) for topk in (1, 3)},
         alone=alone,
         together=together,
-        start=measure.start(5),
+        start=measure.start(9),
+        build=measure.build(7),
         growth=measure.growth(5),
     )
     return _kept(replace(record, speed=speed), folder)

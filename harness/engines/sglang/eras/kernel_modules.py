@@ -1,4 +1,4 @@
-"""Where the Triton kernels live that cases launch. Each generation of SGLang has moved them.
+"""Where the Triton kernels live that cases launch, and pools as they are made. Each generation of SGLang has moved them.
 
 SGLang imports four times as many modules with kernels; what is not named here is compiled when it is launched, in each
 process anew. Seen on 0.5.13, 0.5.15, 0.5.16 and 0.5.23.
@@ -14,6 +14,7 @@ _LAUNCHED = (
     "sglang.kernels.ops.attention.extend_attention",
     "sglang.kernels.ops.attention.kv_indices",
     "sglang.kernels.ops.attention.position",
+    "sglang.kernels.ops.kvcache.cache_move",
     "sglang.kernels.ops.kvcache.kv_indices",
     "sglang.kernels.ops.memory.allocator",
     "sglang.kernels.ops.memory.common",
@@ -27,6 +28,7 @@ _LAUNCHED = (
     "sglang.srt.layers.attention.triton_ops.extend_attention",
     "sglang.srt.layers.attention.triton_ops.kv_indices",
     "sglang.srt.mem_cache.triton_ops.allocator",
+    "sglang.srt.mem_cache.triton_ops.cache_move",
     "sglang.srt.mem_cache.triton_ops.common",
     "sglang.srt.model_executor.triton_ops.position",
     "sglang.srt.speculative.triton_ops.cache_locs",
