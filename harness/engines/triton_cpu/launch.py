@@ -33,6 +33,8 @@ for _kind, _name in (
 
 _LITERALS = frozenset((int, float, bool, str))  # a constexpr of these is seen as it is
 
+_MANY = 16  # programs of numbers alone that run faster at once than one by one (27 of them: 0.9 ms instead of 1.3)
+
 _GROUPINGS = Groupings()
 
 
@@ -156,7 +158,7 @@ def run(
                 and not reverse
                 and watch is None
                 and len(order) > 1
-                and kernel.heavy
+                and (kernel.heavy or len(order) > _MANY)
                 and kernel.runs_in_lanes()
             ):
                 _in_groups(kernel, positional, order)
