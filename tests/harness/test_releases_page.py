@@ -75,7 +75,7 @@ def test_the_page_has_a_word_for_each_cell_and_a_reason_for_each_doubt(tmp_path:
     assert "* a: draft.positions (25015)\n" in text
     assert "1. SGLang refuses it (0.5.12)" in text
     assert "| greedy output, 2 cases | | 2 | 1 |" in text
-    assert "0.5.12: 1 cases did not come to an end: common-1 crashed: it fell" in text
+    assert "0.5.12: 1 case did not come to an end: common-1 crashed: it fell" in text
     assert "The answers took 7 s in all" in text
     assert not empty(two(), ENTRIES)
     del two()[1].cells["25015"]
