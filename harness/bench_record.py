@@ -40,8 +40,8 @@ class Speed(Struct, frozen=True):
     alone: Spread
     together: Spread
     start: Spread
-    build: Spread
     growth: dict[str, dict[int, Spread]]
+    build: Spread | None = None  # not measured yet
 
 
 class Search(Struct, frozen=True):

@@ -110,7 +110,11 @@ def _speed_lines(speed: Speed) -> list[str]:
         f"| two processes at once against one, in turn | {speed.together.median / speed.alone.median:.2f} times "
         f"({speed.alone} and {speed.together} cases/s) | `eagletwin bench rate`, twice at once |",
         f"| from the shell to the verdict, warm caches | {speed.start} s | `eagletwin check 25015` |",
-        f"| until an engine of another configuration stands | {speed.build} s | num_steps 2 to 8, in turn |",
+        *(
+            [f"| until an engine of another configuration stands | {speed.build} s | num_steps 2 to 8, in turn |"]
+            if speed.build
+            else []
+        ),
         "",
         "Milliseconds of a case, run, traced and judged, by its size:",
         "",
