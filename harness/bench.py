@@ -23,6 +23,7 @@ from .engines.source import INSTALLED, Source
 from .errors import HarnessError
 from .judge import judge
 from .patch import Edit, Patch
+from .trace import Trace
 from .trial import Trials
 
 
@@ -153,12 +154,18 @@ def share(cases: int, topk: int) -> Share:
 
 def _timed(engine: EngineProcess, case: Case) -> tuple[float, float]:
     """Seconds to run the case and have its trace, and to judge it."""
+    ran, trace = _ran(engine, case)
+    begun = time.monotonic()
+    judge(trace)
+    return ran, time.monotonic() - begun
+
+
+def _ran(engine: EngineProcess, case: Case) -> tuple[float, Trace]:
+    """Seconds to run the case and have its trace; the trace."""
     with tempfile.TemporaryDirectory(prefix="eagletwin-") as scratch:
         begun = time.monotonic()
         trace = engine.run(case, Path(scratch), fresh=False)
-        ran = time.monotonic()
-        judge(trace)
-        return ran - begun, time.monotonic() - ran
+        return time.monotonic() - begun, trace
 
 
 @dataclass(frozen=True, slots=True)
@@ -194,11 +201,8 @@ def _step(engine: EngineProcess, few: Case, many: Case) -> float:
 
 def _rounds(engine: EngineProcess, case: Case) -> tuple[float, int]:
     """Seconds to run a case and have its trace, and its decode steps, each of which verifies all requests of the batch."""
-    with tempfile.TemporaryDirectory(prefix="eagletwin-") as scratch:
-        begun = time.monotonic()
-        trace = engine.run(case, Path(scratch), fresh=False)
-        seconds = time.monotonic() - begun
-        return seconds, len({record.iteration for record in trace.header.records if record.stage == "verify"})
+    seconds, trace = _ran(engine, case)
+    return seconds, len({record.iteration for record in trace.header.records if record.stage == "verify"})
 
 
 def start(times: int) -> Spread:
