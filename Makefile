@@ -1,6 +1,7 @@
 # Verbs: run, test, setup, lint, bench; sweep: many generated cases on the unmodified release; quality: how small found cases get;
 # shadow: each kernel launch in Triton's interpreter as well. All paths are relative: the checkout may lie anywhere.
-PYTHON ?= $(shell command -v python3.11 || command -v python3)
+PYTHON ?= $(or $(shell for python in python3.11 /usr/bin/python3.11 python3 /usr/bin/python3; do \
+  $$python requirements/fastest.py 2>/dev/null; done | sort -n -k1,1 -k2,2 | head -1 | cut -d" " -f3-),python3)
 # On Linux the common package index serves torch with CUDA libraries (gigabytes). Any build of this version will do.
 TORCH ?= torch==2.13.0
 KERNELS ?= fast
@@ -41,6 +42,7 @@ lint: setup
 setup: $(READY)
 
 $(READY): requirements/engine.lock requirements/dev.lock pyproject.toml
+	$(eval PYTHON := $(PYTHON))
 	@"$(PYTHON)" -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
 	  { echo "error: $(PYTHON) is older than Python 3.11"; echo "  so:  nothing was installed"; \
 	    echo "  try: make PYTHON=/path/to/python3.11 $(MAKECMDGOALS)"; exit 129; }

@@ -17,7 +17,7 @@ from eagletwin.harness.engines.mode import CPU, Mode
 from eagletwin.harness.models.recipes import RECIPES
 from eagletwin.harness.models.store import checkpoints, other_checkpoints
 
-from . import cuda, families, new_weights, parts, remembered, stubs
+from . import cuda, families, new_weights, parts, remembered, stubs, uncompiled
 from .eras import cuda_literals, draft_attention, image_processors, sampling, tree_kernels, triton_twins, workers
 
 SHIMS: list[str] = []
@@ -44,6 +44,8 @@ def import_sglang(mode: Mode = CPU) -> None:
     import torch
 
     torch.set_num_threads(1)
+    if mode.device == "cpu":
+        uncompiled.install(SHIMS)
     remembered.install(SHIMS)
     ask_transformers()
     image_processors.install(SHIMS)

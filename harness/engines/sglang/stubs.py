@@ -14,8 +14,8 @@ from typing import Any
 
 # Packages of a GPU installation, stubbed whether they are there or not.
 GPU = ("sgl_kernel", "torchaudio", "torchcodec", "torchvision")
-# Modules that SGLang imports and a case never calls: what stands in front of the scheduler, and what loads other models.
-# Each is stubbed where it exists, so that what is absent stays absent.
+# Modules that SGLang imports and a case never calls: what stands in front of the scheduler, what loads other models, and what
+# compiles or shards them. Each is stubbed where it exists, so that what is absent stays absent.
 IDLE = (
     "IPython",
     "aiohttp",
@@ -24,7 +24,12 @@ IDLE = (
     "gguf",
     "sglang.srt.entrypoints.openai.protocol",
     "sglang.srt.entrypoints.v1_loads",  # it calls fastapi while it is imported
-    "transformers.loss",
+    "sglang.srt.layers.model_parallel",
+    "transformers.conversion_mapping",
+    "transformers.generation.continuous_batching",
+    "transformers.generation.utils",
+    "transformers.modeling_utils",
+    "transformers.models.llama.modeling_llama",
     "uvicorn",
 )
 

@@ -1,0 +1,35 @@
+"""torch.compile where it is turned off: its decorators give the function back, and torch's compiler stays out of the process.
+
+With TORCHDYNAMO_DISABLE they come to the same, but import some 700 modules for it: a sixth of a start.
+"""
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+import torch.compiler
+
+
+def install(shims: list[str]) -> None:
+    """Before SGLang and transformers are imported, in a process that was started with TORCHDYNAMO_DISABLE."""
+    torch.compile = torch.compiler.disable = _given_back  # type: ignore[assignment]
+    if "_dynamo" not in vars(torch):  # torch imports it when it is first asked for; so does this, but for the decorator
+        torch._dynamo = _Unloaded()  # type: ignore[assignment]
+    shims.append("torch.compile, torch.compiler.disable, torch._dynamo.disable: give the function back")
+
+
+def _given_back(function: Callable[..., Any] | None = None, *_: Any, **__: Any) -> Any:
+    return _given_back if function is None else function
+
+
+class _Unloaded:
+    """torch._dynamo until anything else in it is asked for. An import of it, or of a part of it, puts it in this place."""
+
+    disable = staticmethod(_given_back)
+
+    def __getattr__(self, name: str) -> Any:
+        if torch.__dict__.get("_dynamo") is self:
+            del torch._dynamo
+        import torch._dynamo as loaded
+
+        return getattr(loaded, name)

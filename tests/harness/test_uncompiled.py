@@ -1,0 +1,33 @@
+"""The decorators of torch.compile give the function back, and its compiler is loaded when something else of it is asked for."""
+
+import subprocess
+import sys
+
+PROGRAM = """
+import sys
+import torch
+from eagletwin.harness.engines.sglang import uncompiled
+
+uncompiled.install([])
+
+def double(x):
+    return 2 * x
+
+assert torch.compile(double) is double
+assert torch.compile(double, dynamic=True) is double
+assert torch.compile(dynamic=True)(double) is double
+assert torch.compiler.disable(double) is double
+assert torch.compiler.disable(recursive=False)(double) is double
+assert torch._dynamo.disable(double) is double
+assert "torch._dynamo" not in sys.modules
+assert not torch._dynamo.is_compiling()
+assert torch._dynamo is sys.modules["torch._dynamo"]
+import torch._dynamo.config
+torch._dynamo.config.suppress_errors = True
+assert torch.compile(double)(2) == 4
+"""
+
+
+def test_decorators_give_the_function_back_and_the_compiler_comes_when_it_is_asked_for() -> None:
+    done = subprocess.run([sys.executable, "-c", PROGRAM], capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stderr
