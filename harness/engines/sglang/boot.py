@@ -19,6 +19,7 @@ from eagletwin.harness.models.store import checkpoints, other_checkpoints
 
 from . import cuda, families, new_weights, parts, remembered, stubs, uncompiled
 from .eras import cuda_literals, draft_attention, image_processors, sampling, tree_kernels, triton_twins, workers
+from .limits import NotDriven
 
 SHIMS: list[str] = []
 
@@ -84,10 +85,6 @@ def ask_transformers() -> None:
     for name in dir(import_utils):
         if name.startswith(("is_torchaudio", "is_torchcodec", "is_torchvision")) and name.endswith("_available"):
             getattr(import_utils, name)()
-
-
-class NotDriven(Exception):
-    """A configuration that eagletwin does not drive, whatever SGLang would make of it."""
 
 
 def build_scheduler(case: Case, mode: Mode = CPU, rank: int = 0, port: int = 0) -> Any:

@@ -16,6 +16,7 @@ from eagletwin.harness.engines import wire
 from eagletwin.harness.trace import EngineInfo
 
 from . import boot, identity, kernels, parts, patches, ranks, runner, stubs
+from .limits import NotDriven
 from .supervise import Runner, die_with_parent, reap, supervise
 
 CASES_PER_RUNNER = 60
@@ -74,7 +75,7 @@ def stand(connection: socket.socket, build: wire.Build) -> tuple[Any, EngineInfo
     try:
         with kernels.building(build):
             scheduler = boot.build_scheduler(build.configuration, build.mode, build.rank, build.port)
-    except boot.NotDriven as error:
+    except NotDriven as error:
         wire.send(connection, wire.Refused(str(error), "", ours=True))
         os._exit(0)
     except BaseException as error:

@@ -7,6 +7,7 @@ trace lists those that the release imported.
 
 import importlib.abc
 import importlib.machinery
+import re
 import sys
 import types
 from collections.abc import Sequence
@@ -29,9 +30,12 @@ IDLE = (
     "transformers.generation.continuous_batching",
     "transformers.generation.utils",
     "transformers.modeling_utils",
-    "transformers.models.llama.modeling_llama",
     "uvicorn",
 )
+
+# The same of transformers' own models: a release imports those of the families that it loads, for parts of them. auto's are
+# registries, which are written to.
+_MODELS = re.compile(r"transformers\.models\.(?!auto\.)\w+\.modeling_\w+")
 
 called: list[str] = []  # every stub that was called, also where SGLang swallowed the exception
 
@@ -80,7 +84,9 @@ class StubModule(types.ModuleType):
 
 
 class StubFinder(importlib.abc.MetaPathFinder, importlib.abc.Loader):
-    """Finds a stub for each module of these full names, and for whatever is asked for below it."""
+    """Finds a stub for each module of these full names, for a model of transformers, and for whatever is asked for below them.
+
+    idle: where it is empty, nothing is stubbed that would only cost time."""
 
     def __init__(self, gpu: tuple[str, ...] = GPU, idle: tuple[str, ...] = IDLE) -> None:
         self._gpu, self._idle = frozenset(gpu), frozenset(idle)
@@ -93,7 +99,8 @@ class StubFinder(importlib.abc.MetaPathFinder, importlib.abc.Loader):
     ) -> importlib.machinery.ModuleSpec | None:
         parent = sys.modules.get(fullname.rpartition(".")[0])
         exists = importlib.machinery.PathFinder.find_spec
-        if fullname in self._gpu or isinstance(parent, StubModule) or (fullname in self._idle and exists(fullname, path)):
+        idle = self._idle and (fullname in self._idle or _MODELS.fullmatch(fullname))
+        if fullname in self._gpu or isinstance(parent, StubModule) or (idle and exists(fullname, path)):
             return importlib.machinery.ModuleSpec(fullname, self, is_package=True)
         return None
 
@@ -117,4 +124,5 @@ def install(gpu: tuple[str, ...] = GPU) -> None:
 
 def imported() -> tuple[str, ...]:
     """The stubs that somebody has imported."""
-    return tuple(name for name in _stubbed if isinstance(sys.modules.get(name), StubModule))
+    models = sorted(name for name in sys.modules if _MODELS.fullmatch(name))
+    return tuple(name for name in (*_stubbed, *models) if isinstance(sys.modules.get(name), StubModule))

@@ -103,13 +103,16 @@ def where(condition: Any, x: Any, y: Any) -> Any:
     if condition.dtype is not BOOL:
         condition = condition != 0
     condition, x, y = aligned(condition, convert(x, dtype), convert(y, dtype))
-    if condition.size < _LARGE or x.__class__ is not ndarray or x.shape != condition.shape:
-        return np.where(condition, x, y)
-    result = filled(condition.shape, y, dtype) if y.__class__ is not ndarray else y.copy() if y.shape == x.shape else None
-    if result is None:
-        return np.where(condition, x, y)
-    np.copyto(result, x, where=condition)
-    return result
+    if (
+        x.__class__ is ndarray
+        and x.size >= _LARGE
+        and (y.__class__ is not ndarray or y.shape == x.shape)
+        and (condition.shape == x.shape or np.broadcast(condition, x).shape == x.shape)
+    ):
+        result = filled(x.shape, y, dtype) if y.__class__ is not ndarray else y.copy()
+        np.copyto(result, x, where=condition)
+        return result
+    return np.where(condition, x, y)
 
 
 def _where_brain(condition: Any, x: Any, y: Any) -> Any:

@@ -12,16 +12,15 @@ from typing import Any
 from eagletwin.harness.patch import Edit
 
 from .. import patches, sampling_ops
+from ..limits import NotDriven
 
 _GATE = re.compile(r"if (sampling_info\.is_all_greedy(?: or _is_\w+)+):")
 
 
-class NoSampling(Exception):
-    """This SGLang has no sampling verify that runs here."""
-
-
 def open_gate(shims: list[str]) -> None:
-    """Let requests that sample be verified by sampling, with stand-ins for what is C++. Call it before a scheduler is built."""
+    """Let requests that sample be verified by sampling, with stand-ins for what is C++. Call it before a scheduler is built.
+
+    Raises NotDriven on a release without a sampling verify that runs here."""
     utilities: Any = importlib.import_module("sglang.srt.speculative.eagle_utils")
     if hasattr(utilities, "_verify_uses_greedy"):
         utilities._verify_uses_greedy = lambda *, is_all_greedy, **_: is_all_greedy
@@ -58,7 +57,7 @@ def _open_condition(utilities: Any, shims: list[str]) -> None:
     sampler = getattr(utilities, "eagle_sample", None)
     found = _GATE.findall(patches.source_of(sampler)) if sampler is not None else []
     if len(found) != 1:
-        raise NoSampling(
+        raise NotDriven(
             "this SGLang verifies greedily on a CPU, and where it decides so is not known: cases that sample run on 0.5.14 "
             "and later, or on a GPU"
         )
