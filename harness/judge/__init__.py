@@ -6,6 +6,8 @@ exercise.py says what the case reached.
 
 import traceback
 from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 import numpy as np
 import torch
@@ -47,7 +49,7 @@ def judge(trace: Trace, without: frozenset[str] = frozenset(), view: View = DECL
         )
     try:
         # what autograd keeps of a view costs as much as the view; what is not finite is compared, and not warned of
-        with torch.inference_mode(), np.errstate(all="ignore"):
+        with _one_thread(), torch.inference_mode(), np.errstate(all="ignore"):
             told = [stories(rank, "true_tree" if view == "true_tree" else "slot_layout") for rank in trace.ranks]
             each = [
                 Rules(rank, story, without, "committed" if view == "committed" else "last_fed").check()
@@ -87,6 +89,18 @@ def judge(trace: Trace, without: frozenset[str] = frozenset(), view: View = DECL
         doubt = _failed(error)
     reason = doubt or _unreached(trace, reached)
     return replace(verdict, status="unknown", reason=reason, vacuous=not doubt) if reason else verdict
+
+
+@contextmanager
+def _one_thread() -> Iterator[None]:
+    """torch computes in this thread alone: a case's tensors are so small that others gain nothing, and where there are fewer
+    cores than threads, as in a container or with pytest -n, their waiting for each other took 500 ms of a case instead of 6."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(threads)
 
 
 def _failed(error: Exception) -> str:
