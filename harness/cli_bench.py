@@ -130,7 +130,7 @@ def _speed(record: "Record", folder: Path | None) -> "Record":
         stamp=stamp(),
         rates={topk: measure.spread([found[topk] for found in rounds]) for topk in (1, 3)},
         shares={topk: measure.share(100, topk) for topk in (1, 3)},
-        steps={topk: measure.step(3, topk) for topk in (1, 3)},
+        steps={topk: measure.step(7, topk) for topk in (1, 3)},
         alone=alone,
         together=together,
         start=measure.start(9),
