@@ -170,8 +170,8 @@ def _ran(engine: EngineProcess, case: Case) -> tuple[float, Trace]:
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """Seconds of a decode step (draft, verify, draft extend, and their records) of up to two requests, by what executes its
-    kernels; and how often the fast runtime is faster, which is a ratio of each case.
+    """Seconds of a decode step (draft, verify, draft extend) of up to two requests, by what executes its kernels; and how often
+    the fast runtime is faster, which is a ratio of each case.
     """
 
     fast: Spread
@@ -180,29 +180,29 @@ class Step:
 
 
 def step(cases: int, topk: int) -> Step:
-    """A decode step in the fast runtime and in Triton's interpreter, in turn."""
+    """A decode step in the fast runtime and in Triton's interpreter, in turn, on engines that record nothing."""
     fast, stock = [], []
     with one_core(), Host() as host:
         for seed in range(cases):
             few, many = (sized_case(seed, batch=2, prompt=20, num_steps=3, topk=topk, max_new_tokens=new) for new in (4, 28))
-            quick, slow = host.engine(few), host.engine(few, (), "interpreter")
-            before = [_step(quick, few, many) for _ in range(3)]
-            stock.append(_step(slow, few, many))
-            fast.append(statistics.median(before + [_step(quick, few, many) for _ in range(3)]))
+            more = _steps(host.engine(few), many) - _steps(host.engine(few), few)
+            quick, slow = host.engine(few, (BARE,)), host.engine(few, (BARE,), "interpreter")
+            before = [_longer(quick, few, many) / more for _ in range(3)]
+            stock.append(_longer(slow, few, many) / more)
+            fast.append(statistics.median(before + [_longer(quick, few, many) / more for _ in range(3)]))
     return Step(spread(fast), spread(stock), spread([long / short for long, short in zip(stock, fast, strict=True)]))
 
 
-def _step(engine: EngineProcess, few: Case, many: Case) -> float:
-    """Seconds of one decode step: what the case of more of them takes longer."""
-    _rounds(engine, few)  # the first case of an engine is slower
-    (short, fewer), (long, more) = _rounds(engine, few), _rounds(engine, many)
-    return (long - short) / (more - fewer)
+def _steps(engine: EngineProcess, case: Case) -> int:
+    """The decode steps of a case, each of which verifies all requests of the batch."""
+    return len({record.iteration for record in _ran(engine, case)[1].header.records if record.stage == "verify"})
 
 
-def _rounds(engine: EngineProcess, case: Case) -> tuple[float, int]:
-    """Seconds to run a case and have its trace, and its decode steps, each of which verifies all requests of the batch."""
-    seconds, trace = _ran(engine, case)
-    return seconds, len({record.iteration for record in trace.header.records if record.stage == "verify"})
+def _longer(engine: EngineProcess, few: Case, many: Case) -> float:
+    """Seconds that the case of more decode steps takes longer."""
+    _ran(engine, few)  # the first case of an engine is slower
+    (short, _), (long, _) = _ran(engine, few), _ran(engine, many)
+    return long - short
 
 
 def start(times: int) -> Spread:

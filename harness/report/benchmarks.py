@@ -104,7 +104,7 @@ def _speed_lines(speed: Speed) -> list[str]:
         *(
             f"| a decode step of two requests, num_steps 3, topk {topk}: {_milliseconds(step.fast)} ms, and "
             f"{_milliseconds(step.interpreter)} ms in Triton's interpreter | {step.ratio} times faster | {step.ratio.n} cases "
-            "in turn, each of 4 and of 28 new tokens: the difference |"
+            "in turn, of 4 and of 28 new tokens, on engines that record nothing: the difference |"
             for topk, step in speed.steps.items()
         ),
         f"| two processes at once against one, in turn | {speed.together.median / speed.alone.median:.2f} times "
