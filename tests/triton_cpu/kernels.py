@@ -272,6 +272,20 @@ def products(a, b, out, n, D: tl.constexpr):
 
 
 @triton.jit
+def lists_of_slots(table, lengths, starts, dst, width, BLOCK: tl.constexpr):
+    """A row's slots behind those of the rows before it: numbers alone, and a loop that is longer for some rows."""
+    row = tl.program_id(0)
+    start = tl.load(starts + row)
+    length = tl.load(lengths + row)
+    for block in range(tl.cdiv(length, BLOCK)):
+        offs = block * BLOCK + tl.arange(0, BLOCK)
+        slots = tl.load(table + row * width + offs, mask=offs < length)
+        tl.store(dst + start + offs, slots * 2 + row, mask=offs < length)
+    if length == 0:
+        tl.store(dst + start, -row)
+
+
+@triton.jit
 def stores_then_splits(dst, values, n, N: tl.constexpr):
     pid = tl.program_id(0)
     o = tl.arange(0, N)

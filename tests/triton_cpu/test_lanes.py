@@ -18,7 +18,7 @@ from . import kernels as K
 def both_ways(kernel: Any, grid: tuple[int, ...], out: torch.Tensor, args: tuple[Any, ...], **constants: Any) -> None:
     """Launch together and one by one: the same bits in `out` (one of args)."""
     compiled = compiler.compiled(kernel.fn)
-    assert compiled.heavy and compiled.runs_in_lanes()
+    assert (compiled.heavy or grid[0] > launch._MANY) and compiled.runs_in_lanes()
     start = out.clone()
     results = []
     for together in (True, False, True):  # the third time with the groups that the first one learned
@@ -46,6 +46,16 @@ def test_matrices_and_reductions(programs: int, size: int, seed: int) -> None:
     both_ways(K.products, (programs,), out, (a, b, out, max(1, size - 1)), D=size)
     with triton_cpu.installed(triton_cpu.Checks(shadow=True, races=True, poison=True)):
         K.products[(programs,)](a, b, torch.zeros(programs, size, size), size, D=size)
+
+
+@settings(max_examples=20, deadline=None)
+@given(st.lists(st.integers(0, 40), min_size=launch._MANY + 1, max_size=3 * LARGEST_GROUP), st.integers(0, 2**32 - 1))
+def test_many_programs_of_numbers_alone(lengths: list[int], seed: int) -> None:
+    table = torch.randint(1, 1000, (len(lengths), 40), generator=torch.Generator().manual_seed(seed), dtype=torch.int32)
+    held = torch.tensor(lengths, dtype=torch.int32)
+    room = held.clamp(min=1)  # a row without slots says so in one place
+    out = torch.full((int(room.sum()),), -1, dtype=torch.int32)
+    both_ways(K.lists_of_slots, (len(lengths),), out, (table, held, room.cumsum(0) - room, out, 40), BLOCK=16)
 
 
 def test_stores_of_a_group_that_splits_are_taken_back() -> None:
