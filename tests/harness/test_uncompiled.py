@@ -19,6 +19,9 @@ assert torch.compile(dynamic=True)(double) is double
 assert torch.compiler.disable(double) is double
 assert torch.compiler.disable(recursive=False)(double) is double
 assert torch._dynamo.disable(double) is double
+assert torch.compile(model=double, dynamic=True) is double
+assert torch.compiler.disable(fn=double) is double
+assert torch._dynamo.disable(fn=double) is double
 assert "torch._dynamo" not in sys.modules
 assert not torch._dynamo.is_compiling()
 assert torch._dynamo is sys.modules["torch._dynamo"]
@@ -28,6 +31,25 @@ assert torch.compile(double)(2) == 4
 """
 
 
+SET = """
+import torch
+from eagletwin.harness.engines.sglang import uncompiled
+
+uncompiled.install([])
+held = torch._dynamo
+held.one = 1
+held.two = 2
+import torch._dynamo
+assert (torch._dynamo.one, torch._dynamo.two) == (1, 2)
+assert torch._dynamo is not held
+"""
+
+
 def test_decorators_give_the_function_back_and_the_compiler_comes_when_it_is_asked_for() -> None:
     done = subprocess.run([sys.executable, "-c", PROGRAM], capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stderr
+
+
+def test_what_is_set_on_the_compiler_before_it_is_loaded_is_set_on_the_compiler() -> None:
+    done = subprocess.run([sys.executable, "-c", SET], capture_output=True, text=True, timeout=120)
     assert done.returncode == 0, done.stderr

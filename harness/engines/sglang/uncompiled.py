@@ -3,6 +3,7 @@
 With TORCHDYNAMO_DISABLE they come to the same, but import some 700 modules for it: a sixth of a start.
 """
 
+import sys
 from collections.abc import Callable
 from typing import Any
 
@@ -18,7 +19,9 @@ def install(shims: list[str]) -> None:
     shims.append("torch.compile, torch.compiler.disable, torch._dynamo.disable: give the function back")
 
 
-def _given_back(function: Callable[..., Any] | None = None, *_: Any, **__: Any) -> Any:
+def _given_back(function: Callable[..., Any] | None = None, *_: Any, **named: Any) -> Any:
+    for name in ("model", "fn"):  # what torch.compile calls it, and what disable does
+        function = named.get(name, function)
     return _given_back if function is None else function
 
 
@@ -33,3 +36,7 @@ class _Unloaded:
         import torch._dynamo as loaded
 
         return getattr(loaded, name)
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        self.__getattr__("__name__")  # what is set here would be lost once it is loaded
+        setattr(sys.modules["torch._dynamo"], name, value)
