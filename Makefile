@@ -1,6 +1,8 @@
 # Verbs: run, test, setup, lint, bench; sweep: many generated cases on the unmodified release; quality: how small found cases get;
 # shadow: each kernel launch in Triton's interpreter as well. All paths are relative: the checkout may lie anywhere.
-PYTHON ?= $(or $(shell for python in python3.11 /usr/bin/python3.11 python3 /usr/bin/python3; do \
+# An environment keeps its Python: venv does not replace what is there, and another's library beside it cannot even load ssl.
+PYTHON ?= $(or $(shell $(BIN)/python -c 'import ssl, sys; sys.version_info < (3, 11) or print("$(BIN)/python")' 2>/dev/null), \
+  $(shell for python in python3.11 /usr/bin/python3.11 python3 /usr/bin/python3; do \
   $$python requirements/fastest.py 2>/dev/null; done | sort -n -k1,1 -k2,2 | head -1 | cut -d" " -f3-),python3)
 # On Linux the common package index serves torch with CUDA libraries (gigabytes). Any build of this version will do.
 TORCH ?= torch==2.13.0
@@ -11,6 +13,7 @@ BIN := .venv/bin
 # Not compiled: of 20,000 modules few are ever imported, and those are compiled then.
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check --no-compile
 READY := .venv/.ready
+KEPT = "$(PYTHON)" -c 'import os, sys; sys.exit(not os.path.samefile(sys._base_executable, "$(BIN)/python"))' 2>/dev/null
 
 .PHONY: run test setup lint sweep quality shadow bench clean
 
@@ -42,12 +45,12 @@ lint: setup
 setup: $(READY)
 
 $(READY): requirements/engine.lock requirements/dev.lock pyproject.toml
-	$(eval PYTHON := $(PYTHON))
+	$(eval PYTHON := $$(PYTHON))
 	@"$(PYTHON)" -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
 	  { echo "error: $(PYTHON) is older than Python 3.11"; echo "  so:  nothing was installed"; \
 	    echo "  try: make PYTHON=/path/to/python3.11 $(MAKECMDGOALS)"; exit 129; }
 	@echo "setting up .venv (about 3 GB on disk; a few minutes, once)"
-	"$(PYTHON)" -m venv .venv
+	"$(PYTHON)" -m venv $$($(KEPT) || echo --clear) .venv
 	$(PIP) "$(TORCH)"
 	$(PIP) --no-deps -r requirements/engine.lock -r requirements/dev.lock
 	$(PIP) --no-deps --no-build-isolation --editable .
