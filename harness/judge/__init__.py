@@ -4,6 +4,7 @@ story.py says what should have been, rules.py and slots.py compare (compare.py, 
 exercise.py says what the case reached.
 """
 
+import threading
 import traceback
 from collections import Counter
 from collections.abc import Iterator
@@ -91,16 +92,23 @@ def judge(trace: Trace, without: frozenset[str] = frozenset(), view: View = DECL
     return replace(verdict, status="unknown", reason=reason, vacuous=not doubt) if reason else verdict
 
 
+_lock = threading.Lock()
+_judging: list[int] = []  # of each judge that is at work, how many threads there were before the first
+
+
 @contextmanager
 def _one_thread() -> Iterator[None]:
     """torch computes in this thread alone: a case's tensors are so small that others gain nothing, and where there are fewer
     cores than threads, as in a container or with pytest -n, their waiting for each other took 500 ms of a case instead of 6."""
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
+    with _lock:  # another thread may be judging: what it set is not what was there before
+        threads = _judging[0] if _judging else torch.get_num_threads()
+        _judging.append(threads)
+        torch.set_num_threads(1)
     try:
         yield
     finally:
-        torch.set_num_threads(threads)
+        with _lock:
+            torch.set_num_threads(_judging.pop())
 
 
 def _failed(error: Exception) -> str:
