@@ -10,6 +10,7 @@ import pytest
 from msgspec.structs import replace
 
 from eagletwin.cases.regressions import LEDGER
+from eagletwin.harness.case import EngineSettings, SGLangSettings
 from eagletwin.harness.engines.process import Host, Limits
 from eagletwin.harness.judge import judge
 from eagletwin.harness.trace import Trace
@@ -56,3 +57,9 @@ def test_what_is_live_shows_in_an_older_release(older: Host, tmp_path: Path) -> 
     # 0.5.20 does not get that far: ledger entry multi-layer-pp-proxy
     expected = ("unknown", "engine.crash") if older.version == "0.5.20" else ("diverged", "draft.input_ids")
     assert (verdict.status, verdict.rule) == expected
+
+
+def test_deterministic_inference_runs(older: Host, tmp_path: Path) -> None:
+    case = replace(BUSY, events=(), engine=EngineSettings(sglang=SGLangSettings(deterministic=True)))
+    verdict = judge(older.engine(case).run(case, tmp_path, Limits()))
+    assert verdict.status == "equal", verdict

@@ -42,11 +42,12 @@ def leave_kernels_as_they_are(shims: list[str]) -> None:
     operators: Any = importlib.import_module("sglang.srt.batch_invariant_ops")
     operators.enable_batch_invariant_mode = lambda *_, **__: None
     shims.append("batch_invariant_ops.enable_batch_invariant_mode: does nothing")
-    if (
-        importlib.util.find_spec("sglang.kernels.ops.sampling") is None
-    ):  # up to 0.5.16, whose verify draws its coins all the same
-        return
-    hashing: Any = importlib.import_module("sglang.kernels.ops.sampling.murmur_hash")
+    try:
+        hashing: Any = importlib.import_module("sglang.kernels.ops.sampling.murmur_hash")
+    except ModuleNotFoundError as error:
+        if error.name not in ("sglang.kernels", "sglang.kernels.ops", "sglang.kernels.ops.sampling"):
+            raise
+        return  # up to 0.5.16, whose verify draws its coins all the same
     for_cpus = 'if device.type == "cpu":'  # from 0.5.20 on, to sgl_kernel's C++; the release's Triton kernel stands behind it
     if for_cpus in patches.source_of(hashing.murmur_hash32):
         patches.rewrite(Edit(target=f"{hashing.__name__}.murmur_hash32", match=for_cpus, replacement="if False:"))
