@@ -47,7 +47,7 @@ setup: $(READY)
 $(READY): requirements/engine.lock requirements/dev.lock pyproject.toml
 	$(eval PYTHON := $$(PYTHON))
 	@"$(PYTHON)" -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
-	  { echo "error: $(PYTHON) is older than Python 3.11"; echo "  so:  nothing was installed"; \
+	  { echo "error: $(PYTHON) is not there, or older than Python 3.11"; echo "  so:  nothing was installed"; \
 	    echo "  try: make PYTHON=/path/to/python3.11 $(MAKECMDGOALS)"; exit 129; }
 	@echo "setting up .venv (about 3 GB on disk; a few minutes, once)"
 	"$(PYTHON)" -m venv $$($(KEPT) || echo --clear) .venv

@@ -251,7 +251,7 @@ def doctor() -> int:
     return EXIT_EQUAL if all(finding.good or not finding.needed for finding in findings) else EXIT_UNKNOWN
 
 
-INTERRUPTED = "interrupted: nothing was judged; a run folder that holds no verdict.json is of an interrupted run"
+INTERRUPTED = "interrupted: nothing more was judged; a run folder that holds no verdict.json is of an interrupted run"
 
 
 def main() -> None:

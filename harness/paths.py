@@ -27,15 +27,15 @@ def new_run_folder(parent: Path, name: str) -> Path:
     """Make and return parent/name, or parent/name-2, -3, … : nothing is ever overwritten. Safe among processes."""
     try:
         parent.mkdir(parents=True, exist_ok=True)
+        number = 1
+        while True:
+            folder = parent / (name if number == 1 else f"{name}-{number}")
+            try:
+                folder.mkdir()
+                return folder
+            except FileExistsError:
+                number += 1
     except OSError as error:
         raise InputError(
             f"{parent}: {error.strerror}", consequence="nothing was run", remedy="give --out a folder that you may write"
         ) from error
-    number = 1
-    while True:
-        folder = parent / (name if number == 1 else f"{name}-{number}")
-        try:
-            folder.mkdir()
-            return folder
-        except FileExistsError:
-            number += 1

@@ -22,6 +22,8 @@ if TYPE_CHECKING:
     from .patch import Patch
     from .twin import CaseFailed, Twin
 
+_KERNELS = ("fast", "interpreter", "shadow", "checked")
+
 _SOURCE: "pytest.StashKey[Source]" = pytest.StashKey()  # the SGLang that was named
 _TWIN = pytest.StashKey["Twin"]()
 _ASKED = pytest.StashKey[dict[str, Any]]()  # what the marker of the test that runs asks for
@@ -35,7 +37,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     group.addoption("--eagletwin-sglang", metavar="RELEASE|PATH", default="", help="run this SGLang, not the installed one")
     group.addoption(
         "--eagletwin-kernels",
-        choices=["fast", "interpreter", "shadow", "checked"],
+        choices=_KERNELS,
         default="fast",
         help="what executes Triton kernels",
     )
@@ -149,19 +151,35 @@ def pytest_runtest_call(item: pytest.Item) -> Generator[None, Any, Any]:
 def _asked(item: pytest.Item) -> dict[str, Any]:
     """What the test's marker asks for, as Twin.begin takes it. What cannot be had fails this test, and no other."""
     name = re.sub(r"[^A-Za-z0-9._-]+", "-", item.name).strip("-._")[:64] or "case"
-    marker = item.get_closest_marker("eagletwin")
-    if marker is None:
+    markers = list(item.iter_markers("eagletwin"))
+    if not markers:
         return {"name": name}
     from .cli_options import patches_of, rules_off
 
-    asked = marker.kwargs
+    asked = markers[0].kwargs  # the closest
     try:
+        for marker in markers:
+            _understood(marker)
         patches = patches_of([str(number) for number in asked.get("revert", ())], None, None)
         patches += tuple(_patch(item.path.parent, patch) for patch in asked.get("patches", ()))
         off = rules_off(list(asked.get("without", ())))
     except InputError as error:
         raise pytest.fail.Exception(f"error: marker of {item.nodeid}: {error}", pytrace=False) from None
     return {"name": name, "patches": patches, "kernels": asked.get("kernels"), "without": off}
+
+
+def _understood(marker: pytest.Mark) -> None:
+    """Raise InputError for a marker that would change nothing, or that names what there is not."""
+    lists, kernels = ("revert", "patches", "without"), marker.kwargs.get("kernels")
+    wrong = [repr(value) for value in marker.args] + sorted(set(marker.kwargs) - {*lists, "kernels"})
+    told = f"it takes revert, patches, kernels, without; not {wrong[0]}" if wrong else ""
+    for name in lists:
+        if not isinstance(marker.kwargs.get(name, ()), list | tuple | set | frozenset):
+            told = told or f"{name} is no list, but {marker.kwargs[name]!r}"
+    if kernels is not None and kernels not in _KERNELS:
+        told = told or f"kernels is {kernels!r}, and none of {', '.join(_KERNELS)}"
+    if told:
+        raise InputError(told, consequence="nothing was run", remedy="@pytest.mark.eagletwin(revert=[25015]) undoes a fix")
 
 
 def _patch(folder: Path, patch: object) -> "Patch":
@@ -180,14 +198,8 @@ def _patch(folder: Path, patch: object) -> "Patch":
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Refuse markers that would change nothing, and take Hypothesis' clock off tests of the worker: a case may have to wait for
-    an engine."""
-    known = ("revert", "patches", "kernels", "without")
+    """Take Hypothesis' clock off tests of the worker: a case may have to wait for an engine."""
     for item in items:
-        for marker in item.iter_markers("eagletwin"):
-            wrong = [str(value) for value in marker.args] + sorted(set(marker.kwargs) - set(known))
-            if wrong:
-                raise pytest.UsageError(f"{item.nodeid}: the marker eagletwin takes {', '.join(known)}; not {wrong[0]}")
         function = getattr(getattr(item, "obj", None), "__func__", getattr(item, "obj", None))
         drawn = getattr(function, "_hypothesis_internal_use_settings", None)
         if drawn is not None and "eagletwin" in getattr(item, "fixturenames", ()):

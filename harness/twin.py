@@ -18,6 +18,7 @@ from .engines.mode import CPU, Mode
 from .engines.process import Host
 from .engines.source import INSTALLED, Source
 from .engines.wire import Kernels
+from .errors import InputError
 from .judge import Verdict, judge
 from .patch import Patch
 from .paths import new_run_folder
@@ -136,11 +137,14 @@ class Twin:
         self._live.clear()
 
     def conclude(self, failed: CaseFailed) -> Outcome:
-        """Confirm what a test failed on, and keep it in a run folder."""
+        """Confirm what a test failed on, and keep it in a run folder: where that cannot be written, in one below TMPDIR."""
         self.end()
         trial, trials = failed.trial, self._trials
         case = msgspec.structs.replace(trial.case, name=self._name)
-        folder = new_run_folder(self._out, self._name)
+        try:
+            folder = new_run_folder(self._out, self._name)
+        except InputError:
+            folder = new_run_folder(Path(tempfile.mkdtemp(prefix="eagletwin-runs-")), self._name)
         command = f"pytest {' '.join(sys.argv[1:])}".rstrip()
         write_script(
             folder,

@@ -200,5 +200,5 @@ def test_an_interrupted_check_exits_130_says_so_and_leaves_nothing(tmp_path: Pat
     process.send_signal(signal.SIGINT)
     _, errors = process.communicate()
     assert process.returncode == 130
-    assert "interrupted: nothing was judged" in errors
+    assert "interrupted: nothing more was judged" in errors
     assert [path.name for path in tmp_path.iterdir()] == ["cache"]

@@ -52,6 +52,10 @@ def _toggle(number: int) -> None:
     try:
         module = importlib.import_module("sglang.srt.debug_utils.pr_fix_toggle")
         module._revert_pr_fix(number)
+    except ModuleNotFoundError as error:
+        raise PatchFailed(
+            f"this SGLang has no switch that undoes PR #{number} (0.5.13 and later have): one without its fix diverges as it is"
+        ) from error
     except Exception as error:
         raise PatchFailed(f"SGLang cannot revert PR #{number} in itself: {type(error).__name__}: {error}") from error
 
