@@ -7,7 +7,6 @@ one. What is found counts for the entry if the smallest case of it shows nothing
 rule where another entry has the same fix; else the search goes on.
 """
 
-import os
 import subprocess
 import sys
 import tempfile
@@ -177,7 +176,7 @@ def search_all(entries: Sequence[Entry], seeds: int, at_once: int) -> Iterator[S
 
     def ask(entry: Entry) -> Searched:
         command = [sys.executable, "-P", "-m", "eagletwin.harness.bench_search", entry.id, str(seeds)]
-        done = subprocess.run(command, capture_output=True, check=False, env={**os.environ, "OMP_NUM_THREADS": "1"})
+        done = subprocess.run(command, capture_output=True, check=False)
         if done.returncode:
             raise HarnessError(
                 f"the search for {entry.id} ended with exit code {done.returncode}: {done.stderr.decode()[-500:]}",

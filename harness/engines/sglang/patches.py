@@ -49,15 +49,14 @@ def apply(patch: Patch) -> None:
 
 def _toggle(number: int) -> None:
     """SGLang's own reversal of a pull request (`debug_utils/pr_fix_toggle.py`, 0.5.13 and later)."""
+    switch = "sglang.srt.debug_utils.pr_fix_toggle"
     try:
-        module = importlib.import_module("sglang.srt.debug_utils.pr_fix_toggle")
-        module._revert_pr_fix(number)
-    except ModuleNotFoundError as error:
-        raise PatchFailed(
-            f"this SGLang has no switch that undoes PR #{number} (0.5.13 and later have): one without its fix diverges as it is"
-        ) from error
+        importlib.import_module(switch)._revert_pr_fix(number)
     except Exception as error:
-        raise PatchFailed(f"SGLang cannot revert PR #{number} in itself: {type(error).__name__}: {error}") from error
+        told = f"SGLang cannot revert PR #{number} in itself: {type(error).__name__}: {error}"
+        if isinstance(error, ModuleNotFoundError) and f"{switch}.".startswith(f"{error.name}."):
+            told = f"this SGLang has no switch that undoes PR #{number} (0.5.13 and later have): without the fix, look as it is"
+        raise PatchFailed(told) from error
 
 
 def _edit(edit: Edit) -> tuple[Any, Any]:
