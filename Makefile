@@ -1,28 +1,48 @@
-# Verbs: run, test, setup, lint, bench; sweep: many generated cases on the unmodified release; quality: how small found cases get;
-# shadow: each kernel launch in Triton's interpreter as well. All paths are relative: the checkout may lie anywhere.
-# An environment keeps its Python: venv does not replace what is there, and another's library beside it cannot even load ssl.
-PYTHON ?= $(or $(shell $(BIN)/python -c 'import ssl, sys; sys.version_info < (3, 11) or print("$(BIN)/python")' 2>/dev/null), \
-  $(shell for python in python3.11 /usr/bin/python3.11 python3 /usr/bin/python3; do \
-  $$python requirements/fastest.py 2>/dev/null; done | sort -n -k1,1 -k2,2 | head -1 | cut -d" " -f3-),python3)
+# Verbs: run, quick, test, setup, lint, bench; python: the core on another Python; sweep: many generated cases on the unmodified
+# release; quality: how small found cases get; shadow: each kernel launch in Triton's interpreter as well; lock: requirements/*.lock
+# anew. CONTRIBUTING.md says how long each takes. All paths are relative: the checkout may lie anywhere.
+PYTHON ?= python3.11
 # On Linux the common package index serves torch with CUDA libraries (gigabytes). Any build of this version will do.
 TORCH ?= torch==2.13.0
 KERNELS ?= fast
 CASES ?= 1000
 SEED ?= 0
+# Further options for pytest, and the folders that `make quick` takes: those that need no SGLang. `make python` takes those that need
+# no Triton either.
+PYTEST ?=
+CORE := tests/reference tests/families tests/deserved tests/harness tests/triton_cpu
+UV ?= uv
 BIN := .venv/bin
 # Not compiled: of 20,000 modules few are ever imported, and those are compiled then.
-PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check --no-compile
+PIP_INSTALL := -m pip install --quiet --disable-pip-version-check --no-compile
+PIP := $(BIN)/python $(PIP_INSTALL)
 READY := .venv/.ready
+# An environment that this Python made is kept; one of another is made anew: another's library beside it cannot even load ssl.
 KEPT = "$(PYTHON)" -c 'import os, sys; sys.exit(not os.path.samefile(sys._base_executable, "$(BIN)/python"))' 2>/dev/null
+# `make python` puts its environments here, one a Python.
+OTHER = build/$(notdir $(PYTHON))
 
-.PHONY: run test setup lint sweep quality shadow bench clean
+.PHONY: run quick test python setup lint sweep quality shadow bench lock clean
 
 run: setup
 	$(BIN)/eagletwin prove 25015 26329 row-overflow multi-layer-chunk-tail-3
 	@echo "more: . .venv/bin/activate, then eagletwin --help"
 
+quick: setup
+	$(BIN)/python -m pytest -n auto --dist worksteal --quick $(PYTEST) $(CORE)
+
 test: setup
-	$(BIN)/python -m pytest -n auto --dist worksteal
+	$(BIN)/python -m pytest -n auto --dist worksteal $(PYTEST)
+
+python:
+	@"$(PYTHON)" -c 'import sys; sys.exit(sys.version_info < (3, 10))' || \
+	  { echo "error: $(PYTHON) is not there, or older than Python 3.10"; echo "  so:  nothing was installed or tested"; \
+	    echo "  try: make python PYTHON=/path/to/python3.12"; exit 129; }
+	"$(PYTHON)" -m venv "$(OTHER)"
+	"$(OTHER)/bin/python" $(PIP_INSTALL) "$(TORCH)"
+	"$(OTHER)/bin/python" $(PIP_INSTALL) --no-deps --require-hashes -r requirements/core.lock
+	"$(OTHER)/bin/python" $(PIP_INSTALL) --no-deps --no-build-isolation --editable .
+	"$(OTHER)/bin/python" -m pytest -n auto --dist worksteal --quick $(PYTEST) $(filter-out tests/triton_cpu,$(CORE))
 
 sweep: setup
 	$(BIN)/eagletwin fuzz --cases $(CASES) --minutes 600 --kernels $(KERNELS) --seed $(SEED)
@@ -35,24 +55,31 @@ shadow: setup
 	$(BIN)/eagletwin fuzz --cases 100 --minutes 600 --kernels shadow
 
 bench: setup
-	$(BIN)/eagletwin bench all --write docs
+	$(BIN)/eagletwin bench all --write docs/records
 
 lint: setup
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 	$(BIN)/mypy
 
+# Each list of pins, and the digest of every file that serves one of them. uv may be any version.
+lock:
+	for pins in engine:3.11 dev:3.11 gpu:3.12; do \
+	  $(UV) pip compile --quiet --no-deps --generate-hashes --no-annotate --no-header --python-version $${pins#*:} \
+	    requirements/$${pins%:*}.in --output-file requirements/$${pins%:*}.lock || exit 1; done
+	$(UV) pip compile --quiet --universal --generate-hashes --no-annotate --no-header --python-version 3.10 \
+	  requirements/core.in --output-file requirements/core.lock
+
 setup: $(READY)
 
 $(READY): requirements/engine.lock requirements/dev.lock pyproject.toml
-	$(eval PYTHON := $$(PYTHON))
 	@"$(PYTHON)" -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
 	  { echo "error: $(PYTHON) is not there, or older than Python 3.11"; echo "  so:  nothing was installed"; \
 	    echo "  try: make PYTHON=/path/to/python3.11 $(MAKECMDGOALS)"; exit 129; }
 	@echo "setting up .venv (about 3 GB on disk; a few minutes, once)"
 	"$(PYTHON)" -m venv $$($(KEPT) || echo --clear) .venv
 	$(PIP) "$(TORCH)"
-	$(PIP) --no-deps -r requirements/engine.lock -r requirements/dev.lock
+	$(PIP) --no-deps --require-hashes -r requirements/engine.lock -r requirements/dev.lock
 	$(PIP) --no-deps --no-build-isolation --editable .
 	@touch $(READY)
 

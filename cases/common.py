@@ -6,7 +6,7 @@ all of these releases have or had change drafts, and verification repairs those.
 
 from random import Random
 
-from eagletwin.harness.case import Case, Request
+from eagletwin.harness.core.case import Case, Request
 
 from .strategies import tokens
 

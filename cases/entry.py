@@ -1,12 +1,15 @@
 """The form of a ledger entry: what a known bug is, the smallest case that shows it, and how to have it with and without."""
 
-import shlex
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import Literal
 
-from eagletwin.harness.case import Case
-from eagletwin.harness.patch import Patch
-from eagletwin.harness.verdict import DECLARED_VIEW, View
+from msgspec.structs import replace
+
+from eagletwin.harness.core.case import Case
+from eagletwin.harness.core.patch import Patch
+from eagletwin.harness.core.run_spec import DEFAULT_RUN, RunSpec
+from eagletwin.harness.core.verdict import DECLARED_VIEW, View
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,7 +24,7 @@ class Side:
 class Needs:
     """What the mode of a run must have for a bug to be there at all: without it both sides are the same.
 
-    graphs   whether it takes CUDA graphs, which a GPU has unless it is told otherwise
+    graphs   whether it takes CUDA graphs, which a GPU has by default
     steady   an option that the bug does not need, but the proof: without it another rule may be the first to break
     """
 
@@ -37,18 +40,97 @@ class Needs:
         return f"--device {self.device} --dtype {self.dtype} --attention {self.attention} {self.steady}".rstrip()
 
 
+# Under which condition a bug costs accepted drafts.
+Condition = Literal["always", "prompts longer than a chunk", "prefix hits", "batches"]
+
+
+@dataclass(frozen=True, slots=True)
+class Loses:
+    """How a server with the bug accepts fewer drafts than the pair deserves, and leaves the output as it is.
+
+    condition  what the requests have in common that lose
+    layers     whether the draft has several layers; None: either
+    tree       whether topk is more than 1; None: either
+    num_steps  at least so many
+    """
+
+    condition: Condition
+    layers: bool | None = None
+    tree: bool | None = None
+    num_steps: int = 1
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Entry:
-    """One known bug.
+class Facts:
+    """What is known of a bug, however it is shown.
 
     id        the number of the pull request that fixed it, with the part of it that is meant; a live one that has none: a word
-    rule      the rule that the case breaks
-    buggy     releases that have the bug; fixed: the first without it, or "" of one that is live
-    last_bad  the last release before `fixed`, if the case shows the bug there; else `hidden` says why it cannot
-    by_hand   what builds a worker on `last_bad` that the release itself would not, so that the bug can show
-    beside    release -> what repairs another bug of it that would show first
+    rule      the rule that it breaks
+    buggy     releases that have the bug: "FIRST - LAST", "FIRST -" for a live bug, "before OLDEST" for one that no release here
+              has; fixed: the first release without it, or "" for a live bug
+    last_bad  the last release before `fixed`, if the bug can be shown there; else `hidden` says why it cannot
     trigger   what a run needs for the bug to matter
+    loses     how it shows in the acceptance of a server; None: it shows in the output, or in a crash, or in nothing
+    """
+
+    id: str
+    title: str
+    rule: str
+    buggy: str
+    fixed: str
+    trigger: str
+    last_bad: str = ""
+    hidden: str = ""
+    loses: Loses | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FunctionCall:
+    """A call of one function of SGLang alone, and the rows that it must answer (engines/sglang/call_function.py makes it).
+
+    what   what a row is, before its number: "slots planned for draft decode step"
+    words  the call in short, which a measured cell remembers
+    """
+
+    name: str
+    given: Mapping[str, list[int]]
+    expected: tuple[list[int], ...]
+    what: str
+    words: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Probe(Facts):
+    """A bug that no case can reach without a GPU, shown by one call. Only whole releases are asked (`prove --releases`)."""
+
+    call: FunctionCall
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OnCuda:
+    """What a proof on a GPU has otherwise, on the release of the bundle, 0.5.17 (`gpu plan --prove`).
+
+    green, red      patches of the sides there, where that release has the bug and no fix to undo; None: the entry's
+    one_graph       what the green side needs besides, where one graph holds all layers
+    max_new_tokens  of the case, so many that not every draw is the best token: coins differ from a CPU's. 0: the case's
+    modes           modes of gpu/plan.py in which it is proven in addition to the usual ones
+    """
+
+    green: tuple[Patch, ...] | None = None
+    red: tuple[Patch, ...] | None = None
+    one_graph: Patch | None = None
+    max_new_tokens: int = 0
+    modes: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Entry(Facts):
+    """A bug that a case shows.
+
+    by_hand   what builds a worker on `last_bad` that the release itself would not, so that the bug can show
+    beside    release -> a patch that fixes another bug of that release, which would show first
     needs     what the mode must have, where the CPU engine as it always is does not reach the bug
+    on_cuda   how a proof on a GPU differs
     case      minimal: equal on the green side, diverged on the red one
 
     One of these tells the two sides apart:
@@ -58,18 +140,11 @@ class Entry:
     view      of a live bug that the judge declares and follows: the view in which it is a divergence
     """
 
-    id: str
-    title: str
-    rule: str
-    buggy: str
-    fixed: str
-    trigger: str
     case: Case
-    last_bad: str = ""
-    hidden: str = ""
     by_hand: Patch | None = None
     beside: Mapping[str, Patch] = field(default_factory=dict)
     needs: Needs | None = None
+    on_cuda: OnCuda = OnCuda()
     revert: Patch | None = None
     remedy: Patch | None = None
     view: View | None = None
@@ -98,11 +173,15 @@ class Entry:
             return "with the fix, as released" if side == self.green else "without the fix, which is undone in memory"
         return "with a candidate fix, in memory" if side == self.green else "as released"
 
-    def command(self, side: Side, sglang: str = "") -> str:
-        """What to type to see one side, on the SGLang of that name."""
-        words = [f"eagletwin check {self.id}"]
-        words += [f"--revert {self.id}"] if self.revert in side.patches else []
-        words += [f"--remedy {self.id}"] if self.remedy in side.patches else []
-        words += [f"--view {side.view}"] if side.view != DECLARED_VIEW else []
-        words += [f"--sglang {shlex.quote(sglang)}"] if sglang else []
-        return " ".join(words)
+    def run(self, side: Side, run: RunSpec = DEFAULT_RUN) -> RunSpec:
+        """This run, with what the side changes and how it is judged."""
+        changes = ("--revert", self.id) if self.revert in side.patches else ()
+        changes = ("--remedy", self.id) if self.remedy in side.patches else changes
+        return replace(run, patches=side.patches, changes=changes, view=side.view)
+
+    def command(self, side: Side, run: RunSpec = DEFAULT_RUN) -> str:
+        """What to type to see one side."""
+        return self.run(side, run).command("check", self.id)
+
+
+Known = Entry | Probe

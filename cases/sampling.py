@@ -1,20 +1,18 @@
-"""Cases that sample: drawn like any other (strategies.py), and then each request samples in one of a few ways, or is greedy.
+"""How requests of a drawn case sample: each in one of a few ways, or not at all (strategies.py draws the case).
 
-Drawn only where they are asked for, so that what is drawn elsewhere stays as it is. Retractions can be left out: with overlap
-they lose a round that is drawn again with other coins, and what the lost one committed has no reference then.
+Retractions can be left out: with overlap they lose a round that is drawn again with other coins, and what the lost one
+committed has no reference then.
 """
 
-from collections.abc import Callable, Collection
-from dataclasses import replace
-from typing import Any, Literal
+from typing import Literal
 
 import msgspec
 from hypothesis import strategies as st
 
-from eagletwin.harness.case import Case, EngineSettings, Request, Sampling
-from eagletwin.harness.models.recipes import RECIPES
+from eagletwin.harness.core.case import Case, EngineSettings, Request, Sampling
+from eagletwin.harness.families import RECIPES
 
-from .strategies import MAX_REQUESTS, Focus, cases
+Kind = Literal["target", "rejection", "any"]  # what samples: the target alone, the draft too, either
 
 # Simplest first. Below a half, tokens that a float32 cannot tell apart from each other's cut become common.
 TEMPERATURES = (1.0, 0.7, 0.5, 1.6, 3.0)
@@ -31,43 +29,13 @@ def samplings(greedy: bool) -> st.SearchStrategy[Sampling | None]:
     return st.integers(0, 3).flatmap(lambda number: st.none() if number == 3 else drawn) if greedy else drawn
 
 
-def rejects(focus: Focus, **changed: Any) -> Focus:
-    """The configuration with what rejection sampling must have: a chain, and a draft of the target's vocabulary."""
-    own = RECIPES[focus.model].draft_vocab_size is not None
-    return replace(focus, topk=1, model="llama-tiny" if own else focus.model, **changed)
-
-
-Kind = Literal["target", "rejection", "any"]
-
-
-def searched(kind: Kind, *, retract: bool) -> Callable[..., st.SearchStrategy[Case]]:
-    """For a search: what draws cases of a focus, with the fields of it that are held."""
-
-    def draws(focus: Focus, held: Collection[str] = ()) -> st.SearchStrategy[Case]:
-        rejection = None if kind == "any" else kind == "rejection"
-        return sampling_cases(rejects(focus) if rejection else focus, held=held, rejection=rejection, retract=retract)
-
-    return draws
-
-
-@st.composite
-def sampling_cases(
-    draw: st.DrawFn,
-    focus: Focus | None = None,
-    *,
-    held: Collection[str] = (),
-    rejection: bool | None = None,
-    greedy: bool = True,
-    retract: bool = True,
-    max_requests: int = MAX_REQUESTS,
-) -> Case:
-    """A valid case of which at least one request samples.
+def sampled(draw: st.DrawFn, case: Case, *, rejection: bool | None, greedy: bool, retract: bool) -> Case:
+    """This case with at least one request that samples.
 
     rejection  whether the draft samples too; None: either, where it may
     greedy     whether some requests may be greedy
     retract    whether requests may be retracted (by an event; a small pool does it as well)
     """
-    case = draw(cases(focus, held=held, max_requests=max_requests))
     may = case.topk == 1 and RECIPES[case.model].draft_vocab_size is None
     rejected = may and (draw(st.booleans()) if rejection is None else rejection)
     ways = [draw(samplings(greedy)) for _ in case.requests]
@@ -77,5 +45,5 @@ def sampling_cases(
         msgspec.structs.replace(request, sampling=way) for request, way in zip(case.requests, ways, strict=True)
     )
     settings = msgspec.structs.replace(case.engine.sglang, rejection_sampling=rejected, random_seed=draw(st.integers(0, 255)))
-    events = tuple(event for event in case.events if retract or event.kind != "retract")
-    return msgspec.structs.replace(case, requests=requests, events=events, engine=EngineSettings(sglang=settings))
+    kept = tuple(event for event in case.events if retract or event.kind != "retract")
+    return msgspec.structs.replace(case, requests=requests, events=kept, engine=EngineSettings(sglang=settings))

@@ -6,22 +6,25 @@ configuration, since another configuration costs another engine.
 """
 
 import itertools
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, replace
 from random import Random
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 from hypothesis import strategies as st
 
-from eagletwin.harness.case import Case, EngineSettings, Event, Request, SGLangSettings
-from eagletwin.harness.models.recipes import RECIPES
+from eagletwin.harness.core.case import Case, EngineSettings, Event, Request, SGLangSettings
+from eagletwin.harness.families import RECIPES
 from eagletwin.reference.sizes import count_candidates, reserved
+
+from .sampling import Kind, sampled
 
 UPDATED = ("llama-tiny", "llama-gqa")
 MODELS = ("llama-tiny", "llama-gqa", "llama-eagle3-full", "llama-eagle3")
-# Drafts of several layers: drawn only where they are asked for, since a live bug shows in any of them that has chunks
-# (ledger entries multi-layer-chunk-tail) and would be found again and again.
-MULTI_LAYER = ("llama-mtp", "llama-mtp-chain", "mimo-v2", "step-3.5")
+# All other recipes are drawn only where they are asked for. Drafts of several layers: a live bug shows in any of them that has
+# chunks (ledger entries multi-layer-chunk-tail) and would be found again and again. A new recipe is one of these at first, so
+# that no old seed draws another case.
+ON_REQUEST = tuple(name for name in RECIPES if name not in MODELS)
 NUM_STEPS = (1, 2, 3, 4, 5)
 TOPKS = (1, 2, 3, 4, 8, 16)
 PAGE_SIZES = (1, 4, 16)
@@ -86,7 +89,7 @@ class Focus:
             model=self.model,
             num_steps=self.num_steps,
             topk=self.topk,
-            draft_tokens=self.num_draft_tokens if self.topk > 1 else 0,
+            num_draft_tokens=self.num_draft_tokens if self.topk > 1 else 0,
             page_size=self.page_size,
             chunked_prefill_size=CHUNK_SIZE,
             chunks=chunks,
@@ -125,13 +128,14 @@ def focus_of(seed: int, widest: int = TOPKS[-1], /, **held: Any) -> Focus:
 
 
 def _possible(drawn: Focus, held: Collection[str]) -> Focus:
-    """A draft of several layers has no more steps than layers, trees only if somebody asks for them (they change the output,
-    ledger entry multi-layer-topk-path), and those with as many nodes as steps. New weights go to a model whose target and draft
-    have one checkpoint."""
+    """A draft of several layers has no more steps than layers, trees only if `held` asks for them (they change the output,
+    ledger entry multi-layer-topk-path), and those with one node more than steps. New weights go to a model whose target and
+    draft have one checkpoint. A tree that is smaller than its longest path has two steps at least."""
     if drawn.update_weights and "model" not in held and drawn.model not in UPDATED:
         drawn = replace(drawn, model=UPDATED[0])
-    if drawn.tree_size == SMALL_TREE and "topk" not in held:
-        drawn = replace(drawn, topk=max(drawn.topk, 2))
+    if drawn.tree_size == SMALL_TREE:  # of one step the smallest tree, two nodes, has all of its longest path
+        topk = drawn.topk if "topk" in held else max(drawn.topk, 2)
+        drawn = replace(drawn, topk=topk, num_steps=drawn.num_steps if "num_steps" in held else max(drawn.num_steps, 2))
     layers = RECIPES[drawn.model].mtp_layers
     if not layers:
         return drawn
@@ -149,7 +153,7 @@ def _focused(value: Any, values: tuple[Any, ...]) -> st.SearchStrategy[Any]:
 
 # Field of Focus -> what it may be, simplest first
 VALUES: dict[str, tuple[Any, ...]] = {
-    "model": (*MODELS, *MULTI_LAYER),
+    "model": (*MODELS, *ON_REQUEST),
     "num_steps": NUM_STEPS,
     "topk": TOPKS,
     "tree_size": (*TREE_SIZES, SMALL_TREE),
@@ -226,8 +230,8 @@ def requests(draw: st.DrawFn, configuration: Focus, name: str, earlier: tuple[Re
 
 @st.composite
 def _slots(draw: st.DrawFn, configuration: Focus, name: str, earlier: tuple[Request, ...]) -> tuple[Request, bool]:
-    """A request, and whether the case has it. One that is left out is drawn all the same, so that shrinking takes one away and
-    leaves all others, and what befalls them, as they are."""
+    """A request, and whether the case has it. A request that is left out is drawn all the same, so that shrinking takes
+    it away and leaves all others, and what happens to them, as they are."""
     there = draw(st.integers(0, 7)) > 0
     return draw(requests(configuration, name, earlier)), there
 
@@ -266,8 +270,42 @@ def _events(draw: st.DrawFn, near: Sequence[Request], begins: dict[str, int]) ->
     return tuple(events)
 
 
-@st.composite
 def cases(
+    focus: Focus | None = None,
+    *,
+    held: Collection[str] = (),
+    max_requests: int = MAX_REQUESTS,
+    events: bool = True,
+    sampling: Kind | None = None,
+) -> st.SearchStrategy[Case]:
+    """Valid cases.
+
+    focus     the configuration that most have, or any; held: fields of it that all have
+    events    whether aborts, retractions, … may happen
+    sampling  None: greedy. Else at least one request of each case samples: `target`, of the target alone; `rejection`, of the
+              draft too; `any`, of either
+
+    Raises ValueError for rejection sampling of a focus that cannot have it: it needs a chain, and one vocabulary.
+    """
+    options: dict[str, Any] = {"held": held, "max_requests": max_requests, "events": events}
+    if sampling is None:
+        return greedy_cases(focus, **options)
+    if sampling not in get_args(Kind):
+        raise ValueError(f"sampling={sampling!r}: use one of {', '.join(get_args(Kind))}, or None")
+    if sampling != "rejection":
+        return sampling_cases(focus, rejection=None if sampling == "any" else False, **options)
+    if focus is not None and rejects(focus) != focus:
+        raise ValueError(
+            "sampling='rejection' needs topk 1 and a draft that has the target's vocabulary; the focus has "
+            f"topk {focus.topk} and {focus.model}"
+        )
+    # without a focus any configuration that can have it: rejects() changes one that cannot
+    foci = configurations().map(rejects) if focus is None else st.just(focus)
+    return foci.flatmap(lambda one: sampling_cases(one, rejection=True, **{**options, "held": {*held, "topk", "model"}}))
+
+
+@st.composite
+def greedy_cases(
     draw: st.DrawFn,
     focus: Focus | None = None,
     *,
@@ -275,11 +313,6 @@ def cases(
     max_requests: int = MAX_REQUESTS,
     events: bool = True,
 ) -> Case:
-    """A valid case.
-
-    focus   the configuration that most have, or any; held: fields of it that all have
-    events  whether aborts, retractions, … may happen
-    """
     configuration = draw(configurations(focus, held))
     drawn: tuple[Request, ...] = ()
     present: list[bool] = []
@@ -292,9 +325,41 @@ def cases(
     chunks = tuple(page * pages for pages in draw(st.lists(st.integers(1, 6), max_size=12)))
     # in every second case more of the last size: what is prefilled again, after a retraction, comes in chunks as well
     chunks += chunks[-1:] * max(0, draw(st.integers(-MORE_CHUNKS, MORE_CHUNKS)))
-    befalls: tuple[Event, ...] = ()
+    drawn_events: tuple[Event, ...] = ()
     if events and draw(st.integers(0, 3)):
         slots = enumerate(zip(drawn, present, strict=True))
         near = [request if there else made[number % len(made)] for number, (request, there) in slots]
-        befalls = draw(_events(near, _prefilled(made, chunks)))
-    return configuration.case("generated", made, chunks=chunks, events=befalls)
+        drawn_events = draw(_events(near, _prefilled(made, chunks)))
+    return configuration.case("generated", made, chunks=chunks, events=drawn_events)
+
+
+@st.composite
+def sampling_cases(
+    draw: st.DrawFn,
+    /,
+    focus: Focus | None = None,
+    *,
+    rejection: bool | None = None,
+    greedy: bool = True,
+    retract: bool = True,
+    **others: Any,
+) -> Case:
+    """A valid case of which at least one request samples (sampling.sampled). others: as greedy_cases() takes them."""
+    case = draw(greedy_cases(focus, **others))
+    return sampled(draw, case, rejection=rejection, greedy=greedy, retract=retract)
+
+
+def rejects(focus: Focus, **changed: Any) -> Focus:
+    """The configuration with what rejection sampling must have: a chain, and a draft of the target's vocabulary."""
+    own = RECIPES[focus.model].draft_vocab_size is not None
+    return replace(focus, topk=1, model="llama-tiny" if own else focus.model, **changed)
+
+
+def searched(kind: Kind, *, retract: bool) -> Callable[..., st.SearchStrategy[Case]]:
+    """For a search: what draws cases of a focus, with the fields of it that are held."""
+
+    def draws(focus: Focus, held: Collection[str] = ()) -> st.SearchStrategy[Case]:
+        rejection = None if kind == "any" else kind == "rejection"
+        return sampling_cases(rejects(focus) if rejection else focus, held=held, rejection=rejection, retract=retract)
+
+    return draws

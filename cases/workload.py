@@ -2,7 +2,7 @@
 
 from random import Random
 
-from eagletwin.harness.case import Case, EngineSettings, Request, SGLangSettings
+from eagletwin.harness.core.case import Case, EngineSettings, Request, SGLangSettings
 
 from .strategies import tokens
 
@@ -35,7 +35,7 @@ def _case(name: str, requests: tuple[Request, ...], num_steps: int, topk: int, n
         model="llama-tiny",
         num_steps=num_steps,
         topk=topk,
-        draft_tokens=num_draft_tokens if topk > 1 else 0,
+        num_draft_tokens=num_draft_tokens if topk > 1 else 0,
         chunked_prefill_size=1024,
         requests=requests,
         engine=EngineSettings(sglang=SGLangSettings(max_total_tokens=4096, max_running_requests=16)),

@@ -7,14 +7,17 @@ Source: EAGLE-3 (arXiv 2503.01840) §3.1. Differences to EAGLE-1/2 (eagle.py):
 * Attention reads [norm(embedding), norm(hidden)], of width 2H. The residual sum is the hidden state's alone, so the token
   reaches it through attention.
 * Logits come from a norm and an LM head of the draft's own, over a vocabulary that may be a part of the target's. What is
-  fed on is the residual sum *before* that norm. (SGLang feeds on the normed one if the checkpoint says `norm_output`; no
-  recipe does.)
+  fed on is the residual sum *before* that norm.
+
+Later heads vary this. A checkpoint of EAGLE-3.1 says `norm_output`: what is fed on is the normed sum. `norm_before_fc` norms
+the target's states side by side, `fc_norm` each of them by itself, before fc. Source of the three: SGLang's llama_eagle3.py.
 """
 
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
+from torch.nn.functional import linear
 
 from .llama import Weights, decoder_layer, rms_norm
 from .rows import DraftRows
@@ -25,20 +28,29 @@ from .sizes import LlamaShape
 class Eagle3Head:
     """An EAGLE-3 draft head of one layer, with the target's embedding.
 
-    weights    float64, names of an EAGLE-3 checkpoint: `fc.weight [H, A*H]` for A states of the target, `midlayer.…`,
-               `norm.weight [H]`, `lm_head.weight [N, H]`
+    weights    float64, names of an EAGLE-3 checkpoint: `fc.weight [H, A*T]` for A states of the target of width T,
+               `fc.bias [H]`, `input_norm.weight [A*T]` (norm_before_fc) and `fc_norm.{n}.weight [T]` where it has them,
+               `midlayer.…`, `norm.weight [H]`, `lm_head.weight [N, H]`
     embedding  [V, H] of the target
     proposes   [N] the token of the target's vocabulary that each id of the draft's stands for
+    norm_output  what is fed on is normed
     """
 
     weights: Weights
     shape: LlamaShape
     embedding: Tensor
     proposes: Tensor
+    norm_output: bool = False
 
     def feed(self, hidden: Tensor) -> Tensor:
-        """What committed rows consume, from the states that the target hands over [R, A*H] -> [R, H]."""
-        return hidden @ self.weights["fc.weight"].T
+        """What committed rows consume, from the states that the target hands over [R, A*T] -> [R, H]."""
+        weights, eps = self.weights, self.shape.rms_norm_eps
+        if "input_norm.weight" in weights:
+            hidden = rms_norm(hidden, weights["input_norm.weight"], eps)
+        if "fc_norm.0.weight" in weights:
+            states = hidden.chunk(hidden.shape[-1] // weights["fc_norm.0.weight"].shape[0], -1)
+            hidden = torch.cat([rms_norm(state, weights[f"fc_norm.{n}.weight"], eps) for n, state in enumerate(states)], -1)
+        return linear(hidden, weights["fc.weight"], weights.get("fc.bias"))
 
     def rows(self, tokens: Tensor, hidden: Tensor, positions: Tensor, sees: Tensor, before: DraftRows | None) -> DraftRows:
         """See draft_rows in eagle.py."""
@@ -50,10 +62,11 @@ class Eagle3Head:
         x, key, value = decoder_layer(
             weights, "midlayer.", self.shape, hidden, positions, sees, inner=inner, before=stored
         )  # [R, H], [R, G, D], [R, G, D]
-        proposed = rms_norm(x, weights["norm.weight"], eps) @ weights["lm_head.weight"].T  # [R, N]
+        normed = rms_norm(x, weights["norm.weight"], eps)  # [R, H]
+        proposed = normed @ weights["lm_head.weight"].T  # [R, N]
         logits = proposed.new_full((len(x), len(self.embedding)), -torch.inf)  # [R, V]
         logits[:, self.proposes] = proposed
-        return DraftRows(x, logits, key[None], value[None])
+        return DraftRows(normed if self.norm_output else x, logits, key[None], value[None])
 
 
 def proposed_tokens(d2t: Tensor) -> Tensor:

@@ -12,6 +12,7 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import combinations, pairwise
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -101,21 +102,34 @@ def _over(exact: Tensor, kept: Sequence[int]) -> Tensor:
     return row
 
 
+class Draws(NamedTuple):
+    """The coins of a verify: one a node [D], and the one that draws the bonus token."""
+
+    coins: Sequence[float]
+    final: float
+
+
+class Walk(NamedTuple):
+    """What a verify decided: the accepted nodes, the root first, and the bonus token."""
+
+    path: Sequence[int]
+    bonus: int
+
+
 def follow_tree(
     targets: Targets,
     tokens: Sequence[int],
     parents: Sequence[int],
-    coins: Sequence[float],
-    final_coin: float,
-    path: Sequence[int],
-    bonus: int,
+    draws: Draws,
+    walk: Walk,
     errors: Sequence[float],
     thresholds: Thresholds = EXACT,
 ) -> Followed:
-    """Target-only sampling of a tree: see sample_tree. targets: of each node; path: accepted nodes, the root first; errors [D].
+    """Target-only sampling of a tree: see sample_tree. targets: of each node; errors [D].
 
     Raises ValueError if the path is none of the tree.
     """
+    path = walk.path
     if not path or path[0] != 0:
         raise ValueError(f"a path begins at node 0, and this one is {list(path)}")
 
@@ -125,12 +139,12 @@ def follow_tree(
             for other in children_of(node, parents):
                 own = float(row[tokens[other]])
                 mass += own
-                margin = acceptance(own, mass, coins[node], thresholds)
+                margin = acceptance(own, mass, draws.coins[node], thresholds)
                 if other == child:
                     return [*found, _accepted(tokens[other], own > 0, margin, errors[node])]
                 found.append(_Finding(tokens[other], "refuse", -margin, errors[node], "the coin accepts this child"))
                 refused.append(tokens[other])
-            return [*found, _bonus(without(row, refused), row, refused, final_coin, bonus, 2 * errors[node])]
+            return [*found, _bonus(without(row, refused), row, refused, draws.final, walk.bonus, 2 * errors[node])]
 
         return findings
 
@@ -145,29 +159,27 @@ def follow_chain(
     targets: Targets,
     drafts: Tensor,
     tokens: Sequence[int],
-    coins: Sequence[float],
-    final_coin: float,
-    path: Sequence[int],
-    bonus: int,
+    draws: Draws,
+    walk: Walk,
     errors: Sequence[float],
     draft_errors: Sequence[float],
 ) -> Followed:
     """Rejection sampling of a chain: see sample_chain. drafts [K, V]: q; draft_errors [K]: 0 if it is the engine's very own."""
-    depth = len(drafts)
+    depth, path = len(drafts), walk.path
 
     def at(node: int, accepted: bool) -> Callable[[Tensor], list[_Finding]]:
         def findings(row: Tensor) -> list[_Finding]:
             if node == depth:
-                return [_bonus(row, row, (), final_coin, bonus, 2 * errors[node])]
+                return [_bonus(row, row, (), draws.final, walk.bonus, 2 * errors[node])]
             token, error = tokens[node + 1], errors[node] + draft_errors[node]
-            margin = chain_acceptance(row, drafts[node], token, coins[node])
+            margin = chain_acceptance(row, drafts[node], token, draws.coins[node])
             if accepted:
                 return [_accepted(token, float(row[token]) > 0, margin, error)]
             refused = _Finding(token, "refuse", -margin, error, "the coin accepts the draft token")
             signed = row - drafts[node].double().nan_to_num(nan=0.0)
             rest = signed.clamp(min=0.0)
             hopeless = [int(place) for place in (signed < -error).nonzero()]
-            return [refused, _bonus(rest, row, hopeless, final_coin, bonus, 2 * error)]
+            return [refused, _bonus(rest, row, hopeless, draws.final, walk.bonus, 2 * error)]
 
         return findings
 

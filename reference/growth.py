@@ -63,8 +63,8 @@ def candidates(logits: Tensor, expanded: Tensor, topk: int) -> tuple[Tensor, Ten
 
 
 def best_of(scores: Tensor, count: int) -> Tensor:
-    """The `count` candidates of the largest score, best first. scores [N]; of equal ones the smaller number."""
-    return scores.sort(descending=True, stable=True).indices[:count]
+    """The `count` candidates of the largest score, best first. scores [.., N]; of equal ones the smaller number."""
+    return scores.sort(descending=True, stable=True).indices[..., :count]
 
 
 def lineage(expanded: Tensor, view: View) -> Tensor:

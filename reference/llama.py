@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import linear, silu
 
+from .rope import rotate
 from .sizes import LlamaShape
 
 Weights = Mapping[str, Tensor]
@@ -43,32 +44,6 @@ def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
     return x * torch.rsqrt(x.square().mean(-1, keepdim=True) + eps) * weight
 
 
-@lru_cache
-def frequencies(half: int, theta: float) -> Tensor:
-    """Angle per position of each pair of a head [D/2]."""
-    return theta ** (-torch.arange(half, dtype=torch.float64) / half)  # [D/2]
-
-
-@lru_cache
-def turns(length: int, half: int, theta: float) -> tuple[Tensor, Tensor]:
-    """Cosines and sines of the angles at positions 0..length-1, for all heads: [length, 1, D/2] each."""
-    angle = torch.arange(length, dtype=torch.float64)[:, None] * frequencies(half, theta)
-    return angle.cos()[:, None], angle.sin()[:, None]
-
-
-def rotate(x: Tensor, positions: Tensor, theta: float) -> Tensor:
-    """RoPE in the half-split convention of Hugging Face's Llama.
-
-    x [T, N, D], positions [T] -> [T, N, D]. Pair (d, d + D/2) turns by the angle position * theta**(-2d/D).
-    """
-    half = x.shape[-1] // 2
-    last = int(positions.max()) if len(positions) else 0
-    length = 1 << last.bit_length()  # of few lengths, so that no angle's sine is worked out often
-    cos, sin = (turn[positions] for turn in turns(length, half, theta))  # [T, 1, D/2]
-    first, second = x[..., :half], x[..., half:]  # [T, N, D/2]
-    return torch.cat([first * cos - second * sin, second * cos + first * sin], -1)
-
-
 def causal(length: int) -> Tensor:
     """sees [T, T]: row i sees rows 0..i."""
     return torch.ones(length, length, dtype=torch.bool).tril()
@@ -79,11 +54,11 @@ def side_by_side(lengths: Sequence[int]) -> tuple[Tensor, Tensor, Tensor]:
 
     Nobody writes to them: those that asked last are given the same tensors again.
     """
-    return _side_by_side(tuple(lengths))
+    return _side_by_side(tuple(lengths), torch.get_default_device())
 
 
 @lru_cache(maxsize=4)  # a target and its draft run over the same rows
-def _side_by_side(lengths: tuple[int, ...]) -> tuple[Tensor, Tensor, Tensor]:
+def _side_by_side(lengths: tuple[int, ...], _device: torch.device) -> tuple[Tensor, Tensor, Tensor]:
     sequence = torch.repeat_interleave(torch.tensor(lengths))  # [T]
     positions = torch.cat([torch.arange(length) for length in lengths])  # [T]
     same = sequence[None, :] == sequence[:, None]  # [T, T]
@@ -110,7 +85,7 @@ def decoder_layer(
     rows, groups = x.shape[0], shape.num_heads // shape.num_kv_heads
 
     def project(name: str, inputs: Tensor) -> Tensor:
-        return linear(inputs, weights[f"{prefix}{name}.weight"])
+        return linear(inputs, weights[f"{prefix}{name}.weight"], weights.get(f"{prefix}{name}.bias"))  # Qwen2 has some
 
     if inner is None:
         inner = rms_norm(x, weights[f"{prefix}input_layernorm.weight"], shape.rms_norm_eps)  # [R, H]
@@ -120,7 +95,7 @@ def decoder_layer(
     if shape.qk_norm:  # one weight [D] for all heads
         query = rms_norm(query, weights[f"{prefix}self_attn.q_norm.weight"], shape.rms_norm_eps)
         key = rms_norm(key, weights[f"{prefix}self_attn.k_norm.weight"], shape.rms_norm_eps)
-    turned = rotate(torch.cat([query, key], 1), positions, shape.rope_theta)  # [R, N+G, D]
+    turned = rotate(torch.cat([query, key], 1), positions, shape.rope_theta, shape.rope_scaling)  # [R, N+G, D]
     query, key = turned[:, : shape.num_heads], turned[:, shape.num_heads :]
 
     keys, values = (key, value) if before is None else (torch.cat([before[0], key]), torch.cat([before[1], value]))
@@ -143,6 +118,7 @@ def target_rows(weights: Weights, shape: LlamaShape, tokens: Tensor, lengths: Se
     """
     _, positions, sees = side_by_side(lengths or [len(tokens)])
     x = weights["model.embed_tokens.weight"][tokens]  # [T, H]
+    sees = sees.to(x.device)
     keys, values, aux = [], [], []
     for layer in range(shape.num_layers):
         x, key, value = decoder_layer(weights, f"model.layers.{layer}.", shape, x, positions, sees)

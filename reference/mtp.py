@@ -9,7 +9,8 @@ that is provisional when it is written and is not written again keeps the draft,
 views of a stored row: `committed` is what follows from x alone; `last_fed` what follows from the tokens that it was fed. The
 first is draft_extend over all rows, the second draft_extend over the new ones behind rows that are there already.
 
-Source: DeepSeek-V3 (arXiv 2412.19437) §2.2 for the chained form. That provisional rows stay is SGLang's.
+Source: DeepSeek-V3 (arXiv 2412.19437) §2.2 for the chained form; which state a chained layer hands on, before its final norm or
+behind it, the paper leaves open (mtp_head.py). That provisional rows stay is SGLang's.
 """
 
 from collections.abc import Sequence

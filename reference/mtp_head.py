@@ -1,8 +1,12 @@
-"""One layer of an MTP draft as DeepSeek-V3 defines it: MiMo-V2's and Step-3.5's are of this form (DESIGN 3.7).
+"""One layer of an MTP draft as MiMo-V2 and Step-3.5 have it, after DeepSeek-V3 (DESIGN 3.7).
 
-Row i of layer k consumes (token x[i+1+k], hidden) at position i, as mtp.py says. Source: DeepSeek-V3 (arXiv 2412.19437) §2.2,
-equations 21-23: embedding and hidden state are normalized, each by a norm of its own, and joined; a decoder layer follows, a
-final norm and the LM head. The state that a chained layer hands on is the one before that final norm.
+Row i of layer k consumes (token x[i+1+k], hidden) at position i, as mtp.py says: embedding and hidden state are normalized,
+each by a norm of its own, and joined; a decoder layer follows, a final norm and the LM head. Source: DeepSeek-V3 (arXiv
+2412.19437) §2.2, equations 21-23, which write the hidden state first in the concatenation and have no norm before the LM head.
+Embedding first, and that norm, are the implementations'.
+
+The state that a chained layer hands on is the one before the final norm: that is Step-3.5's (vLLM, NeMo). DeepSeek's and GLM's
+layers hand on the normed state, so this head is not a DeepSeek head.
 
 Differences to an EAGLE-1/2 head: those three norms, an input norm before attention, and which state is handed on.
 """

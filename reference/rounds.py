@@ -5,15 +5,18 @@ round, and the scratch rows of its own round that growth.lineage names. Rows tha
 for it: they cannot depend on it.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import torch
 from torch import Tensor
 
 from .chain import row_tokens
 from .eagle import DraftRows, Head, draft_rows
-from .growth import Growth, View, lineage
+from .growth import Growth, View, best_of, candidates, lineage
 from .llama import side_by_side
+
+# (logits so far [C, R, V], frontiers so far [C, s, k]) -> what the rows of the next step consume, and which candidates they are
+Choose = Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]
 
 
 def committed_side_by_side(head: Head, tokens: Sequence[Tensor], target_hidden: Tensor) -> DraftRows:
@@ -35,56 +38,93 @@ def draft_rounds(
     expanded: Tensor,
     view: View,
 ) -> Growth:
-    """The Growth of C rounds, with C in front of each tensor's shape.
+    """The Growth of C rounds that somebody else chose, with C in front of each tensor's shape.
 
     committed: rows of requests, `lengths[q]` of each; round c is (q, M): it drafted from the first M rows of request q.
     tokens, expanded [C, S-1, k]: what each step's rows consumed, and which candidates they were.
     """
-    count, steps, topk = tokens.shape
-    of, start = torch.tensor(rounds, dtype=torch.int64).reshape(count, 2).unbind(1)  # [C] request and M of each round
-    request, positions, _ = side_by_side(lengths)  # [B], [B]
-    first = torch.tensor([0, *lengths]).cumsum(0)[of]  # [C] the first row of each round's request
-    prefix = (request[None, :] == of[:, None]) & (positions[None, :] < start[:, None])  # [C, B]
-    own = torch.eye(count, dtype=torch.bool)[:, None, None, None, :, None]
-    scratch = lineage(expanded, view).view(count, steps, topk, steps, 1, topk) & own  # [C, S-1, k, S-1, C, k]
-    # [C, S-1, k, B + (S-1)*C*k]: the rows of each step, and all there are; those of later steps it does not see
-    sees = torch.cat([prefix[:, None, None].expand(-1, steps, topk, -1), scratch.flatten(3)], 3)
-    last = first + start - 1  # [C] the row each round continues from
-    logits, handed_on = (
-        [committed.logits[last][:, None]],
-        committed.hidden[last][:, None],
-    )  # of rows so far [C, 1, V], [C, 1, H]
-    proposer = (expanded // topk)[..., None].expand(-1, -1, -1, handed_on.shape[-1])  # [C, S-1, k, H]
-    hidden, before, base = [], committed, committed.keys.shape[1]
+
+    def given(_: Tensor, so_far: Tensor) -> tuple[Tensor, Tensor]:
+        return tokens[:, so_far.shape[1]], expanded[:, so_far.shape[1]]
+
+    _, steps, topk = tokens.shape
+    return _grow(head, committed, _Rounds(lengths, rounds), (steps, topk), view, given)
+
+
+def grow_rounds(
+    head: Head,
+    committed: DraftRows,
+    lengths: Sequence[int],
+    rounds: Sequence[tuple[int, int]],
+    topk: int,
+    num_steps: int,
+    view: View,
+) -> Growth:
+    """The Growth of C rounds as the head itself chooses: draft_tree of each, with C in front of each tensor's shape."""
+
+    def best(logits: Tensor, so_far: Tensor) -> tuple[Tensor, Tensor]:
+        proposed, scores = candidates(logits, so_far, topk)  # [C, R, k]
+        newest = scores[:, -topk if so_far.shape[1] else 0 :].flatten(1)  # of the last depth alone
+        expand = best_of(newest, topk) + scores[0].numel() - newest.shape[1]  # [C, k]
+        return proposed.flatten(1).gather(1, expand), expand
+
+    return _grow(head, committed, _Rounds(lengths, rounds), (num_steps - 1, topk), view, best)
+
+
+class _Rounds:
+    """Where C rounds stand among B committed rows.
+
+    start  [C]     M of each round
+    last   [C]     the row that it continues from
+    prefix [C, B]  which committed rows it sees
+    """
+
+    def __init__(self, lengths: Sequence[int], rounds: Sequence[tuple[int, int]]) -> None:
+        of, self.start = torch.tensor(rounds, dtype=torch.int64).reshape(len(rounds), 2).unbind(1)  # [C] request and M
+        request, positions, _ = side_by_side(lengths)  # [B], [B]
+        self.last = torch.tensor([0, *lengths]).cumsum(0)[of] + self.start - 1
+        self.prefix = (request[None, :] == of[:, None]) & (positions[None, :] < self.start[:, None])
+
+    def sees(self, expanded: Tensor, view: View) -> Tensor:
+        """[C*k, B + s*C*k]: what the rows of the s-th step see. expanded [C, s, k]."""
+        count, steps, topk = expanded.shape
+        own = torch.eye(count, dtype=torch.bool)[:, None, None, :, None]  # [C, 1, 1, C, 1]
+        scratch = lineage(expanded, view)[:, -topk:].reshape(count, topk, steps, 1, topk) & own  # [C, k, s, C, k]
+        return torch.cat([self.prefix[:, None].expand(-1, topk, -1), scratch.flatten(2)], 2).flatten(0, 1)
+
+
+def _grow(head: Head, committed: DraftRows, rounds: _Rounds, shape: tuple[int, int], view: View, choose: Choose) -> Growth:
+    """shape: (S-1, k)."""
+    (steps, topk), count = shape, len(rounds.start)
+    before, base = committed, committed.keys.shape[1]
+    # of rows so far [C, R, V], [C, R, H]
+    logits, handed_on = committed.logits[rounds.last][:, None], committed.hidden[rounds.last][:, None]
+    tokens = torch.empty(count, 0, topk, dtype=torch.int64)
+    expanded, hidden = tokens, handed_on.new_empty(count, 0, topk, handed_on.shape[-1])
     for step in range(steps):
-        consumed = handed_on.gather(1, proposer[:, step])  # [C, k, H]
+        drawn, expand = choose(logits, expanded)  # [C, k]
+        tokens, expanded = torch.cat([tokens, drawn[:, None]], 1), torch.cat([expanded, expand[:, None]], 1)
+        proposer = (expand // topk)[..., None].expand(-1, -1, handed_on.shape[-1])  # [C, k, H]
+        consumed = handed_on.gather(1, proposer)  # [C, k, H]
         rows = draft_rows(
             head,
-            tokens[:, step].flatten(),
+            drawn.flatten(),
             consumed.flatten(0, 1),
-            (start + step).repeat_interleave(topk),
-            sees[:, step, :, : base + (step + 1) * count * topk].flatten(0, 1),  # [C*k, B + j*C*k]
+            (rounds.start + step).repeat_interleave(topk),
+            rounds.sees(expanded, view),  # [C*k, B + (step+1)*C*k]
             before,
         )
         before = DraftRows(
             rows.hidden, rows.logits, torch.cat([before.keys, rows.keys], 1), torch.cat([before.values, rows.values], 1)
         )
-        logits.append(rows.logits.view(count, topk, rows.logits.shape[-1]))
+        logits = torch.cat([logits, rows.logits.view(count, topk, rows.logits.shape[-1])], 1)
         handed_on = torch.cat([handed_on, rows.hidden.view(count, topk, handed_on.shape[-1])], 1)
-        hidden.append(consumed)
+        hidden = torch.cat([hidden, consumed[:, None]], 1)
 
     def scratch_rows(stored: Tensor) -> Tensor:
         """[L, B + (S-1)*C*k, G, D] -> [C, S-1, k, L, G, D]."""
         apart = stored[:, base:].view(stored.shape[0], steps, count, topk, *stored.shape[2:])
         return apart.permute(2, 1, 3, 0, 4, 5)
 
-    width = handed_on.shape[-1]
-    return Growth(
-        torch.cat(logits, 1),
-        tokens,
-        expanded,
-        torch.stack(hidden, 1) if steps else handed_on.new_empty(count, 0, topk, width),
-        handed_on[:, 1:].reshape(count, steps, topk, width),
-        scratch_rows(before.keys),
-        scratch_rows(before.values),
-    )
+    ran = handed_on[:, 1:].reshape(count, steps, topk, handed_on.shape[-1])
+    return Growth(logits, tokens, expanded, hidden, ran, scratch_rows(before.keys), scratch_rows(before.values))

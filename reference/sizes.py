@@ -4,6 +4,28 @@ Plain integers and no tensor: cases are made and checked by these alone, before 
 """
 
 from dataclasses import dataclass
+from typing import Literal
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RopeScaling:
+    """How a context was lengthened after training: which pairs of a rotary embedding turn more slowly (rope.py).
+
+    kind       all pairs alike (`linear`), or those that turn seldom within the original length (`llama3`, `yarn`)
+    factor     how much more slowly
+    original   positions that the model was first trained for
+    seldom, often  turns within the original length: below the first a pair is slowed down, above the second it is not
+    amplitude  cosines and sines are multiplied by it (`yarn`)
+    truncate   `yarn`: the two limits lie at whole pairs
+    """
+
+    kind: Literal["linear", "llama3", "yarn"]
+    factor: float
+    original: int = 0
+    seldom: float = 1.0
+    often: float = 32.0
+    amplitude: float = 1.0
+    truncate: bool = True
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -12,7 +34,8 @@ class LlamaShape:
 
     aux_layers  layers, from 0, whose output is handed to the draft in place of the state after the final norm (EAGLE-3)
     pre_norm    the state before the final norm is handed to the draft (Step-3.5)
-    qk_norm     each head's queries and keys are normalized before RoPE (Step-3.5)
+    qk_norm     each head's queries and keys are normalized before RoPE (Step-3.5, Qwen3)
+    rope_scaling  None: every pair turns by its own angle
     """
 
     vocab_size: int
@@ -26,6 +49,7 @@ class LlamaShape:
     aux_layers: tuple[int, ...] = ()
     pre_norm: bool = False
     qk_norm: bool = False
+    rope_scaling: RopeScaling | None = None
 
 
 def count_candidates(topk: int, num_steps: int) -> int:

@@ -7,7 +7,7 @@ candidates that were expanded. *Nodes* are what the target verifies: node 0 is t
 selected candidates in the order of their numbers, so a parent always comes before its children.
 
 Source: EAGLE-2 (arXiv 2406.16858) §4.1 (expansion by the product of probabilities) and §4.2 (re-ranking of all candidates).
-Differences to SafeAILab/EAGLE and to SGLang stand in docs/trees.md. growth.py grows trees; this file never sees a model.
+docs/explanation/trees.md lists the differences to SafeAILab/EAGLE and to SGLang. growth.py grows trees; no model comes here.
 """
 
 from collections.abc import Sequence

@@ -1,7 +1,6 @@
-"""The ledger: one file per known bug. LEDGER maps the id of an entry to it."""
+"""The ledger: one file per known bug. LEDGER maps the id of an entry to it, PROBES that of a bug which one call shows."""
 
-from eagletwin.cases.entry import Entry
-
+from ..entry import Entry, Probe
 from . import (
     boundary_kv,
     chain_hidden,
@@ -13,9 +12,12 @@ from . import (
     multi_layer_pp,
     multi_layer_topk,
     pr_8409,
+    pr_10846,
     pr_22088,
+    pr_22832,
     pr_22954,
     pr_25015,
+    pr_26239,
     pr_26329,
     pr_26972,
     pr_26997,
@@ -28,6 +30,7 @@ from . import (
 LEDGER: dict[str, Entry] = {
     entry.id: entry
     for entry in (
+        pr_10846.ENTRY,
         pr_22088.ENTRY,
         pr_25015.ENTRY,
         pr_26329.ENTRY,
@@ -50,3 +53,5 @@ LEDGER: dict[str, Entry] = {
         context_end.ENTRY,
     )
 }
+
+PROBES: dict[str, Probe] = {probe.id: probe for probe in (pr_26239.PROBE, pr_22832.PROBE)}

@@ -6,8 +6,9 @@ acceptance and never output. The judge declares it (DESIGN 3.7) and follows `las
 another thing. The same in vLLM: issue #14649 (open).
 """
 
-from eagletwin.cases.entry import Entry
-from eagletwin.harness.case import Case, Request
+from eagletwin.harness.core.case import Case, Request
+
+from ..entry import Entry, Loses
 
 ENTRY = Entry(
     id="boundary-kv",
@@ -16,6 +17,7 @@ ENTRY = Entry(
     buggy="0.5.9 -",
     fixed="",
     trigger="multi-layer EAGLE without a hybrid model, num_steps >= 2, a draft that is rejected",
+    loses=Loses("always", layers=True, num_steps=2),
     view="committed",
     case=Case(
         name="boundary-kv",

@@ -1,13 +1,13 @@
 """Up to 0.5.10.post1: without CUDA graphs, the layers of a chained draft were fed the target's state in decode.
 
 In a chained model (Step-3.5) a layer consumes the state of the layer below. PR #18564 saw to it in prefill and in graphs;
-draft extend without a graph handed every layer the target's, until 0.5.11. Which of the two a batch met hung on its size.
+draft extend without a graph handed every layer the target's, until 0.5.11. Which of the two a batch met depended on its size.
 """
 
-from eagletwin.cases.entry import Entry
-from eagletwin.harness.case import Case, Request
-from eagletwin.harness.patch import Edit, Patch
+from eagletwin.harness.core.case import Case, Request
+from eagletwin.harness.core.patch import Edit, Patch
 
+from ..entry import Entry, Loses
 from .pr_22954 import EACH_ITS_OWN
 
 ENTRY = Entry(
@@ -19,6 +19,7 @@ ENTRY = Entry(
     last_bad="0.5.10.post1",
     beside={"0.5.10.post1": EACH_ITS_OWN, "0.5.11": EACH_ITS_OWN},  # all layers share layer 0's KV pool there
     trigger="a chained multi-layer draft, num_steps >= 2, and a batch that no CUDA graph was captured for",
+    loses=Loses("always", layers=True, num_steps=2),
     revert=Patch(
         name="revert-chain-hidden",
         edits=(

@@ -1,4 +1,4 @@
-"""Live, found by eagletwin on a GPU: with FlashAttention in graphs, a request at its context's end spoils the one beside it.
+"""Live, found by eagletwin on a GPU: with FlashAttention in graphs, a request at its context's end spoils the next request.
 
 The table that tells verify where a request's KV rows lie has as many columns as the context is long. Verify needs one for each
 row of the request and for each draft: near the end of the context more than that. From 0.5.15 to 0.5.21 what builds the table
@@ -10,9 +10,10 @@ Upstream: issue #34239, PR #35985 (open), which have it as an illegal access.
 No CPU has FlashAttention: seen on an H200, in 0.5.17.
 """
 
-from eagletwin.cases.entry import Entry, Needs
-from eagletwin.harness.case import Case, EngineSettings, Request, SGLangSettings
-from eagletwin.harness.patch import Edit, Patch
+from eagletwin.harness.core.case import Case, EngineSettings, Request, SGLangSettings
+from eagletwin.harness.core.patch import Edit, Patch
+
+from ..entry import Entry, Needs
 
 ENTRY = Entry(
     id="context-end",

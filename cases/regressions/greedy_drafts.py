@@ -9,9 +9,10 @@ acceptance is lost in every round. 0.5.21 gave the proposal the requests' top_k,
 * `greedy-drafts-layers`: all drafts of multi-layer EAGLE, live.
 """
 
-from eagletwin.cases.entry import Entry
-from eagletwin.harness.case import Case, EngineSettings, Request, SGLangSettings
-from eagletwin.harness.patch import Edit, Patch
+from eagletwin.harness.core.case import Case, EngineSettings, Request, SGLangSettings
+from eagletwin.harness.core.patch import Edit, Patch
+
+from ..entry import Entry, OnCuda
 
 _WORKER = "sglang.srt.speculative.eagle_worker_v2.EagleDraftWorker"
 _LAYERS = "sglang.srt.speculative.multi_layer_eagle_worker_v2.MultiLayerEagleDraftWorker"
@@ -28,6 +29,33 @@ def _case(name: str, model: str, prompts: tuple[tuple[int, ...], ...], num_steps
         engine=EngineSettings(sglang=SGLangSettings(rejection_sampling=True, random_seed=seed)),
     )
 
+
+# What 0.5.21 does for a greedy request under rejection sampling, for a case in which all are greedy: 0.5.17 hands the function
+# that draws no top_k by which to know them.
+_BEST = Patch(
+    name="greedy-drafts-best",
+    edits=(
+        Edit(
+            target="sglang.srt.speculative.spec_utils.sample_draft_proposal",
+            match="fast_sample(probs, num_samples=1)",
+            replacement="probs.max(dim=-1, keepdim=True)",
+        ),
+    ),
+)
+_PREFILL = Patch(
+    name="greedy-drafts-prefill",
+    edits=(
+        Edit(
+            target=f"{_WORKER}._draft_extend_for_prefill",
+            match="return EagleDraftInput(",
+            replacement="""if use_rejection_sampling:
+    greedy = (batch.sampling_info.top_ks <= 1).view(-1, 1)
+    topk_index = torch.where(greedy, probs.argmax(dim=-1, keepdim=True), topk_index)
+    topk_p = probs.gather(1, topk_index)
+return EagleDraftInput(""",
+        ),
+    ),
+)
 
 DECODE = Entry(
     id="greedy-drafts-decode",
@@ -47,6 +75,8 @@ DECODE = Entry(
             ),
         ),
     ),
+    # two of these bugs are in one case there, so each is shown with the other fixed
+    on_cuda=OnCuda(green=(_PREFILL, _BEST), red=(_PREFILL,), max_new_tokens=24),
     case=_case(
         "greedy-drafts-decode", "llama-tiny", ((7, 19),), 2, 4, seed=3
     ),  # with it the draft after the prefill is the best
@@ -59,20 +89,8 @@ PREFILL = Entry(
     buggy="0.5.14 -",
     fixed="",
     trigger="--speculative-use-rejection-sampling, and a greedy request",
-    remedy=Patch(
-        name="greedy-drafts-prefill",
-        edits=(
-            Edit(
-                target=f"{_WORKER}._draft_extend_for_prefill",
-                match="return EagleDraftInput(",
-                replacement="""if use_rejection_sampling:
-    greedy = (batch.sampling_info.top_ks <= 1).view(-1, 1)
-    topk_index = torch.where(greedy, probs.argmax(dim=-1, keepdim=True), topk_index)
-    topk_p = probs.gather(1, topk_index)
-return EagleDraftInput(""",
-            ),
-        ),
-    ),
+    remedy=_PREFILL,
+    on_cuda=OnCuda(green=(_PREFILL, _BEST), red=(_BEST,)),
     case=_case("greedy-drafts-prefill", "llama-tiny", ((94,), (27,), (47,), (40,)), 1, 2),
 )
 
@@ -99,6 +117,7 @@ LAYERS = Entry(
             ),
         ),
     ),
+    on_cuda=OnCuda(green=(_BEST,), red=()),
     case=_case("greedy-drafts-layers", "llama-mtp", ((12,), (85,), (65,)), 1, 2),
 )
 

@@ -9,9 +9,10 @@ Compiled kernels do not say so; on a GPU a guard behind the buffer does (engines
 wide as the largest batch needs, so there it takes a batch of that size.
 """
 
-from eagletwin.cases.entry import Entry
-from eagletwin.harness.case import Case, EngineSettings, Request, SGLangSettings
-from eagletwin.harness.patch import Edit, Patch
+from eagletwin.harness.core.case import Case, EngineSettings, Request, SGLangSettings
+from eagletwin.harness.core.patch import Edit, Patch
+
+from ..entry import Entry, OnCuda
 
 ENTRY = Entry(
     id="indices-overflow",
@@ -30,6 +31,7 @@ ENTRY = Entry(
             ),
         ),
     ),
+    on_cuda=OnCuda(modes=("one",)),  # graphs for its own batch only: a larger one's buffer hides it
     case=Case(
         name="indices-overflow",
         model="llama-tiny",

@@ -7,13 +7,14 @@ K-1-k..K-1 must consume x[K..K+k]. The next chunk begins at K, so they stay wron
 prefix cache after it.
 
 To give layer 0 its token is not enough: layer k needs x[K..K+k]. ONE_TOKEN is the fix of #26329 carried over; ALL_LAYERS looks
-all of them up. Where the prompt ends inside the window nobody knows the token yet: the draft of the layer below stands in for
+all of them up. Where the prompt ends inside the window the token is not known yet: the draft of the layer below stands in for
 it, as at the end of the prompt, and the row is provisional (entry boundary-kv).
 """
 
-from eagletwin.cases.entry import Entry
-from eagletwin.harness.case import Case, Request
-from eagletwin.harness.patch import Edit, Patch
+from eagletwin.harness.core.case import Case, Request
+from eagletwin.harness.core.patch import Edit, Patch
+
+from ..entry import Entry, Loses
 
 _WORKER = "sglang.srt.speculative.multi_layer_eagle_worker_v2.MultiLayerEagleDraftWorker._draft_extend_for_prefill"
 
@@ -53,6 +54,7 @@ def _entry(layers: int, model: str, prompt: tuple[int, ...], chunk: int) -> Entr
         buggy="0.5.9 -",
         fixed="",
         trigger="multi-layer EAGLE, and a prompt in two chunks or more that goes on otherwise than predicted",
+        loses=Loses("prompts longer than a chunk", layers=True, num_steps=layers),
         remedy=ALL_LAYERS,
         case=Case(
             name=f"multi-layer-chunk-tail-{layers}",

@@ -16,9 +16,10 @@ runner 0's for all layers (up to 0.5.12.post1, entry 22954-attn-backend): that o
 
 from collections.abc import Mapping
 
-from eagletwin.cases.entry import Entry
-from eagletwin.harness.case import Case, Request
-from eagletwin.harness.patch import Edit, Patch
+from eagletwin.harness.core.case import Case, Request
+from eagletwin.harness.core.patch import Edit, Patch
+
+from ..entry import Entry, Loses
 
 _FILE = "sglang.srt.speculative.multi_layer_eagle_worker_v2"
 _REVERTS = {
@@ -44,7 +45,7 @@ _REVERTS = {
 }
 
 
-# 0.5.16 and 0.5.17, where nobody looks again, and each layer's plan is made in the worker.
+# 0.5.16 and 0.5.17, where no later code looks again, and each layer's plan is made in the worker.
 _REVERTS_BEFORE = {
     "verify": _REVERTS["verify"][:1],
     "extend": (
@@ -81,6 +82,7 @@ def _entry(part: str, title: str, rule: str, case: Case, beside: Mapping[str, Pa
         last_bad="0.5.15.post1",
         beside=beside,
         trigger="multi-layer EAGLE without CUDA graphs, or with a batch that no graph was captured for",
+        loses=Loses("always", layers=True, num_steps=2) if part == "extend" else None,
         revert=Patch(name=f"revert-multi-layer-plan-{part}", edits=_REVERTS[part], otherwise=_REVERTS_BEFORE[part]),
         case=case,
     )

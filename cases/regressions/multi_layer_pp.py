@@ -4,9 +4,10 @@ The scheduler hands every worker `pp_proxy_tensors` from 0.5.19 on when it does 
 argument from 0.5.21 on. With the overlap scheduler, the default on a GPU, it is not handed over.
 """
 
-from eagletwin.cases.entry import Entry
-from eagletwin.harness.case import Case, Request
-from eagletwin.harness.patch import Edit, Patch
+from eagletwin.harness.core.case import Case, Request
+from eagletwin.harness.core.patch import Edit, Patch
+
+from ..entry import Entry
 
 _WORKER = "sglang.srt.speculative.multi_layer_eagle_worker_v2.MultiLayerEagleWorkerV2.forward_batch_generation"
 

@@ -2,22 +2,27 @@
 
 SGLang accepts the combination and says nothing. Two things are missing that the single-layer worker has.
 
-* After verify nobody moves the accepted path to the front (PR #26997 did it for a single layer). If the path is not the first
+* After verify the accepted path is not moved to the front (PR #26997 did it for a single layer). If the path is not the first
   nodes of the tree, the request's next tokens are those that lie there, of nodes that were rejected, and so are the target's KV
   rows and the hidden states: the *output* changes.
 * Between two layers each request's window is given one entry of a flat list of all proposals: request 1, with topk = 2, gets
   the second choice of request 0. That costs acceptance alone.
 
 `multi-layer-topk-path` shows the first, `multi-layer-topk-windows` the second; the remedy does both. What a tree of several
-layers should be is written nowhere: the judge takes the one that is verified as it is, and judges what verify makes of it.
+layers should be is not defined: the judge takes the tree that is verified as it is, and judges what verify makes of it.
 """
 
-from eagletwin.cases.entry import Entry
-from eagletwin.harness.case import Case, Request
-from eagletwin.harness.patch import Edit, Patch
+from eagletwin.harness.core.case import Case, Request
+from eagletwin.harness.core.patch import Edit, Patch
+
+from ..entry import Entry, OnCuda
 
 _FILE = "sglang.srt.speculative.multi_layer_eagle_worker_v2"
 _DRAFTER = f"{_FILE}.MultiLayerEagleDraftWorker"
+_ONE_GRAPH = (
+    "sglang.srt.speculative.multi_layer_eagle_draft_extend_cuda_graph_runner"
+    ".OneGraphMultiLayerEagleMultiStepDraftExtendCudaGraphRunner"
+)
 
 REMEDY = Patch(
     name="multi-layer-trees",
@@ -46,6 +51,17 @@ ret_topk_index = ret_topk_index[:, 0].contiguous()""",
     ),
 )
 
+_IN_ONE_GRAPH = Patch(
+    name="multi-layer-trees-in-one-graph",
+    edits=(
+        Edit(
+            target=f"{_ONE_GRAPH}._capture_one_graph",
+            match="ret.topk_index,\n",
+            replacement="ret.topk_index[:, 0].contiguous(),\n",
+        ),
+    ),
+)
+
 
 def _entry(part: str, title: str, rule: str, case: Case, trigger: str) -> Entry:
     return Entry(
@@ -56,6 +72,7 @@ def _entry(part: str, title: str, rule: str, case: Case, trigger: str) -> Entry:
         fixed="",
         trigger=trigger,
         remedy=REMEDY,
+        on_cuda=OnCuda(one_graph=_IN_ONE_GRAPH),
         case=case,
     )
 

@@ -4,9 +4,10 @@ The draft went on with the old ones: its proposals were right by chance, and ver
 neither a second process nor a GPU, `update_weights_from_tensor`, reached both all along.
 """
 
-from eagletwin.cases.entry import Entry
-from eagletwin.harness.case import Case, EngineSettings, Request, SGLangSettings
-from eagletwin.harness.patch import Edit, Patch
+from eagletwin.harness.core.case import Case, EngineSettings, Request, SGLangSettings
+from eagletwin.harness.core.patch import Edit, Patch
+
+from ..entry import Entry, Loses
 
 ENTRY = Entry(
     id="22088",
@@ -16,6 +17,7 @@ ENTRY = Entry(
     fixed="0.5.11",
     last_bad="0.5.10.post1",
     trigger="update_weights_from_disk, and a draft whose weights lie in the same checkpoint",
+    loses=Loses("always", layers=False),
     revert=Patch(
         name="revert-22088",
         edits=(

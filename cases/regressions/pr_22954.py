@@ -3,19 +3,20 @@
 The worker made one batch for all layers, and on it lay what runner 0 has: its `req_to_token_pool`, `token_to_kv_pool` and
 `attn_backend`. The pull request put each layer's own `req_to_token_pool` on the batch, and its author asked whether the other
 two need the same. They did: up to 0.5.12.post1 attention read both from the batch, and every layer wrote into layer 0's KV
-pool (entry 22954-kv-pool). From 0.5.13 on nobody reads pools from a batch: a forward asks the forward context for its
+pool (entry 22954-kv-pool). From 0.5.13 on pools are not read from a batch: a forward asks the forward context for its
 runner's attention backend, and that for both pools. To undo the fix there is to tie a layer's backend to layer 0's.
 
 * `22954-req-pool`: what the pull request fixed. Runners of plain models share one object, which hides it, and those of a
   hybrid model have a clone each, which shares the table of slots; so the red side gives each its clone. No number differs:
-  only what hangs on a clone, the state of hybrid layers, can be wrong.
+  only what belongs to a clone, the state of hybrid layers, can be wrong.
 * `22954-kv-pool`: a layer's rows go to layer 0's pool, over layer 0's.
-* `22954-attn-backend`: the same, since the pools hang on the backend.
+* `22954-attn-backend`: the same, since the pools belong to the backend.
 """
 
-from eagletwin.cases.entry import Entry
-from eagletwin.harness.case import Case, Request
-from eagletwin.harness.patch import Edit, Patch
+from eagletwin.harness.core.case import Case, Request
+from eagletwin.harness.core.patch import Edit, Patch
+
+from ..entry import Entry, Loses
 
 _DRAFTER = "sglang.srt.speculative.multi_layer_eagle_worker_v2.MultiLayerEagleDraftWorker"
 _RUNNER = "self.draft_runner_list[step]"
@@ -113,6 +114,7 @@ def _entry(part: str, what: str, buggy: str, fixed: str, trigger: str, last_bad:
         last_bad=last_bad,
         hidden=hidden,
         trigger=trigger,
+        loses=Loses("always", layers=True, num_steps=2),
         revert=Patch(name=f"revert-22954-{part}", edits=_REVERTS[part], otherwise=_REVERTS_BEFORE[part]),
         case=Case(
             name=f"pr-22954-{part}",

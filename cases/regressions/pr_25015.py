@@ -4,9 +4,10 @@ The worker moved `positions` on before each draft forward instead of after it, s
 rotary embedding, and so its KV rows and proposals, were off by one; verification hid it.
 """
 
-from eagletwin.cases.entry import Entry
-from eagletwin.harness.case import Case, Request
-from eagletwin.harness.patch import Patch
+from eagletwin.harness.core.case import Case, Request
+from eagletwin.harness.core.patch import Patch
+
+from ..entry import Entry, Loses
 
 ENTRY = Entry(
     id="25015",
@@ -16,6 +17,7 @@ ENTRY = Entry(
     fixed="0.5.12",
     last_bad="0.5.11",
     trigger="num_steps >= 2 and a draft that uses positions; any topk, page size, batch",
+    loses=Loses("always", layers=False, num_steps=2),
     revert=Patch(name="revert-25015", sglang_toggle=25015),
     case=Case(
         name="pr-25015",

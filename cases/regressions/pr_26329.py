@@ -4,9 +4,10 @@ At a chunk that ends at K the draft's row K-1 was given the target's argmax inst
 KV row for the rest of the request.
 """
 
-from eagletwin.cases.entry import Entry
-from eagletwin.harness.case import Case, Request
-from eagletwin.harness.patch import Patch
+from eagletwin.harness.core.case import Case, Request
+from eagletwin.harness.core.patch import Patch
+
+from ..entry import Entry, Loses
 
 ENTRY = Entry(
     id="26329",
@@ -16,6 +17,7 @@ ENTRY = Entry(
     fixed="0.5.13",
     last_bad="0.5.12.post1",
     trigger="a prompt in two chunks or more, and a target argmax at a chunk's end that is not the next prompt token",
+    loses=Loses("prompts longer than a chunk", layers=False),
     revert=Patch(name="revert-26329", sglang_toggle=26329),
     case=Case(
         name="pr-26329",

@@ -4,9 +4,10 @@ Each branch takes whole pages, and twice that is set aside for every request; a 
 Current releases look before they write, and die on an assertion; before that look the row of the next request was overwritten.
 """
 
-from eagletwin.cases.entry import Entry
-from eagletwin.harness.case import Case, EngineSettings, Request, SGLangSettings
-from eagletwin.harness.patch import Edit, Patch
+from eagletwin.harness.core.case import Case, EngineSettings, Request, SGLangSettings
+from eagletwin.harness.core.patch import Edit, Patch
+
+from ..entry import Entry
 
 ENTRY = Entry(
     id="26972",
@@ -32,7 +33,7 @@ ENTRY = Entry(
         model="llama-tiny",
         num_steps=1,
         topk=2,
-        draft_tokens=2,
+        num_draft_tokens=2,
         page_size=4,
         chunked_prefill_size=4,
         requests=(Request(id="a", prompt=(7,), max_new_tokens=2),),

@@ -2,24 +2,25 @@
 
 Draft extend, the next round and the scheduler all take the front of a request's block for the accepted path. Without the
 move each of the three things that lie there is a rejected node's, and of a batch the bonus token was looked up with the
-wrong stride. No release holds an intermediate state: up to 0.5.12.post1 a tree comes to this worker only if
-somebody builds it by hand (`prove --releases` does), and then all parts are missing at once: the KV rows show first.
+wrong stride. No release holds an intermediate state: up to 0.5.12.post1 this worker gets a tree only if
+it is built by hand (`prove --releases` does), and then all parts are missing at once: the KV rows show first.
 
 Not here: the pull request's token count of draft extend, its idle batches and its `seq_lens_sum` of None. They matter under
 data-parallel attention and under CUDA graphs alone.
 """
 
-from eagletwin.cases.entry import Entry
-from eagletwin.harness.case import Case, Request
-from eagletwin.harness.patch import Edit, Patch
+from eagletwin.harness.core.case import Case, Request
+from eagletwin.harness.core.patch import Edit, Patch
+
+from ..entry import Entry, Loses
 
 _COMMON = "sglang.srt.speculative.eagle_worker_common"
 _BUGGY, _FIXED = "0.5.9 - 0.5.12.post1", "0.5.13"
 # In 0.5.12.post1 a tree turns the overlap scheduler off, and with it the v2 worker.
 _BY_HAND = Patch(
     name="by-hand-26997",
+    switches=("trees-on-v2",),
     edits=(
-        Edit(target="eagletwin.harness.engines.sglang.eras.workers.overlaps", match="case.topk == 1", replacement="True"),
         Edit(
             target="sglang.srt.server_args.ServerArgs._handle_speculative_decoding",
             match='spec_v1_reason = "spec v2 currently only supports topk = 1"',
@@ -40,6 +41,7 @@ def _entry(part: str, title: str, edit: Edit, rule: str, case: Case, trigger: st
         last_bad="0.5.12.post1",
         by_hand=_BY_HAND,
         trigger=trigger,
+        loses=Loses("always", layers=False, tree=True) if part == "hidden" else None,
         revert=Patch(name=f"revert-26997-{part}", edits=(edit,)),
         case=case,
     )
@@ -52,7 +54,7 @@ def _one(part: str) -> Case:
         model="llama-tiny",
         num_steps=1,
         topk=2,
-        draft_tokens=3,
+        num_draft_tokens=3,
         requests=(Request(id="a", prompt=(7,), max_new_tokens=4),),
         exercises=("tree", "path_not_in_front"),
     )
@@ -101,7 +103,7 @@ BONUS = _entry(
         model="llama-tiny",
         num_steps=2,
         topk=2,
-        draft_tokens=4,
+        num_draft_tokens=4,
         requests=(Request(id="a", prompt=(17,), max_new_tokens=3), Request(id="b", prompt=(72,), max_new_tokens=3)),
         exercises=("tree", "batch"),
     ),

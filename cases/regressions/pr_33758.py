@@ -5,9 +5,25 @@ that accepts drafts can, and then the *output* goes on past the stop token, up t
 fixed, before that was merged, in pull requests #30291 and #31569 (closed). `fuzz` finds it on any release that has it.
 """
 
-from eagletwin.cases.entry import Entry
-from eagletwin.harness.case import Case, Request
-from eagletwin.harness.patch import Edit, Patch
+from eagletwin.harness.core.case import Case, Request
+from eagletwin.harness.core.patch import Edit, Patch
+
+from ..entry import Entry, OnCuda
+
+# PR #33758 on the releases before it: the stop token is looked for before the length.
+STOP_FIRST = Patch(
+    name="stop-before-length",
+    edits=(
+        Edit(
+            target="sglang.srt.managers.schedule_batch.Req.update_finish_state",
+            match="if len(self.output_ids) >= self.sampling_params.max_new_tokens:",
+            replacement="""most = self.sampling_params.max_new_tokens
+if self._check_token_based_finish(self.output_ids[-new_accepted_len:]) and self.finished_len <= most:
+    return
+if len(self.output_ids) >= most:""",
+        ),
+    ),
+)
 
 ENTRY = Entry(
     id="33758",
@@ -32,6 +48,7 @@ new_accepted_tokens = self.output_ids[-new_accepted_len:]
             ),
         ),
     ),
+    on_cuda=OnCuda(green=(STOP_FIRST,), red=()),
     case=Case(
         name="pr-33758",
         model="llama-tiny",

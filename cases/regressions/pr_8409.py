@@ -3,11 +3,12 @@
 SGLang stores the rows of draft decode by branch number and step. Where the frontier's order changes, a node on branch b
 follows a parent that lies on another branch, and reads branch b's row in the parent's place. Hidden states do follow the
 parent. Every release is so, and official EAGLE is not; it costs acceptance and never output. The judge declares it (DESIGN
-3.4) and follows `slot_layout`; this entry shows that the true tree is another one. docs/trees.md says what it costs.
+3.4) and follows `slot_layout`; this entry shows that the true tree is another one. What it costs: docs/explanation/trees.md.
 """
 
-from eagletwin.cases.entry import Entry
-from eagletwin.harness.case import Case, Request
+from eagletwin.harness.core.case import Case, Request
+
+from ..entry import Entry, Loses
 
 ENTRY = Entry(
     id="8409",
@@ -16,13 +17,14 @@ ENTRY = Entry(
     buggy="0.5.9 -",
     fixed="",
     trigger="topk > 1, num_steps >= 3, and a node expanded on another branch than its parent",
+    loses=Loses("always", layers=False, tree=True, num_steps=3),
     view="true_tree",
     case=Case(
         name="pr-8409",
         model="llama-tiny",
         num_steps=3,
         topk=2,
-        draft_tokens=4,
+        num_draft_tokens=4,
         requests=(Request(id="a", prompt=(0,), max_new_tokens=2),),
         exercises=("tree", "branch_changes_parent"),
     ),

@@ -6,9 +6,10 @@ before, so nothing shows; one that samples draws another token, and the draft's 
 does not have. It costs acceptance and never output. Read in 0.5.13 and later; shown from 0.5.14 on, where verify samples here.
 """
 
-from eagletwin.cases.entry import Entry
-from eagletwin.harness.case import Case, EngineSettings, Event, Request, Sampling, SGLangSettings
-from eagletwin.harness.patch import Edit, Patch
+from eagletwin.harness.core.case import Case, EngineSettings, Event, Request, Sampling, SGLangSettings
+from eagletwin.harness.core.patch import Edit, Patch
+
+from ..entry import Entry, Loses
 
 ENTRY = Entry(
     id="retracted-chunk-tail",
@@ -17,6 +18,7 @@ ENTRY = Entry(
     buggy="0.5.13 -",
     fixed="",
     trigger="a request that samples is retracted, and a chunk of its second prefill ends behind its prompt",
+    loses=Loses("batches", layers=False),
     remedy=Patch(
         name="retracted-chunk-tail",
         edits=(

@@ -8,9 +8,10 @@ comes within 27 tokens of its context length does this. docs/findings/row-overfl
 issue #33579, PR #33581 (open).
 """
 
-from eagletwin.cases.entry import Entry
-from eagletwin.harness.case import Case, EngineSettings, Request, SGLangSettings
-from eagletwin.harness.patch import Edit, Patch
+from eagletwin.harness.core.case import Case, EngineSettings, Request, SGLangSettings
+from eagletwin.harness.core.patch import Edit, Patch
+
+from ..entry import Entry
 
 ENTRY = Entry(
     id="row-overflow",
@@ -42,7 +43,7 @@ ENTRY = Entry(
         model="llama-tiny",
         num_steps=2,
         topk=4,
-        draft_tokens=3,
+        num_draft_tokens=3,
         requests=(
             Request(id="a", prompt=(7, 3, 5, 11, 2, 9, 4, 8, 1), max_new_tokens=5),
             Request(id="b", prompt=(9,), max_new_tokens=5),

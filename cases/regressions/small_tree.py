@@ -4,9 +4,10 @@ Accepted paths are handed on in rows of num_steps + 1 entries, and moved to the 
 raises num_draft_tokens of a chain to num_steps + 1, and leaves a tree's as it was asked for.
 """
 
-from eagletwin.cases.entry import Entry
-from eagletwin.harness.case import Case, Request
-from eagletwin.harness.patch import Edit, Patch
+from eagletwin.harness.core.case import Case, Request
+from eagletwin.harness.core.patch import Edit, Patch
+
+from ..entry import Entry
 
 ENTRY = Entry(
     id="small-tree",
@@ -30,7 +31,7 @@ ENTRY = Entry(
         model="llama-tiny",
         num_steps=2,
         topk=2,
-        draft_tokens=2,
+        num_draft_tokens=2,
         requests=(Request(id="a", prompt=(7,), max_new_tokens=4),),
         exercises=("tree",),
     ),

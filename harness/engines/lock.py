@@ -20,17 +20,20 @@ class Section:
 
 
 def parse(text: str) -> dict[str, Section]:
-    """The sections of a lock file, by "kind/name", in order."""
+    """The sections of a lock file, by "kind/name", in order.
+
+    text: requirements with their hashes in pip's format; each section begins with a line `# [kind/name]`
+    """
     sections: dict[str, Section] = {}
     pins: dict[str, tuple[str, ...]] = {}
-    for line in text.splitlines():
-        if line.startswith("["):
-            kind, _, name = line.strip("[]").partition("/")
+    for line in text.replace("\\\n", "").splitlines():
+        if line.startswith("# ["):
+            kind, _, name = line.strip("# []").partition("/")
             pins = {}
             sections[f"{kind}/{name}"] = Section(kind, name, pins)
         elif line and not line.startswith("#"):
-            requirement, _, digest = line.split()
-            pins[requirement] = (*pins.get(requirement, ()), digest.removeprefix("sha256:"))
+            requirement, *hashes = line.split()
+            pins[requirement] = tuple(word.removeprefix("--hash=sha256:") for word in hashes)
     return sections
 
 

@@ -1,13 +1,12 @@
 """Fetch a section of releases.lock into the cache, once: by pip, checked file by file, safe among processes.
 
-A folder of the cache is whole or absent: it is made beside its place and renamed. Each time one is asked for, its files are
-compared with the RECORD of their wheel (0.1 to 0.3 s), and a damaged folder is replaced. A symbolic link in the place of a
+A folder of the cache is whole or absent: it is made next to its place and renamed. Each time a folder is asked for, its files
+are compared with the RECORD of their wheel (0.1 to 0.3 s), and a damaged folder is replaced. A symbolic link in the place of a
 folder is the user's own: it is followed, neither checked nor replaced.
 """
 
 import base64
 import csv
-import fcntl
 import hashlib
 import os
 import re
@@ -16,11 +15,10 @@ import subprocess
 import sys
 import zipfile
 from collections.abc import Iterator, Sequence, Set
-from contextlib import contextmanager
 from pathlib import Path
 
-from eagletwin.harness.errors import HarnessError
-from eagletwin.harness.paths import cache_folder
+from eagletwin.harness.core.errors import HarnessError
+from eagletwin.harness.core.folders import alone, cache_folder
 
 from .lock import Section
 
@@ -39,13 +37,13 @@ def provide(section: Section) -> Path:
     folder = parent / section.name
     if folder.is_symlink() and not folder.is_dir():
         raise NotFetched(
-            f"{folder} is a link, and there is nothing where it leads",
+            f"{folder} is a link whose target is missing",
             consequence="nothing was run",
-            remedy="remove it, or put back what it leads to",
+            remedy="remove it, or put its target back",
         )
     if folder.is_symlink() or is_whole(folder, section):
         return folder
-    with _alone(parent / f".{section.name}.lock"):
+    with alone(parent / f".{section.name}.lock"):
         if is_whole(folder, section):  # another process was faster
             return folder
         partial, old = parent / f".{section.name}.partial", parent / f".{section.name}.old"
@@ -74,20 +72,40 @@ def is_whole(folder: Path, section: Section) -> bool:
     return _as_recorded(folder, [f"{pin.replace('==', '-')}.dist-info" for pin in section.pins], _files(folder))
 
 
-def is_as_released(folder: Path, wheel: str) -> bool:
-    """The same of the package sglang alone, in a folder that may hold others. wheel: name of its dist-info folder."""
-    return _as_recorded(folder, [wheel], {f"sglang/{name}" for name in _files(folder / "sglang")}, within="sglang/")
+def changed_since_release(folder: Path, wheel: str, *, by_time: bool = False) -> dict[str, str] | None:
+    """The files of the package sglang, in a folder that may hold others, that are not as a wheel's RECORD says: by path, with
+    the digest that RECORD names, "" if it does not name the file. None: its RECORD is missing or unreadable.
 
-
-def _as_recorded(folder: Path, wheels: Sequence[str], files: Set[str], within: str = "") -> bool:
-    """Whether `files` are all those that the RECORDs of these wheels name `within` a folder, byte for byte."""
+    wheel: name of its dist-info folder. by_time: read only files that were written after RECORD, which an installer writes
+    last; the system keeps that time (ctime), and nobody can set it.
+    """
     try:
-        rows = dict(row for wheel in wheels for row in _rows(folder / wheel / "RECORD"))
-        recorded = {name: digest for name, digest in rows.items() if name.startswith(within)}
+        installed = (folder / wheel / "RECORD").stat().st_ctime_ns if by_time else 0
+        recorded = {name: digest for name, digest in _rows(folder / wheel / "RECORD") if name.startswith("sglang/")}
+    except (OSError, ValueError, csv.Error):
+        return None
+    files = {f"sglang/{name}" for name in _files(folder / "sglang")}
+    gone = (name for name in recorded.keys() - files if not LEFT_OUT.match(name) and "__pycache__" not in name)
+    changed = (name for name in files if name not in recorded or not _is(folder / name, recorded[name], installed))
+    return {name: recorded.get(name, "") for name in sorted((*gone, *changed))}
+
+
+def _is(file: Path, digest: str, installed: int) -> bool:
+    """Whether a file has this digest; "": any will do. It has if it was written before `installed`, in ns."""
+    try:
+        return not digest or file.stat().st_ctime_ns <= installed or digest_of(file) == digest
+    except OSError:  # a link to a folder, or to nothing
+        return False
+
+
+def _as_recorded(folder: Path, wheels: Sequence[str], files: Set[str]) -> bool:
+    """Whether `files` are all those that the RECORDs of these wheels name in a folder, byte for byte."""
+    try:
+        recorded = dict(row for wheel in wheels for row in _rows(folder / wheel / "RECORD"))
         return (
             files <= recorded.keys()
             and all(LEFT_OUT.match(name) for name in recorded.keys() - files)
-            and all(_digest(folder / name) == recorded[name] for name in files if recorded[name])
+            and all(digest_of(folder / name) == recorded[name] for name in files if recorded[name])
         )
     except (OSError, ValueError, csv.Error):
         return False
@@ -111,7 +129,8 @@ def _rows(record: Path) -> Iterator[tuple[str, str]]:
             yield path, digest.removeprefix("sha256=")
 
 
-def _digest(file: Path) -> str:
+def digest_of(file: Path) -> str:
+    """sha256 of a file, as RECORD writes it."""
     return base64.urlsafe_b64encode(hashlib.sha256(file.read_bytes()).digest()).rstrip(b"=").decode()
 
 
@@ -157,11 +176,3 @@ def _not_fetched(section: Section, why: str) -> NotFetched:
         consequence=f"nothing was run; {section.kind} in the cache: {', '.join(here) or 'none'}",
         remedy="use one of those, or look at the network, at `pip config list` (which index?) and at the free disk space",
     )
-
-
-@contextmanager
-def _alone(file: Path) -> Iterator[None]:
-    """Keep other processes out until the block is left, or this process is gone."""
-    with file.open("a") as held:
-        fcntl.flock(held, fcntl.LOCK_EX)
-        yield

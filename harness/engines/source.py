@@ -1,6 +1,7 @@
 """Which SGLang an engine runs: the installed one, a published release, or a source tree as it is; and what to call it."""
 
 import hashlib
+import importlib.util
 import os
 import re
 import subprocess
@@ -8,11 +9,13 @@ import sys
 from dataclasses import dataclass
 from pathlib import Path
 
-from eagletwin.harness.errors import InputError
-from eagletwin.harness.versions import installed
+from eagletwin.harness.core.differs import shortened
+from eagletwin.harness.core.errors import InputError
+from eagletwin.harness.core.versions import installed
 
+from .difference import Difference, since_commit, since_release
 from .lock import lock, releases
-from .provision import is_as_released, is_there, provide
+from .provision import changed_since_release, is_there, provide
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,12 +23,15 @@ class Source:
     """An SGLang. `paths` come before everything else on the engine processes' sys.path; empty: what is installed here.
 
     name     what the user called it: "" of the installed one, a release, or a folder
-    version  what traces call it: the release, or the commit of a tree; "" of the installed one, which knows its own
+    version  what traces call it: the release, or the commit of a tree, with a digest of what was changed in it since; "" of the
+             installed one, which knows its own
+    difference  what was changed in a tree since; None: nothing, or the originals are missing
     """
 
     name: str = ""
     paths: tuple[Path, ...] = ()
     version: str = ""
+    difference: Difference | None = None
 
     @property
     def called(self) -> str:
@@ -42,9 +48,9 @@ INSTALLED = Source()
 
 
 def resolve(name: str) -> Source:
-    """The SGLang of this name, fetched if need be. Raises InputError if there is none, NotFetched if it cannot be had."""
+    """The SGLang of this name, fetched if need be. Raises InputError for an unknown name, NotFetched if fetching failed."""
     if name in ("", installed("sglang")):
-        return INSTALLED
+        return _installed()
     section = lock().get(f"releases/{name}")
     if section is not None:
         folder = provide(section)
@@ -60,49 +66,106 @@ def resolve(name: str) -> Source:
 
 def here() -> tuple[str, ...]:
     """The known releases that need no network, oldest first."""
-    mine = installed("sglang")
-    return tuple(name for name in releases() if name == mine or is_there(lock()[f"releases/{name}"]))
+    of_here = installed("sglang")
+    return tuple(name for name in releases() if name == of_here or is_there(lock()[f"releases/{name}"]))
+
+
+def _installed() -> Source:
+    """The installed one: by its content, if it was edited in place or is a checkout."""
+    found = importlib.util.find_spec("sglang")
+    if found is None or not found.submodule_search_locations:
+        return INSTALLED
+    root = Path(found.submodule_search_locations[0]).parent
+    wheels = [metadata.parent.name for metadata in root.glob("sglang-*.dist-info/METADATA")]
+    if wheels and changed_since_release(root, wheels[0], by_time=True) == {}:
+        return INSTALLED
+    return _tree(root) if wheels or (root / "sglang" / "__init__.py").is_file() else INSTALLED
 
 
 def _tree(folder: Path) -> Source:
     for root in (folder, folder / "python"):
         if (root / "sglang" / "__init__.py").is_file():
-            return Source(str(folder), (root, *_layers(root)), _version(root))
+            version, difference = _identity(root)
+            if difference is not None and difference.watch.differs.unlisted:
+                _say_unlisted(root, difference)
+            return Source(str(folder), (root, *_layers(root)), version, difference)
     raise InputError(
-        f"{folder} holds no sglang", consequence="nothing was run", remedy="name the root of a checkout, or what holds sglang/"
+        f"{folder} holds no sglang",
+        consequence="nothing was run",
+        remedy="name the root of a checkout, or the folder of sglang/",
     )
 
 
-def _version(root: Path) -> str:
-    """The commit, with -dirty if the tree is not as it was committed; else the wheel's version; else a digest of the files."""
-    commit = _git(root, "rev-parse", "--short=10", "HEAD")
+def _identity(root: Path) -> tuple[str, Difference | None]:
+    """The commit, else the wheel's version, and what was changed since; "+dirty." and a digest of that are part of the name.
+    Without either, a digest of the files."""
+    commit = _git(root, "rev-parse", "--short=10", "HEAD").strip()
     if commit and _git(root, "ls-files", "sglang/__init__.py"):  # else the repository around it is another
-        return commit + ("-dirty" if _git(root, "status", "--porcelain", "--", "sglang") else "")
+        return _named(commit, _since_head(root, commit))
     for metadata in root.glob("sglang-*.dist-info/METADATA"):
         found = re.search(r"^Version: (\S+)", metadata.read_text(encoding="utf-8"), re.MULTILINE)
         if found:
-            return found[1] + ("" if is_as_released(root, metadata.parent.name) else "-dirty")
+            changes = changed_since_release(root, metadata.parent.name)
+            if changes is None:  # a wheel whose RECORD cannot be read
+                return f"{found[1]}+dirty.{_digest_of_all(root)[:8]}", None
+            return _named(found[1], since_release(root, found[1], changes))
+    return f"tree-{_digest_of_all(root)[:10]}", None
+
+
+def _named(base: str, difference: Difference | None) -> tuple[str, Difference | None]:
+    return base + (f"+dirty.{difference.digest}" if difference is not None else ""), difference
+
+
+def _digest_of_all(root: Path) -> str:
     digest = hashlib.sha256()
     for file in sorted((root / "sglang").rglob("*.py")):
         digest.update(str(file.relative_to(root)).encode() + b"\0" + file.read_bytes())
-    return f"tree-{digest.hexdigest()[:10]}"
+    return digest.hexdigest()
+
+
+def _since_head(root: Path, commit: str) -> Difference | None:
+    """How sglang/ differs from HEAD: in changed files, staged or not, and in those that git neither tracks nor ignores."""
+    tracked = _git(root, "diff", "--name-only", "--no-renames", "--relative", "-z", "HEAD", "--", "sglang")
+    others = _git(root, "ls-files", "--others", "--exclude-standard", "-z", "--", "sglang")
+    changed = [path for path in tracked.split("\0") if path]
+    originals = [_of_head(root, path) for path in changed]
+    untracked = [path for path in others.split("\0") if path]
+    return since_commit(root, commit, [*changed, *untracked], [*originals, *([None] * len(untracked))])
+
+
+def _of_head(root: Path, path: str) -> bytes | None:
+    """A file as HEAD has it, with line ends as a checkout writes them; None if it has none."""
+    done = _run_git(root, "cat-file", "--filters", f"HEAD:./{path}")
+    return done.stdout if done is not None and done.returncode == 0 else None
+
+
+def _say_unlisted(root: Path, difference: Difference) -> None:
+    files, base = shortened(difference.watch.differs.unlisted), difference.base
+    print(
+        f"note: the originals of {files}, which {root} changes, are not at hand: each function in them counts as changed. "
+        f"`eagletwin releases fetch {base}` brings those of a known release",
+        file=sys.stderr,
+    )
 
 
 def _git(root: Path, *words: str) -> str:
     """What git says of a folder; "" if nothing: no repository, or no git."""
+    done = _run_git(root, *words)
+    return os.fsdecode(done.stdout) if done is not None and done.returncode == 0 else ""
+
+
+def _run_git(root: Path, *words: str) -> "subprocess.CompletedProcess[bytes] | None":
     environment = {name: value for name, value in os.environ.items() if not name.startswith("GIT_")}  # a hook's, a bisection's
     try:
-        done = subprocess.run(
+        return subprocess.run(
             ["git", "-C", str(root), *words],
             env=environment,
             stdin=subprocess.DEVNULL,
             capture_output=True,
-            text=True,
             check=False,
         )
     except OSError:
-        return ""
-    return done.stdout.strip() if done.returncode == 0 else ""
+        return None
 
 
 def _layers(root: Path) -> tuple[Path, ...]:
@@ -111,7 +174,7 @@ def _layers(root: Path) -> tuple[Path, ...]:
     if not files:
         print(
             f"note: {root} names no pin of transformers (no pyproject.toml, no sglang-*.dist-info); it runs with "
-            f"{installed('transformers')}, as its traces say. A copy of a release needs its dist-info beside it",
+            f"{installed('transformers')}, as its traces say. A copy of a release needs its dist-info next to it",
             file=sys.stderr,
         )
     for file in files:

@@ -1,30 +1,39 @@
 """Starts the process that imports SGLang. Imports nothing slow itself, so that both processes can import at once.
 
-The command line starts a zygote first of all, then imports torch and the judge, then reads the case. process.py waits for
+The command line starts a zygote first of all, then imports torch and the judge, then reads the case. host.py waits for
 the zygote, and speaks with it.
 """
 
+import contextlib
 import os
 import shutil
 import socket
 import subprocess
-import sys
 import tempfile
 from pathlib import Path
 from types import TracebackType
 
-from eagletwin.harness.paths import cache_folder
+import msgspec
 
-from .mode import CPU, Mode
+from eagletwin.harness.core.child import RUN_MODULE
+from eagletwin.harness.core.folders import cache_folder
+from eagletwin.harness.core.mode import CPU, Mode
+
 from .source import INSTALLED, Source
+
+# What ends a server does it by force, so this is never reached but on a machine that stands still.
+_END_SECONDS = 30.0
 
 
 class Zygote:
-    """A process that imports SGLang; `ready` once it has said that it is done. Use as a context manager, or close it."""
+    """A process that imports SGLang; `ready` once it has said that it is done. Use as a context manager, or close it.
 
-    def __init__(self, source: Source = INSTALLED, mode: Mode = CPU) -> None:
+    front  with SGLang's HTTP front end: servers are forked from it, and no engines (servers.py)
+    """
+
+    def __init__(self, source: Source = INSTALLED, mode: Mode = CPU, *, front: bool = False) -> None:
         self.ready = False
-        self.source, self.mode = source, mode
+        self.source, self.mode, self.front = source, mode, front
         self.connection, self._theirs = socket.socketpair()
         self._process: subprocess.Popen[bytes] | None = None
         self._log: Path | None = None
@@ -44,10 +53,8 @@ class Zygote:
         with self._theirs, os.fdopen(handle, "wb") as log:
             self._process = subprocess.Popen(
                 [
-                    sys.executable,
-                    "-P",
-                    "-m",
-                    _MODULES[self.mode.device],
+                    *RUN_MODULE,
+                    _WITH_FRONT_END if self.front else _MODULES[self.mode.device],
                     str(self._theirs.fileno()),
                     *self._named(),
                 ],
@@ -59,8 +66,19 @@ class Zygote:
             )
 
     def _named(self) -> list[str]:
-        """What the process must know of the SGLang that it is to import: what to call it, and where it must lie."""
-        return [self.source.version, str(self.source.paths[0])] if self.source.paths else []
+        """What the process must know of the SGLang that it is to import: what to call it, where it must lie, and a file that
+        names what was changed in it."""
+        words = [self.source.version, str(self.source.paths[0])] if self.source.paths else []
+        if self.source.difference is not None:
+            changes = Path(self._scratch, "changes.json")
+            changes.write_bytes(msgspec.json.encode(self.source.difference.watch))
+            words.append(str(changes))
+        return words
+
+    @property
+    def scratch(self) -> Path:
+        """A folder for what ends with this process."""
+        return Path(self._scratch)
 
     @property
     def ended(self) -> bool:
@@ -83,6 +101,9 @@ class Zygote:
         """End the process and remove what it left. Closing again does nothing."""
         self._theirs.close()
         self.connection.close()
+        if self.front and self.ready and self._process is not None:
+            with contextlib.suppress(subprocess.TimeoutExpired):  # it ends when all that its servers were has been collected
+                self._process.wait(_END_SECONDS)
         self.kill()
         if self._log is not None:
             self._log.unlink(missing_ok=True)
@@ -93,7 +114,13 @@ class Zygote:
 
 
 # What answers the caller, by device. A process that has used a GPU cannot be forked.
-_MODULES = {"cpu": "eagletwin.harness.engines.sglang.zygote", "cuda": "eagletwin.harness.engines.sglang.cuda_host"}
+_MODULES = {
+    "cpu": "eagletwin.harness.engines.sglang.processes.zygote",
+    "cuda": "eagletwin.harness.engines.sglang.processes.cuda_host",
+}
+
+
+_WITH_FRONT_END = "eagletwin.harness.engines.sglang.processes.front"
 
 
 def _environment(source: Source, mode: Mode) -> dict[str, str]:
@@ -109,7 +136,7 @@ def _environment(source: Source, mode: Mode) -> dict[str, str]:
     environment |= {
         "PYTHONPYCACHEPREFIX": str(cache_folder("bytecode")),
         "PYTHONHASHSEED": "0",  # no order of a set may reach a trace
-        "SGLANG_EXTERNAL_MODEL_PACKAGE": "eagletwin.harness.engines.sglang.served",
+        "SGLANG_EXTERNAL_MODEL_PACKAGE": "eagletwin.harness.engines.sglang.boot.served",
         "TORCHDYNAMO_DISABLE": "1",  # the first decode step would compile for 11 s
         "TORCH_COMPILE_DISABLE": "1",
         "OMP_NUM_THREADS": "1",  # with two, a forked child deadlocks in the thread pool of its parent
@@ -127,7 +154,7 @@ def _environment(source: Source, mode: Mode) -> dict[str, str]:
 
 
 def _ranks_on_a_cpu(count: int) -> dict[str, str]:
-    """What SGLang wants to be told where several ranks share a CPU.
+    """The environment variables that SGLang needs where several ranks share a CPU.
 
     It refuses more of them than there are NUMA nodes, unless each is given cores; only kernels that are stubbed here would be
     bound to those. And where a torch with CUDA is installed it would take NCCL for ranks that have no GPU.

@@ -5,16 +5,17 @@ Both ends are ours and on one machine; the messages are typed so that a version 
 
 import socket
 import struct
-from typing import Any, Literal
+from typing import Any
 
 import msgspec
 from msgspec import Struct
 
-from eagletwin.harness.case import Case, Event, Request
-from eagletwin.harness.patch import Patch
-from eagletwin.harness.trace import Ending, EngineInfo
-
-from .mode import CPU, Mode
+from eagletwin.harness.core.case import Case, Event, Request
+from eagletwin.harness.core.errors import HarnessError
+from eagletwin.harness.core.mode import CPU, Mode
+from eagletwin.harness.core.patch import Patch
+from eagletwin.harness.core.records import Ending, EngineInfo
+from eagletwin.harness.core.run_spec import Kernels
 
 _LENGTH = struct.Struct("!I")
 
@@ -25,15 +26,11 @@ class Ready(Struct, frozen=True, tag=True):
     version: str
 
 
-# What executes Triton kernels: the fast runtime; Triton's interpreter; both, compared launch by launch; the fast runtime
-# three times a launch, to find undefined values and races.
-Kernels = Literal["fast", "interpreter", "shadow", "checked"]
-
-
 class Build(Struct, frozen=True, tag=True):
     """Caller -> zygote, with one end of a socket pair attached: an engine for this configuration.
 
-    rank, port  of several ranks: which one this is; and where they meet, also one alone. Whoever starts them fills it in
+    rank, port  which rank this is, and the port at which all ranks meet (a single rank too); the process that starts them
+                fills both in
     """
 
     configuration: Case
@@ -51,7 +48,7 @@ class Built(Struct, frozen=True, tag=True):
 
 
 class Refused(Struct, frozen=True, tag=True):
-    """There is no engine: `error` says why.
+    """The engine could not be started: `error` says why.
 
     trace  the traceback, if SGLang raised while it was imported or the scheduler was built
     ours   it is the adapter's limit, and not SGLang's
@@ -114,7 +111,7 @@ class Failed(Struct, frozen=True, tag=True):
 
 
 class Probe(Struct, frozen=True, tag=True):
-    """Caller -> zygote, with one end of a socket pair attached: call one function of SGLang, in a fork (sglang/probes.py)."""
+    """Caller -> zygote, with one end of a socket pair attached: call one function of SGLang, in a fork (call_function.py)."""
 
     name: str
     given: dict[str, list[int]]
@@ -126,7 +123,45 @@ class Probed(Struct, frozen=True, tag=True):
     numbers: list[list[int]]
 
 
-Message = Ready | Build | Built | Refused | PatchDidNotApply | Run | Stepped | Step | Ran | Failed | Probe | Probed
+class Serve(Struct, frozen=True, tag=True, kw_only=True):
+    """Caller -> zygote with a front end, with one end of a socket pair attached: a server of SGLang's for these checkpoints.
+
+    model    the recipe whose checkpoints they are; "": somebody's own
+    port, log  servers.py fills both in: where it listens, if that is 0, and the file that takes what its processes print
+    more     further arguments of SGLang's launch_server, as they are typed
+    None     what SGLang takes by itself
+    """
+
+    target: str
+    draft: str
+    port: int = 0
+    log: str = ""
+    model: str = ""
+    topk: int = 1
+    num_steps: int = 3
+    num_draft_tokens: int | None = None
+    page_size: int = 1
+    chunked_prefill_size: int | None = None
+    patches: tuple[Patch, ...] = ()
+    kernels: Kernels = "fast"
+    mode: Mode = CPU
+    more: tuple[str, ...] = ()
+
+
+class Serving(Struct, frozen=True, tag=True):
+    """Scheduler of a server -> supervisor -> caller: it stands, with these shims. Requests are taken a little later."""
+
+    shims: tuple[str, ...]
+
+
+class ServerEnded(Struct, frozen=True, tag=True):
+    """Supervisor -> caller: no process of the server is left. `error` says what ended it; "": the caller did."""
+
+    error: str
+
+
+_OfServers = Serve | Serving | ServerEnded
+Message = Ready | Build | Built | Refused | PatchDidNotApply | Run | Stepped | Step | Ran | Failed | Probe | Probed | _OfServers
 
 
 def send(connection: socket.socket, message: Message, descriptor: int | None = None) -> None:
@@ -150,6 +185,18 @@ def receive(connection: socket.socket) -> tuple[Any, list[int]]:
     while len(body) < length:
         body += _some(connection, length - len(body))
     return msgspec.json.decode(body, type=Message), descriptors
+
+
+def unexpected(message: object) -> HarnessError:
+    """What to raise for a message that the other end must not send here: the two are of different versions, or one is wrong.
+
+    An error and not an `assert`, which `python -O` removes.
+    """
+    return HarnessError(
+        f"a process of the engine said {type(message).__name__}, which has no place here",
+        consequence="the case has no verdict",
+        remedy="see that one eagletwin alone is installed; if so, this is a bug in it",
+    )
 
 
 def _some(connection: socket.socket, size: int) -> bytes:

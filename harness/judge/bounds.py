@@ -1,4 +1,4 @@
-"""When two floats are the same number, and when a choice between two logits is nobody's to make.
+"""When two floats are the same number, and when two logits are too close for the reference to choose between them.
 
 The reference computes in float64, the engine in another type: what it computes in says how far off it may be. One bound serves
 all rows of an engine; it scales with the row's magnitude.
@@ -10,19 +10,19 @@ import numpy as np
 import torch
 from msgspec import Struct
 
-from eagletwin.harness.dtype import Dtype
-from eagletwin.harness.models.recipes import RECIPES
-from eagletwin.harness.slot_runs import Array
+from eagletwin.harness.core.arrays import Array
+from eagletwin.harness.core.dtype import Dtype
+from eagletwin.harness.families import RECIPES
 
 
 class Bounds(Struct, frozen=True, kw_only=True):
-    """Of an engine that computes in one type.
+    """The bounds of an engine that computes in one type.
 
     relative  how far off a number may be, as a share of the largest magnitude of its row
     tie       how far off the difference of two logits of a row may be, likewise
-    adopted_share, tie_share  a case says little about the engine, and is unknown, if in more than the first share of the
-              choices the engine's was adopted, or if more than the second share could not have been told from another; one of
-              each is always allowed
+    adopted_share, tie_share  a verdict is unknown, since the case says little about the engine, if more than the first share
+              of the choices were adopted from the engine, or more than the second share are ties; one of each is always
+              allowed
     """
 
     relative: float
@@ -60,18 +60,18 @@ class Bounds(Struct, frozen=True, kw_only=True):
 def magnitude(logits: Array) -> Array:
     """Largest finite size of a row of logits [.., V] -> [..]. A token that cannot be proposed has -inf."""
     size = np.abs(logits)
-    found: Array = np.where(np.isinf(size), 0, size).max(-1)
-    return found
+    largest: Array = np.where(np.isinf(size), 0, size).max(-1)
+    return largest
 
 
 # float32 rounds at 6e-8. A stored number is the end of some 8 dependent sums a layer, over up to 5 layers and the rows of a
-# chain, each of some 100 terms: errors that add up without luck come to 100 * 40 * 6e-8 = 2.4e-4 for one row, and in practice,
+# chain, each of some 100 terms: in the worst case these errors add up to 100 * 40 * 6e-8 = 2.4e-4 for one row, and in practice,
 # where they are random, to 1e-6 in cases of up to 60 positions. The angles of a float32 rotary embedding lose a bit with each
-# doubling of the position: at 600 positions a twelfth of the bound was seen used, at 2,000 a third (docs/figures.md). A fault
-# moves a row by its own magnitude: a wrong token, position or hidden state by 1e-2 to 1.
+# doubling of the position: at 600 positions a twelfth of the bound was seen used, at 2,000 a third (docs/records/figures.md).
+# A fault moves a row by its own magnitude: a wrong token, position or hidden state by 1e-2 to 1.
 # Two logits may each be off by the bound.
 #
-# The second share is wider than the first: a choice that the engine made as the reference does is adopted from nobody, and two
+# The second share is wider than the first: a tie that the engine decides as the reference does is not adopted, and two ties
 # in a case of thirty occur by chance.
 FLOAT32 = Bounds(relative=1e-4, tie=2e-4, adopted_share=0.05, tie_share=0.25)
 
@@ -84,7 +84,7 @@ _OWN_SCORE = 13.0
 
 @lru_cache
 def bfloat16(model: str) -> Bounds:
-    """The bounds of an engine that computes in bfloat16, for a recipe; docs/bfloat16.md has what was measured against them.
+    """The bounds of an engine that computes in bfloat16, for a recipe (measured against: docs/explanation/bfloat16.md).
 
     A rounding is off by at most u = 2**-8 of its number, by 0.41 u in the root mean square. Sums of products are kept in
     float32, so a number is rounded when it is stored: in each layer twice in the residual stream, and 12 times on its branches
@@ -97,13 +97,13 @@ def bfloat16(model: str) -> Bounds:
     4 times each, is off by 13 * 0.43 * 0.41 u * sqrt(8); where it competes with an equal one, by as much times sqrt(2) / 4 of
     the difference of two values, which is sqrt(2) of one.
 
-    A row is told by its worst number, and some rows are smaller than what they are sums of: 6 standard deviations. A choice is
-    one difference of two numbers that are small beside the largest logit: 4, which are some 7 of its own.
+    A row is judged by its worst number, and some rows are smaller than the terms that they are sums of: 6 standard deviations.
+    A choice is one difference of two numbers that are small compared with the largest logit: 4, which are some 7 of its own.
 
-    Choices are many near-ties then, above all those of trees, which rank tokens of small probability. That is no reason to say
-    nothing, since a wrong token is rarely one of the neighbours in rank, and all that is not a choice is told as ever: a case
-    is unknown if three quarters cannot be told. An engine that rounds fairly decides one tie in eight to one in four otherwise
-    than the reference does, one that decides by chance every second: a quarter of all choices is between the two.
+    Many choices are near-ties then, above all in trees, which rank tokens of small probability. The judge still returns a
+    verdict: a wrong token is rarely one of the neighbours in rank, and everything that is not a choice is judged as in float32.
+    A verdict is unknown if three quarters of the choices are ties. An engine that rounds fairly decides one tie in eight to one
+    in four otherwise than the reference does, one that decides by chance every second: a quarter of all choices is between.
     """
     recipe = RECIPES[model]
     gain = max(recipe.attention_gain, recipe.mlp_gain)

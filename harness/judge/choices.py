@@ -10,19 +10,12 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
-from eagletwin.harness.case import Case
-from eagletwin.harness.slot_runs import Array
+from eagletwin.harness.core.arrays import Array
+from eagletwin.harness.core.case import Case
 from eagletwin.reference.growth import Growth, candidates
 
 from .bounds import Bounds, magnitude
-
-# A product of probabilities below float32's smallest normal number (e**-87.3) has lost its digits: such scores are all equal.
-SMALLEST = -87.0
-
-
-def logs(probabilities: Array) -> Array:
-    """Logarithms, down to that of float32's smallest normal number. A NaN stays one."""
-    return np.maximum(np.log(probabilities, dtype=np.float64), SMALLEST)
+from .rows import SMALLEST_LOG
 
 
 @dataclass(slots=True)
@@ -32,7 +25,7 @@ class Ranked:
     expected, actual   candidates [n] (as a set, in the order of their numbers, for the final selection)
     wrong   positions where the engine's score is surely too small
     adopted positions where it is another candidate than the reference's, and the reference cannot tell them apart
-    ties    positions where it could not have told the next best from this one; unsure_at_the_edge: 1 if the last of them
+    ties    positions where the next best candidate scores as well within the bound; unsure_at_the_edge: 1 if the last of them
     """
 
     expected: list[int]
@@ -61,24 +54,24 @@ class Choices:
 
 
 def choices(case: Case, growth: Growth, selected: list[list[int]], bounds: Bounds) -> list[Choices]:
-    """Of C rounds: growth with C in front, selected [C][D-1] as the engine selected. Of a chain there is nothing to tell."""
+    """Of C rounds: growth with C in front, selected [C][D-1] as the engine selected. A chain has no such choices."""
     count, topk = len(selected), case.topk
     if topk == 1:
         nothing = np.empty(0)
         return [Choices([], [], None, nothing, nothing) for _ in selected]
     ranked_tokens, sums = candidates(growth.logits, growth.expanded, topk)
-    scores = np.maximum(sums.flatten(1).numpy(), SMALLEST)  # [C, N]
+    scores = np.maximum(sums.flatten(1).numpy(), SMALLEST_LOG)  # [C, N]
     size, expanded = magnitude(growth.logits.numpy()), growth.expanded.numpy()  # [C, R], [C, S-1, k]
     total = scores.shape[1]
-    asked = []
+    selections = []
     for step in range(1, expanded.shape[1]):
         first = topk + (step - 1) * topk * topk
-        asked.append((slice(first, first + topk * topk), expanded[:, step]))
+        selections.append((slice(first, first + topk * topk), expanded[:, step]))
     nodes = np.array([[n if 0 <= n < total else 0 for n in row] for row in selected], np.int64)
     by_score = np.argsort(-np.take_along_axis(scores, nodes, 1), axis=1, kind="stable")
-    asked.append((slice(0, total), np.take_along_axis(nodes, by_score, 1)))
+    selections.append((slice(0, total), np.take_along_axis(nodes, by_score, 1)))
     errors = _Errors(expanded, size, bounds)
-    *of_steps, final = _ranked(scores, errors, asked)
+    *of_steps, final = _ranked(scores, errors, selections)
     for ranked in final:  # a set: what matters is the edge between the last that is in it and the first that is not
         ranked.ties = ranked.unsure_at_the_edge
     return [
@@ -102,9 +95,9 @@ class _Errors:
         paths = np.full((count, topk + steps * topk * topk, steps + 1), -1)
         paths[:, :topk, 0] = children[:topk]
         for step in range(steps):
-            mine = topk + step * topk * topk + children
-            paths[:, mine] = paths[self._rounds, expanded[:, step]].repeat(topk, 1)
-            paths[:, mine, step + 1] = mine
+            own = topk + step * topk * topk + children
+            paths[:, own] = paths[self._rounds, expanded[:, step]].repeat(topk, 1)
+            paths[:, own, step + 1] = own
         self._paths = paths  # [C, N, S]
         self._proposers = np.where(paths < 0, -1, paths // topk)  # rows
         sizes = np.where(paths < 0, 0, size[self._rounds[..., None], self._proposers])
@@ -116,35 +109,35 @@ class _Errors:
         one, other = (self._rounds, first), (self._rounds, second)
         siblings = (self._proposers[one] == self._proposers[other]) & (self._proposers[one] >= 0)
         apart = self._errors[one] + np.where(siblings, 0, self._errors[other])
-        found: Array = np.where(self._paths[one] != self._paths[other], apart, 0).sum(-1)
-        return found
+        error: Array = np.where(self._paths[one] != self._paths[other], apart, 0).sum(-1)
+        return error
 
 
-def _ranked(scores: Array, errors: _Errors, asked: Sequence[tuple[slice, Array]]) -> list[list[Ranked]]:
+def _ranked(scores: Array, errors: _Errors, selections: Sequence[tuple[slice, Array]]) -> list[list[Ranked]]:
     """Several choices, each by round: among which candidates, and the engine's best of them [C, n], in its order."""
     best = []
-    for among, actual in asked:
+    for among, actual in selections:
         wanted = min(actual.shape[1] + 1, among.stop - among.start)
         values, places = torch.from_numpy(scores[:, among]).topk(wanted, 1)
         best.append((values.numpy(), places.numpy() + among.start))  # [C, n(+1)]
     # between neighbours, then between what is expected and what there is: all of it at once
-    pairs = [(found[:, :-1], found[:, 1:]) for _, found in best]
-    pairs += [(found[:, : actual.shape[1]], actual) for (_, found), (_, actual) in zip(best, asked, strict=True)]
+    pairs = [(leaders[:, :-1], leaders[:, 1:]) for _, leaders in best]
+    pairs += [(leaders[:, : actual.shape[1]], actual) for (_, leaders), (_, actual) in zip(best, selections, strict=True)]
     firsts, seconds = (np.concatenate(side, 1) for side in zip(*pairs, strict=True))
     ends = np.cumsum([one.shape[1] for one, _ in pairs])
     apart = np.split(errors.between(firsts, seconds), ends[:-1], 1)
-    count = len(asked)
+    count = len(selections)
     return [
-        _judged(scores, actual, *found, near, far)
-        for (_, actual), found, near, far in zip(asked, best, apart[:count], apart[count:], strict=True)
+        _judged(scores, actual, *leaders, near, far)
+        for (_, actual), leaders, near, far in zip(selections, best, apart[:count], apart[count:], strict=True)
     ]
 
 
-def _judged(scores: Array, actual: Array, values: Array, found: Array, near: Array, far: Array) -> list[Ranked]:
-    """One choice, by round. actual [C, n]; values and found: the best scores and whose they are [C, n(+1)]; how far the
+def _judged(scores: Array, actual: Array, values: Array, leaders: Array, near: Array, far: Array) -> list[Ranked]:
+    """One choice, by round. actual [C, n]; values and leaders: the best scores and whose they are [C, n(+1)]; how far the
     difference of two neighbours among them may be off: near, and that of what is expected and actual: far."""
     count = actual.shape[1]
-    expected, unsure = found[:, :count], values[:, :-1] - values[:, 1:] <= near  # [C, n] each
+    expected, unsure = leaders[:, :count], values[:, :-1] - values[:, 1:] <= near  # [C, n] each
     ties = np.zeros(expected.shape, bool)
     ties[:, : unsure.shape[1]] = unsure[:, :count]
     ties[:, 1:] |= unsure[:, : count - 1]
@@ -159,6 +152,6 @@ def _judged(scores: Array, actual: Array, values: Array, found: Array, near: Arr
         strict=True,
     )
     return [
-        Ranked(must, has, [n for n, bad in enumerate(flags) if bad], adopted, tied, edge)
-        for must, has, flags, adopted, tied, edge in rows
+        Ranked(best, chosen, [n for n, bad in enumerate(flags) if bad], adopted, tied, edge)
+        for best, chosen, flags, adopted, tied, edge in rows
     ]

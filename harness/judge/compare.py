@@ -1,4 +1,4 @@
-"""How two numbers are compared, and what is kept of it: the vocabulary in which rules.py speaks.
+"""How two numbers are compared, and what is kept of it: the vocabulary in which requests.py speaks.
 
 Integers are compared at once. Floats and choices are collected and compared many rows at a time, as the arithmetic of one
 row costs as much as that of a thousand.
@@ -16,12 +16,13 @@ from typing import Literal
 import numpy as np
 from msgspec import Struct
 
-from eagletwin.harness.slot_runs import Array
-from eagletwin.harness.trace import Record
-from eagletwin.harness.verdict import Divergence
+from eagletwin.harness.core.arrays import Array
+from eagletwin.harness.core.records import Record
+from eagletwin.harness.core.verdict import Divergence
 
 from .bounds import Bounds
 from .choices import Ranked
+from .rows import kv_parts
 
 Phase = Literal[
     "iteration", "target.extend", "draft.extend", "draft", "target.verify", "verify", "draft.extend_decode", "finished"
@@ -65,9 +66,9 @@ def order_of(place: Place, requests: dict[str, int]) -> tuple[int, ...]:
 
 @dataclass(slots=True)
 class Findings:
-    """What the comparisons came to. `found` holds (order, divergence)."""
+    """Results of the comparisons. `divergences` holds (order, divergence)."""
 
-    found: list[tuple[tuple[int, ...], Divergence]] = field(default_factory=list)
+    divergences: list[tuple[tuple[int, ...], Divergence]] = field(default_factory=list)
     checked: Counter[str] = field(default_factory=Counter)
     unseen: Counter[str] = field(default_factory=Counter)
     choices: int = 0
@@ -77,11 +78,12 @@ class Findings:
 
     def in_order(self) -> list[Divergence]:
         """The divergences in the order in which data flows."""
-        return [divergence for _, divergence in sorted(self.found, key=lambda pair: pair[0])]
+        return [divergence for _, divergence in sorted(self.divergences, key=lambda pair: pair[0])]
 
 
 class _Floats(Struct, frozen=True, gc=False):
-    """Rows that wait: expected, actual [R, N]; row(n) names the n-th; scale [R]: see Bounds.error_of."""
+    """Rows that wait: expected, actual [R, N], each of `parts` equal parts with a magnitude of its own; row(n) names the n-th;
+    scale [R]: see Bounds.error_of."""
 
     rank: int
     place: Place
@@ -90,6 +92,7 @@ class _Floats(Struct, frozen=True, gc=False):
     actual: Array
     row: Callable[[int], str]
     scale: Array | None
+    parts: int = 1
 
 
 class _Choice(Struct, frozen=True, gc=False):
@@ -122,7 +125,7 @@ class Compare:
         self._waiting = 0
 
     def settled(self) -> Findings:
-        """What all comparisons came to."""
+        """The results of all comparisons."""
         self._settle()
         return self._findings
 
@@ -164,7 +167,7 @@ class Compare:
             actual=str(actual),
             why=why,
         )
-        self._findings.found.append((order, divergence))
+        self._findings.divergences.append((order, divergence))
 
     def integers(
         self, place: Place, rule: str, expected: list[int], actual: list[int], rows: str, first: int, why: str = ""
@@ -177,7 +180,7 @@ class Compare:
             return
         if expected == actual:
             return
-        wrong = [n for n, (must, has) in enumerate(zip(expected, actual, strict=True)) if must != has]
+        wrong = [n for n, (one, other) in enumerate(zip(expected, actual, strict=True)) if one != other]
         at = wrong[0]
         index = f"{rows} {first + at}" + (f", and {len(wrong) - 1} more" if len(wrong) > 1 else "")
         self.report(place, rule, index, expected[at], actual[at], why)
@@ -191,8 +194,8 @@ class Compare:
         self._findings.adopted += ranked.adopted
         if ranked.wrong:
             at = ranked.wrong[0]
-            must, has = (f"candidate {choice[at]}" for choice in (ranked.expected, ranked.actual))
-            self.report(place, rule, f"{name}, place {at}", must, has)
+            expected, actual = (f"candidate {choice[at]}" for choice in (ranked.expected, ranked.actual))
+            self.report(place, rule, f"{name}, place {at}", expected, actual)
 
     def floats(
         self,
@@ -202,8 +205,12 @@ class Compare:
         actual: Array,
         row: Callable[[int], str],
         scale: Array | None = None,
+        parts: int = 1,
     ) -> None:
-        """Compare rows [R, ..] within the bound; report the first row n that differs, as row(n), by its largest error."""
+        """Compare rows [R, ..] within the bound; report the first row n that differs, as row(n), by its largest error.
+
+        parts: into how many parts of one length each row falls that do not share a magnitude
+        """
         if not self.on(rule):
             return
         if expected.shape != actual.shape:
@@ -213,8 +220,12 @@ class Compare:
         if rows:
             if expected.ndim != 2:
                 expected, actual = expected.reshape(rows, -1), actual.reshape(rows, -1)
-            self._floats.append(_Floats(self._rank, place, rule, expected, actual, row, scale))
+            self._floats.append(_Floats(self._rank, place, rule, expected, actual, row, scale, parts))
             self._wait(rows)
+
+    def stored(self, place: Place, rule: str, expected: Array, actual: Array, row: Callable[[int], str]) -> None:
+        """The same for KV rows [n, 2, L, G, D]: keys and values of each layer are compared by their own magnitude."""
+        self.floats(place, rule, expected, actual, row, parts=kv_parts(expected))
 
     def row(self, place: Place, rule: str, expected: Array, actual: Array, index: str) -> None:
         """The same for a single row [1, ..], which is called `index`."""
@@ -240,9 +251,9 @@ class Compare:
 
     def _settle(self) -> None:
         """Compare what waits: together what has equal width."""
-        widths: dict[tuple[int, bool], list[_Floats]] = {}
+        widths: dict[tuple[int, bool, int], list[_Floats]] = {}
         for floats in self._floats:
-            widths.setdefault((floats.actual.shape[1], floats.scale is None), []).append(floats)
+            widths.setdefault((floats.actual.shape[1], floats.scale is None, floats.parts), []).append(floats)
         for alike in widths.values():
             self._settle_floats(alike)
         shapes: dict[tuple[int, int], list[_Choice]] = {}
@@ -253,12 +264,15 @@ class Compare:
         self._floats, self._choices, self._waiting = [], [], 0
 
     def _settle_floats(self, alike: list[_Floats]) -> None:
-        scales = [floats.scale for floats in alike if floats.scale is not None]
-        share = self._bounds.error_of(
-            np.concatenate([floats.expected for floats in alike]),
-            np.concatenate([floats.actual for floats in alike]),
+        scales, parts = [floats.scale for floats in alike if floats.scale is not None], alike[0].parts
+        expected = np.concatenate([floats.expected for floats in alike])
+        actual = np.concatenate([floats.actual for floats in alike])
+        share_of_parts = self._bounds.error_of(
+            expected.reshape(len(expected) * parts, -1),
+            actual.reshape(len(actual) * parts, -1),
             np.concatenate(scales) if scales else None,
-        )
+        ).reshape(-1, parts)
+        share = share_of_parts.max(1)
         good = share <= 1
         if good.any():
             self._findings.headroom = max(self._findings.headroom, float(share[good].max()))
@@ -266,16 +280,21 @@ class Compare:
             return
         begin = 0
         for floats in alike:
-            mine = slice(begin, begin + len(floats.expected))
-            begin, wrong = mine.stop, np.flatnonzero(~good[mine]).tolist()
+            own = slice(begin, begin + len(floats.expected))
+            begin, wrong = own.stop, np.flatnonzero(~good[own]).tolist()
             if wrong:
-                at = wrong[0]
-                must, has = floats.expected[at], floats.actual[at].astype(np.float64)
-                worst = int(np.nan_to_num(np.abs(has - must), nan=np.inf).argmax())
-                size = f"{float(share[mine][at]):.3g} times the bound"
-                more = f", and {len(wrong) - 1} more rows" if len(wrong) > 1 else ""
-                index, said = f"{floats.row(at)}, element {worst}{more}", f"{float(has[worst]):.6g} ({size})"
-                self._report(floats.rank, floats.place, floats.rule, index, f"{float(must[worst]):.6g}", said)
+                self._report_floats(floats, wrong, share_of_parts[own][wrong[0]])
+
+    def _report_floats(self, floats: _Floats, wrong: list[int], share: Array) -> None:
+        """The first of the wrong rows; share [parts]: its errors as shares of the bound."""
+        at, part, width = wrong[0], int(share.argmax()), floats.expected.shape[1] // floats.parts
+        exact, actual = floats.expected[at], floats.actual[at].astype(np.float64)
+        error = np.nan_to_num(np.abs(actual - exact), nan=np.inf)
+        worst = part * width + int(error[part * width : (part + 1) * width].argmax())
+        size = f"{float(share[part]):.3g} times the bound"
+        more = f", and {len(wrong) - 1} more rows" if len(wrong) > 1 else ""
+        index, reported = f"{floats.row(at)}, element {worst}{more}", f"{float(actual[worst]):.6g} ({size})"
+        self._report(floats.rank, floats.place, floats.rule, index, f"{float(exact[worst]):.6g}", reported)
 
     def _settle_choices(self, choices: list[_Choice]) -> None:
         logits = np.concatenate([choice.logits for choice in choices])  # [R, V]
@@ -290,13 +309,13 @@ class Compare:
         for row, rank in np.argwhere(seen & (actual != expected)).tolist():
             number = bisect_right(first, row) - 1
             choice = choices[number]
-            must, has = int(expected[row, rank]), int(actual[row, rank])
-            if not 0 <= has < logits.shape[1]:
-                found = f"{has}, outside the vocabulary"
-            elif self._bounds.undecided(logits[row], must, has):
+            best, chosen = int(expected[row, rank]), int(actual[row, rank])
+            if not 0 <= chosen < logits.shape[1]:
+                reported = f"{chosen}, outside the vocabulary"
+            elif self._bounds.undecided(logits[row], best, chosen):
                 self._findings.adopted += 1
                 continue
             else:
-                found = f"{has} (its logit is {float(logits[row, must] - logits[row, has]):.3g} lower)"
+                reported = f"{chosen} (its logit is {float(logits[row, best] - logits[row, chosen]):.3g} lower)"
             index = choice.index(row - first[number], rank)
-            self._report(choice.rank, choice.place, choice.rule, index, must, found)
+            self._report(choice.rank, choice.place, choice.rule, index, best, reported)

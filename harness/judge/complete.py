@@ -1,12 +1,13 @@
-"""Whether a trace holds everything that a run leaves: a tap that stopped recording must not pass for a worker that is right.
+"""Whether a trace holds everything that a run leaves: a tap that stopped recording must not make a wrong worker look right.
 
 Called by the judge when nothing diverged. It looks at which records and rows are there, never at their values.
 """
 
 from collections import Counter
 
-from eagletwin.harness.models.recipes import RECIPES
-from eagletwin.harness.trace import Record, Trace
+from eagletwin.harness.core.records import Record
+from eagletwin.harness.core.trace import Trace
+from eagletwin.harness.families import RECIPES
 from eagletwin.reference.sizes import count_candidates
 
 _FLOATS = ("kv", "hidden_in", "hidden_out", "hidden", "probabilities", "scores", "coins")
@@ -77,11 +78,11 @@ def _due(trace: Trace, number: int, record: Record) -> str:
         if case.topk > 1:
             due["path_hidden"] = (0, numbers.get("kept", numbers["accept_len"]))
         if case.sampled(record.request) is not None:
-            due |= {"coins": (0, case.num_draft_tokens), "target_probabilities": (0, numbers["accept_len"])}
+            due |= {"coins": (0, case.verify_nodes), "target_probabilities": (0, numbers["accept_len"])}
             if case.engine.sglang.rejection_sampling:
                 due["draft_probabilities"] = (0, case.num_steps)
-    if case.topk > 1 and (record.stage == "extend" or (record.stage == "prefill" and numbers["final"])):
-        due |= dict.fromkeys(("proposal", "proposal_probabilities"), (0, case.topk))
+    if record.stage == "extend" or (record.stage == "prefill" and numbers["final"]):
+        due |= dict.fromkeys(("proposal", "proposal_probabilities") if case.topk > 1 else ("proposal",), (0, case.topk))
     if layers and record.stage in ("extend", "prefill"):
         due["proposal"] = (0, case.topk * case.num_steps)
         due.pop("proposal_probabilities", None)
@@ -95,17 +96,17 @@ def _due(trace: Trace, number: int, record: Record) -> str:
 
 def _request(trace: Trace, name: str, stages: Counter[tuple[str, str]]) -> str:
     case = trace.header.case
-    mine = [(number, record) for number, record in enumerate(trace.header.records) if record.request == name]
+    own = [(number, record) for number, record in enumerate(trace.header.records) if record.request == name]
     chunks, rounds = stages[name, "prefill"], stages[name, "draft"]
     # a request that ends in a verify of spec v1 has no draft extend after it
-    extends = rounds - sum(record.stage == "verify" and "kept" in record.numbers for _, record in mine)
+    extends = rounds - sum(record.stage == "verify" and "kept" in record.numbers for _, record in own)
     due = {"finished": 1, "verify": rounds, "extend": extends}
     if case.engine.sglang.radix_cache:
         due["cached"] = int(chunks > 0)
     if trace.header.inner:
         due |= {"target.extend": chunks, "draft.extend": chunks, "target.verify": rounds, "draft.extend_decode": extends}
         layers = case.num_steps if RECIPES[case.model].mtp_layers else 0
-        in_graph = Counter(record.stage for _, record in mine if record.numbers.get("in_graph"))
+        in_graph = Counter(record.stage for _, record in own if record.numbers.get("in_graph"))
         due["draft.decode"] = 0 if layers else (rounds - in_graph["draft"]) * (case.num_steps - 1)
         due["draft.extend_decode"] -= in_graph["extend"]
         for stage in ("draft.extend", "draft.extend_decode"):
@@ -113,19 +114,19 @@ def _request(trace: Trace, name: str, stages: Counter[tuple[str, str]]) -> str:
     for stage, count in due.items():
         if stages[name, stage] != count:
             return f"{stages[name, stage]} records of {stage}, not {count}"
-    aborted = any(record.stage == "finished" and record.numbers["aborted"] for _, record in mine)
+    aborted = any(record.stage == "finished" and record.numbers["aborted"] for _, record in own)
     if not chunks and not aborted:
         return "it was never prefilled"
-    return _rows(trace, mine)
+    return _rows(trace, own)
 
 
-def _rows(trace: Trace, mine: list[tuple[int, Record]]) -> str:
+def _rows(trace: Trace, own: list[tuple[int, Record]]) -> str:
     """Chunks follow each other without a gap, and every committed row was looked at, in both pools."""
     ends: dict[int, int] = {}  # round of the prefill -> where its last chunk ended
     case = trace.header.case
     recipe, layers = RECIPES[case.model], case.num_steps
     seen: dict[str, set[int]] = {part: set() for part in ("target", *recipe.drafts[:layers])}
-    for number, record in mine:
+    for number, record in own:
         if record.stage not in ("prefill", "extend"):
             continue
         end = record.numbers["end" if record.stage == "prefill" else "seq_len"]

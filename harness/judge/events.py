@@ -1,14 +1,15 @@
-"""Whether what befell the scheduler had its effect: an event that is ignored must not pass for a worker that is right.
+"""Whether each event of the case had its effect on the scheduler: an ignored event is a divergence, not a pass.
 
-Called by rules.py. It looks at when records were made, never at their numbers.
+Called by requests.py. It looks at when records were made, never at their numbers.
 """
 
-from eagletwin.harness.case import Case, Event
-from eagletwin.harness.trace import Record, Trace
+from eagletwin.harness.core.case import Case, Event
+from eagletwin.harness.core.records import Record
+from eagletwin.harness.core.trace import Trace
 
 from .compare import Compare, Place
 
-RULE = "schedule.events"
+_RULE = "schedule.events"
 _WORK = ("prefill", "draft", "verify", "extend")
 
 
@@ -73,51 +74,51 @@ class Events:
         )
 
     def _abort(self, event: Event, scheduled: int) -> None:
-        """It comes to the end of one more step at most (a request that is queued again must be prefilled for it), aborted.
+        """An aborted request finishes one more step at most (if it is queued again, it must be prefilled for that step).
 
         With overlap a step is launched before the end of the one before is seen: of one that was under way when the abort came,
         or else of the first after it. What was under way of a request that is retracted before its end is seen has none, and a
         pool that is too small may do so again and again: what counts is what came after the last retraction.
         """
         name = event.request
-        if name not in self._unfinished(event.at) or scheduled >= self._seen or not self._compare.on(RULE):
+        if name not in self._unfinished(event.at) or scheduled >= self._seen or not self._compare.on(_RULE):
             return
-        mine = [
+        own = [
             record
             for record in self._records
             if record.request == name and (record.stage == "verify" or (record.stage == "prefill" and record.numbers["final"]))
         ]
-        all_steps = [record.iteration for record in mine]
+        all_steps = [record.iteration for record in own]
         steps = [iteration for iteration in all_steps if iteration >= event.at]
         ended, place = self._ended.get(name), self._place(event)
-        begun = [record.iteration for record in mine if record.stage == "prefill" and record.iteration >= event.at]
+        begun = [record.iteration for record in own if record.stage == "prefill" and record.iteration >= event.at]
         if self._overlap and begun:  # each of these prefills but the first shows that the steps before it were lost
             last, most = [iteration for iteration in steps if iteration >= begun[-1]], 2
         else:
             last, most = steps, 2 if self._overlap and event.at - 1 not in all_steps else 1
         if len(last) > most:
             expected = "one more step at most" if most == 1 else "two more steps at most"
-            self._compare.report(place, RULE, f"abort of {name}", expected, f"steps in iterations {steps}")
+            self._compare.report(place, _RULE, f"abort of {name}", expected, f"steps in iterations {steps}")
         elif ended is not None and not ended.numbers["aborted"]:
-            self._compare.report(place, RULE, f"abort of {name}", "an aborted request", "one that finished")
+            self._compare.report(place, _RULE, f"abort of {name}", "an aborted request", "one that finished")
 
     def _retract(self, event: Event) -> None:
         """Everything that ran starts again with a prefill."""
         for name in self._unfinished(event.at):
             again = self._work(name, event.at, self._seen + 1)
-            if again is None or self._work(name, 0, event.at) is None or not self._compare.on(RULE):
+            if again is None or self._work(name, 0, event.at) is None or not self._compare.on(_RULE):
                 continue
             if again.stage != "prefill":
                 place = self._place(event)
-                self._compare.report(place, RULE, f"retraction of {name}", "a prefill next", f"{again.stage} next")
+                self._compare.report(place, _RULE, f"retraction of {name}", "a prefill next", f"{again.stage} next")
 
     def _pause(self, event: Event, resumed: int) -> None:
-        if not self._compare.on(RULE):
+        if not self._compare.on(_RULE):
             return
         batch = self._work("", event.at, min(resumed, self._seen + 1))
         if batch is not None:
-            found = f"a batch in iteration {batch.iteration}"
-            self._compare.report(self._place(event), RULE, f"pause until iteration {resumed}", "no batch", found)
+            reported = f"a batch in iteration {batch.iteration}"
+            self._compare.report(self._place(event), _RULE, f"pause until iteration {resumed}", "no batch", reported)
 
     def _flush(self, event: Event) -> None:
         """Where nothing waits or runs, SGLang must do it. A batch counts as running until an iteration passes without one, and
@@ -125,11 +126,11 @@ class Events:
         after = self._counts[event.at + 1]
         paused = any(before.kind == "pause" and before.at <= event.at for before in self._case.events)
         running = self._unfinished(event.at) or self._work("", event.at - 1, event.at) is not None
-        if paused or running or not self._compare.on(RULE):
+        if paused or running or not self._compare.on(_RULE):
             return
         cached = len(self._trace.tensor(after, "cached"))
         if cached:
-            self._compare.report(self._place(event), RULE, "slots in the cache after the flush", 0, cached)
+            self._compare.report(self._place(event), _RULE, "slots in the cache after the flush", 0, cached)
 
     def _place(self, event: Event) -> Place:
         return Place(self._records[self._counts[event.at]], "iteration")

@@ -11,13 +11,14 @@ from collections.abc import Sequence
 
 from msgspec.structs import replace
 
-from eagletwin.harness.models.recipes import RECIPES
-from eagletwin.harness.trace import Header, Record, Trace
-from eagletwin.harness.verdict import Divergence
+from eagletwin.harness.core.records import Header, Record
+from eagletwin.harness.core.trace import Trace
+from eagletwin.harness.core.verdict import Divergence
+from eagletwin.harness.families import RECIPES
 
 from .compare import Findings, Phase, Place, order_of
 
-RULE = "ranks.agree"
+_RULE = "ranks.agree"
 
 # The phase in which what a record holds was made. A forward and what it left have the same.
 _PHASES: dict[str, Phase] = {
@@ -36,7 +37,7 @@ _PHASES: dict[str, Phase] = {
     "cached": "finished",
     "flushed": "finished",
 }
-_LAST = 1 << 30  # of what is found at one place, a rule that knows what is right comes before one that does not
+_LAST = 1 << 30  # of two divergences at one place, that of a rule that knows the right value comes first
 
 
 def heads(header: Header, part: str) -> slice:
@@ -70,26 +71,26 @@ def unlike(trace: Trace) -> str:
     return ""
 
 
-def together(trace: Trace, each: Sequence[Findings], without: frozenset[str]) -> Findings:
-    """What the comparisons of all ranks came to, in the order in which data flows through all of them."""
+def merge_ranks(trace: Trace, each: Sequence[Findings], without: frozenset[str]) -> Findings:
+    """The results of all ranks, in the order in which data flows through all of them."""
     if len(each) == 1:
         return each[0]
-    found = Findings()
+    findings = Findings()
     for rank, one in enumerate(each):
-        found.found += [((*order, rank), replace(divergence, rank=rank)) for order, divergence in one.found]
-        found.checked += one.checked
-        found.unseen += one.unseen
-        found.choices += one.choices
-        found.ties += one.ties
-        found.adopted += one.adopted
-        found.headroom = max(found.headroom, one.headroom)
-    if RULE not in without:
+        findings.divergences += [((*order, rank), replace(divergence, rank=rank)) for order, divergence in one.divergences]
+        findings.checked += one.checked
+        findings.unseen += one.unseen
+        findings.choices += one.choices
+        findings.ties += one.ties
+        findings.adopted += one.adopted
+        findings.headroom = max(findings.headroom, one.headroom)
+    if _RULE not in without:
         for rank, other in enumerate(trace.others, 1):
-            _agree(trace, other, rank, found)
-    return found
+            _agree(trace, other, rank, findings)
+    return findings
 
 
-def _agree(trace: Trace, other: Trace, rank: int, found: Findings) -> None:
+def _agree(trace: Trace, other: Trace, rank: int, findings: Findings) -> None:
     """Compare every integer of a rank with rank 0's. Where the run ended early, one of them may have got further."""
     theirs = {record.key: number for number, record in enumerate(other.header.records)}
     finished = trace.header.ending.kind == "finished"
@@ -97,43 +98,45 @@ def _agree(trace: Trace, other: Trace, rank: int, found: Findings) -> None:
         at = theirs.pop(record.key, None)
         if at is None:
             if finished:
-                _report(trace, found, record, rank, "the record", "there, as on rank 0", "absent")
+                _report(trace, findings, record, rank, "the record", "there, as on rank 0", "absent")
             continue
-        found.checked[RULE] += 1
+        findings.checked[_RULE] += 1
         one = other.header.records[at]
         for name in sorted(record.numbers.keys() | one.numbers.keys()):
-            must, has = record.numbers.get(name), one.numbers.get(name)
-            if must != has:
-                _report(trace, found, record, rank, name, f"{must}, as on rank 0", str(has))
+            expected, actual = record.numbers.get(name), one.numbers.get(name)
+            if expected != actual:
+                _report(trace, findings, record, rank, name, f"{expected}, as on rank 0", str(actual))
         for name in sorted({*record.tensors, *one.tensors}):
             if name not in record.tensors or name not in one.tensors:
                 _report(
-                    trace, found, record, rank, name, "on both ranks, or none", f"on {0 if name in record.tensors else rank}"
+                    trace, findings, record, rank, name, "on both ranks, or none", f"on {0 if name in record.tensors else rank}"
                 )
             elif not name.endswith("_rows") and not trace.tensor(number, name).is_floating_point():
-                _integers(trace, found, record, rank, name, trace.integers(number, name), other.integers(at, name))
+                _integers(trace, findings, record, rank, name, trace.integers(number, name), other.integers(at, name))
     if finished:
         for at in theirs.values():
-            _report(trace, found, other.header.records[at], rank, "the record", "absent, as on rank 0", "there")
+            _report(trace, findings, other.header.records[at], rank, "the record", "absent, as on rank 0", "there")
 
 
-def _integers(trace: Trace, found: Findings, record: Record, rank: int, name: str, must: list[int], has: list[int]) -> None:
-    if must == has:
+def _integers(
+    trace: Trace, findings: Findings, record: Record, rank: int, name: str, expected: list[int], actual: list[int]
+) -> None:
+    if expected == actual:
         return
-    if len(must) != len(has):
-        _report(trace, found, record, rank, f"number of {name}", f"{len(must)}, as on rank 0", str(len(has)))
+    if len(expected) != len(actual):
+        _report(trace, findings, record, rank, f"number of {name}", f"{len(expected)}, as on rank 0", str(len(actual)))
         return
-    at = next(n for n, pair in enumerate(zip(must, has, strict=True)) if pair[0] != pair[1])
-    _report(trace, found, record, rank, f"{name} {at}", f"{must[at]}, as on rank 0", str(has[at]))
+    at = next(n for n, pair in enumerate(zip(expected, actual, strict=True)) if pair[0] != pair[1])
+    _report(trace, findings, record, rank, f"{name} {at}", f"{expected[at]}, as on rank 0", str(actual[at]))
 
 
-def _report(trace: Trace, found: Findings, record: Record, rank: int, index: str, expected: str, actual: str) -> None:
+def _report(trace: Trace, findings: Findings, record: Record, rank: int, index: str, expected: str, actual: str) -> None:
     # what draft() and verify leave comes after all their steps
     step = record.step if record.stage == "draft.decode" else _LAST if record.stage in ("draft", "verify") else 0
     place = Place(record, _PHASES[record.stage], step, True, record.layer)
     requests = {request.id: n for n, request in enumerate(trace.header.case.requests)}
     divergence = Divergence(
-        rule=RULE,
+        rule=_RULE,
         request=record.request,
         round=record.round,
         stage=record.stage,
@@ -145,4 +148,4 @@ def _report(trace: Trace, found: Findings, record: Record, rank: int, index: str
         expected=expected,
         actual=actual,
     )
-    found.found.append(((*order_of(place, requests), _LAST, rank), divergence))
+    findings.divergences.append(((*order_of(place, requests), _LAST, rank), divergence))

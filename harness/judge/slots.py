@@ -3,7 +3,8 @@
 from collections.abc import Sequence
 from itertools import pairwise
 
-from eagletwin.harness.trace import Record, Trace
+from eagletwin.harness.core.records import Record
+from eagletwin.harness.core.trace import Trace
 
 from .compare import Compare, Place
 
@@ -31,7 +32,7 @@ class Slots:
         self._cached = set(self._trace.integers(number, "cached"))
 
     def written(self, number: int, place: Place, table: list[int], columns: Sequence[int]) -> None:
-        """Record `number` wrote `slots`: the request's own, those of these columns of its row, and nobody else's."""
+        """Record `number` wrote `slots`: they must be the request's own, those of these columns of its row, and no others."""
         if not self._compare.on("draft.slots"):
             return
         request, actual = place.record.request, self._trace.integers(number, "slots")
@@ -49,27 +50,27 @@ class Slots:
         if actual == expected and nobodys and 0 not in written and len(written) == len(actual):
             taken.update(dict.fromkeys(actual, request))
             return
-        for n, (must, has) in enumerate(zip(expected, actual, strict=True)):  # one of them is wrong: which, and how
-            if has == 0:
+        for n, (own, slot) in enumerate(zip(expected, actual, strict=True)):  # one of them is wrong: which, and how
+            if slot == 0:
                 problem = "slot 0, which takes padding"
-            elif must != has:
-                problem = f"slot {has}"
-            elif has in taken:
-                problem = f"slot {has}, which this forward already wrote for {taken[has]}"
-            elif has in self._foreign[request]:
-                others = [owner for slot, owner in self._owners if slot == has and owner != request]
-                problem = f"slot {has}, which is {min(others)}'s"
-            elif has in self._cached:
-                problem = f"slot {has}, which is the prefix cache's"
+            elif own != slot:
+                problem = f"slot {slot}"
+            elif slot in taken:
+                problem = f"slot {slot}, which this forward already wrote for {taken[slot]}"
+            elif slot in self._foreign[request]:
+                others = [owner for owned, owner in self._owners if owned == slot and owner != request]
+                problem = f"slot {slot}, which is {min(others)}'s"
+            elif slot in self._cached:
+                problem = f"slot {slot}, which is the prefix cache's"
             else:
                 problem = ""
             if problem:
-                self._compare.report(place, "draft.slots", f"column {columns[n]}", f"slot {must}, {request}'s own", problem)
+                self._compare.report(place, "draft.slots", f"column {columns[n]}", f"slot {own}, {request}'s own", problem)
                 return
-            taken[has] = request
+            taken[slot] = request
 
     def kept(self, place: Place, table: list[int]) -> None:
-        """Nothing in the request's row of req_to_token has changed since its last forward: nobody else writes there."""
+        """The request's row of req_to_token must be as its last forward left it: only the request itself writes there."""
         before = self._tables.get(place.record.request)
         if before is not None:
             self._compare.integers(place, "draft.slots", before, table[: len(before)], "row of req_to_token, column", 0)
@@ -100,7 +101,7 @@ class Slots:
             if start < end:
                 self._compare.report(place, "pool.accounting", f"slot {start}", "one owner", f"{owner} and {other}")
                 return
-        # the first page takes padding, and nobody owns it
+        # the first page takes padding and has no owner
         outside = [start for start, _, _ in spans[:1] if start < page]
         outside += [max(start, numbers["total"] + page) for start, end, _ in spans[-1:] if end > numbers["total"] + page]
         if outside:
@@ -112,9 +113,9 @@ class Slots:
                 place, "pool.accounting", "slots locked in the cache with no live request", 0, numbers["protected"]
             )
         elif free + cached + held != numbers["total"]:
-            found = free + cached + held
-            self._compare.report(place, "pool.accounting", "slots with an owner", numbers["total"], found)
+            counted = free + cached + held
+            self._compare.report(place, "pool.accounting", "slots with an owner", numbers["total"], counted)
         elif (numbers["available"], numbers["evictable"] + numbers["protected"]) != (free, cached):
-            said = f"available {numbers['available']}, evictable {numbers['evictable']}, protected {numbers['protected']}"
+            reported = f"available {numbers['available']}, evictable {numbers['evictable']}, protected {numbers['protected']}"
             counted = f"free {free}, cached {cached}"
-            self._compare.report(place, "pool.accounting", "the scheduler's own counts", counted, said)
+            self._compare.report(place, "pool.accounting", "the scheduler's own counts", counted, reported)

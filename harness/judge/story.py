@@ -1,9 +1,9 @@
-"""What the trace says happened to one request, and what the reference says should have: the judge's two columns.
+"""What happened to one request by the trace, and what should have by the reference: the judge's two columns.
 
 The engine's own choices (committed tokens, drafts, frontiers) are followed, so that one wrong choice does not make everything
-after it wrong too; rules.py decides whether each choice was right. Computed once: one target forward over the final sequences
-and num_steps draft forwards serve every round of every request (reference/rounds.py, and the test that this equals the naive
-form).
+after it wrong too; requests.py decides whether each choice was right. Computed once: one target forward over the final
+sequences and num_steps draft forwards serve every round of every request (reference/rounds.py, and the test that this equals
+the naive form).
 """
 
 from dataclasses import dataclass, field
@@ -13,12 +13,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from eagletwin.harness.case import Case
-from eagletwin.harness.dtype import Dtype
-from eagletwin.harness.models.recipes import RECIPES
-from eagletwin.harness.models.weights import served_pair
-from eagletwin.harness.slot_runs import Array
-from eagletwin.harness.trace import Trace
+from eagletwin.harness.core.arrays import Array
+from eagletwin.harness.core.case import Case
+from eagletwin.harness.core.dtype import Dtype
+from eagletwin.harness.core.trace import Trace
+from eagletwin.harness.families import RECIPES
+from eagletwin.harness.families.weights import served_pair
 from eagletwin.reference.eagle import Head
 from eagletwin.reference.growth import View
 from eagletwin.reference.llama import Weights, target_rows
@@ -62,7 +62,7 @@ class Round:
 
 
 @dataclass(slots=True)
-class Rows:
+class ReferenceRows:
     """What the reference says of n committed rows, for the judge to compare: it does so in numpy, whose small operations cost a
     third of torch's.
 
@@ -76,7 +76,7 @@ class Rows:
 
 @dataclass(slots=True)
 class Grown:
-    """What it says of one round's drafting: reference/growth.py's Growth, scratch rows as the trace has them.
+    """What the reference says of one round's drafting: reference/growth.py's Growth, scratch rows as the trace has them.
 
     logits [R, V], hidden and handed_on [S-1, k, H], scratch [S-1, k, 2, L, G, D]; G: the heads of the trace's rank
     """
@@ -93,7 +93,7 @@ class Story:
 
     tokens   [T] everything committed by the end, prompt first; x[T-1] is the last bonus token
     rounds   by verify ordinal
-    target   rows 0..T-2 of the reference; draft: rows 0..T-2
+    target_rows, draft_rows  rows 0..T-2 of the reference, once they are computed
     growths  one per round, and what of its choices the reference can tell: choices
     stored   KV rows 0..T-2 of the reference, of "target" and "draft" [T-1, 2, L, G, D]; G: the heads of the trace's rank
     known    prefill or extend record -> M, the last token that was known when it was over
@@ -105,12 +105,27 @@ class Story:
     prompt: tuple[int, ...]
     tokens: list[int]
     rounds: list[Round] = field(default_factory=list)
-    target: Rows | None = None
-    draft: Rows | None = None
+    target_rows: ReferenceRows | None = None
+    draft_rows: ReferenceRows | None = None
     growths: list[Grown] = field(default_factory=list)
     choices: list[Choices] = field(default_factory=list)
     stored: dict[str, Array] = field(default_factory=dict)
     known: dict[int, int] = field(default_factory=dict)
+
+    @property
+    def target(self) -> ReferenceRows:
+        """Rows of the target. Raises ValueError if the reference has none."""
+        return self._computed(self.target_rows, "target")
+
+    @property
+    def draft(self) -> ReferenceRows:
+        """Rows of a draft of one layer. Raises ValueError if the reference has none."""
+        return self._computed(self.draft_rows, "draft")
+
+    def _computed(self, rows: ReferenceRows | None, of: str) -> ReferenceRows:
+        if rows is None:
+            raise ValueError(f"there are no rows of the {of} for request {self.name}")
+        return rows
 
     def token(self, index: int) -> int | None:
         """x[index], or None if it was never committed."""
@@ -120,14 +135,14 @@ class Story:
 def stories(trace: Trace, view: View) -> dict[str, Story]:
     """The story of every request of the case, with the reference's rows filled in, in this view of a tree node's context."""
     case, dtype = trace.header.case, trace.header.engine.dtype
-    told = _told(trace)
+    by_request = _followed(trace)
     for request in case.requests:
-        story = told[request.id]
-        most = len(request.prompt) + request.max_new_tokens + 2 * case.num_draft_tokens
+        story = by_request[request.id]
+        most = len(request.prompt) + request.max_new_tokens + 2 * case.verify_nodes
         if len(story.tokens) > most:  # the reference's memory grows with the square of this
             raise ValueError(f"request {request.id} has {len(story.tokens)} committed tokens; it can have {most} at most")
     pack: list[Story] = []
-    for story in told.values():
+    for story in by_request.values():
         if len(story.tokens) < 2:
             continue
         if pack and sum(len(other.tokens) for other in (*pack, story)) > _TOGETHER:
@@ -137,21 +152,21 @@ def stories(trace: Trace, view: View) -> dict[str, Story]:
     if pack:
         _compute(case, pack, view, dtype)
     if trace.header.engine.tp > 1:
-        for story in told.values():
+        for story in by_request.values():
             story.stored = {part: rows[..., heads(trace.header, part), :] for part, rows in story.stored.items()}
             for growth in story.growths:
                 growth.scratch = growth.scratch[..., heads(trace.header, "draft"), :]
-    return told
+    return by_request
 
 
-def _told(trace: Trace) -> dict[str, Story]:
+def _followed(trace: Trace) -> dict[str, Story]:
+    """The stories as the trace has them: what the engine chose, and nothing of the reference yet."""
     case = trace.header.case
-    told = {request.id: Story(request.id, request.prompt, list(request.prompt)) for request in case.requests}
-    longest: dict[str, list[int]] = {}  # tokens that a round committed before a retraction took them away again
-    lost: list[tuple[str, list[int]]] = []  # the same, of requests that sample
+    by_request = {request.id: Story(request.id, request.prompt, list(request.prompt)) for request in case.requests}
+    retracted: list[tuple[str, list[int], int]] = []  # request, what it had committed, and how much of that was prefilled again
     frontiers: dict[str, list[int]] = {}  # tokens that draft decode consumed in the round that is being drafted, by request
     for number, record in enumerate(trace.header.records):
-        story = told.get(record.request)
+        story = by_request.get(record.request)
         if story is None:
             continue
         if (record.stage == "prefill" and not record.numbers["final"]) or record.stage == "extend":
@@ -160,10 +175,8 @@ def _told(trace: Trace) -> dict[str, Story]:
             story.known[number] = record.numbers["end"]
             before = story.tokens
             story.tokens = [*before[: record.numbers["end"]], int(trace.tensor(number, "next_token")[0])]
-            if case.samples and len(before) > record.numbers["end"] and case.sampled(record.request) is not None:
-                lost.append((record.request, before))
-            if len(before) > max(len(story.tokens), len(longest.get(record.request, ()))):
-                longest[record.request] = before
+            if len(before) > record.numbers["end"]:
+                retracted.append((record.request, before, record.numbers["end"]))
         elif record.stage == "draft.decode":
             before = frontiers.get(record.request, []) if record.step > 1 else []
             frontiers[record.request] = before + trace.integers(number, "input_ids")
@@ -177,22 +190,34 @@ def _told(trace: Trace) -> dict[str, Story]:
             round.path = trace.integers(number, "accept_index")
             story.tokens += _decided(round, trace.integers(number, "predicted"), record.numbers["bonus"])
             round.end = len(story.tokens) - 1
+    _restore_lost_rounds(case, by_request, retracted)
+    if case.topk == 1:
+        for name, consumed in frontiers.items():  # draft() never returned: this round drafted what is known, and zeros
+            drafted = consumed + [0] * (case.num_steps - len(consumed))
+            by_request[name].rounds.append(_chain(case, by_request[name], drafted))
+    return by_request
+
+
+def _restore_lost_rounds(case: Case, by_request: dict[str, Story], retracted: list[tuple[str, list[int], int]]) -> None:
+    """With overlap the round in flight is lost in a retraction; if the request ends before it gets so far again, the reference
+    still needs what that round committed, all of which goes on as greedy decoding does. Raises ValueError where it drew others.
+    """
+    longest: dict[str, list[int]] = {}
+    for name, before, end in retracted:
+        if len(before) > max(end + 1, len(longest.get(name, ()))):
+            longest[name] = before
     for name, before in longest.items():
-        # with overlap the round in flight is lost in a retraction; if the request ends before it gets so far again, the
-        # reference still needs what that round committed, all of which goes on as greedy decoding does
-        if len(before) > len(told[name].tokens) and before[: len(told[name].tokens)] == told[name].tokens:
-            told[name].tokens = before
-    for name, before in lost:
-        kept = min(len(before), len(told[name].tokens))
-        if before[:kept] != told[name].tokens[:kept]:
+        story = by_request[name]
+        if len(before) > len(story.tokens) and before[: len(story.tokens)] == story.tokens:
+            story.tokens = before
+    for name, before, _ in retracted:
+        tokens = by_request[name].tokens
+        kept = min(len(before), len(tokens))
+        if case.sampled(name) is not None and before[:kept] != tokens[:kept]:
             raise ValueError(
                 f"request {name} lost a round in a retraction, and drew other tokens after it: there is no reference for what "
                 "the lost round committed"
             )
-    if case.topk == 1:
-        for name, consumed in frontiers.items():  # draft() never returned: this round drafted what is known, and zeros
-            told[name].rounds.append(_chain(case, told[name], consumed + [0] * (case.num_steps - len(consumed))))
-    return told
 
 
 def _chain(case: Case, story: Story, drafted: list[int]) -> Round:
@@ -204,7 +229,7 @@ def _chain(case: Case, story: Story, drafted: list[int]) -> Round:
 def _decided(round: Round, predicted: list[int], bonus: int) -> list[int]:
     """Tokens that verify decided to commit: those of the accepted nodes, and the bonus token.
 
-    predicted: the same as the worker hands them on, after the path was moved to the front; rules.py compares the two.
+    predicted: the same as the worker hands them on, after the path was moved to the front; requests.py compares the two.
     """
     nodes = round.path[1:]
     if not round.path or any(not 1 <= node <= len(round.drafted) for node in nodes):
@@ -242,49 +267,49 @@ def reference_heads(model: str, dtype: Dtype) -> tuple[Head, ...]:
 def _compute(case: Case, pack: list[Story], view: View, dtype: Dtype) -> None:
     """Fill the reference's rows in, of all these requests in the same forwards."""
     shape, weights = RECIPES[case.model].target, _reference_target(case.model, dtype)
-    # An id outside the vocabulary is a divergence that rules.py reports; here it only must not break the arithmetic.
+    # An id outside the vocabulary is a divergence that requests.py reports; here it only must not break the arithmetic.
     tokens = [torch.from_numpy(np.array(story.tokens, np.int64).clip(0, shape.vocab_size - 1)) for story in pack]
     lengths = [len(sequence) - 1 for sequence in tokens]
     target = target_rows(weights, shape, torch.cat([sequence[:-1] for sequence in tokens]), lengths)
     stored, draft, head = {"target": stored_rows(target.keys, target.values)}, None, reference_heads(case.model, dtype)[0]
-    of_target, of_draft = Rows(target.hidden.numpy(), target.logits.numpy()), None
+    of_target, of_draft = ReferenceRows(target.hidden.numpy(), target.logits.numpy()), None
     if not RECIPES[case.model].mtp_layers:
         draft = committed_side_by_side(head, tokens, target.hidden)
         stored["draft"] = stored_rows(draft.keys, draft.values)
         logs = draft.logits.log_softmax(-1).numpy() if case.topk > 1 else None
-        of_draft = Rows(draft.hidden.numpy(), draft.logits.numpy(), logs)
+        of_draft = ReferenceRows(draft.hidden.numpy(), draft.logits.numpy(), logs)
     begin = 0
     for story, length in zip(pack, lengths, strict=True):
-        mine = slice(begin, begin + length)
-        story.target = _part(of_target, mine)
-        story.draft = None if of_draft is None else _part(of_draft, mine)
-        story.stored = {part: rows[mine] for part, rows in stored.items()}
-        begin = mine.stop
+        own = slice(begin, begin + length)
+        story.target_rows = _part(of_target, own)
+        story.draft_rows = None if of_draft is None else _part(of_draft, own)
+        story.stored = {part: rows[own] for part, rows in stored.items()}
+        begin = own.stop
     if draft is None:
         return
     rounds = [(n, story, round) for n, story in enumerate(pack) for round in story.rounds]
-    together = max(1, _SCRATCH_TOGETHER // (case.num_steps * case.topk))
-    for first in range(0, len(rounds), together):
-        some = rounds[first : first + together]
+    at_once = max(1, _SCRATCH_TOGETHER // (case.num_steps * case.topk))
+    for first in range(0, len(rounds), at_once):
+        some = rounds[first : first + at_once]
         steps = (len(some), case.num_steps - 1, case.topk)
         frontier = np.array([round.frontier for _, _, round in some], np.int64).reshape(steps).clip(0, shape.vocab_size - 1)
         expanded = _of_their_depth(case, np.array([round.expanded for _, _, round in some], np.int64).reshape(steps))
         starts = [(n, round.committed) for n, _, round in some]
         growths = draft_rounds(head, draft, lengths, starts, torch.from_numpy(frontier), torch.from_numpy(expanded), view)
-        told = choices(case, growths, [round.selected for _, _, round in some], bounds_of(dtype, case.model))
+        ranked = choices(case, growths, [round.selected for _, _, round in some], bounds_of(dtype, case.model))
         scratch = torch.stack([growths.keys, growths.values], 3)
         parts = (growths.logits, growths.hidden, growths.handed_on, scratch)
-        for (_, story, _), choice, *part in zip(some, told, *(part.numpy() for part in parts), strict=True):
+        for (_, story, _), choice, *part in zip(some, ranked, *(part.numpy() for part in parts), strict=True):
             story.growths.append(Grown(*part))
             story.choices.append(choice)
 
 
-def _part(rows: Rows, mine: slice) -> Rows:
-    return Rows(rows.hidden[mine], rows.logits[mine], None if rows.logs is None else rows.logs[mine])
+def _part(rows: ReferenceRows, own: slice) -> ReferenceRows:
+    return ReferenceRows(rows.hidden[own], rows.logits[own], None if rows.logs is None else rows.logs[own])
 
 
 def _of_their_depth(case: Case, expanded: Array) -> Array:
-    """Frontiers [C, S-1, k] with each candidate one of its step's depth: another is a divergence that rules.py reports."""
+    """Frontiers [C, S-1, k] with each candidate one of its step's depth: another is a divergence that requests.py reports."""
     first = np.array([0, *(count_candidates(case.topk, step) for step in range(1, case.num_steps))])[:, None]
     return expanded.clip(first[:-1], first[1:] - 1)
 

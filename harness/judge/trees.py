@@ -1,4 +1,4 @@
-"""The draft tree of a round: `draft.proposal` and `tree.*`. A chain is the tree of topk = 1. Called by rules.py.
+"""The draft tree of a round: `draft.proposal` and `tree.*`. A chain is the tree of topk = 1. Called by requests.py.
 
 What the engine chose is followed (story.py), so each choice is judged as if all before it had been right.
 """
@@ -8,23 +8,23 @@ from functools import lru_cache
 
 import numpy as np
 
-from eagletwin.harness.case import Case
-from eagletwin.harness.models.recipes import RECIPES
-from eagletwin.harness.models.weights import model_pair
-from eagletwin.harness.slot_runs import Array
-from eagletwin.harness.trace import Record, Trace
+from eagletwin.harness.core.arrays import Array
+from eagletwin.harness.core.case import Case
+from eagletwin.harness.core.records import Record
+from eagletwin.harness.core.trace import Trace
+from eagletwin.harness.families import RECIPES
+from eagletwin.harness.families.weights import model_pair
 from eagletwin.reference.sizes import count_candidates
 from eagletwin.reference.tree import ancestor_mask, depths, retrieve_links, tree_parents
 
-from .bounds import magnitude
-from .choices import SMALLEST, logs
 from .compare import UNSEEN, Compare, Place
-from .story import Round, Rows, Story
+from .rows import SMALLEST_LOG, log_scale, logs
+from .story import ReferenceRows, Round, Story
 
 
 def parents_of(case: Case, round: Round) -> tuple[int, ...] | None:
-    """Parents of the nodes [D]; None if what was selected is no tree."""
-    return _parents(case.topk, case.num_steps, case.num_draft_tokens, tuple(round.selected), tuple(round.expanded))
+    """Parents of the nodes [D]; None if the selected nodes do not form a tree."""
+    return _parents(case.topk, case.num_steps, case.verify_nodes, tuple(round.selected), tuple(round.expanded))
 
 
 @lru_cache(maxsize=256)  # asked for three times a round; all rounds of a chain have the same
@@ -67,25 +67,24 @@ class Trees:
         self._proposed: dict[str, list[int]] = {}  # request -> what the root row of its next round proposed
         self._proposes: list[int] = model_pair(self._case.model).proposes.tolist()  # by the recipe, whatever the engine loaded
 
-    def root(self, number: int, place: Place, rows: Rows, last: int) -> None:
+    def root(self, number: int, place: Place, rows: ReferenceRows, last: int) -> None:
         """What the last committed row proposes to the next round: the k best tokens of its logits, in order."""
         logits = rows.logits[last : last + 1]
         proposed = self._in_targets_ids(self._trace.integers(number, "proposal"))
         self._proposed[place.record.request] = proposed
         if self._case.draws_drafts(place.record.request):
-            self._compare.not_seen(("draft.proposal",), 1)  # by which coins, nobody sees; sampling.py has what from
+            self._compare.not_seen(("draft.proposal",), 1)  # the coins are not recorded; sampling.py judges the distribution
         else:
             self._compare.choices(place, "draft.proposal", logits, [proposed], lambda _, rank: self._child(0, 0, rank))
         if rows.logs is None:
             return
-        said = logs(self._trace.array(number, "proposal_probabilities")[None])
+        reported = logs(self._trace.array(number, "proposal_probabilities")[None])
         inside = [
             min(max(0, token), logits.shape[1] - 1) for token in proposed
         ]  # one outside the vocabulary was reported above
-        expected: Array = np.maximum(rows.logs[last : last + 1, inside], SMALLEST)
-        # a log-probability is a difference of two logits, each of which may be off by the bound
+        expected: Array = np.maximum(rows.logs[last : last + 1, inside], SMALLEST_LOG)
         name = "log-probabilities of the root's children"
-        self._compare.floats(place, "draft.proposal", expected, said, lambda _: name, 2 * magnitude(logits))
+        self._compare.floats(place, "draft.proposal", expected, reported, lambda _: name, log_scale(logits))
 
     def _in_targets_ids(self, ids: list[int]) -> list[int]:
         """What an extend proposes, in the target's vocabulary. The engine keeps ids of the draft's until it drafts on.
@@ -127,7 +126,7 @@ class Trees:
         parents = parents_of(self._case, round)
         if parents is None:
             if self._compare.on("tree.parents"):
-                expected = f"{self._case.num_draft_tokens - 1} candidates, the parent of each among them"
+                expected = f"{self._case.verify_nodes - 1} candidates, the parent of each among them"
                 self._compare.report(place, "tree.parents", "selected candidates", expected, str(round.selected))
             return
         shape, mask = _shape(parents), self._trace.array(number, "mask").tolist()
@@ -139,8 +138,8 @@ class Trees:
             self._compare.integers(place, "tree.mask", [len(shape.mask)], [len(mask)], "rows of the mask, round", record.round)
         else:
             node = next((node for node, row in enumerate(shape.mask) if mask[node : node + 1] != [row]), 0)
-            must, has = (list(map(int, rows[node])) for rows in (shape.mask, mask))
-            self._compare.integers(place, "tree.mask", must, has, f"mask of node {node}, node", 0)
+            exact_row, own_row = (list(map(int, rows[node])) for rows in (shape.mask, mask))
+            self._compare.integers(place, "tree.mask", exact_row, own_row, f"mask of node {node}, node", 0)
         self._same(place, "tree.retrieve", list(range(len(parents))), number, "retrieve_index", "index of node")
         self._same(place, "tree.retrieve", shape.first, number, "next_token", "first child of node")
         self._same(place, "tree.retrieve", shape.sibling, number, "next_sibling", "next sibling of node")
@@ -164,7 +163,9 @@ class Trees:
                         shown[candidate] = token
         if record.request in self._proposed:  # the extend before proposed these, and was judged: they must be those very tokens
             proposed = self._proposed[record.request]
-            expected = [must if has != UNSEEN else UNSEEN for must, has in zip(proposed, shown[:topk], strict=True)]
+            expected = [
+                token if shown_token != UNSEEN else UNSEEN for token, shown_token in zip(proposed, shown[:topk], strict=True)
+            ]
             self._compare.integers(Place(record, "draft"), "draft.proposal", expected, shown[:topk], "token of candidate", 0)
         if self._case.draws_drafts(record.request):
             self._compare.not_seen(("draft.proposal",), steps - 1)
@@ -184,9 +185,9 @@ class Trees:
         """The scores of all candidates: products of probabilities, as numbers."""
         if "candidate_scores" not in record.tensors:
             return
-        told, said = story.choices[record.round], self._trace.array(number, "candidate_scores")
+        choices, reported = story.choices[record.round], self._trace.array(number, "candidate_scores")
         place = Place(record, "draft", self._case.num_steps)
-        expected, scores, sizes = told.scores[:, None], logs(said), told.sizes
+        expected, scores, sizes = choices.scores[:, None], logs(reported), choices.sizes
 
         def name(candidate: int) -> str:
             return f"logarithm of the score of candidate {candidate}"
@@ -201,12 +202,12 @@ class Trees:
 
     def _choices(self, record: Record, story: Story, round: Round) -> None:
         """The frontiers and the final selection hold the candidates of the largest scores."""
-        topk, told = self._case.topk, story.choices[record.round]
+        topk, choices = self._case.topk, story.choices[record.round]
         first = Place(record, "draft", output=True)
         self._compare.integers(
             first, "tree.parents", list(range(topk)), round.expanded[:topk] or list(range(topk)), "frontier 1, place", 0
         )
-        for step, ranked in enumerate(told.frontiers, 1):
+        for step, ranked in enumerate(choices.frontiers, 1):
             place, name = Place(record, "draft", step, output=True), f"frontier {step + 1}"
             frontier = round.expanded[step * topk : (step + 1) * topk]
             if frontier != ranked.actual or len(set(frontier)) < topk:  # of another depth, or one of them twice
@@ -218,12 +219,12 @@ class Trees:
         place = Place(record, "draft", self._case.num_steps - 1, output=True)
         total = count_candidates(topk, self._case.num_steps)
         ascending = sorted({node for node in round.selected if 0 <= node < total})
-        if ascending != round.selected or told.selected is None:
+        if ascending != round.selected or choices.selected is None:
             if self._compare.on("tree.tokens"):
                 expected = "different candidates in the order of their numbers"
                 self._compare.report(place, "tree.tokens", "the final selection", expected, str(round.selected))
             return
-        self._compare.ranked(place, "tree.tokens", told.selected, "the final selection, best first")
+        self._compare.ranked(place, "tree.tokens", choices.selected, "the final selection, best first")
         if round.proposed:
             tokens = [round.proposed[node] for node in round.selected if node < len(round.proposed)]
             self._compare.integers(place, "tree.tokens", tokens, round.drafted, "token of node", 1)

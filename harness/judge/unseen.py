@@ -1,10 +1,10 @@
-"""What ran in a CUDA graph: no Python runs there, so nobody saw what its forwards were given. Called by rules.py.
+"""What ran in a CUDA graph: no Python runs there, so no tap recorded what its forwards were given. Called by requests.py.
 
 A wrong input shows in the rows that it led to (draft.scratch_kv, draft.kv) and in what was proposed; the verdict says how many
 comparisons could not be made.
 """
 
-from eagletwin.harness.trace import Trace
+from eagletwin.harness.core.trace import Trace
 
 from .compare import Compare, Place
 from .story import Round

@@ -1,5 +1,5 @@
 """`python -m eagletwin`: the same as the command `eagletwin`."""
 
-from eagletwin.harness.cli import main
+from eagletwin.door import main
 
 main()

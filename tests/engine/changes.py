@@ -6,7 +6,8 @@ import msgspec
 import torch
 from torch import Tensor
 
-from eagletwin.harness.trace import Record, Trace
+from eagletwin.harness.core.records import Record
+from eagletwin.harness.core.trace import Trace
 
 Change = Callable[[Tensor], Tensor]
 
@@ -56,7 +57,7 @@ def of_values(change: Change) -> Change:
 
 
 def flip(tensor: Tensor) -> Tensor:
-    """One node sees another that is none of its ancestors."""
+    """One node sees another that is not its ancestor."""
     changed = tensor.clone()
     changed[0, -1] = True
     return changed

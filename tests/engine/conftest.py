@@ -3,14 +3,17 @@
 from collections.abc import Callable
 from pathlib import Path
 
+import msgspec
 import pytest
 
-from eagletwin.harness.case import Case, EngineSettings, Request, SGLangSettings
-from eagletwin.harness.engines.process import Host, Limits
-from eagletwin.harness.judge import Verdict, judge
-from eagletwin.harness.patch import Edit, Patch
-from eagletwin.harness.trace import Trace
-from eagletwin.harness.twin import Twin
+from eagletwin.harness.core.case import Case, EngineSettings, Request, Sampling, SGLangSettings
+from eagletwin.harness.core.patch import Edit, Patch
+from eagletwin.harness.core.run_spec import Limits
+from eagletwin.harness.core.trace import Trace
+from eagletwin.harness.core.verdict import Verdict
+from eagletwin.harness.engines.host import Host
+from eagletwin.harness.judge.judge import judge
+from eagletwin.harness.testing.twin import Twin
 
 Runner = Callable[..., tuple[Trace, Verdict]]
 
@@ -73,7 +76,7 @@ def busy_tree() -> Case:
         model="llama-tiny",
         num_steps=4,
         topk=3,
-        draft_tokens=12,
+        num_draft_tokens=12,
         page_size=4,
         chunked_prefill_size=8,
         requests=(
@@ -92,3 +95,17 @@ def busy_tree() -> Case:
 def tree_trace(host: Host, busy_tree: Case, tmp_path_factory: pytest.TempPathFactory) -> Trace:
     """The trace of busy_tree on the unmodified release."""
     return host.engine(busy_tree).run(busy_tree, tmp_path_factory.mktemp("tree"))
+
+
+@pytest.fixture(scope="session")
+def sampled_trace(host: Host, busy_case: Case, tmp_path_factory: pytest.TempPathFactory) -> Trace:
+    """The trace of busy_case with requests that sample, drafts included."""
+    ways = (Sampling(temperature=0.7, top_p=0.9), Sampling(top_k=8))
+    requests = tuple(
+        msgspec.structs.replace(request, sampling=way) for request, way in zip(busy_case.requests, ways, strict=True)
+    )
+    settings = msgspec.structs.replace(busy_case.engine.sglang, rejection_sampling=True)
+    case = msgspec.structs.replace(
+        busy_case, name="sampled", requests=requests, engine=msgspec.structs.replace(busy_case.engine, sglang=settings)
+    )
+    return host.engine(case).run(case, tmp_path_factory.mktemp("sampled"))

@@ -5,9 +5,10 @@ from contextlib import contextmanager
 
 import pytest
 
-from eagletwin.harness.case import Case, EngineSettings, Event, Request, SGLangSettings
-from eagletwin.harness.engines.process import Host
-from eagletwin.harness.engines.source import here, resolve
+from eagletwin.harness.core.case import Case, EngineSettings, Event, Request, SGLangSettings
+from eagletwin.harness.engines.host import Host
+from eagletwin.harness.engines.source import Source, here, resolve
+from eagletwin.harness.engines.start import Zygote
 
 PROMPT = (49, 53, 5, 33, 65, 62, 51, 38, 61, 45, 74, 27)
 # In pages, with a shared prefix, a retraction, a pause and an abort; a chain that no chunk cuts.
@@ -34,7 +35,19 @@ BUSY = Case(
 @contextmanager
 def host_of(release: str) -> Iterator[Host]:
     """Skips the test if the release is not in the cache."""
+    with Host(source=_cached(release)) as host:
+        yield host
+
+
+@contextmanager
+def zygote_of(release: str) -> Iterator[Zygote]:
+    """A process for servers of the release, which is started. Skips the test if the release is not in the cache."""
+    with Zygote(_cached(release), front=True) as zygote:
+        zygote.start()
+        yield zygote
+
+
+def _cached(release: str) -> Source:
     if release not in here():
         pytest.skip(f"SGLang {release} is not in the cache: `eagletwin releases fetch {release}`")
-    with Host(source=resolve(release)) as host:
-        yield host
+    return resolve(release)

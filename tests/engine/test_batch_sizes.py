@@ -2,15 +2,15 @@
 
 from pathlib import Path
 
-from eagletwin.harness.engines.mode import Mode
-from eagletwin.harness.engines.process import Host
-from eagletwin.harness.gpu.paths import PATHS, path, paths
-from eagletwin.harness.gpu.sizes import CONFIGURATIONS, SIZES, every_size
-from eagletwin.harness.judge import judge
+from eagletwin.harness.commands.gpu.batches import PATHS, path, paths
+from eagletwin.harness.commands.gpu.sizes import CONFIGURATIONS, SIZES, every_size
+from eagletwin.harness.core.mode import Mode
+from eagletwin.harness.engines.host import Host
+from eagletwin.harness.judge.judge import judge
 
 
 def test_every_batch_size_takes_every_path_with_overlap_and_without(tmp_path: Path) -> None:
-    """Batches hang on arrivals alone, so one run of a configuration, with overlap, stands for all engines of it."""
+    """Batches depend on arrivals alone, so one run of a configuration, with overlap, stands for all engines of it."""
     jobs = every_size()
     with Host(mode=Mode(overlap=True)) as host:
         for name in CONFIGURATIONS:

@@ -1,4 +1,4 @@
-"""The worker in bfloat16, as users run it, on a CPU: right as released, told to be wrong where it is, and near to float32."""
+"""The worker in bfloat16, as users run it, on a CPU: equal as released, diverged with a fault, and near to float32."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -6,13 +6,14 @@ from pathlib import Path
 import pytest
 
 from eagletwin.cases.regressions import LEDGER
-from eagletwin.harness.case import Case, Request, Sampling
-from eagletwin.harness.engines.mode import Mode
-from eagletwin.harness.engines.process import Host
-from eagletwin.harness.errors import InputError
-from eagletwin.harness.gpu.apart import Apart, apart, apart_text
-from eagletwin.harness.judge import judge
-from eagletwin.harness.trace import Trace, read_trace
+from eagletwin.harness.commands.diff.precision_gap import Apart, apart, apart_text
+from eagletwin.harness.core.case import Case, Request, Sampling
+from eagletwin.harness.core.errors import InputError
+from eagletwin.harness.core.mode import Mode
+from eagletwin.harness.core.trace import Trace
+from eagletwin.harness.engines.host import Host
+from eagletwin.harness.families.traces import read_trace
+from eagletwin.harness.judge.judge import judge
 
 UNIT = 2.0**-8
 
@@ -50,7 +51,7 @@ def test_a_busy_case_is_equal_and_near_to_float32(
 
 
 @pytest.mark.parametrize("name", ["25015", "26329", "26997-kv"])
-def test_bugs_of_the_ledger_are_told(brains: Host, name: str, tmp_path: Path) -> None:
+def test_bugs_of_the_ledger_are_found(brains: Host, name: str, tmp_path: Path) -> None:
     entry = LEDGER[name]
     for word, side, status in (("green", entry.green, "equal"), ("red", entry.red, "diverged")):
         (tmp_path / word).mkdir()
@@ -65,7 +66,7 @@ def test_the_interpreter_is_refused(brains: Host, kernels: str, busy_case: Case)
 
 
 def test_a_request_that_samples_is_equal_where_nothing_is_cut_and_otherwise_unknown(brains: Host, tmp_path: Path) -> None:
-    """Within the bound of bfloat16 nobody can tell which of many tokens a top_p keeps; float32 can."""
+    """Within the bound of bfloat16 the judge cannot tell which of many tokens a top_p keeps; within float32's it can."""
     prompt = tuple(range(30, 50))
     for name, sampling, status in (("whole", Sampling(), "equal"), ("cut", Sampling(temperature=1.5, top_p=0.5), "unknown")):
         request = Request(id="a", prompt=prompt, max_new_tokens=12, sampling=sampling)

@@ -1,22 +1,24 @@
 """Bisection on the real worker: over features of a planted fault, over published releases, over commits made of them."""
 
+import re
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
-from eagletwin.harness.bisect.measure import reduce_case
-from eagletwin.harness.bisect.state import Subject
-from eagletwin.harness.case import read_case
-from eagletwin.harness.engines.process import Host
+from eagletwin.harness.commands.bisect.measure import reduce_case
+from eagletwin.harness.commands.bisect.state import Subject
+from eagletwin.harness.core.patch import read_patch
+from eagletwin.harness.core.run_spec import RunSpec
+from eagletwin.harness.engines.host import Host
 from eagletwin.harness.engines.provision import NotFetched
 from eagletwin.harness.engines.source import resolve
-from eagletwin.harness.patch import read_patch
+from eagletwin.harness.families.valid import read_case
 
 from .history import History
 
-EXAMPLES = Path(__file__).parents[2] / "docs" / "examples"
+EXAMPLES = Path(__file__).parents[2] / "docs/guide/examples"
 
 
 def eagletwin(*arguments: str, cwd: Path) -> subprocess.CompletedProcess[str]:
@@ -33,9 +35,9 @@ def release(name: str) -> Path:
 
 
 def test_a_fault_that_needs_pages_and_two_requests_is_said_to_need_exactly_these(host: Host, tmp_path: Path) -> None:
-    """The example of docs/bisect.md."""
+    """The example of docs/guide/bisect.md."""
     case, fault = read_case(EXAMPLES / "busy.json"), read_patch(EXAMPLES / "fault.json")
-    subject = Subject(case=case, patches=(fault,))
+    subject = Subject(case=case, run=RunSpec(patches=(fault,)))
     found = reduce_case(host, subject, "", tmp_path, print)
     assert [feature.name for feature in found.reduced.needed] == ["several requests", "pages"]
     assert {feature.name for feature in found.reduced.gone} == {"late arrivals", "several steps", "prefix cache", "chunks"}
@@ -71,3 +73,9 @@ def test_git_bisect_over_the_trees_of_releases_says_the_same_and_skips_what_does
     assert done.stdout.startswith(f"FIXED WITH {fixed}  pr-25015: draft.positions at request a, round 0, draft.decode step 1\n")
     assert "does not import  skipped: SGLang cannot be imported: ImportError: planted" in done.stdout
     assert len(history.git("worktree", "list").splitlines()) == 1
+    for word, code in (("bad", 1), ("good", 0), ("bad", 1)):  # each in a worktree of its own, which stays
+        typed = re.search(rf"^  {word}: +(.+)$", done.stdout, re.MULTILINE)
+        assert typed is not None
+        command = typed[1].replace("eagletwin check", f"{sys.executable} -P -m eagletwin check")
+        shown = subprocess.run(command, shell=True, cwd=tmp_path, check=False)
+        assert shown.returncode == code

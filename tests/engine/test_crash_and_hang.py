@@ -3,9 +3,10 @@
 import msgspec
 import pytest
 
-from eagletwin.harness.case import Case, Request
-from eagletwin.harness.engines.process import Host, Limits
-from eagletwin.harness.patch import Edit, Patch
+from eagletwin.harness.core.case import Case, Request
+from eagletwin.harness.core.patch import Edit, Patch
+from eagletwin.harness.core.run_spec import Limits
+from eagletwin.harness.engines.host import Host
 
 from .conftest import Runner
 
@@ -63,7 +64,7 @@ def test_a_result_that_the_taps_cannot_read_is_no_crash_of_the_worker(run: Runne
     trace, verdict = run(busy_case, renamed)
     assert (verdict.status, verdict.rule, trace.header.ending.kind) == ("unknown", "", "unseen")
     assert "eagletwin itself failed: AttributeError" in verdict.reason
-    assert "(taps.py:" in verdict.reason
+    assert "(accepted.py:" in verdict.reason
 
 
 def test_arguments_that_the_worker_does_not_take_are_its_own_crash(run: Runner, busy_case: Case) -> None:

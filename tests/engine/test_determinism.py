@@ -5,8 +5,8 @@ from pathlib import Path
 import msgspec
 
 from eagletwin.cases.workload import rate_case
-from eagletwin.harness.case import Case
-from eagletwin.harness.engines.process import Host
+from eagletwin.harness.core.case import Case
+from eagletwin.harness.engines.host import Host
 
 PARTS = ("trace.json", "trace.safetensors")
 

@@ -1,18 +1,18 @@
 """Counts of sampled tokens, from the real worker: one case's worth, which any fault that is not small must already show in.
 
-docs/gpu has the counts that say something about small ones.
+docs/records/gpu.md has the counts that say something about small ones.
 """
 
 from pathlib import Path
 
-from eagletwin.harness.distribution import PROMPTS, TOGETHER, WAYS, findings
-from eagletwin.harness.engines.mode import CPU
-from eagletwin.harness.gpu.draws import Share, share
+from eagletwin.harness.commands.draws.campaign import Portion, share
+from eagletwin.harness.commands.draws.distribution import PROMPTS, TOGETHER, WAYS, findings
+from eagletwin.harness.core.mode import CPU
 
 
 def test_the_worker_emits_what_the_target_may(tmp_path: Path) -> None:
     """Rejection sampling, in every way: three tokens of 64 requests."""
-    tally = share(Share(setting="rejection", mode=CPU, number=0, step=1, seconds=0), tmp_path)
+    tally = share(Portion(setting="rejection", mode=CPU, number=0, step=1, seconds=0), tmp_path)
     assert tally.requests == TOGETHER
     assert {key: counts.total() for key, counts in tally.joint.items()} == {
         (prompt, way): TOGETHER // len(PROMPTS) // len(WAYS) for prompt in range(len(PROMPTS)) for way in range(len(WAYS))

@@ -5,11 +5,11 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 
 from eagletwin.cases.strategies import Focus, cases
-from eagletwin.harness.case import Case
-from eagletwin.harness.models.weights import model_pair
-from eagletwin.harness.patch import Edit
-from eagletwin.harness.trace import Trace
-from eagletwin.harness.twin import Twin
+from eagletwin.harness.core.case import Case
+from eagletwin.harness.core.patch import Edit
+from eagletwin.harness.core.trace import Trace
+from eagletwin.harness.families.weights import model_pair
+from eagletwin.harness.testing.twin import Twin
 
 from .conftest import Runner
 

@@ -1,6 +1,6 @@
 """One release of each generation of SGLang, if it is in the cache: its traces hold all that the installed one's hold.
 
-`eagletwin releases fetch` brings the releases. docs/eras.md says what differs between them.
+`eagletwin releases fetch` brings the releases. docs/explanation/eras.md says what differs between them.
 """
 
 from collections.abc import Iterator
@@ -10,15 +10,16 @@ import pytest
 from msgspec.structs import replace
 
 from eagletwin.cases.regressions import LEDGER
-from eagletwin.harness.case import EngineSettings, SGLangSettings
-from eagletwin.harness.engines.process import Host, Limits
-from eagletwin.harness.judge import judge
-from eagletwin.harness.trace import Trace
+from eagletwin.harness.core.case import EngineSettings, SGLangSettings
+from eagletwin.harness.core.run_spec import Limits
+from eagletwin.harness.core.trace import Trace
+from eagletwin.harness.engines.host import Host
+from eagletwin.harness.judge.judge import judge
 
 from .older import BUSY, host_of
 
 GENERATIONS = ("0.5.13.post1", "0.5.15.post1", "0.5.17", "0.5.20")
-TREE = replace(BUSY, topk=2, draft_tokens=5, chunked_prefill_size=8)
+TREE = replace(BUSY, topk=2, num_draft_tokens=5, chunked_prefill_size=8)
 
 
 @pytest.fixture(scope="module", params=GENERATIONS)
@@ -32,7 +33,7 @@ def held(trace: Trace) -> set[tuple[str, tuple[str, ...], tuple[str, ...]]]:
     return {(record.stage, tuple(sorted(record.tensors)), tuple(sorted(record.numbers))) for record in trace.header.records}
 
 
-def test_an_older_release_is_seen_as_wholly_as_the_installed_one(host: Host, older: Host, tmp_path: Path) -> None:
+def test_an_older_release_is_seen_as_fully_as_the_installed_one(host: Host, older: Host, tmp_path: Path) -> None:
     traces = []
     for name, of in (("installed", host), ("older", older)):
         (tmp_path / name).mkdir()

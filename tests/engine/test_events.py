@@ -2,8 +2,8 @@
 
 import pytest
 
-from eagletwin.harness.case import Case, EngineSettings, Event, Request, SGLangSettings
-from eagletwin.harness.patch import Edit
+from eagletwin.harness.core.case import Case, EngineSettings, Event, Request, SGLangSettings
+from eagletwin.harness.core.patch import Edit
 
 from .conftest import Runner
 

@@ -11,19 +11,22 @@ from pathlib import Path
 import pytest
 
 from eagletwin.cases.regressions import LEDGER
-from eagletwin.harness.case import decode_case, read_case
-from eagletwin.harness.engines.process import Host
-from eagletwin.harness.fuzz import Finding, Fuzz
-from eagletwin.harness.patch import Edit, Patch
-from eagletwin.harness.trial import Trials
+from eagletwin.harness.check.trials import Trials
+from eagletwin.harness.commands.fuzz.search import Finding, Fuzz, Plan
+from eagletwin.harness.core.patch import Edit, Patch
+from eagletwin.harness.core.run_spec import RunSpec
+from eagletwin.harness.engines.host import Host
+from eagletwin.harness.families.valid import decode_case, read_case
 
 FORWARD = "sglang.srt.speculative.eagle_worker_v2.EagleDraftWorker.draft_forward"
 ARGMAX = "topk_index = torch.argmax("
 
 
 def search(host: Host, folder: Path, patch: Patch, *, seed: int = 0, shrink_seconds: float = 120.0) -> Fuzz:
-    trials = Trials(host, patches=(patch,))
-    return Fuzz(trials, folder, seed=seed, seconds=1e9, max_cases=200, shrink_seconds=shrink_seconds, command="eagletwin fuzz")
+    trials = Trials(host, RunSpec(patches=(patch,)))
+    return Fuzz(
+        trials, folder, Plan(seed=seed, seconds=1e9, max_cases=200, shrink_seconds=shrink_seconds, command="eagletwin fuzz")
+    )
 
 
 def first(fuzz: Fuzz) -> Finding:
@@ -43,7 +46,7 @@ def test_a_reverted_fix_is_found_and_gets_as_small_as_it_can(
     host: Host, tmp_path: Path, entry: str, smallest: dict[str, object]
 ) -> None:
     finding = first(search(host, tmp_path, LEDGER[entry].revert))
-    assert finding.kind == LEDGER[entry].rule
+    assert finding.signature.rule == LEDGER[entry].rule
     assert finding.outcome.verdict.status == "diverged"
     assert not finding.partial
     case = finding.outcome.case
@@ -113,7 +116,7 @@ def test_a_worker_that_dies_is_found_as_well(host: Host, tmp_path: Path) -> None
         ),
     )
     finding = first(search(host, tmp_path, dies))
-    assert (finding.kind, finding.outcome.verdict.status) == ("engine.crash", "unknown")
+    assert (finding.signature.rule, finding.outcome.verdict.status) == ("engine.crash", "unknown")
     assert "exited with status 3" in finding.outcome.verdict.reason
 
 
@@ -145,13 +148,13 @@ def test_ctrl_c_while_shrinking_keeps_what_was_found_and_says_where(tmp_path: Pa
 
 
 def test_what_a_kernel_shows_gets_small_as_well(host: Host, tmp_path: Path) -> None:
-    """A live bug near the end of a context. Nobody counts a kernel's iterations: smaller cases are run to their end."""
+    """A live bug near the end of a context. A kernel's violations have no iteration: smaller cases are run to their end."""
     held = {"context_length": 16, "num_steps": 5, "topk": 1}
-    fuzz = Fuzz(
-        Trials(host), tmp_path, seed=0, seconds=1e9, max_cases=60, shrink_seconds=120.0, command="eagletwin fuzz", held=held
-    )
+    plan = Plan(seed=0, seconds=1e9, max_cases=60, shrink_seconds=120.0, command="eagletwin fuzz", held=held)
+    fuzz = Fuzz(Trials(host), tmp_path, plan)
     finding = first(fuzz)
     case = finding.outcome.case
-    assert (finding.kind, finding.partial) == ("kernel.memory", False)
+    assert (finding.signature.rule, finding.partial) == ("kernel.memory", False)
+    assert finding.signature.kernel
     assert (case.chunks, case.events) == ((), ())
     assert max(len(one.prompt) + one.max_new_tokens for one in case.requests) == 14  # up to the end of the context

@@ -1,17 +1,17 @@
 """Generated cases on the unmodified release: nothing is found, few ties, and they reach what they should.
 
-`make test` runs a few dozen; `make sweep` runs 1,000 (docs/figures.md).
+`make test` runs a few dozen; `make sweep` runs 1,000 (docs/records/figures.md).
 """
 
 from pathlib import Path
 
 import pytest
 
-from eagletwin.harness.case import read_case
-from eagletwin.harness.engines.process import Host
-from eagletwin.harness.fuzz import Fuzz
-from eagletwin.harness.judge import judge
-from eagletwin.harness.trial import Trials
+from eagletwin.harness.check.trials import Trials
+from eagletwin.harness.commands.fuzz.search import Fuzz, Plan
+from eagletwin.harness.engines.host import Host
+from eagletwin.harness.families.valid import read_case
+from eagletwin.harness.judge.judge import judge
 
 CASES = Path(__file__).parent / "cases"
 
@@ -47,8 +47,8 @@ ENOUGH = {
 
 
 def test_nothing_is_found_in_the_unmodified_release_and_much_is_reached(host: Host, tmp_path: Path) -> None:
-    search = Fuzz(Trials(host), tmp_path, seed=2, seconds=1e9, max_cases=150, shrink_seconds=0.0, command="")
-    assert [(finding.kind, finding.outcome.report) for finding in search.search()] == []
+    search = Fuzz(Trials(host), tmp_path, Plan(seed=2, seconds=1e9, max_cases=150, shrink_seconds=0.0, command=""))
+    assert [(finding.signature, finding.outcome.report) for finding in search.search()] == []
     tally = search.tally
     assert tally.cases == tally.statuses["equal"] == 150
     assert not tally.fallbacks

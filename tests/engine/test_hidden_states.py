@@ -5,11 +5,11 @@ import numpy as np
 import pytest
 import torch
 
-from eagletwin.harness.case import Case
+from eagletwin.harness.core.case import Case
+from eagletwin.harness.families import RECIPES
+from eagletwin.harness.families.weights import model_pair
 from eagletwin.harness.judge.bounds import FLOAT32
 from eagletwin.harness.judge.story import stories
-from eagletwin.harness.models.recipes import RECIPES
-from eagletwin.harness.models.weights import model_pair
 from eagletwin.reference.llama import target_rows
 
 from .conftest import Runner

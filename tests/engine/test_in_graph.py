@@ -5,8 +5,9 @@ from collections.abc import Callable
 import torch
 from msgspec.structs import replace
 
-from eagletwin.harness.judge import judge
-from eagletwin.harness.trace import Record, Trace
+from eagletwin.harness.core.records import Record
+from eagletwin.harness.core.trace import Trace
+from eagletwin.harness.judge.judge import judge
 
 _HIDDEN = ("draft.positions", "draft.hidden_in", "draft.slots")
 

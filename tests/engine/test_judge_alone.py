@@ -1,26 +1,29 @@
-"""What judging does to the process that it happens in, such as a test suite of somebody else."""
+"""What judging does to the process that it happens in, such as a user's test suite."""
 
+import importlib
 import threading
 from typing import Any
 
 import pytest
 import torch
 
-from eagletwin import harness
-from eagletwin.harness.judge import judge
-from eagletwin.harness.trace import Trace
+from eagletwin.harness.core.trace import Trace
+from eagletwin.harness.core.verdict import RULES
+from eagletwin.harness.judge.judge import judge
+
+MODULE: Any = importlib.import_module("eagletwin.harness.judge.judge")
 
 
 def test_it_computes_in_one_thread_and_leaves_the_number_of_threads_as_it_was(
     busy_trace: Trace, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    seen, stories = [], harness.judge.stories
+    seen, stories = [], MODULE.stories
 
     def counted(*arguments: Any) -> Any:
         seen.append(torch.get_num_threads())
         return stories(*arguments)
 
-    monkeypatch.setattr(harness.judge, "stories", counted)
+    monkeypatch.setattr(MODULE, "stories", counted)
     before = torch.get_num_threads()
     torch.set_num_threads(3)
     try:
@@ -34,7 +37,7 @@ def test_it_computes_in_one_thread_and_leaves_the_number_of_threads_as_it_was(
 def test_two_that_judge_at_once_leave_the_number_of_threads_as_it_was(
     busy_trace: Trace, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    stories, both, first_is_done, numbers = harness.judge.stories, threading.Barrier(2, timeout=60), threading.Event(), []
+    stories, both, first_is_done, numbers = MODULE.stories, threading.Barrier(2, timeout=60), threading.Event(), []
 
     def together(*arguments: Any) -> Any:
         both.wait()
@@ -47,7 +50,7 @@ def test_two_that_judge_at_once_leave_the_number_of_threads_as_it_was(
         numbers.append(torch.get_num_threads())
         first_is_done.set()
 
-    monkeypatch.setattr(harness.judge, "stories", together)
+    monkeypatch.setattr(MODULE, "stories", together)
     before = torch.get_num_threads()
     torch.set_num_threads(3)
     try:
@@ -62,3 +65,10 @@ def test_two_that_judge_at_once_leave_the_number_of_threads_as_it_was(
     finally:
         torch.set_num_threads(before)
     assert numbers == [3, 3, 3]
+
+
+def test_with_every_rule_switched_off_nothing_is_equal(busy_trace: Trace) -> None:
+    off = frozenset(rule for rule in RULES if not rule.startswith(("engine.", "kernel.")))
+    verdict = judge(busy_trace, off)
+    assert (verdict.status, verdict.checked) == ("unknown", {})
+    assert verdict.reason == "nothing was compared: every rule that this trace could break is switched off"

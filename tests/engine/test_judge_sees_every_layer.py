@@ -4,10 +4,10 @@ import msgspec
 import pytest
 
 from eagletwin.cases.regressions.multi_layer_chunk_tail import ALL_LAYERS
-from eagletwin.harness.case import Case
-from eagletwin.harness.engines.process import Host
-from eagletwin.harness.judge import judge
-from eagletwin.harness.trace import INNER, Trace
+from eagletwin.harness.core.case import Case
+from eagletwin.harness.core.trace import INNER, Trace
+from eagletwin.harness.engines.host import Host
+from eagletwin.harness.judge.judge import judge
 
 from .changes import Change, bump, nan, nudge, of_keys, of_values, shorten, without
 

@@ -1,11 +1,13 @@
-"""Change one number of a real, correct trace: the judge must find it, and name the rule. A rule that cannot fail is no rule."""
+"""Change one number of a real, correct trace: the judge must find it, and name the rule. A rule that cannot fail is useless."""
 
 import msgspec
 import pytest
 import torch
 
-from eagletwin.harness.judge import RULES, compare, judge, story
-from eagletwin.harness.trace import INNER, Trace
+from eagletwin.harness.core.trace import INNER, Trace
+from eagletwin.harness.core.verdict import RULES
+from eagletwin.harness.judge import compare, story
+from eagletwin.harness.judge.judge import judge
 
 from .changes import Change, bump, changed, first, flip, last_of, lengthen, nan, nudge, of_keys, of_values, shorten, without
 
@@ -80,7 +82,7 @@ def test_the_trace_itself_is_equal_and_no_rule_was_idle(busy_trace: Trace) -> No
     verdict = judge(busy_trace)
     assert verdict.status == "equal", verdict
     # nothing befalls the busy case: test_events.py has cases for that rule
-    # the others: it drafts chains, with a single layer, and nobody in it samples
+    # the others: it drafts chains, with a single layer, and all its requests are greedy
     idle = ("engine.", "kernel.", "ranks.", "schedule.", "tree.parents", "tree.tokens", "commit.", "draft.runner")
     idle += ("verify.coins", "verify.probabilities", "draft.probabilities")
     assert set(verdict.checked) == {rule for rule in RULES if not rule.startswith(idle)}
@@ -117,6 +119,21 @@ def test_a_tensor_of_another_shape_is_never_equal(busy_trace: Trace, stage: str,
     number = last_of(busy_trace, stage, tensor)
     verdict = judge(changed(busy_trace, {f"{number}.{tensor}": change(busy_trace.tensor(number, tensor))}))
     assert verdict.status == ("diverged" if tensor == "mask" else "unknown"), verdict
+
+
+def test_a_cached_path_that_lacks_an_emitted_token_is_found(busy_trace: Trace) -> None:
+    """What a last round committed past the end may be missing from it, what was emitted may not."""
+    numbers = {(record.request, record.stage): number for number, record in enumerate(busy_trace.header.records)}
+    for request in busy_trace.header.case.requests:
+        name, prompt = request.id, len(request.prompt)
+        finished, cached = numbers[name, "finished"], numbers[name, "cached"]
+        emitted, tokens = busy_trace.tensor(finished, "tokens"), busy_trace.tensor(cached, "tokens")
+        whole = prompt + len(emitted)
+        assert judge(changed(busy_trace, {f"{cached}.tokens": tokens[:whole]})).status == "equal"
+        verdict = judge(changed(busy_trace, {f"{cached}.tokens": tokens[: whole - 1]}))
+        assert (verdict.status, verdict.rule) == ("diverged", "draft.kv"), verdict
+        assert verdict.first is not None
+        assert (verdict.first.request, verdict.first.stage) == (name, "cached")
 
 
 @pytest.mark.parametrize(("stage", "name", "rule"), NUMBERS)

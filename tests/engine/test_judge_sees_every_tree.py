@@ -7,9 +7,11 @@ import pytest
 import torch
 from torch import Tensor
 
-from eagletwin.harness.judge import RULES, compare, judge, story
+from eagletwin.harness.core.trace import INNER, Trace
+from eagletwin.harness.core.verdict import RULES
+from eagletwin.harness.judge import compare, story
+from eagletwin.harness.judge.judge import judge
 from eagletwin.harness.judge.story import Story, stories
-from eagletwin.harness.trace import INNER, Trace
 
 from .changes import (
     Change,
@@ -109,7 +111,7 @@ OWNERS = {
 def test_the_trace_itself_is_equal_and_no_rule_was_idle(tree_trace: Trace) -> None:
     verdict = judge(tree_trace)
     assert verdict.status == "equal", verdict
-    # the others: it has a single layer, and nobody in it samples
+    # the others: it has a single layer, and all its requests are greedy
     idle = ("engine.", "kernel.", "ranks.", "schedule.", "draft.runner")
     idle += ("verify.coins", "verify.probabilities", "draft.probabilities")
     assert set(verdict.checked) == {rule for rule in RULES if not rule.startswith(idle)}
@@ -167,6 +169,7 @@ def test_a_missing_record_is_never_equal(tree_trace: Trace, stage: str) -> None:
     assert judge(without(tree_trace, lambda n, _: n == number)).status != "equal"
 
 
+# what a last round committed past the end may be missing from cached tokens (test_judge_sees_every_number.py cuts off more)
 @pytest.mark.parametrize(("stage", "tensor"), sorted(set(CHANGES) - {("cached", "tokens")}))
 def test_a_missing_or_shortened_tensor_is_never_equal(tree_trace: Trace, stage: str, tensor: str) -> None:
     number = every(tree_trace, stage, tensor)[0]
@@ -210,7 +213,7 @@ def number_of(trace: Trace, request: str, round: int, stage: str, step: int = 0)
     return keys.index((request, round, stage, step))
 
 
-def told(trace: Trace) -> Story:
+def story_of(trace: Trace) -> Story:
     return stories(trace, "slot_layout")["a"]
 
 
@@ -219,7 +222,7 @@ def frontier(trace: Trace, round: int, step: int, candidates: list[int]) -> Trac
     topk, number = trace.header.case.topk, number_of(trace, "a", round, "draft")
     expanded = trace.tensor(number, "expanded").clone()
     expanded[(step - 1) * topk : step * topk] = torch.tensor(candidates)
-    tokens = told(trace).choices[round].tokens
+    tokens = story_of(trace).choices[round].tokens
     consumed = torch.tensor([tokens[candidate] if 0 <= candidate < len(tokens) else 0 for candidate in candidates])
     decode = number_of(trace, "a", round, "draft.decode", step)
     return changed(trace, {f"{number}.expanded": expanded, f"{decode}.input_ids": consumed})
@@ -227,7 +230,7 @@ def frontier(trace: Trace, round: int, step: int, candidates: list[int]) -> Trac
 
 def selection(trace: Trace, round: int, candidates: list[int]) -> Trace:
     """The trace if these had been selected, with their tokens in the tree."""
-    number, tokens = number_of(trace, "a", round, "draft"), told(trace).choices[round].tokens
+    number, tokens = number_of(trace, "a", round, "draft"), story_of(trace).choices[round].tokens
     drafted = [tokens[candidate] if 0 <= candidate < len(tokens) else 0 for candidate in candidates]
     nodes = torch.tensor([int(trace.tensor(number, "tokens")[0]), *drafted])
     return changed(trace, {f"{number}.selected": torch.tensor(candidates), f"{number}.tokens": nodes})
@@ -236,7 +239,7 @@ def selection(trace: Trace, round: int, candidates: list[int]) -> Trace:
 @pytest.mark.parametrize("round", [0, 1, 2])
 @pytest.mark.parametrize("step", [2, 3])
 def test_a_frontier_that_is_none_is_a_divergence_and_not_a_crash(tree_trace: Trace, round: int, step: int) -> None:
-    last = told(tree_trace).rounds[round].expanded[(step - 1) * 3 : step * 3]
+    last = story_of(tree_trace).rounds[round].expanded[(step - 1) * 3 : step * 3]
     of_the_depth_before = 0
     for wrong in (
         [last[0], last[1], 10**6],
@@ -252,7 +255,7 @@ def test_a_frontier_that_is_none_is_a_divergence_and_not_a_crash(tree_trace: Tra
 def test_of_frontiers_alone_the_rule_is_tree_parents(tree_trace: Trace) -> None:
     """With the hidden states that such a frontier would have brought, what is left to be wrong is the choice itself."""
     blind = frozenset({"draft.hidden_in", "draft.input_ids", "draft.scratch_kv", "draft.proposal"})
-    best = told(tree_trace).rounds[0].expanded[3:6]
+    best = story_of(tree_trace).rounds[0].expanded[3:6]
     for wrong in (best[::-1], [best[0], best[0], best[1]], [best[0], best[1], 10**6], [best[0], 0, best[2]]):
         verdict = judge(frontier(tree_trace, 0, 2, wrong), blind)
         assert (verdict.status, verdict.rule) == ("diverged", "tree.parents"), (wrong, verdict)
@@ -265,7 +268,7 @@ def test_a_first_frontier_in_another_order_is_found(tree_trace: Trace) -> None:
 
 @pytest.mark.parametrize("round", [0, 1, 2])
 def test_a_selection_that_is_none_is_a_divergence_and_not_a_crash(tree_trace: Trace, round: int) -> None:
-    selected = told(tree_trace).rounds[round].selected
+    selected = story_of(tree_trace).rounds[round].selected
     swapped = [selected[1], selected[0], *selected[2:]]
     for wrong in (swapped, [*selected[:-1], 10**6], [-3, *selected[1:]], [*selected[:-1], selected[-2]]):
         verdict = judge(selection(tree_trace, round, wrong))
@@ -275,7 +278,7 @@ def test_a_selection_that_is_none_is_a_divergence_and_not_a_crash(tree_trace: Tr
 @pytest.mark.parametrize("round", [0, 1, 2])
 def test_a_node_without_its_parent_is_a_divergence_and_not_a_crash(tree_trace: Trace, round: int) -> None:
     """A node with children is left out, for a candidate that was not selected."""
-    of = told(tree_trace).rounds[round]
+    of = story_of(tree_trace).rounds[round]
     parent = next(of.expanded[child // 3 - 1] for child in reversed(of.selected) if child >= 3)
     other = next(candidate for candidate in range(30) if candidate not in of.selected)
     wrong = selection(tree_trace, round, sorted({*of.selected, other} - {parent}))

@@ -6,11 +6,11 @@ from pathlib import Path
 import pytest
 
 from eagletwin.cases.regressions import LEDGER
-from eagletwin.harness.case import Case
-from eagletwin.harness.engines.process import Host
-from eagletwin.harness.engines.wire import Kernels
-from eagletwin.harness.judge import judge
-from eagletwin.harness.patch import Edit, Patch
+from eagletwin.harness.core.case import Case
+from eagletwin.harness.core.patch import Edit, Patch
+from eagletwin.harness.core.run_spec import Kernels
+from eagletwin.harness.engines.host import Host
+from eagletwin.harness.judge.judge import judge
 
 
 @pytest.mark.parametrize("kernels", ["fast", "interpreter", "shadow", "checked"])
@@ -53,7 +53,7 @@ def test_memory_outside_a_tensor_is_a_verdict_that_names_kernel_line_program_arg
         assert part in verdict.first.actual
 
 
-def test_memory_that_nobody_wrote_is_undefined_wherever_it_was_made(host: Host, busy_case: Case, tmp_path: Path) -> None:
+def test_unwritten_memory_is_undefined_wherever_it_was_made(host: Host, busy_case: Case, tmp_path: Path) -> None:
     """A tensor of torch.empty is handed to attention; whatever it held would have come from the allocator."""
     unwritten = Edit(
         target=FAR_SLOTS.target,
@@ -67,8 +67,8 @@ def test_memory_that_nobody_wrote_is_undefined_wherever_it_was_made(host: Host, 
     assert "kernel '_fwd_kernel'" in verdict.first.actual
 
 
-def test_where_nobody_checks_stores_a_guard_behind_draft_decodes_lists_does(host: Host, tmp_path: Path) -> None:
-    """As on a GPU: Triton's interpreter stores wherever it is told to."""
+def test_where_stores_are_not_checked_a_guard_behind_draft_decodes_lists_does(host: Host, tmp_path: Path) -> None:
+    """As on a GPU: Triton's interpreter stores at any address."""
     entry = LEDGER["indices-overflow"]
     verdicts = []
     for side in (entry.green, entry.red):

@@ -8,10 +8,9 @@ from hypothesis.stateful import run_state_machine_as_test
 
 from eagletwin.cases.machine import machine
 from eagletwin.cases.strategies import Focus
-from eagletwin.harness.case import Case, EngineSettings, Event, Request, SGLangSettings
-from eagletwin.harness.check import check
-from eagletwin.harness.engines.process import Limits
-from eagletwin.harness.twin import CaseFailed, Twin
+from eagletwin.harness.check.confirm import check
+from eagletwin.harness.core.case import Case, EngineSettings, Event, Request, SGLangSettings
+from eagletwin.harness.testing.twin import CaseFailed, Twin
 
 QUICK = settings(
     max_examples=6,
@@ -75,7 +74,7 @@ def test_what_was_played_runs_again_as_a_case(eagletwin: Twin, tmp_path: Path) -
     assert verdict.status == "equal"
     assert {"retraction", "chunked_prefill", "batch"} <= set(verdict.exercised)
     engine = eagletwin.host.engine(live.case)
-    again = check(engine, live.case, tmp_path, Limits())
+    again = check(engine, live.case, tmp_path)
     # the same in every number; only the session waited longer before it was ended
     theirs = {record.key: number for number, record in enumerate(again.trace.header.records) if record.request}
     compared = 0

@@ -3,7 +3,7 @@
 import msgspec
 import pytest
 
-from eagletwin.harness.case import Case, EngineSettings, SGLangSettings
+from eagletwin.harness.core.case import Case, EngineSettings, SGLangSettings
 
 from .conftest import Runner
 

@@ -10,13 +10,14 @@ from eagletwin.cases.regressions.multi_layer_chunk_tail import ALL_LAYERS, ONE_T
 from eagletwin.cases.regressions.multi_layer_topk import PATH
 from eagletwin.cases.regressions.multi_layer_topk import REMEDY as TREES
 from eagletwin.cases.regressions.pr_22954 import OWN_REQ_POOLS
-from eagletwin.harness.case import Case
-from eagletwin.harness.engines.process import Host
-from eagletwin.harness.fuzz import Fuzz
-from eagletwin.harness.judge import judge
-from eagletwin.harness.patch import Edit, Patch
-from eagletwin.harness.trace import Trace
-from eagletwin.harness.trial import Trials
+from eagletwin.harness.check.trials import Trials
+from eagletwin.harness.commands.fuzz.search import Fuzz, Plan
+from eagletwin.harness.core.case import Case
+from eagletwin.harness.core.patch import Edit, Patch
+from eagletwin.harness.core.run_spec import RunSpec
+from eagletwin.harness.core.trace import Trace
+from eagletwin.harness.engines.host import Host
+from eagletwin.harness.judge.judge import judge
 
 from .conftest import Runner
 
@@ -41,9 +42,11 @@ def _play(host: Host, case: Case, folder: Path, *patches: Patch) -> Trace:
 
 @BOTH
 def test_generated_cases_are_equal_once_the_chunk_tail_is_right(host: Host, tmp_path: Path, model: str) -> None:
-    trials = Trials(host, patches=(ALL_LAYERS,))
-    search = Fuzz(trials, tmp_path, seed=6, seconds=1e9, max_cases=40, shrink_seconds=0.0, command="", held={"model": model})
-    assert [(finding.kind, finding.outcome.report) for finding in search.search()] == []
+    trials = Trials(host, RunSpec(patches=(ALL_LAYERS,)))
+    search = Fuzz(
+        trials, tmp_path, Plan(seed=6, seconds=1e9, max_cases=40, shrink_seconds=0.0, command="", held={"model": model})
+    )
+    assert [(finding.signature, finding.outcome.report) for finding in search.search()] == []
     tally = search.tally
     assert tally.cases == tally.statuses["equal"] == 40
     assert not tally.fallbacks
@@ -56,9 +59,11 @@ def test_generated_cases_in_the_classes_of_two_model_families_are_equal(
     host: Host, tmp_path: Path, model: str, cases: int
 ) -> None:
     """SGLang's own MiMo-V2 and Step-3.5, each layer of their drafts with a hybrid KV pool of its own."""
-    trials = Trials(host, patches=(ALL_LAYERS,))
-    search = Fuzz(trials, tmp_path, seed=7, seconds=1e9, max_cases=cases, shrink_seconds=0.0, command="", held={"model": model})
-    assert [(finding.kind, finding.outcome.report) for finding in search.search()] == []
+    trials = Trials(host, RunSpec(patches=(ALL_LAYERS,)))
+    search = Fuzz(
+        trials, tmp_path, Plan(seed=7, seconds=1e9, max_cases=cases, shrink_seconds=0.0, command="", held={"model": model})
+    )
+    assert [(finding.signature, finding.outcome.report) for finding in search.search()] == []
     assert search.tally.cases == search.tally.statuses["equal"] == cases
     for feature in ("chunk_tail_differs", "look_ahead_rejected", "accept_all", "batch", "radix_hit"):
         assert search.tally.exercised[feature] >= 1, feature
@@ -138,7 +143,7 @@ def test_a_rejected_draft_stays_in_the_rows_that_were_fed_it(host: Host, tmp_pat
 
 
 @BOTH
-def test_the_pools_that_are_put_on_the_batch_are_read_by_nobody(host: Host, tmp_path: Path, model: str) -> None:
+def test_the_pools_that_are_put_on_the_batch_are_never_read(host: Host, tmp_path: Path, model: str) -> None:
     """PR #22954 undone, and more: in this release a forward takes its pools from its own runner's attention backend."""
     case = msgspec.structs.replace(THREE.case, model=model)
     trace = _play(host, case, tmp_path / "swapped", ALL_LAYERS, Patch(name="revert-22954", edits=tuple(SWAPS)))
@@ -155,7 +160,7 @@ _CALLS = {
 
 
 @pytest.mark.parametrize("model", ["llama-mtp-chain", "mimo-v2"])
-def test_whoever_read_a_pool_of_the_batch_would_die(host: Host, tmp_path: Path, model: str) -> None:
+def test_a_read_of_a_pool_of_the_batch_would_fail(host: Host, tmp_path: Path, model: str) -> None:
     """`replace()` in the prefill loop drops both attributes, and the loop after verify keeps them: it makes no difference."""
     mines = [
         Edit(
@@ -178,9 +183,9 @@ def test_layers_with_request_pools_of_their_own_are_equal(host: Host, tmp_path: 
 
 
 def test_generated_trees_of_several_layers_are_equal_once_their_path_is_moved(host: Host, tmp_path: Path) -> None:
-    trials, held = Trials(host, patches=(ALL_LAYERS, TREES)), {"model": "llama-mtp-chain", "topk": 3, "num_steps": 3}
-    search = Fuzz(trials, tmp_path, seed=2, seconds=1e9, max_cases=20, shrink_seconds=0.0, command="", held=held)
-    assert [(finding.kind, finding.outcome.report) for finding in search.search()] == []
+    trials, held = Trials(host, RunSpec(patches=(ALL_LAYERS, TREES))), {"model": "llama-mtp-chain", "topk": 3, "num_steps": 3}
+    search = Fuzz(trials, tmp_path, Plan(seed=2, seconds=1e9, max_cases=20, shrink_seconds=0.0, command="", held=held))
+    assert [(finding.signature, finding.outcome.report) for finding in search.search()] == []
     assert search.tally.cases == 20
     for feature in ("path_not_in_front", "tree", "chunk_tail_differs", "batch"):
         assert search.tally.exercised[feature] >= 3, feature

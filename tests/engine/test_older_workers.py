@@ -9,10 +9,10 @@ import pytest
 from msgspec.structs import replace
 
 from eagletwin.cases.regressions import LEDGER
-from eagletwin.harness.case import Case, Event, Request
-from eagletwin.harness.engines.process import Host, WouldNotStart
-from eagletwin.harness.judge import judge
-from eagletwin.harness.patch import Edit, Patch
+from eagletwin.harness.core.case import Case, Event, Request
+from eagletwin.harness.core.patch import Edit, Patch
+from eagletwin.harness.engines.host import Host, WouldNotStart
+from eagletwin.harness.judge.judge import judge
 
 from .older import BUSY, PROMPT, host_of
 
@@ -22,7 +22,7 @@ TREE = Case(
     model="llama-tiny",
     num_steps=2,
     topk=3,
-    draft_tokens=5,
+    num_draft_tokens=5,
     requests=(Request(id="a", prompt=PROMPT, max_new_tokens=8), Request(id="b", prompt=PROMPT[:4], max_new_tokens=5)),
 )
 # Pull request #27738, which was never merged: the Triton backend's plan of a draft extend of spec v1 names the accepted rows as
@@ -73,10 +73,10 @@ def test_an_abort_that_comes_a_step_late_is_seen_under_overlap_too(old: Host, tm
         requests=(Request(id="a", prompt=(7, 9), max_new_tokens=20), Request(id="c", prompt=(5,), max_new_tokens=20)),
         events=(Event(at=3, kind="abort", request="c"),),
     )
-    for name, patches, told in (("as-released", (), ("equal", "")), ("late", (fault,), ("diverged", "schedule.events"))):
+    for name, patches, expected in (("as-released", (), ("equal", "")), ("late", (fault,), ("diverged", "schedule.events"))):
         (tmp_path / name).mkdir()
         verdict = judge(old.engine(case, patches).run(case, tmp_path / name))
-        assert (verdict.status, verdict.rule) == told, verdict
+        assert (verdict.status, verdict.rule) == expected, verdict
 
 
 def test_a_tree_runs_on_the_older_worker_whose_draft_extend_attends_twice_to_its_own_rows(old: Host, tmp_path: Path) -> None:

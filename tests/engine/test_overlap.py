@@ -2,14 +2,14 @@
 
 from pathlib import Path
 
-from eagletwin.harness.case import Case, EngineSettings, Event, Request, SGLangSettings
-from eagletwin.harness.engines.mode import Mode
-from eagletwin.harness.engines.process import Host
-from eagletwin.harness.judge import judge
-from eagletwin.harness.patch import Edit, Patch
+from eagletwin.harness.core.case import Case, EngineSettings, Event, Request, SGLangSettings
+from eagletwin.harness.core.mode import Mode
+from eagletwin.harness.core.patch import Edit, Patch
+from eagletwin.harness.engines.host import Host
+from eagletwin.harness.judge.judge import judge
 
 
-def test_a_round_that_nobody_waits_for_is_recorded_and_judged(tmp_path: Path) -> None:
+def test_a_round_that_is_not_waited_for_is_recorded_and_judged(tmp_path: Path) -> None:
     prompts = {"a": (3, 5, 9, 11), "b": (13, 5, 9, 11)}
     case = Case(
         name="overlap",
@@ -31,7 +31,7 @@ def test_an_abort_of_a_request_whose_step_a_retraction_took_has_one_step_more_an
         model="llama-tiny",
         num_steps=4,
         topk=4,
-        draft_tokens=5,
+        num_draft_tokens=5,
         page_size=4,
         requests=(
             Request(id="c", prompt=(95,), max_new_tokens=2),
@@ -45,10 +45,10 @@ def test_an_abort_of_a_request_whose_step_a_retraction_took_has_one_step_more_an
     late = "if self.to_finish and setattr(self, 'late', getattr(self, 'late', 0) + 1) is None and self.late > 1:"
     fault = Patch(name="late-abort", edits=(Edit(target=finish, match="if self.to_finish:", replacement=late),))
     with Host(mode=Mode(overlap=True)) as host:
-        for name, patches, told in (("released", (), ("equal", "")), ("late", (fault,), ("diverged", "schedule.events"))):
+        for name, patches, expected in (("released", (), ("equal", "")), ("late", (fault,), ("diverged", "schedule.events"))):
             (tmp_path / name).mkdir()
             verdict = judge(host.engine(case, patches).run(case, tmp_path / name))
-            assert (verdict.status, verdict.rule) == told, verdict
+            assert (verdict.status, verdict.rule) == expected, verdict
 
 
 def test_an_aborted_request_may_be_retracted_before_its_end_again_and_again(tmp_path: Path) -> None:
@@ -58,7 +58,7 @@ def test_an_aborted_request_may_be_retracted_before_its_end_again_and_again(tmp_
         model="llama-eagle3-full",
         num_steps=5,
         topk=2,
-        draft_tokens=9,
+        num_draft_tokens=9,
         page_size=16,
         chunked_prefill_size=512,
         requests=(

@@ -1,4 +1,4 @@
-"""Patches apply wholly or not at all, and never to files on disk."""
+"""Patches apply as a whole or not at all, and never to files on disk."""
 
 import subprocess
 import sys
@@ -6,14 +6,17 @@ from pathlib import Path
 
 import msgspec
 import pytest
+from msgspec.structs import replace
 
+from eagletwin.cases.regressions import LEDGER
 from eagletwin.cases.workload import rate_case
-from eagletwin.harness.bench import BARE
-from eagletwin.harness.case import Case
-from eagletwin.harness.diff import diff
-from eagletwin.harness.engines.process import Host
-from eagletwin.harness.errors import HarnessError
-from eagletwin.harness.patch import Edit, Patch
+from eagletwin.harness.commands.bench.speed import BARE
+from eagletwin.harness.commands.diff.comparison import diff
+from eagletwin.harness.core.case import Case
+from eagletwin.harness.core.errors import HarnessError
+from eagletwin.harness.core.patch import Edit, Patch
+from eagletwin.harness.engines.host import Host
+from eagletwin.harness.judge.judge import judge
 
 from .conftest import Runner
 
@@ -88,7 +91,7 @@ def test_a_patch_file_is_applied_by_the_command_line(tmp_path: Path) -> None:
     assert "draft.proposal" in done.stdout
 
 
-def test_an_edit_that_nobody_called_is_unknown(run: Runner, busy_case: Case) -> None:
+def test_an_edit_that_was_never_called_is_unknown(run: Runner, busy_case: Case) -> None:
     """A patch that does not act would otherwise read as a fault that does not matter."""
     edit = Edit(
         target="sglang.srt.mem_cache.radix_cache.RadixCache.dec_lock_ref", match="if self.disable:", replacement="if True:"
@@ -98,8 +101,57 @@ def test_an_edit_that_nobody_called_is_unknown(run: Runner, busy_case: Case) -> 
     assert "RadixCache.dec_lock_ref, which was never called" in verdict.reason
 
 
+def test_a_reversal_by_sglangs_own_switch_that_was_never_called_is_unknown(host: Host, tmp_path: Path) -> None:
+    """Layers of a multi-layer draft have a worker of their own: the switch of #25015 replaces nothing that it calls. Where it
+    does replace what is called, one function is enough: the other is of CUDA graphs."""
+    revert = LEDGER["25015"].revert
+    assert revert is not None
+    case = replace(LEDGER["25015"].case, model="llama-mtp", exercises=())
+    (tmp_path / "layers").mkdir()
+    trace = host.engine(case, (revert,)).run(case, tmp_path / "layers")
+    assert trace.header.idle_edits == (
+        FORWARD,
+        "sglang.srt.speculative.eagle_draft_cuda_graph_runner.EAGLEDraftCudaGraphRunner.capture_one_shape",
+    )
+    verdict = judge(trace)
+    assert (verdict.status, verdict.vacuous) == ("unknown", True)
+    (tmp_path / "chain").mkdir()
+    case = LEDGER["25015"].case
+    assert not host.engine(case, (revert,)).run(case, tmp_path / "chain").header.idle_edits
+
+
+def test_a_search_under_a_reversal_that_no_case_calls_cannot_tell(tmp_path: Path) -> None:
+    words = ["fuzz", "--model", "llama-mtp", "--revert", "25015", "--cases", "2"]
+    done = subprocess.run(
+        [sys.executable, "-P", "-m", "eagletwin", *words], cwd=tmp_path, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 125, done
+    assert done.stdout.startswith("CANNOT TELL")
+    assert "2 unknown (or never called what a patch edits)" in done.stdout
+
+
+def test_a_switch_of_sglang_is_taken_back_where_an_edit_of_the_patch_does_not_fit(host: Host, tmp_path: Path) -> None:
+    """What is tried otherwise finds the release as it is."""
+    entry = LEDGER["25015"]
+    absent = Edit(target=FORWARD, match="no such text", replacement="")
+    same = Edit(target=FORWARD, match="topk_index = torch.argmax(", replacement="topk_index = torch.argmax(")
+    patch = Patch(name="switch", sglang_toggle=25015, edits=(absent,), otherwise=(same,))
+    trace = host.engine(entry.case, (patch,)).run(entry.case, tmp_path)
+    assert judge(trace).status == "equal"
+    assert not trace.header.idle_edits
+
+
+def test_an_edit_finds_what_a_switch_of_sglang_left(host: Host, tmp_path: Path) -> None:
+    """Edits of a function that a switch replaced quote its new text."""
+    entry = LEDGER["25015"]
+    old, new = "forward_batch.positions.sub_(1)", "forward_batch.positions.sub_(0)"
+    patch = Patch(name="both", sglang_toggle=25015, edits=(Edit(target=FORWARD, match=old, replacement=new),))
+    trace = host.engine(entry.case, (patch,)).run(entry.case, tmp_path)
+    assert judge(trace).status == "diverged"
+
+
 def test_the_engine_that_the_benchmark_compares_with_records_nothing_of_a_case(host: Host, tmp_path: Path) -> None:
-    """What trace and judge cost is measured against it; its edits follow the taps."""
+    """What trace and judge cost is measured against it, which is a switch of the adapter."""
     case = rate_case(0)
     trace = host.engine(case, (BARE,)).run(case, tmp_path)
     assert trace.header.ending.kind == "finished", trace.header.ending

@@ -2,9 +2,9 @@
 
 import pytest
 
-from eagletwin.harness.case import Case
-from eagletwin.harness.judge import judge
-from eagletwin.harness.patch import Edit
+from eagletwin.harness.core.case import Case
+from eagletwin.harness.core.patch import Edit
+from eagletwin.harness.judge.judge import judge
 
 from .conftest import Runner
 
@@ -92,6 +92,19 @@ PLANTED = {
         ),
         "output.tokens",
     ),
+    "a finished request forgets what it emitted": (
+        Edit(
+            target="sglang.srt.managers.scheduler_components.output_streamer.SchedulerOutputStreamer.stream_output",
+            match="if envs.SGLANG_TEST_CRASH_AFTER_STREAM_OUTPUTS.get() > 0:",
+            replacement=(
+                "for req in reqs:\n"
+                "    if req.finished():\n"
+                "        del req.output_ids[1:]\n"
+                "if envs.SGLANG_TEST_CRASH_AFTER_STREAM_OUTPUTS.get() > 0:"
+            ),
+        ),
+        "draft.kv",
+    ),
     "locks on the prefix cache are never released": (
         Edit(
             target="sglang.srt.mem_cache.unified_radix_cache.UnifiedRadixCache.dec_lock_ref",
@@ -135,8 +148,8 @@ def test_a_fault_in_the_worker_is_found_and_named(run: Runner, busy_case: Case, 
     assert (verdict.status, verdict.rule) == ("diverged", rule), (verdict, trace.header.ending)
 
 
-def test_a_slot_that_nobody_wrote_is_not_read_unseen(run: Runner, busy_case: Case) -> None:
-    """The worker skips one draft row's KV write: whoever reads the slot reads poison, which no rule on inputs can see."""
+def test_a_read_of_an_unwritten_slot_is_seen(run: Runner, busy_case: Case) -> None:
+    """The worker skips one draft row's KV write: a reader of the slot reads poison, which no rule on inputs can see."""
     fault = Edit(
         target=f"{WORKER}._draft_extend_for_prefill",
         match="logits_output = self.draft_runner.forward(forward_batch).logits_output",

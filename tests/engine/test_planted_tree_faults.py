@@ -5,9 +5,9 @@ Kernels cannot be edited, so a fault of a kernel is planted in what calls it: in
 
 import pytest
 
-from eagletwin.harness.case import Case
-from eagletwin.harness.judge import judge
-from eagletwin.harness.patch import Edit
+from eagletwin.harness.core.case import Case
+from eagletwin.harness.core.patch import Edit
+from eagletwin.harness.judge.judge import judge
 
 from .conftest import Runner
 

@@ -1,4 +1,4 @@
-"""Somebody else's test suite: the fixture, the strategies, the marker, failures that argue, and xdist."""
+"""A user's test suite: the fixture, the strategies, the marker, failures that argue, and xdist."""
 
 import json
 import shutil
@@ -6,7 +6,11 @@ import subprocess
 import sys
 from pathlib import Path
 
+import msgspec
 import pytest
+
+from eagletwin.harness.core import case
+from eagletwin.harness.families.valid import read_case
 
 pytest_plugins = ["pytester"]
 
@@ -51,10 +55,10 @@ def test_a_suite_of_somebody_else_finds_shrinks_and_keeps_and_does_so_again(suit
     assert "its tail row" in text
     [folder] = (suite.path / "eagletwin-runs").iterdir()
     assert f"folder: {folder.relative_to(suite.path)}" in text
-    case = json.loads((folder / "case.json").read_text())
-    assert len(case["requests"]) == 1  # shrunk: one request, one boundary
-    assert len(case["requests"][0]["prompt"]) == 2
-    assert case["chunks"] == [1]
+    shrunk = json.loads((folder / "case.json").read_text())
+    assert len(shrunk["requests"]) == 1  # one request, one boundary
+    assert len(shrunk["requests"][0]["prompt"]) == 2
+    assert shrunk["chunks"] == [1]
     script = subprocess.run([sys.executable, folder / "repro.py"], cwd=suite.path, capture_output=True, text=True, check=False)
     assert script.returncode == 1, script.stderr
     assert "draft.input_ids" in script.stdout
@@ -83,7 +87,7 @@ def test_an_unknown_release_is_refused(pytester: pytest.Pytester) -> None:
 
 
 def test_a_marker_that_cannot_be_followed_fails_its_test_alone_and_says_why(pytester: pytest.Pytester) -> None:
-    """Patch files are looked for beside the test, wherever pytest was started."""
+    """Patch files are looked for in the folder of the test, wherever pytest was started."""
     there = {"name": "there", "edits": [{"target": "a.b", "match": "c", "replacement": "d"}]}
     marked = {
         "there": "patches=['there.json']",
@@ -106,8 +110,13 @@ def test_a_marker_that_cannot_be_followed_fails_its_test_alone_and_says_why(pyte
     text = result.stdout.str()
     assert f"{folder / 'missing.json'}: No such file or directory\n  so:  nothing was run\n  try: give a patch file" in text
     assert "patches has a int" in text
-    for told in ("not rever\n", "not 26329\n", "revert is no list, but 26329\n", "kernels is 'quick', and none of fast, "):
-        assert told in text, told
+    for words in (
+        "not rever\n",
+        "not 26329\n",
+        "revert is not a list, but 26329\n",
+        "kernels is 'quick', and not one of fast, ",
+    ):
+        assert words in text, words
     assert "the ledger has no entry '1'" in text
     assert "'draft.magic' is not a rule that can be switched off" in text
     assert "plugin.py" not in text
@@ -122,12 +131,265 @@ def test_the_documented_use_needs_no_options(pytester: pytest.Pytester, monkeypa
     result.assert_outcomes(passed=1)
 
 
-def test_cases_after_a_tests_time_are_counted_not_passed_in_silence(pytester: pytest.Pytester) -> None:
-    pytester.makepyfile(SUITE.partition("@pytest.mark")[0])
+def test_a_test_without_time_for_any_case_fails(pytester: pytest.Pytester) -> None:
+    pytester.makepyfile(
+        test_other=SUITE.partition("@pytest.mark")[0]
+        + """
+from eagletwin.cases.regressions import LEDGER
+
+def test_one_case(eagletwin):
+    eagletwin.check(LEDGER["26329"].case)
+
+def test_one_case_is_played(eagletwin):
+    eagletwin.start(LEDGER["26329"].case).finish()
+"""
+    )
     for workers in ("0", "1"):
         result = pytester.runpytest_subprocess("-p", "no:cacheprovider", "--eagletwin-seconds", "0", "-n", workers)
-        result.stdout.fnmatch_lines(["eagletwin: * not run, because the time of their test was up"])
-        result.assert_outcomes(skipped=1)
+        result.assert_outcomes(failed=3)
+        lines = result.stdout.lines
+        for name, ran in (("the_release_is_right", "0 of 4"), ("one_case", "0"), ("one_case_is_played", "0")):
+            assert f"eagletwin: test_other.py::test_{name} ran {ran} cases: --eagletwin-seconds 0 was up" in lines
+        assert "0 of 4 cases ran before --eagletwin-seconds 0 was up, and 4 must" in lines
+        # Once a failure: pytest prints the line in its summary as well where CI is set, in whole.
+        raised = [line for line in lines if line.startswith("E ")]
+        assert sum("TimeUp: --eagletwin-seconds 0 was up before this case" in line for line in raised) == 2
+        assert "filtering out" not in result.stdout.str()
+
+
+SHORT = """
+import pytest
+from hypothesis import given, settings
+from eagletwin.cases.strategies import Focus, cases
+
+FOCUS = Focus(num_steps=2)
+
+def three(eagletwin, case):  # the time is up after three cases
+    eagletwin.check(case)
+    if eagletwin.looked == 3:
+        eagletwin._deadline = 0.0
+
+@settings(max_examples=20)
+@given(case=cases(FOCUS, max_requests=2))
+def test_three_of_twenty(eagletwin, case):
+    three(eagletwin, case)
+
+@settings(max_examples=3)
+@given(case=cases(FOCUS, max_requests=2))
+def test_three_of_three(eagletwin, case):
+    three(eagletwin, case)
+
+@settings(max_examples=20)
+@given(case=cases(FOCUS, max_requests=2))
+def test_it_fails_otherwise(eagletwin, case):
+    three(eagletwin, case)
+    assert eagletwin.looked < 3
+
+def test_fifty_by_hand(eagletwin):
+    from eagletwin.cases.regressions import LEDGER
+
+    for _ in range(50):
+        three(eagletwin, LEDGER["26329"].case)
+
+def test_the_time_is_up_in_what_it_calls(eagletwin):
+    @settings(max_examples=20, database=None)
+    @given(case=cases(FOCUS, max_requests=2))
+    def inner(case):
+        three(eagletwin, case)
+
+    with pytest.raises(AssertionError):
+        inner()
+"""
+
+
+def test_a_test_whose_time_was_up_before_it_ran_enough_cases_fails(suite: pytest.Pytester) -> None:
+    suite.makepyfile(test_other=SHORT)
+    late = {"three_of_twenty": "3 of 20", "fifty_by_hand": "3", "the_time_is_up_in_what_it_calls": "3"}
+    for more, passed in ((), {"three_of_three"}), (("--eagletwin-min-cases", "3"), {"three_of_three", "three_of_twenty"}):
+        result = run(suite, "-rA", *more)
+        result.assert_outcomes(passed=len(passed), failed=5 - len(passed))
+        for name in passed:
+            assert f"PASSED test_other.py::test_{name}" in result.stdout.lines
+        for name, ran in late.items():
+            assert (
+                f"eagletwin: test_other.py::test_{name} ran {ran} cases: --eagletwin-seconds inf was up" in result.stdout.lines
+            )
+        # what was found before stands, and so does what a test expects of Hypothesis
+        assert "FAILED test_other.py::test_it_fails_otherwise - assert " in result.stdout.str()
+
+
+def test_no_cases_at_all_cannot_be_enough(pytester: pytest.Pytester) -> None:
+    result = pytester.runpytest_subprocess("--eagletwin-min-cases", "0")
+    assert result.ret == pytest.ExitCode.USAGE_ERROR
+    result.stderr.fnmatch_lines(["*--eagletwin-min-cases: invalid *value: '0'"])
+
+
+def test_a_case_that_is_played_and_left_fails_its_test(suite: pytest.Pytester) -> None:
+    suite.makepyfile(
+        test_other="""
+import pytest
+from hypothesis import assume, given, settings, strategies as st
+from eagletwin.cases.regressions import LEDGER
+
+CASE = LEDGER["26329"].case
+
+def test_left(eagletwin):
+    eagletwin.start(CASE).step()
+
+def test_closed(eagletwin):
+    live = eagletwin.start(CASE)
+    live.step()
+    live.close()
+
+def test_finished(eagletwin):
+    live = eagletwin.start(CASE)
+    live.step()
+    live.finish()
+
+@settings(max_examples=4)
+@given(st.integers(0, 1))
+def test_some_are_rejected(eagletwin, number):
+    live = eagletwin.start(CASE)
+    try:
+        assume(number)
+        live.finish()
+    finally:
+        live.close()
+"""
+    )
+    result = run(suite, "-rA")
+    result.assert_outcomes(passed=2, failed=2)
+    for name in ("left", "closed"):
+        assert (
+            f"FAILED test_other.py::test_{name} - Failed: case pr-26329 was started and never finished" in result.stdout.str()
+        )
+
+
+def test_a_gpu_that_is_asked_for_and_not_there_is_a_usage_error(
+    pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
+    pytester.makepyfile("def test_nothing(eagletwin): pass")
+    for workers in ("0", "1"):
+        result = pytester.runpytest_subprocess("--eagletwin-device", "cuda", "-n", workers)
+        assert result.ret == pytest.ExitCode.USAGE_ERROR
+        result.stderr.fnmatch_lines(["*--eagletwin-device cuda: *torch*", "  so:  nothing was run: *", "  try: *"])
+
+
+def test_there_is_no_option_that_has_one_value(pytester: pytest.Pytester) -> None:
+    result = pytester.runpytest_subprocess("--eagletwin-engine", "sglang")
+    assert result.ret == pytest.ExitCode.USAGE_ERROR
+    result.stderr.fnmatch_lines(["*unrecognized arguments: --eagletwin-engine*"])
+
+
+def test_a_finding_that_cannot_be_confirmed_fails_its_test_and_no_other(suite: pytest.Pytester) -> None:
+    suite.makepyfile(
+        test_other="""
+import pytest
+from eagletwin.cases.regressions import LEDGER
+
+@pytest.mark.eagletwin(revert=[26329])
+def test_found(eagletwin, tmp_path):
+    try:
+        eagletwin.check(LEDGER["26329"].case)
+    finally:  # the tree is edited while the test runs: it cannot be imported any more
+        (tmp_path / "sglang").mkdir()
+        (tmp_path / "sglang" / "__init__.py").write_text("raise ImportError('edited')")
+        eagletwin.host.close()
+        eagletwin.host.source = type(eagletwin.host.source)(name="edited", paths=(tmp_path,), version="edited")
+
+def test_another():
+    pass
+"""
+    )
+    result = run(suite)
+    result.assert_outcomes(passed=1, failed=1)
+    text = result.stdout.str()
+    assert "It was seen once, and could not be confirmed: SGLang cannot be imported" in text
+    assert "  draft.input_ids\n  at        request a, round 0, draft extend (prefill)" in text
+    assert "INTERNALERROR" not in text
+
+
+def test_a_failure_is_said_in_one_line_and_argued_once(suite: pytest.Pytester, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    monkeypatch.delenv("CI")  # pytest cuts no lines there
+    for workers in ("0", "1"):
+        result = run(suite, "-k", "undone", "-n", workers)
+        text = result.stdout.str()
+        [line] = [line for line in result.stdout.lines if line.startswith("FAILED ")]
+        assert len(line) <= 80
+        assert line.startswith("FAILED test_other.py::test_a_fix_is_undone - CaseFailed: draft.input_ids")
+        assert "CaseFailed: draft.input_ids, request a, round 0, draft extend (prefill)" in text
+        assert text.count("expected  53") == 1
+        assert "Explanation" not in text
+        assert " object at 0x" not in text
+
+
+def test_the_case_that_hypothesis_prints_can_be_pasted(suite: pytest.Pytester) -> None:
+    text = run(suite, "-k", "undone").stdout.str()
+    printed = text.partition("E           case=")[2].partition("\n")[0].rstrip(",")
+    assert len(printed) < 250
+    [folder] = (suite.path / "eagletwin-runs").iterdir()
+    pasted = eval(printed, {name: getattr(case, name) for name in ("Case", "EngineSettings", "Request", "SGLangSettings")})
+    assert msgspec.structs.replace(pasted, name="test_a_fix_is_undone") == read_case(folder / "case.json")
+    suite.makepyfile(
+        test_pasted=f"""
+from hypothesis import example, given, settings
+import pytest
+from eagletwin.cases.strategies import cases
+from eagletwin.harness.core.case import Case, EngineSettings, Request, SGLangSettings
+
+@pytest.mark.eagletwin(revert=[26329])
+@settings(phases=["explicit"])
+@given(case=cases())
+@example(case={printed})
+def test_pasted(eagletwin, case):
+    eagletwin.check(case)
+"""
+    )
+    result = run(suite, "test_pasted.py")
+    result.assert_outcomes(failed=1)
+    assert "CaseFailed: draft.input_ids" in result.stdout.str()
+
+
+def test_a_marker_applies_the_candidate_fix_of_a_live_bug(suite: pytest.Pytester) -> None:
+    suite.makepyfile(
+        test_other="""
+import pytest
+from eagletwin.cases.regressions import LEDGER
+
+def test_live(eagletwin):
+    eagletwin.check(LEDGER["multi-layer-chunk-tail-2"].case)
+
+@pytest.mark.eagletwin(remedy=["multi-layer-chunk-tail-2"])
+def test_fixed(eagletwin):
+    eagletwin.check(LEDGER["multi-layer-chunk-tail-2"].case)
+
+@pytest.mark.eagletwin(remedy=["26329"])
+def test_it_has_none():
+    pass
+"""
+    )
+    result = run(suite, "-rA")
+    result.assert_outcomes(passed=1, failed=1, errors=1)
+    assert "PASSED test_other.py::test_fixed" in result.stdout.lines
+    assert "entry 26329 has no candidate fix" in result.stdout.str()
+
+
+def test_settings_that_a_newer_hypothesis_keeps_elsewhere_are_missed_aloud(pytester: pytest.Pytester) -> None:
+    pytester.makeconftest(
+        """
+import pytest
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(items):
+    for item in items:
+        del item.obj._hypothesis_internal_use_settings
+"""
+    )
+    pytester.makepyfile(SUITE.partition("@pytest.mark")[0])
+    result = pytester.runpytest_subprocess("--collect-only", "-n", "0")
+    result.stdout.fnmatch_lines(["*eagletwin does not find the settings of a test in this version of Hypothesis*"])
 
 
 def test_the_plugin_is_light(pytester: pytest.Pytester) -> None:
@@ -136,7 +398,7 @@ def test_the_plugin_is_light(pytester: pytest.Pytester) -> None:
         """
         import sys
         def test_light():
-            assert not {"torch", "sglang", "eagletwin.harness.twin", "eagletwin.cases.strategies"} & set(sys.modules)
+            assert not {"torch", "sglang", "eagletwin.harness.testing.twin", "eagletwin.cases.strategies"} & set(sys.modules)
         """
     )
     pytester.runpytest_subprocess("-p", "no:hypothesispytest").assert_outcomes(passed=1)

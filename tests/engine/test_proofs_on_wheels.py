@@ -5,17 +5,15 @@ from pathlib import Path
 
 import pytest
 
-from eagletwin.cases.regressions import LEDGER
-from eagletwin.harness.engines.process import Limits
-from eagletwin.harness.probes import PROBES
-from eagletwin.harness.prove import prove_on_wheels
+from eagletwin.cases.regressions import LEDGER, PROBES
+from eagletwin.harness.commands.prove.proof import prove_on_wheels
 
 
 def test_fixes_are_proven_on_the_releases_around_them(tmp_path: Path) -> None:
     """Of each way to prove one: a case, a worker built by hand, a probe. Four releases, started once; the command
     `prove --releases all` needs ten."""
     known = [LEDGER["25015"], LEDGER["26329"], LEDGER["26997-bonus"], PROBES["26239"]]
-    proofs = list(prove_on_wheels(known, tmp_path, Limits()))
+    proofs = list(prove_on_wheels(known, tmp_path))
     assert len(proofs) == len(known)
     for proof in proofs:
         if "could not be fetched" in proof.why:
@@ -27,12 +25,14 @@ def test_fixes_are_proven_on_the_releases_around_them(tmp_path: Path) -> None:
         assert f"on SGLang {proof.entry.fixed} (cpu" in proof.good.text
 
 
-def test_without_the_wheels_nothing_is_proven_and_the_reason_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_the_wheels_nothing_is_proven_and_the_reason_is_reported(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("EAGLETWIN_CACHE", str(tmp_path / "cache"))
     monkeypatch.setenv("PIP_CONFIG_FILE", os.devnull)
     monkeypatch.setenv("PIP_NO_INDEX", "1")
     monkeypatch.setenv("PIP_FIND_LINKS", str(tmp_path))
-    [proof] = prove_on_wheels([LEDGER["25015"]], tmp_path, Limits())
+    [proof] = prove_on_wheels([LEDGER["25015"]], tmp_path)
     assert not proof.holds
     assert proof.exit_code == 125
     assert "0.5.11: 0.5.11 could not be fetched" in proof.why

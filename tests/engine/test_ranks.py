@@ -7,15 +7,17 @@ import pytest
 import torch
 from msgspec.structs import replace
 
-from eagletwin.harness.case import Case
-from eagletwin.harness.diff import diff
-from eagletwin.harness.engines.mode import Mode
-from eagletwin.harness.engines.process import Host, Limits
-from eagletwin.harness.errors import InputError
-from eagletwin.harness.judge import judge
-from eagletwin.harness.patch import Edit, Patch
-from eagletwin.harness.report.argument import argue
-from eagletwin.harness.trace import Trace, rank_folder, read_trace
+from eagletwin.harness.check.argument import argue
+from eagletwin.harness.commands.diff.comparison import diff
+from eagletwin.harness.core.case import Case
+from eagletwin.harness.core.errors import InputError
+from eagletwin.harness.core.mode import Mode
+from eagletwin.harness.core.patch import Edit, Patch
+from eagletwin.harness.core.run_spec import Limits
+from eagletwin.harness.core.trace import Trace, rank_folder
+from eagletwin.harness.engines.host import Host
+from eagletwin.harness.families.traces import read_trace
+from eagletwin.harness.judge.judge import judge
 
 from .changes import bump, changed, every, last_of, nudge, without
 from .test_crash_and_hang import VERIFY
@@ -143,7 +145,7 @@ def test_an_integer_that_no_reference_knows_must_be_that_of_rank_0(trace: Trace)
 
 
 def test_a_row_that_was_written_again_is_recorded_where_its_bits_are_others(trace: Trace) -> None:
-    """What 0.5.17 does after a retraction: one rank's heads of a row come to the same bits, another's to the next ones."""
+    """What 0.5.17 does after a retraction: one rank's heads of a row have the same bits, another's the next ones."""
     other = trace.others[0]
     number = last_of(other, "extend", "draft_rows")
     request = other.header.records[number].request

@@ -2,7 +2,7 @@
 
 import pytest
 
-from eagletwin.harness.case import Case, EngineSettings, Request, SGLangSettings
+from eagletwin.harness.core.case import Case, EngineSettings, Request, SGLangSettings
 
 from .conftest import Runner
 

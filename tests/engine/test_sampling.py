@@ -5,11 +5,11 @@ import torch
 from msgspec.structs import replace
 
 from eagletwin.cases.strategies import tokens
-from eagletwin.harness.case import Case, EngineSettings, Request, Sampling, SGLangSettings
-from eagletwin.harness.engines.process import Host
-from eagletwin.harness.judge import judge
-from eagletwin.harness.patch import Edit
-from eagletwin.harness.trace import Trace
+from eagletwin.harness.core.case import Case, EngineSettings, Request, Sampling, SGLangSettings
+from eagletwin.harness.core.patch import Edit
+from eagletwin.harness.core.trace import Trace
+from eagletwin.harness.engines.host import Host
+from eagletwin.harness.judge.judge import judge
 
 from .conftest import Runner
 
@@ -28,7 +28,7 @@ def _case(name: str, topk: int, *, rejection: bool, seed: int = 0) -> Case:
         model="llama-tiny",
         num_steps=3,
         topk=topk,
-        draft_tokens=9 if topk > 1 else 0,
+        num_draft_tokens=9 if topk > 1 else 0,
         requests=tuple(
             Request(id=f"r{n}", prompt=tokens(n, 5 + n, 96), max_new_tokens=14 - 2 * n, arrive=2 * n, sampling=way)
             for n, way in enumerate(WAYS)

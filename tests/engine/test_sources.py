@@ -1,5 +1,6 @@
 """Another SGLang than the installed one: a source tree as it is, by its own name in traces, scripts and comparisons."""
 
+import re
 import shutil
 import subprocess
 import sys
@@ -10,7 +11,8 @@ import sglang
 from msgspec.structs import replace
 
 from eagletwin.cases.regressions import LEDGER
-from eagletwin.harness.case import pretty_case
+from eagletwin.harness.core.case import pretty_case
+from eagletwin.harness.engines.source import resolve
 
 PLACE, RIGHT, WRONG = "srt/speculative/eagle_worker_v2.py", "forward_batch.positions.add_(1)", "forward_batch.positions.add_(2)"
 
@@ -39,9 +41,11 @@ def checkout(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return root
 
 
-def test_a_changed_checkout_is_run_as_it_is_and_told_from_its_base(checkout: Path, tmp_path: Path) -> None:
+def test_a_changed_checkout_is_run_as_it_is_and_distinguished_from_its_base(checkout: Path, tmp_path: Path) -> None:
     head = ["git", "-C", str(checkout), "rev-parse", "--short=10", "HEAD"]
-    name = subprocess.check_output(head, text=True).strip() + "-dirty"
+    commit = subprocess.check_output(head, text=True).strip()
+    name = resolve(str(checkout)).version
+    assert re.fullmatch(rf"{commit}\+dirty\.[0-9a-f]{{8}}", name)
     case = tmp_path / "case.json"
     case.write_text(pretty_case(replace(LEDGER["25015"].case, name="three-steps", num_steps=3)))
 
@@ -62,5 +66,19 @@ def test_a_changed_checkout_is_run_as_it_is_and_told_from_its_base(checkout: Pat
     subprocess.run(["git", "-C", checkout, "checkout", "-q", "."], check=True)
     refused = run(script, cwd=tmp_path)
     assert refused.returncode == 128, refused
-    assert f"this case was made on SGLang {name}, and {checkout} is now at {name.removesuffix('-dirty')}" in refused.stderr
+    assert f"this case was made on SGLang {name}, and {checkout} is now at {commit}\n" in refused.stderr
     assert run(script, "--sglang", checkout, cwd=tmp_path).returncode == 0
+
+
+def test_a_tree_that_does_not_import_is_unknown_and_the_line_is_named(tmp_path: Path) -> None:
+    file = tmp_path / "tree" / "python" / "sglang" / "__init__.py"
+    file.parent.mkdir(parents=True)
+    file.write_text("import sys\n\ndef (:\n")
+    done = run("-m", "eagletwin", "fuzz", "--sglang", tmp_path / "tree", "--cases", "1", cwd=tmp_path)
+    assert done.returncode == 125, done
+    assert done.stdout.startswith("UNKNOWN\n\n  SGLang cannot be imported: SyntaxError: ")
+    log = Path("eagletwin-runs") / "fuzz-0" / "import.log"
+    assert f"try: look at {file}:3; the whole message is in {log}\n" in done.stdout
+    assert "SyntaxError" in (tmp_path / log).read_text()
+    assert "doctor" not in done.stdout
+    assert "NOTHING LOOKED AT" in done.stdout

@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from eagletwin.harness.engines.sglang import stubs
-from eagletwin.harness.trace import Trace
+from eagletwin.harness.core.trace import Trace
+from eagletwin.harness.engines.sglang.stand_ins import stubs
 
 # A model of transformers, of which none is named
 NAMES = (*stubs.IDLE, "transformers.models.llama.modeling_llama")

@@ -6,10 +6,10 @@ from typing import NoReturn
 
 import pytest
 
-from eagletwin.harness.case import Case, EngineSettings, Event, Request, SGLangSettings
-from eagletwin.harness.errors import InputError
-from eagletwin.harness.patch import Edit, Patch
-from eagletwin.harness.twin import CaseFailed, Twin
+from eagletwin.harness.core.case import Case, EngineSettings, Event, Request, SGLangSettings
+from eagletwin.harness.core.errors import InputError
+from eagletwin.harness.core.patch import Edit, Patch
+from eagletwin.harness.testing.twin import CaseFailed, Twin
 
 FORWARD = "sglang.srt.speculative.eagle_worker_v2.EagleDraftWorker.draft_forward"
 BAD = Patch(

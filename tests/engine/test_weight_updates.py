@@ -3,8 +3,8 @@
 from msgspec.structs import replace
 
 from eagletwin.cases.regressions import LEDGER
-from eagletwin.harness.case import Case, EngineSettings, SGLangSettings
-from eagletwin.harness.patch import Edit
+from eagletwin.harness.core.case import Case, EngineSettings, SGLangSettings
+from eagletwin.harness.core.patch import Edit
 
 from .conftest import Runner
 

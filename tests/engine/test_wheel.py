@@ -1,4 +1,4 @@
-"""The wheel, installed in a clean environment beside SGLang, works and leaves nothing generic in anyone's site-packages."""
+"""The wheel, installed in a clean environment next to SGLang, works and leaves nothing generic in anyone's site-packages."""
 
 import os
 import site

@@ -1,8 +1,8 @@
-"""Tests that need a GPU: collected everywhere, and skipped with what is missing where there is none."""
+"""Tests that need a GPU: collected everywhere; without a GPU they are skipped, and say what is missing."""
 
 import pytest
 
-from eagletwin.harness.doctor import missing_for_cuda
+from eagletwin.harness.engines.cuda_here import missing_for_cuda
 
 
 @pytest.fixture(autouse=True, scope="session")

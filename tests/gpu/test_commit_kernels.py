@@ -10,11 +10,11 @@ import pytest
 import torch
 from torch import Tensor
 
+from eagletwin.harness.commands.kernels.properties.kv_move import SLOTS, AcceptedBatch
+from eagletwin.harness.commands.kernels.release import MOVE, SPEC
+from eagletwin.harness.commands.kernels.trees import Batch, batches
 from eagletwin.reference.commit import accept_row, moved
 
-from ..kernels.release import MOVE, SPEC
-from ..kernels.test_kv_move import SLOTS, Accepted
-from ..kernels.trees import Batch, batches
 from .test_kernels import check, load, on_the_gpu  # noqa: F401  the fixture is for every test of a module that has it
 
 LAUNCHES = 1000
@@ -44,7 +44,7 @@ def tile_of(width: int) -> int:
 
 def path_comes_to_the_front(batch: Batch) -> None:
     """From accept_index to the pool: the slots behind the prefix, those accepted, then the move."""
-    case, nodes, width = Accepted(batch), batch.nodes, batch.num_steps + 1
+    case, nodes, width = AcceptedBatch(batch), batch.nodes, batch.num_steps + 1
     pool = Pool(SLOTS, 96, 2)
     before = pool.rows.clone()
     table = torch.zeros(8, SLOTS, dtype=torch.int32)

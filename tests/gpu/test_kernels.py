@@ -1,6 +1,6 @@
 """The kernel tier on a GPU: CUDA C++ builds and verifies trees here, and Triton's kernels are compiled.
 
-The properties are those of tests/kernels, which plants a fault for each; here their tensors lie on the GPU.
+The properties are those of `eagletwin kernels`, which has a fault for each; here their tensors lie on the GPU.
 """
 
 import importlib
@@ -14,13 +14,14 @@ import pytest
 import torch
 from hypothesis import given, settings
 
-from eagletwin.harness.engines.mode import Mode
+from eagletwin.harness.commands.kernels.properties import commit, rotate, select, tree, verify
+from eagletwin.harness.commands.kernels.release import EAGLE, TOPK1, UTILS
+from eagletwin.harness.commands.kernels.tier import Property, same_cases
+from eagletwin.harness.core.mode import Mode
+from eagletwin.harness.engines.here import use
 from eagletwin.harness.engines.source import INSTALLED
 from eagletwin.harness.engines.start import _environment
-
-from ..kernels import test_commit, test_rotate, test_select, test_tree, test_verify
-from ..kernels.release import EAGLE, UTILS
-from ..kernels.tier import Property, same_cases
+from eagletwin.harness.testing.plugin import named_source
 
 CASES = 60
 
@@ -28,7 +29,7 @@ CASES = 60
 @cache
 def load(name: str) -> Any:
     """A module of SGLang, imported as the CUDA engine imports it. Releases differ in where some functions lie."""
-    from eagletwin.harness.engines.sglang import boot
+    from eagletwin.harness.engines.sglang.boot import boot
 
     mode = Mode(device="cuda")
     os.environ.update(_environment(INSTALLED, mode))
@@ -38,10 +39,11 @@ def load(name: str) -> Any:
 
 
 @pytest.fixture(autouse=True)
-def on_the_gpu(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+def on_the_gpu(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     if os.environ.get("TRITON_INTERPRET") == "1":
         pytest.skip("Triton's kernels are interpreted in this process: run these tests with TRITON_INTERPRET=0")
-    for module in (test_commit, test_rotate, test_select, test_tree, test_verify):
+    use(named_source(request.config))  # before load() imports it
+    for module in (commit, rotate, select, tree, verify):
         monkeypatch.setattr(module, "load", load)
     torch.set_default_device("cuda")
     yield
@@ -54,7 +56,7 @@ def _property(module: Any, name: str) -> Property:
 
 
 def _something(case: Any) -> bool:
-    """A batch of nothing is no launch on a GPU: CUDA refuses a grid of none, and SGLang never asks for one."""
+    """An empty batch is not launched on a GPU: CUDA refuses an empty grid, and SGLang never asks for one."""
     if hasattr(case, "batch"):
         return len(case.batch.trees) > 0
     return getattr(case, "count", 1) > 0 and len(getattr(case, "lengths", (1,))) > 0
@@ -63,11 +65,11 @@ def _something(case: Any) -> bool:
 @pytest.mark.parametrize(
     "of",
     [
-        _property(test_tree, "tree is built"),
-        _property(test_verify, "path is accepted"),
-        _property(test_select, "tree grows"),
-        _property(test_commit, "bonus is filled"),
-        _property(test_rotate, "ids rotate"),
+        _property(tree, "tree is built"),
+        _property(verify, "path is accepted"),
+        _property(select, "tree grows"),
+        _property(commit, "bonus is filled"),
+        _property(rotate, "ids rotate"),
     ],
     ids=lambda of: of.name,
 )
@@ -77,7 +79,7 @@ def test_property(of: Property) -> None:
 
 def test_top1_of_a_chain() -> None:
     """The fused kernel, with the block size that is used; tests/kernels varies it."""
-    module = load(test_select.TOPK1)
+    module = load(TOPK1)
     for count, vocabulary in ((1, 5), (3, 96), (8, 128), (5, 5000)):
         generator = torch.Generator("cuda").manual_seed(count)
         logits = torch.randint(0, 50, (count, vocabulary), generator=generator).float()

@@ -1,6 +1,7 @@
 """Verify that samples, on a GPU: the C++ of a tree and of the cuts, and Triton's kernel of a chain, compiled.
 
-The properties are those of tests/kernels/test_sampling.py. Which release has which of the C++: docs/findings/sampling.md.
+The properties are those of harness/commands/kernels/properties/sampling.py. Which release has which of the C++:
+docs/findings/sampling.md.
 """
 
 import importlib
@@ -11,9 +12,11 @@ from typing import Any
 import pytest
 from torch import Tensor
 
-from ..kernels import cuts, test_sampling
-from ..kernels.release import SAMPLING
-from ..kernels.trees import Batch, Tree
+from eagletwin.harness.commands.kernels.properties import sampling
+from eagletwin.harness.commands.kernels.release import SAMPLING
+from eagletwin.harness.commands.kernels.trees import Batch, Tree
+
+from ..kernels import cuts
 from .test_kernels import check, load, on_the_gpu  # noqa: F401  the fixture is for every test of a module that has it
 
 JIT = "sglang.kernels.ops.speculative.sampling"  # from 0.5.21 on; before, the sampling of a tree is in the wheel of sgl_kernel
@@ -21,7 +24,7 @@ JIT = "sglang.kernels.ops.speculative.sampling"  # from 0.5.21 on; before, the s
 
 @pytest.fixture(autouse=True)
 def loaded_there(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(test_sampling, "load", load)
+    monkeypatch.setattr(sampling, "load", load)
 
 
 def tree_sampler() -> Callable[..., None]:
@@ -45,13 +48,13 @@ def cut(name: str) -> Callable[[Tensor, Tensor], Tensor]:
 
 
 def test_a_chain_is_sampled() -> None:
-    check(test_sampling.chain_is_sampled, test_sampling.chains().filter(lambda case: len(case.batch.trees) > 0))
+    check(sampling.chain_is_sampled, sampling.chains().filter(lambda case: len(case.batch.trees) > 0))
 
 
 def test_a_tree_is_sampled() -> None:
     sampler = tree_sampler()
-    trees = test_sampling.trees().filter(lambda case: len(case.batch.trees) > 0)
-    check(lambda case: test_sampling.tree_is_sampled(case, sampler), trees)
+    trees = sampling.trees().filter(lambda case: len(case.batch.trees) > 0)
+    check(lambda case: sampling.tree_is_sampled(case, sampler), trees)
 
 
 @pytest.mark.parametrize("vocabulary", [32_000, 128_256])
@@ -62,9 +65,9 @@ def test_vocabularies_of_real_models(vocabulary: int) -> None:
     for seed in range(4):
         for top_k in (50, vocabulary):
             of_a_tree = Batch(4, 3, 9, (wide, wide), (0, 0), seed)
-            test_sampling.tree_is_sampled(test_sampling.Sampling(of_a_tree, vocabulary, 4.0, top_k), tree_sampler())
+            sampling.tree_is_sampled(sampling.SamplingCase(of_a_tree, vocabulary, 4.0, top_k), tree_sampler())
             of_a_chain = Batch(1, 3, 4, (chain, chain), (0, 0), seed)
-            test_sampling.chain_is_sampled(test_sampling.Sampling(of_a_chain, vocabulary, 4.0, top_k))
+            sampling.chain_is_sampled(sampling.SamplingCase(of_a_chain, vocabulary, 4.0, top_k))
 
 
 def test_the_largest_are_kept_with_what_ties() -> None:
@@ -77,7 +80,7 @@ def test_the_fewest_are_kept_that_reach_a_mass() -> None:
 
 def test_a_coin_of_zero_and_a_child_without_probability() -> None:
     """Issue #35771: accepted up to 0.5.20, refused by what PR #35798 made of it."""
-    decided, illegal = test_sampling.coin_of_zero(tree_sampler())
+    decided, illegal = sampling.coin_of_zero(tree_sampler())
     if has_jit():
         assert (decided.paths, decided.emitted, illegal) == ([[0]], [[1]], None)
     else:

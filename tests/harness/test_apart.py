@@ -2,9 +2,13 @@
 
 import torch
 
-from eagletwin.harness.case import Case, Request
-from eagletwin.harness.gpu.apart import BIN, Apart, apart
-from eagletwin.harness.trace import Ending, EngineInfo, Recorder, Trace, new_header
+from eagletwin.harness.commands.diff.precision_gap import BIN, Apart, apart
+from eagletwin.harness.core.case import Case, Request
+from eagletwin.harness.core.records import Ending, EngineInfo
+from eagletwin.harness.core.trace import Recorder, Trace, new_header
+from eagletwin.harness.families.weights import model_pair
+
+DIGEST = model_pair("llama-tiny").digest
 
 
 def trace(next_token: int, off: float, predicted: list[int]) -> Trace:
@@ -32,7 +36,10 @@ def trace(next_token: int, off: float, predicted: list[int]) -> Trace:
     recorder.add("a", 0, "extend", tensors={**kv([2], "target", off), **kv([2], "draft", off), "proposal": torch.tensor([8])})
     recorder.add("a", 0, "finished", tensors={"tokens": torch.tensor([next_token, *predicted])})
     engine = EngineInfo(name="none", version="0", device="cpu", kernels="none", torch="0", triton="0")
-    return Trace(new_header(case, engine, Ending(kind="finished"), recorder.records), dict(recorder.tensors))
+    return Trace(
+        new_header(case, DIGEST, engine, Ending(kind="finished"), recorder.records),
+        dict(recorder.tensors),
+    )
 
 
 def test_rows_are_compared_as_long_as_the_tokens_are_the_same() -> None:

@@ -1,16 +1,19 @@
 """The text of an argument, whole: a change of a word here is a change of what users read."""
 
-from eagletwin.harness.case import Case, Request
-from eagletwin.harness.judge import Divergence, Verdict
-from eagletwin.harness.report.argument import argue
-from eagletwin.harness.trace import Ending, EngineInfo, Header, new_header
+from eagletwin.harness.check.argument import argue
+from eagletwin.harness.core.case import Case, Request
+from eagletwin.harness.core.records import Ending, EngineInfo, Header
+from eagletwin.harness.core.trace import new_header
+from eagletwin.harness.core.verdict import Divergence, Verdict
+from eagletwin.harness.families.weights import model_pair
 
+DIGEST = model_pair("llama-tiny").digest
 CASE = Case(name="pr-25015", model="llama-tiny", num_steps=2, requests=(Request(id="a", prompt=(7,), max_new_tokens=2),))
 
 
 def header(ending: Ending, *patches: str) -> Header:
     engine = EngineInfo(name="sglang", version="0.5.23", device="cpu", kernels="", torch="", triton="", patches=patches)
-    return new_header(CASE, engine, ending, ())
+    return new_header(CASE, DIGEST, engine, ending, ())
 
 
 def test_a_divergence_names_request_round_stage_rule_index_both_values_and_the_broken_sentence() -> None:
@@ -39,8 +42,8 @@ DIVERGED  pr-25015 on SGLang 0.5.23 (cpu, with revert-25015)
   expected  1
   actual    2
   M = 1 tokens are committed before the bonus token, and this is draft decode step 1.
-  This breaks docs/design.md 3.1-3.3: Row i of the draft stands at position i; draft decode step j stands at
-  position M + j - 1.
+  Must hold (eagletwin's design, 3.1-3.3): Row i of the draft stands at position i; draft decode step j stands
+  at position M + j - 1.
 
   After it 3 more comparisons diverged, which may follow from it: draft.kv 2, draft.scratch_kv 1.
 
@@ -48,7 +51,7 @@ DIVERGED  pr-25015 on SGLang 0.5.23 (cpu, with revert-25015)
     )
 
 
-def test_how_a_run_that_diverged_came_to_its_end_is_told_of_who_failed() -> None:
+def test_the_report_of_a_run_that_diverged_says_who_ended_it() -> None:
     first = Divergence(
         rule="draft.kv", request="a", round=0, stage="prefill", step=0, iteration=0, index="row 1", expected="1", actual="2"
     )

@@ -5,28 +5,28 @@ from pathlib import Path
 import pytest
 
 from eagletwin.cases.regressions import LEDGER
-from eagletwin.harness.bench import Share, Spread, Step, spread
-from eagletwin.harness.bench_record import RECORD, Record, Search, Speed, Stamp, read_record, write_record
-from eagletwin.harness.bench_search import Found, Searched, told, why_not
-from eagletwin.harness.errors import InputError
-from eagletwin.harness.report.benchmarks import page
+from eagletwin.harness.commands.bench.record import RECORD, BenchRecord, Search, Speed, Stamp, read_record, write_record
+from eagletwin.harness.commands.bench.report import page
+from eagletwin.harness.commands.bench.searches import Hit, Searched, options, why_not
+from eagletwin.harness.commands.bench.speed import Share, Spread, StepTimes, spread
+from eagletwin.harness.core.errors import InputError
 
 MONDAY, TUESDAY = (Stamp(f"2026-01-{day}", "a machine", "versions") for day in ("05", "06"))
 ONE = Spread(1.0, 0.5, 2.0, 5)
-STEP = Step(Spread(0.01, 0.009, 0.02, 3), Spread(0.25, 0.2, 0.3, 3), Spread(25.0, 20.0, 30.0, 3))
+STEP = StepTimes(Spread(0.01, 0.009, 0.02, 3), Spread(0.25, 0.2, 0.3, 3), Spread(25.0, 20.0, 30.0, 3))
 SHARES = {1: Share(0.06, 0.006, 0.003)}
 SPEED = Speed(MONDAY, {1: ONE, 3: ONE}, SHARES, {3: STEP}, ONE, ONE, ONE, {"topk": {1: ONE, 16: ONE}}, ONE)
 
 
 def searched(entry: str, *seconds: float, seeds: int) -> Searched:
-    return Searched(entry, "", seeds, tuple(Found(3, taken, 20, 2.0, "num_steps 1", False) for taken in seconds))
+    return Searched(entry, "", seeds, tuple(Hit(3, taken, 20, 2.0, "num_steps 1", False) for taken in seconds))
 
 
 def test_a_record_is_read_as_it_was_written(tmp_path: Path) -> None:
-    record = Record(speed=SPEED, searches={"25015": Search(MONDAY, 2, searched("25015", 1.0, seeds=1))})
+    record = BenchRecord(speed=SPEED, searches={"25015": Search(MONDAY, 2, searched("25015", 1.0, seeds=1))})
     write_record(tmp_path / "docs", record)
     assert read_record(tmp_path / "docs") == record
-    assert read_record(tmp_path) == Record()
+    assert read_record(tmp_path) == BenchRecord()
     (tmp_path / RECORD).write_text("{")
     with pytest.raises(InputError, match="written over"):
         read_record(tmp_path)
@@ -34,11 +34,11 @@ def test_a_record_is_read_as_it_was_written(tmp_path: Path) -> None:
 
 def test_the_published_record_can_be_added_to() -> None:
     """`make bench` reads it first."""
-    assert read_record(Path(__file__).parents[2] / "docs").speed
+    assert read_record(Path(__file__).parents[2] / "docs/records").speed
 
 
 def test_each_part_of_the_page_has_its_own_day_and_what_is_missing_is_named() -> None:
-    record = Record(
+    record = BenchRecord(
         speed=SPEED,
         searches={
             "25015": Search(MONDAY, 2, searched("25015", 1.0, 2.0, 9.0, seeds=4)),
@@ -57,15 +57,15 @@ def test_each_part_of_the_page_has_its_own_day_and_what_is_missing_is_named() ->
     assert "25015" not in absent
     assert "topk 1: trace 6.0 ms, judge 3.0 ms | 15.0% |" in text
     assert "topk 3: 10 (9-20) ms, and 250 (200-300) ms in Triton's interpreter | 25 (20-30) times faster |" in text
-    assert "Not measured yet" in page(Record())
+    assert "Not measured yet" in page(BenchRecord())
 
 
 def test_every_entry_can_be_searched_for() -> None:
-    """What a search is told is something that generated cases can be."""
+    """The options of a search name what generated cases can be."""
     from eagletwin.cases.strategies import VALUES, focus_of
 
     for entry in LEDGER.values():
-        held = told(entry)
+        held = options(entry)
         assert all(value in VALUES[name] for name, value in held.items()), entry.id
         focus = focus_of(0, **held)
         assert all(getattr(focus, name) == value for name, value in held.items()), entry.id

@@ -11,15 +11,15 @@ from pathlib import Path
 
 import pytest
 
-from eagletwin.harness.bisect import commits
-from eagletwin.harness.bisect.commits import bisect_commits, ends_of
-from eagletwin.harness.bisect.marks import Looked, Sighting
-from eagletwin.harness.bisect.outcome import Outcome
-from eagletwin.harness.bisect.state import Subject, open_run, plan_of
-from eagletwin.harness.case import Case, Request
-from eagletwin.harness.cli_bisect import terminated_as_interrupted
-from eagletwin.harness.errors import HarnessError, InputError
-from eagletwin.harness.report.bisection import version_report
+from eagletwin.harness.commands.bisect import commits
+from eagletwin.harness.commands.bisect.commits import bisect_commits, ends_of
+from eagletwin.harness.commands.bisect.marks import Looked, Sighting
+from eagletwin.harness.commands.bisect.outcome import VersionsOutcome
+from eagletwin.harness.commands.bisect.report import version_report
+from eagletwin.harness.commands.bisect.state import Subject, open_run, plan_of
+from eagletwin.harness.core.case import Case, Request
+from eagletwin.harness.core.errors import HarnessError, InputError
+from eagletwin.harness.core.exits import terminated_as_interrupted
 
 CASE = Case(name="x", model="llama-tiny", num_steps=1, requests=(Request(id="a", prompt=(1,), max_new_tokens=1),))
 
@@ -27,9 +27,9 @@ CASE = Case(name="x", model="llama-tiny", num_steps=1, requests=(Request(id="a",
 FAKE_STEP = """
 import sys, time
 from pathlib import Path
-from eagletwin.harness.bisect import step
-from eagletwin.harness.bisect.marks import Looked, Sighting
-from eagletwin.harness.errors import HarnessError
+from eagletwin.harness.commands.bisect import step
+from eagletwin.harness.commands.bisect.marks import Looked, Sighting
+from eagletwin.harness.core.errors import HarnessError
 
 def look(version, sglang, subject, folder, again):
     word = (Path(sglang) / "python/sglang/__init__.py").read_text().split()[0]
@@ -93,7 +93,7 @@ def look(commit: str, tree: Path) -> Looked:
     return Looked(version=commit, sightings=(seen[word],))
 
 
-def bisect(tmp_path: Path, repository: Path) -> tuple[Outcome, str, list[str]]:
+def bisect(tmp_path: Path, repository: Path) -> tuple[VersionsOutcome, str, list[str]]:
     """All of the history: outcome, report, and the words that steps looked at, in order."""
     ends = ends_of(repository, git(repository, "rev-list", "--max-parents=0", "main"), "main")
     with open_run(tmp_path / "runs", plan_of(Subject(case=CASE), ends, checkout=str(repository))) as run:
@@ -107,6 +107,7 @@ def name(repository: Path, revision: str) -> str:
     return git(repository, "log", "-1", "--format=%h %s", revision)
 
 
+@pytest.mark.slow
 def test_the_first_bad_commit_is_named_and_the_user_s_checkout_and_bisection_are_left_alone(tmp_path: Path) -> None:
     repository = history(tmp_path, "good", "good", "note", "bad", "note", "bad")
     (repository / "python" / "sglang" / "__init__.py").write_text("edited, not staged\n")
@@ -136,7 +137,8 @@ def test_the_first_good_commit_is_named_whichever_end_is_given_first(tmp_path: P
     assert asked == []  # the two ends say it all
 
 
-def test_commits_that_cannot_be_told_are_skipped_and_a_range_is_named_if_one_of_them_may_be_it(tmp_path: Path) -> None:
+@pytest.mark.slow
+def test_commits_that_cannot_be_decided_are_skipped_and_a_range_is_named_if_one_of_them_may_be_it(tmp_path: Path) -> None:
     repository = history(tmp_path, "bad", "skip", "skip", "good")
     outcome, report, asked = bisect(tmp_path, repository)
     assert not outcome.answered
@@ -158,9 +160,10 @@ def test_an_end_that_does_not_import_is_no_answer_and_no_question_of_rules(tmp_p
         report = version_report(outcome, CASE, run, str)
     assert not outcome.answered
     assert report.count("skipped: it does not import") == 2
-    assert "No answer: an end cannot be told.\n" in report
+    assert "No answer: an end cannot be decided.\n" in report
 
 
+@pytest.mark.slow
 def test_a_step_that_fails_stops_git_says_why_and_is_gone_on_with(tmp_path: Path) -> None:
     repository = history(tmp_path, "good", "fail", "bad")
     with pytest.raises(HarnessError, match="the disk is full"):
@@ -183,6 +186,7 @@ def number(request: pytest.FixtureRequest) -> Iterator[int]:
     signal.signal(request.param, before)
 
 
+@pytest.mark.slow
 def test_an_interruption_ends_git_and_its_step_and_leaves_nothing_behind(tmp_path: Path, number: int) -> None:
     repository = history(tmp_path, "good", "wait", "bad")
 

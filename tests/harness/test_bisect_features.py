@@ -9,22 +9,24 @@ from msgspec.structs import replace
 
 from eagletwin.cases.regressions import LEDGER
 from eagletwin.cases.strategies import cases
-from eagletwin.harness.bisect.features import FEATURES, features_of, variants
-from eagletwin.harness.bisect.marks import Looked, Sighting
-from eagletwin.harness.bisect.measure import Reduction
-from eagletwin.harness.bisect.reduce import Reduced, reduce
-from eagletwin.harness.bisect.state import Subject
-from eagletwin.harness.case import Case, EngineSettings, Event, Request, Sampling, SGLangSettings, decode_case, encode_case
-from eagletwin.harness.cli_bisect import _hint
-from eagletwin.harness.models.recipes import RECIPES
-from eagletwin.harness.report.bisection import feature_report
+from eagletwin.harness.commands.bisect.command import _hint
+from eagletwin.harness.commands.bisect.features import FEATURES, features_of, variants
+from eagletwin.harness.commands.bisect.marks import Looked, Sighting
+from eagletwin.harness.commands.bisect.measure import Reduction
+from eagletwin.harness.commands.bisect.reduce import Reduced, reduce
+from eagletwin.harness.commands.bisect.report import feature_report
+from eagletwin.harness.commands.bisect.state import Subject
+from eagletwin.harness.core.case import Case, EngineSettings, Event, Request, Sampling, SGLangSettings, encode_case
+from eagletwin.harness.core.run_spec import RunSpec
+from eagletwin.harness.families import RECIPES
+from eagletwin.harness.families.valid import decode_case
 
 RICH = Case(
     name="rich",
     model="llama-gqa",
     num_steps=3,
     topk=2,
-    draft_tokens=6,
+    num_draft_tokens=6,
     page_size=4,
     chunked_prefill_size=8,
     chunks=(4,),
@@ -55,7 +57,7 @@ RICH = Case(
 )
 # What only a chain can have.
 REJECTION = replace(RICH.engine.sglang, rejection_sampling=True, accept_single=1.0, accept_acc=1.0)
-RICH_CHAIN = replace(RICH, topk=1, draft_tokens=0, engine=replace(RICH.engine, sglang=REJECTION))
+RICH_CHAIN = replace(RICH, topk=1, num_draft_tokens=0, engine=replace(RICH.engine, sglang=REJECTION))
 BAD = Sighting(status="diverged", rule="draft.kv", place="somewhere")
 GOOD = Sighting(status="equal")
 
@@ -140,7 +142,7 @@ def test_a_fault_that_needs_one_request_of_several_does_not_need_several() -> No
     assert found.answered
 
 
-def test_another_divergence_and_a_crash_are_told_and_never_taken_for_equal() -> None:
+def test_another_divergence_and_a_crash_are_reported_and_never_taken_for_equal() -> None:
     other = Sighting(status="diverged", rule="draft.slots", place="elsewhere")
     found, _ = reduced(lambda case: BAD if case.page_size > 1 else other)
     assert [feature.name for feature in found.needed] == ["pages"]
@@ -192,6 +194,6 @@ def test_where_nothing_shows_the_report_says_what_may_bring_it_back() -> None:
     assert "choose one. --revert 25015 undoes the fix. 1 variant, run 3 times, 0.0 s." in words
     for name, patches, hint in (("25015", (), True), ("25015", (LEDGER["25015"].revert,), False), ("8409", (), False)):
         entry = LEDGER[name]
-        subject = Subject(case=entry.case, patches=tuple(filter(None, patches)))
+        subject = Subject(case=entry.case, run=RunSpec(patches=tuple(filter(None, patches))))
         assert bool(_hint(entry, subject)) == hint
     assert _hint(None, Subject(case=RICH)) == ""

@@ -1,18 +1,18 @@
-"""The search for a change, against looking at everything: any row, any change, whatever cannot be told."""
+"""The search for a change, against looking at everything: any row, any change, whatever cannot be decided."""
 
 from math import ceil, log2
 
 from hypothesis import given
 from hypothesis import strategies as st
 
-from eagletwin.harness.bisect.search import Found, Mark, conclude, next_between, next_end
+from eagletwin.harness.commands.bisect.search import Found, Mark, conclude, next_between, next_end
 
 ROWS = st.integers(1, 40).flatmap(lambda count: st.tuples(*[st.sampled_from(("good", "bad", "skip"))] * count))
 
 
 @st.composite
 def monotone(draw: st.DrawFn) -> tuple[Mark, ...]:
-    """A row with at most one change, parts of which cannot be told."""
+    """A row with at most one change, parts of which cannot be decided."""
     before, after = draw(st.sampled_from((("good", "bad"), ("bad", "good"), ("good", "good"), ("bad", "bad"))))
     row = [before] * draw(st.integers(0, 20)) + [after] * draw(st.integers(1, 20))
     for begin, length in draw(st.lists(st.tuples(st.integers(0, 40), st.integers(1, 6)), max_size=4)):
@@ -21,7 +21,7 @@ def monotone(draw: st.DrawFn) -> tuple[Mark, ...]:
 
 
 def search(row: tuple[Mark, ...]) -> tuple[Found, list[int]]:
-    """What the search comes to, and what it looked at, in order."""
+    """The result of the search, and what it looked at, in order."""
     known: dict[int, Mark] = {}
     looked: list[int] = []
     for choose in (next_end, next_between):
@@ -44,26 +44,26 @@ def test_a_search_finds_what_looking_at_everything_finds(row: tuple[Mark, ...]) 
 
 
 @given(monotone())
-def test_a_first_version_is_named_only_if_its_neighbour_was_told(row: tuple[Mark, ...]) -> None:
+def test_a_first_version_is_named_only_if_its_neighbour_was_decided(row: tuple[Mark, ...]) -> None:
     found, _ = search(row)
-    told = [index for index, mark in enumerate(row) if mark != "skip"]
-    if len(told) < 2 or row[told[0]] == row[told[-1]]:
+    decided = [index for index, mark in enumerate(row) if mark != "skip"]
+    if len(decided) < 2 or row[decided[0]] == row[decided[-1]]:
         assert found.came is None
         assert not found.exact
         return
-    change = next(index for index in told if row[index] != row[told[0]])
+    change = next(index for index in decided if row[index] != row[decided[0]])
     assert found.new == change
     assert found.came == (row[change] == "bad")
     assert found.exact == (row[change - 1] != "skip")
-    assert found.between == tuple(range(max(index for index in told if index < change) + 1, change))
+    assert found.between == tuple(range(max(index for index in decided if index < change) + 1, change))
 
 
 @given(ROWS)
 def test_the_two_sides_that_are_named_were_looked_at_and_differ_even_in_a_row_of_many_changes(row: tuple[Mark, ...]) -> None:
     found, looked = search(row)
     assert len(set(looked)) == len(looked)
-    told = [mark for mark in row if mark != "skip"]
-    assert (found.came is None) == (len(told) < 2 or told[0] == told[-1])
+    decided = [mark for mark in row if mark != "skip"]
+    assert (found.came is None) == (len(decided) < 2 or decided[0] == decided[-1])
     if found.came is not None:
         assert found.old is not None
         assert found.new is not None
@@ -74,7 +74,7 @@ def test_the_two_sides_that_are_named_were_looked_at_and_differ_even_in_a_row_of
 
 
 @given(st.integers(2, 400), st.data())
-def test_where_all_can_be_told_a_search_halves(count: int, data: st.DataObject) -> None:
+def test_where_all_can_be_decided_a_search_halves(count: int, data: st.DataObject) -> None:
     change = data.draw(st.integers(1, count - 1))
     found, looked = search(("bad",) * change + ("good",) * (count - change))
     assert (found.old, found.new, found.came, found.exact) == (change - 1, change, False, True)
@@ -82,7 +82,7 @@ def test_where_all_can_be_told_a_search_halves(count: int, data: st.DataObject) 
 
 
 @given(monotone(), st.data())
-def test_a_search_that_is_taken_up_again_comes_to_the_same(row: tuple[Mark, ...], data: st.DataObject) -> None:
+def test_a_search_that_is_taken_up_again_has_the_same_result(row: tuple[Mark, ...], data: st.DataObject) -> None:
     found, looked = search(row)
     known = {index: row[index] for index in looked[: data.draw(st.integers(0, len(looked)))]}
     for choose in (next_end, next_between):
@@ -92,7 +92,7 @@ def test_a_search_that_is_taken_up_again_comes_to_the_same(row: tuple[Mark, ...]
     assert conclude(len(row), known) == found
 
 
-def test_what_cannot_be_told_is_left_alone_if_the_change_lies_elsewhere() -> None:
+def test_what_cannot_be_decided_is_left_alone_if_the_change_lies_elsewhere() -> None:
     row: list[Mark] = ["good"] * 5 + ["bad"] * 36
     row[15:27] = ["skip"] * 12
     _, looked = search(tuple(row))

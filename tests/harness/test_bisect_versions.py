@@ -5,12 +5,12 @@ from pathlib import Path
 
 import pytest
 
-from eagletwin.harness.bisect.marks import LOOKS, MAX_LOOKS, Looked, Sighting, Unclear, fault_of, settled
-from eagletwin.harness.bisect.outcome import Outcome
-from eagletwin.harness.bisect.releases import bisect_releases
-from eagletwin.harness.bisect.state import Subject, open_run, plan_of
-from eagletwin.harness.case import Case, Request
-from eagletwin.harness.report.bisection import version_report
+from eagletwin.harness.commands.bisect.marks import LOOKS, MAX_LOOKS, Looked, Sighting, Unclear, fault_of, settled
+from eagletwin.harness.commands.bisect.outcome import VersionsOutcome
+from eagletwin.harness.commands.bisect.over_releases import bisect_releases
+from eagletwin.harness.commands.bisect.report import version_report
+from eagletwin.harness.commands.bisect.state import Subject, open_run, plan_of
+from eagletwin.harness.core.case import Case, Request
 
 CASE = Case(name="x", model="llama-tiny", num_steps=1, requests=(Request(id="a", prompt=(1,), max_new_tokens=1),))
 GOOD = Sighting(status="equal")
@@ -31,7 +31,7 @@ def looks(*sightings: Sighting) -> tuple[Sighting, ...]:
 
 def search(
     tmp_path: Path, row: Mapping[str, Sighting | tuple[Sighting, ...]], *, rule: str = "", expected: str = ""
-) -> tuple[Outcome, list[str], str]:
+) -> tuple[VersionsOutcome, list[str], str]:
     """The outcome, the versions in the order in which they were looked at, and the report."""
     asked: list[str] = []
 
@@ -68,23 +68,23 @@ def test_a_bug_that_came_is_named(tmp_path: Path) -> None:
     assert "the first bad release is 2." in report
 
 
-def test_no_first_release_is_named_when_its_neighbour_cannot_be_told(tmp_path: Path) -> None:
+def test_no_first_release_is_named_when_its_neighbour_cannot_be_decided(tmp_path: Path) -> None:
     outcome, asked, report = search(tmp_path, {"1": BAD, "2": CRASH, "3": ABSENT, "4": GOOD, "5": GOOD})
     assert not outcome.answered
     assert set(asked) == {"1", "2", "3", "4", "5"}
     assert report.startswith("FIXED AFTER 1, UP TO 4 ")
-    assert "Between them 2, 3 cannot be told, so the first good release is one of these, or 4." in unfolded(report)
+    assert "Between them 2, 3 cannot be decided, so the first good release is one of these, or 4." in unfolded(report)
     assert "2  skipped: RuntimeError: boo" in report
     assert "3  skipped: SGLang cannot be imported: no" in report
 
 
-def test_ends_that_cannot_be_told_are_left_out_and_named(tmp_path: Path) -> None:
+def test_ends_that_cannot_be_decided_are_left_out_and_named(tmp_path: Path) -> None:
     outcome, _, report = search(tmp_path, {"1": ABSENT, "2": BAD, "3": GOOD, "4": CRASH})
     assert outcome.answered
-    assert "the first good release is 3. What lies beyond them cannot be told: 1, 4." in unfolded(report)
+    assert "the first good release is 3. What lies beyond them cannot be decided: 1, 4." in unfolded(report)
 
 
-def test_nothing_is_named_where_less_than_two_can_be_told(tmp_path: Path) -> None:
+def test_nothing_is_named_where_less_than_two_can_be_decided(tmp_path: Path) -> None:
     outcome, _, report = search(tmp_path, {"1": ABSENT, "2": BAD, "3": CRASH})
     assert not outcome.answered
     assert report.startswith("CANNOT TELL")
@@ -156,14 +156,14 @@ def test_flaky_runs_are_repeated_and_the_majority_counts_unless_it_would_hide_th
     assert not outcome.answered
     assert "2  skipped: it showed in 2 of 7 looks, and not in the others" in report
     outcome, _, _ = search(tmp_path, {"1": BAD, "2": (GOOD, GOOD, CRASH), "3": GOOD, "4": GOOD})
-    assert outcome.answered  # the fault did not show once, and most looks came to an end
+    assert outcome.answered  # the fault did not show once, and most looks finished
 
 
 class Broken(Exception):
     """What ends a bisection in the middle."""
 
 
-def test_what_was_interrupted_goes_on_where_it_stood_and_looks_again_at_what_could_not_be_told(tmp_path: Path) -> None:
+def test_what_was_interrupted_goes_on_where_it_stood_and_looks_again_at_what_could_not_be_decided(tmp_path: Path) -> None:
     plan = plan_of(Subject(case=CASE), "123456789")
     asked: list[str] = []
 

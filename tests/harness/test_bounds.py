@@ -3,9 +3,9 @@
 import numpy as np
 import pytest
 
+from eagletwin.harness.core.arrays import Array
+from eagletwin.harness.families import RECIPES
 from eagletwin.harness.judge.bounds import FLOAT32, bounds_of
-from eagletwin.harness.models.recipes import RECIPES
-from eagletwin.harness.slot_runs import Array
 
 
 def ties(logits: Array) -> list[object]:

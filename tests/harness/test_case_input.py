@@ -2,14 +2,15 @@
 
 import json
 import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from eagletwin.harness.case import Case, Request, decode_case, encode_case, pretty_case, read_case
-from eagletwin.harness.errors import InputError
+from eagletwin.harness.core.case import Case, Request, encode_case, pretty_case
+from eagletwin.harness.core.child import RUN_MODULE
+from eagletwin.harness.core.errors import InputError
+from eagletwin.harness.families.valid import decode_case, read_case
 
 GOOD: dict[str, Any] = {
     "name": "good",
@@ -66,8 +67,8 @@ BAD = {
     ),
     "a temperature of 0": (with_request(sampling={"temperature": 0}), "temperature"),
     "no mass at all": (with_request(sampling={"top_p": 0}), "top_p"),
-    "a way to sample that nobody has": (with_request(sampling={"min_p": 0.1}), "unknown field `min_p`"),
-    "a seed that nobody would use": (with_request(sampling={"seed": 1}), "has a seed, and deterministic is false"),
+    "a way to sample that does not exist": (with_request(sampling={"min_p": 0.1}), "unknown field `min_p`"),
+    "a seed that nothing reads": (with_request(sampling={"seed": 1}), "has a seed, and deterministic is false"),
     "a seed that is missing": (
         with_settings(deterministic=True),
         "has no seed, and deterministic is true",
@@ -145,7 +146,7 @@ def test_cases_that_sample_have_an_engine_of_their_own_whatever_their_coins() ->
 
 def test_the_command_exits_128_and_writes_nothing(tmp_path: Path) -> None:
     (tmp_path / "bad.json").write_bytes(changed(num_steps=0))
-    command = [sys.executable, "-P", "-m", "eagletwin", "check", "bad.json", "--out", "runs"]
+    command = [*RUN_MODULE, "eagletwin", "check", "bad.json", "--out", "runs"]
     done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
     assert done.returncode == 128
     assert "num_steps" in done.stderr

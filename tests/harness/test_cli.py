@@ -3,6 +3,7 @@
 import shutil
 import subprocess
 import sys
+from collections.abc import Iterator
 from contextlib import nullcontext
 from pathlib import Path
 from types import SimpleNamespace
@@ -10,25 +11,34 @@ from types import SimpleNamespace
 import pytest
 import torch
 
+from eagletwin.cases.entry import Entry
+from eagletwin.cases.ledger import entries_of
 from eagletwin.cases.regressions import LEDGER
-from eagletwin.harness import doctor, pair
-from eagletwin.harness import prove as proving
-from eagletwin.harness.case import Case, Request
-from eagletwin.harness.cli import INTERRUPTED, guarded, prove
-from eagletwin.harness.cli_fuzz import fuzz
-from eagletwin.harness.cli_options import entries_of
-from eagletwin.harness.cli_traces import diff
-from eagletwin.harness.doctor import missing_for_cuda
-from eagletwin.harness.engines import process, source, start
-from eagletwin.harness.engines.process import WouldNotStart
-from eagletwin.harness.errors import EXIT_INTERRUPTED, InputError, Told
-from eagletwin.harness.trace import Ending, EngineInfo, Recorder, new_header, write_trace
+from eagletwin.harness.commands.diff import pair
+from eagletwin.harness.commands.diff.command import diff
+from eagletwin.harness.commands.doctor import examine as doctor
+from eagletwin.harness.commands.fuzz.command import fuzz
+from eagletwin.harness.commands.prove import proof as proving
+from eagletwin.harness.commands.prove.command import prove
+from eagletwin.harness.core.case import Case, Request
+from eagletwin.harness.core.child import RUN_MODULE
+from eagletwin.harness.core.errors import EXIT_INTERRUPTED, AlreadyReported, InputError
+from eagletwin.harness.core.exits import INTERRUPTED, guarded
+from eagletwin.harness.core.records import Ending, EngineInfo
+from eagletwin.harness.core.trace import Recorder, Trace, new_header, write_trace
+from eagletwin.harness.core.verdict import Verdict
+from eagletwin.harness.engines import host as process
+from eagletwin.harness.engines import source, start
+from eagletwin.harness.engines.cuda_here import missing_for_cuda
+from eagletwin.harness.engines.host import WouldNotStart
+from eagletwin.harness.families.weights import model_pair
 
+DIGEST = model_pair("llama-tiny").digest
 ENGINE = EngineInfo(name="none", version="0", device="cpu", kernels="none", torch="0", triton="0")
 
 
 def eagletwin(*arguments: str, cwd: Path) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-P", "-m", "eagletwin", *arguments]
+    command = [*RUN_MODULE, "eagletwin", *arguments]
     return subprocess.run(command, cwd=cwd, capture_output=True, text=True, check=False)
 
 
@@ -57,7 +67,11 @@ USAGE = {
 }
 
 
-@pytest.mark.parametrize("what", sorted(USAGE))
+# They import torch before they know.
+SLOW = {"a trace that does not exist", "a plan of nothing", "a bisection from newer to older"}
+
+
+@pytest.mark.parametrize("what", [pytest.param(what, marks=[pytest.mark.slow] * (what in SLOW)) for what in sorted(USAGE)])
 def test_a_usage_error_exits_128_and_says_why(tmp_path: Path, what: str) -> None:
     done = eagletwin(*USAGE[what], cwd=tmp_path)
     assert done.returncode == 128, done
@@ -90,14 +104,15 @@ diff 1 --sglang 0.5.23 --sglang 0.4.1""".splitlines()
 ]
 
 
-def test_what_is_mistyped_is_told_before_torch_is_imported_and_sglang(tmp_path: Path) -> None:
+def test_what_is_mistyped_is_reported_before_torch_is_imported_and_sglang(tmp_path: Path) -> None:
     program = (
-        "import sys\nfrom eagletwin.harness.cli import app, guarded\n"
+        "import sys\nfrom eagletwin.harness.cli.main import typed as entered\n"
+        "from eagletwin.harness.core.exits import guarded\n"
         f"for typed in {MISTYPED}:\n"
-        "    code = guarded(lambda: app(typed, standalone_mode=False))\n"
-        "    print(code, 'torch' in sys.modules, 'eagletwin.harness.engines.process' in sys.modules, *typed)\n"
+        "    code = guarded(lambda: entered(typed))\n"
+        "    print(code, 'torch' in sys.modules, 'eagletwin.harness.engines.host' in sys.modules, *typed)\n"
     )
-    done = subprocess.run([sys.executable, "-P", "-c", program], cwd=tmp_path, capture_output=True, text=True, check=True)
+    done = subprocess.run([sys.executable, "-c", program], cwd=tmp_path, capture_output=True, text=True, check=True)
     assert done.stdout.splitlines() == [f"128 False False {' '.join(typed)}" for typed in MISTYPED]
     assert not list(tmp_path.iterdir())
 
@@ -109,12 +124,12 @@ def test_a_search_that_is_interrupted_before_its_first_case_says_that_nothing_wa
         raise KeyboardInterrupt
 
     monkeypatch.setattr(process.Host, "engine", interrupted)
-    with pytest.raises(Told) as told:
+    with pytest.raises(AlreadyReported) as end:
         fuzz(out=tmp_path)
-    assert told.value.exit_code == EXIT_INTERRUPTED
+    assert end.value.exit_code == EXIT_INTERRUPTED
     said = capsys.readouterr()
     assert said.err.startswith("importing SGLang ")
-    assert said.out.startswith("INTERRUPTED, NOTHING LOOKED AT  seed 0\n\nNo case came to its end")
+    assert said.out.startswith("INTERRUPTED, NOTHING LOOKED AT  seed 0\n\nNo case finished")
     assert "FOUND" not in said.out
 
 
@@ -131,7 +146,8 @@ def test_the_beginning_of_several_ids_is_no_case_and_they_are_named(tmp_path: Pa
 
 @pytest.mark.skipif(missing_for_cuda() is None, reason="there is a GPU here")
 @pytest.mark.parametrize("command", [("check", "25015"), ("prove", "25015"), ("fuzz",), ("diff", "25015", "--sglang", "0.4.1")])
-def test_a_gpu_that_is_missing_is_told_before_an_sglang_is_fetched(tmp_path: Path, command: tuple[str, ...]) -> None:
+@pytest.mark.slow
+def test_a_gpu_that_is_missing_is_reported_before_an_sglang_is_fetched(tmp_path: Path, command: tuple[str, ...]) -> None:
     done = eagletwin(*command, "--sglang", "0.4.1", "--device", "cuda", cwd=tmp_path)
     assert done.returncode == 128
     assert "a CUDA engine needs it" in done.stderr
@@ -142,6 +158,7 @@ NEEDS = "context-end is not reached in this mode: it needs --device cuda --dtype
 
 
 @pytest.mark.parametrize("command", ["prove", "bisect"])
+@pytest.mark.slow
 def test_an_entry_that_this_mode_does_not_reach_is_unknown_and_says_what_it_needs(tmp_path: Path, command: str) -> None:
     done = eagletwin(command, "context-end", cwd=tmp_path)
     assert done.returncode == 125, done
@@ -158,7 +175,15 @@ def test_of_all_entries_those_that_this_mode_does_not_reach_are_listed(
     monkeypatch.setattr(start, "Zygote", lambda *_: nullcontext(SimpleNamespace(start=lambda: None)))
     monkeypatch.setattr(process, "Host", nullcontext)
     monkeypatch.setattr(source, "resolve", lambda _: source.INSTALLED)
-    monkeypatch.setattr(proving, "prove", lambda _host, entries, *_: asked.extend(entry.id for entry in entries) or ())
+
+    def proofs(_host: object, entries: list[Entry], *_: object) -> Iterator[proving.Proof]:
+        for entry in entries:
+            asked.append(entry.id)
+            sides = Verdict(status="equal"), Verdict(status=proving._red(entry.rule), rule=entry.rule)
+            yield proving.Proof(entry, *(proving.Outcome(entry.case, side, trace, tmp_path, "") for side in sides))
+
+    trace = Trace(new_header(LEDGER["25015"].case, DIGEST, ENGINE, Ending(kind="finished"), ()), {})
+    monkeypatch.setattr(proving, "prove", proofs)
     assert prove(names, out=tmp_path) == code
     assert asked == [name for name in (LEDGER if names == ["all"] else names) if name != "context-end"]
     said = capsys.readouterr()
@@ -168,13 +193,13 @@ def test_of_all_entries_those_that_this_mode_does_not_reach_are_listed(
 
 
 def test_what_ended_after_it_said_why_says_no_more(capsys: pytest.CaptureFixture[str]) -> None:
-    def told() -> int:
-        raise Told(EXIT_INTERRUPTED)
+    def reported() -> int:
+        raise AlreadyReported(EXIT_INTERRUPTED)
 
     def interrupted() -> int:
         raise KeyboardInterrupt
 
-    assert guarded(told) == guarded(interrupted) == EXIT_INTERRUPTED
+    assert guarded(reported) == guarded(interrupted) == EXIT_INTERRUPTED
     assert capsys.readouterr().err == f"{INTERRUPTED}\n"
 
 
@@ -217,10 +242,15 @@ def recorded(folder: Path, value: float, *, token: int = 1) -> Path:
     recorder = Recorder()
     recorder.add("a", 0, "prefill", numbers={"end": 1}, tensors={"proposal_hidden": torch.tensor([1.0, value])})
     folder.mkdir()
-    write_trace(folder, new_header(case, ENGINE, Ending(kind="finished"), recorder.records), recorder.tensors)
+    write_trace(
+        folder,
+        new_header(case, DIGEST, ENGINE, Ending(kind="finished"), recorder.records),
+        recorder.tensors,
+    )
     return folder
 
 
+@pytest.mark.slow
 def test_diff_of_a_trace_with_itself_is_0(tmp_path: Path) -> None:
     done = eagletwin("diff", str(recorded(tmp_path / "a", 0.5)), str(tmp_path / "a"), cwd=tmp_path)
     assert done.returncode == 0
@@ -234,34 +264,39 @@ def test_diff_says_what_is_wrong_before_anything_else(tmp_path: Path, capsys: py
     assert capsys.readouterr().out == ""
 
 
+@pytest.mark.slow
 def test_diff_within_the_bound_is_0_and_says_so(tmp_path: Path) -> None:
     done = eagletwin("diff", str(recorded(tmp_path / "a", 0.5)), str(recorded(tmp_path / "b", 0.500001)), cwd=tmp_path)
     assert done.returncode == 0
     assert "within the bound" in done.stdout
 
 
+@pytest.mark.slow
 def test_diff_beyond_the_bound_is_1_and_names_the_number(tmp_path: Path) -> None:
     done = eagletwin("diff", str(recorded(tmp_path / "a", 0.5)), str(recorded(tmp_path / "b", 0.6)), cwd=tmp_path)
     assert done.returncode == 1
     assert "prefill step 0 of request a, round 0, proposal_hidden, element 1: 0.5 | 0.6" in done.stdout
 
 
+@pytest.mark.slow
 def test_diff_of_two_different_cases_is_an_error(tmp_path: Path) -> None:
     done = eagletwin("diff", str(recorded(tmp_path / "a", 0.5)), str(recorded(tmp_path / "b", 0.5, token=2)), cwd=tmp_path)
     assert done.returncode == 128
     assert "not of the same requests" in done.stderr
 
 
+@pytest.mark.slow
 def test_diff_sees_a_record_that_one_side_lacks(tmp_path: Path) -> None:
     left = recorded(tmp_path / "a", 0.5)
     case = Case(name="x", model="llama-tiny", num_steps=1, requests=(Request(id="a", prompt=(1,), max_new_tokens=1),))
     (tmp_path / "b").mkdir()
-    write_trace(tmp_path / "b", new_header(case, ENGINE, Ending(kind="finished"), ()), {})
+    write_trace(tmp_path / "b", new_header(case, DIGEST, ENGINE, Ending(kind="finished"), ()), {})
     done = eagletwin("diff", str(left), str(tmp_path / "b"), cwd=tmp_path)
     assert done.returncode == 1
     assert "recorded | absent" in done.stdout
 
 
+@pytest.mark.slow
 def test_a_truncated_trace_is_refused_by_name(tmp_path: Path) -> None:
     folder = recorded(tmp_path / "a", 0.5)
     shutil.copy(folder / "trace.json", folder / "trace.safetensors")

@@ -6,14 +6,14 @@ import pytest
 import torch
 from torch import Tensor
 
-from eagletwin.harness.chisquare import LEAST, Agreement, Drifting, pearson, pooled, together
-from eagletwin.harness.distribution import (
+from eagletwin.harness.commands.draws.chisquare import LEAST, Agreement, Drifting, as_one, pearson, pooled
+from eagletwin.harness.commands.draws.distribution import (
     LONG,
     PROMPTS,
     SETTINGS,
     TOGETHER,
     WAYS,
-    Tally,
+    DrawTally,
     chances,
     count_joint,
     count_long,
@@ -91,15 +91,16 @@ def emit(number: int, *, warmer: float = 1.0, depth: int = 3) -> list[list[int]]
     return emitted
 
 
-def tallied(cases: int, warmer: float = 1.0) -> Tally:
-    tally = Tally()
+def tallied(cases: int, warmer: float = 1.0) -> DrawTally:
+    tally = DrawTally()
     for number in range(cases):
         count_joint(tally, emit(number, warmer=warmer))
     return tally
 
 
+@pytest.mark.slow
 def test_right_tokens_agree_and_others_do_not() -> None:
-    """A temperature that is a fifth off shows in 60 cases; docs/gpu has what the worker's own show."""
+    """A temperature that is a fifth off shows in 60 cases; docs/records/gpu.md has what the worker's own show."""
     right, wrong = findings(tallied(60)), findings(tallied(60, warmer=1.2))
     assert min(finding.agreement.chance for finding in right) > 1e-3
     assert min(finding.agreement.chance for finding in wrong) < 1e-7
@@ -117,7 +118,7 @@ def test_sequences_have_their_exact_chances() -> None:
 
 
 def test_long_counts_take_every_token_but_the_first() -> None:
-    case, tally = long_case(SETTING, 3), Tally()
+    case, tally = long_case(SETTING, 3), DrawTally()
     greedy = []
     for request in case.requests[:8]:
         tokens = list(request.prompt)
@@ -131,7 +132,7 @@ def test_long_counts_take_every_token_but_the_first() -> None:
     assert all(abs(float(drifting.excess.sum())) < 1e-9 for drifting in tally.long.values())
 
 
-def test_a_token_without_any_chance_is_told() -> None:
+def test_a_token_without_any_chance_is_reported() -> None:
     tally = tallied(1)
     counts = tally.joint[0, 1]  # top_k 5
     never = next(token for token in range(96) if (token,) not in joint_chances(PROMPTS[0], WAYS[1], 1))
@@ -142,7 +143,7 @@ def test_a_token_without_any_chance_is_told() -> None:
 
 
 def test_counts_of_two_engines_add_up() -> None:
-    one, two, both = tallied(1), Tally(), tallied(2)
+    one, two, both = tallied(1), DrawTally(), tallied(2)
     count_joint(two, emit(1))
     one.merge(two)
     assert one.joint == both.joint
@@ -152,7 +153,7 @@ def test_counts_of_two_engines_add_up() -> None:
 def test_small_faults_add_up() -> None:
     parts = [Agreement(100, 16.0, 5)] * 8
     assert parts[0].chance > 1e-3
-    assert together(parts).chance < 1e-7
+    assert as_one(parts).chance < 1e-7
 
 
 def test_counts_come_back_as_they_were_written() -> None:
@@ -161,6 +162,6 @@ def test_counts_come_back_as_they_were_written() -> None:
     case = long_case(SETTING, 1)
     few = type(case)(**{name: getattr(case, name) for name in case.__struct_fields__} | {"requests": case.requests[:4]})
     count_long(tally, few, [[1] * LONG] * 4)
-    back = Tally.read(tally.plain())
+    back = DrawTally.read(tally.plain())
     assert (back.joint, back.requests, back.impossible) == (tally.joint, tally.requests, tally.impossible)
     assert [finding.agreement for finding in findings(back)] == [finding.agreement for finding in findings(tally)]

@@ -1,15 +1,22 @@
 """Documents that repeat what the code says must say it right."""
 
+import re
+from inspect import signature
 from pathlib import Path
 
 import msgspec
 
-from eagletwin.harness.bisect.features import FEATURES as TAKEN_AWAY
-from eagletwin.harness.case import Case, EngineSettings, Event, Request, Sampling, SGLangSettings, decode_case
-from eagletwin.harness.exercised import FEATURES
-from eagletwin.harness.judge import LAYER_RULES, RULES
-from eagletwin.harness.models.recipes import RECIPES
-from eagletwin.harness.report.tree import MOST_LINES, draw
+from eagletwin.cases.strategies import VALUES, cases
+from eagletwin.harness.check.tree_drawing import MOST_LINES, draw
+from eagletwin.harness.commands.bisect.features import FEATURES as TAKEN_AWAY
+from eagletwin.harness.core.case import Case, EngineSettings, Event, Request, Sampling, SGLangSettings
+from eagletwin.harness.core.features import FEATURES
+from eagletwin.harness.core.rule_table import layer_rules_markdown, rules_json, rules_markdown
+from eagletwin.harness.core.verdict import LAYER_RULES, RULES
+from eagletwin.harness.families import RECIPES
+from eagletwin.harness.families.valid import decode_case
+from eagletwin.harness.judge.features import PREDICATES
+from eagletwin.harness.testing import plugin
 from eagletwin.reference import layout, tree
 from eagletwin.reference.sizes import count_candidates, reserved
 
@@ -19,7 +26,7 @@ DOCS = Path(__file__).parents[2] / "docs"
 
 
 def test_every_field_feature_and_recipe_is_documented() -> None:
-    text = (DOCS / "case.md").read_text()
+    text = (DOCS / "reference/case.md").read_text()
     for struct, prefix in (
         (Case, ""),
         (Request, "requests[]."),
@@ -31,41 +38,64 @@ def test_every_field_feature_and_recipe_is_documented() -> None:
             if field.name not in ("requests", "events", "engine"):
                 assert f"`{prefix}{field.encode_name}`" in text, field.name
     assert [field.name for field in msgspec.structs.fields(EngineSettings)] == ["sglang"]
-    for name, meaning in FEATURES.items():
-        assert f"| `{name}` | {meaning} |" in text
+    table = text.partition("| name | what happened |\n|---|---|\n")[2].partition("\n\n")[0]
+    assert table.split("\n") == [f"| `{name}` | {meaning} |" for name, meaning in FEATURES.items()]
     assert all(f"`{name}`" in text for name in RECIPES)
 
 
-def test_every_rule_is_documented_word_for_word() -> None:
-    text = (DOCS / "rules.md").read_text()
-    for name, (section, sentence) in RULES.items():
-        assert f"| `{name}` | {section} | {sentence} |" in text
-    for name, (section, sentence) in LAYER_RULES.items():
-        assert section == "3.7"
-        assert f"| `{name}` | {sentence} |" in text
+def test_what_the_pytest_plugin_takes_is_documented() -> None:
+    text = (DOCS / "guide/pytest.md").read_text()
+    for name in VALUES:
+        assert f"| `{name}` |" in text, name
+    asked = text.partition("`cases(focus=None, ")[2].partition(")`")[0]
+    assert all(f"{name}=" in asked for name in signature(cases).parameters if name != "focus")
+    for option in re.findall(r'"(--eagletwin-[a-z-]+)",', Path(plugin.__file__).read_text()):
+        assert f"| `{option}" in text, option
+    for name in ("revert", "remedy", "patches", "kernels", "without", "idle_changes"):
+        assert f"{name}=" in text.partition("The marker `eagletwin(")[2].partition("`")[0], name
+
+
+def test_the_tables_of_rules_are_those_that_the_catalogue_renders() -> None:
+    text = (DOCS / "reference/rules.md").read_text()
+    tables = [f"| rule |{table}".partition("\n\n")[0] for table in text.split("| rule |")[1:]]
+    assert tables == [rules_markdown(), layer_rules_markdown()]
+    assert {rule.section for rule in LAYER_RULES.values()} == {"3.7"}
+
+
+def test_programs_read_the_same_catalogue() -> None:
+    rules = msgspec.json.decode(rules_json())
+    assert [rule["name"] for rule in rules] == list(RULES)
+    by_name = {rule["name"]: rule for rule in rules}
+    for name, rule in RULES.items():
+        assert (by_name[name]["section"], by_name[name]["sentence"], by_name[name]["weights"]) == tuple(rule)
+    assert {name for name, rule in by_name.items() if "of_layers" in rule} == set(LAYER_RULES)
+
+
+def test_every_feature_that_is_documented_has_a_predicate() -> None:
+    assert list(PREDICATES) == list(FEATURES)
 
 
 def test_every_feature_that_a_bisection_takes_away_is_documented() -> None:
-    text = (DOCS / "bisect.md").read_text()
+    text = (DOCS / "guide/bisect.md").read_text()
     table = text[text.index("| taken away |") :]
     assert all(feature.name in table or f"{feature.name}s" in table for feature in TAKEN_AWAY)
 
 
 def test_the_example_is_a_valid_case() -> None:
-    text = (DOCS / "case.md").read_text()
+    text = (DOCS / "reference/case.md").read_text()
     example = text.partition("```json\n")[2].partition("```")[0]
-    assert decode_case(example.encode(), "docs/case.md").exercises == ("chunked_prefill",)
+    assert decode_case(example.encode(), "docs/reference/case.md").exercises == ("chunked_prefill",)
 
 
 def test_the_drawn_tree_is_what_a_report_draws() -> None:
-    text = (DOCS / "trees.md").read_text()
+    text = (DOCS / "explanation/trees.md").read_text()
     drawing = "\n".join(draw(WORKED, found("tree.tokens", "the final selection"))[2:])
     assert f"```\n{drawing}\n```" in text
     assert f"than {MOST_LINES} candidates" in text
 
 
 def test_what_verification_is_given_is_what_follows_from_the_parents() -> None:
-    text = (DOCS / "trees.md").read_text()
+    text = (DOCS / "explanation/trees.md").read_text()
     parents = tree.tree_parents(SELECTED, 2, EXPANDED)
     first, sibling = tree.retrieve_links(parents)
     for node, depth in enumerate(tree.depths(parents)):
@@ -76,7 +106,7 @@ def test_what_verification_is_given_is_what_follows_from_the_parents() -> None:
 
 
 def test_the_sizes_of_trees_are_right() -> None:
-    rows = [line.split("|")[1:-1] for line in (DOCS / "trees.md").read_text().split("\n") if line.count("|") == 10]
+    rows = [line.split("|")[1:-1] for line in (DOCS / "explanation/trees.md").read_text().split("\n") if line.count("|") == 10]
     sizes = [[int(cell) for cell in row[:8]] for row in rows if row[0].strip().isdigit()]
     assert len(sizes) == 7
     for topk, num_steps, nodes, candidates, proposing, *slots in sizes:
@@ -87,7 +117,7 @@ def test_the_sizes_of_trees_are_right() -> None:
 
 
 def test_the_drawn_layout_is_where_the_rows_lie() -> None:
-    text = (DOCS / "trees.md").read_text()
+    text = (DOCS / "explanation/trees.md").read_text()
     for page, width, last in ((1, 11, 18), (4, 8, 31)):
         cells = dict.fromkeys(range(8, last + 1), ".") | dict.fromkeys((8, 9), "c")
         for step, columns in enumerate(layout.draft_columns(10, 3, 3, page).tolist(), 1):

@@ -23,7 +23,7 @@ with open(os.environ["CALLS"], "a") as calls:
     calls.write("called\\n")
 while os.environ.get("HANG"):
     time.sleep(0.05)
-time.sleep(0.3)  # long enough for the other process to come to the lock
+time.sleep(0.3)  # long enough for the other process to reach the lock
 for wheel in Path(os.environ["PIP_FIND_LINKS"]).glob("*.whl"):
     shutil.copy(wheel, sys.argv[sys.argv.index("--dest") + 1])
 """
@@ -52,11 +52,11 @@ def wheels(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def left(folder: Path) -> set[str]:
-    """What stands beside a folder of the cache that is no lock."""
+    """What lies next to a folder of the cache, but for its lock."""
     return {path.name for path in folder.parent.iterdir() if path.suffix != ".lock"}
 
 
-def test_a_release_is_fetched_once_and_without_what_nobody_needs(wheels: Path) -> None:
+def test_a_release_is_fetched_once_and_without_what_is_not_needed(wheels: Path) -> None:
     section = make_release(wheels)
     folder = provide(section)
     assert (folder / "sglang" / "srt" / "engine.py").read_text() == "two = 2\n"
@@ -157,7 +157,7 @@ def test_a_link_to_nothing_is_no_release(wheels: Path, tmp_path: Path) -> None:
     section = make_release(wheels)
     (tmp_path / "cache" / "releases").mkdir(parents=True)
     (tmp_path / "cache" / "releases" / "0.0.1").symlink_to(tmp_path / "gone")
-    with pytest.raises(NotFetched, match=r"0\.0\.1 is a link, and there is nothing where it leads"):
+    with pytest.raises(NotFetched, match=r"0\.0\.1 is a link whose target is missing"):
         provide(section)
 
 
@@ -203,6 +203,7 @@ def test_what_was_killed_half_way_is_cleared_away_and_fetched_again(wheels: Path
     assert left(folder) == {"0.0.1"}
 
 
+@pytest.mark.slow
 def test_a_real_release_and_its_packages_come_from_the_real_index(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """0.5.9, the smallest, with the packages around transformers 4.57.1: some 20 MB."""
     from eagletwin.harness.engines.source import resolve

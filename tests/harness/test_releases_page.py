@@ -6,17 +6,16 @@ from pathlib import Path
 import pytest
 
 from eagletwin.cases.common import COUNT, common_case
-from eagletwin.cases.regressions import LEDGER
+from eagletwin.cases.regressions import LEDGER, PROBES
+from eagletwin.harness.commands.releases import table
+from eagletwin.harness.commands.releases.report import PAGE, empty, page
+from eagletwin.harness.commands.releases.results import Cell, Measured, Output, read, write
+from eagletwin.harness.commands.releases.survey import asked_of, asked_output, cell_of, digest_of, plain_greedy
+from eagletwin.harness.commands.releases.table import differs, fill, right_output
+from eagletwin.harness.core.errors import InputError
+from eagletwin.harness.core.verdict import Divergence, Verdict
 from eagletwin.harness.engines.lock import releases
 from eagletwin.harness.engines.provision import NotFetched
-from eagletwin.harness.errors import InputError
-from eagletwin.harness.judge import Divergence, Verdict
-from eagletwin.harness.probes import PROBES
-from eagletwin.harness.releases import table
-from eagletwin.harness.releases.measure import asked_of, asked_output, cell_of, digest_of, plain_greedy
-from eagletwin.harness.releases.store import Cell, Measured, Output, read, write
-from eagletwin.harness.releases.table import differs, fill, right_output
-from eagletwin.harness.report.releases import PAGE, empty, page
 
 ENTRIES = [LEDGER[name] for name in ("25015", "small-tree")]
 
@@ -37,8 +36,8 @@ def test_what_a_verdict_makes_of_a_cell() -> None:
     assert (other.status, other.own) == ("red", False)
     crash = Verdict(status="unknown", rule="engine.crash", reason="it ended")
     assert cell_of(tree, crash).status == "red"  # the worker's end is what the entry says
-    told = cell_of(positions, crash)
-    assert (told.status, told.why) == ("cannot tell", "engine.crash: it ended")
+    cell = cell_of(positions, crash)
+    assert (cell.status, cell.why) == ("cannot tell", "engine.crash: it ended")
     assert cell_of(positions, Verdict(status="unknown", reason="it did not reach draft_decode")).status == "cannot tell"
 
 
@@ -47,7 +46,7 @@ def test_a_cell_of_another_case_is_asked_again() -> None:
 
 
 def cell(**parts: object) -> Cell:
-    return Cell(asked="", **parts)  # type: ignore[arg-type]
+    return Cell(asked="this case", **parts)  # type: ignore[arg-type]
 
 
 def two() -> list[Measured]:
@@ -57,12 +56,12 @@ def two() -> list[Measured]:
             "25015": cell(status="red", rule="draft.positions", own=True, seconds=2.0),
             "small-tree": cell(status="red", rule="draft.positions", seconds=1.0),
         },
-        output=Output(asked="", tokens=("x", "y"), seconds=4.0),
+        output=Output(asked="these cases", tokens=("x", "y"), seconds=4.0),
     )
     new = Measured(
         release="0.5.12",
         cells={"25015": cell(status="green"), "small-tree": cell(status="cannot tell", why="SGLang refuses it")},
-        output=Output(asked="", tokens=("x", ""), why="common-1 crashed: it fell"),
+        output=Output(asked="these cases", tokens=("x", ""), why="common-1 crashed: it fell"),
     )
     return [old, new]
 
@@ -75,8 +74,8 @@ def test_the_page_has_a_word_for_each_cell_and_a_reason_for_each_doubt(tmp_path:
     assert "* a: draft.positions (25015)\n" in text
     assert "1. SGLang refuses it (0.5.12)" in text
     assert "| greedy output, 2 cases | | 2 | 1 |" in text
-    assert "0.5.12: 1 case did not come to an end: common-1 crashed: it fell" in text
-    assert "The answers took 7 s in all" in text
+    assert "0.5.12: 1 case did not finish: common-1 crashed: it fell" in text
+    assert "The measurements took 7 s in all" in text
     assert not empty(two(), ENTRIES)
     del two()[1].cells["25015"]
     for measured in two():
@@ -137,17 +136,20 @@ def test_what_was_measured_of_another_case_is_not_shown_as_this_one_s(tmp_path: 
 
 def test_a_hole_is_seen_and_another_output_is_no_success() -> None:
     measured = two()
-    assert not differs(measured, ["x", "y"])  # a case that did not end is no other output: the page says it
+    assert not differs(measured, ["x", "y"])  # a case that did not finish does not count as other output: the page says so
     assert differs(measured, ["x", "z"])
     assert "other tokens in cases 1." in page(measured, ENTRIES, ["x", "z"])
     del measured[1].cells["25015"]
     assert empty(measured, ENTRIES) == ["25015 on 0.5.12"]
     assert "(not measured)" in page(measured, ENTRIES, ["x", "y"])
+    measured[1].cells["25015"] = Cell(asked="", status="cannot tell", why="0.5.12 could not be fetched")
+    measured[1].output = Output(asked="", why="0.5.12 could not be fetched")
+    assert empty(measured, ENTRIES) == ["25015 on 0.5.12", "greedy output on 0.5.12"]
 
 
 def test_a_file_that_is_not_ours_is_refused(tmp_path: Path) -> None:
-    (tmp_path / "releases").mkdir()
-    (tmp_path / "releases" / "0.5.12.json").write_text("[]")
+    (tmp_path / "data").mkdir()
+    (tmp_path / "data" / "0.5.12.json").write_text("[]")
     with pytest.raises(InputError, match="remove the file"):
         read(tmp_path, "0.5.12")
     assert read(tmp_path, "0.5.11") == Measured(release="0.5.11")
@@ -176,7 +178,7 @@ def test_every_fixed_entry_names_its_releases() -> None:
             assert entry.buggy.endswith(entry.last_bad)
 
 
-DOCS = Path(__file__).parents[2] / "docs"
+DOCS = Path(__file__).parents[2] / "docs/records"
 
 
 def test_the_page_in_the_docs_is_what_was_measured_and_has_no_hole() -> None:

@@ -4,11 +4,13 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 SCRIPT = """
 import sys
 import hypothesis
 from hypothesis import HealthCheck, Phase, given, settings
-import eagletwin.harness.fuzz  # modules of a checkout, in whose source Hypothesis finds numbers
+import eagletwin.harness.commands.fuzz.search  # modules of a checkout, in whose source Hypothesis finds numbers
 from eagletwin.cases.profiles import draw_from_seeds_alone
 from eagletwin.cases.strategies import cases, focus_of
 
@@ -29,7 +31,8 @@ print("\\n".join(drawn()))
 """
 
 
-def test_cases_do_not_hang_on_what_was_drawn_before() -> None:
+@pytest.mark.slow
+def test_cases_do_not_depend_on_what_was_drawn_before() -> None:
     first, second = (
         subprocess.run(
             [sys.executable, "-c", SCRIPT, when], capture_output=True, text=True, check=True, cwd=Path(__file__).parents[2]

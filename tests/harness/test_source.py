@@ -1,20 +1,27 @@
 """What `--sglang` names, what its traces will call it, and which packages come along."""
 
+import base64
+import hashlib
 import importlib.metadata
+import importlib.util
 import re
+import shutil
 import subprocess
 import sys
+import zipfile
 from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 
-from eagletwin.harness.engines import source
+from eagletwin.harness.core.errors import InputError
+from eagletwin.harness.core.versions import installed
+from eagletwin.harness.engines import difference, source
 from eagletwin.harness.engines.lock import Section, lock, parse, releases
-from eagletwin.harness.engines.sglang import identity
+from eagletwin.harness.engines.sglang.boot import identity
 from eagletwin.harness.engines.source import INSTALLED, resolve
-from eagletwin.harness.errors import InputError
-from eagletwin.harness.versions import installed
+
+from .wheels import make_release
 
 
 @pytest.fixture
@@ -44,7 +51,10 @@ def test_the_lock_has_all_nineteen_releases_for_two_pythons_and_two_machines() -
     assert (releases()[0], releases()[-1]) == ("0.5.9", "0.5.23")
     text = (Path(source.__file__).with_name("releases.lock")).read_text()
     for name in releases():
-        platforms = set(re.findall(rf"^sglang=={re.escape(name)} (\S+) sha256:[0-9a-f]{{64}}$", text, re.MULTILINE))
+        [files] = re.findall(rf"^# files: (.+)\nsglang=={re.escape(name)} ", text, re.MULTILINE)
+        platforms = files.split()
+        [digests] = lock()[f"releases/{name}"].pins.values()
+        assert len(platforms) == len(set(platforms)) == len(digests)
         for python in ("cp311", "cp312"):
             for machine in ("x86_64", "aarch64"):
                 assert "py3-none-any" in platforms or any(
@@ -77,10 +87,116 @@ def test_a_checkout_is_called_by_its_commit(tree: Path, monkeypatch: pytest.Monk
 
 
 @pytest.mark.parametrize("file", ["__init__.py", "new.py"])
-def test_a_checkout_that_was_changed_is_called_dirty(tree: Path, file: str) -> None:
+def test_a_checkout_that_was_changed_is_called_by_its_commit_and_by_what_was_changed(tree: Path, file: str) -> None:
     name = commit(tree)
-    (tree / "python" / "sglang" / file).write_text("one = 2\n")
-    assert resolve(str(tree)).version == f"{name}-dirty"
+    place = tree / "python" / "sglang" / file
+    before = place.read_text() if place.exists() else None
+    versions = []
+    for text in ("one = 2\n", "one = 3\n", "one = 2\n"):
+        place.write_text(text)
+        versions.append(resolve(str(tree)).version)
+    assert all(re.fullmatch(rf"{name}\+dirty\.[0-9a-f]{{8}}", version) for version in versions)
+    assert versions[0] == versions[2] != versions[1]
+    git(tree, "add", ".")  # whether it is staged does not matter
+    assert resolve(str(tree)).version == versions[0]
+    place.unlink() if before is None else place.write_text(before)
+    assert resolve(str(tree)).version == name
+
+
+def test_what_git_ignores_is_no_change(tree: Path) -> None:
+    (tree / ".gitignore").write_text("_version.py\n")
+    name = commit(tree)
+    (tree / "python" / "sglang" / "_version.py").write_text("version = 1\n")
+    assert resolve(str(tree)).version == name
+
+
+@pytest.fixture
+def copy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A copy of a release with its dist-info, whose originals are in the cache."""
+    make_release(tmp_path)
+    for folder in (tmp_path / "copy", tmp_path / "cache" / "releases" / "0.0.1"):
+        with zipfile.ZipFile(next(tmp_path.glob("*.whl"))) as wheel:
+            wheel.extractall(folder)
+    monkeypatch.setenv("EAGLETWIN_CACHE", str(tmp_path / "cache"))
+    return tmp_path / "copy"
+
+
+CHANGES: dict[str, tuple[str, bytes | None]] = {
+    "an edit": ("sglang/srt/engine.py", b"two = 3\n"),
+    "no line feed at the end": ("sglang/srt/engine.py", b"two = 2"),
+    "other line ends": ("sglang/srt/engine.py", b"two = 2\r\n"),
+    "a file that had been empty": ("sglang/srt/__init__.py", b"three = 3\n"),
+    "a new file": ("sglang/srt/new.py", b"four = 4\n\x0c\n"),
+    "a file that is gone": ("sglang/srt/engine.py", None),
+}
+
+
+def make(root: Path, file: str, content: bytes | None) -> None:
+    (root / file).unlink() if content is None else (root / file).write_bytes(content)
+
+
+@pytest.mark.parametrize("what", sorted(CHANGES))
+def test_the_patch_of_a_changed_release_makes_the_same_tree_by_the_same_name(copy: Path, what: str) -> None:
+    other = copy.with_name("other")
+    shutil.copytree(copy, other)
+    assert resolve(str(copy)).version == "0.0.1"
+    make(copy, *CHANGES[what])
+    changed = resolve(str(copy))
+    assert re.fullmatch(r"0\.0\.1\+dirty\.[0-9a-f]{8}", changed.version)
+    assert changed.difference is not None
+    subprocess.run(["git", "apply"], cwd=other, input=changed.difference.patch.encode(), check=True)
+    assert resolve(str(other)).version == changed.version
+
+
+def test_all_changes_of_a_release_have_names_of_their_own(copy: Path) -> None:
+    versions = set()
+    for file, content in CHANGES.values():
+        before = (copy / file).read_bytes() if (copy / file).exists() else None
+        make(copy, file, content)
+        versions.add(resolve(str(copy)).version)
+        make(copy, file, before)
+    assert len(versions) == len(CHANGES)
+    assert resolve(str(copy)).version == "0.0.1"
+
+
+def test_what_a_patch_cannot_hold_is_named_in_it(copy: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (copy / "sglang" / "kernel.so").write_bytes(b"\0\xff")
+    (copy / "sglang" / "long.py").write_text("five = 5\n" * 100)
+    (copy / "sglang" / "short.py").write_text("six = 6\n")
+    monkeypatch.setattr(difference, "MAX_FILE", 500)
+    found = resolve(str(copy)).difference
+    assert found is not None
+    assert "Not here: sglang/kernel.so (binary); sha256 " in found.patch
+    assert "Not here: sglang/long.py (longer than 500 bytes); sha256 " in found.patch
+    assert "+six = 6\n" in found.patch
+    assert found.watch.differs.files == ("sglang/kernel.so",)
+    monkeypatch.setattr(difference, "MAX_PATCH", 10)
+    found = resolve(str(copy)).difference
+    assert found is not None
+    assert "Not here: sglang/short.py (left out, since the patch is longer than 10 bytes)" in found.patch
+
+
+def test_a_file_whose_original_is_not_at_hand_is_named_and_each_of_its_functions_counts(
+    copy: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    shutil.rmtree(tmp_path / "cache")
+    (copy / "sglang" / "srt" / "engine.py").write_text("def f():\n    pass\n")
+    found = resolve(str(copy)).difference
+    assert found is not None
+    assert found.watch.differs.functions == ("sglang.srt.engine.f",)
+    assert found.watch.differs.unlisted == ("sglang/srt/engine.py",)
+    assert "Not here: sglang/srt/engine.py (its original is not at hand" in found.patch
+    assert "`eagletwin releases fetch 0.0.1` brings those" in capsys.readouterr().err
+
+
+def test_a_release_without_a_record_is_called_by_all_of_its_files(copy: Path) -> None:
+    next(copy.glob("*.dist-info/RECORD")).unlink()
+    first = resolve(str(copy))
+    (copy / "sglang" / "srt" / "engine.py").write_text("two = 3\n")
+    second = resolve(str(copy))
+    assert first.version != second.version
+    assert first.version.startswith("0.0.1+dirty.")
+    assert first.difference is None
 
 
 def test_what_is_dirty_outside_sglang_does_not_matter(tree: Path) -> None:
@@ -105,7 +221,7 @@ def test_a_tree_brings_the_packages_that_it_pins(
 ) -> None:
     fetched: list[Section] = []
     layer = tmp_path / "layer"
-    monkeypatch.setattr(source, "lock", lambda: parse("[layers/transformers-1.2.3]\ntransformers==1.2.3 any sha256:00\n"))
+    monkeypatch.setattr(source, "lock", lambda: parse("# [layers/transformers-1.2.3]\ntransformers==1.2.3 --hash=sha256:00\n"))
     monkeypatch.setattr(source, "provide", lambda section: fetched.append(section) or layer)
     project = tree / "python" / "pyproject.toml"
     project.write_text('[project]\ndependencies = ["sentence-transformers==9.9", "transformers==1.2.3"]\n')
@@ -119,6 +235,7 @@ def test_a_tree_brings_the_packages_that_it_pins(
     assert "pins transformers 99.0, which is not in eagletwin's lock file" in capsys.readouterr().err
 
 
+@pytest.mark.skipif(not [*importlib.metadata.distributions(name="sglang")], reason="SGLang is not installed")
 def test_another_sglang_in_front_of_the_installed_one_is_not_called_by_its_version(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -129,3 +246,25 @@ def test_another_sglang_in_front_of_the_installed_one_is_not_called_by_its_versi
     installed_one = importlib.metadata.distribution("sglang").locate_file("sglang")
     monkeypatch.setitem(sys.modules, "sglang", SimpleNamespace(__path__=[str(installed_one)]))
     identity.confirm_installed()
+
+
+def test_the_installed_one_is_called_by_its_content_if_it_was_edited_in_place(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    code, about = tmp_path / "sglang" / "__init__.py", tmp_path / "sglang-9.9.dist-info"
+    code.parent.mkdir()
+    about.mkdir()
+    code.write_text("one = 1\n")
+    digest = base64.urlsafe_b64encode(hashlib.sha256(code.read_bytes()).digest()).decode().rstrip("=")
+    (about / "METADATA").write_text("Name: sglang\nVersion: 9.9\n")
+    (about / "RECORD").write_text(f"sglang/__init__.py,sha256={digest},8\n")
+    found = SimpleNamespace(submodule_search_locations=[str(code.parent)])
+    monkeypatch.setattr(importlib.util, "find_spec", lambda _: found)
+    assert resolve("") == INSTALLED
+    while code.stat().st_ctime_ns <= (about / "RECORD").stat().st_ctime_ns:  # clocks of file systems tick in milliseconds
+        code.write_text("one = 2\n")
+    edited = resolve("")
+    assert edited.version.startswith("9.9+dirty.")
+    assert edited.difference is not None
+    code.write_text("one = 1\n")
+    assert resolve("") == INSTALLED

@@ -12,13 +12,17 @@ import pytest
 import torch
 from safetensors.torch import load, save
 
-from eagletwin.harness import trace as module
-from eagletwin.harness.case import Case, Request
-from eagletwin.harness.errors import InputError
-from eagletwin.harness.judge import judge
-from eagletwin.harness.slot_runs import counts_of, runs_of
-from eagletwin.harness.trace import Ending, EngineInfo, Recorder, new_header, read_trace, write_trace
+from eagletwin.harness.core import trace as module
+from eagletwin.harness.core.arrays import counts_of, runs_of
+from eagletwin.harness.core.case import Case, Request
+from eagletwin.harness.core.errors import InputError
+from eagletwin.harness.core.records import Ending, EngineInfo
+from eagletwin.harness.core.trace import Recorder, new_header, write_trace
+from eagletwin.harness.families.traces import read_trace
+from eagletwin.harness.families.weights import model_pair
+from eagletwin.harness.judge.judge import judge
 
+DIGEST = model_pair("llama-tiny").digest
 CASE = Case(name="x", model="llama-tiny", num_steps=1, requests=(Request(id="a", prompt=(1,), max_new_tokens=1),))
 ENGINE = EngineInfo(name="none", version="0", device="cpu", kernels="none", torch="0", triton="0")
 
@@ -29,7 +33,11 @@ def folder(tmp_path: Path) -> Path:
     buffer = torch.arange(4)
     recorder.add("a", 0, "prefill", step=2, numbers={"end": 3}, tensors={"table": buffer})
     buffer.zero_()  # a worker writes over its buffers: the record must hold what was there
-    write_trace(tmp_path, new_header(CASE, ENGINE, Ending(kind="finished"), recorder.records), recorder.tensors)
+    write_trace(
+        tmp_path,
+        new_header(CASE, DIGEST, ENGINE, Ending(kind="finished"), recorder.records),
+        recorder.tensors,
+    )
     return tmp_path
 
 
@@ -42,7 +50,11 @@ def reseal(folder: Path, **fields: Any) -> None:
 
 def write_older(folder: Path, schema: int, recorder: Recorder) -> None:
     """As schemas 1 and 2 have it: the tensors are named where their shapes are."""
-    write_trace(folder, new_header(CASE, ENGINE, Ending(kind="finished"), recorder.records), recorder.tensors)
+    write_trace(
+        folder,
+        new_header(CASE, DIGEST, ENGINE, Ending(kind="finished"), recorder.records),
+        recorder.tensors,
+    )
     header = json.loads((folder / "trace.json").read_text())
     stored = list(zip(recorder.tensors, header["dtypes"].split(), header["shapes"], strict=True))
     reseal(folder, schema=schema, stored=stored, dtypes="", shapes=[])
@@ -57,7 +69,7 @@ def test_a_trace_survives_being_written_and_read(folder: Path) -> None:
 
 
 def test_a_trace_without_tensors_can_be_read(tmp_path: Path) -> None:
-    write_trace(tmp_path, new_header(CASE, ENGINE, Ending(kind="crashed", detail="early"), ()), {})
+    write_trace(tmp_path, new_header(CASE, DIGEST, ENGINE, Ending(kind="crashed", detail="early"), ()), {})
     assert read_trace(tmp_path).header.ending.detail == "early"
 
 
@@ -77,7 +89,7 @@ def test_tensors_are_read_as_safetensors_reads_them(tmp_path: Path) -> None:
     for number in ("0", "1"):
         mine = {name[2:]: tensor for name, tensor in tensors.items() if name.startswith(number)}
         recorder.add("a", int(number), "prefill", tensors=mine)
-    write_trace(tmp_path, new_header(CASE, ENGINE, Ending(kind="finished"), recorder.records), tensors)
+    write_trace(tmp_path, new_header(CASE, DIGEST, ENGINE, Ending(kind="finished"), recorder.records), tensors)
     trace, flat = read_trace(tmp_path), load((tmp_path / "trace.safetensors").read_bytes())
     assert trace.tensors.keys() == tensors.keys()
     tensors["0.brain"] = tensors["0.brain"].float()  # whose every number float32 holds
@@ -174,7 +186,7 @@ def test_what_is_not_safetensors_is_refused_whatever_its_digest(
     data = save({"0.table": torch.arange(4)})
     assert damage(data) != data
     monkeypatch.setattr(module, "serialize", lambda _: damage(data))
-    write_trace(tmp_path, new_header(CASE, ENGINE, Ending(kind="finished"), ()), {})
+    write_trace(tmp_path, new_header(CASE, DIGEST, ENGINE, Ending(kind="finished"), ()), {})
     with pytest.raises(InputError, match="not safetensors"):
         read_trace(tmp_path)
 
@@ -236,7 +248,7 @@ def test_a_trace_that_makes_no_sense_is_unknown_and_never_equal(folder: Path) ->
 @pytest.mark.parametrize(("kind", "rule"), [("crashed", "engine.crash"), ("hung", "engine.hang")])
 def test_a_run_that_did_not_finish_is_unknown_by_its_name(tmp_path: Path, kind: str, rule: str) -> None:
     ending = msgspec.convert({"kind": kind, "detail": "killed by SIGSEGV", "where": "verify, iteration 3"}, Ending)
-    write_trace(tmp_path, new_header(CASE, ENGINE, ending, ()), {})
+    write_trace(tmp_path, new_header(CASE, DIGEST, ENGINE, ending, ()), {})
     verdict = judge(read_trace(tmp_path))
     assert (verdict.status, verdict.rule) == ("unknown", rule)
     assert "verify, iteration 3" in verdict.reason

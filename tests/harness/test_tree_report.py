@@ -5,12 +5,15 @@ import random
 import pytest
 import torch
 
-from eagletwin.harness.case import Case, Request
-from eagletwin.harness.judge import RULES, Divergence, Verdict
-from eagletwin.harness.report.argument import argue
-from eagletwin.harness.report.tree import MOST_LINES, draw
-from eagletwin.harness.trace import Ending, EngineInfo, Recorder, Trace, new_header
+from eagletwin.harness.check.argument import argue
+from eagletwin.harness.check.tree_drawing import MOST_LINES, draw
+from eagletwin.harness.core.case import Case, Request
+from eagletwin.harness.core.records import Ending, EngineInfo
+from eagletwin.harness.core.trace import Recorder, Trace, new_header
+from eagletwin.harness.core.verdict import RULES, Divergence, Verdict
+from eagletwin.harness.families.weights import model_pair
 
+DIGEST = model_pair("llama-tiny").digest
 ENGINE = EngineInfo(name="sglang", version="0.5.23", device="cpu", kernels="", torch="", triton="")
 
 # The tree of tests/reference/test_worked_tree.py: nodes 1.. are candidates 0, 1, 2, 4, 6; the frontiers 0, 1 and 4, 2.
@@ -23,7 +26,7 @@ def traced(
     """One round of request a, at M = 7."""
     steps = len(expanded) // topk + 1
     request = Request(id="a", prompt=(7,), max_new_tokens=2)
-    case = Case(name="tree", model="llama-tiny", num_steps=steps, topk=topk, draft_tokens=len(tokens), requests=(request,))
+    case = Case(name="tree", model="llama-tiny", num_steps=steps, topk=topk, num_draft_tokens=len(tokens), requests=(request,))
     recorder = Recorder()
     for step in range(1, steps):
         ids = torch.tensor(consumed[(step - 1) * topk : step * topk])
@@ -33,7 +36,7 @@ def traced(
     recorder.add("a", 0, "draft", numbers={"seq_len": 7}, tensors=tensors)
     if path is not None:
         recorder.add("a", 0, "verify", tensors={"accept_index": torch.tensor(path)})
-    return Trace(new_header(case, ENGINE, Ending(kind="finished"), recorder.records), recorder.tensors)
+    return Trace(new_header(case, DIGEST, ENGINE, Ending(kind="finished"), recorder.records), recorder.tensors)
 
 
 def found(rule: str, index: str, expected: str = "1", actual: str = "2", stage: str = "draft", step: int = 3) -> Divergence:
@@ -63,7 +66,7 @@ DIVERGED  tree on SGLang 0.5.23 (cpu)
   index     position of node 4
   expected  9
   actual    10
-  This breaks docs/design.md 3.4: Node n of the verify tree stands at position M + its depth.
+  Must hold (eagletwin's design, 3.4): Node n of the verify tree stands at position M + its depth.
 
   The tree of request a, round 0: 5 nodes behind the bonus token at position 7.
 
@@ -154,7 +157,7 @@ def test_a_tree_that_was_never_verified_has_nothing_accepted() -> None:
     assert "*" not in "".join(lines)
 
 
-def test_a_large_tree_is_cut_down_to_what_is_marked_and_what_is_beside_it() -> None:
+def test_a_large_tree_is_cut_down_to_what_is_marked_and_its_siblings() -> None:
     """topk 8: 8 + 64 + 64 candidates, all of them selected."""
     first, second = list(range(8)), list(range(8, 16))
     large = traced(list(range(136)), list(range(137)), first + second, [0] * 16, [0, 1], topk=8)

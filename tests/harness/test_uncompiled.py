@@ -3,10 +3,12 @@
 import subprocess
 import sys
 
+import pytest
+
 PROGRAM = """
 import sys
 import torch
-from eagletwin.harness.engines.sglang import uncompiled
+from eagletwin.harness.engines.sglang.boot import uncompiled
 
 uncompiled.install([])
 
@@ -33,7 +35,7 @@ assert torch.compile(double)(2) == 4
 
 SET = """
 import torch
-from eagletwin.harness.engines.sglang import uncompiled
+from eagletwin.harness.engines.sglang.boot import uncompiled
 
 uncompiled.install([])
 held = torch._dynamo
@@ -45,11 +47,13 @@ assert torch._dynamo is not held
 """
 
 
+@pytest.mark.slow
 def test_decorators_give_the_function_back_and_the_compiler_comes_when_it_is_asked_for() -> None:
     done = subprocess.run([sys.executable, "-c", PROGRAM], capture_output=True, text=True, timeout=120)
     assert done.returncode == 0, done.stderr
 
 
+@pytest.mark.slow
 def test_what_is_set_on_the_compiler_before_it_is_loaded_is_set_on_the_compiler() -> None:
     done = subprocess.run([sys.executable, "-c", SET], capture_output=True, text=True, timeout=120)
     assert done.returncode == 0, done.stderr

@@ -29,7 +29,7 @@ def make_wheel(folder: Path, name: str, version: str, files: dict[str, str], *, 
 
 
 def make_release(folder: Path, version: str = "0.0.1", *, lie: bool = False) -> Section:
-    """A release of sglang in four files, one of which nobody needs here; and how a lock file pins it."""
+    """A release of sglang in four files, one of which is not needed here; and how a lock file pins it."""
     files = {
         "sglang/__init__.py": "one = 1\n",
         "sglang/srt/__init__.py": "",

@@ -1,4 +1,4 @@
-"""What executes the kernels of this tier (`--eagletwin-kernels`), and that it executed all of them itself."""
+"""Which SGLang this process imports (`--eagletwin-sglang`), and what executes its kernels (`--eagletwin-kernels`)."""
 
 from collections.abc import Iterator
 
@@ -6,19 +6,22 @@ import pytest
 import torch
 from hypothesis import settings
 
+from eagletwin.harness.commands.kernels import tier
+from eagletwin.harness.commands.kernels.runtime import running
 from eagletwin.harness.engines import triton_cpu
-
-from . import tier
+from eagletwin.harness.engines.here import use
+from eagletwin.harness.testing.plugin import named_source
 
 
 @pytest.fixture(autouse=True)
 def runtime(request: pytest.FixtureRequest) -> Iterator[str]:
     """Every test runs in it. Its name, for what only some runtimes can do."""
+    use(named_source(request.config))  # before the first import; an error where another SGLang is imported already
     pytest.importorskip("sglang")
     torch.set_num_threads(1)
     triton_cpu.clear()
     kernels = request.config.getoption("--eagletwin-kernels")
-    with tier.running(kernels):
+    with running(kernels):
         yield kernels
     assert triton_cpu.fallbacks() == {}
 

@@ -6,14 +6,14 @@ Drawing a case by Hypothesis, and running SGLang and the reference on it; and th
 import time
 
 import conftest  # noqa: F401  the settings that every test has
-
-from .release import TREE, load
-from .test_tier import ALL
-from .tier import running, same_cases
+from eagletwin.harness.commands.kernels.properties import ALL
+from eagletwin.harness.commands.kernels.release import prepare
+from eagletwin.harness.commands.kernels.runtime import running
+from eagletwin.harness.commands.kernels.tier import same_cases
 
 
 def main(count: int = 500) -> None:
-    load(TREE)
+    prepare()
     print("| property | cases/s | without drawing |\n|---|---|---|")
     drawn, whole, alone = 0, 0.0, 0.0
     with running():

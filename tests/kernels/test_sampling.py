@@ -5,293 +5,21 @@ function decided is followed coin by coin (reference/follow_sampling.py): float3
 a coin comes within its error of a boundary, and never for a token without probability.
 """
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from functools import cached_property, partial
-from random import Random
-from typing import Literal
-
 import pytest
 import torch
-from hypothesis import strategies as st
-from torch import Tensor
 
+from eagletwin.harness.commands.kernels.properties.sampling import BELOW_ONE, PROPERTIES, Decided, SamplingCase, call
+from eagletwin.harness.commands.kernels.release import SAMPLER, SAMPLING, load
+from eagletwin.harness.commands.kernels.trees import Batch, Tree
 from eagletwin.harness.engines.triton_cpu import KernelViolation
-from eagletwin.harness.patch import Edit
-from eagletwin.reference.block_verification import follow_block
-from eagletwin.reference.commit import accept_row
-from eagletwin.reference.follow_sampling import Followed, Illegal, follow_chain, follow_tree
-from eagletwin.reference.sampling import EXACT, Thresholds, children_of, keep_top_k, target_distribution
-from eagletwin.reference.tree import retrieve_links
+from eagletwin.reference.sampling import target_distribution
 
-from .release import SAMPLER, SAMPLING, load
-from .tier import Property, make_tests
-from .trees import Batch, Tree, batches
+from .tests_of import make_tests
 
-UNWRITTEN = -77
-BELOW_ONE = 1 - 2.0**-24  # the largest coin that torch.rand gives
-BLOCK = 4096  # tokens that the kernel takes at a time
-Kind = Literal["other", "near", "same", "apart", "nan"]
-
-
-@dataclass(frozen=True)
-class Sampling:
-    """spread: of the logits; top_k: how many tokens the target keeps. kind: how a chain's q lies to p. Thresholds: a tree's."""
-
-    batch: Batch
-    vocabulary: int
-    spread: float
-    top_k: int
-    kind: Kind = "other"
-    thresholds: Thresholds = EXACT
-    strided: bool = False
-
-    @cached_property
-    def targets(self) -> Tensor:
-        """[bs, nodes, V] float32."""
-        logits = self._normal(self.batch.nodes, 1) * self.spread
-        return keep_top_k(logits.softmax(-1), torch.tensor(self.top_k, device="cpu")).float()
-
-    @cached_property
-    def drafts(self) -> Tensor:
-        """[bs, num_steps, V] float32: the distribution that each token of the chain was drawn from."""
-        drafts = self._normal(self.batch.num_steps, 2).softmax(-1).float()
-        if self.kind == "same":
-            return self.targets[:, :-1].clone()
-        if self.kind == "near":
-            drafts = self.targets[:, :-1].double() * self._normal(self.batch.num_steps, 2).exp() + 1e-3
-            return (drafts / drafts.sum(-1, keepdim=True)).float()
-        if self.kind == "apart":
-            drafts = drafts.double() * (self.targets[:, :-1] == 0) + 1e-12
-            return (drafts / drafts.sum(-1, keepdim=True)).float()
-        if self.kind == "nan" and len(drafts):
-            drafts[0, self.batch.seed % self.batch.num_steps] = float("nan")
-        return drafts
-
-    @cached_property
-    def candidates(self) -> list[list[int]]:
-        """[bs][nodes]: siblings differ, and a chain's tokens are ones that its q can give."""
-        if self.batch.topk == 1:
-            random = Random(self.batch.seed)
-            weights = self.drafts.nan_to_num(nan=1.0).tolist()
-            return [[0, *(random.choices(range(self.vocabulary), row)[0] for row in rows)] for rows in weights]
-        return [_siblings_differ(tree.parents, self.vocabulary, Random(self.batch.seed)) for tree in self.batch.trees]
-
-    @property
-    def coins(self) -> tuple[Tensor, Tensor]:
-        """[bs, nodes] and [bs], float32, none of them 0 or within a rounding of 1: those have tests of their own."""
-        count, generator = len(self.batch.trees), torch.Generator("cpu").manual_seed(self.batch.seed + 3)
-        coins = torch.rand(count * (self.batch.nodes + 1), generator=generator, device="cpu").clamp(2**-20, 1 - 2**-12)
-        return coins[: count * self.batch.nodes].reshape(count, self.batch.nodes), coins[count * self.batch.nodes :]
-
-    def _normal(self, rows: int, stream: int) -> Tensor:
-        generator = torch.Generator("cpu").manual_seed(self.batch.seed * 4 + stream)
-        return torch.randn(len(self.batch.trees), rows, self.vocabulary, generator=generator, device="cpu", dtype=torch.float64)
-
-
-def _siblings_differ(parents: Sequence[int], vocabulary: int, random: Random) -> list[int]:
-    tokens = [0] * len(parents)
-    for node in range(len(parents)):
-        children = children_of(node, parents)
-        for child, token in zip(children, random.sample(range(vocabulary), len(children)), strict=True):
-            tokens[child] = token
-    return tokens
-
-
-@dataclass(frozen=True)
-class Decided:
-    """What a function wrote, checked for what it must not have: paths, each with the emitted tokens, the bonus the last."""
-
-    paths: list[list[int]]
-    emitted: list[list[int]]
-
-
-def call(sample: Callable[..., None], case: Sampling, coins: Tensor, finals: Tensor, drafts: Tensor) -> Decided:
-    """Call it as eagle_sample does, and read what it wrote."""
-    count, nodes, width = len(case.batch.trees), case.batch.nodes, case.batch.num_steps + 1
-    links = [retrieve_links(tree.parents) for tree in case.batch.trees]
-    predicts = torch.full((count * nodes + 1,), UNWRITTEN, dtype=torch.int32)
-    accepts = torch.full((count + 1, width), -1, dtype=torch.int32)
-    counts = torch.full((count + 1,), UNWRITTEN, dtype=torch.int32)
-    here = predicts.device
-    sample(
-        predicts=predicts[:-1],
-        accept_index=accepts[:-1],
-        accept_token_num=counts[:-1],
-        candidates=laid_out(case, torch.tensor(case.candidates, dtype=torch.int64).reshape(count, nodes), 2**40),
-        retrive_index=torch.arange(count * nodes).reshape(count, nodes),
-        retrive_next_token=torch.tensor([link[0] for link in links], dtype=torch.int64).reshape(count, nodes),
-        retrive_next_sibling=torch.tensor([link[1] for link in links], dtype=torch.int64).reshape(count, nodes),
-        uniform_samples=laid_out(case, coins.to(here), 7.0),
-        uniform_samples_for_final_sampling=finals.to(here),
-        target_probs=laid_out(case, case.targets.to(here), 7.0),
-        draft_probs=laid_out(case, drafts.to(here), -7.0),
-        threshold_single=case.thresholds.single,
-        threshold_acc=case.thresholds.acc,
-        deterministic=True,
-    )
-    assert counts.tolist()[-1] == UNWRITTEN
-    assert set(accepts.tolist()[-1]) == {-1}
-    return _read(case, predicts.tolist(), accepts.tolist()[:-1], counts.tolist()[:-1])
-
-
-def laid_out(case: Sampling, tensor: Tensor, between: float) -> Tensor:
-    """The tensor, or a view of every second element of one twice as wide."""
-    return torch.stack([tensor, torch.full_like(tensor, between)], -1)[..., 0] if case.strided else tensor
-
-
-def _read(case: Sampling, predicts: list[int], accepts: list[list[int]], counts: list[int]) -> Decided:
-    nodes = case.batch.nodes
-    paths = [[node - first * nodes for node in row if node >= 0] for first, row in enumerate(accepts)]
-    assert accepts == [accept_row(path, first * nodes, case.batch.num_steps + 1) for first, path in enumerate(paths)]
-    assert counts == [len(path) - 1 for path in paths]
-    written = {first * nodes + node for first, path in enumerate(paths) for node in path}
-    assert [place for place, token in enumerate(predicts) if token != UNWRITTEN] == sorted(written)
-    emitted = [[predicts[first * nodes + node] for node in path] for first, path in enumerate(paths)]
-    for path, tokens, candidates in zip(paths, emitted, case.candidates, strict=True):
-        assert tokens[:-1] == [candidates[node] for node in path[1:]]
-    return Decided(paths, emitted)
-
-
-def error_of(vocabulary: int) -> float:
-    """Of a sum of float32 numbers that are themselves exact: their running sum, the product with the coin, a division."""
-    return (vocabulary + 16) * 2.0**-24
-
-
-def follow_chains(case: Sampling, decided: Decided, coins: Tensor, finals: Tensor) -> list[Followed]:
-    error, steps = error_of(case.vocabulary), case.batch.num_steps
-    return [
-        follow_chain(
-            [[row] for row in targets.double()],
-            drafts.double(),
-            candidates,
-            coin.tolist(),
-            float(final),
-            path,
-            tokens[-1],
-            [error] * (steps + 1),
-            [0.0] * steps,
-        )
-        for targets, drafts, candidates, coin, final, path, tokens in zip(
-            case.targets, case.drafts, case.candidates, coins, finals, decided.paths, decided.emitted, strict=True
-        )
-    ]
-
-
-def follow_trees(case: Sampling, decided: Decided, coins: Tensor, finals: Tensor) -> list[Followed]:
-    error = error_of(case.vocabulary)
-    return [
-        follow_tree(
-            [[row] for row in targets.double()],
-            candidates,
-            tree.parents,
-            coin.tolist(),
-            float(final),
-            path,
-            tokens[-1],
-            [error] * case.batch.nodes,
-            case.thresholds,
-        )
-        for targets, candidates, tree, coin, final, path, tokens in zip(
-            case.targets, case.candidates, case.batch.trees, coins, finals, decided.paths, decided.emitted, strict=True
-        )
-    ]
-
-
-def chain_is_sampled(case: Sampling) -> None:
-    coins, finals = case.coins
-    decided = call(load(SAMPLING).chain_speculative_sampling_triton, case, coins, finals, case.drafts)
-    assert [found.illegal for found in follow_chains(case, decided, coins, finals)] == [None] * len(decided.paths)
-
-
-def tree_is_sampled(case: Sampling, sample: Callable[..., None]) -> None:
-    coins, finals = case.coins
-    decided = call(sample, case, coins, finals, torch.zeros_like(case.targets))
-    assert [found.illegal for found in follow_trees(case, decided, coins, finals)] == [None] * len(decided.paths)
-
-
-def coin_of_zero(sample: Callable[..., None]) -> tuple[Decided, Illegal | None]:
-    """What is decided with a coin of 0 on a child that has no probability, and whether it may be."""
-    pair = Tree(1, 1, ((0,),), (0,))
-    case = Sampling(Batch(1, 1, 2, (pair,), (0,), 0), 4, 1.0, 4)
-    targets = torch.tensor([[[0.0, 1.0, 0.0, 0.0], [1.0, 0.0, 0.0, 0.0]]], device="cpu")
-    vars(case).update(targets=targets, candidates=[[0, 0]])
-    coins, finals = torch.zeros(1, 2, device="cpu"), torch.tensor([0.5], device="cpu")
-    decided = call(sample, case, coins, finals, torch.zeros_like(targets))
-    return decided, follow_trees(case, decided, coins, finals)[0].illegal
-
-
-def block_is_verified(case: Sampling) -> None:
-    """The same kernel by another algorithm, from 0.5.22 on."""
-    sample = partial(load(SAMPLING).chain_speculative_sampling_triton, block_verification=True)
-    coins, finals = case.coins
-    decided = call(sample, case, coins, finals, case.drafts)
-    for targets, drafts, candidates, coin, final, path, tokens in zip(
-        case.targets, case.drafts, case.candidates, coins, finals, decided.paths, decided.emitted, strict=True
-    ):
-        exact, q, error = targets.double(), drafts.double(), 4 * error_of(case.vocabulary)
-        followed = follow_block(exact, q, candidates, coin.tolist(), float(final), len(path) - 1, tokens[-1], error)
-        assert followed.illegal is None
-
-
-@st.composite
-def chains(draw: st.DrawFn) -> Sampling:
-    vocabulary = draw(st.sampled_from([5, 5, 8, 64, BLOCK, 5000]))
-    batch = draw(batches(chain=True, most=3 if vocabulary < BLOCK else 2))
-    spread, top_k = draw(st.sampled_from([0.0, 1.0, 4.0])), draw(st.sampled_from([1, 2, vocabulary]))
-    kind = draw(st.sampled_from(["near", "near", "other", "same", "apart", "nan"]))
-    return Sampling(batch, vocabulary, spread or 0.1, top_k, kind, strided=draw(st.booleans()))
-
-
-@st.composite
-def blocks(draw: st.DrawFn) -> Sampling:
-    """Chains of which a beginning is often accepted, and not for certain: two drafts or more, and a q not far from p."""
-    vocabulary = draw(st.sampled_from([5, 8, 64, 64, 5000]))
-    batch = draw(batches(chain=True, least=1, most=6).filter(lambda batch: batch.num_steps > 1))
-    kind = draw(st.sampled_from(["near", "near", "near", "same", "apart"]))
-    return Sampling(batch, vocabulary, draw(st.sampled_from([0.5, 1.0, 2.0])), vocabulary, kind, strided=draw(st.booleans()))
-
-
-@st.composite
-def trees(draw: st.DrawFn) -> Sampling:
-    """C++ wants everything contiguous, and its loads are of four, two or one of the vocabulary's tokens."""
-    vocabulary = draw(st.sampled_from([5, 6, 8, 64, BLOCK + 1, 5000]))
-    batch = draw(batches(most=3 if vocabulary < BLOCK else 1))
-    single, acc = draw(st.sampled_from([1.0, 1.0, 0.3])), draw(st.sampled_from([1.0, 1.0, 0.5]))
-    spread, top_k = draw(st.sampled_from([0.1, 1.0, 4.0])), draw(st.sampled_from([1, 2, vocabulary]))
-    return Sampling(batch, vocabulary, spread, top_k, thresholds=Thresholds(single, acc))
-
-
-KERNEL, CALLER = f"{SAMPLING}.speculative_sampling_classic_kernel", f"{SAMPLING}.chain_speculative_sampling_triton"
-
-PROPERTIES = (
-    Property(
-        "chain is sampled",
-        chains(),
-        chain_is_sampled,
-        (
-            Edit(target=KERNEL, match="q_is_prob & (coin * q < p)", replacement="q_is_prob & (coin < p)"),
-            Edit(target=KERNEL, match="target_u = coin_final * norm_sum", replacement="target_u = coin_final"),
-            Edit(target=KERNEL, match="            cum_sum += tl.sum(val)", replacement="            cum_sum += 0.0"),
-            Edit(target=CALLER, match="draft_probs.stride(0)", replacement="target_probs.stride(0)"),
-        ),
-    ),
-    Property(
-        "block is verified",
-        blocks(),
-        block_is_verified,
-        (
-            Edit(target=KERNEL, match="residual_mass + 1.0 - prefix_prob", replacement="1.0"),
-            Edit(target=KERNEL, match="residual_scale = prefix_prob", replacement="residual_scale = 1.0"),
-            Edit(target=KERNEL, match="norm_sum = residual_mass", replacement="norm_sum = residual_mass * 0.5"),
-            Edit(target=CALLER, match="BLOCK_VERIFICATION=block_verification", replacement="BLOCK_VERIFICATION=False"),
-        ),
-    ),
-)
 test_property, test_planted_fault_is_caught = make_tests(PROPERTIES)
 
 
-def one(case: Sampling, coin: float, final: float) -> Decided:
+def one(case: SamplingCase, coin: float, final: float) -> Decided:
     """A batch sampled with the same coins throughout."""
     count = len(case.batch.trees)
     coins, finals = torch.full((count, case.batch.nodes), coin, device="cpu"), torch.full((count,), final, device="cpu")
@@ -306,14 +34,14 @@ def chain_batch(requests: int, seed: int) -> Batch:
 
 
 def test_a_draft_as_likely_as_the_target_thinks_is_always_accepted() -> None:
-    case = Sampling(chain_batch(20, 4), 64, 2.0, 64, "same")
+    case = SamplingCase(chain_batch(20, 4), 64, 2.0, 64, "same")
     assert one(case, BELOW_ONE, 0.5).paths == [[0, 1, 2]] * 20
 
 
 def test_nothing_is_left_only_for_a_coin_of_one() -> None:
     """Coins are below 1 (seeded ones since 0.5.17). With one of 1 the draft is refused where p = q, nothing is left to draw
     from, and the kernel gives the last token of the vocabulary, of which p may be 0."""
-    case = Sampling(chain_batch(1, 4), 64, 2.0, 2, "same")
+    case = SamplingCase(chain_batch(1, 4), 64, 2.0, 2, "same")
     assert float(case.targets[0, 0, -1]) == 0
     decided = one(case, 1.0, 0.5)
     assert (decided.paths, decided.emitted) == ([[0]], [[63]])
@@ -322,7 +50,7 @@ def test_nothing_is_left_only_for_a_coin_of_one() -> None:
 def test_a_coin_next_to_one_may_draw_a_token_without_probability() -> None:
     """The sum of all and the running sum are added up in another order. Where rounding makes coin * sum reach the end of the
     running sum, the last token of the vocabulary is drawn. Coins of torch.rand come so close once in 2 ** 24."""
-    case = Sampling(chain_batch(60, 5), 1000, 2.0, 500, "same")
+    case = SamplingCase(chain_batch(60, 5), 1000, 2.0, 500, "same")
     last = [
         float(row[2, -1]) == 0 and tokens[-1] == 999
         for row, tokens in zip(case.targets, one(case, 0.5, BELOW_ONE).emitted, strict=True)
@@ -332,10 +60,10 @@ def test_a_coin_next_to_one_may_draw_a_token_without_probability() -> None:
 
 def test_accept_index_is_addressed_by_the_strides_of_retrieve_index(runtime: str) -> None:
     """SGLang gives both the same shape, contiguous: num_draft_tokens is num_steps + 1 for every chain. Where it was not, rows
-    would be written beside theirs; here, behind the last."""
+    would be written next to theirs; here, behind the last."""
     if runtime == "interpreter":  # which would write there
         pytest.skip("the interpreter checks no bounds")
-    case = Sampling(chain_batch(1, 4), 8, 1.0, 8)
+    case = SamplingCase(chain_batch(1, 4), 8, 1.0, 8)
     wide = torch.zeros(1, 3, 2, dtype=torch.int64)
     accepts = torch.full((1, 3), -1, dtype=torch.int32)
     with pytest.raises(KernelViolation):

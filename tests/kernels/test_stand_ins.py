@@ -7,19 +7,19 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from eagletwin.harness.engines.sglang import sampling_ops, tree_ops
+from eagletwin.harness.commands.kernels.properties.sampling import SamplingCase, coin_of_zero, tree_is_sampled, trees
+from eagletwin.harness.commands.kernels.properties.tree import FULL, QLEN, TreeBuild, build
+from eagletwin.harness.commands.kernels.release import TREE, load
+from eagletwin.harness.commands.kernels.trees import Batch, Tree, batches
+from eagletwin.harness.engines.sglang.stand_ins import sampling_ops, tree_ops
 
 from . import cuts
-from .release import TREE, load
-from .test_sampling import Sampling, coin_of_zero, tree_is_sampled, trees
-from .test_tree import FULL, QLEN, Build, build
-from .trees import Batch, Tree, batches
 
 
 @settings(max_examples=60, deadline=None)
 @given(batches(), st.sampled_from((FULL, QLEN)))
 def test_a_tree_is_built_as_the_twin_builds_it(batch: Batch, mode: int) -> None:
-    twin = build(Build(batch, mode))
+    twin = build(TreeBuild(batch, mode))
     ours = stand_in(batch, mode)
     for expected, found in zip(twin[:5], ours, strict=True):
         assert expected.tolist() == found.tolist()
@@ -73,7 +73,7 @@ def test_a_tree_is_walked_as_the_twin_walks_it(batch: Batch, vocabulary: int) ->
 
 @settings(max_examples=60, deadline=None)
 @given(trees())
-def test_a_tree_is_sampled_as_the_reference_follows_it(case: Sampling) -> None:
+def test_a_tree_is_sampled_as_the_reference_follows_it(case: SamplingCase) -> None:
     """sgl_kernel's has no twin. tests/gpu holds it to the same."""
     tree_is_sampled(case, sampling_ops.tree_speculative_sampling_target_only)
 

@@ -6,30 +6,14 @@ from pathlib import Path
 import pytest
 from hypothesis import given, settings
 
-from eagletwin.harness.patch import Edit
+from eagletwin.harness.commands.kernels.plant import kernel_at, planted, silenced
+from eagletwin.harness.commands.kernels.properties import ALL
+from eagletwin.harness.commands.kernels.release import EAGLE, LOCS, MOVE, PACK, ROTATE, SAMPLING, TOPK1, TREE, module
+from eagletwin.harness.commands.kernels.tier import Property, same_cases
+from eagletwin.harness.commands.kernels.trees import Batch, batches
+from eagletwin.harness.core.patch import Edit
 
-from . import (
-    test_cache_locs,
-    test_commit,
-    test_kv_indices,
-    test_kv_move,
-    test_rotate,
-    test_sampling,
-    test_select,
-    test_tree,
-    test_verify,
-)
-from .plant import kernel_at, planted, silenced
-from .release import EAGLE, LOCS, MOVE, PACK, ROTATE, SAMPLING, TOPK1, TREE, load
-from .tier import Property, same_cases
-from .trees import Batch, batches
-
-FILES = (
-    *(test_tree, test_verify, test_sampling, test_select, test_cache_locs),
-    *(test_kv_indices, test_commit, test_kv_move, test_rotate),
-)
-ALL: tuple[Property, ...] = tuple(of for file in FILES for of in file.PROPERTIES)
-DOCUMENT = Path(__file__).parents[2] / "docs/kernels.md"
+DOCUMENT = Path(__file__).parents[2] / "docs/explanation/kernels.md"
 
 # Kernels of the same modules that are not in the tier, and why.
 ELSEWHERE = {
@@ -51,7 +35,6 @@ ELSEWHERE = {
 
 def kernels() -> dict[str, list[Property]]:
     """Every jit function that a fault is planted in, and the properties that it has one for."""
-    load(TREE)
     targets = dict.fromkeys(target for of in ALL for target in of.functions if kernel_at(target) is not None)
     return {target: [of for of in ALL if target in of.functions] for target in targets}
 
@@ -66,12 +49,12 @@ def test_every_row_of_the_table_has_a_planted_fault_and_every_fault_a_row() -> N
     assert listed == planted_in
 
 
-@pytest.mark.parametrize("module", [TREE, SAMPLING, TOPK1, EAGLE, PACK, LOCS, MOVE, ROTATE])
-def test_every_kernel_of_these_modules_is_in_the_tier_or_said_not_to_be(module: str) -> None:
-    found = {name for name in vars(load(module)) if kernel_at(f"{module}.{name}") is not None}
-    mine = {name for name in found if load(module).__dict__[name].fn.__module__ == module}
-    assert mine, module
-    assert mine - ELSEWHERE.keys() == {target.rpartition(".")[2] for target in kernels() if target.startswith(f"{module}.")}
+@pytest.mark.parametrize("name", [TREE, SAMPLING, TOPK1, EAGLE, PACK, LOCS, MOVE, ROTATE])
+def test_every_kernel_of_these_modules_is_in_the_tier_or_said_not_to_be(name: str) -> None:
+    found = {function for function in vars(module(name)) if kernel_at(f"{name}.{function}") is not None}
+    mine = {function for function in found if vars(module(name))[function].fn.__module__ == name}
+    assert mine, name
+    assert mine - ELSEWHERE.keys() == {target.rpartition(".")[2] for target in kernels() if target.startswith(f"{name}.")}
 
 
 def test_no_kernel_passes_that_does_nothing(config: settings) -> None:
@@ -90,7 +73,6 @@ def test_a_fault_is_gone_after_its_block() -> None:
 
 
 def test_a_fault_that_does_not_fit_is_an_error() -> None:
-    load(TREE)
     for target in (f"{TREE}.sgl_build_tree_kernel_efficient_triton", f"{TREE}.sgl_build_tree_kernel_triton"):
         with (
             pytest.raises(Exception, match="occurs 0 times, not once"),

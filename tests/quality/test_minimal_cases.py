@@ -7,11 +7,12 @@ from pathlib import Path
 
 import pytest
 
-from eagletwin.harness.case import Case
-from eagletwin.harness.fuzz import Fuzz
-from eagletwin.harness.patch import Edit, Patch
-from eagletwin.harness.trial import Trials
-from eagletwin.harness.twin import Twin
+from eagletwin.harness.check.trials import Trials
+from eagletwin.harness.commands.fuzz.search import Fuzz, Plan
+from eagletwin.harness.core.case import Case
+from eagletwin.harness.core.patch import Edit, Patch
+from eagletwin.harness.core.run_spec import RunSpec
+from eagletwin.harness.testing.twin import Twin
 
 WORKER = "sglang.srt.speculative.eagle_worker_v2.EagleDraftWorker"
 SETUP = "logits_output = self.draft_runner.forward(forward_batch).logits_output"
@@ -74,11 +75,11 @@ def shape(case: Case) -> tuple[object, ...]:
 
 @pytest.mark.parametrize("bug", sorted(PLANTED))
 def test_a_planted_bug_is_found_and_gets_as_small_as_this(eagletwin: Twin, tmp_path: Path, bug: str) -> None:
-    trials = Trials(eagletwin.host, patches=(Patch(name="planted", edits=(PLANTED[bug],)),))
-    fuzz = Fuzz(trials, tmp_path, seed=0, seconds=1e9, max_cases=1000, shrink_seconds=300.0, command="eagletwin fuzz")
+    trials = Trials(eagletwin.host, RunSpec(patches=(Patch(name="planted", edits=(PLANTED[bug],)),)))
+    fuzz = Fuzz(trials, tmp_path, Plan(seed=0, seconds=1e9, max_cases=1000, shrink_seconds=300.0, command="eagletwin fuzz"))
     finding = next(fuzz.search())
     assert finding.outcome.verdict.status == "diverged"
     assert not finding.partial
     first = finding.outcome.verdict.first
     assert first is not None
-    assert ((finding.kind, first.iteration), shape(finding.outcome.case)) == SMALLEST[bug]
+    assert ((finding.signature.rule, first.iteration), shape(finding.outcome.case)) == SMALLEST[bug]

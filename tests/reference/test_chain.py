@@ -1,14 +1,17 @@
 """Draft rows and chains, against hand-worked examples."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 from torch import Tensor
 
-from eagletwin.harness.models.recipes import RECIPES
-from eagletwin.harness.models.weights import model_pair
+from eagletwin.harness.families import RECIPES
+from eagletwin.harness.families.weights import model_pair
 from eagletwin.reference.chain import committed_rows, draft_chain, row_tokens
 from eagletwin.reference.eagle import EagleHead, Head, draft_rows
-from eagletwin.reference.llama import causal, rotate, target_rows
+from eagletwin.reference.llama import causal, target_rows
+from eagletwin.reference.rope import rotate
 from eagletwin.reference.sizes import LlamaShape
 
 # The same float64 sums in another order; rows are of size 1 to 10.
@@ -98,3 +101,16 @@ def test_committed_rows_do_not_depend_on_what_comes_after(name: str) -> None:
         part = committed_rows(head, tokens[:length], hidden)
         for full, cut in ((whole.keys, part.keys), (whole.values, part.values)):
             assert (full[:, : length - 1] - cut).abs().max() < SAME
+
+
+def test_a_forward_in_float32_stays_in_float32() -> None:
+    head = _identity_head()
+    single = replace(
+        head,
+        weights={name: tensor.float() for name, tensor in head.weights.items()},
+        embedding=head.embedding.float(),
+        lm_head=head.lm_head.float(),
+    )
+    hidden = torch.zeros(2, head.shape.hidden_size)
+    rows = draft_rows(single, torch.tensor([1, 0]), hidden, torch.arange(2), causal(2))
+    assert {part.dtype for part in (rows.hidden, rows.logits, rows.keys, rows.values)} == {torch.float32}

@@ -11,7 +11,7 @@ def test_the_hash_has_the_published_values() -> None:
     assert murmur3([0]) == 0x2362F9DE
 
 
-def test_coins_hang_on_the_seed_the_length_and_the_node() -> None:
+def test_coins_depend_on_the_seed_the_length_and_the_node() -> None:
     coins = seeded_coins(7, 12, 4)
     assert len(coins) == 5
     assert all(0 <= coin < 1 for coin in coins)

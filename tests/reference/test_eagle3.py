@@ -6,8 +6,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from eagletwin.harness.models.recipes import RECIPES
-from eagletwin.harness.models.weights import model_pair
+from eagletwin.harness.families import RECIPES
+from eagletwin.harness.families.weights import model_pair
 from eagletwin.reference.chain import draft_chain
 from eagletwin.reference.eagle import draft_rows
 from eagletwin.reference.eagle3 import Eagle3Head, proposed_tokens

@@ -9,8 +9,10 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from eagletwin.reference.follow_sampling import (
+    Draws,
     Followed,
     Illegal,
+    Walk,
     follow_chain,
     follow_tree,
     possible_targets,
@@ -35,7 +37,7 @@ def alone(targets: Tensor) -> list[list[Tensor]]:
 def tree(
     targets: Tensor, coins: Sequence[float], final: float, path: Sequence[int], bonus: int, error: float = 0.0
 ) -> Followed:
-    return follow_tree(alone(targets), TOKENS, PARENTS, coins, final, path, bonus, [error] * len(TOKENS))
+    return follow_tree(alone(targets), TOKENS, PARENTS, Draws(coins, final), Walk(path, bonus), [error] * len(TOKENS))
 
 
 @settings(deadline=None)
@@ -62,7 +64,9 @@ def test_in_a_chain_exactly_what_is_sampled_is_possible(
     close = min(made.margin for made in found.decisions) < 1e-12
     for path in ([0], [0, 1], [0, 1, 2]):
         for bonus in range(V):
-            followed = follow_chain(alone(targets), drafts, tokens, coins, final, path, bonus, [1e-15] * 3, [0.0] * 2)
+            followed = follow_chain(
+                alone(targets), drafts, tokens, Draws(coins, final), Walk(path, bonus), [1e-15] * 3, [0.0] * 2
+            )
             same = tuple(path) == found.path and bonus == found.emitted[-1]
             assert close or (followed.illegal is None) == same
 
@@ -79,7 +83,7 @@ def test_logits_that_are_off_within_their_bound_are_never_illegal(
     found = sample_tree(engine, TOKENS, PARENTS, coins, final)
     possible = [possible_targets(row, temperature, top_k, top_p, off) for row in logits]
     errors = [softmax_error(off, temperature, V)] * 5
-    followed = follow_tree(possible, TOKENS, PARENTS, coins, final, found.path, found.emitted[-1], errors)
+    followed = follow_tree(possible, TOKENS, PARENTS, Draws(coins, final), Walk(found.path, found.emitted[-1]), errors)
     assert followed.illegal is None
     assert followed.decisions == len(found.decisions)
 
@@ -136,7 +140,7 @@ def test_a_path_that_is_none_is_refused() -> None:
     with pytest.raises(ValueError, match="begins at node 0"):
         tree(targets, (0.5,) * 5, 0.5, [1, 3], 1)
     with pytest.raises(ValueError, match="a chain's path"):
-        follow_chain(alone(targets[:3]), targets[:2], (5, 1, 2), (0.5, 0.5), 0.5, [0, 2], 1, [0.0] * 3, [0.0] * 2)
+        follow_chain(alone(targets[:3]), targets[:2], (5, 1, 2), Draws((0.5, 0.5), 0.5), Walk([0, 2], 1), [0.0] * 3, [0.0] * 2)
 
 
 def test_cuts_in_doubt_give_several_rows() -> None:

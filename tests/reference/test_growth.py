@@ -6,13 +6,13 @@ import pytest
 import torch
 from torch import Tensor
 
-from eagletwin.harness.models.recipes import RECIPES
-from eagletwin.harness.models.weights import model_pair
+from eagletwin.harness.families import RECIPES
+from eagletwin.harness.families.weights import model_pair
 from eagletwin.reference.chain import committed_rows, draft_chain
 from eagletwin.reference.eagle import Head
 from eagletwin.reference.growth import Growth, View, best_of, candidates, draft_tree, lineage, path_sums, select
 from eagletwin.reference.llama import target_rows
-from eagletwin.reference.rounds import committed_side_by_side, draft_rounds
+from eagletwin.reference.rounds import committed_side_by_side, draft_rounds, grow_rounds
 
 # Both forms do the same float64 sums in another order; rows are of size 1 to 10.
 SAME = 1e-11
@@ -141,6 +141,21 @@ def test_all_rounds_at_once_equal_each_round_by_itself(name: str, topk: int, num
         _, sequence, states = requests[request]
         alone = draft_tree(head, sequence[: prefix + 1], states, topk, num_steps, view, follow=(ids[number], expanded[number]))
         _assert_same(together, number, alone)
+
+
+@pytest.mark.parametrize("view", ["true_tree", "slot_layout"])
+@pytest.mark.parametrize(("topk", "num_steps"), [(1, 1), (1, 4), (2, 3), (3, 5), (4, 1)])
+def test_many_rounds_choose_as_each_by_itself(topk: int, num_steps: int, view: View) -> None:
+    requests = [_request("llama-tiny", length, seed) for seed, length in enumerate((9, 2, 30))]
+    head, lengths = requests[0][0], [len(tokens) - 1 for _, tokens, _ in requests]
+    committed = committed_side_by_side(
+        head, [tokens for _, tokens, _ in requests], torch.cat([hidden[:-1] for _, _, hidden in requests])
+    )
+    rounds = [(2, 29), (0, 1), (2, 3), (1, 1), (0, 8)]
+    together = grow_rounds(head, committed, lengths, rounds, topk, num_steps, view)
+    for number, (request, prefix) in enumerate(rounds):
+        _, sequence, states = requests[request]
+        _assert_same(together, number, draft_tree(head, sequence[: prefix + 1], states, topk, num_steps, view))
 
 
 def _assert_same(together: Growth, number: int, alone: Growth) -> None:

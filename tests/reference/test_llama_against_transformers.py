@@ -1,16 +1,18 @@
-"""The target of the reference against an implementation that nobody here wrote."""
+"""The target of the reference against an outside implementation."""
 
 import pytest
 import torch
-from transformers import LlamaConfig, LlamaForCausalLM, Qwen3Config, Qwen3ForCausalLM
 
-from eagletwin.harness.models.recipes import RECIPES
-from eagletwin.harness.models.weights import model_pair
+from eagletwin.harness.families import RECIPES
+from eagletwin.harness.families.weights import model_pair
 from eagletwin.reference.llama import target_rows
 
 
+@pytest.mark.slow  # the import of transformers
 @pytest.mark.parametrize("name", sorted(RECIPES))
 def test_every_row_equals_transformers_llama_in_float64(name: str) -> None:
+    from transformers import LlamaConfig, LlamaForCausalLM, Qwen3Config, Qwen3ForCausalLM
+
     recipe, weights = RECIPES[name], model_pair(name).reference_target()
     shape = recipe.target
     # Qwen3 is a Llama with a norm of queries and keys

@@ -4,8 +4,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from eagletwin.harness.models.recipes import RECIPES
-from eagletwin.harness.models.weights import model_pair
+from eagletwin.harness.families import RECIPES
+from eagletwin.harness.families.weights import model_pair
 from eagletwin.reference.eagle import DraftRows, draft_rows
 from eagletwin.reference.llama import causal, target_rows
 from eagletwin.reference.mtp import consumed, draft_extend, is_provisional

@@ -34,7 +34,7 @@ def test_parents_of_selected_candidates() -> None:
 
 
 def test_a_frontier_in_another_order_gives_other_parents() -> None:
-    """Candidates 6, 7 belong to whoever was expanded third, whatever its number."""
+    """Candidates 6, 7 belong to the candidate that was expanded third, whatever its number."""
     assert tree.tree_parents([0, 1, 2, 4, 6], 2, [0, 1, 4, 2]) == [-1, 0, 0, 1, 2, 4]
     assert tree.tree_parents([0, 1, 2, 4, 6], 2, [0, 1, 2, 4]) == [-1, 0, 0, 1, 2, 3]
 

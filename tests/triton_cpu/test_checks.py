@@ -1,5 +1,6 @@
-"""Poison, races and shadow: each shown to find its fault, and to stay quiet where there is none."""
+"""Poison, races and shadow: each shown to find its fault, and to stay quiet where nothing is wrong."""
 
+import importlib
 import os
 from typing import Any
 
@@ -174,6 +175,20 @@ def test_the_unsupported_falls_back_before_any_store_and_is_listed() -> None:
     listed = triton_cpu.fallbacks()
     assert set(listed) == {"pointer_to_integer", "double"}
     assert "pointer cast" in listed["pointer_to_integer"] and "float8" in listed["double"]
+
+
+def test_a_fall_back_is_noted_as_it_comes_and_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    noted: list[str] = []
+    installing = importlib.import_module(
+        "eagletwin.harness.engines.triton_cpu.install"
+    )  # a function of the package has its name
+    monkeypatch.setattr(installing, "_note_fallback", None)  # put back afterwards
+    triton_cpu.watch_fallbacks(lambda kernel, why: noted.append(f"{kernel}: {why}"))
+    with triton_cpu.installed():
+        for _ in range(2):
+            K.pointer_to_integer[(1,)](torch.randn(8), torch.zeros(8), N=8)
+    assert len(noted) == 1
+    assert "pointer_to_integer: " in noted[0] and "pointer cast" in noted[0]
 
 
 def test_the_unsupported_after_a_store_is_an_error() -> None:

@@ -1,6 +1,6 @@
-"""A guard behind the lists of KV slots that draft decode works with, where nobody checks what kernels store.
+"""A guard behind the lists of KV slots that draft decode works with, where the kernels' stores are not checked.
 
-The fast runtime sees each store outside a tensor. Compiled kernels, and Triton's interpreter, store wherever they are told to.
+The fast runtime sees each store outside a tensor. Compiled kernels, and Triton's interpreter, store at any address.
 So what the draft's attention backend allocates for its lists is made a little longer than it asks for, and what lies behind is
 looked at whenever the lists have been made. A store further away than that, between two rows of one buffer, or of another
 kernel into another buffer, is not seen.
@@ -89,7 +89,7 @@ def _filled(call: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _look(guards: list[tuple[Tensor, str]]) -> None:
-    """Raises OutOfBounds if something was stored in a guard. The guard is mended, so that a next case finds it whole."""
+    """Raises OutOfBounds if something was stored in a guard. The guard is then restored for the next case."""
     for guard, name in guards:
         stored = (guard != _MARK).nonzero().flatten().tolist()
         if stored:

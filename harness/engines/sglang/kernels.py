@@ -7,14 +7,15 @@ what it is proven against: `shadow` runs both and compares.
 import contextlib
 from typing import Any
 
+from eagletwin.harness.core.records import Ending
+from eagletwin.harness.core.run_spec import Kernels
 from eagletwin.harness.engines import triton_cpu
-from eagletwin.harness.engines.wire import Build, Kernels
-from eagletwin.harness.trace import Ending
+from eagletwin.harness.engines.wire import Build, Serve
 
-from . import guards
+from . import changes, guards
 from .eras import kernel_modules, prefix_pointers
-from .pools import buffers
-from .taps import draft_runners
+from .taps.pools import buffers
+from .taps.speculation import draft_runners
 
 CHECKS: dict[Kernels, triton_cpu.Checks] = {
     "fast": triton_cpu.Checks(),
@@ -36,27 +37,29 @@ _UNDEFINED = contextlib.ExitStack()  # held for as long as this process lives
 
 def precompile() -> None:
     """Compile the kernels that cases launch, so that forked children need not. Call it when module flags are set."""
+    changes.watch_kernels()
     triton_cpu.precompile(kernel_modules.launched())
 
 
-def prepare(build: Build, shims: list[str]) -> None:
-    """Before a scheduler is built: with `checked`, what torch.empty returns from now on is undefined, and says so. Where nobody
-    checks what kernels store, a guard lies behind the buffers that may be too short."""
+def prepare(build: Build | Serve, shims: list[str]) -> None:
+    """Before a scheduler is built: with `checked`, what torch.empty returns from now on is undefined, and says so. Where the
+    kernels' stores are not checked, a guard lies behind the buffers that may be too short."""
     if build.kernels == "checked":
         _UNDEFINED.enter_context(triton_cpu.poison_empty())
     compiled = build.mode.device == "cuda" and build.mode.attention == "triton"  # another backend has no such lists
     if build.kernels == "interpreter" or compiled:
         guards.install(shims)
+    changes.watch_launches(fast=build.mode.device == "cpu" and build.kernels != "interpreter")
 
 
-def building(build: Build) -> contextlib.AbstractContextManager[None]:
-    """While a scheduler is built: what its pools launch to warm up. Nobody knows yet what raw addresses may reach."""
+def building(build: Build | Serve) -> contextlib.AbstractContextManager[None]:
+    """While a scheduler is built: what its pools launch to warm up, before it is known what raw addresses may reach."""
     if build.kernels == "interpreter" or build.mode.device == "cuda":
         return contextlib.nullcontext()
     return triton_cpu.installed()
 
 
-def start(build: Build, scheduler: Any) -> None:
+def start(build: Build | Serve, scheduler: Any) -> None:
     """Run this process's kernels as asked from now on. Raw addresses may reach the KV pools, and prefixes.
 
     On a GPU they are compiled, and the fast runtime is not there."""
@@ -80,12 +83,12 @@ def clear() -> None:
 
 
 def violated(where: str) -> Ending | None:
-    """How the case ended if a kernel did what it must not, whether or not somebody swallowed the exception."""
+    """How the case ended if a kernel did what it must not, even if SGLang swallowed the exception."""
     faults = (*triton_cpu.faults(), *guards.found)
     if not faults:
         return None
     rule = next(rule for kind, rule in _RULES if isinstance(faults[0], kind))
-    return Ending(kind="faulted", detail=str(faults[0]), where=where, rule=rule)
+    return Ending(kind="faulted", detail=str(faults[0]), where=where, rule=rule, origin=faults[0].kernel)
 
 
 def fallbacks() -> tuple[str, ...]:

@@ -5,16 +5,19 @@ scheduler is built.
 """
 
 import ast
+import contextlib
 import difflib
 import importlib
 import inspect
 import textwrap
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
-from eagletwin.harness.patch import Edit, Patch
+from eagletwin.harness.core.patch import Edit, Patch
 
-edited: list[str] = []  # targets of the edits of this process
+from . import switches
+
+edited: list[tuple[str, ...]] = []  # of each edit of this process its target; of each switch of SGLang all of its targets
 _sources: dict[Any, str] = {}  # code objects that edits made -> their source, for an edit of the same function after them
 ran: set[str] = set()  # those of them that were called, here or before the fork
 
@@ -24,17 +27,20 @@ class PatchFailed(Exception):
 
 
 def idle() -> tuple[str, ...]:
-    """Edited functions that nobody has called: what was run says nothing about those edits."""
-    return tuple(target for target in dict.fromkeys(edited) if target not in ran)
+    """Edited functions that were never called: what was run says nothing about those edits. A switch of SGLang edits what the
+    pull request changed for other machines too, so it is idle only if none of its functions was called."""
+    return tuple(dict.fromkeys(target for targets in edited if ran.isdisjoint(targets) for target in targets))
 
 
 def apply(patch: Patch) -> None:
-    """Apply all of a patch, or raise PatchFailed (the process is then of no use). What does not fit wholly is taken back before
-    the patch's other edits are tried."""
+    """Apply all of a patch, or raise PatchFailed (the process is then of no use). What fits only in part is taken back
+    before the patch's other edits are tried."""
+    switches.ON.update(patch.switches)
     done: list[tuple[Any, Any]] = []
+    listed = len(edited)
     try:
         if patch.sglang_toggle is not None:
-            _toggle(patch.sglang_toggle)
+            _toggle(patch.sglang_toggle, done)
         for edit in patch.edits:
             done.append(_edit(edit))
     except PatchFailed:
@@ -42,27 +48,59 @@ def apply(patch: Patch) -> None:
             raise
         for function, code in reversed(done):
             function.__code__ = code
-        del edited[len(edited) - len(done) :]
+        del edited[listed:]
         for edit in patch.otherwise:
             _edit(edit)
 
 
-def _toggle(number: int) -> None:
-    """SGLang's own reversal of a pull request (`debug_utils/pr_fix_toggle.py`, 0.5.13 and later)."""
+def _toggle(number: int, done: list[tuple[Any, Any]]) -> None:
+    """SGLang's own reversal of a pull request (`debug_utils/pr_fix_toggle.py`, 0.5.13 and later). What to put back, and where,
+    is added to `done`, also if it fails half way."""
     switch = "sglang.srt.debug_utils.pr_fix_toggle"
+    first = len(done)
     try:
-        importlib.import_module(switch)._revert_pr_fix(number)
+        toggle = importlib.import_module(switch)
+        with _noted(done):
+            toggle._revert_pr_fix(number)
+        targets = tuple(f"{function.__module__}.{function.__qualname__}" for function, _ in done[first:])
+        if not targets:
+            raise PatchFailed("it replaces no function that eagletwin sees, so whether one is called is not known")
+        edited.append(targets)
     except Exception as error:
-        told = f"SGLang cannot revert PR #{number} in itself: {type(error).__name__}: {error}"
+        reason = f"SGLang cannot revert PR #{number} in itself: {type(error).__name__}: {error}"
         if isinstance(error, ModuleNotFoundError) and f"{switch}.".startswith(f"{error.name}."):
-            told = f"this SGLang has no switch that undoes PR #{number} (0.5.13 and later have): without the fix, look as it is"
-        raise PatchFailed(told) from error
+            reason = (
+                f"this SGLang has no switch that undoes PR #{number} (0.5.13 and later have): without the fix, look as it is"
+            )
+        raise PatchFailed(reason) from error
+
+
+@contextlib.contextmanager
+def _noted(done: list[tuple[Any, Any]]) -> Iterator[None]:
+    """While SGLang's switch replaces functions: note what each was, and have what it becomes note its calls as an edit does."""
+    patcher: Any = importlib.import_module("sglang.srt.debug_utils.source_patcher.code_patcher")
+    patch = patcher.patch_function
+
+    def noted(*, target: Any, edits: Any, **others: Any) -> Any:
+        source, code = inspect.getsource(target), target.__code__
+        done.append((target, code))
+        state = patch(target=target, edits=edits, **others)
+        source = textwrap.dedent(patcher.apply_edits(source=source, edits=edits))
+        target.__code__ = _compile(source, target, f"{target.__module__}.{target.__qualname__}")
+        _sources[target.__code__] = source
+        return state
+
+    patcher.patch_function = noted
+    try:
+        yield
+    finally:
+        patcher.patch_function = patch
 
 
 def _edit(edit: Edit) -> tuple[Any, Any]:
     """Apply an edit; what to put back, and where, to take it back."""
     done = rewrite(edit)
-    edited.append(edit.target)
+    edited.append((edit.target,))
     return done
 
 

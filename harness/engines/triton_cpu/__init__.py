@@ -8,18 +8,10 @@ first launch.
 """
 
 from .checks import Checks
-from .compiler import precompile
-from .errors import (
-    KernelError,
-    KernelViolation,
-    OrderDependence,
-    OutOfBounds,
-    PoisonLeak,
-    ShadowMismatch,
-    UnregisteredAddress,
-)
+from .compiler import dotted, precompile, watch
+from .errors import KernelError, KernelViolation, OrderDependence, OutOfBounds, PoisonLeak, ShadowMismatch, UnregisteredAddress
 from .fill import poison, poison_empty
-from .install import clear, fallbacks, faults, install, installed, launches, uninstall
+from .install import clear, fallbacks, faults, install, installed, launches, uninstall, watch_fallbacks
 from .pools import LivePools
 
 __all__ = [
@@ -33,6 +25,7 @@ __all__ = [
     "ShadowMismatch",
     "UnregisteredAddress",
     "clear",
+    "dotted",
     "fallbacks",
     "faults",
     "install",
@@ -42,4 +35,6 @@ __all__ = [
     "poison_empty",
     "precompile",
     "uninstall",
+    "watch",
+    "watch_fallbacks",
 ]

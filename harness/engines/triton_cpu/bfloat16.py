@@ -2,8 +2,8 @@
 
 A load widens 16 bits to float32, which is exact. Arithmetic is done in float32 and rounded once, to nearest even, where
 Triton's result type is bfloat16: of two operands of bfloat16, or of one and a Python number (which is rounded first). With
-float32 the result is float32. Division and reductions are float32's, as in Triton. What is not here raises, and the stock
-interpreter is no way out then: it computes with the bits of bfloat16 as if they were integers.
+float32 the result is float32. Division and reductions are float32's, as in Triton. Operations that are not here raise an error
+and do not fall back to the stock interpreter: it computes with the bits of bfloat16 as if they were integers.
 """
 
 from __future__ import annotations
@@ -69,19 +69,19 @@ def brain(values: Any) -> Brain:
 
 def _binary(op: Callable[[Any, Any], Any], swapped: bool) -> Callable[[Brain, Any], Any]:
     def apply(self: Brain, other: Any) -> Any:
-        mine, theirs, narrow = self.values, other, True
+        left, right, narrow = self.values, other, True
         if isinstance(other, Brain):
-            theirs = other.values
+            right = other.values
         elif isinstance(other, (bool, int, float)):
-            theirs = brain(other).values
+            right = brain(other).values
         elif isinstance(other, (np.ndarray, np.generic)):
             if other.dtype != F32:
                 raise Unsupported(f"bfloat16 with {other.dtype}")
             narrow = False
         else:
             return NotImplemented
-        mine, theirs = aligned(mine, theirs)
-        result = op(theirs, mine) if swapped else op(mine, theirs)
+        left, right = aligned(left, right)
+        result = op(right, left) if swapped else op(left, right)
         return brain(result) if narrow and op is not operator.truediv else result
 
     return apply

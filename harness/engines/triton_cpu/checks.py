@@ -17,7 +17,7 @@ from .errors import KernelViolation, OrderDependence, PoisonLeak, ShadowMismatch
 from .fill import noise, poison_bits, recognisable
 from .launch import Launch, run
 from .pools import LivePools
-from .snapshot import SHADOW_TOLERANCE, Difference, Image, Snapshot, element_dtype, window
+from .snapshot import SHADOW_TOLERANCE, Image, Snapshot, UnequalElement, element_dtype, window
 from .state import STATE, Fill
 
 
@@ -76,7 +76,7 @@ def execute(
         memory.put(after)
 
 
-def _writer(launch: Launch, memory: Snapshot, start: Image, difference: Difference, **options: Any) -> dict[str, Any]:
+def _writer(launch: Launch, memory: Snapshot, start: Image, difference: UnequalElement, **options: Any) -> dict[str, Any]:
     """Who last stored to the differing address: one more run with that address watched."""
     memory.put(start)
     with suppress(KernelViolation, _KernelError, Unsupported):
@@ -87,7 +87,7 @@ def _writer(launch: Launch, memory: Snapshot, start: Image, difference: Differen
     return spot
 
 
-def _more(difference: Difference) -> str:
+def _more(difference: UnequalElement) -> str:
     return f" ({difference.count} elements differ)" if difference.count > 1 else ""
 
 

@@ -125,6 +125,28 @@ def _unsupported(name: str) -> Callable[..., Any]:
 
 
 _cache: dict[Any, Compiled] = {}
+_watched: dict[str, Callable[[str], object]] = {}
+
+
+def watch(names: Iterable[str], note: Callable[[str], object]) -> None:
+    """Call note(name) whenever a kernel, or a function that kernels call, of one of these dotted names begins to run. Call it
+    before any of them is compiled."""
+    _watched.update(dict.fromkeys(names, note))
+
+
+def dotted(fn: Any) -> str:
+    """module.function, or module.outer.inner, of a Python function."""
+    return f"{fn.__module__}.{fn.__qualname__}".replace(".<locals>", "")
+
+
+def _noted(name: str, function: Callable[..., Any]) -> Callable[..., Any]:
+    note = _watched[name]
+
+    def noted(*args: Any, **kwargs: Any) -> Any:
+        note(name)
+        return function(*args, **kwargs)
+
+    return noted
 
 
 # What reads a block's shape or rank, or works on its last axis, would see the lanes.
@@ -176,7 +198,7 @@ def _compile(fn: Any) -> Compiled:
     attributes = {node.attr for node in nodes if isinstance(node, ast.Attribute)}
     return Compiled(
         name=definition.name,
-        function=function,
+        function=_noted(dotted(fn), function) if _watched and dotted(fn) in _watched else function,
         parameters=parameters,
         defaults={n: p.default for n, p in signature.items() if p.default is not inspect.Parameter.empty},
         uses=uses,

@@ -45,8 +45,7 @@ class UnregisteredAddress(OutOfBounds):
 
 
 class PoisonLeak(KernelViolation):
-    """A stored result depends on a value which nobody defined: a masked-off lane without `other`, or `torch.empty`
-    memory."""
+    """A stored result depends on an undefined value: a masked-off lane without `other`, or `torch.empty` memory."""
 
 
 class OrderDependence(KernelViolation):

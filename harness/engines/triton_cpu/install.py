@@ -27,6 +27,7 @@ class _Installed:
 
 _installed: _Installed | None = None
 _fallbacks: dict[str, str] = {}
+_note_fallback: Callable[[str, str], object] | None = None
 _faults: list[KernelViolation] = []
 _FAULTS_KEPT = 1000  # a faulty kernel launched in a loop must not fill memory
 
@@ -35,6 +36,12 @@ def fallbacks() -> dict[str, str]:
     """{kernel: reason} of the launches so far that ran in the stock interpreter, unchecked; the latest reason of each
     kernel."""
     return dict(_fallbacks)
+
+
+def watch_fallbacks(note: Callable[[str, str], object]) -> None:
+    """Have the first launch of each kernel that runs in the stock interpreter noted as it comes: (kernel, reason)."""
+    global _note_fallback
+    _note_fallback = note
 
 
 def faults() -> list[KernelViolation]:
@@ -62,7 +69,7 @@ def _keep(fault: KernelViolation) -> None:
 def install(checks: Checks | None = None, pools: LivePools | None = None) -> None:
     """Run every jit kernel here from now on; a second call replaces checks and pools.
 
-    Needs TRITON_INTERPRET=1 when the kernels were decorated, else there are no interpreted functions to replace.
+    TRITON_INTERPRET=1 must be set when the kernels are decorated: only interpreted functions can be replaced.
     pools: the tensors that raw addresses may reach; None leaves raw-address accesses unchecked.
     """
     global _installed
@@ -97,6 +104,8 @@ def install(checks: Checks | None = None, pools: LivePools | None = None) -> Non
             if any(getattr(value, "dtype", None) == torch.bfloat16 for value in (*args, *kwargs.values())):
                 # the stock interpreter computes with the bits of bfloat16 as if they were integers
                 raise KernelError(f"kernel {self.fn.__name__!r} cannot run with bfloat16 on a CPU: {error}") from error
+            if self.fn.__name__ not in _fallbacks and _note_fallback is not None:
+                _note_fallback(self.fn.__name__, str(error))
             _fallbacks[self.fn.__name__] = str(error)
         except KernelViolation as fault:
             _keep(fault)

@@ -20,7 +20,7 @@ FORGET_AFTER = 256
 
 
 class Diverged(Exception):
-    """The lanes of a group disagree about a branch, a trip count, or use what has no lane form.
+    """The lanes of a group disagree about a branch, a trip count, or use an operation without a lane form.
 
     agreeing: how many of the first lanes go the same way; 0 where that is not known.
     """
@@ -55,7 +55,8 @@ def aligned(*values: Any) -> tuple[Any, ...]:
 
 def item(value: Any, key: tuple[Any, ...]) -> Any:
     """value[key] for a key of `:` and None, which leaves the lane axis where it is."""
-    return value[(_ALL, *key)] if STATE.lanes > 1 else value[key]
+    index = (_ALL, *key) if STATE.lanes > 1 else key
+    return value[index]
 
 
 _ALL = slice(None)

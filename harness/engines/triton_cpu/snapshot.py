@@ -18,7 +18,7 @@ Image = dict[int, Any]  # storage address -> its bytes (uint8 array, copied)
 
 
 @dataclass(frozen=True, slots=True)
-class Difference:
+class UnequalElement:
     """The first element in which two images differ; index is a tuple of the tensor's own indices where it is
     contiguous."""
 
@@ -100,7 +100,7 @@ class Snapshot:
         second: Image,
         tolerance: Mapping[Any, Tolerance] | None = None,
         ignored: Image | None = None,
-    ) -> Difference | None:
+    ) -> UnequalElement | None:
         """The first argument element in which the images differ: bit by bit, or within a tolerance for the dtypes it
         names.
 
@@ -123,7 +123,7 @@ class Snapshot:
                 at = int(found[0])
                 index = tuple(int(i) for i in np.unravel_index(at, tensor.shape)) if tensor.is_contiguous() else (at,)
                 place = address + start + at * dtype.itemsize
-                return Difference(name, index, a[at].item(), b[at].item(), int(found.size), place)
+                return UnequalElement(name, index, a[at].item(), b[at].item(), int(found.size), place)
         for address in changed:
             bad = (first[address] != second[address]) & ~covered[address]
             if ignored is not None:
@@ -132,7 +132,7 @@ class Snapshot:
             if found.size:
                 at = int(found[0])
                 a, b = int(first[address][at]), int(second[address][at])
-                return Difference("(storage outside every argument)", (at,), a, b, int(found.size), address + at)
+                return UnequalElement("(storage outside every argument)", (at,), a, b, int(found.size), address + at)
         return None
 
 

@@ -1,1 +1,1 @@
-"""What differs between SGLang's releases, one module a difference. Each asks what the installed SGLang has, no version."""
+"""What differs between SGLang's releases, one module a difference, chosen by what the installed SGLang has."""

@@ -8,8 +8,9 @@ import sys
 from collections.abc import Callable
 from typing import Any
 
-from eagletwin.harness.slot_runs import Array
-from eagletwin.harness.trace import snapshot
+from eagletwin.harness.core.arrays import Array
+from eagletwin.harness.core.errors import not_seen
+from eagletwin.harness.core.trace import snapshot
 
 
 class Accepted:
@@ -39,7 +40,8 @@ class Accepted:
         """Of verify's result [n, num_steps + 1]: nodes as numbers in the whole batch, -1 behind the last accepted one."""
         if self._in_result:
             return snapshot(result.accept_index)
-        assert self._last is not None, "verify returned, and nothing has sampled"
+        if self._last is None:
+            raise not_seen("verify returned, and nothing has sampled")
         last, self._last = self._last, None
         return last
 
@@ -61,5 +63,6 @@ def _samplers() -> list[tuple[Any, str]]:
         from sglang.srt.speculative.eagle_info import EagleVerifyInput
 
         found = [(owner, "sample") for owner in EagleVerifyInput.__mro__ if "sample" in vars(owner)][:1]
-    assert found, "no function of this SGLang samples after a verify"
+    if not found:
+        raise not_seen("no function of this SGLang samples after a verify")
     return found

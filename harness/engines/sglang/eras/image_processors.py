@@ -5,7 +5,7 @@ Seen on the transformers that these releases pin, 5.3.0 to 5.12.1. No case has a
 
 from typing import Any
 
-from ..stubs import StubCalled
+from ..stand_ins.stubs import StubCalled
 
 _NAME = "AutoImageProcessor"
 

@@ -1,7 +1,7 @@
 """What the forward of a layer of a multi-layer draft reads and writes with: where attention looks for it.
 
-Up to 0.5.12.post1 attention backend and pools are fields of the batch, and nobody else is asked. From 0.5.13 on a forward asks
-its context for the backend, and that for the pools; what lies on a batch is read by nobody.
+Up to 0.5.12.post1 a forward takes attention backend and pools from fields of the batch alone. From 0.5.13 on it takes the
+backend from its context, and the pools from the backend; the fields of the batch are not read.
 """
 
 import dataclasses

@@ -46,12 +46,12 @@ def links(verify_input: Any) -> dict[str, Tensor]:
 
 
 def drafts_kept(output: Any) -> list[int]:
-    """Of what the older worker's verify hands back: drafts that each request of the batch has committed."""
+    """How many drafts each request of the batch has committed, from the result of the older worker's verify."""
     counts = pick(output, "num_correct_drafts_per_req_cpu", "num_accepted_drafts_per_req_cpu", "accept_length_per_req_cpu")
     return list(counts)
 
 
 def tokens_kept(output: Any) -> Tensor:
-    """Of the same: tokens that were committed, of all requests, one after another."""
+    """The committed tokens of all requests, one request after another, from the same result."""
     tokens: Tensor = pick(output, "accept_tokens", "verified_id")
     return tokens

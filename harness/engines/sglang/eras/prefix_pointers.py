@@ -1,4 +1,4 @@
-"""A kernel that reaches cached prefixes by raw address, which the fast runtime must be told of.
+"""A kernel that reaches cached prefixes by raw address: these are registered with the fast runtime.
 
 Up to 0.5.17 on a CPU too, later on other machines only, write_cache_indices gives its kernel the addresses of the requests'
 prefix tensors. They are at the kernel's disposal for as long as that call lasts.
@@ -15,7 +15,7 @@ _MODULES = ("sglang.srt.mem_cache.allocation", "sglang.srt.mem_cache.common")  #
 
 
 def register_in(pools: LivePools) -> None:
-    """From now on kernels reach the prefixes that they are given, and no memory beside them."""
+    """From now on kernels reach the prefixes that they are given, and no other memory."""
     for module in map(sys.modules.get, _MODULES):
         original = getattr(module, _NAME, None)
         if original is not None:

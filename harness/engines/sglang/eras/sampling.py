@@ -9,10 +9,11 @@ import importlib.util
 import re
 from typing import Any
 
-from eagletwin.harness.patch import Edit
+from eagletwin.harness.core.patch import Edit
 
-from .. import patches, sampling_ops
-from ..limits import NotDriven
+from .. import patches
+from ..not_driven import NotDriven
+from ..stand_ins import sampling_ops
 
 _GATE = re.compile(r"if (sampling_info\.is_all_greedy(?: or _is_\w+)+):")
 

@@ -1,4 +1,4 @@
-"""SGLang up to 0.5.14 builds and verifies draft trees with sgl_kernel's C++, behind a flag for GPUs; there is no other way.
+"""SGLang up to 0.5.14 builds and verifies draft trees with sgl_kernel's C++ alone, behind a flag for GPUs.
 
 Without the flag the functions fall through all their branches and return without doing anything. Seen on 0.5.9 to
 0.5.12.post1, read in 0.5.13 and 0.5.14; from 0.5.15 on Triton twins stand behind the XPU flag.
@@ -7,7 +7,7 @@ Without the flag the functions fall through all their branches and return withou
 import importlib
 import sys
 
-from .. import tree_ops
+from ..stand_ins import tree_ops
 
 # Where the flag decides about these kernels, and about nothing else that a case calls.
 _FLAGGED = (

@@ -9,7 +9,9 @@ import importlib.util
 import os
 from typing import Any
 
-from eagletwin.harness.case import Case
+from eagletwin.harness.core.case import Case
+
+from .. import switches
 
 _OPT_IN = "SGLANG_ENABLE_SPEC_V2"
 
@@ -21,7 +23,7 @@ def has_v1() -> bool:
 
 def overlaps(case: Case) -> bool:
     """Whether this SGLang runs the case with its overlap scheduler."""
-    return has_v1() and case.topk == 1
+    return has_v1() and (case.topk == 1 or "trees-on-v2" in switches.ON)
 
 
 def is_v1(scheduler: Any) -> bool:

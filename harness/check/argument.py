@@ -1,0 +1,124 @@
+"""A verdict as a short argument: what happened, what must hold, why it cannot both be, and how to see it again."""
+
+from eagletwin.harness.core.differs import unknown_changes
+from eagletwin.harness.core.records import Header
+from eagletwin.harness.core.terminal import fold
+from eagletwin.harness.core.trace import Trace
+from eagletwin.harness.core.verdict import LAYER_RULES, RULES, Divergence, Verdict
+from eagletwin.harness.core.words import count
+from eagletwin.harness.families import RECIPES
+
+from .tree_drawing import draw
+
+WIDTH = 112  # columns of a report in a file
+
+_STAGES = {
+    "target.extend": "target prefill",
+    "draft.extend": "draft extend (prefill)",
+    "prefill": "after draft extend (prefill)",
+    "draft.decode": "draft decode",
+    "draft": "when draft() returned",
+    "target.verify": "target verify",
+    "verify": "when verify returned",
+    "draft.extend_decode": "draft extend (decode)",
+    "extend": "after draft extend (decode)",
+    "finished": "end of the request",
+    "cached": "prefix cache at the end",
+    "kernel": "inside a kernel",
+    "batch": "before a batch ran",
+    "iteration": "before a scheduler iteration",
+    "flushed": "after the cache was flushed",
+}
+
+
+def argue(header: Header, verdict: Verdict, *, again: str = "", trace: Trace | None = None, columns: int = WIDTH) -> str:
+    """The argument, plain text, some ten lines. `again` is the command that repeats the run.
+
+    trace    what the verdict is about: then a divergence in a draft tree comes with a drawing of it
+    columns  of a line; a drawing and a command may be longer
+    """
+    case, engine = header.case, header.engine
+    changed = f", with {', '.join(engine.patches)}" if engine.patches else ""
+    mode = (f", {engine.mode}" if engine.mode else "") + (f", {engine.tp} ranks" if engine.tp > 1 else "")
+    off = f", not checked: {', '.join(verdict.without)}" if verdict.without else ""
+    off += f", judged by {verdict.view}" if verdict.view else ""
+    lines = [f"{verdict.status.upper()}  {case.name} on SGLang {engine.version} ({engine.device}{mode}{changed}{off})"]
+    if verdict.first is not None:
+        lines += ["", *_divergence(verdict.first, case.num_steps, RECIPES[case.model].mtp_layers > 0, columns)]
+        drawn = draw(trace.ranks[verdict.first.rank or 0], verdict.first) if trace is not None else []
+        lines += ["", *(f"  {line}".rstrip() for line in drawn)] if drawn else []
+    if verdict.reason:
+        lines += ["", *fold(f"{verdict.rule or 'cannot tell'}: {verdict.reason}", columns)]
+        if verdict.exercised:
+            lines += fold(f"Exercised: {', '.join(verdict.exercised)}.", columns)
+    if verdict.later:
+        total = sum(verdict.later.values())
+        parts = ", ".join(f"{rule} {number}" for rule, number in sorted(verdict.later.items()))
+        text = f"After it {count(total, 'more comparison')} diverged, which may follow from it: {parts}."
+        lines += ["", *fold(text, columns)]
+    if header.ending.kind != "finished" and verdict.status == "diverged":
+        ended = "" if header.ending.kind == "unseen" else f"the worker {header.ending.kind}: "
+        lines += ["", *fold(f"Then {ended}{header.ending.detail}.", columns)]
+    if verdict.status == "equal":
+        compared, reached = sum(verdict.checked.values()), ", ".join(verdict.exercised) or "nothing named"
+        text = (
+            f"{count(compared, 'comparison')} in {count(len(verdict.checked), 'rule')}; "
+            f"{count(verdict.choices, 'choice')}, of them {count(verdict.ties, 'tie')}; "
+        )
+        text += f"largest float error {verdict.headroom:.2g} of its bound. Exercised: {reached}."
+        lines += ["", *fold(text, columns)]
+    differs = trace.differs if trace is not None else header.differs or None
+    if differs is not None:
+        lines += ["", *(line for text in differs.lines() for line in fold(text, columns))]
+    elif verdict.status == "equal" and (text := unknown_changes(engine.version)):
+        lines += ["", *fold(text, columns)]
+    if verdict.unseen:
+        parts = ", ".join(f"{rule} {number}" for rule, number in sorted(verdict.unseen.items()))
+        text = f"Not seen (it ran in a CUDA graph, or depends on a coin that was not recorded): {parts}."
+        lines += ["", *fold(text, columns)]
+    headers = [header, *(one.header for one in (trace.others if trace is not None else ()))]
+    unchecked = sorted({name for one in headers for name in one.fallbacks})
+    if unchecked:
+        text = f"Not checked by kernel.*, since Triton's interpreter ran it: {'; '.join(unchecked)}."
+        lines += ["", *fold(text, columns)]
+    if again:
+        lines += ["", f"  again: {again}"]
+    return "\n".join(lines)
+
+
+def headline(header: Header, verdict: Verdict) -> str:
+    """Rule and place in one line, and why it is unknown: for lists that have one line for each finding."""
+    found, reason = verdict.first, " ".join(verdict.reason.split())
+    if found is None:
+        return f"{verdict.rule or verdict.status}: {reason}" if reason else verdict.status
+    line = f"{found.rule}, {_place(found, header.case.num_steps, RECIPES[header.case.model].mtp_layers > 0)}"
+    return f"{line}; unknown: {reason}" if verdict.status == "unknown" else line
+
+
+def _place(found: Divergence, num_steps: int, layers: bool) -> str:
+    """Rank, request, round and stage, with its step and layer."""
+    where = f"request {found.request}, round {found.round}, " if found.request else ""
+    stage = _STAGES[found.stage]
+    if found.stage in ("draft.decode", "draft") and 0 < found.step < num_steps:  # what comes after the last step has no step
+        stage = f"draft decode step {found.step}" + (", when draft() returned" if found.stage == "draft" else "")
+    if layers and found.rule.startswith("draft.") and found.stage != "draft":
+        stage += f", layer {found.layer}"
+    return (f"rank {found.rank}, " if found.rank is not None else "") + where + stage
+
+
+def _divergence(found: Divergence, num_steps: int, layers: bool, columns: int) -> list[str]:
+    rule = (RULES | LAYER_RULES if layers else RULES)[found.rule]
+    return [
+        f"  {found.rule}",
+        *_field("at", f"{_place(found, num_steps, layers)} (scheduler iteration {found.iteration})", columns),
+        *_field("index", found.index, columns),
+        *_field("expected", found.expected, columns),
+        *_field("actual", found.actual, columns),
+        *([*fold(found.why, columns)] if found.why else []),
+        *fold(f"Must hold (eagletwin's design, {rule.section}): {rule.sentence}", columns),
+    ]
+
+
+def _field(name: str, value: str, columns: int) -> list[str]:
+    """A line with a name; what is too long goes on below its beginning."""
+    return fold(value, columns, f"  {name:10}", " " * 12) or [f"  {name}"]

@@ -1,0 +1,178 @@
+"""Run a case on an engine, judge it, and confirm what was found. Used by the command line, prove, fuzz and pytest.
+
+A divergence counts only if the same case breaks the same rule in the same record in two more fresh forks. One that does not is
+kept with the cases that ran before it in the same process, and is `unknown`: a state leak if that sequence diverges again,
+twice, else nondeterministic.
+"""
+
+import shlex
+import tempfile
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import msgspec
+
+from eagletwin.harness.core.case import Case, pretty_case
+from eagletwin.harness.core.run_spec import DEFAULT_RUN, Limits, RunSpec
+from eagletwin.harness.core.trace import Trace
+from eagletwin.harness.core.verdict import Verdict
+from eagletwin.harness.core.words import count
+from eagletwin.harness.engines.difference import keep
+from eagletwin.harness.engines.host import EngineProcess
+from eagletwin.harness.judge.judge import judge
+
+from .argument import argue
+
+REPLAYS = 2
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """The result of a check. `folder` holds case.json, the trace, engine.log, verdict.json and report.txt (`report`), and for a
+    changed source tree sglang.patch.
+
+    before  the cases that ran before it in the same process, if the verdict depends on them; saved in `folder`/before
+    again   the command that repeats it
+    """
+
+    case: Case
+    verdict: Verdict
+    trace: Trace
+    folder: Path
+    report: str
+    before: tuple[Case, ...] = ()
+    again: str = ""
+
+    def text(self, columns: int) -> str:
+        """The report in lines of so many columns, as it is printed; the file has its own."""
+        return argue(self.trace.header, self.verdict, again=self.again, trace=self.trace, columns=columns)
+
+
+def check(
+    engine: EngineProcess,
+    case: Case,
+    folder: Path,
+    run: RunSpec = DEFAULT_RUN,
+    *,
+    after: Sequence[Case] = (),
+    again: str = "",
+) -> Outcome:
+    """Run and judge `case` in `folder`, which may hold case.json and repro.py, alone in its process or `after` others.
+
+    run    how it is judged, how long it may take, how often it is run; the engine has the rest
+    again  the command that repeats it
+
+    A divergence is replayed in sub-folders, an equal run `run.repeat` - 1 times.
+    """
+    (folder / "case.json").write_text(pretty_case(case), encoding="utf-8")
+    keep(engine.source.difference, folder)
+    trace = play(engine, after, case, folder, run.limits)
+    verdict = judge(trace, run.without, run.view)
+    if trace.header.before != len(after):
+        reason = f"of {count(len(after), 'case')} before it only {trace.header.before} finished"
+        verdict = msgspec.structs.replace(verdict, status="unknown", reason=reason)
+    replays = REPLAYS if verdict.status == "diverged" else run.repeat - 1 if verdict.status == "equal" else 0
+    for replay in range(1, replays + 1):
+        sub = folder / f"replay-{replay}"
+        sub.mkdir()
+        second = judge(play(engine, after, case, sub, run.limits), run.without, run.view)
+        verdict = agree(verdict, second, f"in replay-{replay}")
+        if verdict.status == "unknown":
+            break
+    return conclude(case, verdict, trace, folder, tuple(after), again)
+
+
+def confirm(
+    engine: EngineProcess,
+    case: Case,
+    found: Verdict,
+    before: Sequence[Case],
+    folder: Path,
+    run: RunSpec,
+    again: str = "",
+) -> Outcome:
+    """Run a case again that was found wrong after other cases: first alone, and if it is equal then, after those cases.
+
+    A finding that does not show again is `unknown`, and kept.
+    """
+    alone = check(engine, case, folder, run, again=again)
+    if alone.verdict.status != "equal":  # it needs no other case
+        return alone
+    if not before:
+        verdict = nondeterministic(found, alone.verdict, "once more")
+        return conclude(case, verdict, alone.trace, folder, (), again)
+    for replay in (1, 2):
+        sub = folder / f"sequence-{replay}"
+        sub.mkdir()
+        second = judge(play(engine, before, case, sub, run.limits), run.without, run.view)
+        if not alike(second, found):
+            verdict = nondeterministic(found, second, f"after the same {count(len(before), 'case')} again (sequence-{replay})")
+            return conclude(case, verdict, alone.trace, folder, tuple(before), again)
+    others = f"after {count(len(before), 'other case')} in one process"
+    reason = f"state leak: {others} {brief(found)}, twice again, and alone it is equal"
+    verdict = msgspec.structs.replace(found, status="unknown", reason=reason)
+    return conclude(case, verdict, alone.trace, folder, tuple(before), again)
+
+
+def play(engine: EngineProcess, before: Sequence[Case], case: Case, folder: Path, limits: Limits) -> Trace:
+    """Run `case` after the cases `before` it in one fresh process; only its own trace is kept."""
+    for number, earlier in enumerate(before):
+        with tempfile.TemporaryDirectory(prefix="eagletwin-") as scratch:
+            engine.run(earlier, Path(scratch), limits, fresh=number == 0)
+    return engine.run(case, folder, limits, fresh=not before)
+
+
+def conclude(case: Case, verdict: Verdict, trace: Trace, folder: Path, before: tuple[Case, ...], again: str) -> Outcome:
+    """Write verdict and report, and the cases before it where they matter."""
+    if before:
+        earlier = folder / "before"
+        earlier.mkdir(exist_ok=True)
+        files = [earlier / f"{number:02}.json" for number in range(len(before))]
+        for file, one in zip(files, before, strict=True):
+            file.write_text(pretty_case(one), encoding="utf-8")
+        words = [word for file in files for word in ("--after", str(file))]
+        again = shlex.join([*shlex.split(again), *words])
+    (folder / "verdict.json").write_bytes(msgspec.json.format(msgspec.json.encode(verdict)))
+    report = argue(trace.header, verdict, again=again, trace=trace)
+    (folder / "report.txt").write_text(report + "\n", encoding="utf-8")
+    return Outcome(case, verdict, trace, folder, report, before, again)
+
+
+def agree(first: Verdict, second: Verdict, where: str) -> Verdict:
+    """The verdict of two runs of a case.
+
+    A race, or a fault that reads memory which the case never wrote, breaks the same rule in the same record each time, with
+    other numbers: that is a divergence, and its report says so.
+    """
+    if signature(first) == signature(second):
+        return first
+    if not alike(first, second):
+        return nondeterministic(first, second, where)
+    cause = "they depend on memory that this case did not write, or on a race"
+    reason = f"the wrong numbers differ {where} ({brief(second)}): {cause}"
+    return msgspec.structs.replace(first, reason=reason)
+
+
+def alike(first: Verdict, second: Verdict) -> bool:
+    """Whether two runs broke the same rule in the same record, or have the same verdict without a divergence."""
+    if first.status == second.status == "diverged" and first.first is not None and second.first is not None:
+        return first.first.place == second.first.place
+    return signature(first) == signature(second)
+
+
+def nondeterministic(first: Verdict, second: Verdict, where: str) -> Verdict:
+    reason = f"nondeterministic: first {brief(first)}; {where} {brief(second)}; both are kept"
+    return msgspec.structs.replace(first, status="unknown", reason=reason)
+
+
+def signature(verdict: Verdict) -> tuple[object, ...]:
+    """What two runs must share to have come out alike."""
+    return (verdict.status, verdict.first.signature) if verdict.first is not None else (verdict.status, verdict.rule)
+
+
+def brief(verdict: Verdict) -> str:
+    first = verdict.first
+    if first is None:
+        return verdict.reason or verdict.status
+    return f"{first.rule} at {first.stage}, round {first.round}, {first.index}: {first.actual} instead of {first.expected}"

@@ -1,0 +1,203 @@
+"""A script that shows one case again, alone: written before the engine starts, so that a crash leaves one too.
+
+The script holds versions, seed and command in its header, the case as one literal, and one call: `reproduce`.
+"""
+
+import argparse
+import pprint
+import shlex
+import sys
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from eagletwin import __version__
+from eagletwin.harness.core.case import Case, without_defaults
+from eagletwin.harness.core.errors import EXIT_EQUAL, EXIT_HARNESS, EXIT_UNKNOWN, InputError, exit_code_of
+from eagletwin.harness.core.exits import guarded
+from eagletwin.harness.core.mode import CPU
+from eagletwin.harness.core.run_spec import DEFAULT_RUN, Limits, RunSpec
+from eagletwin.harness.core.terminal import show, width
+from eagletwin.harness.core.versions import installed
+from eagletwin.harness.engines.difference import PATCH, keep
+from eagletwin.harness.engines.source import INSTALLED, Source, resolve
+from eagletwin.harness.families.valid import decode_case
+
+SCRIPT = "repro.py"
+
+_TEMPLATE = '''\
+"""Case {name}, written by eagletwin {eagletwin} before the engine ran it.
+
+made on     {versions}
+seed        {seed}
+command     {command}
+{difference}
+python {script}              exit code 0: equal, 1: diverged, 125: cannot tell, 128 and more: it did not run
+python {script} --sglang X   on another SGLang than {sglang}: a release or a source tree
+"""
+
+import sys
+
+try:
+    from eagletwin.door import reproduce
+except BaseException as error:
+    print(f"error: {{error}}, for {{sys.executable}}", file=sys.stderr)
+    print("  so:  nothing was run\\n  try: the Python of the environment that eagletwin is installed in", file=sys.stderr)
+    sys.exit({harness_error})
+
+CASE = {case}
+
+if __name__ == "__main__":
+    reproduce(CASE, sglang={sglang!r}, {where}kernels={kernels!r}, without={without!r}, view={view!r}, patches={patches})
+'''
+
+
+def write_script(
+    folder: Path, case: Case, run: RunSpec = DEFAULT_RUN, *, command: str, source: Source = INSTALLED, seed: int | None = None
+) -> Path:
+    """Write repro.py into a folder, over the one that may be there."""
+    sglang = source.called
+    versions = [f"sglang {sglang}" + (f" in {source.tree}" if source.tree else "")]
+    versions += [f"{name} {installed(name)}" for name in ("torch", "triton")]
+    versions.append(f"Python {'.'.join(str(part) for part in sys.version_info[:3])}")
+    text = _TEMPLATE.format(
+        name=case.name,
+        eagletwin=__version__,
+        versions=_docstring(", ".join(versions)),
+        harness_error=EXIT_HARNESS,
+        seed="none" if seed is None else seed,
+        command=_docstring(command),
+        difference=_docstring(_difference_text(source)),
+        script=SCRIPT,
+        sglang=sglang,
+        where=_where(run, source),
+        case=_literal(without_defaults(case)),
+        kernels=run.kernels,
+        without=sorted(run.without),
+        view=run.view,
+        patches=_literal([without_defaults(patch) for patch in run.patches]),
+    )
+    keep(source.difference, folder)
+    path = folder / SCRIPT
+    path.write_text(text, encoding="utf-8")
+    return path
+
+
+def _difference_text(source: Source) -> str:
+    """How to come by the tree, where it was changed."""
+    if source.difference is None:
+        return ""
+    base = source.difference.base
+    return f"""
+{PATCH}, next to this script, makes that tree of SGLang {base}: in the folder that holds the sglang/ of a copy,
+`patch -p1 < {PATCH}`. The same content has the same name, wherever it lies; what the patch cannot hold is named in it.
+"""
+
+
+def _where(run: RunSpec, source: Source) -> str:
+    """Tree, mode, looks and time limits, where they are not the usual ones: without them the script says something else."""
+    given = (
+        ("tree", source.tree, ""),
+        ("mode", without_defaults(run.mode), without_defaults(CPU)),
+        ("repeat", run.repeat, DEFAULT_RUN.repeat),
+        ("step_timeout", run.limits.step, DEFAULT_RUN.limits.step),
+        ("case_timeout", run.limits.case, DEFAULT_RUN.limits.case),
+    )
+    return "".join(f"{name}={value!r}, " for name, value, usual in given if value != usual)
+
+
+def _docstring(text: str) -> str:
+    """Text that cannot end the docstring it stands in, nor escape from it."""
+    return text.replace("\\", "\\\\").replace('"""', '\\"\\"\\"')
+
+
+def _literal(value: Any) -> str:
+    return pprint.pformat(value, width=118, compact=True, sort_dicts=False)
+
+
+def reproduce(case: dict[str, Any], *, sglang: str, tree: str = "", **how: Any) -> None:
+    """What a script calls, through eagletwin.door: run the case, print the argument, leave by the exit code of the verdict.
+
+    sglang: the release, or what the source tree in the folder `tree` was called, when the script was made.
+    how: the rest of the run: fields of a RunSpec as plain data, with step_timeout and case_timeout in place of its limits.
+    """
+    sys.exit(guarded(lambda: _reproduce(case, sglang, tree, _run_of(dict(how)))))
+
+
+def _run_of(how: dict[str, Any]) -> RunSpec:
+    """The run that a script names. Raises InputError for what is none."""
+    usual = DEFAULT_RUN.limits
+    limits = Limits(step=how.pop("step_timeout", usual.step), case=how.pop("case_timeout", usual.case))
+    unknown = sorted(how.keys() - set(RunSpec.__struct_fields__))
+    try:
+        if unknown:
+            raise ValueError(f"no run has {unknown[0]}")
+        return msgspec.structs.replace(msgspec.convert(how, RunSpec), limits=limits)
+    except (msgspec.ValidationError, ValueError) as error:
+        raise InputError(
+            f"this script names a run that cannot be had: {error}",
+            consequence="nothing was run",
+            remedy="use the eagletwin that wrote the script; its header has the version",
+        ) from error
+
+
+def _options(sglang: str) -> argparse.Namespace | None:
+    """What was typed behind the script's name; None: help, which was printed. Raises InputError."""
+    parser = argparse.ArgumentParser(description="Run one case of eagletwin again.")
+    parser.add_argument("--sglang", metavar="RELEASE|PATH", default="", help=f"run on another SGLang than {sglang}")
+    parser.add_argument("--out", type=Path, default=Path("eagletwin-runs"), help="folder for run folders")
+    try:
+        return parser.parse_args()
+    except SystemExit as stop:  # argparse exits with 2 on a usage error; eagletwin's code is EXIT_USAGE
+        if stop.code == 0:
+            return None
+        raise InputError(
+            "the options above are not those of this script", consequence="nothing was run", remedy="--help"
+        ) from stop
+
+
+def _source(chosen: str, tree: str, sglang: str) -> Source:
+    """The SGLang to run on: the chosen one, or that of the script. Raises InputError if that is another one now."""
+    source = resolve(chosen or tree or sglang)
+    if not chosen and source.called != sglang:
+        made = f" with the {PATCH} next to this script" if "+dirty." in sglang else ""
+        raise InputError(
+            f"this case was made on SGLang {sglang}, and {tree} is now at {source.called}",
+            consequence="nothing was run: on another SGLang the same case may end otherwise",
+            remedy=f"bring back {sglang}{made}, or ask another one: --sglang {tree or source.called}",
+        )
+    if source.called != sglang:
+        print(
+            f"note: this case was made on SGLang {sglang}; this is {source.called}, and what follows is about it",
+            file=sys.stderr,
+        )
+    return source
+
+
+def _reproduce(raw: dict[str, Any], sglang: str, tree: str, run: RunSpec) -> int:
+    options = _options(sglang)
+    if options is None:
+        return EXIT_EQUAL
+    source = _source(options.sglang, tree, sglang)
+    from eagletwin.harness.core.folders import new_run_folder
+    from eagletwin.harness.engines.cuda_here import missing_for_cuda
+    from eagletwin.harness.engines.host import Host, WouldNotStart
+
+    from .confirm import check
+
+    case = decode_case(msgspec.json.encode(raw), sys.argv[0])
+    missing = missing_for_cuda(run.mode.tp, run.mode.attention) if run.mode.device == "cuda" else None
+    if missing is not None:
+        raise InputError(missing[0], consequence="nothing was run: this case was made on a GPU", remedy=missing[1])
+    with Host(source=source, mode=run.mode) as host:
+        try:
+            engine = host.engine(case, run.patches, run.kernels)
+        except WouldNotStart as error:
+            print(f"UNKNOWN  {case.name}\n\n  {error}")
+            return EXIT_UNKNOWN
+        folder = new_run_folder(options.out, case.name)
+        outcome = check(engine, case, folder, run, again=shlex.join(["python", *sys.argv]))
+    show(outcome.text(width()))
+    print(f"  folder: {folder}")
+    return exit_code_of(outcome.verdict.status)

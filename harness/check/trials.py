@@ -1,0 +1,89 @@
+"""Try many cases quickly: reused forks, each verdict remembered, and nothing kept but what is asked for.
+
+What fuzz and the pytest plugin search with. A trial is a first look: whatever it finds is confirmed by check.confirm.
+"""
+
+import tempfile
+from dataclasses import dataclass
+from pathlib import Path
+
+from msgspec.structs import replace
+
+from eagletwin.harness.core.case import Case, encode_case
+from eagletwin.harness.core.differs import Differs
+from eagletwin.harness.core.records import Header
+from eagletwin.harness.core.run_spec import DEFAULT_RUN, RunSpec
+from eagletwin.harness.core.signature import Signature, signature_of
+from eagletwin.harness.core.verdict import Verdict
+from eagletwin.harness.engines.host import Host
+from eagletwin.harness.judge.judge import judge
+
+
+@dataclass(frozen=True, slots=True)
+class Trial:
+    """The result of one run of a case.
+
+    before  the cases that had run in the same process
+    until   the scheduler iteration after which it was to stop; -1: it ran to its end
+    differs  in what the SGLang differs from its base, and which of that ran
+    """
+
+    case: Case
+    verdict: Verdict
+    header: Header
+    before: tuple[Case, ...]
+    until: int = -1
+    differs: Differs | None = None
+
+    @property
+    def unrun(self) -> bool:
+        """Whether it is unknown only because it runs no function that its tree changes."""
+        return self.differs is not None and self.verdict.vacuous and self.verdict.reason == self.differs.doubt
+
+    @property
+    def signature(self) -> Signature | None:
+        """What was found, the same for two cases that show the same thing; None: nothing."""
+        return signature_of(self.verdict, self.header.ending)
+
+
+class Trials:
+    """Runs and judges cases on the engines of a host, all by one RunSpec."""
+
+    def __init__(self, host: Host, run: RunSpec = DEFAULT_RUN) -> None:
+        self.host = host
+        self.run = run
+        self.ran = 0  # cases that an engine ran
+        self._known: dict[bytes, Trial] = {}
+
+    def known(self, case: Case, until: int = -1) -> Trial | None:
+        """An earlier trial of this case under any name, if it ran as far as `until`."""
+        trial = self._known.get(_canonical(case))
+        seen = trial is not None and (trial.signature is not None or trial.until == -1 or 0 <= until <= trial.until)
+        return trial if seen else None
+
+    def forget(self, case: Case) -> None:
+        """What was seen of this case does not stand."""
+        self._known.pop(_canonical(case), None)
+
+    def look(self, case: Case, until: int = -1, *, anew: bool = False) -> Trial:
+        """Run and judge a case, unless that is known already and not wanted `anew`. until: no further than this iteration."""
+        trial = None if anew else self.known(case, until)
+        if trial is None:
+            trial = self._run(case, until)
+            self.ran += 1
+            self._known[_canonical(case)] = trial
+        return trial
+
+    def look_alone(self, case: Case) -> Trial:
+        """Run and judge a case in a process of its own."""
+        return self._run(case, fresh=True)
+
+    def _run(self, case: Case, until: int = -1, *, fresh: bool = False) -> Trial:
+        engine = self.host.engine(case, self.run.patches, self.run.kernels)
+        with tempfile.TemporaryDirectory(prefix="eagletwin-") as scratch:
+            trace = engine.run(case, Path(scratch), self.run.limits, fresh=fresh, until=until)
+        return Trial(case, judge(trace, self.run.without, self.run.view), trace.header, engine.before, until, trace.differs)
+
+
+def _canonical(case: Case) -> bytes:
+    return encode_case(replace(case, name="case"))

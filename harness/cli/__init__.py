@@ -1,0 +1,1 @@
+"""The command line: which commands there are."""

@@ -1,0 +1,100 @@
+"""The command line: which commands there are (DESIGN §7). Each is a folder or a file of harness/commands/.
+
+Exit codes fit `git bisect run`: 0 equal, 1 diverged, 125 cannot tell, 128 and more for usage and harness errors.
+"""
+
+import gc
+import io
+import sys
+from collections.abc import Sequence
+from typing import Annotated
+
+import typer
+
+from eagletwin.harness.commands.bench.command import bench
+from eagletwin.harness.commands.bisect.command import bisect
+from eagletwin.harness.commands.check import check
+from eagletwin.harness.commands.diff.command import diff
+from eagletwin.harness.commands.doctor.command import doctor
+from eagletwin.harness.commands.fuzz.command import fuzz
+from eagletwin.harness.commands.gpu.command import gpu
+from eagletwin.harness.commands.judge import judge
+from eagletwin.harness.commands.kernels.command import kernels
+from eagletwin.harness.commands.ledger import ledger
+from eagletwin.harness.commands.models import models
+from eagletwin.harness.commands.prove.command import prove
+from eagletwin.harness.commands.releases.command import releases
+from eagletwin.harness.commands.rules import rules
+from eagletwin.harness.core.errors import EXIT_EQUAL, EXIT_USAGE, InputError
+from eagletwin.harness.core.exits import guarded
+
+app = typer.Typer(
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    help="Run SGLang's real EAGLE worker next to a slow reference, and report the first number that differs.",
+    epilog="Exit codes: 0 equal, 1 diverged, 125 cannot tell, 128 and more: usage or harness error.",
+)
+
+for command in (check, fuzz, prove, bisect, diff, judge, kernels, ledger, rules, models, doctor):
+    app.command()(command)
+for group, name in ((releases, "releases"), (gpu, "gpu"), (bench, "bench")):
+    app.add_typer(group, name=name)
+
+
+@app.callback(invoke_without_command=True)
+def top(context: typer.Context, version: Annotated[bool, typer.Option("--version", help="Print the version.")] = False) -> None:
+    """Run SGLang's real EAGLE worker next to a slow reference, and report the first number that differs."""
+    if version:
+        from eagletwin import __version__
+
+        print(f"eagletwin {__version__}")
+        raise typer.Exit(EXIT_EQUAL)
+    if context.invoked_subcommand is None:
+        raise InputError("no command was given", consequence="nothing was run", remedy="eagletwin --help")
+
+
+def main() -> int:
+    """Entry point, behind eagletwin.door."""
+    if len(sys.argv) == 1:
+        sys.argv.append("--help")
+    for stream in (sys.stdout, sys.stderr):  # a tree is drawn in letters that a terminal may not have: no verdict is lost by it
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="backslashreplace")
+    code = guarded(typed)
+    # The interpreter collects once more as it ends: 0.2 s of looking at torch, which holds nothing of ours. Triton's bindings
+    # complain where it does not.
+    if "triton" not in sys.modules:
+        gc.freeze()
+    return code
+
+
+def must_be_given_once(arguments: Sequence[str]) -> None:
+    """Raises InputError for an option that is given twice and holds one value: the last would win in silence."""
+    command, words = typer.main.get_command(app), list(arguments)
+    while isinstance(command, typer.core.TyperGroup) and words:
+        command = command.commands.get(words.pop(0), command)
+    own = words[: words.index("--")] if "--" in words else words  # what follows belongs to somebody else
+    for option in command.params:
+        names = {*option.opts, *option.secondary_opts}
+        given = [word for word in own if word.partition("=")[0] in names]
+        if len(given) > 1 and isinstance(option, typer.core.TyperOption) and not (option.multiple or option.count):
+            raise InputError(
+                f"{' and '.join(given)}: an option that holds one value was given {len(given)} times",
+                consequence="nothing was run: all but the last would have been dropped",
+                remedy=f"give {option.opts[0]} once",
+            )
+
+
+def typed(arguments: Sequence[str] | None = None) -> object:
+    """Run the command that was typed: what it returns, which is its exit code. Help and the version end in 0."""
+    must_be_given_once(sys.argv[1:] if arguments is None else arguments)
+    try:
+        return app(arguments, standalone_mode=False)
+    except typer.Exit as stop:
+        return stop.exit_code
+    except typer.TyperException as error:
+        print(f"error: {error.format_message()}", file=sys.stderr)
+        print("  so:  nothing was run\n  try: eagletwin --help, or --help after a command", file=sys.stderr)
+        return EXIT_USAGE
+    except typer.Abort as error:
+        raise KeyboardInterrupt from error

@@ -1,0 +1,1 @@
+"""`eagletwin bench`: rates, start-up, growth, searches, acceptance."""

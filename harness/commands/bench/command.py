@@ -1,0 +1,173 @@
+"""`eagletwin bench …`: measurements of speed, searches and acceptance, printed or written."""
+
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from eagletwin.cases.ledger import entries_of
+from eagletwin.harness.core.errors import EXIT_DIVERGED, EXIT_EQUAL, EXIT_UNKNOWN
+
+from ..options import Sglang
+
+if TYPE_CHECKING:
+    from .record import BenchRecord
+
+bench = typer.Typer(add_completion=False, help="Measure speed, search times and acceptance on this machine.")
+
+
+@bench.command("rate")
+def bench_rate(
+    seconds: Annotated[float, typer.Option(min=1.0, help="How long to run cases.")] = 30.0,
+    topk: Annotated[int, typer.Option(min=1, max=16, help="Tokens that each node of the draft tree proposes.")] = 1,
+    sglang: Sglang = "",
+) -> int:
+    """Cases a second on one core: run, traced and judged. The last line is the figure."""
+    from eagletwin.harness.engines.source import resolve
+
+    from .speed import rate
+
+    found = rate(seconds, topk, resolve(sglang))
+    print(f"{found.cases} cases in {found.seconds:.1f} s, run, traced and judged")
+    print(f"{found.per_second:.2f} cases/s/core")
+    return EXIT_EQUAL
+
+
+@bench.command("acceptance")
+def bench_acceptance(
+    layers: Annotated[bool, typer.Option(help="For multi-layer drafts: what the live bugs of their worker cost.")] = False,
+) -> int:
+    """What SGLang's layout of the draft tree costs in accepted tokens (PR #8409), by the reference alone. Two minutes."""
+    from eagletwin.harness.families import RECIPES
+
+    from .acceptance import SHAPES, acceptance
+    from .acceptance_layers import FAULTS, layers_cost
+    from .report import acceptance_lines, layers_lines
+
+    if layers:
+        several = [name for name, recipe in RECIPES.items() if recipe.family == "llama_mtp"]
+        found = [layers_cost(model, steps, fault) for model in several for fault in FAULTS for steps in (2, 3, 4)]
+        print("\n".join(layers_lines(found)))
+    else:
+        single = [name for name, recipe in RECIPES.items() if not recipe.mtp_layers]  # several layers have no tree to lay out
+        print("\n".join(acceptance_lines([acceptance(model, shape) for model in single for shape in SHAPES])))
+    return EXIT_EQUAL
+
+
+Folder = Annotated[
+    Path | None,
+    typer.Option("--write", help="Folder for benchmarks.json, .md and .svg. Parts that are already there are kept."),
+]
+Entries = Annotated[list[str] | None, typer.Option("--entry", help="Search for this entry of the ledger only. Repeatable.")]
+Seeds = Annotated[int, typer.Option(min=1, help="Searches for each entry of the ledger.")]
+AtOnce = Annotated[int, typer.Option("--at-once", min=1, help="Entries that are searched for at the same time, a core each.")]
+Missing = Annotated[bool, typer.Option("--missing", help="Measure only what the folder does not have yet.")]
+
+
+@bench.command("speed")
+def bench_speed(write: Folder = None) -> int:
+    """Rates, start-up and growth with size. Run it on an idle machine."""
+    from .report import page
+
+    print(page(_speed(_so_far(write), write)))
+    return EXIT_EQUAL
+
+
+@bench.command("search")
+def bench_search(
+    entry: Entries = None, seeds: Seeds = 10, missing: Missing = False, at_once: AtOnce = 2, write: Folder = None
+) -> int:
+    """Measure how soon `fuzz` finds each bug of the ledger, and how small. 1 if a search found nothing."""
+    from eagletwin.cases.regressions import LEDGER
+
+    from .report import search_lines
+    from .searches import why_not
+
+    record = _so_far(write)
+    entries = [one for name in entry for one in entries_of(name)] if entry else list(LEDGER.values())
+    for one in entries:
+        if why_not(one):
+            print(f"not searched for: {why_not(one)}", file=sys.stderr)
+    names = [one.id for one in entries if not why_not(one)]
+    wanted = [name for name in names if not (missing and name in record.searches)]
+    record = _search(record, wanted, seeds, at_once, write)
+    found = [record.searches[name].searched for name in wanted]
+    print("\n".join(search_lines(found)))
+    if any(len(one.found) < seeds for one in found):
+        return EXIT_DIVERGED
+    return EXIT_UNKNOWN if entry and len(names) < len(entries) else EXIT_EQUAL
+
+
+@bench.command("all")
+def bench_all(write: Folder = Path("docs/records"), seeds: Seeds = 10, missing: Missing = False, at_once: AtOnce = 2) -> int:
+    """Speed and search, as a page and a plot. An interrupted run keeps what it has measured."""
+    from eagletwin.cases.regressions import LEDGER
+
+    from .report import page
+    from .searches import why_not
+
+    record = _so_far(write)
+    if not (missing and record.speed):
+        record = _speed(record, write)
+    names = [name for name, entry in LEDGER.items() if not (why_not(entry) or (missing and name in record.searches))]
+    record = _search(record, names, seeds, at_once, write)
+    print(page(record))
+    return EXIT_EQUAL
+
+
+def _so_far(folder: Path | None) -> "BenchRecord":
+    """What the folder has figures of already."""
+    from .record import BenchRecord, read_record
+
+    return read_record(folder) if folder else BenchRecord()
+
+
+def _speed(record: "BenchRecord", folder: Path | None) -> "BenchRecord":
+    from msgspec.structs import replace
+
+    from . import speed as measure
+    from .record import Speed, stamp
+
+    rounds = [{topk: measure.rate(10, topk).per_second for topk in (1, 3)} for _ in range(9)]
+    alone, together = measure.parallel(10, 3)
+    speed = Speed(
+        stamp=stamp(),
+        rates={topk: measure.spread([found[topk] for found in rounds]) for topk in (1, 3)},
+        shares={topk: measure.share(100, topk) for topk in (1, 3)},
+        steps={topk: measure.step(7, topk) for topk in (1, 3)},
+        alone=alone,
+        together=together,
+        start=measure.start(9),
+        build=measure.build(7),
+        growth=measure.growth(5),
+    )
+    return _kept(replace(record, speed=speed), folder)
+
+
+def _search(record: "BenchRecord", names: list[str], seeds: int, at_once: int, folder: Path | None) -> "BenchRecord":
+    """Search for the entries; each is kept as soon as it is done."""
+    from msgspec.structs import replace
+
+    from eagletwin.cases.regressions import LEDGER
+
+    from .record import Search, stamp
+    from .searches import search_all
+
+    for one in search_all([LEDGER[name] for name in names], seeds, at_once):
+        record = _kept(replace(record, searches=record.searches | {one.entry: Search(stamp(), at_once, one)}), folder)
+        print(f"{one.entry}: {len(one.found)} of {one.seeds}", file=sys.stderr, flush=True)
+    return record
+
+
+def _kept(record: "BenchRecord", folder: Path | None) -> "BenchRecord":
+    """The record, written down with its page and plot."""
+    from .record import write_record
+    from .report import PAGE, PLOT, page, plot
+
+    if folder:
+        write_record(folder, record)
+        (folder / PAGE).write_text(page(record), encoding="utf-8")
+        if record.speed:
+            (folder / PLOT).write_text(plot(record.speed.growth), encoding="utf-8")
+    return record

@@ -1,0 +1,199 @@
+"""The benchmark as a page and a plot."""
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from statistics import fmean
+
+from eagletwin.cases.regressions import LEDGER
+
+from .acceptance import Acceptance
+from .acceptance_layers import NEW_TOKENS, PROMPT_SIZE, PROMPTS, SEEDS, Cost
+from .record import RECORD, BenchRecord, Search, Speed, Stamp
+from .searches import GIVE_UP, SECONDS, SHRINK_SECONDS, Searched, why_not
+from .speed import Spread, spread
+
+PAGE, PLOT = "benchmarks.md", "benchmarks.svg"
+
+
+def search_lines(results: Sequence[Searched]) -> list[str]:
+    """A table: for each entry how many searches found it, how soon it was found and small, and what the smallest cases were."""
+    lines = [
+        "| entry | options of the search | found | cases to find | s to find | runs to smallest | s to smallest "
+        "| smallest cases |",
+        "|---|---|---|---|---|---|---|---|",
+    ]
+    for one in results:
+        columns: list[list[float]] = [
+            [found.cases for found in one.found],
+            [found.seconds for found in one.found],
+            [found.runs for found in one.found],
+            [found.shrink_seconds for found in one.found],
+        ]
+        figures = [str(spread(values)) if values else "-" for values in columns]
+        sizes = Counter(found.smallest + (" (time was up)" if found.partial else "") for found in one.found)
+        smallest = "; ".join(f"{size} ({times})" for size, times in sizes.most_common(3))
+        more = f"; {len(sizes) - 3} others" if len(sizes) > 3 else ""
+        count = f"{len(one.found)} of {one.seeds}"
+        lines.append(f"| {one.entry} | {one.told or '-'} | {count} | {' | '.join(figures)} | {smallest}{more} |")
+    return lines
+
+
+def page(record: BenchRecord) -> str:
+    """The page, in Markdown: what was measured so far."""
+    rows = [
+        "# Benchmarks",
+        "",
+        f"Written by `make bench`, from [{RECORD}]({RECORD}). Figures are medians (lowest-highest). Ratios hold on other "
+        "machines; seconds do not.",
+        "",
+        "## Speed",
+        "",
+        *(
+            _speed_lines(record.speed)
+            if record.speed
+            else ["Not measured yet: `eagletwin bench speed --write docs/records`.", ""]
+        ),
+        "## Search",
+        "",
+        "Each search runs `fuzz` on a worker that has one known bug: its fix is undone, or the release has it. "
+        "The only other options (second column) name what generated cases leave out by default: "
+        "drafts of several layers and their trees, requests that sample, contexts of a few tokens, trees with fewer nodes than "
+        "their longest path, new weights, and a view in which a declared approximation counts as wrong. Live bugs that "
+        "most of those cases would show are fixed in memory, except the one that is searched for. "
+        f"The clock starts when SGLang is imported; a search lasts up to {SECONDS:.0f} s, and shrinking up to "
+        f"{SHRINK_SECONDS:.0f} s. After {GIVE_UP} seeds without a finding the entry is given up. A finding counts if its "
+        "smallest case is equal with the entry's fix.",
+        "",
+        *_stamp_lines(record.searches),
+        *search_lines([record.searches[name].searched for name in LEDGER if name in record.searches]),
+    ]
+    absent = [name for name, entry in LEDGER.items() if name not in record.searches and not why_not(entry)]
+    if absent:
+        rows += ["", f"Not searched for yet (`eagletwin bench search --missing --write docs/records`): {', '.join(absent)}."]
+    rows += [f"\nNever searched for: {why_not(entry)}." for entry in LEDGER.values() if why_not(entry)]
+    return "\n".join([*rows, ""])
+
+
+def _stamp_lines(searches: Mapping[str, Search]) -> list[str]:
+    """When and on what the entries were searched for: a line for each day and machine."""
+    stamps: dict[tuple[Stamp, int], list[str]] = {}
+    for name, search in searches.items():
+        stamps.setdefault((search.stamp, search.at_once), []).append(name)
+    lines = []
+    for (stamp, at_once), names in stamps.items():
+        which = f" ({', '.join(names)})" if len(stamps) > 1 else ""
+        lines += [f"{_measured(stamp)} Entries at a time: {at_once}.{which}", ""]
+    return lines
+
+
+def _measured(stamp: Stamp) -> str:
+    return f"Measured on {stamp.date}: {stamp.machine}; {stamp.versions}."
+
+
+def _speed_lines(speed: Speed) -> list[str]:
+    rows = [
+        _measured(speed.stamp),
+        "",
+        "| what | figure | how |",
+        "|---|---|---|",
+        *(
+            f"| cases/s on one core, run, traced and judged, all kernels real (1-3 requests, prompts 10-40, about 3 rounds, "
+            f"num_steps 3, topk {topk}) | {found} of {found.n} | `eagletwin bench rate --topk {topk}` |"
+            for topk, found in speed.rates.items()
+        ),
+        *(
+            f"| of such a case's {1000 * share.whole:.0f} ms, topk {topk}: trace {1000 * share.trace:.1f} ms, judge "
+            f"{1000 * share.judge:.1f} ms | {(share.trace + share.judge) / share.whole:.1%} | the same cases in turn on an "
+            "engine that records nothing |"
+            for topk, share in speed.shares.items()
+        ),
+        *(
+            f"| a decode step of two requests, num_steps 3, topk {topk}: {_milliseconds(step.fast)} ms, and "
+            f"{_milliseconds(step.interpreter)} ms in Triton's interpreter | {step.ratio} times faster | {step.ratio.n} cases "
+            "in turn, of 4 and of 28 new tokens, on engines that record nothing: the difference |"
+            for topk, step in speed.steps.items()
+        ),
+        f"| two processes at once against one, in turn | {speed.together.median / speed.alone.median:.2f} times "
+        f"({speed.alone} and {speed.together} cases/s) | `eagletwin bench rate`, twice at once |",
+        f"| from the shell to the verdict, warm caches | {speed.start} s | `eagletwin check 25015` |",
+        *(
+            [f"| until an engine of another configuration stands | {speed.build} s | num_steps 2 to 8, in turn |"]
+            if speed.build
+            else []
+        ),
+        "",
+        "Milliseconds of a case, run, traced and judged, by its size:",
+        "",
+    ]
+    for name, values in speed.growth.items():
+        rows += [f"| {name} | {' | '.join(str(value) for value in values)} |", f"|---|{'---|' * len(values)}"]
+        rows += [f"| ms | {' | '.join(f'{1000 * found.median:.0f}' for found in values.values())} |", ""]
+    return [*rows, f"![time of a case by its size]({PLOT})", ""]
+
+
+def _milliseconds(seconds: Spread) -> Spread:
+    return Spread(1000 * seconds.median, 1000 * seconds.low, 1000 * seconds.high, seconds.n)
+
+
+def acceptance_lines(found: Sequence[Acceptance]) -> list[str]:
+    """The table of `eagletwin bench acceptance`."""
+    rows = [
+        "| model | topk, num_steps, num_draft_tokens | tokens a round, slot_layout | true_tree | lost |",
+        "|---|---|---|---|---|",
+    ]
+    return rows + [
+        f"| {one.model} | {', '.join(map(str, one.shape))} | {one.slot_layout:.3f} ({one.rounds} rounds) | {one.true_tree:.3f} "
+        f"| {one.cost:.1%} |"
+        for one in found
+    ]
+
+
+def layers_lines(found: Sequence[Cost]) -> list[str]:
+    """The table of `eagletwin bench acceptance --layers`."""
+    rows = [
+        f"Means of {SEEDS} seeds of {PROMPTS} requests, {PROMPT_SIZE} prompt and {NEW_TOKENS} new tokens; ± the standard "
+        "deviation between seeds.",
+        "",
+        "| model | layers | fault | tokens a round with it | without | lost | rows that stay wrong |",
+        "|---|---|---|---|---|---|---|",
+    ]
+    return rows + [
+        f"| {one.model} | {one.num_steps} | {one.fault.name} | {fmean(one.wrong):.2f} | {fmean(one.right):.2f} "
+        f"| {one.cost:.1%} ± {one.spread:.1%} | {one.stale:.0%} |"
+        for one in found
+    ]
+
+
+def plot(growth: Mapping[str, Mapping[int, Spread]]) -> str:
+    """One panel a variable: medians with their spread, in milliseconds. SVG."""
+    width, height, pad = 300, 220, 44
+    parts = [
+        f'<svg xmlns="http://www.w3.org/2000/svg" width="{width * len(growth)}" height="{height + 20}" '
+        'font-family="sans-serif" font-size="11">',
+        '<rect width="100%" height="100%" fill="white"/>',
+    ]
+    for number, (name, values) in enumerate(growth.items()):
+        left, top = number * width + pad, 20
+        right, bottom = (number + 1) * width - 12, height - 20
+        most = 1000 * max(found.high for found in values.values())
+        last = max(values)
+
+        def x(value: float, left: float = left, right: float = right, last: float = last) -> float:
+            return left + (right - left) * value / last
+
+        def y(milliseconds: float, top: float = top, bottom: float = bottom, most: float = most) -> float:
+            return bottom - (bottom - top) * milliseconds / most
+
+        parts.append(f'<path d="M{left} {top}V{bottom}H{right}" fill="none" stroke="#444"/>')
+        parts += [
+            f'<text x="{left - 4}" y="{y(tick) + 4:.1f}" text-anchor="end">{tick:.0f}</text>' for tick in (0, most / 2, most)
+        ]
+        for value, found in values.items():
+            low, high = y(1000 * found.low), y(1000 * found.high)
+            parts.append(f'<path d="M{x(value):.1f} {low:.1f}V{high:.1f}" stroke="#88a"/>')
+            parts.append(f'<circle cx="{x(value):.1f}" cy="{y(1000 * found.median):.1f}" r="3" fill="#225"/>')
+            parts.append(f'<text x="{x(value):.1f}" y="{bottom + 14}" text-anchor="middle">{value}</text>')
+        line = " ".join(f"{x(value):.1f},{y(1000 * found.median):.1f}" for value, found in values.items())
+        parts.append(f'<polyline points="{line}" fill="none" stroke="#225"/>')
+        parts.append(f'<text x="{(left + right) / 2:.0f}" y="{height + 10}" text-anchor="middle">{name} (ms a case)</text>')
+    return "\n".join([*parts, "</svg>", ""])

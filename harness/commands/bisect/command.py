@@ -1,0 +1,218 @@
+"""`eagletwin bisect CASE`: which release, which commit of a checkout, or which feature of the case a divergence depends on."""
+
+import shlex
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from msgspec.structs import replace
+
+from eagletwin.cases.ledger import case_of, entry_named
+from eagletwin.cases.reach import unreached, unreached_text
+from eagletwin.harness.core.errors import EXIT_EQUAL, EXIT_INTERRUPTED, EXIT_UNKNOWN, AlreadyReported, InputError
+from eagletwin.harness.core.exits import terminated_as_interrupted
+from eagletwin.harness.core.rule_names import rule_of
+from eagletwin.harness.core.run_spec import RunSpec
+from eagletwin.harness.core.terminal import show, width
+from eagletwin.harness.core.verdict import DECLARED_VIEW
+
+from ..options import DEFAULT_RUNS, Runs, tell
+from ..run_options import CHANGES, JUDGING, KERNELS, LIMITS, SOURCE, run_options
+from .typed import CaseName, Features, Git, RuleName, Since, Until
+
+if TYPE_CHECKING:
+    from eagletwin.cases.entry import Entry
+
+    from .marks import Looked
+    from .state import BisectionFolder, Subject
+
+Command = Callable[..., str]
+
+
+@run_options(CHANGES, JUDGING, SOURCE, KERNELS, LIMITS)
+def bisect(
+    case: CaseName,
+    since: Since = "",
+    until: Until = "",
+    git: Git = None,
+    features: Features = False,
+    rule: RuleName = "",
+    out: Runs = DEFAULT_RUNS,
+    *,
+    spec: RunSpec,
+) -> int:
+    """Name the release, commit or feature that a divergence depends on. 0: named; 125: cannot tell."""
+    _check_options(since or until, git, features, spec.sglang)
+    if rule and rule_of(rule) in spec.without:
+        raise InputError(
+            f"--rule {rule} and --without {rule} contradict each other: what is switched off is never found",
+            consequence="nothing was run",
+            remedy="leave one of them out",
+        )
+    entry = entry_named(case)
+    if entry is not None and unreached(entry):
+        print(unreached_text(entry))
+        return EXIT_UNKNOWN
+    if entry is not None and entry.view is not None and spec.view == DECLARED_VIEW:
+        spec = replace(spec, view=entry.view)  # what is declared is looked for where it is a divergence
+    chosen = case_of(case)
+    tell(f"bisecting {chosen.name} over {'its features' if features else 'commits' if git is not None else 'releases'}")
+    from .state import Subject
+
+    subject = Subject(case=chosen, run=replace(spec, sglang=""))
+
+    def command(target: str, name: str = case) -> str:
+        """What to type to see a case on one SGLang."""
+        return replace(spec, sglang=target).command("check", name)
+
+    with terminated_as_interrupted():
+        if features:
+            return _features(subject, rule, out, command, (spec.sglang, _hint(entry, subject)))
+        expected = entry.rule if entry is not None else ""
+        if git is not None:
+            return _commits(subject, rule, expected, git, out, command)
+        return _releases(subject, rule, expected, since, until, out, command)
+
+
+def _hint(entry: "Entry | None", subject: "Subject") -> str:
+    """What brings back a bug that the release no longer has."""
+    if entry is None or entry.revert is None or entry.revert in subject.run.patches:
+        return ""
+    return f"--revert {entry.id} undoes the fix of {entry.id}, where an SGLang has it."
+
+
+def _check_options(ranged: str, git: object, features: bool, sglang: str) -> None:
+    """Options that contradict each other."""
+    chosen = [name for name, given in (("--git", git), ("--features", features), ("--from and --to", ranged)) if given]
+    if len(chosen) > 1:
+        raise InputError(
+            f"{chosen[0]} and {chosen[1]}: a bisection goes over one thing",
+            consequence="nothing was run",
+            remedy="give one of them; then the other",
+        )
+    if sglang and not features:
+        raise InputError(
+            "--sglang names one SGLang, and a bisection over releases or commits goes over many",
+            consequence="nothing was run",
+            remedy="give --from and --to, or --git; --sglang goes with --features",
+        )
+
+
+def _releases(subject: "Subject", rule: str, expected: str, since: str, until: str, out: Path, command: Command) -> int:
+    from eagletwin.harness.engines.lock import releases
+
+    from .measure import look_at_version
+    from .over_releases import bisect_releases
+    from .report import version_report
+    from .state import open_run, plan_of
+
+    versions = _range(releases(), since, until)
+    with _told_where_it_stands(), open_run(out, plan_of(subject, versions, rule=rule, expected=expected)) as run:
+        _begin(run)
+
+        def look(version: str) -> "Looked":
+            return look_at_version(version, version, subject, run.folder, command(version))
+
+        outcome = bisect_releases(run, look)
+        return _end(run, partial(version_report, outcome, subject.case, run, command), outcome.answered)
+
+
+def _commits(subject: "Subject", rule: str, expected: str, git: tuple[str, str, str], out: Path, command: Command) -> int:
+    from .commits import bisect_commits, ends_of
+    from .measure import look_at_version
+    from .report import version_report
+    from .state import open_run, plan_of
+
+    repository = Path(git[0]).absolute()
+    ends = ends_of(repository, git[1], git[2])
+    plan = plan_of(subject, ends, checkout=str(repository), rule=rule, expected=expected)
+    with _told_where_it_stands(), open_run(out, plan) as run:
+        _begin(run)
+
+        def look(commit: str, tree: Path) -> "Looked":
+            return look_at_version(commit, str(tree), subject, run.folder, again="")
+
+        outcome = bisect_commits(run, look)
+
+        def shown(commit: str) -> str:
+            """What to type to see one commit: in a worktree of its own, which is made once."""
+            tree = str((run.folder / f"tree-{commit[:12]}").absolute())
+            made = shlex.join(["git", "-C", str(repository), "worktree", "add", "--detach", tree, commit[:12]])
+            return f"{{ [ -e {shlex.quote(tree)} ] || {made}; }} && {command(tree)}"
+
+        return _end(run, partial(version_report, outcome, subject.case, run, shown), outcome.answered)
+
+
+def _features(subject: "Subject", rule: str, out: Path, command: Command, where: tuple[str, str]) -> int:
+    """where: the SGLang, and what to type if the case diverges nowhere, which may be empty."""
+    sglang, hint = where
+    from eagletwin.harness.core.folders import new_run_folder
+    from eagletwin.harness.engines.host import Host
+    from eagletwin.harness.engines.source import resolve
+
+    from .features import features_of
+    from .marks import LOOKS
+    from .measure import SMALLEST, reduce_case
+    from .report import REPORT, feature_report
+    from .state import say
+
+    source = resolve(sglang)
+    folder = new_run_folder(out, f"features-{subject.case.name}")
+    had = ", ".join(feature.name for feature in features_of(subject.case)) or "none"
+    say(folder, f"folder: {folder}")
+    say(folder, f"features of {subject.case.name}: {had}")
+    say(folder, f"importing SGLang {source.called}; first the case as it is, {LOOKS} times")
+    try:
+        with Host(source=source) as host:
+            reduction = reduce_case(host, subject, rule, folder, lambda text: say(folder, text))
+    except KeyboardInterrupt:
+        say(folder, "not finished: the same command begins the search for features again")
+        raise AlreadyReported(EXIT_INTERRUPTED) from None
+    again = command(sglang, str(folder / SMALLEST))
+    (folder / REPORT).write_text(feature_report(reduction, subject.case, folder, again, hint) + "\n", encoding="utf-8")
+    show(feature_report(reduction, subject.case, folder, again, hint, width()))
+    return EXIT_EQUAL if reduction.reduced.answered else EXIT_UNKNOWN
+
+
+def _begin(run: "BisectionFolder") -> None:
+    """Where it is kept, and what is known from before."""
+    run.tell(f"folder: {run.folder}")
+    if run.resumed:
+        run.tell(f"continuing an unfinished bisection of the same case: {run.resumed} are known")
+
+
+def _end(run: "BisectionFolder", report: Callable[..., str], answered: bool) -> int:
+    """Write the report into the run folder, and print it in lines of the terminal's width."""
+    from .report import REPORT
+
+    (run.folder / REPORT).write_text(report() + "\n", encoding="utf-8")
+    show(report(columns=width()))
+    return EXIT_EQUAL if answered else EXIT_UNKNOWN
+
+
+def _range(known: tuple[str, ...], since: str, until: str) -> tuple[str, ...]:
+    """The known releases from one to another."""
+    for name in filter(None, (since, until)):
+        if name not in known:
+            raise InputError(
+                f"no release {name} is known", consequence="nothing was run", remedy=f"use one of {', '.join(known)}"
+            )
+    chosen = known[known.index(since or known[0]) : known.index(until or known[-1]) + 1]
+    if len(chosen) < 2:
+        raise InputError(
+            f"from {since or known[0]} to {until or known[-1]} there are fewer than two releases",
+            consequence="nothing was run",
+            remedy="give the older one to --from and the newer one to --to",
+        )
+    return chosen
+
+
+@contextmanager
+def _told_where_it_stands() -> Iterator[None]:
+    """A run says itself that it was interrupted, and what becomes of it."""
+    try:
+        yield
+    except KeyboardInterrupt:
+        raise AlreadyReported(EXIT_INTERRUPTED) from None

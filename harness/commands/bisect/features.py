@@ -1,0 +1,320 @@
+"""The features of a case that can be taken away one by one, each with a way to do so that leaves the rest as it is.
+
+A feature is something that the case has more of than the plainest case would: pages, a tree, a second request, a prefix cache.
+Taking it away may be done in several ways (which request stays?): then the fault needs the feature if it shows in none of them.
+Ways are valid cases, or are left out.
+"""
+
+from collections.abc import Callable, Collection, Iterator
+from dataclasses import dataclass
+
+from msgspec.structs import replace
+
+from eagletwin.harness.core.case import Case, Request, encode_case
+from eagletwin.harness.core.errors import InputError
+from eagletwin.harness.families import RECIPES, family_of
+from eagletwin.harness.families.valid import decode_case, round_slots
+from eagletwin.reference.sizes import count_candidates
+
+
+@dataclass(frozen=True, slots=True)
+class Feature:
+    """name: a word; says: what the case has; plain: what takes its place. `without` gives the ways to do without it."""
+
+    name: str
+    says: Callable[[Case], str]
+    plain: str
+    has: Callable[[Case], bool]
+    without: Callable[[Case], Iterator[Case]]
+
+
+def _settings(case: Case, **changes: object) -> Case:
+    return replace(case, engine=replace(case.engine, sglang=replace(case.engine.sglang, **changes)))
+
+
+def _tokens(case: Case) -> int:
+    """All that could ever be prefilled at once, in whole pages: prompts, and what a retracted request had emitted."""
+    total = sum(len(request.prompt) + request.max_new_tokens for request in case.requests)
+    return -(-total // case.page_size) * case.page_size
+
+
+def _room(case: Case) -> int:
+    """Slots with which no request ever waits for another's: what SGLang sets aside for each, in whole pages."""
+    total = sum(len(one.prompt) + one.max_new_tokens + 2 * round_slots(case) + 2 * case.page_size for one in case.requests)
+    return -(-max(total, 64) // case.page_size) * case.page_size
+
+
+def _nodes(case: Case, topk: int, num_steps: int) -> int:
+    """num_draft_tokens for another tree: as many as before, or as there can be; of a chain nothing is said."""
+    if topk == 1 or not case.num_draft_tokens:
+        return 0
+    return max(2, min(case.num_draft_tokens, count_candidates(topk, num_steps) + 1))
+
+
+def _single_step(case: Case) -> Iterator[Case]:
+    yield replace(case, num_steps=1, num_draft_tokens=_nodes(case, case.topk, 1))
+
+
+def _single_requests(case: Case) -> Iterator[Case]:
+    for request in case.requests:
+        events = tuple(event for event in case.events if event.request in ("", request.id))
+        yield replace(case, requests=(request,), events=events)
+
+
+def _without_events(*kinds: str) -> Callable[[Case], Iterator[Case]]:
+    def without(case: Case) -> Iterator[Case]:
+        yield replace(case, events=tuple(event for event in case.events if event.kind not in kinds))
+
+    return without
+
+
+def _has_events(*kinds: str) -> Callable[[Case], bool]:
+    return lambda case: any(event.kind in kinds for event in case.events)
+
+
+def _with_model(model: str) -> Callable[[Case], Iterator[Case]]:
+    """Another recipe; tokens that it does not have become others."""
+
+    def without(case: Case) -> Iterator[Case]:
+        size = RECIPES[model].target.vocab_size
+
+        def known(request: Request) -> Request:
+            return replace(
+                request,
+                prompt=tuple(token % size for token in request.prompt),
+                stop=tuple(token for token in request.stop if token < size),
+            )
+
+        yield replace(case, model=model, requests=tuple(map(known, case.requests)))
+
+    return without
+
+
+def _early(case: Case) -> Iterator[Case]:
+    yield replace(case, requests=tuple(replace(request, arrive=0) for request in case.requests))
+
+
+def _unstopped(case: Case) -> Iterator[Case]:
+    yield replace(case, requests=tuple(replace(request, stop=()) for request in case.requests))
+
+
+def _greedy(case: Case) -> Iterator[Case]:
+    yield replace(case, requests=tuple(replace(request, sampling=None) for request in case.requests))
+
+
+def _drawn_coins(case: Case) -> Iterator[Case]:
+    """Seeds belong to hashed coins."""
+    requests = tuple(
+        request if request.sampling is None else replace(request, sampling=replace(request.sampling, seed=None))
+        for request in case.requests
+    )
+    yield replace(_settings(case, deterministic=False), requests=requests)
+
+
+def _one_chunk(case: Case) -> Iterator[Case]:
+    size = max(_tokens(case), case.chunked_prefill_size)
+    yield replace(case, chunks=(), chunked_prefill_size=size)
+
+
+# In the order in which they are taken away: what a later one does may depend on an earlier one.
+FEATURES: tuple[Feature, ...] = (
+    Feature(
+        "model family",
+        lambda case: f"{case.model}, in SGLang's own classes of that family",
+        "Llama's (llama-mtp, llama-mtp-chain)",
+        lambda case: bool(family_of(RECIPES[case.model]).modules),
+        lambda case: _with_model("llama-mtp-chain" if RECIPES[case.model].chained else "llama-mtp")(case),
+    ),
+    Feature(
+        "chained layers",
+        lambda case: case.model,
+        "layers that each consume the target's state (llama-mtp)",
+        lambda case: RECIPES[case.model].chained,
+        _with_model("llama-mtp"),
+    ),
+    Feature(
+        "multi-layer draft",
+        lambda case: case.model,
+        "a single head (llama-tiny)",
+        lambda case: RECIPES[case.model].mtp_layers > 0,
+        _with_model("llama-tiny"),
+    ),
+    Feature(
+        "draft vocabulary",
+        lambda case: f"{case.model}, whose draft has a vocabulary of its own",
+        "the target's (llama-eagle3-full)",
+        lambda case: RECIPES[case.model].draft_vocab_size is not None,
+        _with_model("llama-eagle3-full"),
+    ),
+    Feature(
+        "EAGLE-3",
+        lambda case: case.model,
+        "EAGLE-1/2 (llama-tiny)",
+        lambda case: RECIPES[case.model].algorithm == "EAGLE3",
+        _with_model("llama-tiny"),
+    ),
+    Feature(
+        "larger model",
+        lambda case: f"{case.model}, of two layers with grouped heads",
+        "one layer (llama-tiny)",
+        lambda case: case.model == "llama-gqa",
+        _with_model("llama-tiny"),
+    ),
+    Feature(
+        "several requests",
+        lambda case: f"{len(case.requests)} requests",
+        "one request: any of them",
+        lambda case: len(case.requests) > 1,
+        _single_requests,
+    ),
+    Feature(
+        "late arrivals",
+        lambda case: f"requests that arrive before iteration {max(one.arrive for one in case.requests)}",
+        "all arrive at the start",
+        lambda case: any(request.arrive for request in case.requests),
+        _early,
+    ),
+    Feature(
+        "retractions",
+        lambda case: "retract events",
+        "none",
+        _has_events("retract"),
+        _without_events("retract"),
+    ),
+    Feature("aborts", lambda case: "abort events", "none", _has_events("abort"), _without_events("abort")),
+    Feature(
+        "pauses",
+        lambda case: "pause and resume events",
+        "none",
+        _has_events("pause", "resume"),
+        _without_events("pause", "resume"),
+    ),
+    Feature("flushes", lambda case: "flush events", "none", _has_events("flush"), _without_events("flush")),
+    Feature(
+        "stop tokens",
+        lambda case: "tokens that end a request",
+        "none",
+        lambda case: any(request.stop for request in case.requests),
+        _unstopped,
+    ),
+    Feature(
+        "sampling",
+        lambda case: "requests that sample",
+        "all are greedy",
+        lambda case: any(request.sampling is not None for request in case.requests),
+        _greedy,
+    ),
+    Feature(
+        "hashed coins",
+        lambda case: "deterministic: coins that are hashed from seeds",
+        "coins that are drawn",
+        lambda case: case.engine.sglang.deterministic,
+        _drawn_coins,
+    ),
+    Feature(
+        "accept thresholds",
+        lambda case: f"accept_single {case.engine.sglang.accept_single:g}, accept_acc {case.engine.sglang.accept_acc:g}",
+        "1",
+        lambda case: (case.engine.sglang.accept_single, case.engine.sglang.accept_acc) != (1, 1),
+        lambda case: iter([_settings(case, accept_single=1.0, accept_acc=1.0)]),
+    ),
+    Feature(
+        "rejection sampling",
+        lambda case: "rejection_sampling",
+        "the target alone samples",
+        lambda case: case.engine.sglang.rejection_sampling,
+        lambda case: iter([_settings(case, rejection_sampling=False)]),
+    ),
+    Feature(
+        "pages",
+        lambda case: f"page_size {case.page_size}",
+        "page_size 1",
+        lambda case: case.page_size > 1,
+        lambda case: iter([replace(case, page_size=1)]),
+    ),
+    Feature(
+        "tree",
+        lambda case: f"topk {case.topk}",
+        "topk 1",
+        lambda case: case.topk > 1,
+        lambda case: iter([replace(case, topk=1, num_draft_tokens=0)]),
+    ),
+    Feature(
+        "several steps",
+        lambda case: f"num_steps {case.num_steps}",
+        "num_steps 1",
+        lambda case: case.num_steps > 1,
+        _single_step,
+    ),
+    Feature(
+        "tree size",
+        lambda case: f"num_draft_tokens {case.verify_nodes}",
+        "num_steps + 1 of them",
+        lambda case: case.topk > 1 and case.verify_nodes != case.num_steps + 1,
+        lambda case: iter([replace(case, num_draft_tokens=0)]),
+    ),
+    Feature(
+        "prefix cache",
+        lambda case: "radix_cache",
+        "none",
+        lambda case: case.engine.sglang.radix_cache,
+        lambda case: iter([_settings(case, radix_cache=False)]),
+    ),
+    Feature(
+        "chunks",
+        lambda case: f"prefill in chunks ({', '.join(map(str, (*case.chunks, case.chunked_prefill_size)))})",
+        "all prompts in one batch",
+        lambda case: bool(case.chunks) or case.chunked_prefill_size < _tokens(case),
+        _one_chunk,
+    ),
+    Feature(
+        "weight update",
+        lambda case: f"update_weights {case.engine.sglang.update_weights}",
+        "the worker starts with its weights",
+        lambda case: bool(case.engine.sglang.update_weights),
+        lambda case: iter([_settings(case, update_weights="")]),
+    ),
+    Feature(
+        "batch limit",
+        lambda case: f"max_running_requests {case.engine.sglang.max_running_requests}",
+        "as many as there are requests",
+        lambda case: case.engine.sglang.max_running_requests < len(case.requests),
+        lambda case: iter([_settings(case, max_running_requests=len(case.requests))]),
+    ),
+    Feature(
+        "short context",
+        lambda case: f"context_length {case.engine.sglang.context_length}",
+        "the recipe's",
+        lambda case: case.engine.sglang.context_length > 0,
+        lambda case: iter([_settings(case, context_length=0)]),
+    ),
+    Feature(
+        "small pool",
+        lambda case: f"max_total_tokens {case.engine.sglang.max_total_tokens}",
+        "room for all requests at once",
+        lambda case: case.engine.sglang.max_total_tokens < _room(case),
+        lambda case: iter([_settings(case, max_total_tokens=_room(case))]),
+    ),
+)
+
+
+def features_of(case: Case) -> tuple[Feature, ...]:
+    """The features that a case has."""
+    return tuple(feature for feature in FEATURES if feature.has(case))
+
+
+def variants(case: Case, without: Collection[Feature]) -> list[Case]:
+    """All ways to do without these features: valid cases that name nothing they are for. Equal ones once."""
+    found = [replace(case, exercises=())]
+    for feature in FEATURES:
+        if feature in without:
+            found = [other for one in found for other in (feature.without(one) if feature.has(one) else (one,))]
+    return [other for other in dict.fromkeys(found) if _valid(other)]
+
+
+def _valid(case: Case) -> bool:
+    try:
+        decode_case(encode_case(case), "a variant")
+    except InputError:
+        return False
+    return True

@@ -1,0 +1,141 @@
+"""The report of a bisection: which version made the change or which features it takes, on what evidence, at what cost."""
+
+from collections.abc import Callable
+from pathlib import Path
+
+from eagletwin.harness.core.case import Case
+from eagletwin.harness.core.terminal import fold
+from eagletwin.harness.core.words import count, times
+
+from .marks import Fault, brief, mark
+from .measure import Reduction
+from .outcome import VersionsOutcome
+from .state import BisectionFolder
+
+REPORT = "report.txt"
+WIDTH = 112  # columns of a report in a file
+_MOST = 12  # versions of a range that are listed by name
+ABSENT = "Not for a case to choose on this engine, so not asked: CUDA graphs, overlap scheduling."
+
+
+def version_report(
+    outcome: VersionsOutcome, case: Case, run: BisectionFolder, command: Callable[[str], str], columns: int = WIDTH
+) -> str:
+    """The answer of a bisection over releases or commits. command: what to type to see one version. columns: of a line."""
+    plan, found, versions = run.state.plan, outcome.found, outcome.versions
+    kind = "commit" if plan.checkout else "release"
+    lines = [f"{_headline(outcome)}  {case.name}{_looked_for(outcome.fault)}", ""]
+    width = max((len(outcome.name(version)) for version in outcome.looked), default=0)
+    lines += [_row(outcome, version, width) for version in outcome.looked]
+    lines += ["", *fold(_conclusion(outcome, kind), columns)]
+    runs, seconds = sum(looked.runs for looked in outcome.looked.values()), run.seconds
+    of = f" of {len(plan.versions)}" if not plan.checkout else ""
+    lines += fold(f"{len(outcome.looked)}{of} {kind}s looked at, the case run {times(runs)}, {seconds:.1f} s.", columns)
+    if found.came is not None and found.old is not None and found.new is not None:
+        lines += [""]
+        for index, bad in ((found.old, not found.came), (found.new, found.came)):
+            lines += [f"  {'bad: ' if bad else 'good:'} {command(versions[index])}"]
+    return "\n".join([*lines, f"  folder: {run.folder}"])
+
+
+def _headline(outcome: VersionsOutcome) -> str:
+    found = outcome.found
+    if outcome.unclear or found.old is None or found.new is None:
+        return "CANNOT TELL"
+    if found.came is None:
+        return "NO CHANGE"
+    word = "CAME" if found.came else "FIXED"
+    new = outcome.name(outcome.versions[found.new])
+    return f"{word} WITH {new}" if found.exact else f"{word} AFTER {outcome.name(outcome.versions[found.old])}, UP TO {new}"
+
+
+def _looked_for(fault: Fault | None) -> str:
+    if fault is None:
+        return ""
+    return f": {fault.rule}{f' at {fault.place}' if fault.place else ', wherever it shows'}"
+
+
+def _row(outcome: VersionsOutcome, version: str, width: int) -> str:
+    looked = outcome.looked[version]
+    why = outcome.why_not(version)
+    text = f"skipped: {why}" if why else brief(looked.usual)
+    return f"  {outcome.name(version):{width}}  {text}  ({count(len(looked.sightings), 'look')}, {looked.seconds:.1f} s)"
+
+
+def _conclusion(outcome: VersionsOutcome, kind: str) -> str:
+    found, versions = outcome.found, outcome.versions
+    if outcome.unclear:
+        choose = any(looked.usual.status == "diverged" for looked in outcome.looked.values())
+        remedy = " --rule names the one that counts, --without switches one off." if choose else ""
+        return f"No answer: {outcome.unclear}.{remedy}"
+    if found.old is None or found.new is None:
+        return f"No answer: fewer than two {kind}s can be decided."
+    old, new = outcome.name(versions[found.old]), outcome.name(versions[found.new])
+    beyond = f" What lies beyond them cannot be decided: {_listed(outcome, found.outside)}." if found.outside else ""
+    if found.came is None:
+        alike = "is equal" if outcome.fault is None else "shows it"
+        more = "" if outcome.fault is None else f" It came with {old} or before it."
+        too = "so is" if outcome.fault is None else "so does"
+        between = "; what is between was not looked at" if found.new - found.old > 1 else ""
+        return f"{old} {alike}, and {too} {new}{between}.{more}{beyond}"
+    word = "bad" if found.came else "good"
+    shows = f"{new} shows it, and {old} does not" if found.came else f"{old} shows it, and {new} no longer does"
+    if found.exact:
+        return f"{shows}: the first {word} {kind} is {new}.{beyond}"
+    between = _listed(outcome, found.between)
+    return f"{shows}. Between them {between} cannot be decided, so the first {word} {kind} is one of these, or {new}.{beyond}"
+
+
+def _listed(outcome: VersionsOutcome, indices: tuple[int, ...]) -> str:
+    names = [outcome.name(outcome.versions[index]) for index in indices]
+    return ", ".join(names[:_MOST]) + (f" and {len(names) - _MOST} more" if len(names) > _MOST else "")
+
+
+def feature_report(reduction: Reduction, case: Case, folder: Path, again: str, hint: str = "", columns: int = WIDTH) -> str:
+    """The answer of a feature bisection. again: the command for the smallest case; hint: what to try if nothing diverged."""
+    reduced = reduction.reduced
+    cost = f"{count(reduction.variants, 'variant')}, run {times(reduction.runs)}, {reduction.seconds:.1f} s."
+    if reduced.fault is None:
+        usual = reduced.whole.usual
+        why = f" ({usual.why})" if usual.why else ""
+        lines = [f"NOTHING TO REDUCE  {case.name}: {brief(usual)}{why}", ""]
+        lines += fold(
+            "A feature bisection begins with a case that diverges. --revert, --patch, --rule and --sglang choose one."
+            + (f" {hint}" if hint else ""),
+            columns,
+        )
+        return "\n".join([*lines, *fold(cost, columns), "", f"  folder: {folder}"])
+    names = ", ".join(feature.name for feature in reduced.needed) or "NO FEATURE"
+    lines = [f"NEEDS {names}  {case.name}: {reduced.fault.rule}", ""]
+    for feature in reduced.needed:
+        doubt = reduced.doubts[feature.name]
+        lines += fold(
+            f"{feature.name}: {feature.says(reduced.least)}. Without it ({feature.plain}) "
+            + (f"the result is unknown: {doubt}." if doubt else "the case is equal."),
+            columns,
+        )
+    if reduced.gone:
+        lines += ["", *fold(f"Does not need: {', '.join(feature.name for feature in reduced.gone)}.", columns)]
+    lines += ["", *fold(ABSENT, columns), *_circumstances(reduction, columns), *fold(cost, columns)]
+    return "\n".join([*lines, "", f"  smallest: {again}", f"  folder: {folder}"])
+
+
+def _circumstances(reduction: Reduction, columns: int) -> list[str]:
+    """The smallest case without the patches, and on the other kernel runtime."""
+    lines, fault = [], reduction.reduced.fault
+    assert fault is not None
+    if reduction.control is not None:
+        usual = reduction.control.usual
+        more = "" if usual.status == "equal" else ": so it is not, or not alone, what was changed"
+        text = f"Without what was changed (--revert, --remedy, --patch) the smallest case is {brief(usual)}{more}."
+        lines += fold(text, columns)
+    if reduction.interpreted is not None:
+        verdict, why = mark(reduction.interpreted, fault)
+        says = {
+            "bad": "shows it too: the fast kernel runtime has no part in it",
+            "good": "is equal: what diverges is the fast kernel runtime, or what it makes of a kernel",
+            "skip": f"is unknown: {why}",
+        }
+        text = f"With Triton's interpreter in place of the fast kernel runtime the smallest case {says[verdict]}."
+        lines += fold(text, columns)
+    return lines

@@ -1,0 +1,86 @@
+"""`eagletwin check CASE`: run one case on one engine, and judge it."""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from eagletwin.cases.ledger import case_of, entry_named
+from eagletwin.cases.reach import unreached, unreached_text
+from eagletwin.harness.core.errors import EXIT_UNKNOWN, InputError, exit_code_of
+from eagletwin.harness.core.run_spec import RunSpec
+from eagletwin.harness.core.terminal import show, width
+
+from .options import DEFAULT_RUNS, ENGINE, Runs
+from .run_options import CHANGES, HOW, JUDGING, LIMITS, REPEAT, SOURCE, run_options
+
+if TYPE_CHECKING:
+    from eagletwin.harness.core.case import Case
+    from eagletwin.harness.engines.start import Zygote
+
+
+@run_options(CHANGES, JUDGING, REPEAT, SOURCE, HOW, LIMITS)
+def check(
+    case: Annotated[str, typer.Argument(help="A case file (JSON), or the id of a ledger entry such as 25015.")],
+    after: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--after",
+            metavar="CASE",
+            rich_help_panel=ENGINE,
+            help="First run this case in the same process, to repeat a state leak between cases. Repeatable.",
+        ),
+    ] = None,
+    out: Runs = DEFAULT_RUNS,
+    *,
+    spec: RunSpec,
+) -> int:
+    """Run one case on one engine and judge it."""
+    from eagletwin.harness.engines.source import resolve
+    from eagletwin.harness.engines.start import Zygote
+
+    chosen, before = case_of(case), _before(case, after or ())
+    entry = entry_named(case)
+    if entry is not None and unreached(entry, spec.mode):
+        # the case would be equal in this mode, and that says nothing about the bug that was named
+        print(unreached_text(entry, spec.mode))
+        return EXIT_UNKNOWN
+    again = spec.command("check", case, *(word for name in after or () for word in ("--after", name)))
+    with Zygote(resolve(spec.sglang), spec.mode) as zygote:
+        zygote.start()  # it imports SGLang while this process imports torch
+        return _run(zygote, chosen, before, out, spec, again)
+
+
+def _before(case: str, after: Sequence[str]) -> "tuple[Case, ...]":
+    """The cases to run before it. Raises InputError for one that cannot run in the same process."""
+    chosen, before = case_of(case), tuple(case_of(name) for name in after)
+    for name, one in zip(after, before, strict=True):
+        if one.configuration() != chosen.configuration():
+            raise InputError(
+                f"{name} needs another engine configuration than {case}",
+                consequence="nothing was run: the two cannot run in one process",
+                remedy="give both the same model, num_steps, page_size, chunked_prefill_size and engine settings",
+            )
+    return before
+
+
+def _run(zygote: "Zygote", case: "Case", before: "tuple[Case, ...]", out: Path, spec: RunSpec, again: str) -> int:
+    from eagletwin.harness.check import confirm
+    from eagletwin.harness.check.repro import write_script
+    from eagletwin.harness.core.folders import new_run_folder
+    from eagletwin.harness.engines.host import Host, WouldNotStart
+
+    with Host(zygote) as host:
+        try:
+            engine = host.engine(case, spec.patches, spec.kernels)
+        except WouldNotStart as error:
+            print(f"UNKNOWN  {case.name}\n\n  {error}")
+            return EXIT_UNKNOWN
+        folder = new_run_folder(out, case.name)
+        if not before:  # a script holds one case
+            write_script(folder, case, spec, command=again, source=zygote.source)
+        outcome = confirm.check(engine, case, folder, spec, after=before, again=again)
+    show(outcome.text(width()))
+    print(f"  folder: {folder}")
+    return exit_code_of(outcome.verdict.status)

@@ -1,0 +1,1 @@
+"""`eagletwin diff` and `judge`: what is asked of traces."""

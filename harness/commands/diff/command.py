@@ -1,0 +1,109 @@
+"""`eagletwin diff`: two traces number for number, or one case on two SGLangs."""
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from eagletwin.cases.ledger import case_of
+from eagletwin.harness.core.errors import EXIT_DIVERGED, EXIT_EQUAL, EXIT_UNKNOWN, InputError
+from eagletwin.harness.core.mode import CPU
+from eagletwin.harness.core.run_spec import RunSpec
+from eagletwin.harness.core.terminal import show
+
+from ..options import DEFAULT_RUNS, Runs, tell
+from ..run_options import HOW, LIMITS, run_options
+
+if TYPE_CHECKING:
+    from eagletwin.harness.core.trace import Trace
+
+    from .comparison import Comparison
+    from .pair import Half
+
+
+@run_options(HOW, LIMITS)
+def diff(
+    left: Annotated[str, typer.Argument(help="A trace folder; or a case, to be run on two SGLangs.")],
+    right: Annotated[str, typer.Argument(help="Another trace of the same requests.")] = "",
+    lines: Annotated[int, typer.Option(min=1, help="How many differences to print.")] = 20,
+    sglang: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--sglang", metavar="RELEASE|PATH", help="Give it twice: the case runs on both, and their traces are compared."
+        ),
+    ] = None,
+    out: Runs = DEFAULT_RUNS,
+    *,
+    spec: RunSpec,
+) -> int:
+    """Compare two traces number for number, or one case on two SGLangs.
+
+    Exit codes: 0 the same within the judge's bound, 1 different, 125 one of the two did not finish, or nothing was compared.
+    """
+    if len(sglang or ()) != (0 if right else 2):
+        raise InputError(
+            "diff takes two trace folders, or one case and --sglang twice",
+            consequence="nothing was compared",
+            remedy="`eagletwin diff A B`, or `eagletwin diff CASE --sglang 0.5.11 --sglang 0.5.12`",
+        )
+    if sglang:
+        halves = _run_both(left, sglang[0], sglang[1], out, spec)
+        if halves is None:
+            return EXIT_UNKNOWN
+        traces, sides = [half.trace for half in halves], [half.line for half in halves]
+    else:
+        traces, sides = _recorded(left, right, spec), [left, right]
+    from .comparison import comparison_text
+    from .comparison import diff as compare
+
+    result = compare(*traces)
+    print(f"left:  {sides[0]}\nright: {sides[1]}")
+    print(comparison_text(result, lines))
+    return _exit_code(result, traces)
+
+
+def _run_both(name: str, left: str, right: str, out: Path, spec: RunSpec) -> "tuple[Half, Half] | None":
+    """The case on two SGLangs; None: one would not start, which was said."""
+    from eagletwin.harness.core.folders import new_run_folder
+    from eagletwin.harness.engines.source import resolve
+
+    case = case_of(name)
+    sources = resolve(left), resolve(right)
+    folder = new_run_folder(out, f"{case.name}-diff")
+    tell(f"{case.name} runs on SGLang {left} (left) and on {right} (right); both are imported first")
+    tell(f"folder: {folder}")
+    from .pair import OneWouldNotStart, run_pair
+
+    try:
+        return run_pair(case, sources, folder, spec)
+    except OneWouldNotStart as error:
+        print(f"UNKNOWN  {case.name} on SGLang {(left, right)[error.side]}\n\n  {error}\n\n  folder: {folder}")
+        return None
+
+
+def _recorded(left: str, right: str, spec: RunSpec) -> "list[Trace]":
+    """Two traces from disk. Raises InputError."""
+    from eagletwin.harness.families.traces import read_trace
+
+    if spec.mode != CPU or spec.kernels != "fast":
+        raise InputError(
+            "options of an engine, with two traces that were recorded before",
+            consequence="nothing was compared",
+            remedy="leave them out; or name one case, and --sglang twice",
+        )
+    return [read_trace(Path(left)), read_trace(Path(right))]
+
+
+def _exit_code(result: "Comparison", traces: "list[Trace]") -> int:
+    """What the comparison says, where it says anything; else why it does not, printed."""
+    if any(one.header.ending.kind != "finished" for trace in traces for one in trace.ranks):
+        print("One of the two runs did not finish: what is the same until then says nothing about the rest.")
+        return EXIT_UNKNOWN
+    if result.same and not result.compared:
+        print("Nothing was compared: neither trace holds a number.")
+        return EXIT_UNKNOWN
+    doubts = [trace.differs.doubt for trace in traces if trace.differs is not None and trace.differs.doubt]
+    if result.same and doubts and traces[0].header.engine.version != traces[1].header.engine.version:
+        show("\n".join(f"That says nothing about a change: {doubt}." for doubt in doubts))
+        return EXIT_UNKNOWN
+    return EXIT_EQUAL if result.same else EXIT_DIVERGED

@@ -1,0 +1,146 @@
+"""Two traces of one case, number for number: what did two engines (or two runs) do differently?
+
+Not the judge: nothing here says which of the two is right. Records are matched by key (request, round, stage, step).
+"""
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from eagletwin.harness.core.arrays import Array
+from eagletwin.harness.core.errors import InputError
+from eagletwin.harness.core.records import Key
+from eagletwin.harness.core.trace import Trace, on_host
+from eagletwin.harness.core.words import count
+from eagletwin.harness.judge.bounds import bounds_of
+from eagletwin.harness.judge.distances import Distances
+
+
+@dataclass(frozen=True, slots=True)
+class TensorDifference:
+    """One tensor or number that differs. `bits` only: floats which differ within the judge's bound."""
+
+    where: str
+    left: str
+    right: str
+    bits: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Comparison:
+    """compared: how many tensors and numbers were looked at; largest: largest float difference, relative to what the judge's
+    bound scales with."""
+
+    differences: list[TensorDifference]
+    compared: int
+    largest: float
+
+    @property
+    def same(self) -> bool:
+        return all(difference.bits for difference in self.differences)
+
+
+def diff(left: Trace, right: Trace) -> Comparison:
+    """Compare two traces of the same case, rank by rank. Raises InputError if the cases differ, or the numbers of ranks."""
+    if left.header.case.requests != right.header.case.requests or left.header.weights != right.header.weights:
+        raise InputError(
+            "the two traces are not of the same requests and weights",
+            consequence="nothing was compared",
+            remedy="record the same case on both engines",
+        )
+    if len(left.ranks) != len(right.ranks):
+        raise InputError(
+            f"one trace is of {count(len(left.ranks), 'rank')}, the other of {len(right.ranks)}",
+            consequence="nothing was compared: each rank holds another part of the rows",
+            remedy="record both with the same --tp",
+        )
+    found: list[TensorDifference] = []
+    compared, largest = 0, 0.0
+    for rank, (one, two) in enumerate(zip(left.ranks, right.ranks, strict=True)):
+        of_rank = _diff_rank(one, two, f"rank {rank}, " if left.others else "")
+        found += of_rank.differences
+        compared, largest = compared + of_rank.compared, max(largest, of_rank.largest)
+    return Comparison(found, compared, largest)
+
+
+def _diff_rank(left: Trace, right: Trace, rank: str) -> Comparison:
+    ours = {record.key: n for n, record in enumerate(left.header.records)}
+    theirs = {record.key: n for n, record in enumerate(right.header.records)}
+    found: list[TensorDifference] = []
+    compared, largest = 0, 0.0
+    both = (bounds_of(trace.header.engine.dtype, left.header.case.model) for trace in (left, right))
+    bounds = max(both, key=lambda bounds: bounds.relative)
+    distances = Distances(left, bounds)
+    for key in ours | theirs:
+        where = rank + _where(key)
+        if key not in ours or key not in theirs:
+            found.append(_presence(where, key in ours, key in theirs))
+            continue
+        a, b = left.header.records[ours[key]], right.header.records[theirs[key]]
+        for name in sorted(a.numbers.keys() | b.numbers.keys()):
+            compared += 1
+            if a.numbers.get(name) != b.numbers.get(name):
+                found.append(
+                    TensorDifference(f"{where}, {name}", str(a.numbers.get(name)), str(b.numbers.get(name)), bits=False)
+                )
+        for name in sorted({*a.tensors, *b.tensors}):
+            if name not in a.tensors or name not in b.tensors:
+                compared += 1
+                found.append(_presence(f"{where}, {name}", name in a.tensors, name in b.tensors))
+                continue
+            for part, one, two in _parts(name, left.tensor(ours[key], name), right.tensor(theirs[key], name)):
+                compared += 1
+                if one.shape != two.shape:
+                    shapes = f"shape {tuple(one.shape)}", f"shape {tuple(two.shape)}"
+                    found.append(TensorDifference(f"{where}, {part}", *shapes, bits=False))
+                elif not torch.equal(one, two):
+                    share = distances.shares(ours[key], name, on_host(one), on_host(two)) if one.is_floating_point() else None
+                    largest = largest if share is None else max(largest, float(share.max()) * bounds.relative)
+                    found.append(_difference(f"{where}, {part}", one, two, share))
+    return Comparison(found, compared, largest)
+
+
+def _where(key: Key) -> str:
+    return (
+        f"{key.stage} step {key.step}"
+        + (f", layer {key.layer}" if key.layer else "")
+        + (f", attempt {key.attempt}" if key.attempt else "")
+        + (f" of request {key.request}, round {key.round}" if key.request else "")
+    )
+
+
+def _parts(name: str, one: Tensor, two: Tensor) -> list[tuple[str, Tensor, Tensor]]:
+    """What of a tensor is compared by itself, under which name: keys and values are not of one magnitude."""
+    if not name.endswith("_kv") or one.shape != two.shape:
+        return [(name, one, two)]
+    return list(zip((f"{name} (keys)", f"{name} (values)"), one.unbind(1), two.unbind(1), strict=True))
+
+
+def _difference(where: str, one: Tensor, two: Tensor, share: Array | None) -> TensorDifference:
+    """Two tensors of one shape, where they differ most. share [R]: of floats, how far their rows are apart, in bounds."""
+    error = (one.double() - two.double()).abs().nan_to_num(torch.inf).flatten()
+    at = int(error.argmax())
+    if share is not None:
+        width = len(error) // len(share)
+        row = int(share.argmax())
+        at = row * width + int(error[row * width : (row + 1) * width].argmax())
+    numbers = str(one.flatten()[at].item()), str(two.flatten()[at].item())
+    return TensorDifference(f"{where}, element {at}", *numbers, bits=share is not None and bool(share.max() <= 1))
+
+
+def comparison_text(result: Comparison, lines: int) -> str:
+    """The first `lines` differences, left | right, those beyond the bound first, and the sum."""
+    shown = sorted(result.differences, key=lambda difference: difference.bits)[:lines]
+    text = [f"{one.where}: {one.left} | {one.right}" + ("  (within the bound)" if one.bits else "") for one in shown]
+    hidden = len(result.differences) - lines
+    text += [f"… and {hidden} more"] if hidden > 0 else []
+    exact = "identical" if not result.differences else f"largest relative float difference {result.largest:.3g}"
+    exact = exact if result.compared else "no number"
+    word = "UNKNOWN" if not result.compared and result.same else "SAME" if result.same else "DIFFERENT"
+    return "\n".join([*text, f"{word}: {result.compared} compared, {len(result.differences)} differ; {exact}"])
+
+
+def _presence(where: str, left: bool, right: bool) -> TensorDifference:
+    left_word, right_word = ("recorded" if there else "absent" for there in (left, right))
+    return TensorDifference(where, left_word, right_word, bits=False)

@@ -1,0 +1,1 @@
+"""`eagletwin doctor`: what can run on this machine, and why not."""

@@ -1,0 +1,1 @@
+"""Whether the tokens that a worker draws have the right distribution."""

@@ -1,0 +1,1 @@
+"""`eagletwin fuzz`: generate cases until one diverges, then shrink it."""

@@ -1,0 +1,166 @@
+"""The options of `eagletwin fuzz`, as one value: options that contradict each other are refused, and every generated case
+is held to the rest."""
+
+from collections.abc import Callable, Collection
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
+
+from eagletwin.cases.strategies import CONTEXT_LENGTHS, SMALL_TREE, UPDATED, VALUES, cases, searched
+from eagletwin.harness.core.case import Case
+from eagletwin.harness.core.errors import InputError
+from eagletwin.harness.core.run_spec import DEFAULT_RUN, RunSpec, unusual
+from eagletwin.harness.families import RECIPES
+
+from .typed import MAX_CASES, MINUTES, SHRINK_MINUTES, Sampling
+
+if TYPE_CHECKING:
+    from hypothesis.strategies import SearchStrategy
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SearchOptions:
+    """The options of a search, by their names on the command line. None or "" of those that choose cases: any.
+
+    run  the options that choose no cases
+    """
+
+    minutes: float = MINUTES
+    max_cases: int = MAX_CASES
+    seed: int = 0
+    findings: int = 1
+    shrink_minutes: float = SHRINK_MINUTES
+    model: str | None = None
+    topk: int | None = None
+    context_length: int | None = None
+    small_trees: bool = False
+    update_weights: Literal["disk", "tensor"] | None = None
+    sampling: Sampling = "none"
+    run: RunSpec = DEFAULT_RUN
+    out: Path = Path("eagletwin-runs")
+
+    def check(self) -> None:
+        """Raises InputError for a value that is never drawn, and for two options that no case can have both."""
+        self._check_values()
+        for contradicts, options, why, remedy in self._contradictions():
+            if contradicts:
+                raise InputError(f"{options} contradict each other: {why}", consequence="nothing was run", remedy=remedy)
+
+    def _check_values(self) -> None:
+        known = {
+            "model": (self.model, VALUES["model"]),
+            "topk": (self.topk, VALUES["topk"]),
+            "context-length": (self.context_length, sorted(filter(None, CONTEXT_LENGTHS))),
+        }
+        for name, (value, values) in known.items():
+            if value is not None and value not in values:
+                raise InputError(
+                    f"--{name} {value}: no such case is generated",
+                    consequence="nothing was run",
+                    remedy=f"use one of {', '.join(map(str, values))}, or write the case yourself (docs/reference/case.md)",
+                )
+
+    def _contradictions(self) -> tuple[tuple[bool, str, str, str], ...]:
+        """Whether two options contradict each other, which, why, and what to do."""
+        model, layers = f"--model {self.model}", self.model is not None and RECIPES[self.model].mtp_layers > 0
+        own_vocabulary = self.model is not None and RECIPES[self.model].draft_vocab_size is not None
+        rejection, chains = self.sampling == "rejection", self.topk == 1
+        trees = self.topk is not None and self.topk > 1
+        no_trees = "--topk 1" if chains else "--sampling rejection" if rejection else model
+        return (
+            (
+                rejection and trees,
+                f"--sampling rejection and --topk {self.topk}",
+                "SGLang has rejection sampling for chains only",
+                "use --topk 1, or --sampling target",
+            ),
+            (
+                rejection and own_vocabulary,
+                f"--sampling rejection and {model}",
+                "its draft has a vocabulary of its own, which rejection sampling does not know",
+                "use another model, such as llama-eagle3-full, or --sampling target",
+            ),
+            (
+                self.small_trees and (chains or rejection),
+                f"--small-trees and {no_trees}",
+                "a chain has as many nodes as its path",
+                "leave one of them out",
+            ),
+            (
+                self.small_trees and layers,
+                f"--small-trees and {model}",
+                "a multi-layer draft always has one node more than steps",
+                "use a model with a single draft layer, such as llama-tiny",
+            ),
+            (
+                self.update_weights is not None and self.model not in (None, *UPDATED),
+                f"--update-weights {self.update_weights} and {model}",
+                "its target and draft have no checkpoint in common",
+                f"use --model {' or '.join(UPDATED)}",
+            ),
+            (
+                self.run.view == "true_tree" and (chains or rejection or (layers and not trees)),
+                f"--view true_tree and {no_trees}",
+                "the view is of draft trees, and all cases would be chains",
+                "give --topk 2 or more" if layers and not rejection else "leave one of them out",
+            ),
+            (
+                self.run.view == "committed" and not layers,
+                f"--view committed and {model if self.model else 'no --model'}",
+                "the view is of multi-layer drafts, and no case would have one",
+                "give --model llama-mtp, llama-mtp-chain, mimo-v2 or step-3.5",
+            ),
+        )
+
+    @property
+    def held(self) -> dict[str, Any]:
+        """What all cases have: fields of cases.strategies.Focus."""
+        chosen = {
+            "model": self.model,
+            "topk": self.topk,
+            "tree_size": SMALL_TREE if self.small_trees else None,
+            "context_length": self.context_length,
+            "update_weights": self.update_weights,
+        }
+        return {name: value for name, value in chosen.items() if value is not None}
+
+    @property
+    def draws(self) -> "Callable[..., SearchStrategy[Case]]":
+        """What draws cases of a focus."""
+        return cases if self.sampling == "none" else searched(self.sampling, retract=not self.run.mode.overlap)
+
+    def unmet(self, case: Case) -> str:
+        """The option that a generated case does not meet; empty: it meets all of them."""
+        settings = case.engine.sglang
+        ways: dict[str, Collection[tuple[bool, bool]]] = {  # whether requests sample, and whether the draft does
+            "none": [(False, False)],
+            "target": [(True, False)],
+            "rejection": [(True, True)],
+            "any": [(True, False), (True, True)],
+        }
+        samples = any(request.sampling is not None for request in case.requests)
+        met = {
+            f"--model {self.model}": self.model in (None, case.model),
+            f"--topk {self.topk}": self.topk in (None, case.topk),
+            f"--context-length {self.context_length}": self.context_length in (None, settings.context_length),
+            "--small-trees": not self.small_trees or case.verify_nodes <= case.num_steps,
+            f"--update-weights {self.update_weights}": self.update_weights in (None, settings.update_weights),
+            f"--sampling {self.sampling}": (samples, settings.rejection_sampling) in ways[self.sampling],
+        }
+        return next((option for option, is_met in met.items() if not is_met), "")
+
+    @property
+    def command(self) -> str:
+        """What to type to search like this again."""
+        given = (
+            ("--model", self.model, None),
+            ("--topk", self.topk, None),
+            ("--context-length", self.context_length, None),
+            ("--update-weights", self.update_weights, None),
+            ("--sampling", self.sampling, "none"),
+            ("--minutes", self.minutes, MINUTES),
+            ("--cases", self.max_cases, MAX_CASES),
+            ("--findings", self.findings, 1),
+            ("--shrink-minutes", self.shrink_minutes, SHRINK_MINUTES),
+        )
+        return self.run.command("fuzz", "--seed", self.seed, *unusual(given), *["--small-trees"] * self.small_trees)

@@ -1,0 +1,153 @@
+"""A search reported to a person, and written down for a program."""
+
+import dataclasses
+from collections import Counter
+from pathlib import Path
+
+import msgspec
+
+from eagletwin.harness.core.differs import unknown_changes
+from eagletwin.harness.core.features import FEATURES
+from eagletwin.harness.core.terminal import fold
+from eagletwin.harness.core.words import count
+
+from .search import Finding, Fuzz, Tally
+from .smaller import smaller
+from .unsearched import not_looked_at
+
+
+def finding_text(finding: Finding, columns: int) -> str:
+    """The argument of the smallest case, and what it took to get there."""
+    case = finding.outcome.case
+    prompts = ", ".join(f"{request.id} {len(request.prompt)}+{request.max_new_tokens}" for request in case.requests)
+    chunks = f"chunks {list(case.chunks)}, " if case.chunks else ""
+    text = (
+        f"Found after {count(finding.cases, 'case')}, {finding.seconds:.1f} s. "
+        f"Smallest after {count(finding.shrink_looks, 'more run')}, {finding.shrink_seconds:.1f} s: "
+        f"{case.model}, num_steps {case.num_steps}, topk {case.topk}, page_size {case.page_size}, {chunks}"
+        f"{count(len(case.events), 'event')}, requests (prompt+new) {prompts}."
+    )
+    lines = [finding.outcome.text(columns), f"  folder: {finding.outcome.folder}", "", *fold(text, columns, "")]
+    changes = smaller(finding.found, case)
+    lines += fold(f"Shrunk: {changes}.", columns, "") if changes else []
+    if finding.partial:
+        lines += fold("Not minimal: time was up. The same search with a larger --shrink-minutes shrinks further.", columns, "")
+    return "\n".join(lines)
+
+
+def tally_text(search: Fuzz, findings: list[Finding], columns: int, *, interrupted: bool = False) -> str:
+    """What was run, what it reached and what it left out. A finding that was still being shrunk counts as found."""
+    tally, seconds = search.tally, search.seconds
+    lines = [f"{'INTERRUPTED, ' if interrupted else ''}{_headline(search)}", ""]
+    if not tally.cases:
+        lines += fold(f"No case finished in {seconds:.1f} s: this says nothing about the release.", columns, "")
+        return "\n".join([*lines, f"Folder: {search.folder}"])
+    reached = ", ".join(f"{name} {tally.exercised[name]}" for name in FEATURES if tally.exercised[name])
+    whys = ["or never called what a patch edits"] * bool(search.trials.run.patches)
+    whys += ["or ran nothing of what this tree changes"] * (tally.changes.differs is not None)
+    names = {"unknown": f"unknown ({', '.join(whys)})" if whys else "unknown"}
+    statuses = ", ".join(f"{number} {names.get(status, status)}" for status, number in sorted(tally.statuses.items()))
+    text = f"{count(tally.cases, 'case')} in {seconds:.1f} s: {statuses}. {tally.ties} of {tally.choices} choices were ties."
+    lines += fold(text, columns, "")
+    lines += [f"{count(len(tally.configurations), 'configuration')} searched:", *_configurations(tally, columns)]
+    lines += fold(f"Exercised: {reached or 'nothing named'}.", columns, "")
+    lines += [line for text in tally.changes.lines for line in fold(text, columns, "")]
+    if not findings and (unknown := unknown_changes(search.trials.host.source.called)):
+        lines += fold(unknown, columns, "")
+    if tally.changes.doubt:
+        lines.append("No case ran any of that, so this search says nothing about it.")
+    for name, number in sorted(tally.fallbacks.items()):
+        lines += fold(f"Unchecked in {count(number, 'case')}, since Triton's interpreter ran it: {name}.", columns, "")
+    lines += _asides(search, findings, columns)
+    unfinished = search.found[len(findings) :]
+    if unfinished:
+        lines.append(f"Stopped while shrinking: the smallest case so far is in {unfinished[-1] / 'minimal'}.")
+    left_out = not_looked_at(tally.topics, search.trials.host.mode)
+    if left_out:
+        lines += ["", "Not looked at, and the option for it:"]
+        lines += [line for one in left_out for line in fold(one, columns, "  ", "    ")]
+        lines += fold(
+            "Known bugs show first in some of these; docs/guide/first-case.md names the --remedy for each.", columns, ""
+        )
+    return "\n".join([*lines, "", f"Folder: {search.folder}"])
+
+
+def _headline(search: Fuzz) -> str:
+    tally = search.tally
+    seed = f"seed {search.plan.seed}"
+    if search.found:
+        return f"{len(search.found)} FOUND  {seed}"
+    if not tally.cases:
+        return f"NOTHING LOOKED AT  {seed}"
+    equal = tally.statuses["equal"]
+    word = "NOTHING FOUND" if search.looked_enough else "CANNOT TELL"
+    return f"{word}  {equal} of {count(tally.cases, 'case')} equal, {count(len(tally.configurations), 'configuration')}, {seed}"
+
+
+def _configurations(tally: Tally, columns: int) -> list[str]:
+    """One line a model: the values that the cases had. Each configuration by itself is in summary.json."""
+    lines = []
+    for model in sorted({one.model for one in tally.configurations}):
+        of_model = {one: number for one, number in tally.configurations.items() if one.model == model}
+        trees = sorted({one.nodes for one in of_model if one.topk > 1})
+        nodes = f"; trees of {_values(trees)} nodes" if trees else ""
+        parts = ", ".join(
+            f"{name} {_values(sorted({getattr(one, name) for one in of_model}))}" for name in ("num_steps", "topk", "page_size")
+        )
+        lines += fold(f"{model}, {count(sum(of_model.values()), 'case')}: {parts}{nodes}", columns, "  ", "    ")
+    return lines
+
+
+def _values(values: list[int]) -> str:
+    return " ".join(map(str, values))
+
+
+def _asides(search: Fuzz, findings: list[Finding], columns: int) -> list[str]:
+    """What was seen and not looked into, each with a case that shows it."""
+    if not search.asides:
+        return []
+    names = {finding.signature: finding.outcome.folder.parent.name for finding in findings}
+    lines = fold("Set aside, run once and not confirmed, with an example of each:", columns, "")
+    for aside in search.asides.values():
+        why = f"as {names[aside.signature]}" if aside.signature in names else "on the way to a finding"
+        text = f"{count(aside.cases, 'case')} of {aside.signature}, {why}:"
+        lines += [*fold(text, columns, "  ", "    "), f"    {aside.example.relative_to(search.folder)}"]
+    return lines
+
+
+def _named(tally: Tally) -> Counter[str]:
+    """Each configuration in words."""
+    named = Counter[str]()
+    for one, number in tally.configurations.items():
+        size = f" with {one.nodes} nodes" if one.topk > 1 else ""
+        named[f"{one.model}, num_steps {one.num_steps}, topk {one.topk}{size}, page_size {one.page_size}"] = number
+    return named
+
+
+def write_summary(folder: Path, search: Fuzz, findings: list[Finding]) -> None:
+    """summary.json: the figures of tally_text, and of each finding."""
+    tally = search.tally
+    figures = {
+        "seconds": round(search.seconds, 3),
+        "tally": msgspec.to_builtins(dataclasses.replace(tally, configurations=_named(tally))),
+        "not_looked_at": not_looked_at(tally.topics, search.trials.host.mode) if tally.cases else [],
+        "findings": [
+            {
+                "signature": msgspec.to_builtins(finding.signature),
+                "status": finding.outcome.verdict.status,
+                "folder": str(finding.outcome.folder),
+                "cases": finding.cases,
+                "seconds": round(finding.seconds, 3),
+                "shrink_looks": finding.shrink_looks,
+                "shrink_seconds": round(finding.shrink_seconds, 3),
+                "partial": finding.partial,
+                "case": msgspec.to_builtins(finding.outcome.case),
+            }
+            for finding in findings
+        ],
+        "set_aside": [
+            {"signature": msgspec.to_builtins(one.signature), "cases": one.cases, "example": str(one.example)}
+            for one in search.asides.values()
+        ],
+    }
+    (folder / "summary.json").write_bytes(msgspec.json.format(msgspec.json.encode(figures)))

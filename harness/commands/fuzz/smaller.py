@@ -1,0 +1,28 @@
+"""What became smaller while a case was shrunk, in words: `chunks 40 → 0, page_size 4 → 1`."""
+
+from collections.abc import Callable
+
+from eagletwin.harness.core.case import Case
+
+_MEASURES: tuple[tuple[str, Callable[[Case], object]], ...] = (
+    ("model", lambda case: case.model),
+    ("requests", lambda case: len(case.requests)),
+    ("prompt tokens", lambda case: sum(len(request.prompt) for request in case.requests)),
+    ("new tokens", lambda case: sum(request.max_new_tokens for request in case.requests)),
+    ("chunks", lambda case: len(case.chunks)),
+    ("events", lambda case: len(case.events)),
+    ("num_steps", lambda case: case.num_steps),
+    ("topk", lambda case: case.topk),
+    ("nodes", lambda case: case.verify_nodes),
+    ("page_size", lambda case: case.page_size),
+    ("last arrival", lambda case: max(request.arrive for request in case.requests)),
+    ("stop tokens", lambda case: sum(len(request.stop) for request in case.requests)),
+    ("requests that sample", lambda case: sum(request.sampling is not None for request in case.requests)),
+    ("radix cache", lambda case: "on" if case.engine.sglang.radix_cache else "off"),
+)
+
+
+def smaller(found: Case, now: Case) -> str:
+    """How a case differs from the one that was found, by its sizes; empty if by none of them."""
+    changes = [(name, measure(found), measure(now)) for name, measure in _MEASURES]
+    return ", ".join(f"{name} {before} → {after}" for name, before, after in changes if before != after)

@@ -1,0 +1,1 @@
+"""`eagletwin gpu`: pack, plan and run many cases on a GPU host."""

@@ -1,0 +1,326 @@
+"""Run many cases on the GPUs of one host and keep their results: the figures of docs/records/gpu.md are made of these.
+
+A plan is a list of jobs. A job is one engine: one configuration, one mode, one set of patches; its cases run in it one after
+another, each after a reset. Jobs run side by side, since starting an engine costs the processor some twenty seconds and a case
+less than one. Each job is a process of its own, so that one that goes wrong costs itself alone.
+"""
+
+import contextlib
+import os
+import shutil
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor, as_completed
+from pathlib import Path
+
+import msgspec
+from msgspec import Struct
+
+from eagletwin.harness.check.confirm import agree
+from eagletwin.harness.core.case import Case
+from eagletwin.harness.core.child import RUN_MODULE
+from eagletwin.harness.core.errors import EagletwinError, InputError
+from eagletwin.harness.core.mode import Mode
+from eagletwin.harness.core.patch import Patch
+from eagletwin.harness.core.records import EngineInfo
+from eagletwin.harness.core.run_spec import Limits
+from eagletwin.harness.core.trace import Trace, rank_folder, write_trace
+from eagletwin.harness.core.verdict import DECLARED_VIEW, View
+from eagletwin.harness.engines.host import EngineProcess, Host
+from eagletwin.harness.families.traces import read_trace
+from eagletwin.harness.families.valid import check_case
+from eagletwin.harness.judge.judge import judge
+
+from ..diff.comparison import diff
+from ..diff.precision_gap import Apart, apart
+from .batches import paths
+
+_LIMITS = Limits(step=60.0, case=120.0)
+
+
+class Job(Struct, frozen=True, kw_only=True):
+    """The cases of one engine.
+
+    times   how often each case is run, each time after a reset; runs that come out differently are `unknown`
+    again   run the first case once more after all others, and compare its two traces number for number
+    beside  run the first case on another engine as well, in this mode, and compare the two traces: integers must be equal,
+            floats within the judge's bound. What only one of the two can see, of forwards in graphs, is left out.
+    apart   run all cases in this mode as well, and say how far apart the two are (precision_gap.py)
+    known   known bugs of the release, by name, and what fixes each: a case that diverged runs again with the fix, and is
+            explained by the bug if it is equal then
+    keep    keep the trace of the first case; those of cases that are not equal are kept anyway
+    """
+
+    name: str
+    mode: Mode
+    cases: tuple[Case, ...]
+    patches: tuple[Patch, ...] = ()
+    view: View = DECLARED_VIEW
+    times: int = 1
+    again: bool = False
+    beside: Mode | None = None
+    apart: Mode | None = None
+    known: dict[str, Patch] = {}
+    keep: bool = False
+
+
+class Beside(Struct, frozen=True, kw_only=True):
+    """Two traces of one case. largest: relative difference of two floats; differs: the first difference beyond rounding.
+
+    unfinished  how one of the two runs ended before its end: what is the same until then says nothing of the rest
+    """
+
+    same: bool
+    compared: int
+    largest: float
+    differs: str = ""
+    unfinished: str = ""
+
+
+class CaseResult(Struct, frozen=True, kw_only=True):
+    """The result of one case. Times in seconds; trace: writing and reading it, measured anew, and so a part of engine.
+
+    known  the known bug without which the case is equal
+    paths  how many decode batches of which size ran in a graph of that size, padded to a larger one, or without a graph
+    """
+
+    case: str
+    status: str
+    rule: str = ""
+    where: str = ""
+    reason: str = ""
+    engine: float = 0.0
+    trace: float = 0.0
+    judge: float = 0.0
+    choices: int = 0
+    ties: int = 0
+    adopted: int = 0
+    compared: int = 0
+    headroom: float = 0.0
+    unseen: dict[str, int] = {}
+    exercised: tuple[str, ...] = ()
+    paths: dict[str, int] = {}
+    known: str = ""
+
+
+class JobResult(Struct, frozen=True, kw_only=True):
+    """The result of a job. `error`: why it ran none of its cases, or not all.
+
+    again  whether the first case left the same trace after all others, number for number; None: that was not asked
+    """
+
+    name: str
+    mode: Mode
+    start: float = 0.0
+    seconds: float = 0.0
+    engine: EngineInfo | None = None
+    seen: tuple[CaseResult, ...] = ()
+    again: bool | None = None
+    again_compared: int = 0
+    again_differs: str = ""
+    beside: Beside | None = None
+    apart: Apart | None = None
+    error: str = ""
+
+
+def read_plan(file: Path) -> list[Job]:
+    """The jobs in a file. Raises InputError if it is not a plan."""
+    try:
+        plan = msgspec.json.decode(file.read_bytes(), type=list[Job])
+    except (OSError, msgspec.DecodeError) as error:
+        raise InputError(
+            f"{file}: {error}", consequence="nothing was run", remedy="name a plan that `eagletwin gpu plan` wrote"
+        ) from error
+    if not any(job.cases for job in plan):
+        raise InputError(f"{file} has no cases", consequence="nothing was run", remedy="name a plan that has some")
+    for job in plan:
+        for case in job.cases:
+            check_case(case, f"{file}: job {job.name}")
+    return plan
+
+
+def run_job(job: Job, folder: Path) -> JobResult:
+    """Run a job in this process. Traces that are kept go below `folder`."""
+    begun = time.monotonic()
+    seen: list[CaseResult] = []
+    first: Trace | None = None
+    equal: list[tuple[Case, Trace]] = []  # of a job that asks for `apart`
+    done = JobResult(name=job.name, mode=job.mode)
+    try:
+        with Host(mode=job.mode) as host:
+            engine = host.engine(job.cases[0], job.patches)
+            done = msgspec.structs.replace(done, start=time.monotonic() - begun, engine=engine.info)
+            for number, case in enumerate(job.cases):
+                if not engine.alive:
+                    engine = host.engine(case, job.patches)
+                one, trace = _look(engine, job, case, folder / str(number), keep=job.keep and number == 0)
+                first = first or trace
+                seen.append(one)
+                if job.apart is not None and one.status == "equal":
+                    equal.append((case, trace))
+            if job.again and first is not None:
+                with _folder(folder / "again") as again:
+                    compared = diff(first, engine.run(job.cases[0], again, _LIMITS))
+                    differs = compared.differences[0] if compared.differences else None
+                    done = msgspec.structs.replace(
+                        done,
+                        again=differs is None,
+                        again_compared=compared.compared,
+                        again_differs=f"{differs.where}: {differs.left} | {differs.right}" if differs else "",
+                    )
+        seen = _explained(job, seen, folder)
+        if job.beside is not None and first is not None:
+            done = msgspec.structs.replace(done, beside=_beside(job, job.beside, first, folder / "beside"))
+        if job.apart is not None:
+            done = msgspec.structs.replace(done, apart=_both(job, job.apart, equal, folder / "apart"))
+    except EagletwinError as error:
+        done = msgspec.structs.replace(done, error=str(error))
+    return msgspec.structs.replace(done, seen=tuple(seen), seconds=time.monotonic() - begun)
+
+
+def _explained(job: Job, seen: list[CaseResult], folder: Path) -> list[CaseResult]:
+    """The same, and of each case that diverged the known bug without which it is equal; two bugs, if one is not enough."""
+    diverged = [number for number, one in enumerate(seen) if one.status == "diverged"]
+    changes: list[tuple[str, tuple[Patch, ...]]] = [(name, (patch,)) for name, patch in job.known.items()]
+    if len(job.known) > 1:
+        changes.append((" and ".join(job.known), tuple(job.known.values())))
+    for name, patches in changes:
+        open_still = [number for number in diverged if not seen[number].known]
+        if not open_still:
+            break
+        with Host(mode=job.mode) as host:
+            for number in open_still:
+                engine = host.engine(job.cases[number], (*job.patches, *patches))
+                with _folder(folder / f"fixed-{number}") as fixed:
+                    if judge(engine.run(job.cases[number], fixed, _LIMITS), view=job.view).status == "equal":
+                        seen[number] = msgspec.structs.replace(seen[number], known=name)
+    return seen
+
+
+def _beside(job: Job, mode: Mode, first: Trace, folder: Path) -> Beside:
+    """The first case on another engine."""
+    with Host(mode=mode) as host, _folder(folder) as scratch:
+        other = host.engine(job.cases[0], job.patches).run(job.cases[0], scratch, _LIMITS)
+    compared = diff(first, other)
+    both = [found for found in compared.differences if "absent" not in (found.left, found.right)]
+    wrong = [found for found in both if not found.bits and not found.where.endswith(", in_graph")]
+    differs = f"{wrong[0].where}: {wrong[0].left} | {wrong[0].right}" if wrong else ""
+    endings = [one.header.ending for trace in (first, other) for one in trace.ranks]
+    unfinished = next((f"{one.kind} {one.detail}".strip() for one in endings if one.kind != "finished"), "")
+    return Beside(same=not wrong, compared=compared.compared, largest=compared.largest, differs=differs, unfinished=unfinished)
+
+
+def _both(job: Job, mode: Mode, ran: list[tuple[Case, Trace]], folder: Path) -> Apart:
+    """Cases that were run and are equal, in another mode: how far apart the two are, where they are equal in that one too."""
+    total = Apart()
+    with Host(mode=mode) as host:
+        for case, trace in ran:
+            with _folder(folder) as scratch:
+                other = host.engine(case, job.patches).run(case, scratch, _LIMITS)
+            if judge(other, view=job.view).status == "equal":
+                total += apart(trace, other)
+    return total
+
+
+@contextlib.contextmanager
+def _folder(folder: Path) -> Iterator[Path]:
+    folder.mkdir(parents=True)
+    yield folder
+    shutil.rmtree(folder, ignore_errors=True)
+
+
+def _look(engine: EngineProcess, job: Job, case: Case, folder: Path, *, keep: bool) -> tuple[CaseResult, Trace]:
+    """Run and judge a case, as often as the job says."""
+    folder.mkdir(parents=True)
+    begun = time.monotonic()
+    trace = engine.run(case, folder, _LIMITS)
+    ran = time.monotonic()
+    verdict = judge(trace, view=job.view)
+    judged = time.monotonic()
+    for time_again in range(1, job.times if verdict.status != "unknown" else 1):
+        with _folder(folder / f"replay-{time_again}") as replay:
+            second = judge(engine.run(case, replay, _LIMITS), view=job.view)
+        verdict = agree(verdict, second, f"in run {time_again + 1}")
+        if verdict.status == "unknown":
+            break
+    found = verdict.first
+    seen = CaseResult(
+        case=case.name,
+        status=verdict.status,
+        rule=verdict.rule,
+        where=f"{found.stage}, {found.index}: {found.actual} instead of {found.expected}" if found is not None else "",
+        reason=verdict.reason,
+        engine=ran - begun,
+        trace=_trace_seconds(trace, folder),
+        judge=judged - ran,
+        choices=verdict.choices,
+        ties=verdict.ties,
+        adopted=verdict.adopted,
+        compared=sum(verdict.checked.values()),
+        headroom=verdict.headroom,
+        unseen=verdict.unseen,
+        exercised=verdict.exercised,
+        paths=paths(trace, job.mode.graphs),
+    )
+    if verdict.status == "equal" and not keep:
+        shutil.rmtree(folder, ignore_errors=True)
+    return seen, trace
+
+
+def _trace_seconds(trace: Trace, folder: Path) -> float:
+    """What writing this trace and reading it takes."""
+    with _folder(folder / "timing") as scratch:
+        begun = time.monotonic()
+        for rank, one in enumerate(trace.ranks):
+            place = rank_folder(scratch, rank)
+            place.mkdir(exist_ok=True)
+            write_trace(place, one.header, one.tensors)
+        read_trace(scratch)
+        return time.monotonic() - begun
+
+
+def run_plan(plan: list[Job], out: Path, processes: int, gpus: int = 1) -> Iterator[JobResult]:
+    """Run the jobs side by side, spread over this many GPUs; yield each as it is done. results.jsonl has them all."""
+    out.mkdir(parents=True, exist_ok=True)
+    with ThreadPoolExecutor(processes) as pool, (out / "results.jsonl").open("ab") as results:
+        running = {
+            pool.submit(_apart, job, out / f"job-{number:03}", _gpus_of(job, number, gpus)) for number, job in enumerate(plan)
+        }
+        for finished in as_completed(running):
+            done = finished.result()
+            results.write(msgspec.json.encode(done) + b"\n")
+            results.flush()
+            yield done
+
+
+def _gpus_of(job: Job, number: int, gpus: int) -> str:
+    """Which GPUs a job sees: one after the other, each of several ranks its own."""
+    first = number * job.mode.tp
+    return ",".join(str((first + rank) % gpus) for rank in range(job.mode.tp))
+
+
+def _apart(job: Job, folder: Path, gpu: str) -> JobResult:
+    """Run a job in a process of its own."""
+    folder.mkdir(parents=True)
+    (folder / "job.json").write_bytes(msgspec.json.encode(job))
+    environment = os.environ | {"OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": gpu}
+    with (folder / "log.txt").open("wb") as log:
+        command = [*RUN_MODULE, "eagletwin.harness.commands.gpu.jobs", str(folder)]
+        status = subprocess.run(command, env=environment, stdout=log, stderr=log, check=False).returncode
+    with contextlib.suppress(OSError, msgspec.DecodeError):
+        return msgspec.json.decode((folder / "done.json").read_bytes(), type=JobResult)
+    return JobResult(name=job.name, mode=job.mode, error=f"its process ended with {status}; {folder / 'log.txt'} says more")
+
+
+def main() -> None:
+    """One job, in the folder that is named."""
+    folder = Path(sys.argv[1])
+    job = msgspec.json.decode((folder / "job.json").read_bytes(), type=Job)
+    done = run_job(job, folder / "cases")
+    (folder / "done.json").write_bytes(msgspec.json.encode(done))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,154 @@
+"""What to run on a GPU: generated cases in all modes, and the ledger's proofs."""
+
+import random
+import warnings
+
+import hypothesis
+from hypothesis import HealthCheck, Phase, settings
+from hypothesis.strategies import SearchStrategy
+from msgspec.structs import replace
+
+from eagletwin.cases.entry import Entry, Side
+from eagletwin.cases.profiles import draw_from_seeds_alone
+from eagletwin.cases.regressions.multi_layer_chunk_tail import ALL_LAYERS
+from eagletwin.cases.regressions.pr_33758 import STOP_FIRST
+from eagletwin.cases.strategies import VALUES, cases, focus_of
+from eagletwin.harness.core.case import Case
+from eagletwin.harness.core.dtype import WIDEST, Dtype
+from eagletwin.harness.core.mode import Attention, Mode
+from eagletwin.harness.core.patch import Patch
+
+from .jobs import Job
+
+ONE_GRAPH = (
+    "sglang.srt.speculative.multi_layer_eagle_draft_extend_cuda_graph_runner"
+    ".OneGraphMultiLayerEagleMultiStepDraftExtendCudaGraphRunner"
+)
+_LAYERED = ("llama-mtp", "llama-mtp-chain")
+# Batch sizes of generated cases are 1 to 6, and up to 8 requests run at once: 1, 2 and 4 fit, 3 is padded, the rest is eager.
+GRAPHS = (1, 2, 4)
+MODES = {
+    "graphs": Mode(device="cuda", graphs=GRAPHS),
+    "overlap": Mode(device="cuda", graphs=GRAPHS, overlap=True),
+    "prefill": Mode(device="cuda", graphs=GRAPHS, prefill_graphs=(16, 64, 256), overlap=True),
+    "eager": Mode(device="cuda"),
+    "one": Mode(device="cuda", graphs=(1,), overlap=True),
+}
+
+
+def generated(
+    groups: int, each: int, seed: int, tp: int = 1, dtype: Dtype = "float32", attention: Attention = "triton"
+) -> list[Job]:
+    """Groups of cases that share a configuration, with graphs, every second one with overlap too, some of these with graphs of
+    prefill. Every tenth group has a draft of several layers. The first case of each also runs on the CPU engine.
+
+    tp: ranks that share the work, on the CPU too. dtype: what both compute in; in bfloat16 every case also runs in float32 on
+    the same device, in place of the first on the CPU.
+    attention: with fa3 every second group has several layers, which one graph has all of then; there is no second engine, and
+    prefill has no graphs.
+    """
+    brain, flash = dtype == "bfloat16", attention == "fa3"
+    draw_from_seeds_alone()
+    jobs = []
+    for group in range(groups):
+        number = seed * 7919 + group
+        layered = group % 4 in (1, 2) if flash else group % 10 == 9
+        held = {"model": random.Random(number).choice(_LAYERED)} if layered else {}
+        name = "prefill" if group % 10 == 5 and not flash else "overlap" if group % 2 else "graphs"
+        cpu = Mode(overlap=MODES[name].overlap, tp=tp)
+        focus = focus_of(number, WIDEST[dtype], **held)
+        found = tuple(drawn(cases(focus, held=tuple(VALUES)), each, number))
+        known = {"33758": STOP_FIRST} | ({"multi-layer-chunk-tail": ALL_LAYERS} if held else {})
+        jobs.append(
+            Job(
+                known=known,
+                name=f"generated-{_named(name, tp, dtype, attention)}-{group:03}",
+                mode=replace(MODES[name], tp=tp, dtype=dtype, attention=attention),
+                cases=found,
+                again=True,
+                beside=None if brain else cpu,
+                apart=replace(MODES[name], tp=tp) if brain and not flash else None,
+                keep=True,
+            )
+        )
+    return jobs
+
+
+def plain(groups: int, each: int, seed: int, copies: int) -> list[Job]:
+    """To measure a rate: groups of cases with graphs and overlap, each so often, and nothing runs twice to compare results.
+
+    No request has stop tokens, so none meets the bug that the bundle's release has with them. Copies follow each other, so
+    that as many GPUs have equal work."""
+    draw_from_seeds_alone()
+    jobs = []
+    for group in range(groups):
+        number = seed * 7919 + group
+        found = drawn(cases(focus_of(number), held=tuple(VALUES)), each, number)
+        endless = tuple(replace(case, requests=tuple(replace(one, stop=()) for one in case.requests)) for case in found)
+        job = Job(name=f"plain-{group:03}", mode=MODES["overlap"], cases=endless)
+        jobs += [replace(job, name=f"{job.name}-{copy}") for copy in range(copies)]
+    return jobs
+
+
+def _named(mode: str, tp: int, dtype: Dtype, attention: Attention = "triton") -> str:
+    words = ["" if tp == 1 else f"tp{tp}", "" if dtype == "float32" else dtype, "" if attention == "triton" else attention]
+    return "-".join([mode, *filter(None, words)])
+
+
+def drawn(strategy: SearchStrategy[Case], count: int, seed: int) -> list[Case]:
+    """`count` different cases, the same for the same seed."""
+    found: list[Case] = []
+
+    @hypothesis.seed(seed)
+    @settings(
+        max_examples=2 * count, phases=(Phase.generate,), database=None, deadline=None, suppress_health_check=list(HealthCheck)
+    )
+    @hypothesis.given(strategy)
+    def draw(case: Case) -> None:
+        if case not in found:
+            found.append(case)
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", hypothesis.errors.HypothesisWarning)
+        draw()
+    # Hypothesis begins with the simplest; these are spread over all that it drew
+    return found[:: max(1, len(found) // count)][:count]
+
+
+def proofs(
+    entries: list[Entry],
+    modes: tuple[str, ...] = ("graphs", "overlap", "eager"),
+    tp: int = 1,
+    dtype: Dtype = "float32",
+    attention: Attention = "triton",
+) -> list[Job]:
+    """Both sides of each entry, in each mode, three times each."""
+    jobs = []
+    for entry in entries:
+        for name in (*modes, *entry.on_cuda.modes):
+            mode = replace(MODES[name], tp=tp, dtype=dtype, attention=attention)
+            there = entry.on_cuda
+            for word, side, patches in (("green", entry.green, there.green), ("red", entry.red, there.red)):
+                changes = side.patches if patches is None else patches
+                job = Job(
+                    name=f"{entry.id}/{_named(name, tp, dtype, attention)}/{word}",
+                    mode=mode,
+                    cases=(_longer(entry),),
+                    patches=(*changes, *_in_one_graph(entry, side, mode)),
+                    view=side.view,
+                    times=3,
+                )
+                jobs.append(job)
+    return jobs
+
+
+def _in_one_graph(entry: Entry, side: Side, mode: Mode) -> tuple[Patch, ...]:
+    """What the green side lacks where one graph has all layers, and moves the windows on itself."""
+    one = entry.on_cuda.one_graph
+    return (one,) if one is not None and side == entry.green and mode.attention == "fa3" and mode.graphs else ()
+
+
+def _longer(entry: Entry) -> Case:
+    """The entry's case, with as many new tokens as it takes."""
+    case, length = entry.case, entry.on_cuda.max_new_tokens
+    return replace(case, requests=tuple(replace(one, max_new_tokens=length or one.max_new_tokens) for one in case.requests))

@@ -1,0 +1,28 @@
+"""The options of `eagletwin gpu plan`, as Typer reads them."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+File = Annotated[Path, typer.Argument(help="Where to write the plan (JSON).")]
+Groups = Annotated[int, typer.Option(min=0, help="Groups of generated cases that share a configuration.")]
+Cases = Annotated[int, typer.Option(min=1, help="Cases of each group.")]
+Seed = Annotated[int, typer.Option(min=0, help="The same seed draws the same cases.")]
+Sizes = Annotated[
+    bool, typer.Option("--sizes", help="Also batches of 1 to 8: in a graph of their size, padded, and without a graph.")
+]
+Samples = Annotated[
+    int,
+    typer.Option(
+        "--sampling", min=0, help="Also this many groups of cases that sample: by the target alone, and by rejection."
+    ),
+]
+Entries = Annotated[list[str] | None, typer.Option("--prove", metavar="PR|all", help="Ledger entries to prove. Repeatable.")]
+Planted = Annotated[bool, typer.Option("--faults", help="Also planted faults that only a graph can have: each must be found.")]
+Rate = Annotated[
+    int,
+    typer.Option(
+        "--rate", metavar="COPIES", min=0, help="For measuring a rate: only cases, no reruns, each group this many times."
+    ),
+]

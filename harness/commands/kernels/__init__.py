@@ -1,0 +1,27 @@
+"""`eagletwin kernels`: SGLang's small speculative functions, called one at a time and compared with reference/.
+
+    command.py    the command: options, what is printed, exit code
+    names.py      the names that it takes
+    child.py      starts that process, and reads what it sends
+    runner.py     that process: imports the SGLang that was named, runs properties, sends results
+    results.py    what is sent, and how it is printed
+    tier.py       what a property is, and how planted faults are tried on it
+    properties/   the properties, a file a subject
+    runtime.py    what executes kernels
+    release.py    finds SGLang's functions by dotted name, in any release
+    plant.py      plants a fault in a function, in memory
+    unequal.py    how a property says that two values differ
+    trees.py      draft trees for cases
+
+Quick start: adding a function
+------------------------------
+1. Choose the file of properties/ whose subject fits, or add one and name it in properties/__init__.py.
+2. Write a frozen dataclass that holds a case, and a Hypothesis strategy of such cases: sizes are drawn, so that a failure
+   shrinks; the contents come from a seed.
+3. Write `holds(case)`: call the function with `load(MODULE).function(…)`, compute the same with reference/, compare with
+   `same("name of the output", actual, expected)`. Fill outputs that the caller owns with a value that no result has.
+4. Add a Property to PROPERTIES, with one planted fault or more for each function: an Edit that replaces an expression of it,
+   and that `holds` must catch. A function without a planted fault is not in the tier.
+5. Add the function to the table of docs/explanation/kernels.md; tests/kernels/test_tier.py compares the table with the faults.
+6. Run `eagletwin kernels NAME`, then `pytest tests/kernels`.
+"""

@@ -1,0 +1,127 @@
+"""`eagletwin kernels`: the options, what is printed, and the exit code."""
+
+import shlex
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from eagletwin.harness.commands.options import tell
+from eagletwin.harness.commands.run_options import KERNELS, SOURCE, run_options
+from eagletwin.harness.core.errors import EXIT_EQUAL, EXIT_UNKNOWN, InputError
+from eagletwin.harness.core.run_spec import RunSpec, unusual
+
+if TYPE_CHECKING:
+    from eagletwin.harness.engines.source import Source
+
+    from .results import PropertyJob, Report
+
+EXAMPLES, SECONDS = 120, 300.0
+
+
+@run_options(SOURCE, KERNELS)
+def kernels(
+    names: Annotated[
+        list[str] | None,
+        typer.Argument(metavar="[NAME]…", help="Functions, by their dotted name or its end, or properties. Default: all."),
+    ] = None,
+    listed: Annotated[bool, typer.Option("--list", help="List functions and their properties. Imports no SGLang.")] = False,
+    support: Annotated[
+        bool, typer.Option("--support", help="List which functions this SGLang has, where, and which cannot be called.")
+    ] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+    examples: Annotated[int, typer.Option(min=1, help="Cases that are drawn for each property.")] = EXAMPLES,
+    seed: Annotated[int, typer.Option(min=0, help="0: the same cases in every run. Another seed draws others.")] = 0,
+    timeout: Annotated[float, typer.Option(min=0.1, help="Seconds that one property and its faults may take.")] = SECONDS,
+    *,
+    spec: RunSpec,
+) -> int:
+    """Compare SGLang's small speculative functions with the reference, one at a time; planted faults must be caught."""
+    if listed and (support or spec.sglang):
+        raise InputError(
+            "--list names what can be compared, on any SGLang",
+            consequence="nothing was listed",
+            remedy="use --support, which looks at one SGLang, or --list alone",
+        )
+    from .names import chosen, listing
+
+    functions, properties = chosen(names or [])
+    if listed:
+        print(listing(functions, as_json))
+        return EXIT_EQUAL
+    from eagletwin.harness.engines.source import resolve
+
+    from .results import PropertyJob, Report
+
+    source = resolve(spec.sglang)
+    job = PropertyJob(
+        version=source.version if source.paths else "",
+        root=str(source.paths[0]) if source.paths else "",
+        properties=properties,
+        functions=functions,
+        kernels=spec.kernels,
+        examples=examples,
+        seed=seed,
+        trial=support,
+    )
+    report = Report(named=functions if names else (), strict=_unpublished(source))
+    _run(source, job, report, timeout, show=not (as_json or support))
+    return _conclude(report, job, spec, as_json, timeout)
+
+
+def _unpublished(source: "Source") -> bool:
+    """Whether this SGLang is not a published release: a function that it lacks may have been renamed."""
+    from eagletwin.harness.engines.lock import releases
+
+    return source.called not in releases()
+
+
+def _run(source: "Source", job: "PropertyJob", report: "Report", limit: float, show: bool) -> None:
+    """Run the job in a process that imports this SGLang, and fill the report; `show` prints each property when it is done."""
+    from . import results
+    from .child import run
+
+    tell(f"importing SGLang {source.called}")
+    for message in run(source, job, limit):
+        if isinstance(message, results.Imported):
+            report.imported = message
+            if show:
+                print(results.header(message, job), flush=True)
+        elif isinstance(message, results.Function):
+            report.functions.append(message)
+        elif isinstance(message, results.PropertyOutcome):
+            report.outcomes.append(message)
+            if show:
+                print(results.line(message), flush=True)
+        elif isinstance(message, results.NotImported):
+            report.end = message.why
+        elif isinstance(message, results.Done):
+            report.differs = message.differs
+
+
+def _conclude(report: "Report", job: "PropertyJob", spec: RunSpec, as_json: bool, timeout: float) -> int:
+    """Print what there is to say at the end, and return the exit code."""
+    from . import results
+
+    if as_json:
+        print(report.to_json().decode())
+    elif job.trial:
+        if report.imported is not None:
+            print(f"SGLang {report.imported.version}  {report.imported.file}\n")
+        print(f"UNKNOWN  {report.end}" if report.end else results.support(report))
+    else:
+        for of in report.outcomes:
+            if of.status in ("diverged", "unknown"):
+                print(results.details(of, _again(of.property, job, spec, timeout)))
+        for text in (results.changes(report), results.not_compared(report)):
+            if text:
+                print(text)
+        print(f"\n{results.summary(report)}")
+    if job.trial:  # a list: what is absent is what was asked for
+        return EXIT_UNKNOWN if report.end or any(of.broken for of in report.functions) else EXIT_EQUAL
+    return report.exit_code
+
+
+def _again(name: str, job: "PropertyJob", spec: RunSpec, timeout: float) -> str:
+    """The command that runs this property again."""
+    given = (("--examples", job.examples, EXAMPLES), ("--seed", job.seed, 0), ("--timeout", timeout, SECONDS))
+    return shlex.join(["eagletwin", "kernels", name, *spec.options, *unusual(given)])

@@ -1,0 +1,54 @@
+"""The names that `eagletwin kernels` takes, and what they stand for. Imports no SGLang."""
+
+import difflib
+import json
+
+from eagletwin.harness.core.errors import InputError
+from eagletwin.harness.core.words import count
+
+from .properties import ALL, FUNCTIONS
+
+
+def chosen(names: list[str]) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """(functions, properties) of these names; all of them if no name is given. Raises InputError for an unknown name.
+
+    A function is named by its dotted name, or by the end of it; the properties about it run. A property is named as it is
+    printed, with spaces, - or _.
+    """
+    if not names:
+        return tuple(FUNCTIONS), tuple(of.name for of in ALL)
+    functions: set[str] = set()
+    properties: set[str] = set()
+    for name in names:
+        of = next((of for of in ALL if of.name == name.replace("_", " ").replace("-", " ")), None)
+        if of is not None:
+            functions |= {*of.functions}
+            properties.add(of.name)
+            continue
+        found = [function for function in FUNCTIONS if f".{function}".endswith(f".{name}")]
+        if not found:
+            raise _unknown(name)
+        functions |= {*found}
+        properties |= {of.name for function in found for of in FUNCTIONS[function]}
+    return tuple(name for name in FUNCTIONS if name in functions), tuple(of.name for of in ALL if of.name in properties)
+
+
+def _unknown(name: str) -> InputError:
+    known = [*(function.rpartition(".")[2] for function in FUNCTIONS), *(of.name for of in ALL)]
+    near = difflib.get_close_matches(name.rpartition(".")[2], known, 3)
+    return InputError(
+        f"{name!r} is neither a function of the kernel tier nor a property",
+        consequence="nothing was run",
+        remedy=f"{' or '.join(near)}; " * bool(near) + "eagletwin kernels --list shows them all",
+    )
+
+
+def listing(functions: tuple[str, ...], as_json: bool) -> str:
+    """Each function with its properties, what the reference of them is, and how many faults are planted in it."""
+    rows = {name: [of.name for of in FUNCTIONS[name]] for name in functions}
+    faults = {name: sum(fault.target == name for of in FUNCTIONS[name] for fault in of.faults) for name in functions}
+    if as_json:
+        return json.dumps(
+            [{"function": name, "properties": of, "planted_faults": faults[name]} for name, of in rows.items()], indent=1
+        )
+    return "\n".join(f"{name}\n    {', '.join(of)}; {count(faults[name], 'planted fault')}" for name, of in rows.items())

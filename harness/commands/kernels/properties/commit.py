@@ -1,0 +1,249 @@
+"""What follows a verified path: bonus tokens, lengths, compaction, and the inputs and layout of draft extend."""
+
+from dataclasses import dataclass
+from random import Random
+
+import torch
+from hypothesis import strategies as st
+from torch import Tensor
+
+from eagletwin.harness.core.patch import Edit
+from eagletwin.reference.commit import accept_row, bonus_token, last_row, tracked_place
+from eagletwin.reference.tree import move_to_front, path_to
+
+from ..release import EAGLE, WORKER, load
+from ..tier import Property
+from ..trees import Batch, batches
+from ..unequal import same, true
+
+
+@dataclass(frozen=True)
+class Verified:
+    """A batch whose accepted paths lead to any node, and what the target chose at each node."""
+
+    batch: Batch
+    strided: bool = False  # inputs are views with gaps
+
+    @property
+    def paths(self) -> list[list[int]]:
+        random = Random(self.batch.seed)
+        return [path_to(random.randrange(self.batch.nodes), tree.parents) for tree in self.batch.trees]
+
+    @property
+    def argmax(self) -> Tensor:
+        """[bs, nodes] int32, all different."""
+        return torch.arange(len(self.batch.trees) * self.batch.nodes, dtype=torch.int32).reshape(-1, self.batch.nodes) + 500
+
+    @property
+    def width(self) -> int:
+        return self.batch.num_steps + 1
+
+    @property
+    def accepts(self) -> Tensor:
+        """SGLang's accept_index [bs, num_steps + 1] int32."""
+        rows = [accept_row(path, first * self.batch.nodes, self.width) for first, path in enumerate(self.paths)]
+        return torch.tensor(rows, dtype=torch.int32).reshape(len(rows), self.width)
+
+    @property
+    def accept_lens(self) -> Tensor:
+        """[bs] int32, as SGLang's."""
+        return torch.tensor([len(path) for path in self.paths], dtype=torch.int32)
+
+    @property
+    def lengths(self) -> Tensor:
+        return torch.tensor(self.batch.lengths, dtype=torch.int64)
+
+    def laid_out(self, tensor: Tensor) -> Tensor:
+        """The tensor, or a view of every second element of one twice as wide; what lies between is poison."""
+        return torch.stack([tensor, torch.full_like(tensor, 2**30)], -1)[..., 0] if self.strided else tensor
+
+
+def verified(chain: bool = False) -> st.SearchStrategy[Verified]:
+    return st.builds(Verified, batches(chain=chain), st.booleans())
+
+
+def bonus_is_filled(case: Verified) -> None:
+    count, argmax = len(case.paths), case.argmax
+    bonus = torch.full((count + 1,), -77, dtype=torch.int32)
+    tokens = argmax.flatten()[case.accepts]  # -1 picks the last: what follows a path may be anything
+    load(EAGLE).fill_bonus_tokens_func(tokens, case.accept_lens, bonus[:count], case.width, count)
+    expected = [bonus_token(row, path) for row, path in zip(argmax.tolist(), case.paths, strict=True)]
+    same("bonus tokens", bonus.tolist(), [*expected, -77])
+
+
+def verify_is_committed(case: Verified) -> None:
+    """The fused form for trees: lengths and bonus tokens."""
+    predict = case.laid_out(case.argmax.flatten())
+    inputs = (predict, case.laid_out(case.accepts), case.laid_out(case.accept_lens), case.laid_out(case.lengths))
+    lengths, bonus = load(EAGLE).prepare_verify_commit_outputs(*inputs)
+    committed(case, lengths, bonus)
+
+
+def committed(case: Verified, lengths: Tensor, bonus: Tensor) -> None:
+    same("new lengths", lengths.tolist(), [m + len(path) for m, path in zip(case.batch.lengths, case.paths, strict=True)])
+    same(
+        "bonus tokens",
+        bonus.tolist(),
+        [bonus_token(row, path) for row, path in zip(case.argmax.tolist(), case.paths, strict=True)],
+    )
+    same("dtypes of lengths and bonus tokens", (lengths.dtype, bonus.dtype), (torch.int64, torch.int32))
+
+
+@dataclass(frozen=True)
+class Tracked:
+    verified: Verified
+    interval: int
+
+
+def chain_verify_is_committed(case: Tracked) -> None:
+    """The fused form for chains: draft extend's inputs and, for recurrent models, which steps' states are kept, as well."""
+    of, nodes = case.verified, case.verified.batch.nodes
+    predict = of.laid_out(of.argmax.flatten())
+    inputs = (predict, of.laid_out(of.accepts), of.laid_out(of.accept_lens), of.laid_out(of.lengths))
+    lengths, bonus, steps, extend = load(EAGLE).prepare_verify_commit_outputs(*inputs, nodes, case.interval)
+    committed(of, lengths, bonus)
+    extend_inputs(of, *extend)
+    same("last accepted steps", steps[0].tolist(), [path[-1] for path in of.paths])
+    if not case.interval:
+        true("no tracked steps are returned", steps[1] is None)
+        return
+    places = [tracked_place(m, len(path), case.interval) for m, path in zip(of.batch.lengths, of.paths, strict=True)]
+    same(
+        "tracked steps", steps[1].tolist(), [-1 if at is None else path[at] for at, path in zip(places, of.paths, strict=True)]
+    )
+
+
+def extend_inputs(case: Verified, correct: Tensor, select: Tensor, ids: Tensor) -> None:
+    nodes = case.batch.nodes
+    same("accepted drafts", correct.tolist(), [len(path) - 1 for path in case.paths])
+    same("select_index", select.tolist(), [last_row(request, len(path), nodes) for request, path in enumerate(case.paths)])
+    same("dtype and input ids", (ids.dtype, ids.tolist()), (torch.int64, case.argmax.flatten().tolist()))
+
+
+def draft_extend_gets_its_inputs(case: Verified) -> None:
+    lens, predict = case.laid_out(case.accept_lens), case.laid_out(case.argmax.flatten())
+    extend_inputs(case, *load(EAGLE).prepare_draft_extend_inputs(lens, predict, case.batch.nodes))
+
+
+@dataclass(frozen=True)
+class Window:
+    """Draft extend runs over `width` rows a request from its committed length on, `front` of them before it."""
+
+    lengths: tuple[int, ...]
+    width: int
+    front: int
+    mrope: bool
+    strided: bool
+
+
+def lengths_of(case: Window) -> Tensor:
+    lengths = torch.tensor(case.lengths, dtype=torch.int64)
+    return torch.stack([lengths, lengths + 10**6], 1)[:, 0] if case.strided else lengths
+
+
+def draft_extend_gets_its_lengths(case: Window) -> None:
+    prefix, extend, after = load(EAGLE).prepare_draft_extend_lengths(lengths_of(case), case.width, case.front)
+    same("prefix lengths", prefix.tolist(), [max(m - case.front, 0) for m in case.lengths])
+    same("extend lengths", extend.tolist(), [case.width + case.front] * len(case.lengths))
+    same("lengths after it", after.tolist(), [m + case.width for m in case.lengths])
+
+
+def draft_extend_gets_its_layout(case: Window) -> None:
+    found = load(EAGLE).prepare_draft_extend_layout(lengths_of(case), case.width, case.mrope)
+    prefix, extend, after, (positions, starts, mrope) = found
+    expected = [m + row for m in case.lengths for row in range(case.width)]
+    same("prefix lengths", prefix.tolist(), list(case.lengths))
+    same("extend lengths", extend.tolist(), [case.width] * len(case.lengths))
+    same("lengths after it", after.tolist(), [m + case.width for m in case.lengths])
+    same("positions", positions.tolist(), expected)
+    same("starts of requests", starts.tolist(), [request * case.width for request in range(len(case.lengths))])
+    same("there are mrope positions", mrope is not None, case.mrope)
+    if mrope is not None:
+        same("mrope positions", mrope.tolist(), [expected] * 3)
+
+
+def rows_come_to_the_front(case: Verified) -> None:
+    """Of the accepted path; rows after it are garbage, and beyond the longest path of all untouched."""
+    count, nodes, width = len(case.paths), case.batch.nodes, case.width
+    hidden = torch.arange(count * nodes * 3.0).reshape(count * nodes, 3)
+    for rows in (hidden, case.argmax.flatten()):
+        found = load(WORKER)._compact_accept_to_front(rows, case.accepts, count, num_draft_tokens=nodes)
+        same("shape", found.shape, rows.shape)
+        blocks = zip(torch.split(rows, nodes), torch.split(found, nodes), case.paths, strict=True)
+        for before, after, path in blocks if count else ():
+            expected = move_to_front(before, path)
+            same("rows of the path", after[: len(path)], expected[: len(path)])
+            same("rows behind the longest path", after[width:], before[width:])
+
+
+COMMIT, EXTEND = f"{EAGLE}._verify_commit_outputs_kernel", f"{EAGLE}._prepare_draft_extend_lengths_kernel"
+WINDOWS = {"lengths": st.lists(st.integers(0, 9), max_size=4).map(tuple), "width": st.integers(1, 6)}
+
+PROPERTIES = (
+    Property(
+        "bonus is filled",
+        verified(),
+        bonus_is_filled,
+        (
+            Edit(target=f"{EAGLE}.fill_bonus_tokens", match="accept_len - 1", replacement="accept_len"),
+            Edit(target=f"{EAGLE}.fill_bonus_tokens_func", match="[(batch_size,)]", replacement="[(batch_size - 1,)]"),
+        ),
+    ),
+    Property(
+        "verify is committed",
+        verified(),
+        verify_is_committed,
+        (
+            Edit(target=COMMIT, match="tl.store(new_seq_lens + row, length + accepted, valid)", replacement="pass"),
+            Edit(target=f"{EAGLE}.prepare_verify_commit_outputs", match="seq_lens.stride(0)", replacement="1"),
+        ),
+    ),
+    Property(
+        "chain verify is committed",
+        st.builds(Tracked, verified(chain=True), st.sampled_from([0, 0, 1, 2, 3, 8])),
+        chain_verify_is_committed,
+        (
+            Edit(target=COMMIT, match="post // TRACK_INTERVAL * TRACK_INTERVAL - length - 1", replacement="accepted - 1"),
+            Edit(target=COMMIT, match="row * DRAFT_WIDTH + accepted - 1", replacement="row * DRAFT_WIDTH + accepted"),
+        ),
+    ),
+    Property(
+        "draft extend gets its inputs",
+        verified(),
+        draft_extend_gets_its_inputs,
+        (
+            Edit(
+                target=f"{EAGLE}._draft_extend_inputs_kernel", match="offset * WIDTH + accepted - 1", replacement="accepted - 1"
+            ),
+            Edit(target=f"{EAGLE}.prepare_draft_extend_inputs", match="predict.stride(0)", replacement="1"),
+        ),
+    ),
+    Property(
+        "draft extend gets its lengths",
+        st.builds(Window, **WINDOWS, front=st.integers(0, 3), mrope=st.just(False), strided=st.booleans()),
+        draft_extend_gets_its_lengths,
+        (
+            Edit(target=EXTEND, match="tl.maximum(base - FRONT, 0)", replacement="base - FRONT"),
+            Edit(
+                target=f"{EAGLE}.prepare_draft_extend_lengths",
+                match="front_offset,\n            BLOCK",
+                replacement="0,\n    BLOCK",
+            ),
+        ),
+    ),
+    Property(
+        "draft extend gets its layout",
+        st.builds(Window, **WINDOWS, front=st.just(0), mrope=st.booleans(), strided=st.booleans()),
+        draft_extend_gets_its_layout,
+        (
+            Edit(target=EXTEND, match="(row % WIDTH)", replacement="(row % (WIDTH + 1))"),
+            Edit(target=f"{EAGLE}.prepare_draft_extend_layout", match="mrope=mrope,", replacement="mrope=positions,"),
+        ),
+    ),
+    Property(
+        "rows come to the front",
+        verified().filter(lambda case: case.batch.nodes >= case.width),
+        rows_come_to_the_front,
+        (Edit(target=f"{WORKER}._compact_accept_to_front", match="x[safe]", replacement="x[safe * 0]"),),
+    ),
+)

@@ -1,0 +1,215 @@
+"""What the process of the kernel tier sends, what it amounts to, and how it is printed.
+
+A property is `equal`, `diverged` (an output differs, or a kernel leaves its tensors), `unknown` (the comparison was not made:
+a crash, a planted fault that is not caught) or `absent` (this SGLang lacks something that the property calls).
+"""
+
+from typing import Literal
+
+import msgspec
+from msgspec import Struct
+
+from eagletwin.harness.core.differs import Differs
+from eagletwin.harness.core.errors import EXIT_DIVERGED, EXIT_EQUAL, EXIT_UNKNOWN
+from eagletwin.harness.core.run_spec import Kernels
+from eagletwin.harness.core.words import count
+
+Status = Literal["equal", "diverged", "unknown", "absent"]
+
+
+class PropertyJob(Struct, frozen=True, kw_only=True):
+    """What runs. version, root: of the SGLang that was named; both empty for the installed one. functions: whose faults are
+    planted; trial: a few cases and no fault, to see what can be called."""
+
+    version: str
+    root: str
+    properties: tuple[str, ...]
+    functions: tuple[str, ...]
+    kernels: Kernels
+    examples: int
+    seed: int
+    trial: bool = False
+
+
+class Imported(Struct, frozen=True, tag=True):
+    """SGLang is imported: `sglang.__file__`, and what to call it."""
+
+    file: str
+    version: str
+
+
+class NotImported(Struct, frozen=True, tag=True):
+    """SGLang would not be imported."""
+
+    why: str
+
+
+class Began(Struct, frozen=True, tag=True):
+    """A property is run next."""
+
+    property: str
+
+
+class Function(Struct, frozen=True, tag=True):
+    """A function of the tier. where: its dotted name in this SGLang, "" if it cannot be reached, and then why. broken: the
+    module is there and cannot be imported."""
+
+    name: str
+    where: str = ""
+    why: str = ""
+    broken: bool = False
+
+
+class FaultsCaught(Struct, frozen=True):
+    """Planted faults of one function: how many were caught, how many do not fit this source. silenced: none fits, and the
+    property was tried with a function that does nothing instead."""
+
+    function: str
+    caught: int
+    unfit: int
+    missed: tuple[str, ...] = ()
+    silenced: bool = False
+
+
+class PropertyOutcome(Struct, frozen=True, tag=True, kw_only=True):
+    """What running a property resulted in. case: the smallest that fails; detail: of what is unknown or absent."""
+
+    property: str
+    status: Status
+    functions: tuple[str, ...]
+    examples: int = 0
+    proofs: tuple[FaultsCaught, ...] = ()
+    case: str = ""
+    what: str = ""
+    expected: str = ""
+    actual: str = ""
+    detail: str = ""
+
+
+class Done(Struct, frozen=True, tag=True):
+    """All properties were run. differs: in what a tree differs from its base, and which of it ran."""
+
+    differs: Differs | None = None
+
+
+Message = Imported | NotImported | Began | Function | PropertyOutcome | Done
+
+
+class Report(Struct, kw_only=True):
+    """All that was sent. strict: a function that is absent may have been renamed, so that nothing is known of it."""
+
+    named: tuple[str, ...]
+    strict: bool
+    imported: Imported | None = None
+    functions: list[Function] = msgspec.field(default_factory=list)
+    outcomes: list[PropertyOutcome] = msgspec.field(default_factory=list)
+    differs: Differs | None = None
+    end: str = ""  # why it did not finish
+
+    @property
+    def looked_at(self) -> set[str]:
+        """Those of the functions of which a property was compared, and holds or does not."""
+        compared = {name for of in self.outcomes if of.status in ("equal", "diverged") for name in of.functions}
+        return compared & {of.name for of in self.functions}
+
+    @property
+    def not_looked_at(self) -> list[str]:
+        """Functions that nothing is known of, because this SGLang has them not or they cannot be called as the tier does."""
+        return [of.name for of in self.functions if of.name not in self.looked_at]
+
+    @property
+    def exit_code(self) -> int:
+        """0 all equal, 1 one diverged, 125 cannot tell. Nothing that was compared is 125."""
+        statuses = [of.status for of in self.outcomes]
+        if "diverged" in statuses:
+            return EXIT_DIVERGED
+        unseen = set(self.not_looked_at)
+        unreached = self.differs is not None and self.differs.doubt
+        in_doubt = (
+            self.end or unreached or "unknown" in statuses or "equal" not in statuses or any(of.broken for of in self.functions)
+        )
+        if in_doubt or unseen & {*self.named} or (unseen and self.strict):
+            return EXIT_UNKNOWN
+        return EXIT_EQUAL
+
+    def to_json(self) -> bytes:
+        """The report as one JSON object, with the exit code and the status."""
+        words = {EXIT_EQUAL: "equal", EXIT_DIVERGED: "diverged"}
+        whole = msgspec.to_builtins(self) | {"exit_code": self.exit_code, "status": words.get(self.exit_code, "unknown")}
+        return msgspec.json.format(msgspec.json.encode(whole), indent=1)
+
+
+def header(imported: Imported, job: PropertyJob) -> str:
+    """Which SGLang this is, and how it is run."""
+    how = f"kernels {job.kernels}, {job.examples} examples a property, seed {job.seed}"
+    return f"SGLang {imported.version}  {imported.file}\n{how}\n"
+
+
+def line(of: PropertyOutcome) -> str:
+    """One property on one line."""
+    caught, tried = sum(p.caught for p in of.proofs), sum(p.caught + len(p.missed) for p in of.proofs)
+    unfit = sum(p.unfit for p in of.proofs)
+    notes = [count(of.examples, "example")]
+    if tried:
+        notes.append(f"{caught} of {count(tried, 'planted fault')} caught")
+    if unfit:
+        notes.append(f"{count(unfit, 'fault')} without a place in this source")
+    return f"{of.status.upper():9} {of.property:36} {of.detail if of.status == 'absent' else ', '.join(notes)}"
+
+
+def details(of: PropertyOutcome, again: str) -> str:
+    """What there is to say of a property that diverged or is unknown."""
+    rows = [("function" if number == 0 else "", name) for number, name in enumerate(of.functions)]
+    rows += [("output", of.what), ("expected", of.expected), ("actual", of.actual), ("case", of.case), ("why", of.detail)]
+    rows += [("why", f"no case fails with this fault in {p.function}: {fault}") for p in of.proofs for fault in p.missed]
+    body = "\n".join(f"  {key:9}{text}" for key, text in (*rows, ("again", again)) if text)
+    return f"\n{of.status.upper()}  {of.property}\n{body}"
+
+
+def not_compared(report: Report) -> str:
+    """The functions that were not compared, and why. Empty if all were."""
+    reasons = {of.name: of.why for of in report.functions}
+    through = {name: of.detail for of in report.outcomes for name in of.functions}
+    rows = [
+        f"  {name}\n    {reasons[name] or through.get(name) or 'no property of it was run'}" for name in report.not_looked_at
+    ]
+    return "\n".join(["\nNot compared:", *rows]) if rows else ""
+
+
+def _reason(of: PropertyOutcome) -> str:
+    """Why nothing is known of the functions of a property that is unknown or absent."""
+    return f"{of.property}: {of.detail or 'a planted fault is not caught'}"
+
+
+def changes(report: Report) -> str:
+    """In what a tree differs from its base, and which of it ran. Empty for a release."""
+    return "\n".join(["", *report.differs.lines()]) if report.differs is not None else ""
+
+
+def support(report: Report) -> str:
+    """Each function of the tier: where this SGLang has it, and whether it can be called as the tier calls it."""
+    unseen = set(report.not_looked_at)
+    through = {name: _reason(of) for of in report.outcomes for name in of.functions}
+    rows = []
+    for of in report.functions:
+        why = of.why or (through.get(of.name) or "no property of it was run" if of.name in unseen else "")
+        rows.append(f"{'no ' if why else 'yes'}  {of.name}")
+        rows += [f"       in {of.where}"] if of.where not in ("", of.name) else []
+        rows += [f"       {why}"] if why else []
+    return "\n".join(rows)
+
+
+def summary(report: Report) -> str:
+    """The last line."""
+    statuses = [of.status for of in report.outcomes]
+    if report.exit_code == EXIT_DIVERGED:
+        return f"DIVERGED  {statuses.count('diverged')} of {len(statuses)} properties"
+    seen = f"{len(report.looked_at)} of {count(len(report.functions), 'function')} compared"
+    if report.exit_code == EXIT_EQUAL:
+        return f"EQUAL  {seen}"
+    if report.end:
+        return f"UNKNOWN  {report.end}"
+    unknown = (
+        f", {statuses.count('unknown')} of {len(statuses)} properties could not be compared" if "unknown" in statuses else ""
+    )
+    return f"UNKNOWN  {seen}{unknown}"

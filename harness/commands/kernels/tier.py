@@ -1,0 +1,100 @@
+"""What the kernel tier is made of: a property of one or more of SGLang's functions, the cases that it must hold for, and for
+each function a fault which makes it fail. docs/explanation/kernels.md lists them all; properties/ holds them.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from random import Random
+from typing import Any
+
+from hypothesis import HealthCheck, Phase, find, given, seed, settings
+from hypothesis import strategies as st
+from hypothesis.errors import NoSuchExample
+
+from eagletwin.cases import profiles
+from eagletwin.harness.core.patch import Edit
+
+from .plant import planted, silenced
+
+CASES = 120  # of each property: seconds for the tier, and five times what any planted fault needed
+
+
+@dataclass(frozen=True)
+class Property:
+    """`holds(case)` raises Unequal, or the runtime a KernelViolation, unless SGLang does what reference/ says.
+
+    faults: one edit or more for every function of SGLang that the property is about; each must make it fail.
+    """
+
+    name: str
+    cases: st.SearchStrategy[Any]
+    holds: Callable[[Any], None]
+    faults: tuple[Edit, ...]
+
+    @property
+    def functions(self) -> list[str]:
+        """Dotted names of the functions that it compares."""
+        return list(dict.fromkeys(fault.target for fault in self.faults))
+
+    def check(self, config: settings, number: int | None = None) -> None:
+        """Hold it against as many cases as `config` says; the last one it runs is the smallest that fails.
+
+        number: the seed; None: the same cases in every run.
+        """
+        test = given(case=self.cases)(_named(self))
+        config(test if number is None else seed(number)(test))()
+
+    def catches(self, fault: Edit, config: settings, number: int | None = None) -> Any:
+        """A case that fails with this fault planted, and holds without it; AssertionError if no case does. Raises
+        PatchFailed if the fault does not fit this SGLang."""
+        with planted(fault):
+            case = self.failing(config, number)
+        if case is None:
+            raise AssertionError(f"{self.name}: nothing failed with {fault.match!r} as {fault.replacement!r}")
+        self.holds(case)
+        return case
+
+    def notices(self, target: str, config: settings, number: int | None = None) -> bool:
+        """Whether a case fails, in any way, while this function does nothing."""
+        with silenced(target):
+            return self.failing(config, number, (Exception,)) is not None
+
+    def failing(self, config: settings, number: int | None = None, wrong: tuple[type[Exception], ...] = ()) -> Any:
+        """The first case that fails; None if none does. wrong: what counts as failing; empty: runtime.WRONG."""
+        from .runtime import WRONG
+
+        counted = wrong or WRONG
+
+        def fails(case: Any) -> bool:
+            try:
+                self.holds(case)
+            except counted:
+                return True
+            return False
+
+        random = None if number is None else Random(number)
+        try:
+            return find(self.cases, fails, settings=settings(config, phases=(Phase.generate,)), random=random)
+        except NoSuchExample:
+            return None
+
+
+def _named(of: Property) -> Callable[[Any], None]:
+    def holds(case: Any) -> None:
+        of.holds(case)
+
+    holds.__qualname__ = holds.__name__ = of.name.replace(" ", "_")  # what is drawn depends on the name, and on nothing else
+    return holds
+
+
+def same_cases(count: int = CASES) -> settings:
+    """Settings which draw the same cases in every run, on any machine."""
+    profiles.register()
+    profiles.draw_from_seeds_alone()
+    quiet = [*settings.get_profile("eagletwin-ci").suppress_health_check, HealthCheck.filter_too_much]
+    return settings(settings.get_profile("eagletwin-ci"), max_examples=count, suppress_health_check=quiet)
+
+
+def seeded(count: int = CASES) -> settings:
+    """The same for a seed that is given: another seed draws other cases."""
+    return settings(same_cases(count), derandomize=False, database=None)

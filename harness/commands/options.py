@@ -1,0 +1,244 @@
+"""What the commands of the command line share: their options, and how what was typed becomes cases, patches and rules."""
+
+import sys
+from pathlib import Path
+from typing import Annotated, Literal
+
+import typer
+
+from eagletwin.harness.core.dtype import Dtype
+from eagletwin.harness.core.errors import InputError
+from eagletwin.harness.core.mode import Attention, Mode
+from eagletwin.harness.core.run_spec import Kernels
+from eagletwin.harness.core.verdict import View
+
+# Panels of --help. The options of one command alone are in panels of its own, or in "Options".
+ENGINE, JUDGE, OUTPUT = "Engine: what runs", "Judge", "Output and limits"
+
+Runs = Annotated[
+    Path,
+    typer.Option(
+        "--out",
+        metavar="FOLDER",
+        rich_help_panel=OUTPUT,
+        help="Folder for run folders. Nothing is overwritten.",
+    ),
+]
+StepSeconds = Annotated[
+    float,
+    typer.Option(
+        "--step-timeout",
+        metavar="SECONDS",
+        min=0.1,
+        rich_help_panel=OUTPUT,
+        help="Time limit for one stage of one scheduler iteration.",
+    ),
+]
+CaseSeconds = Annotated[
+    float,
+    typer.Option(
+        "--case-timeout",
+        metavar="SECONDS",
+        min=0.1,
+        rich_help_panel=OUTPUT,
+        help="Time limit for a whole case.",
+    ),
+]
+KernelRuntime = Annotated[
+    Kernels,
+    typer.Option(
+        "--kernels",
+        metavar="RUNTIME",
+        rich_help_panel=ENGINE,
+        help="What executes Triton kernels on a CPU. `fast`: the runtime of eagletwin. `interpreter`: Triton's own. "
+        "`shadow`: both, compared launch by launch. `checked`: the fast runtime, three times a launch, to find undefined "
+        "values and races.",
+    ),
+]
+Reverts = Annotated[
+    list[str] | None,
+    typer.Option("--revert", metavar="PR", rich_help_panel=ENGINE, help="Undo this fix of the ledger, in memory. Repeatable."),
+]
+Remedies = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--remedy",
+        metavar="ENTRY",
+        rich_help_panel=ENGINE,
+        help="Apply the candidate fix of a live bug, in memory. Repeatable.",
+    ),
+]
+Views = Annotated[
+    View,
+    typer.Option(
+        "--view",
+        metavar="VIEW",
+        rich_help_panel=JUDGE,
+        help="How to judge two places where SGLang knowingly approximates. `slot_layout`, `last_fed`: accept them. "
+        "`true_tree`: report a node of a draft tree that attends to anything but its own ancestors (ledger entry 8409). "
+        "`committed`: report a row of a multi-layer draft that is not the committed token's (entry boundary-kv).",
+    ),
+]
+PatchFiles = Annotated[
+    list[Path] | None,
+    typer.Option("--patch", metavar="FILE", rich_help_panel=ENGINE, help="Apply this patch file, in memory. Repeatable."),
+]
+Sglang = Annotated[
+    str,
+    typer.Option(
+        "--sglang",
+        metavar="RELEASE|PATH",
+        rich_help_panel=ENGINE,
+        help="Run this SGLang: a published release, or a source tree. Default: the installed one.",
+        show_default=False,
+    ),
+]
+Device = Annotated[
+    Literal["cpu", "cuda"],
+    typer.Option("--device", metavar="DEVICE", rich_help_panel=ENGINE, help="Where the worker runs: `cpu` or `cuda`."),
+]
+Graphs = Annotated[
+    str | None,
+    typer.Option(
+        "--graphs",
+        metavar="SIZES",
+        rich_help_panel=ENGINE,
+        help="On a GPU: batch sizes for which CUDA graphs are captured, by default 1,2,4. A larger batch runs without. "
+        "`none`: no graphs.",
+        show_default=False,
+    ),
+]
+Overlap = Annotated[
+    bool | None,
+    typer.Option(
+        "--overlap/--no-overlap",
+        rich_help_panel=ENGINE,
+        help="The release's overlap scheduler. Default: on for a GPU, off for a CPU.",
+    ),
+]
+Ranks = Annotated[
+    int,
+    typer.Option(
+        "--tp",
+        metavar="N",
+        min=1,
+        rich_help_panel=ENGINE,
+        help="Ranks of tensor parallelism, a GPU each. Every rank is judged.",
+    ),
+]
+DataType = Annotated[
+    Dtype,
+    typer.Option(
+        "--dtype",
+        metavar="TYPE",
+        rich_help_panel=ENGINE,
+        help="Data type of the worker: `float32` or `bfloat16`, which is what users run; more choices are ties in it.",
+    ),
+]
+AttentionBackend = Annotated[
+    Attention,
+    typer.Option(
+        "--attention",
+        metavar="BACKEND",
+        rich_help_panel=ENGINE,
+        help="SGLang's attention backend: `triton`, or `fa3`, FlashAttention 3, which needs --device cuda and --dtype "
+        "bfloat16, on a Hopper GPU.",
+    ),
+]
+DEFAULT_GRAPHS = None  # GRAPHS on a GPU, none on a CPU
+GRAPHS = "1,2,4"
+RulesOff = Annotated[
+    list[str] | None,
+    typer.Option("--without", metavar="RULE", rich_help_panel=JUDGE, help="Switch a rule off. Repeatable."),
+]
+DEFAULT_RUNS = Path("eagletwin-runs")
+
+
+def tell(text: str) -> None:
+    """Progress: to stderr, as it comes."""
+    print(text, file=sys.stderr, flush=True)
+
+
+def mode_of(
+    device: str,
+    graphs: str | None,
+    overlap: bool | None,
+    tp: int = 1,
+    dtype: Dtype = "float32",
+    attention: Attention = "triton",
+) -> Mode:
+    """How the worker is to be driven. Raises InputError for invalid sizes, for attention or ranks that cannot run, and for a
+    missing GPU."""
+    check_attention(attention, device, dtype)
+    check_ranks(tp)
+    if device == "cpu":
+        if graphs not in (DEFAULT_GRAPHS, "none"):
+            raise InputError(
+                f"--graphs {graphs} with --device cpu: a CPU has no CUDA graphs",
+                consequence="nothing was run",
+                remedy="give --device cuda, or leave --graphs out",
+            )
+        return Mode(overlap=bool(overlap), tp=tp, dtype=dtype)
+    graphs = GRAPHS if graphs is None else graphs
+    sizes = () if graphs == "none" else tuple(sorted({int(size) for size in graphs.split(",") if size.isdigit() and int(size)}))
+    if graphs != "none" and (not sizes or ",".join(map(str, sizes)) != graphs):
+        raise InputError(
+            f"--graphs {graphs}: not an ascending list of batch sizes",
+            consequence="nothing was run",
+            remedy="give sizes such as 1,2,4, or none",
+        )
+    must_have_cuda(tp, attention)
+    return Mode(device="cuda", graphs=sizes, overlap=overlap is not False, tp=tp, dtype=dtype, attention=attention)
+
+
+def check_attention(attention: Attention, device: str, dtype: Dtype) -> None:
+    """Raises InputError for FlashAttention where it cannot run: its kernels are a GPU's, and know 16 bits and less."""
+    if attention == "fa3" and (device != "cuda" or dtype != "bfloat16"):
+        asked = "--device cpu" if device != "cuda" else f"--dtype {dtype}"
+        raise InputError(
+            f"--attention fa3 with {asked}: FlashAttention's kernels run on a GPU, and know no float32",
+            consequence="nothing was run",
+            remedy="give --device cuda --dtype bfloat16, or leave --attention out: the Triton backend runs everywhere",
+        )
+
+
+def check_kernels(kernels: Kernels, mode: Mode) -> None:
+    """Raises InputError for a kernel runtime that would not run, or not with this type."""
+    if mode.device == "cuda" and kernels != "fast":
+        raise InputError(
+            f"--kernels {kernels} with --device cuda: on a GPU Triton compiles the kernels, and no runtime of eagletwin's runs",
+            consequence="nothing was run",
+            remedy="leave --kernels out, or use --device cpu",
+        )
+    if mode.dtype == "bfloat16" and kernels in ("interpreter", "shadow"):
+        raise InputError(
+            f"--kernels {kernels} with --dtype bfloat16: Triton's interpreter computes with the bits of bfloat16 as if they "
+            "were integers",
+            consequence="nothing was run",
+            remedy="use --kernels fast or checked",
+        )
+
+
+def check_ranks(tp: int) -> None:
+    """Raises InputError for ranks among which no model's KV heads can be shared out."""
+    from eagletwin.harness.families import RECIPES
+
+    heads = {recipe.kv_heads for recipe in RECIPES.values()}
+    if all(number % tp for number in heads):
+        possible = [str(ranks) for ranks in range(1, max(heads) + 1) if any(number % ranks == 0 for number in heads)]
+        raise InputError(
+            f"--tp {tp}: KV heads are divided evenly among ranks, and eagletwin's models have {max(heads)}",
+            consequence="nothing was run; the limit is eagletwin's, whose models are tiny, and not SGLang's",
+            remedy=f"use --tp {' or '.join(possible)}",
+        )
+
+
+def must_have_cuda(gpus: int = 1, attention: Attention = "triton") -> None:
+    """Raises InputError that says what the CUDA engine lacks here."""
+    from eagletwin.harness.engines.cuda_here import missing_for_cuda
+
+    missing = missing_for_cuda(gpus, attention)
+    if missing:
+        raise InputError(
+            missing[0], consequence="nothing was run: a CUDA engine needs it", remedy=f"{missing[1]} (docs/guide/gpu.md)"
+        )

@@ -1,0 +1,1 @@
+"""`eagletwin prove`: red without a fix, green with it."""

@@ -1,0 +1,186 @@
+"""Prove a fix: red without it, green with it, on the real worker.
+
+For an entry of the ledger the same case runs twice: with the fix and without it, one of the two by a change in memory; or, for
+an approximation that the judge declares, as declared and as it should be. The proof holds if the first is `equal` and the
+second is `diverged` by the rule that the entry names (`unknown`, if that rule is that the worker survives). A live bug that
+no longer shows makes its proof fail: the entry must be brought up to date.
+"""
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from msgspec.structs import replace
+
+from eagletwin.cases.entry import Entry, Known, Probe
+from eagletwin.harness.check.confirm import Outcome, check
+from eagletwin.harness.check.function_calls import ask, probe_text
+from eagletwin.harness.core.errors import EXIT_DIVERGED, EXIT_EQUAL, EXIT_HARNESS, EXIT_UNKNOWN, EagletwinError, InputError
+from eagletwin.harness.core.folders import new_run_folder
+from eagletwin.harness.core.run_spec import DEFAULT_RUN, RunSpec
+from eagletwin.harness.core.verdict import Verdict
+from eagletwin.harness.engines.host import Host, WouldNotStart
+from eagletwin.harness.engines.lock import releases
+from eagletwin.harness.engines.provision import NotFetched
+from eagletwin.harness.engines.release_hosts import hosts
+
+
+def _red(rule: str) -> str:
+    """The status of the case on a worker with the bug: unknown if the worker does not survive it."""
+    return "unknown" if rule.startswith("engine.") else "diverged"
+
+
+@dataclass(frozen=True, slots=True)
+class Proof:
+    entry: Entry
+    fixed: Outcome
+    reverted: Outcome
+
+    @property
+    def holds(self) -> bool:
+        return (
+            self.fixed.verdict.status == "equal"
+            and not self.unchecked
+            and self.reverted.verdict.status == _red(self.entry.rule)
+            and self.reverted.verdict.rule == self.entry.rule
+        )
+
+    @property
+    def unchecked(self) -> bool:
+        """Whether the rule is one of kernels, and some of them ran with the fix where no such rule is checked."""
+        return self.entry.rule.startswith("kernel.") and bool(self.fixed.trace.header.fallbacks)
+
+    @property
+    def exit_code(self) -> int:
+        if self.holds:
+            return EXIT_EQUAL
+        unknown = self.unchecked or "unknown" in (self.fixed.verdict.status, self.reverted.verdict.status)
+        return EXIT_UNKNOWN if unknown else EXIT_DIVERGED
+
+
+@dataclass(frozen=True, slots=True)
+class NoProof:
+    """An entry of which a side could not be run: `error` says why. It proves nothing, and stops no other proof."""
+
+    entry: Entry
+    error: EagletwinError
+
+    @property
+    def holds(self) -> bool:
+        return False
+
+    @property
+    def exit_code(self) -> int:
+        return EXIT_UNKNOWN if isinstance(self.error, WouldNotStart) else self.error.exit_code
+
+
+def prove(host: Host, entries: Sequence[Entry], runs: Path, run: RunSpec = DEFAULT_RUN) -> Iterator[Proof | NoProof]:
+    """Prove entries one by one, in folders of their own below `runs`. Raises InputError for options that fit no engine.
+
+    An SGLang that cannot be imported is tried once: the entries that are left have the same answer.
+    """
+    dead: EagletwinError | None = None
+    for entry in entries:
+        try:
+            if dead is not None:
+                raise dead
+            yield Proof(entry, *(_prove_side(host, entry, side, runs, run) for side in ("fixed", "reverted")))
+        except InputError:
+            raise
+        except EagletwinError as error:
+            dead = error if isinstance(error, WouldNotStart) and not host.version else None
+            yield NoProof(entry, error)
+
+
+def _prove_side(host: Host, entry: Entry, name: str, runs: Path, run: RunSpec) -> Outcome:
+    side = entry.run(entry.green if name == "fixed" else entry.red, run)
+    folder = new_run_folder(runs, f"{entry.id}-{name}")
+    engine = host.engine(entry.case, side.patches, side.kernels)
+    return check(engine, entry.case, folder, side, again=side.command("check", entry.id))
+
+
+def worst(codes: Sequence[int]) -> int:
+    """One exit code for several: a divergence outweighs a failure of the harness, that a doubt, and a doubt a success."""
+    for code in (EXIT_DIVERGED, EXIT_HARNESS, EXIT_UNKNOWN):
+        if code in codes:
+            return code
+    return EXIT_EQUAL if codes else EXIT_UNKNOWN
+
+
+@dataclass(frozen=True, slots=True)
+class WheelSide:
+    """What a release made of an entry or a probe, and that as a person reads it."""
+
+    verdict: Verdict
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class WheelProof:
+    """An entry on published wheels, unchanged but for the entry's `by_hand` and `beside`: `bad`, the last before the fix, and
+    `good`, the first with it.
+
+    why  why a side, which is None then, was not run
+    """
+
+    entry: Known
+    bad: WheelSide | None
+    good: WheelSide | None
+    why: str = ""
+
+    @property
+    def holds(self) -> bool:
+        return (
+            self.bad is not None
+            and self.good is not None
+            and self.bad.verdict.status == _red(self.entry.rule)
+            and self.bad.verdict.rule == self.entry.rule
+            and self.good.verdict.status == "equal"
+        )
+
+    @property
+    def exit_code(self) -> int:
+        if self.holds:
+            return EXIT_EQUAL
+        sides = (self.bad, self.good)
+        return EXIT_UNKNOWN if any(side is None or side.verdict.status == "unknown" for side in sides) else EXIT_DIVERGED
+
+
+def prove_on_wheels(
+    entries: Sequence[Known],
+    runs: Path,
+    run: RunSpec = DEFAULT_RUN,
+    tell: Callable[[str], None] = lambda text: None,
+) -> Iterator[WheelProof]:
+    """Prove fixed entries on the releases around their fix, each release started once. Live ones have no such pair."""
+    wanted = {release for entry in entries if entry.last_bad for release in (entry.last_bad, entry.fixed)}
+    found: dict[tuple[str, str], WheelSide] = {}
+    failed: dict[tuple[str, str], str] = {}
+    for name, host in hosts([name for name in releases() if name in wanted]):
+        asked = [entry for entry in entries if entry.last_bad and name in (entry.last_bad, entry.fixed)]
+        tell(f"SGLang {name}: {', '.join(entry.id for entry in asked)}")
+        for entry in asked:
+            try:
+                found[entry.id, name] = _on_wheel(entry, name, host, runs, run)
+            except EagletwinError as error:
+                failed[entry.id, name] = f"{name}: {error.cause}"
+    for entry in entries:
+        if entry.fixed:
+            sides = [(entry.id, entry.last_bad), (entry.id, entry.fixed)]
+            why = entry.hidden or "; ".join(failed[side] for side in sides if side in failed)
+            yield WheelProof(entry, found.get(sides[0]), found.get(sides[1]), why)
+
+
+def _on_wheel(entry: Known, release: str, host: Host | NotFetched, runs: Path, run: RunSpec) -> WheelSide:
+    if isinstance(host, NotFetched):
+        raise host
+    if isinstance(entry, Probe):
+        verdict = ask(entry, host)
+        return WheelSide(verdict, probe_text(entry, verdict, host.version))
+    changes = (entry.by_hand if release == entry.last_bad else None, entry.beside.get(release))
+    patches = tuple(patch for patch in changes if patch is not None)
+    again = run.command("prove", "--releases", entry.id) if patches else replace(run, sglang=release).command("check", entry.id)
+    engine = host.engine(entry.case, patches, run.kernels)
+    folder = new_run_folder(runs, f"{entry.id}-on-{release}")
+    outcome = check(engine, entry.case, folder, run, again=again)
+    return WheelSide(outcome.verdict, f"{outcome.report}\n  folder: {folder}\n")

@@ -1,0 +1,78 @@
+"""Tables for the terminal."""
+
+from collections.abc import Sequence
+
+from eagletwin.cases.entry import Entry, Known
+from eagletwin.harness.core.errors import EXIT_UNKNOWN
+from eagletwin.harness.core.terminal import width
+
+from ..tables import print_table
+from .proof import NoProof, Proof, WheelProof, WheelSide
+
+
+def proof_title(entry: Known) -> str:
+    """What is about to be proven."""
+    state = f"in {entry.buggy}, fixed in {entry.fixed}" if entry.fixed else f"LIVE, seen from {entry.buggy.rstrip(' -')} on"
+    return f"== {entry.id}: {entry.title}\n   {state}; matters with {entry.trigger}\n"
+
+
+def proof_text(proof: Proof | NoProof) -> str:
+    """The proof of an entry: the argument of each side, or why it could not be run."""
+    if isinstance(proof, NoProof):
+        word = "UNKNOWN" if proof.exit_code == EXIT_UNKNOWN else "ERROR"
+        return f"{proof_title(proof.entry)}\n{word}\n\n  {proof.error}\n"
+    lines = [proof_title(proof.entry)]
+    for outcome, side in ((proof.fixed, proof.entry.green), (proof.reverted, proof.entry.red)):
+        lines += [f"-- {proof.entry.says(side)}\n", outcome.text(width()), f"  folder: {outcome.folder}\n"]
+    return "\n".join(lines)
+
+
+def proof_table(proofs: Sequence[Proof | NoProof], others: Sequence[Entry] = ()) -> None:
+    """Proofs, and the entries that the mode does not reach."""
+    rows = list[tuple[str, ...]]()
+    for proof in proofs:
+        if isinstance(proof, NoProof):
+            rows.append((proof.entry.id, _in(proof.entry), "not run", "not run", "[yellow]unknown[/]: a side was not run"))
+            continue
+        reverted = proof.reverted.verdict
+        rows.append(
+            (
+                proof.entry.id,
+                _in(proof.entry),
+                proof.fixed.verdict.status,
+                f"{reverted.status} {reverted.rule}".strip(),
+                "[green]holds[/]" if proof.holds else f"[red]fails[/]: {_failure(proof)}",
+            )
+        )
+    rows += [(entry.id, _in(entry), "not run", "not run", "[yellow]unknown[/]: not reached") for entry in others]
+    print_table(("entry", "in", "with the fix", "without it", "proof"), rows)
+
+
+def _failure(proof: Proof) -> str:
+    """What should have come out, and what did."""
+    fixed, reverted, rule = proof.fixed.verdict, proof.reverted.verdict, proof.entry.rule
+    wrong = []
+    if fixed.status != "equal":
+        wrong.append(f"with the fix the case must be equal, and is {fixed.status} {fixed.rule}".rstrip())
+    if reverted.status == "equal" or reverted.rule != rule:
+        wrong.append(f"without it the case must break {rule}, and is {reverted.status} {reverted.rule}".rstrip())
+    return "; ".join(wrong) + ". This SGLang has another bug there, or changes what the entry edits"
+
+
+def _in(entry: Entry) -> str:
+    return entry.buggy + ("" if entry.fixed else " (live)")
+
+
+def wheel_proof_table(proofs: Sequence[WheelProof]) -> None:
+    rows = []
+    for proof in proofs:
+        result = (
+            "[green]holds[/]" if proof.holds else proof.why or f"[red]fails[/]: must break {proof.entry.rule}, then be equal"
+        )
+        rows.append((proof.entry.id, _side(proof.entry.last_bad, proof.bad), _side(proof.entry.fixed, proof.good), result))
+    print_table(("entry", "before the fix", "with it", "proof"), rows)
+
+
+def _side(release: str, seen: WheelSide | None) -> str:
+    verdict = "not run" if seen is None else f"{seen.verdict.status} {seen.verdict.rule}".strip()
+    return f"{release}: {verdict}" if release else "none"

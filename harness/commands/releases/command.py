@@ -1,0 +1,80 @@
+"""`eagletwin releases …`: the published releases of SGLang that `--sglang` knows, and what holds on each of them."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from eagletwin.cases.ledger import with_probes
+from eagletwin.harness.core.errors import EXIT_DIVERGED, EXIT_EQUAL, EXIT_UNKNOWN, InputError
+from eagletwin.harness.core.words import count
+
+from ..options import tell
+
+releases = typer.Typer(add_completion=False, help="The published releases of SGLang, and the ledger on each of them.")
+
+
+@releases.command("list")
+def releases_list() -> int:
+    """List the releases that `--sglang` accepts, and which of them are in the cache. Fetches nothing."""
+    from eagletwin.harness.engines.lock import releases as known
+    from eagletwin.harness.engines.source import here
+
+    there = here()
+    for name in known():
+        print(f"{name:14} {'here' if name in there else 'to be fetched'}")
+    return EXIT_EQUAL
+
+
+@releases.command("fetch")
+def releases_fetch(
+    names: Annotated[list[str] | None, typer.Argument(metavar="RELEASE…", help="Releases; without any, all of them.")] = None,
+) -> int:
+    """Fetch releases, and the packages that they pin, into the cache: for work without a network."""
+    from eagletwin.harness.engines.source import resolve
+
+    for name in chosen(names):
+        print(f"{name:14} {', '.join(map(str, resolve(name).paths)) or 'installed'}", flush=True)
+    return EXIT_EQUAL
+
+
+def chosen(names: list[str] | None) -> list[str]:
+    """The releases of these names; all of them if no name is given. Raises InputError for an unknown release."""
+    from eagletwin.harness.engines.lock import releases as known
+
+    for name in names or ():
+        if name not in known():
+            raise InputError(
+                f"{name!r} is not a known release", consequence="nothing was done", remedy=f"use some of {', '.join(known())}"
+            )
+    return [name for name in known() if name in names] if names else list(known())
+
+
+@releases.command("table")
+def releases_table(
+    names: Annotated[list[str] | None, typer.Argument(metavar="RELEASE…", help="Releases; without any, all of them.")] = None,
+    entries: Annotated[
+        list[str] | None, typer.Option("--entry", metavar="ENTRY", help="Measure only this entry. Repeatable.")
+    ] = None,
+    again: Annotated[bool, typer.Option("--again", help="Measure everything again.")] = False,
+    write: Annotated[
+        Path, typer.Option(help="Folder for the page, releases.md, and for the measurements, data/*.json.")
+    ] = Path("docs/records"),
+) -> int:
+    """Measure the ledger and greedy output on every release, where it is not measured yet, and write a page.
+
+    An interrupted run goes on where it stopped. 1 if greedy output differs anywhere, 125 if a cell is empty.
+    """
+    from .report import PAGE, empty, page
+    from .table import differs, fill, right_output
+
+    ledger = with_probes(["all"])
+    wanted = with_probes(entries) if entries else ledger
+    found = fill(write, chosen(names), ledger, wanted, again=again, say=tell)
+    right = right_output()
+    (write / PAGE).write_text(page(found, ledger, right), encoding="utf-8")
+    print(f"{write / PAGE} written")
+    holes = empty(found, ledger)
+    if holes:
+        print(f"not measured: {count(len(holes), 'cell')}, such as {holes[0]}")
+    return EXIT_DIVERGED if differs(found, right) else EXIT_UNKNOWN if holes else EXIT_EQUAL

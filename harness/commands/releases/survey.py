@@ -1,0 +1,161 @@
+"""Run the ledger on a release, and the cases that all releases have in common."""
+
+import hashlib
+import tempfile
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+from eagletwin.cases.common import COUNT, common_case
+from eagletwin.cases.entry import Known, Probe
+from eagletwin.cases.reach import unreached
+from eagletwin.harness.check.confirm import check
+from eagletwin.harness.check.function_calls import ask
+from eagletwin.harness.core.case import Case, without_defaults
+from eagletwin.harness.core.errors import EagletwinError, HarnessError
+from eagletwin.harness.core.run_spec import Limits, RunSpec
+from eagletwin.harness.core.trace import Trace
+from eagletwin.harness.core.verdict import Verdict
+from eagletwin.harness.engines.host import Host
+from eagletwin.harness.engines.provision import NotFetched
+
+from .results import Cell, Measured, Output
+
+LIMITS = Limits(step=60.0, case=300.0)
+
+
+def asked_of(entry: Known) -> str:
+    """A digest of what a cell runs, how it is judged, and what would make it red."""
+    if isinstance(entry, Probe):
+        return _digest(f"{entry.call.words} {entry.rule}".encode())
+    return _digest(f"{without_defaults(entry.case)} {entry.red.view} {entry.rule}".encode())
+
+
+def asked_output(count: int = COUNT) -> str:
+    """A digest of the common cases."""
+    return _digest(str([without_defaults(common_case(seed)) for seed in range(count)]).encode())
+
+
+def cell_of(entry: Known, verdict: Verdict, seconds: float = 0.0) -> Cell:
+    """What a verdict of the unchanged release says of an entry."""
+    asked, own = asked_of(entry), verdict.rule == entry.rule
+    if verdict.status == "equal":
+        return Cell(asked=asked, status="green", seconds=seconds)
+    if verdict.status == "diverged" or (own and entry.rule.startswith("engine.")):
+        return Cell(asked=asked, status="red", rule=verdict.rule, own=own, seconds=seconds)
+    why = ": ".join(part for part in (verdict.rule, verdict.reason) if part)
+    return Cell(asked=asked, status="cannot tell", rule=verdict.rule, why=why, seconds=seconds)
+
+
+def cell_without_asking(entry: Known) -> Cell | None:
+    """What can be said of an entry without asking a release, on a CPU; None: a release must be asked."""
+    why = "" if isinstance(entry, Probe) else unreached(entry)
+    return Cell(asked=asked_of(entry), status="cannot tell", why=why) if why else None
+
+
+def measure(
+    host: Host | NotFetched,
+    known: Measured,
+    entries: Sequence[Known],
+    *,
+    keep: Callable[[Measured], None],
+    say: Callable[[str], None],
+    count: int = COUNT,
+) -> None:
+    """Fill in what is not known of a release, and hand it to `keep` after each answer.
+
+    Of a release that cannot be had, what is known stays; the rest was not `asked`, so it is asked next time.
+    """
+    if isinstance(host, NotFetched):
+        for entry in entries:
+            if entry.id not in known.cells or known.cells[entry.id].asked != asked_of(entry):
+                known.cells[entry.id] = Cell(asked="", status="cannot tell", why=host.cause)
+        if known.output is None or known.output.asked != asked_output(count):
+            known.output = Output(asked="", why=host.cause)
+        say(f"{known.release:13} {host.cause}")
+        keep(known)
+        return
+    for entry in entries:
+        known.cells[entry.id] = _cell(host, entry)
+        cell = known.cells[entry.id]
+        said = f"{cell.status} {cell.rule}".strip()
+        say(f"{known.release:13} {entry.id:26} {said}, {cell.seconds:.1f} s" + (f": {cell.why}" if cell.why else ""))
+        keep(known)
+    if known.output is None or known.output.asked != asked_output(count):
+        known.output = _output(host, count)
+        finished = sum(bool(tokens) for tokens in known.output.tokens)
+        say(f"{known.release:13} output of {finished} of {count} common cases, {known.output.seconds:.1f} s {known.output.why}")
+        keep(known)
+
+
+def _cell(host: Host, entry: Known) -> Cell:
+    begun = time.monotonic()
+    with tempfile.TemporaryDirectory(prefix="eagletwin-") as scratch:
+        try:
+            verdict = _verdict(host, entry, Path(scratch))
+        except EagletwinError as error:  # it does not start, it refuses the configuration, or the harness failed on it
+            why = f"{error.cause}{_last_words(Path(scratch))}".replace(scratch, "")
+            asked = "" if isinstance(error, HarnessError) else asked_of(entry)  # which says nothing of the release
+            return Cell(asked=asked, status="cannot tell", why=why, seconds=time.monotonic() - begun)
+    return cell_of(entry, verdict, time.monotonic() - begun)
+
+
+def _verdict(host: Host, entry: Known, scratch: Path) -> Verdict:
+    if isinstance(entry, Probe):
+        return ask(entry, host)
+    return check(host.engine(entry.case), entry.case, scratch, RunSpec(view=entry.red.view, limits=LIMITS)).verdict
+
+
+def _last_words(folder: Path) -> str:
+    """The last line of the log of a case that ran, where there is one."""
+    log = folder / "engine.log"
+    lines = log.read_text(errors="replace").split("\n") if log.is_file() else []
+    return next((f" ({line.strip()})" for line in reversed(lines) if line.strip()), "")
+
+
+def _output(host: Host, count: int) -> Output:
+    begun = time.monotonic()
+    tokens, why, packages = [], "", ""
+    for seed in range(count):
+        case = common_case(seed)
+        try:
+            engine = host.engine(case)
+            with tempfile.TemporaryDirectory(prefix="eagletwin-") as scratch:
+                trace = engine.run(case, Path(scratch), LIMITS, fresh=False)
+        except EagletwinError as error:
+            tokens.append("")
+            why = why or f"{case.name}: {error.cause}"
+            continue
+        info = engine.info
+        packages = f"torch {info.torch}, triton {info.triton}, transformers {info.transformers}"
+        tokens.append(digest_of(emitted(trace)) if trace.header.ending.kind == "finished" else "")
+        if not tokens[-1]:
+            why = why or f"{case.name} {trace.header.ending.kind}: {trace.header.ending.detail}"
+    seconds = time.monotonic() - begun
+    return Output(asked=asked_output(count), tokens=tuple(tokens), why=why, packages=packages, seconds=seconds)
+
+
+def emitted(trace: Trace) -> dict[str, list[int]]:
+    """The tokens that each request was answered with."""
+    records = enumerate(trace.header.records)
+    return {record.request: trace.integers(number, "tokens") for number, record in records if record.stage == "finished"}
+
+
+def digest_of(tokens: dict[str, list[int]]) -> str:
+    return _digest(repr(sorted(tokens.items())).encode())
+
+
+def plain_greedy(case: Case) -> dict[str, list[int]]:
+    """What the target alone says to each request of a common case, by the reference, in float64."""
+    import torch
+
+    from ..bench.acceptance import greedy
+
+    return {
+        request.id: greedy(case.model, torch.tensor(request.prompt), request.max_new_tokens)[len(request.prompt) :].tolist()
+        for request in case.requests
+    }
+
+
+def _digest(data: bytes) -> str:
+    return hashlib.sha256(data).hexdigest()[:12]

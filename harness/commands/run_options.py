@@ -1,0 +1,116 @@
+"""The options that name a run, for every command that has one: typed, they become a RunSpec.
+
+A command takes `spec: RunSpec` and is decorated with `run_options` and the groups of options that it knows; Typer sees the
+options in place of `spec`.
+"""
+
+import inspect
+from collections.abc import Callable
+from functools import wraps
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from eagletwin.cases.ledger import patches_of
+from eagletwin.harness.core.rule_names import rules_off
+from eagletwin.harness.core.run_spec import DEFAULT_LIMITS, DEFAULT_RUN, Limits, RunSpec
+
+from .options import (
+    DEFAULT_GRAPHS,
+    JUDGE,
+    AttentionBackend,
+    CaseSeconds,
+    DataType,
+    Device,
+    Graphs,
+    KernelRuntime,
+    Overlap,
+    PatchFiles,
+    Ranks,
+    Remedies,
+    Reverts,
+    RulesOff,
+    Sglang,
+    StepSeconds,
+    Views,
+    check_kernels,
+    mode_of,
+)
+
+Repeat = Annotated[
+    int,
+    typer.Option(
+        "--repeat",
+        metavar="N",
+        min=1,
+        rich_help_panel=JUDGE,
+        help="Run the case this many times before it counts as equal: for faults that read unwritten memory, and races.",
+    ),
+]
+
+# (name, what Typer reads of it, default)
+Option = tuple[str, Any, Any]
+CHANGES: tuple[Option, ...] = (("revert", Reverts, None), ("remedy", Remedies, None), ("patch", PatchFiles, None))
+JUDGING: tuple[Option, ...] = (("without", RulesOff, None), ("view", Views, DEFAULT_RUN.view))
+REPEAT: tuple[Option, ...] = (("repeat", Repeat, 1),)
+SOURCE: tuple[Option, ...] = (("sglang", Sglang, ""),)
+KERNELS: tuple[Option, ...] = (("kernels", KernelRuntime, "fast"),)
+HOW: tuple[Option, ...] = (
+    *KERNELS,
+    ("device", Device, "cpu"),
+    ("graphs", Graphs, DEFAULT_GRAPHS),
+    ("overlap", Overlap, None),
+    ("tp", Ranks, 1),
+    ("dtype", DataType, "float32"),
+    ("attention", AttentionBackend, "triton"),
+)
+# Of a server, which runs on a CPU and has one rank.
+SERVED: tuple[Option, ...] = (("overlap", Overlap, None), ("dtype", DataType, "float32"))
+LIMITS: tuple[Option, ...] = (
+    ("step_timeout", StepSeconds, DEFAULT_LIMITS.step),
+    ("case_timeout", CaseSeconds, DEFAULT_LIMITS.case),
+)
+
+Command = Callable[..., object]
+
+
+def run_options(*groups: tuple[Option, ...]) -> Callable[[Command], Command]:
+    """Give a command these options in place of its parameter `spec`."""
+    options = {name: (annotation, default) for group in groups for name, annotation, default in group}
+
+    def decorate(command: Command) -> Command:
+        own = [one for name, one in inspect.signature(command).parameters.items() if name != "spec"]
+        keyword = inspect.Parameter.KEYWORD_ONLY
+        more = [inspect.Parameter(name, keyword, default=usual, annotation=kind) for name, (kind, usual) in options.items()]
+
+        @wraps(command)
+        def typed(*args: Any, **kwargs: Any) -> object:
+            given = {name: kwargs.pop(name, usual) for name, (_, usual) in options.items()}
+            return command(*args, **kwargs, spec=spec_of(given))
+
+        parameters = [one.replace(kind=keyword) for one in own] + more
+        typed.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
+        typed.__annotations__ = {one.name: one.annotation for one in parameters}
+        return typed
+
+    return decorate
+
+
+def spec_of(given: dict[str, Any]) -> RunSpec:
+    """The run that these options name; what is not given is at its default. Raises InputError before anything is imported."""
+    changes = {name: given.get(name) or [] for name in ("revert", "remedy", "patch")}
+    engine = {name: given[name] for name in ("tp", "dtype", "attention") if name in given}
+    mode = mode_of(given.get("device", "cpu"), given.get("graphs", DEFAULT_GRAPHS), given.get("overlap"), **engine)
+    check_kernels(given.get("kernels", "fast"), mode)
+    return RunSpec(
+        sglang=given.get("sglang", ""),
+        mode=mode,
+        kernels=given.get("kernels", "fast"),
+        patches=patches_of(changes["revert"], changes["remedy"], [Path(file) for file in changes["patch"]]),
+        changes=tuple(word for name, values in changes.items() for value in values for word in (f"--{name}", str(value))),
+        without=rules_off(given.get("without")),
+        view=given.get("view", DEFAULT_RUN.view),
+        limits=Limits(step=given.get("step_timeout", DEFAULT_LIMITS.step), case=given.get("case_timeout", DEFAULT_LIMITS.case)),
+        repeat=given.get("repeat", 1),
+    )

@@ -1,0 +1,170 @@
+"""A case: what to do, as plain data (JSON). Read from strangers, so every field has a type and a bound, and none is a path.
+
+A neutral core (model recipe, requests, events, num_steps, topk, num_draft_tokens, page and chunk sizes) and one block of
+settings for each engine. It never holds code. `exercises` names what a hand-made case is for; the judge says `unknown` if that
+did not happen.
+"""
+
+from typing import Annotated, Any, Literal
+
+import msgspec
+from msgspec import Meta, Struct
+
+SCHEMA = 1
+MAX_FILE_BYTES = 1 << 20  # the largest valid case, 64 prompts of 2,048 tokens, is some 700 kB of JSON
+
+Name = Annotated[str, Meta(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}\Z")]
+Token = Annotated[int, Meta(ge=0, lt=1 << 20)]
+
+
+class Printed(Struct, frozen=True):
+    """Plain data whose repr is the Python that makes it: without the fields that have their default."""
+
+    def __repr__(self) -> str:
+        fields = ((field.name, getattr(self, field.name), field.default) for field in msgspec.structs.fields(self))
+        return f"{type(self).__name__}({', '.join(f'{name}={value!r}' for name, value, usual in fields if value != usual)})"
+
+
+class Sampling(Printed, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """How a request samples: of softmax(logits / temperature), the top_k largest (0: all), of these the top_p largest mass.
+
+    seed: what its coins are hashed from, where `engine.sglang.deterministic` has them hashed and not drawn.
+    """
+
+    # below a hundredth a float32 softmax of these models' logits has one token left
+    temperature: Annotated[float, Meta(ge=0.01, le=100)] = 1.0
+    top_k: Annotated[int, Meta(ge=0, lt=1 << 20)] = 0
+    top_p: Annotated[float, Meta(gt=0, le=1)] = 1.0
+    seed: Annotated[int, Meta(ge=0, lt=1 << 62)] | None = None
+
+
+class Request(Printed, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """One request. `arrive` is the scheduler iteration, from 0, before which it is handed in.
+
+    stop  tokens of which the first emitted one ends the request, as does the recipe's end-of-sequence token then; with
+          none of them, only max_new_tokens does
+    sampling  absent: greedy
+    """
+
+    id: Name
+    prompt: Annotated[tuple[Token, ...], Meta(min_length=1, max_length=2048)]
+    max_new_tokens: Annotated[int, Meta(ge=1, le=512)]
+    arrive: Annotated[int, Meta(ge=0, le=1000)] = 0
+    stop: Annotated[tuple[Token, ...], Meta(max_length=64)] = ()
+    sampling: Sampling | None = None
+
+
+class Event(Printed, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Something that happens to the scheduler before iteration `at` (from 0), after that iteration's arrivals.
+
+    abort    the client of `request` hangs up
+    retract  all running requests lose their slots and go back to the queue
+    pause    nothing is scheduled until the next resume; one that never comes comes after the last event
+    flush    empty the prefix cache; SGLang refuses while anything runs
+    """
+
+    at: Annotated[int, Meta(ge=0, le=1000)]
+    kind: Literal["abort", "retract", "pause", "resume", "flush"]
+    request: Annotated[str, Meta(pattern=r"^([A-Za-z0-9][A-Za-z0-9._-]{0,63})?\Z")] = ""
+
+
+class SGLangSettings(Printed, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """What only SGLang has: `max_total_tokens` is the size of the KV pool in slots; `context_length` 0: the recipe's.
+
+    update_weights: the worker starts with other weights, and is given the recipe's by this path before the first request.
+    rejection_sampling: --speculative-use-rejection-sampling: the draft samples too; else only the target does.
+    accept_single, accept_acc: --speculative-accept-threshold-single, -acc: below 1, more drafts of a tree are accepted.
+    deterministic: --enable-deterministic-inference: coins are hashed from the requests' seeds.
+    random_seed: what coins that are drawn begin from.
+    """
+
+    radix_cache: bool = False
+    max_running_requests: Annotated[int, Meta(ge=1, le=64)] = 8
+    max_total_tokens: Annotated[int, Meta(ge=64, le=65536)] = 1024
+    context_length: Annotated[int, Meta(ge=0, le=4096)] = 0
+    update_weights: Literal["", "disk", "tensor"] = ""
+    rejection_sampling: bool = False
+    accept_single: Annotated[float, Meta(gt=0, le=1)] = 1.0
+    accept_acc: Annotated[float, Meta(gt=0, le=1)] = 1.0
+    deterministic: bool = False
+    random_seed: Annotated[int, Meta(ge=0, lt=1 << 31)] = 0
+
+
+class EngineSettings(Printed, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    sglang: SGLangSettings = SGLangSettings()
+
+
+class Case(Printed, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """What an engine is to do. Sizes are in tokens; `chunked_prefill_size` is a whole number of pages."""
+
+    schema: int = SCHEMA
+    name: Name
+    model: Name
+    requests: Annotated[tuple[Request, ...], Meta(min_length=1, max_length=64)]
+    # 16 steps: past the longest chain anyone serves; each step costs the engine one forward
+    num_steps: Annotated[int, Meta(ge=1, le=16)]
+    topk: Annotated[int, Meta(ge=1, le=64)] = 1
+    # nodes that the target verifies in a round, the bonus token among them; 0: as many as the longest path, num_steps + 1
+    num_draft_tokens: Annotated[int, Meta(ge=0, le=1024)] = 0
+    page_size: Annotated[int, Meta(ge=1, le=128)] = 1
+    chunked_prefill_size: Annotated[int, Meta(ge=1, le=8192)] = 64
+    # sizes of the first prefill batches; chunked_prefill_size holds after the last
+    chunks: Annotated[tuple[Annotated[int, Meta(ge=1, le=8192)], ...], Meta(max_length=1024)] = ()
+    events: Annotated[tuple[Event, ...], Meta(max_length=64)] = ()
+    exercises: tuple[str, ...] = ()
+    engine: EngineSettings = EngineSettings()
+
+    @property
+    def verify_nodes(self) -> int:
+        """Nodes that the target verifies in a round, the bonus token and the drafts: num_draft_tokens, or what 0 stands for."""
+        return self.num_draft_tokens or self.num_steps + 1
+
+    @property
+    def samples(self) -> bool:
+        """Whether anything in it depends on chance."""
+        return self.engine.sglang.rejection_sampling or any(request.sampling is not None for request in self.requests)
+
+    def sampled(self, request: str) -> Sampling | None:
+        """How this request samples; None: it is greedy, as one that takes the best of all tokens is."""
+        sampling = next(one.sampling for one in self.requests if one.id == request)
+        return None if sampling is None or sampling.top_k == 1 else sampling
+
+    def draws_drafts(self, request: str) -> bool:
+        """Whether the draft draws this request's tokens. Those of a greedy one are the best: any other would be refused."""
+        return self.engine.sglang.rejection_sampling and self.sampled(request) is not None
+
+    def configuration(self) -> "Case":
+        """This case without what differs from case to case on one engine: equal configurations share an engine process.
+
+        Cases that sample do not share one with those that do not: on a CPU the worker is changed for them.
+        """
+        nothing = Request(id="none", prompt=(0,), max_new_tokens=1, sampling=Sampling() if self.samples else None)
+        engine = EngineSettings(sglang=msgspec.structs.replace(self.engine.sglang, random_seed=0))
+        return msgspec.structs.replace(
+            self, name="configuration", requests=(nothing,), chunks=(), events=(), exercises=(), engine=engine
+        )
+
+    @property
+    def last_arrival(self) -> int:
+        """The last scheduler iteration before which a request or event reaches the scheduler."""
+        return max([0, *(request.arrive for request in self.requests), *(event.at for event in self.events)])
+
+
+def without_defaults(value: Any) -> Any:
+    """A struct as plain data, without the fields that have their default: a field that is added later changes nothing."""
+    if isinstance(value, Struct):
+        fields = ((field.encode_name, getattr(value, field.name), field.default) for field in msgspec.structs.fields(value))
+        return {name: without_defaults(own) for name, own, default in fields if own != default}
+    if isinstance(value, tuple):
+        return [without_defaults(part) for part in value]
+    return value
+
+
+def encode_case(case: Case) -> bytes:
+    """Canonical JSON: equal cases give equal bytes. Prompts stay on one line each."""
+    return msgspec.json.encode(case)
+
+
+def pretty_case(case: Case) -> str:
+    """JSON for people."""
+    return msgspec.json.format(encode_case(case), indent=1).decode() + "\n"

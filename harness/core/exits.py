@@ -1,0 +1,105 @@
+"""The guard: every way out of a program of eagletwin ends in an exit code of errors.py (DESIGN §7)."""
+
+import errno
+import os
+import select
+import signal
+import sys
+import traceback
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+from eagletwin.door import remedy
+
+from .errors import EXIT_HARNESS, EXIT_INTERRUPTED, EXIT_PIPE, AlreadyReported, EagletwinError
+
+INTERRUPTED = "interrupted: nothing more was judged; a run folder that holds no verdict.json is of an interrupted run"
+
+# What permissions and free space can cure; any other error of the operating system has another cause, which it names itself.
+_STORAGE = {errno.ENOSPC, errno.EDQUOT, errno.EACCES, errno.EPERM, errno.EROFS}
+
+
+def guarded(run: Callable[[], object]) -> int:
+    """The exit code that `run` returns, or that of errors.py for what it raises: Python's own, 1, would read as `diverged`.
+
+    A run that returns no exit code has no result to report: that is a harness error, never a success.
+    """
+    for name in ("stdout", "stderr"):
+        if getattr(sys, name) is None:  # the shell closed it, as by `>&-`: that changes no verdict
+            setattr(sys, name, open(os.devnull, "w"))  # noqa: SIM115
+    try:
+        code = run()
+        sys.stdout.flush()  # if that fails as the interpreter ends, the exit code is Python's own
+    except SystemExit as stop:  # raised by a library, with an exit code of its own; typer does so for a broken pipe
+        if reader_is_gone():
+            return _unread()
+        print(f"error: a library ended the process (SystemExit {stop.code}); the command did not finish", file=sys.stderr)
+        code = EXIT_HARNESS
+    except AlreadyReported as end:
+        return end.exit_code
+    except EagletwinError as error:
+        print(f"error: {error}", file=sys.stderr)
+        code = error.exit_code
+    except KeyboardInterrupt:
+        code = EXIT_INTERRUPTED
+    except ImportError as error:
+        traceback.print_exc()
+        print(f"error: {type(error).__name__}: {error}\n{remedy(error)}", file=sys.stderr)
+        code = EXIT_HARNESS
+    except OSError as error:
+        if reader_is_gone():
+            return _unread()
+        print(f"error: {error}\n  so:  the command stopped there\n  try: {_advice(error)}", file=sys.stderr)
+        code = EXIT_HARNESS
+    except BaseException:
+        traceback.print_exc()
+        print("error: eagletwin itself failed; this is a bug in it, and says nothing about the engine", file=sys.stderr)
+        code = EXIT_HARNESS
+    if code == EXIT_INTERRUPTED:  # also what typer returns when it sees Ctrl-C first
+        print(INTERRUPTED, file=sys.stderr)
+    if type(code) is int:
+        return code
+    print("error: the command ended without an exit code; this is a bug in eagletwin", file=sys.stderr)
+    return EXIT_HARNESS
+
+
+def reader_is_gone() -> bool:
+    """Whether stdout is a pipe that nothing reads any more, as behind `| head -1`. Other pipes break for other reasons."""
+    try:
+        pipe = select.poll()
+        pipe.register(sys.__stdout__.fileno(), 0)  # type: ignore[union-attr]
+        return any(event & select.POLLERR for _, event in pipe.poll(0))
+    except (AttributeError, OSError, ValueError):  # there is no stdout
+        return False
+
+
+def _unread() -> int:
+    """The reader had what it wanted, and the rest of the command was not done: no error, and no verdict."""
+    sys.stdout = open(os.devnull, "w")  # noqa: SIM115  for the interpreter to flush into as it ends
+    return EXIT_PIPE
+
+
+def _advice(error: OSError) -> str:
+    """What can be done about an error of the operating system."""
+    if error.errno in _STORAGE:
+        return "look at the permissions and the free space of the folder"
+    if isinstance(error, FileNotFoundError) and error.filename:
+        return f"see that {error.filename} exists: a file, or a program that must be on the PATH"
+    return "look at what the message names; `eagletwin doctor` says what this machine lacks"
+
+
+@contextmanager
+def terminated_as_interrupted() -> Iterator[None]:
+    """A polite request to end is one to clean up: processes, scratch folders, whatever a command made for itself."""
+
+    def interrupt(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    # SIGHUP: the terminal was closed; an ignored signal, as under nohup, stays ignored
+    numbers = [number for number in (signal.SIGTERM, signal.SIGHUP) if signal.getsignal(number) != signal.SIG_IGN]
+    before = {number: signal.signal(number, interrupt) for number in numbers}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)

@@ -1,0 +1,59 @@
+"""Where eagletwin keeps what it can make again (the cache) and what it must not lose (run folders)."""
+
+import fcntl
+import os
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from .errors import HarnessError, InputError
+
+
+def cache_folder(part: str) -> Path:
+    """A folder of the cache, made if absent: $EAGLETWIN_CACHE, else $XDG_CACHE_HOME/eagletwin, else ~/.cache/eagletwin."""
+    base = os.environ.get("EAGLETWIN_CACHE")
+    if not base:
+        base = os.path.join(os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache"), "eagletwin")
+    folder = Path(base).absolute() / part
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise HarnessError(
+            f"the cache folder {folder} cannot be made: {error.strerror}",
+            consequence="an engine cannot start without a place for its model checkpoints",
+            remedy="set EAGLETWIN_CACHE to a folder that you may write",
+        ) from error
+    return folder
+
+
+@contextmanager
+def alone(file: Path, waiting: Callable[[], None] = lambda: None) -> Iterator[None]:
+    """Keep other processes that name this lock file out until the block is left, or this process is gone.
+
+    waiting: called first if another process is in the block.
+    """
+    with file.open("a") as held:
+        try:
+            fcntl.flock(held, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            waiting()
+            fcntl.flock(held, fcntl.LOCK_EX)
+        yield
+
+
+def new_run_folder(parent: Path, name: str) -> Path:
+    """Make and return parent/name, or parent/name-2, -3, … : nothing is ever overwritten. Safe among processes."""
+    try:
+        parent.mkdir(parents=True, exist_ok=True)
+        number = 1
+        while True:
+            folder = parent / (name if number == 1 else f"{name}-{number}")
+            try:
+                folder.mkdir()
+                return folder
+            except FileExistsError:
+                number += 1
+    except OSError as error:
+        raise InputError(
+            f"{parent}: {error.strerror}", consequence="nothing was run", remedy="give --out a folder that you may write"
+        ) from error

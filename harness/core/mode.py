@@ -1,0 +1,57 @@
+"""What a worker runs on, and how it is driven. Imports nothing slow: start.py reads it before torch is there."""
+
+from typing import Literal
+
+from msgspec import Struct
+
+from .dtype import Dtype
+
+Attention = Literal["triton", "fa3"]
+
+
+class Mode(Struct, frozen=True):
+    """What the worker runs on, and how it is driven; what a case asks for does not depend on it.
+
+    graphs   batch sizes for which its CUDA graphs are captured: a smaller batch is padded to the next one, a larger one runs
+             without a graph. Empty: no graphs.
+    prefill_graphs  token counts for which graphs of prefill are captured; empty: none
+    dtype    what the worker computes in, and keeps its KV rows in
+    overlap  the release's overlap scheduler: a batch is launched before the results of the one before are looked at
+    attention  SGLang's attention backend, of target and draft. fa3 is FlashAttention 3, which is a GPU's and knows no float32
+    gpu      number of the GPU, of those that this process may see; -1: as the process sees them
+    tp       tensor parallelism: ranks that share the work, a process each, on a GPU a GPU each
+    """
+
+    device: Literal["cpu", "cuda"] = "cpu"
+    graphs: tuple[int, ...] = ()
+    prefill_graphs: tuple[int, ...] = ()
+    overlap: bool = False
+    dtype: Dtype = "float32"
+    gpu: int = -1
+    tp: int = 1
+    attention: Attention = "triton"
+
+    @property
+    def options(self) -> list[str]:
+        """How it is typed on the command line; empty for the CPU engine as it always is."""
+        more = ["--tp", str(self.tp)] if self.tp > 1 else []
+        more += ["--dtype", self.dtype] if self.dtype != "float32" else []
+        more += ["--attention", self.attention] if self.attention != "triton" else []
+        if self.device == "cpu":
+            return (["--overlap"] if self.overlap else []) + more
+        graphs = ",".join(map(str, self.graphs)) or "none"
+        return ["--device", "cuda", "--graphs", graphs, "--overlap" if self.overlap else "--no-overlap", *more]
+
+    @property
+    def words(self) -> str:
+        """For a trace's header; empty for the CPU engine as it always is."""
+        if self.device == "cpu":
+            return "" if self.dtype == "float32" else self.dtype
+        graphs = f"graphs {' '.join(map(str, self.graphs))}" if self.graphs else "no graphs"
+        if self.prefill_graphs:
+            graphs += f" (prefill {' '.join(map(str, self.prefill_graphs))})"
+        attention = "" if self.attention == "triton" else f", {self.attention}"
+        return f"{graphs}, {'with' if self.overlap else 'no'} overlap, {self.dtype}{attention}"
+
+
+CPU = Mode()

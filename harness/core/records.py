@@ -1,0 +1,135 @@
+"""The structs of a trace, as trace.json holds them: records, the ending, what ran, and the header. Plain data.
+
+trace.py writes and reads them.
+"""
+
+from typing import Annotated, Literal, NamedTuple
+
+from msgspec import UNSET, Meta, Struct, UnsetType
+
+from .case import Case
+from .differs import Differs
+from .dtype import Dtype
+
+Size = Annotated[int, Meta(ge=0, lt=1 << 32)]
+
+
+class Key(NamedTuple):
+    """What tells a record from all others of its trace; two traces of one case are matched by it."""
+
+    request: str
+    round: int
+    stage: str
+    step: int = 0
+    layer: int = 0
+    attempt: int = 0
+
+
+class Record(Struct, frozen=True, kw_only=True, gc=False):
+    """One request's share of one stage.
+
+    request    id, or "" for what belongs to no request (pool accounting, the flush)
+    round      verify ordinal of the request: how many times it had been verified before
+    stage      inner: a single forward. boundary: `prefill` (a chunk's target and draft extend are done), `draft` (draft() has
+               returned), `verify`, `extend` (draft extend after verify is done), `iteration` (before a scheduler
+               iteration), `batch` (before a batch runs), `finished`, `cached` (a radix path), `flushed`
+    layer      of a multi-layer draft: the one whose forward this is; else 0
+    step       draft.decode: j = 1..num_steps-1; prefill and its forwards: first position of the chunk; iteration, batch:
+               an ordinal; else 0
+    attempt    how many records with the same request, round, stage, step and layer came before: a request that is retracted
+               before it was verified is prefilled again
+    iteration  scheduler iteration, from 0; information, not part of the key (overlap shifts it)
+    forward    ordinal of the forward, equal for all requests of one batch
+    numbers    scalars by name
+    tensors    names of the tensors that belong to the record, in trace.safetensors as "{record number}.{name}" of a Trace
+    """
+
+    request: str
+    round: int
+    stage: str
+    step: int = 0
+    layer: int = 0
+    attempt: int = 0
+    iteration: int = 0
+    forward: int = 0
+    numbers: dict[str, int] = {}
+    tensors: tuple[str, ...] = ()
+
+    @property
+    def key(self) -> Key:
+        return Key(self.request, self.round, self.stage, self.step, self.layer, self.attempt)
+
+
+class Ending(Struct, frozen=True, kw_only=True):
+    """How the run ended. `detail` tells a person; `where` is the last stage that was reached.
+
+    stopped: the caller asked for no more. faulted: a kernel did what it must not (memory outside its tensors, undefined
+    values, a race); `rule` says which. unseen: a tap of the harness failed, which says nothing about the worker.
+
+    origin  what ended it, the same in every case that it ends: the exception's class with the release's innermost frame, by
+            file and function; of a fault, the kernel. Absent where no exception was seen
+    """
+
+    kind: Literal["finished", "stopped", "crashed", "hung", "faulted", "unseen"]
+    detail: str = ""
+    where: str = ""
+    rule: str = ""
+    origin: str | UnsetType = UNSET
+
+
+class EngineInfo(Struct, frozen=True, kw_only=True):
+    """What ran: everything that two traces must share to be comparable number for number, and all that was changed in it.
+
+    worker   what the engine calls the worker that it ran
+    overlap  whether the scheduler launches a batch before it reads the results of the batch before it: a request that has
+             finished then takes part in one more round
+    parts    on a GPU: the classes that the engine's attention backends and the runners of its graphs are of
+    tp       tensor parallelism: how many ranks share the work; rank: which of them left this trace
+    """
+
+    name: str
+    version: str
+    device: str
+    kernels: str
+    torch: str
+    triton: str
+    transformers: str = ""
+    worker: str = ""
+    overlap: bool = False
+    patches: tuple[str, ...] = ()
+    shims: tuple[str, ...] = ()
+    tp: int = 1
+    rank: int = 0
+    mode: str = ""  # graphs, overlap and dtype, where they are not those of the CPU engine
+    dtype: Dtype = "float32"
+    parts: tuple[str, ...] = ()
+
+
+class Stored(Struct, frozen=True, array_like=True, gc=False):
+    """A tensor of a record, up to schema 2, which did not write them in the order of the records."""
+
+    name: str
+    dtype: str
+    shape: tuple[Size, ...]
+
+
+class Header(Struct, frozen=True, kw_only=True):
+    """dtypes (between spaces), shapes: of the tensors of all records, in order. Each is the next numel(shape) numbers of the
+    flat tensor of its dtype, after those before it. differs: in what the SGLang differs from its base."""
+
+    schema: int
+    case: Case
+    weights: str
+    engine: EngineInfo
+    inner: bool
+    ending: Ending
+    records: tuple[Record, ...]
+    fallbacks: tuple[str, ...] = ()
+    idle_edits: tuple[str, ...] = ()
+    before: int = 0
+    differs: Differs | UnsetType = UNSET  # left out for a release, whose traces stay as they were
+    dtypes: str = ""
+    shapes: tuple[tuple[Size, ...], ...] = ()
+    stored: tuple[Stored, ...] = ()
+    tensors_sha256: str = ""
+    sha256: str = ""

@@ -1,0 +1,252 @@
+"""What the judge says: a verdict, and each divergence as something that can be argued about.
+
+A verdict is `equal`, `diverged` or `unknown`; unknown is never a pass. RULES names everything that is checked, with the
+sentence of DESIGN that it enforces. Kept apart from the judge so that rules and entries can be named before torch is imported.
+"""
+
+from typing import Literal, NamedTuple
+
+from msgspec import Struct
+
+# What a node of a draft tree attends to (reference/growth.py); what a stored row of a multi-layer draft is (reference/mtp.py).
+View = Literal["slot_layout", "true_tree", "last_fed", "committed"]
+
+# As declared. Every release so far stores a branch's keys by its number (PR #8409, never merged): ledger entry 8409 shows it.
+# And leaves rows that were fed a rejected draft as they are, but for hybrid models: entry boundary-kv shows it.
+DECLARED_VIEW: View = "slot_layout"
+
+
+class Rule(NamedTuple):
+    """What must hold, and what it takes to check it.
+
+    section  of docs/explanation/design.md
+    weights  whether the reference must compute with the model's weights: `no`, what is compared follows from the tokens and
+             from other integers of the trace (or the engine checks it as it runs); `in part`, some of it does; `yes`, nothing
+    """
+
+    section: str
+    sentence: str
+    weights: Literal["no", "in part", "yes"]
+
+
+# Names are stable: the kind of a divergence, and a column of the reports. Rendered by rule_table.py.
+RULES: dict[str, Rule] = {
+    "draft.input_ids": Rule(
+        "3.1-3.3",
+        "Row i of the draft consumes token x[i+1]: at a chunk's tail the next prompt token, in draft decode the token "
+        "drafted one step before.",
+        weights="no",
+    ),
+    "draft.positions": Rule(
+        "3.1-3.3",
+        "Row i of the draft stands at position i; draft decode step j stands at position M + j - 1.",
+        weights="no",
+    ),
+    "draft.slots": Rule(
+        "4",
+        "Every written slot is the request's own entry of req_to_token for its column, and nobody else's; no entry "
+        "changes behind its back.",
+        weights="no",
+    ),
+    "draft.runner": Rule(
+        "3.7",
+        "The forward of layer k of a multi-layer draft uses layer k's own attention backend and pools.",
+        weights="no",
+    ),
+    "draft.hidden_in": Rule(
+        "3.1-3.3",
+        "Row i of the draft consumes the target's hidden state h[i]; draft decode consumes the draft's own state of the "
+        "row that proposed its token.",
+        weights="yes",
+    ),
+    "draft.scratch_kv": Rule(
+        "3.3",
+        "When draft() returns, the rows that draft decode wrote are those of the tokens it consumed, at M..M+num_steps-2.",
+        weights="yes",
+    ),
+    "draft.kv": Rule(
+        "3.1",
+        "The draft's stored row i is a function of x[0..i+1] alone, for every committed position.",
+        weights="in part",
+    ),
+    "target.inputs": Rule(
+        "3.6",
+        "The target consumes the prompt's tokens at their positions, and writes the request's own slots.",
+        weights="no",
+    ),
+    "target.hidden": Rule(
+        "2",
+        "For every committed row the target hands the draft its hidden state h[i], the one that the recipe declares.",
+        weights="yes",
+    ),
+    "target.kv": Rule(
+        "3.6",
+        "The target's stored row i is a function of x[0..i] alone, for every committed position.",
+        weights="yes",
+    ),
+    "draft.proposal": Rule("3.3", "Each row proposes the topk tokens of its largest logits, best first.", weights="in part"),
+    "tree.parents": Rule(
+        "3.4",
+        "A frontier holds the topk best candidates of its depth, best first, and each node has a node for a parent.",
+        weights="in part",
+    ),
+    "tree.tokens": Rule(
+        "3.4",
+        "The verify tree is the num_draft_tokens - 1 best of all candidates, in the order of their numbers.",
+        weights="in part",
+    ),
+    "tree.positions": Rule("3.4", "Node n of the verify tree stands at position M + its depth.", weights="no"),
+    "tree.mask": Rule("3.4", "A node sees the committed prefix, its own ancestors and itself.", weights="no"),
+    "tree.retrieve": Rule(
+        "3.4",
+        "The links of each node lead to its first child and to its parent's next child.",
+        weights="no",
+    ),
+    "verify.inputs": Rule("3.5", "The target verifies x[M] and the nodes of the tree, at M + their depths.", weights="no"),
+    "verify.accept": Rule(
+        "3.5",
+        "Verify goes from node to the child that equals the target's argmax, and commits the argmax after the last as bonus.",
+        weights="in part",
+    ),
+    "verify.coins": Rule(
+        "3.5",
+        "Coins are at least 0 and below 1. No two rounds have the same coins, and at most one coin of a trace is also a coin "
+        "of the round before it or of another request in its batch. The coins of a seeded request are hashed from its seed, "
+        "its length and the node.",
+        weights="no",
+    ),
+    "verify.probabilities": Rule(
+        "3.5",
+        "Verify samples from softmax(logits / temperature) of the target at each accepted node, cut at top_k, then at top_p.",
+        weights="yes",
+    ),
+    "draft.probabilities": Rule(
+        "3.5",
+        "The draft distribution q that rejection sampling uses is softmax(logits / temperature) of the draft's row that "
+        "proposed the token.",
+        weights="yes",
+    ),
+    "commit.path": Rule(
+        "3.6",
+        "The accepted path is moved to the front: its KV rows in the target's pool, its predicted tokens, its hidden states.",
+        weights="in part",
+    ),
+    "output.tokens": Rule(
+        "3.9",
+        "The emitted tokens equal plain greedy decoding of the target, up to the finished length.",
+        weights="in part",
+    ),
+    "pool.accounting": Rule(
+        "4",
+        "Free, cached and held slots are disjoint and make up the pool; after everything is done and flushed, all are free.",
+        weights="no",
+    ),
+    "schedule.events": Rule(
+        "4",
+        "An aborted request ends within a step, a retracted one starts again with a prefill, nothing runs in a pause, and"
+        " an idle scheduler's cache is empty after a flush.",
+        weights="no",
+    ),
+    "ranks.agree": Rule(
+        "4",
+        "All ranks of a tensor-parallel worker come to the same integers: tokens, positions, slots, trees, paths, counts.",
+        weights="no",
+    ),
+    "kernel.memory": Rule(
+        "5",
+        "A kernel reads and writes only elements of the tensors it was given, and raw addresses only KV pools.",
+        weights="no",
+    ),
+    "kernel.undefined": Rule("5", "What a kernel stores does not depend on memory or lanes that nobody defined.", weights="no"),
+    "kernel.order": Rule("5", "What a kernel stores does not depend on the order of its programs.", weights="no"),
+    "kernel.shadow": Rule("5", "The fast runtime stores what Triton's interpreter stores.", weights="no"),
+    "engine.crash": Rule("4", "The worker survives every valid case.", weights="no"),
+    "engine.hang": Rule("4", "The worker finishes every valid case.", weights="no"),
+}
+
+
+# What holds instead of a multi-layer draft.
+LAYER_RULES: dict[str, Rule] = {
+    "draft.input_ids": Rule(
+        "3.7",
+        "Row i of layer k consumes token x[i+1+k]: at a chunk's tail the prompt's; past what is known yet, the drafts so far.",
+        weights="no",
+    ),
+    "draft.hidden_in": Rule(
+        "3.7",
+        "Row i of every layer consumes the target's hidden state h[i]; in a chained model, the state of the layer below "
+        "for the same row.",
+        weights="yes",
+    ),
+    "draft.kv": Rule(
+        "3.7",
+        "Layer k's stored row i is that of the token it was last fed, which is x[i+1+k] unless it was written before that"
+        " was known; with `--view committed`, that of x[i+1+k].",
+        weights="in part",
+    ),
+}
+
+
+class Divergence(Struct, frozen=True, kw_only=True):
+    """The first number, of one request in one stage, that is not what it must be.
+
+    rank  the one that it was found on, where there are several
+    """
+
+    rule: str
+    request: str
+    round: int
+    stage: str
+    step: int
+    layer: int = 0
+    rank: int | None = None
+    iteration: int
+    index: str
+    expected: str
+    actual: str
+    why: str = ""
+
+    @property
+    def signature(self) -> tuple[str, str, int, str, int, int, int | None, str, str, str]:
+        """What two runs must share to have diverged in the same way (iteration is left out: overlap shifts it)."""
+        return (*self.place, self.index, self.expected, self.actual)
+
+    @property
+    def place(self) -> tuple[str, str, int, str, int, int, int | None]:
+        """Rule and record: where two runs diverge alike whose wrong numbers are not the same."""
+        return (self.rule, self.request, self.round, self.stage, self.step, self.layer, self.rank)
+
+
+class Verdict(Struct, frozen=True, kw_only=True):
+    """status, and what it rests on.
+
+    first      the first divergence in the order in which data flows; None if equal
+    rule       its rule; for `unknown`, engine.crash or engine.hang if that is why
+    later      how many more numbers diverged after it, by rule
+    reason     why it is unknown
+    vacuous    unknown for no other reason than that the case did not reach what it is for, or what a patch edits
+    choices    argmax choices that were compared; ties: those which the reference itself cannot decide; adopted: those of
+               them in which the engine's choice was another one, and was followed
+    exercised  features of the case that really happened (see features.py)
+    checked    how many records each rule looked at: a rule that looked at nothing proves nothing
+    unseen     how many comparisons of a rule could not be made: what they look at ran in a CUDA graph
+    without    rules that were switched off
+    view       what a node of a draft tree was held to attend to, or a stored row to be, if that is not what is declared
+    headroom   largest float error found among equal numbers, as a share of its bound
+    """
+
+    status: Literal["equal", "diverged", "unknown"]
+    rule: str = ""
+    first: Divergence | None = None
+    later: dict[str, int] = {}
+    reason: str = ""
+    vacuous: bool = False
+    choices: int = 0
+    ties: int = 0
+    adopted: int = 0
+    exercised: tuple[str, ...] = ()
+    checked: dict[str, int] = {}
+    unseen: dict[str, int] = {}
+    without: tuple[str, ...] = ()
+    view: str = ""
+    headroom: float = 0.0

@@ -1,0 +1,374 @@
+"""The caller's side of the engine processes: start them, run cases on them, outlive them.
+
+A Host is one zygote (SGLang imported once). An EngineProcess is one configuration, forked from it. Neither can take the
+caller down: whatever happens to them ends in a trace whose ending says so, or in an error that says what to do.
+"""
+
+import contextlib
+import re
+import select
+import shutil
+import socket
+from pathlib import Path
+from types import TracebackType
+
+import msgspec
+
+from eagletwin.harness.core.case import Case, Event, Request, encode_case
+from eagletwin.harness.core.errors import EagletwinError, HarnessError, InputError
+from eagletwin.harness.core.mode import CPU, Mode
+from eagletwin.harness.core.patch import Patch
+from eagletwin.harness.core.records import Ending, EngineInfo
+from eagletwin.harness.core.run_spec import DEFAULT_LIMITS, Kernels, Limits
+from eagletwin.harness.core.trace import Trace, new_header, rank_folder, write_trace
+from eagletwin.harness.families.traces import read_trace
+from eagletwin.harness.families.valid import check_case
+from eagletwin.harness.families.weights import model_pair
+
+from . import wire
+from .source import INSTALLED, Source
+from .start import Zygote
+
+# Import and build take some 10 s on an idle machine; these limits only end what will never answer.
+IMPORT_SECONDS = 300.0
+BUILD_SECONDS = 300.0
+# Engines that stay up at once. Each holds some 0.05 GB of its own, and 30 threads of SGLang's that wake up now and then;
+# building one again takes under a second.
+MAX_ENGINES = 8
+
+
+class WouldNotStart(EagletwinError):
+    """SGLang cannot be imported, or refuses the configuration. For a verdict: unknown.
+
+    log  the file with everything that the process printed, if it was kept
+    """
+
+    log: Path | None = None
+
+    def kept_in(self, folder: Path) -> str:
+        """The message, with the log moved into a run folder."""
+        if self.log is None:
+            return str(self)
+        kept = shutil.move(self.log, folder / "import.log")
+        return str(self).replace(str(self.log), str(kept))
+
+
+class PatchDoesNotApply(HarnessError):
+    """A patch and this SGLang do not fit."""
+
+
+class Host:
+    """A process with SGLang imported, from which engines are forked: `zygote`, which was started, or one of its own for
+    `source`. Use as a context manager."""
+
+    def __init__(self, zygote: Zygote | None = None, source: Source = INSTALLED, mode: Mode = CPU) -> None:
+        self._zygote = zygote
+        self.source, self.mode = (source, mode) if zygote is None else (zygote.source, zygote.mode)
+        self._engines: dict[bytes, EngineProcess] = {}
+        self.version = ""
+
+    def __enter__(self) -> "Host":
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        self.close()
+
+    def close(self) -> None:
+        for engine in self._engines.values():
+            engine.close()
+        self._engines.clear()
+        if self._zygote is not None:
+            self._zygote.close()
+            self._zygote = None
+
+    def engine(self, case: Case, patches: tuple[Patch, ...] = (), kernels: Kernels = "fast") -> "EngineProcess":
+        """The engine for this case's configuration, built first if need be. Raises WouldNotStart, PatchDoesNotApply,
+        and InputError for kernels that do not know the mode's type."""
+        if self.mode.device == "cpu" and self.mode.dtype == "bfloat16" and kernels in ("interpreter", "shadow"):
+            raise InputError(
+                f"--kernels {kernels}: Triton's interpreter computes with the bits of bfloat16 as if they were integers",
+                consequence="nothing was run",
+                remedy="use --kernels fast or checked with --dtype bfloat16",
+            )
+        configuration = case.configuration()
+        key = encode_case(configuration) + repr((patches, kernels)).encode()
+        if self._zygote is not None and self._zygote.ready and self._zygote.ended:
+            self.close()  # the zygote was killed from outside, and its engines died with it
+        engine = self._engines.get(key)
+        if engine is None or not engine.alive:
+            idle = [name for name, other in self._engines.items() if not other.busy]
+            for name in idle[: max(0, len(self._engines) - MAX_ENGINES + 1)]:
+                self._engines.pop(name).close()
+            engine = self._build(wire.Build(configuration, patches, kernels, self.mode))
+        self._engines.pop(key, None)
+        self._engines[key] = engine  # last in the dict: used most recently
+        return engine
+
+    def probe(self, probe: wire.Probe) -> list[list[int]]:
+        """Call one function of SGLang alone. Raises WouldNotStart with the release's word if it cannot be called."""
+        ours, theirs = socket.socketpair()
+        with ours:
+            with theirs:
+                wire.send(self.connection(), probe, theirs.fileno())
+            ours.settimeout(BUILD_SECONDS)
+            try:
+                answer, _ = wire.receive(ours)
+            except (EOFError, TimeoutError, ConnectionError) as error:
+                answer = wire.Refused(type(error).__name__, "")
+        if isinstance(answer, wire.Probed):
+            return answer.numbers
+        if not isinstance(answer, wire.Refused):
+            raise wire.unexpected(answer)
+        raise WouldNotStart(
+            f"{probe.name} cannot be called: {answer.error}",
+            consequence="nothing is known of it",
+            remedy="another release; the release's own word is above",
+        )
+
+    def _build(self, build: wire.Build) -> "EngineProcess":
+        ours, theirs = socket.socketpair()
+        with theirs:
+            wire.send(self.connection(), build, theirs.fileno())
+        ours.settimeout(BUILD_SECONDS)
+        try:
+            answer, _ = wire.receive(ours)
+        except (EOFError, TimeoutError, ConnectionError) as error:
+            ours.close()
+            raise WouldNotStart(
+                f"the engine process died or fell silent while it was built ({type(error).__name__})",
+                consequence="no case was run on this configuration",
+                remedy="`eagletwin doctor`; free some memory, an engine takes about 0.7 GB",
+            ) from error
+        if isinstance(answer, wire.PatchDidNotApply):
+            ours.close()
+            raise PatchDoesNotApply(
+                answer.error,
+                consequence="the patched engine was not built, so nothing is proven either way",
+                remedy="adapt the patch to this release of SGLang",
+            )
+        if isinstance(answer, wire.Refused):
+            ours.close()
+            whose = "; the limit is eagletwin's, not SGLang's" if answer.ours else "; the release's own word is above"
+            raise WouldNotStart(
+                f"{'eagletwin' if answer.ours else 'SGLang'} does not run this configuration: {answer.error}",
+                consequence="no case was run on this configuration",
+                remedy=f"change the configuration{whose if answer.ours or answer.trace else ''}",
+            )
+        if not isinstance(answer, wire.Built):
+            ours.close()
+            raise wire.unexpected(answer)
+        return EngineProcess(ours, answer.engine, self.source)
+
+    def connection(self) -> socket.socket:
+        """The connection to a zygote that has imported SGLang."""
+        if self._zygote is None:
+            self._zygote = Zygote(self.source, self.mode)
+            self._zygote.start()
+        connection = self._zygote.connection
+        if not self._zygote.ready:
+            connection.settimeout(IMPORT_SECONDS)
+            try:
+                answer, _ = wire.receive(connection)
+            except (EOFError, TimeoutError, ConnectionError) as error:
+                raise self._no_import(f"the process that imports it ended or fell silent ({type(error).__name__})") from error
+            if isinstance(answer, wire.Refused):
+                raise self._no_import(answer.error, answer.trace)
+            if not isinstance(answer, wire.Ready):
+                raise wire.unexpected(answer)
+            connection.settimeout(None)
+            self._zygote.ready, self.version = True, answer.version
+        return connection
+
+    def _no_import(self, cause: str, trace: str = "") -> WouldNotStart:
+        assert self._zygote is not None
+        log = self._zygote.keep_log()
+        self.close()
+        place = place_in(trace, self.source.paths[0]) if self.source.tree else ""
+        error = WouldNotStart(
+            f"SGLang cannot be imported: {cause}",
+            consequence="no case was run",
+            remedy=f"{f'look at {place}' if place else '`eagletwin doctor`'}; the whole message is in {log}",
+        )
+        error.log = log
+        return error
+
+
+def place_in(trace: str, root: Path) -> str:
+    """File and line of the innermost frame of a traceback below a folder; a syntax error counts as one. Empty: none."""
+    frames = re.findall(r'^ *File "(.+)", line (\d+)', trace, re.MULTILINE)
+    inside = [f"{file}:{line}" for file, line in frames if Path(file).is_relative_to(root)]
+    return inside[-1] if inside else ""
+
+
+class EngineProcess:
+    """One configuration of the real worker. Cases run in forks of a process that never runs one itself."""
+
+    def __init__(self, connection: socket.socket, info: EngineInfo, source: Source) -> None:
+        self._connection = connection
+        self.info = info
+        self.source = source
+        self._open = True
+        self._broken = ""  # why nothing can be said to the process any more
+        self._in_fork: list[Case] = []  # cases that the standing fork has run, in order
+        self.busy = False  # a session is open
+
+    @property
+    def alive(self) -> bool:
+        """Whether the process still runs: it sends nothing on its own, so a readable socket means that it ended."""
+        if self._open and select.select([self._connection], [], [], 0)[0]:
+            self.close()
+        return self._open
+
+    @property
+    def before(self) -> tuple[Case, ...]:
+        """The cases that ran before the last one in the same fork."""
+        return tuple(self._in_fork[:-1])
+
+    def close(self) -> None:
+        """Hang up: the process ends, and whatever runs in it."""
+        self._open = self.busy = False
+        self._connection.close()
+
+    def run(self, case: Case, folder: Path, limits: Limits = DEFAULT_LIMITS, *, fresh: bool = True, until: int = -1) -> Trace:
+        """Run a case; its trace and the engine's log are in `folder`, which must be empty.
+
+        fresh: in a fork that has run nothing, else in one that may have run other cases (`before`), which is several times
+        faster. until: stop after this scheduler iteration.
+        """
+        self._begin(case, folder, limits, fresh=fresh, until=until)
+        return self._end(case, folder)
+
+    def session(self, case: Case, folder: Path, limits: Limits = DEFAULT_LIMITS) -> "Session":
+        """Run a case step by step, adding to it on the way. `folder` must be empty."""
+        self._begin(case, folder, limits, live=True)
+        return Session(self, case, folder)
+
+    def _begin(
+        self, case: Case, folder: Path, limits: Limits, *, fresh: bool = True, until: int = -1, live: bool = False
+    ) -> None:
+        if self.busy:
+            raise InputError(
+                "a session is open on this engine, and it runs one case at a time",
+                consequence=f"case {case.name} was not run",
+                remedy="finish or close the session first",
+            )
+        self.busy = live
+        self._broken = ""
+        try:
+            self._connection.settimeout(limits.case + 60)  # the engine process keeps the limits; this is for its own death
+            wire.send(self._connection, wire.Run(case, str(folder.absolute()), limits.step, limits.case, fresh, until, live))
+        except OSError as error:
+            self._broken = type(error).__name__
+
+    def _answer(self) -> wire.Stepped | wire.Ran | wire.Failed:
+        if not self._broken:
+            try:
+                answer, _ = wire.receive(self._connection)
+                if not isinstance(answer, wire.Stepped | wire.Ran | wire.Failed):
+                    raise wire.unexpected(answer)
+                return answer
+            except (EOFError, OSError) as error:  # OSError: timed out, broken, or closed when the process was found gone
+                self._broken = type(error).__name__
+            except BaseException:  # the wait was interrupted: the late answer would be taken for the next case's
+                self.close()
+                raise
+        self.close()
+        ending = Ending(kind="crashed", detail=f"the engine process itself is gone ({self._broken})")
+        return wire.Ran(ending, tuple(range(self.info.tp)))
+
+    def _end(self, case: Case, folder: Path, answer: wire.Ran | wire.Failed | None = None) -> Trace:
+        """The trace of a run that is over."""
+        self.busy = False
+        if answer is None:
+            given = self._answer()
+            if isinstance(given, wire.Stepped):
+                raise wire.unexpected(given)
+            answer = given
+        if isinstance(answer, wire.Failed):
+            self._in_fork.clear()
+            raise HarnessError(
+                f"the process of case {case.name} could not do its work: {answer.error}",
+                consequence="the case has no trace and no verdict",
+                remedy=f"look at {folder / 'engine.log'}, and at the free space and permissions of the folder",
+            )
+        del self._in_fork[answer.before :]
+        self._in_fork.append(case)
+        for rank in answer.silent:
+            place = rank_folder(folder, rank)
+            place.mkdir(exist_ok=True)
+            info = msgspec.structs.replace(self.info, rank=rank)
+            write_trace(
+                place, new_header(case, model_pair(case.model).digest, info, answer.ending, (), before=answer.before), {}
+            )
+        trace = read_trace(folder)
+        if trace.header.ending != answer.ending or any(one.header.ending != answer.ending for one in trace.others):
+            # what ended it was seen from outside: of several ranks, the one which was first
+            for rank, one in enumerate(trace.ranks):
+                write_trace(rank_folder(folder, rank), msgspec.structs.replace(one.header, ending=answer.ending), one.tensors)
+            trace = read_trace(folder)
+        return trace
+
+
+class Session:
+    """A case that is run step by step: `case` has all that was added so far, and can be run again like any other.
+
+    `step` adds to it and returns the trace of all that happened so far. `finish` runs it to its end.
+    """
+
+    def __init__(self, engine: EngineProcess, case: Case, folder: Path) -> None:
+        self.case = case
+        self.over = False
+        self._engine = engine
+        self._folder = folder
+        self.trace = self._wait()
+
+    @property
+    def iteration(self) -> int:
+        """The scheduler iteration that the next step runs."""
+        return max((record.iteration for record in self.trace.header.records), default=0)
+
+    def step(self, requests: tuple[Request, ...] = (), events: tuple[Event, ...] = (), chunk: int | None = None) -> Trace:
+        """Run one scheduler iteration, before which these requests arrive and these events happen.
+
+        `arrive` and `at` are set. chunk: the budget of the next prefill batch, if that is not to be chunked_prefill_size.
+        """
+        return self._send(requests, events, chunk, last=False)
+
+    def finish(self) -> Trace:
+        """Run to the end: everything drained, the cache flushed."""
+        return self._send((), (), None, last=True)
+
+    def close(self) -> None:
+        """End the session. Unless it has finished, its engine is closed with it."""
+        if not self.over:
+            self.over = True
+            self._engine.close()
+
+    def _send(self, requests: tuple[Request, ...], events: tuple[Event, ...], chunk: int | None, *, last: bool) -> Trace:
+        if self.over:
+            raise InputError("the session is over", consequence="nothing was run", remedy="begin another")
+        at = self.iteration
+        chunks = self.case.chunks
+        if chunk is not None:
+            prefills = len({record.forward for record in self.trace.header.records if record.stage == "prefill"})
+            usual = (self.case.chunked_prefill_size,) * (prefills - len(chunks))
+            chunks = (*(chunks + usual)[:prefills], chunk)
+        grown = msgspec.structs.replace(
+            self.case,
+            requests=self.case.requests + tuple(msgspec.structs.replace(request, arrive=at) for request in requests),
+            events=self.case.events + tuple(msgspec.structs.replace(event, at=at) for event in events),
+            chunks=chunks,
+        )
+        check_case(grown, "the session")
+        self.case = grown
+        with contextlib.suppress(OSError):  # the engine is gone: the answer says so
+            wire.send(self._engine._connection, wire.Step(requests, events, chunks, last))
+        self.trace = self._wait()
+        return self.trace
+
+    def _wait(self) -> Trace:
+        answer = self._engine._answer()
+        if isinstance(answer, wire.Stepped):
+            return read_trace(self._folder)
+        self.over = True
+        return self._engine._end(self.case, self._folder, answer)

@@ -1,0 +1,69 @@
+"""Records between batches: slots, ends of requests and the prefix cache; and poison in the slots that are free."""
+
+import numpy as np
+
+from eagletwin.harness.core.arrays import Array, runs_of
+from eagletwin.harness.core.trace import Recorder, When
+
+from .fates import Fates
+from .taps.taps import Taps
+
+
+class Accounts:
+    """What drive.py notes at the start of an iteration, of the requests that the taps have seen."""
+
+    def __init__(self, taps: Taps, recorder: Recorder) -> None:
+        self._taps = taps
+        self._recorder = recorder
+
+    def slots(self, stage: str, iteration: int, free: Array) -> None:
+        """Whose the slots are. stage: `iteration`, or `flushed` at the end of a case."""
+        if not self._taps.records:
+            return
+        allocation = self._taps.allocation
+        held = {name: allocation.held(request) for name, request in self._taps.requests.items()}
+        self._recorder.add(
+            "",
+            0,
+            stage,
+            step=iteration,
+            when=When(iteration),
+            numbers=allocation.counts() | {"live": sum(len(slots) > 0 for slots in held.values())},
+            tensors={
+                "free": runs_of(free),
+                "cached": allocation.cached(),
+                "held": np.array([slot for slots in held.values() for slot in slots], np.int32),
+            },
+        )
+
+    def finished(self, names: list[str], iteration: int, fates: Fates) -> None:
+        """The ends of requests since the last iteration, with all that was emitted for them."""
+        requests = self._taps.requests
+        for name in fates.finish(names, lambda name: name in requests and bool(requests[name].finished())):
+            tokens = np.array(fates.emitted.get(name, []), np.int64)
+            numbers = {"aborted": int(name in fates.aborted)}
+            self._recorder.add(name, 0, "finished", when=When(iteration), numbers=numbers, tensors={"tokens": tokens})
+
+    def cached(self, iteration: int) -> None:
+        """The rows that the prefix cache keeps of finished requests: as long a prefix of each as a new request would get."""
+        for name, request in self._taps.requests.items():
+            tokens = [*request.origin_input_ids, *request.output_ids]
+            slots = self._taps.allocation.cached_prefix(tokens)
+            tensors = {"tokens": np.array(tokens, np.int64), "slots": slots}
+            for part, pool in self._taps.pools.items():
+                tensors[f"{part}_kv"] = pool.rows(slots)
+            self._recorder.add(name, 0, "cached", when=When(iteration), tensors=tensors)
+
+    def poison_all(self) -> None:
+        for pool in self._taps.pools.values() if self._taps.records else ():
+            pool.poison_all()
+
+    def poison_freed(self, free: Array) -> None:
+        """Until now free slots hold plausible rows of whichever request had them."""
+        if not self._taps.records:
+            return
+        allocation = self._taps.allocation
+        used = allocation.used(free)
+        freed = allocation.freed(free, used)
+        for pool in self._taps.pools.values():
+            pool.poison(freed, used)

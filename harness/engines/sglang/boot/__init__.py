@@ -1,0 +1,1 @@
+"""Import SGLang, and build the real scheduler of a configuration."""

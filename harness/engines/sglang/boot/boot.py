@@ -1,0 +1,268 @@
+"""Import SGLang, and build the real Scheduler and EAGLE worker of a configuration. Called by zygote.py and worker.py.
+
+What is changed on the way is listed by name in SHIMS, which every trace carries. On a machine without a GPU: host functions
+that mean nothing on a CPU, and module flags that send SGLang to its own Triton kernels instead of absent C++ ones. On one with
+a GPU: cuda.py.
+"""
+
+import contextlib
+import importlib
+import tempfile
+from pathlib import Path
+from typing import Any
+
+from eagletwin.harness.core.case import Case, SGLangSettings
+from eagletwin.harness.core.mode import CPU, Mode
+from eagletwin.harness.families import RECIPES, family_of
+from eagletwin.harness.families.store import checkpoints, other_checkpoints
+
+from ..eras import (
+    cuda_literals,
+    draft_attention,
+    image_processors,
+    processwide,
+    sampling,
+    stepping,
+    tree_kernels,
+    triton_twins,
+    workers,
+)
+from ..not_driven import NotDriven
+from ..stand_ins import stubs
+from . import cuda, front_end, model_classes, new_weights, parts, remembered, uncompiled
+
+SHIMS: list[str] = []
+
+# Of a release that does not have one of them, or cannot import it here, what it has in its place is imported later.
+_IMPORTED_WHILE_BUILT = (
+    "sglang.srt.model_executor.model_runner",
+    "sglang.srt.models.registry",
+    "sglang.srt.arg_groups.pipeline",
+    "sglang.srt.arg_groups.moe_hook",
+    "sglang.srt.distributed.device_communicators.custom_all_reduce",
+    "sglang.srt.distributed.device_communicators.pymscclpp",
+    "sglang.srt.distributed.device_communicators.shm_broadcast",
+    "sglang.srt.dllm.algorithm",
+    "eagletwin.harness.engines.sglang.boot.served.llama",
+)
+
+
+def import_sglang(mode: Mode = CPU, *, front: bool = False) -> None:
+    """Everything that is the same for all configurations. Takes seconds; once per process.
+
+    front: the HTTP front end too, on a machine without a GPU."""
+    import torch
+
+    torch.set_num_threads(1)
+    if mode.device == "cpu":
+        uncompiled.install(SHIMS)
+    remembered.install(SHIMS)
+    ask_transformers()
+    image_processors.install(SHIMS)
+    if mode.device == "cuda":
+        cuda.prepare(SHIMS, mode)
+    else:
+        idle, spare = (front_end.idle(), front_end.SPARE) if front else (stubs.IDLE, ())
+        stubs.install((*stubs.GPU, *cuda.absent(*idle, *spare, "xgrammar")), idle)
+        torch.cuda.synchronize = lambda *args, **kwargs: None
+        torch.cuda.empty_cache = lambda: None
+        # called on CPU tensors by code that overlaps streams; there is one stream here
+        torch.Tensor.record_stream = lambda self, stream: None  # type: ignore[method-assign,assignment]
+        SHIMS.append("torch.cuda.synchronize, torch.cuda.empty_cache, Tensor.record_stream: do nothing")
+    for name in (
+        "sglang.srt.managers.scheduler",
+        "sglang.srt.speculative.eagle_worker_v2",
+        "sglang.srt.speculative.multi_layer_eagle_worker_v2",
+        "sglang.srt.speculative.eagle_utils",
+        "sglang.srt.models.llama_eagle",
+        "sglang.srt.models.llama_eagle3",
+    ):
+        importlib.import_module(name)
+    if front:
+        front_end.import_it()
+    if mode.device == "cpu":
+        triton_twins.choose(SHIMS)
+        tree_kernels.install(SHIMS)
+        cuda_literals.install(SHIMS)
+        # What each scheduler imports while it is built: imported here once, and not in each fork that builds one
+        for name in _IMPORTED_WHILE_BUILT:
+            with contextlib.suppress(Exception):  # the code that needs it imports it again, and gets the error
+                importlib.import_module(name)
+
+
+def ask_transformers() -> None:
+    """Have transformers look for what is about to be stubbed: it looks once, keeps the answer, and would find the stubs."""
+    from transformers.utils import import_utils
+
+    for name in dir(import_utils):
+        if name.startswith(("is_torchaudio", "is_torchcodec", "is_torchvision")) and name.endswith("_available"):
+            getattr(import_utils, name)()
+
+
+def build_scheduler(case: Case, mode: Mode = CPU, rank: int = 0, port: int = 0) -> Any:
+    """The real Scheduler, with its target and draft workers, for this case's configuration. Raises NotDriven, and what SGLang
+    raises.
+
+    rank, port: of several ranks, this one; it returns when all have met at the port.
+    """
+    from sglang.srt.managers import scheduler as scheduler_module
+    from sglang.srt.server_args import PortArgs, ServerArgs
+
+    recipe, settings = RECIPES[case.model], case.engine.sglang
+    model_classes.register(family_of(recipe).modules)
+    if mode.device == "cpu":
+        _make_able(case, mode)
+    _refuse_what_is_not_driven(case, mode, scheduler_module)
+    workers.choose(case, SHIMS)
+    arguments = ServerArgs(**_arguments(case, mode), tp_size=mode.tp, nccl_port=port)
+    ports = PortArgs.init_new(arguments)
+    processwide.publish(scheduler_module, arguments, rank)
+    ranks = processwide.ranks_of(scheduler_module.Scheduler, rank)
+    with cuda.watch_captures(mode):
+        scheduler = scheduler_module.Scheduler(arguments, ports, **ranks)
+    _remove_leftovers(scheduler)
+    if settings.update_weights:
+        new_weights.give(scheduler, case.model, settings.update_weights)
+    return scheduler
+
+
+def _make_able(case: Case, mode: Mode) -> None:
+    """What a CPU needs before a scheduler of this configuration can be built."""
+    triton_twins.choose(SHIMS)
+    if mode.overlap:
+        stepping.allow_overlap(SHIMS)
+    if mode.tp == 1:
+        meet_nobody()
+    if case.samples:
+        sampling.open_gate(SHIMS)
+    if case.engine.sglang.deterministic:
+        sampling.leave_kernels_as_they_are(SHIMS)
+    if RECIPES[case.model].mtp_layers:
+        draft_attention.use_triton(SHIMS)
+
+
+def _refuse_what_is_not_driven(case: Case, mode: Mode, scheduler_module: Any) -> None:
+    """Raises NotDriven."""
+    recipe = RECIPES[case.model]
+    if mode.attention != "triton" and (mode.device == "cpu" or mode.dtype == "float32"):
+        raise NotDriven(f"attention backend {mode.attention} with {mode.device} and {mode.dtype}: it needs cuda and bfloat16")
+    if mode.tp > 1 and not stepping.drives_ranks(scheduler_module):
+        raise NotDriven(
+            f"this release has no {stepping.RECEIVE_OF_RANKS}, by which several ranks are driven (0.5.13 and later have)"
+        )
+    if recipe.kv_heads % mode.tp:
+        raise NotDriven(f"{case.model} has {recipe.kv_heads} KV heads, which cannot be divided among {mode.tp} ranks")
+
+
+def _arguments(case: Case, mode: Mode) -> dict[str, Any]:
+    """Fields of SGLang's ServerArgs."""
+    recipe, settings = RECIPES[case.model], case.engine.sglang
+    target, draft = (other_checkpoints if settings.update_weights else checkpoints)(case.model)
+    return dict(
+        model_path=str(target),
+        speculative_draft_model_path=str(draft),
+        speculative_algorithm=recipe.algorithm,
+        speculative_num_steps=case.num_steps,
+        speculative_eagle_topk=case.topk,
+        speculative_num_draft_tokens=case.verify_nodes,
+        page_size=case.page_size,
+        chunked_prefill_size=case.chunked_prefill_size,
+        disable_radix_cache=not settings.radix_cache,
+        enable_multi_layer_eagle=recipe.mtp_layers > 0,
+        swa_full_tokens_ratio=1.0,  # slots of layers with a window: as many as of others, since no window here is left
+        max_running_requests=settings.max_running_requests,
+        max_total_tokens=settings.max_total_tokens,
+        context_length=settings.context_length or None,
+        device=mode.device,
+        dtype=mode.dtype,
+        attention_backend=mode.attention,
+        triton_attention_num_kv_splits=1,  # more splits change the order of sums, and so the last bits
+        sampling_backend="pytorch",
+        disable_overlap_schedule=not (mode.overlap or workers.overlaps(case)),
+        **cuda.graph_arguments(mode),
+        **family_of(recipe).arguments(recipe),
+        **_sampling_arguments(settings),
+        disable_custom_all_reduce=True,
+        skip_tokenizer_init=True,
+        mem_fraction_static=0.1,
+        random_seed=0,
+        log_level="error",
+    )
+
+
+def _sampling_arguments(settings: SGLangSettings) -> dict[str, bool | float]:
+    """Named only where they are asked for: releases before 0.5.14 do not know the first."""
+    switches = {
+        "speculative_use_rejection_sampling": settings.rejection_sampling,
+        "enable_deterministic_inference": settings.deterministic,
+    }
+    thresholds = {
+        "speculative_accept_threshold_single": settings.accept_single,
+        "speculative_accept_threshold_acc": settings.accept_acc,
+    }
+    return {name: True for name, wanted in switches.items() if wanted} | {name: at for name, at in thresholds.items() if at < 1}
+
+
+def changed(scheduler: Any, case: Case, mode: Mode = CPU) -> str:
+    """Settings that SGLang silently made others of than those it was given; empty if none. A case says what it runs with."""
+    settings = case.engine.sglang
+    asked: dict[str, Any] = {
+        "topk": case.topk,
+        "num_steps": case.num_steps,
+        "num_draft_tokens": case.verify_nodes,
+        "page_size": case.page_size,
+        "chunked_prefill_size": case.chunked_prefill_size,
+        "max_running_requests": settings.max_running_requests,
+        "max_total_tokens": settings.max_total_tokens,
+        "dtype": mode.dtype,
+        "overlap": mode.overlap or workers.overlaps(case),
+        # a graph for more requests than may run at once is of no use, and SGLang says that it makes none
+        "graphs": tuple(n for n in mode.graphs if n <= settings.max_running_requests),
+    }
+    if mode.device == "cuda":
+        asked["attention"] = parts.CLASSES[mode.attention]
+    return differing(scheduler, asked)
+
+
+def differing(scheduler: Any, asked: dict[str, Any]) -> str:
+    """What a scheduler uses other than these settings, by name; empty if nothing."""
+    worker = scheduler.draft_worker
+    used: dict[str, Any] = {
+        "topk": worker.topk,
+        "num_steps": worker.speculative_num_steps,
+        "num_draft_tokens": worker.speculative_num_draft_tokens,
+        "page_size": scheduler.page_size,
+        "chunked_prefill_size": scheduler.chunked_prefill_size,
+        "max_running_requests": scheduler.max_running_requests,
+        "max_total_tokens": scheduler.max_total_num_tokens,
+        "dtype": str(next(scheduler.tp_worker.model_runner.model.parameters()).dtype).removeprefix("torch."),
+        "overlap": bool(scheduler.enable_overlap),
+        "graphs": cuda.captured(scheduler),
+        "attention": parts.attention(scheduler),
+    }
+    return ", ".join(f"{name} from {value} to {used[name]}" for name, value in asked.items() if value != used[name])
+
+
+def meet_nobody() -> None:
+    """One rank alone needs no server to meet others at: torch keeps what it would keep there in this process."""
+    import torch.distributed
+    from torch._C._distributed_c10d import HashStore
+
+    meet = torch.distributed.init_process_group
+
+    def alone(backend: str | None = None, init_method: str | None = None, **kwargs: Any) -> None:  # noqa: ARG001
+        meet(backend, store=HashStore(), **kwargs)
+
+    torch.distributed.init_process_group = alone  # type: ignore[assignment]
+    SHIMS.append("torch.distributed.init_process_group: one rank, with a store in its own memory")
+
+
+def _remove_leftovers(scheduler: Any) -> None:
+    """Unlink what the scheduler made for processes that do not exist here: its load snapshot in /dev/shm (small in
+    containers), and the socket files in this engine's own TMPDIR."""
+    snapshot = getattr(getattr(scheduler, "load_snapshot_writer", None), "path", None)
+    if isinstance(snapshot, str):
+        Path(snapshot).unlink(missing_ok=True)
+    for leftover in Path(tempfile.gettempdir()).glob("tmp*"):
+        if not leftover.is_dir():
+            leftover.unlink(missing_ok=True)

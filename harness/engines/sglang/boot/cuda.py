@@ -1,0 +1,104 @@
+"""What is different where the worker runs on a GPU: packages that may be absent, layers without a float32 kernel, CUDA graphs.
+
+Called by boot.py. On a CPU nothing here does anything.
+"""
+
+import contextlib
+import importlib
+import importlib.util
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from eagletwin.harness.core.mode import Mode
+
+from ..stand_ins import stubs
+from ..taps.captures import CAPTURES
+
+# Packages of a whole installation of SGLang that no case calls, and that a host may lack. Where one is there, it is used.
+_SPARE: tuple[str, ...] = (
+    *("IPython", "aiohttp", "compressed_tensors", "deep_gemm", "fastapi", "flashinfer", "gguf"),
+    *("torchaudio", "torchcodec", "torchvision", "uvicorn", "xgrammar"),
+)
+
+# Layers whose CUDA kernels know no float32 (RMSNorm's are flashinfer's for other types). Their own code in torch runs instead.
+_NATIVE = (("sglang.srt.layers.layernorm", "RMSNorm"), ("sglang.srt.layers.activation", "SiluAndMul"))
+
+
+def prepare(shims: list[str], mode: Mode) -> None:
+    """Before SGLang is imported."""
+    missing = absent(*_SPARE)
+    stubs.install(gpu=missing)
+    _leave_models_out()
+    torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = False  # float32 is compared with float64
+    for module, name in _NATIVE if mode.dtype == "float32" else ():
+        layer = getattr(importlib.import_module(module), name)
+        layer.forward_cuda = layer.forward_native
+        shims.append(f"{module}.{name}.forward_cuda = forward_native")
+    shims.append("TF32 is off; torch.compile is off")
+    if "flashinfer" in missing:  # sgl_kernel would call the stub; it has kernels of its own to use instead
+        for module in ("sgl_kernel.sampling", "sgl_kernel.elementwise"):
+            importlib.import_module(module)._has_flashinfer = False  # type: ignore[attr-defined]
+        shims.append("sgl_kernel.sampling: its own top_k and top_p kernels, as flashinfer is absent")
+        shims.append("sgl_kernel.elementwise: its own norms, as flashinfer is absent")
+    if mode.attention == "fa3":
+        importlib.import_module("sgl_kernel.flash_ops")  # here it says why it cannot be loaded; sgl_kernel.flash_attn does not
+
+
+def absent(*names: str) -> tuple[str, ...]:
+    """Packages of these names that are not installed; names of submodules are left out."""
+    return tuple(name for name in names if "." not in name and importlib.util.find_spec(name) is None)
+
+
+def _leave_models_out() -> None:
+    """Have SGLang's registry import no models but Llama's: the others take seconds, and some need packages of their own."""
+    found = importlib.util.find_spec("sglang")
+    assert found is not None
+    assert found.submodule_search_locations
+    files = Path(found.submodule_search_locations[0], "srt", "models").glob("*.py")
+    os.environ["SGLANG_DISABLED_MODEL_ARCHS"] = ",".join(
+        sorted(file.stem for file in files if not file.stem.startswith("llama"))
+    )
+
+
+def graph_arguments(mode: Mode) -> dict[str, Any]:
+    """ServerArgs of the graphs. Those of prefill are the mode's own choice; SGLang captures them for token counts."""
+    if not mode.graphs:
+        return {"disable_cuda_graph": True}
+    sizes = {"cuda_graph_bs_decode": list(mode.graphs), "cuda_graph_max_bs_decode": max(mode.graphs)}
+    if mode.prefill_graphs:
+        return sizes | {
+            "cuda_graph_bs_prefill": list(mode.prefill_graphs),
+            "cuda_graph_max_bs_prefill": max(mode.prefill_graphs),
+        }
+    return sizes | {"disable_prefill_cuda_graph": True}
+
+
+def captured(scheduler: Any) -> tuple[int, ...]:
+    """The batch sizes for which the target's verify was captured; none without graphs."""
+    runner = getattr(scheduler.tp_worker.model_runner, "decode_cuda_graph_runner", None)
+    return tuple(sorted(getattr(runner, "capture_bs", None) or ()))
+
+
+@contextlib.contextmanager
+def watch_captures(mode: Mode) -> Iterator[None]:
+    """While a scheduler is built: note what its graphs hold."""
+    if not mode.graphs:
+        yield
+        return
+    drafting: Any = importlib.import_module("sglang.srt.speculative.eagle_worker_v2")
+    original = drafting.select_top_k_tokens
+
+    def noted(step: int, *args: Any, **kwargs: Any) -> Any:
+        result = original(step, *args, **kwargs)
+        CAPTURES.note(step, result)
+        return result
+
+    drafting.select_top_k_tokens = noted
+    try:
+        yield
+    finally:
+        drafting.select_top_k_tokens = original

@@ -1,0 +1,38 @@
+"""SGLang's own model classes of the families that are not in served/: imported for the cases that use them alone.
+
+An import of MiMo-V2 takes a second, and SGLang's Step3p5MTP has the name of a class in served/mtp.py. Called by boot.py in the
+process of one configuration. Seen on 0.5.23.
+"""
+
+import importlib
+import importlib.util
+import re
+from pathlib import Path
+from typing import Any
+
+
+def register(modules: tuple[str, ...]) -> None:
+    """Have SGLang's registry know the classes of these modules. Raises ModuleNotFoundError on a release that has none."""
+    from sglang.srt.models.registry import ModelRegistry
+
+    for name in modules:
+        entry: Any = importlib.import_module(name).EntryClass
+        for found in entry if isinstance(entry, list) else [entry]:
+            ModelRegistry.models[found.__name__] = found
+
+
+def find(classes: list[str]) -> None:
+    """Have SGLang's registry know these of SGLang's own classes, where it does not: found by the source that defines them."""
+    from sglang.srt.models.registry import ModelRegistry
+
+    for name in classes:
+        if name not in ModelRegistry.models:
+            register(tuple(_modules_with(name)))
+
+
+def _modules_with(name: str) -> list[str]:
+    found = importlib.util.find_spec("sglang.srt.models")
+    places = found.submodule_search_locations if found is not None else None
+    files = sorted(file for place in places or () for file in Path(place).glob("*.py"))
+    defines = re.compile(rf"^class {re.escape(name)}\b", re.MULTILINE)
+    return [f"sglang.srt.models.{file.stem}" for file in files if defines.search(file.read_text(encoding="utf-8"))]

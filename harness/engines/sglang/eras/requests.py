@@ -1,0 +1,47 @@
+"""A request as SGLang's tokenizer process would send it: a dataclass up to 0.5.14, a msgspec struct after; token ids are arrays
+from 0.5.13 on, and lists before."""
+
+import dataclasses
+from array import array
+from typing import Any
+
+from eagletwin.harness.core.case import Request
+
+
+def _takes_arrays(message: Any) -> bool:
+    return "array" in str(message.__annotations__["input_ids"])
+
+
+def tokenized(request: Request) -> Any:
+    """The message that hands this request to the scheduler."""
+    from sglang.srt.managers.io_struct import TokenizedGenerateReqInput
+    from sglang.srt.sampling.sampling_params import SamplingParams
+
+    own = request.sampling
+    how: dict[str, Any] = {"temperature": 0.0}
+    if own is not None:
+        how = {"temperature": own.temperature, "top_k": own.top_k or -1, "top_p": own.top_p, "sampling_seed": own.seed}
+    sampling = SamplingParams(
+        **how,
+        max_new_tokens=request.max_new_tokens,
+        stop_token_ids=list(request.stop) or None,
+        ignore_eos=not request.stop,
+    )
+    sampling.normalize(None)
+    values = {
+        "rid": request.id,
+        "input_text": "",
+        "input_ids": array("q", request.prompt) if _takes_arrays(TokenizedGenerateReqInput) else list(request.prompt),
+        "mm_inputs": None,
+        "sampling_params": sampling,
+        "return_logprob": False,
+        "logprob_start_len": -1,
+        "top_logprobs_num": 0,
+        "token_ids_logprob": None,
+        "stream": False,
+        "input_embeds": None,
+        "token_type_ids": None,
+    }
+    fields = getattr(TokenizedGenerateReqInput, "__struct_fields__", None)
+    names = fields or [field.name for field in dataclasses.fields(TokenizedGenerateReqInput)]
+    return TokenizedGenerateReqInput(**{name: value for name, value in values.items() if name in names})

@@ -1,0 +1,134 @@
+"""One configuration of the real worker, forked from the zygote: it builds the scheduler and never runs a case itself.
+
+Each case runs in a runner, a fork of this process. A runner runs up to CASES_PER_RUNNER cases, one after another, since a fork
+costs more than a small case; it is replaced when a case asks for a fresh one, and after anything but a clean end.
+"""
+
+import gc
+import os
+import socket
+import traceback
+from typing import Any, NoReturn
+
+from msgspec.structs import replace
+
+from eagletwin.harness.core.records import EngineInfo
+from eagletwin.harness.engines import wire
+
+from .. import kernels, patches
+from ..boot import boot, identity, parts
+from ..not_driven import NotDriven
+from ..stand_ins import stubs
+from . import rank_group as ranks
+from . import runner
+from .supervise import Runner, die_with_parent, reap, supervise
+
+CASES_PER_RUNNER = 60
+
+
+def serve(connection: socket.socket, build: wire.Build) -> NoReturn:
+    """Answer the caller's Run messages until it hangs up."""
+    die_with_parent()
+    scheduler, info = stand(connection, replace(build, port=ranks.free_port()))
+    standing: Runner | None = None
+    while True:
+        try:
+            message, _ = wire.receive(connection)
+        except (EOFError, ConnectionError):
+            os._exit(0)
+        if not isinstance(message, wire.Run):
+            raise wire.unexpected(message)
+        spent = standing is not None and (standing.ran >= CASES_PER_RUNNER or (message.fresh and standing.ran > 0))
+        if standing is not None and (spent or standing.gone()):
+            standing.hang_up()  # it ends by itself
+            standing = None
+        reap()
+        if standing is None:
+            standing = _start(connection, scheduler, info, build)
+        answer = supervise(standing, connection, message)
+        if isinstance(answer, wire.Ran) and answer.ending.kind == "finished":
+            standing.ran += 1
+        else:
+            standing = None
+        try:
+            wire.send(connection, answer)
+        except OSError:  # the caller no longer waits
+            os._exit(0)
+
+
+def launch_rank(theirs: socket.socket) -> int:
+    """Fork a process that builds the scheduler of one rank and runs cases on it."""
+    child = os.fork()
+    if child == 0:
+        die_with_parent()
+        build, _ = wire.receive(theirs)
+        if not isinstance(build, wire.Build):
+            raise wire.unexpected(build)
+        scheduler, info = stand(theirs, build)
+        runner.serve(theirs, scheduler, info, build)
+    return child
+
+
+def stand(connection: socket.socket, build: wire.Build) -> tuple[Any, EngineInfo]:
+    """The scheduler, and what is reported of it to the caller. If it cannot be built, reports why and ends the process."""
+    try:
+        for patch in build.patches:
+            patches.apply(patch)
+    except patches.PatchFailed as error:
+        wire.send(connection, wire.PatchDidNotApply(str(error)))
+        os._exit(0)
+    kernels.prepare(build, boot.SHIMS)
+    try:
+        with kernels.building(build):
+            scheduler = boot.build_scheduler(build.configuration, build.mode, build.rank, build.port)
+    except NotDriven as error:
+        wire.send(connection, wire.Refused(str(error), "", ours=True))
+        os._exit(0)
+    except BaseException as error:
+        wire.send(connection, wire.Refused(f"{type(error).__name__}: {error}", traceback.format_exc()))
+        os._exit(0)
+    changed = boot.changed(scheduler, build.configuration, build.mode)
+    if changed:
+        wire.send(connection, wire.Refused(f"it changes {changed} without being asked", ""))
+        os._exit(0)
+    gc.freeze()
+    info = _info(build, scheduler)
+    wire.send(connection, wire.Built(info))
+    return scheduler, info
+
+
+def _start(caller: socket.socket, scheduler: Any, info: EngineInfo, build: wire.Build) -> Runner:
+    ours, theirs = socket.socketpair()
+    child = os.fork()
+    if child == 0:
+        caller.close()
+        ours.close()
+        die_with_parent()
+        runner.serve(theirs, scheduler, info, build)
+    theirs.close()
+    return Runner([child], [ours])
+
+
+def _info(build: wire.Build, scheduler: Any) -> EngineInfo:
+    import torch
+    import transformers
+    import triton
+
+    return EngineInfo(
+        name="sglang",
+        version=identity.version(),
+        device=build.mode.device,
+        kernels=build.kernels if build.mode.device == "cpu" else "compiled",
+        torch=str(torch.__version__),
+        triton=str(triton.__version__),
+        transformers=str(transformers.__version__),
+        worker=type(scheduler.draft_worker).__name__,
+        overlap=bool(scheduler.enable_overlap),
+        patches=tuple(patch.name for patch in build.patches),
+        shims=(*boot.SHIMS, *stubs.declared()),
+        mode=build.mode.words,
+        tp=build.mode.tp,
+        rank=build.rank,
+        dtype=build.mode.dtype,
+        parts=parts.parts(scheduler) if build.mode.device == "cuda" else (),
+    )

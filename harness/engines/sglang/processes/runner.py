@@ -1,0 +1,202 @@
+"""The process in which cases run, one after another, on one scheduler: a fork of engine.py, or on a GPU worker.py.
+
+Between two cases everything that the harness set up is taken down, the scheduler has been drained and flushed, and the pools
+are poisoned again; what the worker itself keeps is the only thing that one case can hand on to the next.
+"""
+
+import faulthandler
+import os
+import signal
+import socket
+import traceback
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any, NoReturn
+
+from msgspec.structs import replace
+
+from eagletwin.harness.core.case import Case
+from eagletwin.harness.core.records import Ending, EngineInfo, Record
+from eagletwin.harness.core.trace import Recorder, new_header, write_trace
+from eagletwin.harness.engines import wire
+from eagletwin.harness.families.weights import model_pair
+
+from .. import changes, drive, kernels, patches
+from ..stand_ins import stubs
+from .last_word import LastWord
+from .progress import Progress
+from .supervise import HARNESS_FAILED
+
+
+def serve(connection: socket.socket, scheduler: Any, info: EngineInfo, build: wire.Build) -> NoReturn:
+    """Run the cases that come through the connection until it closes, or until one does not end cleanly."""
+    before = 0
+    called_while_built, changes_while_built = set(patches.ran), set(changes.ran)
+    last_word = LastWord()
+    try:
+        kernels.start(build, scheduler)
+        while True:
+            try:
+                message, _ = wire.receive(connection)
+            except (EOFError, ConnectionError):
+                os._exit(0)
+            if not isinstance(message, wire.Run):
+                raise wire.unexpected(message)
+            if message.fresh:  # a fork has run nothing; a process on a GPU is reset (drive.py), which counts as fresh
+                before = 0
+            kernels.clear()
+            patches.ran.intersection_update(called_while_built)
+            changes.ran.intersection_update(changes_while_built)
+            stubs.called.clear()
+            case = _Run(connection, scheduler, info, message, before)
+            last_word.write = case.write_so_far
+            ending = case.run()
+            last_word.write = None
+            wire.send(connection, wire.Ran(ending, before=before))
+            if ending.kind != "finished":
+                os._exit(0)
+            before += 1
+    except BaseException:  # never leave by return or raise: this is a fork, and above it stands the engine's own loop
+        traceback.print_exc()
+        os._exit(HARNESS_FAILED)
+
+
+class _Run:
+    """One case: its recorder, how far it got, and its trace."""
+
+    def __init__(self, connection: socket.socket, scheduler: Any, info: EngineInfo, message: wire.Run, before: int) -> None:
+        self._connection = connection
+        self._scheduler = scheduler
+        self._info = info
+        self._message = message
+        self._before = before
+        self._recorder = Recorder()
+        self._where = "start"
+        self._progress = Progress(Path(message.folder))
+
+    def run(self) -> Ending:
+        """Run the case and write its trace. A Python exception of the worker is an ending; anything worse ends the process."""
+        import torch
+
+        self._open_log()
+        case = self._message.case
+        driven = drive.Drive(
+            *(self._scheduler, case, self._recorder, self._reached, self._message.until, self._live()),
+            rank=self._info.rank,
+            ranks=self._info.tp,
+        )
+        try:
+            with torch.inference_mode():
+                driven.run(self._message.fresh and self._info.device == "cuda")
+            ending = Ending(kind="finished")
+        except drive.Stopped as stop:
+            ending = Ending(kind="stopped", detail=str(stop), where=self._where)
+        except drive.EndlessCase as error:
+            ending = Ending(kind="hung", detail=str(error), where=self._where)
+        except (Exception, SystemExit) as error:
+            traceback.print_exc()
+            ending = Ending(kind="crashed", detail=_brief(error), where=self._where, origin=_origin(error))
+            if self._info.device == "cpu" and _is_ours(error):  # a GPU may fail when it is asked, with what the worker did
+                ending = replace(ending, kind="unseen", detail=f"eagletwin itself failed: {_brief(error)}")
+        if stubs.called and ending.kind == "finished":  # SGLang swallowed the exception, and so skipped a kernel
+            detail = f"stub {stubs.called[0]} was called and the exception swallowed"
+            ending = Ending(kind="crashed", detail=detail, where=self._where)
+        ending = kernels.violated(self._where) or ending
+        self._write(driven.case, ending)
+        self._progress.close()
+        return ending
+
+    def _open_log(self) -> None:
+        """What the worker prints goes to this case's own file."""
+        log = os.open(os.path.join(self._message.folder, "engine.log"), os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
+        os.dup2(log, 1)
+        os.dup2(log, 2)
+        os.close(log)
+        faulthandler.enable(file=2)
+        faulthandler.register(signal.SIGUSR2, file=2)
+
+    def _reached(self, stage: str) -> None:
+        iteration = self._recorder.records[-1].iteration if self._recorder.records else 0
+        self._where = f"{stage}, iteration {iteration}"
+        self._progress.reached(self._where)
+
+    def _live(self) -> Callable[[int, Case], tuple[Case, bool]] | None:
+        if not self._message.live:
+            return None
+
+        def ask(iteration: int, case: Case) -> tuple[Case, bool]:
+            """Hand over what happened so far; take what comes before this iteration. Says whether there will be more."""
+            self._write(case, Ending(kind="stopped", detail=f"before iteration {iteration}", where=self._where))
+            wire.send(self._connection, wire.Stepped(iteration))
+            step, _ = wire.receive(self._connection)
+            if not isinstance(step, wire.Step):
+                raise wire.unexpected(step)
+            arrived = tuple(replace(request, arrive=iteration) for request in step.requests)
+            events = tuple(replace(event, at=iteration) for event in step.events)
+            grown = replace(
+                case, requests=case.requests + arrived, events=case.events + events, chunks=step.chunks or case.chunks
+            )
+            return grown, not step.last
+
+        return ask
+
+    def write_so_far(self) -> None:
+        """The trace of a case that is stuck. The last record may wait for its tensors."""
+        tensors, records = dict(self._recorder.tensors), list(self._recorder.records)
+        missing = (n for n, one in enumerate(records) if any(f"{n}.{name}" not in tensors for name in one.tensors))
+        whole = next(missing, len(records))
+        tensors = {name: tensor for name, tensor in tensors.items() if int(name.partition(".")[0]) < whole}
+        self._write(self._message.case, Ending(kind="hung", where=self._where), records[:whole], tensors)
+
+    def _write(
+        self,
+        case: Case,
+        ending: Ending,
+        records: list[Record] | None = None,
+        tensors: Mapping[str, Any] | None = None,
+    ) -> None:
+        records = self._recorder.records if records is None else records
+        header = new_header(
+            case, model_pair(case.model).digest, self._info, ending, records, kernels.fallbacks(), patches.idle(), self._before
+        )
+        header = replace(header, differs=changes.differs())
+        write_trace(Path(self._message.folder), header, self._recorder.tensors if tensors is None else tensors)
+
+
+_HARNESS = Path(__file__).parents[3]
+# An exception from here is the release's doing: it called a stubbed package, or handed a kernel what no kernel can take.
+_IN_ITS_PLACE = ("stubs.py", "tree_ops.py", "sampling_ops.py")
+
+
+def _is_ours(error: BaseException) -> bool:
+    """Whether the harness failed, and not the worker: decided by the innermost frame that belongs to either."""
+    import sglang
+
+    release = Path(sglang.__path__[0])
+    for frame in reversed(traceback.extract_tb(error.__traceback__)):
+        file = Path(frame.filename)
+        if file.is_relative_to(release) or frame.filename.endswith(", patched>"):
+            return False
+        if not file.is_relative_to(_HARNESS) or file.name in _IN_ITS_PLACE or "triton_cpu" in file.parts:
+            continue
+        return "*args, **kwargs" not in (frame.line or "")  # else a tap handed on arguments that were not taken
+    return False
+
+
+def _origin(error: BaseException) -> str:
+    """An exception's class, and the release's innermost frame by file and function; without one, the innermost of all."""
+    import sglang
+
+    release = Path(sglang.__path__[0])
+    frames = traceback.extract_tb(error.__traceback__)
+    for frame in reversed(frames):
+        if frame.filename.endswith(", patched>"):
+            return f"{type(error).__name__} in {frame.filename.strip('<').removesuffix(', patched>')}"
+        if Path(frame.filename).is_relative_to(release):
+            return f"{type(error).__name__} in {Path(frame.filename).relative_to(release)}:{frame.name}"
+    return f"{type(error).__name__} in {Path(frames[-1].filename).name}:{frames[-1].name}"
+
+
+def _brief(error: BaseException) -> str:
+    frame = traceback.extract_tb(error.__traceback__)[-1]
+    return f"{type(error).__name__}: {error} ({Path(frame.filename).name}:{frame.lineno} in {frame.name})"

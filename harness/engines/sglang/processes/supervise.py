@@ -1,0 +1,289 @@
+"""Watches the processes in which cases run, for the module that started them: engine.py, or rank_group.py for several ranks or
+a GPU.
+
+Of several ranks each is a process that runs the case in lock-step with the others: they wait for each other in collectives.
+So one that ends, and not because the case is over, ends all: the others would wait for it for ever.
+"""
+
+import contextlib
+import ctypes
+import os
+import select
+import signal
+import socket
+import time
+from dataclasses import dataclass, field
+
+from msgspec.structs import replace
+
+from eagletwin.harness.core.records import Ending
+from eagletwin.harness.core.trace import rank_folder
+from eagletwin.harness.engines import wire
+
+from .last_word import ASK, STUCK
+from .progress import Progress
+
+HARNESS_FAILED = 70  # exit status of a runner that failed outside the worker
+_PR_SET_PDEATHSIG = 1
+# How long the other ranks may go on when one has ended early: those that see it write what they have.
+_GRACE_SECONDS = 10.0
+# How long a rank that is to be ended may take to write what it has.
+_LAST_WORD_SECONDS = 5.0
+
+
+def reap() -> None:
+    """Collect children that have ended."""
+    try:
+        while os.waitpid(-1, os.WNOHANG)[0]:
+            pass
+    except ChildProcessError:
+        pass
+
+
+def wait_for_all() -> None:
+    """Return when no child is left, each collected."""
+    with contextlib.suppress(ChildProcessError):
+        while True:
+            os.waitpid(-1, 0)
+
+
+def die_with_parent() -> None:
+    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+
+
+@dataclass(slots=True)
+class Runner:
+    """The processes that run cases, one a rank; `ran` counts the cases that they finished since they were fresh."""
+
+    pids: list[int]
+    connections: list[socket.socket]
+    ran: int = 0
+
+    def gone(self) -> bool:
+        """Whether a waiting process was killed: it sends nothing while it waits, so a readable socket means that it ended."""
+        return bool(select.select(self.connections, [], [], 0)[0])
+
+    def hang_up(self) -> None:
+        """They end by themselves."""
+        for connection in self.connections:
+            connection.close()
+
+    def kill(self) -> None:
+        """End them, and collect what they leave."""
+        for pid in self.pids:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+        for pid in self.pids:
+            with contextlib.suppress(ChildProcessError):
+                os.waitpid(pid, 0)
+        self.hang_up()
+
+
+@dataclass(slots=True)
+class _Rank:
+    """One of the processes while a case runs: how far it got, and what it answered."""
+
+    number: int
+    pid: int
+    connection: socket.socket
+    progress: Progress
+    stepped: float
+    where: str = "start"
+    waits: wire.Stepped | None = None
+    answer: wire.Ran | wire.Failed | None = None
+    gone: bool = False  # it was waited for
+    wrote: bool = False  # a trace as its last word
+
+    @property
+    def silent(self) -> bool:
+        """Whether it ended without a trace."""
+        return not self.wrote and (not isinstance(self.answer, wire.Ran) or bool(self.answer.silent))
+
+    @property
+    def clean(self) -> bool:
+        return isinstance(self.answer, wire.Ran) and self.answer.ending.kind == "finished"
+
+    def hear(self, ran: int) -> None:
+        """Take what it says, or its end."""
+        try:
+            message, _ = wire.receive(self.connection)
+        except (EOFError, ConnectionError):
+            self.answer = self._ended(ran)
+            return
+        self.stepped = time.monotonic()
+        if isinstance(message, wire.Stepped):
+            self.waits = message
+        else:
+            if not isinstance(message, wire.Ran):
+                raise wire.unexpected(message)
+            self.answer = message
+
+    def look(self) -> None:
+        """See how far it got."""
+        seen = self.progress.read()
+        if seen is not None:
+            self.stepped, self.where = max(self.stepped, seen[0]), seen[1]
+
+    def wait(self) -> int:
+        """Its exit status, when it has ended."""
+        self.gone = True
+        return os.waitpid(self.pid, 0)[1]
+
+    def kill(self) -> None:
+        os.kill(self.pid, signal.SIGKILL)
+        self.wait()
+
+    def ended_when_asked(self) -> bool:
+        pid, status = os.waitpid(self.pid, os.WNOHANG)
+        self.gone = pid != 0
+        self.wrote = self.gone and os.waitstatus_to_exitcode(status) == STUCK
+        return self.gone
+
+    def _ended(self, ran: int) -> wire.Ran | wire.Failed:
+        """It ended by itself, and said nothing."""
+        status = self.wait()
+        self.look()
+        if os.WIFSIGNALED(status):
+            detail = f"killed by {signal.Signals(os.WTERMSIG(status)).name}"
+        elif os.WEXITSTATUS(status) == HARNESS_FAILED:
+            return wire.Failed(f"last seen: {self.where}")
+        elif code := os.WEXITSTATUS(status):
+            detail = f"exited with status {code}"
+        else:  # something called exit() in the middle
+            detail = "exited without a trace"
+        return wire.Ran(Ending(kind="crashed", detail=detail, where=self.where), (self.number,), ran)
+
+
+@dataclass(slots=True)
+class _Watch:
+    """All ranks while a case runs. first: the one that ended early and so ends the others, and when it did."""
+
+    ranks: list[_Rank]
+    run: wire.Run
+    begun: float
+    first: _Rank | None = None
+    at: float = 0.0
+    overdue: str = ""
+    killed: list[_Rank] = field(default_factory=list)
+
+    @property
+    def running(self) -> list[_Rank]:
+        return [rank for rank in self.ranks if rank.answer is None]
+
+    def left(self) -> float:
+        """Seconds until the others are ended: by a limit, or because one of them is gone."""
+        seconds = self._left()
+        if seconds <= 0:  # not if they have come farther since the last look
+            for rank in self.running:
+                rank.look()
+            seconds = self._left()
+        return seconds
+
+    def _left(self) -> float:
+        now = time.monotonic()
+        if self.first is not None:
+            return self.at + _GRACE_SECONDS - now
+        stepped = min(rank.stepped for rank in self.running)
+        return min(stepped + self.run.step_seconds, self.begun + self.run.case_seconds) - now
+
+    def end(self) -> None:
+        """End those that still run: by asking, then by force."""
+        now = time.monotonic()
+        if self.first is None:
+            limit = "case" if now - self.begun >= self.run.case_seconds else "step"
+            seconds = self.run.case_seconds if limit == "case" else self.run.step_seconds
+            self.overdue = f"no end of the {limit} within {seconds:g} s"
+        self.killed = self.running
+        for rank in self.killed:
+            os.kill(rank.pid, signal.SIGUSR2)  # write all stacks to engine.log
+            os.kill(rank.pid, ASK)
+        left = list(self.killed)
+        while left and time.monotonic() < now + _LAST_WORD_SECONDS:
+            time.sleep(0.01)
+            left = [rank for rank in left if not rank.ended_when_asked()]
+        for rank in left:
+            rank.kill()
+
+    def answer(self, ran: int) -> wire.Ran | wire.Failed:
+        """The answer for the case, from those of all ranks."""
+        silent = tuple(rank.number for rank in self.ranks if rank.silent)
+        if self.overdue:
+            return wire.Ran(Ending(kind="hung", detail=self.overdue, where=self._where(self.killed)), silent, ran)
+        answer = (self.first or self.ranks[0]).answer
+        assert answer is not None
+        alone = len(self.ranks) == 1
+        if isinstance(answer, wire.Failed):
+            return answer if alone else wire.Failed(f"rank {self._number}: {answer.error}")
+        endings = {rank.answer.ending.detail for rank in self.ranks if isinstance(rank.answer, wire.Ran)}
+        ending = answer.ending
+        if not alone and self.first is not None and (len(endings) > 1 or silent):
+            ending = replace(ending, detail=f"rank {self._number}: {ending.detail}")
+        return wire.Ran(ending, silent, answer.before)
+
+    @property
+    def _number(self) -> int:
+        return 0 if self.first is None else self.first.number
+
+    def _where(self, ranks: list[_Rank]) -> str:
+        if len(self.ranks) == 1:
+            return ranks[0].where
+        return "; ".join(f"rank {rank.number}: {rank.where}" for rank in ranks)
+
+
+def supervise(standing: Runner, caller: socket.socket, run: wire.Run) -> wire.Ran | wire.Failed:
+    """Hand the ranks a case; watch their progress; say how it ended. Unless it finished, none of them is left."""
+    now = time.monotonic()
+    ranks = []
+    for number, (pid, connection) in enumerate(zip(standing.pids, standing.connections, strict=True)):
+        folder = rank_folder(run.folder, number)
+        try:
+            folder.mkdir(exist_ok=True)
+            progress = Progress(folder)
+        except OSError as error:
+            standing.kill()
+            return wire.Failed(f"{error.filename}: {error.strerror}")
+        ranks.append(_Rank(number, pid, connection, progress, now))
+        with contextlib.suppress(OSError):  # it is gone: what it says shows that
+            wire.send(connection, replace(run, folder=str(folder)))
+    watch = _Watch(ranks, run, now)
+    while watch.running:
+        left = watch.left()
+        if left <= 0:
+            watch.end()
+            break
+        ready = select.select([rank.connection for rank in watch.running], [], [], left)[0]
+        heard = [rank for rank in watch.running if rank.connection in ready]
+        for rank in heard:
+            rank.hear(standing.ran)
+        # of two in one moment, one that wrote a trace saw the other go
+        early = sorted((rank for rank in heard if rank.answer is not None and not rank.clean), key=lambda rank: not rank.silent)
+        if early and watch.first is None:
+            watch.first, watch.at = early[0], time.monotonic()
+        if watch.running and all(rank.waits is not None for rank in watch.running):
+            _ask(caller, watch)
+    if watch.first is not None or watch.overdue:
+        for rank in ranks:
+            if not rank.gone:
+                rank.kill()
+        standing.hang_up()
+    for rank in ranks:
+        rank.progress.remove()
+    return watch.answer(standing.ran)
+
+
+def _ask(caller: socket.socket, watch: _Watch) -> None:
+    """All stand before the same iteration: ask the caller what comes next, and tell them."""
+    waited = time.monotonic()
+    first = watch.running[0].waits
+    assert first is not None
+    try:
+        wire.send(caller, first)
+        step, _ = wire.receive(caller)
+    except (EOFError, OSError):
+        os._exit(0)
+    stepped = time.monotonic()
+    watch.begun += stepped - waited  # the caller's own time does not count
+    for rank in watch.running:
+        rank.waits, rank.stepped = None, stepped
+        with contextlib.suppress(OSError):
+            wire.send(rank.connection, step)

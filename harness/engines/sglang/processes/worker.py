@@ -1,0 +1,51 @@
+"""One configuration of the real worker on a GPU, a process of its own: it builds the scheduler, then runs its cases.
+
+Started by cuda_host.py as `python -m eagletwin.harness.engines.sglang.processes.worker FD [VERSION ROOT [CHANGES]]`.
+"""
+
+import gc
+import os
+import signal
+import socket
+import sys
+import traceback
+
+from eagletwin.harness.engines import wire
+
+from .supervise import die_with_parent
+
+
+def main() -> None:
+    die_with_parent()
+    connection = socket.socket(fileno=int(sys.argv[1]))
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    build, _ = wire.receive(connection)
+    if not isinstance(build, wire.Build):
+        raise wire.unexpected(build)
+    gc.disable()  # imports make much that lives for ever; collecting it costs seconds
+    try:
+        from .. import changes
+        from ..boot import boot
+
+        if len(sys.argv) > 4:
+            changes.install(sys.argv[4])
+        boot.import_sglang(build.mode)
+        from ..boot import identity
+        from . import engine, runner
+
+        if len(sys.argv) > 2:
+            identity.confirm(*sys.argv[2:4])
+        else:
+            identity.confirm_installed()
+    except BaseException as error:
+        wire.send(
+            connection, wire.Refused(f"SGLang cannot be imported: {type(error).__name__}: {error}", traceback.format_exc())
+        )
+        os._exit(0)
+    scheduler, info = engine.stand(connection, build)
+    gc.enable()
+    runner.serve(connection, scheduler, info, build)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,87 @@
+"""The process that imports SGLang once and forks the rest: an engine for each configuration, runners of cases from it.
+
+    caller ── socket ── zygote            imports SGLang; no scheduler
+                          └─ engine       one configuration: patches applied, Scheduler built (engine.py)
+                               └─ runner  steps the scheduler through one case after another, writes their traces (runner.py)
+
+A crash, hang or leak of a case ends with its runner. Each process dies with its parent. Started by engines/start.py as
+`python -m eagletwin.harness.engines.sglang.processes.zygote FD [VERSION ROOT [CHANGES]]`.
+"""
+
+import gc
+import os
+import signal
+import socket
+import sys
+import traceback
+
+from eagletwin.harness.engines import wire
+
+
+def main(*, front: bool = False) -> None:
+    """Serve the caller until it hangs up. front: with SGLang's HTTP front end; servers are forked, and no engines."""
+    connection = socket.socket(fileno=int(sys.argv[1]))  # it ends with the caller, and this process with it
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the caller's to handle; it closes the socket
+    if front:
+        signal.signal(signal.SIGCHLD, _collect)  # whoever closed a server finds nothing of it left
+    gc.disable()  # imports make much that lives for ever; collecting it costs seconds
+    try:
+        from ..boot import boot
+
+        if len(sys.argv) > 4:
+            from .. import changes
+
+            changes.install(sys.argv[4])
+        boot.import_sglang(front=front)
+        from .. import call_function as probes
+        from .. import kernels
+        from ..boot import identity
+        from . import engine, server, supervise
+        from . import rank_group as ranks
+
+        if len(sys.argv) > 2:
+            identity.confirm(*sys.argv[2:4])
+        else:
+            identity.confirm_installed()
+
+        kernels.precompile()
+    except BaseException as error:
+        traceback.print_exc()  # first: the caller ends this process when it has read the answer
+        sys.stderr.flush()
+        wire.send(connection, wire.Refused(f"{type(error).__name__}: {error}", traceback.format_exc()))
+        raise
+    gc.freeze()  # keep the collector from touching, and so copying, pages that the children share
+    wire.send(connection, wire.Ready(identity.version()))
+    while True:
+        try:
+            message, descriptors = wire.receive(connection)
+        except EOFError:
+            if front:
+                supervise.wait_for_all()
+                os._exit(0)
+            return
+        if not isinstance(message, wire.Serve if front else wire.Build | wire.Probe):
+            raise wire.unexpected(message)
+        supervise.reap()
+        if os.fork() == 0:
+            connection.close()
+            theirs = socket.socket(fileno=descriptors[0])
+            if isinstance(message, wire.Serve):
+                server.serve(theirs, message)
+            elif isinstance(message, wire.Probe):
+                probes.serve(theirs, message)
+            elif message.mode.tp > 1:
+                ranks.serve(theirs, message, engine.launch_rank)
+            else:
+                engine.serve(theirs, message)
+        os.close(descriptors[0])
+
+
+def _collect(*_: object) -> None:
+    from .supervise import reap
+
+    reap()
+
+
+if __name__ == "__main__":
+    main()

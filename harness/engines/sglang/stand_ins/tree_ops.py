@@ -1,0 +1,127 @@
+"""sgl_kernel's two C++ functions of the draft tree, for releases that have no Triton twin of them (up to 0.5.14).
+
+`build_tree_kernel_efficient` links the selected candidates into a tree, and `verify_tree_greedy` walks it; both write into
+the tensors that they are given, as the C++ does. Written from what they must do (the releases' call sites), in plain Python:
+a tree has a few dozen nodes. eras/tree_kernels.py puts them where the release looks for them, and says so.
+
+They are the host's and not the release's, so a fault of the C++ does not show here. A node whose parent was not selected is
+left without links, as the C++ does it; its position and mask, undefined there, are those of a root.
+"""
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+FULL_MASK, QLEN_ONLY = 0, 1
+
+
+def build_tree_kernel_efficient(
+    parent_list: Tensor,
+    selected_index: Tensor,
+    verified_seq_len: Tensor,
+    tree_mask: Tensor,
+    positions: Tensor,
+    retrive_index: Tensor,
+    retrive_next_token: Tensor,
+    retrive_next_sibling: Tensor,
+    topk: int,
+    depth: int,  # noqa: ARG001  the caller's signature
+    draft_token_num: int,
+    tree_mask_mode: int = FULL_MASK,
+) -> None:
+    """Fill the mask, positions and links of each request's verify tree. D = draft_token_num nodes, node 0 the root.
+
+    parent_list           [b, 1 + topk * (depth - 1)]  candidate that was expanded, by block of topk children; the first
+                          block is the root's
+    selected_index        [b, D - 1]  candidates that are nodes 1..D-1, in rising order; candidate c is in block c // topk
+    verified_seq_len      [b]  tokens before the root
+    tree_mask             [sum of D * (seq_len + D)] bool, full of True; QLEN_ONLY: [b * D * D]
+    positions             [b * D]
+    retrive_*             [b, D]  -1 where there is none; children of a node are linked in rising order
+    """
+    if int(tree_mask_mode) not in (FULL_MASK, QLEN_ONLY):
+        raise NotImplementedError(f"tree mask mode {tree_mask_mode}: no attention backend of this engine asks for it")
+    selected, blocks = selected_index.tolist(), parent_list.to(torch.int64).tolist()
+    begin = 0
+    for b, length in enumerate(verified_seq_len.tolist()):
+        parents = _parents(selected[b], blocks[b], topk)
+        prefix = length if int(tree_mask_mode) == FULL_MASK else 0
+        rows = tree_mask[begin : begin + draft_token_num * (prefix + draft_token_num)].view(draft_token_num, -1)
+        begin += rows.numel()
+        depths = [0] * draft_token_num
+        seen = torch.zeros(draft_token_num, draft_token_num, dtype=torch.bool)
+        seen[:, 0] = True
+        for node in range(1, draft_token_num):
+            parent = parents[node]
+            if parent < 0:  # as the C++, which says so and goes on: nothing leads to it
+                seen[node, node] = True
+                continue
+            depths[node] = depths[parent] + 1
+            seen[node] = seen[parent]
+            seen[node, node] = True
+            older = int(retrive_next_token[b, parent])
+            if older == -1:
+                retrive_next_token[b, parent] = node
+                continue
+            while int(retrive_next_sibling[b, older]) != -1:
+                older = int(retrive_next_sibling[b, older])
+            retrive_next_sibling[b, older] = node
+        rows[:, prefix:] = seen
+        places = slice(b * draft_token_num, (b + 1) * draft_token_num)
+        positions[places] = torch.tensor([length + deep for deep in depths], dtype=positions.dtype)
+        retrive_index[b] = torch.arange(places.start, places.stop, dtype=retrive_index.dtype)
+
+
+def _parents(selected: list[int], blocks: list[int], topk: int) -> list[int]:
+    """Parent of each node, which stands before it: a candidate has a larger number than the one it was proposed by.
+
+    -1 of the root, and of a node whose parent was not selected: that is a fault of the selection, and judged there.
+    """
+    parents = [-1]
+    for node, candidate in enumerate(selected, 1):
+        block = candidate // topk
+        if block == 0:
+            parents.append(0)
+            continue
+        parent = selected.index(blocks[block]) + 1 if block < len(blocks) and blocks[block] in selected else -1
+        parents.append(parent if parent < node else -1)
+    return parents
+
+
+def verify_tree_greedy(
+    predicts: Tensor,
+    accept_index: Tensor,
+    accept_token_num: Tensor,
+    candidates: Tensor,
+    retrive_index: Tensor,
+    retrive_next_token: Tensor,
+    retrive_next_sibling: Tensor,
+    target_predict: Tensor,
+    **unused: Any,
+) -> None:
+    """Follow, from each root, the child whose token the target predicts; what it predicts at the end is the bonus token.
+
+    predicts          [b * D]  written at the accepted nodes: the token that follows each
+    accept_index      [b, steps + 1]  written: the accepted nodes, as indices into predicts
+    accept_token_num  [b]  written: how many of them are drafts
+    candidates        [b, D]  tokens of the nodes; target_predict [b, D]: the target's argmax at them
+    """
+    if unused:
+        raise TypeError(f"verify_tree_greedy has no argument {sorted(unused)}")
+    predicted = target_predict.flatten().tolist()
+    for b, tokens in enumerate(candidates.tolist()):
+        index, first, sibling = (links[b].tolist() for links in (retrive_index, retrive_next_token, retrive_next_sibling))
+        node, accepted = 0, 0
+        accept_index[b, 0] = index[0]
+        while accepted + 1 < accept_index.shape[1]:
+            token, child = predicted[index[node]], first[node]
+            while child != -1 and tokens[child] != token:
+                child = sibling[child]
+            if child == -1:
+                break
+            predicts[index[node]] = token
+            node, accepted = child, accepted + 1
+            accept_index[b, accepted] = index[node]
+        accept_token_num[b] = accepted
+        predicts[index[node]] = predicted[index[node]]

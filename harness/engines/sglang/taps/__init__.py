@@ -1,0 +1,1 @@
+"""What is recorded of a worker. taps.py stands around whole stages and explains a round; inner.py stands around forwards."""

@@ -1,0 +1,79 @@
+"""Record what a verify that samples is given: its coins, and the distributions as the kernel reads them. Made by taps.py.
+
+SGLang draws the coins just before it calls the function that decides, whichever that is, so that call is where all of it is
+together. An all-greedy batch makes none, and has nothing of this in its records.
+"""
+
+import contextlib
+import importlib
+from collections.abc import Callable
+from typing import Any
+
+from eagletwin.harness.core.arrays import Array
+from eagletwin.harness.core.trace import snapshot
+
+# Whatever a release calls, and everything through which it reaches it: in 0.5.17 eagle_sample imports both each time.
+_FUNCTIONS = ("tree_speculative_sampling_target_only", "chain_speculative_sampling_triton")
+_MODULES = (
+    "sglang.srt.speculative.eagle_utils",
+    "sglang.kernels.ops.speculative.reject_sampling",
+    "sglang.kernels.ops.speculative.sampling",
+    "sglang.srt.speculative.reject_sampling",  # 0.5.14 and 0.5.15
+    "sgl_kernel",
+)
+
+
+class Coins:
+    """Watches from `start` to `stop`. Between two rounds it holds what the last verify was given."""
+
+    def __init__(self) -> None:
+        self._wrapped: list[tuple[Any, str, Callable[..., Any]]] = []
+        self._given: dict[str, Array] = {}
+
+    def start(self) -> None:
+        for module in _MODULES:
+            with contextlib.suppress(ImportError):
+                owner = importlib.import_module(module)
+                for name in _FUNCTIONS:
+                    original = vars(owner).get(name)
+                    if original is not None:
+                        self._wrapped.append((owner, name, original))
+                        setattr(owner, name, self._around(original))
+
+    def stop(self) -> None:
+        for owner, name, original in reversed(self._wrapped):
+            setattr(owner, name, original)
+        self._wrapped.clear()
+
+    def clear(self) -> None:
+        """Before a verify: whatever it decides by comes after."""
+        self._given = {}
+
+    def of(self, number: int, path: Array) -> dict[str, Array]:
+        """Of request `number` of the batch, with these accepted nodes: empty if the batch was verified greedily.
+
+        coins [D], final_coins [1], target_probabilities [len(path), V] of what follows each accepted node,
+        draft_probabilities [S, V] of what each draft token was drawn from, under rejection sampling.
+        """
+        if not self._given:
+            return {}
+        inputs = {name: tensor[number] for name, tensor in self._given.items()}
+        rows = path.clip(0, len(inputs["coins"]) - 1)
+        inputs["target_probabilities"] = inputs["target_probabilities"][rows]
+        return inputs
+
+    def _around(self, original: Callable[..., Any]) -> Callable[..., Any]:
+        chain = original.__name__ == _FUNCTIONS[1]
+
+        def sample(*args: Any, **kwargs: Any) -> Any:
+            given = {
+                "coins": kwargs["uniform_samples"],
+                "final_coins": kwargs["uniform_samples_for_final_sampling"][:, None],
+                "target_probabilities": kwargs["target_probs"],
+            }
+            if chain:  # the other function is given zeros, which it writes into
+                given["draft_probabilities"] = kwargs["draft_probs"]
+            self._given = {name: snapshot(tensor) for name, tensor in given.items()}
+            return original(*args, **kwargs)
+
+        return sample

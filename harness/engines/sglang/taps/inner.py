@@ -1,0 +1,127 @@
+"""Taps inside draft(), verify() and draft extend: where Python runs a single forward or a step, or replays a graph of them."""
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+from ..eras import layers
+from .captures import CAPTURES
+from .forward_pass import ForwardPass
+from .pools import Allocation
+from .speculation import Speculation
+from .underway import Underway
+from .wraps import Wraps
+from .writer import Writer
+
+# what a layer finds -> its name on a model runner
+_USED = {"attention": "attn_backend", "kv_pool": "token_to_kv_pool", "req_pool": "req_to_token_pool"}
+
+
+class Inner:
+    """Fills the passes that are under way, and records forwards. taps.py says which tap stands where."""
+
+    def __init__(self, of: Speculation, underway: Underway, allocation: Allocation, writer: Writer) -> None:
+        self._of = of
+        self._now = underway
+        self._allocation = allocation
+        self._writer = writer
+
+    def wrap(self, wraps: Wraps) -> None:
+        of = self._of
+        wraps.method(of.drafter, "draft_forward", self._around_draft_forward)
+        wraps.method(of.target, "forward", partial(self._around_forward, None))
+        for layer, runner in enumerate(of.drafts):
+            wraps.method(runner, "forward", partial(self._around_forward, layer))
+            if of.layers:
+                wraps.method(runner.model, "forward", partial(self._around_model, layer))
+        if of.draft_graph is not None:
+            wraps.method(of.draft_graph, "execute", self._around_replay)
+        if of.extend_graph is not None and of.layers:
+            wraps.method(of.extend_graph, "prepare", self._around_prepare)
+        elif of.extend_graph is not None:
+            wraps.method(of.extend_graph, "execute", partial(self._around_forward, 0))
+        # the only place where all candidates of a step are together
+        wraps.function(of.module, "select_top_k_tokens", self._around_select)
+
+    def _around_draft_forward(self, call: Callable[..., Any], batch: Any, *args: Any, **kwargs: Any) -> Any:
+        draft = self._now.drafting()
+        draft.candidates.clear()  # a second call begins anew
+        result = call(batch, *args, **kwargs)
+        if not batch.forward_mode.is_idle():
+            draft.grown(result)
+        return result
+
+    def _around_select(self, call: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        result = call(*args, **kwargs)
+        if self._of.topk > 1:
+            self._now.drafting().step_selects(result)
+        return result
+
+    def _around_replay(self, call: Callable[..., Any], batch: Any, *args: Any, **kwargs: Any) -> Any:
+        """Draft decode in a graph: no Python runs between its steps, and what it holds is read when it is over."""
+        draft, count = self._now.drafting(), int(batch.batch_size)
+        result = call(batch, *args, **kwargs)
+        draft.replayed(result)
+        if self._of.topk > 1:
+            draft.candidates, draft.consumed = CAPTURES.read(int(self._of.draft_graph.bs), count, self._of.topk)
+        return result
+
+    def _around_prepare(self, call: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        """All layers of a multi-layer draft are about to run in graphs."""
+        self._now.extending().in_graph = True
+        return call(*args, **kwargs)
+
+    def _around_model(self, layer: int, call: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        """What attention will read and write with, seen where it looks: each number names a layer, -1 none of them."""
+
+        def whose(name: str) -> int:
+            owners = [n for n, runner in enumerate(self._of.drafts) if getattr(runner, name) is used[name]]
+            return layer if layer in owners else owners[0] if owners else -1
+
+        used = layers.used(*args, *kwargs.values())
+        if self._now.forward is not None:
+            self._now.forward.used = {part: whose(name) for part, name in _USED.items()}
+        return call(*args, **kwargs)
+
+    def _around_forward(self, layer: int | None, call: Callable[..., Any], batch: Any, *args: Any, **kwargs: Any) -> Any:
+        """layer: of the draft; None: the target's."""
+        mode, target = batch.forward_mode, layer is None
+        self._now.forward = None
+        if not self._now.requests or mode.is_idle():
+            return call(batch, *args, **kwargs)
+        self._writer.forward_begins()
+        self._now.forward = forward = self._forward_of(batch, target)
+        forward.layer = layer or 0
+        self._allocation.seen(forward.begins(batch, None if target else batch.spec_info.hidden_states))
+        self._add_tables(forward, batch)
+        try:
+            result = call(batch, *args, **kwargs)
+            if target or mode.is_decode():
+                forward.returned(result.logits_output.hidden_states)
+            return result
+        finally:  # what went into a forward that never returned is the best hint at why
+            forward.record(self._writer)
+
+    def _forward_of(self, batch: Any, target: bool) -> ForwardPass:
+        """Whose rows a forward has, and how many of each request."""
+        mode, requests = batch.forward_mode, self._now.requests
+        count = len(requests)
+        if mode.is_target_verify():
+            return ForwardPass("target.verify", requests, [self._of.width] * count, [0] * count)
+        if self._extends_a_round(mode):
+            extend = self._now.extending()
+            steps = [0] * len(extend.requests)
+            return ForwardPass("draft.extend_decode", extend.requests, extend.rows, steps, extend.defined)
+        if mode.is_decode():
+            draft = self._now.drafting()
+            draft.decodes += 1
+            return ForwardPass("draft.decode", requests, [self._of.topk] * count, [draft.decodes] * count)
+        lengths = [int(length) for length in batch.extend_seq_lens_cpu]
+        starts = [int(start) for start in batch.extend_prefix_lens_cpu]
+        return ForwardPass("target.extend" if target else "draft.extend", requests, lengths, starts)
+
+    def _extends_a_round(self, mode: Any) -> bool:
+        return bool(mode.is_draft_extend_v2())
+
+    def _add_tables(self, forward: ForwardPass, batch: Any) -> None:
+        """Rows of req_to_token, where they change between the stages of a round: nowhere in v2."""

@@ -1,0 +1,210 @@
+"""SGLang's KV pools, seen from outside: rows by slot, poison, and who owns which slot. Called by the taps and accounts.py.
+
+The pools may lie on a GPU; what goes in and comes out here is on the host.
+
+Poison makes a read of an unwritten slot show. Keys are poisoned with a small number, so that attention gives
+the slot an ordinary weight whatever the query (a huge key could get weight zero and hide); values with a huge finite
+one, so that any weight at all moves the output by more than every bound. Both stay finite in float32, bfloat16 and float16.
+"""
+
+from array import array
+from dataclasses import dataclass
+from itertools import accumulate
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from eagletwin.harness.core.arrays import Array, counts_of
+from eagletwin.harness.core.trace import on_host, snapshot
+
+from ..eras import memory
+
+KEY_POISON = 0.25
+VALUE_POISON = 1.0e4
+
+
+@dataclass(frozen=True, slots=True)
+class Buffers:
+    """Keys and values of one layer, [slots, G, D] each; mapped: by slots of a window's own, which a mapping leads to."""
+
+    keys: Tensor
+    values: Tensor
+    mapped: bool
+
+
+def buffers(pool: Any) -> list[Buffers]:
+    """The layers of a runner's KV pool, in the model's order. A hybrid one has two pools inside, for layers with and without a
+    window."""
+    if not hasattr(pool, "layers_mapping"):
+        return [Buffers(*layer, False) for layer in zip(pool.k_buffer, pool.v_buffer, strict=True)]
+    found = []
+    for _, (index, mapped) in sorted(pool.layers_mapping.items()):
+        inside = pool.swa_kv_pool if mapped else pool.full_kv_pool
+        found.append(Buffers(inside.k_buffer[index], inside.v_buffer[index], mapped))
+    return found
+
+
+def _in_numpy(layer: Buffers) -> bool:
+    """Whether numpy can read the layer's rows where they lie, by the runner's own slots: some twenty times as fast."""
+    return layer.keys.is_cpu and layer.keys.dtype is not torch.bfloat16 and not layer.mapped
+
+
+class Pool:
+    """One runner's KV pool."""
+
+    def __init__(self, pool: Any) -> None:
+        self._pool = pool
+        self._layers = buffers(pool)
+        self._in_numpy = all(map(_in_numpy, self._layers))
+        self._arrays = [(layer.keys.numpy(), layer.values.numpy()) for layer in self._layers] if self._in_numpy else []
+
+    def _slots(self, layer: Buffers, slots: Tensor) -> Tensor:
+        """The layer's own slots [n] of the runner's."""
+        slots = slots.to(layer.keys.device)
+        if not layer.mapped:
+            return slots
+        mapped: Tensor = self._pool.full_to_swa_index_mapping[slots]
+        return mapped.to(torch.int64)
+
+    def rows(self, slots: Array) -> Array:
+        """Keys and values of slots [n]: [n, 2, L, G, D]."""
+        if self._in_numpy:
+            first = self._arrays[0][0]
+            found: Array = np.empty((len(slots), 2, len(self._arrays), *first.shape[1:]), first.dtype)
+            for layer, both in enumerate(self._arrays):
+                for part, rows in enumerate(both):
+                    found[:, part, layer] = rows[slots]
+            return found
+        at = torch.from_numpy(slots)
+        by_layer = [self._slots(layer, at) for layer in self._layers]
+        keys = [layer.keys.index_select(0, at) for layer, at in zip(self._layers, by_layer, strict=True)]
+        values = [layer.values.index_select(0, at) for layer, at in zip(self._layers, by_layer, strict=True)]
+        rows = on_host(torch.stack([*keys, *values], 1))
+        return rows.reshape(len(slots), 2, len(self._layers), *rows.shape[2:])
+
+    def rows_of(self, parts: list[Array]) -> list[Array]:
+        """Of each of several lists of slots: its rows. All are read at once."""
+        lengths = [len(part) for part in parts]
+        rows = self.rows(np.concatenate(parts))
+        return [rows[end - length : end] for end, length in zip(accumulate(lengths), lengths, strict=True)]
+
+    def poison_all(self) -> None:
+        for layer in self._layers:
+            layer.keys.fill_(KEY_POISON)
+            layer.values.fill_(VALUE_POISON)
+
+    def poison(self, freed: Array, used: Array) -> None:
+        """Poison the slots `freed` [n]. Of a layer with slots of its own: all but those that `used` [m], all that are not free,
+        lead to; where a free one leads to may be another's."""
+        if self._in_numpy:
+            for keys, values in self._arrays:
+                keys[freed], values[freed] = KEY_POISON, VALUE_POISON
+            return
+        for layer in self._layers:
+            slots = self._slots(layer, torch.from_numpy(used if layer.mapped else freed))
+            for buffer, poison in ((layer.keys, KEY_POISON), (layer.values, VALUE_POISON)):
+                if layer.mapped:
+                    rows = buffer.index_select(0, slots)
+                    buffer.fill_(poison).index_copy_(0, slots, rows)
+                else:
+                    buffer.index_fill_(0, slots, poison)
+
+
+class Allocation:
+    """The scheduler's slot allocator and prefix cache: what is free, cached and held, as sets of slots."""
+
+    def __init__(self, scheduler: Any) -> None:
+        self._scheduler = scheduler
+        allocator = scheduler.token_to_kv_pool_allocator
+        # of a hybrid pool: the allocator of all slots; the window's are given and taken with them
+        self._allocator = getattr(allocator, "full_attn_allocator", allocator)
+        self._page = int(scheduler.page_size)
+        self._table: Tensor = scheduler.req_to_token_pool.req_to_token
+        self._rows = self._table.numpy() if self._table.is_cpu else self._table  # numpy cuts in a third of the time
+        self._reach = 0  # no slot from here on was seen to be written, used or owned since the case began
+        self._seen: list[Array] = []  # slots that may lie behind it
+
+    @property
+    def total(self) -> int:
+        return int(self._scheduler.max_total_num_tokens)
+
+    def free(self) -> Array:
+        """How often the allocator's free list has each slot [n]; n is larger than the pool if it has one from outside."""
+        pages = on_host(memory.free_pages(self._allocator))
+        return counts_of(self._slots_of_pages(pages), self.total + self._page)  # the first page takes padding
+
+    def used(self, free: Array) -> Array:
+        """All slots that are not free [n]: those with an owner, those that were lost, and those that take padding."""
+        return np.flatnonzero(free[: self.total + self._page] == 0)
+
+    def seen(self, slots: Array) -> None:
+        """Note that these slots have an owner or were written to."""
+        self._seen.append(slots)
+
+    def freed(self, free: Array, used: Array) -> Array:
+        """Free slots [n] that may have been written since the case began: all up to the highest that was seen."""
+        seen = np.concatenate([used, *self._seen], None)
+        self._seen.clear()
+        self._reach = max(self._reach, 1 + int(seen.max(initial=0)))
+        return np.flatnonzero(free[: min(self._reach, self.total + self._page)])
+
+    def cached(self) -> Array:
+        """Slots that the prefix cache owns [n], sorted (it walks its tree in no order); empty without a cache."""
+        cache = self._scheduler.tree_cache
+        if cache.evictable_size() + cache.protected_size() == 0:
+            return np.empty(0, np.int32)
+        return np.sort(on_host(cache.all_values_flatten())).astype(np.int32)
+
+    def cached_prefix(self, tokens: list[int]) -> Array:
+        """Slots of the longest cached prefix of a token sequence [n]: what a new request with these tokens would reuse."""
+        from sglang.srt.mem_cache.base_prefix_cache import MatchPrefixParams
+        from sglang.srt.mem_cache.radix_cache import RadixKey
+
+        cache = self._scheduler.tree_cache
+        match = cache.match_prefix(MatchPrefixParams(key=RadixKey(token_ids=array("q", tokens))))
+        return snapshot(memory.matched_slots(cache, match))
+
+    def counts(self) -> dict[str, int]:
+        """The release's own figures, in slots."""
+        cache = self._scheduler.tree_cache
+        return {
+            "total": self.total,
+            "available": int(self._allocator.available_size()),
+            "evictable": int(cache.evictable_size()),
+            "protected": int(cache.protected_size()),
+        }
+
+    def held(self, request: Any) -> list[int]:
+        """Slots that a request owns beyond what the prefix cache owns for it, in whole pages, sorted."""
+        held = memory.held(request)
+        if held.row is None:
+            return []
+        row: list[int] = self._rows[held.row, held.protected : held.allocated].tolist()
+        if self._page == 1:
+            return sorted(set(row))
+        pages = sorted({slot // self._page for slot in row})
+        return [slot for page in pages for slot in range(page * self._page, (page + 1) * self._page)]
+
+    def allocated(self, request: Any) -> Array:
+        """Every slot in the request's req_to_token, by position, as far as it is allocated [n]; shared prefixes included."""
+        held = memory.held(request)
+        return np.empty(0, np.int64) if held.row is None else self._cut(held.row, held.allocated)
+
+    def table(self, request: Any, end: int) -> Array:
+        """A copy of the request's first `end` entries of req_to_token, as int64: position -> slot."""
+        return self._cut(memory.held(request).row, end)
+
+    def _cut(self, row: int | None, end: int) -> Array:
+        part = self._rows[row, :end]
+        return (on_host(part) if isinstance(part, Tensor) else part).astype(np.int64)
+
+    def _slots_of_pages(self, pages: Array) -> Array:
+        if self._page == 1:
+            return pages
+        return (pages.astype(np.int64)[:, None] * self._page + np.arange(self._page)).ravel()
+
+    def forget(self) -> None:
+        """Make req_to_token what it is in a fresh process; no slot may have an owner."""
+        self._table.zero_()

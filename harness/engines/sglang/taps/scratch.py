@@ -1,0 +1,37 @@
+"""The slots that a draft() borrows for its branches, and the KV rows that it leaves in them."""
+
+from dataclasses import dataclass
+from typing import Any
+
+from eagletwin.harness.core.arrays import Array
+from eagletwin.harness.core.trace import snapshot
+
+from .draft_pass import flat
+from .pools import Pool
+from .speculation import Speculation
+from .tree_layout import holes_of
+
+
+@dataclass(frozen=True, slots=True)
+class Scratch:
+    """Read when draft() returns, since verify writes over the rows.
+
+    slots  [b, topk, S], of each branch and step
+    rows   of each request [steps that ran * topk, 2, L, G, D], by step
+    holes  of each request, rows of the slots in front of branches that begin inside a page [.., 2, L, G, D]
+    """
+
+    slots: Array
+    rows: list[Array]
+    holes: list[Array]
+
+
+def scratch_of(batch: Any, lengths: list[int], pool: Pool, of: Speculation) -> Scratch:
+    """lengths: committed tokens of each request."""
+    slots = snapshot(batch.out_cache_loc).reshape(len(lengths), of.topk, -1)[:, :, : of.steps]
+    # draft decode never runs for the last step's slots, and for none of several layers
+    ran = 0 if of.layers else of.steps - 1
+    written = flat(slots[:, :, :ran].swapaxes(1, 2))
+    holes = [holes_of(slots[n], length, of.page) for n, length in enumerate(lengths)]
+    rows = pool.rows_of([*written, *holes])
+    return Scratch(slots, rows[: len(lengths)], rows[len(lengths) :])

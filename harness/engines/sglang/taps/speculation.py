@@ -1,0 +1,60 @@
+"""What one scheduler speculates with: who drafts, by which runners and graphs, and how large. Known once it is built."""
+
+import sys
+from dataclasses import dataclass
+from typing import Any
+
+from ..eras import workers
+from ..eras.names import pick
+
+
+def draft_runners(scheduler: Any) -> list[Any]:
+    """The draft's model runners, by layer; a single head has one."""
+    drafter = workers.drafter(scheduler)
+    return list(getattr(drafter, "draft_runner_list", None) or [pick(drafter, "draft_runner", "draft_model_runner")])
+
+
+@dataclass(frozen=True, slots=True)
+class Speculation:
+    """SGLang's own objects, which the taps stand at, and the sizes of its trees. Nothing here changes while a case runs.
+
+    worker         runs the rounds; drafter: drafts (v1: one object does both)
+    target, drafts  model runners; of a multi-layer draft one a layer
+    draft_graph, extend_graph  what replays draft decode and draft extend in CUDA graphs; None without graphs
+    layers         of a multi-layer draft; 0: a single head, which runs once for each step
+    width          nodes of a tree, its root among them (num_draft_tokens)
+    """
+
+    worker: Any
+    drafter: Any
+    target: Any
+    drafts: list[Any]
+    draft_graph: Any
+    extend_graph: Any
+    layers: int
+    width: int
+    steps: int
+    topk: int
+    page: int
+
+    @property
+    def module(self) -> Any:
+        """The module of the drafter, by whose names it calls SGLang's functions."""
+        return sys.modules[type(self.drafter).__module__]
+
+
+def speculation(scheduler: Any) -> Speculation:
+    drafter, worker, drafts = workers.drafter(scheduler), scheduler.draft_worker, draft_runners(scheduler)
+    return Speculation(
+        worker=worker,
+        drafter=drafter,
+        target=scheduler.tp_worker.model_runner,
+        drafts=drafts,
+        draft_graph=getattr(drafter, "cuda_graph_runner", None),
+        extend_graph=getattr(drafter, "cuda_graph_runner_for_draft_extend", None),
+        layers=len(drafts) if hasattr(drafter, "draft_runner_list") else 0,
+        width=int(worker.speculative_num_draft_tokens),
+        steps=int(worker.speculative_num_steps),
+        topk=int(worker.topk),
+        page=int(scheduler.page_size),
+    )

@@ -1,0 +1,223 @@
+"""Record what the worker does, stage by stage, without changing it. Called by drive.py before the first request."""
+
+from collections.abc import Callable
+from types import TracebackType
+from typing import Any
+
+import numpy as np
+from torch import Tensor
+
+from eagletwin.harness.core.arrays import Array
+from eagletwin.harness.core.trace import Recorder, snapshot
+
+from ..eras import names
+from ..eras.accepted import Accepted
+from .changed_rows import ChangedRows
+from .coins import Coins
+from .draft_pass import DraftPass
+from .extend_pass import ExtendPass
+from .inner import Inner
+from .pools import Allocation, Pool
+from .proposals import proposals_of
+from .scratch import scratch_of
+from .speculation import speculation
+from .tree_layout import tree_masks
+from .underway import Underway
+from .verify_pass import Found, VerifyPass
+from .wraps import Wraps
+from .writer import Writer
+
+
+class Taps:
+    """Stands around the methods of one scheduler's workers and fills a Recorder. Only defined regions are recorded (DESIGN §4).
+
+    A batch is a prefill (a chunk of some prompts) or a round (a token or more for each request). A round has three phases. Each
+    is an object, made when the phase begins, filled while it runs, and handed on when it ends:
+
+        forward_batch_generation              _around_batch          record `batch`: who owns which slot
+        ├ prefill: target extend, draft extend                       record `prefill` when it returns
+        └ round
+          ├ draft()                           _around_draft          DraftPass   → record `draft`
+          │ └ draft_forward                   _around_draft_forward  parents and selection of the tree
+          │   ├ ModelRunner.forward           _around_forward        ForwardPass → record `draft.decode`; no last step
+          │   └ select_top_k_tokens           _around_select         candidates of a step
+          ├ verify()                          _around_verify         VerifyPass  → record `verify`, and an ExtendPass
+          │ └ ModelRunner.forward             _around_forward        ForwardPass → record `target.verify`
+          └ draft extend                      (no method of its own) ExtendPass  → record `extend`, when the batch returns
+            └ ModelRunner.forward             _around_forward        ForwardPass → record `draft.extend_decode`, of each layer
+
+    Taps at forward_batch_generation, draft and verify are *boundary* taps: they see what a stage leaves behind, and exist on
+    every engine. Those at forward and select_top_k_tokens are *inner* taps: they need Python to run at that place.
+
+    What is known when:
+
+    * Before a batch: its requests, and where its chunks start. SGLang changes the batch while it runs, so lengths are read
+      before verify, and again after it.
+    * When draft() returns: the tree, and the KV rows in the slots that it borrowed. They are read now, since verify writes its
+      own rows over them.
+    * While verify() runs: its coins (Coins), and in older releases the accepted nodes (Accepted), where a function passes by
+      that is given them. When it returns: how many rows of each request draft extend may use; the rest is unread
+      garbage, and is not recorded.
+    * When the batch returns: the proposal for the next round, and all committed KV rows that are new or have changed.
+
+    With CUDA graphs no Python runs between the steps of draft decode. `_around_replay` stands where the graph is replayed: the
+    draft is `in_graph`, has no `draft.decode`, and its candidates are read from what the graph left in memory (captures.py).
+    Draft extend of a single head is replayed through `execute`, which is given the batch that forward would be given: it is
+    recorded as a forward. Verify in a graph goes through ModelRunner.forward.
+
+    A multi-layer draft has proposed all its tokens in draft extend, one layer after another: draft() runs no forward and
+    only builds the tree. `_around_model` notes whose attention backend and pools each layer finds. In graphs `_around_prepare`
+    sees that draft extend begins, and nothing shows until it ends.
+
+    The older worker (v1) has its own order of slots and its own results: worker_v1.py, a subclass. Taps that record nothing:
+    unrecorded.py. `reached(stage)` is called at each stage, so that a process outside knows where a run was when it died.
+    """
+
+    allocates: type[Allocation] = Allocation
+    inner: type[Inner] = Inner
+    records = True
+
+    def __init__(self, scheduler: Any, recorder: Recorder, reached: Callable[[str], None]) -> None:
+        self.writer = Writer(recorder)
+        self.requests: dict[str, Any] = {}  # SGLang's Req objects by id, as they are first seen
+        self.prefills = 0  # prefill batches so far
+        self.allocation = self.allocates(scheduler)
+        self._of = speculation(scheduler)
+        self.pools = {"target": Pool(self._of.target.token_to_kv_pool)}
+        for layer, runner in enumerate(self._of.drafts):
+            self.pools[f"draft{layer or ''}"] = Pool(runner.token_to_kv_pool)
+        self._reached = reached
+        self._rows = ChangedRows(self.allocation, self.pools)
+        self._accepted = Accepted()
+        self._coins = Coins()
+        self._wraps = Wraps()
+        self._now = Underway()
+        self._inner = self.inner(self._of, self._now, self.allocation, self.writer)
+
+    def __enter__(self) -> "Taps":
+        """Replace the bound methods on these instances; other schedulers of the process are untouched."""
+        wrap = self._wraps.method
+        wrap(self._of.worker, "forward_batch_generation", self._around_batch)
+        wrap(self._of.drafter, "draft", self._around_draft)
+        wrap(self._of.worker, "verify", self._around_verify)
+        self._inner.wrap(self._wraps)
+        self._accepted.start()
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        self._accepted.stop()
+        self._coins.stop()
+        self._wraps.undo()
+
+    def watch_coins(self) -> None:
+        """Record what a verify samples by, too. Call it before the taps are entered."""
+        self._coins.start()
+
+    def _around_batch(self, call: Callable[..., Any], batch: Any, *args: Any, **kwargs: Any) -> Any:
+        self._now.batch_begins(list(batch.reqs))
+        for request in self._now.requests:
+            self.requests.setdefault(request.rid, request)
+        self._record_owners()
+        if batch.forward_mode.is_extend():
+            starts, lengths = names.chunk(batch)
+            self._reached("prefill")
+            result = call(batch, *args, **kwargs)
+            self.prefills += 1
+            self._after_prefill(result.next_token_ids, self._next_input(result, batch), starts, lengths)
+        else:
+            self._reached("draft")
+            result = call(batch, *args, **kwargs)
+            self._after_extend(result, batch)
+            self.writer.round_ends(self._now.requests)
+        return result
+
+    def _record_owners(self) -> None:
+        """Who owns which slot when a batch begins. The scheduler has just moved slots about: freed, evicted, retracted."""
+        held = {name: self.allocation.allocated(request) for name, request in self.requests.items()}
+        counts = [len(slots) for slots in held.values()]
+        slots = np.concatenate(list(held.values()), dtype=np.int32, casting="unsafe")
+        self.allocation.seen(slots)
+        owners = np.repeat(np.arange(len(held), dtype=np.int32), counts)
+        tensors = {"slots": slots, "owners": owners, "cached": self.allocation.cached()}
+        self.writer.add_batch({f"request.{name}": number for number, name in enumerate(held)}, tensors)
+
+    def _next_input(self, result: Any, batch: Any) -> Any:  # noqa: ARG002  where v1 has it
+        """What the next round begins with, of a batch that is done."""
+        return result.next_draft_input
+
+    def _after_prefill(self, next_tokens: Tensor, draft_input: Any, starts: list[int], lengths: list[int]) -> None:
+        ends = [start + length for start, length in zip(starts, lengths, strict=True)]
+        tokens, proposals = snapshot(next_tokens), proposals_of(draft_input, self._of)
+        for n, (request, end, tensors) in enumerate(
+            zip(self._now.requests, ends, self._rows.of(self._now.requests, ends), strict=True)
+        ):
+            final = end == len(request.origin_input_ids) + len(request.output_ids)
+            if final:  # what a chunk in between predicts and proposes is legal garbage
+                tensors |= {"next_token": tokens[n : n + 1]}
+            if final or self._of.layers:  # of several layers, those above have consumed it
+                tensors |= proposals[n]
+            self.writer.add(request, "prefill", starts[n], {"start": starts[n], "end": end, "final": int(final)}, tensors)
+
+    def _around_draft(self, call: Callable[..., Any], batch: Any, *args: Any, **kwargs: Any) -> Any:
+        self._now.draft = draft = DraftPass()
+        result = call(batch, *args, **kwargs)
+        self._record_draft(draft, result, batch)
+        self._reached("verify")
+        return result
+
+    def _record_draft(self, draft: DraftPass, result: Any, batch: Any) -> None:
+        of, lengths = self._of, batch.seq_lens.tolist()
+        scratch = scratch_of(batch, lengths, self.pools["draft"], of)
+        self.allocation.seen(scratch.slots)
+        of_nodes = {"tokens": result.draft_token, "positions": result.positions} | names.links(result)
+        nodes = {name: snapshot(tensor).reshape(-1, of.width) for name, tensor in of_nodes.items()}
+        masks = tree_masks(snapshot(result.custom_mask), self._mask_mode(), of.width, lengths)
+        for n, request in enumerate(self._now.requests):
+            tensors = {name: tensor[n] for name, tensor in nodes.items()} | {
+                "table": self._table_in_draft(request, lengths[n]),
+                "scratch_slots": scratch.slots[n],
+                "mask": masks[n],
+                "retrieve_index": nodes["retrieve_index"][n] - n * of.width,
+            }
+            tensors |= draft.tree_of(n, of)
+            if not of.layers:
+                tensors["scratch_kv"] = scratch.rows[n]
+            if len(scratch.holes[n]):
+                tensors["hole_kv"] = scratch.holes[n]
+            if draft.consumed is not None:
+                tensors["consumed"] = draft.consumed[n]
+            self.writer.add(request, "draft", 0, {"seq_len": lengths[n], "in_graph": int(draft.in_graph)}, tensors)
+
+    def _table_in_draft(self, request: Any, length: int) -> Array:  # noqa: ARG002  v1 needs it
+        """The request's row of req_to_token, as far as its round reaches."""
+        return self.allocation.allocated(request)
+
+    def _mask_mode(self) -> str:
+        backend = getattr(self._of.target.attn_backend, "verify_mask", None)
+        mode = self._of.drafter.tree_mask_mode if backend is None else backend.mode
+        return str(mode.name)
+
+    def _around_verify(self, call: Callable[..., Any], batch: Any, *args: Any, **kwargs: Any) -> Any:
+        self._now.verify = verify = VerifyPass(batch.seq_lens.tolist())
+        self._coins.clear()
+        result = call(batch, *args, **kwargs)
+        for request, (numbers, tensors) in zip(self._now.requests, self._after_verify(verify, result, batch), strict=True):
+            self.writer.add(request, "verify", 0, numbers, tensors)
+        self._reached("draft extend")
+        return result
+
+    def _after_verify(self, verify: VerifyPass, result: Any, batch: Any) -> Found:  # noqa: ARG002  v1 needs it
+        found = verify.returned(result, self._accepted.index(result), self._coins, self._of)
+        requests = self._now.requests
+        self._now.extend = ExtendPass(requests, [self._of.width] * len(requests), verify.accept_lens)
+        return found
+
+    def _after_extend(self, result: Any, batch: Any) -> None:
+        self._record_extend(self._now.extending(), names.new_seq_lens(result).tolist(), self._next_input(result, batch))
+
+    def _record_extend(self, extend: ExtendPass, ends: list[int], draft_input: Any) -> None:
+        proposals, rows = proposals_of(draft_input, self._of), self._rows.of(extend.requests, ends)
+        for n, (request, tensors) in enumerate(zip(extend.requests, rows, strict=True)):
+            tensors |= proposals[n]
+            # single layers in a graph are seen as a whole; of several, nothing but what they leave behind
+            self.writer.add(request, "extend", 0, {"seq_len": ends[n], "in_graph": int(extend.in_graph)}, tensors)

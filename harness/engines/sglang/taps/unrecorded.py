@@ -1,0 +1,50 @@
+"""Taps that follow a run and record nothing of it: what recording costs is the difference (`bench share`)."""
+
+from typing import Any
+
+import numpy as np
+from torch import Tensor
+
+from eagletwin.harness.core.arrays import Array
+
+from .inner import Inner
+from .pools import Allocation
+from .taps import Taps
+from .wraps import Around, Wraps
+
+
+class _Blind(Allocation):
+    """Looks at no slot."""
+
+    def free(self) -> Array:
+        return np.empty(0, np.int64)
+
+    def used(self, free: Array) -> Array:
+        return free
+
+
+class _NoInner(Inner):
+    def wrap(self, wraps: Wraps) -> None:
+        pass
+
+
+class Unrecorded(Taps):
+    """Knows the requests and the prefills, as a run needs them."""
+
+    allocates = _Blind
+    inner = _NoInner
+    records = False
+
+    def _record_owners(self) -> None:
+        pass
+
+    def _after_prefill(self, next_tokens: Tensor, draft_input: Any, starts: list[int], lengths: list[int]) -> None:
+        pass
+
+    def _after_extend(self, result: Any, batch: Any) -> None:
+        pass
+
+    def _around_draft(self, call: Around, batch: Any, *args: Any, **kwargs: Any) -> Any:
+        return call(batch, *args, **kwargs)
+
+    _around_verify = _around_draft

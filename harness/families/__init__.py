@@ -1,0 +1,20 @@
+"""Model families: all of a family but its arithmetic, which is in `reference/`. One file a family.
+
+RECIPES has the recipes of all families by name, FAMILIES the families. family.py says what a family's file holds; a new family
+is one such file and its name in the list below. weights.py makes a recipe's numbers, store.py writes its checkpoint, valid.py
+says which cases and traces a recipe admits.
+"""
+
+from . import eagle3, llama, mimo_v2, mtp, step3p5
+from .family import Family
+from .recipe import Recipe
+
+FAMILIES: dict[str, Family] = {
+    family.name: family for family in (llama.FAMILY, eagle3.FAMILY, mtp.FAMILY, mimo_v2.FAMILY, step3p5.FAMILY)
+}
+RECIPES: dict[str, Recipe] = {recipe.name: recipe for family in FAMILIES.values() for recipe in family.recipes}
+
+
+def family_of(recipe: Recipe) -> Family:
+    """The family of a recipe."""
+    return FAMILIES[recipe.family]

@@ -1,0 +1,135 @@
+"""Llama with an EAGLE-3 head (arXiv 2503.01840), whose vocabulary is the target's or a part of it.
+
+The token that a row consumes reaches the residual sum through attention alone. A trained head learns to pass it on, and this
+one is made to: a row attends mostly to itself; its value is the token's embedding, less most of the hidden state, which the
+residual sum has from the start and would otherwise pile up from one draft step to the next. Then follow the MLP of the
+target's last layer, the final norm and the rows of the LM head, each with noise.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from .family import Family, Part
+from .llama import target_part
+from .recipe import Recipe, llama_shape
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from eagletwin.reference.eagle import Head
+
+    from .family import Normal, Weights
+
+RECIPES = (
+    Recipe(
+        name="llama-eagle3-full",
+        family="llama_eagle3",
+        target=llama_shape(32, 4, 2, 2, 96, aux_layers=(0, 1, 2)),
+        draft=llama_shape(32, 1, 2, 2, 96),
+        intermediate_size=48,
+        max_position=4096,
+        seed=40,
+        noise=0.05,
+        attention_gain=0.06,
+        mlp_gain=0.06,
+        target_hidden="aux",
+        min_share=0.08,
+    ),
+    Recipe(
+        name="llama-eagle3",
+        family="llama_eagle3",
+        target=llama_shape(32, 4, 2, 2, 96, aux_layers=(0, 1, 2)),
+        draft=llama_shape(32, 1, 2, 2, 96),
+        intermediate_size=48,
+        max_position=4096,
+        seed=41,
+        noise=0.05,
+        attention_gain=0.06,
+        mlp_gain=0.06,
+        target_hidden="aux",
+        min_share=0.06,
+        draft_vocab_size=64,
+    ),
+)
+
+# Scores of a row with itself of 4 * SELF**2 = 13 at heads of 16, and with others of a standard deviation a quarter of that:
+# most of the attention is a row's own, and the rest is context.
+SELF = 1.8
+# Share of the hidden state in queries, keys and the residual sum: enough for a wrong one to show in every number, and so
+# little that the token still decides.
+CONTEXT = 0.06
+# A vocabulary is reduced to the tokens that a target often emits: this one emits them more often than others.
+HOT = 1.4
+
+
+def _proposed(recipe: Recipe, normal: Normal) -> Tensor:
+    """The tokens of the draft's vocabulary [N]: drawn, and so in no order, which makes d2t go up and down."""
+    drawn = normal(recipe.target.vocab_size, std=1.0).argsort()
+    return drawn[: recipe.draft_vocab_size]
+
+
+def draft_weights(recipe: Recipe, target: Weights, normal: Normal) -> Weights:
+    """Tensors by the names of an EAGLE-3 checkpoint; d2t is int64."""
+    import torch
+
+    proposes = torch.arange(recipe.target.vocab_size)
+    if recipe.draft_vocab_size is not None:
+        proposes = _proposed(recipe, normal)
+        target["lm_head.weight"][proposes] *= HOT
+    shape, size = recipe.draft, recipe.draft.hidden_size
+    heads, kv_heads = shape.num_heads * shape.head_dim, shape.num_kv_heads * shape.head_dim
+    if heads != size or kv_heads != size:
+        raise ValueError(f"{recipe.name}: an embedding passes through attention only if heads are as wide as the state")
+
+    def noisy(tensor: Tensor) -> Tensor:
+        return tensor + normal(*tensor.shape, std=recipe.noise * float(tensor.std()))
+
+    def reads(token: float, state: float) -> Tensor:
+        """[size, 2 * size]: the embedding times `token`, the hidden state times `state`, and some mixture of the latter."""
+        context = normal(size, size, std=CONTEXT * size**-0.5)
+        return torch.cat([noisy(token * torch.eye(size)), state * torch.eye(size) + context], 1)
+
+    last = f"model.layers.{recipe.target.num_layers - 1}."
+    width = len(recipe.target.aux_layers) * size
+    draft = {
+        "fc.weight": normal(size, width, std=width**-0.5),
+        "midlayer.input_layernorm.weight": 1 + normal(size, std=recipe.noise),
+        "midlayer.hidden_norm.weight": 1 + normal(size, std=recipe.noise),
+        "midlayer.self_attn.q_proj.weight": reads(SELF, 0.0),
+        "midlayer.self_attn.k_proj.weight": reads(SELF, 0.0),
+        "midlayer.self_attn.v_proj.weight": reads(1.0, CONTEXT - 1),
+        "midlayer.self_attn.o_proj.weight": noisy(torch.eye(size)),
+        "norm.weight": noisy(target["model.norm.weight"]),
+    }
+    for name in ("post_attention_layernorm", "mlp.gate_proj", "mlp.up_proj", "mlp.down_proj"):
+        draft[f"midlayer.{name}.weight"] = noisy(target[f"{last}{name}.weight"])
+    if recipe.draft_vocab_size is not None:
+        draft["d2t"] = proposes - torch.arange(len(proposes))
+    draft["lm_head.weight"] = noisy(target["lm_head.weight"][proposes])
+    # As far as an argmax goes, a norm whose weights are all about 1 might as well not be there: these are 1/4 to 4, and the
+    # LM head takes it back.
+    spread = normal(size, std=0.7).exp()
+    draft["norm.weight"] *= spread
+    draft["lm_head.weight"] /= spread
+    return draft
+
+
+def heads(recipe: Recipe, draft: Weights, embedding: Tensor, lm_head: Tensor, proposes: Tensor) -> tuple[Head, ...]:  # noqa: ARG001
+    """The one head, with an LM head of its own."""
+    from eagletwin.reference.eagle3 import Eagle3Head
+
+    return (Eagle3Head(draft, recipe.draft, embedding, proposes),)
+
+
+def checkpoint(recipe: Recipe, target: Weights, draft: Weights) -> tuple[Part, Part]:
+    """Both as they are. A `draft_vocab_size` of null would also stand for the target's LM head, and this draft has its own."""
+    config = {
+        "architectures": ["LlamaForCausalLMEagle3"],
+        "draft_vocab_size": recipe.draft_vocab_size or recipe.target.vocab_size,
+        "eagle_config": {"eagle_aux_hidden_state_layer_ids": list(recipe.target.aux_layers)},
+    }
+    return target_part(recipe, target), Part(config, recipe.draft, draft)
+
+
+FAMILY = Family(name="llama_eagle3", recipes=RECIPES, draft_weights=draft_weights, heads=heads, checkpoint=checkpoint)

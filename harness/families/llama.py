@@ -1,0 +1,90 @@
+"""Llama with an EAGLE-1/2 head (arXiv 2401.15077, 2406.16858)."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from .family import Family, Part
+from .recipe import Recipe, llama_shape
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from eagletwin.reference.eagle import Head
+
+    from .family import Normal, Weights
+
+RECIPES = (
+    Recipe(
+        name="llama-tiny",
+        family="llama",
+        target=llama_shape(32, 1, 2, 2, 96),
+        draft=llama_shape(32, 1, 2, 2, 96),
+        intermediate_size=48,
+        max_position=4096,
+        seed=11,
+        noise=0.09,
+        attention_gain=0.6,
+        mlp_gain=0.6,
+        target_hidden="post_norm",
+        min_share=0.08,
+    ),
+    Recipe(
+        name="llama-gqa",
+        family="llama",
+        target=llama_shape(64, 2, 4, 2, 128),
+        draft=llama_shape(64, 1, 4, 2, 128),
+        intermediate_size=96,
+        max_position=4096,
+        seed=13,
+        noise=0.1,
+        attention_gain=0.2,
+        mlp_gain=0.2,
+        target_hidden="post_norm",
+        min_share=0.05,
+    ),
+)
+
+
+def draft_weights(recipe: Recipe, target: Weights, normal: Normal) -> Weights:
+    """An EAGLE-1/2 head: the target's last layer with noise, after an fc that takes the embedding."""
+    import torch
+
+    last = f"model.layers.{recipe.target.num_layers - 1}."
+    draft = {
+        f"layers.0.{name.removeprefix(last)}": tensor + normal(*tensor.shape, std=recipe.noise * float(tensor.std()))
+        for name, tensor in target.items()
+        if name.startswith(last) and "input_layernorm" not in name
+    }
+    size = recipe.draft.hidden_size
+    mixing = torch.cat([torch.eye(size), torch.zeros(size, size)], 1)
+    draft["fc.weight"] = mixing + normal(size, 2 * size, std=recipe.noise * size**-0.5)
+    draft["fc.bias"] = normal(size, std=0.02)
+    return draft
+
+
+def heads(recipe: Recipe, draft: Weights, embedding: Tensor, lm_head: Tensor, proposes: Tensor) -> tuple[Head, ...]:  # noqa: ARG001
+    """The one head."""
+    from eagletwin.reference.eagle import EagleHead
+
+    return (EagleHead(draft, recipe.draft, embedding, lm_head),)
+
+
+def target_part(recipe: Recipe, target: Weights) -> Part:
+    """The target's checkpoint, as it is."""
+    return Part({"architectures": ["LlamaForCausalLM"]}, recipe.target, target)
+
+
+def checkpoint(recipe: Recipe, target: Weights, draft: Weights) -> tuple[Part, Part]:
+    """Both as they are."""
+    return target_part(recipe, target), Part({"architectures": ["LlamaForCausalLMEagle"]}, recipe.draft, draft)
+
+
+FAMILY = Family(
+    name="llama",
+    recipes=RECIPES,
+    draft_weights=draft_weights,
+    heads=heads,
+    checkpoint=checkpoint,
+    one_checkpoint=True,
+)

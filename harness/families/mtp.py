@@ -1,0 +1,101 @@
+"""Llama with a multi-layer draft (MTP): one EAGLE-1/2 head a layer, which the engine's boot/served/mtp.py serves.
+
+Its tensors carry the number of their layer, `model.mtp.layers.{n}.`: SGLang's loader gives each runner its own layer by it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Any
+
+from . import llama
+from .family import Family, Part
+from .recipe import Recipe, llama_shape
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from eagletwin.reference.eagle import Head
+
+    from .family import Normal, Weights
+
+PREFIX = "model.mtp.layers.{}."
+
+RECIPES = (
+    Recipe(
+        name="llama-mtp",
+        family="llama_mtp",
+        target=llama_shape(32, 1, 2, 2, 96),
+        draft=llama_shape(32, 1, 2, 2, 96),
+        intermediate_size=48,
+        max_position=4096,
+        seed=61,
+        noise=0.09,
+        attention_gain=0.6,
+        mlp_gain=0.6,
+        target_hidden="post_norm",
+        min_share=0.05,
+        mtp_layers=4,
+    ),
+    Recipe(
+        name="llama-mtp-chain",
+        family="llama_mtp",
+        target=llama_shape(32, 1, 2, 2, 96),
+        draft=llama_shape(32, 1, 2, 2, 96),
+        intermediate_size=48,
+        max_position=4096,
+        seed=62,
+        noise=0.09,
+        attention_gain=0.6,
+        mlp_gain=0.6,
+        target_hidden="post_norm",
+        min_share=0.05,
+        mtp_layers=4,
+        chained=True,
+    ),
+)
+
+
+def layers_of(recipe: Recipe, one: Callable[[], Weights]) -> Weights:
+    """A draft of all layers, each made by `one`."""
+    layers = [one() for _ in range(recipe.mtp_layers)]
+    return {PREFIX.format(n) + name: tensor for n, layer in enumerate(layers) for name, tensor in layer.items()}
+
+
+def layer_of(draft: Weights, layer: int) -> Weights:
+    """One layer of the draft, by the names of its head."""
+    prefix = PREFIX.format(layer)
+    return {name.removeprefix(prefix): tensor for name, tensor in draft.items() if name.startswith(prefix)}
+
+
+def draft_weights(recipe: Recipe, target: Weights, normal: Normal) -> Weights:
+    """Layers that differ from each other by their noise."""
+    return layers_of(recipe, lambda: llama.draft_weights(recipe, target, normal))
+
+
+def heads(recipe: Recipe, draft: Weights, embedding: Tensor, lm_head: Tensor, proposes: Tensor) -> tuple[Head, ...]:  # noqa: ARG001
+    """An EAGLE-1/2 head a layer."""
+    from eagletwin.reference.eagle import EagleHead
+
+    return tuple(EagleHead(layer_of(draft, n), recipe.draft, embedding, lm_head) for n in range(recipe.mtp_layers))
+
+
+def checkpoint(recipe: Recipe, target: Weights, draft: Weights) -> tuple[Part, Part]:
+    """Both as they are. SGLang knows models whose layers are chained by a list of names, and serves each name specially."""
+    architecture = "Step3p5MTP" if recipe.chained else "LlamaForCausalLMMTP"
+    return llama.target_part(recipe, target), Part({"architectures": [architecture]}, recipe.draft, draft)
+
+
+def arguments(recipe: Recipe) -> Mapping[str, Any]:
+    """A chained Llama has the name of a model with windows, but not its memory (boot/served/mtp.py)."""
+    return {"disable_hybrid_swa_memory": recipe.chained}
+
+
+FAMILY = Family(
+    name="llama_mtp",
+    recipes=RECIPES,
+    draft_weights=draft_weights,
+    heads=heads,
+    checkpoint=checkpoint,
+    arguments=arguments,
+)

@@ -1,0 +1,95 @@
+"""A model recipe: a seeded tiny target / draft pair, the hidden states it feeds, and the acceptance it was built for.
+
+A recipe is a declaration. Each family (family.py) has its own; weights.py makes the numbers and store.py writes the checkpoint.
+The draft is *correlated* with the target: its layer is the target's last layer plus noise, so it agrees with the target at some
+steps and not at others, and every accept length occurs. Random pairs agree almost never, and leave everything after verify
+untested.
+"""
+
+from dataclasses import dataclass
+from typing import Literal
+
+from eagletwin.reference.sizes import LlamaShape
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Recipe:
+    """One target / draft pair.
+
+    family         the family it belongs to, by its name in FAMILIES
+    target_hidden  which target state the draft consumes as h[i] (DESIGN §2)
+    noise          relative size of the noise that separates draft and target: larger accepts less
+    attention_gain, mlp_gain  size of the layers' contributions to the residual stream; larger means more context
+    draft_vocab_size  size of a vocabulary of the draft's own, whose ids a d2t of the checkpoint maps to the target's; None:
+                   it is the target's
+    mtp_layers     layers of a multi-layer draft (MTP), of which a case uses the first num_steps; 0: a single head
+    chained        a layer of an MTP draft consumes the state of the layer below; else every layer the target's
+    window         positions that layers with a sliding window attend to; the reference knows none, so no case goes beyond.
+                   0: no such layers
+    min_share      every accept length 1..num_steps+1 occurs in at least this share of rounds, for num_steps 1..5 (measured
+                   over 24 prompts, 6 of a deep target, by tests/families/test_acceptance_profile.py)
+    """
+
+    name: str
+    family: str
+    target: LlamaShape
+    draft: LlamaShape
+    intermediate_size: int
+    max_position: int
+    seed: int
+    noise: float
+    attention_gain: float
+    mlp_gain: float
+    target_hidden: Literal["post_norm", "pre_norm", "aux"]
+    min_share: float
+    draft_vocab_size: int | None = None
+    mtp_layers: int = 0
+    chained: bool = False
+    window: int = 0
+
+    @property
+    def end_of_sequence(self) -> int:
+        """The target's end-of-sequence token."""
+        return self.target.vocab_size - 1
+
+    @property
+    def kv_heads(self) -> int:
+        """KV heads of the one that has fewer, target or draft: ranks share them out evenly."""
+        return min(self.target.num_kv_heads, self.draft.num_kv_heads)
+
+    @property
+    def drafts(self) -> tuple[str, ...]:
+        """What the draft's KV pools are called in a trace, by layer."""
+        return ("draft", *(f"draft{layer}" for layer in range(1, self.mtp_layers)))
+
+    @property
+    def algorithm(self) -> Literal["EAGLE", "EAGLE3"]:
+        """Which head the draft is, by SGLang's name for it."""
+        return "EAGLE3" if self.target_hidden == "aux" else "EAGLE"
+
+
+def llama_shape(
+    hidden_size: int,
+    num_layers: int,
+    num_heads: int,
+    num_kv_heads: int,
+    vocab_size: int,
+    aux_layers: tuple[int, ...] = (),
+    *,
+    pre_norm: bool = False,
+    qk_norm: bool = False,
+) -> LlamaShape:
+    """A Llama of these sizes, with heads of 16."""
+    return LlamaShape(
+        vocab_size=vocab_size,
+        hidden_size=hidden_size,
+        num_layers=num_layers,
+        num_heads=num_heads,
+        num_kv_heads=num_kv_heads,
+        head_dim=16,  # the smallest block the attention kernels work on without padding
+        rope_theta=10000.0,
+        rms_norm_eps=1e-6,
+        aux_layers=aux_layers,
+        pre_norm=pre_norm,
+        qk_norm=qk_norm,
+    )

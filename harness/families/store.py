@@ -1,0 +1,109 @@
+"""Recipes as checkpoints on disk, in the cache: what an engine loads.
+
+A checkpoint is named by the digest of its weights, written to a temporary folder and renamed, so that any number of
+processes may ask for it at once and a half-written one is never seen.
+"""
+
+import contextlib
+import json
+import shutil
+import tempfile
+from pathlib import Path
+
+from safetensors.torch import save
+
+from eagletwin.harness.core.errors import InputError
+from eagletwin.harness.core.folders import cache_folder
+
+from . import RECIPES, family_of, llama
+from .family import Part
+from .recipe import Recipe
+from .weights import ModelPair, model_pair, other_pair
+
+
+def checkpoints(name: str) -> tuple[Path, Path]:
+    """Folders of the target's and the draft's checkpoint of the recipe called `name`, written first if they are absent."""
+    return _written(name, model_pair(name))
+
+
+def other_checkpoints(name: str) -> tuple[Path, Path]:
+    """The same with other weights, to be replaced by those of `whole_checkpoint`."""
+    return _written(name, other_pair(name))
+
+
+def whole_checkpoint(name: str) -> Path:
+    """One folder with the target's and the draft's weights: what a weight update names, since it names one path for both.
+
+    Each takes what it knows by name and passes over the rest.
+    """
+    recipe, pair = RECIPES[name], model_pair(name)
+    weights = {**pair.target, **pair.draft}
+    both = pair.target.keys() & pair.draft.keys()
+    if both:
+        raise InputError(
+            f"{name}: {min(both)} is a weight of both target and draft, and an update of weights names one folder for the two",
+            consequence="no case was run on this configuration",
+            remedy="leave update_weights out, or use another model",
+        )
+    files = {"whole": checkpoint_files(llama.target_part(recipe, weights), recipe)}
+    return _kept(cache_folder("models") / f"{name}-{pair.digest[:16]}-whole", files) / "whole"
+
+
+def _written(name: str, pair: ModelPair) -> tuple[Path, Path]:
+    recipe = RECIPES[name]
+    target, draft = family_of(recipe).checkpoint(recipe, pair.target, pair.draft)
+    files = {"target": checkpoint_files(target, recipe), "draft": checkpoint_files(draft, recipe)}
+    final = _kept(cache_folder("models") / f"{name}-{pair.digest[:16]}", files)
+    return final / "target", final / "draft"
+
+
+def _kept(final: Path, files: dict[str, dict[str, bytes]]) -> Path:
+    """The folder, with these files in it: part -> file -> contents."""
+    if not _holds(final, files):  # absent, or damaged: weights that are not the recipe's would be blamed on the engine
+        scratch = Path(tempfile.mkdtemp(dir=final.parent, prefix=".partial-"))
+        for part, contents in files.items():
+            (scratch / part).mkdir()
+            for file, data in contents.items():
+                (scratch / part / file).write_bytes(data)
+        if final.exists() and not _holds(final, files):
+            with contextlib.suppress(FileNotFoundError):  # another process took it away first
+                final.rename(scratch / "damaged")
+        try:
+            scratch.rename(final)
+        except OSError:  # another process was first; its files are the same
+            shutil.rmtree(scratch)
+    return final
+
+
+def _holds(folder: Path, files: dict[str, dict[str, bytes]]) -> bool:
+    try:
+        return all(
+            (folder / part / file).read_bytes() == data for part, contents in files.items() for file, data in contents.items()
+        )
+    except OSError:
+        return False
+
+
+def checkpoint_files(part: Part, recipe: Recipe) -> dict[str, bytes]:
+    """A checkpoint: file name -> contents. What the part's own config says goes before what the recipe says."""
+    shape = part.shape
+    config = {
+        "model_type": "llama",
+        "vocab_size": shape.vocab_size,
+        "hidden_size": shape.hidden_size,
+        "intermediate_size": recipe.intermediate_size,
+        "num_hidden_layers": shape.num_layers,
+        "num_attention_heads": shape.num_heads,
+        "num_key_value_heads": shape.num_kv_heads,
+        "head_dim": shape.head_dim,
+        "max_position_embeddings": recipe.max_position,
+        "rms_norm_eps": shape.rms_norm_eps,
+        "rope_theta": shape.rope_theta,
+        "hidden_act": "silu",
+        "tie_word_embeddings": False,
+        "torch_dtype": "float32",
+        "bos_token_id": 0,
+        "eos_token_id": recipe.end_of_sequence,
+        **part.config,
+    }
+    return {"config.json": json.dumps(config, indent=1).encode(), "model.safetensors": save(part.weights)}

@@ -1,0 +1,209 @@
+"""Which cases the recipes admit, and the cases of strangers read and checked by that.
+
+core/case.py says what a case looks like, field by field; here are the rules that tie fields to each other and to the model.
+"""
+
+from pathlib import Path
+
+import msgspec
+
+from eagletwin.harness.core.case import MAX_FILE_BYTES, SCHEMA, Case, Request
+from eagletwin.harness.core.errors import InputError
+from eagletwin.harness.core.features import FEATURES
+from eagletwin.harness.core.words import count
+from eagletwin.reference.sizes import count_candidates, reserved
+
+from . import RECIPES, family_of
+
+
+def round_slots(case: Case) -> int:
+    """Slots that SGLang sets aside for one round of a request, before its tree is known."""
+    return reserved(case.topk, case.num_steps, case.page_size, case.verify_nodes)
+
+
+def _refuse(cause: str, remedy: str) -> InputError:
+    return InputError(cause, consequence="nothing was run and nothing was written", remedy=remedy)
+
+
+def read_case(path: Path) -> Case:
+    """The case in a file. Raises InputError for anything that is not a valid case."""
+    try:
+        with path.open("rb") as file:
+            data = file.read(MAX_FILE_BYTES + 1)
+    except OSError as error:
+        raise _refuse(f"{path}: {error.strerror}", "name a case file (JSON) or the id of a ledger entry") from error
+    if len(data) > MAX_FILE_BYTES:
+        raise _refuse(f"{path}: larger than {MAX_FILE_BYTES} bytes", "a case is a few requests; cut it down")
+    return decode_case(data, str(path))
+
+
+def decode_case(data: bytes, origin: str) -> Case:
+    """Decode and validate JSON; `origin` names it in errors."""
+    try:
+        raw = msgspec.json.decode(data)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        raise _refuse(f"{origin}: not JSON ({error})", "give a case file written by eagletwin") from error
+    schema = raw.get("schema", SCHEMA) if isinstance(raw, dict) else SCHEMA
+    if isinstance(schema, int) and schema > SCHEMA:
+        raise _refuse(
+            f"{origin}: case schema {schema}; this eagletwin reads up to {SCHEMA}", "use the eagletwin that wrote it, or newer"
+        )
+    try:
+        case = msgspec.convert(raw, Case)
+    except msgspec.ValidationError as error:
+        raise _refuse(f"{origin}: {error}", "correct the field; docs/reference/case.md lists all of them") from error
+    check_case(case, origin)
+    return case
+
+
+def check_case(case: Case, origin: str) -> None:
+    """The rules that tie fields together. Raises InputError."""
+    if case.schema != SCHEMA:
+        raise _refuse(f"{origin}: case schema {case.schema} does not exist", f"set it to {SCHEMA}")
+    if case.model not in RECIPES:
+        raise InputError(
+            f"{origin}: no model recipe is called {case.model!r}",
+            consequence="nothing was run: this architecture is not covered, and no verdict can be given on its arithmetic",
+            remedy=f"use one of {', '.join(sorted(RECIPES))}: they run the same scheduler, worker, trees and commits; "
+            "docs/guide/acceptance-fell.md says what can be asked about other models",
+        )
+    unknown = [feature for feature in case.exercises if feature not in FEATURES]
+    if unknown:
+        raise _refuse(f"{origin}: exercises {unknown[0]!r} is not known", f"use some of {', '.join(FEATURES)}")
+    _check_pages(case, origin)
+    _check_events(case, origin)
+    _check_tree(case, origin)
+    _check_layers(case, origin)
+    _check_sampling(case, origin)
+    if case.engine.sglang.update_weights and not family_of(RECIPES[case.model]).one_checkpoint:
+        raise _refuse(
+            f"{origin}: update_weights with {case.model}, whose target and draft have no checkpoint in common",
+            "use llama-tiny or llama-gqa",
+        )
+    ids = [request.id for request in case.requests]
+    if len(set(ids)) < len(ids):
+        raise _refuse(f"{origin}: two requests have the same id", "give each request an id of its own")
+    for request in case.requests:
+        _check_request(case, request, f"{origin}: request {request.id!r}")
+
+
+def _check_pages(case: Case, origin: str) -> None:
+    """SGLang wants whole pages."""
+    if case.chunked_prefill_size % case.page_size:
+        raise _refuse(
+            f"{origin}: chunked_prefill_size {case.chunked_prefill_size} is not a whole number of pages of {case.page_size}",
+            "SGLang wants whole pages; make it a multiple of page_size",
+        )
+    for number, chunk in enumerate(case.chunks):
+        if chunk % case.page_size:
+            raise _refuse(
+                f"{origin}: chunks[{number}] is {chunk}, not a whole number of pages of {case.page_size}",
+                "SGLang wants whole pages; make it a multiple of page_size",
+            )
+    total = case.engine.sglang.max_total_tokens
+    if total % case.page_size:
+        raise _refuse(
+            f"{origin}: max_total_tokens {total} is not a whole number of pages of {case.page_size}",
+            "make it a multiple of page_size",
+        )
+
+
+def _check_request(case: Case, request: Request, where: str) -> None:
+    """Its tokens and its length."""
+    settings, recipe = case.engine.sglang, RECIPES[case.model]
+    outside = [token for token in request.prompt if token >= recipe.target.vocab_size]
+    if outside:
+        raise _refuse(
+            f"{where}: token {outside[0]} is outside the vocabulary of {case.model}",
+            f"use ids from 0 to {recipe.target.vocab_size - 1}",
+        )
+    # SGLang reserves room for two rounds ahead, in whole pages, before it lets a request run
+    need = len(request.prompt) + request.max_new_tokens + 2 * round_slots(case) + 2 * case.page_size
+    if need > settings.max_total_tokens:
+        raise _refuse(
+            f"{where}: needs up to {need} slots, and the pool has {settings.max_total_tokens}",
+            "shorten the request or raise engine.sglang.max_total_tokens",
+        )
+    if 0 < recipe.window < len(request.prompt) + request.max_new_tokens + 2 * case.verify_nodes:
+        raise _refuse(
+            f"{where}: longer than the window of {case.model}, and the reference knows no windows",
+            f"keep prompt, new tokens and two rounds of drafts to {recipe.window}",
+        )
+    # what SGLang admits without cutting it down
+    context = settings.context_length or recipe.max_position
+    length = len(request.prompt) + request.max_new_tokens
+    if len(request.prompt) > context - 7 or length > context - 2:
+        raise _refuse(
+            f"{where}: a prompt of {len(request.prompt)} and {length} tokens in all, in a context of {context}",
+            f"keep to {context - 7} and {context - 2}",
+        )
+
+
+def _check_layers(case: Case, origin: str) -> None:
+    layers = RECIPES[case.model].mtp_layers
+    if layers and case.num_steps > layers:
+        raise _refuse(f"{origin}: num_steps {case.num_steps}: {case.model} has {layers} layers", f"use 1 to {layers}")
+    if layers and case.verify_nodes != case.num_steps + 1:
+        raise _refuse(
+            f"{origin}: num_draft_tokens {case.verify_nodes}: a multi-layer draft of {count(case.num_steps, 'step')} has "
+            f"{case.num_steps + 1}",
+            "leave num_draft_tokens out",
+        )
+
+
+def _check_sampling(case: Case, origin: str) -> None:
+    """Raise InputError for settings that SGLang refuses when it starts, or would silently leave out."""
+    settings = case.engine.sglang
+    if settings.rejection_sampling and case.topk > 1:
+        raise _refuse(f"{origin}: rejection_sampling with topk {case.topk}: SGLang has it for chains only", "use topk 1")
+    if settings.rejection_sampling and (settings.accept_single, settings.accept_acc) != (1, 1):
+        raise _refuse(f"{origin}: rejection_sampling with thresholds, which it does not use", "leave one of them out")
+    heads = RECIPES[case.model].draft_vocab_size
+    if settings.rejection_sampling and heads is not None:
+        raise _refuse(
+            f"{origin}: rejection_sampling with {case.model}, whose draft knows {heads} tokens and its target more",
+            "use a model with one vocabulary, such as llama-eagle3-full",
+        )
+    for request in case.requests:
+        if request.sampling is None or settings.deterministic == (request.sampling.seed is not None):
+            continue
+        raise _refuse(
+            f"{origin}: request {request.id!r} has {'no seed' if settings.deterministic else 'a seed'}, and deterministic is "
+            f"{str(settings.deterministic).lower()}",
+            "SGLang hashes coins from seeds with engine.sglang.deterministic, and only then: give both or neither",
+        )
+
+
+def _check_tree(case: Case, origin: str) -> None:
+    most = count_candidates(case.topk, case.num_steps) + 1
+    if case.verify_nodes < 2:
+        raise _refuse(f"{origin}: num_draft_tokens {case.verify_nodes}: nothing would be drafted", "use 2 or more")
+    if case.topk > 1 and case.verify_nodes > most:
+        raise _refuse(
+            f"{origin}: num_draft_tokens {case.verify_nodes}: a tree of topk {case.topk} and "
+            f"{count(case.num_steps, 'step')} has {most} nodes",
+            f"use 2 to {most}; below {case.num_steps + 1} the worker dies of the ledger's small-tree",
+        )
+
+
+def _check_events(case: Case, origin: str) -> None:
+    ids = [request.id for request in case.requests]
+    if [event.at for event in case.events] != sorted(event.at for event in case.events):
+        raise _refuse(f"{origin}: events are not in the order of `at`", "sort them")
+    paused = False
+    for number, event in enumerate(case.events):
+        where = f"{origin}: events[{number}]"
+        if (event.kind == "abort") != bool(event.request):
+            raise _refuse(f"{where}: only an abort names a request, and it must", "set or remove `request`")
+        if event.kind == "abort" and event.request not in ids:
+            raise _refuse(f"{where}: no request is called {event.request!r}", f"use one of {', '.join(ids)}")
+        also = [name for name in ids if name != event.request and name.startswith(event.request)]
+        if event.kind == "abort" and also:
+            raise _refuse(
+                f"{where}: SGLang aborts by prefix, so {event.request!r} would abort {also[0]!r} as well",
+                "rename one of the two requests",
+            )
+        if event.kind in ("pause", "resume"):
+            if paused == (event.kind == "pause"):
+                raise _refuse(f"{where}: {event.kind}, and the scheduler is {'' if paused else 'not '}paused", "remove it")
+            paused = not paused

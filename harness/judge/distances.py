@@ -1,0 +1,103 @@
+"""How far the numbers of one trace are from those of another, as shares of the judge's bound. Used by `diff`.
+
+The judge compares a trace with the reference; here one trace stands in the reference's place. Rows, logarithms and magnitudes
+are those of the judge, so a number that is further off than the bound is so for both. Where two engines are off from the
+reference in opposite directions, each within the bound, they may be up to two bounds apart: that is a difference.
+"""
+
+import numpy as np
+import torch
+
+from eagletwin.harness.core.arrays import Array
+from eagletwin.harness.core.case import Sampling
+from eagletwin.harness.core.records import Record
+from eagletwin.harness.core.trace import Trace
+from eagletwin.harness.families.weights import model_pair
+
+from .arithmetic import quiet_arithmetic
+from .bounds import Bounds
+from .rows import log_scale, logs, with_tail
+from .story import Story, stories
+
+_LOGARITHMS = ("_probabilities", "_scores")
+
+
+class Distances:
+    """Of the floats of another trace to those of `trace`."""
+
+    def __init__(self, trace: Trace, bounds: Bounds) -> None:
+        self._trace, self._bounds = trace, bounds
+        self._known: dict[str, Story] | None = None
+
+    def shares(self, number: int, name: str, one: Array, other: Array) -> Array:
+        """Of each row, how far it is off as a share of the bound. one: what record `number` has as `name`, of KV rows only the
+        keys or only the values [n, L, G, D]; other: what another trace has there, of the same shape. -> [R]
+
+        A number that is not finite, and a coin that is not the same, count as infinitely far.
+        """
+        if name.endswith("coins"):  # drawn or hashed, never computed
+            return np.where(one == other, 0.0, np.inf).reshape(-1)
+        scale = None
+        with quiet_arithmetic():
+            if name.endswith(_LOGARITHMS):
+                one, other, scale = self._logarithms(number, name, one, other)
+            rows = _rows(name, one)
+            share = self._bounds.error_of(rows, _rows(name, other), scale)
+        return np.where(np.isfinite(rows).all(1), np.nan_to_num(share, nan=np.inf, posinf=np.inf), np.inf)
+
+    def _logarithms(self, number: int, name: str, one: Array, other: Array) -> tuple[Array, Array, Array]:
+        """Both as rows [R, N] of logarithms, and the magnitude of the logits that each row is of [R]."""
+        if name == "candidate_scores":  # each is a sum of its own
+            one, other = one[:, None], other[:, None]
+        elif one.ndim == 1:
+            one, other = one[None], other[None]
+        if name == "target_probabilities":
+            pairs = list(zip(torch.from_numpy(one), torch.from_numpy(other), strict=True))
+            one = np.stack([with_tail(left, right).numpy() for left, right in pairs])
+            other = np.stack([with_tail(right, left).numpy() for left, right in pairs])
+        left, right = logs(one), logs(other)
+        scale = self._scale(number, name)
+        if scale is None or scale.shape != (len(left),):
+            # the spread of a row's logarithms is that of its logits, at most twice their magnitude: no wider than the bound
+            scale = left.max(1) - left.min(1)
+        return left, right, scale
+
+    def _scale(self, number: int, name: str) -> Array | None:
+        """The scale that the judge uses, from the reference's logits; None where the reference has no rows."""
+        record, case = self._trace.header.records[number], self._trace.header.case
+        try:
+            story = self._stories()[record.request]
+            sampling = case.sampled(record.request) or Sampling()
+            if name == "proposal_probabilities":
+                return log_scale(story.draft.logits[_committed(record, story) - 1][None])
+            if name == "candidate_scores":
+                return story.choices[record.round].sizes
+            if name == "draft_probabilities":
+                return log_scale(story.growths[record.round].logits, sampling.temperature)
+            round = story.rounds[record.round]
+            return log_scale(story.target.logits[round.committed : round.end], sampling.temperature)
+        except (LookupError, ValueError):
+            return None
+
+    def _stories(self) -> dict[str, Story]:
+        """The reference's story of every request; empty for a trace of other weights, or an inconsistent one."""
+        if self._known is None:
+            self._known = {}
+            if self._trace.header.weights == model_pair(self._trace.header.case.model).digest:
+                try:
+                    self._known = stories(self._trace, "slot_layout")
+                except (LookupError, ValueError, RuntimeError):  # the judge calls such a trace unknown
+                    self._known = {}
+        return self._known
+
+
+def _committed(record: Record, story: Story) -> int:
+    """M when an extend is over: row M-1 proposes."""
+    return record.numbers["end"] if record.stage == "prefill" else story.rounds[record.round].end
+
+
+def _rows(name: str, numbers: Array) -> Array:
+    """Numbers that share a magnitude [R, N]: of stored rows [n, L, G, D] each layer of each row, else each row."""
+    if name.endswith("_kv") and numbers.ndim == 4:
+        return numbers.reshape(numbers.shape[0] * numbers.shape[1], -1)
+    return numbers.reshape(len(numbers), -1) if numbers.ndim > 1 else numbers.reshape(1, -1)

@@ -1,0 +1,161 @@
+"""What a trace shows to have happened: of each word in core/features.py, whether the case reached it."""
+
+import itertools
+from collections.abc import Callable
+
+from eagletwin.harness.core.features import FEATURES
+from eagletwin.harness.core.records import Record
+from eagletwin.harness.core.trace import Trace
+from eagletwin.harness.families import RECIPES
+
+from .story import Round, Story
+from .trees import parents_of
+
+
+def exercised(trace: Trace, stories: dict[str, Story]) -> tuple[str, ...]:
+    """Names of the features, in the order of FEATURES."""
+    evidence = Evidence(trace, stories)
+    return tuple(name for name in FEATURES if PREDICATES[name](evidence))
+
+
+class Evidence:
+    """A trace as the predicates look at it.
+
+    prefills  records of chunks; chunks: those of them that are not the last of their prompt; hits: first chunks that do not
+              begin at 0
+    verified  records of verify; rounds: of all requests, as story.py has them
+    decoded   the requests of each decode batch, in order; neighbours: each with the next
+    """
+
+    def __init__(self, trace: Trace, stories: dict[str, Story]) -> None:
+        self.trace, self.stories, self.case = trace, stories, trace.header.case
+        self.layers = RECIPES[self.case.model].mtp_layers > 0
+        self.records = list(enumerate(trace.header.records))
+        self.prefills, self.verified = self.of("prefill"), self.of("verify")
+        self.chunks = [record for record in self.prefills if not record.numbers["final"]]
+        self.accepted = [record.numbers["accept_len"] for record in self.verified]
+        batches: dict[int, set[str]] = {}
+        for record in self.verified:
+            batches.setdefault(record.iteration, set()).add(record.request)
+        self.decoded = [batches[iteration] for iteration in sorted(batches)]
+        self.neighbours = list(itertools.pairwise(self.decoded))
+        self.hits = [record for record in self.prefills if self.is_hit(record)]
+        self.prompts = {request.id: request.prompt for request in self.case.requests}
+        self.lengths = {request.id: request.max_new_tokens for request in self.case.requests}
+        self.rounds = [round for story in stories.values() for round in story.rounds]
+        self.aborted = {record.request for record in self.of("finished") if record.numbers["aborted"]}
+
+    def of(self, stage: str) -> list[Record]:
+        return [record for _, record in self.records if record.stage == stage]
+
+    def continues(self, record: Record) -> bool:
+        """Whether a chunk goes on where an earlier chunk of the same request ended."""
+        return any(
+            other.request == record.request and other.round == record.round and other.numbers["end"] == record.numbers["start"]
+            for other in self.prefills
+        )
+
+    def is_hit(self, record: Record) -> bool:
+        first = record.numbers["start"] > 0 and record.round == 0 and record.attempt == 0
+        return first and not self.continues(record)
+
+    def tail_differs(self, record: Record) -> bool:
+        """Whether the target's argmax at a chunk's end is not the next token."""
+        story, end = self.stories[record.request], record.numbers["end"]
+        return int(story.target.logits[end - 1].argmax()) != story.tokens[end]
+
+    def goes_on(self, record: Record) -> bool:
+        """Whether another prompt shares more with this one than was reused."""
+        start, prompt = record.numbers["start"], self.prompts[record.request]
+        return start + 1 < len(prompt) and any(
+            other[: start + 1] == prompt[: start + 1] for name, other in self.prompts.items() if name != record.request
+        )
+
+    def changes_parent(self, round: Round) -> bool:
+        """At step j, branch b: whether the candidate expanded there was proposed by another branch."""
+        topk = self.case.topk
+        return any((node // topk - 1) % topk != at % topk for at, node in enumerate(round.expanded[topk:]))
+
+    def looks_past(self, number: int, record: Record) -> bool:
+        """Whether the last layer's window of a chunk in between ends behind the prompt, whose last token is the last known."""
+        if record.stage != "prefill" or record.numbers["final"]:
+            return False
+        return record.numbers["end"] + self.case.num_steps - 1 > self.stories[record.request].known[number]
+
+    def crosses_page(self, record: Record) -> bool:
+        first, page = record.numbers["seq_len"], self.case.page_size
+        return first // page != (first + self.case.num_steps - 1) // page
+
+    def shared_chunk(self) -> bool:
+        batches: dict[int, set[bool]] = {}  # prefill batch -> whether its chunks are the last of their prompts
+        for record in self.prefills:
+            batches.setdefault(record.forward, set()).add(bool(record.numbers["final"]))
+        return any(len(kinds) == 2 for kinds in batches.values())
+
+    def one_token_tail(self, record: Record) -> bool:
+        numbers = record.numbers
+        return bool(numbers["final"]) and numbers["end"] - numbers["start"] == 1 and self.continues(record)
+
+    def stopped_early(self, number: int, record: Record) -> bool:
+        return not record.numbers["aborted"] and len(self.trace.tensor(number, "tokens")) < self.lengths[record.request]
+
+    def coin_refuses(self, number: int, record: Record) -> bool:
+        """Whether a child of the last accepted node had a chance."""
+        round = self.stories[record.request].rounds[record.round]
+        parents, last = parents_of(self.case, round), round.path[-1] if round.path else 0
+        tokens = [round.drafted[node - 1] for node, parent in enumerate(parents or ()) if parent == last]
+        chances = self.trace.tensor(number, "target_probabilities")[-1]
+        return self.case.sampled(record.request) is not None and any(float(chances[token]) > 0 for token in tokens)
+
+    def unfinished_prefills(self) -> set[str]:
+        """Requests of which a chunk ran, and never the last one."""
+        done = {record.request for record in self.prefills if record.numbers["final"]}
+        return {record.request for record in self.chunks} - done
+
+
+PREDICATES: dict[str, Callable[[Evidence], bool]] = {
+    "chunked_prefill": lambda run: bool(run.chunks),
+    "chunk_tail_differs": lambda run: any(map(run.tail_differs, run.chunks)),
+    "draft_decode": lambda run: run.case.num_steps >= 2 and bool(run.of("draft")) and not run.layers,
+    "rejection": lambda run: any(length <= run.case.num_steps for length in run.accepted),
+    "accept_all": lambda run: any(length == run.case.num_steps + 1 for length in run.accepted),
+    "accept_some": lambda run: any(1 < length <= run.case.num_steps for length in run.accepted),
+    # layer k has consumed d[1..k]: of all layers, every draft but the last
+    "look_ahead_rejected": lambda run: (
+        run.layers and any(len(round.path) < run.case.num_steps for round in run.rounds if round.path)
+    ),
+    "look_ahead_past_prompt": lambda run: run.layers and any(itertools.starmap(run.looks_past, run.records)),
+    "tree": lambda run: run.case.topk > 1 and bool(run.rounds),
+    "path_not_in_front": lambda run: any(round.path != list(range(len(round.path))) for round in run.rounds),
+    "branch_changes_parent": lambda run: any(map(run.changes_parent, run.rounds)),
+    "branch_holes": lambda run: run.case.topk > 1 and any(round.committed % run.case.page_size for round in run.rounds),
+    "batch": lambda run: any(len(batch) > 1 for batch in run.decoded),
+    "batch_grows": lambda run: any(before & after and after - before for before, after in run.neighbours),
+    "batch_shrinks": lambda run: any(before & after and before - after for before, after in run.neighbours),
+    "page_crossed_in_draft": lambda run: run.case.page_size > 1 and any(map(run.crosses_page, run.verified)),
+    "prompt_ends_in_page": lambda run: any(
+        record.numbers["final"] and record.numbers["end"] % run.case.page_size for record in run.prefills
+    ),
+    "retraction": lambda run: any(record.round > 0 or record.attempt > 0 for record in run.prefills),
+    "retraction_in_decode": lambda run: any(record.round > 0 for record in run.prefills),
+    "chunk_ends_in_output": lambda run: any(record.numbers["end"] >= len(run.prompts[record.request]) for record in run.chunks),
+    "radix_hit": lambda run: bool(run.hits),
+    "radix_hit_in_page": lambda run: run.case.page_size > 1 and any(map(run.goes_on, run.hits)),
+    "radix_hit_across_pages": lambda run: (
+        run.case.page_size > 1 and any(record.numbers["start"] > run.case.page_size for record in run.hits)
+    ),
+    "shared_chunk": Evidence.shared_chunk,
+    "one_token_tail": lambda run: any(map(run.one_token_tail, run.prefills)),
+    "early_stop": lambda run: any(run.stopped_early(n, record) for n, record in run.records if record.stage == "finished"),
+    "sampled_verify": lambda run: any(
+        "coins" in record.tensors and run.case.sampled(record.request) is not None for record in run.verified
+    ),
+    "coin_refuses": lambda run: any(
+        run.coin_refuses(n, record) for n, record in run.records if "target_probabilities" in record.tensors
+    ),
+    "mixed_sampling": lambda run: any(
+        {run.case.sampled(name) is None for name in batch} == {True, False} for batch in run.decoded
+    ),
+    "abort_in_prefill": lambda run: bool(run.aborted & run.unfinished_prefills()),
+    "abort_in_decode": lambda run: bool(run.aborted & {record.request for record in run.verified}),
+}

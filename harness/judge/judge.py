@@ -1,0 +1,171 @@
+"""A trace in, a verdict out: the comparisons of all ranks, then what keeps a trace without a divergence from being equal."""
+
+import traceback
+from collections import Counter
+
+from msgspec.structs import replace
+
+from eagletwin.harness.core.errors import InputError
+from eagletwin.harness.core.records import Ending
+from eagletwin.harness.core.trace import Trace
+from eagletwin.harness.core.verdict import DECLARED_VIEW, RULES, Divergence, Verdict, View
+from eagletwin.harness.families.weights import model_pair
+
+from .arithmetic import quiet_arithmetic
+from .bounds import bounds_of
+from .compare import Findings
+from .complete import missing
+from .features import exercised
+from .ranks import merge_ranks, unlike
+from .requests import RequestJudge
+from .story import stories
+
+# Of the distributions that verify sampled from, the share for which the bound may leave open where top_k and top_p cut: what
+# would be judged in the others is little then, and a request whose cuts were forgotten could pass.
+_MAX_CUTS_SHARE = 0.25
+
+# Ways to run kernels that are chosen for the sake of the rules kernel.*: a kernel that they do not cover is a gap there.
+_KERNELS_CHECKED = ("checked", "shadow")
+_KERNEL_RULES = {rule for rule in RULES if rule.startswith("kernel.")}
+
+
+def judge(trace: Trace, without: frozenset[str] = frozenset(), view: View = DECLARED_VIEW) -> Verdict:
+    """Judge a trace. Raises InputError if the trace was made with other weights.
+
+    without  rules to leave out
+    view     one of the two in which what is declared is right, or one in which it is not
+
+    A judge that cannot make sense of a trace says `unknown`, never `equal`.
+    """
+    model = trace.header.case.model
+    if trace.header.weights != model_pair(model).digest:
+        raise InputError(
+            f"the trace was made with other weights of {model} than this eagletwin makes",
+            consequence="the reference cannot compute what this trace should hold",
+            remedy="judge it with the eagletwin and torch versions in its header, or record it again",
+        )
+    rule, end = _unusual_end(trace.header.ending)
+    try:
+        findings, reached = _compare(trace, without, view)
+    except Exception as error:
+        failure = _judge_failure(error)
+        return Verdict(status="unknown", rule=rule, reason=f"{end}; {failure}" if end else failure)
+    verdict = _without_divergence(findings, reached, without, view)
+    divergences = [*findings.in_order(), *_kernel_fault(trace.header.ending, without)]  # everything else came before the fault
+    if divergences:
+        later = dict(Counter(divergence.rule for divergence in divergences[1:]))
+        return replace(verdict, status="diverged", rule=divergences[0].rule, first=divergences[0], later=later)
+    if end:
+        return replace(verdict, status="unknown", rule=rule, reason=end)
+    try:
+        doubt = _reason_for_doubt(trace, verdict)
+    except Exception as error:
+        doubt = _judge_failure(error)
+    reason = doubt or _missing_feature(trace, reached)
+    return replace(verdict, status="unknown", reason=reason, vacuous=not doubt) if reason else verdict
+
+
+def _compare(trace: Trace, without: frozenset[str], view: View) -> tuple[Findings, tuple[str, ...]]:
+    """The comparisons of all ranks, and the features that the case reached."""
+    with quiet_arithmetic():
+        by_rank = [stories(rank, "true_tree" if view == "true_tree" else "slot_layout") for rank in trace.ranks]
+        each = [
+            RequestJudge(rank, of_rank, without, "committed" if view == "committed" else "last_fed").check()
+            for rank, of_rank in zip(trace.ranks, by_rank, strict=True)
+        ]
+        return merge_ranks(trace, each, without), exercised(trace, by_rank[0])
+
+
+def _without_divergence(findings: Findings, reached: tuple[str, ...], without: frozenset[str], view: View) -> Verdict:
+    return Verdict(
+        status="equal",
+        choices=findings.choices,
+        ties=findings.ties,
+        adopted=findings.adopted,
+        exercised=reached,
+        checked=dict(findings.checked),
+        unseen=dict(findings.unseen),
+        without=tuple(sorted(without)),
+        view="" if view in (DECLARED_VIEW, "last_fed") else view,
+        headroom=findings.headroom,
+    )
+
+
+def _judge_failure(error: Exception) -> str:
+    where = traceback.extract_tb(error.__traceback__)[-1]
+    return f"the judge failed on this trace: {type(error).__name__}: {error} ({where.filename}:{where.lineno})"
+
+
+def _unusual_end(ending: Ending) -> tuple[str, str]:
+    """Rule and reason of a run that did not finish; two empty strings for a run that did."""
+    if ending.kind == "finished":
+        return "", ""
+    if ending.kind == "stopped":
+        return "", f"the run was stopped {ending.detail}"
+    rule = {"crashed": "engine.crash", "hung": "engine.hang", "faulted": ending.rule, "unseen": ""}[ending.kind]
+    return rule, f"{ending.detail} (last seen: {ending.where or 'start'})"
+
+
+def _kernel_fault(ending: Ending, without: frozenset[str]) -> list[Divergence]:
+    """What a kernel did that it must not, if the run ended by it."""
+    if ending.kind != "faulted" or ending.rule not in RULES or ending.rule in without:
+        return []
+    return [
+        Divergence(
+            rule=ending.rule,
+            request="",
+            round=0,
+            stage="kernel",
+            step=0,
+            iteration=0,
+            index=f"last seen: {ending.where}",
+            expected="see the rule",
+            actual=ending.detail,
+        )
+    ]
+
+
+def _reason_for_doubt(trace: Trace, verdict: Verdict) -> str:
+    """Why a trace without a divergence still does not show that the engine is right; empty if it does."""
+    difference = unlike(trace)
+    if difference:
+        return f"the traces are not of all ranks of one run: {difference}"
+    for rank, one in enumerate(trace.ranks):
+        gap = missing(one)
+        if gap:
+            return f"the trace{f' of rank {rank}' if trace.others else ''} is not complete: {gap}"
+    abortable = {event.request for event in trace.header.case.events if event.kind == "abort"}
+    for record in trace.header.records:
+        if record.stage == "finished" and record.numbers["aborted"] and record.request not in abortable:
+            return f"the scheduler aborted request {record.request} before its end"
+    unchecked = [name for one in trace.ranks for name in one.header.fallbacks]
+    if unchecked and trace.header.engine.kernels in _KERNELS_CHECKED and _KERNEL_RULES - {*verdict.without}:
+        return f"kernel {unchecked[0]}: Triton's interpreter ran it, and no rule kernel.* was checked there"
+    return _too_little_said(trace, verdict)
+
+
+def _too_little_said(trace: Trace, verdict: Verdict) -> str:
+    """Why too few of the comparisons could have failed; empty if enough of them could."""
+    if not any(verdict.checked.values()):
+        return "nothing was compared" + (": every rule that this trace could break is switched off" if verdict.without else "")
+    bounds = bounds_of(trace.header.engine.dtype, trace.header.case.model)
+    cut, compared = (counts.get("verify.probabilities", 0) for counts in (verdict.unseen, verdict.checked))
+    if cut > max(1, _MAX_CUTS_SHARE * compared):
+        return (
+            f"where top_k and top_p cut cannot be told of {cut} distributions, within the bound of {trace.header.engine.dtype}"
+        )
+    if verdict.ties > max(1, bounds.tie_share * verdict.choices):
+        return f"{verdict.ties} of {verdict.choices} choices are ties"
+    if verdict.adopted > max(1, bounds.adopted_share * verdict.choices):
+        return f"{verdict.adopted} of {verdict.choices} choices are ties that the engine decided otherwise"
+    return ""
+
+
+def _missing_feature(trace: Trace, reached: tuple[str, ...]) -> str:
+    """Why the run missed its purpose (a patch that was never called, no change run, a feature not exercised); else empty."""
+    if trace.header.idle_edits:
+        return f"the patch edits {trace.header.idle_edits[0]}, which was never called"
+    if trace.differs is not None and trace.differs.doubt:
+        return trace.differs.doubt
+    unreached = [name for name in trace.header.case.exercises if name not in reached]
+    return f"the case is for {unreached[0]!r}, which did not happen" if unreached else ""

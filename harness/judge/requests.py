@@ -1,0 +1,426 @@
+"""The requests of a trace: each record against what the reference says it must be. One method a stage.
+
+compare.py says how numbers are compared, story.py what they must be, slots.py who owns which slot.
+"""
+
+from collections.abc import Sequence
+from functools import lru_cache
+
+import numpy as np
+
+from eagletwin.harness.core.arrays import Array
+from eagletwin.harness.core.records import Key, Record
+from eagletwin.harness.core.trace import Trace
+from eagletwin.harness.families import RECIPES
+from eagletwin.reference.layout import draft_columns, verify_columns
+from eagletwin.reference.tree import depths, walk_greedy
+
+from .bounds import bounds_of
+from .compare import Compare, Findings, Phase, Place
+from .events import Events
+from .layers import Layers, StoredView
+from .sampling import Samples
+from .slots import Slots
+from .story import Round, Story, recorded_rows
+from .trees import Trees, parents_of
+from .unseen import draft_decode_in_graph, layers_in_graph
+
+
+class RequestJudge:
+    """Checks the records of one trace. `without`: rules that are switched off; stored: what rows of several layers must be."""
+
+    def __init__(self, trace: Trace, stories: dict[str, Story], without: frozenset[str], stored: StoredView) -> None:
+        self._trace = trace
+        self._stories = stories
+        self._case = trace.header.case
+        bounds = bounds_of(trace.header.engine.dtype, self._case.model)
+        self._compare = Compare([request.id for request in self._case.requests], without, bounds)
+        self._slots = Slots(trace, self._compare)
+        self._trees = Trees(trace, self._compare)
+        self._samples = Samples(trace, self._compare, bounds)
+        self._numbers = {record.key: n for n, record in enumerate(trace.header.records)}
+        self._emitted: dict[str, int] = {}  # request -> how many tokens were emitted for it
+        self._layers = None
+        if RECIPES[self._case.model].mtp_layers:
+            self._layers = Layers(trace, stories, self._compare, stored, self._chunk)
+
+    def check(self) -> Findings:
+        checks = {
+            "target.extend": self._target_extend,
+            "draft.extend": self._draft_extend,
+            "prefill": self._prefill,
+            "draft.decode": self._draft_decode,
+            "draft": self._draft,
+            "target.verify": self._target_verify,
+            "verify": self._verify,
+            "draft.extend_decode": self._draft_extend_decode,
+            "extend": self._extend,
+            "finished": self._finished,
+            "cached": self._cached,
+            "iteration": self._iteration,
+            "batch": self._slots.batch,
+            "flushed": self._flushed,
+        }
+        for number, record in enumerate(self._trace.header.records):
+            checks[record.stage](number, record)
+        Events(self._trace, self._compare).check()
+        return self._compare.settled()
+
+    def _table(self, record: Record, boundary: str, step: int = 0, attempt: int = 0) -> list[int] | None:
+        """req_to_token of the request at the boundary record that goes with an inner one; None if the run ended before it."""
+        number = self._numbers.get(Key(record.request, record.round, boundary, step, attempt=attempt))
+        return None if number is None else self._trace.integers(number, "table")
+
+    def _round(self, record: Record) -> Round:
+        return self._stories[record.request].rounds[record.round]
+
+    # -- prefill -------------------------------------------------------------------------------------------------------
+
+    def _chunk(self, number: int, record: Record) -> range:
+        """Positions of a prefill forward's chunk; by its own slots if the run ended before the chunk did."""
+        boundary = self._numbers.get(Key(record.request, record.round, "prefill", record.step, attempt=record.attempt))
+        if boundary is None:
+            return range(record.step, record.step + len(self._trace.array(number, "slots")))
+        return range(record.step, self._trace.header.records[boundary].numbers["end"])
+
+    def _target_extend(self, number: int, record: Record) -> None:
+        story, chunk, place = self._stories[record.request], self._chunk(number, record), Place(record, "target.extend")
+        tokens, ids = story.tokens[chunk.start : chunk.stop], self._trace.integers(number, "input_ids")
+        self._compare.integers(place, "target.inputs", tokens, ids, "row", chunk.start)
+        positions = self._trace.integers(number, "positions")
+        self._compare.integers(place, "target.inputs", list(chunk), positions, "position of row", chunk.start)
+        self._target_hidden(number, Place(record, "target.extend", output=True), chunk.start, range(len(chunk)))
+        table = self._table(record, "prefill", record.step, record.attempt)
+        if table is not None:
+            self._slots.written(number, place, table, chunk)
+
+    def _target_hidden(self, number: int, place: Place, first: int, rows: Sequence[int]) -> None:
+        """States that the target hands to the draft: rows of the forward for the committed positions first, first + 1, ..
+
+        What it computes for rejected nodes is garbage.
+        """
+        target = self._stories[place.record.request].target_rows
+        if target is None or "hidden_out" not in place.record.tensors:  # the forward never returned
+            return
+        rows = rows[: len(target.hidden) - first]
+        expected = target.hidden[first : first + len(rows)]
+        hidden = self._trace.array(number, "hidden_out")[np.array(rows, np.int64)]
+        self._compare.floats(place, "target.hidden", expected, hidden, lambda n: f"row {first + n}")
+
+    def _draft_extend(self, number: int, record: Record) -> None:
+        story, chunk, place = self._stories[record.request], self._chunk(number, record), Place(record, "draft.extend")
+        if self._layers is not None:
+            place = self._layers.forward(number, record, "draft.extend", "prefill", record.step, None)
+        else:
+            why, tail = "", chunk.stop - 1
+            if chunk.stop < len(story.prompt):
+                why = (
+                    f"The chunk ends at {tail + 1} and is not the last: its tail row {tail} must consume the next prompt token."
+                )
+            self._draft_rows(number, place, story, chunk, why)
+        table = self._table(record, "prefill", record.step, record.attempt)
+        if table is not None:
+            self._slots.written(number, place, table, chunk)
+
+    def _draft_rows(self, number: int, place: Place, story: Story, rows: range, why: str = "") -> None:
+        """Inputs of committed draft rows: row i consumes (x[i+1], h[i]) at position i."""
+        tokens, ids = story.tokens[rows.start + 1 : rows.stop + 1], self._trace.integers(number, "input_ids")
+        self._compare.integers(place, "draft.input_ids", tokens, ids, "row", rows.start, why)
+        self._compare.integers(
+            place, "draft.positions", list(rows), self._trace.integers(number, "positions"), "row", rows.start
+        )
+        if story.target_rows is not None:
+            expected, hidden = story.target.hidden[rows.start : rows.stop], self._trace.array(number, "hidden_in")
+            self._compare.floats(place, "draft.hidden_in", expected, hidden, lambda n: f"row {rows[n]}")
+
+    def _prefill(self, number: int, record: Record) -> None:
+        story, end = self._stories[record.request], record.numbers["end"]
+        self._slots.keep(record, self._trace.integers(number, "table"))
+        if story.target_rows is None:  # of one token, none follows
+            return
+        if record.numbers["final"]:
+            token, index = self._trace.integers(number, "next_token")[0], f"output token {end - len(story.prompt)}"
+            place, logits = Place(record, "target.extend", output=True), story.target.logits[end - 1]
+            sampling = self._case.sampled(record.request)
+            if sampling is None:
+                self._compare.choice(place, "output.tokens", logits, token, index)
+            else:
+                self._samples.first_token(place, sampling, logits, token, index)
+        self._stored(number, record, "target.extend", "draft.extend")
+        if record.numbers["final"] and self._layers is None:
+            self._next_proposal(number, Place(record, "draft.extend", output=True), end)
+
+    def _stored(self, number: int, record: Record, target_phase: Phase, draft_phase: Phase) -> None:
+        """KV rows that were written, or written over, since the last boundary."""
+        story = self._stories[record.request]
+        self._stored_in("target", number, Place(record, target_phase), story.stored["target"])
+        if self._layers is None:
+            self._stored_in("draft", number, Place(record, draft_phase), story.stored["draft"])
+        else:
+            self._layers.extended(number, record, draft_phase)
+
+    def _stored_in(self, part: str, number: int, place: Place, reference: Array) -> None:
+        at = self._trace.array(number, f"{part}_rows")
+        stored = recorded_rows(self._trace, number, part)
+        if len(at) != len(stored) or (at < 0).any():
+            raise ValueError(f"{len(at)} positions of {len(stored)} rows of the {part}, the smallest {at.min(initial=0)}")
+        known = at < len(reference)  # a row past everything that was committed has no reference
+        if not known.all():
+            if self._compare.on(f"{part}.kv"):
+                expected = "no row: its token was never committed"
+                self._compare.report(place, f"{part}.kv", f"row {int(at[~known][0])}", expected, "a row")
+            at, stored = at[known], stored[known]
+        if part == "target" and place.record.stage == "extend" and self._case.topk > 1:
+            moved = at >= self._round(place.record).committed  # rows of the accepted path, wherever verify wrote them
+            self._rows(place, "commit.path", reference, at[moved], stored[moved])
+            at, stored = at[~moved], stored[~moved]
+        self._rows(place, f"{part}.kv", reference, at, stored)
+
+    def _rows(self, place: Place, rule: str, reference: Array, at: Array, stored: Array) -> None:
+        self._compare.stored(place, rule, reference[at], stored, lambda n: f"row {int(at[n])}")
+
+    def _next_proposal(self, number: int, place: Place, committed: int) -> None:
+        """What the last committed row M-1 proposes, and the hidden state that goes with it."""
+        rows = self._stories[place.record.request].draft
+        hidden = self._trace.array(number, "proposal_hidden")[None]
+        index = f"state that row {committed - 1} hands to draft decode"
+        self._compare.row(place, "draft.hidden_in", rows.hidden[committed - 1 : committed], hidden, index)
+        self._trees.root(number, place, rows, committed - 1)
+
+    # -- draft and verify ----------------------------------------------------------------------------------------------
+
+    def _draft_decode(self, number: int, record: Record) -> None:
+        step, story = record.step, self._stories[record.request]
+        # else the run ended in draft(), and the trace does not say which candidates these were
+        returned = record.round < len(story.rounds)
+        committed = self._round(record).committed if returned else len(story.tokens) - 1
+        place, position, topk = Place(record, "draft", step), committed + step - 1, self._case.topk
+        rows, first = ("row", position) if topk == 1 else (f"row {position}, branch", 0)
+        if returned:
+            ids = self._trace.integers(number, "input_ids")
+            tokens = self._trees.consumed(self._round(record), step, ids)
+            self._compare.integers(place, "draft.input_ids", tokens, ids, rows, first)
+        why = f"M = {committed} tokens are committed before the bonus token, and this is draft decode step {step}."
+        positions = self._trace.integers(number, "positions")
+        self._compare.integers(place, "draft.positions", [position] * topk, positions, rows, first, why)
+        if not returned:
+            return
+        round = self._round(record)
+        growth = story.growths[record.round]
+
+        def name(branch: int) -> str:
+            return f"{rows} {first + branch}"
+
+        self._compare.floats(place, "draft.hidden_in", growth.hidden[step - 1], self._trace.array(number, "hidden_in"), name)
+        if "hidden_out" in record.tensors:  # absent if the forward never returned
+            out = Place(record, "draft", step, output=True)
+            handed_on = self._trace.array(number, "hidden_out")
+
+            def handed(branch: int) -> str:
+                return f"state that {rows} {first + branch} proposes from"
+
+            self._compare.floats(out, "draft.proposal", growth.handed_on[step - 1], handed_on, handed)
+        table = self._table(record, "draft")
+        if table is None:  # draft() never returned, perhaps because of what it consumed, which is compared there otherwise
+            self._trees.cut_off(record, story, ids, position)
+        else:
+            # Slots come first: all of them are assigned before the first forward of draft(), and a slot that is written
+            # twice shows in the row of an earlier step.
+            columns = _columns(round.committed, self._case.topk, self._case.num_steps, self._case.page_size)
+            self._slots.written(number, Place(record, "draft"), table, [branch[step - 1] for branch in columns])
+
+    def _draft(self, number: int, record: Record) -> None:
+        round, story = self._round(record), self._stories[record.request]
+        place, committed = Place(record, "draft"), round.committed
+        self._compare.integers(
+            place, "verify.inputs", [committed], [record.numbers["seq_len"]], "seq_len of round", record.round
+        )
+        self._compare.integers(place, "verify.inputs", [round.bonus], self._trace.integers(number, "tokens")[:1], "node", 0)
+        self._slots.kept(place, self._trace.integers(number, "table"))
+        self._scratch_slots(number, place, round)
+        if self._layers is not None:
+            self._layers.drafted(place, round)
+            self._trees.shape(number, record, round)
+            return
+        if record.numbers.get("in_graph"):
+            draft_decode_in_graph(self._trace, self._compare, self._trees, number, round)
+        growth = story.growths[record.round]
+        if "hole_kv" in record.tensors:
+            self._holes(number, place, story, round)
+        stored = recorded_rows(self._trace, number, "scratch")
+        topk = self._case.topk
+        for step in range(1, self._case.num_steps):
+            at = stored[(step - 1) * topk : step * topk]
+
+            def name(branch: int, step: int = step) -> str:
+                of = f"branch {branch}, " if topk > 1 else ""
+                return f"{of}row {committed + step - 1} of draft decode step {step}"
+
+            self._compare.stored(Place(record, "draft", step), "draft.scratch_kv", growth.scratch[step - 1], at, name)
+        self._trees.grown(number, record, story, round)
+
+    def _scratch_slots(self, number: int, place: Place, round: Round) -> None:
+        """Slots of draft decode, by branch and step, as they are laid out before the first forward."""
+        table, case = self._trace.integers(number, "table"), self._case
+        columns = _columns(round.committed, case.topk, case.num_steps, case.page_size)
+        expected = [table[column] if column < len(table) else -1 for branch in columns for column in branch]
+        slots = self._trace.integers(number, "scratch_slots")
+        self._compare.integers(place, "draft.slots", expected, slots, "slot, by branch and step,", 0)
+
+    def _holes(self, number: int, place: Place, story: Story, round: Round) -> None:
+        """What begins a branch's first page is a copy of the committed rows of the page that the prefix ends in."""
+        holes = recorded_rows(self._trace, number, "hole")
+        inside = round.committed % self._case.page_size
+        begun = story.stored["draft"][round.committed - inside : round.committed]
+        expected: Array = np.tile(begun, (self._case.topk - 1, 1, 1, 1, 1))
+
+        def name(hole: int) -> str:
+            return f"copy of row {round.committed - inside + hole % inside} for branch {1 + hole // inside}"
+
+        self._compare.stored(place, "draft.scratch_kv", expected, holes, name)
+
+    def _target_verify(self, number: int, record: Record) -> None:
+        round, place = self._round(record), Place(record, "target.verify")
+        nodes = [round.bonus, *round.drafted]
+        self._compare.integers(place, "verify.inputs", nodes, self._trace.integers(number, "input_ids"), "node", 0)
+        parents = parents_of(self._case, round)
+        if parents is not None:
+            positions = [round.committed + depth for depth in depths(parents)]
+            self._compare.integers(
+                place, "verify.inputs", positions, self._trace.integers(number, "positions"), "position of node", 0
+            )
+        path = [node for node in round.path if 0 <= node < len(nodes)]
+        self._target_hidden(number, Place(record, "target.verify", output=True), round.committed, path)
+        table = self._own_table(number, record)
+        if table is not None:
+            self._slots.written(number, place, table, self._nodes(round))
+
+    def _own_table(self, number: int, record: Record) -> list[int] | None:
+        """The row of req_to_token that a forward of verify or draft extend found: the one row of the round, unless the record
+        brings its own."""
+        if "table" in record.tensors:
+            return self._trace.integers(number, "table")
+        return self._table(record, "draft")
+
+    def _nodes(self, round: Round) -> list[int]:
+        return _block(round.committed, self._case.verify_nodes)
+
+    def _verify(self, number: int, record: Record) -> None:
+        story, round, numbers = self._stories[record.request], self._round(record), record.numbers
+        decided = story.tokens[round.committed + 1 : round.end + 1]
+        logits = story.target.logits[round.committed : round.end]
+        by_coins = False
+        if self._case.samples:
+            layers = self._layers
+            proposed_from = story.growths[record.round].logits if layers is None else layers.proposed_from(record.request)
+            by_coins = self._samples.verified(number, record, story, round, parents_of(self._case, round), proposed_from)
+        for n, token in enumerate(() if by_coins else decided):
+            index = f"token committed after node {n}" if self._case.topk == 1 else f"token committed after accepted node {n}"
+            self._compare.choice(Place(record, "verify", n), "verify.accept", logits[n], token, index)
+        place = Place(record, "verify", len(decided))
+        parents, tokens = parents_of(self._case, round), [round.bonus, *round.drafted]
+        if parents is not None:
+            argmax = [-1] * len(tokens)  # of nodes off the path, where it is not compared
+            for node, token in zip(round.path, decided, strict=False):
+                if 0 <= node < len(tokens):
+                    argmax[node] = token
+            path = walk_greedy(tokens, parents, argmax)
+            reported = [numbers["accept_len"]]
+            self._compare.integers(place, "verify.accept", [len(path)], reported, "accept length of round", record.round)
+            self._compare.integers(place, "verify.accept", path, round.path, "accepted node", 0)
+        # spec v1 cuts off where the request ends, and commits no more; the length of its output is judged when it has finished
+        kept = min(numbers.get("kept", numbers["accept_len"]), numbers["accept_len"])
+        lengths = [round.committed, round.committed + kept]
+        reported = [numbers["seq_len"], numbers["new_seq_len"]]
+        self._compare.integers(place, "verify.accept", lengths, reported, "seq_len before and after, entry", 0)
+        # a chain's tokens are in front as they are; a tree's are moved there
+        front, predicted = "verify.accept" if self._case.topk == 1 else "commit.path", self._trace.integers(number, "predicted")
+        self._compare.integers(place, front, decided[:kept], predicted, "committed token", 0)
+        if "path_hidden" in record.tensors:
+            hidden = self._trace.array(number, "path_hidden")
+            expected = story.target.hidden[round.committed : round.committed + len(hidden)]
+            moved = Place(record, "verify", len(predicted))
+            self._compare.floats(
+                moved,
+                "commit.path",
+                expected,
+                hidden[: len(expected)],
+                lambda n: f"state of accepted node {n}, moved to the front",
+            )
+
+    def _draft_extend_decode(self, number: int, record: Record) -> None:
+        round, place = self._round(record), Place(record, "draft.extend_decode")
+        if self._layers is not None:
+            place = self._layers.forward(number, record, "draft.extend_decode", "extend", 0, round)
+        else:
+            self._draft_rows(number, place, self._stories[record.request], range(round.committed, round.end))
+        table = self._own_table(number, record)
+        if table is not None:
+            packed = range(round.committed, round.end)  # spec v1 runs the accepted rows only
+            self._slots.written(number, place, table, packed if "table" in record.tensors else self._nodes(round))
+
+    def _extend(self, number: int, record: Record) -> None:
+        place, end = Place(record, "draft.extend_decode"), self._round(record).end
+        self._compare.integers(place, "verify.accept", [end], [record.numbers["seq_len"]], "seq_len after round", record.round)
+        self._slots.keep(record, self._trace.integers(number, "table"))
+        self._stored(number, record, "target.verify", "draft.extend_decode")
+        if self._layers is None:
+            self._next_proposal(number, Place(record, "draft.extend_decode", output=True), self._round(record).end)
+        elif record.numbers.get("in_graph"):
+            layers_in_graph(self._trace, self._compare)
+
+    # -- the end of a request, and the pool ------------------------------------------------------------------------------
+
+    def _finished(self, number: int, record: Record) -> None:
+        story, emitted = self._stories[record.request], self._trace.integers(number, "tokens")
+        self._emitted[record.request] = len(emitted)
+        request = next(request for request in self._case.requests if request.id == record.request)
+        limit = request.max_new_tokens
+        committed, place = story.tokens[len(story.prompt) :], Place(record, "finished")
+        if record.numbers["aborted"]:  # what it did emit must be right; an abort does not cut a round at max_new_tokens
+            limit = min(len(emitted), len(committed))
+        elif request.stop:
+            ends = {*request.stop, RECIPES[self._case.model].end_of_sequence}
+            limit = next((n for n, token in enumerate(committed[:limit], 1) if token in ends), limit)
+        expected = committed[:limit]
+        if not record.numbers["aborted"] and len(emitted) != limit:
+            self._compare.integers(place, "output.tokens", [limit], [len(emitted)], "length of the output, request", 0)
+        self._compare.integers(place, "output.tokens", expected, emitted, "output token", 0)
+
+    def _cached(self, number: int, record: Record) -> None:
+        """Rows that the prefix cache keeps must be what a request that reuses them would have computed."""
+        story, place = self._stories[record.request], Place(record, "finished")
+        count, tokens = len(self._trace.array(number, "slots")), self._trace.integers(number, "tokens")
+        # what was emitted is in it; what a last round committed past the end may be
+        least = len(story.prompt) + self._emitted.get(record.request, 0)
+        path = story.tokens[: max(least, len(tokens))]
+        self._compare.integers(place, "draft.kv", path, tokens, "token of the cached path", 0)
+        for part, reference in story.stored.items():
+            stored = recorded_rows(self._trace, number, part)
+            known = min(count, len(reference))
+            if known < count and self._compare.on(f"{part}.kv"):
+                expected = "no row: its token was never committed"
+                self._compare.report(place, f"{part}.kv", f"cached row {known}", expected, "a row")
+            self._compare.stored(place, f"{part}.kv", reference[:known], stored[:known], lambda n: f"cached row {n}")
+        if self._layers is not None:
+            self._layers.cached(number, record)
+
+    def _iteration(self, number: int, record: Record) -> None:
+        self._slots.account(number, Place(record, "iteration"))
+
+    def _flushed(self, number: int, record: Record) -> None:
+        self._slots.account(number, Place(record, "finished"))
+
+
+@lru_cache(maxsize=256)  # asked for in every step of a round
+def _columns(committed: int, topk: int, num_steps: int, page_size: int) -> list[list[int]]:
+    """Columns of draft decode, by branch and step."""
+    columns: list[list[int]] = draft_columns(committed, topk, num_steps, page_size).T.tolist()
+    return columns
+
+
+@lru_cache(maxsize=256)  # verify and draft extend write the same
+def _block(committed: int, num_draft_tokens: int) -> list[int]:
+    """Columns of the nodes."""
+    columns: list[int] = verify_columns(committed, num_draft_tokens).tolist()
+    return columns

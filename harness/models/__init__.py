@@ -1,1 +1,0 @@
-"""Tiny seeded checkpoints (recipes), and where they lie on disk."""

@@ -1,0 +1,91 @@
+"""Options of this test suite: which tests run (`--quick`), and which may be skipped (`--known-skips`)."""
+
+import re
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    group = parser.getgroup("tests of eagletwin")
+    group.addoption("--quick", action="store_true", help="Leave out tests marked slow; SGLang cannot be imported.")
+    group.addoption(
+        "--known-skips",
+        metavar="FILE",
+        type=Path,
+        help="Fail if a test is skipped that FILE does not name, or if a line of FILE names no skipped test.",
+    )
+
+
+@pytest.hookimpl(trylast=True)  # the reporter that the plugin below writes with is there by then
+def pytest_configure(config: pytest.Config) -> None:
+    if config.getoption("--quick"):
+        sys.modules["sglang"] = None  # type: ignore[assignment]  # a test that imports it fails at once
+    file = config.getoption("--known-skips")
+    if file is not None and not hasattr(config, "workerinput"):  # xdist: the controller sees the reports of all workers
+        config.pluginmanager.register(Skips(file))
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    if config.getoption("--quick"):
+        left_out = [item for item in items if item.get_closest_marker("slow")]
+        items[:] = [item for item in items if not item.get_closest_marker("slow")]
+        config.hook.pytest_deselected(items=left_out)
+
+
+@dataclass(frozen=True)
+class Known:
+    """A line of the list of known skips: `TESTS  REASON`, in both of which `*` stands for anything."""
+
+    line: str
+
+    def names(self, test: str, reason: str) -> bool:
+        tests, _, why = self.line.partition("  ")
+        return _fits(tests, test) and _fits(why.strip(), reason)
+
+
+def _fits(pattern: str, text: str) -> bool:
+    return re.fullmatch(re.escape(pattern).replace(r"\*", ".*"), text, re.DOTALL) is not None
+
+
+class Skips:
+    """Compares the tests that were skipped with those that a file names. What it finds makes the run fail."""
+
+    def __init__(self, file: Path) -> None:
+        self.file = file
+        lines = file.read_text(encoding="utf-8").splitlines()
+        self.known = [Known(line.rstrip()) for line in lines if line.strip() and not line.startswith("#")]
+        self.seen: list[tuple[str, str]] = []
+
+    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+        self._look(report)
+
+    def pytest_collectreport(self, report: pytest.CollectReport) -> None:
+        self._look(report)
+
+    def _look(self, report: pytest.TestReport | pytest.CollectReport) -> None:
+        if report.skipped:
+            why = report.longrepr[2] if isinstance(report.longrepr, tuple) else getattr(report, "wasxfail", "")
+            self.seen.append((report.nodeid, why.removeprefix("Skipped: ")))
+
+    def found(self) -> list[str]:
+        """What differs from the file, a line each."""
+        unknown = [skip for skip in self.seen if not any(known.names(*skip) for known in self.known)]
+        stale = [known.line for known in self.known if not any(known.names(*skip) for skip in self.seen)]
+        return [
+            *(f"skipped, and {self.file} does not name it: {test}  {why}" for test, why in unknown),
+            *(f"{self.file} names it, and no such test was skipped: {line}" for line in stale),
+        ]
+
+    @pytest.hookimpl(tryfirst=True)
+    def pytest_sessionfinish(self, session: pytest.Session) -> None:
+        if self.found() and session.exitstatus in (pytest.ExitCode.OK, pytest.ExitCode.NO_TESTS_COLLECTED):
+            session.exitstatus = pytest.ExitCode.TESTS_FAILED
+
+    def pytest_terminal_summary(self, terminalreporter: pytest.TerminalReporter) -> None:
+        if found := self.found():
+            terminalreporter.section("skips", sep="=", red=True)
+            for line in found:
+                terminalreporter.line(line, red=True)

@@ -1,0 +1,54 @@
+"""Copies of the installed release, with its dist-info, in which something was changed."""
+
+import os
+import shutil
+from pathlib import Path
+
+import sglang
+
+from eagletwin.harness.core.versions import installed
+
+
+def plant(root: Path, *edits: tuple[str, str, str]) -> Path:
+    """Make a copy in `root` and edit it: (file below sglang/, text that occurs once, its replacement)."""
+    package = Path(sglang.__path__[0])
+    left_out = shutil.ignore_patterns("__pycache__", "multimodal_gen")
+    for name in ("sglang", f"sglang-{installed('sglang')}.dist-info"):
+        shutil.copytree(package.parent / name, root / name, ignore=left_out, copy_function=_link)
+    for edit in edits:
+        change(root, *edit)
+    return root
+
+
+def change(root: Path, file: str, old: str, new: str) -> None:
+    """Edit a file of a copy, and no file that others share with it."""
+    place = root / "sglang" / file
+    text = place.read_text()
+    assert text.count(old) == 1, (file, old, text.count(old))
+    place.unlink()
+    place.write_text(text.replace(old, new))
+
+
+def _link(source: str, target: str) -> None:
+    try:
+        os.link(source, target)
+    except OSError:  # on another device
+        shutil.copy2(source, target)
+
+
+# Only a GPU's path launches this kernel, and only a GPU's path calls this method.
+IDLE_KERNEL = (
+    "kernels/ops/speculative/eagle.py",
+    "    tl.store(ids + offset, tokens.to(tl.int64), offset < TOKENS)\n\n\ndef prepare",
+    "    tl.store(ids + offset, tokens.to(tl.int64) + 1, offset < TOKENS)\n\n\ndef prepare",
+)
+IDLE_NAME = "sglang.kernels.ops.speculative.eagle._draft_extend_inputs_kernel"
+# Every round of a chain of two steps or more calls this one, which does what it did.
+_ARGUMENTS = "        # Parse args\n        spec_info: EagleDraftInput = forward_batch.spec_info\n"
+_THEN = "        if forward_batch"
+WORKER = (
+    "srt/speculative/eagle_worker_v2.py",
+    _ARGUMENTS + _THEN,
+    _ARGUMENTS + "        self = self\n" + _THEN,
+)
+WORKER_NAME = "sglang.srt.speculative.eagle_worker_v2.EagleDraftWorker.draft_forward"

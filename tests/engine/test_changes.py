@@ -1,0 +1,192 @@
+"""What a source tree changes, and what of that a case runs: a change that no case runs is never a pass."""
+
+import json
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from msgspec.structs import replace
+
+from eagletwin.cases.regressions import LEDGER
+from eagletwin.harness.core.case import Case, Event
+from eagletwin.harness.core.run_spec import Kernels
+from eagletwin.harness.core.versions import installed
+from eagletwin.harness.engines.host import Host
+from eagletwin.harness.engines.source import resolve
+from eagletwin.harness.judge.judge import judge
+
+from .planted_trees import IDLE_KERNEL, IDLE_NAME, WORKER, WORKER_NAME, change, plant
+
+pytest_plugins = ["pytester"]
+
+# A kernel that every chain launches, and a function that only such kernels call.
+KERNELS = "kernels/ops/attention/decode_attention.py"
+LAUNCHED, CALLED = "_fwd_kernel_stage2", "tanh"
+ABORT = "sglang.srt.managers.scheduler.Scheduler.abort_request"
+
+
+@pytest.fixture(scope="module")
+def idle(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return plant(tmp_path_factory.mktemp("idle"), IDLE_KERNEL)
+
+
+@pytest.fixture(scope="module")
+def both(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A tree that changes what every chain runs, what none does, a method that aborts call, and a file that is not Python."""
+    root = plant(tmp_path_factory.mktemp("both"), IDLE_KERNEL, WORKER)
+    scheduler = root / "sglang" / "srt" / "managers" / "scheduler.py"
+    [line] = [line for line in scheduler.read_text().splitlines(keepends=True) if "def abort_request(" in line]
+    change(root, "srt/managers/scheduler.py", line, line + '        """Aborts."""\n        recv_req = recv_req\n')
+    (root / "sglang" / "srt" / "fast.cu").write_text("// a kernel\n")
+    return root
+
+
+@pytest.fixture(scope="module")
+def changed_host(both: Path) -> Iterator[Host]:
+    with Host(source=resolve(str(both))) as host:
+        yield host
+
+
+def run(*words: str | Path, cwd: Path) -> subprocess.CompletedProcess[str]:
+    return subprocess.run([sys.executable, "-P", *words], cwd=cwd, capture_output=True, text=True, check=False)
+
+
+def test_a_search_in_which_no_case_runs_the_change_cannot_tell(idle: Path, tmp_path: Path) -> None:
+    done = run("-m", "eagletwin", "fuzz", "--sglang", idle, "--cases", "4", cwd=tmp_path)
+    assert done.returncode == 125, done
+    assert done.stdout.startswith("CANNOT TELL  0 of 4 cases equal, ")
+    assert f"This tree differs from {installed('sglang')}. Not run: {IDLE_NAME}." in " ".join(done.stdout.split())
+    assert "No case ran any of that, so this search says nothing about it." in done.stdout
+    tally = json.loads((tmp_path / "eagletwin-runs" / "fuzz-0" / "summary.json").read_text())["tally"]
+    assert tally["changes"]["of"] == tally["cases"] == 4
+    assert tally["changes"]["ran"] == {}
+
+
+def test_a_search_counts_how_many_cases_ran_each_change(both: Path, tmp_path: Path) -> None:
+    done = run("-m", "eagletwin", "fuzz", "--sglang", both, "--cases", "4", "--seed", "3", cwd=tmp_path)
+    assert done.returncode == 0, done
+    text = " ".join(done.stdout.split())
+    assert f"This tree differs from {installed('sglang')}. Run: " in text
+    assert f"{WORKER_NAME} in 2 of 4 cases" in text.partition("Not run: ")[0]
+    assert ": 2 equal, 2 unknown (or ran nothing of what this tree changes)." in text
+    assert IDLE_NAME in text.partition("Not run: ")[2].partition("Not run here: sglang/srt/fast.cu.")[0]
+
+
+def test_a_case_is_judged_as_ever_where_it_runs_a_change_and_says_which(both: Path, tmp_path: Path) -> None:
+    checked = run("-m", "eagletwin", "check", "25015", "--sglang", both, cwd=tmp_path)
+    assert checked.returncode == 0, checked
+    text = " ".join(checked.stdout.split())
+    assert f"This tree differs from {installed('sglang')}. Run: {WORKER_NAME}. Not run: " in text
+    assert "Not run here: sglang/srt/fast.cu." in text
+    folder = tmp_path / "eagletwin-runs" / "pr-25015"
+    assert "+        self = self\n" in (folder / "sglang.patch").read_text()
+    judged = run("-m", "eagletwin", "judge", folder, cwd=tmp_path)
+    assert (judged.returncode, WORKER_NAME in judged.stdout) == (0, True), judged
+
+
+def test_a_script_refuses_a_tree_of_another_content_in_the_same_place(idle: Path, tmp_path: Path) -> None:
+    """A change that no case runs gave the same name, and so 'equal', to whatever lay there."""
+    tree = plant(tmp_path / "tree", WORKER)
+    name = resolve(str(tree)).version
+    made = run("-m", "eagletwin", "check", "25015", "--sglang", tree, cwd=tmp_path)
+    assert made.returncode == 0, made
+    script = tmp_path / "eagletwin-runs" / "pr-25015" / "repro.py"
+    assert "`patch -p1 < sglang.patch`" in script.read_text()
+    change(tree, WORKER[0], "        self = self\n", "        self = self  # so\n")
+    now = resolve(str(tree)).version
+    refused = run(script, cwd=tmp_path)
+    assert refused.returncode == 128, refused
+    assert f"this case was made on SGLang {name}, and {tree} is now at {now}" in refused.stderr
+    assert f"bring back {name} with the sglang.patch next to this script, or ask another one: --sglang {tree}" in refused.stderr
+    asked = run(script, "--sglang", idle, cwd=tmp_path)
+    assert asked.returncode == 125, asked
+    assert f"note: this case was made on SGLang {name}; this is {resolve(str(idle)).version}" in asked.stderr
+
+
+def test_two_traces_that_are_the_same_say_nothing_of_a_change_that_neither_ran(idle: Path, tmp_path: Path) -> None:
+    release = installed("sglang")
+    done = run("-m", "eagletwin", "diff", "25015", "--sglang", release, "--sglang", idle, cwd=tmp_path)
+    assert done.returncode == 125, done
+    assert f"That says nothing about a change: this tree differs from {release} in {IDLE_NAME}" in done.stdout
+    assert (tmp_path / "eagletwin-runs" / "pr-25015-diff" / "right" / "sglang.patch").is_file()
+
+
+def test_what_an_earlier_case_of_the_process_ran_is_not_counted_for_the_next(changed_host: Host, tmp_path: Path) -> None:
+    case = replace(LEDGER["25015"].case, exercises=())
+    aborting = replace(
+        case, requests=(replace(case.requests[0], max_new_tokens=8),), events=(Event(kind="abort", at=2, request="a"),)
+    )
+    ran = []
+    for number, one in enumerate((aborting, case)):
+        (tmp_path / str(number)).mkdir()
+        trace = changed_host.engine(one).run(one, tmp_path / str(number), fresh=False)
+        assert trace.header.before == number
+        assert trace.differs is not None
+        ran.append(set(trace.differs.ran))
+    assert ran == [{WORKER_NAME, ABORT}, {WORKER_NAME}]
+
+
+def test_a_release_says_nothing_of_changes(host: Host, busy_case: Case, tmp_path: Path) -> None:
+    trace = host.engine(busy_case).run(busy_case, tmp_path)
+    assert trace.differs is None
+    assert b"differs" not in (tmp_path / "trace.json").read_bytes()
+
+
+@pytest.mark.parametrize("kernels", ["fast", "interpreter"])
+def test_kernels_count_as_run_when_they_are_launched(kernel_host: Host, tmp_path: Path, kernels: Kernels) -> None:
+    case = LEDGER["25015"].case
+    trace = kernel_host.engine(case, kernels=kernels).run(case, tmp_path)
+    assert judge(trace).status == "equal", trace.header.ending
+    assert trace.differs is not None
+    ran = {name.rpartition(".")[2] for name in trace.differs.ran}
+    assert LAUNCHED in ran
+    assert "_draft_extend_inputs_kernel" not in ran
+    assert (CALLED in ran) == (kernels == "interpreter")  # where it is not known what a kernel calls, all that it names counts
+
+
+@pytest.fixture(scope="module")
+def kernel_host(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Host]:
+    root = plant(tmp_path_factory.mktemp("kernels"), IDLE_KERNEL)
+    text = (root / "sglang" / KERNELS).read_text()
+    for name in (LAUNCHED, CALLED):
+        head = text.index(f"\ndef {name}(")
+        body = text.index("):\n", head) + len("):\n")
+        text = text[:body] + "    unused = 0\n" + text[body:]
+    (root / "sglang" / KERNELS).unlink()
+    (root / "sglang" / KERNELS).write_text(text)
+    with Host(source=resolve(str(root))) as host:
+        yield host
+
+
+SUITE = """
+import pytest
+from eagletwin.cases.regressions import LEDGER
+
+def test_a_case(eagletwin):
+    eagletwin.check(LEDGER["25015"].case)
+
+@pytest.mark.eagletwin(idle_changes=True)
+def test_of_something_else(eagletwin):
+    eagletwin.check(LEDGER["25015"].case)
+"""
+
+
+def test_a_test_whose_cases_run_nothing_of_the_change_fails(idle: Path, pytester: pytest.Pytester) -> None:
+    pytester.makepyfile(SUITE)
+    result = pytester.runpytest_subprocess("-p", "no:cacheprovider", "--eagletwin-sglang", str(idle), "-n", "2")
+    result.assert_outcomes(passed=1, failed=1)
+    text = result.stdout.str()
+    assert (
+        f"eagletwin: cannot tell, of any case of this test: this tree differs from {installed('sglang')} in {IDLE_NAME}" in text
+    )
+    assert f"Not run: {IDLE_NAME}." in text
+    assert "eagletwin: no case ran any of that, so this session says nothing about it" in text
+
+
+def test_a_session_that_runs_nothing_of_the_change_is_no_success(idle: Path, pytester: pytest.Pytester) -> None:
+    pytester.makepyfile(SUITE)
+    result = pytester.runpytest_subprocess("-p", "no:cacheprovider", "--eagletwin-sglang", str(idle), "-k", "else")
+    result.assert_outcomes(passed=1, deselected=1)
+    assert result.ret == pytest.ExitCode.TESTS_FAILED

@@ -1,0 +1,97 @@
+"""Which situation ends in which exit code, where the worker has to run: the other half of tests/harness/test_exit_codes.py."""
+
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import msgspec
+import pytest
+from msgspec.structs import replace
+
+from eagletwin.cases.regressions import LEDGER
+from eagletwin.harness.commands.gpu.jobs import Job
+from eagletwin.harness.commands.releases.results import FOLDER
+from eagletwin.harness.core.mode import CPU
+from eagletwin.harness.core.patch import Edit, Patch
+
+ROOT = Path(__file__).parents[2]
+
+
+def eagletwin(*arguments: str, cwd: Path, setup: str = "", **env: str) -> subprocess.CompletedProcess[str]:
+    """The command line, after these statements have run in its process."""
+    typed = f"import sys\nsys.argv = {['eagletwin', *arguments]!r}"
+    program = f"{typed}\n{setup}\nfrom eagletwin.harness.cli.main import main\nsys.exit(main())"
+    return subprocess.run(
+        [sys.executable, "-P", "-c", program], cwd=cwd, env={**os.environ, **env}, capture_output=True, text=True, check=False
+    )
+
+
+def leaking(file: Path) -> Patch:
+    """Draft decode's hidden states grow by a rounding error with every step that was ever run: equal, and never the same."""
+    return Patch(
+        name="leak",
+        edits=(
+            Edit(
+                target="sglang.srt.speculative.eagle_worker_v2.EagleDraftWorker.draft_forward",
+                match="hidden_states = logits_output.hidden_states",
+                replacement=f"leak = open({str(file)!r}, 'a')\nleak.write('.')\nleak.flush()\n"
+                "hidden_states = logits_output.hidden_states * (1 + 1e-6 * leak.tell())",
+            ),
+        ),
+    )
+
+
+@pytest.mark.parametrize(("leaks", "code"), [(True, 125), (False, 0)])
+def test_gpu_run_of_a_job_that_leaks_state_is_125(tmp_path: Path, leaks: bool, code: int) -> None:
+    """The campaign's own path, on a CPU engine."""
+    patches = (leaking(tmp_path / "state"),) if leaks else ()
+    job = Job(name="one", mode=CPU, cases=(replace(LEDGER["25015"].case, num_steps=4),), patches=patches, again=True)
+    (tmp_path / "plan.json").write_bytes(msgspec.json.encode([job]))
+    done = eagletwin("gpu", "run", "plan.json", "out", cwd=tmp_path)
+    assert "{'equal': 1}" in done.stdout.splitlines()[0], done
+    assert ("again DIFFERENT" in done.stdout) == leaks
+    assert done.returncode == code, done
+
+
+TWO_THAT_FAIL = """\
+from dataclasses import replace
+from eagletwin.cases.regressions import LEDGER
+from eagletwin.harness.core.patch import Edit, Patch
+known = LEDGER["25015"]
+stop = Edit(
+    target="sglang.srt.managers.scheduler.Scheduler.__init__",
+    match="self.forward_ct: int = 0",
+    replacement="raise RuntimeError('it does not start')",
+)
+LEDGER["other-rule"] = replace(known, id="other-rule", rule="draft.input_ids")
+LEDGER["no-start"] = replace(known, id="no-start", revert=Patch(name="stop", edits=(stop,)))
+"""
+
+
+def test_an_engine_that_will_not_start_hides_no_proof_that_fails(tmp_path: Path) -> None:
+    """Neither one before it nor one after it."""
+    done = eagletwin("prove", "other-rule", "no-start", "25015", cwd=tmp_path, setup=TWO_THAT_FAIL)
+    assert done.returncode == 1, done
+    assert "it does not start" in done.stdout
+    assert "1 of 3 proven" in done.stdout
+    done = eagletwin("prove", "no-start", "25015", cwd=tmp_path, setup=TWO_THAT_FAIL)
+    assert done.returncode == 125, done
+    assert "1 of 2 proven" in done.stdout
+
+
+def test_a_table_with_a_release_that_could_not_be_fetched_has_holes(tmp_path: Path) -> None:
+    """All but one release are known, and that one is out of reach: an empty cache, and a pip that has nowhere to look."""
+    known = ROOT / "docs/records" / FOLDER
+    shutil.copytree(known, tmp_path / "page" / FOLDER, ignore=shutil.ignore_patterns("0.5.10.post1.json"))
+    offline = {
+        "EAGLETWIN_CACHE": str(tmp_path / "cache"),
+        "PIP_NO_INDEX": "1",
+        "PIP_FIND_LINKS": "",
+        "PIP_CONFIG_FILE": os.devnull,
+    }
+    done = eagletwin("releases", "table", "0.5.10.post1", "--write", "page", cwd=tmp_path, **offline)
+    assert "0.5.10.post1 could not be fetched" in done.stderr, done
+    assert done.returncode == 125, done
+    assert "not measured: " in done.stdout

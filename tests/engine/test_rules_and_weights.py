@@ -1,0 +1,71 @@
+"""The catalogue says which rules need the model's weights: with other weights in the reference these find something, and the
+others find nothing."""
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from eagletwin.harness.core.trace import Trace
+from eagletwin.harness.core.verdict import RULES
+from eagletwin.harness.judge import story
+from eagletwin.harness.judge.judge import judge
+
+FREE = {name for name, rule in RULES.items() if rule.weights == "no"}
+
+
+@pytest.fixture
+def other_weights(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The reference computes as with weights of its own: hidden states, logits, rows and drafts are others."""
+    right = story.target_rows
+
+    def wrong(*arguments: Any) -> Any:
+        rows = right(*arguments)
+        return replace(
+            rows, hidden=1.1 * rows.hidden.flip(-1), logits=rows.logits.flip(-1), keys=1.1 * rows.keys, values=1.1 * rows.values
+        )
+
+    monkeypatch.setattr(story, "target_rows", wrong)
+
+
+def diverged(trace: Trace) -> set[str]:
+    verdict = judge(trace)
+    assert verdict.status == "diverged", verdict
+    return {verdict.rule, *verdict.later}
+
+
+@pytest.mark.usefixtures("other_weights")
+def test_of_a_chain(busy_trace: Trace) -> None:
+    found = diverged(busy_trace)
+    assert found.isdisjoint(FREE)
+    assert found == {
+        "draft.hidden_in",
+        "draft.kv",
+        "draft.proposal",
+        "draft.scratch_kv",
+        "output.tokens",
+        "target.hidden",
+        "target.kv",
+        "verify.accept",
+    }
+
+
+@pytest.mark.usefixtures("other_weights")
+def test_of_a_tree(tree_trace: Trace) -> None:
+    found = diverged(tree_trace)
+    assert found.isdisjoint(FREE)
+    assert found >= {"tree.parents", "tree.tokens", "commit.path"}
+
+
+@pytest.mark.usefixtures("other_weights")
+def test_of_requests_that_sample(sampled_trace: Trace) -> None:
+    found = diverged(sampled_trace)
+    assert found.isdisjoint(FREE)
+    assert found >= {"verify.probabilities", "draft.probabilities"}
+
+
+def test_every_rule_that_needs_weights_was_shown_to() -> None:
+    """Those of the three tests above: a rule that is added names its test there."""
+    shown = {"draft.hidden_in", "draft.kv", "draft.proposal", "draft.scratch_kv", "output.tokens", "target.hidden", "target.kv"}
+    shown |= {"verify.accept", "tree.parents", "tree.tokens", "commit.path", "verify.probabilities", "draft.probabilities"}
+    assert shown == set(RULES) - FREE

@@ -1,0 +1,80 @@
+"""The reference as if it computed in bfloat16: its own forwards in float64, with every number rounded that an engine stores.
+
+An experiment that knows no engine: how far off is such arithmetic? Rounded are the results of linear layers, norms, RoPE and
+its sines, attention's weights and its output, activations and sums. Sums of products are not: kernels keep those in float32.
+"""
+
+import contextlib
+from collections.abc import Iterator
+from typing import Any
+from unittest import mock
+
+import torch
+from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from eagletwin.reference import eagle3, llama, mtp_head
+from eagletwin.reference.rope import frequencies
+from eagletwin.reference.sizes import RopeScaling
+
+_ROUNDED = {"mm", "addmm", "add", "mul", "sub", "_softmax", "silu"}
+_norm = llama.rms_norm
+
+
+def nearest(x: Tensor) -> Tensor:
+    """The nearest number of bfloat16, in float64."""
+    return x.to(torch.bfloat16).double()
+
+
+class _Rounding(TorchDispatchMode):
+    """Rounds what comes out of an operation; of attention's two products, the second alone."""
+
+    on = True
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._products = 0
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        result = func(*args, **(kwargs or {}))
+        name = func.overloadpacket.__name__
+        if name == "bmm":
+            self._products += 1
+        wanted = name in _ROUNDED or (name == "bmm" and self._products % 2 == 0)
+        if self.on and wanted and isinstance(result, Tensor) and result.dtype == torch.float64:
+            return nearest(result)
+        return result
+
+
+@contextlib.contextmanager
+def bfloat16_arithmetic() -> Iterator[None]:
+    """While active, the reference's forwards round as an engine does."""
+    mode = _Rounding()
+
+    def whole(function: Any, *args: Any) -> Tensor:
+        """A function whose inside is float32's, and its result bfloat16's."""
+        mode.on = False
+        try:
+            return nearest(function(*args))
+        finally:
+            mode.on = True
+
+    def norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
+        return whole(_norm, x, weight, eps)
+
+    def turn(x: Tensor, positions: Tensor, theta: float, scaling: RopeScaling | None) -> Tensor:
+        """RoPE with sines and cosines rounded, and each product."""
+        mode.on = False
+        half = x.shape[-1] // 2
+        angle = positions.double()[:, None] * frequencies(half, theta, scaling)
+        cos, sin = nearest(angle.cos())[:, None], nearest(angle.sin())[:, None]
+        mode.on = True
+        first, second = x[..., :half], x[..., half:]
+        return torch.cat([first * cos - second * sin, second * cos + first * sin], -1)
+
+    with contextlib.ExitStack() as stack:
+        for module in (llama, eagle3, mtp_head):
+            stack.enter_context(mock.patch.object(module, "rms_norm", norm))
+        stack.enter_context(mock.patch.object(llama, "rotate", turn))
+        stack.enter_context(mode)
+        yield

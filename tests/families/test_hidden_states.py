@@ -1,0 +1,127 @@
+"""Which hidden states a recipe feeds (DESIGN §2), by what they are and not by their names."""
+
+import itertools
+
+import pytest
+import torch
+
+from eagletwin.harness.families import RECIPES
+from eagletwin.harness.families.weights import model_pair
+from eagletwin.reference.chain import draft_chain
+from eagletwin.reference.eagle import EagleHead, draft_rows
+from eagletwin.reference.eagle3 import Eagle3Head
+from eagletwin.reference.llama import causal, rms_norm, target_rows
+from eagletwin.reference.mtp_head import MtpHead
+
+EAGLE = sorted(name for name in RECIPES if RECIPES[name].algorithm == "EAGLE" and not RECIPES[name].mtp_layers)
+MTP = sorted(name for name in RECIPES if RECIPES[name].mtp_layers)
+EAGLE3 = sorted(name for name in RECIPES if RECIPES[name].algorithm == "EAGLE3")
+
+
+def test_every_recipe_is_one_of_the_three() -> None:
+    assert sorted(EAGLE + EAGLE3 + MTP) == sorted(RECIPES)
+
+
+@pytest.mark.parametrize("name", [name for name in EAGLE + MTP if not RECIPES[name].target.pre_norm])
+def test_the_target_feeds_its_state_after_the_final_norm(name: str) -> None:
+    recipe, weights = RECIPES[name], model_pair(name).reference_target()
+    rows = target_rows(weights, recipe.target, torch.arange(9))
+    assert recipe.target_hidden == "post_norm"
+    normed = rms_norm(rows.residual, weights["model.norm.weight"], recipe.target.rms_norm_eps)
+    assert torch.equal(rows.hidden, normed)
+    assert (rows.hidden - rows.residual).abs().max() > 0.1  # the two can be told apart
+    assert torch.equal(rows.logits, rows.hidden @ weights["lm_head.weight"].T)
+
+
+@pytest.mark.parametrize("name", ["step-3.5"])
+def test_the_target_feeds_its_state_before_the_final_norm(name: str) -> None:
+    recipe, weights = RECIPES[name], model_pair(name).reference_target()
+    rows = target_rows(weights, recipe.target, torch.arange(9))
+    assert recipe.target_hidden == "pre_norm"
+    assert torch.equal(rows.hidden, rows.residual)
+    normed = rms_norm(rows.residual, weights["model.norm.weight"], recipe.target.rms_norm_eps)
+    assert (rows.hidden - normed).abs().max() > 0.1  # the two can be told apart
+    assert torch.equal(rows.logits, normed @ weights["lm_head.weight"].T)
+
+
+@pytest.mark.parametrize("name", EAGLE3)
+def test_the_target_of_eagle3_feeds_its_residual_stream_at_three_depths(name: str) -> None:
+    recipe, weights = RECIPES[name], model_pair(name).reference_target()
+    rows = target_rows(weights, recipe.target, torch.arange(9))
+    assert recipe.target_hidden == "aux"
+    assert len(recipe.target.aux_layers) == 3
+    low, middle, high = rows.hidden.chunk(3, -1)  # [9, H] each
+    for one, other in ((low, middle), (middle, high), (high, rows.residual)):  # they can be told apart
+        assert (one - other).abs().max() > 0.1
+    normed = rms_norm(rows.residual, weights["model.norm.weight"], recipe.target.rms_norm_eps)
+    assert torch.equal(rows.logits, normed @ weights["lm_head.weight"].T)  # and logits are made as ever
+
+
+@pytest.mark.parametrize("name", EAGLE)
+def test_the_draft_feeds_on_its_residual_sum_without_a_norm(name: str) -> None:
+    recipe, pair = RECIPES[name], model_pair(name)
+    head, tokens = pair.reference_head(recipe), torch.arange(9)
+    assert isinstance(head, EagleHead)
+    hidden = target_rows(pair.reference_target(), recipe.target, tokens).hidden
+    rows = draft_rows(head, tokens[1:], hidden[:8], torch.arange(8), causal(8))
+    assert torch.equal(rows.logits, rows.hidden @ head.lm_head.T)  # and sends the same state to the LM head
+    chain = draft_chain(head, tokens, hidden, num_steps=2)
+    assert (chain.hidden[0] - rows.hidden[-1]).abs().max() < 1e-11
+    assert not any("norm.weight" in name and "layers." not in name for name in head.weights)  # there is no final norm
+
+
+@pytest.mark.parametrize("name", MTP)
+def test_each_layer_of_a_multi_layer_draft_is_a_head_of_its_own_and_hands_on_its_residual_sum(name: str) -> None:
+    recipe, pair = RECIPES[name], model_pair(name)
+    heads, tokens = pair.reference_heads(recipe), torch.arange(9)
+    assert len(heads) == recipe.mtp_layers
+    hidden = target_rows(pair.reference_target(), recipe.target, tokens).hidden
+    found = []
+    for head in heads:
+        rows = draft_rows(head, tokens[1:], hidden[:8], torch.arange(8), causal(8))
+        if isinstance(head, MtpHead):  # it has a final norm, and hands on the state before it
+            normed = rms_norm(rows.hidden, head.weights["norm.weight"], recipe.draft.rms_norm_eps)
+            assert (normed - rows.hidden).abs().max() > 0.1
+            assert torch.equal(rows.logits, normed @ head.lm_head.T)
+        else:
+            assert isinstance(head, EagleHead)
+            assert torch.equal(rows.logits, rows.hidden @ head.lm_head.T)
+        found.append(rows.keys)
+    for one, other in itertools.pairwise(found):  # they can be told apart
+        assert (one - other).abs().amax((0, 2, 3)).min() > 0.01
+
+
+@pytest.mark.parametrize("name", EAGLE3)
+def test_the_draft_of_eagle3_feeds_on_its_residual_sum_before_its_final_norm(name: str) -> None:
+    recipe, pair = RECIPES[name], model_pair(name)
+    head, tokens = pair.reference_head(recipe), torch.arange(9)
+    assert isinstance(head, Eagle3Head)
+    hidden = target_rows(pair.reference_target(), recipe.target, tokens).hidden
+    rows = draft_rows(head, tokens[1:], head.feed(hidden[:8]), torch.arange(8), causal(8))
+    normed = rms_norm(rows.hidden, head.weights["norm.weight"], recipe.draft.rms_norm_eps)
+    assert (normed - rows.hidden).abs().max() > 0.1
+    assert torch.equal(rows.logits[:, head.proposes], normed @ head.weights["lm_head.weight"].T)
+    chain = draft_chain(head, tokens, hidden, num_steps=2)
+    assert (chain.hidden[0] - rows.hidden[-1]).abs().max() < 1e-11
+
+
+def test_a_reduced_vocabulary_is_mapped_by_offsets_that_go_up_and_down() -> None:
+    pair, recipe = model_pair("llama-eagle3"), RECIPES["llama-eagle3"]
+    d2t, proposes = pair.draft["d2t"], pair.proposes.tolist()
+    assert [n + offset for n, offset in enumerate(d2t.tolist())] == proposes
+    assert d2t.dtype == torch.int64
+    assert d2t.min() < 0 < d2t.max()
+    assert len(set(proposes)) == len(proposes) == recipe.draft_vocab_size
+    assert proposes != sorted(proposes)
+    assert set(proposes) < set(range(recipe.target.vocab_size))
+    assert "d2t" not in model_pair("llama-eagle3-full").draft
+    assert model_pair("llama-eagle3-full").proposes.tolist() == list(range(96))
+
+
+@pytest.mark.parametrize("name", sorted(RECIPES))
+def test_the_same_recipe_gives_the_same_weights(name: str) -> None:
+    first = model_pair(name)
+    model_pair.cache_clear()
+    assert model_pair(name).digest == first.digest
+    tensors = {**first.target, **{name: tensor for name, tensor in first.draft.items() if name != "d2t"}}
+    assert all(tensor.dtype == torch.float32 for tensor in tensors.values())

@@ -1,0 +1,148 @@
+"""The house is what ARCHITECTURE.md says: which rooms there are, who imports whom, and how large a function may be."""
+
+import ast
+import re
+import sys
+from pathlib import Path
+
+import pytest
+
+from .graph import ROOT, circles, file_graph, floors, grouped, imports, modules
+
+TABLE = re.compile(r"^\| `([\w/]+)` \| ([\w, ]*)\|", re.MULTILINE)
+ROWS = {name.replace("/", "."): allowed for name, allowed in TABLE.findall((ROOT / "ARCHITECTURE.md").read_text())}
+SHORT = {name.rpartition(".")[2]: name for name in ROWS}
+
+MAX_ROOMS, MAX_FLOORS = 14, 6
+MAX_LINES, MAX_PARAMETERS = 60, 8
+FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef)
+
+
+def room_graph() -> dict[str, set[str]]:
+    ours = {name: used for name, used in file_graph().items() if name != "harness"}  # harness/__init__.py is a docstring
+    return grouped(ours, ROWS)
+
+
+def test_every_file_is_in_a_room_of_the_table() -> None:
+    assert room_graph().keys() == ROWS.keys()
+
+
+@pytest.mark.parametrize("room", ROWS)
+def test_a_room_imports_only_what_its_row_names(room: str) -> None:
+    allowed = {SHORT[name.strip()] for name in ROWS[room].split(",") if name.strip()}
+    wrong = room_graph()[room] - allowed
+    files = {name: used for name, used in file_graph().items() if name == room or name.startswith(f"{room}.")}
+    where = [name for name, used in files.items() if grouped({name: used}, ROWS).get(room, set()) & wrong]
+    assert not wrong, f"{room} imports {sorted(wrong)} in {where}"
+
+
+def test_the_house_has_few_rooms_and_floors_and_no_circle(capsys: pytest.CaptureFixture[str]) -> None:
+    graph = room_graph()
+    heights = floors(graph)
+    with capsys.disabled():
+        print(f"\n{len(graph)} rooms, {max(heights.values()) + 1} floors, {sum(map(len, graph.values()))} arrows")
+        for room in sorted(graph, key=lambda name: (heights[name], name)):
+            print(f"  {heights[room]}  {room:26} -> {', '.join(sorted(SHORT_OF[one] for one in graph[room]))}")
+    assert len(graph) <= MAX_ROOMS
+    assert max(heights.values()) < MAX_FLOORS
+
+
+SHORT_OF = {name: short for short, name in SHORT.items()}
+
+
+def test_no_files_import_each_other_in_a_circle() -> None:
+    assert not [sorted(circle) for circle in circles(file_graph())]
+
+
+def test_no_room_has_the_name_of_another() -> None:
+    folders = sorted({file.parent for file in modules().values()})
+    names = [folder.name for folder in folders]
+    assert not [str(folder.relative_to(ROOT)) for folder in folders if names.count(folder.name) > 1]
+
+
+def test_no_public_class_of_the_harness_has_the_name_of_another() -> None:
+    found: dict[str, list[str]] = {}
+    for name, file in modules().items():
+        if name.startswith("harness."):
+            for node in ast.parse(file.read_text()).body:
+                if isinstance(node, ast.ClassDef) and not node.name.startswith("_"):
+                    found.setdefault(node.name, []).append(name)
+    assert not {name: where for name, where in found.items() if len(where) > 1}
+
+
+def test_the_reference_imports_torch_and_the_standard_library_alone() -> None:
+    for file in (ROOT / "reference").rglob("*.py"):
+        roots = {name.partition(".")[0] for name in imports(file)} - set(sys.stdlib_module_names)
+        assert roots <= {"torch", "eagletwin"}, file
+
+
+def test_only_the_sglang_adapter_knows_sglang() -> None:
+    for name, file in modules().items():
+        if not name.startswith("harness.engines.sglang"):
+            assert not any(one.partition(".")[0] == "sglang" for one in imports(file)), file
+
+
+def test_of_the_commands_only_kernels_uses_the_sglang_adapter() -> None:
+    """It calls SGLang's functions itself, in a process of its own, and compares them with the reference."""
+    users = {name for name, used in file_graph().items() if any(one.startswith("harness.engines.sglang") for one in used)}
+    commands = {name for name in users if name.startswith("harness.commands.")}
+    assert commands
+    assert all(name.startswith("harness.commands.kernels.") for name in commands)
+
+
+def test_nothing_edits_our_own_source_by_its_text() -> None:
+    for file in modules().values():
+        for node in ast.walk(ast.parse(file.read_text())):
+            if isinstance(node, ast.keyword) and node.arg == "target" and isinstance(node.value, ast.Constant | ast.JoinedStr):
+                assert "eagletwin." not in ast.unparse(node.value), f"{file}:{node.value.lineno}"
+
+
+def test_nothing_imports_the_folders_by_their_bare_names() -> None:
+    for file in [*modules().values(), *(ROOT / "tests").rglob("*.py")]:
+        assert not any(name.partition(".")[0] in ("reference", "cases", "harness") for name in imports(file)), file
+
+
+def functions(file: Path) -> list[ast.FunctionDef | ast.AsyncFunctionDef]:
+    return [node for node in ast.walk(ast.parse(file.read_text())) if isinstance(node, FUNCTIONS)]
+
+
+def test_a_function_fits_on_a_screen() -> None:
+    """triton_cpu is left out: what executes a language is long."""
+    long = {
+        f"{file.relative_to(ROOT)}:{node.lineno} {node.name}": node.end_lineno - node.lineno + 1
+        for name, file in modules().items()
+        if not name.startswith("harness.engines.triton_cpu")
+        for node in functions(file)
+        if node.end_lineno is not None and node.end_lineno - node.lineno >= MAX_LINES
+    }
+    assert not long
+
+
+def test_a_function_takes_few_parameters() -> None:
+    """Commands are left out, since their parameters are the options that people type; and so are functions that stand in for
+    others, whose parameters they have to take."""
+    many = {}
+    for name, file in modules().items():
+        if name.startswith(("harness.engines.triton_cpu", "harness.engines.sglang.stand_ins")):
+            continue
+        for node in functions(file):
+            arguments = [*node.args.posonlyargs, *node.args.args, *node.args.kwonlyargs]
+            words = [
+                ast.unparse(one) for one in (*node.decorator_list, *(arg.annotation for arg in arguments if arg.annotation))
+            ]
+            command = any(part in one for one in words for part in ("run_options", ".command", "typer."))
+            command |= file.name == "command.py" and node.name == file.parent.name
+            own = [one for one in arguments if one.arg not in ("self", "cls")]
+            if len(own) > MAX_PARAMETERS and not command:
+                many[f"{file.relative_to(ROOT)}:{node.lineno} {node.name}"] = len(own)
+    assert not many
+
+
+def test_each_file_of_the_reference_can_be_read_in_one_sitting() -> None:
+    for file in (ROOT / "reference").rglob("*.py"):
+        assert len(file.read_text().splitlines()) < 300, file
+
+
+def test_every_file_says_what_it_is() -> None:
+    for file in [*modules().values(), *(ROOT / "tests").rglob("*.py")]:
+        assert ast.get_docstring(ast.parse(file.read_text())), file

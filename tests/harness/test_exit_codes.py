@@ -1,0 +1,252 @@
+"""Which situation ends in which exit code, through the front doors, as a shell, CI or `git bisect run` sees it.
+
+0 and 1 are verdicts: something was compared. All that keeps that from happening must end in 125 or more. What needs SGLang's
+worker to run is in tests/engine/test_exit_codes_of_runs.py.
+"""
+
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+
+from eagletwin.cases.regressions import LEDGER
+from eagletwin.harness.check.repro import write_script
+from eagletwin.harness.commands.bisect.commits import STEP
+from eagletwin.harness.core.records import Ending, EngineInfo
+from eagletwin.harness.core.trace import Recorder, new_header, write_trace
+from eagletwin.harness.families.weights import model_pair
+
+from .doors import ROOT, console_script, opened, program
+
+Done = subprocess.CompletedProcess[str]
+CASE = LEDGER["25015"].case
+ENGINE = EngineInfo(name="none", version="0", device="cpu", kernels="none", torch="0", triton="0")
+
+# What can be wrong with an environment: files that stand before the installed packages.
+NO_LIBRARY = b"\x7fELF but not the rest of a library"
+BROKEN: dict[str, dict[str, str | bytes]] = {
+    "a torch that does not load": {
+        "torch/__init__.py": "from torch._C import *",
+        f"torch/_C.{sys.implementation.cache_tag}-x86_64-linux-gnu.so": NO_LIBRARY,
+        "torch/_C.so": NO_LIBRARY,
+        "torch/_C.abi3.so": NO_LIBRARY,
+    },
+    "a torch whose libraries are gone": {"torch/__init__.py": "import ctypes\nctypes.CDLL('libtorch_that_is_gone.so')"},
+    "no numpy": {"numpy.py": "raise ModuleNotFoundError(\"No module named 'numpy'\", name='numpy')"},
+    "no msgspec": {"msgspec.py": "raise ModuleNotFoundError(\"No module named 'msgspec'\", name='msgspec')"},
+    "no typer": {"typer.py": "raise ModuleNotFoundError(\"No module named 'typer'\", name='typer')"},
+    "a package that fails as it is imported": {"msgspec.py": "raise ValueError('half installed')"},
+    "a package that ends the process as it is imported": {"msgspec.py": "raise SystemExit(1)"},
+}
+
+
+def broken(folder: Path, what: str) -> Path:
+    for name, content in BROKEN[what].items():
+        file = folder / "broken" / name
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_bytes(content if isinstance(content, bytes) else content.encode())
+    return folder / "broken"
+
+
+def by_console_script(folder: Path, path: Path) -> Done:
+    trace = recorded(folder / "trace")  # `judge` needs torch, and no engine
+    return opened([*console_script(), "judge", str(trace)], folder, path=path)
+
+
+def by_module(folder: Path, path: Path) -> Done:
+    return opened(["-m", "eagletwin", "judge", str(recorded(folder / "trace"))], folder, path=path)
+
+
+def by_script(folder: Path, path: Path) -> Done:
+    return opened([write_script(folder, CASE, command="")], folder, path=path)
+
+
+def by_step(folder: Path, path: Path) -> Done:
+    return opened([*STEP[2:], folder], folder, path=path)
+
+
+DOORS: dict[str, Callable[[Path, Path], Done]] = {
+    "eagletwin": by_console_script,
+    "python -m eagletwin": by_module,
+    "repro.py": by_script,
+    "a step of git bisect": by_step,
+}
+# repro.py and a step work without typer, which only the command line needs
+ENVIRONMENTS = [(door, what) for door in DOORS for what in BROKEN if what != "no typer" or "eagletwin" in door]
+
+
+@pytest.mark.parametrize(("door", "what"), ENVIRONMENTS)
+def test_an_environment_that_is_broken_ends_in_129_at_every_door(tmp_path: Path, door: str, what: str) -> None:
+    done = DOORS[door](tmp_path, broken(tmp_path, what))
+    assert done.returncode == 129, done
+    assert "error: " in done.stderr
+    assert not (tmp_path / "eagletwin-runs").exists()
+
+
+@pytest.mark.parametrize(
+    "command", [[*console_script(), "judge", "x"], ["-m", "eagletwin", "judge", "x"]], ids=["script", "-m"]
+)
+def test_without_any_package_the_command_line_ends_in_129_and_names_the_first(tmp_path: Path, command: list[str]) -> None:
+    done = opened(["-S", *command], tmp_path, path=ROOT / "src")
+    assert done.returncode == 129, done
+    assert "No module named 'typer'" in done.stderr
+    assert sys.executable in done.stderr
+
+
+def recorded(folder: Path, ending: Ending = Ending(kind="finished"), *values: float) -> Path:  # noqa: B008  frozen
+    recorder = Recorder()
+    if values:
+        recorder.add(CASE.requests[0].id, 0, "prefill", numbers={"end": 1}, tensors={"proposal_hidden": torch.tensor(values)})
+    folder.mkdir(exist_ok=True)
+    write_trace(folder, new_header(CASE, model_pair(CASE.model).digest, ENGINE, ending, recorder.records), recorder.tensors)
+    return folder
+
+
+CRASHED = Ending(kind="crashed", detail="it fell")
+FINISHED = Ending(kind="finished")
+COMPARED: dict[str, tuple[Ending, Ending, tuple[float, ...], int]] = {
+    "two traces that crashed before the first record": (CRASHED, CRASHED, (), 125),
+    "two traces that crashed, alike until then": (CRASHED, CRASHED, (0.5,), 125),
+    "one trace that crashed, alike until then": (FINISHED, CRASHED, (0.5,), 125),
+    "two traces without a record": (FINISHED, FINISHED, (), 125),
+    "two traces that are alike": (FINISHED, FINISHED, (0.5,), 0),
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("what", COMPARED)
+def test_diff_is_0_only_where_something_was_compared_to_its_end(tmp_path: Path, what: str) -> None:
+    left, right, values, code = COMPARED[what]
+    folders = recorded(tmp_path / "a", left, *values), recorded(tmp_path / "b", right, *values)
+    done = opened([*console_script(), "diff", *map(str, folders)], tmp_path)
+    assert done.returncode == code, done
+    assert ("UNKNOWN: 0 compared" in done.stdout) == (not values)
+
+
+@pytest.mark.slow
+def test_options_of_an_engine_are_a_usage_error_where_diff_runs_none(tmp_path: Path) -> None:
+    folders = [str(recorded(tmp_path / name, FINISHED, 0.5)) for name in "ab"]
+    done = opened([*console_script(), "diff", *folders, "--tp", "2"], tmp_path)
+    assert done.returncode == 128, done
+
+
+WITHOUT_A_CODE = """\
+from eagletwin.harness.cli.main import app
+@app.command()
+def nothing() -> {}:
+    return {}
+"""
+RETURNED = {"None": 129, "True": 129, "'0'": 129, "0": 0, "1": 1, "125": 125}
+
+
+@pytest.mark.parametrize("value", RETURNED)
+def test_a_command_that_returns_no_exit_code_ends_in_129(tmp_path: Path, value: str) -> None:
+    done = opened(program(WITHOUT_A_CODE.format("object", value), "nothing"), tmp_path)
+    assert done.returncode == RETURNED[value], done
+
+
+TYPED: dict[str, tuple[list[str], int]] = {
+    "help": (["--help"], 0),
+    "nothing": ([], 0),
+    "help of a command": (["check", "--help"], 0),
+    "the version": (["--version"], 0),
+    "no command": (["--"], 128),
+    "an entry that this mode cannot reach": (["check", "context-end"], 125),
+    "the same with options that reach as little": (["check", "context-end", "--dtype", "bfloat16"], 125),
+    "no entry that wheels could prove": (["prove", "--releases", "small-tree"], 125),
+    "a rule that is looked for and switched off": (["bisect", "25015", "--rule", "draft.kv", "--without", "draft.kv"], 128),
+    "wheels, with options that they are not run with": (["prove", "--releases", "25015", "--tp", "2"], 128),
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("what", TYPED)
+def test_what_is_typed_without_an_engine_ends_in_its_code(tmp_path: Path, what: str) -> None:
+    words, code = TYPED[what]
+    done = opened([*console_script(), *words], tmp_path)
+    assert done.returncode == code, done
+    assert "this is a bug" not in done.stderr
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_stderr_that_nothing_reads_does_not_make_an_error_a_divergence(tmp_path: Path) -> None:
+    """What prints the reason fails there; Python's own code for that is 1."""
+    reader, writer = os.pipe()
+    os.close(reader)
+    command = [sys.executable, "-P", *console_script(), "check", "nothing.json"]
+    done = subprocess.run(command, cwd=tmp_path, stdout=subprocess.PIPE, stderr=writer, check=False)
+    os.close(writer)
+    assert done.returncode >= 128, done
+
+
+PRINTS = """\
+from eagletwin.harness.cli.main import app
+@app.command()
+def prints() -> int:
+    for _ in range(100_000):
+        print("line")
+    return 0
+"""
+
+
+def test_a_reader_that_has_seen_enough_is_no_error_and_no_verdict() -> None:
+    """As behind `| head -1`: the code is what a shell shows of any program that a closed pipe ended."""
+    command = [sys.executable, "-P", *program(PRINTS, "prints")]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        assert process.stderr is not None
+        assert process.stdout.readline() == "line\n"
+        process.stdout.close()
+        assert process.stderr.read() == ""
+    assert process.returncode == 141
+
+
+def test_another_pipe_that_breaks_is_an_error(tmp_path: Path) -> None:
+    command = (
+        "from eagletwin.harness.cli.main import app\n@app.command()\ndef falls() -> int:\n    raise BrokenPipeError(32, 'x')\n"
+    )
+    done = opened(program(command, "falls"), tmp_path)
+    assert done.returncode == 129, done
+    assert "error: " in done.stderr
+
+
+@pytest.mark.slow
+def test_a_stdout_that_the_shell_closed_changes_no_verdict(tmp_path: Path) -> None:
+    trace = recorded(tmp_path / "trace", FINISHED, 0.5)
+    code = "import os, sys\nos.close(1)\nos.execv(sys.executable, [sys.executable, *sys.argv[1:]])"
+    done = opened(["-c", code, "-P", *console_script(), "judge", trace], tmp_path)
+    assert done.returncode == 125, done  # the trace is not complete
+    assert "this is a bug" not in done.stderr
+
+
+OPERATING_SYSTEM = {
+    "No space left": ("OSError(errno.ENOSPC, 'No space left', 'file')", "look at the permissions and the free space"),
+    "a program that is missing": ("FileNotFoundError(errno.ENOENT, 'No such file', 'git')", "see that git exists"),
+    "a connection": ("ConnectionRefusedError(errno.ECONNREFUSED, 'Connection refused')", "look at what the message names"),
+}
+
+
+@pytest.mark.parametrize("what", OPERATING_SYSTEM)
+def test_an_error_of_the_operating_system_gets_the_advice_that_fits_it(tmp_path: Path, what: str) -> None:
+    error, advice = OPERATING_SYSTEM[what]
+    command = (
+        f"import errno\nfrom eagletwin.harness.cli.main import app\n@app.command()\ndef falls() -> int:\n    raise {error}\n"
+    )
+    done = opened(program(command, "falls"), tmp_path)
+    assert done.returncode == 129, done
+    assert advice in done.stderr
+
+
+def test_a_release_that_cannot_be_fetched_is_an_error_of_the_machine(tmp_path: Path) -> None:
+    done = opened([*console_script(), "check", "25015", "--sglang", "0.5.9"], tmp_path, **no_network(tmp_path))
+    assert done.returncode == 129, done
+    assert "0.5.9 could not be fetched" in done.stderr
+
+
+def no_network(folder: Path) -> dict[str, str]:
+    """An empty cache, and a pip that has nowhere to look."""
+    return {"EAGLETWIN_CACHE": str(folder / "cache"), "PIP_NO_INDEX": "1", "PIP_FIND_LINKS": "", "PIP_CONFIG_FILE": os.devnull}

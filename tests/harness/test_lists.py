@@ -1,0 +1,70 @@
+"""`eagletwin ledger`, `rules` and `models` list what there is, as text and as JSON."""
+
+import json
+
+import pytest
+
+from eagletwin.cases.regressions import LEDGER, PROBES
+from eagletwin.harness.cli.main import typed
+from eagletwin.harness.commands.ledger import has
+from eagletwin.harness.core.errors import InputError
+from eagletwin.harness.core.verdict import RULES
+from eagletwin.harness.families import FAMILIES, RECIPES
+
+
+def printed(capsys: pytest.CaptureFixture[str], *words: str) -> str:
+    assert typed(words) == 0
+    return capsys.readouterr().out
+
+
+def test_the_ledger_lists_every_entry_and_probe(capsys: pytest.CaptureFixture[str]) -> None:
+    lines = printed(capsys, "ledger").splitlines()
+    assert [line.split()[0] for line in lines[: len(LEDGER) + len(PROBES)]] == [*LEDGER, *PROBES]
+    facts = json.loads(printed(capsys, "ledger", "--json"))
+    assert [fact["id"] for fact in facts] == [*LEDGER, *PROBES]
+    assert {fact["told_apart_by"] for fact in facts} == {"revert", "remedy", "view", "call"}
+
+
+def test_the_ledger_of_live_bugs_has_no_fixed_one(capsys: pytest.CaptureFixture[str]) -> None:
+    ids = [fact["id"] for fact in json.loads(printed(capsys, "ledger", "--live", "--json"))]
+    assert ids == [name for name, entry in LEDGER.items() if not entry.fixed]
+
+
+@pytest.mark.parametrize(
+    ("release", "name", "there"),
+    [
+        ("0.5.11", "25015", True),
+        ("0.5.12", "25015", False),
+        ("0.5.23", "small-tree", True),
+        ("0.5.9", "small-tree", False),
+        ("0.5.9", "10846", False),
+    ],
+)
+def test_a_release_has_the_bugs_between_their_first_and_their_last(release: str, name: str, there: bool) -> None:
+    assert has(release, LEDGER[name]) is there
+
+
+def test_a_release_that_is_not_known_is_refused() -> None:
+    with pytest.raises(InputError, match="is not a known release"):
+        has("0.4.1", LEDGER["25015"])
+
+
+def test_one_entry_is_listed_with_what_to_type(capsys: pytest.CaptureFixture[str]) -> None:
+    text = printed(capsys, "ledger", "25015")
+    assert "eagletwin check 25015 --revert 25015" in text
+    assert "eagletwin prove 25015" in text
+    assert "eagletwin prove --releases 26239" in printed(capsys, "ledger", "26239")
+
+
+def test_the_rules_are_listed_as_text_and_for_programs(capsys: pytest.CaptureFixture[str]) -> None:
+    text = printed(capsys, "rules")
+    assert all(f"{name}  (design" in text for name in RULES)
+    assert [rule["name"] for rule in json.loads(printed(capsys, "rules", "--json"))] == list(RULES)
+
+
+def test_the_models_are_listed_with_their_families_and_limits(capsys: pytest.CaptureFixture[str]) -> None:
+    text = printed(capsys, "models")
+    assert all(f"  {name} " in text for name in RECIPES)
+    assert all(limit in text for family in FAMILIES.values() for limit in family.limits)
+    families = json.loads(printed(capsys, "models", "--json"))
+    assert [recipe["name"] for family in families for recipe in family["recipes"]] == list(RECIPES)

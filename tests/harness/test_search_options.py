@@ -1,0 +1,153 @@
+"""Options of `fuzz`: two that contradict each other are refused, and every generated case has what the others ask for."""
+
+import itertools
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import HealthCheck, assume, given, settings
+from hypothesis import strategies as st
+
+from eagletwin.cases.strategies import MODELS, ON_REQUEST, TOPKS, focus_of
+from eagletwin.harness.commands.fuzz.options import SearchOptions
+from eagletwin.harness.core.case import Case
+from eagletwin.harness.core.errors import InputError
+from eagletwin.harness.core.run_spec import RunSpec
+from eagletwin.harness.families.valid import check_case
+
+CONTRADICTIONS = [
+    line.strip()
+    for line in """\
+    --sampling rejection --topk 4
+    --sampling rejection --model llama-eagle3
+    --sampling rejection --small-trees
+    --small-trees --topk 1
+    --small-trees --model mimo-v2
+    --small-trees --model llama-mtp --topk 2
+    --update-weights disk --model llama-eagle3
+    --update-weights tensor --model llama-eagle3-full
+    --update-weights disk --model llama-mtp
+    --update-weights foo
+    --view true_tree --topk 1
+    --view true_tree --sampling rejection
+    --view true_tree --model mimo-v2
+    --view committed
+    --view committed --model llama-tiny
+    --context-length 0
+    --context-length 7
+    --topk 5
+    --model deepseek
+    --graphs 1,2
+    --graphs 1,2,4
+    --attention fa3
+    --kernels shadow --dtype bfloat16
+    --kernels interpreter --dtype bfloat16
+    --tp 3
+    --without draft.magic""".splitlines()
+]
+
+
+def test_options_that_contradict_each_other_are_refused_before_anything_slow_is_imported(tmp_path: Path) -> None:
+    program = (
+        "import sys\nfrom eagletwin.harness.cli.main import typed as entered\n"
+        "from eagletwin.harness.core.exits import guarded\n"
+        f"for typed in {CONTRADICTIONS}:\n"
+        "    code = guarded(lambda: entered(['fuzz', *typed.split()]))\n"
+        "    print(code, 'torch' in sys.modules, 'eagletwin.harness.engines.host' in sys.modules, typed)\n"
+    )
+    done = subprocess.run([sys.executable, "-P", "-c", program], cwd=tmp_path, capture_output=True, text=True, check=True)
+    assert done.stdout.splitlines() == [f"128 False False {typed}" for typed in CONTRADICTIONS]
+    assert done.stderr.count("\n  try: ") == len(CONTRADICTIONS)
+    assert "use one of ," not in done.stderr
+    assert not list(tmp_path.iterdir())
+
+
+QUIET = [HealthCheck.too_slow, HealthCheck.data_too_large, HealthCheck.large_base_example, HealthCheck.filter_too_much]
+ASKED: dict[str, tuple[Any, ...]] = {
+    "model": (None, *MODELS, *ON_REQUEST),
+    "topk": (None, *TOPKS),
+    "context_length": (None, 8, 16, 32, 64),
+    "small_trees": (False, True),
+    "update_weights": (None, "disk", "tensor"),
+    "sampling": ("none", "target", "rejection", "any"),
+}
+
+
+def allowed(**asked: Any) -> SearchOptions | None:
+    options = SearchOptions(**asked)
+    try:
+        options.check()
+    except InputError:
+        return None
+    return options
+
+
+SINGLE = [{name: value} for name, values in ASKED.items() for value in values[1:]]
+PAIRS = [
+    one | other
+    for one, other in itertools.combinations(SINGLE, 2)
+    if one.keys() != other.keys() and allowed(**one, **other) is not None
+]
+
+
+def drawn(options: SearchOptions, count: int) -> list[Case]:
+    found = []
+    for number in range(count // 4):
+        focus = focus_of(number, **options.held)
+
+        @settings(max_examples=4, database=None, derandomize=True, deadline=None, suppress_health_check=QUIET)
+        @given(options.draws(focus, held=tuple(options.held)))
+        def collect(case: Case) -> None:
+            found.append(case)
+
+        collect()
+    return found
+
+
+@pytest.mark.parametrize("asked", SINGLE, ids=str)
+def test_every_generated_case_has_what_a_single_option_asks_for(asked: dict[str, Any]) -> None:
+    options = allowed(**asked)
+    assert options is not None
+    for case in drawn(options, 48):
+        assert options.unmet(case) == ""
+        check_case(case, "generated")
+
+
+@pytest.mark.slow
+def test_every_generated_case_has_what_two_options_ask_for() -> None:
+    assert len(PAIRS) > 150
+    for asked in PAIRS:
+        options = allowed(**asked)
+        assert options is not None
+        for case in drawn(options, 8):
+            assert options.unmet(case) == "", asked
+            check_case(case, "generated")
+
+
+@settings(deadline=None, max_examples=300, suppress_health_check=QUIET)
+@given(st.fixed_dictionaries({name: st.sampled_from(values) for name, values in ASKED.items()}), st.integers(0, 63), st.data())
+def test_whatever_is_asked_for_is_refused_or_held(asked: dict[str, Any], number: int, data: st.DataObject) -> None:
+    options = allowed(**asked)
+    assume(options is not None)
+    assert options is not None
+    case = data.draw(options.draws(focus_of(number, **options.held), held=tuple(options.held)))
+    assert options.unmet(case) == ""
+    check_case(case, "generated")
+
+
+def test_what_a_case_lacks_is_named() -> None:
+    [case, *_] = drawn(SearchOptions(topk=1), 4)
+    assert SearchOptions(topk=2).unmet(case) == "--topk 2"
+    assert SearchOptions(small_trees=True).unmet(case) == "--small-trees"
+    assert SearchOptions(sampling="any").unmet(case) == "--sampling any"
+
+
+def test_the_command_that_searches_again_has_all_that_was_typed() -> None:
+    options = SearchOptions(
+        topk=2, small_trees=True, out=Path("a b"), run=RunSpec(kernels="checked", sglang="my tree"), minutes=1.0
+    )
+    assert options.command == (
+        "eagletwin fuzz --seed 0 --topk 2 --minutes 1.0 --small-trees --sglang 'my tree' --kernels checked"
+    )
