@@ -11,6 +11,7 @@ from typing import Annotated
 
 import typer
 
+from eagletwin.harness.commands.acceptance.command import acceptance
 from eagletwin.harness.commands.bench.command import bench
 from eagletwin.harness.commands.bisect.command import bisect
 from eagletwin.harness.commands.check import check
@@ -25,6 +26,8 @@ from eagletwin.harness.commands.models import models
 from eagletwin.harness.commands.prove.command import prove
 from eagletwin.harness.commands.releases.command import releases
 from eagletwin.harness.commands.rules import rules
+from eagletwin.harness.commands.serve import serve
+from eagletwin.harness.commands.train import train
 from eagletwin.harness.core.errors import EXIT_EQUAL, EXIT_USAGE, InputError
 from eagletwin.harness.core.exits import guarded
 
@@ -35,7 +38,7 @@ app = typer.Typer(
     epilog="Exit codes: 0 equal, 1 diverged, 125 cannot tell, 128 and more: usage or harness error.",
 )
 
-for command in (check, fuzz, prove, bisect, diff, judge, kernels, ledger, rules, models, doctor):
+for command in (check, fuzz, prove, bisect, diff, judge, acceptance, serve, kernels, ledger, rules, models, train, doctor):
     app.command()(command)
 for group, name in ((releases, "releases"), (gpu, "gpu"), (bench, "bench")):
     app.add_typer(group, name=name)

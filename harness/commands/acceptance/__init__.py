@@ -1,0 +1,1 @@
+"""`eagletwin acceptance`: the acceptance that a pair deserves, and what a server gives it."""

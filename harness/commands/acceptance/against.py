@@ -1,0 +1,153 @@
+"""`eagletwin acceptance --server`: rounds deserved and rounds used, request by request, and what the losses have in common."""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from eagletwin.harness.core.errors import EXIT_DIVERGED, EXIT_EQUAL, EXIT_UNKNOWN, HarnessError, InputError
+from eagletwin.harness.core.folders import new_run_folder
+from eagletwin.harness.deserved.compare import Compared, compare
+from eagletwin.harness.deserved.conditions import Seen, diagnose
+from eagletwin.harness.deserved.explain import explained_by
+from eagletwin.harness.deserved.follow import Shape
+from eagletwin.harness.deserved.pair import Pair
+from eagletwin.harness.deserved.sending import WAYS, Sent, send
+from eagletwin.harness.deserved.server import Answer, HttpServer, Started
+from eagletwin.harness.deserved.texts import Prompt
+
+from ..options import tell
+from .findings import print_findings
+
+# Of the tokens of an answer to a greedy request, at most this share may be others than the target itself would say: engines
+# compute in another order, and a text goes on with whatever token a near tie gave.
+_OFF = 0.02
+
+
+def against(
+    pair: Pair,
+    prompts: Sequence[Prompt],
+    url: str,
+    *,
+    new_tokens: int,
+    at_once: int,
+    temperature: float,
+    as_json: bool,
+    out: Path,
+) -> int:
+    """Compare; print; return the exit code: 0 if each answer took the rounds that it deserves, 1 if one did not, 125 if nothing
+    can be said."""
+    server = HttpServer(url)
+    started = server.started()
+    shape = shape_of(started)
+    pair.must_draft(shape)
+    if started.rejection_sampling and temperature:
+        raise InputError(
+            "the server accepts by rejection sampling, and --temperature asks it to sample",
+            consequence="its rounds are then an expectation, and not decided by the text",
+            remedy="leave --temperature out",
+        )
+    folder = new_run_folder(out, "acceptance")
+    sampling: dict[str, object] = {"temperature": temperature, "ignore_eos": False}
+    seen, off, why = _ask(pair, prompts, server, shape, folder, new_tokens=new_tokens, at_once=at_once, sampling=sampling)
+    tokens = sum(len(one.sent.answer.tokens) for one in seen)
+    strange = not temperature and off > _OFF * max(tokens, 1)
+    rounds = sum(one.compared.used for one in seen)
+    diagnosis = diagnose(seen, started)
+    status = EXIT_EQUAL
+    if any(not one.compared.equal for one in seen):
+        status = EXIT_DIVERGED
+    if why or strange or not rounds:
+        status = EXIT_UNKNOWN if status == EXIT_EQUAL or strange else status
+    betrayed = [] if strange else explained_by(pair, shape, seen)
+    facts = _facts(seen, diagnosis.condition, started, off, status) | {"as_if": [mistake.name for mistake in betrayed]}
+    (folder / "acceptance.json").write_bytes(msgspec.json.encode(facts))
+    if as_json:
+        print((folder / "acceptance.json").read_text(encoding="utf-8"))
+    else:
+        print_findings(
+            seen, diagnosis, started, status, draft=pair.draft, betrayed=betrayed, off=off if strange else 0, why=why
+        )
+        print(f"  folder: {folder}")
+    return status
+
+
+def shape_of(started: Started) -> Shape:
+    """What the server drafts in a round. Raises InputError where it does not say, and for what is no EAGLE."""
+    if started.algorithm.upper() not in ("EAGLE", "EAGLE3", "NEXTN") or not started.num_steps:
+        raise InputError(
+            f"the server drafts by {started.algorithm}, with {started.num_steps or 'no number of'} steps",
+            consequence="the reference does not know what it drafts",
+            remedy="ask a server with --speculative-algorithm EAGLE or EAGLE3",
+        )
+    return Shape(started.num_steps, started.topk, started.num_draft_tokens)
+
+
+def _ask(
+    pair: Pair,
+    prompts: Sequence[Prompt],
+    server: HttpServer,
+    shape: Shape,
+    folder: Path,
+    *,
+    new_tokens: int,
+    at_once: int,
+    sampling: dict[str, object],
+) -> tuple[list[Seen], int, str]:
+    """Answers beside what they deserve; tokens that the target would not say; and why it ended early, if it did."""
+    known: dict[Answer, Compared] = {}
+    seen: list[Seen] = []
+    off, why = 0, ""
+    with (folder / "answers.jsonl").open("ab", buffering=0) as file:
+
+        def kept(sent: Sent) -> None:
+            file.write(
+                msgspec.json.encode({"prompt": sent.number, "way": sent.way, **msgspec.to_builtins(sent.answer)}) + b"\n"
+            )
+
+        asked = send(
+            server,
+            [prompt.ids for prompt in prompts],
+            new_tokens,
+            at_once=at_once,
+            sampling=sampling,
+            kept=kept,
+        )
+        try:
+            for sent in asked:
+                text, begin = (*sent.answer.prompt, *sent.answer.tokens), len(sent.answer.prompt)
+                read = pair.read(text)
+                off += int((read.lead[begin - 1 : -1] > pair.tie).sum())
+                # the same answer is told again and again, and compared once
+                key = msgspec.structs.replace(sent.answer, cached=0)
+                known[key] = known.get(key) or compare(pair, shape, sent.answer, read)
+                seen.append(Seen(sent, known[key]))
+                if len(seen) % 10 == 0:
+                    tell(f"{len(seen)} of {len(WAYS) * len(prompts)} answers")
+        except HarnessError as error:
+            if not seen:
+                raise
+            why = str(error)
+    return seen, off, why
+
+
+def _facts(seen: Sequence[Seen], condition: str, started: Started, off: int, status: int) -> dict[str, Any]:
+    return {
+        "server": started,
+        "exit_code": status,
+        "condition": condition,
+        "off_target": off,
+        "answers": [
+            {
+                "prompt": one.sent.number,
+                "way": one.sent.way,
+                "tokens": len(one.sent.answer.tokens),
+                "cached": one.sent.answer.cached,
+                "deserved": [one.compared.deserved.fewest, one.compared.deserved.most],
+                "used": one.compared.used,
+                "wrong": one.compared.wrong,
+            }
+            for one in seen
+        ],
+    }

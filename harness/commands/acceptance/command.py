@@ -1,0 +1,152 @@
+"""`eagletwin acceptance`: the acceptance that a pair deserves, and what a server gives it."""
+
+import os
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from eagletwin.harness.core.errors import EXIT_EQUAL, EXIT_UNKNOWN, InputError
+
+from ..options import DEFAULT_RUNS, Runs, must_have_cuda, tell
+from .typed import (
+    AsJson,
+    AtOnce,
+    Device,
+    Draft,
+    DraftTokens,
+    HeadType,
+    Limit,
+    NewTokens,
+    Prompts,
+    ServerUrl,
+    Steps,
+    Target,
+    TargetType,
+    Temperature,
+    Topk,
+    ToPlot,
+)
+
+if TYPE_CHECKING:
+    from eagletwin.harness.deserved.follow import Shape
+    from eagletwin.harness.deserved.pair import Pair
+    from eagletwin.harness.deserved.texts import Prompt
+
+NUM_STEPS = 3
+
+
+def acceptance(
+    target: Target,
+    draft: Draft,
+    prompts: Prompts,
+    limit: Limit = 1000,
+    new_tokens: NewTokens = 128,
+    target_dtype: TargetType = "auto",
+    head_dtype: HeadType = "float64",
+    device: Device = "cpu",
+    num_steps: Steps = None,
+    topk: Topk = None,
+    num_draft_tokens: DraftTokens = None,
+    server: ServerUrl = "",
+    at_once: AtOnce = 8,
+    temperature: Temperature = 0.0,
+    plot: ToPlot = None,
+    as_json: AsJson = False,
+    out: Runs = DEFAULT_RUNS,
+) -> int:
+    """Say what acceptance a target and its draft deserve; with --server, whether a running SGLang gives it to them."""
+    if server and (num_steps or topk or num_draft_tokens):
+        raise InputError(
+            "--server was given, and --num-steps, --topk or --num-draft-tokens",
+            consequence="a server drafts as it was started, so the option would say nothing",
+            remedy="leave the option out: the server is asked",
+        )
+    if temperature and not server:
+        raise InputError(
+            "--temperature was given without --server",
+            consequence="nobody samples: the texts are given, or what the target says greedily",
+            remedy="give --server, or leave it out",
+        )
+    shape = None if server else _shape(num_steps, topk, num_draft_tokens)
+    if plot is not None:
+        from .plot import must_draw
+
+        must_draw(plot)
+    if device == "cuda":
+        must_have_cuda()
+    os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # threads that wait for each other's small products burn a core each
+    import torch
+
+    from eagletwin.harness.deserved.checkpoint import checkpoint
+    from eagletwin.harness.deserved.pair import load_pair
+    from eagletwin.harness.deserved.texts import read_prompts
+
+    asked = read_prompts(prompts, checkpoint(target), limit)
+    with torch.device(device):
+        pair = load_pair(target, draft, target_dtype, device, getattr(torch, head_dtype))
+        if shape is not None:
+            return _deserved(pair, shape, asked, new_tokens, plot, as_json)
+        from .against import against
+
+        return against(
+            pair, asked, server, new_tokens=new_tokens, at_once=at_once, temperature=temperature, as_json=as_json, out=out
+        )
+
+
+def _shape(num_steps: int | None, topk: int | None, num_draft_tokens: int | None) -> "Shape":
+    from eagletwin.harness.deserved.follow import Shape
+    from eagletwin.reference.sizes import count_candidates
+
+    steps, width = num_steps or NUM_STEPS, topk or 1
+    if width == 1:
+        if num_draft_tokens not in (None, steps + 1):
+            raise InputError(
+                f"--num-draft-tokens {num_draft_tokens} was given for a chain of {steps} steps",
+                consequence=f"a chain has {steps + 1} tokens, the root counted",
+                remedy="leave it out, or give --topk",
+            )
+        return Shape(steps, 1, steps + 1)
+    most = count_candidates(width, steps) + 1
+    if num_draft_tokens is None or not steps < num_draft_tokens <= most:
+        raise InputError(
+            f"a tree of topk {width} and num_steps {steps} has {steps + 1} to {most} nodes, and --num-draft-tokens says "
+            f"{num_draft_tokens or 'nothing'}",
+            consequence="it is not known which nodes are verified",
+            remedy="give --num-draft-tokens as the server has it (--speculative-num-draft-tokens)",
+        )
+    return Shape(steps, width, num_draft_tokens)
+
+
+def _deserved(pair: "Pair", shape: "Shape", prompts: "list[Prompt]", new_tokens: int, plot: Path | None, as_json: bool) -> int:
+    from eagletwin.harness.deserved.explain import better_read_as
+    from eagletwin.harness.deserved.figures import Text, figures
+    from eagletwin.harness.deserved.walk import walk
+
+    from .report import print_figures
+
+    pair.must_draft(shape)
+    texts: list[Text] = []
+    kept: list[tuple[list[int], int]] = []
+    layout = off = 0
+    for number, prompt in enumerate(prompts, 1):
+        after = prompt.completion
+        tokens = [*prompt.ids, *(pair.target.greedy(prompt.ids, new_tokens) if after is None else after)]
+        if len(tokens) < len(prompt.ids) + 2:
+            continue  # the prefill emits the only token: nothing is drafted
+        read, begin = pair.read(tokens), len(prompt.ids)
+        off += int((read.lead[begin - 1 : -1] > pair.tie).sum())
+        kept.append((tokens, begin))
+        texts.append(Text(begin, pair.follow(tokens, read.hidden, shape)))
+        declared = pair.follow_layout(tokens, read.hidden, shape, begin)
+        layout += 0 if declared is None else walk(declared, begin).rounds
+        if number % 10 == 0:
+            tell(f"{number} of {len(prompts)} texts")
+    if not texts:
+        print("CANNOT TELL  no text goes on for two tokens behind its prompt, so nothing is drafted in it")
+        return EXIT_UNKNOWN
+    found = figures(texts, shape.num_steps)
+    if plot is not None:
+        from .plot import draw
+
+        draw(found, plot)
+    print_figures(found, shape, layout=layout, off=off, better=better_read_as(pair, shape, kept), as_json=as_json)
+    return EXIT_EQUAL

@@ -1,0 +1,49 @@
+"""`eagletwin train`: a real, trained target with three drafts, for whatever depends on how many drafts are accepted."""
+
+import os
+from dataclasses import replace
+from pathlib import Path
+from typing import Annotated, Literal
+
+import typer
+
+from eagletwin.harness.core.errors import EXIT_EQUAL
+from eagletwin.harness.deserved.train.settings import SIZES, Size
+
+from .options import tell
+
+
+def train(
+    folder: Annotated[
+        Path | None,
+        typer.Argument(
+            metavar="FOLDER",
+            help="Empty folder to write the pair into. Without it, the pair is kept in the cache and made only once.",
+            show_default=False,
+        ),
+    ] = None,
+    size: Annotated[
+        Size,
+        typer.Option(
+            help="Target of 0.8 million parameters (minutes on two cores), 4.6 million, or 52 million (for a GPU).",
+        ),
+    ] = "tiny",
+    device: Annotated[Literal["cpu", "cuda"], typer.Option(help="Where it is trained.")] = "cpu",
+    seed: Annotated[int, typer.Option(metavar="N", min=0, help="Seed of all that is drawn.")] = 0,
+) -> int:
+    """Train a small byte-level Llama and three drafts of it, and print where their checkpoints are.
+
+    The drafts are an EAGLE head, an EAGLE-3 head and an MTP draft of three layers. The text is Python's own library, so nothing
+    is downloaded. The file pair.json says how good they are. Tokens are bytes: a server needs --skip-tokenizer-init.
+    """
+    # Read when torch is loaded. Its threads meet hundreds of times a step, and where other programs run too, threads that wait
+    # busily take five times as long.
+    os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+    from eagletwin.harness.deserved.train.cached import cached_pair, new_pair
+    from eagletwin.harness.deserved.train.pair import PARTS
+
+    settings = replace(SIZES[size], seed=seed)
+    found = cached_pair(settings, device, tell) if folder is None else new_pair(settings, device, folder, tell)
+    for part in PARTS:
+        print(f"{part:7} {found / part}")
+    return EXIT_EQUAL

@@ -1,0 +1,71 @@
+"""Rounds deserved and rounds used, of one answer: equal, or from which token on an engine lost a round."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from .follow import Followed, Shape
+from .pair import Pair
+from .server import Answer
+from .target import Read
+from .walk import Walk, walk
+
+
+@dataclass(frozen=True, slots=True)
+class Wrong:
+    """A round that accepted another number of drafts than the head makes possible.
+
+    committed  M of the round: the text x[0..M] was committed before it
+    used       drafts that it accepted
+    deserved   what it should have accepted: more than one number where a near tie leaves it open
+    """
+
+    committed: int
+    used: int
+    deserved: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Compared:
+    """One answer beside what the pair deserves.
+
+    deserved  the rounds of the text that came back, as SGLang's layout of drafted rows has it
+    right     the rounds that the text needs where a node attends to its ancestors, and no row keeps a draft that was refused
+    used      rounds that the engine counts
+    told      whether the stream told where each round began
+    wrong     rounds that accepted another number than they may, in order
+    """
+
+    deserved: Walk
+    right: int
+    used: int
+    told: bool
+    wrong: tuple[Wrong, ...]
+
+    @property
+    def equal(self) -> bool:
+        """Whether each round accepted what it may; where they are not told, whether there were as many as may be."""
+        return not self.wrong if self.told else self.deserved.fewest <= self.used <= self.deserved.most
+
+
+def compare(pair: Pair, shape: Shape, answer: Answer, read: Read) -> Compared:
+    """read: what the target makes of the prompt and what was emitted."""
+    text, begin = (*answer.prompt, *answer.tokens), len(answer.prompt)
+    right = pair.follow(text, read.hidden, shape)
+    own = pair.follow_layout(text, read.hidden, shape, begin) or right
+    made = own
+    if pair.draft.layers > 1 and answer.starts is not None:  # what is proposed depends on the rounds before
+        made = pair.follow_layout(text, read.hidden, shape, begin, answer.starts) or right
+    wrong = _wrong(answer.starts, made) if answer.starts else ()
+    return Compared(walk(own, begin), walk(right, begin).rounds, answer.rounds, answer.starts is not None, wrong)
+
+
+def _wrong(starts: Sequence[int], followed: Followed) -> tuple[Wrong, ...]:
+    last = len(followed.agrees) - 1
+    found = []
+    for start, end in zip(starts, [*starts[1:], last], strict=True):
+        used = end - start - 1
+        # The last round drafts past the end of the text, and only what lies in it is told.
+        deserved = tuple(sorted({min(count, last - start - 1) for count in followed.possible(start)}))
+        if used not in deserved:
+            found.append(Wrong(start, used, deserved))
+    return tuple(found)

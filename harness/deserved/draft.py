@@ -1,0 +1,169 @@
+"""The heads of a draft checkpoint, as the reference computes with them, and which states of the target they consume.
+
+What SGLang shares with the target is shared here: the embedding always, the LM head of EAGLE-1/2 and MTP heads, and that of an
+EAGLE-3 head which has none.
+"""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from eagletwin.harness.core.errors import InputError
+from eagletwin.reference.eagle import EagleHead, Head
+from eagletwin.reference.eagle3 import Eagle3Head, proposed_tokens
+from eagletwin.reference.llama import Weights
+
+from .checkpoint import Checkpoint
+
+# Which states a draft consumes: behind the target's final norm, in front of it, or what these layers (from 0) hand on.
+States = Literal["post_norm", "pre_norm"] | tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Shared:
+    """What the target lends to a draft: embedding [V, H] and lm_head [V, H], and how many layers it has."""
+
+    embedding: Tensor
+    lm_head: Tensor
+    num_layers: int
+
+
+@dataclass(frozen=True, slots=True)
+class DraftModel:
+    """A draft as the reference runs it.
+
+    algorithm  which head it is, by SGLang's name; MTP: one head a step
+    heads      by layer; a single one drafts on by itself
+    reads      which states of the target the rows consume
+    chained    MTP: a layer consumes the state of the layer below
+    """
+
+    algorithm: Literal["EAGLE", "EAGLE3", "MTP"]
+    heads: tuple[Head, ...]
+    reads: States
+    chained: bool = False
+
+    @property
+    def layers(self) -> int:
+        """Steps that it can draft: of an MTP draft, its layers; of a single head, any number (0)."""
+        return len(self.heads) if self.algorithm == "MTP" else 0
+
+
+def read_draft(checkpoint: Checkpoint, shared: Shared, dtype: torch.dtype = torch.float64) -> DraftModel:
+    """The draft of a checkpoint, in `dtype` and on the target's device.
+
+    Raises InputError for an architecture that the reference does not know, and for tensors that are missing or of another
+    shape.
+    """
+    reader = READERS.get(checkpoint.architecture)
+    if reader is None:
+        raise InputError(
+            f"{checkpoint.folder} is a draft of architecture {checkpoint.architecture}, which the reference does not know",
+            consequence="nothing is known of this pair",
+            remedy="name a draft with one of: " + ", ".join(sorted(READERS)),
+        )
+    shared = replace(shared, embedding=shared.embedding.to(dtype), lm_head=shared.lm_head.to(dtype))
+    device = shared.embedding.device
+    tensors = {
+        name.removeprefix("model."): tensor.to(device, dtype if tensor.is_floating_point() else tensor.dtype)
+        for name, tensor in checkpoint.tensors.items()
+    }
+    try:
+        return reader(checkpoint, tensors, shared)
+    except KeyError as error:
+        raise InputError(
+            f"{checkpoint.folder} calls itself {checkpoint.architecture} and has no tensor {error.args[0]}",
+            consequence="the head cannot be computed",
+            remedy="see whether the checkpoint is complete, and of the architecture that its config.json names",
+        ) from error
+
+
+def _eagle(checkpoint: Checkpoint, tensors: Weights, shared: Shared) -> DraftModel:
+    _fits(checkpoint, "fc.weight", tensors["fc.weight"], 2 * shared.embedding.shape[1])
+    return DraftModel("EAGLE", (EagleHead(tensors, checkpoint.shape, shared.embedding, shared.lm_head),), "post_norm")
+
+
+def _eagle3(checkpoint: Checkpoint, tensors: Weights, shared: Shared) -> DraftModel:
+    config = checkpoint.config
+    said = config.get("eagle_config") or {}
+    layers = said.get("eagle_aux_hidden_state_layer_ids")
+    reads = tuple(layers) if layers else default_layers(shared.num_layers)
+    weights = {modern(name): tensor for name, tensor in tensors.items()}
+    if not (said.get("norm_before_fc", config.get("norm_before_fc"))):
+        weights.pop("input_norm.weight", None)
+    if not (config.get("fc_norm") or config.get("use_aux_norm")):
+        weights = {name: tensor for name, tensor in weights.items() if not name.startswith("fc_norm.")}
+    if config.get("tie_word_embeddings"):
+        weights["lm_head.weight"] = shared.embedding
+    elif config.get("draft_vocab_size") is None:
+        weights["lm_head.weight"] = shared.lm_head
+    proposes = torch.arange(len(weights["lm_head.weight"]), device=shared.embedding.device)
+    if "d2t" in weights:
+        proposes = proposed_tokens(weights["d2t"].cpu()).to(proposes.device)
+    _fits(
+        checkpoint,
+        "fc.weight",
+        weights["fc.weight"],
+        len(reads) * (config.get("target_hidden_size") or shared.embedding.shape[1]),
+    )
+    if (
+        len(proposes) != len(weights["lm_head.weight"])
+        or int(proposes.max()) >= len(shared.embedding)
+        or int(proposes.min()) < 0
+    ):
+        raise InputError(
+            f"{checkpoint.folder}: d2t names tokens from {int(proposes.min())} to {int(proposes.max())} for "
+            f"{len(weights['lm_head.weight'])} proposals, and the target has {len(shared.embedding)} tokens",
+            consequence="what the head proposes means nothing",
+            remedy="d2t holds, for each id of the draft, the difference to the target's id",
+        )
+    head = Eagle3Head(weights, checkpoint.shape, shared.embedding, proposes, bool(config.get("norm_output")))
+    return DraftModel("EAGLE3", (head,), reads)
+
+
+def _mtp(checkpoint: Checkpoint, tensors: Weights, shared: Shared) -> DraftModel:
+    layers = sorted({int(name.split(".")[2]) for name in tensors if name.startswith("mtp.layers.")})
+    heads = tuple(
+        EagleHead(_behind(tensors, f"mtp.layers.{layer}."), checkpoint.shape, shared.embedding, shared.lm_head)
+        for layer in layers
+    )
+    if not heads:
+        raise KeyError("model.mtp.layers.0.fc.weight")
+    return DraftModel("MTP", heads, "post_norm", checkpoint.architecture == "Step3p5MTP")
+
+
+def _behind(tensors: Weights, prefix: str) -> dict[str, Tensor]:
+    return {name.removeprefix(prefix): tensor for name, tensor in tensors.items() if name.startswith(prefix)}
+
+
+READERS: Mapping[str, Callable[[Checkpoint, Weights, Shared], DraftModel]] = {
+    "LlamaForCausalLMEagle": _eagle,
+    "Qwen2ForCausalLMEagle": _eagle,
+    "LlamaForCausalLMEagle3": _eagle3,
+    "LlamaForCausalLMMTP": _mtp,
+    "Step3p5MTP": _mtp,
+}
+
+
+def default_layers(num_layers: int) -> tuple[int, ...]:
+    """Layers whose output an EAGLE-3 head consumes if its checkpoint names none: what enters layers 2, n/2 and n - 3."""
+    return (1, num_layers // 2 - 1, num_layers - 4)
+
+
+def modern(name: str) -> str:
+    """A tensor's name as the reference has it: `midlayer`, and a norm a state by its number."""
+    for old, new in (("layers.0.", "midlayer."), ("aux_norm_low", "fc_norm.0"), ("aux_norm_mid", "fc_norm.1")):
+        name = name.replace(old, new)
+    return name.replace("aux_norm_high", "fc_norm.2")
+
+
+def _fits(checkpoint: Checkpoint, name: str, weight: Tensor, width: int) -> None:
+    if weight.shape[1] != width:
+        raise InputError(
+            f"{checkpoint.folder}: {name} takes states of {weight.shape[1]} numbers, and the target hands over {width}",
+            consequence="this draft was not made for this target, or its config.json names other layers than it was trained on",
+            remedy="name the target that the draft was trained with",
+        )

@@ -1,0 +1,72 @@
+"""A target and its draft, both loaded: what is asked of them is how a text goes on, and what is accepted along it."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from eagletwin.harness.core.errors import InputError
+
+from .checkpoint import Checkpoint, checkpoint
+from .draft import DraftModel, read_draft
+from .follow import Followed, Shape, follow_chains
+from .last_fed import follow_last_fed
+from .target import Read, Served, Target
+from .trees import follow_trees
+
+# Two logits may each be off by the bound of a number that a float32 engine computes (judge/bounds.py says why it is that).
+FLOAT32_TIE = 2e-4
+
+
+@dataclass(frozen=True, slots=True)
+class Pair:
+    """A pair in memory, the two checkpoints that it was read from, and how close two logits may be before an engine's precision
+    decides."""
+
+    target: Target
+    draft: DraftModel
+    of_target: Checkpoint
+    of_draft: Checkpoint
+    tie: float = FLOAT32_TIE
+
+    def must_draft(self, shape: Shape) -> None:
+        """Raises InputError for a shape that this draft does not have."""
+        layers = self.draft.layers
+        if layers and (shape.topk > 1 or shape.num_steps > layers):
+            raise InputError(
+                f"the draft has {layers} layers, of which each proposes one token, and num_steps {shape.num_steps} with topk "
+                f"{shape.topk} was asked for",
+                consequence="no engine drafts so with it",
+                remedy=f"ask for at most {layers} steps and topk 1",
+            )
+
+    def read(self, tokens: Sequence[int]) -> Read:
+        """What the target makes of a text."""
+        return self.target.read(tokens, self.draft.reads)
+
+    def follow(self, tokens: Sequence[int], hidden: Tensor, shape: Shape) -> Followed:
+        """Which drafts are accepted along a text, as it should be. hidden: of `read`."""
+        if shape.topk > 1:
+            return follow_trees(self.draft, tokens, hidden, shape, self.tie, "true_tree")
+        return follow_chains(self.draft, tokens, hidden, shape.num_steps, self.tie)
+
+    def follow_layout(
+        self, tokens: Sequence[int], hidden: Tensor, shape: Shape, begin: int, starts: Sequence[int] | None = None
+    ) -> Followed | None:
+        """The same as SGLang's layout of drafted rows has it (DESIGN 3.4, 3.7); None where it makes no difference.
+
+        begin: the first token that was emitted; starts: M of the rounds that an engine made, if they are known.
+        """
+        if shape.topk > 1 and shape.num_steps > 2:
+            return follow_trees(self.draft, tokens, hidden, shape, self.tie, "slot_layout")
+        if self.draft.layers > 1 and shape.num_steps > 1:
+            return follow_last_fed(self.draft, tokens, hidden, begin, shape.num_steps, self.tie, starts)
+        return None
+
+
+def load_pair(target: str, draft: str, served: Served, device: str, dtype: torch.dtype = torch.float64) -> Pair:
+    """The pair of two checkpoints; the head in `dtype`. Raises InputError for checkpoints that are no pair."""
+    of_target, of_draft = checkpoint(target), checkpoint(draft)
+    loaded = Target(of_target, served, device)
+    return Pair(loaded, read_draft(of_draft, loaded.shared, dtype), of_target, of_draft)

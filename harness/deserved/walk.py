@@ -1,0 +1,46 @@
+"""How many rounds a text takes: from M to M + a(M) + 1, until the text ends (DESIGN §10)."""
+
+from dataclasses import dataclass
+
+from .follow import Followed
+
+
+@dataclass(frozen=True, slots=True)
+class Walk:
+    """The rounds that an engine needs which computes as the reference does.
+
+    starts    [R] M of each round, as the reference chooses
+    accepted  [R] drafts accepted in each; the last round drafts past the end of the text, so its number is at most the true one
+    fewest, most  rounds, as near ties go
+    doubts    rounds of `starts` that a near tie leaves open
+    """
+
+    starts: tuple[int, ...]
+    accepted: tuple[int, ...]
+    fewest: int
+    most: int
+    doubts: int
+
+    @property
+    def rounds(self) -> int:
+        """Rounds as the reference chooses."""
+        return len(self.starts)
+
+
+def walk(followed: Followed, begin: int) -> Walk:
+    """The rounds of a text whose token x[begin] was the first that an engine emitted. The prefill emits that one by itself."""
+    last = len(followed.agrees) - 1
+    starts, accepted, committed = [], [], begin
+    while committed < last:
+        starts.append(committed)
+        accepted.append(min(followed.accepted(committed), last - committed - 1))
+        committed += accepted[-1] + 1
+    fewest, most = [0] * (last + 1), [0] * (last + 1)
+    for place in range(last - 1, begin - 1, -1):
+        after = [min(place + count + 1, last) for count in followed.possible(place)]
+        fewest[place] = 1 + min(fewest[next] for next in after)
+        most[place] = 1 + max(most[next] for next in after)
+    doubts = sum(len(followed.possible(start)) > 1 for start in starts)
+    return Walk(
+        tuple(starts), tuple(accepted), fewest[begin] if begin <= last else 0, most[begin] if begin <= last else 0, doubts
+    )

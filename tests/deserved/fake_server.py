@@ -1,0 +1,125 @@
+"""A server that speaks as SGLang's does, and whose target, drafts and rounds are the reference's: healthy, or with a fault."""
+
+import json
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from functools import lru_cache
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import Any
+
+import torch
+
+from eagletwin.harness.families import RECIPES
+from eagletwin.harness.families.weights import model_pair
+from eagletwin.reference.chain import draft_chain
+from eagletwin.reference.llama import target_rows
+
+MODEL, STEPS, CHUNK = "llama-gqa", 3, 16
+INFO: dict[str, Any] = {
+    "version": "0.5.12",
+    "speculative_algorithm": "EAGLE",
+    "speculative_num_steps": STEPS,
+    "speculative_eagle_topk": 1,
+    "speculative_num_draft_tokens": STEPS + 1,
+    "chunked_prefill_size": CHUNK,
+}
+Prompt = tuple[int, ...]
+
+
+@lru_cache(maxsize=256)
+def text_of(prompt: Prompt, count: int) -> tuple[tuple[int, ...], torch.Tensor]:
+    """A prompt with what the target says to it, and the states that the draft consumes."""
+    weights, shape = model_pair(MODEL).reference_target(), RECIPES[MODEL].target
+    tokens = torch.tensor(prompt)
+    for _ in range(count):
+        tokens = torch.cat([tokens, target_rows(weights, shape, tokens).logits[-1:].argmax(-1)])
+    return tuple(tokens.tolist()), target_rows(weights, shape, tokens).hidden
+
+
+class Behaviour:
+    """What is wrong with the server. Each returns or holds what a healthy one does."""
+
+    def __init__(self) -> None:
+        self.info: dict[str, Any] | None = dict(INFO)
+        self.refuses: Callable[[Prompt, int], bool] = lambda prompt, cached: False  # this prompt's rounds accept nothing
+        self.counts = True
+        self.merges = False  # chunks of a stream arrive together
+        self.dies_after = 10**9
+        self.says: Callable[[tuple[int, ...]], tuple[int, ...]] = lambda tokens: tokens
+
+
+class _Handler(BaseHTTPRequestHandler):
+    server: "_Server"
+
+    def log_message(self, *_: object) -> None:
+        pass
+
+    def do_GET(self) -> None:
+        info = self.server.behaviour.info
+        self._send(404 if info is None or self.path != "/server_info" else 200, json.dumps(info).encode())
+
+    def do_POST(self) -> None:
+        if self.path == "/flush_cache":
+            self.server.cached.clear()
+            self._send(200, b"flushed")
+            return
+        asked = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+        self.server.asked += 1
+        self.send_response(200)
+        self.end_headers()
+        if self.server.asked > self.server.behaviour.dies_after:
+            self.wfile.write(b'data: {"output_ids": [1], "meta_info": {"completion_tokens": 1, "finish_reason": null}}\n\n')
+            return
+        for event in self.server.answer(tuple(asked["input_ids"]), asked["sampling_params"]["max_new_tokens"]):
+            self.wfile.write(b"data: " + json.dumps(event).encode() + b"\n\n")
+        self.wfile.write(b"data: [DONE]\n\n")
+
+    def _send(self, code: int, body: bytes) -> None:
+        self.send_response(code)
+        self.send_header("Content-Length", str(len(body)))
+        self.end_headers()
+        self.wfile.write(body)
+
+
+class _Server(ThreadingHTTPServer):
+    def __init__(self, behaviour: Behaviour) -> None:
+        super().__init__(("127.0.0.1", 0), _Handler)
+        self.behaviour, self.cached, self.asked = behaviour, set[Prompt](), 0
+
+    def answer(self, prompt: Prompt, count: int) -> Iterator[dict[str, Any]]:
+        text, hidden = text_of(prompt, count)
+        cached = len(prompt) - 1 if prompt in self.cached else 0
+        self.cached.add(prompt)
+        head, committed, sent, rounds = model_pair(MODEL).reference_head(RECIPES[MODEL]), len(prompt), [1], 0
+        while committed < len(text) - 1:
+            drafted = draft_chain(head, torch.tensor(text[: committed + 1]), hidden, STEPS).drafted.tolist()
+            accepted = 0
+            while accepted < STEPS and drafted[accepted : accepted + 1] == list(text[committed + 1 :][accepted : accepted + 1]):
+                accepted += 1
+            if self.behaviour.refuses(prompt, cached):
+                accepted = 0
+            committed, rounds = min(committed + accepted + 1, len(text) - 1), rounds + 1
+            sent.append(committed + 1 - len(prompt))
+        emitted = self.behaviour.says(text[len(prompt) :])
+        for number in sent[-1:] if self.behaviour.merges else sent:
+            meta: dict[str, Any] = {"completion_tokens": number, "cached_tokens": cached, "finish_reason": None}
+            if number == sent[-1]:
+                meta["finish_reason"] = {"type": "length"}
+                if self.behaviour.counts:
+                    meta["spec_verify_ct"] = rounds
+            yield {"output_ids": list(emitted[:number]), "meta_info": meta}
+
+
+@contextmanager
+def serving(behaviour: Behaviour) -> Iterator[str]:
+    """The address of such a server, for as long as it is needed."""
+    server = _Server(behaviour)
+    thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01}, daemon=True)
+    thread.start()
+    try:
+        yield f"http://127.0.0.1:{server.server_port}"
+    finally:
+        server.shutdown()
+        server.server_close()
+        thread.join()

@@ -1,0 +1,158 @@
+"""`eagletwin acceptance --server`, against a server with a known fault: its verdict, its condition, the bug that it names."""
+
+import json
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from eagletwin.harness.cli.main import typed
+from eagletwin.harness.core.exits import guarded
+from eagletwin.harness.families.store import checkpoints
+
+from .fake_server import CHUNK, MODEL, Behaviour, serving
+
+pytestmark = pytest.mark.slow  # transformers is imported
+
+SIZES = (3, 7, 12, 21, 30)
+
+
+@dataclass(frozen=True)
+class Done:
+    """What a command left behind."""
+
+    returncode: object
+    stdout: str
+    stderr: str
+
+
+Run = Callable[..., Done]
+
+
+@pytest.fixture
+def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Run:
+    """Runs the command against such a server, in this process: the import of transformers takes seconds."""
+    monkeypatch.chdir(tmp_path)
+    prompts = tmp_path / "prompts.jsonl"
+    prompts.write_text("".join(json.dumps({"input_ids": [3 + (n * i) % 90 for i in range(n)]}) + "\n" for n in SIZES))
+    target, draft = map(str, checkpoints(MODEL))
+
+    def run(behaviour: Behaviour, *more: str) -> Done:
+        with serving(behaviour) as url:
+            words = ["--target", target, "--draft", draft, "--prompts", str(prompts), "--new-tokens", "16", "--server", url]
+            code = guarded(lambda: typed(["acceptance", *words, *more]))
+        return Done(code, *capsys.readouterr())
+
+    return run
+
+
+def broken(change: Callable[[Behaviour], None]) -> Behaviour:
+    behaviour = Behaviour()
+    change(behaviour)
+    return behaviour
+
+
+def test_a_healthy_server_is_equal(run: Run) -> None:
+    done = run(Behaviour())
+    assert done.returncode == 0, done
+    assert done.stdout.startswith(f"EQUAL  {3 * len(SIZES)} answers")
+
+
+def test_merged_chunks_are_judged_by_their_count(run: Run) -> None:
+    def change(behaviour: Behaviour) -> None:
+        behaviour.merges = True
+
+    assert run(broken(change)).returncode == 0
+
+
+def test_a_loss_in_long_prompts_names_their_condition_and_the_bug(run: Run, tmp_path: Path) -> None:
+    def change(behaviour: Behaviour) -> None:
+        behaviour.refuses = lambda prompt, cached: len(prompt) > CHUNK
+
+    done = run(broken(change))
+    assert done.returncode == 1, done
+    assert done.stdout.startswith("DIVERGED")
+    assert "with prompts longer than a chunk alone" in done.stdout
+    assert "26329" in done.stdout
+    assert "in this release" in done.stdout
+    assert "25015" not in done.stdout
+    (folder,) = (tmp_path / "eagletwin-runs").iterdir()
+    facts = json.loads((folder / "acceptance.json").read_text())
+    assert facts["condition"] == "prompts longer than a chunk"
+    assert {answer["prompt"] for answer in facts["answers"] if answer["wrong"]} == {3, 4}
+
+
+def test_a_loss_behind_a_prefix_hit_is_told_from_others(run: Run) -> None:
+    def change(behaviour: Behaviour) -> None:
+        behaviour.refuses = lambda prompt, cached: cached > 0
+
+    done = run(broken(change))
+    assert done.returncode == 1, done
+    assert "with prefix hits alone" in done.stdout
+    assert "10846" in done.stdout
+
+
+def test_a_loss_everywhere_is_one_everywhere(run: Run) -> None:
+    def change(behaviour: Behaviour) -> None:
+        behaviour.refuses = lambda prompt, cached: True
+
+    done = run(broken(change))
+    assert done.returncode == 1, done
+    assert "under every condition" in done.stdout
+    assert "25015" in done.stdout
+
+
+def test_a_server_that_dies_leaves_what_was_measured(run: Run, tmp_path: Path) -> None:
+    def change(behaviour: Behaviour) -> None:
+        behaviour.dies_after = 4
+
+    done = run(broken(change))
+    assert done.returncode == 125, done
+    assert "what was measured before is kept" in done.stdout
+    (folder,) = (tmp_path / "eagletwin-runs").iterdir()
+    assert len((folder / "answers.jsonl").read_text().splitlines()) == 4
+    assert len(json.loads((folder / "acceptance.json").read_text())["answers"]) == 4
+
+
+def test_answers_of_another_target_are_no_verdict(run: Run) -> None:
+    def change(behaviour: Behaviour) -> None:
+        behaviour.says = lambda tokens: tuple((token + 1) % 90 for token in tokens)
+
+    done = run(broken(change))
+    assert done.returncode == 125, done
+    assert "this target does not say" in done.stdout
+
+
+def no_info(behaviour: Behaviour) -> None:
+    behaviour.info = None
+
+
+def no_speculation(behaviour: Behaviour) -> None:
+    behaviour.info = {**(behaviour.info or {}), "speculative_algorithm": None}
+
+
+def another_algorithm(behaviour: Behaviour) -> None:
+    behaviour.info = {**(behaviour.info or {}), "speculative_algorithm": "NGRAM"}
+
+
+def no_counts(behaviour: Behaviour) -> None:
+    behaviour.counts = False
+
+
+@pytest.mark.parametrize(
+    ("change", "code", "said"),
+    [
+        (no_info, 128, "not as an SGLang server does"),
+        (no_speculation, 128, "without speculative decoding"),
+        (another_algorithm, 128, "drafts by NGRAM"),
+        (no_counts, 129, "counts no verify rounds"),
+    ],
+)
+def test_a_server_that_cannot_be_compared_says_why(run: Run, change: Callable[[Behaviour], None], code: int, said: str) -> None:
+    done = run(broken(change))
+    assert done.returncode == code, done
+    assert said in done.stderr
+    assert "  so:  " in done.stderr
+    assert "  try: " in done.stderr
+    assert "Traceback" not in done.stderr

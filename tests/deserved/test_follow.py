@@ -1,0 +1,132 @@
+"""Which drafts are accepted along a text, and how many rounds that makes."""
+
+import numpy as np
+import pytest
+import torch
+
+from eagletwin.harness.deserved.checkpoint import Checkpoint
+from eagletwin.harness.deserved.draft import DraftModel, Shared, read_draft
+from eagletwin.harness.deserved.follow import EITHER, NO, YES, Followed, Shape, agreement, follow_chains
+from eagletwin.harness.deserved.last_fed import follow_last_fed
+from eagletwin.harness.deserved.trees import follow_trees
+from eagletwin.harness.deserved.walk import walk
+from eagletwin.harness.families import RECIPES
+from eagletwin.harness.families.store import checkpoints
+from eagletwin.harness.families.weights import model_pair
+from eagletwin.reference.chain import draft_chain
+from eagletwin.reference.growth import View, draft_tree, select
+from eagletwin.reference.llama import target_rows
+from eagletwin.reference.mtp import draft_extend
+from eagletwin.reference.tree import tree_parents
+
+TIE = 2e-4
+SINGLE = sorted(name for name in RECIPES if not RECIPES[name].mtp_layers)
+
+
+def draft_of(name: str) -> DraftModel:
+    pair = model_pair(name)
+    lent = (pair.target["model.embed_tokens.weight"].double(), pair.target["lm_head.weight"].double())
+    return read_draft(Checkpoint(checkpoints(name)[1]), Shared(*lent, RECIPES[name].target.num_layers))
+
+
+def greedy(name: str, length: int, seed: int) -> tuple[list[int], torch.Tensor]:
+    """A text whose last tokens are the target's own, and the states that the draft consumes."""
+    recipe, weights = RECIPES[name], model_pair(name).reference_target()
+    tokens = torch.randint(0, recipe.target.vocab_size, (5,), generator=torch.Generator().manual_seed(seed))
+    while len(tokens) < length:
+        tokens = torch.cat([tokens, target_rows(weights, recipe.target, tokens).logits[-1:].argmax(-1)])
+    return tokens.tolist(), target_rows(weights, recipe.target, tokens).hidden
+
+
+@pytest.mark.parametrize("name", SINGLE)
+def test_a_chain_is_accepted_as_far_as_the_drafts_are_the_text(name: str) -> None:
+    tokens, hidden = greedy(name, 24, seed=1)
+    followed, head = follow_chains(draft_of(name), tokens, hidden, 3, TIE), model_pair(name).reference_head(RECIPES[name])
+    for committed in range(1, len(tokens) - 1):
+        drafted = draft_chain(head, torch.tensor(tokens[: committed + 1]), hidden, 3).drafted.tolist()
+        after, accepted = tokens[committed + 1 :], 0
+        while accepted < min(3, len(after)) and drafted[accepted] == after[accepted]:
+            accepted += 1
+        assert followed.accepted(committed) == accepted
+        assert accepted in followed.possible(committed)
+
+
+@pytest.mark.parametrize("view", ["true_tree", "slot_layout"])
+@pytest.mark.parametrize(("topk", "num_steps", "nodes"), [(2, 3, 7), (4, 4, 8), (3, 1, 3)])
+@pytest.mark.parametrize("name", ["llama-tiny", "llama-eagle3"])
+def test_a_tree_is_accepted_as_far_as_the_text_lies_in_it(name: str, topk: int, num_steps: int, nodes: int, view: View) -> None:
+    tokens, hidden = greedy(name, 20, seed=2)
+    head = model_pair(name).reference_head(RECIPES[name])
+    followed = follow_trees(draft_of(name), tokens, hidden, Shape(num_steps, topk, nodes), TIE, view)
+    lengths = set()
+    for committed in range(1, len(tokens) - 1):
+        growth = draft_tree(head, torch.tensor(tokens[: committed + 1]), hidden, topk, num_steps, view)
+        selected, drafted = select(growth.logits, growth.expanded, topk, nodes - 1)
+        parents, node, accepted = tree_parents(selected, topk, growth.expanded.flatten().tolist()), 0, 0
+        for token in tokens[committed + 1 :]:
+            children = [n for n, parent in enumerate(parents) if parent == node and drafted[n - 1] == token and n]
+            if not children:
+                break
+            node, accepted = children[0], accepted + 1
+        assert followed.accepted(committed) == accepted
+        assert accepted in followed.possible(committed)
+        lengths.add(accepted)
+    assert len(lengths) > 1
+
+
+@pytest.mark.parametrize("name", ["llama-mtp", "llama-mtp-chain"])
+def test_layers_are_followed_as_each_extend_by_itself(name: str) -> None:
+    tokens, hidden = greedy(name, 24, seed=3)
+    heads, chained = model_pair(name).reference_heads(RECIPES[name]), RECIPES[name].chained
+    followed = follow_chains(draft_of(name), tokens, hidden, 4, TIE)
+    for committed in range(1, len(tokens) - 1):
+        layers = draft_extend(heads, chained, torch.tensor(tokens[: committed + 1]), hidden, range(committed), [None] * 4)
+        drafted = [int(rows.logits[-1].argmax()) for rows in layers]
+        after, accepted = tokens[committed + 1 :], 0
+        while accepted < min(4, len(after)) and drafted[accepted] == after[accepted]:
+            accepted += 1
+        assert followed.accepted(committed) == accepted
+
+
+def test_where_every_draft_is_right_no_row_keeps_a_wrong_one() -> None:
+    """Then the layout and what is right are one, round by round."""
+    name = "llama-mtp"
+    tokens, hidden = greedy(name, 30, seed=4)
+    draft = draft_of(name)
+    right, layout = follow_chains(draft, tokens, hidden, 2, TIE), follow_last_fed(draft, tokens, hidden, 5, 2, TIE, None)
+    committed = 5
+    while right.accepted(committed) == 2 and committed < len(tokens) - 3:
+        assert layout.accepted(committed) == 2
+        committed += 3
+    assert layout.accepted(committed) == right.accepted(committed)
+
+
+def test_a_close_choice_may_go_either_way_and_no_other() -> None:
+    logits = torch.tensor([[1.0, 0.9999, 0.0], [1.0, 0.5, 0.0], [1.0, 0.5, 0.0], [0.5, 0.49995, 1.0], [1.0, -torch.inf, 0.0]])
+    agrees, chosen = agreement(logits, torch.tensor([1, 0, 1, 0, 1]), tie=2e-4)
+    assert agrees.tolist() == [EITHER, YES, NO, NO, NO]
+    assert chosen.tolist() == [NO, YES, NO, NO, NO]
+
+
+def followed(*rows: str) -> Followed:
+    """Rows M = 0.. of what is accepted, a letter a depth: y, n, e."""
+    agrees = np.array([["nye".index(letter) for letter in row] for row in rows])
+    return Followed(agrees, np.where(agrees == EITHER, NO, agrees))
+
+
+def test_a_text_decides_its_rounds() -> None:
+    """x[1] was emitted first: from 1 two are accepted, from 4 none, from 5 one and the text is over."""
+    found = walk(followed("nn", "yy", "nn", "nn", "ny", "yn", "nn", "nn"), 1)
+    assert (found.starts, found.accepted, found.fewest, found.most) == ((1, 4, 5), (2, 0, 1), 3, 3)
+
+
+def test_near_ties_make_a_band() -> None:
+    """From 1 none, one or two may be accepted; from 2 and 3 none."""
+    found = walk(followed("nn", "ee", "nn", "nn", "nn", "nn"), 1)
+    assert (found.fewest, found.most, found.doubts) == (2, 4, 1)
+    assert found.rounds == 4  # as the reference chooses: none
+
+
+def test_a_text_of_one_token_needs_no_round() -> None:
+    found = walk(followed("nn", "nn"), 1)
+    assert (found.rounds, found.fewest, found.most) == (0, 0, 0)
