@@ -222,5 +222,7 @@ def test_what_is_no_repository_and_what_is_no_commit_is_refused(tmp_path: Path) 
         ends_of(repository, "--help", "main")
     with pytest.raises(InputError, match="one commit"):
         ends_of(repository, "main", "HEAD")
-    with pytest.raises(InputError):
-        ends_of(tmp_path / "runs", "main", "main~1")
+    (tmp_path / "plain").mkdir()
+    for folder, word in (("plain", "not a git repository"), ("nowhere", "No such file or directory")):
+        with pytest.raises(InputError, match=f"git rev-parse in {tmp_path / folder}: .*{word}"):
+            ends_of(tmp_path / folder, "main", "main~1")
