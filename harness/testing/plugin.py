@@ -6,6 +6,7 @@ are imported when a test asks for the fixture.
         eagletwin.check(case)
 """
 
+import inspect
 import os
 import re
 import sys
@@ -177,7 +178,7 @@ _IDLE_CHANGES = "If that is as it should be: @pytest.mark.eagletwin(idle_changes
 
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_call(item: pytest.Item) -> Generator[None, Any, Any]:
-    """A test that passed must have run enough cases, and judged the end of each that it played."""
+    """A test that passed must have run a case, and enough of them, and judged the end of each that it played."""
     result = None
     try:
         result = yield
@@ -192,6 +193,7 @@ def pytest_runtest_call(item: pytest.Item) -> Generator[None, Any, Any]:
     if twin is not None:
         _must_have_run_enough(item, twin)
         _must_have_finished(twin)
+        _must_have_compared(item, twin)
         if twin.unrun:
             pytest.fail(f"eagletwin: cannot tell, of any case of this test: {twin.unrun}. {_IDLE_CHANGES}", pytrace=False)
     return result
@@ -227,6 +229,20 @@ def _must_have_finished(twin: "Twin") -> None:
             remedy="call finish(): it runs the case to its end and judges the whole",
         )
         raise pytest.fail.Exception(str(error), pytrace=False)
+
+
+def _must_have_compared(item: pytest.Item, twin: "Twin") -> None:
+    """Fail the test if it has the fixture among its arguments and gave it no case. What asks for it through a fixture of its
+    own may use it otherwise: that one is not looked at."""
+    function = _function(item)  # a doctest has none
+    if twin.looked or twin.refused or not callable(function) or "eagletwin" not in inspect.signature(function).parameters:
+        return
+    error = InputError(
+        "this test asks for the fixture eagletwin, and no case was run",
+        consequence="nothing was compared, so the test fails",
+        remedy="call eagletwin.check(case), or take eagletwin out of its arguments",
+    )
+    raise pytest.fail.Exception(str(error), pytrace=False)
 
 
 def _function(item: pytest.Item) -> Any:

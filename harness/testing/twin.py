@@ -52,6 +52,7 @@ class Twin:
 
     ran      cases that an engine ran
     looked   cases of the test that runs that have a verdict, and reach what they are for
+    refused  how many more it asked for that raised an error instead: no engine, or a patch that does not apply
     late     how many more the test asked for when its time was up: they were not run
     reached  how many cases exercised what
     changes  what the cases ran of that in which a source tree differs from its base
@@ -99,7 +100,7 @@ class Twin:
         self._trials = self._all[key]
         self._name = name
         self._deadline = time.monotonic() + self._seconds
-        self.looked = self.late = 0
+        self.looked = self.late = self.refused = 0
         self._here, self._idle_changes = Changes(), idle_changes
         self.end()
 
@@ -120,7 +121,11 @@ class Twin:
         trial = self._trials.known(case) if hypothesis is not None else None
         if trial is None:
             self._must_have_time()
-            trial = self._trials.look(case, anew=True)
+            try:
+                trial = self._trials.look(case, anew=True)
+            except EagletwinError:
+                self.refused += 1
+                raise
         self.unchecked.update(trial.header.fallbacks)
         self._note(trial.verdict)
         if self._add_changes(trial):

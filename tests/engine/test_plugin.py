@@ -265,6 +265,64 @@ def test_some_are_rejected(eagletwin, number):
         )
 
 
+def test_a_test_that_compares_nothing_fails_unless_it_says_otherwise_itself(suite: pytest.Pytester) -> None:
+    suite.makepyfile(
+        test_other="""
+import pytest
+from hypothesis import given, settings
+from eagletwin.cases.regressions import LEDGER
+from eagletwin.cases.strategies import Focus, cases
+from eagletwin.harness.core.patch import Edit, Patch
+from eagletwin.harness.engines.host import PatchDoesNotApply
+
+UNFIT = Patch(name="unfit", edits=(Edit(target="sglang.srt.nothing.f", match="a", replacement="b"),))
+
+@pytest.fixture
+def checked(eagletwin):
+    eagletwin.check(LEDGER["26329"].case)
+
+@pytest.fixture(scope="module")
+def lent(eagletwin):
+    return eagletwin.host
+
+def test_forgotten(eagletwin):
+    pass
+
+@settings(max_examples=2)
+@given(case=cases(Focus(num_steps=2)))
+def test_forgotten_case(eagletwin, case):
+    pass
+
+def test_skipped(eagletwin):
+    pytest.skip("not here")
+
+def test_failed(eagletwin):
+    assert eagletwin is None
+
+def test_in_a_fixture(eagletwin, checked):
+    pass
+
+def test_of_the_host(lent):
+    pass
+
+@pytest.mark.eagletwin(patches=[UNFIT])
+def test_refused(eagletwin):
+    with pytest.raises(PatchDoesNotApply):
+        eagletwin.check(LEDGER["26329"].case)
+
+def test_without():
+    pass
+"""
+    )
+    result = run(suite, "-rA")
+    result.assert_outcomes(passed=4, failed=3, skipped=1)
+    text = result.stdout.str()
+    for name in ("forgotten", "forgotten_case"):
+        assert f"FAILED test_other.py::test_{name} - Failed: this test asks for the fixture eagletwin, and no case" in text
+    assert "FAILED test_other.py::test_failed - assert " in text
+    assert "  so:  nothing was compared, so the test fails\n" in text
+
+
 def test_a_gpu_that_is_asked_for_and_not_there_is_a_usage_error(
     pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -12,6 +12,7 @@ from eagletwin.harness.commands.fuzz.search import Fuzz, Plan
 from eagletwin.harness.core.case import Case
 from eagletwin.harness.core.patch import Edit, Patch
 from eagletwin.harness.core.run_spec import RunSpec
+from eagletwin.harness.engines.host import Host
 from eagletwin.harness.testing.twin import Twin
 
 WORKER = "sglang.srt.speculative.eagle_worker_v2.EagleDraftWorker"
@@ -73,9 +74,14 @@ def shape(case: Case) -> tuple[object, ...]:
     return case.num_steps, case.page_size, case.chunks, requests, tuple((event.at, event.kind) for event in case.events)
 
 
+@pytest.fixture
+def host(eagletwin: Twin) -> Host:
+    return eagletwin.host
+
+
 @pytest.mark.parametrize("bug", sorted(PLANTED))
-def test_a_planted_bug_is_found_and_gets_as_small_as_this(eagletwin: Twin, tmp_path: Path, bug: str) -> None:
-    trials = Trials(eagletwin.host, RunSpec(patches=(Patch(name="planted", edits=(PLANTED[bug],)),)))
+def test_a_planted_bug_is_found_and_gets_as_small_as_this(host: Host, tmp_path: Path, bug: str) -> None:
+    trials = Trials(host, RunSpec(patches=(Patch(name="planted", edits=(PLANTED[bug],)),)))
     fuzz = Fuzz(trials, tmp_path, Plan(seed=0, seconds=1e9, max_cases=1000, shrink_seconds=300.0, command="eagletwin fuzz"))
     finding = next(fuzz.search())
     assert finding.outcome.verdict.status == "diverged"
