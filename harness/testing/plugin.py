@@ -348,22 +348,30 @@ def _failure(error: BaseException | None) -> "CaseFailed | None":
 def pytest_runtest_makereport(item: pytest.Item, call: pytest.CallInfo[None]) -> Generator[None, Any, Any]:
     """Conclude what a test failed on, and add it to the report: one line for pytest's summary, and the argument once."""
     report = yield
+    error = call.excinfo.value if call.excinfo is not None else None
+    if isinstance(error, EagletwinError):
+        _summarize(report, f"{type(error).__name__}: {error.cause}")
     twin = item.config.stash.get(_TWIN, None)
     if twin is None:
         return report
-    failed = _failure(call.excinfo.value) if call.excinfo is not None else None
+    failed = _failure(error)
     if call.when == "call" and twin.late:
         setattr(report, _SUMMARY, _ran(item, twin, failed is not None))
     if failed is not None:
         line, text = _concluded(twin, failed)
-        crash = getattr(report.longrepr, "reprcrash", None)
-        if crash is not None:
-            crash.message = f"CaseFailed: {line}"  # not the exception's module, which would be all that 80 columns show
+        _summarize(report, f"CaseFailed: {line}")
         if hasattr(report.longrepr, "addsection"):
             report.longrepr.addsection("eagletwin", text)
         else:
             report.sections.append(("eagletwin", text))
     return report
+
+
+def _summarize(report: pytest.TestReport, line: str) -> None:
+    """What pytest's summary says: not the exception's module, which would be all that 80 columns show."""
+    crash = getattr(report.longrepr, "reprcrash", None)
+    if crash is not None:
+        crash.message = line
 
 
 def _concluded(twin: "Twin", failed: "CaseFailed") -> tuple[str, str]:

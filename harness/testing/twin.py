@@ -123,9 +123,9 @@ class Twin:
             self._must_have_time()
             try:
                 trial = self._trials.look(case, anew=True)
-            except EagletwinError:
+            except EagletwinError as error:
                 self.refused += 1
-                raise
+                raise error.with_traceback(None) from None  # it says cause and remedy: pytest shows the test's own line alone
         self.unchecked.update(trial.header.fallbacks)
         self._note(trial.verdict)
         if self._add_changes(trial):
@@ -174,7 +174,10 @@ class Twin:
         __tracebackhide__ = True
         self._must_have_time()
         self.looked += 1
-        live = LiveCase(self, case)
+        try:
+            live = LiveCase(self, case)
+        except EagletwinError as error:
+            raise error.with_traceback(None) from None
         self._live.append(live)
         return live
 

@@ -1,6 +1,7 @@
 """A user's test suite: the fixture, the strategies, the marker, failures that argue, and xdist."""
 
 import json
+import re
 import shutil
 import subprocess
 import sys
@@ -321,6 +322,36 @@ def test_without():
         assert f"FAILED test_other.py::test_{name} - Failed: this test asks for the fixture eagletwin, and no case" in text
     assert "FAILED test_other.py::test_failed - assert " in text
     assert "  so:  nothing was compared, so the test fails\n" in text
+
+
+def test_a_patch_that_does_not_apply_is_said_at_the_line_of_the_test(suite: pytest.Pytester) -> None:
+    suite.makepyfile(
+        test_other="""
+import pytest
+from eagletwin.cases.regressions import LEDGER
+from eagletwin.harness.core.patch import Edit, Patch
+
+UNFIT = Patch(name="unfit", edits=(Edit(target="sglang.srt.nothing.f", match="a", replacement="b"),))
+
+@pytest.mark.eagletwin(patches=[UNFIT])
+def test_checked(eagletwin):
+    eagletwin.check(LEDGER["26329"].case)
+
+@pytest.mark.eagletwin(patches=[UNFIT])
+def test_played(eagletwin):
+    eagletwin.start(LEDGER["26329"].case)
+"""
+    )
+    result = run(suite)
+    result.assert_outcomes(failed=2)
+    text = result.stdout.str()
+    for name, call in (("checked", "check"), ("played", "start")):
+        assert f"FAILED test_other.py::test_{name} - PatchDoesNotApply: sglang.srt.nothing.f does not" in text
+        assert f'>       eagletwin.{call}(LEDGER["26329"].case)' in text
+    for line in ("so:  the patched engine was not built", "try: adapt the patch to this release"):
+        assert len([one for one in text.splitlines() if re.match(rf"E +{line}", one)]) == 2, line
+    assert "host.py" not in text
+    assert "raise PatchDoesNotApply(" not in text
 
 
 def test_a_gpu_that_is_asked_for_and_not_there_is_a_usage_error(
