@@ -61,18 +61,23 @@ class Differs(Struct, frozen=True, kw_only=True):
 
     def lines(self, ran: Sequence[str] | None = None) -> list[str]:
         """What a report says: which of it ran, in the words of `ran`, which did not, and what nothing here runs."""
-        listed = {
+        lines, about = self.listed(ran), f"This tree differs from {self.base}"
+        return [f"{about}. {lines[0]}", *lines[1:]] if lines else [f"{about} in comments or documentation alone."]
+
+    def listed(self, ran: Sequence[str] | None = None, shown: int = SHOWN, gone: str = "Removed") -> list[str]:
+        """The same without the base, `shown` names of each kind; an empty list for comments or documentation alone. gone: what
+        to call what the tree has no more."""
+        kinds = {
             "Run": self.ran if ran is None else ran,
             "Not run": self.idle,
             "Changed outside of functions": self.modules,
-            "Removed": self.removed,
+            gone: self.removed,
             "Not run here": self.files,
         }
-        lines = [f"{word}: {shortened(names)}." for word, names in listed.items() if names]
+        lines = [f"{word}: {shortened(names, shown)}." for word, names in kinds.items() if names]
         if self.unlisted:
             lines.append(f"Each function of {shortened(self.unlisted)} counts as changed: the original is not at hand.")
-        about = f"This tree differs from {self.base}"
-        return [f"{about}. {lines[0]}", *lines[1:]] if lines else [f"{about} in comments or documentation alone."]
+        return lines
 
 
 def unknown_changes(version: str) -> str:
@@ -147,7 +152,7 @@ def merged(each: Sequence[Differs]) -> Differs:
     )
 
 
-def shortened(names: Sequence[str]) -> str:
+def shortened(names: Sequence[str], shown: int = SHOWN) -> str:
     """Names in a sentence, the first few of many."""
-    more = len(names) - SHOWN
-    return ", ".join(names[:SHOWN]) + (f" and {more} more" if more > 0 else "")
+    more = len(names) - shown
+    return ", ".join(names[:shown]) + (f" and {more} more" if more > 0 else "")

@@ -51,14 +51,14 @@ def since_release(root: Path, version: str, changes: Mapping[str, str]) -> Diffe
     files = []
     for path, digest in changes.items():
         old = _original(path, digest, version) if digest else None
-        files.append(File(path, old, _content(root / path), old_known=not digest or old is not None))
+        files.append(File(path, old, content_of(root / path), old_known=not digest or old is not None))
     return difference(version, files) if files else None
 
 
 def since_commit(root: Path, commit: str, paths: Iterable[str], originals: Sequence[bytes | None]) -> Difference | None:
     """From git's HEAD: these files of the work tree, and what HEAD has in their places. None: no file differs."""
     pairs = zip(paths, originals, strict=True)
-    files = [File(path, old, new) for path, old in pairs if (new := _content(root / path)) != old]
+    files = [File(path, old, new) for path, old in pairs if (new := content_of(root / path)) != old]
     return difference(commit, files) if files else None
 
 
@@ -69,7 +69,7 @@ def difference(base: str, files: Sequence[File]) -> Difference:
     for file in files:
         content = b"gone" if file.new is None else hashlib.sha256(file.new).digest()
         digest.update(file.path.encode() + b"\0" + content)
-    return Difference(base, digest.hexdigest()[:8], _patch(base, files), _watch(base, files))
+    return Difference(base, digest.hexdigest()[:8], _patch(base, files), watch_of(base, files))
 
 
 def keep(difference: Difference | None, folder: Path) -> None:
@@ -78,7 +78,7 @@ def keep(difference: Difference | None, folder: Path) -> None:
         (folder / PATCH).write_bytes(difference.patch.encode())
 
 
-def _content(file: Path) -> bytes | None:
+def content_of(file: Path) -> bytes | None:
     """A file's contents; for a link to a folder, the names and contents of the files there. None: the file is missing."""
     try:
         if file.is_dir():
@@ -103,7 +103,7 @@ def _original(path: str, digest: str, version: str) -> bytes | None:
     return None
 
 
-def _watch(base: str, files: Sequence[File]) -> Watch:
+def watch_of(base: str, files: Sequence[File]) -> Watch:
     """The changes that engine processes look for, and what a trace says of them."""
     modules, removed, unlisted, outside, others = dict[str, tuple[ChangedFunction, ...]](), [], [], [], []
     for file in files:

@@ -90,6 +90,11 @@ def changed_since_release(folder: Path, wheel: str, *, by_time: bool = False) ->
     return {name: recorded.get(name, "") for name in sorted((*gone, *changed))}
 
 
+def files_of_package(folder: Path) -> set[str]:
+    """The files of the package sglang in a folder, by their paths from there, without those that are not unpacked."""
+    return {name for name in (f"sglang/{name}" for name in _files(folder / "sglang")) if not LEFT_OUT.match(name)}
+
+
 def _is(file: Path, digest: str, installed: int) -> bool:
     """Whether a file has this digest; "": any will do. It has if it was written before `installed`, in ns."""
     try:

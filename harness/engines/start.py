@@ -16,6 +16,7 @@ from types import TracebackType
 import msgspec
 
 from eagletwin.harness.core.child import RUN_MODULE
+from eagletwin.harness.core.differs import Watch
 from eagletwin.harness.core.folders import cache_folder
 from eagletwin.harness.core.mode import CPU, Mode
 
@@ -28,11 +29,15 @@ _END_SECONDS = 30.0
 class Zygote:
     """A process that imports SGLang; `ready` once it has said that it is done. Use as a context manager, or close it.
 
+    watch  what its engines look for; as a rule what was changed in the source
     front  with SGLang's HTTP front end: servers are forked from it, and no engines (servers.py)
     """
 
-    def __init__(self, source: Source = INSTALLED, mode: Mode = CPU, *, front: bool = False) -> None:
+    def __init__(
+        self, source: Source = INSTALLED, mode: Mode = CPU, *, watch: Watch | None = None, front: bool = False
+    ) -> None:
         self.ready = False
+        self._watch = source.difference.watch if watch is None and source.difference is not None else watch
         self.source, self.mode, self.front = source, mode, front
         self.connection, self._theirs = socket.socketpair()
         self._process: subprocess.Popen[bytes] | None = None
@@ -67,11 +72,11 @@ class Zygote:
 
     def _named(self) -> list[str]:
         """What the process must know of the SGLang that it is to import: what to call it, where it must lie, and a file that
-        names what was changed in it."""
+        names what is watched in it."""
         words = [self.source.version, str(self.source.paths[0])] if self.source.paths else []
-        if self.source.difference is not None:
+        if self._watch is not None:
             changes = Path(self._scratch, "changes.json")
-            changes.write_bytes(msgspec.json.encode(self.source.difference.watch))
+            changes.write_bytes(msgspec.json.encode(self._watch))
             words.append(str(changes))
         return words
 

@@ -111,6 +111,19 @@ def test_two_traces_that_are_the_same_say_nothing_of_a_change_that_neither_ran(i
     assert done.returncode == 125, done
     assert f"That says nothing about a change: this tree differs from {release} in {IDLE_NAME}" in done.stdout
     assert (tmp_path / "eagletwin-runs" / "pr-25015-diff" / "right" / "sglang.patch").is_file()
+    listed = f"  left:  Not run: {IDLE_NAME}.\n  right: Not run: {IDLE_NAME}.\n"
+    assert f"The two SGLangs differ, file by file:\n{listed}" in done.stdout
+
+
+def test_two_trees_of_which_one_ran_a_difference_are_compared(both: Path, idle: Path, tmp_path: Path) -> None:
+    """What both change, in the same way, is no difference between them."""
+    done = run("-m", "eagletwin", "diff", "25015", "--sglang", idle, "--sglang", both, cwd=tmp_path)
+    assert done.returncode == 0, done
+    listed = done.stdout.partition("The two SGLangs differ, file by file:\n")[2]
+    assert [line.partition("Run: ")[2] for line in listed.splitlines() if "Run: " in line] == [f"{WORKER_NAME}."] * 2
+    assert f"Not run: {ABORT}." in listed
+    assert "Not run here: sglang/srt/fast.cu." in listed
+    assert IDLE_NAME not in listed
 
 
 def test_what_an_earlier_case_of_the_process_ran_is_not_counted_for_the_next(changed_host: Host, tmp_path: Path) -> None:

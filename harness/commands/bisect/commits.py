@@ -29,7 +29,8 @@ PATIENCE = 20.0  # seconds that a step has to end itself when the bisection is i
 
 
 def ends_of(repository: Path, one: str, other: str) -> tuple[str, str]:
-    """The two commits, the older one first; of two that are not one another's ancestors, in the order given. Raises InputError."""
+    """The two commits, the older one first; of two that are not one another's ancestors, in the order given. Raises
+    InputError."""
     git(repository, "rev-parse", "--git-dir")  # where there is no repository, that is what is wrong, and not the commits' names
     commits = commit_of(repository, one), commit_of(repository, other)
     if commits[0] == commits[1]:

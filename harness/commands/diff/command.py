@@ -59,6 +59,9 @@ def diff(
     result = compare(*traces)
     print(f"left:  {sides[0]}\nright: {sides[1]}")
     print(comparison_text(result, lines))
+    changes = _changes(traces, lines)
+    if changes:
+        print(changes)
     return _exit_code(result, traces)
 
 
@@ -102,8 +105,43 @@ def _exit_code(result: "Comparison", traces: "list[Trace]") -> int:
     if result.same and not result.compared:
         print("Nothing was compared: neither trace holds a number.")
         return EXIT_UNKNOWN
-    doubts = [trace.differs.doubt for trace in traces if trace.differs is not None and trace.differs.doubt]
-    if result.same and doubts and traces[0].header.engine.version != traces[1].header.engine.version:
+    doubts = _doubts(traces)
+    if result.same and doubts:
         show("\n".join(f"That says nothing about a change: {doubt}." for doubt in doubts))
         return EXIT_UNKNOWN
     return EXIT_EQUAL if result.same else EXIT_DIVERGED
+
+
+def _doubts(traces: "list[Trace]") -> list[str]:
+    """Why two traces that are the same say nothing about what differs between the two SGLangs; [] if they do.
+
+    Of two that were compared with one another, one must have run a difference; else each that was changed must have."""
+    if traces[0].header.engine.version == traces[1].header.engine.version:
+        return []
+    each = [trace.differs for trace in traces if trace.differs is not None]
+    doubts = [differs.doubt for differs in each if differs.doubt]
+    if not _mutual(traces):
+        return doubts
+    if any(differs.functions for differs in each):  # a function that one side has alone is an import of the other's module
+        return [] if any(differs.ran for differs in each) else doubts
+    return [] if any(differs.imported for differs in each) else doubts
+
+
+def _mutual(traces: "list[Trace]") -> bool:
+    """Whether each trace says in what its SGLang differs from the other's."""
+    bases = [trace.differs.base if trace.differs is not None else "" for trace in traces]
+    return bases == [trace.header.engine.version for trace in reversed(traces)]
+
+
+def _changes(traces: "list[Trace]", lines: int) -> str:
+    """The functions in which the two SGLangs differ, run and not run, `lines` of each; "" if they were not compared."""
+    if not _mutual(traces):
+        return ""
+    text = ["The two SGLangs differ, file by file:"]
+    for side, trace in zip(("left:  ", "right: "), traces, strict=True):
+        assert trace.differs is not None
+        listed = trace.differs.listed(shown=lines, gone="Only in the other") or [
+            "Nothing but comments, documentation, and what the other has alone."
+        ]
+        text += [f"  {side if number == 0 else '       '}{line}" for number, line in enumerate(listed)]
+    return "\n".join(text)

@@ -1,10 +1,15 @@
-"""One case on two SGLangs, such as a pull request and its base: run and judged on each, for `eagletwin diff`."""
+"""One case on two SGLangs, such as a pull request and its base: run and judged on each, for `eagletwin diff`.
+
+Each engine watches the functions in which its SGLang differs from the other, by content: a branch whose changes are committed
+is looked at like one that is dirty.
+"""
 
 from dataclasses import dataclass
 from pathlib import Path
 
 from eagletwin.harness.check.confirm import brief
 from eagletwin.harness.core.case import Case
+from eagletwin.harness.core.differs import Watch
 from eagletwin.harness.core.run_spec import DEFAULT_RUN, RunSpec
 from eagletwin.harness.core.trace import Trace
 from eagletwin.harness.core.verdict import Verdict
@@ -12,7 +17,10 @@ from eagletwin.harness.engines.difference import keep
 from eagletwin.harness.engines.host import Host, WouldNotStart
 from eagletwin.harness.engines.source import Source
 from eagletwin.harness.engines.start import Zygote
+from eagletwin.harness.engines.two_trees import TooMany, between
 from eagletwin.harness.judge.judge import judge
+
+from ..options import tell
 
 
 class OneWouldNotStart(Exception):
@@ -45,7 +53,8 @@ def run_pair(
     run: RunSpec = DEFAULT_RUN,
 ) -> tuple[Half, Half]:
     """Run the case on each, in fresh forks, below `folder`. Raises OneWouldNotStart."""
-    zygotes = [Zygote(source, run.mode) for source in sources]
+    watches = _watches(sources)
+    zygotes = [Zygote(source, run.mode, watch=watch) for source, watch in zip(sources, watches, strict=True)]
     try:
         for zygote in zygotes:  # they import at once
             zygote.start()
@@ -59,6 +68,17 @@ def run_pair(
         for zygote in zygotes:
             zygote.close()
     return halves[0], halves[1]
+
+
+def _watches(sources: tuple[Source, Source]) -> tuple[Watch | None, Watch | None]:
+    """What each engine looks for: in what it differs from the other; None: in what it differs from what it was made from."""
+    if all(source.difference is None and not source.tree for source in sources):
+        return None, None  # two releases
+    try:
+        return between(*sources) or (None, None)
+    except TooMany as error:
+        tell(f"{error}, more than are listed: which of their functions run is looked at in each tree by itself")
+        return None, None
 
 
 def _half(case: Case, zygote: Zygote, folder: Path, run: RunSpec) -> Half:

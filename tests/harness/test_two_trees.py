@@ -1,0 +1,90 @@
+"""In what two SGLangs differ: by content, from both sides, and whatever git says of either."""
+
+from pathlib import Path
+
+import pytest
+from msgspec.structs import replace
+
+from eagletwin.harness.commands.diff.command import _doubts
+from eagletwin.harness.core.case import Case, Request
+from eagletwin.harness.core.differs import Differs
+from eagletwin.harness.core.records import Ending, EngineInfo
+from eagletwin.harness.core.trace import Trace, new_header
+from eagletwin.harness.engines import two_trees
+from eagletwin.harness.engines.source import Source, resolve
+from eagletwin.harness.engines.two_trees import TooMany, between
+
+from .test_source import commit, git
+
+BASE = "def same(): return 1\ndef changed(): return 1\ndef gone(): return 1\n"
+NEW = "def same(): return 1\ndef changed(): return 2\ndef added(): return 1\n"
+
+
+def tree(root: Path, **files: str) -> Path:
+    (root / "sglang").mkdir(parents=True)
+    for name, text in {"__init__": "", **files}.items():
+        (root / "sglang" / f"{name}.py").write_text(text)
+    return root
+
+
+def source(root: Path) -> Source:
+    return resolve(str(root))
+
+
+def test_each_is_told_what_it_has_otherwise_than_the_other(tmp_path: Path) -> None:
+    base, branch = tree(tmp_path / "base", m=BASE), tree(tmp_path / "branch", m=BASE)
+    commit(branch)
+    (branch / "sglang" / "m.py").write_text(NEW)
+    git(branch, "commit", "-qam", "the change")  # to git, nothing is changed
+    assert source(branch).difference is None
+    found = between(source(base), source(branch))
+    assert found is not None
+    left, right = (watch.differs for watch in found)
+    assert (left.functions, left.removed) == (("sglang.m.changed", "sglang.m.gone"), ("sglang.m.added",))
+    assert (right.functions, right.removed) == (("sglang.m.changed", "sglang.m.added"), ("sglang.m.gone",))
+    assert (left.base, right.base) == (source(branch).version, source(base).version)
+
+
+def test_copies_do_not_differ_and_releases_differ_in_too_much(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    one, other = (source(tree(tmp_path / name, m=BASE, n=BASE)) for name in "ab")
+    assert between(one, other) is None
+    (tmp_path / "b" / "sglang" / "m.py").write_text(NEW)
+    monkeypatch.setattr(two_trees, "MOST", 0)
+    with pytest.raises(TooMany, match="they differ in 1 files"):
+        between(one, other)
+
+
+F, G, M = ("m.f",), ("m.g",), ("m",)
+# Of two SGLangs whose traces are the same: in what each differs, and whether that says anything about the difference.
+SAYS = {
+    "the function ran on both": (Differs(base="2", functions=F, ran=F), Differs(base="1", functions=F, ran=F), True),
+    "it ran on neither": (Differs(base="2", functions=F), Differs(base="1", functions=F), False),
+    "one of two functions ran, on one": (Differs(base="2", functions=F + G, ran=G), Differs(base="1", functions=F), True),
+    "a function was added and did not run": (
+        Differs(base="2", removed=F, modules=M, imported=M),
+        Differs(base="1", functions=F, modules=M, imported=M),
+        False,
+    ),
+    "a constant that a module uses": (
+        Differs(base="2", modules=M, imported=M),
+        Differs(base="1", modules=M, imported=M),
+        True,
+    ),
+    "a kernel in C++ that one has": (Differs(base="2"), Differs(base="1", files=("a.cu",)), False),
+    "comments": (Differs(base="2"), Differs(base="1"), True),
+    "each by itself, and one ran nothing": (Differs(base="0", functions=F, ran=F), Differs(base="0", functions=G), False),
+}
+
+
+@pytest.mark.parametrize("what", SAYS)
+def test_that_two_traces_are_the_same_says_something_if_a_difference_ran(what: str) -> None:
+    *each, says = SAYS[what]
+    traces = [trace(version, differs) for version, differs in zip("12", each, strict=True)]
+    assert (not _doubts(traces)) == says
+
+
+def trace(version: str, differs: Differs) -> Trace:
+    case = Case(name="x", model="llama-tiny", num_steps=1, requests=(Request(id="a", prompt=(1,), max_new_tokens=1),))
+    engine = EngineInfo(name="none", version=version, device="cpu", kernels="none", torch="0", triton="0")
+    header = new_header(case, "", engine, Ending(kind="finished"), ())
+    return Trace(replace(header, differs=differs), {})
