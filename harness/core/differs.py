@@ -13,6 +13,7 @@ from msgspec.structs import replace
 from .words import count
 
 SHOWN = 5  # names of a list that a sentence holds
+CALLED = "A function counts as run when it is called; whether its changed lines ran is not known."
 
 
 class Differs(Struct, frozen=True, kw_only=True):
@@ -75,6 +76,8 @@ class Differs(Struct, frozen=True, kw_only=True):
             "Not run here": self.files,
         }
         lines = [f"{word}: {shortened(names, shown)}." for word, names in kinds.items() if names]
+        if self.ran:
+            lines.append(CALLED)
         if self.unlisted:
             lines.append(f"Each function of {shortened(self.unlisted)} counts as changed: the original is not at hand.")
         return lines

@@ -2,7 +2,7 @@
 
 import pytest
 
-from eagletwin.harness.core.differs import Differs
+from eagletwin.harness.core.differs import CALLED, Changes, Differs
 
 SAYS = {
     "comments alone": (Differs(base="1"), True),
@@ -27,3 +27,11 @@ def test_the_doubt_names_the_file_that_is_gone() -> None:
     assert Differs(base="0.5.23", removed=("sglang.gone",)).doubt == (
         "this tree differs from 0.5.23 in sglang.gone, and nothing here runs it"
     )
+
+
+def test_what_ran_is_not_said_to_be_the_changed_lines() -> None:
+    """A changed branch of a function that ran may have been passed by."""
+    ran = Differs(base="1", functions=("m.f", "m.g"), ran=("m.f",))
+    assert ran.lines() == ["This tree differs from 1. Run: m.f.", "Not run: m.g.", CALLED]
+    assert Changes(ran, {"m.f": 1}, 2).lines == ["This tree differs from 1. Run: m.f in 1 of 2 cases.", "Not run: m.g.", CALLED]
+    assert CALLED not in Differs(base="1", functions=("m.f",)).lines()
