@@ -20,11 +20,12 @@ from eagletwin.harness.judge.judge import judge
 def test_an_entry_is_red_without_its_fix_and_green_with_it(host: Host, tmp_path: Path, name: str) -> None:
     entry = LEDGER[name]
     [proof] = prove(host, [entry], tmp_path)
-    assert proof.holds, (proof.fixed.verdict, proof.reverted.verdict)
+    assert proof.holds, (proof.green.verdict, proof.red.verdict)
+    assert [side.folder.name for side in (proof.green, proof.red)] == [f"{name}-green", f"{name}-red"]  # as words.md calls them
     for part in ("case.json", "trace.json", "trace.safetensors", "verdict.json", "report.txt", "engine.log"):
-        assert (proof.reverted.folder / part).is_file()
+        assert (proof.red.folder / part).is_file()
     if not entry.rule.startswith("engine."):
-        assert (proof.reverted.folder / "replay-2" / "trace.json").is_file()  # seen alike three times
+        assert (proof.red.folder / "replay-2" / "trace.json").is_file()  # seen alike three times
 
 
 WHERE = {
@@ -85,7 +86,7 @@ def test_a_live_bug_that_no_longer_shows_is_no_proof(host: Host, tmp_path: Path)
         LEDGER["row-overflow"], case=msgspec.structs.replace(LEDGER["row-overflow"].case, engine=EngineSettings())
     )
     [proof] = prove(host, [entry], tmp_path)
-    assert proof.reverted.verdict.status == "equal"
+    assert proof.red.verdict.status == "equal"
     assert not proof.holds
     assert proof.exit_code == 1
 

@@ -86,7 +86,7 @@ def test_a_proof_of_a_rule_of_kernels_does_not_hold_where_a_kernel_was_not_check
     assert entry.remedy is not None
     remedy = Patch(name=entry.remedy.name, edits=(*entry.remedy.edits, *UNKNOWN_KERNEL.edits))
     (proof,) = prove(host, [replace(entry, remedy=remedy)], tmp_path)
-    assert proof.fixed.verdict.status == "equal"
+    assert proof.green.verdict.status == "equal"
     assert not proof.holds
     assert proof.exit_code == EXIT_UNKNOWN
 

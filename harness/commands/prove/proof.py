@@ -32,29 +32,31 @@ def _red(rule: str) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Proof:
+    """Both sides of an entry. What is changed on which of them is the entry's own: a side may be the release as it is."""
+
     entry: Entry
-    fixed: Outcome
-    reverted: Outcome
+    green: Outcome
+    red: Outcome
 
     @property
     def holds(self) -> bool:
         return (
-            self.fixed.verdict.status == "equal"
+            self.green.verdict.status == "equal"
             and not self.unchecked
-            and self.reverted.verdict.status == _red(self.entry.rule)
-            and self.reverted.verdict.rule == self.entry.rule
+            and self.red.verdict.status == _red(self.entry.rule)
+            and self.red.verdict.rule == self.entry.rule
         )
 
     @property
     def unchecked(self) -> bool:
         """Whether the rule is one of kernels, and some of them ran with the fix where no such rule is checked."""
-        return self.entry.rule.startswith("kernel.") and bool(self.fixed.trace.header.fallbacks)
+        return self.entry.rule.startswith("kernel.") and bool(self.green.trace.header.fallbacks)
 
     @property
     def exit_code(self) -> int:
         if self.holds:
             return EXIT_EQUAL
-        unknown = self.unchecked or "unknown" in (self.fixed.verdict.status, self.reverted.verdict.status)
+        unknown = self.unchecked or "unknown" in (self.green.verdict.status, self.red.verdict.status)
         return EXIT_UNKNOWN if unknown else EXIT_DIVERGED
 
 
@@ -84,7 +86,7 @@ def prove(host: Host, entries: Sequence[Entry], runs: Path, run: RunSpec = DEFAU
         try:
             if dead is not None:
                 raise dead
-            yield Proof(entry, *(_prove_side(host, entry, side, runs, run) for side in ("fixed", "reverted")))
+            yield Proof(entry, *(_prove_side(host, entry, side, runs, run) for side in ("green", "red")))
         except InputError:
             raise
         except EagletwinError as error:
@@ -93,7 +95,7 @@ def prove(host: Host, entries: Sequence[Entry], runs: Path, run: RunSpec = DEFAU
 
 
 def _prove_side(host: Host, entry: Entry, name: str, runs: Path, run: RunSpec) -> Outcome:
-    side = entry.run(entry.green if name == "fixed" else entry.red, run)
+    side = entry.run(entry.green if name == "green" else entry.red, run)
     folder = new_run_folder(runs, f"{entry.id}-{name}")
     engine = host.engine(entry.case, side.patches, side.kernels)
     return check(engine, entry.case, folder, side, again=side.command("check", entry.id))

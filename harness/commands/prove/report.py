@@ -22,7 +22,7 @@ def proof_text(proof: Proof | NoProof) -> str:
         word = "UNKNOWN" if proof.exit_code == EXIT_UNKNOWN else "ERROR"
         return f"{proof_title(proof.entry)}\n{word}\n\n  {proof.error}\n"
     lines = [proof_title(proof.entry)]
-    for outcome, side in ((proof.fixed, proof.entry.green), (proof.reverted, proof.entry.red)):
+    for outcome, side in ((proof.green, proof.entry.green), (proof.red, proof.entry.red)):
         lines += [f"-- {proof.entry.says(side)}\n", outcome.text(width()), f"  folder: {outcome.folder}\n"]
     return "\n".join(lines)
 
@@ -34,13 +34,13 @@ def proof_table(proofs: Sequence[Proof | NoProof], others: Sequence[Entry] = ())
         if isinstance(proof, NoProof):
             rows.append((proof.entry.id, _in(proof.entry), "not run", "not run", "[yellow]unknown[/]: a side was not run"))
             continue
-        reverted = proof.reverted.verdict
+        red = proof.red.verdict
         rows.append(
             (
                 proof.entry.id,
                 _in(proof.entry),
-                proof.fixed.verdict.status,
-                f"{reverted.status} {reverted.rule}".strip(),
+                proof.green.verdict.status,
+                f"{red.status} {red.rule}".strip(),
                 "[green]holds[/]" if proof.holds else f"[red]fails[/]: {_failure(proof)}",
             )
         )
@@ -50,12 +50,12 @@ def proof_table(proofs: Sequence[Proof | NoProof], others: Sequence[Entry] = ())
 
 def _failure(proof: Proof) -> str:
     """What should have come out, and what did."""
-    fixed, reverted, rule = proof.fixed.verdict, proof.reverted.verdict, proof.entry.rule
+    green, red, rule = proof.green.verdict, proof.red.verdict, proof.entry.rule
     wrong = []
-    if fixed.status != "equal":
-        wrong.append(f"with the fix the case must be equal, and is {fixed.status} {fixed.rule}".rstrip())
-    if reverted.status == "equal" or reverted.rule != rule:
-        wrong.append(f"without it the case must break {rule}, and is {reverted.status} {reverted.rule}".rstrip())
+    if green.status != "equal":
+        wrong.append(f"with the fix the case must be equal, and is {green.status} {green.rule}".rstrip())
+    if red.status == "equal" or red.rule != rule:
+        wrong.append(f"without it the case must break {rule}, and is {red.status} {red.rule}".rstrip())
     return "; ".join(wrong) + ". This SGLang has another bug there, or changes what the entry edits"
 
 
