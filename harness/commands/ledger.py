@@ -67,6 +67,7 @@ def facts(entry: Known) -> dict[str, Any]:
         found["needs"] = entry.needs.options if entry.needs is not None else ""
     else:
         found["told_apart_by"] = "call"
+        found["needs"] = ""  # a call of one function needs no mode
     return found
 
 

@@ -21,6 +21,7 @@ def test_the_ledger_lists_every_entry_and_probe(capsys: pytest.CaptureFixture[st
     lines = printed(capsys, "ledger").splitlines()
     assert [line.split()[0] for line in lines[: len(LEDGER) + len(PROBES)]] == [*LEDGER, *PROBES]
     facts = json.loads(printed(capsys, "ledger", "--json"))
+    assert len({tuple(sorted(fact)) for fact in facts}) == 1  # a program reads all of them alike
     assert [fact["id"] for fact in facts] == [*LEDGER, *PROBES]
     assert {fact["told_apart_by"] for fact in facts} == {"revert", "remedy", "view", "call"}
 
