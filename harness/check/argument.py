@@ -1,7 +1,7 @@
 """A verdict as a short argument: what happened, what must hold, why it cannot both be, and how to see it again."""
 
 from eagletwin.harness.core.differs import unknown_changes
-from eagletwin.harness.core.records import Header
+from eagletwin.harness.core.records import EngineInfo, Header
 from eagletwin.harness.core.terminal import fold
 from eagletwin.harness.core.trace import Trace
 from eagletwin.harness.core.verdict import LAYER_RULES, RULES, Divergence, Verdict
@@ -74,7 +74,7 @@ def argue(header: Header, verdict: Verdict, *, again: str = "", trace: Trace | N
         lines += ["", *fold(text, columns)]
     if verdict.unseen:
         parts = ", ".join(f"{rule} {number}" for rule, number in sorted(verdict.unseen.items()))
-        text = f"Not seen (it ran in a CUDA graph, or depends on a coin that was not recorded): {parts}."
+        text = f"Not seen ({_why_unseen(engine)}): {parts}."
         lines += ["", *fold(text, columns)]
     headers = [header, *(one.header for one in (trace.others if trace is not None else ()))]
     unchecked = sorted({name for one in headers for name in one.fallbacks})
@@ -84,6 +84,12 @@ def argue(header: Header, verdict: Verdict, *, again: str = "", trace: Trace | N
     if again:
         lines += ["", f"  again: {again}"]
     return "\n".join(lines)
+
+
+def _why_unseen(engine: EngineInfo) -> str:
+    """What hides numbers in this mode."""
+    drawn = "it depends on what a request that samples drew, and the coins that were recorded do not tell"
+    return f"it ran in a CUDA graph, or {drawn}" if engine.mode.startswith("graphs ") else drawn
 
 
 def headline(header: Header, verdict: Verdict) -> str:

@@ -1,5 +1,7 @@
 """The text of an argument, whole: a change of a word here is a change of what users read."""
 
+from msgspec.structs import replace
+
 from eagletwin.harness.check.argument import argue
 from eagletwin.harness.core.case import Case, Request
 from eagletwin.harness.core.records import Ending, EngineInfo, Header
@@ -86,3 +88,14 @@ EQUAL  pr-25015 on SGLang 0.5.23 (cpu)
   7 comparisons in 2 rules; 5 choices, of them 0 ties; largest float error 0.01 of its bound. Exercised:
   draft_decode."""
     )
+
+
+def test_what_was_not_seen_has_the_reasons_of_its_mode() -> None:
+    verdict = Verdict(status="equal", checked={"draft.kv": 1}, unseen={"draft.proposal": 2})
+    plain = header(Ending(kind="finished"))
+    told = {
+        mode: " ".join(argue(replace(plain, engine=replace(plain.engine, mode=mode)), verdict).split())
+        for mode in ("", "no graphs, no overlap, float32", "graphs 1 2, no overlap, float32")
+    }
+    assert all("the coins that were recorded do not tell): draft.proposal 2." in text for text in told.values())
+    assert ["CUDA graph" in text for text in told.values()] == [False, False, True]
