@@ -180,8 +180,8 @@ LAYER_RULES: dict[str, Rule] = {
     ),
     "draft.kv": Rule(
         "3.7",
-        "Layer k's stored row i is that of the token it was last fed, which is x[i+1+k] unless it was written before that"
-        " was known; with `--view committed`, that of x[i+1+k].",
+        "Layer k's stored row i is the row of the token that the layer was last fed there: x[i+1+k], or what stood for it "
+        "before it was known. With `--view committed` it is always the row of x[i+1+k].",
         weights="in part",
     ),
 }
