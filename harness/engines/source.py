@@ -39,6 +39,16 @@ class Source:
         return self.version or installed("sglang")
 
     @property
+    def root(self) -> Path:
+        """The folder that holds its sglang/."""
+        if self.paths:
+            return self.paths[0]
+        found = importlib.util.find_spec("sglang")
+        assert found is not None
+        assert found.submodule_search_locations
+        return Path(found.submodule_search_locations[0]).parent
+
+    @property
     def tree(self) -> str:
         """The folder that was named; "" if none was."""
         return self.name if self.name != self.version else ""

@@ -73,7 +73,7 @@ class Zygote:
     def _named(self) -> list[str]:
         """What the process must know of the SGLang that it is to import: what to call it, where it must lie, and a file that
         names what is watched in it."""
-        words = [self.source.version, str(self.source.paths[0])] if self.source.paths else []
+        words = [self.source.called, str(self.source.root)] if self.source.paths or self._watch is not None else []
         if self._watch is not None:
             changes = Path(self._scratch, "changes.json")
             changes.write_bytes(msgspec.json.encode(self._watch))

@@ -4,9 +4,6 @@ A branch whose changes are all committed differs from its own HEAD in nothing, a
 just what its author asks about.
 """
 
-import importlib.util
-from pathlib import Path
-
 from eagletwin.harness.core.differs import Watch
 
 from .difference import File, content_of, watch_of
@@ -22,7 +19,7 @@ class TooMany(Exception):
 
 def between(left: Source, right: Source) -> tuple[Watch, Watch] | None:
     """What the engines of each are to watch: in what it differs from the other. None: no file differs. Raises TooMany."""
-    roots = [_root(source) for source in (left, right)]
+    roots = left.root, right.root
     names = sorted(files_of_package(roots[0]) | files_of_package(roots[1]))
     contents = ((name, content_of(roots[0] / name), content_of(roots[1] / name)) for name in names)
     differ = [(name, one, other) for name, one, other in contents if one != other]
@@ -34,13 +31,3 @@ def between(left: Source, right: Source) -> tuple[Watch, Watch] | None:
         watch_of(right.called, [File(name, other, one) for name, one, other in differ]),
         watch_of(left.called, [File(name, one, other) for name, one, other in differ]),
     )
-
-
-def _root(source: Source) -> Path:
-    """The folder that holds sglang/."""
-    if source.paths:
-        return source.paths[0]
-    found = importlib.util.find_spec("sglang")
-    assert found is not None
-    assert found.submodule_search_locations
-    return Path(found.submodule_search_locations[0]).parent

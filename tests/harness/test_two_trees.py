@@ -7,11 +7,12 @@ from msgspec.structs import replace
 
 from eagletwin.harness.commands.diff.command import _doubts
 from eagletwin.harness.core.case import Case, Request
-from eagletwin.harness.core.differs import Differs
+from eagletwin.harness.core.differs import Differs, Watch
 from eagletwin.harness.core.records import Ending, EngineInfo
 from eagletwin.harness.core.trace import Trace, new_header
 from eagletwin.harness.engines import two_trees
-from eagletwin.harness.engines.source import Source, resolve
+from eagletwin.harness.engines.source import INSTALLED, Source, resolve
+from eagletwin.harness.engines.start import Zygote
 from eagletwin.harness.engines.two_trees import TooMany, between
 
 from .test_source import commit, git
@@ -52,6 +53,15 @@ def test_copies_do_not_differ_and_releases_differ_in_too_much(tmp_path: Path, mo
     monkeypatch.setattr(two_trees, "MOST", 0)
     with pytest.raises(TooMany, match="they differ in 1 files"):
         between(one, other)
+
+
+def test_the_installed_one_can_be_watched_too(tmp_path: Path) -> None:
+    """What was changed in it is nothing, and in what it differs from another is not."""
+    with Zygote(INSTALLED) as plain, Zygote(INSTALLED, watch=Watch(Differs(base="1"), {})) as watched:
+        assert plain._named() == []
+        watched._scratch = str(tmp_path / "scratch")
+        (tmp_path / "scratch").mkdir()
+        assert watched._named() == [INSTALLED.called, str(INSTALLED.root), str(tmp_path / "scratch" / "changes.json")]
 
 
 F, G, M = ("m.f",), ("m.g",), ("m",)
