@@ -31,11 +31,14 @@ _STAGES = {
 }
 
 
-def argue(header: Header, verdict: Verdict, *, again: str = "", trace: Trace | None = None, columns: int = WIDTH) -> str:
+def argue(
+    header: Header, verdict: Verdict, *, again: str = "", trace: Trace | None = None, columns: int = WIDTH, known: str = ""
+) -> str:
     """The argument, plain text, some ten lines. `again` is the command that repeats the run.
 
     trace    what the verdict is about: then a divergence in a draft tree comes with a drawing of it
     columns  of a line; a drawing and a command may be longer
+    known    the id of the bug of the ledger that it may be
     """
     case, engine = header.case, header.engine
     changed = f", with {', '.join(engine.patches)}" if engine.patches else ""
@@ -55,6 +58,9 @@ def argue(header: Header, verdict: Verdict, *, again: str = "", trace: Trace | N
         total = sum(verdict.later.values())
         parts = ", ".join(f"{rule} {number}" for rule, number in sorted(verdict.later.items()))
         text = f"After it {count(total, 'more comparison')} diverged, which may follow from it: {parts}."
+        lines += ["", *fold(text, columns)]
+    if known:
+        text = f"It may be {known}: with its remedy this case is equal (`eagletwin ledger {known}` says what it is)."
         lines += ["", *fold(text, columns)]
     if header.ending.kind != "finished" and verdict.status == "diverged":
         ended = "" if header.ending.kind == "unseen" else f"the worker {header.ending.kind}: "

@@ -19,10 +19,11 @@ from eagletwin.harness.core.trace import Trace
 from eagletwin.harness.core.verdict import Verdict
 from eagletwin.harness.core.words import count
 from eagletwin.harness.engines.difference import keep
-from eagletwin.harness.engines.host import EngineProcess
+from eagletwin.harness.engines.host import EngineProcess, Host
 from eagletwin.harness.judge.judge import judge
 
 from .argument import argue
+from .known import may_be
 
 REPLAYS = 2
 
@@ -34,6 +35,7 @@ class Outcome:
 
     before  the cases that ran before it in the same process, if the verdict depends on them; saved in `folder`/before
     again   the command that repeats it
+    known   the id of the ledger's bug that it may be; "" if none was found, or none looked for
     """
 
     case: Case
@@ -43,10 +45,11 @@ class Outcome:
     report: str
     before: tuple[Case, ...] = ()
     again: str = ""
+    known: str = ""
 
     def text(self, columns: int) -> str:
         """The report in lines of so many columns, as it is printed; the file has its own."""
-        return argue(self.trace.header, self.verdict, again=self.again, trace=self.trace, columns=columns)
+        return argue(self.trace.header, self.verdict, again=self.again, trace=self.trace, columns=columns, known=self.known)
 
 
 def check(
@@ -57,11 +60,13 @@ def check(
     *,
     after: Sequence[Case] = (),
     again: str = "",
+    host: Host | None = None,
 ) -> Outcome:
     """Run and judge `case` in `folder`, which may hold case.json and repro.py, alone in its process or `after` others.
 
     run    how it is judged, how long it may take, how often it is run; the engine has the rest
     again  the command that repeats it
+    host   builds the engines that ask whether a divergence is a known bug; None: that is not asked
 
     A divergence is replayed in sub-folders, an equal run `run.repeat` - 1 times.
     """
@@ -80,7 +85,10 @@ def check(
         verdict = agree(verdict, second, f"in replay-{replay}")
         if verdict.status == "unknown":
             break
-    return conclude(case, verdict, trace, folder, tuple(after), again)
+    known = ""
+    if host is not None and verdict.status == "diverged" and not after:
+        known = may_be(host, case, verdict.rule, run)
+    return conclude(case, verdict, trace, folder, tuple(after), again, known)
 
 
 def confirm(
@@ -91,12 +99,13 @@ def confirm(
     folder: Path,
     run: RunSpec,
     again: str = "",
+    host: Host | None = None,
 ) -> Outcome:
     """Run a case again that was found wrong after other cases: first alone, and if it is equal then, after those cases.
 
     A finding that does not show again is `unknown`, and kept.
     """
-    alone = check(engine, case, folder, run, again=again)
+    alone = check(engine, case, folder, run, again=again, host=host)
     if alone.verdict.status != "equal":  # it needs no other case
         return alone
     if not before:
@@ -123,7 +132,9 @@ def play(engine: EngineProcess, before: Sequence[Case], case: Case, folder: Path
     return engine.run(case, folder, limits, fresh=not before)
 
 
-def conclude(case: Case, verdict: Verdict, trace: Trace, folder: Path, before: tuple[Case, ...], again: str) -> Outcome:
+def conclude(
+    case: Case, verdict: Verdict, trace: Trace, folder: Path, before: tuple[Case, ...], again: str, known: str = ""
+) -> Outcome:
     """Write verdict and report, and the cases before it where they matter."""
     if before:
         earlier = folder / "before"
@@ -134,9 +145,9 @@ def conclude(case: Case, verdict: Verdict, trace: Trace, folder: Path, before: t
         words = [word for file in files for word in ("--after", str(file))]
         again = shlex.join([*shlex.split(again), *words])
     (folder / "verdict.json").write_bytes(msgspec.json.format(msgspec.json.encode(verdict)))
-    report = argue(trace.header, verdict, again=again, trace=trace)
+    report = argue(trace.header, verdict, again=again, trace=trace, known=known)
     (folder / "report.txt").write_text(report + "\n", encoding="utf-8")
-    return Outcome(case, verdict, trace, folder, report, before, again)
+    return Outcome(case, verdict, trace, folder, report, before, again, known)
 
 
 def agree(first: Verdict, second: Verdict, where: str) -> Verdict:

@@ -80,7 +80,7 @@ def _run(zygote: "Zygote", case: "Case", before: "tuple[Case, ...]", out: Path, 
         folder = new_run_folder(out, case.name)
         if not before:  # a script holds one case
             write_script(folder, case, spec, command=again, source=zygote.source)
-        outcome = confirm.check(engine, case, folder, spec, after=before, again=again)
+        outcome = confirm.check(engine, case, folder, spec, after=before, again=again, host=host)
     show(outcome.text(width()))
     print(f"  folder: {folder}")
     return exit_code_of(outcome.verdict.status)

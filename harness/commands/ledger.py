@@ -6,7 +6,8 @@ from typing import Annotated, Any
 import typer
 
 from eagletwin.cases.entry import Entry, Known
-from eagletwin.harness.core.errors import EXIT_EQUAL, InputError
+from eagletwin.harness.check.of_release import has
+from eagletwin.harness.core.errors import EXIT_EQUAL
 from eagletwin.harness.core.words import count
 
 
@@ -31,21 +32,6 @@ def ledger(
         print(full_text(entry) if ids else short_text(entry))
     print(f"\n{count(len(chosen), 'bug')}; `eagletwin ledger ID` says more of one, `eagletwin prove ID` proves it.")
     return EXIT_EQUAL
-
-
-def has(release: str, entry: Known) -> bool:
-    """Whether a release has the bug, by the entry's own facts. Raises InputError for a release that is not known."""
-    from eagletwin.harness.engines.lock import releases
-
-    order = releases()
-    if release not in order:
-        raise InputError(
-            f"{release!r} is not a known release", consequence="nothing was listed", remedy=f"use one of {', '.join(order)}"
-        )
-    if entry.buggy.startswith("before"):  # the oldest release that eagletwin runs
-        return False
-    first, _, last = (part.strip() for part in entry.buggy.partition("-"))
-    return order.index(first) <= order.index(release) <= (order.index(last) if last else len(order))
 
 
 def facts(entry: Known) -> dict[str, Any]:

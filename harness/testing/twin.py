@@ -200,7 +200,7 @@ class Twin:
         write_script(folder, case, trials.run, command=command, source=self.host.source)
         engine = self.host.engine(case, trials.run.patches, trials.run.kernels)
         again = shlex.join(["python", str(folder / SCRIPT)])
-        return confirm(engine, case, trial.verdict, trial.before, folder, trials.run, again)
+        return confirm(engine, case, trial.verdict, trial.before, folder, trials.run, again, self.host)
 
     def close(self) -> None:
         self.host.close()

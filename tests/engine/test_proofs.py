@@ -5,12 +5,15 @@ from pathlib import Path
 
 import msgspec
 import pytest
+from msgspec.structs import replace
 
 from eagletwin.cases.reach import unreached
 from eagletwin.cases.regressions import LEDGER
 from eagletwin.harness.check.argument import argue
+from eagletwin.harness.check.confirm import check
 from eagletwin.harness.commands.prove.proof import prove
 from eagletwin.harness.core.case import Case, EngineSettings, Request, SGLangSettings
+from eagletwin.harness.core.run_spec import RunSpec
 from eagletwin.harness.core.trace import INNER, Trace
 from eagletwin.harness.engines.host import Host
 from eagletwin.harness.judge.judge import judge
@@ -105,3 +108,21 @@ def test_stored_rows_show_the_fault_when_nothing_inside_a_forward_is_seen(
     tensors = {f"{at}.{part}": trace.tensor(n, part) for at, n in enumerate(kept) for part in trace.header.records[n].tensors}
     header = msgspec.structs.replace(trace.header, records=records, inner=False)
     assert judge(Trace(header, tensors)).rule == rule
+
+
+def test_a_finding_that_a_remedy_of_the_ledger_makes_equal_is_named(host: Host, tmp_path: Path) -> None:
+    """Two bugs break the rule in this release: the name of the rule alone would not tell which it is."""
+    case = replace(LEDGER["retracted-chunk-tail"].case, name="found")
+    outcome = check(host.engine(case), case, tmp_path, host=host)
+    assert outcome.verdict.status == "diverged"
+    assert outcome.known == "retracted-chunk-tail"
+    assert "It may be retracted-chunk-tail: with its remedy this case is equal" in outcome.report
+
+
+def test_a_finding_that_no_remedy_makes_equal_is_named_by_none(host: Host, tmp_path: Path) -> None:
+    entry = LEDGER["26329"]
+    patches = entry.red.patches
+    run = RunSpec(patches=patches)
+    outcome = check(host.engine(entry.case, patches), entry.case, tmp_path, run, host=host)
+    assert (outcome.verdict.rule, outcome.known) == ("draft.input_ids", "")
+    assert "It may be" not in outcome.report

@@ -5,8 +5,8 @@ import json
 import pytest
 
 from eagletwin.cases.regressions import LEDGER, PROBES
+from eagletwin.harness.check.of_release import has
 from eagletwin.harness.cli.main import typed
-from eagletwin.harness.commands.ledger import has
 from eagletwin.harness.core.errors import InputError
 from eagletwin.harness.core.verdict import RULES
 from eagletwin.harness.families import FAMILIES, RECIPES

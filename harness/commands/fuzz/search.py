@@ -360,6 +360,7 @@ class _Block:
             self._folder / "minimal",
             trials.run,
             again=shlex.join(["python", str(self._folder / "minimal" / SCRIPT)]),
+            host=trials.host,
         )
         return Finding(
             signature=self._concluded(outcome),

@@ -1,0 +1,61 @@
+"""Which known bug a divergence may be: one of the ledger whose candidate fix makes the same case equal.
+
+A rule is broken by many bugs, so its name alone says little. Only findings are looked up, each with a few runs more.
+"""
+
+import tempfile
+from pathlib import Path
+
+from msgspec.structs import replace
+
+from eagletwin.cases.entry import Entry
+from eagletwin.cases.reach import unreached
+from eagletwin.cases.regressions import LEDGER
+from eagletwin.harness.core.case import Case
+from eagletwin.harness.core.errors import EagletwinError
+from eagletwin.harness.core.run_spec import RunSpec
+from eagletwin.harness.engines.host import Host
+from eagletwin.harness.engines.lock import releases
+from eagletwin.harness.families import RECIPES
+from eagletwin.harness.judge.judge import judge
+
+from .of_release import has
+
+MOST = 4  # entries that are tried: each builds an engine
+
+
+def may_be(host: Host, case: Case, rule: str, run: RunSpec) -> str:
+    """The id of a live bug that breaks this rule, with whose remedy the case is equal; "" if none of those tried is it."""
+    case = replace(case, exercises=())  # with the fix it may do something else
+    for entry in candidates(case, rule, run, host.source.called)[:MOST]:
+        assert entry.remedy is not None
+        try:
+            engine = host.engine(case, (*run.patches, entry.remedy), run.kernels)
+            with tempfile.TemporaryDirectory(prefix="eagletwin-") as scratch:
+                trace = engine.run(case, Path(scratch), run.limits, fresh=True)
+        except EagletwinError:  # the remedy does not fit this SGLang, or there is no engine for it
+            continue
+        if judge(trace, run.without, run.view).status == "equal":
+            return entry.id
+    return ""
+
+
+def candidates(case: Case, rule: str, run: RunSpec, version: str) -> list[Entry]:
+    """Bugs of this SGLang that break the rule, have a remedy that is not applied yet, and show in this mode: those whose own
+    case is most like this one come first."""
+    release = version.partition("+")[0]
+    found = [
+        entry
+        for entry in LEDGER.values()
+        if entry.rule == rule
+        and entry.remedy is not None
+        and entry.remedy not in run.patches
+        and not unreached(entry, run.mode)
+        and (has(release, entry) if release in releases() else not entry.fixed)
+    ]
+    return sorted(found, key=lambda entry: -sum(a == b for a, b in zip(_kind(entry.case), _kind(case), strict=True)))
+
+
+def _kind(case: Case) -> tuple[object, ...]:
+    samples = any(request.sampling is not None for request in case.requests)
+    return RECIPES[case.model].mtp_layers > 0, case.topk > 1, samples, case.engine.sglang.rejection_sampling

@@ -1,0 +1,35 @@
+"""Which bugs of the ledger a divergence is compared with. tests/engine/test_findings.py runs them."""
+
+from msgspec.structs import replace
+
+from eagletwin.cases.regressions import LEDGER
+from eagletwin.harness.check.known import candidates
+from eagletwin.harness.core.run_spec import DEFAULT_RUN
+
+LIVE = LEDGER["retracted-chunk-tail"]
+
+
+def ids(name: str, version: str, **run: object) -> list[str]:
+    entry = LEDGER[name]
+    return [one.id for one in candidates(entry.case, entry.rule, replace(DEFAULT_RUN, **run), version)]
+
+
+def test_bugs_of_the_rule_are_tried_and_those_of_a_like_case_first() -> None:
+    assert ids("retracted-chunk-tail", "0.5.23")[0] == "retracted-chunk-tail"
+    assert ids("multi-layer-chunk-tail-2", "0.5.23")[0].startswith("multi-layer-")
+    assert all(LEDGER[one].rule == "draft.input_ids" for one in ids("retracted-chunk-tail", "0.5.23"))
+
+
+def test_bugs_that_the_release_does_not_have_are_not_tried() -> None:
+    assert "retracted-chunk-tail" not in ids("retracted-chunk-tail", "0.5.12")
+    assert "retracted-chunk-tail" not in ids("retracted-chunk-tail", "0.5.12+dirty.01234567")
+    assert "retracted-chunk-tail" in ids("retracted-chunk-tail", "1a2b3c4d5e")  # of a commit, all live ones may be there
+
+
+def test_a_bug_whose_remedy_is_applied_is_not_tried() -> None:
+    assert LIVE.remedy is not None
+    assert "retracted-chunk-tail" not in ids("retracted-chunk-tail", "0.5.23", patches=(LIVE.remedy,))
+
+
+def test_a_bug_of_another_mode_is_not_tried() -> None:
+    assert ids("context-end", "0.5.23") == []
