@@ -31,7 +31,10 @@ from .underway import Recording, UnderWay, permutation
 # Failures of taps after which nothing more is recorded: they will not stop.
 _MOST_FAILURES = 5
 _POOL_SECONDS = 1.0  # between two looks at the pool
-_CACHES = ("RadixCache", "ChunkCache")  # whose counts of slots the judge knows what to make of
+_MISSING = 32  # batches in a row in which a request is in no list of the scheduler's, after which it has left
+# A scheduler's batches; a release has some of them.
+_BATCHES = ("running_batch", "last_batch", "cur_batch", "cur_batch_for_debug")
+_CACHES = ("UnifiedRadixCache", "RadixCache", "ChunkCache")  # whose counts of slots the judge knows what to make of
 
 
 def listen(scheduler: Any) -> None:
@@ -180,7 +183,8 @@ class Listener(Taps):
     def _live(self, batch: Any) -> list[Any]:
         """Requests that may hold slots."""
         scheduler = self._scheduler
-        batches = [batch, *(getattr(scheduler, name, None) for name in ("running_batch", "last_batch", "cur_batch"))]
+        batches = [batch, *(getattr(scheduler, name, None) for name in _BATCHES)]
+        batches += [launched for launched, *_ in getattr(scheduler, "result_queue", None) or ()]
         found = [request for one in batches if one is not None for request in (getattr(one, "reqs", None) or ())]
         found += [*scheduler.waiting_queue, *_chunked(scheduler)]
         return list({id(request): request for request in found}.values())
@@ -196,7 +200,8 @@ class Listener(Taps):
                 self._hand_over(rid, recording, Ending(kind="stopped", detail=f"after {recording.rounds} rounds, as asked"))
             else:
                 live = live or {id(one) for one in self._live(batch)}
-                if id(request) not in live:
+                recording.missing = 0 if id(request) in live else recording.missing + 1
+                if recording.missing > _MISSING:
                     self._hand_over(rid, recording, Ending(kind="stopped", detail="the request left the scheduler"))
 
     def _hand_over(self, rid: str, recording: Recording, ending: Ending) -> None:

@@ -31,6 +31,7 @@ class Recording:
         self.id = f"request-{number:06}"
         self.request = request
         self.rounds = 0
+        self.missing = 0  # batches in a row whose scheduler knew nothing of the request
         self.recorder = Recorder()
         self._tables = Tables()
         self._permutation = permutation
