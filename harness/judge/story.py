@@ -172,13 +172,17 @@ def _followed(trace: Trace, model: Model) -> dict[str, Story]:
     case = trace.header.case
     by_request = {request.id: Story(request.id, request.prompt, list(request.prompt)) for request in case.requests}
     retracted: list[tuple[str, list[int], int]] = []  # request, what it had committed, and how much of that was prefilled again
+    prefilled_to = _ends_of_prefills(trace)
     frontiers: dict[str, list[int]] = {}  # tokens that draft decode consumed in the round that is being drafted, by request
     for number, record in enumerate(trace.header.records):
         story = by_request.get(record.request)
         if story is None:
             continue
-        if (record.stage == "prefill" and not record.numbers["final"]) or record.stage == "extend":
+        if record.stage == "extend":
             story.known[number] = len(story.tokens) - 1
+        elif record.stage == "prefill" and not record.numbers["final"]:
+            # with overlap a retraction loses what was in flight: the worker knows what its last chunk will end with, no more
+            story.known[number] = min(len(story.tokens), prefilled_to.get(number, len(story.tokens))) - 1
         elif record.stage == "prefill":
             story.known[number] = record.numbers["end"]
             before = story.tokens
@@ -204,6 +208,19 @@ def _followed(trace: Trace, model: Model) -> dict[str, Story]:
             drafted = consumed + [0] * (case.num_steps - len(consumed))
             by_request[name].rounds.append(_chain(case, by_request[name], drafted))
     return by_request
+
+
+def _ends_of_prefills(trace: Trace) -> dict[int, int]:
+    """Of each chunk: how many tokens the request has when its last chunk is prefilled. Of one that never is: nothing."""
+    ends, coming = dict[int, int](), dict[str, int]()
+    for number, record in reversed(list(enumerate(trace.header.records))):
+        if record.stage != "prefill":
+            continue
+        if record.numbers["final"]:
+            coming[record.request] = record.numbers["end"]
+        elif record.request in coming:
+            ends[number] = coming[record.request]
+    return ends
 
 
 def _restore_lost_rounds(case: Case, by_request: dict[str, Story], retracted: list[tuple[str, list[int], int]]) -> None:
