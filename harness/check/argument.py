@@ -6,7 +6,7 @@ from eagletwin.harness.core.terminal import fold
 from eagletwin.harness.core.trace import Trace
 from eagletwin.harness.core.verdict import LAYER_RULES, RULES, Divergence, Verdict
 from eagletwin.harness.core.words import count
-from eagletwin.harness.families import RECIPES
+from eagletwin.harness.judge.model import model_of
 
 from .tree_drawing import draw
 
@@ -28,6 +28,7 @@ _STAGES = {
     "batch": "before a batch ran",
     "iteration": "before a scheduler iteration",
     "flushed": "after the cache was flushed",
+    "pool": "between two batches",
 }
 
 
@@ -47,7 +48,7 @@ def argue(
     off += f", judged by {verdict.view}" if verdict.view else ""
     lines = [f"{verdict.status.upper()}  {case.name} on SGLang {engine.version} ({engine.device}{mode}{changed}{off})"]
     if verdict.first is not None:
-        lines += ["", *_divergence(verdict.first, case.num_steps, RECIPES[case.model].mtp_layers > 0, columns)]
+        lines += ["", *_divergence(verdict.first, case.num_steps, model_of(header).mtp_layers > 0, columns)]
         drawn = draw(trace.ranks[verdict.first.rank or 0], verdict.first) if trace is not None else []
         lines += ["", *(f"  {line}".rstrip() for line in drawn)] if drawn else []
     if verdict.reason:
@@ -103,7 +104,7 @@ def headline(header: Header, verdict: Verdict) -> str:
     found, reason = verdict.first, " ".join(verdict.reason.split())
     if found is None:
         return f"{verdict.rule or verdict.status}: {reason}" if reason else verdict.status
-    line = f"{found.rule}, {_place(found, header.case.num_steps, RECIPES[header.case.model].mtp_layers > 0)}"
+    line = f"{found.rule}, {_place(found, header.case.num_steps, model_of(header).mtp_layers > 0)}"
     return f"{line}; unknown: {reason}" if verdict.status == "unknown" else line
 
 

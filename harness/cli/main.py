@@ -24,6 +24,7 @@ from eagletwin.harness.commands.kernels.command import kernels
 from eagletwin.harness.commands.ledger import ledger
 from eagletwin.harness.commands.models import models
 from eagletwin.harness.commands.prove.command import prove
+from eagletwin.harness.commands.record import record
 from eagletwin.harness.commands.releases.command import releases
 from eagletwin.harness.commands.rules import rules
 from eagletwin.harness.commands.serve import serve
@@ -38,7 +39,23 @@ app = typer.Typer(
     epilog="Exit codes: 0 equal, 1 diverged, 125 cannot tell, 128 and more: usage or harness error.",
 )
 
-for command in (check, fuzz, prove, bisect, diff, judge, acceptance, serve, kernels, ledger, rules, models, train, doctor):
+for command in (
+    check,
+    fuzz,
+    prove,
+    bisect,
+    diff,
+    judge,
+    acceptance,
+    serve,
+    record,
+    kernels,
+    ledger,
+    rules,
+    models,
+    train,
+    doctor,
+):
     app.command()(command)
 for group, name in ((releases, "releases"), (gpu, "gpu"), (bench, "bench")):
     app.add_typer(group, name=name)

@@ -1,12 +1,12 @@
-"""`eagletwin judge TRACE`: judge a recorded trace again, without SGLang."""
+"""`eagletwin judge TRACE`: judge a recorded trace again, or what a server recorded, without SGLang."""
 
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from eagletwin.harness.core.errors import exit_code_of
-from eagletwin.harness.core.run_spec import RunSpec
+from eagletwin.harness.core.errors import InputError, exit_code_of
+from eagletwin.harness.core.run_spec import DEFAULT_RUN, RunSpec
 from eagletwin.harness.core.terminal import show, width
 
 from .run_options import JUDGING, run_options
@@ -14,11 +14,19 @@ from .run_options import JUDGING, run_options
 
 @run_options(JUDGING)
 def judge(
-    trace: Annotated[Path, typer.Argument(help="A folder with trace.json and trace.safetensors.")],
+    trace: Annotated[
+        Path, typer.Argument(help="A folder with trace.json and trace.safetensors, or one that `eagletwin record` wrote into.")
+    ],
     *,
     spec: RunSpec,
 ) -> int:
-    """Judge a recorded trace again. Needs no SGLang."""
+    """Judge a recorded trace again, or the requests that a server recorded. Needs no SGLang.
+
+    The requests of a server are judged by the rules that need no weights (`eagletwin rules`)."""
+    from eagletwin.harness.check import recordings
+
+    if recordings.is_session(trace):
+        return _server(trace, spec)
     from eagletwin.harness.check.argument import argue
     from eagletwin.harness.families.traces import read_trace
     from eagletwin.harness.judge.judge import judge as judging
@@ -27,3 +35,17 @@ def judge(
     verdict = judging(recorded, spec.without, spec.view)
     show(argue(recorded.header, verdict, again=spec.command("judge", trace), trace=recorded, columns=width()))
     return exit_code_of(verdict.status)
+
+
+def _server(folder: Path, spec: RunSpec) -> int:
+    from eagletwin.harness.check import recordings
+
+    if spec.view != DEFAULT_RUN.view:
+        raise InputError(
+            f"--view {spec.view}: a view says what numbers must be, and a server's recording has none",
+            consequence="nothing was judged",
+            remedy="leave it out",
+        )
+    session = recordings.judged(folder, spec.without)
+    show(session.report(width(), spec.command("judge", folder)))
+    return exit_code_of(session.status)

@@ -105,6 +105,18 @@ class EngineInfo(Struct, frozen=True, kw_only=True):
     parts: tuple[str, ...] = ()
 
 
+class ServedModel(Struct, frozen=True, kw_only=True):
+    """What the judge must know of a model that no recipe describes: that of a server that was recorded.
+
+    ends        end-of-sequence tokens
+    mtp_layers  layers of a multi-layer draft; 0: a single head
+    """
+
+    vocab_size: int
+    ends: tuple[int, ...] = ()
+    mtp_layers: int = 0
+
+
 class Stored(Struct, frozen=True, array_like=True, gc=False):
     """A tensor of a record, up to schema 2, which did not write them in the order of the records."""
 
@@ -115,7 +127,8 @@ class Stored(Struct, frozen=True, array_like=True, gc=False):
 
 class Header(Struct, frozen=True, kw_only=True):
     """dtypes (between spaces), shapes: of the tensors of all records, in order. Each is the next numel(shape) numbers of the
-    flat tensor of its dtype, after those before it. differs: in what the SGLang differs from its base."""
+    flat tensor of its dtype, after those before it. differs: in what the SGLang differs from its base. served: of a recording,
+    which has no recipe and none of its numbers (core/recording.py)."""
 
     schema: int
     case: Case
@@ -128,6 +141,7 @@ class Header(Struct, frozen=True, kw_only=True):
     idle_edits: tuple[str, ...] = ()
     before: int = 0
     differs: Differs | UnsetType = UNSET  # left out for a release, whose traces stay as they were
+    served: ServedModel | UnsetType = UNSET
     dtypes: str = ""
     shapes: tuple[tuple[Size, ...], ...] = ()
     stored: tuple[Stored, ...] = ()

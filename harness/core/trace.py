@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import cache
 from math import prod
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 import msgspec
 import numpy as np
@@ -31,6 +31,7 @@ from .case import Case
 from .differs import Differs, merged
 from .errors import InputError
 from .older_traces import as_now, named
+from .recording import RecordingHeader, as_header, whole_tables
 from .records import Ending, EngineInfo, Header, Key, Record
 
 SCHEMA = 3
@@ -51,6 +52,8 @@ class _Seal(Struct):
 
 # made once: a decoder costs as much as what it decodes here
 _SEAL, _HEADER = msgspec.json.Decoder(_Seal), msgspec.json.Decoder(Header)
+_RECORDING = msgspec.json.Decoder(RecordingHeader)
+_Kind = TypeVar("_Kind", Header, RecordingHeader)
 
 
 def new_header(
@@ -196,7 +199,7 @@ def on_host(tensor: Tensor) -> Array:
     return array
 
 
-def write_trace(folder: Path, header: Header, tensors: Mapping[str, Tensor | Array]) -> None:
+def write_trace(folder: Path, header: Header | RecordingHeader, tensors: Mapping[str, Tensor | Array]) -> None:
     """Write trace.safetensors, then trace.json with the digests of both; a reader that finds trace.json finds a whole trace."""
     dtypes, shapes, flat = [], [], dict[str, list[Array]]()
     for n, record in enumerate(header.records):
@@ -210,8 +213,8 @@ def write_trace(folder: Path, header: Header, tensors: Mapping[str, Tensor | Arr
     joined = {dtype: np.concatenate(parts) for dtype, parts in flat.items()} or {"float32": np.zeros(0, np.float32)}
     data = serialize({dtype: _spec(array) for dtype, array in joined.items()})  # reads from the arrays' own memory
     digest = hashlib.sha256(data).hexdigest()
-    header = msgspec.structs.replace(header, dtypes=" ".join(dtypes), shapes=tuple(shapes), tensors_sha256=digest, sha256="")
-    text = msgspec.json.encode(header)
+    sealed = {"dtypes": " ".join(dtypes), "shapes": tuple(shapes), "tensors_sha256": digest, "sha256": ""}
+    text = msgspec.json.encode(msgspec.structs.replace(header, **sealed))
     _write(folder / TENSORS, data)
     _write(folder / HEADER, _sealed(text, hashlib.sha256(text).hexdigest()))
 
@@ -226,9 +229,9 @@ def _spec(array: Array) -> TensorSpec:
     return TensorSpec(dtype=_name(array.dtype), shape=array.shape, data_ptr=array.ctypes.data, data_len=array.nbytes)
 
 
-def _stored(header: Header) -> Iterable[tuple[str, str, tuple[int, ...]]]:
+def _stored(header: Header | RecordingHeader) -> Iterable[tuple[str, str, tuple[int, ...]]]:
     """Name, dtype and shape of each tensor. Raises ValueError if there are more of one than of another."""
-    if header.stored:
+    if isinstance(header, Header) and header.stored:
         return named(header)
     names = [f"{n}.{name}" for n, record in enumerate(header.records) for name in record.tensors]
     return zip(names, header.dtypes.split(), header.shapes, strict=True)
@@ -256,6 +259,29 @@ def load_trace(folder: Path, check: Callable[[Case, str], None]) -> Trace:
 
     check  raises InputError for a case that is not valid; its second argument says where the case is from
     """
+    header = _header(folder, _HEADER)
+    check(header.case, f"{folder / HEADER}: its case")
+    tensors = _tensors(folder, header)
+    try:
+        header, tensors = as_now(header, tensors)
+    except ValueError as error:
+        raise _inconsistent(folder, error) from error
+    others = range(1, header.engine.tp) if header.engine.rank == 0 else ()
+    return Trace(header, tensors, [load_trace(rank_folder(folder, rank), check) for rank in others])
+
+
+def load_recording(folder: Path) -> Trace:
+    """The recording of one request of a server, as a trace. Raises InputError, naming the file, as load_trace does."""
+    recorded = _header(folder, _RECORDING)
+    tensors = _tensors(folder, recorded)
+    try:
+        records, tensors = whole_tables(recorded.records, tensors)
+    except (KeyError, ValueError) as error:
+        raise _inconsistent(folder, error) from error
+    return Trace(as_header(recorded, records), tensors)
+
+
+def _header(folder: Path, decoder: msgspec.json.Decoder[_Kind]) -> _Kind:
     data = _read(folder / HEADER, MAX_HEADER_BYTES)
     try:
         raw = _SEAL.decode(data)
@@ -268,10 +294,12 @@ def load_trace(folder: Path, check: Callable[[Case, str], None]) -> Trace:
         seal = raw.sha256
         if not isinstance(seal, str) or hashlib.sha256(data.replace(_sealed(b"", seal), _sealed(b"", ""))).hexdigest() != seal:
             raise _refuse(folder / HEADER, "edited: its digest does not match its contents", "record the trace again")
-        header = _HEADER.decode(data)
+        return decoder.decode(data)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise _refuse(folder / HEADER, f"truncated or edited ({error})", "record the trace again") from error
-    check(header.case, f"{folder / HEADER}: its case")
+
+
+def _tensors(folder: Path, header: Header | RecordingHeader) -> dict[str, Tensor | Array]:
     data = _read(folder / TENSORS, MAX_TENSOR_BYTES)
     if hashlib.sha256(data).hexdigest() != header.tensors_sha256:
         raise _refuse(
@@ -282,12 +310,13 @@ def load_trace(folder: Path, check: Callable[[Case, str], None]) -> Trace:
     except SafetensorError as error:
         raise _refuse(folder / TENSORS, f"not safetensors ({error})", "record the trace again") from error
     try:
-        tensors = _apart(flat, _stored(header))
-        header, tensors = as_now(header, tensors)
+        return _apart(flat, _stored(header))
     except ValueError as error:
-        raise _refuse(folder / TENSORS, f"not what trace.json names ({error})", "record the trace again") from error
-    others = range(1, header.engine.tp) if header.engine.rank == 0 else ()
-    return Trace(header, tensors, [load_trace(rank_folder(folder, rank), check) for rank in others])
+        raise _inconsistent(folder, error) from error
+
+
+def _inconsistent(folder: Path, error: Exception) -> InputError:
+    return _refuse(folder / TENSORS, f"not what trace.json names ({error})", "record the trace again")
 
 
 def _sealed(text: bytes, seal: str) -> bytes:

@@ -7,8 +7,9 @@ from collections import Counter
 
 from eagletwin.harness.core.records import Record
 from eagletwin.harness.core.trace import Trace
-from eagletwin.harness.families import RECIPES
 from eagletwin.reference.sizes import count_candidates
+
+from .model import model_of
 
 _FLOATS = ("kv", "hidden_in", "hidden_out", "hidden", "probabilities", "scores", "coins")
 _WITH_OUTPUT = ("target.extend", "target.verify", "draft.decode")
@@ -19,6 +20,8 @@ def missing(trace: Trace) -> str:
     case, records = trace.header.case, trace.header.records
     if len({record.key for record in records}) < len(records):
         return "two records have the same key"
+    if not model_of(trace.header).numbers:
+        return _missing_of_recording(trace)
     # a few dozen, of hundreds of tensors
     kinds = {(name, trace.array(number, name).dtype.kind) for number, record in enumerate(records) for name in record.tensors}
     strange = {(name, kind) for name, kind in kinds if (kind == "f") != name.endswith(_FLOATS)}
@@ -54,10 +57,35 @@ def missing(trace: Trace) -> str:
     return ""
 
 
+def _missing_of_recording(trace: Trace) -> str:
+    """The same of one request of a server: from its first chunk on no chunk and no round is left out."""
+    header = trace.header
+    records, layers = header.records, model_of(header).mtp_layers
+    chunks = [record for record in records if record.stage == "prefill"]
+    if not chunks or not any(record.numbers["final"] for record in chunks):
+        return "its prompt was never prefilled to the end"
+    position = None
+    for chunk in chunks:
+        start, end = chunk.numbers["start"], chunk.numbers["end"]
+        if position is not None and start != position:
+            return f"a chunk begins at {start}, and the one before it ended at {position}"
+        position = None if chunk.numbers["final"] else end  # a retracted request begins anew, behind what the cache has of it
+    rounds = {stage: [record.round for record in records if record.stage == stage] for stage in ("draft", "verify", "extend")}
+    if any(numbers != list(range(len(rounds["draft"]))) for numbers in rounds.values()):
+        return "a stage of a round was not recorded"
+    stages = Counter(record.stage for record in records)
+    in_graph = Counter(record.stage for record in records if record.numbers.get("in_graph"))
+    due = {"target.extend": len(chunks), "draft.extend": len(chunks) * (layers or 1), "target.verify": len(rounds["draft"])}
+    due["draft.decode"] = 0 if layers else (len(rounds["draft"]) - in_graph["draft"]) * (header.case.num_steps - 1)
+    due["draft.extend_decode"] = (len(rounds["draft"]) - in_graph["extend"]) * (layers or 1)
+    wrong = next((stage for stage, count in due.items() if stages[stage] != count), None)
+    return f"{stages[wrong]} records of {wrong}, not {due[wrong]}" if wrong else ""
+
+
 def _due(trace: Trace, number: int, record: Record) -> str:
     """Which tensor of a record is not as long as it must be, where the judge compares only as much of it as there is."""
     case, numbers = trace.header.case, record.numbers
-    layers = RECIPES[case.model].mtp_layers > 0
+    layers = model_of(trace.header).mtp_layers > 0
     due: dict[str, tuple[int, int]] = {}  # tensor -> dimension, and how long it is
     if "hidden_out" in record.tensors:
         due["hidden_out"] = (0, len(trace.array(number, "input_ids")))
@@ -105,7 +133,7 @@ def _request(trace: Trace, name: str, stages: Counter[tuple[str, str]]) -> str:
         due["cached"] = int(chunks > 0)
     if trace.header.inner:
         due |= {"target.extend": chunks, "draft.extend": chunks, "target.verify": rounds, "draft.extend_decode": extends}
-        layers = case.num_steps if RECIPES[case.model].mtp_layers else 0
+        layers = case.num_steps if model_of(trace.header).mtp_layers else 0
         in_graph = Counter(record.stage for _, record in own if record.numbers.get("in_graph"))
         due["draft.decode"] = 0 if layers else (rounds - in_graph["draft"]) * (case.num_steps - 1)
         due["draft.extend_decode"] -= in_graph["extend"]
@@ -124,8 +152,8 @@ def _rows(trace: Trace, own: list[tuple[int, Record]]) -> str:
     """Chunks follow each other without a gap, and every committed row was looked at, in both pools."""
     ends: dict[int, int] = {}  # round of the prefill -> where its last chunk ended
     case = trace.header.case
-    recipe, layers = RECIPES[case.model], case.num_steps
-    seen: dict[str, set[int]] = {part: set() for part in ("target", *recipe.drafts[:layers])}
+    drafts, layers = model_of(trace.header).drafts, case.num_steps
+    seen: dict[str, set[int]] = {part: set() for part in ("target", *drafts[:layers])}
     for number, record in own:
         if record.stage not in ("prefill", "extend"):
             continue

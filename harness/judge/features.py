@@ -6,8 +6,8 @@ from collections.abc import Callable
 from eagletwin.harness.core.features import FEATURES
 from eagletwin.harness.core.records import Record
 from eagletwin.harness.core.trace import Trace
-from eagletwin.harness.families import RECIPES
 
+from .model import model_of
 from .story import Round, Story
 from .trees import parents_of
 
@@ -29,7 +29,7 @@ class Evidence:
 
     def __init__(self, trace: Trace, stories: dict[str, Story]) -> None:
         self.trace, self.stories, self.case = trace, stories, trace.header.case
-        self.layers = RECIPES[self.case.model].mtp_layers > 0
+        self.layers = model_of(trace.header).mtp_layers > 0
         self.records = list(enumerate(trace.header.records))
         self.prefills, self.verified = self.of("prefill"), self.of("verify")
         self.chunks = [record for record in self.prefills if not record.numbers["final"]]
@@ -60,9 +60,9 @@ class Evidence:
         return first and not self.continues(record)
 
     def tail_differs(self, record: Record) -> bool:
-        """Whether the target's argmax at a chunk's end is not the next token."""
+        """Whether the target's argmax at a chunk's end is not the next token. Of a recording nobody knows."""
         story, end = self.stories[record.request], record.numbers["end"]
-        return int(story.target.logits[end - 1].argmax()) != story.tokens[end]
+        return story.target_rows is not None and int(story.target.logits[end - 1].argmax()) != story.tokens[end]
 
     def goes_on(self, record: Record) -> bool:
         """Whether another prompt shares more with this one than was reused."""

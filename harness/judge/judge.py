@@ -6,7 +6,7 @@ from collections import Counter
 from msgspec.structs import replace
 
 from eagletwin.harness.core.errors import InputError
-from eagletwin.harness.core.records import Ending
+from eagletwin.harness.core.records import Ending, Header
 from eagletwin.harness.core.trace import Trace
 from eagletwin.harness.core.verdict import DECLARED_VIEW, RULES, Divergence, Verdict, View
 from eagletwin.harness.families.weights import model_pair
@@ -16,6 +16,7 @@ from .bounds import bounds_of
 from .compare import Findings
 from .complete import missing
 from .features import exercised
+from .model import model_of
 from .ranks import merge_ranks, unlike
 from .requests import RequestJudge
 from .story import stories
@@ -38,13 +39,13 @@ def judge(trace: Trace, without: frozenset[str] = frozenset(), view: View = DECL
     A judge that cannot make sense of a trace says `unknown`, never `equal`.
     """
     model = trace.header.case.model
-    if trace.header.weights != model_pair(model).digest:
+    if model_of(trace.header).numbers and trace.header.weights != model_pair(model).digest:
         raise InputError(
             f"the trace was made with other weights of {model} than this eagletwin makes",
             consequence="the reference cannot compute what this trace should hold",
             remedy="judge it with the eagletwin and torch versions in its header, or record it again",
         )
-    rule, end = _unusual_end(trace.header.ending)
+    rule, end = _unusual_end(trace.header)
     try:
         findings, reached = _compare(trace, without, view)
     except Exception as error:
@@ -96,9 +97,13 @@ def _judge_failure(error: Exception) -> str:
     return f"the judge failed on this trace: {type(error).__name__}: {error} ({where.filename}:{where.lineno})"
 
 
-def _unusual_end(ending: Ending) -> tuple[str, str]:
-    """Rule and reason of a run that did not finish; two empty strings for a run that did."""
-    if ending.kind == "finished":
+def _unusual_end(header: Header) -> tuple[str, str]:
+    """Rule and reason of a run that did not finish; two empty strings for a run that did.
+
+    A recording of a server may stop before its request ends: what is in it is whole.
+    """
+    ending = header.ending
+    if ending.kind == "finished" or (ending.kind == "stopped" and not model_of(header).numbers):
         return "", ""
     if ending.kind == "stopped":
         return "", f"the run was stopped {ending.detail}"
@@ -135,7 +140,7 @@ def _reason_for_doubt(trace: Trace, verdict: Verdict) -> str:
         if gap:
             return f"the trace{f' of rank {rank}' if trace.others else ''} is not complete: {gap}"
     abortable = {event.request for event in trace.header.case.events if event.kind == "abort"}
-    for record in trace.header.records:
+    for record in trace.header.records if model_of(trace.header).numbers else ():  # a server's clients may hang up
         if record.stage == "finished" and record.numbers["aborted"] and record.request not in abortable:
             return f"the scheduler aborted request {record.request} before its end"
     unchecked = [name for one in trace.ranks for name in one.header.fallbacks]
@@ -148,6 +153,8 @@ def _too_little_said(trace: Trace, verdict: Verdict) -> str:
     """Why too few of the comparisons could have failed; empty if enough of them could."""
     if not any(verdict.checked.values()):
         return "nothing was compared" + (": every rule that this trace could break is switched off" if verdict.without else "")
+    if not model_of(trace.header).numbers:
+        return ""
     bounds = bounds_of(trace.header.engine.dtype, trace.header.case.model)
     cut, compared = (counts.get("verify.probabilities", 0) for counts in (verdict.unseen, verdict.checked))
     if cut > max(1, _MAX_CUTS_SHARE * compared):

@@ -24,6 +24,7 @@ from eagletwin.reference.mtp import consumed, draft_extend, is_provisional
 
 from .book import Book
 from .compare import Compare, Phase, Place
+from .model import model_of
 from .ranks import heads
 from .story import Round, Story, recorded_rows, reference_heads, stored_rows
 
@@ -73,11 +74,15 @@ class Layers:
     ) -> None:
         self._trace, self._stories, self._compare, self._view, self._chunk = trace, stories, compare, view, chunk
         self._case: Case = trace.header.case
-        recipe = RECIPES[self._case.model]
-        self._heads: tuple[Head, ...] = reference_heads(self._case.model, trace.header.engine.dtype)[: self._case.num_steps]
-        self._own_heads = heads(trace.header, "draft")
-        self._chained, self._vocabulary = recipe.chained, recipe.target.vocab_size
-        self.parts = recipe.drafts[: self._case.num_steps]
+        model = model_of(trace.header)
+        self._heads: tuple[Head, ...] = ()  # none of a recording, whose numbers the reference cannot compute
+        self._chained = False
+        if model.numbers:
+            self._heads = reference_heads(self._case.model, trace.header.engine.dtype)[: self._case.num_steps]
+            self._own_heads = heads(trace.header, "draft")
+            self._chained = RECIPES[self._case.model].chained
+        self._vocabulary = model.vocab_size
+        self.parts = model.drafts[: self._case.num_steps]
         self._book = Book(self.parts, self._heads)
         self._states = {request.id: LayerState() for request in self._case.requests}
         for number, record in enumerate(trace.header.records):
@@ -96,9 +101,12 @@ class Layers:
             round = story.rounds[record.round]
             rows = range(round.committed, round.end)
         known = story.known[number]
-        tokens, hidden = torch.tensor(story.tokens[: known + 1]).clamp(0, self._vocabulary - 1), _hidden(story)
+        tokens = torch.tensor(story.tokens[: known + 1]).clamp(0, self._vocabulary - 1)
         best = self._trace.integers(number, "proposal")[:: self._case.topk]  # of each layer: the one that goes on
         proposals = [max(0, min(token, self._vocabulary - 1)) for token in best]
+        if not self._heads:
+            return _Extend(rows, known, tokens, proposals, [])
+        hidden = _hidden(story)
         if self._view == "committed":
             all_rows = draft_extend(
                 self._heads, self._chained, tokens, hidden, range(rows.stop), [None] * len(self._heads), proposals
@@ -154,6 +162,8 @@ class Layers:
         ids, positions = self._trace.integers(number, "input_ids"), self._trace.integers(number, "positions")
         self._compare.integers(place, "draft.input_ids", expected, ids, "row", rows.start, why)
         self._compare.integers(place, "draft.positions", list(rows), positions, "row", rows.start)
+        if not extend.layers:
+            return place
         of_target = story.target.hidden[rows.start : rows.stop]
         below = extend.layers[layer - 1].hidden.numpy() if self._chained and layer else of_target
         hidden = self._trace.array(number, "hidden_in")
@@ -179,7 +189,7 @@ class Layers:
         """The stored rows of every layer, and what each proposes."""
         state = self._states[record.request]
         extend = state.extends[record.key]
-        for layer, part in enumerate(self.parts):
+        for layer, part in enumerate(self.parts if extend.layers else ()):
             place = Place(record, phase, layer=layer)
             self._stored(number, place, part, extend)
         if record.stage == "prefill" and not record.numbers["final"]:

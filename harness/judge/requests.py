@@ -3,7 +3,7 @@
 compare.py says how numbers are compared, story.py what they must be, slots.py who owns which slot.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import lru_cache
 
 import numpy as np
@@ -11,17 +11,17 @@ import numpy as np
 from eagletwin.harness.core.arrays import Array
 from eagletwin.harness.core.records import Key, Record
 from eagletwin.harness.core.trace import Trace
-from eagletwin.harness.families import RECIPES
 from eagletwin.reference.layout import draft_columns, verify_columns
 from eagletwin.reference.tree import depths, walk_greedy
 
-from .bounds import bounds_of
+from .bounds import FLOAT32, bounds_of
 from .compare import Compare, Findings, Phase, Place
 from .events import Events
 from .layers import Layers, StoredView
+from .model import model_of
 from .sampling import Samples
 from .slots import Slots
-from .story import Round, Story, recorded_rows
+from .story import Grown, Round, Story, recorded_rows
 from .trees import Trees, parents_of
 from .unseen import draft_decode_in_graph, layers_in_graph
 
@@ -33,7 +33,9 @@ class RequestJudge:
         self._trace = trace
         self._stories = stories
         self._case = trace.header.case
-        bounds = bounds_of(trace.header.engine.dtype, self._case.model)
+        self._model = model_of(trace.header)
+        # of a recording no float is compared
+        bounds = bounds_of(trace.header.engine.dtype, self._case.model) if self._model.numbers else FLOAT32
         self._compare = Compare([request.id for request in self._case.requests], without, bounds)
         self._slots = Slots(trace, self._compare)
         self._trees = Trees(trace, self._compare)
@@ -41,7 +43,7 @@ class RequestJudge:
         self._numbers = {record.key: n for n, record in enumerate(trace.header.records)}
         self._emitted: dict[str, int] = {}  # request -> how many tokens were emitted for it
         self._layers = None
-        if RECIPES[self._case.model].mtp_layers:
+        if self._model.mtp_layers:
             self._layers = Layers(trace, stories, self._compare, stored, self._chunk)
 
     def check(self) -> Findings:
@@ -60,6 +62,7 @@ class RequestJudge:
             "iteration": self._iteration,
             "batch": self._slots.batch,
             "flushed": self._flushed,
+            "pool": self._slots.counted,
         }
         for number, record in enumerate(self._trace.header.records):
             checks[record.stage](number, record)
@@ -136,6 +139,9 @@ class RequestJudge:
     def _prefill(self, number: int, record: Record) -> None:
         story, end = self._stories[record.request], record.numbers["end"]
         self._slots.keep(record, self._trace.integers(number, "table"))
+        if not self._model.numbers:
+            self._handed_on(number, record, "draft.extend")
+            return
         if story.target_rows is None:  # of one token, none follows
             return
         if record.numbers["final"]:
@@ -149,6 +155,13 @@ class RequestJudge:
         self._stored(number, record, "target.extend", "draft.extend")
         if record.numbers["final"] and self._layers is None:
             self._next_proposal(number, Place(record, "draft.extend", output=True), end)
+
+    def _handed_on(self, number: int, record: Record, phase: Phase) -> None:
+        """What an extend proposes, where no more than its tokens is known."""
+        if self._layers is not None:
+            self._layers.extended(number, record, phase)
+        elif record.stage == "extend" or record.numbers["final"]:
+            self._trees.proposed(number, record.request)
 
     def _stored(self, number: int, record: Record, target_phase: Phase, draft_phase: Phase) -> None:
         """KV rows that were written, or written over, since the last boundary."""
@@ -206,20 +219,8 @@ class RequestJudge:
         if not returned:
             return
         round = self._round(record)
-        growth = story.growths[record.round]
-
-        def name(branch: int) -> str:
-            return f"{rows} {first + branch}"
-
-        self._compare.floats(place, "draft.hidden_in", growth.hidden[step - 1], self._trace.array(number, "hidden_in"), name)
-        if "hidden_out" in record.tensors:  # absent if the forward never returned
-            out = Place(record, "draft", step, output=True)
-            handed_on = self._trace.array(number, "hidden_out")
-
-            def handed(branch: int) -> str:
-                return f"state that {rows} {first + branch} proposes from"
-
-            self._compare.floats(out, "draft.proposal", growth.handed_on[step - 1], handed_on, handed)
+        if self._model.numbers:
+            self._decoded(number, place, story.growths[record.round], lambda branch: f"{rows} {first + branch}")
         table = self._table(record, "draft")
         if table is None:  # draft() never returned, perhaps because of what it consumed, which is compared there otherwise
             self._trees.cut_off(record, story, ids, position)
@@ -228,6 +229,21 @@ class RequestJudge:
             # twice shows in the row of an earlier step.
             columns = _columns(round.committed, self._case.topk, self._case.num_steps, self._case.page_size)
             self._slots.written(number, Place(record, "draft"), table, [branch[step - 1] for branch in columns])
+
+    def _decoded(self, number: int, place: Place, growth: Grown, name: Callable[[int], str]) -> None:
+        """The states that a draft decode step consumed, and those that it handed on."""
+        record = place.record
+        self._compare.floats(
+            place, "draft.hidden_in", growth.hidden[record.step - 1], self._trace.array(number, "hidden_in"), name
+        )
+        if "hidden_out" in record.tensors:  # absent if the forward never returned
+            out = Place(record, "draft", record.step, output=True)
+            handed_on = self._trace.array(number, "hidden_out")
+
+            def handed(branch: int) -> str:
+                return f"state that {name(branch)} proposes from"
+
+            self._compare.floats(out, "draft.proposal", growth.handed_on[record.step - 1], handed_on, handed)
 
     def _draft(self, number: int, record: Record) -> None:
         round, story = self._round(record), self._stories[record.request]
@@ -244,6 +260,10 @@ class RequestJudge:
             return
         if record.numbers.get("in_graph"):
             draft_decode_in_graph(self._trace, self._compare, self._trees, number, round)
+        if not self._model.numbers:
+            self._trees.grown_by_tokens(record, round)
+            self._trees.shape(number, record, round)
+            return
         growth = story.growths[record.round]
         if "hole_kv" in record.tensors:
             self._holes(number, place, story, round)
@@ -308,15 +328,8 @@ class RequestJudge:
     def _verify(self, number: int, record: Record) -> None:
         story, round, numbers = self._stories[record.request], self._round(record), record.numbers
         decided = story.tokens[round.committed + 1 : round.end + 1]
-        logits = story.target.logits[round.committed : round.end]
-        by_coins = False
-        if self._case.samples:
-            layers = self._layers
-            proposed_from = story.growths[record.round].logits if layers is None else layers.proposed_from(record.request)
-            by_coins = self._samples.verified(number, record, story, round, parents_of(self._case, round), proposed_from)
-        for n, token in enumerate(() if by_coins else decided):
-            index = f"token committed after node {n}" if self._case.topk == 1 else f"token committed after accepted node {n}"
-            self._compare.choice(Place(record, "verify", n), "verify.accept", logits[n], token, index)
+        if self._model.numbers:
+            self._decided(number, record, decided)
         place = Place(record, "verify", len(decided))
         parents, tokens = parents_of(self._case, round), [round.bonus, *round.drafted]
         if parents is not None:
@@ -348,6 +361,19 @@ class RequestJudge:
                 lambda n: f"state of accepted node {n}, moved to the front",
             )
 
+    def _decided(self, number: int, record: Record, decided: list[int]) -> None:
+        """What verify committed: the target's argmax after each accepted node, or what the coins decided."""
+        story, round = self._stories[record.request], self._round(record)
+        logits = story.target.logits[round.committed : round.end]
+        by_coins = False
+        if self._case.samples:
+            layers = self._layers
+            proposed_from = story.growths[record.round].logits if layers is None else layers.proposed_from(record.request)
+            by_coins = self._samples.verified(number, record, story, round, parents_of(self._case, round), proposed_from)
+        for n, token in enumerate(() if by_coins else decided):
+            index = f"token committed after node {n}" if self._case.topk == 1 else f"token committed after accepted node {n}"
+            self._compare.choice(Place(record, "verify", n), "verify.accept", logits[n], token, index)
+
     def _draft_extend_decode(self, number: int, record: Record) -> None:
         round, place = self._round(record), Place(record, "draft.extend_decode")
         if self._layers is not None:
@@ -363,10 +389,13 @@ class RequestJudge:
         place, end = Place(record, "draft.extend_decode"), self._round(record).end
         self._compare.integers(place, "verify.accept", [end], [record.numbers["seq_len"]], "seq_len after round", record.round)
         self._slots.keep(record, self._trace.integers(number, "table"))
-        self._stored(number, record, "target.verify", "draft.extend_decode")
-        if self._layers is None:
+        if self._model.numbers:
+            self._stored(number, record, "target.verify", "draft.extend_decode")
+        else:
+            self._handed_on(number, record, "draft.extend_decode")
+        if self._layers is None and self._model.numbers:
             self._next_proposal(number, Place(record, "draft.extend_decode", output=True), self._round(record).end)
-        elif record.numbers.get("in_graph"):
+        elif self._layers is not None and record.numbers.get("in_graph"):
             layers_in_graph(self._trace, self._compare)
 
     # -- the end of a request, and the pool ------------------------------------------------------------------------------
@@ -377,13 +406,15 @@ class RequestJudge:
         request = next(request for request in self._case.requests if request.id == record.request)
         limit = request.max_new_tokens
         committed, place = story.tokens[len(story.prompt) :], Place(record, "finished")
-        if record.numbers["aborted"]:  # what it did emit must be right; an abort does not cut a round at max_new_tokens
+        # a server's request also ends by a stop string, a grammar, or the end of the context: `otherwise`
+        cut = record.numbers["aborted"] or record.numbers.get("otherwise")
+        if cut:  # what it did emit must be right; an abort does not cut a round at max_new_tokens
             limit = min(len(emitted), len(committed))
         elif request.stop:
-            ends = {*request.stop, RECIPES[self._case.model].end_of_sequence}
+            ends = {*request.stop, *self._model.ends}
             limit = next((n for n, token in enumerate(committed[:limit], 1) if token in ends), limit)
         expected = committed[:limit]
-        if not record.numbers["aborted"] and len(emitted) != limit:
+        if not cut and len(emitted) != limit:
             self._compare.integers(place, "output.tokens", [limit], [len(emitted)], "length of the output, request", 0)
         self._compare.integers(place, "output.tokens", expected, emitted, "output token", 0)
 

@@ -85,6 +85,17 @@ class Slots:
         if just_now and self._radix_cache:
             del self._tables[record.request]
 
+    def counted(self, number: int, record: Record) -> None:  # noqa: ARG002  as all stages are called
+        """A server's pool between two batches, by SGLang's own counts: which slots they are was not recorded."""
+        if not self._compare.on("pool.accounting"):
+            return
+        numbers = record.numbers
+        parts = {name: numbers[name] for name in ("available", "evictable", "protected", "held")}
+        if sum(parts.values()) != numbers["total"] or min(parts.values()) < 0:
+            place = Place(record, "iteration")
+            counted = ", ".join(f"{name} {count}" for name, count in parts.items())
+            self._compare.report(place, "pool.accounting", "slots with an owner", numbers["total"], counted)
+
     def account(self, number: int, place: Place) -> None:
         """Free, cached and held slots are disjoint and make up the pool; the scheduler's own counts agree with them."""
         if not self._compare.on("pool.accounting"):

@@ -27,6 +27,7 @@ from eagletwin.reference.sizes import count_candidates
 
 from .bounds import bounds_of
 from .choices import Choices, choices
+from .model import Model, model_of
 from .ranks import heads
 
 # Committed tokens of the requests that share a forward: its cost grows with the square, and that of many small ones with
@@ -98,6 +99,8 @@ class Story:
     stored   KV rows 0..T-2 of the reference, of "target" and "draft" [T-1, 2, L, G, D]; G: the heads of the trace's rank
     known    prefill or extend record -> M, the last token that was known when it was over
 
+    A recording has no reference: its stories are tokens and rounds.
+
     Of a draft of several layers, layers.py works out what there is in place of draft, growths and choices.
     """
 
@@ -133,9 +136,14 @@ class Story:
 
 
 def stories(trace: Trace, view: View) -> dict[str, Story]:
-    """The story of every request of the case, with the reference's rows filled in, in this view of a tree node's context."""
+    """The story of every request of the case, with the reference's rows filled in, in this view of a tree node's context.
+
+    Of a recording they are not filled in: the reference has no weights for it."""
     case, dtype = trace.header.case, trace.header.engine.dtype
-    by_request = _followed(trace)
+    model = model_of(trace.header)
+    by_request = _followed(trace, model)
+    if not model.numbers:
+        return by_request
     for request in case.requests:
         story = by_request[request.id]
         most = len(request.prompt) + request.max_new_tokens + 2 * case.verify_nodes
@@ -159,18 +167,22 @@ def stories(trace: Trace, view: View) -> dict[str, Story]:
     return by_request
 
 
-def _followed(trace: Trace) -> dict[str, Story]:
+def _followed(trace: Trace, model: Model) -> dict[str, Story]:
     """The stories as the trace has them: what the engine chose, and nothing of the reference yet."""
     case = trace.header.case
     by_request = {request.id: Story(request.id, request.prompt, list(request.prompt)) for request in case.requests}
     retracted: list[tuple[str, list[int], int]] = []  # request, what it had committed, and how much of that was prefilled again
+    prefilled_to = _ends_of_prefills(trace)
     frontiers: dict[str, list[int]] = {}  # tokens that draft decode consumed in the round that is being drafted, by request
     for number, record in enumerate(trace.header.records):
         story = by_request.get(record.request)
         if story is None:
             continue
-        if (record.stage == "prefill" and not record.numbers["final"]) or record.stage == "extend":
+        if record.stage == "extend":
             story.known[number] = len(story.tokens) - 1
+        elif record.stage == "prefill" and not record.numbers["final"]:
+            # with overlap a retraction loses what was in flight: the worker knows what its last chunk will end with, no more
+            story.known[number] = min(len(story.tokens), prefilled_to.get(number, len(story.tokens))) - 1
         elif record.stage == "prefill":
             story.known[number] = record.numbers["end"]
             before = story.tokens
@@ -184,7 +196,7 @@ def _followed(trace: Trace) -> dict[str, Story]:
             consumed = frontiers.pop(record.request, [])
             if "consumed" in record.tensors:  # draft decode ran in a graph
                 consumed = trace.integers(number, "consumed")
-            story.rounds.append(_round(trace, number, story, consumed))
+            story.rounds.append(_round(trace, number, story, consumed, model))
         elif record.stage == "verify":
             round = story.rounds[-1]
             round.path = trace.integers(number, "accept_index")
@@ -196,6 +208,19 @@ def _followed(trace: Trace) -> dict[str, Story]:
             drafted = consumed + [0] * (case.num_steps - len(consumed))
             by_request[name].rounds.append(_chain(case, by_request[name], drafted))
     return by_request
+
+
+def _ends_of_prefills(trace: Trace) -> dict[int, int]:
+    """Of each chunk: how many tokens the request has when its last chunk is prefilled. Of one that never is: nothing."""
+    ends, coming = dict[int, int](), dict[str, int]()
+    for number, record in reversed(list(enumerate(trace.header.records))):
+        if record.stage != "prefill":
+            continue
+        if record.numbers["final"]:
+            coming[record.request] = record.numbers["end"]
+        elif record.request in coming:
+            ends[number] = coming[record.request]
+    return ends
 
 
 def _restore_lost_rounds(case: Case, by_request: dict[str, Story], retracted: list[tuple[str, list[int], int]]) -> None:
@@ -237,13 +262,14 @@ def _decided(round: Round, predicted: list[int], bonus: int) -> list[int]:
     return [*(round.drafted[node - 1] for node in nodes), bonus]
 
 
-def _round(trace: Trace, number: int, story: Story, consumed: list[int]) -> Round:
+def _round(trace: Trace, number: int, story: Story, consumed: list[int], model: Model) -> Round:
     """The round of draft record `number`."""
     case, drafted, committed = trace.header.case, trace.integers(number, "tokens")[1:], len(story.tokens) - 1
     if case.topk == 1:
         return _chain(case, story, drafted)
     expanded, selected = trace.integers(number, "expanded"), trace.integers(number, "selected")
-    if RECIPES[case.model].mtp_layers:  # no frontier was ever consumed
+    unseen = not model.numbers and not consumed  # of a server in graphs
+    if model.mtp_layers or unseen:  # no frontier was ever consumed
         return Round(committed, story.tokens[-1], drafted, selected, expanded, [], committed)
     if len(consumed) != len(expanded):
         raise ValueError(f"{len(consumed)} tokens were consumed by draft decode, and {len(expanded)} candidates were expanded")

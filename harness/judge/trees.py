@@ -12,12 +12,11 @@ from eagletwin.harness.core.arrays import Array
 from eagletwin.harness.core.case import Case
 from eagletwin.harness.core.records import Record
 from eagletwin.harness.core.trace import Trace
-from eagletwin.harness.families import RECIPES
-from eagletwin.harness.families.weights import model_pair
 from eagletwin.reference.sizes import count_candidates
 from eagletwin.reference.tree import ancestor_mask, depths, retrieve_links, tree_parents
 
 from .compare import UNSEEN, Compare, Place
+from .model import model_of
 from .rows import SMALLEST_LOG, log_scale, logs
 from .story import ReferenceRows, Round, Story
 
@@ -65,13 +64,17 @@ class Trees:
         self._compare = compare
         self._case = trace.header.case
         self._proposed: dict[str, list[int]] = {}  # request -> what the root row of its next round proposed
-        self._proposes: list[int] = model_pair(self._case.model).proposes.tolist()  # by the recipe, whatever the engine loaded
+        self._model = model_of(trace.header)
+
+    def proposed(self, number: int, request: str) -> list[int]:
+        """Note what the last committed row of a request proposes to its next round."""
+        proposed = self._proposed[request] = self._in_targets_ids(self._trace.integers(number, "proposal"))
+        return proposed
 
     def root(self, number: int, place: Place, rows: ReferenceRows, last: int) -> None:
         """What the last committed row proposes to the next round: the k best tokens of its logits, in order."""
         logits = rows.logits[last : last + 1]
-        proposed = self._in_targets_ids(self._trace.integers(number, "proposal"))
-        self._proposed[place.record.request] = proposed
+        proposed = self.proposed(number, place.record.request)
         if self._case.draws_drafts(place.record.request):
             self._compare.not_seen(("draft.proposal",), 1)  # the coins are not recorded; sampling.py judges the distribution
         else:
@@ -91,7 +94,7 @@ class Trees:
 
         An id outside the draft's vocabulary is moved past the target's, so that it is outside of that as well.
         """
-        proposes, vocabulary = self._proposes, RECIPES[self._case.model].target.vocab_size
+        proposes, vocabulary = self._model.proposes, self._model.vocab_size
         return [proposes[n] if 0 <= n < len(proposes) else vocabulary + abs(n) for n in ids]
 
     def cut_off(self, record: Record, story: Story, ids: list[int], position: int) -> None:
@@ -120,6 +123,28 @@ class Trees:
             self._scores(number, record, story)
         self.shape(number, record, round)
 
+    def grown_by_tokens(self, record: Record, round: Round) -> None:
+        """The same of a tree whose numbers the reference cannot compute: tokens, and what a choice is, whichever it is."""
+        topk, steps = self._case.topk, self._case.num_steps
+        if round.proposed:
+            total = count_candidates(topk, steps)
+            self._compare.integers(
+                Place(record, "draft"), "draft.proposal", [total], [len(round.proposed)], "number of candidates", 0
+            )
+        shown = self._shown(round)
+        self._continues(record, shown)
+        if topk == 1:
+            return
+        self._first_frontier(record, round)
+        for step in range(1, steps - 1):
+            first, frontier = count_candidates(topk, step), round.expanded[step * topk : (step + 1) * topk]
+            if self._compare.on("tree.parents"):
+                last = count_candidates(topk, step + 1)
+                if len({one for one in frontier if first <= one < last}) < topk:
+                    self._no_frontier(record, step, frontier)
+        if self._ascends(record, round):
+            self._nodes_are_candidates(record, round)
+
     def shape(self, number: int, record: Record, round: Round) -> None:
         """What follows from who is whose parent: positions, masks and links."""
         place = Place(record, "draft", self._case.num_steps)
@@ -129,20 +154,28 @@ class Trees:
                 expected = f"{self._case.verify_nodes - 1} candidates, the parent of each among them"
                 self._compare.report(place, "tree.parents", "selected candidates", expected, str(round.selected))
             return
-        shape, mask = _shape(parents), self._trace.array(number, "mask").tolist()
+        shape = _shape(parents)
         positions = [round.committed + depth for depth in shape.depths]
         self._same(place, "tree.positions", positions, number, "positions", "position of node")
-        if mask == shape.mask:
-            self._compare.on("tree.mask")
-        elif len(mask) != len(shape.mask):
-            self._compare.integers(place, "tree.mask", [len(shape.mask)], [len(mask)], "rows of the mask, round", record.round)
-        else:
-            node = next((node for node, row in enumerate(shape.mask) if mask[node : node + 1] != [row]), 0)
-            exact_row, own_row = (list(map(int, rows[node])) for rows in (shape.mask, mask))
-            self._compare.integers(place, "tree.mask", exact_row, own_row, f"mask of node {node}, node", 0)
+        self._mask(number, place, shape.mask)
         self._same(place, "tree.retrieve", list(range(len(parents))), number, "retrieve_index", "index of node")
         self._same(place, "tree.retrieve", shape.first, number, "next_token", "first child of node")
         self._same(place, "tree.retrieve", shape.sibling, number, "next_sibling", "next sibling of node")
+
+    def _mask(self, number: int, place: Place, exact: list[list[bool]]) -> None:
+        record = place.record
+        if "mask" not in record.tensors and not self._model.numbers:  # a server's backend may need none of a chain
+            self._compare.not_seen(("tree.mask",), 1)
+            return
+        mask = self._trace.array(number, "mask").tolist()
+        if mask == exact:
+            self._compare.on("tree.mask")
+        elif len(mask) != len(exact):
+            self._compare.integers(place, "tree.mask", [len(exact)], [len(mask)], "rows of the mask, round", record.round)
+        else:
+            node = next((node for node, row in enumerate(exact) if mask[node : node + 1] != [row]), 0)
+            exact_row, own_row = (list(map(int, rows[node])) for rows in (exact, mask))
+            self._compare.integers(place, "tree.mask", exact_row, own_row, f"mask of node {node}, node", 0)
 
     def _same(self, place: Place, rule: str, expected: list[int], number: int, name: str, rows: str) -> None:
         self._compare.integers(place, rule, expected, self._trace.integers(number, name), rows, 0)
@@ -150,23 +183,13 @@ class Trees:
     def _proposals(self, record: Record, story: Story, round: Round) -> None:
         """Each candidate's token is the one that its row proposed at that rank."""
         topk, steps, growth = self._case.topk, self._case.num_steps, story.growths[record.round]
-        shown = list(round.proposed)
-        if shown:
+        if round.proposed:
             total = count_candidates(topk, steps)
-            self._compare.integers(Place(record, "draft"), "draft.proposal", [total], [len(shown)], "number of candidates", 0)
-            shown = (shown + [UNSEEN] * total)[:total]
-        else:
-            shown = [UNSEEN] * count_candidates(topk, steps)
-            for candidates, tokens in ((round.expanded, round.frontier), (round.selected, round.drafted)):
-                for candidate, token in zip(candidates, tokens, strict=False):
-                    if 0 <= candidate < len(shown):
-                        shown[candidate] = token
-        if record.request in self._proposed:  # the extend before proposed these, and was judged: they must be those very tokens
-            proposed = self._proposed[record.request]
-            expected = [
-                token if shown_token != UNSEEN else UNSEEN for token, shown_token in zip(proposed, shown[:topk], strict=True)
-            ]
-            self._compare.integers(Place(record, "draft"), "draft.proposal", expected, shown[:topk], "token of candidate", 0)
+            self._compare.integers(
+                Place(record, "draft"), "draft.proposal", [total], [len(round.proposed)], "number of candidates", 0
+            )
+        shown = self._shown(round)
+        self._continues(record, shown)
         if self._case.draws_drafts(record.request):
             self._compare.not_seen(("draft.proposal",), steps - 1)
             return
@@ -180,6 +203,26 @@ class Trees:
 
             place = Place(record, "draft", step, output=True)
             self._compare.choices(place, "draft.proposal", logits, rows[branches], name)
+
+    def _shown(self, round: Round) -> list[int]:
+        """Tokens of all candidates of a round, as far as the trace shows them; else UNSEEN."""
+        total = count_candidates(self._case.topk, self._case.num_steps)
+        if round.proposed:
+            return (round.proposed + [UNSEEN] * total)[:total]
+        shown = [UNSEEN] * total
+        for candidates, tokens in ((round.expanded, round.frontier), (round.selected, round.drafted)):
+            for candidate, token in zip(candidates, tokens, strict=False):
+                if 0 <= candidate < total:
+                    shown[candidate] = token
+        return shown
+
+    def _continues(self, record: Record, shown: list[int]) -> None:
+        """The extend before proposed the root's children, and was judged: they must be those very tokens."""
+        if record.request not in self._proposed:
+            return
+        topk, proposed = self._case.topk, self._proposed[record.request]
+        expected = [token if seen != UNSEEN else UNSEEN for token, seen in zip(proposed, shown[:topk], strict=True)]
+        self._compare.integers(Place(record, "draft"), "draft.proposal", expected, shown[:topk], "token of candidate", 0)
 
     def _scores(self, number: int, record: Record, story: Story) -> None:
         """The scores of all candidates: products of probabilities, as numbers."""
@@ -203,28 +246,43 @@ class Trees:
     def _choices(self, record: Record, story: Story, round: Round) -> None:
         """The frontiers and the final selection hold the candidates of the largest scores."""
         topk, choices = self._case.topk, story.choices[record.round]
-        first = Place(record, "draft", output=True)
-        self._compare.integers(
-            first, "tree.parents", list(range(topk)), round.expanded[:topk] or list(range(topk)), "frontier 1, place", 0
-        )
+        self._first_frontier(record, round)
         for step, ranked in enumerate(choices.frontiers, 1):
-            place, name = Place(record, "draft", step, output=True), f"frontier {step + 1}"
             frontier = round.expanded[step * topk : (step + 1) * topk]
             if frontier != ranked.actual or len(set(frontier)) < topk:  # of another depth, or one of them twice
                 if self._compare.on("tree.parents"):
-                    expected = f"{topk} different candidates of depth {step + 1}"
-                    self._compare.report(place, "tree.parents", name, expected, str(frontier))
+                    self._no_frontier(record, step, frontier)
                 continue
-            self._compare.ranked(place, "tree.parents", ranked, name)
-        place = Place(record, "draft", self._case.num_steps - 1, output=True)
-        total = count_candidates(topk, self._case.num_steps)
-        ascending = sorted({node for node in round.selected if 0 <= node < total})
-        if ascending != round.selected or choices.selected is None:
-            if self._compare.on("tree.tokens"):
-                expected = "different candidates in the order of their numbers"
-                self._compare.report(place, "tree.tokens", "the final selection", expected, str(round.selected))
+            self._compare.ranked(Place(record, "draft", step, output=True), "tree.parents", ranked, f"frontier {step + 1}")
+        if not self._ascends(record, round) or choices.selected is None:
             return
+        place = Place(record, "draft", self._case.num_steps - 1, output=True)
         self._compare.ranked(place, "tree.tokens", choices.selected, "the final selection, best first")
+        self._nodes_are_candidates(record, round)
+
+    def _first_frontier(self, record: Record, round: Round) -> None:
+        place, all_of_root = Place(record, "draft", output=True), list(range(self._case.topk))
+        frontier = round.expanded[: self._case.topk] or all_of_root
+        self._compare.integers(place, "tree.parents", all_of_root, frontier, "frontier 1, place", 0)
+
+    def _no_frontier(self, record: Record, step: int, frontier: list[int]) -> None:
+        expected = f"{self._case.topk} different candidates of depth {step + 1}"
+        place = Place(record, "draft", step, output=True)
+        self._compare.report(place, "tree.parents", f"frontier {step + 1}", expected, str(frontier))
+
+    def _ascends(self, record: Record, round: Round) -> bool:
+        """Whether the final selection is one: different candidates, in the order of their numbers."""
+        total = count_candidates(self._case.topk, self._case.num_steps)
+        if sorted({node for node in round.selected if 0 <= node < total}) == round.selected:
+            return True
+        if self._compare.on("tree.tokens"):
+            place = Place(record, "draft", self._case.num_steps - 1, output=True)
+            expected = "different candidates in the order of their numbers"
+            self._compare.report(place, "tree.tokens", "the final selection", expected, str(round.selected))
+        return False
+
+    def _nodes_are_candidates(self, record: Record, round: Round) -> None:
         if round.proposed:
             tokens = [round.proposed[node] for node in round.selected if node < len(round.proposed)]
+            place = Place(record, "draft", self._case.num_steps - 1, output=True)
             self._compare.integers(place, "tree.tokens", tokens, round.drafted, "token of node", 1)

@@ -2,6 +2,7 @@
 
 from pathlib import Path
 
+from eagletwin.cases.ledger import patches_of
 from eagletwin.harness.core.case import Case, EngineSettings, Event, Request, SGLangSettings
 from eagletwin.harness.core.mode import Mode
 from eagletwin.harness.core.patch import Edit, Patch
@@ -72,4 +73,29 @@ def test_an_aborted_request_may_be_retracted_before_its_end_again_and_again(tmp_
         trace = host.engine(case).run(case, tmp_path)
     prefills = [record for record in trace.header.records if record.stage == "prefill" and record.request == "b"]
     assert len(prefills) > 2
+    assert judge(trace).status == "equal"
+
+
+def test_the_result_of_a_last_chunk_may_be_lost_in_a_retraction(tmp_path: Path) -> None:
+    """`c` finds no slots and is retracted when its prompt has just been prefilled to the end, before its first token is seen. Prefilled again, the
+    layers look ahead to the end of the prompt and no further: nobody knows that token."""
+    requests = (
+        Request(id="b", prompt=(49,), max_new_tokens=8, arrive=6),
+        Request(id="c", prompt=tuple(range(3, 27)), max_new_tokens=4, arrive=8),
+        Request(id="e", prompt=tuple(range(40, 60)), max_new_tokens=7, arrive=8),
+        Request(id="f", prompt=tuple(range(50, 74)), max_new_tokens=13),
+    )
+    case = Case(
+        name="lost-prefill",
+        model="llama-mtp-chain",
+        num_steps=4,
+        chunked_prefill_size=3,
+        requests=requests,
+        events=(Event(at=11, kind="retract"),),
+        engine=EngineSettings(sglang=SGLangSettings(max_total_tokens=100)),
+    )
+    with Host(mode=Mode(overlap=True)) as host:
+        trace = host.engine(case, patches_of(None, ["multi-layer-chunk-tail-2"], None)).run(case, tmp_path)
+    ends = [record.numbers["end"] for record in trace.header.records if record.stage == "prefill" and record.request == "c"]
+    assert ends.count(24) == 2  # the prompt's end, and no token behind it
     assert judge(trace).status == "equal"

@@ -20,6 +20,7 @@ class Accepted:
         from sglang.srt.managers.utils import GenerationBatchResult
 
         self._in_result = hasattr(GenerationBatchResult(), "accept_index")
+        self.watching = True  # else a verify is let pass: whoever listens to some batches alone turns it off between them
         self._last: Array | None = None
         self._wrapped: list[tuple[Any, str, Callable[..., Any]]] = []
 
@@ -48,7 +49,8 @@ class Accepted:
     def _around(self, original: Callable[..., Any]) -> Callable[..., Any]:
         def sample(*args: Any, **kwargs: Any) -> Any:
             predicted, accept_lens, accept_index = original(*args, **kwargs)
-            self._last = snapshot(accept_index)
+            if self.watching:
+                self._last = snapshot(accept_index)
             return predicted, accept_lens, accept_index
 
         return sample

@@ -21,6 +21,7 @@ class Inner:
     """Fills the passes that are under way, and records forwards. taps.py says which tap stands where."""
 
     def __init__(self, of: Speculation, underway: Underway, allocation: Allocation, writer: Writer) -> None:
+        self.states = True  # whether hidden states are recorded
         self._of = of
         self._now = underway
         self._allocation = allocation
@@ -92,11 +93,12 @@ class Inner:
         self._writer.forward_begins()
         self._now.forward = forward = self._forward_of(batch, target)
         forward.layer = layer or 0
-        self._allocation.seen(forward.begins(batch, None if target else batch.spec_info.hidden_states))
+        consumed = batch.spec_info.hidden_states if self.states and not target else None
+        self._allocation.seen(forward.begins(batch, consumed))
         self._add_tables(forward, batch)
         try:
             result = call(batch, *args, **kwargs)
-            if target or mode.is_decode():
+            if self.states and (target or mode.is_decode()):
                 forward.returned(result.logits_output.hidden_states)
             return result
         finally:  # what went into a forward that never returned is the best hint at why

@@ -17,8 +17,8 @@ class Scratch:
     """Read when draft() returns, since verify writes over the rows.
 
     slots  [b, topk, S], of each branch and step
-    rows   of each request [steps that ran * topk, 2, L, G, D], by step
-    holes  of each request, rows of the slots in front of branches that begin inside a page [.., 2, L, G, D]
+    rows   of each request [steps that ran * topk, 2, L, G, D], by step; empty if no pool was read
+    holes  of each request, rows of the slots in front of branches that begin inside a page [.., 2, L, G, D]; empty likewise
     """
 
     slots: Array
@@ -26,9 +26,11 @@ class Scratch:
     holes: list[Array]
 
 
-def scratch_of(batch: Any, lengths: list[int], pool: Pool, of: Speculation) -> Scratch:
-    """lengths: committed tokens of each request."""
+def scratch_of(batch: Any, lengths: list[int], pool: Pool | None, of: Speculation) -> Scratch:
+    """lengths: committed tokens of each request; pool: None where no rows are read."""
     slots = snapshot(batch.out_cache_loc).reshape(len(lengths), of.topk, -1)[:, :, : of.steps]
+    if pool is None:
+        return Scratch(slots, [], [])
     # draft decode never runs for the last step's slots, and for none of several layers
     ran = 0 if of.layers else of.steps - 1
     written = flat(slots[:, :, :ran].swapaxes(1, 2))

@@ -8,7 +8,7 @@ import numpy as np
 from torch import Tensor
 
 from eagletwin.harness.core.arrays import Array
-from eagletwin.harness.core.trace import Recorder, snapshot
+from eagletwin.harness.core.trace import snapshot
 
 from ..eras import names
 from ..eras.accepted import Accepted
@@ -25,7 +25,7 @@ from .tree_layout import tree_masks
 from .underway import Underway
 from .verify_pass import Found, VerifyPass
 from .wraps import Wraps
-from .writer import Writer
+from .writer import Takes, Writer
 
 
 class Taps:
@@ -76,23 +76,32 @@ class Taps:
     allocates: type[Allocation] = Allocation
     inner: type[Inner] = Inner
     records = True
+    numbers = True  # whether hidden states, KV rows and probabilities are recorded, and not integers alone
 
-    def __init__(self, scheduler: Any, recorder: Recorder, reached: Callable[[str], None]) -> None:
+    def __init__(self, scheduler: Any, recorder: Takes, reached: Callable[[str], None]) -> None:
         self.writer = Writer(recorder)
         self.requests: dict[str, Any] = {}  # SGLang's Req objects by id, as they are first seen
         self.prefills = 0  # prefill batches so far
         self.allocation = self.allocates(scheduler)
         self._of = speculation(scheduler)
-        self.pools = {"target": Pool(self._of.target.token_to_kv_pool)}
-        for layer, runner in enumerate(self._of.drafts):
-            self.pools[f"draft{layer or ''}"] = Pool(runner.token_to_kv_pool)
+        self.pools = self._pools_of_runners() if self.numbers else {}
         self._reached = reached
         self._rows = ChangedRows(self.allocation, self.pools)
         self._accepted = Accepted()
         self._coins = Coins()
-        self._wraps = Wraps()
+        self._wraps = self._new_wraps()
         self._now = Underway()
         self._inner = self.inner(self._of, self._now, self.allocation, self.writer)
+        self._inner.states = self.numbers
+
+    def _new_wraps(self) -> Wraps:
+        return Wraps()
+
+    def _pools_of_runners(self) -> dict[str, Pool]:
+        pools = {"target": Pool(self._of.target.token_to_kv_pool)}
+        for layer, runner in enumerate(self._of.drafts):
+            pools[f"draft{layer or ''}"] = Pool(runner.token_to_kv_pool)
+        return pools
 
     def __enter__(self) -> "Taps":
         """Replace the bound methods on these instances; other schedulers of the process are untouched."""
@@ -147,7 +156,7 @@ class Taps:
 
     def _after_prefill(self, next_tokens: Tensor, draft_input: Any, starts: list[int], lengths: list[int]) -> None:
         ends = [start + length for start, length in zip(starts, lengths, strict=True)]
-        tokens, proposals = snapshot(next_tokens), proposals_of(draft_input, self._of)
+        tokens, proposals = snapshot(next_tokens), self._proposals(draft_input)
         for n, (request, end, tensors) in enumerate(
             zip(self._now.requests, ends, self._rows.of(self._now.requests, ends), strict=True)
         ):
@@ -158,6 +167,9 @@ class Taps:
                 tensors |= proposals[n]
             self.writer.add(request, "prefill", starts[n], {"start": starts[n], "end": end, "final": int(final)}, tensors)
 
+    def _proposals(self, draft_input: Any) -> list[dict[str, Array]]:
+        return proposals_of(draft_input, self._of)
+
     def _around_draft(self, call: Callable[..., Any], batch: Any, *args: Any, **kwargs: Any) -> Any:
         self._now.draft = draft = DraftPass()
         result = call(batch, *args, **kwargs)
@@ -167,26 +179,30 @@ class Taps:
 
     def _record_draft(self, draft: DraftPass, result: Any, batch: Any) -> None:
         of, lengths = self._of, batch.seq_lens.tolist()
-        scratch = scratch_of(batch, lengths, self.pools["draft"], of)
+        scratch = scratch_of(batch, lengths, self.pools.get("draft"), of)
         self.allocation.seen(scratch.slots)
         of_nodes = {"tokens": result.draft_token, "positions": result.positions} | names.links(result)
         nodes = {name: snapshot(tensor).reshape(-1, of.width) for name, tensor in of_nodes.items()}
-        masks = tree_masks(snapshot(result.custom_mask), self._mask_mode(), of.width, lengths)
+        masks = self._masks(result, lengths)
         for n, request in enumerate(self._now.requests):
             tensors = {name: tensor[n] for name, tensor in nodes.items()} | {
                 "table": self._table_in_draft(request, lengths[n]),
                 "scratch_slots": scratch.slots[n],
-                "mask": masks[n],
+                **({"mask": masks[n]} if masks else {}),
                 "retrieve_index": nodes["retrieve_index"][n] - n * of.width,
             }
             tensors |= draft.tree_of(n, of)
-            if not of.layers:
+            if scratch.rows and not of.layers:
                 tensors["scratch_kv"] = scratch.rows[n]
-            if len(scratch.holes[n]):
+            if scratch.holes and len(scratch.holes[n]):
                 tensors["hole_kv"] = scratch.holes[n]
             if draft.consumed is not None:
                 tensors["consumed"] = draft.consumed[n]
             self.writer.add(request, "draft", 0, {"seq_len": lengths[n], "in_graph": int(draft.in_graph)}, tensors)
+
+    def _masks(self, result: Any, lengths: list[int]) -> list[Array]:
+        """The tree's part of each request's mask."""
+        return tree_masks(snapshot(result.custom_mask), self._mask_mode(), self._of.width, lengths)
 
     def _table_in_draft(self, request: Any, length: int) -> Array:  # noqa: ARG002  v1 needs it
         """The request's row of req_to_token, as far as its round reaches."""
@@ -207,7 +223,7 @@ class Taps:
         return result
 
     def _after_verify(self, verify: VerifyPass, result: Any, batch: Any) -> Found:  # noqa: ARG002  v1 needs it
-        found = verify.returned(result, self._accepted.index(result), self._coins, self._of)
+        found = verify.returned(result, self._accepted.index(result), self._coins, self._of, states=self.numbers)
         requests = self._now.requests
         self._now.extend = ExtendPass(requests, [self._of.width] * len(requests), verify.accept_lens)
         return found
@@ -216,7 +232,7 @@ class Taps:
         self._record_extend(self._now.extending(), names.new_seq_lens(result).tolist(), self._next_input(result, batch))
 
     def _record_extend(self, extend: ExtendPass, ends: list[int], draft_input: Any) -> None:
-        proposals, rows = proposals_of(draft_input, self._of), self._rows.of(extend.requests, ends)
+        proposals, rows = self._proposals(draft_input), self._rows.of(extend.requests, ends)
         for n, (request, tensors) in enumerate(zip(extend.requests, rows, strict=True)):
             tensors |= proposals[n]
             # single layers in a graph are seen as a whole; of several, nothing but what they leave behind

@@ -26,13 +26,14 @@ class VerifyPass:
     accept_lens: list[int] = field(default_factory=list)
     walked: tuple[Array, Array, Array] | None = None
 
-    def returned(self, result: Any, accepted: Array, coins: Coins, of: Speculation) -> Found:
-        """accepted: nodes as numbers in the whole batch [b, S + 1]."""
+    def returned(self, result: Any, accepted: Array, coins: Coins, of: Speculation, *, states: bool = True) -> Found:
+        """accepted: nodes as numbers in the whole batch [b, S + 1]; states: those of the path are recorded as well."""
         self.accept_lens = result.accept_lens.tolist()
         predicted = snapshot(result.next_token_ids).reshape(-1, of.width)
         bonus, new_lengths = names.bonus_tokens(result.next_draft_input).tolist(), names.new_seq_lens(result).tolist()
-        hidden = result.logits_output.hidden_states
-        path = None if of.topk == 1 else snapshot(hidden).reshape(len(self.lengths), of.width, -1)
+        path = None
+        if states and of.topk > 1:
+            path = snapshot(result.logits_output.hidden_states).reshape(len(self.lengths), of.width, -1)
         found = []
         for n, length in enumerate(self.lengths):
             accept_len = self.accept_lens[n]

@@ -1,15 +1,33 @@
 """Adds what the taps found to a Recorder, with when it was: iteration, batch, forward, and the round of each request."""
 
-from typing import Any
+from collections.abc import Container
+from typing import Any, Protocol
 
 from eagletwin.harness.core.arrays import Array
-from eagletwin.harness.core.trace import Recorder, When
+from eagletwin.harness.core.trace import When
+
+
+class Takes(Protocol):
+    """What a Writer adds to: a Recorder, or what stands in its place."""
+
+    def add(
+        self,
+        request: str,
+        round: int,
+        stage: str,
+        *,
+        step: int = 0,
+        layer: int = 0,
+        when: When = ...,
+        numbers: dict[str, int] | None = None,
+        tensors: dict[str, Array] | None = None,
+    ) -> None: ...
 
 
 class Writer:
     """Counts while a case runs. drive.py sets `iteration`; all else is counted here."""
 
-    def __init__(self, recorder: Recorder) -> None:
+    def __init__(self, recorder: Takes) -> None:
         self.iteration = 0
         self._recorder = recorder
         self._batches = 0  # not forwards: those in a CUDA graph are not seen
@@ -36,6 +54,10 @@ class Writer:
         when = When(self.iteration, self._forwards)
         self._recorder.add("", 0, "batch", step=self._batches, when=when, numbers=numbers, tensors=tensors)
         self._batches += 1
+
+    def forget_but(self, names: Container[str]) -> None:
+        """Forget the rounds of all other requests: a server has no last one."""
+        self._rounds = {name: rounds for name, rounds in self._rounds.items() if name in names}
 
     def forward_begins(self) -> None:
         self._forwards += 1

@@ -1,0 +1,245 @@
+"""The recordings of a server, judged one by one: what each rank left, and what all of it says together."""
+
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import msgspec
+from msgspec.structs import replace
+
+from eagletwin.harness.core.errors import InputError
+from eagletwin.harness.core.recording import SERVER, RecordedServer
+from eagletwin.harness.core.terminal import fold
+from eagletwin.harness.core.trace import HEADER, Trace, load_recording
+from eagletwin.harness.core.verdict import RULES, Divergence, Verdict
+from eagletwin.harness.core.words import count
+from eagletwin.harness.judge.judge import judge
+
+from .argument import argue, headline
+
+_SKIPPED = {
+    "over_share": "recording took more than its share of the scheduler's time",
+    "at_once": "others were being recorded, or written",
+    "full": "the files were as large as was asked for, or the disk was full",
+    "failed": "a tap failed",
+    "not_tokens_alone": "their prompts are more than tokens",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Server:
+    """One rank's folder: what it says of itself, and the folders of its recordings."""
+
+    folder: Path
+    said: RecordedServer
+    recordings: list[Path]
+
+
+@dataclass(frozen=True, slots=True)
+class Judged:
+    """A recording and its verdict. trace: None where another one is to be argued about."""
+
+    folder: Path
+    trace: Trace
+    verdict: Verdict
+
+
+@dataclass(slots=True)
+class Session:
+    """All that was judged."""
+
+    servers: list[Server]
+    counts: Counter[str] = field(default_factory=Counter)  # by status
+    checked: Counter[str] = field(default_factory=Counter)  # comparisons by rule
+    unseen: Counter[str] = field(default_factory=Counter)
+    rounds: int = 0
+    cut: int = 0  # recordings that end before their request did
+    wrong: list[tuple[Path, str]] = field(default_factory=list)  # headline of each that is not equal
+    first: Judged | None = None  # the first that diverged, else the first that is unknown
+
+    @property
+    def status(self) -> str:
+        """diverged if one is; equal if all are, and there is one."""
+        if self.counts["diverged"]:
+            return "diverged"
+        return "equal" if self.counts["equal"] and not self.counts["unknown"] and not self._silent() else "unknown"
+
+    def _silent(self) -> list[Server]:
+        """Ranks that saw requests and recorded none of them."""
+        return [server for server in self.servers if not server.recordings]
+
+    def report(self, columns: int, again: str) -> str:
+        """For a person."""
+        recordings = sum(self.counts.values())
+        said = ", ".join(f"{number} {status}" for status, number in sorted(self.counts.items()) if number)
+        lines = [f"{self.status.upper()}  {count(recordings, 'recorded request')}: {said or 'none'}"]
+        for server in self.servers:
+            lines += ["", *(line for text in _about(server) for line in fold(text, columns))]
+        if self.first is not None:
+            lines += ["", f"  {self.first.folder}"]
+            argument = argue(self.first.trace.header, self.first.verdict, trace=self.first.trace, columns=columns)
+            lines += [f"  {line}".rstrip() for line in argument.splitlines()]
+        if len(self.wrong) > 1:
+            lines += ["", "  All that are not equal:"]
+            lines += [line for folder, text in self.wrong for line in fold(f"{folder.name}: {text}", columns, "    ", "      ")]
+        lines += ["", *fold(self._looked_at(), columns)]
+        if self.cut:
+            lines += fold(f"{count(self.cut, 'recording')} stopped before the request did.", columns)
+        if again:
+            lines += ["", f"  again: {again}"]
+        return "\n".join(lines)
+
+    def _looked_at(self) -> str:
+        parts = ", ".join(f"{rule} {number}" for rule, number in sorted(self.checked.items()) if number)
+        text = (
+            f"{count(sum(self.checked.values()), 'comparison')} in {count(self.rounds, 'round')}, by rules that need no weights"
+        )
+        text += f": {parts}." if parts else "."
+        if self.unseen:
+            text += f" Not seen: {', '.join(f'{rule} {number}' for rule, number in sorted(self.unseen.items()))}."
+        never = [name for name, rule in RULES.items() if rule.weights == "yes"]
+        return f"{text} Rules that need the weights looked at nothing: {', '.join(never)}."
+
+
+def is_session(folder: Path) -> bool:
+    """Whether a folder is one that a server recorded into, or a rank's, or one recording of it."""
+    if (folder / SERVER).is_file() or any(folder.glob(f"*/{SERVER}")):
+        return True
+    return (folder / HEADER).is_file() and (folder.parent / SERVER).is_file()
+
+
+def judged(folder: Path, without: frozenset[str]) -> Session:
+    """Judge all recordings below a folder. Raises InputError for one that cannot be read, and for a folder without any rank."""
+    session = Session(_servers(folder))
+    by_request: dict[tuple[str, str], list[Judged]] = {}
+    for server in session.servers:
+        for recording in server.recordings:
+            one = Judged(recording, trace := load_recording(recording), judge(trace, without))
+            _take(session, one)
+            if server.said.engine.tp > 1:
+                group = server.folder.name.partition("-dp")[2].partition("-")[0]
+                by_request.setdefault((group, trace.header.case.name), []).append(one)
+    for ranks in by_request.values():
+        _compare_ranks(session, ranks, without)
+    return session
+
+
+def _servers(folder: Path) -> list[Server]:
+    one = folder.parent if (folder.parent / SERVER).is_file() and (folder / HEADER).is_file() else None
+    if one is not None:
+        return [Server(one, _said(one / SERVER), [folder])]
+    files = [folder / SERVER] if (folder / SERVER).is_file() else sorted(folder.glob(f"*/{SERVER}"))
+    if not files:
+        raise InputError(
+            f"{folder} holds no recording",
+            consequence="nothing was judged",
+            remedy="name a folder that `eagletwin record` wrote into; its server says on stderr what it records",
+        )
+    return [Server(file.parent, _said(file), sorted(one.parent for one in file.parent.glob(f"*/{HEADER}"))) for file in files]
+
+
+def _said(file: Path) -> RecordedServer:
+    try:
+        return msgspec.json.decode(file.read_bytes(), type=RecordedServer)
+    except (OSError, msgspec.DecodeError) as error:
+        raise InputError(
+            f"{file} cannot be read: {error}", consequence="nothing was judged", remedy="record the server again"
+        ) from error
+
+
+def _take(session: Session, one: Judged) -> None:
+    verdict = one.verdict
+    session.counts[verdict.status] += 1
+    session.checked.update(verdict.checked)
+    session.unseen.update(verdict.unseen)
+    session.rounds += sum(record.stage == "verify" for record in one.trace.header.records)
+    session.cut += one.trace.header.ending.kind == "stopped"
+    if verdict.status != "equal":
+        session.wrong.append((one.folder, headline(one.trace.header, verdict)))
+        if session.first is None or (session.first.verdict.status != "diverged" and verdict.status == "diverged"):
+            session.first = one
+
+
+def _compare_ranks(session: Session, ranks: Sequence[Judged], without: frozenset[str]) -> None:
+    """What is an integer must be the same on all ranks, for each request that several of them recorded."""
+    if "ranks.agree" in without:
+        return
+    first = ranks[0]
+    for other in ranks[1:]:
+        session.checked["ranks.agree"] += 1
+        differs = next(_differing(first.trace, other.trace), None)
+        if differs is not None:
+            verdict = replace(first.verdict, status="diverged", rule="ranks.agree", reason="", first=differs)
+            if first.verdict.status == "equal":
+                session.counts["equal"] -= 1
+                session.counts["diverged"] += 1
+            session.wrong.append((other.folder, headline(first.trace.header, verdict)))
+            if session.first is None or session.first.verdict.status != "diverged":
+                session.first = replace_judged(first, verdict)
+            return
+
+
+def replace_judged(one: Judged, verdict: Verdict) -> Judged:
+    return Judged(one.folder, one.trace, verdict)
+
+
+def _differing(one: Trace, other: Trace) -> Iterator[Divergence]:
+    """Where the records of two ranks differ. The pool is each rank's own to count."""
+    records = [
+        {record.key: number for number, record in enumerate(trace.header.records) if record.request} for trace in (one, other)
+    ]
+    for key, number in records[0].items():
+        record, twin = one.header.records[number], records[1].get(key)
+        if twin is None:
+            yield _divergence(one, number, "a record", "no such record")
+            return
+        beside = other.header.records[twin]
+        for name, value in record.numbers.items():
+            if beside.numbers.get(name) != value:
+                yield _divergence(one, number, f"{name} {value}", str(beside.numbers.get(name)))
+        for name in record.tensors:
+            values = one.integers(number, name)
+            others = other.integers(twin, name) if name in beside.tensors else None
+            if values != others:
+                yield _divergence(one, number, f"{name} {values[:8]}", str(others and others[:8]))
+
+
+def _divergence(trace: Trace, number: int, expected: str, actual: str) -> Divergence:
+    record = trace.header.records[number]
+    return Divergence(
+        rule="ranks.agree",
+        request=record.request,
+        round=record.round,
+        stage=record.stage,
+        step=record.step,
+        iteration=record.iteration,
+        index="rank 0 and another",
+        expected=expected,
+        actual=actual,
+        layer=record.layer,
+    )
+
+
+def _about(server: Server) -> Iterator[str]:
+    said, engine = server.said, server.said.engine
+    how = ", ".join(f"{name} {said.arguments[name]}" for name in _SHOWN if name in said.arguments)
+    yield f"{server.folder.name}: SGLang {engine.version}, {engine.worker}, {engine.mode}; {how}."
+    share = f"Recording took {100 * said.share:.2g} % of its time"
+    yield f"It saw {count(said.seen, 'request')} and recorded {said.written}. {share}."
+    for why, number in sorted(said.skipped.items()):
+        yield f"{count(number, 'request')} that was due or under way has no recording: {_SKIPPED.get(why, why)}."
+    if said.last_failure:
+        yield f"Taps failed {count(said.failures, 'time')}; the newest: {said.last_failure}."
+    if len(server.recordings) != said.written and server.folder == server.recordings[0].parent:
+        yield f"{said.written} were written, and {len(server.recordings)} are judged here."
+
+
+_SHOWN = (
+    "speculative_algorithm",
+    "speculative_num_steps",
+    "speculative_eagle_topk",
+    "speculative_num_draft_tokens",
+    "page_size",
+    "attention_backend",
+)

@@ -1,0 +1,102 @@
+"""`eagletwin record FOLDER -- COMMAND`: start a server whose scheduler records some of its requests."""
+
+import os
+import secrets
+import shlex
+import shutil
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from eagletwin.harness.core.errors import InputError
+from eagletwin.harness.engines.record_options import RecordOptions, environment
+
+from .options import tell
+
+_USUAL = RecordOptions()
+_WHICH, _COST = "Which requests", "What it may cost"
+Folder = Annotated[Path, typer.Argument(metavar="FOLDER", help="Where the recordings go.")]
+Command = Annotated[
+    list[str] | None,
+    typer.Argument(metavar="COMMAND", help="Behind `--`: what starts the server, as you start it.", show_default=False),
+]
+Every = Annotated[
+    int, typer.Option(metavar="N", min=1, rich_help_panel=_WHICH, help="The first request, and each N-th after it.")
+]
+Requests = Annotated[
+    list[str] | None,
+    typer.Option("--request", metavar="RID", rich_help_panel=_WHICH, help="The request of this id, too. Repeat for more."),
+]
+Private = Annotated[
+    bool, typer.Option("--private", rich_help_panel=_WHICH, help="Permute token ids, each request's in a way of its own.")
+]
+Share = Annotated[
+    float,
+    typer.Option(
+        metavar="SHARE",
+        min=0.0001,
+        max=1,
+        rich_help_panel=_COST,
+        help="Choose no further request above this share of the scheduler's time.",
+    ),
+]
+Megabytes = Annotated[int, typer.Option(metavar="MB", min=1, rich_help_panel=_COST, help="Of all files of a rank, at most.")]
+Rounds = Annotated[
+    int, typer.Option(metavar="N", min=1, rich_help_panel=_COST, help="Of a request, at most: it is recorded so far.")
+]
+AtOnce = Annotated[
+    int, typer.Option(metavar="N", min=1, rich_help_panel=_COST, help="Requests that are recorded at one time, at most.")
+]
+Print = Annotated[bool, typer.Option("--print", help="Print the two variables for a shell, and start nothing.")]
+
+
+def record(
+    folder: Folder,
+    command: Command = None,
+    every: Every = _USUAL.every,
+    request: Requests = None,
+    private: Private = False,
+    share: Share = _USUAL.share,
+    megabytes: Megabytes = _USUAL.megabytes,
+    rounds: Rounds = _USUAL.rounds,
+    at_once: AtOnce = _USUAL.at_once,
+    print_: Print = False,
+) -> int:
+    """Record requests of a real server, for `eagletwin judge FOLDER`.
+
+    The command becomes this process, with two environment variables set, by which SGLang's plugin framework loads the taps in
+    its scheduler. Without them eagletwin does nothing in a server."""
+    options = RecordOptions(
+        every=every,
+        requests=tuple(request or ()),
+        private=private,
+        key=secrets.token_hex(16) if private else "",
+        share=share,
+        megabytes=megabytes,
+        rounds=rounds,
+        at_once=at_once,
+    )
+    variables = environment(folder.absolute(), options)
+    if print_:
+        print("\n".join(f"export {name}={shlex.quote(value)}" for name, value in variables.items()))
+        return 0
+    program = shutil.which(command[0]) if command else None
+    if not command or program is None:
+        raise InputError(
+            f"{command[0]!r} is no program" if command else "no command was given",
+            consequence="no server was started",
+            remedy=f"give what starts it behind `--`: eagletwin record {folder} -- python -m sglang.launch_server …",
+        )
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise InputError(
+            f"{folder}: {error.strerror}", consequence="no server was started", remedy="name a folder that can be written"
+        ) from error
+    plugins = os.environ.get("SGLANG_PLUGINS")
+    if plugins:  # a list of those that are loaded: it must name this one as well
+        names = [name.strip() for name in plugins.split(",") if name.strip()]
+        variables["SGLANG_PLUGINS"] = ",".join(dict.fromkeys([*names, "eagletwin"]))
+    tell(f"recording into {folder}; afterwards: eagletwin judge {folder}")
+    return os.execvpe(program, command, {**os.environ, **variables})

@@ -1,0 +1,121 @@
+"""What a recording says of its server and of its requests, read from SGLang's own objects."""
+
+from typing import Any
+
+import torch
+
+from eagletwin.harness.core.dtype import Dtype
+from eagletwin.harness.core.recording import RecordedRequest
+from eagletwin.harness.core.records import EngineInfo, ServedModel
+
+from ..boot import identity, parts
+from ..eras.parallel import Rank
+from ..taps.speculation import Speculation
+from .underway import Recording
+
+# Of SGLang's server arguments, those by which it drafts, keeps its rows and makes its batches.
+_ARGUMENTS = (
+    "model_path",
+    "speculative_draft_model_path",
+    "speculative_algorithm",
+    "speculative_num_steps",
+    "speculative_eagle_topk",
+    "speculative_num_draft_tokens",
+    "enable_multi_layer_eagle",
+    "dtype",
+    "quantization",
+    "kv_cache_dtype",
+    "attention_backend",
+    "speculative_attention_mode",
+    "page_size",
+    "chunked_prefill_size",
+    "disable_radix_cache",
+    "disable_overlap_schedule",
+    "disable_cuda_graph",
+    "tp_size",
+    "dp_size",
+)
+
+
+def arguments_of(scheduler: Any) -> dict[str, str]:
+    """The server's arguments, as it uses them."""
+    return {name: str(getattr(scheduler.server_args, name)) for name in _ARGUMENTS if hasattr(scheduler.server_args, name)}
+
+
+def engine_of(scheduler: Any, of: Speculation, rank: Rank) -> EngineInfo:
+    """What runs there."""
+    import transformers
+    import triton
+
+    kind = str(next(of.target.model.parameters()).dtype).removeprefix("torch.")
+    graphs = "graphs" if of.draft_graph is not None else "no graphs"
+    dtype: Dtype = "bfloat16" if kind == "bfloat16" else "float32"
+    return EngineInfo(
+        name="sglang server",
+        version=identity.version(),
+        device=torch.device(str(scheduler.device)).type,
+        kernels="its own",
+        torch=str(torch.__version__),
+        triton=str(triton.__version__),
+        transformers=str(transformers.__version__),
+        worker=type(of.worker).__name__,
+        overlap=bool(scheduler.enable_overlap),
+        tp=rank.tp_size,
+        rank=rank.tp,
+        mode=f"{kind}, {graphs}",
+        dtype=dtype,
+        parts=parts.parts(scheduler),
+    )
+
+
+def model_of(scheduler: Any, of: Speculation) -> ServedModel:
+    """The sizes of its model."""
+    return ServedModel(
+        vocab_size=int(scheduler.model_config.vocab_size),
+        mtp_layers=of.layers,
+    )
+
+
+def request_of(recording: Recording, *, private: bool) -> RecordedRequest:
+    """What the client asked for, with permuted ids if those are private."""
+    request = recording.request
+    sampling = request.sampling_params
+
+    def permuted(tokens: list[int]) -> tuple[int, ...]:
+        import numpy as np
+
+        return tuple(recording.permuted(np.array(tokens, np.int64)).tolist())
+
+    return RecordedRequest(
+        id=recording.id,
+        rid="" if private else str(request.rid),
+        prompt=permuted([int(token) for token in request.origin_input_ids]),
+        max_new_tokens=int(sampling.max_new_tokens),
+        stop=permuted(sorted(_ends(request))),
+        sampled=int(sampling.top_k) != 1,
+    )
+
+
+def _ends(request: Any) -> set[int]:
+    """Tokens of which the first ends the request, as SGLang decides it (Req.check_finished)."""
+    sampling, tokenizer = request.sampling_params, getattr(request, "tokenizer", None)
+    if sampling.ignore_eos:
+        return set()
+    ends = {*(sampling.stop_token_ids or ()), *(getattr(request, "eos_token_ids", None) or ())}
+    if tokenizer is not None:
+        ends |= {tokenizer.eos_token_id, *(getattr(tokenizer, "additional_stop_token_ids", None) or ())}
+    return {int(token) for token in ends if token is not None}
+
+
+def ended_otherwise(request: Any) -> tuple[bool, bool]:
+    """Whether a finished request was aborted, and whether something else than its tokens' number or value ended it."""
+    reason = type(request.finished_reason).__name__
+    by_tokens = reason in ("FINISH_LENGTH", "FINISH_MATCHED_TOKEN") and not getattr(
+        request.sampling_params, "min_new_tokens", 0
+    )
+    return reason == "FINISH_ABORT", not by_tokens
+
+
+def emitted(request: Any) -> list[int]:
+    """The tokens that were sent for it."""
+    return [int(token) for token in request.output_ids_through_stop]

@@ -1,0 +1,104 @@
+"""The recordings of a server that are under way, by request. It takes what a Writer adds, in a Recorder's place."""
+
+from hashlib import sha256
+from typing import Any
+
+import numpy as np
+
+from eagletwin.harness.core.arrays import Array
+from eagletwin.harness.core.recording import Tables
+from eagletwin.harness.core.trace import Recorder, When
+
+# Tensors and numbers that are token ids, by stage. (A draft's `next_token` is a link of its tree.)
+_TOKENS: dict[str, tuple[str, ...]] = {
+    "target.extend": ("input_ids",),
+    "draft.extend": ("input_ids",),
+    "prefill": ("next_token", "proposal"),
+    "draft.decode": ("input_ids",),
+    "draft": ("tokens", "candidate_tokens", "consumed"),
+    "target.verify": ("input_ids",),
+    "verify": ("predicted", "bonus"),
+    "draft.extend_decode": ("input_ids",),
+    "extend": ("proposal",),
+    "finished": ("tokens",),
+}
+
+
+class Recording:
+    """One request. id: what its records call it; request: SGLang's own object; tokens: the permutation of its ids, or None."""
+
+    def __init__(self, number: int, request: Any, permutation: Array | None) -> None:
+        self.id = f"request-{number:06}"
+        self.request = request
+        self.rounds = 0
+        self.missing = 0  # batches in a row whose scheduler knew nothing of the request
+        self.recorder = Recorder()
+        self._tables = Tables()
+        self._permutation = permutation
+
+    def add(
+        self, round: int, stage: str, numbers: dict[str, int], tensors: dict[str, Array], *, own: bool = True, **key: Any
+    ) -> None:
+        """A record; own: of this request, and not of its batch or the pool."""
+        tensors = {name: _kept(array) for name, array in tensors.items() if array.dtype.kind != "f"}
+        if "table" in tensors:
+            more, changed = self._tables.changes(tensors.pop("table"))
+            numbers, tensors = numbers | more, tensors | changed
+        for name in _TOKENS.get(stage, ()) if self._permutation is not None else ():
+            if name in tensors:
+                tensors[name] = self.permuted(tensors[name])
+            if name in numbers:
+                numbers = numbers | {name: int(self.permuted(np.array([numbers[name]]))[0])}
+        if stage == "verify":
+            self.rounds += 1
+        self.recorder.add(self.id if own else "", round, stage, numbers=numbers, tensors=tensors, **key)
+
+    def permuted(self, tokens: Array) -> Array:
+        """Ids as they are recorded. One outside the vocabulary stays outside."""
+        if self._permutation is None:
+            return tokens
+        inside = (tokens >= 0) & (tokens < len(self._permutation))
+        found: Array = np.where(inside, self._permutation[np.where(inside, tokens, 0)], tokens)
+        return found
+
+
+def _kept(array: Array) -> Array:
+    """A request's part of what a batch has, without the rest of it."""
+    return array.copy() if array.base is not None else array
+
+
+def permutation(key: str, rid: str, vocab_size: int) -> Array:
+    """A permutation of the vocabulary [V], the same on every rank for one request."""
+    seed = int.from_bytes(sha256(f"{key}/{rid}".encode()).digest(), "big")
+    return np.random.default_rng(seed).permutation(vocab_size)
+
+
+_START = When()
+
+
+class UnderWay:
+    """All of them, by SGLang's id of the request."""
+
+    def __init__(self) -> None:
+        self.by_rid: dict[str, Recording] = {}
+
+    def of(self, requests: list[Any]) -> list[Recording]:
+        """The recordings of a batch's requests."""
+        return [self.by_rid[request.rid] for request in requests if request.rid in self.by_rid]
+
+    def add(
+        self,
+        request: str,
+        round: int,
+        stage: str,
+        *,
+        step: int = 0,
+        layer: int = 0,
+        when: When = _START,
+        numbers: dict[str, int] | None = None,
+        tensors: dict[str, Array] | None = None,
+    ) -> None:
+        """As Recorder.add. What belongs to requests that are not recorded is dropped."""
+        recording = self.by_rid.get(request)
+        if recording is not None:
+            recording.add(round, stage, numbers or {}, tensors or {}, step=step, layer=layer, when=when)

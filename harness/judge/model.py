@@ -1,0 +1,50 @@
+"""What the judge knows of a model beside its numbers: by its recipe, or as a recording says it."""
+
+from dataclasses import dataclass
+from functools import lru_cache
+
+from eagletwin.harness.core.records import Header, ServedModel
+from eagletwin.harness.families import RECIPES
+from eagletwin.harness.families.weights import model_pair
+
+
+@dataclass(frozen=True, slots=True)
+class Model:
+    """A model, for the rules that need none of its weights.
+
+    ends        end-of-sequence tokens
+    mtp_layers  layers of a multi-layer draft; 0: a single head
+    drafts      what the draft's KV pools are called in a trace, by layer
+    proposes    the target's token of each id of the draft's vocabulary. A recording has the target's ids already
+    numbers     whether the reference can compute its numbers
+    """
+
+    vocab_size: int
+    ends: frozenset[int]
+    mtp_layers: int
+    drafts: tuple[str, ...]
+    proposes: range | list[int]
+    numbers: bool
+
+
+def model_of(header: Header) -> Model:
+    """The model of a trace or a recording."""
+    served = header.served
+    if isinstance(served, ServedModel):
+        drafts = ("draft", *(f"draft{layer}" for layer in range(1, served.mtp_layers)))
+        vocabulary = range(served.vocab_size)
+        return Model(served.vocab_size, frozenset(served.ends), served.mtp_layers, drafts, vocabulary, numbers=False)
+    return _of_recipe(header.case.model)
+
+
+@lru_cache(maxsize=16)  # asked for at every record
+def _of_recipe(name: str) -> Model:
+    recipe = RECIPES[name]
+    return Model(
+        recipe.target.vocab_size,
+        frozenset({recipe.end_of_sequence}),
+        recipe.mtp_layers,
+        recipe.drafts,
+        model_pair(recipe.name).proposes.tolist(),  # by the recipe, whatever the engine loaded
+        numbers=True,
+    )

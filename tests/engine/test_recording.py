@@ -1,0 +1,204 @@
+"""A server is recorded while it serves, by what its own plugin framework loads; and what weight-free rules see in that."""
+
+import os
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from eagletwin.cases.ledger import patches_of
+from eagletwin.cases.regressions import LEDGER
+from eagletwin.harness.check.recordings import Session, judged
+from eagletwin.harness.core.mode import Mode
+from eagletwin.harness.core.trace import HEADER, TENSORS, load_recording
+from eagletwin.harness.engines.host import Host
+from eagletwin.harness.engines.record_options import RecordOptions, environment
+from eagletwin.harness.engines.servers import Server, Servers
+from eagletwin.harness.judge.judge import judge
+
+from .older import zygote_of
+from .recorded import integers_of
+from .test_serve import answer, asked, prompts
+
+pytestmark = pytest.mark.slow
+
+ROOT = Path(__file__).parents[2]
+LENGTHS = (5, 20, 40, 65, 9, 33, 63, 100, 64, 12, 50, 31)
+
+# Of the ledger's bugs that the CPU engine reaches: by which rule a recording of integers shows them. docs/guide/recording.md
+# says why it does not show the others.
+SHOWN = {
+    "25015": "draft.positions",
+    "26329": "draft.input_ids",
+    "26997-tokens": "commit.path",
+    "26997-bonus": "commit.path",
+    "33758": "output.tokens",
+    "22954-req-pool": "draft.runner",
+    "22954-kv-pool": "draft.runner",
+    "22954-attn-backend": "draft.runner",
+    "row-overflow": "draft.slots",
+    "multi-layer-chunk-tail-2": "draft.input_ids",
+    "multi-layer-chunk-tail-3": "draft.input_ids",
+    "multi-layer-topk-path": "commit.path",
+    "multi-layer-topk-windows": "draft.input_ids",
+    "retracted-chunk-tail": "draft.input_ids",
+}
+NOT_SHOWN = {
+    "10846": "which rows a window's pool keeps is seen in the rows alone",
+    "22088": "the tokens and slots are right; the weights that made the rows are others",
+    "26997-kv": "the rows that move are not recorded",
+    "26997-hidden": "the states that move are not recorded",
+    "chain-hidden": "a state is handed on with the right token at the right place",
+    "multi-layer-plan-verify": "attention reads by a plan of another layer; what it is given is right",
+    "multi-layer-plan-extend": "attention reads by a plan of another layer; what it is given is right",
+    "greedy-drafts-decode": "which token a row proposes depends on its logits",
+    "greedy-drafts-prefill": "which token a row proposes depends on its logits",
+    "greedy-drafts-layers": "which token a row proposes depends on its logits",
+}
+# These end the worker, overflow memory that nothing reads, or are a view in which all is as declared.
+NOT_OF_A_SERVER = {"26972", "indices-overflow", "small-tree", "multi-layer-pp-proxy", "8409", "boundary-kv"}
+
+
+def rules_of(host: Host, number: str, folder: Path, *, fixed: bool) -> set[str]:
+    """Rules by which integers alone show a bug, in recordings of its case; with `fixed`, where the bug is not."""
+    entry = LEDGER[number]
+    changed = entry.remedy if entry.remedy is not None else entry.revert
+    assert changed is not None
+    patches = (changed,) if (entry.remedy is not None) == fixed else ()
+    trace = host.engine(entry.case, patches).run(entry.case, folder)
+    verdicts = [judge(recording) for recording in integers_of(trace)]
+    assert verdicts
+    assert {verdict.status for verdict in verdicts} <= {"equal", "diverged"}, verdicts
+    return {verdict.rule for verdict in verdicts if verdict.status == "diverged"}
+
+
+@pytest.mark.parametrize("number", [*SHOWN, *NOT_SHOWN])
+def test_what_integers_alone_show_of_the_ledger(host: Host, number: str, tmp_path: Path) -> None:
+    (tmp_path / "fixed").mkdir()
+    assert rules_of(host, number, tmp_path / "fixed", fixed=True) == set()
+    assert rules_of(host, number, tmp_path, fixed=False) == ({SHOWN[number]} if number in SHOWN else set())
+
+
+def test_the_table_has_every_bug_that_the_cpu_engine_reaches() -> None:
+    reached = {name for name, entry in LEDGER.items() if entry.needs is None}
+    assert reached == {*SHOWN, *NOT_SHOWN, *NOT_OF_A_SERVER}
+    page = (ROOT / "docs/guide/recording.md").read_text()
+    for number, rule in SHOWN.items():
+        assert f"| `{number}` | `{rule}` |" in page
+    for number, why in NOT_SHOWN.items():
+        assert f"| `{number}` | {why} |" in page
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("recorded")
+
+
+@pytest.fixture(scope="module")
+def servers(folder: Path) -> Iterator[Servers]:
+    """Servers whose schedulers record every second request, with private ids."""
+    options = RecordOptions(every=2, share=1.0, at_once=16, private=True, key="a key", requests=("named",))
+    before = dict(os.environ)
+    os.environ.update(environment(folder, options))
+    try:
+        with Servers() as servers:
+            yield servers
+    finally:
+        os.environ.clear()
+        os.environ.update(before)
+
+
+def sent(server: Server, those: list[list[int]], **sampling: object) -> list[Any]:
+    """All at once, then again: behind prefixes that lie in the cache."""
+    with ThreadPoolExecutor(len(those)) as at_once:
+        found = list(at_once.map(lambda prompt: answer(server, prompt, 24, **sampling), those))
+    return found + [answer(server, prompt, 8, **sampling) for prompt in those[:4]]
+
+
+def recorded_by(servers: Servers, folder: Path, model: str, how: dict[str, Any], **sampling: object) -> Session:
+    """Serve, and judge what was recorded: every second request, and no tap failed."""
+    before = set(folder.iterdir())
+    with servers.start(asked(model, chunked_prefill_size=16, **how)) as server:
+        found = sent(server, prompts(model, LENGTHS), **sampling)
+        [mine] = set(folder.iterdir()) - before
+        due = (len(found) + 1) // 2
+        for _ in range(600):
+            if len(list(mine.glob(f"*/{HEADER}"))) >= due:
+                break
+            server.ended(0.1)
+    session = judged(mine, frozenset())
+    assert sum(session.counts.values()) == due, session.servers[0].said
+    assert session.servers[0].said.failures == 0, session.servers[0].said
+    return session
+
+
+@pytest.mark.parametrize(
+    ("model", "how"),
+    [
+        ("llama-tiny", {}),
+        ("llama-tiny", {"mode": Mode(overlap=True)}),
+        ("llama-tiny", {"topk": 3, "num_draft_tokens": 8, "page_size": 4}),
+        ("llama-eagle3", {"mode": Mode(overlap=True), "topk": 2, "num_draft_tokens": 6}),
+        ("llama-mtp", {"patches": patches_of(None, ["multi-layer-chunk-tail-3"], None)}),
+    ],
+    ids=["chain", "overlap", "tree", "eagle3", "layers"],
+)
+def test_a_server_that_is_right_is_judged_equal(servers: Servers, folder: Path, model: str, how: dict[str, Any]) -> None:
+    session = recorded_by(servers, folder, model, how)
+    assert session.status == "equal", session.report(120, "")
+    ids = {"draft.input_ids", "draft.positions", "draft.slots", "output.tokens", "pool.accounting", "tree.retrieve"}
+    assert ids <= {rule for rule, number in session.checked.items() if number}
+
+
+def test_requests_that_sample_are_judged_by_what_follows_from_their_tokens(servers: Servers, folder: Path) -> None:
+    session = recorded_by(servers, folder, "llama-tiny", {}, temperature=0.8)
+    assert session.status == "equal", session.report(120, "")
+
+
+@pytest.mark.parametrize(
+    ("number", "model", "rule"), [("26329", "llama-tiny", "draft.input_ids"), ("25015", "llama-eagle3-full", "draft.positions")]
+)
+def test_a_fix_that_is_undone_shows_in_the_recordings(
+    servers: Servers, folder: Path, number: str, model: str, rule: str
+) -> None:
+    session = recorded_by(servers, folder, model, {"patches": patches_of([number], None, None)})
+    assert session.status == "diverged"
+    assert session.first is not None
+    assert session.first.verdict.rule == rule
+    assert f"  {rule}" in session.report(100, "")
+
+
+def test_a_recording_holds_integers_alone_and_nothing_of_a_private_prompt(servers: Servers, folder: Path) -> None:
+    before = set(folder.iterdir())
+    [prompt] = prompts("llama-tiny", (40,))
+    with servers.start(asked("llama-tiny")) as server:
+        tokens = answer(server, prompt)["output_ids"]
+        [mine] = set(folder.iterdir()) - before
+        while not list(mine.glob(f"*/{HEADER}")):
+            server.ended(0.1)
+    [recording] = [file.parent for file in mine.glob(f"*/{HEADER}")]
+    trace = load_recording(recording)
+    kinds = {trace.array(n, name).dtype.kind for n, one in enumerate(trace.header.records) for name in one.tensors}
+    assert kinds <= {"i", "u", "b"}
+    [request] = trace.header.case.requests
+    permuted = dict(zip(prompt, request.prompt, strict=True))  # one permutation for all of it
+    assert [permuted[token] for token in prompt] == list(request.prompt)
+    assert list(request.prompt) != prompt
+    [ended] = [n for n, one in enumerate(trace.header.records) if one.stage == "finished"]
+    own = trace.integers(ended, "tokens")
+    assert len(own) == len(tokens)
+    assert own != tokens
+    assert {permuted[one] for one in tokens if one in permuted} == {
+        new for one, new in zip(tokens, own, strict=True) if one in permuted
+    }
+    assert sum(file.stat().st_size for file in recording.iterdir()) < 400_000
+    assert (recording / TENSORS).is_file()
+
+
+@pytest.mark.parametrize("release", ["0.5.13"])
+def test_an_older_release_is_recorded_as_well(release: str, folder: Path, servers: Servers) -> None:  # noqa: ARG001  the variables
+    with zygote_of(release) as zygote, Servers(zygote) as older:
+        session = recorded_by(older, folder, "llama-tiny", {})
+    assert session.status == "equal", session.report(120, "")

@@ -1,0 +1,347 @@
+"""What a server's recording is made of: guarded taps, files, tables, options, and what the judge makes of a folder."""
+
+import errno
+import os
+import subprocess
+import sys
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import msgspec
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from eagletwin.harness.check.recordings import judged
+from eagletwin.harness.core.errors import InputError
+from eagletwin.harness.core.recording import (
+    RECORDING,
+    SERVER,
+    RecordedRequest,
+    RecordedServer,
+    RecordingHeader,
+    Tables,
+    whole_tables,
+)
+from eagletwin.harness.core.records import Ending, EngineInfo, Record, ServedModel
+from eagletwin.harness.core.trace import HEADER, SCHEMA, TENSORS
+from eagletwin.harness.engines.record_options import FOLDER, OPTIONS, RecordOptions, asked, environment
+from eagletwin.harness.engines.sglang.recording import guard, keeper, plugin
+from eagletwin.harness.engines.sglang.recording.choice import Choice
+from eagletwin.harness.engines.sglang.recording.guard import Guards
+from eagletwin.harness.engines.sglang.recording.keeper import Keeper
+from eagletwin.harness.engines.sglang.recording.underway import Recording, permutation
+
+from .doors import opened
+
+ENGINE = EngineInfo(name="none", version="0", device="cpu", kernels="none", torch="0", triton="0")
+
+
+# -- taps that cannot break what they stand around --------------------------------------------------------------------------
+
+
+def around(tap: Callable[..., Any], failures: list[Exception]) -> Callable[..., Any]:
+    guarded = Guards(failures.append, lambda: True).around(tap)
+    return lambda function, *args: guarded(function, *args)
+
+
+def test_a_tap_that_fails_before_or_after_the_call_changes_nothing_of_it() -> None:
+    calls, failures = [], list[Exception]()
+
+    def own(value: int) -> int:
+        calls.append(value)
+        return 2 * value
+
+    def before(_call: Any, _value: int) -> Any:
+        raise KeyError("before")
+
+    def after(call: Any, value: int) -> Any:
+        call(value)
+        raise KeyError("after")
+
+    assert around(before, failures)(own, 3) == 6
+    assert around(after, failures)(own, 4) == 8
+    assert calls == [3, 4]
+    assert [str(error) for error in failures] == ["'before'", "'after'"]
+
+
+def test_what_the_server_itself_raises_passes_through_and_is_no_failure_of_a_tap() -> None:
+    failures = list[Exception]()
+
+    def own() -> None:
+        raise OSError("its own")
+
+    def tap(call: Any) -> Any:
+        return call()
+
+    with pytest.raises(OSError, match="its own"):
+        around(tap, failures)(own)
+    assert failures == []
+
+
+def test_the_clock_counts_taps_and_not_the_calls_in_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    now = [0.0]
+    monkeypatch.setattr(guard.time, "perf_counter", lambda: now[0])
+
+    def takes(seconds: float) -> None:
+        now[0] += seconds
+
+    def tap(call: Any) -> None:
+        takes(1)
+        call()
+        takes(2)
+
+    guards = Guards(lambda error: None, lambda: True)
+    inner, outer = guards.around(tap), guards.around(tap)
+    outer(lambda: (takes(10), inner(lambda: takes(20))))
+    assert guards.clock.taken == 6
+    assert guards.clock.share == 6 / 36
+
+
+def test_taps_rest_where_no_chosen_request_runs() -> None:
+    def tap(_call: Any) -> Any:
+        raise AssertionError("it must not be called")
+
+    assert Guards(lambda error: None, lambda: False).around(tap)(lambda: 5) == 5
+
+
+# -- which requests -----------------------------------------------------------------------------------------------------
+
+
+class Req:
+    def __init__(self, rid: str, **more: object) -> None:
+        self.rid = rid
+        vars(self).update(more)
+
+
+def test_every_third_request_and_those_that_are_named() -> None:
+    choice = Choice(RecordOptions(every=3, requests=("r4",)), lambda: None)
+    requests = [Req(f"r{n}") for n in range(8)]
+    chosen = [one.rid for one in requests if choice.chooses(one)]
+    assert chosen == ["r0", "r3", "r4", "r6"]
+    assert not any(map(choice.chooses, requests))  # chunks, and prefills after a retraction
+    assert choice.seen == 8
+
+
+def test_what_is_due_and_not_recorded_is_counted_by_its_reason() -> None:
+    reasons = iter(["over_share", None, "full"])
+    choice = Choice(RecordOptions(every=1), lambda: next(reasons))  # type: ignore[arg-type, return-value]
+    images = Req("r1", multimodal_inputs=object())
+    assert [choice.chooses(one) for one in (Req("r0"), images, Req("r2"))] == [False, False, False]
+    assert choice.skipped == {"over_share": 1, "not_tokens_alone": 1, "full": 1}
+
+
+# -- files --------------------------------------------------------------------------------------------------------------
+
+
+def header(number: int, **more: Any) -> RecordingHeader:
+    return RecordingHeader(
+        schema=SCHEMA,
+        recording=RECORDING,
+        request=RecordedRequest(id=f"request-{number:06}", rid=f"r{number}", prompt=(1, 2), max_new_tokens=4),
+        num_steps=2,
+        topk=1,
+        num_draft_tokens=3,
+        page_size=1,
+        chunked_prefill_size=16,
+        radix_cache=True,
+        served=ServedModel(vocab_size=10),
+        engine=ENGINE,
+        ending=Ending(kind="finished"),
+        records=(),
+        **more,
+    )
+
+
+def kept(folder: Path, megabytes: int = 10) -> Keeper:
+    def state() -> RecordedServer:
+        return RecordedServer(recording=RECORDING, engine=ENGINE, arguments={}, seen=9, written=writer.written)
+
+    writer = Keeper(folder, megabytes, lambda seconds: None, state)
+    writer.start()
+    return writer
+
+
+def wait(writer: Keeper, done: Callable[[], bool]) -> None:
+    for _ in range(2000):
+        if done() and writer._waiting.empty():
+            return
+        threading.Event().wait(0.01)
+    raise AssertionError("it was not done within 20 s")
+
+
+def test_a_full_disk_keeps_what_was_complete_and_stops_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    writer = kept(tmp_path / "server")
+    writer.keep(header(1), {})
+    wait(writer, lambda: writer.written == 1)
+    write = keeper.write_trace
+
+    def half(folder: Path, *_args: Any) -> None:
+        (folder / TENSORS).write_bytes(b"half")
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(keeper, "write_trace", half)
+    writer.keep(header(2), {})
+    wait(writer, lambda: writer.full)
+    monkeypatch.setattr(keeper, "write_trace", write)
+    writer.keep(header(3), {})
+    wait(writer, lambda: True)
+    assert sorted(one.name for one in (tmp_path / "server").iterdir()) == ["request-000001", SERVER]
+    assert msgspec.json.decode((tmp_path / "server" / SERVER).read_bytes())["written"] == 1
+
+
+def test_files_are_no_larger_than_was_asked_for(tmp_path: Path) -> None:
+    writer = kept(tmp_path / "server", megabytes=1)
+    large = Record(request="request-000001", round=0, stage="draft", tensors=("tokens",))
+    writer.keep(
+        msgspec.structs.replace(header(1), records=(large,)),
+        {"0.tokens": np.zeros(200_000, np.int64)},
+    )
+    wait(writer, lambda: writer.full)
+    assert writer.written == 1
+
+
+# -- tables -------------------------------------------------------------------------------------------------------------
+
+
+@given(tables=st.lists(st.lists(st.integers(0, 9), max_size=8), max_size=8))
+def test_tables_come_back_as_they_were(tables: list[list[int]]) -> None:
+    written, records, tensors = Tables(), [], dict[str, torch.Tensor | np.ndarray[Any, Any]]()
+    for number, table in enumerate(tables):
+        numbers, parts = written.changes(np.array(table, np.int64))
+        tensors |= {f"{number}.{name}": part for name, part in parts.items()}
+        records.append(Record(request="r", round=number, stage="draft", numbers=numbers, tensors=tuple(parts)))
+    found, whole = whole_tables(records, tensors)
+    assert [np.asarray(whole[f"{number}.table"]).tolist() for number in range(len(tables))] == tables
+    assert all(record.tensors == ("table",) and not record.numbers for record in found)
+
+
+@pytest.mark.parametrize(("length", "at"), [(5, [0]), (2, [0, 2]), (1 << 31, [0])])
+def test_a_table_that_does_not_fit_is_refused(length: int, at: list[int]) -> None:
+    record = Record(request="r", round=0, stage="draft", numbers={"table_length": length}, tensors=("table_at", "table_slots"))
+    with pytest.raises(ValueError, match="record 0"):
+        whole_tables([record], {"0.table_at": np.array(at), "0.table_slots": np.array(at)})
+
+
+# -- private ids --------------------------------------------------------------------------------------------------------
+
+
+def test_a_permutation_is_of_its_request_and_the_same_on_every_rank() -> None:
+    one, other = (permutation("key", rid, 500) for rid in ("a", "b"))
+    assert sorted(one.tolist()) == list(range(500))
+    assert (one == permutation("key", "a", 500)).all()
+    assert (one != other).any()
+    assert (one != permutation("other key", "a", 500)).any()
+
+
+def test_tokens_are_permuted_and_links_positions_and_slots_are_not() -> None:
+    order = permutation("key", "a", 50)
+    recording = Recording(1, Req("a"), order)
+    ids = np.array([3, 4, 99])
+    recording.add(0, "draft", {"seq_len": 3}, {"tokens": ids, "next_token": ids, "positions": ids})
+    recording.add(0, "verify", {"bonus": 3, "accept_len": 3}, {"predicted": ids})
+    kept = {name: array.tolist() for name, array in recording.recorder.tensors.items()}
+    new = [int(order[3]), int(order[4]), 99]  # outside the vocabulary stays outside
+    assert kept == {"0.tokens": new, "0.next_token": [3, 4, 99], "0.positions": [3, 4, 99], "1.predicted": new}
+    assert [record.numbers for record in recording.recorder.records] == [{"seq_len": 3}, {"bonus": new[0], "accept_len": 3}]
+
+
+def test_floats_are_never_recorded() -> None:
+    recording = Recording(1, Req("a"), None)
+    recording.add(0, "draft", {}, {"tokens": np.zeros(2, np.int64), "candidate_scores": np.zeros(2, np.float32)})
+    assert list(recording.recorder.tensors) == ["0.tokens"]
+
+
+# -- what is asked for --------------------------------------------------------------------------------------------------
+
+
+def test_options_travel_by_two_variables(tmp_path: Path) -> None:
+    options = RecordOptions(every=7, private=True, key="ab", requests=("x",))
+    variables = environment(tmp_path, options)
+    assert set(variables) == {FOLDER, OPTIONS}
+    assert asked(variables) == (tmp_path, options)
+    assert asked({FOLDER: "/x"}) == (Path("/x"), RecordOptions())
+    assert asked({}) is None
+
+
+@pytest.mark.parametrize("text", ["{", '{"every": 0}', '{"evry": 3}', '{"share": 0}', "[]"])
+def test_options_that_cannot_be_read_are_refused(text: str) -> None:
+    with pytest.raises(InputError, match="nothing is recorded"):
+        asked({FOLDER: "/x", OPTIONS: text})
+
+
+def test_without_the_variable_the_plugin_imports_and_changes_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv(FOLDER, raising=False)
+    plugin.start()  # where SGLang cannot be imported, as here in `make quick`
+    code = "import sys, eagletwin.harness.engines.sglang.recording.plugin as p; p.start(); print('torch' in sys.modules)"
+    environ = {name: value for name, value in os.environ.items() if name != FOLDER}
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, env=environ)
+    assert done.stdout == "False\n"
+
+
+def test_a_hook_that_fails_does_not_stop_the_scheduler(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(FOLDER, "/nowhere")
+    plugin._built(None, SimpleNamespace(draft_worker=object()))
+    assert "The server goes on" in capsys.readouterr().out
+
+
+# -- the commands -------------------------------------------------------------------------------------------------------
+
+
+def test_the_command_becomes_the_server_with_the_variables_set(tmp_path: Path) -> None:
+    code = f"import os, sys; print(os.environ['{FOLDER}'], os.environ['{OPTIONS}']); sys.exit(7)"
+    words = ["-m", "eagletwin", "record", "out", "--every", "3", "--", sys.executable, "-c", code]
+    done = opened(words, tmp_path)
+    assert done.returncode == 7
+    assert done.stdout.startswith(f"{tmp_path / 'out'} {{")
+    assert '"every":3' in done.stdout
+    assert (tmp_path / "out").is_dir()
+
+
+@pytest.mark.parametrize("words", [[], ["--"], ["--", "no-such-program"]])
+def test_a_command_that_cannot_be_started_is_128(tmp_path: Path, words: list[str]) -> None:
+    done = opened(["-m", "eagletwin", "record", "out", *words], tmp_path)
+    assert (done.returncode, done.stdout) == (128, "")
+    assert "no server was started" in done.stderr
+
+
+def test_the_variables_can_be_printed_for_a_shell(tmp_path: Path) -> None:
+    done = opened(["-m", "eagletwin", "record", "a b", "--print"], tmp_path)
+    assert done.returncode == 0
+    again = subprocess.run(["sh", "-c", f'{done.stdout}\necho "${FOLDER}"'], capture_output=True, text=True, check=True)
+    assert again.stdout.strip() == str(tmp_path / "a b")
+
+
+def test_a_folder_without_recordings_is_no_pass(tmp_path: Path) -> None:
+    (tmp_path / "empty").mkdir()
+    with pytest.raises(InputError, match="holds no recording"):
+        judged(tmp_path / "empty", frozenset())
+    server = tmp_path / "out" / "rank"
+    server.mkdir(parents=True)
+    said = RecordedServer(
+        recording=RECORDING, engine=ENGINE, arguments={}, seen=5, skipped={"failed": 5}, failures=5, last_failure="x"
+    )
+    (server / SERVER).write_bytes(msgspec.json.encode(said))
+    session = judged(tmp_path / "out", frozenset())
+    assert session.status == "unknown"
+    report = session.report(100, "")
+    assert "saw 5 requests and recorded 0" in report
+    assert "Taps failed 5 times" in report
+
+
+def test_a_recording_that_was_edited_is_refused(tmp_path: Path) -> None:
+    writer = kept(tmp_path / "server")
+    writer.keep(header(1), {})
+    wait(writer, lambda: writer.written == 1)
+    assert judged(tmp_path / "server", frozenset()).status == "unknown"  # it has no record at all
+    file = tmp_path / "server/request-000001" / HEADER
+    file.write_text(file.read_text().replace('"num_steps":2', '"num_steps":3'))
+    with pytest.raises(InputError, match="edited"):
+        judged(tmp_path, frozenset())
