@@ -11,14 +11,13 @@ import torch
 from torch import Tensor
 
 from eagletwin.reference.chain import draft_chain
-from eagletwin.reference.eagle import DraftRows
 from eagletwin.reference.llama import target_rows
 from eagletwin.reference.mtp import draft_extend
+from eagletwin.reference.rows import DraftRows, behind
 
 from .heads import DraftPlan, Weights
 from .settings import PairSettings
 from .text import spread_windows
-from .unroll import behind
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,7 +64,7 @@ def accept_lengths(
             if plan.recipe.mtp_layers:
                 rows = range(0 if stored[0] is None else stored[0].keys.shape[1], committed)
                 layers = draft_extend(heads, plan.recipe.chained, known, hidden, rows, stored)
-                stored = [new if old is None else behind(old, new) for old, new in zip(stored, layers, strict=True)]
+                stored = [behind(old, new) for old, new in zip(stored, layers, strict=True)]
                 drafted = [int(layer.logits[-1].argmax()) for layer in layers]
             else:
                 drafted = draft_chain(heads[0], known, hidden, settings.num_steps).drafted.tolist()
