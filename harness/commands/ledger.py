@@ -23,7 +23,8 @@ def ledger(
 
     chosen = [entry for entry in with_probes(ids or ["all"]) if not (live and entry.fixed)]
     if release:
-        chosen = [entry for entry in chosen if has(release, entry)]
+        _must_be_known(release)
+        chosen = [entry for entry in chosen if entry.is_in(release)]
     if as_json:
         print(json.dumps([facts(entry) for entry in chosen], indent=1))
         return EXIT_EQUAL
@@ -33,8 +34,8 @@ def ledger(
     return EXIT_EQUAL
 
 
-def has(release: str, entry: Known) -> bool:
-    """Whether a release has the bug, by the entry's own facts. Raises InputError for a release that is not known."""
+def _must_be_known(release: str) -> None:
+    """Raises InputError for a release that eagletwin does not know."""
     from eagletwin.harness.engines.lock import releases
 
     order = releases()
@@ -42,10 +43,6 @@ def has(release: str, entry: Known) -> bool:
         raise InputError(
             f"{release!r} is not a known release", consequence="nothing was listed", remedy=f"use one of {', '.join(order)}"
         )
-    if entry.buggy.startswith("before"):  # the oldest release that eagletwin runs
-        return False
-    first, _, last = (part.strip() for part in entry.buggy.partition("-"))
-    return order.index(first) <= order.index(release) <= (order.index(last) if last else len(order))
 
 
 def facts(entry: Known) -> dict[str, Any]:
@@ -71,19 +68,15 @@ def facts(entry: Known) -> dict[str, Any]:
 
 
 def short_text(entry: Known) -> str:
-    return f"{entry.id:26} {_state(entry):24} {entry.rule:20} {entry.title}"
+    return f"{entry.id:26} {entry.state:24} {entry.rule:20} {entry.title}"
 
 
 def full_text(entry: Known) -> str:
     """The entry, and what to type."""
-    lines = [f"{entry.id}: {entry.title}", f"  releases      {_state(entry)}", f"  breaks        {entry.rule}"]
+    lines = [f"{entry.id}: {entry.title}", f"  releases      {entry.state}", f"  breaks        {entry.rule}"]
     lines.append(f"  matters with  {entry.trigger}")
     if not isinstance(entry, Entry):
         return "\n".join([*lines, f"  try           eagletwin prove --releases {entry.id}", ""])
     needs = f" {entry.needs.options}" if entry.needs is not None else ""
     lines += [f"  try           {entry.command(entry.red)}{needs}", f"                eagletwin prove {entry.id}{needs}", ""]
     return "\n".join(lines)
-
-
-def _state(entry: Known) -> str:
-    return entry.buggy + ("" if entry.fixed else " (live)")
