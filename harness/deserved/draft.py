@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from eagletwin.harness.core.errors import InputError
+from eagletwin.harness.families.mtp import PREFIX, layer_numbers, layer_of
 from eagletwin.reference.eagle import EagleHead, Head
 from eagletwin.reference.eagle3 import Eagle3Head, proposed_tokens
 from eagletwin.reference.llama import Weights
@@ -125,18 +126,14 @@ def _eagle3(checkpoint: Checkpoint, tensors: Weights, shared: Shared) -> DraftMo
 
 
 def _mtp(checkpoint: Checkpoint, tensors: Weights, shared: Shared) -> DraftModel:
-    layers = sorted({int(name.split(".")[2]) for name in tensors if name.startswith("mtp.layers.")})
+    named = {f"model.{name}": tensor for name, tensor in tensors.items()}  # as the family has them
     heads = tuple(
-        EagleHead(_behind(tensors, f"mtp.layers.{layer}."), checkpoint.shape, shared.embedding, shared.lm_head)
-        for layer in layers
+        EagleHead(layer_of(named, number), checkpoint.shape, shared.embedding, shared.lm_head)
+        for number in layer_numbers(named)
     )
     if not heads:
-        raise KeyError("model.mtp.layers.0.fc.weight")
+        raise KeyError(PREFIX.format(0) + "fc.weight")
     return DraftModel("MTP", heads, "post_norm", checkpoint.architecture == "Step3p5MTP")
-
-
-def _behind(tensors: Weights, prefix: str) -> dict[str, Tensor]:
-    return {name.removeprefix(prefix): tensor for name, tensor in tensors.items() if name.startswith(prefix)}
 
 
 READERS: Mapping[str, Callable[[Checkpoint, Weights, Shared], DraftModel]] = {
