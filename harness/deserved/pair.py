@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 
 from eagletwin.harness.core.errors import InputError
+from eagletwin.harness.judge.bounds import FLOAT32
 
 from .checkpoint import Checkpoint, checkpoint
 from .draft import DraftModel, read_draft
@@ -14,9 +15,6 @@ from .follow import Followed, Shape, follow_chains
 from .last_fed import follow_last_fed
 from .target import Read, Served, Target
 from .trees import follow_trees
-
-# Two logits may each be off by the bound of a number that a float32 engine computes (judge/bounds.py says why it is that).
-FLOAT32_TIE = 2e-4
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,7 +26,7 @@ class Pair:
     draft: DraftModel
     of_target: Checkpoint
     of_draft: Checkpoint
-    tie: float = FLOAT32_TIE
+    tie: float = FLOAT32.tie
 
     def must_draft(self, shape: Shape) -> None:
         """Raises InputError for a shape that this draft does not have."""
