@@ -39,9 +39,12 @@ def follow_trees(
 class _Tree:
     """One tree, in plain numbers.
 
-    proposed [R, k] tokens, scores [R, k]; next_best [R] the logit behind the last proposal, last_best [R] of the last one, and
-    logits [R, V]; expanded [S-1, k]; close: differences of logits that are too close to tell, by depth; order: the first depth
-    whose order of the frontier is too close to tell and decides who attends to whom
+    logits     [R, V] of each row; proposed [R, k] its tokens, best first; scores [R*k] of all candidates
+    expanded   [S-1, k] candidates: the frontier of each step
+    close      two logits that differ by less are too close to tell; scores of depth j, sums of so many, by j times that
+    verified   the cut between the nodes that are verified and the other candidates
+    frontiers  [S-1] at each step, the cut between the candidates that are expanded and the others of their depth
+    order      the first depth whose drafts depend on an order of the frontier that is too close to tell; num_steps: none does
     """
 
     def __init__(
@@ -64,24 +67,24 @@ class _Tree:
         chosen: list[int] = []
         row = 0
         for depth, token in enumerate(said):
-            if row < 0:  # the node above was not expanded, and whether it should have been is open: `sure` was EITHER
-                return self._filled(agrees, chosen, said)
+            if row < 0:  # the node above was not expanded, and it is too close to tell whether it should have been
+                return _until_the_end(agrees, chosen, said, EITHER)
             proposal = self._proposal(row, token)
             if token not in self._proposed[row]:
                 agrees.append(EITHER if proposal or depth >= self._order else NO)
                 chosen.append(NO)
-                return self._filled(agrees, chosen, said) if agrees[-1] == EITHER else self._ended(agrees, chosen, said)
+                return _until_the_end(agrees, chosen, said, agrees[-1])
             candidate = row * self._topk + self._proposed[row].index(token)
             here = self._verified.has(candidate)
             open_ = proposal or self._verified.close(candidate, self._close * (depth + 1)) or depth >= self._order
             agrees.append(EITHER if open_ else YES if here else NO)
             chosen.append(YES if here else NO)
             if agrees[-1] == NO:
-                return self._ended(agrees, chosen, said)
+                return _until_the_end(agrees, chosen, said, NO)
             if depth + 1 < len(said):
                 row = self._row_of(candidate, depth)
                 if row < 0 and not self._frontiers[depth].close(candidate, self._close * (depth + 1)):
-                    return self._ended(agrees, chosen, said)
+                    return _until_the_end(agrees, chosen, said, NO)
         return agrees, chosen
 
     def _proposal(self, row: int, token: int) -> bool:
@@ -111,15 +114,11 @@ class _Tree:
                 return step + 2  # rows of the next step read what stands under their number
         return self._shape.num_steps
 
-    @staticmethod
-    def _filled(agrees: list[int], chosen: list[int], said: Sequence[int]) -> tuple[list[int], list[int]]:
-        left = len(said) - len(agrees)
-        return [*agrees, *[EITHER] * left], [*chosen, *[NO] * left]
 
-    @staticmethod
-    def _ended(agrees: list[int], chosen: list[int], said: Sequence[int]) -> tuple[list[int], list[int]]:
-        left = len(said) - len(agrees)
-        return [*agrees, *[NO] * left], [*chosen, *[NO] * left]
+def _until_the_end(agrees: list[int], chosen: list[int], said: Sequence[int], rest: int) -> tuple[list[int], list[int]]:
+    """Both, as long as the text's next tokens: of the depths that are left, `rest` may agree, and none is chosen."""
+    left = len(said) - len(agrees)
+    return [*agrees, *[rest] * left], [*chosen, *[NO] * left]
 
 
 class _Cut:
