@@ -43,6 +43,10 @@ class Pair:
         """What the target makes of a text."""
         return self.target.read(tokens, self.draft.reads)
 
+    def off_target(self, read: Read, begin: int) -> int:
+        """Of the tokens of a text from x[begin] on, how many the target itself would clearly not say."""
+        return int((read.lead[begin - 1 : -1] > self.tie).sum())
+
     def follow(self, tokens: Sequence[int], hidden: Tensor, shape: Shape) -> Followed:
         """Which drafts are accepted along a text, as it should be. hidden: of `read`."""
         if shape.topk > 1:

@@ -16,6 +16,7 @@ from torch import Tensor
 from eagletwin.harness.deserved.compare import compare
 from eagletwin.harness.deserved.conditions import Seen
 from eagletwin.harness.deserved.explain import better_read_as, explained_by
+from eagletwin.harness.deserved.figures import Text
 from eagletwin.harness.deserved.follow import Shape
 from eagletwin.harness.deserved.misconfigured import is_clearly_more, mistakes
 from eagletwin.harness.deserved.pair import Pair, load_pair
@@ -151,7 +152,8 @@ def test_what_a_checkpoint_says_and_a_server_ignores_is_named(tmp_path: Path, mo
 @pytest.mark.parametrize("model", READ_BY_TRANSFORMERS)
 def test_a_healthy_pair_gets_no_warning(model: str) -> None:
     pair = pair_of(model)
-    assert better_read_as(pair, SHAPE, texts_of(pair)) == []
+    texts = [Text(tokens, begin, pair.follow(tokens, pair.read(tokens).hidden, SHAPE)) for tokens, begin in texts_of(pair)]
+    assert better_read_as(pair, SHAPE, texts) == []
     assert explained_by(pair, SHAPE, served_by(pair, pair, texts_of(pair, 4))) == []
 
 
