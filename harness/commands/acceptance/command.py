@@ -65,6 +65,7 @@ def acceptance(
             consequence="nobody samples: the texts are given, or what the target says greedily",
             remedy="give --server, or leave it out",
         )
+    let_threads_sleep()
     shape = None if server else _shape(num_steps, topk, num_draft_tokens)
     if plot is not None:
         from .plot import must_draw
@@ -72,7 +73,6 @@ def acceptance(
         must_draw(plot)
     if device == "cuda":
         must_have_cuda()
-    let_threads_sleep()
     import torch
 
     from eagletwin.harness.deserved.checkpoint import checkpoint
