@@ -83,6 +83,24 @@ class Facts:
     hidden: str = ""
     loses: Loses | None = None
 
+    @property
+    def state(self) -> str:
+        """Which releases have it, in words."""
+        return self.buggy + ("" if self.fixed else " (live)")
+
+    def is_in(self, release: str) -> bool:
+        """Whether a release has it. False where the order of versions does not say: of a commit, or of a fork."""
+        from packaging.version import InvalidVersion, Version
+
+        first, _, last = self.buggy.partition(" -")
+        try:
+            version = Version(release)
+        except InvalidVersion:
+            return False
+        if self.buggy.startswith("before "):
+            return version < Version(self.buggy.removeprefix("before "))
+        return Version(first) <= version and (not last or version <= Version(last))
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FunctionCall:

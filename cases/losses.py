@@ -20,7 +20,7 @@ class Losing:
 def losing_so(server: Losing) -> list[tuple[Entry, bool]]:
     """Entries that lose under the same condition with such a draft, each with whether the release has the bug; those first."""
     found = [
-        (entry, in_range(server.release, entry))
+        (entry, entry.is_in(server.release))
         for entry in LEDGER.values()
         if entry.loses is not None
         and entry.loses.condition == server.condition
@@ -29,17 +29,3 @@ def losing_so(server: Losing) -> list[tuple[Entry, bool]]:
         and entry.loses.num_steps <= server.num_steps
     ]
     return sorted(found, key=lambda of: not of[1])
-
-
-def in_range(release: str, entry: Entry) -> bool:
-    """Whether a release has the bug, by what the ledger says: "FIRST - LAST", "FIRST -" or "before OLDEST"."""
-    from packaging.version import InvalidVersion, Version
-
-    first, _, last = entry.buggy.partition(" -")
-    try:
-        version = Version(release)
-        if entry.buggy.startswith("before "):
-            return version < Version(entry.buggy.removeprefix("before "))
-        return Version(first) <= version and (not last.strip() or version <= Version(last.strip()))
-    except InvalidVersion:  # a commit, or a fork: not known
-        return False

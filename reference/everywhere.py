@@ -15,6 +15,7 @@ from torch import Tensor
 from .eagle import DraftRows, Head, draft_rows
 from .growth import Growth, View
 from .rounds import grow_rounds
+from .rows import behind
 
 BLOCK = 128  # rows: of the scratch rows in a block, each sees its own round's alone
 
@@ -31,15 +32,15 @@ def chains_everywhere(
     for begin in range(0, len(tokens) - 1, block):
         starts = torch.arange(begin + 1, min(begin + block, len(tokens) - 1) + 1)  # [C] M
         rows = _continued(head, tokens[starts], head.feed(target_hidden[starts - 1]), starts - 1, stored)
-        before = stored = _behind(stored, rows)
-        sees = torch.arange(len(before.hidden))[None, :] < starts[:, None]  # [C, B] committed rows
+        before = stored = behind(stored, rows)
+        sees = torch.arange(before.keys.shape[1])[None, :] < starts[:, None]  # [C, B] committed rows
         own = torch.eye(len(starts), dtype=torch.bool)  # [C, C] scratch rows of one step
         logits = [rows.logits]
         for step in range(1, num_steps):
             sees = torch.cat([sees, own], 1)
             consumed = tokens[(starts + step).clamp(max=len(tokens) - 1)]
             rows = draft_rows(head, consumed, rows.hidden, starts + step - 1, sees, before)
-            before = _behind(before, rows)
+            before = behind(before, rows)
             logits.append(rows.logits)
         yield begin + 1, torch.stack(logits, 1)
 
@@ -55,7 +56,7 @@ def layers_everywhere(
         for layer, head in enumerate(heads):
             consumed = tokens[(starts + layer).clamp(max=len(tokens) - 1)]
             rows = _continued(head, consumed, head.feed(hidden), starts - 1, stored[layer])
-            stored[layer] = _behind(stored[layer], rows)
+            stored[layer] = behind(stored[layer], rows)
             hidden = rows.hidden if chained else hidden
             logits.append(rows.logits)
         yield begin + 1, torch.stack(logits, 1)
@@ -70,8 +71,10 @@ def trees_everywhere(
         end = min(begin + block, len(tokens) - 1)
         starts = torch.arange(begin + 1, end + 1)
         rows = _continued(head, tokens[starts], head.feed(target_hidden[starts - 1]), starts - 1, stored)
-        before = () if stored is None else (stored.logits,)
-        stored = replace(_behind(stored, rows), logits=torch.cat([*before, rows.logits]))
+        before, stored = stored, behind(stored, rows)
+        if before is not None:  # a round goes on from any of them
+            hidden, logits = torch.cat([before.hidden, rows.hidden]), torch.cat([before.logits, rows.logits])
+            stored = replace(stored, hidden=hidden, logits=logits)
         yield begin + 1, grow_rounds(head, stored, [end], [(0, int(start)) for start in starts], topk, num_steps, view)
 
 
@@ -79,11 +82,3 @@ def _continued(head: Head, tokens: Tensor, hidden: Tensor, positions: Tensor, st
     """Rows behind those that are stored, each of which sees all that stand before it."""
     sees = torch.arange(int(positions[-1]) + 1)[None, :] <= positions[:, None]
     return draft_rows(head, tokens, hidden, positions, sees, stored)
-
-
-def _behind(stored: DraftRows | None, rows: DraftRows) -> DraftRows:
-    """All rows so far. Their logits are those of the last ones alone: nobody asks for the others', and they are large."""
-    if stored is None:
-        return rows
-    keys, values = torch.cat([stored.keys, rows.keys], 1), torch.cat([stored.values, rows.values], 1)
-    return DraftRows(torch.cat([stored.hidden, rows.hidden]), rows.logits, keys, values)

@@ -14,6 +14,7 @@ from .chain import row_tokens
 from .eagle import DraftRows, Head, draft_rows
 from .growth import Growth, View, best_of, candidates, lineage
 from .llama import side_by_side
+from .rows import behind
 
 # (logits so far [C, R, V], frontiers so far [C, s, k]) -> what the rows of the next step consume, and which candidates they are
 Choose = Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]
@@ -114,9 +115,7 @@ def _grow(head: Head, committed: DraftRows, rounds: _Rounds, shape: tuple[int, i
             rounds.sees(expanded, view),  # [C*k, B + (step+1)*C*k]
             before,
         )
-        before = DraftRows(
-            rows.hidden, rows.logits, torch.cat([before.keys, rows.keys], 1), torch.cat([before.values, rows.values], 1)
-        )
+        before = behind(before, rows)
         logits = torch.cat([logits, rows.logits.view(count, topk, rows.logits.shape[-1])], 1)
         handed_on = torch.cat([handed_on, rows.hidden.view(count, topk, handed_on.shape[-1])], 1)
         hidden = torch.cat([hidden, consumed[:, None]], 1)

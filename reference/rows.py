@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass
 
+import torch
 from torch import Tensor
 
 
@@ -19,3 +20,14 @@ class DraftRows:
     logits: Tensor
     keys: Tensor
     values: Tensor
+
+
+def behind(stored: DraftRows | None, rows: DraftRows) -> DraftRows:
+    """Rows behind those that are stored, for later rows to see: keys and values of all, hidden and logits of the new ones.
+
+    Logits are large, and few callers want those of all. stored: E rows, or None; rows: R -> keys and values [L, E + R, G, D].
+    """
+    if stored is None:
+        return rows
+    keys, values = torch.cat([stored.keys, rows.keys], 1), torch.cat([stored.values, rows.values], 1)
+    return DraftRows(rows.hidden, rows.logits, keys, values)

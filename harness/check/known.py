@@ -19,8 +19,6 @@ from eagletwin.harness.engines.lock import releases
 from eagletwin.harness.families import RECIPES
 from eagletwin.harness.judge.judge import judge
 
-from .of_release import has
-
 MOST = 4  # entries that are tried: each builds an engine
 
 
@@ -51,7 +49,7 @@ def candidates(case: Case, rule: str, run: RunSpec, version: str) -> list[Entry]
         and entry.remedy is not None
         and entry.remedy not in run.patches
         and not unreached(entry, run.mode)
-        and (has(release, entry) if release in releases() else not entry.fixed)
+        and (entry.is_in(release) if release in releases() else not entry.fixed)
     ]
     return sorted(found, key=lambda entry: -sum(a == b for a, b in zip(_kind(entry.case), _kind(case), strict=True)))
 

@@ -28,7 +28,7 @@ _SKIPPED = {
 
 
 @dataclass(frozen=True, slots=True)
-class Server:
+class RecordedRank:
     """One rank's folder: what it says of itself, and the folders of its recordings."""
 
     folder: Path
@@ -46,10 +46,10 @@ class Judged:
 
 
 @dataclass(slots=True)
-class Session:
+class JudgedServer:
     """All that was judged."""
 
-    servers: list[Server]
+    servers: list[RecordedRank]
     counts: Counter[str] = field(default_factory=Counter)  # by status
     checked: Counter[str] = field(default_factory=Counter)  # comparisons by rule
     unseen: Counter[str] = field(default_factory=Counter)
@@ -65,7 +65,7 @@ class Session:
             return "diverged"
         return "equal" if self.counts["equal"] and not self.counts["unknown"] and not self._silent() else "unknown"
 
-    def _silent(self) -> list[Server]:
+    def _silent(self) -> list[RecordedRank]:
         """Ranks that saw requests and recorded none of them."""
         return [server for server in self.servers if not server.recordings]
 
@@ -109,9 +109,9 @@ def is_session(folder: Path) -> bool:
     return (folder / HEADER).is_file() and (folder.parent / SERVER).is_file()
 
 
-def judged(folder: Path, without: frozenset[str]) -> Session:
+def judged(folder: Path, without: frozenset[str]) -> JudgedServer:
     """Judge all recordings below a folder. Raises InputError for one that cannot be read, and for a folder without any rank."""
-    session = Session(_servers(folder))
+    session = JudgedServer(_servers(folder))
     by_request: dict[tuple[str, str], list[Judged]] = {}
     for server in session.servers:
         for recording in server.recordings:
@@ -125,10 +125,10 @@ def judged(folder: Path, without: frozenset[str]) -> Session:
     return session
 
 
-def _servers(folder: Path) -> list[Server]:
+def _servers(folder: Path) -> list[RecordedRank]:
     one = folder.parent if (folder.parent / SERVER).is_file() and (folder / HEADER).is_file() else None
     if one is not None:
-        return [Server(one, _said(one / SERVER), [folder])]
+        return [RecordedRank(one, _said(one / SERVER), [folder])]
     files = [folder / SERVER] if (folder / SERVER).is_file() else sorted(folder.glob(f"*/{SERVER}"))
     if not files:
         raise InputError(
@@ -136,7 +136,9 @@ def _servers(folder: Path) -> list[Server]:
             consequence="nothing was judged",
             remedy="name a folder that `eagletwin record` wrote into; its server says on stderr what it records",
         )
-    return [Server(file.parent, _said(file), sorted(one.parent for one in file.parent.glob(f"*/{HEADER}"))) for file in files]
+    return [
+        RecordedRank(file.parent, _said(file), sorted(one.parent for one in file.parent.glob(f"*/{HEADER}"))) for file in files
+    ]
 
 
 def _said(file: Path) -> RecordedServer:
@@ -148,7 +150,7 @@ def _said(file: Path) -> RecordedServer:
         ) from error
 
 
-def _take(session: Session, one: Judged) -> None:
+def _take(session: JudgedServer, one: Judged) -> None:
     verdict = one.verdict
     session.counts[verdict.status] += 1
     session.checked.update(verdict.checked)
@@ -161,7 +163,7 @@ def _take(session: Session, one: Judged) -> None:
             session.first = one
 
 
-def _compare_ranks(session: Session, ranks: Sequence[Judged], without: frozenset[str]) -> None:
+def _compare_ranks(session: JudgedServer, ranks: Sequence[Judged], without: frozenset[str]) -> None:
     """What is an integer must be the same on all ranks, for each request that several of them recorded."""
     if "ranks.agree" in without:
         return
@@ -221,7 +223,7 @@ def _divergence(trace: Trace, number: int, expected: str, actual: str) -> Diverg
     )
 
 
-def _about(server: Server) -> Iterator[str]:
+def _about(server: RecordedRank) -> Iterator[str]:
     said, engine = server.said, server.said.engine
     how = ", ".join(f"{name} {said.arguments[name]}" for name in _SHOWN if name in said.arguments)
     yield f"{server.folder.name}: SGLang {engine.version}, {engine.worker}, {engine.mode}; {how}."

@@ -7,7 +7,8 @@ import gc
 import io
 import sys
 from collections.abc import Sequence
-from typing import Annotated
+from functools import cache
+from typing import Annotated, Any
 
 import typer
 
@@ -88,9 +89,15 @@ def main() -> int:
     return code
 
 
+@cache
+def command_tree() -> Any:
+    """The commands as typer makes them of the functions, which takes some milliseconds."""
+    return typer.main.get_command(app)
+
+
 def must_be_given_once(arguments: Sequence[str]) -> None:
     """Raises InputError for an option that is given twice and holds one value: the last would win in silence."""
-    command, words = typer.main.get_command(app), list(arguments)
+    command, words = command_tree(), list(arguments)
     while isinstance(command, typer.core.TyperGroup) and words:
         command = command.commands.get(words.pop(0), command)
     own = words[: words.index("--")] if "--" in words else words  # what follows belongs to somebody else
@@ -109,7 +116,7 @@ def typed(arguments: Sequence[str] | None = None) -> object:
     """Run the command that was typed: what it returns, which is its exit code. Help and the version end in 0."""
     must_be_given_once(sys.argv[1:] if arguments is None else arguments)
     try:
-        return app(arguments, standalone_mode=False)
+        return command_tree()(arguments, standalone_mode=False)
     except typer.Exit as stop:
         return stop.exit_code
     except typer.TyperException as error:

@@ -6,8 +6,7 @@ from typing import Annotated, Any
 import typer
 
 from eagletwin.cases.entry import Entry, Known
-from eagletwin.harness.check.of_release import has
-from eagletwin.harness.core.errors import EXIT_EQUAL
+from eagletwin.harness.core.errors import EXIT_EQUAL, InputError
 from eagletwin.harness.core.words import count
 
 
@@ -24,7 +23,8 @@ def ledger(
 
     chosen = [entry for entry in with_probes(ids or ["all"]) if not (live and entry.fixed)]
     if release:
-        chosen = [entry for entry in chosen if has(release, entry)]
+        _must_be_known(release)
+        chosen = [entry for entry in chosen if entry.is_in(release)]
     if as_json:
         print(json.dumps([facts(entry) for entry in chosen], indent=1))
         return EXIT_EQUAL
@@ -32,6 +32,17 @@ def ledger(
         print(full_text(entry) if ids else short_text(entry))
     print(f"\n{count(len(chosen), 'bug')}; `eagletwin ledger ID` says more of one, `eagletwin prove ID` proves it.")
     return EXIT_EQUAL
+
+
+def _must_be_known(release: str) -> None:
+    """Raises InputError for a release that eagletwin does not know."""
+    from eagletwin.harness.engines.lock import releases
+
+    order = releases()
+    if release not in order:
+        raise InputError(
+            f"{release!r} is not a known release", consequence="nothing was listed", remedy=f"use one of {', '.join(order)}"
+        )
 
 
 def facts(entry: Known) -> dict[str, Any]:
@@ -58,19 +69,15 @@ def facts(entry: Known) -> dict[str, Any]:
 
 
 def short_text(entry: Known) -> str:
-    return f"{entry.id:26} {_state(entry):24} {entry.rule:20} {entry.title}"
+    return f"{entry.id:26} {entry.state:24} {entry.rule:20} {entry.title}"
 
 
 def full_text(entry: Known) -> str:
     """The entry, and what to type."""
-    lines = [f"{entry.id}: {entry.title}", f"  releases      {_state(entry)}", f"  breaks        {entry.rule}"]
+    lines = [f"{entry.id}: {entry.title}", f"  releases      {entry.state}", f"  breaks        {entry.rule}"]
     lines.append(f"  matters with  {entry.trigger}")
     if not isinstance(entry, Entry):
         return "\n".join([*lines, f"  try           eagletwin prove --releases {entry.id}", ""])
     needs = f" {entry.needs.options}" if entry.needs is not None else ""
     lines += [f"  try           {entry.command(entry.red)}{needs}", f"                eagletwin prove {entry.id}{needs}", ""]
     return "\n".join(lines)
-
-
-def _state(entry: Known) -> str:
-    return entry.buggy + ("" if entry.fixed else " (live)")

@@ -1,5 +1,6 @@
 """What the commands of the command line share: their options, and how what was typed becomes cases, patches and rules."""
 
+import os
 import sys
 from pathlib import Path
 from typing import Annotated, Literal
@@ -157,6 +158,15 @@ DEFAULT_RUNS = Path("eagletwin-runs")
 def tell(text: str) -> None:
     """Progress: to stderr, as it comes."""
     print(text, file=sys.stderr, flush=True)
+
+
+def let_threads_sleep() -> None:
+    """Call this before torch is imported, which reads the variable: its threads then sleep while they wait for each other.
+
+    They meet hundreds of times in a forward of a small model. Threads that wait busily burn a core each, and take five times as
+    long where other programs run too.
+    """
+    os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 
 
 def mode_of(

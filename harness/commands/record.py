@@ -48,7 +48,6 @@ Rounds = Annotated[
 AtOnce = Annotated[
     int, typer.Option(metavar="N", min=1, rich_help_panel=_COST, help="Requests that are recorded at one time, at most.")
 ]
-Print = Annotated[bool, typer.Option("--print", help="Print the two variables for a shell, and start nothing.")]
 
 
 def record(
@@ -61,7 +60,7 @@ def record(
     megabytes: Megabytes = _USUAL.megabytes,
     rounds: Rounds = _USUAL.rounds,
     at_once: AtOnce = _USUAL.at_once,
-    print_: Print = False,
+    print_: Annotated[bool, typer.Option("--print", help="Print the two variables for a shell, and start nothing.")] = False,
 ) -> int:
     """Record requests of a real server, for `eagletwin judge FOLDER`.
 

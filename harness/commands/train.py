@@ -1,6 +1,5 @@
 """`eagletwin train`: a real, trained target with three drafts, for whatever depends on how many drafts are accepted."""
 
-import os
 from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Literal
@@ -10,7 +9,7 @@ import typer
 from eagletwin.harness.core.errors import EXIT_EQUAL
 from eagletwin.harness.deserved.train.settings import SIZES, Size
 
-from .options import tell
+from .options import let_threads_sleep, tell
 
 
 def train(
@@ -36,9 +35,7 @@ def train(
     The drafts are an EAGLE head, an EAGLE-3 head and an MTP draft of three layers. The text is Python's own library, so nothing
     is downloaded. The file pair.json says how good they are. Tokens are bytes: a server needs --skip-tokenizer-init.
     """
-    # Read when torch is loaded. Its threads meet hundreds of times a step, and where other programs run too, threads that wait
-    # busily take five times as long.
-    os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+    let_threads_sleep()
     from eagletwin.harness.deserved.train.cached import cached_pair, new_pair
     from eagletwin.harness.deserved.train.pair import PARTS
 

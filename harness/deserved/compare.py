@@ -52,11 +52,11 @@ def compare(pair: Pair, shape: Shape, answer: Answer, read: Read) -> Compared:
     text, begin = (*answer.prompt, *answer.tokens), len(answer.prompt)
     right = pair.follow(text, read.hidden, shape)
     own = pair.follow_layout(text, read.hidden, shape, begin) or right
-    made = own
-    if pair.draft.layers > 1 and answer.starts is not None:  # what is proposed depends on the rounds before
+    made, deserved = own, walk(own, begin)
+    if pair.draft.layers > 1 and answer.starts not in (None, deserved.starts):  # what is proposed depends on the rounds before
         made = pair.follow_layout(text, read.hidden, shape, begin, answer.starts) or right
     wrong = _wrong(answer.starts, made) if answer.starts else ()
-    return Compared(walk(own, begin), walk(right, begin).rounds, answer.rounds, answer.starts is not None, wrong)
+    return Compared(deserved, walk(right, begin).rounds, answer.rounds, answer.starts is not None, wrong)
 
 
 def _wrong(starts: Sequence[int], followed: Followed) -> tuple[Wrong, ...]:

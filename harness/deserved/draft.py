@@ -4,7 +4,7 @@ What SGLang shares with the target is shared here: the embedding always, the LM 
 EAGLE-3 head which has none.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
 
@@ -12,6 +12,8 @@ import torch
 from torch import Tensor
 
 from eagletwin.harness.core.errors import InputError
+from eagletwin.harness.families.mtp import PREFIX, layer_numbers, layer_of
+from eagletwin.harness.families.recipe import Recipe
 from eagletwin.reference.eagle import EagleHead, Head
 from eagletwin.reference.eagle3 import Eagle3Head, proposed_tokens
 from eagletwin.reference.llama import Weights
@@ -50,6 +52,12 @@ class DraftModel:
     def layers(self) -> int:
         """Steps that it can draft: of an MTP draft, its layers; of a single head, any number (0)."""
         return len(self.heads) if self.algorithm == "MTP" else 0
+
+
+def draft_of_recipe(recipe: Recipe, heads: Sequence[Head]) -> DraftModel:
+    """The draft of a recipe, of which its family has made the heads."""
+    reads: States = recipe.target.aux_layers or ("pre_norm" if recipe.target.pre_norm else "post_norm")
+    return DraftModel("MTP" if recipe.mtp_layers else recipe.algorithm, tuple(heads), reads, recipe.chained)
 
 
 def read_draft(checkpoint: Checkpoint, shared: Shared, dtype: torch.dtype = torch.float64) -> DraftModel:
@@ -125,18 +133,14 @@ def _eagle3(checkpoint: Checkpoint, tensors: Weights, shared: Shared) -> DraftMo
 
 
 def _mtp(checkpoint: Checkpoint, tensors: Weights, shared: Shared) -> DraftModel:
-    layers = sorted({int(name.split(".")[2]) for name in tensors if name.startswith("mtp.layers.")})
+    named = {f"model.{name}": tensor for name, tensor in tensors.items()}  # as the family has them
     heads = tuple(
-        EagleHead(_behind(tensors, f"mtp.layers.{layer}."), checkpoint.shape, shared.embedding, shared.lm_head)
-        for layer in layers
+        EagleHead(layer_of(named, number), checkpoint.shape, shared.embedding, shared.lm_head)
+        for number in layer_numbers(named)
     )
     if not heads:
-        raise KeyError("model.mtp.layers.0.fc.weight")
+        raise KeyError(PREFIX.format(0) + "fc.weight")
     return DraftModel("MTP", heads, "post_norm", checkpoint.architecture == "Step3p5MTP")
-
-
-def _behind(tensors: Weights, prefix: str) -> dict[str, Tensor]:
-    return {name.removeprefix(prefix): tensor for name, tensor in tensors.items() if name.startswith(prefix)}
 
 
 READERS: Mapping[str, Callable[[Checkpoint, Weights, Shared], DraftModel]] = {

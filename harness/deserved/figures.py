@@ -76,16 +76,23 @@ class Figures(Struct, frozen=True, kw_only=True):
 class Text:
     """A text that was followed, and where its prompt ends."""
 
+    tokens: Sequence[int]
     begin: int
     followed: Followed
 
 
 @dataclass(frozen=True, slots=True)
 class _Counted:
-    """One text in numbers: tokens, rounds; and by depth [S] how often it was reached and accepted, of how many positions."""
+    """One text in numbers.
+
+    tokens, rounds               behind the prompt
+    drafts                       [P] accepted at each position that goes on, the first behind the prompt
+    reached, accepted, possible  [S] by depth: at how many positions it was reached, was accepted, and lies in the text
+    """
 
     tokens: int
     rounds: int
+    drafts: Array
     reached: Array
     accepted: Array
     possible: Array
@@ -111,7 +118,7 @@ def figures(texts: Sequence[Text], num_steps: int) -> Figures:
         conditional = share(lambda sums: sums["accepted"] / np.maximum(sums["reached"], 1))
         cumulative = share(lambda sums: sums["accepted"] / np.maximum(sums["possible"], 1))
         length = share(lambda sums: sums["tokens"] / np.maximum(sums["rounds"], 1))[0]
-    doubtful = [flags[text.begin : -1] for text in texts for flags in [text.followed.doubtful]]
+    doubtful = [text.followed.doubtful[text.begin : -1] for text in texts]
     return Figures(
         texts=len(texts),
         tokens=sum(one.tokens for one in counted),
@@ -130,31 +137,20 @@ def figures(texts: Sequence[Text], num_steps: int) -> Figures:
             )
             for step in range(num_steps)
         ),
-        by_prompt_length=_parts([(text.begin, _accepted(text)) for text in texts]),
-        by_place=_parts(
-            [(place - text.begin, np.array([text.followed.accepted(place)])) for text in texts for place in _places(text)]
-        ),
+        by_prompt_length=_parts([(text.begin, one.drafts) for text, one in zip(texts, counted, strict=True)]),
+        by_place=_parts([(place, one.drafts[place : place + 1]) for one in counted for place in range(len(one.drafts))]),
     )
 
 
-def _places(text: Text) -> range:
-    """M of the positions behind the prompt that have a token to draft."""
-    return range(text.begin, len(text.followed.agrees) - 1)
-
-
-def _accepted(text: Text) -> Array:
-    return np.array([text.followed.accepted(place) for place in _places(text)])
-
-
 def _count(text: Text, rounds: int, num_steps: int) -> _Counted:
-    accepted, left = _accepted(text), len(text.followed.agrees) - 1 - np.array(_places(text))
-    steps = np.arange(num_steps)
-    known = left[:, None] > steps
+    drafts, steps = text.followed.accepted_everywhere[text.begin : -1], np.arange(num_steps)
+    known = np.arange(len(drafts), 0, -1)[:, None] > steps  # tokens that follow each position
     return _Counted(
         tokens=len(text.followed.agrees) - text.begin,
         rounds=rounds,
-        reached=(known & (accepted[:, None] >= steps)).sum(0),
-        accepted=(known & (accepted[:, None] > steps)).sum(0),
+        drafts=drafts,
+        reached=(known & (drafts[:, None] >= steps)).sum(0),
+        accepted=(known & (drafts[:, None] > steps)).sum(0),
         possible=known.sum(0),
     )
 

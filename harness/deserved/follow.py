@@ -42,8 +42,12 @@ class Followed:
 
     def accepted(self, committed: int) -> int:
         """a(M): drafts accepted behind x[0..M], as the reference chooses."""
-        wrong = np.flatnonzero(self.chosen[committed] == NO)
-        return int(wrong[0]) if len(wrong) else self.chosen.shape[1]
+        return int(_in_a_row(self.chosen[committed]))
+
+    @property
+    def accepted_everywhere(self) -> Array:
+        """[n] a(M) of every M."""
+        return _in_a_row(self.chosen)
 
     def possible(self, committed: int) -> list[int]:
         """All that a(M) may be, as near ties go; in rising order."""
@@ -59,6 +63,12 @@ class Followed:
     def doubtful(self) -> Array:
         """[n] whether a near tie leaves open how many drafts are accepted."""
         return np.array([len(self.possible(committed)) > 1 for committed in range(len(self.agrees))])
+
+
+def _in_a_row(chosen: Array) -> Array:
+    """Drafts that are accepted before the first that is not. chosen [.., S] -> [..]."""
+    accepted: Array = (chosen != NO).cumprod(-1).sum(-1)
+    return accepted
 
 
 def follow_chains(draft: DraftModel, tokens: Sequence[int], hidden: Tensor, num_steps: int, tie: float) -> Followed:

@@ -10,8 +10,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from eagletwin.reference.eagle import DraftRows
 from eagletwin.reference.mtp import draft_extend
+from eagletwin.reference.rows import DraftRows, behind
 
 from .draft import DraftModel
 from .follow import NO, Followed, agreement
@@ -41,7 +41,7 @@ def follow_last_fed(
     with torch.no_grad(), hidden.device:
         while committed < count - 1:
             rows = draft_extend(heads, draft.chained, ids[: committed + 1], states, range(end, committed), stored)
-            stored = [_behind(old, new) for old, new in zip(stored, rows, strict=True)]
+            stored = [behind(old, new) for old, new in zip(stored, rows, strict=True)]
             end = committed
             for step in range(min(num_steps, count - 1 - committed)):
                 said = ids[committed + step + 1 : committed + step + 2]
@@ -49,10 +49,3 @@ def follow_last_fed(
                 agrees[here], chosen[here] = agreement(rows[step].logits[-1:], said, tie)
             committed = next(later, count) if later is not None else committed + found.accepted(committed) + 1
     return found
-
-
-def _behind(stored: DraftRows | None, rows: DraftRows) -> DraftRows:
-    if stored is None:
-        return rows
-    keys, values = torch.cat([stored.keys, rows.keys], 1), torch.cat([stored.values, rows.values], 1)
-    return DraftRows(rows.hidden, rows.logits, keys, values)

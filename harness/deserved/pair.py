@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 
 from eagletwin.harness.core.errors import InputError
+from eagletwin.harness.judge.bounds import FLOAT32
 
 from .checkpoint import Checkpoint, checkpoint
 from .draft import DraftModel, read_draft
@@ -14,9 +15,6 @@ from .follow import Followed, Shape, follow_chains
 from .last_fed import follow_last_fed
 from .target import Read, Served, Target
 from .trees import follow_trees
-
-# Two logits may each be off by the bound of a number that a float32 engine computes (judge/bounds.py says why it is that).
-FLOAT32_TIE = 2e-4
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,7 +26,7 @@ class Pair:
     draft: DraftModel
     of_target: Checkpoint
     of_draft: Checkpoint
-    tie: float = FLOAT32_TIE
+    tie: float = FLOAT32.tie
 
     def must_draft(self, shape: Shape) -> None:
         """Raises InputError for a shape that this draft does not have."""
@@ -44,6 +42,10 @@ class Pair:
     def read(self, tokens: Sequence[int]) -> Read:
         """What the target makes of a text."""
         return self.target.read(tokens, self.draft.reads)
+
+    def off_target(self, read: Read, begin: int) -> int:
+        """Of the tokens of a text from x[begin] on, how many the target itself would clearly not say."""
+        return int((read.lead[begin - 1 : -1] > self.tie).sum())
 
     def follow(self, tokens: Sequence[int], hidden: Tensor, shape: Shape) -> Followed:
         """Which drafts are accepted along a text, as it should be. hidden: of `read`."""

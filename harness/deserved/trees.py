@@ -10,6 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from eagletwin.harness.core.arrays import Array
 from eagletwin.reference.everywhere import trees_everywhere
 from eagletwin.reference.growth import Growth, View, candidates
 
@@ -28,124 +29,126 @@ def follow_trees(
     agrees, chosen = np.full((count, shape.num_steps), NO), np.full((count, shape.num_steps), NO)
     ids = torch.tensor(list(tokens), device=hidden.device)
     with torch.no_grad(), hidden.device:
+        ahead = torch.arange(1, shape.num_steps + 1)  # [S]
         grown = trees_everywhere(head, ids, hidden.to(head.embedding.dtype), shape.topk, shape.num_steps, view)
         for first, growth in grown:
-            for offset, tree in enumerate(_trees(growth, shape, tie, view)):
-                said = tokens[first + offset + 1 : first + offset + 1 + shape.num_steps]
-                agrees[first + offset, : len(said)], chosen[first + offset, : len(said)] = tree.along(said)
+            places = torch.arange(first, first + len(growth.logits))[:, None] + ahead  # [C, S]
+            trees = _Trees(growth, ids[places.clamp(max=count - 1)], shape, tie, view)
+            for number in range(len(places)):
+                said = tokens[first + number + 1 : first + number + 1 + shape.num_steps]
+                agrees[first + number, : len(said)], chosen[first + number, : len(said)] = trees.along(number, said)
     return Followed(agrees, chosen)
 
 
-class _Tree:
-    """One tree, in plain numbers.
+class _Trees:
+    """C trees of a block, in plain numbers: all rankings are made at once, and a text then needs few of them.
 
-    proposed [R, k] tokens, scores [R, k]; next_best [R] the logit behind the last proposal, last_best [R] of the last one, and
-    logits [R, V]; expanded [S-1, k]; close: differences of logits that are too close to tell, by depth; order: the first depth
-    whose order of the frontier is too close to tell and decides who attends to whom
+    proposed   [C, R, k] tokens of each row, best first
+    edge       [C, R, ..] the logits on both sides of the cut behind the last of them; one, where no token is left behind it
+    own        [C, R, S] the logit, in each row, of the text's token of each depth
+    expanded   [C, S-1, k] candidates: the frontier of each step
+    close      [C] two logits that differ by less are too close to tell; scores of depth j, sums of so many, by j times that
+    verified   the cut between the nodes that are verified and the other candidates
+    frontiers  [S-1] at each step, the cut between the candidates that are expanded and the others of their depth
+    order      [C] the first depth whose drafts depend on an order of the frontier that is too close to tell; S: none does
     """
 
-    def __init__(
-        self, growth: Growth, number: int, tokens: Tensor, scores: Tensor, shape: Shape, tie: float, view: View
-    ) -> None:
-        self._shape, self._topk = shape, shape.topk
-        self._logits = growth.logits[number]
-        self._proposed, self._scores = tokens[number].tolist(), scores[number].flatten()
-        self._expanded = growth.expanded[number].tolist()
-        finite = torch.where(self._logits.isinf(), 0, self._logits)
-        self._close = tie * float(finite.abs().max())
-        count = min(shape.num_draft_tokens - 1, len(self._scores))
-        self._verified = _Cut(self._scores, count)
-        self._frontiers = [self._frontier(step) for step in range(shape.num_steps - 1)]
-        self._order = self._unordered() if view == "slot_layout" else shape.num_steps
+    def __init__(self, growth: Growth, said: Tensor, shape: Shape, tie: float, view: View) -> None:
+        """said [C, S]: the text's next tokens behind each root; where the text has ended, any."""
+        self._topk, logits = shape.topk, growth.logits
+        proposed, scores = candidates(logits, growth.expanded, shape.topk)  # [C, R, k]
+        self._proposed, self._expanded = proposed.tolist(), growth.expanded.tolist()
+        self._edge = _numbers(logits.topk(min(shape.topk + 1, logits.shape[-1])).values[..., shape.topk - 1 :])
+        self._own = _numbers(logits.gather(2, said[:, None].expand(-1, logits.shape[1], -1)))
+        self._close = tie * _numbers(torch.where(logits.isinf(), 0, logits).abs().amax((1, 2)))
+        flat = scores.flatten(1)  # [C, R*k]
+        self._verified = _Cut(flat, min(shape.num_draft_tokens - 1, flat.shape[1]))
+        self._frontiers = [self._frontier(flat, step) for step in range(shape.num_steps - 1)]
+        self._order = np.full(len(flat), shape.num_steps)
+        if view == "slot_layout" and shape.topk > 1:
+            for step in reversed(range(shape.num_steps - 2)):
+                # rows of the next step read what stands under their number
+                self._order[self._frontiers[step].near(self._close * (step + 1))] = step + 2
 
-    def along(self, said: Sequence[int]) -> tuple[list[int], list[int]]:
-        """(agrees, chosen) of a text's next tokens, by depth."""
+    def along(self, number: int, said: Sequence[int]) -> tuple[list[int], list[int]]:
+        """(agrees, chosen) of a text's next tokens in one tree, by depth."""
         agrees: list[int] = []
         chosen: list[int] = []
         row = 0
         for depth, token in enumerate(said):
-            if row < 0:  # the node above was not expanded, and whether it should have been is open: `sure` was EITHER
-                return self._filled(agrees, chosen, said)
-            proposal = self._proposal(row, token)
-            if token not in self._proposed[row]:
-                agrees.append(EITHER if proposal or depth >= self._order else NO)
+            if row < 0:  # the node above was not expanded, and it is too close to tell whether it should have been
+                return _until_the_end(agrees, chosen, said, EITHER)
+            proposed, tie = self._proposed[number][row], self._close[number] * (depth + 1)
+            open_ = self._proposal(number, row, depth, token in proposed) or bool(depth >= self._order[number])
+            if token not in proposed:
+                agrees.append(EITHER if open_ else NO)
                 chosen.append(NO)
-                return self._filled(agrees, chosen, said) if agrees[-1] == EITHER else self._ended(agrees, chosen, said)
-            candidate = row * self._topk + self._proposed[row].index(token)
-            here = self._verified.has(candidate)
-            open_ = proposal or self._verified.close(candidate, self._close * (depth + 1)) or depth >= self._order
+                return _until_the_end(agrees, chosen, said, agrees[-1])
+            candidate = row * self._topk + proposed.index(token)
+            here = self._verified.has(number, candidate)
+            open_ = open_ or self._verified.close(number, candidate, tie)
             agrees.append(EITHER if open_ else YES if here else NO)
             chosen.append(YES if here else NO)
             if agrees[-1] == NO:
-                return self._ended(agrees, chosen, said)
+                return _until_the_end(agrees, chosen, said, NO)
             if depth + 1 < len(said):
-                row = self._row_of(candidate, depth)
-                if row < 0 and not self._frontiers[depth].close(candidate, self._close * (depth + 1)):
-                    return self._ended(agrees, chosen, said)
+                row = self._row_of(number, candidate, depth)
+                if row < 0 and not self._frontiers[depth].close(number, candidate, tie):
+                    return _until_the_end(agrees, chosen, said, NO)
         return agrees, chosen
 
-    def _proposal(self, row: int, token: int) -> bool:
-        """Whether it is too close to tell if a node proposes this token."""
-        ranked = self._logits[row].topk(min(self._topk + 1, self._logits.shape[1])).values
-        own, inside = self._logits[row, token], token in self._proposed[row]
+    def _proposal(self, number: int, row: int, depth: int, inside: bool) -> bool:
+        """Whether it is too close to tell if a node proposes the text's token; inside: the reference does."""
+        own, edge = self._own[number, row, depth], self._edge[number, row]
         if inside:
-            return len(ranked) > self._topk and bool(own - ranked[self._topk] <= self._close)
-        return bool(ranked[self._topk - 1] - own <= self._close)
+            return len(edge) > 1 and bool(own - edge[1] <= self._close[number])
+        return bool(edge[0] - own <= self._close[number])
 
-    def _row_of(self, candidate: int, depth: int) -> int:
+    def _row_of(self, number: int, candidate: int, depth: int) -> int:
         """The row that a candidate of this depth, from 0, was expanded into; -1: it was not."""
-        frontier = self._expanded[depth]
+        frontier = self._expanded[number][depth]
         return 1 + depth * self._topk + frontier.index(candidate) if candidate in frontier else -1
 
-    def _frontier(self, step: int) -> "_Cut":
+    def _frontier(self, scores: Tensor, step: int) -> "_Cut":
         first, last = (0, self._topk) if step == 0 else (self._first(step), self._first(step + 1))
-        return _Cut(self._scores[first:last], self._topk, first)
+        return _Cut(scores[:, first:last], self._topk, first)
 
     def _first(self, step: int) -> int:
         """The first candidate of a depth, from 0."""
         return self._topk * (1 + (step - 1) * self._topk)
 
-    def _unordered(self) -> int:
-        for step, frontier in enumerate(self._frontiers[:-1] if self._topk > 1 else []):
-            if frontier.near(self._close * (step + 1)):
-                return step + 2  # rows of the next step read what stands under their number
-        return self._shape.num_steps
 
-    @staticmethod
-    def _filled(agrees: list[int], chosen: list[int], said: Sequence[int]) -> tuple[list[int], list[int]]:
-        left = len(said) - len(agrees)
-        return [*agrees, *[EITHER] * left], [*chosen, *[NO] * left]
-
-    @staticmethod
-    def _ended(agrees: list[int], chosen: list[int], said: Sequence[int]) -> tuple[list[int], list[int]]:
-        left = len(said) - len(agrees)
-        return [*agrees, *[NO] * left], [*chosen, *[NO] * left]
+def _until_the_end(agrees: list[int], chosen: list[int], said: Sequence[int], rest: int) -> tuple[list[int], list[int]]:
+    """Both, as long as the text's next tokens: of the depths that are left, `rest` may agree, and none is chosen."""
+    left = len(said) - len(agrees)
+    return [*agrees, *[rest] * left], [*chosen, *[NO] * left]
 
 
 class _Cut:
-    """The `count` best of some candidates, the first of which has the number `first`."""
+    """Of each of C trees, the `count` best of some candidates, the first of which has the number `first`. scores [C, N]."""
 
     def __init__(self, scores: Tensor, count: int, first: int = 0) -> None:
-        self._scores, self._first = scores, first
+        self._scores, self._first, self._count = _numbers(scores), first, count
         ranked = scores.sort(descending=True, stable=True)
-        self._ranked, self._inside = ranked.values[: count + 1], set(ranked.indices[:count].tolist())
-        self._count = count
+        self._ranked, self._inside = _numbers(ranked.values[:, : count + 1]), ranked.indices[:, :count].tolist()
 
-    def has(self, candidate: int) -> bool:
-        return candidate - self._first in self._inside
+    def has(self, number: int, candidate: int) -> bool:
+        return candidate - self._first in self._inside[number]
 
-    def close(self, candidate: int, tie: float) -> bool:
+    def close(self, number: int, candidate: int, tie: float) -> bool:
         """Whether it is too close to tell on which side of the cut a candidate is."""
-        own = self._scores[candidate - self._first]
-        if not self.has(candidate):
-            return bool(self._ranked[self._count - 1] - own <= tie)
-        return len(self._ranked) > self._count and bool(own - self._ranked[self._count] <= tie)
+        own, ranked = self._scores[number, candidate - self._first], self._ranked[number]
+        if not self.has(number, candidate):
+            return bool(ranked[self._count - 1] - own <= tie)
+        return len(ranked) > self._count and bool(own - ranked[self._count] <= tie)
 
-    def near(self, tie: float) -> bool:
-        """Whether the order of the best ones is too close to tell."""
-        return bool((-self._ranked.diff() <= tie).any())
+    def near(self, tie: Array) -> Array:
+        """[C] whether the order of the best ones is too close to tell. tie [C]."""
+        gaps = -np.diff(self._ranked)  # of neighbours in rank
+        close: Array = gaps.min(1, initial=np.inf) <= tie
+        return close
 
 
-def _trees(growth: Growth, shape: Shape, tie: float, view: View) -> list[_Tree]:
-    tokens, scores = candidates(growth.logits, growth.expanded, shape.topk)  # [C, R, k]
-    return [_Tree(growth, number, tokens, scores, shape, tie, view) for number in range(len(tokens))]
+def _numbers(tensor: Tensor) -> Array:
+    found: Array = tensor.cpu().numpy()
+    return found

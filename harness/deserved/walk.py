@@ -12,19 +12,21 @@ class Walk:
     starts    [R] M of each round, as the reference chooses
     accepted  [R] drafts accepted in each; the last round drafts past the end of the text, so its number is at most the true one
     fewest, most  rounds, as near ties go
-    doubts    rounds of `starts` that a near tie leaves open
     """
 
     starts: tuple[int, ...]
     accepted: tuple[int, ...]
     fewest: int
     most: int
-    doubts: int
 
     @property
     def rounds(self) -> int:
         """Rounds as the reference chooses."""
         return len(self.starts)
+
+    def accepted_before(self, end: int) -> list[int]:
+        """Drafts accepted in each round that begins in front of x[end]."""
+        return [count for start, count in zip(self.starts, self.accepted, strict=True) if start < end]
 
 
 def walk(followed: Followed, begin: int) -> Walk:
@@ -35,12 +37,10 @@ def walk(followed: Followed, begin: int) -> Walk:
         starts.append(committed)
         accepted.append(min(followed.accepted(committed), last - committed - 1))
         committed += accepted[-1] + 1
-    fewest, most = [0] * (last + 1), [0] * (last + 1)
+    size = max(begin, last) + 1
+    fewest, most = [0] * size, [0] * size
     for place in range(last - 1, begin - 1, -1):
         after = [min(place + count + 1, last) for count in followed.possible(place)]
         fewest[place] = 1 + min(fewest[next] for next in after)
         most[place] = 1 + max(most[next] for next in after)
-    doubts = sum(len(followed.possible(start)) > 1 for start in starts)
-    return Walk(
-        tuple(starts), tuple(accepted), fewest[begin] if begin <= last else 0, most[begin] if begin <= last else 0, doubts
-    )
+    return Walk(tuple(starts), tuple(accepted), fewest[begin], most[begin])

@@ -62,6 +62,12 @@ def layers_of(recipe: Recipe, one: Callable[[], Weights]) -> Weights:
     return {PREFIX.format(n) + name: tensor for n, layer in enumerate(layers) for name, tensor in layer.items()}
 
 
+def layer_numbers(draft: Weights) -> list[int]:
+    """The layers that a draft has tensors of, in rising order."""
+    begin = PREFIX.partition("{")[0]
+    return sorted({int(name.removeprefix(begin).partition(".")[0]) for name in draft if name.startswith(begin)})
+
+
 def layer_of(draft: Weights, layer: int) -> Weights:
     """One layer of the draft, by the names of its head."""
     prefix = PREFIX.format(layer)

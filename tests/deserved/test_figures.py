@@ -10,7 +10,7 @@ from eagletwin.harness.deserved.follow import Followed
 def text(*accepted: int, begin: int = 1, steps: int = 2) -> Text:
     """A text at whose positions M = begin, begin + 1, .. so many drafts are accepted; the last one is its last token."""
     rows = [[0] * steps] * begin + [[1] * count + [0] * (steps - count) for count in accepted]
-    return Text(begin, Followed(np.array(rows), np.array(rows)))
+    return Text(range(len(rows)), begin, Followed(np.array(rows), np.array(rows)))
 
 
 def test_shares_are_over_all_positions_that_go_on() -> None:

@@ -15,12 +15,15 @@ from torch import Tensor
 
 from eagletwin.harness.deserved.compare import compare
 from eagletwin.harness.deserved.conditions import Seen
+from eagletwin.harness.deserved.draft import States
 from eagletwin.harness.deserved.explain import better_read_as, explained_by
+from eagletwin.harness.deserved.figures import Text
 from eagletwin.harness.deserved.follow import Shape
 from eagletwin.harness.deserved.misconfigured import is_clearly_more, mistakes
 from eagletwin.harness.deserved.pair import Pair, load_pair
 from eagletwin.harness.deserved.sending import Sent
 from eagletwin.harness.deserved.server import Answer
+from eagletwin.harness.deserved.target import Read
 from eagletwin.harness.families import RECIPES
 from eagletwin.harness.families.store import checkpoints
 
@@ -151,8 +154,24 @@ def test_what_a_checkpoint_says_and_a_server_ignores_is_named(tmp_path: Path, mo
 @pytest.mark.parametrize("model", READ_BY_TRANSFORMERS)
 def test_a_healthy_pair_gets_no_warning(model: str) -> None:
     pair = pair_of(model)
-    assert better_read_as(pair, SHAPE, texts_of(pair)) == []
+    texts = [Text(tokens, begin, pair.follow(tokens, pair.read(tokens).hidden, SHAPE)) for tokens, begin in texts_of(pair)]
+    assert better_read_as(pair, SHAPE, texts) == []
     assert explained_by(pair, SHAPE, served_by(pair, pair, texts_of(pair, 4))) == []
+
+
+def test_the_target_reads_a_text_once_for_all_mistakes_that_consume_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
+    pair, read = pair_of("llama-eagle3"), list[States]()
+    [(tokens, begin)] = texts_of(pair, 1)
+    text = Text(tokens, begin, pair.follow(tokens, pair.read(tokens).hidden, SHAPE))
+    whole = pair.target.read
+
+    def counted(tokens: Sequence[int], reads: States) -> Read:
+        read.append(reads)
+        return whole(tokens, reads)
+
+    monkeypatch.setattr(pair.target, "read", counted)
+    better_read_as(pair, SHAPE, [text])
+    assert len(read) == len(set(read)) > 1
 
 
 def test_more_is_clear_if_it_is_more_in_nearly_every_text() -> None:

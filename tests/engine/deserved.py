@@ -1,7 +1,8 @@
 """Rounds that a text deserves: it is walked as a server with this draft would, with the reference's drafts.
 
 From M committed tokens, so many drafts that agree with the text are accepted, and one token more is committed. The text is what
-came back, so the last round ends with it. In its plainest form; for tests of servers.
+came back, so the last round ends with it. For tests of servers. It shares no code with harness/deserved on purpose: each round
+is drafted by itself, by the reference's naive forms, and a test of the one is a test of the other.
 """
 
 import torch
@@ -9,10 +10,10 @@ import torch
 from eagletwin.harness.families import RECIPES
 from eagletwin.harness.families.weights import model_pair
 from eagletwin.reference.chain import draft_chain
-from eagletwin.reference.eagle import DraftRows
 from eagletwin.reference.growth import draft_tree, select
 from eagletwin.reference.llama import target_rows
 from eagletwin.reference.mtp import draft_extend
+from eagletwin.reference.rows import DraftRows, behind
 from eagletwin.reference.tree import depths, tree_parents, walk_greedy
 
 _UNKNOWN = -2  # behind the end of the text; no draft is it
@@ -60,12 +61,6 @@ class _Layers:
             return []
         rows = range(self._done, len(known) - 1)
         found = draft_extend(self._heads, self._recipe.chained, known, hidden, rows, self._before)
-        self._before = [_behind(old, new) for old, new in zip(self._before, found, strict=True)]
+        self._before = [behind(old, new) for old, new in zip(self._before, found, strict=True)]
         self._done = rows.stop
         return [int(layer.logits[-1].argmax()) for layer in found]
-
-
-def _behind(old: DraftRows | None, new: DraftRows) -> DraftRows:
-    if old is None:
-        return new
-    return DraftRows(new.hidden, new.logits, torch.cat([old.keys, new.keys], 1), torch.cat([old.values, new.values], 1))

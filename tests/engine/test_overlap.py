@@ -77,8 +77,8 @@ def test_an_aborted_request_may_be_retracted_before_its_end_again_and_again(tmp_
 
 
 def test_the_result_of_a_last_chunk_may_be_lost_in_a_retraction(tmp_path: Path) -> None:
-    """`c` finds no slots and is retracted when its prompt has just been prefilled to the end, before its first token is seen. Prefilled again, the
-    layers look ahead to the end of the prompt and no further: nobody knows that token."""
+    """`c` finds no slots and is retracted when its prompt has just been prefilled to the end, before its first token is seen.
+    Prefilled again, the layers look ahead to the end of the prompt and no further: nobody knows that token."""
     requests = (
         Request(id="b", prompt=(49,), max_new_tokens=8, arrive=6),
         Request(id="c", prompt=tuple(range(3, 27)), max_new_tokens=4, arrive=8),

@@ -10,7 +10,7 @@ import pytest
 
 from eagletwin.cases.ledger import patches_of
 from eagletwin.cases.regressions import LEDGER
-from eagletwin.harness.check.recordings import Session, judged
+from eagletwin.harness.check.recordings import JudgedServer, judged
 from eagletwin.harness.core.mode import Mode
 from eagletwin.harness.core.trace import HEADER, TENSORS, load_recording
 from eagletwin.harness.engines.host import Host
@@ -117,7 +117,7 @@ def sent(server: Server, those: list[list[int]], **sampling: object) -> list[Any
     return found + [answer(server, prompt, 8, **sampling) for prompt in those[:4]]
 
 
-def recorded_by(servers: Servers, folder: Path, model: str, how: dict[str, Any], **sampling: object) -> Session:
+def recorded_by(servers: Servers, folder: Path, model: str, how: dict[str, Any], **sampling: object) -> JudgedServer:
     """Serve, and judge what was recorded: every second request, and no tap failed."""
     before = set(folder.iterdir())
     with servers.start(asked(model, chunked_prefill_size=16, **how)) as server:

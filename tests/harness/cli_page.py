@@ -6,9 +6,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import typer
-
-from eagletwin.harness.cli.main import app
+from eagletwin.harness.cli.main import command_tree
 
 PAGE = Path(__file__).parents[2] / "docs/reference/cli.md"
 SHARED = 3  # options that so many commands have, word for word, are listed once
@@ -18,7 +16,7 @@ Row = tuple[str, str]  # an option or argument, and its meaning
 
 def page() -> str:
     """The page, in Markdown: every command, its arguments and its options."""
-    root: Any = typer.main.get_command(app)
+    root: Any = command_tree()
     context = root.make_context("eagletwin", ["doctor"], resilient_parsing=True)
     commands = list(_commands(root, context, "eagletwin"))
     rows = {name: [_row(param, context) for param in command.params if not param.hidden] for name, command in commands}

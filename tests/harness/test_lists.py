@@ -3,12 +3,13 @@
 import json
 
 import pytest
+from packaging.version import Version
 
 from eagletwin.cases.regressions import LEDGER, PROBES
-from eagletwin.harness.check.of_release import has
 from eagletwin.harness.cli.main import typed
 from eagletwin.harness.core.errors import InputError
 from eagletwin.harness.core.verdict import RULES
+from eagletwin.harness.engines.lock import releases
 from eagletwin.harness.families import FAMILIES, RECIPES
 
 
@@ -39,15 +40,24 @@ def test_the_ledger_of_live_bugs_has_no_fixed_one(capsys: pytest.CaptureFixture[
         ("0.5.23", "small-tree", True),
         ("0.5.9", "small-tree", False),
         ("0.5.9", "10846", False),
+        ("0.5.8", "10846", True),
+        ("0.5.11.dev3+g1a2b3c", "25015", True),
+        ("1a2b3c", "25015", False),
     ],
 )
 def test_a_release_has_the_bugs_between_their_first_and_their_last(release: str, name: str, there: bool) -> None:
-    assert has(release, LEDGER[name]) is there
+    assert LEDGER[name].is_in(release) is there
 
 
 def test_a_release_that_is_not_known_is_refused() -> None:
     with pytest.raises(InputError, match="is not a known release"):
-        has("0.4.1", LEDGER["25015"])
+        typed(["ledger", "--in", "0.4.1"])
+
+
+def test_the_bugs_of_one_release_are_listed(capsys: pytest.CaptureFixture[str]) -> None:
+    assert list(releases()) == sorted(releases(), key=Version)
+    ids = [fact["id"] for fact in json.loads(printed(capsys, "ledger", "--in", "0.5.11", "--json"))]
+    assert [name for name in ids if name in LEDGER] == [name for name, entry in LEDGER.items() if entry.is_in("0.5.11")]
 
 
 def test_one_entry_is_listed_with_what_to_type(capsys: pytest.CaptureFixture[str]) -> None:

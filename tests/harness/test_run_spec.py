@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import typer
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from msgspec.structs import replace
@@ -16,7 +15,7 @@ from eagletwin import door
 from eagletwin.cases.regressions import LEDGER
 from eagletwin.cases.strategies import CONTEXT_LENGTHS, VALUES
 from eagletwin.harness.check import repro
-from eagletwin.harness.cli.main import app
+from eagletwin.harness.cli.main import command_tree
 from eagletwin.harness.commands import options as shared_options
 from eagletwin.harness.commands.fuzz.options import SearchOptions
 from eagletwin.harness.commands.run_options import spec_of
@@ -25,7 +24,7 @@ from eagletwin.harness.core.rule_names import rules_off
 from eagletwin.harness.core.run_spec import RunSpec
 from eagletwin.harness.core.verdict import RULES
 
-COMMANDS: Any = typer.main.get_command(app)
+COMMANDS: Any = command_tree()
 
 FOLDERS = ("", "0.5.22", "/tmp/a tree/sglang", "it's", "$HOME", "tree;ls")
 SECONDS = st.one_of(

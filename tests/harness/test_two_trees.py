@@ -55,6 +55,7 @@ def test_copies_do_not_differ_and_releases_differ_in_too_much(tmp_path: Path, mo
         between(one, other)
 
 
+@pytest.mark.slow
 def test_the_installed_one_can_be_watched_too(tmp_path: Path) -> None:
     """What was changed in it is nothing, and in what it differs from another is not."""
     with Zygote(INSTALLED) as plain, Zygote(INSTALLED, watch=Watch(Differs(base="1"), {})) as watched:

@@ -96,7 +96,7 @@ def _ask(
     sampling: dict[str, object],
 ) -> tuple[list[Seen], int, str]:
     """Answers beside what they deserve; tokens that the target would not say; and why it ended early, if it did."""
-    known: dict[Answer, Compared] = {}
+    known: dict[Answer, tuple[int, Compared]] = {}
     seen: list[Seen] = []
     off, why = 0, ""
     with (folder / "answers.jsonl").open("ab", buffering=0) as file:
@@ -116,13 +116,14 @@ def _ask(
         )
         try:
             for sent in asked:
-                text, begin = (*sent.answer.prompt, *sent.answer.tokens), len(sent.answer.prompt)
-                read = pair.read(text)
-                off += int((read.lead[begin - 1 : -1] > pair.tie).sum())
                 # the same answer is told again and again, and compared once
                 key = msgspec.structs.replace(sent.answer, cached=0)
-                known[key] = known.get(key) or compare(pair, shape, sent.answer, read)
-                seen.append(Seen(sent, known[key]))
+                if key not in known:
+                    read = pair.read((*key.prompt, *key.tokens))
+                    known[key] = pair.off_target(read, len(key.prompt)), compare(pair, shape, key, read)
+                others, compared = known[key]
+                off += others
+                seen.append(Seen(sent, compared))
                 if len(seen) % 10 == 0:
                     tell(f"{len(seen)} of {len(WAYS) * len(prompts)} answers")
         except HarnessError as error:

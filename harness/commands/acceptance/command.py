@@ -1,12 +1,11 @@
 """`eagletwin acceptance`: the acceptance that a pair deserves, and what a server gives it."""
 
-import os
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from eagletwin.harness.core.errors import EXIT_EQUAL, EXIT_UNKNOWN, InputError
 
-from ..options import DEFAULT_RUNS, Runs, must_have_cuda, tell
+from ..options import DEFAULT_RUNS, Runs, let_threads_sleep, must_have_cuda, tell
 from .typed import (
     AsJson,
     AtOnce,
@@ -66,6 +65,7 @@ def acceptance(
             consequence="nobody samples: the texts are given, or what the target says greedily",
             remedy="give --server, or leave it out",
         )
+    let_threads_sleep()
     shape = None if server else _shape(num_steps, topk, num_draft_tokens)
     if plot is not None:
         from .plot import must_draw
@@ -73,7 +73,6 @@ def acceptance(
         must_draw(plot)
     if device == "cuda":
         must_have_cuda()
-    os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # threads that wait for each other's small products burn a core each
     import torch
 
     from eagletwin.harness.deserved.checkpoint import checkpoint
@@ -125,7 +124,6 @@ def _deserved(pair: "Pair", shape: "Shape", prompts: "list[Prompt]", new_tokens:
 
     pair.must_draft(shape)
     texts: list[Text] = []
-    kept: list[tuple[list[int], int]] = []
     layout = off = 0
     for number, prompt in enumerate(prompts, 1):
         after = prompt.completion
@@ -133,9 +131,8 @@ def _deserved(pair: "Pair", shape: "Shape", prompts: "list[Prompt]", new_tokens:
         if len(tokens) < len(prompt.ids) + 2:
             continue  # the prefill emits the only token: nothing is drafted
         read, begin = pair.read(tokens), len(prompt.ids)
-        off += int((read.lead[begin - 1 : -1] > pair.tie).sum())
-        kept.append((tokens, begin))
-        texts.append(Text(begin, pair.follow(tokens, read.hidden, shape)))
+        off += pair.off_target(read, begin)
+        texts.append(Text(tokens, begin, pair.follow(tokens, read.hidden, shape)))
         declared = pair.follow_layout(tokens, read.hidden, shape, begin)
         layout += 0 if declared is None else walk(declared, begin).rounds
         if number % 10 == 0:
@@ -148,5 +145,5 @@ def _deserved(pair: "Pair", shape: "Shape", prompts: "list[Prompt]", new_tokens:
         from .plot import draw
 
         draw(found, plot)
-    print_figures(found, shape, layout=layout, off=off, better=better_read_as(pair, shape, kept), as_json=as_json)
+    print_figures(found, shape, layout=layout, off=off, better=better_read_as(pair, shape, texts), as_json=as_json)
     return EXIT_EQUAL

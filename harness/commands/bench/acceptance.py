@@ -4,17 +4,19 @@ SGLang's branches attend to the earlier rows of their own number (`slot_layout`)
 (`true_tree`, PR #8409). Output is the same in both; the question is how many tokens a round commits.
 """
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
+from eagletwin.harness.deserved.draft import draft_of_recipe
+from eagletwin.harness.deserved.follow import Shape
+from eagletwin.harness.deserved.trees import follow_trees
+from eagletwin.harness.deserved.walk import walk
 from eagletwin.harness.families import RECIPES
 from eagletwin.harness.families.weights import model_pair
-from eagletwin.reference.growth import View, draft_tree, select
+from eagletwin.reference.growth import View
 from eagletwin.reference.llama import target_rows
-from eagletwin.reference.tree import depths, tree_parents, walk_greedy
 
 PROMPTS, NEW_TOKENS = 24, 24
 # (topk, num_steps, num_draft_tokens); the third is SGLang's default for a Llama
@@ -40,13 +42,14 @@ class Acceptance:
 def acceptance(model: str, shape: tuple[int, int, int], prompts: int = PROMPTS) -> Acceptance:
     """Measure one model in one shape of tree, over seeded prompts of 1 to 40 tokens."""
     lengths: dict[View, list[int]] = {"slot_layout": [], "true_tree": []}
+    topk, num_steps, num_draft_tokens = shape
     generator = torch.Generator().manual_seed(5)
     for _ in range(prompts):
         size = int(torch.randint(1, 41, (1,), generator=generator))
         prompt = torch.randint(0, RECIPES[model].target.vocab_size, (size,), generator=generator)
-        tokens = greedy(model, prompt, NEW_TOKENS + shape[1] + 2)
+        tokens = greedy(model, prompt, NEW_TOKENS + num_steps + 2)
         for view, found in lengths.items():
-            found += _rounds(model, tokens, size, shape, view)
+            found += _rounds(model, tokens, size, Shape(num_steps, topk, num_draft_tokens), view)
     slot, true = (sum(found) / len(found) for found in lengths.values())
     return Acceptance(model, shape, slot, true, len(lengths["slot_layout"]))
 
@@ -60,20 +63,10 @@ def greedy(model: str, prompt: Tensor, count: int) -> Tensor:
     return tokens
 
 
-def _rounds(model: str, tokens: Tensor, begin: int, shape: tuple[int, int, int], view: View) -> Sequence[int]:
+def _rounds(model: str, tokens: Tensor, begin: int, shape: Shape, view: View) -> list[int]:
     """Accept lengths of the rounds that commit NEW_TOKENS tokens from position `begin` on."""
     pair, recipe = model_pair(model), RECIPES[model]
-    head = pair.reference_head(recipe)
+    draft = draft_of_recipe(recipe, pair.reference_heads(recipe))
     hidden = target_rows(pair.reference_target(), recipe.target, tokens).hidden
-    topk, num_steps, num_draft_tokens = shape
-    found, committed = [], begin
-    while committed < begin + NEW_TOKENS:
-        growth = draft_tree(head, tokens[: committed + 1], hidden, topk, num_steps, view)
-        selected, drafted = select(growth.logits, growth.expanded, topk, num_draft_tokens - 1)
-        parents = tree_parents(selected, topk, growth.expanded.flatten().tolist())
-        # the target's tokens along the accepted path; those of other nodes are not needed
-        argmax = [int(tokens[committed + 1 + depth]) for depth in depths(parents)]
-        path = walk_greedy([int(tokens[committed]), *drafted], parents, argmax)
-        found.append(len(path))
-        committed += len(path)
-    return found
+    followed = follow_trees(draft, tokens.tolist(), hidden, shape, 0.0, view)
+    return [accepted + 1 for accepted in walk(followed, begin).accepted_before(begin + NEW_TOKENS)]

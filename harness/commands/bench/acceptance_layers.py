@@ -18,9 +18,10 @@ from torch import Tensor
 
 from eagletwin.harness.families import RECIPES
 from eagletwin.harness.families.weights import model_pair
-from eagletwin.reference.eagle import DraftRows, Head
+from eagletwin.reference.eagle import Head
 from eagletwin.reference.llama import target_rows
 from eagletwin.reference.mtp import draft_extend
+from eagletwin.reference.rows import DraftRows, behind
 
 from .acceptance import greedy
 
@@ -150,7 +151,7 @@ class _Request:
         begin = self._end if self._keep else 0
         before = self._stored if self._keep else [None] * len(self._heads)
         layers = draft_extend(self._heads, self._chained, known, self._hidden, range(begin, end), before)
-        self._stored = [_joined(old, new) for old, new in zip(before, layers, strict=True)]
+        self._stored = [behind(old, new) for old, new in zip(before, layers, strict=True)]
         self._end = end
         return [int(layer.logits[-1].argmax()) for layer in layers]
 
@@ -163,10 +164,3 @@ class _Request:
             assert stored is not None
             wrong += int(((stored.values - pure.values).abs().amax((0, 2, 3)) > 1e-9).sum())
         return wrong / max(1, self._end * (layers - 1))
-
-
-def _joined(old: DraftRows | None, new: DraftRows) -> DraftRows:
-    """Stored rows, the new ones behind the old."""
-    if old is None:
-        return new
-    return DraftRows(new.hidden, new.logits, torch.cat([old.keys, new.keys], 1), torch.cat([old.values, new.values], 1))

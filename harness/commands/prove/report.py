@@ -32,19 +32,19 @@ def proof_table(proofs: Sequence[Proof | NoProof], others: Sequence[Entry] = ())
     rows = list[tuple[str, ...]]()
     for proof in proofs:
         if isinstance(proof, NoProof):
-            rows.append((proof.entry.id, _in(proof.entry), "not run", "not run", "[yellow]unknown[/]: a side was not run"))
+            rows.append((proof.entry.id, proof.entry.state, "not run", "not run", "[yellow]unknown[/]: a side was not run"))
             continue
         red = proof.red.verdict
         rows.append(
             (
                 proof.entry.id,
-                _in(proof.entry),
+                proof.entry.state,
                 proof.green.verdict.status,
                 f"{red.status} {red.rule}".strip(),
                 "[green]holds[/]" if proof.holds else f"[red]fails[/]: {_failure(proof)}",
             )
         )
-    rows += [(entry.id, _in(entry), "not run", "not run", "[yellow]unknown[/]: not reached") for entry in others]
+    rows += [(entry.id, entry.state, "not run", "not run", "[yellow]unknown[/]: not reached") for entry in others]
     print_table(("entry", "in", "with the fix", "without it", "proof"), rows)
 
 
@@ -57,10 +57,6 @@ def _failure(proof: Proof) -> str:
     if red.status == "equal" or red.rule != rule:
         wrong.append(f"without it the case must break {rule}, and is {red.status} {red.rule}".rstrip())
     return "; ".join(wrong) + ". This SGLang has another bug there, or changes what the entry edits"
-
-
-def _in(entry: Entry) -> str:
-    return entry.buggy + ("" if entry.fixed else " (live)")
 
 
 def wheel_proof_table(proofs: Sequence[WheelProof]) -> None:

@@ -1,7 +1,7 @@
 """How many tokens a round commits, by the reference alone: the target is greedy, and so are its drafts.
 
-The prompts are held-out text. What the target says to a prompt is found first, one token at a time; a round's drafts are then
-compared with it, so nothing depends on how an engine batches or stores anything.
+The prompts are held-out text. What the target says to a prompt is found first, one token at a time; it is then followed as any
+text is (follow.py, last_fed.py), so nothing depends on how an engine batches or stores anything.
 """
 
 from collections.abc import Sequence
@@ -10,15 +10,15 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from eagletwin.reference.chain import draft_chain
-from eagletwin.reference.eagle import DraftRows
 from eagletwin.reference.llama import target_rows
-from eagletwin.reference.mtp import draft_extend
 
+from ..draft import draft_of_recipe
+from ..follow import follow_chains
+from ..last_fed import follow_last_fed
+from ..walk import walk
 from .heads import DraftPlan, Weights
 from .settings import PairSettings
 from .text import spread_windows
-from .unroll import behind
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,24 +54,15 @@ def accept_lengths(
     settings: PairSettings, plan: DraftPlan, draft: Weights, target: Weights, said: Sequence[Reply]
 ) -> AcceptLengths:
     """Rounds that commit `new_tokens` tokens of each reply. Weights are float64."""
-    heads = plan.heads(draft, target)
+    model = draft_of_recipe(plan.recipe, plan.heads(draft, target))
     found: list[int] = []
     for reply in said:
-        hidden = target_rows(target, plan.recipe.target, reply.tokens).hidden
-        stored: list[DraftRows | None] = [None] * len(heads)
-        committed = reply.size
-        while committed < reply.size + settings.new_tokens:
-            known = reply.tokens[: committed + 1]
-            if plan.recipe.mtp_layers:
-                rows = range(0 if stored[0] is None else stored[0].keys.shape[1], committed)
-                layers = draft_extend(heads, plan.recipe.chained, known, hidden, rows, stored)
-                stored = [new if old is None else behind(old, new) for old, new in zip(stored, layers, strict=True)]
-                drafted = [int(layer.logits[-1].argmax()) for layer in layers]
-            else:
-                drafted = draft_chain(heads[0], known, hidden, settings.num_steps).drafted.tolist()
-            following = reply.tokens[committed + 1 :].tolist()
-            found.append(next((n for n, token in enumerate(drafted) if token != following[n]), len(drafted)))
-            committed += found[-1] + 1
+        tokens, hidden = reply.tokens.tolist(), target_rows(target, plan.recipe.target, reply.tokens).hidden
+        if model.layers:
+            followed = follow_last_fed(model, tokens, hidden, reply.size, settings.num_steps, 0.0, None)
+        else:
+            followed = follow_chains(model, tokens, hidden, settings.num_steps, 0.0)
+        found += walk(followed, reply.size).accepted_before(reply.size + settings.new_tokens)
     steps = range(1, settings.num_steps + 1)
     shares = tuple(sum(accepted >= step for accepted in found) / len(found) for step in steps)
     return AcceptLengths(len(found), 1 + sum(shares), shares)

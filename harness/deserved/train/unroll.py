@@ -10,6 +10,7 @@ from torch import Tensor
 
 from eagletwin.reference.eagle import DraftRows, Head, draft_rows
 from eagletwin.reference.llama import side_by_side
+from eagletwin.reference.rows import behind
 
 
 def unroll(head: Head, windows: Tensor, hidden: Tensor, layer: int, steps: int) -> list[DraftRows]:
@@ -26,11 +27,6 @@ def unroll(head: Head, windows: Tensor, hidden: Tensor, layer: int, steps: int) 
         ahead = 1 + layer + step
         rows = draft_rows(head, windows[:, ahead : ahead + length].flatten(), state, positions + step, sees, before)
         found.append(rows)
-        state, before = rows.hidden, rows if before is None else behind(before, rows)
+        state, before = rows.hidden, behind(before, rows)
         sees = torch.cat([sees, own], 1)
     return found
-
-
-def behind(old: DraftRows, new: DraftRows) -> DraftRows:
-    """Stored rows, the new ones behind the old; hidden states and logits are those of the new."""
-    return DraftRows(new.hidden, new.logits, torch.cat([old.keys, new.keys], 1), torch.cat([old.values, new.values], 1))
