@@ -24,9 +24,11 @@ def main() -> None:
         raise wire.unexpected(build)
     gc.disable()  # imports make much that lives for ever; collecting it costs seconds
     try:
-        from .. import changes
+        from .. import by_content, changes
         from ..boot import boot
 
+        if len(sys.argv) > 2:
+            by_content.install()
         if len(sys.argv) > 4:
             changes.install(sys.argv[4])
         boot.import_sglang(build.mode)

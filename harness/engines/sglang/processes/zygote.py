@@ -28,6 +28,10 @@ def main(*, front: bool = False) -> None:
     try:
         from ..boot import boot
 
+        if len(sys.argv) > 2:
+            from .. import by_content
+
+            by_content.install()
         if len(sys.argv) > 4:
             from .. import changes
 
