@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from eagletwin.harness.core.differs import shortened
-from eagletwin.harness.core.errors import InputError
+from eagletwin.harness.core.errors import HarnessError, InputError
 from eagletwin.harness.core.versions import installed
 
 from .difference import Difference, since_commit, since_release
@@ -99,7 +99,7 @@ def _tree(folder: Path) -> Source:
 def _identity(root: Path) -> tuple[str, Difference | None]:
     """The commit, else the wheel's version, and what was changed since; "+dirty." and a digest of that are part of the name.
     Without either, a digest of the files."""
-    commit = _git(root, "rev-parse", "--short=10", "HEAD").strip()
+    commit = _head(root)
     if commit and _git(root, "ls-files", "sglang/__init__.py"):  # else the repository around it is another
         return _named(commit, _since_head(root, commit))
     for metadata in root.glob("sglang-*.dist-info/METADATA"):
@@ -124,13 +124,27 @@ def _digest_of_all(root: Path) -> str:
 
 
 def _since_head(root: Path, commit: str) -> Difference | None:
-    """How sglang/ differs from HEAD: in changed files, staged or not, and in those that git neither tracks nor ignores."""
-    tracked = _git(root, "diff", "--name-only", "--no-renames", "--relative", "-z", "HEAD", "--", "sglang")
-    others = _git(root, "ls-files", "--others", "--exclude-standard", "-z", "--", "sglang")
-    changed = [path for path in tracked.split("\0") if path]
-    originals = [_of_head(root, path) for path in changed]
-    untracked = [path for path in others.split("\0") if path]
-    return since_commit(root, commit, [*changed, *untracked], [*originals, *([None] * len(untracked))])
+    """How sglang/ differs from HEAD: in changed files, staged or not, and in those that git neither tracks nor ignores. Files that
+    git was told not to look at (assume-unchanged, skip-worktree) are compared by content."""
+    changed = _listed(root, "diff", "--name-only", "--no-renames", "--relative", "-z", "HEAD", "--", "sglang")
+    tracked = _listed(root, "ls-files", "-v", "-z", "--", "sglang")
+    unlooked = [entry[2:] for entry in tracked if entry[0].islower() or entry[0] == "S"]
+    paths = [*dict.fromkeys((*changed, *unlooked))]
+    originals = [_of_head(root, path) for path in paths]
+    untracked = _listed(root, "ls-files", "--others", "--exclude-standard", "-z", "--", "sglang")
+    return since_commit(root, commit, [*paths, *untracked], [*originals, *([None] * len(untracked))])
+
+
+def _listed(root: Path, *words: str) -> list[str]:
+    """What git lists, with -z. Raises HarnessError if it does not: a list that is missing must not be taken for an empty one."""
+    done = _run_git(root, *words)
+    if done is None or done.returncode:
+        raise HarnessError(
+            f"git {words[0]} fails in {root}: {_said(done)}",
+            consequence="nothing was run: whether the tree was changed since its commit is not known",
+            remedy=f"see that `git -C {root} status` works",
+        )
+    return [entry for entry in os.fsdecode(done.stdout).split("\0") if entry]
 
 
 def _of_head(root: Path, path: str) -> bytes | None:
@@ -148,17 +162,43 @@ def _say_unlisted(root: Path, difference: Difference) -> None:
     )
 
 
+def _head(root: Path) -> str:
+    """The commit of the repository around a folder; "" if there is none. A note tells of a repository that git does not read."""
+    done = _run_git(root, "rev-parse", "--short=10", "HEAD")
+    if done is not None and done.returncode == 0:
+        return os.fsdecode(done.stdout).strip()
+    around = next((folder for folder in (root, *root.parents) if (folder / ".git").exists()), None)
+    if around is not None:
+        print(
+            f"note: git does not read the repository {around}: {_said(done)}\n"
+            f"  so:  {root} is called by its files, or its dist-info, and what was changed since the commit is not known\n"
+            f"  try: git config --global --add safe.directory {around}, if another user owns it",
+            file=sys.stderr,
+        )
+    return ""
+
+
+def _said(done: "subprocess.CompletedProcess[bytes] | None") -> str:
+    """The first line of what git said of a failure."""
+    lines = os.fsdecode(done.stderr).strip().splitlines() if done is not None else ["git cannot be started"]
+    return lines[0] if lines else "it says nothing"
+
+
 def _git(root: Path, *words: str) -> str:
     """What git says of a folder; "" if nothing: no repository, or no git."""
     done = _run_git(root, *words)
     return os.fsdecode(done.stdout) if done is not None and done.returncode == 0 else ""
 
 
+# Settings of a repository by which git takes a file for unchanged that it has not read.
+_LOOK = ("-c", "core.trustctime=true", "-c", "core.checkStat=default", "-c", "core.fsmonitor=false")
+
+
 def _run_git(root: Path, *words: str) -> "subprocess.CompletedProcess[bytes] | None":
     environment = {name: value for name, value in os.environ.items() if not name.startswith("GIT_")}  # a hook's, a bisection's
     try:
         return subprocess.run(
-            ["git", "-C", str(root), *words],
+            ["git", "-C", str(root), *_LOOK, *words],
             env=environment,
             stdin=subprocess.DEVNULL,
             capture_output=True,
