@@ -112,7 +112,7 @@ RULES: dict[str, Rule] = {
         "3.5",
         "Coins are at least 0 and below 1. No two rounds have the same coins, and at most one coin of a trace is also a coin "
         "of the round before it or of another request in its batch. The coins of a seeded request are hashed from its seed, "
-        "its length and the node.",
+        "its length and the node. Others are as torch.rand draws them: on a CPU, multiples of 2**-24.",
         weights="no",
     ),
     "verify.probabilities": Rule(
