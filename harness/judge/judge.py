@@ -18,7 +18,7 @@ from .complete import missing
 from .features import exercised
 from .ranks import merge_ranks, unlike
 from .requests import RequestJudge
-from .story import stories
+from .story import NoReference, stories
 
 # Of the distributions that verify sampled from, the share for which the bound may leave open where top_k and top_p cut: what
 # would be judged in the others is little then, and a request whose cuts were forgotten could pass.
@@ -47,6 +47,8 @@ def judge(trace: Trace, without: frozenset[str] = frozenset(), view: View = DECL
     rule, end = _unusual_end(trace.header.ending)
     try:
         findings, reached = _compare(trace, without, view)
+    except NoReference as error:
+        return Verdict(status="unknown", rule=rule, reason=end or str(error), undecided=not end)
     except Exception as error:
         failure = _judge_failure(error)
         return Verdict(status="unknown", rule=rule, reason=f"{end}; {failure}" if end else failure)
@@ -61,8 +63,12 @@ def judge(trace: Trace, without: frozenset[str] = frozenset(), view: View = DECL
         doubt = _reason_for_doubt(trace, verdict)
     except Exception as error:
         doubt = _judge_failure(error)
-    reason = doubt or _missing_feature(trace, reached)
-    return replace(verdict, status="unknown", reason=reason, vacuous=not doubt) if reason else verdict
+    undecided = "" if doubt else _undecided(trace, verdict)
+    reason = doubt or undecided or _missing_feature(trace, reached)
+    if not reason:
+        return verdict
+    vacuous = not doubt and not undecided
+    return replace(verdict, status="unknown", reason=reason, vacuous=vacuous, undecided=bool(undecided))
 
 
 def _compare(trace: Trace, without: frozenset[str], view: View) -> tuple[Findings, tuple[str, ...]]:
@@ -141,13 +147,13 @@ def _reason_for_doubt(trace: Trace, verdict: Verdict) -> str:
     unchecked = [name for one in trace.ranks for name in one.header.fallbacks]
     if unchecked and trace.header.engine.kernels in _KERNELS_CHECKED and _KERNEL_RULES - {*verdict.without}:
         return f"kernel {unchecked[0]}: Triton's interpreter ran it, and no rule kernel.* was checked there"
-    return _too_little_said(trace, verdict)
-
-
-def _too_little_said(trace: Trace, verdict: Verdict) -> str:
-    """Why too few of the comparisons could have failed; empty if enough of them could."""
     if not any(verdict.checked.values()):
         return "nothing was compared" + (": every rule that this trace could break is switched off" if verdict.without else "")
+    return ""
+
+
+def _undecided(trace: Trace, verdict: Verdict) -> str:
+    """Why too few of the comparisons could have failed; empty if enough of them could."""
     bounds = bounds_of(trace.header.engine.dtype, trace.header.case.model)
     cut, compared = (counts.get("verify.probabilities", 0) for counts in (verdict.unseen, verdict.checked))
     if cut > max(1, _MAX_CUTS_SHARE * compared):

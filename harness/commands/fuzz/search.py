@@ -81,7 +81,7 @@ class Finding:
 @dataclass(slots=True)
 class Aside:
     """What a search saw and did not look into: cases that show what was found before, or what a smaller case showed in place of
-    what was being shrunk. Run once, and not confirmed.
+    what was being shrunk; and cases that the reference cannot decide. Run once, and not confirmed.
 
     example  file of the first such case; cases: how many there were
     """
@@ -89,6 +89,7 @@ class Aside:
     signature: Signature
     example: Path
     cases: int = 0
+    undecided: bool = False
 
 
 class Configuration(NamedTuple):
@@ -103,6 +104,7 @@ class Configuration(NamedTuple):
 
 # Cases that a search must have run to say that it found nothing, as pytest does (`--eagletwin-min-cases`).
 LEAST = 10
+MOST_UNDECIDED = 0.1  # of its cases, the share that the reference may not have decided
 
 
 @dataclass(slots=True)
@@ -117,6 +119,7 @@ class Tally:
     topics: Counter[str] = field(default_factory=Counter)
     choices: int = 0
     ties: int = 0
+    undecided: int = 0
     headroom: float = 0.0
     fallbacks: Counter[str] = field(default_factory=Counter)
     changes: Changes = field(default_factory=Changes)
@@ -125,6 +128,7 @@ class Tally:
         verdict, case = trial.verdict, trial.case
         self.cases += 1
         self.statuses[verdict.status] += 1
+        self.undecided += verdict.undecided
         self.exercised.update(verdict.exercised)
         self.choices, self.ties = self.choices + verdict.choices, self.ties + verdict.ties
         self.headroom = max(self.headroom, verdict.headroom)
@@ -179,9 +183,11 @@ class Fuzz:
 
     @property
     def looked_enough(self) -> bool:
-        """Whether a search that found nothing says something: one case was equal, and as many ran as were asked for, or LEAST,
-        whose first ones are small."""
-        return bool(self.tally.statuses["equal"]) and self.tally.cases >= min(LEAST, self.plan.max_cases)
+        """Whether a search that found nothing says something: one case was equal, as many ran as were asked for, or LEAST,
+        whose first ones are small, and no more than MOST_UNDECIDED of them were left undecided."""
+        tally = self.tally
+        ran_enough = bool(tally.statuses["equal"]) and tally.cases >= min(LEAST, self.plan.max_cases)
+        return ran_enough and tally.undecided <= MOST_UNDECIDED * tally.cases
 
     def _enough(self) -> bool:
         return time.monotonic() >= self._until or self.tally.cases >= self.plan.max_cases
@@ -195,7 +201,7 @@ class Fuzz:
             file = self.folder / "set-aside" / f"{len(self.asides) + 1}-{signature.slug}.json"
             file.parent.mkdir(exist_ok=True)
             file.write_text(pretty_case(trial.case), encoding="utf-8")
-            aside = self.asides[signature] = Aside(signature, file)
+            aside = self.asides[signature] = Aside(signature, file, undecided=trial.verdict.undecided)
         aside.cases += 1
 
     def _line(self) -> str:
@@ -270,7 +276,7 @@ class _Block:
         fuzz.tally.add(trial)
         if trial.signature is None:
             return False
-        if trial.signature in fuzz.known:
+        if trial.verdict.undecided or trial.signature in fuzz.known:
             fuzz.set_aside(trial)
             return False
         self.first = self._smallest = self._last = trial
