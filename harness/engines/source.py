@@ -124,8 +124,8 @@ def _digest_of_all(root: Path) -> str:
 
 
 def _since_head(root: Path, commit: str) -> Difference | None:
-    """How sglang/ differs from HEAD: in changed files, staged or not, and in those that git neither tracks nor ignores. Files that
-    git was told not to look at (assume-unchanged, skip-worktree) are compared by content."""
+    """How sglang/ differs from HEAD: in changed files, staged or not, and in those that git neither tracks nor ignores. Files
+    that git was told not to look at (assume-unchanged, skip-worktree) are compared by content."""
     changed = _listed(root, "diff", "--name-only", "--no-renames", "--relative", "-z", "HEAD", "--", "sglang")
     tracked = _listed(root, "ls-files", "-v", "-z", "--", "sglang")
     unlooked = [entry[2:] for entry in tracked if entry[0].islower() or entry[0] == "S"]
@@ -136,7 +136,7 @@ def _since_head(root: Path, commit: str) -> Difference | None:
 
 
 def _listed(root: Path, *words: str) -> list[str]:
-    """What git lists, with -z. Raises HarnessError if it does not: a list that is missing must not be taken for an empty one."""
+    """What git lists, with -z. Raises HarnessError if it fails: a list that is missing must not be taken for an empty one."""
     done = _run_git(root, *words)
     if done is None or done.returncode:
         raise HarnessError(
@@ -163,7 +163,7 @@ def _say_unlisted(root: Path, difference: Difference) -> None:
 
 
 def _head(root: Path) -> str:
-    """The commit of the repository around a folder; "" if there is none. A note tells of a repository that git does not read."""
+    """The commit of the repository around a folder; "" if there is none. A note tells of one that git does not read."""
     done = _run_git(root, "rev-parse", "--short=10", "HEAD")
     if done is not None and done.returncode == 0:
         return os.fsdecode(done.stdout).strip()

@@ -204,7 +204,8 @@ def _followed(trace: Trace) -> dict[str, Story]:
 
 def _restore_lost_rounds(case: Case, by_request: dict[str, Story], retracted: list[tuple[str, list[int], int]]) -> None:
     """With overlap the round in flight is lost in a retraction; if the request ends before it gets so far again, the reference
-    still needs what that round committed, all of which goes on as greedy decoding does. Raises NoReference where it drew others.
+    still needs what that round committed, all of which goes on as greedy decoding does. Raises NoReference where it drew
+    others: in a case that samples and is retracted, by an event or by a pool that is too small.
     """
     longest: dict[str, list[int]] = {}
     for name, before, end in retracted:

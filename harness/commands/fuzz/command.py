@@ -51,8 +51,9 @@ def fuzz(
     """Generate cases until one diverges, then shrink it.
 
     Exit codes: 1 a divergence was found; 125 a crash, a hang or another unknown was found, no case was equal, or the reference
-    could not decide more than a tenth of the cases; 0 nothing was found, and at least one case was equal. A crash is a finding as a divergence is: it is made small and kept, with
-    its repro.py. Its code is 125 because no number was shown to be wrong, and `git bisect run` skips such a commit.
+    could not decide more than a tenth of the cases; 0 nothing was found, and at least one case was equal. A crash is a finding
+    as a divergence is: it is made small and kept, with its repro.py. Its code is 125 because no number was shown to be wrong,
+    and `git bisect run` skips such a commit.
     """
     from .options import SearchOptions
 

@@ -1,9 +1,9 @@
 """SGLang's bytecode, trusted by the content of its source. Called by zygote.py, worker.py and the kernel tier before SGLang is
 imported, where it is not the installed one.
 
-Python trusts bytecode by the time and the size of the source. Two versions of a tree can share both (a copy that keeps times, an
-edit of one digit), and the name of the tree goes by content: the old code would run under the new name. The bytecode here is
-PEP 552's, which holds a hash of its source.
+Python trusts bytecode by the time and the size of the source. Two versions of a tree can share both (a copy that keeps times,
+an edit of one digit), and the name of the tree goes by content: the old code would run under the new name. The bytecode here
+is PEP 552's, which holds a hash of its source.
 """
 
 import contextlib
