@@ -8,7 +8,6 @@ import os
 import signal
 import socket
 import sys
-import traceback
 
 from eagletwin.harness.engines import wire
 
@@ -40,9 +39,7 @@ def main() -> None:
         else:
             identity.confirm_installed()
     except BaseException as error:
-        wire.send(
-            connection, wire.Refused(f"SGLang cannot be imported: {type(error).__name__}: {error}", traceback.format_exc())
-        )
+        wire.send(connection, wire.refused(error, "SGLang cannot be imported: "))
         os._exit(0)
     scheduler, info = engine.stand(connection, build)
     gc.enable()
