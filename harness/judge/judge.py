@@ -14,7 +14,7 @@ from eagletwin.harness.families.weights import model_pair
 from .arithmetic import quiet_arithmetic
 from .bounds import bounds_of
 from .compare import Findings
-from .complete import missing
+from .complete import missing, unrecorded
 from .features import exercised
 from .ranks import merge_ranks, unlike
 from .requests import RequestJudge
@@ -45,6 +45,8 @@ def judge(trace: Trace, without: frozenset[str] = frozenset(), view: View = DECL
             remedy="judge it with the eagletwin and torch versions in its header, or record it again",
         )
     rule, end = _unusual_end(trace.header.ending)
+    if blank := next(filter(None, map(unrecorded, trace.ranks)), ""):
+        return Verdict(status="unknown", rule=rule, reason=end or blank)
     try:
         findings, reached = _compare(trace, without, view)
     except NoReference as error:

@@ -38,7 +38,7 @@ _TOGETHER = 256
 _SCRATCH_TOGETHER = 1024
 
 
-class NoReference(Exception):
+class NoReference(ValueError):
     """What a request drew and then lost cannot be followed: there is nothing to compare the trace with."""
 
 
