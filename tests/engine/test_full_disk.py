@@ -1,4 +1,4 @@
-"""A disk that is full, or a limit on the size of files, is the machine's fault: a harness error, which says nothing of SGLang."""
+"""A full disk, or a limit on the size of files, is the machine's fault: a harness error, which says nothing of SGLang."""
 
 from pathlib import Path
 
