@@ -159,6 +159,7 @@ class Fuzz:
         self.found: list[Path] = []  # folders of findings, with the one that is still being shrunk
         self.known: set[Signature] = set()  # what was found: set aside from then on
         self.asides: dict[Signature, Aside] = {}
+        self.shrinking: _Block | None = None
         self.trials = trials
         self._progress = progress
         self._begun = time.monotonic()
@@ -172,11 +173,14 @@ class Fuzz:
         """Draw cases until time or number is up. Of several cases with one signature the first alone is yielded."""
         block = 0
         while not self._enough():
-            search = _Block(self, block)
+            search = self.shrinking = _Block(self, block)
             with contextlib.suppress(_Over):
                 search.run()
+            if search.failed is not None:
+                raise search.failed
             if search.first is not None:
-                yield search.conclude()
+                finding, self.shrinking = search.conclude(), None
+                yield finding
             self._progress(self._line())
             block += 1
         (self.folder / "now.json").unlink(missing_ok=True)
@@ -191,6 +195,11 @@ class Fuzz:
 
     def _enough(self) -> bool:
         return time.monotonic() >= self._until or self.tally.cases >= self.plan.max_cases
+
+    def keep_elsewhere(self, folder: Path) -> None:
+        """Where the run folder cannot be written: put what was still being shrunk into another one."""
+        if self.shrinking is not None:
+            self.shrinking.keep_in(folder)
 
     def set_aside(self, trial: Trial) -> None:
         """Count what a trial shows, and keep the first case that does."""
@@ -216,6 +225,7 @@ class _Block:
 
     def __init__(self, fuzz: Fuzz, number: int) -> None:
         self.first: Trial | None = None
+        self.failed: Exception | None = None  # what ended it, and is no word on the worker
         self._fuzz = fuzz
         self._trials = fuzz.trials
         self._number = number
@@ -246,7 +256,12 @@ class _Block:
         )
         @hypothesis.given(plan.draws(focus, held=tuple(plan.held)))
         def look(case: Case) -> None:
-            if self._generated(case) if self.first is None else self._shrunk(case):
+            try:
+                shows = self._generated(case) if self.first is None else self._shrunk(case)
+            except (HarnessError, OSError) as error:  # Hypothesis would shrink it, as if the case had failed
+                self.failed = error
+                raise _Over from error
+            if shows:
                 raise _Shown  # in one place: Hypothesis tells failures apart by where they were raised
 
         with warnings.catch_warnings():
@@ -333,6 +348,15 @@ class _Block:
     def _shows_alone(self, trial: Trial) -> bool:
         alone = self._trials.look_alone(trial.case)
         return alone.signature == trial.signature and alike(alone.verdict, trial.verdict)
+
+    def keep_in(self, folder: Path) -> None:
+        """Write what was found, and its smallest case so far, into another folder than its own."""
+        if self.first is None:
+            return
+        self._folder = folder
+        (folder / "minimal").mkdir(parents=True, exist_ok=True)
+        (folder / "found.json").write_text(pretty_case(self.first.case), encoding="utf-8")
+        self._keep_smallest()
 
     def _keep_smallest(self) -> None:
         """The smallest so far is on disk at any time."""
