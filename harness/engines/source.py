@@ -6,6 +6,7 @@ import os
 import re
 import subprocess
 import sys
+import tempfile
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -124,20 +125,25 @@ def _digest_of_all(root: Path) -> str:
 
 
 def _since_head(root: Path, commit: str) -> Difference | None:
-    """How sglang/ differs from HEAD: in changed files, staged or not, and in those that git neither tracks nor ignores. Files
-    that git was told not to look at (assume-unchanged, skip-worktree) are compared by content."""
-    changed = _listed(root, "diff", "--name-only", "--no-renames", "--relative", "-z", "HEAD", "--", "sglang")
-    tracked = _listed(root, "ls-files", "-v", "-z", "--", "sglang")
-    unlooked = [entry[2:] for entry in tracked if entry[0].islower() or entry[0] == "S"]
-    paths = [*dict.fromkeys((*changed, *unlooked))]
-    originals = [_of_head(root, path) for path in paths]
-    untracked = _listed(root, "ls-files", "--others", "--exclude-standard", "-z", "--", "sglang")
-    return since_commit(root, commit, [*paths, *untracked], [*originals, *([None] * len(untracked))])
+    """How sglang/ differs from HEAD: in changed files, staged or not, and in those that git neither tracks nor ignores.
+
+    The work tree is compared by an index that knows nothing but HEAD, so that git reads each file: by the user's it goes by time
+    and size, to the second, and passes over files that it was told not to look at (assume-unchanged, skip-worktree).
+    """
+    names = ("--name-only", "--no-renames", "--relative", "-z", "HEAD", "--", "sglang")
+    staged = _listed(root, "diff", "--cached", *names)  # one of them may be ignored
+    with tempfile.TemporaryDirectory(prefix="eagletwin-") as scratch:
+        index = Path(scratch, "index")
+        _listed(root, "read-tree", "HEAD", index=index)
+        changed = _listed(root, "diff", *names, index=index)
+        untracked = _listed(root, "ls-files", "--others", "--exclude-standard", "-z", "--", "sglang", index=index)
+    paths = [*dict.fromkeys((*staged, *changed, *untracked))]
+    return since_commit(root, commit, paths, [_of_head(root, path) for path in paths])
 
 
-def _listed(root: Path, *words: str) -> list[str]:
+def _listed(root: Path, *words: str, index: Path | None = None) -> list[str]:
     """What git lists, with -z. Raises HarnessError if it fails: a list that is missing must not be taken for an empty one."""
-    done = _run_git(root, *words)
+    done = _run_git(root, *words, index=index)
     if done is None or done.returncode:
         raise HarnessError(
             f"git {words[0]} fails in {root}: {_said(done)}",
@@ -190,16 +196,13 @@ def _git(root: Path, *words: str) -> str:
     return os.fsdecode(done.stdout) if done is not None and done.returncode == 0 else ""
 
 
-# Settings of a repository by which git takes a file for unchanged that it has not read.
-_LOOK = ("-c", "core.trustctime=true", "-c", "core.checkStat=default", "-c", "core.fsmonitor=false")
-
-
-def _run_git(root: Path, *words: str) -> "subprocess.CompletedProcess[bytes] | None":
+def _run_git(root: Path, *words: str, index: Path | None = None) -> "subprocess.CompletedProcess[bytes] | None":
+    """What git does in a folder, by another index than the repository's if one is given; None if there is no git."""
     environment = {name: value for name, value in os.environ.items() if not name.startswith("GIT_")}  # a hook's, a bisection's
     try:
         return subprocess.run(
-            ["git", "-C", str(root), *_LOOK, *words],
-            env=environment,
+            ["git", "-C", str(root), "-c", "core.fsmonitor=false", "-c", "core.sparseCheckout=false", *words],
+            env=environment | ({} if index is None else {"GIT_INDEX_FILE": str(index)}),
             stdin=subprocess.DEVNULL,
             capture_output=True,
             check=False,

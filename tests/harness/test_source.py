@@ -139,6 +139,14 @@ def put_before_git(folder: Path, lines: str, monkeypatch: pytest.MonkeyPatch) ->
     monkeypatch.setenv("PATH", f"{script.parent}{os.pathsep}{os.environ['PATH']}")
 
 
+def test_a_staged_file_that_is_ignored_is_a_change(tree: Path) -> None:
+    (tree / ".gitignore").write_text("new.py\n")
+    name = commit(tree)
+    (tree / "python" / "sglang" / "new.py").write_text("two = 2\n")
+    git(tree, "add", "--force", "python/sglang/new.py")
+    assert resolve(str(tree)).version.startswith(f"{name}+dirty.")
+
+
 def test_a_repository_that_git_refuses_is_called_by_its_files_and_said_so(
     tree: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -153,7 +161,7 @@ def test_a_repository_that_git_refuses_is_called_by_its_files_and_said_so(
     assert f"  try: git config --global --add safe.directory {tree}" in said
 
 
-@pytest.mark.parametrize("command", ["diff", "ls-files -v", "ls-files --others"])
+@pytest.mark.parametrize("command", ["diff", "diff --cached", "read-tree", "ls-files --others"])
 def test_a_git_that_fails_to_list_changes_says_nothing_of_a_clean_tree(
     tree: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, command: str
 ) -> None:
