@@ -127,8 +127,8 @@ def _digest_of_all(root: Path) -> str:
 def _since_head(root: Path, commit: str) -> Difference | None:
     """How sglang/ differs from HEAD: in changed files, staged or not, and in those that git neither tracks nor ignores.
 
-    The work tree is compared by an index that knows nothing but HEAD, so that git reads each file: by the user's it goes by time
-    and size, to the second, and passes over files that it was told not to look at (assume-unchanged, skip-worktree).
+    The work tree is compared by an index that knows nothing but HEAD, so that git reads each file: by the user's it goes by
+    time and size, to the second, and passes over files that it was told not to look at (assume-unchanged, skip-worktree).
     """
     names = ("--name-only", "--no-renames", "--relative", "-z", "HEAD", "--", "sglang")
     staged = _listed(root, "diff", "--cached", *names)  # one of them may be ignored
