@@ -32,6 +32,7 @@ from eagletwin.harness.commands.serve import serve
 from eagletwin.harness.commands.train import train
 from eagletwin.harness.core.errors import EXIT_EQUAL, EXIT_USAGE, InputError
 from eagletwin.harness.core.exits import guarded
+from eagletwin.harness.core.terminal import bound_columns
 
 app = typer.Typer(
     add_completion=False,
@@ -81,6 +82,7 @@ def main() -> int:
     for stream in (sys.stdout, sys.stderr):  # a tree is drawn in letters that a terminal may not have: no verdict is lost by it
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="backslashreplace")
+    bound_columns()
     code = guarded(typed)
     # The interpreter collects once more as it ends: 0.2 s of looking at torch, which holds nothing of ours. Triton's bindings
     # complain where it does not.

@@ -28,10 +28,10 @@ def judge(
     if recordings.is_session(trace):
         return _server(trace, spec)
     from eagletwin.harness.check.argument import argue
-    from eagletwin.harness.families.traces import read_trace
+    from eagletwin.harness.families.traces import strangers_trace
     from eagletwin.harness.judge.judge import judge as judging
 
-    recorded = read_trace(trace)
+    recorded = strangers_trace(trace)
     verdict = judging(recorded, spec.without, spec.view)
     show(argue(recorded.header, verdict, again=spec.command("judge", trace), trace=recorded, columns=width()))
     return exit_code_of(verdict.status)

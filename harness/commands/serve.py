@@ -9,7 +9,6 @@ import typer
 from msgspec.structs import replace
 
 from eagletwin.harness.core.errors import EXIT_INTERRUPTED, EXIT_UNKNOWN, AlreadyReported, InputError
-from eagletwin.harness.core.exits import terminated_as_interrupted
 from eagletwin.harness.core.run_spec import RunSpec
 from eagletwin.harness.engines.wire import Serve
 
@@ -97,7 +96,7 @@ def serve(
         mode=spec.mode,
         more=tuple(further or ()),
     )
-    with _ended_when_asked(), terminated_as_interrupted():
+    with _ended_when_asked():
         return _run(asked, spec)
 
 

@@ -4,6 +4,9 @@
 instead of taking a broken harness for a bad commit.
 """
 
+import errno
+import sys
+
 EXIT_EQUAL = 0
 EXIT_DIVERGED = 1
 EXIT_UNKNOWN = 125
@@ -44,6 +47,37 @@ class InputError(EagletwinError):
 
 class HarnessError(EagletwinError):
     """The harness itself cannot go on: no engine, a patch that does not apply, a process that vanished."""
+
+
+UNWRITABLE = {
+    errno.ENOSPC: "no space is left on the disk",
+    errno.EDQUOT: "a disk quota is used up",
+    errno.EFBIG: "a file would be larger than `ulimit -f` allows",
+}
+
+
+def unwritable(error: BaseException | None) -> str:
+    """Why a file could not be written, if that is behind an exception: the machine's doing. "": it is not."""
+    seen: set[int] = set()
+    while error is not None and id(error) not in seen:
+        seen.add(id(error))
+        if isinstance(error, OSError) and error.errno in UNWRITABLE:
+            return UNWRITABLE[error.errno] + (f" ({error.filename})" if error.filename else "")
+        if isinstance(error, EOFError) and "marshal" in str(error):  # Python 3.11 keeps bytecode of which it wrote a part
+            return f"bytecode is cut short, as a full disk leaves it: remove {sys.pycache_prefix or 'the __pycache__'}"
+        error = error.__cause__ or error.__context__
+    return ""
+
+
+class Unwritable(HarnessError):
+    """A process of the engine cannot write its files."""
+
+    def __init__(self, why: str) -> None:
+        super().__init__(
+            f"a process of the engine cannot write its files: {why}",
+            consequence="nothing is known of SGLang",
+            remedy="free some space, or give --out, $EAGLETWIN_CACHE and $TMPDIR folders of another disk; see `ulimit -f`",
+        )
 
 
 def not_seen(what: str) -> HarnessError:

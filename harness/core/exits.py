@@ -7,23 +7,29 @@ import signal
 import sys
 import traceback
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 
 from eagletwin.door import remedy
 
-from .errors import EXIT_HARNESS, EXIT_INTERRUPTED, EXIT_PIPE, AlreadyReported, EagletwinError
+from .errors import EXIT_HARNESS, EXIT_INTERRUPTED, EXIT_PIPE, UNWRITABLE, AlreadyReported, EagletwinError
 
 INTERRUPTED = "interrupted: nothing more was judged; a run folder that holds no verdict.json is of an interrupted run"
 
 # What permissions and free space can cure; any other error of the operating system has another cause, which it names itself.
-_STORAGE = {errno.ENOSPC, errno.EDQUOT, errno.EACCES, errno.EPERM, errno.EROFS}
+_STORAGE = {*UNWRITABLE, errno.EACCES, errno.EPERM, errno.EROFS}
 
 
 def guarded(run: Callable[[], object]) -> int:
     """The exit code that `run` returns, or that of errors.py for what it raises: Python's own, 1, would read as `diverged`.
 
-    A run that returns no exit code has no result to report: that is a harness error, never a success.
+    A run that returns no exit code has no result to report: that is a harness error, never a success. A signal that asks the
+    process to end interrupts the run.
     """
+    with terminated_as_interrupted():
+        return _code_of(run)
+
+
+def _code_of(run: Callable[[], object]) -> int:
     for name in ("stdout", "stderr"):
         if getattr(sys, name) is None:  # the shell closed it, as by `>&-`: that changes no verdict
             setattr(sys, name, open(os.devnull, "w"))  # noqa: SIM115
@@ -82,7 +88,7 @@ def _unread() -> int:
 def _advice(error: OSError) -> str:
     """What can be done about an error of the operating system."""
     if error.errno in _STORAGE:
-        return "look at the permissions and the free space of the folder"
+        return "look at the permissions and the free space of the folder, and at `ulimit -f`"
     if isinstance(error, FileNotFoundError) and error.filename:
         return f"see that {error.filename} exists: a file, or a program that must be on the PATH"
     return "look at what the message names; `eagletwin doctor` says what this machine lacks"
@@ -90,14 +96,24 @@ def _advice(error: OSError) -> str:
 
 @contextmanager
 def terminated_as_interrupted() -> Iterator[None]:
-    """A polite request to end is one to clean up: processes, scratch folders, whatever a command made for itself."""
+    """A polite request to end is one to clean up, as Ctrl-C is: processes, scratch folders, what a command has found so far.
+
+    The first one raises KeyboardInterrupt, and those after it do nothing: they would end the cleaning up.
+    """
+    asked = False
 
     def interrupt(*_: object) -> None:
+        nonlocal asked
+        if asked:
+            with suppress(OSError):
+                os.write(2, b"it is ending already: what was found is being kept\n")
+            return
+        asked = True
         raise KeyboardInterrupt
 
     # SIGHUP: the terminal was closed; an ignored signal, as under nohup, stays ignored
-    numbers = [number for number in (signal.SIGTERM, signal.SIGHUP) if signal.getsignal(number) != signal.SIG_IGN]
-    before = {number: signal.signal(number, interrupt) for number in numbers}
+    asking = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+    before = {number: signal.signal(number, interrupt) for number in asking if signal.getsignal(number) != signal.SIG_IGN}
     try:
         yield
     finally:

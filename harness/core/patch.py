@@ -11,6 +11,7 @@ import msgspec
 from msgspec import Meta, Struct
 
 from .errors import InputError
+from .read_input import read_input, refuse_duplicates
 
 
 class Edit(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -24,6 +25,8 @@ class Edit(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     match: Annotated[str, Meta(min_length=1)]
     replacement: str
 
+
+_MOST_BYTES = 1 << 20
 
 Switch = Literal["trees-on-v2", "record-nothing"]
 
@@ -49,8 +52,13 @@ class Patch(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
 def read_patch(path: Path) -> Patch:
     """A patch from a JSON file: {"name": …, "edits": [{"target": …, "match": …, "replacement": …}]}. Raises InputError."""
     try:
-        return msgspec.json.decode(path.read_bytes(), type=Patch)
-    except (OSError, msgspec.DecodeError, UnicodeDecodeError) as error:
+        data = read_input(path, _MOST_BYTES)
+        if len(data) > _MOST_BYTES:
+            raise ValueError(f"larger than {_MOST_BYTES} bytes")
+        patch = msgspec.json.decode(data, type=Patch)
+        refuse_duplicates(data)
+        return patch
+    except (OSError, ValueError) as error:  # msgspec's errors are ValueErrors
         cause = error.strerror if isinstance(error, OSError) else str(error)
         raise InputError(
             f"{path}: {cause}", consequence="nothing was run", remedy="give a patch file; docs/reference/patch.md shows one"

@@ -7,7 +7,7 @@ import sys
 import textwrap
 
 NOT_A_TERMINAL = 80  # columns, where neither a terminal nor $COLUMNS says how many there are
-_LEAST = 40
+_LEAST, _MOST = 40, 1000  # columns
 # The word that a report begins with, also behind another one ("INTERRUPTED, 1 FOUND"), and its colour.
 _COLOURS = {
     "EQUAL": "bold green",
@@ -25,6 +25,13 @@ def width() -> int:
     if sys.stdout.isatty() or os.environ.get("COLUMNS", "").isdigit():
         return max(_LEAST, shutil.get_terminal_size((NOT_A_TERMINAL, 24)).columns)
     return NOT_A_TERMINAL
+
+
+def bound_columns() -> None:
+    """Take a $COLUMNS that no terminal has out of the environment of this process: help is padded to it, line by line."""
+    columns = os.environ.get("COLUMNS", "")
+    if columns and not (len(columns) <= len(str(_MOST)) and columns.isdecimal() and int(columns) <= _MOST):
+        del os.environ["COLUMNS"]
 
 
 def fold(text: str, columns: int, indent: str = "  ", hanging: str | None = None) -> list[str]:

@@ -31,6 +31,7 @@ from .case import Case
 from .differs import Differs, merged
 from .errors import InputError
 from .older_traces import as_now, named
+from .read_input import read_input
 from .recording import RecordingHeader, as_header, whole_tables
 from .records import Ending, EngineInfo, Header, Key, Record
 
@@ -333,9 +334,10 @@ def _write(path: Path, data: bytes) -> None:
 
 def _read(path: Path, limit: int) -> bytes:
     try:
-        if path.stat().st_size > limit:
+        data = read_input(path, limit)
+        if len(data) > limit:
             raise _refuse(path, f"larger than {limit} bytes", "record a smaller case")
-        return path.read_bytes()
+        return data
     except OSError as error:
         raise _refuse(
             path, error.strerror or str(error), "name a folder that holds trace.json and trace.safetensors"

@@ -112,7 +112,7 @@ RULES: dict[str, Rule] = {
         "3.5",
         "Coins are at least 0 and below 1. No two rounds have the same coins, and at most one coin of a trace is also a coin "
         "of the round before it or of another request in its batch. The coins of a seeded request are hashed from its seed, "
-        "its length and the node.",
+        "its length and the node. Others are as torch.rand draws them: on a CPU, multiples of 2**-24.",
         weights="no",
     ),
     "verify.probabilities": Rule(
@@ -225,6 +225,8 @@ class Verdict(Struct, frozen=True, kw_only=True):
     later      how many more numbers diverged after it, by rule
     reason     why it is unknown
     vacuous    unknown for no other reason than that the case did not reach what it is for, or what a patch edits
+    undecided  unknown for no other reason than that the reference cannot tell: too many ties, cuts in doubt, no reference for
+               what was drawn and lost
     choices    argmax choices that were compared; ties: those which the reference itself cannot decide; adopted: those of
                them in which the engine's choice was another one, and was followed
     exercised  features of the case that really happened (see features.py)
@@ -241,6 +243,7 @@ class Verdict(Struct, frozen=True, kw_only=True):
     later: dict[str, int] = {}
     reason: str = ""
     vacuous: bool = False
+    undecided: bool = False
     choices: int = 0
     ties: int = 0
     adopted: int = 0

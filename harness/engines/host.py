@@ -15,7 +15,7 @@ from types import TracebackType
 import msgspec
 
 from eagletwin.harness.core.case import Case, Event, Request, encode_case
-from eagletwin.harness.core.errors import EagletwinError, HarnessError, InputError
+from eagletwin.harness.core.errors import EagletwinError, HarnessError, InputError, Unwritable
 from eagletwin.harness.core.mode import CPU, Mode
 from eagletwin.harness.core.patch import Patch
 from eagletwin.harness.core.records import Ending, EngineInfo
@@ -148,6 +148,8 @@ class Host:
             )
         if isinstance(answer, wire.Refused):
             ours.close()
+            if answer.full:
+                raise Unwritable(answer.full)
             whose = "; the limit is eagletwin's, not SGLang's" if answer.ours else "; the release's own word is above"
             raise WouldNotStart(
                 f"{'eagletwin' if answer.ours else 'SGLang'} does not run this configuration: {answer.error}",
@@ -172,6 +174,9 @@ class Host:
             except (EOFError, TimeoutError, ConnectionError) as error:
                 raise self._no_import(f"the process that imports it ended or fell silent ({type(error).__name__})") from error
             if isinstance(answer, wire.Refused):
+                if answer.full:
+                    self.close()
+                    raise Unwritable(answer.full)
                 raise self._no_import(answer.error, answer.trace)
             if not isinstance(answer, wire.Ready):
                 raise wire.unexpected(answer)

@@ -6,11 +6,12 @@ import os
 import re
 import subprocess
 import sys
+import tempfile
 from dataclasses import dataclass
 from pathlib import Path
 
 from eagletwin.harness.core.differs import shortened
-from eagletwin.harness.core.errors import InputError
+from eagletwin.harness.core.errors import HarnessError, InputError
 from eagletwin.harness.core.versions import installed
 
 from .difference import Difference, since_commit, since_release
@@ -109,7 +110,7 @@ def _tree(folder: Path) -> Source:
 def _identity(root: Path) -> tuple[str, Difference | None]:
     """The commit, else the wheel's version, and what was changed since; "+dirty." and a digest of that are part of the name.
     Without either, a digest of the files."""
-    commit = _git(root, "rev-parse", "--short=10", "HEAD").strip()
+    commit = _head(root)
     if commit and _git(root, "ls-files", "sglang/__init__.py"):  # else the repository around it is another
         return _named(commit, _since_head(root, commit))
     for metadata in root.glob("sglang-*.dist-info/METADATA"):
@@ -134,13 +135,32 @@ def _digest_of_all(root: Path) -> str:
 
 
 def _since_head(root: Path, commit: str) -> Difference | None:
-    """How sglang/ differs from HEAD: in changed files, staged or not, and in those that git neither tracks nor ignores."""
-    tracked = _git(root, "diff", "--name-only", "--no-renames", "--relative", "-z", "HEAD", "--", "sglang")
-    others = _git(root, "ls-files", "--others", "--exclude-standard", "-z", "--", "sglang")
-    changed = [path for path in tracked.split("\0") if path]
-    originals = [_of_head(root, path) for path in changed]
-    untracked = [path for path in others.split("\0") if path]
-    return since_commit(root, commit, [*changed, *untracked], [*originals, *([None] * len(untracked))])
+    """How sglang/ differs from HEAD: in changed files, staged or not, and in those that git neither tracks nor ignores.
+
+    The work tree is compared by an index that knows nothing but HEAD, so that git reads each file: by the user's it goes by
+    time and size, to the second, and passes over files that it was told not to look at (assume-unchanged, skip-worktree).
+    """
+    names = ("--name-only", "--no-renames", "--relative", "-z", "HEAD", "--", "sglang")
+    staged = _listed(root, "diff", "--cached", *names)  # one of them may be ignored
+    with tempfile.TemporaryDirectory(prefix="eagletwin-") as scratch:
+        index = Path(scratch, "index")
+        _listed(root, "read-tree", "HEAD", index=index)
+        changed = _listed(root, "diff", *names, index=index)
+        untracked = _listed(root, "ls-files", "--others", "--exclude-standard", "-z", "--", "sglang", index=index)
+    paths = [*dict.fromkeys((*staged, *changed, *untracked))]
+    return since_commit(root, commit, paths, [_of_head(root, path) for path in paths])
+
+
+def _listed(root: Path, *words: str, index: Path | None = None) -> list[str]:
+    """What git lists, with -z. Raises HarnessError if it fails: a list that is missing must not be taken for an empty one."""
+    done = _run_git(root, *words, index=index)
+    if done is None or done.returncode:
+        raise HarnessError(
+            f"git {words[0]} fails in {root}: {_said(done)}",
+            consequence="nothing was run: whether the tree was changed since its commit is not known",
+            remedy=f"see that `git -C {root} status` works",
+        )
+    return [entry for entry in os.fsdecode(done.stdout).split("\0") if entry]
 
 
 def _of_head(root: Path, path: str) -> bytes | None:
@@ -158,18 +178,41 @@ def _say_unlisted(root: Path, difference: Difference) -> None:
     )
 
 
+def _head(root: Path) -> str:
+    """The commit of the repository around a folder; "" if there is none. A note tells of one that git does not read."""
+    done = _run_git(root, "rev-parse", "--short=10", "HEAD")
+    if done is not None and done.returncode == 0:
+        return os.fsdecode(done.stdout).strip()
+    around = next((folder for folder in (root, *root.parents) if (folder / ".git").exists()), None)
+    if around is not None:
+        print(
+            f"note: git does not read the repository {around}: {_said(done)}\n"
+            f"  so:  {root} is called by its files, or its dist-info, and what was changed since the commit is not known\n"
+            f"  try: git config --global --add safe.directory {around}, if another user owns it",
+            file=sys.stderr,
+        )
+    return ""
+
+
+def _said(done: "subprocess.CompletedProcess[bytes] | None") -> str:
+    """The first line of what git said of a failure."""
+    lines = os.fsdecode(done.stderr).strip().splitlines() if done is not None else ["git cannot be started"]
+    return lines[0] if lines else "it says nothing"
+
+
 def _git(root: Path, *words: str) -> str:
     """What git says of a folder; "" if nothing: no repository, or no git."""
     done = _run_git(root, *words)
     return os.fsdecode(done.stdout) if done is not None and done.returncode == 0 else ""
 
 
-def _run_git(root: Path, *words: str) -> "subprocess.CompletedProcess[bytes] | None":
+def _run_git(root: Path, *words: str, index: Path | None = None) -> "subprocess.CompletedProcess[bytes] | None":
+    """What git does in a folder, by another index than the repository's if one is given; None if there is no git."""
     environment = {name: value for name, value in os.environ.items() if not name.startswith("GIT_")}  # a hook's, a bisection's
     try:
         return subprocess.run(
-            ["git", "-C", str(root), *words],
-            env=environment,
+            ["git", "-C", str(root), "-c", "core.fsmonitor=false", "-c", "core.sparseCheckout=false", *words],
+            env=environment | ({} if index is None else {"GIT_INDEX_FILE": str(index)}),
             stdin=subprocess.DEVNULL,
             capture_output=True,
             check=False,

@@ -5,13 +5,14 @@ Both ends are ours and on one machine; the messages are typed so that a version 
 
 import socket
 import struct
+import traceback
 from typing import Any
 
 import msgspec
 from msgspec import Struct
 
 from eagletwin.harness.core.case import Case, Event, Request
-from eagletwin.harness.core.errors import HarnessError
+from eagletwin.harness.core.errors import HarnessError, unwritable
 from eagletwin.harness.core.mode import CPU, Mode
 from eagletwin.harness.core.patch import Patch
 from eagletwin.harness.core.records import Ending, EngineInfo
@@ -52,11 +53,13 @@ class Refused(Struct, frozen=True, tag=True):
 
     trace  the traceback, if SGLang raised while it was imported or the scheduler was built
     ours   it is the adapter's limit, and not SGLang's
+    full   why the process could not write its files, if that is behind it: nothing is known of SGLang then
     """
 
     error: str
     trace: str
     ours: bool = False
+    full: str = ""
 
 
 class PatchDidNotApply(Struct, frozen=True, tag=True):
@@ -185,6 +188,11 @@ def receive(connection: socket.socket) -> tuple[Any, list[int]]:
     while len(body) < length:
         body += _some(connection, length - len(body))
     return msgspec.json.decode(body, type=Message), descriptors
+
+
+def refused(error: BaseException, prefix: str = "") -> Refused:
+    """What to send of an exception that keeps an engine from being started. Call it where the exception is handled."""
+    return Refused(f"{prefix}{type(error).__name__}: {error}", traceback.format_exc(), full=unwritable(error))
 
 
 def unexpected(message: object) -> HarnessError:

@@ -10,6 +10,7 @@ import msgspec
 from eagletwin.harness.core.case import MAX_FILE_BYTES, SCHEMA, Case, Request
 from eagletwin.harness.core.errors import InputError
 from eagletwin.harness.core.features import FEATURES
+from eagletwin.harness.core.read_input import read_input, refuse_duplicates
 from eagletwin.harness.core.words import count
 from eagletwin.reference.sizes import count_candidates, reserved
 
@@ -28,8 +29,7 @@ def _refuse(cause: str, remedy: str) -> InputError:
 def read_case(path: Path) -> Case:
     """The case in a file. Raises InputError for anything that is not a valid case."""
     try:
-        with path.open("rb") as file:
-            data = file.read(MAX_FILE_BYTES + 1)
+        data = read_input(path, MAX_FILE_BYTES)
     except OSError as error:
         raise _refuse(f"{path}: {error.strerror}", "name a case file (JSON) or the id of a ledger entry") from error
     if len(data) > MAX_FILE_BYTES:
@@ -43,6 +43,10 @@ def decode_case(data: bytes, origin: str) -> Case:
         raw = msgspec.json.decode(data)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise _refuse(f"{origin}: not JSON ({error})", "give a case file written by eagletwin") from error
+    try:
+        refuse_duplicates(data)
+    except ValueError as error:
+        raise _refuse(f"{origin}: {error}", "leave one of the two out") from error
     schema = raw.get("schema", SCHEMA) if isinstance(raw, dict) else SCHEMA
     if isinstance(schema, int) and schema > SCHEMA:
         raise _refuse(

@@ -1,6 +1,7 @@
 """Whether a trace holds everything that a run leaves: a tap that stopped recording must not make a wrong worker look right.
 
-Called by the judge when nothing diverged. It looks at which records and rows are there, never at their values.
+Called by the judge: `unrecorded` before it compares, `missing` when nothing diverged. They look at which records and rows are
+there, never at their values.
 """
 
 from collections import Counter
@@ -13,6 +14,16 @@ from .model import model_of
 
 _FLOATS = ("kv", "hidden_in", "hidden_out", "hidden", "probabilities", "scores", "coins")
 _WITH_OUTPUT = ("target.extend", "target.verify", "draft.decode")
+
+
+def unrecorded(trace: Trace) -> str:
+    """Which request finished without a record of its work, as where recording is switched off: what it emitted would be held to
+    a story that begins and ends with its prompt. Empty if there is none."""
+    worked = {record.request for record in trace.header.records if record.stage == "prefill"}
+    for record in trace.header.records:
+        if record.stage == "finished" and not record.numbers.get("aborted") and record.request not in worked:
+            return f"request {record.request} finished, and no record says what was computed for it: nothing was recorded"
+    return ""
 
 
 def missing(trace: Trace) -> str:

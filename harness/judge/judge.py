@@ -14,12 +14,12 @@ from eagletwin.harness.families.weights import model_pair
 from .arithmetic import quiet_arithmetic
 from .bounds import bounds_of
 from .compare import Findings
-from .complete import missing
+from .complete import missing, unrecorded
 from .features import exercised
 from .model import model_of
 from .ranks import merge_ranks, unlike
 from .requests import RequestJudge
-from .story import stories
+from .story import NoReference, stories
 
 # Of the distributions that verify sampled from, the share for which the bound may leave open where top_k and top_p cut: what
 # would be judged in the others is little then, and a request whose cuts were forgotten could pass.
@@ -46,8 +46,12 @@ def judge(trace: Trace, without: frozenset[str] = frozenset(), view: View = DECL
             remedy="judge it with the eagletwin and torch versions in its header, or record it again",
         )
     rule, end = _unusual_end(trace.header)
+    if blank := next(filter(None, map(unrecorded, trace.ranks)), ""):
+        return Verdict(status="unknown", rule=rule, reason=end or blank)
     try:
         findings, reached = _compare(trace, without, view)
+    except NoReference as error:
+        return Verdict(status="unknown", rule=rule, reason=end or str(error), undecided=not end)
     except Exception as error:
         failure = _judge_failure(error)
         return Verdict(status="unknown", rule=rule, reason=f"{end}; {failure}" if end else failure)
@@ -62,8 +66,12 @@ def judge(trace: Trace, without: frozenset[str] = frozenset(), view: View = DECL
         doubt = _reason_for_doubt(trace, verdict)
     except Exception as error:
         doubt = _judge_failure(error)
-    reason = doubt or _missing_feature(trace, reached)
-    return replace(verdict, status="unknown", reason=reason, vacuous=not doubt) if reason else verdict
+    undecided = "" if doubt else _undecided(trace, verdict)
+    reason = doubt or undecided or _missing_feature(trace, reached)
+    if not reason:
+        return verdict
+    vacuous = not doubt and not undecided
+    return replace(verdict, status="unknown", reason=reason, vacuous=vacuous, undecided=bool(undecided))
 
 
 def _compare(trace: Trace, without: frozenset[str], view: View) -> tuple[Findings, tuple[str, ...]]:
@@ -146,13 +154,13 @@ def _reason_for_doubt(trace: Trace, verdict: Verdict) -> str:
     unchecked = [name for one in trace.ranks for name in one.header.fallbacks]
     if unchecked and trace.header.engine.kernels in _KERNELS_CHECKED and _KERNEL_RULES - {*verdict.without}:
         return f"kernel {unchecked[0]}: Triton's interpreter ran it, and no rule kernel.* was checked there"
-    return _too_little_said(trace, verdict)
-
-
-def _too_little_said(trace: Trace, verdict: Verdict) -> str:
-    """Why too few of the comparisons could have failed; empty if enough of them could."""
     if not any(verdict.checked.values()):
         return "nothing was compared" + (": every rule that this trace could break is switched off" if verdict.without else "")
+    return ""
+
+
+def _undecided(trace: Trace, verdict: Verdict) -> str:
+    """Why too few of the comparisons could have failed; empty if enough of them could."""
     if not model_of(trace.header).numbers:
         return ""
     bounds = bounds_of(trace.header.engine.dtype, trace.header.case.model)

@@ -25,6 +25,8 @@ from .story import Round, Story
 
 _GREEDY = Sampling(top_k=1)  # what SGLang makes of temperature 0
 
+_GRID = 2**24  # torch.rand in float32 on a CPU: an integer below this, divided by it. A GPU's numbers are finer near 0
+
 
 class Samples:
     """Judges what depends on chance in one trace."""
@@ -87,7 +89,7 @@ class Samples:
         return True
 
     def _coins(self, number: int, record: Record, place: Place, sampling: Sampling | None) -> None:
-        """They are coins; no two rounds have the same; those of a seed are its own."""
+        """They are coins, as they were drawn; no two rounds have the same; those of a seed are its own."""
         rule = "verify.coins"
         if not self._compare.on(rule):
             return
@@ -103,6 +105,13 @@ class Samples:
                 at = differ[0]
                 self._compare.report(place, rule, f"coin {at} (the last is the final one)", expected[at], coins[at])
         elif not self._case.engine.sglang.deterministic:
+            changed = [n for n, coin in enumerate(coins) if not (coin * _GRID).is_integer()]
+            if changed and self._trace.header.engine.device == "cpu":
+                at, drawn = changed[0], "as torch.rand draws it on a CPU: a multiple of 2**-24"
+                self._compare.report(
+                    place, rule, f"coin {at} (the last is the final one)", drawn, f"{coins[at]:.9g}, which is none"
+                )
+                return
             self._compare.not_seen((rule,), 1)  # one round cannot show whether they are random
             before = self._drawn.setdefault(tuple(coins[:-1]), record)
             if before is not record:

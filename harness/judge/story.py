@@ -39,6 +39,10 @@ _TOGETHER = 256
 _SCRATCH_TOGETHER = 1024
 
 
+class NoReference(ValueError):
+    """What a request drew and then lost cannot be followed: there is nothing to compare the trace with."""
+
+
 @dataclass(slots=True)
 class Round:
     """One verify round. D = num_draft_tokens, k = topk, S = num_steps.
@@ -225,7 +229,8 @@ def _ends_of_prefills(trace: Trace) -> dict[int, int]:
 
 def _restore_lost_rounds(case: Case, by_request: dict[str, Story], retracted: list[tuple[str, list[int], int]]) -> None:
     """With overlap the round in flight is lost in a retraction; if the request ends before it gets so far again, the reference
-    still needs what that round committed, all of which goes on as greedy decoding does. Raises ValueError where it drew others.
+    still needs what that round committed, all of which goes on as greedy decoding does. Raises NoReference where it drew
+    others: in a case that samples and is retracted, by an event or by a pool that is too small.
     """
     longest: dict[str, list[int]] = {}
     for name, before, end in retracted:
@@ -239,7 +244,7 @@ def _restore_lost_rounds(case: Case, by_request: dict[str, Story], retracted: li
         tokens = by_request[name].tokens
         kept = min(len(before), len(tokens))
         if case.sampled(name) is not None and before[:kept] != tokens[:kept]:
-            raise ValueError(
+            raise NoReference(
                 f"request {name} lost a round in a retraction, and drew other tokens after it: there is no reference for what "
                 "the lost round committed"
             )

@@ -10,6 +10,7 @@ import inspect
 import os
 import re
 import sys
+import unittest
 from collections.abc import Generator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -182,6 +183,11 @@ def pytest_runtest_call(item: pytest.Item) -> Generator[None, Any, Any]:
     result = None
     try:
         result = yield
+    except unittest.SkipTest as error:
+        twin = item.config.stash.get(_TWIN, None)
+        if twin is not None and str(error).startswith("Hypothesis has been told"):  # to run nothing, and has nothing to replay
+            _must_have_replayed(item, twin)
+        raise
     except Exception as error:
         twin = item.config.stash.get(_TWIN, None)
         if twin is None or not twin.late or not _starved(error):
@@ -192,6 +198,7 @@ def pytest_runtest_call(item: pytest.Item) -> Generator[None, Any, Any]:
     twin = item.config.stash.get(_TWIN, None)
     if twin is not None:
         _must_have_run_enough(item, twin)
+        _must_have_replayed(item, twin)
         _must_have_finished(twin)
         _must_have_compared(item, twin)
         if twin.unrun:
@@ -218,6 +225,22 @@ def _must_have_run_enough(item: pytest.Item, twin: "Twin") -> None:
             remedy="give it more seconds, or a lower --eagletwin-min-cases",
         )
         raise pytest.fail.Exception(str(error), pytrace=False) from None
+
+
+def _must_have_replayed(item: pytest.Item, twin: "Twin") -> None:
+    """Fail the test if it was to run only what failed before, and that is nothing."""
+    drawn = _settings(item)
+    if drawn is None or twin.looked or "eagletwin" not in getattr(item, "fixturenames", ()):
+        return
+    from hypothesis import Phase
+
+    if Phase.generate not in drawn.phases:
+        error = InputError(
+            "nothing was run: Hypothesis was to run only what failed before, and has nothing stored of this test",
+            consequence="nothing is known of it, so the test fails",
+            remedy="choose tests that failed here under --eagletwin-profile dev or nightly (-k, or --lf), or another profile",
+        )
+        raise pytest.fail.Exception(str(error), pytrace=False)
 
 
 def _must_have_finished(twin: "Twin") -> None:

@@ -69,6 +69,15 @@ def test_a_suite_of_somebody_else_finds_shrinks_and_keeps_and_does_so_again(suit
         assert (folder / part).read_bytes() == (second / part).read_bytes()
 
 
+def test_a_test_of_which_nothing_is_stored_does_not_pass_by_replaying_nothing(
+    suite: pytest.Pytester, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("EAGLETWIN_CACHE", str(suite.path / "cache"))
+    result = run(suite, "-k", "right", "--eagletwin-profile", "repro")
+    result.assert_outcomes(failed=1, deselected=1)
+    assert "nothing was run: Hypothesis was to run only what failed before, and has nothing stored" in result.stdout.str()
+
+
 def test_a_finding_is_kept_elsewhere_where_its_folder_cannot_be_written(suite: pytest.Pytester) -> None:
     (suite.path / "taken").write_text("a file stands where the folder would be made")
     result = run(suite, "-k", "undone", "--eagletwin-out", "taken/runs")

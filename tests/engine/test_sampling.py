@@ -119,6 +119,20 @@ del (
         ),
         "verify.coins",
     ),
+    "coins are made smaller, so that more is accepted": (
+        TREE,
+        Edit(target=f"{UTILS}.eagle_sample", match="uniform_samples=coins,", replacement="uniform_samples=coins * 0.97,"),
+        "verify.coins",
+    ),
+    "final coins are made smaller, so that the last tokens are rarer": (
+        CHAIN,
+        Edit(
+            target=f"{UTILS}._verify_coins",
+            match="return coins, coins_for_final_sampling",
+            replacement="return coins, coins_for_final_sampling * 0.97",
+        ),
+        "verify.coins",
+    ),
     "a node has the coin of the next one": (
         SEEDED,
         Edit(
@@ -232,6 +246,7 @@ def drawn(host: Host, tmp_path_factory: pytest.TempPathFactory) -> Trace:
         ("coins", 1.0, "verify.coins"),
         ("final_coins", -0.1, "verify.coins"),
         ("coins", float("nan"), "verify.coins"),
+        ("coins", 0.1, "verify.coins"),
         ("final_coins", float("nan"), "verify.coins"),
         ("target_probabilities", 0.5, "verify.probabilities"),
         ("draft_probabilities", 0.5, "draft.probabilities"),

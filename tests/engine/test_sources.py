@@ -1,5 +1,6 @@
 """Another SGLang than the installed one: a source tree as it is, by its own name in traces, scripts and comparisons."""
 
+import os
 import re
 import shutil
 import subprocess
@@ -82,3 +83,20 @@ def test_a_tree_that_does_not_import_is_unknown_and_the_line_is_named(tmp_path: 
     assert "SyntaxError" in (tmp_path / log).read_text()
     assert "doctor" not in done.stdout
     assert "NOTHING LOOKED AT" in done.stdout
+
+
+def test_a_commit_that_changes_neither_size_nor_time_of_a_file_is_run(checkout: Path, tmp_path: Path) -> None:
+    """Python would take the bytecode of the commit before."""
+    subprocess.run(["git", "-C", checkout, "checkout", "-q", "."], check=True)
+    case, worker = tmp_path / "case.json", checkout / "python" / "sglang" / PLACE
+    case.write_text(pretty_case(replace(LEDGER["25015"].case, name="three-steps", num_steps=3)))
+    assert run("-m", "eagletwin", "check", case, "--sglang", checkout, cwd=tmp_path).returncode == 0
+    state = worker.stat()
+    worker.write_text(worker.read_text().replace(RIGHT, WRONG))
+    os.utime(worker, ns=(state.st_atime_ns, state.st_mtime_ns))
+    who = ["-c", "user.name=a", "-c", "user.email=a@example.org"]
+    subprocess.run(["git", "-C", checkout, *who, "commit", "-qam", "two"], check=True)
+    assert "+dirty" not in resolve(str(checkout)).version
+    done = run("-m", "eagletwin", "check", case, "--sglang", checkout, cwd=tmp_path)
+    assert done.returncode == 1, done
+    assert "draft.positions" in done.stdout

@@ -1,6 +1,7 @@
 """Case files come from strangers: for whatever is wrong with one there is one clear error, exit 128, and nothing is run."""
 
 import json
+import os
 import subprocess
 from pathlib import Path
 from typing import Any
@@ -10,6 +11,8 @@ import pytest
 from eagletwin.harness.core.case import Case, Request, encode_case, pretty_case
 from eagletwin.harness.core.child import RUN_MODULE
 from eagletwin.harness.core.errors import InputError
+from eagletwin.harness.core.patch import read_patch
+from eagletwin.harness.families.traces import read_trace
 from eagletwin.harness.families.valid import decode_case, read_case
 
 GOOD: dict[str, Any] = {
@@ -44,6 +47,11 @@ BAD = {
     "an unknown field": (changed(steps=3), "unknown field `steps`"),
     "an unknown field of a request": (with_request(temperature=1), "unknown field `temperature`"),
     "an unknown engine": (changed(engine={"vllm": {}}), "unknown field `vllm`"),
+    "a key twice": (
+        changed().replace(b'"num_steps": 3', b'"num_steps": 3, "num_steps": 4'),
+        "the key 'num_steps' is given twice",
+    ),
+    "a key of a request twice": (changed().replace(b'"id": "a"', b'"id": "a", "id": "b"'), "the key 'id' is given twice"),
     "a missing field": (b'{"name": "x", "model": "llama-tiny"}', "missing required field"),
     "no requests": (changed(requests=[]), "requests"),
     "an empty prompt": (with_request(prompt=[]), "prompt"),
@@ -152,3 +160,35 @@ def test_the_command_exits_128_and_writes_nothing(tmp_path: Path) -> None:
     assert "num_steps" in done.stderr
     assert "Traceback" not in done.stderr
     assert [path.name for path in tmp_path.iterdir()] == ["bad.json"]
+
+
+def test_a_pipe_that_nobody_writes_to_is_refused(tmp_path: Path) -> None:
+    pipe = tmp_path / "case.json"
+    os.mkfifo(pipe)
+    with pytest.raises(InputError, match="it is no regular file"):
+        read_case(pipe)
+    with pytest.raises(InputError, match="it is no regular file"):
+        read_patch(pipe)
+    (tmp_path / "trace").mkdir()
+    os.mkfifo(tmp_path / "trace" / "trace.json")
+    with pytest.raises(InputError, match="it is no regular file"):
+        read_trace(tmp_path / "trace")
+    with pytest.raises(InputError, match="it is no regular file"):
+        read_case(Path("/dev/zero"))
+
+
+def test_what_a_shell_substitutes_for_a_file_is_read() -> None:
+    reading, writing = os.pipe()
+    os.write(writing, changed())
+    os.close(writing)
+    try:
+        assert read_case(Path(f"/dev/fd/{reading}")).name == "good"
+    finally:
+        os.close(reading)
+
+
+def test_a_patch_with_a_key_twice_is_refused(tmp_path: Path) -> None:
+    file = tmp_path / "patch.json"
+    file.write_text('{"name": "x", "switches": ["trees-on-v2"], "switches": ["record-nothing"]}')
+    with pytest.raises(InputError, match="the key 'switches' is given twice"):
+        read_patch(file)

@@ -5,6 +5,7 @@ worker to run is in tests/engine/test_exit_codes_of_runs.py.
 """
 
 import os
+import signal
 import subprocess
 import sys
 from collections.abc import Callable
@@ -191,6 +192,47 @@ def prints() -> int:
         print("line")
     return 0
 """
+
+
+CLEANS_UP = """\
+import signal
+from eagletwin.harness.cli.main import app
+@app.command()
+def cleans() -> int:
+    try:
+        print("ready", flush=True)
+        while True:
+            signal.pause()
+    finally:
+        print("cleaning up", flush=True)
+        input()
+        print("what was found", flush=True)
+    return 0
+"""
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
+def test_a_signal_ends_every_command_in_130_and_a_second_one_loses_nothing(number: signal.Signals) -> None:
+    process = subprocess.Popen(
+        [sys.executable, "-P", *program(CLEANS_UP, "cleans")],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        preexec_fn=lambda: [signal.signal(one, signal.SIG_DFL) for one in (signal.SIGINT, number)] and None,
+    )
+    assert process.stdout is not None
+    assert process.stderr is not None
+    assert process.stdout.readline() == "ready\n"
+    process.send_signal(number)
+    assert process.stdout.readline() == "cleaning up\n"
+    for second in (number, signal.SIGINT):
+        process.send_signal(second)
+        assert process.stderr.readline() == "it is ending already: what was found is being kept\n"
+    told, said = process.communicate("go on\n")
+    assert told == "what was found\n"
+    assert said.startswith("interrupted: ")
+    assert process.returncode == 130
 
 
 def test_a_reader_that_has_seen_enough_is_no_error_and_no_verdict() -> None:

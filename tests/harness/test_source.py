@@ -4,6 +4,7 @@ import base64
 import hashlib
 import importlib.metadata
 import importlib.util
+import os
 import re
 import shutil
 import subprocess
@@ -14,7 +15,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from eagletwin.harness.core.errors import InputError
+from eagletwin.harness.core.errors import HarnessError, InputError
 from eagletwin.harness.core.versions import installed
 from eagletwin.harness.engines import difference, source
 from eagletwin.harness.engines.lock import Section, lock, parse, releases
@@ -101,6 +102,74 @@ def test_a_checkout_that_was_changed_is_called_by_its_commit_and_by_what_was_cha
     assert resolve(str(tree)).version == versions[0]
     place.unlink() if before is None else place.write_text(before)
     assert resolve(str(tree)).version == name
+
+
+@pytest.mark.parametrize("flag", ["--assume-unchanged", "--skip-worktree"])
+def test_a_file_that_git_was_told_not_to_look_at_is_compared_by_its_content(tree: Path, flag: str) -> None:
+    name = commit(tree)
+    git(tree, "update-index", flag, "python/sglang/__init__.py")
+    assert resolve(str(tree)).version == name
+    (tree / "python" / "sglang" / "__init__.py").write_text("one = 2\n")
+    assert git(tree, "status", "--porcelain") == ""
+    changed = resolve(str(tree))
+    assert re.fullmatch(rf"{name}\+dirty\.[0-9a-f]{{8}}", changed.version)
+    assert changed.difference is not None
+    assert "+one = 2\n" in changed.difference.patch
+
+
+def test_a_repository_whose_git_goes_by_size_and_time_alone_is_looked_at(tree: Path) -> None:
+    name = commit(tree)
+    git(tree, "config", "core.checkStat", "minimal")
+    git(tree, "config", "core.trustctime", "false")
+    file = tree / "python" / "sglang" / "__init__.py"
+    os.utime(file, (1, 1))
+    git(tree, "update-index", "--refresh")
+    file.write_text("one = 2\n")
+    os.utime(file, (1, 1))
+    assert git(tree, "status", "--porcelain") == ""
+    assert resolve(str(tree)).version.startswith(f"{name}+dirty.")
+
+
+def put_before_git(folder: Path, lines: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A git that runs these lines before the real one."""
+    script = folder / "bin" / "git"
+    script.parent.mkdir()
+    script.write_text(f'#!/bin/sh\n{lines}\nexec {shutil.which("git")} "$@"\n')
+    script.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{script.parent}{os.pathsep}{os.environ['PATH']}")
+
+
+def test_a_staged_file_that_is_ignored_is_a_change(tree: Path) -> None:
+    (tree / ".gitignore").write_text("new.py\n")
+    name = commit(tree)
+    (tree / "python" / "sglang" / "new.py").write_text("two = 2\n")
+    git(tree, "add", "--force", "python/sglang/new.py")
+    assert resolve(str(tree)).version.startswith(f"{name}+dirty.")
+
+
+def test_a_repository_that_git_refuses_is_called_by_its_files_and_said_so(
+    tree: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    name = commit(tree)
+    refuse = "export GIT_TEST_ASSUME_DIFFERENT_OWNER=1 GIT_CONFIG_NOSYSTEM=1 GIT_CONFIG_GLOBAL=/dev/null"
+    put_before_git(tmp_path, refuse, monkeypatch)
+    version = resolve(str(tree)).version
+    assert version.startswith("tree-")
+    assert name not in version
+    said = capsys.readouterr().err
+    assert f"note: git does not read the repository {tree}: fatal: detected dubious ownership" in said
+    assert f"  try: git config --global --add safe.directory {tree}" in said
+
+
+@pytest.mark.parametrize("command", ["diff", "diff --cached", "read-tree", "ls-files --others"])
+def test_a_git_that_fails_to_list_changes_says_nothing_of_a_clean_tree(
+    tree: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, command: str
+) -> None:
+    commit(tree)
+    fail = f'case "$*" in *" {command} "*) echo "fatal: it broke" >&2; exit 128;; esac'
+    put_before_git(tmp_path, fail, monkeypatch)
+    with pytest.raises(HarnessError, match=r"fails in .*: fatal: it broke\n.*whether the tree was changed"):
+        resolve(str(tree))
 
 
 def test_what_git_ignores_is_no_change(tree: Path) -> None:

@@ -151,3 +151,12 @@ def test_the_first_line_alone_is_coloured(monkeypatch: pytest.MonkeyPatch, tmp_p
         monkeypatch.delenv("NO_COLOR", raising=False)
         terminal.show("INTERRUPTED, 2 FOUND  seed 1\n\nEQUAL  x")
     assert re.fullmatch(r"INTERRUPTED, \x1b\[[0-9;]+m2 FOUND\x1b\[0m  seed 1\n\nEQUAL  x\n", file.read_text())
+
+
+@pytest.mark.parametrize(
+    ("columns", "left"), [("120", "120"), ("1000", "1000"), ("1001", None), ("9" * 30, None), ("-1", None), ("²", None)]
+)
+def test_columns_that_no_terminal_has_are_taken_out(monkeypatch: pytest.MonkeyPatch, columns: str, left: str | None) -> None:
+    monkeypatch.setenv("COLUMNS", columns)
+    terminal.bound_columns()
+    assert os.environ.get("COLUMNS") == left

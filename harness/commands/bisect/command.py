@@ -12,7 +12,6 @@ from msgspec.structs import replace
 from eagletwin.cases.ledger import case_of, entry_named
 from eagletwin.cases.reach import unreached, unreached_text
 from eagletwin.harness.core.errors import EXIT_EQUAL, EXIT_INTERRUPTED, EXIT_UNKNOWN, AlreadyReported, InputError
-from eagletwin.harness.core.exits import terminated_as_interrupted
 from eagletwin.harness.core.rule_names import rule_of
 from eagletwin.harness.core.run_spec import RunSpec
 from eagletwin.harness.core.terminal import show, width
@@ -67,13 +66,12 @@ def bisect(
         """What to type to see a case on one SGLang."""
         return replace(spec, sglang=target).command("check", name)
 
-    with terminated_as_interrupted():
-        if features:
-            return _features(subject, rule, out, command, (spec.sglang, _hint(entry, subject)))
-        expected = entry.rule if entry is not None else ""
-        if git is not None:
-            return _commits(subject, rule, expected, git, out, command)
-        return _releases(subject, rule, expected, since, until, out, command)
+    if features:
+        return _features(subject, rule, out, command, (spec.sglang, _hint(entry, subject)))
+    expected = entry.rule if entry is not None else ""
+    if git is not None:
+        return _commits(subject, rule, expected, git, out, command)
+    return _releases(subject, rule, expected, since, until, out, command)
 
 
 def _hint(entry: "Entry | None", subject: "Subject") -> str:

@@ -86,7 +86,7 @@ def _run_both(name: str, left: str, right: str, out: Path, spec: RunSpec) -> "tu
 
 def _recorded(left: str, right: str, spec: RunSpec) -> "list[Trace]":
     """Two traces from disk. Raises InputError."""
-    from eagletwin.harness.families.traces import read_trace
+    from eagletwin.harness.families.traces import strangers_trace
 
     if spec.mode != CPU or spec.kernels != "fast":
         raise InputError(
@@ -94,7 +94,7 @@ def _recorded(left: str, right: str, spec: RunSpec) -> "list[Trace]":
             consequence="nothing was compared",
             remedy="leave them out; or name one case, and --sglang twice",
         )
-    return [read_trace(Path(left)), read_trace(Path(right))]
+    return [strangers_trace(Path(left)), strangers_trace(Path(right))]
 
 
 def _exit_code(result: "Comparison", traces: "list[Trace]") -> int:

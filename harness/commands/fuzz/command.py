@@ -1,6 +1,7 @@
 """`eagletwin fuzz`: generate cases until one diverges, and shrink it."""
 
 from itertools import islice
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from eagletwin.harness.core.errors import EXIT_DIVERGED, EXIT_EQUAL, EXIT_INTERRUPTED, EXIT_UNKNOWN, AlreadyReported
@@ -50,9 +51,10 @@ def fuzz(
 ) -> int:
     """Generate cases until one diverges, then shrink it.
 
-    Exit codes: 1 a divergence was found; 125 a crash, a hang or another unknown was found, or no case was equal; 0 nothing was
-    found, and at least one case was equal. A crash is a finding as a divergence is: it is made small and kept, with
-    its repro.py. Its code is 125 because no number was shown to be wrong, and `git bisect run` skips such a commit.
+    Exit codes: 1 a divergence was found; 125 a crash, a hang or another unknown was found, no case was equal, or the reference
+    could not decide more than a tenth of the cases; 0 nothing was found, and at least one case was equal. A crash is a finding
+    as a divergence is: it is made small and kept, with its repro.py. Its code is 125 because no number was shown to be wrong,
+    and `git bisect run` skips such a commit.
     """
     from .options import SearchOptions
 
@@ -115,9 +117,24 @@ def search(options: "SearchOptions") -> int:
         interrupted = True
         raise AlreadyReported(EXIT_INTERRUPTED) from None
     finally:
-        write_summary(folder, looking, found)
+        try:
+            write_summary(folder, looking, found)
+        except OSError as error:
+            _keep_elsewhere(folder, looking, found, error)
         show(tally_text(looking, found, width(), interrupted=interrupted))
     return _exit_code(looking, found)
+
+
+def _keep_elsewhere(folder: Path, looking: "Fuzz", found: "list[Finding]", error: OSError) -> None:
+    """The run folder cannot be written: what was found goes to another place, and what is told says where."""
+    import tempfile
+
+    from .report import write_summary
+
+    other = Path(tempfile.mkdtemp(prefix="eagletwin-runs-"))
+    tell(f"note: {folder} cannot be written ({error.strerror}); what was found last is in {other}")
+    looking.keep_elsewhere(other)
+    write_summary(other, looking, found)
 
 
 def _exit_code(looking: "Fuzz", found: "list[Finding]") -> int:

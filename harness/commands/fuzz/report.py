@@ -11,7 +11,7 @@ from eagletwin.harness.core.features import FEATURES
 from eagletwin.harness.core.terminal import fold
 from eagletwin.harness.core.words import count
 
-from .search import Finding, Fuzz, Tally
+from .search import MOST_UNDECIDED, Finding, Fuzz, Tally
 from .smaller import smaller
 from .unsearched import not_looked_at
 
@@ -49,6 +49,13 @@ def tally_text(search: Fuzz, findings: list[Finding], columns: int, *, interrupt
     statuses = ", ".join(f"{number} {names.get(status, status)}" for status, number in sorted(tally.statuses.items()))
     text = f"{count(tally.cases, 'case')} in {seconds:.1f} s: {statuses}. {tally.ties} of {tally.choices} choices were ties."
     lines += fold(text, columns, "")
+    if tally.undecided:
+        most = "" if tally.undecided <= MOST_UNDECIDED * tally.cases else f", more than the {MOST_UNDECIDED:.0%} that may be"
+        lines += fold(
+            f"The reference could not decide {tally.undecided} of them ({tally.undecided / tally.cases:.0%}){most}.",
+            columns,
+            "",
+        )
     lines += [f"{count(len(tally.configurations), 'configuration')} searched:", *_configurations(tally, columns)]
     lines += fold(f"Exercised: {reached or 'nothing named'}.", columns, "")
     lines += [line for text in tally.changes.lines for line in fold(text, columns, "")]
@@ -109,7 +116,8 @@ def _asides(search: Fuzz, findings: list[Finding], columns: int) -> list[str]:
     names = {finding.signature: finding.outcome.folder.parent.name for finding in findings}
     lines = fold("Set aside, run once and not confirmed, with an example of each:", columns, "")
     for aside in search.asides.values():
-        why = f"as {names[aside.signature]}" if aside.signature in names else "on the way to a finding"
+        why = "undecided" if aside.undecided else "on the way to a finding"
+        why = f"as {names[aside.signature]}" if aside.signature in names else why
         text = f"{count(aside.cases, 'case')} of {aside.signature}, {why}:"
         lines += [*fold(text, columns, "  ", "    "), f"    {aside.example.relative_to(search.folder)}"]
     return lines
@@ -146,7 +154,12 @@ def write_summary(folder: Path, search: Fuzz, findings: list[Finding]) -> None:
             for finding in findings
         ],
         "set_aside": [
-            {"signature": msgspec.to_builtins(one.signature), "cases": one.cases, "example": str(one.example)}
+            {
+                "signature": msgspec.to_builtins(one.signature),
+                "cases": one.cases,
+                "example": str(one.example),
+                "undecided": one.undecided,
+            }
             for one in search.asides.values()
         ],
     }

@@ -81,7 +81,7 @@ class Finding:
 @dataclass(slots=True)
 class Aside:
     """What a search saw and did not look into: cases that show what was found before, or what a smaller case showed in place of
-    what was being shrunk. Run once, and not confirmed.
+    what was being shrunk; and cases that the reference cannot decide. Run once, and not confirmed.
 
     example  file of the first such case; cases: how many there were
     """
@@ -89,6 +89,7 @@ class Aside:
     signature: Signature
     example: Path
     cases: int = 0
+    undecided: bool = False
 
 
 class Configuration(NamedTuple):
@@ -103,6 +104,7 @@ class Configuration(NamedTuple):
 
 # Cases that a search must have run to say that it found nothing, as pytest does (`--eagletwin-min-cases`).
 LEAST = 10
+MOST_UNDECIDED = 0.1  # of its cases, the share that the reference may not have decided
 
 
 @dataclass(slots=True)
@@ -117,6 +119,7 @@ class Tally:
     topics: Counter[str] = field(default_factory=Counter)
     choices: int = 0
     ties: int = 0
+    undecided: int = 0
     headroom: float = 0.0
     fallbacks: Counter[str] = field(default_factory=Counter)
     changes: Changes = field(default_factory=Changes)
@@ -125,6 +128,7 @@ class Tally:
         verdict, case = trial.verdict, trial.case
         self.cases += 1
         self.statuses[verdict.status] += 1
+        self.undecided += verdict.undecided
         self.exercised.update(verdict.exercised)
         self.choices, self.ties = self.choices + verdict.choices, self.ties + verdict.ties
         self.headroom = max(self.headroom, verdict.headroom)
@@ -155,6 +159,7 @@ class Fuzz:
         self.found: list[Path] = []  # folders of findings, with the one that is still being shrunk
         self.known: set[Signature] = set()  # what was found: set aside from then on
         self.asides: dict[Signature, Aside] = {}
+        self.shrinking: _Block | None = None
         self.trials = trials
         self._progress = progress
         self._begun = time.monotonic()
@@ -168,23 +173,33 @@ class Fuzz:
         """Draw cases until time or number is up. Of several cases with one signature the first alone is yielded."""
         block = 0
         while not self._enough():
-            search = _Block(self, block)
+            search = self.shrinking = _Block(self, block)
             with contextlib.suppress(_Over):
                 search.run()
+            if search.failed is not None:
+                raise search.failed
             if search.first is not None:
-                yield search.conclude()
+                finding, self.shrinking = search.conclude(), None
+                yield finding
             self._progress(self._line())
             block += 1
         (self.folder / "now.json").unlink(missing_ok=True)
 
     @property
     def looked_enough(self) -> bool:
-        """Whether a search that found nothing says something: one case was equal, and as many ran as were asked for, or LEAST,
-        whose first ones are small."""
-        return bool(self.tally.statuses["equal"]) and self.tally.cases >= min(LEAST, self.plan.max_cases)
+        """Whether a search that found nothing says something: one case was equal, as many ran as were asked for, or LEAST,
+        whose first ones are small, and no more than MOST_UNDECIDED of them were left undecided."""
+        tally = self.tally
+        ran_enough = bool(tally.statuses["equal"]) and tally.cases >= min(LEAST, self.plan.max_cases)
+        return ran_enough and tally.undecided <= MOST_UNDECIDED * tally.cases
 
     def _enough(self) -> bool:
         return time.monotonic() >= self._until or self.tally.cases >= self.plan.max_cases
+
+    def keep_elsewhere(self, folder: Path) -> None:
+        """Where the run folder cannot be written: put what was still being shrunk into another one."""
+        if self.shrinking is not None:
+            self.shrinking.keep_in(folder)
 
     def set_aside(self, trial: Trial) -> None:
         """Count what a trial shows, and keep the first case that does."""
@@ -195,7 +210,7 @@ class Fuzz:
             file = self.folder / "set-aside" / f"{len(self.asides) + 1}-{signature.slug}.json"
             file.parent.mkdir(exist_ok=True)
             file.write_text(pretty_case(trial.case), encoding="utf-8")
-            aside = self.asides[signature] = Aside(signature, file)
+            aside = self.asides[signature] = Aside(signature, file, undecided=trial.verdict.undecided)
         aside.cases += 1
 
     def _line(self) -> str:
@@ -210,6 +225,7 @@ class _Block:
 
     def __init__(self, fuzz: Fuzz, number: int) -> None:
         self.first: Trial | None = None
+        self.failed: Exception | None = None  # what ended it, and is no word on the worker
         self._fuzz = fuzz
         self._trials = fuzz.trials
         self._number = number
@@ -240,7 +256,12 @@ class _Block:
         )
         @hypothesis.given(plan.draws(focus, held=tuple(plan.held)))
         def look(case: Case) -> None:
-            if self._generated(case) if self.first is None else self._shrunk(case):
+            try:
+                shows = self._generated(case) if self.first is None else self._shrunk(case)
+            except (HarnessError, OSError) as error:  # Hypothesis would shrink it, as if the case had failed
+                self.failed = error
+                raise _Over from error
+            if shows:
                 raise _Shown  # in one place: Hypothesis tells failures apart by where they were raised
 
         with warnings.catch_warnings():
@@ -270,7 +291,7 @@ class _Block:
         fuzz.tally.add(trial)
         if trial.signature is None:
             return False
-        if trial.signature in fuzz.known:
+        if trial.verdict.undecided or trial.signature in fuzz.known:
             fuzz.set_aside(trial)
             return False
         self.first = self._smallest = self._last = trial
@@ -327,6 +348,15 @@ class _Block:
     def _shows_alone(self, trial: Trial) -> bool:
         alone = self._trials.look_alone(trial.case)
         return alone.signature == trial.signature and alike(alone.verdict, trial.verdict)
+
+    def keep_in(self, folder: Path) -> None:
+        """Write what was found, and its smallest case so far, into another folder than its own."""
+        if self.first is None:
+            return
+        self._folder = folder
+        (folder / "minimal").mkdir(parents=True, exist_ok=True)
+        (folder / "found.json").write_text(pretty_case(self.first.case), encoding="utf-8")
+        self._keep_smallest()
 
     def _keep_smallest(self) -> None:
         """The smallest so far is on disk at any time."""

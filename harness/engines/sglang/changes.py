@@ -35,7 +35,7 @@ def install(plan: str) -> None:
     """Watch what the file `plan` names. Before SGLang is imported."""
     global _watch
     _watch = msgspec.json.decode(Path(plan).read_bytes(), type=Watch)
-    sys.meta_path.insert(0, SourceFinder({name: partial(_Loader, places) for name, places in _watch.modules.items()}))
+    sys.meta_path.insert(0, SourceFinder({name: partial(_Loader, places) for name, places in _watch.modules.items()}.get))
 
 
 def watch_kernels() -> None:

@@ -3,15 +3,17 @@
 import importlib.abc
 import importlib.machinery
 import types
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
+
+LoaderOf = Callable[[str, str], importlib.machinery.SourceFileLoader]
 
 
 class SourceFinder(importlib.abc.MetaPathFinder):
-    """Finds these modules, each with the loader that is made of its name and its file. A module that has no source file is left
-    to Python."""
+    """Finds the modules for which `choose` has a loader, by their name; the loader is made of the module's name and its file. A
+    module that has no source file is left to Python."""
 
-    def __init__(self, loaders: Mapping[str, Callable[[str, str], importlib.machinery.SourceFileLoader]]) -> None:
-        self._loaders = loaders
+    def __init__(self, choose: Callable[[str], LoaderOf | None]) -> None:
+        self._choose = choose
 
     def find_spec(
         self,
@@ -19,10 +21,11 @@ class SourceFinder(importlib.abc.MetaPathFinder):
         path: Sequence[str] | None,
         target: types.ModuleType | None = None,  # noqa: ARG002  the import system's signature
     ) -> importlib.machinery.ModuleSpec | None:
-        if fullname not in self._loaders:
+        loader = self._choose(fullname)
+        if loader is None:
             return None
         spec = importlib.machinery.PathFinder.find_spec(fullname, path)
         if spec is None or spec.origin is None or not isinstance(spec.loader, importlib.machinery.SourceFileLoader):
             return None
-        spec.loader = self._loaders[fullname](fullname, spec.origin)
+        spec.loader = loader(fullname, spec.origin)
         return spec

@@ -23,7 +23,7 @@ _MODULE = "transformers.utils.import_utils"
 
 def install(shims: list[str]) -> None:
     """Before transformers is imported."""
-    sys.meta_path.insert(0, SourceFinder({_MODULE: _Loader}))
+    sys.meta_path.insert(0, SourceFinder({_MODULE: _Loader}.get))
     shims.append(f"{_MODULE}: the names in its models are remembered from start to start")
 
 

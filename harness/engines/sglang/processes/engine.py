@@ -7,7 +7,6 @@ costs more than a small case; it is replaced when a case asks for a fresh one, a
 import gc
 import os
 import socket
-import traceback
 from typing import Any, NoReturn
 
 from msgspec.structs import replace
@@ -85,7 +84,7 @@ def stand(connection: socket.socket, build: wire.Build) -> tuple[Any, EngineInfo
         wire.send(connection, wire.Refused(str(error), "", ours=True))
         os._exit(0)
     except BaseException as error:
-        wire.send(connection, wire.Refused(f"{type(error).__name__}: {error}", traceback.format_exc()))
+        wire.send(connection, wire.refused(error))
         os._exit(0)
     changed = boot.changed(scheduler, build.configuration, build.mode)
     if changed:

@@ -4,6 +4,7 @@ Between two cases everything that the harness set up is taken down, the schedule
 are poisoned again; what the worker itself keeps is the only thing that one case can hand on to the next.
 """
 
+import contextlib
 import faulthandler
 import os
 import signal
@@ -16,6 +17,7 @@ from typing import Any, NoReturn
 from msgspec.structs import replace
 
 from eagletwin.harness.core.case import Case
+from eagletwin.harness.core.errors import unwritable
 from eagletwin.harness.core.records import Ending, EngineInfo, Record
 from eagletwin.harness.core.trace import Recorder, new_header, write_trace
 from eagletwin.harness.engines import wire
@@ -25,7 +27,7 @@ from .. import changes, drive, kernels, patches
 from ..stand_ins import stubs
 from .last_word import LastWord
 from .progress import Progress
-from .supervise import HARNESS_FAILED
+from .supervise import HARNESS_FAILED, UNWRITABLE
 
 
 def serve(connection: socket.socket, scheduler: Any, info: EngineInfo, build: wire.Build) -> NoReturn:
@@ -56,9 +58,10 @@ def serve(connection: socket.socket, scheduler: Any, info: EngineInfo, build: wi
             if ending.kind != "finished":
                 os._exit(0)
             before += 1
-    except BaseException:  # never leave by return or raise: this is a fork, and above it stands the engine's own loop
-        traceback.print_exc()
-        os._exit(HARNESS_FAILED)
+    except BaseException as error:  # never leave by return or raise: this is a fork, and above it stands the engine's own loop
+        with contextlib.suppress(OSError):  # the log cannot be written
+            traceback.print_exc()
+        os._exit(UNWRITABLE if unwritable(error) else HARNESS_FAILED)
 
 
 class _Run:
@@ -94,6 +97,8 @@ class _Run:
         except drive.EndlessCase as error:
             ending = Ending(kind="hung", detail=str(error), where=self._where)
         except (Exception, SystemExit) as error:
+            if unwritable(error):  # whoever was writing: the machine is at fault, and nothing is known of the worker
+                raise
             traceback.print_exc()
             ending = Ending(kind="crashed", detail=_brief(error), where=self._where, origin=_origin(error))
             if self._info.device == "cpu" and _is_ours(error):  # a GPU may fail when it is asked, with what the worker did

@@ -24,6 +24,7 @@ from .last_word import ASK, STUCK
 from .progress import Progress
 
 HARNESS_FAILED = 70  # exit status of a runner that failed outside the worker
+UNWRITABLE = 72  # and of one that could not write a file
 _PR_SET_PDEATHSIG = 1
 # How long the other ranks may go on when one has ended early: those that see it write what they have.
 _GRACE_SECONDS = 10.0
@@ -143,6 +144,9 @@ class _Rank:
         """It ended by itself, and said nothing."""
         status = self.wait()
         self.look()
+        if os.waitstatus_to_exitcode(status) in (UNWRITABLE, -signal.SIGXFSZ):
+            why = "a file could not be written, since the disk or a quota is full, or `ulimit -f` allows none so large"
+            return wire.Failed(f"{why}; last seen: {self.where}")
         if os.WIFSIGNALED(status):
             detail = f"killed by {signal.Signals(os.WTERMSIG(status)).name}"
         elif os.WEXITSTATUS(status) == HARNESS_FAILED:

@@ -8,7 +8,6 @@ import os
 import signal
 import socket
 import sys
-import traceback
 
 from eagletwin.harness.engines import wire
 
@@ -24,9 +23,11 @@ def main() -> None:
         raise wire.unexpected(build)
     gc.disable()  # imports make much that lives for ever; collecting it costs seconds
     try:
-        from .. import changes
+        from .. import by_content, changes
         from ..boot import boot
 
+        if len(sys.argv) > 2:
+            by_content.install()
         if len(sys.argv) > 4:
             changes.install(sys.argv[4])
         boot.import_sglang(build.mode)
@@ -38,9 +39,7 @@ def main() -> None:
         else:
             identity.confirm_installed()
     except BaseException as error:
-        wire.send(
-            connection, wire.Refused(f"SGLang cannot be imported: {type(error).__name__}: {error}", traceback.format_exc())
-        )
+        wire.send(connection, wire.refused(error, "SGLang cannot be imported: "))
         os._exit(0)
     scheduler, info = engine.stand(connection, build)
     gc.enable()

@@ -8,6 +8,7 @@ A crash, hang or leak of a case ends with its runner. Each process dies with its
 `python -m eagletwin.harness.engines.sglang.processes.zygote FD [VERSION ROOT [CHANGES]]`.
 """
 
+import contextlib
 import gc
 import os
 import signal
@@ -26,11 +27,12 @@ def main(*, front: bool = False) -> None:
         signal.signal(signal.SIGCHLD, _collect)  # whoever closed a server finds nothing of it left
     gc.disable()  # imports make much that lives for ever; collecting it costs seconds
     try:
+        from .. import by_content, changes
         from ..boot import boot
 
+        if len(sys.argv) > 2:
+            by_content.install()
         if len(sys.argv) > 4:
-            from .. import changes
-
             changes.install(sys.argv[4])
         boot.import_sglang(front=front)
         from .. import call_function as probes
@@ -46,9 +48,10 @@ def main(*, front: bool = False) -> None:
 
         kernels.precompile()
     except BaseException as error:
-        traceback.print_exc()  # first: the caller ends this process when it has read the answer
-        sys.stderr.flush()
-        wire.send(connection, wire.Refused(f"{type(error).__name__}: {error}", traceback.format_exc()))
+        with contextlib.suppress(OSError):  # the log cannot be written
+            traceback.print_exc()  # first: the caller ends this process when it has read the answer
+            sys.stderr.flush()
+        wire.send(connection, wire.refused(error))
         raise
     gc.freeze()  # keep the collector from touching, and so copying, pages that the children share
     wire.send(connection, wire.Ready(identity.version()))

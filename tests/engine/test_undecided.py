@@ -1,0 +1,49 @@
+"""Cases that the reference cannot decide end no search: they are set aside, counted and said."""
+
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from eagletwin.harness.check import trials
+from eagletwin.harness.check.trials import Trials
+from eagletwin.harness.commands.fuzz.command import _exit_code
+from eagletwin.harness.commands.fuzz.report import tally_text, write_summary
+from eagletwin.harness.commands.fuzz.search import Fuzz, Plan
+from eagletwin.harness.core.trace import Trace
+from eagletwin.harness.core.verdict import Verdict
+from eagletwin.harness.engines.host import Host
+from eagletwin.harness.families.valid import read_case
+from eagletwin.harness.judge.judge import judge
+
+
+@pytest.mark.parametrize(("every", "word", "code"), [(10, "NOTHING FOUND", 0), (5, "CANNOT TELL", 125)])
+def test_a_search_goes_on_and_says_how_many_it_could_not_decide(
+    host: Host, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, every: int, word: str, code: int
+) -> None:
+    ran = 0
+
+    def sometimes(trace: Trace, *how: object) -> Verdict:
+        nonlocal ran
+        ran += 1
+        verdict = judge(trace, *how)  # type: ignore[arg-type]
+        reason = f"{ran} of 30 choices are ties"
+        return verdict if ran % every else msgspec.structs.replace(verdict, status="unknown", undecided=True, reason=reason)
+
+    monkeypatch.setattr(trials, "judge", sometimes)
+    plan = Plan(seed=0, seconds=1e9, max_cases=20, shrink_seconds=0.0, command="eagletwin fuzz")
+    looking = Fuzz(Trials(host), tmp_path, plan)
+    found = list(looking.search())
+    assert not found
+    assert (looking.tally.cases, looking.tally.undecided) == (20, 20 // every)
+    [aside] = looking.asides.values()
+    assert (aside.undecided, aside.cases) == (True, 20 // every)
+    assert read_case(aside.example).requests
+    text = tally_text(looking, found, 200)
+    assert text.startswith(word)
+    share = f"The reference could not decide {20 // every} of them ({100 // every}%)"
+    assert share + ("." if code == 0 else ", more than the 10% that may be.") in text
+    assert "cases of unknown (# of # choices are ties), undecided:\n    set-aside/1-" in text
+    assert _exit_code(looking, found) == code
+    write_summary(tmp_path, looking, found)
+    assert msgspec.json.decode((tmp_path / "summary.json").read_bytes())["tally"]["undecided"] == 20 // every

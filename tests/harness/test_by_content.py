@@ -1,0 +1,57 @@
+"""Bytecode of a source tree is run only if it was made of the source that is there."""
+
+import importlib
+import importlib.util
+import os
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from eagletwin.harness.engines.sglang import by_content
+from eagletwin.harness.engines.sglang.source_finder import SourceFinder
+
+NAME = "eagletwin_by_content_probe"
+
+
+@pytest.fixture
+def load(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[], int]]:
+    """Import the module anew, and return what it holds."""
+    monkeypatch.setattr(sys, "pycache_prefix", str(tmp_path / "bytecode"))
+    monkeypatch.setattr(sys, "dont_write_bytecode", False)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    monkeypatch.setattr(sys, "meta_path", [SourceFinder({NAME: by_content.Loader}.get), *sys.meta_path])
+
+    def load() -> int:
+        sys.modules.pop(NAME, None)
+        importlib.invalidate_caches()
+        value: int = importlib.import_module(NAME).value
+        return value
+
+    yield load
+    sys.modules.pop(NAME, None)
+
+
+def test_an_edit_of_the_same_size_and_time_is_run(tmp_path: Path, load: Callable[[], int]) -> None:
+    source = tmp_path / f"{NAME}.py"
+    source.write_text("value = 1\n")
+    state = source.stat()
+    assert load() == 1
+    source.write_text("value = 2\n")
+    os.utime(source, ns=(state.st_atime_ns, state.st_mtime_ns))
+    assert load() == 2
+
+
+def test_bytecode_of_this_very_source_is_run_and_damaged_bytecode_is_not(tmp_path: Path, load: Callable[[], int]) -> None:
+    source = tmp_path / f"{NAME}.py"
+    source.write_text("value = 1\n")
+    assert load() == 1
+    cached = Path(importlib.util.cache_from_source(str(source)))
+    whole = cached.read_bytes()
+    cached.write_bytes(whole.replace(b"value", b"other"))  # the source is not compiled again: it would have no such name
+    with pytest.raises(AttributeError, match="value"):
+        load()
+    cached.write_bytes(whole[:-3])
+    assert load() == 1
+    assert cached.read_bytes() == whole
