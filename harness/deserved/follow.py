@@ -79,7 +79,7 @@ def follow_chains(draft: DraftModel, tokens: Sequence[int], hidden: Tensor, num_
     count = len(tokens)
     ids = torch.tensor(list(tokens), device=hidden.device)
     agrees, chosen = np.full((count, num_steps), NO), np.full((count, num_steps), NO)
-    for first, logits in _logits(draft, ids, hidden.to(draft.heads[0].embedding.dtype), num_steps):
+    for first, logits in chain_logits(draft, ids, hidden.to(draft.heads[0].embedding.dtype), num_steps):
         for step in range(num_steps):
             known = range(first, min(first + len(logits), count - 1 - step))  # M with M + step + 1 < n
             if known:
@@ -89,7 +89,9 @@ def follow_chains(draft: DraftModel, tokens: Sequence[int], hidden: Tensor, num_
     return Followed(agrees, chosen)
 
 
-def _logits(draft: DraftModel, tokens: Tensor, hidden: Tensor, num_steps: int) -> Iterator[tuple[int, Tensor]]:
+def chain_logits(draft: DraftModel, tokens: Tensor, hidden: Tensor, num_steps: int) -> Iterator[tuple[int, Tensor]]:
+    """Blocks of (first, logits [C, S, V]): what each draft behind x[0..M], M = first + c, is chosen from; its vocabulary is the
+    target's. tokens [n]; hidden [>= n-1, ..] in the head's type."""
     with torch.no_grad(), tokens.device:
         if draft.algorithm == "MTP":
             yield from layers_everywhere(draft.heads[:num_steps], draft.chained, tokens, hidden)

@@ -99,6 +99,18 @@ class Target:
         return Read(hidden, torch.cat(best), torch.cat(lead))
 
     @torch.no_grad()
+    def log_chances(self, tokens: Sequence[int], temperature: float) -> Tensor:
+        """log p(x[i+1] | x[0..i]) at a temperature, in float64 [T - 1]. Raises as `read` does."""
+        self._must_take(tokens)
+        ids = torch.tensor([list(tokens)], device=self.device)
+        normed = self._model.model(ids, use_cache=False).last_hidden_state[0, :-1]
+        found = []
+        for rows, after in zip(torch.split(normed, _ROWS), torch.split(ids[0, 1:], _ROWS), strict=True):
+            logs = (self._model.lm_head(rows).double() / temperature).log_softmax(-1)
+            found.append(logs.gather(1, after[:, None])[:, 0])
+        return torch.cat(found)
+
+    @torch.no_grad()
     def greedy(self, prompt: Sequence[int], count: int) -> list[int]:
         """What the target says to a prompt, up to `count` tokens or the end of its sequence, as transformers generates it."""
         self._must_take([*prompt, *[0] * count])

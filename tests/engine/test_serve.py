@@ -14,16 +14,20 @@ from typing import Any
 
 import psutil
 import pytest
+import torch
 
 from eagletwin.cases.ledger import patches_of
 from eagletwin.harness.core.errors import InputError
 from eagletwin.harness.core.mode import Mode
 from eagletwin.harness.core.patch import Edit, Patch
+from eagletwin.harness.deserved.rejection import MOST_DEVIATIONS, Expected, chances, expected
 from eagletwin.harness.engines.host import PatchDoesNotApply, WouldNotStart
 from eagletwin.harness.engines.servers import Server, Servers
 from eagletwin.harness.engines.wire import Serve
 from eagletwin.harness.families import RECIPES
 from eagletwin.harness.families.store import checkpoints
+from eagletwin.harness.families.weights import model_pair
+from eagletwin.reference.llama import target_rows
 
 from .deserved import rounds_deserved
 from .older import zygote_of
@@ -148,6 +152,34 @@ def test_requests_that_sample_are_sampled_and_the_same_again(servers: Servers) -
             texts.append([answer(server, prompt, temperature=temperature)["output_ids"] for temperature in (0, 1.5)])
     assert texts[0] == texts[1]
     assert texts[0][0] != texts[0][1]
+
+
+class _Draft:
+    """As DraftModel, of a recipe's head."""
+
+    algorithm = "EAGLE"
+
+    def __init__(self, model: str) -> None:
+        self.heads = (model_pair(model).reference_head(RECIPES[model]),)
+
+
+def test_rejection_sampling_takes_the_rounds_that_are_expected_of_its_texts(servers: Servers) -> None:
+    """Seeds are fixed, so the test is the same each time: one right server in 16,000 is further off than 4 deviations."""
+    model, those, temperature = "llama-gqa", prompts("llama-gqa"), 1.3
+    with servers.start(asked(model, more=("--speculative-use-rejection-sampling",))) as server:
+        found = [answer(server, prompt, 48, temperature=temperature) for prompt in those * 2]
+    whole = Expected(0, 0)
+    for prompt, one in zip(those * 2, found, strict=True):
+        tokens = torch.tensor([*prompt, *one["output_ids"]])
+        rows = target_rows(model_pair(model).reference_target(), RECIPES[model].target, tokens)
+        said = (rows.logits[:-1] / temperature).log_softmax(-1).gather(1, tokens[1:, None])[:, 0]
+        kept = chances(_Draft(model), tokens.tolist(), rows.hidden, said, 3, temperature)  # type: ignore[arg-type]
+        whole += expected(kept, len(prompt))
+    assert whole.variance > 10
+    assert abs(whole.deviations(sum(used(found)))) < MOST_DEVIATIONS
+    # what the rounds would be if the draft were not asked, or always right
+    assert whole.deviations(len(found) * 47) > 10
+    assert whole.deviations(len(found) * 12) < -10
 
 
 def test_two_servers_run_side_by_side_and_neither_leaves_anything(servers: Servers) -> None:

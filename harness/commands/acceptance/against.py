@@ -13,11 +13,11 @@ from eagletwin.harness.deserved.conditions import Seen, diagnose
 from eagletwin.harness.deserved.explain import explained_by
 from eagletwin.harness.deserved.follow import Shape
 from eagletwin.harness.deserved.pair import Pair
-from eagletwin.harness.deserved.sending import WAYS, Sent, send
 from eagletwin.harness.deserved.server import Answer, HttpServer, Started
 from eagletwin.harness.deserved.texts import Prompt
 
-from ..options import tell
+from .answers import answered
+from .expectation import against_expectation
 from .findings import print_findings
 
 # Of the tokens of an answer to a greedy request, at most this share may be others than the target itself would say: engines
@@ -42,14 +42,12 @@ def against(
     started = server.started()
     shape = shape_of(started)
     pair.must_draft(shape)
-    if started.rejection_sampling and temperature:
-        raise InputError(
-            "the server accepts by rejection sampling, and --temperature asks it to sample",
-            consequence="its rounds are then an expectation, and not decided by the text",
-            remedy="leave --temperature out",
-        )
     folder = new_run_folder(out, "acceptance")
     sampling: dict[str, object] = {"temperature": temperature, "ignore_eos": False}
+    if started.rejection_sampling and temperature:
+        sampling |= {"top_p": 1.0, "top_k": -1}  # a server may have others of the checkpoint's for a default
+        sent = answered(server, prompts, folder, new_tokens=new_tokens, at_once=at_once, sampling=sampling)
+        return against_expectation(pair, shape, sent, started, temperature, folder, as_json=as_json)
     seen, off, why = _ask(pair, prompts, server, shape, folder, new_tokens=new_tokens, at_once=at_once, sampling=sampling)
     tokens = sum(len(one.sent.answer.tokens) for one in seen)
     strange = not temperature and off > _OFF * max(tokens, 1)
@@ -99,37 +97,20 @@ def _ask(
     known: dict[Answer, tuple[int, Compared]] = {}
     seen: list[Seen] = []
     off, why = 0, ""
-    with (folder / "answers.jsonl").open("ab", buffering=0) as file:
-
-        def kept(sent: Sent) -> None:
-            file.write(
-                msgspec.json.encode({"prompt": sent.number, "way": sent.way, **msgspec.to_builtins(sent.answer)}) + b"\n"
-            )
-
-        asked = send(
-            server,
-            [prompt.ids for prompt in prompts],
-            new_tokens,
-            at_once=at_once,
-            sampling=sampling,
-            kept=kept,
-        )
-        try:
-            for sent in asked:
-                # the same answer is told again and again, and compared once
-                key = msgspec.structs.replace(sent.answer, cached=0)
-                if key not in known:
-                    read = pair.read((*key.prompt, *key.tokens))
-                    known[key] = pair.off_target(read, len(key.prompt)), compare(pair, shape, key, read)
-                others, compared = known[key]
-                off += others
-                seen.append(Seen(sent, compared))
-                if len(seen) % 10 == 0:
-                    tell(f"{len(seen)} of {len(WAYS) * len(prompts)} answers")
-        except HarnessError as error:
-            if not seen:
-                raise
-            why = str(error)
+    try:
+        for sent in answered(server, prompts, folder, new_tokens=new_tokens, at_once=at_once, sampling=sampling):
+            # the same answer is told again and again, and compared once
+            key = msgspec.structs.replace(sent.answer, cached=0)
+            if key not in known:
+                read = pair.read((*key.prompt, *key.tokens))
+                known[key] = pair.off_target(read, len(key.prompt)), compare(pair, shape, key, read)
+            others, compared = known[key]
+            off += others
+            seen.append(Seen(sent, compared))
+    except HarnessError as error:
+        if not seen:
+            raise
+        why = str(error)
     return seen, off, why
 
 

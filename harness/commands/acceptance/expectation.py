@@ -1,0 +1,85 @@
+"""`acceptance --server --temperature` of a server that accepts by rejection sampling: its rounds, and their expectation."""
+
+from collections.abc import Iterable
+from pathlib import Path
+
+import msgspec
+
+from eagletwin.harness.core.errors import EXIT_DIVERGED, EXIT_EQUAL, EXIT_UNKNOWN, HarnessError, InputError
+from eagletwin.harness.core.terminal import show
+from eagletwin.harness.core.words import count
+from eagletwin.harness.deserved.follow import Shape
+from eagletwin.harness.deserved.pair import Pair
+from eagletwin.harness.deserved.rejection import MOST_DEVIATIONS, Expected, chances, expected
+from eagletwin.harness.deserved.sending import WAYS, Sent, Way
+from eagletwin.harness.deserved.server import Started
+
+from ..tables import print_table
+
+_WORDS = {EXIT_EQUAL: "EQUAL", EXIT_DIVERGED: "DIVERGED", EXIT_UNKNOWN: "UNKNOWN"}
+
+
+def against_expectation(
+    pair: Pair, shape: Shape, answers: Iterable[Sent], started: Started, temperature: float, folder: Path, *, as_json: bool
+) -> int:
+    """Compare all answers, and those of each way; print; return the exit code: 0 if the rounds are within chance, 1 if not."""
+    if shape.topk > 1 or pair.draft.layers > 1:
+        raise InputError(
+            "the server accepts by rejection sampling, of a tree or of a draft of several layers",
+            consequence="what its layers are fed depends on drafts that were refused and that nobody tells",
+            remedy="leave --temperature out",
+        )
+    used, deserved = dict[Way, int](), dict[Way, Expected]()
+    number, why = 0, ""
+    try:
+        for sent in answers:
+            number += 1
+            used[sent.way] = used.get(sent.way, 0) + sent.answer.rounds
+            deserved[sent.way] = deserved.get(sent.way, Expected(0, 0)) + _expected(pair, shape, sent, temperature)
+    except HarnessError as error:
+        if not used:
+            raise
+        why = str(error)
+    parts = [(way, used[way], deserved[way]) for way in used]
+    total, whole = sum(used.values()), sum(deserved.values(), Expected(0, 0))
+    wrong = [part for part in [("all", total, whole), *parts] if abs(part[2].deviations(part[1])) > MOST_DEVIATIONS]
+    status = EXIT_DIVERGED if wrong else EXIT_UNKNOWN if why or not total else EXIT_EQUAL
+    facts = {
+        "server": started,
+        "exit_code": status,
+        "temperature": temperature,
+        "answers": number,
+        "used": total,
+        "expected": whole.rounds,
+        "deviation": whole.variance**0.5,
+        "deviations": whole.deviations(total),
+    }
+    (folder / "acceptance.json").write_bytes(msgspec.json.encode(facts))
+    if as_json:
+        print((folder / "acceptance.json").read_text(encoding="utf-8"))
+        return status
+    show(
+        f"{_WORDS[status]}  {count(number, 'answer')}: {whole.rounds:.1f} rounds expected, give or take "
+        f"{whole.variance**0.5:.1f}; {total} used ({whole.deviations(total):+.1f} standard deviations)\n\n"
+        f"  SGLang {started.version}, {started.algorithm}, num_steps {started.num_steps}, rejection sampling at temperature "
+        f"{temperature:g}\n"
+        f"  More than {MOST_DEVIATIONS:g} standard deviations are no chance: one server in 16,000 that is right is off so far."
+        + (f"\n  {why}" if why else "")
+    )
+    print()
+    print_table(
+        ("prompts were sent", "rounds expected", "used", "standard deviations"),
+        [(WAYS[way], f"{of.rounds:.1f}", str(own), f"{of.deviations(own):+.1f}") for way, own, of in parts],
+    )
+    print(f"  folder: {folder}")
+    return status
+
+
+def _expected(pair: Pair, shape: Shape, sent: Sent, temperature: float) -> Expected:
+    answer = sent.answer
+    text, begin = (*answer.prompt, *answer.tokens), len(answer.prompt)
+    if len(answer.tokens) < 2:  # the prefill emits the only token
+        return Expected(0, 0)
+    said = pair.target.log_chances(text, temperature)
+    kept = chances(pair.draft, text, pair.read(text).hidden, said, shape.num_steps, temperature)
+    return expected(kept, begin)
