@@ -227,10 +227,20 @@ def test_a_folder_that_is_named_gets_the_pair_if_it_is_empty(made: list[str], tm
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
 def test_a_gpu_that_is_missing_is_an_error_before_anything_is_made(made: list[str], tmp_path: Path) -> None:
     for folder in ([], [str(tmp_path / "pair")]):
-        with pytest.raises(InputError, match=r"(?s)so: .*nothing was trained.*try: .*--device cpu"):
+        with pytest.raises(InputError, match=r"(?s)so: .*nothing was run.*try: .*--device cpu"):
             typed(["train", *folder, "--device", "cuda"])
     assert not made
     assert not (tmp_path / "pair").exists()
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
+def test_acceptance_on_a_gpu_asks_for_one_and_for_no_sglang(tmp_path: Path) -> None:
+    """It computes with torch alone: a machine with a GPU and without SGLang runs it (docs/records/acceptance.md)."""
+    (tmp_path / "prompts").write_text("{}\n")
+    words = ["--target", str(tmp_path), "--draft", str(tmp_path), "--prompts", str(tmp_path / "prompts"), "--device", "cuda"]
+    with pytest.raises(InputError, match=r"(?s)CUDA.*so: .*nothing was run") as error:
+        typed(["acceptance", *words])
+    assert "sgl_kernel" not in str(error.value)
 
 
 def test_a_pair_that_is_there_needs_no_gpu(made: list[str]) -> None:

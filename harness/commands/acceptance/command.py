@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING
 
 from eagletwin.harness.core.errors import EXIT_EQUAL, EXIT_UNKNOWN, InputError
 
-from ..options import DEFAULT_RUNS, Runs, let_threads_sleep, must_have_cuda, tell
+from ..options import DEFAULT_RUNS, Runs, let_threads_sleep, tell
 from .typed import (
     AsJson,
     AtOnce,
@@ -71,14 +71,14 @@ def acceptance(
         from .plot import must_draw
 
         must_draw(plot)
-    if device == "cuda":
-        must_have_cuda()
     import torch
 
     from eagletwin.harness.deserved.checkpoint import checkpoint
+    from eagletwin.harness.deserved.device import check_device
     from eagletwin.harness.deserved.pair import load_pair
     from eagletwin.harness.deserved.texts import read_prompts
 
+    check_device(device)
     asked = read_prompts(prompts, checkpoint(target), limit)
     with torch.device(device):
         pair = load_pair(target, draft, target_dtype, device, getattr(torch, head_dtype))

@@ -14,6 +14,7 @@ from pathlib import Path
 from eagletwin.harness.core.errors import InputError
 from eagletwin.harness.core.folders import alone, cache_folder
 
+from ..device import check_device
 from .pair import FACTS, PARTS, make_pair
 from .settings import PairSettings
 from .text import standard_library
@@ -70,18 +71,6 @@ def new_pair(settings: PairSettings, device: str, folder: Path, say: Callable[[s
     finally:
         shutil.rmtree(partial, ignore_errors=True)
     return folder
-
-
-def check_device(device: str) -> None:
-    """Raises InputError for a GPU that torch does not see."""
-    import torch
-
-    if device == "cuda" and not torch.cuda.is_available():
-        raise InputError(
-            "torch is built without CUDA" if torch.version.cuda is None else "torch sees no NVIDIA GPU",
-            consequence="nothing was trained",
-            remedy="use --device cpu, or a machine where `nvidia-smi` shows a GPU and torch has CUDA",
-        )
 
 
 def is_whole(folder: Path) -> bool:
