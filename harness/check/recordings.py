@@ -178,12 +178,8 @@ def _compare_ranks(session: JudgedServer, ranks: Sequence[Judged], without: froz
                 session.counts["diverged"] += 1
             session.wrong.append((other.folder, headline(first.trace.header, verdict)))
             if session.first is None or session.first.verdict.status != "diverged":
-                session.first = replace_judged(first, verdict)
+                session.first = Judged(first.folder, first.trace, verdict)
             return
-
-
-def replace_judged(one: Judged, verdict: Verdict) -> Judged:
-    return Judged(one.folder, one.trace, verdict)
 
 
 def _differing(one: Trace, other: Trace) -> Iterator[Divergence]:
@@ -233,7 +229,7 @@ def _about(server: RecordedRank) -> Iterator[str]:
         yield f"{count(number, 'request')} that was due or under way has no recording: {_SKIPPED.get(why, why)}."
     if said.last_failure:
         yield f"Taps failed {count(said.failures, 'time')}; the newest: {said.last_failure}."
-    if len(server.recordings) != said.written and server.folder == server.recordings[0].parent:
+    if len(server.recordings) != said.written:
         yield f"{said.written} were written, and {len(server.recordings)} are judged here."
 
 

@@ -24,9 +24,16 @@ def judge(
 
     The requests of a server are judged by the rules that need no weights (`eagletwin rules`)."""
     from eagletwin.harness.check import recordings
+    from eagletwin.harness.core.trace import HEADER
 
     if recordings.is_session(trace):
         return _server(trace, spec)
+    if trace.is_dir() and not (trace / HEADER).exists():
+        raise InputError(
+            f"{trace} holds no {HEADER}, and no server recorded into it",
+            consequence="nothing was judged",
+            remedy="name the folder of a trace, or one that `eagletwin record` wrote into (the server says so on stderr)",
+        )
     from eagletwin.harness.check.argument import argue
     from eagletwin.harness.families.traces import strangers_trace
     from eagletwin.harness.judge.judge import judge as judging

@@ -323,6 +323,9 @@ def test_a_folder_without_recordings_is_no_pass(tmp_path: Path) -> None:
     (tmp_path / "empty").mkdir()
     with pytest.raises(InputError, match="holds no recording"):
         judged(tmp_path / "empty", frozenset())
+    done = opened(["-m", "eagletwin", "judge", "empty"], tmp_path)
+    assert (done.returncode, done.stdout) == (128, "")
+    assert "no server recorded into it" in done.stderr
     server = tmp_path / "out" / "rank"
     server.mkdir(parents=True)
     said = RecordedServer(
@@ -334,6 +337,9 @@ def test_a_folder_without_recordings_is_no_pass(tmp_path: Path) -> None:
     report = session.report(100, "")
     assert "saw 5 requests and recorded 0" in report
     assert "Taps failed 5 times" in report
+    gone = msgspec.structs.replace(said, written=2)
+    (server / SERVER).write_bytes(msgspec.json.encode(gone))
+    assert "2 were written, and 0 are judged here" in judged(tmp_path / "out", frozenset()).report(100, "")
 
 
 def test_a_recording_that_was_edited_is_refused(tmp_path: Path) -> None:
