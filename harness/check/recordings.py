@@ -38,7 +38,7 @@ class RecordedRank:
 
 @dataclass(frozen=True, slots=True)
 class Judged:
-    """A recording and its verdict. trace: None where another one is to be argued about."""
+    """A recording and its verdict."""
 
     folder: Path
     trace: Trace
@@ -104,9 +104,17 @@ class JudgedServer:
 
 def is_session(folder: Path) -> bool:
     """Whether a folder is one that a server recorded into, or a rank's, or one recording of it."""
-    if (folder / SERVER).is_file() or any(folder.glob(f"*/{SERVER}")):
-        return True
+    return _is_recording(folder) or bool(_files(folder))
+
+
+def _is_recording(folder: Path) -> bool:
     return (folder / HEADER).is_file() and (folder.parent / SERVER).is_file()
+
+
+def _files(folder: Path) -> list[Path]:
+    """What each rank of a folder, or the folder as the one rank, says of itself."""
+    own = folder / SERVER
+    return [own] if own.is_file() else sorted(folder.glob(f"*/{SERVER}"))
 
 
 def judged(folder: Path, without: frozenset[str]) -> JudgedServer:
@@ -126,10 +134,9 @@ def judged(folder: Path, without: frozenset[str]) -> JudgedServer:
 
 
 def _servers(folder: Path) -> list[RecordedRank]:
-    one = folder.parent if (folder.parent / SERVER).is_file() and (folder / HEADER).is_file() else None
-    if one is not None:
-        return [RecordedRank(one, _said(one / SERVER), [folder])]
-    files = [folder / SERVER] if (folder / SERVER).is_file() else sorted(folder.glob(f"*/{SERVER}"))
+    if _is_recording(folder):
+        return [RecordedRank(folder.parent, _said(folder.parent / SERVER), [folder])]
+    files = _files(folder)
     if not files:
         raise InputError(
             f"{folder} holds no recording",
@@ -170,7 +177,7 @@ def _compare_ranks(session: JudgedServer, ranks: Sequence[Judged], without: froz
     first = ranks[0]
     for other in ranks[1:]:
         session.checked["ranks.agree"] += 1
-        differs = next(_differing(first.trace, other.trace), None)
+        differs = _difference(first.trace, other.trace)
         if differs is not None:
             verdict = replace(first.verdict, status="diverged", rule="ranks.agree", reason="", first=differs)
             if first.verdict.status == "equal":
@@ -182,25 +189,25 @@ def _compare_ranks(session: JudgedServer, ranks: Sequence[Judged], without: froz
             return
 
 
-def _differing(one: Trace, other: Trace) -> Iterator[Divergence]:
-    """Where the records of two ranks differ. The pool is each rank's own to count."""
+def _difference(one: Trace, other: Trace) -> Divergence | None:
+    """Where the records of two ranks first differ. The pool is each rank's own to count."""
     records = [
         {record.key: number for number, record in enumerate(trace.header.records) if record.request} for trace in (one, other)
     ]
     for key, number in records[0].items():
         record, twin = one.header.records[number], records[1].get(key)
         if twin is None:
-            yield _divergence(one, number, "a record", "no such record")
-            return
+            return _divergence(one, number, "a record", "no such record")
         beside = other.header.records[twin]
         for name, value in record.numbers.items():
             if beside.numbers.get(name) != value:
-                yield _divergence(one, number, f"{name} {value}", str(beside.numbers.get(name)))
+                return _divergence(one, number, f"{name} {value}", str(beside.numbers.get(name)))
         for name in record.tensors:
             values = one.integers(number, name)
             others = other.integers(twin, name) if name in beside.tensors else None
             if values != others:
-                yield _divergence(one, number, f"{name} {values[:8]}", str(others and others[:8]))
+                return _divergence(one, number, f"{name} {values[:8]}", str(others and others[:8]))
+    return None
 
 
 def _divergence(trace: Trace, number: int, expected: str, actual: str) -> Divergence:

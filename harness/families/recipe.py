@@ -60,12 +60,17 @@ class Recipe:
     @property
     def drafts(self) -> tuple[str, ...]:
         """What the draft's KV pools are called in a trace, by layer."""
-        return ("draft", *(f"draft{layer}" for layer in range(1, self.mtp_layers)))
+        return draft_parts(self.mtp_layers)
 
     @property
     def algorithm(self) -> Literal["EAGLE", "EAGLE3"]:
         """Which head the draft is, by SGLang's name for it."""
         return "EAGLE3" if self.target_hidden == "aux" else "EAGLE"
+
+
+def draft_parts(layers: int) -> tuple[str, ...]:
+    """What the KV pools of a draft of so many layers are called in a trace; 0: a single head."""
+    return ("draft", *(f"draft{layer}" for layer in range(1, layers)))
 
 
 def llama_shape(

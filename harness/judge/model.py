@@ -5,6 +5,7 @@ from functools import lru_cache
 
 from eagletwin.harness.core.records import Header, ServedModel
 from eagletwin.harness.families import RECIPES
+from eagletwin.harness.families.recipe import draft_parts
 from eagletwin.harness.families.weights import model_pair
 
 
@@ -31,9 +32,8 @@ def model_of(header: Header) -> Model:
     """The model of a trace or a recording."""
     served = header.served
     if isinstance(served, ServedModel):
-        drafts = ("draft", *(f"draft{layer}" for layer in range(1, served.mtp_layers)))
-        vocabulary = range(served.vocab_size)
-        return Model(served.vocab_size, frozenset(served.ends), served.mtp_layers, drafts, vocabulary, numbers=False)
+        layers, vocabulary = served.mtp_layers, range(served.vocab_size)
+        return Model(served.vocab_size, frozenset(served.ends), layers, draft_parts(layers), vocabulary, numbers=False)
     return _of_recipe(header.case.model)
 
 

@@ -12,7 +12,7 @@ class Choice:
     """Sees each request when it is first prefilled. All ranks see them in one order, so all choose the same, but where one
     rank alone is over its limits.
 
-    too_much  says why no further request can be recorded now: "" if one can
+    too_much  says why no further request can be recorded now; None: one can
     """
 
     def __init__(self, options: RecordOptions, too_much: Callable[[], Skipped | None]) -> None:

@@ -31,7 +31,7 @@ from .underway import Recording, UnderWay, permutation
 # Failures of taps after which nothing more is recorded: they will not stop.
 _MOST_FAILURES = 5
 _POOL_SECONDS = 1.0  # between two looks at the pool
-_MISSING = 32  # batches in a row in which a request is in no list of the scheduler's, after which it has left
+_ABSENT = 32  # batches in a row without a request, after which it is looked for
 # A scheduler's batches; a release has some of them.
 _BATCHES = ("running_batch", "last_batch", "cur_batch", "cur_batch_for_debug")
 _CACHES = ("UnifiedRadixCache", "RadixCache", "ChunkCache")  # whose counts of slots the judge knows what to make of
@@ -191,7 +191,6 @@ class Listener(Taps):
 
     def _end(self, batch: Any) -> None:
         """Hand over the recordings of requests that have ended, or that have left the scheduler, or grew too long."""
-        live = None
         for rid, recording in list(self._underway.by_rid.items()):
             request = recording.request
             if request.finished():
@@ -199,9 +198,11 @@ class Listener(Taps):
             elif recording.rounds >= self._options.rounds:
                 self._hand_over(rid, recording, Ending(kind="stopped", detail=f"after {recording.rounds} rounds, as asked"))
             else:
-                live = live or {id(one) for one in self._live(batch)}
-                recording.missing = 0 if id(request) in live else recording.missing + 1
-                if recording.missing > _MISSING:
+                recording.absent = 0 if any(request is one for one in batch.reqs) else recording.absent + 1
+                if recording.absent <= _ABSENT:
+                    continue
+                recording.absent = 0
+                if not any(request is one for one in self._live(batch)):  # all queues are looked through, so rarely
                     self._hand_over(rid, recording, Ending(kind="stopped", detail="the request left the scheduler"))
 
     def _hand_over(self, rid: str, recording: Recording, ending: Ending) -> None:

@@ -2,6 +2,7 @@
 
 from typing import Any
 
+import numpy as np
 import torch
 
 from eagletwin.harness.core.dtype import Dtype
@@ -82,8 +83,6 @@ def request_of(recording: Recording, *, private: bool) -> RecordedRequest:
     sampling = request.sampling_params
 
     def permuted(tokens: list[int]) -> tuple[int, ...]:
-        import numpy as np
-
         return tuple(recording.permuted(np.array(tokens, np.int64)).tolist())
 
     return RecordedRequest(

@@ -25,13 +25,13 @@ _TOKENS: dict[str, tuple[str, ...]] = {
 
 
 class Recording:
-    """One request. id: what its records call it; request: SGLang's own object; tokens: the permutation of its ids, or None."""
+    """One request. id: what its records call it; request: SGLang's own object; permutation: of its token ids, or None."""
 
     def __init__(self, number: int, request: Any, permutation: Array | None) -> None:
         self.id = f"request-{number:06}"
         self.request = request
         self.rounds = 0
-        self.missing = 0  # batches in a row whose scheduler knew nothing of the request
+        self.absent = 0  # batches in a row that ran without the request
         self.recorder = Recorder()
         self._tables = Tables()
         self._permutation = permutation
