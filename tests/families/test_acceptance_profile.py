@@ -55,8 +55,12 @@ def _draft(recipe: Recipe, heads: Sequence[Head], tokens: Tensor, hidden: Tensor
     return torch.stack([layer.logits[-1] for layer in extended])
 
 
+EACH = [(name, min(n, RECIPES[name].mtp_layers or n)) for name in sorted(RECIPES) for n in (1, 3, 5)]
+QUICK = {("llama-tiny", 3), ("llama-mtp", 3), ("llama-eagle3", 1)}
+
+
 @pytest.mark.parametrize(
-    ("name", "num_steps"), [(name, min(n, RECIPES[name].mtp_layers or n)) for name in sorted(RECIPES) for n in (1, 3, 5)]
+    ("name", "num_steps"), [row if row in QUICK else pytest.param(*row, marks=pytest.mark.slow) for row in EACH]
 )
 def test_every_accept_length_occurs_as_often_as_the_recipe_says(name: str, num_steps: int) -> None:
     lengths, choices, ties = profile(name, num_steps)

@@ -45,7 +45,12 @@ def text(name: str, seed: int) -> Tensor:
     return torch.randint(0, RECIPES[name].target.vocab_size, (LENGTH,), generator=torch.Generator().manual_seed(seed))
 
 
-@pytest.mark.parametrize("name", sorted(RECIPES))
+QUICK = ("llama-tiny", "llama-mtp")
+
+
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=[pytest.mark.slow] * (name not in QUICK)) for name in sorted(RECIPES)]
+)
 def test_rounded_arithmetic_stays_well_inside_the_bounds_and_uses_them(name: str) -> None:
     bounds, used = bounds_of("bfloat16", name), 0.0
     for seed in range(1 if RECIPES[name].target.num_layers > 10 else 3):

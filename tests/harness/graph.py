@@ -12,6 +12,12 @@ Graph = dict[str, set[str]]
 
 
 @cache
+def tree(file: Path) -> ast.Module:
+    """A file, parsed once: many tests walk it."""
+    return ast.parse(file.read_text())
+
+
+@cache
 def modules() -> dict[str, Path]:
     """Dotted names below `eagletwin`, and their files."""
     found = {}
@@ -26,7 +32,7 @@ def imports(file: Path) -> set[str]:
     what they are imported from."""
     package = ["eagletwin", *file.relative_to(ROOT).with_suffix("").parts[:-1]]
     found = set()
-    for node in ast.walk(ast.parse(file.read_text())):
+    for node in ast.walk(tree(file)):
         if isinstance(node, ast.Import):
             found |= {alias.name for alias in node.names}
         elif isinstance(node, ast.ImportFrom):

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from .graph import ROOT, circles, file_graph, floors, grouped, imports, modules
+from .graph import ROOT, circles, file_graph, floors, grouped, imports, modules, tree
 
 TABLE = re.compile(r"^\| `([\w/]+)` \| ([\w, ]*)\|", re.MULTILINE)
 ROWS = {name.replace("/", "."): allowed for name, allowed in TABLE.findall((ROOT / "ARCHITECTURE.md").read_text())}
@@ -64,7 +64,7 @@ def test_no_public_class_of_the_harness_has_the_name_of_another() -> None:
     found: dict[str, list[str]] = {}
     for name, file in modules().items():
         if name.startswith("harness."):
-            for node in ast.parse(file.read_text()).body:
+            for node in tree(file).body:
                 if isinstance(node, ast.ClassDef) and not node.name.startswith("_"):
                     found.setdefault(node.name, []).append(name)
     assert not {name: where for name, where in found.items() if len(where) > 1}
@@ -92,7 +92,7 @@ def test_of_the_commands_only_kernels_uses_the_sglang_adapter() -> None:
 
 def test_nothing_edits_our_own_source_by_its_text() -> None:
     for file in modules().values():
-        for node in ast.walk(ast.parse(file.read_text())):
+        for node in ast.walk(tree(file)):
             if isinstance(node, ast.keyword) and node.arg == "target" and isinstance(node.value, ast.Constant | ast.JoinedStr):
                 assert "eagletwin." not in ast.unparse(node.value), f"{file}:{node.value.lineno}"
 
@@ -103,7 +103,7 @@ def test_nothing_imports_the_folders_by_their_bare_names() -> None:
 
 
 def functions(file: Path) -> list[ast.FunctionDef | ast.AsyncFunctionDef]:
-    return [node for node in ast.walk(ast.parse(file.read_text())) if isinstance(node, FUNCTIONS)]
+    return [node for node in ast.walk(tree(file)) if isinstance(node, FUNCTIONS)]
 
 
 def test_a_function_fits_on_a_screen() -> None:
@@ -145,4 +145,4 @@ def test_each_file_of_the_reference_can_be_read_in_one_sitting() -> None:
 
 def test_every_file_says_what_it_is() -> None:
     for file in [*modules().values(), *(ROOT / "tests").rglob("*.py")]:
-        assert ast.get_docstring(ast.parse(file.read_text())), file
+        assert ast.get_docstring(tree(file)), file

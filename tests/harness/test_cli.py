@@ -33,6 +33,8 @@ from eagletwin.harness.engines.cuda_here import missing_for_cuda
 from eagletwin.harness.engines.host import WouldNotStart
 from eagletwin.harness.families.weights import model_pair
 
+from .rows import rows
+
 DIGEST = model_pair("llama-tiny").digest
 ENGINE = EngineInfo(name="none", version="0", device="cpu", kernels="none", torch="0", triton="0")
 
@@ -67,11 +69,7 @@ USAGE = {
 }
 
 
-# They import torch before they know.
-SLOW = {"a trace that does not exist", "a plan of nothing", "a bisection from newer to older"}
-
-
-@pytest.mark.parametrize("what", [pytest.param(what, marks=[pytest.mark.slow] * (what in SLOW)) for what in sorted(USAGE)])
+@pytest.mark.parametrize("what", rows(USAGE, 3))
 def test_a_usage_error_exits_128_and_says_why(tmp_path: Path, what: str) -> None:
     done = eagletwin(*USAGE[what], cwd=tmp_path)
     assert done.returncode == 128, done

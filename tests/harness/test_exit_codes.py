@@ -22,6 +22,7 @@ from eagletwin.harness.core.trace import Recorder, new_header, write_trace
 from eagletwin.harness.families.weights import model_pair
 
 from .doors import ROOT, console_script, opened, program
+from .rows import rows
 
 Done = subprocess.CompletedProcess[str]
 CASE = LEDGER["25015"].case
@@ -80,7 +81,7 @@ DOORS: dict[str, Callable[[Path, Path], Done]] = {
 ENVIRONMENTS = [(door, what) for door in DOORS for what in BROKEN if what != "no typer" or "eagletwin" in door]
 
 
-@pytest.mark.parametrize(("door", "what"), ENVIRONMENTS)
+@pytest.mark.parametrize(("door", "what"), rows(ENVIRONMENTS, 2))
 def test_an_environment_that_is_broken_ends_in_129_at_every_door(tmp_path: Path, door: str, what: str) -> None:
     done = DOORS[door](tmp_path, broken(tmp_path, what))
     assert done.returncode == 129, done
@@ -144,7 +145,7 @@ def nothing() -> {}:
 RETURNED = {"None": 129, "True": 129, "'0'": 129, "0": 0, "1": 1, "125": 125}
 
 
-@pytest.mark.parametrize("value", RETURNED)
+@pytest.mark.parametrize("value", rows(RETURNED))
 def test_a_command_that_returns_no_exit_code_ends_in_129(tmp_path: Path, value: str) -> None:
     done = opened(program(WITHOUT_A_CODE.format("object", value), "nothing"), tmp_path)
     assert done.returncode == RETURNED[value], done
@@ -211,7 +212,7 @@ def cleans() -> int:
 """
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
+@pytest.mark.parametrize("number", rows([signal.SIGTERM, signal.SIGINT, signal.SIGHUP]))
 def test_a_signal_ends_every_command_in_130_and_a_second_one_loses_nothing(number: signal.Signals) -> None:
     process = subprocess.Popen(
         [sys.executable, "-P", *program(CLEANS_UP, "cleans")],
@@ -272,7 +273,7 @@ OPERATING_SYSTEM = {
 }
 
 
-@pytest.mark.parametrize("what", OPERATING_SYSTEM)
+@pytest.mark.parametrize("what", rows(OPERATING_SYSTEM))
 def test_an_error_of_the_operating_system_gets_the_advice_that_fits_it(tmp_path: Path, what: str) -> None:
     error, advice = OPERATING_SYSTEM[what]
     command = (

@@ -4,6 +4,8 @@ from pathlib import Path
 
 import pytest
 
+from .rows import rows
+
 pytest_plugins = ["pytester"]
 
 CONFTEST = Path(__file__).parents[1] / "conftest.py"
@@ -45,7 +47,14 @@ def test_skips_that_the_file_names_pass(suite: pytest.Pytester) -> None:
 
 @pytest.mark.parametrize(
     "known",
-    ["", "test_suite.py::test_needs_a_gpu[1]  no CUDA*\n", "test_suite.py::test_needs_a_gpu*  SGLang*\n", "test_suite.py::*\n"],
+    rows(
+        [
+            "",
+            "test_suite.py::test_needs_a_gpu[1]  no CUDA*\n",
+            "test_suite.py::test_needs_a_gpu*  SGLang*\n",
+            "test_suite.py::*\n",
+        ]
+    ),
     ids=["no line", "another size", "another reason", "no reason"],
 )
 def test_a_skip_that_the_file_does_not_name_fails_the_run(suite: pytest.Pytester, known: str) -> None:
@@ -64,12 +73,14 @@ def test_what_workers_skip_fails_the_run_a_whole_file_too(suite: pytest.Pytester
     assert "skipped, and skips.txt does not name it: test_module.py  could not import 'no_such_module'" in result.stdout.str()
 
 
+@pytest.mark.slow
 def test_a_line_that_names_no_skipped_test_fails_the_run(suite: pytest.Pytester) -> None:
     result = run(suite, f"{GPU}test_suite.py::test_runs  no CUDA*\n")
     assert result.ret == 1
     assert "skips.txt names it, and no such test was skipped: test_suite.py::test_runs  no CUDA*" in result.outlines
 
 
+@pytest.mark.slow
 def test_an_expected_failure_is_a_skip(suite: pytest.Pytester) -> None:
     suite.makepyfile(test_suite="import pytest\n\n@pytest.mark.xfail(reason='later')\ndef test_one():\n    assert 0\n")
     result = run(suite, "")

@@ -13,6 +13,7 @@ import pytest
 from eagletwin.harness.engines.lock import Section
 from eagletwin.harness.engines.provision import NotFetched, is_whole, provide
 
+from .rows import rows
 from .wheels import make_release
 
 # pip's place taken: it notes that it was called, and then copies the wheel, or waits for ever.
@@ -90,7 +91,7 @@ def lose_the_record(folder: Path) -> None:
     (folder / "sglang-0.0.1.dist-info" / "RECORD").write_text("")
 
 
-@pytest.mark.parametrize("damage", [edit, cut, remove, add, link, lose_the_record])
+@pytest.mark.parametrize("damage", rows([edit, cut, remove, add, link, lose_the_record]))
 def test_a_damaged_folder_is_seen_and_replaced(
     wheels: Path, capfd: pytest.CaptureFixture[str], damage: Callable[[Path], None]
 ) -> None:
@@ -104,6 +105,7 @@ def test_a_damaged_folder_is_seen_and_replaced(
     assert "0.0.1 is damaged; fetching it again" in capfd.readouterr().err
 
 
+@pytest.mark.slow
 def test_bytecode_is_no_damage(wheels: Path) -> None:
     section = make_release(wheels)
     folder = provide(section)
@@ -121,6 +123,7 @@ def test_without_a_network_the_error_says_what_is_there(wheels: Path) -> None:
     assert error.value.exit_code == 129
 
 
+@pytest.mark.slow
 def test_a_damaged_folder_that_cannot_be_replaced_is_not_used(wheels: Path) -> None:
     section = make_release(wheels)
     edit(provide(section))
@@ -188,6 +191,7 @@ def test_two_processes_at_once_fetch_once(wheels: Path, tmp_path: Path) -> None:
     assert is_whole(Path(said[0]), section)
 
 
+@pytest.mark.slow
 def test_what_was_killed_half_way_is_cleared_away_and_fetched_again(wheels: Path, tmp_path: Path) -> None:
     section = make_release(wheels)
     killed = provider(section, tmp_path, HANG="1")

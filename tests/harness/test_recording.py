@@ -38,6 +38,7 @@ from eagletwin.harness.engines.sglang.recording.keeper import Keeper
 from eagletwin.harness.engines.sglang.recording.underway import Recording, permutation
 
 from .doors import opened
+from .rows import rows
 
 ENGINE = EngineInfo(name="none", version="0", device="cpu", kernels="none", torch="0", triton="0")
 
@@ -305,7 +306,7 @@ def test_the_command_becomes_the_server_with_the_variables_set(tmp_path: Path) -
     assert (tmp_path / "out").is_dir()
 
 
-@pytest.mark.parametrize("words", [[], ["--"], ["--", "no-such-program"]])
+@pytest.mark.parametrize("words", rows([[], ["--"], ["--", "no-such-program"]]))
 def test_a_command_that_cannot_be_started_is_128(tmp_path: Path, words: list[str]) -> None:
     done = opened(["-m", "eagletwin", "record", "out", *words], tmp_path)
     assert (done.returncode, done.stdout) == (128, "")
@@ -319,6 +320,7 @@ def test_the_variables_can_be_printed_for_a_shell(tmp_path: Path) -> None:
     assert again.stdout.strip() == str(tmp_path / "a b")
 
 
+@pytest.mark.slow
 def test_a_folder_without_recordings_is_no_pass(tmp_path: Path) -> None:
     (tmp_path / "empty").mkdir()
     with pytest.raises(InputError, match="holds no recording"):

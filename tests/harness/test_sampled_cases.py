@@ -8,6 +8,8 @@ from eagletwin.cases.strategies import Focus, cases
 from eagletwin.harness.core.case import Case
 from eagletwin.harness.families.valid import check_case
 
+from .rows import rows
+
 
 def drawn(focus: Focus | None, **asked: object) -> list[Case]:
     found: list[Case] = []
@@ -27,7 +29,7 @@ def test_nothing_samples_unless_it_is_asked_for() -> None:
     assert not any(case.samples for case in drawn(None))
 
 
-@pytest.mark.parametrize("focus", [None, Focus(num_steps=2, page_size=4)])
+@pytest.mark.parametrize("focus", rows([None, Focus(num_steps=2, page_size=4)]))
 def test_each_kind_of_sampling_is_drawn_where_it_is_asked_for(focus: Focus | None) -> None:
     for kind, rejection in (("target", {False}), ("rejection", {True})):
         found = drawn(focus, sampling=kind)

@@ -17,6 +17,8 @@ from eagletwin.harness.core.errors import InputError
 from eagletwin.harness.core.run_spec import RunSpec
 from eagletwin.harness.families.valid import check_case
 
+from .rows import rows
+
 CONTRADICTIONS = [
     line.strip()
     for line in """\
@@ -106,7 +108,7 @@ def drawn(options: SearchOptions, count: int) -> list[Case]:
     return found
 
 
-@pytest.mark.parametrize("asked", SINGLE, ids=str)
+@pytest.mark.parametrize("asked", rows(SINGLE, 6), ids=str)
 def test_every_generated_case_has_what_a_single_option_asks_for(asked: dict[str, Any]) -> None:
     options = allowed(**asked)
     assert options is not None
@@ -126,6 +128,7 @@ def test_every_generated_case_has_what_two_options_ask_for() -> None:
             check_case(case, "generated")
 
 
+@pytest.mark.slow
 @settings(deadline=None, max_examples=300, suppress_health_check=QUIET)
 @given(st.fixed_dictionaries({name: st.sampled_from(values) for name, values in ASKED.items()}), st.integers(0, 63), st.data())
 def test_whatever_is_asked_for_is_refused_or_held(asked: dict[str, Any], number: int, data: st.DataObject) -> None:

@@ -17,6 +17,8 @@ from eagletwin.harness.core.records import Ending, EngineInfo
 from eagletwin.harness.core.trace import new_header, write_trace
 from eagletwin.harness.families.weights import model_pair
 
+from .rows import rows
+
 COMMANDS = ("fuzz", "check", "prove", "bisect")
 
 
@@ -91,7 +93,7 @@ def test_no_color_is_honoured(crashed: str) -> None:
     assert not re.search(r"\x1b\[[0-9;]*3[0-9]m", typed("judge", crashed, NO_COLOR="1"))
 
 
-@pytest.mark.parametrize("name", COMMANDS)
+@pytest.mark.parametrize("name", rows(COMMANDS))
 def test_help_has_panels_and_breaks_no_choice(name: str) -> None:
     text = piped(name, "--help", COLUMNS="80")
     assert "─ Engine: what runs ─" in text
