@@ -120,16 +120,16 @@ def _files(folder: Path) -> list[Path]:
 def judged(folder: Path, without: frozenset[str]) -> JudgedServer:
     """Judge all recordings below a folder. Raises InputError for one that cannot be read, and for a folder without any rank."""
     session = JudgedServer(_servers(folder))
-    by_request: dict[tuple[str, str], list[Judged]] = {}
+    by_request: dict[tuple[str, int, str], list[Judged]] = {}
     for server in session.servers:
         for recording in server.recordings:
             one = Judged(recording, trace := load_recording(recording), judge(trace, without))
             _take(session, one)
             if server.said.engine.tp > 1:
-                group = server.folder.name.partition("-dp")[2].partition("-")[0]
-                by_request.setdefault((group, trace.header.case.name), []).append(one)
+                by_request.setdefault((server.said.launch, server.said.dp, trace.header.case.name), []).append(one)
     for ranks in by_request.values():
-        _compare_ranks(session, ranks, without)
+        if len({one.trace.header.engine.rank for one in ranks}) == len(ranks):  # else a client used one id for several requests
+            _compare_ranks(session, ranks, without)
     return session
 
 
@@ -196,6 +196,8 @@ def _difference(one: Trace, other: Trace) -> Divergence | None:
     ]
     for key, number in records[0].items():
         record, twin = one.header.records[number], records[1].get(key)
+        if twin is None and other.header.ending.kind == "stopped":  # this rank recorded less of it
+            continue
         if twin is None:
             return _divergence(one, number, "a record", "no such record")
         beside = other.header.records[twin]

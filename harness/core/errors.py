@@ -21,6 +21,11 @@ def exit_code_of(status: str) -> int:
     return {"equal": EXIT_EQUAL, "diverged": EXIT_DIVERGED}.get(status, EXIT_UNKNOWN)
 
 
+def status_of(code: int) -> str:
+    """The status that an exit code says: of a comparison that came to an end."""
+    return {EXIT_EQUAL: "equal", EXIT_DIVERGED: "diverged"}.get(code, "unknown")
+
+
 class EagletwinError(Exception):
     """Something that is neither equal nor diverged: the message says what is wrong, what follows and what to do."""
 

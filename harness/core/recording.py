@@ -16,7 +16,7 @@ from .arrays import Array
 from .case import Case, EngineSettings, Request, Sampling, SGLangSettings
 from .records import Ending, EngineInfo, Header, Record, ServedModel, Size
 
-RECORDING = 1
+RECORDING = 2
 # A server's own file, beside the folders of its requests.
 SERVER = "server.json"
 # Why a request that was due was not recorded.
@@ -26,7 +26,8 @@ Skipped = Literal["over_share", "at_once", "full", "failed", "not_tokens_alone"]
 class RecordedRequest(Struct, frozen=True, kw_only=True):
     """What a client asked for.
 
-    id       what the records call it; rid: what SGLang calls it, "" where ids are private
+    id       what the records call it
+    rid      what SGLang calls it; where ids are private, a digest of that by the recording's key, the same on each rank
     stop     tokens that end it, the model's end-of-sequence tokens among them unless it ignores those
     sampled  whether anything but the best token may be taken
     """
@@ -42,6 +43,8 @@ class RecordedRequest(Struct, frozen=True, kw_only=True):
 class RecordedServer(Struct, frozen=True, kw_only=True):
     """What a rank says of all its recordings; written anew after each. `arguments` are those of the server by which it drafts.
 
+    launch   which start of the server the rank belongs to: the same for all its ranks, and another for the next start
+    dp       the rank's number among those of data parallelism; `engine` has that of tensor parallelism
     seen     requests that were prefilled; written: those that have a recording; skipped: those that were due and have none
     failures of taps, each of which gave up the recordings under way; last_failure: the newest
     share    of the scheduler's time that recording took
@@ -50,6 +53,8 @@ class RecordedServer(Struct, frozen=True, kw_only=True):
     recording: int
     engine: EngineInfo
     arguments: dict[str, str]
+    launch: str
+    dp: int = 0
     seen: int = 0
     written: int = 0
     skipped: dict[Skipped, int] = {}

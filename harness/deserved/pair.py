@@ -39,9 +39,9 @@ class Pair:
                 remedy=f"ask for at most {layers} steps and topk 1",
             )
 
-    def read(self, tokens: Sequence[int]) -> Read:
+    def read(self, tokens: Sequence[int], temperature: float = 0.0) -> Read:
         """What the target makes of a text."""
-        return self.target.read(tokens, self.draft.reads)
+        return self.target.read(tokens, self.draft.reads, temperature)
 
     def off_target(self, read: Read, begin: int) -> int:
         """Of the tokens of a text from x[begin] on, how many the target itself would clearly not say."""

@@ -25,11 +25,13 @@ class Read:
     hidden  [T, ..] the states that the draft consumes; row i has consumed tokens 0..i
     best    [T] its own next token at each place
     lead    [T] by how much the best logit leads the token that the text has next, as a share of the largest; 0: it is the best
+    said    [T - 1] log p(x[i+1] | x[0..i]) at the temperature that was asked for, in float64; without one, empty
     """
 
     hidden: Tensor
     best: Tensor
     lead: Tensor
+    said: Tensor
 
 
 class Target:
@@ -68,7 +70,7 @@ class Target:
         self.shared = Shared(model.get_input_embeddings().weight.detach(), head.weight.detach(), len(model.model.layers))
 
     @torch.no_grad()
-    def read(self, tokens: Sequence[int], reads: States) -> Read:
+    def read(self, tokens: Sequence[int], reads: States, temperature: float = 0.0) -> Read:
         """Run over a text of T tokens.
 
         Raises InputError for one that is longer than the context, and for an id that is no token.
@@ -88,27 +90,18 @@ class Target:
             hidden = before[0]
         else:  # transformers' hidden state n is what enters layer n
             hidden = torch.cat([out.hidden_states[layer + 1][0] for layer in reads], -1)
-        best, lead = [], []
+        best, lead, chances = [], [], [normed.new_empty(0, dtype=torch.float64)]
         following = torch.cat([ids[0, 1:], ids.new_full((1,), -1)])  # nothing is known of the last
         for rows, after in zip(torch.split(normed, _ROWS), torch.split(following, _ROWS), strict=True):
             logits = self._model.lm_head(rows).float()  # [R, V]
             top = logits.max(-1)
-            said = logits.gather(1, after.clamp(min=0)[:, None])[:, 0]
+            after_it = after.clamp(min=0)[:, None]
+            said = logits.gather(1, after_it)[:, 0]
             best.append(top.indices)
             lead.append(torch.where(after < 0, 0.0, (top.values - said) / logits.abs().amax(-1)))
-        return Read(hidden, torch.cat(best), torch.cat(lead))
-
-    @torch.no_grad()
-    def log_chances(self, tokens: Sequence[int], temperature: float) -> Tensor:
-        """log p(x[i+1] | x[0..i]) at a temperature, in float64 [T - 1]. Raises as `read` does."""
-        self._must_take(tokens)
-        ids = torch.tensor([list(tokens)], device=self.device)
-        normed = self._model.model(ids, use_cache=False).last_hidden_state[0, :-1]
-        found = []
-        for rows, after in zip(torch.split(normed, _ROWS), torch.split(ids[0, 1:], _ROWS), strict=True):
-            logs = (self._model.lm_head(rows).double() / temperature).log_softmax(-1)
-            found.append(logs.gather(1, after[:, None])[:, 0])
-        return torch.cat(found)
+            if temperature:
+                chances.append((logits.double() / temperature).log_softmax(-1).gather(1, after_it)[:, 0])
+        return Read(hidden, torch.cat(best), torch.cat(lead), torch.cat(chances)[:-1])
 
     @torch.no_grad()
     def greedy(self, prompt: Sequence[int], count: int) -> list[int]:

@@ -5,7 +5,7 @@ import os
 import subprocess
 import sys
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -29,7 +29,7 @@ from eagletwin.harness.core.recording import (
     whole_tables,
 )
 from eagletwin.harness.core.records import Ending, EngineInfo, Record, ServedModel
-from eagletwin.harness.core.trace import HEADER, SCHEMA, TENSORS
+from eagletwin.harness.core.trace import HEADER, SCHEMA, TENSORS, write_trace
 from eagletwin.harness.engines.record_options import FOLDER, OPTIONS, RecordOptions, asked, environment
 from eagletwin.harness.engines.sglang.recording import guard, keeper, plugin
 from eagletwin.harness.engines.sglang.recording.choice import Choice
@@ -159,9 +159,13 @@ def header(number: int, **more: Any) -> RecordingHeader:
     )
 
 
+def said(engine: EngineInfo = ENGINE, **more: Any) -> RecordedServer:
+    return RecordedServer(recording=RECORDING, engine=engine, arguments={}, **{"launch": "today-1", **more})
+
+
 def kept(folder: Path, megabytes: int = 10) -> Keeper:
     def state() -> RecordedServer:
-        return RecordedServer(recording=RECORDING, engine=ENGINE, arguments={}, seen=9, written=writer.written)
+        return said(seen=9, written=writer.written)
 
     writer = Keeper(folder, megabytes, lambda seconds: None, state)
     writer.start()
@@ -330,18 +334,66 @@ def test_a_folder_without_recordings_is_no_pass(tmp_path: Path) -> None:
     assert "no server recorded into it" in done.stderr
     server = tmp_path / "out" / "rank"
     server.mkdir(parents=True)
-    said = RecordedServer(
-        recording=RECORDING, engine=ENGINE, arguments={}, seen=5, skipped={"failed": 5}, failures=5, last_failure="x"
-    )
-    (server / SERVER).write_bytes(msgspec.json.encode(said))
+    rank = said(seen=5, skipped={"failed": 5}, failures=5, last_failure="x")
+    (server / SERVER).write_bytes(msgspec.json.encode(rank))
     session = judged(tmp_path / "out", frozenset())
     assert session.status == "unknown"
     report = session.report(100, "")
     assert "saw 5 requests and recorded 0" in report
     assert "Taps failed 5 times" in report
-    gone = msgspec.structs.replace(said, written=2)
+    gone = msgspec.structs.replace(rank, written=2)
     (server / SERVER).write_bytes(msgspec.json.encode(gone))
     assert "2 were written, and 0 are judged here" in judged(tmp_path / "out", frozenset()).report(100, "")
+
+
+# -- ranks --------------------------------------------------------------------------------------------------------------
+
+
+def of_rank(folder: Path, rank: int, drafted: Sequence[int], *, rid: str = "r", number: int = 1, **more: Any) -> None:
+    """A recording by one of two ranks: the drafts of one round."""
+    engine = msgspec.structs.replace(ENGINE, tp=2, rank=rank)
+    request = RecordedRequest(id=f"request-{number:06}", rid=rid, prompt=(1, 2), max_new_tokens=4)
+    ending = more.pop("ending", Ending(kind="finished"))
+    records = [Record(request=request.id, round=n, stage="draft", tensors=("tokens",)) for n in range(len(drafted))]
+    recording = msgspec.structs.replace(header(number), engine=engine, request=request, records=tuple(records), ending=ending)
+    below = folder / request.id
+    below.mkdir(parents=True)
+    write_trace(below, recording, {f"{n}.tokens": np.array([token]) for n, token in enumerate(drafted)})
+    (folder / SERVER).write_bytes(msgspec.json.encode(said(engine, seen=1, written=1, **more)))
+
+
+def compared(folder: Path) -> tuple[int, list[str]]:
+    """Pairs of ranks that were compared, and by which rule something was wrong."""
+    session = judged(folder, frozenset())
+    return session.checked["ranks.agree"], [text for _, text in session.wrong if "ranks.agree" in text]
+
+
+def test_ranks_of_one_start_are_compared_request_by_request(tmp_path: Path) -> None:
+    for rank in range(2):
+        of_rank(tmp_path / "right" / f"rank{rank}", rank, [5, 6])
+        of_rank(tmp_path / "wrong" / f"rank{rank}", rank, [5, 6 + rank])
+        of_rank(tmp_path / "short" / f"rank{rank}", rank, [5, 6][: 2 - rank])
+    assert compared(tmp_path / "right") == (1, [])
+    for name in ("wrong", "short"):
+        number, wrong = compared(tmp_path / name)
+        assert number == 1
+        assert len(wrong) == 1
+
+
+def test_what_was_not_one_request_is_not_compared(tmp_path: Path) -> None:
+    starts, replicas, twice = (tmp_path / name for name in ("starts", "replicas", "twice"))
+    for rank in range(2):
+        of_rank(starts / f"rank{rank}", rank, [5 + rank], launch=f"today-{rank}")
+        of_rank(replicas / f"rank{rank}", rank, [5 + rank], dp=rank)
+        for number in (1, 2):  # a client gave two requests one id
+            of_rank(twice / f"rank{rank}", rank, [5 + number], number=number)
+    assert [compared(folder) for folder in (starts, replicas, twice)] == [(0, [])] * 3
+
+
+def test_a_rank_that_stopped_recording_agrees_as_far_as_it_went(tmp_path: Path) -> None:
+    of_rank(tmp_path / "rank0", 0, [5, 6])
+    of_rank(tmp_path / "rank1", 1, [5], ending=Ending(kind="stopped", detail="after 1 round"))
+    assert compared(tmp_path) == (1, [])
 
 
 def test_a_recording_that_was_edited_is_refused(tmp_path: Path) -> None:

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import msgspec
 
-from eagletwin.harness.core.errors import EXIT_DIVERGED, EXIT_EQUAL, EXIT_UNKNOWN, HarnessError, InputError
+from eagletwin.harness.core.errors import EXIT_DIVERGED, EXIT_EQUAL, EXIT_UNKNOWN, HarnessError, InputError, status_of
 from eagletwin.harness.core.terminal import show
 from eagletwin.harness.core.words import count
 from eagletwin.harness.deserved.follow import Shape
@@ -15,8 +15,6 @@ from eagletwin.harness.deserved.sending import WAYS, Sent, Way
 from eagletwin.harness.deserved.server import Started
 
 from ..tables import print_table
-
-_WORDS = {EXIT_EQUAL: "EQUAL", EXIT_DIVERGED: "DIVERGED", EXIT_UNKNOWN: "UNKNOWN"}
 
 
 def against_expectation(
@@ -59,7 +57,7 @@ def against_expectation(
         print((folder / "acceptance.json").read_text(encoding="utf-8"))
         return status
     show(
-        f"{_WORDS[status]}  {count(number, 'answer')}: {whole.rounds:.1f} rounds expected, give or take "
+        f"{status_of(status).upper()}  {count(number, 'answer')}: {whole.rounds:.1f} rounds expected, give or take "
         f"{whole.variance**0.5:.1f}; {total} used ({whole.deviations(total):+.1f} standard deviations)\n\n"
         f"  SGLang {started.version}, {started.algorithm}, num_steps {started.num_steps}, rejection sampling at temperature "
         f"{temperature:g}\n"
@@ -80,6 +78,6 @@ def _expected(pair: Pair, shape: Shape, sent: Sent, temperature: float) -> Expec
     text, begin = (*answer.prompt, *answer.tokens), len(answer.prompt)
     if len(answer.tokens) < 2:  # the prefill emits the only token
         return Expected(0, 0)
-    said = pair.target.log_chances(text, temperature)
-    kept = chances(pair.draft, text, pair.read(text).hidden, said, shape.num_steps, temperature)
+    read = pair.read(text, temperature)
+    kept = chances(pair.draft, text, read.hidden, read.said, shape.num_steps, temperature)
     return expected(kept, begin)

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 
 from eagletwin.cases.losses import Losing, losing_so
-from eagletwin.harness.core.errors import EXIT_DIVERGED, EXIT_EQUAL
+from eagletwin.harness.core.errors import status_of
 from eagletwin.harness.core.terminal import show
 from eagletwin.harness.core.words import count
 from eagletwin.harness.deserved.conditions import AnswerCount, Diagnosis, Seen
@@ -32,11 +32,10 @@ def print_findings(
     many; why: why the server was not asked on.
     """
     unequal = [one for one in seen if not one.compared.equal]
-    word = {EXIT_EQUAL: "EQUAL", EXIT_DIVERGED: "DIVERGED"}.get(status, "UNKNOWN")
     used = sum(one.compared.used for one in seen)
     fewest, most = (sum(getattr(one.compared.deserved, name) for one in seen) for name in ("fewest", "most"))
     deserved = str(fewest) if fewest == most else f"{fewest} to {most}"
-    lines = [f"{word}  {count(len(seen), 'answer')}: {deserved} rounds deserved, {used} used"]
+    lines = [f"{status_of(status).upper()}  {count(len(seen), 'answer')}: {deserved} rounds deserved, {used} used"]
     lines += ["", f"  SGLang {started.version}, {started.algorithm}, num_steps {started.num_steps}, topk {started.topk}"]
     if off:
         lines.append(

@@ -82,7 +82,8 @@ class Listener(Taps):
             self._hot = snapshot(hot)
         self._batches = self._numbers = 0
         self._looked_at_pool = 0.0
-        name = f"{time.strftime('%Y%m%d-%H%M%S', time.gmtime())}-{os.getpid()}-dp{rank.dp}-tp{rank.tp}"
+        self._launch, self._dp = server_facts.launch(), rank.dp
+        name = f"{self._launch}-dp{rank.dp}-tp{rank.tp}-{os.getpid()}"
         self._keeper = Keeper(folder / name, options.megabytes, self._spent, self._state)
 
     def _new_wraps(self) -> Wraps:
@@ -217,7 +218,7 @@ class Listener(Taps):
         header = RecordingHeader(
             schema=SCHEMA,
             recording=RECORDING,
-            request=server_facts.request_of(recording, private=self._options.private),
+            request=server_facts.request_of(recording, self._options),
             num_steps=of.steps,
             topk=of.topk,
             num_draft_tokens=of.width,
@@ -257,6 +258,8 @@ class Listener(Taps):
             recording=RECORDING,
             engine=self._engine,
             arguments=self._arguments,
+            launch=self._launch,
+            dp=self._dp,
             seen=self._choice.seen,
             written=self._keeper.written,
             skipped=dict(self._choice.skipped),

@@ -1,13 +1,18 @@
 """What a recording says of its server and of its requests, read from SGLang's own objects."""
 
+import os
+import time
+from hashlib import sha256
 from typing import Any
 
 import numpy as np
+import psutil
 import torch
 
 from eagletwin.harness.core.dtype import Dtype
 from eagletwin.harness.core.recording import RecordedRequest
 from eagletwin.harness.core.records import EngineInfo, ServedModel
+from eagletwin.harness.engines.record_options import RecordOptions
 
 from ..boot import identity, parts
 from ..eras.parallel import Rank
@@ -36,6 +41,13 @@ _ARGUMENTS = (
     "tp_size",
     "dp_size",
 )
+
+
+def launch() -> str:
+    """Which start of a server this process belongs to: when the process that started it began, and that one's number, which
+    is 1 in each container."""
+    launcher = psutil.Process(os.getppid())
+    return f"{time.strftime('%Y%m%d-%H%M%S', time.gmtime(launcher.create_time()))}-{launcher.pid}"
 
 
 def arguments_of(scheduler: Any) -> dict[str, str]:
@@ -77,9 +89,10 @@ def model_of(scheduler: Any, of: Speculation) -> ServedModel:
     )
 
 
-def request_of(recording: Recording, *, private: bool) -> RecordedRequest:
+def request_of(recording: Recording, options: RecordOptions) -> RecordedRequest:
     """What the client asked for, with permuted ids if those are private."""
     request = recording.request
+    rid = str(request.rid)
     sampling = request.sampling_params
 
     def permuted(tokens: list[int]) -> tuple[int, ...]:
@@ -87,7 +100,7 @@ def request_of(recording: Recording, *, private: bool) -> RecordedRequest:
 
     return RecordedRequest(
         id=recording.id,
-        rid="" if private else str(request.rid),
+        rid=sha256(f"{options.key}/rid/{rid}".encode()).hexdigest()[:32] if options.private else rid,
         prompt=permuted([int(token) for token in request.origin_input_ids]),
         max_new_tokens=int(sampling.max_new_tokens),
         stop=permuted(sorted(_ends(request))),
