@@ -33,6 +33,8 @@ class Compared:
     used      rounds that the engine counts
     told      whether the stream told where each round began
     wrong     rounds that accepted another number than they may, in order
+    tie       below which share of the largest logit two were too close to tell
+    open      rounds of which near ties leave open how many drafts they accept
     """
 
     deserved: Walk
@@ -40,6 +42,8 @@ class Compared:
     used: int
     told: bool
     wrong: tuple[Wrong, ...]
+    tie: float
+    open: int
 
     @property
     def equal(self) -> bool:
@@ -48,7 +52,7 @@ class Compared:
 
 
 def compare(pair: Pair, shape: Shape, answer: Answer, read: Read) -> Compared:
-    """read: what the target makes of the prompt and what was emitted."""
+    """pair: as it is on this text; read: what its target makes of the prompt and what was emitted."""
     text, begin = (*answer.prompt, *answer.tokens), len(answer.prompt)
     right = pair.follow(text, read.hidden, shape)
     own = pair.follow_layout(text, read.hidden, shape, begin) or right
@@ -56,7 +60,16 @@ def compare(pair: Pair, shape: Shape, answer: Answer, read: Read) -> Compared:
     if pair.draft.layers > 1 and answer.starts not in (None, deserved.starts):  # what is proposed depends on the rounds before
         made = pair.follow_layout(text, read.hidden, shape, begin, answer.starts) or right
     wrong = _wrong(answer.starts, made) if answer.starts else ()
-    return Compared(deserved, walk(right, begin).rounds, answer.rounds, answer.starts is not None, wrong)
+    starts = answer.starts or deserved.starts
+    return Compared(
+        deserved,
+        walk(right, begin).rounds,
+        answer.rounds,
+        answer.starts is not None,
+        wrong,
+        pair.tie,
+        sum(len(made.possible(start)) > 1 for start in starts),
+    )
 
 
 def _wrong(starts: Sequence[int], followed: Followed) -> tuple[Wrong, ...]:

@@ -89,6 +89,16 @@ def read_draft(checkpoint: Checkpoint, shared: Shared, dtype: torch.dtype = torc
         ) from error
 
 
+def rounded(draft: DraftModel, dtype: torch.dtype) -> DraftModel:
+    """The draft with weights of a shorter type, in the type that it is computed in. What the target lends stays."""
+
+    def short(weight: Tensor) -> Tensor:
+        return weight.to(dtype).to(weight.dtype) if weight.is_floating_point() else weight
+
+    heads = tuple(replace(head, weights={name: short(tensor) for name, tensor in head.weights.items()}) for head in draft.heads)
+    return replace(draft, heads=heads)
+
+
 def _eagle(checkpoint: Checkpoint, tensors: Weights, shared: Shared) -> DraftModel:
     _fits(checkpoint, "fc.weight", tensors["fc.weight"], 2 * shared.embedding.shape[1])
     return DraftModel("EAGLE", (EagleHead(tensors, checkpoint.shape, shared.embedding, shared.lm_head),), "post_norm")

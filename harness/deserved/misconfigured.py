@@ -10,14 +10,13 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
-from torch import Tensor
 
 from eagletwin.reference.eagle import EagleHead
 from eagletwin.reference.eagle3 import Eagle3Head
 from eagletwin.reference.sizes import LlamaShape
 
 from .checkpoint import Checkpoint
-from .draft import DraftModel, Shared, States, modern
+from .draft import DraftModel, Shared, States, modern, rounded
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,7 +75,7 @@ def _of_any(draft: DraftModel, checkpoint: Checkpoint, target: Checkpoint) -> It
             heads = tuple(replace(head, embedding=own) for head in draft.heads)
             yield Mistake("embedding", "the draft had the embedding of its own checkpoint", replace(draft, heads=heads))
     for name, dtype in (("bfloat16", torch.bfloat16), ("8 bits", torch.float8_e4m3fn)):
-        yield Mistake(f"dtype-{name.split()[0]}", f"the draft's weights were rounded to {name}", _rounded(draft, dtype))
+        yield Mistake(f"dtype-{name.split()[0]}", f"the draft's weights were rounded to {name}", rounded(draft, dtype))
 
 
 def _of_eagle3(draft: DraftModel, head: Eagle3Head, checkpoint: Checkpoint, shared: Shared) -> Iterator[Mistake]:
@@ -115,14 +114,6 @@ def _one(draft: DraftModel, head: Eagle3Head) -> DraftModel:
 
 def _shaped(draft: DraftModel, shape: LlamaShape) -> DraftModel:
     return replace(draft, heads=tuple(replace(head, shape=shape) for head in draft.heads))
-
-
-def _rounded(draft: DraftModel, dtype: torch.dtype) -> DraftModel:
-    def short(weight: Tensor) -> Tensor:
-        return weight.to(dtype).to(weight.dtype) if weight.is_floating_point() else weight
-
-    heads = tuple(replace(head, weights={name: short(tensor) for name, tensor in head.weights.items()}) for head in draft.heads)
-    return replace(draft, heads=heads)
 
 
 # A head accepts clearly more in another reading if it does so by this many drafts a position, and by this many standard errors

@@ -1,7 +1,7 @@
 """A target and its draft, both loaded: what is asked of them is how a text goes on, and what is accepted along it."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -10,9 +10,11 @@ from eagletwin.harness.core.errors import InputError
 from eagletwin.harness.judge.bounds import FLOAT32
 
 from .checkpoint import Checkpoint, checkpoint
-from .draft import DraftModel, read_draft
+from .draft import DraftModel, read_draft, rounded
 from .follow import Followed, Shape, follow_chains
 from .last_fed import follow_last_fed
+from .precision import Precision
+from .server import Started
 from .target import Read, Served, Target
 from .trees import follow_trees
 
@@ -20,13 +22,18 @@ from .trees import follow_trees
 @dataclass(frozen=True, slots=True)
 class Pair:
     """A pair in memory, the two checkpoints that it was read from, and how close two logits may be before an engine's precision
-    decides."""
+    decides.
+
+    tie        two logits of a row that differ by less, as a share of its largest, are too close to tell
+    precision  the engine's type, if it has 16 bits: what is too close to tell is measured on each text then
+    """
 
     target: Target
     draft: DraftModel
     of_target: Checkpoint
     of_draft: Checkpoint
     tie: float = FLOAT32.tie
+    precision: Precision | None = None
 
     def must_draft(self, shape: Shape) -> None:
         """Raises InputError for a shape that this draft does not have."""
@@ -42,6 +49,12 @@ class Pair:
     def read(self, tokens: Sequence[int], temperature: float = 0.0) -> Read:
         """What the target makes of a text."""
         return self.target.read(tokens, self.draft.reads, temperature)
+
+    def on(self, tokens: Sequence[int], read: Read, shape: Shape) -> "Pair":
+        """The pair with what is too close to tell on this text."""
+        if self.precision is None:
+            return self
+        return replace(self, tie=self.precision.tie(tokens, read.hidden, shape.num_steps))
 
     def off_target(self, read: Read, begin: int) -> int:
         """Of the tokens of a text from x[begin] on, how many the target itself would clearly not say."""
@@ -72,3 +85,19 @@ def load_pair(target: str, draft: str, served: Served, device: str, dtype: torch
     of_target, of_draft = checkpoint(target), checkpoint(draft)
     loaded = Target(of_target, served, device)
     return Pair(loaded, read_draft(of_draft, loaded.shared, dtype), of_target, of_draft)
+
+
+def load_served(target: str, draft: str, started: Started, device: str, dtype: torch.dtype = torch.float64) -> Pair:
+    """The pair as a server has it: the weights of its type, computed with exactly; and how its type rounds.
+
+    Raises InputError for checkpoints that are no pair, and for a server that quantizes.
+    """
+    of_target, of_draft = checkpoint(target), checkpoint(draft)
+    served = started.computes_in(of_target.config), started.computes_in(of_draft.config)
+    if served == ("float32", "float32"):
+        return load_pair(target, draft, "float32", device, dtype)
+    of_weights, of_head = (getattr(torch, name) for name in served)
+    loaded = Target(of_target, "float32", device, of_weights)
+    head = rounded(read_draft(of_draft, loaded.shared, dtype), of_head)
+    precision = Precision(of_head, Target(of_target, served[0], device), head)
+    return Pair(loaded, head, of_target, of_draft, precision=precision)

@@ -6,11 +6,12 @@ what a round has committed when the round is over. Chunks that arrive together a
 
 import http.client
 import json
+import time
 import urllib.error
 import urllib.request
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import pairwise
-from typing import Any
+from typing import Any, Literal, cast
 
 from msgspec import Struct
 
@@ -35,6 +36,28 @@ class Started(Struct, frozen=True, kw_only=True):
     overlap: bool
     graphs: bool
     rejection_sampling: bool = False
+    quantization: str = ""
+    kv_dtype: str = "auto"
+
+    def computes_in(self, config: Mapping[str, Any]) -> Literal["float32", "bfloat16", "float16"]:
+        """The type in which it runs a checkpoint of this configuration. Raises InputError where it quantizes.
+
+        `auto` is the type that config.json names, and float16 for one of float32 (model_config.py, _get_and_verify_dtype).
+        """
+        quantizes = self.quantization or config.get("quantization_config") or self.kv_dtype not in ("", "auto")
+        named = str(config.get("dtype") or config.get("torch_dtype") or "float32").removeprefix("torch.")
+        asked = self.dtype.lower().removeprefix("torch.") or "auto"
+        found = {"half": "float16", "float": "float32"}.get(asked, asked)
+        if found == "auto":
+            found = "float16" if named == "float32" else named
+        if quantizes or found not in ("float32", "bfloat16", "float16"):
+            raise InputError(
+                f"the server computes in {found}, with quantization {self.quantization or 'none'} and KV rows of type "
+                f"{self.kv_dtype}; the checkpoint is {'' if config.get('quantization_config') else 'not '}quantized",
+                consequence="how close two logits may be before its rounding decides is not known, so no round can be judged",
+                remedy="serve the pair in bfloat16, float16 or float32, without --quantization and --kv-cache-dtype",
+            )
+        return cast("Literal['float32', 'bfloat16', 'float16']", found)
 
 
 class Answer(Struct, frozen=True, kw_only=True):
@@ -59,8 +82,8 @@ class Answer(Struct, frozen=True, kw_only=True):
 class HttpServer:
     """A server at a base address such as http://127.0.0.1:30000."""
 
-    def __init__(self, url: str, seconds: float = SECONDS) -> None:
-        self.url, self.seconds = url.rstrip("/"), seconds
+    def __init__(self, url: str, seconds: float = SECONDS, idle_seconds: float = 30.0) -> None:
+        self.url, self.seconds, self.idle_seconds = url.rstrip("/"), seconds, idle_seconds
 
     def started(self) -> Started:
         """What it was started with. Raises InputError where no SGLang with speculative decoding answers."""
@@ -91,13 +114,29 @@ class HttpServer:
             overlap=not info.get("disable_overlap_schedule", False),
             graphs=not info.get("disable_cuda_graph", False),
             rejection_sampling=bool(info.get("speculative_use_rejection_sampling", False)),
+            quantization=str(info.get("quantization") or ""),
+            kv_dtype=str(info.get("kv_cache_dtype") or "auto"),
         )
 
     def flush(self) -> None:
-        """Empty its prefix cache, so that what follows is cold."""
+        """Empty its prefix cache, so that what follows is cold. A request that it has just answered may still be ending.
+
+        Raises HarnessError for one that is never idle.
+        """
         request = urllib.request.Request(f"{self.url}/flush_cache", method="POST", data=b"")
-        with self._open(request):
-            pass
+        end = time.monotonic() + self.idle_seconds
+        while True:
+            try:
+                with self._open(request):
+                    return
+            except _Refused as error:
+                if time.monotonic() > end:
+                    raise HarnessError(
+                        f"the server at {self.url} keeps its prefix cache, since it was never idle for {self.idle_seconds:g} s",
+                        consequence="a prompt would find what earlier ones left; what was measured before is kept",
+                        remedy="send it no other requests meanwhile",
+                    ) from error
+                time.sleep(0.1)
 
     def ask(self, prompt: Sequence[int], new_tokens: int, sampling: Mapping[str, object]) -> Answer:
         """Its answer to a prompt of token ids. Raises HarnessError if it does not answer to the end, or without counts."""
@@ -154,7 +193,8 @@ class HttpServer:
         except urllib.error.HTTPError as error:
             if error.code == 404:
                 raise _Missing from error
-            raise self._lost(f"says {error.code}: {error.read(300).decode(errors='replace')}") from error
+            kind = _Refused if error.code == 400 else HarnessError
+            raise self._lost(f"says {error.code}: {error.read(300).decode(errors='replace').strip()}", kind) from error
         except ValueError as error:  # no address at all
             raise InputError(
                 f"{self.url} is no address: {error}",
@@ -164,8 +204,8 @@ class HttpServer:
         except (OSError, http.client.HTTPException) as error:
             raise self._lost(f"does not answer: {getattr(error, 'reason', error)}") from error
 
-    def _lost(self, what: str) -> HarnessError:
-        return HarnessError(
+    def _lost(self, what: str, kind: type[HarnessError] = HarnessError) -> HarnessError:
+        return kind(
             f"the server at {self.url} {what}",
             consequence="the prompts after this one were not measured; what was measured before is kept",
             remedy="see what the server's own log says, and ask it again",
@@ -174,6 +214,10 @@ class HttpServer:
 
 class _Missing(Exception):
     """The server has no such path."""
+
+
+class _Refused(HarnessError):
+    """The server does not do what it was asked for."""
 
 
 def _answer(prompt: Sequence[int], counts: Sequence[int], said: Mapping[str, Any]) -> Answer:

@@ -35,9 +35,14 @@ class Read:
 
 
 class Target:
-    """transformers' model of a checkpoint, in the type it is served in, on one device."""
+    """transformers' model of a checkpoint, in the type it is served in, on one device.
 
-    def __init__(self, checkpoint: Checkpoint, served: Served = "auto", device: str = "cpu") -> None:
+    weights: their type in the engine, where this is another than the one to compute in
+    """
+
+    def __init__(
+        self, checkpoint: Checkpoint, served: Served = "auto", device: str = "cpu", weights: torch.dtype | None = None
+    ) -> None:
         if checkpoint.config.get("model_type") not in TARGETS:
             raise InputError(
                 f"{checkpoint.folder} is a target of type {checkpoint.config.get('model_type')!r}",
@@ -63,6 +68,9 @@ class Target:
                 consequence="the target cannot be run",
                 remedy="name a complete checkpoint in Hugging Face's layout",
             ) from error
+        if weights is not None:
+            for parameter in model.parameters():
+                parameter.data.copy_(parameter.data.to(weights))
         self._model = model.to(device).eval()
         self.device = torch.device(device)
         self.context = int(checkpoint.config.get("max_position_embeddings", 0)) or None

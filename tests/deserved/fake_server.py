@@ -3,7 +3,7 @@
 import json
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import lru_cache
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
@@ -23,6 +23,7 @@ INFO: dict[str, Any] = {
     "speculative_eagle_topk": 1,
     "speculative_num_draft_tokens": STEPS + 1,
     "chunked_prefill_size": CHUNK,
+    "dtype": "float32",
 }
 Prompt = tuple[int, ...]
 
@@ -46,6 +47,8 @@ class Behaviour:
         self.counts = True
         self.merges = False  # chunks of a stream arrive together
         self.dies_after = 10**9
+        self.busy = 0  # times that it refuses to empty its cache
+        self.rounds_off: Callable[[], AbstractContextManager[object]] = nullcontext  # while it drafts
         self.says: Callable[[tuple[int, ...]], tuple[int, ...]] = lambda tokens: tokens
 
 
@@ -61,6 +64,10 @@ class _Handler(BaseHTTPRequestHandler):
 
     def do_POST(self) -> None:
         if self.path == "/flush_cache":
+            self.server.behaviour.busy -= 1
+            if self.server.behaviour.busy >= 0:
+                self._send(400, b"Flush cache failed.")
+                return
             self.server.cached.clear()
             self._send(200, b"flushed")
             return
@@ -93,7 +100,8 @@ class _Server(ThreadingHTTPServer):
         self.cached.add(prompt)
         head, committed, sent, rounds = model_pair(MODEL).reference_head(RECIPES[MODEL]), len(prompt), [1], 0
         while committed < len(text) - 1:
-            drafted = draft_chain(head, torch.tensor(text[: committed + 1]), hidden, STEPS).drafted.tolist()
+            with self.behaviour.rounds_off():
+                drafted = draft_chain(head, torch.tensor(text[: committed + 1]), hidden, STEPS).drafted.tolist()
             accepted = 0
             while accepted < STEPS and drafted[accepted : accepted + 1] == list(text[committed + 1 :][accepted : accepted + 1]):
                 accepted += 1

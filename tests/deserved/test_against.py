@@ -6,9 +6,13 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
+import torch
 
 from eagletwin.harness.cli.main import typed
+from eagletwin.harness.core.errors import HarnessError
 from eagletwin.harness.core.exits import guarded
+from eagletwin.harness.deserved.precision import Rounding
+from eagletwin.harness.deserved.server import HttpServer
 from eagletwin.harness.families.store import checkpoints
 
 from .fake_server import CHUNK, MODEL, Behaviour, serving
@@ -124,6 +128,52 @@ def test_answers_of_another_target_are_no_verdict(run: Run) -> None:
     assert "this target does not say" in done.stdout
 
 
+def test_a_server_that_is_still_busy_is_waited_for(run: Run) -> None:
+    def change(behaviour: Behaviour) -> None:
+        behaviour.busy = 3
+
+    assert run(broken(change)).returncode == 0
+
+
+def test_a_server_that_is_never_idle_is_an_error() -> None:
+    behaviour = Behaviour()
+    behaviour.busy = 10**9
+    with serving(behaviour) as url, pytest.raises(HarnessError, match="never idle"):
+        HttpServer(url, idle_seconds=0.2).flush()
+
+
+# -- 16 bits ------------------------------------------------------------------------------------------------------------
+
+
+def in_bfloat16(behaviour: Behaviour, rounds_to: torch.dtype = torch.bfloat16) -> None:
+    behaviour.rounds_off = lambda: Rounding(rounds_to)
+    behaviour.info = {**(behaviour.info or {}), "dtype": "bfloat16"}
+
+
+def test_what_rounding_decides_is_no_loss_of_a_server_that_rounds(run: Run) -> None:
+    done = run(broken(in_bfloat16))
+    assert done.returncode == 0, done
+    assert "Near ties in bfloat16 leave" in done.stdout
+
+
+def test_a_server_that_rounds_more_than_its_type_is_found(run: Run) -> None:
+    done = run(broken(lambda behaviour: in_bfloat16(behaviour, torch.float8_e4m3fn)))
+    assert done.returncode == 1, done
+
+
+def test_a_loss_is_seen_in_16_bits(run: Run) -> None:
+    def change(behaviour: Behaviour) -> None:
+        in_bfloat16(behaviour)
+        behaviour.refuses = lambda prompt, cached: len(prompt) > CHUNK
+
+    done = run(broken(change))
+    assert done.returncode == 1, done
+
+
+def quantizes(behaviour: Behaviour) -> None:
+    behaviour.info = {**(behaviour.info or {}), "quantization": "fp8"}
+
+
 def no_info(behaviour: Behaviour) -> None:
     behaviour.info = None
 
@@ -147,6 +197,7 @@ def no_counts(behaviour: Behaviour) -> None:
         (no_speculation, 128, "without speculative decoding"),
         (another_algorithm, 128, "drafts by NGRAM"),
         (no_counts, 129, "counts no verify rounds"),
+        (quantizes, 128, "with quantization fp8"),
     ],
 )
 def test_a_server_that_cannot_be_compared_says_why(run: Run, change: Callable[[Behaviour], None], code: int, said: str) -> None:

@@ -13,49 +13,41 @@ from eagletwin.harness.deserved.conditions import Seen, diagnose
 from eagletwin.harness.deserved.explain import explained_by
 from eagletwin.harness.deserved.follow import Shape
 from eagletwin.harness.deserved.pair import Pair
-from eagletwin.harness.deserved.server import Answer, HttpServer, Started
+from eagletwin.harness.deserved.server import Answer, Started
 from eagletwin.harness.deserved.texts import Prompt
 
-from .answers import answered
+from .answers import Asked, answered
 from .expectation import against_expectation
 from .findings import print_findings
 
 # Of the tokens of an answer to a greedy request, at most this share may be others than the target itself would say: engines
 # compute in another order, and a text goes on with whatever token a near tie gave.
 _OFF = 0.02
+# And of the rounds, at most this share may be open, as of the choices of a verdict in 16 bits (judge/bounds.py).
+_OPEN = 0.75
 
 
-def against(
-    pair: Pair,
-    prompts: Sequence[Prompt],
-    url: str,
-    *,
-    new_tokens: int,
-    at_once: int,
-    temperature: float,
-    as_json: bool,
-    out: Path,
-) -> int:
+def against(pair: Pair, prompts: Sequence[Prompt], asked: Asked, *, as_json: bool, out: Path) -> int:
     """Compare; print; return the exit code: 0 if each answer took the rounds that it deserves, 1 if one did not, 125 if nothing
     can be said."""
-    server = HttpServer(url)
-    started = server.started()
+    started = asked.started
     shape = shape_of(started)
     pair.must_draft(shape)
     folder = new_run_folder(out, "acceptance")
-    sampling: dict[str, object] = {"temperature": temperature, "ignore_eos": False}
-    if started.rejection_sampling and temperature:
-        sampling |= {"top_p": 1.0, "top_k": -1}  # a server may have others of the checkpoint's for a default
-        sent = answered(server, prompts, folder, new_tokens=new_tokens, at_once=at_once, sampling=sampling)
-        return against_expectation(pair, shape, sent, started, temperature, folder, as_json=as_json)
-    seen, off, why = _ask(pair, prompts, server, shape, folder, new_tokens=new_tokens, at_once=at_once, sampling=sampling)
+    if asked.by_rejection:
+        answers = answered(asked, prompts, folder)
+        return against_expectation(pair, shape, answers, started, asked.temperature, folder, as_json=as_json)
+    seen, off, why = _ask(pair, prompts, asked, shape, folder)
     tokens = sum(len(one.sent.answer.tokens) for one in seen)
-    strange = not temperature and off > _OFF * max(tokens, 1)
+    strange = not asked.temperature and off > _OFF * max(tokens, 1)
     rounds = sum(one.compared.used for one in seen)
     diagnosis = diagnose(seen, started)
     status = EXIT_EQUAL
     if any(not one.compared.equal for one in seen):
         status = EXIT_DIVERGED
+    open_ = sum(one.compared.open for one in seen)
+    if not why and open_ > _OPEN * rounds:
+        why = "Near ties leave open what most of the rounds deserve, so their numbers say little of this server."
     if why or strange or not rounds:
         status = EXIT_UNKNOWN if status == EXIT_EQUAL or strange else status
     betrayed = [] if strange else explained_by(pair, shape, seen)
@@ -82,28 +74,20 @@ def shape_of(started: Started) -> Shape:
     return Shape(started.num_steps, started.topk, started.num_draft_tokens)
 
 
-def _ask(
-    pair: Pair,
-    prompts: Sequence[Prompt],
-    server: HttpServer,
-    shape: Shape,
-    folder: Path,
-    *,
-    new_tokens: int,
-    at_once: int,
-    sampling: dict[str, object],
-) -> tuple[list[Seen], int, str]:
+def _ask(pair: Pair, prompts: Sequence[Prompt], asked: Asked, shape: Shape, folder: Path) -> tuple[list[Seen], int, str]:
     """Answers beside what they deserve; tokens that the target would not say; and why it ended early, if it did."""
     known: dict[Answer, tuple[int, Compared]] = {}
     seen: list[Seen] = []
     off, why = 0, ""
     try:
-        for sent in answered(server, prompts, folder, new_tokens=new_tokens, at_once=at_once, sampling=sampling):
+        for sent in answered(asked, prompts, folder):
             # the same answer is told again and again, and compared once
             key = msgspec.structs.replace(sent.answer, cached=0)
             if key not in known:
-                read = pair.read((*key.prompt, *key.tokens))
-                known[key] = pair.off_target(read, len(key.prompt)), compare(pair, shape, key, read)
+                text = (*key.prompt, *key.tokens)
+                read = pair.read(text)
+                own = pair.on(text, read, shape)
+                known[key] = own.off_target(read, len(key.prompt)), compare(own, shape, key, read)
             others, compared = known[key]
             off += others
             seen.append(Seen(sent, compared))

@@ -53,18 +53,7 @@ def acceptance(
     out: Runs = DEFAULT_RUNS,
 ) -> int:
     """Say what acceptance a target and its draft deserve; with --server, whether a running SGLang gives it to them."""
-    if server and (num_steps or topk or num_draft_tokens):
-        raise InputError(
-            "--server was given, and --num-steps, --topk or --num-draft-tokens",
-            consequence="a server drafts as it was started, so the option would say nothing",
-            remedy="leave the option out: the server is asked",
-        )
-    if temperature and not server:
-        raise InputError(
-            "--temperature was given without --server",
-            consequence="nobody samples: the texts are given, or what the target says greedily",
-            remedy="give --server, or leave it out",
-        )
+    _must_agree(server, temperature, of_drafting=bool(num_steps or topk or num_draft_tokens or target_dtype != "auto"))
     let_threads_sleep()
     shape = None if server else _shape(num_steps, topk, num_draft_tokens)
     if plot is not None:
@@ -75,19 +64,39 @@ def acceptance(
 
     from eagletwin.harness.deserved.checkpoint import checkpoint
     from eagletwin.harness.deserved.device import check_device
-    from eagletwin.harness.deserved.pair import load_pair
+    from eagletwin.harness.deserved.pair import load_pair, load_served
+    from eagletwin.harness.deserved.server import HttpServer
     from eagletwin.harness.deserved.texts import read_prompts
 
     check_device(device)
     asked = read_prompts(prompts, checkpoint(target), limit)
     with torch.device(device):
-        pair = load_pair(target, draft, target_dtype, device, getattr(torch, head_dtype))
         if shape is not None:
+            pair = load_pair(target, draft, target_dtype, device, getattr(torch, head_dtype))
             return _deserved(pair, shape, asked, new_tokens, plot, as_json)
         from .against import against
+        from .answers import Asked
 
+        answering = HttpServer(server)
+        said = Asked(answering, answering.started(), new_tokens, at_once, temperature)
         return against(
-            pair, asked, server, new_tokens=new_tokens, at_once=at_once, temperature=temperature, as_json=as_json, out=out
+            load_served(target, draft, said.started, device, getattr(torch, head_dtype)), asked, said, as_json=as_json, out=out
+        )
+
+
+def _must_agree(server: str, temperature: float, *, of_drafting: bool) -> None:
+    """Raises InputError for options that leave each other nothing to say."""
+    if server and of_drafting:
+        raise InputError(
+            "--server was given, and --num-steps, --topk, --num-draft-tokens or --target-dtype",
+            consequence="a server drafts and computes as it was started, so the option would say nothing",
+            remedy="leave the option out: the server is asked",
+        )
+    if temperature and not server:
+        raise InputError(
+            "--temperature was given without --server",
+            consequence="nobody samples: the texts are given, or what the target says greedily",
+            remedy="give --server, or leave it out",
         )
 
 

@@ -32,11 +32,17 @@ def print_findings(
     many; why: why the server was not asked on.
     """
     unequal = [one for one in seen if not one.compared.equal]
+    open_ = sum(one.compared.open for one in seen)
     used = sum(one.compared.used for one in seen)
     fewest, most = (sum(getattr(one.compared.deserved, name) for one in seen) for name in ("fewest", "most"))
     deserved = str(fewest) if fewest == most else f"{fewest} to {most}"
     lines = [f"{status_of(status).upper()}  {count(len(seen), 'answer')}: {deserved} rounds deserved, {used} used"]
     lines += ["", f"  SGLang {started.version}, {started.algorithm}, num_steps {started.num_steps}, topk {started.topk}"]
+    if open_:
+        lines.append(
+            f"  Near ties in {started.dtype} leave {count(open_, 'round')} open: two logits that differ by less than "
+            f"{max(one.compared.tie for one in seen):.2g} of the largest are too close to tell."
+        )
     if off:
         lines.append(
             f"  The answers hold {off} tokens that this target does not say greedily: the server has other weights or another "

@@ -7,7 +7,7 @@ import typer
 
 from ..options import OUTPUT
 
-_PAIR, _DRAFTING, _SERVER = "The pair", "What is drafted: without --server", "A running server"
+_PAIR, _DRAFTING, _SERVER = "The pair", "What is drafted, and in which type: without --server", "A running server"
 
 Target = Annotated[
     str,
@@ -47,7 +47,7 @@ NewTokens = Annotated[
 TargetType = Annotated[
     Literal["auto", "float32", "bfloat16", "float16"],
     typer.Option(
-        "--target-dtype", metavar="TYPE", rich_help_panel=_PAIR, help="What the target runs in; auto: as it is stored."
+        "--target-dtype", metavar="TYPE", rich_help_panel=_DRAFTING, help="What the target runs in; auto: as it is stored."
     ),
 ]
 HeadType = Annotated[
