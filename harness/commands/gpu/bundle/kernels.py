@@ -1,7 +1,7 @@
 """Compile FlashInfer's `sampling` before the GPU host needs it: nvcc takes over a minute for it there, and no GPU here.
 
-FlashInfer takes a library that lies in `flashinfer/data/aot` as it is. Where no nvcc is here, the host compiles it when a request
-first samples.
+FlashInfer takes a library that lies in `flashinfer/data/aot` as it is. Where no nvcc is here, the host compiles it when a
+request first samples.
 """
 
 import hashlib
@@ -24,7 +24,11 @@ from .wheels import digest
 LIBRARY = "flashinfer/data/aot/sampling/sampling.so"
 _SOURCES = ("sampling", "renorm", "flashinfer_sampling_binding")
 _FOLDERS = ("flashinfer/data/include/", "flashinfer/data/csrc/", "flashinfer/data/cccl/", "tvm_ffi/", "nvidia/cu13/include/")
-_FOLDERS += ("flashinfer/data/cutlass/include/", "flashinfer/data/cutlass/tools/util/include/", "flashinfer/data/spdlog/include/")
+_FOLDERS += (
+    "flashinfer/data/cutlass/include/",
+    "flashinfer/data/cutlass/tools/util/include/",
+    "flashinfer/data/spdlog/include/",
+)
 _INCLUDED = (
     *(f"flashinfer/data/{part}" for part in ("cccl/cub", "cccl/libcudacxx/include", "cccl/thrust", "include", "csrc")),
     *(f"flashinfer/data/{part}/include" for part in ("cutlass", "cutlass/tools/util", "spdlog")),
@@ -40,7 +44,7 @@ _FLAGS = (
 
 
 def compiled_ahead(wheels: dict[str, Path], kept: Path) -> Path | None:
-    """The library, compiled once and kept; None where there is no nvcc. wheels: by package, of FlashInfer, tvm-ffi and curand."""
+    """The library, compiled once and kept; None where there is no nvcc. wheels: of FlashInfer, tvm-ffi and curand, by name."""
     home = cuda_home()
     if home is None:
         return None

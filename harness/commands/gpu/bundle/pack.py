@@ -1,4 +1,4 @@
-"""Pack eagletwin, a release of SGLang, and what both need on a GPU host without network; `. FOLDER/setup.sh` there unpacks it.
+"""Pack eagletwin, a release of SGLang, and what both need on a GPU host without network. `. FOLDER/setup.sh` unpacks it.
 
 Wheels come from the package index through pip, once, and stay in the cache; so do the archives that are made of them. Nothing of
 others is kept in the repository.
@@ -89,7 +89,7 @@ def needs(contents: Contents) -> dict[str, Any]:
 
 
 def seal(folder: Path, about: dict[str, Any], packed: list[Archive], decoder: Path, part: int = PART) -> list[Path]:
-    """Cut the archives into parts, and write what checks and unpacks them. Returns the files of the bundle, and no other stays."""
+    """Cut the archives into parts, and write what checks and unpacks them. Returns the files of the bundle."""
     begin, listed = 0, []
     for archive in packed:
         size = archive.file.stat().st_size

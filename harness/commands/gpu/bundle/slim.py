@@ -48,7 +48,7 @@ def is_library(file: Path) -> bool:
 
 
 def slim(file: Path, kept: Kept) -> tuple[int, int]:
-    """Empty the file in place. Returns the bytes of GPU code that stay, and the bytes that were emptied. Raises HarnessError."""
+    """Empty the file in place. Returns the bytes of GPU code that stay, and all that were emptied. Raises HarnessError."""
     stay, gone = 0, 0
     with file.open("r+b") as opened, mmap.mmap(opened.fileno(), 0) as image:
         try:

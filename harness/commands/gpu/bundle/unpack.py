@@ -84,7 +84,12 @@ def _unpack(folder: Path, site: Path, archive: dict[str, Any], parts: list[str])
     options = {zstd.DecompressionParameter.window_log_max: archive["window"]}
     (site / archive["folder"]).mkdir(exist_ok=True)
     with zstd.ZstdFile(io.BytesIO(data), options=options) as stream, tarfile.open(fileobj=stream, mode="r|") as tar:
-        tar.extractall(site / archive["folder"], filter="data")
+        tar.extractall(site / archive["folder"], filter=_from_now)
+
+
+def _from_now(member: tarfile.TarInfo, folder: str) -> tarfile.TarInfo:
+    """A file as tarfile's own filter for data lets it be, and new: one of the year 1970 is absent to some versions of ninja."""
+    return tarfile.data_filter(member, folder).replace(mtime=None, deep=False)  # type: ignore[arg-type]  # None: the present
 
 
 def environment(site: Path) -> str:
@@ -117,12 +122,14 @@ def environment(site: Path) -> str:
 
 
 def cuda_home() -> Path | None:
-    """The CUDA toolkit: $CUDA_HOME, or where the nvcc of the path lies, or the usual place (an nvcc may be a script elsewhere)."""
+    """The CUDA toolkit: $CUDA_HOME, where the nvcc of the path lies, or the usual place, as that nvcc may be a script."""
     named, nvcc = os.environ.get("CUDA_HOME"), shutil.which("nvcc")
     if named:
         return Path(named)
     places = [Path(nvcc).resolve().parents[1]] if nvcc else []
-    return next((place for place in (*places, Path("/usr/local/cuda")) if (place / "include" / "cuda_runtime.h").exists()), None)
+    return next(
+        (place for place in (*places, Path("/usr/local/cuda")) if (place / "include" / "cuda_runtime.h").exists()), None
+    )
 
 
 def lacks(site: Path) -> list[str]:
