@@ -5,7 +5,6 @@ import re
 import struct
 import subprocess
 import zipfile
-from collections.abc import Iterator
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -203,8 +202,8 @@ class Bundle:
 
 
 @pytest.fixture
-def bundle(tmp_path: Path, zstd: Any, decoder: Path) -> Iterator[Bundle]:
-    yield Bundle(tmp_path, zstd, decoder)
+def bundle(tmp_path: Path, zstd: Any, decoder: Path) -> Bundle:
+    return Bundle(tmp_path, zstd, decoder)
 
 
 def test_the_same_files_make_the_same_archive_whenever_they_were_written(tmp_path: Path, zstd: Any) -> None:

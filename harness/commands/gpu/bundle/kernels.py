@@ -23,11 +23,9 @@ from .wheels import digest
 
 LIBRARY = "flashinfer/data/aot/sampling/sampling.so"
 _SOURCES = ("sampling", "renorm", "flashinfer_sampling_binding")
-_FOLDERS = ("flashinfer/data/include/", "flashinfer/data/csrc/", "flashinfer/data/cccl/", "tvm_ffi/", "nvidia/cu13/include/")
-_FOLDERS += (
-    "flashinfer/data/cutlass/include/",
-    "flashinfer/data/cutlass/tools/util/include/",
-    "flashinfer/data/spdlog/include/",
+_FOLDERS = (
+    *(f"flashinfer/data/{part}/" for part in ("include", "csrc", "cccl", "cutlass", "spdlog")),
+    *("tvm_ffi/", "nvidia/cu13/include/"),
 )
 _INCLUDED = (
     *(f"flashinfer/data/{part}" for part in ("cccl/cub", "cccl/libcudacxx/include", "cccl/thrust", "include", "csrc")),

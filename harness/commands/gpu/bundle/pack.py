@@ -1,7 +1,7 @@
 """Pack eagletwin, a release of SGLang, and what both need on a GPU host without network. `. FOLDER/setup.sh` unpacks it.
 
-Wheels come from the package index through pip, once, and stay in the cache; so do the archives that are made of them. Nothing of
-others is kept in the repository.
+Wheels come from the package index through pip, once, and stay in the cache; so do the archives that are made of them.
+Nothing of others is kept in the repository.
 """
 
 import hashlib
