@@ -101,6 +101,17 @@ def test_an_edit_that_was_never_called_is_unknown(run: Runner, busy_case: Case) 
     assert "RadixCache.dec_lock_ref, which was never called" in verdict.reason
 
 
+def test_an_edit_in_a_branch_that_does_not_run_is_no_proof(host: Host, tmp_path: Path) -> None:
+    """Its function is called, so the case itself is judged; a proof that rests on the edit does not hold."""
+    entry = LEDGER["25015"]
+    match = "topk_index = torch.argmax("
+    branch = Edit(target=FORWARD, match=match, replacement=f"if self is None:\n    unused = 1\n{match}")
+    dead = Edit(target=FORWARD, match="unused = 1", replacement="unused = 2")
+    trace = host.engine(entry.case, (Patch(name="dead", edits=(branch, dead)),)).run(entry.case, tmp_path)
+    assert not trace.header.idle_edits
+    assert trace.header.unreached_edits == (f"{FORWARD}: 'unused = 1'",)
+
+
 def test_a_reversal_by_sglangs_own_switch_that_was_never_called_is_unknown(host: Host, tmp_path: Path) -> None:
     """Layers of a multi-layer draft have a worker of their own: the switch of #25015 replaces nothing that it calls. Where it
     does replace what is called, one function is enough: the other is of CUDA graphs."""

@@ -1,6 +1,5 @@
 """What is planned for a GPU host, and what is said without a GPU."""
 
-import subprocess
 from collections import Counter
 from pathlib import Path
 
