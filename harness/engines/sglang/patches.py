@@ -36,8 +36,10 @@ def idle() -> tuple[str, ...]:
 
 
 def unreached() -> tuple[str, ...]:
-    """Edits of functions that were called and took a branch without the edit."""
-    return tuple(name for target, name in _written if target in ran and name not in reached)
+    """Edits of functions that were called and took a branch without an edit. Of several edits of a function one is enough: a
+    patch changes branches that exclude each other, as of a replayed graph and without one."""
+    taken = {target for target, name in _written if name in reached}
+    return tuple(name for target, name in _written if target in ran and target not in taken)
 
 
 def apply(patch: Patch) -> None:
