@@ -105,7 +105,7 @@ def test_an_edit_that_was_never_called_is_unknown(run: Runner, busy_case: Case) 
 def test_an_edit_in_a_branch_that_does_not_run_is_no_proof(host: Host, tmp_path: Path) -> None:
     """Its function is called, so the case itself is judged; a proof that rests on the edit does not hold."""
     entry = LEDGER["25015"]
-    dead = Edit(target=FORWARD, match="topk_index = self.hot_token_id[topk_index]", replacement="topk_index = self")
+    dead = Edit(target=FORWARD, match="draft_probs_list.append(probs)", replacement="draft_probs_list.append(0)")
     runs = Edit(target=FORWARD, match="topk_index = torch.argmax(", replacement="topk_index = 1 * torch.argmax(")
     for edits, unreached in (((dead,), (f"{FORWARD}: {dead.match!r}",)), ((dead, runs), UNSET), ((runs,), UNSET)):
         folder = tmp_path / str(len(list(tmp_path.iterdir())))
