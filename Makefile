@@ -64,7 +64,7 @@ lint: setup
 
 # Each list of pins, and the digest of every file that serves one of them. uv may be any version.
 lock:
-	for pins in engine:3.11 dev:3.11 gpu:3.12; do \
+	for pins in engine:3.11 dev:3.11 gpu:3.12 gpu23:3.12; do \
 	  $(UV) pip compile --quiet --no-deps --generate-hashes --no-annotate --no-header --python-version $${pins#*:} \
 	    requirements/$${pins%:*}.in --output-file requirements/$${pins%:*}.lock || exit 1; done
 	$(UV) pip compile --quiet --universal --generate-hashes --no-annotate --no-header --python-version 3.10 \

@@ -31,7 +31,17 @@ _BY_HAND = Patch(
 _PATH = "topk > 1 and an accepted path that is not the first nodes of the tree"
 
 
-def _entry(part: str, title: str, edit: Edit, rule: str, case: Case, trigger: str = _PATH) -> Entry:
+_STRIDE = Edit(target=f"{_COMMON}.run_eagle_verify", match="accept_index.shape[1],", replacement="num_draft_tokens,")
+# On a GPU later releases look the bonus token up in one kernel with the rest of the commit, where the stride cannot be wrong.
+_NOT_FUSED = Edit(
+    target=f"{_COMMON}.run_eagle_verify",
+    match="fused_commit_outputs = predict.is_cuda",
+    replacement="fused_commit_outputs = False",
+)
+
+
+def _entry(part: str, title: str, edit: Edit, rule: str, case: Case, trigger: str = _PATH, later: Edit | None = None) -> Entry:
+    """later: what must change as well in releases that have it."""
     return Entry(
         id=f"26997-{part}",
         title=title,
@@ -42,7 +52,11 @@ def _entry(part: str, title: str, edit: Edit, rule: str, case: Case, trigger: st
         by_hand=_BY_HAND,
         trigger=trigger,
         loses=Loses("always", layers=False, tree=True) if part == "hidden" else None,
-        revert=Patch(name=f"revert-26997-{part}", edits=(edit,)),
+        revert=Patch(
+            name=f"revert-26997-{part}",
+            edits=(edit,) if later is None else (edit, later),
+            otherwise=() if later is None else (edit,),
+        ),
         case=case,
     )
 
@@ -96,7 +110,7 @@ HIDDEN = _entry(
 BONUS = _entry(
     "bonus",
     "Look the bonus token up with the stride of the accepted path",
-    Edit(target=f"{_COMMON}.run_eagle_verify", match="accept_index.shape[1],", replacement="num_draft_tokens,"),
+    _STRIDE,
     "verify.accept",
     Case(
         name="pr-26997-bonus",
@@ -108,6 +122,7 @@ BONUS = _entry(
         exercises=("tree", "batch"),
     ),
     "topk > 1, more nodes than num_steps + 1, and two requests in a batch",
+    _NOT_FUSED,
 )
 
 ENTRIES = (KV, TOKENS, HIDDEN, BONUS)

@@ -140,6 +140,7 @@ class Header(Struct, frozen=True, kw_only=True):
     fallbacks: tuple[str, ...] = ()
     idle_edits: tuple[str, ...] = ()
     before: int = 0
+    unreached_edits: tuple[str, ...] | UnsetType = UNSET  # of patches: the function ran, the edited statement not
     differs: Differs | UnsetType = UNSET  # left out for a release, whose traces stay as they were
     served: ServedModel | UnsetType = UNSET
     dtypes: str = ""

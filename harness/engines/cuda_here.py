@@ -27,7 +27,7 @@ def missing_for_cuda(gpus: int = 1, attention: Attention = "triton") -> tuple[st
 
 
 def _missing_for_fa3() -> tuple[str, str] | None:
-    """The same, of FlashAttention 3: a Hopper GPU, and the library of its kernels, which no bundle holds."""
+    """The same, of FlashAttention 3: a Hopper GPU, and the library of its kernels."""
     import torch
 
     if torch.cuda.get_device_capability()[0] != 9:
@@ -37,6 +37,6 @@ def _missing_for_fa3() -> tuple[str, str] | None:
     if not any(file for folder in folders for file in folder.glob("flash_ops*.so")):
         return (
             "sgl_kernel has no flash_ops, FlashAttention's kernels",
-            "install sglang-kernel whole; `eagletwin gpu bundle DIR --flash-attention` packs them",
+            "install sglang-kernel whole; `eagletwin gpu bundle` packs what cases call of it",
         )
     return None

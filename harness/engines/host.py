@@ -26,24 +26,38 @@ from eagletwin.harness.families.valid import check_case
 from eagletwin.harness.families.weights import model_pair
 
 from . import wire
+from .compilers import MOST_SECONDS, answers_within
 from .source import INSTALLED, Source
 from .start import Zygote
 
 # Import and build take some 10 s on an idle machine; these limits only end what will never answer.
 IMPORT_SECONDS = 300.0
 BUILD_SECONDS = 300.0
+# And this what is on its way.
+_REST_SECONDS = 60.0
 # Engines that stay up at once. Each holds some 0.05 GB of its own, and 30 threads of SGLang's that wake up now and then;
 # building one again takes under a second.
 MAX_ENGINES = 8
+
+_OWN_WORD = "; the release's own traceback:"
 
 
 class WouldNotStart(EagletwinError):
     """SGLang cannot be imported, or refuses the configuration. For a verdict: unknown.
 
-    log  the file with everything that the process printed, if it was kept
+    log    the file with everything that the process printed, if it was kept
+    trace  the release's own traceback, which the message ends with
     """
 
     log: Path | None = None
+
+    def __init__(self, cause: str, *, consequence: str, remedy: str, trace: str = "") -> None:
+        super().__init__(cause, consequence=consequence, remedy=remedy)
+        self.trace = trace
+
+    def __str__(self) -> str:
+        said = "".join(f"\n    {line}" for line in self.trace.rstrip().splitlines())
+        return f"{super().__str__()}{said}"
 
     def kept_in(self, folder: Path) -> str:
         """The message, with the log moved into a run folder."""
@@ -122,15 +136,18 @@ class Host:
         raise WouldNotStart(
             f"{probe.name} cannot be called: {answer.error}",
             consequence="nothing is known of it",
-            remedy="another release; the release's own word is above",
+            remedy=f"another release{_OWN_WORD if answer.trace else ''}",
+            trace=answer.trace,
         )
 
     def _build(self, build: wire.Build) -> "EngineProcess":
         ours, theirs = socket.socketpair()
         with theirs:
             wire.send(self.connection(), build, theirs.fileno())
-        ours.settimeout(BUILD_SECONDS)
+        ours.settimeout(_REST_SECONDS)
         try:
+            if not answers_within(ours, BUILD_SECONDS):
+                raise TimeoutError
             answer, _ = wire.receive(ours)
         except (EOFError, TimeoutError, ConnectionError) as error:
             ours.close()
@@ -150,11 +167,12 @@ class Host:
             ours.close()
             if answer.full:
                 raise Unwritable(answer.full)
-            whose = "; the limit is eagletwin's, not SGLang's" if answer.ours else "; the release's own word is above"
+            whose = "; the limit is eagletwin's, not SGLang's" if answer.ours else _OWN_WORD
             raise WouldNotStart(
                 f"{'eagletwin' if answer.ours else 'SGLang'} does not run this configuration: {answer.error}",
                 consequence="no case was run on this configuration",
                 remedy=f"change the configuration{whose if answer.ours or answer.trace else ''}",
+                trace="" if answer.ours else answer.trace,
             )
         if not isinstance(answer, wire.Built):
             ours.close()
@@ -260,7 +278,8 @@ class EngineProcess:
         self.busy = live
         self._broken = ""
         try:
-            self._connection.settimeout(limits.case + 60)  # the engine process keeps the limits; this is for its own death
+            # the engine process keeps the limits, which leave compilers out; this is for its own death
+            self._connection.settimeout(limits.case + MOST_SECONDS + _REST_SECONDS)
             wire.send(self._connection, wire.Run(case, str(folder.absolute()), limits.step, limits.case, fresh, until, live))
         except OSError as error:
             self._broken = type(error).__name__

@@ -11,13 +11,16 @@ from .story import Round
 from .trees import Trees
 
 _INPUTS = ("draft.positions", "draft.hidden_in", "draft.slots")
+INPUTS = ("draft.input_ids", *_INPUTS)
+# Where a wrong input shows that a graph hides: in the rows that its forward wrote.
+SHOWS_INSTEAD = ("draft.scratch_kv", "draft.kv")
 
 
 def draft_decode_in_graph(trace: Trace, compare: Compare, trees: Trees, number: int, round: Round) -> None:
     """Draft record `number`: the tokens of a tree's frontiers were seen all the same, those of a chain are its proposals."""
     case, record = trace.header.case, trace.header.records[number]
     steps = case.num_steps - 1
-    compare.not_seen(_INPUTS if case.topk > 1 else ("draft.input_ids", *_INPUTS), steps)
+    compare.not_seen(_INPUTS if case.topk > 1 else INPUTS, steps)
     if case.topk == 1:
         return
     consumed = trace.integers(number, "consumed")
@@ -29,4 +32,4 @@ def draft_decode_in_graph(trace: Trace, compare: Compare, trees: Trees, number: 
 
 def layers_in_graph(trace: Trace, compare: Compare) -> None:
     """The layers of a multi-layer draft extend."""
-    compare.not_seen(("draft.runner", "draft.input_ids", *_INPUTS), trace.header.case.num_steps)
+    compare.not_seen(("draft.runner", *INPUTS), trace.header.case.num_steps)

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import msgspec
 import pytest
+from msgspec import UNSET
 from msgspec.structs import replace
 
 from eagletwin.cases.regressions import LEDGER
@@ -99,6 +100,19 @@ def test_an_edit_that_was_never_called_is_unknown(run: Runner, busy_case: Case) 
     _, verdict = run(busy_case, edit)
     assert verdict.status == "unknown"
     assert "RadixCache.dec_lock_ref, which was never called" in verdict.reason
+
+
+def test_an_edit_in_a_branch_that_does_not_run_is_no_proof(host: Host, tmp_path: Path) -> None:
+    """Its function is called, so the case itself is judged; a proof that rests on the edit does not hold."""
+    entry = LEDGER["25015"]
+    dead = Edit(target=FORWARD, match="draft_probs_list.append(probs)", replacement="draft_probs_list.append(0)")
+    runs = Edit(target=FORWARD, match="topk_index = torch.argmax(", replacement="topk_index = 1 * torch.argmax(")
+    for edits, unreached in (((dead,), (f"{FORWARD}: {dead.match!r}",)), ((dead, runs), UNSET), ((runs,), UNSET)):
+        folder = tmp_path / str(len(list(tmp_path.iterdir())))
+        folder.mkdir()
+        trace = host.engine(entry.case, (Patch(name="some", edits=edits),)).run(entry.case, folder)
+        assert not trace.header.idle_edits
+        assert trace.header.unreached_edits == unreached
 
 
 def test_a_reversal_by_sglangs_own_switch_that_was_never_called_is_unknown(host: Host, tmp_path: Path) -> None:

@@ -1,7 +1,5 @@
-"""What is packed for a GPU host, what is planned for it, and what is said without a GPU."""
+"""What is planned for a GPU host, and what is said without a GPU."""
 
-import os
-import subprocess
 from collections import Counter
 from pathlib import Path
 
@@ -11,7 +9,6 @@ import pytest
 from eagletwin.cases.regressions import LEDGER
 from eagletwin.harness.check.repro import write_script
 from eagletwin.harness.commands.gpu.batches import path, table
-from eagletwin.harness.commands.gpu.bundle import FLASH, OURS, SITE, SUMS, WEIGHTS, _is_wanted, _pack, _requirements, seal
 from eagletwin.harness.commands.gpu.command import gpu_plan
 from eagletwin.harness.commands.gpu.faults import ONE_GRAPH_OF_LAYERS, SINGLE_HEAD, faults
 from eagletwin.harness.commands.gpu.jobs import _gpus_of, read_plan
@@ -27,63 +24,6 @@ from eagletwin.harness.families import RECIPES
 from eagletwin.harness.families.valid import check_case
 
 ROOT = Path(__file__).parents[2]
-
-
-def test_the_bundle_leaves_out_what_no_case_calls() -> None:
-    wanted = (
-        "sglang/srt/server_args.py",
-        "sgl_kernel/infllm_v2/__init__.py",
-        "sgl_kernel/sm90/common_ops.abi3.so",
-        "msgspec/a.so",
-    )
-    unwanted = (
-        *("sglang/srt/grpc/_core.cpython-311-x86_64-linux-gnu.so", "sglang/test/a.py", "sglang/multimodal_gen/a.py"),
-        *("sgl_kernel/flash_ops.abi3.so", "sgl_kernel/sm100/common_ops.abi3.so", "triton_kernels/matmul_ogs.py"),
-    )
-    assert all(map(_is_wanted, wanted))
-    assert not any(map(_is_wanted, unwanted))
-    assert [name for name in unwanted if _is_wanted(name, flash_attention=True)] == ["sgl_kernel/flash_ops.abi3.so"]
-
-
-@pytest.mark.slow
-def test_a_bundle_is_unpacked_once_in_full_and_again_when_it_is_another(tmp_path: Path) -> None:
-    packed, site = tmp_path / "bundle", tmp_path / "site"
-    packed.mkdir()
-    (tmp_path / "files").mkdir()
-    command = f". {packed}/setup.sh && cat {site}/weights/one && echo $PYTHONPATH $EAGLETWIN_WEIGHTS"
-
-    def pack(text: str) -> None:
-        (tmp_path / "files" / "one").write_text(text)
-        for archive, name in ((SITE, "site"), (FLASH, "site"), (OURS, "eagletwin"), (WEIGHTS, "weights")):
-            _pack(packed / archive, tmp_path / "files", name)
-        seal(packed)
-
-    def source() -> subprocess.CompletedProcess[str]:
-        environment = {"PATH": os.environ["PATH"], "EAGLETWIN_SITE": str(site)}
-        return subprocess.run(["bash", "-c", command], env=environment, capture_output=True, text=True, check=False)
-
-    pack("first")
-    assert source().stdout == f"first{site}/eagletwin/src:{site}/site {site}/weights\n"
-    (site / "weights" / "one").write_text("kept")
-    assert source().stdout.startswith("kept")  # what is unpacked is not unpacked again
-    pack("second")
-    assert source().stdout.startswith("second")
-    (packed / FLASH).unlink()
-    (packed / "stray.tar.xz").write_bytes(b"what the bundle does not list is not unpacked")
-    pack("third")
-    assert source().stdout.startswith("third")
-    pack("fourth")
-    (packed / WEIGHTS).write_bytes(b"cut off")
-    broken = source()
-    assert broken.returncode == 1
-    assert "weights.tar.xz: FAILED" in broken.stdout + broken.stderr
-    assert not (site / SUMS).exists()
-
-
-def test_every_package_of_the_bundle_is_pinned() -> None:
-    requirements = _requirements(ROOT / "requirements" / "gpu.lock")
-    assert "sglang==0.5.17" in requirements
-    assert all(pin.count("==") == 1 and digests for pin, digests in requirements.items())
 
 
 def test_a_plan_is_read_as_it_was_written(tmp_path: Path) -> None:

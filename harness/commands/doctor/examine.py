@@ -12,6 +12,8 @@ from eagletwin.harness.engines.lock import releases
 from eagletwin.harness.engines.source import here
 from eagletwin.harness.families import RECIPES
 
+from .gpu_tools import gpu_tools
+
 # Measured: an engine process holds some 0.7 GB, most of it shared with its forks.
 NEEDED_GIGABYTES = 2.0
 
@@ -44,7 +46,7 @@ def examine() -> list[Check]:
         ),
     ]
     findings.append(_cpu_engine() if all(finding.good or not finding.needed for finding in findings) else _skipped())
-    findings.append(_cuda())
+    findings += _cuda()
     findings.append(_releases())
     return findings
 
@@ -116,14 +118,21 @@ def _cpu_engine() -> Check:
     return Check(what="CPU engine", found=found, good=True, needed=True, remedy="")
 
 
-def _cuda() -> Check:
+def _cuda() -> list[Check]:
+    """The engine, and what it compiles with and imports on a GPU."""
     missing = missing_for_cuda()
     if missing is not None:
-        return Check(what="CUDA engine", found=missing[0], good=False, needed=False, remedy=missing[1])
+        return [Check(what="CUDA engine", found=missing[0], good=False, needed=False, remedy=missing[1])]
     import torch
 
     found = f"{torch.cuda.get_device_name()}, {torch.cuda.device_count()} of them; `check 25015 --device cuda` tries it"
-    return Check(what="CUDA engine", found=found, good=True, needed=False, remedy="")
+    return [
+        Check(what="CUDA engine", found=found, good=True, needed=False, remedy=""),
+        *(
+            Check(what=what, found=there, good=good, needed=False, remedy="" if good else remedy)
+            for what, there, good, remedy in gpu_tools()
+        ),
+    ]
 
 
 def _releases() -> Check:

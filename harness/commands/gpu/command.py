@@ -22,15 +22,13 @@ gpu = typer.Typer(add_completion=False, help="Run many cases on a GPU host, whic
 
 @gpu.command("bundle")
 def gpu_bundle(
-    folder: Annotated[Path, typer.Argument(help="Where to write it. About 32 MB.")],
-    flash_attention: Annotated[
-        bool, typer.Option("--flash-attention", help="Add FlashAttention's kernels, for `--attention fa3`. About 250 MB more.")
-    ] = False,
+    folder: Annotated[Path, typer.Argument(help="Where to write it. 40 MB of 0.5.17, 400 MB of 0.5.23, in parts of 60 MB.")],
+    sglang: Annotated[str, typer.Option(metavar="RELEASE", help="The release to pack: 0.5.17 or 0.5.23.")] = "0.5.17",
 ) -> int:
-    """Pack eagletwin, SGLang 0.5.17, its kernels for Hopper and what they need. `. FOLDER/setup.sh` unpacks it on the host."""
-    from .bundle import bundle
+    """Pack eagletwin, a release of SGLang, and what both need on a Hopper GPU. `. FOLDER/setup.sh` unpacks it on the host."""
+    from .bundle.pack import bundle
 
-    for file in bundle(folder, Path(__file__).resolve().parents[3], flash_attention):
+    for file in bundle(folder, Path(__file__).resolve().parents[3], sglang):
         print(f"{file.stat().st_size / 1e6:8.1f} MB  {file}")
     return EXIT_EQUAL
 

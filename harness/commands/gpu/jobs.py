@@ -51,6 +51,7 @@ class Job(Struct, frozen=True, kw_only=True):
     known   known bugs of the release, by name, and what fixes each: a case that diverged runs again with the fix, and is
             explained by the bug if it is equal then
     keep    keep the trace of the first case; those of cases that are not equal are kept anyway
+    proof   a case says nothing unless all statements ran that the patches change
     """
 
     name: str
@@ -64,6 +65,7 @@ class Job(Struct, frozen=True, kw_only=True):
     apart: Mode | None = None
     known: dict[str, Patch] = {}
     keep: bool = False
+    proof: bool = False
 
 
 class Beside(Struct, frozen=True, kw_only=True):
@@ -245,6 +247,9 @@ def _look(engine: EngineProcess, job: Job, case: Case, folder: Path, *, keep: bo
         verdict = agree(verdict, second, f"in run {time_again + 1}")
         if verdict.status == "unknown":
             break
+    if job.proof and trace.header.unreached_edits:
+        reason = f"{trace.header.unreached_edits[0]} is edited in a branch that did not run"
+        verdict = msgspec.structs.replace(verdict, status="unknown", rule="", reason=reason, first=None)
     found = verdict.first
     seen = CaseResult(
         case=case.name,

@@ -137,6 +137,7 @@ def proofs(
                     patches=(*changes, *_in_one_graph(entry, side, mode)),
                     view=side.view,
                     times=3,
+                    proof=True,
                 )
                 jobs.append(job)
     return jobs

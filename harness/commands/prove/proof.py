@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from msgspec import UNSET
 from msgspec.structs import replace
 
 from eagletwin.cases.entry import Entry, Known, Probe
@@ -23,6 +24,7 @@ from eagletwin.harness.engines.host import Host, WouldNotStart
 from eagletwin.harness.engines.lock import releases
 from eagletwin.harness.engines.provision import NotFetched
 from eagletwin.harness.engines.release_hosts import hosts
+from eagletwin.harness.judge.unseen import INPUTS, SHOWS_INSTEAD
 
 
 def _red(rule: str) -> str:
@@ -43,9 +45,23 @@ class Proof:
         return (
             self.green.verdict.status == "equal"
             and not self.unchecked
+            and not self.unreached
             and self.red.verdict.status == _red(self.entry.rule)
-            and self.red.verdict.rule == self.entry.rule
+            and self.red.verdict.rule in (self.entry.rule, self.stands_in)
         )
+
+    @property
+    def stands_in(self) -> str:
+        """The rule by which the bug shows where a graph hides the entry's own from both sides; empty: none, or not needed."""
+        green, red, rule = self.green.verdict, self.red.verdict, self.entry.rule
+        hidden = all(verdict.unseen.get(rule) and not verdict.checked.get(rule) for verdict in (green, red))
+        return red.rule if hidden and red.rule in SHOWS_INSTEAD and rule in INPUTS else ""
+
+    @property
+    def unreached(self) -> tuple[str, ...]:
+        """Edits of a side's patch in a branch that no call took: what came out says nothing of them."""
+        found = (outcome.trace.header.unreached_edits for outcome in (self.green, self.red))
+        return tuple(name for names in found if names is not UNSET for name in names)
 
     @property
     def unchecked(self) -> bool:
@@ -56,7 +72,7 @@ class Proof:
     def exit_code(self) -> int:
         if self.holds:
             return EXIT_EQUAL
-        unknown = self.unchecked or "unknown" in (self.green.verdict.status, self.red.verdict.status)
+        unknown = self.unchecked or self.unreached or "unknown" in (self.green.verdict.status, self.red.verdict.status)
         return EXIT_UNKNOWN if unknown else EXIT_DIVERGED
 
 

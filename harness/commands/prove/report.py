@@ -41,16 +41,27 @@ def proof_table(proofs: Sequence[Proof | NoProof], others: Sequence[Entry] = ())
                 proof.entry.state,
                 proof.green.verdict.status,
                 f"{red.status} {red.rule}".strip(),
-                "[green]holds[/]" if proof.holds else f"[red]fails[/]: {_failure(proof)}",
+                _result(proof),
             )
         )
     rows += [(entry.id, entry.state, "not run", "not run", "[yellow]unknown[/]: not reached") for entry in others]
     print_table(("entry", "in", "with the fix", "without it", "proof"), rows)
 
 
+def _result(proof: Proof) -> str:
+    """Whether the proof holds, and by which rule where a graph hides the entry's own."""
+    if not proof.holds:
+        return f"[red]fails[/]: {_failure(proof)}"
+    if proof.red.verdict.rule == proof.entry.rule:
+        return "[green]holds[/]"
+    return f"[green]holds[/] by {proof.stands_in}, which stands in for {proof.entry.rule}: that is hidden in a graph"
+
+
 def _failure(proof: Proof) -> str:
     """What should have come out, and what did."""
     green, red, rule = proof.green.verdict, proof.red.verdict, proof.entry.rule
+    if proof.unreached:
+        return f"{proof.unreached[0]} is edited in a branch that did not run: the entry needs an edit of the one that does"
     wrong = []
     if green.status != "equal":
         wrong.append(f"with the fix the case must be equal, and is {green.status} {green.rule}".rstrip())

@@ -19,7 +19,10 @@ from . import switches
 
 edited: list[tuple[str, ...]] = []  # of each edit of this process its target; of each switch of SGLang all of its targets
 _sources: dict[Any, str] = {}  # code objects that edits made -> their source, for an edit of the same function after them
+_places: dict[Any, tuple[tuple[int, str], ...]] = {}  # the same -> where in that source each edit begins, and what it is called
+_written: list[tuple[str, str]] = []  # of each edit of this process its target, and what it is called
 ran: set[str] = set()  # those of them that were called, here or before the fork
+reached: set[str] = set()  # edits, by what they are called, of which the statement ran that they changed
 
 
 class PatchFailed(Exception):
@@ -32,12 +35,19 @@ def idle() -> tuple[str, ...]:
     return tuple(dict.fromkeys(target for targets in edited if ran.isdisjoint(targets) for target in targets))
 
 
+def unreached() -> tuple[str, ...]:
+    """Edits of functions that were called and took a branch without an edit. Of several edits of a function one is enough: a
+    patch changes branches that exclude each other, as of a replayed graph and without one."""
+    taken = {target for target, name in _written if name in reached}
+    return tuple(name for target, name in _written if target in ran and target not in taken)
+
+
 def apply(patch: Patch) -> None:
     """Apply all of a patch, or raise PatchFailed (the process is then of no use). What fits only in part is taken back
     before the patch's other edits are tried."""
     switches.ON.update(patch.switches)
     done: list[tuple[Any, Any]] = []
-    listed = len(edited)
+    listed, written = len(edited), len(_written)
     try:
         if patch.sglang_toggle is not None:
             _toggle(patch.sglang_toggle, done)
@@ -48,7 +58,7 @@ def apply(patch: Patch) -> None:
             raise
         for function, code in reversed(done):
             function.__code__ = code
-        del edited[listed:]
+        del edited[listed:], _written[written:]
         for edit in patch.otherwise:
             _edit(edit)
 
@@ -101,7 +111,12 @@ def _edit(edit: Edit) -> tuple[Any, Any]:
     """Apply an edit; what to put back, and where, to take it back."""
     done = rewrite(edit)
     edited.append((edit.target,))
+    _written.append((edit.target, _called(edit)))
     return done
+
+
+def _called(edit: Edit) -> str:
+    return f"{edit.target}: {edit.match.strip()!r}"
 
 
 def rewrite(edit: Edit) -> tuple[Any, Any]:
@@ -119,11 +134,19 @@ def rewrite(edit: Edit) -> tuple[Any, Any]:
     before = source[: source.index(edit.match)].rpartition("\n")[2]
     indentation = before[: len(before) - len(before.lstrip())]
     replacement = edit.replacement.replace("\n", "\n" + indentation)
+    at, grown = source.index(edit.match), len(replacement) - len(edit.match)
     source = source.replace(edit.match, replacement)
     before_it = function.__code__
-    function.__code__ = _compile(source, function, edit.target)
-    _sources[function.__code__] = source
+    places = tuple((place + grown * (place > at), name) for place, name in _places.get(before_it, ()))
+    places += ((at + _indented(replacement), _called(edit)),)
+    function.__code__ = _compile(source, function, edit.target, places)
+    _sources[function.__code__], _places[function.__code__] = source, places
     return function, before_it
+
+
+def _indented(text: str) -> int:
+    """How many blanks a text begins with."""
+    return len(text) - len(text.lstrip())
 
 
 def source_of(function: Any) -> str:
@@ -151,8 +174,9 @@ def _resolve(target: str) -> Any:
     raise PatchFailed(f"{target} does not exist in this SGLang")
 
 
-def _compile(source: str, function: Callable[..., Any], target: str) -> Any:
-    """Code object of the edited function. Free variables (`__class__` of a method that calls super()) are kept."""
+def _compile(source: str, function: Callable[..., Any], target: str, places: tuple[tuple[int, str], ...] = ()) -> Any:
+    """Code object of the edited function. Free variables (`__class__` of a method that calls super()) are kept. The statements
+    at these places of the source note that they ran."""
     try:
         tree = ast.parse(source)
     except SyntaxError as error:
@@ -162,6 +186,8 @@ def _compile(source: str, function: Callable[..., Any], target: str) -> Any:
     if not isinstance(definition, ast.FunctionDef):
         raise PatchFailed(f"{target}: not a plain function")
     definition.decorator_list = []  # they wrapped the original, and still do
+    for place, name in places:
+        _note_statement(definition, source.count("\n", 0, place) + 1, name)
     note = ast.parse(f"import {__name__} as _patches\n_patches.ran.add({target!r})").body
     documented = ast.get_docstring(definition) is not None
     definition.body[documented:documented] = note
@@ -173,6 +199,29 @@ def _compile(source: str, function: Callable[..., Any], target: str) -> Any:
         tree.body = [maker]
     code = compile(ast.fix_missing_locations(tree), f"<{target}, patched>", "exec")
     return _find_code(code, function.__name__)
+
+
+def _note_statement(definition: ast.FunctionDef, line: int, name: str) -> None:
+    """Have the innermost statement on a line note that it is about to run; on the line of `def`, the whole function."""
+    blocks = [
+        block
+        for node in ast.walk(definition)
+        for part in ("body", "orelse", "finalbody")
+        if isinstance(block := getattr(node, part, None), list)
+    ]
+    found = [
+        (statement.lineno, block, statement)
+        for block in blocks
+        for statement in block
+        if isinstance(statement, ast.stmt) and statement.lineno <= line <= (statement.end_lineno or statement.lineno)
+    ]
+    note = ast.parse(f"import {__name__} as _patches\n_patches.reached.add({name!r})").body
+    if not found:
+        definition.body[bool(ast.get_docstring(definition)) : bool(ast.get_docstring(definition))] = note
+        return
+    _, block, statement = max(found, key=lambda one: one[0])  # of two that hold a line, the inner one begins later
+    at = block.index(statement)
+    block[at:at] = note
 
 
 def _find_code(code: Any, name: str) -> Any:

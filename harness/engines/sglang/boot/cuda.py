@@ -21,7 +21,7 @@ from ..taps.captures import CAPTURES
 # Packages of a whole installation of SGLang that no case calls, and that a host may lack. Where one is there, it is used.
 _SPARE: tuple[str, ...] = (
     *("IPython", "aiohttp", "compressed_tensors", "deep_gemm", "fastapi", "flashinfer", "gguf"),
-    *("torchaudio", "torchcodec", "torchvision", "uvicorn", "xgrammar"),
+    *("flash_mla", "torchaudio", "torchcodec", "torchvision", "uvicorn", "xgrammar"),
 )
 
 # Layers whose CUDA kernels know no float32 (RMSNorm's are flashinfer's for other types). Their own code in torch runs instead.

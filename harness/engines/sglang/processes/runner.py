@@ -14,6 +14,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, NoReturn
 
+from msgspec import UNSET
 from msgspec.structs import replace
 
 from eagletwin.harness.core.case import Case
@@ -34,6 +35,7 @@ def serve(connection: socket.socket, scheduler: Any, info: EngineInfo, build: wi
     """Run the cases that come through the connection until it closes, or until one does not end cleanly."""
     before = 0
     called_while_built, changes_while_built = set(patches.ran), set(changes.ran)
+    reached_while_built = set(patches.reached)  # what a graph captured runs in it, unseen
     last_word = LastWord()
     try:
         kernels.start(build, scheduler)
@@ -48,6 +50,7 @@ def serve(connection: socket.socket, scheduler: Any, info: EngineInfo, build: wi
                 before = 0
             kernels.clear()
             patches.ran.intersection_update(called_while_built)
+            patches.reached.intersection_update(reached_while_built)
             changes.ran.intersection_update(changes_while_built)
             stubs.called.clear()
             case = _Run(connection, scheduler, info, message, before)
@@ -164,7 +167,7 @@ class _Run:
         header = new_header(
             case, model_pair(case.model).digest, self._info, ending, records, kernels.fallbacks(), patches.idle(), self._before
         )
-        header = replace(header, differs=changes.differs())
+        header = replace(header, differs=changes.differs(), unreached_edits=patches.unreached() or UNSET)
         write_trace(Path(self._message.folder), header, self._recorder.tensors if tensors is None else tensors)
 
 

@@ -19,6 +19,7 @@ from msgspec.structs import replace
 from eagletwin.harness.core.records import Ending
 from eagletwin.harness.core.trace import rank_folder
 from eagletwin.harness.engines import wire
+from eagletwin.harness.engines.compilers import LOOK_SECONDS, CompileTime
 
 from .last_word import ASK, STUCK
 from .progress import Progress
@@ -169,6 +170,7 @@ class _Watch:
     at: float = 0.0
     overdue: str = ""
     killed: list[_Rank] = field(default_factory=list)
+    compiled: CompileTime = field(default_factory=CompileTime)
 
     @property
     def running(self) -> list[_Rank]:
@@ -182,6 +184,13 @@ class _Watch:
                 rank.look()
             seconds = self._left()
         return seconds
+
+    def look_for_compilers(self) -> None:
+        """What was compiled since the last look counts neither for the step nor for the case."""
+        seconds = self.compiled.since_last_look()
+        self.begun += seconds
+        for rank in self.running:
+            rank.stepped = min(rank.stepped + seconds, time.monotonic())
 
     def _left(self) -> float:
         now = time.monotonic()
@@ -255,7 +264,8 @@ def supervise(standing: Runner, caller: socket.socket, run: wire.Run) -> wire.Ra
         if left <= 0:
             watch.end()
             break
-        ready = select.select([rank.connection for rank in watch.running], [], [], left)[0]
+        ready = select.select([rank.connection for rank in watch.running], [], [], min(left, LOOK_SECONDS))[0]
+        watch.look_for_compilers()
         heard = [rank for rank in watch.running if rank.connection in ready]
         for rank in heard:
             rank.hear(standing.ran)

@@ -1,0 +1,59 @@
+"""When a proof holds: another rule may stand in for one that a graph hides; an edit that did not run proves nothing."""
+
+from pathlib import Path
+
+import pytest
+from msgspec.structs import replace
+
+from eagletwin.cases.regressions import LEDGER
+from eagletwin.harness.check.confirm import Outcome
+from eagletwin.harness.commands.prove.proof import Proof
+from eagletwin.harness.commands.prove.report import _result
+from eagletwin.harness.core.errors import EXIT_DIVERGED, EXIT_EQUAL, EXIT_UNKNOWN
+from eagletwin.harness.core.records import Ending, EngineInfo, Header
+from eagletwin.harness.core.trace import Trace, new_header
+from eagletwin.harness.core.verdict import Verdict
+
+ENTRY = LEDGER["25015"]
+ENGINE = EngineInfo(name="sglang", version="0.5.23", device="cuda", kernels="compiled", torch="2.14.1", triton="3.8.0")
+
+
+def header(**changes: object) -> Header:
+    return replace(new_header(ENTRY.case, "", ENGINE, Ending(kind="finished"), ()), **changes)
+
+
+def proof(rule: str, unseen: int, checked: int = 0, **changes: object) -> Proof:
+    """Both sides of #25015: the red one breaks this rule."""
+    counts = {"unseen": {ENTRY.rule: unseen}, "checked": {ENTRY.rule: checked}}
+    sides = (Verdict(status="equal", **counts), Verdict(status="diverged", rule=rule, **counts))  # type: ignore[arg-type]
+    outcomes = [Outcome(ENTRY.case, verdict, Trace(header(**changes), {}), Path(), "") for verdict in sides]
+    return Proof(ENTRY, *outcomes)
+
+
+def test_the_entrys_own_rule_needs_nothing_to_stand_in_for_it() -> None:
+    assert ENTRY.rule == "draft.positions"
+    assert proof("draft.positions", 0, 3).holds
+    assert _result(proof("draft.positions", 0, 3)) == "[green]holds[/]"
+
+
+@pytest.mark.parametrize("rule", ["draft.scratch_kv", "draft.kv"])
+def test_rows_stand_in_for_an_input_that_a_graph_hides(rule: str) -> None:
+    found = proof(rule, 6)
+    assert found.holds
+    assert found.exit_code == EXIT_EQUAL
+    assert f"by {rule}, which stands in for draft.positions" in _result(found)
+
+
+def test_rows_do_not_stand_in_for_an_input_that_was_seen_nor_any_other_rule() -> None:
+    seen = proof("draft.scratch_kv", 6, 3)
+    assert not seen.holds
+    assert not proof("draft.scratch_kv", 0).holds
+    assert not proof("target.kv", 6).holds
+    assert seen.exit_code == EXIT_DIVERGED
+
+
+def test_a_proof_by_an_edit_whose_branch_did_not_run_is_unknown() -> None:
+    found = proof("draft.positions", 0, 3, unreached_edits=("a.b: 'c'",))
+    assert not found.holds
+    assert found.exit_code == EXIT_UNKNOWN
+    assert "a.b: 'c' is edited in a branch that did not run" in _result(found)
