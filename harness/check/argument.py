@@ -40,11 +40,7 @@ def argue(
         lines += ["", *fold(f"{verdict.rule or 'cannot tell'}: {verdict.reason}", columns)]
         if verdict.exercised:
             lines += fold(f"Exercised: {', '.join(verdict.exercised)}.", columns)
-    if verdict.later:
-        total = sum(verdict.later.values())
-        parts = ", ".join(f"{rule} {number}" for rule, number in sorted(verdict.later.items()))
-        text = f"After it {count(total, 'more comparison')} diverged, which may follow from it: {parts}."
-        lines += ["", *fold(text, columns)]
+    lines += _later(verdict, columns)
     if known:
         text = f"It may be {known}: with its remedy this case is equal (`eagletwin ledger {known}` says what it is)."
         lines += ["", *fold(text, columns)]
@@ -76,6 +72,15 @@ def argue(
     if again:
         lines += ["", f"  again: {again}"]
     return "\n".join(lines)
+
+
+def _later(verdict: Verdict, columns: int) -> list[str]:
+    """How much diverged after the first divergence."""
+    if not verdict.later:
+        return []
+    total = sum(verdict.later.values())
+    parts = ", ".join(f"{rule} {number}" for rule, number in sorted(verdict.later.items()))
+    return ["", *fold(f"After it {count(total, 'more comparison')} diverged, which may follow from it: {parts}.", columns)]
 
 
 def _why_unseen(engine: EngineInfo) -> str:

@@ -313,15 +313,18 @@ def _of_token(closer: Closer, found: Divergence, token: int, name: str) -> str:
 def _of_slots(closer: Closer, exhibit: Exhibit) -> Owners:
     held = slot_owners(closer)
     assert isinstance(exhibit.actual, list)
-    by_row = {n: held.get(int(exhibit.actual[n]), "nobody's in the tables before it") for n in exhibit.wrong[:_WRONG_ROWS]}
+    by_row = {n: held.get(int(exhibit.actual[n]), "in no table") for n in exhibit.wrong[:_WRONG_ROWS]}
     return Owners(True, by_row[exhibit.wrong[0]], by_row)
 
 
 def slot_owners(closer: Closer) -> dict[int, str]:
-    """Slot -> the request and the column of its row of req_to_token that name it, and the prefix cache's: of the newest tables
-    up to the first divergence."""
+    """Slot -> the request and the column of its row of req_to_token that name it, and the prefix cache's: by the newest tables
+    up to the first divergence; of its own request, by those before it."""
     held, cached, tables = {0: "slot 0, which takes padding"}, list[int](), dict[str, list[int]]()
-    for number, record in _before(closer):
+    found, before = closer.divergences[0], {number for number, _ in _before(closer)}
+    for number, record in enumerate(closer.trace.header.records):
+        if record.iteration > found.iteration or (record.request == found.request and number not in before):
+            continue
         if record.stage == "batch" and "cached" in record.tensors:
             cached = closer.trace.integers(number, "cached")
         if "table" in record.tensors:
