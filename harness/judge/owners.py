@@ -313,31 +313,36 @@ def _of_token(closer: Closer, found: Divergence, token: int, name: str) -> str:
 def _of_slots(closer: Closer, exhibit: Exhibit) -> Owners:
     held = slot_owners(closer)
     assert isinstance(exhibit.actual, list)
-    by_row = {n: held.get(int(exhibit.actual[n]), "in no table") for n in exhibit.wrong[:_WRONG_ROWS]}
+    by_row = {n: held.get(int(exhibit.actual[n]), "nobody's: no request's table names it") for n in exhibit.wrong[:_WRONG_ROWS]}
     return Owners(True, by_row[exhibit.wrong[0]], by_row)
 
 
 def slot_owners(closer: Closer) -> dict[int, str]:
-    """Slot -> the request and the column of its row of req_to_token that name it, and the prefix cache's: by the newest tables
-    up to the first divergence; of its own request, by those before it."""
-    held, cached, tables = {0: "slot 0, which takes padding"}, list[int](), dict[str, list[int]]()
-    found, before = closer.divergences[0], {number for number, _ in _before(closer)}
+    """Slot -> the request and the column of its row of req_to_token that name it, and the prefix cache's."""
+    held, found = {0: "slot 0, which takes padding"}, closer.divergences[0]
     for number, record in enumerate(closer.trace.header.records):
-        if record.iteration > found.iteration or (record.request == found.request and number not in before):
-            continue
-        if record.stage == "batch" and "cached" in record.tensors:
-            cached = closer.trace.integers(number, "cached")
-        if "table" in record.tensors:
-            tables[record.request] = closer.trace.integers(number, "table")
-        if record.stage == "finished":
-            tables.pop(record.request, None)
-    for slot in cached:
-        held[slot] = "the prefix cache's"
-    for request, table in tables.items():
+        if record.iteration <= found.iteration and record.stage == "batch" and "cached" in record.tensors:
+            held |= dict.fromkeys(closer.trace.integers(number, "cached"), "the prefix cache's")
+    for request, table in tables_at(closer).items():
         for column, slot in enumerate(table):
             if slot:
                 held.setdefault(slot, f"column {column} of request {request}")
     return held
+
+
+def tables_at(closer: Closer) -> dict[str, list[int]]:
+    """Each live request's row of req_to_token: the newest up to the iteration of the first divergence; of the request that this
+    is about, the newest before it."""
+    found, before = closer.divergences[0], {number for number, _ in _before(closer)}
+    tables = dict[str, list[int]]()
+    for number, record in enumerate(closer.trace.header.records):
+        if record.iteration > found.iteration or (record.request == found.request and number not in before):
+            continue
+        if "table" in record.tensors:
+            tables[record.request] = closer.trace.integers(number, "table")
+        if record.stage == "finished":
+            tables.pop(record.request, None)
+    return tables
 
 
 def _number(name: str) -> int:

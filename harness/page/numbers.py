@@ -1,5 +1,6 @@
 """The tables of a page: the rows, masks or slots around the first wrong number, with their neighbours."""
 
+import re
 from collections.abc import Sequence
 
 import numpy as np
@@ -9,7 +10,7 @@ from eagletwin.harness.judge.bounds import FLOAT32, bounds_of
 from eagletwin.harness.judge.closer import Closer
 from eagletwin.harness.judge.compare import Exhibit
 from eagletwin.harness.judge.model import model_of
-from eagletwin.harness.judge.owners import Owners, slot_owners
+from eagletwin.harness.judge.owners import Owners, slot_owners, tables_at
 from eagletwin.harness.judge.trees import parents_of
 from eagletwin.reference.tree import ancestor_mask
 
@@ -17,6 +18,7 @@ from .model import Cell, Row, Table
 
 _AROUND = 5  # neighbours on each side of what is wrong
 _MOST = 60  # rows of a table
+_MOST_COLUMNS = 24  # of req_to_token
 _MOST_NODES = 64  # of a mask that is shown whole
 _RANKED = 6  # of the best logits
 
@@ -34,8 +36,9 @@ def tables_of(closer: Closer, owners: Owners | None) -> tuple[Table, ...]:
     if exhibit.logits is not None:
         return (_integers(exhibit, whose, {}), _choice(exhibit))
     if isinstance(exhibit.actual, list):
-        slots = slot_owners(closer) if first.rule == "draft.slots" else {}
-        return (_integers(exhibit, whose, slots),)
+        if first.rule == "draft.slots":
+            return (_integers(exhibit, whose, slot_owners(closer)), *_slots(closer, exhibit))
+        return (_integers(exhibit, whose, {}),)
     return (_rows(closer, exhibit, whose), _elements(exhibit))
 
 
@@ -157,6 +160,30 @@ def _element(exhibit: Exhibit, element: int) -> str:
     layers = exhibit.parts // 2
     layer = f" of layer {part % layers}" if layers > 1 else ""
     return f"{'keys' if part < layers else 'values'}{layer}, element {inside}"
+
+
+def _slots(closer: Closer, exhibit: Exhibit) -> tuple[Table, ...]:
+    """The requests' rows of req_to_token around the columns that differ, as they were when the first number went wrong."""
+    tables = tables_at(closer)
+    columns = [int(found[1]) for n in exhibit.wrong[:_MOST] if (found := re.search(r"column (\d+)", exhibit.name(n)))]
+    most = max((len(table) for table in tables.values()), default=0)
+    if not columns or not most:
+        return ()
+    wrong = {int(exhibit.actual[n]) for n in exhibit.wrong}
+    at = _shown(columns, max(most, max(columns) + 1))[:_MOST_COLUMNS]
+    rows = []
+    for request, table in tables.items():
+        slots = [table[column] if column < len(table) else None for column in at]
+        cells = tuple(Cell("" if slot is None else str(slot), "wrong" if slot in wrong else "") for slot in slots)
+        rows.append(Row((Cell(request), *cells)))
+    return (
+        Table(
+            caption="Rows of req_to_token around it, by request and column",
+            header=("request", *map(str, at)),
+            rows=tuple(rows),
+            note="≠ marks the slots that were written in place of the expected ones, wherever a row names them.",
+        ),
+    )
 
 
 def _mask(closer: Closer) -> Table | None:

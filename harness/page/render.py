@@ -27,18 +27,17 @@ _ESCAPES = {"<": "\\u003c", ">": "\\u003e", "&": "\\u0026", "\u2028": "\\u2028",
 
 def html_of(page: Page) -> str:
     """The whole page."""
-    from markupsafe import Markup
-
-    environment = _environment()
     program = (_TEMPLATES / "page.js").read_text(encoding="utf-8")
     digest = base64.b64encode(hashlib.sha256(program.encode()).digest()).decode()
     return str(
-        environment.get_template("page.html").render(
+        _environment()
+        .get_template("page.html")
+        .render(
             page=page,
-            style=Markup((_TEMPLATES / "page.css").read_text(encoding="utf-8")),
-            program=Markup(program),
+            style=(_TEMPLATES / "page.css").read_text(encoding="utf-8"),
+            program=program,
             program_digest=digest,
-            timeline=Markup(_json(page.timeline)),
+            timeline=_json(page.timeline),
         )
     )
 

@@ -2,6 +2,8 @@
 
 from collections.abc import Iterator, Sequence
 from itertools import groupby
+from pathlib import Path
+from typing import Protocol
 
 from eagletwin.harness.core.places import place_of
 from eagletwin.harness.core.records import Header
@@ -14,10 +16,53 @@ from eagletwin.harness.judge.owners import Owners, owners_of
 
 from .model import Cell, Fields, Page, Row, Section, Table
 from .numbers import tables_of
+from .render import NAME, write_page
 from .timeline import timeline_of
 from .trees import trees_of
 
 _MOST_LATER = 300  # divergences that are listed
+
+
+class Concluded(Protocol):
+    """What a command has of a run when it is over: check's Outcome."""
+
+    @property
+    def folder(self) -> Path: ...
+    @property
+    def trace(self) -> Trace: ...
+    @property
+    def verdict(self) -> Verdict: ...
+    @property
+    def report(self) -> str: ...
+    @property
+    def again(self) -> str: ...
+    @property
+    def known(self) -> str: ...
+
+
+def write_run(outcome: Concluded) -> Path | None:
+    """report.html in the run folder of an outcome, as write_page does."""
+    folder = outcome.folder
+
+    def page() -> Page:
+        return run_page(
+            outcome.trace,
+            outcome.verdict,
+            argument=outcome.report,
+            again=(outcome.again,) if outcome.again else (),
+            known=outcome.known,
+            files=files_of(folder),
+        )
+
+    return write_page(folder, page)
+
+
+def files_of(folder: Path) -> tuple[str, ...]:
+    """Names of what lies beside a page, for a person to open."""
+    names = sorted(file.name for file in folder.iterdir() if file.is_file() and not file.name.startswith("."))
+    return tuple(name for name in names if name != NAME)
+
+
 TREE_NOTE = (
     "Each node: its number, or · for a candidate that was not selected, and below it its token. ✓ was accepted; ≠ differs. "
     "The engine's choices before the first wrong one are followed, so Expected is what it should have made of them."

@@ -69,10 +69,10 @@
     draw();
   };
   const toFirst = () => go(data.first - Math.floor(width / 3), firstLane - Math.floor(LANES / 2));
-  const begin = button("⏮ First", () => go(0));
-  const earlier = button("◀ Earlier", () => go(left - width));
-  const later = button("Later ▶", () => go(left + width));
-  const end = button("Last ⏭", () => go(last()));
+  const begin = button("First", () => go(0));
+  const earlier = button("Earlier", () => go(left - width));
+  const later = button("Later", () => go(left + width));
+  const end = button("Last", () => go(last()));
   if (data.first >= 0) button("⚑ First wrong record", toFirst);
   const label = element("label", "Iteration ");
   const typed = element("input");
@@ -83,8 +83,8 @@
   });
   label.append(typed);
   controls.append(label);
-  const up = button("▲ Requests", () => go(left, top - LANES));
-  const down = button("▼ Requests", () => go(left, top + LANES));
+  const up = button("Requests above", () => go(left, top - LANES));
+  const down = button("Requests below", () => go(left, top + LANES));
   up.hidden = down.hidden = data.lanes.length <= LANES;
   const where = element("span", "", "note");
   controls.append(where);
@@ -95,7 +95,7 @@
       const own = mark[kind] || [];
       if (own.length) line.append(`${kind}: `, ...own.map((token) => element("span", `${sign} ${token}`, kind)), " ");
     }
-    if (mark.bonus !== undefined && mark.bonus !== null) line.append("bonus: ", element("span", `＋ ${mark.bonus}`, "bonus"));
+    if (mark.bonus !== undefined && mark.bonus !== null) line.append("bonus: ", element("span", `+ ${mark.bonus}`, "bonus"));
     return line;
   };
   const choose = (lane, column) => {
