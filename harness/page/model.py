@@ -44,7 +44,7 @@ class Timeline(Struct, frozen=True, kw_only=True):
     brief: int = 0
 
 
-class Cell(Struct, frozen=True):
+class TableCell(Struct, frozen=True):
     """A cell of a table. kind: wrong, right, doubt or "": shown by a sign as well as by a colour. href: of a link"""
 
     text: str
@@ -52,10 +52,10 @@ class Cell(Struct, frozen=True):
     href: str = ""
 
 
-class Row(Struct, frozen=True):
+class TableRow(Struct, frozen=True):
     """A row of a table. tags: by which a filter finds it."""
 
-    cells: tuple[Cell, ...]
+    cells: tuple[TableCell, ...]
     kind: str = ""
     tags: tuple[str, ...] = ()
 
@@ -65,14 +65,14 @@ class Table(Struct, frozen=True, kw_only=True):
 
     caption: str
     header: tuple[str, ...]
-    rows: tuple[Row, ...]
+    rows: tuple[TableRow, ...]
     note: str = ""
     filters: tuple[tuple[str, tuple[str, ...]], ...] = ()
     searched: bool = False
     narrow: bool = False  # a matrix, of cells of one sign
 
 
-class Section(Struct, frozen=True, kw_only=True):
+class PageSection(Struct, frozen=True, kw_only=True):
     """A part of a page. lines: sentences; text: as it is, in a fixed width."""
 
     heading: str
@@ -94,7 +94,7 @@ class Node(Struct, frozen=True, kw_only=True):
     wrong: bool = False
 
 
-class Tree(Struct, frozen=True, kw_only=True):
+class TreePicture(Struct, frozen=True, kw_only=True):
     """A drawn tree. edges: x1, y1, x2, y2"""
 
     title: str
@@ -124,10 +124,10 @@ class Page(Struct, frozen=True, kw_only=True):
     why: str = ""
     reason: str = ""
     timeline: Timeline | None = None
-    trees: tuple[Tree, ...] = ()
+    trees: tuple[TreePicture, ...] = ()
     tree_note: str = ""
     tables: tuple[Table, ...] = ()
-    sections: tuple[Section, ...] = ()
+    sections: tuple[PageSection, ...] = ()
     argument: str = ""
     again: tuple[str, ...] = ()
     files: tuple[str, ...] = ()

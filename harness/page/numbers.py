@@ -14,7 +14,7 @@ from eagletwin.harness.judge.owners import Owners, slot_owners, tables_at
 from eagletwin.harness.judge.trees import parents_of
 from eagletwin.reference.tree import ancestor_mask
 
-from .model import Cell, Row, Table
+from .model import Table, TableCell, TableRow
 
 _AROUND = 5  # neighbours on each side of what is wrong
 _MOST = 60  # rows of a table
@@ -60,10 +60,10 @@ def _integers(exhibit: Exhibit, whose: dict[int, str], slots: dict[int, str]) ->
     rows = []
     for n in at:
         expected, actual, bad = str(exhibit.expected[n]), str(exhibit.actual[n]), n in wrong
-        cells = [Cell(exhibit.name(n)), Cell(expected), Cell(actual, "wrong" if bad else "right")]
+        cells = [TableCell(exhibit.name(n)), TableCell(expected), TableCell(actual, "wrong" if bad else "right")]
         if named:
-            cells.append(Cell(whose.get(n, "") or slots.get(int(exhibit.actual[n]), "")))
-        rows.append(Row(tuple(cells), "wrong" if bad else ""))
+            cells.append(TableCell(whose.get(n, "") or slots.get(int(exhibit.actual[n]), "")))
+        rows.append(TableRow(tuple(cells), "wrong" if bad else ""))
     return Table(
         caption="Around the first wrong number",
         header=("", "expected", "actual", *(["whose the actual one is"] if named else [])),
@@ -83,8 +83,13 @@ def _choice(exhibit: Exhibit) -> Table:
         place, should = (f"place {some.index(token)}" if token in some else "" for some in (actual, expected))
         bad = place != should
         rows.append(
-            Row(
-                (Cell(str(token)), Cell(f"{float(logits[token]):.6g}"), Cell(should), Cell(place, "wrong" if bad else "")),
+            TableRow(
+                (
+                    TableCell(str(token)),
+                    TableCell(f"{float(logits[token]):.6g}"),
+                    TableCell(should),
+                    TableCell(place, "wrong" if bad else ""),
+                ),
                 "wrong" if bad else "",
             )
         )
@@ -111,14 +116,14 @@ def _rows(closer: Closer, exhibit: Exhibit, whose: dict[int, str]) -> Table:
     for n, one in enumerate(at):
         bad, element = one in wrong, int(error[n])
         cells = (
-            Cell(exhibit.name(one)),
-            Cell(f"{float(share[n]):.3g} times the bound", "wrong" if bad else "right"),
-            Cell(_element(exhibit, element)),
-            Cell(f"{float(expected[n, element]):.6g}"),
-            Cell(f"{float(actual[n, element]):.6g}"),
-            Cell(whose.get(one, "")),
+            TableCell(exhibit.name(one)),
+            TableCell(f"{float(share[n]):.3g} times the bound", "wrong" if bad else "right"),
+            TableCell(_element(exhibit, element)),
+            TableCell(f"{float(expected[n, element]):.6g}"),
+            TableCell(f"{float(actual[n, element]):.6g}"),
+            TableCell(whose.get(one, "")),
         )
-        rows.append(Row(cells, "wrong" if bad else ""))
+        rows.append(TableRow(cells, "wrong" if bad else ""))
     return Table(
         caption="Rows around the first wrong one",
         header=("", "largest error", "in", "expected", "actual", "whose the actual row is"),
@@ -138,12 +143,12 @@ def _elements(exhibit: Exhibit) -> Table:
         off = abs(float(actual[n]) - float(expected[n]))
         farthest = "wrong" if n == exhibit.element else ""
         cells = (
-            Cell(_element(exhibit, n)),
-            Cell(f"{float(expected[n]):.6g}"),
-            Cell(f"{float(actual[n]):.6g}", farthest),
-            Cell(f"{off:.3g}"),
+            TableCell(_element(exhibit, n)),
+            TableCell(f"{float(expected[n]):.6g}"),
+            TableCell(f"{float(actual[n]):.6g}", farthest),
+            TableCell(f"{off:.3g}"),
         )
-        rows.append(Row(cells, farthest))
+        rows.append(TableRow(cells, farthest))
     return Table(
         caption=f"The numbers of {exhibit.name(row)} around the one that is farthest off",
         header=("", "expected", "actual", "difference"),
@@ -174,8 +179,8 @@ def _slots(closer: Closer, exhibit: Exhibit) -> tuple[Table, ...]:
     rows = []
     for request, table in tables.items():
         slots = [table[column] if column < len(table) else None for column in at]
-        cells = tuple(Cell("" if slot is None else str(slot), "wrong" if slot in wrong else "") for slot in slots)
-        rows.append(Row((Cell(request), *cells)))
+        cells = tuple(TableCell("" if slot is None else str(slot), "wrong" if slot in wrong else "") for slot in slots)
+        rows.append(TableRow((TableCell(request), *cells)))
     return (
         Table(
             caption="Rows of req_to_token around it, by request and column",
@@ -200,10 +205,10 @@ def _mask(closer: Closer) -> Table | None:
         return None
     rows = []
     for node, (expected, actual) in enumerate(zip(exact, mask, strict=True)):
-        cells = [Cell(f"node {node}")]
+        cells = [TableCell(f"node {node}")]
         for must, does in zip(expected, actual, strict=True):
-            cells.append(Cell("●" if must else "·") if must == bool(does) else Cell("●" if does else "·", "wrong"))
-        rows.append(Row(tuple(cells), "wrong" if expected != [bool(one) for one in actual] else ""))
+            cells.append(TableCell("●" if must else "·") if must == bool(does) else TableCell("●" if does else "·", "wrong"))
+        rows.append(TableRow(tuple(cells), "wrong" if expected != [bool(one) for one in actual] else ""))
     return Table(
         caption="The mask: what each node sees",
         header=("", *map(str, range(len(exact)))),

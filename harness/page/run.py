@@ -14,7 +14,7 @@ from eagletwin.harness.judge.closer import Closer, look_closer
 from eagletwin.harness.judge.model import model_of
 from eagletwin.harness.judge.owners import Owners, owners_of
 
-from .model import Cell, Fields, Page, Row, Section, Table
+from .model import Fields, Page, PageSection, Table, TableCell, TableRow
 from .numbers import tables_of
 from .render import NAME, write_page
 from .timeline import timeline_of
@@ -137,27 +137,32 @@ def _facts(header: Header, verdict: Verdict) -> Iterator[tuple[str, str]]:
         yield "the run", f"{ending.kind}: {ending.detail}"
 
 
-def _sections(header: Header, verdict: Verdict, closer: Closer | None, layers: bool) -> Iterator[Section]:
+def _sections(header: Header, verdict: Verdict, closer: Closer | None, layers: bool) -> Iterator[PageSection]:
     if closer is not None and len(closer.divergences) > 1:
         yield _later(header, closer.divergences, layers)
     rows = [
-        Row((Cell(rule), Cell(str(number)), Cell(str(verdict.unseen.get(rule, "")))))
+        TableRow((TableCell(rule), TableCell(str(number)), TableCell(str(verdict.unseen.get(rule, "")))))
         for rule, number in sorted(verdict.checked.items())
     ]
     if rows:
         table = Table(
             caption="Comparisons by rule", header=("rule", "comparisons", "could not be made"), rows=tuple(rows), searched=True
         )
-        yield Section(heading="What was compared", tables=(table,))
+        yield PageSection(heading="What was compared", tables=(table,))
 
 
-def _later(header: Header, divergences: Sequence[Divergence], layers: bool) -> Section:
+def _later(header: Header, divergences: Sequence[Divergence], layers: bool) -> PageSection:
     """All divergences by their record, in the order in which data flows."""
     rows = []
     for place, group in groupby(divergences[1 : 1 + _MOST_LATER], lambda one: place_of(one, header.case.num_steps, layers)):
         for n, one in enumerate(group):
-            cells = (Cell(str(one.iteration)), Cell(place if not n else ""), Cell(one.rule), Cell(one.index))
-            rows.append(Row((*cells, Cell(one.expected), Cell(one.actual, "wrong"))))
+            cells = (
+                TableCell(str(one.iteration)),
+                TableCell(place if not n else ""),
+                TableCell(one.rule),
+                TableCell(one.index),
+            )
+            rows.append(TableRow((*cells, TableCell(one.expected), TableCell(one.actual, "wrong"))))
     left = len(divergences) - 1 - len(rows)
     table = Table(
         caption="Divergences after the first, by record",
@@ -167,4 +172,4 @@ def _later(header: Header, divergences: Sequence[Divergence], layers: bool) -> S
         searched=True,
     )
     lines = ("They come after the first in the order in which data flows, and may follow from it.",)
-    return Section(heading="What diverged after it", lines=lines, tables=(table,))
+    return PageSection(heading="What diverged after it", lines=lines, tables=(table,))

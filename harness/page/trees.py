@@ -14,7 +14,7 @@ from eagletwin.harness.judge.closer import Closer
 from eagletwin.harness.judge.compare import Exhibit
 from eagletwin.harness.judge.draft_tree import ROOT, DraftTree, tree_of
 
-from .model import Node, Tree
+from .model import Node, TreePicture
 
 _ACROSS, _DOWN, _EDGE = 74, 78, 44  # pixels between nodes, and to the border
 _MOST_NODES = 120  # that are drawn
@@ -30,7 +30,7 @@ class _Side:
     wrong: set[int] = field(default_factory=set)
 
 
-def trees_of(closer: Closer) -> tuple[Tree, ...]:
+def trees_of(closer: Closer) -> tuple[TreePicture, ...]:
     """The tree that must be and the one that was; none where the divergence is about no round."""
     found = closer.divergences[0]
     actual = tree_of(closer.trace, found) or _chain(closer, found)
@@ -132,7 +132,7 @@ def _annotate(found: Divergence, exhibit: Exhibit, sides: tuple[_Side, _Side]) -
                 side.wrong.add(candidate)
 
 
-def _drawn(title: str, side: _Side) -> Tree:
+def _drawn(title: str, side: _Side) -> TreePicture:
     tree = side.tree
     shown = {one for known in (tree.node, tree.expanded, tree.marks, side.wrong) for one in known if one != ROOT}
     for candidate in list(shown):
@@ -145,7 +145,9 @@ def _drawn(title: str, side: _Side) -> Tree:
     nodes = tuple(_node(side, candidate, at[candidate]) for candidate in sorted(at))
     edges = tuple((*at[parent], *at[child]) for parent, own in children.items() for child in own if parent in at)
     width, height = max(x for x, _ in at.values()) + _EDGE, max(y for _, y in at.values()) + _EDGE
-    return Tree(title=title, width=width, height=height, nodes=nodes, edges=edges, words=_words(title, nodes, len(shown)))
+    return TreePicture(
+        title=title, width=width, height=height, nodes=nodes, edges=edges, words=_words(title, nodes, len(shown))
+    )
 
 
 def _placed(children: Mapping[int, list[int]]) -> dict[int, tuple[int, int]]:
