@@ -1,5 +1,6 @@
 """`eagletwin report FOLDER`: the page of whatever lies in a folder."""
 
+import shlex
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -78,6 +79,7 @@ def _maker(folder: Path) -> "Callable[[], Page]":
 def _trace(folder: Path) -> "Page":
     """A trace, with the verdict that lies beside it: it may rest on more than one run."""
     from eagletwin.harness.check.argument import argue
+    from eagletwin.harness.check.repro import SCRIPT
     from eagletwin.harness.core.run_spec import DEFAULT_RUN
     from eagletwin.harness.families.traces import strangers_trace
     from eagletwin.harness.judge.judge import judge
@@ -85,9 +87,11 @@ def _trace(folder: Path) -> "Page":
 
     trace = strangers_trace(folder)
     verdict = _verdict(folder) or judge(trace)
-    again = DEFAULT_RUN.command("judge", folder)
+    script = folder / SCRIPT
+    again = [shlex.join(["python", str(script)])] if script.is_file() else []
+    again.append(DEFAULT_RUN.command("judge", folder))
     argument = argue(trace.header, verdict, trace=trace)
-    return run_page(trace, verdict, argument=argument, again=(again,), files=files_of(folder))
+    return run_page(trace, verdict, argument=argument, again=again, files=files_of(folder))
 
 
 def _verdict(folder: Path) -> "Verdict | None":

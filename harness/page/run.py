@@ -154,15 +154,15 @@ def _sections(header: Header, verdict: Verdict, closer: Closer | None, layers: b
 def _later(header: Header, divergences: Sequence[Divergence], layers: bool) -> PageSection:
     """All divergences by their record, in the order in which data flows."""
     rows = []
-    for place, group in groupby(divergences[1 : 1 + _MOST_LATER], lambda one: place_of(one, header.case.num_steps, layers)):
+
+    def record_of(one: Divergence) -> tuple[int, str]:
+        return one.iteration, place_of(one, header.case.num_steps, layers)
+
+    for (iteration, place), group in groupby(divergences[1 : 1 + _MOST_LATER], record_of):
         for n, one in enumerate(group):
-            cells = (
-                TableCell(str(one.iteration)),
-                TableCell(place if not n else ""),
-                TableCell(one.rule),
-                TableCell(one.index),
-            )
-            rows.append(TableRow((*cells, TableCell(one.expected), TableCell(one.actual, "wrong"))))
+            where = (TableCell(str(iteration)), TableCell(place if not n else ""))
+            said = (TableCell(one.rule), TableCell(one.index), TableCell(one.expected), TableCell(one.actual, "wrong"))
+            rows.append(TableRow((*where, *said)))
     left = len(divergences) - 1 - len(rows)
     table = Table(
         caption="Divergences after the first, by record",

@@ -116,7 +116,7 @@ def _found(folder: Path, summary: Summary) -> list[PageSection]:
                 TableCell(inside.parts[0], href=page),
                 TableCell(finding.status, "wrong" if finding.status == "diverged" else "doubt"),
                 TableCell(str(finding.signature)),
-                TableCell(known, "" if finding.known else "wrong"),
+                TableCell(known),
                 TableCell(f"case {finding.cases}, {finding.seconds:.1f} s"),
                 TableCell(f"{count(finding.shrink_looks, 'run')}, {finding.shrink_seconds:.1f} s{partial}"),
             )
