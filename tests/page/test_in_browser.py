@@ -1,4 +1,6 @@
-"""Pages in a real browser: what shows, the keyboard, light, dark and narrow, hostile texts, and long time lines."""
+"""Pages in a real browser: what shows, the keyboard, light, dark and narrow, hostile texts, and long time lines.
+
+How long a page takes to open is in docs/records/figures.md: tests look at no clock."""
 
 from pathlib import Path
 from typing import Any
@@ -19,7 +21,7 @@ from .planted import HOSTILE, page, recorded
 pytestmark = pytest.mark.slow
 LONG = 2000  # rounds
 SIZE = 5 << 20  # bytes that a page may have
-OPENS = 1000  # milliseconds
+ELEMENTS = 600  # that a browser lays out at once, however long the time line is
 
 
 def put(folder: Path, text: str) -> Path:
@@ -57,7 +59,7 @@ def test_the_first_wrong_record_is_marked_by_more_than_a_colour(chromium: Any, t
     assert "the first of all" in shown.locator("#details").inner_text()
     assert shown.locator("td.wrong", has_text="89").first.inner_text() == "≠ 89"
     assert shown.locator("svg .wrong rect").count() == 1
-    assert shown.locator("figure.actual svg .mark").inner_text() == "≠ 9"
+    assert shown.locator("figure.actual svg .mark").text_content() == "≠ 9"
     assert [one.inner_text() for one in shown.locator("#details .tokens span").all()] == ["✓ 11", "✗ 20", "✗ 30", "+ 9"]
 
 
@@ -94,15 +96,14 @@ def test_hostile_texts_are_shown_and_not_run(chromium: Any, tmp_path: Path) -> N
 
 
 def test_the_page_s_policy_stops_a_program_that_is_not_ours(chromium: Any, tmp_path: Path) -> None:  # noqa: F811
-    text = html_of(page()).replace(
-        "<h1>", "<h1><img src=x onerror=\"document.title='run'\"><script>document.title='run'</script>"
-    )
+    foreign = "<img src=x onerror=\"document.title='run'\"><script>document.title='run'</script>"
+    text = html_of(page()).replace("<h1>", f"<h1>{foreign}")
     opened = Opened(chromium, put(tmp_path, text))
     assert opened.page.title() != "run"
     assert any("Content Security Policy" in one for one in opened.said)
 
 
-def test_a_long_recording_opens_at_once_and_is_shown_by_windows(chromium: Any, tmp_path: Path) -> None:  # noqa: F811
+def test_of_a_long_recording_a_window_is_in_the_document_and_the_rest_a_key_away(chromium: Any, tmp_path: Path) -> None:  # noqa: F811
     trace = long_recording()
     equal = Verdict(status="equal", checked={"verify.accept": LONG})
     text = html_of(run_page(trace, equal, argument=argue(trace.header, equal)))
@@ -110,13 +111,12 @@ def test_a_long_recording_opens_at_once_and_is_shown_by_windows(chromium: Any, t
     opened = Opened(chromium, put(tmp_path, text))
     opened.quiet()
     shown = opened.page
-    took = shown.evaluate("performance.getEntriesByType('navigation')[0].duration")
-    assert took < OPENS, took
+    assert shown.evaluate("document.getElementsByTagName('*').length") < ELEMENTS
     assert shown.locator("#timeline button.mark").count() <= 32
     assert f"of 0 to {LONG + 1}" in shown.locator(".controls .note").inner_text()
     shown.get_by_role("button", name="Last", exact=True).click()
     assert shown.locator("#timeline button.end").count() == 1
-    shown.get_by_label("Iteration").fill("1500")
+    shown.get_by_role("spinbutton").fill("1500")
     shown.keyboard.press("Enter")
     assert shown.locator("#timeline thead th").nth(1).inner_text() == "1500"
     shown.locator("#timeline button.mark").first.focus()
