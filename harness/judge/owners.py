@@ -131,7 +131,7 @@ def _named(rows: list[_Row], own: _Row) -> str:
     if not ordered:
         return ""
     same = [row for row in ordered if (row.request, row.row) == (ordered[0].request, ordered[0].row)]
-    others = {(row.request, row.row) for row in ordered} - {(same[0].request, same[0].row)}
+    others = {(row.request, row.row) for row in ordered if row.row >= 0} - {(same[0].request, same[0].row)}
     text = same[0].text
     if same[0].request == own.request and own.row >= 0 and 0 < abs(same[0].row - own.row) <= 1:
         text += f", the row {'before' if same[0].row < own.row else 'after'} its own"
@@ -313,36 +313,47 @@ def _of_token(closer: Closer, found: Divergence, token: int, name: str) -> str:
 def _of_slots(closer: Closer, exhibit: Exhibit) -> Owners:
     held = slot_owners(closer)
     assert isinstance(exhibit.actual, list)
-    by_row = {n: held.get(int(exhibit.actual[n]), "nobody's: no request's table names it") for n in exhibit.wrong[:_WRONG_ROWS]}
+    by_row = {n: held.get(int(exhibit.actual[n]), "nobody's that the trace knows of") for n in exhibit.wrong[:_WRONG_ROWS]}
     return Owners(True, by_row[exhibit.wrong[0]], by_row)
 
 
 def slot_owners(closer: Closer) -> dict[int, str]:
     """Slot -> the request and the column of its row of req_to_token that name it, and the prefix cache's."""
-    held, found = {0: "slot 0, which takes padding"}, closer.divergences[0]
-    for number, record in enumerate(closer.trace.header.records):
-        if record.iteration <= found.iteration and record.stage == "batch" and "cached" in record.tensors:
+    held = {0: "slot 0, which takes padding"}
+    for number, record in _seen(closer):
+        if record.stage == "batch" and "cached" in record.tensors:
             held |= dict.fromkeys(closer.trace.integers(number, "cached"), "the prefix cache's")
     for request, table in tables_at(closer).items():
         for column, slot in enumerate(table):
             if slot:
                 held.setdefault(slot, f"column {column} of request {request}")
+    for number, record in _seen(closer):
+        for name in ("scratch_slots", "slots"):
+            if record.request and name in record.tensors:  # of a row that is recorded as far as its tokens are committed
+                for slot in closer.trace.integers(number, name):
+                    held.setdefault(slot, f"request {record.request}'s, {STAGES[record.stage]} of its round {record.round}")
     return held
+
+
+def _seen(closer: Closer) -> Iterator[tuple[int, Record]]:
+    """The records up to the iteration of the first divergence, the newest first; of the request that it is about, those before
+    it."""
+    found, before = closer.divergences[0], {number for number, _ in _before(closer)}
+    for number, record in reversed(list(enumerate(closer.trace.header.records))):
+        if record.iteration <= found.iteration and (record.request != found.request or number in before):
+            yield number, record
 
 
 def tables_at(closer: Closer) -> dict[str, list[int]]:
     """Each live request's row of req_to_token: the newest up to the iteration of the first divergence; of the request that this
     is about, the newest before it."""
-    found, before = closer.divergences[0], {number for number, _ in _before(closer)}
-    tables = dict[str, list[int]]()
-    for number, record in enumerate(closer.trace.header.records):
-        if record.iteration > found.iteration or (record.request == found.request and number not in before):
-            continue
-        if "table" in record.tensors:
-            tables[record.request] = closer.trace.integers(number, "table")
+    tables, gone = dict[str, list[int]](), set[str]()
+    for number, record in _seen(closer):
         if record.stage == "finished":
-            tables.pop(record.request, None)
-    return tables
+            gone.add(record.request)
+        if "table" in record.tensors and record.request not in gone:
+            tables.setdefault(record.request, closer.trace.integers(number, "table"))
+    return {request: tables[request] for request in closer.stories if request in tables}
 
 
 def _number(name: str) -> int:
