@@ -33,7 +33,7 @@ def recorded(rounds: int, *, requests: tuple[str, ...] = ("a",), name: str = "pl
         ended = {"tokens": torch.arange(committed - 4)}
         recorder.add(request, rounds, "finished", numbers={"aborted": 0}, tensors=ended, when=When(rounds + 1, rounds + 1))
     asked = tuple(Request(id=request, prompt=(1, 2, 3, 4), max_new_tokens=512) for request in requests)
-    events = (Event(at=2, kind="retract"), Event(at=1, kind="abort", request=requests[0]))
+    events = (Event(at=1, kind="abort", request=requests[0]), Event(at=2, kind="retract"))
     case = Case(name="planted", model="llama-tiny", num_steps=3, requests=asked, events=events)
     header = new_header(case, model_pair("llama-tiny").digest, engine, Ending(kind="finished"), recorder.records)
     return Trace(replace(header, case=replace(case, name=name)), recorder.tensors)
