@@ -1,6 +1,6 @@
 """Pages in a real browser: what shows, the keyboard, light, dark and narrow, hostile texts, and long time lines.
 
-How long a page takes to open is in docs/records/figures.md: tests look at no clock."""
+How long a page takes to open is in docs/guide/page.md: tests look at no clock."""
 
 from pathlib import Path
 from typing import Any
