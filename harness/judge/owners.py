@@ -323,6 +323,7 @@ def slot_owners(closer: Closer) -> dict[int, str]:
     for number, record in _seen(closer):
         if record.stage == "batch" and "cached" in record.tensors:
             held |= dict.fromkeys(closer.trace.integers(number, "cached"), "the prefix cache's")
+            break  # the newest batch says what is cached now
     for request, table in tables_at(closer).items():
         for column, slot in enumerate(table):
             if slot:

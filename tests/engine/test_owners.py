@@ -117,7 +117,9 @@ def test_a_position_is_told_by_how_far_it_is_off(busy_trace: Trace) -> None:
 
 
 def test_a_slot_of_another_request_is_told_by_its_column(busy_trace: Trace) -> None:
-    own, other = of(busy_trace, "a", 3, "target.verify"), of(busy_trace, "b", 0, "prefill", 4)
+    records, other = busy_trace.header.records, of(busy_trace, "b", 0, "prefill", 4)
+    together = records[of(busy_trace, "b", 0, "target.verify")].iteration
+    [own] = [n for n, one in enumerate(records) if (one.request, one.stage, one.iteration) == ("a", "target.verify", together)]
     table = busy_trace.integers(other, "table")
     slots = busy_trace.tensor(own, "slots").clone()
     slots[0] = table[8]
