@@ -10,7 +10,7 @@ SEED ?= 0
 # Further options for pytest, and the folders that `make quick` takes: those that need no SGLang. `make python` takes those that need
 # no Triton either.
 PYTEST ?=
-CORE := tests/reference tests/families tests/deserved tests/harness tests/triton_cpu
+CORE := tests/reference tests/families tests/deserved tests/harness tests/page tests/triton_cpu
 UV ?= uv
 BIN := .venv/bin
 # Not compiled: of 20,000 modules few are ever imported, and those are compiled then.

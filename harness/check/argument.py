@@ -1,35 +1,18 @@
 """A verdict as a short argument: what happened, what must hold, why it cannot both be, and how to see it again."""
 
 from eagletwin.harness.core.differs import unknown_changes
+from eagletwin.harness.core.places import place_of
 from eagletwin.harness.core.records import EngineInfo, Header
 from eagletwin.harness.core.terminal import fold
 from eagletwin.harness.core.trace import Trace
 from eagletwin.harness.core.verdict import LAYER_RULES, RULES, Divergence, Verdict
 from eagletwin.harness.core.words import count
 from eagletwin.harness.judge.model import model_of
+from eagletwin.harness.judge.owners import Owners, whose
 
 from .tree_drawing import draw
 
 WIDTH = 112  # columns of a report in a file
-
-_STAGES = {
-    "target.extend": "target prefill",
-    "draft.extend": "draft extend (prefill)",
-    "prefill": "after draft extend (prefill)",
-    "draft.decode": "draft decode",
-    "draft": "when draft() returned",
-    "target.verify": "target verify",
-    "verify": "when verify returned",
-    "draft.extend_decode": "draft extend (decode)",
-    "extend": "after draft extend (decode)",
-    "finished": "end of the request",
-    "cached": "prefix cache at the end",
-    "kernel": "inside a kernel",
-    "batch": "before a batch ran",
-    "iteration": "before a scheduler iteration",
-    "flushed": "after the cache was flushed",
-    "pool": "between two batches",
-}
 
 
 def argue(
@@ -37,7 +20,8 @@ def argue(
 ) -> str:
     """The argument, plain text, some ten lines. `again` is the command that repeats the run.
 
-    trace    what the verdict is about: then a divergence in a draft tree comes with a drawing of it
+    trace    what the verdict is about: then a divergence says whose number the wrong one is, and one in a draft tree comes with
+             a drawing of it
     columns  of a line; a drawing and a command may be longer
     known    the id of the bug of the ledger that it may be
     """
@@ -48,18 +32,15 @@ def argue(
     off += f", judged by {verdict.view}" if verdict.view else ""
     lines = [f"{verdict.status.upper()}  {case.name} on SGLang {engine.version} ({engine.device}{mode}{changed}{off})"]
     if verdict.first is not None:
-        lines += ["", *_divergence(verdict.first, case.num_steps, model_of(header).mtp_layers > 0, columns)]
+        owners = whose(trace, verdict) if trace is not None else None
+        lines += ["", *_divergence(verdict.first, case.num_steps, model_of(header).mtp_layers > 0, columns, owners)]
         drawn = draw(trace.ranks[verdict.first.rank or 0], verdict.first) if trace is not None else []
         lines += ["", *(f"  {line}".rstrip() for line in drawn)] if drawn else []
     if verdict.reason:
         lines += ["", *fold(f"{verdict.rule or 'cannot tell'}: {verdict.reason}", columns)]
         if verdict.exercised:
             lines += fold(f"Exercised: {', '.join(verdict.exercised)}.", columns)
-    if verdict.later:
-        total = sum(verdict.later.values())
-        parts = ", ".join(f"{rule} {number}" for rule, number in sorted(verdict.later.items()))
-        text = f"After it {count(total, 'more comparison')} diverged, which may follow from it: {parts}."
-        lines += ["", *fold(text, columns)]
+    lines += _later(verdict, columns)
     if known:
         text = f"It may be {known}: with its remedy this case is equal (`eagletwin ledger {known}` says what it is)."
         lines += ["", *fold(text, columns)]
@@ -93,6 +74,15 @@ def argue(
     return "\n".join(lines)
 
 
+def _later(verdict: Verdict, columns: int) -> list[str]:
+    """How much diverged after the first divergence."""
+    if not verdict.later:
+        return []
+    total = sum(verdict.later.values())
+    parts = ", ".join(f"{rule} {number}" for rule, number in sorted(verdict.later.items()))
+    return ["", *fold(f"After it {count(total, 'more comparison')} diverged, which may follow from it: {parts}.", columns)]
+
+
 def _why_unseen(engine: EngineInfo) -> str:
     """What hides numbers in this mode."""
     drawn = "it depends on what a request that samples drew, and the coins that were recorded do not tell"
@@ -104,29 +94,19 @@ def headline(header: Header, verdict: Verdict) -> str:
     found, reason = verdict.first, " ".join(verdict.reason.split())
     if found is None:
         return f"{verdict.rule or verdict.status}: {reason}" if reason else verdict.status
-    line = f"{found.rule}, {_place(found, header.case.num_steps, model_of(header).mtp_layers > 0)}"
+    line = f"{found.rule}, {place_of(found, header.case.num_steps, model_of(header).mtp_layers > 0)}"
     return f"{line}; unknown: {reason}" if verdict.status == "unknown" else line
 
 
-def _place(found: Divergence, num_steps: int, layers: bool) -> str:
-    """Rank, request, round and stage, with its step and layer."""
-    where = f"request {found.request}, round {found.round}, " if found.request else ""
-    stage = _STAGES[found.stage]
-    if found.stage in ("draft.decode", "draft") and 0 < found.step < num_steps:  # what comes after the last step has no step
-        stage = f"draft decode step {found.step}" + (", when draft() returned" if found.stage == "draft" else "")
-    if layers and found.rule.startswith("draft.") and found.stage != "draft":
-        stage += f", layer {found.layer}"
-    return (f"rank {found.rank}, " if found.rank is not None else "") + where + stage
-
-
-def _divergence(found: Divergence, num_steps: int, layers: bool, columns: int) -> list[str]:
+def _divergence(found: Divergence, num_steps: int, layers: bool, columns: int, owners: Owners | None) -> list[str]:
     rule = (RULES | LAYER_RULES if layers else RULES)[found.rule]
     return [
         f"  {found.rule}",
-        *_field("at", f"{_place(found, num_steps, layers)} (scheduler iteration {found.iteration})", columns),
+        *_field("at", f"{place_of(found, num_steps, layers)} (scheduler iteration {found.iteration})", columns),
         *_field("index", found.index, columns),
         *_field("expected", found.expected, columns),
         *_field("actual", found.actual, columns),
+        *([] if owners is None or not owners.text else _field("it is" if owners.sure else "may be", owners.text, columns)),
         *([*fold(found.why, columns)] if found.why else []),
         *fold(f"Must hold (eagletwin's design, {rule.section}): {rule.sentence}", columns),
     ]

@@ -45,6 +45,17 @@ class Judged:
     verdict: Verdict
 
 
+@dataclass(frozen=True, slots=True)
+class LookedAt:
+    """What a list says of one recording. tokens: that its rounds committed."""
+
+    folder: Path
+    status: str
+    headline: str
+    rounds: int
+    tokens: int
+
+
 @dataclass(slots=True)
 class JudgedServer:
     """All that was judged."""
@@ -56,6 +67,7 @@ class JudgedServer:
     rounds: int = 0
     cut: int = 0  # recordings that end before their request did
     wrong: list[tuple[Path, str]] = field(default_factory=list)  # headline of each that is not equal
+    looked: list[LookedAt] = field(default_factory=list)  # all of them, each by itself
     first: Judged | None = None  # the first that diverged, else the first that is unknown
 
     @property
@@ -162,10 +174,14 @@ def _take(session: JudgedServer, one: Judged) -> None:
     session.counts[verdict.status] += 1
     session.checked.update(verdict.checked)
     session.unseen.update(verdict.unseen)
-    session.rounds += sum(record.stage == "verify" for record in one.trace.header.records)
+    rounds = [record for record in one.trace.header.records if record.stage == "verify"]
+    session.rounds += len(rounds)
+    tokens = sum(record.numbers["accept_len"] for record in rounds)
+    said = headline(one.trace.header, verdict) if verdict.status != "equal" else ""
+    session.looked.append(LookedAt(one.folder, verdict.status, said, len(rounds), tokens))
     session.cut += one.trace.header.ending.kind == "stopped"
     if verdict.status != "equal":
-        session.wrong.append((one.folder, headline(one.trace.header, verdict)))
+        session.wrong.append((one.folder, said))
         if session.first is None or (session.first.verdict.status != "diverged" and verdict.status == "diverged"):
             session.first = one
 

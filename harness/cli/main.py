@@ -27,6 +27,7 @@ from eagletwin.harness.commands.models import models
 from eagletwin.harness.commands.prove.command import prove
 from eagletwin.harness.commands.record import record
 from eagletwin.harness.commands.releases.command import releases
+from eagletwin.harness.commands.report import report
 from eagletwin.harness.commands.rules import rules
 from eagletwin.harness.commands.serve import serve
 from eagletwin.harness.commands.train import train
@@ -48,6 +49,7 @@ for command in (
     bisect,
     diff,
     judge,
+    report,
     acceptance,
     serve,
     record,

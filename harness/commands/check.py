@@ -70,6 +70,7 @@ def _run(zygote: "Zygote", case: "Case", before: "tuple[Case, ...]", out: Path, 
     from eagletwin.harness.check.repro import write_script
     from eagletwin.harness.core.folders import new_run_folder
     from eagletwin.harness.engines.host import Host, WouldNotStart
+    from eagletwin.harness.page.run import write_run
 
     with Host(zygote) as host:
         try:
@@ -81,6 +82,7 @@ def _run(zygote: "Zygote", case: "Case", before: "tuple[Case, ...]", out: Path, 
         if not before:  # a script holds one case
             write_script(folder, case, spec, command=again, source=zygote.source)
         outcome = confirm.check(engine, case, folder, spec, after=before, again=again, host=host)
+    write_run(outcome)
     show(outcome.text(width()))
     print(f"  folder: {folder}")
     return exit_code_of(outcome.verdict.status)

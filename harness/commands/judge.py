@@ -53,6 +53,15 @@ def _server(folder: Path, spec: RunSpec) -> int:
             consequence="nothing was judged",
             remedy="leave it out",
         )
+    from eagletwin.harness.check.argument import WIDTH
+    from eagletwin.harness.page.render import write_page
+
+    from .recorded_page import session_page
+
     session = recordings.judged(folder, spec.without)
-    show(session.report(width(), spec.command("judge", folder)))
+    again = spec.command("judge", folder)
+    show(session.report(width(), again))
+    written = write_page(folder, lambda: session_page(session, folder, again, session.report(WIDTH, again)))
+    if written is not None:
+        print(f"  page: {written}")
     return exit_code_of(session.status)

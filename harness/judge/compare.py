@@ -64,11 +64,33 @@ def order_of(place: Place, requests: dict[str, int]) -> tuple[int, ...]:
     return record.iteration, phase, place.step, place.layer, place.output, requests.get(record.request, -1)
 
 
+class Exhibit(Struct, frozen=True, kw_only=True, gc=False):
+    """The numbers of a comparison that found a divergence, row by row: what a reader is shown around the first wrong one.
+
+    name      of a row
+    wrong     rows that differ
+    expected, actual  integers [R], or floats [R, N]
+    element   of floats: the number of the first wrong row that is farthest off; parts: into how many parts a row falls, each
+              with a magnitude of its own
+    logits    [V] that the first wrong row is a choice over
+    """
+
+    name: Callable[[int], str]
+    wrong: list[int]
+    expected: list[int] | Array
+    actual: list[int] | Array
+    element: int = 0
+    parts: int = 1
+    logits: Array | None = None
+
+
 @dataclass(slots=True)
 class Findings:
-    """Results of the comparisons. `divergences` holds (order, divergence)."""
+    """Results of the comparisons. `divergences` holds (order, divergence), `exhibits` the numbers of those that have some, by
+    order."""
 
     divergences: list[tuple[tuple[int, ...], Divergence]] = field(default_factory=list)
+    exhibits: dict[tuple[int, ...], Exhibit] = field(default_factory=dict)
     checked: Counter[str] = field(default_factory=Counter)
     unseen: Counter[str] = field(default_factory=Counter)
     choices: int = 0
@@ -148,12 +170,30 @@ class Compare:
         self._findings.choices += choices
         self._findings.ties += ties
 
-    def report(self, place: Place, rule: str, index: str, expected: object, actual: object, why: str = "") -> None:
+    def report(
+        self,
+        place: Place,
+        rule: str,
+        index: str,
+        expected: object,
+        actual: object,
+        why: str = "",
+        shown: Exhibit | None = None,
+    ) -> None:
         """The comparison that on() last allowed has found a divergence."""
-        self._report(self._rank, place, rule, index, expected, actual, why)
+        self._report((*order_of(place, self._order), self._rank), place, rule, (index, str(expected), str(actual)), why, shown)
 
-    def _report(self, rank: int, place: Place, rule: str, index: str, expected: object, actual: object, why: str = "") -> None:
-        record, order = place.record, (*order_of(place, self._order), rank)
+    def _report(
+        self,
+        order: tuple[int, ...],
+        place: Place,
+        rule: str,
+        what: tuple[str, str, str],
+        why: str = "",
+        shown: Exhibit | None = None,
+    ) -> None:
+        """what: index, expected and actual value."""
+        record, (index, expected, actual) = place.record, what
         divergence = Divergence(
             rule=rule,
             request=record.request,
@@ -163,11 +203,13 @@ class Compare:
             layer=place.layer,
             iteration=record.iteration,
             index=index,
-            expected=str(expected),
-            actual=str(actual),
+            expected=expected,
+            actual=actual,
             why=why,
         )
         self._findings.divergences.append((order, divergence))
+        if shown is not None:
+            self._findings.exhibits.setdefault(order, shown)  # of several divergences of one comparison: of the first
 
     def integers(
         self, place: Place, rule: str, expected: list[int], actual: list[int], rows: str, first: int, why: str = ""
@@ -183,7 +225,8 @@ class Compare:
         wrong = [n for n, (one, other) in enumerate(zip(expected, actual, strict=True)) if one != other]
         at = wrong[0]
         index = f"{rows} {first + at}" + (f", and {len(wrong) - 1} more" if len(wrong) > 1 else "")
-        self.report(place, rule, index, expected[at], actual[at], why)
+        shown = Exhibit(name=lambda n: f"{rows} {first + n}", wrong=wrong, expected=expected, actual=actual)
+        self.report(place, rule, index, expected[at], actual[at], why, shown)
 
     def ranked(self, place: Place, rule: str, ranked: Ranked, name: str) -> None:
         """An ordered choice of candidates, which choices.py has looked at; report the first that is surely wrong."""
@@ -195,7 +238,10 @@ class Compare:
         if ranked.wrong:
             at = ranked.wrong[0]
             expected, actual = (f"candidate {choice[at]}" for choice in (ranked.expected, ranked.actual))
-            self.report(place, rule, f"{name}, place {at}", expected, actual)
+            shown = Exhibit(
+                name=lambda n: f"{name}, place {n}", wrong=ranked.wrong, expected=ranked.expected, actual=ranked.actual
+            )
+            self.report(place, rule, f"{name}, place {at}", expected, actual, shown=shown)
 
     def floats(
         self,
@@ -294,7 +340,16 @@ class Compare:
         size = f"{float(share[part]):.3g} times the bound"
         more = f", and {len(wrong) - 1} more rows" if len(wrong) > 1 else ""
         index, reported = f"{floats.row(at)}, element {worst}{more}", f"{float(actual[worst]):.6g} ({size})"
-        self._report(floats.rank, floats.place, floats.rule, index, f"{float(exact[worst]):.6g}", reported)
+        shown = Exhibit(
+            name=floats.row,
+            wrong=wrong,
+            expected=floats.expected,
+            actual=floats.actual,
+            element=worst,
+            parts=floats.parts,
+        )
+        order = (*order_of(floats.place, self._order), floats.rank)
+        self._report(order, floats.place, floats.rule, (index, f"{float(exact[worst]):.6g}", reported), shown=shown)
 
     def _settle_choices(self, choices: list[_Choice]) -> None:
         logits = np.concatenate([choice.logits for choice in choices])  # [R, V]
@@ -317,5 +372,20 @@ class Compare:
                 continue
             else:
                 reported = f"{chosen} (its logit is {float(logits[row, best] - logits[row, chosen]):.3g} lower)"
-            index = choice.index(row - first[number], rank)
-            self._report(choice.rank, choice.place, choice.rule, index, best, reported)
+            at = row - first[number]
+            self._report_choice(choice, at, rank, (best, reported), (expected[row].tolist(), actual[row].tolist()))
+
+    def _report_choice(
+        self, choice: _Choice, row: int, rank: int, said: tuple[int, str], chosen: tuple[list[int], list[int]]
+    ) -> None:
+        """A wrong choice at `rank` of a row; chosen: all that should have been chosen there, and that were."""
+        (best, reported), (expected, actual) = said, chosen
+        shown = Exhibit(
+            name=lambda n: choice.index(row, n),
+            wrong=[n for n, (one, other) in enumerate(zip(expected, actual, strict=True)) if one != other],
+            expected=expected,
+            actual=actual,
+            logits=choice.logits[row],
+        )
+        order = (*order_of(choice.place, self._order), choice.rank)
+        self._report(order, choice.place, choice.rule, (choice.index(row, rank), str(best), reported), shown=shown)

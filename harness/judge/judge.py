@@ -19,7 +19,7 @@ from .features import exercised
 from .model import model_of
 from .ranks import merge_ranks, unlike
 from .requests import RequestJudge
-from .story import NoReference, stories
+from .story import NoReference, Story, stories
 
 # Of the distributions that verify sampled from, the share for which the bound may leave open where top_k and top_p cut: what
 # would be judged in the others is little then, and a request whose cuts were forgotten could pass.
@@ -49,14 +49,16 @@ def judge(trace: Trace, without: frozenset[str] = frozenset(), view: View = DECL
     if blank := next(filter(None, map(unrecorded, trace.ranks)), ""):
         return Verdict(status="unknown", rule=rule, reason=end or blank)
     try:
-        findings, reached = _compare(trace, without, view)
+        findings, by_rank = compared(trace, without, view)
+        with quiet_arithmetic():
+            reached = exercised(trace, by_rank[0])
     except NoReference as error:
         return Verdict(status="unknown", rule=rule, reason=end or str(error), undecided=not end)
     except Exception as error:
         failure = _judge_failure(error)
         return Verdict(status="unknown", rule=rule, reason=f"{end}; {failure}" if end else failure)
     verdict = _without_divergence(findings, reached, without, view)
-    divergences = [*findings.in_order(), *_kernel_fault(trace.header.ending, without)]  # everything else came before the fault
+    divergences = all_divergences(trace, findings, without)
     if divergences:
         later = dict(Counter(divergence.rule for divergence in divergences[1:]))
         return replace(verdict, status="diverged", rule=divergences[0].rule, first=divergences[0], later=later)
@@ -74,15 +76,20 @@ def judge(trace: Trace, without: frozenset[str] = frozenset(), view: View = DECL
     return replace(verdict, status="unknown", reason=reason, vacuous=vacuous, undecided=bool(undecided))
 
 
-def _compare(trace: Trace, without: frozenset[str], view: View) -> tuple[Findings, tuple[str, ...]]:
-    """The comparisons of all ranks, and the features that the case reached."""
+def all_divergences(trace: Trace, findings: Findings, without: frozenset[str]) -> list[Divergence]:
+    """In the order in which data flows: all that was compared came before the fault of a kernel that ended the run."""
+    return [*findings.in_order(), *_kernel_fault(trace.header.ending, without)]
+
+
+def compared(trace: Trace, without: frozenset[str], view: View) -> tuple[Findings, list[dict[str, Story]]]:
+    """The comparisons of all ranks, and of each rank the stories by request. Raises whatever a trace without sense leads to."""
     with quiet_arithmetic():
         by_rank = [stories(rank, "true_tree" if view == "true_tree" else "slot_layout") for rank in trace.ranks]
         each = [
             RequestJudge(rank, of_rank, without, "committed" if view == "committed" else "last_fed").check()
             for rank, of_rank in zip(trace.ranks, by_rank, strict=True)
         ]
-        return merge_ranks(trace, each, without), exercised(trace, by_rank[0])
+        return merge_ranks(trace, each, without), by_rank
 
 
 def _without_divergence(findings: Findings, reached: tuple[str, ...], without: frozenset[str], view: View) -> Verdict:

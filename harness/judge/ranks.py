@@ -79,6 +79,7 @@ def merge_ranks(trace: Trace, each: Sequence[Findings], without: frozenset[str])
     findings = Findings()
     for rank, one in enumerate(each):
         findings.divergences += [((*order, rank), replace(divergence, rank=rank)) for order, divergence in one.divergences]
+        findings.exhibits |= {(*order, rank): shown for order, shown in one.exhibits.items()}
         findings.checked += one.checked
         findings.unseen += one.unseen
         findings.choices += one.choices

@@ -6,7 +6,7 @@ from itertools import pairwise
 from eagletwin.harness.core.records import Record
 from eagletwin.harness.core.trace import Trace
 
-from .compare import Compare, Place
+from .compare import Compare, Exhibit, Place
 
 
 class Slots:
@@ -65,7 +65,10 @@ class Slots:
             else:
                 problem = ""
             if problem:
-                self._compare.report(place, "draft.slots", f"column {columns[n]}", f"slot {own}, {request}'s own", problem)
+                wrong = [at for at, (one, other) in enumerate(zip(expected, actual, strict=True)) if one != other or at == n]
+                shown = Exhibit(name=lambda at: f"column {columns[at]}", wrong=wrong, expected=expected, actual=actual)
+                said = (f"column {columns[n]}", f"slot {own}, {request}'s own", problem)
+                self._compare.report(place, "draft.slots", *said, shown=shown)
                 return
             taken[slot] = request
 

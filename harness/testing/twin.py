@@ -29,6 +29,7 @@ from eagletwin.harness.core.verdict import Verdict
 from eagletwin.harness.engines.host import Host
 from eagletwin.harness.engines.source import INSTALLED, Source
 from eagletwin.harness.judge.judge import judge
+from eagletwin.harness.page.run import write_run
 
 
 class CaseFailed(AssertionError):
@@ -200,7 +201,9 @@ class Twin:
         write_script(folder, case, trials.run, command=command, source=self.host.source)
         engine = self.host.engine(case, trials.run.patches, trials.run.kernels)
         again = shlex.join(["python", str(folder / SCRIPT)])
-        return confirm(engine, case, trial.verdict, trial.before, folder, trials.run, again, self.host)
+        outcome = confirm(engine, case, trial.verdict, trial.before, folder, trials.run, again, self.host)
+        write_run(outcome)
+        return outcome
 
     def close(self) -> None:
         self.host.close()

@@ -56,7 +56,7 @@ def test_a_reverted_fix_is_found_and_gets_as_small_as_it_can(
     assert (case.model, case.page_size, case.events, request.arrive, request.stop) == ("llama-tiny", 1, (), 0, ())
     folder = finding.outcome.folder
     assert read_case(folder / "case.json") == case
-    for part in ("trace.json", "trace.safetensors", "verdict.json", "report.txt", "repro.py"):
+    for part in ("trace.json", "trace.safetensors", "verdict.json", "report.txt", "report.html", "repro.py"):
         assert (folder / part).is_file()
     assert (folder.parent / "found.json").is_file()
     scripted = runpy.run_path(str(folder / "repro.py"))["CASE"]

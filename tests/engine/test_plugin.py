@@ -65,7 +65,7 @@ def test_a_suite_of_somebody_else_finds_shrinks_and_keeps_and_does_so_again(suit
     assert "draft.input_ids" in script.stdout
     run(suite, "-n", "2", "--eagletwin-out", "second").assert_outcomes(passed=1, failed=1)
     [second] = (suite.path / "second").iterdir()
-    for part in ("case.json", "verdict.json", "trace.safetensors"):
+    for part in ("case.json", "verdict.json", "report.html", "trace.safetensors"):
         assert (folder / part).read_bytes() == (second / part).read_bytes()
 
 

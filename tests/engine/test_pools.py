@@ -6,7 +6,8 @@ import numpy as np
 import pytest
 import torch
 
-from eagletwin.harness.engines.sglang.taps.pools import KEY_POISON, VALUE_POISON, Allocation, Pool
+from eagletwin.harness.core.poison import KEY_POISON, VALUE_POISON
+from eagletwin.harness.engines.sglang.taps.pools import Allocation, Pool
 
 
 def pool(dtype: torch.dtype, layers: int = 2) -> SimpleNamespace:

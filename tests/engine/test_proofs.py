@@ -25,7 +25,7 @@ def test_an_entry_is_red_without_its_fix_and_green_with_it(host: Host, tmp_path:
     [proof] = prove(host, [entry], tmp_path)
     assert proof.holds, (proof.green.verdict, proof.red.verdict)
     assert [side.folder.name for side in (proof.green, proof.red)] == [f"{name}-green", f"{name}-red"]  # as words.md calls them
-    for part in ("case.json", "trace.json", "trace.safetensors", "verdict.json", "report.txt", "engine.log"):
+    for part in ("case.json", "trace.json", "trace.safetensors", "verdict.json", "report.txt", "report.html", "engine.log"):
         assert (proof.red.folder / part).is_file()
     if not entry.rule.startswith("engine."):
         assert (proof.red.folder / "replay-2" / "trace.json").is_file()  # seen alike three times

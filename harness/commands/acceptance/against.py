@@ -15,10 +15,12 @@ from eagletwin.harness.deserved.follow import Shape
 from eagletwin.harness.deserved.pair import Pair
 from eagletwin.harness.deserved.server import Answer, Started
 from eagletwin.harness.deserved.texts import Prompt
+from eagletwin.harness.page.render import write_page
 
 from .answers import Asked, answered
 from .expectation import against_expectation
 from .findings import print_findings
+from .page import FACTS, acceptance_page
 
 # Of the tokens of an answer to a greedy request, at most this share may be others than the target itself would say: engines
 # compute in another order, and a text goes on with whatever token a near tie gave.
@@ -52,9 +54,10 @@ def against(pair: Pair, prompts: Sequence[Prompt], asked: Asked, *, as_json: boo
         status = EXIT_UNKNOWN if status == EXIT_EQUAL or strange else status
     betrayed = [] if strange else explained_by(pair, shape, seen)
     facts = _facts(seen, diagnosis.condition, started, off, status) | {"as_if": [mistake.name for mistake in betrayed]}
-    (folder / "acceptance.json").write_bytes(msgspec.json.encode(facts))
+    (folder / FACTS).write_bytes(msgspec.json.encode(facts))
+    write_page(folder, lambda: acceptance_page(folder))
     if as_json:
-        print((folder / "acceptance.json").read_text(encoding="utf-8"))
+        print((folder / FACTS).read_text(encoding="utf-8"))
     else:
         print_findings(
             seen, diagnosis, started, status, draft=pair.draft, betrayed=betrayed, off=off if strange else 0, why=why

@@ -13,8 +13,10 @@ from eagletwin.harness.deserved.pair import Pair
 from eagletwin.harness.deserved.rejection import MOST_DEVIATIONS, Expected, chances, expected
 from eagletwin.harness.deserved.sending import WAYS, Sent, Way
 from eagletwin.harness.deserved.server import Started
+from eagletwin.harness.page.render import write_page
 
 from ..tables import print_table
+from .page import FACTS, acceptance_page
 
 
 def against_expectation(
@@ -52,9 +54,10 @@ def against_expectation(
         "deviation": whole.variance**0.5,
         "deviations": whole.deviations(total),
     }
-    (folder / "acceptance.json").write_bytes(msgspec.json.encode(facts))
+    (folder / FACTS).write_bytes(msgspec.json.encode(facts))
+    write_page(folder, lambda: acceptance_page(folder))
     if as_json:
-        print((folder / "acceptance.json").read_text(encoding="utf-8"))
+        print((folder / FACTS).read_text(encoding="utf-8"))
         return status
     show(
         f"{status_of(status).upper()}  {count(number, 'answer')}: {whole.rounds:.1f} rounds expected, give or take "

@@ -149,10 +149,12 @@ def _features(subject: "Subject", rule: str, out: Path, command: Command, where:
     from eagletwin.harness.core.folders import new_run_folder
     from eagletwin.harness.engines.host import Host
     from eagletwin.harness.engines.source import resolve
+    from eagletwin.harness.page.render import write_page
 
     from .features import features_of
     from .marks import LOOKS
     from .measure import SMALLEST, reduce_case
+    from .page import bisection_page
     from .report import REPORT, feature_report
     from .state import say
 
@@ -170,6 +172,7 @@ def _features(subject: "Subject", rule: str, out: Path, command: Command, where:
         raise AlreadyReported(EXIT_INTERRUPTED) from None
     again = command(sglang, str(folder / SMALLEST))
     (folder / REPORT).write_text(feature_report(reduction, subject.case, folder, again, hint) + "\n", encoding="utf-8")
+    write_page(folder, lambda: bisection_page(folder))
     show(feature_report(reduction, subject.case, folder, again, hint, width()))
     return EXIT_EQUAL if reduction.reduced.answered else EXIT_UNKNOWN
 
@@ -182,10 +185,15 @@ def _begin(run: "BisectionFolder") -> None:
 
 
 def _end(run: "BisectionFolder", report: Callable[..., str], answered: bool) -> int:
-    """Write the report into the run folder, and print it in lines of the terminal's width."""
+    """Write the report and the page into the run folder, and print the report in lines of the terminal's width."""
+    from eagletwin.harness.page.render import write_page
+
+    from .page import bisection_page
     from .report import REPORT
 
     (run.folder / REPORT).write_text(report() + "\n", encoding="utf-8")
+    run.save()
+    write_page(run.folder, lambda: bisection_page(run.folder))
     show(report(columns=width()))
     return EXIT_EQUAL if answered else EXIT_UNKNOWN
 

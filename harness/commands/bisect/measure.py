@@ -20,6 +20,7 @@ from eagletwin.harness.core.verdict import Verdict
 from eagletwin.harness.engines.host import Host, PatchDoesNotApply, WouldNotStart
 from eagletwin.harness.engines.source import resolve
 from eagletwin.harness.judge.judge import judge
+from eagletwin.harness.page.run import write_run
 
 from .marks import Looked, Sighting, settled
 from .reduce import Reduced, reduce
@@ -57,7 +58,7 @@ def look(host: Host, subject: Subject, folder: Path, again: str) -> tuple[Sighti
         sub.mkdir(parents=True)
         trace = play(engine, (), subject.case, sub, run.limits)
         verdict = judge(trace, run.without, run.view)
-        conclude(subject.case, verdict, trace, sub, (), again)
+        write_run(conclude(subject.case, verdict, trace, sub, (), again))
         sightings.append(sighting_of(verdict))
     return tuple(sightings)
 

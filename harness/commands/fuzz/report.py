@@ -10,7 +10,9 @@ from eagletwin.harness.core.differs import unknown_changes
 from eagletwin.harness.core.features import FEATURES
 from eagletwin.harness.core.terminal import fold
 from eagletwin.harness.core.words import count
+from eagletwin.harness.page.render import write_page
 
+from .page import SUMMARY, search_page
 from .search import MOST_UNDECIDED, Finding, Fuzz, Tally
 from .smaller import smaller
 from .unsearched import not_looked_at
@@ -133,9 +135,11 @@ def _named(tally: Tally) -> Counter[str]:
 
 
 def write_summary(folder: Path, search: Fuzz, findings: list[Finding]) -> None:
-    """summary.json: the figures of tally_text, and of each finding."""
+    """summary.json: the figures of tally_text, and of each finding; and the page that is made of it."""
     tally = search.tally
     figures = {
+        "headline": _headline(search),
+        "command": search.plan.command,
         "seconds": round(search.seconds, 3),
         "tally": msgspec.to_builtins(dataclasses.replace(tally, configurations=_named(tally))),
         "not_looked_at": not_looked_at(tally.topics, search.trials.host.mode) if tally.cases else [],
@@ -149,6 +153,7 @@ def write_summary(folder: Path, search: Fuzz, findings: list[Finding]) -> None:
                 "shrink_looks": finding.shrink_looks,
                 "shrink_seconds": round(finding.shrink_seconds, 3),
                 "partial": finding.partial,
+                "known": finding.outcome.known,
                 "case": msgspec.to_builtins(finding.outcome.case),
             }
             for finding in findings
@@ -163,4 +168,5 @@ def write_summary(folder: Path, search: Fuzz, findings: list[Finding]) -> None:
             for one in search.asides.values()
         ],
     }
-    (folder / "summary.json").write_bytes(msgspec.json.format(msgspec.json.encode(figures)))
+    (folder / SUMMARY).write_bytes(msgspec.json.format(msgspec.json.encode(figures)))
+    write_page(folder, lambda: search_page(folder))

@@ -30,6 +30,7 @@ from eagletwin.harness.core.dtype import WIDEST
 from eagletwin.harness.core.errors import HarnessError
 from eagletwin.harness.core.signature import Signature, signature_of
 from eagletwin.harness.core.words import count
+from eagletwin.harness.page.run import write_run
 
 from .smaller import smaller
 from .unsearched import topics_of
@@ -392,6 +393,7 @@ class _Block:
             again=shlex.join(["python", str(self._folder / "minimal" / SCRIPT)]),
             host=trials.host,
         )
+        write_run(outcome)
         return Finding(
             signature=self._concluded(outcome),
             found=self.first.case,

@@ -25,6 +25,7 @@ from eagletwin.harness.engines.lock import releases
 from eagletwin.harness.engines.provision import NotFetched
 from eagletwin.harness.engines.release_hosts import hosts
 from eagletwin.harness.judge.unseen import INPUTS, SHOWS_INSTEAD
+from eagletwin.harness.page.run import write_run
 
 
 def _red(rule: str) -> str:
@@ -114,7 +115,9 @@ def _prove_side(host: Host, entry: Entry, name: str, runs: Path, run: RunSpec) -
     side = entry.run(entry.green if name == "green" else entry.red, run)
     folder = new_run_folder(runs, f"{entry.id}-{name}")
     engine = host.engine(entry.case, side.patches, side.kernels)
-    return check(engine, entry.case, folder, side, again=side.command("check", entry.id))
+    outcome = check(engine, entry.case, folder, side, again=side.command("check", entry.id))
+    write_run(outcome)
+    return outcome
 
 
 def worst(codes: Sequence[int]) -> int:
@@ -201,4 +204,5 @@ def _on_wheel(entry: Known, release: str, host: Host | NotFetched, runs: Path, r
     engine = host.engine(entry.case, patches, run.kernels)
     folder = new_run_folder(runs, f"{entry.id}-on-{release}")
     outcome = check(engine, entry.case, folder, run, again=again)
+    write_run(outcome)
     return WheelSide(outcome.verdict, f"{outcome.report}\n  folder: {folder}\n")

@@ -58,13 +58,16 @@ def releases_table(
     ] = None,
     again: Annotated[bool, typer.Option("--again", help="Measure everything again.")] = False,
     write: Annotated[
-        Path, typer.Option(help="Folder for the page, releases.md, and for the measurements, data/*.json.")
+        Path, typer.Option(help="Folder for the pages, releases.md and report.html, and for the measurements, data/*.json.")
     ] = Path("docs/records"),
 ) -> int:
     """Measure the ledger and greedy output on every release, where it is not measured yet, and write a page.
 
     An interrupted run goes on where it stopped. 1 if greedy output differs anywhere, 125 if a cell is empty.
     """
+    from eagletwin.harness.page.render import write_page
+
+    from .page import ledger_page
     from .report import PAGE, empty, page
     from .table import differs, fill, right_output
 
@@ -74,6 +77,7 @@ def releases_table(
     right = right_output()
     (write / PAGE).write_text(page(found, ledger, right), encoding="utf-8")
     print(f"{write / PAGE} written")
+    write_page(write, lambda: ledger_page(found, ledger))
     holes = empty(found, ledger)
     if holes:
         print(f"not measured: {count(len(holes), 'cell')}, such as {holes[0]}")

@@ -1,10 +1,6 @@
 """SGLang's KV pools, seen from outside: rows by slot, poison, and who owns which slot. Called by the taps and accounts.py.
 
 The pools may lie on a GPU; what goes in and comes out here is on the host.
-
-Poison makes a read of an unwritten slot show. Keys are poisoned with a small number, so that attention gives
-the slot an ordinary weight whatever the query (a huge key could get weight zero and hide); values with a huge finite
-one, so that any weight at all moves the output by more than every bound. Both stay finite in float32, bfloat16 and float16.
 """
 
 from array import array
@@ -17,12 +13,10 @@ import torch
 from torch import Tensor
 
 from eagletwin.harness.core.arrays import Array, counts_of
+from eagletwin.harness.core.poison import KEY_POISON, VALUE_POISON
 from eagletwin.harness.core.trace import on_host, snapshot
 
 from ..eras import memory
-
-KEY_POISON = 0.25
-VALUE_POISON = 1.0e4
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,0 +1,77 @@
+"""The page of `eagletwin acceptance --server`: rounds deserved and used, answer by answer, from acceptance.json alone."""
+
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from eagletwin.harness.core.errors import EXIT_DIVERGED, EXIT_EQUAL, InputError
+from eagletwin.harness.core.words import count
+from eagletwin.harness.page.model import Page, PageSection, Table, TableCell, TableRow
+
+FACTS = "acceptance.json"
+_MOST = 2000  # answers that are listed
+
+
+def acceptance_page(folder: Path) -> Page:
+    """The page of a run folder. Raises InputError for facts that cannot be read."""
+    try:
+        facts: dict[str, Any] = msgspec.json.decode((folder / FACTS).read_bytes(), type=dict[str, Any])
+    except (OSError, msgspec.MsgspecError, UnicodeDecodeError) as error:
+        raise InputError(
+            f"{folder / FACTS} cannot be read: {error}",
+            consequence="no page was made",
+            remedy="name the run folder of `eagletwin acceptance --server`",
+        ) from error
+    status = {EXIT_EQUAL: "equal", EXIT_DIVERGED: "diverged"}.get(facts.get("exit_code", -1), "unknown")
+    answers = [one for one in _listed(facts.get("answers")) if isinstance(one, dict)]
+    known = {"answers", "exit_code", "server"}
+    plain = [(name, _text(value)) for name, value in facts.items() if name not in known and value not in ("", [], None)]
+    server = facts.get("server")
+    plain += [(f"server: {name}", _text(value)) for name, value in server.items()] if isinstance(server, dict) else []
+    return Page(
+        title=f"Acceptance {folder.name}",
+        status=status,
+        headline=_headline(answers),
+        facts=tuple(plain),
+        sections=(PageSection(heading="Answers", tables=(_answers(answers),)),) if answers else (),
+        files=(FACTS,),
+    )
+
+
+def _listed(value: object) -> list[Any]:
+    return value if isinstance(value, list) else []
+
+
+def _text(value: object) -> str:
+    return value if isinstance(value, str) else msgspec.json.encode(value).decode()
+
+
+def _band(answer: dict[str, Any]) -> str:
+    deserved = _listed(answer.get("deserved"))
+    return " to ".join(dict.fromkeys(map(str, deserved))) if deserved else ""
+
+
+def _headline(answers: list[dict[str, Any]]) -> str:
+    used = sum(one["used"] for one in answers if isinstance(one.get("used"), int))
+    lost = sum(bool(one.get("wrong")) for one in answers)
+    return f"{count(len(answers), 'answer')}, {used} rounds used; {lost} with rounds that accepted another number than they may"
+
+
+def _answers(answers: list[dict[str, Any]]) -> Table:
+    rows = []
+    for one in answers[:_MOST]:
+        wrong = _listed(one.get("wrong"))
+        cells = [TableCell(_text(one.get(name, ""))) for name in ("prompt", "way", "tokens", "cached")]
+        said = f"{count(len(wrong), 'round')}: {_text(wrong[:3])}" if wrong else "none"
+        cells += [TableCell(_band(one)), TableCell(_text(one.get("used", ""))), TableCell(said, "wrong" if wrong else "right")]
+        rows.append(TableRow(tuple(cells), tags=("lost" if wrong else "not lost",)))
+    left = len(answers) - len(rows)
+    return Table(
+        caption="Rounds by answer",
+        header=("prompt", "sent", "tokens", "cached", "deserved", "used", "wrong rounds"),
+        rows=tuple(rows),
+        note=f"{left} more are not listed." if left else "",
+        filters=(("Rounds", ("lost", "not lost")),),
+        searched=True,
+    )

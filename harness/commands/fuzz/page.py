@@ -1,0 +1,178 @@
+"""The page of a search, made of its summary.json alone: what was drawn, exercised, found, known and left out, and how fast."""
+
+from pathlib import Path
+
+import msgspec
+from msgspec import Struct
+
+from eagletwin.harness.core.differs import Changes
+from eagletwin.harness.core.errors import InputError
+from eagletwin.harness.core.features import FEATURES
+from eagletwin.harness.core.signature import Signature
+from eagletwin.harness.core.words import count
+from eagletwin.harness.page.model import Page, PageSection, Table, TableCell, TableRow
+from eagletwin.harness.page.render import NAME
+
+SUMMARY = "summary.json"
+
+
+class _Tally(Struct, kw_only=True):
+    cases: int
+    statuses: dict[str, int]
+    exercised: dict[str, int]
+    accept_lens: dict[str, int]
+    configurations: dict[str, int]
+    topics: dict[str, int]
+    choices: int = 0
+    ties: int = 0
+    undecided: int = 0
+    changes: Changes | None = None
+
+
+class _Finding(Struct, kw_only=True):
+    signature: Signature
+    status: str
+    folder: str
+    cases: int
+    seconds: float
+    shrink_looks: int
+    shrink_seconds: float
+    partial: bool = False
+    known: str = ""
+
+
+class _Aside(Struct, kw_only=True):
+    signature: Signature
+    cases: int
+    example: str
+    undecided: bool = False
+
+
+class Summary(Struct, kw_only=True):
+    """summary.json, as far as a page shows it."""
+
+    seconds: float
+    tally: _Tally
+    not_looked_at: list[str] = []
+    findings: list[_Finding] = []
+    set_aside: list[_Aside] = []
+    headline: str = ""
+    command: str = ""
+
+
+def read_summary(folder: Path) -> Summary:
+    """Raises InputError for a summary that cannot be read."""
+    try:
+        return msgspec.json.decode((folder / SUMMARY).read_bytes(), type=Summary)
+    except (OSError, msgspec.MsgspecError, UnicodeDecodeError) as error:
+        raise InputError(
+            f"{folder / SUMMARY} cannot be read: {error}",
+            consequence="no page was made",
+            remedy="name the folder of a search of this eagletwin",
+        ) from error
+
+
+def search_page(folder: Path) -> Page:
+    """The page of a search's run folder."""
+    summary = read_summary(folder)
+    tally = summary.tally
+    status = "found" if summary.findings else summary.headline.partition("  ")[0].lower() or "search"
+    rate = tally.cases / summary.seconds if summary.seconds else 0.0
+    facts = [
+        ("cases", f"{tally.cases}: {', '.join(f'{number} {name}' for name, number in sorted(tally.statuses.items()))}"),
+        ("time", f"{summary.seconds:.1f} s, {rate:.2f} cases/s"),
+        ("choices", f"{tally.choices}, of them {count(tally.ties, 'tie')}"),
+        ("undecided by the reference", count(tally.undecided, "case")),
+        ("findings", f"{_of(summary, known=False)} new, {_of(summary, known=True)} known"),
+        ("configurations", str(len(tally.configurations))),
+    ]
+    sections = [*_found(folder, summary), *_looked_at(tally), *_left_out(summary)]
+    return Page(
+        title=f"Search {folder.name}",
+        status=status,
+        headline=summary.headline or f"{count(tally.cases, 'case')}, {count(len(summary.findings), 'finding')}",
+        facts=tuple(facts),
+        sections=tuple(sections),
+        again=(summary.command,) if summary.command else (),
+        files=(SUMMARY,),
+    )
+
+
+def _of(summary: Summary, *, known: bool) -> int:
+    return sum(bool(finding.known) == known for finding in summary.findings)
+
+
+def _found(folder: Path, summary: Summary) -> list[PageSection]:
+    tables = []
+    if summary.findings:
+        rows = []
+        for finding in summary.findings:
+            place = Path(finding.folder)
+            inside = Path(*place.parts[-2:])
+            page = (inside / NAME).as_posix() if (folder / inside / NAME).is_file() else ""
+            known = finding.known or "new"
+            partial = ", not minimal: time was up" if finding.partial else ""
+            cells = (
+                TableCell(inside.parts[0], href=page),
+                TableCell(finding.status, "wrong" if finding.status == "diverged" else "doubt"),
+                TableCell(str(finding.signature)),
+                TableCell(known),
+                TableCell(f"case {finding.cases}, {finding.seconds:.1f} s"),
+                TableCell(f"{count(finding.shrink_looks, 'run')}, {finding.shrink_seconds:.1f} s{partial}"),
+            )
+            rows.append(TableRow(cells))
+        header = ("finding", "status", "what", "known as", "found after", "made small in")
+        tables.append(Table(caption="Findings", header=header, rows=tuple(rows)))
+    if summary.set_aside:
+        rows = [
+            TableRow(
+                (
+                    TableCell(str(one.signature)),
+                    TableCell(str(one.cases)),
+                    TableCell("undecided" if one.undecided else ""),
+                    TableCell(one.example),
+                )
+            )
+            for one in summary.set_aside
+        ]
+        caption = "Set aside: run once and not confirmed"
+        tables.append(Table(caption=caption, header=("what", "cases", "why", "example"), rows=tuple(rows)))
+    lines = () if summary.findings else ("Nothing was found.",)
+    return [PageSection(heading="What was found", lines=lines, tables=tuple(tables))]
+
+
+def _looked_at(tally: _Tally) -> list[PageSection]:
+    def counted(caption: str, what: str, numbers: dict[str, int]) -> Table:
+        rows = tuple(
+            TableRow((TableCell(name), TableCell(str(number)), TableCell(f"{number / max(1, tally.cases):.0%}")))
+            for name, number in numbers.items()
+        )
+        return Table(caption=caption, header=(what, "cases", "of all"), rows=rows, searched=True)
+
+    exercised = {name: tally.exercised.get(name, 0) for name in FEATURES}
+    reached = {name: number for name, number in exercised.items() if number}
+    never = [name for name, number in exercised.items() if not number]
+    tables = [
+        counted("What was drawn: configurations", "configuration", tally.configurations),
+        counted("What was drawn: kinds of cases", "kind", tally.topics),
+        counted("What the cases exercised", "feature", reached),
+        counted("Accept lengths", "accept length", dict(sorted(tally.accept_lens.items()))),
+    ]
+    sections = [
+        PageSection(
+            heading="What was looked at",
+            lines=(f"Never happened: {', '.join(never)}.",) if never else (),
+            tables=tuple(table for table in tables if table.rows),
+        )
+    ]
+    if tally.changes is not None and tally.changes.lines:
+        sections.append(PageSection(heading="What the tree changes", lines=tuple(tally.changes.lines)))
+    return sections
+
+
+def _left_out(summary: Summary) -> list[PageSection]:
+    if not summary.not_looked_at:
+        return []
+    rows = tuple(TableRow((TableCell(one),)) for one in summary.not_looked_at)
+    table = Table(caption="Not looked at, and the option for it", header=("what",), rows=rows)
+    return [PageSection(heading="What was left out", tables=(table,))]

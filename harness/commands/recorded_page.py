@@ -1,0 +1,64 @@
+"""The page of a server's recordings: all of them by status, their time line, and the first that diverged in full."""
+
+from pathlib import Path
+
+from msgspec.structs import replace
+
+from eagletwin.harness.check.recordings import JudgedServer
+from eagletwin.harness.core.words import count
+from eagletwin.harness.page.model import Page, PageSection, Table, TableCell, TableRow
+from eagletwin.harness.page.run import run_page
+
+_KINDS = {"equal": "right", "diverged": "wrong", "unknown": "doubt"}
+
+
+def session_page(session: JudgedServer, folder: Path, again: str, argument: str) -> Page:
+    """The page. argument: as the terminal has it."""
+    recorded = sum(session.counts.values())
+    said = ", ".join(f"{number} {status}" for status, number in sorted(session.counts.items()) if number)
+    sections = (_all(session),) if session.looked else ()
+    if session.first is None:
+        return Page(
+            title=f"Recordings of {folder.name}",
+            status=session.status,
+            headline=f"{count(recorded, 'recorded request')}: {said or 'none'}",
+            sections=sections,
+            argument=argument,
+            again=(again,) if again else (),
+        )
+    first = run_page(session.first.trace, session.first.verdict, argument=argument, again=(again,) if again else ())
+    return replace(
+        first,
+        title=f"Recordings of {folder.name}; in full: {session.first.folder.name}",
+        status=session.status,
+        headline=f"{count(recorded, 'recorded request')}: {said}. {first.headline}",
+        sections=(*first.sections, *sections),
+    )
+
+
+def _all(session: JudgedServer) -> PageSection:
+    rows = tuple(
+        TableRow(
+            (
+                TableCell(one.folder.name),
+                TableCell(one.status, _KINDS[one.status]),
+                TableCell(str(one.rounds)),
+                TableCell(f"{one.tokens / one.rounds:.2f}" if one.rounds else ""),
+                TableCell(one.headline),
+            ),
+            tags=(one.status,),
+        )
+        for one in session.looked
+    )
+    table = Table(
+        caption="Recorded requests",
+        header=("recording", "status", "rounds", "tokens a round", "what"),
+        rows=rows,
+        filters=(("Status", tuple(sorted({one.status for one in session.looked}))),),
+        searched=True,
+    )
+    return PageSection(
+        heading="All recordings",
+        lines=("`eagletwin report` of one recording's folder makes its own page, with its time line.",),
+        tables=(table,),
+    )

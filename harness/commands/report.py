@@ -1,0 +1,135 @@
+"""`eagletwin report FOLDER`: the page of whatever lies in a folder."""
+
+import shlex
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from eagletwin.harness.core.errors import EXIT_EQUAL, EXIT_HARNESS, InputError
+
+if TYPE_CHECKING:
+    from eagletwin.harness.core.verdict import Verdict
+    from eagletwin.harness.page.model import Page
+
+
+def report(
+    folder: Annotated[
+        Path,
+        typer.Argument(
+            help="A run folder, a trace, what a server recorded, or the folder of `eagletwin releases table` (docs/records)."
+        ),
+    ],
+    out: Annotated[
+        Path | None, typer.Option("--out", metavar="FOLDER", help="Write report.html there, and not into the folder itself.")
+    ] = None,
+) -> int:
+    """Make report.html of a run folder, a trace or a server's recordings: one page, which needs nothing but itself.
+
+    The exit code says whether the page was written, whatever is on it.
+    """
+    make = _maker(folder)
+    from eagletwin.harness.page.render import write_page
+
+    page, place = make(), out or folder
+    try:
+        place.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise InputError(
+            f"{place}: {error.strerror}", consequence="no page was made", remedy="give --out a folder that you may write"
+        ) from error
+    written = write_page(place, lambda: page)
+    if written is None:
+        return EXIT_HARNESS
+    print(written)
+    return EXIT_EQUAL
+
+
+def _maker(folder: Path) -> "Callable[[], Page]":
+    """What makes the page of this folder. Raises InputError for one that holds nothing that has a page."""
+    from eagletwin.harness.check.recordings import is_session
+    from eagletwin.harness.core.trace import HEADER
+
+    from .acceptance.page import FACTS, acceptance_page
+    from .bisect.page import bisection_page
+    from .bisect.report import REPORT
+    from .fuzz.page import SUMMARY, search_page
+    from .releases.results import FOLDER as MEASURED
+
+    if is_session(folder):
+        return lambda: _session(folder)
+    if (folder / HEADER).is_file():
+        return lambda: _trace(folder)
+    if (folder / SUMMARY).is_file():
+        return lambda: search_page(folder)
+    if (folder / FACTS).is_file():
+        return lambda: acceptance_page(folder)
+    if (folder / REPORT).is_file():
+        return lambda: bisection_page(folder)
+    if list((folder / MEASURED).glob("*.json")):
+        return lambda: _ledger(folder)
+    raise InputError(
+        f"{folder} holds no trace, no recording, and nothing else that has a page",
+        consequence="no page was made",
+        remedy="name a run folder, one that `eagletwin record` wrote into, or docs/records",
+    )
+
+
+def _trace(folder: Path) -> "Page":
+    """A trace, with the verdict that lies beside it: it may rest on more than one run."""
+    from eagletwin.harness.check.argument import argue
+    from eagletwin.harness.check.repro import SCRIPT
+    from eagletwin.harness.core.run_spec import DEFAULT_RUN
+    from eagletwin.harness.families.traces import strangers_trace
+    from eagletwin.harness.judge.judge import judge
+    from eagletwin.harness.page.run import files_of, run_page
+
+    trace = strangers_trace(folder)
+    verdict = _verdict(folder) or judge(trace)
+    script = folder / SCRIPT
+    again = [shlex.join(["python", str(script)])] if script.is_file() else []
+    again.append(DEFAULT_RUN.command("judge", folder))
+    argument = argue(trace.header, verdict, trace=trace)
+    return run_page(trace, verdict, argument=argument, again=again, files=files_of(folder))
+
+
+def _verdict(folder: Path) -> "Verdict | None":
+    """The verdict of a run folder. Raises InputError for one that cannot be read."""
+    import msgspec
+
+    from eagletwin.harness.core.verdict import Verdict
+
+    file = folder / "verdict.json"
+    if not file.is_file():
+        return None
+    try:
+        return msgspec.json.decode(file.read_bytes(), type=Verdict)
+    except (OSError, msgspec.MsgspecError, UnicodeDecodeError) as error:
+        raise InputError(
+            f"{file} cannot be read: {error}",
+            consequence="no page was made",
+            remedy="remove the file: the trace is then judged again",
+        ) from error
+
+
+def _session(folder: Path) -> "Page":
+    from eagletwin.harness.check import recordings
+    from eagletwin.harness.check.argument import WIDTH
+    from eagletwin.harness.core.run_spec import DEFAULT_RUN
+
+    from .recorded_page import session_page
+
+    again = DEFAULT_RUN.command("judge", folder)
+    session = recordings.judged(folder, frozenset())
+    return session_page(session, folder, again, session.report(WIDTH, again))
+
+
+def _ledger(folder: Path) -> "Page":
+    from eagletwin.cases.ledger import with_probes
+    from eagletwin.harness.engines.lock import releases
+
+    from .releases.page import ledger_page
+    from .releases.results import read
+
+    return ledger_page([read(folder, name) for name in releases()], with_probes(["all"]))

@@ -1,0 +1,33 @@
+"""Where a number stands, in words: the stages of a trace, and the place of a divergence."""
+
+from .verdict import Divergence
+
+STAGES = {
+    "target.extend": "target prefill",
+    "draft.extend": "draft extend (prefill)",
+    "prefill": "after draft extend (prefill)",
+    "draft.decode": "draft decode",
+    "draft": "when draft() returned",
+    "target.verify": "target verify",
+    "verify": "when verify returned",
+    "draft.extend_decode": "draft extend (decode)",
+    "extend": "after draft extend (decode)",
+    "finished": "end of the request",
+    "cached": "prefix cache at the end",
+    "kernel": "inside a kernel",
+    "batch": "before a batch ran",
+    "iteration": "before a scheduler iteration",
+    "flushed": "after the cache was flushed",
+    "pool": "between two batches",
+}
+
+
+def place_of(found: Divergence, num_steps: int, layers: bool) -> str:
+    """Rank, request, round and stage, with its step and layer."""
+    where = f"request {found.request}, round {found.round}, " if found.request else ""
+    stage = STAGES[found.stage]
+    if found.stage in ("draft.decode", "draft") and 0 < found.step < num_steps:  # what comes after the last step has no step
+        stage = f"draft decode step {found.step}" + (", when draft() returned" if found.stage == "draft" else "")
+    if layers and found.rule.startswith("draft.") and found.stage != "draft":
+        stage += f", layer {found.layer}"
+    return (f"rank {found.rank}, " if found.rank is not None else "") + where + stage
