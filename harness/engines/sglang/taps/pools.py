@@ -188,7 +188,7 @@ class Allocation:
         return [slot for page in pages for slot in range(page * self._page, (page + 1) * self._page)]
 
     def lives(self, request: Any) -> bool:
-        """Whether a request has slots. All of them may be the prefix cache's: where its keys are single tokens, all of a prompt is."""
+        """Whether a request has slots. All may be the prefix cache's: where its keys are single tokens, all of a prompt is."""
         held = memory.held(request)
         return held.row is not None and held.allocated > 0
 
