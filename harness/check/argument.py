@@ -4,7 +4,7 @@ from eagletwin.harness.core.differs import unknown_changes
 from eagletwin.harness.core.records import EngineInfo, Header
 from eagletwin.harness.core.terminal import fold
 from eagletwin.harness.core.trace import Trace
-from eagletwin.harness.core.verdict import LAYER_RULES, RULES, Divergence, Verdict
+from eagletwin.harness.core.verdict import DECLARED_VIEW, Divergence, Verdict, View, rules_of
 from eagletwin.harness.core.words import count
 from eagletwin.harness.judge.model import model_of
 
@@ -48,7 +48,7 @@ def argue(
     off += f", judged by {verdict.view}" if verdict.view else ""
     lines = [f"{verdict.status.upper()}  {case.name} on SGLang {engine.version} ({engine.device}{mode}{changed}{off})"]
     if verdict.first is not None:
-        lines += ["", *_divergence(verdict.first, case.num_steps, model_of(header).mtp_layers > 0, columns)]
+        lines += ["", *_divergence(verdict.first, header, verdict.view or DECLARED_VIEW, columns)]
         drawn = draw(trace.ranks[verdict.first.rank or 0], verdict.first) if trace is not None else []
         lines += ["", *(f"  {line}".rstrip() for line in drawn)] if drawn else []
     if verdict.reason:
@@ -112,15 +112,18 @@ def _place(found: Divergence, num_steps: int, layers: bool) -> str:
     """Rank, request, round and stage, with its step and layer."""
     where = f"request {found.request}, round {found.round}, " if found.request else ""
     stage = _STAGES[found.stage]
-    if found.stage in ("draft.decode", "draft") and 0 < found.step < num_steps:  # what comes after the last step has no step
+    first = 0 if found.stage == "draft.decode" else 1  # a plain language model's step 0; of draft() the whole has none
+    if found.stage in ("draft.decode", "draft") and first <= found.step < num_steps:  # nor has what comes after the last step
         stage = f"draft decode step {found.step}" + (", when draft() returned" if found.stage == "draft" else "")
     if layers and found.rule.startswith("draft.") and found.stage != "draft":
         stage += f", layer {found.layer}"
     return (f"rank {found.rank}, " if found.rank is not None else "") + where + stage
 
 
-def _divergence(found: Divergence, num_steps: int, layers: bool, columns: int) -> list[str]:
-    rule = (RULES | LAYER_RULES if layers else RULES)[found.rule]
+def _divergence(found: Divergence, header: Header, view: View, columns: int) -> list[str]:
+    model, num_steps = model_of(header, view), header.case.num_steps
+    layers = model.mtp_layers > 0
+    rule = rules_of(layers, not model.ahead)[found.rule]
     return [
         f"  {found.rule}",
         *_field("at", f"{_place(found, num_steps, layers)} (scheduler iteration {found.iteration})", columns),

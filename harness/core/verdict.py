@@ -187,6 +187,32 @@ LAYER_RULES: dict[str, Rule] = {
     ),
 }
 
+# What holds instead of a draft that is a plain language model; in the view `shifted`: as of an EAGLE head.
+PLAIN_RULES: dict[str, Rule] = {
+    "draft.input_ids": Rule(
+        "3.10",
+        "Row i of the draft consumes token x[i]; draft decode begins with a step 0, which consumes the bonus token x[M], and "
+        "step j consumes the token drafted one step before.",
+        weights="no",
+    ),
+    "draft.positions": Rule(
+        "3.10", "Row i of the draft stands at position i; draft decode step j stands at position M + j.", weights="no"
+    ),
+    "draft.scratch_kv": Rule(
+        "3.10",
+        "When draft() returns, the rows that draft decode wrote are those of the tokens it consumed, at M..M+num_steps-1.",
+        weights="yes",
+    ),
+    "draft.kv": Rule(
+        "3.10", "The draft's stored row i is a function of x[0..i] alone, for every committed position.", weights="in part"
+    ),
+}
+
+
+def rules_of(layers: bool, plain: bool) -> dict[str, Rule]:
+    """What must hold of a draft of several layers, of a plain language model, or of a single head."""
+    return RULES | LAYER_RULES if layers else RULES | PLAIN_RULES if plain else RULES
+
 
 class Divergence(Struct, frozen=True, kw_only=True):
     """The first number, of one request in one stage, that is not what it must be.

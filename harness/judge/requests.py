@@ -445,7 +445,10 @@ class RequestJudge:
         for part, reference in story.stored.items():
             stored = recorded_rows(self._trace, number, part)
             known = min(count, len(reference))
-            if known < count and self._compare.on(f"{part}.kv"):
+            # Keys of single tokens end with the last token, whose row of the target another request may have computed: it is
+            # compared there. EAGLE's keys, pairs, end one before it.
+            others = part == "target" and not self._model.states and count == len(story.tokens)
+            if known < count and not others and self._compare.on(f"{part}.kv"):
                 expected = "no row: its token was never committed"
                 self._compare.report(place, f"{part}.kv", f"cached row {known}", expected, "a row")
             self._compare.stored(place, f"{part}.kv", reference[:known], stored[:known], lambda n: f"cached row {n}")
