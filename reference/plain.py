@@ -32,13 +32,18 @@ class PlainDraft:
     shape: LlamaShape
     ahead: int = 0
 
+    @property
+    def embedding(self) -> Tensor:
+        """[V, H], its own."""
+        return self.weights["model.embed_tokens.weight"]
+
     def feed(self, hidden: Tensor) -> Tensor:
         """What rows consume of the target's states: nothing. [R, ..] -> [R, 0]."""
         return hidden[:, :0]
 
     def rows(self, tokens: Tensor, hidden: Tensor, positions: Tensor, sees: Tensor, before: DraftRows | None) -> DraftRows:  # noqa: ARG002
         """See eagle.draft_rows."""
-        x = self.weights["model.embed_tokens.weight"][tokens]  # [R, H]
+        x = self.embedding[tokens]  # [R, H]
         keys, values = [], []
         for layer in range(self.shape.num_layers):
             stored = None if before is None else (before.keys[layer], before.values[layer])

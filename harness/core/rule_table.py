@@ -23,8 +23,8 @@ def plain_rules_markdown() -> str:
 
 
 def rules_json() -> bytes:
-    """A list of objects: name, sentence, section of docs/explanation/design.md, weights, and of_layers or of_plain where another
-    sentence holds of a multi-layer draft or a plain language model."""
+    """A list of objects: name, sentence, section of docs/explanation/design.md, weights, and of_layers or of_plain where
+    another sentence holds of a multi-layer draft or a plain language model."""
     return msgspec.json.format(msgspec.json.encode([_entry(name, rule) for name, rule in RULES.items()]))
 
 

@@ -1,4 +1,4 @@
-"""A plain language model as draft (STANDALONE): the released worker is wrong, its candidate fix is right, faults in it are seen."""
+"""A plain language model as draft (STANDALONE): the released worker is wrong, its fix is right, faults in it are seen."""
 
 import msgspec
 import pytest
