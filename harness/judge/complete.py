@@ -10,7 +10,7 @@ from eagletwin.harness.core.records import Record
 from eagletwin.harness.core.trace import Trace
 from eagletwin.reference.sizes import count_candidates
 
-from .model import Model, model_of
+from .model import Model
 
 _FLOATS = ("kv", "hidden_in", "hidden_out", "hidden", "probabilities", "scores", "coins")
 _WITH_OUTPUT = ("target.extend", "target.verify", "draft.decode")
@@ -32,7 +32,7 @@ def missing(trace: Trace, model: Model) -> str:
     if len({record.key for record in records}) < len(records):
         return "two records have the same key"
     if not model.numbers:
-        return _missing_of_recording(trace)
+        return _missing_of_recording(trace, model)
     # a few dozen, of hundreds of tensors
     kinds = {(name, trace.array(number, name).dtype.kind) for number, record in enumerate(records) for name in record.tensors}
     strange = {(name, kind) for name, kind in kinds if (kind == "f") != name.endswith(_FLOATS)}
@@ -68,10 +68,10 @@ def missing(trace: Trace, model: Model) -> str:
     return ""
 
 
-def _missing_of_recording(trace: Trace) -> str:
+def _missing_of_recording(trace: Trace, model: Model) -> str:
     """The same of one request of a server: from its first chunk on no chunk and no round is left out."""
     header = trace.header
-    records, layers = header.records, model_of(header).mtp_layers
+    records, layers = header.records, model.mtp_layers
     chunks = [record for record in records if record.stage == "prefill"]
     if not chunks or not any(record.numbers["final"] for record in chunks):
         return "its prompt was never prefilled to the end"
@@ -87,7 +87,7 @@ def _missing_of_recording(trace: Trace) -> str:
     stages = Counter(record.stage for record in records)
     in_graph = Counter(record.stage for record in records if record.numbers.get("in_graph"))
     due = {"target.extend": len(chunks), "draft.extend": len(chunks) * (layers or 1), "target.verify": len(rounds["draft"])}
-    due["draft.decode"] = 0 if layers else (len(rounds["draft"]) - in_graph["draft"]) * (header.case.num_steps - 1)
+    due["draft.decode"] = 0 if layers else (len(rounds["draft"]) - in_graph["draft"]) * (header.case.num_steps - model.ahead)
     due["draft.extend_decode"] = (len(rounds["draft"]) - in_graph["extend"]) * (layers or 1)
     wrong = next((stage for stage, count in due.items() if stages[stage] != count), None)
     return f"{stages[wrong]} records of {wrong}, not {due[wrong]}" if wrong else ""

@@ -165,7 +165,7 @@ class RequestJudge:
         """What an extend proposes, where no more than its tokens is known."""
         if self._layers is not None:
             self._layers.extended(number, record, phase)
-        elif record.stage == "extend" or record.numbers["final"]:
+        elif self._model.ahead and (record.stage == "extend" or record.numbers["final"]):
             self._trees.proposed(number, record.request)
 
     def _stored(self, number: int, record: Record, target_phase: Phase, draft_phase: Phase) -> None:
