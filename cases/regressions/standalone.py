@@ -11,12 +11,14 @@ shifted has consumed the token behind it: the last row of a shared prefix is tha
 AS_TRAINED is no one-line change. Extends consume their own tokens, and so cannot propose: the bonus token has no slot yet when
 a prefill ends. Draft decode has: it begins with the bonus token in the slots of step 1, of which each branch has one, and
 runs one forward more. It is written for the Triton backend without CUDA graphs.
+
+Neither says how a server `loses` by it: `acceptance` asks servers of EAGLE heads, and these would be named for them.
 """
 
 from eagletwin.harness.core.case import Case, EngineSettings, Request, SGLangSettings
 from eagletwin.harness.core.patch import Edit, Patch
 
-from ..entry import Entry, Loses
+from ..entry import Entry
 
 _DRAFTER = "sglang.srt.speculative.eagle_worker_v2.EagleDraftWorker"
 _STEPS = "sglang.srt.layers.attention.triton_backend.TritonMultiStepDraftBackend"
@@ -102,7 +104,6 @@ SHIFT = Entry(
     buggy="0.5.9 -",
     fixed="",
     trigger="STANDALONE, and a draft that leans on the first token",
-    loses=Loses("always", layers=False),
     remedy=AS_TRAINED,
     case=Case(
         name="standalone-shift",
@@ -119,7 +120,6 @@ PAIRS = Entry(
     buggy="0.5.9 -",
     fixed="",
     trigger="STANDALONE with the prefix cache, and two prompts that part inside it",
-    loses=Loses("prefix hits", layers=False),
     remedy=KEYS,
     within="shifted",
     case=Case(
