@@ -48,7 +48,7 @@ def argue(
     off += f", judged by {verdict.view}" if verdict.view else ""
     lines = [f"{verdict.status.upper()}  {case.name} on SGLang {engine.version} ({engine.device}{mode}{changed}{off})"]
     if verdict.first is not None:
-        lines += ["", *_divergence(verdict.first, header, verdict.view or DECLARED_VIEW, columns)]
+        lines += ["", *_divergence(verdict.first, header, "shifted" if verdict.view == "shifted" else DECLARED_VIEW, columns)]
         drawn = draw(trace.ranks[verdict.first.rank or 0], verdict.first) if trace is not None else []
         lines += ["", *(f"  {line}".rstrip() for line in drawn)] if drawn else []
     if verdict.reason:
