@@ -149,6 +149,7 @@ class Entry(Facts):
     beside    release -> a patch that fixes another bug of that release, which would show first
     needs     what the mode must have, where the CPU engine as it always is does not reach the bug
     on_cuda   how a proof on a GPU differs
+    within    the view that both sides are judged in, where another live bug shows first in the declared one
     case      minimal: equal on the green side, diverged on the red one
 
     One of these tells the two sides apart:
@@ -163,6 +164,7 @@ class Entry(Facts):
     beside: Mapping[str, Patch] = field(default_factory=dict)
     needs: Needs | None = None
     on_cuda: OnCuda = OnCuda()
+    within: View = DECLARED_VIEW
     revert: Patch | None = None
     remedy: Patch | None = None
     view: View | None = None
@@ -177,11 +179,11 @@ class Entry(Facts):
 
     @property
     def green(self) -> Side:
-        return Side((self.remedy,)) if self.remedy is not None else Side()
+        return Side((self.remedy,) if self.remedy is not None else (), self.within)
 
     @property
     def red(self) -> Side:
-        return Side((self.revert,) if self.revert is not None else (), self.view or DECLARED_VIEW)
+        return Side((self.revert,) if self.revert is not None else (), self.view or self.within)
 
     def says(self, side: Side) -> str:
         """What a side is, in words."""

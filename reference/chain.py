@@ -3,6 +3,9 @@
 Two kinds of rows. *Committed rows* (DESIGN 3.1): row i consumes (x[i+1], h[i]) at position i, so it is a function of
 x[0..i+1] alone. *Scratch rows* (DESIGN 3.3): with x[0..M] committed, draft decode step j = 1..num_steps-1 consumes
 (d[j], hidden state of the row before it) at position M + j - 1 and proposes d[j+1].
+
+A plain language model is a draft without hidden states, whose row i consumes x[i] (plain.py): `head.ahead` is 0 then, row M is
+a committed row too, and step j stands at position M + j.
 """
 
 from collections.abc import Sequence
@@ -35,19 +38,26 @@ class Chain:
     values: Tensor
 
 
-def row_tokens(tokens: Tensor) -> Tensor:
+def row_tokens(tokens: Tensor, ahead: int = 1) -> Tensor:
     """Token that each committed row consumes: x[0..M] -> x[1..M], one per row 0..M-1 (DESIGN 3.1, 3.2).
+
+    Of a plain draft x[0..M], one per row 0..M: ahead is 0.
 
     A chunk boundary makes no difference: the tail row K-1 of a chunk that ends at K consumes x[K], the next *prompt* token
     (PR #26329). After retraction the prompt is everything already committed.
     """
-    return tokens[1:]
+    return tokens[ahead:]
+
+
+def rows_behind(head: Head, last: int) -> int:
+    """How many committed rows there are with x[0..last]: d[1] is chosen from the last of them."""
+    return last + 1 - head.ahead
 
 
 def committed_rows(head: Head, tokens: Tensor, target_hidden: Tensor) -> DraftRows:
     """Rows 0..M-1 of a request with committed tokens x[0..M]; target_hidden [>=M, ..] holds h[0..M-1]."""
-    rows = len(tokens) - 1
-    return draft_rows(head, row_tokens(tokens), head.feed(target_hidden[:rows]), torch.arange(rows), causal(rows))
+    rows = rows_behind(head, len(tokens) - 1)
+    return draft_rows(head, row_tokens(tokens, head.ahead), head.feed(target_hidden[:rows]), torch.arange(rows), causal(rows))
 
 
 def draft_chain(
@@ -58,15 +68,15 @@ def draft_chain(
     Step j consumes d[j]. Give `drafted` to follow tokens that somebody else chose (a tie that went the other way) while the
     logits and rows are still the reference's.
     """
-    committed = len(tokens) - 1  # M rows
-    ids, hidden = row_tokens(tokens), head.feed(target_hidden[:committed])
+    committed = rows_behind(head, len(tokens) - 1)
+    ids, hidden = row_tokens(tokens, head.ahead), head.feed(target_hidden[:committed])
     chosen: list[int] = []
     for step in range(num_steps):
         rows = draft_rows(head, ids, hidden, torch.arange(len(ids)), causal(len(ids)))
         chosen.append(int(rows.logits[-1].argmax()) if drafted is None else int(drafted[step]))
         if step == num_steps - 1:
             break
-        ids = torch.cat([ids, torch.tensor([chosen[-1]])])  # row M + step consumes d[step+1] at position M + step
+        ids = torch.cat([ids, torch.tensor([chosen[-1]])])  # consumes d[step+1] at the next position
         hidden = torch.cat([hidden, rows.hidden[-1:]])
     return Chain(
         rows.logits[committed - 1 :],

@@ -9,6 +9,7 @@ head are the target's.
 """
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -17,6 +18,7 @@ from torch.nn.functional import linear
 from .eagle3 import Eagle3Head
 from .llama import Weights, decoder_layer
 from .mtp_head import MtpHead
+from .plain import PlainDraft
 from .rows import DraftRows
 from .sizes import LlamaShape
 
@@ -35,6 +37,7 @@ class EagleHead:
     shape: LlamaShape
     embedding: Tensor
     lm_head: Tensor
+    ahead: ClassVar[int] = 1  # row i consumes x[i+1]
 
     def feed(self, hidden: Tensor) -> Tensor:
         """What committed rows consume: the state that the target hands over [R, H], as it is."""
@@ -57,7 +60,7 @@ class EagleHead:
         return DraftRows(x, linear(x, self.lm_head), torch.stack(keys), torch.stack(values))
 
 
-Head = EagleHead | Eagle3Head | MtpHead
+Head = EagleHead | Eagle3Head | MtpHead | PlainDraft
 
 
 def draft_rows(

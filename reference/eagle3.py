@@ -14,6 +14,7 @@ the target's states side by side, `fc_norm` each of them by itself, before fc. S
 """
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -41,6 +42,7 @@ class Eagle3Head:
     embedding: Tensor
     proposes: Tensor
     norm_output: bool = False
+    ahead: ClassVar[int] = 1  # row i consumes x[i+1]
 
     def feed(self, hidden: Tensor) -> Tensor:
         """What committed rows consume, from the states that the target hands over [R, A*T] -> [R, H]."""

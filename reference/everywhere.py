@@ -12,6 +12,7 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
+from .chain import rows_behind
 from .eagle import DraftRows, Head, draft_rows
 from .growth import Growth, View
 from .rounds import grow_rounds
@@ -28,18 +29,18 @@ def chains_everywhere(
     tokens x[0..n-1], target_hidden [>= n-1, ..]. M = 1..n-1 in all. Where x[M+j] lies behind the text, what step j says means
     nothing.
     """
-    stored: DraftRows | None = None
+    stored = _first(head, tokens)
     for begin in range(0, len(tokens) - 1, block):
         starts = torch.arange(begin + 1, min(begin + block, len(tokens) - 1) + 1)  # [C] M
-        rows = _continued(head, tokens[starts], head.feed(target_hidden[starts - 1]), starts - 1, stored)
+        rows = _continued(head, tokens[starts], head.feed(target_hidden[starts - 1]), starts - head.ahead, stored)
         before = stored = behind(stored, rows)
-        sees = torch.arange(before.keys.shape[1])[None, :] < starts[:, None]  # [C, B] committed rows
+        sees = torch.arange(before.keys.shape[1])[None, :] <= (starts - head.ahead)[:, None]  # [C, B] committed rows
         own = torch.eye(len(starts), dtype=torch.bool)  # [C, C] scratch rows of one step
         logits = [rows.logits]
         for step in range(1, num_steps):
             sees = torch.cat([sees, own], 1)
             consumed = tokens[(starts + step).clamp(max=len(tokens) - 1)]
-            rows = draft_rows(head, consumed, rows.hidden, starts + step - 1, sees, before)
+            rows = draft_rows(head, consumed, rows.hidden, starts + step - head.ahead, sees, before)
             before = behind(before, rows)
             logits.append(rows.logits)
         yield begin + 1, torch.stack(logits, 1)
@@ -66,19 +67,27 @@ def trees_everywhere(
     head: Head, tokens: Tensor, target_hidden: Tensor, topk: int, num_steps: int, view: View, block: int = BLOCK // 4
 ) -> Iterator[tuple[int, Growth]]:
     """Blocks of (first, the Growth of C rounds): tree c grows behind x[0..M], M = first + c. M = 1..n-1 in all."""
-    stored: DraftRows | None = None
+    stored = _first(head, tokens)
     for begin in range(0, len(tokens) - 1, block):
         end = min(begin + block, len(tokens) - 1)
         starts = torch.arange(begin + 1, end + 1)
-        rows = _continued(head, tokens[starts], head.feed(target_hidden[starts - 1]), starts - 1, stored)
+        rows = _continued(head, tokens[starts], head.feed(target_hidden[starts - 1]), starts - head.ahead, stored)
         before, stored = stored, behind(stored, rows)
         if before is not None:  # a round goes on from any of them
             hidden, logits = torch.cat([before.hidden, rows.hidden]), torch.cat([before.logits, rows.logits])
             stored = replace(stored, hidden=hidden, logits=logits)
-        yield begin + 1, grow_rounds(head, stored, [end], [(0, int(start)) for start in starts], topk, num_steps, view)
+        rounds = [(0, rows_behind(head, int(start))) for start in starts]
+        yield begin + 1, grow_rounds(head, stored, [rows_behind(head, end)], rounds, topk, num_steps, view)
 
 
 def _continued(head: Head, tokens: Tensor, hidden: Tensor, positions: Tensor, stored: DraftRows | None) -> DraftRows:
     """Rows behind those that are stored, each of which sees all that stand before it."""
     sees = torch.arange(int(positions[-1]) + 1)[None, :] <= positions[:, None]
     return draft_rows(head, tokens, hidden, positions, sees, stored)
+
+
+def _first(head: Head, tokens: Tensor) -> DraftRows | None:
+    """What stands before the row that consumes x[1]: of a plain draft the row of x[0]."""
+    if head.ahead == 1:
+        return None
+    return _continued(head, tokens[:1], torch.empty(1, 0), torch.zeros(1, dtype=torch.int64), None)

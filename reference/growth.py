@@ -17,7 +17,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from .chain import row_tokens
+from .chain import row_tokens, rows_behind
 from .eagle import Head, draft_rows
 from .llama import causal
 
@@ -94,8 +94,8 @@ def draft_tree(
 
     follow: (tokens, expanded) [S-1, k] each, chosen by somebody else; the logits and rows are still the reference's.
     """
-    committed = len(tokens) - 1  # M rows
-    ids, hidden, positions = row_tokens(tokens), head.feed(target_hidden[:committed]), torch.arange(committed)
+    committed = rows_behind(head, len(tokens) - 1)
+    ids, hidden, positions = row_tokens(tokens, head.ahead), head.feed(target_hidden[:committed]), torch.arange(committed)
     chosen = torch.empty(0, topk, dtype=torch.int64)  # frontiers so far
     frontier = torch.empty(0, topk, dtype=torch.int64)  # their tokens
     for step in range(num_steps):

@@ -12,6 +12,7 @@ Differences to an EAGLE-1/2 head: those three norms, an input norm before attent
 """
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -34,6 +35,7 @@ class MtpHead:
     shape: LlamaShape
     embedding: Tensor
     lm_head: Tensor
+    ahead: ClassVar[int] = 1  # row i consumes x[i+1]
 
     def feed(self, hidden: Tensor) -> Tensor:
         """What committed rows consume: the state that the target hands over [R, H], as it is."""

@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import Tensor
 
-from .chain import row_tokens
+from .chain import row_tokens, rows_behind
 from .eagle import DraftRows, Head, draft_rows
 from .growth import Growth, View, best_of, candidates, lineage
 from .llama import side_by_side
@@ -23,10 +23,10 @@ Choose = Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]
 def committed_side_by_side(head: Head, tokens: Sequence[Tensor], target_hidden: Tensor) -> DraftRows:
     """Committed rows of requests with final sequences tokens[q] [T], one request after the other: B rows in all.
 
-    target_hidden [B, ..] holds h[0..T-2] of each.
+    target_hidden [B, ..] holds h[0..T-2] of each. A plain draft reads none, and has T rows of each.
     """
-    _, positions, sees = side_by_side([len(sequence) - 1 for sequence in tokens])
-    ids = torch.cat([row_tokens(sequence) for sequence in tokens])
+    _, positions, sees = side_by_side([rows_behind(head, len(sequence) - 1) for sequence in tokens])
+    ids = torch.cat([row_tokens(sequence, head.ahead) for sequence in tokens])
     return draft_rows(head, ids, head.feed(target_hidden), positions, sees)
 
 
@@ -41,7 +41,8 @@ def draft_rounds(
 ) -> Growth:
     """The Growth of C rounds that somebody else chose, with C in front of each tensor's shape.
 
-    committed: rows of requests, `lengths[q]` of each; round c is (q, M): it drafted from the first M rows of request q.
+    committed: rows of requests, `lengths[q]` of each; round c is (q, M): it drafted from the first M rows of request q (of a
+    plain draft M + 1: chain.rows_behind).
     tokens, expanded [C, S-1, k]: what each step's rows consumed, and which candidates they were.
     """
 
@@ -75,7 +76,7 @@ def grow_rounds(
 class _Rounds:
     """Where C rounds stand among B committed rows.
 
-    start  [C]     M of each round
+    start  [C]     rows before each round: M, or M + 1 of a plain draft
     last   [C]     the row that it continues from
     prefix [C, B]  which committed rows it sees
     """

@@ -25,6 +25,7 @@ from . import (
     retracted_chunk_tail,
     row_overflow,
     small_tree,
+    standalone,
 )
 
 LEDGER: dict[str, Entry] = {
@@ -51,6 +52,7 @@ LEDGER: dict[str, Entry] = {
         *greedy_drafts.ENTRIES,
         retracted_chunk_tail.ENTRY,
         context_end.ENTRY,
+        *standalone.ENTRIES,
     )
 }
 

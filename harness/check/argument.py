@@ -5,7 +5,7 @@ from eagletwin.harness.core.places import place_of
 from eagletwin.harness.core.records import EngineInfo, Header
 from eagletwin.harness.core.terminal import fold
 from eagletwin.harness.core.trace import Trace
-from eagletwin.harness.core.verdict import LAYER_RULES, RULES, Divergence, Verdict
+from eagletwin.harness.core.verdict import DECLARED_VIEW, Divergence, Verdict, View, rules_of
 from eagletwin.harness.core.words import count
 from eagletwin.harness.judge.model import model_of
 from eagletwin.harness.judge.owners import Owners, whose
@@ -33,7 +33,8 @@ def argue(
     lines = [f"{verdict.status.upper()}  {case.name} on SGLang {engine.version} ({engine.device}{mode}{changed}{off})"]
     if verdict.first is not None:
         owners = whose(trace, verdict) if trace is not None else None
-        lines += ["", *_divergence(verdict.first, case.num_steps, model_of(header).mtp_layers > 0, columns, owners)]
+        view: View = "shifted" if verdict.view == "shifted" else DECLARED_VIEW
+        lines += ["", *_divergence(verdict.first, header, view, columns, owners)]
         drawn = draw(trace.ranks[verdict.first.rank or 0], verdict.first) if trace is not None else []
         lines += ["", *(f"  {line}".rstrip() for line in drawn)] if drawn else []
     if verdict.reason:
@@ -98,8 +99,10 @@ def headline(header: Header, verdict: Verdict) -> str:
     return f"{line}; unknown: {reason}" if verdict.status == "unknown" else line
 
 
-def _divergence(found: Divergence, num_steps: int, layers: bool, columns: int, owners: Owners | None) -> list[str]:
-    rule = (RULES | LAYER_RULES if layers else RULES)[found.rule]
+def _divergence(found: Divergence, header: Header, view: View, columns: int, owners: Owners | None) -> list[str]:
+    model, num_steps = model_of(header, view), header.case.num_steps
+    layers = model.mtp_layers > 0
+    rule = rules_of(layers, not model.ahead)[found.rule]
     return [
         f"  {found.rule}",
         *_field("at", f"{place_of(found, num_steps, layers)} (scheduler iteration {found.iteration})", columns),

@@ -56,4 +56,5 @@ def candidates(case: Case, rule: str, run: RunSpec, version: str) -> list[Entry]
 
 def _kind(case: Case) -> tuple[object, ...]:
     samples = any(request.sampling is not None for request in case.requests)
-    return RECIPES[case.model].mtp_layers > 0, case.topk > 1, samples, case.engine.sglang.rejection_sampling
+    recipe = RECIPES[case.model]
+    return recipe.mtp_layers > 0, recipe.reads_states, case.topk > 1, samples, case.engine.sglang.rejection_sampling

@@ -75,9 +75,10 @@ Views = Annotated[
         "--view",
         metavar="VIEW",
         rich_help_panel=JUDGE,
-        help="How to judge two places where SGLang knowingly approximates. `slot_layout`, `last_fed`: accept them. "
+        help="How to judge three places where SGLang does otherwise. `slot_layout`, `last_fed`: accept two approximations. "
         "`true_tree`: report a node of a draft tree that attends to anything but its own ancestors (ledger entry 8409). "
-        "`committed`: report a row of a multi-layer draft that is not the committed token's (entry boundary-kv).",
+        "`committed`: report a row of a multi-layer draft that is not the committed token's (entry boundary-kv). "
+        "`shifted`: accept that a plain draft model is run on x[1..] (entry standalone-shift), which is a divergence else.",
     ),
 ]
 PatchFiles = Annotated[

@@ -11,7 +11,7 @@ from eagletwin.harness.core.terminal import fold, width
 def rules(as_json: Annotated[bool, typer.Option("--json", help="As JSON, for programs.")] = False) -> int:
     """List the rules: what must hold, and whether a rule needs the model's weights."""
     from eagletwin.harness.core.rule_table import rules_json
-    from eagletwin.harness.core.verdict import LAYER_RULES, RULES
+    from eagletwin.harness.core.verdict import LAYER_RULES, PLAIN_RULES, RULES
 
     if as_json:
         print(rules_json().decode())
@@ -19,6 +19,7 @@ def rules(as_json: Annotated[bool, typer.Option("--json", help="As JSON, for pro
     for name, rule in RULES.items():
         print(f"{name}  (design {rule.section}; weights: {rule.weights})")
         print("\n".join(fold(rule.sentence, width())))
-        if name in LAYER_RULES:
-            print("\n".join(fold(f"Of a multi-layer draft: {LAYER_RULES[name].sentence}", width())))
+        for of, others in (("a multi-layer draft", LAYER_RULES), ("a plain language model", PLAIN_RULES)):
+            if name in others:
+                print("\n".join(fold(f"Of {of}: {others[name].sentence}", width())))
     return EXIT_EQUAL

@@ -26,7 +26,8 @@ def place_of(found: Divergence, num_steps: int, layers: bool) -> str:
     """Rank, request, round and stage, with its step and layer."""
     where = f"request {found.request}, round {found.round}, " if found.request else ""
     stage = STAGES[found.stage]
-    if found.stage in ("draft.decode", "draft") and 0 < found.step < num_steps:  # what comes after the last step has no step
+    first = 0 if found.stage == "draft.decode" else 1  # a plain language model's step 0; of draft() the whole has none
+    if found.stage in ("draft.decode", "draft") and first <= found.step < num_steps:  # nor has what comes after the last step
         stage = f"draft decode step {found.step}" + (", when draft() returned" if found.stage == "draft" else "")
     if layers and found.rule.startswith("draft.") and found.stage != "draft":
         stage += f", layer {found.layer}"

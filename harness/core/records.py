@@ -110,11 +110,13 @@ class ServedModel(Struct, frozen=True, kw_only=True):
 
     ends        end-of-sequence tokens
     mtp_layers  layers of a multi-layer draft; 0: a single head
+    states      whether the draft consumes hidden states; else it is a plain language model
     """
 
     vocab_size: int
     ends: tuple[int, ...] = ()
     mtp_layers: int = 0
+    states: bool = True
 
 
 class Stored(Struct, frozen=True, array_like=True, gc=False):

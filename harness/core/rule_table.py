@@ -4,7 +4,7 @@ from collections.abc import Mapping
 
 import msgspec
 
-from .verdict import LAYER_RULES, RULES, Rule
+from .verdict import LAYER_RULES, PLAIN_RULES, RULES, Rule
 
 
 def rules_markdown() -> str:
@@ -17,17 +17,22 @@ def layer_rules_markdown() -> str:
     return _table(LAYER_RULES)
 
 
+def plain_rules_markdown() -> str:
+    """The table of the sentences that hold instead of a draft that is a plain language model."""
+    return _table(PLAIN_RULES)
+
+
 def rules_json() -> bytes:
-    """A list of objects: name, sentence, section of docs/explanation/design.md, weights, and of_layers where another sentence
-    holds of a multi-layer draft."""
+    """A list of objects: name, sentence, section of docs/explanation/design.md, weights, and of_layers or of_plain where
+    another sentence holds of a multi-layer draft or a plain language model."""
     return msgspec.json.format(msgspec.json.encode([_entry(name, rule) for name, rule in RULES.items()]))
 
 
 def _entry(name: str, rule: Rule) -> dict[str, object]:
     entry: dict[str, object] = {"name": name, **rule._asdict()}
-    of_layers = LAYER_RULES.get(name)
-    if of_layers is not None:
-        entry["of_layers"] = {"section": of_layers.section, "sentence": of_layers.sentence}
+    for key, others in (("of_layers", LAYER_RULES), ("of_plain", PLAIN_RULES)):
+        if name in others:
+            entry[key] = {"section": others[name].section, "sentence": others[name].sentence}
     return entry
 
 

@@ -8,8 +8,9 @@ from typing import Literal, NamedTuple
 
 from msgspec import Struct
 
-# What a node of a draft tree attends to (reference/growth.py); what a stored row of a multi-layer draft is (reference/mtp.py).
-View = Literal["slot_layout", "true_tree", "last_fed", "committed"]
+# What a node of a draft tree attends to (reference/growth.py); what a stored row of a multi-layer draft is (reference/mtp.py);
+# `shifted`: a plain language model is held to what it computes of x[1..] at positions 0.. (reference/plain.py).
+View = Literal["slot_layout", "true_tree", "last_fed", "committed", "shifted"]
 
 # As declared. Every release so far stores a branch's keys by its number (PR #8409, never merged): ledger entry 8409 shows it.
 # And leaves rows that were fed a rejected draft as they are, but for hybrid models: entry boundary-kv shows it.
@@ -185,6 +186,32 @@ LAYER_RULES: dict[str, Rule] = {
         weights="in part",
     ),
 }
+
+# What holds instead of a draft that is a plain language model; in the view `shifted`: as of an EAGLE head.
+PLAIN_RULES: dict[str, Rule] = {
+    "draft.input_ids": Rule(
+        "3.10",
+        "Row i of the draft consumes token x[i]; draft decode begins with a step 0, which consumes the bonus token x[M], and "
+        "step j consumes the token drafted one step before.",
+        weights="no",
+    ),
+    "draft.positions": Rule(
+        "3.10", "Row i of the draft stands at position i; draft decode step j stands at position M + j.", weights="no"
+    ),
+    "draft.scratch_kv": Rule(
+        "3.10",
+        "When draft() returns, the rows that draft decode wrote are those of the tokens it consumed, at M..M+num_steps-1.",
+        weights="yes",
+    ),
+    "draft.kv": Rule(
+        "3.10", "The draft's stored row i is a function of x[0..i] alone, for every committed position.", weights="in part"
+    ),
+}
+
+
+def rules_of(layers: bool, plain: bool) -> dict[str, Rule]:
+    """What must hold of a draft of several layers, of a plain language model, or of a single head."""
+    return RULES | LAYER_RULES if layers else RULES | PLAIN_RULES if plain else RULES
 
 
 class Divergence(Struct, frozen=True, kw_only=True):

@@ -37,13 +37,14 @@ class Shared:
 class DraftModel:
     """A draft as the reference runs it.
 
-    algorithm  which head it is, by SGLang's name; MTP: one head a step
+    algorithm  which head it is, by SGLang's name; MTP: one head a step; STANDALONE: a plain language
+               model, which reads no states
     heads      by layer; a single one drafts on by itself
     reads      which states of the target the rows consume
     chained    MTP: a layer consumes the state of the layer below
     """
 
-    algorithm: Literal["EAGLE", "EAGLE3", "MTP"]
+    algorithm: Literal["EAGLE", "EAGLE3", "MTP", "STANDALONE"]
     heads: tuple[Head, ...]
     reads: States
     chained: bool = False

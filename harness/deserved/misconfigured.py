@@ -13,6 +13,7 @@ import torch
 
 from eagletwin.reference.eagle import EagleHead
 from eagletwin.reference.eagle3 import Eagle3Head
+from eagletwin.reference.plain import PlainDraft
 from eagletwin.reference.sizes import LlamaShape
 
 from .checkpoint import Checkpoint
@@ -72,7 +73,7 @@ def _of_any(draft: DraftModel, checkpoint: Checkpoint, target: Checkpoint) -> It
     if embedding is not None and embedding.shape == draft.heads[0].embedding.shape:
         own = embedding.to(draft.heads[0].embedding)
         if not torch.equal(own, draft.heads[0].embedding):
-            heads = tuple(replace(head, embedding=own) for head in draft.heads)
+            heads = tuple(replace(head, embedding=own) for head in draft.heads if not isinstance(head, PlainDraft))
             yield Mistake("embedding", "the draft had the embedding of its own checkpoint", replace(draft, heads=heads))
     for name, dtype in (("bfloat16", torch.bfloat16), ("8 bits", torch.float8_e4m3fn)):
         yield Mistake(f"dtype-{name.split()[0]}", f"the draft's weights were rounded to {name}", rounded(draft, dtype))

@@ -17,7 +17,7 @@ class Recipe:
     """One target / draft pair.
 
     family         the family it belongs to, by its name in FAMILIES
-    target_hidden  which target state the draft consumes as h[i] (DESIGN §2)
+    target_hidden  which target state the draft consumes as h[i] (DESIGN §2); none: the draft is a plain language model
     noise          relative size of the noise that separates draft and target: larger accepts less
     attention_gain, mlp_gain  size of the layers' contributions to the residual stream; larger means more context
     draft_vocab_size  size of a vocabulary of the draft's own, whose ids a d2t of the checkpoint maps to the target's; None:
@@ -40,7 +40,7 @@ class Recipe:
     noise: float
     attention_gain: float
     mlp_gain: float
-    target_hidden: Literal["post_norm", "pre_norm", "aux"]
+    target_hidden: Literal["post_norm", "pre_norm", "aux", "none"]
     min_share: float
     draft_vocab_size: int | None = None
     mtp_layers: int = 0
@@ -63,9 +63,15 @@ class Recipe:
         return draft_parts(self.mtp_layers)
 
     @property
-    def algorithm(self) -> Literal["EAGLE", "EAGLE3"]:
+    def algorithm(self) -> Literal["EAGLE", "EAGLE3", "STANDALONE"]:
         """Which head the draft is, by SGLang's name for it."""
-        return "EAGLE3" if self.target_hidden == "aux" else "EAGLE"
+        names: dict[str, Literal["EAGLE3", "STANDALONE"]] = {"aux": "EAGLE3", "none": "STANDALONE"}
+        return names.get(self.target_hidden, "EAGLE")
+
+    @property
+    def reads_states(self) -> bool:
+        """Whether the draft consumes hidden states; else it is a plain language model, and nothing of its is handed on."""
+        return self.target_hidden != "none"
 
 
 def draft_parts(layers: int) -> tuple[str, ...]:

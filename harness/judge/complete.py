@@ -10,7 +10,7 @@ from eagletwin.harness.core.records import Record
 from eagletwin.harness.core.trace import Trace
 from eagletwin.reference.sizes import count_candidates
 
-from .model import model_of
+from .model import Model
 
 _FLOATS = ("kv", "hidden_in", "hidden_out", "hidden", "probabilities", "scores", "coins")
 _WITH_OUTPUT = ("target.extend", "target.verify", "draft.decode")
@@ -26,13 +26,13 @@ def unrecorded(trace: Trace) -> str:
     return ""
 
 
-def missing(trace: Trace) -> str:
+def missing(trace: Trace, model: Model) -> str:
     """What a finished run must have recorded and did not; empty if nothing is missing."""
     case, records = trace.header.case, trace.header.records
     if len({record.key for record in records}) < len(records):
         return "two records have the same key"
-    if not model_of(trace.header).numbers:
-        return _missing_of_recording(trace)
+    if not model.numbers:
+        return _missing_of_recording(trace, model)
     # a few dozen, of hundreds of tensors
     kinds = {(name, trace.array(number, name).dtype.kind) for number, record in enumerate(records) for name in record.tensors}
     strange = {(name, kind) for name, kind in kinds if (kind == "f") != name.endswith(_FLOATS)}
@@ -41,7 +41,7 @@ def missing(trace: Trace) -> str:
             dtype = trace.array(number, name).dtype
             if (name, dtype.kind) in strange:
                 return f"{name} of a {record.stage} record is {dtype}"
-        problem = _due(trace, number, record)
+        problem = _due(trace, number, record, model)
         if problem:
             return f"{problem} of a {record.stage} record"
     if trace.header.engine.device == "cpu" and any(record.numbers.get("in_graph") for record in records):
@@ -51,7 +51,7 @@ def missing(trace: Trace) -> str:
         return "the pools were never flushed and counted"
     if sorted(record.step for record in records if record.stage == "iteration") != list(range(flushed[0] + 1)):
         return "the pool was not counted before each iteration"
-    if any("hidden_out" not in record.tensors for record in records if record.stage in _WITH_OUTPUT):
+    if model.states and any("hidden_out" not in record.tensors for record in records if record.stage in _WITH_OUTPUT):
         return "the outputs of a forward were not recorded"
     stages = Counter((record.request, record.stage) for record in records)
     batches = [record for record in records if record.stage == "batch"]
@@ -62,16 +62,16 @@ def missing(trace: Trace) -> str:
     if not ran <= {record.iteration for record in batches}:
         return "the owners of slots were not recorded in each iteration that ran a batch"
     for request in case.requests:
-        problem = _request(trace, request.id, stages)
+        problem = _request(trace, request.id, stages, model)
         if problem:
             return f"request {request.id}: {problem}"
     return ""
 
 
-def _missing_of_recording(trace: Trace) -> str:
+def _missing_of_recording(trace: Trace, model: Model) -> str:
     """The same of one request of a server: from its first chunk on no chunk and no round is left out."""
     header = trace.header
-    records, layers = header.records, model_of(header).mtp_layers
+    records, layers = header.records, model.mtp_layers
     chunks = [record for record in records if record.stage == "prefill"]
     if not chunks or not any(record.numbers["final"] for record in chunks):
         return "its prompt was never prefilled to the end"
@@ -87,21 +87,21 @@ def _missing_of_recording(trace: Trace) -> str:
     stages = Counter(record.stage for record in records)
     in_graph = Counter(record.stage for record in records if record.numbers.get("in_graph"))
     due = {"target.extend": len(chunks), "draft.extend": len(chunks) * (layers or 1), "target.verify": len(rounds["draft"])}
-    due["draft.decode"] = 0 if layers else (len(rounds["draft"]) - in_graph["draft"]) * (header.case.num_steps - 1)
+    due["draft.decode"] = 0 if layers else (len(rounds["draft"]) - in_graph["draft"]) * (header.case.num_steps - model.ahead)
     due["draft.extend_decode"] = (len(rounds["draft"]) - in_graph["extend"]) * (layers or 1)
     wrong = next((stage for stage, count in due.items() if stages[stage] != count), None)
     return f"{stages[wrong]} records of {wrong}, not {due[wrong]}" if wrong else ""
 
 
-def _due(trace: Trace, number: int, record: Record) -> str:
+def _due(trace: Trace, number: int, record: Record, model: Model) -> str:
     """Which tensor of a record is not as long as it must be, where the judge compares only as much of it as there is."""
     case, numbers = trace.header.case, record.numbers
-    layers = model_of(trace.header).mtp_layers > 0
+    layers = model.mtp_layers > 0
     due: dict[str, tuple[int, int]] = {}  # tensor -> dimension, and how long it is
     if "hidden_out" in record.tensors:
         due["hidden_out"] = (0, len(trace.array(number, "input_ids")))
     if record.stage == "draft" and not layers:
-        due["scratch_kv"] = (0, (case.num_steps - 1) * case.topk)
+        due["scratch_kv"] = (0, (case.num_steps - model.ahead) * case.topk)
     if case.topk > 1 and record.stage == "draft":
         holes = (case.topk - 1) * (numbers["seq_len"] % case.page_size)
         if holes or "hole_kv" in record.tensors:
@@ -114,7 +114,7 @@ def _due(trace: Trace, number: int, record: Record) -> str:
     if record.stage == "cached":
         due |= {name: (0, len(trace.array(number, "slots"))) for name in record.tensors if name.endswith("_kv")}
     if record.stage == "verify":
-        if case.topk > 1:
+        if case.topk > 1 and model.states:
             due["path_hidden"] = (0, numbers.get("kept", numbers["accept_len"]))
         if case.sampled(record.request) is not None:
             due |= {"coins": (0, case.verify_nodes), "target_probabilities": (0, numbers["accept_len"])}
@@ -133,7 +133,7 @@ def _due(trace: Trace, number: int, record: Record) -> str:
     return ""
 
 
-def _request(trace: Trace, name: str, stages: Counter[tuple[str, str]]) -> str:
+def _request(trace: Trace, name: str, stages: Counter[tuple[str, str]], model: Model) -> str:
     case = trace.header.case
     own = [(number, record) for number, record in enumerate(trace.header.records) if record.request == name]
     chunks, rounds = stages[name, "prefill"], stages[name, "draft"]
@@ -144,9 +144,9 @@ def _request(trace: Trace, name: str, stages: Counter[tuple[str, str]]) -> str:
         due["cached"] = int(chunks > 0)
     if trace.header.inner:
         due |= {"target.extend": chunks, "draft.extend": chunks, "target.verify": rounds, "draft.extend_decode": extends}
-        layers = case.num_steps if model_of(trace.header).mtp_layers else 0
+        layers = case.num_steps if model.mtp_layers else 0
         in_graph = Counter(record.stage for _, record in own if record.numbers.get("in_graph"))
-        due["draft.decode"] = 0 if layers else (rounds - in_graph["draft"]) * (case.num_steps - 1)
+        due["draft.decode"] = 0 if layers else (rounds - in_graph["draft"]) * (case.num_steps - model.ahead)
         due["draft.extend_decode"] -= in_graph["extend"]
         for stage in ("draft.extend", "draft.extend_decode"):
             due[stage] *= layers or 1
@@ -156,14 +156,14 @@ def _request(trace: Trace, name: str, stages: Counter[tuple[str, str]]) -> str:
     aborted = any(record.stage == "finished" and record.numbers["aborted"] for _, record in own)
     if not chunks and not aborted:
         return "it was never prefilled"
-    return _rows(trace, own)
+    return _rows(trace, own, model)
 
 
-def _rows(trace: Trace, own: list[tuple[int, Record]]) -> str:
+def _rows(trace: Trace, own: list[tuple[int, Record]], model: Model) -> str:
     """Chunks follow each other without a gap, and every committed row was looked at, in both pools."""
     ends: dict[int, int] = {}  # round of the prefill -> where its last chunk ended
     case = trace.header.case
-    drafts, layers = model_of(trace.header).drafts, case.num_steps
+    drafts, layers = model.drafts, case.num_steps
     seen: dict[str, set[int]] = {part: set() for part in ("target", *drafts[:layers])}
     for number, record in own:
         if record.stage not in ("prefill", "extend"):

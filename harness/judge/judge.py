@@ -65,7 +65,7 @@ def judge(trace: Trace, without: frozenset[str] = frozenset(), view: View = DECL
     if end:
         return replace(verdict, status="unknown", rule=rule, reason=end)
     try:
-        doubt = _reason_for_doubt(trace, verdict)
+        doubt = _reason_for_doubt(trace, verdict, view)
     except Exception as error:
         doubt = _judge_failure(error)
     undecided = "" if doubt else _undecided(trace, verdict)
@@ -84,11 +84,8 @@ def all_divergences(trace: Trace, findings: Findings, without: frozenset[str]) -
 def compared(trace: Trace, without: frozenset[str], view: View) -> tuple[Findings, list[dict[str, Story]]]:
     """The comparisons of all ranks, and of each rank the stories by request. Raises whatever a trace without sense leads to."""
     with quiet_arithmetic():
-        by_rank = [stories(rank, "true_tree" if view == "true_tree" else "slot_layout") for rank in trace.ranks]
-        each = [
-            RequestJudge(rank, of_rank, without, "committed" if view == "committed" else "last_fed").check()
-            for rank, of_rank in zip(trace.ranks, by_rank, strict=True)
-        ]
+        by_rank = [stories(rank, view) for rank in trace.ranks]
+        each = [RequestJudge(rank, of_rank, without, view).check() for rank, of_rank in zip(trace.ranks, by_rank, strict=True)]
         return merge_ranks(trace, each, without), by_rank
 
 
@@ -145,13 +142,13 @@ def _kernel_fault(ending: Ending, without: frozenset[str]) -> list[Divergence]:
     ]
 
 
-def _reason_for_doubt(trace: Trace, verdict: Verdict) -> str:
+def _reason_for_doubt(trace: Trace, verdict: Verdict, view: View) -> str:
     """Why a trace without a divergence still does not show that the engine is right; empty if it does."""
     difference = unlike(trace)
     if difference:
         return f"the traces are not of all ranks of one run: {difference}"
     for rank, one in enumerate(trace.ranks):
-        gap = missing(one)
+        gap = missing(one, model_of(one.header, view))
         if gap:
             return f"the trace{f' of rank {rank}' if trace.others else ''} is not complete: {gap}"
     abortable = {event.request for event in trace.header.case.events if event.kind == "abort"}

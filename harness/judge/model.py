@@ -1,9 +1,10 @@
 """What the judge knows of a model beside its numbers: by its recipe, or as a recording says it."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 
 from eagletwin.harness.core.records import Header, ServedModel
+from eagletwin.harness.core.verdict import DECLARED_VIEW, View
 from eagletwin.harness.families import RECIPES
 from eagletwin.harness.families.recipe import draft_parts
 from eagletwin.harness.families.weights import model_pair
@@ -18,6 +19,8 @@ class Model:
     drafts      what the draft's KV pools are called in a trace, by layer
     proposes    the target's token of each id of the draft's vocabulary. A recording has the target's ids already
     numbers     whether the reference can compute its numbers
+    states      whether hidden states are handed to the draft, and from one of its steps to the next
+    ahead       row i of the draft must consume x[i + ahead]
     """
 
     vocab_size: int
@@ -26,15 +29,28 @@ class Model:
     drafts: tuple[str, ...]
     proposes: range | list[int]
     numbers: bool
+    states: bool = True
+    ahead: int = 1
 
 
-def model_of(header: Header) -> Model:
-    """The model of a trace or a recording."""
+def model_of(header: Header, view: View = DECLARED_VIEW) -> Model:
+    """The model of a trace or a recording, and what it is held to in this view."""
     served = header.served
     if isinstance(served, ServedModel):
         layers, vocabulary = served.mtp_layers, range(served.vocab_size)
-        return Model(served.vocab_size, frozenset(served.ends), layers, draft_parts(layers), vocabulary, numbers=False)
-    return _of_recipe(header.case.model)
+        model = Model(
+            served.vocab_size,
+            frozenset(served.ends),
+            layers,
+            draft_parts(layers),
+            vocabulary,
+            numbers=False,
+            states=served.states,
+            ahead=1 if served.states else 0,
+        )
+    else:
+        model = _of_recipe(header.case.model)
+    return replace(model, ahead=1) if view == "shifted" else model
 
 
 @lru_cache(maxsize=16)  # asked for at every record
@@ -47,4 +63,6 @@ def _of_recipe(name: str) -> Model:
         recipe.drafts,
         model_pair(recipe.name).proposes.tolist(),  # by the recipe, whatever the engine loaded
         numbers=True,
+        states=recipe.reads_states,
+        ahead=1 if recipe.reads_states else 0,
     )

@@ -11,13 +11,14 @@ import numpy as np
 from eagletwin.harness.core.arrays import Array
 from eagletwin.harness.core.records import Key, Record
 from eagletwin.harness.core.trace import Trace
+from eagletwin.harness.core.verdict import View
 from eagletwin.reference.layout import draft_columns, verify_columns
 from eagletwin.reference.tree import depths, walk_greedy
 
 from .bounds import FLOAT32, bounds_of
 from .compare import Compare, Findings, Phase, Place
 from .events import Events
-from .layers import Layers, StoredView
+from .layers import Layers
 from .model import model_of
 from .sampling import Samples
 from .slots import Slots
@@ -27,23 +28,24 @@ from .unseen import draft_decode_in_graph, layers_in_graph
 
 
 class RequestJudge:
-    """Checks the records of one trace. `without`: rules that are switched off; stored: what rows of several layers must be."""
+    """Checks the records of one trace. `without`: rules that are switched off; view: that of the stories."""
 
-    def __init__(self, trace: Trace, stories: dict[str, Story], without: frozenset[str], stored: StoredView) -> None:
+    def __init__(self, trace: Trace, stories: dict[str, Story], without: frozenset[str], view: View) -> None:
         self._trace = trace
         self._stories = stories
         self._case = trace.header.case
-        self._model = model_of(trace.header)
+        self._model = model_of(trace.header, view)
         # of a recording no float is compared
         bounds = bounds_of(trace.header.engine.dtype, self._case.model) if self._model.numbers else FLOAT32
         self._compare = Compare([request.id for request in self._case.requests], without, bounds)
         self._slots = Slots(trace, self._compare)
-        self._trees = Trees(trace, self._compare)
+        self._trees = Trees(trace, self._compare, self._model)
         self._samples = Samples(trace, self._compare, bounds)
         self._numbers = {record.key: n for n, record in enumerate(trace.header.records)}
         self._emitted: dict[str, int] = {}  # request -> how many tokens were emitted for it
         self._layers = None
         if self._model.mtp_layers:
+            stored = view if view == "committed" else "last_fed"
             self._layers = Layers(trace, stories, self._compare, stored, self._chunk)
 
     def check(self) -> Findings:
@@ -116,7 +118,9 @@ class RequestJudge:
             place = self._layers.forward(number, record, "draft.extend", "prefill", record.step, None)
         else:
             why, tail = "", chunk.stop - 1
-            if chunk.stop < len(story.prompt):
+            if not self._model.ahead:
+                why = "The draft is a plain language model: its row i must consume x[i], and the first is that of x[0]."
+            elif chunk.stop < len(story.prompt):
                 why = (
                     f"The chunk ends at {tail + 1} and is not the last: its tail row {tail} must consume the next prompt token."
                 )
@@ -126,13 +130,14 @@ class RequestJudge:
             self._slots.written(number, place, table, chunk)
 
     def _draft_rows(self, number: int, place: Place, story: Story, rows: range, why: str = "") -> None:
-        """Inputs of committed draft rows: row i consumes (x[i+1], h[i]) at position i."""
-        tokens, ids = story.tokens[rows.start + 1 : rows.stop + 1], self._trace.integers(number, "input_ids")
+        """Inputs of committed draft rows: row i consumes (x[i+1], h[i]) at position i; of a plain language model, x[i]."""
+        ahead, ids = self._model.ahead, self._trace.integers(number, "input_ids")
+        tokens = story.tokens[rows.start + ahead : rows.stop + ahead]
         self._compare.integers(place, "draft.input_ids", tokens, ids, "row", rows.start, why)
         self._compare.integers(
             place, "draft.positions", list(rows), self._trace.integers(number, "positions"), "row", rows.start
         )
-        if story.target_rows is not None:
+        if story.target_rows is not None and self._model.states:
             expected, hidden = story.target.hidden[rows.start : rows.stop], self._trace.array(number, "hidden_in")
             self._compare.floats(place, "draft.hidden_in", expected, hidden, lambda n: f"row {rows[n]}")
 
@@ -160,7 +165,7 @@ class RequestJudge:
         """What an extend proposes, where no more than its tokens is known."""
         if self._layers is not None:
             self._layers.extended(number, record, phase)
-        elif record.stage == "extend" or record.numbers["final"]:
+        elif self._model.ahead and (record.stage == "extend" or record.numbers["final"]):
             self._trees.proposed(number, record.request)
 
     def _stored(self, number: int, record: Record, target_phase: Phase, draft_phase: Phase) -> None:
@@ -193,11 +198,16 @@ class RequestJudge:
         self._compare.stored(place, rule, reference[at], stored, lambda n: f"row {int(at[n])}")
 
     def _next_proposal(self, number: int, place: Place, committed: int) -> None:
-        """What the last committed row M-1 proposes, and the hidden state that goes with it."""
+        """What the last committed row M-1 proposes, and the hidden state that goes with it.
+
+        A plain language model proposes from row M, which draft decode begins with: what an extend proposes must not be used."""
+        if not self._model.ahead:
+            return
         rows = self._stories[place.record.request].draft
-        hidden = self._trace.array(number, "proposal_hidden")[None]
-        index = f"state that row {committed - 1} hands to draft decode"
-        self._compare.row(place, "draft.hidden_in", rows.hidden[committed - 1 : committed], hidden, index)
+        if self._model.states:
+            hidden = self._trace.array(number, "proposal_hidden")[None]
+            index = f"state that row {committed - 1} hands to draft decode"
+            self._compare.row(place, "draft.hidden_in", rows.hidden[committed - 1 : committed], hidden, index)
         self._trees.root(number, place, rows, committed - 1)
 
     # -- draft and verify ----------------------------------------------------------------------------------------------
@@ -207,11 +217,13 @@ class RequestJudge:
         # else the run ended in draft(), and the trace does not say which candidates these were
         returned = record.round < len(story.rounds)
         committed = self._round(record).committed if returned else len(story.tokens) - 1
-        place, position, topk = Place(record, "draft", step), committed + step - 1, self._case.topk
+        ahead, topk = self._model.ahead, self._case.topk
+        place, position = Place(record, "draft", step), committed + step - ahead
         rows, first = ("row", position) if topk == 1 else (f"row {position}, branch", 0)
         if returned:
             ids = self._trace.integers(number, "input_ids")
-            tokens = self._trees.consumed(self._round(record), step, ids)
+            round = self._round(record)
+            tokens = self._trees.consumed(round, step, ids) if step else [round.bonus] * topk
             self._compare.integers(place, "draft.input_ids", tokens, ids, rows, first)
         why = f"M = {committed} tokens are committed before the bonus token, and this is draft decode step {step}."
         positions = self._trace.integers(number, "positions")
@@ -219,7 +231,7 @@ class RequestJudge:
         if not returned:
             return
         round = self._round(record)
-        if self._model.numbers:
+        if self._model.numbers and self._model.states:
             self._decoded(number, place, story.growths[record.round], lambda branch: f"{rows} {first + branch}")
         table = self._table(record, "draft")
         if table is None:  # draft() never returned, perhaps because of what it consumed, which is compared there otherwise
@@ -228,7 +240,7 @@ class RequestJudge:
             # Slots come first: all of them are assigned before the first forward of draft(), and a slot that is written
             # twice shows in the row of an earlier step.
             columns = _columns(round.committed, self._case.topk, self._case.num_steps, self._case.page_size)
-            self._slots.written(number, Place(record, "draft"), table, [branch[step - 1] for branch in columns])
+            self._slots.written(number, Place(record, "draft"), table, [branch[step - ahead] for branch in columns])
 
     def _decoded(self, number: int, place: Place, growth: Grown, name: Callable[[int], str]) -> None:
         """The states that a draft decode step consumed, and those that it handed on."""
@@ -268,15 +280,19 @@ class RequestJudge:
         if "hole_kv" in record.tensors:
             self._holes(number, place, story, round)
         stored = recorded_rows(self._trace, number, "scratch")
-        topk = self._case.topk
-        for step in range(1, self._case.num_steps):
-            at = stored[(step - 1) * topk : step * topk]
+        topk, ahead = self._case.topk, self._model.ahead
+        for step in range(ahead, self._case.num_steps):
+            at = stored[(step - ahead) * topk : (step - ahead + 1) * topk]
 
             def name(branch: int, step: int = step) -> str:
                 of = f"branch {branch}, " if topk > 1 else ""
-                return f"{of}row {committed + step - 1} of draft decode step {step}"
+                return f"{of}row {committed + step - ahead} of draft decode step {step}"
 
-            self._compare.stored(Place(record, "draft", step), "draft.scratch_kv", growth.scratch[step - 1], at, name)
+            # of a plain language model step 0 runs the bonus token, on every branch alike
+            expected = (
+                growth.scratch[step - 1] if step else np.repeat(story.stored["draft"][committed : committed + 1], topk, 0)
+            )
+            self._compare.stored(Place(record, "draft", step), "draft.scratch_kv", expected[: len(at)], at, name)
         self._trees.grown(number, record, story, round)
 
     def _scratch_slots(self, number: int, place: Place, round: Round) -> None:
@@ -429,7 +445,10 @@ class RequestJudge:
         for part, reference in story.stored.items():
             stored = recorded_rows(self._trace, number, part)
             known = min(count, len(reference))
-            if known < count and self._compare.on(f"{part}.kv"):
+            # Keys of single tokens end with the last token, whose row of the target another request may have computed: it is
+            # compared there. EAGLE's keys, pairs, end one before it.
+            others = part == "target" and not self._model.states and count == len(story.tokens)
+            if known < count and not others and self._compare.on(f"{part}.kv"):
                 expected = "no row: its token was never committed"
                 self._compare.report(place, f"{part}.kv", f"cached row {known}", expected, "a row")
             self._compare.stored(place, f"{part}.kv", reference[:known], stored[:known], lambda n: f"cached row {n}")

@@ -6,7 +6,7 @@ sequences and num_steps draft forwards serve every round of every request (refer
 the naive form).
 """
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import lru_cache
 
 import numpy as np
@@ -17,11 +17,14 @@ from eagletwin.harness.core.arrays import Array
 from eagletwin.harness.core.case import Case
 from eagletwin.harness.core.dtype import Dtype
 from eagletwin.harness.core.trace import Trace
+from eagletwin.harness.core.verdict import View
 from eagletwin.harness.families import RECIPES
 from eagletwin.harness.families.weights import served_pair
+from eagletwin.reference import growth
+from eagletwin.reference.chain import rows_behind
 from eagletwin.reference.eagle import Head
-from eagletwin.reference.growth import View
 from eagletwin.reference.llama import Weights, target_rows
+from eagletwin.reference.plain import PlainDraft
 from eagletwin.reference.rounds import committed_side_by_side, draft_rounds
 from eagletwin.reference.sizes import count_candidates
 
@@ -96,7 +99,8 @@ class Grown:
 class Story:
     """One request.
 
-    tokens   [T] everything committed by the end, prompt first; x[T-1] is the last bonus token
+    tokens   [T] everything committed by the end, prompt first; x[T-1] is the last bonus token. A plain draft has a row of it
+             too: T rows
     rounds   by verify ordinal
     target_rows, draft_rows  rows 0..T-2 of the reference, once they are computed
     growths  one per round, and what of its choices the reference can tell: choices
@@ -140,11 +144,11 @@ class Story:
 
 
 def stories(trace: Trace, view: View) -> dict[str, Story]:
-    """The story of every request of the case, with the reference's rows filled in, in this view of a tree node's context.
+    """The story of every request of the case, with the reference's rows filled in, in this view.
 
     Of a recording they are not filled in: the reference has no weights for it."""
     case, dtype = trace.header.case, trace.header.engine.dtype
-    model = model_of(trace.header)
+    model = model_of(trace.header, view)
     by_request = _followed(trace, model)
     if not model.numbers:
         return by_request
@@ -195,7 +199,8 @@ def _followed(trace: Trace, model: Model) -> dict[str, Story]:
                 retracted.append((record.request, before, record.numbers["end"]))
         elif record.stage == "draft.decode":
             before = frontiers.get(record.request, []) if record.step > 1 else []
-            frontiers[record.request] = before + trace.integers(number, "input_ids")
+            if record.step > 0:  # the row of the bonus token comes before any frontier
+                frontiers[record.request] = before + trace.integers(number, "input_ids")
         elif record.stage == "draft":
             consumed = frontiers.pop(record.request, [])
             if "consumed" in record.tensors:  # draft decode ran in a graph
@@ -295,6 +300,12 @@ def reference_heads(model: str, dtype: Dtype) -> tuple[Head, ...]:
     return served_pair(model, dtype).reference_heads(RECIPES[model])
 
 
+def _head(model: str, dtype: Dtype, view: View) -> Head:
+    """The head, or the first of several, run as it is held to in this view."""
+    head = reference_heads(model, dtype)[0]
+    return replace(head, ahead=1) if view == "shifted" and isinstance(head, PlainDraft) else head
+
+
 def _compute(case: Case, pack: list[Story], view: View, dtype: Dtype) -> None:
     """Fill the reference's rows in, of all these requests in the same forwards."""
     shape, weights = RECIPES[case.model].target, _reference_target(case.model, dtype)
@@ -302,20 +313,21 @@ def _compute(case: Case, pack: list[Story], view: View, dtype: Dtype) -> None:
     tokens = [torch.from_numpy(np.array(story.tokens, np.int64).clip(0, shape.vocab_size - 1)) for story in pack]
     lengths = [len(sequence) - 1 for sequence in tokens]
     target = target_rows(weights, shape, torch.cat([sequence[:-1] for sequence in tokens]), lengths)
-    stored, draft, head = {"target": stored_rows(target.keys, target.values)}, None, reference_heads(case.model, dtype)[0]
+    stored, draft, head = {"target": stored_rows(target.keys, target.values)}, None, _head(case.model, dtype, view)
     of_target, of_draft = ReferenceRows(target.hidden.numpy(), target.logits.numpy()), None
     if not RECIPES[case.model].mtp_layers:
         draft = committed_side_by_side(head, tokens, target.hidden)
         stored["draft"] = stored_rows(draft.keys, draft.values)
         logs = draft.logits.log_softmax(-1).numpy() if case.topk > 1 else None
         of_draft = ReferenceRows(draft.hidden.numpy(), draft.logits.numpy(), logs)
-    begin = 0
-    for story, length in zip(pack, lengths, strict=True):
-        own = slice(begin, begin + length)
+    drafted = [rows_behind(head, length) for length in lengths]
+    begin = draft_begin = 0
+    for story, length, rows_of_draft in zip(pack, lengths, drafted, strict=True):
+        own, its = slice(begin, begin + length), slice(draft_begin, draft_begin + rows_of_draft)
         story.target_rows = _part(of_target, own)
-        story.draft_rows = None if of_draft is None else _part(of_draft, own)
-        story.stored = {part: rows[own] for part, rows in stored.items()}
-        begin = own.stop
+        story.draft_rows = None if of_draft is None else _part(of_draft, its)
+        story.stored = {part: rows[own if part == "target" else its] for part, rows in stored.items()}
+        begin, draft_begin = own.stop, its.stop
     if draft is None:
         return
     rounds = [(n, story, round) for n, story in enumerate(pack) for round in story.rounds]
@@ -325,8 +337,9 @@ def _compute(case: Case, pack: list[Story], view: View, dtype: Dtype) -> None:
         steps = (len(some), case.num_steps - 1, case.topk)
         frontier = np.array([round.frontier for _, _, round in some], np.int64).reshape(steps).clip(0, shape.vocab_size - 1)
         expanded = _of_their_depth(case, np.array([round.expanded for _, _, round in some], np.int64).reshape(steps))
-        starts = [(n, round.committed) for n, _, round in some]
-        growths = draft_rounds(head, draft, lengths, starts, torch.from_numpy(frontier), torch.from_numpy(expanded), view)
+        starts = [(n, rows_behind(head, round.committed)) for n, _, round in some]
+        tree: growth.View = "true_tree" if view == "true_tree" else "slot_layout"
+        growths = draft_rounds(head, draft, drafted, starts, torch.from_numpy(frontier), torch.from_numpy(expanded), tree)
         ranked = choices(case, growths, [round.selected for _, _, round in some], bounds_of(dtype, case.model))
         scratch = torch.stack([growths.keys, growths.values], 3)
         parts = (growths.logits, growths.hidden, growths.handed_on, scratch)

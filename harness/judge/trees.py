@@ -16,7 +16,7 @@ from eagletwin.reference.sizes import count_candidates
 from eagletwin.reference.tree import ancestor_mask, depths, retrieve_links, tree_parents
 
 from .compare import UNSEEN, Compare, Place
-from .model import model_of
+from .model import Model
 from .rows import SMALLEST_LOG, log_scale, logs
 from .story import ReferenceRows, Round, Story
 
@@ -59,12 +59,12 @@ def _shape(parents: tuple[int, ...]) -> _Shape:
 class Trees:
     """Compares the trees of one trace."""
 
-    def __init__(self, trace: Trace, compare: Compare) -> None:
+    def __init__(self, trace: Trace, compare: Compare, model: Model) -> None:
         self._trace = trace
         self._compare = compare
         self._case = trace.header.case
         self._proposed: dict[str, list[int]] = {}  # request -> what the root row of its next round proposed
-        self._model = model_of(trace.header)
+        self._model = model
 
     def proposed(self, number: int, request: str) -> list[int]:
         """Note what the last committed row of a request proposes to its next round."""
@@ -191,8 +191,15 @@ class Trees:
         shown = self._shown(round)
         self._continues(record, shown)
         if self._case.draws_drafts(record.request):
-            self._compare.not_seen(("draft.proposal",), steps - 1)
+            self._compare.not_seen(("draft.proposal",), steps - self._model.ahead)
             return
+        if not self._model.ahead:  # the root's children are chosen here too, and not by the extend before
+
+            def child(_: int, rank: int) -> str:
+                return self._child(0, 0, rank)
+
+            place = Place(record, "draft", output=True)
+            self._compare.choices(place, "draft.proposal", growth.logits[:1], [shown[:topk]], child)
         rows = [shown[first : first + topk] for first in range(topk, len(shown), topk)]
         for step in range(1, steps):
             branches = slice((step - 1) * topk, step * topk)

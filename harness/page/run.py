@@ -8,7 +8,7 @@ from typing import Protocol
 from eagletwin.harness.core.places import place_of
 from eagletwin.harness.core.records import Header
 from eagletwin.harness.core.trace import Trace
-from eagletwin.harness.core.verdict import LAYER_RULES, RULES, Divergence, Verdict
+from eagletwin.harness.core.verdict import DECLARED_VIEW, Divergence, Verdict, rules_of
 from eagletwin.harness.core.words import count
 from eagletwin.harness.judge.closer import Closer, look_closer
 from eagletwin.harness.judge.model import model_of
@@ -75,9 +75,10 @@ def run_page(
     """The page. known: the bug of the ledger that it may be; files: names of the run folder's files."""
     header, closer = trace.header, look_closer(trace, verdict)
     owners = owners_of(closer) if closer is not None else None
-    found, layers = verdict.first, model_of(header).mtp_layers > 0
+    model = model_of(header, "shifted" if verdict.view == "shifted" else DECLARED_VIEW)
+    found, layers = verdict.first, model.mtp_layers > 0
     divergences = closer.divergences if closer is not None else (found,) if found is not None else ()
-    rule = (RULES | LAYER_RULES if layers else RULES)[found.rule] if found is not None else None
+    rule = rules_of(layers, not model.ahead)[found.rule] if found is not None else None
     return Page(
         title=header.case.name,
         status=verdict.status,

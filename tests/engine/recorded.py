@@ -20,6 +20,7 @@ def integers_of(trace: Trace) -> Iterator[Trace]:
     served = ServedModel(
         vocab_size=recipe.target.vocab_size,
         mtp_layers=header.case.num_steps if recipe.mtp_layers else 0,
+        states=recipe.reads_states,
     )
     proposes = model_pair(recipe.name).proposes.numpy()  # a recording has the target's ids
     for request in header.case.requests:

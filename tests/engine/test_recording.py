@@ -44,6 +44,7 @@ SHOWN = {
     "multi-layer-topk-path": "commit.path",
     "multi-layer-topk-windows": "draft.input_ids",
     "retracted-chunk-tail": "draft.input_ids",
+    "standalone-shift": "draft.input_ids",
 }
 NOT_SHOWN = {
     "10846": "which rows a window's pool keeps is seen in the rows alone",
@@ -57,8 +58,8 @@ NOT_SHOWN = {
     "greedy-drafts-prefill": "which token a row proposes depends on its logits",
     "greedy-drafts-layers": "which token a row proposes depends on its logits",
 }
-# These end the worker, overflow memory that nothing reads, or are a view in which all is as declared.
-NOT_OF_A_SERVER = {"26972", "indices-overflow", "small-tree", "multi-layer-pp-proxy", "8409", "boundary-kv"}
+# These end the worker, overflow memory that nothing reads, or show in rows and in a view alone.
+NOT_OF_A_SERVER = {"26972", "indices-overflow", "small-tree", "multi-layer-pp-proxy", "8409", "boundary-kv", "standalone-keys"}
 
 
 def rules_of(host: Host, number: str, folder: Path, *, fixed: bool) -> set[str]:

@@ -12,14 +12,31 @@ from eagletwin.reference.eagle import EagleHead, draft_rows
 from eagletwin.reference.eagle3 import Eagle3Head
 from eagletwin.reference.llama import causal, rms_norm, target_rows
 from eagletwin.reference.mtp_head import MtpHead
+from eagletwin.reference.plain import PlainDraft
 
 EAGLE = sorted(name for name in RECIPES if RECIPES[name].algorithm == "EAGLE" and not RECIPES[name].mtp_layers)
 MTP = sorted(name for name in RECIPES if RECIPES[name].mtp_layers)
 EAGLE3 = sorted(name for name in RECIPES if RECIPES[name].algorithm == "EAGLE3")
+PLAIN = sorted(name for name in RECIPES if RECIPES[name].algorithm == "STANDALONE")
 
 
-def test_every_recipe_is_one_of_the_three() -> None:
-    assert sorted(EAGLE + EAGLE3 + MTP) == sorted(RECIPES)
+def test_every_recipe_is_one_of_the_four() -> None:
+    assert sorted(EAGLE + EAGLE3 + MTP + PLAIN) == sorted(RECIPES)
+
+
+@pytest.mark.parametrize("name", PLAIN)
+def test_a_plain_draft_consumes_no_state_and_is_a_llama_of_its_own(name: str) -> None:
+    recipe, pair = RECIPES[name], model_pair(name)
+    head, tokens = pair.reference_head(recipe), torch.arange(9)
+    assert isinstance(head, PlainDraft)
+    assert recipe.target_hidden == "none"
+    own = target_rows(head.weights, recipe.draft, tokens)
+    rows = draft_rows(head, tokens, torch.randn(9, 32), torch.arange(9), causal(9))
+    assert torch.equal(rows.logits, own.logits)
+    assert torch.equal(rows.keys, own.keys)
+    assert rows.hidden.shape == (9, 0)
+    for part in ("model.embed_tokens.weight", "lm_head.weight", "model.norm.weight"):  # none of it is the target's
+        assert not torch.equal(pair.draft[part], pair.target[part])
 
 
 @pytest.mark.parametrize("name", [name for name in EAGLE + MTP if not RECIPES[name].target.pre_norm])

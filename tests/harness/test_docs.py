@@ -11,8 +11,8 @@ from eagletwin.harness.check.tree_drawing import MOST_LINES, draw
 from eagletwin.harness.commands.bisect.features import FEATURES as TAKEN_AWAY
 from eagletwin.harness.core.case import Case, EngineSettings, Event, Request, Sampling, SGLangSettings
 from eagletwin.harness.core.features import FEATURES
-from eagletwin.harness.core.rule_table import layer_rules_markdown, rules_json, rules_markdown
-from eagletwin.harness.core.verdict import LAYER_RULES, RULES
+from eagletwin.harness.core.rule_table import layer_rules_markdown, plain_rules_markdown, rules_json, rules_markdown
+from eagletwin.harness.core.verdict import LAYER_RULES, PLAIN_RULES, RULES
 from eagletwin.harness.families import RECIPES
 from eagletwin.harness.families.valid import decode_case
 from eagletwin.harness.judge.features import PREDICATES
@@ -58,8 +58,9 @@ def test_what_the_pytest_plugin_takes_is_documented() -> None:
 def test_the_tables_of_rules_are_those_that_the_catalogue_renders() -> None:
     text = (DOCS / "reference/rules.md").read_text()
     tables = [f"| rule |{table}".partition("\n\n")[0] for table in text.split("| rule |")[1:]]
-    assert tables == [rules_markdown(), layer_rules_markdown()]
+    assert tables == [rules_markdown(), layer_rules_markdown(), plain_rules_markdown()]
     assert {rule.section for rule in LAYER_RULES.values()} == {"3.7"}
+    assert {rule.section for rule in PLAIN_RULES.values()} == {"3.10"}
 
 
 def test_programs_read_the_same_catalogue() -> None:
@@ -69,6 +70,7 @@ def test_programs_read_the_same_catalogue() -> None:
     for name, rule in RULES.items():
         assert (by_name[name]["section"], by_name[name]["sentence"], by_name[name]["weights"]) == tuple(rule)
     assert {name for name, rule in by_name.items() if "of_layers" in rule} == set(LAYER_RULES)
+    assert {name for name, rule in by_name.items() if "of_plain" in rule} == set(PLAIN_RULES)
 
 
 def test_every_feature_that_is_documented_has_a_predicate() -> None:

@@ -7,7 +7,7 @@ import pytest
 
 from eagletwin.cases.regressions import LEDGER, PROBES
 from eagletwin.harness.core import errors
-from eagletwin.harness.core.verdict import LAYER_RULES, RULES
+from eagletwin.harness.core.verdict import LAYER_RULES, PLAIN_RULES, RULES
 
 from . import cli_page
 
@@ -30,8 +30,10 @@ def test_the_exit_codes_are_those_of_the_code() -> None:
 
 
 def test_every_section_that_a_report_cites_is_there() -> None:
-    sections = set(re.findall(r"^##+ (\d+(?:\.\d)?)", (DOCS / "explanation/design.md").read_text(), re.MULTILINE))
-    cited = {part for rule in (*RULES.values(), *LAYER_RULES.values()) for part in rule.section.split("-")}
+    sections = set(re.findall(r"^##+ (\d+(?:\.\d+)?)", (DOCS / "explanation/design.md").read_text(), re.MULTILINE))
+    cited = {
+        part for rule in (*RULES.values(), *LAYER_RULES.values(), *PLAIN_RULES.values()) for part in rule.section.split("-")
+    }
     assert cited <= sections
 
 

@@ -9,7 +9,7 @@ import typer
 from eagletwin.cases.ledger import entries_of
 from eagletwin.harness.core.errors import EXIT_DIVERGED, EXIT_EQUAL, EXIT_UNKNOWN
 
-from ..options import Sglang
+from ..options import Sglang, let_threads_sleep, tell
 
 if TYPE_CHECKING:
     from .record import BenchRecord
@@ -52,6 +52,16 @@ def bench_acceptance(
     else:
         single = [name for name, recipe in RECIPES.items() if not recipe.mtp_layers]  # several layers have no tree to lay out
         print("\n".join(acceptance_lines([acceptance(model, shape) for model in single for shape in SHAPES])))
+    return EXIT_EQUAL
+
+
+@bench.command("first-token")
+def bench_first_token() -> int:
+    """What a plain draft model loses where it never sees the first token, by the reference alone. Some minutes."""
+    from .first_token import lines, measure
+
+    let_threads_sleep()
+    print("\n".join(lines(measure(tell))))
     return EXIT_EQUAL
 
 

@@ -33,6 +33,7 @@ from eagletwin.harness.core.child import RUN_MODULE
 from eagletwin.harness.core.errors import HarnessError
 from eagletwin.harness.core.patch import Patch
 from eagletwin.harness.core.run_spec import RunSpec
+from eagletwin.harness.core.verdict import DECLARED_VIEW
 from eagletwin.harness.engines.host import Host
 from eagletwin.harness.families import RECIPES
 
@@ -76,6 +77,8 @@ def options(entry: Entry) -> dict[str, Any]:
     options: dict[str, Any] = {}
     if RECIPES[case.model].mtp_layers:
         options |= {"model": case.model} | ({"topk": case.topk} if case.topk > 1 else {})
+    elif not RECIPES[case.model].reads_states:  # drawn only where it is asked for, too
+        options |= {"model": case.model}
     elif case.verify_nodes <= case.num_steps:
         options |= {"tree_size": SMALL_TREE}
     if settings.context_length:
@@ -97,7 +100,7 @@ def _words(entry: Entry) -> str:
     names = {"tree_size": "small trees"}
     words = [names.get(name) or f"{name} {value}" for name, value in options(entry).items()]
     words += [f"sampling {kind}" for kind in [_sampling(entry)] if kind]
-    words += [f"view {entry.view}"] if entry.view else []
+    words += [f"view {entry.red.view}"] if entry.red.view != DECLARED_VIEW else []
     return ", ".join(words)
 
 

@@ -110,6 +110,12 @@ class SearchOptions:
                 "the view is of multi-layer drafts, and no case would have one",
                 "give --model llama-mtp, llama-mtp-chain, mimo-v2 or step-3.5",
             ),
+            (
+                self.run.view == "shifted" and (self.model is None or RECIPES[self.model].reads_states),
+                f"--view shifted and {model if self.model else 'no --model'}",
+                "the view is of drafts that are plain language models, and no case would have one",
+                "give --model llama-standalone",
+            ),
         )
 
     @property

@@ -21,6 +21,7 @@ TOPICS: tuple[tuple[str, str, Callable[[Case], bool]], ...] = (
     ("trees", "--topk 4", lambda case: case.topk > 1),
     ("EAGLE-1/2", "--model llama-tiny", lambda case: RECIPES[case.model].algorithm == "EAGLE" and not _layers(case)),
     ("EAGLE-3", "--model llama-eagle3", lambda case: RECIPES[case.model].algorithm == "EAGLE3"),
+    ("plain draft models", "--model llama-standalone", lambda case: not RECIPES[case.model].reads_states),
     ("multi-layer drafts", "--model llama-mtp, llama-mtp-chain, mimo-v2 or step-3.5", _layers),
     ("requests that sample", "--sampling target", lambda case: case.samples and not _rejects(case)),
     ("rejection sampling", "--sampling rejection", _rejects),

@@ -28,7 +28,7 @@ class Accounts:
             stage,
             step=iteration,
             when=When(iteration),
-            numbers=allocation.counts() | {"live": sum(len(slots) > 0 for slots in held.values())},
+            numbers=allocation.counts() | {"live": sum(map(allocation.lives, self._taps.requests.values()))},
             tensors={
                 "free": runs_of(free),
                 "cached": allocation.cached(),

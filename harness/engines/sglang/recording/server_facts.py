@@ -86,6 +86,7 @@ def model_of(scheduler: Any, of: Speculation) -> ServedModel:
     return ServedModel(
         vocab_size=int(scheduler.model_config.vocab_size),
         mtp_layers=of.layers,
+        states=of.states,
     )
 
 

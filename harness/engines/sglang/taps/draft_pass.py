@@ -16,6 +16,8 @@ class DraftPass:
     """Made when draft() begins, whole when it returns.
 
     decodes     forwards of draft decode that Python ran so far: j of the next is one more
+    root        whether the first of them ran the bonus token before anything was proposed: that is step 0
+    proposed    whether the root's children are known
     in_graph    whether all of them ran in a CUDA graph, and so none is seen
     expanded    [b, ..] parents of the nodes, without the root: the frontier of each step but the last
     selected    [b, D - 1] candidates that became nodes
@@ -24,11 +26,23 @@ class DraftPass:
     """
 
     decodes: int = 0
+    root: bool = False
+    proposed: bool = False
     in_graph: bool = False
     expanded: Array = field(default_factory=lambda: np.empty(0))
     selected: Array = field(default_factory=lambda: np.empty(0))
     candidates: list[tuple[Array, Array]] = field(default_factory=list)
     consumed: Array | None = None
+
+    def begins(self) -> int:
+        """A forward of draft decode begins: its step. A plain language model proposes d[1] from the row of the bonus token."""
+        self.decodes += 1
+        return self.decodes - self.root
+
+    def ran(self, of: Speculation) -> int:
+        """Forwards of draft decode: none for the last step's slots, unless the bonus token has the first ones', and none of
+        several layers."""
+        return 0 if of.layers else of.steps - 1 + self.root
 
     def step_selects(self, result: Any) -> None:
         """select_top_k_tokens returned this."""

@@ -54,6 +54,7 @@ class Inner:
 
     def _around_select(self, call: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         result = call(*args, **kwargs)
+        self._now.drafting().proposed = True
         if self._of.topk > 1:
             self._now.drafting().step_selects(result)
         return result
@@ -116,8 +117,8 @@ class Inner:
             return ForwardPass("draft.extend_decode", extend.requests, extend.rows, steps, extend.defined)
         if mode.is_decode():
             draft = self._now.drafting()
-            draft.decodes += 1
-            return ForwardPass("draft.decode", requests, [self._of.topk] * count, [draft.decodes] * count)
+            draft.root |= not self._of.states and not draft.proposed
+            return ForwardPass("draft.decode", requests, [self._of.topk] * count, [draft.begins()] * count)
         lengths = [int(length) for length in batch.extend_seq_lens_cpu]
         starts = [int(start) for start in batch.extend_prefix_lens_cpu]
         return ForwardPass("target.extend" if target else "draft.extend", requests, lengths, starts)

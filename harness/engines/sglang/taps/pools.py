@@ -181,6 +181,11 @@ class Allocation:
         pages = sorted({slot // self._page for slot in row})
         return [slot for page in pages for slot in range(page * self._page, (page + 1) * self._page)]
 
+    def lives(self, request: Any) -> bool:
+        """Whether a request has slots. All may be the prefix cache's: where its keys are single tokens, all of a prompt is."""
+        held = memory.held(request)
+        return held.row is not None and held.allocated > 0
+
     def allocated(self, request: Any) -> Array:
         """Every slot in the request's req_to_token, by position, as far as it is allocated [n]; shared prefixes included."""
         held = memory.held(request)

@@ -26,13 +26,11 @@ class Scratch:
     holes: list[Array]
 
 
-def scratch_of(batch: Any, lengths: list[int], pool: Pool | None, of: Speculation) -> Scratch:
-    """lengths: committed tokens of each request; pool: None where no rows are read."""
+def scratch_of(batch: Any, lengths: list[int], pool: Pool | None, of: Speculation, ran: int) -> Scratch:
+    """lengths: committed tokens of each request; pool: None where no rows are read; ran: forwards of draft decode."""
     slots = snapshot(batch.out_cache_loc).reshape(len(lengths), of.topk, -1)[:, :, : of.steps]
     if pool is None:
         return Scratch(slots, [], [])
-    # draft decode never runs for the last step's slots, and for none of several layers
-    ran = 0 if of.layers else of.steps - 1
     written = flat(slots[:, :, :ran].swapaxes(1, 2))
     holes = [holes_of(slots[n], length, of.page) for n, length in enumerate(lengths)]
     rows = pool.rows_of([*written, *holes])

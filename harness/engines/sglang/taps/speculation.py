@@ -23,6 +23,7 @@ class Speculation:
     draft_graph, extend_graph  what replays draft decode and draft extend in CUDA graphs; None without graphs
     layers         of a multi-layer draft; 0: a single head, which runs once for each step
     width          nodes of a tree, its root among them (num_draft_tokens)
+    states         whether hidden states are handed from one forward to the next: not to a draft that is a plain language model
     """
 
     worker: Any
@@ -36,11 +37,13 @@ class Speculation:
     steps: int
     topk: int
     page: int
+    states: bool
 
     @property
     def module(self) -> Any:
-        """The module of the drafter, by whose names it calls SGLang's functions."""
-        return sys.modules[type(self.drafter).__module__]
+        """The module by whose names draft decode calls SGLang's functions: that of the class which defines it."""
+        owner = next(kind for kind in type(self.drafter).__mro__ if "draft_forward" in vars(kind))
+        return sys.modules[owner.__module__]
 
 
 def speculation(scheduler: Any) -> Speculation:
@@ -57,4 +60,5 @@ def speculation(scheduler: Any) -> Speculation:
         steps=int(worker.speculative_num_steps),
         topk=int(worker.topk),
         page=int(scheduler.page_size),
+        states=not scheduler.spec_algorithm.is_standalone(),
     )

@@ -92,7 +92,7 @@ class Taps:
         self._wraps = self._new_wraps()
         self._now = Underway()
         self._inner = self.inner(self._of, self._now, self.allocation, self.writer)
-        self._inner.states = self.numbers
+        self._inner.states = self.numbers and self._of.states
 
     def _new_wraps(self) -> Wraps:
         return Wraps()
@@ -179,7 +179,7 @@ class Taps:
 
     def _record_draft(self, draft: DraftPass, result: Any, batch: Any) -> None:
         of, lengths = self._of, batch.seq_lens.tolist()
-        scratch = scratch_of(batch, lengths, self.pools.get("draft"), of)
+        scratch = scratch_of(batch, lengths, self.pools.get("draft"), of, draft.ran(of))
         self.allocation.seen(scratch.slots)
         of_nodes = {"tokens": result.draft_token, "positions": result.positions} | names.links(result)
         nodes = {name: snapshot(tensor).reshape(-1, of.width) for name, tensor in of_nodes.items()}
@@ -223,7 +223,9 @@ class Taps:
         return result
 
     def _after_verify(self, verify: VerifyPass, result: Any, batch: Any) -> Found:  # noqa: ARG002  v1 needs it
-        found = verify.returned(result, self._accepted.index(result), self._coins, self._of, states=self.numbers)
+        found = verify.returned(
+            result, self._accepted.index(result), self._coins, self._of, states=self.numbers and self._of.states
+        )
         requests = self._now.requests
         self._now.extend = ExtendPass(requests, [self._of.width] * len(requests), verify.accept_lens)
         return found

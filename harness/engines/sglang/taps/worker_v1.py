@@ -75,7 +75,8 @@ class TapsV1(Taps):
         predicted, accepted, correct = verify.walked
         kept = [1 + drafts for drafts in names.drafts_kept(output)]
         cuts = list(accumulate(kept))[:-1]
-        tokens, hidden = (np.split(snapshot(all_), cuts) for all_ in (names.tokens_kept(output), logits.hidden_states))
+        tokens = np.split(snapshot(names.tokens_kept(output)), cuts)
+        hidden = np.split(snapshot(logits.hidden_states), cuts) if self._of.topk > 1 and self._of.states else []
         requests, new_lengths = self._now.requests, batch.seq_lens.tolist()
         found = []
         for n, request in enumerate(requests):
@@ -90,7 +91,7 @@ class TapsV1(Taps):
             if request.finished():
                 numbers["kept"] = kept[n]
             tensors = {"predicted": tokens[n], "accept_index": path - n * self._of.width}
-            if self._of.topk > 1:
+            if hidden:
                 tensors["path_hidden"] = hidden[n]
             found.append((numbers, tensors))
         on = [n for n, request in enumerate(requests) if not request.finished()]

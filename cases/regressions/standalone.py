@@ -1,0 +1,138 @@
+"""Live, found by eagletwin: STANDALONE runs a plain language model as if it were an EAGLE head.
+
+An EAGLE head reads one token ahead of its position: row i consumes x[i+1] and the target's h[i], which knows x[0..i]. The
+STANDALONE worker inherits that shift and hands on no hidden states. So its draft, a whole language model, is run on x[1..] at
+positions 0..: it never sees the first token of a prompt, which models learn to lean on (`standalone-shift`).
+
+The prefix cache is keyed for rows that end at their own token, single tokens, and not in pairs as EAGLE's is. A row that was
+shifted has consumed the token behind it: the last row of a shared prefix is that of the request that was first
+(`standalone-keys`, in the view `shifted`). A plain model's own rows, x[i] at i, need no pairs: AS_TRAINED cures both.
+
+AS_TRAINED is no one-line change. Extends consume their own tokens, and so cannot propose: the bonus token has no slot yet when
+a prefill ends. Draft decode has: it begins with the bonus token in the slots of step 1, of which each branch has one, and
+runs one forward more. It is written for the Triton backend without CUDA graphs.
+
+Neither says how a server `loses` by it: `acceptance` asks servers of EAGLE heads, and these would be named for them.
+"""
+
+from eagletwin.harness.core.case import Case, EngineSettings, Request, SGLangSettings
+from eagletwin.harness.core.patch import Edit, Patch
+
+from ..entry import Entry
+
+_DRAFTER = "sglang.srt.speculative.eagle_worker_v2.EagleDraftWorker"
+_STEPS = "sglang.srt.layers.attention.triton_backend.TritonMultiStepDraftBackend"
+
+# Before the steps: a forward of the bonus token, on every branch alike. What it proposes are the root's children.
+_ROOT = """forward_batch.input_ids = spec_info.bonus_tokens.repeat_interleave(self.topk)
+forward_batch.out_cache_loc = out_cache_loc[0]
+with forward_context(
+    ForwardContext(attn_backend=self.draft_attn_backend.attn_backends[0]), forward_batch=forward_batch
+):
+    root = self.draft_runner.forward(forward_batch).logits_output.next_token_logits[:: self.topk]
+if needs_draft_probs:
+    draft_probs_list[0], topk_p, topk_index = sample_draft_proposal(
+        root,
+        forward_batch.sampling_info.temperatures,
+        forward_batch.sampling_info.top_ks,
+        sampling_seed=forward_batch.sampling_info.sampling_seed,
+        positions=forward_batch.positions + 1,
+        draft_step=0,
+    )
+else:
+    probs = renorm_draft_probs(root, forward_batch.sampling_info, False)
+    topk_p, topk_index = fast_topk(probs, self.topk, dim=-1)
+forward_batch.positions.add_(1)
+"""
+
+AS_TRAINED = Patch(
+    name="standalone-as-trained",
+    edits=(
+        Edit(
+            target=f"{_DRAFTER}._draft_extend_for_prefill",
+            match="torch.cat((input_ids[1:], tail_tokens[i].reshape(1)))",
+            replacement="input_ids",
+        ),
+        Edit(
+            target=f"{_DRAFTER}._draft_extend_for_decode",
+            match="# Batch 2: Draft extend",
+            replacement="""width = self.speculative_num_draft_tokens
+bonus = batch.spec_info.draft_token.view(-1, width)[:, :1]
+next_token_ids = torch.cat([bonus, next_token_ids.view(-1, width)[:, :-1]], dim=1).flatten()""",
+        ),
+        Edit(target=f"{_DRAFTER}.draft", match="self.speculative_num_steps > 1", replacement="self.speculative_num_steps > 0"),
+        Edit(
+            target=f"{_DRAFTER}.draft_forward",
+            match="topk1_chain_fits = (",
+            replacement=f"{_ROOT}topk1_chain_fits = (",
+        ),
+        Edit(target=f"{_DRAFTER}.draft_forward", match="out_cache_loc[i]", replacement="out_cache_loc[i + 1]"),
+        Edit(target=f"{_DRAFTER}.draft_forward", match="attn_backends[i]", replacement="attn_backends[i + 1]"),
+        Edit(
+            target="sglang.srt.speculative.draft_utils.DraftBackendFactory.create_decode_backend",
+            match="self.speculative_num_steps <= 1",
+            replacement="self.speculative_num_steps <= 0",
+        ),
+        Edit(
+            target=f"{_STEPS}.__init__",
+            match="range(self.speculative_num_steps - 1)",
+            replacement="range(self.speculative_num_steps)",
+        ),
+        Edit(
+            target=f"{_STEPS}.common_template",
+            match="range(self.speculative_num_steps - 1)",
+            replacement="range(self.speculative_num_steps)",
+        ),
+    ),
+)
+
+KEYS = Patch(
+    name="standalone-keys-in-pairs",
+    edits=(
+        Edit(
+            target="sglang.srt.mem_cache.kv_cache_builder.build_kv_cache",
+            match="is_eagle=spec_algorithm.is_eagle(),",
+            replacement="is_eagle=spec_algorithm.is_eagle() or spec_algorithm.is_standalone(),",
+        ),
+    ),
+)
+
+SHIFT = Entry(
+    id="standalone-shift",
+    title="Run a plain draft model on x[i] at position i",
+    rule="draft.input_ids",
+    buggy="0.5.9 -",
+    fixed="",
+    trigger="STANDALONE, and a draft that leans on the first token",
+    remedy=AS_TRAINED,
+    case=Case(
+        name="standalone-shift",
+        model="llama-standalone",
+        num_steps=1,
+        requests=(Request(id="a", prompt=(7,), max_new_tokens=2),),
+    ),
+)
+
+PAIRS = Entry(
+    id="standalone-keys",
+    title="Key the prefix cache of STANDALONE in pairs, as long as its rows are shifted",
+    rule="draft.kv",
+    buggy="0.5.9 -",
+    fixed="",
+    trigger="STANDALONE with the prefix cache, and two prompts that part inside it",
+    remedy=KEYS,
+    within="shifted",
+    case=Case(
+        name="standalone-keys",
+        model="llama-standalone",
+        num_steps=1,
+        requests=(
+            Request(id="a", prompt=(7, 19, 3), max_new_tokens=1),
+            Request(id="b", prompt=(7, 19, 5), max_new_tokens=2, arrive=4),
+        ),
+        exercises=("radix_hit",),
+        engine=EngineSettings(sglang=SGLangSettings(radix_cache=True)),
+    ),
+)
+
+ENTRIES = (SHIFT, PAIRS)
