@@ -45,6 +45,12 @@ class Pair:
                 consequence="no engine drafts so with it",
                 remedy=f"ask for at most {layers} steps and topk 1",
             )
+        if self.precision is not None and layers > 1 and shape.num_steps > 1:
+            raise InputError(
+                "the server computes in 16 bits, with a draft of several layers",
+                consequence="its layers are fed refused drafts, of which rounding decides some, and nobody tells which",
+                remedy="serve the pair in float32 (--dtype float32), or record the server: eagletwin record",
+            )
 
     def read(self, tokens: Sequence[int], temperature: float = 0.0) -> Read:
         """What the target makes of a text."""

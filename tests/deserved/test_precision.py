@@ -4,7 +4,8 @@ import pytest
 import torch
 from msgspec.structs import replace
 
-from eagletwin.harness.deserved.follow import chain_logits
+from eagletwin.harness.core.errors import InputError
+from eagletwin.harness.deserved.follow import Shape, chain_logits
 from eagletwin.harness.deserved.pair import Pair, load_served
 from eagletwin.harness.deserved.precision import Rounding
 from eagletwin.harness.deserved.server import Started
@@ -50,6 +51,12 @@ def test_a_band_is_as_wide_as_its_type_rounds(model: str) -> None:
     for seed in range(3):
         # 11 and 8 significant bits; the largest of some hundred errors is one of a sample
         assert 4 < band(shorter, text(seed)) / band(longer, text(seed)) < 16
+
+
+def test_a_draft_of_several_layers_is_refused_in_16_bits() -> None:
+    with pytest.raises(InputError, match="several layers"):
+        served("llama-mtp", "bfloat16").must_draft(Shape(STEPS))
+    served("llama-mtp", "float32").must_draft(Shape(STEPS))
 
 
 def test_float32_needs_no_measuring() -> None:

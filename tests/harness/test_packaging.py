@@ -57,7 +57,7 @@ def test_only_the_engine_the_plugin_and_extras_import_what_is_not_declared() -> 
         assert not found & {"huggingface_hub", "matplotlib"}, where
 
 
-@pytest.mark.parametrize("name", ["engine", "dev", "gpu"])
+@pytest.mark.parametrize("name", ["engine", "dev", "gpu", "gpu23"])
 def test_a_lock_has_each_pin_and_no_other_with_the_digests_of_its_files(name: str) -> None:
     text = (ROOT / "requirements" / f"{name}.in").read_text(encoding="utf-8")
     pins = {line.lower().replace("_", "-") for line in text.splitlines() if line and not line.startswith("#")}
