@@ -251,7 +251,9 @@ def _about(server: RecordedRank) -> Iterator[str]:
     share = f"Recording took {100 * said.share:.2g} % of its time"
     yield f"It saw {count(said.seen, 'request')} and recorded {said.written}. {share}."
     for why, number in sorted(said.skipped.items()):
-        yield f"{count(number, 'request')} that was due or under way has no recording: {_SKIPPED.get(why, why)}."
+        which = "1 request that was" if number == 1 else f"{number} requests that were"
+        has = "has" if number == 1 else "have"
+        yield f"{which} due or under way {has} no recording: {_SKIPPED.get(why, why)}."
     if said.last_failure:
         yield f"Taps failed {count(said.failures, 'time')}; the newest: {said.last_failure}."
     if len(server.recordings) != said.written:

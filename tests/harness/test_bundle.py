@@ -17,6 +17,7 @@ from eagletwin.harness.commands.gpu.bundle.pack import Archive, needs, seal, unz
 from eagletwin.harness.commands.gpu.bundle.slim import Kept, is_library, slim
 from eagletwin.harness.commands.gpu.bundle.wheels import _runs_on, requirements
 from eagletwin.harness.core.errors import HarnessError, InputError
+from eagletwin.harness.engines.provision import LEFT_OUT
 
 ROOT = Path(__file__).parents[2]
 
@@ -42,14 +43,22 @@ def test_a_bundle_leaves_out_what_no_case_calls(release: str) -> None:
         *("sgl_kernel/sm90/common_ops.abi3.so", "sgl_kernel/flash_ops.abi3.so"),
     )
     unwanted = (
-        *("sglang/srt/rust_extensions/_server.cpython-312-x86_64-linux-gnu.so", "sglang/test/a.py"),
+        *("sglang/srt/rust_extensions/_server.cpython-312-x86_64-linux-gnu.so",),
         *("sglang/multimodal_gen/a.py", "sgl_kernel/sm100/common_ops.abi3.so", "sgl_kernel/flashmla_ops.abi3.so"),
     )
     assert all(map(contents.holds, wanted))
     assert not any(map(contents.holds, unwanted))
-    assert contents.holds("sglang/srt/mem_cache/rust_tree_core/mem_cache.so") == (release == "0.5.23")
     with pytest.raises(InputError, match=r"ask for 0.5.17 or 0.5.23"):
         contents_of("0.5.18")
+
+
+@pytest.mark.parametrize("release", CONTENTS)
+@pytest.mark.parametrize(
+    "name", ["multimodal_gen/a.py", "test/a.py", "srt/mem_cache/rust_tree_core/a.so", "srt/grpc/a.so", "a.py"]
+)
+def test_the_host_has_of_a_release_what_its_folder_has(release: str, name: str) -> None:
+    """Else every verdict there would be of a tree that differs from the release."""
+    assert contents_of(release).holds(f"sglang/{name}") == (not LEFT_OUT.match(f"sglang/{name}"))
 
 
 @pytest.mark.parametrize("release", CONTENTS)
@@ -152,17 +161,19 @@ def test_a_library_of_another_format_is_an_error(tmp_path: Path, broken: bytes) 
 
 def test_a_wheel_is_unpacked_slim_and_programs_can_be_run(tmp_path: Path) -> None:
     with zipfile.ZipFile(tmp_path / "a.whl", "w") as wheel:
-        for name, mode in (("triton/bin/ptxas", 0o755), ("triton/bin/nvdisasm", 0o755), ("sglang/test/a.py", 0o644)):
+        for name, mode in (("triton/bin/ptxas", 0o755), ("triton/bin/nvdisasm", 0o755), ("sglang/multimodal_gen/a.py", 0o644)):
             member = zipfile.ZipInfo(name)
             member.external_attr = mode << 16
             wheel.writestr(member, "text")
         wheel.writestr("a/a.so", library({".symtab": (2, 0, b"symbols.")}))
+        wheel.writestr("sglang/a.so", library({".symtab": (2, 0, b"symbols.")}))
         wheel.writestr("a/b.so", "GROUP ( a.so )")  # a script for the linker
     unzip(tmp_path / "a.whl", tmp_path / "site", contents_of("0.5.23"))
     found = {str(path.relative_to(tmp_path / "site")) for path in (tmp_path / "site").rglob("*") if path.is_file()}
-    assert found == {"triton/bin/ptxas", "a/a.so", "a/b.so"}
+    assert found == {"triton/bin/ptxas", "a/a.so", "sglang/a.so", "a/b.so"}
     assert os.access(tmp_path / "site" / "triton" / "bin" / "ptxas", os.X_OK)
     assert b"symbols." not in (tmp_path / "site" / "a" / "a.so").read_bytes()
+    assert b"symbols." in (tmp_path / "site" / "sglang" / "a.so").read_bytes()  # the release is known by its content
 
 
 @pytest.fixture

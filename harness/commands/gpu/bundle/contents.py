@@ -46,7 +46,11 @@ class Contents:
 
 _OF_ALL = ("numpy", "safetensors", "packaging", "typing_extensions", "typer", "rich", "hypothesis")
 
-_SGLANG = ("sglang/multimodal_gen/*", "sglang/test/*")
+# Of the package sglang, what a release's folder lacks as well (provision.py): else the host's would differ from the release.
+_SGLANG = (
+    "sglang/multimodal_gen/*",
+    *(f"sglang/srt/{name}/*.so" for name in ("grpc", "server", "multimodal", "rust_extensions")),
+)
 # infllm_ops and flashmla_ops are of attention backends that no case has; sm100 is of another GPU
 _KERNELS = ("sgl_kernel/infllm_ops*.so", "sgl_kernel/flashmla_ops*.so", "sgl_kernel/sm100/*")
 
@@ -72,7 +76,7 @@ CONTENTS = {
     "0.5.17": Contents(
         release="0.5.17",
         lock="gpu.lock",
-        without=(*_SGLANG, "sglang/*.so", *_KERNELS, "triton_kernels/*"),
+        without=(*_SGLANG, *_KERNELS, "triton_kernels/*"),
         pythons={"sglang": "3.11"},  # of Python's version is only a library that is left out
         image=(*_OF_ALL, "torch", "triton"),
     ),
@@ -80,7 +84,7 @@ CONTENTS = {
         release="0.5.23",
         lock="gpu23.lock",
         # the Rust radix tree stays: it is the release's default
-        without=(*_SGLANG, "sglang/srt/rust_extensions/*.so", *_KERNELS, *_TORCH, *_TRITON, *_FLASHINFER, *_OTHERS),
+        without=(*_SGLANG, *_KERNELS, *_TORCH, *_TRITON, *_FLASHINFER, *_OTHERS),
         stays=("nvidia-curand",),
         image=(*_OF_ALL, "aiohttp", "huggingface_hub", "einops", "ninja", "nvidia"),
         libraries=("cu13", "cudnn", "cusparselt", "nvshmem"),

@@ -154,14 +154,15 @@ def _of_wheels(
 
 
 def unzip(file: Path, site: Path, contents: Contents) -> None:
-    """Unpack what travels of a wheel, its libraries slimmed."""
+    """Unpack what travels of a wheel, its libraries slimmed; SGLang's own stay as they were, since the host knows the release by
+    them."""
     with zipfile.ZipFile(file) as archive:
         for member in archive.infolist():
             if member.is_dir() or not contents.holds(member.filename):
                 continue
             path = Path(archive.extract(member, site))
             path.chmod((member.external_attr >> 16) & 0o777 or 0o644)
-            if slim.is_library(path):
+            if slim.is_library(path) and not member.filename.startswith("sglang/"):
                 slim.slim(path, slim.Kept(arch=ARCH, sources=contents.sources_of(member.filename)))
 
 
