@@ -154,8 +154,8 @@ def _of_wheels(
 
 
 def unzip(file: Path, site: Path, contents: Contents) -> None:
-    """Unpack what travels of a wheel, its libraries slimmed; SGLang's own stay as they were, since the host knows the release by
-    them."""
+    """Unpack what travels of a wheel, its libraries slimmed. SGLang's own stay as they were: the host knows the release by its
+    content."""
     with zipfile.ZipFile(file) as archive:
         for member in archive.infolist():
             if member.is_dir() or not contents.holds(member.filename):
