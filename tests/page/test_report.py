@@ -69,7 +69,7 @@ def search(folder: Path, **more: Any) -> Path:
 def server(folder: Path) -> Path:
     """A rank that recorded two requests, of which one is cut short."""
     rank = folder / "rank-0"
-    said = RecordedServer(recording=RECORDING, engine=ENGINE, arguments={}, seen=2, written=2)
+    said = RecordedServer(recording=RECORDING, engine=ENGINE, arguments={}, launch="today-1", seen=2, written=2)
     for name in ("one", "two"):
         place = rank / name
         place.mkdir(parents=True)
