@@ -65,8 +65,12 @@ def test_a_suite_of_somebody_else_finds_shrinks_and_keeps_and_does_so_again(suit
     assert "draft.input_ids" in script.stdout
     run(suite, "-n", "2", "--eagletwin-out", "second").assert_outcomes(passed=1, failed=1)
     [second] = (suite.path / "second").iterdir()
-    for part in ("case.json", "verdict.json", "report.html", "trace.safetensors"):
+    for part in ("case.json", "verdict.json", "trace.safetensors"):
         assert (folder / part).read_bytes() == (second / part).read_bytes()
+    page = (
+        (second / "report.html").read_text(encoding="utf-8").replace(f"second/{second.name}", f"eagletwin-runs/{folder.name}")
+    )
+    assert (folder / "report.html").read_text(encoding="utf-8") == page  # it names its own folder
 
 
 def test_a_test_of_which_nothing_is_stored_does_not_pass_by_replaying_nothing(

@@ -64,7 +64,7 @@ GOOD = Sighting(status="equal")
 
 def test_each_feature_of_a_case_can_be_taken_away_alone() -> None:
     names = {feature.name for feature in (*features_of(RICH), *features_of(RICH_CHAIN))}
-    models = {"model family", "chained layers", "multi-layer draft", "draft vocabulary", "EAGLE-3"}
+    models = {"model family", "chained layers", "multi-layer draft", "draft vocabulary", "EAGLE-3", "plain draft model"}
     assert {feature.name for feature in FEATURES} - names == models
     for rich, feature in ((one, feature) for one in (RICH, RICH_CHAIN) for feature in features_of(one)):
         found = variants(rich, [feature])

@@ -154,6 +154,13 @@ FEATURES: tuple[Feature, ...] = (
         _with_model("llama-tiny"),
     ),
     Feature(
+        "plain draft model",
+        lambda case: case.model,
+        "an EAGLE head (llama-tiny)",
+        lambda case: RECIPES[case.model].algorithm == "STANDALONE",
+        _with_model("llama-tiny"),
+    ),
+    Feature(
         "larger model",
         lambda case: f"{case.model}, of two layers with grouped heads",
         "one layer (llama-tiny)",
