@@ -33,7 +33,7 @@ _STORED = {"mm", "addmm", "add", "mul", "sub", "_softmax", "silu"}
 
 
 class Rounding(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """While active, results that an engine stores are rounded to its type."""
+    """While active, and on, results that an engine stores are rounded to its type."""
 
     def __init__(self, dtype: torch.dtype) -> None:
         super().__init__()  # type: ignore[no-untyped-call]

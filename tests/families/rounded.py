@@ -11,51 +11,25 @@ from unittest import mock
 
 import torch
 from torch import Tensor
-from torch.utils._python_dispatch import TorchDispatchMode
 
+from eagletwin.harness.deserved.precision import Rounding
 from eagletwin.reference import eagle3, llama, mtp_head
 from eagletwin.reference.rope import frequencies
 from eagletwin.reference.sizes import RopeScaling
 
-_ROUNDED = {"mm", "addmm", "add", "mul", "sub", "_softmax", "silu"}
 _norm = llama.rms_norm
-
-
-def nearest(x: Tensor) -> Tensor:
-    """The nearest number of bfloat16, in float64."""
-    return x.to(torch.bfloat16).double()
-
-
-class _Rounding(TorchDispatchMode):
-    """Rounds what comes out of an operation; of attention's two products, the second alone."""
-
-    on = True
-
-    def __init__(self) -> None:
-        super().__init__()
-        self._products = 0
-
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        result = func(*args, **(kwargs or {}))
-        name = func.overloadpacket.__name__
-        if name == "bmm":
-            self._products += 1
-        wanted = name in _ROUNDED or (name == "bmm" and self._products % 2 == 0)
-        if self.on and wanted and isinstance(result, Tensor) and result.dtype == torch.float64:
-            return nearest(result)
-        return result
 
 
 @contextlib.contextmanager
 def bfloat16_arithmetic() -> Iterator[None]:
     """While active, the reference's forwards round as an engine does."""
-    mode = _Rounding()
+    mode = Rounding(torch.bfloat16)
 
     def whole(function: Any, *args: Any) -> Tensor:
         """A function whose inside is float32's, and its result bfloat16's."""
         mode.on = False
         try:
-            return nearest(function(*args))
+            return mode.nearest(function(*args))
         finally:
             mode.on = True
 
@@ -67,7 +41,7 @@ def bfloat16_arithmetic() -> Iterator[None]:
         mode.on = False
         half = x.shape[-1] // 2
         angle = positions.double()[:, None] * frequencies(half, theta, scaling)
-        cos, sin = nearest(angle.cos())[:, None], nearest(angle.sin())[:, None]
+        cos, sin = mode.nearest(angle.cos())[:, None], mode.nearest(angle.sin())[:, None]
         mode.on = True
         first, second = x[..., :half], x[..., half:]
         return torch.cat([first * cos - second * sin, second * cos + first * sin], -1)
