@@ -2,6 +2,8 @@
 
 from random import Random
 
+from msgspec.structs import replace
+
 from eagletwin.harness.core.case import Case, EngineSettings, Request, SGLangSettings
 
 from .strategies import tokens
@@ -19,14 +21,17 @@ def sized_case(seed: int, *, batch: int, prompt: int, num_steps: int, topk: int 
     return _case(f"sized-{seed}", requests, num_steps, topk, topk * num_steps + 1)
 
 
-def rate_case(seed: int, topk: int = 1) -> Case:
-    """1-3 requests of 10-40 prompt tokens, about three rounds of three steps: what rates are stated for. A tree has 6 nodes."""
+def rate_case(seed: int, topk: int = 1, model: str = "llama-tiny") -> Case:
+    """1-3 requests of 10-40 prompt tokens, about three rounds of three steps: what rates are stated for. A tree has 6 nodes.
+
+    model: a recipe of 96 tokens or more
+    """
     random = Random(seed)
     requests = tuple(
         Request(id=f"r{number}", prompt=tokens(random.randrange(1 << 30), random.randint(10, 40), 96), max_new_tokens=7)
         for number in range(random.randint(1, 3))
     )
-    return _case(f"rate-{seed}", requests, 3, topk, 6)
+    return replace(_case(f"rate-{seed}", requests, 3, topk, 6), model=model)
 
 
 def _case(name: str, requests: tuple[Request, ...], num_steps: int, topk: int, num_draft_tokens: int) -> Case:

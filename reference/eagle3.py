@@ -20,7 +20,8 @@ import torch
 from torch import Tensor
 from torch.nn.functional import linear
 
-from .llama import Weights, decoder_layer, rms_norm
+from .llama import decoder_layer
+from .norm import Weights, rms_norm
 from .rows import DraftRows
 from .sizes import LlamaShape
 

@@ -1,22 +1,25 @@
-"""A Llama decoder as a plain function of a token sequence (the target model).
+"""A decoder as a plain function of a token sequence (the target model): a Llama, or what differs from one in its layers.
 
 Not fast: every position at once, float64 throughout. A batch is a mask: sequences stand one after the other in one forward,
 and none sees another. The draft head (eagle.py) is built from the same decoder layer. Checked against transformers' Llama in
 tests/reference/test_llama_against_transformers.py.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 
 import torch
 from torch import Tensor
-from torch.nn.functional import linear, silu
+from torch.nn.functional import linear
 
+from .experts import experts, gated
+from .mla import latent_attention
+from .norm import Weights, rms_norm
 from .rope import rotate
 from .sizes import LlamaShape
 
-Weights = Mapping[str, Tensor]
+__all__ = ["TargetRows", "Weights", "causal", "decoder_layer", "side_by_side", "target_rows"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,8 +31,8 @@ class TargetRows:
                            or, where it says pre_norm: residual
     residual [T, H]        before the final norm
     logits   [T, V]
-    keys     [L, T, G, D]  as a KV pool stores them, after RoPE
-    values   [L, T, G, D]
+    keys     [L, T, G, D]  as a KV pool stores them, after RoPE; of latent attention [L, T, 1, C+P] (mla.py)
+    values   [L, T, G, D]  of latent attention empty
     """
 
     hidden: Tensor
@@ -37,11 +40,6 @@ class TargetRows:
     logits: Tensor
     keys: Tensor
     values: Tensor
-
-
-def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
-    """x [.., H] scaled to unit root mean square, times weight [H]."""
-    return x * torch.rsqrt(x.square().mean(-1, keepdim=True) + eps) * weight
 
 
 def causal(length: int) -> Tensor:
@@ -80,21 +78,46 @@ def decoder_layer(
 
     inner [R, ..]: what attention reads; none given: x after the layer's input norm. The first layer of a draft head differs.
     before: (keys, values) [E, G, D] each of rows that stand before these; sees is [R, E + R] then.
-    Returns (x [R, H], keys [R, G, D], values [R, G, D]), of the R rows.
+    Returns (x [R, H], keys [R, G, D], values [R, G, D]), of the R rows; of latent rows, which are both, the values are empty.
     """
-    rows, groups = x.shape[0], shape.num_heads // shape.num_kv_heads
-
-    def project(name: str, inputs: Tensor) -> Tensor:
-        return linear(inputs, weights[f"{prefix}{name}.weight"], weights.get(f"{prefix}{name}.bias"))  # Qwen2 has some
-
     if inner is None:
         inner = rms_norm(x, weights[f"{prefix}input_layernorm.weight"], shape.rms_norm_eps)  # [R, H]
-    query = project("self_attn.q_proj", inner).view(rows, shape.num_heads, shape.head_dim)
-    key = project("self_attn.k_proj", inner).view(rows, shape.num_kv_heads, shape.head_dim)
-    value = project("self_attn.v_proj", inner).view(rows, shape.num_kv_heads, shape.head_dim)
+    attention = f"{prefix}self_attn."
+    if shape.latent is not None:
+        stored = None if before is None else before[0]
+        attended, key = latent_attention(weights, attention, shape, shape.latent, inner, positions, sees, stored)
+        value = key[..., :0]
+    else:
+        attended, key, value = _attention(weights, attention, shape, inner, positions, sees, before)
+    x = x + linear(attended, weights[f"{attention}o_proj.weight"], weights.get(f"{attention}o_proj.bias"))
+
+    inner = rms_norm(x, weights[f"{prefix}post_attention_layernorm.weight"], shape.rms_norm_eps)  # [R, H]
+    if shape.experts is not None and f"{prefix}mlp.gate.weight" in weights:
+        return x + experts(weights, f"{prefix}mlp.", shape.experts, inner), key, value
+    return x + gated(weights, f"{prefix}mlp.", inner), key, value
+
+
+def _attention(
+    weights: Weights,
+    prefix: str,
+    shape: LlamaShape,
+    inner: Tensor,
+    positions: Tensor,
+    sees: Tensor,
+    before: tuple[Tensor, Tensor] | None,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Attention over rows inner [R, ..] -> (attended [R, N*D], keys [R, G, D], values [R, G, D])."""
+    rows, groups = inner.shape[0], shape.num_heads // shape.num_kv_heads
+
+    def project(name: str) -> Tensor:
+        return linear(inner, weights[f"{prefix}{name}.weight"], weights.get(f"{prefix}{name}.bias"))  # Qwen2 has some
+
+    query = project("q_proj").view(rows, shape.num_heads, shape.head_dim)
+    key = project("k_proj").view(rows, shape.num_kv_heads, shape.head_dim)
+    value = project("v_proj").view(rows, shape.num_kv_heads, shape.head_dim)
     if shape.qk_norm:  # one weight [D] for all heads
-        query = rms_norm(query, weights[f"{prefix}self_attn.q_norm.weight"], shape.rms_norm_eps)
-        key = rms_norm(key, weights[f"{prefix}self_attn.k_norm.weight"], shape.rms_norm_eps)
+        query = rms_norm(query, weights[f"{prefix}q_norm.weight"], shape.rms_norm_eps)
+        key = rms_norm(key, weights[f"{prefix}k_norm.weight"], shape.rms_norm_eps)
     turned = rotate(torch.cat([query, key], 1), positions, shape.rope_theta, shape.rope_scaling)  # [R, N+G, D]
     query, key = turned[:, : shape.num_heads], turned[:, shape.num_heads :]
 
@@ -103,12 +126,7 @@ def decoder_layer(
         keys, values = keys.repeat_interleave(groups, 1), values.repeat_interleave(groups, 1)  # [E+R, N, D]
     score = (query / shape.head_dim**0.5).transpose(0, 1) @ keys.permute(1, 2, 0)  # [N, R, E+R]
     weight = torch.where(sees, score, -torch.inf).softmax(-1)  # [N, R, E+R]
-    attended = (weight @ values.transpose(0, 1)).transpose(0, 1).flatten(1)  # [R, N*D]
-    x = x + project("self_attn.o_proj", attended)
-
-    inner = rms_norm(x, weights[f"{prefix}post_attention_layernorm.weight"], shape.rms_norm_eps)  # [R, H]
-    gate, up = project("mlp.gate_proj", inner), project("mlp.up_proj", inner)  # [R, I]
-    return x + project("mlp.down_proj", silu(gate) * up), key, value
+    return (weight @ values.transpose(0, 1)).transpose(0, 1).flatten(1), key, value
 
 
 def target_rows(weights: Weights, shape: LlamaShape, tokens: Tensor, lengths: Sequence[int] = ()) -> TargetRows:

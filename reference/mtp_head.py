@@ -1,4 +1,4 @@
-"""One layer of an MTP draft as MiMo-V2 and Step-3.5 have it, after DeepSeek-V3 (DESIGN 3.7).
+"""One layer of an MTP draft: as MiMo-V2 and Step-3.5 have it, and as DeepSeek-V3's NextN layer is (DESIGN 3.7).
 
 Row i of layer k consumes (token x[i+1+k], hidden) at position i, as mtp.py says: embedding and hidden state are normalized,
 each by a norm of its own, and joined; a decoder layer follows, a final norm and the LM head. Source: DeepSeek-V3 (arXiv
@@ -6,7 +6,7 @@ each by a norm of its own, and joined; a decoder layer follows, a final norm and
 Embedding first, and that norm, are the implementations'.
 
 The state that a chained layer hands on is the one before the final norm: that is Step-3.5's (vLLM, NeMo). DeepSeek's and GLM's
-layers hand on the normed state, so this head is not a DeepSeek head.
+layers hand on the normed state (`normed`).
 
 Differences to an EAGLE-1/2 head: those three norms, an input norm before attention, and which state is handed on.
 """
@@ -17,7 +17,8 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from .llama import Weights, decoder_layer, rms_norm
+from .llama import decoder_layer
+from .norm import Weights, rms_norm
 from .rows import DraftRows
 from .sizes import LlamaShape
 
@@ -29,12 +30,14 @@ class MtpHead:
     weights  float64: `enorm.weight [H]`, `hnorm.weight [H]`, `eh_proj.weight [H, 2H]` (embedding first), `layers.0.…`,
              `norm.weight [H]`
     embedding [V, H] and lm_head [V, H] of the target
+    normed   what is handed on is the state after the final norm
     """
 
     weights: Weights
     shape: LlamaShape
     embedding: Tensor
     lm_head: Tensor
+    normed: bool = False
     ahead: ClassVar[int] = 1  # row i consumes x[i+1]
 
     def feed(self, hidden: Tensor) -> Tensor:
@@ -49,5 +52,5 @@ class MtpHead:
         x = torch.cat([embedded, normed], -1) @ self.weights["eh_proj.weight"].T  # [R, H]
         stored = None if before is None else (before.keys[0], before.values[0])
         x, key, value = decoder_layer(self.weights, "layers.0.", self.shape, x, positions, sees, before=stored)
-        logits = rms_norm(x, self.weights["norm.weight"], eps) @ self.lm_head.T  # [R, V]
-        return DraftRows(x, logits, key[None], value[None])
+        last = rms_norm(x, self.weights["norm.weight"], eps)  # [R, H]
+        return DraftRows(last if self.normed else x, last @ self.lm_head.T, key[None], value[None])

@@ -57,11 +57,17 @@ def turns(
     return cos.to(device, dtype), sin.to(device, dtype)
 
 
-def rotate(x: Tensor, positions: Tensor, theta: float, scaling: RopeScaling | None = None) -> Tensor:
-    """x [T, N, D] turned by its positions [T] -> [T, N, D]."""
+def rotate(
+    x: Tensor, positions: Tensor, theta: float, scaling: RopeScaling | None = None, *, interleaved: bool = False
+) -> Tensor:
+    """x [T, N, D] turned by its positions [T] -> [T, N, D].
+
+    interleaved: a pair is (2d, 2d + 1) and not (d, d + D/2), as RoFormer and DeepSeek have it.
+    """
     half = x.shape[-1] // 2
     last = int(positions.max()) if len(positions) else 0
     length = 1 << last.bit_length()  # of few lengths, so that no angle's sine is worked out often
     cos, sin = (turn[positions] for turn in turns(length, half, theta, scaling, x.dtype, x.device))  # [T, 1, D/2]
-    first, second = x[..., :half], x[..., half:]  # [T, N, D/2]
-    return torch.cat([first * cos - second * sin, second * cos + first * sin], -1)
+    first, second = (x[..., 0::2], x[..., 1::2]) if interleaved else (x[..., :half], x[..., half:])  # [T, N, D/2]
+    turned = (first * cos - second * sin, second * cos + first * sin)
+    return torch.stack(turned, -1).flatten(-2) if interleaved else torch.cat(turned, -1)

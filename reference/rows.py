@@ -12,8 +12,8 @@ class DraftRows:
 
     hidden [R, H]        residual sum: what the next draft step consumes, or the next layer of a chained MTP draft
     logits [R, V]        over the target's vocabulary; -inf for a token that the draft cannot propose
-    keys   [L, R, G, D]  as the draft's KV pool stores them, after RoPE
-    values [L, R, G, D]
+    keys   [L, R, G, D]  as the draft's KV pool stores them, after RoPE; of latent attention [L, R, 1, C+P] (mla.py)
+    values [L, R, G, D]  of latent attention empty
     """
 
     hidden: Tensor

@@ -29,13 +29,58 @@ class RopeScaling:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class LatentShape:
+    """Widths of multi-head latent attention (mla.py).
+
+    query_rank  of the latent vector that queries are made of
+    rank        of the one that keys and values are made of, which is stored
+    rope        of the part of each query, and of the one key of all heads, that turns with its position
+    plain       of the part of each query and key that does not
+    value       of each head's value
+    """
+
+    query_rank: int
+    rank: int
+    rope: int
+    plain: int
+    value: int
+
+    @property
+    def width(self) -> int:
+        """Of a stored row."""
+        return self.rank + self.rope
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ExpertShape:
+    """A feed-forward layer of experts (experts.py).
+
+    count   experts that a router chooses from, in `groups` groups of as many each
+    kept    groups that the chosen experts may come from
+    chosen  experts of each row
+    inner   width inside each of them, and inside the one that all rows share
+    scale   what the routed experts' sum is multiplied by
+    """
+
+    count: int
+    groups: int
+    kept: int
+    chosen: int
+    inner: int
+    scale: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class LlamaShape:
-    """Sizes of a Llama: the fields of a Hugging Face `LlamaConfig` that change its arithmetic.
+    """Sizes of a Llama: the fields of a Hugging Face `LlamaConfig` that change its arithmetic; and of a DeepSeek-V3, whose
+    layers differ from a Llama's in their attention and in their feed-forward part.
 
     aux_layers  layers, from 0, whose output is handed to the draft in place of the state after the final norm (EAGLE-3)
     pre_norm    the state before the final norm is handed to the draft (Step-3.5)
     qk_norm     each head's queries and keys are normalized before RoPE (Step-3.5, Qwen3)
     rope_scaling  None: every pair turns by its own angle
+    latent      attention is latent: of a position one row is stored, as of one KV head of width latent.width; None: it is not
+    experts     of the layers whose weights have a router; None: of none
     """
 
     vocab_size: int
@@ -50,6 +95,8 @@ class LlamaShape:
     pre_norm: bool = False
     qk_norm: bool = False
     rope_scaling: RopeScaling | None = None
+    latent: LatentShape | None = None
+    experts: ExpertShape | None = None
 
 
 def count_candidates(topk: int, num_steps: int) -> int:

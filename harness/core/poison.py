@@ -3,7 +3,11 @@
 Poison makes a read of an unwritten slot show. Keys are poisoned with a small number, so that attention gives
 the slot an ordinary weight whatever the query (a huge key could get weight zero and hide); values with a huge finite
 one, so that any weight at all moves the output by more than every bound. Both stay finite in float32, bfloat16 and float16.
+
+A latent row is the key and the value of its slot at once. It is poisoned with 1, the size of the numbers that lie there: such
+a row gets the attention of any other, and its values are as far from the right ones as those of another position.
 """
 
 KEY_POISON = 0.25
 VALUE_POISON = 1.0e4
+LATENT_POISON = 1.0

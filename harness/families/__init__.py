@@ -5,13 +5,21 @@ is one such file and its name in the list below. weights.py makes a recipe's num
 says which cases and traces a recipe admits.
 """
 
-from . import eagle3, llama, mimo_v2, mtp, standalone, step3p5
+from . import deepseek, eagle3, llama, mimo_v2, mtp, standalone, step3p5
 from .family import Family
 from .recipe import Recipe
 
 FAMILIES: dict[str, Family] = {
     family.name: family
-    for family in (llama.FAMILY, eagle3.FAMILY, mtp.FAMILY, mimo_v2.FAMILY, step3p5.FAMILY, standalone.FAMILY)
+    for family in (
+        llama.FAMILY,
+        eagle3.FAMILY,
+        mtp.FAMILY,
+        mimo_v2.FAMILY,
+        step3p5.FAMILY,
+        standalone.FAMILY,
+        deepseek.FAMILY,
+    )
 }
 RECIPES: dict[str, Recipe] = {recipe.name: recipe for family in FAMILIES.values() for recipe in family.recipes}
 

@@ -42,7 +42,8 @@ class Family:
     """One family.
 
     recipes        its target / draft pairs
-    stored         what an engine keeps of a sequence: rows by position, for ever
+    layer_weights  (recipe, number, normal) -> the tensors of one decoder layer of the target; None: those of a Llama
+    stored         what an engine keeps of a sequence: rows by position, for ever: keys and values, or latent rows
     modules        SGLang's modules with the model classes of target and draft that boot/served does not name; they are imported
                    for the cases of this family alone
     norms_less     what a checkpoint's norms are stored less: the model adds it again
@@ -60,7 +61,8 @@ class Family:
     heads: Callable[[Recipe, Weights, Tensor, Tensor, Tensor], tuple[Head, ...]]
     checkpoint: Callable[[Recipe, Weights, Weights], tuple[Part, Part]]
     arguments: Callable[[Recipe], Mapping[str, Any]] = lambda recipe: MappingProxyType({})
-    stored: Literal["rows"] = "rows"
+    layer_weights: Callable[[Recipe, int, Normal], Weights] | None = None
+    stored: Literal["rows", "latent rows"] = "rows"
     modules: tuple[str, ...] = ()
     norms_less: int = 0
     one_checkpoint: bool = False

@@ -74,6 +74,23 @@ def layer_of(draft: Weights, layer: int) -> Weights:
     return {name.removeprefix(prefix): tensor for name, tensor in draft.items() if name.startswith(prefix)}
 
 
+def joined_layer(recipe: Recipe, target: Weights, normal: Normal) -> Weights:
+    """A layer of MtpHead: the target's last layer and final norm with noise, after a projection that takes the embedding."""
+    import torch
+
+    last, size = f"model.layers.{recipe.target.num_layers - 1}.", recipe.draft.hidden_size
+
+    def noisy(tensor: Tensor) -> Tensor:
+        return tensor + normal(*tensor.shape, std=recipe.noise * float(tensor.std()))
+
+    draft = {f"layers.0.{name.removeprefix(last)}": noisy(tensor) for name, tensor in target.items() if name.startswith(last)}
+    draft |= {name: 1 + normal(size, std=recipe.noise) for name in ("enorm.weight", "hnorm.weight")}
+    mixing = torch.cat([torch.eye(size), torch.zeros(size, size)], 1)
+    draft["eh_proj.weight"] = mixing + normal(size, 2 * size, std=recipe.noise * size**-0.5)
+    draft["norm.weight"] = noisy(target["model.norm.weight"])
+    return draft
+
+
 def draft_weights(recipe: Recipe, target: Weights, normal: Normal) -> Weights:
     """Layers that differ from each other by their noise."""
     return layers_of(recipe, lambda: llama.draft_weights(recipe, target, normal))

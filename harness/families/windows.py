@@ -25,7 +25,7 @@ LIMITS = ("no case leaves the window", "feed-forward layers are dense", "no sink
 
 def draft_weights(recipe: Recipe, target: Weights, normal: Normal) -> Weights:
     """MTP layers that differ from each other by their noise."""
-    return mtp.layers_of(recipe, lambda: _layer(recipe, target, normal))
+    return mtp.layers_of(recipe, lambda: mtp.joined_layer(recipe, target, normal))
 
 
 def heads(recipe: Recipe, draft: Weights, embedding: Tensor, lm_head: Tensor, proposes: Tensor) -> tuple[Head, ...]:  # noqa: ARG001
@@ -38,20 +38,3 @@ def heads(recipe: Recipe, draft: Weights, embedding: Tensor, lm_head: Tensor, pr
 def served_layer(draft: Weights, layer: int) -> Weights:
     """One layer of the draft; its decoder layer without the number that the reference's head gives it."""
     return {name.removeprefix("layers.0."): tensor for name, tensor in mtp.layer_of(draft, layer).items()}
-
-
-def _layer(recipe: Recipe, target: Weights, normal: Normal) -> Weights:
-    """An MTP layer: the target's last layer and final norm with noise, after a projection that takes the embedding."""
-    import torch
-
-    last, size = f"model.layers.{recipe.target.num_layers - 1}.", recipe.draft.hidden_size
-
-    def noisy(tensor: Tensor) -> Tensor:
-        return tensor + normal(*tensor.shape, std=recipe.noise * float(tensor.std()))
-
-    draft = {f"layers.0.{name.removeprefix(last)}": noisy(tensor) for name, tensor in target.items() if name.startswith(last)}
-    draft |= {name: 1 + normal(size, std=recipe.noise) for name in ("enorm.weight", "hnorm.weight")}
-    mixing = torch.cat([torch.eye(size), torch.zeros(size, size)], 1)
-    draft["eh_proj.weight"] = mixing + normal(size, 2 * size, std=recipe.noise * size**-0.5)
-    draft["norm.weight"] = noisy(target["model.norm.weight"])
-    return draft

@@ -133,10 +133,12 @@ UNSEEN = -(1 << 62)
 
 
 class Compare:
-    """Compares. `requests`: ids in the order of the case; `without`: rules that are switched off."""
+    """Compares. `requests`: ids in the order of the case; `without`: rules that are switched off; latent: of models with latent
+    rows, how much of one is the latent vector."""
 
-    def __init__(self, requests: list[str], without: frozenset[str], bounds: Bounds) -> None:
+    def __init__(self, requests: list[str], without: frozenset[str], bounds: Bounds, latent: int = 0) -> None:
         self._bounds = bounds
+        self._latent = latent
         self._findings = Findings()
         self._checked = self._findings.checked
         self._order = {request: n for n, request in enumerate(requests)}
@@ -270,8 +272,19 @@ class Compare:
             self._wait(rows)
 
     def stored(self, place: Place, rule: str, expected: Array, actual: Array, row: Callable[[int], str]) -> None:
-        """The same for KV rows [n, 2, L, G, D]: keys and values of each layer are compared by their own magnitude."""
-        self.floats(place, rule, expected, actual, row, parts=kv_parts(expected))
+        """The same for KV rows [n, 2, L, G, D]: keys and values of each layer are compared by their own magnitude.
+
+        Of latent rows [n, 1, L, 1, D] so are the latent vector and the turned key behind it.
+        """
+        if not self._latent or expected.shape != actual.shape:
+            self.floats(place, rule, expected, actual, row, parts=kv_parts(expected))
+            return
+        for name, part in (("latent vector", slice(self._latent)), ("turned key", slice(self._latent, None))):
+
+            def named(n: int, name: str = name) -> str:
+                return f"{row(n)}, {name}"
+
+            self.floats(place, rule, expected[..., part], actual[..., part], named, parts=kv_parts(expected))
 
     def row(self, place: Place, rule: str, expected: Array, actual: Array, index: str) -> None:
         """The same for a single row [1, ..], which is called `index`."""

@@ -9,6 +9,7 @@ from eagletwin.harness.core.errors import InputError
 from eagletwin.harness.core.records import Ending, Header
 from eagletwin.harness.core.trace import Trace
 from eagletwin.harness.core.verdict import DECLARED_VIEW, RULES, Divergence, Verdict, View
+from eagletwin.harness.families import RECIPES
 from eagletwin.harness.families.weights import model_pair
 
 from .arithmetic import quiet_arithmetic
@@ -19,6 +20,7 @@ from .features import exercised
 from .model import model_of
 from .ranks import merge_ranks, unlike
 from .requests import RequestJudge
+from .routing import Nudge, nudges
 from .story import NoReference, Story, stories
 
 # Of the distributions that verify sampled from, the share for which the bound may leave open where top_k and top_p cut: what
@@ -49,7 +51,7 @@ def judge(trace: Trace, without: frozenset[str] = frozenset(), view: View = DECL
     if blank := next(filter(None, map(unrecorded, trace.ranks)), ""):
         return Verdict(status="unknown", rule=rule, reason=end or blank)
     try:
-        findings, by_rank = compared(trace, without, view)
+        findings, by_rank = _with_ties_of_experts(trace, without, view)
         with quiet_arithmetic():
             reached = exercised(trace, by_rank[0])
     except NoReference as error:
@@ -81,10 +83,31 @@ def all_divergences(trace: Trace, findings: Findings, without: frozenset[str]) -
     return [*findings.in_order(), *_kernel_fault(trace.header.ending, without)]
 
 
-def compared(trace: Trace, without: frozenset[str], view: View) -> tuple[Findings, list[dict[str, Story]]]:
-    """The comparisons of all ranks, and of each rank the stories by request. Raises whatever a trace without sense leads to."""
+def _with_ties_of_experts(trace: Trace, without: frozenset[str], view: View) -> tuple[Findings, list[dict[str, Story]]]:
+    """The comparisons, with ties in choices of experts decided as the engine decided them, if that makes all of them good."""
+    findings, by_rank = compared(trace, without, view)
+    divergences = findings.in_order()
+    if not divergences or not model_of(trace.header).numbers:
+        return findings, by_rank
+    header = trace.header
+    bounds = bounds_of(header.engine.dtype, header.case.model)
+    for nudge in nudges(RECIPES[header.case.model], divergences[0].rule, bounds):
+        others, by_rank_so = compared(trace, without, view, nudge)
+        if not others.divergences:
+            others.choices, others.ties, others.adopted = others.choices + 1, others.ties + 1, others.adopted + 1
+            return others, by_rank_so
+    return findings, by_rank
+
+
+def compared(
+    trace: Trace, without: frozenset[str], view: View, nudge: Nudge | None = None
+) -> tuple[Findings, list[dict[str, Story]]]:
+    """The comparisons of all ranks, and of each rank the stories by request. Raises whatever a trace without sense leads to.
+
+    nudge: how ties in choices of experts are decided, where not as they are
+    """
     with quiet_arithmetic():
-        by_rank = [stories(rank, view) for rank in trace.ranks]
+        by_rank = [stories(rank, view, nudge) for rank in trace.ranks]
         each = [RequestJudge(rank, of_rank, without, view).check() for rank, of_rank in zip(trace.ranks, by_rank, strict=True)]
         return merge_ranks(trace, each, without), by_rank
 

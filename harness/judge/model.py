@@ -21,6 +21,7 @@ class Model:
     numbers     whether the reference can compute its numbers
     states      whether hidden states are handed to the draft, and from one of its steps to the next
     ahead       row i of the draft must consume x[i + ahead]
+    latent      width of the latent vector in each stored row; 0: keys and values are stored
     """
 
     vocab_size: int
@@ -31,6 +32,7 @@ class Model:
     numbers: bool
     states: bool = True
     ahead: int = 1
+    latent: int = 0
 
 
 def model_of(header: Header, view: View = DECLARED_VIEW) -> Model:
@@ -65,4 +67,5 @@ def _of_recipe(name: str) -> Model:
         numbers=True,
         states=recipe.reads_states,
         ahead=1 if recipe.reads_states else 0,
+        latent=0 if recipe.target.latent is None else recipe.target.latent.rank,
     )

@@ -12,7 +12,7 @@ import numpy as np
 
 from eagletwin.harness.core.arrays import Array
 from eagletwin.harness.core.places import STAGES
-from eagletwin.harness.core.poison import KEY_POISON, VALUE_POISON
+from eagletwin.harness.core.poison import KEY_POISON, LATENT_POISON, VALUE_POISON
 from eagletwin.harness.core.records import Record
 from eagletwin.harness.core.trace import Trace
 from eagletwin.harness.core.verdict import Divergence, Verdict
@@ -148,6 +148,8 @@ def _poison(actual: Array, parts: int) -> str:
             return "poison: the slot was never written, or was freed"
         if (keys == KEY_POISON).all() or (values == VALUE_POISON).all():
             return "poison in its " + ("keys" if (keys == KEY_POISON).all() else "values")
+    elif (actual == LATENT_POISON).all():
+        return "poison: the slot was never written, or was freed"
     if not np.isfinite(actual).all():
         return "not finite"
     if not actual.any():

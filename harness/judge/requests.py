@@ -37,7 +37,7 @@ class RequestJudge:
         self._model = model_of(trace.header, view)
         # of a recording no float is compared
         bounds = bounds_of(trace.header.engine.dtype, self._case.model) if self._model.numbers else FLOAT32
-        self._compare = Compare([request.id for request in self._case.requests], without, bounds)
+        self._compare = Compare([request.id for request in self._case.requests], without, bounds, self._model.latent)
         self._slots = Slots(trace, self._compare)
         self._trees = Trees(trace, self._compare, self._model)
         self._samples = Samples(trace, self._compare, bounds)

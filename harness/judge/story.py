@@ -32,6 +32,7 @@ from .bounds import bounds_of
 from .choices import Choices, choices
 from .model import Model, model_of
 from .ranks import heads
+from .routing import Nudge
 
 # Committed tokens of the requests that share a forward: its cost grows with the square, and that of many small ones with
 # their number.
@@ -143,8 +144,10 @@ class Story:
         return self.tokens[index] if 0 <= index < len(self.tokens) else None
 
 
-def stories(trace: Trace, view: View) -> dict[str, Story]:
+def stories(trace: Trace, view: View, nudge: Nudge | None = None) -> dict[str, Story]:
     """The story of every request of the case, with the reference's rows filled in, in this view.
+
+    nudge: how ties in choices of experts are decided, where not as they are.
 
     Of a recording they are not filled in: the reference has no weights for it."""
     case, dtype = trace.header.case, trace.header.engine.dtype
@@ -162,11 +165,11 @@ def stories(trace: Trace, view: View) -> dict[str, Story]:
         if len(story.tokens) < 2:
             continue
         if pack and sum(len(other.tokens) for other in (*pack, story)) > _TOGETHER:
-            _compute(case, pack, view, dtype)
+            _compute(case, pack, view, dtype, nudge)
             pack = []
         pack.append(story)
     if pack:
-        _compute(case, pack, view, dtype)
+        _compute(case, pack, view, dtype, nudge)
     if trace.header.engine.tp > 1:
         for story in by_request.values():
             story.stored = {part: rows[..., heads(trace.header, part), :] for part, rows in story.stored.items()}
@@ -289,31 +292,34 @@ def _round(trace: Trace, number: int, story: Story, consumed: list[int], model: 
 
 
 @lru_cache(maxsize=8)
-def _reference_target(model: str, dtype: Dtype) -> Weights:
+def _reference_target(model: str, dtype: Dtype, nudge: Nudge | None) -> Weights:
     """The recipe's target in float64, as an engine of this type loads it."""
-    return served_pair(model, dtype).reference_target()
+    weights = served_pair(model, dtype).reference_target()
+    return weights if nudge is None else nudge.of("target", weights)
 
 
 @lru_cache(maxsize=8)
-def reference_heads(model: str, dtype: Dtype) -> tuple[Head, ...]:
+def reference_heads(model: str, dtype: Dtype, nudge: Nudge | None = None) -> tuple[Head, ...]:
     """The recipe's heads in float64, by layer; a single one drafts on by itself."""
-    return served_pair(model, dtype).reference_heads(RECIPES[model])
+    heads = served_pair(model, dtype).reference_heads(RECIPES[model])
+    return heads if nudge is None else tuple(replace(head, weights=nudge.of("draft", head.weights)) for head in heads)
 
 
-def _head(model: str, dtype: Dtype, view: View) -> Head:
+def _head(model: str, dtype: Dtype, view: View, nudge: Nudge | None) -> Head:
     """The head, or the first of several, run as it is held to in this view."""
-    head = reference_heads(model, dtype)[0]
+    head = reference_heads(model, dtype, nudge)[0]
     return replace(head, ahead=1) if view == "shifted" and isinstance(head, PlainDraft) else head
 
 
-def _compute(case: Case, pack: list[Story], view: View, dtype: Dtype) -> None:
+def _compute(case: Case, pack: list[Story], view: View, dtype: Dtype, nudge: Nudge | None) -> None:
     """Fill the reference's rows in, of all these requests in the same forwards."""
-    shape, weights = RECIPES[case.model].target, _reference_target(case.model, dtype)
+    shape, weights = RECIPES[case.model].target, _reference_target(case.model, dtype, nudge)
     # An id outside the vocabulary is a divergence that requests.py reports; here it only must not break the arithmetic.
     tokens = [torch.from_numpy(np.array(story.tokens, np.int64).clip(0, shape.vocab_size - 1)) for story in pack]
     lengths = [len(sequence) - 1 for sequence in tokens]
     target = target_rows(weights, shape, torch.cat([sequence[:-1] for sequence in tokens]), lengths)
-    stored, draft, head = {"target": stored_rows(target.keys, target.values)}, None, _head(case.model, dtype, view)
+    stored, draft = {"target": stored_rows(target.keys, target.values)}, None
+    head = _head(case.model, dtype, view, nudge)
     of_target, of_draft = ReferenceRows(target.hidden.numpy(), target.logits.numpy()), None
     if not RECIPES[case.model].mtp_layers:
         draft = committed_side_by_side(head, tokens, target.hidden)
@@ -341,7 +347,7 @@ def _compute(case: Case, pack: list[Story], view: View, dtype: Dtype) -> None:
         tree: growth.View = "true_tree" if view == "true_tree" else "slot_layout"
         growths = draft_rounds(head, draft, drafted, starts, torch.from_numpy(frontier), torch.from_numpy(expanded), tree)
         ranked = choices(case, growths, [round.selected for _, _, round in some], bounds_of(dtype, case.model))
-        scratch = torch.stack([growths.keys, growths.values], 3)
+        scratch = _parts(growths.keys, growths.values, 3)
         parts = (growths.logits, growths.hidden, growths.handed_on, scratch)
         for (_, story, _), choice, *part in zip(some, ranked, *(part.numpy() for part in parts), strict=True):
             story.growths.append(Grown(*part))
@@ -364,6 +370,11 @@ def recorded_rows(trace: Trace, number: int, part: str) -> Array:
 
 
 def stored_rows(keys: Tensor, values: Tensor) -> Array:
-    """KV rows as one tensor a row: keys, values [L, n, G, D] -> [n, 2, L, G, D]."""
-    rows: Array = torch.stack([keys, values]).permute(2, 0, 1, 3, 4).numpy()
+    """KV rows as one tensor a row: keys, values [L, n, G, D] -> [n, 2, L, G, D]; latent rows -> [n, 1, L, 1, D]."""
+    rows: Array = _parts(keys, values, 0).permute(2, 0, 1, 3, 4).numpy()
     return rows
+
+
+def _parts(keys: Tensor, values: Tensor, dimension: int) -> Tensor:
+    """Keys and values along a new dimension; keys alone where they are latent rows."""
+    return torch.stack([keys, values] if values.shape[-1] else [keys], dimension)

@@ -13,11 +13,11 @@ import torch
 from torch import Tensor
 
 from eagletwin.harness.deserved.precision import Rounding
-from eagletwin.reference import eagle3, llama, mtp_head
+from eagletwin.reference import eagle3, llama, mtp_head, norm
 from eagletwin.reference.rope import frequencies
 from eagletwin.reference.sizes import RopeScaling
 
-_norm = llama.rms_norm
+_norm = norm.rms_norm
 
 
 @contextlib.contextmanager
@@ -33,7 +33,7 @@ def bfloat16_arithmetic() -> Iterator[None]:
         finally:
             mode.on = True
 
-    def norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
+    def rounded_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
         return whole(_norm, x, weight, eps)
 
     def turn(x: Tensor, positions: Tensor, theta: float, scaling: RopeScaling | None) -> Tensor:
@@ -48,7 +48,7 @@ def bfloat16_arithmetic() -> Iterator[None]:
 
     with contextlib.ExitStack() as stack:
         for module in (llama, eagle3, mtp_head):
-            stack.enter_context(mock.patch.object(module, "rms_norm", norm))
+            stack.enter_context(mock.patch.object(module, "rms_norm", rounded_norm))
         stack.enter_context(mock.patch.object(llama, "rotate", turn))
         stack.enter_context(mode)
         yield

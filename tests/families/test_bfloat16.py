@@ -47,12 +47,12 @@ def text(name: str, seed: int) -> Tensor:
     return torch.randint(0, RECIPES[name].target.vocab_size, (LENGTH,), generator=torch.Generator().manual_seed(seed))
 
 
+# Within these bounds too many choices of experts are ties: a model with experts is not run in bfloat16.
+ROUNDED = sorted(name for name in RECIPES if RECIPES[name].target.experts is None)
 QUICK = ("llama-tiny", "llama-mtp")
 
 
-@pytest.mark.parametrize(
-    "name", [pytest.param(name, marks=[pytest.mark.slow] * (name not in QUICK)) for name in sorted(RECIPES)]
-)
+@pytest.mark.parametrize("name", [pytest.param(name, marks=[pytest.mark.slow] * (name not in QUICK)) for name in ROUNDED])
 def test_rounded_arithmetic_stays_well_inside_the_bounds_and_uses_them(name: str) -> None:
     bounds, used = bounds_of("bfloat16", name), 0.0
     for seed in range(1 if RECIPES[name].target.num_layers > 10 else 3):
@@ -76,7 +76,7 @@ def test_rounded_arithmetic_stays_well_inside_the_bounds_and_uses_them(name: str
 FAULTS = [
     (name, fault)
     for fault in ("token", "position", "hidden state")
-    for name in sorted(RECIPES)
+    for name in ROUNDED
     if fault != "hidden state" or RECIPES[name].reads_states
 ]
 

@@ -1,6 +1,7 @@
 """Which hidden states a recipe feeds (DESIGN §2), by what they are and not by their names."""
 
 import itertools
+from dataclasses import replace
 
 import pytest
 import torch
@@ -10,18 +11,22 @@ from eagletwin.harness.families.weights import model_pair
 from eagletwin.reference.chain import draft_chain
 from eagletwin.reference.eagle import EagleHead, draft_rows
 from eagletwin.reference.eagle3 import Eagle3Head
-from eagletwin.reference.llama import causal, rms_norm, target_rows
+from eagletwin.reference.llama import causal, target_rows
 from eagletwin.reference.mtp_head import MtpHead
+from eagletwin.reference.norm import rms_norm
 from eagletwin.reference.plain import PlainDraft
 
-EAGLE = sorted(name for name in RECIPES if RECIPES[name].algorithm == "EAGLE" and not RECIPES[name].mtp_layers)
+NEXTN = sorted(name for name in RECIPES if RECIPES[name].family == "deepseek")
+EAGLE = sorted(
+    name for name in RECIPES if RECIPES[name].algorithm == "EAGLE" and not RECIPES[name].mtp_layers and name not in NEXTN
+)
 MTP = sorted(name for name in RECIPES if RECIPES[name].mtp_layers)
 EAGLE3 = sorted(name for name in RECIPES if RECIPES[name].algorithm == "EAGLE3")
 PLAIN = sorted(name for name in RECIPES if RECIPES[name].algorithm == "STANDALONE")
 
 
 def test_every_recipe_is_one_of_the_four() -> None:
-    assert sorted(EAGLE + EAGLE3 + MTP + PLAIN) == sorted(RECIPES)
+    assert sorted(EAGLE + EAGLE3 + MTP + NEXTN + PLAIN) == sorted(RECIPES)
 
 
 @pytest.mark.parametrize("name", PLAIN)
@@ -39,7 +44,7 @@ def test_a_plain_draft_consumes_no_state_and_is_a_llama_of_its_own(name: str) ->
         assert not torch.equal(pair.draft[part], pair.target[part])
 
 
-@pytest.mark.parametrize("name", [name for name in EAGLE + MTP if not RECIPES[name].target.pre_norm])
+@pytest.mark.parametrize("name", [name for name in EAGLE + MTP + NEXTN if not RECIPES[name].target.pre_norm])
 def test_the_target_feeds_its_state_after_the_final_norm(name: str) -> None:
     recipe, weights = RECIPES[name], model_pair(name).reference_target()
     rows = target_rows(weights, recipe.target, torch.arange(9))
@@ -85,6 +90,21 @@ def test_the_draft_feeds_on_its_residual_sum_without_a_norm(name: str) -> None:
     chain = draft_chain(head, tokens, hidden, num_steps=2)
     assert (chain.hidden[0] - rows.hidden[-1]).abs().max() < 1e-11
     assert not any("norm.weight" in name and "layers." not in name for name in head.weights)  # there is no final norm
+
+
+@pytest.mark.parametrize("name", NEXTN)
+def test_the_draft_of_deepseek_feeds_on_its_normed_state(name: str) -> None:
+    recipe, pair = RECIPES[name], model_pair(name)
+    head, tokens = pair.reference_head(recipe), torch.arange(9)
+    assert isinstance(head, MtpHead)
+    hidden = target_rows(pair.reference_target(), recipe.target, tokens).hidden
+    rows = draft_rows(head, tokens[1:], hidden[:8], torch.arange(8), causal(8))
+    assert torch.equal(rows.logits, rows.hidden @ head.lm_head.T)  # and sends the same state to the LM head
+    before = draft_rows(replace(head, normed=False), tokens[1:], hidden[:8], torch.arange(8), causal(8)).hidden
+    assert torch.equal(rows.hidden, rms_norm(before, head.weights["norm.weight"], recipe.draft.rms_norm_eps))
+    assert (rows.hidden - before).abs().max() > 0.1  # the two can be told apart
+    chain = draft_chain(head, tokens, hidden, num_steps=2)
+    assert (chain.hidden[0] - rows.hidden[-1]).abs().max() < 1e-11
 
 
 @pytest.mark.parametrize("name", MTP)

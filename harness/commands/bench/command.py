@@ -21,14 +21,18 @@ bench = typer.Typer(add_completion=False, help="Measure speed, search times and 
 def bench_rate(
     seconds: Annotated[float, typer.Option(min=1.0, help="How long to run cases.")] = 30.0,
     topk: Annotated[int, typer.Option(min=1, max=16, help="Tokens that each node of the draft tree proposes.")] = 1,
+    model: Annotated[str, typer.Option(metavar="MODEL", help="A model recipe (docs/reference/case.md).")] = "llama-tiny",
     sglang: Sglang = "",
 ) -> int:
     """Cases a second on one core: run, traced and judged. The last line is the figure."""
+    from eagletwin.cases.workload import rate_case
     from eagletwin.harness.engines.source import resolve
+    from eagletwin.harness.families.valid import check_case
 
     from .speed import rate
 
-    found = rate(seconds, topk, resolve(sglang))
+    check_case(rate_case(0, topk, model), "--model")
+    found = rate(seconds, topk, resolve(sglang), model)
     print(f"{found.cases} cases in {found.seconds:.1f} s, run, traced and judged")
     print(f"{found.per_second:.2f} cases/s/core")
     return EXIT_EQUAL

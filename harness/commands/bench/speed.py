@@ -69,15 +69,15 @@ class Rate:
         return self.cases / self.seconds
 
 
-def rate(seconds: float, topk: int = 1, source: Source = INSTALLED) -> Rate:
+def rate(seconds: float, topk: int = 1, source: Source = INSTALLED, model: str = "llama-tiny") -> Rate:
     """Run, trace and judge the workload for so long, as a search does; an engine stands before the clock starts."""
     with one_core(), Host(source=source) as host:
         trials = Trials(host)
         for seed in range(3):
-            trials.look(rate_case(seed, topk))
+            trials.look(rate_case(seed, topk, model))
         begun, seed = time.monotonic(), 3
         while time.monotonic() < begun + seconds:
-            trial = trials.look(rate_case(seed, topk))
+            trial = trials.look(rate_case(seed, topk, model))
             if trial.signature is not None:
                 raise HarnessError(
                     f"{trial.case.name} is {trial.verdict.status}: {trial.verdict.reason or trial.verdict.first}",

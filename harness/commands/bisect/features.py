@@ -13,6 +13,7 @@ from msgspec.structs import replace
 from eagletwin.harness.core.case import Case, Request, encode_case
 from eagletwin.harness.core.errors import InputError
 from eagletwin.harness.families import RECIPES, family_of
+from eagletwin.harness.families.recipe import Recipe
 from eagletwin.harness.families.valid import decode_case, round_slots
 from eagletwin.reference.sizes import count_candidates
 
@@ -90,6 +91,13 @@ def _with_model(model: str) -> Callable[[Case], Iterator[Case]]:
     return without
 
 
+def _of_llama(recipe: Recipe) -> str:
+    """The Llama whose draft has as many layers, chained or not, as far as there is one."""
+    if not recipe.mtp_layers:
+        return "llama-tiny"
+    return "llama-mtp-chain" if recipe.chained else "llama-mtp"
+
+
 def _early(case: Case) -> Iterator[Case]:
     yield replace(case, requests=tuple(replace(request, arrive=0) for request in case.requests))
 
@@ -121,9 +129,9 @@ FEATURES: tuple[Feature, ...] = (
     Feature(
         "model family",
         lambda case: f"{case.model}, in SGLang's own classes of that family",
-        "Llama's (llama-mtp, llama-mtp-chain)",
+        "Llama's (llama-tiny, llama-mtp, llama-mtp-chain)",
         lambda case: bool(family_of(RECIPES[case.model]).modules),
-        lambda case: _with_model("llama-mtp-chain" if RECIPES[case.model].chained else "llama-mtp")(case),
+        lambda case: _with_model(_of_llama(RECIPES[case.model]))(case),
     ),
     Feature(
         "chained layers",

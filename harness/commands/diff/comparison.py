@@ -15,6 +15,7 @@ from eagletwin.harness.core.trace import Trace, on_host
 from eagletwin.harness.core.words import count
 from eagletwin.harness.judge.bounds import bounds_of
 from eagletwin.harness.judge.distances import Distances
+from eagletwin.harness.judge.model import model_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,7 +72,7 @@ def _diff_rank(left: Trace, right: Trace, rank: str) -> Comparison:
     compared, largest = 0, 0.0
     both = (bounds_of(trace.header.engine.dtype, left.header.case.model) for trace in (left, right))
     bounds = max(both, key=lambda bounds: bounds.relative)
-    distances = Distances(left, bounds)
+    distances, latent = Distances(left, bounds), model_of(left.header).latent
     for key in ours | theirs:
         where = rank + _where(key)
         if key not in ours or key not in theirs:
@@ -89,7 +90,7 @@ def _diff_rank(left: Trace, right: Trace, rank: str) -> Comparison:
                 compared += 1
                 found.append(_presence(f"{where}, {name}", name in a.tensors, name in b.tensors))
                 continue
-            for part, one, two in _parts(name, left.tensor(ours[key], name), right.tensor(theirs[key], name)):
+            for part, one, two in _parts(name, left.tensor(ours[key], name), right.tensor(theirs[key], name), latent):
                 compared += 1
                 if one.shape != two.shape:
                     shapes = f"shape {tuple(one.shape)}", f"shape {tuple(two.shape)}"
@@ -125,10 +126,14 @@ def _where(key: Key) -> str:
     )
 
 
-def _parts(name: str, one: Tensor, two: Tensor) -> list[tuple[str, Tensor, Tensor]]:
-    """What of a tensor is compared by itself, under which name: keys and values are not of one magnitude."""
+def _parts(name: str, one: Tensor, two: Tensor, latent: int) -> list[tuple[str, Tensor, Tensor]]:
+    """What of a tensor is compared by itself, under which name: keys and values are not of one magnitude, nor are the two parts
+    of a latent row, of which the first is `latent` wide."""
     if not name.endswith("_kv") or one.shape != two.shape:
         return [(name, one, two)]
+    if latent:
+        parts = ("latent vector", slice(latent)), ("turned key", slice(latent, None))
+        return [(f"{name} ({part})", one[:, 0, ..., at], two[:, 0, ..., at]) for part, at in parts]
     return list(zip((f"{name} (keys)", f"{name} (values)"), one.unbind(1), two.unbind(1), strict=True))
 
 

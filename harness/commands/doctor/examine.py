@@ -10,7 +10,6 @@ from eagletwin.harness.core.versions import ABSENT, installed
 from eagletwin.harness.engines.cuda_here import missing_for_cuda
 from eagletwin.harness.engines.lock import releases
 from eagletwin.harness.engines.source import here
-from eagletwin.harness.families import RECIPES
 
 from .gpu_tools import gpu_tools
 
@@ -102,7 +101,7 @@ def _cpu_engine() -> Check:
     from eagletwin.harness.core.case import Case, Request
     from eagletwin.harness.engines.host import Host
 
-    case = Case(name="doctor", model=min(RECIPES), num_steps=1, requests=(Request(id="a", prompt=(1,), max_new_tokens=1),))
+    case = Case(name="doctor", model="llama-tiny", num_steps=1, requests=(Request(id="a", prompt=(1,), max_new_tokens=1),))
     try:
         with Host() as host:
             host.engine(case)

@@ -55,8 +55,8 @@ Model = Annotated[
     typer.Option(
         metavar="MODEL",
         rich_help_panel=_CASES,
-        help="A model recipe (docs/reference/case.md). Default: any with a single draft layer; llama-mtp, llama-mtp-chain, "
-        "mimo-v2 and step-3.5 have several.",
+        help="A model recipe (docs/reference/case.md). Default: a Llama with a single draft layer; llama-mtp, llama-mtp-chain, "
+        "mimo-v2 and step-3.5 have several, deepseek-nextn has latent attention and experts.",
     ),
 ]
 Topk = Annotated[

@@ -23,6 +23,11 @@ TOPICS: tuple[tuple[str, str, Callable[[Case], bool]], ...] = (
     ("EAGLE-3", "--model llama-eagle3", lambda case: RECIPES[case.model].algorithm == "EAGLE3"),
     ("plain draft models", "--model llama-standalone", lambda case: not RECIPES[case.model].reads_states),
     ("multi-layer drafts", "--model llama-mtp, llama-mtp-chain, mimo-v2 or step-3.5", _layers),
+    (
+        "latent attention and experts",
+        "--model deepseek-nextn",
+        lambda case: RECIPES[case.model].target.latent is not None,
+    ),
     ("requests that sample", "--sampling target", lambda case: case.samples and not _rejects(case)),
     ("rejection sampling", "--sampling rejection", _rejects),
     ("the end of a context", "--context-length 16", lambda case: case.engine.sglang.context_length > 0),

@@ -70,8 +70,8 @@ def start(build: Build | Serve, scheduler: Any) -> None:
     workers |= {f"draft layer {n}": runner for n, runner in enumerate(draft_runners(scheduler))}
     for name, runner in workers.items():
         for number, layer in enumerate(buffers(runner.token_to_kv_pool)):
-            pools.register(f"{name} keys of layer {number}", layer.keys)
-            pools.register(f"{name} values of layer {number}", layer.values)
+            for part, rows in layer.parts.items():
+                pools.register(f"{name} {part} of layer {number}", rows)
     prefix_pointers.register_in(pools)
     triton_cpu.install(CHECKS[build.kernels], pools)
 

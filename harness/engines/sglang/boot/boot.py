@@ -20,6 +20,7 @@ from ..eras import (
     cuda_literals,
     draft_attention,
     image_processors,
+    plain_rotary,
     processwide,
     sampling,
     stepping,
@@ -139,6 +140,8 @@ def _make_able(case: Case, mode: Mode) -> None:
         sampling.leave_kernels_as_they_are(SHIMS)
     if RECIPES[case.model].mtp_layers:
         draft_attention.use_triton(SHIMS)
+    if RECIPES[case.model].target.latent is not None:
+        plain_rotary.allow(SHIMS)
 
 
 def _refuse_what_is_not_driven(case: Case, mode: Mode, scheduler_module: Any) -> None:
@@ -149,6 +152,11 @@ def _refuse_what_is_not_driven(case: Case, mode: Mode, scheduler_module: Any) ->
     if mode.tp > 1 and not stepping.drives_ranks(scheduler_module):
         raise NotDriven(
             f"this release has no {stepping.RECEIVE_OF_RANKS}, by which several ranks are driven (0.5.13 and later have)"
+        )
+    if recipe.target.experts is not None and mode.dtype == "bfloat16":
+        raise NotDriven(
+            f"{case.model} in bfloat16: within its bound too many choices of experts are ties, and a trace does not say how an "
+            "engine decided them"
         )
     if recipe.kv_heads % mode.tp:
         raise NotDriven(f"{case.model} has {recipe.kv_heads} KV heads, which cannot be divided among {mode.tp} ranks")

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from eagletwin.harness.core.arrays import Array, counts_of
-from eagletwin.harness.core.poison import KEY_POISON, VALUE_POISON
+from eagletwin.harness.core.poison import KEY_POISON, LATENT_POISON, VALUE_POISON
 from eagletwin.harness.core.trace import on_host, snapshot
 
 from ..eras import memory
@@ -21,28 +21,46 @@ from ..eras import memory
 
 @dataclass(frozen=True, slots=True)
 class Buffers:
-    """Keys and values of one layer, [slots, G, D] each; mapped: by slots of a window's own, which a mapping leads to."""
+    """What is stored of one layer; mapped: by slots of a window's own, which a mapping leads to.
 
-    keys: Tensor
-    values: Tensor
-    mapped: bool
+    parts   [slots, G, D] each, by what they hold: keys and values; or latent rows, which are both
+    poison  of each part
+    """
+
+    parts: dict[str, Tensor]
+    poison: tuple[float, ...]
+    mapped: bool = False
+
+    @property
+    def tensors(self) -> tuple[Tensor, ...]:
+        return tuple(self.parts.values())
+
+    @property
+    def first(self) -> Tensor:
+        return self.tensors[0]
+
+
+def _keys_and_values(keys: Tensor, values: Tensor, mapped: bool = False) -> Buffers:
+    return Buffers({"keys": keys, "values": values}, (KEY_POISON, VALUE_POISON), mapped)
 
 
 def buffers(pool: Any) -> list[Buffers]:
     """The layers of a runner's KV pool, in the model's order. A hybrid one has two pools inside, for layers with and without a
-    window."""
+    window; one of latent rows has one buffer a layer."""
+    if hasattr(pool, "kv_lora_rank"):
+        return [Buffers({"latent rows": rows}, (LATENT_POISON,)) for rows in pool.kv_buffer]
     if not hasattr(pool, "layers_mapping"):
-        return [Buffers(*layer, False) for layer in zip(pool.k_buffer, pool.v_buffer, strict=True)]
+        return [_keys_and_values(*layer) for layer in zip(pool.k_buffer, pool.v_buffer, strict=True)]
     found = []
     for _, (index, mapped) in sorted(pool.layers_mapping.items()):
         inside = pool.swa_kv_pool if mapped else pool.full_kv_pool
-        found.append(Buffers(inside.k_buffer[index], inside.v_buffer[index], mapped))
+        found.append(_keys_and_values(inside.k_buffer[index], inside.v_buffer[index], mapped))
     return found
 
 
 def _in_numpy(layer: Buffers) -> bool:
     """Whether numpy can read the layer's rows where they lie, by the runner's own slots: some twenty times as fast."""
-    return layer.keys.is_cpu and layer.keys.dtype is not torch.bfloat16 and not layer.mapped
+    return layer.first.is_cpu and layer.first.dtype is not torch.bfloat16 and not layer.mapped
 
 
 class Pool:
@@ -52,31 +70,31 @@ class Pool:
         self._pool = pool
         self._layers = buffers(pool)
         self._in_numpy = all(map(_in_numpy, self._layers))
-        self._arrays = [(layer.keys.numpy(), layer.values.numpy()) for layer in self._layers] if self._in_numpy else []
+        self._arrays = [[part.numpy() for part in layer.tensors] for layer in self._layers] if self._in_numpy else []
 
     def _slots(self, layer: Buffers, slots: Tensor) -> Tensor:
         """The layer's own slots [n] of the runner's."""
-        slots = slots.to(layer.keys.device)
+        slots = slots.to(layer.first.device)
         if not layer.mapped:
             return slots
         mapped: Tensor = self._pool.full_to_swa_index_mapping[slots]
         return mapped.to(torch.int64)
 
     def rows(self, slots: Array) -> Array:
-        """Keys and values of slots [n]: [n, 2, L, G, D]."""
+        """What is stored in slots [n], of each part: [n, 2, L, G, D]; of latent rows [n, 1, L, 1, D]."""
         if self._in_numpy:
             first = self._arrays[0][0]
-            found: Array = np.empty((len(slots), 2, len(self._arrays), *first.shape[1:]), first.dtype)
-            for layer, both in enumerate(self._arrays):
-                for part, rows in enumerate(both):
+            found: Array = np.empty((len(slots), len(self._arrays[0]), len(self._arrays), *first.shape[1:]), first.dtype)
+            for layer, arrays in enumerate(self._arrays):
+                for part, rows in enumerate(arrays):
                     found[:, part, layer] = rows[slots]
             return found
         at = torch.from_numpy(slots)
         by_layer = [self._slots(layer, at) for layer in self._layers]
-        keys = [layer.keys.index_select(0, at) for layer, at in zip(self._layers, by_layer, strict=True)]
-        values = [layer.values.index_select(0, at) for layer, at in zip(self._layers, by_layer, strict=True)]
-        rows = on_host(torch.stack([*keys, *values], 1))
-        return rows.reshape(len(slots), 2, len(self._layers), *rows.shape[2:])
+        parts = list(zip(*(layer.tensors for layer in self._layers), strict=True))  # of each part its layers
+        selected = [rows.index_select(0, at) for part in parts for rows, at in zip(part, by_layer, strict=True)]
+        together = on_host(torch.stack(selected, 1))
+        return together.reshape(len(slots), len(parts), len(self._layers), *together.shape[2:])
 
     def rows_of(self, parts: list[Array]) -> list[Array]:
         """Of each of several lists of slots: its rows. All are read at once."""
@@ -86,19 +104,20 @@ class Pool:
 
     def poison_all(self) -> None:
         for layer in self._layers:
-            layer.keys.fill_(KEY_POISON)
-            layer.values.fill_(VALUE_POISON)
+            for rows, poison in zip(layer.tensors, layer.poison, strict=True):
+                rows.fill_(poison)
 
     def poison(self, freed: Array, used: Array) -> None:
         """Poison the slots `freed` [n]. Of a layer with slots of its own: all but those that `used` [m], all that are not free,
         lead to; where a free one leads to may be another's."""
         if self._in_numpy:
-            for keys, values in self._arrays:
-                keys[freed], values[freed] = KEY_POISON, VALUE_POISON
+            for layer, arrays in zip(self._layers, self._arrays, strict=True):
+                for stored, poison in zip(arrays, layer.poison, strict=True):
+                    stored[freed] = poison
             return
         for layer in self._layers:
             slots = self._slots(layer, torch.from_numpy(used if layer.mapped else freed))
-            for buffer, poison in ((layer.keys, KEY_POISON), (layer.values, VALUE_POISON)):
+            for buffer, poison in zip(layer.tensors, layer.poison, strict=True):
                 if layer.mapped:
                     rows = buffer.index_select(0, slots)
                     buffer.fill_(poison).index_copy_(0, slots, rows)

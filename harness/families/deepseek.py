@@ -1,0 +1,158 @@
+"""DeepSeek-V3 with its NextN layer: latent attention, one dense layer and one of experts, and a draft layer of experts.
+
+SGLang's own classes serve both. Its loader finds the draft in the target's checkpoint by the number behind the target's last
+layer; here it lies in a folder of its own, under that number.
+
+Conventions, with their outside sources, are in docs/explanation/latent-attention.md.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from eagletwin.reference.sizes import ExpertShape, LatentShape
+
+from .family import Family, Part
+from .mtp import joined_layer
+from .recipe import Recipe, llama_shape
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from eagletwin.reference.eagle import Head
+    from eagletwin.reference.sizes import LlamaShape
+
+    from .family import Normal, Weights
+
+# A latent of 512 and a turning part of 64 are what SGLang's attention kernels choose their blocks for; the rest is small.
+_LATENT = LatentShape(query_rank=32, rank=512, rope=64, plain=32, value=32)
+_EXPERTS = ExpertShape(count=8, groups=4, kept=2, chosen=2, inner=32, scale=1.5)
+
+
+def _shape(num_layers: int) -> LlamaShape:
+    plain = llama_shape(64, num_layers, 2, 1, 96)
+    return replace(plain, head_dim=_LATENT.width, latent=_LATENT, experts=_EXPERTS)
+
+
+RECIPES = (
+    Recipe(
+        name="deepseek-nextn",
+        family="deepseek",
+        target=_shape(2),
+        draft=_shape(1),
+        intermediate_size=96,
+        max_position=4096,
+        seed=95,
+        noise=0.06,
+        attention_gain=0.25,
+        mlp_gain=0.2,
+        target_hidden="post_norm",
+        min_share=0.04,
+    ),
+)
+
+
+def layer_weights(recipe: Recipe, number: int, normal: Normal) -> Weights:
+    """A decoder layer of the target: the last one has experts, those before it are dense."""
+    shape, size = recipe.target, recipe.target.hidden_size
+    latent, heads = _LATENT, recipe.target.num_heads
+
+    def gated(prefix: str, inner: int) -> Weights:
+        return {
+            f"{prefix}gate_proj.weight": normal(inner, size, std=size**-0.5),
+            f"{prefix}up_proj.weight": normal(inner, size, std=size**-0.5),
+            f"{prefix}down_proj.weight": normal(size, inner, std=2 * recipe.mlp_gain * inner**-0.5),
+        }
+
+    # scores of std 1.5, as a Llama's here have
+    per_head = (1.5 / latent.rank) ** 0.5, latent.rank**-0.5
+    made = [normal(width, latent.rank, std=std) for _ in range(heads) for width, std in zip(_widths(), per_head, strict=True)]
+    weights = {
+        "input_layernorm.weight": 1 + normal(size, std=0.1),
+        "self_attn.q_a_proj.weight": normal(latent.query_rank, size, std=size**-0.5),
+        "self_attn.q_a_layernorm.weight": 1 + normal(latent.query_rank, std=0.1),
+        "self_attn.q_b_proj.weight": normal(
+            heads * (latent.plain + latent.rope), latent.query_rank, std=(1.5 / latent.query_rank) ** 0.5
+        ),
+        "self_attn.kv_a_proj_with_mqa.weight": normal(latent.width, size, std=(1.5 / size) ** 0.5),
+        "self_attn.kv_a_layernorm.weight": 1 + normal(latent.rank, std=0.1),
+        "self_attn.kv_b_proj.weight": _stacked(made),
+        "self_attn.o_proj.weight": normal(
+            size, heads * latent.value, std=recipe.attention_gain * (heads * latent.value) ** -0.5
+        ),
+        "post_attention_layernorm.weight": 1 + normal(size, std=0.1),
+    }
+    if number < shape.num_layers - 1:
+        return weights | gated("mlp.", recipe.intermediate_size)
+    weights["mlp.gate.weight"] = normal(_EXPERTS.count, size, std=1.5 * size**-0.5)
+    weights["mlp.gate.e_score_correction_bias"] = normal(_EXPERTS.count, std=0.1).abs()
+    for expert in range(_EXPERTS.count):
+        weights |= gated(f"mlp.experts.{expert}.", _EXPERTS.inner)
+    return weights | gated("mlp.shared_experts.", _EXPERTS.inner)
+
+
+def _widths() -> tuple[int, int]:
+    """Rows of kv_b_proj for each head: of its keys, and of its values."""
+    return _LATENT.plain, _LATENT.value
+
+
+def _stacked(parts: list[Tensor]) -> Tensor:
+    import torch
+
+    return torch.cat(parts)
+
+
+def heads(recipe: Recipe, draft: Weights, embedding: Tensor, lm_head: Tensor, proposes: Tensor) -> tuple[Head, ...]:  # noqa: ARG001
+    """The NextN layer, which hands on its normed state."""
+    from eagletwin.reference.mtp_head import MtpHead
+
+    return (MtpHead(draft, recipe.draft, embedding, lm_head, normed=True),)
+
+
+def checkpoint(recipe: Recipe, target: Weights, draft: Weights) -> tuple[Part, Part]:
+    """One configuration for both: SGLang gives the draft's model class another name by itself."""
+    shape, latent, experts = recipe.target, _LATENT, _EXPERTS
+    config = {
+        "architectures": ["DeepseekV3ForCausalLM"],
+        "model_type": "deepseek_v3",
+        "q_lora_rank": latent.query_rank,
+        "kv_lora_rank": latent.rank,
+        "qk_rope_head_dim": latent.rope,
+        "qk_nope_head_dim": latent.plain,
+        "v_head_dim": latent.value,
+        "head_dim": latent.rope,
+        "num_key_value_heads": shape.num_heads,
+        "rope_interleave": True,
+        "first_k_dense_replace": shape.num_layers - 1,
+        "moe_layer_freq": 1,
+        "moe_intermediate_size": experts.inner,
+        "n_routed_experts": experts.count,
+        "n_shared_experts": 1,
+        "n_group": experts.groups,
+        "topk_group": experts.kept,
+        "num_experts_per_tok": experts.chosen,
+        "routed_scaling_factor": experts.scale,
+        "norm_topk_prob": True,
+        "scoring_func": "sigmoid",
+        "topk_method": "noaux_tc",
+        "num_nextn_predict_layers": 1,
+    }
+    prefix, renamed = f"model.layers.{shape.num_layers}.", {}
+    for name, tensor in draft.items():
+        served = "shared_head.norm.weight" if name == "norm.weight" else name.removeprefix("layers.0.")
+        renamed[prefix + served] = tensor
+    return Part(config, shape, target), Part(config, shape, renamed)
+
+
+FAMILY = Family(
+    name="deepseek",
+    recipes=RECIPES,
+    draft_weights=joined_layer,
+    heads=heads,
+    checkpoint=checkpoint,
+    layer_weights=layer_weights,
+    modules=("sglang.srt.models.deepseek_v2", "sglang.srt.models.deepseek_nextn"),
+    stored="latent rows",
+    limits=("float32 on one rank", "a context as trained", "no FP8", "routed and shared experts are not fused"),
+)

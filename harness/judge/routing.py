@@ -1,0 +1,55 @@
+"""Choices of experts that tie. An engine's rounding decides them, and all numbers of such a row follow from what it decided.
+
+A trace does not say which experts a row went to. Where a number is wrong in a model with experts, the judge asks the reference
+again, with the bias of one expert a little larger: that expert then wins each tie that it has lost by less. The bias is in the
+choice alone, and in no number. If everything is right then, the engine decided a tie the other way. Called by judge.py.
+"""
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Literal
+
+from torch import Tensor
+
+from eagletwin.harness.families.recipe import Recipe
+from eagletwin.reference.sizes import LlamaShape
+
+from .bounds import Bounds
+
+_BIAS = "mlp.gate.e_score_correction_bias"
+# A rule of these compares numbers that follow from a choice of experts; others compare integers, or what comes before it.
+_OF_TARGET = ("target.", "commit.path", "output.", "verify.")
+_OF_DRAFT = ("draft.hidden_in", "draft.kv", "draft.scratch_kv", "draft.proposal", "tree.")
+
+
+@dataclass(frozen=True, slots=True)
+class Nudge:
+    """In all layers with experts, of the target or of the draft, the bias of one expert is larger by `size`."""
+
+    part: Literal["target", "draft"]
+    expert: int
+    size: float
+
+    def of(self, part: Literal["target", "draft"], weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """The weights of that part with it."""
+        found = dict(weights)
+        for name in weights if part == self.part else ():
+            if name.endswith(_BIAS):
+                found[name] = weights[name].clone()
+                found[name][self.expert] += self.size
+        return found
+
+
+def nudges(recipe: Recipe, rule: str, bounds: Bounds) -> Iterator[Nudge]:
+    """What may have been decided otherwise where this rule is broken first, the smallest first; none without experts.
+
+    Affinities and biases are of the size of one, and two of them may each be off by the bound, as two logits.
+    """
+    of_parts: tuple[tuple[Literal["target", "draft"], LlamaShape, tuple[str, ...]], ...]
+    of_parts = (("target", recipe.target, _OF_TARGET), ("draft", recipe.draft, _OF_DRAFT))
+    for part, shape, rules in of_parts:
+        if shape.experts is None or not rule.startswith(rules):
+            continue
+        for size in (bounds.tie / 100, bounds.tie / 10, bounds.tie):  # the nearest tie alone, if it is enough
+            for expert in range(shape.experts.count):
+                yield Nudge(part, expert, size)

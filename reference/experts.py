@@ -1,0 +1,61 @@
+"""A feed-forward layer of experts as DeepSeek-V3 has it: a router picks a few for each row, and one that all share is added.
+
+An expert's affinity to a row is a sigmoid. A bias is added to it for the choice alone, and not for the weight. Groups are
+chosen first: those whose two best experts have the largest sum. Then the best experts of these groups are. Their affinities are
+made to sum to one, and the routed sum is scaled. Source: DeepSeek-V3 (arXiv 2412.19437) §2.1.2, equations 12-16, and V2 (arXiv
+2405.04434) §2.2.2 for groups; how a group is scored, and the scale, are in DeepSeek's published model alone.
+"""
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+from torch.nn.functional import linear, silu
+
+from .norm import Weights
+from .sizes import ExpertShape
+
+
+@dataclass(frozen=True, slots=True)
+class Routing:
+    """Which experts each row goes to, and with which weight: [R, K] each."""
+
+    chosen: Tensor
+    weight: Tensor
+
+
+def gated(weights: Weights, prefix: str, inner: Tensor) -> Tensor:
+    """A gated layer of a Llama, or one expert: inner [R, H] -> [R, H]."""
+
+    def project(name: str, inputs: Tensor) -> Tensor:
+        return linear(inputs, weights[f"{prefix}{name}.weight"], weights.get(f"{prefix}{name}.bias"))
+
+    return project("down_proj", silu(project("gate_proj", inner)) * project("up_proj", inner))
+
+
+def ranked_by(affinity: Tensor, bias: Tensor, shape: ExpertShape) -> Tensor:
+    """What experts are ranked by [R, X]: -inf for one of a group that is not kept. affinity [R, X], bias [X]."""
+    grouped = (affinity + bias).view(len(affinity), shape.groups, -1)  # [R, groups, X/groups]
+    best = grouped.topk(2).values.sum(-1).topk(shape.kept).indices  # [R, kept]
+    kept = torch.zeros(grouped.shape[:2], dtype=torch.bool).scatter(1, best, True)  # [R, groups]
+    return torch.where(kept[..., None], grouped, -torch.inf).flatten(1)
+
+
+def route(weights: Weights, prefix: str, shape: ExpertShape, inner: Tensor) -> Routing:
+    """The experts of rows inner [R, H]."""
+    affinity = linear(inner, weights[f"{prefix}gate.weight"]).sigmoid()  # [R, X]
+    chosen = ranked_by(affinity, weights[f"{prefix}gate.e_score_correction_bias"], shape).topk(shape.chosen).indices
+    weight = affinity.gather(1, chosen)  # [R, K]
+    return Routing(chosen, weight / weight.sum(-1, keepdim=True))
+
+
+def experts(weights: Weights, prefix: str, shape: ExpertShape, inner: Tensor) -> Tensor:
+    """inner [R, H] -> [R, H]. prefix: of the layer's router and experts."""
+    routing = route(weights, prefix, shape, inner)
+    share = torch.zeros(len(inner), shape.count, dtype=inner.dtype).scatter(1, routing.chosen, routing.weight)  # [R, X]
+    routed = torch.zeros_like(inner)
+    for expert in range(shape.count):
+        rows = share[:, expert].nonzero().flatten()
+        own = gated(weights, f"{prefix}experts.{expert}.", inner[rows])
+        routed = routed.index_add(0, rows, share[rows, expert, None] * own)
+    return gated(weights, f"{prefix}shared_experts.", inner) + shape.scale * routed
