@@ -25,19 +25,21 @@ class Needs:
     """What the mode of a run must have for a bug to be there at all: without it both sides are the same.
 
     graphs   whether it takes CUDA graphs, which a GPU has by default
-    steady   an option that the bug does not need, but the proof: without it another rule may be the first to break
+    overlap  whether it takes the overlap scheduler, which a GPU has by default; False: with it another rule is the first to
+             break; None: either will do
     """
 
     device: str
     dtype: str
     attention: str
     graphs: bool
-    steady: str = ""
+    overlap: bool | None = None
 
     @property
     def options(self) -> str:
         """What to type for a proof."""
-        return f"--device {self.device} --dtype {self.dtype} --attention {self.attention} {self.steady}".rstrip()
+        words = f"--device {self.device} --dtype {self.dtype} --attention {self.attention}"
+        return f"{words} --no-overlap" if self.overlap is False else words
 
 
 # Under which condition a bug costs accepted drafts.
@@ -126,19 +128,36 @@ class Probe(Facts):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OnCuda:
-    """What a proof on a GPU has otherwise, on the release of the bundle, 0.5.17 (`gpu plan --prove`).
+    """What a proof on a GPU has otherwise (`gpu plan --prove`).
 
-    green, red      patches of the sides there, where that release has the bug and no fix to undo; None: the entry's
-    one_graph       what the green side needs besides, where one graph holds all layers
+    green, red      patches of the sides in releases up to `until`, which have the bug and no fix to undo, or need another
+                    candidate fix; None: the entry's
+    one_graph       the green side's, where one graph holds all layers
+    triton_alone    why no other attention backend than Triton's has it, or its candidate fix; empty: others do
     max_new_tokens  of the case, so many that not every draw is the best token: coins differ from a CPU's. 0: the case's
     modes           modes of gpu/plan.py in which it is proven in addition to the usual ones
+    hidden          mode -> why both sides are equal in it
     """
 
     green: tuple[Patch, ...] | None = None
     red: tuple[Patch, ...] | None = None
+    until: str = ""
     one_graph: Patch | None = None
+    triton_alone: str = ""
     max_new_tokens: int = 0
     modes: tuple[str, ...] = ()
+    hidden: Mapping[str, str] = field(default_factory=dict)
+
+    def sides(self, release: str) -> tuple[tuple[Patch, ...] | None, tuple[Patch, ...] | None]:
+        """Patches of the green and of the red side in a release; None: the entry's."""
+        from packaging.version import Version
+
+        earlier = self.until and Version(release) <= Version(self.until)
+        return (self.green, self.red) if earlier else (None, None)
+
+
+# OnCuda.hidden of a bug of batches that no graph was captured for.
+IN_A_GRAPH = dict.fromkeys(("graphs", "overlap"), "a batch in a graph takes another way")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

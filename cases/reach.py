@@ -17,6 +17,8 @@ def unreached(entry: Entry, mode: Mode = CPU) -> str:
     )
     lacks = [" ".join(f"{option} {wanted}" for option, wanted, given in required if wanted != given)]
     lacks += ["CUDA graphs"] if needs.graphs and not mode.graphs else []
+    if needs.overlap is not None and needs.overlap != mode.overlap:
+        lacks.append("--overlap" if needs.overlap else "--no-overlap")
     words = " and ".join(filter(None, lacks))
     return f"{entry.id} is not reached in this mode: it needs {words}" if words else ""
 

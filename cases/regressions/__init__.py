@@ -51,7 +51,7 @@ LEDGER: dict[str, Entry] = {
         boundary_kv.ENTRY,
         *greedy_drafts.ENTRIES,
         retracted_chunk_tail.ENTRY,
-        context_end.ENTRY,
+        *context_end.ENTRIES,
         *standalone.ENTRIES,
     )
 }

@@ -7,7 +7,7 @@ draft extend without a graph handed every layer the target's, until 0.5.11. Whic
 from eagletwin.harness.core.case import Case, Request
 from eagletwin.harness.core.patch import Edit, Patch
 
-from ..entry import Entry, Loses
+from ..entry import IN_A_GRAPH, Entry, Loses, OnCuda
 from .pr_22954 import EACH_ITS_OWN
 
 ENTRY = Entry(
@@ -30,6 +30,7 @@ ENTRY = Entry(
             ),
         ),
     ),
+    on_cuda=OnCuda(hidden=IN_A_GRAPH),
     case=Case(
         name="chain-hidden",
         model="llama-mtp-chain",

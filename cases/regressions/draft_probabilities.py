@@ -4,7 +4,11 @@ The target's graph runs in the same memory before verify reads it. It takes a GP
 fixes it where generated cases would meet it (`gpu plan --sampling`).
 """
 
+from packaging.version import Version
+
 from eagletwin.harness.core.patch import Edit, Patch
+
+_FIXED = "0.5.21"
 
 DRAFT_PROBABILITIES = Patch(
     name="draft-probabilities-copied",
@@ -16,3 +20,8 @@ DRAFT_PROBABILITIES = Patch(
         ),
     ),
 )
+
+
+def copies_nothing(release: str) -> bool:
+    """Whether a release reads what draft decode drew from out of the graph's memory."""
+    return Version(release) < Version(_FIXED)

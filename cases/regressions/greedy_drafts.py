@@ -76,7 +76,7 @@ DECODE = Entry(
         ),
     ),
     # two of these bugs are in one case there, so each is shown with the other fixed
-    on_cuda=OnCuda(green=(_PREFILL, _BEST), red=(_PREFILL,), max_new_tokens=24),
+    on_cuda=OnCuda(green=(_PREFILL, _BEST), red=(_PREFILL,), until="0.5.20", max_new_tokens=24),
     case=_case(
         "greedy-drafts-decode", "llama-tiny", ((7, 19),), 2, 4, seed=3
     ),  # with it the draft after the prefill is the best
@@ -90,8 +90,36 @@ PREFILL = Entry(
     fixed="",
     trigger="--speculative-use-rejection-sampling, and a greedy request",
     remedy=_PREFILL,
-    on_cuda=OnCuda(green=(_PREFILL, _BEST), red=(_BEST,)),
+    on_cuda=OnCuda(green=(_PREFILL, _BEST), red=(_BEST,), until="0.5.20"),
     case=_case("greedy-drafts-prefill", "llama-tiny", ((94,), (27,), (47,), (40,)), 1, 2),
+)
+
+# The same in the drafts after a prefill, and where one graph has all layers and draws inside.
+_LAYERS_PREFILL = Edit(
+    target=f"{_LAYERS}._draft_extend_for_prefill", match=_TEMPERATURES, replacement=f"{_TEMPERATURES} {_TOP_KS}"
+)
+_RUNNERS = "sglang.srt.speculative.multi_layer_eagle_draft_extend_cuda_graph_runner"
+_LAYERS_IN_ONE_GRAPH = Patch(
+    name="greedy-drafts-layers-in-one-graph",
+    edits=(
+        _LAYERS_PREFILL,
+        Edit(
+            target=f"{_RUNNERS}.MultiLayerEagleDraftExtendCudaGraphRunner._run_step_body",
+            match="self._sample_draft_proposal(ret, bs)",
+            replacement="""self._sample_draft_proposal(ret, bs)
+if not hasattr(buffers, "greedy"):
+    buffers.greedy = torch.zeros_like(buffers.temperatures, dtype=torch.bool)
+probs = buffers.draft_probs[:bs, self.step]
+ret.topk_index = torch.where(buffers.greedy[:bs], probs.argmax(dim=-1, keepdim=True), ret.topk_index)
+ret.topk_p = probs.gather(1, ret.topk_index)""",
+        ),
+        Edit(
+            target=f"{_RUNNERS}.MultiLayerEagleMultiStepDraftExtendCudaGraphRunner.prepare",
+            match="fill_draft_extend_prepare_buffers(",
+            replacement="""buffers.greedy[:raw_bs].copy_((forward_batch.sampling_info.top_ks <= 1).view(-1, 1))
+fill_draft_extend_prepare_buffers(""",
+        ),
+    ),
 )
 
 LAYERS = Entry(
@@ -104,7 +132,7 @@ LAYERS = Entry(
     remedy=Patch(
         name="greedy-drafts-layers",
         edits=(
-            Edit(target=f"{_LAYERS}._draft_extend_for_prefill", match=_TEMPERATURES, replacement=f"{_TEMPERATURES} {_TOP_KS}"),
+            _LAYERS_PREFILL,
             Edit(
                 target=f"{_LAYERS}._draft_extend_for_decode",
                 match=f"logits_sel,\n                    {_TEMPERATURES}",
@@ -117,7 +145,7 @@ LAYERS = Entry(
             ),
         ),
     ),
-    on_cuda=OnCuda(green=(_BEST,), red=()),
+    on_cuda=OnCuda(green=(_BEST,), red=(), until="0.5.20", one_graph=_LAYERS_IN_ONE_GRAPH),
     case=_case("greedy-drafts-layers", "llama-mtp", ((12,), (85,), (65,)), 1, 2),
 )
 

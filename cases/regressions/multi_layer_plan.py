@@ -19,7 +19,7 @@ from collections.abc import Mapping
 from eagletwin.harness.core.case import Case, Request
 from eagletwin.harness.core.patch import Edit, Patch
 
-from ..entry import Entry, Loses
+from ..entry import IN_A_GRAPH, Entry, Loses, OnCuda
 
 _FILE = "sglang.srt.speculative.multi_layer_eagle_worker_v2"
 _REVERTS = {
@@ -84,6 +84,7 @@ def _entry(part: str, title: str, rule: str, case: Case, beside: Mapping[str, Pa
         trigger="multi-layer EAGLE without CUDA graphs, or with a batch that no graph was captured for",
         loses=Loses("always", layers=True, num_steps=2) if part == "extend" else None,
         revert=Patch(name=f"revert-multi-layer-plan-{part}", edits=_REVERTS[part], otherwise=_REVERTS_BEFORE[part]),
+        on_cuda=OnCuda(hidden=IN_A_GRAPH),
         case=case,
     )
 

@@ -7,7 +7,7 @@ argument from 0.5.21 on. With the overlap scheduler, the default on a GPU, it is
 from eagletwin.harness.core.case import Case, Request
 from eagletwin.harness.core.patch import Edit, Patch
 
-from ..entry import Entry
+from ..entry import Entry, OnCuda
 
 _WORKER = "sglang.srt.speculative.multi_layer_eagle_worker_v2.MultiLayerEagleWorkerV2.forward_batch_generation"
 
@@ -26,6 +26,7 @@ ENTRY = Entry(
             Edit(target=_WORKER, match="pp_proxy_tensors=pp_proxy_tensors,", replacement="pp_proxy_tensors=None,"),
         ),
     ),
+    on_cuda=OnCuda(hidden={"overlap": "with overlap the scheduler does not hand the argument over"}),
     case=Case(
         name="multi-layer-pp-proxy",
         model="llama-mtp",

@@ -51,9 +51,10 @@ ret_topk_index = ret_topk_index[:, 0].contiguous()""",
     ),
 )
 
-_IN_ONE_GRAPH = Patch(
+IN_ONE_GRAPH = Patch(
     name="multi-layer-trees-in-one-graph",
     edits=(
+        *REMEDY.edits[:2],
         Edit(
             target=f"{_ONE_GRAPH}._capture_one_graph",
             match="ret.topk_index,\n",
@@ -72,7 +73,7 @@ def _entry(part: str, title: str, rule: str, case: Case, trigger: str) -> Entry:
         fixed="",
         trigger=trigger,
         remedy=REMEDY,
-        on_cuda=OnCuda(one_graph=_IN_ONE_GRAPH),
+        on_cuda=OnCuda(one_graph=IN_ONE_GRAPH),
         case=case,
     )
 

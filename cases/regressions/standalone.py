@@ -10,7 +10,7 @@ shifted has consumed the token behind it: the last row of a shared prefix is tha
 
 AS_TRAINED is no one-line change. Extends consume their own tokens, and so cannot propose: the bonus token has no slot yet when
 a prefill ends. Draft decode has: it begins with the bonus token in the slots of step 1, of which each branch has one, and
-runs one forward more. It is written for the Triton backend without CUDA graphs.
+runs one forward more. It is written for the Triton backend without a CUDA graph of draft decode.
 
 Neither says how a server `loses` by it: `acceptance` asks servers of EAGLE heads, and these would be named for them.
 """
@@ -18,7 +18,7 @@ Neither says how a server `loses` by it: `acceptance` asks servers of EAGLE head
 from eagletwin.harness.core.case import Case, EngineSettings, Request, SGLangSettings
 from eagletwin.harness.core.patch import Edit, Patch
 
-from ..entry import Entry
+from ..entry import Entry, OnCuda
 
 _DRAFTER = "sglang.srt.speculative.eagle_worker_v2.EagleDraftWorker"
 _STEPS = "sglang.srt.layers.attention.triton_backend.TritonMultiStepDraftBackend"
@@ -105,6 +105,7 @@ SHIFT = Entry(
     fixed="",
     trigger="STANDALONE, and a draft that leans on the first token",
     remedy=AS_TRAINED,
+    on_cuda=OnCuda(triton_alone="its candidate fix gives the Triton backend one step more, and no other"),
     case=Case(
         name="standalone-shift",
         model="llama-standalone",

@@ -60,17 +60,22 @@ def decode_case(data: bytes, origin: str) -> Case:
     return case
 
 
-def check_case(case: Case, origin: str) -> None:
-    """The rules that tie fields together. Raises InputError."""
-    if case.schema != SCHEMA:
-        raise _refuse(f"{origin}: case schema {case.schema} does not exist", f"set it to {SCHEMA}")
-    if case.model not in RECIPES:
+def check_model(model: str, origin: str) -> None:
+    """Raises InputError if no recipe has this name."""
+    if model not in RECIPES:
         raise InputError(
-            f"{origin}: no model recipe is called {case.model!r}",
+            f"{origin}: no model recipe is called {model!r}",
             consequence="nothing was run: this architecture is not covered, and no verdict can be given on its arithmetic",
             remedy=f"use one of {', '.join(sorted(RECIPES))}: they run the same scheduler, worker, trees and commits; "
             "docs/guide/acceptance-fell.md says what can be asked about other models",
         )
+
+
+def check_case(case: Case, origin: str) -> None:
+    """The rules that tie fields together. Raises InputError."""
+    if case.schema != SCHEMA:
+        raise _refuse(f"{origin}: case schema {case.schema} does not exist", f"set it to {SCHEMA}")
+    check_model(case.model, origin)
     unknown = [feature for feature in case.exercises if feature not in FEATURES]
     if unknown:
         raise _refuse(f"{origin}: exercises {unknown[0]!r} is not known", f"use some of {', '.join(FEATURES)}")

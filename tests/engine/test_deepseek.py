@@ -7,8 +7,10 @@ import pytest
 
 from eagletwin.cases.ledger import entries_of
 from eagletwin.harness.core.case import Case, EngineSettings, Request, SGLangSettings
+from eagletwin.harness.core.mode import Mode
 from eagletwin.harness.core.patch import Edit
 from eagletwin.harness.engines.host import Host
+from eagletwin.harness.engines.sglang.boot import boot
 from eagletwin.harness.judge.judge import judge
 
 from .conftest import Runner
@@ -229,3 +231,12 @@ def test_a_known_bug_of_any_family_shows_here_too(host: Host, tmp_path: Path, en
         verdict = judge(host.engine(case, side.patches).run(case, tmp_path / name), view=side.view)
         found.append((verdict.status, verdict.rule))
     assert found == [("equal", ""), ("diverged", known.rule)]
+
+
+@pytest.mark.parametrize(
+    ("mode", "why"),
+    [(Mode(device="cuda"), "round more there than float32 does"), (Mode(dtype="bfloat16"), "choices of experts are ties")],
+)
+def test_what_is_not_judged_rightly_yet_is_refused(chain: Case, mode: Mode, why: str) -> None:
+    with pytest.raises(boot.NotDriven, match=why):
+        boot._refuse_what_is_not_driven(chain, mode, None)

@@ -22,11 +22,11 @@ CASE = Case(name="a", model="llama-tiny", num_steps=1, requests=(Request(id="a",
 
 @pytest.fixture
 def compiler(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A program that takes seconds, by a name that no other test's compiler has."""
-    program = tmp_path / "slow-nvcc"
+    """A program that takes seconds, by a name that no compiler of a test has that runs beside this one."""
+    program = tmp_path / f"slow-{os.getpid()}"
     program.write_text("#!/bin/sh\nsleep $1\n")
     program.chmod(0o755)
-    monkeypatch.setattr(compilers, "_COMPILERS", frozenset({"slow-nvcc"}))
+    monkeypatch.setattr(compilers, "_COMPILERS", frozenset({program.name}))
     for module in (compilers, supervise.__globals__):
         target = module if isinstance(module, dict) else vars(module)
         monkeypatch.setitem(target, "LOOK_SECONDS", 0.1)
@@ -36,7 +36,7 @@ def compiler(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 @contextmanager
 def compiling(program: Path, seconds: float, *, session: bool = False) -> Iterator[None]:
     with subprocess.Popen([program, str(seconds)], start_new_session=session) as process:
-        while Path(f"/proc/{process.pid}/comm").read_text() != "slow-nvcc\n":
+        while Path(f"/proc/{process.pid}/comm").read_text() != f"{program.name}\n":
             time.sleep(0.01)
         try:
             yield

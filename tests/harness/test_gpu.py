@@ -7,12 +7,15 @@ import msgspec
 import pytest
 
 from eagletwin.cases.regressions import LEDGER
+from eagletwin.cases.regressions.multi_layer_topk import IN_ONE_GRAPH as TREES_IN_ONE_GRAPH
+from eagletwin.cases.regressions.multi_layer_topk import REMEDY as TREES
 from eagletwin.harness.check.repro import write_script
 from eagletwin.harness.commands.gpu.batches import path, table
 from eagletwin.harness.commands.gpu.command import gpu_plan
 from eagletwin.harness.commands.gpu.faults import ONE_GRAPH_OF_LAYERS, SINGLE_HEAD, faults
 from eagletwin.harness.commands.gpu.jobs import _gpus_of, read_plan
-from eagletwin.harness.commands.gpu.plan import GRAPHS, MODES, generated, plain, proofs
+from eagletwin.harness.commands.gpu.plan import GRAPHS, MODES, Options, generated, plain, proofs
+from eagletwin.harness.commands.gpu.release import release_of
 from eagletwin.harness.commands.gpu.sampled import sampling
 from eagletwin.harness.commands.options import mode_of
 from eagletwin.harness.core.dtype import Dtype
@@ -24,10 +27,11 @@ from eagletwin.harness.families import RECIPES
 from eagletwin.harness.families.valid import check_case
 
 ROOT = Path(__file__).parents[2]
+NEWEST = Options(release="0.5.23")
 
 
 def test_a_plan_is_read_as_it_was_written(tmp_path: Path) -> None:
-    plan = generated(2, 3, seed=5) + proofs([LEDGER["25015"]])
+    plan = generated(2, 3, 5, NEWEST) + proofs([LEDGER["25015"]], NEWEST)
     assert [len(job.cases) for job in plan] == [3, 3, *[1] * 6]
     assert plan[0].mode == MODES["graphs"] == Mode(device="cuda", graphs=GRAPHS)
     assert plan[0].cases != plan[1].cases
@@ -40,8 +44,8 @@ def test_a_plan_is_read_as_it_was_written(tmp_path: Path) -> None:
 
 
 def test_a_plan_of_cases_that_sample_holds_what_can_be_judged() -> None:
-    plan = sampling(10, 4, seed=3)
-    assert plan == sampling(10, 4, seed=3)
+    plan = sampling(10, 4, 3, "0.5.23")
+    assert plan == sampling(10, 4, 3, "0.5.23")
     for job in plan:
         for case in job.cases:
             check_case(case, job.name)
@@ -64,7 +68,9 @@ def test_decode_batches_are_counted_by_size_and_path() -> None:
 
 
 def test_a_plan_for_several_ranks_says_so_in_every_job() -> None:
-    plan = generated(1, 2, seed=5, tp=2) + proofs([LEDGER["33758"]], ("eager",), tp=2)
+    plan = generated(1, 2, 5, Options(release="0.5.17", tp=2)) + proofs(
+        [LEDGER["33758"]], Options(release="0.5.17", tp=2), ("eager",)
+    )
     assert {job.mode.tp for job in plan} == {2}
     assert plan[0].beside == Mode(tp=2)
     assert [job.name for job in plan[1:]] == ["33758/eager-tp2/green", "33758/eager-tp2/red"]
@@ -114,13 +120,13 @@ def test_a_script_of_a_case_that_ran_on_a_gpu_says_so(tmp_path: Path) -> None:
 
 
 def test_a_plan_in_bfloat16_runs_each_case_in_float32_as_well() -> None:
-    for job in generated(20, 1, 3, dtype="bfloat16"):
+    for job in generated(20, 1, 3, Options(release="0.5.23", dtype="bfloat16")):
         assert job.mode.dtype == "bfloat16"
         assert job.beside is None
         assert job.apart is not None
         assert msgspec.structs.replace(job.apart, dtype="bfloat16") == job.mode
         assert all(case.topk <= 4 for case in job.cases)
-    assert {job.mode.dtype for job in proofs([LEDGER["25015"]], dtype="bfloat16")} == {"bfloat16"}
+    assert {job.mode.dtype for job in proofs([LEDGER["25015"]], Options(release="0.5.23", dtype="bfloat16"))} == {"bfloat16"}
 
 
 def test_what_is_printed_of_a_mode_is_that_mode_again() -> None:
@@ -145,11 +151,12 @@ def test_flash_attention_is_refused_where_it_cannot_run(device: str, dtype: Dtyp
 
 
 def test_a_plan_with_flash_attention_has_drafts_of_layers_and_mends_the_one_graph_of_them() -> None:
-    jobs = generated(4, 1, 3, dtype="bfloat16", attention="fa3")
+    flash = Options(release="0.5.23", dtype="bfloat16", attention="fa3")
+    jobs = generated(4, 1, 3, flash)
     assert [RECIPES[job.cases[0].model].mtp_layers > 0 for job in jobs] == [False, True, True, False]
     assert all(job.mode.attention == "fa3" and job.beside is None and job.apart is None for job in jobs)
-    plan = proofs([LEDGER["multi-layer-topk-windows"]], ("graphs", "eager"), dtype="bfloat16", attention="fa3")
-    assert [len(job.patches) for job in plan] == [2, 0, 1, 0]  # without graphs the function that the second edits is not called
+    plan = proofs([LEDGER["multi-layer-topk-windows"]], flash, ("graphs", "eager"))
+    assert [job.patches for job in plan] == [(TREES_IN_ONE_GRAPH,), (), (TREES,), ()]
     assert plan[0].mode.words == "graphs 1 2 4, no overlap, bfloat16, fa3"
     assert plan[0].mode.options[-4:] == ["--dtype", "bfloat16", "--attention", "fa3"]
 
@@ -163,7 +170,7 @@ def test_faults_of_graphs_are_planned_next_to_the_release_as_it_is() -> None:
 
 
 def test_drafts_of_greedy_requests_are_proven_one_with_the_other_fixed() -> None:
-    plan = proofs([LEDGER["greedy-drafts-decode"], LEDGER["greedy-drafts-prefill"]], ("eager",))
+    plan = proofs([LEDGER["greedy-drafts-decode"], LEDGER["greedy-drafts-prefill"]], Options(release="0.5.17"), ("eager",))
     assert [len(job.patches) for job in plan] == [2, 1, 2, 1]
     assert plan[1].patches != plan[3].patches
     assert {*plan[1].patches, *plan[3].patches} == {*plan[0].patches}
@@ -177,13 +184,29 @@ def test_an_entry_that_needs_flash_attention_is_planned_with_it_alone(
         gpu_plan(file, groups=0, entries=["context-end"])
     assert not file.exists()
     gpu_plan(other, groups=0, entries=["all"], dtype="bfloat16")
-    assert "left out: context-end is not reached" in capsys.readouterr().out
-    assert not any(job.name.startswith("context-end") for job in read_plan(other))
+    assert "left out: context-end-stores is not reached" in capsys.readouterr().out
+    assert not any(job.name.startswith("context-end-stores") for job in read_plan(other))
     gpu_plan(file, groups=0, entries=["context-end"], dtype="bfloat16", attention="fa3")
-    sides = {job.name: job.patches for job in read_plan(file)}
-    remedy = LEDGER["context-end"].remedy
-    modes = [f"context-end/{mode}-bfloat16-fa3" for mode in ("graphs", "overlap", "eager")]
-    assert sides == {f"{mode}/{word}": patches for mode in modes for word, patches in (("green", (remedy,)), ("red", ()))}
+    stores, reads = LEDGER["context-end-stores"], LEDGER["context-end-reads"]
+    assert {job.name: job.patches for job in read_plan(file)} == {  # neither without graphs, and one without overlap alone
+        "context-end-stores/graphs-bfloat16-fa3/green": (),
+        "context-end-stores/graphs-bfloat16-fa3/red": (stores.revert,),
+        "context-end-reads/graphs-bfloat16-fa3/green": (reads.remedy,),
+        "context-end-reads/graphs-bfloat16-fa3/red": (),
+        "context-end-reads/overlap-bfloat16-fa3/green": (reads.remedy,),
+        "context-end-reads/overlap-bfloat16-fa3/red": (),
+    }
+
+
+def test_what_is_written_for_another_attention_backend_is_left_out_with_its_reason(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = tmp_path / "plan.json"
+    gpu_plan(file, groups=0, entries=["all"], dtype="bfloat16", attention="fa3")
+    said = capsys.readouterr().out
+    for name in ("indices-overflow", "standalone-shift"):
+        assert f"left out: {name} is proven with --attention triton alone: " in said
+        assert not any(job.name.startswith(f"{name}/") for job in read_plan(file))
 
 
 def test_a_plan_is_never_empty_and_takes_the_place_of_none(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -200,3 +223,37 @@ def test_a_plan_is_never_empty_and_takes_the_place_of_none(tmp_path: Path, capsy
     file.write_bytes(b"[]")
     with pytest.raises(InputError, match="has no cases"):
         read_plan(file)
+
+
+def test_what_is_live_goes_by_the_release_of_the_plan() -> None:
+    old, new = Options(release="0.5.17"), NEWEST
+    assert "33758" in generated(1, 1, 5, old)[0].known
+    assert "33758" not in generated(1, 1, 5, new)[0].known
+    assert any("draft-probabilities-in-graph" in job.known for job in sampling(10, 1, 3, "0.5.20"))
+    assert not any("draft-probabilities-in-graph" in job.known for job in sampling(10, 1, 3, "0.5.21"))
+    undone = proofs([LEDGER["33758"]], new, ("graphs",))
+    assert [job.patches for job in undone] == [(), (LEDGER["33758"].revert,)]
+
+
+def test_a_plan_of_one_model_has_it_in_every_case_and_runs_it_without_graphs_too() -> None:
+    plan = generated(5, 2, 3, Options(release="0.5.23", model="llama-standalone"))
+    assert {case.model for job in plan for case in job.cases} == {"llama-standalone"}
+    assert [bool(job.mode.graphs) for job in plan] == [True] * 4 + [False]
+    assert {job.view for job in plan} == {"shifted"}  # as the release shifts its rows; the entries say that it does
+    assert {tuple(job.known) for job in plan} == {("standalone-keys",)}
+    layered = generated(1, 1, 3, Options(release="0.5.23", model="llama-mtp"))
+    assert tuple(layered[0].known) == ("multi-layer-chunk-tail",)
+
+
+@pytest.mark.parametrize(("typed", "read"), [("0.5.23", "0.5.23"), ("0.5.9.post1", "0.5.9.post1")])
+def test_a_plan_is_for_a_release(typed: str, read: str) -> None:
+    assert release_of(typed) == read
+
+
+@pytest.mark.parametrize("typed", ["main", "../sglang", "0.5.23-dirty-"])
+def test_a_plan_for_what_is_no_release_is_refused(tmp_path: Path, typed: str) -> None:
+    with pytest.raises(InputError, match=r"version of no release(?s:.*)no plan was written"):
+        gpu_plan(tmp_path / "plan.json", groups=1, sglang=typed)
+    with pytest.raises(InputError, match="no model recipe is called 'llama-huge'"):
+        gpu_plan(tmp_path / "plan.json", groups=1, model="llama-huge")
+    assert not list(tmp_path.iterdir())

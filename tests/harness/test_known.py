@@ -32,4 +32,4 @@ def test_a_bug_whose_remedy_is_applied_is_not_tried() -> None:
 
 
 def test_a_bug_of_another_mode_is_not_tried() -> None:
-    assert ids("context-end", "0.5.23") == []
+    assert ids("context-end-reads", "0.5.23") == []

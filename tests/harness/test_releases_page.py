@@ -112,7 +112,7 @@ def test_what_was_measured_outlives_a_day_without_a_network(
 
 
 def test_an_entry_that_no_cpu_reaches_asks_no_release(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    entry = LEDGER["context-end"]
+    entry = LEDGER["context-end-stores"]
     write(tmp_path, Measured(release="0.5.12", output=Output(asked=asked_output(), tokens=("x",))))
     asked: list[str] = []
     monkeypatch.setattr(table, "hosts", lambda names: iter([asked.extend(names)] * 0))

@@ -1,6 +1,5 @@
 """`eagletwin gpu …`: pack what a GPU host without network needs, plan what runs there, run it, and sum it up."""
 
-from collections import Counter
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -10,7 +9,7 @@ from eagletwin.harness.core.errors import EXIT_DIVERGED, EXIT_EQUAL, EXIT_UNKNOW
 from eagletwin.harness.core.words import count
 
 from ..options import AttentionBackend, DataType, Ranks
-from .typed import Cases, Entries, File, Groups, Planted, Rate, Samples, Seed, Sizes
+from .typed import Cases, Entries, File, Groups, OfModel, OnRelease, Planted, Rate, Samples, Seed, Sizes
 
 if TYPE_CHECKING:
     from eagletwin.cases.entry import Entry
@@ -22,8 +21,8 @@ gpu = typer.Typer(add_completion=False, help="Run many cases on a GPU host, whic
 
 @gpu.command("bundle")
 def gpu_bundle(
-    folder: Annotated[Path, typer.Argument(help="Where to write it. 40 MB of 0.5.17, 400 MB of 0.5.23, in parts of 60 MB.")],
-    sglang: Annotated[str, typer.Option(metavar="RELEASE", help="The release to pack: 0.5.17 or 0.5.23.")] = "0.5.17",
+    folder: Annotated[Path, typer.Argument(help="Where to write it. 400 MB of 0.5.23, 40 MB of 0.5.17, in parts of 60 MB.")],
+    sglang: Annotated[str, typer.Option(metavar="RELEASE", help="The release to pack: 0.5.23 or 0.5.17.")] = "0.5.23",
 ) -> int:
     """Pack eagletwin, a release of SGLang, and what both need on a Hopper GPU. `. FOLDER/setup.sh` unpacks it on the host."""
     from .bundle.pack import bundle
@@ -47,13 +46,18 @@ def gpu_plan(
     rate: Rate = 0,
     dtype: DataType = "float32",
     attention: AttentionBackend = "triton",
+    model: OfModel = "",
+    sglang: OnRelease = "",
 ) -> int:
     """Write a plan: generated cases, batches of every size, and both sides of ledger entries (graphs, overlap, eager)."""
     import msgspec
 
+    from eagletwin.harness.families.valid import check_model
+
     from ..options import check_attention, check_ranks
     from .faults import faults
-    from .plan import generated, plain, proofs
+    from .plan import Options, generated, plain, proofs
+    from .release import release_of
     from .sampled import sampling
     from .sizes import every_size
 
@@ -61,17 +65,20 @@ def gpu_plan(
         raise InputError(f"{file} exists", consequence="no plan was written", remedy="name another file, or remove it")
     check_attention(attention, "cuda", dtype)
     check_ranks(tp)
+    if model:
+        check_model(model, "--model")
+    options = Options(release=release_of(sglang), tp=tp, dtype=dtype, attention=attention, model=model)
     if dtype != "float32" and (sizes or samples or rate):
         raise InputError(
             f"--dtype {dtype} with --sizes, --sampling or --rate: these are planned in float32 alone",
             consequence="no plan was written",
             remedy="plan generated cases and proofs in it, and the others in a plan of their own",
         )
-    jobs = plain(groups, cases, seed, rate) if rate else generated(groups, cases, seed, tp, dtype, attention)
+    jobs = plain(groups, cases, seed, rate) if rate else generated(groups, cases, seed, options)
     jobs += every_size(tp) if sizes else []
-    jobs += sampling(samples, cases, seed)
+    jobs += sampling(samples, cases, seed, options.release)
     chosen, others = _reached(entries or [], dtype, attention)
-    jobs += proofs(chosen, tp=tp, dtype=dtype, attention=attention)
+    jobs += proofs(chosen, options)
     jobs += faults(dtype, attention) if planted else []
     if not jobs:
         raise InputError(
@@ -94,8 +101,11 @@ def _reached(names: list[str], dtype: "Dtype", attention: "Attention") -> "tuple
 
     from .plan import GRAPHS
 
-    mode = Mode(device="cuda", graphs=GRAPHS, dtype=dtype, attention=attention)
-    whys = {entry.id: unreached(entry, mode) for entry in ledger_of(names)}
+    modes = [Mode(device="cuda", graphs=GRAPHS, overlap=either, dtype=dtype, attention=attention) for either in (True, False)]
+    whys = {entry.id: min((unreached(entry, mode) for mode in modes), key=len) for entry in ledger_of(names)}
+    if attention != "triton":
+        alone = {entry.id: entry.on_cuda.triton_alone for entry in ledger_of(names)}
+        whys |= {name: f"{name} is proven with --attention triton alone: {why}" for name, why in alone.items() if why}
     others = [why for why in whys.values() if why]
     if others and "all" not in names:
         raise InputError(others[0], consequence="no plan was written", remedy="give these options, or leave the entry out")
@@ -108,19 +118,20 @@ def gpu_run(
     out: Annotated[Path, typer.Argument(help="Folder for results.jsonl, and for the traces that are kept.")],
     processes: Annotated[int, typer.Option(min=1, help="Engines that run side by side; each holds some 1 GB of the GPU.")] = 12,
     gpus: Annotated[int, typer.Option(min=1, help="GPUs over which they are spread.")] = 1,
+    blocks: Annotated[
+        bool, typer.Option("--blocks", help="Also write to OUT/blocks.txt which branches of SGLang's speculative code ran.")
+    ] = False,
 ) -> int:
     """Run a plan.
 
     Exit codes: 1 if a case diverged that no known bug explains, or is different on the engine next to it; 125 if a case is
-    unknown, leaves another trace after the others (a state leak), or a job did not run.
+    unknown, leaves another trace after the others (a state leak), a bug that must be found is not, or a job did not run.
     """
     import time
 
-    from ..diff.precision_gap import apart_text
     from ..options import must_have_cuda
-    from .batches import table
     from .jobs import read_plan, run_plan
-    from .tally import comparisons, exit_code, statuses_of
+    from .summary import CampaignSummary
 
     jobs = read_plan(plan)
     if any(job.mode.device == "cuda" for job in jobs):
@@ -131,30 +142,12 @@ def gpu_run(
                 consequence="nothing was run: each rank needs a GPU",
                 remedy="give as many, with --gpus",
             )
-    begun, statuses, batches, apart = time.monotonic(), Counter[str](), Counter[str](), []
-    parts = Counter[str]()
-    for done in run_plan(jobs, out, processes, gpus):
-        statuses.update(statuses_of(done))
-        if done.engine is not None:
-            parts.update(done.engine.parts)
-        if done.apart is not None:
-            apart.append(done.apart)
-        for seen in done.seen:
-            batches.update(seen.paths)
-        said = Counter(f"{seen.status} {seen.known or seen.rule}".strip() for seen in done.seen)
-        again = "".join(f", {comparison}" for comparison in comparisons(done))
-        print(f"{done.name}: {dict(said)}{again} {done.error} ({done.start:.0f} s, {done.seconds:.0f} s)", flush=True)
-    seconds = time.monotonic() - begun
-    if batches:
-        print(f"decode batches, by size and by how they ran:\n{table(batches)}")
-    if parts:
-        print(
-            "\n".join(["engines, by the classes that SGLang chose:", *(f"{parts[name]:>5} {name}" for name in sorted(parts))])
-        )
-    if apart:
-        print(f"float32 and bfloat16, in cases that are equal in both:\n{apart_text(apart)}")
-    print(f"{dict(statuses)} in {seconds:.1f} s, {sum(statuses.values()) / seconds:.2f} cases/s")
-    return exit_code(statuses)
+    begun, summary = time.monotonic(), CampaignSummary()
+    noted = out / "blocks" if blocks else None
+    for done in run_plan(jobs, out, processes, gpus, noted):
+        print(summary.add(done), flush=True)
+    print(summary.text(time.monotonic() - begun, out, noted))
+    return summary.exit_code
 
 
 @gpu.command("draws")

@@ -13,7 +13,7 @@ from eagletwin.harness.core.dtype import Dtype
 from eagletwin.harness.core.mode import Attention
 from eagletwin.harness.core.patch import Edit, Patch
 
-from .jobs import Job
+from .jobs import Job, MustShow
 from .plan import MODES, ONE_GRAPH
 
 _LAYERS = "sglang.srt.speculative.multi_layer_eagle_worker_v2.MultiLayerEagleDraftWorker"
@@ -102,6 +102,7 @@ def faults(dtype: Dtype = "float32", attention: Attention = "triton") -> list[Jo
             cases=tuple(batch_of(size, model, topk) for size in (2, 3, 5)),
             patches=patches,
             times=1 if patches else 3,  # what is stale depends on what ran before
+            expected=MustShow() if patches else None,
         )
         for mode, model, topk, planted in kinds
         for patches in ((), *((patch,) for patch in planted))

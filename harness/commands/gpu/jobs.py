@@ -28,6 +28,7 @@ from eagletwin.harness.core.records import EngineInfo
 from eagletwin.harness.core.run_spec import Limits
 from eagletwin.harness.core.trace import Trace, rank_folder, write_trace
 from eagletwin.harness.core.verdict import DECLARED_VIEW, View
+from eagletwin.harness.engines.blocks import FOLDER
 from eagletwin.harness.engines.host import EngineProcess, Host
 from eagletwin.harness.families.traces import read_trace
 from eagletwin.harness.families.valid import check_case
@@ -40,18 +41,30 @@ from .batches import paths
 _LIMITS = Limits(step=60.0, case=120.0)
 
 
+class MustShow(Struct, frozen=True, kw_only=True):
+    """What an engine with a bug must show: the red side of a proof, or a planted fault.
+
+    rule    the rule that must break; empty: any
+    hidden  why nothing shows in this mode, in which all cases must be equal
+    """
+
+    rule: str = ""
+    hidden: str = ""
+
+
 class Job(Struct, frozen=True, kw_only=True):
     """The cases of one engine.
 
-    times   how often each case is run, each time after a reset; runs that come out differently are `unknown`
-    again   run the first case once more after all others, and compare its two traces number for number
-    beside  run the first case on another engine as well, in this mode, and compare the two traces: integers must be equal,
-            floats within the judge's bound. What only one of the two can see, of forwards in graphs, is left out.
-    apart   run all cases in this mode as well, and say how far apart the two are (precision_gap.py)
-    known   known bugs of the release, by name, and what fixes each: a case that diverged runs again with the fix, and is
-            explained by the bug if it is equal then
-    keep    keep the trace of the first case; those of cases that are not equal are kept anyway
-    proof   a case says nothing unless all statements ran that the patches change
+    times     how often each case is run, each time after a reset; runs that come out differently are `unknown`
+    again     run the first case once more after all others, and compare its two traces number for number
+    beside    run the first case on another engine as well, in this mode, and compare the two traces: integers must be equal,
+              floats within the judge's bound. What only one of the two can see, of forwards in graphs, is left out.
+    apart     run all cases in this mode as well, and say how far apart the two are (precision_gap.py)
+    known     known bugs of the release, by name, and what fixes each: a case that diverged runs again with the fix, and is
+              explained by the bug if it is equal then
+    keep      keep the trace of the first case; those of cases that are not equal are kept anyway
+    proof     a case says nothing unless all statements ran that the patches change
+    expected  what must be found
     """
 
     name: str
@@ -66,6 +79,7 @@ class Job(Struct, frozen=True, kw_only=True):
     known: dict[str, Patch] = {}
     keep: bool = False
     proof: bool = False
+    expected: MustShow | None = None
 
 
 class Beside(Struct, frozen=True, kw_only=True):
@@ -110,7 +124,8 @@ class CaseResult(Struct, frozen=True, kw_only=True):
 class JobResult(Struct, frozen=True, kw_only=True):
     """The result of a job. `error`: why it ran none of its cases, or not all.
 
-    again  whether the first case left the same trace after all others, number for number; None: that was not asked
+    again     whether the first case left the same trace after all others, number for number; None: that was not asked
+    expected  what had to be found; None: that all is equal
     """
 
     name: str
@@ -124,6 +139,7 @@ class JobResult(Struct, frozen=True, kw_only=True):
     again_differs: str = ""
     beside: Beside | None = None
     apart: Apart | None = None
+    expected: MustShow | None = None
     error: str = ""
 
 
@@ -149,7 +165,7 @@ def run_job(job: Job, folder: Path) -> JobResult:
     seen: list[CaseResult] = []
     first: Trace | None = None
     equal: list[tuple[Case, Trace]] = []  # of a job that asks for `apart`
-    done = JobResult(name=job.name, mode=job.mode)
+    done = JobResult(name=job.name, mode=job.mode, expected=job.expected)
     try:
         with Host(mode=job.mode) as host:
             engine = host.engine(job.cases[0], job.patches)
@@ -247,7 +263,8 @@ def _look(engine: EngineProcess, job: Job, case: Case, folder: Path, *, keep: bo
         verdict = agree(verdict, second, f"in run {time_again + 1}")
         if verdict.status == "unknown":
             break
-    if job.proof and trace.header.unreached_edits:
+    hidden = job.expected is not None and job.expected.hidden
+    if job.proof and trace.header.unreached_edits and not hidden:
         reason = f"{trace.header.unreached_edits[0]} is edited in a branch that did not run"
         verdict = msgspec.structs.replace(verdict, status="unknown", rule="", reason=reason, first=None)
     found = verdict.first
@@ -286,12 +303,19 @@ def _trace_seconds(trace: Trace, folder: Path) -> float:
         return time.monotonic() - begun
 
 
-def run_plan(plan: list[Job], out: Path, processes: int, gpus: int = 1) -> Iterator[JobResult]:
-    """Run the jobs side by side, spread over this many GPUs; yield each as it is done. results.jsonl has them all."""
+def run_plan(plan: list[Job], out: Path, processes: int, gpus: int = 1, blocks: Path | None = None) -> Iterator[JobResult]:
+    """Run the jobs side by side, spread over this many GPUs; yield each as it is done. results.jsonl has them all.
+
+    blocks: the folder for what ran of SGLang's speculative code (engines/sglang/blocks.py)
+    """
     out.mkdir(parents=True, exist_ok=True)
+    if blocks is not None:
+        blocks.mkdir(exist_ok=True)
+    noted = {} if blocks is None else {FOLDER: str(blocks.resolve())}
     with ThreadPoolExecutor(processes) as pool, (out / "results.jsonl").open("ab") as results:
         running = {
-            pool.submit(_apart, job, out / f"job-{number:03}", _gpus_of(job, number, gpus)) for number, job in enumerate(plan)
+            pool.submit(_apart, job, out / f"job-{number:03}", {"CUDA_VISIBLE_DEVICES": _gpus_of(job, number, gpus)} | noted)
+            for number, job in enumerate(plan)
         }
         for finished in as_completed(running):
             done = finished.result()
@@ -306,14 +330,15 @@ def _gpus_of(job: Job, number: int, gpus: int) -> str:
     return ",".join(str((first + rank) % gpus) for rank in range(job.mode.tp))
 
 
-def _apart(job: Job, folder: Path, gpu: str) -> JobResult:
+def _apart(job: Job, folder: Path, environment: dict[str, str]) -> JobResult:
     """Run a job in a process of its own."""
     folder.mkdir(parents=True)
     (folder / "job.json").write_bytes(msgspec.json.encode(job))
-    environment = os.environ | {"OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": gpu}
     with (folder / "log.txt").open("wb") as log:
         command = [*RUN_MODULE, "eagletwin.harness.commands.gpu.jobs", str(folder)]
-        status = subprocess.run(command, env=environment, stdout=log, stderr=log, check=False).returncode
+        status = subprocess.run(
+            command, env=os.environ | {"OMP_NUM_THREADS": "1"} | environment, stdout=log, stderr=log, check=False
+        ).returncode
     with contextlib.suppress(OSError, msgspec.DecodeError):
         return msgspec.json.decode((folder / "done.json").read_bytes(), type=JobResult)
     return JobResult(name=job.name, mode=job.mode, error=f"its process ended with {status}; {folder / 'log.txt'} says more")

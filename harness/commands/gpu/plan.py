@@ -6,24 +6,48 @@ import warnings
 import hypothesis
 from hypothesis import HealthCheck, Phase, settings
 from hypothesis.strategies import SearchStrategy
+from msgspec import Struct
 from msgspec.structs import replace
 
 from eagletwin.cases.entry import Entry, Side
 from eagletwin.cases.profiles import draw_from_seeds_alone
+from eagletwin.cases.reach import unreached
+from eagletwin.cases.regressions import pr_33758
 from eagletwin.cases.regressions.multi_layer_chunk_tail import ALL_LAYERS
-from eagletwin.cases.regressions.pr_33758 import STOP_FIRST
+from eagletwin.cases.regressions.standalone import KEYS
 from eagletwin.cases.strategies import VALUES, cases, focus_of
 from eagletwin.harness.core.case import Case
 from eagletwin.harness.core.dtype import WIDEST, Dtype
 from eagletwin.harness.core.mode import Attention, Mode
 from eagletwin.harness.core.patch import Patch
+from eagletwin.harness.core.verdict import DECLARED_VIEW
+from eagletwin.harness.families import RECIPES
 
-from .jobs import Job
+from .jobs import Job, MustShow
 
 ONE_GRAPH = (
     "sglang.srt.speculative.multi_layer_eagle_draft_extend_cuda_graph_runner"
     ".OneGraphMultiLayerEagleMultiStepDraftExtendCudaGraphRunner"
 )
+
+
+class Options(Struct, frozen=True, kw_only=True):
+    """What all jobs of a plan share.
+
+    release    the release that it runs on: bugs that are live there are fixed in memory
+    tp         ranks that share the work, on the CPU too
+    dtype      what engine and reference compute in
+    attention  SGLang's attention backend
+    model      the recipe of all generated cases; empty: the default ones
+    """
+
+    release: str
+    tp: int = 1
+    dtype: Dtype = "float32"
+    attention: Attention = "triton"
+    model: str = ""
+
+
 _LAYERED = ("llama-mtp", "llama-mtp-chain")
 # Batch sizes of generated cases are 1 to 6, and up to 8 requests run at once: 1, 2 and 4 fit, 3 is padded, the rest is eager.
 GRAPHS = (1, 2, 4)
@@ -36,33 +60,32 @@ MODES = {
 }
 
 
-def generated(
-    groups: int, each: int, seed: int, tp: int = 1, dtype: Dtype = "float32", attention: Attention = "triton"
-) -> list[Job]:
+def generated(groups: int, each: int, seed: int, options: Options) -> list[Job]:
     """Groups of cases that share a configuration, with graphs, every second one with overlap too, some of these with graphs of
     prefill. Every tenth group has a draft of several layers. The first case of each also runs on the CPU engine.
 
-    tp: ranks that share the work, on the CPU too. dtype: what both compute in; in bfloat16 every case also runs in float32 on
-    the same device, in place of the first on the CPU.
-    attention: with fa3 every second group has several layers, which one graph has all of then; there is no second engine, and
-    prefill has no graphs.
+    In bfloat16 every case also runs in float32 on the same device, in place of the first on the CPU. With fa3 every second
+    group has several layers, which one graph has all of then; there is no second engine, and prefill has no graphs. With a
+    model every group has it, and every fifth runs without graphs.
     """
+    tp, dtype, attention = options.tp, options.dtype, options.attention
     brain, flash = dtype == "bfloat16", attention == "fa3"
     draw_from_seeds_alone()
     jobs = []
     for group in range(groups):
         number = seed * 7919 + group
-        layered = group % 4 in (1, 2) if flash else group % 10 == 9
-        held = {"model": random.Random(number).choice(_LAYERED)} if layered else {}
+        model = options.model or _layered(group, number, flash=flash)
+        held = {"model": model} if model else {}
         name = "prefill" if group % 10 == 5 and not flash else "overlap" if group % 2 else "graphs"
+        name = "eager" if options.model and group % 5 == 4 else name
         cpu = Mode(overlap=MODES[name].overlap, tp=tp)
         focus = focus_of(number, WIDEST[dtype], **held)
         found = tuple(drawn(cases(focus, held=tuple(VALUES)), each, number))
-        known = {"33758": STOP_FIRST} | ({"multi-layer-chunk-tail": ALL_LAYERS} if held else {})
         jobs.append(
             Job(
-                known=known,
-                name=f"generated-{_named(name, tp, dtype, attention)}-{group:03}",
+                known=known_bugs(options.release, model),
+                view="shifted" if _plain(model) else DECLARED_VIEW,
+                name=f"generated-{_named(name, options)}{f'-{model}' if options.model else ''}-{group:03}",
                 mode=replace(MODES[name], tp=tp, dtype=dtype, attention=attention),
                 cases=found,
                 again=True,
@@ -72,6 +95,26 @@ def generated(
             )
         )
     return jobs
+
+
+def known_bugs(release: str, model: str) -> dict[str, Patch]:
+    """What generated cases of this model would find in the release, and what fixes each."""
+    known = {"33758": pr_33758.STOP_FIRST} if pr_33758.ENTRY.is_in(release) else {}
+    if model and RECIPES[model].mtp_layers:
+        known["multi-layer-chunk-tail"] = ALL_LAYERS
+    if _plain(model):  # in the view that has its rows as SGLang shifts them, its prefix cache is keyed wrongly
+        known["standalone-keys"] = KEYS
+    return known
+
+
+def _plain(model: str) -> bool:
+    return bool(model) and not RECIPES[model].reads_states
+
+
+def _layered(group: int, number: int, *, flash: bool) -> str:
+    """A draft of several layers for some of the groups; empty: the default model."""
+    layered = group % 4 in (1, 2) if flash else group % 10 == 9
+    return random.Random(number).choice(_LAYERED) if layered else ""
 
 
 def plain(groups: int, each: int, seed: int, copies: int) -> list[Job]:
@@ -90,7 +133,8 @@ def plain(groups: int, each: int, seed: int, copies: int) -> list[Job]:
     return jobs
 
 
-def _named(mode: str, tp: int, dtype: Dtype, attention: Attention = "triton") -> str:
+def _named(mode: str, options: Options) -> str:
+    tp, dtype, attention = options.tp, options.dtype, options.attention
     words = ["" if tp == 1 else f"tp{tp}", "" if dtype == "float32" else dtype, "" if attention == "triton" else attention]
     return "-".join([mode, *filter(None, words)])
 
@@ -115,36 +159,34 @@ def drawn(strategy: SearchStrategy[Case], count: int, seed: int) -> list[Case]:
     return found[:: max(1, len(found) // count)][:count]
 
 
-def proofs(
-    entries: list[Entry],
-    modes: tuple[str, ...] = ("graphs", "overlap", "eager"),
-    tp: int = 1,
-    dtype: Dtype = "float32",
-    attention: Attention = "triton",
-) -> list[Job]:
+def proofs(entries: list[Entry], options: Options, modes: tuple[str, ...] = ("graphs", "overlap", "eager")) -> list[Job]:
     """Both sides of each entry, in each mode, three times each."""
     jobs = []
     for entry in entries:
-        for name in (*modes, *entry.on_cuda.modes):
-            mode = replace(MODES[name], tp=tp, dtype=dtype, attention=attention)
-            there = entry.on_cuda
-            for word, side, patches in (("green", entry.green, there.green), ("red", entry.red, there.red)):
+        there = entry.on_cuda
+        green, red = there.sides(options.release)
+        for name in (*modes, *there.modes):
+            mode = replace(MODES[name], tp=options.tp, dtype=options.dtype, attention=options.attention)
+            if unreached(entry, mode):
+                continue
+            for word, side, patches in (("green", entry.green, green), ("red", entry.red, red)):
                 changes = side.patches if patches is None else patches
                 job = Job(
-                    name=f"{entry.id}/{_named(name, tp, dtype, attention)}/{word}",
+                    name=f"{entry.id}/{_named(name, options)}/{word}",
                     mode=mode,
                     cases=(_longer(entry),),
-                    patches=(*changes, *_in_one_graph(entry, side, mode)),
+                    patches=_in_one_graph(entry, side, mode) or changes,
                     view=side.view,
                     times=3,
                     proof=True,
+                    expected=MustShow(rule=entry.rule, hidden=there.hidden.get(name, "")) if word == "red" else None,
                 )
                 jobs.append(job)
     return jobs
 
 
 def _in_one_graph(entry: Entry, side: Side, mode: Mode) -> tuple[Patch, ...]:
-    """What the green side lacks where one graph has all layers, and moves the windows on itself."""
+    """The green side's where one graph has all layers, and moves the windows on itself; empty: as elsewhere."""
     one = entry.on_cuda.one_graph
     return (one,) if one is not None and side == entry.green and mode.attention == "fa3" and mode.graphs else ()
 

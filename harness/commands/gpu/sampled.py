@@ -1,14 +1,12 @@
 """Jobs of cases that sample, for a plan of a GPU campaign: by the target alone, chains and trees, and by rejection."""
 
 from eagletwin.cases.profiles import draw_from_seeds_alone
-from eagletwin.cases.regressions.draft_probabilities import DRAFT_PROBABILITIES
-from eagletwin.cases.regressions.multi_layer_chunk_tail import ALL_LAYERS
-from eagletwin.cases.regressions.pr_33758 import STOP_FIRST
+from eagletwin.cases.regressions.draft_probabilities import DRAFT_PROBABILITIES, copies_nothing
 from eagletwin.cases.regressions.retracted_chunk_tail import ENTRY as RETRACTED
 from eagletwin.cases.strategies import VALUES, focus_of, rejects, sampling_cases
 
 from .jobs import Job
-from .plan import MODES, drawn
+from .plan import MODES, drawn, known_bugs
 
 # model, topk, rejection, mode: what a group holds; None: as the seed has it
 _KINDS: tuple[tuple[str | None, int, bool, str], ...] = (
@@ -25,7 +23,7 @@ _KINDS: tuple[tuple[str | None, int, bool, str], ...] = (
 )
 
 
-def sampling(groups: int, each: int, seed: int) -> list[Job]:
+def sampling(groups: int, each: int, seed: int, release: str) -> list[Job]:
     """Groups of cases that share a configuration. The first case of each runs again after all others: the same coins, and so
     the same trace. Nothing runs on a CPU as well, since its coins differ."""
     draw_from_seeds_alone()
@@ -46,9 +44,9 @@ def sampling(groups: int, each: int, seed: int) -> list[Job]:
             each,
             number,
         )
-        known = {"33758": STOP_FIRST, RETRACTED.id: RETRACTED.green.patches[0]}
-        known |= {"multi-layer-chunk-tail": ALL_LAYERS} if model else {}
-        known |= {"draft-probabilities-in-graph": DRAFT_PROBABILITIES} if rejection and not model else {}
+        known = known_bugs(release, model or "") | {RETRACTED.id: RETRACTED.green.patches[0]}
+        if rejection and not model and copies_nothing(release):
+            known["draft-probabilities-in-graph"] = DRAFT_PROBABILITIES
         word = "rejection" if rejection else "target-only"
         jobs.append(
             Job(

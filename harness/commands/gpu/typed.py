@@ -26,3 +26,17 @@ Rate = Annotated[
         "--rate", metavar="COPIES", min=0, help="For measuring a rate: only cases, no reruns, each group this many times."
     ),
 ]
+OfModel = Annotated[
+    str,
+    typer.Option(
+        "--model", metavar="RECIPE", help="Generate all cases of this model. Default: llama-tiny, and drafts of layers."
+    ),
+]
+OnRelease = Annotated[
+    str,
+    typer.Option(
+        "--sglang",
+        metavar="RELEASE",
+        help="The release that the plan will run on: its live bugs are known. Default: the one that is installed here.",
+    ),
+]

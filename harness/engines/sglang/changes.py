@@ -7,7 +7,6 @@ calls it, or, where it is not the fast runtime that runs the kernel, when a kern
 """
 
 import ast
-import importlib.machinery
 import sys
 import types
 from functools import partial
@@ -22,10 +21,10 @@ from eagletwin.harness.core.differs import ChangedFunction, Differs, Watch
 from eagletwin.harness.engines import triton_cpu
 
 from . import patches
+from .noted_source import NotedSource, note
 from .source_finder import SourceFinder
 
 ran: set[str] = set()  # changed functions that were called, here or before the fork
-_NOTE = "_eagletwin_ran"  # what changed functions call
 
 _watch: Watch | None = None
 _launches_deep: bool | None = None  # whether launches are watched, and if so, whether for all that a kernel names
@@ -72,32 +71,17 @@ def _kernels() -> frozenset[str]:
     return frozenset(place.name for place in places if place.kernel)
 
 
-class _Loader(importlib.machinery.SourceFileLoader):
+class _Loader(NotedSource):
+    ran = staticmethod(ran.add)
+
     def __init__(self, places: tuple[ChangedFunction, ...], name: str, path: str) -> None:
         super().__init__(name, path)
         self._names = {place.line: place.name for place in places if not place.kernel}
 
-    def get_code(self, fullname: str) -> types.CodeType:
-        """Code of the source as it is, never bytecode: that goes by time and size, and has no notes."""
-        file = self.get_filename(fullname)
-        tree = ast.parse(self.get_data(file), file)
+    def add_notes(self, tree: ast.Module) -> None:
         for node in ast.walk(tree):
             if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef) and node.lineno in self._names:
-                _add_note(node, self._names[node.lineno])
-        code: types.CodeType = compile(tree, file, "exec", dont_inherit=True)
-        return code
-
-    def exec_module(self, module: types.ModuleType) -> None:
-        module.__dict__[_NOTE] = ran.add
-        super().exec_module(module)
-
-
-def _add_note(function: ast.FunctionDef | ast.AsyncFunctionDef, name: str) -> None:
-    documented = ast.get_docstring(function, clean=False) is not None
-    call = ast.Call(ast.Name(_NOTE, ast.Load()), [ast.Constant(name)], [])
-    at = function.body[documented] if len(function.body) > documented else function.body[0]
-    note = ast.copy_location(ast.Expr(call), at)
-    function.body.insert(int(documented), ast.fix_missing_locations(note))
+                note(node.body, self._names[node.lineno], documented=ast.get_docstring(node, clean=False) is not None)
 
 
 def _watch_launches() -> None:

@@ -24,7 +24,7 @@ from eagletwin.harness.core.trace import Recorder, new_header, write_trace
 from eagletwin.harness.engines import wire
 from eagletwin.harness.families.weights import model_pair
 
-from .. import changes, drive, kernels, patches
+from .. import changes, drive, kernels, noted_blocks, patches
 from ..stand_ins import stubs
 from .last_word import LastWord
 from .progress import Progress
@@ -57,6 +57,7 @@ def serve(connection: socket.socket, scheduler: Any, info: EngineInfo, build: wi
             last_word.write = case.write_so_far
             ending = case.run()
             last_word.write = None
+            noted_blocks.write(info.device)
             wire.send(connection, wire.Ran(ending, before=before))
             if ending.kind != "finished":
                 os._exit(0)

@@ -23,11 +23,12 @@ def main() -> None:
         raise wire.unexpected(build)
     gc.disable()  # imports make much that lives for ever; collecting it costs seconds
     try:
-        from .. import by_content, changes
+        from .. import by_content, changes, noted_blocks
         from ..boot import boot
 
         if len(sys.argv) > 2:
             by_content.install()
+        noted_blocks.install()
         if len(sys.argv) > 4:
             changes.install(sys.argv[4])
         boot.import_sglang(build.mode)

@@ -117,7 +117,7 @@ class Inner:
             return ForwardPass("draft.extend_decode", extend.requests, extend.rows, steps, extend.defined)
         if mode.is_decode():
             draft = self._now.drafting()
-            draft.root |= not self._of.states and not draft.proposed
+            draft.root |= self._of.roots and not draft.proposed
             return ForwardPass("draft.decode", requests, [self._of.topk] * count, [draft.begins()] * count)
         lengths = [int(length) for length in batch.extend_seq_lens_cpu]
         starts = [int(start) for start in batch.extend_prefix_lens_cpu]

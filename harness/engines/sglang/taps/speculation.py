@@ -24,6 +24,7 @@ class Speculation:
     layers         of a multi-layer draft; 0: a single head, which runs once for each step
     width          nodes of a tree, its root among them (num_draft_tokens)
     states         whether hidden states are handed from one forward to the next: not to a draft that is a plain language model
+    roots          whether draft decode of such a draft has a forward for each step, so that the first can run the bonus token
     """
 
     worker: Any
@@ -38,6 +39,7 @@ class Speculation:
     topk: int
     page: int
     states: bool
+    roots: bool
 
     @property
     def module(self) -> Any:
@@ -48,6 +50,8 @@ class Speculation:
 
 def speculation(scheduler: Any) -> Speculation:
     drafter, worker, drafts = workers.drafter(scheduler), scheduler.draft_worker, draft_runners(scheduler)
+    steps, states = int(worker.speculative_num_steps), not scheduler.spec_algorithm.is_standalone()
+    planned = getattr(getattr(drafter, "draft_attn_backend", None), "attn_backends", ())
     return Speculation(
         worker=worker,
         drafter=drafter,
@@ -57,8 +61,9 @@ def speculation(scheduler: Any) -> Speculation:
         extend_graph=getattr(drafter, "cuda_graph_runner_for_draft_extend", None),
         layers=len(drafts) if hasattr(drafter, "draft_runner_list") else 0,
         width=int(worker.speculative_num_draft_tokens),
-        steps=int(worker.speculative_num_steps),
+        steps=steps,
         topk=int(worker.topk),
         page=int(scheduler.page_size),
-        states=not scheduler.spec_algorithm.is_standalone(),
+        states=states,
+        roots=not states and len(planned) >= steps,
     )

@@ -1,0 +1,57 @@
+"""What `gpu run` prints of a campaign: a line a job, and at the end what they come to."""
+
+from collections import Counter
+from pathlib import Path
+
+from ..diff.precision_gap import Apart, apart_text
+from .batches import table
+from .blocks import reached, written
+from .jobs import JobResult
+from .tally import comparisons, exit_code, proofs, statuses_of
+
+
+class CampaignSummary:
+    """The sums over the jobs that are done."""
+
+    def __init__(self) -> None:
+        self._done: list[JobResult] = []
+        self._statuses, self._batches, self._parts = Counter[str](), Counter[str](), Counter[str]()
+        self._cases = 0
+        self._apart: list[Apart] = []
+
+    @property
+    def exit_code(self) -> int:
+        return exit_code(self._statuses)
+
+    def add(self, done: JobResult) -> str:
+        """Count a job. Returns its line."""
+        self._done.append(done)
+        self._cases += len(done.seen)
+        self._statuses.update(statuses_of(done))
+        if done.engine is not None:
+            self._parts.update(done.engine.parts)
+        if done.apart is not None:
+            self._apart.append(done.apart)
+        for seen in done.seen:
+            self._batches.update(seen.paths)
+        said = Counter(f"{seen.status} {seen.known or seen.rule}".strip() for seen in done.seen)
+        again = "".join(f", {comparison}" for comparison in comparisons(done))
+        return f"{done.name}: {dict(said)}{again} {done.error} ({done.start:.0f} s, {done.seconds:.0f} s)"
+
+    def text(self, seconds: float, out: Path, blocks: Path | None) -> str:
+        """What all jobs come to. blocks: the folder in which their processes left what ran."""
+        parts = []
+        if self._batches:
+            parts.append(f"decode batches, by size and by how they ran:\n{table(self._batches)}")
+        if self._parts:
+            parts.append("engines, by the classes that SGLang chose:")
+            parts += [f"{self._parts[name]:>5} {name}" for name in sorted(self._parts)]
+        if self._apart:
+            parts.append(f"float32 and bfloat16, in cases that are equal in both:\n{apart_text(self._apart)}")
+        proven = list(proofs(self._done))
+        if proven:
+            parts += ["entries of the ledger:", *(f"  {line}" for line in proven)]
+        if blocks is not None:
+            parts.append(written(reached(blocks), out / "blocks.txt"))
+        parts.append(f"{dict(self._statuses)} in {seconds:.1f} s, {self._cases / seconds:.2f} cases/s")
+        return "\n".join(parts)
