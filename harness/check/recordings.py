@@ -17,6 +17,7 @@ from eagletwin.harness.core.words import count
 from eagletwin.harness.judge.judge import judge
 
 from .argument import argue, headline
+from .suspects import suspects_text
 
 _SKIPPED = {
     "over_share": "recording took more than its share of the scheduler's time",
@@ -92,6 +93,9 @@ class JudgedServer:
             lines += ["", f"  {self.first.folder}"]
             argument = argue(self.first.trace.header, self.first.verdict, trace=self.first.trace, columns=columns)
             lines += [f"  {line}".rstrip() for line in argument.splitlines()]
+            if self.first.verdict.status == "diverged":
+                known = suspects_text(self.first.trace, self.first.verdict.rule)
+                lines += ["", *(line for text in known for line in fold(text.strip(), columns))]
         if len(self.wrong) > 1:
             lines += ["", "  All that are not equal:"]
             lines += [line for folder, text in self.wrong for line in fold(f"{folder.name}: {text}", columns, "    ", "      ")]

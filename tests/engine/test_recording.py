@@ -171,6 +171,14 @@ def test_a_fix_that_is_undone_shows_in_the_recordings(
     assert f"  {rule}" in session.report(100, "")
 
 
+def test_a_live_bug_is_found_and_named_as_one_that_the_release_has(servers: Servers, folder: Path) -> None:
+    session = recorded_by(servers, folder, "llama-mtp", {})
+    assert session.status == "diverged"
+    report = " ".join(session.report(100, "").split())
+    assert "SGLang 0.5.23 has these, which break this rule with such a draft" in report
+    assert "multi-layer-chunk-tail-2: " in report
+
+
 def test_a_recording_holds_integers_alone_and_nothing_of_a_private_prompt(servers: Servers, folder: Path) -> None:
     before = set(folder.iterdir())
     [prompt] = prompts("llama-tiny", (40,))

@@ -18,6 +18,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from eagletwin.harness.check.recordings import judged
+from eagletwin.harness.check.suspects import suspects, suspects_text
 from eagletwin.harness.core.errors import InputError
 from eagletwin.harness.core.recording import (
     RECORDING,
@@ -26,10 +27,11 @@ from eagletwin.harness.core.recording import (
     RecordedServer,
     RecordingHeader,
     Tables,
+    as_header,
     whole_tables,
 )
 from eagletwin.harness.core.records import Ending, EngineInfo, Record, ServedModel
-from eagletwin.harness.core.trace import HEADER, SCHEMA, TENSORS, write_trace
+from eagletwin.harness.core.trace import HEADER, SCHEMA, TENSORS, Trace, write_trace
 from eagletwin.harness.engines.record_options import FOLDER, OPTIONS, RecordOptions, asked, environment
 from eagletwin.harness.engines.sglang.recording import guard, keeper, plugin
 from eagletwin.harness.engines.sglang.recording.choice import Choice
@@ -405,3 +407,33 @@ def test_a_recording_that_was_edited_is_refused(tmp_path: Path) -> None:
     file.write_text(file.read_text().replace('"num_steps":2', '"num_steps":3'))
     with pytest.raises(InputError, match="edited"):
         judged(tmp_path, frozenset())
+
+
+@pytest.mark.parametrize(
+    ("version", "rule", "layers", "topk", "states", "named"),
+    [
+        ("0.5.23", "draft.input_ids", 2, 1, True, ["multi-layer-chunk-tail-2", "multi-layer-chunk-tail-3"]),
+        ("0.5.23", "commit.path", 2, 2, True, ["multi-layer-topk-path"]),
+        ("0.5.23", "commit.path", 0, 2, True, []),
+        ("0.5.12", "commit.path", 0, 2, True, ["26997-kv", "26997-tokens", "26997-hidden"]),
+        ("0.5.12", "commit.path", 0, 1, True, []),
+        ("0.5.23", "draft.input_ids", 0, 1, False, ["standalone-shift"]),
+        ("0.5.23+dirty.0123", "draft.slots", 0, 2, True, ["row-overflow"]),
+        ("a-fork", "draft.slots", 0, 2, True, []),
+    ],
+)
+def test_a_divergence_names_the_bugs_that_the_release_has(
+    version: str, rule: str, layers: int, topk: int, states: bool, named: list[str]
+) -> None:
+    of = msgspec.structs.replace(
+        header(1),
+        topk=topk,
+        num_draft_tokens=3 if topk == 1 else 4,
+        served=ServedModel(vocab_size=10, mtp_layers=layers, states=states),
+        engine=msgspec.structs.replace(ENGINE, version=version),
+    )
+    trace = Trace(as_header(of, ()), {})
+    assert [entry.id for entry in suspects(trace, rule)] == named
+    text = " ".join(suspects_text(trace, rule))
+    assert all(f"{name}: " in text for name in named)
+    assert ("not confirmed" in text) == bool(named)

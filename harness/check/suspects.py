@@ -1,0 +1,39 @@
+"""Which bugs of the ledger a recording's divergence may be: named by what is known, as no recording can be run again."""
+
+from collections.abc import Iterator
+
+from eagletwin.cases.entry import Entry
+from eagletwin.cases.regressions import LEDGER
+from eagletwin.harness.core.records import ServedModel
+from eagletwin.harness.core.trace import Trace
+from eagletwin.harness.families import RECIPES
+
+
+def suspects(trace: Trace, rule: str) -> list[Entry]:
+    """Bugs that the server's release has, which break this rule with such a draft: of layers, plain, a tree."""
+    header = trace.header
+    served = header.served
+    if not isinstance(served, ServedModel):
+        return []
+    return [
+        entry
+        for entry in LEDGER.values()
+        if entry.rule == rule
+        and entry.is_in(header.engine.version.partition("+")[0])
+        and (RECIPES[entry.case.model].mtp_layers > 0) == (served.mtp_layers > 0)
+        and RECIPES[entry.case.model].reads_states == served.states
+        and (entry.case.topk == 1 or header.case.topk > 1)
+    ]
+
+
+def suspects_text(trace: Trace, rule: str) -> Iterator[str]:
+    """The same as paragraphs."""
+    version = trace.header.engine.version
+    found = suspects(trace, rule)
+    if not found:
+        yield f"Of the ledger no bug that SGLang {version} has breaks this rule with such a draft: this one is new."
+        return
+    yield f"Of the ledger, SGLang {version} has these, which break this rule with such a draft:"
+    for entry in found:
+        yield f"  {entry.id}: {entry.trigger}. `eagletwin prove {entry.id}` shows it, and its candidate fix."
+    yield "A recording cannot be run again, so whether it is one of them is not confirmed."
