@@ -86,7 +86,7 @@ def check_case(case: Case, origin: str) -> None:
     _check_sampling(case, origin)
     if case.engine.sglang.update_weights and not family_of(RECIPES[case.model]).one_checkpoint:
         raise _refuse(
-            f"{origin}: update_weights with {case.model}, whose target and draft have no checkpoint in common",
+            f"{origin}: update_weights with {case.model}: eagletwin has no second checkpoint of it, for both together",
             "use llama-tiny or llama-gqa",
         )
     ids = [request.id for request in case.requests]

@@ -95,7 +95,7 @@ class SearchOptions:
             (
                 self.update_weights is not None and self.model not in (None, *UPDATED),
                 f"--update-weights {self.update_weights} and {model}",
-                "its target and draft have no checkpoint in common",
+                "eagletwin has no second checkpoint of it, for target and draft together",
                 f"use --model {' or '.join(UPDATED)}",
             ),
             (
