@@ -19,13 +19,15 @@ class Seen:
     compared: Compared
 
 
-def _chunked(seen: Seen, started: Started) -> bool:
-    """Also where the prompt was in the cache: what is stored of it was computed in chunks."""
-    return bool(started.chunk) and len(seen.sent.answer.prompt) > started.chunk
+def _chunked(seen: Seen, started: Started) -> bool | None:
+    """Also where the prompt was in the cache: what is stored of it was computed in chunks. A shorter one that came with others
+    may have been cut where their chunk was full, and nothing says whether it was."""
+    longer = bool(started.chunk) and len(seen.sent.answer.prompt) > started.chunk
+    return None if started.chunk and not longer and seen.sent.way == "together" else longer
 
 
-# What may be asked of an answer, by the names that a ledger entry's `loses` has.
-CONDITIONS: Mapping[Condition, Callable[[Seen, Started], bool]] = {
+# What may be asked of an answer, by the names that a ledger entry's `loses` has. None: it is not known.
+CONDITIONS: Mapping[Condition, Callable[[Seen, Started], bool | None]] = {
     "prompts longer than a chunk": _chunked,
     "prefix hits": lambda seen, _: seen.sent.answer.cached > 0,
     "batches": lambda seen, _: seen.sent.way == "together",
@@ -48,7 +50,7 @@ class Diagnosis:
 
     condition  "": nothing is lost; a name of CONDITIONS: the losses share it, and what lacks it is equal; "always": with each
                condition and without it answers lose; "mixed": none of these
-    shares     of the answers with and without each condition
+    shares     of the answers with and without each condition; where that is not known an answer is in neither
     """
 
     condition: str
@@ -63,14 +65,13 @@ def diagnose(all_seen: Sequence[Seen], started: Started) -> Diagnosis:
     """Which condition the unequal answers share."""
     shares: dict[Condition, tuple[AnswerCount, AnswerCount]] = {}
     for name, holds in CONDITIONS.items():
-        having = [seen for seen in all_seen if holds(seen, started)]
-        lacking = [seen for seen in all_seen if not holds(seen, started)]
+        having = [seen for seen in all_seen if holds(seen, started) is True]
+        lacking = [seen for seen in all_seen if holds(seen, started) is False]
         shares[name] = (_share(having), _share(lacking))
     if all(seen.compared.equal for seen in all_seen):
         return Diagnosis("", shares)
-    unequal = sum(not seen.compared.equal for seen in all_seen)
     chances = {
-        name: comb(having.count, unequal) / comb(len(all_seen), unequal)
+        name: comb(having.count, having.unequal) / comb(having.count + lacking.count, having.unequal)
         for name, (having, lacking) in shares.items()
         if lacking.count and not lacking.unequal
     }

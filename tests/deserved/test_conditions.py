@@ -1,0 +1,57 @@
+"""Under which condition rounds are lost: what the losses share, unless chance would have them share it."""
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from eagletwin.harness.deserved.conditions import AnswerCount, diagnose
+
+STARTED: Any = SimpleNamespace(chunk=8)
+
+
+def seen(length: int, way: str = "alone", *, lost: bool = False, cached: int = 0) -> Any:
+    """An answer to a prompt of so many tokens."""
+    answer = SimpleNamespace(prompt=[0] * length, cached=cached)
+    compared = SimpleNamespace(equal=not lost, deserved=SimpleNamespace(rounds=10), used=11 if lost else 10)
+    return SimpleNamespace(sent=SimpleNamespace(answer=answer, way=way), compared=compared)
+
+
+LONG, SHORT = [seen(20)] * 12, [seen(5)] * 20
+LOST = [seen(20, lost=True)] * 6
+
+
+def test_nothing_is_named_where_nothing_is_lost() -> None:
+    assert diagnose([*LONG, *SHORT], STARTED).condition == ""
+
+
+def test_the_condition_that_all_losses_share_is_named_with_its_counts() -> None:
+    found = diagnose([*LONG, *SHORT, *LOST], STARTED)
+    assert found.condition == "prompts longer than a chunk"
+    assert found.shares["prompts longer than a chunk"] == (AnswerCount(18, 6, 180, 186), AnswerCount(20, 0, 200, 200))
+
+
+def test_too_few_losses_are_chance() -> None:
+    assert diagnose([*LONG, *SHORT, LOST[0]], STARTED).condition == "mixed"
+
+
+def test_a_short_prompt_that_came_with_others_may_have_been_cut_and_is_counted_for_neither() -> None:
+    beside = [seen(5, "together", lost=True), seen(5, "together")]
+    found = diagnose([*LONG, *SHORT, *LOST, *beside], STARTED)
+    assert found.condition == "prompts longer than a chunk"
+    assert found.shares["prompts longer than a chunk"] == (AnswerCount(18, 6, 180, 186), AnswerCount(20, 0, 200, 200))
+    assert diagnose([*LONG, *SHORT, *beside], STARTED).condition == "mixed"
+
+
+@pytest.mark.parametrize("way", ["alone", "again"])
+def test_a_short_prompt_by_itself_that_loses_takes_the_condition_away(way: str) -> None:
+    every = [seen(20, "together", lost=True, cached=3), seen(5, "again", cached=3, lost=True), *SHORT]
+    found = diagnose([*LONG, *SHORT, *LOST, *every, seen(5, way, lost=True)], STARTED)
+    assert found.condition == "always"
+
+
+def test_prefix_hits_and_batches_are_known_of_every_answer() -> None:
+    hits = [seen(5, "again", lost=True, cached=4)] * 5
+    assert diagnose([*SHORT, *hits], STARTED).condition == "prefix hits"
+    together = [seen(20, "together", lost=True)] * 5
+    assert diagnose([*LONG, *together], STARTED).condition == "batches"
