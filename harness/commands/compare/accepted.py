@@ -9,7 +9,7 @@ from .questions import Question
 
 
 @dataclass(slots=True)
-class Acceptance:
+class RoundsOfBoth:
     """One configuration: the generated cases that ran to their end on both sides. rounds, tokens: (BASE, HEAD)."""
 
     model: str
@@ -41,12 +41,12 @@ class Acceptance:
         return means is not None and means[1] < means[0]
 
 
-def count_rounds(found: dict[tuple[str, str], Acceptance], question: Question, headers: Sequence[Header]) -> None:
+def count_rounds(found: dict[tuple[str, str], RoundsOfBoth], question: Question, headers: Sequence[Header]) -> None:
     """Add a generated case, of which these are BASE's and HEAD's headers; not one that a side did not finish."""
     if question.entry is not None or any(header.ending.kind != "finished" for header in headers):
         return
     key = question.case.model, question.shape
-    one = found.setdefault(key, Acceptance(*key))
+    one = found.setdefault(key, RoundsOfBoth(*key))
     lengths = [[record.numbers["accept_len"] for record in header.records if record.stage == "verify"] for header in headers]
     one.cases += 1
     one.rounds = (one.rounds[0] + len(lengths[0]), one.rounds[1] + len(lengths[1]))

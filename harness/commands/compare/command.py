@@ -1,51 +1,31 @@
 """`eagletwin compare BASE HEAD`: what a pull request of SGLang breaks, fixes and leaves, as a comment for it."""
 
 import json
-from typing import TYPE_CHECKING, Annotated
-
-import typer
+from typing import TYPE_CHECKING
 
 from eagletwin.cases.reach import unreached, unreached_text
 from eagletwin.harness.core.errors import EXIT_UNKNOWN, InputError
 from eagletwin.harness.core.run_spec import RunSpec, exact, unusual
 from eagletwin.harness.core.terminal import show, width
 
-from ..options import DEFAULT_RUNS, OUTPUT, Runs
+from ..options import DEFAULT_RUNS, Runs, tell
 from ..run_options import HOW, LIMITS, run_options
+from .typed import CASES, MINUTES, AsJson, AsMarkdown, Base, Cases, Head, Ledger, Minutes, Seed
 
 if TYPE_CHECKING:
     from .report import Comparing
 
-CASES, MINUTES = 40, 15.0
-
 
 @run_options(HOW, LIMITS)
 def compare(
-    base: Annotated[str, typer.Argument(metavar="BASE", help="What the change was made from: a release, or a source tree.")],
-    head: Annotated[str, typer.Argument(metavar="HEAD", help="The change: a release, or a source tree.")],
-    cases: Annotated[int, typer.Option(metavar="N", min=0, help="How many generated cases run on both sides.")] = CASES,
-    seed: Annotated[int, typer.Option(metavar="N", min=0, help="The same seed draws the same cases.")] = 0,
-    ledger: Annotated[
-        list[str] | None,
-        typer.Option(
-            metavar="none|all|ID",
-            help="Entries of the ledger that run on both sides: `all` that the mode reaches, `none`, or these. Repeatable. "
-            "Default: all.",
-            show_default=False,
-        ),
-    ] = None,
-    minutes: Annotated[
-        float,
-        typer.Option(
-            metavar="MINUTES",
-            min=0.01,
-            help="Begin no further case after this time, the import of both SGLangs included.",
-        ),
-    ] = MINUTES,
-    markdown: Annotated[
-        bool, typer.Option("--markdown", rich_help_panel=OUTPUT, help="Print a comment for the pull request, in Markdown.")
-    ] = False,
-    as_json: Annotated[bool, typer.Option("--json", rich_help_panel=OUTPUT, help="Print JSON, for programs.")] = False,
+    base: Base,
+    head: Head,
+    cases: Cases = CASES,
+    seed: Seed = 0,
+    ledger: Ledger = None,
+    minutes: Minutes = MINUTES,
+    markdown: AsMarkdown = False,
+    as_json: AsJson = False,
     out: Runs = DEFAULT_RUNS,
     *,
     spec: RunSpec,
@@ -63,7 +43,8 @@ def compare(
     entries = entries_named(ledger or ["all"])
     beyond = [entry for entry in entries if unreached(entry, spec.mode)]
     if beyond and "all" not in (ledger or ["all"]):
-        print("".join(unreached_text(entry, spec.mode) for entry in beyond), end="")
+        said = "\n".join(unreached_text(entry, spec.mode) for entry in beyond)
+        (tell if markdown or as_json else print)(said)  # a program reads JSON or nothing
         return EXIT_UNKNOWN
     own = unusual((("--cases", cases, CASES), ("--seed", seed, 0), ("--minutes", exact(minutes), exact(MINUTES))))
     words = [*own, *(word for name in ledger or () for word in ("--ledger", name))]

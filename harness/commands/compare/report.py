@@ -9,7 +9,7 @@ from eagletwin.harness.core.differs import Changes
 from eagletwin.harness.core.terminal import fold
 from eagletwin.harness.core.words import count
 
-from .accepted import Acceptance
+from .accepted import RoundsOfBoth
 from .groups import GROUPS, Answered, Result, SideResult
 
 SCHEMA = 1
@@ -35,7 +35,7 @@ class Comparing:
     seconds: float
     changes: tuple[Changes, Changes]
     mutual: bool
-    accepted: Sequence[Acceptance] = ()
+    accepted: Sequence[RoundsOfBoth] = ()
     left: int = 0
     unreached: Sequence[str] = ()
     interrupted: bool = False
@@ -72,6 +72,8 @@ class Comparing:
     @property
     def no_functions(self) -> str:
         """What to say where no side was watched."""
+        if not self.result.told:
+            return "No changed function is known to have run, since no case ran to a verdict on both sides."
         return "Which changed functions ran is not known: the two are releases, or differ in too many files to list."
 
 
@@ -174,7 +176,7 @@ def _changes_facts(changes: Changes) -> dict[str, Any]:
     }
 
 
-def _accepted_facts(one: Acceptance) -> dict[str, Any]:
+def _accepted_facts(one: RoundsOfBoth) -> dict[str, Any]:
     means = one.means
     sides = {
         side.lower(): {"rounds": one.rounds[n], "tokens": one.tokens[n], "mean": means[n] if means is not None else None}

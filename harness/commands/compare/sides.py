@@ -22,7 +22,7 @@ from eagletwin.harness.core.verdict import Verdict, View
 from eagletwin.harness.engines.host import Host, WouldNotStart
 from eagletwin.harness.page.run import write_run
 
-from .accepted import Acceptance, count_rounds
+from .accepted import RoundsOfBoth, count_rounds
 from .groups import EQUAL, Answered, SideResult, group_of
 from .questions import Question
 
@@ -65,7 +65,7 @@ class Sides:
     run: RunSpec
     folder: Path
     changes: tuple[Changes, Changes] = field(default_factory=lambda: (Changes(), Changes()))
-    accepted: dict[tuple[str, str], Acceptance] = field(default_factory=dict)
+    accepted: dict[tuple[str, str], RoundsOfBoth] = field(default_factory=dict)
     _trials: dict[tuple[int, View], Trials] = field(default_factory=dict)
 
     def ask(self, question: Question) -> Answered:
@@ -107,7 +107,8 @@ class Sides:
             trial = look(question.case)
         except WouldNotStart as error:
             return SideResult("unknown", _one_line(error.cause)), None
-        self.changes[side].add(trial.differs)
+        if not alone:  # what is run once more was counted
+            self.changes[side].add(trial.differs)
         return said_by(trial), trial
 
     def _again(self, side: int, question: Question, first: SideResult) -> SideResult:
