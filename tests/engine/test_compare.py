@@ -66,7 +66,7 @@ def test_a_change_that_no_case_runs_is_told_nothing_of(tmp_path: Path) -> None:
     assert done.stdout.startswith("## eagletwin: cannot tell\n\n**Cannot tell: none of the changed functions ran")
     assert "3 as before" in done.stdout
     assert "<summary>Changed functions: 0 run, 2 not run</summary>" in done.stdout
-    assert IDLE_NAME.replace("_", "&#95;") in done.stdout
+    assert IDLE_NAME.replace("._", ".&#95;") in done.stdout
 
 
 def test_a_side_that_does_not_import_cannot_be_told(tmp_path: Path) -> None:

@@ -182,6 +182,9 @@ def test_hostile_text_is_no_markdown() -> None:
         text = escaped.removeprefix("<code>").removesuffix("</code>")
         assert not set("|`<>@[]*\\$\n") & set(text), escaped
         assert "&lt;script&gt;" in text
+    assert plain("input_ids of _f, __g__ at www.x.org and x.py:5") == (
+        "input_ids of &#95;f, &#95;&#95;g&#95;&#95; at www&#46;x.org and x.py&#58;5"
+    )
     assert code("sglang.m.f") == "`sglang.m.f`"
     assert code("<script>") == "`<script>`"  # a code span shows it as it is
     assert code("a | b") == "<code>a &#124; b</code>"

@@ -14,7 +14,9 @@ from .report import SHOWN, Comparing, answer_text
 
 MOST_ROWS, MOST_NAMES = 40, 60  # GitHub takes 65,536 letters
 # Markup of GitHub's, with its mentions (@), references (#), mathematics ($), emoji and addresses (a colon within a word, www.).
-_SPECIAL = re.compile(r"[\\`*_\[\]#|~@$]|:(?=\S)|(?<=www)\.", re.IGNORECASE)
+# An underscore within a word is none.
+_WORD = "[A-Za-z0-9]"
+_SPECIAL = re.compile(rf"[\\`*\[\]#|~@$]|(?<!{_WORD})_|_(?!{_WORD})|:(?=\S)|(?<=www)\.", re.IGNORECASE)
 _UNSAFE_IN_CODE = re.compile(r"[`|\\]")
 _BESIDES = {"still diverged": "still diverged, as before", "unknown": "unknown on a side"}
 
