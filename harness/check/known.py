@@ -12,6 +12,7 @@ from eagletwin.cases.entry import Entry
 from eagletwin.cases.reach import unreached
 from eagletwin.cases.regressions import LEDGER
 from eagletwin.harness.core.case import Case
+from eagletwin.harness.core.differs import runs_no_change
 from eagletwin.harness.core.errors import EagletwinError
 from eagletwin.harness.core.run_spec import RunSpec
 from eagletwin.harness.engines.host import Host
@@ -33,7 +34,8 @@ def may_be(host: Host, case: Case, rule: str, run: RunSpec) -> str:
                 trace = engine.run(case, Path(scratch), run.limits, fresh=True)
         except EagletwinError:  # the remedy does not fit this SGLang, or there is no engine for it
             continue
-        if judge(trace, run.without, run.view).status == "equal":
+        verdict = judge(trace, run.without, run.view)
+        if verdict.status == "equal" or runs_no_change(verdict, trace.differs):
             return entry.id
     return ""
 

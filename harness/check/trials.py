@@ -10,7 +10,7 @@ from pathlib import Path
 from msgspec.structs import replace
 
 from eagletwin.harness.core.case import Case, encode_case
-from eagletwin.harness.core.differs import Differs
+from eagletwin.harness.core.differs import Differs, runs_no_change
 from eagletwin.harness.core.records import Header
 from eagletwin.harness.core.run_spec import DEFAULT_RUN, RunSpec
 from eagletwin.harness.core.signature import Signature, signature_of
@@ -38,7 +38,7 @@ class Trial:
     @property
     def unrun(self) -> bool:
         """Whether it is unknown only because it runs no function that its tree changes."""
-        return self.differs is not None and self.verdict.vacuous and self.verdict.reason == self.differs.doubt
+        return runs_no_change(self.verdict, self.differs)
 
     @property
     def signature(self) -> Signature | None:

@@ -16,6 +16,7 @@ from eagletwin.harness.commands.acceptance.command import acceptance
 from eagletwin.harness.commands.bench.command import bench
 from eagletwin.harness.commands.bisect.command import bisect
 from eagletwin.harness.commands.check import check
+from eagletwin.harness.commands.compare.command import compare
 from eagletwin.harness.commands.diff.command import diff
 from eagletwin.harness.commands.doctor.command import doctor
 from eagletwin.harness.commands.fuzz.command import fuzz
@@ -48,6 +49,7 @@ for command in (
     prove,
     bisect,
     diff,
+    compare,
     judge,
     report,
     acceptance,

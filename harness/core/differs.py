@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from msgspec import Struct
 from msgspec.structs import replace
 
+from .verdict import Verdict
 from .words import count
 
 SHOWN = 5  # names of a list that a sentence holds
@@ -81,6 +82,25 @@ class Differs(Struct, frozen=True, kw_only=True):
         if self.unlisted:
             lines.append(f"Each function of {shortened(self.unlisted)} counts as changed: the original is not at hand.")
         return lines
+
+
+def doubts_of(each: Sequence[Differs], *, mutual: bool) -> list[str]:
+    """Why what ran on two SGLangs says nothing about what differs between them; [] if it does.
+
+    mutual  whether each says in what it differs from the other. Then one of them must have run a difference; else each that was
+            changed must have
+    """
+    doubts = [differs.doubt for differs in each if differs.doubt]
+    if not mutual:
+        return doubts
+    if any(differs.functions for differs in each):  # a function that one side has alone is an import of the other's module
+        return [] if any(differs.ran for differs in each) else doubts
+    return [] if any(differs.imported for differs in each) else doubts
+
+
+def runs_no_change(verdict: Verdict, differs: Differs | None) -> bool:
+    """Whether a case is unknown only because it runs no function that its tree changes."""
+    return differs is not None and verdict.vacuous and verdict.reason == differs.doubt
 
 
 def unknown_changes(version: str) -> str:

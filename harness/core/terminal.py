@@ -15,6 +15,8 @@ _COLOURS = {
     "UNKNOWN": "bold yellow",
     "NOTHING FOUND": "bold green",
     r"\d+ FOUND": "bold red",
+    "NOTHING NEWLY BROKEN": "bold green",
+    r"\d+ NEWLY BROKEN": "bold red",
     "NOTHING LOOKED AT": "bold yellow",
     "CANNOT TELL": "bold yellow",
 }

@@ -215,7 +215,7 @@ def test_of_two_sglangs_the_one_that_does_not_start_is_named_with_the_folder(
 
     monkeypatch.setattr(pair, "Zygote", lambda *_, **__: SimpleNamespace(start=lambda: None, close=lambda: None))
     monkeypatch.setattr(pair, "_half", half)
-    monkeypatch.setattr(pair, "_watches", lambda _: (None, None))
+    monkeypatch.setattr(pair, "watches", lambda _: (None, None))
     monkeypatch.setattr(source, "resolve", lambda name: name)
     assert diff("25015", sglang=["0.5.22", "0.5.23"], out=tmp_path) == 125
     said = capsys.readouterr()

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from eagletwin.cases.ledger import case_of
+from eagletwin.harness.core.differs import doubts_of
 from eagletwin.harness.core.errors import EXIT_DIVERGED, EXIT_EQUAL, EXIT_UNKNOWN, InputError
 from eagletwin.harness.core.mode import CPU
 from eagletwin.harness.core.run_spec import RunSpec
@@ -113,18 +114,10 @@ def _exit_code(result: "Comparison", traces: "list[Trace]") -> int:
 
 
 def _doubts(traces: "list[Trace]") -> list[str]:
-    """Why two traces that are the same say nothing about what differs between the two SGLangs; [] if they do.
-
-    Of two that were compared with one another, one must have run a difference; else each that was changed must have."""
+    """Why two traces that are the same say nothing about what differs between the two SGLangs; [] if they do."""
     if traces[0].header.engine.version == traces[1].header.engine.version:
         return []
-    each = [trace.differs for trace in traces if trace.differs is not None]
-    doubts = [differs.doubt for differs in each if differs.doubt]
-    if not _mutual(traces):
-        return doubts
-    if any(differs.functions for differs in each):  # a function that one side has alone is an import of the other's module
-        return [] if any(differs.ran for differs in each) else doubts
-    return [] if any(differs.imported for differs in each) else doubts
+    return doubts_of([trace.differs for trace in traces if trace.differs is not None], mutual=_mutual(traces))
 
 
 def _mutual(traces: "list[Trace]") -> bool:

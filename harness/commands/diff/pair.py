@@ -53,8 +53,8 @@ def run_pair(
     run: RunSpec = DEFAULT_RUN,
 ) -> tuple[Half, Half]:
     """Run the case on each, in fresh forks, below `folder`. Raises OneWouldNotStart."""
-    watches = _watches(sources)
-    zygotes = [Zygote(source, run.mode, watch=watch) for source, watch in zip(sources, watches, strict=True)]
+    watched = watches(sources) or (None, None)
+    zygotes = [Zygote(source, run.mode, watch=watch) for source, watch in zip(sources, watched, strict=True)]
     try:
         for zygote in zygotes:  # they import at once
             zygote.start()
@@ -70,12 +70,13 @@ def run_pair(
     return halves[0], halves[1]
 
 
-def _watches(sources: tuple[Source, Source]) -> tuple[Watch | None, Watch | None]:
-    """What each engine looks for: in what it differs from the other; None: in what it differs from what it was made from."""
+def watches(sources: tuple[Source, Source]) -> tuple[Watch | None, Watch | None] | None:
+    """What each engine looks for: in what it differs from the other; two None: in what it differs from what it was made from,
+    since both are releases, or differ in too much. None alone: no file differs."""
     if all(source.difference is None and not source.tree for source in sources):
         return None, None  # two releases
     try:
-        return between(*sources) or (None, None)
+        return between(*sources)
     except TooMany as error:
         tell(f"{error}, more than are listed: which of their functions run is looked at in each tree by itself")
         return None, None

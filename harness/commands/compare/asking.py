@@ -1,0 +1,119 @@
+"""One comparison from its two names to its report: both SGLangs are started, asked question by question, and summed up."""
+
+import json
+import sys
+import time
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from eagletwin.harness.core.differs import Changes, doubts_of
+from eagletwin.harness.core.errors import EXIT_INTERRUPTED, AlreadyReported
+from eagletwin.harness.core.folders import new_run_folder
+from eagletwin.harness.core.run_spec import RunSpec
+from eagletwin.harness.core.words import count
+from eagletwin.harness.engines.host import Host, WouldNotStart
+from eagletwin.harness.engines.source import Source, resolve
+from eagletwin.harness.engines.start import Zygote
+
+from ..diff.pair import watches
+from ..options import tell
+from .groups import Answered, Result
+from .questions import Question
+from .report import SIDES, Comparing, facts_of
+from .sides import Sides
+
+RECORD = "comparison.json"  # in the run folder: what --json prints
+
+
+@dataclass(slots=True, kw_only=True)
+class Asking:
+    """What is asked of both sides, and the answers so far.
+
+    names    what was typed for BASE and HEAD
+    seconds  no question is begun after them; command: what a person types to have it again
+    """
+
+    names: tuple[str, str]
+    questions: Sequence[Question]
+    seconds: float
+    command: str
+    unreached: Sequence[str]
+    run: RunSpec
+    out: Path
+    _answers: list[Answered] = field(default_factory=list)
+    _failed: str = ""
+    _sides: Sides | None = None
+
+    def report(self, show: Callable[[Comparing], None]) -> int:
+        """Ask, show what came of it, and keep it in the run folder; the exit code. What ends it early loses no answer."""
+        begun = time.monotonic()
+        sources = resolve(self.names[0]), resolve(self.names[1])
+        watched = watches(sources)
+        folder = new_run_folder(self.out, "compare")
+        mutual, ended = watched is not None and watched[0] is not None, False
+        try:
+            if watched is None or sources[0].called == sources[1].called:
+                self._failed = "BASE and HEAD are the same SGLang, file by file"
+            else:
+                zygotes = [Zygote(source, self.run.mode, watch=one) for source, one in zip(sources, watched, strict=True)]
+                self._ask(zygotes, folder, begun + self.seconds)
+            ended = True
+        except KeyboardInterrupt:
+            raise AlreadyReported(EXIT_INTERRUPTED) from None
+        finally:
+            one = self._comparing(sources, folder, time.monotonic() - begun, mutual=mutual, interrupted=not ended)
+            show(one)
+            (folder / RECORD).write_text(json.dumps(facts_of(one), indent=1) + "\n", encoding="utf-8")
+        return one.result.exit_code
+
+    def _ask(self, zygotes: Sequence[Zygote], folder: Path, until: float) -> None:
+        with ExitStack() as stack:
+            for zygote in zygotes:
+                stack.callback(zygote.close)
+            for zygote in zygotes:  # they import at once
+                zygote.start()
+            hosts = [stack.enter_context(Host(zygote)) for zygote in zygotes]
+            _progress(f"importing both SGLangs; then {count(len(self.questions), 'case')} on each")
+            for side, host in zip(SIDES, hosts, strict=True):
+                try:
+                    host.connection()
+                except WouldNotStart as error:
+                    tell(f"{side}: {error.kept_in(folder)}")
+                    self._failed = f"{side}: {' '.join(error.cause.split())}"
+                    return
+            self._sides = Sides((hosts[0], hosts[1]), self.names, self.run, folder)
+            for number, question in enumerate(self.questions, 1):
+                if time.monotonic() >= until:
+                    break
+                answer = self._sides.ask(question)
+                self._answers.append(answer)
+                _progress(f"{number} of {len(self.questions)}  {question.name}: {answer.group}")
+
+    def _comparing(
+        self, sources: tuple[Source, Source], folder: Path, seconds: float, *, mutual: bool, interrupted: bool
+    ) -> Comparing:
+        sides = self._sides
+        changes = (Changes(), Changes()) if sides is None else sides.changes
+        each = [one.differs for one in changes if one.differs is not None]
+        return Comparing(
+            result=Result(tuple(self._answers), doubts_of(each, mutual=mutual), self._failed),
+            names=self.names,
+            versions=(sources[0].called, sources[1].called),
+            command=self.command,
+            folder=folder,
+            seconds=seconds,
+            changes=changes,
+            mutual=mutual,
+            accepted=() if sides is None else tuple(sides.accepted.values()),
+            left=len(self.questions) - len(self._answers),
+            unreached=self.unreached,
+            interrupted=interrupted,
+        )
+
+
+def _progress(text: str) -> None:
+    """For a person who waits: a pipe, such as the log of a CI job, is told nothing."""
+    if sys.stderr.isatty():
+        tell(text)

@@ -1,0 +1,77 @@
+"""`eagletwin compare BASE HEAD`: what a pull request of SGLang breaks, fixes and leaves, as a comment for it."""
+
+import json
+from typing import TYPE_CHECKING
+
+from eagletwin.cases.reach import unreached, unreached_text
+from eagletwin.harness.core.errors import EXIT_UNKNOWN, InputError
+from eagletwin.harness.core.run_spec import RunSpec, exact, unusual
+from eagletwin.harness.core.terminal import show, width
+
+from ..options import DEFAULT_RUNS, Runs, tell
+from ..run_options import HOW, LIMITS, run_options
+from .typed import CASES, MINUTES, AsJson, AsMarkdown, Base, Cases, Head, Ledger, Minutes, Seed
+
+if TYPE_CHECKING:
+    from .report import Comparing
+
+
+@run_options(HOW, LIMITS)
+def compare(
+    base: Base,
+    head: Head,
+    cases: Cases = CASES,
+    seed: Seed = 0,
+    ledger: Ledger = None,
+    minutes: Minutes = MINUTES,
+    markdown: AsMarkdown = False,
+    as_json: AsJson = False,
+    out: Runs = DEFAULT_RUNS,
+    *,
+    spec: RunSpec,
+) -> int:
+    """Compare a pull request of SGLang with its base: what it breaks, what it fixes, and what it does to acceptance.
+
+    The same generated cases and entries of the ledger run on both, unchanged. Exit codes: 1 something is newly broken; 125 it
+    cannot be told: none of the changed functions ran, or a side could not run; 0 otherwise.
+    """
+    if markdown and as_json:
+        raise InputError("--markdown and --json", consequence="nothing was run", remedy="leave out either")
+    from .asking import Asking
+    from .questions import asked_of_ledger, entries_named, generated
+
+    entries = entries_named(ledger or ["all"])
+    beyond = [entry for entry in entries if unreached(entry, spec.mode)]
+    if beyond and "all" not in (ledger or ["all"]):
+        said = "\n".join(unreached_text(entry, spec.mode) for entry in beyond)
+        (tell if markdown or as_json else print)(said)  # a program reads JSON or nothing
+        return EXIT_UNKNOWN
+    own = unusual((("--cases", cases, CASES), ("--seed", seed, 0), ("--minutes", exact(minutes), exact(MINUTES))))
+    words = [*own, *(word for name in ledger or () for word in ("--ledger", name))]
+    questions = [*generated(cases, seed, spec.mode), *asked_of_ledger(entries, spec.mode)]
+    if not questions:
+        raise InputError(
+            "--cases 0 and no entry of the ledger", consequence="nothing was run", remedy="give either, or leave both out"
+        )
+    asking = Asking(
+        names=(base, head),
+        questions=questions,
+        seconds=60 * minutes,
+        command=spec.command("compare", base, head, *words, *["--markdown"] * markdown, *["--json"] * as_json),
+        unreached=tuple(entry.id for entry in beyond),
+        run=spec,
+        out=out,
+    )
+    return asking.report(lambda one: _print(one, markdown=markdown, as_json=as_json))
+
+
+def _print(one: "Comparing", *, markdown: bool, as_json: bool) -> None:
+    from .markdown import markdown_of
+    from .report import facts_of, text_of
+
+    if as_json:
+        print(json.dumps(facts_of(one), indent=1))
+    elif markdown:
+        print(markdown_of(one))
+    else:
+        show(text_of(one, width()))

@@ -1,0 +1,160 @@
+"""Two verdicts of one case, sorted into a group, and all groups summed up in one result. Nothing here runs anything."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+from eagletwin.harness.core.errors import EXIT_DIVERGED, EXIT_EQUAL, EXIT_UNKNOWN
+from eagletwin.harness.core.signature import Signature, without_numbers
+from eagletwin.harness.core.words import count
+
+from .questions import Question
+
+Status = Literal["equal", "broken", "unknown"]
+# `otherwise`: wrong on both sides, and first in another way; `unknown`: on one side or both.
+Group = Literal["newly broken", "newly fixed", "still diverged", "diverged otherwise", "unknown", "as before"]
+GROUPS: tuple[Group, ...] = (
+    "newly broken",
+    "newly fixed",
+    "still diverged",
+    "diverged otherwise",
+    "unknown",
+    "as before",
+)
+
+
+@dataclass(frozen=True, slots=True)
+class SideResult:
+    """What one side made of a case.
+
+    status     broken: diverged, or the worker did not survive
+    line       what is wrong, or why nothing can be said, on one line
+    signature  of what is wrong
+    """
+
+    status: Status
+    line: str = ""
+    signature: Signature | None = None
+
+    @property
+    def text(self) -> str:
+        return self.status if self.status == "equal" else self.line or self.status
+
+    @property
+    def rule(self) -> str:
+        return self.signature.rule if self.signature is not None else ""
+
+
+EQUAL = SideResult("equal")
+
+
+def group_of(base: SideResult, head: SideResult) -> Group:
+    """What the change does to a case. What is unknown on a side is never counted as kept, broken or fixed."""
+    if "unknown" in (base.status, head.status):
+        return "unknown"
+    if base.status == head.status == "equal":
+        return "as before"
+    if base.status == "equal":
+        return "newly broken"
+    if head.status == "equal":
+        return "newly fixed"
+    return "still diverged" if base.signature == head.signature else "diverged otherwise"
+
+
+@dataclass(frozen=True, slots=True)
+class Answered:
+    """A question with the answers of both sides.
+
+    known   the ledger's bug that explains it; "" if none is known
+    again   the command that shows it again; "" where there is nothing to show
+    folder  the run folder of HEAD, of what is newly broken
+    """
+
+    question: Question
+    base: SideResult
+    head: SideResult
+    known: str = ""
+    again: str = ""
+    folder: Path | None = None
+
+    @property
+    def group(self) -> Group:
+        return group_of(self.base, self.head)
+
+    @property
+    def undecided(self) -> bool:
+        """Whether it keeps the result open: HEAD may be wrong there, and BASE does not say whether it was before.
+
+        What neither side can be told of, for the same reason, is no work of the change; what is right on HEAD is not broken.
+        """
+        if self.group == "diverged otherwise":
+            return True
+        if self.group != "unknown" or self.head.status == "equal":
+            return False
+        return not (self.base.status == self.head.status and without_numbers(self.base.line) == without_numbers(self.head.line))
+
+
+@dataclass(frozen=True, slots=True)
+class Result:
+    """What all answers say together.
+
+    doubts  why they say nothing about the change; none if some of what changed ran
+    failed  why nothing ran
+    """
+
+    answers: Sequence[Answered]
+    doubts: Sequence[str] = ()
+    failed: str = ""
+
+    def of(self, group: Group) -> list[Answered]:
+        return [answer for answer in self.answers if answer.group == group]
+
+    @property
+    def told(self) -> bool:
+        """Whether anything was compared."""
+        return any(answer.group != "unknown" for answer in self.answers)
+
+    @property
+    def exit_code(self) -> int:
+        if self.of("newly broken"):
+            return EXIT_DIVERGED
+        return EXIT_UNKNOWN if self.open else EXIT_EQUAL
+
+    @property
+    def open(self) -> str:
+        """Why the result is open, in a sentence without its end; "" if it is not, or something is newly broken."""
+        if self.of("newly broken"):
+            return ""
+        if self.failed:
+            return self.failed
+        if not self.told:
+            return "no case ran to a verdict on both sides"
+        if self.doubts:
+            return "none of the changed functions ran, so nothing is said of the change"
+        undecided = [answer for answer in self.answers if answer.undecided]
+        otherwise = sum(answer.group == "diverged otherwise" for answer in undecided)
+        parts = [f"{count(otherwise, 'case')} diverged on both sides, and not in the same way"] if otherwise else []
+        left = len(undecided) - otherwise
+        parts += [f"{count(left, 'case')} could not be told on HEAD, or on BASE where HEAD is wrong"] if left else []
+        return "; ".join(parts)
+
+    @property
+    def word(self) -> str:
+        """How the result is called."""
+        broken = len(self.of("newly broken"))
+        if broken:
+            return f"{broken} NEWLY BROKEN"
+        return "CANNOT TELL" if self.open else "NOTHING NEWLY BROKEN"
+
+    @property
+    def sentence(self) -> str:
+        """The result in one sentence."""
+        numbers = ", ".join(f"{len(self.of(group))} {group}" for group in GROUPS if self.of(group))
+        broken = self.of("newly broken")
+        if broken:
+            names = ", ".join(answer.question.name for answer in broken[:3]) + (", …" if len(broken) > 3 else "")
+            return f"HEAD breaks what BASE has right ({names}): {numbers}."
+        if self.open:
+            return f"Cannot tell: {self.open}{f' ({numbers})' if numbers else ''}."
+        return f"HEAD breaks nothing that BASE has right: {numbers}."

@@ -1,0 +1,82 @@
+"""A comparison as a comment of a pull request, in GitHub's Markdown.
+
+Names of cases come from eagletwin, and all else from trees, paths and messages of exceptions that others wrote: whatever it is,
+it is shown as it is, ends no table cell and no code span, and is no tag, no link and no mention of a person.
+"""
+
+import html
+import re
+
+from eagletwin.harness.core.words import count
+
+from .groups import Answered, Group
+from .report import SHOWN, Comparing, answer_text
+
+MOST_ROWS, MOST_NAMES = 40, 60  # GitHub takes 65,536 letters
+# Markup of GitHub's, with its mentions (@), references (#), mathematics ($), emoji and addresses (a colon within a word, www.).
+# An underscore within a word is none.
+_WORD = "[A-Za-z0-9]"
+_SPECIAL = re.compile(rf"[\\`*\[\]#|~@$]|(?<!{_WORD})_|_(?!{_WORD})|:(?=\S)|(?<=www)\.", re.IGNORECASE)
+_UNSAFE_IN_CODE = re.compile(r"[`|\\]")
+_BESIDES = {"still diverged": "still diverged, as before", "unknown": "unknown on a side"}
+
+
+def plain(text: str) -> str:
+    """Text that is nothing but text, on one line."""
+    line = " ".join(text.split())
+    return _SPECIAL.sub(lambda found: f"&#{ord(found[0])};", html.escape(line, quote=False))
+
+
+def code(text: str) -> str:
+    """Text in the letters of code, on one line, in a table cell too."""
+    line = " ".join(text.split())
+    if not line:
+        return ""
+    # no backslash hides a backtick in a code span, and where a pipe is escaped depends on who reads the table
+    return f"<code>{plain(line)}</code>" if _UNSAFE_IN_CODE.search(line) else f"`{line}`"
+
+
+def markdown_of(one: Comparing) -> str:
+    """The whole comment."""
+    result = one.result
+    sides = f"HEAD {code(one.names[1])} ({code(one.versions[1])}) against BASE {code(one.names[0])} ({code(one.versions[0])})"
+    lines = [f"## eagletwin: {plain(one.headline.lower())}", "", f"**{plain(result.sentence)}**", ""]
+    lines += [f"{sides}.", plain(one.asked), ""]
+    shown = [answer for group in SHOWN for answer in result.answers if answer.group == group]
+    if shown:
+        lines += ["| | case | what is wrong | again |", "|---|---|---|---|", *map(_row, shown[:MOST_ROWS])]
+        lines += ["", f"{count(len(shown) - MOST_ROWS, 'more row')} in comparison.json."] if len(shown) > MOST_ROWS else []
+        lines.append("")
+    return "\n".join([*lines, *_functions(one), "", *_accepted(one), "", f"Again: {code(one.command)}"])
+
+
+def _row(answer: Answered) -> str:
+    group: Group = answer.group
+    word = _BESIDES.get(group, group)
+    word = f"**{word}**" if group == "newly broken" else word
+    said = "<br>".join(plain(line) for line in answer_text(answer))
+    return f"| {word} | {code(answer.question.name)} | {said} | {code(answer.again)} |"
+
+
+def _functions(one: Comparing) -> list[str]:
+    ran = sum(len(changes.differs.ran) for changes in one.changes if changes.differs is not None)
+    idle = sum(len(changes.differs.idle) for changes in one.changes if changes.differs is not None)
+    listed = one.functions(MOST_NAMES)
+    title = f"Changed functions: {ran} run, {idle} not run" if listed else "Changed functions: not known"
+    lines = ["<details>", f"<summary>{title}</summary>", ""]
+    for side, texts in listed:
+        lines += [f"{side}:", "", *(f"* {plain(text)}" for text in texts), ""]
+    lines += [] if listed else [one.no_functions, ""]
+    return [*lines, "</details>"]
+
+
+def _accepted(one: Comparing) -> list[str]:
+    if not one.accepted:
+        return ["Tokens a round commits: no generated case ran to its end on both sides."]
+    lines = ["Tokens a round commits, over the generated cases that both sides finished:", ""]
+    lines += ["| model | shape | cases | BASE | HEAD | |", "|---|---|---:|---:|---:|---|"]
+    for accepted in one.accepted:
+        base, head, change = accepted.text
+        change = f"**{change}**" if accepted.fell else change
+        lines.append(f"| {code(accepted.model)} | {accepted.shape} | {accepted.cases} | {base} | {head} | {change} |")
+    return lines

@@ -1,0 +1,115 @@
+"""What both sides are asked: generated cases, the same for the same seed, and entries of the ledger as the tree is.
+
+The generated cases are drawn once, before anything runs, so that what one side shows changes nothing that the other is asked.
+Each kind has one engine configuration. Kinds whose live bugs show in nearly every case are drawn without what triggers these: a
+case that diverges on both sides says little of a change.
+"""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+from msgspec.structs import replace
+
+from eagletwin.cases.entry import Entry
+from eagletwin.cases.ledger import ledger_of
+from eagletwin.cases.profiles import draw_from_seeds_alone
+from eagletwin.cases.reach import unreached
+from eagletwin.cases.strategies import TOPKS, VALUES, Focus, cases, focus_of
+from eagletwin.harness.core.case import Case
+from eagletwin.harness.core.dtype import WIDEST
+from eagletwin.harness.core.errors import InputError
+from eagletwin.harness.core.mode import Mode
+from eagletwin.harness.core.verdict import DECLARED_VIEW, View
+from eagletwin.harness.families import RECIPES
+
+from ..gpu.plan import drawn
+
+STEPS = (3, 2, 4, 5)  # of a draft with one layer: two steps or more, so that each kind has draft decode
+_SIMPLEST = 4  # Hypothesis begins with the simplest cases, which have one token and no round
+
+
+@dataclass(frozen=True, slots=True)
+class _Kind:
+    """A kind of generated case. tree: whether its verify trees have branches."""
+
+    name: str
+    model: str
+    tree: bool = False
+
+
+# In the order in which a short list has them.
+_KINDS = (
+    _Kind("chain", "llama-tiny"),
+    _Kind("tree", "llama-tiny", tree=True),
+    _Kind("eagle3-chain", "llama-eagle3"),
+    _Kind("layers", "llama-mtp"),
+    _Kind("plain-draft", "llama-standalone"),
+    _Kind("eagle3-tree", "llama-eagle3-full", tree=True),
+    _Kind("gqa-chain", "llama-gqa"),
+    _Kind("layers-chained", "llama-mtp-chain"),
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Question:
+    """A case that both sides run, how it is judged, and the entry that it belongs to; None: it was generated."""
+
+    name: str
+    case: Case
+    view: View = DECLARED_VIEW
+    entry: Entry | None = None
+
+    @property
+    def shape(self) -> str:
+        return "tree" if self.case.topk > 1 else "chain"
+
+
+def generated(count: int, seed: int, mode: Mode) -> list[Question]:
+    """So many cases, kind after kind, so that those of one engine follow each other."""
+    draw_from_seeds_alone()
+    found = []
+    for number, kind in enumerate(_KINDS):
+        share = count // len(_KINDS) + (number < count % len(_KINDS))
+        if share:
+            found += list(_of_kind(kind, share, seed * 7919 + number, WIDEST[mode.dtype]))
+    return found
+
+
+def _of_kind(kind: _Kind, share: int, seed: int, widest: int) -> Iterator[Question]:
+    focus = _focus(kind, seed, widest)
+    plain, layers = not RECIPES[kind.model].reads_states, RECIPES[kind.model].mtp_layers > 0
+    for number, case in enumerate(drawn(cases(focus, held=tuple(VALUES)), share + _SIMPLEST, seed)[-share:], 1):
+        name = f"{kind.name}-{number}"
+        # at a chunk's end drafts of several layers are wrong in all releases (ledger entries multi-layer-chunk-tail)
+        case = replace(case, name=name, chunks=() if layers else case.chunks)
+        yield Question(name, case, "shifted" if plain else DECLARED_VIEW)
+
+
+def _focus(kind: _Kind, seed: int, widest: int) -> Focus:
+    recipe = RECIPES[kind.model]
+    wide = TOPKS[1 + seed % (len(TOPKS) - 1)] if kind.tree else TOPKS[0]
+    held = {"model": kind.model, "topk": min(widest, wide)}
+    if not recipe.mtp_layers:
+        held["num_steps"] = STEPS[seed % len(STEPS)]
+    if not recipe.reads_states:  # its prefix cache is keyed wrongly in all releases (ledger entry standalone-keys)
+        held["radix_cache"] = False
+    return focus_of(seed, widest, **held)
+
+
+def entries_named(names: Sequence[str]) -> list[Entry]:
+    """The entries that `--ledger` names: none, all, or by their ids. Raises InputError."""
+    if "none" not in names:
+        return ledger_of(list(names))
+    if len(set(names)) > 1:
+        raise InputError(
+            "--ledger none, and other entries as well",
+            consequence="nothing was run",
+            remedy="leave out either",
+        )
+    return []
+
+
+def asked_of_ledger(entries: Sequence[Entry], mode: Mode) -> list[Question]:
+    """The entries that the mode reaches, each once, in the view in which the entry's bug is a divergence."""
+    once = {entry.id: entry for entry in entries if not unreached(entry, mode)}
+    return [Question(entry.id, entry.case, entry.red.view, entry) for entry in once.values()]

@@ -1,0 +1,185 @@
+"""A comparison as a person reads it on a terminal, and as a program reads it (JSON)."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from eagletwin.harness.core.differs import Changes
+from eagletwin.harness.core.terminal import fold
+from eagletwin.harness.core.words import count
+
+from .accepted import RoundsOfBoth
+from .groups import GROUPS, Answered, Result, SideResult
+
+SCHEMA = 1
+SIDES = ("BASE", "HEAD")
+SHOWN = ("newly broken", "newly fixed", "still diverged", "diverged otherwise", "unknown")  # one by one; the rest is counted
+GONE = "Only in the other"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Comparing:
+    """All that a report says.
+
+    names     what was typed for BASE and HEAD; versions: what traces call them
+    changes   what ran of the difference, on each side; mutual: whether each side was compared with the other, file by file
+    left      questions that time left no room for; unreached: entries that the mode does not reach
+    """
+
+    result: Result
+    names: tuple[str, str]
+    versions: tuple[str, str]
+    command: str
+    folder: Path
+    seconds: float
+    changes: tuple[Changes, Changes]
+    mutual: bool
+    accepted: Sequence[RoundsOfBoth] = ()
+    left: int = 0
+    unreached: Sequence[str] = ()
+    interrupted: bool = False
+
+    @property
+    def headline(self) -> str:
+        return f"{'INTERRUPTED, ' if self.interrupted else ''}{self.result.word}"
+
+    @property
+    def asked(self) -> str:
+        """How much was run, in words."""
+        entries = sum(answer.question.entry is not None for answer in self.result.answers)
+        cases = len(self.result.answers) - entries
+        bugs = f"{entries} {'entry' if entries == 1 else 'entries'} of the ledger"
+        text = f"{count(cases, 'generated case')} and {bugs} ran on both sides in {self.seconds:.0f} s."
+        if self.left:
+            text += f" {self.left} more did not run, since time was up or the command was ended."
+        if self.unreached:
+            text += f" Not reached in this mode: {', '.join(self.unreached)}."
+        return text
+
+    def functions(self, shown: int) -> list[tuple[str, list[str]]]:
+        """Of each side what differs, run and not run, `shown` names of a kind."""
+        found = []
+        for side, changes in zip(SIDES, self.changes, strict=True):
+            differs = changes.differs
+            if differs is None:
+                continue
+            often = [f"{name} in {changes.ran[name]} of {count(changes.of, 'run')}" for name in differs.ran]
+            lines = differs.listed(often, shown=shown, gone=GONE if self.mutual else "Removed")
+            found.append((side, lines or ["Nothing but comments, documentation, and what the other has alone."]))
+        return found
+
+    @property
+    def no_functions(self) -> str:
+        """What to say where no side was watched."""
+        if not self.result.told:
+            return "No changed function is known to have run, since no case ran to a verdict on both sides."
+        return "Which changed functions ran is not known: the two are releases, or differ in too many files to list."
+
+
+def answer_text(answer: Answered) -> list[str]:
+    """What each side made of a case, in sentences."""
+    known = f" Known: {answer.known}." if answer.known else ""
+    if answer.group == "newly broken":
+        return [f"HEAD: {answer.head.text}.{known}"]
+    if answer.group == "newly fixed":
+        return [f"BASE: {answer.base.text}."]
+    if answer.group == "still diverged":
+        return [f"{answer.head.text}.{known}"]
+    return [f"BASE: {answer.base.text}.", f"HEAD: {answer.head.text}.{known}"]
+
+
+def text_of(one: Comparing, columns: int) -> str:
+    """The report for a terminal."""
+    result = one.result
+    lines = [f"{one.headline}  HEAD {one.names[1]} against BASE {one.names[0]}", ""]
+    lines += [*fold(result.sentence, columns), *fold(one.asked, columns)]
+    for group in SHOWN:
+        answers = [answer for answer in result.answers if answer.group == group]
+        if answers:
+            lines += ["", f"  {group.capitalize()}:"]
+        for answer in answers:
+            said = " ".join(answer_text(answer))
+            lines += fold(f"{answer.question.name}: {said}", columns, "    ", "      ")
+            lines += [f"      again:  {answer.again}"] if answer.again else []
+            lines += [f"      folder: {answer.folder}"] if answer.folder is not None else []
+    lines += ["", "  The two differ, file by file:" if one.mutual else "  What differs:"]
+    for side, listed in one.functions(20):
+        lines += [line for text in listed for line in fold(f"{side}: {text}", columns, "    ", "          ")]
+    if not one.functions(0):
+        lines += fold(one.no_functions, columns, "    ")
+    lines += ["", "  Tokens a round commits, over the generated cases that both sides finished:"]
+    for accepted in one.accepted:
+        base, head, change = accepted.text
+        lines.append(
+            f"    {accepted.model}, {accepted.shape}, {count(accepted.cases, 'case')}: {base} -> {head}  {change}".rstrip()
+        )
+    lines += [] if one.accepted else ["    none was run"]
+    return "\n".join([*lines, "", f"  again:  {one.command}", f"  folder: {one.folder}"])
+
+
+def facts_of(one: Comparing) -> dict[str, Any]:
+    """The object that --json prints, and comparison.json holds (docs/guide/compare.md)."""
+    result = one.result
+    return {
+        "schema": SCHEMA,
+        "result": one.result.word.lower().lstrip("0123456789 "),
+        "sentence": result.sentence,
+        "exit_code": result.exit_code,
+        "interrupted": one.interrupted,
+        "base": {"name": one.names[0], "version": one.versions[0]},
+        "head": {"name": one.names[1], "version": one.versions[1]},
+        "command": one.command,
+        "folder": str(one.folder),
+        "seconds": round(one.seconds, 3),
+        "counts": {group: len(result.of(group)) for group in GROUPS},
+        "not_run": one.left,
+        "not_reached": list(one.unreached),
+        "answers": [_answer_facts(answer) for answer in result.answers],
+        "functions": {
+            side.lower(): _changes_facts(changes) for side, changes in zip(SIDES, one.changes, strict=True) if changes.differs
+        },
+        "acceptance": [_accepted_facts(accepted) for accepted in one.accepted],
+    }
+
+
+def _answer_facts(answer: Answered) -> dict[str, Any]:
+    return {
+        "name": answer.question.name,
+        "kind": "case" if answer.question.entry is None else "entry",
+        "model": answer.question.case.model,
+        "shape": answer.question.shape,
+        "group": answer.group,
+        "base": _side_facts(answer.base),
+        "head": _side_facts(answer.head),
+        "known": answer.known,
+        "again": answer.again,
+        "folder": str(answer.folder) if answer.folder is not None else "",
+    }
+
+
+def _side_facts(side: SideResult) -> dict[str, str]:
+    return {"status": side.status, "rule": side.rule, "line": side.line}
+
+
+def _changes_facts(changes: Changes) -> dict[str, Any]:
+    differs = changes.differs
+    assert differs is not None
+    return {
+        "against": differs.base,
+        "run": changes.ran,
+        "not_run": list(differs.idle),
+        "outside_of_functions": list(differs.modules),
+        "gone": list(differs.removed),
+        "not_run_here": list(differs.files),
+        "runs": changes.of,
+    }
+
+
+def _accepted_facts(one: RoundsOfBoth) -> dict[str, Any]:
+    means = one.means
+    sides = {
+        side.lower(): {"rounds": one.rounds[n], "tokens": one.tokens[n], "mean": means[n] if means is not None else None}
+        for n, side in enumerate(SIDES)
+    }
+    return {"model": one.model, "shape": one.shape, "cases": one.cases, **sides}

@@ -1,0 +1,229 @@
+"""`eagletwin compare`: into which group two verdicts put a case, what all groups say together, and what the comment escapes."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from eagletwin.cases.regressions import LEDGER
+from eagletwin.harness.check.trials import Trial
+from eagletwin.harness.cli.main import typed
+from eagletwin.harness.commands.compare.accepted import RoundsOfBoth, count_rounds
+from eagletwin.harness.commands.compare.groups import EQUAL, GROUPS, Answered, Result, SideResult, group_of
+from eagletwin.harness.commands.compare.markdown import code, markdown_of, plain
+from eagletwin.harness.commands.compare.questions import Question, asked_of_ledger, entries_named, generated
+from eagletwin.harness.commands.compare.report import Comparing, facts_of, text_of
+from eagletwin.harness.commands.compare.sides import said_by
+from eagletwin.harness.core.differs import Changes, Differs
+from eagletwin.harness.core.errors import InputError
+from eagletwin.harness.core.mode import CPU
+from eagletwin.harness.core.records import Ending, EngineInfo, Header
+from eagletwin.harness.core.signature import Signature
+from eagletwin.harness.core.trace import Recorder, new_header
+from eagletwin.harness.core.verdict import Verdict
+
+CASE = LEDGER["25015"].case
+ENGINE = EngineInfo(name="none", version="0", device="cpu", kernels="none", torch="0", triton="0")
+WRONG = SideResult("broken", "wrong", Signature(rule="draft.positions", stage="draft.decode"))
+OTHER = SideResult("broken", "other", Signature(rule="draft.kv", stage="draft.extend"))
+CRASH = SideResult("broken", "fell", Signature(rule="engine.crash", cause="KeyError in f"))
+UNDECIDED = SideResult("unknown", "3 of 7 choices are ties")
+REFUSED = SideResult("unknown", "SGLang does not run this configuration")
+
+PAIRS = {
+    (EQUAL, EQUAL): "as before",
+    (EQUAL, WRONG): "newly broken",
+    (EQUAL, CRASH): "newly broken",
+    (WRONG, EQUAL): "newly fixed",
+    (CRASH, EQUAL): "newly fixed",
+    (WRONG, WRONG): "still diverged",
+    (CRASH, CRASH): "still diverged",
+    (WRONG, OTHER): "diverged otherwise",
+    (WRONG, CRASH): "diverged otherwise",
+    (UNDECIDED, EQUAL): "unknown",
+    (EQUAL, UNDECIDED): "unknown",
+    (WRONG, UNDECIDED): "unknown",
+    (UNDECIDED, WRONG): "unknown",
+    (REFUSED, REFUSED): "unknown",
+}
+
+
+def answered(base: SideResult, head: SideResult, **more: object) -> Answered:
+    return Answered(Question("one", CASE), base, head, **more)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(("base", "head"), PAIRS)
+def test_two_sides_are_sorted_into_a_group(base: SideResult, head: SideResult) -> None:
+    assert group_of(base, head) == PAIRS[base, head]
+    assert set(PAIRS.values()) == set(GROUPS)
+
+
+AS_BEFORE, BROKEN, OPEN = answered(EQUAL, EQUAL), answered(EQUAL, WRONG), answered(EQUAL, UNDECIDED)
+RESULTS = {
+    "all as before": ([AS_BEFORE], 0, "NOTHING NEWLY BROKEN"),
+    "fixed, and still diverged": ([AS_BEFORE, answered(WRONG, EQUAL), answered(OTHER, OTHER)], 0, "NOTHING NEWLY BROKEN"),
+    "broken": ([AS_BEFORE, BROKEN], 1, "1 NEWLY BROKEN"),
+    "broken, and another fixed": ([BROKEN, answered(WRONG, EQUAL)], 1, "1 NEWLY BROKEN"),
+    "broken, and another cannot be told": ([OPEN, answered(WRONG, OTHER), BROKEN], 1, "1 NEWLY BROKEN"),
+    "HEAD cannot be told": ([AS_BEFORE, OPEN], 125, "CANNOT TELL"),
+    "HEAD is wrong, and BASE cannot be told": ([AS_BEFORE, answered(UNDECIDED, WRONG)], 125, "CANNOT TELL"),
+    "HEAD is right, and BASE cannot be told": ([AS_BEFORE, answered(UNDECIDED, EQUAL)], 0, "NOTHING NEWLY BROKEN"),
+    "neither can be told, for one reason": ([AS_BEFORE, answered(REFUSED, REFUSED)], 0, "NOTHING NEWLY BROKEN"),
+    "neither can be told, for two reasons": ([AS_BEFORE, answered(REFUSED, UNDECIDED)], 125, "CANNOT TELL"),
+    "wrong otherwise": ([AS_BEFORE, answered(WRONG, OTHER)], 125, "CANNOT TELL"),
+    "nothing else than refused": ([answered(REFUSED, REFUSED)], 125, "CANNOT TELL"),
+    "nothing at all": ([], 125, "CANNOT TELL"),
+}
+
+
+@pytest.mark.parametrize("what", RESULTS)
+def test_all_groups_together_have_one_exit_code(what: str) -> None:
+    answers, exit_code, word = RESULTS[what]
+    result = Result(answers)
+    assert (result.exit_code, result.word) == (exit_code, word)
+    assert result.sentence.startswith({0: "HEAD breaks nothing", 1: "HEAD breaks what", 125: "Cannot tell: "}[exit_code])
+
+
+def test_a_change_that_did_not_run_is_told_nothing_of_unless_something_broke() -> None:
+    doubt = ("this tree differs from 0.5.23 in f, and the case runs none of it",)
+    assert Result([AS_BEFORE], doubt).exit_code == 125
+    assert "none of the changed functions ran" in Result([AS_BEFORE], doubt).sentence
+    assert Result([AS_BEFORE, BROKEN], doubt).exit_code == 1
+    assert Result([], failed="HEAD: SGLang cannot be imported").sentence.startswith(
+        "Cannot tell: HEAD: SGLang cannot be imported"
+    )
+
+
+def header(*lengths: int, ending: str = "finished") -> Header:
+    recorder = Recorder()
+    for number, length in enumerate(lengths):
+        recorder.add("a", number, "verify", numbers={"accept_len": length})
+    return new_header(CASE, "", ENGINE, Ending(kind=ending), recorder.records)  # type: ignore[arg-type]
+
+
+DIFFERS = Differs(base="0.5.23", functions=("sglang.m.f",))
+UNRUN = Verdict(status="unknown", reason=DIFFERS.doubt, vacuous=True, exercised=("draft_decode",))
+
+
+def test_a_case_that_runs_no_change_counts_for_what_it_compared() -> None:
+    trial = Trial(CASE, UNRUN, header(), (), differs=DIFFERS)
+    assert said_by(trial) == EQUAL
+    idle = Verdict(status="unknown", reason=DIFFERS.doubt, vacuous=True)  # and does not do what it is for
+    assert said_by(Trial(CASE, idle, header(), (), differs=DIFFERS)).status == "unknown"
+    other = Verdict(status="unknown", reason="the case is for 'tree', which did not happen", vacuous=True)
+    assert said_by(Trial(CASE, other, header(), (), differs=DIFFERS)).status == "unknown"
+
+
+def test_a_crash_is_broken_and_another_end_is_unknown() -> None:
+    crash = Verdict(status="unknown", rule="engine.crash", reason="KeyError:\n  'a'")
+    said = said_by(Trial(CASE, crash, header(ending="crashed"), ()))
+    assert (said.status, said.line) == ("broken", "engine.crash: KeyError: 'a'")
+    assert said_by(Trial(CASE, Verdict(status="unknown", reason="ties", undecided=True), header(), ())).status == "unknown"
+
+
+def test_tokens_a_round_are_counted_where_both_sides_finished() -> None:
+    found: dict[tuple[str, str], RoundsOfBoth] = {}
+    count_rounds(found, Question("one", CASE), (header(3, 3), header(2, 2, 2)))
+    count_rounds(found, Question("two", CASE), (header(1), header(ending="crashed")))
+    count_rounds(found, Question("25015", CASE, entry=LEDGER["25015"]), (header(1), header(1)))
+    [one] = found.values()
+    assert (one.model, one.shape, one.cases, one.rounds, one.tokens) == ("llama-tiny", "chain", 1, (2, 3), (6, 6))
+    assert one.text == ("3.000", "2.000", "-33.3%")
+    assert one.fell
+    assert RoundsOfBoth("m", "tree", 1, (2, 2), (6, 6)).text[2] == "same"
+    assert RoundsOfBoth("m", "tree", 1, (0, 2), (0, 6)).text == ("no round", "no round", "")
+
+
+def test_the_same_seed_asks_the_same_and_has_each_kind() -> None:
+    first, second = (generated(16, 0, CPU) for _ in range(2))
+    assert first == second
+    assert first != generated(16, 1, CPU)
+    assert len(first) == len({one.name for one in first}) == 16
+    assert {one.shape for one in first} == {"chain", "tree"}
+    assert {one.case.model for one in first} >= {"llama-tiny", "llama-eagle3", "llama-mtp", "llama-standalone"}
+    assert [len(generated(count, 0, CPU)) for count in (0, 1, 9)] == [0, 1, 9]
+
+
+def test_the_ledger_is_asked_as_the_tree_is_and_once() -> None:
+    asked = asked_of_ledger(entries_named(["25015", "8409", "25015"]), CPU)
+    assert [(one.name, one.view) for one in asked] == [("25015", "slot_layout"), ("8409", "true_tree")]
+    assert entries_named(["none"]) == []
+    assert not any(one.name.startswith("context-end") for one in asked_of_ledger(entries_named(["all"]), CPU))
+    with pytest.raises(InputError, match="and other entries as well"):
+        entries_named(["none", "25015"])
+
+
+def test_options_that_exclude_each_other_are_refused() -> None:
+    with pytest.raises(InputError, match="--markdown and --json"):
+        typed(["compare", "a", "b", "--markdown", "--json"])
+    with pytest.raises(InputError, match="no entry of the ledger"):
+        typed(["compare", "a", "b", "--cases", "0", "--ledger", "none"])
+
+
+HOSTILE = "a|b `c` <script>alert(1)</script> @someone #1 [x](http://y) **z** \\| $e$\nnext & so"
+
+
+def comparing(answers: list[Answered], **more: object) -> Comparing:
+    given: dict[str, object] = {
+        "result": Result(answers),
+        "names": ("0.5.23", HOSTILE),
+        "versions": ("0.5.23", "1a2b3c4d5e"),
+        "command": f"eagletwin compare 0.5.23 '{HOSTILE}'",
+        "folder": Path("runs"),
+        "seconds": 1.5,
+        "changes": (Changes(), Changes(Differs(base=HOSTILE, functions=(HOSTILE,)), {}, 3)),
+        "mutual": True,
+    }
+    return Comparing(**{**given, **more})  # type: ignore[arg-type]
+
+
+def test_hostile_text_is_no_markdown() -> None:
+    for escaped in (plain(HOSTILE), code(HOSTILE)):
+        text = escaped.removeprefix("<code>").removesuffix("</code>")
+        assert not set("|`<>@[]*\\$\n") & set(text), escaped
+        assert "&lt;script&gt;" in text
+    assert plain("input_ids of _f, __g__ at www.x.org and x.py:5") == (
+        "input_ids of &#95;f, &#95;&#95;g&#95;&#95; at www&#46;x.org and x.py&#58;5"
+    )
+    assert code("sglang.m.f") == "`sglang.m.f`"
+    assert code("<script>") == "`<script>`"  # a code span shows it as it is
+    assert code("a | b") == "<code>a &#124; b</code>"
+
+
+def test_the_comment_has_whole_tables_and_no_tag_of_others() -> None:
+    said = SideResult("broken", HOSTILE, WRONG.signature)
+    answers = [answered(EQUAL, said, again=HOSTILE), answered(WRONG, EQUAL), answered(said, said, known=HOSTILE)]
+    text = markdown_of(comparing(answers, accepted=[RoundsOfBoth("llama-tiny", "chain", 3, (2, 3), (6, 6))]))
+    assert text.startswith("## eagletwin: 1 newly broken\n\n**HEAD breaks what BASE has right")
+    rows = [line for line in text.split("\n") if line.startswith("| ")]
+    assert [row.split(" | ")[0] for row in rows[1:4]] == ["| **newly broken**", "| newly fixed", "| still diverged, as before"]
+    assert {row.count("|") for row in rows if "newly" in row or "still" in row} == {5}
+    assert "<script" not in text
+    assert "@someone" not in text
+    assert text.count("<details>") == text.count("</details>") == 1
+    assert "<summary>Changed functions: 0 run, 1 not run</summary>" in text
+    assert "| `llama-tiny` | chain | 3 | 3.000 | 2.000 | **-33.3%** |" in text
+
+
+def test_a_report_for_a_terminal_names_each_case_and_what_to_type() -> None:
+    broken = answered(EQUAL, WRONG, again="eagletwin check 25015 --sglang pr", folder=Path("runs/broken-one"))
+    text = text_of(comparing([broken, answered(OTHER, OTHER, known="8409")], left=4, unreached=("context-end-reads",)), 80)
+    assert text.startswith("1 NEWLY BROKEN  HEAD ")
+    assert "    one: HEAD: wrong.\n      again:  eagletwin check 25015 --sglang pr\n      folder: runs/broken-one\n" in text
+    assert "    one: other. Known: 8409." in text
+    said = " ".join(text.split())
+    assert "4 more did not run" in said
+    assert "Not reached in this mode: context-end-reads." in said
+    assert text_of(comparing([AS_BEFORE], interrupted=True), 80).startswith("INTERRUPTED, NOTHING NEWLY BROKEN")
+
+
+def test_programs_read_an_object_whose_fields_are_documented() -> None:
+    accepted = [RoundsOfBoth("llama-tiny", "chain", 3, (2, 3), (6, 6))]
+    facts = json.loads(json.dumps(facts_of(comparing([BROKEN, AS_BEFORE], accepted=accepted))))
+    assert (facts["result"], facts["exit_code"]) == ("newly broken", 1)
+    assert facts["counts"] == {group: int(group in ("newly broken", "as before")) for group in GROUPS}
+    assert facts["answers"][0]["head"] == {"status": "broken", "rule": "draft.positions", "line": "wrong"}
+    assert facts["functions"]["head"]["not_run"] == [HOSTILE]
+    guide = (Path(__file__).parents[2] / "docs/guide/compare.md").read_text().partition("## `--json`")[2]
+    fields = [*facts, *facts["answers"][0], *facts["functions"]["head"], *facts["acceptance"][0], "rounds", "tokens", "mean"]
+    assert not [name for name in fields if f"`{name}`" not in guide]
