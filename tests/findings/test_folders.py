@@ -58,7 +58,7 @@ def test_a_folder_without_one_of_its_files_is_refused(finding: Path, file: str) 
 def test_a_patch_that_does_not_apply_is_refused(finding: Path) -> None:
     patch = finding / "fix.patch"
     patch.write_text(patch.read_text().replace("-        if page_size > 1", "-        if page_size > 2"))
-    with pytest.raises(InputError, match=r"does not apply to the installed SGLang: error: patch failed.*\n  so:  its test"):
+    with pytest.raises(InputError, match=r"(?s)does not apply to the installed SGLang: error: patch failed.*\n  so:  its test"):
         attempt(finding)
 
 

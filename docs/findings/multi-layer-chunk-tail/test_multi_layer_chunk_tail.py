@@ -101,7 +101,9 @@ def _prefill(reqs, lens, chunked_req):
         patch.object(ForwardBatch, "init_new", return_value=forward_batch),
         patch.object(multi_layer_eagle_worker_v2, "rotate_input_ids", _rotate),
     ):
-        result = worker._draft_extend_for_prefill(batch, torch.zeros(sum(lens), 4), bonus)
+        result = worker._draft_extend_for_prefill(
+            batch, torch.zeros(sum(lens), 4), bonus
+        )
     return [runner.consumed for runner in worker.draft_runner_list], result
 
 
