@@ -136,7 +136,16 @@ def _run(test: Path, checkout: Path) -> dict[str, list[str]]:
         str(checkout),
         str(result),
     ]
-    done = subprocess.run(command, cwd=checkout, env=environment, capture_output=True, text=True, timeout=SECONDS, check=False)
+    try:
+        done = subprocess.run(
+            command, cwd=checkout, env=environment, capture_output=True, text=True, timeout=SECONDS, check=False
+        )
+    except subprocess.TimeoutExpired as error:
+        raise InputError(
+            f"{_short(test)} did not end within {SECONDS} s",
+            consequence="it shows nothing",
+            remedy="let it call the one function that is wrong",
+        ) from error
     if not result.exists():
         raise InputError(
             f"{_short(test)} cannot be run:\n{done.stderr[-2000:]}",
