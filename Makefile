@@ -1,6 +1,7 @@
 # Verbs: run, quick, test, setup, lint, bench; python: the core on another Python; sweep: many generated cases on the unmodified
-# release; quality: how small found cases get; shadow: each kernel launch in Triton's interpreter as well; lock: requirements/*.lock
-# anew. CONTRIBUTING.md says how long each takes. All paths are relative: the checkout may lie anywhere.
+# release; quality: how small found cases get; findings: docs/findings' tests for SGLang, red on the release and green with their
+# patches; shadow: each kernel launch in Triton's interpreter as well; lock: requirements/*.lock anew. CONTRIBUTING.md says how
+# long each takes. All paths are relative: the checkout may lie anywhere.
 PYTHON ?= python3.11
 # On Linux the common package index serves torch with CUDA libraries (gigabytes). Any build of this version will do.
 TORCH ?= torch==2.13.0
@@ -22,7 +23,7 @@ KEPT = "$(PYTHON)" -c 'import os, sys; sys.exit(not os.path.samefile(sys._base_e
 # `make python` puts its environments here, one a Python.
 OTHER = build/$(notdir $(PYTHON))
 
-.PHONY: run quick test python setup lint sweep quality shadow bench lock clean
+.PHONY: run quick test python setup lint sweep quality shadow bench lock findings clean
 
 run: setup
 	$(BIN)/eagletwin prove 25015 26329 row-overflow multi-layer-chunk-tail-3
@@ -53,6 +54,9 @@ quality: setup
 shadow: setup
 	$(BIN)/eagletwin prove all --kernels shadow
 	$(BIN)/eagletwin fuzz --cases 100 --minutes 600 --kernels shadow
+
+findings: setup
+	$(BIN)/python -m tests.findings.attempt
 
 bench: setup
 	$(BIN)/eagletwin bench all --write docs/records

@@ -1,0 +1,194 @@
+"""Whether upstream can take a finding: its test is red on the installed SGLang, and green with its patch.
+
+A finding's folder in docs/findings/ holds a report, a patch of SGLang's source and a test, which needs SGLang alone. Here the
+files that the patch changes are copied as a checkout has them (`python/sglang/...`), git applies the patch to them, and
+run_test.py imports them in place of the installed ones. `make findings` shows every folder; test_folders.py asks the same in
+the test suite.
+"""
+
+import importlib.util
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+from eagletwin.harness.core.errors import HarnessError, InputError
+
+ROOT = Path(__file__).parents[2]
+FINDINGS = ROOT / "docs" / "findings"
+SECONDS = 300  # a test that takes a tenth of it is a bad test; a hanging one must end
+
+
+@dataclass(frozen=True)
+class Attempt:
+    """The tests of one folder, before and after the patch."""
+
+    name: str
+    ran: int
+    red: list[str]
+    seconds: tuple[float, float]
+
+    def line(self) -> str:
+        before, after = self.seconds
+        return f"{self.name:26} red {before:5.1f} s ({len(self.red)} of {self.ran} fail)   green {after:5.1f} s with fix.patch"
+
+
+def folders() -> list[Path]:
+    return sorted(path for path in FINDINGS.iterdir() if path.is_dir())
+
+
+def attempt(folder: Path) -> Attempt:
+    """Raises InputError if the folder is not what upstream can take."""
+    patch, test = _files(folder)
+    with tempfile.TemporaryDirectory() as place:
+        checkout = Path(place) / "sglang"
+        take_out(patch, checkout)
+        start = time.monotonic()
+        before = _run(test, checkout)
+        middle = time.monotonic()
+        if before["errors"] or before["skipped"] or not before["failures"]:
+            raise InputError(
+                f"{_short(test)} does not fail by an assertion on the release: {_tally(before)}",
+                consequence="it does not show the bug",
+                remedy="let it compare what SGLang computes with what is right, and give it all that SGLang asks for",
+            )
+        _apply(patch, checkout)
+        after = _run(test, checkout)
+        if after["errors"] or after["skipped"] or after["failures"] or after["ran"] != before["ran"]:
+            raise InputError(
+                f"{_short(test)} does not pass with {patch.name}: {_tally(after)}",
+                consequence="the patch does not cure what the test shows",
+                remedy="mend either, and run the test in a checkout with the patch",
+            )
+        return Attempt(folder.name, before["ran"], before["failures"], (middle - start, time.monotonic() - middle))
+
+
+def _files(folder: Path) -> tuple[Path, Path]:
+    patch, test = folder / "fix.patch", folder / f"test_{folder.name.replace('-', '_')}.py"
+    for file in (folder / "report.md", patch, test):
+        if not file.is_file():
+            raise InputError(
+                f"{_short(file)} is not there",
+                consequence="upstream cannot take the finding",
+                remedy="add the file, or remove the folder",
+            )
+    return patch, test
+
+
+def changed(patch: Path) -> list[str]:
+    """The files that a patch changes, as paths in a checkout."""
+    files = re.findall(r"^\+\+\+ b/(\S+)$", patch.read_text(encoding="utf-8"), re.MULTILINE)
+    if not files or not all(file.startswith("python/sglang/") for file in files):
+        raise InputError(
+            f"{_short(patch)} changes {', '.join(files) or 'no file'}",
+            consequence="it cannot be applied to the installed SGLang",
+            remedy="make it with `git diff` in a checkout of SGLang, of files in python/sglang/ alone",
+        )
+    return files
+
+
+def take_out(patch: Path, checkout: Path) -> None:
+    """The installed files that a patch changes, where a checkout has them; the patch fits them."""
+    copy_out(checkout, changed(patch))
+    _apply(patch, checkout, "--check")
+
+
+def copy_out(checkout: Path, files: list[str]) -> None:
+    """The installed files, where a checkout has them. One that is not installed is left out: git will name it."""
+    spec = importlib.util.find_spec("sglang")
+    if spec is None or spec.origin is None:
+        raise HarnessError("sglang is not installed", consequence="no finding was tried", remedy="make setup")
+    site = Path(spec.origin).parents[1]
+    for file in files:
+        installed, copy = site / Path(file).relative_to("python"), checkout / file
+        copy.parent.mkdir(parents=True, exist_ok=True)
+        if installed.is_file():
+            shutil.copy(installed, copy)
+
+
+def _apply(patch: Path, checkout: Path, *options: str) -> None:
+    environment = os.environ | {"GIT_CEILING_DIRECTORIES": str(checkout.parent)}  # in no repository: paths as they are
+    done = subprocess.run(
+        ["git", "apply", *options, str(patch)], cwd=checkout, env=environment, capture_output=True, text=True, check=False
+    )
+    if done.returncode:
+        raise InputError(
+            f"{_short(patch)} does not apply to the installed SGLang: {done.stderr.strip()}",
+            consequence="its test was not run",
+            remedy="make it anew with `git diff` in a checkout of this release",
+        )
+
+
+def _run(test: Path, checkout: Path) -> dict[str, list[str]]:
+    """What run_test.py says of the test, run with this SGLang and without eagletwin."""
+    result = checkout / "result.json"
+    result.unlink(missing_ok=True)
+    environment = {name: value for name, value in os.environ.items() if not name.startswith(("EAGLETWIN_", "TRITON_INTERPRET"))}
+    environment.pop("PYTHONPATH", None)
+    environment["OMP_NUM_THREADS"] = "1"
+    command = [
+        sys.executable,
+        "-W",
+        "ignore",
+        str(Path(__file__).with_name("run_test.py")),
+        str(test),
+        str(checkout),
+        str(result),
+    ]
+    try:
+        done = subprocess.run(
+            command, cwd=checkout, env=environment, capture_output=True, text=True, timeout=SECONDS, check=False
+        )
+    except subprocess.TimeoutExpired as error:
+        raise InputError(
+            f"{_short(test)} did not end within {SECONDS} s",
+            consequence="it shows nothing",
+            remedy="let it call the one function that is wrong",
+        ) from error
+    if not result.exists():
+        raise InputError(
+            f"{_short(test)} cannot be run:\n{done.stderr[-2000:]}",
+            consequence="it shows nothing",
+            remedy="run it by itself; it may import sglang, torch and the standard library",
+        )
+    said = json.loads(result.read_text(encoding="utf-8"))
+    if not said["imported"] and not said["errors"]:
+        raise InputError(
+            f"{_short(test)} imports no file that the patch changes",
+            consequence="the patch was not tried",
+            remedy="import what is wrong from the file that the patch mends",
+        )
+    return said | {"output": done.stderr[-3000:]}
+
+
+def _tally(said: dict[str, list[str]]) -> str:
+    parts = [f"{kind}: {', '.join(said[kind])}" for kind in ("failures", "errors", "skipped") if said[kind]]
+    return f"{said['ran']} ran; {'; '.join(parts) or 'all pass'}\n{said['output']}"
+
+
+def _short(path: Path) -> str:
+    return str(path.relative_to(ROOT)) if path.is_relative_to(ROOT) else str(path)
+
+
+def main() -> int:
+    """Every folder, a line each; 0 if upstream can take all."""
+    wrong = 0
+    if not folders():
+        raise HarnessError(f"{_short(FINDINGS)} has no folder", consequence="no finding was tried", remedy="a whole checkout")
+    for folder in folders():
+        try:
+            print(attempt(folder).line(), flush=True)
+        except InputError as error:
+            wrong += 1
+            print(f"{folder.name:26} WRONG\nerror: {error}", flush=True)
+    return 1 if wrong else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

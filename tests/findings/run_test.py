@@ -1,0 +1,113 @@
+"""Run one test file of a finding, and write what came of it: `python run_test.py TEST.py CHECKOUT RESULT.json`.
+
+Modules of SGLang that lie in the checkout (`python/sglang/...`) are imported from there, all others from the installed package.
+SGLang imports torchvision wherever it is imported, for image models alone. Where it is absent, a stand-in whose names are empty
+classes takes its place. eagletwin cannot be imported here: what upstream takes must not need it.
+"""
+
+import importlib.abc
+import importlib.machinery
+import importlib.util
+import json
+import sys
+import types
+import unittest
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+ABSENT = "torchvision"
+
+
+class EmptyType(type):
+    """Class of empty classes: any public attribute is another one."""
+
+    def __getattr__(cls, name: str) -> Any:
+        if name.startswith("__"):
+            raise AttributeError(name)
+        return EmptyType(name, (), {})
+
+
+class EmptyModule(types.ModuleType):
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("__"):
+            raise AttributeError(name)
+        return EmptyType(name, (), {})
+
+
+class StandIn(importlib.abc.MetaPathFinder, importlib.abc.Loader):
+    def find_spec(
+        self,
+        fullname: str,
+        path: Sequence[str] | None = None,  # noqa: ARG002  the import system's signature
+        target: types.ModuleType | None = None,  # noqa: ARG002
+    ) -> importlib.machinery.ModuleSpec | None:
+        if fullname.partition(".")[0] == ABSENT:
+            return importlib.machinery.ModuleSpec(fullname, self, is_package=True)
+        return None
+
+    def create_module(self, spec: importlib.machinery.ModuleSpec) -> types.ModuleType:
+        return EmptyModule(spec.name)
+
+    def exec_module(self, module: types.ModuleType) -> None:
+        pass
+
+
+class Checkout(importlib.abc.MetaPathFinder):
+    """Finds the modules that the patch changes."""
+
+    def __init__(self, place: Path) -> None:
+        files = sorted(place.rglob("*.py"))
+        self.files = {".".join(file.relative_to(place).with_suffix("").parts): file for file in files}
+
+    def find_spec(
+        self,
+        fullname: str,
+        path: Sequence[str] | None = None,  # noqa: ARG002  the import system's signature
+        target: types.ModuleType | None = None,  # noqa: ARG002
+    ) -> importlib.machinery.ModuleSpec | None:
+        file = self.files.get(fullname)
+        return file and importlib.util.spec_from_file_location(fullname, file)
+
+
+def stand_in() -> None:
+    """transformers looks for torchvision once and keeps the answer: it looks before there is something to find."""
+    if importlib.util.find_spec(ABSENT) is None:
+        from transformers.utils import import_utils
+
+        for name in dir(import_utils):
+            if name.startswith("is_torchvision") and name.endswith("_available"):
+                getattr(import_utils, name)()
+        sys.meta_path.append(StandIn())
+
+
+def names(found: list[tuple[Any, str]]) -> list[str]:
+    """Of the tests, each once: one with parts that fail is listed for each of them."""
+    return sorted({one.id().removeprefix("finding.").partition(" ")[0] for one, _ in found})
+
+
+def main(test: str, checkout: str, result: str) -> None:
+    sys.modules["eagletwin"] = None  # type: ignore[assignment]
+    stand_in()
+    patched = Checkout(Path(checkout) / "python")
+    sys.meta_path.insert(0, patched)
+    spec = importlib.util.spec_from_file_location("finding", test)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules["finding"] = module
+    spec.loader.exec_module(module)
+    outcome = unittest.TextTestRunner().run(unittest.defaultTestLoader.loadTestsFromModule(module))
+    said = {
+        "ran": outcome.testsRun,
+        "failures": names(outcome.failures),
+        "errors": names(outcome.errors),
+        "skipped": names(outcome.skipped),
+        "imported": [name for name in patched.files if name in sys.modules],
+    }
+    with open(result, "w", encoding="utf-8") as file:
+        json.dump(said, file)
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

@@ -1,0 +1,108 @@
+"""Each finding that upstream can take is red on the release and green with its patch, and what it is not is said."""
+
+import ast
+import shutil
+import sys
+from pathlib import Path
+
+import pytest
+
+from eagletwin.harness.core.errors import InputError
+
+from .attempt import FINDINGS, attempt, changed, folders, take_out
+
+INDEX = FINDINGS.parent / "index.md"
+# Red and green takes two imports of SGLang a folder: the gravest two here, and all by `make findings`.
+IN_THE_SUITE = ("multi-layer-topk-path", "row-overflow")
+MAY_IMPORT = {"sglang", "torch", *sys.stdlib_module_names}
+
+
+@pytest.mark.parametrize("name", IN_THE_SUITE)
+@pytest.mark.slow
+def test_the_test_is_red_on_the_release_and_green_with_the_patch(name: str) -> None:
+    assert attempt(FINDINGS / name).red
+
+
+@pytest.mark.parametrize("folder", folders(), ids=lambda folder: folder.name)
+def test_the_patch_applies_to_the_installed_release(folder: Path, tmp_path: Path) -> None:
+    take_out(folder / "fix.patch", tmp_path / "checkout")
+    assert all((tmp_path / "checkout" / file).is_file() for file in changed(folder / "fix.patch"))
+
+
+@pytest.mark.parametrize("folder", folders(), ids=lambda folder: folder.name)
+def test_a_finding_needs_sglang_and_torch_alone_and_is_registered_for_ci(folder: Path) -> None:
+    [test] = folder.glob("test_*.py")
+    source = test.read_text(encoding="utf-8")
+    nodes = list(ast.walk(ast.parse(source)))
+    imported = {alias.name for node in nodes if isinstance(node, ast.Import) for alias in node.names}
+    imported |= {node.module or "" for node in nodes if isinstance(node, ast.ImportFrom)}
+    assert {name.partition(".")[0] for name in imported} <= MAY_IMPORT
+    assert 'suite="base-a-test-cpu")' in source
+    assert all(len(line) <= 88 for line in source.splitlines() if "http" not in line and '"""' not in line)
+
+
+@pytest.mark.parametrize("folder", folders(), ids=lambda folder: folder.name)
+def test_a_report_has_the_parts_of_the_template_and_is_linked(folder: Path) -> None:
+    report = (folder / "report.md").read_text(encoding="utf-8")
+    heads = [line for line in report.splitlines() if line.startswith("#")]
+    assert heads[1:] == ["## Describe the bug", "## Reproduction", "## Environment"]
+    assert f"findings/{folder.name}/report.md" in INDEX.read_text(encoding="utf-8")
+
+
+@pytest.fixture
+def finding(tmp_path: Path) -> Path:
+    folder = tmp_path / "row-overflow"
+    shutil.copytree(FINDINGS / "row-overflow", folder)
+    return folder
+
+
+@pytest.mark.parametrize("file", ["report.md", "fix.patch", "test_row_overflow.py"])
+def test_a_folder_without_one_of_its_files_is_refused(finding: Path, file: str) -> None:
+    (finding / file).unlink()
+    with pytest.raises(InputError, match=rf"{file} is not there\n  so:  upstream cannot take the finding\n  try: add the file"):
+        attempt(finding)
+
+
+def test_a_patch_that_does_not_apply_is_refused(finding: Path) -> None:
+    patch = finding / "fix.patch"
+    patch.write_text(patch.read_text().replace("-        if page_size > 1", "-        if page_size > 2"))
+    with pytest.raises(InputError, match=r"(?s)does not apply to the installed SGLang: error: patch failed.*\n  so:  its test"):
+        attempt(finding)
+
+
+def test_a_patch_of_other_files_is_refused(finding: Path) -> None:
+    patch = finding / "fix.patch"
+    patch.write_text("--- a/README.md\n+++ b/README.md\n@@ -1 +1 @@\n-a\n+b\n")
+    with pytest.raises(InputError, match=r"changes README\.md\n  so:  it cannot be applied"):
+        changed(patch)
+
+
+@pytest.mark.parametrize(
+    ("body", "said"),
+    [
+        (
+            "import sglang.srt.mem_cache.allocation_sizing; self.fail('always')",
+            r"does not pass with fix\.patch: 1 ran; failures",
+        ),
+        ("pass", r"imports no file that the patch changes"),
+        (
+            "import sglang.srt.mem_cache.allocation_sizing",
+            r"does not fail by an assertion on the release: 1 ran; all pass",
+        ),
+        ("self.absent", r"does not fail by an assertion on the release: 1 ran; errors"),
+        ("import eagletwin", r"does not fail by an assertion on the release: 1 ran; errors"),
+    ],
+)
+@pytest.mark.slow
+def test_a_test_that_does_not_show_the_bug_is_refused(finding: Path, body: str, said: str) -> None:
+    lines = ["import unittest", "class One(unittest.TestCase):", "    def test_it(self):", f"        {body}"]
+    (finding / "test_row_overflow.py").write_text("\n".join(lines))
+    with pytest.raises(InputError, match=said):
+        attempt(finding)
+
+
+@pytest.mark.slow
+def test_a_test_that_cannot_be_imported_is_refused(finding: Path) -> None:
+    (finding / "test_row_overflow.py").write_text("import eagletwin")
+    with pytest.raises(InputError, match=r"(?s)cannot be run:.*ModuleNotFoundError.*\n  so:  it shows nothing"):
+        attempt(finding)
