@@ -95,7 +95,7 @@ class JudgedServer:
             lines += [f"  {line}".rstrip() for line in argument.splitlines()]
             if self.first.verdict.status == "diverged":
                 known = suspects_text(self.first.trace, self.first.verdict.rule)
-                lines += ["", *(line for text in known for line in fold(text.strip(), columns))]
+                lines += ["", *(line for text in known for line in fold(text, columns))]
         if len(self.wrong) > 1:
             lines += ["", "  All that are not equal:"]
             lines += [line for folder, text in self.wrong for line in fold(f"{folder.name}: {text}", columns, "    ", "      ")]

@@ -35,5 +35,5 @@ def suspects_text(trace: Trace, rule: str) -> Iterator[str]:
         return
     yield f"Of the ledger, SGLang {version} has these, which break this rule with such a draft:"
     for entry in found:
-        yield f"  {entry.id}: {entry.trigger}. `eagletwin prove {entry.id}` shows it, and its candidate fix."
+        yield f"{entry.id}: {entry.trigger}. `eagletwin prove {entry.id}` shows it, and its candidate fix."
     yield "A recording cannot be run again, so whether it is one of them is not confirmed."

@@ -55,6 +55,8 @@ RECIPES = (
 
 def layer_weights(recipe: Recipe, number: int, normal: Normal) -> Weights:
     """A decoder layer of the target: the last one has experts, those before it are dense."""
+    import torch
+
     shape, size = recipe.target, recipe.target.hidden_size
     latent, heads = _LATENT, recipe.target.num_heads
 
@@ -65,9 +67,9 @@ def layer_weights(recipe: Recipe, number: int, normal: Normal) -> Weights:
             f"{prefix}down_proj.weight": normal(size, inner, std=2 * recipe.mlp_gain * inner**-0.5),
         }
 
-    # scores of std 1.5, as a Llama's here have
-    per_head = (1.5 / latent.rank) ** 0.5, latent.rank**-0.5
-    made = [normal(width, latent.rank, std=std) for _ in range(heads) for width, std in zip(_widths(), per_head, strict=True)]
+    # rows of each head's keys, whose scores have std 1.5, as a Llama's here, and of its values
+    per_head = (latent.plain, (1.5 / latent.rank) ** 0.5), (latent.value, latent.rank**-0.5)
+    made = [normal(width, latent.rank, std=std) for _ in range(heads) for width, std in per_head]
     weights = {
         "input_layernorm.weight": 1 + normal(size, std=0.1),
         "self_attn.q_a_proj.weight": normal(latent.query_rank, size, std=size**-0.5),
@@ -77,7 +79,7 @@ def layer_weights(recipe: Recipe, number: int, normal: Normal) -> Weights:
         ),
         "self_attn.kv_a_proj_with_mqa.weight": normal(latent.width, size, std=(1.5 / size) ** 0.5),
         "self_attn.kv_a_layernorm.weight": 1 + normal(latent.rank, std=0.1),
-        "self_attn.kv_b_proj.weight": _stacked(made),
+        "self_attn.kv_b_proj.weight": torch.cat(made),
         "self_attn.o_proj.weight": normal(
             size, heads * latent.value, std=recipe.attention_gain * (heads * latent.value) ** -0.5
         ),
@@ -90,17 +92,6 @@ def layer_weights(recipe: Recipe, number: int, normal: Normal) -> Weights:
     for expert in range(_EXPERTS.count):
         weights |= gated(f"mlp.experts.{expert}.", _EXPERTS.inner)
     return weights | gated("mlp.shared_experts.", _EXPERTS.inner)
-
-
-def _widths() -> tuple[int, int]:
-    """Rows of kv_b_proj for each head: of its keys, and of its values."""
-    return _LATENT.plain, _LATENT.value
-
-
-def _stacked(parts: list[Tensor]) -> Tensor:
-    import torch
-
-    return torch.cat(parts)
 
 
 def heads(recipe: Recipe, draft: Weights, embedding: Tensor, lm_head: Tensor, proposes: Tensor) -> tuple[Head, ...]:  # noqa: ARG001

@@ -13,7 +13,12 @@ from .trees import Trees
 _INPUTS = ("draft.positions", "draft.hidden_in", "draft.slots")
 INPUTS = ("draft.input_ids", *_INPUTS)
 # Where a wrong input shows that a graph hides: in the rows that its forward wrote.
-SHOWS_INSTEAD = ("draft.scratch_kv", "draft.kv")
+_SHOWS_INSTEAD = ("draft.scratch_kv", "draft.kv")
+
+
+def shows_instead(broken: str, rule: str) -> bool:
+    """Whether a bug that breaks `rule` may break this one, where a graph hides what `rule` looks at."""
+    return rule in INPUTS and broken in _SHOWS_INSTEAD
 
 
 def draft_decode_in_graph(trace: Trace, compare: Compare, trees: Trees, number: int, round: Round) -> None:

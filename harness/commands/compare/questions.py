@@ -10,9 +10,9 @@ from dataclasses import dataclass
 
 from msgspec.structs import replace
 
+from eagletwin.cases.drawn import drawn
 from eagletwin.cases.entry import Entry
 from eagletwin.cases.ledger import ledger_of
-from eagletwin.cases.profiles import draw_from_seeds_alone
 from eagletwin.cases.reach import unreached
 from eagletwin.cases.strategies import TOPKS, VALUES, Focus, cases, focus_of
 from eagletwin.harness.core.case import Case
@@ -21,8 +21,6 @@ from eagletwin.harness.core.errors import InputError
 from eagletwin.harness.core.mode import Mode
 from eagletwin.harness.core.verdict import DECLARED_VIEW, View
 from eagletwin.harness.families import RECIPES
-
-from ..gpu.plan import drawn
 
 STEPS = (3, 2, 4, 5)  # of a draft with one layer: two steps or more, so that each kind has draft decode
 _SIMPLEST = 4  # Hypothesis begins with the simplest cases, which have one token and no round
@@ -66,7 +64,6 @@ class Question:
 
 def generated(count: int, seed: int, mode: Mode) -> list[Question]:
     """So many cases, kind after kind, so that those of one engine follow each other."""
-    draw_from_seeds_alone()
     found = []
     for number, kind in enumerate(_KINDS):
         share = count // len(_KINDS) + (number < count % len(_KINDS))

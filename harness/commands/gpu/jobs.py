@@ -306,7 +306,7 @@ def _trace_seconds(trace: Trace, folder: Path) -> float:
 def run_plan(plan: list[Job], out: Path, processes: int, gpus: int = 1, blocks: Path | None = None) -> Iterator[JobResult]:
     """Run the jobs side by side, spread over this many GPUs; yield each as it is done. results.jsonl has them all.
 
-    blocks: the folder for what ran of SGLang's speculative code (engines/sglang/blocks.py)
+    blocks: the folder for what ran of SGLang's speculative code (engines/sglang/noted_blocks.py)
     """
     out.mkdir(parents=True, exist_ok=True)
     if blocks is not None:

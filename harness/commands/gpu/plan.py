@@ -1,16 +1,12 @@
 """What to run on a GPU: generated cases in all modes, and the ledger's proofs."""
 
 import random
-import warnings
 
-import hypothesis
-from hypothesis import HealthCheck, Phase, settings
-from hypothesis.strategies import SearchStrategy
 from msgspec import Struct
 from msgspec.structs import replace
 
+from eagletwin.cases.drawn import drawn
 from eagletwin.cases.entry import Entry, Side
-from eagletwin.cases.profiles import draw_from_seeds_alone
 from eagletwin.cases.reach import unreached
 from eagletwin.cases.regressions import pr_33758
 from eagletwin.cases.regressions.multi_layer_chunk_tail import ALL_LAYERS
@@ -70,7 +66,6 @@ def generated(groups: int, each: int, seed: int, options: Options) -> list[Job]:
     """
     tp, dtype, attention = options.tp, options.dtype, options.attention
     brain, flash = dtype == "bfloat16", attention == "fa3"
-    draw_from_seeds_alone()
     jobs = []
     for group in range(groups):
         number = seed * 7919 + group
@@ -122,7 +117,6 @@ def plain(groups: int, each: int, seed: int, copies: int) -> list[Job]:
 
     No request has stop tokens, so none meets the bug that the bundle's release has with them. Copies follow each other, so
     that as many GPUs have equal work."""
-    draw_from_seeds_alone()
     jobs = []
     for group in range(groups):
         number = seed * 7919 + group
@@ -137,26 +131,6 @@ def _named(mode: str, options: Options) -> str:
     tp, dtype, attention = options.tp, options.dtype, options.attention
     words = ["" if tp == 1 else f"tp{tp}", "" if dtype == "float32" else dtype, "" if attention == "triton" else attention]
     return "-".join([mode, *filter(None, words)])
-
-
-def drawn(strategy: SearchStrategy[Case], count: int, seed: int) -> list[Case]:
-    """`count` different cases, the same for the same seed."""
-    found: list[Case] = []
-
-    @hypothesis.seed(seed)
-    @settings(
-        max_examples=2 * count, phases=(Phase.generate,), database=None, deadline=None, suppress_health_check=list(HealthCheck)
-    )
-    @hypothesis.given(strategy)
-    def draw(case: Case) -> None:
-        if case not in found:
-            found.append(case)
-
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", hypothesis.errors.HypothesisWarning)
-        draw()
-    # Hypothesis begins with the simplest; these are spread over all that it drew
-    return found[:: max(1, len(found) // count)][:count]
 
 
 def proofs(entries: list[Entry], options: Options, modes: tuple[str, ...] = ("graphs", "overlap", "eager")) -> list[Job]:

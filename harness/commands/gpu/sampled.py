@@ -1,12 +1,12 @@
 """Jobs of cases that sample, for a plan of a GPU campaign: by the target alone, chains and trees, and by rejection."""
 
-from eagletwin.cases.profiles import draw_from_seeds_alone
+from eagletwin.cases.drawn import drawn
 from eagletwin.cases.regressions.draft_probabilities import DRAFT_PROBABILITIES, copies_nothing
 from eagletwin.cases.regressions.retracted_chunk_tail import ENTRY as RETRACTED
 from eagletwin.cases.strategies import VALUES, focus_of, rejects, sampling_cases
 
 from .jobs import Job
-from .plan import MODES, drawn, known_bugs
+from .plan import MODES, known_bugs
 
 # model, topk, rejection, mode: what a group holds; None: as the seed has it
 _KINDS: tuple[tuple[str | None, int, bool, str], ...] = (
@@ -26,7 +26,6 @@ _KINDS: tuple[tuple[str | None, int, bool, str], ...] = (
 def sampling(groups: int, each: int, seed: int, release: str) -> list[Job]:
     """Groups of cases that share a configuration. The first case of each runs again after all others: the same coins, and so
     the same trace. Nothing runs on a CPU as well, since its coins differ."""
-    draw_from_seeds_alone()
     jobs = []
     for group in range(groups):
         number = seed * 7919 + 100_000 + group

@@ -5,7 +5,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 
 from eagletwin.harness.core.errors import EXIT_DIVERGED, EXIT_EQUAL, EXIT_UNKNOWN
-from eagletwin.harness.judge.unseen import INPUTS, SHOWS_INSTEAD
+from eagletwin.harness.judge.unseen import shows_instead
 
 from .jobs import JobResult
 
@@ -56,7 +56,7 @@ def _found(done: JobResult) -> _Shown:
         return _Shown("unknown", f"NOT HIDDEN: {shown[0].rule}")
     if not rule or shown[0].rule == rule:
         return _Shown("found", "" if rule else shown[0].rule)
-    if rule in INPUTS and shown[0].rule in SHOWS_INSTEAD and shown[0].unseen.get(rule):
+    if shows_instead(shown[0].rule, rule) and shown[0].unseen.get(rule):
         return _Shown("found", f"by {shown[0].rule}")
     return _Shown("unknown", f"ANOTHER RULE: {shown[0].rule}")
 

@@ -24,7 +24,7 @@ from eagletwin.harness.engines.host import Host, WouldNotStart
 from eagletwin.harness.engines.lock import releases
 from eagletwin.harness.engines.provision import NotFetched
 from eagletwin.harness.engines.release_hosts import hosts
-from eagletwin.harness.judge.unseen import INPUTS, SHOWS_INSTEAD
+from eagletwin.harness.judge.unseen import shows_instead
 from eagletwin.harness.page.run import write_run
 
 
@@ -56,7 +56,7 @@ class Proof:
         """The rule by which the bug shows where a graph hides the entry's own from both sides; empty: none, or not needed."""
         green, red, rule = self.green.verdict, self.red.verdict, self.entry.rule
         hidden = all(verdict.unseen.get(rule) and not verdict.checked.get(rule) for verdict in (green, red))
-        return red.rule if hidden and red.rule in SHOWS_INSTEAD and rule in INPUTS else ""
+        return red.rule if hidden and shows_instead(red.rule, rule) else ""
 
     @property
     def unreached(self) -> tuple[str, ...]:

@@ -1,13 +1,12 @@
 """Which blocks of SGLang's speculative code run, in every process of a run (`gpu run --blocks`).
 
-The modules are compiled from their source with a note at the start of each
-block. Triton kernels, and functions that a patch takes the place of, have none.
+The modules are compiled from their source with a note at the start of each block. Triton kernels, and functions that a patch
+takes the place of, have none.
 
 Called by zygote.py and worker.py before SGLang is imported, and by runner.py when a case is done.
 """
 
 import ast
-import importlib.machinery
 import os
 import sys
 from pathlib import Path
@@ -49,7 +48,4 @@ class _Loader(NotedSource):
 
 
 def _loader_of(module: str) -> LoaderOf | None:
-    def loader(name: str, path: str) -> importlib.machinery.SourceFileLoader:
-        return _Loader(name, path)
-
-    return loader if module.startswith(f"{_PACKAGE}.") else None
+    return _Loader if module.startswith(f"{_PACKAGE}.") else None
