@@ -43,7 +43,6 @@ def may_be(host: Host, case: Case, rule: str, run: RunSpec) -> str:
 def candidates(case: Case, rule: str, run: RunSpec, version: str) -> list[Entry]:
     """Bugs of this SGLang that break the rule, have a remedy that is not applied yet, and show in this mode: those whose own
     case is most like this one come first."""
-    release = version.partition("+")[0]
     found = [
         entry
         for entry in LEDGER.values()
@@ -51,9 +50,15 @@ def candidates(case: Case, rule: str, run: RunSpec, version: str) -> list[Entry]
         and entry.remedy is not None
         and entry.remedy not in run.patches
         and not unreached(entry, run.mode)
-        and (entry.is_in(release) if release in releases() else not entry.fixed)
+        and may_have(version, entry)
     ]
     return sorted(found, key=lambda entry: -sum(a == b for a, b in zip(_kind(entry.case), _kind(case), strict=True)))
+
+
+def may_have(version: str, entry: Entry) -> bool:
+    """Whether an SGLang of this version has the bug; of a fork, or a commit, it may have each that is live."""
+    release = version.partition("+")[0]
+    return entry.is_in(release) if release in releases() else not entry.fixed
 
 
 def _kind(case: Case) -> tuple[object, ...]:

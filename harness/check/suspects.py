@@ -8,9 +8,11 @@ from eagletwin.harness.core.records import ServedModel
 from eagletwin.harness.core.trace import Trace
 from eagletwin.harness.families import RECIPES
 
+from .known import may_have
+
 
 def suspects(trace: Trace, rule: str) -> list[Entry]:
-    """Bugs that the server's release has, which break this rule with such a draft: of layers, plain, a tree."""
+    """Bugs that the server's SGLang may have, which break this rule with such a draft: of layers, plain, a tree."""
     header = trace.header
     served = header.served
     if not isinstance(served, ServedModel):
@@ -19,7 +21,7 @@ def suspects(trace: Trace, rule: str) -> list[Entry]:
         entry
         for entry in LEDGER.values()
         if entry.rule == rule
-        and entry.is_in(header.engine.version.partition("+")[0])
+        and may_have(header.engine.version, entry)
         and (RECIPES[entry.case.model].mtp_layers > 0) == (served.mtp_layers > 0)
         and RECIPES[entry.case.model].reads_states == served.states
         and (entry.case.topk == 1 or header.case.topk > 1)
@@ -31,9 +33,9 @@ def suspects_text(trace: Trace, rule: str) -> Iterator[str]:
     version = trace.header.engine.version
     found = suspects(trace, rule)
     if not found:
-        yield f"Of the ledger no bug that SGLang {version} has breaks this rule with such a draft: this one is new."
+        yield f"Of the ledger no bug that SGLang {version} may have breaks this rule with such a draft."
         return
-    yield f"Of the ledger, SGLang {version} has these, which break this rule with such a draft:"
+    yield f"Of the ledger, SGLang {version} may have these, which break this rule with such a draft:"
     for entry in found:
         yield f"{entry.id}: {entry.trigger}. `eagletwin prove {entry.id}` shows it, and its candidate fix."
     yield "A recording cannot be run again, so whether it is one of them is not confirmed."
