@@ -24,7 +24,7 @@ from eagletwin.harness.commands.gpu.command import gpu
 from eagletwin.harness.commands.judge import judge
 from eagletwin.harness.commands.kernels.command import kernels
 from eagletwin.harness.commands.ledger import ledger
-from eagletwin.harness.commands.models import models
+from eagletwin.harness.commands.models.command import models
 from eagletwin.harness.commands.prove.command import prove
 from eagletwin.harness.commands.record import record
 from eagletwin.harness.commands.releases.command import releases
@@ -58,12 +58,11 @@ for command in (
     kernels,
     ledger,
     rules,
-    models,
     train,
     doctor,
 ):
     app.command()(command)
-for group, name in ((releases, "releases"), (gpu, "gpu"), (bench, "bench")):
+for group, name in ((releases, "releases"), (models, "models"), (gpu, "gpu"), (bench, "bench")):
     app.add_typer(group, name=name)
 
 

@@ -182,7 +182,8 @@ LAYER_RULES: dict[str, Rule] = {
     "draft.kv": Rule(
         "3.7",
         "Layer k's stored row i is the row of the token that the layer was last fed there: x[i+1+k], or what stood for it "
-        "before it was known. With `--view committed` it is always the row of x[i+1+k].",
+        "before it was known. With `--view committed` it is always the row of x[i+1+k]. A row that a request takes over from "
+        "another consumed this request's token, as far as the keys of the prefix cache tell the two apart.",
         weights="in part",
     ),
 }

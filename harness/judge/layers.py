@@ -24,6 +24,7 @@ from eagletwin.reference.mtp import consumed, draft_extend, is_provisional
 
 from .book import Book
 from .compare import Compare, Phase, Place
+from .fed import FedTokens, Reused
 from .model import model_of
 from .ranks import heads
 from .story import Round, Story, recorded_rows, reference_heads, stored_rows
@@ -84,6 +85,8 @@ class Layers:
         self._vocabulary = model.vocab_size
         self.parts = model.drafts[: self._case.num_steps]
         self._book = Book(self.parts, self._heads)
+        self._fed = FedTokens(len(self.parts))
+        self._reused: dict[int, list[Reused]] = {}  # by the number of a prefill record
         self._states = {request.id: LayerState() for request in self._case.requests}
         for number, record in enumerate(trace.header.records):
             if record.stage == "cached":
@@ -104,6 +107,12 @@ class Layers:
         tokens = torch.tensor(story.tokens[: known + 1]).clamp(0, self._vocabulary - 1)
         best = self._trace.integers(number, "proposal")[:: self._case.topk]  # of each layer: the one that goes on
         proposals = [max(0, min(token, self._vocabulary - 1)) for token in best]
+        table = self._trace.integers(number, "table")
+        if record.stage == "prefill":
+            self._reused[number] = self._fed.reused(table, rows.start, tokens.tolist())
+        for layer in range(len(self.parts)):
+            ids = consumed(tokens, proposals, layer, rows).tolist()
+            self._fed.write(record.request, layer, rows, table[rows.start :], ids, known)
         if not self._heads:
             return _Extend(rows, known, tokens, proposals, [])
         hidden = _hidden(story)
@@ -113,9 +122,8 @@ class Layers:
             )
             layers = [_cut(layer, rows) for layer in all_rows]
         else:
-            before = self._book.rows(self._trace.integers(number, "table")[: rows.start])
+            before = self._book.rows(table[: rows.start])
             layers = draft_extend(self._heads, self._chained, tokens, hidden, rows, before, proposals)
-        table = self._trace.integers(number, "table")
         self._book.write([(row, table[row]) for row in rows if row < len(table)], rows, layers)
         self._book.look_up(
             number, [[table[row] for row in self._trace.integers(number, f"{part}_rows")] for part in self.parts]
@@ -186,8 +194,10 @@ class Layers:
     # -- when an extend is over ------------------------------------------------------------------------------------------
 
     def extended(self, number: int, record: Record, phase: Phase) -> None:
-        """The stored rows of every layer, and what each proposes."""
+        """The rows that were taken over, the stored rows of every layer, and what each proposes."""
         state = self._states[record.request]
+        for reused in self._reused.get(number, ()):
+            self._taken_over(record, phase, reused)
         extend = state.extends[record.key]
         for layer, part in enumerate(self.parts if extend.layers else ()):
             place = Place(record, phase, layer=layer)
@@ -208,6 +218,13 @@ class Layers:
                 return f"d[{layer + 1}]" if topk == 1 else f"d[{layer + 1}], choice {rank}"
 
             self._compare.choices(place, "draft.proposal", rows.logits[-1:].numpy(), [own], name)
+
+    def _taken_over(self, record: Record, phase: Phase, reused: Reused) -> None:
+        """Rows of the prefix cache, or of an earlier chunk, consumed the tokens of this request."""
+
+        name = "token consumed by what was there already, row"
+        place = Place(record, phase, layer=reused.layer)
+        self._compare.integers(place, "draft.kv", reused.expected, reused.consumed, name, 0)
 
     def _stored(self, number: int, place: Place, part: str, extend: _Extend) -> None:
         at, stored = self._rows(number, part)

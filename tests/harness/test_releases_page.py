@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from eagletwin.cases.common import COUNT, common_case
+from eagletwin.cases.common import COUNT, common_case, common_cases
 from eagletwin.cases.regressions import LEDGER, PROBES
 from eagletwin.harness.commands.releases import table
 from eagletwin.harness.commands.releases.report import PAGE, empty, page
@@ -92,7 +92,7 @@ def test_what_was_measured_outlives_a_day_without_a_network(
     known = Measured(
         release="0.5.11",
         cells={first.id: Cell(asked=asked_of(first), status="green")},
-        output=Output(asked=asked_output(), tokens=("x",)),
+        output=Output(asked=asked_output(common_cases()), tokens=("x",)),
     )
     write(tmp_path, known)
     gone = NotFetched("0.5.11 could not be fetched", consequence="", remedy="")
@@ -104,7 +104,7 @@ def test_what_was_measured_outlives_a_day_without_a_network(
 
     monkeypatch.setattr(table, "hosts", hosts)
     for _ in range(2):
-        fill(tmp_path, ["0.5.11"], ENTRIES, ENTRIES, again=again, say=lambda _: None)
+        fill(tmp_path, ["0.5.11"], ENTRIES, ENTRIES, common_cases(), again=again, say=lambda _: None)
         kept = read(tmp_path, "0.5.11")
         assert (kept.cells[first.id], kept.output) == (known.cells[first.id], known.output)
         assert (kept.cells[second.id].status, kept.cells[second.id].why) == ("cannot tell", "0.5.11 could not be fetched")
@@ -113,10 +113,10 @@ def test_what_was_measured_outlives_a_day_without_a_network(
 
 def test_an_entry_that_no_cpu_reaches_asks_no_release(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     entry = LEDGER["context-end-stores"]
-    write(tmp_path, Measured(release="0.5.12", output=Output(asked=asked_output(), tokens=("x",))))
+    write(tmp_path, Measured(release="0.5.12", output=Output(asked=asked_output(common_cases()), tokens=("x",))))
     asked: list[str] = []
     monkeypatch.setattr(table, "hosts", lambda names: iter([asked.extend(names)] * 0))
-    found = fill(tmp_path, ["0.5.12"], [entry], [entry], again=True, say=lambda _: None)
+    found = fill(tmp_path, ["0.5.12"], [entry], [entry], common_cases(), again=True, say=lambda _: None)
     [shown] = [one.cells[entry.id] for one in found if one.release == "0.5.12"]
     assert (asked, shown.status, shown.asked) == ([], "cannot tell", asked_of(entry))
     assert "it needs --device cuda" in shown.why
@@ -127,7 +127,7 @@ def test_what_was_measured_of_another_case_is_not_shown_as_this_one_s(tmp_path: 
     first, second = ENTRIES
     cells = {first.id: Cell(asked="of another case", status="green"), second.id: Cell(asked=asked_of(second), status="green")}
     write(tmp_path, Measured(release="0.5.12", cells=cells, output=Output(asked="of other cases", tokens=("x",))))
-    found = fill(tmp_path, [], ENTRIES, ENTRIES, again=False, say=lambda _: None)
+    found = fill(tmp_path, [], ENTRIES, ENTRIES, common_cases(), again=False, say=lambda _: None)
     [shown] = [one for one in found if one.release == "0.5.12"]
     assert (list(shown.cells), shown.output) == ([second.id], None)
     assert "25015 on 0.5.12" in empty(found, ENTRIES)
@@ -187,7 +187,7 @@ def test_the_page_in_the_docs_is_what_was_measured_and_has_no_hole() -> None:
     entries = [entry for entry in (*LEDGER.values(), *PROBES.values()) if entry.id in asked]
     assert len(entries) >= 20
     assert not empty(found, entries)
-    right = right_output()
+    right = right_output(common_cases())
     assert (DOCS / PAGE).read_text() == page(found, entries, right)
     assert sum({cell.status for cell in measured.cells.values()} == {"cannot tell"} for measured in found) <= 3
     for measured in found:

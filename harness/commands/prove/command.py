@@ -1,12 +1,13 @@
 """`eagletwin prove`: red without the fix, green with it, in memory or on published wheels."""
 
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from eagletwin.cases.carried import cannot_be_in
 from eagletwin.cases.ledger import ledger_of, with_probes
 from eagletwin.cases.reach import unreached, unreached_text
 from eagletwin.harness.core.errors import EXIT_UNKNOWN, InputError
@@ -14,12 +15,16 @@ from eagletwin.harness.core.mode import CPU
 from eagletwin.harness.core.run_spec import RunSpec
 from eagletwin.harness.core.terminal import show
 from eagletwin.harness.core.words import count
+from eagletwin.harness.families.valid import check_model
 
 from ..options import DEFAULT_RUNS, ENGINE, Runs, tell
 from ..run_options import HOW, LIMITS, SOURCE, run_options
 
 if TYPE_CHECKING:
     from eagletwin.cases.entry import Entry
+    from eagletwin.harness.engines.host import Host
+
+    from .proof import NoProof, Proof
 
 
 @run_options(SOURCE, HOW, LIMITS)
@@ -33,28 +38,48 @@ def prove(
             help="Use published wheels, unchanged: the last release before each fix, and the first with it.",
         ),
     ] = False,
+    model: Annotated[
+        str,
+        typer.Option(
+            "--model",
+            metavar="RECIPE",
+            rich_help_panel=ENGINE,
+            help="Carry the cases over to this model. Other prompts are tried where they do not reach the bug there, and "
+            "other live bugs that would show first are mended.",
+        ),
+    ] = "",
     out: Runs = DEFAULT_RUNS,
     *,
     spec: RunSpec,
 ) -> int:
     """Prove fixes of the ledger: without the fix the case diverges, with it the case is equal.
 
-    With `all`, entries that this mode cannot reach are listed and not counted.
+    With `all`, entries that this mode or model cannot reach are listed and not counted.
     """
+    if model:
+        check_model(model, "--model")
     if on_releases:
-        _check_releases(spec)
+        _check_releases(spec, model)
         return _prove_on_wheels(entries, out, spec)
-    ledger = ledger_of(entries)
-    chosen = [entry for entry in ledger if not unreached(entry, spec.mode)]
-    others = [entry for entry in ledger if unreached(entry, spec.mode)]
-    code = _prove(chosen, others, out, spec)
+    others = [(entry, why) for entry in ledger_of(entries) if (why := _not_run(entry, model, spec))]
+    left_out = {entry.id for entry, _ in others}
+    code = _prove([entry for entry in ledger_of(entries) if entry.id not in left_out], others, out, spec, model)
     named = others and "all" not in entries  # with `all`, entries that this mode cannot reach are not counted
     from .proof import worst
 
     return worst([code, *([EXIT_UNKNOWN] if named else [])])
 
 
-def _prove(chosen: "Sequence[Entry]", others: "Sequence[Entry]", out: Path, spec: RunSpec) -> int:
+def _not_run(entry: "Entry", model: str, spec: RunSpec) -> str:
+    """Why an entry is not run, as text; empty: it is."""
+    if unreached(entry, spec.mode):
+        return unreached_text(entry, spec.mode)
+    why = cannot_be_in(entry, model) if model and model != entry.case.model else ""
+    said = "  so:  neither side was run; this says nothing about the release\n  try: eagletwin models table, for what can be\n"
+    return f"UNKNOWN  {entry.id} cannot be in {model}: {why}\n{said}" if why else ""
+
+
+def _prove(chosen: "Sequence[Entry]", others: "Sequence[tuple[Entry, str]]", out: Path, spec: RunSpec, model: str) -> int:
     from eagletwin.harness.engines.source import resolve
     from eagletwin.harness.engines.start import Zygote
 
@@ -69,24 +94,42 @@ def _prove(chosen: "Sequence[Entry]", others: "Sequence[Entry]", out: Path, spec
         from . import proof as proving
         from .report import proof_table, proof_text, proof_title
 
-        for entry in others:
-            print(f"{proof_title(entry)}{unreached_text(entry, spec.mode)}")
+        for entry, why in others:
+            print(f"{proof_title(entry)}{why}")
         if not chosen:
             return EXIT_UNKNOWN
         proofs = []
         with Host(zygote) as host:
-            for proof in proving.prove(host, chosen, out, spec):
+            for proof in _proofs(host, chosen, out, spec, model):
                 proofs.append(proof)
                 show(proof_text(proof))
-    proof_table(proofs, others)
+    proof_table(proofs, [entry for entry, _ in others])
     print(f"{sum(proof.holds for proof in proofs)} of {len(proofs)} proven in {time.monotonic() - begun:.1f} s")
     if others:
-        print(f"not reached in this mode, and so not run: {', '.join(entry.id for entry in others)}")
+        print(f"not reached in this mode, and so not run: {', '.join(entry.id for entry, _ in others)}")
     return proving.worst([proof.exit_code for proof in proofs])
 
 
-def _check_releases(spec: RunSpec) -> None:
+def _proofs(host: "Host", chosen: "Sequence[Entry]", out: Path, spec: RunSpec, model: str) -> "Iterator[Proof | NoProof]":
+    """The proofs of these entries, in their own models or in this one."""
+    from .in_model import prove_in_model
+    from .proof import prove as prove_at_home
+
+    if not model:
+        yield from prove_at_home(host, chosen, out, spec)
+        return
+    for entry in chosen:
+        yield prove_in_model(host, entry, model, out, spec).proof
+
+
+def _check_releases(spec: RunSpec, model: str) -> None:
     """Raises InputError for options that published wheels on a CPU do not go with."""
+    if model:
+        raise InputError(
+            "--releases proves the entries' own cases",
+            consequence="nothing was run",
+            remedy=f"leave --model out, or ask `eagletwin releases table --model {model}`",
+        )
     if spec.sglang:
         raise InputError("--releases names the releases itself", consequence="nothing was run", remedy="leave --sglang out")
     if spec.mode != CPU:

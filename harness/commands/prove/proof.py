@@ -14,6 +14,7 @@ from msgspec import UNSET
 from msgspec.structs import replace
 
 from eagletwin.cases.entry import Entry, Known, Probe
+from eagletwin.cases.regressions import LEDGER
 from eagletwin.harness.check.confirm import Outcome, check
 from eagletwin.harness.check.function_calls import ask, probe_text
 from eagletwin.harness.core.errors import EXIT_DIVERGED, EXIT_EQUAL, EXIT_HARNESS, EXIT_UNKNOWN, EagletwinError, InputError
@@ -35,11 +36,15 @@ def _red(rule: str) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Proof:
-    """Both sides of an entry. What is changed on which of them is the entry's own: a side may be the release as it is."""
+    """Both sides of an entry. What is changed on which of them is the entry's own: a side may be the release as it is.
+
+    any_rule  whether the bug may show by another rule than the entry's: in another model another number can be the first
+    """
 
     entry: Entry
     green: Outcome
     red: Outcome
+    any_rule: bool = False
 
     @property
     def holds(self) -> bool:
@@ -48,7 +53,7 @@ class Proof:
             and not self.unchecked
             and not self.unreached
             and self.red.verdict.status == _red(self.entry.rule)
-            and self.red.verdict.rule in (self.entry.rule, self.stands_in)
+            and (self.any_rule or self.red.verdict.rule in (self.entry.rule, self.stands_in))
         )
 
     @property
@@ -103,7 +108,8 @@ def prove(host: Host, entries: Sequence[Entry], runs: Path, run: RunSpec = DEFAU
         try:
             if dead is not None:
                 raise dead
-            yield Proof(entry, *(_prove_side(host, entry, side, runs, run) for side in ("green", "red")))
+            green, red = (_prove_side(host, entry, side, runs, run) for side in ("green", "red"))
+            yield Proof(entry, green, red)
         except InputError:
             raise
         except EagletwinError as error:
@@ -115,7 +121,9 @@ def _prove_side(host: Host, entry: Entry, name: str, runs: Path, run: RunSpec) -
     side = entry.run(entry.green if name == "green" else entry.red, run)
     folder = new_run_folder(runs, f"{entry.id}-{name}")
     engine = host.engine(entry.case, side.patches, side.kernels)
-    outcome = check(engine, entry.case, folder, side, again=side.command("check", entry.id))
+    known = entry.id in LEDGER and LEDGER[entry.id].case == entry.case
+    again = side.command("check", entry.id if known else folder / "case.json")
+    outcome = check(engine, entry.case, folder, side, again=again)
     write_run(outcome)
     return outcome
 

@@ -54,6 +54,8 @@ def _result(proof: Proof) -> str:
         return f"[red]fails[/]: {_failure(proof)}"
     if proof.red.verdict.rule == proof.entry.rule:
         return "[green]holds[/]"
+    if proof.any_rule:
+        return f"[green]holds[/] by {proof.red.verdict.rule}, the first to break in {proof.entry.case.model}"
     return f"[green]holds[/] by {proof.stands_in}, which stands in for {proof.entry.rule}: that is hidden in a graph"
 
 

@@ -5,6 +5,7 @@ from typing import Annotated
 
 import typer
 
+from eagletwin.cases.entry import Known
 from eagletwin.cases.ledger import with_probes
 from eagletwin.harness.core.errors import EXIT_DIVERGED, EXIT_EQUAL, EXIT_UNKNOWN, InputError
 from eagletwin.harness.core.words import count
@@ -56,29 +57,60 @@ def releases_table(
     entries: Annotated[
         list[str] | None, typer.Option("--entry", metavar="ENTRY", help="Measure only this entry. Repeatable.")
     ] = None,
+    model: Annotated[
+        str,
+        typer.Option(metavar="RECIPE", help="Measure the cases with which `eagletwin models table` proved the ledger in it."),
+    ] = "",
     again: Annotated[bool, typer.Option("--again", help="Measure everything again.")] = False,
     write: Annotated[
-        Path, typer.Option(help="Folder for the pages, releases.md and report.html, and for the measurements, data/*.json.")
+        Path,
+        typer.Option(
+            help="Folder for the pages, releases.md and report.html, and for the measurements, data/*.json; those of a model "
+            "are in models/RECIPE of it."
+        ),
     ] = Path("docs/records"),
 ) -> int:
     """Measure the ledger and greedy output on every release, where it is not measured yet, and write a page.
 
     An interrupted run goes on where it stopped. 1 if greedy output differs anywhere, 125 if a cell is empty.
     """
+    from eagletwin.cases.common import common_cases
     from eagletwin.harness.page.render import write_page
 
     from .page import ledger_page
     from .report import PAGE, empty, page
     from .table import differs, fill, right_output
 
-    ledger = with_probes(["all"])
-    wanted = with_probes(entries) if entries else ledger
-    found = fill(write, chosen(names), ledger, wanted, again=again, say=tell)
-    right = right_output()
-    (write / PAGE).write_text(page(found, ledger, right), encoding="utf-8")
-    print(f"{write / PAGE} written")
-    write_page(write, lambda: ledger_page(found, ledger))
+    ledger = _in_model(model, write) if model else with_probes(["all"])
+    wanted = [entry for entry in ledger if entry.id in _ids(entries)] if entries else ledger
+    folder, cases = write / "models" / model if model else write, common_cases(model)
+    found = fill(folder, chosen(names), ledger, wanted, cases, again=again, say=tell)
+    right = right_output(cases)
+    (folder / PAGE).write_text(page(found, ledger, right, model), encoding="utf-8")
+    print(f"{folder / PAGE} written")
+    write_page(folder, lambda: ledger_page(found, ledger))
     holes = empty(found, ledger)
     if holes:
         print(f"not measured: {count(len(holes), 'cell')}, such as {holes[0]}")
     return EXIT_DIVERGED if differs(found, right) else EXIT_UNKNOWN if holes else EXIT_EQUAL
+
+
+def _ids(names: list[str]) -> set[str]:
+    return {entry.id for entry in with_probes(names)}
+
+
+def _in_model(model: str, folder: Path) -> list[Known]:
+    """The entries that are proven in a model, with the cases that show them. Raises InputError if none is known."""
+    from eagletwin.harness.families.valid import check_model
+
+    from ..models.results import proven_in
+
+    check_model(model, "--model")
+    found = proven_in(folder, model)
+    if not found:
+        raise InputError(
+            f"no entry is known to be proven in {model}",
+            consequence="no release was asked",
+            remedy=f"eagletwin models table {model} --write {folder}",
+        )
+    return list(found)

@@ -13,9 +13,26 @@ PAGE = "releases.md"
 _LINE = re.compile(r":\d+(?= in )")  # where in our own file a worker was called moves with every change of it
 
 
-def page(measured: Sequence[Measured], entries: Sequence[Known], right: Sequence[str]) -> str:
-    """The page, in Markdown. right: digests of what the target alone says to the common cases."""
+_WORDS = (
+    "* **red**: the entry's case breaks the entry's rule on that release, in the same way in three fresh forks. "
+    "A crash is its own verdict.",
+    "* red with a letter: the case breaks another rule first (listed below). Another bug of that release shows, and the "
+    "cell does not say whether this one is there too.",
+    "* green: all numbers are right.",
+    "* ? with a number: cannot tell, for the reason with that number below.",
+    "",
+    "Where another bug shows first, the releases that an entry names come from its finding and not from this table. "
+    "An entry without any bold cell is hidden by other bugs on every release.",
+    "",
+)
+
+
+def page(measured: Sequence[Measured], entries: Sequence[Known], right: Sequence[str], model: str = "") -> str:
+    """The page, in Markdown. right: digests of what the target alone says to the common cases. model: the one in which all
+    cases are; empty: each entry's own."""
     legend = _Legend(measured)
+    asked = f"eagletwin releases table{f' --model {model}' if model else ''}"
+    title = f"The ledger on every release, in {model}" if model else "The ledger on every release"
     probes = [entry.id for entry in entries if isinstance(entry, Probe)]
     table = [
         f"| entry | breaks | {' | '.join(_short(one.release) for one in measured)} |",
@@ -30,9 +47,9 @@ def page(measured: Sequence[Measured], entries: Sequence[Known], right: Sequence
     counts = Counter(cell.status for one in measured for cell in one.cells.values())
     silent = [one.release for one in measured if {cell.status for cell in one.cells.values()} == {"cannot tell"}]
     lines = [
-        "# The ledger on every release",
+        f"# {title}",
         "",
-        "Written by `eagletwin releases table --write docs/records` from docs/records/data/*.json: "
+        f"Written by `{asked} --write docs/records` from {'' if model else 'docs/records/'}data/*.json: "
         f"{_asked(len(entries), probes)} on {len(measured)} published wheels, unchanged, on a CPU. "
         f"{counts['green']} cells are green, {counts['red']} are red, and {counts['cannot tell']} cannot tell. "
         + (
@@ -44,30 +61,25 @@ def page(measured: Sequence[Measured], entries: Sequence[Known], right: Sequence
         "",
         "Columns are releases, without the leading 0.5.",
         "",
-        "* **red**: the entry's case breaks the entry's rule on that release, in the same way in three fresh forks. "
-        "A crash is its own verdict.",
-        "* red with a letter: the case breaks another rule first (listed below). Another bug of that release shows, and the "
-        "cell does not say whether this one is there too.",
-        "* green: all numbers are right.",
-        "* ? with a number: cannot tell, for the reason with that number below.",
-        "",
-        "Where another bug shows first, the releases that an entry names come from its finding and not from this table. "
-        "An entry without any bold cell is hidden by other bugs on every release.",
-        "",
+        *_WORDS,
         *table,
         "",
         *legend.lines(),
         "",
         "## Greedy output",
         "",
-        *_output_lines(measured, right),
+        *_output_lines(measured, right, model),
         "",
         "## Again",
         "",
         "```",
-        "eagletwin releases table --write docs/records                    # measures what is missing, and writes this page",
-        "eagletwin releases table 0.5.12 --again --write docs/records     # measures one release again",
-        "eagletwin check 25015 --sglang 0.5.11                            # one cell, with the whole argument",
+        f"{asked} --write docs/records                    # measures what is missing, and writes this page",
+        f"{asked} 0.5.12 --again --write docs/records     # measures one release again",
+        *(
+            []
+            if model
+            else ["eagletwin check 25015 --sglang 0.5.11                            # one cell, with the whole argument"]
+        ),
         "```",
     ]
     return "\n".join(lines) + "\n"
@@ -149,13 +161,14 @@ def _outputs(one: Measured, right: Sequence[str]) -> str:
     return str(sum(token == true for token, true in zip(one.output.tokens, right, strict=False)))
 
 
-def _output_lines(measured: Sequence[Measured], right: Sequence[str]) -> Iterator[str]:
+def _output_lines(measured: Sequence[Measured], right: Sequence[str], model: str) -> Iterator[str]:
     outputs: Mapping[str, Sequence[str]] = {one.release: one.output.tokens for one in measured if one.output is not None}
     same = sum(all(len(tokens) > n and tokens[n] == true for tokens in outputs.values()) for n, true in enumerate(right))
     yield (
         f"{same} of {len(right)} generated common cases (`cases/common.py`: chains, no pages, no cache, 1-3 requests, 1-4 "
-        f"draft steps, chunks or none) are answered with the same tokens by all {len(outputs)} releases, token for token, and "
-        "these are what the target alone says, by the reference in float64. So greedy output shows none of the bugs above."
+        f"draft steps, chunks or none) are answered with the same tokens by all {len(outputs)} releases"
+        f"{' that answer' if model else ''}, token for token, and these are what the target alone says, by the reference in "
+        "float64. So greedy output shows none of the bugs above."
     )
     for one in measured:
         if one.output is not None:

@@ -6,7 +6,6 @@ import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from eagletwin.cases.common import COUNT, common_case
 from eagletwin.cases.entry import Known, Probe
 from eagletwin.cases.reach import unreached
 from eagletwin.harness.check.confirm import check
@@ -31,9 +30,9 @@ def asked_of(entry: Known) -> str:
     return _digest(f"{without_defaults(entry.case)} {entry.red.view} {entry.rule}".encode())
 
 
-def asked_output(count: int = COUNT) -> str:
+def asked_output(cases: Sequence[Case]) -> str:
     """A digest of the common cases."""
-    return _digest(str([without_defaults(common_case(seed)) for seed in range(count)]).encode())
+    return _digest(str([without_defaults(case) for case in cases]).encode())
 
 
 def cell_of(entry: Known, verdict: Verdict, seconds: float = 0.0) -> Cell:
@@ -57,12 +56,12 @@ def measure(
     host: Host | NotFetched,
     known: Measured,
     entries: Sequence[Known],
+    cases: Sequence[Case],
     *,
     keep: Callable[[Measured], None],
     say: Callable[[str], None],
-    count: int = COUNT,
 ) -> None:
-    """Fill in what is not known of a release, and hand it to `keep` after each answer.
+    """Fill in what is not known of a release, of these entries and the common cases; hand it to `keep` after each answer.
 
     Of a release that cannot be had, what is known stays; the rest was not `asked`, so it is asked next time.
     """
@@ -70,7 +69,7 @@ def measure(
         for entry in entries:
             if entry.id not in known.cells or known.cells[entry.id].asked != asked_of(entry):
                 known.cells[entry.id] = Cell(asked="", status="cannot tell", why=host.cause)
-        if known.output is None or known.output.asked != asked_output(count):
+        if known.output is None or known.output.asked != asked_output(cases):
             known.output = Output(asked="", why=host.cause)
         say(f"{known.release:13} {host.cause}")
         keep(known)
@@ -81,10 +80,11 @@ def measure(
         said = f"{cell.status} {cell.rule}".strip()
         say(f"{known.release:13} {entry.id:26} {said}, {cell.seconds:.1f} s" + (f": {cell.why}" if cell.why else ""))
         keep(known)
-    if known.output is None or known.output.asked != asked_output(count):
-        known.output = _output(host, count)
+    if known.output is None or known.output.asked != asked_output(cases):
+        known.output = _output(host, cases)
         finished = sum(bool(tokens) for tokens in known.output.tokens)
-        say(f"{known.release:13} output of {finished} of {count} common cases, {known.output.seconds:.1f} s {known.output.why}")
+        took = f"{known.output.seconds:.1f} s {known.output.why}"
+        say(f"{known.release:13} output of {finished} of {len(cases)} common cases, {took}")
         keep(known)
 
 
@@ -113,11 +113,10 @@ def _last_words(folder: Path) -> str:
     return next((f" ({line.strip()})" for line in reversed(lines) if line.strip()), "")
 
 
-def _output(host: Host, count: int) -> Output:
+def _output(host: Host, cases: Sequence[Case]) -> Output:
     begun = time.monotonic()
     tokens, why, packages = [], "", ""
-    for seed in range(count):
-        case = common_case(seed)
+    for case in cases:
         try:
             engine = host.engine(case)
             with tempfile.TemporaryDirectory(prefix="eagletwin-") as scratch:
@@ -132,7 +131,7 @@ def _output(host: Host, count: int) -> Output:
         if not tokens[-1]:
             why = why or f"{case.name} {trace.header.ending.kind}: {trace.header.ending.detail}"
     seconds = time.monotonic() - begun
-    return Output(asked=asked_output(count), tokens=tuple(tokens), why=why, packages=packages, seconds=seconds)
+    return Output(asked=asked_output(cases), tokens=tuple(tokens), why=why, packages=packages, seconds=seconds)
 
 
 def emitted(trace: Trace) -> dict[str, list[int]]:

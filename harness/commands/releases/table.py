@@ -3,8 +3,8 @@
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from eagletwin.cases.common import COUNT, common_case
 from eagletwin.cases.entry import Known
+from eagletwin.harness.core.case import Case
 from eagletwin.harness.engines.lock import releases
 from eagletwin.harness.engines.provision import NotFetched
 from eagletwin.harness.engines.release_hosts import hosts
@@ -18,11 +18,13 @@ def fill(
     names: Sequence[str],
     ledger: Sequence[Known],
     wanted: Sequence[Known],
+    cases: Sequence[Case],
     *,
     again: bool,
     say: Callable[[str], None],
 ) -> list[Measured]:
-    """What is known of all releases in `folder`, after these were asked for what is missing of the wanted entries.
+    """What is known of all releases in `folder`, after these were asked for what is missing of the wanted entries, and of
+    greedy output to the common cases.
 
     again: also for what is known of them; output too, if all of the ledger is wanted. Stopped half way, it goes on from there.
     """
@@ -38,27 +40,27 @@ def fill(
         missing[name] = [
             entry for entry in due_here if again or entry.id not in cells or cells[entry.id].asked != asked_of(entry)
         ]
-    due = [name for name in names if missing[name] or _output_is_due(found[name])]
+    due = [name for name in names if missing[name] or _output_is_due(found[name], cases)]
     for name, host in hosts(due):
         if again and len(wanted) == len(ledger) and not isinstance(host, NotFetched):
             found[name].output = None
-        measure(host, found[name], missing[name], keep=lambda measured: write(folder, measured), say=say)
+        measure(host, found[name], missing[name], cases, keep=lambda measured: write(folder, measured), say=say)
     asked = {entry.id: asked_of(entry) for entry in ledger}
     for measured in found.values():
         # cells of entries that left the ledger, or whose case has changed since, are dropped
         measured.cells = {name: cell for name, cell in measured.cells.items() if cell.asked in ("", asked.get(name))}
-        if measured.output is not None and measured.output.asked not in ("", asked_output()):
+        if measured.output is not None and measured.output.asked not in ("", asked_output(cases)):
             measured.output = None
     return list(found.values())
 
 
-def _output_is_due(measured: Measured) -> bool:
-    return measured.output is None or measured.output.asked != asked_output()
+def _output_is_due(measured: Measured, cases: Sequence[Case]) -> bool:
+    return measured.output is None or measured.output.asked != asked_output(cases)
 
 
-def right_output() -> list[str]:
+def right_output(cases: Sequence[Case]) -> list[str]:
     """Digests of what the target alone says to each common case."""
-    return [digest_of(plain_greedy(common_case(seed))) for seed in range(COUNT)]
+    return [digest_of(plain_greedy(case)) for case in cases]
 
 
 def differs(measured: Sequence[Measured], right: Sequence[str]) -> bool:

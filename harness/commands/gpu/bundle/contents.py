@@ -21,12 +21,14 @@ _FLASH_KERNELS = r"flash_fwd_hdim64_(512_)?bf16_(?!.*softcap)(\w+_)?sm90|flash_p
 class Contents:
     """One release's bundle. Patterns are those of fnmatch, over a file's path in site-packages; `*` matches `/` too.
 
-    without: packages, and what is left out of them. sources: of libraries, the .cu files whose kernels stay.
+    without: packages, and what is left out of them. despite: what of that travels all the same.
+    sources: of libraries, the .cu files whose kernels stay.
     """
 
     release: str
     lock: str
     without: tuple[str, ...]
+    despite: tuple[str, ...] = ()
     sources: dict[str, str] = field(default_factory=lambda: {"sgl_kernel/flash_ops.*.so": _FLASH_KERNELS})
     stays: tuple[str, ...] = ()  # packages of the lock that are used where the bundle is packed, and do not travel
     pythons: dict[str, str] = field(default_factory=dict)  # of packages that have no wheel for PYTHON: whose is taken
@@ -37,7 +39,8 @@ class Contents:
 
     def holds(self, name: str) -> bool:
         """Whether a file of a wheel travels."""
-        return not any(fnmatchcase(name, pattern) for pattern in self.without)
+        left_out = any(fnmatchcase(name, pattern) for pattern in self.without)
+        return not left_out or any(fnmatchcase(name, pattern) for pattern in self.despite)
 
     def sources_of(self, name: str) -> str:
         """The pattern of the .cu files whose kernels stay in this library; empty: all."""
@@ -67,6 +70,11 @@ _FLASHINFER = (
     *("flashinfer/fused_moe/backends/cudnn_frost/artifacts/*",),
     *(f"flashinfer/data/cutlass/{folder}/*" for folder in ("python", "test", "examples")),
 )
+# with which it chooses experts
+_ROUTING = (
+    *(f"flashinfer/data/csrc/fused_moe/{name}" for name in ("noAuxTcKernels.cu", "moeTopKFuncs.cuh")),
+    "flashinfer/data/csrc/cake_deepseek*",
+)
 _OTHERS = (
     *("nvidia/nccl/*.bc", "nvidia_cutlass_dsl/*/stubs/*", "nvidia_cutlass_dsl/*.a", "torch_memory_saver*cu12*"),
     *("include/*",),  # nvidia-cudnn-frontend's, beside all packages
@@ -85,6 +93,7 @@ CONTENTS = {
         lock="gpu23.lock",
         # the Rust radix tree stays: it is the release's default
         without=(*_SGLANG, *_KERNELS, *_TORCH, *_TRITON, *_FLASHINFER, *_OTHERS),
+        despite=_ROUTING,
         stays=("nvidia-curand",),
         image=(*_OF_ALL, "aiohttp", "huggingface_hub", "einops", "ninja", "nvidia"),
         libraries=("cu13", "cudnn", "cusparselt", "nvshmem"),

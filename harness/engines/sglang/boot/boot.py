@@ -30,7 +30,7 @@ from ..eras import (
 )
 from ..not_driven import NotDriven
 from ..stand_ins import stubs
-from . import cuda, front_end, model_classes, new_weights, parts, remembered, uncompiled
+from . import cuda, experts_on_cuda, front_end, model_classes, new_weights, parts, remembered, uncompiled
 
 SHIMS: list[str] = []
 
@@ -111,6 +111,8 @@ def build_scheduler(case: Case, mode: Mode = CPU, rank: int = 0, port: int = 0) 
 
     recipe, settings = RECIPES[case.model], case.engine.sglang
     model_classes.register(family_of(recipe).modules)
+    if mode.device == "cuda" and mode.dtype == "float32" and recipe.target.experts is not None:
+        experts_on_cuda.compute_in_float32(SHIMS)
     if mode.device == "cpu":
         _make_able(case, mode)
     _refuse_what_is_not_driven(case, mode, scheduler_module)
@@ -152,11 +154,6 @@ def _refuse_what_is_not_driven(case: Case, mode: Mode, scheduler_module: Any) ->
     if mode.tp > 1 and not stepping.drives_ranks(scheduler_module):
         raise NotDriven(
             f"this release has no {stepping.RECEIVE_OF_RANKS}, by which several ranks are driven (0.5.13 and later have)"
-        )
-    if recipe.target.experts is not None and mode.device == "cuda":
-        raise NotDriven(
-            f"{case.model} on a GPU: kernels round more there than float32 does, up to twice the bound, and which of them is "
-            "not known (docs/records/gpu.md)"
         )
     if recipe.target.experts is not None and mode.dtype == "bfloat16":
         raise NotDriven(

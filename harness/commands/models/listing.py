@@ -1,18 +1,13 @@
-"""`eagletwin models`: which model recipes there are, and what a case of each cannot be."""
+"""Which model recipes there are, and what a case of each cannot be, for people and for programs."""
 
 import json
-from typing import Annotated
-
-import typer
 
 from eagletwin.harness.core.errors import EXIT_EQUAL
 from eagletwin.harness.core.words import count
 
 
-def models(
-    as_json: Annotated[bool, typer.Option("--json", help="As JSON, for programs.")] = False,
-) -> int:
-    """List the model recipes: tiny, synthetic target / draft pairs, one family a block."""
+def list_models(*, as_json: bool) -> int:
+    """Print the recipes, one family a block."""
     from eagletwin.harness.families import FAMILIES
 
     facts = [

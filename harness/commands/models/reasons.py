@@ -1,0 +1,21 @@
+"""Why a bug does not show in a model where nothing forbids it: what was found where the table was open."""
+
+from eagletwin.harness.families import RECIPES
+
+# entry -> of drafts of several layers
+_LAYERS = {
+    "8409": "a draft of several layers has no draft decode: no branch of its trees stores a row",
+    "26997-bonus": "a tree of several layers has num_steps + 1 nodes, and with so many both strides are the same",
+    "26329": "the worker of several layers has a chunk's tail elsewhere (multi-layer-chunk-tail)",
+    "retracted-chunk-tail": "the worker of several layers looks up no tail (multi-layer-chunk-tail), and the "
+    "remedy of that looks in what was emitted as well",
+}
+_NO_CHAIN = {"chain-hidden": "its layers all consume the target's state, and hand none on"}
+
+
+def reason(entry: str, model: str) -> str:
+    """Why it does not show; empty: nobody knows."""
+    recipe = RECIPES[model]
+    if not recipe.mtp_layers:
+        return ""
+    return _LAYERS.get(entry, "") or ("" if recipe.chained else _NO_CHAIN.get(entry, ""))

@@ -1,0 +1,83 @@
+"""What an entry of the ledger came to in another model, as a JSON file of its own for each model."""
+
+import dataclasses
+import hashlib
+from pathlib import Path
+from typing import Literal
+
+import msgspec
+from msgspec import Struct
+
+from eagletwin.cases.entry import Entry
+from eagletwin.cases.regressions import LEDGER
+from eagletwin.harness.core.case import Case, without_defaults
+from eagletwin.harness.core.errors import InputError
+
+FOLDER = Path("data") / "models"
+
+
+class ModelCell(Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """An entry in a model.
+
+    asked   digest of the entry as it is at home, and how it is judged: another must be proven anew
+    status  `proven`: red without the fix, green with it. `cannot be`: by what the entry is about, the model or the CPU.
+            `not shown`: no case that was tried shows it. `not run`: no engine for it
+    rule    of a proof: the one by which it shows
+    case    of a proof: the one that shows it
+    beside  live bugs that are mended on both sides, since they would show first
+    idle    what the entry edits and this model's worker never calls
+    why     why not, in short
+    """
+
+    asked: str
+    status: Literal["proven", "cannot be", "not shown", "not run"]
+    rule: str = ""
+    case: Case | None = None
+    beside: tuple[str, ...] = ()
+    idle: tuple[str, ...] = ()
+    why: str = ""
+    seconds: float = 0.0
+
+
+class InModel(Struct, kw_only=True):
+    """A model: its answers by entry, and the SGLang that gave them. It is filled while it is asked."""
+
+    model: str
+    sglang: str = ""
+    answers: dict[str, ModelCell] = {}
+
+
+def asked_of(entry: Entry) -> str:
+    """A digest of what is asked of an entry in any model."""
+    sides = [[patch.name for patch in side.patches] + [side.view] for side in (entry.green, entry.red)]
+    return hashlib.sha256(f"{without_defaults(entry.case)} {sides} {entry.rule}".encode()).hexdigest()[:12]
+
+
+def read(folder: Path, model: str) -> InModel:
+    """What is known of a model; nothing, if it has no file. Raises InputError for a file of another kind."""
+    file = folder / FOLDER / f"{model}.json"
+    if not file.exists():
+        return InModel(model=model)
+    try:
+        return msgspec.json.decode(file.read_bytes(), type=InModel)
+    except (msgspec.MsgspecError, OSError) as error:
+        raise InputError(f"{file}: {error}", consequence="nothing was proven", remedy="remove the file") from error
+
+
+def write(folder: Path, found: InModel) -> None:
+    """Keep it, in place of what was there."""
+    file = folder / FOLDER / f"{found.model}.json"
+    file.parent.mkdir(parents=True, exist_ok=True)
+    partial = file.with_suffix(".partial")
+    partial.write_bytes(msgspec.json.format(msgspec.json.encode(found)) + b"\n")
+    partial.replace(file)
+
+
+def proven_in(folder: Path, model: str) -> list[Entry]:
+    """The entries that are proven in a model as the ledger has them today, with the cases that show them."""
+    answers = read(folder, model).answers
+    return [
+        dataclasses.replace(entry, case=answer.case)
+        for entry in LEDGER.values()
+        if (answer := answers.get(entry.id)) is not None and answer.case is not None and answer.asked == asked_of(entry)
+    ]

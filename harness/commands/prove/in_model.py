@@ -1,0 +1,105 @@
+"""Prove an entry in another model than its own: its case carried over, until one shows both sides.
+
+Where another live bug of the release comes first in that model, its candidate fix stands beside both sides.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from msgspec.structs import replace
+
+from eagletwin.cases.carried import carried
+from eagletwin.cases.entry import Entry
+from eagletwin.cases.regressions import LEDGER
+from eagletwin.harness.check.known import may_be
+from eagletwin.harness.core.patch import Patch
+from eagletwin.harness.core.run_spec import RunSpec
+from eagletwin.harness.engines.host import Host
+
+from .proof import NoProof, Proof, prove
+
+_IDLE = 3  # cases that never call what an entry edits, after which no other is tried
+
+
+@dataclass(frozen=True, slots=True)
+class ProofInModel:
+    """What came out for one carried case. beside: the live bugs that are mended on both sides"""
+
+    proof: Proof | NoProof
+    beside: tuple[str, ...]
+
+    @property
+    def own(self) -> bool:
+        """Whether the bug shows by the entry's own rule."""
+        proof = self.proof
+        return isinstance(proof, Proof) and proof.holds and proof.red.verdict.rule == proof.entry.rule
+
+    @property
+    def idle(self) -> tuple[str, ...]:
+        """Functions that the entry changes and SGLang never called."""
+        if isinstance(self.proof, NoProof):
+            return ()
+        mended = {edit.target for patch in _remedies(self.beside) for edit in (*patch.edits, *patch.otherwise)}
+        found = (outcome.trace.header.idle_edits for outcome in (self.proof.green, self.proof.red))
+        return tuple(dict.fromkeys(name for names in found for name in names if name not in mended))
+
+
+def prove_in_model(host: Host, entry: Entry, model: str, runs: Path, run: RunSpec) -> ProofInModel:
+    """The proof by the entry's own rule, if a carried case gives one; else the first that shows the bug by another rule; else
+    that of the case as it stands."""
+    tried = list[ProofInModel]()
+    for attempt in _attempts(host, entry, model, runs, run):
+        if attempt.own:
+            return attempt
+        tried.append(attempt)
+    return next((attempt for attempt in tried if attempt.proof.holds), tried[0])
+
+
+def _attempts(host: Host, entry: Entry, model: str, runs: Path, run: RunSpec) -> Iterator[ProofInModel]:
+    """Ends early where other prompts tell nothing: an engine refuses, or the worker never calls what is edited."""
+    idle = 0
+    for one in carried(entry, model, target_says):
+        attempt = _mended(host, one, runs, run)
+        yield attempt
+        idle += bool(attempt.idle)
+        if isinstance(attempt.proof, NoProof) or idle == _IDLE:
+            return
+
+
+def _mended(host: Host, entry: Entry, runs: Path, run: RunSpec) -> ProofInModel:
+    """The proof, with those live bugs mended on both sides that come first in this model."""
+    beside = tuple[str, ...]()
+    while True:
+        proof = _proof(host, entry, runs, run, beside)
+        if isinstance(proof, NoProof) or proof.green.verdict.status != "diverged":
+            return ProofInModel(proof, beside)
+        mended = entry.run(entry.green, _with(run, beside))
+        other = may_be(host, entry.case, proof.green.verdict.rule, mended)
+        if not other or other in (*beside, entry.id):
+            return ProofInModel(proof, beside)
+        beside = (*beside, other)
+
+
+def _proof(host: Host, entry: Entry, runs: Path, run: RunSpec, beside: tuple[str, ...]) -> Proof | NoProof:
+    [proof] = prove(host, [entry], runs, _with(run, beside))
+    return proof if isinstance(proof, NoProof) else Proof(proof.entry, proof.green, proof.red, any_rule=True)
+
+
+def _with(run: RunSpec, beside: tuple[str, ...]) -> RunSpec:
+    """The run, with these live bugs mended."""
+    options = (word for name in beside for word in ("--remedy", name))
+    return replace(run, patches=(*run.patches, *_remedies(beside)), changes=(*run.changes, *options))
+
+
+def _remedies(beside: tuple[str, ...]) -> tuple[Patch, ...]:
+    return tuple(remedy for name in beside if (remedy := LEDGER[name].remedy) is not None)
+
+
+def target_says(model: str, prompt: tuple[int, ...], count: int) -> list[int]:
+    """The tokens with which the target alone answers, by the reference in float64."""
+    import torch
+
+    from ..bench.acceptance import greedy
+
+    return greedy(model, torch.tensor(prompt), count)[len(prompt) :].tolist()
