@@ -63,7 +63,7 @@ THEIRS = build/upstream
 upstream-test: setup
 	"$(PYTHON)" -m venv "$(THEIRS)/env"
 	"$(THEIRS)/env/bin/python" $(PIP_INSTALL) "$$(grep ^sglang== requirements/engine.in)"
-	rm -rf "$(THEIRS)/source" && mkdir "$(THEIRS)/source"
+	rm -rf "$(THEIRS)/source" "$(THEIRS)/wheel" && mkdir "$(THEIRS)/source"
 	git ls-files -z --cached --others --exclude-standard | xargs -0 cp -P --parents -t "$(THEIRS)/source"
 	$(BIN)/python -m pip wheel --quiet --disable-pip-version-check --no-deps --no-build-isolation --wheel-dir "$(THEIRS)/wheel" "$(THEIRS)/source"
 	"$(THEIRS)/env/bin/python" $(PIP_INSTALL) --force-reinstall --no-deps "$(THEIRS)"/wheel/*.whl
