@@ -18,7 +18,7 @@ from .twin import CaseFailed, Twin
 
 
 @dataclass(frozen=True, slots=True)
-class Concluded:
+class Reported:
     """A failed case when its test is over: as a line, as an argument, and as (name, value) for programs."""
 
     line: str
@@ -32,17 +32,17 @@ class Concluded:
         return error("\n".join([self.line, *more]), f"{test}: {facts['rule']}", _from_workspace(path), line)
 
 
-def conclude(twin: Twin, failed: CaseFailed) -> Concluded:
+def conclude(twin: Twin, failed: CaseFailed) -> Reported:
     """Confirm and keep a failed case. A failure that cannot be confirmed is one all the same."""
     trial = failed.trial
     try:
         outcome = twin.conclude(failed)
     except (EagletwinError, OSError) as unconfirmed:
         text = f"{failed.argument}\n\n  It was seen once, and could not be confirmed: {unconfirmed}"
-        return Concluded(str(failed), text, tuple(_facts(trial.header, trial.verdict)))
+        return Reported(str(failed), text, tuple(_facts(trial.header, trial.verdict)))
     header, verdict = outcome.trace.header, outcome.verdict
     facts = (*_facts(header, verdict), *_kept(outcome))
-    return Concluded(headline(header, verdict), f"{outcome.report}\n  folder: {outcome.folder}", facts)
+    return Reported(headline(header, verdict), f"{outcome.report}\n  folder: {outcome.folder}", facts)
 
 
 def _facts(header: Header, verdict: Verdict) -> list[tuple[str, str]]:

@@ -7,7 +7,7 @@ import pytest
 from eagletwin.cases.regressions import LEDGER
 from eagletwin.harness.check.annotations import error
 from eagletwin.harness.commands.ci.result import OneJob, annotations_of, facts_of, markdown_of, text_of
-from eagletwin.harness.commands.ci.searching import Found, Searched, stands_in_the_way
+from eagletwin.harness.commands.ci.searching import FamilyFinding, FamilySearch, stands_in_the_way
 from eagletwin.harness.commands.ci.standing import Stand, Standing
 from eagletwin.harness.commands.compare.questions import Question
 from eagletwin.harness.families import RECIPES
@@ -20,12 +20,12 @@ def standing(stand: Stand, line: str = "", bug: str = "26329") -> Standing:
     return Standing(Question(bug, entry.case, entry.red.view, entry), stand, line, f"eagletwin check {bug}")
 
 
-def searched(code: int, *findings: tuple[str, str]) -> Searched:
-    found = tuple(Found(f"{status}: draft.kv", status, "folder", known) for status, known in findings)
-    return Searched("llama-mtp", "said", code, 12, found, ("multi-layer-chunk-tail-2",))
+def searched(code: int, *findings: tuple[str, str]) -> FamilySearch:
+    found = tuple(FamilyFinding(f"{status}: draft.kv", status, "folder", known) for status, known in findings)
+    return FamilySearch("llama-mtp", "said", code, 12, found, ("multi-layer-chunk-tail-2",))
 
 
-def job(*standings: Standing, searches: tuple[Searched, ...] = (), failed: str = "", interrupted: bool = False) -> OneJob:
+def job(*standings: Standing, searches: tuple[FamilySearch, ...] = (), failed: str = "", interrupted: bool = False) -> OneJob:
     return OneJob(
         sglang="tree",
         version="tree-1",

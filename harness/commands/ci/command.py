@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from eagletwin.cases.entry import Entry
     from eagletwin.harness.engines.source import Source
 
-    from .searching import Searched
+    from .searching import FamilySearch
     from .standing import Standing
 
 
@@ -83,7 +83,7 @@ class _Job:
     summary: Path | None
     history: Path | None
     standings: "list[Standing]" = field(default_factory=list)
-    searches: "list[Searched]" = field(default_factory=list)
+    searches: "list[FamilySearch]" = field(default_factory=list)
     failed: str = ""
 
     def run(self) -> int:

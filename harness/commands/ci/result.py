@@ -11,7 +11,7 @@ from eagletwin.harness.core.errors import EXIT_DIVERGED, EXIT_EQUAL, EXIT_UNKNOW
 from eagletwin.harness.core.words import count
 
 from ..compare.markdown import code, plain
-from .searching import Searched
+from .searching import FamilySearch
 from .standing import Stand, Standing
 
 _MOST_ROWS = 60
@@ -32,7 +32,7 @@ class OneJob:
     sglang: str
     version: str
     standings: Sequence[Standing]
-    searches: Sequence[Searched]
+    searches: Sequence[FamilySearch]
     folder: Path
     command: str
     seconds: float
@@ -104,7 +104,7 @@ def _row(one: Standing) -> str:
     return f"| {code(one.id)} | {word} | {plain(title)}<br>{plain(one.line or _MEANING[one.stand])} | {code(one.again)} |"
 
 
-def _search(one: Searched) -> str:
+def _search(one: FamilySearch) -> str:
     found = "".join(f"<br>{plain(each.line + _known(each.known))}" for each in one.findings)
     return f"| {code(one.called)} | {one.cases} | {plain(one.said)}{found} | {code(', '.join(one.remedies))} |"
 

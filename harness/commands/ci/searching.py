@@ -29,7 +29,7 @@ def stands_in_the_way(family: str) -> tuple[str, ...]:
 
 
 @dataclass(frozen=True, slots=True)
-class Found:
+class FamilyFinding:
     """A finding of a search. known: the ledger's bug that it may be."""
 
     line: str
@@ -39,14 +39,14 @@ class Found:
 
 
 @dataclass(frozen=True, slots=True)
-class Searched:
+class FamilySearch:
     """What came of one search. said: its headline, or why it did not run; remedies: of which live bugs it had the remedy."""
 
     family: str
     said: str
     code: int
     cases: int = 0
-    findings: tuple[Found, ...] = ()
+    findings: tuple[FamilyFinding, ...] = ()
     remedies: tuple[str, ...] = ()
 
     @property
@@ -62,7 +62,7 @@ class Searched:
         return EXIT_DIVERGED if news else EXIT_UNKNOWN
 
 
-def search_family(family: str, live: Collection[str], minutes: float, seed: int, run: RunSpec, out: Path) -> Searched:
+def search_family(family: str, live: Collection[str], minutes: float, seed: int, run: RunSpec, out: Path) -> FamilySearch:
     """Search one family, and keep its run folder below `out`. live: bugs that this SGLang has. Raises InputError."""
     remedies = [bug for bug in stands_in_the_way(family) if bug in live]
     words = tuple(word for bug in remedies for word in ("--remedy", bug))
@@ -74,18 +74,19 @@ def search_family(family: str, live: Collection[str], minutes: float, seed: int,
     except InputError:
         raise
     except EagletwinError as error:  # a remedy that no longer fits ends this search, and no other
-        return Searched(family, " ".join(error.cause.split()), EXIT_UNKNOWN, remedies=tuple(remedies))
+        return FamilySearch(family, " ".join(error.cause.split()), EXIT_UNKNOWN, remedies=tuple(remedies))
     file = out / f"fuzz-{seed}" / SUMMARY
     if not file.is_file():  # it did not start
-        return Searched(family, "SGLang would not start", code if code != EXIT_EQUAL else EXIT_UNKNOWN)
+        return FamilySearch(family, "SGLang would not start", code if code != EXIT_EQUAL else EXIT_UNKNOWN)
     return _read(family, code, json.loads(file.read_bytes()), tuple(remedies))
 
 
-def _read(family: str, code: int, summary: dict[str, Any], remedies: tuple[str, ...]) -> Searched:
+def _read(family: str, code: int, summary: dict[str, Any], remedies: tuple[str, ...]) -> FamilySearch:
     findings = tuple(
-        Found(_line(one["signature"], one["status"]), one["status"], one["folder"], one["known"]) for one in summary["findings"]
+        FamilyFinding(_line(one["signature"], one["status"]), one["status"], one["folder"], one["known"])
+        for one in summary["findings"]
     )
-    return Searched(family, summary["headline"], code, summary["tally"]["cases"], findings, remedies)
+    return FamilySearch(family, summary["headline"], code, summary["tally"]["cases"], findings, remedies)
 
 
 def _line(signature: dict[str, Any] | None, status: str) -> str:
