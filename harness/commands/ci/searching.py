@@ -82,11 +82,11 @@ def search_family(family: str, live: Collection[str], minutes: float, seed: int,
 
 
 def _read(family: str, code: int, summary: dict[str, Any], remedies: tuple[str, ...]) -> FamilySearch:
-    findings = tuple(
-        FamilyFinding(_line(one["signature"], one["status"]), one["status"], one["folder"], one["known"])
-        for one in summary["findings"]
-    )
-    return FamilySearch(family, summary["headline"], code, summary["tally"]["cases"], findings, remedies)
+    findings = []
+    for one in summary["findings"]:
+        line = _line(one["signature"], one["status"])
+        findings.append(FamilyFinding(line, one["status"], one["folder"], one["known"]))
+    return FamilySearch(family, summary["headline"], code, summary["tally"]["cases"], tuple(findings), remedies)
 
 
 def _line(signature: dict[str, Any] | None, status: str) -> str:
