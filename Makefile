@@ -1,6 +1,6 @@
 # Verbs: run, quick, test, setup, lint, bench; python: the core on another Python; sweep: many generated cases on the unmodified
 # release; quality: how small found cases get; findings: docs/findings' tests for SGLang, red on the release and green with their
-# patches; shadow: each kernel launch in Triton's interpreter as well; lock: requirements/*.lock anew. CONTRIBUTING.md says how
+# patches; upstream-test: the file for SGLang's own CI, in its own environment, green on the release and red without fixes; shadow: each kernel launch in Triton's interpreter as well; lock: requirements/*.lock anew. CONTRIBUTING.md says how
 # long each takes. All paths are relative: the checkout may lie anywhere.
 PYTHON ?= python3.11
 # On Linux the common package index serves torch with CUDA libraries (gigabytes). Any build of this version will do.
@@ -23,7 +23,7 @@ KEPT = "$(PYTHON)" -c 'import os, sys; sys.exit(not os.path.samefile(sys._base_e
 # `make python` puts its environments here, one a Python.
 OTHER = build/$(notdir $(PYTHON))
 
-.PHONY: run quick test python setup lint sweep quality shadow bench lock findings clean
+.PHONY: run quick test python setup lint sweep quality shadow bench lock findings upstream-test clean
 
 run: setup
 	$(BIN)/eagletwin prove 25015 26329 row-overflow multi-layer-chunk-tail-3
@@ -57,6 +57,18 @@ shadow: setup
 
 findings: setup
 	$(BIN)/python -m tests.findings.attempt
+
+# SGLang as its own CI has it: with all that it pins, CUDA libraries included (10 GB). No cache, no second environment.
+THEIRS = build/upstream
+upstream-test: setup
+	"$(PYTHON)" -m venv "$(THEIRS)/env"
+	"$(THEIRS)/env/bin/python" $(PIP_INSTALL) "$$(grep ^sglang== requirements/engine.in)"
+	rm -rf "$(THEIRS)/source" "$(THEIRS)/wheel" && mkdir "$(THEIRS)/source"
+	git ls-files -z --cached --others --exclude-standard | xargs -0 cp -P --parents -t "$(THEIRS)/source"
+	$(BIN)/python -m pip wheel --quiet --disable-pip-version-check --no-deps --no-build-isolation --wheel-dir "$(THEIRS)/wheel" "$(THEIRS)/source"
+	"$(THEIRS)/env/bin/python" $(PIP_INSTALL) --force-reinstall --no-deps "$(THEIRS)"/wheel/*.whl
+	"$(THEIRS)/env/bin/python" $(PIP_INSTALL) "$(THEIRS)"/wheel/*.whl
+	env -u PYTHONPATH "$(THEIRS)/env/bin/python" -m tests.upstream.attempt
 
 bench: setup
 	$(BIN)/eagletwin bench all --write docs/records

@@ -16,6 +16,7 @@ from eagletwin.harness.commands.acceptance.command import acceptance
 from eagletwin.harness.commands.bench.command import bench
 from eagletwin.harness.commands.bisect.command import bisect
 from eagletwin.harness.commands.check import check
+from eagletwin.harness.commands.ci.command import ci
 from eagletwin.harness.commands.compare.command import compare
 from eagletwin.harness.commands.diff.command import diff
 from eagletwin.harness.commands.doctor.command import doctor
@@ -50,6 +51,7 @@ for command in (
     bisect,
     diff,
     compare,
+    ci,
     judge,
     report,
     acceptance,

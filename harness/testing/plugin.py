@@ -39,7 +39,8 @@ _TWIN = pytest.StashKey["Twin"]()
 _ASKED = pytest.StashKey[dict[str, Any]]()  # what the marker of the test that runs asks for
 _CHANGES = pytest.StashKey["Changes"]()  # what cases of such workers ran of what a source tree changes
 _UNCHECKED = pytest.StashKey[set[str]]()
-_SUMMARY = "eagletwin_summary"  # attribute of a report: its line in the summary; workers of pytest-xdist hand it over
+# Attributes of a report, which workers of pytest-xdist hand over: its line in the summary, and its annotation for GitHub.
+_SUMMARY, _ANNOTATION = "eagletwin_summary", "eagletwin_annotation"
 
 
 def _at_least_one(text: str) -> int:
@@ -381,12 +382,17 @@ def pytest_runtest_makereport(item: pytest.Item, call: pytest.CallInfo[None]) ->
     if call.when == "call" and twin.late:
         setattr(report, _SUMMARY, _ran(item, twin, failed is not None))
     if failed is not None:
-        line, text = _concluded(twin, failed)
-        _summarize(report, f"CaseFailed: {line}")
+        from .concluded import conclude
+
+        concluded = conclude(twin, failed)
+        _summarize(report, f"CaseFailed: {concluded.line}")
         if hasattr(report.longrepr, "addsection"):
-            report.longrepr.addsection("eagletwin", text)
+            report.longrepr.addsection("eagletwin", concluded.text)
         else:
-            report.sections.append(("eagletwin", text))
+            report.sections.append(("eagletwin", concluded.text))
+        # JUnit XML has those of the item as they are when its test is torn down
+        item.user_properties += [(f"eagletwin.{name}", value) for name, value in concluded.properties]
+        setattr(report, _ANNOTATION, concluded.annotation(item.path, (item.location[1] or 0) + 1, item.name))
     return report
 
 
@@ -395,17 +401,6 @@ def _summarize(report: pytest.TestReport, line: str) -> None:
     crash = getattr(report.longrepr, "reprcrash", None)
     if crash is not None:
         crash.message = line
-
-
-def _concluded(twin: "Twin", failed: "CaseFailed") -> tuple[str, str]:
-    """The result of a failed case, as a line and as an argument. A failure that cannot be confirmed is one all the same."""
-    from eagletwin.harness.check.argument import headline
-
-    try:
-        outcome = twin.conclude(failed)
-    except (EagletwinError, OSError) as error:
-        return str(failed), f"{failed.argument}\n\n  It was seen once, and could not be confirmed: {error}"
-    return headline(outcome.trace.header, outcome.verdict), f"{outcome.report}\n  folder: {outcome.folder}"
 
 
 def _ran(item: pytest.Item, twin: "Twin", found: bool) -> str:
@@ -466,6 +461,9 @@ def pytest_terminal_summary(terminalreporter: Any, config: pytest.Config) -> Non
             line = getattr(report, _SUMMARY, "")
             if line:
                 terminalreporter.write_line(f"eagletwin: {line}")
+            note = getattr(report, _ANNOTATION, "") if os.environ.get("GITHUB_ACTIONS") == "true" else ""
+            if note:
+                terminalreporter.write_line(note)
     twin = config.stash.get(_TWIN, None)
     unchecked = config.stash.get(_UNCHECKED, set()) | (twin.unchecked if twin is not None else set())
     if unchecked:

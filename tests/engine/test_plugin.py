@@ -6,6 +6,7 @@ import shutil
 import subprocess
 import sys
 from pathlib import Path
+from xml.etree import ElementTree
 
 import msgspec
 import pytest
@@ -504,3 +505,46 @@ def test_the_plugin_is_light(pytester: pytest.Pytester) -> None:
         """
     )
     pytester.runpytest_subprocess("-p", "no:hypothesispytest").assert_outcomes(passed=1)
+
+
+REPORTED = """
+import pytest
+from eagletwin.cases.regressions import LEDGER
+
+@pytest.mark.eagletwin(revert=[26329])
+@pytest.mark.parametrize("name", ["a,b: 1%"])
+def test_undone(eagletwin, name):
+    eagletwin.check(LEDGER["26329"].case)
+
+def test_live(eagletwin):
+    eagletwin.check(LEDGER["multi-layer-chunk-tail-2"].case)
+"""
+
+
+@pytest.mark.slow
+def test_programs_read_a_failure_in_junit_xml_and_github_in_one_annotation(
+    pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Through a worker of pytest-xdist, which tells its controller both."""
+    monkeypatch.setenv("GITHUB_ACTIONS", "true")
+    monkeypatch.setenv("GITHUB_WORKSPACE", str(pytester.path))
+    monkeypatch.delenv("PYTEST_XDIST_WORKER", raising=False)
+    pytester.makepyfile(test_reported=REPORTED)
+    result = pytester.runpytest_subprocess("-p", "no:cacheprovider", "-n", "1", "--junitxml", "junit.xml", timeout=300)
+    result.assert_outcomes(failed=2)
+    found = {
+        case.get("name"): {one.get("name"): one.get("value") for one in case.iter("property")}
+        for case in ElementTree.parse(pytester.path / "junit.xml").iter("testcase")
+    }
+    undone, live = found["test_undone[a,b: 1%]"], found["test_live"]
+    assert (undone["eagletwin.status"], undone["eagletwin.rule"]) == ("diverged", "draft.input_ids")
+    assert undone["eagletwin.place"] == "request a, round 0, draft extend (prefill)"
+    assert "eagletwin.entry" not in undone
+    assert live["eagletwin.entry"] == "multi-layer-chunk-tail-2"
+    for facts in (undone, live):
+        assert (pytester.path / facts["eagletwin.report"]).is_file()
+        assert facts["eagletwin.again"].startswith("python eagletwin-runs/")
+    first, second = [line for line in result.stdout.lines if "::error" in line]
+    assert first.startswith("::error file=test_reported.py,line=4,title=test_undone[a%2Cb%3A 1%25]%3A draft.input_ids::")
+    assert first.endswith(f"%0Aagain: {undone['eagletwin.again']}%0Areport: {undone['eagletwin.report']}")
+    assert second.startswith("::error file=test_reported.py,line=9,title=test_live%3A draft.input_ids::")

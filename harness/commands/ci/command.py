@@ -1,0 +1,166 @@
+"""`eagletwin ci`: the ledger and searches on one SGLang, as a job of a CI wants them."""
+
+import json
+import os
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from datetime import datetime, timezone
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from eagletwin.cases.reach import unreached, unreached_text
+from eagletwin.harness.core.errors import EXIT_UNKNOWN, InputError
+from eagletwin.harness.core.run_spec import RunSpec, exact, unusual
+from eagletwin.harness.core.terminal import show
+
+from ..options import DEFAULT_RUNS, Runs, tell
+from ..run_options import HOW, LIMITS, SOURCE, run_options
+from .typed import MINUTES, Families, History, Ledger, Minutes, Seed, Summary
+
+if TYPE_CHECKING:
+    from eagletwin.cases.entry import Entry
+    from eagletwin.harness.engines.source import Source
+
+    from .searching import FamilySearch
+    from .standing import Standing
+
+
+@run_options(SOURCE, HOW, LIMITS)
+def ci(
+    minutes: Minutes = MINUTES,
+    family: Families = None,
+    ledger: Ledger = None,
+    seed: Seed = 0,
+    summary: Summary = None,
+    history: History = None,
+    out: Runs = DEFAULT_RUNS,
+    *,
+    spec: RunSpec,
+) -> int:
+    """Ask one SGLang for every fix of the ledger, then search it: a job of a CI.
+
+    A search applies the remedies of those live bugs that would end it at once, if the SGLang was seen to have them. Exit codes:
+    1 a fixed bug shows, or a search found a wrong number that no known bug explains; 125 it cannot be told; 0 otherwise.
+    """
+    from eagletwin.harness.families import RECIPES
+
+    from ..compare.questions import entries_named
+
+    families = list(dict.fromkeys(family or [""])) if minutes else []
+    unknown = [name for name in families if name and name not in RECIPES]
+    if unknown:
+        raise InputError(
+            f"--family {unknown[0]}: there is no such recipe",
+            consequence="nothing was run",
+            remedy=f"use one of {', '.join(RECIPES)}",
+        )
+    entries = entries_named(ledger or ["all"])
+    beyond = [entry for entry in entries if unreached(entry, spec.mode)]
+    if beyond and "all" not in (ledger or ["all"]):
+        print("\n".join(unreached_text(entry, spec.mode) for entry in beyond))
+        return EXIT_UNKNOWN
+    if not entries and not families:
+        raise InputError("--ledger none and --minutes 0", consequence="nothing was run", remedy="give either")
+    own = unusual((("--minutes", exact(minutes), exact(MINUTES)), ("--seed", seed, 0)))
+    own += [word for name in family or () for word in ("--family", name)]
+    own += [word for name in ledger or () for word in ("--ledger", name)]
+    job = _Job(entries, families, minutes, seed, spec, spec.command("ci", *own), out, summary, history)
+    return job.run()
+
+
+@dataclass(slots=True)
+class _Job:
+    """One job, and what it has found so far: that is reported also of a job that is ended early."""
+
+    entries: "Sequence[Entry]"
+    families: Sequence[str]
+    minutes: float
+    seed: int
+    spec: RunSpec
+    command: str
+    out: Path
+    summary: Path | None
+    history: Path | None
+    standings: "list[Standing]" = field(default_factory=list)
+    searches: "list[FamilySearch]" = field(default_factory=list)
+    failed: str = ""
+
+    def run(self) -> int:
+        from eagletwin.harness.core.folders import new_run_folder
+        from eagletwin.harness.engines.source import resolve
+
+        begun = time.monotonic()
+        source = resolve(self.spec.sglang)
+        folder = new_run_folder(self.out, "ci")
+        ended = False
+        try:
+            self._ask(source, folder)
+            if not self.failed:
+                self._search(folder)
+            ended = True
+        finally:
+            code = self._report(source, folder, time.monotonic() - begun, interrupted=not ended)
+        return code
+
+    def _ask(self, source: "Source", folder: Path) -> None:
+        """The entries, and the live bugs that would end a search, on one process that imports SGLang once."""
+        from eagletwin.cases.regressions import LEDGER
+        from eagletwin.harness.engines.host import Host, WouldNotStart
+
+        from ..compare.questions import asked_of_ledger
+        from .searching import stands_in_the_way
+        from .standing import OneSide
+
+        more = [LEDGER[bug] for name in self.families for bug in stands_in_the_way(name)]
+        questions = asked_of_ledger([*self.entries, *more], self.spec.mode)
+        tell(f"importing SGLang {source.called}; then {len(questions)} entries of the ledger")
+        with Host(source=source, mode=self.spec.mode) as host:
+            try:
+                host.connection()
+            except WouldNotStart as error:
+                tell(error.kept_in(folder))
+                self.failed = " ".join(error.cause.split())
+                return
+            side = OneSide(host, self.spec, folder)
+            for question in questions:
+                self.standings.append(side.ask(question))
+
+    def _search(self, folder: Path) -> None:
+        from .searching import search_family
+
+        live = {one.id for one in self.standings if one.stand == "live"}
+        for name in self.families:
+            share = self.minutes / len(self.families)
+            place = folder / f"search-{name or 'default'}"
+            self.searches.append(search_family(name, live, share, self.seed, self.spec, place))
+
+    def _report(self, source: "Source", folder: Path, seconds: float, *, interrupted: bool) -> int:
+        from .result import OneJob, annotations_of, facts_of, markdown_of, text_of
+
+        job = OneJob(
+            sglang=self.spec.sglang,
+            version=source.called,
+            standings=self.standings,
+            searches=self.searches,
+            folder=folder,
+            command=self.command,
+            seconds=seconds,
+            failed=self.failed,
+            interrupted=interrupted,
+        )
+        show(text_of(job))
+        if os.environ.get("GITHUB_ACTIONS") == "true":
+            print("\n".join(annotations_of(job)))
+        (folder / "summary.md").write_text(markdown_of(job), encoding="utf-8")
+        _append(self.summary, markdown_of(job))
+        when = datetime.now(timezone.utc).isoformat(timespec="seconds")
+        _append(self.history, json.dumps({"date": when, **facts_of(job)}))
+        return job.exit_code
+
+
+def _append(file: Path | None, text: str) -> None:
+    if file is not None:
+        file.parent.mkdir(parents=True, exist_ok=True)
+        with file.open("a", encoding="utf-8") as end:
+            end.write(f"{text}\n")

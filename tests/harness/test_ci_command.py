@@ -1,0 +1,99 @@
+"""What `eagletwin ci` makes of the ledger and its searches: exit code, summary, annotations. No engine."""
+
+from pathlib import Path
+
+import pytest
+
+from eagletwin.cases.regressions import LEDGER
+from eagletwin.harness.check.annotations import error
+from eagletwin.harness.commands.ci.result import OneJob, annotations_of, facts_of, markdown_of, text_of
+from eagletwin.harness.commands.ci.searching import FamilyFinding, FamilySearch, stands_in_the_way
+from eagletwin.harness.commands.ci.standing import Stand, Standing
+from eagletwin.harness.commands.compare.questions import Question
+from eagletwin.harness.families import RECIPES
+
+HOSTILE = "a|b `c` <script>alert(1)</script> @all\n::error::no"
+
+
+def standing(stand: Stand, line: str = "", bug: str = "26329") -> Standing:
+    entry = LEDGER[bug]
+    return Standing(Question(bug, entry.case, entry.red.view, entry), stand, line, f"eagletwin check {bug}")
+
+
+def searched(code: int, *findings: tuple[str, str]) -> FamilySearch:
+    found = tuple(FamilyFinding(f"{status}: draft.kv", status, "folder", known) for status, known in findings)
+    return FamilySearch("llama-mtp", "said", code, 12, found, ("multi-layer-chunk-tail-2",))
+
+
+def job(*standings: Standing, searches: tuple[FamilySearch, ...] = (), failed: str = "", interrupted: bool = False) -> OneJob:
+    return OneJob(
+        sglang="tree",
+        version="tree-1",
+        standings=standings,
+        searches=searches,
+        folder=Path("runs/ci"),
+        command="eagletwin ci",
+        seconds=1.0,
+        failed=failed,
+        interrupted=interrupted,
+    )
+
+
+NEWS, KNOWN, CRASH = ("diverged", ""), ("diverged", "row-overflow"), ("unknown", "")
+JOBS: dict[str, tuple[OneJob, int]] = {
+    "each fix holds": (job(standing("holds")), 0),
+    "a live bug shows": (job(standing("holds"), standing("live")), 0),
+    "a live bug is gone": (job(standing("gone")), 0),
+    "a search finds nothing": (job(searches=(searched(0),)), 0),
+    "a fixed bug shows": (job(standing("lacks"), standing("unknown")), 1),
+    "a search finds a wrong number": (job(standing("holds"), searches=(searched(1, NEWS),)), 1),
+    "a search finds a known bug and another": (job(searches=(searched(1, KNOWN, NEWS),)), 1),
+    "a search ends at a known bug": (job(searches=(searched(1, KNOWN),)), 125),
+    "a search finds a crash": (job(searches=(searched(125, CRASH),)), 125),
+    "an entry is unknown": (job(standing("holds"), standing("unknown")), 125),
+    "a search ran too few cases": (job(standing("holds"), searches=(searched(125),)), 125),
+    "SGLang cannot be imported": (job(failed="SyntaxError"), 125),
+    "it was interrupted": (job(standing("holds"), interrupted=True), 125),
+    "nothing was asked": (job(), 125),
+}
+
+
+@pytest.mark.parametrize("what", JOBS)
+def test_the_exit_code_and_what_is_said_of_it(what: str) -> None:
+    one, code = JOBS[what]
+    assert one.exit_code == code
+    assert facts_of(one)["exit_code"] == code
+    headline = {0: "nothing found", 1: "wrong numbers", 125: "cannot tell"}[code]
+    assert markdown_of(one).startswith(f"## eagletwin: {headline}\n")
+    assert text_of(one).startswith(headline.upper())
+    silent = ("it was interrupted", "nothing was asked")
+    assert bool(list(annotations_of(one))) == (code != 0 and what not in silent)
+
+
+def test_what_others_wrote_stays_text_in_the_summary_and_ends_no_annotation() -> None:
+    one = job(standing("lacks", HOSTILE), searches=(searched(1, NEWS),), failed=HOSTILE)
+    text = markdown_of(one)
+    assert "<script>" not in text
+    assert "@all" not in text
+    [row] = [line for line in text.splitlines() if line.startswith("| `26329`")]
+    assert row.count("|") == 5
+    for line in annotations_of(one):
+        assert line.startswith("::error ")
+        assert len(line.splitlines()) == 1
+
+
+def test_an_annotation_is_escaped_as_github_reads_it() -> None:
+    assert error("50%\r\nof: a, b", "x,y: 1%", "tests/a,b.py", 7) == (
+        "::error file=tests/a%2Cb.py,line=7,title=x%2Cy%3A 1%25::50%25%0D%0Aof: a, b"
+    )
+    assert error("m", "t") == "::error title=t::m"
+
+
+def test_a_search_has_the_remedies_of_live_bugs_alone() -> None:
+    for name in ("", *RECIPES):
+        for bug in stands_in_the_way(name):
+            assert LEDGER[bug].remedy is not None
+            assert not LEDGER[bug].fixed
+    assert stands_in_the_way("") == stands_in_the_way("llama-tiny") == ()
+    assert stands_in_the_way("step-3.5") == ("multi-layer-chunk-tail-2",)
+    assert stands_in_the_way("llama-standalone") == ("standalone-shift",)

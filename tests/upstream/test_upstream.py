@@ -1,0 +1,70 @@
+"""The file for SGLang's own CI is as SGLang's tests are, covers the ledger, and is red where a fix is undone.
+
+`make upstream-test` runs all of it in each tree, in an environment of its own.
+"""
+
+import ast
+import re
+import sys
+from pathlib import Path
+
+import pytest
+
+from eagletwin.cases.reach import unreached
+from eagletwin.cases.regressions import LEDGER
+
+from .attempt import TEST, attempt, package
+from .undo import UNDONE, edits_of, make_tree, undo
+
+SOURCE = TEST.read_text(encoding="utf-8")
+
+
+def test_sglangs_own_collector_takes_it_into_the_suite() -> None:
+    from sglang.test.ci.ci_register import HWBackend, collect_tests
+
+    [one] = collect_tests([str(TEST)], sanity_check=True)
+    assert (one.backend, one.effective_suite, one.disabled) == (HWBackend.CPU, "base-a-test-cpu", None)
+    assert 0 < one.est_time <= 60
+
+
+def test_it_needs_eagletwin_and_sglang_alone_and_is_written_as_theirs_are() -> None:
+    nodes = list(ast.walk(ast.parse(SOURCE, feature_version=(3, 10))))
+    imported = {alias.name for node in nodes if isinstance(node, ast.Import) for alias in node.names}
+    imported |= {node.module or "" for node in nodes if isinstance(node, ast.ImportFrom)}
+    assert {name.partition(".")[0] for name in imported} <= {"eagletwin", "sglang", *sys.stdlib_module_names}
+    assert max(map(len, SOURCE.splitlines())) <= 88
+
+
+def test_every_fix_of_the_ledger_that_a_cpu_reaches_has_its_test() -> None:
+    asked = re.findall(r'self\._assert_fixed\("(.*)"\)', SOURCE)
+    assert sorted(asked) == sorted(entry.id for entry in LEDGER.values() if entry.fixed and not unreached(entry))
+
+
+@pytest.mark.parametrize("bug", UNDONE)
+def test_a_fix_is_undone_in_a_tree_and_the_release_stays_as_it_is(bug: str, tmp_path: Path) -> None:
+    make_tree(package(), tmp_path, TEST)
+    files = {edit.target.split(".")[-2] for edit in edits_of(bug)} | {edit.target.split(".")[-3] for edit in edits_of(bug)}
+    diff = undo(tmp_path, bug)
+    [changed] = re.findall(r"^\+\+\+ b/python/sglang/(\S+)", diff, re.MULTILINE)
+    assert Path(changed).stem in files
+    assert (tmp_path / "python/sglang" / changed).read_text() != (package() / changed).read_text()
+    assert f'self._assert_fixed("{bug}")' in SOURCE.partition(f"def {UNDONE[bug]}(")[2].partition("def ")[0]
+
+
+def test_a_tree_that_has_no_such_text_is_an_error(tmp_path: Path) -> None:
+    make_tree(package(), tmp_path, TEST)
+    undo(tmp_path, "26329")
+    with pytest.raises(ValueError, match="occurs 0 times, not once"):
+        undo(tmp_path, "26329")
+
+
+@pytest.mark.slow
+def test_a_test_is_red_where_its_fix_is_undone_and_another_is_green(tmp_path: Path) -> None:
+    file = make_tree(package(), tmp_path, TEST)
+    undo(tmp_path, "26329")
+    done = attempt(tmp_path, file, UNDONE["26329"], UNDONE["33758"])
+    assert (done.ran, done.failed, done.errors) == (2, (UNDONE["26329"],), ()), done.output
+    assert done.red_by(UNDONE["26329"])
+    assert not done.green
+    assert "draft.input_ids" in done.output
+    assert "again: eagletwin check 26329" in done.output
