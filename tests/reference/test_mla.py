@@ -95,7 +95,7 @@ def test_a_turned_pair_lies_side_by_side() -> None:
 
 
 def test_a_router_chooses_groups_by_two_experts_and_experts_by_biased_affinity() -> None:
-    shape = ExpertShape(count=6, groups=3, kept=1, chosen=1, inner=1, scale=2.0)
+    shape = ExpertShape(count=6, chosen=1, inner=1, affinity="sigmoid", shared=True, groups=3, kept=1, scale=2.0)
     wanted = torch.tensor([[0.90, 0.10, 0.60, 0.55, 0.50, 0.50]], dtype=torch.float64)  # groups of 1.00, 1.15 and 1.00
     weights = {"gate.weight": wanted.logit().T, "gate.e_score_correction_bias": torch.zeros(6, dtype=torch.float64)}
     one = torch.ones(1, 1, dtype=torch.float64)
