@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from .family import Weights
 
 
-def _recipe(name: str, seed: int, *, draft_layers: int = 1, **others: Any) -> Recipe:
+def _recipe(name: str, seed: int, min_share: float, *, draft_layers: int = 1, **others: Any) -> Recipe:
     return Recipe(
         name=name,
         family="qwen3",
@@ -27,20 +27,20 @@ def _recipe(name: str, seed: int, *, draft_layers: int = 1, **others: Any) -> Re
         intermediate_size=48,
         max_position=4096,
         seed=seed,
-        noise=0.05,
-        attention_gain=0.06,
-        mlp_gain=0.06,
+        noise=0.08,
+        attention_gain=0.08,
+        mlp_gain=0.08,
         target_hidden="aux",
-        min_share=0.05,
+        min_share=min_share,
         **others,
     )
 
 
 RECIPES = (
-    _recipe("qwen3-eagle3", 101),
-    _recipe("qwen3-eagle3.1", 102, draft_vocab_size=64, head_norms=("fc_norm", "norm_output")),
-    _recipe("qwen3-eagle3-norm", 103, head_norms=("norm_before_fc",)),
-    _recipe("qwen3-eagle3-deep", 104, draft_layers=2),
+    _recipe("qwen3-eagle3", 103, 0.06),
+    _recipe("qwen3-eagle3.1", 108, 0.04, draft_vocab_size=64, head_norms=("fc_norm", "norm_output")),
+    _recipe("qwen3-eagle3-norm", 122, 0.06, head_norms=("norm_before_fc",)),
+    _recipe("qwen3-eagle3-deep", 127, 0.08, draft_layers=2),
 )
 
 
