@@ -5,15 +5,15 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from eagletwin.cases.ledger import entries_of
 from eagletwin.harness.core.case import Case
 from eagletwin.harness.core.mode import Mode
 from eagletwin.harness.core.patch import Edit
 from eagletwin.harness.engines.host import Host
 from eagletwin.harness.engines.sglang.boot import boot
-from eagletwin.harness.judge.judge import judge
+from eagletwin.harness.families import RECIPES
 
 from .conftest import Runner
+from .elsewhere import shows_elsewhere
 
 MOE = "sglang.srt.models.qwen3_moe"
 DENSE = "sglang.srt.models.qwen3"
@@ -26,7 +26,8 @@ CHOSEN = "topk_weights, topk_ids = torch.topk(topk_weights, topk, dim=-1)"
 NORMED = "q, k = apply_qk_norm("
 FED_ON = "aux = hidden_states_to_logits if self.norm_output else hidden_states_to_aux"
 
-# Model, what is wrong, in which function, and the rule that names it.
+# What is wrong -> the model, the fault, and the rule that names it. Every layer of the target has experts: what one of them gets
+# wrong is in the rows that the next one stores.
 PLANTED = {
     "experts are swapped behind the router": (
         "qwen3-moe-eagle3",
@@ -35,7 +36,7 @@ PLANTED = {
     ),
     "one matrix of an expert is another's": (
         "qwen3-moe-eagle3",
-        Edit(target=EXPERTS, match="layer_w13_weight = layer.w13_weight[i]", replacement="layer_w13_weight = layer.w13_weight[i ^ 1]"),
+        Edit(target=EXPERTS, match="= layer.w13_weight[i]", replacement="= layer.w13_weight[i ^ 1]"),
         "target.kv",
     ),
     "weights of the chosen experts do not sum to one": (
@@ -192,9 +193,44 @@ PLANTED = {
     ),
 }
 
+MODELS = sorted(name for name, recipe in RECIPES.items() if recipe.family in ("qwen3", "qwen3_moe"))
+
+SHORT = {"prompt": (17, 72, 8, 32, 15), "max_new_tokens": 14}
+# Entries that are bound to no family -> the model, and what their case needs there for its features to occur.
+ENTRIES: dict[str, tuple[str, dict[str, object]]] = {
+    "25015": ("qwen3-moe-eagle3", {}),
+    "26329": ("qwen3-moe-eagle3", {}),
+    "26997-kv": ("qwen3-moe-eagle3", SHORT),
+    "26997-tokens": ("qwen3-moe-eagle3", SHORT),
+    "26997-hidden": ("qwen3-moe-eagle3", SHORT),
+    "8409": ("qwen3-moe-eagle3", {}),
+}
+
 
 @pytest.mark.parametrize("fault", sorted(PLANTED))
 def test_a_fault_is_named(run: Runner, busy_case: Case, fault: str) -> None:
     model, edit, rule = PLANTED[fault]
     trace, verdict = run(msgspec.structs.replace(busy_case, model=model), edit)
     assert (verdict.status, verdict.rule) == ("diverged", rule), (verdict, trace.header.ending)
+
+
+@pytest.mark.parametrize("model", MODELS)
+def test_a_tree_is_equal(run: Runner, busy_tree: Case, model: str) -> None:
+    """That a chain is, test_hidden_states.py holds."""
+    features = ("tree", "path_not_in_front", "branch_changes_parent", "branch_holes", "radix_hit")
+    _, verdict = run(msgspec.structs.replace(busy_tree, model=model, exercises=features))
+    assert verdict.status == "equal", verdict
+
+
+@pytest.mark.parametrize("entry", sorted(ENTRIES))
+def test_a_known_bug_of_any_family_shows_here_too(host: Host, tmp_path: Path, entry: str) -> None:
+    model, changes = ENTRIES[entry]
+    shows_elsewhere(host, tmp_path, entry, model, changes)
+
+
+@pytest.mark.parametrize(
+    ("mode", "why"), [(Mode(device="cuda"), "round more there"), (Mode(dtype="bfloat16"), "choices of experts are ties")]
+)
+def test_experts_are_refused_where_they_are_not_judged_rightly(busy_case: Case, mode: Mode, why: str) -> None:
+    with pytest.raises(boot.NotDriven, match=why):
+        boot._refuse_what_is_not_driven(msgspec.structs.replace(busy_case, model="qwen3-moe-eagle3"), mode, None)
