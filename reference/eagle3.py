@@ -11,8 +11,8 @@ Source: EAGLE-3 (arXiv 2503.01840) §3.1. Differences to EAGLE-1/2 (eagle.py):
 
 Later heads vary this. EAGLE-3.1 (arXiv 2605.09992) norms each of the target's states by itself before fc (`fc_norm`), and feeds
 the normed sum on (`norm_output`). Others norm the states side by side (`norm_before_fc`: vLLM, speculators). A head of several
-layers has the token in the first alone; the others are layers of a Llama, whose norm before attention is called `hidden_norm` in
-SGLang, and `input_layernorm` in vLLM and speculators.
+layers has the token in the first alone; the others are layers of a Llama, whose norm before attention is called `hidden_norm`
+in SGLang, and `input_layernorm` in vLLM and speculators.
 """
 
 from dataclasses import dataclass

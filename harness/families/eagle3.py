@@ -144,7 +144,7 @@ def heads(recipe: Recipe, draft: Weights, embedding: Tensor, lm_head: Tensor, pr
 
 
 def draft_part(recipe: Recipe, draft: Weights) -> Part:
-    """The head's checkpoint. A `draft_vocab_size` of null would also stand for the target's LM head, and this one has its own."""
+    """The head's checkpoint. A `draft_vocab_size` of null would also stand for the target's LM head; this one has its own."""
     config = {
         "architectures": ["LlamaForCausalLMEagle3"],
         "draft_vocab_size": recipe.draft_vocab_size or recipe.target.vocab_size,

@@ -1,7 +1,7 @@
 """Qwen3 with an EAGLE-3 head: queries and keys of the target are normed, and heads vary in their norms and in their layers.
 
-The head is that of eagle3.py, as SGLang serves it to any target: a Llama's, without norms of queries and keys. Conventions, with
-their outside sources, are in docs/explanation/eagle3-heads.md.
+The head is that of eagle3.py, as SGLang serves it to any target: a Llama's, without norms of queries and keys. Conventions,
+with their outside sources, are in docs/explanation/eagle3-heads.md.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from .family import Family, Part
 from .recipe import Recipe, llama_shape
 
 if TYPE_CHECKING:
-    from typing import Any, Literal
+    from typing import Any
 
     from .family import Weights
 

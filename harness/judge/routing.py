@@ -48,8 +48,8 @@ class Nudge:
 def nudges(recipe: Recipe, rule: str, bounds: Bounds) -> Iterator[Nudge]:
     """What may have been decided otherwise where this rule is broken first, the smallest first; none without experts.
 
-    What experts are ranked by (an affinity and its bias, or a router's logit) is of the size of one, and two of them may each be
-    off by the bound, as two logits.
+    What experts are ranked by (an affinity and its bias, or a router's logit) is of the size of one, and two of them may each
+    be off by the bound, as two logits.
     """
     of_parts: tuple[tuple[Literal["target", "draft"], LlamaShape, tuple[str, ...]], ...]
     of_parts = (("target", recipe.target, _OF_TARGET), ("draft", recipe.draft, _OF_DRAFT))

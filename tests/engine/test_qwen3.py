@@ -26,8 +26,8 @@ CHOSEN = "topk_weights, topk_ids = torch.topk(topk_weights, topk, dim=-1)"
 NORMED = "q, k = apply_qk_norm("
 FED_ON = "aux = hidden_states_to_logits if self.norm_output else hidden_states_to_aux"
 
-# What is wrong -> the model, the fault, and the rule that names it. Every layer of the target has experts: what one of them gets
-# wrong is in the rows that the next one stores.
+# What is wrong -> the model, the fault, and the rule that names it. Every layer of the target has experts: what one of them
+# gets wrong is in the rows that the next one stores.
 PLANTED = {
     "experts are swapped behind the router": (
         "qwen3-moe-eagle3",

@@ -155,8 +155,8 @@ def _refuse_what_is_not_driven(case: Case, mode: Mode, scheduler_module: Any) ->
         )
     if recipe.target.experts is not None and mode.device == "cuda":
         raise NotDriven(
-            f"{case.model} on a GPU: kernels of models with experts round more there than float32 does (DeepSeek-V3 was tried: up "
-            "to twice the bound), and which of them is not known (docs/records/gpu.md)"
+            f"{case.model} on a GPU: kernels of models with experts round more there than float32 does (DeepSeek-V3 was tried: "
+            "up to twice the bound), and which of them is not known (docs/records/gpu.md)"
         )
     if recipe.target.experts is not None and mode.dtype == "bfloat16":
         raise NotDriven(
