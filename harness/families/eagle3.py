@@ -145,12 +145,13 @@ def heads(recipe: Recipe, draft: Weights, embedding: Tensor, lm_head: Tensor, pr
 
 def draft_part(recipe: Recipe, draft: Weights) -> Part:
     """The head's checkpoint. A `draft_vocab_size` of null would also stand for the target's LM head; this one has its own."""
-    config = {
+    config: dict[str, object] = {
         "architectures": ["LlamaForCausalLMEagle3"],
         "draft_vocab_size": recipe.draft_vocab_size or recipe.target.vocab_size,
         "eagle_config": {"eagle_aux_hidden_state_layer_ids": list(recipe.target.aux_layers)},
-        **dict.fromkeys(recipe.head_norms, True),
     }
+    for name in recipe.head_norms:
+        config[name] = True
     return Part(config, recipe.draft, draft)
 
 
