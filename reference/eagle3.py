@@ -9,8 +9,10 @@ Source: EAGLE-3 (arXiv 2503.01840) §3.1. Differences to EAGLE-1/2 (eagle.py):
 * Logits come from a norm and an LM head of the draft's own, over a vocabulary that may be a part of the target's. What is
   fed on is the residual sum *before* that norm.
 
-Later heads vary this. A checkpoint of EAGLE-3.1 says `norm_output`: what is fed on is the normed sum. `norm_before_fc` norms
-the target's states side by side, `fc_norm` each of them by itself, before fc. Source of the three: SGLang's llama_eagle3.py.
+Later heads vary this. EAGLE-3.1 (arXiv 2605.09992) norms each of the target's states by itself before fc (`fc_norm`), and feeds
+the normed sum on (`norm_output`). Others norm the states side by side (`norm_before_fc`: vLLM, speculators). A head of several
+layers has the token in the first alone; the others are layers of a Llama, whose norm before attention is called `hidden_norm`
+in SGLang, and `input_layernorm` in vLLM and speculators.
 """
 
 from dataclasses import dataclass
@@ -28,11 +30,11 @@ from .sizes import LlamaShape
 
 @dataclass(frozen=True, slots=True)
 class Eagle3Head:
-    """An EAGLE-3 draft head of one layer, with the target's embedding.
+    """An EAGLE-3 draft head, with the target's embedding.
 
     weights    float64, names of an EAGLE-3 checkpoint: `fc.weight [H, A*T]` for A states of the target of width T,
                `fc.bias [H]`, `input_norm.weight [A*T]` (norm_before_fc) and `fc_norm.{n}.weight [T]` where it has them,
-               `midlayer.…`, `norm.weight [H]`, `lm_head.weight [N, H]`
+               `midlayer.…`, of several layers `layers.{n}.…` from 1 on, `norm.weight [H]`, `lm_head.weight [N, H]`
     embedding  [V, H] of the target
     proposes   [N] the token of the target's vocabulary that each id of the draft's stands for
     norm_output  what is fed on is normed
@@ -61,15 +63,22 @@ class Eagle3Head:
         token = rms_norm(self.embedding[tokens], weights["midlayer.input_layernorm.weight"], eps)  # [R, H]
         state = rms_norm(hidden, weights["midlayer.hidden_norm.weight"], eps)  # [R, H]
         inner = torch.cat([token, state], -1)  # [R, 2H]
-        stored = None if before is None else (before.keys[0], before.values[0])
-        x, key, value = decoder_layer(
-            weights, "midlayer.", self.shape, hidden, positions, sees, inner=inner, before=stored
-        )  # [R, H], [R, G, D], [R, G, D]
+        x, keys, values = hidden, list[Tensor](), list[Tensor]()
+        for layer in range(self.shape.num_layers):
+            prefix = f"layers.{layer}." if layer else "midlayer."
+            if layer:
+                inner = rms_norm(x, weights[f"{prefix}hidden_norm.weight"], eps)  # [R, H]
+            stored = None if before is None else (before.keys[layer], before.values[layer])
+            x, key, value = decoder_layer(
+                weights, prefix, self.shape, x, positions, sees, inner=inner, before=stored
+            )  # [R, H], [R, G, D], [R, G, D]
+            keys.append(key)
+            values.append(value)
         normed = rms_norm(x, weights["norm.weight"], eps)  # [R, H]
         proposed = normed @ weights["lm_head.weight"].T  # [R, N]
         logits = proposed.new_full((len(x), len(self.embedding)), -torch.inf)  # [R, V]
         logits[:, self.proposes] = proposed
-        return DraftRows(normed if self.norm_output else x, logits, key[None], value[None])
+        return DraftRows(normed if self.norm_output else x, logits, torch.stack(keys), torch.stack(values))
 
 
 def proposed_tokens(d2t: Tensor) -> Tensor:

@@ -1,9 +1,13 @@
-"""A feed-forward layer of experts as DeepSeek-V3 has it: a router picks a few for each row, and one that all share is added.
+"""A feed-forward layer of experts: a router picks a few of them for each row. DeepSeek-V3 adds one that all rows share.
 
-An expert's affinity to a row is a sigmoid. A bias is added to it for the choice alone, and not for the weight. Groups are
-chosen first: those whose two best experts have the largest sum. Then the best experts of these groups are. Their affinities are
-made to sum to one, and the routed sum is scaled. Source: DeepSeek-V3 (arXiv 2412.19437) §2.1.2, equations 12-16, and V2 (arXiv
-2405.04434) §2.2.2 for groups; how a group is scored, and the scale, are in DeepSeek's published model alone.
+DeepSeek-V3: an expert's affinity to a row is a sigmoid. A bias is added to it for the choice alone, and not for the weight.
+Groups are chosen first: those whose two best experts have the largest sum. Then the best experts of these groups are. Their
+affinities are made to sum to one, and the routed sum is scaled. Source: DeepSeek-V3 (arXiv 2412.19437) §2.1.2, equations 12-16,
+and V2 (arXiv 2405.04434) §2.2.2 for groups; how a group is scored, and the scale, are in DeepSeek's published model alone.
+
+Qwen3-MoE: the best experts by the router's logits, with a softmax over the chosen ones as weights (Shazeer et al., arXiv
+1701.06538, equations 3 and 5). A softmax over all of them, cut and made to sum to one, is the same number. No groups, no bias,
+and no shared expert (Qwen3, arXiv 2505.09388, §2).
 """
 
 from dataclasses import dataclass
@@ -14,6 +18,8 @@ from torch.nn.functional import linear, silu
 
 from .norm import Weights
 from .sizes import ExpertShape
+
+BIAS = "e_score_correction_bias"  # of a router: what each expert's score is raised by for the choice
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,18 +39,22 @@ def gated(weights: Weights, prefix: str, inner: Tensor) -> Tensor:
     return project("down_proj", silu(project("gate_proj", inner)) * project("up_proj", inner))
 
 
-def ranked_by(affinity: Tensor, bias: Tensor, shape: ExpertShape) -> Tensor:
-    """What experts are ranked by [R, X]: -inf for one of a group that is not kept. affinity [R, X], bias [X]."""
-    grouped = (affinity + bias).view(len(affinity), shape.groups, -1)  # [R, groups, X/groups]
+def ranked_by(score: Tensor, bias: Tensor | float, shape: ExpertShape) -> Tensor:
+    """What experts are ranked by [R, X]: -inf for one of a group that is not kept. score [R, X], bias [X]."""
+    if shape.groups == 1:
+        return score + bias
+    grouped = (score + bias).view(len(score), shape.groups, -1)  # [R, groups, X/groups]
     best = grouped.topk(2).values.sum(-1).topk(shape.kept).indices  # [R, kept]
     kept = torch.zeros(grouped.shape[:2], dtype=torch.bool).scatter(1, best, True)  # [R, groups]
     return torch.where(kept[..., None], grouped, -torch.inf).flatten(1)
 
 
 def route(weights: Weights, prefix: str, shape: ExpertShape, inner: Tensor) -> Routing:
-    """The experts of rows inner [R, H]."""
-    affinity = linear(inner, weights[f"{prefix}gate.weight"]).sigmoid()  # [R, X]
-    chosen = ranked_by(affinity, weights[f"{prefix}gate.e_score_correction_bias"], shape).topk(shape.chosen).indices
+    """The experts of rows inner [R, H]. A bias changes the choice alone."""
+    logits = linear(inner, weights[f"{prefix}gate.weight"])  # [R, X]
+    affinity = logits.sigmoid() if shape.affinity == "sigmoid" else logits.softmax(-1)  # [R, X]
+    score = affinity if shape.affinity == "sigmoid" else logits  # a softmax keeps their order
+    chosen = ranked_by(score, weights.get(f"{prefix}gate.{BIAS}", 0.0), shape).topk(shape.chosen).indices
     weight = affinity.gather(1, chosen)  # [R, K]
     return Routing(chosen, weight / weight.sum(-1, keepdim=True))
 
@@ -58,4 +68,4 @@ def experts(weights: Weights, prefix: str, shape: ExpertShape, inner: Tensor) ->
         rows = share[:, expert].nonzero().flatten()
         own = gated(weights, f"{prefix}experts.{expert}.", inner[rows])
         routed = routed.index_add(0, rows, share[rows, expert, None] * own)
-    return gated(weights, f"{prefix}shared_experts.", inner) + shape.scale * routed
+    return shape.scale * routed + (gated(weights, f"{prefix}shared_experts.", inner) if shape.shared else 0.0)

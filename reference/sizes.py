@@ -56,24 +56,28 @@ class ExpertShape:
     """A feed-forward layer of experts (experts.py).
 
     count   experts that a router chooses from, in `groups` groups of as many each
-    kept    groups that the chosen experts may come from
     chosen  experts of each row
     inner   width inside each of them, and inside the one that all rows share
+    affinity  of an expert to a row: a sigmoid of its own logit, or a softmax over all experts
+    shared  whether one more expert is added to every row
+    kept    groups that the chosen experts may come from
     scale   what the routed experts' sum is multiplied by
     """
 
     count: int
-    groups: int
-    kept: int
     chosen: int
     inner: int
-    scale: float
+    affinity: Literal["sigmoid", "softmax"]
+    shared: bool
+    groups: int = 1
+    kept: int = 1
+    scale: float = 1.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LlamaShape:
-    """Sizes of a Llama: the fields of a Hugging Face `LlamaConfig` that change its arithmetic; and of a DeepSeek-V3, whose
-    layers differ from a Llama's in their attention and in their feed-forward part.
+    """Sizes of a Llama: the fields of a Hugging Face `LlamaConfig` that change its arithmetic; and of a Qwen3, a Qwen3-MoE or a
+    DeepSeek-V3, whose layers differ from a Llama's in their attention or in their feed-forward part.
 
     aux_layers  layers, from 0, whose output is handed to the draft in place of the state after the final norm (EAGLE-3)
     pre_norm    the state before the final norm is handed to the draft (Step-3.5)

@@ -115,6 +115,9 @@ def _eagle3(checkpoint: Checkpoint, tensors: Weights, shared: Shared) -> DraftMo
         weights.pop("input_norm.weight", None)
     if not (config.get("fc_norm") or config.get("use_aux_norm")):
         weights = {name: tensor for name, tensor in weights.items() if not name.startswith("fc_norm.")}
+    for layer in range(1, checkpoint.shape.num_layers):  # SGLang leaves one that it does not find at ones
+        if f"layers.{layer}.hidden_norm.weight" not in weights:
+            raise KeyError(f"layers.{layer}.hidden_norm.weight")
     if config.get("tie_word_embeddings"):
         weights["lm_head.weight"] = shared.embedding
     elif config.get("draft_vocab_size") is None:

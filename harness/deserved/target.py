@@ -14,7 +14,7 @@ from .draft import Shared, States
 
 Served = Literal["auto", "float32", "bfloat16", "float16"]
 # Types of targets that keep Llama's names and norms in transformers: `model.layers`, `model.norm`, `lm_head`.
-TARGETS = ("llama", "qwen2", "qwen3")
+TARGETS = ("llama", "qwen2", "qwen3", "qwen3_moe")
 _ROWS = 512  # rows of logits at once: a vocabulary of 128,000 tokens makes 256 MB of them in float32
 
 

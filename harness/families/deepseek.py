@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 # A latent of 512 and a turning part of 64 are what SGLang's attention kernels choose their blocks for; the rest is small.
 _LATENT = LatentShape(query_rank=32, rank=512, rope=64, plain=32, value=32)
-_EXPERTS = ExpertShape(count=8, groups=4, kept=2, chosen=2, inner=32, scale=1.5)
+_EXPERTS = ExpertShape(count=8, chosen=2, inner=32, affinity="sigmoid", shared=True, groups=4, kept=2, scale=1.5)
 
 
 def _shape(num_layers: int) -> LlamaShape:

@@ -1,9 +1,9 @@
-"""Llama with an EAGLE-3 head (arXiv 2503.01840), whose vocabulary is the target's or a part of it.
+"""Llama with an EAGLE-3 head (arXiv 2503.01840), whose vocabulary is the target's or a part of it. qwen3.py has its head too.
 
 The token that a row consumes reaches the residual sum through attention alone. A trained head learns to pass it on, and this
 one is made to: a row attends mostly to itself; its value is the token's embedding, less most of the hidden state, which the
 residual sum has from the start and would otherwise pile up from one draft step to the next. Then follow the MLP of the
-target's last layer, the final norm and the rows of the LM head, each with noise.
+target's last layer, the final norm and the rows of the LM head, each with noise. Further layers are the target's with noise.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from .family import Family, Part
-from .llama import target_part
+from .llama import llama_layer, target_part
 from .recipe import Recipe, llama_shape
 
 if TYPE_CHECKING:
@@ -61,6 +61,8 @@ SELF = 1.8
 CONTEXT = 0.06
 # A vocabulary is reduced to the tokens that a target often emits: this one emits them more often than others.
 HOT = 1.4
+# How far apart the weights of the last norm are, in logarithms, where the next step consumes what it makes.
+FED_ON = 0.2
 
 
 def _proposed(recipe: Recipe, normal: Normal) -> Tensor:
@@ -90,8 +92,7 @@ def draft_weights(recipe: Recipe, target: Weights, normal: Normal) -> Weights:
         context = normal(size, size, std=CONTEXT * size**-0.5)
         return torch.cat([noisy(token * torch.eye(size)), state * torch.eye(size) + context], 1)
 
-    last = f"model.layers.{recipe.target.num_layers - 1}."
-    width = len(recipe.target.aux_layers) * size
+    last, width = f"model.layers.{recipe.target.num_layers - 1}.", len(recipe.target.aux_layers) * size
     draft = {
         "fc.weight": normal(size, width, std=width**-0.5),
         "midlayer.input_layernorm.weight": 1 + normal(size, std=recipe.noise),
@@ -102,34 +103,61 @@ def draft_weights(recipe: Recipe, target: Weights, normal: Normal) -> Weights:
         "midlayer.self_attn.o_proj.weight": noisy(torch.eye(size)),
         "norm.weight": noisy(target["model.norm.weight"]),
     }
+    own = "mlp." if f"{last}mlp.gate_proj.weight" in target else "mlp.experts.0."
     for name in ("post_attention_layernorm", "mlp.gate_proj", "mlp.up_proj", "mlp.down_proj"):
-        draft[f"midlayer.{name}.weight"] = noisy(target[f"{last}{name}.weight"])
+        draft[f"midlayer.{name}.weight"] = noisy(target[last + name.replace("mlp.", own) + ".weight"])
     if recipe.draft_vocab_size is not None:
         draft["d2t"] = proposes - torch.arange(len(proposes))
     draft["lm_head.weight"] = noisy(target["lm_head.weight"][proposes])
     # As far as an argmax goes, a norm whose weights are all about 1 might as well not be there: these are 1/4 to 4, and the
-    # LM head takes it back.
-    spread = normal(size, std=0.7).exp()
+    # LM head takes it back. A state that is fed on takes it along, and is spread less.
+    spread = normal(size, std=0.7 if "norm_output" not in recipe.head_norms else FED_ON).exp()
     draft["norm.weight"] *= spread
     draft["lm_head.weight"] /= spread
-    return draft
+    return draft | _norms_before_fc(recipe, normal) | _further_layers(recipe, normal)
+
+
+def _norms_before_fc(recipe: Recipe, normal: Normal) -> Weights:
+    """Of the states side by side, or of each of them. Weights far from 1: a norm that is left out shows in every number."""
+    states, size = len(recipe.target.aux_layers), recipe.target.hidden_size
+    if "norm_before_fc" in recipe.head_norms:
+        return {"input_norm.weight": 1 + normal(states * size, std=0.3)}
+    if "fc_norm" in recipe.head_norms:
+        return {f"fc_norm.{n}.weight": 1 + normal(size, std=0.3) for n in range(states)}
+    return {}
+
+
+def _further_layers(recipe: Recipe, normal: Normal) -> Weights:
+    """Layers behind the first: those of a Llama, with the norm before attention by SGLang's name for it."""
+    found: Weights = {}
+    for layer in range(1, recipe.draft.num_layers):
+        for name, tensor in llama_layer(recipe, recipe.draft, normal).items():
+            found[f"layers.{layer}.{name.replace('input_layernorm', 'hidden_norm')}"] = tensor
+    return found
 
 
 def heads(recipe: Recipe, draft: Weights, embedding: Tensor, lm_head: Tensor, proposes: Tensor) -> tuple[Head, ...]:  # noqa: ARG001
     """The one head, with an LM head of its own."""
     from eagletwin.reference.eagle3 import Eagle3Head
 
-    return (Eagle3Head(draft, recipe.draft, embedding, proposes),)
+    return (Eagle3Head(draft, recipe.draft, embedding, proposes, "norm_output" in recipe.head_norms),)
 
 
-def checkpoint(recipe: Recipe, target: Weights, draft: Weights) -> tuple[Part, Part]:
-    """Both as they are. A `draft_vocab_size` of null would also stand for the target's LM head, and this draft has its own."""
-    config = {
+def draft_part(recipe: Recipe, draft: Weights) -> Part:
+    """The head's checkpoint. A `draft_vocab_size` of null would also stand for the target's LM head; this one has its own."""
+    config: dict[str, object] = {
         "architectures": ["LlamaForCausalLMEagle3"],
         "draft_vocab_size": recipe.draft_vocab_size or recipe.target.vocab_size,
         "eagle_config": {"eagle_aux_hidden_state_layer_ids": list(recipe.target.aux_layers)},
     }
-    return target_part(recipe, target), Part(config, recipe.draft, draft)
+    for name in recipe.head_norms:
+        config[name] = True
+    return Part(config, recipe.draft, draft)
+
+
+def checkpoint(recipe: Recipe, target: Weights, draft: Weights) -> tuple[Part, Part]:
+    """Both as they are."""
+    return target_part(recipe, target), draft_part(recipe, draft)
 
 
 FAMILY = Family(name="llama_eagle3", recipes=RECIPES, draft_weights=draft_weights, heads=heads, checkpoint=checkpoint)

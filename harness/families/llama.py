@@ -11,6 +11,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from eagletwin.reference.eagle import Head
+    from eagletwin.reference.sizes import LlamaShape
 
     from .family import Normal, Weights
 
@@ -44,6 +45,32 @@ RECIPES = (
         min_share=0.05,
     ),
 )
+
+
+def llama_layer(recipe: Recipe, shape: LlamaShape, normal: Normal) -> Weights:
+    """The tensors of one decoder layer of these sizes, by their names in it."""
+    size, inner = shape.hidden_size, recipe.intermediate_size
+    heads, kv_heads = shape.num_heads * shape.head_dim, shape.num_kv_heads * shape.head_dim
+    weights = {
+        # scores of std 1.5: attention that picks a few tokens, neither uniform nor a single one
+        "self_attn.q_proj.weight": normal(heads, size, std=(1.5 / size) ** 0.5),
+        "self_attn.k_proj.weight": normal(kv_heads, size, std=(1.5 / size) ** 0.5),
+        "self_attn.v_proj.weight": normal(kv_heads, size, std=size**-0.5),
+        "self_attn.o_proj.weight": normal(size, heads, std=recipe.attention_gain * heads**-0.5),
+        "post_attention_layernorm.weight": 1 + normal(size, std=0.1),
+        "mlp.gate_proj.weight": normal(inner, size, std=size**-0.5),
+        "mlp.up_proj.weight": normal(inner, size, std=size**-0.5),
+        "mlp.down_proj.weight": normal(size, inner, std=2 * recipe.mlp_gain * inner**-0.5),
+    }
+    weights["input_layernorm.weight"] = 1 + normal(size, std=0.1)
+    if shape.qk_norm:
+        weights |= {f"self_attn.{part}_norm.weight": 1 + normal(shape.head_dim, std=0.1) for part in "qk"}
+    return weights
+
+
+def layer_weights(recipe: Recipe, number: int, normal: Normal) -> Weights:  # noqa: ARG001
+    """The tensors of one decoder layer of the target."""
+    return llama_layer(recipe, recipe.target, normal)
 
 
 def draft_weights(recipe: Recipe, target: Weights, normal: Normal) -> Weights:

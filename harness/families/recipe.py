@@ -22,6 +22,7 @@ class Recipe:
     attention_gain, mlp_gain  size of the layers' contributions to the residual stream; larger means more context
     draft_vocab_size  size of a vocabulary of the draft's own, whose ids a d2t of the checkpoint maps to the target's; None:
                    it is the target's
+    head_norms     norms that an EAGLE-3 head has besides those of every one, by the names of its configuration
     mtp_layers     layers of a multi-layer draft (MTP), of which a case uses the first num_steps; 0: a single head
     chained        a layer of an MTP draft consumes the state of the layer below; else every layer the target's
     window         positions that layers with a sliding window attend to; the reference knows none, so no case goes beyond.
@@ -43,6 +44,7 @@ class Recipe:
     target_hidden: Literal["post_norm", "pre_norm", "aux", "none"]
     min_share: float
     draft_vocab_size: int | None = None
+    head_norms: tuple[Literal["norm_before_fc", "fc_norm", "norm_output"], ...] = ()
     mtp_layers: int = 0
     chained: bool = False
     window: int = 0

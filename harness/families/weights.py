@@ -7,7 +7,6 @@ Another torch may round a random number otherwise: where the folder $EAGLETWIN_W
 
 import hashlib
 import os
-from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from pathlib import Path
@@ -21,7 +20,7 @@ from eagletwin.harness.core.errors import InputError
 from eagletwin.reference.eagle import Head
 from eagletwin.reference.eagle3 import proposed_tokens
 
-from . import RECIPES, family_of
+from . import RECIPES, family_of, llama
 from .recipe import Recipe
 
 
@@ -136,31 +135,10 @@ def _pair(recipe: Recipe) -> ModelPair:
         "model.norm.weight": 1 + normal(size, std=0.1),
         "lm_head.weight": normal(recipe.target.vocab_size, size, std=1.0),
     }
-    layer = family_of(recipe).layer_weights or _llama_layer
+    layer = family_of(recipe).layer_weights or llama.layer_weights
     for number in range(recipe.target.num_layers):
         target |= {f"model.layers.{number}.{name}": tensor for name, tensor in layer(recipe, number, normal).items()}
 
     draft = family_of(recipe).draft_weights(recipe, target, normal)
     target, draft = ({name: tensor.contiguous() for name, tensor in part.items()} for part in (target, draft))
     return _digested(target, draft)
-
-
-def _llama_layer(recipe: Recipe, number: int, normal: Callable[..., Tensor]) -> dict[str, Tensor]:  # noqa: ARG001
-    """The tensors of one decoder layer of the target."""
-    shape, size, inner = recipe.target, recipe.target.hidden_size, recipe.intermediate_size
-    heads, kv_heads = shape.num_heads * shape.head_dim, shape.num_kv_heads * shape.head_dim
-    weights = {
-        # scores of std 1.5: attention that picks a few tokens, neither uniform nor a single one
-        "self_attn.q_proj.weight": normal(heads, size, std=(1.5 / size) ** 0.5),
-        "self_attn.k_proj.weight": normal(kv_heads, size, std=(1.5 / size) ** 0.5),
-        "self_attn.v_proj.weight": normal(kv_heads, size, std=size**-0.5),
-        "self_attn.o_proj.weight": normal(size, heads, std=recipe.attention_gain * heads**-0.5),
-        "post_attention_layernorm.weight": 1 + normal(size, std=0.1),
-        "mlp.gate_proj.weight": normal(inner, size, std=size**-0.5),
-        "mlp.up_proj.weight": normal(inner, size, std=size**-0.5),
-        "mlp.down_proj.weight": normal(size, inner, std=2 * recipe.mlp_gain * inner**-0.5),
-    }
-    weights["input_layernorm.weight"] = 1 + normal(size, std=0.1)
-    if shape.qk_norm:
-        weights |= {f"self_attn.{part}_norm.weight": 1 + normal(shape.head_dim, std=0.1) for part in "qk"}
-    return weights

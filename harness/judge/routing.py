@@ -12,11 +12,12 @@ from typing import Literal
 from torch import Tensor
 
 from eagletwin.harness.families.recipe import Recipe
+from eagletwin.reference.experts import BIAS
 from eagletwin.reference.sizes import LlamaShape
 
 from .bounds import Bounds
 
-_BIAS = "mlp.gate.e_score_correction_bias"
+_ROUTER = "mlp.gate.weight"
 # A rule of these compares numbers that follow from a choice of experts; others compare integers, or what comes before it.
 _OF_TARGET = ("target.", "commit.path", "output.", "verify.")
 _OF_DRAFT = ("draft.hidden_in", "draft.kv", "draft.scratch_kv", "draft.proposal", "tree.")
@@ -24,7 +25,10 @@ _OF_DRAFT = ("draft.hidden_in", "draft.kv", "draft.scratch_kv", "draft.proposal"
 
 @dataclass(frozen=True, slots=True)
 class Nudge:
-    """In all layers with experts, of the target or of the draft, the bias of one expert is larger by `size`."""
+    """In all layers with experts, of the target or of the draft, the bias of one expert is larger by `size`.
+
+    A model without biases gets some, which are zero but for this one.
+    """
 
     part: Literal["target", "draft"]
     expert: int
@@ -34,16 +38,18 @@ class Nudge:
         """The weights of that part with it."""
         found = dict(weights)
         for name in weights if part == self.part else ():
-            if name.endswith(_BIAS):
-                found[name] = weights[name].clone()
-                found[name][self.expert] += self.size
+            if name.endswith(_ROUTER):
+                router, bias = weights[name], name.removesuffix("weight") + BIAS
+                found[bias] = weights[bias].clone() if bias in weights else router.new_zeros(len(router))
+                found[bias][self.expert] += self.size
         return found
 
 
 def nudges(recipe: Recipe, rule: str, bounds: Bounds) -> Iterator[Nudge]:
     """What may have been decided otherwise where this rule is broken first, the smallest first; none without experts.
 
-    Affinities and biases are of the size of one, and two of them may each be off by the bound, as two logits.
+    What experts are ranked by (an affinity and its bias, or a router's logit) is of the size of one, and two of them may each
+    be off by the bound, as two logits.
     """
     of_parts: tuple[tuple[Literal["target", "draft"], LlamaShape, tuple[str, ...]], ...]
     of_parts = (("target", recipe.target, _OF_TARGET), ("draft", recipe.draft, _OF_DRAFT))

@@ -1,9 +1,13 @@
 """Which drafts are accepted along a text, and how many rounds that makes."""
 
+from pathlib import Path
+
 import numpy as np
 import pytest
 import torch
+from safetensors.torch import save_file
 
+from eagletwin.harness.core.errors import InputError
 from eagletwin.harness.deserved.checkpoint import Checkpoint
 from eagletwin.harness.deserved.draft import DraftModel, Shared, draft_of_recipe, read_draft
 from eagletwin.harness.deserved.follow import EITHER, NO, YES, Followed, Shape, agreement, follow_chains
@@ -52,6 +56,19 @@ def test_a_chain_is_accepted_as_far_as_the_drafts_are_the_text(name: str) -> Non
             accepted += 1
         assert followed.accepted(committed) == accepted
         assert accepted in followed.possible(committed)
+
+
+def test_a_head_of_several_layers_by_other_names_is_refused(tmp_path: Path) -> None:
+    """SGLang serves it: it leaves the norm that it does not find at ones, and says nothing."""
+    target, _ = checkpoints("qwen3-eagle3-deep")
+    draft = Checkpoint(checkpoints("qwen3-eagle3-deep")[1])
+    (tmp_path / "config.json").write_text((draft.folder / "config.json").read_text())
+    named = {name.replace("layers.1.hidden_norm", "layers.1.input_layernorm"): it for name, it in draft.tensors.items()}
+    save_file(named, tmp_path / "model.safetensors")
+    lent = Checkpoint(target).tensors
+    shared = Shared(lent["model.embed_tokens.weight"], lent["lm_head.weight"], 4)
+    with pytest.raises(InputError, match=r"no tensor layers\.1\.hidden_norm\.weight"):
+        read_draft(Checkpoint(tmp_path), shared)
 
 
 @pytest.mark.parametrize("view", ["true_tree", "slot_layout"])

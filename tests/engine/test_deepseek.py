@@ -5,7 +5,6 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from eagletwin.cases.ledger import entries_of
 from eagletwin.harness.core.case import Case, EngineSettings, Request, SGLangSettings
 from eagletwin.harness.core.mode import Mode
 from eagletwin.harness.core.patch import Edit
@@ -14,6 +13,7 @@ from eagletwin.harness.engines.sglang.boot import boot
 from eagletwin.harness.judge.judge import judge
 
 from .conftest import Runner
+from .elsewhere import shows_elsewhere
 
 MHA = "sglang.srt.models.deepseek_common.attention_forward_methods.forward_mha.DeepseekMHAForwardMixin"
 MLA = "sglang.srt.models.deepseek_common.attention_forward_methods.forward_mla.DeepseekMLAForwardMixin"
@@ -222,15 +222,7 @@ LEDGER: dict[str, dict[str, object]] = {
 
 @pytest.mark.parametrize("entry", sorted(LEDGER))
 def test_a_known_bug_of_any_family_shows_here_too(host: Host, tmp_path: Path, entry: str) -> None:
-    (known,) = entries_of(entry)
-    requests = tuple(msgspec.structs.replace(request, **LEDGER[entry]) for request in known.case.requests)
-    case = msgspec.structs.replace(known.case, model="deepseek-nextn", requests=requests)
-    found = []
-    for name, side in (("green", known.green), ("red", known.red)):
-        (tmp_path / name).mkdir()
-        verdict = judge(host.engine(case, side.patches).run(case, tmp_path / name), view=side.view)
-        found.append((verdict.status, verdict.rule))
-    assert found == [("equal", ""), ("diverged", known.rule)]
+    shows_elsewhere(host, tmp_path, entry, "deepseek-nextn", LEDGER[entry])
 
 
 @pytest.mark.parametrize(

@@ -129,17 +129,35 @@ def test_each_layer_of_a_multi_layer_draft_is_a_head_of_its_own_and_hands_on_its
 
 
 @pytest.mark.parametrize("name", EAGLE3)
-def test_the_draft_of_eagle3_feeds_on_its_residual_sum_before_its_final_norm(name: str) -> None:
+def test_the_draft_of_eagle3_feeds_on_its_residual_sum_before_its_final_norm_or_if_it_says_so_behind(name: str) -> None:
     recipe, pair = RECIPES[name], model_pair(name)
     head, tokens = pair.reference_head(recipe), torch.arange(9)
     assert isinstance(head, Eagle3Head)
+    assert head.norm_output == ("norm_output" in recipe.head_norms)
     hidden = target_rows(pair.reference_target(), recipe.target, tokens).hidden
     rows = draft_rows(head, tokens[1:], head.feed(hidden[:8]), torch.arange(8), causal(8))
-    normed = rms_norm(rows.hidden, head.weights["norm.weight"], recipe.draft.rms_norm_eps)
-    assert (normed - rows.hidden).abs().max() > 0.1
+    before = draft_rows(replace(head, norm_output=False), tokens[1:], head.feed(hidden[:8]), torch.arange(8), causal(8)).hidden
+    normed = rms_norm(before, head.weights["norm.weight"], recipe.draft.rms_norm_eps)
+    assert (normed - before).abs().max() > 0.1
+    assert torch.equal(rows.hidden, normed if head.norm_output else before)
     assert torch.equal(rows.logits[:, head.proposes], normed @ head.weights["lm_head.weight"].T)
     chain = draft_chain(head, tokens, hidden, num_steps=2)
     assert (chain.hidden[0] - rows.hidden[-1]).abs().max() < 1e-11
+
+
+@pytest.mark.parametrize("name", [name for name in EAGLE3 if {"fc_norm", "norm_before_fc"} & {*RECIPES[name].head_norms}])
+def test_norms_before_fc_are_of_the_targets_states_alone(name: str) -> None:
+    recipe, pair = RECIPES[name], model_pair(name)
+    head, eps = pair.reference_head(recipe), recipe.draft.rms_norm_eps
+    assert isinstance(head, Eagle3Head)
+    handed = target_rows(pair.reference_target(), recipe.target, torch.arange(9)).hidden
+    if "fc_norm" in recipe.head_norms:
+        each = handed.chunk(3, -1)
+        normed = torch.cat([rms_norm(state, head.weights[f"fc_norm.{n}.weight"], eps) for n, state in enumerate(each)], -1)
+    else:
+        normed = rms_norm(handed, head.weights["input_norm.weight"], eps)
+    assert torch.equal(head.feed(handed), normed @ head.weights["fc.weight"].T)
+    assert (head.feed(handed) - handed @ head.weights["fc.weight"].T).abs().max() > 0.1  # they can be told apart
 
 
 def test_a_reduced_vocabulary_is_mapped_by_offsets_that_go_up_and_down() -> None:

@@ -17,6 +17,8 @@ from eagletwin.reference.norm import rms_norm
 from eagletwin.reference.rope import rotate
 from eagletwin.reference.sizes import ExpertShape, LatentShape, LlamaShape
 
+from .fused import fused
+
 RECIPE = RECIPES["deepseek-nextn"]
 # transformers works out rotary angles, softmax and the router in float32 whatever the dtype: 1e-6 of the largest number is
 # what that leaves of a row; the largest difference was 7.2e-7, of a turned key of the last layer
@@ -95,7 +97,7 @@ def test_a_turned_pair_lies_side_by_side() -> None:
 
 
 def test_a_router_chooses_groups_by_two_experts_and_experts_by_biased_affinity() -> None:
-    shape = ExpertShape(count=6, groups=3, kept=1, chosen=1, inner=1, scale=2.0)
+    shape = ExpertShape(count=6, chosen=1, inner=1, affinity="sigmoid", shared=True, groups=3, kept=1, scale=2.0)
     wanted = torch.tensor([[0.90, 0.10, 0.60, 0.55, 0.50, 0.50]], dtype=torch.float64)  # groups of 1.00, 1.15 and 1.00
     weights = {"gate.weight": wanted.logit().T, "gate.e_score_correction_bias": torch.zeros(6, dtype=torch.float64)}
     one = torch.ones(1, 1, dtype=torch.float64)
@@ -153,21 +155,6 @@ def _config() -> Any:
     )
 
 
-def _fused(weights: dict[str, Tensor], prefix: str) -> dict[str, Tensor]:
-    """Experts as transformers keeps them: of a layer, all in one tensor."""
-    _, _, shape = _shape()
-    own = {name: tensor for name, tensor in weights.items() if ".mlp.experts." not in name}
-
-    def each(name: str) -> list[Tensor]:
-        return [weights[f"{prefix}mlp.experts.{expert}.{name}_proj.weight"] for expert in range(shape.count)]
-
-    own[f"{prefix}mlp.experts.gate_up_proj"] = torch.stack(
-        [torch.cat(two) for two in zip(each("gate"), each("up"), strict=True)]
-    )
-    own[f"{prefix}mlp.experts.down_proj"] = torch.stack(each("down"))
-    return own
-
-
 def _half_split(turned: Tensor) -> Tensor:
     """[.., P] of pairs side by side, in the order in which transformers keeps them: first members, then second."""
     return torch.cat([turned[..., 0::2], turned[..., 1::2]], -1)
@@ -183,10 +170,10 @@ def test_target_and_nextn_layer_equal_transformers_deepseek_v3_in_float64() -> N
     from transformers.modeling_layers import MtpLayer
     from transformers.models.deepseek_v3.modeling_deepseek_v3 import DeepseekV3DecoderLayer, DeepseekV3RMSNorm
 
-    (shape, latent, _), pair, config = _shape(), model_pair(RECIPE.name), _config()
+    (shape, latent, of_experts), pair, config = _shape(), model_pair(RECIPE.name), _config()
     weights, last = pair.reference_target(), f"model.layers.{RECIPE.target.num_layers - 1}."
     model = DeepseekV3ForCausalLM(config).double().eval()
-    model.load_state_dict(_fused(weights, last))
+    model.load_state_dict(fused(weights, last, of_experts.count))
     tokens = torch.randint(0, shape.vocab_size, (33,), generator=torch.Generator().manual_seed(3))
     with torch.no_grad():
         theirs = model.model(tokens[None], use_cache=True)
@@ -203,7 +190,7 @@ def test_target_and_nextn_layer_equal_transformers_deepseek_v3_in_float64() -> N
     draft = MtpLayer(config, DeepseekV3DecoderLayer, DeepseekV3RMSNorm, shape.num_layers - 1).double().eval()
     own = {name.replace("layers.0.", "mtp_block."): tensor for name, tensor in head.weights.items()}
     own["post_norm.weight"] = own.pop("norm.weight")
-    draft.load_state_dict(_fused(own, "mtp_block."))
+    draft.load_state_dict(fused(own, "mtp_block.", of_experts.count))
     rows, positions = len(tokens) - 1, torch.arange(len(tokens) - 1)
     mask = torch.where(causal(rows), 0.0, -torch.inf)[None, None].double()
     with torch.no_grad():

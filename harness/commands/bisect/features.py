@@ -92,7 +92,9 @@ def _with_model(model: str) -> Callable[[Case], Iterator[Case]]:
 
 
 def _of_llama(recipe: Recipe) -> str:
-    """The Llama whose draft has as many layers, chained or not, as far as there is one."""
+    """The Llama whose draft is of the same kind and has as many layers, chained or not, as far as there is one."""
+    if recipe.algorithm == "EAGLE3":
+        return "llama-eagle3" if recipe.draft_vocab_size else "llama-eagle3-full"
     if not recipe.mtp_layers:
         return "llama-tiny"
     return "llama-mtp-chain" if recipe.chained else "llama-mtp"

@@ -28,6 +28,11 @@ TOPICS: tuple[tuple[str, str, Callable[[Case], bool]], ...] = (
         "--model deepseek-nextn",
         lambda case: RECIPES[case.model].target.latent is not None,
     ),
+    (
+        "Qwen3, its experts, and heads with further norms or layers",
+        "--model qwen3-eagle3.1, qwen3-eagle3-norm, qwen3-eagle3-deep or qwen3-moe-eagle3",
+        lambda case: RECIPES[case.model].family.startswith("qwen3"),
+    ),
     ("requests that sample", "--sampling target", lambda case: case.samples and not _rejects(case)),
     ("rejection sampling", "--sampling rejection", _rejects),
     ("the end of a context", "--context-length 16", lambda case: case.engine.sglang.context_length > 0),
