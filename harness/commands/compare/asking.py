@@ -12,6 +12,7 @@ from eagletwin.harness.core.differs import Changes, doubts_of
 from eagletwin.harness.core.errors import EXIT_INTERRUPTED, AlreadyReported
 from eagletwin.harness.core.folders import new_run_folder
 from eagletwin.harness.core.run_spec import RunSpec
+from eagletwin.harness.core.signature import Signature
 from eagletwin.harness.core.words import count
 from eagletwin.harness.engines.host import Host, WouldNotStart
 from eagletwin.harness.engines.source import Source, resolve
@@ -19,10 +20,11 @@ from eagletwin.harness.engines.start import Zygote
 
 from ..diff.pair import watches
 from ..options import tell
-from .groups import Answered, Result
+from .groups import Answered, Result, breakages
 from .questions import Question
 from .report import SIDES, Comparing, facts_of
 from .sides import Sides
+from .smallest import Example
 
 RECORD = "comparison.json"  # in the run folder: what --json prints
 
@@ -32,17 +34,20 @@ class Asking:
     """What is asked of both sides, and the answers so far.
 
     names    what was typed for BASE and HEAD
-    seconds  no question is begun after them; command: what a person types to have it again
+    seconds  no question is begun after them; shrink_seconds: for making one case of each breakage smaller
+    command  what a person types to have it again
     """
 
     names: tuple[str, str]
     questions: Sequence[Question]
     seconds: float
+    shrink_seconds: float
     command: str
     unreached: Sequence[str]
     run: RunSpec
     out: Path
     _answers: list[Answered] = field(default_factory=list)
+    _examples: dict[Signature, Example] = field(default_factory=dict)
     _failed: str = ""
     _sides: Sides | None = None
 
@@ -90,6 +95,9 @@ class Asking:
                 answer = self._sides.ask(question)
                 self._answers.append(answer)
                 _progress(f"{number} of {len(self.questions)}  {question.name}: {answer.group}")
+            for broken in breakages(self._answers):
+                _progress(f"{broken.signature} in {count(len(broken.answers), 'case')}: looking for the smallest")
+                self._examples[broken.signature] = self._sides.example(broken, self.shrink_seconds)
 
     def _comparing(
         self, sources: tuple[Source, Source], folder: Path, seconds: float, *, mutual: bool, interrupted: bool
@@ -106,6 +114,7 @@ class Asking:
             seconds=seconds,
             changes=changes,
             mutual=mutual,
+            examples=self._examples,
             accepted=() if sides is None else tuple(sides.accepted.values()),
             left=len(self.questions) - len(self._answers),
             unreached=self.unreached,

@@ -10,7 +10,20 @@ from eagletwin.harness.core.terminal import show, width
 
 from ..options import DEFAULT_RUNS, Runs, tell
 from ..run_options import HOW, LIMITS, run_options
-from .typed import CASES, MINUTES, AsJson, AsMarkdown, Base, Cases, Head, Ledger, Minutes, Seed
+from .typed import (
+    CASES,
+    MINUTES,
+    SHRINK_MINUTES,
+    AsJson,
+    AsMarkdown,
+    Base,
+    Cases,
+    Head,
+    Ledger,
+    Minutes,
+    Seed,
+    ShrinkMinutes,
+)
 
 if TYPE_CHECKING:
     from .report import Comparing
@@ -24,6 +37,7 @@ def compare(
     seed: Seed = 0,
     ledger: Ledger = None,
     minutes: Minutes = MINUTES,
+    shrink_minutes: ShrinkMinutes = SHRINK_MINUTES,
     markdown: AsMarkdown = False,
     as_json: AsJson = False,
     out: Runs = DEFAULT_RUNS,
@@ -46,7 +60,8 @@ def compare(
         said = "\n".join(unreached_text(entry, spec.mode) for entry in beyond)
         (tell if markdown or as_json else print)(said)  # a program reads JSON or nothing
         return EXIT_UNKNOWN
-    own = unusual((("--cases", cases, CASES), ("--seed", seed, 0), ("--minutes", exact(minutes), exact(MINUTES))))
+    given = ("--cases", cases, CASES), ("--seed", seed, 0), ("--minutes", exact(minutes), exact(MINUTES))
+    own = unusual((*given, ("--shrink-minutes", exact(shrink_minutes), exact(SHRINK_MINUTES))))
     words = [*own, *(word for name in ledger or () for word in ("--ledger", name))]
     questions = [*generated(cases, seed, spec.mode), *asked_of_ledger(entries, spec.mode)]
     if not questions:
@@ -57,6 +72,7 @@ def compare(
         names=(base, head),
         questions=questions,
         seconds=60 * minutes,
+        shrink_seconds=60 * shrink_minutes,
         command=spec.command("compare", base, head, *words, *["--markdown"] * markdown, *["--json"] * as_json),
         unreached=tuple(entry.id for entry in beyond),
         run=spec,

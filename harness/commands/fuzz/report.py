@@ -14,20 +14,16 @@ from eagletwin.harness.page.render import write_page
 
 from .page import SUMMARY, search_page
 from .search import MOST_UNDECIDED, Finding, Fuzz, Tally
-from .smaller import smaller
+from .smaller import sizes, smaller
 from .unsearched import not_looked_at
 
 
 def finding_text(finding: Finding, columns: int) -> str:
     """The argument of the smallest case, and what it took to get there."""
     case = finding.outcome.case
-    prompts = ", ".join(f"{request.id} {len(request.prompt)}+{request.max_new_tokens}" for request in case.requests)
-    chunks = f"chunks {list(case.chunks)}, " if case.chunks else ""
     text = (
         f"Found after {count(finding.cases, 'case')}, {finding.seconds:.1f} s. "
-        f"Smallest after {count(finding.shrink_looks, 'more run')}, {finding.shrink_seconds:.1f} s: "
-        f"{case.model}, num_steps {case.num_steps}, topk {case.topk}, page_size {case.page_size}, {chunks}"
-        f"{count(len(case.events), 'event')}, requests (prompt+new) {prompts}."
+        f"Smallest after {count(finding.shrink_looks, 'more run')}, {finding.shrink_seconds:.1f} s: {sizes(case)}."
     )
     lines = [finding.outcome.text(columns), f"  folder: {finding.outcome.folder}", "", *fold(text, columns, "")]
     changes = smaller(finding.found, case)
