@@ -9,9 +9,12 @@ import typer
 from eagletwin.harness.core.errors import EXIT_EQUAL
 from eagletwin.harness.deserved.train.settings import SIZES, Size
 
+from .as_json import tell_result, with_json
 from .options import let_threads_sleep, tell
+from .result import Written
 
 
+@with_json
 def train(
     folder: Annotated[
         Path | None,
@@ -43,4 +46,5 @@ def train(
     found = cached_pair(settings, device, tell) if folder is None else new_pair(settings, device, folder, tell)
     for part in PARTS:
         print(f"{part:7} {found / part}")
+    tell_result(Written(files={part: str(found / part) for part in PARTS}))
     return EXIT_EQUAL

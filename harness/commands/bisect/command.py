@@ -17,7 +17,9 @@ from eagletwin.harness.core.run_spec import RunSpec
 from eagletwin.harness.core.terminal import show, width
 from eagletwin.harness.core.verdict import DECLARED_VIEW
 
+from ..as_json import tell_result, with_json
 from ..options import DEFAULT_RUNS, Runs, tell
+from ..result import Bisected
 from ..run_options import CHANGES, JUDGING, KERNELS, LIMITS, SOURCE, run_options
 from .typed import CaseName, Features, Git, RuleName, Since, Until
 
@@ -30,6 +32,7 @@ if TYPE_CHECKING:
 Command = Callable[..., str]
 
 
+@with_json
 @run_options(CHANGES, JUDGING, SOURCE, KERNELS, LIMITS)
 def bisect(
     case: CaseName,
@@ -174,6 +177,7 @@ def _features(subject: "Subject", rule: str, out: Path, command: Command, where:
     (folder / REPORT).write_text(feature_report(reduction, subject.case, folder, again, hint) + "\n", encoding="utf-8")
     write_page(folder, lambda: bisection_page(folder))
     show(feature_report(reduction, subject.case, folder, again, hint, width()))
+    _tell(feature_report(reduction, subject.case, folder, again, hint), folder)
     return EXIT_EQUAL if reduction.reduced.answered else EXIT_UNKNOWN
 
 
@@ -195,7 +199,12 @@ def _end(run: "BisectionFolder", report: Callable[..., str], answered: bool) -> 
     run.save()
     write_page(run.folder, lambda: bisection_page(run.folder))
     show(report(columns=width()))
+    _tell(report(), run.folder)
     return EXIT_EQUAL if answered else EXIT_UNKNOWN
+
+
+def _tell(report: str, folder: Path) -> None:
+    tell_result(Bisected(answer=report.partition("  ")[0].strip(), report=report, folder=str(folder)))
 
 
 def _range(known: tuple[str, ...], since: str, until: str) -> tuple[str, ...]:

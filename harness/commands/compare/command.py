@@ -8,7 +8,9 @@ from eagletwin.harness.core.errors import EXIT_UNKNOWN, InputError
 from eagletwin.harness.core.run_spec import RunSpec, exact, unusual
 from eagletwin.harness.core.terminal import show, width
 
+from ..as_json import print_object
 from ..options import DEFAULT_RUNS, Runs, tell
+from ..result import Said
 from ..run_options import HOW, LIMITS, run_options
 from .typed import (
     CASES,
@@ -58,7 +60,9 @@ def compare(
     beyond = [entry for entry in entries if unreached(entry, spec.mode)]
     if beyond and "all" not in (ledger or ["all"]):
         said = "\n".join(unreached_text(entry, spec.mode) for entry in beyond)
-        (tell if markdown or as_json else print)(said)  # a program reads JSON or nothing
+        (tell if markdown or as_json else print)(said)
+        if as_json:
+            print_object(Said(exit_code=EXIT_UNKNOWN, said=said))
         return EXIT_UNKNOWN
     given = ("--cases", cases, CASES), ("--seed", seed, 0), ("--minutes", exact(minutes), exact(MINUTES))
     own = unusual((*given, ("--shrink-minutes", exact(shrink_minutes), exact(SHRINK_MINUTES))))

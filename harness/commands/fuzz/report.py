@@ -3,6 +3,7 @@
 import dataclasses
 from collections import Counter
 from pathlib import Path
+from typing import Any
 
 import msgspec
 
@@ -130,10 +131,10 @@ def _named(tally: Tally) -> Counter[str]:
     return named
 
 
-def write_summary(folder: Path, search: Fuzz, findings: list[Finding]) -> None:
-    """summary.json: the figures of tally_text, and of each finding; and the page that is made of it."""
+def write_summary(folder: Path, search: Fuzz, findings: list[Finding]) -> dict[str, Any]:
+    """summary.json: the figures of tally_text, and of each finding; and the page that is made of it. Returns the figures."""
     tally = search.tally
-    figures = {
+    figures: dict[str, Any] = {
         "headline": _headline(search),
         "command": search.plan.command,
         "seconds": round(search.seconds, 3),
@@ -166,3 +167,4 @@ def write_summary(folder: Path, search: Fuzz, findings: list[Finding]) -> None:
     }
     (folder / SUMMARY).write_bytes(msgspec.json.format(msgspec.json.encode(figures)))
     write_page(folder, lambda: search_page(folder))
+    return figures

@@ -8,7 +8,9 @@ import typer
 from eagletwin.harness.core.errors import EXIT_DIVERGED, EXIT_EQUAL, EXIT_UNKNOWN, InputError
 from eagletwin.harness.core.words import count
 
+from ..as_json import tell_result, with_json
 from ..options import AttentionBackend, DataType, Ranks
+from ..result import Measured, Written
 from .typed import Cases, Entries, File, Groups, OfModel, OnRelease, Planted, Rate, Samples, Seed, Sizes
 
 if TYPE_CHECKING:
@@ -20,6 +22,7 @@ gpu = typer.Typer(add_completion=False, help="Run many cases on a GPU host, whic
 
 
 @gpu.command("bundle")
+@with_json
 def gpu_bundle(
     folder: Annotated[Path, typer.Argument(help="Where to write it. 400 MB of 0.5.23, 40 MB of 0.5.17, in parts of 60 MB.")],
     sglang: Annotated[str, typer.Option(metavar="RELEASE", help="The release to pack: 0.5.23 or 0.5.17.")] = "0.5.23",
@@ -27,12 +30,15 @@ def gpu_bundle(
     """Pack eagletwin, a release of SGLang, and what both need on a Hopper GPU. `. FOLDER/setup.sh` unpacks it on the host."""
     from .bundle.pack import bundle
 
-    for file in bundle(folder, Path(__file__).resolve().parents[3], sglang):
+    files = list(bundle(folder, Path(__file__).resolve().parents[3], sglang))
+    for file in files:
         print(f"{file.stat().st_size / 1e6:8.1f} MB  {file}")
+    tell_result(Written(files={file.name: str(file) for file in files}))
     return EXIT_EQUAL
 
 
 @gpu.command("plan")
+@with_json
 def gpu_plan(
     file: File,
     groups: Groups = 100,
@@ -89,7 +95,9 @@ def gpu_plan(
     file.write_bytes(msgspec.json.encode(jobs))
     for why in others:
         print(f"left out: {why}")
-    print(f"{count(len(jobs), 'job')}, {count(sum(len(job.cases) for job in jobs), 'case')}: {file}")
+    size = f"{count(len(jobs), 'job')}, {count(sum(len(job.cases) for job in jobs), 'case')}"
+    print(f"{size}: {file}")
+    tell_result(Written(files={"plan": str(file)}, said=[size, *(f"left out: {why}" for why in others)]))
     return EXIT_EQUAL
 
 
@@ -113,6 +121,7 @@ def _reached(names: list[str], dtype: "Dtype", attention: "Attention") -> "tuple
 
 
 @gpu.command("run")
+@with_json
 def gpu_run(
     plan: Annotated[Path, typer.Argument(help="A plan that `gpu plan` wrote.")],
     out: Annotated[Path, typer.Argument(help="Folder for results.jsonl, and for the traces that are kept.")],
@@ -146,11 +155,14 @@ def gpu_run(
     noted = out / "blocks" if blocks else None
     for done in run_plan(jobs, out, processes, gpus, noted):
         print(summary.add(done), flush=True)
-    print(summary.text(time.monotonic() - begun, out, noted))
+    text = summary.text(time.monotonic() - begun, out, noted)
+    print(text)
+    tell_result(summary.result(time.monotonic() - begun, out, text))
     return summary.exit_code
 
 
 @gpu.command("draws")
+@with_json
 def gpu_draws(
     out: Annotated[Path, typer.Argument(help="Folder for draws.jsonl, to which each setting's counts are added.")],
     settings: Annotated[
@@ -187,11 +199,13 @@ def gpu_draws(
         must_have_cuda(gpus)
     mode = mode_of(device, graphs if device == "cuda" else None, overlap)
     out.mkdir(parents=True, exist_ok=True)
-    agree, enough = True, True
+    agree, enough, results = True, True, []
     for name in chosen:
         share = Portion(setting=name, mode=mode, number=0, step=1, seconds=seconds, cases=cases, fault=fault, sglang=sglang)
         result = tell(share, processes, gpus)
         record(result, out)
         print("\n".join(lines(result)), flush=True)
+        results.append(result)
         agree, enough = agree and result.agrees, enough and result.tells
+    tell_result(Measured(figures=results))
     return EXIT_DIVERGED if not agree else EXIT_EQUAL if enough else EXIT_UNKNOWN

@@ -15,13 +15,16 @@ from eagletwin.harness.core.run_spec import RunSpec
 from eagletwin.harness.core.terminal import show
 from eagletwin.harness.core.words import count
 
+from ..as_json import tell_result, with_json
 from ..options import DEFAULT_RUNS, ENGINE, Runs, tell
+from ..result import Proven
 from ..run_options import HOW, LIMITS, SOURCE, run_options
 
 if TYPE_CHECKING:
     from eagletwin.cases.entry import Entry
 
 
+@with_json
 @run_options(SOURCE, HOW, LIMITS)
 def prove(
     entries: Annotated[list[str], typer.Argument(metavar="PR…|all", help="Ids of ledger entries, or all.")],
@@ -67,7 +70,7 @@ def _prove(chosen: "Sequence[Entry]", others: "Sequence[Entry]", out: Path, spec
         from eagletwin.harness.engines.host import Host
 
         from . import proof as proving
-        from .report import proof_table, proof_text, proof_title
+        from .report import proof_facts, proof_table, proof_text, proof_title
 
         for entry in others:
             print(f"{proof_title(entry)}{unreached_text(entry, spec.mode)}")
@@ -79,7 +82,10 @@ def _prove(chosen: "Sequence[Entry]", others: "Sequence[Entry]", out: Path, spec
                 proofs.append(proof)
                 show(proof_text(proof))
     proof_table(proofs, others)
-    print(f"{sum(proof.holds for proof in proofs)} of {len(proofs)} proven in {time.monotonic() - begun:.1f} s")
+    seconds = time.monotonic() - begun
+    print(f"{sum(proof.holds for proof in proofs)} of {len(proofs)} proven in {seconds:.1f} s")
+    facts = [proof_facts(proof) for proof in proofs]
+    tell_result(Proven(proofs=facts, not_reached=[entry.id for entry in others], seconds=round(seconds, 3)))
     if others:
         print(f"not reached in this mode, and so not run: {', '.join(entry.id for entry in others)}")
     return proving.worst([proof.exit_code for proof in proofs])
@@ -99,7 +105,7 @@ def _check_releases(spec: RunSpec) -> None:
 
 def _prove_on_wheels(entries: list[str], out: Path, spec: RunSpec) -> int:
     from . import proof as proving
-    from .report import proof_title, wheel_proof_table
+    from .report import proof_title, wheel_facts, wheel_proof_table
 
     begun = time.monotonic()
     known = with_probes(entries)
@@ -114,7 +120,9 @@ def _prove_on_wheels(entries: list[str], out: Path, spec: RunSpec) -> int:
         if proof.why:
             print(f"UNKNOWN  {proof.why}\n")
     wheel_proof_table(proofs)
-    print(f"{sum(proof.holds for proof in proofs)} of {len(proofs)} proven in {time.monotonic() - begun:.1f} s")
+    seconds = time.monotonic() - begun
+    print(f"{sum(proof.holds for proof in proofs)} of {len(proofs)} proven in {seconds:.1f} s")
+    tell_result(Proven(proofs=[wheel_facts(proof) for proof in proofs], not_reached=live, seconds=round(seconds, 3)))
     if live:
         print(f"not proven on releases, since none has a fix: {', '.join(live)}")
     named = live and "all" not in entries

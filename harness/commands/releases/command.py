@@ -9,12 +9,15 @@ from eagletwin.cases.ledger import with_probes
 from eagletwin.harness.core.errors import EXIT_DIVERGED, EXIT_EQUAL, EXIT_UNKNOWN, InputError
 from eagletwin.harness.core.words import count
 
+from ..as_json import tell_result, with_json
 from ..options import tell
+from ..result import Release, Releases, Written
 
 releases = typer.Typer(add_completion=False, help="The published releases of SGLang, and the ledger on each of them.")
 
 
 @releases.command("list")
+@with_json
 def releases_list() -> int:
     """List the releases that `--sglang` accepts, and which of them are in the cache. Fetches nothing."""
     from eagletwin.harness.engines.lock import releases as known
@@ -23,18 +26,24 @@ def releases_list() -> int:
     there = here()
     for name in known():
         print(f"{name:14} {'here' if name in there else 'to be fetched'}")
+    tell_result(Releases(releases=[Release(name=name, here=name in there) for name in known()]))
     return EXIT_EQUAL
 
 
 @releases.command("fetch")
+@with_json
 def releases_fetch(
     names: Annotated[list[str] | None, typer.Argument(metavar="RELEASE…", help="Releases; without any, all of them.")] = None,
 ) -> int:
     """Fetch releases, and the packages that they pin, into the cache: for work without a network."""
     from eagletwin.harness.engines.source import resolve
 
+    fetched = []
     for name in chosen(names):
-        print(f"{name:14} {', '.join(map(str, resolve(name).paths)) or 'installed'}", flush=True)
+        paths = [str(path) for path in resolve(name).paths]
+        fetched.append(Release(name=name, here=True, paths=paths))
+        print(f"{name:14} {', '.join(paths) or 'installed'}", flush=True)
+    tell_result(Releases(releases=fetched))
     return EXIT_EQUAL
 
 
@@ -51,6 +60,7 @@ def chosen(names: list[str] | None) -> list[str]:
 
 
 @releases.command("table")
+@with_json
 def releases_table(
     names: Annotated[list[str] | None, typer.Argument(metavar="RELEASE…", help="Releases; without any, all of them.")] = None,
     entries: Annotated[
@@ -69,6 +79,7 @@ def releases_table(
 
     from .page import ledger_page
     from .report import PAGE, empty, page
+    from .results import FOLDER
     from .table import differs, fill, right_output
 
     ledger = with_probes(["all"])
@@ -81,4 +92,10 @@ def releases_table(
     holes = empty(found, ledger)
     if holes:
         print(f"not measured: {count(len(holes), 'cell')}, such as {holes[0]}")
+    tell_result(
+        Written(
+            files={"page": str(write / PAGE), "measurements": str(write / FOLDER)},
+            said=[f"not measured: {hole}" for hole in holes],
+        )
+    )
     return EXIT_DIVERGED if differs(found, right) else EXIT_UNKNOWN if holes else EXIT_EQUAL
