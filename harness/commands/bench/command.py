@@ -8,9 +8,10 @@ import typer
 
 from eagletwin.cases.ledger import entries_of
 from eagletwin.harness.core.errors import EXIT_DIVERGED, EXIT_EQUAL, EXIT_UNKNOWN
+from eagletwin.harness.core.progress import each, progress
 
 from ..as_json import tell_result, with_json
-from ..options import Sglang, let_threads_sleep, tell
+from ..options import Sglang, let_threads_sleep, telling
 from ..result import Measured
 
 if TYPE_CHECKING:
@@ -56,11 +57,16 @@ def bench_acceptance(
 
     if layers:
         several = [name for name, recipe in RECIPES.items() if recipe.family == "llama_mtp"]
-        found = [layers_cost(model, steps, fault) for model in several for fault in FAULTS for steps in (2, 3, 4)]
+        found = [
+            layers_cost(model, steps, fault)
+            for model in each(several, "models", str)
+            for fault in FAULTS
+            for steps in (2, 3, 4)
+        ]
         _say(found, layers_lines(found))
     else:
         single = [name for name, recipe in RECIPES.items() if not recipe.mtp_layers]  # several layers have no tree to lay out
-        costs = [acceptance(model, shape) for model in single for shape in SHAPES]
+        costs = [acceptance(model, shape) for model in each(single, "models", str) for shape in SHAPES]
         _say(costs, acceptance_lines(costs))
     return EXIT_EQUAL
 
@@ -72,7 +78,8 @@ def bench_first_token() -> int:
     from .first_token import lines, measure
 
     let_threads_sleep()
-    found = measure(tell)
+    with progress("models") as line:
+        found = measure(telling(line))
     _say(found, lines(found))
     return EXIT_EQUAL
 
@@ -162,7 +169,7 @@ def _speed(record: "BenchRecord", folder: Path | None) -> "BenchRecord":
     from . import speed as measure
     from .record import Speed, stamp
 
-    rounds = [{topk: measure.rate(10, topk).per_second for topk in (1, 3)} for _ in range(9)]
+    rounds = [{topk: measure.rate(10, topk).per_second for topk in (1, 3)} for _ in each(range(9), "rounds of rates")]
     alone, together = measure.parallel(10, 3)
     speed = Speed(
         stamp=stamp(),
@@ -187,9 +194,10 @@ def _search(record: "BenchRecord", names: list[str], seeds: int, at_once: int, f
     from .record import Search, stamp
     from .searches import search_all
 
-    for one in search_all([LEDGER[name] for name in names], seeds, at_once):
-        record = _kept(replace(record, searches=record.searches | {one.entry: Search(stamp(), at_once, one)}), folder)
-        print(f"{one.entry}: {len(one.found)} of {one.seeds}", file=sys.stderr, flush=True)
+    with progress("entries", len(names)) as line:
+        for one in search_all([LEDGER[name] for name in names], seeds, at_once):
+            record = _kept(replace(record, searches=record.searches | {one.entry: Search(stamp(), at_once, one)}), folder)
+            telling(line)(f"{one.entry}: {len(one.found)} of {one.seeds}")
     return record
 
 

@@ -1,7 +1,6 @@
 """One comparison from its two names to its report: both SGLangs are started, asked question by question, and summed up."""
 
 import json
-import sys
 import time
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
@@ -11,6 +10,7 @@ from pathlib import Path
 from eagletwin.harness.core.differs import Changes, doubts_of
 from eagletwin.harness.core.errors import EXIT_INTERRUPTED, AlreadyReported
 from eagletwin.harness.core.folders import new_run_folder
+from eagletwin.harness.core.progress import progress
 from eagletwin.harness.core.run_spec import RunSpec
 from eagletwin.harness.core.signature import Signature
 from eagletwin.harness.core.words import count
@@ -75,12 +75,13 @@ class Asking:
 
     def _ask(self, zygotes: Sequence[Zygote], folder: Path, until: float) -> None:
         with ExitStack() as stack:
+            line = stack.enter_context(progress("cases on both", len(self.questions)))
             for zygote in zygotes:
                 stack.callback(zygote.close)
             for zygote in zygotes:  # they import at once
                 zygote.start()
             hosts = [stack.enter_context(Host(zygote)) for zygote in zygotes]
-            _progress(f"importing both SGLangs; then {count(len(self.questions), 'case')} on each")
+            line.look("importing both SGLangs")
             for side, host in zip(SIDES, hosts, strict=True):
                 try:
                     host.connection()
@@ -89,14 +90,15 @@ class Asking:
                     self._failed = f"{side}: {' '.join(error.cause.split())}"
                     return
             self._sides = Sides((hosts[0], hosts[1]), self.names, self.run, folder)
-            for number, question in enumerate(self.questions, 1):
+            for question in self.questions:
                 if time.monotonic() >= until:
                     break
+                line.look(question.name)
                 answer = self._sides.ask(question)
                 self._answers.append(answer)
-                _progress(f"{number} of {len(self.questions)}  {question.name}: {answer.group}")
+                line.done(f"{question.name}: {answer.group}")
             for broken in breakages(self._answers):
-                _progress(f"{broken.signature} in {count(len(broken.answers), 'case')}: looking for the smallest")
+                line.look(f"{broken.signature} in {count(len(broken.answers), 'case')}: looking for the smallest")
                 self._examples[broken.signature] = self._sides.example(broken, self.shrink_seconds)
 
     def _comparing(
@@ -120,9 +122,3 @@ class Asking:
             unreached=self.unreached,
             interrupted=interrupted,
         )
-
-
-def _progress(text: str) -> None:
-    """For a person who waits: a pipe, such as the log of a CI job, is told nothing."""
-    if sys.stderr.isatty():
-        tell(text)

@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from eagletwin.harness.core.errors import EXIT_DIVERGED, EXIT_EQUAL, EXIT_INTERRUPTED, EXIT_UNKNOWN, AlreadyReported
+from eagletwin.harness.core.progress import progress
 from eagletwin.harness.core.run_spec import RunSpec
 from eagletwin.harness.core.terminal import show, width
 
@@ -109,7 +110,7 @@ def search(options: "SearchOptions") -> int:
     looking = Fuzz(trials, folder, plan, tell)
     found, interrupted = list["Finding"](), False
     try:
-        with host:
+        with progress("cases") as looking.line, host:
             for finding in islice(looking.search(), options.findings):
                 found.append(finding)
                 show(finding_text(finding, width()))

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from eagletwin.harness.core.errors import EXIT_DIVERGED, EXIT_EQUAL, EXIT_UNKNOWN, InputError
+from eagletwin.harness.core.progress import progress
 from eagletwin.harness.core.words import count
 
 from ..as_json import tell_result, with_json
@@ -30,7 +31,9 @@ def gpu_bundle(
     """Pack eagletwin, a release of SGLang, and what both need on a Hopper GPU. `. FOLDER/setup.sh` unpacks it on the host."""
     from .bundle.pack import bundle
 
-    files = list(bundle(folder, Path(__file__).resolve().parents[3], sglang))
+    with progress("bundle") as line:
+        line.look(f"packing SGLang {sglang}")
+        files = list(bundle(folder, Path(__file__).resolve().parents[3], sglang))
     for file in files:
         print(f"{file.stat().st_size / 1e6:8.1f} MB  {file}")
     tell_result(Written(files={file.name: str(file) for file in files}))
@@ -80,7 +83,9 @@ def gpu_plan(
             consequence="no plan was written",
             remedy="plan generated cases and proofs in it, and the others in a plan of their own",
         )
-    jobs = plain(groups, cases, seed, rate) if rate else generated(groups, cases, seed, options)
+    with progress("plan") as line:
+        line.look(f"drawing {count(groups, 'group')} of {count(cases, 'case')}")
+        jobs = plain(groups, cases, seed, rate) if rate else generated(groups, cases, seed, options)
     jobs += every_size(tp) if sizes else []
     jobs += sampling(samples, cases, seed, options.release)
     chosen, others = _reached(entries or [], dtype, attention)
@@ -153,8 +158,10 @@ def gpu_run(
             )
     begun, summary = time.monotonic(), CampaignSummary()
     noted = out / "blocks" if blocks else None
-    for done in run_plan(jobs, out, processes, gpus, noted):
-        print(summary.add(done), flush=True)
+    with progress("jobs", len(jobs)) as line:
+        for done in run_plan(jobs, out, processes, gpus, noted):
+            print(summary.add(done), flush=True)
+            line.done(done.name)
     text = summary.text(time.monotonic() - begun, out, noted)
     print(text)
     tell_result(summary.result(time.monotonic() - begun, out, text))

@@ -2,6 +2,7 @@
 
 import time
 from collections.abc import Sequence
+from itertools import zip_longest
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -11,6 +12,7 @@ from eagletwin.cases.ledger import ledger_of, with_probes
 from eagletwin.cases.reach import unreached, unreached_text
 from eagletwin.harness.core.errors import EXIT_UNKNOWN, InputError
 from eagletwin.harness.core.mode import CPU
+from eagletwin.harness.core.progress import progress
 from eagletwin.harness.core.run_spec import RunSpec
 from eagletwin.harness.core.terminal import show
 from eagletwin.harness.core.words import count
@@ -77,10 +79,12 @@ def _prove(chosen: "Sequence[Entry]", others: "Sequence[Entry]", out: Path, spec
         if not chosen:
             return EXIT_UNKNOWN
         proofs = []
-        with Host(zygote) as host:
-            for proof in proving.prove(host, chosen, out, spec):
+        with progress("proofs", len(chosen)) as line, Host(zygote) as host:
+            line.look(chosen[0].id)
+            for proof, following in zip_longest(proving.prove(host, chosen, out, spec), chosen[1:]):
                 proofs.append(proof)
                 show(proof_text(proof))
+                line.done(following.id if following is not None else "")
     proof_table(proofs, others)
     seconds = time.monotonic() - begun
     print(f"{sum(proof.holds for proof in proofs)} of {len(proofs)} proven in {seconds:.1f} s")
@@ -111,14 +115,16 @@ def _prove_on_wheels(entries: list[str], out: Path, spec: RunSpec) -> int:
     known = with_probes(entries)
     chosen, live = [entry for entry in known if entry.fixed], [entry.id for entry in known if not entry.fixed]
     proofs = []
-    for proof in proving.prove_on_wheels(chosen, out, spec, tell):
-        proofs.append(proof)
-        print(proof_title(proof.entry))
-        for seen in (proof.bad, proof.good):
-            if seen is not None:
-                print(seen.text)
-        if proof.why:
-            print(f"UNKNOWN  {proof.why}\n")
+    with progress("proofs", len(chosen)) as line:
+        for proof in proving.prove_on_wheels(chosen, out, spec, tell):
+            proofs.append(proof)
+            line.done(proof.entry.id)
+            print(proof_title(proof.entry))
+            for seen in (proof.bad, proof.good):
+                if seen is not None:
+                    print(seen.text)
+            if proof.why:
+                print(f"UNKNOWN  {proof.why}\n")
     wheel_proof_table(proofs)
     seconds = time.monotonic() - begun
     print(f"{sum(proof.holds for proof in proofs)} of {len(proofs)} proven in {seconds:.1f} s")

@@ -7,10 +7,11 @@ import typer
 
 from eagletwin.cases.ledger import with_probes
 from eagletwin.harness.core.errors import EXIT_DIVERGED, EXIT_EQUAL, EXIT_UNKNOWN, InputError
+from eagletwin.harness.core.progress import each, progress
 from eagletwin.harness.core.words import count
 
 from ..as_json import tell_result, with_json
-from ..options import tell
+from ..options import telling
 from ..result import Release, Releases, Written
 
 releases = typer.Typer(add_completion=False, help="The published releases of SGLang, and the ledger on each of them.")
@@ -39,7 +40,7 @@ def releases_fetch(
     from eagletwin.harness.engines.source import resolve
 
     fetched = []
-    for name in chosen(names):
+    for name in each(chosen(names), "releases", str):
         paths = [str(path) for path in resolve(name).paths]
         fetched.append(Release(name=name, here=True, paths=paths))
         print(f"{name:14} {', '.join(paths) or 'installed'}", flush=True)
@@ -84,7 +85,8 @@ def releases_table(
 
     ledger = with_probes(["all"])
     wanted = with_probes(entries) if entries else ledger
-    found = fill(write, chosen(names), ledger, wanted, again=again, say=tell)
+    with progress("measurements") as line:
+        found = fill(write, chosen(names), ledger, wanted, again=again, say=telling(line))
     right = right_output()
     (write / PAGE).write_text(page(found, ledger, right), encoding="utf-8")
     print(f"{write / PAGE} written")
