@@ -20,12 +20,12 @@ import typer
 from eagletwin.harness.core.errors import EXIT_HARNESS, EXIT_INTERRUPTED, AlreadyReported, EagletwinError
 
 from .options import OUTPUT
-from .result import Failed, Failure, Result, Said
+from .result import ErrorFacts, FailedFacts, ResultFacts, SaidFacts
 
 Command = Callable[..., object]
 AsJson = Annotated[bool, typer.Option("--json", rich_help_panel=OUTPUT, help="As JSON, for programs.")]
 
-_told: ContextVar[list[Result] | None] = ContextVar("told", default=None)  # None: nobody asked for JSON
+_told: ContextVar[list[ResultFacts] | None] = ContextVar("told", default=None)  # None: nobody asked for JSON
 
 
 def wants_json() -> bool:
@@ -33,7 +33,7 @@ def wants_json() -> bool:
     return _told.get() is not None
 
 
-def tell_result(result: Result) -> None:
+def tell_result(result: ResultFacts) -> None:
     """The result of the command that runs; the last one counts. Without --json nothing comes of it."""
     told = _told.get()
     if told is not None:
@@ -58,7 +58,7 @@ def with_json(command: Command) -> Command:
 
 def _printed(run: Callable[[], object]) -> object:
     """What `run` returns, after its result was printed."""
-    told, said = list[Result](), _Aside()
+    told, said = list[ResultFacts](), _Aside()
     token = _told.set(told)
     try:
         with contextlib.redirect_stdout(said):
@@ -73,8 +73,8 @@ def _printed(run: Callable[[], object]) -> object:
     return code
 
 
-def _print(told: list[Result], code: int, said: str) -> None:
-    result = told[0] if told else Said(said=said.strip())
+def _print(told: list[ResultFacts], code: int, said: str) -> None:
+    result = told[0] if told else SaidFacts(said=said.strip())
     result.exit_code = code
     print_object(result)
 
@@ -89,13 +89,13 @@ def print_error(error: BaseException) -> None:
     if isinstance(error, AlreadyReported):
         return
     if isinstance(error, EagletwinError):
-        failure = Failure(cause=error.cause, consequence=error.consequence, remedy=error.remedy)
-        print_object(Failed(exit_code=error.exit_code, error=failure))
+        failure = ErrorFacts(cause=error.cause, consequence=error.consequence, remedy=error.remedy)
+        print_object(FailedFacts(exit_code=error.exit_code, error=failure))
         return
     ended = isinstance(error, KeyboardInterrupt)
     cause = "the command was ended" if ended else f"{type(error).__name__}: {error}"
-    failure = Failure(cause=cause, consequence="there is no result", remedy="see stderr")
-    print_object(Failed(exit_code=EXIT_INTERRUPTED if ended else EXIT_HARNESS, error=failure))
+    failure = ErrorFacts(cause=cause, consequence="there is no result", remedy="see stderr")
+    print_object(FailedFacts(exit_code=EXIT_INTERRUPTED if ended else EXIT_HARNESS, error=failure))
 
 
 class _Aside(io.StringIO):

@@ -14,7 +14,7 @@ from eagletwin.harness.core.terminal import show, width
 
 from .as_json import tell_result, with_json
 from .options import DEFAULT_RUNS, ENGINE, Runs
-from .result import Checked
+from .result import CheckFacts
 from .run_options import CHANGES, HOW, JUDGING, LIMITS, REPEAT, SOURCE, run_options
 
 if TYPE_CHECKING:
@@ -89,7 +89,7 @@ def _run(zygote: "Zygote", case: "Case", before: "tuple[Case, ...]", out: Path, 
     show(outcome.text(width()))
     print(f"  folder: {folder}")
     tell_result(
-        Checked(
+        CheckFacts(
             case=case.name,
             sglang=outcome.trace.header.engine.version,
             verdict=outcome.verdict,

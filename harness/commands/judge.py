@@ -10,7 +10,7 @@ from eagletwin.harness.core.run_spec import DEFAULT_RUN, RunSpec
 from eagletwin.harness.core.terminal import show, width
 
 from .as_json import tell_result, with_json
-from .result import Judged, RecordedFacts
+from .result import JudgeFacts, RecordedFacts
 from .run_options import JUDGING, run_options
 
 if TYPE_CHECKING:
@@ -48,7 +48,7 @@ def judge(
     verdict = judging(recorded, spec.without, spec.view)
     text = argue(recorded.header, verdict, again=spec.command("judge", trace), trace=recorded, columns=width())
     show(text)
-    tell_result(Judged(status=verdict.status, verdict=verdict, report=text))
+    tell_result(JudgeFacts(status=verdict.status, verdict=verdict, report=text))
     return exit_code_of(verdict.status)
 
 
@@ -57,7 +57,7 @@ def _tell_session(session: "JudgedServer", again: str) -> None:
         RecordedFacts(folder=str(one.folder), status=one.status, headline=one.headline, rounds=one.rounds, tokens=one.tokens)
         for one in session.looked
     ]
-    tell_result(Judged(status=session.status, requests=requests, report=session.report(width(), again)))
+    tell_result(JudgeFacts(status=session.status, requests=requests, report=session.report(width(), again)))
 
 
 def _server(folder: Path, spec: RunSpec) -> int:

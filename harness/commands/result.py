@@ -13,14 +13,14 @@ from eagletwin.harness.core.verdict import Verdict
 SCHEMA = 1
 
 
-class Result(Struct, kw_only=True, forbid_unknown_fields=True):
+class ResultFacts(Struct, kw_only=True, forbid_unknown_fields=True):
     """What every object has."""
 
     schema: Annotated[int, Meta(description="1")] = SCHEMA
     exit_code: Annotated[int, Meta(description="the exit code of the command")] = 0
 
 
-class Failure(Struct, kw_only=True, forbid_unknown_fields=True):
+class ErrorFacts(Struct, kw_only=True, forbid_unknown_fields=True):
     """An error as people read it on stderr."""
 
     cause: Annotated[str, Meta(description="what is wrong")]
@@ -28,19 +28,19 @@ class Failure(Struct, kw_only=True, forbid_unknown_fields=True):
     remedy: Annotated[str, Meta(description="what to do")]
 
 
-class Failed(Result, kw_only=True):
+class FailedFacts(ResultFacts, kw_only=True):
     """Any command that ends with an error."""
 
-    error: Annotated[Failure, Meta(description="`cause`, `consequence` and `remedy`, as on stderr")]
+    error: Annotated[ErrorFacts, Meta(description="`cause`, `consequence` and `remedy`, as on stderr")]
 
 
-class Said(Result, kw_only=True):
+class SaidFacts(ResultFacts, kw_only=True):
     """Any command that ends before it has a result, as where SGLang would not start."""
 
     said: Annotated[str, Meta(description="what people read")]
 
 
-class Checked(Result, kw_only=True):
+class CheckFacts(ResultFacts, kw_only=True):
     """A case that ran."""
 
     case: Annotated[str, Meta(description="its name")]
@@ -51,7 +51,7 @@ class Checked(Result, kw_only=True):
     known: Annotated[str, Meta(description="the ledger's bug that it may be")] = ""
 
 
-class Searched(Result, kw_only=True):
+class SearchFacts(ResultFacts, kw_only=True):
     """A search."""
 
     interrupted: Annotated[bool, Meta(description="whether it was ended before it was done")]
@@ -77,7 +77,7 @@ class ProofFacts(Struct, kw_only=True, forbid_unknown_fields=True):
     folders: list[str] = []
 
 
-class Proven(Result, kw_only=True):
+class ProveFacts(ResultFacts, kw_only=True):
     """Proofs."""
 
     proofs: Annotated[
@@ -93,7 +93,7 @@ class Proven(Result, kw_only=True):
     seconds: float
 
 
-class Bisected(Result, kw_only=True):
+class BisectFacts(ResultFacts, kw_only=True):
     """A bisection."""
 
     answer: Annotated[str, Meta(description="such as `FIXED WITH 0.5.13`")]
@@ -101,20 +101,20 @@ class Bisected(Result, kw_only=True):
     folder: Annotated[str, Meta(description="the run folder")]
 
 
-class Difference(Struct, kw_only=True, forbid_unknown_fields=True):
+class DifferenceFacts(Struct, kw_only=True, forbid_unknown_fields=True):
     where: str
     left: str
     right: str
 
 
-class Differing(Result, kw_only=True):
+class DiffFacts(ResultFacts, kw_only=True):
     """Two traces."""
 
     left: Annotated[str, Meta(description="what is left, and how its run ended")]
     right: str
     same: Annotated[bool, Meta(description="within the judge's bound")]
     compared: Annotated[int, Meta(description="tensors that both have")]
-    differences: Annotated[list[Difference], Meta(description="a list, in order of flow: `where`, `left`, `right`")]
+    differences: Annotated[list[DifferenceFacts], Meta(description="a list, in order of flow: `where`, `left`, `right`")]
 
 
 class RecordedFacts(Struct, kw_only=True, forbid_unknown_fields=True):
@@ -125,7 +125,7 @@ class RecordedFacts(Struct, kw_only=True, forbid_unknown_fields=True):
     tokens: int
 
 
-class Judged(Result, kw_only=True):
+class JudgeFacts(ResultFacts, kw_only=True):
     """A trace, or what a server recorded."""
 
     status: Annotated[str, Meta(description="`equal`, `diverged` or `unknown`")]
@@ -136,14 +136,14 @@ class Judged(Result, kw_only=True):
     report: Annotated[str, Meta(description="what people read")]
 
 
-class Written(Result, kw_only=True):
+class WrittenFacts(ResultFacts, kw_only=True):
     """What wrote files."""
 
     files: Annotated[dict[str, str], Meta(description="what each file or folder is, and its path")]
     said: Annotated[list[str], Meta(description="what else there is to say of it, a line each")] = []
 
 
-class Finding(Struct, kw_only=True, forbid_unknown_fields=True):
+class DoctorCheckFacts(Struct, kw_only=True, forbid_unknown_fields=True):
     what: str
     found: str
     good: bool
@@ -151,29 +151,30 @@ class Finding(Struct, kw_only=True, forbid_unknown_fields=True):
     remedy: str
 
 
-class Examined(Result, kw_only=True):
+class DoctorFacts(ResultFacts, kw_only=True):
     """What can run here."""
 
     checks: Annotated[
-        list[Finding], Meta(description="a list: `what`, `found`, `good`, `needed`: without it no CPU engine runs, `remedy`")
+        list[DoctorCheckFacts],
+        Meta(description="a list: `what`, `found`, `good`, `needed`: without it no CPU engine runs, `remedy`"),
     ]
 
 
-class Release(Struct, kw_only=True, forbid_unknown_fields=True):
+class ReleaseFacts(Struct, kw_only=True, forbid_unknown_fields=True):
     name: str
     here: bool
     paths: list[str] = []
 
 
-class Releases(Result, kw_only=True):
+class ReleasesFacts(ResultFacts, kw_only=True):
     """Releases."""
 
     releases: Annotated[
-        list[Release], Meta(description="a list: `name`, `here`: whether it is in the cache, `paths`: of a fetched one")
+        list[ReleaseFacts], Meta(description="a list: `name`, `here`: whether it is in the cache, `paths`: of a fetched one")
     ]
 
 
-class Campaign(Result, kw_only=True):
+class CampaignFacts(ResultFacts, kw_only=True):
     """A plan that was run on a GPU."""
 
     jobs: int
@@ -184,7 +185,7 @@ class Campaign(Result, kw_only=True):
     report: Annotated[str, Meta(description="what people read")]
 
 
-class Measured(Result, kw_only=True):
+class MeasuredFacts(ResultFacts, kw_only=True):
     """A measurement."""
 
     figures: Annotated[Any, Meta(description="what was measured, by name")]
@@ -192,29 +193,29 @@ class Measured(Result, kw_only=True):
 
 
 # What each command prints. The others print what they did before there was a schema, or are no commands with a result.
-SHAPES: dict[str, type[Result]] = {
-    "check": Checked,
-    "fuzz": Searched,
-    "prove": Proven,
-    "bisect": Bisected,
-    "diff": Differing,
-    "judge": Judged,
-    "report": Written,
-    "train": Written,
-    "doctor": Examined,
-    "releases list": Releases,
-    "releases fetch": Releases,
-    "releases table": Written,
-    "gpu bundle": Written,
-    "gpu plan": Written,
-    "gpu run": Campaign,
-    "gpu draws": Measured,
-    "bench rate": Measured,
-    "bench acceptance": Measured,
-    "bench first-token": Measured,
-    "bench speed": Measured,
-    "bench search": Measured,
-    "bench all": Measured,
+SHAPES: dict[str, type[ResultFacts]] = {
+    "check": CheckFacts,
+    "fuzz": SearchFacts,
+    "prove": ProveFacts,
+    "bisect": BisectFacts,
+    "diff": DiffFacts,
+    "judge": JudgeFacts,
+    "report": WrittenFacts,
+    "train": WrittenFacts,
+    "doctor": DoctorFacts,
+    "releases list": ReleasesFacts,
+    "releases fetch": ReleasesFacts,
+    "releases table": WrittenFacts,
+    "gpu bundle": WrittenFacts,
+    "gpu plan": WrittenFacts,
+    "gpu run": CampaignFacts,
+    "gpu draws": MeasuredFacts,
+    "bench rate": MeasuredFacts,
+    "bench acceptance": MeasuredFacts,
+    "bench first-token": MeasuredFacts,
+    "bench speed": MeasuredFacts,
+    "bench search": MeasuredFacts,
+    "bench all": MeasuredFacts,
 }
 OLDER = ("compare", "acceptance", "kernels", "ledger", "rules", "models")
 NO_RESULT = ("serve", "record")  # they become, or run, a server

@@ -12,7 +12,7 @@ from eagletwin.harness.deserved.train.settings import SIZES, Size
 
 from .as_json import tell_result, with_json
 from .options import let_threads_sleep, telling
-from .result import Written
+from .result import WrittenFacts
 
 
 @with_json
@@ -49,5 +49,5 @@ def train(
         found = cached_pair(settings, device, say) if folder is None else new_pair(settings, device, folder, say)
     for part in PARTS:
         print(f"{part:7} {found / part}")
-    tell_result(Written(files={part: str(found / part) for part in PARTS}))
+    tell_result(WrittenFacts(files={part: str(found / part) for part in PARTS}))
     return EXIT_EQUAL

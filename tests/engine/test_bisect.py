@@ -10,7 +10,7 @@ import pytest
 
 from eagletwin.harness.commands.bisect.measure import reduce_case
 from eagletwin.harness.commands.bisect.state import Subject
-from eagletwin.harness.commands.result import Bisected
+from eagletwin.harness.commands.result import BisectFacts
 from eagletwin.harness.core.patch import read_patch
 from eagletwin.harness.core.run_spec import RunSpec
 from eagletwin.harness.engines.host import Host
@@ -57,7 +57,7 @@ def test_over_releases_the_first_with_the_fix_is_named(tmp_path: Path) -> None:
         release(name)
     done = eagletwin("bisect", "25015", "--from", "0.5.10.post1", "--to", "0.5.12", "--json", cwd=tmp_path)
     assert done.returncode == 0, done
-    found = msgspec.json.decode(done.stdout, type=Bisected)
+    found = msgspec.json.decode(done.stdout, type=BisectFacts)
     assert (found.answer, found.exit_code) == ("FIXED WITH 0.5.12", 0)
     assert found.report.startswith("FIXED WITH 0.5.12  pr-25015: draft.positions at request a, round 0, draft.decode step 1\n")
     assert "0.5.11 shows it, and 0.5.12 no longer does: the first good release is 0.5.12." in found.report

@@ -7,9 +7,9 @@ from typing import TypeVar
 
 import msgspec
 
-from eagletwin.harness.commands.result import Checked, Proven, Result, Said, Searched
+from eagletwin.harness.commands.result import CheckFacts, ProveFacts, ResultFacts, SaidFacts, SearchFacts
 
-R = TypeVar("R", bound=Result)
+R = TypeVar("R", bound=ResultFacts)
 
 
 def printed(shape: type[R], *words: str, cwd: Path, code: int) -> R:
@@ -22,20 +22,20 @@ def printed(shape: type[R], *words: str, cwd: Path, code: int) -> R:
 
 
 def test_a_check_that_diverged(tmp_path: Path) -> None:
-    result = printed(Checked, "check", "26329", "--revert", "26329", cwd=tmp_path, code=1)
+    result = printed(CheckFacts, "check", "26329", "--revert", "26329", cwd=tmp_path, code=1)
     assert (result.verdict.status, result.verdict.rule) == ("diverged", "draft.input_ids")
     assert (tmp_path / result.folder / "verdict.json").is_file()
     assert result.again == "eagletwin check 26329 --revert 26329"
 
 
 def test_a_proof(tmp_path: Path) -> None:
-    result = printed(Proven, "prove", "25015", cwd=tmp_path, code=0)
+    result = printed(ProveFacts, "prove", "25015", cwd=tmp_path, code=0)
     [proof] = result.proofs
     assert (proof.holds, proof.green, proof.red) == (True, "equal", "diverged draft.positions")
 
 
 def test_a_search(tmp_path: Path) -> None:
-    result = printed(Searched, "fuzz", "--cases", "1", "--topk", "1", cwd=tmp_path, code=0)
+    result = printed(SearchFacts, "fuzz", "--cases", "1", "--topk", "1", cwd=tmp_path, code=0)
     assert (result.summary["tally"]["cases"], result.interrupted) == (1, False)
 
 
@@ -43,5 +43,5 @@ def test_an_sglang_that_cannot_be_imported(tmp_path: Path) -> None:
     file = tmp_path / "tree" / "sglang" / "__init__.py"
     file.parent.mkdir(parents=True)
     file.write_text("def (:\n")
-    result = printed(Said, "check", "25015", "--sglang", "tree", cwd=tmp_path, code=125)
+    result = printed(SaidFacts, "check", "25015", "--sglang", "tree", cwd=tmp_path, code=125)
     assert result.said.startswith("UNKNOWN  pr-25015\n\n  SGLang cannot be imported: SyntaxError")

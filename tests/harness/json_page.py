@@ -7,7 +7,7 @@ from typing import Annotated, Any, get_args, get_origin, get_type_hints
 from msgspec import Meta, Struct
 from msgspec.structs import fields
 
-from eagletwin.harness.commands.result import NO_RESULT, OLDER, SHAPES, Failed, Result, Said
+from eagletwin.harness.commands.result import NO_RESULT, OLDER, SHAPES, FailedFacts, ResultFacts, SaidFacts
 
 PAGE = Path(__file__).parents[2] / "docs/reference/json.md"
 TYPES = {str: "string", int: "integer", float: "number", bool: "true or false", dict: "object", list: "list", NoneType: "null"}
@@ -40,16 +40,16 @@ def page() -> str:
         "|---|---|",
         *(f"| `{name}` | [{shape.__name__}](#{shape.__name__.lower()}) |" for name, shape in SHAPES.items()),
         *(f"| `{name}` | {ELSEWHERE[name]} |" for name in OLDER),
-        f"| any, that ends with an error | [{Failed.__name__}](#failed) |",
-        f"| any, that ends before it has a result | [{Said.__name__}](#said) |",
+        f"| any, that ends with an error | [{FailedFacts.__name__}](#failedfacts) |",
+        f"| any, that ends before it has a result | [{SaidFacts.__name__}](#saidfacts) |",
         "",
     ]
-    for shape in dict.fromkeys([*SHAPES.values(), Failed, Said]):
+    for shape in dict.fromkeys([*SHAPES.values(), FailedFacts, SaidFacts]):
         lines += [f"## {shape.__name__}", "", (shape.__doc__ or "").strip(), "", *_table(shape), ""]
     return "\n".join(lines).rstrip() + "\n"
 
 
-def _table(shape: type[Result]) -> list[str]:
+def _table(shape: type[ResultFacts]) -> list[str]:
     hints = get_type_hints(shape, include_extras=True)
     rows = [f"| `{one.name}` | {_type(hints[one.name])} | {_meaning(hints[one.name])} |" for one in fields(shape)]
     return ["| field | type | what |", "|---|---|---|", *rows]

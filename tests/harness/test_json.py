@@ -9,7 +9,7 @@ import pytest
 
 from eagletwin.harness.cli.main import command_tree, main
 from eagletwin.harness.commands.as_json import tell_result, with_json
-from eagletwin.harness.commands.result import NO_RESULT, OLDER, SHAPES, Failed, Said, Written
+from eagletwin.harness.commands.result import NO_RESULT, OLDER, SHAPES, FailedFacts, SaidFacts, WrittenFacts
 from eagletwin.harness.core.errors import AlreadyReported
 from eagletwin.harness.core.trace import write_trace
 
@@ -39,7 +39,7 @@ def test_the_page_is_made_of_the_classes() -> None:
 
 
 def test_a_schema_says_what_each_field_is_of() -> None:
-    schema = msgspec.json.schema(SHAPES["prove"])["$defs"]["Proven"]
+    schema = msgspec.json.schema(SHAPES["prove"])["$defs"]["ProveFacts"]
     assert {"schema", "exit_code", "proofs", "not_reached"} <= schema["properties"].keys()
     assert schema["additionalProperties"] is False
 
@@ -62,7 +62,7 @@ def test_a_usage_error_is_an_object(
     monkeypatch.chdir(tmp_path)
     assert entered(monkeypatch, *WRONG[what], "--json") == 128
     out, err = capsys.readouterr()
-    failed = msgspec.json.decode(out, type=Failed)
+    failed = msgspec.json.decode(out, type=FailedFacts)
     assert failed.exit_code == 128
     assert err.startswith(f"error: {failed.error.cause}\n  so:  ")
 
@@ -110,7 +110,7 @@ def test_a_command_that_ends_without_a_result_says_why(capsys: pytest.CaptureFix
 
     assert early(as_json=True) == 125
     out, err = capsys.readouterr()
-    said = msgspec.json.decode(out, type=Said)
+    said = msgspec.json.decode(out, type=SaidFacts)
     assert (said.exit_code, said.said) == (125, "UNKNOWN  it would not start")
     assert err == "UNKNOWN  it would not start\n"
     assert early() == 125
@@ -120,10 +120,10 @@ def test_a_command_that_ends_without_a_result_says_why(capsys: pytest.CaptureFix
 def test_an_interrupted_command_prints_what_it_has(capsys: pytest.CaptureFixture[str]) -> None:
     @with_json
     def interrupted() -> int:
-        tell_result(Written(files={"page": "p"}))
+        tell_result(WrittenFacts(files={"page": "p"}))
         raise AlreadyReported(130)
 
     with pytest.raises(AlreadyReported):
         interrupted(as_json=True)
-    result = msgspec.json.decode(capsys.readouterr().out, type=Written)
+    result = msgspec.json.decode(capsys.readouterr().out, type=WrittenFacts)
     assert (result.exit_code, result.files) == (130, {"page": "p"})

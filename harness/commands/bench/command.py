@@ -12,7 +12,7 @@ from eagletwin.harness.core.progress import each, progress
 
 from ..as_json import tell_result, with_json
 from ..options import Sglang, let_threads_sleep, telling
-from ..result import Measured
+from ..result import MeasuredFacts
 
 if TYPE_CHECKING:
     from .record import BenchRecord
@@ -39,7 +39,7 @@ def bench_rate(
     found = rate(seconds, topk, resolve(sglang), model)
     print(f"{found.cases} cases in {found.seconds:.1f} s, run, traced and judged")
     print(f"{found.per_second:.2f} cases/s/core")
-    tell_result(Measured(figures={"cases": found.cases, "seconds": found.seconds, "per_second": found.per_second}))
+    tell_result(MeasuredFacts(figures={"cases": found.cases, "seconds": found.seconds, "per_second": found.per_second}))
     return EXIT_EQUAL
 
 
@@ -153,7 +153,7 @@ def _say(figures: object, lines: list[str]) -> None:
     """What was measured: as text, and for --json."""
     text = "\n".join(lines)
     print(text)
-    tell_result(Measured(figures=figures, report=text))
+    tell_result(MeasuredFacts(figures=figures, report=text))
 
 
 def _so_far(folder: Path | None) -> "BenchRecord":

@@ -20,7 +20,7 @@ from eagletwin.harness.core.verdict import DECLARED_VIEW
 
 from ..as_json import tell_result, with_json
 from ..options import DEFAULT_RUNS, Runs, tell
-from ..result import Bisected
+from ..result import BisectFacts
 from ..run_options import CHANGES, JUDGING, KERNELS, LIMITS, SOURCE, run_options
 from .typed import CaseName, Features, Git, RuleName, Since, Until
 
@@ -220,7 +220,7 @@ def _end(run: "BisectionFolder", report: Callable[..., str], answered: bool) -> 
 
 
 def _tell(report: str, folder: Path) -> None:
-    tell_result(Bisected(answer=report.partition("  ")[0].strip(), report=report, folder=str(folder)))
+    tell_result(BisectFacts(answer=report.partition("  ")[0].strip(), report=report, folder=str(folder)))
 
 
 def _range(known: tuple[str, ...], since: str, until: str) -> tuple[str, ...]:

@@ -10,7 +10,7 @@ from eagletwin.harness.core.terminal import show, width
 
 from ..as_json import print_object
 from ..options import DEFAULT_RUNS, Runs, tell
-from ..result import Said
+from ..result import SaidFacts
 from ..run_options import HOW, LIMITS, run_options
 from .typed import (
     CASES,
@@ -62,7 +62,7 @@ def compare(
         said = "\n".join(unreached_text(entry, spec.mode) for entry in beyond)
         (tell if markdown or as_json else print)(said)
         if as_json:
-            print_object(Said(exit_code=EXIT_UNKNOWN, said=said))
+            print_object(SaidFacts(exit_code=EXIT_UNKNOWN, said=said))
         return EXIT_UNKNOWN
     given = ("--cases", cases, CASES), ("--seed", seed, 0), ("--minutes", exact(minutes), exact(MINUTES))
     own = unusual((*given, ("--shrink-minutes", exact(shrink_minutes), exact(SHRINK_MINUTES))))

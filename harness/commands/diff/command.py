@@ -14,7 +14,7 @@ from eagletwin.harness.core.terminal import show
 
 from ..as_json import tell_result, with_json
 from ..options import DEFAULT_RUNS, Runs, tell
-from ..result import Difference, Differing
+from ..result import DifferenceFacts, DiffFacts
 from ..run_options import HOW, LIMITS, run_options
 
 if TYPE_CHECKING:
@@ -66,8 +66,8 @@ def diff(
     changes = _changes(traces, lines)
     if changes:
         print(changes)
-    differences = [Difference(where=one.where, left=one.left, right=one.right) for one in result.differences]
-    tell_result(Differing(left=sides[0], right=sides[1], same=result.same, compared=result.compared, differences=differences))
+    differences = [DifferenceFacts(where=one.where, left=one.left, right=one.right) for one in result.differences]
+    tell_result(DiffFacts(left=sides[0], right=sides[1], same=result.same, compared=result.compared, differences=differences))
     return _exit_code(result, traces)
 
 

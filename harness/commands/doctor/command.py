@@ -5,7 +5,7 @@ from dataclasses import asdict
 from eagletwin.harness.core.errors import EXIT_EQUAL, EXIT_UNKNOWN
 
 from ..as_json import tell_result, with_json
-from ..result import Examined, Finding
+from ..result import DoctorCheckFacts, DoctorFacts
 
 
 @with_json
@@ -16,5 +16,5 @@ def doctor() -> int:
 
     checks = examine()
     doctor_table(checks)
-    tell_result(Examined(checks=[Finding(**asdict(check)) for check in checks]))
+    tell_result(DoctorFacts(checks=[DoctorCheckFacts(**asdict(check)) for check in checks]))
     return EXIT_EQUAL if all(check.good or not check.needed for check in checks) else EXIT_UNKNOWN

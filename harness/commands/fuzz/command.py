@@ -11,7 +11,7 @@ from eagletwin.harness.core.terminal import show, width
 
 from ..as_json import tell_result, with_json
 from ..options import DEFAULT_RUNS, Runs, tell
-from ..result import Searched
+from ..result import SearchFacts
 from ..run_options import CHANGES, HOW, JUDGING, LIMITS, SOURCE, run_options
 from .typed import (
     MAX_CASES,
@@ -126,7 +126,7 @@ def search(options: "SearchOptions") -> int:
         except OSError as error:
             summary = _keep_elsewhere(folder, looking, found, error)
         show(tally_text(looking, found, width(), interrupted=interrupted))
-        tell_result(Searched(interrupted=interrupted, folder=str(folder), summary=summary))
+        tell_result(SearchFacts(interrupted=interrupted, folder=str(folder), summary=summary))
     return _exit_code(looking, found)
 
 

@@ -11,7 +11,7 @@ from eagletwin.harness.core.words import count
 
 from ..as_json import tell_result, with_json
 from ..options import AttentionBackend, DataType, Ranks
-from ..result import Measured, Written
+from ..result import MeasuredFacts, WrittenFacts
 from .typed import Cases, Entries, File, Groups, OfModel, OnRelease, Planted, Rate, Samples, Seed, Sizes
 
 if TYPE_CHECKING:
@@ -36,7 +36,7 @@ def gpu_bundle(
         files = list(bundle(folder, Path(__file__).resolve().parents[3], sglang))
     for file in files:
         print(f"{file.stat().st_size / 1e6:8.1f} MB  {file}")
-    tell_result(Written(files={file.name: str(file) for file in files}))
+    tell_result(WrittenFacts(files={file.name: str(file) for file in files}))
     return EXIT_EQUAL
 
 
@@ -102,7 +102,7 @@ def gpu_plan(
         print(f"left out: {why}")
     size = f"{count(len(jobs), 'job')}, {count(sum(len(job.cases) for job in jobs), 'case')}"
     print(f"{size}: {file}")
-    tell_result(Written(files={"plan": str(file)}, said=[size, *(f"left out: {why}" for why in others)]))
+    tell_result(WrittenFacts(files={"plan": str(file)}, said=[size, *(f"left out: {why}" for why in others)]))
     return EXIT_EQUAL
 
 
@@ -214,5 +214,5 @@ def gpu_draws(
         print("\n".join(lines(result)), flush=True)
         results.append(result)
         agree, enough = agree and result.agrees, enough and result.tells
-    tell_result(Measured(figures=results))
+    tell_result(MeasuredFacts(figures=results))
     return EXIT_DIVERGED if not agree else EXIT_EQUAL if enough else EXIT_UNKNOWN

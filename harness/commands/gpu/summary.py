@@ -4,7 +4,7 @@ from collections import Counter
 from pathlib import Path
 
 from ..diff.precision_gap import Apart, apart_text
-from ..result import Campaign
+from ..result import CampaignFacts
 from .batches import table
 from .blocks import reached, written
 from .jobs import JobResult
@@ -39,9 +39,9 @@ class CampaignSummary:
         again = "".join(f", {comparison}" for comparison in comparisons(done))
         return f"{done.name}: {dict(said)}{again} {done.error} ({done.start:.0f} s, {done.seconds:.0f} s)"
 
-    def result(self, seconds: float, out: Path, report: str) -> Campaign:
+    def result(self, seconds: float, out: Path, report: str) -> CampaignFacts:
         """All of it as --json has it."""
-        return Campaign(
+        return CampaignFacts(
             jobs=len(self._done),
             cases=self._cases,
             statuses=dict(self._statuses),

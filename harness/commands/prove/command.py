@@ -19,7 +19,7 @@ from eagletwin.harness.core.words import count
 
 from ..as_json import tell_result, with_json
 from ..options import DEFAULT_RUNS, ENGINE, Runs, tell
-from ..result import Proven
+from ..result import ProveFacts
 from ..run_options import HOW, LIMITS, SOURCE, run_options
 
 if TYPE_CHECKING:
@@ -89,7 +89,7 @@ def _prove(chosen: "Sequence[Entry]", others: "Sequence[Entry]", out: Path, spec
     seconds = time.monotonic() - begun
     print(f"{sum(proof.holds for proof in proofs)} of {len(proofs)} proven in {seconds:.1f} s")
     facts = [proof_facts(proof) for proof in proofs]
-    tell_result(Proven(proofs=facts, not_reached=[entry.id for entry in others], seconds=round(seconds, 3)))
+    tell_result(ProveFacts(proofs=facts, not_reached=[entry.id for entry in others], seconds=round(seconds, 3)))
     if others:
         print(f"not reached in this mode, and so not run: {', '.join(entry.id for entry in others)}")
     return proving.worst([proof.exit_code for proof in proofs])
@@ -128,7 +128,7 @@ def _prove_on_wheels(entries: list[str], out: Path, spec: RunSpec) -> int:
     wheel_proof_table(proofs)
     seconds = time.monotonic() - begun
     print(f"{sum(proof.holds for proof in proofs)} of {len(proofs)} proven in {seconds:.1f} s")
-    tell_result(Proven(proofs=[wheel_facts(proof) for proof in proofs], not_reached=live, seconds=round(seconds, 3)))
+    tell_result(ProveFacts(proofs=[wheel_facts(proof) for proof in proofs], not_reached=live, seconds=round(seconds, 3)))
     if live:
         print(f"not proven on releases, since none has a fix: {', '.join(live)}")
     named = live and "all" not in entries

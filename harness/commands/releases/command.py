@@ -12,7 +12,7 @@ from eagletwin.harness.core.words import count
 
 from ..as_json import tell_result, with_json
 from ..options import telling
-from ..result import Release, Releases, Written
+from ..result import ReleaseFacts, ReleasesFacts, WrittenFacts
 
 releases = typer.Typer(add_completion=False, help="The published releases of SGLang, and the ledger on each of them.")
 
@@ -27,7 +27,7 @@ def releases_list() -> int:
     there = here()
     for name in known():
         print(f"{name:14} {'here' if name in there else 'to be fetched'}")
-    tell_result(Releases(releases=[Release(name=name, here=name in there) for name in known()]))
+    tell_result(ReleasesFacts(releases=[ReleaseFacts(name=name, here=name in there) for name in known()]))
     return EXIT_EQUAL
 
 
@@ -42,9 +42,9 @@ def releases_fetch(
     fetched = []
     for name in each(chosen(names), "releases", str):
         paths = [str(path) for path in resolve(name).paths]
-        fetched.append(Release(name=name, here=True, paths=paths))
+        fetched.append(ReleaseFacts(name=name, here=True, paths=paths))
         print(f"{name:14} {', '.join(paths) or 'installed'}", flush=True)
-    tell_result(Releases(releases=fetched))
+    tell_result(ReleasesFacts(releases=fetched))
     return EXIT_EQUAL
 
 
@@ -95,7 +95,7 @@ def releases_table(
     if holes:
         print(f"not measured: {count(len(holes), 'cell')}, such as {holes[0]}")
     tell_result(
-        Written(
+        WrittenFacts(
             files={"page": str(write / PAGE), "measurements": str(write / FOLDER)},
             said=[f"not measured: {hole}" for hole in holes],
         )
