@@ -1,6 +1,11 @@
-"""A list of generated cases, for what runs a fixed number of them: campaigns and comparisons. Searches draw as they go."""
+"""A list of generated cases, for what runs a fixed number of them: campaigns and comparisons. Searches draw as they go.
 
+One of the list can be made smaller later: Hypothesis draws the same list again, and shrinks from there.
+"""
+
+import contextlib
 import warnings
+from collections.abc import Callable, Iterator
 
 import hypothesis
 from hypothesis import HealthCheck, Phase, settings
@@ -13,20 +18,64 @@ from .profiles import draw_from_seeds_alone
 
 def drawn(strategy: SearchStrategy[Case], count: int, seed: int) -> list[Case]:
     """`count` different cases, the same for the same seed."""
-    draw_from_seeds_alone()
     found: list[Case] = []
 
     @hypothesis.seed(seed)
-    @settings(
-        max_examples=2 * count, phases=(Phase.generate,), database=None, deadline=None, suppress_health_check=list(HealthCheck)
-    )
+    @_settings(count, Phase.generate)
     @hypothesis.given(strategy)
     def draw(case: Case) -> None:
         if case not in found:
             found.append(case)
 
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", hypothesis.errors.HypothesisWarning)
+    with _from_the_seed_alone():
         draw()
     # Hypothesis begins with the simplest; these are spread over all that it drew
     return found[:: max(1, len(found) // count)][:count]
+
+
+class _Shown(Exception):
+    """The case shows it."""
+
+
+def shrink(
+    strategy: SearchStrategy[Case], count: int, seed: int, begins: Callable[[Case], bool], shows: Callable[[Case], bool]
+) -> None:
+    """Draw `drawn(strategy, count, seed)` again up to the case with which it `begins`, which shows something, and ask of
+    smaller cases whether each `shows` it too.
+
+    To end it early, `shows` raises a BaseException: Hypothesis takes an Exception for a case that shows it.
+    """
+    begun = False
+
+    @hypothesis.seed(seed)
+    @_settings(count, Phase.generate, Phase.shrink)
+    @hypothesis.given(strategy)
+    def look(case: Case) -> None:
+        nonlocal begun
+        shown = begins(case) or (begun and shows(case))  # the first counts without being asked for again
+        begun = begun or shown
+        if shown:
+            raise _Shown  # in one place: Hypothesis tells failures apart by where they were raised
+
+    with _from_the_seed_alone(), contextlib.suppress(_Shown):
+        look()
+
+
+def _settings(count: int, *phases: Phase) -> settings:
+    return settings(
+        max_examples=2 * count,
+        phases=phases,
+        database=None,
+        deadline=None,
+        report_multiple_bugs=False,
+        print_blob=False,
+        suppress_health_check=list(HealthCheck),
+    )
+
+
+@contextlib.contextmanager
+def _from_the_seed_alone() -> Iterator[None]:
+    draw_from_seeds_alone()
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", hypothesis.errors.HypothesisWarning)
+        yield

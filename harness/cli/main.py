@@ -13,6 +13,7 @@ from typing import Annotated, Any
 import typer
 
 from eagletwin.harness.commands.acceptance.command import acceptance
+from eagletwin.harness.commands.as_json import print_error
 from eagletwin.harness.commands.bench.command import bench
 from eagletwin.harness.commands.bisect.command import bisect
 from eagletwin.harness.commands.check import check
@@ -33,7 +34,7 @@ from eagletwin.harness.commands.report import report
 from eagletwin.harness.commands.rules import rules
 from eagletwin.harness.commands.serve import serve
 from eagletwin.harness.commands.train import train
-from eagletwin.harness.core.errors import EXIT_EQUAL, EXIT_USAGE, InputError
+from eagletwin.harness.core.errors import EXIT_EQUAL, InputError
 from eagletwin.harness.core.exits import guarded
 from eagletwin.harness.core.terminal import bound_columns
 
@@ -121,14 +122,25 @@ def must_be_given_once(arguments: Sequence[str]) -> None:
 
 def typed(arguments: Sequence[str] | None = None) -> object:
     """Run the command that was typed: what it returns, which is its exit code. Help and the version end in 0."""
-    must_be_given_once(sys.argv[1:] if arguments is None else arguments)
+    words = list(sys.argv[1:] if arguments is None else arguments)
+    own = words[: words.index("--")] if "--" in words else words
     try:
-        return command_tree()(arguments, standalone_mode=False)
+        return _run(words)
+    except BaseException as error:
+        if "--json" in own:  # stdout then holds JSON whatever happens; what a person reads is printed by guarded()
+            print_error(error)
+        raise
+
+
+def _run(words: list[str]) -> object:
+    must_be_given_once(words)
+    try:
+        return command_tree()(words, standalone_mode=False)
     except typer.Exit as stop:
         return stop.exit_code
     except typer.TyperException as error:
-        print(f"error: {error.format_message()}", file=sys.stderr)
-        print("  so:  nothing was run\n  try: eagletwin --help, or --help after a command", file=sys.stderr)
-        return EXIT_USAGE
+        raise InputError(
+            error.format_message(), consequence="nothing was run", remedy="eagletwin --help, or --help after a command"
+        ) from error
     except typer.Abort as error:
         raise KeyboardInterrupt from error

@@ -12,7 +12,9 @@ from eagletwin.harness.core.errors import EXIT_UNKNOWN, InputError, exit_code_of
 from eagletwin.harness.core.run_spec import RunSpec
 from eagletwin.harness.core.terminal import show, width
 
+from .as_json import tell_result, with_json
 from .options import DEFAULT_RUNS, ENGINE, Runs
+from .result import CheckFacts
 from .run_options import CHANGES, HOW, JUDGING, LIMITS, REPEAT, SOURCE, run_options
 
 if TYPE_CHECKING:
@@ -20,6 +22,7 @@ if TYPE_CHECKING:
     from eagletwin.harness.engines.start import Zygote
 
 
+@with_json
 @run_options(CHANGES, JUDGING, REPEAT, SOURCE, HOW, LIMITS)
 def check(
     case: Annotated[str, typer.Argument(help="A case file (JSON), or the id of a ledger entry such as 25015.")],
@@ -85,4 +88,14 @@ def _run(zygote: "Zygote", case: "Case", before: "tuple[Case, ...]", out: Path, 
     write_run(outcome)
     show(outcome.text(width()))
     print(f"  folder: {folder}")
+    tell_result(
+        CheckFacts(
+            case=case.name,
+            sglang=outcome.trace.header.engine.version,
+            verdict=outcome.verdict,
+            folder=str(folder),
+            again=outcome.again or again,
+            known=outcome.known,
+        )
+    )
     return exit_code_of(outcome.verdict.status)

@@ -1,7 +1,7 @@
 """`eagletwin judge TRACE`: judge a recorded trace again, or what a server recorded, without SGLang."""
 
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -9,9 +9,15 @@ from eagletwin.harness.core.errors import InputError, exit_code_of
 from eagletwin.harness.core.run_spec import DEFAULT_RUN, RunSpec
 from eagletwin.harness.core.terminal import show, width
 
+from .as_json import tell_result, with_json
+from .result import JudgeFacts, RecordedFacts
 from .run_options import JUDGING, run_options
 
+if TYPE_CHECKING:
+    from eagletwin.harness.check.recordings import JudgedServer
 
+
+@with_json
 @run_options(JUDGING)
 def judge(
     trace: Annotated[
@@ -40,8 +46,18 @@ def judge(
 
     recorded = strangers_trace(trace)
     verdict = judging(recorded, spec.without, spec.view)
-    show(argue(recorded.header, verdict, again=spec.command("judge", trace), trace=recorded, columns=width()))
+    text = argue(recorded.header, verdict, again=spec.command("judge", trace), trace=recorded, columns=width())
+    show(text)
+    tell_result(JudgeFacts(status=verdict.status, verdict=verdict, report=text))
     return exit_code_of(verdict.status)
+
+
+def _tell_session(session: "JudgedServer", again: str) -> None:
+    requests = [
+        RecordedFacts(folder=str(one.folder), status=one.status, headline=one.headline, rounds=one.rounds, tokens=one.tokens)
+        for one in session.looked
+    ]
+    tell_result(JudgeFacts(status=session.status, requests=requests, report=session.report(width(), again)))
 
 
 def _server(folder: Path, spec: RunSpec) -> int:
@@ -61,6 +77,7 @@ def _server(folder: Path, spec: RunSpec) -> int:
     session = recordings.judged(folder, spec.without)
     again = spec.command("judge", folder)
     show(session.report(width(), again))
+    _tell_session(session, again)
     written = write_page(folder, lambda: session_page(session, folder, again, session.report(WIDTH, again)))
     if written is not None:
         print(f"  page: {written}")

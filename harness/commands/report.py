@@ -9,11 +9,15 @@ import typer
 
 from eagletwin.harness.core.errors import EXIT_EQUAL, EXIT_HARNESS, InputError
 
+from .as_json import tell_result, with_json
+from .result import WrittenFacts
+
 if TYPE_CHECKING:
     from eagletwin.harness.core.verdict import Verdict
     from eagletwin.harness.page.model import Page
 
 
+@with_json
 def report(
     folder: Annotated[
         Path,
@@ -43,6 +47,7 @@ def report(
     if written is None:
         return EXIT_HARNESS
     print(written)
+    tell_result(WrittenFacts(files={"page": str(written)}))
     return EXIT_EQUAL
 
 

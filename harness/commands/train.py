@@ -7,11 +7,15 @@ from typing import Annotated, Literal
 import typer
 
 from eagletwin.harness.core.errors import EXIT_EQUAL
+from eagletwin.harness.core.progress import progress
 from eagletwin.harness.deserved.train.settings import SIZES, Size
 
-from .options import let_threads_sleep, tell
+from .as_json import tell_result, with_json
+from .options import let_threads_sleep, telling
+from .result import WrittenFacts
 
 
+@with_json
 def train(
     folder: Annotated[
         Path | None,
@@ -40,7 +44,10 @@ def train(
     from eagletwin.harness.deserved.train.pair import PARTS
 
     settings = replace(SIZES[size], seed=seed)
-    found = cached_pair(settings, device, tell) if folder is None else new_pair(settings, device, folder, tell)
+    with progress("reports of the training") as line:
+        say = telling(line)
+        found = cached_pair(settings, device, say) if folder is None else new_pair(settings, device, folder, say)
     for part in PARTS:
         print(f"{part:7} {found / part}")
+    tell_result(WrittenFacts(files={part: str(found / part) for part in PARTS}))
     return EXIT_EQUAL

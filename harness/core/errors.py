@@ -33,7 +33,7 @@ class EagletwinError(Exception):
 
     def __init__(self, cause: str, *, consequence: str, remedy: str) -> None:
         super().__init__(f"{cause}\n  so:  {consequence}\n  try: {remedy}")
-        self.cause = cause
+        self.cause, self.consequence, self.remedy = cause, consequence, remedy
 
 
 class AlreadyReported(Exception):

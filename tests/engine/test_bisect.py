@@ -5,10 +5,12 @@ import subprocess
 import sys
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from eagletwin.harness.commands.bisect.measure import reduce_case
 from eagletwin.harness.commands.bisect.state import Subject
+from eagletwin.harness.commands.result import BisectFacts
 from eagletwin.harness.core.patch import read_patch
 from eagletwin.harness.core.run_spec import RunSpec
 from eagletwin.harness.engines.host import Host
@@ -53,11 +55,14 @@ def test_a_fault_that_needs_pages_and_two_requests_is_said_to_need_exactly_these
 def test_over_releases_the_first_with_the_fix_is_named(tmp_path: Path) -> None:
     for name in ("0.5.10.post1", "0.5.11", "0.5.12"):
         release(name)
-    done = eagletwin("bisect", "25015", "--from", "0.5.10.post1", "--to", "0.5.12", cwd=tmp_path)
+    done = eagletwin("bisect", "25015", "--from", "0.5.10.post1", "--to", "0.5.12", "--json", cwd=tmp_path)
     assert done.returncode == 0, done
-    assert done.stdout.startswith("FIXED WITH 0.5.12  pr-25015: draft.positions at request a, round 0, draft.decode step 1\n")
-    assert "0.5.11 shows it, and 0.5.12 no longer does: the first good release is 0.5.12." in done.stdout
-    assert "3 of 3 releases looked at, the case run 9 times" in done.stdout
+    found = msgspec.json.decode(done.stdout, type=BisectFacts)
+    assert (found.answer, found.exit_code) == ("FIXED WITH 0.5.12", 0)
+    assert found.report.startswith("FIXED WITH 0.5.12  pr-25015: draft.positions at request a, round 0, draft.decode step 1\n")
+    assert "0.5.11 shows it, and 0.5.12 no longer does: the first good release is 0.5.12." in found.report
+    assert "3 of 3 releases looked at, the case run 9 times" in found.report
+    assert "\nFIXED WITH 0.5.12  pr-25015" in done.stderr  # what people read
 
 
 def test_git_bisect_over_the_trees_of_releases_says_the_same_and_skips_what_does_not_import(tmp_path: Path) -> None:

@@ -32,18 +32,38 @@ def test_a_fix_that_is_undone_is_newly_broken_and_can_be_seen_again(undone: Path
     release = installed("sglang")
     done = compare(release, undone, "--cases", "1", "--ledger", "26329", cwd=tmp_path)
     assert done.returncode == 1, done
-    assert " NEWLY BROKEN  HEAD " in done.stdout
-    assert "26329: HEAD: draft.input_ids at draft.extend, round 0, row 1: 89 instead of" in done.stdout
-    assert f"again:  eagletwin check 26329 --sglang {undone}\n" in done.stdout
-    assert f"HEAD: Run: {UNDONE_NAME}" in " ".join(done.stdout.split())
+    assert done.stdout.startswith("1 NEWLY BROKEN  HEAD ")
+    said = " ".join(done.stdout.split())
+    assert "draft.input_ids (draft.extend), 2 cases: chain-1, 26329 HEAD: draft.input_ids at draft.extend, round 0, row" in said
+    assert f"Changed functions that each of the cases runs: {UNDONE_NAME}." in said
+    assert f"HEAD: Run: {UNDONE_NAME}" in said
     assert done.stderr == ""  # progress is for a terminal
     kept = tmp_path / "eagletwin-runs" / "compare"
-    assert json.loads((kept / "comparison.json").read_text())["exit_code"] == 1
-    folder = kept / "broken-26329"
+    facts = json.loads((kept / "comparison.json").read_text())
+    assert facts["exit_code"] == 1
+    folder = kept / "broken-chain-1"
     for name in ("case.json", "trace.json", "verdict.json", "repro.py", "report.html", "sglang.patch", "replay-2"):
         assert (folder / name).exists(), name
-    again = subprocess.run([sys.executable, "-P", folder / "repro.py"], cwd=tmp_path, capture_output=True, check=False)
+    example = facts["broken"][0]["example"]
+    assert Path(example["folder"]) == (folder / "minimal").relative_to(tmp_path)
+    assert f"again:  {example['again']}\n" in done.stdout
+    again = subprocess.run(
+        [sys.executable, "-P", folder / "minimal" / "repro.py"], cwd=tmp_path, capture_output=True, check=False
+    )
     assert again.returncode == 1, again
+
+
+def test_one_case_of_what_is_newly_broken_is_made_smaller(undone: Path, tmp_path: Path) -> None:
+    words = ("--cases", "1", "--ledger", "none", "--shrink-minutes", "0.05", "--json")
+    done = compare(installed("sglang"), undone, *words, cwd=tmp_path)
+    assert done.returncode == 1, done
+    [broken] = json.loads(done.stdout)["broken"]
+    assert (broken["rule"], broken["cases"], broken["example"]["looks"] > 0) == ("draft.input_ids", ["chain-1"], True)
+    first = tmp_path / "eagletwin-runs" / "compare" / "broken-chain-1"
+    found, small = (json.loads((folder / "case.json").read_text()) for folder in (first, first / "minimal"))
+    assert len(json.dumps(small)) < len(json.dumps(found))
+    verdict = json.loads((first / "minimal" / "verdict.json").read_text())
+    assert (verdict["status"], verdict["first"]["rule"]) == ("diverged", "draft.input_ids")
 
 
 def test_the_other_way_round_it_is_newly_fixed(undone: Path, tmp_path: Path) -> None:

@@ -4,6 +4,7 @@ import json
 from pathlib import Path
 
 import pytest
+from msgspec.structs import replace
 
 from eagletwin.cases.regressions import LEDGER
 from eagletwin.harness.check.trials import Trial
@@ -14,6 +15,8 @@ from eagletwin.harness.commands.compare.markdown import code, markdown_of, plain
 from eagletwin.harness.commands.compare.questions import Question, asked_of_ledger, entries_named, generated
 from eagletwin.harness.commands.compare.report import Comparing, facts_of, text_of
 from eagletwin.harness.commands.compare.sides import said_by
+from eagletwin.harness.commands.compare.smallest import Example
+from eagletwin.harness.core.case import Case
 from eagletwin.harness.core.differs import Changes, Differs
 from eagletwin.harness.core.errors import InputError
 from eagletwin.harness.core.mode import CPU
@@ -209,12 +212,63 @@ def test_a_report_for_a_terminal_names_each_case_and_what_to_type() -> None:
     broken = answered(EQUAL, WRONG, again="eagletwin check 25015 --sglang pr", folder=Path("runs/broken-one"))
     text = text_of(comparing([broken, answered(OTHER, OTHER, known="8409")], left=4, unreached=("context-end-reads",)), 80)
     assert text.startswith("1 NEWLY BROKEN  HEAD ")
-    assert "    one: HEAD: wrong.\n      again:  eagletwin check 25015 --sglang pr\n      folder: runs/broken-one\n" in text
+    assert "    draft.positions (draft.decode), 1 case: one\n      HEAD: wrong.\n" in text
+    assert "      again:  eagletwin check 25015 --sglang pr\n      folder: runs/broken-one\n" in text
     assert "    one: other. Known: 8409." in text
     said = " ".join(text.split())
     assert "4 more did not run" in said
     assert "Not reached in this mode: context-end-reads." in said
     assert text_of(comparing([AS_BEFORE], interrupted=True), 80).startswith("INTERRUPTED, NOTHING NEWLY BROKEN")
+
+
+def many(count: int, side: SideResult, name: str) -> list[Answered]:
+    folder = Path(f"runs/broken-{name}-0")
+    return [
+        Answered(Question(f"{name}-{n}", CASE), EQUAL, side, folder=None if n else folder, ran=("sglang.m.f", f"sglang.m.g{n}"))
+        for n in range(count)
+    ]
+
+
+def test_a_bug_that_many_cases_show_is_read_once_with_one_example() -> None:
+    answers = [*many(25, WRONG, "chain"), *many(2, CRASH, "tree"), *many(1, OTHER, "layers")]
+    small = Example(replace(CASE, name="small"), "small", "again", Path("runs/broken-chain-0/minimal"), partial=True)
+    one = comparing(answers, examples={WRONG.signature: small})
+    assert [(str(broken.signature), len(broken.answers)) for broken, _ in one.broken] == [
+        ("draft.positions (draft.decode)", 25),
+        ("engine.crash (KeyError in f)", 2),
+        ("draft.kv (draft.extend)", 1),
+    ]
+    assert one.result.word == "3 NEWLY BROKEN"
+    text = text_of(one, 200)
+    assert text.count("Newly broken:") == 1
+    assert "draft.positions (draft.decode), 25 cases: chain-0, chain-1," in text
+    assert "chain-7 and 17 more\n      HEAD: small." in text
+    assert "chain-8" not in text
+    assert "Changed functions that each of the cases runs: sglang.m.f.\n" in text
+    assert "Not minimal: time was up." in text
+    rows = [line for line in markdown_of(one).split("\n") if line.startswith("| **newly broken**")]
+    assert len(rows) == 3
+    assert "<br>25 cases: `chain-0`, " in rows[0]
+    facts = facts_of(one)
+    assert (facts["result"], facts["counts"]["newly broken"]) == ("newly broken", 28)
+    assert [len(broken["cases"]) for broken in facts["broken"]] == [25, 2, 1]
+    assert facts["broken"][0]["example"]["folder"] == "runs/broken-chain-0/minimal"
+
+
+class Asked(BaseException):
+    """Hypothesis has asked of a smaller case."""
+
+
+def test_a_case_of_a_list_is_found_again_to_be_made_smaller() -> None:
+    """Of each kind: Hypothesis draws the list again, up to that case."""
+
+    def asked(case: Case) -> bool:
+        raise Asked(case)
+
+    for question in generated(8, 3, CPU)[::2]:
+        assert question.drawing is not None
+        with pytest.raises(Asked):
+            question.drawing.shrink(question.case, asked)
 
 
 def test_programs_read_an_object_whose_fields_are_documented() -> None:
@@ -225,5 +279,7 @@ def test_programs_read_an_object_whose_fields_are_documented() -> None:
     assert facts["answers"][0]["head"] == {"status": "broken", "rule": "draft.positions", "line": "wrong"}
     assert facts["functions"]["head"]["not_run"] == [HOSTILE]
     guide = (Path(__file__).parents[2] / "docs/guide/compare.md").read_text().partition("## `--json`")[2]
-    fields = [*facts, *facts["answers"][0], *facts["functions"]["head"], *facts["acceptance"][0], "rounds", "tokens", "mean"]
+    broken = facts["broken"][0]
+    fields = [*facts, *facts["answers"][0], *broken, *broken["example"], *facts["functions"]["head"]]
+    fields += [*facts["acceptance"][0], "rounds", "tokens", "mean"]
     assert not [name for name in fields if f"`{name}`" not in guide]

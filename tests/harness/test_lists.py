@@ -74,8 +74,8 @@ def test_the_rules_are_listed_as_text_and_for_programs(capsys: pytest.CaptureFix
 
 
 def test_the_models_are_listed_with_their_families_and_limits(capsys: pytest.CaptureFixture[str]) -> None:
-    text = printed(capsys, "models")
+    text = printed(capsys, "models", "list")
     assert all(f"  {name} " in text for name in RECIPES)
     assert all(limit in text for family in FAMILIES.values() for limit in family.limits)
-    families = json.loads(printed(capsys, "models", "--json"))
+    families = json.loads(printed(capsys, "models", "list", "--json"))
     assert [recipe["name"] for family in families for recipe in family["recipes"]] == list(RECIPES)

@@ -4,6 +4,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from eagletwin.harness.core.errors import EXIT_EQUAL, EXIT_UNKNOWN, InputError
+from eagletwin.harness.core.progress import each
 
 from ..options import DEFAULT_RUNS, Runs, let_threads_sleep, tell
 from .typed import (
@@ -134,7 +135,7 @@ def _deserved(pair: "Pair", shape: "Shape", prompts: "list[Prompt]", new_tokens:
     pair.must_draft(shape)
     texts: list[Text] = []
     layout = off = 0
-    for number, prompt in enumerate(prompts, 1):
+    for number, prompt in enumerate(each(prompts, "texts"), 1):
         after = prompt.completion
         tokens = [*prompt.ids, *(pair.target.greedy(prompt.ids, new_tokens) if after is None else after)]
         if len(tokens) < len(prompt.ids) + 2:

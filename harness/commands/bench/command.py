@@ -8,8 +8,11 @@ import typer
 
 from eagletwin.cases.ledger import entries_of
 from eagletwin.harness.core.errors import EXIT_DIVERGED, EXIT_EQUAL, EXIT_UNKNOWN
+from eagletwin.harness.core.progress import each, progress
 
-from ..options import Sglang, let_threads_sleep, tell
+from ..as_json import tell_result, with_json
+from ..options import Sglang, let_threads_sleep, telling
+from ..result import MeasuredFacts
 
 if TYPE_CHECKING:
     from .record import BenchRecord
@@ -18,6 +21,7 @@ bench = typer.Typer(add_completion=False, help="Measure speed, search times and 
 
 
 @bench.command("rate")
+@with_json
 def bench_rate(
     seconds: Annotated[float, typer.Option(min=1.0, help="How long to run cases.")] = 30.0,
     topk: Annotated[int, typer.Option(min=1, max=16, help="Tokens that each node of the draft tree proposes.")] = 1,
@@ -35,10 +39,12 @@ def bench_rate(
     found = rate(seconds, topk, resolve(sglang), model)
     print(f"{found.cases} cases in {found.seconds:.1f} s, run, traced and judged")
     print(f"{found.per_second:.2f} cases/s/core")
+    tell_result(MeasuredFacts(figures={"cases": found.cases, "seconds": found.seconds, "per_second": found.per_second}))
     return EXIT_EQUAL
 
 
 @bench.command("acceptance")
+@with_json
 def bench_acceptance(
     layers: Annotated[bool, typer.Option(help="For multi-layer drafts: what the live bugs of their worker cost.")] = False,
 ) -> int:
@@ -51,21 +57,30 @@ def bench_acceptance(
 
     if layers:
         several = [name for name, recipe in RECIPES.items() if recipe.family == "llama_mtp"]
-        found = [layers_cost(model, steps, fault) for model in several for fault in FAULTS for steps in (2, 3, 4)]
-        print("\n".join(layers_lines(found)))
+        found = [
+            layers_cost(model, steps, fault)
+            for model in each(several, "models", str)
+            for fault in FAULTS
+            for steps in (2, 3, 4)
+        ]
+        _say(found, layers_lines(found))
     else:
         single = [name for name, recipe in RECIPES.items() if not recipe.mtp_layers]  # several layers have no tree to lay out
-        print("\n".join(acceptance_lines([acceptance(model, shape) for model in single for shape in SHAPES])))
+        costs = [acceptance(model, shape) for model in each(single, "models", str) for shape in SHAPES]
+        _say(costs, acceptance_lines(costs))
     return EXIT_EQUAL
 
 
 @bench.command("first-token")
+@with_json
 def bench_first_token() -> int:
     """What a plain draft model loses where it never sees the first token, by the reference alone. Some minutes."""
     from .first_token import lines, measure
 
     let_threads_sleep()
-    print("\n".join(lines(measure(tell))))
+    with progress("models") as line:
+        found = measure(telling(line))
+    _say(found, lines(found))
     return EXIT_EQUAL
 
 
@@ -80,15 +95,18 @@ Missing = Annotated[bool, typer.Option("--missing", help="Measure only what the 
 
 
 @bench.command("speed")
+@with_json
 def bench_speed(write: Folder = None) -> int:
     """Rates, start-up and growth with size. Run it on an idle machine."""
     from .report import page
 
-    print(page(_speed(_so_far(write), write)))
+    record = _speed(_so_far(write), write)
+    _say(record, [page(record)])
     return EXIT_EQUAL
 
 
 @bench.command("search")
+@with_json
 def bench_search(
     entry: Entries = None, seeds: Seeds = 10, missing: Missing = False, at_once: AtOnce = 2, write: Folder = None
 ) -> int:
@@ -107,13 +125,14 @@ def bench_search(
     wanted = [name for name in names if not (missing and name in record.searches)]
     record = _search(record, wanted, seeds, at_once, write)
     found = [record.searches[name].searched for name in wanted]
-    print("\n".join(search_lines(found)))
+    _say(found, search_lines(found))
     if any(len(one.found) < seeds for one in found):
         return EXIT_DIVERGED
     return EXIT_UNKNOWN if entry and len(names) < len(entries) else EXIT_EQUAL
 
 
 @bench.command("all")
+@with_json
 def bench_all(write: Folder = Path("docs/records"), seeds: Seeds = 10, missing: Missing = False, at_once: AtOnce = 2) -> int:
     """Speed and search, as a page and a plot. An interrupted run keeps what it has measured."""
     from eagletwin.cases.regressions import LEDGER
@@ -126,8 +145,15 @@ def bench_all(write: Folder = Path("docs/records"), seeds: Seeds = 10, missing: 
         record = _speed(record, write)
     names = [name for name, entry in LEDGER.items() if not (why_not(entry) or (missing and name in record.searches))]
     record = _search(record, names, seeds, at_once, write)
-    print(page(record))
+    _say(record, [page(record)])
     return EXIT_EQUAL
+
+
+def _say(figures: object, lines: list[str]) -> None:
+    """What was measured: as text, and for --json."""
+    text = "\n".join(lines)
+    print(text)
+    tell_result(MeasuredFacts(figures=figures, report=text))
 
 
 def _so_far(folder: Path | None) -> "BenchRecord":
@@ -143,7 +169,7 @@ def _speed(record: "BenchRecord", folder: Path | None) -> "BenchRecord":
     from . import speed as measure
     from .record import Speed, stamp
 
-    rounds = [{topk: measure.rate(10, topk).per_second for topk in (1, 3)} for _ in range(9)]
+    rounds = [{topk: measure.rate(10, topk).per_second for topk in (1, 3)} for _ in each(range(9), "rounds of rates")]
     alone, together = measure.parallel(10, 3)
     speed = Speed(
         stamp=stamp(),
@@ -168,9 +194,10 @@ def _search(record: "BenchRecord", names: list[str], seeds: int, at_once: int, f
     from .record import Search, stamp
     from .searches import search_all
 
-    for one in search_all([LEDGER[name] for name in names], seeds, at_once):
-        record = _kept(replace(record, searches=record.searches | {one.entry: Search(stamp(), at_once, one)}), folder)
-        print(f"{one.entry}: {len(one.found)} of {one.seeds}", file=sys.stderr, flush=True)
+    with progress("entries", len(names)) as line:
+        for one in search_all([LEDGER[name] for name in names], seeds, at_once):
+            record = _kept(replace(record, searches=record.searches | {one.entry: Search(stamp(), at_once, one)}), folder)
+            telling(line)(f"{one.entry}: {len(one.found)} of {one.seeds}")
     return record
 
 

@@ -12,12 +12,15 @@ from msgspec.structs import replace
 from eagletwin.cases.ledger import case_of, entry_named
 from eagletwin.cases.reach import unreached, unreached_text
 from eagletwin.harness.core.errors import EXIT_EQUAL, EXIT_INTERRUPTED, EXIT_UNKNOWN, AlreadyReported, InputError
+from eagletwin.harness.core.progress import progress
 from eagletwin.harness.core.rule_names import rule_of
 from eagletwin.harness.core.run_spec import RunSpec
 from eagletwin.harness.core.terminal import show, width
 from eagletwin.harness.core.verdict import DECLARED_VIEW
 
+from ..as_json import tell_result, with_json
 from ..options import DEFAULT_RUNS, Runs, tell
+from ..result import BisectFacts
 from ..run_options import CHANGES, JUDGING, KERNELS, LIMITS, SOURCE, run_options
 from .typed import CaseName, Features, Git, RuleName, Since, Until
 
@@ -30,6 +33,7 @@ if TYPE_CHECKING:
 Command = Callable[..., str]
 
 
+@with_json
 @run_options(CHANGES, JUDGING, SOURCE, KERNELS, LIMITS)
 def bisect(
     case: CaseName,
@@ -110,10 +114,15 @@ def _releases(subject: "Subject", rule: str, expected: str, since: str, until: s
     with _told_where_it_stands(), open_run(out, plan_of(subject, versions, rule=rule, expected=expected)) as run:
         _begin(run)
 
-        def look(version: str) -> "Looked":
-            return look_at_version(version, version, subject, run.folder, command(version))
+        with progress("releases") as line:
 
-        outcome = bisect_releases(run, look)
+            def look(version: str) -> "Looked":
+                line.look(version)
+                found = look_at_version(version, version, subject, run.folder, command(version))
+                line.done()
+                return found
+
+            outcome = bisect_releases(run, look)
         return _end(run, partial(version_report, outcome, subject.case, run, command), outcome.answered)
 
 
@@ -129,10 +138,15 @@ def _commits(subject: "Subject", rule: str, expected: str, git: tuple[str, str, 
     with _told_where_it_stands(), open_run(out, plan) as run:
         _begin(run)
 
-        def look(commit: str, tree: Path) -> "Looked":
-            return look_at_version(commit, str(tree), subject, run.folder, again="")
+        with progress("commits") as line:
 
-        outcome = bisect_commits(run, look)
+            def look(commit: str, tree: Path) -> "Looked":
+                line.look(commit[:12])
+                found = look_at_version(commit, str(tree), subject, run.folder, again="")
+                line.done()
+                return found
+
+            outcome = bisect_commits(run, look)
 
         def shown(commit: str) -> str:
             """What to type to see one commit: in a worktree of its own, which is made once."""
@@ -165,8 +179,13 @@ def _features(subject: "Subject", rule: str, out: Path, command: Command, where:
     say(folder, f"features of {subject.case.name}: {had}")
     say(folder, f"importing SGLang {source.called}; first the case as it is, {LOOKS} times")
     try:
-        with Host(source=source) as host:
-            reduction = reduce_case(host, subject, rule, folder, lambda text: say(folder, text))
+        with progress("looks") as line, Host(source=source) as host:
+
+            def said(text: str) -> None:
+                say(folder, text)
+                line.done(text)
+
+            reduction = reduce_case(host, subject, rule, folder, said)
     except KeyboardInterrupt:
         say(folder, "not finished: the same command begins the search for features again")
         raise AlreadyReported(EXIT_INTERRUPTED) from None
@@ -174,6 +193,7 @@ def _features(subject: "Subject", rule: str, out: Path, command: Command, where:
     (folder / REPORT).write_text(feature_report(reduction, subject.case, folder, again, hint) + "\n", encoding="utf-8")
     write_page(folder, lambda: bisection_page(folder))
     show(feature_report(reduction, subject.case, folder, again, hint, width()))
+    _tell(feature_report(reduction, subject.case, folder, again, hint), folder)
     return EXIT_EQUAL if reduction.reduced.answered else EXIT_UNKNOWN
 
 
@@ -195,7 +215,12 @@ def _end(run: "BisectionFolder", report: Callable[..., str], answered: bool) -> 
     run.save()
     write_page(run.folder, lambda: bisection_page(run.folder))
     show(report(columns=width()))
+    _tell(report(), run.folder)
     return EXIT_EQUAL if answered else EXIT_UNKNOWN
+
+
+def _tell(report: str, folder: Path) -> None:
+    tell_result(BisectFacts(answer=report.partition("  ")[0].strip(), report=report, folder=str(folder)))
 
 
 def _range(known: tuple[str, ...], since: str, until: str) -> tuple[str, ...]:

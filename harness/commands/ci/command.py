@@ -14,7 +14,9 @@ from eagletwin.harness.core.errors import EXIT_UNKNOWN, InputError
 from eagletwin.harness.core.run_spec import RunSpec, exact, unusual
 from eagletwin.harness.core.terminal import show
 
+from ..as_json import tell_result, with_json
 from ..options import DEFAULT_RUNS, Runs, tell
+from ..result import JobFacts
 from ..run_options import HOW, LIMITS, SOURCE, run_options
 from .typed import MINUTES, Families, History, Ledger, Minutes, Seed, Summary
 
@@ -26,6 +28,7 @@ if TYPE_CHECKING:
     from .standing import Standing
 
 
+@with_json
 @run_options(SOURCE, HOW, LIMITS)
 def ci(
     minutes: Minutes = MINUTES,
@@ -156,6 +159,7 @@ class _Job:
         _append(self.summary, markdown_of(job))
         when = datetime.now(timezone.utc).isoformat(timespec="seconds")
         _append(self.history, json.dumps({"date": when, **facts_of(job)}))
+        tell_result(JobFacts(folder=str(folder), job=facts_of(job)))
         return job.exit_code
 
 

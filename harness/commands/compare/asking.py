@@ -1,7 +1,6 @@
 """One comparison from its two names to its report: both SGLangs are started, asked question by question, and summed up."""
 
 import json
-import sys
 import time
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
@@ -11,7 +10,9 @@ from pathlib import Path
 from eagletwin.harness.core.differs import Changes, doubts_of
 from eagletwin.harness.core.errors import EXIT_INTERRUPTED, AlreadyReported
 from eagletwin.harness.core.folders import new_run_folder
+from eagletwin.harness.core.progress import progress
 from eagletwin.harness.core.run_spec import RunSpec
+from eagletwin.harness.core.signature import Signature
 from eagletwin.harness.core.words import count
 from eagletwin.harness.engines.host import Host, WouldNotStart
 from eagletwin.harness.engines.source import Source, resolve
@@ -19,10 +20,11 @@ from eagletwin.harness.engines.start import Zygote
 
 from ..diff.pair import watches
 from ..options import tell
-from .groups import Answered, Result
+from .groups import Answered, Result, breakages
 from .questions import Question
 from .report import SIDES, Comparing, facts_of
 from .sides import Sides
+from .smallest import Example
 
 RECORD = "comparison.json"  # in the run folder: what --json prints
 
@@ -32,17 +34,20 @@ class Asking:
     """What is asked of both sides, and the answers so far.
 
     names    what was typed for BASE and HEAD
-    seconds  no question is begun after them; command: what a person types to have it again
+    seconds  no question is begun after them; shrink_seconds: for making one case of each breakage smaller
+    command  what a person types to have it again
     """
 
     names: tuple[str, str]
     questions: Sequence[Question]
     seconds: float
+    shrink_seconds: float
     command: str
     unreached: Sequence[str]
     run: RunSpec
     out: Path
     _answers: list[Answered] = field(default_factory=list)
+    _examples: dict[Signature, Example] = field(default_factory=dict)
     _failed: str = ""
     _sides: Sides | None = None
 
@@ -70,12 +75,13 @@ class Asking:
 
     def _ask(self, zygotes: Sequence[Zygote], folder: Path, until: float) -> None:
         with ExitStack() as stack:
+            line = stack.enter_context(progress("cases on both", len(self.questions)))
             for zygote in zygotes:
                 stack.callback(zygote.close)
             for zygote in zygotes:  # they import at once
                 zygote.start()
             hosts = [stack.enter_context(Host(zygote)) for zygote in zygotes]
-            _progress(f"importing both SGLangs; then {count(len(self.questions), 'case')} on each")
+            line.look("importing both SGLangs")
             for side, host in zip(SIDES, hosts, strict=True):
                 try:
                     host.connection()
@@ -84,12 +90,16 @@ class Asking:
                     self._failed = f"{side}: {' '.join(error.cause.split())}"
                     return
             self._sides = Sides((hosts[0], hosts[1]), self.names, self.run, folder)
-            for number, question in enumerate(self.questions, 1):
+            for question in self.questions:
                 if time.monotonic() >= until:
                     break
+                line.look(question.name)
                 answer = self._sides.ask(question)
                 self._answers.append(answer)
-                _progress(f"{number} of {len(self.questions)}  {question.name}: {answer.group}")
+                line.done(f"{question.name}: {answer.group}")
+            for broken in breakages(self._answers):
+                line.look(f"{broken.signature} in {count(len(broken.answers), 'case')}: looking for the smallest")
+                self._examples[broken.signature] = self._sides.example(broken, self.shrink_seconds)
 
     def _comparing(
         self, sources: tuple[Source, Source], folder: Path, seconds: float, *, mutual: bool, interrupted: bool
@@ -106,14 +116,9 @@ class Asking:
             seconds=seconds,
             changes=changes,
             mutual=mutual,
+            examples=self._examples,
             accepted=() if sides is None else tuple(sides.accepted.values()),
             left=len(self.questions) - len(self._answers),
             unreached=self.unreached,
             interrupted=interrupted,
         )
-
-
-def _progress(text: str) -> None:
-    """For a person who waits: a pipe, such as the log of a CI job, is told nothing."""
-    if sys.stderr.isatty():
-        tell(text)

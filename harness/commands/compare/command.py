@@ -8,9 +8,24 @@ from eagletwin.harness.core.errors import EXIT_UNKNOWN, InputError
 from eagletwin.harness.core.run_spec import RunSpec, exact, unusual
 from eagletwin.harness.core.terminal import show, width
 
+from ..as_json import print_object
 from ..options import DEFAULT_RUNS, Runs, tell
+from ..result import SaidFacts
 from ..run_options import HOW, LIMITS, run_options
-from .typed import CASES, MINUTES, AsJson, AsMarkdown, Base, Cases, Head, Ledger, Minutes, Seed
+from .typed import (
+    CASES,
+    MINUTES,
+    SHRINK_MINUTES,
+    AsJson,
+    AsMarkdown,
+    Base,
+    Cases,
+    Head,
+    Ledger,
+    Minutes,
+    Seed,
+    ShrinkMinutes,
+)
 
 if TYPE_CHECKING:
     from .report import Comparing
@@ -24,6 +39,7 @@ def compare(
     seed: Seed = 0,
     ledger: Ledger = None,
     minutes: Minutes = MINUTES,
+    shrink_minutes: ShrinkMinutes = SHRINK_MINUTES,
     markdown: AsMarkdown = False,
     as_json: AsJson = False,
     out: Runs = DEFAULT_RUNS,
@@ -44,9 +60,12 @@ def compare(
     beyond = [entry for entry in entries if unreached(entry, spec.mode)]
     if beyond and "all" not in (ledger or ["all"]):
         said = "\n".join(unreached_text(entry, spec.mode) for entry in beyond)
-        (tell if markdown or as_json else print)(said)  # a program reads JSON or nothing
+        (tell if markdown or as_json else print)(said)
+        if as_json:
+            print_object(SaidFacts(exit_code=EXIT_UNKNOWN, said=said))
         return EXIT_UNKNOWN
-    own = unusual((("--cases", cases, CASES), ("--seed", seed, 0), ("--minutes", exact(minutes), exact(MINUTES))))
+    given = ("--cases", cases, CASES), ("--seed", seed, 0), ("--minutes", exact(minutes), exact(MINUTES))
+    own = unusual((*given, ("--shrink-minutes", exact(shrink_minutes), exact(SHRINK_MINUTES))))
     words = [*own, *(word for name in ledger or () for word in ("--ledger", name))]
     questions = [*generated(cases, seed, spec.mode), *asked_of_ledger(entries, spec.mode)]
     if not questions:
@@ -57,6 +76,7 @@ def compare(
         names=(base, head),
         questions=questions,
         seconds=60 * minutes,
+        shrink_seconds=60 * shrink_minutes,
         command=spec.command("compare", base, head, *words, *["--markdown"] * markdown, *["--json"] * as_json),
         unreached=tuple(entry.id for entry in beyond),
         run=spec,

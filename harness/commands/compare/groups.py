@@ -68,7 +68,8 @@ class Answered:
 
     known   the ledger's bug that explains it; "" if none is known
     again   the command that shows it again; "" where there is nothing to show
-    folder  the run folder of HEAD, of what is newly broken
+    folder  the run folder of HEAD, of the first case that is newly broken in its way
+    ran     of what is newly broken: the changed functions that HEAD called
     """
 
     question: Question
@@ -77,6 +78,7 @@ class Answered:
     known: str = ""
     again: str = ""
     folder: Path | None = None
+    ran: tuple[str, ...] = ()
 
     @property
     def group(self) -> Group:
@@ -93,6 +95,38 @@ class Answered:
         if self.group != "unknown" or self.head.status == "equal":
             return False
         return not (self.base.status == self.head.status and without_numbers(self.base.line) == without_numbers(self.head.line))
+
+
+@dataclass(frozen=True, slots=True)
+class Breakage:
+    """Cases that HEAD breaks in one way: by the same rule, at the same stage and layer, or by the same exception in the same
+    function. One bug shows in many cases, and a person reads it once."""
+
+    signature: Signature
+    answers: tuple[Answered, ...]
+
+    @property
+    def first(self) -> Answered:
+        """The case that was run most often: three times alone."""
+        return next((answer for answer in self.answers if answer.folder is not None), self.answers[0])
+
+    @property
+    def names(self) -> list[str]:
+        return [answer.question.name for answer in self.answers]
+
+    @property
+    def ran(self) -> list[str]:
+        """Changed functions that HEAD called in each of the cases."""
+        return [name for name in self.answers[0].ran if all(name in answer.ran for answer in self.answers)]
+
+
+def breakages(answers: Sequence[Answered]) -> list[Breakage]:
+    """What is newly broken, each way once, in the order in which it was found."""
+    found: dict[Signature, list[Answered]] = {}
+    for answer in answers:
+        if answer.group == "newly broken":
+            found.setdefault(answer.head.signature or Signature(), []).append(answer)
+    return [Breakage(signature, tuple(of)) for signature, of in found.items()]
 
 
 @dataclass(frozen=True, slots=True)
@@ -142,19 +176,20 @@ class Result:
     @property
     def word(self) -> str:
         """How the result is called."""
-        broken = len(self.of("newly broken"))
+        broken = breakages(self.answers)
         if broken:
-            return f"{broken} NEWLY BROKEN"
+            return f"{len(broken)} NEWLY BROKEN"
         return "CANNOT TELL" if self.open else "NOTHING NEWLY BROKEN"
 
     @property
     def sentence(self) -> str:
         """The result in one sentence."""
         numbers = ", ".join(f"{len(self.of(group))} {group}" for group in GROUPS if self.of(group))
-        broken = self.of("newly broken")
+        broken = breakages(self.answers)
         if broken:
-            names = ", ".join(answer.question.name for answer in broken[:3]) + (", …" if len(broken) > 3 else "")
-            return f"HEAD breaks what BASE has right ({names}): {numbers}."
+            each = ", ".join(f"{one.signature} in {count(len(one.answers), 'case')}" for one in broken[:3])
+            more = f" and in {count(len(broken) - 3, 'more way')}" if len(broken) > 3 else ""
+            return f"HEAD breaks what BASE has right, by {each}{more}: {numbers}."
         if self.open:
             return f"Cannot tell: {self.open}{f' ({numbers})' if numbers else ''}."
         return f"HEAD breaks nothing that BASE has right: {numbers}."

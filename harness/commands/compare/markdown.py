@@ -9,8 +9,9 @@ import re
 
 from eagletwin.harness.core.words import count
 
-from .groups import Answered, Group
-from .report import SHOWN, Comparing, answer_text
+from .groups import Answered, Breakage, Group
+from .report import NAMES, SHOWN, Comparing, answer_text, breakage_text
+from .smallest import Example
 
 MOST_ROWS, MOST_NAMES = 40, 60  # GitHub takes 65,536 letters
 # Markup of GitHub's, with its mentions (@), references (#), mathematics ($), emoji and addresses (a colon within a word, www.).
@@ -43,17 +44,26 @@ def markdown_of(one: Comparing) -> str:
     lines = [f"## eagletwin: {plain(one.headline.lower())}", "", f"**{plain(result.sentence)}**", ""]
     lines += [f"{sides}.", plain(one.asked), ""]
     shown = [answer for group in SHOWN for answer in result.answers if answer.group == group]
-    if shown:
-        lines += ["| | case | what is wrong | again |", "|---|---|---|---|", *map(_row, shown[:MOST_ROWS])]
-        lines += ["", f"{count(len(shown) - MOST_ROWS, 'more row')} in comparison.json."] if len(shown) > MOST_ROWS else []
+    rows = [_broken(*pair) for pair in one.broken] + [_row(answer) for answer in shown]
+    if rows:
+        lines += ["| | case | what is wrong | again |", "|---|---|---|---|", *rows[:MOST_ROWS]]
+        lines += ["", f"{count(len(rows) - MOST_ROWS, 'more row')} in comparison.json."] if len(rows) > MOST_ROWS else []
         lines.append("")
     return "\n".join([*lines, *_functions(one), "", *_accepted(one), "", f"Again: {code(one.command)}"])
+
+
+def _broken(broken: Breakage, example: Example) -> str:
+    """What HEAD breaks in one way, with its smallest case and the names of all."""
+    cases = f"{count(len(broken.answers), 'case')}: {', '.join(map(code, broken.names[:NAMES]))}"
+    more = len(broken.names) - NAMES
+    cases += f" and {more} more" if more > 0 else ""
+    said = "<br>".join(plain(line) for line in breakage_text(broken, example))
+    return f"| **newly broken** | {plain(str(broken.signature))}<br>{cases} | {said} | {code(example.again)} |"
 
 
 def _row(answer: Answered) -> str:
     group: Group = answer.group
     word = _BESIDES.get(group, group)
-    word = f"**{word}**" if group == "newly broken" else word
     said = "<br>".join(plain(line) for line in answer_text(answer))
     return f"| {word} | {code(answer.question.name)} | {said} | {code(answer.again)} |"
 

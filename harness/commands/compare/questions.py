@@ -5,12 +5,13 @@ Each kind has one engine configuration. Kinds whose live bugs show in nearly eve
 case that diverges on both sides says little of a change.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
+from hypothesis.strategies import SearchStrategy
 from msgspec.structs import replace
 
-from eagletwin.cases.drawn import drawn
+from eagletwin.cases.drawn import drawn, shrink
 from eagletwin.cases.entry import Entry
 from eagletwin.cases.ledger import ledger_of
 from eagletwin.cases.reach import unreached
@@ -49,13 +50,46 @@ _KINDS = (
 
 
 @dataclass(frozen=True, slots=True)
+class Drawing:
+    """A list of generated cases of one kind, which is the same whenever it is drawn."""
+
+    kind: _Kind
+    share: int
+    seed: int
+    widest: int
+
+    def cases(self) -> list[Case]:
+        return [self._finished(case) for case in drawn(*self._draws)[-self.share :]]
+
+    def shrink(self, case: Case, shows: Callable[[Case], bool]) -> None:
+        """Ask of cases smaller than this one of the list whether each `shows` the same, as cases.drawn.shrink does."""
+        shrink(
+            *self._draws,
+            lambda one: self._finished(one) == replace(case, name=one.name),
+            lambda one: shows(self._finished(one)),
+        )
+
+    @property
+    def _draws(self) -> tuple[SearchStrategy[Case], int, int]:
+        return cases(_focus(self.kind, self.seed, self.widest), held=tuple(VALUES)), self.share + _SIMPLEST, self.seed
+
+    def _finished(self, case: Case) -> Case:
+        # at a chunk's end drafts of several layers are wrong in all releases (ledger entries multi-layer-chunk-tail)
+        return replace(case, chunks=()) if RECIPES[self.kind.model].mtp_layers else case
+
+
+@dataclass(frozen=True, slots=True)
 class Question:
-    """A case that both sides run, how it is judged, and the entry that it belongs to; None: it was generated."""
+    """A case that both sides run, how it is judged, and the entry that it belongs to; None: it was generated.
+
+    drawing  of a generated case: the list that it is of
+    """
 
     name: str
     case: Case
     view: View = DECLARED_VIEW
     entry: Entry | None = None
+    drawing: Drawing | None = None
 
     @property
     def shape(self) -> str:
@@ -73,13 +107,11 @@ def generated(count: int, seed: int, mode: Mode) -> list[Question]:
 
 
 def _of_kind(kind: _Kind, share: int, seed: int, widest: int) -> Iterator[Question]:
-    focus = _focus(kind, seed, widest)
-    plain, layers = not RECIPES[kind.model].reads_states, RECIPES[kind.model].mtp_layers > 0
-    for number, case in enumerate(drawn(cases(focus, held=tuple(VALUES)), share + _SIMPLEST, seed)[-share:], 1):
+    drawing = Drawing(kind, share, seed, widest)
+    view: View = DECLARED_VIEW if RECIPES[kind.model].reads_states else "shifted"
+    for number, case in enumerate(drawing.cases(), 1):
         name = f"{kind.name}-{number}"
-        # at a chunk's end drafts of several layers are wrong in all releases (ledger entries multi-layer-chunk-tail)
-        case = replace(case, name=name, chunks=() if layers else case.chunks)
-        yield Question(name, case, "shifted" if plain else DECLARED_VIEW)
+        yield Question(name, replace(case, name=name), view, drawing=drawing)
 
 
 def _focus(kind: _Kind, seed: int, widest: int) -> Focus:

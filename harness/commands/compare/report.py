@@ -1,20 +1,24 @@
 """A comparison as a person reads it on a terminal, and as a program reads it (JSON)."""
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from eagletwin.harness.core.differs import Changes
+from eagletwin.harness.core.differs import Changes, shortened
+from eagletwin.harness.core.signature import Signature
 from eagletwin.harness.core.terminal import fold
 from eagletwin.harness.core.words import count
 
+from ..fuzz.smaller import sizes, smaller
 from .accepted import RoundsOfBoth
-from .groups import GROUPS, Answered, Result, SideResult
+from .groups import GROUPS, Answered, Breakage, Result, SideResult, breakages
+from .smallest import Example, example_of
 
-SCHEMA = 1
+SCHEMA = 2
 SIDES = ("BASE", "HEAD")
-SHOWN = ("newly broken", "newly fixed", "still diverged", "diverged otherwise", "unknown")  # one by one; the rest is counted
+SHOWN = ("newly fixed", "still diverged", "diverged otherwise", "unknown")  # one by one; the rest is counted
+NAMES = 8  # cases of a breakage that are named
 GONE = "Only in the other"
 
 
@@ -24,6 +28,7 @@ class Comparing:
 
     names     what was typed for BASE and HEAD; versions: what traces call them
     changes   what ran of the difference, on each side; mutual: whether each side was compared with the other, file by file
+    examples  of each breakage: the case to read; none if the command was ended before it was made small
     left      questions that time left no room for; unreached: entries that the mode does not reach
     """
 
@@ -35,6 +40,7 @@ class Comparing:
     seconds: float
     changes: tuple[Changes, Changes]
     mutual: bool
+    examples: Mapping[Signature, Example] = field(default_factory=dict)
     accepted: Sequence[RoundsOfBoth] = ()
     left: int = 0
     unreached: Sequence[str] = ()
@@ -43,6 +49,11 @@ class Comparing:
     @property
     def headline(self) -> str:
         return f"{'INTERRUPTED, ' if self.interrupted else ''}{self.result.word}"
+
+    @property
+    def broken(self) -> list[tuple[Breakage, Example]]:
+        """What is newly broken, each with the case to read."""
+        return [(one, self.examples.get(one.signature) or example_of(one.first)) for one in breakages(self.result.answers)]
 
     @property
     def asked(self) -> str:
@@ -77,11 +88,21 @@ class Comparing:
         return "Which changed functions ran is not known: the two are releases, or differ in too many files to list."
 
 
+def breakage_text(broken: Breakage, example: Example) -> list[str]:
+    """What HEAD breaks in one way, in sentences."""
+    lines = [f"HEAD: {example.line}.{f' Known: {example.known}.' if example.known else ''}"]
+    changes = smaller(example.found, example.case) if example.found is not None else ""
+    lines.append(f"Smallest: {sizes(example.case)}.{f' Shrunk: {changes}.' if changes else ''}")
+    if example.partial:
+        lines.append("Not minimal: time was up. A larger --shrink-minutes shrinks further.")
+    if broken.ran:
+        lines.append(f"Changed functions that each of the cases runs: {shortened(broken.ran)}.")
+    return lines
+
+
 def answer_text(answer: Answered) -> list[str]:
     """What each side made of a case, in sentences."""
     known = f" Known: {answer.known}." if answer.known else ""
-    if answer.group == "newly broken":
-        return [f"HEAD: {answer.head.text}.{known}"]
     if answer.group == "newly fixed":
         return [f"BASE: {answer.base.text}."]
     if answer.group == "still diverged":
@@ -94,6 +115,13 @@ def text_of(one: Comparing, columns: int) -> str:
     result = one.result
     lines = [f"{one.headline}  HEAD {one.names[1]} against BASE {one.names[0]}", ""]
     lines += [*fold(result.sentence, columns), *fold(one.asked, columns)]
+    lines += ["", "  Newly broken:"] if one.broken else []
+    for broken, example in one.broken:
+        title = f"{broken.signature}, {count(len(broken.answers), 'case')}: {shortened(broken.names, NAMES)}"
+        lines += fold(title, columns, "    ", "      ")
+        lines += [line for text in breakage_text(broken, example) for line in fold(text, columns, "      ", "        ")]
+        lines += [f"      again:  {example.again}"] if example.again else []
+        lines += [f"      folder: {example.folder}"] if example.folder is not None else []
     for group in SHOWN:
         answers = [answer for answer in result.answers if answer.group == group]
         if answers:
@@ -102,7 +130,6 @@ def text_of(one: Comparing, columns: int) -> str:
             said = " ".join(answer_text(answer))
             lines += fold(f"{answer.question.name}: {said}", columns, "    ", "      ")
             lines += [f"      again:  {answer.again}"] if answer.again else []
-            lines += [f"      folder: {answer.folder}"] if answer.folder is not None else []
     lines += ["", "  The two differ, file by file:" if one.mutual else "  What differs:"]
     for side, listed in one.functions(20):
         lines += [line for text in listed for line in fold(f"{side}: {text}", columns, "    ", "          ")]
@@ -123,7 +150,7 @@ def facts_of(one: Comparing) -> dict[str, Any]:
     result = one.result
     return {
         "schema": SCHEMA,
-        "result": one.result.word.lower().lstrip("0123456789 "),
+        "result": result.word.lower().lstrip("0123456789 "),
         "sentence": result.sentence,
         "exit_code": result.exit_code,
         "interrupted": one.interrupted,
@@ -133,6 +160,7 @@ def facts_of(one: Comparing) -> dict[str, Any]:
         "folder": str(one.folder),
         "seconds": round(one.seconds, 3),
         "counts": {group: len(result.of(group)) for group in GROUPS},
+        "broken": [_breakage_facts(broken, example) for broken, example in one.broken],
         "not_run": one.left,
         "not_reached": list(one.unreached),
         "answers": [_answer_facts(answer) for answer in result.answers],
@@ -140,6 +168,28 @@ def facts_of(one: Comparing) -> dict[str, Any]:
             side.lower(): _changes_facts(changes) for side, changes in zip(SIDES, one.changes, strict=True) if changes.differs
         },
         "acceptance": [_accepted_facts(accepted) for accepted in one.accepted],
+    }
+
+
+def _breakage_facts(broken: Breakage, example: Example) -> dict[str, Any]:
+    signature = broken.signature
+    return {
+        "what": str(signature),
+        "rule": signature.rule,
+        "stage": signature.stage,
+        "layer": signature.layer,
+        "function": signature.kernel or signature.cause,
+        "cases": broken.names,
+        "changed_functions": broken.ran,
+        "example": {
+            "line": example.line,
+            "size": sizes(example.case),
+            "looks": example.looks,
+            "partial": example.partial,
+            "known": example.known,
+            "again": example.again,
+            "folder": str(example.folder) if example.folder is not None else "",
+        },
     }
 
 

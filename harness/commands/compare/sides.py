@@ -1,13 +1,14 @@
 """Runs a question on BASE and on HEAD, and makes sure of what changed.
 
-A first look is in a fork that may have run other cases. Whatever differs between the sides is run again, alone: what is newly
-broken in three fresh forks of HEAD, in a run folder of its own, and in one of BASE.
+A first look is in a fork that may have run other cases. Whatever differs between the sides is run again, alone, on each. The
+first case that is newly broken in its way (groups.Breakage) runs in three fresh forks of HEAD, in a run folder of its own.
 """
 
-from dataclasses import dataclass, field
+import time
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from msgspec.structs import replace
+from msgspec.structs import replace as changed
 
 from eagletwin.harness.check.confirm import brief, confirm
 from eagletwin.harness.check.known import may_be
@@ -17,14 +18,15 @@ from eagletwin.harness.core.case import pretty_case
 from eagletwin.harness.core.differs import Changes
 from eagletwin.harness.core.records import Ending
 from eagletwin.harness.core.run_spec import RunSpec
-from eagletwin.harness.core.signature import signature_of
+from eagletwin.harness.core.signature import Signature, signature_of
 from eagletwin.harness.core.verdict import Verdict, View
 from eagletwin.harness.engines.host import Host, WouldNotStart
 from eagletwin.harness.page.run import write_run
 
 from .accepted import RoundsOfBoth, count_rounds
-from .groups import EQUAL, Answered, SideResult, group_of
+from .groups import EQUAL, Answered, Breakage, SideResult, group_of
 from .questions import Question
+from .smallest import MINIMAL, Example, Smaller, example_of, size
 
 _LONGEST = 240  # letters of a line about one side
 BASE, HEAD = 0, 1
@@ -56,6 +58,15 @@ def _one_line(text: str) -> str:
     return line if len(line) <= _LONGEST else f"{line[: _LONGEST - 1]}…"
 
 
+@dataclass(frozen=True, slots=True)
+class _Kept:
+    """What came of a case that was run in fresh forks and kept."""
+
+    head: SideResult
+    again: str
+    known: str = ""
+
+
 @dataclass(slots=True)
 class Sides:
     """Both sides of a comparison. changes: what of the difference ran on each; accepted: tokens a round, by configuration."""
@@ -67,6 +78,7 @@ class Sides:
     changes: tuple[Changes, Changes] = field(default_factory=lambda: (Changes(), Changes()))
     accepted: dict[tuple[str, str], RoundsOfBoth] = field(default_factory=dict)
     _trials: dict[tuple[int, View], Trials] = field(default_factory=dict)
+    _broken_so: set[Signature] = field(default_factory=set)  # what was seen three times alone
 
     def ask(self, question: Question) -> Answered:
         """The question on both sides, confirmed where they differ. Raises HarnessError."""
@@ -77,7 +89,7 @@ class Sides:
         group = group_of(base, head)
         if group == "newly broken":
             assert other is not None
-            return self._broken(question, base, other)
+            return self._broken(question, base, head, other)
         if group == "newly fixed":
             base, head = self._again(BASE, question, base), self._again(HEAD, question, head)
         known = self._known(question, head) if group == "still diverged" else ""
@@ -86,7 +98,7 @@ class Sides:
         return Answered(question, base, head, known, again)
 
     def _spec(self, side: int, question: Question) -> RunSpec:
-        return replace(self.run, sglang=self.names[side], view=question.view)
+        return changed(self.run, sglang=self.names[side], view=question.view)
 
     def _command(self, question: Question, side: int, file: Path | None = None) -> str:
         """What to type to see it on one side. A generated case is written down for it."""
@@ -118,11 +130,23 @@ class Sides:
             return second
         return SideResult("unknown", _one_line(f"nondeterministic: first {first.text}; alone {second.text}"))
 
-    def _broken(self, question: Question, base: SideResult, found: Trial) -> Answered:
-        """Make sure of what is right on BASE and wrong on HEAD, and keep it in a run folder."""
+    def _broken(self, question: Question, base: SideResult, head: SideResult, found: Trial) -> Answered:
+        """Make sure of what is right on BASE and wrong on HEAD: alone on each, and thrice if it is the first of its kind."""
         base = self._again(BASE, question, base)
-        spec, host = self._spec(HEAD, question), self.hosts[HEAD]
+        ran = found.differs.ran if found.differs is not None else ()
+        if head.signature in self._broken_so:
+            head = self._again(HEAD, question, head)
+            return Answered(question, base, head, again=self._command(question, HEAD), ran=ran)
         folder = self.folder / f"broken-{question.name}"
+        kept = self._keep(question, found, folder)
+        answer = Answered(question, base, kept.head, kept.known, kept.again, folder, ran)
+        if answer.group == "newly broken" and kept.head.signature is not None:
+            self._broken_so.add(kept.head.signature)
+        return answer
+
+    def _keep(self, question: Question, found: Trial, folder: Path) -> _Kept:
+        """Run on HEAD what was found there, in fresh forks, and keep it in a run folder of its own."""
+        spec, host = self._spec(HEAD, question), self.hosts[HEAD]
         folder.mkdir()
         again = self._command(question, HEAD, folder / "case.json")
         write_script(folder, question.case, spec, command=again, source=host.source)
@@ -130,10 +154,31 @@ class Sides:
             engine = host.engine(question.case, (), spec.kernels)
             outcome = confirm(engine, question.case, found.verdict, found.before, folder, spec, again=again, host=host)
         except WouldNotStart as error:
-            return Answered(question, base, SideResult("unknown", _one_line(error.cause)), again=again, folder=folder)
+            return _Kept(SideResult("unknown", _one_line(error.cause)), again)
         write_run(outcome)
         head = said_by_verdict(outcome.verdict, outcome.trace.header.ending)
-        return Answered(question, base, head, outcome.known, outcome.again or again, folder)
+        return _Kept(head, outcome.again or again, outcome.known)
+
+    def example(self, broken: Breakage, seconds: float) -> Example:
+        """The smallest case that HEAD breaks so and BASE does not, made smaller for as long, and kept."""
+        first = example_of(broken.first)
+        question = min((answer.question for answer in broken.answers), key=lambda one: size(one.case))
+        base, head = (self._trials[side, question.view] for side in (BASE, HEAD))
+        search = Smaller(base, head, broken.signature, question, time.monotonic() + seconds)
+        search.shrink()
+        if broken.first.folder is None or size(search.smallest) >= size(first.case):
+            return first
+        if question.entry is None:
+            question = replace(question, case=changed(search.smallest, name=f"minimal-{broken.first.question.name}"))
+        there, _ = self._look(BASE, question, alone=True)
+        _, found = self._look(HEAD, question, alone=True)
+        if there != EQUAL or found is None:
+            return first
+        folder = broken.first.folder / MINIMAL
+        kept = self._keep(question, found, folder)
+        if kept.head.signature != broken.signature:
+            return first
+        return Example(question.case, kept.head.text, kept.again, folder, kept.known, first.case, search.looks, search.partial)
 
     def _known(self, question: Question, head: SideResult) -> str:
         """The entry that explains what is wrong on both sides: its own, or one whose remedy makes the case equal."""

@@ -6,7 +6,7 @@ import typer
 
 from ..options import OUTPUT
 
-CASES, MINUTES = 40, 15.0
+CASES, MINUTES, SHRINK_MINUTES = 40, 15.0, 0.5
 
 Base = Annotated[str, typer.Argument(metavar="BASE", help="What the change was made from: a release, or a source tree.")]
 Head = Annotated[str, typer.Argument(metavar="HEAD", help="The change: a release, or a source tree.")]
@@ -27,6 +27,14 @@ Minutes = Annotated[
         metavar="MINUTES",
         min=0.01,
         help="Begin no further case after this time, the import of both SGLangs included.",
+    ),
+]
+ShrinkMinutes = Annotated[
+    float,
+    typer.Option(
+        metavar="MINUTES",
+        min=0.0,
+        help="Limits the shrinking of one example of each way in which HEAD is newly broken.",
     ),
 ]
 AsMarkdown = Annotated[

@@ -12,7 +12,9 @@ from eagletwin.harness.core.mode import CPU
 from eagletwin.harness.core.run_spec import RunSpec
 from eagletwin.harness.core.terminal import show
 
+from ..as_json import tell_result, with_json
 from ..options import DEFAULT_RUNS, Runs, tell
+from ..result import DifferenceFacts, DiffFacts
 from ..run_options import HOW, LIMITS, run_options
 
 if TYPE_CHECKING:
@@ -22,6 +24,7 @@ if TYPE_CHECKING:
     from .pair import Half
 
 
+@with_json
 @run_options(HOW, LIMITS)
 def diff(
     left: Annotated[str, typer.Argument(help="A trace folder; or a case, to be run on two SGLangs.")],
@@ -63,6 +66,8 @@ def diff(
     changes = _changes(traces, lines)
     if changes:
         print(changes)
+    differences = [DifferenceFacts(where=one.where, left=one.left, right=one.right) for one in result.differences]
+    tell_result(DiffFacts(left=sides[0], right=sides[1], same=result.same, compared=result.compared, differences=differences))
     return _exit_code(result, traces)
 
 

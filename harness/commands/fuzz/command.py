@@ -2,13 +2,16 @@
 
 from itertools import islice
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from eagletwin.harness.core.errors import EXIT_DIVERGED, EXIT_EQUAL, EXIT_INTERRUPTED, EXIT_UNKNOWN, AlreadyReported
+from eagletwin.harness.core.progress import progress
 from eagletwin.harness.core.run_spec import RunSpec
 from eagletwin.harness.core.terminal import show, width
 
+from ..as_json import tell_result, with_json
 from ..options import DEFAULT_RUNS, Runs, tell
+from ..result import SearchFacts
 from ..run_options import CHANGES, HOW, JUDGING, LIMITS, SOURCE, run_options
 from .typed import (
     MAX_CASES,
@@ -32,6 +35,7 @@ if TYPE_CHECKING:
     from .search import Finding, Fuzz
 
 
+@with_json
 @run_options(CHANGES, JUDGING, SOURCE, HOW, LIMITS)
 def fuzz(
     minutes: Minutes = MINUTES,
@@ -106,7 +110,7 @@ def search(options: "SearchOptions") -> int:
     looking = Fuzz(trials, folder, plan, tell)
     found, interrupted = list["Finding"](), False
     try:
-        with host:
+        with progress("cases") as looking.line, host:
             for finding in islice(looking.search(), options.findings):
                 found.append(finding)
                 show(finding_text(finding, width()))
@@ -118,14 +122,15 @@ def search(options: "SearchOptions") -> int:
         raise AlreadyReported(EXIT_INTERRUPTED) from None
     finally:
         try:
-            write_summary(folder, looking, found)
+            summary = write_summary(folder, looking, found)
         except OSError as error:
-            _keep_elsewhere(folder, looking, found, error)
+            summary = _keep_elsewhere(folder, looking, found, error)
         show(tally_text(looking, found, width(), interrupted=interrupted))
+        tell_result(SearchFacts(interrupted=interrupted, folder=str(folder), summary=summary))
     return _exit_code(looking, found)
 
 
-def _keep_elsewhere(folder: Path, looking: "Fuzz", found: "list[Finding]", error: OSError) -> None:
+def _keep_elsewhere(folder: Path, looking: "Fuzz", found: "list[Finding]", error: OSError) -> dict[str, Any]:
     """The run folder cannot be written: what was found goes to another place, and what is told says where."""
     import tempfile
 
@@ -134,7 +139,7 @@ def _keep_elsewhere(folder: Path, looking: "Fuzz", found: "list[Finding]", error
     other = Path(tempfile.mkdtemp(prefix="eagletwin-runs-"))
     tell(f"note: {folder} cannot be written ({error.strerror}); what was found last is in {other}")
     looking.keep_elsewhere(other)
-    write_summary(other, looking, found)
+    return write_summary(other, looking, found)
 
 
 def _exit_code(looking: "Fuzz", found: "list[Finding]") -> int:

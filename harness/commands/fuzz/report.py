@@ -3,6 +3,7 @@
 import dataclasses
 from collections import Counter
 from pathlib import Path
+from typing import Any
 
 import msgspec
 
@@ -14,20 +15,16 @@ from eagletwin.harness.page.render import write_page
 
 from .page import SUMMARY, search_page
 from .search import MOST_UNDECIDED, Finding, Fuzz, Tally
-from .smaller import smaller
+from .smaller import sizes, smaller
 from .unsearched import not_looked_at
 
 
 def finding_text(finding: Finding, columns: int) -> str:
     """The argument of the smallest case, and what it took to get there."""
     case = finding.outcome.case
-    prompts = ", ".join(f"{request.id} {len(request.prompt)}+{request.max_new_tokens}" for request in case.requests)
-    chunks = f"chunks {list(case.chunks)}, " if case.chunks else ""
     text = (
         f"Found after {count(finding.cases, 'case')}, {finding.seconds:.1f} s. "
-        f"Smallest after {count(finding.shrink_looks, 'more run')}, {finding.shrink_seconds:.1f} s: "
-        f"{case.model}, num_steps {case.num_steps}, topk {case.topk}, page_size {case.page_size}, {chunks}"
-        f"{count(len(case.events), 'event')}, requests (prompt+new) {prompts}."
+        f"Smallest after {count(finding.shrink_looks, 'more run')}, {finding.shrink_seconds:.1f} s: {sizes(case)}."
     )
     lines = [finding.outcome.text(columns), f"  folder: {finding.outcome.folder}", "", *fold(text, columns, "")]
     changes = smaller(finding.found, case)
@@ -134,10 +131,10 @@ def _named(tally: Tally) -> Counter[str]:
     return named
 
 
-def write_summary(folder: Path, search: Fuzz, findings: list[Finding]) -> None:
-    """summary.json: the figures of tally_text, and of each finding; and the page that is made of it."""
+def write_summary(folder: Path, search: Fuzz, findings: list[Finding]) -> dict[str, Any]:
+    """summary.json: the figures of tally_text, and of each finding; and the page that is made of it. Returns the figures."""
     tally = search.tally
-    figures = {
+    figures: dict[str, Any] = {
         "headline": _headline(search),
         "command": search.plan.command,
         "seconds": round(search.seconds, 3),
@@ -170,3 +167,4 @@ def write_summary(folder: Path, search: Fuzz, findings: list[Finding]) -> None:
     }
     (folder / SUMMARY).write_bytes(msgspec.json.format(msgspec.json.encode(figures)))
     write_page(folder, lambda: search_page(folder))
+    return figures

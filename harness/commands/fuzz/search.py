@@ -28,6 +28,7 @@ from eagletwin.harness.core.case import Case, encode_case, pretty_case
 from eagletwin.harness.core.differs import Changes
 from eagletwin.harness.core.dtype import WIDEST
 from eagletwin.harness.core.errors import HarnessError
+from eagletwin.harness.core.progress import Line
 from eagletwin.harness.core.signature import Signature, signature_of
 from eagletwin.harness.core.words import count
 from eagletwin.harness.page.run import write_run
@@ -163,6 +164,7 @@ class Fuzz:
         self.shrinking: _Block | None = None
         self.trials = trials
         self._progress = progress
+        self.line = Line()
         self._begun = time.monotonic()
         self._until = self._begun + plan.seconds
 
@@ -290,6 +292,7 @@ class _Block:
         )  # if everything dies, this is the case that did it
         trial = self._trials.look(case)
         fuzz.tally.add(trial)
+        fuzz.line.done(f"{case.model}, num_steps {case.num_steps}, topk {case.topk}")
         if trial.signature is None:
             return False
         if trial.verdict.undecided or trial.signature in fuzz.known:
@@ -320,6 +323,7 @@ class _Block:
                 self._partial = True
                 raise _Over
             self._looks += 1
+            self._fuzz.line.look(f"{self.first.signature}: smaller case {self._looks}")
             trial = self._trials.look(case, until)
             if trial.signature not in (None, self.first.signature):
                 self._fuzz.set_aside(trial)

@@ -1,8 +1,9 @@
-"""What became smaller while a case was shrunk, in words: `chunks 40 → 0, page_size 4 → 1`."""
+"""What became smaller while a case was shrunk, in words: `chunks 40 → 0, page_size 4 → 1`; and how large a case is."""
 
 from collections.abc import Callable
 
 from eagletwin.harness.core.case import Case
+from eagletwin.harness.core.words import count
 
 _MEASURES: tuple[tuple[str, Callable[[Case], object]], ...] = (
     ("model", lambda case: case.model),
@@ -26,3 +27,13 @@ def smaller(found: Case, now: Case) -> str:
     """How a case differs from the one that was found, by its sizes; empty if by none of them."""
     changes = [(name, measure(found), measure(now)) for name, measure in _MEASURES]
     return ", ".join(f"{name} {before} → {after}" for name, before, after in changes if before != after)
+
+
+def sizes(case: Case) -> str:
+    """How large a case is, without what it has none of."""
+    prompts = ", ".join(f"{request.id} {len(request.prompt)}+{request.max_new_tokens}" for request in case.requests)
+    chunks = f"chunks {list(case.chunks)}, " if case.chunks else ""
+    return (
+        f"{case.model}, num_steps {case.num_steps}, topk {case.topk}, page_size {case.page_size}, {chunks}"
+        f"{count(len(case.events), 'event')}, requests (prompt+new) {prompts}"
+    )

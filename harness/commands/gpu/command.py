@@ -6,9 +6,12 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from eagletwin.harness.core.errors import EXIT_DIVERGED, EXIT_EQUAL, EXIT_UNKNOWN, InputError
+from eagletwin.harness.core.progress import progress
 from eagletwin.harness.core.words import count
 
+from ..as_json import tell_result, with_json
 from ..options import AttentionBackend, DataType, Ranks
+from ..result import MeasuredFacts, WrittenFacts
 from .typed import Cases, Entries, File, Groups, OfModel, OnRelease, Planted, Rate, Samples, Seed, Sizes
 
 if TYPE_CHECKING:
@@ -20,6 +23,7 @@ gpu = typer.Typer(add_completion=False, help="Run many cases on a GPU host, whic
 
 
 @gpu.command("bundle")
+@with_json
 def gpu_bundle(
     folder: Annotated[Path, typer.Argument(help="Where to write it. 400 MB of 0.5.23, 40 MB of 0.5.17, in parts of 60 MB.")],
     sglang: Annotated[str, typer.Option(metavar="RELEASE", help="The release to pack: 0.5.23 or 0.5.17.")] = "0.5.23",
@@ -27,12 +31,17 @@ def gpu_bundle(
     """Pack eagletwin, a release of SGLang, and what both need on a Hopper GPU. `. FOLDER/setup.sh` unpacks it on the host."""
     from .bundle.pack import bundle
 
-    for file in bundle(folder, Path(__file__).resolve().parents[3], sglang):
+    with progress("bundle") as line:
+        line.look(f"packing SGLang {sglang}")
+        files = list(bundle(folder, Path(__file__).resolve().parents[3], sglang))
+    for file in files:
         print(f"{file.stat().st_size / 1e6:8.1f} MB  {file}")
+    tell_result(WrittenFacts(files={file.name: str(file) for file in files}))
     return EXIT_EQUAL
 
 
 @gpu.command("plan")
+@with_json
 def gpu_plan(
     file: File,
     groups: Groups = 100,
@@ -61,8 +70,7 @@ def gpu_plan(
     from .sampled import sampling
     from .sizes import every_size
 
-    if file.exists():
-        raise InputError(f"{file} exists", consequence="no plan was written", remedy="name another file, or remove it")
+    _must_be_new(file)
     check_attention(attention, "cuda", dtype)
     check_ranks(tp)
     if model:
@@ -74,7 +82,9 @@ def gpu_plan(
             consequence="no plan was written",
             remedy="plan generated cases and proofs in it, and the others in a plan of their own",
         )
-    jobs = plain(groups, cases, seed, rate) if rate else generated(groups, cases, seed, options)
+    with progress("plan") as line:
+        line.look(f"drawing {count(groups, 'group')} of {count(cases, 'case')}")
+        jobs = plain(groups, cases, seed, rate) if rate else generated(groups, cases, seed, options)
     jobs += every_size(tp) if sizes else []
     jobs += sampling(samples, cases, seed, options.release)
     chosen, others = _reached(entries or [], dtype, attention)
@@ -87,10 +97,17 @@ def gpu_plan(
             remedy="give --groups 1 or more, --sizes, --sampling, --prove or --faults",
         )
     file.write_bytes(msgspec.json.encode(jobs))
-    for why in others:
-        print(f"left out: {why}")
-    print(f"{count(len(jobs), 'job')}, {count(sum(len(job.cases) for job in jobs), 'case')}: {file}")
+    print("".join(f"left out: {why}\n" for why in others), end="")
+    size = f"{count(len(jobs), 'job')}, {count(sum(len(job.cases) for job in jobs), 'case')}"
+    print(f"{size}: {file}")
+    tell_result(WrittenFacts(files={"plan": str(file)}, said=[size, *(f"left out: {why}" for why in others)]))
     return EXIT_EQUAL
+
+
+def _must_be_new(file: Path) -> None:
+    """Raises InputError for a file that is there."""
+    if file.exists():
+        raise InputError(f"{file} exists", consequence="no plan was written", remedy="name another file, or remove it")
 
 
 def _reached(names: list[str], dtype: "Dtype", attention: "Attention") -> "tuple[list[Entry], list[str]]":
@@ -113,6 +130,7 @@ def _reached(names: list[str], dtype: "Dtype", attention: "Attention") -> "tuple
 
 
 @gpu.command("run")
+@with_json
 def gpu_run(
     plan: Annotated[Path, typer.Argument(help="A plan that `gpu plan` wrote.")],
     out: Annotated[Path, typer.Argument(help="Folder for results.jsonl, and for the traces that are kept.")],
@@ -144,13 +162,18 @@ def gpu_run(
             )
     begun, summary = time.monotonic(), CampaignSummary()
     noted = out / "blocks" if blocks else None
-    for done in run_plan(jobs, out, processes, gpus, noted):
-        print(summary.add(done), flush=True)
-    print(summary.text(time.monotonic() - begun, out, noted))
+    with progress("jobs", len(jobs)) as line:
+        for done in run_plan(jobs, out, processes, gpus, noted):
+            print(summary.add(done), flush=True)
+            line.done(done.name)
+    text = summary.text(time.monotonic() - begun, out, noted)
+    print(text)
+    tell_result(summary.result(time.monotonic() - begun, out, text))
     return summary.exit_code
 
 
 @gpu.command("draws")
+@with_json
 def gpu_draws(
     out: Annotated[Path, typer.Argument(help="Folder for draws.jsonl, to which each setting's counts are added.")],
     settings: Annotated[
@@ -187,11 +210,13 @@ def gpu_draws(
         must_have_cuda(gpus)
     mode = mode_of(device, graphs if device == "cuda" else None, overlap)
     out.mkdir(parents=True, exist_ok=True)
-    agree, enough = True, True
+    agree, enough, results = True, True, []
     for name in chosen:
         share = Portion(setting=name, mode=mode, number=0, step=1, seconds=seconds, cases=cases, fault=fault, sglang=sglang)
         result = tell(share, processes, gpus)
         record(result, out)
         print("\n".join(lines(result)), flush=True)
+        results.append(result)
         agree, enough = agree and result.agrees, enough and result.tells
+    tell_result(MeasuredFacts(figures=results))
     return EXIT_DIVERGED if not agree else EXIT_EQUAL if enough else EXIT_UNKNOWN

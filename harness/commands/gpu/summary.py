@@ -4,6 +4,7 @@ from collections import Counter
 from pathlib import Path
 
 from ..diff.precision_gap import Apart, apart_text
+from ..result import CampaignFacts
 from .batches import table
 from .blocks import reached, written
 from .jobs import JobResult
@@ -37,6 +38,17 @@ class CampaignSummary:
         said = Counter(f"{seen.status} {seen.known or seen.rule}".strip() for seen in done.seen)
         again = "".join(f", {comparison}" for comparison in comparisons(done))
         return f"{done.name}: {dict(said)}{again} {done.error} ({done.start:.0f} s, {done.seconds:.0f} s)"
+
+    def result(self, seconds: float, out: Path, report: str) -> CampaignFacts:
+        """All of it as --json has it."""
+        return CampaignFacts(
+            jobs=len(self._done),
+            cases=self._cases,
+            statuses=dict(self._statuses),
+            seconds=round(seconds, 3),
+            folder=str(out),
+            report=report,
+        )
 
     def text(self, seconds: float, out: Path, blocks: Path | None) -> str:
         """What all jobs come to. blocks: the folder in which their processes left what ran."""

@@ -7,24 +7,26 @@ import typer
 
 from eagletwin.cases.ledger import ledger_of
 from eagletwin.harness.core.errors import EXIT_EQUAL, EXIT_UNKNOWN, InputError
+from eagletwin.harness.core.progress import progress
 from eagletwin.harness.core.words import count
 
-from ..options import tell
+from ..as_json import tell_result, with_json
+from ..options import telling
+from ..result import WrittenFacts
 
-models = typer.Typer(add_completion=False, invoke_without_command=True)
+models = typer.Typer(add_completion=False, help="The model recipes, and the ledger in each of them.")
 
 
-@models.callback()
-def models_list(
-    context: typer.Context, as_json: Annotated[bool, typer.Option("--json", help="As JSON, for programs.")] = False
-) -> int:
-    """List the model recipes: tiny, synthetic target / draft pairs, one family a block. `table`: the ledger in each of them."""
+@models.command("list")
+def models_list(as_json: Annotated[bool, typer.Option("--json", help="As JSON, for programs.")] = False) -> int:
+    """List the model recipes: tiny, synthetic target / draft pairs, one family a block."""
     from .listing import list_models
 
-    return EXIT_EQUAL if context.invoked_subcommand else list_models(as_json=as_json)
+    return list_models(as_json=as_json)
 
 
 @models.command("table")
+@with_json
 def models_table(
     names: Annotated[list[str] | None, typer.Argument(metavar="RECIPE…", help="Models; without any, all of them.")] = None,
     entries: Annotated[
@@ -49,18 +51,19 @@ def models_table(
     ledger = ledger_of(["all"])
     wanted = ledger_of(entries) if entries else ledger
     found = {model: results.read(write, model) for model in RECIPES}
-    for model in chosen:
-        due = survey.due(found[model], wanted, again=again)
-        if not due:
-            continue
-        with Host() as host:
-            survey.survey(host, found[model], due, keep=lambda one: results.write(write, one), say=tell)
+    due = {model: left for model in chosen if (left := survey.due(found[model], wanted, again=again))}
+    with progress("proofs", sum(map(len, due.values()))) as line:
+        for model, left in due.items():
+            with Host() as host:
+                survey.survey(host, found[model], left, keep=lambda one: results.write(write, one), say=telling(line))
     known = [one for one in found.values() if one.answers]
     (write / PAGE).write_text(page(known, ledger), encoding="utf-8")
     print(f"{write / PAGE} written")
     holes = open_cells(list(found.values()), ledger)
     if holes:
         print(f"open: {count(len(holes), 'cell')}, such as {holes[0]}")
+    files = {"page": str(write / PAGE), "measurements": str(write / results.FOLDER)}
+    tell_result(WrittenFacts(files=files, said=[f"open: {hole}" for hole in holes]))
     return EXIT_UNKNOWN if holes else EXIT_EQUAL
 
 

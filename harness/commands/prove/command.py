@@ -2,6 +2,7 @@
 
 import time
 from collections.abc import Iterator, Sequence
+from itertools import zip_longest
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -12,12 +13,15 @@ from eagletwin.cases.ledger import ledger_of, with_probes
 from eagletwin.cases.reach import unreached, unreached_text
 from eagletwin.harness.core.errors import EXIT_UNKNOWN, InputError
 from eagletwin.harness.core.mode import CPU
+from eagletwin.harness.core.progress import progress
 from eagletwin.harness.core.run_spec import RunSpec
 from eagletwin.harness.core.terminal import show
 from eagletwin.harness.core.words import count
 from eagletwin.harness.families.valid import check_model
 
+from ..as_json import tell_result, with_json
 from ..options import DEFAULT_RUNS, ENGINE, Runs, tell
+from ..result import ProveFacts
 from ..run_options import HOW, LIMITS, SOURCE, run_options
 
 if TYPE_CHECKING:
@@ -27,6 +31,7 @@ if TYPE_CHECKING:
     from .proof import NoProof, Proof
 
 
+@with_json
 @run_options(SOURCE, HOW, LIMITS)
 def prove(
     entries: Annotated[list[str], typer.Argument(metavar="PR…|all", help="Ids of ledger entries, or all.")],
@@ -92,21 +97,27 @@ def _prove(chosen: "Sequence[Entry]", others: "Sequence[tuple[Entry, str]]", out
         from eagletwin.harness.engines.host import Host
 
         from . import proof as proving
-        from .report import proof_table, proof_text, proof_title
+        from .report import proof_facts, proof_table, proof_text, proof_title
 
         for entry, why in others:
             print(f"{proof_title(entry)}{why}")
         if not chosen:
             return EXIT_UNKNOWN
         proofs = []
-        with Host(zygote) as host:
-            for proof in _proofs(host, chosen, out, spec, model):
+        with progress("proofs", len(chosen)) as line, Host(zygote) as host:
+            line.look(chosen[0].id)
+            for proof, following in zip_longest(_proofs(host, chosen, out, spec, model), chosen[1:]):
                 proofs.append(proof)
                 show(proof_text(proof))
-    proof_table(proofs, [entry for entry, _ in others])
-    print(f"{sum(proof.holds for proof in proofs)} of {len(proofs)} proven in {time.monotonic() - begun:.1f} s")
+                line.done(following.id if following is not None else "")
+    left_out = [entry for entry, _ in others]
+    proof_table(proofs, left_out)
+    seconds = time.monotonic() - begun
+    print(f"{sum(proof.holds for proof in proofs)} of {len(proofs)} proven in {seconds:.1f} s")
+    facts = [proof_facts(proof) for proof in proofs]
+    tell_result(ProveFacts(proofs=facts, not_reached=[entry.id for entry in left_out], seconds=round(seconds, 3)))
     if others:
-        print(f"not reached in this mode, and so not run: {', '.join(entry.id for entry, _ in others)}")
+        print(f"not reached in this mode, and so not run: {', '.join(entry.id for entry in left_out)}")
     return proving.worst([proof.exit_code for proof in proofs])
 
 
@@ -142,22 +153,26 @@ def _check_releases(spec: RunSpec, model: str) -> None:
 
 def _prove_on_wheels(entries: list[str], out: Path, spec: RunSpec) -> int:
     from . import proof as proving
-    from .report import proof_title, wheel_proof_table
+    from .report import proof_title, wheel_facts, wheel_proof_table
 
     begun = time.monotonic()
     known = with_probes(entries)
     chosen, live = [entry for entry in known if entry.fixed], [entry.id for entry in known if not entry.fixed]
     proofs = []
-    for proof in proving.prove_on_wheels(chosen, out, spec, tell):
-        proofs.append(proof)
-        print(proof_title(proof.entry))
-        for seen in (proof.bad, proof.good):
-            if seen is not None:
-                print(seen.text)
-        if proof.why:
-            print(f"UNKNOWN  {proof.why}\n")
+    with progress("proofs", len(chosen)) as line:
+        for proof in proving.prove_on_wheels(chosen, out, spec, tell):
+            proofs.append(proof)
+            line.done(proof.entry.id)
+            print(proof_title(proof.entry))
+            for seen in (proof.bad, proof.good):
+                if seen is not None:
+                    print(seen.text)
+            if proof.why:
+                print(f"UNKNOWN  {proof.why}\n")
     wheel_proof_table(proofs)
-    print(f"{sum(proof.holds for proof in proofs)} of {len(proofs)} proven in {time.monotonic() - begun:.1f} s")
+    seconds = time.monotonic() - begun
+    print(f"{sum(proof.holds for proof in proofs)} of {len(proofs)} proven in {seconds:.1f} s")
+    tell_result(ProveFacts(proofs=[wheel_facts(proof) for proof in proofs], not_reached=live, seconds=round(seconds, 3)))
     if live:
         print(f"not proven on releases, since none has a fix: {', '.join(live)}")
     named = live and "all" not in entries

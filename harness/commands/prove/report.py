@@ -5,7 +5,9 @@ from collections.abc import Sequence
 from eagletwin.cases.entry import Entry, Known
 from eagletwin.harness.core.errors import EXIT_UNKNOWN
 from eagletwin.harness.core.terminal import width
+from eagletwin.harness.core.verdict import Verdict
 
+from ..result import ProofFacts
 from ..tables import print_table
 from .proof import NoProof, Proof, WheelProof, WheelSide
 
@@ -46,6 +48,31 @@ def proof_table(proofs: Sequence[Proof | NoProof], others: Sequence[Entry] = ())
         )
     rows += [(entry.id, entry.state, "not run", "not run", "[yellow]unknown[/]: not reached") for entry in others]
     print_table(("entry", "in", "with the fix", "without it", "proof"), rows)
+
+
+def proof_facts(proof: Proof | NoProof) -> ProofFacts:
+    """A proof as --json has it."""
+    if isinstance(proof, NoProof):
+        return ProofFacts(entry=proof.entry.id, holds=False, exit_code=proof.exit_code, green="", red="", why=proof.error.cause)
+    return ProofFacts(
+        entry=proof.entry.id,
+        holds=proof.holds,
+        exit_code=proof.exit_code,
+        green=_said(proof.green.verdict),
+        red=_said(proof.red.verdict),
+        why="" if proof.holds else _failure(proof),
+        folders=[str(outcome.folder) for outcome in (proof.green, proof.red)],
+    )
+
+
+def wheel_facts(proof: WheelProof) -> ProofFacts:
+    """The same of a proof on published wheels: `green` is the release with the fix, and `red` the one before."""
+    green, red = ("" if side is None else _said(side.verdict) for side in (proof.good, proof.bad))
+    return ProofFacts(entry=proof.entry.id, holds=proof.holds, exit_code=proof.exit_code, green=green, red=red, why=proof.why)
+
+
+def _said(verdict: Verdict) -> str:
+    return f"{verdict.status} {verdict.rule}".strip()
 
 
 def _result(proof: Proof) -> str:

@@ -8,14 +8,18 @@ import typer
 from eagletwin.cases.entry import Known
 from eagletwin.cases.ledger import with_probes
 from eagletwin.harness.core.errors import EXIT_DIVERGED, EXIT_EQUAL, EXIT_UNKNOWN, InputError
+from eagletwin.harness.core.progress import each, progress
 from eagletwin.harness.core.words import count
 
-from ..options import tell
+from ..as_json import tell_result, with_json
+from ..options import telling
+from ..result import ReleaseFacts, ReleasesFacts, WrittenFacts
 
 releases = typer.Typer(add_completion=False, help="The published releases of SGLang, and the ledger on each of them.")
 
 
 @releases.command("list")
+@with_json
 def releases_list() -> int:
     """List the releases that `--sglang` accepts, and which of them are in the cache. Fetches nothing."""
     from eagletwin.harness.engines.lock import releases as known
@@ -24,18 +28,24 @@ def releases_list() -> int:
     there = here()
     for name in known():
         print(f"{name:14} {'here' if name in there else 'to be fetched'}")
+    tell_result(ReleasesFacts(releases=[ReleaseFacts(name=name, here=name in there) for name in known()]))
     return EXIT_EQUAL
 
 
 @releases.command("fetch")
+@with_json
 def releases_fetch(
     names: Annotated[list[str] | None, typer.Argument(metavar="RELEASE…", help="Releases; without any, all of them.")] = None,
 ) -> int:
     """Fetch releases, and the packages that they pin, into the cache: for work without a network."""
     from eagletwin.harness.engines.source import resolve
 
-    for name in chosen(names):
-        print(f"{name:14} {', '.join(map(str, resolve(name).paths)) or 'installed'}", flush=True)
+    fetched = []
+    for name in each(chosen(names), "releases", str):
+        paths = [str(path) for path in resolve(name).paths]
+        fetched.append(ReleaseFacts(name=name, here=True, paths=paths))
+        print(f"{name:14} {', '.join(paths) or 'installed'}", flush=True)
+    tell_result(ReleasesFacts(releases=fetched))
     return EXIT_EQUAL
 
 
@@ -52,6 +62,7 @@ def chosen(names: list[str] | None) -> list[str]:
 
 
 @releases.command("table")
+@with_json
 def releases_table(
     names: Annotated[list[str] | None, typer.Argument(metavar="RELEASE…", help="Releases; without any, all of them.")] = None,
     entries: Annotated[
@@ -84,15 +95,26 @@ def releases_table(
     ledger = _in_model(model, write) if model else with_probes(["all"])
     wanted = [entry for entry in ledger if entry.id in _ids(entries)] if entries else ledger
     folder, cases = write / "models" / model if model else write, common_cases(model)
-    found = fill(folder, chosen(names), ledger, wanted, cases, again=again, say=tell)
+    with progress("measurements") as line:
+        found = fill(folder, chosen(names), ledger, wanted, cases, again=again, say=telling(line))
     right = right_output(cases)
     (folder / PAGE).write_text(page(found, ledger, right, model), encoding="utf-8")
     print(f"{folder / PAGE} written")
     write_page(folder, lambda: ledger_page(found, ledger))
     holes = empty(found, ledger)
+    _tell_written(folder, holes)
+    return EXIT_DIVERGED if differs(found, right) else EXIT_UNKNOWN if holes else EXIT_EQUAL
+
+
+def _tell_written(folder: Path, holes: list[str]) -> None:
+    """What was written, and what is missing in it."""
+    from .report import PAGE
+    from .results import FOLDER
+
     if holes:
         print(f"not measured: {count(len(holes), 'cell')}, such as {holes[0]}")
-    return EXIT_DIVERGED if differs(found, right) else EXIT_UNKNOWN if holes else EXIT_EQUAL
+    files = {"page": str(folder / PAGE), "measurements": str(folder / FOLDER)}
+    tell_result(WrittenFacts(files=files, said=[f"not measured: {hole}" for hole in holes]))
 
 
 def _ids(names: list[str]) -> set[str]:

@@ -1,0 +1,230 @@
+"""What commands print with `--json`, field by field: the schema of docs/reference/json.md, which is made of these classes.
+
+Fields are added and none is renamed or removed while `schema` stays as it is. Commands that have had `--json` for longer than
+this module print what json.md says of each.
+"""
+
+from typing import Annotated, Any
+
+from msgspec import Meta, Struct
+
+from eagletwin.harness.core.verdict import Verdict
+
+SCHEMA = 1
+
+
+class ResultFacts(Struct, kw_only=True, forbid_unknown_fields=True):
+    """What every object has."""
+
+    schema: Annotated[int, Meta(description="1")] = SCHEMA
+    exit_code: Annotated[int, Meta(description="the exit code of the command")] = 0
+
+
+class ErrorFacts(Struct, kw_only=True, forbid_unknown_fields=True):
+    """An error as people read it on stderr."""
+
+    cause: Annotated[str, Meta(description="what is wrong")]
+    consequence: Annotated[str, Meta(description="what follows from it")]
+    remedy: Annotated[str, Meta(description="what to do")]
+
+
+class FailedFacts(ResultFacts, kw_only=True):
+    """Any command that ends with an error."""
+
+    error: Annotated[ErrorFacts, Meta(description="`cause`, `consequence` and `remedy`, as on stderr")]
+
+
+class SaidFacts(ResultFacts, kw_only=True):
+    """Any command that ends before it has a result, as where SGLang would not start."""
+
+    said: Annotated[str, Meta(description="what people read")]
+
+
+class CheckFacts(ResultFacts, kw_only=True):
+    """A case that ran."""
+
+    case: Annotated[str, Meta(description="its name")]
+    sglang: Annotated[str, Meta(description="the SGLang that ran, as traces call it")]
+    verdict: Annotated[Verdict, Meta(description="as verdict.json has it: `status`, `rule`, `first` and more")]
+    folder: Annotated[str, Meta(description="the run folder")]
+    again: Annotated[str, Meta(description="the command that repeats it")] = ""
+    known: Annotated[str, Meta(description="the ledger's bug that it may be")] = ""
+
+
+class SearchFacts(ResultFacts, kw_only=True):
+    """A search."""
+
+    interrupted: Annotated[bool, Meta(description="whether it was ended before it was done")]
+    folder: Annotated[str, Meta(description="the run folder")]
+    summary: Annotated[
+        dict[str, Any],
+        Meta(
+            description="as summary.json has it: `headline`, `command`, `seconds`, `tally`, `findings`, `set_aside` and "
+            "`not_looked_at`"
+        ),
+    ]
+
+
+class JobFacts(ResultFacts, kw_only=True):
+    """A job of a CI."""
+
+    folder: Annotated[str, Meta(description="the run folder")]
+    job: Annotated[dict[str, Any], Meta(description="as a line of `--history` has it")]
+
+
+class ProofFacts(Struct, kw_only=True, forbid_unknown_fields=True):
+    """An entry, with its case on both sides of the fix."""
+
+    entry: str
+    holds: bool
+    exit_code: int
+    green: str  # the status with the fix, and the rule if it is not equal; "" if it did not run
+    red: str
+    why: str = ""
+    folders: list[str] = []
+
+
+class ProveFacts(ResultFacts, kw_only=True):
+    """Proofs."""
+
+    proofs: Annotated[
+        list[ProofFacts],
+        Meta(
+            description="a list: `entry`, `holds`, `exit_code`, `green` and `red`: status and rule with the fix and "
+            "without it, `why`: of what was not run, `folders`"
+        ),
+    ]
+    not_reached: Annotated[
+        list[str], Meta(description="entries that did not run: the mode does not reach them, or no release has the fix")
+    ]
+    seconds: float
+
+
+class BisectFacts(ResultFacts, kw_only=True):
+    """A bisection."""
+
+    answer: Annotated[str, Meta(description="such as `FIXED WITH 0.5.13`")]
+    report: Annotated[str, Meta(description="the report, as report.txt has it")]
+    folder: Annotated[str, Meta(description="the run folder")]
+
+
+class DifferenceFacts(Struct, kw_only=True, forbid_unknown_fields=True):
+    where: str
+    left: str
+    right: str
+
+
+class DiffFacts(ResultFacts, kw_only=True):
+    """Two traces."""
+
+    left: Annotated[str, Meta(description="what is left, and how its run ended")]
+    right: str
+    same: Annotated[bool, Meta(description="within the judge's bound")]
+    compared: Annotated[int, Meta(description="tensors that both have")]
+    differences: Annotated[list[DifferenceFacts], Meta(description="a list, in order of flow: `where`, `left`, `right`")]
+
+
+class RecordedFacts(Struct, kw_only=True, forbid_unknown_fields=True):
+    folder: str
+    status: str
+    headline: str
+    rounds: int
+    tokens: int
+
+
+class JudgeFacts(ResultFacts, kw_only=True):
+    """A trace, or what a server recorded."""
+
+    status: Annotated[str, Meta(description="`equal`, `diverged` or `unknown`")]
+    verdict: Annotated[Verdict | None, Meta(description="of a trace: as verdict.json has it; null for a server")] = None
+    requests: Annotated[
+        list[RecordedFacts], Meta(description="of a server: `folder`, `status`, `headline`, `rounds`, `tokens` of each request")
+    ] = []
+    report: Annotated[str, Meta(description="what people read")]
+
+
+class WrittenFacts(ResultFacts, kw_only=True):
+    """What wrote files."""
+
+    files: Annotated[dict[str, str], Meta(description="what each file or folder is, and its path")]
+    said: Annotated[list[str], Meta(description="what else there is to say of it, a line each")] = []
+
+
+class DoctorCheckFacts(Struct, kw_only=True, forbid_unknown_fields=True):
+    what: str
+    found: str
+    good: bool
+    needed: bool
+    remedy: str
+
+
+class DoctorFacts(ResultFacts, kw_only=True):
+    """What can run here."""
+
+    checks: Annotated[
+        list[DoctorCheckFacts],
+        Meta(description="a list: `what`, `found`, `good`, `needed`: without it no CPU engine runs, `remedy`"),
+    ]
+
+
+class ReleaseFacts(Struct, kw_only=True, forbid_unknown_fields=True):
+    name: str
+    here: bool
+    paths: list[str] = []
+
+
+class ReleasesFacts(ResultFacts, kw_only=True):
+    """Releases."""
+
+    releases: Annotated[
+        list[ReleaseFacts], Meta(description="a list: `name`, `here`: whether it is in the cache, `paths`: of a fetched one")
+    ]
+
+
+class CampaignFacts(ResultFacts, kw_only=True):
+    """A plan that was run on a GPU."""
+
+    jobs: int
+    cases: int
+    statuses: Annotated[dict[str, int], Meta(description="how many cases came out how")]
+    seconds: float
+    folder: str
+    report: Annotated[str, Meta(description="what people read")]
+
+
+class MeasuredFacts(ResultFacts, kw_only=True):
+    """A measurement."""
+
+    figures: Annotated[Any, Meta(description="what was measured, by name")]
+    report: Annotated[str, Meta(description="what people read")] = ""
+
+
+# What each command prints. The others print what they did before there was a schema, or are no commands with a result.
+SHAPES: dict[str, type[ResultFacts]] = {
+    "check": CheckFacts,
+    "fuzz": SearchFacts,
+    "ci": JobFacts,
+    "prove": ProveFacts,
+    "bisect": BisectFacts,
+    "diff": DiffFacts,
+    "judge": JudgeFacts,
+    "report": WrittenFacts,
+    "train": WrittenFacts,
+    "doctor": DoctorFacts,
+    "releases list": ReleasesFacts,
+    "releases fetch": ReleasesFacts,
+    "releases table": WrittenFacts,
+    "models table": WrittenFacts,
+    "gpu bundle": WrittenFacts,
+    "gpu plan": WrittenFacts,
+    "gpu run": CampaignFacts,
+    "gpu draws": MeasuredFacts,
+    "bench rate": MeasuredFacts,
+    "bench acceptance": MeasuredFacts,
+    "bench first-token": MeasuredFacts,
+    "bench speed": MeasuredFacts,
+    "bench search": MeasuredFacts,
+    "bench all": MeasuredFacts,
+}
+OLDER = ("compare", "acceptance", "kernels", "ledger", "rules", "models list")
+NO_RESULT = ("serve", "record")  # they become, or run, a server
