@@ -19,7 +19,7 @@ from .norm import Weights, rms_norm
 from .rope import rotate
 from .sizes import LlamaShape
 
-__all__ = ["TargetRows", "Weights", "causal", "decoder_layer", "side_by_side", "target_rows"]
+__all__ = ["TargetRows", "Weights", "causal", "decoder_layer", "in_window", "side_by_side", "target_rows"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,6 +45,18 @@ class TargetRows:
 def causal(length: int) -> Tensor:
     """sees [T, T]: row i sees rows 0..i."""
     return torch.ones(length, length, dtype=torch.bool).tril()
+
+
+def in_window(sees: Tensor, window: int) -> Tensor:
+    """Of the rows that each row sees [R, E], the last `window`; 0: all.
+
+    What a row sees is one row of each position up to its own, in their order, also on a branch of a tree: the last `window` of
+    them are the positions p - window + 1..p (arXiv 2004.05150 §3.1, and Mistral's arXiv 2310.06825 §2).
+    """
+    if not window:
+        return sees
+    newer = sees.flip(-1).cumsum(-1).flip(-1)  # [R, E] how many of the rows that it sees stand there or behind
+    return sees & (newer <= window)
 
 
 def side_by_side(lengths: Sequence[int]) -> tuple[Tensor, Tensor, Tensor]:
@@ -138,8 +150,9 @@ def target_rows(weights: Weights, shape: LlamaShape, tokens: Tensor, lengths: Se
     x = weights["model.embed_tokens.weight"][tokens]  # [T, H]
     sees = sees.to(x.device)
     keys, values, aux = [], [], []
+    within = {window: in_window(sees, window) for window in {0, *shape.windows}}  # [T, T] each
     for layer in range(shape.num_layers):
-        x, key, value = decoder_layer(weights, f"model.layers.{layer}.", shape, x, positions, sees)
+        x, key, value = decoder_layer(weights, f"model.layers.{layer}.", shape, x, positions, within[shape.window(layer)])
         keys.append(key)
         values.append(value)
         if layer in shape.aux_layers:

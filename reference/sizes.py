@@ -81,6 +81,7 @@ class LlamaShape:
     rope_scaling  None: every pair turns by its own angle
     latent      attention is latent: of a position one row is stored, as of one KV head of width latent.width; None: it is not
     experts     of the layers whose weights have a router; None: of none
+    windows     of each layer, how many rows a row sees: the newest ones, with itself; 0: all. Empty: no layer has a window
     """
 
     vocab_size: int
@@ -97,6 +98,11 @@ class LlamaShape:
     rope_scaling: RopeScaling | None = None
     latent: LatentShape | None = None
     experts: ExpertShape | None = None
+    windows: tuple[int, ...] = ()
+
+    def window(self, layer: int) -> int:
+        """How many rows a row of this layer sees; 0: all that stand before it."""
+        return self.windows[layer] if self.windows else 0
 
 
 def count_candidates(topk: int, num_steps: int) -> int:

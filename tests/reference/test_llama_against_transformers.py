@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from torch import Tensor
 
 from eagletwin.harness.families import RECIPES
 from eagletwin.harness.families.weights import model_pair
@@ -13,12 +14,24 @@ from eagletwin.reference.llama import target_rows
     "name", sorted(name for name in RECIPES if RECIPES[name].target.latent is None)
 )  # test_mla.py has them
 def test_every_row_equals_transformers_llama_in_float64(name: str) -> None:
-    from transformers import LlamaConfig, LlamaForCausalLM, Qwen3Config, Qwen3ForCausalLM
+    from transformers import (
+        LlamaConfig,
+        LlamaForCausalLM,
+        MinistralConfig,
+        MinistralForCausalLM,
+        Qwen3Config,
+        Qwen3ForCausalLM,
+    )
 
     recipe, weights = RECIPES[name], model_pair(name).reference_target()
     shape = recipe.target
-    # Qwen3 is a Llama with a norm of queries and keys
+    # Qwen3 is a Llama with a norm of queries and keys, Ministral one with windows; Qwen3 may have them as well
     configured, made = (Qwen3Config, Qwen3ForCausalLM) if shape.qk_norm else (LlamaConfig, LlamaForCausalLM)
+    windows = {}
+    if shape.windows:
+        configured, made = (configured, made) if shape.qk_norm else (MinistralConfig, MinistralForCausalLM)
+        of_layers = [("full_attention", "sliding_attention")[window > 0] for window in shape.windows]
+        windows = {"use_sliding_window": True, "sliding_window": max(shape.windows), "layer_types": of_layers}
     config = configured(
         vocab_size=shape.vocab_size,
         hidden_size=shape.hidden_size,
@@ -31,6 +44,7 @@ def test_every_row_equals_transformers_llama_in_float64(name: str) -> None:
         rope_theta=shape.rope_theta,
         tie_word_embeddings=False,
         attn_implementation="eager",
+        **windows,
     )
     model = made(config).double().eval()
     model.load_state_dict(weights)
@@ -50,13 +64,12 @@ def test_every_row_equals_transformers_llama_in_float64(name: str) -> None:
     for mine, other in (
         (ours.hidden, torch.cat(handed, -1)),
         (ours.logits, logits),
-        *(
-            (ours.keys[layer].transpose(0, 1), theirs.past_key_values.layers[layer].keys[0])
-            for layer in range(shape.num_layers)
-        ),
-        *(
-            (ours.values[layer].transpose(0, 1), theirs.past_key_values.layers[layer].values[0])
-            for layer in range(shape.num_layers)
-        ),
+        *(_those_kept(ours.keys[layer], theirs.past_key_values.layers[layer].keys[0]) for layer in range(shape.num_layers)),
+        *(_those_kept(ours.values[layer], theirs.past_key_values.layers[layer].values[0]) for layer in range(shape.num_layers)),
     ):
         assert (mine - other).abs().max() <= 1e-6 * other.abs().max()
+
+
+def _those_kept(rows: Tensor, kept: Tensor) -> tuple[Tensor, Tensor]:
+    """Of our rows [T, G, D] those that transformers keeps [G, n, D]: of a layer with a window, the last ones."""
+    return rows[len(rows) - kept.shape[1] :].transpose(0, 1), kept

@@ -7,6 +7,7 @@ a GPU: cuda.py.
 
 import contextlib
 import importlib
+import os
 import tempfile
 from pathlib import Path
 from typing import Any
@@ -111,6 +112,7 @@ def build_scheduler(case: Case, mode: Mode = CPU, rank: int = 0, port: int = 0) 
 
     recipe, settings = RECIPES[case.model], case.engine.sglang
     model_classes.register(family_of(recipe).modules)
+    os.environ.update(family_of(recipe).environment)
     if mode.device == "cpu":
         _make_able(case, mode)
     _refuse_what_is_not_driven(case, mode, scheduler_module)

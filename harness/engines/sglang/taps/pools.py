@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from eagletwin.harness.core.arrays import Array, counts_of
-from eagletwin.harness.core.poison import KEY_POISON, LATENT_POISON, VALUE_POISON
+from eagletwin.harness.core.poison import GONE, KEY_POISON, LATENT_POISON, VALUE_POISON
 from eagletwin.harness.core.trace import on_host, snapshot
 
 from ..eras import memory
@@ -81,7 +81,9 @@ class Pool:
         return mapped.to(torch.int64)
 
     def rows(self, slots: Array) -> Array:
-        """What is stored in slots [n], of each part: [n, 2, L, G, D]; of latent rows [n, 1, L, 1, D]."""
+        """What is stored in slots [n], of each part: [n, 2, L, G, D]; of latent rows [n, 1, L, 1, D].
+
+        Of a slot that leads to none of the window's, the layers with a window have nothing: GONE."""
         if self._in_numpy:
             first = self._arrays[0][0]
             found: Array = np.empty((len(slots), len(self._arrays[0]), len(self._arrays), *first.shape[1:]), first.dtype)
@@ -93,6 +95,9 @@ class Pool:
         by_layer = [self._slots(layer, at) for layer in self._layers]
         parts = list(zip(*(layer.tensors for layer in self._layers), strict=True))  # of each part its layers
         selected = [rows.index_select(0, at) for part in parts for rows, at in zip(part, by_layer, strict=True)]
+        for rows, layer, own in zip(selected, [*self._layers] * len(parts), [*by_layer] * len(parts), strict=True):
+            if layer.mapped:
+                rows[own == 0] = GONE
         together = on_host(torch.stack(selected, 1))
         return together.reshape(len(slots), len(parts), len(self._layers), *together.shape[2:])
 
@@ -131,8 +136,10 @@ class Allocation:
     def __init__(self, scheduler: Any) -> None:
         self._scheduler = scheduler
         allocator = scheduler.token_to_kv_pool_allocator
-        # of a hybrid pool: the allocator of all slots; the window's are given and taken with them
+        # of a hybrid pool: the allocator of all slots; the window's are given with them, and taken with them or before
         self._allocator = getattr(allocator, "full_attn_allocator", allocator)
+        self._window = getattr(allocator, "swa_attn_allocator", None)
+        self._leads_to: Tensor | None = getattr(allocator, "full_to_swa_index_mapping", None)
         self._page = int(scheduler.page_size)
         self._table: Tensor = scheduler.req_to_token_pool.req_to_token
         self._rows = self._table.numpy() if self._table.is_cpu else self._table  # numpy cuts in a third of the time
@@ -199,6 +206,41 @@ class Allocation:
             return sorted(set(row))
         pages = sorted({slot // self._page for slot in row})
         return [slot for page in pages for slot in range(page * self._page, (page + 1) * self._page)]
+
+    @property
+    def has_windows(self) -> bool:
+        """Whether layers with a window have slots of their own."""
+        return self._window is not None
+
+    def window_slots(self, slots: Array) -> Array:
+        """The window's slot that each slot [n] leads to; 0: none, or none any more."""
+        assert self._leads_to is not None
+        return on_host(self._leads_to[torch.from_numpy(slots.astype(np.int64)).to(self._leads_to.device)]).astype(np.int64)
+
+    def window_free(self) -> Array:
+        """How often the free list of the window's slots has each of them [n]."""
+        assert self._window is not None
+        pages = on_host(memory.free_pages(self._window))
+        return counts_of(self._slots_of_pages(pages), int(self._window.size) + self._page)
+
+    def window_pages(self, slots: Array) -> Array:
+        """The window's slots that these slots [n] hold, in whole pages: those of each page of theirs, once."""
+        led = self.window_slots(slots)
+        if self._page == 1:
+            return led[led > 0]
+        pairs = np.stack([slots // self._page, led // self._page], 1)[led > 0]
+        return self._slots_of_pages(np.unique(pairs, axis=0)[:, 1])
+
+    def window_counts(self) -> dict[str, int]:
+        """The release's own figures of the window's slots."""
+        assert self._window is not None
+        cache = self._scheduler.tree_cache
+        return {
+            "window_total": int(self._window.size),
+            "window_available": int(self._window.available_size()),
+            "window_evictable": int(cache.swa_evictable_size()),
+            "window_protected": int(cache.swa_protected_size()),
+        }
 
     def lives(self, request: Any) -> bool:
         """Whether a request has slots. All may be the prefix cache's: where its keys are single tokens, all of a prompt is."""
