@@ -94,12 +94,17 @@ class Pool:
         at = torch.from_numpy(slots)
         by_layer = [self._slots(layer, at) for layer in self._layers]
         parts = list(zip(*(layer.tensors for layer in self._layers), strict=True))  # of each part its layers
-        selected = [rows.index_select(0, at) for part in parts for rows, at in zip(part, by_layer, strict=True)]
-        for rows, layer, own in zip(selected, [*self._layers] * len(parts), [*by_layer] * len(parts), strict=True):
-            if layer.mapped:
-                rows[own == 0] = GONE
+        selected = [self._selected(*those) for part in parts for those in zip(self._layers, part, by_layer, strict=True)]
         together = on_host(torch.stack(selected, 1))
         return together.reshape(len(slots), len(parts), len(self._layers), *together.shape[2:])
+
+    @staticmethod
+    def _selected(layer: Buffers, rows: Tensor, at: Tensor) -> Tensor:
+        """The rows at a layer's own slots [n]."""
+        found = rows.index_select(0, at)
+        if layer.mapped:
+            found[at == 0] = GONE
+        return found
 
     def rows_of(self, parts: list[Array]) -> list[Array]:
         """Of each of several lists of slots: its rows. All are read at once."""
