@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import linear
 
+from .clamped_experts import clamped_experts
 from .experts import experts, gated
 from .mla import latent_attention
 from .norm import Weights, rms_norm
@@ -104,6 +105,8 @@ def decoder_layer(
     x = x + linear(attended, weights[f"{attention}o_proj.weight"], weights.get(f"{attention}o_proj.bias"))
 
     inner = rms_norm(x, weights[f"{prefix}post_attention_layernorm.weight"], shape.rms_norm_eps)  # [R, H]
+    if shape.clamped is not None and f"{prefix}mlp.router.weight" in weights:
+        return x + clamped_experts(weights, f"{prefix}mlp.", shape.clamped, inner), key, value
     if shape.experts is not None and f"{prefix}mlp.gate.weight" in weights:
         return x + experts(weights, f"{prefix}mlp.", shape.experts, inner), key, value
     return x + gated(weights, f"{prefix}mlp.", inner), key, value
@@ -137,8 +140,20 @@ def _attention(
     if groups > 1:
         keys, values = keys.repeat_interleave(groups, 1), values.repeat_interleave(groups, 1)  # [E+R, N, D]
     score = (query / shape.head_dim**0.5).transpose(0, 1) @ keys.permute(1, 2, 0)  # [N, R, E+R]
-    weight = torch.where(sees, score, -torch.inf).softmax(-1)  # [N, R, E+R]
+    weight = _share(torch.where(sees, score, -torch.inf), weights.get(f"{prefix}sinks"))  # [N, R, E+R]
     return (weight @ values.transpose(0, 1)).transpose(0, 1).flatten(1), key, value
+
+
+def _share(score: Tensor, sinks: Tensor | None) -> Tensor:
+    """The attention that each row gives to others: score [N, R, E] -> [N, R, E], the softmax of the scores.
+
+    sinks [N]: of each head a score more, of a row with no value, which takes its part of the attention and gives nothing
+    (arXiv 2309.17453 §3.2 for such a sink; gpt-oss, arXiv 2508.10925 §2, has one number a head).
+    """
+    if sinks is None:
+        return score.softmax(-1)
+    sink = sinks[:, None, None].expand(-1, score.shape[1], 1)  # [N, R, 1]
+    return torch.cat([score, sink], -1).softmax(-1)[..., :-1]
 
 
 def target_rows(weights: Weights, shape: LlamaShape, tokens: Tensor, lengths: Sequence[int] = ()) -> TargetRows:

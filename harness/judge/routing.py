@@ -1,8 +1,9 @@
 """Choices of experts that tie. An engine's rounding decides them, and all numbers of such a row follow from what it decided.
 
 A trace does not say which experts a row went to. Where a number is wrong in a model with experts, the judge asks the reference
-again, with the bias of one expert a little larger: that expert then wins each tie that it has lost by less. The bias is in the
-choice alone, and in no number. If everything is right then, the engine decided a tie the other way. Called by judge.py.
+again, with the bias of one expert a little larger: that expert then wins each tie that it has lost by less. DeepSeek's bias is
+in the choice alone, and in no number; gpt-oss' is in the weights of the chosen as well, where so little is within the bound.
+If everything is right then, the engine decided a tie the other way. Called by judge.py.
 """
 
 from collections.abc import Iterator, Mapping
@@ -16,7 +17,7 @@ from eagletwin.reference.sizes import LlamaShape
 
 from .bounds import Bounds
 
-_BIAS = "mlp.gate.e_score_correction_bias"
+_BIAS = ("mlp.gate.e_score_correction_bias", "mlp.router.bias")
 # A rule of these compares numbers that follow from a choice of experts; others compare integers, or what comes before it.
 _OF_TARGET = ("target.", "commit.path", "output.", "verify.")
 _OF_DRAFT = ("draft.hidden_in", "draft.kv", "draft.scratch_kv", "draft.proposal", "tree.")
@@ -48,8 +49,8 @@ def nudges(recipe: Recipe, rule: str, bounds: Bounds) -> Iterator[Nudge]:
     of_parts: tuple[tuple[Literal["target", "draft"], LlamaShape, tuple[str, ...]], ...]
     of_parts = (("target", recipe.target, _OF_TARGET), ("draft", recipe.draft, _OF_DRAFT))
     for part, shape, rules in of_parts:
-        if shape.experts is None or not rule.startswith(rules):
+        if not shape.routed or not rule.startswith(rules):
             continue
         for size in (bounds.tie / 100, bounds.tie / 10, bounds.tie):  # the nearest tie alone, if it is enough
-            for expert in range(shape.experts.count):
+            for expert in range(shape.routed):
                 yield Nudge(part, expert, size)

@@ -155,12 +155,12 @@ def _refuse_what_is_not_driven(case: Case, mode: Mode, scheduler_module: Any) ->
         raise NotDriven(
             f"this release has no {stepping.RECEIVE_OF_RANKS}, by which several ranks are driven (0.5.13 and later have)"
         )
-    if recipe.target.experts is not None and mode.device == "cuda":
+    if recipe.target.routed and mode.device == "cuda":
         raise NotDriven(
             f"{case.model} on a GPU: kernels round more there than float32 does, up to twice the bound, and which of them is "
             "not known (docs/records/gpu.md)"
         )
-    if recipe.target.experts is not None and mode.dtype == "bfloat16":
+    if recipe.target.routed and mode.dtype == "bfloat16":
         raise NotDriven(
             f"{case.model} in bfloat16: within its bound too many choices of experts are ties, and a trace does not say how an "
             "engine decided them"
