@@ -178,7 +178,7 @@ class Allocation:
     def cached(self) -> Array:
         """Slots that the prefix cache owns [n], sorted (it walks its tree in no order); empty without a cache."""
         cache = self._scheduler.tree_cache
-        if cache.evictable_size() + cache.protected_size() == 0:
+        if sum(memory.cached_sizes(cache)) == 0:
             return np.empty(0, np.int32)
         return np.sort(on_host(cache.all_values_flatten())).astype(np.int32)
 
@@ -193,13 +193,9 @@ class Allocation:
 
     def counts(self) -> dict[str, int]:
         """The release's own figures, in slots."""
-        cache = self._scheduler.tree_cache
-        return {
-            "total": self.total,
-            "available": int(self._allocator.available_size()),
-            "evictable": int(cache.evictable_size()),
-            "protected": int(cache.protected_size()),
-        }
+        evictable, protected = memory.cached_sizes(self._scheduler.tree_cache)
+        available = int(self._allocator.available_size())
+        return {"total": self.total, "available": available, "evictable": evictable, "protected": protected}
 
     def held(self, request: Any) -> list[int]:
         """Slots that a request owns beyond what the prefix cache owns for it, in whole pages, sorted."""
