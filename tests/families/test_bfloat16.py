@@ -48,7 +48,7 @@ def text(name: str, seed: int) -> Tensor:
 
 
 # Within these bounds too many choices of experts are ties: a model with experts is not run in bfloat16.
-ROUNDED = sorted(name for name in RECIPES if RECIPES[name].target.experts is None)
+ROUNDED = sorted(name for name in RECIPES if not RECIPES[name].target.routed)
 QUICK = ("llama-tiny", "llama-mtp")
 
 

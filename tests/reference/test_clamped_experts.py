@@ -58,13 +58,13 @@ def test_every_row_equals_transformers_gpt_oss_in_float64(weights: dict[str, Ten
     "missing", ["self_attn.sinks", "mlp.router.bias", "mlp.experts.down_proj_bias", "self_attn.o_proj.bias"]
 )
 def test_no_part_of_it_is_too_small_to_be_seen(weights: dict[str, Tensor], missing: str) -> None:
-    """A hundred times the bound of a float."""
+    """Ten times the bound of a float, in nine rows of ten."""
     tokens = torch.randint(0, RECIPE.target.vocab_size, (33,), generator=torch.Generator().manual_seed(3))
     right = target_rows(weights, RECIPE.target, tokens).hidden
     nothing = -torch.inf if missing == "self_attn.sinks" else 0.0
     without = {name: torch.full_like(tensor, nothing) if name.endswith(missing) else tensor for name, tensor in weights.items()}
     off = (target_rows(without, RECIPE.target, tokens).hidden - right).abs().amax(1) / right.abs().amax(1)
-    assert (off > 1e-2).float().mean() > 0.3
+    assert (off > 1e-3).float().mean() > 0.9
 
 
 def test_gates_reach_their_limit_and_every_expert_is_chosen(weights: dict[str, Tensor]) -> None:
