@@ -34,8 +34,8 @@ def free_pages(allocator: Any) -> Tensor:
 
 
 def cached_sizes(cache: Any) -> tuple[int, int]:
-    """Slots that the prefix cache may give back, and those that requests have locked. A cache of its own for models with windows
-    (SWARadixCache) does not know them by these names."""
+    """Slots that the prefix cache may give back, and those that requests have locked. A cache for models with windows alone
+    (SWARadixCache) has other names for them."""
     try:
         return int(cache.evictable_size()), int(cache.protected_size())
     except NotImplementedError:
