@@ -13,13 +13,14 @@ import torch
 from torch import Tensor
 from torch.nn.functional import linear
 
+from .clamped_experts import clamped_experts
 from .experts import experts, gated
 from .mla import latent_attention
 from .norm import Weights, rms_norm
 from .rope import rotate
 from .sizes import LlamaShape
 
-__all__ = ["TargetRows", "Weights", "causal", "decoder_layer", "side_by_side", "target_rows"]
+__all__ = ["TargetRows", "Weights", "causal", "decoder_layer", "in_window", "side_by_side", "target_rows"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,6 +46,18 @@ class TargetRows:
 def causal(length: int) -> Tensor:
     """sees [T, T]: row i sees rows 0..i."""
     return torch.ones(length, length, dtype=torch.bool).tril()
+
+
+def in_window(sees: Tensor, window: int) -> Tensor:
+    """Of the rows that each row sees [R, E], the last `window`; 0: all.
+
+    What a row sees is one row of each position up to its own, in their order, also on a branch of a tree: the last `window` of
+    them are the positions p - window + 1..p (arXiv 2004.05150 §3.1, and Mistral's arXiv 2310.06825 §2).
+    """
+    if not window:
+        return sees
+    newer = sees.flip(-1).cumsum(-1).flip(-1)  # [R, E] how many of the rows that it sees stand there or behind
+    return sees & (newer <= window)
 
 
 def side_by_side(lengths: Sequence[int]) -> tuple[Tensor, Tensor, Tensor]:
@@ -92,6 +105,8 @@ def decoder_layer(
     x = x + linear(attended, weights[f"{attention}o_proj.weight"], weights.get(f"{attention}o_proj.bias"))
 
     inner = rms_norm(x, weights[f"{prefix}post_attention_layernorm.weight"], shape.rms_norm_eps)  # [R, H]
+    if shape.clamped is not None and f"{prefix}mlp.router.weight" in weights:
+        return x + clamped_experts(weights, f"{prefix}mlp.", shape.clamped, inner), key, value
     if shape.experts is not None and f"{prefix}mlp.gate.weight" in weights:
         return x + experts(weights, f"{prefix}mlp.", shape.experts, inner), key, value
     return x + gated(weights, f"{prefix}mlp.", inner), key, value
@@ -125,8 +140,20 @@ def _attention(
     if groups > 1:
         keys, values = keys.repeat_interleave(groups, 1), values.repeat_interleave(groups, 1)  # [E+R, N, D]
     score = (query / shape.head_dim**0.5).transpose(0, 1) @ keys.permute(1, 2, 0)  # [N, R, E+R]
-    weight = torch.where(sees, score, -torch.inf).softmax(-1)  # [N, R, E+R]
+    weight = _share(torch.where(sees, score, -torch.inf), weights.get(f"{prefix}sinks"))  # [N, R, E+R]
     return (weight @ values.transpose(0, 1)).transpose(0, 1).flatten(1), key, value
+
+
+def _share(score: Tensor, sinks: Tensor | None) -> Tensor:
+    """The attention that each row gives to others: score [N, R, E] -> [N, R, E], the softmax of the scores.
+
+    sinks [N]: of each head a score more, of a row with no value, which takes its part of the attention and gives nothing
+    (arXiv 2309.17453 §3.2 for such a sink; gpt-oss, arXiv 2508.10925 §2, has one number a head).
+    """
+    if sinks is None:
+        return score.softmax(-1)
+    sink = sinks[:, None, None].expand(-1, score.shape[1], 1)  # [N, R, 1]
+    return torch.cat([score, sink], -1).softmax(-1)[..., :-1]
 
 
 def target_rows(weights: Weights, shape: LlamaShape, tokens: Tensor, lengths: Sequence[int] = ()) -> TargetRows:
@@ -138,8 +165,9 @@ def target_rows(weights: Weights, shape: LlamaShape, tokens: Tensor, lengths: Se
     x = weights["model.embed_tokens.weight"][tokens]  # [T, H]
     sees = sees.to(x.device)
     keys, values, aux = [], [], []
+    within = {window: in_window(sees, window) for window in {0, *shape.windows}}  # [T, T] each
     for layer in range(shape.num_layers):
-        x, key, value = decoder_layer(weights, f"model.layers.{layer}.", shape, x, positions, sees)
+        x, key, value = decoder_layer(weights, f"model.layers.{layer}.", shape, x, positions, within[shape.window(layer)])
         keys.append(key)
         values.append(value)
         if layer in shape.aux_layers:

@@ -17,7 +17,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from .llama import decoder_layer
+from .llama import decoder_layer, in_window
 from .norm import Weights, rms_norm
 from .rows import DraftRows
 from .sizes import LlamaShape
@@ -51,6 +51,7 @@ class MtpHead:
         normed = rms_norm(hidden, self.weights["hnorm.weight"], eps)  # [R, H]
         x = torch.cat([embedded, normed], -1) @ self.weights["eh_proj.weight"].T  # [R, H]
         stored = None if before is None else (before.keys[0], before.values[0])
-        x, key, value = decoder_layer(self.weights, "layers.0.", self.shape, x, positions, sees, before=stored)
+        within = in_window(sees, self.shape.window(0))
+        x, key, value = decoder_layer(self.weights, "layers.0.", self.shape, x, positions, within, before=stored)
         last = rms_norm(x, self.weights["norm.weight"], eps)  # [R, H]
         return DraftRows(last if self.normed else x, last @ self.lm_head.T, key[None], value[None])

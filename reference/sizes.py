@@ -75,6 +75,24 @@ class ExpertShape:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class ClampedExperts:
+    """A feed-forward layer of experts as gpt-oss has it (clamped_experts.py).
+
+    count      experts that a router chooses from
+    chosen     experts of each row
+    inner      width inside each of them
+    limit      where both parts of an expert are clamped
+    steepness  of the sigmoid that gates
+    """
+
+    count: int
+    chosen: int
+    inner: int
+    limit: float
+    steepness: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class LlamaShape:
     """Sizes of a Llama: the fields of a Hugging Face `LlamaConfig` that change its arithmetic; and of a Qwen3, a Qwen3-MoE or a
     DeepSeek-V3, whose layers differ from a Llama's in their attention or in their feed-forward part.
@@ -85,6 +103,8 @@ class LlamaShape:
     rope_scaling  None: every pair turns by its own angle
     latent      attention is latent: of a position one row is stored, as of one KV head of width latent.width; None: it is not
     experts     of the layers whose weights have a router; None: of none
+    clamped     of all layers, as gpt-oss has them; None: of none
+    windows     of each layer, how many rows a row sees: the newest ones, with itself; 0: all. Empty: no layer has a window
     """
 
     vocab_size: int
@@ -101,6 +121,18 @@ class LlamaShape:
     rope_scaling: RopeScaling | None = None
     latent: LatentShape | None = None
     experts: ExpertShape | None = None
+    clamped: ClampedExperts | None = None
+    windows: tuple[int, ...] = ()
+
+    @property
+    def routed(self) -> int:
+        """Experts that a router chooses from; 0: there is none."""
+        kind = self.experts or self.clamped
+        return kind.count if kind else 0
+
+    def window(self, layer: int) -> int:
+        """How many rows a row of this layer sees; 0: all that stand before it."""
+        return self.windows[layer] if self.windows else 0
 
 
 def count_candidates(topk: int, num_steps: int) -> int:

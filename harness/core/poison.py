@@ -11,3 +11,7 @@ a row gets the attention of any other, and its values are as far from the right 
 KEY_POISON = 0.25
 VALUE_POISON = 1.0e4
 LATENT_POISON = 1.0
+
+# What a trace has in place of a row whose slot left the window of its layer, and was freed: nothing lies there. It is no number
+# that a model computes here, and exact in every type.
+GONE = -(2.0**15)

@@ -49,6 +49,12 @@ RULES: dict[str, Rule] = {
         "changes behind its back.",
         weights="no",
     ),
+    "window.slots": Rule(
+        "4",
+        "A row of a layer with a window has a slot of the window's own, alone, for as long as a row to come may see it, and "
+        "gives it back when none can.",
+        weights="no",
+    ),
     "draft.runner": Rule(
         "3.7",
         "The forward of layer k of a multi-layer draft uses layer k's own attention backend and pools.",
@@ -136,6 +142,12 @@ RULES: dict[str, Rule] = {
         "3.9",
         "The emitted tokens equal plain greedy decoding of the target, up to the finished length.",
         weights="in part",
+    ),
+    "radix.hit": Rule(
+        "4",
+        "A request is prefilled from behind the longest prefix of its tokens whose rows the prefix cache has, in whole pages, "
+        "with those that its next row sees in a window.",
+        weights="no",
     ),
     "pool.accounting": Rule(
         "4",

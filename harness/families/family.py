@@ -10,7 +10,7 @@ Nothing in this room imports torch while it is imported: cases are drawn and che
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -53,6 +53,7 @@ class Family:
     heads          (recipe, draft, embedding [V, H], lm_head [V, H], proposes [N]) in float64 -> the reference's heads, by layer
     checkpoint     (recipe, target, draft) -> both parts, by the names and configurations that SGLang reads
     arguments      recipe -> fields of SGLang's ServerArgs that the family needs
+    environment    SGLang's own switches that are set for its cases
     """
 
     name: str
@@ -61,6 +62,7 @@ class Family:
     heads: Callable[[Recipe, Weights, Tensor, Tensor, Tensor], tuple[Head, ...]]
     checkpoint: Callable[[Recipe, Weights, Weights], tuple[Part, Part]]
     arguments: Callable[[Recipe], Mapping[str, Any]] = lambda recipe: MappingProxyType({})
+    environment: Mapping[str, str] = field(default_factory=dict)
     layer_weights: Callable[[Recipe, int, Normal], Weights] | None = None
     stored: Literal["rows", "latent rows"] = "rows"
     modules: tuple[str, ...] = ()

@@ -6,12 +6,12 @@ from typing import TYPE_CHECKING
 
 from .family import Family, Part
 from .recipe import Recipe, llama_shape
-from .windows import LIMITS, WINDOW, draft_weights, heads, served_layer
+from .windows import ENVIRONMENT, LIMITS, both_windows, draft_weights, heads, served_layer
 
 if TYPE_CHECKING:
     from .family import Weights
 
-RECIPES = (
+RECIPES = both_windows(
     Recipe(
         name="mimo-v2",
         family="mimo_v2",
@@ -26,8 +26,8 @@ RECIPES = (
         target_hidden="post_norm",
         min_share=0.05,
         mtp_layers=4,
-        window=WINDOW,
     ),
+    ending_share=0.02,
 )
 
 
@@ -67,5 +67,6 @@ FAMILY = Family(
     heads=heads,
     checkpoint=checkpoint,
     modules=("sglang.srt.models.mimo_v2", "sglang.srt.models.mimo_v2_nextn"),
+    environment=ENVIRONMENT,
     limits=LIMITS,
 )

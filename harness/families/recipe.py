@@ -25,8 +25,7 @@ class Recipe:
     head_norms     norms that an EAGLE-3 head has besides those of every one, by the names of its configuration
     mtp_layers     layers of a multi-layer draft (MTP), of which a case uses the first num_steps; 0: a single head
     chained        a layer of an MTP draft consumes the state of the layer below; else every layer the target's
-    window         positions that layers with a sliding window attend to; the reference knows none, so no case goes beyond.
-                   0: no such layers
+    window         how far back a row of a layer with a sliding window sees: so many rows before its own. 0: no such layers
     min_share      every accept length 1..num_steps+1 occurs in at least this share of rounds, for num_steps 1..5 (measured
                    over 24 prompts, 6 of a deep target, by tests/families/test_acceptance_profile.py)
     """
@@ -53,6 +52,11 @@ class Recipe:
     def end_of_sequence(self) -> int:
         """The target's end-of-sequence token."""
         return self.target.vocab_size - 1
+
+    def ends_window(self, part: str) -> tuple[bool, ...]:
+        """Of each layer of the target or the draft: whether it has a window, and its rows slots of the window's own."""
+        shape = self.target if part == "target" else self.draft
+        return tuple(shape.window(layer) > 0 for layer in range(shape.num_layers))
 
     @property
     def kv_heads(self) -> int:

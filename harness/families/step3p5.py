@@ -6,12 +6,12 @@ from typing import TYPE_CHECKING
 
 from .family import Family, Part
 from .recipe import Recipe, llama_shape
-from .windows import LIMITS, WINDOW, draft_weights, heads, served_layer
+from .windows import ENVIRONMENT, LIMITS, both_windows, draft_weights, heads, served_layer
 
 if TYPE_CHECKING:
     from .family import Weights
 
-RECIPES = (
+RECIPES = both_windows(
     Recipe(
         name="step-3.5",
         family="step3p5",
@@ -28,8 +28,8 @@ RECIPES = (
         min_share=0.05,
         mtp_layers=4,
         chained=True,
-        window=WINDOW,
     ),
+    ending_share=0.05,
 )
 
 
@@ -75,5 +75,6 @@ FAMILY = Family(
     checkpoint=checkpoint,
     modules=("sglang.srt.models.step3p5", "sglang.srt.models.step3p5_mtp"),
     norms_less=1,
+    environment=ENVIRONMENT,
     limits=LIMITS,
 )

@@ -133,11 +133,6 @@ def _check_request(case: Case, request: Request, where: str) -> None:
             f"{where}: needs up to {need} slots, and the pool has {settings.max_total_tokens}",
             "shorten the request or raise engine.sglang.max_total_tokens",
         )
-    if 0 < recipe.window < len(request.prompt) + request.max_new_tokens + 2 * case.verify_nodes:
-        raise _refuse(
-            f"{where}: longer than the window of {case.model}, and the reference knows no windows",
-            f"keep prompt, new tokens and two rounds of drafts to {recipe.window}",
-        )
     # what SGLang admits without cutting it down
     context = settings.context_length or recipe.max_position
     length = len(request.prompt) + request.max_new_tokens

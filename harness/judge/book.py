@@ -1,5 +1,8 @@
 """Which row was last fed to each slot of each layer of a multi-layer draft. Written and read by layers.py.
 
+Slots are those that the draft's rows lie in: of layers with a window, the window's. The prefix cache may have a slot of the
+request's lead to another request's row of the window, which came later.
+
 A row that was fed a draft is never fed again by a worker that does not repair it, so what a slot holds depends on the order in
 which the extends ran.
 """

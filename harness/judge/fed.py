@@ -33,6 +33,8 @@ class FedTokens:
     def write(self, request: str, layer: int, rows: range, slots: Sequence[int], consumed: Sequence[int], known: int) -> None:
         """An extend of a request fed these rows, when x[0..known] was known."""
         for row, slot, token in zip(rows, slots, consumed, strict=False):  # a last round has rows without a slot
+            if slot == 0:  # it has left the window
+                continue
             self._feeder[slot] = request
             if is_provisional(row, layer, known):
                 self._tokens[layer].pop(slot, None)

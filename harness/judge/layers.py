@@ -16,6 +16,7 @@ from torch import Tensor
 
 from eagletwin.harness.core.arrays import Array
 from eagletwin.harness.core.case import Case
+from eagletwin.harness.core.poison import GONE
 from eagletwin.harness.core.records import Key, Record
 from eagletwin.harness.core.trace import Trace
 from eagletwin.harness.families import RECIPES
@@ -82,6 +83,8 @@ class Layers:
             self._heads = reference_heads(self._case.model, trace.header.engine.dtype)[: self._case.num_steps]
             self._own_heads = heads(trace.header, "draft")
             self._chained = RECIPES[self._case.model].chained
+        # the slots that the draft's rows lie in: those of the window, where its layers have one
+        self._own = "window_" if model.numbers and RECIPES[self._case.model].draft.window(0) else ""
         self._vocabulary = model.vocab_size
         self.parts = model.drafts[: self._case.num_steps]
         self._book = Book(self.parts, self._heads)
@@ -90,7 +93,7 @@ class Layers:
         self._states = {request.id: LayerState() for request in self._case.requests}
         for number, record in enumerate(trace.header.records):
             if record.stage == "cached":
-                self._book.look_up(number, [trace.integers(number, "slots")] * len(self.parts))
+                self._book.look_up(number, [trace.integers(number, f"{self._own}slots")] * len(self.parts))
             elif record.stage in ("prefill", "extend"):
                 self._states[record.request].extends[record.key] = self._work_out(number, record)
 
@@ -107,7 +110,7 @@ class Layers:
         tokens = torch.tensor(story.tokens[: known + 1]).clamp(0, self._vocabulary - 1)
         best = self._trace.integers(number, "proposal")[:: self._case.topk]  # of each layer: the one that goes on
         proposals = [max(0, min(token, self._vocabulary - 1)) for token in best]
-        table = self._trace.integers(number, "table")
+        table = self._trace.integers(number, f"{self._own}table")
         if record.stage == "prefill":
             self._reused[number] = self._fed.reused(table, rows.start, tokens.tolist())
         for layer in range(len(self.parts)):
@@ -250,7 +253,8 @@ class Layers:
 
     def _compare_with_the_book(self, number: int, place: Place, part: str, stored: Array, name: Callable[[int], str]) -> None:
         booked = self._book.of_record[number, part]
-        unknown = [n for n, row in enumerate(booked) if row is None]
+        gone = (stored == GONE).all((1, 2, 3, 4)).tolist()  # out of the window: nothing is there
+        unknown = [n for n, row in enumerate(booked) if row is None and not gone[n]]
         if unknown and self._compare.on("draft.kv"):
             self._compare.report(place, "draft.kv", name(unknown[0]), "no row: its slot was never written", "a row")
         known = [n for n, row in enumerate(booked) if row is not None]

@@ -22,6 +22,7 @@ class Model:
     states      whether hidden states are handed to the draft, and from one of its steps to the next
     ahead       row i of the draft must consume x[i + ahead]
     latent      width of the latent vector in each stored row; 0: keys and values are stored
+    windows     whether some layers have a window, and their rows slots of the window's own
     """
 
     vocab_size: int
@@ -33,6 +34,7 @@ class Model:
     states: bool = True
     ahead: int = 1
     latent: int = 0
+    windows: bool = False
 
 
 def model_of(header: Header, view: View = DECLARED_VIEW) -> Model:
@@ -68,4 +70,5 @@ def _of_recipe(name: str) -> Model:
         states=recipe.reads_states,
         ahead=1 if recipe.reads_states else 0,
         latent=0 if recipe.target.latent is None else recipe.target.latent.rank,
+        windows=recipe.window > 0,
     )

@@ -18,6 +18,7 @@ from eagletwin.reference.tree import depths, walk_greedy
 from .bounds import FLOAT32, bounds_of
 from .compare import Compare, Findings, Phase, Place
 from .events import Events
+from .hits import Hits
 from .layers import Layers
 from .model import model_of
 from .sampling import Samples
@@ -25,6 +26,7 @@ from .slots import Slots
 from .story import Grown, Round, Story, recorded_rows
 from .trees import Trees, parents_of
 from .unseen import draft_decode_in_graph, layers_in_graph
+from .windows import Windows
 
 
 class RequestJudge:
@@ -37,8 +39,12 @@ class RequestJudge:
         self._model = model_of(trace.header, view)
         # of a recording no float is compared
         bounds = bounds_of(trace.header.engine.dtype, self._case.model) if self._model.numbers else FLOAT32
-        self._compare = Compare([request.id for request in self._case.requests], without, bounds, self._model.latent)
+        self._compare = Compare(
+            [request.id for request in self._case.requests], without, bounds, self._model.latent, windows=self._model.windows
+        )
         self._slots = Slots(trace, self._compare)
+        self._windows = Windows(trace, self._compare)
+        self._hits = Hits(trace, stories, self._compare, self._model)
         self._trees = Trees(trace, self._compare, self._model)
         self._samples = Samples(trace, self._compare, bounds)
         self._numbers = {record.key: n for n, record in enumerate(trace.header.records)}
@@ -62,7 +68,7 @@ class RequestJudge:
             "finished": self._finished,
             "cached": self._cached,
             "iteration": self._iteration,
-            "batch": self._slots.batch,
+            "batch": self._batch,
             "flushed": self._flushed,
             "pool": self._slots.counted,
         }
@@ -90,6 +96,7 @@ class RequestJudge:
 
     def _target_extend(self, number: int, record: Record) -> None:
         story, chunk, place = self._stories[record.request], self._chunk(number, record), Place(record, "target.extend")
+        self._windows.prefill(Place(record, "target.extend", step=-1), chunk)
         tokens, ids = story.tokens[chunk.start : chunk.stop], self._trace.integers(number, "input_ids")
         self._compare.integers(place, "target.inputs", tokens, ids, "row", chunk.start)
         positions = self._trace.integers(number, "positions")
@@ -143,6 +150,8 @@ class RequestJudge:
 
     def _prefill(self, number: int, record: Record) -> None:
         story, end = self._stories[record.request], record.numbers["end"]
+        self._hits.prefill(number, record)
+        self._hits.committed(number, record)
         self._slots.keep(record, self._trace.integers(number, "table"))
         if not self._model.numbers:
             self._handed_on(number, record, "draft.extend")
@@ -264,6 +273,7 @@ class RequestJudge:
             place, "verify.inputs", [committed], [record.numbers["seq_len"]], "seq_len of round", record.round
         )
         self._compare.integers(place, "verify.inputs", [round.bonus], self._trace.integers(number, "tokens")[:1], "node", 0)
+        self._windows.round(Place(record, "draft", step=-1), committed, committed + self._case.verify_nodes)
         self._slots.kept(place, self._trace.integers(number, "table"))
         self._scratch_slots(number, place, round)
         if self._layers is not None:
@@ -404,6 +414,7 @@ class RequestJudge:
     def _extend(self, number: int, record: Record) -> None:
         place, end = Place(record, "draft.extend_decode"), self._round(record).end
         self._compare.integers(place, "verify.accept", [end], [record.numbers["seq_len"]], "seq_len after round", record.round)
+        self._hits.committed(number, record)
         self._slots.keep(record, self._trace.integers(number, "table"))
         if self._model.numbers:
             self._stored(number, record, "target.verify", "draft.extend_decode")
@@ -454,6 +465,11 @@ class RequestJudge:
             self._compare.stored(place, f"{part}.kv", reference[:known], stored[:known], lambda n: f"cached row {n}")
         if self._layers is not None:
             self._layers.cached(number, record)
+
+    def _batch(self, number: int, record: Record) -> None:
+        self._slots.batch(number, record)
+        self._windows.batch(number, record)
+        self._hits.batch(number, record)
 
     def _iteration(self, number: int, record: Record) -> None:
         self._slots.account(number, Place(record, "iteration"))

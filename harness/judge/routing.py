@@ -1,8 +1,9 @@
 """Choices of experts that tie. An engine's rounding decides them, and all numbers of such a row follow from what it decided.
 
 A trace does not say which experts a row went to. Where a number is wrong in a model with experts, the judge asks the reference
-again, with the bias of one expert a little larger: that expert then wins each tie that it has lost by less. The bias is in the
-choice alone, and in no number. If everything is right then, the engine decided a tie the other way. Called by judge.py.
+again, with the bias of one expert a little larger: that expert then wins each tie that it has lost by less. DeepSeek's bias is
+in the choice alone, and in no number; gpt-oss' is in the weights of the chosen as well, where so little is within the bound.
+If everything is right then, the engine decided a tie the other way. Called by judge.py.
 """
 
 from collections.abc import Iterator, Mapping
@@ -17,7 +18,7 @@ from eagletwin.reference.sizes import LlamaShape
 
 from .bounds import Bounds
 
-_ROUTER = "mlp.gate.weight"
+_ROUTER, _BIASED_ROUTER = "mlp.gate.weight", "mlp.router.bias"
 # A rule of these compares numbers that follow from a choice of experts; others compare integers, or what comes before it.
 _OF_TARGET = ("target.", "commit.path", "output.", "verify.")
 _OF_DRAFT = ("draft.hidden_in", "draft.kv", "draft.scratch_kv", "draft.proposal", "tree.")
@@ -38,7 +39,10 @@ class Nudge:
         """The weights of that part with it."""
         found = dict(weights)
         for name in weights if part == self.part else ():
-            if name.endswith(_ROUTER):
+            if name.endswith(_BIASED_ROUTER):
+                found[name] = weights[name].clone()
+                found[name][self.expert] += self.size
+            elif name.endswith(_ROUTER):
                 router, bias = weights[name], name.removesuffix("weight") + BIAS
                 found[bias] = weights[bias].clone() if bias in weights else router.new_zeros(len(router))
                 found[bias][self.expert] += self.size
@@ -54,8 +58,8 @@ def nudges(recipe: Recipe, rule: str, bounds: Bounds) -> Iterator[Nudge]:
     of_parts: tuple[tuple[Literal["target", "draft"], LlamaShape, tuple[str, ...]], ...]
     of_parts = (("target", recipe.target, _OF_TARGET), ("draft", recipe.draft, _OF_DRAFT))
     for part, shape, rules in of_parts:
-        if shape.experts is None or not rule.startswith(rules):
+        if not shape.routed or not rule.startswith(rules):
             continue
         for size in (bounds.tie / 100, bounds.tie / 10, bounds.tie):  # the nearest tie alone, if it is enough
-            for expert in range(shape.experts.count):
+            for expert in range(shape.routed):
                 yield Nudge(part, expert, size)

@@ -100,36 +100,49 @@ class Slots:
             self._compare.report(place, "pool.accounting", "slots with an owner", numbers["total"], counted)
 
     def account(self, number: int, place: Place) -> None:
-        """Free, cached and held slots are disjoint and make up the pool; the scheduler's own counts agree with them."""
+        """Free, cached and held slots are disjoint and make up the pool; the scheduler's own counts agree with them. So of the
+        slots of windows, where layers have such."""
         if not self._compare.on("pool.accounting"):
             return
-        numbers, page = place.record.numbers, self._trace.header.case.page_size
-        runs = self._trace.array(number, "free").tolist()
+        whole = self._space(number, place, "", "slot")
+        numbers = place.record.numbers
+        if whole and not numbers["live"] and numbers["protected"]:
+            self._compare.report(
+                place, "pool.accounting", "slots locked in the cache with no live request", 0, numbers["protected"]
+            )
+        elif whole and "window_total" in numbers:
+            self._space(number, place, "window_", "slot of a window")
+
+    def _space(self, number: int, place: Place, prefix: str, called: str) -> bool:
+        """One space of slots, whose tensors and numbers begin so. Whether all of it has one owner."""
+        page = self._trace.header.case.page_size
+        counts = ("total", "available", "evictable", "protected")
+        total, available, evictable, protected = (place.record.numbers[f"{prefix}{name}"] for name in counts)
+        runs = self._trace.array(number, f"{prefix}free").tolist()
         spans = [(first, first + length, "free") for first, length, times in runs for _ in range(min(times, 2))]
-        slots = {kind: self._trace.integers(number, kind) for kind in ("cached", "held")}
+        slots = {kind: self._trace.integers(number, f"{prefix}{kind}") for kind in ("cached", "held")}
         spans += [(slot, slot + 1, kind) for kind, listed in slots.items() for slot in listed]
         spans.sort()
         free = sum(length * times for _, length, times in runs)
         cached, held = (len(listed) for listed in slots.values())
+
+        def report(index: str, expected: object, actual: object) -> bool:
+            self._compare.report(place, "pool.accounting", index, expected, actual)
+            return False
+
         for (_, end, owner), (start, _, other) in pairwise(spans):
             if start < end:
-                self._compare.report(place, "pool.accounting", f"slot {start}", "one owner", f"{owner} and {other}")
-                return
+                return report(f"{called} {start}", "one owner", f"{owner} and {other}")
         # the first page takes padding and has no owner
         outside = [start for start, _, _ in spans[:1] if start < page]
-        outside += [max(start, numbers["total"] + page) for start, end, _ in spans[-1:] if end > numbers["total"] + page]
+        outside += [max(start, total + page) for start, end, _ in spans[-1:] if end > total + page]
         if outside:
-            self._compare.report(place, "pool.accounting", "slots with an owner", "slots of the pool", f"slot {outside[0]}")
-        elif place.record.stage == "flushed" and free != numbers["total"]:
-            self._compare.report(place, "pool.accounting", "free slots after the flush", numbers["total"], free)
-        elif not numbers["live"] and numbers["protected"]:
-            self._compare.report(
-                place, "pool.accounting", "slots locked in the cache with no live request", 0, numbers["protected"]
-            )
-        elif free + cached + held != numbers["total"]:
-            counted = free + cached + held
-            self._compare.report(place, "pool.accounting", "slots with an owner", numbers["total"], counted)
-        elif (numbers["available"], numbers["evictable"] + numbers["protected"]) != (free, cached):
-            reported = f"available {numbers['available']}, evictable {numbers['evictable']}, protected {numbers['protected']}"
-            counted = f"free {free}, cached {cached}"
-            self._compare.report(place, "pool.accounting", "the scheduler's own counts", counted, reported)
+            return report(f"{called}s with an owner", "slots of the pool", f"slot {outside[0]}")
+        if place.record.stage == "flushed" and free != total:
+            return report(f"free {called}s after the flush", total, free)
+        if free + cached + held != total:
+            return report(f"{called}s with an owner", total, free + cached + held)
+        if (available, evictable + protected) != (free, cached):
+            reported = f"available {available}, evictable {evictable}, protected {protected}"
+            return report("the scheduler's own counts", f"free {free}, cached {cached}", reported)
+        return True

@@ -83,7 +83,7 @@ def test_the_trace_itself_is_equal_and_no_rule_was_idle(busy_trace: Trace) -> No
     assert verdict.status == "equal", verdict
     # nothing befalls the busy case: test_events.py has cases for that rule
     # the others: it drafts chains, with a single layer, and all its requests are greedy
-    idle = ("engine.", "kernel.", "ranks.", "schedule.", "tree.parents", "tree.tokens", "commit.", "draft.runner")
+    idle = ("engine.", "kernel.", "ranks.", "schedule.", "tree.parents", "tree.tokens", "commit.", "window.", "draft.runner")
     idle += ("verify.coins", "verify.probabilities", "draft.probabilities")
     assert set(verdict.checked) == {rule for rule in RULES if not rule.startswith(idle)}
     assert verdict.ties == 0

@@ -112,7 +112,7 @@ def test_the_trace_itself_is_equal_and_no_rule_was_idle(tree_trace: Trace) -> No
     verdict = judge(tree_trace)
     assert verdict.status == "equal", verdict
     # the others: it has a single layer, and all its requests are greedy
-    idle = ("engine.", "kernel.", "ranks.", "schedule.", "draft.runner")
+    idle = ("engine.", "kernel.", "ranks.", "schedule.", "window.", "draft.runner")
     idle += ("verify.coins", "verify.probabilities", "draft.probabilities")
     assert set(verdict.checked) == {rule for rule in RULES if not rule.startswith(idle)}
     assert verdict.ties == 0

@@ -54,7 +54,7 @@ def test_generated_cases_are_equal_once_the_chunk_tail_is_right(host: Host, tmp_
         assert tally.exercised[feature] >= 3, feature
 
 
-@pytest.mark.parametrize(("model", "cases"), [("mimo-v2", 30), ("step-3.5", 10)])
+@pytest.mark.parametrize(("model", "cases"), [("mimo-v2", 15), ("mimo-v2-window", 20), ("step-3.5-window", 8)])
 def test_generated_cases_in_the_classes_of_two_model_families_are_equal(
     host: Host, tmp_path: Path, model: str, cases: int
 ) -> None:
@@ -69,7 +69,7 @@ def test_generated_cases_in_the_classes_of_two_model_families_are_equal(
         assert search.tally.exercised[feature] >= 1, feature
 
 
-@pytest.mark.parametrize("model", ["mimo-v2", "step-3.5"])
+@pytest.mark.parametrize("model", ["mimo-v2-window", "step-3.5"])
 def test_the_chunk_tail_is_as_wrong_in_the_classes_of_two_model_families(host: Host, tmp_path: Path, model: str) -> None:
     case = msgspec.structs.replace(THREE.case, model=model, exercises=())
     found = {}

@@ -48,7 +48,7 @@ def text(name: str, seed: int) -> Tensor:
 
 
 # Within these bounds too many choices of experts are ties: a model with experts is not run in bfloat16.
-ROUNDED = sorted(name for name in RECIPES if RECIPES[name].target.experts is None)
+ROUNDED = sorted(name for name in RECIPES if not RECIPES[name].target.routed)
 QUICK = ("llama-tiny", "llama-mtp")
 
 
@@ -103,4 +103,4 @@ def test_a_stored_row_of_another_token_position_or_hidden_state_is_outside_the_b
     share = bounds_of("bfloat16", name).error_of(stored(*right).numpy(), moved.numpy())
     told = float((share > 1).mean())
     # the draft of 46 layers below it has the widest bound, and reads the least of its hidden state: one row in five hides it
-    assert told > (0.6 if name == "step-3.5" and fault == "hidden state" else 0.9)
+    assert told > (0.6 if name.startswith("step-3.5") and fault == "hidden state" else 0.9)

@@ -4,27 +4,30 @@ from typing import Any
 
 import pytest
 import torch
+from torch import Tensor
 
 from eagletwin.harness.families import RECIPES
 from eagletwin.harness.families.weights import model_pair
 from eagletwin.reference.llama import target_rows
+from eagletwin.reference.sizes import LlamaShape
 
 from .fused import fused
 
 
 def _model(name: str) -> Any:
-    """transformers' own model with a recipe's weights: a Llama, or a Qwen3, which norms queries and keys, with experts or
-    without."""
+    """transformers' own model with a recipe's weights: a Llama; a Qwen3, which norms queries and keys, with experts or without,
+    and may have windows; or a Ministral, which is a Llama with windows."""
     import transformers
 
     recipe, weights = RECIPES[name], model_pair(name).reference_target()
-    shape, sizes = recipe.target, dict[str, object]()
+    shape, sizes = recipe.target, _windows(recipe.target)
     if shape.experts is not None:
-        sizes = {"num_experts": shape.experts.count, "num_experts_per_tok": shape.experts.chosen}
+        sizes |= {"num_experts": shape.experts.count, "num_experts_per_tok": shape.experts.chosen}
         sizes |= {"moe_intermediate_size": shape.experts.inner, "norm_topk_prob": True, "experts_implementation": "eager"}
         for layer in range(shape.num_layers):
             weights = fused(weights, f"model.layers.{layer}.", shape.experts.count)
-    kind = "Qwen3Moe" if shape.experts is not None else "Qwen3" if shape.qk_norm else "Llama"
+    plain = "Ministral" if shape.windows else "Llama"
+    kind = "Qwen3Moe" if shape.experts is not None else "Qwen3" if shape.qk_norm else plain
     config = getattr(transformers, f"{kind}Config")(
         vocab_size=shape.vocab_size,
         hidden_size=shape.hidden_size,
@@ -44,10 +47,17 @@ def _model(name: str) -> Any:
     return model
 
 
+def _windows(shape: LlamaShape) -> dict[str, object]:
+    if not shape.windows:
+        return {}
+    of_layers = [("full_attention", "sliding_attention")[window > 0] for window in shape.windows]
+    return {"use_sliding_window": True, "sliding_window": max(shape.windows), "layer_types": of_layers}
+
+
 @pytest.mark.slow  # the import of transformers
 @pytest.mark.parametrize(
-    "name", sorted(name for name in RECIPES if RECIPES[name].target.latent is None)
-)  # test_mla.py has them
+    "name", sorted(name for name in RECIPES if RECIPES[name].target.latent is None and RECIPES[name].target.clamped is None)
+)  # test_mla.py and test_clamped_experts.py have the others
 def test_every_row_equals_transformers_own_model_in_float64(name: str) -> None:
     recipe, weights, model = RECIPES[name], model_pair(name).reference_target(), _model(name)
     shape = recipe.target
@@ -68,13 +78,12 @@ def test_every_row_equals_transformers_own_model_in_float64(name: str) -> None:
     for mine, other in (
         (ours.hidden, torch.cat(handed, -1)),
         (ours.logits, logits),
-        *(
-            (ours.keys[layer].transpose(0, 1), theirs.past_key_values.layers[layer].keys[0])
-            for layer in range(shape.num_layers)
-        ),
-        *(
-            (ours.values[layer].transpose(0, 1), theirs.past_key_values.layers[layer].values[0])
-            for layer in range(shape.num_layers)
-        ),
+        *(_those_kept(ours.keys[layer], theirs.past_key_values.layers[layer].keys[0]) for layer in range(shape.num_layers)),
+        *(_those_kept(ours.values[layer], theirs.past_key_values.layers[layer].values[0]) for layer in range(shape.num_layers)),
     ):
         assert (mine - other).abs().max() <= 1e-6 * other.abs().max()
+
+
+def _those_kept(rows: Tensor, kept: Tensor) -> tuple[Tensor, Tensor]:
+    """Of our rows [T, G, D] those that transformers keeps [G, n, D]: of a layer with a window, the last ones."""
+    return rows[len(rows) - kept.shape[1] :].transpose(0, 1), kept

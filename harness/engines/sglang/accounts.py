@@ -22,18 +22,24 @@ class Accounts:
             return
         allocation = self._taps.allocation
         held = {name: allocation.held(request) for name, request in self._taps.requests.items()}
+        numbers = allocation.counts() | {"live": sum(map(allocation.lives, self._taps.requests.values()))}
+        tensors = {
+            "free": runs_of(free),
+            "cached": allocation.cached(),
+            "held": np.array([slot for slots in held.values() for slot in slots], np.int32),
+        }
+        if allocation.has_windows:
+            numbers |= allocation.window_counts()
+            tensors["window_free"] = runs_of(allocation.window_free())
+            tensors |= {f"window_{kind}": allocation.window_pages(tensors[kind]) for kind in ("cached", "held")}
         self._recorder.add(
             "",
             0,
             stage,
             step=iteration,
             when=When(iteration),
-            numbers=allocation.counts() | {"live": sum(map(allocation.lives, self._taps.requests.values()))},
-            tensors={
-                "free": runs_of(free),
-                "cached": allocation.cached(),
-                "held": np.array([slot for slots in held.values() for slot in slots], np.int32),
-            },
+            numbers=numbers,
+            tensors=tensors,
         )
 
     def finished(self, names: list[str], iteration: int, fates: Fates) -> None:
@@ -50,6 +56,8 @@ class Accounts:
             tokens = [*request.origin_input_ids, *request.output_ids]
             slots = self._taps.allocation.cached_prefix(tokens)
             tensors = {"tokens": np.array(tokens, np.int64), "slots": slots}
+            if self._taps.allocation.has_windows:
+                tensors["window_slots"] = self._taps.allocation.window_slots(slots)
             for part, pool in self._taps.pools.items():
                 tensors[f"{part}_kv"] = pool.rows(slots)
             self._recorder.add(name, 0, "cached", when=When(iteration), tensors=tensors)

@@ -7,6 +7,7 @@ a GPU: cuda.py.
 
 import contextlib
 import importlib
+import os
 import tempfile
 from pathlib import Path
 from typing import Any
@@ -111,8 +112,9 @@ def build_scheduler(case: Case, mode: Mode = CPU, rank: int = 0, port: int = 0) 
 
     recipe, settings = RECIPES[case.model], case.engine.sglang
     model_classes.register(family_of(recipe).modules)
-    if mode.device == "cuda" and mode.dtype == "float32" and recipe.target.experts is not None:
+    if mode.device == "cuda" and mode.dtype == "float32" and recipe.target.routed:
         experts_on_cuda.compute_in_float32(SHIMS)
+    os.environ.update(family_of(recipe).environment)
     if mode.device == "cpu":
         _make_able(case, mode)
     _refuse_what_is_not_driven(case, mode, scheduler_module)
@@ -155,7 +157,7 @@ def _refuse_what_is_not_driven(case: Case, mode: Mode, scheduler_module: Any) ->
         raise NotDriven(
             f"this release has no {stepping.RECEIVE_OF_RANKS}, by which several ranks are driven (0.5.13 and later have)"
         )
-    if recipe.target.experts is not None and mode.dtype == "bfloat16":
+    if recipe.target.routed and mode.dtype == "bfloat16":
         raise NotDriven(
             f"{case.model} in bfloat16: within its bound too many choices of experts are ties, and a trace does not say how an "
             "engine decided them"

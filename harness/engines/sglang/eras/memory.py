@@ -33,6 +33,15 @@ def free_pages(allocator: Any) -> Tensor:
     return torch.cat([allocator.free_pages, allocator.release_pages])
 
 
+def cached_sizes(cache: Any) -> tuple[int, int]:
+    """Slots that the prefix cache may give back, and those that requests have locked. A cache for models with windows alone
+    (SWARadixCache) has other names for them."""
+    try:
+        return int(cache.evictable_size()), int(cache.protected_size())
+    except NotImplementedError:
+        return int(cache.full_evictable_size()), int(cache.full_protected_size())
+
+
 def matched_slots(cache: Any, match: Any) -> Tensor:
     """Slots [n] of a match in the prefix cache. From 0.5.22 on a match names the node only where its path ends."""
     if hasattr(cache, "path_device_indices"):

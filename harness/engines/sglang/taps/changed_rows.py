@@ -24,6 +24,9 @@ class ChangedRows:
         """
         tables = [self._allocation.table(request, end) for request, end in zip(requests, ends, strict=True)]
         found = [{"table": table} for table in tables]
+        if self._allocation.has_windows:
+            for tensors in found:
+                tensors["window_table"] = self._allocation.window_slots(tensors["table"])
         for name, pool in self._pools.items():
             rows = pool.rows_of(tables)  # of each request [end, 2, L, G, D]
             for request, end, stored_now, tensors in zip(requests, ends, rows, found, strict=True):

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from eagletwin.harness.core.arrays import Array, counts_of
-from eagletwin.harness.core.poison import KEY_POISON, LATENT_POISON, VALUE_POISON
+from eagletwin.harness.core.poison import GONE, KEY_POISON, LATENT_POISON, VALUE_POISON
 from eagletwin.harness.core.trace import on_host, snapshot
 
 from ..eras import memory
@@ -81,7 +81,9 @@ class Pool:
         return mapped.to(torch.int64)
 
     def rows(self, slots: Array) -> Array:
-        """What is stored in slots [n], of each part: [n, 2, L, G, D]; of latent rows [n, 1, L, 1, D]."""
+        """What is stored in slots [n], of each part: [n, 2, L, G, D]; of latent rows [n, 1, L, 1, D].
+
+        Of a slot that leads to none of the window's, the layers with a window have nothing: GONE."""
         if self._in_numpy:
             first = self._arrays[0][0]
             found: Array = np.empty((len(slots), len(self._arrays[0]), len(self._arrays), *first.shape[1:]), first.dtype)
@@ -92,9 +94,17 @@ class Pool:
         at = torch.from_numpy(slots)
         by_layer = [self._slots(layer, at) for layer in self._layers]
         parts = list(zip(*(layer.tensors for layer in self._layers), strict=True))  # of each part its layers
-        selected = [rows.index_select(0, at) for part in parts for rows, at in zip(part, by_layer, strict=True)]
+        selected = [self._selected(*those) for part in parts for those in zip(self._layers, part, by_layer, strict=True)]
         together = on_host(torch.stack(selected, 1))
         return together.reshape(len(slots), len(parts), len(self._layers), *together.shape[2:])
+
+    @staticmethod
+    def _selected(layer: Buffers, rows: Tensor, at: Tensor) -> Tensor:
+        """The rows at a layer's own slots [n]."""
+        found = rows.index_select(0, at)
+        if layer.mapped:
+            found[at == 0] = GONE
+        return found
 
     def rows_of(self, parts: list[Array]) -> list[Array]:
         """Of each of several lists of slots: its rows. All are read at once."""
@@ -131,8 +141,10 @@ class Allocation:
     def __init__(self, scheduler: Any) -> None:
         self._scheduler = scheduler
         allocator = scheduler.token_to_kv_pool_allocator
-        # of a hybrid pool: the allocator of all slots; the window's are given and taken with them
+        # of a hybrid pool: the allocator of all slots; the window's are given with them, and taken with them or before
         self._allocator = getattr(allocator, "full_attn_allocator", allocator)
+        self._window = getattr(allocator, "swa_attn_allocator", None)
+        self._leads_to: Tensor | None = getattr(allocator, "full_to_swa_index_mapping", None)
         self._page = int(scheduler.page_size)
         self._table: Tensor = scheduler.req_to_token_pool.req_to_token
         self._rows = self._table.numpy() if self._table.is_cpu else self._table  # numpy cuts in a third of the time
@@ -166,7 +178,7 @@ class Allocation:
     def cached(self) -> Array:
         """Slots that the prefix cache owns [n], sorted (it walks its tree in no order); empty without a cache."""
         cache = self._scheduler.tree_cache
-        if cache.evictable_size() + cache.protected_size() == 0:
+        if sum(memory.cached_sizes(cache)) == 0:
             return np.empty(0, np.int32)
         return np.sort(on_host(cache.all_values_flatten())).astype(np.int32)
 
@@ -181,13 +193,9 @@ class Allocation:
 
     def counts(self) -> dict[str, int]:
         """The release's own figures, in slots."""
-        cache = self._scheduler.tree_cache
-        return {
-            "total": self.total,
-            "available": int(self._allocator.available_size()),
-            "evictable": int(cache.evictable_size()),
-            "protected": int(cache.protected_size()),
-        }
+        evictable, protected = memory.cached_sizes(self._scheduler.tree_cache)
+        available = int(self._allocator.available_size())
+        return {"total": self.total, "available": available, "evictable": evictable, "protected": protected}
 
     def held(self, request: Any) -> list[int]:
         """Slots that a request owns beyond what the prefix cache owns for it, in whole pages, sorted."""
@@ -199,6 +207,41 @@ class Allocation:
             return sorted(set(row))
         pages = sorted({slot // self._page for slot in row})
         return [slot for page in pages for slot in range(page * self._page, (page + 1) * self._page)]
+
+    @property
+    def has_windows(self) -> bool:
+        """Whether layers with a window have slots of their own."""
+        return self._window is not None
+
+    def window_slots(self, slots: Array) -> Array:
+        """The window's slot that each slot [n] leads to; 0: none, or none any more."""
+        assert self._leads_to is not None
+        return on_host(self._leads_to[torch.from_numpy(slots.astype(np.int64)).to(self._leads_to.device)]).astype(np.int64)
+
+    def window_free(self) -> Array:
+        """How often the free list of the window's slots has each of them [n]."""
+        assert self._window is not None
+        pages = on_host(memory.free_pages(self._window))
+        return counts_of(self._slots_of_pages(pages), int(self._window.size) + self._page)
+
+    def window_pages(self, slots: Array) -> Array:
+        """The window's slots that these slots [n] hold, in whole pages: those of each page of theirs, once."""
+        led = self.window_slots(slots)
+        if self._page == 1:
+            return led[led > 0]
+        pairs = np.stack([slots // self._page, led // self._page], 1)[led > 0]
+        return self._slots_of_pages(np.unique(pairs, axis=0)[:, 1])
+
+    def window_counts(self) -> dict[str, int]:
+        """The release's own figures of the window's slots."""
+        assert self._window is not None
+        cache = self._scheduler.tree_cache
+        return {
+            "window_total": int(self._window.size),
+            "window_available": int(self._window.available_size()),
+            "window_evictable": int(cache.swa_evictable_size()),
+            "window_protected": int(cache.swa_protected_size()),
+        }
 
     def lives(self, request: Any) -> bool:
         """Whether a request has slots. All may be the prefix cache's: where its keys are single tokens, all of a prompt is."""

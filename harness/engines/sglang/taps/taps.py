@@ -148,6 +148,9 @@ class Taps:
         self.allocation.seen(slots)
         owners = np.repeat(np.arange(len(held), dtype=np.int32), counts)
         tensors = {"slots": slots, "owners": owners, "cached": self.allocation.cached()}
+        if self.allocation.has_windows:
+            tensors["window_slots"] = self.allocation.window_slots(slots)
+            tensors["window_cached"] = self.allocation.window_slots(tensors["cached"])
         self.writer.add_batch({f"request.{name}": number for number, name in enumerate(held)}, tensors)
 
     def _next_input(self, result: Any, batch: Any) -> Any:  # noqa: ARG002  where v1 has it

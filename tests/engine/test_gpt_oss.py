@@ -1,0 +1,94 @@
+"""gpt-oss with an EAGLE-3 head: SGLang's own class is equal, a fault in each of its parts is named; trees of it are wrong."""
+
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from eagletwin.cases.ledger import entries_of
+from eagletwin.harness.core.case import Case, EngineSettings, Request, SGLangSettings
+from eagletwin.harness.core.patch import Edit, Patch
+from eagletwin.harness.engines.host import Host
+from eagletwin.harness.judge.judge import judge
+
+from .conftest import Runner
+
+ATTENTION = "sglang.srt.models.gpt_oss.GptOssAttention.forward_core"
+EXPERTS = "sglang.srt.layers.moe.fused_moe_native.moe_forward_native"
+MODEL = "gpt-oss-eagle3"
+CASES = Path(__file__).parent / "cases"
+# A node of a tree sees the window of its own path: live, docs/explanation/windows.md.
+TREES = msgspec.json.decode((CASES / "tree-window-remedy.json").read_bytes(), type=Patch)
+
+PROMPT = (5, 17, 33, 8, 60, 41, 2, 19, 77, 50, 3, 9, 12, 25, 31, 4, 70, 66, 1)
+CHAIN = Case(
+    name="gpt-oss-chain",
+    model=MODEL,
+    num_steps=3,
+    page_size=4,
+    chunked_prefill_size=512,
+    chunks=(8, 8),
+    requests=(
+        Request(id="a", prompt=PROMPT, max_new_tokens=12),
+        Request(id="b", prompt=(*PROMPT[:12], 5, 7), max_new_tokens=5, arrive=5),
+        Request(id="c", prompt=(*PROMPT[:17], 9), max_new_tokens=6, arrive=12),
+    ),
+    engine=EngineSettings(sglang=SGLangSettings(radix_cache=True, max_total_tokens=256)),
+    exercises=("chunked_prefill", "batch", "radix_hit"),
+)
+TREE = Case(
+    name="gpt-oss-tree",
+    model=MODEL,
+    num_steps=3,
+    topk=3,
+    num_draft_tokens=8,
+    requests=(Request(id="a", prompt=PROMPT, max_new_tokens=16),),
+    exercises=("tree", "path_not_in_front"),
+)
+
+PLANTED = {
+    "sinks are left out": (ATTENTION, "sinks=self.sinks,", "", "target.kv"),
+    "the experts' last bias is left out": (EXPERTS, 'getattr(layer, "w2_weight_bias", None)', "None", "target.kv"),
+    "experts are swapped behind the router": (
+        EXPERTS,
+        "topk_weights, topk_ids, _ = topk_output",
+        "topk_weights, topk_ids, _ = topk_output\ntopk_ids = topk_ids.flip(1)",
+        "target.kv",
+    ),
+}
+
+
+def test_a_chain_is_equal(run: Runner) -> None:
+    _, verdict = run(CHAIN)
+    assert verdict.status == "equal", verdict
+    assert min(verdict.checked[rule] for rule in ("window.slots", "radix.hit", "pool.accounting")) > 0
+
+
+@pytest.mark.parametrize("fault", sorted(PLANTED))
+def test_a_fault_is_named(run: Runner, fault: str) -> None:
+    target, match, replacement, rule = PLANTED[fault]
+    _, verdict = run(CHAIN, Edit(target=target, match=match, replacement=replacement))
+    assert (verdict.status, verdict.rule) == ("diverged", rule), verdict
+
+
+def test_the_window_of_a_node_is_counted_by_its_number(run: Runner) -> None:
+    """Live: SGLang's Triton backend. The remedy takes the window of each path out of the mask."""
+    _, verdict = run(TREE)
+    assert (verdict.status, verdict.rule) == ("diverged", "commit.path"), verdict  # the row of layer 2, in the pool
+    _, verdict = run(TREE, *TREES.edits)
+    assert verdict.status == "equal", verdict
+
+
+@pytest.mark.parametrize("entry", ["25015", "26329", "26997-kv", "8409"])
+def test_a_known_bug_of_any_family_shows_here_too(host: Host, tmp_path: Path, entry: str) -> None:
+    (known,) = entries_of(entry)
+    case = msgspec.structs.replace(known.case, model=MODEL)
+    if case.topk > 1:
+        case = msgspec.structs.replace(TREE, exercises=case.exercises)
+    found = []
+    for name, side in (("green", known.green), ("red", known.red)):
+        (tmp_path / name).mkdir()
+        patches = (*side.patches, TREES) if case.topk > 1 else side.patches
+        verdict = judge(host.engine(case, patches).run(case, tmp_path / name), view=side.view)
+        found.append((verdict.status, verdict.rule))
+    assert found == [("equal", ""), ("diverged", known.rule)]
