@@ -213,10 +213,10 @@ class Entry(Facts):
         return "with a candidate fix, in memory" if side == self.green else "as released"
 
     def run(self, side: Side, run: RunSpec = DEFAULT_RUN) -> RunSpec:
-        """This run, with what the side changes in addition and how it is judged."""
+        """This run, with what the side changes and how it is judged."""
         changes = ("--revert", self.id) if self.revert in side.patches else ()
         changes = ("--remedy", self.id) if self.remedy in side.patches else changes
-        return replace(run, patches=(*run.patches, *side.patches), changes=(*run.changes, *changes), view=side.view)
+        return replace(run, patches=side.patches, changes=changes, view=side.view)
 
     def command(self, side: Side, run: RunSpec = DEFAULT_RUN) -> str:
         """What to type to see one side."""

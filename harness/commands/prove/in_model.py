@@ -17,7 +17,7 @@ from eagletwin.harness.core.patch import Patch
 from eagletwin.harness.core.run_spec import RunSpec
 from eagletwin.harness.engines.host import Host
 
-from .proof import NoProof, Proof, prove
+from .proof import NoProof, Proof, prove, side_run
 
 _IDLE = 3  # cases that never call what an entry edits, after which no other is tried
 
@@ -74,7 +74,7 @@ def _mended(host: Host, entry: Entry, runs: Path, run: RunSpec) -> ProofInModel:
         proof = _proof(host, entry, runs, run, beside)
         if isinstance(proof, NoProof) or proof.green.verdict.status != "diverged":
             return ProofInModel(proof, beside)
-        mended = entry.run(entry.green, _with(run, beside))
+        mended = side_run(entry, entry.green, _with(run, beside))
         other = may_be(host, entry.case, proof.green.verdict.rule, mended)
         if not other or other in (*beside, entry.id):
             return ProofInModel(proof, beside)

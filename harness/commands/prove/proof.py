@@ -13,7 +13,7 @@ from pathlib import Path
 from msgspec import UNSET
 from msgspec.structs import replace
 
-from eagletwin.cases.entry import Entry, Known, Probe
+from eagletwin.cases.entry import Entry, Known, Probe, Side
 from eagletwin.cases.regressions import LEDGER
 from eagletwin.harness.check.confirm import Outcome, check
 from eagletwin.harness.check.function_calls import ask, probe_text
@@ -118,7 +118,7 @@ def prove(host: Host, entries: Sequence[Entry], runs: Path, run: RunSpec = DEFAU
 
 
 def _prove_side(host: Host, entry: Entry, name: str, runs: Path, run: RunSpec) -> Outcome:
-    side = entry.run(entry.green if name == "green" else entry.red, run)
+    side = side_run(entry, entry.green if name == "green" else entry.red, run)
     folder = new_run_folder(runs, f"{entry.id}-{name}")
     engine = host.engine(entry.case, side.patches, side.kernels)
     known = entry.id in LEDGER and LEDGER[entry.id].case == entry.case
@@ -126,6 +126,12 @@ def _prove_side(host: Host, entry: Entry, name: str, runs: Path, run: RunSpec) -
     outcome = check(engine, entry.case, folder, side, again=again)
     write_run(outcome)
     return outcome
+
+
+def side_run(entry: Entry, side: Side, run: RunSpec) -> RunSpec:
+    """The run of a side, with the run's own changes beside the entry's."""
+    own = entry.run(side, run)
+    return replace(own, patches=(*run.patches, *own.patches), changes=(*run.changes, *own.changes))
 
 
 def worst(codes: Sequence[int]) -> int:
