@@ -1,19 +1,15 @@
 """Latent attention and experts: SGLang's own DeepSeek classes are equal, and a fault in each of their parts is named."""
 
-from pathlib import Path
-
 import msgspec
 import pytest
 
 from eagletwin.harness.core.case import Case, EngineSettings, Request, SGLangSettings
 from eagletwin.harness.core.mode import Mode
 from eagletwin.harness.core.patch import Edit
-from eagletwin.harness.engines.host import Host
 from eagletwin.harness.engines.sglang.boot import boot
 from eagletwin.harness.judge.judge import judge
 
 from .conftest import Runner
-from .elsewhere import shows_elsewhere
 
 MHA = "sglang.srt.models.deepseek_common.attention_forward_methods.forward_mha.DeepseekMHAForwardMixin"
 MLA = "sglang.srt.models.deepseek_common.attention_forward_methods.forward_mla.DeepseekMLAForwardMixin"
@@ -208,27 +204,6 @@ def test_a_read_of_an_unwritten_latent_row_is_seen(run: Runner, chain: Case) -> 
     assert (blind.status, blind.rule) == ("diverged", "draft.hidden_in")  # the poison alone shows in what attention made of it
 
 
-SHORT = PROMPT[:5]
-# Entries that are bound to no family -> what their case needs here for its features to occur.
-LEDGER: dict[str, dict[str, object]] = {
-    "25015": {},
-    "26329": {},
-    "26997-kv": {"prompt": SHORT, "max_new_tokens": 14},
-    "26997-tokens": {"prompt": SHORT, "max_new_tokens": 14},
-    "26997-hidden": {"prompt": SHORT, "max_new_tokens": 14},
-    "8409": {"prompt": SHORT, "max_new_tokens": 14},
-}
-
-
-@pytest.mark.parametrize("entry", sorted(LEDGER))
-def test_a_known_bug_of_any_family_shows_here_too(host: Host, tmp_path: Path, entry: str) -> None:
-    shows_elsewhere(host, tmp_path, entry, "deepseek-nextn", LEDGER[entry])
-
-
-@pytest.mark.parametrize(
-    ("mode", "why"),
-    [(Mode(device="cuda"), "round more there than float32 does"), (Mode(dtype="bfloat16"), "choices of experts are ties")],
-)
-def test_what_is_not_judged_rightly_yet_is_refused(chain: Case, mode: Mode, why: str) -> None:
-    with pytest.raises(boot.NotDriven, match=why):
-        boot._refuse_what_is_not_driven(chain, mode, None)
+def test_bfloat16_is_refused_where_it_is_not_judged_rightly_yet(chain: Case) -> None:
+    with pytest.raises(boot.NotDriven, match="choices of experts are ties"):
+        boot._refuse_what_is_not_driven(chain, Mode(dtype="bfloat16"), None)

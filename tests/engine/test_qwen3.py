@@ -1,19 +1,15 @@
 """Qwen3 and Qwen3-MoE with EAGLE-3 heads: SGLang's own classes are equal, and a fault in each of their parts is named."""
 
-from pathlib import Path
-
 import msgspec
 import pytest
 
 from eagletwin.harness.core.case import Case
 from eagletwin.harness.core.mode import Mode
 from eagletwin.harness.core.patch import Edit
-from eagletwin.harness.engines.host import Host
 from eagletwin.harness.engines.sglang.boot import boot
 from eagletwin.harness.families import RECIPES
 
 from .conftest import Runner
-from .elsewhere import shows_elsewhere
 
 MOE = "sglang.srt.models.qwen3_moe"
 DENSE = "sglang.srt.models.qwen3"
@@ -195,17 +191,6 @@ PLANTED = {
 
 MODELS = sorted(name for name, recipe in RECIPES.items() if recipe.family in ("qwen3", "qwen3_moe"))
 
-SHORT = {"prompt": (17, 72, 8, 32, 15), "max_new_tokens": 14}
-# Entries that are bound to no family -> the model, and what their case needs there for its features to occur.
-ENTRIES: dict[str, tuple[str, dict[str, object]]] = {
-    "25015": ("qwen3-moe-eagle3", {}),
-    "26329": ("qwen3-moe-eagle3", {}),
-    "26997-kv": ("qwen3-moe-eagle3", SHORT),
-    "26997-tokens": ("qwen3-moe-eagle3", SHORT),
-    "26997-hidden": ("qwen3-moe-eagle3", SHORT),
-    "8409": ("qwen3-moe-eagle3", {}),
-}
-
 
 @pytest.mark.parametrize("fault", sorted(PLANTED))
 def test_a_fault_is_named(run: Runner, busy_case: Case, fault: str) -> None:
@@ -222,15 +207,8 @@ def test_a_tree_is_equal(run: Runner, busy_tree: Case, model: str) -> None:
     assert verdict.status == "equal", verdict
 
 
-@pytest.mark.parametrize("entry", sorted(ENTRIES))
-def test_a_known_bug_of_any_family_shows_here_too(host: Host, tmp_path: Path, entry: str) -> None:
-    model, changes = ENTRIES[entry]
-    shows_elsewhere(host, tmp_path, entry, model, changes)
-
-
-@pytest.mark.parametrize(
-    ("mode", "why"), [(Mode(device="cuda"), "round more there"), (Mode(dtype="bfloat16"), "choices of experts are ties")]
-)
-def test_experts_are_refused_where_they_are_not_judged_rightly(busy_case: Case, mode: Mode, why: str) -> None:
-    with pytest.raises(boot.NotDriven, match=why):
-        boot._refuse_what_is_not_driven(msgspec.structs.replace(busy_case, model="qwen3-moe-eagle3"), mode, None)
+def test_experts_are_refused_in_bfloat16(busy_case: Case) -> None:
+    with pytest.raises(boot.NotDriven, match="choices of experts are ties"):
+        boot._refuse_what_is_not_driven(
+            msgspec.structs.replace(busy_case, model="qwen3-moe-eagle3"), Mode(dtype="bfloat16"), None
+        )

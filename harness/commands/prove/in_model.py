@@ -74,7 +74,7 @@ def _mended(host: Host, entry: Entry, runs: Path, run: RunSpec) -> ProofInModel:
         proof = _proof(host, entry, runs, run, beside)
         if isinstance(proof, NoProof) or proof.green.verdict.status != "diverged":
             return ProofInModel(proof, beside)
-        mended = side_run(entry, entry.green, _with(run, beside))
+        mended = side_run(entry, entry.green, with_remedies(run, beside))
         other = may_be(host, entry.case, proof.green.verdict.rule, mended)
         if not other or other in (*beside, entry.id):
             return ProofInModel(proof, beside)
@@ -82,11 +82,11 @@ def _mended(host: Host, entry: Entry, runs: Path, run: RunSpec) -> ProofInModel:
 
 
 def _proof(host: Host, entry: Entry, runs: Path, run: RunSpec, beside: tuple[str, ...]) -> Proof | NoProof:
-    [proof] = prove(host, [entry], runs, _with(run, beside))
+    [proof] = prove(host, [entry], runs, with_remedies(run, beside))
     return proof if isinstance(proof, NoProof) else Proof(proof.entry, proof.green, proof.red, any_rule=True)
 
 
-def _with(run: RunSpec, beside: tuple[str, ...]) -> RunSpec:
+def with_remedies(run: RunSpec, beside: tuple[str, ...]) -> RunSpec:
     """The run, with these live bugs mended."""
     options = (word for name in beside for word in ("--remedy", name))
     return replace(run, patches=(*run.patches, *_remedies(beside)), changes=(*run.changes, *options))

@@ -1,0 +1,50 @@
+"""Known bugs in other models than their own, by the cases that docs/records/models.md was made of."""
+
+from pathlib import Path
+
+import pytest
+
+from eagletwin.cases.regressions import LEDGER
+from eagletwin.harness.commands.models.results import proven_in, read
+from eagletwin.harness.commands.prove.in_model import prove_in_model, with_remedies
+from eagletwin.harness.commands.prove.proof import Proof, prove
+from eagletwin.harness.core.run_spec import DEFAULT_RUN
+from eagletwin.harness.engines.host import Host
+from eagletwin.harness.families import RECIPES
+
+DOCS = Path(__file__).parents[2] / "docs/records"
+
+# Of each family those that show most of it: a step's position, a chunk's tail, the accepted path, a branch, a prefix hit.
+OF_ONE_HEAD = ("25015", "26329", "26997-kv", "8409", "10846")
+OF_LAYERS = ("10846", "multi-layer-chunk-tail-2", "multi-layer-topk-path")
+MODELS = ("deepseek-nextn", "qwen3-moe-eagle3", "qwen3-eagle3-deep", "gpt-oss-eagle3", "mimo-v2-window", "llama-mtp-chain")
+
+
+def cells() -> list[tuple[str, str]]:
+    return [(model, name) for model in MODELS for name in (OF_LAYERS if RECIPES[model].mtp_layers else OF_ONE_HEAD)]
+
+
+@pytest.mark.parametrize(("model", "name"), cells())
+def test_a_known_bug_shows_in_another_family(host: Host, tmp_path: Path, model: str, name: str) -> None:
+    [entry] = [entry for entry in proven_in(DOCS, model) if entry.id == name]
+    answer = read(DOCS, model).answers[name]
+    [proof] = prove(host, [entry], tmp_path, with_remedies(DEFAULT_RUN, answer.beside))
+    assert isinstance(proof, Proof)
+    assert proof.green.verdict.status == "equal", proof.green.verdict
+    assert (proof.red.verdict.status, proof.red.verdict.rule) == ("diverged", answer.rule), proof.red.verdict
+
+
+def test_other_prompts_are_tried_and_other_bugs_mended(host: Host, tmp_path: Path) -> None:
+    """In several layers a row overflows only behind the live bug of their trees; an accepted path needs another prompt."""
+    mended = prove_in_model(host, LEDGER["row-overflow"], "llama-mtp", tmp_path, DEFAULT_RUN)
+    assert mended.own
+    assert mended.beside
+    other = prove_in_model(host, LEDGER["26997-kv"], "llama-gqa", tmp_path, DEFAULT_RUN)
+    assert other.own
+    assert other.proof.entry.case.requests != LEDGER["26997-kv"].case.requests
+
+
+def test_a_worker_that_never_calls_what_is_edited_gives_no_proof(host: Host, tmp_path: Path) -> None:
+    result = prove_in_model(host, LEDGER["26997-kv"], "llama-mtp", tmp_path, DEFAULT_RUN)
+    assert not result.proof.holds
+    assert result.idle == ("sglang.srt.speculative.spec_utils.move_accept_tokens_to_target_kvcache",)
