@@ -12,10 +12,19 @@ _LAYERS = {
 }
 _NO_CHAIN = {"chain-hidden": "its layers all consume the target's state, and hand none on"}
 
+_OWN_TOKEN = "a language model's row consumes its own token, and asks for none behind the chunk (standalone-shift)"
+_PLAIN_DRAFT = {
+    "10846": "keys of single tokens, which it makes of pairs, are the right ones for a language model (standalone-keys)",
+    "26329": _OWN_TOKEN,
+    "retracted-chunk-tail": _OWN_TOKEN,
+}
+
 
 def reason(entry: str, model: str) -> str:
     """Why it does not show; empty: nobody knows."""
     recipe = RECIPES[model]
+    if not recipe.reads_states:
+        return _PLAIN_DRAFT.get(entry, "")
     if not recipe.mtp_layers:
         return ""
     return _LAYERS.get(entry, "") or ("" if recipe.chained else _NO_CHAIN.get(entry, ""))

@@ -38,11 +38,23 @@ class ProofInModel:
     @property
     def idle(self) -> tuple[str, ...]:
         """Functions that the entry changes and SGLang never called."""
+        return tuple(name for name in self._never_called if name not in self._mended)
+
+    @property
+    def mended_in_vain(self) -> bool:
+        """Whether a function that is mended was never called, so that the case says nothing."""
+        return any(name in self._mended for name in self._never_called)
+
+    @property
+    def _never_called(self) -> tuple[str, ...]:
         if isinstance(self.proof, NoProof):
             return ()
-        mended = {edit.target for patch in _remedies(self.beside) for edit in (*patch.edits, *patch.otherwise)}
         found = (outcome.trace.header.idle_edits for outcome in (self.proof.green, self.proof.red))
-        return tuple(dict.fromkeys(name for names in found for name in names if name not in mended))
+        return tuple(dict.fromkeys(name for names in found for name in names))
+
+    @property
+    def _mended(self) -> set[str]:
+        return {edit.target for patch in _remedies(self.beside) for edit in (*patch.edits, *patch.otherwise)}
 
 
 def prove_in_model(host: Host, entry: Entry, model: str, runs: Path, run: RunSpec) -> ProofInModel:
@@ -58,18 +70,20 @@ def prove_in_model(host: Host, entry: Entry, model: str, runs: Path, run: RunSpe
 
 def _attempts(host: Host, entry: Entry, model: str, runs: Path, run: RunSpec) -> Iterator[ProofInModel]:
     """Ends early where other prompts tell nothing: an engine refuses, or the worker never calls what is edited."""
-    idle = 0
+    idle, beside = 0, tuple[str, ...]()
     for one in carried(entry, model, target_says):
-        attempt = _mended(host, one, runs, run)
+        attempt = _mended(host, one, runs, run, beside)
+        if attempt.mended_in_vain:
+            attempt = _mended(host, one, runs, run, ())
         yield attempt
+        beside = attempt.beside  # what came first in this case comes first in the next one, too
         idle += bool(attempt.idle)
         if isinstance(attempt.proof, NoProof) or idle == _IDLE:
             return
 
 
-def _mended(host: Host, entry: Entry, runs: Path, run: RunSpec) -> ProofInModel:
-    """The proof, with those live bugs mended on both sides that come first in this model."""
-    beside = tuple[str, ...]()
+def _mended(host: Host, entry: Entry, runs: Path, run: RunSpec, beside: tuple[str, ...]) -> ProofInModel:
+    """The proof, with these live bugs mended on both sides, and with those that come first all the same."""
     while True:
         proof = _proof(host, entry, runs, run, beside)
         if isinstance(proof, NoProof) or proof.green.verdict.status != "diverged":
