@@ -9,7 +9,7 @@ from eagletwin.harness.check.annotations import error
 from eagletwin.harness.cli.main import typed
 from eagletwin.harness.commands.ci.result import OneJob, annotations_of, facts_of, markdown_of, text_of
 from eagletwin.harness.commands.ci.searching import FamilyFinding, FamilySearch, stands_in_the_way
-from eagletwin.harness.commands.ci.standing import Stand, Standing, of_known
+from eagletwin.harness.commands.ci.standing import Stand, Standing, decide
 from eagletwin.harness.commands.compare.groups import EQUAL, SideResult
 from eagletwin.harness.commands.compare.questions import Question
 from eagletwin.harness.core.errors import InputError
@@ -102,14 +102,22 @@ def test_an_annotation_is_escaped_as_github_reads_it() -> None:
         ("multi-layer-chunk-tail-2", "1a2b3c4d5e", "draft.slots", "unknown"),
         ("boundary-kv", "0.5.12", "draft.runner", "live"),  # 22954, which was fixed in 0.5.13, shows there first
         ("boundary-kv", "0.5.23", "draft.runner", "unknown"),
+        ("row-overflow", "0.5.11", "draft.positions", "unknown"),  # 25015, which was fixed in 0.5.12, shows there first
+        ("26329", "0.5.23", "", "holds"),
     ],
 )
 def test_a_known_bug_is_live_where_it_shows_as_itself(bug: str, version: str, shown: str, stand: Stand) -> None:
     said = SideResult("broken", shown, Signature(rule=shown)) if shown else EQUAL
     entry = LEDGER[bug]
-    one = of_known(Question(bug, entry.case, entry.red.view, entry), said, version, "eagletwin check")
+    one = decide(Question(bug, entry.case, entry.red.view, entry), said, version, "eagletwin check")
+    assert one is not None
     assert one.stand == stand
-    assert stand != "unknown" or (entry.rule in one.line and shown in one.line)
+
+
+@pytest.mark.parametrize("version", ["0.5.23", "0.5.23+dirty.1", "1a2b3c4d5e", "tree-1"])
+def test_a_fixed_bug_that_shows_is_to_be_confirmed(version: str) -> None:
+    entry, said = LEDGER["26329"], SideResult("broken", "", Signature(rule="draft.input_ids"))
+    assert decide(Question(entry.id, entry.case, entry.red.view, entry), said, version, "") is None
 
 
 def test_a_file_that_cannot_be_written_ends_a_job_before_it_begins(tmp_path: Path) -> None:

@@ -67,11 +67,8 @@ class OneSide:
         except WouldNotStart as error:
             return Standing(question, "unknown", " ".join(error.cause.split()), again)
         said = said_by(trial)
-        if may_have(self.host.source.called, entry):
-            return of_known(question, said, self.host.source.called, again)
-        if said.status != "broken":
-            return Standing(question, "holds" if said.status == "equal" else "unknown", said.line, again)
-        return self._confirm(question, spec, again)
+        decided = decide(question, said, self.host.source.called, again)
+        return self._confirm(question, spec, again) if decided is None else decided
 
     def _confirm(self, question: Question, spec: RunSpec, again: str) -> Standing:
         folder = self.folder / f"lacks-{question.name}"
@@ -86,14 +83,21 @@ class OneSide:
         return Standing(question, stand, line, again, folder)
 
 
-def of_known(question: Question, said: SideResult, version: str, again: str) -> Standing:
-    """An entry whose bug this SGLang is known to have. What breaks otherwise than the bug does may be another bug, which nobody
-    knows; only in an old release may it be one that was fixed later."""
+def decide(question: Question, said: SideResult, version: str, again: str) -> Standing | None:
+    """What one look says of an entry; None: what should hold does not, which is to be confirmed.
+
+    What breaks otherwise than a known bug does may be another bug, which nobody knows. An old release has bugs that were fixed
+    later: in the case of another entry one of them may come first.
+    """
     entry = question.entry
     assert entry is not None
+    known = may_have(version, entry)
     if said.status != "broken":
-        return Standing(question, "gone" if said.status == "equal" else "unknown", said.line, again)
-    fixed_later = {other.rule for other in LEDGER.values() if other.fixed and may_have(version, other)}
-    if said.rule in {entry.rule, *fixed_later}:
+        stand: Stand = "unknown" if said.status == "unknown" else "gone" if known else "holds"
+        return Standing(question, stand, said.line, again)
+    fixed_later = said.rule in {other.rule for other in LEDGER.values() if other.fixed and may_have(version, other)}
+    if known and (fixed_later or said.rule == entry.rule):
         return Standing(question, "live", said.line, again)
-    return Standing(question, "unknown", f"its bug breaks {entry.rule}, and here another is the first: {said.line}", again)
+    if known:
+        return Standing(question, "unknown", f"its bug breaks {entry.rule}, and here another is the first: {said.line}", again)
+    return Standing(question, "unknown", f"it may be a bug that was fixed later: {said.line}", again) if fixed_later else None
