@@ -34,7 +34,7 @@ from eagletwin.harness.commands.report import report
 from eagletwin.harness.commands.rules import rules
 from eagletwin.harness.commands.serve import serve
 from eagletwin.harness.commands.train import train
-from eagletwin.harness.core.errors import EXIT_EQUAL, InputError
+from eagletwin.harness.core.errors import EXIT_EQUAL, EXIT_INTERRUPTED, InputError
 from eagletwin.harness.core.exits import guarded
 from eagletwin.harness.core.terminal import bound_columns
 
@@ -135,12 +135,15 @@ def typed(arguments: Sequence[str] | None = None) -> object:
 def _run(words: list[str]) -> object:
     must_be_given_once(words)
     try:
-        return command_tree()(words, standalone_mode=False)
+        code = command_tree()(words, standalone_mode=False)
     except typer.Exit as stop:
-        return stop.exit_code
+        code = stop.exit_code
     except typer.TyperException as error:
         raise InputError(
             error.format_message(), consequence="nothing was run", remedy="eagletwin --help, or --help after a command"
         ) from error
     except typer.Abort as error:
         raise KeyboardInterrupt from error
+    if code == EXIT_INTERRUPTED:  # typer makes a return of Ctrl-C, and no JSON would be printed for it
+        raise KeyboardInterrupt
+    return code

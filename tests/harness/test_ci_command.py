@@ -6,10 +6,14 @@ import pytest
 
 from eagletwin.cases.regressions import LEDGER
 from eagletwin.harness.check.annotations import error
+from eagletwin.harness.cli.main import typed
 from eagletwin.harness.commands.ci.result import OneJob, annotations_of, facts_of, markdown_of, text_of
 from eagletwin.harness.commands.ci.searching import FamilyFinding, FamilySearch, stands_in_the_way
-from eagletwin.harness.commands.ci.standing import Stand, Standing
+from eagletwin.harness.commands.ci.standing import Stand, Standing, decide
+from eagletwin.harness.commands.compare.groups import EQUAL, SideResult
 from eagletwin.harness.commands.compare.questions import Question
+from eagletwin.harness.core.errors import InputError
+from eagletwin.harness.core.signature import Signature
 from eagletwin.harness.families import RECIPES
 
 HOSTILE = "a|b `c` <script>alert(1)</script> @all\n::error::no"
@@ -87,6 +91,43 @@ def test_an_annotation_is_escaped_as_github_reads_it() -> None:
         "::error file=tests/a%2Cb.py,line=7,title=x%2Cy%3A 1%25::50%25%0D%0Aof: a, b"
     )
     assert error("m", "t") == "::error title=t::m"
+
+
+@pytest.mark.parametrize(
+    ("bug", "version", "shown", "stand"),
+    [
+        ("multi-layer-chunk-tail-2", "0.5.23", "draft.input_ids", "live"),
+        ("multi-layer-chunk-tail-2", "0.5.23+dirty.1", "", "gone"),
+        ("multi-layer-chunk-tail-2", "0.5.23+dirty.1", "engine.crash", "unknown"),
+        ("multi-layer-chunk-tail-2", "1a2b3c4d5e", "draft.slots", "unknown"),
+        ("boundary-kv", "0.5.12", "draft.runner", "live"),  # 22954, which was fixed in 0.5.13, shows there first
+        ("boundary-kv", "0.5.23", "draft.runner", "unknown"),
+        ("row-overflow", "0.5.11", "draft.positions", "unknown"),  # 25015, which was fixed in 0.5.12, shows there first
+        ("26329", "0.5.23", "", "holds"),
+    ],
+)
+def test_a_known_bug_is_live_where_it_shows_as_itself(bug: str, version: str, shown: str, stand: Stand) -> None:
+    said = SideResult("broken", shown, Signature(rule=shown)) if shown else EQUAL
+    entry = LEDGER[bug]
+    one = decide(Question(bug, entry.case, entry.red.view, entry), said, version, "eagletwin check")
+    assert one is not None
+    assert one.stand == stand
+
+
+@pytest.mark.parametrize("version", ["0.5.23", "0.5.23+dirty.1", "1a2b3c4d5e", "tree-1"])
+def test_a_fixed_bug_that_shows_is_to_be_confirmed(version: str) -> None:
+    entry, said = LEDGER["26329"], SideResult("broken", "", Signature(rule="draft.input_ids"))
+    assert decide(Question(entry.id, entry.case, entry.red.view, entry), said, version, "") is None
+
+
+def test_a_file_that_cannot_be_written_ends_a_job_before_it_begins(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    with pytest.raises(InputError, match=r"--history .* cannot be written"):
+        typed(["ci", "--ledger", "26329", "--minutes", "0", "--history", str(tmp_path / "file" / "h.jsonl")])
+
+
+def test_a_job_that_was_ended_says_so() -> None:
+    assert "interrupted" in text_of(job(standing("holds"), interrupted=True))
 
 
 def test_a_search_has_the_remedies_of_live_bugs_alone() -> None:

@@ -18,7 +18,7 @@ from eagletwin.harness.commands.compare.sides import said_by
 from eagletwin.harness.commands.compare.smallest import Example
 from eagletwin.harness.core.case import Case
 from eagletwin.harness.core.differs import Changes, Differs
-from eagletwin.harness.core.errors import InputError
+from eagletwin.harness.core.errors import AlreadyReported, HarnessError, InputError
 from eagletwin.harness.core.mode import CPU
 from eagletwin.harness.core.records import Ending, EngineInfo, Header
 from eagletwin.harness.core.signature import Signature
@@ -218,7 +218,32 @@ def test_a_report_for_a_terminal_names_each_case_and_what_to_type() -> None:
     said = " ".join(text.split())
     assert "4 more did not run" in said
     assert "Not reached in this mode: context-end-reads." in said
-    assert text_of(comparing([AS_BEFORE], interrupted=True), 80).startswith("INTERRUPTED, NOTHING NEWLY BROKEN")
+    assert text_of(comparing([AS_BEFORE], ended=130), 80).startswith("INTERRUPTED, NOTHING NEWLY BROKEN")
+
+
+def test_a_comparison_that_was_ended_is_no_success() -> None:
+    for ended in (129, 130):
+        facts = facts_of(comparing([AS_BEFORE], ended=ended))
+        assert (facts["exit_code"], facts["interrupted"]) == (ended, True)
+    assert facts_of(comparing([AS_BEFORE]))["exit_code"] == 0
+
+
+@pytest.mark.parametrize(("error", "code"), [(KeyboardInterrupt(), 130), (HarnessError("a", consequence="b", remedy="c"), 129)])
+def test_stdout_holds_one_value_however_a_comparison_ends(
+    error: BaseException, code: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def ends(*_: object) -> None:
+        raise error
+
+    tree = tmp_path / "tree" / "sglang"
+    tree.mkdir(parents=True)
+    (tree / "__init__.py").touch()
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("eagletwin.harness.commands.compare.asking.Asking._ask", ends)
+    with pytest.raises((AlreadyReported, HarnessError)):
+        typed(["compare", "0.5.23", "tree", "--ledger", "none", "--cases", "1", "--json"])
+    assert json.loads(capsys.readouterr().out)["exit_code"] == code
+    assert json.loads((tmp_path / "eagletwin-runs" / "compare" / "comparison.json").read_text())["exit_code"] == code
 
 
 def many(count: int, side: SideResult, name: str) -> list[Answered]:

@@ -117,6 +117,21 @@ def test_a_command_that_ends_without_a_result_says_why(capsys: pytest.CaptureFix
     assert capsys.readouterr().out == "UNKNOWN  it would not start\n"
 
 
+def test_ctrl_c_before_there_is_a_result_is_an_object(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Typer makes a return of it, so that no exception reaches what prints errors."""
+
+    def ended(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("eagletwin.harness.core.rule_table.rules_json", ended)
+    assert entered(monkeypatch, "rules", "--json") == 130
+    out, err = capsys.readouterr()
+    assert msgspec.json.decode(out, type=FailedFacts).exit_code == 130
+    assert err.startswith("interrupted: ")
+
+
 def test_an_interrupted_command_prints_what_it_has(capsys: pytest.CaptureFixture[str]) -> None:
     @with_json
     def interrupted() -> int:

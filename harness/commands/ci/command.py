@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from eagletwin.cases.reach import unreached, unreached_text
-from eagletwin.harness.core.errors import EXIT_UNKNOWN, InputError
+from eagletwin.harness.core.errors import EXIT_INTERRUPTED, EXIT_UNKNOWN, AlreadyReported, EagletwinError, InputError
 from eagletwin.harness.core.run_spec import RunSpec, exact, unusual
 from eagletwin.harness.core.terminal import show
 
@@ -50,6 +50,8 @@ def ci(
 
     from ..compare.questions import entries_named
 
+    for option, file in (("--summary", summary), ("--history", history)):
+        _must_take_more(option, file)
     families = list(dict.fromkeys(family or [""])) if minutes else []
     unknown = [name for name in families if name and name not in RECIPES]
     if unknown:
@@ -96,14 +98,19 @@ class _Job:
         begun = time.monotonic()
         source = resolve(self.spec.sglang)
         folder = new_run_folder(self.out, "ci")
-        ended = False
+        interrupted = False
         try:
             self._ask(source, folder)
             if not self.failed:
                 self._search(folder)
-            ended = True
+        except (KeyboardInterrupt, AlreadyReported):  # the latter is a search that was ended
+            interrupted = True
+            raise AlreadyReported(EXIT_INTERRUPTED) from None
+        except BaseException as error:
+            self.failed = " ".join((error.cause if isinstance(error, EagletwinError) else repr(error)).split())
+            raise
         finally:
-            code = self._report(source, folder, time.monotonic() - begun, interrupted=not ended)
+            code = self._report(source, folder, time.monotonic() - begun, interrupted=interrupted)
         return code
 
     def _ask(self, source: "Source", folder: Path) -> None:
@@ -163,8 +170,21 @@ class _Job:
         return job.exit_code
 
 
+def _must_take_more(option: str, file: Path | None) -> None:
+    """Raises InputError now for a file that cannot be appended to when the job is over."""
+    try:
+        if file is not None:
+            file.parent.mkdir(parents=True, exist_ok=True)
+            file.open("a", encoding="utf-8").close()
+    except OSError as error:
+        raise InputError(
+            f"{option} {file} cannot be written: {error.strerror}",
+            consequence="nothing was run",
+            remedy="name a file in a folder that you may write to",
+        ) from error
+
+
 def _append(file: Path | None, text: str) -> None:
     if file is not None:
-        file.parent.mkdir(parents=True, exist_ok=True)
         with file.open("a", encoding="utf-8") as end:
             end.write(f"{text}\n")

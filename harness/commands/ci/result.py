@@ -57,7 +57,8 @@ class OneJob:
         numbers = [f"{len(self.of(stand))} {stand}" for stand in get_args(Stand) if self.of(stand)]
         ledger = f"ledger: {', '.join(numbers)}" if numbers else "no entry of the ledger was asked"
         searched = f"{count(sum(one.cases for one in self.searches), 'case')} searched" if self.searches else "no search"
-        return f"{_HEADLINE[self.exit_code]}; {ledger}; {searched}"
+        ended = "interrupted; " * self.interrupted
+        return f"{_HEADLINE[self.exit_code]}; {ended}{ledger}; {searched}"
 
 
 def text_of(job: OneJob) -> str:

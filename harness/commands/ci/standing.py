@@ -6,6 +6,7 @@ from typing import Literal
 
 from msgspec.structs import replace
 
+from eagletwin.cases.regressions import LEDGER
 from eagletwin.harness.check.confirm import check
 from eagletwin.harness.check.known import may_have
 from eagletwin.harness.check.repro import write_script
@@ -19,8 +20,8 @@ from ..compare.groups import SideResult
 from ..compare.questions import Question
 from ..compare.sides import said_by, said_by_verdict
 
-# holds: a fixed bug does not show; lacks: it does; live: a bug that no release has fixed shows, or a fixed one in a release
-# that is known to have it; gone: such a bug does not show.
+# holds: a fixed bug does not show; lacks: it does; live: a bug that no release has fixed shows by its own rule, or a fixed one
+# in a release that is known to have it; gone: such a bug does not show.
 Stand = Literal["holds", "lacks", "live", "gone", "unknown"]
 
 
@@ -66,11 +67,8 @@ class OneSide:
         except WouldNotStart as error:
             return Standing(question, "unknown", " ".join(error.cause.split()), again)
         said = said_by(trial)
-        if may_have(self.host.source.called, entry):
-            return Standing(question, _of_known(said), said.line, again)
-        if said.status != "broken":
-            return Standing(question, "holds" if said.status == "equal" else "unknown", said.line, again)
-        return self._confirm(question, spec, again)
+        decided = decide(question, said, self.host.source.called, again)
+        return self._confirm(question, spec, again) if decided is None else decided
 
     def _confirm(self, question: Question, spec: RunSpec, again: str) -> Standing:
         folder = self.folder / f"lacks-{question.name}"
@@ -85,5 +83,21 @@ class OneSide:
         return Standing(question, stand, line, again, folder)
 
 
-def _of_known(said: SideResult) -> Stand:
-    return {"equal": "gone", "broken": "live"}.get(said.status, "unknown")  # type: ignore[return-value]
+def decide(question: Question, said: SideResult, version: str, again: str) -> Standing | None:
+    """What one look says of an entry; None: what should hold does not, which is to be confirmed.
+
+    What breaks otherwise than a known bug does may be another bug, which nobody knows. An old release has bugs that were fixed
+    later: in the case of another entry one of them may come first.
+    """
+    entry = question.entry
+    assert entry is not None
+    known = may_have(version, entry)
+    if said.status != "broken":
+        stand: Stand = "unknown" if said.status == "unknown" else "gone" if known else "holds"
+        return Standing(question, stand, said.line, again)
+    fixed_later = said.rule in {other.rule for other in LEDGER.values() if other.fixed and may_have(version, other)}
+    if known and (fixed_later or said.rule == entry.rule):
+        return Standing(question, "live", said.line, again)
+    if known:
+        return Standing(question, "unknown", f"its bug breaks {entry.rule}, and here another is the first: {said.line}", again)
+    return Standing(question, "unknown", f"it may be a bug that was fixed later: {said.line}", again) if fixed_later else None

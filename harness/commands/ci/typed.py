@@ -14,7 +14,8 @@ Minutes = Annotated[
     typer.Option(
         metavar="MINUTES",
         min=0.0,
-        help="Time of all searches together, in equal parts, after the ledger. 0: no search.",
+        help="Time of all searches together, in equal parts, after the ledger; a finding is made small for up to 3 minutes "
+        "more. 0: no search.",
     ),
 ]
 Families = Annotated[

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from eagletwin.harness.core.differs import Changes, doubts_of
-from eagletwin.harness.core.errors import EXIT_INTERRUPTED, AlreadyReported
+from eagletwin.harness.core.errors import EXIT_HARNESS, EXIT_INTERRUPTED, AlreadyReported, EagletwinError
 from eagletwin.harness.core.folders import new_run_folder
 from eagletwin.harness.core.progress import progress
 from eagletwin.harness.core.run_spec import RunSpec
@@ -57,18 +57,21 @@ class Asking:
         sources = resolve(self.names[0]), resolve(self.names[1])
         watched = watches(sources)
         folder = new_run_folder(self.out, "compare")
-        mutual, ended = watched is not None and watched[0] is not None, False
+        mutual, ended = watched is not None and watched[0] is not None, None
         try:
             if watched is None or sources[0].called == sources[1].called:
                 self._failed = "BASE and HEAD are the same SGLang, file by file"
             else:
                 zygotes = [Zygote(source, self.run.mode, watch=one) for source, one in zip(sources, watched, strict=True)]
                 self._ask(zygotes, folder, begun + self.seconds)
-            ended = True
         except KeyboardInterrupt:
-            raise AlreadyReported(EXIT_INTERRUPTED) from None
+            ended = EXIT_INTERRUPTED
+            raise AlreadyReported(ended) from None
+        except BaseException as error:
+            ended = error.exit_code if isinstance(error, EagletwinError) else EXIT_HARNESS
+            raise
         finally:
-            one = self._comparing(sources, folder, time.monotonic() - begun, mutual=mutual, interrupted=not ended)
+            one = self._comparing(sources, folder, time.monotonic() - begun, mutual=mutual, ended=ended)
             show(one)
             (folder / RECORD).write_text(json.dumps(facts_of(one), indent=1) + "\n", encoding="utf-8")
         return one.result.exit_code
@@ -102,7 +105,7 @@ class Asking:
                 self._examples[broken.signature] = self._sides.example(broken, self.shrink_seconds)
 
     def _comparing(
-        self, sources: tuple[Source, Source], folder: Path, seconds: float, *, mutual: bool, interrupted: bool
+        self, sources: tuple[Source, Source], folder: Path, seconds: float, *, mutual: bool, ended: int | None
     ) -> Comparing:
         sides = self._sides
         changes = (Changes(), Changes()) if sides is None else sides.changes
@@ -120,5 +123,5 @@ class Asking:
             accepted=() if sides is None else tuple(sides.accepted.values()),
             left=len(self.questions) - len(self._answers),
             unreached=self.unreached,
-            interrupted=interrupted,
+            ended=ended,
         )

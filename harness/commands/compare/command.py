@@ -4,7 +4,7 @@ import json
 from typing import TYPE_CHECKING
 
 from eagletwin.cases.reach import unreached, unreached_text
-from eagletwin.harness.core.errors import EXIT_UNKNOWN, InputError
+from eagletwin.harness.core.errors import EXIT_INTERRUPTED, EXIT_UNKNOWN, InputError
 from eagletwin.harness.core.run_spec import RunSpec, exact, unusual
 from eagletwin.harness.core.terminal import show, width
 
@@ -89,7 +89,9 @@ def _print(one: "Comparing", *, markdown: bool, as_json: bool) -> None:
     from .markdown import markdown_of
     from .report import facts_of, text_of
 
-    if as_json:
+    if as_json and one.ended not in (None, EXIT_INTERRUPTED):  # stdout gets the error; comparison.json has this
+        tell(text_of(one, width()))
+    elif as_json:
         print(json.dumps(facts_of(one), indent=1))
     elif markdown:
         print(markdown_of(one))

@@ -30,6 +30,7 @@ class Comparing:
     changes   what ran of the difference, on each side; mutual: whether each side was compared with the other, file by file
     examples  of each breakage: the case to read; none if the command was ended before it was made small
     left      questions that time left no room for; unreached: entries that the mode does not reach
+    ended     the exit code of a command that was ended before it was done: by a signal, or an error
     """
 
     result: Result
@@ -44,7 +45,15 @@ class Comparing:
     accepted: Sequence[RoundsOfBoth] = ()
     left: int = 0
     unreached: Sequence[str] = ()
-    interrupted: bool = False
+    ended: int | None = None
+
+    @property
+    def interrupted(self) -> bool:
+        return self.ended is not None
+
+    @property
+    def exit_code(self) -> int:
+        return self.result.exit_code if self.ended is None else self.ended
 
     @property
     def headline(self) -> str:
@@ -152,7 +161,7 @@ def facts_of(one: Comparing) -> dict[str, Any]:
         "schema": SCHEMA,
         "result": result.word.lower().lstrip("0123456789 "),
         "sentence": result.sentence,
-        "exit_code": result.exit_code,
+        "exit_code": one.exit_code,
         "interrupted": one.interrupted,
         "base": {"name": one.names[0], "version": one.versions[0]},
         "head": {"name": one.names[1], "version": one.versions[1]},

@@ -5,6 +5,7 @@ from collections.abc import Callable, Collection
 from eagletwin.harness.core.case import Case
 from eagletwin.harness.core.mode import Mode
 from eagletwin.harness.families import RECIPES
+from eagletwin.harness.families.windows import ENDING
 
 
 def _layers(case: Case) -> bool:
@@ -32,6 +33,11 @@ TOPICS: tuple[tuple[str, str, Callable[[Case], bool]], ...] = (
         "Qwen3, its experts, and heads with further norms or layers",
         "--model qwen3-eagle3.1, qwen3-eagle3-norm, qwen3-eagle3-deep or qwen3-moe-eagle3",
         lambda case: RECIPES[case.model].family.startswith("qwen3"),
+    ),
+    (
+        "windows that end",
+        "--model gpt-oss-eagle3 --topk 1, mimo-v2-window or step-3.5-window",
+        lambda case: 0 < RECIPES[case.model].window <= ENDING,
     ),
     ("requests that sample", "--sampling target", lambda case: case.samples and not _rejects(case)),
     ("rejection sampling", "--sampling rejection", _rejects),
