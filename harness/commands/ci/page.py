@@ -142,8 +142,8 @@ def _searches(folder: Path, one: _Kept) -> list[PageSection]:
     tables = [Table(caption="Searches", header=header, rows=tuple(rows))]
     found = tuple(_finding(folder, one, search, each) for search in one.searched for each in search.findings)
     if found:
-        header = ("what", "search", "known as")
-        tables.append(Table(caption="Findings of the searches", header=header, rows=found, searched=True))
+        caption, columns = "Findings of the searches", ("what", "search", "known as")
+        tables.append(Table(caption=caption, header=columns, rows=found, searched=True))
     return [PageSection(heading="Searches", tables=tuple(tables))]
 
 

@@ -28,8 +28,8 @@ CAMPAIGN = "campaign.json"  # in the folder of a campaign: what `gpu run --json`
 def keep_campaign(result: CampaignFacts, out: Path) -> None:
     """Write campaign.json and the page into the folder of a campaign, and name the page."""
     (out / CAMPAIGN).write_bytes(msgspec.json.format(msgspec.json.encode(result)) + b"\n")
-    write_page(out, lambda: campaign_page(out))
-    print(f"page: {out / NAME}")
+    if write_page(out, lambda: campaign_page(out)) is not None:
+        print(f"page: {out / NAME}")
 
 
 def campaign_page(folder: Path) -> Page:

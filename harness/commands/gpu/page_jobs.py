@@ -9,6 +9,7 @@ from .jobs import CaseResult, JobResult
 from .tally import comparisons, proofs, statuses_of
 
 _MOST = 2000  # rows of a table
+_TRACES = "Traces are kept in job-NNN/cases; `eagletwin report` of a folder in it makes the page of the case."
 _KINDS = {"equal": "right", "known": "", "found": "right", "hidden": "", "diverged": "wrong", "unknown": "doubt"}
 
 
@@ -20,7 +21,7 @@ def findings(jobs: list[JobResult]) -> list[PageSection]:
         caption="Cases that are not equal",
         header=("case", "job", "status", "rule", "where, or why", "known as"),
         rows=tuple(rows[:_MOST]),
-        note=_left(rows),
+        note=f"{_left(rows)} {_TRACES}".strip(),
         filters=(("As", ("new", "known", "unknown")),),
         searched=True,
     )

@@ -15,6 +15,7 @@ from ..result import ProofFacts, ProveFacts
 
 PROOFS = "proofs.json"  # in the run folder: what --json prints
 _WORDS = {EXIT_EQUAL: "holds", EXIT_UNKNOWN: "unknown"}
+_STATUSES = {"equal": "right", "diverged": "wrong"}
 _NAMED = 4  # entries in the title
 _KINDS = {"holds": "right", "fails": "wrong", "unknown": "doubt"}
 
@@ -25,8 +26,9 @@ def keep_proofs(facts: ProveFacts, out: Path) -> None:
         folder = new_run_folder(out, "prove")
         facts.folder = str(folder)
         (folder / PROOFS).write_bytes(msgspec.json.format(msgspec.json.encode(facts)) + b"\n")
-        write_page(folder, lambda: proofs_page(folder))
-        print(f"folder: {folder}\npage:   {folder / NAME}")
+        print(f"folder: {folder}")
+        if write_page(folder, lambda: proofs_page(folder)) is not None:
+            print(f"page:   {folder / NAME}")
     tell_result(facts)
 
 
@@ -67,11 +69,8 @@ def _proofs(folder: Path, facts: ProveFacts) -> PageSection:
 def _row(folder: Path, kept: str, proof: ProofFacts) -> TableRow:
     word = _word(proof)
     sides = [
-        TableCell(said or "not run", kind if said else "doubt", page_beside(folder, kept, place))
-        for said, kind, place in (
-            (proof.green, "right" if proof.green == "equal" else "wrong", proof.green_folder),
-            (proof.red, "right" if proof.red == "equal" else "wrong", proof.red_folder),
-        )
+        TableCell(said or "not run", _STATUSES.get(said.partition(" ")[0], "doubt"), page_beside(folder, kept, place))
+        for said, place in ((proof.green, proof.green_folder), (proof.red, proof.red_folder))
     ]
     return row(proof.entry, proof.title, proof.state, *sides, TableCell(word, _KINDS[word]), proof.why, tags=(word,))
 
