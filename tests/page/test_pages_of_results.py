@@ -206,6 +206,8 @@ SAID = {
     "gpu run": (
         "DIVERGED · Campaign",
         "0.50 cases/s, all engines together",
+        'data-tags="new"><th scope="row">two',
+        'data-tags="known"><th scope="row">three',
         "Known bugs that explain a case",
         "33758",
         "too many ties",
