@@ -2,6 +2,7 @@
 
 import shlex
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -56,22 +57,33 @@ def _maker(folder: Path) -> "Callable[[], Page]":
     from eagletwin.harness.check.recordings import is_session
     from eagletwin.harness.core.trace import HEADER
 
-    from .acceptance.page import FACTS, acceptance_page
+    from .acceptance.deserved_page import FACTS
+    from .acceptance.page import acceptance_page
     from .bisect.page import bisection_page
     from .bisect.report import REPORT
+    from .ci.page import JOB, job_page
+    from .compare.page import RECORD, comparison_page
     from .fuzz.page import SUMMARY, search_page
+    from .gpu.jobs import RESULTS
+    from .gpu.page import campaign_page
+    from .prove.page import PROOFS, proofs_page
     from .releases.results import FOLDER as MEASURED
 
     if is_session(folder):
         return lambda: _session(folder)
     if (folder / HEADER).is_file():
         return lambda: _trace(folder)
-    if (folder / SUMMARY).is_file():
-        return lambda: search_page(folder)
-    if (folder / FACTS).is_file():
-        return lambda: acceptance_page(folder)
-    if (folder / REPORT).is_file():
-        return lambda: bisection_page(folder)
+    for name, page in (
+        (SUMMARY, search_page),
+        (FACTS, acceptance_page),
+        (JOB, job_page),
+        (RECORD, comparison_page),
+        (PROOFS, proofs_page),
+        (RESULTS, campaign_page),
+        (REPORT, bisection_page),
+    ):
+        if (folder / name).is_file():
+            return partial(page, folder)
     if list((folder / MEASURED).glob("*.json")):
         return lambda: _ledger(folder)
     raise InputError(

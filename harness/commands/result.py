@@ -82,6 +82,10 @@ class ProofFacts(Struct, kw_only=True, forbid_unknown_fields=True):
     red: str
     why: str = ""
     folders: list[str] = []
+    title: str = ""
+    state: str = ""  # the releases that have the bug
+    green_folder: str = ""  # "" of a function that was called alone, and of what did not run
+    red_folder: str = ""
 
 
 class ProveFacts(ResultFacts, kw_only=True):
@@ -91,13 +95,17 @@ class ProveFacts(ResultFacts, kw_only=True):
         list[ProofFacts],
         Meta(
             description="a list: `entry`, `holds`, `exit_code`, `green` and `red`: status and rule with the fix and "
-            "without it, `why`: of what was not run, `folders`"
+            "without it, `why`: of what does not hold, `folders`, `title`, `state`: the releases that have the bug, "
+            "`green_folder` and `red_folder`"
         ),
     ]
     not_reached: Annotated[
         list[str], Meta(description="entries that did not run: the mode does not reach them, or no release has the fix")
     ]
     seconds: float
+    folder: Annotated[str, Meta(description="the run folder, which holds this object as proofs.json, and its page")] = ""
+    sglang: Annotated[str, Meta(description="the SGLang that ran, as traces call it; empty: published wheels")] = ""
+    command: Annotated[str, Meta(description="the command that repeats it")] = ""
 
 
 class BisectFacts(ResultFacts, kw_only=True):

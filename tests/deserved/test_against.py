@@ -57,6 +57,22 @@ def broken(change: Callable[[Behaviour], None]) -> Behaviour:
     return behaviour
 
 
+def test_what_a_pair_deserves_is_kept_with_a_page(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "prompts.jsonl").write_text('{"input_ids": [3, 4, 5]}\n')
+    target, draft = map(str, checkpoints(MODEL))
+    words = ["--target", target, "--draft", draft, "--prompts", "prompts.jsonl", "--new-tokens", "8"]
+    assert guarded(lambda: typed(["acceptance", *words])) == 0
+    said = capsys.readouterr().out
+    assert "page:   eagletwin-runs/acceptance/report.html" in said
+    folder = tmp_path / "eagletwin-runs" / "acceptance"
+    facts = json.loads((folder / "acceptance.json").read_text())
+    assert (facts["texts"], facts["shape"]["num_steps"], facts["pair"]) == (1, 3, [target, draft])
+    assert f"accept length {facts['accept_length']['value']:.3f}" in (folder / "report.html").read_text(encoding="utf-8")
+
+
 def test_a_healthy_server_is_equal(run: Run) -> None:
     done = run(Behaviour())
     assert done.returncode == 0, done

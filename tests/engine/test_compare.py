@@ -41,6 +41,7 @@ def test_a_fix_that_is_undone_is_newly_broken_and_can_be_seen_again(undone: Path
     kept = tmp_path / "eagletwin-runs" / "compare"
     facts = json.loads((kept / "comparison.json").read_text())
     assert facts["exit_code"] == 1
+    assert 'href="broken-chain-1/minimal/report.html"' in (kept / "report.html").read_text(encoding="utf-8")
     folder = kept / "broken-chain-1"
     for name in ("case.json", "trace.json", "verdict.json", "repro.py", "report.html", "sglang.patch", "replay-2"):
         assert (folder / name).exists(), name

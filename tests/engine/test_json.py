@@ -8,6 +8,7 @@ from typing import TypeVar
 import msgspec
 
 from eagletwin.harness.commands.result import CheckFacts, ProveFacts, ResultFacts, SaidFacts, SearchFacts
+from eagletwin.harness.page.render import NAME
 
 R = TypeVar("R", bound=ResultFacts)
 
@@ -32,6 +33,9 @@ def test_a_proof(tmp_path: Path) -> None:
     result = printed(ProveFacts, "prove", "25015", cwd=tmp_path, code=0)
     [proof] = result.proofs
     assert (proof.holds, proof.green, proof.red) == (True, "equal", "diverged draft.positions")
+    page = (tmp_path / result.folder / NAME).read_text(encoding="utf-8")
+    for side in ("green", "red"):
+        assert f'href="../25015-{side}/{NAME}"' in page
 
 
 def test_a_search(tmp_path: Path) -> None:

@@ -18,9 +18,10 @@ from eagletwin.harness.deserved.texts import Prompt
 from eagletwin.harness.page.render import write_page
 
 from .answers import Asked, answered
+from .deserved_page import FACTS
 from .expectation import against_expectation
 from .findings import print_findings
-from .page import FACTS, acceptance_page
+from .page import acceptance_page
 
 # Of the tokens of an answer to a greedy request, at most this share may be others than the target itself would say: engines
 # compute in another order, and a text goes on with whatever token a near tie gave.

@@ -31,6 +31,8 @@ if TYPE_CHECKING:
     from eagletwin.harness.deserved.pair import Pair
     from eagletwin.harness.deserved.texts import Prompt
 
+    from .report import Deserves
+
 NUM_STEPS = 3
 
 
@@ -74,7 +76,8 @@ def acceptance(
     with torch.device(device):
         if shape is not None:
             pair = load_pair(target, draft, target_dtype, device, getattr(torch, head_dtype))
-            return _deserved(pair, shape, asked, new_tokens, plot, as_json)
+            deserves = _deserved(pair, shape, asked, new_tokens)
+            return _told(deserves, (target, draft), plot, out, as_json=as_json)
         from .against import against
         from .answers import Asked
 
@@ -125,12 +128,13 @@ def _shape(num_steps: int | None, topk: int | None, num_draft_tokens: int | None
     return Shape(steps, width, num_draft_tokens)
 
 
-def _deserved(pair: "Pair", shape: "Shape", prompts: "list[Prompt]", new_tokens: int, plot: Path | None, as_json: bool) -> int:
+def _deserved(pair: "Pair", shape: "Shape", prompts: "list[Prompt]", new_tokens: int) -> "Deserves | None":
+    """What the pair deserves on these texts; None if nothing is drafted in them."""
     from eagletwin.harness.deserved.explain import better_read_as
     from eagletwin.harness.deserved.figures import Text, figures
     from eagletwin.harness.deserved.walk import walk
 
-    from .report import print_figures
+    from .report import Deserves
 
     pair.must_draft(shape)
     texts: list[Text] = []
@@ -148,12 +152,30 @@ def _deserved(pair: "Pair", shape: "Shape", prompts: "list[Prompt]", new_tokens:
         if number % 10 == 0:
             tell(f"{number} of {len(prompts)} texts")
     if not texts:
+        return None
+    return Deserves(figures(texts, shape.num_steps), shape, layout, off, better_read_as(pair, shape, texts))
+
+
+def _told(deserves: "Deserves | None", names: tuple[str, str], plot: Path | None, out: Path, *, as_json: bool) -> int:
+    """Print it, and keep it in a run folder; the exit code. names: of target and draft"""
+    if deserves is None:
         print("CANNOT TELL  no text goes on for two tokens behind its prompt, so nothing is drafted in it")
         return EXIT_UNKNOWN
-    found = figures(texts, shape.num_steps)
+    from eagletwin.harness.core.folders import new_run_folder
+    from eagletwin.harness.page.render import NAME
+
+    from .deserved_page import keep_deserved
+    from .report import print_figures
+
     if plot is not None:
         from .plot import draw
 
-        draw(found, plot)
-    print_figures(found, shape, layout=layout, off=off, better=better_read_as(pair, shape, texts), as_json=as_json)
+        draw(deserves.figures, plot)
+    folder = new_run_folder(out, "acceptance")
+    facts = keep_deserved(deserves, names, folder)
+    if as_json:
+        print(facts)
+        return EXIT_EQUAL
+    print_figures(deserves)
+    print(f"  folder: {folder}\n  page:   {folder / NAME}")
     return EXIT_EQUAL

@@ -16,7 +16,8 @@ from eagletwin.harness.deserved.server import Started
 from eagletwin.harness.page.render import write_page
 
 from ..tables import print_table
-from .page import FACTS, acceptance_page
+from .deserved_page import FACTS
+from .page import acceptance_page
 
 
 def against_expectation(

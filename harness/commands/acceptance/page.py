@@ -1,28 +1,25 @@
-"""The page of `eagletwin acceptance --server`: rounds deserved and used, answer by answer, from acceptance.json alone."""
+"""The page of `eagletwin acceptance`, from acceptance.json alone: of a server, rounds deserved and used, answer by answer."""
 
 from pathlib import Path
 from typing import Any
 
 import msgspec
 
-from eagletwin.harness.core.errors import EXIT_DIVERGED, EXIT_EQUAL, InputError
+from eagletwin.harness.core.errors import EXIT_DIVERGED, EXIT_EQUAL
 from eagletwin.harness.core.words import count
 from eagletwin.harness.page.model import Page, PageSection, Table, TableCell, TableRow
 
-FACTS = "acceptance.json"
+from ..page_facts import read_facts
+from .deserved_page import FACTS, deserved_page
+
 _MOST = 2000  # answers that are listed
 
 
 def acceptance_page(folder: Path) -> Page:
-    """The page of a run folder. Raises InputError for facts that cannot be read."""
-    try:
-        facts: dict[str, Any] = msgspec.json.decode((folder / FACTS).read_bytes(), type=dict[str, Any])
-    except (OSError, msgspec.MsgspecError, UnicodeDecodeError) as error:
-        raise InputError(
-            f"{folder / FACTS} cannot be read: {error}",
-            consequence="no page was made",
-            remedy="name the run folder of `eagletwin acceptance --server`",
-        ) from error
+    """The page of a run folder, also of one without a server. Raises InputError for facts that cannot be read."""
+    facts = read_facts(folder / FACTS, dict[str, Any], "the run folder of `eagletwin acceptance`")
+    if "depths" in facts:
+        return deserved_page(folder)
     status = {EXIT_EQUAL: "equal", EXIT_DIVERGED: "diverged"}.get(facts.get("exit_code", -1), "unknown")
     answers = [one for one in _listed(facts.get("answers")) if isinstance(one, dict)]
     known = {"answers", "exit_code", "server"}

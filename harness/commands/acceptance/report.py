@@ -1,8 +1,7 @@
 """What `eagletwin acceptance` prints of the figures that a pair deserves."""
 
 from collections.abc import Sequence
-
-import msgspec
+from dataclasses import dataclass
 
 from eagletwin.harness.core.terminal import show
 from eagletwin.harness.core.words import count
@@ -13,22 +12,25 @@ from eagletwin.harness.deserved.misconfigured import Mistake
 from ..tables import print_table
 
 
-def print_figures(found: Figures, shape: Shape, *, layout: int, off: int, better: Sequence[Mistake], as_json: bool) -> None:
-    """The figures.
+@dataclass(frozen=True, slots=True)
+class Deserves:
+    """What a pair deserves on some texts.
 
-    layout: rounds as SGLang's layout of drafted rows has it; 0: it makes no difference. off: tokens of the texts that the
-    target itself would not have said. better: readings of the checkpoint with which the head accepts clearly more.
+    layout  rounds as SGLang's layout of drafted rows has it; 0: it makes no difference
+    off     tokens of the texts that the target itself would not have said
+    better  readings of the checkpoint with which the head accepts clearly more
     """
-    if as_json:
-        facts = {
-            "shape": shape,
-            "off_target": off,
-            "better_read_as": [mistake.name for mistake in better],
-            "rounds_in_sglang": layout or found.rounds,
-            **msgspec.to_builtins(found),
-        }
-        print(msgspec.json.format(msgspec.json.encode(facts)).decode())
-        return
+
+    figures: Figures
+    shape: Shape
+    layout: int
+    off: int
+    better: Sequence[Mistake]
+
+
+def print_figures(deserves: Deserves) -> None:
+    """The figures, for a terminal."""
+    found, shape, layout, off = deserves.figures, deserves.shape, deserves.layout, deserves.off
     tree = f"chains of {count(shape.num_steps, 'step')}"
     if shape.topk > 1:
         tree = f"trees of {count(shape.num_steps, 'step')}, topk {shape.topk}, {shape.num_draft_tokens} nodes"
@@ -44,7 +46,7 @@ def print_figures(found: Figures, shape: Shape, *, layout: int, off: int, better
         )
     if off:
         print(f"  {off} tokens are not what the target says greedily: texts of somebody else, or sampled")
-    for mistake in better:
+    for mistake in deserves.better:
         print(f"  WARNING  the head accepts clearly more as if {mistake.says}: the checkpoint's configuration does not fit it")
     print()
     print_table(

@@ -146,6 +146,7 @@ class _Job:
             self.searches.append(search_family(name, live, share, self.seed, self.spec, place))
 
     def _report(self, source: "Source", folder: Path, seconds: float, *, interrupted: bool) -> int:
+        from .page import keep_job
         from .result import OneJob, annotations_of, facts_of, markdown_of, text_of
 
         job = OneJob(
@@ -163,6 +164,7 @@ class _Job:
         if os.environ.get("GITHUB_ACTIONS") == "true":
             print("\n".join(annotations_of(job)))
         (folder / "summary.md").write_text(markdown_of(job), encoding="utf-8")
+        keep_job(job)
         _append(self.summary, markdown_of(job))
         when = datetime.now(timezone.utc).isoformat(timespec="seconds")
         _append(self.history, json.dumps({"date": when, **facts_of(job)}))

@@ -9,13 +9,14 @@ from eagletwin import __version__
 from eagletwin.harness.check.annotations import error
 from eagletwin.harness.core.errors import EXIT_DIVERGED, EXIT_EQUAL, EXIT_UNKNOWN
 from eagletwin.harness.core.words import count
+from eagletwin.harness.page.render import NAME
 
 from ..compare.markdown import code, plain
 from .searching import FamilySearch
 from .standing import Stand, Standing
 
 _MOST_ROWS = 60
-_MEANING: dict[Stand, str] = {
+MEANING: dict[Stand, str] = {
     "lacks": "a fixed bug shows",
     "unknown": "cannot tell",
     "holds": "fixed, and it does not show",
@@ -65,11 +66,11 @@ def text_of(job: OneJob) -> str:
     lines = [f"{job.headline.upper().partition(';')[0]}  SGLang {job.version}", "", f"  {job.headline.partition('; ')[2]}"]
     lines += [f"  {job.failed}"] if job.failed else []
     for one in (*job.of("lacks"), *job.of("unknown"), *job.of("gone")):
-        lines.append(f"  {one.stand:8} {one.id}: {one.line or _MEANING[one.stand]}")
+        lines.append(f"  {one.stand:8} {one.id}: {one.line or MEANING[one.stand]}")
     for search in job.searches:
         lines.append(f"  search   {search.called}: {search.said}")
         lines += [f"           {found.line}{_known(found.known)}; {found.folder}" for found in search.findings]
-    return "\n".join([*lines, "", f"  again: {job.command}", f"  folder: {job.folder}"])
+    return "\n".join([*lines, "", f"  again: {job.command}", f"  folder: {job.folder}", f"  page:   {job.folder / NAME}"])
 
 
 def _known(bug: str) -> str:
@@ -102,7 +103,7 @@ def markdown_of(job: OneJob) -> str:
 def _row(one: Standing) -> str:
     word = f"**{one.stand}**" if one.stand == "lacks" else one.stand
     title = one.question.entry.title if one.question.entry is not None else ""
-    return f"| {code(one.id)} | {word} | {plain(title)}<br>{plain(one.line or _MEANING[one.stand])} | {code(one.again)} |"
+    return f"| {code(one.id)} | {word} | {plain(title)}<br>{plain(one.line or MEANING[one.stand])} | {code(one.again)} |"
 
 
 def _search(one: FamilySearch) -> str:

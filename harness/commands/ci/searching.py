@@ -40,7 +40,12 @@ class FamilyFinding:
 
 @dataclass(frozen=True, slots=True)
 class FamilySearch:
-    """What came of one search. said: its headline, or why it did not run; remedies: of which live bugs it had the remedy."""
+    """What came of one search.
+
+    said      its headline, or why it did not run
+    remedies  of which live bugs it had the remedy
+    folder    its run folder, if it ran
+    """
 
     family: str
     said: str
@@ -48,6 +53,7 @@ class FamilySearch:
     cases: int = 0
     findings: tuple[FamilyFinding, ...] = ()
     remedies: tuple[str, ...] = ()
+    folder: Path | None = None
 
     @property
     def called(self) -> str:
@@ -78,15 +84,16 @@ def search_family(family: str, live: Collection[str], minutes: float, seed: int,
     file = out / f"fuzz-{seed}" / SUMMARY
     if not file.is_file():  # it did not start
         return FamilySearch(family, "SGLang would not start", code if code != EXIT_EQUAL else EXIT_UNKNOWN)
-    return _read(family, code, json.loads(file.read_bytes()), tuple(remedies))
+    return _read(family, code, file, tuple(remedies))
 
 
-def _read(family: str, code: int, summary: dict[str, Any], remedies: tuple[str, ...]) -> FamilySearch:
+def _read(family: str, code: int, file: Path, remedies: tuple[str, ...]) -> FamilySearch:
+    summary: dict[str, Any] = json.loads(file.read_bytes())
     findings = []
     for one in summary["findings"]:
         line = _line(one["signature"], one["status"])
         findings.append(FamilyFinding(line, one["status"], one["folder"], one["known"]))
-    return FamilySearch(family, summary["headline"], code, summary["tally"]["cases"], tuple(findings), remedies)
+    return FamilySearch(family, summary["headline"], code, summary["tally"]["cases"], tuple(findings), remedies, file.parent)
 
 
 def _line(signature: dict[str, Any] | None, status: str) -> str:

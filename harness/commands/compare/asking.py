@@ -17,16 +17,16 @@ from eagletwin.harness.core.words import count
 from eagletwin.harness.engines.host import Host, WouldNotStart
 from eagletwin.harness.engines.source import Source, resolve
 from eagletwin.harness.engines.start import Zygote
+from eagletwin.harness.page.render import write_page
 
 from ..diff.pair import watches
 from ..options import tell
 from .groups import Answered, Result, breakages
+from .page import RECORD, comparison_page
 from .questions import Question
 from .report import SIDES, Comparing, facts_of
 from .sides import Sides
 from .smallest import Example
-
-RECORD = "comparison.json"  # in the run folder: what --json prints
 
 
 @dataclass(slots=True, kw_only=True)
@@ -74,6 +74,7 @@ class Asking:
             one = self._comparing(sources, folder, time.monotonic() - begun, mutual=mutual, ended=ended)
             show(one)
             (folder / RECORD).write_text(json.dumps(facts_of(one), indent=1) + "\n", encoding="utf-8")
+            write_page(folder, lambda: comparison_page(folder))
         return one.result.exit_code
 
     def _ask(self, zygotes: Sequence[Zygote], folder: Path, until: float) -> None:

@@ -9,6 +9,7 @@ from eagletwin.harness.core.differs import Changes, shortened
 from eagletwin.harness.core.signature import Signature
 from eagletwin.harness.core.terminal import fold
 from eagletwin.harness.core.words import count
+from eagletwin.harness.page.render import NAME as PAGE
 
 from ..fuzz.smaller import sizes, smaller
 from .accepted import RoundsOfBoth
@@ -151,7 +152,7 @@ def text_of(one: Comparing, columns: int) -> str:
             f"    {accepted.model}, {accepted.shape}, {count(accepted.cases, 'case')}: {base} -> {head}  {change}".rstrip()
         )
     lines += [] if one.accepted else ["    none was run"]
-    return "\n".join([*lines, "", f"  again:  {one.command}", f"  folder: {one.folder}"])
+    return "\n".join([*lines, "", f"  again:  {one.command}", f"  folder: {one.folder}", f"  page:   {one.folder / PAGE}"])
 
 
 def facts_of(one: Comparing) -> dict[str, Any]:

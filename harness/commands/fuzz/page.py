@@ -2,16 +2,16 @@
 
 from pathlib import Path
 
-import msgspec
 from msgspec import Struct
 
 from eagletwin.harness.core.differs import Changes
-from eagletwin.harness.core.errors import InputError
 from eagletwin.harness.core.features import FEATURES
 from eagletwin.harness.core.signature import Signature
 from eagletwin.harness.core.words import count
 from eagletwin.harness.page.model import Page, PageSection, Table, TableCell, TableRow
 from eagletwin.harness.page.render import NAME
+
+from ..page_facts import read_facts
 
 SUMMARY = "summary.json"
 
@@ -62,14 +62,7 @@ class Summary(Struct, kw_only=True):
 
 def read_summary(folder: Path) -> Summary:
     """Raises InputError for a summary that cannot be read."""
-    try:
-        return msgspec.json.decode((folder / SUMMARY).read_bytes(), type=Summary)
-    except (OSError, msgspec.MsgspecError, UnicodeDecodeError) as error:
-        raise InputError(
-            f"{folder / SUMMARY} cannot be read: {error}",
-            consequence="no page was made",
-            remedy="name the folder of a search of this eagletwin",
-        ) from error
+    return read_facts(folder / SUMMARY, Summary, "the folder of a search of this eagletwin")
 
 
 def search_page(folder: Path) -> Page:

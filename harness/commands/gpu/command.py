@@ -149,6 +149,7 @@ def gpu_run(
 
     from ..options import must_have_cuda
     from .jobs import read_plan, run_plan
+    from .page import keep_campaign
     from .summary import CampaignSummary
 
     jobs = read_plan(plan)
@@ -166,9 +167,12 @@ def gpu_run(
         for done in run_plan(jobs, out, processes, gpus, noted):
             print(summary.add(done), flush=True)
             line.done(done.name)
-    text = summary.text(time.monotonic() - begun, out, noted)
+    seconds = time.monotonic() - begun
+    text = summary.text(seconds, out, noted)
     print(text)
-    tell_result(summary.result(time.monotonic() - begun, out, text))
+    result = summary.result(seconds, out, text)
+    keep_campaign(result, out)
+    tell_result(result)
     return summary.exit_code
 
 

@@ -38,6 +38,8 @@ from ..diff.comparison import diff
 from ..diff.precision_gap import Apart, apart
 from .batches import paths
 
+RESULTS = "results.jsonl"  # in the folder of a campaign: a line a job
+JOB = "job.json"  # in the folder of a job
 _LIMITS = Limits(step=60.0, case=120.0)
 
 
@@ -312,7 +314,7 @@ def run_plan(plan: list[Job], out: Path, processes: int, gpus: int = 1, blocks: 
     if blocks is not None:
         blocks.mkdir(exist_ok=True)
     noted = {} if blocks is None else {FOLDER: str(blocks.resolve())}
-    with ThreadPoolExecutor(processes) as pool, (out / "results.jsonl").open("ab") as results:
+    with ThreadPoolExecutor(processes) as pool, (out / RESULTS).open("ab") as results:
         running = {
             pool.submit(_apart, job, out / f"job-{number:03}", {"CUDA_VISIBLE_DEVICES": _gpus_of(job, number, gpus)} | noted)
             for number, job in enumerate(plan)
@@ -333,7 +335,7 @@ def _gpus_of(job: Job, number: int, gpus: int) -> str:
 def _apart(job: Job, folder: Path, environment: dict[str, str]) -> JobResult:
     """Run a job in a process of its own."""
     folder.mkdir(parents=True)
-    (folder / "job.json").write_bytes(msgspec.json.encode(job))
+    (folder / JOB).write_bytes(msgspec.json.encode(job))
     with (folder / "log.txt").open("wb") as log:
         command = [*RUN_MODULE, "eagletwin.harness.commands.gpu.jobs", str(folder)]
         status = subprocess.run(
@@ -347,7 +349,7 @@ def _apart(job: Job, folder: Path, environment: dict[str, str]) -> JobResult:
 def main() -> None:
     """One job, in the folder that is named."""
     folder = Path(sys.argv[1])
-    job = msgspec.json.decode((folder / "job.json").read_bytes(), type=Job)
+    job = msgspec.json.decode((folder / JOB).read_bytes(), type=Job)
     done = run_job(job, folder / "cases")
     (folder / "done.json").write_bytes(msgspec.json.encode(done))
 

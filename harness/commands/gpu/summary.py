@@ -48,6 +48,7 @@ class CampaignSummary:
             seconds=round(seconds, 3),
             folder=str(out),
             report=report,
+            exit_code=self.exit_code,
         )
 
     def text(self, seconds: float, out: Path, blocks: Path | None) -> str:

@@ -2,6 +2,7 @@
 
 import time
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from itertools import zip_longest
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -19,7 +20,7 @@ from eagletwin.harness.core.terminal import show
 from eagletwin.harness.core.words import count
 from eagletwin.harness.families.valid import check_model
 
-from ..as_json import tell_result, with_json
+from ..as_json import with_json
 from ..options import DEFAULT_RUNS, ENGINE, Runs, tell
 from ..result import ProveFacts
 from ..run_options import HOW, LIMITS, SOURCE, run_options
@@ -68,7 +69,9 @@ def prove(
         return _prove_on_wheels(entries, out, spec)
     others = [(entry, why) for entry in ledger_of(entries) if (why := _not_run(entry, model, spec))]
     left_out = {entry.id for entry, _ in others}
-    code = _prove([entry for entry in ledger_of(entries) if entry.id not in left_out], others, out, spec, model)
+    chosen = [entry for entry in ledger_of(entries) if entry.id not in left_out]
+    command = spec.command("prove", *entries, *(["--model", model] if model else []))
+    code = _prove(_Asked(chosen, others, model, command), out, spec)
     named = others and "all" not in entries  # with `all`, entries that this mode cannot reach are not counted
     from .proof import worst
 
@@ -84,11 +87,21 @@ def _not_run(entry: "Entry", model: str, spec: RunSpec) -> str:
     return f"UNKNOWN  {entry.id} cannot be in {model}: {why}\n{said}" if why else ""
 
 
-def _prove(chosen: "Sequence[Entry]", others: "Sequence[tuple[Entry, str]]", out: Path, spec: RunSpec, model: str) -> int:
+@dataclass(frozen=True, slots=True)
+class _Asked:
+    """What was typed. others: entries that are not run, and why; model: what the cases are carried over to"""
+
+    chosen: "Sequence[Entry]"
+    others: "Sequence[tuple[Entry, str]]"
+    model: str
+    command: str
+
+
+def _prove(asked: _Asked, out: Path, spec: RunSpec) -> int:
     from eagletwin.harness.engines.source import resolve
     from eagletwin.harness.engines.start import Zygote
 
-    begun = time.monotonic()
+    begun, chosen = time.monotonic(), asked.chosen
     source = resolve(spec.sglang)
     with Zygote(source, spec.mode) as zygote:
         zygote.start()  # it imports SGLang while this process imports torch
@@ -97,27 +110,34 @@ def _prove(chosen: "Sequence[Entry]", others: "Sequence[tuple[Entry, str]]", out
         from eagletwin.harness.engines.host import Host
 
         from . import proof as proving
+        from .page import keep_proofs
         from .report import proof_facts, proof_table, proof_text, proof_title
 
-        for entry, why in others:
+        for entry, why in asked.others:
             print(f"{proof_title(entry)}{why}")
         if not chosen:
             return EXIT_UNKNOWN
         proofs = []
         with progress("proofs", len(chosen)) as line, Host(zygote) as host:
             line.look(chosen[0].id)
-            for proof, following in zip_longest(_proofs(host, chosen, out, spec, model), chosen[1:]):
+            for proof, following in zip_longest(_proofs(host, chosen, out, spec, asked.model), chosen[1:]):
                 proofs.append(proof)
                 show(proof_text(proof))
                 line.done(following.id if following is not None else "")
-    left_out = [entry for entry, _ in others]
+    left_out = [entry for entry, _ in asked.others]
     proof_table(proofs, left_out)
     seconds = time.monotonic() - begun
     print(f"{sum(proof.holds for proof in proofs)} of {len(proofs)} proven in {seconds:.1f} s")
-    facts = [proof_facts(proof) for proof in proofs]
-    tell_result(ProveFacts(proofs=facts, not_reached=[entry.id for entry in left_out], seconds=round(seconds, 3)))
-    if others:
+    if left_out:
         print(f"not reached in this mode, and so not run: {', '.join(entry.id for entry in left_out)}")
+    facts = ProveFacts(
+        proofs=[proof_facts(proof) for proof in proofs],
+        not_reached=[entry.id for entry in left_out],
+        seconds=round(seconds, 3),
+        sglang=source.called,
+        command=asked.command,
+    )
+    keep_proofs(facts, out)
     return proving.worst([proof.exit_code for proof in proofs])
 
 
@@ -153,6 +173,7 @@ def _check_releases(spec: RunSpec, model: str) -> None:
 
 def _prove_on_wheels(entries: list[str], out: Path, spec: RunSpec) -> int:
     from . import proof as proving
+    from .page import keep_proofs
     from .report import proof_title, wheel_facts, wheel_proof_table
 
     begun = time.monotonic()
@@ -172,8 +193,14 @@ def _prove_on_wheels(entries: list[str], out: Path, spec: RunSpec) -> int:
     wheel_proof_table(proofs)
     seconds = time.monotonic() - begun
     print(f"{sum(proof.holds for proof in proofs)} of {len(proofs)} proven in {seconds:.1f} s")
-    tell_result(ProveFacts(proofs=[wheel_facts(proof) for proof in proofs], not_reached=live, seconds=round(seconds, 3)))
     if live:
         print(f"not proven on releases, since none has a fix: {', '.join(live)}")
+    facts = ProveFacts(
+        proofs=[wheel_facts(proof) for proof in proofs],
+        not_reached=live,
+        seconds=round(seconds, 3),
+        command=spec.command("prove", "--releases", *entries),
+    )
+    keep_proofs(facts, out)
     named = live and "all" not in entries
     return proving.worst([*(proof.exit_code for proof in proofs), *([EXIT_UNKNOWN] if named else [])])

@@ -144,10 +144,11 @@ def worst(codes: Sequence[int]) -> int:
 
 @dataclass(frozen=True, slots=True)
 class WheelSide:
-    """What a release made of an entry or a probe, and that as a person reads it."""
+    """What a release made of an entry or a probe, and that as a person reads it. folder: the run folder; a probe has none."""
 
     verdict: Verdict
     text: str
+    folder: Path | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -219,4 +220,4 @@ def _on_wheel(entry: Known, release: str, host: Host | NotFetched, runs: Path, r
     folder = new_run_folder(runs, f"{entry.id}-on-{release}")
     outcome = check(engine, entry.case, folder, run, again=again)
     write_run(outcome)
-    return WheelSide(outcome.verdict, f"{outcome.report}\n  folder: {folder}\n")
+    return WheelSide(outcome.verdict, f"{outcome.report}\n  folder: {folder}\n", folder)

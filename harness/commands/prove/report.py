@@ -52,23 +52,50 @@ def proof_table(proofs: Sequence[Proof | NoProof], others: Sequence[Entry] = ())
 
 def proof_facts(proof: Proof | NoProof) -> ProofFacts:
     """A proof as --json has it."""
+    entry = proof.entry
     if isinstance(proof, NoProof):
-        return ProofFacts(entry=proof.entry.id, holds=False, exit_code=proof.exit_code, green="", red="", why=proof.error.cause)
+        return ProofFacts(
+            entry=entry.id,
+            title=entry.title,
+            state=entry.state,
+            holds=False,
+            exit_code=proof.exit_code,
+            green="",
+            red="",
+            why=proof.error.cause,
+        )
     return ProofFacts(
-        entry=proof.entry.id,
+        entry=entry.id,
+        title=entry.title,
+        state=entry.state,
         holds=proof.holds,
         exit_code=proof.exit_code,
         green=_said(proof.green.verdict),
         red=_said(proof.red.verdict),
         why="" if proof.holds else _failure(proof),
         folders=[str(outcome.folder) for outcome in (proof.green, proof.red)],
+        green_folder=str(proof.green.folder),
+        red_folder=str(proof.red.folder),
     )
 
 
 def wheel_facts(proof: WheelProof) -> ProofFacts:
     """The same of a proof on published wheels: `green` is the release with the fix, and `red` the one before."""
     green, red = ("" if side is None else _said(side.verdict) for side in (proof.good, proof.bad))
-    return ProofFacts(entry=proof.entry.id, holds=proof.holds, exit_code=proof.exit_code, green=green, red=red, why=proof.why)
+    places = ["" if side is None or side.folder is None else str(side.folder) for side in (proof.good, proof.bad)]
+    return ProofFacts(
+        entry=proof.entry.id,
+        title=proof.entry.title,
+        state=proof.entry.state,
+        holds=proof.holds,
+        exit_code=proof.exit_code,
+        green=green,
+        red=red,
+        why=proof.why,
+        folders=[place for place in places if place],
+        green_folder=places[0],
+        red_folder=places[1],
+    )
 
 
 def _said(verdict: Verdict) -> str:

@@ -1,0 +1,37 @@
+"""What a command kept in its run folder for its page, and the cells of tables that several pages have."""
+
+import os
+from pathlib import Path
+from typing import TypeVar
+
+import msgspec
+
+from eagletwin.harness.core.errors import InputError
+from eagletwin.harness.page.model import TableCell, TableRow
+from eagletwin.harness.page.render import NAME
+
+Facts = TypeVar("Facts")
+
+
+def read_facts(file: Path, shape: type[Facts], of: str) -> Facts:
+    """The facts in a file. of: the folder to name in their place. Raises InputError for facts that cannot be read."""
+    try:
+        return msgspec.json.decode(file.read_bytes(), type=shape)
+    except (OSError, msgspec.MsgspecError, UnicodeDecodeError) as error:
+        raise InputError(f"{file} cannot be read: {error}", consequence="no page was made", remedy=f"name {of}") from error
+
+
+def page_beside(folder: Path, kept: str, there: str) -> str:
+    """A link from a run folder's page to the page of a run below or beside it; "" if there is none.
+
+    kept, there: the two folders as they were recorded. Both may have been moved since, together.
+    """
+    if not kept or not there:
+        return ""
+    link = Path(os.path.relpath(there, kept)) / NAME
+    return link.as_posix() if (folder / link).is_file() else ""
+
+
+def row(*cells: str | TableCell, tags: tuple[str, ...] = ()) -> TableRow:
+    """A row of a table; a text is a plain cell."""
+    return TableRow(tuple(TableCell(one) if isinstance(one, str) else one for one in cells), tags=tags)
