@@ -11,7 +11,7 @@ from eagletwin.cases.regressions.multi_layer_topk import IN_ONE_GRAPH as TREES_I
 from eagletwin.cases.regressions.multi_layer_topk import REMEDY as TREES
 from eagletwin.harness.check.repro import write_script
 from eagletwin.harness.commands.gpu.batches import path, table
-from eagletwin.harness.commands.gpu.command import gpu_plan
+from eagletwin.harness.commands.gpu.command import gpu_plan, gpu_run
 from eagletwin.harness.commands.gpu.faults import ONE_GRAPH_OF_LAYERS, SINGLE_HEAD, faults
 from eagletwin.harness.commands.gpu.jobs import _gpus_of, read_plan
 from eagletwin.harness.commands.gpu.plan import GRAPHS, MODES, Options, generated, plain, proofs
@@ -257,3 +257,12 @@ def test_a_plan_for_what_is_no_release_is_refused(tmp_path: Path, typed: str) ->
     with pytest.raises(InputError, match="no model recipe is called 'llama-huge'"):
         gpu_plan(tmp_path / "plan.json", groups=1, model="llama-huge")
     assert not list(tmp_path.iterdir())
+
+
+def test_results_of_two_runs_are_not_mixed(tmp_path: Path) -> None:
+    plan = tmp_path / "plan.json"
+    plan.write_bytes(msgspec.json.encode(plain(1, 1, 1, 1)))
+    (tmp_path / "out").mkdir()
+    (tmp_path / "out" / "results.jsonl").touch()
+    with pytest.raises(InputError, match="another run"):
+        gpu_run(plan, tmp_path / "out")

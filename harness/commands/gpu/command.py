@@ -153,6 +153,12 @@ def gpu_run(
     from .summary import CampaignSummary
 
     jobs = read_plan(plan)
+    if (out / "results.jsonl").exists():
+        raise InputError(
+            f"{out} holds the results of another run",
+            consequence="nothing was run: the two would be one",
+            remedy="name another folder, or remove it",
+        )
     if any(job.mode.device == "cuda" for job in jobs):
         must_have_cuda(gpus, "fa3" if any(job.mode.attention == "fa3" for job in jobs) else "triton")
         if any(job.mode.tp > gpus for job in jobs):
