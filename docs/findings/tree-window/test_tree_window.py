@@ -37,7 +37,10 @@ def _expected(q, prefix, extend, paths, window):
     """Plain attention: a node sees itself and so many rows before it on its path."""
     rows = []
     for node, path in enumerate(paths):
-        seen = [torch.cat([old, new[path]])[-window - 1 :] for old, new in zip(prefix, extend)]
+        seen = [
+            torch.cat([old, new[path]])[-window - 1 :]
+            for old, new in zip(prefix, extend)
+        ]
         scores = torch.einsum("hd,nhd->hn", q[node], seen[0]) * HEAD_DIM**-0.5
         rows.append(torch.einsum("hn,nhd->hd", scores.softmax(-1), seen[1]))
     return torch.stack(rows)
