@@ -26,6 +26,7 @@ from . import (
     row_overflow,
     small_tree,
     standalone,
+    tree_window,
 )
 
 LEDGER: dict[str, Entry] = {
@@ -48,6 +49,7 @@ LEDGER: dict[str, Entry] = {
         multi_layer_pp.ENTRY,
         *multi_layer_chunk_tail.ENTRIES,
         *multi_layer_topk.ENTRIES,
+        tree_window.ENTRY,
         boundary_kv.ENTRY,
         *greedy_drafts.ENTRIES,
         retracted_chunk_tail.ENTRY,

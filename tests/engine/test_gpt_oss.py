@@ -6,8 +6,9 @@ import msgspec
 import pytest
 
 from eagletwin.cases.ledger import entries_of
+from eagletwin.cases.regressions import LEDGER
 from eagletwin.harness.core.case import Case, EngineSettings, Request, SGLangSettings
-from eagletwin.harness.core.patch import Edit, Patch
+from eagletwin.harness.core.patch import Edit
 from eagletwin.harness.engines.host import Host
 from eagletwin.harness.judge.judge import judge
 
@@ -16,9 +17,10 @@ from .conftest import Runner
 ATTENTION = "sglang.srt.models.gpt_oss.GptOssAttention.forward_core"
 EXPERTS = "sglang.srt.layers.moe.fused_moe_native.moe_forward_native"
 MODEL = "gpt-oss-eagle3"
-CASES = Path(__file__).parent / "cases"
-# A node of a tree sees the window of its own path: live, docs/explanation/windows.md.
-TREES = msgspec.json.decode((CASES / "tree-window-remedy.json").read_bytes(), type=Patch)
+# A node of a tree sees the window of its own path: live, docs/findings/tree-window.md.
+WINDOW = LEDGER["tree-window"]
+assert WINDOW.remedy is not None
+TREES = WINDOW.remedy
 
 PROMPT = (5, 17, 33, 8, 60, 41, 2, 19, 77, 50, 3, 9, 12, 25, 31, 4, 70, 66, 1)
 CHAIN = Case(
@@ -71,12 +73,15 @@ def test_a_fault_is_named(run: Runner, fault: str) -> None:
     assert (verdict.status, verdict.rule) == ("diverged", rule), verdict
 
 
-def test_the_window_of_a_node_is_counted_by_its_number(run: Runner) -> None:
-    """Live: SGLang's Triton backend. The remedy takes the window of each path out of the mask."""
-    _, verdict = run(TREE)
-    assert (verdict.status, verdict.rule) == ("diverged", "commit.path"), verdict  # the row of layer 2, in the pool
-    _, verdict = run(TREE, *TREES.edits)
-    assert verdict.status == "equal", verdict
+def test_the_window_of_a_node_is_counted_by_its_number_and_the_output_is_wrong(run: Runner) -> None:
+    """Live: SGLang's Triton backend. What the target says alone is what it says with the remedy, which is equal."""
+    emitted = []
+    for edits, found in (((), ("diverged", "commit.path")), (TREES.edits, ("equal", ""))):
+        trace, verdict = run(WINDOW.case, *edits)
+        assert (verdict.status, verdict.rule) == found, verdict
+        [number] = [number for number, record in enumerate(trace.header.records) if record.stage == "finished"]
+        emitted.append(trace.integers(number, "tokens"))
+    assert emitted == [[52, 33, 73, 31, 52], [52, 33, 73, 31, 39]]
 
 
 @pytest.mark.parametrize("entry", ["25015", "26329", "26997-kv", "8409"])

@@ -1,0 +1,70 @@
+"""Live, found by eagletwin: verify of a tree counts a sliding window by a node's number, and the output is wrong.
+
+A node at depth d stands d rows behind the bonus token. The Triton backend's extend kernel takes the node's number in the tree
+for that. Node n of depth d then lacks n - d rows of the prefix, and ancestors whose numbers are more than a window before it.
+In a chain number and depth are the same.
+
+In the case the target predicts 52 at the end of the accepted path, where it says 39 by itself. The row that was stored for that
+node is wrong as well, and is seen first.
+"""
+
+from eagletwin.harness.core.case import Case, Request
+from eagletwin.harness.core.patch import Edit, Patch
+
+from ..entry import Entry, OnCuda
+
+_FORWARD = "sglang.srt.layers.attention.triton_backend.TritonAttnBackend.forward_extend"
+
+# The window of each path goes into the mask, and the kernel's own is made wide enough to cut nothing. A copy of the mask for
+# each layer, and lengths on the host: right, but slow, and not for a CUDA graph. The patch in docs/findings/tree-window hands
+# positions to the kernel instead.
+_WINDOW_IN_MASK = """import dataclasses
+by_mask = {}
+self.forward_metadata = whole = getattr(self.forward_metadata, "whole", self.forward_metadata)
+if sliding_window_size > 0 and whole.custom_mask is not None and forward_batch.forward_mode.is_target_verify():
+    width, parts = self.num_draft_tokens, []
+    for n, length in enumerate(forward_batch.seq_lens.tolist()):
+        begin = int(whole.mask_indptr[n])
+        seen = whole.custom_mask[begin : begin + width * (length + width)].view(width, length + width)
+        newer = seen.long().flip(1).cumsum(1).flip(1)
+        parts.append((seen.bool() & (newer <= sliding_window_size + 1)).flatten())
+    in_window = torch.cat(parts).to(whole.custom_mask.dtype)
+    self.forward_metadata = dataclasses.replace(whole, custom_mask=in_window)
+    self.forward_metadata.whole = whole
+    sliding_window_size, by_mask = sliding_window_size + width, {"skip_prefix_custom_mask": False}
+"""
+_CALL = "self._forward_extend_kernel(\n        layer,\n        q.view("
+
+ENTRY = Entry(
+    id="tree-window",
+    title="Count the window of a tree's node by its depth",
+    rule="commit.path",
+    buggy="0.5.13 -",
+    fixed="",
+    trigger="topk > 1, the Triton backend, and a target with sliding windows (gpt-oss, MiMo-V2)",
+    remedy=Patch(
+        name="window-of-a-path",
+        edits=(
+            Edit(
+                target=_FORWARD,
+                match=_CALL,
+                replacement=_WINDOW_IN_MASK + "self._forward_extend_kernel(\n    layer,\n    q.view(",
+            ),
+            Edit(
+                target=_FORWARD,
+                match="extend_seq_lens_cpu=forward_batch.extend_seq_lens_cpu,",
+                replacement="extend_seq_lens_cpu=forward_batch.extend_seq_lens_cpu,\n**by_mask,",
+            ),
+        ),
+    ),
+    on_cuda=OnCuda(triton_alone="it is a bug of the Triton backend"),
+    case=Case(
+        name="tree-window",
+        model="gpt-oss-eagle3",
+        num_steps=3,
+        topk=3,
+        num_draft_tokens=8,
+        requests=(Request(id="a", prompt=(49, 53, 5, 33, 65), max_new_tokens=5),),
+        exercises=("tree", "path_not_in_front"),
+    ),
+)
