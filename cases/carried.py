@@ -31,6 +31,8 @@ def cannot_be_in(entry: Entry, model: str) -> str:
         return "it is about drafts of several layers, and this draft has one"
     if recipe.reads_states and not home.reads_states:
         return "it is about drafts that are language models of their own"
+    if home.target.windows and not recipe.target.windows:
+        return "it is about sliding windows, and this model has none"
     try:
         check_case(_in_model(entry.case, model), entry.id)
     except InputError as error:
