@@ -17,8 +17,9 @@ from eagletwin.harness.families.valid import check_case
 from .entry import Entry
 
 # (further prompt tokens, further new tokens) with which other prompts are tried. A longer answer has more kinds of rounds.
-_LONGER = ((0, 0), (0, 10), (4, 10))
-_PROMPTS = 4  # for each of them
+_LONGER = ((0, 0), (0, 10), (4, 10), (4, 30))
+_PROMPTS = 6  # for each of them
+CASES = 1 + len(_LONGER) * _PROMPTS  # that are tried at most
 
 # (model, prompt, count) -> the tokens with which the target alone answers
 Says = Callable[[str, tuple[int, ...], int], list[int]]

@@ -17,7 +17,11 @@ _PLAIN_DRAFT = {
     "10846": "keys of single tokens, which it makes of pairs, are the right ones for a language model (standalone-keys)",
     "26329": _OWN_TOKEN,
     "retracted-chunk-tail": _OWN_TOKEN,
+    "26997-hidden": "a language model as draft consumes no states of the target",
 }
+# Of a target whose windows are longer than any case of the ledger.
+_LONG_WINDOWS = {"tree-window": "no case of the ledger is as long as its windows of 72 rows, which must end for it"}
+_LONG = 72
 
 
 def reason(entry: str, model: str) -> str:
@@ -25,6 +29,8 @@ def reason(entry: str, model: str) -> str:
     recipe = RECIPES[model]
     if not recipe.reads_states:
         return _PLAIN_DRAFT.get(entry, "")
+    if recipe.window == _LONG and entry in _LONG_WINDOWS:
+        return _LONG_WINDOWS[entry]
     if not recipe.mtp_layers:
         return ""
     return _LAYERS.get(entry, "") or ("" if recipe.chained else _NO_CHAIN.get(entry, ""))

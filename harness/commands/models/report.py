@@ -3,6 +3,7 @@
 from collections import Counter
 from collections.abc import Iterator, Sequence
 
+from eagletwin.cases.carried import CASES
 from eagletwin.cases.entry import Entry
 from eagletwin.harness.core.words import count
 from eagletwin.harness.families import FAMILIES
@@ -11,6 +12,7 @@ from .reasons import reason
 from .results import InModel, ModelCell
 
 PAGE = "models.md"
+_REFUSED = "SGLang does not run this configuration"  # as engines/host.py says it, and then why
 
 
 def page(found: Sequence[InModel], entries: Sequence[Entry]) -> str:
@@ -40,7 +42,7 @@ def _is_open(entry: Entry, one: InModel) -> bool:
 
 def _why(entry: Entry, model: str, answer: ModelCell) -> str:
     """Why it is not proven; empty: nobody knows."""
-    if answer.status == "cannot be":
+    if answer.status == "cannot be" or answer.why.startswith(_REFUSED):
         return answer.why
     if answer.idle:
         return f"SGLang's worker for this draft never calls {', '.join(name.rsplit('.', 1)[-1] for name in answer.idle)}"
@@ -59,7 +61,7 @@ def _head(found: Sequence[InModel], entries: Sequence[Entry]) -> list[str]:
         f"It took {seconds:.0f} s, on a machine busy with other work.",
         "",
         "A proof is an entry's case carried over to the model: equal with the fix, diverged without it, three times alike.",
-        "Where the case as it stands does not reach the bug, other prompts and longer answers are tried, 13 cases in all.",
+        f"Where that case does not reach the bug, other prompts and longer answers are tried, {CASES} cases at most.",
         "",
         "* **proven**: by the entry's own rule.",
         "* proven with a letter: another rule is the first to break there, or another live bug is mended on both sides.",

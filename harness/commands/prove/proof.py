@@ -129,9 +129,10 @@ def _prove_side(host: Host, entry: Entry, name: str, runs: Path, run: RunSpec) -
 
 
 def side_run(entry: Entry, side: Side, run: RunSpec) -> RunSpec:
-    """The run of a side, with the run's own changes beside the entry's."""
+    """The run of a side, with the run's own changes beside the entry's: behind them, since SGLang's own switch, which undoes
+    some fixes, must read the source of what it changes."""
     own = entry.run(side, run)
-    return replace(own, patches=(*run.patches, *own.patches), changes=(*run.changes, *own.changes))
+    return replace(own, patches=(*own.patches, *run.patches), changes=(*own.changes, *run.changes))
 
 
 def worst(codes: Sequence[int]) -> int:
