@@ -15,7 +15,7 @@ from eagletwin.harness.core.verdict import Verdict
 from eagletwin.harness.page.render import html_of
 from eagletwin.harness.page.run import run_page
 
-from ..browser import Opened, chromium, serious  # noqa: F401  a fixture
+from ..browser import Opened, serious
 from .planted import HOSTILE, page, recorded
 
 pytestmark = pytest.mark.slow
@@ -38,7 +38,7 @@ def long_recording() -> Trace:
 
 
 @pytest.mark.parametrize(("width", "dark"), [(1200, False), (1200, True), (390, False)], ids=["light", "dark", "phone"])
-def test_a_page_is_quiet_fits_and_can_be_read_by_all(chromium: Any, tmp_path: Path, width: int, dark: bool) -> None:  # noqa: F811
+def test_a_page_is_quiet_fits_and_can_be_read_by_all(chromium: Any, tmp_path: Path, width: int, dark: bool) -> None:
     opened = Opened(chromium, put(tmp_path, html_of(page())), width=width, dark=dark)
     opened.quiet()
     assert not opened.overflows
@@ -47,13 +47,13 @@ def test_a_page_is_quiet_fits_and_can_be_read_by_all(chromium: Any, tmp_path: Pa
     assert serious(opened) == []
 
 
-def test_axe_does_find_what_cannot_be_read(chromium: Any, tmp_path: Path) -> None:  # noqa: F811
+def test_axe_does_find_what_cannot_be_read(chromium: Any, tmp_path: Path) -> None:
     """So that the test above is known to be able to fail."""
     text = html_of(page()).replace("--ink: #1c1f24", "--ink: #f0f0f0")
     assert any("contrast" in one for one in serious(Opened(chromium, put(tmp_path, text))))
 
 
-def test_the_first_wrong_record_is_marked_by_more_than_a_colour(chromium: Any, tmp_path: Path) -> None:  # noqa: F811
+def test_the_first_wrong_record_is_marked_by_more_than_a_colour(chromium: Any, tmp_path: Path) -> None:
     shown = Opened(chromium, put(tmp_path, html_of(page()))).page
     assert shown.locator("#timeline button.wrong").all_inner_texts() == ["⚑ ≠ 1 of 3"]
     assert "the first of all" in shown.locator("#details").inner_text()
@@ -63,7 +63,7 @@ def test_the_first_wrong_record_is_marked_by_more_than_a_colour(chromium: Any, t
     assert [one.inner_text() for one in shown.locator("#details .tokens span").all()] == ["✓ 11", "✗ 20", "✗ 30", "+ 9"]
 
 
-def test_arrow_keys_go_from_cell_to_cell_and_enter_chooses(chromium: Any, tmp_path: Path) -> None:  # noqa: F811
+def test_arrow_keys_go_from_cell_to_cell_and_enter_chooses(chromium: Any, tmp_path: Path) -> None:
     shown = Opened(chromium, put(tmp_path, html_of(page()))).page
     shown.locator("#timeline button.wrong").focus()
     for key, told in (("ArrowRight", "a, iteration 3"), ("ArrowDown", "b, iteration 3"), ("ArrowLeft", "b, iteration 2")):
@@ -74,7 +74,7 @@ def test_arrow_keys_go_from_cell_to_cell_and_enter_chooses(chromium: Any, tmp_pa
     assert shown.evaluate("document.activeElement.textContent") == "⚑ ≠ 1 of 3"
 
 
-def test_a_table_is_narrowed_down_by_words_and_tags(chromium: Any, tmp_path: Path) -> None:  # noqa: F811
+def test_a_table_is_narrowed_down_by_words_and_tags(chromium: Any, tmp_path: Path) -> None:
     shown = Opened(chromium, put(tmp_path, html_of(page()))).page
     rows, told = shown.locator(".filtered tbody tr:visible"), shown.locator(".filtered [data-count]")
     assert (rows.count(), told.inner_text()) == (10, "10 of 10 rows")
@@ -84,7 +84,7 @@ def test_a_table_is_narrowed_down_by_words_and_tags(chromium: Any, tmp_path: Pat
     assert [row.inner_text().split("\t")[0] for row in rows.all()] == ["entry-3"]
 
 
-def test_hostile_texts_are_shown_and_not_run(chromium: Any, tmp_path: Path) -> None:  # noqa: F811
+def test_hostile_texts_are_shown_and_not_run(chromium: Any, tmp_path: Path) -> None:
     opened = Opened(chromium, put(tmp_path, html_of(page(HOSTILE))))
     shown = opened.page
     for cell in shown.locator("#timeline button.mark").all():
@@ -95,7 +95,7 @@ def test_hostile_texts_are_shown_and_not_run(chromium: Any, tmp_path: Path) -> N
     opened.quiet()
 
 
-def test_the_page_s_policy_stops_a_program_that_is_not_ours(chromium: Any, tmp_path: Path) -> None:  # noqa: F811
+def test_the_page_s_policy_stops_a_program_that_is_not_ours(chromium: Any, tmp_path: Path) -> None:
     foreign = "<img src=x onerror=\"document.title='run'\"><script>document.title='run'</script>"
     text = html_of(page()).replace("<h1>", f"<h1>{foreign}")
     opened = Opened(chromium, put(tmp_path, text))
@@ -103,7 +103,7 @@ def test_the_page_s_policy_stops_a_program_that_is_not_ours(chromium: Any, tmp_p
     assert any("Content Security Policy" in one for one in opened.said)
 
 
-def test_of_a_long_recording_a_window_is_in_the_document_and_the_rest_a_key_away(chromium: Any, tmp_path: Path) -> None:  # noqa: F811
+def test_of_a_long_recording_a_window_is_in_the_document_and_the_rest_a_key_away(chromium: Any, tmp_path: Path) -> None:
     trace = long_recording()
     equal = Verdict(status="equal", checked={"verify.accept": LONG})
     text = html_of(run_page(trace, equal, argument=argue(trace.header, equal)))

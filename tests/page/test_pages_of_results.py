@@ -35,7 +35,7 @@ from eagletwin.harness.deserved.figures import Depth, Figures, Interval, Span
 from eagletwin.harness.deserved.follow import Shape
 from eagletwin.harness.page.render import NAME
 
-from ..browser import Opened, chromium, serious  # noqa: F401  a fixture
+from ..browser import Opened, serious
 from .planted import ENGINE, HOSTILE
 
 CASE = LEDGER["25015"].case
@@ -281,7 +281,7 @@ def test_results_alone_are_a_page_without_a_rate_of_the_whole(tmp_path: Path) ->
 
 
 @pytest.mark.slow
-def test_the_pages_are_quiet_and_can_be_read_by_all(chromium: Any, tmp_path: Path) -> None:  # noqa: F811
+def test_the_pages_are_quiet_and_can_be_read_by_all(chromium: Any, tmp_path: Path) -> None:
     for kind, made in KINDS.items():
         place = tmp_path / kind.replace(" ", "-")
         place.mkdir()
