@@ -63,6 +63,11 @@ def greedy(model: str, prompt: Tensor, count: int) -> Tensor:
     return tokens
 
 
+def target_says(model: str, prompt: tuple[int, ...], count: int) -> list[int]:
+    """The tokens with which the target alone answers a prompt."""
+    return greedy(model, torch.tensor(prompt), count)[len(prompt) :].tolist()
+
+
 def _rounds(model: str, tokens: Tensor, begin: int, shape: Shape, view: View) -> list[int]:
     """Accept lengths of the rounds that commit NEW_TOKENS tokens from position `begin` on."""
     pair, recipe = model_pair(model), RECIPES[model]

@@ -5,13 +5,13 @@ import hashlib
 from pathlib import Path
 from typing import Literal
 
-import msgspec
 from msgspec import Struct
 
 from eagletwin.cases.entry import Entry
 from eagletwin.cases.regressions import LEDGER
 from eagletwin.harness.core.case import Case, without_defaults
-from eagletwin.harness.core.errors import InputError
+
+from ..kept import read_kept, write_kept
 
 FOLDER = Path("data") / "models"
 
@@ -55,22 +55,12 @@ def asked_of(entry: Entry) -> str:
 
 def read(folder: Path, model: str) -> InModel:
     """What is known of a model; nothing, if it has no file. Raises InputError for a file of another kind."""
-    file = folder / FOLDER / f"{model}.json"
-    if not file.exists():
-        return InModel(model=model)
-    try:
-        return msgspec.json.decode(file.read_bytes(), type=InModel)
-    except (msgspec.MsgspecError, OSError) as error:
-        raise InputError(f"{file}: {error}", consequence="nothing was proven", remedy="remove the file") from error
+    return read_kept(folder / FOLDER / f"{model}.json", InModel(model=model), "nothing was proven")
 
 
 def write(folder: Path, found: InModel) -> None:
     """Keep it, in place of what was there."""
-    file = folder / FOLDER / f"{found.model}.json"
-    file.parent.mkdir(parents=True, exist_ok=True)
-    partial = file.with_suffix(".partial")
-    partial.write_bytes(msgspec.json.format(msgspec.json.encode(found)) + b"\n")
-    partial.replace(file)
+    write_kept(folder / FOLDER / f"{found.model}.json", found)
 
 
 def proven_in(folder: Path, model: str) -> list[Entry]:

@@ -70,6 +70,8 @@ def prove_in_model(host: Host, entry: Entry, model: str, runs: Path, run: RunSpe
 
 def _attempts(host: Host, entry: Entry, model: str, runs: Path, run: RunSpec) -> Iterator[ProofInModel]:
     """Ends early where other prompts tell nothing: an engine refuses, or the worker never calls what is edited."""
+    from ..bench.acceptance import target_says  # it imports torch
+
     idle, beside = 0, tuple[str, ...]()
     for one in carried(entry, model, target_says):
         attempt = _mended(host, one, runs, run, beside)
@@ -108,12 +110,3 @@ def with_remedies(run: RunSpec, beside: tuple[str, ...]) -> RunSpec:
 
 def _remedies(beside: tuple[str, ...]) -> tuple[Patch, ...]:
     return tuple(remedy for name in beside if (remedy := LEDGER[name].remedy) is not None)
-
-
-def target_says(model: str, prompt: tuple[int, ...], count: int) -> list[int]:
-    """The tokens with which the target alone answers, by the reference in float64."""
-    import torch
-
-    from ..bench.acceptance import greedy
-
-    return greedy(model, torch.tensor(prompt), count)[len(prompt) :].tolist()

@@ -3,10 +3,9 @@
 from pathlib import Path
 from typing import Literal
 
-import msgspec
 from msgspec import Struct
 
-from eagletwin.harness.core.errors import InputError
+from ..kept import read_kept, write_kept
 
 FOLDER = "data"
 
@@ -56,19 +55,9 @@ class Measured(Struct, kw_only=True):
 
 def read(folder: Path, release: str) -> Measured:
     """What is known of a release; nothing, if it has no file. Raises InputError for a file of another kind."""
-    file = folder / FOLDER / f"{release}.json"
-    if not file.exists():
-        return Measured(release=release)
-    try:
-        return msgspec.json.decode(file.read_bytes(), type=Measured)
-    except (msgspec.MsgspecError, OSError) as error:
-        raise InputError(f"{file}: {error}", consequence="nothing was measured", remedy="remove the file") from error
+    return read_kept(folder / FOLDER / f"{release}.json", Measured(release=release), "nothing was measured")
 
 
 def write(folder: Path, measured: Measured) -> None:
     """Keep it, in place of what was there."""
-    file = folder / FOLDER / f"{measured.release}.json"
-    file.parent.mkdir(parents=True, exist_ok=True)
-    partial = file.with_suffix(".partial")
-    partial.write_bytes(msgspec.json.format(msgspec.json.encode(measured)) + b"\n")
-    partial.replace(file)
+    write_kept(folder / FOLDER / f"{measured.release}.json", measured)

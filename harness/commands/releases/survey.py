@@ -146,14 +146,9 @@ def digest_of(tokens: dict[str, list[int]]) -> str:
 
 def plain_greedy(case: Case) -> dict[str, list[int]]:
     """What the target alone says to each request of a common case, by the reference, in float64."""
-    import torch
+    from ..bench.acceptance import target_says  # it imports torch
 
-    from ..bench.acceptance import greedy
-
-    return {
-        request.id: greedy(case.model, torch.tensor(request.prompt), request.max_new_tokens)[len(request.prompt) :].tolist()
-        for request in case.requests
-    }
+    return {request.id: target_says(case.model, request.prompt, request.max_new_tokens) for request in case.requests}
 
 
 def _digest(data: bytes) -> str:
