@@ -36,6 +36,9 @@ TREE_SIZES = (0, 1, 2, 3, 4)
 SMALL_TREE = -1  # fewer nodes than the longest path has: drawn only where it is asked for, as a live bug shows in all of them
 # Drawn only where they are asked for: near the end of a context live bugs show (row-overflow, indices-overflow); 0: the model's
 CONTEXT_LENGTHS = (0, 64, 32, 16, 8)
+# Of draft decode; drawn only where they are asked for, as each is a worker of its own
+DRAFT_WINDOWS = (0, 8, 4, 2)
+DRAFT_SINKS = (0, 1, 3)
 WEIGHT_UPDATES = ("", "disk", "tensor")  # new ones each need an engine of their own; only where they are asked for
 MORE_CHUNKS = 120  # of the last size, after those that are drawn one by one: for all prompts of a case, and all of them again
 MAX_PROMPT, MAX_NEW_TOKENS, MAX_REQUESTS = 40, 16, 6
@@ -60,6 +63,8 @@ class Focus:
     max_running_requests: int = BATCH_LIMITS[0]
     context_length: int = CONTEXT_LENGTHS[0]
     update_weights: Literal["", "disk", "tensor"] = ""
+    draft_window: int = DRAFT_WINDOWS[0]
+    draft_sink: int = DRAFT_SINKS[0]
 
     @property
     def num_draft_tokens(self) -> int:
@@ -102,6 +107,8 @@ class Focus:
                     max_total_tokens=self.pool,
                     context_length=self.context_length,
                     update_weights=self.update_weights,
+                    draft_window=self.draft_window,
+                    draft_sink=self.draft_sink,
                 )
             ),
         )
@@ -163,9 +170,18 @@ VALUES: dict[str, tuple[Any, ...]] = {
     "max_running_requests": BATCH_LIMITS,
     "context_length": CONTEXT_LENGTHS,
     "update_weights": WEIGHT_UPDATES,
+    "draft_window": DRAFT_WINDOWS,
+    "draft_sink": DRAFT_SINKS,
 }
 # Field -> how many of its values are drawn where none is asked for
-DRAWN = {"model": len(MODELS), "tree_size": len(TREE_SIZES), "context_length": 1, "update_weights": 1}
+DRAWN = {
+    "model": len(MODELS),
+    "tree_size": len(TREE_SIZES),
+    "context_length": 1,
+    "update_weights": 1,
+    "draft_window": 1,
+    "draft_sink": 1,
+}
 
 
 @st.composite

@@ -16,6 +16,7 @@ from torch import Tensor
 
 from .eagle import DraftRows, Head, draft_rows
 from .llama import causal
+from .recent import WHOLE, Recent
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,18 +62,25 @@ def committed_rows(head: Head, tokens: Tensor, target_hidden: Tensor) -> DraftRo
 
 
 def draft_chain(
-    head: Head, tokens: Tensor, target_hidden: Tensor, num_steps: int, drafted: Sequence[int] | None = None
+    head: Head,
+    tokens: Tensor,
+    target_hidden: Tensor,
+    num_steps: int,
+    drafted: Sequence[int] | None = None,
+    reads: Recent = WHOLE,
 ) -> Chain:
     """Draft num_steps tokens after the committed tokens x[0..M] in the naive form: each step runs the head over all rows again.
 
     Step j consumes d[j]. Give `drafted` to follow tokens that somebody else chose (a tie that went the other way) while the
-    logits and rows are still the reference's.
+    logits and rows are still the reference's. reads: what steps 1.. read of the committed rows.
     """
     committed = rows_behind(head, len(tokens) - 1)
     ids, hidden = row_tokens(tokens, head.ahead), head.feed(target_hidden[:committed])
     chosen: list[int] = []
     for step in range(num_steps):
-        rows = draft_rows(head, ids, hidden, torch.arange(len(ids)), causal(len(ids)))
+        sees = causal(len(ids))
+        sees[committed:, :committed] = reads.of(torch.arange(committed), committed)
+        rows = draft_rows(head, ids, hidden, torch.arange(len(ids)), sees)
         chosen.append(int(rows.logits[-1].argmax()) if drafted is None else int(drafted[step]))
         if step == num_steps - 1:
             break

@@ -22,7 +22,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import linear
 
-from .llama import decoder_layer
+from .llama import decoder_layer, in_window
 from .norm import Weights, rms_norm
 from .rows import DraftRows
 from .sizes import LlamaShape
@@ -69,8 +69,9 @@ class Eagle3Head:
             if layer:
                 inner = rms_norm(x, weights[f"{prefix}hidden_norm.weight"], eps)  # [R, H]
             stored = None if before is None else (before.keys[layer], before.values[layer])
+            within = in_window(sees, self.shape.window(layer))
             x, key, value = decoder_layer(
-                weights, prefix, self.shape, x, positions, sees, inner=inner, before=stored
+                weights, prefix, self.shape, x, positions, within, inner=inner, before=stored
             )  # [R, H], [R, G, D], [R, G, D]
             keys.append(key)
             values.append(value)

@@ -20,6 +20,7 @@ from torch import Tensor
 from .chain import row_tokens, rows_behind
 from .eagle import Head, draft_rows
 from .llama import causal
+from .recent import WHOLE, Recent
 
 View = Literal["true_tree", "slot_layout"]
 
@@ -89,10 +90,12 @@ def draft_tree(
     num_steps: int,
     view: View = "true_tree",
     follow: tuple[Tensor, Tensor] | None = None,
+    reads: Recent = WHOLE,
 ) -> Growth:
     """Grow a tree behind the committed tokens x[0..M]; target_hidden [>= M, ..].
 
     follow: (tokens, expanded) [S-1, k] each, chosen by somebody else; the logits and rows are still the reference's.
+    reads: what scratch rows read of the committed ones.
     """
     committed = rows_behind(head, len(tokens) - 1)
     ids, hidden, positions = row_tokens(tokens, head.ahead), head.feed(target_hidden[:committed]), torch.arange(committed)
@@ -101,6 +104,7 @@ def draft_tree(
     for step in range(num_steps):
         scratch = step * topk
         sees = causal(committed + scratch)
+        sees[committed:, :committed] = reads.of(torch.arange(committed), committed)
         sees[committed:, committed:] = lineage(chosen[None], view)[0] if step else True
         rows = draft_rows(head, ids, hidden, positions, sees)
         if step == num_steps - 1:

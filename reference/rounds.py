@@ -14,6 +14,7 @@ from .chain import row_tokens, rows_behind
 from .eagle import DraftRows, Head, draft_rows
 from .growth import Growth, View, best_of, candidates, lineage
 from .llama import side_by_side
+from .recent import WHOLE, Recent
 from .rows import behind
 
 # (logits so far [C, R, V], frontiers so far [C, s, k]) -> what the rows of the next step consume, and which candidates they are
@@ -38,19 +39,21 @@ def draft_rounds(
     tokens: Tensor,
     expanded: Tensor,
     view: View,
+    reads: Recent = WHOLE,
 ) -> Growth:
     """The Growth of C rounds that somebody else chose, with C in front of each tensor's shape.
 
     committed: rows of requests, `lengths[q]` of each; round c is (q, M): it drafted from the first M rows of request q (of a
     plain draft M + 1: chain.rows_behind).
     tokens, expanded [C, S-1, k]: what each step's rows consumed, and which candidates they were.
+    reads: what scratch rows read of the committed ones.
     """
 
     def given(_: Tensor, so_far: Tensor) -> tuple[Tensor, Tensor]:
         return tokens[:, so_far.shape[1]], expanded[:, so_far.shape[1]]
 
     _, steps, topk = tokens.shape
-    return _grow(head, committed, _Rounds(lengths, rounds), (steps, topk), view, given)
+    return _grow(head, committed, _Rounds(lengths, rounds, reads), (steps, topk), view, given)
 
 
 def grow_rounds(
@@ -70,7 +73,7 @@ def grow_rounds(
         expand = best_of(newest, topk) + scores[0].numel() - newest.shape[1]  # [C, k]
         return proposed.flatten(1).gather(1, expand), expand
 
-    return _grow(head, committed, _Rounds(lengths, rounds), (num_steps - 1, topk), view, best)
+    return _grow(head, committed, _Rounds(lengths, rounds, WHOLE), (num_steps - 1, topk), view, best)
 
 
 class _Rounds:
@@ -78,14 +81,14 @@ class _Rounds:
 
     start  [C]     rows before each round: M, or M + 1 of a plain draft
     last   [C]     the row that it continues from
-    prefix [C, B]  which committed rows it sees
+    prefix [C, B]  which committed rows its scratch rows see
     """
 
-    def __init__(self, lengths: Sequence[int], rounds: Sequence[tuple[int, int]]) -> None:
+    def __init__(self, lengths: Sequence[int], rounds: Sequence[tuple[int, int]], reads: Recent) -> None:
         of, self.start = torch.tensor(rounds, dtype=torch.int64).reshape(len(rounds), 2).unbind(1)  # [C] request and M
         request, positions, _ = side_by_side(lengths)  # [B], [B]
         self.last = torch.tensor([0, *lengths]).cumsum(0)[of] + self.start - 1
-        self.prefix = (request[None, :] == of[:, None]) & (positions[None, :] < self.start[:, None])
+        self.prefix = (request[None, :] == of[:, None]) & reads.of(positions[None, :], self.start[:, None])
 
     def sees(self, expanded: Tensor, view: View) -> Tensor:
         """[C*k, B + s*C*k]: what the rows of the s-th step see. expanded [C, s, k]."""

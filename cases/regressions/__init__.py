@@ -5,6 +5,7 @@ from . import (
     boundary_kv,
     chain_hidden,
     context_end,
+    draft_window,
     greedy_drafts,
     indices_overflow,
     multi_layer_chunk_tail,
@@ -55,6 +56,7 @@ LEDGER: dict[str, Entry] = {
         retracted_chunk_tail.ENTRY,
         *context_end.ENTRIES,
         *standalone.ENTRIES,
+        draft_window.ENTRY,
     )
 }
 

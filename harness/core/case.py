@@ -76,6 +76,8 @@ class SGLangSettings(Printed, frozen=True, kw_only=True, forbid_unknown_fields=T
     accept_single, accept_acc: --speculative-accept-threshold-single, -acc: below 1, more drafts of a tree are accepted.
     deterministic: --enable-deterministic-inference: coins are hashed from the requests' seeds.
     random_seed: what coins that are drawn begin from.
+    draft_window, draft_sink: --speculative-draft-window-size, -sink-size: draft decode reads of the committed rows the last
+    `draft_window` and the first `draft_sink` alone; an EAGLE-3 head sees so many rows in all its forwards. 0: all of them.
     """
 
     radix_cache: bool = False
@@ -88,6 +90,8 @@ class SGLangSettings(Printed, frozen=True, kw_only=True, forbid_unknown_fields=T
     accept_acc: Annotated[float, Meta(gt=0, le=1)] = 1.0
     deterministic: bool = False
     random_seed: Annotated[int, Meta(ge=0, lt=1 << 31)] = 0
+    draft_window: Annotated[int, Meta(ge=0, le=4096)] = 0
+    draft_sink: Annotated[int, Meta(ge=0, le=4096)] = 0
 
 
 class EngineSettings(Printed, frozen=True, kw_only=True, forbid_unknown_fields=True):

@@ -84,6 +84,7 @@ def check_case(case: Case, origin: str) -> None:
     _check_tree(case, origin)
     _check_layers(case, origin)
     _check_sampling(case, origin)
+    _check_draft_window(case, origin)
     if case.engine.sglang.update_weights and not family_of(RECIPES[case.model]).one_checkpoint:
         raise _refuse(
             f"{origin}: update_weights with {case.model}: eagletwin has no second checkpoint of it, for both together",
@@ -152,6 +153,25 @@ def _check_layers(case: Case, origin: str) -> None:
             f"{origin}: num_draft_tokens {case.verify_nodes}: a multi-layer draft of {count(case.num_steps, 'step')} has "
             f"{case.num_steps + 1}",
             "leave num_draft_tokens out",
+        )
+
+
+def _check_draft_window(case: Case, origin: str) -> None:
+    """Raise InputError for a window that SGLang refuses, or would silently leave out."""
+    recipe, settings = RECIPES[case.model], case.engine.sglang
+    if settings.draft_sink and not settings.draft_window:
+        raise _refuse(
+            f"{origin}: draft_sink {settings.draft_sink} without draft_window", "give draft_window, or leave both out"
+        )
+    if not settings.draft_window:
+        return
+    if recipe.mtp_layers or not recipe.reads_states:
+        kind = "a multi-layer draft has no draft decode" if recipe.mtp_layers else "STANDALONE has no window of draft decode"
+        raise _refuse(f"{origin}: draft_window with {case.model}: {kind}", "leave it out, or use llama-tiny")
+    if settings.draft_sink and recipe.algorithm == "EAGLE3":
+        raise _refuse(
+            f"{origin}: draft_sink with {case.model}: the window of an EAGLE-3 head has no sink, and SGLang would leave it out",
+            "leave draft_sink out, or use llama-tiny",
         )
 
 

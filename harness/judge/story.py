@@ -23,8 +23,10 @@ from eagletwin.harness.families.weights import served_pair
 from eagletwin.reference import growth
 from eagletwin.reference.chain import rows_behind
 from eagletwin.reference.eagle import Head
+from eagletwin.reference.eagle3 import Eagle3Head
 from eagletwin.reference.llama import Weights, target_rows
 from eagletwin.reference.plain import PlainDraft
+from eagletwin.reference.recent import Recent
 from eagletwin.reference.rounds import committed_side_by_side, draft_rounds
 from eagletwin.reference.sizes import count_candidates
 
@@ -305,9 +307,11 @@ def reference_heads(model: str, dtype: Dtype, nudge: Nudge | None = None) -> tup
     return heads if nudge is None else tuple(replace(head, weights=nudge.of("draft", head.weights)) for head in heads)
 
 
-def _head(model: str, dtype: Dtype, view: View, nudge: Nudge | None) -> Head:
-    """The head, or the first of several, run as it is held to in this view."""
-    head = reference_heads(model, dtype, nudge)[0]
+def _head(case: Case, dtype: Dtype, view: View, nudge: Nudge | None) -> Head:
+    """The head, or the first of several, run as it is held to in this view; an EAGLE-3 head with the window of the case."""
+    head, window = reference_heads(case.model, dtype, nudge)[0], case.engine.sglang.draft_window
+    if window and isinstance(head, Eagle3Head):
+        return replace(head, shape=replace(head.shape, windows=(window,) * head.shape.num_layers))
     return replace(head, ahead=1) if view == "shifted" and isinstance(head, PlainDraft) else head
 
 
@@ -319,7 +323,7 @@ def _compute(case: Case, pack: list[Story], view: View, dtype: Dtype, nudge: Nud
     lengths = [len(sequence) - 1 for sequence in tokens]
     target = target_rows(weights, shape, torch.cat([sequence[:-1] for sequence in tokens]), lengths)
     stored, draft = {"target": stored_rows(target.keys, target.values)}, None
-    head = _head(case.model, dtype, view, nudge)
+    head = _head(case, dtype, view, nudge)
     of_target, of_draft = ReferenceRows(target.hidden.numpy(), target.logits.numpy()), None
     if not RECIPES[case.model].mtp_layers:
         draft = committed_side_by_side(head, tokens, target.hidden)
@@ -345,13 +349,20 @@ def _compute(case: Case, pack: list[Story], view: View, dtype: Dtype, nudge: Nud
         expanded = _of_their_depth(case, np.array([round.expanded for _, _, round in some], np.int64).reshape(steps))
         starts = [(n, rows_behind(head, round.committed)) for n, _, round in some]
         tree: growth.View = "true_tree" if view == "true_tree" else "slot_layout"
-        growths = draft_rounds(head, draft, drafted, starts, torch.from_numpy(frontier), torch.from_numpy(expanded), tree)
+        consumed = (torch.from_numpy(frontier), torch.from_numpy(expanded))
+        growths = draft_rounds(head, draft, drafted, starts, *consumed, tree, _read_by_draft_decode(case))
         ranked = choices(case, growths, [round.selected for _, _, round in some], bounds_of(dtype, case.model))
         scratch = _parts(growths.keys, growths.values, 3)
         parts = (growths.logits, growths.hidden, growths.handed_on, scratch)
         for (_, story, _), choice, *part in zip(some, ranked, *(part.numpy() for part in parts), strict=True):
             story.growths.append(Grown(*part))
             story.choices.append(choice)
+
+
+def _read_by_draft_decode(case: Case) -> Recent:
+    """What draft decode reads of the committed rows. An EAGLE-3 head has its window in every forward, and none beside it."""
+    settings = case.engine.sglang
+    return Recent() if RECIPES[case.model].algorithm == "EAGLE3" else Recent(settings.draft_window, settings.draft_sink)
 
 
 def _part(rows: ReferenceRows, own: slice) -> ReferenceRows:

@@ -196,6 +196,7 @@ def _arguments(case: Case, mode: Mode) -> dict[str, Any]:
         **cuda.graph_arguments(mode),
         **family_of(recipe).arguments(recipe),
         **_sampling_arguments(settings),
+        **_window_arguments(settings),
         disable_custom_all_reduce=True,
         skip_tokenizer_init=True,
         mem_fraction_static=0.5,
@@ -217,6 +218,12 @@ def _sampling_arguments(settings: SGLangSettings) -> dict[str, bool | float]:
     return {name: True for name, wanted in switches.items() if wanted} | {name: at for name, at in thresholds.items() if at < 1}
 
 
+def _window_arguments(settings: SGLangSettings) -> dict[str, int]:
+    """Named only where they are asked for: older releases do not know them."""
+    fields = {"speculative_draft_window_size": settings.draft_window, "speculative_draft_sink_size": settings.draft_sink}
+    return {name: size for name, size in fields.items() if size}
+
+
 def changed(scheduler: Any, case: Case, mode: Mode = CPU) -> str:
     """Settings that SGLang silently made others of than those it was given; empty if none. A case says what it runs with."""
     settings = case.engine.sglang
@@ -233,6 +240,8 @@ def changed(scheduler: Any, case: Case, mode: Mode = CPU) -> str:
         # a graph for more requests than may run at once is of no use, and SGLang says that it makes none
         "graphs": tuple(n for n in mode.graphs if n <= settings.max_running_requests),
     }
+    if settings.draft_window:  # releases before 0.5.23 have it for EAGLE-3 alone, and leave it out elsewhere
+        asked["draft_window"] = (settings.draft_window, settings.draft_sink)
     if mode.device == "cuda":
         asked["attention"] = parts.CLASSES[mode.attention]
     return differing(scheduler, asked)
@@ -253,6 +262,7 @@ def differing(scheduler: Any, asked: dict[str, Any]) -> str:
         "overlap": bool(scheduler.enable_overlap),
         "graphs": cuda.captured(scheduler),
         "attention": parts.attention(scheduler),
+        "draft_window": parts.draft_window(scheduler),
     }
     return ", ".join(f"{name} from {value} to {used[name]}" for name, value in asked.items() if value != used[name])
 

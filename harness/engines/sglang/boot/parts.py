@@ -21,6 +21,19 @@ def attention(scheduler: Any) -> str:
     return " and ".join(sorted({type(runner.attn_backend).__name__ for runner in runners}))
 
 
+def draft_window(scheduler: Any) -> tuple[int, int]:
+    """How many of the newest committed rows the draft reads, and how many of the first: of its draft decode, or of the model
+    itself, as an EAGLE-3 head has it. (0, 0): all. Without draft decode (one step) it is what the server was asked for."""
+    backend: Any = getattr(workers.drafter(scheduler), "draft_attn_backend", None)
+    if window := getattr(backend, "draft_window_size", 0):
+        return window, backend.draft_sink_size
+    if window := getattr(draft_runners(scheduler)[0], "sliding_window_size", None):
+        return window, 0
+    asked = () if backend is not None else ("speculative_draft_window_size", "speculative_draft_sink_size")
+    window, sink = (getattr(scheduler.server_args, name, None) or 0 for name in asked) if asked else (0, 0)
+    return window, sink
+
+
 def parts(scheduler: Any) -> tuple[str, ...]:
     """The classes, each behind what it does; what the worker lacks is left out."""
     drafter = workers.drafter(scheduler)
