@@ -79,7 +79,11 @@ class Host:
         self._zygote = zygote
         self.source, self.mode = (source, mode) if zygote is None else (zygote.source, zygote.mode)
         self._engines: dict[bytes, EngineProcess] = {}
-        self.version = ""
+
+    @property
+    def version(self) -> str:
+        """The SGLang that was imported; empty as long as none is."""
+        return "" if self._zygote is None else self._zygote.version
 
     def __enter__(self) -> "Host":
         return self
@@ -141,9 +145,10 @@ class Host:
         )
 
     def _build(self, build: wire.Build) -> "EngineProcess":
+        connection = self.connection()
         ours, theirs = socket.socketpair()
         with theirs:
-            wire.send(self.connection(), build, theirs.fileno())
+            wire.send(connection, build, theirs.fileno())
         ours.settimeout(_REST_SECONDS)
         try:
             if not answers_within(ours, BUILD_SECONDS):
@@ -199,7 +204,7 @@ class Host:
             if not isinstance(answer, wire.Ready):
                 raise wire.unexpected(answer)
             connection.settimeout(None)
-            self._zygote.ready, self.version = True, answer.version
+            self._zygote.ready, self._zygote.version = True, answer.version
         return connection
 
     def _no_import(self, cause: str, trace: str = "") -> WouldNotStart:

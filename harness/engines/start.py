@@ -27,7 +27,8 @@ _END_SECONDS = 30.0
 
 
 class Zygote:
-    """A process that imports SGLang; `ready` once it has said that it is done. Use as a context manager, or close it.
+    """A process that imports SGLang; `ready` once it has said that it is done, and which `version` it has. Use as a context
+    manager, or close it.
 
     watch  what its engines look for; as a rule what was changed in the source
     front  with SGLang's HTTP front end: servers are forked from it, and no engines (servers.py)
@@ -36,7 +37,7 @@ class Zygote:
     def __init__(
         self, source: Source = INSTALLED, mode: Mode = CPU, *, watch: Watch | None = None, front: bool = False
     ) -> None:
-        self.ready = False
+        self.ready, self.version = False, ""
         self._watch = source.difference.watch if watch is None and source.difference is not None else watch
         self.source, self.mode, self.front = source, mode, front
         self.connection, self._theirs = socket.socketpair()

@@ -1,6 +1,6 @@
 """One host per test process: SGLang is imported once, engines are forked from it."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import msgspec
@@ -15,7 +15,15 @@ from eagletwin.harness.engines.host import Host
 from eagletwin.harness.judge.judge import judge
 from eagletwin.harness.testing.twin import Twin
 
+from . import warm
+
 Runner = Callable[..., tuple[Trace, Verdict]]
+
+
+@pytest.fixture(scope="session", autouse=True)
+def warm_commands() -> Iterator[None]:
+    with warm.all_closed():
+        yield
 
 
 @pytest.fixture(scope="session")

@@ -19,13 +19,9 @@ from eagletwin.harness.engines.source import resolve
 from eagletwin.harness.families.valid import read_case
 
 from .history import History
+from .warm import eagletwin
 
 EXAMPLES = Path(__file__).parents[2] / "docs/guide/examples"
-
-
-def eagletwin(*arguments: str, cwd: Path) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-P", "-m", "eagletwin", *arguments]
-    return subprocess.run(command, cwd=cwd, capture_output=True, text=True, check=False)
 
 
 def release(name: str) -> Path:

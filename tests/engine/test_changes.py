@@ -18,6 +18,7 @@ from eagletwin.harness.engines.source import resolve
 from eagletwin.harness.judge.judge import judge
 
 from .planted_trees import IDLE_KERNEL, IDLE_NAME, WORKER, WORKER_NAME, change, plant
+from .warm import eagletwin
 
 pytest_plugins = ["pytester"]
 
@@ -54,7 +55,7 @@ def run(*words: str | Path, cwd: Path) -> subprocess.CompletedProcess[str]:
 
 
 def test_a_search_in_which_no_case_runs_the_change_cannot_tell(idle: Path, tmp_path: Path) -> None:
-    done = run("-m", "eagletwin", "fuzz", "--sglang", idle, "--cases", "4", cwd=tmp_path)
+    done = eagletwin("fuzz", "--sglang", idle, "--cases", "4", cwd=tmp_path)
     assert done.returncode == 125, done
     assert done.stdout.startswith("CANNOT TELL  0 of 4 cases equal, ")
     assert f"This tree differs from {installed('sglang')}. Not run: {IDLE_NAME}." in " ".join(done.stdout.split())
@@ -65,7 +66,7 @@ def test_a_search_in_which_no_case_runs_the_change_cannot_tell(idle: Path, tmp_p
 
 
 def test_a_search_counts_how_many_cases_ran_each_change(both: Path, tmp_path: Path) -> None:
-    done = run("-m", "eagletwin", "fuzz", "--sglang", both, "--cases", "4", "--seed", "3", cwd=tmp_path)
+    done = eagletwin("fuzz", "--sglang", both, "--cases", "4", "--seed", "3", cwd=tmp_path)
     assert done.returncode == 0, done
     text = " ".join(done.stdout.split())
     assert f"This tree differs from {installed('sglang')}. Run: " in text
@@ -75,14 +76,14 @@ def test_a_search_counts_how_many_cases_ran_each_change(both: Path, tmp_path: Pa
 
 
 def test_a_case_is_judged_as_ever_where_it_runs_a_change_and_says_which(both: Path, tmp_path: Path) -> None:
-    checked = run("-m", "eagletwin", "check", "25015", "--sglang", both, cwd=tmp_path)
+    checked = eagletwin("check", "25015", "--sglang", both, cwd=tmp_path)
     assert checked.returncode == 0, checked
     text = " ".join(checked.stdout.split())
     assert f"This tree differs from {installed('sglang')}. Run: {WORKER_NAME}. Not run: " in text
     assert "Not run here: sglang/srt/fast.cu." in text
     folder = tmp_path / "eagletwin-runs" / "pr-25015"
     assert "+        self = self\n" in (folder / "sglang.patch").read_text()
-    judged = run("-m", "eagletwin", "judge", folder, cwd=tmp_path)
+    judged = eagletwin("judge", folder, cwd=tmp_path)
     assert (judged.returncode, WORKER_NAME in judged.stdout) == (0, True), judged
 
 
@@ -90,7 +91,7 @@ def test_a_script_refuses_a_tree_of_another_content_in_the_same_place(idle: Path
     """A change that no case runs gave the same name, and so 'equal', to whatever lay there."""
     tree = plant(tmp_path / "tree", WORKER)
     name = resolve(str(tree)).version
-    made = run("-m", "eagletwin", "check", "25015", "--sglang", tree, cwd=tmp_path)
+    made = eagletwin("check", "25015", "--sglang", tree, cwd=tmp_path)
     assert made.returncode == 0, made
     script = tmp_path / "eagletwin-runs" / "pr-25015" / "repro.py"
     assert "`patch -p1 < sglang.patch`" in script.read_text()
@@ -107,7 +108,7 @@ def test_a_script_refuses_a_tree_of_another_content_in_the_same_place(idle: Path
 
 def test_two_traces_that_are_the_same_say_nothing_of_a_change_that_neither_ran(idle: Path, tmp_path: Path) -> None:
     release = installed("sglang")
-    done = run("-m", "eagletwin", "diff", "25015", "--sglang", release, "--sglang", idle, cwd=tmp_path)
+    done = eagletwin("diff", "25015", "--sglang", release, "--sglang", idle, cwd=tmp_path)
     assert done.returncode == 125, done
     assert f"That says nothing about a change: this tree differs from {release} in {IDLE_NAME}" in done.stdout
     assert (tmp_path / "eagletwin-runs" / "pr-25015-diff" / "right" / "sglang.patch").is_file()
@@ -117,7 +118,7 @@ def test_two_traces_that_are_the_same_say_nothing_of_a_change_that_neither_ran(i
 
 def test_two_trees_of_which_one_ran_a_difference_are_compared(both: Path, idle: Path, tmp_path: Path) -> None:
     """What both change, in the same way, is no difference between them."""
-    done = run("-m", "eagletwin", "diff", "25015", "--sglang", idle, "--sglang", both, cwd=tmp_path)
+    done = eagletwin("diff", "25015", "--sglang", idle, "--sglang", both, cwd=tmp_path)
     assert done.returncode == 0, done
     listed = done.stdout.partition("The two SGLangs differ, file by file:\n")[2]
     assert [line.partition("Run: ")[2] for line in listed.splitlines() if "Run: " in line] == [f"{WORKER_NAME}."] * 2

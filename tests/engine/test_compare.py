@@ -10,6 +10,7 @@ import pytest
 from eagletwin.harness.core.versions import installed
 
 from .planted_trees import IDLE_KERNEL, IDLE_NAME, plant
+from .warm import eagletwin
 
 # What SGLang's own switch for #26329 puts there.
 TAIL = "    tail_tokens = next_token_ids.to(batch.input_ids.dtype)\n"
@@ -24,8 +25,7 @@ def undone(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def compare(*words: str | Path, cwd: Path) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-P", "-m", "eagletwin", "compare", *words]
-    return subprocess.run(command, cwd=cwd, capture_output=True, text=True, check=False)
+    return eagletwin("compare", *words, cwd=cwd)
 
 
 def test_a_fix_that_is_undone_is_newly_broken_and_can_be_seen_again(undone: Path, tmp_path: Path) -> None:

@@ -1,7 +1,5 @@
 """`--json` of commands that run an engine: one JSON value alone on stdout, of the schema of harness/commands/result.py."""
 
-import subprocess
-import sys
 from pathlib import Path
 from typing import TypeVar
 
@@ -10,12 +8,13 @@ import msgspec
 from eagletwin.harness.commands.result import CheckFacts, ProveFacts, ResultFacts, SaidFacts, SearchFacts
 from eagletwin.harness.page.render import NAME
 
+from .warm import eagletwin
+
 R = TypeVar("R", bound=ResultFacts)
 
 
 def printed(shape: type[R], *words: str, cwd: Path, code: int) -> R:
-    command = [sys.executable, "-P", "-m", "eagletwin", *words, "--json"]
-    done = subprocess.run(command, cwd=cwd, capture_output=True, text=True, check=False)
+    done = eagletwin(*words, "--json", cwd=cwd)
     assert done.returncode == code, done
     result = msgspec.json.decode(done.stdout, type=shape)
     assert result.exit_code == code

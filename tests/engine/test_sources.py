@@ -15,6 +15,8 @@ from eagletwin.cases.regressions import LEDGER
 from eagletwin.harness.core.case import pretty_case
 from eagletwin.harness.engines.source import resolve
 
+from .warm import eagletwin
+
 PLACE, RIGHT, WRONG = "srt/speculative/eagle_worker_v2.py", "forward_batch.positions.add_(1)", "forward_batch.positions.add_(2)"
 
 
@@ -50,12 +52,12 @@ def test_a_changed_checkout_is_run_as_it_is_and_distinguished_from_its_base(chec
     case = tmp_path / "case.json"
     case.write_text(pretty_case(replace(LEDGER["25015"].case, name="three-steps", num_steps=3)))
 
-    red = run("-m", "eagletwin", "check", case, "--sglang", checkout, cwd=tmp_path)
+    red = eagletwin("check", case, "--sglang", checkout, cwd=tmp_path)
     assert red.returncode == 1, red
     assert f"DIVERGED  three-steps on SGLang {name} (cpu)" in red.stdout
     assert "draft.positions" in red.stdout
 
-    compared = run("-m", "eagletwin", "diff", case, "--sglang", sglang.__version__, "--sglang", checkout, cwd=tmp_path)
+    compared = eagletwin("diff", case, "--sglang", sglang.__version__, "--sglang", checkout, cwd=tmp_path)
     assert compared.returncode == 1, compared
     assert f"three-steps runs on SGLang {sglang.__version__} (left) and on {checkout} (right); both" in compared.stderr
     assert compared.stdout.startswith(f"left:  SGLang {sglang.__version__}: equal")
@@ -75,7 +77,7 @@ def test_a_tree_that_does_not_import_is_unknown_and_the_line_is_named(tmp_path: 
     file = tmp_path / "tree" / "python" / "sglang" / "__init__.py"
     file.parent.mkdir(parents=True)
     file.write_text("import sys\n\ndef (:\n")
-    done = run("-m", "eagletwin", "fuzz", "--sglang", tmp_path / "tree", "--cases", "1", cwd=tmp_path)
+    done = eagletwin("fuzz", "--sglang", tmp_path / "tree", "--cases", "1", cwd=tmp_path)
     assert done.returncode == 125, done
     assert done.stdout.startswith("UNKNOWN\n\n  SGLang cannot be imported: SyntaxError: ")
     log = Path("eagletwin-runs") / "fuzz-0" / "import.log"
@@ -90,13 +92,13 @@ def test_a_commit_that_changes_neither_size_nor_time_of_a_file_is_run(checkout: 
     subprocess.run(["git", "-C", checkout, "checkout", "-q", "."], check=True)
     case, worker = tmp_path / "case.json", checkout / "python" / "sglang" / PLACE
     case.write_text(pretty_case(replace(LEDGER["25015"].case, name="three-steps", num_steps=3)))
-    assert run("-m", "eagletwin", "check", case, "--sglang", checkout, cwd=tmp_path).returncode == 0
+    assert eagletwin("check", case, "--sglang", checkout, cwd=tmp_path).returncode == 0
     state = worker.stat()
     worker.write_text(worker.read_text().replace(RIGHT, WRONG))
     os.utime(worker, ns=(state.st_atime_ns, state.st_mtime_ns))
     who = ["-c", "user.name=a", "-c", "user.email=a@example.org"]
     subprocess.run(["git", "-C", checkout, *who, "commit", "-qam", "two"], check=True)
     assert "+dirty" not in resolve(str(checkout)).version
-    done = run("-m", "eagletwin", "check", case, "--sglang", checkout, cwd=tmp_path)
+    done = eagletwin("check", case, "--sglang", checkout, cwd=tmp_path)
     assert done.returncode == 1, done
     assert "draft.positions" in done.stdout
