@@ -1,12 +1,14 @@
 """Each finding that upstream can take is red on the release and green with its patch, and what it is not is said."""
 
 import ast
+import re
 import shutil
 import sys
 from pathlib import Path
 
 import pytest
 
+from eagletwin.cases.regressions import LEDGER
 from eagletwin.harness.core.errors import InputError
 
 from .attempt import FINDINGS, attempt, changed, folders, take_out
@@ -47,6 +49,15 @@ def test_a_report_has_the_parts_of_the_template_and_is_linked(folder: Path) -> N
     heads = [line for line in report.splitlines() if line.startswith("#")]
     assert heads[1:] == ["## Describe the bug", "## Reproduction", "## Environment"]
     assert f"findings/{folder.name}/report.md" in INDEX.read_text(encoding="utf-8")
+
+
+def test_every_live_bug_with_a_candidate_fix_has_its_folder_and_the_index_names_the_others() -> None:
+    live = [entry for entry in LEDGER.values() if not entry.fixed]
+    mended = {entry.id for entry in live if entry.remedy is not None}
+    # one folder has both entries of a bug that shows otherwise with 2 layers than with 3
+    assert {name.removesuffix("-2").removesuffix("-3") for name in mended} == {folder.name for folder in folders()}
+    without = INDEX.read_text(encoding="utf-8").partition("have no folder.")[2]
+    assert set(re.findall(r"`([\w-]+)` \(", without)) == {entry.id for entry in live} - mended
 
 
 @pytest.fixture
