@@ -19,6 +19,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from eagletwin.harness.core.errors import HarnessError, InputError
+from eagletwin.harness.core.progress import each
 
 ROOT = Path(__file__).parents[2]
 FINDINGS = ROOT / "docs" / "findings"
@@ -178,10 +179,10 @@ def _short(path: Path) -> str:
 
 def main() -> int:
     """Every folder, a line each; 0 if upstream can take all."""
-    wrong = 0
-    if not folders():
+    wrong, found = 0, folders()
+    if not found:
         raise HarnessError(f"{_short(FINDINGS)} has no folder", consequence="no finding was tried", remedy="a whole checkout")
-    for folder in folders():
+    for folder in each(found, "findings", lambda folder: folder.name):
         try:
             print(attempt(folder).line(), flush=True)
         except InputError as error:

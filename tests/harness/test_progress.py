@@ -17,6 +17,38 @@ for thing in each(["one[/]", "two", "three"], "things", str):
     print("long " * 60)
 """
 LONG = "long " * 60
+# What `make findings` and `acceptance --server` print of two folders and four prompts; nothing is tried or compared here.
+# They sleep where a line is looked for: it is drawn four times a second.
+FINDINGS = """
+import time
+from pathlib import Path
+from tests.findings import attempt
+def tried(folder):
+    time.sleep(0.5)
+    return attempt.Attempt("it", 2, ["one"], (1.0, 2.0))
+attempt.folders = lambda: [Path("row-overflow"), Path("small-tree")]
+attempt.attempt = tried
+raise SystemExit(attempt.main())
+"""
+ANSWERS = """
+import tempfile
+import time
+from pathlib import Path
+from eagletwin.harness.commands.acceptance.answers import Asked, answered
+from eagletwin.harness.deserved.server import Answer
+from eagletwin.harness.deserved.texts import Prompt
+class Server:
+    def flush(self):
+        pass
+    def ask(self, prompt, new_tokens, sampling):
+        return Answer(prompt=prompt, tokens=(1,), rounds=0, starts=None, accepted=None, cached=0, finish="length")
+class Started:
+    rejection_sampling = False
+asked = Asked(Server(), Started(), new_tokens=1, at_once=2, temperature=0.0)
+for sent in answered(asked, [Prompt((3,)), Prompt((4,))] * 2, Path(tempfile.mkdtemp())):
+    time.sleep(0.5 * ((sent.number, sent.way) in ((0, "alone"), (3, "together"))))
+    print(sent.number, sent.way)
+"""
 
 
 def on_a_terminal(*command: str, both: bool = False, **env: str) -> tuple[str, str]:
@@ -68,3 +100,24 @@ def test_a_terminal_that_nobody_looks_at_is_sent_lines_alone(env: dict[str, str]
 def test_a_pipe_is_sent_no_control_character() -> None:
     done = subprocess.run([sys.executable, "-c", PROGRAM], capture_output=True, text=True, check=True)
     assert done.stderr == "worked on one[/]\nworked on two\nworked on three\n"
+
+
+@pytest.mark.parametrize(
+    ("program", "lines", "shown"),
+    [
+        pytest.param(FINDINGS, 2, ["of 2 findings", "row-overflow", "small-tree"], id="findings"),
+        pytest.param(
+            ANSWERS,
+            12,
+            ["of 12 answers", "prompt 1 of 4, by itself, with an empty", "prompt 4 of 4, with others"],
+            id="answers",
+        ),
+    ],
+)
+def test_a_terminal_is_shown_the_progress_of_a_command_and_a_pipe_its_lines(program: str, lines: int, shown: list[str]) -> None:
+    said, out = on_a_terminal(sys.executable, "-c", program)
+    assert len(out.splitlines()) == lines
+    assert [text for text in shown if text not in said] == []
+    piped = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    assert piped.stdout == out
+    assert piped.stderr == "10 of 12 answers\n" * (lines == 12)

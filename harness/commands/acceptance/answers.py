@@ -6,6 +6,7 @@ from pathlib import Path
 
 import msgspec
 
+from eagletwin.harness.core.progress import progress
 from eagletwin.harness.deserved.sending import WAYS, Sent, send
 from eagletwin.harness.deserved.server import HttpServer, Started
 from eagletwin.harness.deserved.texts import Prompt
@@ -38,7 +39,8 @@ class Asked:
 
 def answered(asked: Asked, prompts: Sequence[Prompt], folder: Path) -> Iterator[Sent]:
     """Put the prompts to the server in each way. Raises HarnessError where it does not answer."""
-    with (folder / "answers.jsonl").open("ab", buffering=0) as file:
+    total = len(WAYS) * len(prompts)
+    with (folder / "answers.jsonl").open("ab", buffering=0) as file, progress("answers", total) as line:
 
         def kept(sent: Sent) -> None:
             file.write(
@@ -49,5 +51,8 @@ def answered(asked: Asked, prompts: Sequence[Prompt], folder: Path) -> Iterator[
         sending = send(asked.server, ids, asked.new_tokens, at_once=asked.at_once, sampling=asked.sampling, kept=kept)
         for number, sent in enumerate(sending, 1):
             if number % 10 == 0:
-                tell(f"{number} of {len(WAYS) * len(prompts)} answers")
+                tell(f"{number} of {total} answers")
+            what = f"prompt {sent.number + 1} of {len(prompts)}, {WAYS[sent.way]}"
+            line.look(what)  # while it is compared with what the pair deserves
             yield sent
+            line.done(what)
