@@ -137,13 +137,17 @@ class _Job:
                 self.standings.append(side.ask(question))
 
     def _search(self, folder: Path) -> None:
-        from .searching import search_family
+        from .searching import search_family, search_so_far
 
         live = {one.id for one in self.standings if one.stand == "live"}
         for name in self.families:
             share = self.minutes / len(self.families)
             place = folder / f"search-{name or 'default'}"
-            self.searches.append(search_family(name, live, share, self.seed, self.spec, place))
+            try:
+                self.searches.append(search_family(name, live, share, self.seed, self.spec, place))
+            except (KeyboardInterrupt, AlreadyReported):
+                self.searches.append(search_so_far(name, live, self.seed, place))
+                raise
 
     def _report(self, source: "Source", folder: Path, seconds: float, *, interrupted: bool) -> int:
         from .page import keep_job

@@ -1,5 +1,6 @@
 """Searches of a CI job, one a family: `eagletwin fuzz` past the live bugs that this SGLang was seen to have."""
 
+import dataclasses
 import json
 from collections.abc import Collection
 from dataclasses import dataclass
@@ -85,6 +86,17 @@ def search_family(family: str, live: Collection[str], minutes: float, seed: int,
     if not file.is_file():  # it did not start
         return FamilySearch(family, "SGLang would not start", code if code != EXIT_EQUAL else EXIT_UNKNOWN)
     return _read(family, code, file, tuple(remedies))
+
+
+def search_so_far(family: str, live: Collection[str], seed: int, out: Path) -> FamilySearch:
+    """What a search that was ended had looked at and found until then."""
+    remedies = tuple(bug for bug in stands_in_the_way(family) if bug in live)
+    file = out / f"fuzz-{seed}" / SUMMARY
+    if not file.is_file():
+        return FamilySearch(family, "interrupted before its first case", EXIT_UNKNOWN, remedies=remedies)
+    seen = _read(family, EXIT_UNKNOWN, file, remedies)
+    code = EXIT_DIVERGED if any(found.status == "diverged" for found in seen.findings) else EXIT_UNKNOWN
+    return dataclasses.replace(seen, said=f"interrupted: {seen.said}", code=code)
 
 
 def _read(family: str, code: int, file: Path, remedies: tuple[str, ...]) -> FamilySearch:
