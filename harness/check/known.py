@@ -25,19 +25,28 @@ MOST = 4  # entries that are tried: each builds an engine
 
 def may_be(host: Host, case: Case, rule: str, run: RunSpec) -> str:
     """The id of a live bug that breaks this rule, with whose remedy the case is equal; "" if none of those tried is it."""
+    found = candidates(case, rule, run, host.source.called)
+    return next((entry.id for entry in found[:MOST] if _cures(host, entry, case, run)), "")
+
+
+def may_be_another(host: Host, entry: Entry, case: Case, rule: str, run: RunSpec) -> str:
+    """The same, of a case that is equal with the entry's remedy: another bug, with whose remedy alone it is equal, too."""
+    found = [other for other in candidates(case, rule, run, host.source.called) if other.remedy != entry.remedy]
+    return next((other.id for other in found[:MOST] if _cures(host, other, case, run)), "")
+
+
+def _cures(host: Host, entry: Entry, case: Case, run: RunSpec) -> bool:
+    """Whether the case is equal with the entry's remedy."""
+    assert entry.remedy is not None
     case = replace(case, exercises=())  # with the fix it may do something else
-    for entry in candidates(case, rule, run, host.source.called)[:MOST]:
-        assert entry.remedy is not None
-        try:
-            engine = host.engine(case, (*run.patches, entry.remedy), run.kernels)
-            with tempfile.TemporaryDirectory(prefix="eagletwin-") as scratch:
-                trace = engine.run(case, Path(scratch), run.limits, fresh=True)
-        except EagletwinError:  # the remedy does not fit this SGLang, or there is no engine for it
-            continue
-        verdict = judge(trace, run.without, run.view)
-        if verdict.status == "equal" or runs_no_change(verdict, trace.differs):
-            return entry.id
-    return ""
+    try:
+        engine = host.engine(case, (*run.patches, entry.remedy), run.kernels)
+        with tempfile.TemporaryDirectory(prefix="eagletwin-") as scratch:
+            trace = engine.run(case, Path(scratch), run.limits, fresh=True)
+    except EagletwinError:  # the remedy does not fit this SGLang, or there is no engine for it
+        return False
+    verdict = judge(trace, run.without, run.view)
+    return verdict.status == "equal" or runs_no_change(verdict, trace.differs)
 
 
 def candidates(case: Case, rule: str, run: RunSpec, version: str) -> list[Entry]:

@@ -1,5 +1,6 @@
 """Known bugs in other models than their own, by the cases that docs/records/models.md was made of."""
 
+import dataclasses
 from pathlib import Path
 
 import pytest
@@ -8,6 +9,8 @@ from eagletwin.cases.regressions import LEDGER
 from eagletwin.harness.commands.models.results import proven_in, read
 from eagletwin.harness.commands.prove.in_model import prove_in_model, with_remedies
 from eagletwin.harness.commands.prove.proof import Proof, prove
+from eagletwin.harness.commands.prove.report import proof_facts
+from eagletwin.harness.core.patch import Patch
 from eagletwin.harness.core.run_spec import DEFAULT_RUN
 from eagletwin.harness.engines.host import Host
 from eagletwin.harness.families import RECIPES
@@ -42,6 +45,18 @@ def test_other_prompts_are_tried_and_other_bugs_mended(host: Host, tmp_path: Pat
     other = prove_in_model(host, LEDGER["26997-kv"], "llama-gqa", tmp_path, DEFAULT_RUN)
     assert other.own
     assert other.proof.entry.case.requests != LEDGER["26997-kv"].case.requests
+
+
+def test_a_live_bug_whose_candidate_fix_mends_another_one_is_not_proven_by_that(host: Host, tmp_path: Path) -> None:
+    own = LEDGER["multi-layer-chunk-tail-2"]
+    assert own.remedy is not None
+    planted = dataclasses.replace(own, id="planted", remedy=Patch(name="planted", edits=own.remedy.edits))
+    for entry, another in ((own, ""), (planted, own.id)):
+        [proof] = [prove_in_model(host, entry, "llama-mtp-chain", tmp_path, DEFAULT_RUN).proof]
+        assert isinstance(proof, Proof)
+        assert (proof.green.verdict.status, proof.red.verdict.status) == ("equal", "diverged")
+        assert (proof.holds, proof.another, proof.exit_code) == (not another, another, 125 if another else 0)
+    assert "equal with the candidate fix of multi-layer-chunk-tail-2 alone as well" in proof_facts(proof).why
 
 
 def test_a_worker_that_never_calls_what_is_edited_gives_no_proof(host: Host, tmp_path: Path) -> None:

@@ -59,4 +59,6 @@ def _answer(entry: Entry, result: ProofInModel, seconds: float) -> ModelCell:
         f"{name}: {' '.join(filter(None, (verdict.status, verdict.rule, verdict.reason)))}"
         for name, verdict in (("with the fix", proof.green.verdict), ("without it", proof.red.verdict))
     ]
+    if proof.another:
+        sides.append(f"equal with the fix of {proof.another} alone as well")
     return ModelCell(asked=asked, status="not shown", idle=result.idle, why="; ".join(sides), seconds=seconds)

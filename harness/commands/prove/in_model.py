@@ -3,6 +3,7 @@
 Where another live bug of the release comes first in that model, its candidate fix stands beside both sides.
 """
 
+import dataclasses
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,7 +13,7 @@ from msgspec.structs import replace
 from eagletwin.cases.carried import carried
 from eagletwin.cases.entry import Entry
 from eagletwin.cases.regressions import LEDGER
-from eagletwin.harness.check.known import may_be
+from eagletwin.harness.check.known import may_be, may_be_another
 from eagletwin.harness.core.patch import Patch
 from eagletwin.harness.core.run_spec import RunSpec
 from eagletwin.harness.engines.host import Host
@@ -98,8 +99,16 @@ def _mended(host: Host, entry: Entry, runs: Path, run: RunSpec, beside: tuple[st
 
 
 def _proof(host: Host, entry: Entry, runs: Path, run: RunSpec, beside: tuple[str, ...]) -> Proof | NoProof:
-    [proof] = prove(host, [entry], runs, with_remedies(run, beside))
-    return proof if isinstance(proof, NoProof) else Proof(proof.entry, proof.green, proof.red, any_rule=True)
+    """A live bug's divergence must be its own: a case that another's candidate fix cures, too, may show that other one."""
+    mended = with_remedies(run, beside)
+    [proof] = prove(host, [entry], runs, mended)
+    if isinstance(proof, NoProof):
+        return proof
+    proof = dataclasses.replace(proof, any_rule=True)
+    if entry.remedy is None or not proof.holds:
+        return proof
+    red = side_run(entry, entry.red, mended)
+    return dataclasses.replace(proof, another=may_be_another(host, entry, entry.case, proof.red.verdict.rule, red))
 
 
 def with_remedies(run: RunSpec, beside: tuple[str, ...]) -> RunSpec:

@@ -39,12 +39,14 @@ class Proof:
     """Both sides of an entry. What is changed on which of them is the entry's own: a side may be the release as it is.
 
     any_rule  whether the bug may show by another rule than the entry's: in another model another number can be the first
+    another   a live bug with whose candidate fix alone the case is equal, too: what diverges may be that one
     """
 
     entry: Entry
     green: Outcome
     red: Outcome
     any_rule: bool = False
+    another: str = ""
 
     @property
     def holds(self) -> bool:
@@ -52,6 +54,7 @@ class Proof:
             self.green.verdict.status == "equal"
             and not self.unchecked
             and not self.unreached
+            and not self.another
             and self.red.verdict.status == _red(self.entry.rule)
             and (self.any_rule or self.red.verdict.rule in (self.entry.rule, self.stands_in))
         )
@@ -78,7 +81,12 @@ class Proof:
     def exit_code(self) -> int:
         if self.holds:
             return EXIT_EQUAL
-        unknown = self.unchecked or self.unreached or "unknown" in (self.green.verdict.status, self.red.verdict.status)
+        unknown = (
+            self.unchecked
+            or self.unreached
+            or self.another
+            or "unknown" in (self.green.verdict.status, self.red.verdict.status)
+        )
         return EXIT_UNKNOWN if unknown else EXIT_DIVERGED
 
 

@@ -118,6 +118,8 @@ def _failure(proof: Proof) -> str:
     green, red, rule = proof.green.verdict, proof.red.verdict, proof.entry.rule
     if proof.unreached:
         return f"{proof.unreached[0]} is edited in a branch that did not run: the entry needs an edit of the one that does"
+    if proof.another:
+        return f"the case is equal with the candidate fix of {proof.another} alone as well: what diverges may be that bug"
     wrong = []
     if green.status != "equal":
         wrong.append(f"with the fix the case must be equal, and is {green.status} {green.rule}".rstrip())
