@@ -33,6 +33,28 @@ def drawn(strategy: SearchStrategy[Case], count: int, seed: int) -> list[Case]:
     return found[:: max(1, len(found) // count)][:count]
 
 
+class _Enough(BaseException):
+    """Leaves Hypothesis. Not an Exception, so that it is not taken for a failing test."""
+
+
+def few(strategy: SearchStrategy[Case], count: int, seed: int, fits: Callable[[Case], bool]) -> list[Case]:
+    """The first `count` different cases that fit, of those that `shrink` with this count and seed draws again."""
+    found: list[Case] = []
+
+    @hypothesis.seed(seed)
+    @_settings(count, Phase.generate)
+    @hypothesis.given(strategy)
+    def draw(case: Case) -> None:
+        if fits(case) and case not in found:
+            found.append(case)
+            if len(found) == count:
+                raise _Enough
+
+    with _from_the_seed_alone(), contextlib.suppress(_Enough):
+        draw()
+    return found
+
+
 class _Shown(Exception):
     """The case shows it."""
 

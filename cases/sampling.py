@@ -41,6 +41,8 @@ def sampled(draw: st.DrawFn, case: Case, *, rejection: bool | None, greedy: bool
     ways = [draw(samplings(greedy)) for _ in case.requests]
     if all(way is None for way in ways):
         ways[0] = Sampling()
+    if case.engine.sglang.deterministic:  # coins are hashed from a request's own seed then
+        ways = [way and msgspec.structs.replace(way, seed=draw(st.integers(0, 255))) for way in ways]
     requests: tuple[Request, ...] = tuple(
         msgspec.structs.replace(request, sampling=way) for request, way in zip(case.requests, ways, strict=True)
     )

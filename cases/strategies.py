@@ -6,7 +6,7 @@ configuration, since another configuration costs another engine.
 """
 
 import itertools
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
 from random import Random
 from typing import Any, Literal, get_args
@@ -39,9 +39,27 @@ CONTEXT_LENGTHS = (0, 64, 32, 16, 8)
 # Of draft decode; drawn only where they are asked for, as each is a worker of its own
 DRAFT_WINDOWS = (0, 8, 4, 2)
 DRAFT_SINKS = (0, 1, 3)
-WEIGHT_UPDATES = ("", "disk", "tensor")  # new ones each need an engine of their own; only where they are asked for
+WEIGHT_UPDATES: tuple[Literal["", "disk", "tensor"], ...] = (
+    "",
+    "disk",
+    "tensor",
+)  # new ones each need an engine of their own; only where they are asked for
 MORE_CHUNKS = 120  # of the last size, after those that are drawn one by one: for all prompts of a case, and all of them again
 MAX_PROMPT, MAX_NEW_TOKENS, MAX_REQUESTS = 40, 16, 6
+# Drawn only where they are asked for: with what part of the target's probability a draft token is accepted at least
+THRESHOLDS = (1.0, 0.6, 0.3)
+
+
+@dataclass(frozen=True, slots=True)
+class Sizes:
+    """How large requests are at most: tokens of a prompt, tokens of an answer, the iteration of an arrival."""
+
+    prompt: int = MAX_PROMPT
+    new_tokens: int = MAX_NEW_TOKENS
+    arrival: int = 8
+
+
+LARGE = Sizes()
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,6 +83,8 @@ class Focus:
     update_weights: Literal["", "disk", "tensor"] = ""
     draft_window: int = DRAFT_WINDOWS[0]
     draft_sink: int = DRAFT_SINKS[0]
+    threshold: float = THRESHOLDS[0]
+    deterministic: bool = False
 
     @property
     def num_draft_tokens(self) -> int:
@@ -109,6 +129,9 @@ class Focus:
                     update_weights=self.update_weights,
                     draft_window=self.draft_window,
                     draft_sink=self.draft_sink,
+                    accept_single=self.threshold,
+                    accept_acc=self.threshold,
+                    deterministic=self.deterministic,
                 )
             ),
         )
@@ -172,6 +195,8 @@ VALUES: dict[str, tuple[Any, ...]] = {
     "update_weights": WEIGHT_UPDATES,
     "draft_window": DRAFT_WINDOWS,
     "draft_sink": DRAFT_SINKS,
+    "threshold": THRESHOLDS,
+    "deterministic": (False, True),
 }
 # Field -> how many of its values are drawn where none is asked for
 DRAWN = {
@@ -181,6 +206,8 @@ DRAWN = {
     "update_weights": 1,
     "draft_window": 1,
     "draft_sink": 1,
+    "threshold": 1,
+    "deterministic": 1,
 }
 
 
@@ -216,16 +243,18 @@ def _lengths(draw: st.DrawFn, page_size: int, most: int) -> int:
 
 
 @st.composite
-def requests(draw: st.DrawFn, configuration: Focus, name: str, earlier: tuple[Request, ...] = ()) -> Request:
+def requests(
+    draw: st.DrawFn, configuration: Focus, name: str, earlier: tuple[Request, ...] = (), sizes: Sizes = LARGE
+) -> Request:
     """One request, which may begin like one of the `earlier` ones."""
     vocabulary = RECIPES[configuration.model].target.vocab_size
     page = configuration.page_size
     # what SGLang reserves: room for two rounds ahead, in whole pages
     room = configuration.pool - 2 * configuration.round_slots - 2 * page
-    context, longest = configuration.context_length, MAX_PROMPT
+    context, longest = configuration.context_length, sizes.prompt
     if context:  # what SGLang admits without cutting it down
         room, longest = min(room, context - 2), context - 7
-    max_new_tokens = draw(st.integers(1, min(MAX_NEW_TOKENS, room - 1)))
+    max_new_tokens = draw(st.integers(1, min(sizes.new_tokens, room - 1)))
     most = min(longest, room - max_new_tokens)
     shared: tuple[int, ...] = ()
     if like := draw(st.integers(0, len(earlier))):  # drawn for the first one too: what is left when that is taken away fits
@@ -239,17 +268,19 @@ def requests(draw: st.DrawFn, configuration: Focus, name: str, earlier: tuple[Re
         id=name,
         prompt=shared + tokens(draw(st.integers(0, 255)), own, vocabulary),
         max_new_tokens=max_new_tokens,
-        arrive=draw(st.integers(0, 8)),
+        arrive=draw(st.integers(0, sizes.arrival)),
         stop=tuple(sorted(set(tokens(1, stops, vocabulary)))),
     )
 
 
 @st.composite
-def _slots(draw: st.DrawFn, configuration: Focus, name: str, earlier: tuple[Request, ...]) -> tuple[Request, bool]:
+def _slots(
+    draw: st.DrawFn, configuration: Focus, name: str, earlier: tuple[Request, ...], sizes: Sizes
+) -> tuple[Request, bool]:
     """A request, and whether the case has it. A request that is left out is drawn all the same, so that shrinking takes
     it away and leaves all others, and what happens to them, as they are."""
     there = draw(st.integers(0, 7)) > 0
-    return draw(requests(configuration, name, earlier)), there
+    return draw(requests(configuration, name, earlier, sizes)), there
 
 
 def _prefilled(made: tuple[Request, ...], chunks: tuple[int, ...]) -> dict[str, int]:
@@ -328,12 +359,13 @@ def greedy_cases(
     held: Collection[str] = (),
     max_requests: int = MAX_REQUESTS,
     events: bool = True,
+    sizes: Sizes = LARGE,
 ) -> Case:
     configuration = draw(configurations(focus, held))
     drawn: tuple[Request, ...] = ()
     present: list[bool] = []
     for name in "abcdefghijklmnopqrstuvwxyz"[: draw(st.integers(1, max_requests))]:
-        request, there = draw(_slots(configuration, name, drawn))
+        request, there = draw(_slots(configuration, name, drawn, sizes))
         drawn += (request,)
         present.append(there)
     made = tuple(itertools.compress(drawn, present)) or drawn[:1]
@@ -369,13 +401,3 @@ def rejects(focus: Focus, **changed: Any) -> Focus:
     """The configuration with what rejection sampling must have: a chain, and a draft of the target's vocabulary."""
     own = RECIPES[focus.model].draft_vocab_size is not None
     return replace(focus, topk=1, model="llama-tiny" if own else focus.model, **changed)
-
-
-def searched(kind: Kind, *, retract: bool) -> Callable[..., st.SearchStrategy[Case]]:
-    """For a search: what draws cases of a focus, with the fields of it that are held."""
-
-    def draws(focus: Focus, held: Collection[str] = ()) -> st.SearchStrategy[Case]:
-        rejection = None if kind == "any" else kind == "rejection"
-        return sampling_cases(rejects(focus) if rejection else focus, held=held, rejection=rejection, retract=retract)
-
-    return draws

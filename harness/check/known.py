@@ -1,10 +1,11 @@
-"""Which known bug a divergence may be: one of the ledger whose candidate fix makes the same case equal.
+"""Which known bug a divergence is: one of the ledger whose candidate fix makes the same case equal.
 
-A rule is broken by many bugs, so its name alone says little. Only findings are looked up, each with a few runs more.
+A rule is broken by many bugs, so its name alone says little: what is equal under a fix is that bug, and nothing else is. A case
+that is still wrong under the fixes of all bugs that it may show has something new, which may be another rule's.
 """
 
-import tempfile
-from pathlib import Path
+from collections.abc import Sequence
+from dataclasses import dataclass
 
 from msgspec.structs import replace
 
@@ -12,14 +13,16 @@ from eagletwin.cases.entry import Entry
 from eagletwin.cases.reach import unreached
 from eagletwin.cases.regressions import LEDGER
 from eagletwin.harness.core.case import Case
-from eagletwin.harness.core.differs import runs_no_change
 from eagletwin.harness.core.errors import EagletwinError
 from eagletwin.harness.core.run_spec import RunSpec
-from eagletwin.harness.engines.host import Host
+from eagletwin.harness.core.verdict import DECLARED_VIEW, View
+from eagletwin.harness.engines.host import Host, PatchDoesNotApply, WouldNotStart
 from eagletwin.harness.engines.lock import releases
 from eagletwin.harness.families import RECIPES
-from eagletwin.harness.judge.judge import judge
 
+from .trials import Trial, Trials
+
+_WITHIN = {entry.within for entry in LEDGER.values()} - {DECLARED_VIEW}  # views that stand for a live bug of each case
 MOST = 4  # entries that are tried: each builds an engine
 
 
@@ -40,27 +43,15 @@ def _cures(host: Host, entry: Entry, case: Case, run: RunSpec) -> bool:
     assert entry.remedy is not None
     case = replace(case, exercises=())  # with the fix it may do something else
     try:
-        engine = host.engine(case, (*run.patches, entry.remedy), run.kernels)
-        with tempfile.TemporaryDirectory(prefix="eagletwin-") as scratch:
-            trace = engine.run(case, Path(scratch), run.limits, fresh=True)
+        return Trials(host, mended(run, (entry,))).look_alone(case).clean
     except EagletwinError:  # the remedy does not fit this SGLang, or there is no engine for it
         return False
-    verdict = judge(trace, run.without, run.view)
-    return verdict.status == "equal" or runs_no_change(verdict, trace.differs)
 
 
 def candidates(case: Case, rule: str, run: RunSpec, version: str) -> list[Entry]:
     """Bugs of this SGLang that break the rule, have a remedy that is not applied yet, and show in this mode: those whose own
     case is most like this one come first."""
-    found = [
-        entry
-        for entry in LEDGER.values()
-        if entry.rule == rule
-        and entry.remedy is not None
-        and entry.remedy not in run.patches
-        and not unreached(entry, run.mode)
-        and may_have(version, entry)
-    ]
+    found = [entry for entry in _mendable(run, version) if entry.rule == rule]
     return sorted(found, key=lambda entry: -sum(a == b for a, b in zip(_kind(entry.case), _kind(case), strict=True)))
 
 
@@ -70,7 +61,155 @@ def may_have(version: str, entry: Entry) -> bool:
     return entry.is_in(release) if release in releases() else not entry.fixed
 
 
-def _kind(case: Case) -> tuple[object, ...]:
+def may_show(entry: Entry, case: Case) -> bool:
+    """Whether a case has what makes the entry's own case a special one."""
+    return all(has or not needed for needed, has in zip(_kind(entry.case), _kind(case), strict=True))
+
+
+def mended(run: RunSpec, entries: Sequence[Entry], view: View | None = None) -> RunSpec:
+    """This run with the remedies of these entries."""
+    remedies = [entry.remedy for entry in entries if entry.remedy is not None]
+    words = tuple(word for entry in entries for word in ("--remedy", entry.id))
+    return replace(
+        run,
+        patches=tuple(dict.fromkeys((*run.patches, *remedies))),
+        changes=(*run.changes, *words),
+        view=view or run.view,
+    )
+
+
+def _mendable(run: RunSpec, version: str) -> list[Entry]:
+    return [
+        entry
+        for entry in LEDGER.values()
+        if entry.remedy is not None
+        and entry.remedy not in run.patches
+        and not unreached(entry, run.mode)
+        and may_have(version, entry)
+    ]
+
+
+def _kind(case: Case) -> tuple[bool, ...]:
     samples = any(request.sampling is not None for request in case.requests)
-    recipe = RECIPES[case.model]
-    return recipe.mtp_layers > 0, recipe.reads_states, case.topk > 1, samples, case.engine.sglang.rejection_sampling
+    recipe, settings = RECIPES[case.model], case.engine.sglang
+    return (
+        recipe.mtp_layers > 0,
+        not recipe.reads_states,
+        case.topk > 1,
+        samples,
+        settings.rejection_sampling,
+        settings.context_length > 0,
+        case.verify_nodes <= case.num_steps,
+        any(recipe.target.windows),
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class Explained:
+    """known: the bugs of the ledger that a case shows, if it shows nothing else. trial: what is left of it with these entries
+    `mended`; without known bugs: what is new, or what it was, where no remedy changes it."""
+
+    known: tuple[Entry, ...]
+    mended: tuple[Entry, ...]
+    trial: Trial
+
+
+class Mends:
+    """The live bugs of one SGLang, as a search meets them: which of them a case may show, and what is left of a divergence when
+    they are mended.
+
+    What it says of a case depends on the SGLang and the case alone, so that searches on any number of cores agree.
+    """
+
+    def __init__(self, host: Host, run: RunSpec) -> None:
+        self.host, self.run = host, run
+        self.unfit: set[str] = set()  # entries whose remedy does not fit this SGLang
+        self.otherwise: list[tuple[Trial, View]] = []  # cases of entries that are wrong here in another way than the entry's
+        self._trials: dict[tuple[tuple[str, ...], View], Trials] = {}
+        self._shows: dict[tuple[str, View], bool] = {}
+
+    def trials(self, entries: Sequence[Entry] = (), view: View | None = None) -> Trials:
+        """Runs cases with the remedies of these entries."""
+        view = view or self.run.view
+        key = tuple(entry.id for entry in entries), view
+        if key not in self._trials:
+            self._trials[key] = Trials(self.host, mended(self.run, entries, view))
+        return self._trials[key]
+
+    def views(self, case: Case) -> tuple[View, ...]:
+        """In which views such a case is searched: that of the run, and, where that is the declared one, those in which bugs of
+        the ledger show that another live bug hides in it."""
+        if self.run.view != DECLARED_VIEW:
+            return (self.run.view,)
+        within = (entry.within for entry in _mendable(self.run, self.host.source.called) if may_show(entry, case))
+        return tuple(dict.fromkeys((self.run.view, *within)))
+
+    def apt(self, case: Case, view: View) -> tuple[Entry, ...]:
+        """Live bugs that such a case may show in this view, and whose remedies fit together."""
+        found = tuple(
+            entry
+            for entry in _mendable(self.run, self.host.source.called)
+            if entry.id not in self.unfit and may_show(entry, case) and self._counts(entry, view)
+        )
+        if found and not self._fits(case, found):
+            self.unfit.update(entry.id for entry in found if not self._fits(case, (entry,)))
+            found = tuple(entry for entry in found if entry.id not in self.unfit)
+            while len(found) > 1 and not self._fits(case, found):
+                found = found[:-1]
+        return found
+
+    def seen(self, case: Case, view: View) -> tuple[Entry, ...]:
+        """Those that this SGLang was seen to have: the entry's own case breaks its rule here."""
+        return tuple(entry for entry in self.apt(case, view) if self._has(entry, view))
+
+    def explain(self, trial: Trial, view: View, applied: tuple[Entry, ...] = ()) -> "Explained":
+        """What is behind a wrong case. applied: entries whose remedies it ran with already."""
+        case = trial.case
+        apt = self.apt(case, view)
+        if {entry.id for entry in apt} <= {entry.id for entry in applied}:
+            return Explained((), applied, trial)
+        with_all = self.trials(apt, view).look(case)
+        if not with_all.clean:
+            return Explained((), apt, with_all)
+        if self.trials(applied, view).look_alone(case).signature != trial.signature:
+            return Explained((), applied, trial)  # it takes the cases before it, and none of these bugs
+        return self._fewest(apt, with_all, view, trial.verdict.rule)
+
+    def _fewest(self, apt: tuple[Entry, ...], clean: Trial, view: View, rule: str) -> "Explained":
+        """The bugs without one of which the case is wrong. apt: with all of these it is clean."""
+        for entry in sorted(apt, key=lambda entry: entry.rule != rule) if len(apt) > 1 else ():
+            alone = self.trials((entry,), view).look(clean.case)
+            if alone.clean:
+                return Explained((entry,), (entry,), alone)
+        for entry in reversed(apt):  # of entries with one remedy the first stays
+            others = tuple(one for one in apt if one.id != entry.id)
+            without = self.trials(others, view).look(clean.case) if len(apt) > 1 else clean
+            if without.clean and others:
+                apt, clean = others, without
+        return Explained(apt, apt, clean)
+
+    def _counts(self, entry: Entry, view: View) -> bool:
+        """Whether what the entry shows is wrong in this view. A view that stands for a live bug counts that bug as right."""
+        if entry.within != DECLARED_VIEW:
+            return entry.within == view
+        return view not in _WITHIN or self._has(entry, view)
+
+    def _has(self, entry: Entry, view: View) -> bool:
+        key = entry.id, view
+        if key not in self._shows:
+            try:
+                trial = self.trials((), view).look(replace(entry.case, exercises=()))
+                self._shows[key] = trial.verdict.rule == entry.rule
+                if trial.signature is not None and not self._shows[key]:
+                    self.otherwise.append((trial, view))
+            except WouldNotStart:  # this SGLang does not run the entry's case at all
+                self._shows[key] = False
+        return self._shows[key]
+
+    def _fits(self, case: Case, entries: Sequence[Entry]) -> bool:
+        run = mended(self.run, entries)
+        try:
+            self.host.engine(case, run.patches, run.kernels)
+        except PatchDoesNotApply:
+            return False
+        return True

@@ -41,6 +41,12 @@ class Trial:
         return runs_no_change(self.verdict, self.differs)
 
     @property
+    def clean(self) -> bool:
+        """Whether all that was compared is right: that the case calls nothing of what a patch edits, or its tree changes, is no
+        doubt about that."""
+        return self.verdict.status == "equal" or self.verdict.vacuous
+
+    @property
     def signature(self) -> Signature | None:
         """What was found, the same for two cases that show the same thing; None: nothing."""
         return signature_of(self.verdict, self.header.ending)
@@ -73,6 +79,10 @@ class Trials:
             self.ran += 1
             self._known[_canonical(case)] = trial
         return trial
+
+    def stand(self, case: Case) -> None:
+        """Build the engine of a case's configuration, if it does not stand. Raises WouldNotStart."""
+        self.host.engine(case, self.run.patches, self.run.kernels)
 
     def look_alone(self, case: Case) -> Trial:
         """Run and judge a case in a process of its own."""

@@ -59,8 +59,8 @@ class SearchFacts(ResultFacts, kw_only=True):
     summary: Annotated[
         dict[str, Any],
         Meta(
-            description="as summary.json has it: `headline`, `command`, `seconds`, `tally`, `findings`, `set_aside` and "
-            "`not_looked_at`"
+            description="as summary.json has it: `headline`, `command`, `seconds`, `tally`, `findings`, `known`, "
+            "`set_aside`, `refused` and `not_looked_at`"
         ),
     ]
 

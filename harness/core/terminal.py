@@ -13,7 +13,7 @@ _COLOURS = {
     "EQUAL": "bold green",
     "DIVERGED": "bold red",
     "UNKNOWN": "bold yellow",
-    "NOTHING FOUND": "bold green",
+    "NOTHING NEW": "bold green",
     r"\d+ FOUND": "bold red",
     "NOTHING NEWLY BROKEN": "bold green",
     r"\d+ NEWLY BROKEN": "bold red",

@@ -47,13 +47,14 @@ class WouldNotStart(EagletwinError):
 
     log    the file with everything that the process printed, if it was kept
     trace  the release's own traceback, which the message ends with
+    ours   it is eagletwin that does not run the configuration, whatever the release
     """
 
     log: Path | None = None
 
-    def __init__(self, cause: str, *, consequence: str, remedy: str, trace: str = "") -> None:
+    def __init__(self, cause: str, *, consequence: str, remedy: str, trace: str = "", ours: bool = False) -> None:
         super().__init__(cause, consequence=consequence, remedy=remedy)
-        self.trace = trace
+        self.trace, self.ours = trace, ours
 
     def __str__(self) -> str:
         said = "".join(f"\n    {line}" for line in self.trace.rstrip().splitlines())
@@ -178,6 +179,7 @@ class Host:
                 consequence="no case was run on this configuration",
                 remedy=f"change the configuration{whose if answer.ours or answer.trace else ''}",
                 trace="" if answer.ours else answer.trace,
+                ours=answer.ours,
             )
         if not isinstance(answer, wire.Built):
             ours.close()

@@ -4,15 +4,19 @@ import json
 from itertools import islice
 from pathlib import Path
 
+from eagletwin.cases.blocks import Asked
 from eagletwin.harness.check.trials import Trials
+from eagletwin.harness.commands.fuzz.plan import Plan
 from eagletwin.harness.commands.fuzz.report import finding_text, tally_text, write_summary
-from eagletwin.harness.commands.fuzz.search import Finding, Fuzz, Plan
+from eagletwin.harness.commands.fuzz.search import Fuzz
+from eagletwin.harness.commands.fuzz.shrinking import Finding
 from eagletwin.harness.core.patch import Edit, Patch
 from eagletwin.harness.core.run_spec import RunSpec
 from eagletwin.harness.core.words import count
 from eagletwin.harness.engines.host import Host
 from eagletwin.harness.families.valid import read_case
 
+GREEDY = Asked(held={"model": "llama-tiny"}, sampling="")
 WORKER = "sglang.srt.speculative.eagle_worker_v2.EagleDraftWorker"
 PREFILL = "hidden_states=target_hidden_states,"
 # The smallest case there is, one token in and one out, shows it: a search that looked at the rule alone would shrink to that.
@@ -50,7 +54,7 @@ RAISES_IN_DRAFT = Edit(
 def search(
     host: Host, folder: Path, *edits: Edit, findings: int, cases: int = 120, shrink_seconds: float = 120.0
 ) -> tuple[Fuzz, list[Finding]]:
-    plan = Plan(seed=0, seconds=1e9, max_cases=cases, shrink_seconds=shrink_seconds, command="eagletwin fuzz")
+    plan = Plan(seed=0, seconds=1e9, max_cases=cases, shrink_seconds=shrink_seconds, command="eagletwin fuzz", asked=GREEDY)
     fuzz = Fuzz(Trials(host, RunSpec(patches=(Patch(name="planted", edits=edits),))), folder, plan)
     return fuzz, list(islice(fuzz.search(), findings))
 

@@ -9,23 +9,31 @@ import sys
 from pathlib import Path
 
 import pytest
+from msgspec.structs import replace
 
+from eagletwin.cases.blocks import Asked
 from eagletwin.cases.regressions import LEDGER
 from eagletwin.harness.check.trials import Trials
-from eagletwin.harness.commands.fuzz.search import Finding, Fuzz, Plan
+from eagletwin.harness.commands.fuzz.looking import CaseSeen
+from eagletwin.harness.commands.fuzz.plan import Plan
+from eagletwin.harness.commands.fuzz.search import Fuzz
+from eagletwin.harness.commands.fuzz.shrinking import Finding, Shrinking, Teller
 from eagletwin.harness.core.patch import Edit, Patch
 from eagletwin.harness.core.run_spec import RunSpec
 from eagletwin.harness.engines.host import Host
 from eagletwin.harness.families.valid import decode_case, read_case
 
+GREEDY = Asked(held={"model": "llama-tiny"}, sampling="")
 FORWARD = "sglang.srt.speculative.eagle_worker_v2.EagleDraftWorker.draft_forward"
 ARGMAX = "topk_index = torch.argmax("
 
 
-def search(host: Host, folder: Path, patch: Patch, *, seed: int = 0, shrink_seconds: float = 120.0) -> Fuzz:
+def search(host: Host, folder: Path, patch: Patch, *, shrink_seconds: float = 120.0, asked: Asked = GREEDY) -> Fuzz:
     trials = Trials(host, RunSpec(patches=(patch,)))
     return Fuzz(
-        trials, folder, Plan(seed=seed, seconds=1e9, max_cases=200, shrink_seconds=shrink_seconds, command="eagletwin fuzz")
+        trials,
+        folder,
+        Plan(seed=0, seconds=1e9, max_cases=200, shrink_seconds=shrink_seconds, command="eagletwin fuzz", asked=asked),
     )
 
 
@@ -71,7 +79,7 @@ def test_when_time_is_up_the_smallest_so_far_counts_and_says_so(host: Host, tmp_
 
 
 def test_what_hangs_on_the_cases_before_it_is_a_state_leak_and_keeps_them(host: Host, tmp_path: Path) -> None:
-    """A worker that goes wrong after its hundredth draft, whatever the case."""
+    """A worker that goes wrong after its fortieth draft, whatever the case."""
     counted = "self._drafts = getattr(self, '_drafts', 0) + 1\n"
     leak = Patch(
         name="leak",
@@ -79,11 +87,12 @@ def test_what_hangs_on_the_cases_before_it_is_a_state_leak_and_keeps_them(host: 
             Edit(
                 target=FORWARD,
                 match=ARGMAX,
-                replacement=f"{counted}topk_index = (torch.argmax if self._drafts < 100 else torch.argmin)(",
+                replacement=f"{counted}topk_index = (torch.argmax if self._drafts < 40 else torch.argmin)(",
             ),
         ),
     )
-    finding = first(search(host, tmp_path, leak))
+    one_draft_a_round = Asked(held={"model": "llama-tiny", "topk": 1, "num_steps": 2}, sampling="")
+    finding = first(search(host, tmp_path, leak, asked=one_draft_a_round))
     verdict, outcome = finding.outcome.verdict, finding.outcome
     assert verdict.status == "unknown"
     assert "state leak" in verdict.reason
@@ -149,10 +158,17 @@ def test_ctrl_c_while_shrinking_keeps_what_was_found_and_says_where(tmp_path: Pa
 
 def test_what_a_kernel_shows_gets_small_as_well(host: Host, tmp_path: Path) -> None:
     """A live bug near the end of a context. A kernel's violations have no iteration: smaller cases are run to their end."""
-    held = {"context_length": 16, "num_steps": 5, "topk": 1}
-    plan = Plan(seed=0, seconds=1e9, max_cases=60, shrink_seconds=120.0, command="eagletwin fuzz", held=held)
-    fuzz = Fuzz(Trials(host), tmp_path, plan)
-    finding = first(fuzz)
+    case = LEDGER["indices-overflow"].case
+    [request] = case.requests
+    case = replace(case, requests=(replace(request, prompt=(*request.prompt, 5, 7), max_new_tokens=10),))
+    trials = Trials(host)
+    trial = trials.look_alone(case)
+    assert trial.signature is not None
+    seen = CaseSeen(block=0, case=case, verdict=trial.verdict, signature=trial.signature)
+    teller = Teller(aside=lambda *_: None, news=print, look=print)
+    shrinking = Shrinking(seen, trials, tmp_path, seconds=120.0, seed=0, command="", teller=teller)
+    shrinking.shrink(None)
+    finding = shrinking.conclude(1, 0.0)
     case = finding.outcome.case
     assert (finding.signature.rule, finding.partial) == ("kernel.memory", False)
     assert finding.signature.kernel

@@ -5,13 +5,15 @@ from pathlib import Path
 import msgspec
 import pytest
 
+from eagletwin.cases.blocks import Asked
 from eagletwin.cases.entry import Entry
 from eagletwin.cases.regressions.multi_layer_chunk_tail import ALL_LAYERS, ONE_TOKEN, THREE, TWO
 from eagletwin.cases.regressions.multi_layer_topk import PATH
 from eagletwin.cases.regressions.multi_layer_topk import REMEDY as TREES
 from eagletwin.cases.regressions.pr_22954 import OWN_REQ_POOLS
 from eagletwin.harness.check.trials import Trials
-from eagletwin.harness.commands.fuzz.search import Fuzz, Plan
+from eagletwin.harness.commands.fuzz.plan import Plan
+from eagletwin.harness.commands.fuzz.search import Fuzz
 from eagletwin.harness.core.case import Case
 from eagletwin.harness.core.patch import Edit, Patch
 from eagletwin.harness.core.run_spec import RunSpec
@@ -44,7 +46,16 @@ def _play(host: Host, case: Case, folder: Path, *patches: Patch) -> Trace:
 def test_generated_cases_are_equal_once_the_chunk_tail_is_right(host: Host, tmp_path: Path, model: str) -> None:
     trials = Trials(host, RunSpec(patches=(ALL_LAYERS,)))
     search = Fuzz(
-        trials, tmp_path, Plan(seed=6, seconds=1e9, max_cases=40, shrink_seconds=0.0, command="", held={"model": model})
+        trials,
+        tmp_path,
+        Plan(
+            seed=6,
+            seconds=1e9,
+            max_cases=40,
+            shrink_seconds=0.0,
+            command="",
+            asked=Asked(held={"model": model, "topk": 1}, sampling=""),
+        ),
     )
     assert [(finding.signature, finding.outcome.report) for finding in search.search()] == []
     tally = search.tally
@@ -61,7 +72,16 @@ def test_generated_cases_in_the_classes_of_two_model_families_are_equal(
     """SGLang's own MiMo-V2 and Step-3.5, each layer of their drafts with a hybrid KV pool of its own."""
     trials = Trials(host, RunSpec(patches=(ALL_LAYERS,)))
     search = Fuzz(
-        trials, tmp_path, Plan(seed=7, seconds=1e9, max_cases=cases, shrink_seconds=0.0, command="", held={"model": model})
+        trials,
+        tmp_path,
+        Plan(
+            seed=7,
+            seconds=1e9,
+            max_cases=cases,
+            shrink_seconds=0.0,
+            command="",
+            asked=Asked(held={"model": model, "topk": 1}, sampling=""),
+        ),
     )
     assert [(finding.signature, finding.outcome.report) for finding in search.search()] == []
     assert search.tally.cases == search.tally.statuses["equal"] == cases
@@ -184,7 +204,11 @@ def test_layers_with_request_pools_of_their_own_are_equal(host: Host, tmp_path: 
 
 def test_generated_trees_of_several_layers_are_equal_once_their_path_is_moved(host: Host, tmp_path: Path) -> None:
     trials, held = Trials(host, RunSpec(patches=(ALL_LAYERS, TREES))), {"model": "llama-mtp-chain", "topk": 3, "num_steps": 3}
-    search = Fuzz(trials, tmp_path, Plan(seed=2, seconds=1e9, max_cases=20, shrink_seconds=0.0, command="", held=held))
+    search = Fuzz(
+        trials,
+        tmp_path,
+        Plan(seed=2, seconds=1e9, max_cases=20, shrink_seconds=0.0, command="", asked=Asked(held=held, sampling="")),
+    )
     assert [(finding.signature, finding.outcome.report) for finding in search.search()] == []
     assert search.tally.cases == 20
     for feature in ("path_not_in_front", "tree", "chunk_tail_differs", "batch"):

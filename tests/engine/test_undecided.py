@@ -5,19 +5,23 @@ from pathlib import Path
 import msgspec
 import pytest
 
+from eagletwin.cases.blocks import Asked
 from eagletwin.harness.check import trials
 from eagletwin.harness.check.trials import Trials
 from eagletwin.harness.commands.fuzz.command import _exit_code
+from eagletwin.harness.commands.fuzz.plan import Plan
 from eagletwin.harness.commands.fuzz.report import tally_text, write_summary
-from eagletwin.harness.commands.fuzz.search import Fuzz, Plan
+from eagletwin.harness.commands.fuzz.search import Fuzz
 from eagletwin.harness.core.trace import Trace
 from eagletwin.harness.core.verdict import Verdict
 from eagletwin.harness.engines.host import Host
 from eagletwin.harness.families.valid import read_case
 from eagletwin.harness.judge.judge import judge
 
+GREEDY = Asked(held={"model": "llama-tiny"}, sampling="")
 
-@pytest.mark.parametrize(("every", "word", "code"), [(10, "NOTHING FOUND", 0), (5, "CANNOT TELL", 125)])
+
+@pytest.mark.parametrize(("every", "word", "code"), [(10, "NOTHING NEW", 0), (5, "CANNOT TELL", 125)])
 def test_a_search_goes_on_and_says_how_many_it_could_not_decide(
     host: Host, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, every: int, word: str, code: int
 ) -> None:
@@ -31,7 +35,7 @@ def test_a_search_goes_on_and_says_how_many_it_could_not_decide(
         return verdict if ran % every else msgspec.structs.replace(verdict, status="unknown", undecided=True, reason=reason)
 
     monkeypatch.setattr(trials, "judge", sometimes)
-    plan = Plan(seed=0, seconds=1e9, max_cases=20, shrink_seconds=0.0, command="eagletwin fuzz")
+    plan = Plan(seed=0, seconds=1e9, max_cases=20, shrink_seconds=0.0, command="eagletwin fuzz", asked=GREEDY)
     looking = Fuzz(Trials(host), tmp_path, plan)
     found = list(looking.search())
     assert not found

@@ -7,7 +7,7 @@ import pytest
 from eagletwin.cases.regressions import LEDGER
 from eagletwin.harness.commands.bench.record import RECORD, BenchRecord, Search, Speed, Stamp, read_record, write_record
 from eagletwin.harness.commands.bench.report import page
-from eagletwin.harness.commands.bench.searches import Hit, Searched, options, why_not
+from eagletwin.harness.commands.bench.searches import Hit, Searched, why_not
 from eagletwin.harness.commands.bench.speed import Share, Spread, StepTimes, spread
 from eagletwin.harness.core.errors import InputError
 
@@ -61,14 +61,3 @@ def test_each_part_of_the_page_has_its_own_day_and_what_is_missing_is_named() ->
     assert "topk 1: trace 6.0 ms, judge 3.0 ms | 15.0% |" in text
     assert "topk 3: 10 (9-20) ms, and 250 (200-300) ms in Triton's interpreter | 25 (20-30) times faster |" in text
     assert "Not measured yet" in page(BenchRecord())
-
-
-def test_every_entry_can_be_searched_for() -> None:
-    """The options of a search name what generated cases can be."""
-    from eagletwin.cases.strategies import VALUES, focus_of
-
-    for entry in LEDGER.values():
-        held = options(entry)
-        assert all(value in VALUES[name] for name, value in held.items()), entry.id
-        focus = focus_of(0, **held)
-        assert all(getattr(focus, name) == value for name, value in held.items()), entry.id

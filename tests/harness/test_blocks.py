@@ -1,122 +1,54 @@
-"""`gpu run --blocks`: which branches of SGLang's speculative code ran."""
+"""What a search draws by default: everything, each with a share, and by itself what is added later."""
 
-import ast
-import importlib
-import sys
-from pathlib import Path
+from collections import Counter
+from dataclasses import replace
 
-import msgspec
 import pytest
 
-from eagletwin.harness.commands.gpu.blocks import reached, written
-from eagletwin.harness.engines.blocks import FOLDER, blocks_of
-from eagletwin.harness.engines.sglang import noted_blocks
-
-SOURCE = '''"""A module."""
-FAST = True
-if FAST:
-    WIDTH = 2
-else:
-    WIDTH = 1
+from eagletwin.cases.blocks import BLOCK, LONG, Asked, block_of
+from eagletwin.harness.commands.fuzz.unsearched import TOPICS, has, narrowed, not_looked_at, topics_of
+from eagletwin.harness.core.errors import InputError
+from eagletwin.harness.core.mode import CPU
+from eagletwin.harness.families import RECIPES
+from eagletwin.harness.families.valid import check_case
 
 
-def looped(numbers):
-    """What it does."""
-    for one in numbers:
-        if one > 2:
-            return one
-        elif one == 2:
-            continue
-        else:
-            pass
-    try:
-        raise ValueError
-    except ValueError:
-        match len(numbers):
-            case 0:
-                return "none"
-            case _:
-                return "few"
+@pytest.mark.parametrize("seed", [0, 1, 2])
+def test_every_topic_comes_within_thirty_blocks_and_every_recipe_within_a_cycle(seed: int) -> None:
+    probes = [block_of(seed, number, Asked()).probe for number in range(40)]
+    assert {name for probe in probes[:30] for name in topics_of(probe)} == {topic.name for topic in TOPICS}
+    # an asked-for rare thing may take the turn of a recipe that cannot have it
+    models = {block_of(seed, number, Asked()).focus.model for number in range(110)}
+    assert models == set(RECIPES)
+    shares = Counter(probe.model for probe in probes)
+    assert max(shares.values()) < len(probes) / 4
 
 
-class Worker:
-    def run(self):
-        return looped([1, 2])
-
-    def never(self):
-        while True:
-            break
+def test_a_recipe_that_is_added_is_drawn_by_itself(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(RECIPES, "added", replace(RECIPES["llama-tiny"], name="added"))
+    assert "added" in {block_of(0, number, Asked()).focus.model for number in range(40)}
+    assert any("added" in line for line in not_looked_at((), (), CPU))
 
 
-@triton.jit
-def kernel(x):
-    if x:
-        return
-'''
+def test_the_cases_of_a_block_share_its_engine_and_are_the_same_whenever_they_are_drawn() -> None:
+    for number in (0, 2, 5):
+        block = block_of(3, number, Asked())
+        drawn = block.cases()
+        assert len(drawn) == BLOCK
+        assert {case.configuration() for case in drawn} == {block.probe.configuration()}
+        assert block_of(3, number, Asked()).cases() == drawn
+        for case in drawn:
+            check_case(case, "generated")
+    assert block_of(3, 11, Asked()).size == LONG
 
 
-def test_blocks_are_the_bodies_of_functions_and_of_branches() -> None:
-    found = [(block.line, block.function, block.branch) for block, _, _ in blocks_of(ast.parse(SOURCE))]
-    assert found == [
-        (4, "", "if FAST"),
-        (6, "", "not (FAST)"),
-        (10, "looped", ""),
-        (12, "looped", "for one in numbers"),
-        (13, "looped", "if one > 2"),
-        (15, "looped", "if one == 2"),
-        (17, "looped", "not (one == 2)"),
-        (21, "looped", "except ValueError"),
-        (23, "looped", "case 0"),
-        (25, "looped", "case _"),
-        (30, "Worker.run", ""),
-        (33, "Worker.never", ""),
-        (34, "Worker.never", "while True"),
-    ]
-
-
-def test_what_ran_is_told_by_file_and_device(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    package, said = tmp_path / "noted_package", tmp_path / "said"
-    package.mkdir()
-    said.mkdir()
-    (package / "__init__.py").write_text("")
-    source = SOURCE.replace("@triton.jit", "@(lambda jit: jit)")
-    (package / "worker.py").write_text(source)
-    monkeypatch.setattr(noted_blocks, "_PACKAGE", package.name)
-    monkeypatch.setattr(noted_blocks, "_ran", {})
-    monkeypatch.setattr(sys, "meta_path", list(sys.meta_path))
-    monkeypatch.syspath_prepend(str(tmp_path))
-    monkeypatch.setenv(FOLDER, str(said))
-    noted_blocks.install()
-    worker = importlib.import_module("noted_package.worker")
-    assert worker.Worker().run() == "few"
-    noted_blocks.write("cuda")
-    monkeypatch.delitem(sys.modules, "noted_package.worker")
-    found = {(one.line, one.branch): one.ran for one in reached(said)}
-    assert [line for (line, _), ran in found.items() if ran == ("cuda",)] == [4, 10, 12, 15, 17, 21, 25, 30]
-    assert all(ran in ((), ("cuda",)) for ran in found.values())
-    summary = written(reached(said), tmp_path / "blocks.txt")
-    lines = (tmp_path / "blocks.txt").read_text().splitlines()
-    assert len(lines) == 13
-    assert "worker.py:13\tnot run\tlooped\tif one > 2" in lines
-    assert "worker.py:33\tfunction not called\tWorker.never\t" in lines
-    assert summary.startswith("blocks of SGLang's speculative code: 13, of which ran 8 on cuda; 3 of 11 in functions")
-
-
-def test_nothing_is_noted_unless_it_is_asked_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delenv(FOLDER, raising=False)
-    before = list(sys.meta_path)
-    noted_blocks.install()
-    noted_blocks.write("cpu")
-    assert sys.meta_path == before
-    assert not list(tmp_path.iterdir())
-
-
-def test_a_process_that_reached_nothing_still_leaves_its_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(noted_blocks, "_ran", {})
-    monkeypatch.setenv(FOLDER, str(tmp_path))
-    noted_blocks.write("cpu")
-    [file] = tmp_path.iterdir()
-    assert msgspec.json.decode(file.read_bytes()) == {}
-    assert written(reached(tmp_path), tmp_path / "blocks.txt").startswith(
-        "blocks of SGLang's speculative code: 0, of which ran none"
-    )
+def test_only_and_not_narrow_a_search() -> None:
+    wanted = narrowed(["layers", "mimo-v2,step-3.5"], ["sampling"])
+    for number in range(12):
+        probe = block_of(0, number, Asked(wanted=wanted)).probe
+        assert probe.model in ("mimo-v2", "step-3.5")
+        assert not has(probe, "sampling")
+    with pytest.raises(InputError, match="no feature 'loops'"):
+        narrowed(["loops"], [])
+    with pytest.raises(InputError, match="no generated case"):
+        block_of(0, 0, Asked(wanted=narrowed(["chains", "trees"], [])))

@@ -8,13 +8,12 @@ from eagletwin.cases.regressions import LEDGER
 from eagletwin.harness.check.annotations import error
 from eagletwin.harness.cli.main import typed
 from eagletwin.harness.commands.ci.result import OneJob, annotations_of, facts_of, markdown_of, text_of
-from eagletwin.harness.commands.ci.searching import FamilyFinding, FamilySearch, stands_in_the_way
+from eagletwin.harness.commands.ci.searching import FamilyFinding, FamilySearch
 from eagletwin.harness.commands.ci.standing import Stand, Standing, decide
 from eagletwin.harness.commands.compare.groups import EQUAL, SideResult
 from eagletwin.harness.commands.compare.questions import Question
 from eagletwin.harness.core.errors import InputError
 from eagletwin.harness.core.signature import Signature
-from eagletwin.harness.families import RECIPES
 
 HOSTILE = "a|b `c` <script>alert(1)</script> @all\n::error::no"
 
@@ -128,13 +127,3 @@ def test_a_file_that_cannot_be_written_ends_a_job_before_it_begins(tmp_path: Pat
 
 def test_a_job_that_was_ended_says_so() -> None:
     assert "interrupted" in text_of(job(standing("holds"), interrupted=True))
-
-
-def test_a_search_has_the_remedies_of_live_bugs_alone() -> None:
-    for name in ("", *RECIPES):
-        for bug in stands_in_the_way(name):
-            assert LEDGER[bug].remedy is not None
-            assert not LEDGER[bug].fixed
-    assert stands_in_the_way("") == stands_in_the_way("llama-tiny") == ()
-    assert stands_in_the_way("step-3.5") == ("multi-layer-chunk-tail-2",)
-    assert stands_in_the_way("llama-standalone") == ("standalone-shift",)

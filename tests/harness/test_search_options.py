@@ -10,7 +10,8 @@ import pytest
 from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
 
-from eagletwin.cases.strategies import MODELS, ON_REQUEST, TOPKS, focus_of
+from eagletwin.cases.blocks import block_of
+from eagletwin.cases.strategies import MODELS, ON_REQUEST, TOPKS
 from eagletwin.harness.commands.fuzz.options import SearchOptions
 from eagletwin.harness.core.case import Case
 from eagletwin.harness.core.errors import InputError
@@ -24,6 +25,7 @@ CONTRADICTIONS = [
     for line in """\
     --sampling rejection --topk 4
     --sampling rejection --model llama-eagle3
+    --sampling rejection --model llama-standalone
     --sampling rejection --small-trees
     --small-trees --topk 1
     --small-trees --model mimo-v2
@@ -34,8 +36,9 @@ CONTRADICTIONS = [
     --update-weights foo
     --view true_tree --topk 1
     --view true_tree --sampling rejection
-    --view true_tree --model mimo-v2
-    --view committed
+    --only loops
+    --not trees --not chains
+    --only rejection --model llama-eagle3
     --view committed --model llama-tiny
     --context-length 0
     --context-length 7
@@ -73,7 +76,7 @@ ASKED: dict[str, tuple[Any, ...]] = {
     "context_length": (None, 8, 16, 32, 64),
     "small_trees": (False, True),
     "update_weights": (None, "disk", "tensor"),
-    "sampling": ("none", "target", "rejection", "any"),
+    "sampling": (None, "none", "target", "rejection", "any"),
 }
 
 
@@ -94,25 +97,15 @@ PAIRS = [
 ]
 
 
-def drawn(options: SearchOptions, count: int) -> list[Case]:
-    found = []
-    for number in range(count // 4):
-        focus = focus_of(number, **options.held)
-
-        @settings(max_examples=4, database=None, derandomize=True, deadline=None, suppress_health_check=QUIET)
-        @given(options.draws(focus, held=tuple(options.held)))
-        def collect(case: Case) -> None:
-            found.append(case)
-
-        collect()
-    return found
+def drawn(options: SearchOptions, blocks: int) -> list[Case]:
+    return [case for number in range(blocks) for case in block_of(options.seed, number, options.asked).cases()]
 
 
 @pytest.mark.parametrize("asked", rows(SINGLE, 6), ids=str)
 def test_every_generated_case_has_what_a_single_option_asks_for(asked: dict[str, Any]) -> None:
     options = allowed(**asked)
     assert options is not None
-    for case in drawn(options, 48):
+    for case in drawn(options, 8):
         assert options.unmet(case) == ""
         check_case(case, "generated")
 
@@ -123,25 +116,25 @@ def test_every_generated_case_has_what_two_options_ask_for() -> None:
     for asked in PAIRS:
         options = allowed(**asked)
         assert options is not None
-        for case in drawn(options, 8):
+        for case in drawn(options, 2):
             assert options.unmet(case) == "", asked
             check_case(case, "generated")
 
 
 @pytest.mark.slow
-@settings(deadline=None, max_examples=300, suppress_health_check=QUIET)
+@settings(deadline=None, max_examples=100, suppress_health_check=QUIET)
 @given(st.fixed_dictionaries({name: st.sampled_from(values) for name, values in ASKED.items()}), st.integers(0, 63), st.data())
 def test_whatever_is_asked_for_is_refused_or_held(asked: dict[str, Any], number: int, data: st.DataObject) -> None:
     options = allowed(**asked)
     assume(options is not None)
     assert options is not None
-    case = data.draw(options.draws(focus_of(number, **options.held), held=tuple(options.held)))
+    case = data.draw(block_of(0, number, options.asked).strategy)
     assert options.unmet(case) == ""
     check_case(case, "generated")
 
 
 def test_what_a_case_lacks_is_named() -> None:
-    [case, *_] = drawn(SearchOptions(topk=1), 4)
+    [case, *_] = drawn(SearchOptions(topk=1, sampling="none"), 1)
     assert SearchOptions(topk=2).unmet(case) == "--topk 2"
     assert SearchOptions(small_trees=True).unmet(case) == "--small-trees"
     assert SearchOptions(sampling="any").unmet(case) == "--sampling any"

@@ -58,7 +58,15 @@ def search(folder: Path, **more: Any) -> Path:
         "shrink_seconds": 2.0,
     }
     known = finding | {"known": "small-tree", "folder": "/elsewhere/fuzz-0/finding-2/minimal"}
-    left = ["trees (--topk 4)"]
+    left = ["trees (--only trees)"]
+    met = {
+        "id": "row-overflow",
+        "cases": 3,
+        "mended": 17,
+        "shows": {"draft.slots (draft)": 3},
+        "example": "known/row-overflow.json",
+    }
+    more = {"known": [met], "refused": {"step-3.5: it says so": "it says so"}, **more}
     summary = {"seconds": 8.0, "tally": tally, "findings": [finding, known], "not_looked_at": left, "command": "eagletwin fuzz"}
     (folder / SUMMARY).write_bytes(msgspec.json.encode(summary | more))
     (folder / "finding-1" / "minimal").mkdir(parents=True)
@@ -118,7 +126,10 @@ def test_the_page_of_a_search_has_what_was_drawn_found_known_and_left_out(tmp_pa
     for said in (
         "1 new, 1 known",
         "0.50 cases/s",
-        "trees (--topk 4)",
+        "trees (--only trees)",
+        "row-overflow",
+        "draft.slots (draft)",
+        "step-3.5: it says so",
         "small-tree",
         "draft.input_ids (draft.extend)",
         "rejection",

@@ -7,14 +7,17 @@ from pathlib import Path
 
 import pytest
 
+from eagletwin.cases.blocks import Asked
 from eagletwin.harness.check.trials import Trials
-from eagletwin.harness.commands.fuzz.search import Fuzz, Plan
+from eagletwin.harness.commands.fuzz.plan import Plan
+from eagletwin.harness.commands.fuzz.search import Fuzz
 from eagletwin.harness.core.case import Case
 from eagletwin.harness.core.patch import Edit, Patch
 from eagletwin.harness.core.run_spec import RunSpec
 from eagletwin.harness.engines.host import Host
 from eagletwin.harness.testing.twin import Twin
 
+GREEDY = Asked(held={"model": "llama-tiny"}, sampling="")
 WORKER = "sglang.srt.speculative.eagle_worker_v2.EagleDraftWorker"
 SETUP = "logits_output = self.draft_runner.forward(forward_batch).logits_output"
 
@@ -82,7 +85,7 @@ def host(eagletwin: Twin) -> Host:
 @pytest.mark.parametrize("bug", sorted(PLANTED))
 def test_a_planted_bug_is_found_and_gets_as_small_as_this(host: Host, tmp_path: Path, bug: str) -> None:
     trials = Trials(host, RunSpec(patches=(Patch(name="planted", edits=(PLANTED[bug],)),)))
-    fuzz = Fuzz(trials, tmp_path, Plan(seed=0, seconds=1e9, max_cases=1000, shrink_seconds=300.0, command="eagletwin fuzz"))
+    fuzz = Fuzz(trials, tmp_path, Plan(seed=0, seconds=1e9, max_cases=1000, shrink_seconds=300.0, command="", asked=GREEDY))
     finding = next(fuzz.search())
     assert finding.outcome.verdict.status == "diverged"
     assert not finding.partial

@@ -56,13 +56,13 @@ def page(record: BenchRecord) -> str:
         "## Search",
         "",
         "Each search runs `fuzz` on a worker that has one known bug: its fix is undone, or the release has it. "
-        "The only other options (second column) name what generated cases leave out by default: "
-        "drafts of several layers and their trees, requests that sample, contexts of a few tokens, trees with fewer nodes than "
-        "their longest path, new weights, and a view in which a declared approximation counts as wrong. Live bugs that "
-        "most of those cases would show are fixed in memory, except the one that is searched for. "
+        "It is the default search, on one core and without a hint. "
+        "A second column that is not empty is of a record from before that was so: options that name what generated cases left "
+        "out then, with other live bugs fixed in memory; `view` names one in which a declared approximation counts as wrong. "
         f"The clock starts when SGLang is imported; a search lasts up to {SECONDS:.0f} s, and shrinking up to "
         f"{SHRINK_SECONDS:.0f} s. After {GIVE_UP} seeds without a finding the entry is given up. A finding counts if its "
-        "smallest case is equal with the entry's fix.",
+        "smallest case is equal with the entry's fix; a live bug counts as found with the first case that its remedy alone "
+        "makes equal, and nothing is shrunk.",
         "",
         *_stamp_lines(record.searches),
         *search_lines([record.searches[name].searched for name in LEDGER if name in record.searches]),

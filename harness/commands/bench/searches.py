@@ -3,41 +3,40 @@
 `python -m eagletwin.harness.commands.bench.searches ENTRY SEEDS` searches for one entry, and prints the result as JSON;
 `search_all` runs several such processes at a time.
 
-A search has only those options that turn on what generated cases leave out: models of several layers and their trees, contexts
-of a few tokens, trees smaller than their paths, new weights, requests that sample, and a view other than the declared one. A
-finding counts for the entry if its smallest case shows nothing with the entry's fix, and breaks the entry's rule where another
-entry has the same fix; else the search goes on.
+A search has no option and no hint: it is the default one, on one core. Only where the judge declares the bug, the view is the
+one in which it counts as wrong. A bug whose fix is undone is found when the smallest case of a finding shows nothing with the
+fix, and breaks the entry's rule where another entry has the same fix; else the search goes on. A live bug is found when a case
+is equal with its remedy alone.
 """
 
 import subprocess
 import sys
 import tempfile
+import time
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from pathlib import Path
-from typing import Any
 
 import msgspec
 from msgspec import Struct
+from msgspec.structs import replace as changed
 
 from eagletwin.cases.entry import Entry
 from eagletwin.cases.reach import unreached
-from eagletwin.cases.regressions import LEDGER, indices_overflow, row_overflow
-from eagletwin.cases.regressions.greedy_drafts import PREFILL
-from eagletwin.cases.regressions.multi_layer_chunk_tail import ALL_LAYERS
-from eagletwin.cases.sampling import Kind
-from eagletwin.cases.strategies import SMALL_TREE, cases, searched
+from eagletwin.cases.regressions import LEDGER
+from eagletwin.harness.check.known import Mends
 from eagletwin.harness.check.trials import Trials
 from eagletwin.harness.core.case import Case
 from eagletwin.harness.core.child import RUN_MODULE
 from eagletwin.harness.core.errors import HarnessError
-from eagletwin.harness.core.patch import Patch
 from eagletwin.harness.core.run_spec import RunSpec
 from eagletwin.harness.core.verdict import DECLARED_VIEW
 from eagletwin.harness.engines.host import Host
-from eagletwin.harness.families import RECIPES
 
-from ..fuzz.search import Finding, Fuzz, Plan
+from ..fuzz.looking import CaseSeen
+from ..fuzz.plan import Plan
+from ..fuzz.search import Fuzz, Here
+from ..fuzz.shrinking import Finding
 
 SECONDS, SHRINK_SECONDS = 60.0, 20.0  # of one search
 GIVE_UP = 3  # searches that found nothing, after which no more are made for an entry that none has found
@@ -71,91 +70,51 @@ def why_not(entry: Entry) -> str:
     return unreached(entry)  # searches run on the CPU engine as it always is
 
 
-def options(entry: Entry) -> dict[str, Any]:
-    """Fields of a generated case's configuration that a search for the entry holds."""
-    case, settings = entry.case, entry.case.engine.sglang
-    options: dict[str, Any] = {}
-    if RECIPES[case.model].mtp_layers:
-        options |= {"model": case.model} | ({"topk": case.topk} if case.topk > 1 else {})
-    elif not RECIPES[case.model].reads_states:  # drawn only where it is asked for, too
-        options |= {"model": case.model}
-    elif case.verify_nodes <= case.num_steps:
-        options |= {"tree_size": SMALL_TREE}
-    if settings.context_length:
-        options |= {"context_length": settings.context_length}
-    if settings.update_weights:
-        options |= {"update_weights": settings.update_weights}
-    return options
-
-
-def _sampling(entry: Entry) -> Kind | None:
-    """How requests of the cases sample; None: not at all."""
-    if entry.case.engine.sglang.rejection_sampling:
-        return "rejection"
-    return "target" if entry.case.samples else None
-
-
-def _words(entry: Entry) -> str:
-    """The options of a search for the entry."""
-    names = {"tree_size": "small trees"}
-    words = [names.get(name) or f"{name} {value}" for name, value in options(entry).items()]
-    words += [f"sampling {kind}" for kind in [_sampling(entry)] if kind]
-    words += [f"view {entry.red.view}"] if entry.red.view != DECLARED_VIEW else []
-    return ", ".join(words)
-
-
-def _beside(entry: Entry) -> tuple[Patch | None, ...]:
-    """Remedies that both sides have: of live bugs that most cases with these options would show."""
-    case, live = entry.case, list[Patch | None]()
-    several = bool(RECIPES[case.model].mtp_layers)
-    if several:
-        live.append(ALL_LAYERS)
-    elif case.engine.sglang.rejection_sampling:
-        live.append(PREFILL.remedy)
-    if case.engine.sglang.context_length:
-        live.append(indices_overflow.ENTRY.remedy)
-        if entry.fixed == "":  # the fix of a fixed one is in the same function
-            live.append(row_overflow.ENTRY.remedy)
-    return tuple(patch for patch in live if patch is not entry.remedy)
-
-
 def search(entry: Entry, seeds: int) -> Searched:
     """Search for an entry with each seed. The host stands before the clocks start."""
-    beside = tuple(patch for patch in _beside(entry) if patch is not None)
-    red, green = (beside + side.patches for side in (entry.red, entry.green))
     with Host() as host:
-        host.engine(entry.case, red)
+        host.engine(entry.case, entry.red.patches)
         found: list[Hit | None] = []
         while len(found) < seeds and (len(found) < GIVE_UP or any(found)):
-            trials = Trials(host, RunSpec(patches=red, view=entry.red.view))
-            found.append(_search(entry, trials, Trials(host, RunSpec(patches=green)), len(found)))
-    return Searched(entry.id, _words(entry), len(found), tuple(one for one in found if one is not None))
+            trials = Trials(host, RunSpec(patches=entry.red.patches, view=entry.red.view))
+            found.append((_live if entry.remedy is not None else _undone)(entry, trials, len(found)))
+    told = f"view {entry.red.view}" if entry.red.view != DECLARED_VIEW else ""
+    return Searched(entry.id, told, len(found), tuple(one for one in found if one is not None))
 
 
-def _search(entry: Entry, trials: Trials, mended: Trials, seed: int) -> Hit | None:
-    kind = _sampling(entry)
+def _plan(seed: int) -> Plan:
+    return Plan(seed=seed, seconds=SECONDS, max_cases=10_000, shrink_seconds=SHRINK_SECONDS, command="")
+
+
+def _undone(entry: Entry, trials: Trials, seed: int) -> Hit | None:
     with tempfile.TemporaryDirectory(prefix="eagletwin-") as scratch:
-        fuzz = Fuzz(
-            trials,
-            Path(scratch),
-            Plan(
-                seed=seed,
-                seconds=SECONDS,
-                max_cases=10_000,
-                shrink_seconds=SHRINK_SECONDS,
-                command="",
-                held=options(entry),
-                draws=cases if kind is None else searched(kind, retract=True),
-            ),
-        )
-        for finding in fuzz.search():
-            if _is_of(entry, finding, mended):
+        for finding in Fuzz(trials, Path(scratch), _plan(seed)).search():
+            if _is_of(entry, finding, trials.host):
                 size = _size(finding.outcome.case)
                 return Hit(finding.cases, finding.seconds, finding.shrink_looks, finding.shrink_seconds, size, finding.partial)
     return None
 
 
-def _is_of(entry: Entry, finding: Finding, mended: Trials) -> bool:
+def _live(entry: Entry, trials: Trials, seed: int) -> Hit | None:
+    """Nothing is shrunk: a known bug is counted, with the case that showed it."""
+    begun, cases = time.monotonic(), 0
+    for block in Here(Mends(trials.host, trials.run), _plan(seed)).blocks():
+        for seen in block:
+            cases += isinstance(seen, CaseSeen)
+            if isinstance(seen, CaseSeen) and _explains(entry, seen):
+                return Hit(cases, time.monotonic() - begun, 0, 0.0, _size(seen.case), partial=True)
+            if time.monotonic() > begun + SECONDS:
+                return None
+    return None
+
+
+def _explains(entry: Entry, seen: CaseSeen) -> bool:
+    """Whether the entry's remedy is what makes the case equal. Entries that share one are told apart by their rules."""
+    remedies = {id(LEDGER[name].remedy) for name in seen.known}
+    return remedies == {id(entry.remedy)} and seen.shown is not None and seen.shown.rule == entry.rule
+
+
+def _is_of(entry: Entry, finding: Finding, host: Host) -> bool:
     """Whether a finding is the entry's bug: its smallest case, run with the entry's fix, shows nothing."""
     verdict = finding.outcome.verdict
     if verdict.status != "diverged" and not verdict.rule.startswith("engine."):  # a worker that dies leaves a case unknown
@@ -163,9 +122,9 @@ def _is_of(entry: Entry, finding: Finding, mended: Trials) -> bool:
     shared = any(other is not entry and other.remedy is not None and other.remedy is entry.remedy for other in LEDGER.values())
     if shared and verdict.rule != entry.rule:
         return False
-    with_fix = mended.look_alone(finding.outcome.case).verdict
-    # vacuous: one of the fix's edits is in a function that so small a case never calls; another one made the difference
-    return with_fix.status == "equal" or with_fix.vacuous
+    patches = tuple(patch for patch in finding.run.patches if patch != entry.revert)
+    run = changed(finding.run, patches=patches, view=DECLARED_VIEW if entry.view is not None else finding.run.view)
+    return Trials(host, run).look_alone(finding.outcome.case).clean
 
 
 def _size(case: Case) -> str:

@@ -43,8 +43,8 @@ def ci(
 ) -> int:
     """Ask one SGLang for every fix of the ledger, then search it: a job of a CI.
 
-    A search applies the remedies of those live bugs that would end it at once, if the SGLang was seen to have them. Exit codes:
-    1 a fixed bug shows, or a search found a wrong number that no known bug explains; 125 it cannot be told; 0 otherwise.
+    The search is that of `eagletwin fuzz`: what a known bug explains is counted, and mended. Exit codes: 1 a fixed bug shows,
+    or a search found a wrong number that no known bug explains; 125 it cannot be told; 0 otherwise.
     """
     from eagletwin.harness.families import RECIPES
 
@@ -114,16 +114,13 @@ class _Job:
         return code
 
     def _ask(self, source: "Source", folder: Path) -> None:
-        """The entries, and the live bugs that would end a search, on one process that imports SGLang once."""
-        from eagletwin.cases.regressions import LEDGER
+        """The entries, on one process that imports SGLang once."""
         from eagletwin.harness.engines.host import Host, WouldNotStart
 
         from ..compare.questions import asked_of_ledger
-        from .searching import stands_in_the_way
         from .standing import OneSide
 
-        more = [LEDGER[bug] for name in self.families for bug in stands_in_the_way(name)]
-        questions = asked_of_ledger([*self.entries, *more], self.spec.mode)
+        questions = asked_of_ledger(self.entries, self.spec.mode)
         tell(f"importing SGLang {source.called}; then {len(questions)} entries of the ledger")
         with Host(source=source, mode=self.spec.mode) as host:
             try:
@@ -139,14 +136,13 @@ class _Job:
     def _search(self, folder: Path) -> None:
         from .searching import search_family, search_so_far
 
-        live = {one.id for one in self.standings if one.stand == "live"}
         for name in self.families:
             share = self.minutes / len(self.families)
             place = folder / f"search-{name or 'default'}"
             try:
-                self.searches.append(search_family(name, live, share, self.seed, self.spec, place))
+                self.searches.append(search_family(name, share, self.seed, self.spec, place))
             except (KeyboardInterrupt, AlreadyReported):
-                self.searches.append(search_so_far(name, live, self.seed, place))
+                self.searches.append(search_so_far(name, self.seed, place))
                 raise
 
     def _report(self, source: "Source", folder: Path, seconds: float, *, interrupted: bool) -> int:

@@ -40,7 +40,7 @@ class _Search(Struct, kw_only=True):
     said: str
     exit_code: int
     cases: int
-    remedies: list[str]
+    past: list[str] = []
     folder: str
     findings: list[_Finding]
 
@@ -83,7 +83,7 @@ def keep_job(job: OneJob) -> None:
                 "said": one.said,
                 "exit_code": one.exit_code,
                 "cases": one.cases,
-                "remedies": one.remedies,
+                "past": one.past,
                 "folder": str(one.folder or ""),
                 "findings": one.findings,
             }
@@ -137,7 +137,7 @@ def _searches(folder: Path, one: _Kept) -> list[PageSection]:
     for search in one.searched:
         word = {EXIT_EQUAL: "right", EXIT_DIVERGED: "wrong"}.get(search.exit_code, "doubt")
         name = TableCell(search.called, href=page_beside(folder, one.folder, search.folder))
-        rows.append(row(name, str(search.cases), TableCell(search.said, word), ", ".join(search.remedies)))
+        rows.append(row(name, str(search.cases), TableCell(search.said, word), ", ".join(search.past)))
     header = ("search", "cases", "result", "past")
     tables = [Table(caption="Searches", header=header, rows=tuple(rows))]
     found = tuple(_finding(folder, one, search, each) for search in one.searched for each in search.findings)

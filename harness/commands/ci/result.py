@@ -108,7 +108,7 @@ def _row(one: Standing) -> str:
 
 def _search(one: FamilySearch) -> str:
     found = "".join(f"<br>{plain(each.line + _known(each.known))}" for each in one.findings)
-    return f"| {code(one.called)} | {one.cases} | {plain(one.said)}{found} | {code(', '.join(one.remedies))} |"
+    return f"| {code(one.called)} | {one.cases} | {plain(one.said)}{found} | {code(', '.join(one.past))} |"
 
 
 def annotations_of(job: OneJob) -> Iterator[str]:
@@ -143,7 +143,7 @@ def facts_of(job: OneJob) -> dict[str, Any]:
                 "family": one.family,
                 "exit_code": one.exit_code,
                 "cases": one.cases,
-                "remedies": list(one.remedies),
+                "past": list(one.past),
                 "findings": [{"line": each.line, "status": each.status, "known": each.known} for each in one.findings],
             }
             for one in job.searches

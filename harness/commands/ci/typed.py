@@ -23,8 +23,7 @@ Families = Annotated[
     typer.Option(
         "--family",
         metavar="MODEL",
-        help="Search cases of this model recipe (docs/reference/case.md). Repeatable. Default: one search, of Llamas with a "
-        "single draft layer.",
+        help="Search cases of this model recipe (docs/reference/case.md). Repeatable. Default: one search of everything.",
         show_default=False,
     ),
 ]

@@ -1,10 +1,20 @@
-"""`eagletwin fuzz`: generate cases until one diverges, and shrink it."""
+"""`eagletwin fuzz`: generate cases until one shows something new, and shrink it."""
 
+from contextlib import ExitStack
 from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from eagletwin.harness.core.errors import EXIT_DIVERGED, EXIT_EQUAL, EXIT_INTERRUPTED, EXIT_UNKNOWN, AlreadyReported
+from msgspec.structs import replace as changed
+
+from eagletwin.harness.core.errors import (
+    EXIT_DIVERGED,
+    EXIT_EQUAL,
+    EXIT_INTERRUPTED,
+    EXIT_UNKNOWN,
+    AlreadyReported,
+    exit_code_of,
+)
 from eagletwin.harness.core.progress import progress
 from eagletwin.harness.core.run_spec import RunSpec
 from eagletwin.harness.core.terminal import show, width
@@ -22,8 +32,12 @@ from .typed import (
     MaxCases,
     Minutes,
     Model,
+    Not,
+    Only,
+    Processes,
     SamplingOption,
     Seed,
+    Shrink,
     ShrinkMinutes,
     SmallTrees,
     Topk,
@@ -31,8 +45,11 @@ from .typed import (
 )
 
 if TYPE_CHECKING:
+    from eagletwin.harness.engines.host import Host
+
     from .options import SearchOptions
-    from .search import Finding, Fuzz
+    from .search import Fuzz
+    from .shrinking import Finding
 
 
 @with_json
@@ -43,22 +60,27 @@ def fuzz(
     seed: Seed = 0,
     findings: Findings = 1,
     shrink_minutes: ShrinkMinutes = SHRINK_MINUTES,
+    processes: Processes = 0,
+    shrink: Shrink = None,
+    only: Only = None,
+    left_out: Not = None,
     model: Model = None,
     topk: Topk = None,
     context_length: ContextLength = None,
     small_trees: SmallTrees = False,
     update_weights: UpdateWeights = None,
-    sampling: SamplingOption = "none",
+    sampling: SamplingOption = None,
     out: Runs = DEFAULT_RUNS,
     *,
     spec: RunSpec,
 ) -> int:
-    """Generate cases until one diverges, then shrink it.
+    """Generate cases until one shows something new, then shrink it.
 
-    Exit codes: 1 a divergence was found; 125 a crash, a hang or another unknown was found, no case was equal, or the reference
-    could not decide more than a tenth of the cases; 0 nothing was found, and at least one case was equal. A crash is a finding
-    as a divergence is: it is made small and kept, with its repro.py. Its code is 125 because no number was shown to be wrong,
-    and `git bisect run` skips such a commit.
+    What is equal with the fix of a known bug is known: it is counted, and the search goes on. Exit codes speak of the rest: 1 a
+    divergence was found; 125 a crash, a hang or another unknown was found, no case was equal, an engine would not start, or the
+    reference could not decide more than a tenth of the cases; 0 nothing new was found. A crash is a finding as a divergence is:
+    it is made small and kept, with its repro.py. Its code is 125 because no number was shown to be wrong, and `git bisect run`
+    skips such a commit.
     """
     from .options import SearchOptions
 
@@ -74,11 +96,14 @@ def fuzz(
         small_trees=small_trees,
         update_weights=update_weights,
         sampling=sampling,
+        only=tuple(only or ()),
+        left_out=tuple(left_out or ()),
+        processes=processes,
         run=spec,
         out=out,
     )
     options.check()  # before anything slow is imported
-    return search(options)
+    return search(options) if shrink is None else make_small(shrink, options)
 
 
 def search(options: "SearchOptions") -> int:
@@ -92,25 +117,17 @@ def search(options: "SearchOptions") -> int:
     from eagletwin.harness.engines.host import Host, WouldNotStart
 
     from .report import finding_text, tally_text, write_summary
-    from .search import Fuzz, Plan
+    from .search import Fuzz
 
     host = Host(source=source, mode=options.run.mode)
     folder = new_run_folder(options.out, f"fuzz-{options.seed}")
-    trials = Trials(host, options.run)
-    plan = Plan(
-        seed=options.seed,
-        seconds=60 * options.minutes,
-        max_cases=options.max_cases,
-        shrink_seconds=60 * options.shrink_minutes,
-        command=options.command,
-        held=options.held,
-        draws=options.draws,
-        unmet=options.unmet,
-    )
-    looking = Fuzz(trials, folder, plan, tell)
+    looking = Fuzz(Trials(host, options.run), folder, options.plan, tell)
     found, interrupted = list["Finding"](), False
     try:
-        with progress("cases") as looking.line, host:
+        with ExitStack() as stack:
+            looking.line = stack.enter_context(progress("cases"))
+            stack.enter_context(host)
+            _share(looking, options, host, stack)
             for finding in islice(looking.search(), options.findings):
                 found.append(finding)
                 show(finding_text(finding, width()))
@@ -128,6 +145,57 @@ def search(options: "SearchOptions") -> int:
         show(tally_text(looking, found, width(), interrupted=interrupted))
         tell_result(SearchFacts(interrupted=interrupted, folder=str(folder), summary=summary))
     return _exit_code(looking, found)
+
+
+def make_small(file: Path, options: "SearchOptions") -> int:
+    """Make a case from a file smaller, and print what it comes to; the exit code."""
+    from eagletwin.harness.check.confirm import brief
+    from eagletwin.harness.check.trials import Trials
+    from eagletwin.harness.core.folders import new_run_folder
+    from eagletwin.harness.engines.host import Host
+    from eagletwin.harness.engines.source import resolve
+    from eagletwin.harness.families.valid import read_case
+
+    from .looking import CaseSeen
+    from .report import finding_text
+    from .shrinking import Shrinking, Teller
+
+    case = changed(read_case(file), exercises=())
+    with Host(source=resolve(options.run.sglang), mode=options.run.mode) as host, progress("runs") as line:
+        trials = Trials(host, options.run)
+        trial = trials.look_alone(case)
+        if trial.signature is None:
+            show(f"{trial.verdict.status.upper()}  {case.name}: {brief(trial.verdict)}\n\n  There is nothing to make small.")
+            return exit_code_of(trial.verdict.status)
+        shrinking = Shrinking(
+            CaseSeen(block=0, case=case, verdict=trial.verdict, signature=trial.signature),
+            trials,
+            new_run_folder(options.out, f"shrink-{case.name}"),
+            seconds=60 * options.shrink_minutes,
+            seed=options.seed,
+            command=options.run.command("fuzz", "--shrink", file),
+            teller=Teller(aside=lambda case, signature, undecided: None, news=tell, look=line.look),
+        )
+        shrinking.shrink(None)
+        finding = shrinking.conclude(1, 0.0)
+    show(finding_text(finding, width()))
+    return exit_code_of(finding.outcome.verdict.status)
+
+
+def _share(looking: "Fuzz", options: "SearchOptions", host: "Host", stack: ExitStack) -> None:
+    """Have other processes run blocks as well, if there are several. Raises WouldNotStart: of one import more than one process
+    would speak."""
+    from eagletwin.cases.blocks import BLOCK
+
+    from .pool import Several, cores
+
+    processes = min(options.processes or cores(), -(-options.max_cases // BLOCK))
+    if options.run.mode.device == "cuda" and not options.processes:  # a GPU has one user, if nobody says otherwise
+        processes = 1
+    if processes > 1:
+        looking.pool = several = Several(looking.mends, options, processes)
+        stack.enter_context(several)
+    host.connection()
 
 
 def _keep_elsewhere(folder: Path, looking: "Fuzz", found: "list[Finding]", error: OSError) -> dict[str, Any]:

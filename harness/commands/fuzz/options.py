@@ -1,28 +1,30 @@
 """The options of `eagletwin fuzz`, as one value: options that contradict each other are refused, and every generated case
 is held to the rest."""
 
-from collections.abc import Callable, Collection
+from collections.abc import Collection
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
-from eagletwin.cases.strategies import CONTEXT_LENGTHS, SMALL_TREE, UPDATED, VALUES, cases, searched
+from eagletwin.cases.blocks import Asked, block_of
+from eagletwin.cases.strategies import CONTEXT_LENGTHS, SMALL_TREE, UPDATED, VALUES
 from eagletwin.harness.core.case import Case
+from eagletwin.harness.core.dtype import WIDEST
 from eagletwin.harness.core.errors import InputError
 from eagletwin.harness.core.run_spec import DEFAULT_RUN, RunSpec, unusual
 from eagletwin.harness.families import RECIPES
 
+from .plan import Plan
 from .typed import MAX_CASES, MINUTES, SHRINK_MINUTES, Sampling
-
-if TYPE_CHECKING:
-    from hypothesis.strategies import SearchStrategy
+from .unsearched import narrowed
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SearchOptions:
     """The options of a search, by their names on the command line. None or "" of those that choose cases: any.
 
-    run  the options that choose no cases
+    processes  how many run cases; 0: one a core
+    run        the options that choose no cases
     """
 
     minutes: float = MINUTES
@@ -35,7 +37,10 @@ class SearchOptions:
     context_length: int | None = None
     small_trees: bool = False
     update_weights: Literal["disk", "tensor"] | None = None
-    sampling: Sampling = "none"
+    sampling: Sampling | None = None
+    only: tuple[str, ...] = ()
+    left_out: tuple[str, ...] = ()
+    processes: int = 0
     run: RunSpec = DEFAULT_RUN
     out: Path = Path("eagletwin-runs")
 
@@ -45,6 +50,7 @@ class SearchOptions:
         for contradicts, options, why, remedy in self._contradictions():
             if contradicts:
                 raise InputError(f"{options} contradict each other: {why}", consequence="nothing was run", remedy=remedy)
+        block_of(self.seed, 0, self.asked)  # there is one
 
     def _check_values(self) -> None:
         known = {
@@ -63,7 +69,8 @@ class SearchOptions:
     def _contradictions(self) -> tuple[tuple[bool, str, str, str], ...]:
         """Whether two options contradict each other, which, why, and what to do."""
         model, layers = f"--model {self.model}", self.model is not None and RECIPES[self.model].mtp_layers > 0
-        own_vocabulary = self.model is not None and RECIPES[self.model].draft_vocab_size is not None
+        recipe = RECIPES.get(self.model or "")
+        refuses = recipe is not None and (recipe.draft_vocab_size is not None or not recipe.reads_states)
         rejection, chains = self.sampling == "rejection", self.topk == 1
         trees = self.topk is not None and self.topk > 1
         no_trees = "--topk 1" if chains else "--sampling rejection" if rejection else model
@@ -75,9 +82,9 @@ class SearchOptions:
                 "use --topk 1, or --sampling target",
             ),
             (
-                rejection and own_vocabulary,
+                rejection and refuses,
                 f"--sampling rejection and {model}",
-                "its draft has a vocabulary of its own, which rejection sampling does not know",
+                "SGLang has rejection sampling for EAGLE heads with the target's vocabulary only",
                 "use another model, such as llama-eagle3-full, or --sampling target",
             ),
             (
@@ -99,20 +106,20 @@ class SearchOptions:
                 f"use --model {' or '.join(UPDATED)}",
             ),
             (
-                self.run.view == "true_tree" and (chains or rejection or (layers and not trees)),
+                self.run.view == "true_tree" and (chains or rejection),
                 f"--view true_tree and {no_trees}",
                 "the view is of draft trees, and all cases would be chains",
-                "give --topk 2 or more" if layers and not rejection else "leave one of them out",
+                "leave one of them out",
             ),
             (
-                self.run.view == "committed" and not layers,
-                f"--view committed and {model if self.model else 'no --model'}",
+                self.run.view == "committed" and self.model is not None and not layers,
+                f"--view committed and {model}",
                 "the view is of multi-layer drafts, and no case would have one",
                 "give --model llama-mtp, llama-mtp-chain, mimo-v2 or step-3.5",
             ),
             (
-                self.run.view == "shifted" and (self.model is None or RECIPES[self.model].reads_states),
-                f"--view shifted and {model if self.model else 'no --model'}",
+                self.run.view == "shifted" and self.model is not None and RECIPES[self.model].reads_states,
+                f"--view shifted and {model}",
                 "the view is of drafts that are plain language models, and no case would have one",
                 "give --model llama-standalone",
             ),
@@ -131,9 +138,29 @@ class SearchOptions:
         return {name: value for name, value in chosen.items() if value is not None}
 
     @property
-    def draws(self) -> "Callable[..., SearchStrategy[Case]]":
-        """What draws cases of a focus."""
-        return cases if self.sampling == "none" else searched(self.sampling, retract=not self.run.mode.overlap)
+    def asked(self) -> Asked:
+        """What all blocks of cases have."""
+        mode = self.run.mode
+        return Asked(
+            held=self.held,
+            sampling="" if self.sampling == "none" else self.sampling,
+            wanted=narrowed(self.only, self.left_out),
+            widest=WIDEST[mode.dtype],
+            retract=not mode.overlap,
+        )
+
+    @property
+    def plan(self) -> Plan:
+        """The same for a search."""
+        return Plan(
+            seed=self.seed,
+            seconds=60 * self.minutes,
+            max_cases=self.max_cases,
+            shrink_seconds=60 * self.shrink_minutes,
+            command=self.command,
+            asked=self.asked,
+            unmet=self.unmet,
+        )
 
     def unmet(self, case: Case) -> str:
         """The option that a generated case does not meet; empty: it meets all of them."""
@@ -151,7 +178,8 @@ class SearchOptions:
             f"--context-length {self.context_length}": self.context_length in (None, settings.context_length),
             "--small-trees": not self.small_trees or case.verify_nodes <= case.num_steps,
             f"--update-weights {self.update_weights}": self.update_weights in (None, settings.update_weights),
-            f"--sampling {self.sampling}": (samples, settings.rejection_sampling) in ways[self.sampling],
+            f"--sampling {self.sampling}": self.sampling is None
+            or (samples, settings.rejection_sampling) in ways[self.sampling],
         }
         return next((option for option, is_met in met.items() if not is_met), "")
 
@@ -163,10 +191,13 @@ class SearchOptions:
             ("--topk", self.topk, None),
             ("--context-length", self.context_length, None),
             ("--update-weights", self.update_weights, None),
-            ("--sampling", self.sampling, "none"),
+            ("--sampling", self.sampling, None),
             ("--minutes", self.minutes, MINUTES),
             ("--cases", self.max_cases, MAX_CASES),
             ("--findings", self.findings, 1),
             ("--shrink-minutes", self.shrink_minutes, SHRINK_MINUTES),
         )
-        return self.run.command("fuzz", "--seed", self.seed, *unusual(given), *["--small-trees"] * self.small_trees)
+        words = [*unusual(given), *["--small-trees"] * self.small_trees]
+        words += [word for name in self.only for word in ("--only", name)]
+        words += [word for name in self.left_out for word in ("--not", name)]
+        return self.run.command("fuzz", "--seed", self.seed, *words)

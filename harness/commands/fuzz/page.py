@@ -48,6 +48,14 @@ class _Aside(Struct, kw_only=True):
     undecided: bool = False
 
 
+class _Known(Struct, kw_only=True):
+    id: str
+    cases: int
+    mended: int
+    shows: dict[str, int] = {}
+    example: str = ""
+
+
 class Summary(Struct, kw_only=True):
     """summary.json, as far as a page shows it."""
 
@@ -56,6 +64,8 @@ class Summary(Struct, kw_only=True):
     not_looked_at: list[str] = []
     findings: list[_Finding] = []
     set_aside: list[_Aside] = []
+    known: list[_Known] = []
+    refused: dict[str, str] = {}
     headline: str = ""
     command: str = ""
 
@@ -130,8 +140,27 @@ def _found(folder: Path, summary: Summary) -> list[PageSection]:
         ]
         caption = "Set aside: run once and not confirmed"
         tables.append(Table(caption=caption, header=("what", "cases", "why", "example"), rows=tuple(rows)))
-    lines = () if summary.findings else ("Nothing was found.",)
+    lines = () if summary.findings else ("Nothing new was found.",)
+    if summary.known:
+        tables.append(_known_bugs(summary))
     return [PageSection(heading="What was found", lines=lines, tables=tuple(tables))]
+
+
+def _known_bugs(summary: Summary) -> Table:
+    rows = [
+        TableRow(
+            (
+                TableCell(bug.id),
+                TableCell(str(bug.cases)),
+                TableCell(", ".join(bug.shows)),
+                TableCell(str(bug.mended)),
+                TableCell(bug.example),
+            )
+        )
+        for bug in summary.known
+    ]
+    caption = "Known bugs: what is equal with their fixes"
+    return Table(caption=caption, header=("bug", "cases", "shown as", "cases with its remedy", "example"), rows=tuple(rows))
 
 
 def _looked_at(tally: _Tally) -> list[PageSection]:
@@ -164,8 +193,11 @@ def _looked_at(tally: _Tally) -> list[PageSection]:
 
 
 def _left_out(summary: Summary) -> list[PageSection]:
-    if not summary.not_looked_at:
-        return []
-    rows = tuple(TableRow((TableCell(one),)) for one in summary.not_looked_at)
-    table = Table(caption="Not looked at, and the option for it", header=("what",), rows=rows)
-    return [PageSection(heading="What was left out", tables=(table,))]
+    tables = []
+    if summary.not_looked_at:
+        rows = tuple(TableRow((TableCell(one),)) for one in summary.not_looked_at)
+        tables.append(Table(caption="Not looked at, and the option for it", header=("what",), rows=rows))
+    if summary.refused:
+        rows = tuple(TableRow((TableCell(name),)) for name in summary.refused)
+        tables.append(Table(caption="Engines that would not start", header=("model, and why",), rows=rows))
+    return [PageSection(heading="What was left out", tables=tuple(tables))] if tables else []

@@ -7,6 +7,7 @@ from typing import Any
 
 import msgspec
 
+from eagletwin.harness.core.case import pretty_case
 from eagletwin.harness.core.differs import unknown_changes
 from eagletwin.harness.core.features import FEATURES
 from eagletwin.harness.core.terminal import fold
@@ -14,8 +15,10 @@ from eagletwin.harness.core.words import count
 from eagletwin.harness.page.render import write_page
 
 from .page import SUMMARY, search_page
-from .search import MOST_UNDECIDED, Finding, Fuzz, Tally
+from .search import Fuzz
+from .shrinking import Finding
 from .smaller import sizes, smaller
+from .tally import MOST_UNDECIDED, KnownBug, Tally
 from .unsearched import not_looked_at
 
 
@@ -30,7 +33,8 @@ def finding_text(finding: Finding, columns: int) -> str:
     changes = smaller(finding.found, case)
     lines += fold(f"Shrunk: {changes}.", columns, "") if changes else []
     if finding.partial:
-        lines += fold("Not minimal: time was up. The same search with a larger --shrink-minutes shrinks further.", columns, "")
+        lines += fold("Not minimal: time was up. This goes on:", columns, "")
+        lines.append(f"  {finding.run.command('fuzz', '--shrink', finding.outcome.folder / 'case.json')}")
     return "\n".join(lines)
 
 
@@ -44,7 +48,7 @@ def tally_text(search: Fuzz, findings: list[Finding], columns: int, *, interrupt
     reached = ", ".join(f"{name} {tally.exercised[name]}" for name in FEATURES if tally.exercised[name])
     whys = ["or never called what a patch edits"] * bool(search.trials.run.patches)
     whys += ["or ran nothing of what this tree changes"] * (tally.changes.differs is not None)
-    names = {"unknown": f"unknown ({', '.join(whys)})" if whys else "unknown"}
+    names = {"unknown": f"unknown ({', '.join(whys)})" if whys else "unknown", "known": "wrong by known bugs alone"}
     statuses = ", ".join(f"{number} {names.get(status, status)}" for status, number in sorted(tally.statuses.items()))
     text = f"{count(tally.cases, 'case')} in {seconds:.1f} s: {statuses}. {tally.ties} of {tally.choices} choices were ties."
     lines += fold(text, columns, "")
@@ -57,6 +61,8 @@ def tally_text(search: Fuzz, findings: list[Finding], columns: int, *, interrupt
         )
     lines += [f"{count(len(tally.configurations), 'configuration')} searched:", *_configurations(tally, columns)]
     lines += fold(f"Exercised: {reached or 'nothing named'}.", columns, "")
+    never = [name for name in FEATURES if not tally.exercised[name]]
+    lines += fold(f"Never happened: {', '.join(never)}.", columns, "") if never else []
     lines += [line for text in tally.changes.lines for line in fold(text, columns, "")]
     if not findings and (unknown := unknown_changes(search.trials.host.source.called)):
         lines += fold(unknown, columns, "")
@@ -64,17 +70,16 @@ def tally_text(search: Fuzz, findings: list[Finding], columns: int, *, interrupt
         lines.append("No case ran any of that, so this search says nothing about it.")
     for name, number in sorted(tally.fallbacks.items()):
         lines += fold(f"Unchecked in {count(number, 'case')}, since Triton's interpreter ran it: {name}.", columns, "")
+    lines += _known(search, columns)
     lines += _asides(search, findings, columns)
+    lines += _refused(search, columns)
     unfinished = search.found[len(findings) :]
     if unfinished:
         lines.append(f"Stopped while shrinking: the smallest case so far is in {unfinished[-1] / 'minimal'}.")
-    left_out = not_looked_at(tally.topics, search.trials.host.mode)
+    left_out = _left_out(search)
     if left_out:
         lines += ["", "Not looked at, and the option for it:"]
         lines += [line for one in left_out for line in fold(one, columns, "  ", "    ")]
-        lines += fold(
-            "Known bugs show first in some of these; docs/guide/first-case.md names the --remedy for each.", columns, ""
-        )
     return "\n".join([*lines, "", f"Folder: {search.folder}"])
 
 
@@ -82,12 +87,60 @@ def _headline(search: Fuzz) -> str:
     tally = search.tally
     seed = f"seed {search.plan.seed}"
     if search.found:
-        return f"{len(search.found)} FOUND  {seed}"
+        return f"{len(search.found)} FOUND  {_of_known(tally)}{seed}"
     if not tally.cases:
         return f"NOTHING LOOKED AT  {seed}"
     equal = tally.statuses["equal"]
-    word = "NOTHING FOUND" if search.looked_enough else "CANNOT TELL"
-    return f"{word}  {equal} of {count(tally.cases, 'case')} equal, {count(len(tally.configurations), 'configuration')}, {seed}"
+    word = "NOTHING NEW" if search.looked_enough else "CANNOT TELL"
+    of = f"{equal} of {count(tally.cases, 'case')} equal"
+    return f"{word}  {of}, {_of_known(tally)}{count(len(tally.configurations), 'configuration')}, {seed}"
+
+
+def _of_known(tally: Tally) -> str:
+    wrong = tally.statuses["known"]
+    return f"{wrong} wrong by known bugs alone, " if wrong else ""
+
+
+def _left_out(search: Fuzz) -> list[str]:
+    tally = search.tally
+    return not_looked_at(tally.topics, {one.model for one in tally.configurations}, search.trials.host.mode)
+
+
+def _known(search: Fuzz, columns: int) -> list[str]:
+    """By known bug: how many cases showed it, and in how many it was mended."""
+    bugs = search.tally.known.values()
+    if not bugs:
+        return []
+    lines = fold(
+        "Known bugs: what a case shows, and is equal with their fixes. Mended, in memory, they hide nothing:", columns, ""
+    )
+    for bug in sorted(bugs, key=lambda bug: -bug.cases):
+        shown = f"{count(bug.cases, 'case')} ({', '.join(bug.shows)})" if bug.cases else "no case"
+        text = f"{bug.id}: {shown}; mended in {count(bug.mended, 'case')}"
+        text += f"; eagletwin check {example_of(search.folder, bug)}" if bug.example is not None else ""
+        lines += fold(text, columns, "  ", "    ")
+    for name in sorted(search.mends.unfit):
+        lines += fold(
+            f"{name}: its remedy does not fit this SGLang, so that what it shows counts as new", columns, "  ", "    "
+        )
+    return lines
+
+
+def example_of(folder: Path, bug: KnownBug) -> Path:
+    """The file of the first case that showed a known bug."""
+    return folder / "known" / f"{bug.id.replace(' ', '-')}.json"
+
+
+def _refused(search: Fuzz, columns: int) -> list[str]:
+    """Engines that would not start: what this SGLang does not have, or where it is broken."""
+    if not search.tally.refused:
+        return []
+    doubt = {id(one) for one in search.unstarted}
+    lines = ["Engines that would not start, so that nothing was looked at:"]
+    for name, one in search.tally.refused.items():
+        more = "; this may be the fault: --not leaves it out" if id(one) in doubt else ""
+        lines += fold(f"{name}{more}", columns, "  ", "    ")
+    return lines
 
 
 def _configurations(tally: Tally, columns: int) -> list[str]:
@@ -131,6 +184,11 @@ def _named(tally: Tally) -> Counter[str]:
     return named
 
 
+def _figures(tally: Tally) -> dict[str, Any]:
+    whole = msgspec.to_builtins(dataclasses.replace(tally, configurations=_named(tally), known={}, refused={}))
+    return {name: value for name, value in whole.items() if name not in ("known", "refused")}
+
+
 def write_summary(folder: Path, search: Fuzz, findings: list[Finding]) -> dict[str, Any]:
     """summary.json: the figures of tally_text, and of each finding; and the page that is made of it. Returns the figures."""
     tally = search.tally
@@ -138,8 +196,19 @@ def write_summary(folder: Path, search: Fuzz, findings: list[Finding]) -> dict[s
         "headline": _headline(search),
         "command": search.plan.command,
         "seconds": round(search.seconds, 3),
-        "tally": msgspec.to_builtins(dataclasses.replace(tally, configurations=_named(tally))),
-        "not_looked_at": not_looked_at(tally.topics, search.trials.host.mode) if tally.cases else [],
+        "tally": _figures(tally),
+        "not_looked_at": _left_out(search) if tally.cases else [],
+        "refused": {name: one.why for name, one in tally.refused.items()},
+        "known": [
+            {
+                "id": bug.id,
+                "cases": bug.cases,
+                "mended": bug.mended,
+                "shows": dict(bug.shows),
+                "example": str(example_of(folder, bug)) if bug.example is not None else "",
+            }
+            for bug in tally.known.values()
+        ],
         "findings": [
             {
                 "signature": msgspec.to_builtins(finding.signature),
@@ -151,6 +220,7 @@ def write_summary(folder: Path, search: Fuzz, findings: list[Finding]) -> dict[s
                 "shrink_seconds": round(finding.shrink_seconds, 3),
                 "partial": finding.partial,
                 "known": finding.outcome.known,
+                "changes": list(finding.run.changes),
                 "case": msgspec.to_builtins(finding.outcome.case),
             }
             for finding in findings
@@ -165,6 +235,11 @@ def write_summary(folder: Path, search: Fuzz, findings: list[Finding]) -> dict[s
             for one in search.asides.values()
         ],
     }
+    for bug in tally.known.values():
+        if bug.example is not None:
+            file = example_of(folder, bug)
+            file.parent.mkdir(exist_ok=True)
+            file.write_text(pretty_case(bug.example), encoding="utf-8")
     (folder / SUMMARY).write_bytes(msgspec.json.format(msgspec.json.encode(figures)))
     write_page(folder, lambda: search_page(folder))
     return figures

@@ -1,5 +1,6 @@
 """The options of `eagletwin fuzz` that choose cases and limit the search, as Typer reads them."""
 
+from pathlib import Path
 from typing import Annotated, Literal
 
 import typer
@@ -50,13 +51,45 @@ ShrinkMinutes = Annotated[
         "three more runs confirm it.",
     ),
 ]
+Processes = Annotated[
+    int,
+    typer.Option(
+        "-n",
+        metavar="N",
+        min=0,
+        rich_help_panel=_SEARCH,
+        help="Processes that run cases, each with SGLang to itself. 0: one a core, as far as the memory goes. The same seed "
+        "draws the same cases, and comes to the same, with any number.",
+        show_default=False,
+    ),
+]
+Shrink = Annotated[
+    Path | None,
+    typer.Option(
+        metavar="CASE",
+        rich_help_panel=_SEARCH,
+        help="Search nothing: make this case smaller, a file with a finding whose time was up. --shrink-minutes limits it.",
+    ),
+]
+Only = Annotated[
+    list[str] | None,
+    typer.Option(
+        metavar="FEATURE",
+        rich_help_panel=_CASES,
+        help="Only cases with this feature, or with one of a list with commas: a topic such as trees, layers, sampling, "
+        "rejection, context-end, small-trees or updates, a model recipe or a family. Repeated: cases that have all of them.",
+    ),
+]
+Not = Annotated[
+    list[str] | None,
+    typer.Option(metavar="FEATURE", rich_help_panel=_CASES, help="No cases with this feature. Can be repeated."),
+]
 Model = Annotated[
     str | None,
     typer.Option(
         metavar="MODEL",
         rich_help_panel=_CASES,
-        help="A model recipe (docs/reference/case.md). Default: a Llama with a single draft layer; llama-mtp, llama-mtp-chain, "
-        "mimo-v2 and step-3.5 have several, deepseek-nextn has latent attention and experts, qwen3-moe-eagle3 experts.",
+        help="Only this model recipe (docs/reference/case.md). Default: all of them.",
     ),
 ]
 Topk = Annotated[
@@ -68,8 +101,8 @@ ContextLength = Annotated[
     typer.Option(
         metavar="N",
         rich_help_panel=_CASES,
-        help="Context length of the model, 8, 16, 32 or 64: requests then reach its end, where 0.5.23 has known bugs. "
-        "Default: never reached.",
+        help="Only this context length of the model, 8, 16, 32 or 64: requests reach its end. Default: in one block of eight "
+        "any of them.",
     ),
 ]
 SmallTrees = Annotated[
@@ -77,7 +110,7 @@ SmallTrees = Annotated[
     typer.Option(
         "--small-trees",
         rich_help_panel=_CASES,
-        help="Trees with fewer nodes than their longest path: a known bug of 0.5.23 ends the worker.",
+        help="Only trees with fewer nodes than their longest path.",
     ),
 ]
 UpdateWeights = Annotated[
@@ -85,15 +118,15 @@ UpdateWeights = Annotated[
     typer.Option(
         metavar="HOW",
         rich_help_panel=_CASES,
-        help="The worker starts with other weights and is given the model's, from `disk` or by `tensor`.",
+        help="Only workers that start with other weights and are given the model's, from `disk` or by `tensor`.",
     ),
 ]
 SamplingOption = Annotated[
-    Sampling,
+    Sampling | None,
     typer.Option(
         metavar="HOW",
         rich_help_panel=_CASES,
-        help="Requests that sample: by the `target` alone, by `rejection` (chains only), or `any` of the two. `none`: all "
-        "requests are greedy.",
+        help="Only requests that sample: by the `target` alone, by `rejection` (chains only), or by `any` of the two; or "
+        "`none`: all requests are greedy. Default: some of each.",
     ),
 ]

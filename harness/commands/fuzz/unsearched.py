@@ -1,11 +1,22 @@
-"""What a search left out: features that users run and none of its cases had, each with the option that adds it."""
+"""Features by which a search is narrowed, and what it left out of them: each with the option that adds it."""
 
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import dataclass
 
 from eagletwin.harness.core.case import Case
+from eagletwin.harness.core.errors import InputError
 from eagletwin.harness.core.mode import Mode
-from eagletwin.harness.families import RECIPES
+from eagletwin.harness.families import FAMILIES, RECIPES
 from eagletwin.harness.families.windows import ENDING
+
+
+@dataclass(frozen=True, slots=True)
+class Topic:
+    """A feature that users run. key: what `--only` and `--not` call it; has: whether a case has it."""
+
+    key: str
+    name: str
+    has: Callable[[Case], bool]
 
 
 def _layers(case: Case) -> bool:
@@ -16,59 +27,64 @@ def _rejects(case: Case) -> bool:
     return case.engine.sglang.rejection_sampling
 
 
-# Name, how it is searched, and whether a case has it.
-TOPICS: tuple[tuple[str, str, Callable[[Case], bool]], ...] = (
-    ("chains", "--topk 1", lambda case: case.topk == 1),
-    ("trees", "--topk 4", lambda case: case.topk > 1),
-    ("EAGLE-1/2", "--model llama-tiny", lambda case: RECIPES[case.model].algorithm == "EAGLE" and not _layers(case)),
-    ("EAGLE-3", "--model llama-eagle3", lambda case: RECIPES[case.model].algorithm == "EAGLE3"),
-    ("plain draft models", "--model llama-standalone", lambda case: not RECIPES[case.model].reads_states),
-    ("multi-layer drafts", "--model llama-mtp, llama-mtp-chain, mimo-v2 or step-3.5", _layers),
-    (
-        "latent attention and experts",
-        "--model deepseek-nextn",
-        lambda case: RECIPES[case.model].target.latent is not None,
-    ),
-    (
-        "Qwen3, its experts, and heads with further norms or layers",
-        "--model qwen3-eagle3.1, qwen3-eagle3-norm, qwen3-eagle3-deep or qwen3-moe-eagle3",
-        lambda case: RECIPES[case.model].family.startswith("qwen3"),
-    ),
-    (
-        "windows that end",
-        "--model gpt-oss-eagle3 --topk 1, mimo-v2-window or step-3.5-window",
-        lambda case: 0 < RECIPES[case.model].window <= ENDING,
-    ),
-    ("requests that sample", "--sampling target", lambda case: case.samples and not _rejects(case)),
-    ("rejection sampling", "--sampling rejection", _rejects),
-    ("the end of a context", "--context-length 16", lambda case: case.engine.sglang.context_length > 0),
-    (
-        "trees with fewer nodes than their longest path",
-        "--small-trees",
-        lambda case: case.verify_nodes <= case.num_steps,
-    ),
-    ("updated weights", "--update-weights disk", lambda case: bool(case.engine.sglang.update_weights)),
-    (
-        "acceptance thresholds",
-        "no option: write a case (docs/reference/case.md)",
-        lambda case: min(case.engine.sglang.accept_single, case.engine.sglang.accept_acc) < 1,
-    ),
-    (
-        "deterministic inference",
-        "no option: write a case (docs/reference/case.md)",
-        lambda case: case.engine.sglang.deterministic,
-    ),
+def _thresholds(case: Case) -> bool:
+    return min(case.engine.sglang.accept_single, case.engine.sglang.accept_acc) < 1
+
+
+TOPICS: tuple[Topic, ...] = (
+    Topic("chains", "chains", lambda case: case.topk == 1),
+    Topic("trees", "trees", lambda case: case.topk > 1),
+    Topic("eagle", "EAGLE-1/2", lambda case: RECIPES[case.model].algorithm == "EAGLE" and not _layers(case)),
+    Topic("eagle3", "EAGLE-3", lambda case: RECIPES[case.model].algorithm == "EAGLE3"),
+    Topic("plain-draft", "plain draft models", lambda case: not RECIPES[case.model].reads_states),
+    Topic("layers", "multi-layer drafts", _layers),
+    Topic("latent", "latent attention", lambda case: RECIPES[case.model].target.latent is not None),
+    Topic("experts", "experts", lambda case: bool(RECIPES[case.model].target.routed)),
+    Topic("windows", "windows that end", lambda case: 0 < RECIPES[case.model].window <= ENDING),
+    Topic("draft-windows", "windows of draft decode", lambda case: case.engine.sglang.draft_window > 0),
+    Topic("sampling", "requests that sample", lambda case: case.samples),
+    Topic("rejection", "rejection sampling", _rejects),
+    Topic("context-end", "the end of a context", lambda case: case.engine.sglang.context_length > 0),
+    Topic("small-trees", "trees with fewer nodes than their longest path", lambda case: case.verify_nodes <= case.num_steps),
+    Topic("updates", "updated weights", lambda case: bool(case.engine.sglang.update_weights)),
+    Topic("thresholds", "acceptance thresholds", _thresholds),
+    Topic("deterministic", "deterministic inference", lambda case: case.engine.sglang.deterministic),
 )
+_BY_KEY = {topic.key: topic for topic in TOPICS}
 
 
 def topics_of(case: Case) -> tuple[str, ...]:
     """The names of the topics that a case has."""
-    return tuple(name for name, _, has in TOPICS if has(case))
+    return tuple(topic.name for topic in TOPICS if topic.has(case))
 
 
-def not_looked_at(seen: Collection[str], mode: Mode) -> list[str]:
+def has(case: Case, name: str) -> bool:
+    """Whether a case has a feature: a topic by its key, a recipe or a family by its name."""
+    topic = _BY_KEY.get(name)
+    return topic.has(case) if topic is not None else name in (case.model, RECIPES[case.model].family)
+
+
+def narrowed(only: Sequence[str], left_out: Sequence[str]) -> Callable[[Case], bool]:
+    """Whether a case has one of the features of each of `only`, a list with commas, and none of `left_out`. Raises InputError
+    for a name that is no feature's."""
+    wanted = [each.split(",") for each in only]
+    unwanted = [name for each in left_out for name in each.split(",")]
+    names = dict.fromkeys([*_BY_KEY, *FAMILIES, *RECIPES])
+    for name in (*(name for each in wanted for name in each), *unwanted):
+        if name not in names:
+            raise InputError(
+                f"there is no feature {name!r}", consequence="nothing was run", remedy=f"use some of {', '.join(names)}"
+            )
+    return lambda case: (
+        all(any(has(case, name) for name in each) for each in wanted) and not any(has(case, name) for name in unwanted)
+    )
+
+
+def not_looked_at(topics: Collection[str], models: Collection[str], mode: Mode) -> list[str]:
     """What neither the cases nor the mode had, each with the option for it."""
-    missing = [f"{name} ({option})" for name, option, _ in TOPICS if name not in seen]
+    missing = [f"{topic.name} (--only {topic.key})" for topic in TOPICS if topic.name not in topics]
+    recipes = [name for name in RECIPES if name not in models]
+    missing += [f"recipes: {', '.join(recipes)} (--only {recipes[0]})"] if recipes else []
     missing += ["bfloat16, which users run (--dtype bfloat16)"] if mode.dtype == "float32" else []
     missing += ["tensor parallelism (--tp 2)"] if mode.tp == 1 else []
     if mode.device == "cpu":

@@ -1,9 +1,11 @@
 """SGLang's own model classes of the families that are not in served/: imported for the cases that use them alone.
 
-An import of MiMo-V2 takes a second, and SGLang's Step3p5MTP has the name of a class in served/mtp.py. Called by boot.py in the
-process of one configuration. Seen on 0.5.23.
+An import of MiMo-V2 takes a second or more, so the zygote makes it once, before it forks the first engine that needs it; but
+SGLang's Step3p5MTP has the name of a class in served/mtp.py, so classes are registered by boot.py in the process of one
+configuration. Seen on 0.5.23.
 """
 
+import contextlib
 import importlib
 import importlib.util
 import re
@@ -19,6 +21,14 @@ def register(modules: tuple[str, ...]) -> None:
         entry: Any = importlib.import_module(name).EntryClass
         for found in entry if isinstance(entry, list) else [entry]:
             ModelRegistry.models[found.__name__] = found
+
+
+def prepare(modules: tuple[str, ...]) -> None:
+    """Import these modules, and register nothing: a process that is forked from this one then has them at once. What cannot be
+    imported is for that process to report."""
+    for name in modules:
+        with contextlib.suppress(Exception):
+            importlib.import_module(name)
 
 
 def find(classes: list[str]) -> None:

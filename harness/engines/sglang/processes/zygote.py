@@ -17,6 +17,7 @@ import sys
 import traceback
 
 from eagletwin.harness.engines import wire
+from eagletwin.harness.families import RECIPES, family_of
 
 
 def main(*, front: bool = False) -> None:
@@ -66,7 +67,7 @@ def main(*, front: bool = False) -> None:
             return
         if not isinstance(message, wire.Serve if front else wire.Build | wire.Probe):
             raise wire.unexpected(message)
-        supervise.reap()
+        _before_a_fork(message)
         if os.fork() == 0:
             connection.close()
             theirs = socket.socket(fileno=descriptors[0])
@@ -79,6 +80,18 @@ def main(*, front: bool = False) -> None:
             else:
                 engine.serve(theirs, message)
         os.close(descriptors[0])
+
+
+def _before_a_fork(message: object) -> None:
+    """Collect what ended, and import what an engine needs, once for all like it. Of a changed tree each engine says itself what
+    it imported."""
+    from ..boot import model_classes
+    from .supervise import reap
+
+    reap()
+    if isinstance(message, wire.Build) and len(sys.argv) <= 4:
+        model_classes.prepare(family_of(RECIPES[message.configuration.model]).modules)
+        gc.freeze()
 
 
 def _collect(*_: object) -> None:

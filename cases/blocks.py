@@ -1,0 +1,220 @@
+"""What a search draws: blocks of cases. Those of one block share an engine configuration, and all blocks together have every
+recipe and every option of a generated case, each with a share.
+
+Nearly all faults show in one or two requests of a few tokens, so most blocks have small cases; a window that ends, large pages
+and a pool that runs out need large ones. A recipe that is added comes by itself, as does a field of `Focus`: what is asked of
+a block is read from RECIPES and from the tables of strategies.py: what is drawn only where it is asked for is asked for here.
+"""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
+from random import Random
+from typing import Any
+
+from hypothesis.strategies import SearchStrategy
+from msgspec.structs import replace as changed
+
+from eagletwin.harness.core.case import Case, EngineSettings, Request, Sampling
+from eagletwin.harness.core.errors import InputError
+from eagletwin.harness.families import RECIPES
+from eagletwin.harness.families.valid import check_case
+from eagletwin.harness.families.windows import ENDING
+
+from .drawn import few
+from .sampling import Kind
+from .strategies import (
+    DRAWN,
+    NUM_STEPS,
+    PAGE_SIZES,
+    SMALL_TREE,
+    TOPKS,
+    TREE_SIZES,
+    VALUES,
+    Focus,
+    Sizes,
+    greedy_cases,
+    sampling_cases,
+)
+
+BLOCK = 6  # cases of a block: its engine takes about as long to build as two small cases take to run
+LONG, _EVERY = 36, 12  # cases of every twelfth block
+SMALL = Sizes(prompt=10, new_tokens=6, arrival=3)
+FEW_REQUESTS = 3  # of a small case
+_RARE = 3  # one block in so many has something that no case has unless it is asked for
+_TRIES = 8_000  # drawings until a block has all that was asked for; one takes some ten microseconds
+
+
+@dataclass(frozen=True, slots=True)
+class Block:
+    """What the cases of one block have in common.
+
+    seed      of the search; number: which of its blocks it is
+    held      fields of `focus` that smaller cases keep as well
+    sampling  how requests sample; None: all are greedy
+    retract   whether requests that sample may be retracted
+    """
+
+    seed: int
+    number: int
+    focus: Focus
+    held: tuple[str, ...]
+    sampling: Kind | None
+    large: bool
+    retract: bool
+
+    @property
+    def probe(self) -> Case:
+        """The smallest case of the block's configuration."""
+        case = self.focus.case("probe", (Request(id="a", prompt=(0,), max_new_tokens=1),))
+        if self.sampling is None:
+            return case
+        seed = 0 if self.focus.deterministic else None
+        settings = changed(case.engine.sglang, rejection_sampling=self.sampling == "rejection")
+        requests = (changed(case.requests[0], sampling=Sampling(seed=seed)),)
+        return changed(case, requests=requests, engine=EngineSettings(sglang=settings))
+
+    @property
+    def strategy(self) -> SearchStrategy[Case]:
+        """All cases of the block, and simpler ones, to which a case that shows something is shrunk."""
+        options: dict[str, Any] = (
+            {"held": self.held}
+            if self.large
+            else {
+                "held": self.held,
+                "sizes": SMALL,
+                "max_requests": FEW_REQUESTS,
+            }
+        )
+        if self.sampling is None:
+            return greedy_cases(self.focus, **options)
+        return sampling_cases(self.focus, rejection=self.sampling == "rejection", retract=self.retract, **options)
+
+    def cases(self) -> list[Case]:
+        """Up to `size` different cases of the block's own configuration, the same whenever they are drawn."""
+        own = self.probe.configuration()
+        return few(self.strategy, self.size, self.draw_seed, lambda case: case.configuration() == own)
+
+    @property
+    def size(self) -> int:
+        """How many cases it has. What a case leaves behind for those after it shows in a long one."""
+        return LONG if self.number % _EVERY == _EVERY - 1 else BLOCK
+
+    @property
+    def draw_seed(self) -> int:
+        return self.seed * 1_000_003 + self.number
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Asked:
+    """What all blocks of a search have.
+
+    held      fields of `Focus` -> their value
+    sampling  "" greedy alone; None: drawn, with all the rest
+    wanted    whether a block with this probe is to be searched
+    widest    the largest topk
+    retract   as in Block
+    """
+
+    held: Mapping[str, Any] = field(default_factory=dict)
+    sampling: Kind | str | None = None
+    wanted: Callable[[Case], bool] = lambda probe: True
+    widest: int = TOPKS[-1]
+    retract: bool = True
+
+
+def block_of(seed: int, number: int, asked: Asked) -> Block:
+    """Block `number` of the search with this seed. Raises InputError if there is no such block."""
+    random, turns = Random(seed * 7919 + number), _turns()
+    cycle, turn = divmod(number, len(turns))
+    model = Random(f"{seed} {cycle}").sample(turns, len(turns))[turn]
+    own = _rare(seed, number)
+    for attempt in range(_TRIES):
+        rare = own
+        if attempt > 100:  # what it has may go with another rare thing alone, or with none of what was asked for
+            rare = {**_rare(random.randrange(1000), _RARE - 1), **own} if own and attempt < _TRIES // 4 else {}
+        block = _drawn(random, seed, number, model, asked, rare)
+        if block is not None and _admitted(block.probe) and asked.wanted(block.probe):
+            return block
+        model = random.choice(turns)
+    raise InputError(
+        "no generated case has all that was asked for",
+        consequence="nothing was run",
+        remedy="leave out one of the options that choose cases",
+    )
+
+
+def _turns() -> list[str]:
+    """The recipes of one cycle of blocks. Each has its turn; one with fewer layers, which runs faster, has several."""
+    return [name for name, recipe in RECIPES.items() for _ in range(max(1, 4 // recipe.target.num_layers))]
+
+
+def _rare(seed: int, number: int) -> dict[str, Any]:
+    """Of every third block: what it has of what no case has unless it is asked for, one thing after the other in turn."""
+    turn, others = divmod(number, _RARE)
+    if others != _RARE - 1:
+        return {}
+    things = {name: VALUES[name][drawn:] for name, drawn in DRAWN.items() if name != "model" and VALUES[name][drawn:]}
+    names = [*things, "rejection"]
+    cycle, place = divmod(turn, len(names))
+    name = Random(seed).sample(names, len(names))[place]
+    return {name: True if name == "rejection" else things[name][(cycle + seed) % len(things[name])]}
+
+
+def _drawn(random: Random, seed: int, number: int, model: str, asked: Asked, rare: Mapping[str, Any]) -> Block | None:
+    held = {**{name: value for name, value in rare.items() if name != "rejection"}, **asked.held}
+    recipe = RECIPES[held.get("model", model)]
+    topk = held.get("topk", min(asked.widest, random.choice(TOPKS[1:])) if random.random() < 0.5 else TOPKS[0])
+    drawn = Focus(
+        model=recipe.name,
+        num_steps=random.choice(NUM_STEPS),
+        topk=topk,
+        tree_size=random.choice(TREE_SIZES),
+        page_size=random.choice((*PAGE_SIZES[:2], *PAGE_SIZES[:2], *PAGE_SIZES[:2], *PAGE_SIZES)),
+        radix_cache=random.random() < 0.6,
+        max_total_tokens=random.choice((512, 512, 96, 128)),
+        max_running_requests=random.choice((8, 8, 8, 2)),
+    )
+    focus = replace(drawn, **held)
+    if recipe.mtp_layers:
+        steps = focus.num_steps if "num_steps" in held else 1 + (focus.num_steps - 1) % recipe.mtp_layers
+        focus = replace(focus, num_steps=steps, tree_size=TREE_SIZES[0])
+    elif focus.tree_size == SMALL_TREE and "num_steps" not in held:
+        focus = replace(focus, num_steps=max(focus.num_steps, 2))  # of one step the smallest tree has all of its path
+    sampling = _sampling(random, asked, may_reject=topk == 1 and recipe.draft_vocab_size is None and recipe.reads_states)
+    if any(getattr(focus, name) != value for name, value in held.items()) or not _takes_effect(focus, sampling, rare):
+        return None
+    large = random.randrange(8) == 0 or 0 < recipe.window <= ENDING or focus.page_size == PAGE_SIZES[-1]
+    # what no default of Focus is, and smaller cases are not to lose: strategies.configurations would
+    layered_tree = ("topk",) if recipe.mtp_layers and focus.topk > 1 else ()
+    return Block(seed, number, focus, tuple(sorted({*held, *layered_tree})), sampling, large, asked.retract)
+
+
+def _takes_effect(focus: Focus, sampling: Kind | None, rare: Mapping[str, Any]) -> bool:
+    """Whether the configuration is one that SGLang has, with all that is asked of it."""
+    recipe = RECIPES[focus.model]
+    one_vocabulary = recipe.draft_vocab_size is None and recipe.reads_states  # SGLang has none for plain draft models
+    if sampling == "rejection" and (focus.topk > 1 or not one_vocabulary):
+        return False
+    if (focus.threshold < 1 or focus.deterministic) and sampling != "target":
+        return False
+    return (focus.tree_size != SMALL_TREE or focus.topk > 1) and ("rejection" not in rare or sampling == "rejection")
+
+
+def _sampling(random: Random, asked: Asked, *, may_reject: bool) -> Kind | None:
+    """How requests of a block sample: in every second block not at all."""
+    first, second = random.random() < 0.5, random.random() < 0.5
+    if asked.sampling == "":
+        return None
+    if asked.sampling in ("target", "rejection"):
+        return "rejection" if asked.sampling == "rejection" else "target"
+    if asked.sampling is None and first:
+        return None
+    return "rejection" if second and may_reject else "target"
+
+
+def _admitted(case: Case) -> bool:
+    try:
+        check_case(case, case.name)
+    except InputError:
+        return False
+    return True

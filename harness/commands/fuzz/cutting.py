@@ -1,0 +1,78 @@
+"""Smaller cases, made from any case by taking something away: for a case that no block of a search is at hand for."""
+
+from collections.abc import Iterator
+from typing import Any
+
+from msgspec.structs import replace
+
+from eagletwin.cases.strategies import MODELS
+from eagletwin.harness.core.case import Case, EngineSettings, Request, SGLangSettings
+from eagletwin.harness.core.errors import InputError
+from eagletwin.harness.families.valid import check_case
+
+
+def cuts(case: Case) -> Iterator[Case]:
+    """Valid cases that are smaller by one thing each, those that lack the most first."""
+    for smaller in _cuts(case):
+        if smaller == case:
+            continue
+        try:
+            check_case(smaller, smaller.name)
+        except InputError:
+            continue
+        yield smaller
+
+
+def _cuts(case: Case) -> Iterator[Case]:
+    for request in case.requests if len(case.requests) > 1 else ():
+        others = tuple(one for one in case.requests if one.id != request.id)
+        yield replace(case, requests=others, events=tuple(one for one in case.events if one.request != request.id))
+    yield replace(case, events=())
+    yield replace(case, chunks=())
+    for kept in (len(case.chunks) // 2, len(case.chunks) - 1):
+        yield replace(case, chunks=case.chunks[: max(kept, 0)])
+    yield from _simpler(case)
+    for number in range(len(case.events)):
+        yield replace(case, events=case.events[:number] + case.events[number + 1 :])
+        yield replace(case, events=case.events[:number] + case.events[number + 2 :])  # a pause and its end
+    for number, request in enumerate(case.requests):
+        for smaller in _shorter(request):
+            yield replace(case, requests=(*case.requests[:number], smaller, *case.requests[number + 1 :]))
+    for number, chunk in enumerate(case.chunks):
+        for less in (case.page_size, chunk - case.page_size):
+            if 0 < less < chunk:
+                yield replace(case, chunks=(*case.chunks[:number], less, *case.chunks[number + 1 :]))
+
+
+def _simpler(case: Case) -> Iterator[Case]:
+    """With one setting as it usually is, or one size less."""
+    usual, settings = SGLangSettings(), case.engine.sglang
+    for name in settings.__struct_fields__:
+        yield replace(case, engine=EngineSettings(sglang=replace(settings, **{name: getattr(usual, name)})))
+    fields: dict[str, tuple[Any, ...]] = {
+        "model": MODELS[: MODELS.index(case.model) if case.model in MODELS else len(MODELS)],
+        "num_steps": tuple(range(1, case.num_steps)),
+        "topk": tuple(range(1, case.topk)),
+        "num_draft_tokens": (0, case.num_steps + 1, case.num_draft_tokens - 1) if case.num_draft_tokens else (),
+        "page_size": (1,) if case.page_size > 1 else (),
+    }
+    for name, values in fields.items():
+        for value in values:
+            yield replace(case, **{name: value})
+            if name in ("num_steps", "topk"):  # a tree of fewer steps or branches has fewer nodes
+                yield replace(case, **{name: value, "num_draft_tokens": 0})
+
+
+def _shorter(request: Request) -> Iterator[Request]:
+    half = len(request.prompt) // 2
+    for prompt in (request.prompt[:1], request.prompt[:half], request.prompt[half:], request.prompt[:-1], request.prompt[1:]):
+        if 0 < len(prompt) < len(request.prompt):
+            yield replace(request, prompt=prompt)
+    for new in (1, request.max_new_tokens // 2, request.max_new_tokens - 1):
+        if 0 < new < request.max_new_tokens:
+            yield replace(request, max_new_tokens=new)
+    for less in (0, request.arrive - 1):
+        if 0 <= less < request.arrive:
+            yield replace(request, arrive=less)
+    yield replace(request, stop=())
+    yield replace(request, sampling=None)

@@ -1,0 +1,137 @@
+"""One block of a search after the other: its cases are run and judged, and what known bugs show is told from the rest.
+
+A known live bug would eat the search: it shows in nearly every case of its kind, and hides what lies behind it. So in three of
+four blocks the bugs that this SGLang was seen to have are mended, in memory. The fourth runs SGLang as it is, up to the second
+case that a known bug spoils, so that what a remedy replaces is looked at as well. What is done with a case depends on its block
+alone, so that the same seed comes to the same on any number of cores.
+"""
+
+from collections.abc import Iterator
+from random import Random
+
+from msgspec import Struct
+from msgspec.structs import replace
+
+from eagletwin.cases.blocks import Block, block_of
+from eagletwin.cases.entry import Entry
+from eagletwin.harness.check.known import Explained, Mends
+from eagletwin.harness.check.trials import Trial
+from eagletwin.harness.core.case import Case
+from eagletwin.harness.core.differs import Differs
+from eagletwin.harness.core.errors import HarnessError
+from eagletwin.harness.core.signature import Signature
+from eagletwin.harness.core.verdict import DECLARED_VIEW, Verdict, View
+from eagletwin.harness.engines.host import WouldNotStart
+
+from .plan import Plan
+
+AS_RELEASED = 4  # one block in so many runs SGLang as it is
+SPOILED = 2  # cases of it that a known bug spoils, before the rest of the block is mended
+
+
+class Unstarted(Struct, frozen=True, tag=True):
+    """An engine of this configuration would not start. ours: eagletwin does not run it, whatever the SGLang."""
+
+    probe: Case
+    why: str
+    ours: bool
+
+
+class CaseSeen(Struct, frozen=True, kw_only=True, tag=True):
+    """What came of one generated case.
+
+    block     its number
+    signature what was found; None: nothing
+    lengths   accept lengths of its rounds
+    before    the cases that had run in the same process, of one in which something was found
+    mended    entries of the ledger whose remedies it ran with, and the view in which it was judged
+    known     entries that explain all that it showed as released, and what that was; the verdict is the one under their fixes
+    """
+
+    block: int
+    case: Case
+    verdict: Verdict
+    signature: Signature | None = None
+    lengths: tuple[int, ...] = ()
+    fallbacks: tuple[str, ...] = ()
+    differs: Differs | None = None
+    before: tuple[Case, ...] = ()
+    mended: tuple[str, ...] = ()
+    view: View = DECLARED_VIEW
+    known: tuple[str, ...] = ()
+    shown: Signature | None = None
+
+
+class Looking:
+    """Runs blocks of a search on the engines of one host."""
+
+    def __init__(self, mends: Mends, plan: Plan) -> None:
+        self._mends, self._plan = mends, plan
+
+    def block(self, number: int) -> Iterator[CaseSeen | Unstarted]:
+        """The cases of a block, as they are run."""
+        block = block_of(self._plan.seed, number, self._plan.asked)
+        probe = block.probe
+        views = self._mends.views(probe)
+        view = views[Random(block.draw_seed).randrange(len(views))]
+        try:
+            mended = () if number % AS_RELEASED == 0 else self._mends.seen(probe, view)
+            self._mends.trials(mended, view).stand(probe)
+        except WouldNotStart as error:
+            yield Unstarted(probe, " ".join(error.cause.split()), error.ours)
+            return
+        for trial, within in self._mends.otherwise:  # asked whether a known bug is here, and found another
+            yield _seen(number, Explained((), (), trial), within, trial.signature)
+        self._mends.otherwise.clear()
+        yield from self._cases(block, view, mended)
+
+    def _cases(self, block: Block, view: View, mended: tuple[Entry, ...]) -> Iterator[CaseSeen]:
+        spoiled = 0
+        for case in block.cases():
+            if unmet := self._plan.unmet(case):
+                raise HarnessError(
+                    f"a generated case lacks what was asked for: {unmet}",
+                    consequence="the search ended there, since it would have searched something else",
+                    remedy="this is a bug of eagletwin: report it with the command",
+                )
+            trial = self._mends.trials(mended, view).look(case)
+            shown = trial.signature
+            one = Explained((), mended, trial)
+            if shown is not None and not trial.verdict.undecided:
+                one = self._mends.explain(trial, view, mended)
+            yield _seen(block.number, one, view, shown)
+            spoiled += bool(one.known)
+            if spoiled == SPOILED:
+                mended, spoiled = self._mends.seen(block.probe, view), 0
+
+
+def _seen(block: int, one: Explained, view: View, shown: Signature | None) -> CaseSeen:
+    trial, found = one.trial, one.trial.signature
+    rounds = (record for record in trial.header.records if record.stage == "verify")
+    return CaseSeen(
+        block=block,
+        case=trial.case,
+        verdict=_of_what_ran(trial, one.mended),
+        signature=found,
+        lengths=tuple(sorted({int(record.numbers["accept_len"]) for record in rounds})),
+        fallbacks=tuple(trial.header.fallbacks),
+        differs=trial.differs,
+        before=trial.before if found is not None else (),
+        mended=tuple(entry.id for entry in one.mended),
+        view=view,
+        known=tuple(entry.id for entry in one.known),
+        shown=shown if one.known else None,
+    )
+
+
+def _of_what_ran(trial: Trial, mended: tuple[Entry, ...]) -> Verdict:
+    """The verdict, which is equal if it is in doubt for no more than a remedy of ours that nothing called: then the case ran
+    SGLang as it is."""
+    verdict, idle = trial.verdict, set(trial.header.idle_edits)
+    remedies = [entry.remedy for entry in mended if entry.remedy is not None]
+    ours = {edit.target for remedy in remedies for edit in (*remedy.edits, *remedy.otherwise)}
+    if not verdict.vacuous or not idle or not idle <= ours:
+        return verdict
+    if trial.differs is not None and trial.differs.doubt:
+        return replace(verdict, reason=trial.differs.doubt)
+    return replace(verdict, status="equal", reason="", vacuous=False)

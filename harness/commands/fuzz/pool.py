@@ -1,0 +1,166 @@
+"""A search on several cores: blocks of cases are run here and in processes of their own (worker.py).
+
+What is seen comes in the order of the blocks, whoever ran them and whenever, so that a search with the same seed comes to the
+same on any number of cores. Each process has SGLang to itself.
+"""
+
+import os
+import queue
+import subprocess
+import threading
+from collections.abc import Iterator
+from contextlib import suppress
+from itertools import count
+from pathlib import Path
+
+from eagletwin.harness.check.known import Mends
+from eagletwin.harness.core.child import RUN_MODULE
+from eagletwin.harness.core.errors import HarnessError
+
+from .looking import CaseSeen, Looking, Unstarted
+from .messages import Answer, BlockFailed, BlockOver, Wanted, read_answer, written
+from .options import SearchOptions
+
+_AHEAD = 4  # blocks for each process that may be run before their turn
+_PROCESS_BYTES = 1_500_000_000  # of memory that one process takes with its engines
+
+
+def cores() -> int:
+    """How many processes a search has by default: one a core, as far as the memory goes."""
+    cpus = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    with suppress(OSError, StopIteration, ValueError, IndexError):
+        lines = Path("/proc/meminfo").read_text().splitlines()
+        free = next(int(line.split()[1]) * 1024 for line in lines if line.startswith("MemAvailable:"))
+        return max(1, min(cpus, free // _PROCESS_BYTES))
+    return cpus
+
+
+class Several:
+    """Runs the blocks here and in `processes` - 1 others. Use as a context manager."""
+
+    def __init__(self, mends: Mends, options: SearchOptions, processes: int) -> None:
+        self._looking = Looking(mends, options.plan)
+        self._options = options
+        self._size = processes
+        self._answers: dict[int, queue.SimpleQueue[Answer]] = {}  # blocks that another process runs, or has run
+        self._turn, self._next, self._resting, self._closed = 0, 0, False, False
+        self._changed = threading.Condition()
+        self._processes: list[subprocess.Popen[bytes]] = []
+        self._threads: list[threading.Thread] = []
+
+    def __enter__(self) -> "Several":
+        for _ in range(self._size - 1):
+            command = [*RUN_MODULE, "eagletwin.harness.commands.fuzz.worker"]
+            process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+            self._processes.append(process)
+            self._threads.append(threading.Thread(target=self._feed, args=(process,), daemon=True))
+            self._threads[-1].start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        with self._changed:
+            self._closed = True
+            self._changed.notify_all()
+        for process in self._processes:
+            process.terminate()
+        for process, thread in zip(self._processes, self._threads, strict=True):
+            process.wait()
+            thread.join()  # it has read to the end
+            for pipe in (process.stdin, process.stdout):
+                with suppress(OSError):  # what was not written is for nobody
+                    assert pipe is not None
+                    pipe.close()
+
+    def blocks(self) -> Iterator[Iterator[CaseSeen | Unstarted]]:
+        """One block after the other. While one is run elsewhere, the next that nobody runs is run here."""
+        ahead: tuple[int, Iterator[CaseSeen | Unstarted], list[CaseSeen | Unstarted]] | None = None
+        for number in count():
+            with self._changed:
+                self._turn, self._resting = number, False
+                self._changed.notify_all()
+            if ahead is not None and ahead[0] == number:
+                yield self._ours(ahead)
+                ahead = None
+            elif number in self._answers:
+                if ahead is None:
+                    mine = self._take()
+                    ahead = mine, self._looking.block(mine), []
+                yield self._theirs(number, ahead)
+            else:
+                mine = self._take()
+                assert mine == number
+                yield self._looking.block(number)
+
+    def rest(self) -> None:
+        """Begin no further block until the next one is asked for."""
+        with self._changed:
+            self._resting = True
+
+    def _take(self) -> int:
+        with self._changed:
+            self._next += 1
+            return self._next - 1
+
+    @staticmethod
+    def _ours(ahead: tuple[int, Iterator[CaseSeen | Unstarted], list[CaseSeen | Unstarted]]) -> Iterator[CaseSeen | Unstarted]:
+        yield from ahead[2]
+        yield from ahead[1]
+
+    def _theirs(
+        self, number: int, ahead: tuple[int, Iterator[CaseSeen | Unstarted], list[CaseSeen | Unstarted]]
+    ) -> Iterator[CaseSeen | Unstarted]:
+        answers = self._answers[number]
+        while True:
+            try:
+                answer = answers.get_nowait()
+            except queue.Empty:  # use the time
+                seen = next(ahead[1], None)
+                if seen is not None:
+                    ahead[2].append(seen)
+                    continue
+                answer = answers.get()
+            if isinstance(answer, BlockOver):
+                del self._answers[number]
+                return
+            if isinstance(answer, BlockFailed):
+                raise HarnessError(answer.cause, consequence=answer.consequence, remedy=answer.remedy)
+            yield answer
+
+    def _feed(self, process: "subprocess.Popen[bytes]") -> None:
+        """Hand one process block after block, and keep its answers."""
+        assert process.stdin is not None
+        assert process.stdout is not None
+        number = -1
+        try:
+            process.stdin.write(written(self._options))
+            while True:
+                number = self._hand_out()
+                if number < 0:
+                    return
+                process.stdin.write(written(Wanted(number)))
+                process.stdin.flush()
+                over = False
+                while not over:
+                    answer = read_answer(process.stdout.readline())
+                    over = isinstance(answer, BlockOver | BlockFailed)
+                    self._answers[number].put(answer)
+        except Exception as error:
+            if number >= 0 and not self._closed:
+                self._answers[number].put(
+                    BlockFailed(
+                        f"a process of the search ended: {type(error).__name__}",
+                        f"block {number} was not searched to its end, and the search ended there",
+                        "look at what it printed above; free some memory, or give -n 1",
+                    )
+                )
+
+    def _hand_out(self) -> int:
+        """The next block that nobody runs; -1: the search is over."""
+        with self._changed:
+            while not self._closed and (self._resting or self._next > self._turn + _AHEAD * self._size):
+                self._changed.wait()
+            if self._closed:
+                return -1
+            self._answers[self._next] = queue.SimpleQueue()
+            self._next += 1
+            return self._next - 1

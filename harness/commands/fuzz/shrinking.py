@@ -1,0 +1,228 @@
+"""Making a finding small: Hypothesis draws its block again up to the case that showed it, and shrinks from there. A case from a
+file has no block: one thing after the other is taken away from it."""
+
+import contextlib
+import shlex
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import msgspec
+
+from eagletwin.cases.blocks import Block
+from eagletwin.cases.drawn import shrink
+from eagletwin.harness.check.confirm import Outcome, alike, confirm
+from eagletwin.harness.check.repro import SCRIPT, write_script
+from eagletwin.harness.check.trials import Trial, Trials
+from eagletwin.harness.core.case import Case, encode_case, pretty_case
+from eagletwin.harness.core.errors import HarnessError
+from eagletwin.harness.core.run_spec import DEFAULT_RUN, RunSpec
+from eagletwin.harness.core.signature import Signature, signature_of
+from eagletwin.harness.core.verdict import Verdict
+from eagletwin.harness.core.words import count
+from eagletwin.harness.page.run import write_run
+
+from .cutting import cuts
+from .looking import CaseSeen
+from .smaller import smaller
+
+_NEWS = 5.0  # seconds between two lines of progress
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """One thing that was found.
+
+    signature what all smaller cases had to show as well
+    found     the case as it was generated; outcome: its smallest form, confirmed
+    cases, seconds            until it was found
+    shrink_looks, shrink_seconds  until it was smallest; partial: time was up before
+    run       how it was run: with remedies of known bugs, where these would come first
+    """
+
+    signature: Signature
+    found: Case
+    outcome: Outcome
+    cases: int
+    seconds: float
+    shrink_looks: int
+    shrink_seconds: float
+    partial: bool
+    run: RunSpec = DEFAULT_RUN
+
+
+class _Over(BaseException):
+    """Leaves Hypothesis: time is up. Not an Exception, so that it is not taken for a failing test."""
+
+
+@dataclass(frozen=True, slots=True)
+class Smallest:
+    """The smallest case so far, what it came to, and the cases before it in its process."""
+
+    case: Case
+    verdict: Verdict
+    before: tuple[Case, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Teller:
+    """Who is told: `aside` of cases that show something else, `news` of what became smaller, `look` of what is looked at."""
+
+    aside: Callable[[Case, Signature, bool], None]
+    news: Callable[[str], None]
+    look: Callable[[str], None]
+
+
+class Shrinking:
+    """The shrinking of one finding. What it has so far is on disk at any time."""
+
+    def __init__(
+        self,
+        seen: CaseSeen,
+        trials: Trials,
+        folder: Path,
+        *,
+        seconds: float,
+        seed: int,
+        command: str,
+        teller: Teller,
+    ) -> None:
+        assert seen.signature is not None
+        self.seen, self.signature, self.folder = seen, seen.signature, folder
+        self.looks, self.partial = 0, False
+        self._trials, self._seed, self._command = trials, seed, command
+        self._teller = teller
+        self._begun = self._reported_at = time.monotonic()
+        self._until, self._said = self._begun + seconds, ""
+        self._failed: Exception | None = None
+        self._smallest = self._last = Smallest(seen.case, seen.verdict, seen.before)
+        (folder / "minimal").mkdir(parents=True)
+        (folder / "found.json").write_text(pretty_case(seen.case), encoding="utf-8")
+        self._keep_smallest()
+
+    def shrink(self, block: Block | None) -> None:
+        """Look at smaller cases until there is none, or time is up. What depends on the cases before it stays as it is."""
+        if not self._shows_alone(self.seen.case, self.seen.verdict):
+            return
+        with contextlib.suppress(_Over):
+            if block is None:
+                self._cut()
+                return
+            shrink(block.strategy, block.size, block.draw_seed, lambda case: case == self.seen.case, self._shows)
+            self._smallest = self._last  # the last case that Hypothesis ran is the simplest it found
+        if self._failed is not None:
+            raise self._failed
+
+    def _cut(self) -> None:
+        """Take one thing after the other away, as long as the case shows the same without it."""
+        while any(size(case) < size(self._smallest.case) and self._looked(case) for case in cuts(self._smallest.case)):
+            pass
+
+    def _shows(self, case: Case) -> bool:
+        """Whether a smaller case shows the same."""
+        try:
+            return self._looked(case)
+        except (HarnessError, OSError) as error:  # Hypothesis would shrink it, as if the case had failed
+            self._failed = error
+            raise _Over from error
+
+    def _looked(self, case: Case) -> bool:
+        until = _iteration(self._smallest.verdict)
+        trial = self._trials.known(case, until)
+        if trial is None:
+            if time.monotonic() > self._until:
+                self.partial = True
+                raise _Over
+            self.looks += 1
+            self._teller.look(f"{self.signature}: smaller case {self.looks}")
+            trial = self._trials.look(case, until)
+            if trial.signature not in (None, self.signature):
+                assert trial.signature is not None
+                self._teller.aside(case, trial.signature, trial.verdict.undecided)
+            elif trial.signature is not None and trial.before and not self._shows_alone(case, trial.verdict):
+                self._trials.forget(case)
+                return False
+        if trial.signature != self.signature:
+            return False
+        self._take(trial)
+        return True
+
+    def _take(self, trial: Trial) -> None:
+        self._last = Smallest(trial.case, trial.verdict, trial.before)
+        if size(trial.case) < size(self._smallest.case):
+            self._smallest = self._last
+            self._keep_smallest()
+        if time.monotonic() > self._reported_at + _NEWS:
+            self._reported_at = time.monotonic()
+            changes = smaller(self.seen.case, self._smallest.case)
+            news = changes if changes != self._said else "nothing smaller since then"
+            self._said = changes
+            self._teller.news(f"{count(self.looks, 'more run')}: {news or 'nothing smaller yet'}")
+
+    def _shows_alone(self, case: Case, verdict: Verdict) -> bool:
+        alone = self._trials.look_alone(case)
+        return alone.signature == self.signature and alike(alone.verdict, verdict)
+
+    def keep_in(self, folder: Path) -> None:
+        """Write what was found, and its smallest case so far, into another folder than its own."""
+        self.folder = folder
+        (folder / "minimal").mkdir(parents=True, exist_ok=True)
+        (folder / "found.json").write_text(pretty_case(self.seen.case), encoding="utf-8")
+        self._keep_smallest()
+
+    def _keep_smallest(self) -> Case:
+        minimal, trials = self.folder / "minimal", self._trials
+        case = msgspec.structs.replace(self._smallest.case, name=f"minimal-{self.folder.name}")
+        (minimal / "case.json").write_text(pretty_case(case), encoding="utf-8")
+        write_script(minimal, case, trials.run, command=self._command, source=trials.host.source, seed=self._seed)
+        return case
+
+    def conclude(self, cases: int, seconds: float) -> Finding:
+        """Confirm the smallest case in fresh forks."""
+        trials, case = self._trials, self._keep_smallest()
+        outcome = confirm(
+            trials.host.engine(case, trials.run.patches, trials.run.kernels),
+            case,
+            self._smallest.verdict,
+            self._smallest.before,
+            self.folder / "minimal",
+            trials.run,
+            again=shlex.join(["python", str(self.folder / "minimal" / SCRIPT)]),
+            host=trials.host,
+        )
+        write_run(outcome)
+        return Finding(
+            signature=self._concluded(outcome),
+            found=self.seen.case,
+            outcome=outcome,
+            cases=cases,
+            seconds=seconds,
+            shrink_looks=self.looks,
+            shrink_seconds=time.monotonic() - self._begun,
+            partial=self.partial,
+            run=trials.run,
+        )
+
+    def _concluded(self, outcome: Outcome) -> Signature:
+        """What the smallest case shows in fresh forks. If it is something else there than what was found, that is set aside."""
+        shown = signature_of(outcome.verdict, outcome.trace.header.ending)
+        if outcome.verdict.first is None and outcome.trace.header.ending.kind == "finished":
+            return self.signature  # a state leak, or nondeterministic: the trace of the run that showed it is gone
+        if shown is None or shown == self.signature:
+            return self.signature
+        self._teller.aside(self.seen.case, self.signature, False)
+        return shown
+
+
+def _iteration(verdict: Verdict) -> int:
+    """Where a smaller case must show it: no later than the smallest so far. Runs are stopped there. -1: anywhere, as a kernel's
+    violations have no iteration."""
+    first = verdict.first
+    return first.iteration if first is not None and first.stage != "kernel" else -1
+
+
+def size(case: Case) -> tuple[int, bytes]:
+    """By which one case is smaller than another."""
+    data = encode_case(case)
+    return len(data), data

@@ -1,0 +1,103 @@
+"""Figures of a search so far: what its cases had, and what came of them."""
+
+from collections import Counter
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+from eagletwin.harness.core.case import Case
+from eagletwin.harness.core.differs import Changes
+from eagletwin.harness.core.signature import Signature
+from eagletwin.harness.core.verdict import View
+
+from .looking import CaseSeen, Unstarted
+from .unsearched import topics_of
+
+# Cases that a search must have run to say that it found nothing, as pytest does (`--eagletwin-min-cases`).
+LEAST = 10
+MOST_UNDECIDED = 0.1  # of its cases, the share that the reference may not have decided
+
+
+class Configuration(NamedTuple):
+    """The sizes of a case by which a search is summed up. nodes: of the verify tree."""
+
+    model: str
+    num_steps: int
+    topk: int
+    nodes: int
+    page_size: int
+
+
+@dataclass(slots=True)
+class KnownBug:
+    """A bug of the ledger, as a search met it. id: several, joined, where a case shows as many.
+
+    cases    that showed it, and nothing else; shows: what they showed; example, view: the first of them
+    mended   cases that ran with its remedy, and so could not show it
+    """
+
+    id: str
+    cases: int = 0
+    mended: int = 0
+    shows: Counter[str] = field(default_factory=Counter)
+    example: Case | None = None
+    view: View | None = None
+
+
+@dataclass(slots=True)
+class Tally:
+    """Figures of a search so far. topics: what its cases had, of unsearched.TOPICS; refused: why engines would not start, by
+    what they were to run."""
+
+    cases: int = 0
+    statuses: Counter[str] = field(default_factory=Counter)
+    exercised: Counter[str] = field(default_factory=Counter)
+    accept_lens: Counter[str] = field(default_factory=Counter)
+    configurations: Counter[Any] = field(default_factory=Counter)
+    topics: Counter[str] = field(default_factory=Counter)
+    choices: int = 0
+    ties: int = 0
+    undecided: int = 0
+    headroom: float = 0.0
+    fallbacks: Counter[str] = field(default_factory=Counter)
+    changes: Changes = field(default_factory=Changes)
+    known: dict[str, KnownBug] = field(default_factory=dict)
+    refused: dict[str, Unstarted] = field(default_factory=dict)
+
+    def add(self, seen: CaseSeen) -> None:
+        verdict, case = seen.verdict, seen.case
+        self.cases += 1
+        self.statuses["known" if seen.known else verdict.status] += 1
+        self.undecided += verdict.undecided
+        self.exercised.update(verdict.exercised)
+        self.choices, self.ties = self.choices + verdict.choices, self.ties + verdict.ties
+        self.headroom = max(self.headroom, verdict.headroom)
+        self.fallbacks.update(seen.fallbacks)
+        self.changes.add(seen.differs)
+        self.topics.update(topics_of(case))
+        self.configurations[Configuration(case.model, case.num_steps, case.topk, case.verify_nodes, case.page_size)] += 1
+        self.accept_lens.update(f"{length} of {case.num_steps + 1}" for length in seen.lengths)
+        if seen.known:
+            self._show(" and ".join(seen.known), seen.shown, case, seen.view)
+        else:
+            for name in seen.mended:
+                self.bug(name).mended += 1
+
+    def explain(self, seen: CaseSeen, bug: str) -> None:
+        """A case that was counted shows this known bug."""
+        self.statuses[seen.verdict.status] -= 1
+        self.statuses["known"] += 1
+        self._show(bug, seen.signature, seen.case, seen.view)
+
+    def bug(self, name: str) -> KnownBug:
+        return self.known.setdefault(name, KnownBug(name))
+
+    def _show(self, name: str, shown: Signature | None, case: Case, view: View) -> None:
+        bug = self.bug(name)
+        bug.cases += 1
+        bug.shows[str(shown)] += 1
+        if bug.example is None:
+            bug.example, bug.view = case, view
+
+    def refuse(self, refused: Unstarted) -> None:
+        """An engine that would not start: one of each reason is kept."""
+        self.refused.setdefault(f"{refused.probe.model}: {refused.why}", refused)

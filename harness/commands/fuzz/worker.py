@@ -1,0 +1,54 @@
+"""A process that runs blocks of a search: `python -m eagletwin.harness.commands.fuzz.worker` (pool.py).
+
+It is told once what is searched, then one block after the other, and answers a line of JSON for each case.
+"""
+
+import os
+import signal
+import sys
+from typing import BinaryIO
+
+import msgspec
+
+from eagletwin.cases.profiles import draw_from_seeds_alone
+from eagletwin.harness.check.known import Mends
+from eagletwin.harness.core.errors import EagletwinError
+from eagletwin.harness.engines.host import Host
+from eagletwin.harness.engines.source import resolve
+
+from .looking import Looking
+from .messages import Answer, BlockFailed, BlockOver, Wanted, read_options, written
+
+
+def main() -> None:
+    """Serve until there is nothing more on stdin."""
+    for number in (signal.SIGINT, signal.SIGHUP):  # they are for the process that asks: it hangs up
+        signal.signal(number, signal.SIG_IGN)
+    answers = os.fdopen(os.dup(1), "wb")
+    os.dup2(2, 1)  # whatever else is printed
+    options = read_options(sys.stdin.buffer.readline())
+    draw_from_seeds_alone()
+    try:
+        with Host(source=resolve(options.run.sglang), mode=options.run.mode) as host:
+            looking = Looking(Mends(host, options.run), options.plan)
+            for line in sys.stdin.buffer:
+                _serve(looking, msgspec.json.decode(line, type=Wanted), answers)
+    except BrokenPipeError:  # nobody waits for an answer any more
+        os._exit(0)
+
+
+def _serve(looking: Looking, wanted: Wanted, answers: BinaryIO) -> None:
+    def say(answer: Answer) -> None:
+        answers.write(written(answer))
+        answers.flush()
+
+    try:
+        for seen in looking.block(wanted.block):
+            say(seen)
+        say(BlockOver())
+    except EagletwinError as error:
+        say(BlockFailed(error.cause, error.consequence, error.remedy))
+
+
+if __name__ == "__main__":
+    main()

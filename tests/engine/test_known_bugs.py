@@ -1,0 +1,100 @@
+"""What a search takes for known: a case that is equal with the fix of a live bug, and nothing else, whatever rule it breaks."""
+
+from dataclasses import replace as replaced
+from itertools import islice
+
+import pytest
+from msgspec.structs import replace
+
+from eagletwin.cases.regressions import LEDGER
+from eagletwin.harness.check.known import Explained, Mends
+from eagletwin.harness.commands.fuzz.looking import CaseSeen
+from eagletwin.harness.commands.fuzz.options import SearchOptions
+from eagletwin.harness.commands.fuzz.pool import Several
+from eagletwin.harness.commands.fuzz.search import Here
+from eagletwin.harness.core.case import Case, Request
+from eagletwin.harness.core.patch import Edit, Patch
+from eagletwin.harness.core.run_spec import DEFAULT_RUN
+from eagletwin.harness.core.verdict import DECLARED_VIEW
+from eagletwin.harness.engines.host import Host
+
+TAIL = LEDGER["multi-layer-chunk-tail-2"]
+WORKER = "sglang.srt.speculative.multi_layer_eagle_worker_v2.MultiLayerEagleDraftWorker"
+# one request in two chunks, and rounds behind them
+CASE = replace(TAIL.case, exercises=(), requests=(Request(id="a", prompt=(7, 19, 3, 5), max_new_tokens=4),))
+
+
+def explained(host: Host, case: Case, *edits: Edit) -> tuple[Mends, Explained]:
+    patches = (Patch(name="planted", edits=edits),) if edits else ()
+    mends = Mends(host, replace(DEFAULT_RUN, patches=patches))
+    trial = mends.trials().look(case)
+    assert trial.signature is not None
+    return mends, mends.explain(trial, DECLARED_VIEW)
+
+
+def test_what_a_remedy_makes_equal_is_known(host: Host) -> None:
+    mends, one = explained(host, CASE)
+    assert [entry.id for entry in one.known] == [TAIL.id]
+    assert one.trial.clean
+    assert TAIL.id in [entry.id for entry in mends.seen(CASE, DECLARED_VIEW)]
+
+
+def test_another_bug_in_the_same_case_is_new_though_the_known_one_comes_first(host: Host) -> None:
+    """Of PR #22954's kind: the rule that the case breaks first is the known bug's, and it hides the other."""
+    backup = "next_token_ids_backup = batch_result.next_token_ids.clone()"
+    edit = Edit(target=f"{WORKER}._draft_extend_for_decode", match=backup, replacement=backup.removesuffix(".clone()"))
+    _, one = explained(host, CASE, edit)
+    assert one.known == ()
+    assert TAIL.id in [entry.id for entry in one.mended]
+    assert one.trial.signature is not None
+    assert one.trial.signature.rule != TAIL.rule
+
+
+def test_another_bug_of_the_same_rule_and_stage_is_new(host: Host) -> None:
+    """The name of a rule excuses nothing."""
+    seed = "self._seed_boundary_kv_stash("
+    edit = Edit(
+        target=f"{WORKER}._draft_extend_for_prefill",
+        match=seed,
+        replacement=f"forward_batch.input_ids[0] = 1\n{seed}",
+    )
+    _, one = explained(host, CASE, edit)
+    assert one.known == ()
+    assert one.trial.signature is not None
+    assert one.trial.signature.rule == TAIL.rule
+
+
+def test_a_remedy_that_does_not_fit_explains_nothing(host: Host) -> None:
+    seed = "self._seed_boundary_kv_stash("
+    edit = Edit(target=f"{WORKER}._draft_extend_for_prefill", match=seed, replacement=f"pass; {seed[:-1]} (")
+    mends, one = explained(host, CASE, edit)
+    assert TAIL.id in mends.unfit
+    assert TAIL.id not in [entry.id for entry in one.known]
+
+
+def test_what_does_not_show_again_alone_is_not_known(host: Host) -> None:
+    mends = Mends(host, DEFAULT_RUN)
+    trial = mends.trials().look(CASE)
+    assert trial.signature is not None
+    leaked = replaced(trial, verdict=replace(trial.verdict, first=replace(trial.verdict.first, rule="draft.kv")))
+    assert mends.explain(leaked, DECLARED_VIEW).known == ()
+
+
+@pytest.mark.parametrize("shown", [True, False])
+def test_a_bug_is_mended_only_where_its_own_case_shows_it(host: Host, shown: bool) -> None:
+    mends = Mends(host, DEFAULT_RUN if shown else TAIL.run(TAIL.green))
+    assert (TAIL.id in [entry.id for entry in mends.seen(CASE, DECLARED_VIEW)]) == shown
+
+
+def test_two_processes_come_to_the_same_as_one(host: Host) -> None:
+    options = SearchOptions(model="llama-tiny", topk=1, sampling="none")
+    mends = Mends(host, DEFAULT_RUN)
+    alone = [list(block) for block in islice(Here(mends, options.plan).blocks(), 4)]
+    with Several(Mends(host, DEFAULT_RUN), options, 2) as pool:
+        shared = [list(block) for block in islice(pool.blocks(), 4)]
+    assert [_brief(block) for block in alone] == [_brief(block) for block in shared]
+    assert sum(map(len, shared)) >= 20
+
+
+def _brief(block: list[object]) -> list[object]:
+    return [(one.case, one.verdict.status, one.signature, one.known) if isinstance(one, CaseSeen) else one for one in block]
