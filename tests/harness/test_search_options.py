@@ -25,6 +25,8 @@ CONTRADICTIONS = [
     --sampling rejection --topk 4
     --sampling rejection --model llama-eagle3
     --sampling rejection --small-trees
+    --ask min_p
+    --ask beam_search
     --small-trees --topk 1
     --small-trees --model mimo-v2
     --small-trees --model llama-mtp --topk 2
@@ -74,6 +76,7 @@ ASKED: dict[str, tuple[Any, ...]] = {
     "small_trees": (False, True),
     "update_weights": (None, "disk", "tensor"),
     "sampling": ("none", "target", "rejection", "any"),
+    "asks": ((), ("stream", "logit_bias", "processor"), ("stream", "min_p")),
 }
 
 

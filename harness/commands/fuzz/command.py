@@ -17,6 +17,7 @@ from .typed import (
     MAX_CASES,
     MINUTES,
     SHRINK_MINUTES,
+    Asks,
     ContextLength,
     Findings,
     MaxCases,
@@ -49,6 +50,7 @@ def fuzz(
     small_trees: SmallTrees = False,
     update_weights: UpdateWeights = None,
     sampling: SamplingOption = "none",
+    ask: Asks = None,
     out: Runs = DEFAULT_RUNS,
     *,
     spec: RunSpec,
@@ -74,6 +76,7 @@ def fuzz(
         small_trees=small_trees,
         update_weights=update_weights,
         sampling=sampling,
+        asks=tuple(dict.fromkeys(ask or ())),
         run=spec,
         out=out,
     )

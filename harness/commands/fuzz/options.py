@@ -4,10 +4,11 @@ is held to the rest."""
 from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, get_args
 
+from eagletwin.cases.asked import asking
 from eagletwin.cases.strategies import CONTEXT_LENGTHS, SMALL_TREE, UPDATED, VALUES, cases, searched
-from eagletwin.harness.core.case import Case
+from eagletwin.harness.core.case import Ask, Case
 from eagletwin.harness.core.errors import InputError
 from eagletwin.harness.core.run_spec import DEFAULT_RUN, RunSpec, unusual
 from eagletwin.harness.families import RECIPES
@@ -36,6 +37,7 @@ class SearchOptions:
     small_trees: bool = False
     update_weights: Literal["disk", "tensor"] | None = None
     sampling: Sampling = "none"
+    asks: tuple[str, ...] = ()
     run: RunSpec = DEFAULT_RUN
     out: Path = Path("eagletwin-runs")
 
@@ -52,7 +54,8 @@ class SearchOptions:
             "topk": (self.topk, VALUES["topk"]),
             "context-length": (self.context_length, sorted(filter(None, CONTEXT_LENGTHS))),
         }
-        for name, (value, values) in known.items():
+        asked = [("ask", (ask, get_args(Ask))) for ask in self.asks]
+        for name, (value, values) in [*known.items(), *asked]:
             if value is not None and value not in values:
                 raise InputError(
                     f"--{name} {value}: no such case is generated",
@@ -63,23 +66,11 @@ class SearchOptions:
     def _contradictions(self) -> tuple[tuple[bool, str, str, str], ...]:
         """Whether two options contradict each other, which, why, and what to do."""
         model, layers = f"--model {self.model}", self.model is not None and RECIPES[self.model].mtp_layers > 0
-        own_vocabulary = self.model is not None and RECIPES[self.model].draft_vocab_size is not None
         rejection, chains = self.sampling == "rejection", self.topk == 1
         trees = self.topk is not None and self.topk > 1
         no_trees = "--topk 1" if chains else "--sampling rejection" if rejection else model
         return (
-            (
-                rejection and trees,
-                f"--sampling rejection and --topk {self.topk}",
-                "SGLang has rejection sampling for chains only",
-                "use --topk 1, or --sampling target",
-            ),
-            (
-                rejection and own_vocabulary,
-                f"--sampling rejection and {model}",
-                "its draft has a vocabulary of its own, which rejection sampling does not know",
-                "use another model, such as llama-eagle3-full, or --sampling target",
-            ),
+            *self._contradictions_of_sampling(),
             (
                 self.small_trees and (chains or rejection),
                 f"--small-trees and {no_trees}",
@@ -118,6 +109,31 @@ class SearchOptions:
             ),
         )
 
+    def _contradictions_of_sampling(self) -> tuple[tuple[bool, str, str, str], ...]:
+        model, rejection = f"--model {self.model}", self.sampling == "rejection"
+        own_vocabulary = self.model is not None and RECIPES[self.model].draft_vocab_size is not None
+        trees, min_p = self.topk is not None and self.topk > 1, "min_p" in self.asks
+        return (
+            (
+                rejection and trees,
+                f"--sampling rejection and --topk {self.topk}",
+                "SGLang has rejection sampling for chains only",
+                "use --topk 1, or --sampling target",
+            ),
+            (
+                rejection and own_vocabulary,
+                f"--sampling rejection and {model}",
+                "its draft has a vocabulary of its own, which rejection sampling does not know",
+                "use another model, such as llama-eagle3-full, or --sampling target",
+            ),
+            (
+                min_p and self.sampling == "none",
+                "--ask min_p and no --sampling",
+                "it is of requests that sample, and none would",
+                "give --sampling target",
+            ),
+        )
+
     @property
     def held(self) -> dict[str, Any]:
         """What all cases have: fields of cases.strategies.Focus."""
@@ -133,7 +149,10 @@ class SearchOptions:
     @property
     def draws(self) -> "Callable[..., SearchStrategy[Case]]":
         """What draws cases of a focus."""
-        return cases if self.sampling == "none" else searched(self.sampling, retract=not self.run.mode.overlap)
+        drawn = cases if self.sampling == "none" else searched(self.sampling, retract=not self.run.mode.overlap)
+        if not self.asks:
+            return drawn
+        return lambda focus, held=(): asking(drawn(focus, held=held), self.asks)
 
     def unmet(self, case: Case) -> str:
         """The option that a generated case does not meet; empty: it meets all of them."""
@@ -164,6 +183,7 @@ class SearchOptions:
             ("--context-length", self.context_length, None),
             ("--update-weights", self.update_weights, None),
             ("--sampling", self.sampling, "none"),
+            *(("--ask", ask, None) for ask in self.asks),
             ("--minutes", self.minutes, MINUTES),
             ("--cases", self.max_cases, MAX_CASES),
             ("--findings", self.findings, 1),

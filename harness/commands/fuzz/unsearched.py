@@ -41,6 +41,14 @@ TOPICS: tuple[tuple[str, str, Callable[[Case], bool]], ...] = (
     ),
     ("requests that sample", "--sampling target", lambda case: case.samples and not _rejects(case)),
     ("rejection sampling", "--sampling rejection", _rejects),
+    ("tokens sent as they come", "--ask stream", lambda case: any(request.stream for request in case.requests)),
+    (
+        "min_p",
+        "--sampling target --ask min_p",
+        lambda case: any(request.sampling is not None and request.sampling.min_p > 0 for request in case.requests),
+    ),
+    ("biased logits", "--ask logit_bias", lambda case: any(request.logit_bias for request in case.requests)),
+    ("custom logit processors", "--ask processor", lambda case: case.processes),
     ("the end of a context", "--context-length 16", lambda case: case.engine.sglang.context_length > 0),
     (
         "trees with fewer nodes than their longest path",
