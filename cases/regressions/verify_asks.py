@@ -1,7 +1,7 @@
 """Live: verify leaves out what requests ask for. The first token has it, as its prefill goes through SGLang's sampler.
 
-* `logit-processor`: custom logit processors, by which a thinking budget or a ban of tokens is kept. Reported in issues 21724 and
-  26330, with PR 27769 open. SGLang's other algorithms apply them in their verify.
+* `logit-processor`: custom logit processors, by which a thinking budget or a ban of tokens is kept. Reported in issues 21724
+  and 26330, with PR 27769 open. SGLang's other algorithms apply them in their verify.
 * `min-p`: min_p. Reported in issue 10617, which says the same of logit_bias; that is applied in 0.5.23.
 """
 
@@ -52,7 +52,7 @@ MIN_P = Entry(
     id="min-p",
     title="Apply min_p in EAGLE's verify",
     rule="verify.probabilities",
-    buggy="0.5.14 -",
+    buggy="0.5.9 -",
     fixed="",
     trigger="min_p above 0, and a temperature",
     remedy=Patch(

@@ -124,7 +124,8 @@ RULES: dict[str, Rule] = {
     ),
     "verify.probabilities": Rule(
         "3.5",
-        "Verify samples from softmax(logits / temperature) of the target at each accepted node, cut at top_k, at top_p and at min_p.",
+        "Verify samples from softmax(logits / temperature) of the target at each accepted node, cut at top_k, at top_p and at "
+        "min_p.",
         weights="yes",
     ),
     "draft.probabilities": Rule(

@@ -57,6 +57,8 @@ NOT_SHOWN = {
     "greedy-drafts-decode": "which token a row proposes depends on its logits",
     "greedy-drafts-prefill": "which token a row proposes depends on its logits",
     "greedy-drafts-layers": "which token a row proposes depends on its logits",
+    "logit-processor": "which token verify may commit depends on its logits",
+    "min-p": "which token verify may commit depends on its logits",
     "tree-window": "what a node attends to is in its row and its logits alone",
 }
 # These end the worker, overflow memory that nothing reads, or show in rows and in a view alone.
