@@ -86,6 +86,22 @@ PLANTED = {
         ),
         "output.finish",
     ),
+    "a length is that of what was committed": (
+        Edit(
+            target=f"{REQUEST}.update_finish_state",
+            match="length=self.sampling_params.max_new_tokens",
+            replacement="length=len(self.output_ids)",
+        ),
+        "output.finish",
+    ),
+    "the detokenizer lacks the first id of each message": (
+        Edit(
+            target=ACCEPT,
+            match="decode_ids[req.send_decode_id_offset :]",
+            replacement="decode_ids[req.send_decode_id_offset + 1 :]",
+        ),
+        "output.stream",
+    ),
     "after a retraction the detokenizer gets all ids again": (
         Edit(
             target=f"{REQUEST}.reset_for_retract",

@@ -11,8 +11,10 @@ from torch import Tensor
 
 
 class Adds(CustomLogitProcessor):  # type: ignore[misc]
-    """Adds its request's numbers to each row of logits [n, V]; custom_param_list [n]."""
+    """Adds its request's numbers to each row of logits [n, V]; custom_param_list [n]. A row without any is left as it
+    is: the judge says whether that was right."""
 
     def __call__(self, logits: Tensor, custom_param_list: list[dict[str, Any]] | None = None) -> Tensor:
-        added = [parameters["added"] for parameters in custom_param_list or ()]
+        none = {"added": [0.0] * logits.shape[-1]}
+        added = [(parameters or none)["added"] for parameters in custom_param_list or ()]
         return logits + torch.tensor(added, dtype=logits.dtype, device=logits.device)
