@@ -33,12 +33,12 @@ class _Work(NamedTuple):
 
     steps      that gave it tokens
     cached     where its first chunk began
-    restarts   prefills that began anew
+    restarts   prefills that began anew: surely, and at most
     """
 
     steps: list[_Step]
     cached: int
-    restarts: int
+    restarts: tuple[int, int]
 
 
 class Answers:
@@ -80,7 +80,7 @@ class Answers:
     def _work(self, request: Request, limit: int) -> _Work:
         prompt, steps = len(request.prompt), list[_Step]()
         own = self._own.get(request.id, [])
-        restarts, before = 0, None
+        surely, perhaps, before = 0, 0, None
         for record in own:
             numbers = record.numbers
             if record.stage == "verify":
@@ -88,14 +88,22 @@ class Answers:
                 steps.append(_Step(first, last, numbers["accept_len"] - 1))
             else:
                 goes_on = before is None or (before.stage == "prefill" and before.numbers["end"] == numbers["start"])
-                restarts += not goes_on
+                surely += not goes_on
+                perhaps += before is not None and goes_on and self._may_come_back(before, record)
                 if numbers["final"]:
                     known = numbers["end"] - prompt
                     steps = [step for step in steps if step.after <= known]
                     steps.append(_Step(known, known + 1, None))
             before = record
         cached = own[0].numbers["start"] if own else 0
-        return _Work([step for step in steps if step.before < limit], cached, restarts)
+        return _Work([step for step in steps if step.before < limit], cached, (surely, surely + perhaps))
+
+    def _may_come_back(self, before: Record, record: Record) -> bool:
+        """Whether a chunk that begins where the one before it ended may be the first after a retraction between the two: the
+        prefix cache may have all that was prefilled."""
+        case = self._trace.header.case
+        events = (event.at for event in case.events if event.kind == "retract")
+        return case.engine.sglang.radix_cache and any(before.iteration < at <= record.iteration for at in events)
 
     def _finish(self, record: Record, request: Request, emitted: list[int]) -> None:
         numbers, place = record.numbers, Place(record, "finished")
@@ -124,6 +132,7 @@ class Answers:
     def _counts(self, number: int, record: Record, work: _Work, emitted: int) -> None:
         """Of an integer each, and of the histogram."""
         drafts = [step.drafts for step in work.steps if step.drafts is not None]
+        least, most = work.restarts
         expected = {
             "prompt_tokens": len(self._requests[record.request].prompt),
             "completion_tokens": emitted,
@@ -132,7 +141,7 @@ class Answers:
             "cached_host": 0,
             "verify_ct": len(drafts),
             "correct_drafts": sum(drafts),
-            "retractions": work.restarts,
+            "retractions": min(max(record.numbers.get("retractions", 0), least), most),
         }
         place = Place(record, "finished")
         for name, value in expected.items():
