@@ -6,7 +6,7 @@ and a pool that runs out need large ones. A recipe that is added comes by itself
 a block is read from RECIPES and from the tables of strategies.py: what is drawn only where it is asked for is asked for here.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field, replace
 from random import Random
 from typing import Any
@@ -14,15 +14,17 @@ from typing import Any
 from hypothesis.strategies import SearchStrategy
 from msgspec.structs import replace as changed
 
-from eagletwin.harness.core.case import Case, EngineSettings, Request, Sampling
+from eagletwin.harness.core.case import Bias, Case, EngineSettings, Processor, Request, Sampling
 from eagletwin.harness.core.errors import InputError
 from eagletwin.harness.families import RECIPES
 from eagletwin.harness.families.valid import check_case
 from eagletwin.harness.families.windows import ENDING
 
+from .asked import ASKS, BIASES, MIN_PS, asking
 from .drawn import few
 from .sampling import Kind
 from .strategies import (
+    DRAFT_WINDOWS,
     DRAWN,
     NUM_STEPS,
     PAGE_SIZES,
@@ -52,6 +54,7 @@ class Block:
     held      fields of `focus` that smaller cases keep as well
     sampling  how requests sample; None: all are greedy
     retract   whether requests that sample may be retracted
+    asks      what requests may ask for beside (asked.py)
     """
 
     seed: int
@@ -61,17 +64,25 @@ class Block:
     sampling: Kind | None
     large: bool
     retract: bool
+    asks: tuple[str, ...] = ()
 
     @property
     def probe(self) -> Case:
-        """The smallest case of the block's configuration."""
-        case = self.focus.case("probe", (Request(id="a", prompt=(0,), max_new_tokens=1),))
+        """The smallest case of the block's configuration, which has all that its requests may ask for."""
+        request = Request(
+            id="a",
+            prompt=(0,),
+            max_new_tokens=1,
+            stream="stream" in self.asks,
+            logit_bias=(Bias(token=0, value=BIASES[0]),) if "logit_bias" in self.asks else (),
+            processor=Processor() if "processor" in self.asks else None,
+        )
+        case = self.focus.case("probe", (request,))
         if self.sampling is None:
             return case
-        seed = 0 if self.focus.deterministic else None
+        own = Sampling(seed=0 if self.focus.deterministic else None, min_p=MIN_PS[1] if "min_p" in self.asks else 0.0)
         settings = changed(case.engine.sglang, rejection_sampling=self.sampling == "rejection")
-        requests = (changed(case.requests[0], sampling=Sampling(seed=seed)),)
-        return changed(case, requests=requests, engine=EngineSettings(sglang=settings))
+        return changed(case, requests=(changed(request, sampling=own),), engine=EngineSettings(sglang=settings))
 
     @property
     def strategy(self) -> SearchStrategy[Case]:
@@ -86,8 +97,10 @@ class Block:
             }
         )
         if self.sampling is None:
-            return greedy_cases(self.focus, **options)
-        return sampling_cases(self.focus, rejection=self.sampling == "rejection", retract=self.retract, **options)
+            drawn = greedy_cases(self.focus, **options)
+        else:
+            drawn = sampling_cases(self.focus, rejection=self.sampling == "rejection", retract=self.retract, **options)
+        return asking(drawn, self.asks) if self.asks else drawn
 
     def cases(self) -> list[Case]:
         """Up to `size` different cases of the block's own configuration, the same whenever they are drawn."""
@@ -110,6 +123,7 @@ class Asked:
 
     held      fields of `Focus` -> their value
     sampling  "" greedy alone; None: drawn, with all the rest
+    asks      what requests may ask for beside; none: one thing in some blocks
     wanted    whether a block with this probe is to be searched
     widest    the largest topk
     retract   as in Block
@@ -117,6 +131,7 @@ class Asked:
 
     held: Mapping[str, Any] = field(default_factory=dict)
     sampling: Kind | str | None = None
+    asks: tuple[str, ...] = ()
     wanted: Callable[[Case], bool] = lambda probe: True
     widest: int = TOPKS[-1]
     retract: bool = True
@@ -154,14 +169,15 @@ def _rare(seed: int, number: int) -> dict[str, Any]:
     if others != _RARE - 1:
         return {}
     things = {name: VALUES[name][drawn:] for name, drawn in DRAWN.items() if name != "model" and VALUES[name][drawn:]}
-    names = [*things, "rejection"]
+    names = [*things, "rejection", *ASKS]
     cycle, place = divmod(turn, len(names))
     name = Random(seed).sample(names, len(names))[place]
-    return {name: True if name == "rejection" else things[name][(cycle + seed) % len(things[name])]}
+    return {name: things[name][(cycle + seed) % len(things[name])] if name in things else True}
 
 
 def _drawn(random: Random, seed: int, number: int, model: str, asked: Asked, rare: Mapping[str, Any]) -> Block | None:
-    held = {**{name: value for name, value in rare.items() if name != "rejection"}, **asked.held}
+    held = {**{name: value for name, value in rare.items() if name in VALUES}, **asked.held}
+    asks = asked.asks or tuple(name for name in rare if name in ASKS)
     recipe = RECIPES[held.get("model", model)]
     topk = held.get("topk", min(asked.widest, random.choice(TOPKS[1:])) if random.random() < 0.5 else TOPKS[0])
     drawn = Focus(
@@ -180,22 +196,27 @@ def _drawn(random: Random, seed: int, number: int, model: str, asked: Asked, rar
         focus = replace(focus, num_steps=steps, tree_size=TREE_SIZES[0])
     elif focus.tree_size == SMALL_TREE and "num_steps" not in held:
         focus = replace(focus, num_steps=max(focus.num_steps, 2))  # of one step the smallest tree has all of its path
+    if focus.draft_sink and not focus.draft_window:  # a sink is beside a window
+        focus = replace(focus, draft_window=random.choice(DRAFT_WINDOWS[1:]))
+        held |= {"draft_window": focus.draft_window}
     sampling = _sampling(random, asked, may_reject=topk == 1 and recipe.draft_vocab_size is None and recipe.reads_states)
-    if any(getattr(focus, name) != value for name, value in held.items()) or not _takes_effect(focus, sampling, rare):
+    if any(getattr(focus, name) != value for name, value in held.items()) or not _takes_effect(focus, sampling, rare, asks):
         return None
     large = random.randrange(8) == 0 or 0 < recipe.window <= ENDING or focus.page_size == PAGE_SIZES[-1]
     # what no default of Focus is, and smaller cases are not to lose: strategies.configurations would
     layered_tree = ("topk",) if recipe.mtp_layers and focus.topk > 1 else ()
-    return Block(seed, number, focus, tuple(sorted({*held, *layered_tree})), sampling, large, asked.retract)
+    return Block(seed, number, focus, tuple(sorted({*held, *layered_tree})), sampling, large, asked.retract, asks)
 
 
-def _takes_effect(focus: Focus, sampling: Kind | None, rare: Mapping[str, Any]) -> bool:
+def _takes_effect(focus: Focus, sampling: Kind | None, rare: Mapping[str, Any], asks: Collection[str]) -> bool:
     """Whether the configuration is one that SGLang has, with all that is asked of it."""
     recipe = RECIPES[focus.model]
     one_vocabulary = recipe.draft_vocab_size is None and recipe.reads_states  # SGLang has none for plain draft models
     if sampling == "rejection" and (focus.topk > 1 or not one_vocabulary):
         return False
     if (focus.threshold < 1 or focus.deterministic) and sampling != "target":
+        return False
+    if "min_p" in asks and sampling is None:
         return False
     return (focus.tree_size != SMALL_TREE or focus.topk > 1) and ("rejection" not in rare or sampling == "rejection")
 

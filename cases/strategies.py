@@ -17,6 +17,7 @@ from eagletwin.harness.core.case import Case, EngineSettings, Event, Request, SG
 from eagletwin.harness.families import RECIPES
 from eagletwin.reference.sizes import count_candidates, reserved
 
+from .asked import asking
 from .sampling import Kind, sampled
 
 UPDATED = ("llama-tiny", "llama-gqa")
@@ -324,6 +325,7 @@ def cases(
     max_requests: int = MAX_REQUESTS,
     events: bool = True,
     sampling: Kind | None = None,
+    asks: Collection[str] = (),
 ) -> st.SearchStrategy[Case]:
     """Valid cases.
 
@@ -331,10 +333,13 @@ def cases(
     events    whether aborts, retractions, … may happen
     sampling  None: greedy. Else at least one request of each case samples: `target`, of the target alone; `rejection`, of the
               draft too; `any`, of either
+    asks      what their requests may ask for beside: keys of asked.ASKS
 
     Raises ValueError for rejection sampling of a focus that cannot have it: it needs a chain, and one vocabulary.
     """
     options: dict[str, Any] = {"held": held, "max_requests": max_requests, "events": events}
+    if asks:
+        return asking(cases(focus, sampling=sampling, **options), asks)
     if sampling is None:
         return greedy_cases(focus, **options)
     if sampling not in get_args(Kind):

@@ -54,20 +54,27 @@ def softmax_error(logit_error: float, temperature: float, vocabulary: int) -> fl
     return min(1.0, moved + (vocabulary + 16) * 2.0**-24)
 
 
-def possible_targets(logits: Tensor, temperature: float, top_k: int, top_p: float, logit_error: float) -> list[Tensor]:
+def possible_targets(
+    logits: Tensor, temperature: float, top_k: int, top_p: float, logit_error: float, min_p: float = 0.0
+) -> list[Tensor]:
     """Rows [V] that an engine may have sampled from: the reference's own, then those with other cuts. logits [V].
 
-    A cut is in doubt if logits tie with the pivot within twice their error, or a sum reaches top_p within its own. Raises
+    A cut is in doubt if logits tie with the pivot within twice their error, or a sum reaches top_p within its own, or a logit
+    is as far below the largest as min_p allows, within twice its error. A logit of minus infinity is never kept. Raises
     ValueError if more than MOST_ROWS are possible.
     """
     size = len(logits)
     exact = logits.double() / temperature
     near = 2 * logit_error / temperature + 2.0**-20  # and float32's probabilities may tie where logits do not
     error = softmax_error(logit_error, temperature, size)
-    kept_sets = {frozenset(range(size))} if top_k >= size else _cuts(exact, range(size), [top_k], near)
+    able = [int(token) for token in logits.isfinite().nonzero()]
+    kept_sets = {frozenset(able)} if top_k >= len(able) else _cuts(exact, able, [top_k], near)
     if top_p < 1:
         kept_sets = {cut for kept in kept_sets for cut in _cuts_at_mass(exact, sorted(kept), top_p, near, error)}
-    first = target_distribution(logits, temperature, top_k, top_p)
+    if min_p > 0:
+        least = float(exact.max()) + math.log(min_p)
+        kept_sets = {cut for kept in kept_sets for cut in _cuts_at_least(exact, sorted(kept), least, near)}
+    first = target_distribution(logits, temperature, top_k, top_p, min_p)
     own = frozenset(int(token) for token in (first > 0).nonzero())
     others = sorted(sorted(kept) for kept in kept_sets - {own})
     return [first, *(_over(exact, kept) for kept in others)]
@@ -94,6 +101,16 @@ def _cuts_at_mass(exact: Tensor, among: Sequence[int], top_p: float, near: float
     sums = torch.softmax(exact[list(among)], 0).sort(descending=True).values.cumsum(0).tolist()
     counts = [n + 1 for n, mass in enumerate(sums) if mass >= top_p - error and (n == 0 or sums[n - 1] < top_p + error)]
     return _cuts(exact, among, counts or [len(sums)], near)
+
+
+def _cuts_at_least(exact: Tensor, among: Sequence[int], least: float, near: float) -> set[frozenset[int]]:
+    """Sets that the tokens of at least this logit may be."""
+    surely = frozenset(token for token in among if float(exact[token]) > least + near)
+    level = [token for token in among if abs(float(exact[token]) - least) <= near]
+    if 2 ** len(level) > MOST_ROWS:
+        raise ValueError(f"{len(level)} tokens are as likely as min_p demands: which of them are kept cannot be told")
+    chosen = (combinations(level, size) for size in range(len(level) + 1))
+    return {cut for some in chosen for one in some if (cut := surely | frozenset(one))}
 
 
 def _over(exact: Tensor, kept: Sequence[int]) -> Tensor:

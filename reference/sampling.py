@@ -62,18 +62,20 @@ class Sampled:
     decisions: tuple[Decision, ...]
 
 
-def target_distribution(logits: Tensor, temperature: Numbers, top_k: Numbers, top_p: Numbers) -> Tensor:
+def target_distribution(logits: Tensor, temperature: Numbers, top_k: Numbers, top_p: Numbers, min_p: Numbers = 0.0) -> Tensor:
     """[.., V] float64: what the target samples from. logits [.., V]; the others are numbers or [..].
 
-    softmax(logits / temperature), of it the top_k largest, of those the fewest largest whose mass reaches top_p, each
-    normalised again. What ties with the last one kept is kept too. SGLang stands for a greedy request by temperature 1 and
-    top_k 1; so a greedy row with a tie is random in it, as it is here. top_k >= V keeps all, and so does top_p >= 1.
+    softmax(logits / temperature), of it the top_k largest, of those the fewest largest whose mass reaches top_p, of those what
+    has at least min_p of the largest one's probability (arXiv 2407.01082), each normalised again. What ties with the last one
+    kept is kept too. SGLang stands for a greedy request by temperature 1 and top_k 1; so a greedy row with a tie is random in
+    it, as it is here. top_k >= V keeps all, and so do top_p >= 1 and min_p 0.
     """
     at = logits.device
     scale = torch.as_tensor(temperature, dtype=torch.float64, device=at)
     chances = torch.softmax(logits.double() / scale[..., None], -1)
     chances = keep_top_k(chances, torch.as_tensor(top_k, dtype=torch.int64, device=at))
-    return keep_top_p(chances, torch.as_tensor(top_p, dtype=torch.float64, device=at))
+    chances = keep_top_p(chances, torch.as_tensor(top_p, dtype=torch.float64, device=at))
+    return keep_min_p(chances, torch.as_tensor(min_p, dtype=torch.float64, device=at))
 
 
 def keep_top_k(chances: Tensor, top_k: Tensor) -> Tensor:
@@ -90,6 +92,12 @@ def keep_top_p(chances: Tensor, top_p: Tensor) -> Tensor:
     last = torch.where(reached.any(-1), reached.int().argmax(-1), chances.shape[-1] - 1)[..., None]
     kept = torch.where(chances >= ordered.gather(-1, last), chances, 0.0)
     return torch.where((top_p >= 1)[..., None], chances, _normalised(kept))
+
+
+def keep_min_p(chances: Tensor, min_p: Tensor) -> Tensor:
+    """[.., V]: what has at least min_p [..] of the largest probability, normalised. Other cuts leave it as it is."""
+    least = chances.max(-1, keepdim=True).values * min_p[..., None]
+    return torch.where((min_p > 0)[..., None], _normalised(torch.where(chances >= least, chances, 0.0)), chances)
 
 
 def _normalised(weights: Tensor) -> Tensor:

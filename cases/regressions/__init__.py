@@ -28,6 +28,7 @@ from . import (
     small_tree,
     standalone,
     tree_window,
+    verify_asks,
 )
 
 LEDGER: dict[str, Entry] = {
@@ -51,6 +52,8 @@ LEDGER: dict[str, Entry] = {
         *multi_layer_chunk_tail.ENTRIES,
         *multi_layer_topk.ENTRIES,
         tree_window.ENTRY,
+        verify_asks.PROCESSOR,
+        verify_asks.MIN_P,
         boundary_kv.ENTRY,
         *greedy_drafts.ENTRIES,
         retracted_chunk_tail.ENTRY,

@@ -1,11 +1,13 @@
 """A verdict as a short argument: what happened, what must hold, why it cannot both be, and how to see it again."""
 
+from collections.abc import Mapping
+
 from eagletwin.harness.core.differs import unknown_changes
 from eagletwin.harness.core.places import place_of
 from eagletwin.harness.core.records import EngineInfo, Header
 from eagletwin.harness.core.terminal import fold
 from eagletwin.harness.core.trace import Trace
-from eagletwin.harness.core.verdict import DECLARED_VIEW, Divergence, Verdict, View, rules_of
+from eagletwin.harness.core.verdict import DECLARED_VIEW, SAID, Divergence, Verdict, View, rules_of
 from eagletwin.harness.core.words import count
 from eagletwin.harness.judge.model import model_of
 from eagletwin.harness.judge.owners import Owners, whose
@@ -63,7 +65,7 @@ def argue(
         lines += ["", *fold(text, columns)]
     if verdict.unseen:
         parts = ", ".join(f"{rule} {number}" for rule, number in sorted(verdict.unseen.items()))
-        text = f"Not seen ({_why_unseen(engine)}): {parts}."
+        text = f"Not seen ({_why_unseen(engine, verdict.unseen)}): {parts}."
         lines += ["", *fold(text, columns)]
     headers = [header, *(one.header for one in (trace.others if trace is not None else ()))]
     unchecked = sorted({name for one in headers for name in one.fallbacks})
@@ -84,8 +86,10 @@ def _later(verdict: Verdict, columns: int) -> list[str]:
     return ["", *fold(f"After it {count(total, 'more comparison')} diverged, which may follow from it: {parts}.", columns)]
 
 
-def _why_unseen(engine: EngineInfo) -> str:
+def _why_unseen(engine: EngineInfo, unseen: Mapping[str, int]) -> str:
     """What hides numbers in this mode."""
+    if unseen.keys() <= SAID:
+        return "this SGLang does not send them, or the trace is older than the rule"
     drawn = "it depends on what a request that samples drew, and the coins that were recorded do not tell"
     return f"it ran in a CUDA graph, or {drawn}" if engine.mode.startswith("graphs ") else drawn
 

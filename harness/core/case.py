@@ -15,6 +15,8 @@ MAX_FILE_BYTES = 1 << 20  # the largest valid case, 64 prompts of 2,048 tokens, 
 
 Name = Annotated[str, Meta(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}\Z")]
 Token = Annotated[int, Meta(ge=0, lt=1 << 20)]
+# Fields of a request that a search draws only where it is asked for them
+Ask = Literal["stream", "min_p", "logit_bias", "processor"]
 
 
 class Printed(Struct, frozen=True):
@@ -26,7 +28,8 @@ class Printed(Struct, frozen=True):
 
 
 class Sampling(Printed, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """How a request samples: of softmax(logits / temperature), the top_k largest (0: all), of these the top_p largest mass.
+    """How a request samples: of softmax(logits / temperature), the top_k largest (0: all), of these the top_p largest mass, and
+    of these what has at least min_p of the largest one's probability.
 
     seed: what its coins are hashed from, where `engine.sglang.deterministic` has them hashed and not drawn.
     """
@@ -35,7 +38,26 @@ class Sampling(Printed, frozen=True, kw_only=True, forbid_unknown_fields=True):
     temperature: Annotated[float, Meta(ge=0.01, le=100)] = 1.0
     top_k: Annotated[int, Meta(ge=0, lt=1 << 20)] = 0
     top_p: Annotated[float, Meta(gt=0, le=1)] = 1.0
+    min_p: Annotated[float, Meta(ge=0, le=1)] = 0.0
     seed: Annotated[int, Meta(ge=0, lt=1 << 62)] | None = None
+
+
+class Processor(Printed, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """A custom logit processor: one of a fixed set, which changes the logits of each token by the token and `seed` alone.
+
+    add     adds a number from -4 to 4 to each
+    forbid  a quarter of the vocabulary is never emitted
+    """
+
+    kind: Literal["add", "forbid"] = "add"
+    seed: Annotated[int, Meta(ge=0, lt=1 << 16)] = 0
+
+
+class Bias(Printed, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """What is added to the logit of one token."""
+
+    token: Token
+    value: Annotated[float, Meta(ge=-100, le=100)]
 
 
 class Request(Printed, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -44,6 +66,9 @@ class Request(Printed, frozen=True, kw_only=True, forbid_unknown_fields=True):
     stop  tokens of which the first emitted one ends the request, as does the recipe's end-of-sequence token then; with
           none of them, only max_new_tokens does
     sampling  absent: greedy
+    stream  tokens are sent as they come, and not all at the end
+    logit_bias  one entry a token
+    processor  absent: none
     """
 
     id: Name
@@ -52,6 +77,9 @@ class Request(Printed, frozen=True, kw_only=True, forbid_unknown_fields=True):
     arrive: Annotated[int, Meta(ge=0, le=1000)] = 0
     stop: Annotated[tuple[Token, ...], Meta(max_length=64)] = ()
     sampling: Sampling | None = None
+    stream: bool = False
+    logit_bias: Annotated[tuple[Bias, ...], Meta(max_length=64)] = ()
+    processor: Processor | None = None
 
 
 class Event(Printed, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -128,6 +156,11 @@ class Case(Printed, frozen=True, kw_only=True, forbid_unknown_fields=True):
         """Whether anything in it depends on chance."""
         return self.engine.sglang.rejection_sampling or any(request.sampling is not None for request in self.requests)
 
+    @property
+    def processes(self) -> bool:
+        """Whether a request has a custom logit processor, which SGLang takes only where it was started for them."""
+        return any(request.processor is not None for request in self.requests)
+
     def sampled(self, request: str) -> Sampling | None:
         """How this request samples; None: it is greedy, as one that takes the best of all tokens is."""
         sampling = next(one.sampling for one in self.requests if one.id == request)
@@ -140,9 +173,16 @@ class Case(Printed, frozen=True, kw_only=True, forbid_unknown_fields=True):
     def configuration(self) -> "Case":
         """This case without what differs from case to case on one engine: equal configurations share an engine process.
 
-        Cases that sample do not share one with those that do not: on a CPU the worker is changed for them.
+        Cases that sample do not share one with those that do not: on a CPU the worker is changed for them. Nor do those with
+        logit processors, for which SGLang is started in another way.
         """
-        nothing = Request(id="none", prompt=(0,), max_new_tokens=1, sampling=Sampling() if self.samples else None)
+        nothing = Request(
+            id="none",
+            prompt=(0,),
+            max_new_tokens=1,
+            sampling=Sampling() if self.samples else None,
+            processor=Processor() if self.processes else None,
+        )
         engine = EngineSettings(sglang=msgspec.structs.replace(self.engine.sglang, random_seed=0))
         return msgspec.structs.replace(
             self, name="configuration", requests=(nothing,), chunks=(), events=(), exercises=(), engine=engine

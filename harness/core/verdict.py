@@ -124,7 +124,8 @@ RULES: dict[str, Rule] = {
     ),
     "verify.probabilities": Rule(
         "3.5",
-        "Verify samples from softmax(logits / temperature) of the target at each accepted node, cut at top_k, then at top_p.",
+        "Verify samples from softmax(logits / temperature) of the target at each accepted node, cut at top_k, at top_p and at "
+        "min_p.",
         weights="yes",
     ),
     "draft.probabilities": Rule(
@@ -142,6 +143,25 @@ RULES: dict[str, Rule] = {
         "3.9",
         "The emitted tokens equal plain greedy decoding of the target, up to the finished length.",
         weights="in part",
+    ),
+    "output.finish": Rule(
+        "3.9",
+        "A request ends because it has max_new_tokens tokens, at the first of its stop tokens, or by an abort; its finish "
+        "reason says which, with that length or token.",
+        weights="no",
+    ),
+    "output.counts": Rule(
+        "3.9",
+        "The last message of a request counts its prompt's tokens, those that it was sent, those that its first prefill found "
+        "in the prefix cache, its retractions, the rounds that gave it tokens, and the drafts that they accepted: all, and in "
+        "how many rounds how many.",
+        weights="no",
+    ),
+    "output.stream": Rule(
+        "3.9",
+        "Each token is sent once, in order, and to the detokenizer the same; completion_tokens counts what was sent. A "
+        "streamed request is sent the tokens of each step in a message of their own.",
+        weights="no",
     ),
     "radix.hit": Rule(
         "4",
@@ -176,6 +196,10 @@ RULES: dict[str, Rule] = {
     "engine.crash": Rule("4", "The worker survives every valid case.", weights="no"),
     "engine.hang": Rule("4", "The worker finishes every valid case.", weights="no"),
 }
+
+
+# Rules of what is said of a request; a number that a release does not say is not seen.
+SAID = frozenset({"output.finish", "output.counts", "output.stream"})
 
 
 # What holds instead of a multi-layer draft.
@@ -271,7 +295,8 @@ class Verdict(Struct, frozen=True, kw_only=True):
                them in which the engine's choice was another one, and was followed
     exercised  features of the case that really happened (see features.py)
     checked    how many records each rule looked at: a rule that looked at nothing proves nothing
-    unseen     how many comparisons of a rule could not be made: what they look at ran in a CUDA graph
+    unseen     how many comparisons of a rule could not be made: what they look at ran in a CUDA graph, was drawn by a coin that
+               is not recorded, or is a count that the release does not send
     without    rules that were switched off
     view       what a node of a draft tree was held to attend to, or a stored row to be, if that is not what is declared
     headroom   largest float error found among equal numbers, as a share of its bound

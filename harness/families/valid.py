@@ -121,12 +121,15 @@ def _check_pages(case: Case, origin: str) -> None:
 def _check_request(case: Case, request: Request, where: str) -> None:
     """Its tokens and its length."""
     settings, recipe = case.engine.sglang, RECIPES[case.model]
-    outside = [token for token in request.prompt if token >= recipe.target.vocab_size]
+    biased = [bias.token for bias in request.logit_bias]
+    outside = [token for token in (*request.prompt, *biased) if token >= recipe.target.vocab_size]
     if outside:
         raise _refuse(
             f"{where}: token {outside[0]} is outside the vocabulary of {case.model}",
             f"use ids from 0 to {recipe.target.vocab_size - 1}",
         )
+    if len(set(biased)) < len(biased):
+        raise _refuse(f"{where}: two entries of logit_bias for one token", "add them up")
     # SGLang reserves room for two rounds ahead, in whole pages, before it lets a request run
     need = len(request.prompt) + request.max_new_tokens + 2 * round_slots(case) + 2 * case.page_size
     if need > settings.max_total_tokens:
@@ -189,6 +192,11 @@ def _check_sampling(case: Case, origin: str) -> None:
             "use a model with one vocabulary, such as llama-eagle3-full",
         )
     for request in case.requests:
+        if settings.deterministic and request.sampling is not None and request.sampling.min_p > 0:
+            raise _refuse(
+                f"{origin}: request {request.id!r} has min_p, and deterministic is true: SGLang's sampler refuses the two",
+                "leave one of them out",
+            )
         if request.sampling is None or settings.deterministic == (request.sampling.seed is not None):
             continue
         raise _refuse(

@@ -125,6 +125,10 @@ def _due(trace: Trace, number: int, record: Record, model: Model) -> str:
     if layers and record.stage in ("extend", "prefill"):
         due["proposal"] = (0, case.topk * case.num_steps)
         due.pop("proposal_probabilities", None)
+    if record.stage == "finished" and numbers.get("dropped") == 0:  # older traces do not say it, and hold no messages
+        due |= {"sent": (1, 3)}
+        if "verify_ct" in numbers and "histogram" not in record.tensors:
+            return "no histogram"
     for name, (dimension, length) in due.items():
         if name not in record.tensors:
             return f"no {name}"

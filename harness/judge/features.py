@@ -3,9 +3,13 @@
 import itertools
 from collections.abc import Callable
 
+import numpy as np
+import torch
+
 from eagletwin.harness.core.features import FEATURES
 from eagletwin.harness.core.records import Record
 from eagletwin.harness.core.trace import Trace
+from eagletwin.reference.sampling import target_distribution
 
 from .model import model_of
 from .story import Round, Story
@@ -107,6 +111,30 @@ class Evidence:
         chances = self.trace.tensor(number, "target_probabilities")[-1]
         return self.case.sampled(record.request) is not None and any(float(chances[token]) > 0 for token in tokens)
 
+    def min_p_cuts(self, record: Record) -> bool:
+        """Whether min_p left fewer tokens, after an accepted node, than top_k and top_p."""
+        sampling, story = self.case.sampled(record.request), self.stories[record.request]
+        if sampling is None or not sampling.min_p or story.target_rows is None:
+            return False
+        round = story.rounds[record.round]
+        rows = torch.from_numpy(story.target.logits[round.committed : round.end])
+        cuts = (sampling.temperature, sampling.top_k or rows.shape[-1], sampling.top_p)
+        return bool(((target_distribution(rows, *cuts) > 0) & (target_distribution(rows, *cuts, sampling.min_p) == 0)).any())
+
+    def logits_changed(self, record: Record) -> bool:
+        """Whether the request's own changes made another token the best one, after an accepted node."""
+        story = self.stories[record.request]
+        if story.target_rows is None or story.target.plain is None:
+            return False
+        round = story.rounds[record.round]
+        rows = slice(round.committed, round.end)
+        return bool((story.target.logits[rows].argmax(-1) != story.target.plain[rows].argmax(-1)).any())
+
+    def streamed(self, number: int, record: Record) -> bool:
+        asked = {request.id for request in self.case.requests if request.stream}
+        sent = self.trace.array(number, "sent") if "sent" in record.tensors else np.zeros((0, 3))
+        return record.request in asked and len(sent) > 1 and bool((sent[:-1, 0] > 1).any())
+
     def unfinished_prefills(self) -> set[str]:
         """Requests of which a chunk ran, and never the last one."""
         done = {record.request for record in self.prefills if record.numbers["final"]}
@@ -153,6 +181,9 @@ PREDICATES: dict[str, Callable[[Evidence], bool]] = {
     "coin_refuses": lambda run: any(
         run.coin_refuses(n, record) for n, record in run.records if "target_probabilities" in record.tensors
     ),
+    "min_p_cuts": lambda run: any(map(run.min_p_cuts, run.verified)),
+    "logits_changed": lambda run: any(map(run.logits_changed, run.verified)),
+    "streamed": lambda run: any(run.streamed(n, record) for n, record in run.records if record.stage == "finished"),
     "mixed_sampling": lambda run: any(
         {run.case.sampled(name) is None for name in batch} == {True, False} for batch in run.decoded
     ),

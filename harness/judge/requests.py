@@ -15,6 +15,7 @@ from eagletwin.harness.core.verdict import View
 from eagletwin.reference.layout import draft_columns, verify_columns
 from eagletwin.reference.tree import depths, walk_greedy
 
+from .answers import Answers
 from .bounds import FLOAT32, bounds_of
 from .compare import Compare, Findings, Phase, Place
 from .events import Events
@@ -49,6 +50,7 @@ class RequestJudge:
         self._samples = Samples(trace, self._compare, bounds)
         self._numbers = {record.key: n for n, record in enumerate(trace.header.records)}
         self._emitted: dict[str, int] = {}  # request -> how many tokens were emitted for it
+        self._answers = Answers(trace, self._compare, self._model)
         self._layers = None
         if self._model.mtp_layers:
             stored = view if view == "committed" else "last_fed"
@@ -444,6 +446,7 @@ class RequestJudge:
         if not cut and len(emitted) != limit:
             self._compare.integers(place, "output.tokens", [limit], [len(emitted)], "length of the output, request", 0)
         self._compare.integers(place, "output.tokens", expected, emitted, "output token", 0)
+        self._answers.finished(number, record)
 
     def _cached(self, number: int, record: Record) -> None:
         """Rows that the prefix cache keeps must be what a request that reuses them would have computed."""

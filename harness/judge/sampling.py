@@ -4,6 +4,7 @@ Called by requests.py. The coins are the worker's own, and so are the draft toke
 compared with the reference's; what it decided is then judged by its own numbers, so that only the rounding of sums is excused.
 """
 
+import math
 from collections.abc import Sequence
 
 import numpy as np
@@ -53,6 +54,14 @@ class Samples:
             return
         exact = torch.from_numpy(logits) / sampling.temperature
         error = self._bounds.relative * float(magnitude(exact.numpy()))
+        if not bool(exact[token].isfinite()):
+            self._compare.report(place, rule, index, "a token that its processor allows", f"{token}, which it forbids")
+            return
+        below = float(exact.max() - exact[token])  # in log-probability
+        if sampling.min_p > 0 and below > 2 * error - math.log(sampling.min_p):
+            expected = f"a token with at least {sampling.min_p} of the best one's probability"
+            self._compare.report(place, rule, index, expected, f"{token}, which has {math.exp(-below):.6g} of it")
+            return
         above = exact > exact[token] + 2 * error
         before = float(exact.softmax(-1)[above].sum())
         if 0 < sampling.top_k <= int(above.sum()):
@@ -145,7 +154,9 @@ class Samples:
             size = magnitude(row.numpy())
             error = self._bounds.relative * float(size)
             try:
-                possible = possible_targets(row, sampling.temperature, sampling.top_k or len(row), sampling.top_p, error)
+                possible = possible_targets(
+                    row, sampling.temperature, sampling.top_k or len(row), sampling.top_p, error, sampling.min_p
+                )
             except ValueError:  # there are too many ways to cut it
                 possible = []
             if len(possible) != 1:  # within the bound of its logits several sets of tokens could be kept

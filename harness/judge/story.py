@@ -16,6 +16,7 @@ from torch import Tensor
 from eagletwin.harness.core.arrays import Array
 from eagletwin.harness.core.case import Case
 from eagletwin.harness.core.dtype import Dtype
+from eagletwin.harness.core.logits import added
 from eagletwin.harness.core.trace import Trace
 from eagletwin.harness.core.verdict import View
 from eagletwin.harness.families import RECIPES
@@ -77,12 +78,14 @@ class ReferenceRows:
     """What the reference says of n committed rows, for the judge to compare: it does so in numpy, whose small operations cost a
     third of torch's.
 
-    hidden [n, H or A*H], logits [n, V]; of a draft with topk > 1, their log_softmax: logs [n, V]
+    hidden [n, H or A*H], logits [n, V]; of a draft with topk > 1, their log_softmax: logs [n, V]; plain [n, V]: logits before a
+    request's own changes, where it wants some
     """
 
     hidden: Array
     logits: Array
     logs: Array | None = None
+    plain: Array | None = None
 
 
 @dataclass(slots=True)
@@ -334,7 +337,7 @@ def _compute(case: Case, pack: list[Story], view: View, dtype: Dtype, nudge: Nud
     begin = draft_begin = 0
     for story, length, rows_of_draft in zip(pack, lengths, drafted, strict=True):
         own, its = slice(begin, begin + length), slice(draft_begin, draft_begin + rows_of_draft)
-        story.target_rows = _part(of_target, own)
+        story.target_rows = _asked(case, story, _part(of_target, own))
         story.draft_rows = None if of_draft is None else _part(of_draft, its)
         story.stored = {part: rows[own if part == "target" else its] for part, rows in stored.items()}
         begin, draft_begin = own.stop, its.stop
@@ -367,6 +370,17 @@ def _read_by_draft_decode(case: Case) -> Recent:
 
 def _part(rows: ReferenceRows, own: slice) -> ReferenceRows:
     return ReferenceRows(rows.hidden[own], rows.logits[own], None if rows.logs is None else rows.logs[own])
+
+
+def _asked(case: Case, story: Story, rows: ReferenceRows) -> ReferenceRows:
+    """The target's rows with the logits that tokens are chosen by: of output tokens, those that the request wants changed."""
+    request = next(request for request in case.requests if request.id == story.name)
+    more = added(request, rows.logits.shape[-1])
+    if more is None:
+        return rows
+    first = len(request.prompt) - 1
+    logits = np.concatenate([rows.logits[:first], rows.logits[first:] + np.array(more)])
+    return replace(rows, logits=logits, plain=rows.logits)
 
 
 def _of_their_depth(case: Case, expanded: Array) -> Array:

@@ -75,7 +75,21 @@ BAD = {
     ),
     "a temperature of 0": (with_request(sampling={"temperature": 0}), "temperature"),
     "no mass at all": (with_request(sampling={"top_p": 0}), "top_p"),
-    "a way to sample that does not exist": (with_request(sampling={"min_p": 0.1}), "unknown field `min_p`"),
+    "a way to sample that does not exist": (with_request(sampling={"typical_p": 0.1}), "unknown field `typical_p`"),
+    "a min_p above 1": (with_request(sampling={"min_p": 1.1}), "min_p"),
+    "min_p with hashed coins": (
+        changed(
+            requests=[{**GOOD["requests"][0], "sampling": {"min_p": 0.1, "seed": 1}}],
+            engine={"sglang": {"deterministic": True}},
+        ),
+        "SGLang's sampler refuses the two",
+    ),
+    "a bias outside the vocabulary": (
+        with_request(logit_bias=[{"token": 96, "value": 1}]),
+        "token 96 is outside the vocabulary",
+    ),
+    "two biases of one token": (with_request(logit_bias=[{"token": 5, "value": 1}] * 2), "for one token"),
+    "a logit processor of a stranger": (with_request(processor={"kind": "import os"}), "processor"),
     "a seed that nothing reads": (with_request(sampling={"seed": 1}), "has a seed, and deterministic is false"),
     "a seed that is missing": (
         with_settings(deterministic=True),

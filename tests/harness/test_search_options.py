@@ -27,6 +27,8 @@ CONTRADICTIONS = [
     --sampling rejection --model llama-eagle3
     --sampling rejection --model llama-standalone
     --sampling rejection --small-trees
+    --ask min_p --sampling none
+    --ask beam_search
     --small-trees --topk 1
     --small-trees --model mimo-v2
     --small-trees --model llama-mtp --topk 2
@@ -77,6 +79,7 @@ ASKED: dict[str, tuple[Any, ...]] = {
     "small_trees": (False, True),
     "update_weights": (None, "disk", "tensor"),
     "sampling": (None, "none", "target", "rejection", "any"),
+    "asks": ((), ("stream", "logit_bias", "processor"), ("stream", "min_p")),
 }
 
 

@@ -92,3 +92,46 @@ def test_a_planted_bug_is_found_and_gets_as_small_as_this(host: Host, tmp_path: 
     first = finding.outcome.verdict.first
     assert first is not None
     assert ((finding.signature.rule, first.iteration), shape(finding.outcome.case)) == SMALLEST[bug]
+
+
+# Fault -> edit, and the smallest case: the rule, and of each request what it asks for (stream, biased tokens, processor).
+ASKED = {
+    "verify adds no bias": (
+        Edit(
+            target="sglang.srt.speculative.eagle_utils.eagle_sample",
+            match="if sampling_info.logit_bias is not None:",
+            replacement="if False:",
+        ),
+        ("verify.accept", [(False, 1, None)]),
+    ),
+    "the bonus token is an accepted draft": (
+        Edit(
+            target="sglang.srt.managers.scheduler_components.batch_result_processor.SchedulerBatchResultProcessor."
+            "_resolve_spec_v2_tokens",
+            match="req.spec_num_correct_drafts += num_correct_drafts",
+            replacement="req.spec_num_correct_drafts += num_correct_drafts + 1",
+        ),
+        ("output.counts", [(False, 0, None)]),
+    ),
+    "a streamed request gets nothing before it has two tokens more": (
+        Edit(
+            target="sglang.srt.managers.scheduler_components.output_streamer._GenerationStreamAccumulator.accept",
+            match="req.sampling_params.stream_interval or self.default_stream_interval",
+            replacement="2",
+        ),
+        ("output.stream", [(True, 0, None)]),
+    ),
+}
+
+
+@pytest.mark.parametrize("fault", sorted(ASKED))
+def test_what_a_fault_does_not_need_is_asked_for_no_longer(host: Host, tmp_path: Path, fault: str) -> None:
+    edit, smallest = ASKED[fault]
+    trials = Trials(host, RunSpec(patches=(Patch(name="planted", edits=(edit,)),)))
+
+    asked = Asked(held={"model": "llama-tiny"}, sampling="", asks=("stream", "logit_bias"))
+    plan = Plan(seed=0, seconds=1e9, max_cases=1000, shrink_seconds=300.0, command="", asked=asked)
+    finding = next(Fuzz(trials, tmp_path, plan).search())
+    case = finding.outcome.case
+    found = [(request.stream, len(request.logit_bias), request.processor) for request in case.requests]
+    assert (finding.signature.rule, found) == smallest

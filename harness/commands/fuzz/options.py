@@ -4,11 +4,11 @@ is held to the rest."""
 from collections.abc import Collection
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 from eagletwin.cases.blocks import Asked, block_of
 from eagletwin.cases.strategies import CONTEXT_LENGTHS, SMALL_TREE, UPDATED, VALUES
-from eagletwin.harness.core.case import Case
+from eagletwin.harness.core.case import Ask, Case
 from eagletwin.harness.core.dtype import WIDEST
 from eagletwin.harness.core.errors import InputError
 from eagletwin.harness.core.run_spec import DEFAULT_RUN, RunSpec, unusual
@@ -38,6 +38,7 @@ class SearchOptions:
     small_trees: bool = False
     update_weights: Literal["disk", "tensor"] | None = None
     sampling: Sampling | None = None
+    asks: tuple[str, ...] = ()
     only: tuple[str, ...] = ()
     left_out: tuple[str, ...] = ()
     processes: int = 0
@@ -58,7 +59,8 @@ class SearchOptions:
             "topk": (self.topk, VALUES["topk"]),
             "context-length": (self.context_length, sorted(filter(None, CONTEXT_LENGTHS))),
         }
-        for name, (value, values) in known.items():
+        asked = [("ask", (ask, get_args(Ask))) for ask in self.asks]
+        for name, (value, values) in [*known.items(), *asked]:
             if value is not None and value not in values:
                 raise InputError(
                     f"--{name} {value}: no such case is generated",
@@ -69,24 +71,10 @@ class SearchOptions:
     def _contradictions(self) -> tuple[tuple[bool, str, str, str], ...]:
         """Whether two options contradict each other, which, why, and what to do."""
         model, layers = f"--model {self.model}", self.model is not None and RECIPES[self.model].mtp_layers > 0
-        recipe = RECIPES.get(self.model or "")
-        refuses = recipe is not None and (recipe.draft_vocab_size is not None or not recipe.reads_states)
         rejection, chains = self.sampling == "rejection", self.topk == 1
-        trees = self.topk is not None and self.topk > 1
         no_trees = "--topk 1" if chains else "--sampling rejection" if rejection else model
         return (
-            (
-                rejection and trees,
-                f"--sampling rejection and --topk {self.topk}",
-                "SGLang has rejection sampling for chains only",
-                "use --topk 1, or --sampling target",
-            ),
-            (
-                rejection and refuses,
-                f"--sampling rejection and {model}",
-                "SGLang has rejection sampling for EAGLE heads with the target's vocabulary only",
-                "use another model, such as llama-eagle3-full, or --sampling target",
-            ),
+            *self._contradictions_of_sampling(),
             (
                 self.small_trees and (chains or rejection),
                 f"--small-trees and {no_trees}",
@@ -125,6 +113,32 @@ class SearchOptions:
             ),
         )
 
+    def _contradictions_of_sampling(self) -> tuple[tuple[bool, str, str, str], ...]:
+        model, rejection = f"--model {self.model}", self.sampling == "rejection"
+        recipe = RECIPES.get(self.model or "")
+        refuses = recipe is not None and (recipe.draft_vocab_size is not None or not recipe.reads_states)
+        trees, min_p = self.topk is not None and self.topk > 1, "min_p" in self.asks
+        return (
+            (
+                rejection and trees,
+                f"--sampling rejection and --topk {self.topk}",
+                "SGLang has rejection sampling for chains only",
+                "use --topk 1, or --sampling target",
+            ),
+            (
+                rejection and refuses,
+                f"--sampling rejection and {model}",
+                "SGLang has rejection sampling for EAGLE heads with the target's vocabulary only",
+                "use another model, such as llama-eagle3-full, or --sampling target",
+            ),
+            (
+                min_p and self.sampling == "none",
+                "--ask min_p and --sampling none",
+                "it is of requests that sample, and none would",
+                "give --sampling target",
+            ),
+        )
+
     @property
     def held(self) -> dict[str, Any]:
         """What all cases have: fields of cases.strategies.Focus."""
@@ -144,6 +158,7 @@ class SearchOptions:
         return Asked(
             held=self.held,
             sampling="" if self.sampling == "none" else self.sampling,
+            asks=self.asks,
             wanted=narrowed(self.only, self.left_out),
             widest=WIDEST[mode.dtype],
             retract=not mode.overlap,
@@ -192,6 +207,7 @@ class SearchOptions:
             ("--context-length", self.context_length, None),
             ("--update-weights", self.update_weights, None),
             ("--sampling", self.sampling, None),
+            *(("--ask", ask, None) for ask in self.asks),
             ("--minutes", self.minutes, MINUTES),
             ("--cases", self.max_cases, MAX_CASES),
             ("--findings", self.findings, 1),

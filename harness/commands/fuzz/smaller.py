@@ -19,6 +19,13 @@ _MEASURES: tuple[tuple[str, Callable[[Case], object]], ...] = (
     ("last arrival", lambda case: max(request.arrive for request in case.requests)),
     ("stop tokens", lambda case: sum(len(request.stop) for request in case.requests)),
     ("requests that sample", lambda case: sum(request.sampling is not None for request in case.requests)),
+    ("requests that stream", lambda case: sum(request.stream for request in case.requests)),
+    (
+        "requests with min_p",
+        lambda case: sum(request.sampling is not None and request.sampling.min_p > 0 for request in case.requests),
+    ),
+    ("biased tokens", lambda case: sum(len(request.logit_bias) for request in case.requests)),
+    ("logit processors", lambda case: sum(request.processor is not None for request in case.requests)),
     ("radix cache", lambda case: "on" if case.engine.sglang.radix_cache else "off"),
 )
 

@@ -130,3 +130,13 @@ SamplingOption = Annotated[
         "`none`: all requests are greedy. Default: some of each.",
     ),
 ]
+Asks = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--ask",
+        metavar="WHAT",
+        rich_help_panel=_CASES,
+        help="What requests may ask for beside: `stream` (tokens as they come), `logit_bias`, `processor` (a custom logit "
+        "processor, which 0.5.23 has a known bug with), `min_p` (with --sampling; a known bug too). Repeatable.",
+    ),
+]

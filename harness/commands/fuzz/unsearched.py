@@ -31,6 +31,10 @@ def _thresholds(case: Case) -> bool:
     return min(case.engine.sglang.accept_single, case.engine.sglang.accept_acc) < 1
 
 
+def _cuts_by_min_p(case: Case) -> bool:
+    return any(request.sampling is not None and request.sampling.min_p > 0 for request in case.requests)
+
+
 TOPICS: tuple[Topic, ...] = (
     Topic("chains", "chains", lambda case: case.topk == 1),
     Topic("trees", "trees", lambda case: case.topk > 1),
@@ -49,6 +53,10 @@ TOPICS: tuple[Topic, ...] = (
     Topic("updates", "updated weights", lambda case: bool(case.engine.sglang.update_weights)),
     Topic("thresholds", "acceptance thresholds", _thresholds),
     Topic("deterministic", "deterministic inference", lambda case: case.engine.sglang.deterministic),
+    Topic("stream", "tokens sent as they come", lambda case: any(request.stream for request in case.requests)),
+    Topic("min-p", "min_p", _cuts_by_min_p),
+    Topic("logit-bias", "biased logits", lambda case: any(request.logit_bias for request in case.requests)),
+    Topic("processor", "custom logit processors", lambda case: case.processes),
 )
 _BY_KEY = {topic.key: topic for topic in TOPICS}
 

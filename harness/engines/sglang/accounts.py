@@ -5,7 +5,7 @@ import numpy as np
 from eagletwin.harness.core.arrays import Array, runs_of
 from eagletwin.harness.core.trace import Recorder, When
 
-from .fates import Fates
+from .fates import Fates, Messages
 from .taps.taps import Taps
 
 
@@ -43,12 +43,12 @@ class Accounts:
         )
 
     def finished(self, names: list[str], iteration: int, fates: Fates) -> None:
-        """The ends of requests since the last iteration, with all that was emitted for them."""
+        """The ends of requests since the last iteration, with all that was sent for them."""
         requests = self._taps.requests
         for name in fates.finish(names, lambda name: name in requests and bool(requests[name].finished())):
-            tokens = np.array(fates.emitted.get(name, []), np.int64)
-            numbers = {"aborted": int(name in fates.aborted)}
-            self._recorder.add(name, 0, "finished", when=When(iteration), numbers=numbers, tensors={"tokens": tokens})
+            answer = fates.answers.get(name, Messages())
+            numbers = {"aborted": int(name in fates.aborted), "dropped": int(name in fates.dropped)} | answer.numbers
+            self._recorder.add(name, 0, "finished", when=When(iteration), numbers=numbers, tensors=answer.tensors)
 
     def cached(self, iteration: int) -> None:
         """The rows that the prefix cache keeps of finished requests: as long a prefix of each as a new request would get."""

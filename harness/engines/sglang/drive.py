@@ -13,6 +13,7 @@ import torch
 
 from eagletwin.harness.core.case import Case, Event
 from eagletwin.harness.core.trace import Recorder
+from eagletwin.harness.families import RECIPES
 
 from . import control, switches
 from .accounts import Accounts
@@ -149,7 +150,8 @@ class Drive:
         handed_in = self._fates.handed_in
         arrived = [one for one in self.case.requests if one.arrive <= self._iteration and one.id not in handed_in]
         self._fates.arrive(request.id for request in arrived)
-        sent = [requests.tokenized(request) for request in arrived]
+        vocabulary = RECIPES[self.case.model].target.vocab_size
+        sent = [requests.tokenized(request, vocabulary) for request in arrived]
         for event in self.case.events:
             if event.at == self._iteration:
                 sent += self._control(event)

@@ -197,6 +197,7 @@ def _arguments(case: Case, mode: Mode) -> dict[str, Any]:
         **family_of(recipe).arguments(recipe),
         **_sampling_arguments(settings),
         **_window_arguments(settings),
+        **({"enable_custom_logit_processor": True} if case.processes else {}),
         disable_custom_all_reduce=True,
         skip_tokenizer_init=True,
         mem_fraction_static=0.5,

@@ -6,21 +6,30 @@ from array import array
 from typing import Any
 
 from eagletwin.harness.core.case import Request
+from eagletwin.harness.core.logits import biases, processed
 
 
 def _takes_arrays(message: Any) -> bool:
     return "array" in str(message.__annotations__["input_ids"])
 
 
-def tokenized(request: Request) -> Any:
-    """The message that hands this request to the scheduler."""
+def tokenized(request: Request, vocabulary: int) -> Any:
+    """The message that hands this request to the scheduler, of a model with so many tokens."""
     from sglang.srt.managers.io_struct import TokenizedGenerateReqInput
     from sglang.srt.sampling.sampling_params import SamplingParams
 
     own = request.sampling
     how: dict[str, Any] = {"temperature": 0.0}
     if own is not None:
-        how = {"temperature": own.temperature, "top_k": own.top_k or -1, "top_p": own.top_p, "sampling_seed": own.seed}
+        how = {name: getattr(own, name) for name in ("temperature", "top_p", "min_p")}
+        how |= {"top_k": own.top_k or -1, "sampling_seed": own.seed}
+    processor = None
+    if request.processor is not None:
+        from ..logit_processor import Adds
+
+        processor, how["custom_params"] = Adds.to_str(), {"added": processed(request.processor, vocabulary)}
+    if request.logit_bias:
+        how["logit_bias"] = {str(token): value for token, value in biases(request).items()}
     sampling = SamplingParams(
         **how,
         max_new_tokens=request.max_new_tokens,
@@ -38,9 +47,10 @@ def tokenized(request: Request) -> Any:
         "logprob_start_len": -1,
         "top_logprobs_num": 0,
         "token_ids_logprob": None,
-        "stream": False,
+        "stream": request.stream,
         "input_embeds": None,
         "token_type_ids": None,
+        "custom_logit_processor": processor,
     }
     fields = getattr(TokenizedGenerateReqInput, "__struct_fields__", None)
     names = fields or [field.name for field in dataclasses.fields(TokenizedGenerateReqInput)]

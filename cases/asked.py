@@ -1,0 +1,62 @@
+"""What requests of a drawn case ask for beside their tokens (strategies.py draws the case).
+
+Each is drawn only where it is asked for, after all the rest, so that no old seed draws another case. Simplest comes first: a
+request shrinks to one that asks for nothing.
+"""
+
+from collections.abc import Callable, Collection
+from typing import Literal
+
+import msgspec
+from hypothesis import strategies as st
+
+from eagletwin.harness.core.case import Ask, Bias, Case, Processor, Request
+from eagletwin.harness.families import RECIPES
+
+MIN_PS = (0.0, 0.5, 0.2, 0.05, 1.0)
+BIASES = (-4.0, 3.0, 8.0, -100.0)
+SEEDS = 16  # of processors
+
+
+def _stream(draw: st.DrawFn, request: Request, _vocabulary: int) -> Request:
+    return msgspec.structs.replace(request, stream=draw(st.integers(0, 3)) > 0)
+
+
+def _min_p(draw: st.DrawFn, request: Request, _vocabulary: int) -> Request:
+    """Of one that samples."""
+    min_p = draw(st.sampled_from(MIN_PS))
+    own = request.sampling
+    return request if own is None else msgspec.structs.replace(request, sampling=msgspec.structs.replace(own, min_p=min_p))
+
+
+def _logit_bias(draw: st.DrawFn, request: Request, vocabulary: int) -> Request:
+    drawn = draw(st.lists(st.tuples(st.integers(0, vocabulary - 1), st.sampled_from(BIASES)), max_size=8))
+    biases = tuple(Bias(token=token, value=value) for token, value in sorted(dict(drawn).items()))
+    return msgspec.structs.replace(request, logit_bias=biases)
+
+
+def _processor(draw: st.DrawFn, request: Request, _vocabulary: int) -> Request:
+    kind: Literal["add", "forbid"] = draw(st.sampled_from(("add", "forbid")))
+    processor = Processor(kind=kind, seed=draw(st.integers(0, SEEDS - 1)))
+    return msgspec.structs.replace(request, processor=processor if draw(st.integers(0, 3)) else None)
+
+
+ASKS: dict[Ask, Callable[[st.DrawFn, Request, int], Request]] = {
+    "stream": _stream,
+    "min_p": _min_p,
+    "logit_bias": _logit_bias,
+    "processor": _processor,
+}
+
+
+@st.composite
+def asking(draw: st.DrawFn, cases: st.SearchStrategy[Case], asks: Collection[str]) -> Case:
+    """A case of which each request may ask for each of these."""
+    case = draw(cases)
+    vocabulary, requests = RECIPES[case.model].target.vocab_size, list[Request]()
+    for request in case.requests:
+        for ask, drawn in ASKS.items():
+            if ask in asks:
+                request = drawn(draw, request, vocabulary)
+        requests.append(request)
+    return msgspec.structs.replace(case, requests=tuple(requests))

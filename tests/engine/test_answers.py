@@ -1,0 +1,143 @@
+"""What an answer says beside its tokens (output.finish, output.counts, output.stream), on the real scheduler."""
+
+import pytest
+
+from eagletwin.harness.core.answers import Finish
+from eagletwin.harness.core.case import Case, EngineSettings, Event, Request, SGLangSettings
+from eagletwin.harness.core.patch import Edit
+from eagletwin.harness.core.trace import Trace
+from eagletwin.harness.engines.host import Host
+from eagletwin.harness.judge.judge import judge
+
+from .conftest import Runner
+
+PROMPT = (49, 53, 5, 33, 65, 62, 7, 70, 1)
+
+# a: its length; b: a stop token, in the middle of an accepted path, after a cached page; c: an abort. a, c: retracted
+CASE = Case(
+    name="answers",
+    model="llama-tiny",
+    num_steps=3,
+    page_size=4,
+    chunked_prefill_size=8,
+    requests=(
+        Request(
+            id="a",
+            prompt=(49, 53, 5, 33, 65, 62, 51, 38, 61, 45, 74, 27, 64, 17, 36, 17, 12, 79, 32),
+            max_new_tokens=14,
+            stream=True,
+        ),
+        Request(id="b", prompt=PROMPT, max_new_tokens=9, arrive=5, stop=(6, 70, 32)),
+        Request(id="c", prompt=PROMPT, max_new_tokens=12, arrive=7, stream=True),
+    ),
+    events=(Event(at=8, kind="retract"), Event(at=12, kind="abort", request="c")),
+    engine=EngineSettings(sglang=SGLangSettings(radix_cache=True, max_total_tokens=256)),
+)
+
+REQUEST = "sglang.srt.managers.schedule_batch.Req"
+RESOLVE = (
+    "sglang.srt.managers.scheduler_components.batch_result_processor.SchedulerBatchResultProcessor._resolve_spec_v2_tokens"
+)
+ACCEPT = "sglang.srt.managers.scheduler_components.output_streamer._GenerationStreamAccumulator.accept"
+PREPARE = "sglang.srt.managers.schedule_batch.ScheduleBatch.prepare_for_extend"
+
+PLANTED = {
+    "cached tokens of each chunk, and not of the first alone": (
+        Edit(target=PREPARE, match="req.already_computed = seq_len", replacement="pass"),
+        "output.counts",
+    ),
+    "the bonus token is an accepted draft": (
+        Edit(
+            target=RESOLVE,
+            match="req.spec_num_correct_drafts += num_correct_drafts",
+            replacement="req.spec_num_correct_drafts += num_correct_drafts + 1",
+        ),
+        "output.counts",
+    ),
+    "the verify count begins anew after a retraction": (
+        Edit(
+            target=f"{REQUEST}.reset_for_retract",
+            match="self.prefix_len = 0",
+            replacement="self.prefix_len = self.spec_verify_ct = 0",
+        ),
+        "output.counts",
+    ),
+    "a round that accepts no draft is in no histogram": (
+        Edit(
+            target=f"{REQUEST}.update_spec_correct_drafts_histogram",
+            match="self.spec_correct_drafts_histogram[num_correct_drafts] += 1",
+            replacement="self.spec_correct_drafts_histogram[num_correct_drafts] += num_correct_drafts > 0",
+        ),
+        "output.counts",
+    ),
+    "the first token of the path is the matched one": (
+        Edit(
+            target=f"{REQUEST}._check_token_based_finish",
+            match="FINISH_MATCHED_TOKEN(matched=token_id)",
+            replacement="FINISH_MATCHED_TOKEN(matched=new_accepted_tokens[0])",
+        ),
+        "output.finish",
+    ),
+    "a stop is a length": (
+        Edit(
+            target=f"{REQUEST}._check_token_based_finish",
+            match="FINISH_MATCHED_TOKEN(matched=token_id)",
+            replacement="FINISH_LENGTH(length=self.sampling_params.max_new_tokens)",
+        ),
+        "output.finish",
+    ),
+    "a length is that of what was committed": (
+        Edit(
+            target=f"{REQUEST}.update_finish_state",
+            match="length=self.sampling_params.max_new_tokens",
+            replacement="length=len(self.output_ids)",
+        ),
+        "output.finish",
+    ),
+    "the detokenizer lacks the first id of each message": (
+        Edit(
+            target=ACCEPT,
+            match="decode_ids[req.send_decode_id_offset :]",
+            replacement="decode_ids[req.send_decode_id_offset + 1 :]",
+        ),
+        "output.stream",
+    ),
+    "after a retraction the detokenizer gets all ids again": (
+        Edit(
+            target=f"{REQUEST}.reset_for_retract",
+            match="self.prefix_len = 0",
+            replacement="self.prefix_len = self.send_decode_id_offset = 0",
+        ),
+        "output.stream",
+    ),
+    "tokens wait for another step": (
+        Edit(target=ACCEPT, match="req.sampling_params.stream_interval or self.default_stream_interval", replacement="2"),
+        "output.stream",
+    ),
+}
+
+
+@pytest.fixture(scope="module")
+def answered(host: Host, tmp_path_factory: pytest.TempPathFactory) -> Trace:
+    return host.engine(CASE).run(CASE, tmp_path_factory.mktemp("answers"))
+
+
+def test_every_end(answered: Trace) -> None:
+    verdict = judge(answered)
+    assert verdict.status == "equal", verdict
+    ends = {record.request: record.numbers for record in answered.header.records if record.stage == "finished"}
+    assert {name: numbers["finish"] for name, numbers in ends.items()} == {
+        "a": Finish.LENGTH,
+        "b": Finish.STOP,
+        "c": Finish.ABORT,
+    }
+    assert ends["b"]["cached_tokens"] == 4
+    assert {name: numbers["retractions"] for name, numbers in ends.items()} == {"a": 1, "b": 0, "c": 1}
+
+
+@pytest.mark.parametrize("fault", sorted(PLANTED))
+def test_a_fault_is_named(run: Runner, fault: str) -> None:
+    edit, rule = PLANTED[fault]
+    trace, verdict = run(CASE, edit)
+    assert (verdict.status, verdict.rule) == ("diverged", rule), (verdict, trace.header.ending)
+    assert judge(trace, frozenset({rule})).status == "equal"
