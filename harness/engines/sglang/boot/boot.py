@@ -24,6 +24,7 @@ from ..eras import (
     plain_rotary,
     processwide,
     sampling,
+    state_layers,
     stepping,
     tree_kernels,
     triton_twins,
@@ -111,6 +112,8 @@ def build_scheduler(case: Case, mode: Mode = CPU, rank: int = 0, port: int = 0) 
     from sglang.srt.server_args import PortArgs, ServerArgs
 
     recipe, settings = RECIPES[case.model], case.engine.sglang
+    if mode.device == "cpu" and recipe.target.delta is not None:
+        state_layers.use_triton(SHIMS)
     model_classes.register(family_of(recipe).modules)
     if mode.device == "cuda" and mode.dtype == "float32" and recipe.target.routed:
         experts_on_cuda.compute_in_float32(SHIMS)
