@@ -164,7 +164,9 @@ def _served(weights: Weights) -> Weights:
         elif part == "in_proj_qkv.weight":
             inner = {of: weights[f"{layer}linear_attn.in_proj_{of}.weight"] for of in ("qkv", "z", "b", "a")}
             keys = _DELTA.key_heads * _DELTA.key
-            found[f"{layer}linear_attn.in_proj_qkvz.weight"] = _by_key_head(*inner["qkv"].split([keys, keys, len(inner["z"])]), inner["z"])
+            found[f"{layer}linear_attn.in_proj_qkvz.weight"] = _by_key_head(
+                *inner["qkv"].split([keys, keys, len(inner["z"])]), inner["z"]
+            )
             found[f"{layer}linear_attn.in_proj_ba.weight"] = _by_key_head(inner["b"], inner["a"])
     return found
 

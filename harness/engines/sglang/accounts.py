@@ -32,6 +32,10 @@ class Accounts:
             numbers |= allocation.window_counts()
             tensors["window_free"] = runs_of(allocation.window_free())
             tensors |= {f"window_{kind}": allocation.window_pages(tensors[kind]) for kind in ("cached", "held")}
+        if (states := self._taps.states) is not None:
+            owned = [states.slot(request) for request in self._taps.requests.values()]
+            numbers |= {"state_total": states.total}
+            tensors |= {"state_free": runs_of(states.free()), "state_held": np.array([s for s in owned if s >= 0], np.int64)}
         self._recorder.add(
             "",
             0,
@@ -65,6 +69,8 @@ class Accounts:
     def poison_all(self) -> None:
         for pool in self._taps.pools.values() if self._taps.records else ():
             pool.poison_all()
+        if self._taps.records and self._taps.states is not None:
+            self._taps.states.poison_all()
 
     def poison_freed(self, free: Array) -> None:
         """Until now free slots hold plausible rows of whichever request had them."""
@@ -75,3 +81,5 @@ class Accounts:
         freed = allocation.freed(free, used)
         for pool in self._taps.pools.values():
             pool.poison(freed, used)
+        if self._taps.states is not None:
+            self._taps.states.poison(self._taps.states.free())

@@ -36,6 +36,8 @@ from . import cuda, experts_on_cuda, front_end, model_classes, new_weights, part
 
 SHIMS: list[str] = []
 
+_SPARE_STATES = 2
+
 # Of a release that does not have one of them, or cannot import it here, what it has in its place is imported later.
 _IMPORTED_WHILE_BUILT = (
     "sglang.srt.model_executor.model_runner",
@@ -198,6 +200,7 @@ def _arguments(case: Case, mode: Mode) -> dict[str, Any]:
         disable_overlap_schedule=not (mode.overlap or workers.overlaps(case)),
         **cuda.graph_arguments(mode),
         **family_of(recipe).arguments(recipe),
+        **_state_arguments(case),
         **_sampling_arguments(settings),
         **_window_arguments(settings),
         disable_custom_all_reduce=True,
@@ -206,6 +209,14 @@ def _arguments(case: Case, mode: Mode) -> dict[str, Any]:
         random_seed=0,
         log_level="error",
     )
+
+
+def _state_arguments(case: Case) -> dict[str, Any]:
+    """Slots for states: SGLang would make as many as fit into the machine's memory. A few more than requests may run at once, so
+    that slots are used again."""
+    if RECIPES[case.model].target.delta is None:
+        return {}
+    return {"max_mamba_cache_size": case.engine.sglang.max_running_requests + _SPARE_STATES}
 
 
 def _sampling_arguments(settings: SGLangSettings) -> dict[str, bool | float]:

@@ -13,6 +13,7 @@ from .. import patches
 from ..stand_ins import delta_rule
 
 _MODULES = (
+    "sglang.srt.mem_cache.memory_pool",
     "sglang.srt.configs.qwen3_next",
     "sglang.srt.layers.attention.linear.kernels.gdn_triton",
     "sglang.srt.layers.attention.linear.gdn_backend",
