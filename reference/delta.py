@@ -49,7 +49,7 @@ def delta_layer(
     mixed = linear(inner, weights[f"{prefix}in_proj_qkv.weight"])  # [R, C]
     windows = _windows(mixed, lengths, shape.kernel)  # [R, C, kernel]
     convolved = silu((windows * weights[f"{prefix}conv1d.weight"]).sum(-1))  # [R, C]
-    query, key, value = convolved.split([keys, keys, shape.value_heads * shape.value], -1)
+    query, key, value = convolved[:, :keys], convolved[:, keys : 2 * keys], convolved[:, 2 * keys :]
     shared = shape.value_heads // shape.key_heads
     query, key = (
         unit(part.view(rows, shape.key_heads, shape.key)).repeat_interleave(shared, 1) for part in (query, key)
@@ -88,5 +88,8 @@ def unit(x: Tensor) -> Tensor:
 def _windows(mixed: Tensor, lengths: Sequence[int], kernel: int) -> Tensor:
     """The last `kernel` inputs of each channel, with each row's own: mixed [R, C] -> [R, C, kernel]."""
     before = torch.zeros(kernel - 1, mixed.shape[1], dtype=mixed.dtype)
-    padded = [torch.cat([before, sequence]).unfold(0, kernel, 1) for sequence in mixed.split(list(lengths))]
+    padded, begin = [], 0
+    for length in lengths:
+        padded.append(torch.cat([before, mixed[begin : begin + length]]).unfold(0, kernel, 1))  # [length, C, kernel]
+        begin += length
     return torch.cat(padded)

@@ -33,8 +33,8 @@ class TargetRows:
                            or, where it says pre_norm: residual
     residual [T, H]        before the final norm
     logits   [T, V]
-    keys     [L, T, G, D]  as a KV pool stores them, after RoPE; of latent attention [L, T, 1, C+P] (mla.py). Of layers that keep
-                           a state there are none
+    keys     [L, T, G, D]  as a KV pool stores them, after RoPE; of latent attention [L, T, 1, C+P] (mla.py). There are
+                           none of layers that keep a state
     values   [L, T, G, D]  of latent attention empty
     kept     of each layer that keeps a state, what it keeps after each row (delta.py)
     """

@@ -40,10 +40,10 @@ RECIPES = (
         max_position=4096,
         seed=130,
         noise=0.06,
-        attention_gain=0.25,
-        mlp_gain=0.2,
+        attention_gain=0.12,
+        mlp_gain=0.12,
         target_hidden="post_norm",
-        min_share=0.04,
+        min_share=0.05,
     ),
 )
 
@@ -162,12 +162,11 @@ def _served(weights: Weights) -> Weights:
         elif not part.startswith("in_proj"):
             found[name] = tensor
         elif part == "in_proj_qkv.weight":
-            inner = {of: weights[f"{layer}linear_attn.in_proj_{of}.weight"] for of in ("qkv", "z", "b", "a")}
+            qkv, z, b, a = (weights[f"{layer}linear_attn.in_proj_{of}.weight"] for of in ("qkv", "z", "b", "a"))
             keys = _DELTA.key_heads * _DELTA.key
-            found[f"{layer}linear_attn.in_proj_qkvz.weight"] = _by_key_head(
-                *inner["qkv"].split([keys, keys, len(inner["z"])]), inner["z"]
-            )
-            found[f"{layer}linear_attn.in_proj_ba.weight"] = _by_key_head(inner["b"], inner["a"])
+            joined = _by_key_head(qkv[:keys], qkv[keys : 2 * keys], qkv[2 * keys :], z)
+            found[f"{layer}linear_attn.in_proj_qkvz.weight"] = joined
+            found[f"{layer}linear_attn.in_proj_ba.weight"] = _by_key_head(b, a)
     return found
 
 

@@ -44,7 +44,11 @@ TREE = msgspec.structs.replace(
 )
 
 # The source of a method is taken without the indentation of its `def`.
-LAST = "        last_correct_step_indices,\n        mamba_track_indices,\n        mamba_steps_to_track,\n        src_indices_raw=src_indices_raw,\n"
+LAST = """        last_correct_step_indices,
+        mamba_track_indices,
+        mamba_steps_to_track,
+        src_indices_raw=src_indices_raw,
+"""
 # What is wrong, where, and the rule that names it.
 PLANTED = {
     "the state of the step behind the last accepted one": (

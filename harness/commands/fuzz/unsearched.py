@@ -32,8 +32,9 @@ TOPICS: tuple[tuple[str, str, Callable[[Case], bool]], ...] = (
     (
         "Qwen3, its experts, and heads with further norms or layers",
         "--model qwen3-eagle3.1, qwen3-eagle3-norm, qwen3-eagle3-deep or qwen3-moe-eagle3",
-        lambda case: RECIPES[case.model].family.startswith("qwen3"),
+        lambda case: RECIPES[case.model].family in ("qwen3", "qwen3_moe"),
     ),
+    ("layers that keep a state", "--model qwen3-next-nextn", lambda case: RECIPES[case.model].target.delta is not None),
     (
         "windows that end",
         "--model gpt-oss-eagle3 --topk 1, mimo-v2-window or step-3.5-window",

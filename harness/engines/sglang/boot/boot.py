@@ -114,7 +114,9 @@ def build_scheduler(case: Case, mode: Mode = CPU, rank: int = 0, port: int = 0) 
     from sglang.srt.server_args import PortArgs, ServerArgs
 
     recipe, settings = RECIPES[case.model], case.engine.sglang
-    if mode.device == "cpu" and recipe.target.delta is not None:
+    if recipe.target.delta is not None:
+        if mode.device == "cuda":
+            raise NotDriven(f"{case.model} on a GPU: SGLang's kernels of its prefill know no float32")
         state_layers.use_triton(SHIMS)
     model_classes.register(family_of(recipe).modules)
     if mode.device == "cuda" and mode.dtype == "float32" and recipe.target.routed:
@@ -212,8 +214,8 @@ def _arguments(case: Case, mode: Mode) -> dict[str, Any]:
 
 
 def _state_arguments(case: Case) -> dict[str, Any]:
-    """Slots for states: SGLang would make as many as fit into the machine's memory. A few more than requests may run at once, so
-    that slots are used again."""
+    """Slots for states: SGLang would make as many as fit into the memory. A few more than requests may run at once, so that slots
+    are used again."""
     if RECIPES[case.model].target.delta is None:
         return {}
     return {"max_mamba_cache_size": case.engine.sglang.max_running_requests + _SPARE_STATES}
