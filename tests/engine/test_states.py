@@ -1,12 +1,16 @@
 """Layers that keep a state, on the real worker: what is kept after each commit, whose slot it lies in, and faults in either."""
 
-import msgspec
-import pytest
+from pathlib import Path
 
-from eagletwin.harness.core.case import Case, EngineSettings, Event, Request, SGLangSettings
+import pytest
+from msgspec.structs import replace
+
+from eagletwin.harness.core.case import Case
+from eagletwin.harness.core.errors import InputError
 from eagletwin.harness.core.patch import Edit
 from eagletwin.harness.core.trace import Trace
 from eagletwin.harness.engines.host import Host
+from eagletwin.harness.families.valid import check_case
 from eagletwin.harness.judge.judge import judge
 
 from .changes import Change, bump, nan, nudge, shorten
@@ -16,32 +20,6 @@ BACKEND = "sglang.srt.layers.attention.hybrid_linear_attn_backend.HybridLinearAt
 SCATTER = "sglang.kernels.ops.mamba.mamba_state_scatter_triton.scatter_mamba_states_after_mtp_verify"
 POOL = "sglang.srt.mem_cache.memory_pool.HybridReqToTokenPool"
 BATCH = "sglang.srt.managers.schedule_batch"
-
-PROMPT = (17, 72, 8, 32, 15, 63, 57, 60, 48, 26, 12, 62, 3, 49, 55)
-# A batch that grows and shrinks, chunks, a retraction: slots of states are given, taken and used again.
-CHAIN = Case(
-    name="states-chain",
-    model="qwen3-next-nextn",
-    num_steps=3,
-    chunked_prefill_size=512,
-    chunks=(6, 4),
-    requests=(
-        Request(id="a", prompt=PROMPT, max_new_tokens=14),
-        Request(id="b", prompt=(5, 7), max_new_tokens=6, arrive=3),
-    ),
-    events=(Event(at=7, kind="retract"),),
-    engine=EngineSettings(sglang=SGLangSettings(max_total_tokens=256, max_running_requests=2)),
-    exercises=("chunked_prefill", "batch", "batch_shrinks", "rejection", "accept_some", "retraction_in_decode"),
-)
-TREE = msgspec.structs.replace(
-    CHAIN,
-    name="states-tree",
-    topk=4,
-    num_draft_tokens=12,
-    page_size=4,
-    chunks=(8, 4),
-    exercises=("tree", "path_not_in_front", "branch_changes_parent", "branch_holes", "batch", "retraction_in_decode"),
-)
 
 # The source of a method is taken without the indentation of its `def`.
 LAST = """        last_correct_step_indices,
@@ -81,22 +59,10 @@ PLANTED = {
         "elif False:",
         "target.state",
     ),
-    "kernels find another slot than the request has": (
-        f"{POOL}.alloc",
-        "self.req_index_to_mamba_index_mapping[rows] = mamba_index_tensor",
-        "self.req_index_to_mamba_index_mapping[rows] = mamba_index_tensor % self.mamba_pool.size + 1",
-        "state.slots",
-    ),
     "a slot is freed twice": (
         f"{POOL}.free_mamba_cache",
         "self.mamba_allocator.free(mamba_index.unsqueeze(0))",
         "self.mamba_allocator.free(mamba_index.unsqueeze(0).repeat(2))",
-        "state.slots",
-    ),
-    "a slot is never freed": (
-        f"{POOL}.free_mamba_cache",
-        "self.mamba_allocator.free(mamba_index.unsqueeze(0))",
-        "pass",
         "state.slots",
     ),
 }
@@ -115,33 +81,30 @@ KEPT_AT_RETRACTION = (
 )
 
 
-@pytest.fixture(scope="module")
-def chain(host: Host, tmp_path_factory: pytest.TempPathFactory) -> Trace:
-    return host.engine(CHAIN).run(CHAIN, tmp_path_factory.mktemp("chain"))
-
-
-def test_a_chain_is_equal_and_its_states_were_compared(chain: Trace) -> None:
-    verdict = judge(chain)
+def test_a_chain_is_equal_and_its_states_were_compared(states_trace: Trace) -> None:
+    verdict = judge(states_trace)
     assert verdict.status == "equal", verdict
-    commits = sum(record.stage in ("prefill", "extend") for record in chain.header.records)
+    commits = sum(record.stage in ("prefill", "extend") for record in states_trace.header.records)
     assert verdict.checked["target.state"] == verdict.checked["target.conv"] == commits
     assert verdict.checked["state.slots"] > 2 * commits
 
 
-def test_a_tree_is_equal(run: Runner) -> None:
-    _, verdict = run(TREE)
+def test_a_tree_is_equal(run: Runner, states_case: Case) -> None:
+    features = ("tree", "path_not_in_front", "branch_changes_parent", "branch_holes", "batch", "retraction_in_decode")
+    tree = replace(states_case, topk=4, num_draft_tokens=12, page_size=4, chunks=(8, 4), exercises=features)
+    _, verdict = run(tree)
     assert verdict.status == "equal", verdict
 
 
 @pytest.mark.parametrize("fault", PLANTED)
-def test_a_fault_is_named(run: Runner, fault: str) -> None:
+def test_a_fault_is_named(run: Runner, states_case: Case, fault: str) -> None:
     target, match, replacement, rule = PLANTED[fault]
-    _, verdict = run(CHAIN, Edit(target=target, match=match, replacement=replacement))
+    _, verdict = run(states_case, Edit(target=target, match=match, replacement=replacement))
     assert (verdict.status, verdict.rule) == ("diverged", rule), verdict
 
 
-def test_a_state_that_survives_a_retraction_is_named(run: Runner) -> None:
-    _, verdict = run(CHAIN, *KEPT_AT_RETRACTION)
+def test_a_state_that_survives_a_retraction_is_named(run: Runner, states_case: Case) -> None:
+    _, verdict = run(states_case, *KEPT_AT_RETRACTION)
     assert (verdict.status, verdict.rule) == ("diverged", "target.state"), verdict
 
 
@@ -161,16 +124,45 @@ CHANGES += [("flushed", "state_free", bump, "state.slots")]
 
 
 @pytest.mark.parametrize(("stage", "tensor", "change", "rule"), CHANGES)
-def test_a_changed_number_is_found_and_named(chain: Trace, stage: str, tensor: str, change: Change, rule: str) -> None:
-    records = enumerate(chain.header.records)
-    number = next(n for n, one in records if one.stage == stage and chain.tensor(n, tensor).numel() and one.iteration > 2)
-    wrong = Trace(chain.header, {**chain.tensors, f"{number}.{tensor}": change(chain.tensor(number, tensor))})
+def test_a_changed_number_is_found_and_named(states_trace: Trace, stage: str, tensor: str, change: Change, rule: str) -> None:
+    records = enumerate(states_trace.header.records)
+    number = next(
+        n for n, one in records if one.stage == stage and states_trace.tensor(n, tensor).numel() and one.iteration > 2
+    )
+    wrong = Trace(
+        states_trace.header, {**states_trace.tensors, f"{number}.{tensor}": change(states_trace.tensor(number, tensor))}
+    )
     verdict = judge(wrong)
     assert (verdict.status, verdict.rule) == ("diverged", rule), verdict
 
 
 @pytest.mark.parametrize("tensor", ["target_state", "target_conv", "state_slots"])
-def test_a_state_that_was_not_recorded_is_no_pass(chain: Trace, tensor: str) -> None:
-    number = next(n for n, record in enumerate(chain.header.records) if record.stage == "extend")
-    wrong = Trace(chain.header, {**chain.tensors, f"{number}.{tensor}": shorten(chain.tensor(number, tensor))})
+def test_a_state_that_was_not_recorded_is_no_pass(states_trace: Trace, tensor: str) -> None:
+    number = next(n for n, record in enumerate(states_trace.header.records) if record.stage == "extend")
+    wrong = Trace(
+        states_trace.header, {**states_trace.tensors, f"{number}.{tensor}": shorten(states_trace.tensor(number, tensor))}
+    )
     assert judge(wrong).status != "equal"
+
+
+def test_what_is_replaced_and_what_is_not_compared_is_said(host: Host, states_case: Case, tmp_path: Path) -> None:
+    """Decode, verify and commit are SGLang's own kernels in the fast runtime. Triton's interpreter runs all but these again."""
+    request = replace(states_case.requests[1], max_new_tokens=2)
+    case = replace(states_case, requests=(request,), events=(), exercises=())
+    trace = host.engine(case, (), "shadow").run(case, tmp_path)
+    verdict = judge(trace)
+    assert verdict.status == "unknown", verdict  # and not diverged by kernel.shadow
+    assert [line.partition(":")[0] for line in trace.header.fallbacks] == [
+        "_causal_conv1d_fwd_kernel",
+        "_causal_conv1d_update_kernel",
+        "layer_norm_gated_fwd_kernel",
+    ]
+    assert all("not compared" in line for line in trace.header.fallbacks)
+    replaced = [shim for shim in trace.header.engine.shims if "delta_rule.py" in shim]
+    assert replaced == ["gdn_triton.chunk_gated_delta_rule (prefill alone): delta_rule.py, the recurrence in torch"]
+
+
+def test_a_prefix_cache_is_refused_before_anything_runs(states_case: Case) -> None:
+    settings = replace(states_case.engine.sglang, radix_cache=True)
+    with pytest.raises(InputError, match="what a cached prefix keeps"):
+        check_case(replace(states_case, engine=replace(states_case.engine, sglang=settings)), "here")

@@ -55,8 +55,9 @@ Model = Annotated[
     typer.Option(
         metavar="MODEL",
         rich_help_panel=_CASES,
-        help="A model recipe (docs/reference/case.md). Default: a Llama with a single draft layer; llama-mtp, llama-mtp-chain, "
-        "mimo-v2 and step-3.5 have several, deepseek-nextn has latent attention and experts, qwen3-moe-eagle3 experts.",
+        help="A model recipe (docs/reference/case.md). Default: a Llama with a single draft layer; llama-mtp, "
+        "llama-mtp-chain, mimo-v2 and step-3.5 have several, deepseek-nextn has latent attention and experts, "
+        "qwen3-next-nextn layers that keep a state, qwen3-moe-eagle3 experts.",
     ),
 ]
 Topk = Annotated[

@@ -1,6 +1,6 @@
 """Block pointers (tl.make_block_ptr): a window of a block's shape over a tensor of some shape and strides. Triton dropped them
-in 3.9 and kernels still use them, so there is no stock interpreter to compare with (shadow.py says what stands in for it).
-memory.py asks for the plain pointers and the mask that such a window means.
+in 3.9 and kernels still use them, so there is no stock interpreter to compare with. memory.py asks for the plain pointers and
+the mask that such a window means.
 """
 
 from __future__ import annotations

@@ -214,8 +214,8 @@ def _arguments(case: Case, mode: Mode) -> dict[str, Any]:
 
 
 def _state_arguments(case: Case) -> dict[str, Any]:
-    """Slots for states: SGLang would make as many as fit into the memory. A few more than requests may run at once, so that slots
-    are used again."""
+    """Slots for states: SGLang would make as many as fit into the memory. A few more than requests may run at once: slots are
+    used again."""
     if RECIPES[case.model].target.delta is None:
         return {}
     return {"max_mamba_cache_size": case.engine.sglang.max_running_requests + _SPARE_STATES}

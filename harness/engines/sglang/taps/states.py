@@ -14,7 +14,7 @@ from eagletwin.harness.core.poison import STATE_POISON
 from eagletwin.harness.core.trace import on_host, snapshot
 
 
-class States:
+class StatePool:
     """The pool of one target. Slot 0 takes padding, and has no owner."""
 
     def __init__(self, pool: Any) -> None:
@@ -63,7 +63,7 @@ class States:
             nodes.fill_(STATE_POISON)
 
 
-def states_of(scheduler: Any) -> States | None:
+def states_of(scheduler: Any) -> StatePool | None:
     """Of a target that has such layers."""
     pool = scheduler.req_to_token_pool
-    return States(pool) if hasattr(pool, "mamba_pool") else None
+    return StatePool(pool) if hasattr(pool, "mamba_pool") else None
