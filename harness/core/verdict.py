@@ -103,6 +103,11 @@ RULES: dict[str, Rule] = {
         "0 before the first.",
         weights="yes",
     ),
+    "state.tracked": Rule(
+        "3.11",
+        "The state and the convolution's inputs that the prefix cache keeps of a prefix are those after its last row.",
+        weights="yes",
+    ),
     "draft.proposal": Rule("3.3", "Each row proposes the topk tokens of its largest logits, best first.", weights="in part"),
     "tree.parents": Rule(
         "3.4",
@@ -163,8 +168,8 @@ RULES: dict[str, Rule] = {
     ),
     "state.slots": Rule(
         "4",
-        "A request has one slot for its states, alone, and its forwards use that; free and held slots are disjoint and make up "
-        "the pool, and all are free after the flush.",
+        "A request has one slot for its states, alone, and its forwards use that; free, held and cached slots are disjoint and "
+        "make up the pool, and all are free after the flush.",
         weights="no",
     ),
     "pool.accounting": Rule(

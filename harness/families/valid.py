@@ -90,12 +90,6 @@ def check_case(case: Case, origin: str) -> None:
             f"{origin}: update_weights with {case.model}: eagletwin has no second checkpoint of it, for both together",
             "use llama-tiny or llama-gqa",
         )
-    if case.engine.sglang.radix_cache and RECIPES[case.model].target.delta is not None:
-        raise _refuse(
-            f"{origin}: radix_cache with {case.model}, whose layers keep states: eagletwin does not judge what a cached prefix "
-            "keeps of them",
-            "leave radix_cache out, or use another model",
-        )
     ids = [request.id for request in case.requests]
     if len(set(ids)) < len(ids):
         raise _refuse(f"{origin}: two requests have the same id", "give each request an id of its own")

@@ -68,12 +68,34 @@ class States:
             lambda n: f"input of row {last + 1 - width + n % width}, layer with a state {n // width}",
         )
 
+    def cached(self, number: int, place: Place, story: Story, last: int) -> None:
+        """What the prefix cache keeps at the end of a prefix, whose last row is `last`."""
+        if "cached_state" not in place.record.tensors or story.kept is None or last >= len(story.kept[0]):
+            return
+        states, windows = (kept[last] for kept in story.kept)
+        heads, width = states.shape[1], windows.shape[2]
+        self._compare.floats(
+            place,
+            "state.tracked",
+            _rows(states, 2),
+            _rows(self._trace.array(number, "cached_state"), 2),
+            lambda n: f"cached state after row {last}, layer with a state {n // heads}, head {n % heads}",
+        )
+        self._compare.floats(
+            place,
+            "state.tracked",
+            _rows(windows.swapaxes(1, 2), 2),
+            _rows(self._trace.array(number, "cached_conv").swapaxes(1, 2), 2),
+            lambda n: f"cached input of row {last + 1 - width + n % width}, layer with a state {n // width}",
+        )
+
     def account(self, number: int, place: Place) -> None:
         """Free and held slots make up the pool."""
         record = place.record
         if "state_free" not in record.tensors or not self._compare.on(_SLOTS):
             return
-        total, held = record.numbers["state_total"], self._trace.integers(number, "state_held")
+        total = record.numbers["state_total"]
+        held, cached = (self._trace.integers(number, f"state_{kind}") for kind in ("held", "cached"))
         listed = [0] * (total + 1)
         for first, length, times in self._trace.array(number, "state_free").tolist():
             for slot in range(first, first + length):
@@ -81,12 +103,12 @@ class States:
                     self._compare.report(place, _SLOTS, "free slots of states", f"up to {total}", f"slot {slot}")
                     return
                 listed[slot] += times
-        for slot in held:
+        for slot in (*held, *cached):
             listed[slot] += 1
         for slot, times in enumerate(listed):
             due = int(slot > 0)  # the first takes padding, and has no owner
             if times != due:
-                what = "free or one request's" if due else "nobody's"
+                what = "free, one request's or the cache's" if due else "nobody's"
                 self._compare.report(
                     place, _SLOTS, f"slot {slot} of states", what, f"{times} owners, of whom {held.count(slot)} requests"
                 )

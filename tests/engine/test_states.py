@@ -1,16 +1,15 @@
 """Layers that keep a state, on the real worker: what is kept after each commit, whose slot it lies in, and faults in either."""
 
 from pathlib import Path
+from random import Random
 
 import pytest
 from msgspec.structs import replace
 
-from eagletwin.harness.core.case import Case
-from eagletwin.harness.core.errors import InputError
+from eagletwin.harness.core.case import Case, EngineSettings, Request, SGLangSettings
 from eagletwin.harness.core.patch import Edit
 from eagletwin.harness.core.trace import Trace
 from eagletwin.harness.engines.host import Host
-from eagletwin.harness.families.valid import check_case
 from eagletwin.harness.judge.judge import judge
 
 from .changes import Change, bump, nan, nudge, shorten
@@ -18,6 +17,7 @@ from .conftest import Runner
 
 BACKEND = "sglang.srt.layers.attention.hybrid_linear_attn_backend.HybridLinearAttnBackend.update_mamba_state_after_mtp_verify"
 SCATTER = "sglang.kernels.ops.mamba.mamba_state_scatter_triton.scatter_mamba_states_after_mtp_verify"
+GDN = "sglang.srt.layers.attention.hybrid_linear_attn_backend.MambaAttnBackendBase"
 POOL = "sglang.srt.mem_cache.memory_pool.HybridReqToTokenPool"
 BATCH = "sglang.srt.managers.schedule_batch"
 
@@ -162,7 +162,68 @@ def test_what_is_replaced_and_what_is_not_compared_is_said(host: Host, states_ca
     assert replaced == ["gdn_triton.chunk_gated_delta_rule (prefill alone): delta_rule.py, the recurrence in torch"]
 
 
-def test_a_prefix_cache_is_refused_before_anything_runs(states_case: Case) -> None:
-    settings = replace(states_case.engine.sglang, radix_cache=True)
-    with pytest.raises(InputError, match="what a cached prefix keeps"):
-        check_case(replace(states_case, engine=replace(states_case.engine, sglang=settings)), "here")
+def _tokens(seed: int, count: int) -> tuple[int, ...]:
+    random = Random(seed)
+    return tuple(random.randrange(96) for _ in range(count))
+
+
+# States are tracked every 64 tokens. One request passes that while it is prefilled, another while it decodes, and a further one
+# each goes on from there with the same token.
+LONG, SHORT, ANSWER = _tokens(8, 70), _tokens(7, 58), (27, 47, 25, 91, 92, 20, 69, 55, 53, 4)
+CACHED = Case(
+    name="states-cached",
+    model="qwen3-next-nextn",
+    num_steps=3,
+    page_size=4,
+    chunked_prefill_size=512,
+    requests=(
+        Request(id="a", prompt=LONG, max_new_tokens=2),
+        Request(id="b", prompt=(*LONG[:66], 1), max_new_tokens=2, arrive=5),
+        Request(id="c", prompt=SHORT, max_new_tokens=14, arrive=5),
+        Request(id="d", prompt=(*SHORT, *ANSWER, 7), max_new_tokens=3, arrive=24),
+    ),
+    engine=EngineSettings(sglang=SGLangSettings(radix_cache=True, max_total_tokens=512, max_running_requests=2)),
+    exercises=("radix_hit", "batch", "accept_some"),
+)
+
+
+def test_prefixes_are_gone_on_from_behind_a_tracked_state(run: Runner) -> None:
+    trace, verdict = run(CACHED)
+    assert verdict.status == "equal", verdict
+    assert verdict.checked["state.tracked"] == 2 * len(CACHED.requests)
+    starts = {record.request: record.numbers["start"] for record in trace.header.records if record.stage == "prefill"}
+    assert starts == {"a": 0, "b": 64, "c": 0, "d": 64}
+
+
+TRACKED = {
+    "a prefill does not track": (
+        f"{GDN}._track_mamba_state_extend",
+        "if forward_metadata.track_ssm_h_src.numel() > 0:",
+        "if False:",
+    ),
+    "a round tracks the step behind": (
+        BACKEND,
+        LAST,
+        LAST.replace("mamba_steps_to_track", "mamba_steps_to_track + (mamba_steps_to_track >= 0).int()"),
+    ),
+}
+
+
+@pytest.mark.parametrize("fault", TRACKED)
+def test_a_tracked_state_that_is_wrong_is_named(run: Runner, fault: str) -> None:
+    """By what the next request begins from, or by what the cache keeps, whichever is seen first."""
+    target, match, replacement = TRACKED[fault]
+    _, verdict = run(CACHED, Edit(target=target, match=match, replacement=replacement))
+    assert verdict.status == "diverged"
+    assert {verdict.rule, *verdict.later} >= {"state.tracked", "target.state"}, verdict
+
+
+def test_after_a_prefix_the_draft_keeps_a_row_of_another_continuation(run: Runner) -> None:
+    """Live in 0.5.23: keys of the prefix cache of such models are single tokens, so that the last row of a hit consumed the
+    token with which somebody else went on."""
+    other = Request(id="b", prompt=(*LONG[:64], 4, 5), max_new_tokens=4, arrive=5)
+    _, verdict = run(replace(CACHED, requests=(CACHED.requests[0], other), exercises=("radix_hit",)))
+    assert (verdict.status, verdict.rule) == ("diverged", "draft.kv"), verdict
+    assert verdict.first is not None
+    assert verdict.first.index.startswith("row 63, ")
+    assert all(rule.startswith("draft.") for rule in verdict.later)  # the target is right

@@ -33,9 +33,10 @@ class Accounts:
             tensors["window_free"] = runs_of(allocation.window_free())
             tensors |= {f"window_{kind}": allocation.window_pages(tensors[kind]) for kind in ("cached", "held")}
         if (states := self._taps.states) is not None:
-            owned = [states.slot(request) for request in self._taps.requests.values()]
+            owned = [slot for request in self._taps.requests.values() for slot in states.held(request)]
             numbers |= {"state_total": states.total}
-            tensors |= {"state_free": runs_of(states.free()), "state_held": np.array([s for s in owned if s >= 0], np.int64)}
+            tensors |= {"state_free": runs_of(states.free()), "state_held": np.array(owned, np.int64)}
+            tensors |= {"state_cached": states.cached()}
         self._recorder.add(
             "",
             0,
@@ -64,6 +65,8 @@ class Accounts:
                 tensors["window_slots"] = self._taps.allocation.window_slots(slots)
             for part, pool in self._taps.pools.items():
                 tensors[f"{part}_kv"] = pool.rows(slots)
+            if self._taps.states is not None:
+                tensors |= self._taps.states.of_prefix(tokens)
             self._recorder.add(name, 0, "cached", when=When(iteration), tensors=tensors)
 
     def poison_all(self) -> None:

@@ -37,6 +37,7 @@ from . import cuda, experts_on_cuda, front_end, model_classes, new_weights, part
 SHIMS: list[str] = []
 
 _SPARE_STATES = 2
+TRACKED_EVERY = 64  # tokens from one tracked state to the next: as many as a chunk of SGLang's prefill kernels has
 
 # Of a release that does not have one of them, or cannot import it here, what it has in its place is imported later.
 _IMPORTED_WHILE_BUILT = (
@@ -218,7 +219,12 @@ def _state_arguments(case: Case) -> dict[str, Any]:
     used again."""
     if RECIPES[case.model].target.delta is None:
         return {}
-    return {"max_mamba_cache_size": case.engine.sglang.max_running_requests + _SPARE_STATES}
+    running = case.engine.sglang.max_running_requests
+    if not case.engine.sglang.radix_cache:
+        return {"max_mamba_cache_size": running + _SPARE_STATES}
+    # what SGLang takes on a GPU, where batches overlap: states are tracked while a request runs, in further slots of its own
+    tracked = {"mamba_radix_cache_strategy": "extra_buffer", "mamba_track_interval": TRACKED_EVERY}
+    return {"max_mamba_cache_size": 5 * running + _SPARE_STATES, **tracked}
 
 
 def _sampling_arguments(settings: SGLangSettings) -> dict[str, bool | float]:

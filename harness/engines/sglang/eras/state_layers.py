@@ -29,6 +29,7 @@ _COMMIT = "sglang.kernels.ops.mamba.mamba_state_scatter_triton"
 _GATES = (
     (f"{_COMMIT}.fused_mamba_state_scatter_with_mask", "if not (dst.is_cuda or dst.is_xpu) or", "if"),
     (f"{_COMMIT}.fused_conv_window_scatter_with_mask", "if not (dst.is_cuda or dst.is_xpu) or", "if"),
+    ("sglang.srt.arg_groups.mamba_hook._platform_supports_mamba_cache_extra_buffer", "platform.is_cuda", "True"),
     ("sglang.srt.speculative.spec_utils._verify_commit_step_indices", "if accept_index.is_cuda:", "if True:"),
 )
 
