@@ -7,7 +7,8 @@ and V2 (arXiv 2405.04434) §2.2.2 for groups; how a group is scored, and the sca
 
 Qwen3-MoE: the best experts by the router's logits, with a softmax over the chosen ones as weights (Shazeer et al., arXiv
 1701.06538, equations 3 and 5). A softmax over all of them, cut and made to sum to one, is the same number. No groups, no bias,
-and no shared expert (Qwen3, arXiv 2505.09388, §2).
+and no shared expert (Qwen3, arXiv 2505.09388, §2). Qwen3-Next adds a shared expert, times a gate of the row's own (that of
+Qwen's own model, as Qwen1.5-MoE's).
 """
 
 from dataclasses import dataclass
@@ -68,4 +69,11 @@ def experts(weights: Weights, prefix: str, shape: ExpertShape, inner: Tensor) ->
         rows = share[:, expert].nonzero().flatten()
         own = gated(weights, f"{prefix}experts.{expert}.", inner[rows])
         routed = routed.index_add(0, rows, share[rows, expert, None] * own)
-    return shape.scale * routed + (gated(weights, f"{prefix}shared_experts.", inner) if shape.shared else 0.0)
+    return shape.scale * routed + (_shared(weights, prefix, inner) if shape.shared else 0.0)
+
+
+def _shared(weights: Weights, prefix: str, inner: Tensor) -> Tensor:
+    """The expert that all rows share; of Qwen3-Next times a sigmoid of one number of each row."""
+    added = gated(weights, f"{prefix}shared_experts.", inner)
+    gate = weights.get(f"{prefix}shared_expert_gate.weight")  # [1, H]
+    return added if gate is None else linear(inner, gate).sigmoid() * added

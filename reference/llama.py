@@ -14,11 +14,12 @@ from torch import Tensor
 from torch.nn.functional import linear
 
 from .clamped_experts import clamped_experts
+from .delta import Kept, delta_layer
 from .experts import experts, gated
 from .mla import latent_attention
 from .norm import Weights, rms_norm
 from .rope import rotate
-from .sizes import LlamaShape
+from .sizes import DeltaShape, LlamaShape
 
 __all__ = ["TargetRows", "Weights", "causal", "decoder_layer", "in_window", "side_by_side", "target_rows"]
 
@@ -32,8 +33,10 @@ class TargetRows:
                            or, where it says pre_norm: residual
     residual [T, H]        before the final norm
     logits   [T, V]
-    keys     [L, T, G, D]  as a KV pool stores them, after RoPE; of latent attention [L, T, 1, C+P] (mla.py)
+    keys     [L, T, G, D]  as a KV pool stores them, after RoPE; of latent attention [L, T, 1, C+P] (mla.py). There are
+                           none of layers that keep a state
     values   [L, T, G, D]  of latent attention empty
+    kept     of each layer that keeps a state, what it keeps after each row (delta.py)
     """
 
     hidden: Tensor
@@ -41,6 +44,7 @@ class TargetRows:
     logits: Tensor
     keys: Tensor
     values: Tensor
+    kept: tuple[Kept, ...] = ()
 
 
 def causal(length: int) -> Tensor:
@@ -103,13 +107,26 @@ def decoder_layer(
     else:
         attended, key, value = _attention(weights, attention, shape, inner, positions, sees, before)
     x = x + linear(attended, weights[f"{attention}o_proj.weight"], weights.get(f"{attention}o_proj.bias"))
+    return _feed_forward(weights, prefix, shape, x), key, value
 
+
+def _feed_forward(weights: Weights, prefix: str, shape: LlamaShape, x: Tensor) -> Tensor:
+    """The second half of a decoder layer: x [R, H] -> [R, H]."""
     inner = rms_norm(x, weights[f"{prefix}post_attention_layernorm.weight"], shape.rms_norm_eps)  # [R, H]
     if shape.clamped is not None and f"{prefix}mlp.router.weight" in weights:
-        return x + clamped_experts(weights, f"{prefix}mlp.", shape.clamped, inner), key, value
+        return x + clamped_experts(weights, f"{prefix}mlp.", shape.clamped, inner)
     if shape.experts is not None and f"{prefix}mlp.gate.weight" in weights:
-        return x + experts(weights, f"{prefix}mlp.", shape.experts, inner), key, value
-    return x + gated(weights, f"{prefix}mlp.", inner), key, value
+        return x + experts(weights, f"{prefix}mlp.", shape.experts, inner)
+    return x + gated(weights, f"{prefix}mlp.", inner)
+
+
+def _state_layer(
+    weights: Weights, prefix: str, shape: LlamaShape, delta: DeltaShape, x: Tensor, lengths: Sequence[int]
+) -> tuple[Tensor, Kept]:
+    """A decoder layer that keeps a state in place of rows, over sequences x [R, H] of these lengths."""
+    inner = rms_norm(x, weights[f"{prefix}input_layernorm.weight"], shape.rms_norm_eps)  # [R, H]
+    added, kept = delta_layer(weights, f"{prefix}linear_attn.", delta, inner, lengths, shape.rms_norm_eps)
+    return _feed_forward(weights, prefix, shape, x + added), kept
 
 
 def _attention(
@@ -127,13 +144,14 @@ def _attention(
     def project(name: str) -> Tensor:
         return linear(inner, weights[f"{prefix}{name}.weight"], weights.get(f"{prefix}{name}.bias"))  # Qwen2 has some
 
-    query = project("q_proj").view(rows, shape.num_heads, shape.head_dim)
+    query = project("q_proj").view(rows, shape.num_heads, -1)
+    query, gate = query[..., : shape.head_dim], query[..., shape.head_dim :]  # [R, N, D], and as much if it is gated
     key = project("k_proj").view(rows, shape.num_kv_heads, shape.head_dim)
     value = project("v_proj").view(rows, shape.num_kv_heads, shape.head_dim)
     if shape.qk_norm:  # one weight [D] for all heads
         query = rms_norm(query, weights[f"{prefix}q_norm.weight"], shape.rms_norm_eps)
         key = rms_norm(key, weights[f"{prefix}k_norm.weight"], shape.rms_norm_eps)
-    turned = rotate(torch.cat([query, key], 1), positions, shape.rope_theta, shape.rope_scaling)  # [R, N+G, D]
+    turned = _turned(shape, torch.cat([query, key], 1), positions)  # [R, N+G, D]
     query, key = turned[:, : shape.num_heads], turned[:, shape.num_heads :]
 
     keys, values = (key, value) if before is None else (torch.cat([before[0], key]), torch.cat([before[1], value]))
@@ -141,7 +159,17 @@ def _attention(
         keys, values = keys.repeat_interleave(groups, 1), values.repeat_interleave(groups, 1)  # [E+R, N, D]
     score = (query / shape.head_dim**0.5).transpose(0, 1) @ keys.permute(1, 2, 0)  # [N, R, E+R]
     weight = _share(torch.where(sees, score, -torch.inf), weights.get(f"{prefix}sinks"))  # [N, R, E+R]
-    return (weight @ values.transpose(0, 1)).transpose(0, 1).flatten(1), key, value
+    attended = (weight @ values.transpose(0, 1)).transpose(0, 1)  # [R, N, D]
+    if shape.gated:
+        attended = attended * gate.sigmoid()
+    return attended.flatten(1), key, value
+
+
+def _turned(shape: LlamaShape, x: Tensor, positions: Tensor) -> Tensor:
+    """Heads x [R, N, D] turned by their positions [R]: all of each, or its front part (partial rotary)."""
+    front = x[..., : shape.turning or shape.head_dim]
+    turned = rotate(front, positions, shape.rope_theta, shape.rope_scaling)
+    return torch.cat([turned, x[..., front.shape[-1] :]], -1)
 
 
 def _share(score: Tensor, sinks: Tensor | None) -> Tensor:
@@ -161,18 +189,24 @@ def target_rows(weights: Weights, shape: LlamaShape, tokens: Tensor, lengths: Se
 
     lengths: tokens holds sequences of these lengths, one after the other; none given: one sequence.
     """
-    _, positions, sees = side_by_side(lengths or [len(tokens)])
+    lengths = lengths or [len(tokens)]
+    _, positions, sees = side_by_side(lengths)
     x = weights["model.embed_tokens.weight"][tokens]  # [T, H]
     sees = sees.to(x.device)
-    keys, values, aux = [], [], []
+    keys, values, aux, kept = [], [], [], []
     within = {window: in_window(sees, window) for window in {0, *shape.windows}}  # [T, T] each
     for layer in range(shape.num_layers):
-        x, key, value = decoder_layer(weights, f"model.layers.{layer}.", shape, x, positions, within[shape.window(layer)])
-        keys.append(key)
-        values.append(value)
+        prefix = f"model.layers.{layer}."
+        if shape.delta is not None and shape.keeps_state(layer):
+            x, of_layer = _state_layer(weights, prefix, shape, shape.delta, x, lengths)
+            kept.append(of_layer)
+        else:
+            x, key, value = decoder_layer(weights, prefix, shape, x, positions, within[shape.window(layer)])
+            keys.append(key)
+            values.append(value)
         if layer in shape.aux_layers:
             aux.append(x)
     normed = rms_norm(x, weights["model.norm.weight"], shape.rms_norm_eps)  # [T, H]
     logits = linear(normed, weights["lm_head.weight"])  # [T, V]
     hidden = torch.cat(aux, -1) if aux else x if shape.pre_norm else normed
-    return TargetRows(hidden, x, logits, torch.stack(keys), torch.stack(values))
+    return TargetRows(hidden, x, logits, torch.stack(keys), torch.stack(values), tuple(kept))

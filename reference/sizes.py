@@ -93,6 +93,27 @@ class ClampedExperts:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class DeltaShape:
+    """Widths of a layer that keeps a state in place of rows: gated delta rule (delta.py).
+
+    key_heads    heads of queries and keys; value_heads: of values and of the state, some of which share a key
+    key, value   widths of a head
+    kernel       inputs that the short convolution sees: those before it that are kept, and its own
+    """
+
+    key_heads: int
+    value_heads: int
+    key: int
+    value: int
+    kernel: int
+
+    @property
+    def mixed(self) -> int:
+        """Channels of the convolution: queries, keys and values side by side."""
+        return 2 * self.key_heads * self.key + self.value_heads * self.value
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class LlamaShape:
     """Sizes of a Llama: the fields of a Hugging Face `LlamaConfig` that change its arithmetic; and of a Qwen3, a Qwen3-MoE or a
     DeepSeek-V3, whose layers differ from a Llama's in their attention or in their feed-forward part.
@@ -105,6 +126,10 @@ class LlamaShape:
     experts     of the layers whose weights have a router; None: of none
     clamped     of all layers, as gpt-oss has them; None: of none
     windows     of each layer, how many rows a row sees: the newest ones, with itself; 0: all. Empty: no layer has a window
+    delta       of the layers that keep a state in place of rows; None: there are none
+    attends_every  with delta: every so many layers one attends, the last of them; the others keep a state
+    turning     width of a head's front part that turns with its position (RoPE); 0: all of it
+    gated       each head's attention is multiplied by a sigmoid of a gate, which the query's projection makes too
     """
 
     vocab_size: int
@@ -123,6 +148,19 @@ class LlamaShape:
     experts: ExpertShape | None = None
     clamped: ClampedExperts | None = None
     windows: tuple[int, ...] = ()
+    delta: DeltaShape | None = None
+    attends_every: int = 1
+    turning: int = 0
+    gated: bool = False
+
+    def keeps_state(self, layer: int) -> bool:
+        """Whether this layer keeps a state in place of rows."""
+        return self.delta is not None and (layer + 1) % self.attends_every > 0
+
+    @property
+    def states(self) -> int:
+        """How many layers keep a state."""
+        return sum(map(self.keeps_state, range(self.num_layers)))
 
     @property
     def routed(self) -> int:

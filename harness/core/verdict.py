@@ -91,6 +91,23 @@ RULES: dict[str, Rule] = {
         "The target's stored row i is a function of x[0..i] alone, for every committed position.",
         weights="yes",
     ),
+    "target.state": Rule(
+        "3.11",
+        "After a commit the state of each layer that keeps one is the recurrence over x[0..i], i the last committed row: after "
+        "verify that of the last accepted node.",
+        weights="yes",
+    ),
+    "target.conv": Rule(
+        "3.11",
+        "After a commit the inputs that a layer's convolution keeps are those of the last committed rows, the newest last, and "
+        "0 before the first.",
+        weights="yes",
+    ),
+    "state.tracked": Rule(
+        "3.11",
+        "The state and the convolution's inputs that the prefix cache keeps of a prefix are those after its last row.",
+        weights="yes",
+    ),
     "draft.proposal": Rule("3.3", "Each row proposes the topk tokens of its largest logits, best first.", weights="in part"),
     "tree.parents": Rule(
         "3.4",
@@ -167,6 +184,12 @@ RULES: dict[str, Rule] = {
         "4",
         "A request is prefilled from behind the longest prefix of its tokens whose rows the prefix cache has, in whole pages, "
         "with those that its next row sees in a window.",
+        weights="no",
+    ),
+    "state.slots": Rule(
+        "4",
+        "A request has one slot for its states, alone, and its forwards use that; free, held and cached slots are disjoint and "
+        "make up the pool, and all are free after the flush.",
         weights="no",
     ),
     "pool.accounting": Rule(

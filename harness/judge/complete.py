@@ -12,7 +12,7 @@ from eagletwin.reference.sizes import count_candidates
 
 from .model import Model
 
-_FLOATS = ("kv", "hidden_in", "hidden_out", "hidden", "probabilities", "scores", "coins")
+_FLOATS = ("kv", "state", "conv", "hidden_in", "hidden_out", "hidden", "probabilities", "scores", "coins")
 _WITH_OUTPUT = ("target.extend", "target.verify", "draft.decode")
 
 
@@ -122,6 +122,8 @@ def _due(trace: Trace, number: int, record: Record, model: Model) -> str:
                 due["draft_probabilities"] = (0, case.num_steps)
     if record.stage == "extend" or (record.stage == "prefill" and numbers["final"]):
         due |= dict.fromkeys(("proposal", "proposal_probabilities") if case.topk > 1 else ("proposal",), (0, case.topk))
+    if model.keeping and record.stage in ("extend", "prefill"):
+        due |= {"target_state": (0, model.keeping), "target_conv": (0, model.keeping), "state_slots": (0, 2)}
     if layers and record.stage in ("extend", "prefill"):
         due["proposal"] = (0, case.topk * case.num_steps)
         due.pop("proposal_probabilities", None)

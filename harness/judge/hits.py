@@ -37,7 +37,8 @@ class Hits:
         self._trace, self._stories, self._compare = trace, stories, compare
         self._page = trace.header.case.page_size
         self._ahead = model.ahead
-        self._on = model.numbers and trace.header.case.engine.sglang.radix_cache
+        # where layers keep states a hit ends where the cache has one, and a trace does not say where that is
+        self._on = model.numbers and trace.header.case.engine.sglang.radix_cache and not model.keeping
         self._back = RECIPES[trace.header.case.model].window if model.numbers else 0
         self._committed: dict[int, tuple[str, int]] = {}  # slot -> request and row
         self._cached: dict[int, bool] = {}  # slot -> whether layers with a window have its row, too

@@ -180,7 +180,7 @@ def _reason_for_doubt(trace: Trace, verdict: Verdict, view: View) -> str:
             return f"the scheduler aborted request {record.request} before its end"
     unchecked = [name for one in trace.ranks for name in one.header.fallbacks]
     if unchecked and trace.header.engine.kernels in _KERNELS_CHECKED and _KERNEL_RULES - {*verdict.without}:
-        return f"kernel {unchecked[0]}: Triton's interpreter ran it, and no rule kernel.* was checked there"
+        return f"kernel {unchecked[0]}: not every rule kernel.* was checked there"
     if not any(verdict.checked.values()):
         return "nothing was compared" + (": every rule that this trace could break is switched off" if verdict.without else "")
     return ""

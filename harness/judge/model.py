@@ -23,6 +23,7 @@ class Model:
     ahead       row i of the draft must consume x[i + ahead]
     latent      width of the latent vector in each stored row; 0: keys and values are stored
     windows     whether some layers have a window, and their rows slots of the window's own
+    keeping     how many layers keep a state in place of rows
     """
 
     vocab_size: int
@@ -35,6 +36,7 @@ class Model:
     ahead: int = 1
     latent: int = 0
     windows: bool = False
+    keeping: int = 0
 
 
 def model_of(header: Header, view: View = DECLARED_VIEW) -> Model:
@@ -71,4 +73,5 @@ def _of_recipe(name: str) -> Model:
         ahead=1 if recipe.reads_states else 0,
         latent=0 if recipe.target.latent is None else recipe.target.latent.rank,
         windows=recipe.window > 0,
+        keeping=recipe.target.states,
     )

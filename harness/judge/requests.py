@@ -24,6 +24,7 @@ from .layers import Layers
 from .model import model_of
 from .sampling import Samples
 from .slots import Slots
+from .states import States
 from .story import Grown, Round, Story, recorded_rows
 from .trees import Trees, parents_of
 from .unseen import draft_decode_in_graph, layers_in_graph
@@ -45,6 +46,7 @@ class RequestJudge:
         )
         self._slots = Slots(trace, self._compare)
         self._windows = Windows(trace, self._compare)
+        self._states = States(trace, self._compare)
         self._hits = Hits(trace, stories, self._compare, self._model)
         self._trees = Trees(trace, self._compare, self._model)
         self._samples = Samples(trace, self._compare, bounds)
@@ -168,6 +170,7 @@ class RequestJudge:
                 self._compare.choice(place, "output.tokens", logits, token, index)
             else:
                 self._samples.first_token(place, sampling, logits, token, index)
+        self._states.committed(number, record, "target.extend", story, end - 1)
         self._stored(number, record, "target.extend", "draft.extend")
         if record.numbers["final"] and self._layers is None:
             self._next_proposal(number, Place(record, "draft.extend", output=True), end)
@@ -419,6 +422,7 @@ class RequestJudge:
         self._hits.committed(number, record)
         self._slots.keep(record, self._trace.integers(number, "table"))
         if self._model.numbers:
+            self._states.committed(number, record, "verify", self._stories[record.request], end - 1)
             self._stored(number, record, "target.verify", "draft.extend_decode")
         else:
             self._handed_on(number, record, "draft.extend_decode")
@@ -456,6 +460,7 @@ class RequestJudge:
         least = len(story.prompt) + self._emitted.get(record.request, 0)
         path = story.tokens[: max(least, len(tokens))]
         self._compare.integers(place, "draft.kv", path, tokens, "token of the cached path", 0)
+        self._states.cached(number, place, story, count - 1)
         for part, reference in story.stored.items():
             stored = recorded_rows(self._trace, number, part)
             known = min(count, len(reference))
@@ -472,13 +477,16 @@ class RequestJudge:
     def _batch(self, number: int, record: Record) -> None:
         self._slots.batch(number, record)
         self._windows.batch(number, record)
+        self._states.batch(number, record)
         self._hits.batch(number, record)
 
     def _iteration(self, number: int, record: Record) -> None:
         self._slots.account(number, Place(record, "iteration"))
+        self._states.account(number, Place(record, "iteration"))
 
     def _flushed(self, number: int, record: Record) -> None:
         self._slots.account(number, Place(record, "finished"))
+        self._states.account(number, Place(record, "finished"))
 
 
 @lru_cache(maxsize=256)  # asked for in every step of a round

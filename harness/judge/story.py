@@ -46,6 +46,9 @@ _TOGETHER = 256
 _SCRATCH_TOGETHER = 1024
 
 
+_KEPT = ("state", "window")  # of a layer in the reference (delta.py)
+
+
 class NoReference(ValueError):
     """What a request drew and then lost cannot be followed: there is nothing to compare the trace with."""
 
@@ -111,6 +114,8 @@ class Story:
     target_rows, draft_rows  rows 0..T-2 of the reference, once they are computed
     growths  one per round, and what of its choices the reference can tell: choices
     stored   KV rows 0..T-2 of the reference, of "target" and "draft" [T-1, 2, L, G, D]; G: the heads of the trace's rank
+    kept     of layers that keep a state, after each of these rows: the states [T-1, L, N, W, D], and the inputs of the
+             convolution [T-1, L, C, K-1]
     known    prefill or extend record -> M, the last token that was known when it was over
 
     A recording has no reference: its stories are tokens and rounds.
@@ -127,6 +132,7 @@ class Story:
     growths: list[Grown] = field(default_factory=list)
     choices: list[Choices] = field(default_factory=list)
     stored: dict[str, Array] = field(default_factory=dict)
+    kept: tuple[Array, Array] | None = None
     known: dict[int, int] = field(default_factory=dict)
 
     @property
@@ -334,11 +340,13 @@ def _compute(case: Case, pack: list[Story], view: View, dtype: Dtype, nudge: Nud
         logs = draft.logits.log_softmax(-1).numpy() if case.topk > 1 else None
         of_draft = ReferenceRows(draft.hidden.numpy(), draft.logits.numpy(), logs)
     drafted = [rows_behind(head, length) for length in lengths]
+    kept = [np.stack([getattr(layer, part).numpy() for layer in target.kept], 1) for part in _KEPT] if target.kept else None
     begin = draft_begin = 0
     for story, length, rows_of_draft in zip(pack, lengths, drafted, strict=True):
         own, its = slice(begin, begin + length), slice(draft_begin, draft_begin + rows_of_draft)
         story.target_rows = _asked(case, story, _part(of_target, own))
         story.draft_rows = None if of_draft is None else _part(of_draft, its)
+        story.kept = None if kept is None else (kept[0][own], kept[1][own])
         story.stored = {part: rows[own if part == "target" else its] for part, rows in stored.items()}
         begin, draft_begin = own.stop, its.stop
     if draft is None:

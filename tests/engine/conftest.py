@@ -6,7 +6,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from eagletwin.harness.core.case import Case, EngineSettings, Request, Sampling, SGLangSettings
+from eagletwin.harness.core.case import Case, EngineSettings, Event, Request, Sampling, SGLangSettings
 from eagletwin.harness.core.patch import Edit, Patch
 from eagletwin.harness.core.run_spec import Limits
 from eagletwin.harness.core.trace import Trace
@@ -117,3 +117,28 @@ def sampled_trace(host: Host, busy_case: Case, tmp_path_factory: pytest.TempPath
         busy_case, name="sampled", requests=requests, engine=msgspec.structs.replace(busy_case.engine, sglang=settings)
     )
     return host.engine(case).run(case, tmp_path_factory.mktemp("sampled"))
+
+
+@pytest.fixture(scope="session")
+def states_case() -> Case:
+    """Layers that keep a state: a batch that grows and shrinks, chunks, a retraction. Slots of states are used again."""
+    return Case(
+        name="states",
+        model="qwen3-next-nextn",
+        num_steps=3,
+        chunked_prefill_size=512,
+        chunks=(6, 4),
+        requests=(
+            Request(id="a", prompt=(17, 72, 8, 32, 15, 63, 57, 60, 48, 26, 12, 62, 3, 49, 55), max_new_tokens=14),
+            Request(id="b", prompt=(5, 7), max_new_tokens=6, arrive=3),
+        ),
+        events=(Event(at=7, kind="retract"),),
+        engine=EngineSettings(sglang=SGLangSettings(max_total_tokens=256, max_running_requests=2)),
+        exercises=("chunked_prefill", "batch", "batch_shrinks", "rejection", "accept_some", "retraction_in_decode"),
+    )
+
+
+@pytest.fixture(scope="session")
+def states_trace(host: Host, states_case: Case, tmp_path_factory: pytest.TempPathFactory) -> Trace:
+    """The trace of states_case on the unmodified release."""
+    return host.engine(states_case).run(states_case, tmp_path_factory.mktemp("states"))

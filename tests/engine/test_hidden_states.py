@@ -21,7 +21,11 @@ from .conftest import Runner
 def test_the_worker_feeds_the_target_states_that_the_recipe_declares_and_residual_draft_states(
     run: Runner, busy_case: Case, name: str
 ) -> None:
-    trace, verdict = run(msgspec.structs.replace(busy_case, model=name))
+    case = msgspec.structs.replace(busy_case, model=name)
+    if RECIPES[name].target.delta is not None:  # what a cached prefix keeps of states is not judged
+        settings = msgspec.structs.replace(case.engine.sglang, radix_cache=False)
+        case = msgspec.structs.replace(case, engine=msgspec.structs.replace(case.engine, sglang=settings))
+    trace, verdict = run(case)
     assert verdict.status == "equal"
     told, target = stories(trace, "slot_layout"), model_pair(name).reference_target()
     seen = {"draft.extend": 0, "draft.decode": 0}

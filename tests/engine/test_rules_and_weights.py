@@ -10,6 +10,7 @@ from eagletwin.harness.core.trace import Trace
 from eagletwin.harness.core.verdict import RULES
 from eagletwin.harness.judge import story
 from eagletwin.harness.judge.judge import judge
+from eagletwin.reference.delta import Kept
 
 FREE = {name for name, rule in RULES.items() if rule.weights == "no"}
 
@@ -19,10 +20,18 @@ def other_weights(monkeypatch: pytest.MonkeyPatch) -> None:
     """The reference computes as with weights of its own: hidden states, logits, rows and drafts are others."""
     right = story.target_rows
 
+    def kept(part: Kept) -> Kept:
+        return Kept(1.1 * part.state, 1.1 * part.window)
+
     def wrong(*arguments: Any) -> Any:
         rows = right(*arguments)
         return replace(
-            rows, hidden=1.1 * rows.hidden.flip(-1), logits=rows.logits.flip(-1), keys=1.1 * rows.keys, values=1.1 * rows.values
+            rows,
+            hidden=1.1 * rows.hidden.flip(-1),
+            logits=rows.logits.flip(-1),
+            keys=1.1 * rows.keys,
+            values=1.1 * rows.values,
+            kept=tuple(map(kept, rows.kept)),
         )
 
     monkeypatch.setattr(story, "target_rows", wrong)
@@ -64,8 +73,16 @@ def test_of_requests_that_sample(sampled_trace: Trace) -> None:
     assert found >= {"verify.probabilities", "draft.probabilities"}
 
 
+@pytest.mark.usefixtures("other_weights")
+def test_of_layers_that_keep_a_state(states_trace: Trace) -> None:
+    found = diverged(states_trace)
+    assert found.isdisjoint(FREE)
+    assert found >= {"target.state", "target.conv"}
+
+
 def test_every_rule_that_needs_weights_was_shown_to() -> None:
-    """Those of the three tests above: a rule that is added names its test there."""
+    """Those of the four tests above: a rule that is added names its test there."""
     shown = {"draft.hidden_in", "draft.kv", "draft.proposal", "draft.scratch_kv", "output.tokens", "target.hidden", "target.kv"}
     shown |= {"verify.accept", "tree.parents", "tree.tokens", "commit.path", "verify.probabilities", "draft.probabilities"}
+    shown |= {"target.state", "target.conv", "state.tracked"}  # the last one is of prefixes in the cache (test_states.py)
     assert shown == set(RULES) - FREE

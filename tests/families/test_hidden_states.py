@@ -16,7 +16,7 @@ from eagletwin.reference.mtp_head import MtpHead
 from eagletwin.reference.norm import rms_norm
 from eagletwin.reference.plain import PlainDraft
 
-NEXTN = sorted(name for name in RECIPES if RECIPES[name].family == "deepseek")
+NEXTN = sorted(name for name in RECIPES if RECIPES[name].family in ("deepseek", "qwen3_next"))
 EAGLE = sorted(
     name for name in RECIPES if RECIPES[name].algorithm == "EAGLE" and not RECIPES[name].mtp_layers and name not in NEXTN
 )
@@ -93,7 +93,7 @@ def test_the_draft_feeds_on_its_residual_sum_without_a_norm(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", NEXTN)
-def test_the_draft_of_deepseek_feeds_on_its_normed_state(name: str) -> None:
+def test_an_mtp_layer_feeds_on_its_normed_state(name: str) -> None:
     recipe, pair = RECIPES[name], model_pair(name)
     head, tokens = pair.reference_head(recipe), torch.arange(9)
     assert isinstance(head, MtpHead)

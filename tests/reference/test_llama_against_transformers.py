@@ -56,8 +56,11 @@ def _windows(shape: LlamaShape) -> dict[str, object]:
 
 @pytest.mark.slow  # the import of transformers
 @pytest.mark.parametrize(
-    "name", sorted(name for name in RECIPES if RECIPES[name].target.latent is None and RECIPES[name].target.clamped is None)
-)  # test_mla.py and test_clamped_experts.py have the others
+    "name",
+    sorted(
+        name for name, recipe in RECIPES.items() if not (recipe.target.latent or recipe.target.clamped or recipe.target.delta)
+    ),
+)  # test_mla.py, test_clamped_experts.py and test_delta.py have the others
 def test_every_row_equals_transformers_own_model_in_float64(name: str) -> None:
     recipe, weights, model = RECIPES[name], model_pair(name).reference_target(), _model(name)
     shape = recipe.target

@@ -316,3 +316,22 @@ def brain_ops(a, b, f, narrow, wide, n, N: tl.constexpr):
 def brain_sine(src, dst, N: tl.constexpr):
     o = tl.arange(0, N)
     tl.store(dst + o, tl.sin(tl.load(src + o)))
+
+
+@triton.jit
+def copy_window(src, dst, rows, columns, stride, at, PAD: tl.constexpr, CHECK: tl.constexpr, R: tl.constexpr, C: tl.constexpr):
+    """The R x C window of src that begins at (at + R * program, 0), into dst of the same rows."""
+    first = at + tl.program_id(0) * R
+    ours = tl.make_block_ptr(src, (rows, columns), (stride, 1), (first, 0), (R, C), (1, 0))
+    x = tl.load(ours, boundary_check=(0, 1) if CHECK else (1,), padding_option=PAD)
+    theirs = tl.make_block_ptr(dst, (rows, columns), (columns, 1), (0, 0), (R, C), (1, 0))
+    theirs = tl.advance(theirs, (first, 0))
+    tl.store(theirs, (2 * x).to(theirs.dtype.element_ty), boundary_check=(0, 1))
+
+
+@triton.jit
+def widen_window(src, dst, rows, more, PAD: tl.constexpr, R: tl.constexpr, C: tl.constexpr):
+    """src of `rows` rows into dst, which has `more`."""
+    ours = tl.make_block_ptr(src, (rows, C), (C, 1), (0, 0), (R, C), (1, 0))
+    theirs = tl.make_block_ptr(dst, (more, C), (C, 1), (0, 0), (R, C), (1, 0))
+    tl.store(theirs, tl.load(ours, boundary_check=(0,), padding_option=PAD), boundary_check=(0,))

@@ -22,6 +22,10 @@ _PLAIN_DRAFT = {
 # Of a target whose windows are longer than any case of the ledger.
 _LONG_WINDOWS = {"tree-window": "no case of the ledger is as long as its windows of 72 rows, which must end for it"}
 _LONG = 72
+_STATES = {
+    "10846": "no prefix of fewer than 64 tokens is gone on from where layers keep states; longer ones show it as released, "
+    "since keys are single tokens there (docs/explanation/states.md)"
+}
 
 
 def reason(entry: str, model: str) -> str:
@@ -29,6 +33,8 @@ def reason(entry: str, model: str) -> str:
     recipe = RECIPES[model]
     if not recipe.reads_states:
         return _PLAIN_DRAFT.get(entry, "")
+    if recipe.target.delta is not None:
+        return _STATES.get(entry, "")
     if recipe.window == _LONG and entry in _LONG_WINDOWS:
         return _LONG_WINDOWS[entry]
     if not recipe.mtp_layers:

@@ -32,6 +32,11 @@ class Accounts:
             numbers |= allocation.window_counts()
             tensors["window_free"] = runs_of(allocation.window_free())
             tensors |= {f"window_{kind}": allocation.window_pages(tensors[kind]) for kind in ("cached", "held")}
+        if (states := self._taps.states) is not None:
+            owned = [slot for request in self._taps.requests.values() for slot in states.held(request)]
+            numbers |= {"state_total": states.total}
+            tensors |= {"state_free": runs_of(states.free()), "state_held": np.array(owned, np.int64)}
+            tensors |= {"state_cached": states.cached()}
         self._recorder.add(
             "",
             0,
@@ -60,11 +65,15 @@ class Accounts:
                 tensors["window_slots"] = self._taps.allocation.window_slots(slots)
             for part, pool in self._taps.pools.items():
                 tensors[f"{part}_kv"] = pool.rows(slots)
+            if self._taps.states is not None:
+                tensors |= self._taps.states.of_prefix(tokens)
             self._recorder.add(name, 0, "cached", when=When(iteration), tensors=tensors)
 
     def poison_all(self) -> None:
         for pool in self._taps.pools.values() if self._taps.records else ():
             pool.poison_all()
+        if self._taps.records and self._taps.states is not None:
+            self._taps.states.poison_all()
 
     def poison_freed(self, free: Array) -> None:
         """Until now free slots hold plausible rows of whichever request had them."""
@@ -75,3 +84,5 @@ class Accounts:
         freed = allocation.freed(free, used)
         for pool in self._taps.pools.values():
             pool.poison(freed, used)
+        if self._taps.states is not None:
+            self._taps.states.poison(self._taps.states.free())

@@ -11,9 +11,10 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 import numpy as np
+from triton.runtime.errors import InterpreterError
 
 from .errors import KernelError as _KernelError
-from .errors import KernelViolation, OrderDependence, PoisonLeak, ShadowMismatch, Unsupported
+from .errors import KernelViolation, OrderDependence, PoisonLeak, ShadowMismatch, Unshadowed, Unsupported
 from .fill import noise, poison_bits, recognisable
 from .launch import Launch, run
 from .pools import LivePools
@@ -54,7 +55,8 @@ def execute(
     no shadow to compare with.
 
     stock: runs the same launch in the stock interpreter.  number: how many launches came before (varies seeds).
-    report: receives each fault of poison, races and shadow.  Raises Unsupported if nothing was stored.
+    report: receives each fault of poison, races and shadow.  Raises Unsupported if nothing was stored, and Unshadowed if the
+    launch has run and the stock interpreter cannot run it.
     """
     seed = None if checks.order is None else checks.order * 1_000_003 + number
     STATE.pools = pools
@@ -173,8 +175,11 @@ def _shadow(
         raise _KernelError(f"kernel {launch.kernel.name!r} has bfloat16, which the stock interpreter does not compute with")
     ours = memory.image()
     memory.put(memory.before)
-    with np.errstate(all="ignore"):  # as in this runtime: undefined lanes overflow and divide by zero
-        stock()
+    try:
+        with np.errstate(all="ignore"):  # as in this runtime: undefined lanes overflow and divide by zero
+            stock()
+    except InterpreterError as error:
+        raise Unshadowed(str(error)) from error
     found = memory.first_difference(ours, memory.image(), SHADOW_TOLERANCE)
     if found is not None:
         spot = _writer(launch, memory, memory.before, found, fill=Fill.ZERO, seed=seed)

@@ -11,6 +11,10 @@ class Unsupported(Exception):
     stored."""
 
 
+class Unshadowed(Exception):
+    """This runtime has run a launch, and the stock interpreter cannot: there is nothing to compare it with."""
+
+
 class KernelError(RuntimeError):
     """A kernel failed after its first store, where falling back would run its side effects twice."""
 

@@ -14,7 +14,7 @@ from triton.runtime.interpreter import InterpretedFunction
 
 from .checks import Checks, execute
 from .compiler import compiled
-from .errors import KernelError, KernelViolation, Unsupported
+from .errors import KernelError, KernelViolation, Unshadowed, Unsupported
 from .launch import bind
 from .pools import LivePools
 
@@ -33,8 +33,8 @@ _FAULTS_KEPT = 1000  # a faulty kernel launched in a loop must not fill memory
 
 
 def fallbacks() -> dict[str, str]:
-    """{kernel: reason} of the launches so far that ran in the stock interpreter, unchecked; the latest reason of each
-    kernel."""
+    """{kernel: reason} of the launches so far that ran in the stock interpreter, unchecked, or that it cannot run and so could
+    not be compared with; the latest reason of each kernel."""
     return dict(_fallbacks)
 
 
@@ -64,6 +64,12 @@ def clear() -> None:
 def _keep(fault: KernelViolation) -> None:
     if len(_faults) < _FAULTS_KEPT:
         _faults.append(fault)
+
+
+def _fell_back(kernel: str, reason: str) -> None:
+    if kernel not in _fallbacks and _note_fallback is not None:
+        _note_fallback(kernel, reason)
+    _fallbacks[kernel] = reason
 
 
 def install(checks: Checks | None = None, pools: LivePools | None = None) -> None:
@@ -104,9 +110,10 @@ def install(checks: Checks | None = None, pools: LivePools | None = None) -> Non
             if any(getattr(value, "dtype", None) == torch.bfloat16 for value in (*args, *kwargs.values())):
                 # the stock interpreter computes with the bits of bfloat16 as if they were integers
                 raise KernelError(f"kernel {self.fn.__name__!r} cannot run with bfloat16 on a CPU: {error}") from error
-            if self.fn.__name__ not in _fallbacks and _note_fallback is not None:
-                _note_fallback(self.fn.__name__, str(error))
-            _fallbacks[self.fn.__name__] = str(error)
+            _fell_back(self.fn.__name__, str(error))
+        except Unshadowed as error:
+            _fell_back(self.fn.__name__, f"not compared, since Triton's interpreter cannot run it: {error}")
+            return None
         except KernelViolation as fault:
             _keep(fault)
             raise

@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 
 from . import atomics, bfloat16, memory, reduce, shapes
+from .block_pointers import advance, make_block_ptr
 from .dtypes import BOOL, F16, F32, F64, I8, I16, I32, I64, U8, U16, U32, U64, Opaque, PointerType
 from .errors import Unsupported
 from .fill import filled
@@ -240,7 +241,7 @@ DTYPES: dict[str, Any] = {
 _NUMPY = (np.exp, np.exp2, np.log, np.log2, np.sin, np.cos, np.sqrt, np.floor, np.ceil)
 _HERE: tuple[Callable[..., Any], ...] = (
     *(program_id, num_programs, arange, full, zeros, zeros_like, where, clamp, cdiv, dot, abs),
-    *(fma, umulhi, div_rn, fdiv, static_assert, assume, memory.load, memory.store),
+    *(fma, umulhi, div_rn, fdiv, static_assert, assume, memory.load, memory.store, make_block_ptr, advance),
     *(shapes.reshape, shapes.broadcast_to, shapes.broadcast, shapes.expand_dims, shapes.trans, shapes.ravel),
     *(shapes.join, shapes.split, shapes.interleave, shapes.cat, shapes.gather),
     *(reduce.sum, reduce.xor_sum, reduce.reduce_or, reduce.cumsum, reduce.cumprod, reduce.reduce),

@@ -10,6 +10,7 @@ from typing import Any, NoReturn
 import numpy as np
 
 from .bfloat16 import BF16, Brain, narrowed, undefined_bits, widened
+from .block_pointers import BlockPointer
 from .dtypes import BOOL, I64, U16, Opaque, PointerType
 from .errors import OutOfBounds, Unsupported
 from .fill import filled, undefined
@@ -186,6 +187,11 @@ def load(
     volatile: Any = False,
 ) -> Any:
     """tl.load: values of the active lanes, `other` (default: undefined) in the rest.  Raises OutOfBounds."""
+    if pointer.__class__ is BlockPointer:
+        if padding_option not in ("", "zero"):
+            raise Unsupported(f"padding option {padding_option}")
+        pointer, mask = pointer.plain(boundary_check)
+        other = 0 if padding_option == "zero" else None
     if pointer.__class__ is not Pointer:
         pointer = pointer.resolve(mask)
     memory, base, offsets = pointer.memory, pointer.base, pointer.offsets
@@ -283,6 +289,8 @@ def store(
 ) -> None:
     """tl.store: value (cast to the element type as C does) into the active lanes.  Raises OutOfBounds before writing
     any lane."""
+    if pointer.__class__ is BlockPointer:
+        pointer, mask = pointer.plain(boundary_check)
     if pointer.__class__ is not Pointer:
         pointer = pointer.resolve(mask)
     memory, base, offsets = pointer.memory, pointer.base, pointer.offsets

@@ -24,6 +24,7 @@ from ..eras import (
     plain_rotary,
     processwide,
     sampling,
+    state_layers,
     stepping,
     tree_kernels,
     triton_twins,
@@ -34,6 +35,9 @@ from ..stand_ins import stubs
 from . import cuda, experts_on_cuda, front_end, model_classes, new_weights, parts, remembered, uncompiled
 
 SHIMS: list[str] = []
+
+_SPARE_STATES = 2
+TRACKED_EVERY = 64  # tokens from one tracked state to the next: as many as a chunk of SGLang's prefill kernels has
 
 # Of a release that does not have one of them, or cannot import it here, what it has in its place is imported later.
 _IMPORTED_WHILE_BUILT = (
@@ -111,6 +115,10 @@ def build_scheduler(case: Case, mode: Mode = CPU, rank: int = 0, port: int = 0) 
     from sglang.srt.server_args import PortArgs, ServerArgs
 
     recipe, settings = RECIPES[case.model], case.engine.sglang
+    if recipe.target.delta is not None:
+        if mode.device == "cuda":
+            raise NotDriven(f"{case.model} on a GPU: SGLang's kernels of its prefill know no float32")
+        state_layers.use_triton(SHIMS)
     model_classes.register(family_of(recipe).modules)
     if mode.device == "cuda" and mode.dtype == "float32" and recipe.target.routed:
         experts_on_cuda.compute_in_float32(SHIMS)
@@ -195,6 +203,7 @@ def _arguments(case: Case, mode: Mode) -> dict[str, Any]:
         disable_overlap_schedule=not (mode.overlap or workers.overlaps(case)),
         **cuda.graph_arguments(mode),
         **family_of(recipe).arguments(recipe),
+        **_state_arguments(case),
         **_sampling_arguments(settings),
         **_window_arguments(settings),
         **({"enable_custom_logit_processor": True} if case.processes else {}),
@@ -204,6 +213,19 @@ def _arguments(case: Case, mode: Mode) -> dict[str, Any]:
         random_seed=0,
         log_level="error",
     )
+
+
+def _state_arguments(case: Case) -> dict[str, Any]:
+    """Slots for states: SGLang would make as many as fit into the memory. A few more than requests may run at once: slots are
+    used again."""
+    if RECIPES[case.model].target.delta is None:
+        return {}
+    running = case.engine.sglang.max_running_requests
+    if not case.engine.sglang.radix_cache:
+        return {"max_mamba_cache_size": running + _SPARE_STATES}
+    # what SGLang takes on a GPU, where batches overlap: states are tracked while a request runs, in further slots of its own
+    tracked = {"mamba_radix_cache_strategy": "extra_buffer", "mamba_track_interval": TRACKED_EVERY}
+    return {"max_mamba_cache_size": 5 * running + _SPARE_STATES, **tracked}
 
 
 def _sampling_arguments(settings: SGLangSettings) -> dict[str, bool | float]:

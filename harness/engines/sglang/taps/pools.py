@@ -46,7 +46,9 @@ def _keys_and_values(keys: Tensor, values: Tensor, mapped: bool = False) -> Buff
 
 def buffers(pool: Any) -> list[Buffers]:
     """The layers of a runner's KV pool, in the model's order. A hybrid one has two pools inside, for layers with and without a
-    window; one of latent rows has one buffer a layer."""
+    window; one of latent rows has one buffer a layer. Layers that keep a state have no rows (states.py)."""
+    if not hasattr(pool, "k_buffer") and hasattr(pool, "mamba_pool"):
+        pool = pool.full_kv_pool
     if hasattr(pool, "kv_lora_rank"):
         return [Buffers({"latent rows": rows}, (LATENT_POISON,)) for rows in pool.kv_buffer]
     if not hasattr(pool, "layers_mapping"):

@@ -21,6 +21,7 @@ from .pools import Allocation, Pool
 from .proposals import proposals_of
 from .scratch import scratch_of
 from .speculation import speculation
+from .states import states_of
 from .tree_layout import tree_masks
 from .underway import Underway
 from .verify_pass import Found, VerifyPass
@@ -86,6 +87,7 @@ class Taps:
         self._of = speculation(scheduler)
         self.pools = self._pools_of_runners() if self.numbers else {}
         self._reached = reached
+        self.states = states_of(scheduler) if self.numbers else None
         self._rows = ChangedRows(self.allocation, self.pools)
         self._accepted = Accepted()
         self._coins = Coins()
@@ -151,6 +153,8 @@ class Taps:
         if self.allocation.has_windows:
             tensors["window_slots"] = self.allocation.window_slots(slots)
             tensors["window_cached"] = self.allocation.window_slots(tensors["cached"])
+        if self.states is not None:
+            tensors["states"] = np.array([self.states.slot(request) for request in self.requests.values()], np.int64)
         self.writer.add_batch({f"request.{name}": number for number, name in enumerate(held)}, tensors)
 
     def _next_input(self, result: Any, batch: Any) -> Any:  # noqa: ARG002  where v1 has it
@@ -168,6 +172,8 @@ class Taps:
                 tensors |= {"next_token": tokens[n : n + 1]}
             if final or self._of.layers:  # of several layers, those above have consumed it
                 tensors |= proposals[n]
+            if self.states is not None:
+                tensors |= self.states.of(request)
             self.writer.add(request, "prefill", starts[n], {"start": starts[n], "end": end, "final": int(final)}, tensors)
 
     def _proposals(self, draft_input: Any) -> list[dict[str, Array]]:
@@ -240,5 +246,7 @@ class Taps:
         proposals, rows = self._proposals(draft_input), self._rows.of(extend.requests, ends)
         for n, (request, tensors) in enumerate(zip(extend.requests, rows, strict=True)):
             tensors |= proposals[n]
+            if self.states is not None:
+                tensors |= self.states.of(request)
             # single layers in a graph are seen as a whole; of several, nothing but what they leave behind
             self.writer.add(request, "extend", 0, {"seq_len": ends[n], "in_graph": int(extend.in_graph)}, tensors)
