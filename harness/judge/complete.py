@@ -131,6 +131,8 @@ def _due(trace: Trace, number: int, record: Record, model: Model) -> str:
         due |= {"sent": (1, 3)}
         if "verify_ct" in numbers and "histogram" not in record.tensors:
             return "no histogram"
+        if "sent" in record.tensors and trace.array(number, "sent")[..., 0].sum() != len(trace.array(number, "tokens")):
+            return "not every message"
     for name, (dimension, length) in due.items():
         if name not in record.tensors:
             return f"no {name}"
