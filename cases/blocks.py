@@ -145,8 +145,9 @@ def block_of(seed: int, number: int, asked: Asked) -> Block:
     own = _rare(seed, number)
     for attempt in range(_TRIES):
         rare = own
-        if attempt > 100:  # what it has may go with another rare thing alone, or with none of what was asked for
-            rare = {**_rare(random.randrange(1000), _RARE - 1), **own} if own and attempt < _TRIES // 4 else {}
+        if attempt > _TRIES // 80:  # what is asked for may be rare, or go with another rare thing alone, or with none
+            other = _rare(random.randrange(1000), _RARE - 1)
+            rare = {**other, **own} if attempt < _TRIES // 4 else other if attempt % 2 else {}
         block = _drawn(random, seed, number, model, asked, rare)
         if block is not None and _admitted(block.probe) and asked.wanted(block.probe):
             return block

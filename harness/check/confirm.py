@@ -106,7 +106,7 @@ def confirm(
     A finding that does not show again is `unknown`, and kept.
     """
     alone = check(engine, case, folder, run, again=again, host=host)
-    if alone.verdict.status != "equal":  # it needs no other case
+    if alone.verdict.status != "equal" and not alone.verdict.vacuous:  # it needs no other case
         return alone
     if not before:
         verdict = nondeterministic(found, alone.verdict, "once more")

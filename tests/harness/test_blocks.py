@@ -48,6 +48,10 @@ def test_only_and_not_narrow_a_search() -> None:
         probe = block_of(0, number, Asked(wanted=wanted)).probe
         assert probe.model in ("mimo-v2", "step-3.5")
         assert not has(probe, "sampling")
+    for topic in TOPICS:  # each by itself, also in a block whose turn another one has
+        probe = block_of(0, 2, Asked(wanted=narrowed([topic.key], []))).probe
+        assert topic.has(probe), topic.key
+        assert topic.has(block_of(0, 0, Asked(wanted=narrowed([topic.key], []))).probe)
     with pytest.raises(InputError, match="no feature 'loops'"):
         narrowed(["loops"], [])
     with pytest.raises(InputError, match="no generated case"):
