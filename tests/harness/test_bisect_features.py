@@ -16,7 +16,17 @@ from eagletwin.harness.commands.bisect.measure import Reduction
 from eagletwin.harness.commands.bisect.reduce import Reduced, reduce
 from eagletwin.harness.commands.bisect.report import feature_report
 from eagletwin.harness.commands.bisect.state import Subject
-from eagletwin.harness.core.case import Case, EngineSettings, Event, Request, Sampling, SGLangSettings, encode_case
+from eagletwin.harness.core.case import (
+    Bias,
+    Case,
+    EngineSettings,
+    Event,
+    Processor,
+    Request,
+    Sampling,
+    SGLangSettings,
+    encode_case,
+)
 from eagletwin.harness.core.run_spec import RunSpec
 from eagletwin.harness.families import RECIPES
 from eagletwin.harness.families.valid import decode_case
@@ -31,8 +41,16 @@ RICH = Case(
     chunked_prefill_size=8,
     chunks=(4,),
     requests=(
-        Request(id="a", prompt=tuple(range(20)), max_new_tokens=8, sampling=Sampling(seed=5)),
-        Request(id="b", prompt=tuple(range(90, 110)), max_new_tokens=8, arrive=3, stop=(5, 100)),
+        Request(id="a", prompt=tuple(range(20)), max_new_tokens=8, sampling=Sampling(seed=5), stream=True),
+        Request(
+            id="b",
+            prompt=tuple(range(90, 110)),
+            max_new_tokens=8,
+            arrive=3,
+            stop=(5, 100),
+            logit_bias=(Bias(token=3, value=2.0),),
+            processor=Processor(),
+        ),
     ),
     events=(
         Event(at=2, kind="pause"),
@@ -52,6 +70,8 @@ RICH = Case(
             deterministic=True,
             accept_single=0.5,
             accept_acc=0.5,
+            draft_window=8,
+            draft_sink=2,
         )
     ),
 )

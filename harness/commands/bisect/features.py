@@ -112,6 +112,21 @@ def _greedy(case: Case) -> Iterator[Case]:
     yield replace(case, requests=tuple(replace(request, sampling=None) for request in case.requests))
 
 
+def _without_min_p(case: Case) -> Iterator[Case]:
+    requests = tuple(
+        request if request.sampling is None else replace(request, sampling=replace(request.sampling, min_p=0.0))
+        for request in case.requests
+    )
+    yield replace(case, requests=requests)
+
+
+def _asking_less(**fields: object) -> Callable[[Case], Iterator[Case]]:
+    def without(case: Case) -> Iterator[Case]:
+        yield replace(case, requests=tuple(replace(request, **fields) for request in case.requests))  # type: ignore[arg-type]
+
+    return without
+
+
 def _drawn_coins(case: Case) -> Iterator[Case]:
     """Seeds belong to hashed coins."""
     requests = tuple(
@@ -220,6 +235,48 @@ FEATURES: tuple[Feature, ...] = (
         "all are greedy",
         lambda case: any(request.sampling is not None for request in case.requests),
         _greedy,
+    ),
+    Feature(
+        "min_p",
+        lambda case: "min_p",
+        "0",
+        lambda case: any(request.sampling is not None and request.sampling.min_p for request in case.requests),
+        _without_min_p,
+    ),
+    Feature(
+        "streams",
+        lambda case: "requests that stream",
+        "all tokens are sent at the end",
+        lambda case: any(request.stream for request in case.requests),
+        _asking_less(stream=False),
+    ),
+    Feature(
+        "biased logits",
+        lambda case: "logit_bias",
+        "none",
+        lambda case: any(request.logit_bias for request in case.requests),
+        _asking_less(logit_bias=()),
+    ),
+    Feature(
+        "logit processors",
+        lambda case: "custom logit processors",
+        "none",
+        lambda case: case.processes,
+        _asking_less(processor=None),
+    ),
+    Feature(
+        "a sink of the draft",
+        lambda case: f"draft_sink {case.engine.sglang.draft_sink}",
+        "0",
+        lambda case: case.engine.sglang.draft_sink > 0,
+        lambda case: iter([_settings(case, draft_sink=0)]),
+    ),
+    Feature(
+        "a window of the draft",
+        lambda case: f"draft_window {case.engine.sglang.draft_window}",
+        "0",
+        lambda case: case.engine.sglang.draft_window > 0,
+        lambda case: iter([_settings(case, draft_window=0, draft_sink=0)]),
     ),
     Feature(
         "hashed coins",
