@@ -75,9 +75,15 @@ RICH = Case(
         )
     ),
 )
-# What only a chain can have.
-REJECTION = replace(RICH.engine.sglang, rejection_sampling=True, accept_single=1.0, accept_acc=1.0)
-RICH_CHAIN = replace(RICH, topk=1, num_draft_tokens=0, engine=replace(RICH.engine, sglang=REJECTION))
+# What only a chain can have, and what only coins that are drawn can.
+REJECTION = replace(RICH.engine.sglang, rejection_sampling=True, accept_single=1.0, accept_acc=1.0, deterministic=False)
+RICH_CHAIN = replace(
+    RICH,
+    topk=1,
+    num_draft_tokens=0,
+    requests=(replace(RICH.requests[0], sampling=Sampling(min_p=0.1)), RICH.requests[1]),
+    engine=replace(RICH.engine, sglang=REJECTION),
+)
 BAD = Sighting(status="diverged", rule="draft.kv", place="somewhere")
 GOOD = Sighting(status="equal")
 

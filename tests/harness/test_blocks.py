@@ -15,7 +15,8 @@ from eagletwin.harness.families.valid import check_case
 
 @pytest.mark.parametrize("seed", [0, 1, 2])
 def test_every_topic_comes_within_its_turns_and_every_recipe_within_a_cycle(seed: int) -> None:
-    probes = [block_of(seed, number, Asked()).probe for number in range(40)]  # twelve rare things, in every third block
+    # twelve rare things, in every third block; a recipe of many layers has one turn in 35 blocks
+    probes = [block_of(seed, number, Asked()).probe for number in range(70)]
     assert {name for probe in probes for name in topics_of(probe)} == {topic.name for topic in TOPICS}
     # an asked-for rare thing may take the turn of a recipe that cannot have it
     models = {block_of(seed, number, Asked()).focus.model for number in range(110)}
