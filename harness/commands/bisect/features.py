@@ -122,7 +122,7 @@ def _without_min_p(case: Case) -> Iterator[Case]:
 
 def _asking_less(**fields: object) -> Callable[[Case], Iterator[Case]]:
     def without(case: Case) -> Iterator[Case]:
-        yield replace(case, requests=tuple(replace(request, **fields) for request in case.requests))  # type: ignore[arg-type]
+        yield replace(case, requests=tuple(replace(request, **fields) for request in case.requests))
 
     return without
 
