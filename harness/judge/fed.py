@@ -47,7 +47,7 @@ class FedTokens:
         found = []
         for layer, fed in enumerate(self._tokens):
             expected, consumed = list[int](), list[int]()
-            for row, end in enumerate(ends[: count - layer]):
+            for row, end in enumerate(ends[: max(0, count - layer)]):
                 token = tokens[row + 1 + layer]
                 expected.append(token)
                 consumed.append(fed.get(table[row], token) if row + 1 + layer <= end else token)

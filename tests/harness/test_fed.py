@@ -49,3 +49,13 @@ def test_a_row_that_was_fed_a_draft_and_one_that_was_never_fed_are_left_out() ->
     assert wrong(fed, [10, 11, 12], 3, B) == []
     fed.write("a", 0, range(1, 2), [11], [5], known=2)
     assert wrong(fed, [10, 11, 12], 3, B) == [(0, 1)]
+
+
+def test_a_layer_that_looks_behind_the_reused_rows_answers_for_none_of_them() -> None:
+    """As many layers as a chunk has rows, and more: the last ones look behind the chunk with each of its rows."""
+    fed = FedTokens(4)
+    tokens = [7, 8, 9]
+    for layer in range(4):
+        fed.write("a", layer, range(2), [21, 22], [8 + layer, 9 + layer], 5)
+    found = fed.reused([21, 22], 2, tokens)
+    assert [len(one.expected) for one in found] == [2, 1, 0, 0]
