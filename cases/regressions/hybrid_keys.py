@@ -5,8 +5,8 @@ tokens since PR #10846 (entry `10846`). Both cores of the unified cache leave th
 kept at p, and a key of p tokens has p - 1 pairs. A request that goes on from there with another token keeps the first one's row
 p - 1 in its draft. So does one whose prefix was cached meanwhile: its own row is replaced by the cached one.
 
-The remedy makes pairs, and gives a key one token more than it has rows, so that its rows end at the state. At the end of a chunk
-that token is the prompt's next one. A state is not kept at the last token that a request has: the next one is not known.
+The remedy makes pairs, and gives a key one token more than it has rows, so that its rows end at the state. At the end of a
+chunk that token is the prompt's next one. A state is not kept at the last token that a request has: the next is not known.
 
 It does not say how a server `loses` by it: `acceptance` asks no server with such a model.
 """
