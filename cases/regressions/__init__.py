@@ -7,6 +7,7 @@ from . import (
     context_end,
     draft_window,
     greedy_drafts,
+    hybrid_keys,
     indices_overflow,
     multi_layer_chunk_tail,
     multi_layer_plan,
@@ -60,6 +61,7 @@ LEDGER: dict[str, Entry] = {
         *context_end.ENTRIES,
         *standalone.ENTRIES,
         draft_window.ENTRY,
+        hybrid_keys.ENTRY,
     )
 }
 

@@ -58,6 +58,7 @@ NOT_SHOWN = {
     "greedy-drafts-prefill": "which token a row proposes depends on its logits",
     "greedy-drafts-layers": "which token a row proposes depends on its logits",
     "draft-window": "what a row attends to is in its state and its logits alone",
+    "hybrid-keys": "whose token made a cached row is seen in the row alone",
     "logit-processor": "which token verify may commit depends on its logits",
     "min-p": "which token verify may commit depends on its logits",
     "tree-window": "what a node attends to is in its row and its logits alone",

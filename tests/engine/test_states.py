@@ -6,6 +6,7 @@ from random import Random
 import pytest
 from msgspec.structs import replace
 
+from eagletwin.cases.regressions import LEDGER
 from eagletwin.harness.core.case import Case, EngineSettings, Request, SGLangSettings
 from eagletwin.harness.core.patch import Edit
 from eagletwin.harness.core.trace import Trace
@@ -20,6 +21,8 @@ SCATTER = "sglang.kernels.ops.mamba.mamba_state_scatter_triton.scatter_mamba_sta
 GDN = "sglang.srt.layers.attention.hybrid_linear_attn_backend.MambaAttnBackendBase"
 POOL = "sglang.srt.mem_cache.memory_pool.HybridReqToTokenPool"
 BATCH = "sglang.srt.managers.schedule_batch"
+
+KEYS = LEDGER["hybrid-keys"]
 
 # The source of a method is taken without the indentation of its `def`.
 LAST = """        last_correct_step_indices,
@@ -218,35 +221,9 @@ def test_a_tracked_state_that_is_wrong_is_named(run: Runner, fault: str) -> None
     assert {verdict.rule, *verdict.later} >= {"state.tracked", "target.state"}, verdict
 
 
-# Two requests that share 64 tokens and differ in the next one.
-PARTED = replace(
-    CACHED,
-    requests=(CACHED.requests[0], Request(id="b", prompt=(*LONG[:64], 4, 5), max_new_tokens=4, arrive=5)),
-    exercises=(),
-)
-# A candidate fix: pairs as keys, as elsewhere with EAGLE, and one token more in a key, so that its rows end at the state.
-PAIRS = (
-    Edit(
-        target="sglang.srt.mem_cache.rust_tree_core.adapter.RustUnifiedTreeCore.__init__",
-        match="params.is_eagle and ComponentType.MAMBA not in self.tree_components",
-        replacement="params.is_eagle",
-    ),
-    Edit(
-        target="sglang.srt.mem_cache.unified_radix_cache.UnifiedRadixCache.checkpoint_into_tree",
-        match="radix_key = RadixKey(\n        token_ids[:effective_cache_len],",
-        replacement="pairs = self.tree_core.is_eagle and self.supports_mamba()\n"
-        "if pairs and effective_cache_len >= len(token_ids):\n"
-        "    effective_cache_len = 0\n"
-        "radix_key = RadixKey(\n"
-        "    token_ids[: effective_cache_len + pairs],",
-    ),
-)
-
-
 def test_after_a_prefix_the_draft_keeps_a_row_of_another_continuation(run: Runner) -> None:
-    """Live in 0.5.23: keys of the prefix cache of such models are single tokens, so that the last row of a hit consumed the
-    token with which somebody else went on."""
-    _, verdict = run(PARTED)
+    """Live: docs/findings/hybrid-keys. Two requests share 64 tokens and differ in the next one."""
+    _, verdict = run(KEYS.case)
     assert (verdict.status, verdict.rule) == ("diverged", "draft.kv"), verdict
     assert verdict.first is not None
     assert verdict.first.index.startswith("row 63, ")
@@ -254,6 +231,7 @@ def test_after_a_prefix_the_draft_keeps_a_row_of_another_continuation(run: Runne
 
 
 def test_with_pairs_as_keys_it_does_not_and_other_prefixes_are_still_found(run: Runner) -> None:
-    for case in (PARTED, CACHED):
-        _, verdict = run(case, *PAIRS)
+    assert KEYS.remedy is not None
+    for case in (KEYS.case, CACHED):
+        _, verdict = run(case, *KEYS.remedy.edits)
         assert verdict.status == "equal", verdict

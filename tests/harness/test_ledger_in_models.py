@@ -54,6 +54,7 @@ def test_a_case_is_carried_over_where_nothing_forbids_it(name: str, model: str) 
         ("small-tree", "llama-mtp", "num_draft_tokens 2"),
         ("indices-overflow", "mimo-v2", "has 4 layers"),
         ("tree-window", "llama-tiny", "sliding windows"),
+        ("hybrid-keys", "llama-tiny", "keep a state"),
         ("25015", "deepseek-nextn", ""),
         ("25015", "llama-mtp", ""),
     ],

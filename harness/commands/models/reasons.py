@@ -24,7 +24,7 @@ _LONG_WINDOWS = {"tree-window": "no case of the ledger is as long as its windows
 _LONG = 72
 _STATES = {
     "10846": "no prefix of fewer than 64 tokens is gone on from where layers keep states; longer ones show it as released, "
-    "since keys are single tokens there (docs/explanation/states.md)"
+    "since keys are single tokens there (hybrid-keys)"
 }
 
 
