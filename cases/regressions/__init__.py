@@ -5,6 +5,7 @@ from . import (
     boundary_kv,
     chain_hidden,
     context_end,
+    deterministic_window,
     draft_window,
     greedy_drafts,
     indices_overflow,
@@ -60,6 +61,7 @@ LEDGER: dict[str, Entry] = {
         *context_end.ENTRIES,
         *standalone.ENTRIES,
         draft_window.ENTRY,
+        deterministic_window.ENTRY,
     )
 }
 
