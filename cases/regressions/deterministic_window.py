@@ -1,8 +1,8 @@
 """Live, found by eagletwin: deterministic verify reads the mask of drafts at wrong places in layers with a sliding window.
 
 With deterministic inference the Triton backend takes one kernel for prefix and drafts. A layer with a window gets the prefix
-that is left of it, and the mask of the whole prefix. The kernel takes a row of the mask for as long as what is left: each row of
-drafts behind the first is then read at a wrong place, and a draft does not see rows that it should. A chain has a mask as well.
+that is left of it, and the mask of the whole prefix. The kernel takes a row of the mask for as long as what is left: it
+is then read at a wrong place, and a draft does not see rows that it should. A chain has a mask as well.
 
 In the case the target predicts 71 at the bonus token, where it says 88 by itself.
 """
