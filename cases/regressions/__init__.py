@@ -5,6 +5,7 @@ from . import (
     boundary_kv,
     chain_hidden,
     context_end,
+    deterministic_window,
     draft_window,
     greedy_drafts,
     hybrid_keys,
@@ -62,6 +63,7 @@ LEDGER: dict[str, Entry] = {
         *standalone.ENTRIES,
         draft_window.ENTRY,
         hybrid_keys.ENTRY,
+        deterministic_window.ENTRY,
     )
 }
 

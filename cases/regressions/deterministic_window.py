@@ -1,0 +1,54 @@
+"""Live, found by eagletwin: deterministic verify reads the mask of drafts at wrong places in layers with a sliding window.
+
+With deterministic inference the Triton backend takes one kernel for prefix and drafts. A layer with a window gets the prefix
+that is left of it, and the mask of the whole prefix. The kernel takes a row of the mask for as long as what is left: it
+is then read at a wrong place, and a draft does not see rows that it should. A chain has a mask as well.
+
+In the case the target predicts 71 at the bonus token, where it says 88 by itself.
+"""
+
+from eagletwin.harness.core.case import Case, EngineSettings, Request, SGLangSettings
+from eagletwin.harness.core.patch import Edit, Patch
+
+from ..entry import Entry, OnCuda
+
+_UNIFIED = "sglang.srt.layers.attention.triton_backend.TritonAttnBackend._forward_extend_unified"
+
+# A mask of the rows that are left. A copy for each layer, and lengths on the host: right, but slow, and not for a CUDA graph.
+# The patch in docs/findings/deterministic-window counts the whole rows in the kernel instead.
+_MASK_OF_WINDOW = """custom, starts = self.forward_metadata.custom_mask, self.forward_metadata.mask_indptr
+if custom is not None and sliding_window_size > 0 and window_start_pos is not None:
+    parts, begins = [], [0]
+    for n in range(bs):
+        width, first, rest = int(extend_seq_lens[n]), int(window_start_pos[n]), int(prefix_lens[n])
+        rows = custom[int(starts[n]) :][: width * (first + rest + width)].view(width, first + rest + width)
+        parts.append(rows[:, first:].flatten())
+        begins.append(begins[-1] + width * (rest + width))
+    custom = torch.cat(parts)
+    starts = torch.tensor(begins, dtype=starts.dtype, device=starts.device)
+# Call unified kernel"""
+
+ENTRY = Entry(
+    id="deterministic-window",
+    title="Read the mask of drafts behind the window's start in deterministic inference",
+    rule="target.kv",
+    buggy="0.5.13 -",
+    fixed="",
+    trigger="--enable-deterministic-inference, the Triton backend, and a target with sliding windows (gpt-oss, MiMo-V2)",
+    remedy=Patch(
+        name="mask-of-the-window",
+        edits=(
+            Edit(target=_UNIFIED, match="# Call unified kernel", replacement=_MASK_OF_WINDOW),
+            Edit(target=_UNIFIED, match="custom_mask=self.forward_metadata.custom_mask,", replacement="custom_mask=custom,"),
+            Edit(target=_UNIFIED, match="mask_indptr=self.forward_metadata.mask_indptr,", replacement="mask_indptr=starts,"),
+        ),
+    ),
+    on_cuda=OnCuda(triton_alone="it is a bug of the Triton backend"),
+    case=Case(
+        name="deterministic-window",
+        model="gpt-oss-eagle3",
+        num_steps=1,
+        requests=(Request(id="a", prompt=(80, 48, 43, 79, 82, 50, 67, 64, 86, 20), max_new_tokens=2),),
+        engine=EngineSettings(sglang=SGLangSettings(deterministic=True)),
+    ),
+)
