@@ -20,7 +20,8 @@ _PLAIN_DRAFT = {
     "26997-hidden": "a language model as draft consumes no states of the target",
 }
 # Of a target whose windows are longer than any case of the ledger.
-_LONG_WINDOWS = {"tree-window": "no case of the ledger is as long as its windows of 72 rows, which must end for it"}
+_NO_END = "no case of the ledger is as long as its windows of 72 rows, which must end for it"
+_LONG_WINDOWS = {"tree-window": _NO_END, "deterministic-window": _NO_END}
 _LONG = 72
 _STATES = {
     "10846": "no prefix of fewer than 64 tokens is gone on from where layers keep states; longer ones show it as released, "

@@ -25,6 +25,8 @@ _MODULES = (
     "sglang.srt.models.qwen3_next",
     "sglang.srt.models.qwen3_next_mtp",
 )
+# What a request holds of tracked states: taps/states.py reads which of its slots are empty.
+_HELD = ("sglang.srt.managers.schedule_batch", "ReqKvInfo", "mamba_ping_pong_empty")
 _COMMIT = "sglang.kernels.ops.mamba.mamba_state_scatter_triton"
 _GATES = (
     (f"{_COMMIT}.fused_mamba_state_scatter_with_mask", "if not (dst.is_cuda or dst.is_xpu) or", "if"),
@@ -42,6 +44,10 @@ def use_triton(shims: list[str]) -> None:
     """Before a model is built. Raises NotDriven on a release that has these layers elsewhere."""
     from sglang.srt import utils
 
+    module, name, field = _HELD
+    held = getattr(importlib.import_module(module), name, None)
+    if field not in getattr(held, "__dataclass_fields__", {}):
+        raise NotDriven(f"layers that keep a state: this release has not what 0.5.23 has ({name}.{field})")
     places: list[Any] = [utils, utils.common]
     on_cpu = [place.is_cpu for place in places]
     for place in places:
