@@ -144,7 +144,7 @@ def _attention(
     def project(name: str) -> Tensor:
         return linear(inner, weights[f"{prefix}{name}.weight"], weights.get(f"{prefix}{name}.bias"))  # Qwen2 has some
 
-    query = project("q_proj").view(rows, shape.num_heads, -1)
+    query = project("q_proj").view(rows, shape.num_heads, (1 + shape.gated) * shape.head_dim)
     query, gate = query[..., : shape.head_dim], query[..., shape.head_dim :]  # [R, N, D], and as much if it is gated
     key = project("k_proj").view(rows, shape.num_kv_heads, shape.head_dim)
     value = project("v_proj").view(rows, shape.num_kv_heads, shape.head_dim)

@@ -1,35 +1,39 @@
 """A CI job that is ended in the middle of a search reports what the search had looked at."""
 
 import json
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from eagletwin.harness.check.trials import Trial, Trials
 from eagletwin.harness.cli.main import typed
-from eagletwin.harness.core.case import Case
+from eagletwin.harness.commands.ci import searching
+from eagletwin.harness.commands.fuzz import looking
+from eagletwin.harness.commands.fuzz.options import SearchOptions
 from eagletwin.harness.core.errors import EXIT_INTERRUPTED, AlreadyReported
 
 
 def test_a_search_that_is_cut_short_is_in_the_report_and_in_the_summary(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    look, looks = Trials.look, []
+    seen, cases = looking._seen, []
 
-    def ended(self: Trials, case: Case, until: int = -1, *, anew: bool = False) -> Trial:
-        looks.append(case)
-        if len(looks) == 3:
+    def ended(*arguments: Any) -> Any:
+        cases.append(arguments)
+        if len(cases) == 3:
             raise KeyboardInterrupt
-        return look(self, case, until, anew=anew)
+        return seen(*arguments)
 
-    monkeypatch.setattr(Trials, "look", ended)
+    monkeypatch.setattr(looking, "_seen", ended)
+    monkeypatch.setattr(searching, "SearchOptions", partial(SearchOptions, processes=1))
     summary = tmp_path / "summary.md"
     with pytest.raises(AlreadyReported) as end:
         typed(["ci", "--ledger", "none", "--minutes", "2", "--seed", "3", "--summary", str(summary), "--out", str(tmp_path)])
     assert end.value.exit_code == EXIT_INTERRUPTED
-    said = "interrupted: CANNOT TELL  2 of 2 cases equal, 2 configurations, seed 3"
-    assert f"  search   Llamas with a single draft layer: {said}" in capsys.readouterr().out
-    row = f"| `Llamas with a single draft layer` | 2 | {' '.join(said.split())} |"
+    said = "interrupted: CANNOT TELL  2 of 2 cases equal, 1 configuration, seed 3"
+    assert f"  search   everything: {said}" in capsys.readouterr().out
+    row = f"| `everything` | 2 | {' '.join(said.split())} |"
     assert row in summary.read_text(encoding="utf-8")
     facts = json.loads((tmp_path / "ci" / "ci.json").read_bytes())
     [search] = facts["searched"]
