@@ -51,42 +51,32 @@ class States:
         )
         if not 0 <= last < len(story.kept[0]):  # what was committed has no reference, which another rule says
             return
-        states, windows = (kept[last] for kept in story.kept)  # [L, N, W, D], [L, C, K-1]
-        heads, width = states.shape[1], windows.shape[2]
-        self._compare.floats(
-            place,
-            "target.state",
-            _rows(states, 2),
-            _rows(self._trace.array(number, "target_state"), 2),
-            lambda n: f"state after row {last}, layer with a state {n // heads}, head {n % heads}",
-        )
-        self._compare.floats(
-            place,
-            "target.conv",
-            _rows(windows.swapaxes(1, 2), 2),
-            _rows(self._trace.array(number, "target_conv").swapaxes(1, 2), 2),
-            lambda n: f"input of row {last + 1 - width + n % width}, layer with a state {n // width}",
-        )
+        self._kept(number, place, ("target.state", "target.conv"), "target", story.kept, last)
 
     def cached(self, number: int, place: Place, story: Story, last: int) -> None:
         """What the prefix cache keeps at the end of a prefix, whose last row is `last`."""
         if "cached_state" not in place.record.tensors or story.kept is None or last >= len(story.kept[0]):
             return
-        states, windows = (kept[last] for kept in story.kept)
+        self._kept(number, place, ("state.tracked", "state.tracked"), "cached", story.kept, last)
+
+    def _kept(self, number: int, place: Place, rules: tuple[str, str], part: str, kept: tuple[Array, Array], last: int) -> None:
+        """The state and the convolution's inputs after row `last`, as a record has them of this part."""
+        states, windows = (rows[last] for rows in kept)  # [L, N, W, D], [L, C, K-1]
         heads, width = states.shape[1], windows.shape[2]
+        word = "cached " if part == "cached" else ""
         self._compare.floats(
             place,
-            "state.tracked",
+            rules[0],
             _rows(states, 2),
-            _rows(self._trace.array(number, "cached_state"), 2),
-            lambda n: f"cached state after row {last}, layer with a state {n // heads}, head {n % heads}",
+            _rows(self._trace.array(number, f"{part}_state"), 2),
+            lambda n: f"{word}state after row {last}, layer with a state {n // heads}, head {n % heads}",
         )
         self._compare.floats(
             place,
-            "state.tracked",
+            rules[1],
             _rows(windows.swapaxes(1, 2), 2),
-            _rows(self._trace.array(number, "cached_conv").swapaxes(1, 2), 2),
-            lambda n: f"cached input of row {last + 1 - width + n % width}, layer with a state {n // width}",
+            _rows(self._trace.array(number, f"{part}_conv").swapaxes(1, 2), 2),
+            lambda n: f"{word}input of row {last + 1 - width + n % width}, layer with a state {n // width}",
         )
 
     def account(self, number: int, place: Place) -> None:
