@@ -1,8 +1,11 @@
 """Smaller cases made of any case: each is valid, and all together go down to the smallest there is."""
 
+from msgspec.structs import replace
+
 from eagletwin.cases.blocks import Asked, block_of
 from eagletwin.harness.commands.fuzz.cutting import cuts
 from eagletwin.harness.commands.fuzz.shrinking import size
+from eagletwin.harness.core.case import Bias, Case, Processor, Request, Sampling
 from eagletwin.harness.families.valid import check_case
 
 
@@ -17,3 +20,19 @@ def test_cuts_are_valid_and_lead_to_one_token() -> None:
         [request] = case.requests
         assert (len(request.prompt), request.max_new_tokens, case.events, case.chunks) == (1, 1, (), ())
         assert (case.topk, case.num_steps, case.page_size) == (1, 1, 1)
+
+
+def test_what_a_request_asks_for_is_taken_away_too() -> None:
+    asks = {
+        "stream": True,
+        "logit_bias": (Bias(token=3, value=2.0),),
+        "processor": Processor(),
+        "sampling": Sampling(min_p=0.5),
+    }
+    for name, value in asks.items():
+        request = replace(Request(id="a", prompt=(7,), max_new_tokens=1), **{name: value})
+        case = Case(name="asks", model="llama-tiny", num_steps=1, requests=(request,))
+        left = {getattr(cut.requests[0], name) for cut in cuts(case)}
+        assert left - {value}, name
+    [without] = [cut.requests[0] for cut in cuts(case) if cut.requests[0].sampling == Sampling()]  # min_p alone is taken away
+    assert without.sampling is not None

@@ -74,5 +74,8 @@ def _shorter(request: Request) -> Iterator[Request]:
     for less in (0, request.arrive - 1):
         if 0 <= less < request.arrive:
             yield replace(request, arrive=less)
-    yield replace(request, stop=())
-    yield replace(request, sampling=None)
+    usual = Request(id=request.id, prompt=request.prompt, max_new_tokens=request.max_new_tokens)
+    for name in ("stop", "sampling", "stream", "logit_bias", "processor"):
+        yield replace(request, **{name: getattr(usual, name)})
+    if request.sampling is not None:
+        yield replace(request, sampling=replace(request.sampling, min_p=0.0))
