@@ -10,7 +10,7 @@ import typer
 
 from eagletwin.harness.core.dtype import Dtype
 from eagletwin.harness.core.errors import InputError
-from eagletwin.harness.core.mode import Attention, Mode
+from eagletwin.harness.core.mode import FLASHINFER_HEAD, Attention, Mode
 from eagletwin.harness.core.progress import Line
 from eagletwin.harness.core.run_spec import Kernels
 from eagletwin.harness.core.verdict import View
@@ -145,8 +145,8 @@ AttentionBackend = Annotated[
         "--attention",
         metavar="BACKEND",
         rich_help_panel=ENGINE,
-        help="SGLang's attention backend: `triton`, or `fa3`, FlashAttention 3, which needs --device cuda and --dtype "
-        "bfloat16, on a Hopper GPU.",
+        help="SGLang's attention backend: `triton`, or, with --device cuda and --dtype bfloat16, `fa3` (FlashAttention 3, on a "
+        "Hopper GPU) or `flashinfer` (for models with heads of 64 and more, such as llama-wide).",
     ),
 ]
 DEFAULT_GRAPHS = None  # GRAPHS on a GPU, none on a CPU
@@ -215,13 +215,27 @@ def mode_of(
 
 
 def check_attention(attention: Attention, device: str, dtype: Dtype) -> None:
-    """Raises InputError for FlashAttention where it cannot run: its kernels are a GPU's, and know 16 bits and less."""
-    if attention == "fa3" and (device != "cuda" or dtype != "bfloat16"):
+    """Raises InputError for kernels of attention where they cannot run: a GPU's, which know 16 bits and less."""
+    if attention != "triton" and (device != "cuda" or dtype != "bfloat16"):
         asked = "--device cpu" if device != "cuda" else f"--dtype {dtype}"
         raise InputError(
-            f"--attention fa3 with {asked}: FlashAttention's kernels run on a GPU, and know no float32",
+            f"--attention {attention} with {asked}: its kernels run on a GPU, and know no float32",
             consequence="nothing was run",
             remedy="give --device cuda --dtype bfloat16, or leave --attention out: the Triton backend runs everywhere",
+        )
+
+
+def check_heads(attention: Attention, model: str, other: str) -> None:
+    """Raises InputError for a model whose heads FlashInfer has no kernel for. `other`: what to give in place of the model."""
+    from eagletwin.harness.families import RECIPES
+
+    narrow = RECIPES[model].narrowest_head
+    if attention == "flashinfer" and narrow < FLASHINFER_HEAD:
+        raise InputError(
+            f"--attention flashinfer with {model}: its heads are {narrow} wide, and FlashInfer's kernels take "
+            f"{FLASHINFER_HEAD} and more",
+            consequence="nothing was run",
+            remedy=f"give {other}, or another attention backend",
         )
 
 

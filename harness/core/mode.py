@@ -6,7 +6,8 @@ from msgspec import Struct
 
 from .dtype import Dtype
 
-Attention = Literal["triton", "fa3"]
+Attention = Literal["triton", "fa3", "flashinfer"]
+FLASHINFER_HEAD = 64  # the narrowest head for which FlashInfer has kernels
 
 
 class Mode(Struct, frozen=True):
@@ -17,7 +18,8 @@ class Mode(Struct, frozen=True):
     prefill_graphs  token counts for which graphs of prefill are captured; empty: none
     dtype    what the worker computes in, and keeps its KV rows in
     overlap  the release's overlap scheduler: a batch is launched before the results of the one before are looked at
-    attention  SGLang's attention backend, of target and draft. fa3 is FlashAttention 3, which is a GPU's and knows no float32
+    attention  SGLang's attention backend, of target and draft. fa3, FlashAttention 3, and flashinfer are a GPU's, and know no
+             float32
     gpu      number of the GPU, of those that this process may see; -1: as the process sees them
     tp       tensor parallelism: ranks that share the work, a process each, on a GPU a GPU each
     """

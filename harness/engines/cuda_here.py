@@ -23,6 +23,8 @@ def missing_for_cuda(gpus: int = 1, attention: Attention = "triton") -> tuple[st
     for package, name in (("sgl_kernel", "SGLang's CUDA kernels (sgl_kernel)"), ("sglang", "sglang")):
         if importlib.util.find_spec(package) is None:
             return f"{name} cannot be found", "install SGLang with its dependencies, or source the setup.sh of a bundle"
+    if attention == "flashinfer" and importlib.util.find_spec("flashinfer") is None:
+        return "FlashInfer cannot be found", "install flashinfer-python; `eagletwin gpu bundle` packs it"
     return _missing_for_fa3() if attention == "fa3" else None
 
 

@@ -44,6 +44,21 @@ RECIPES = (
         target_hidden="post_norm",
         min_share=0.05,
     ),
+    # heads of 64: FlashInfer's attention has kernels of 64, 128 and 256 alone
+    Recipe(
+        name="llama-wide",
+        family="llama",
+        target=llama_shape(64, 2, 4, 2, 128, head_dim=64),
+        draft=llama_shape(64, 1, 4, 2, 128, head_dim=64),
+        intermediate_size=96,
+        max_position=4096,
+        seed=19,
+        noise=0.1,
+        attention_gain=0.2,
+        mlp_gain=0.2,
+        target_hidden="post_norm",
+        min_share=0.05,
+    ),
 )
 
 

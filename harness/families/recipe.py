@@ -64,6 +64,11 @@ class Recipe:
         return min(self.target.num_kv_heads, self.draft.num_kv_heads)
 
     @property
+    def narrowest_head(self) -> int:
+        """The smaller width of a head, target's or draft's."""
+        return min(self.target.head_dim, self.draft.head_dim)
+
+    @property
     def drafts(self) -> tuple[str, ...]:
         """What the draft's KV pools are called in a trace, by layer."""
         return draft_parts(self.mtp_layers)
@@ -93,17 +98,18 @@ def llama_shape(
     vocab_size: int,
     aux_layers: tuple[int, ...] = (),
     *,
+    head_dim: int = 16,
     pre_norm: bool = False,
     qk_norm: bool = False,
 ) -> LlamaShape:
-    """A Llama of these sizes, with heads of 16."""
+    """A Llama of these sizes. Heads of 16 are the smallest that the attention kernels take without padding."""
     return LlamaShape(
         vocab_size=vocab_size,
         hidden_size=hidden_size,
         num_layers=num_layers,
         num_heads=num_heads,
         num_kv_heads=num_kv_heads,
-        head_dim=16,  # the smallest block the attention kernels work on without padding
+        head_dim=head_dim,
         rope_theta=10000.0,
         rms_norm_eps=1e-6,
         aux_layers=aux_layers,

@@ -13,6 +13,7 @@ from eagletwin.harness.check.repro import write_script
 from eagletwin.harness.commands.gpu.batches import path, table
 from eagletwin.harness.commands.gpu.command import gpu_plan, gpu_run
 from eagletwin.harness.commands.gpu.faults import ONE_GRAPH_OF_LAYERS, SINGLE_HEAD, faults
+from eagletwin.harness.commands.gpu.in_model import proofs_in_model
 from eagletwin.harness.commands.gpu.jobs import _gpus_of, read_plan
 from eagletwin.harness.commands.gpu.plan import GRAPHS, MODES, Options, generated, plain, proofs
 from eagletwin.harness.commands.gpu.release import release_of
@@ -159,6 +160,31 @@ def test_a_plan_with_flash_attention_has_drafts_of_layers_and_mends_the_one_grap
     assert [job.patches for job in plan] == [(TREES_IN_ONE_GRAPH,), (), (TREES,), ()]
     assert plan[0].mode.words == "graphs 1 2 4, no overlap, bfloat16, fa3"
     assert plan[0].mode.options[-4:] == ["--dtype", "bfloat16", "--attention", "fa3"]
+
+
+def test_flashinfer_is_planned_for_models_whose_heads_it_has_kernels_for(tmp_path: Path) -> None:
+    file = tmp_path / "plan.json"
+    with pytest.raises(InputError, match=r"heads are 16 wide(?s:.*)give --model llama-wide"):
+        gpu_plan(file, groups=1, cases=1, dtype="bfloat16", attention="flashinfer")
+    gpu_plan(file, groups=2, cases=1, dtype="bfloat16", attention="flashinfer", model="llama-wide")
+    jobs = read_plan(file)
+    assert {case.model for job in jobs for case in job.cases} == {"llama-wide"}
+    assert {job.mode.attention for job in jobs} == {"flashinfer"}
+    assert all(job.apart is not None and job.apart.attention == "triton" for job in jobs)
+
+
+def test_entries_are_planned_in_a_model_by_the_cases_that_show_them_there() -> None:
+    records = ROOT / "docs" / "records"
+    options = Options(release="0.5.23", model="llama-standalone")
+    jobs, others = proofs_in_model([LEDGER["26997-kv"], LEDGER["multi-layer-topk-path"]], options, records)
+    assert {case.model for job in jobs for case in job.cases} == {"llama-standalone"}
+    shift = LEDGER["standalone-shift"].remedy
+    assert all(shift in job.patches for job in jobs)  # without it the case diverges on both sides
+    assert [len(job.patches) for job in jobs] == [1, 2] * 3
+    [left_out] = others
+    assert left_out.startswith("multi-layer-topk-path in llama-standalone: ")
+    with pytest.raises(InputError, match=r"does not say(?s:.*)models table llama-standalone --entry 26997-kv"):
+        proofs_in_model([LEDGER["26997-kv"]], options, Path("nowhere"))
 
 
 def test_faults_of_graphs_are_planned_next_to_the_release_as_it_is() -> None:

@@ -12,7 +12,7 @@ from eagletwin.harness.core.words import count
 from ..as_json import tell_result, with_json
 from ..options import AttentionBackend, DataType, Ranks
 from ..result import MeasuredFacts, WrittenFacts
-from .typed import Cases, Entries, File, Groups, OfModel, OnRelease, Planted, Rate, Samples, Seed, Sizes
+from .typed import Cases, Entries, File, Groups, OfModel, OnRelease, Planted, Rate, Records, Samples, Seed, Sizes
 
 if TYPE_CHECKING:
     from eagletwin.cases.entry import Entry
@@ -56,6 +56,7 @@ def gpu_plan(
     dtype: DataType = "float32",
     attention: AttentionBackend = "triton",
     model: OfModel = "",
+    records: Records = Path("docs/records"),
     sglang: OnRelease = "",
 ) -> int:
     """Write a plan: generated cases, batches of every size, and both sides of ledger entries (graphs, overlap, eager)."""
@@ -63,8 +64,9 @@ def gpu_plan(
 
     from eagletwin.harness.families.valid import check_model
 
-    from ..options import check_attention, check_ranks
+    from ..options import check_attention, check_heads, check_ranks
     from .faults import faults
+    from .in_model import proofs_in_model
     from .plan import Options, generated, plain, proofs
     from .release import release_of
     from .sampled import sampling
@@ -75,20 +77,17 @@ def gpu_plan(
     check_ranks(tp)
     if model:
         check_model(model, "--model")
+    check_heads(attention, model or "llama-tiny", "--model llama-wide")
+    _check_float32(dtype, others=bool(sizes or samples or rate))
     options = Options(release=release_of(sglang), tp=tp, dtype=dtype, attention=attention, model=model)
-    if dtype != "float32" and (sizes or samples or rate):
-        raise InputError(
-            f"--dtype {dtype} with --sizes, --sampling or --rate: these are planned in float32 alone",
-            consequence="no plan was written",
-            remedy="plan generated cases and proofs in it, and the others in a plan of their own",
-        )
     with progress("plan") as line:
         line.look(f"drawing {count(groups, 'group')} of {count(cases, 'case')}")
         jobs = plain(groups, cases, seed, rate) if rate else generated(groups, cases, seed, options)
     jobs += every_size(tp) if sizes else []
     jobs += sampling(samples, cases, seed, options.release)
     chosen, others = _reached(entries or [], dtype, attention)
-    jobs += proofs(chosen, options)
+    carried, elsewhere = proofs_in_model(chosen, options, records) if model else (proofs(chosen, options), [])
+    jobs, others = jobs + carried, others + elsewhere
     jobs += faults(dtype, attention) if planted else []
     if not jobs:
         raise InputError(
@@ -102,6 +101,16 @@ def gpu_plan(
     print(f"{size}: {file}")
     tell_result(WrittenFacts(files={"plan": str(file)}, said=[size, *(f"left out: {why}" for why in others)]))
     return EXIT_EQUAL
+
+
+def _check_float32(dtype: "Dtype", *, others: bool) -> None:
+    """Raises InputError for another type with what is planned in float32 alone."""
+    if dtype != "float32" and others:
+        raise InputError(
+            f"--dtype {dtype} with --sizes, --sampling or --rate: these are planned in float32 alone",
+            consequence="no plan was written",
+            remedy="plan generated cases and proofs in it, and the others in a plan of their own",
+        )
 
 
 def _must_be_new(file: Path) -> None:
@@ -160,7 +169,8 @@ def gpu_run(
             remedy="name another folder, or remove it",
         )
     if any(job.mode.device == "cuda" for job in jobs):
-        must_have_cuda(gpus, "fa3" if any(job.mode.attention == "fa3" for job in jobs) else "triton")
+        for attention in {job.mode.attention for job in jobs}:
+            must_have_cuda(gpus, attention)
         if any(job.mode.tp > gpus for job in jobs):
             raise InputError(
                 f"{plan} has jobs of {max(job.mode.tp for job in jobs)} ranks",

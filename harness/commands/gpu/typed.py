@@ -29,7 +29,16 @@ Rate = Annotated[
 OfModel = Annotated[
     str,
     typer.Option(
-        "--model", metavar="RECIPE", help="Generate all cases of this model. Default: llama-tiny, and drafts of layers."
+        "--model",
+        metavar="RECIPE",
+        help="Generate all cases of this model, and prove entries in it. Default: llama-tiny, and drafts of layers; of an "
+        "entry, its own.",
+    ),
+]
+Records = Annotated[
+    Path,
+    typer.Option(
+        metavar="FOLDER", help="With --model and --prove: where `models table` keeps the cases by which entries show in it."
     ),
 ]
 OnRelease = Annotated[

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from eagletwin.harness.core.case import Case, SGLangSettings
-from eagletwin.harness.core.mode import CPU, Mode
+from eagletwin.harness.core.mode import CPU, FLASHINFER_HEAD, Mode
 from eagletwin.harness.families import RECIPES, family_of
 from eagletwin.harness.families.store import checkpoints, other_checkpoints
 
@@ -161,6 +161,11 @@ def _refuse_what_is_not_driven(case: Case, mode: Mode, scheduler_module: Any) ->
     recipe = RECIPES[case.model]
     if mode.attention != "triton" and (mode.device == "cpu" or mode.dtype == "float32"):
         raise NotDriven(f"attention backend {mode.attention} with {mode.device} and {mode.dtype}: it needs cuda and bfloat16")
+    if mode.attention == "flashinfer" and recipe.narrowest_head < FLASHINFER_HEAD:
+        raise NotDriven(
+            f"{case.model} with FlashInfer: its heads are {recipe.narrowest_head} wide, and FlashInfer's kernels take "
+            f"{FLASHINFER_HEAD} and more (llama-wide has such heads)"
+        )
     if mode.tp > 1 and not stepping.drives_ranks(scheduler_module):
         raise NotDriven(
             f"this release has no {stepping.RECEIVE_OF_RANKS}, by which several ranks are driven (0.5.13 and later have)"

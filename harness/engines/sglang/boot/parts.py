@@ -12,7 +12,11 @@ from ..eras import workers
 from ..taps.speculation import draft_runners
 
 # Name of an attention backend -> its class.
-CLASSES: dict[Attention, str] = {"triton": "TritonAttnBackend", "fa3": "FlashAttentionBackend"}
+CLASSES: dict[Attention, str] = {
+    "triton": "TritonAttnBackend",
+    "fa3": "FlashAttentionBackend",
+    "flashinfer": "FlashInferAttnBackend",
+}
 
 
 def attention(scheduler: Any) -> str:
