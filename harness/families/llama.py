@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from .family import Family, Part
@@ -48,8 +49,8 @@ RECIPES = (
     Recipe(
         name="llama-wide",
         family="llama",
-        target=llama_shape(64, 2, 4, 2, 128, head_dim=64),
-        draft=llama_shape(64, 1, 4, 2, 128, head_dim=64),
+        target=replace(llama_shape(64, 2, 4, 2, 128), head_dim=64),
+        draft=replace(llama_shape(64, 1, 4, 2, 128), head_dim=64),
         intermediate_size=96,
         max_position=4096,
         seed=19,

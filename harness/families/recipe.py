@@ -98,18 +98,17 @@ def llama_shape(
     vocab_size: int,
     aux_layers: tuple[int, ...] = (),
     *,
-    head_dim: int = 16,
     pre_norm: bool = False,
     qk_norm: bool = False,
 ) -> LlamaShape:
-    """A Llama of these sizes. Heads of 16 are the smallest that the attention kernels take without padding."""
+    """A Llama of these sizes, with heads of 16."""
     return LlamaShape(
         vocab_size=vocab_size,
         hidden_size=hidden_size,
         num_layers=num_layers,
         num_heads=num_heads,
         num_kv_heads=num_kv_heads,
-        head_dim=head_dim,
+        head_dim=16,  # the smallest block the attention kernels work on without padding
         rope_theta=10000.0,
         rms_norm_eps=1e-6,
         aux_layers=aux_layers,
