@@ -27,7 +27,7 @@ OTHER = build/$(notdir $(PYTHON))
 
 run: setup
 	$(BIN)/eagletwin prove 25015 26329 row-overflow multi-layer-chunk-tail-3
-	@echo "more: . .venv/bin/activate, then eagletwin --help"
+	@echo "more: . .venv/bin/activate, then eagletwin --help; docs/guide/first-case.md goes on from here"
 
 quick: setup
 	$(BIN)/python -m pytest -n auto --dist worksteal --quick $(PYTEST) $(CORE)

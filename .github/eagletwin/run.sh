@@ -2,6 +2,7 @@
 # The steps of action.yml: `run.sh key`, `run.sh setup`, `run.sh run`, in this order, in the folder of the job. Inputs are IN_…
 # variables. Outside of GitHub, which a missing $GITHUB_OUTPUT tells, nothing is written but eagletwin-runs/.
 set -euo pipefail
+shopt -s inherit_errexit  # else `key` would go on where Python is missing
 root=$(cd "$(dirname "${BASH_SOURCE[0]}")/../.." && pwd)
 python=${IN_PYTHON:-python3.11}
 
@@ -28,6 +29,7 @@ case "${1:-}" in
     if [ -n "${IN_SGLANG:-}" ]; then words+=(--sglang "$IN_SGLANG"); fi
     if [ -n "${IN_HISTORY:-}" ]; then words+=(--history "$IN_HISTORY"); fi
     if [ -n "${GITHUB_STEP_SUMMARY:-}" ]; then words+=(--summary "$GITHUB_STEP_SUMMARY"); fi
+    set -f  # words of an input are names, and no patterns for files
     for family in ${IN_FAMILIES:-}; do words+=(--family "$family"); done
     for entry in ${IN_LEDGER:-all}; do words+=(--ledger "$entry"); done
     code=0

@@ -20,16 +20,19 @@ from eagletwin.harness.engines.host import Host, PatchDoesNotApply, WouldNotStar
 from eagletwin.harness.engines.lock import releases
 from eagletwin.harness.families import RECIPES
 
+from .base import Base, base_of
 from .trials import Trial, Trials
 
 _WITHIN = {entry.within for entry in LEDGER.values()} - {DECLARED_VIEW}  # views that stand for a live bug of each case
 MOST = 4  # entries that are tried: each builds an engine
 
 
-def may_be(host: Host, case: Case, rule: str, run: RunSpec) -> str:
-    """The id of a live bug that breaks this rule, with whose remedy the case is equal; "" if none of those tried is it."""
+def may_be(host: Host, case: Case, rule: str, run: RunSpec, base: Base | None = None) -> str:
+    """The id of a live bug that breaks this rule, with whose remedy the case is equal; "" if none of those tried is it, or the
+    case is right in the base, which has the bug as well."""
     found = candidates(case, rule, run, host.source.called)
-    return next((entry.id for entry in found[:MOST] if _cures(host, entry, case, run)), "")
+    bug = next((entry.id for entry in found[:MOST] if _cures(host, entry, case, run)), "")
+    return "" if bug and base is not None and base.right(case, (), run.view) else bug
 
 
 def may_be_another(host: Host, entry: Entry, case: Case, rule: str, run: RunSpec) -> str:
@@ -111,11 +114,13 @@ def _kind(case: Case) -> tuple[bool, ...]:
 @dataclass(frozen=True, slots=True)
 class Explained:
     """known: the bugs of the ledger that a case shows, if it shows nothing else. trial: what is left of it with these entries
-    `mended`; without known bugs: what is new, or what it was, where no remedy changes it."""
+    `mended`; without known bugs: what is new, or what it was, where no remedy changes it. cured: entries whose remedies make it
+    equal, of a case that is right in the base, and so not known."""
 
     known: tuple[Entry, ...]
     mended: tuple[Entry, ...]
     trial: Trial
+    cured: tuple[Entry, ...] = ()
 
 
 class Mends:
@@ -127,8 +132,9 @@ class Mends:
 
     def __init__(self, host: Host, run: RunSpec) -> None:
         self.host, self.run = host, run
+        self.base = base_of(host, run)
         self.unfit: set[str] = set()  # entries whose remedy does not fit this SGLang
-        self.otherwise: list[tuple[Trial, View]] = []  # cases of entries that are wrong here in another way than the entry's
+        self.otherwise: list[tuple[Trial, View]] = []  # cases of entries that are wrong in another way than the entry's
         self._trials: dict[tuple[tuple[str, ...], View], Trials] = {}
         self._shows: dict[tuple[str, View], bool] = {}
 
@@ -177,7 +183,15 @@ class Mends:
             return Explained((), apt, with_all)
         if self.trials(applied, view).look_alone(case).signature != trial.signature:
             return Explained((), applied, trial)  # it takes the cases before it, and none of these bugs
-        return self._fewest(apt, with_all, view, trial.verdict.rule)
+        found = self._fewest(apt, with_all, view, trial.verdict.rule)
+        if self.right_in_base(case, applied, view):
+            return Explained((), applied, trial, found.known)
+        return found
+
+    def right_in_base(self, case: Case, applied: Sequence[Entry], view: View) -> bool:
+        """Whether a case is right in the SGLang without the change that is searched, with the same remedies."""
+        remedies = [entry.remedy for entry in applied if entry.remedy is not None]
+        return self.base is not None and self.base.right(case, remedies, view)
 
     def _fewest(self, apt: tuple[Entry, ...], clean: Trial, view: View, rule: str) -> "Explained":
         """The bugs without one of which the case is wrong. apt: with all of these it is clean."""

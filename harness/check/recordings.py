@@ -3,6 +3,7 @@
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
+from dataclasses import replace as replaced
 from pathlib import Path
 
 import msgspec
@@ -200,10 +201,13 @@ def _compare_ranks(session: JudgedServer, ranks: Sequence[Judged], without: froz
         differs = _difference(first.trace, other.trace)
         if differs is not None:
             verdict = replace(first.verdict, status="diverged", rule="ranks.agree", reason="", first=differs)
-            if first.verdict.status == "equal":
-                session.counts["equal"] -= 1
+            said = headline(first.trace.header, verdict)
+            session.wrong.append((other.folder, said))
+            place = next(number for number, one in enumerate(session.looked) if one.folder == first.folder)
+            if session.looked[place].status != "diverged":  # it may be unknown by itself, but what differs is wrong on a rank
+                session.counts[session.looked[place].status] -= 1
                 session.counts["diverged"] += 1
-            session.wrong.append((other.folder, headline(first.trace.header, verdict)))
+                session.looked[place] = replaced(session.looked[place], status="diverged", headline=said)
             if session.first is None or session.first.verdict.status != "diverged":
                 session.first = Judged(first.folder, first.trace, verdict)
             return

@@ -59,8 +59,8 @@ class SearchFacts(ResultFacts, kw_only=True):
     summary: Annotated[
         dict[str, Any],
         Meta(
-            description="as summary.json has it: `headline`, `command`, `seconds`, `tally`, `findings`, `known`, "
-            "`set_aside`, `refused` and `not_looked_at`"
+            description="as summary.json has it: `headline`, `command`, `seconds`, `tally`, `findings`, `unconfirmed` (what "
+            "was still being made smaller), `known`, `set_aside`, `refused` and `not_looked_at`"
         ),
     ]
 
@@ -106,6 +106,7 @@ class ProveFacts(ResultFacts, kw_only=True):
     folder: Annotated[str, Meta(description="the run folder, which holds this object as proofs.json, and its page")] = ""
     sglang: Annotated[str, Meta(description="the SGLang that ran, as traces call it; empty: published wheels")] = ""
     command: Annotated[str, Meta(description="the command that repeats it")] = ""
+    interrupted: Annotated[bool, Meta(description="whether it was ended before all was proven")] = False
 
 
 class BisectFacts(ResultFacts, kw_only=True):

@@ -44,6 +44,14 @@ def alone(file: Path, waiting: Callable[[], None] = lambda: None) -> Iterator[No
 def new_run_folder(parent: Path, name: str) -> Path:
     """Make and return parent/name, or parent/name-2, -3, … : nothing is ever overwritten. Safe among processes."""
     try:
+        os.fspath(parent.absolute()).encode()
+    except UnicodeEncodeError:
+        raise InputError(
+            f"{os.fsencode(parent)!r} is no text in UTF-8",
+            consequence="nothing was run: a folder's name stands in traces, scripts and pages, which are",
+            remedy="give --out another folder, or run in one",
+        ) from None
+    try:
         parent.mkdir(parents=True, exist_ok=True)
         number = 1
         while True:

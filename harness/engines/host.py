@@ -80,6 +80,7 @@ class Host:
         self._zygote = zygote
         self.source, self.mode = (source, mode) if zygote is None else (zygote.source, zygote.mode)
         self._engines: dict[bytes, EngineProcess] = {}
+        self._others: dict[str, Host] = {}
 
     @property
     def version(self) -> str:
@@ -92,7 +93,16 @@ class Host:
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
         self.close()
 
+    def beside(self, source: Source) -> "Host":
+        """A host of another SGLang in the same mode, which is closed with this one."""
+        if source.called not in self._others:
+            self._others[source.called] = Host(source=source, mode=self.mode)
+        return self._others[source.called]
+
     def close(self) -> None:
+        for other in self._others.values():
+            other.close()
+        self._others.clear()
         for engine in self._engines.values():
             engine.close()
         self._engines.clear()

@@ -11,6 +11,7 @@ from eagletwin.harness.cli.main import typed
 from eagletwin.harness.commands.ci import searching
 from eagletwin.harness.commands.fuzz import looking
 from eagletwin.harness.commands.fuzz.options import SearchOptions
+from eagletwin.harness.commands.fuzz.shrinking import Shrinking
 from eagletwin.harness.core.errors import EXIT_INTERRUPTED, AlreadyReported
 
 
@@ -39,3 +40,21 @@ def test_a_search_that_is_cut_short_is_in_the_report_and_in_the_summary(
     [search] = facts["searched"]
     assert (facts["interrupted"], search["cases"], search["exit_code"]) == (True, 2, 125)
     assert said in (tmp_path / "ci" / "report.html").read_text(encoding="utf-8")
+
+
+def test_what_was_still_made_smaller_is_told_and_said_to_be_unconfirmed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def ended(*_: Any) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(Shrinking, "shrink", ended)
+    with pytest.raises(AlreadyReported):
+        typed(["fuzz", "--revert", "25015", "--model", "llama-tiny", "--seed", "3", "-n", "1", "--out", str(tmp_path)])
+    search = searching.search_so_far("llama-tiny", 3, tmp_path)
+    [found] = search.findings
+    assert (found.status, found.known, search.exit_code) == (searching.UNCONFIRMED, "", 125)
+    assert (Path(found.folder) / "case.json").is_file()
+    page = (tmp_path / "fuzz-3" / "report.html").read_text(encoding="utf-8")
+    assert "nothing was confirmed" in page
+    assert "Nothing new was found" not in page

@@ -141,7 +141,7 @@ def test_ctrl_c_while_shrinking_keeps_what_was_found_and_says_where(tmp_path: Pa
     )
     assert process.stderr is not None
     assert "importing SGLang" in process.stderr.readline()
-    assert "shrinking" in process.stderr.readline()
+    assert any("shrinking" in line for line in process.stderr)  # behind news of the search, where the machine is busy
     process.send_signal(signal.SIGINT)
     told, _ = process.communicate()
     assert process.returncode == 130

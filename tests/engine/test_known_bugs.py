@@ -7,6 +7,7 @@ import pytest
 from msgspec.structs import replace
 
 from eagletwin.cases.regressions import LEDGER
+from eagletwin.harness.check.base import base_of
 from eagletwin.harness.check.known import Explained, Mends
 from eagletwin.harness.commands.fuzz.looking import CaseSeen
 from eagletwin.harness.commands.fuzz.options import SearchOptions
@@ -70,6 +71,34 @@ def test_a_remedy_that_does_not_fit_explains_nothing(host: Host) -> None:
     mends, one = explained(host, CASE, edit)
     assert TAIL.id in mends.unfit
     assert TAIL.id not in [entry.id for entry in one.known]
+
+
+# Rows of KV indices four entries too short: as the ledger's indices-overflow, which its wider rows mend as well, and in cases
+# that the release is right in.
+OVERFLOW = LEDGER["indices-overflow"]
+SHORT_ROWS = Edit(
+    target="sglang.srt.layers.attention.triton_backend.TritonMultiStepDraftBackend.__init__",
+    match="self.max_context_len = self.attn_backends[0].max_context_len",
+    replacement="self.max_context_len = self.attn_backends[0].max_context_len - 4",
+)
+
+
+@pytest.mark.parametrize(("num_steps", "known"), [(4, []), (5, [OVERFLOW.id])])
+def test_what_a_remedy_makes_equal_is_new_where_the_sglang_without_the_change_is_right(
+    host: Host, num_steps: int, known: list[str]
+) -> None:
+    case = replace(OVERFLOW.case, exercises=(), num_steps=num_steps)
+    mends, one = explained(host, case, SHORT_ROWS)
+    assert [entry.id for entry in one.known] == known
+    assert [entry.id for entry in one.cured] == ([] if known else [OVERFLOW.id])
+    assert one.trial.clean == bool(known)
+    assert mends.right_in_base(case, (), DECLARED_VIEW) == (not known)
+
+
+def test_there_is_no_base_where_nothing_is_changed_but_by_remedies(host: Host) -> None:
+    assert base_of(host, DEFAULT_RUN) is None
+    assert base_of(host, TAIL.run(TAIL.green)) is None
+    assert base_of(host, replace(DEFAULT_RUN, patches=(Patch(name="planted", edits=(SHORT_ROWS,)),))) is not None
 
 
 def test_what_does_not_show_again_alone_is_not_known(host: Host) -> None:

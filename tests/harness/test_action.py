@@ -100,6 +100,13 @@ def test_the_cache_has_another_key_when_what_is_installed_changes(tmp_path: Path
     assert key() != first
 
 
+def test_there_is_no_key_without_the_python_it_names(tmp_path: Path) -> None:
+    done = script(RUN, "key", cwd=tmp_path, IN_PYTHON="no-such-python", GITHUB_OUTPUT=str(tmp_path / "output"))
+    assert done.returncode == 127
+    assert done.stdout == ""
+    assert not (tmp_path / "output").exists()
+
+
 def test_history_grows_on_a_branch_of_its_own(tmp_path: Path) -> None:
     def git(*words: str, at: str = "clone") -> str:
         done = subprocess.run(["git", "-C", str(tmp_path / at), *words], capture_output=True, text=True, check=True)

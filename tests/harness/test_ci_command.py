@@ -1,5 +1,6 @@
 """What `eagletwin ci` makes of the ledger and its searches: exit code, summary, annotations. No engine."""
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -9,9 +10,10 @@ from eagletwin.harness.check.annotations import error
 from eagletwin.harness.cli.main import typed
 from eagletwin.harness.commands.ci.result import OneJob, annotations_of, facts_of, markdown_of, text_of
 from eagletwin.harness.commands.ci.searching import FamilyFinding, FamilySearch
-from eagletwin.harness.commands.ci.standing import Stand, Standing, decide
+from eagletwin.harness.commands.ci.standing import Stand, Standing, _stand_of, decide
 from eagletwin.harness.commands.compare.groups import EQUAL, SideResult
 from eagletwin.harness.commands.compare.questions import Question
+from eagletwin.harness.core.differs import Differs
 from eagletwin.harness.core.errors import InputError
 from eagletwin.harness.core.signature import Signature
 
@@ -31,7 +33,7 @@ def searched(code: int, *findings: tuple[str, str]) -> FamilySearch:
 def job(*standings: Standing, searches: tuple[FamilySearch, ...] = (), failed: str = "", interrupted: bool = False) -> OneJob:
     return OneJob(
         sglang="tree",
-        version="tree-1",
+        version="1a2b3c4d5e",
         standings=standings,
         searches=searches,
         folder=Path("runs/ci"),
@@ -42,6 +44,12 @@ def job(*standings: Standing, searches: tuple[FamilySearch, ...] = (), failed: s
     )
 
 
+def changed(one: Standing, *, ran: bool) -> Standing:
+    """On a tree in which one function was changed."""
+    function = "sglang.srt.speculative.eagle_utils.f"
+    return replace(one, differs=Differs(base="0.5.23", functions=(function,), ran=(function,) * ran))
+
+
 NEWS, KNOWN, CRASH = ("diverged", ""), ("diverged", "row-overflow"), ("unknown", "")
 JOBS: dict[str, tuple[OneJob, int]] = {
     "each fix holds": (job(standing("holds")), 0),
@@ -49,6 +57,9 @@ JOBS: dict[str, tuple[OneJob, int]] = {
     "a live bug is gone": (job(standing("gone")), 0),
     "a search finds nothing": (job(searches=(searched(0),)), 0),
     "a fixed bug shows": (job(standing("lacks"), standing("unknown")), 1),
+    "a case of the ledger is wrong in another way": (job(standing("holds"), standing("wrong")), 1),
+    "nothing ran of what was changed": (job(changed(standing("holds"), ran=False)), 125),
+    "something ran of what was changed": (job(changed(standing("holds"), ran=False), changed(standing("holds"), ran=True)), 0),
     "a search finds a wrong number": (job(standing("holds"), searches=(searched(1, NEWS),)), 1),
     "a search finds a known bug and another": (job(searches=(searched(1, KNOWN, NEWS),)), 1),
     "a search ends at a known bug": (job(searches=(searched(1, KNOWN),)), 125),
@@ -83,6 +94,27 @@ def test_what_others_wrote_stays_text_in_the_summary_and_ends_no_annotation() ->
     for line in annotations_of(one):
         assert line.startswith("::error ")
         assert len(line.splitlines()) == 1
+
+
+def test_a_case_that_is_wrong_in_another_way_blames_no_fix() -> None:
+    one = job(standing("wrong"))
+    [line] = annotations_of(one)
+    assert line.startswith("::error title=eagletwin%3A the case of 26329 is wrong::")
+    assert "chunked-prefill" not in line
+    entry = LEDGER["26329"]
+    question = Question(entry.id, entry.case, entry.red.view, entry)
+    for rule, stand in (("draft.input_ids", "lacks"), ("draft.hidden_in", "wrong")):
+        assert _stand_of(question, SideResult("broken", "", Signature(rule=rule))) == stand
+
+
+def test_what_was_changed_is_said_with_what_ran_of_it() -> None:
+    one = job(changed(standing("holds"), ran=True), changed(standing("holds"), ran=False))
+    assert "eagle_utils.f in 1 of 2 cases" in text_of(one)
+    assert "eagle_utils.f in 1 of 2 cases" in markdown_of(one)
+    silent = job(changed(standing("holds"), ran=False))
+    assert "No case ran any of that, so this job says nothing about it." in text_of(silent)
+    assert "says nothing about it" in " ".join(facts_of(silent)["changes"])
+    assert "is not known" in text_of(job(standing("holds")))  # a tree whose changes are all committed
 
 
 def test_an_annotation_is_escaped_as_github_reads_it() -> None:

@@ -8,6 +8,7 @@ from contextlib import nullcontext
 from pathlib import Path
 from types import SimpleNamespace
 
+import msgspec
 import pytest
 import torch
 
@@ -20,6 +21,7 @@ from eagletwin.harness.commands.doctor import examine as doctor
 from eagletwin.harness.commands.fuzz.command import fuzz
 from eagletwin.harness.commands.prove import proof as proving
 from eagletwin.harness.commands.prove.command import prove
+from eagletwin.harness.commands.result import ProveFacts
 from eagletwin.harness.core.case import Case, Request
 from eagletwin.harness.core.child import RUN_MODULE
 from eagletwin.harness.core.errors import EXIT_INTERRUPTED, AlreadyReported, InputError
@@ -192,6 +194,29 @@ def test_of_all_entries_those_that_this_mode_does_not_reach_are_listed(
     assert NEEDS in said.out
     assert f"\nnot reached in this mode, and so not run: {', '.join(out_of_reach)}\n" in said.out
     assert said.err.startswith("importing SGLang ")
+
+
+def test_proofs_that_are_interrupted_are_told_and_kept_as_far_as_they_came(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(start, "Zygote", lambda *_: nullcontext(SimpleNamespace(start=lambda: None)))
+    monkeypatch.setattr(process, "Host", nullcontext)
+    monkeypatch.setattr(source, "resolve", lambda _: source.INSTALLED)
+    trace = Trace(new_header(LEDGER["25015"].case, DIGEST, ENGINE, Ending(kind="finished"), ()), {})
+
+    def proofs(_host: object, entries: list[Entry], *_: object) -> Iterator[proving.Proof]:
+        entry = entries[0]
+        sides = Verdict(status="equal"), Verdict(status="diverged", rule=entry.rule)
+        yield proving.Proof(entry, *(proving.Outcome(entry.case, side, trace, tmp_path, "") for side in sides))
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(proving, "prove", proofs)
+    with pytest.raises(AlreadyReported) as ended:
+        prove(["25015", "26329"], out=tmp_path)
+    assert ended.value.exit_code == EXIT_INTERRUPTED
+    assert "\nINTERRUPTED, 1 of 1 of 2 asked proven in " in capsys.readouterr().out
+    facts = msgspec.json.decode((tmp_path / "prove" / "proofs.json").read_bytes(), type=ProveFacts)
+    assert (facts.interrupted, [one.entry for one in facts.proofs]) == (True, ["25015"])
 
 
 def test_what_ended_after_it_said_why_says_no_more(capsys: pytest.CaptureFixture[str]) -> None:

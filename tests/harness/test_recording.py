@@ -382,6 +382,15 @@ def test_ranks_of_one_start_are_compared_request_by_request(tmp_path: Path) -> N
         assert len(wrong) == 1
 
 
+def test_ranks_that_differ_are_wrong_whatever_each_is_by_itself(tmp_path: Path) -> None:
+    for rank in range(2):
+        of_rank(tmp_path / f"rank{rank}", rank, [5, 6 + rank])
+    session = judged(tmp_path, frozenset())
+    assert session.status == "diverged"
+    assert sum(session.counts.values()) == len(session.looked) == 2
+    assert session.counts["diverged"] == sum(one.status == "diverged" for one in session.looked) == 1
+
+
 def test_what_was_not_one_request_is_not_compared(tmp_path: Path) -> None:
     starts, replicas, twice = (tmp_path / name for name in ("starts", "replicas", "twice"))
     for rank in range(2):

@@ -1,6 +1,7 @@
 """Options of `fuzz`: two that contradict each other are refused, and every generated case has what the others ask for."""
 
 import itertools
+import shlex
 import subprocess
 import sys
 from pathlib import Path
@@ -12,9 +13,12 @@ from hypothesis import strategies as st
 
 from eagletwin.cases.blocks import block_of
 from eagletwin.cases.strategies import MODELS, ON_REQUEST, TOPKS
+from eagletwin.harness.cli.main import typed as entered
+from eagletwin.harness.commands.fuzz import command as fuzz_command
 from eagletwin.harness.commands.fuzz.options import SearchOptions
 from eagletwin.harness.core.case import Case
 from eagletwin.harness.core.errors import InputError
+from eagletwin.harness.core.exits import guarded
 from eagletwin.harness.core.run_spec import RunSpec
 from eagletwin.harness.families.valid import check_case
 
@@ -69,6 +73,17 @@ def test_options_that_contradict_each_other_are_refused_before_anything_slow_is_
     assert done.stderr.count("\n  try: ") == len(CONTRADICTIONS)
     assert "use one of ," not in done.stderr
     assert not list(tmp_path.iterdir())
+
+
+def test_the_command_of_a_search_can_be_typed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """With every option that it writes: --not once was one that no parser knew."""
+    typed: list[SearchOptions] = []
+    monkeypatch.setattr(fuzz_command, "search", lambda options: typed.append(options) or 0)
+    options = SearchOptions(only=("trees", "llama-gqa"), left_out=("sampling", "context-end"), asks=("stream",), minutes=2.0)
+    assert guarded(lambda: entered(shlex.split(options.command)[1:])) == 0
+    [again] = typed
+    assert (again.only, again.left_out, again.asks) == (options.only, options.left_out, options.asks)
+    assert again.command == options.command
 
 
 QUIET = [HealthCheck.too_slow, HealthCheck.data_too_large, HealthCheck.large_base_example, HealthCheck.filter_too_much]

@@ -5,7 +5,7 @@ from typing import Any
 
 import msgspec
 
-from eagletwin.harness.core.errors import EXIT_DIVERGED, EXIT_EQUAL
+from eagletwin.harness.core.errors import EXIT_DIVERGED, EXIT_EQUAL, InputError
 from eagletwin.harness.core.words import count
 from eagletwin.harness.page.model import Page, PageSection, Table, TableCell, TableRow
 
@@ -20,6 +20,12 @@ def acceptance_page(folder: Path) -> Page:
     facts = read_facts(folder / FACTS, dict[str, Any], "the run folder of `eagletwin acceptance`")
     if "depths" in facts:
         return deserved_page(folder)
+    if "answers" not in facts:
+        raise InputError(
+            f"{folder / FACTS} has no answers",
+            consequence="no page was made",
+            remedy="name the run folder of `eagletwin acceptance`",
+        )
     status = {EXIT_EQUAL: "equal", EXIT_DIVERGED: "diverged"}.get(facts.get("exit_code", -1), "unknown")
     answers = [one for one in _listed(facts.get("answers")) if isinstance(one, dict)]
     known = {"answers", "exit_code", "server"}

@@ -3,14 +3,23 @@
 import json
 import os
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime, timezone
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from eagletwin.cases.reach import unreached, unreached_text
-from eagletwin.harness.core.errors import EXIT_INTERRUPTED, EXIT_UNKNOWN, AlreadyReported, EagletwinError, InputError
+from eagletwin.harness.core.errors import (
+    EXIT_DIVERGED,
+    EXIT_HARNESS,
+    EXIT_INTERRUPTED,
+    EXIT_UNKNOWN,
+    AlreadyReported,
+    EagletwinError,
+    HarnessError,
+    InputError,
+)
 from eagletwin.harness.core.run_spec import RunSpec, exact, unusual
 from eagletwin.harness.core.terminal import show
 
@@ -163,13 +172,15 @@ class _Job:
         show(text_of(job))
         if os.environ.get("GITHUB_ACTIONS") == "true":
             print("\n".join(annotations_of(job)))
-        (folder / "summary.md").write_text(markdown_of(job), encoding="utf-8")
-        keep_job(job)
-        _append(self.summary, markdown_of(job))
-        when = datetime.now(timezone.utc).isoformat(timespec="seconds")
-        _append(self.history, json.dumps({"date": when, **facts_of(job)}))
         tell_result(JobFacts(folder=str(folder), job=facts_of(job)))
-        return job.exit_code
+        when = datetime.now(timezone.utc).isoformat(timespec="seconds")
+        kept = [
+            _kept(folder / "summary.md", lambda: (folder / "summary.md").write_text(markdown_of(job), encoding="utf-8")),
+            _kept(folder, lambda: keep_job(job)),
+            _kept(self.summary, lambda: _append(self.summary, markdown_of(job))),
+            _kept(self.history, lambda: _append(self.history, json.dumps({"date": when, **facts_of(job)}))),
+        ]
+        return job.exit_code if all(kept) or job.exit_code == EXIT_DIVERGED else EXIT_HARNESS
 
 
 def _must_take_more(option: str, file: Path | None) -> None:
@@ -184,6 +195,21 @@ def _must_take_more(option: str, file: Path | None) -> None:
             consequence="nothing was run",
             remedy="name a file in a folder that you may write to",
         ) from error
+
+
+def _kept(place: Path | None, keep: Callable[[], object]) -> bool:
+    """Whether something could be written. What cannot is said: the result stands without it."""
+    try:
+        keep()
+    except OSError as error:
+        why = HarnessError(
+            f"{place} cannot be written: {error.strerror}",
+            consequence="the result above stands, and this file lacks it",
+            remedy="make room, or name another place",
+        )
+        tell(f"error: {why}")
+        return False
+    return True
 
 
 def _append(file: Path | None, text: str) -> None:

@@ -13,10 +13,10 @@ from eagletwin.harness.page.render import write_page
 
 from ..page_facts import page_beside, read_facts, row
 from .result import MEANING, OneJob, facts_of
-from .standing import Stand
+from .standing import WORSE, Stand
 
 JOB = "ci.json"
-_KINDS: dict[str, str] = {"lacks": "wrong", "unknown": "doubt", "holds": "right", "live": "wrong", "gone": ""}
+_KINDS: dict[str, str] = {"lacks": "wrong", "wrong": "wrong", "unknown": "doubt", "holds": "right", "live": "wrong", "gone": ""}
 
 
 class _Standing(Struct, kw_only=True):
@@ -58,6 +58,7 @@ class _Kept(Struct, kw_only=True):
     folder: str
     standings: list[_Standing]
     searched: list[_Search]
+    changes: list[str] = []
 
 
 def keep_job(job: OneJob) -> None:
@@ -107,7 +108,7 @@ def job_page(folder: Path) -> Page:
         headline=one.headline,
         facts=tuple(facts),
         reason=" ".join(reasons),
-        sections=(*_ledger(folder, one), *_searches(folder, one)),
+        sections=(*_ledger(folder, one), *_searches(folder, one), *_changes(one)),
         again=(one.command,),
         files=tuple(name for name in (JOB, "summary.md") if (folder / name).is_file()),
     )
@@ -116,7 +117,7 @@ def job_page(folder: Path) -> Page:
 def _ledger(folder: Path, one: _Kept) -> list[PageSection]:
     order = get_args(Stand)
     rows = []
-    for each in sorted(one.standings, key=lambda each: (each.stand not in ("lacks", "unknown"), order.index(each.stand))):
+    for each in sorted(one.standings, key=lambda each: (each.stand not in (*WORSE, "unknown"), order.index(each.stand))):
         bug = TableCell(each.id, href=page_beside(folder, one.folder, each.folder))
         stand = TableCell(each.stand, _KINDS[each.stand])
         rows.append(row(bug, each.title, stand, each.line or MEANING[each.stand], each.again, tags=(each.stand,)))
@@ -128,6 +129,10 @@ def _ledger(folder: Path, one: _Kept) -> list[PageSection]:
         searched=True,
     )
     return [PageSection(heading="The ledger", tables=(table,))] if rows else []
+
+
+def _changes(one: _Kept) -> list[PageSection]:
+    return [PageSection(heading="What was changed in this tree", lines=tuple(one.changes))] if one.changes else []
 
 
 def _searches(folder: Path, one: _Kept) -> list[PageSection]:

@@ -7,22 +7,25 @@ from typing import Any, get_args
 
 from eagletwin import __version__
 from eagletwin.harness.check.annotations import error
+from eagletwin.harness.core.differs import Changes, unknown_changes
 from eagletwin.harness.core.errors import EXIT_DIVERGED, EXIT_EQUAL, EXIT_UNKNOWN
 from eagletwin.harness.core.words import count
 from eagletwin.harness.page.render import NAME
 
 from ..compare.markdown import code, plain
 from .searching import FamilySearch
-from .standing import Stand, Standing
+from .standing import WORSE, Stand, Standing
 
 _MOST_ROWS = 60
 MEANING: dict[Stand, str] = {
     "lacks": "a fixed bug shows",
+    "wrong": "a fixed bug's case is wrong by another rule than the bug's, so it may be any other",
     "unknown": "cannot tell",
     "holds": "fixed, and it does not show",
     "live": "known to be there, and it shows",
     "gone": "known to be there, and it does not show",
 }
+_TITLES: dict[Stand, str] = {"lacks": "{} shows", "wrong": "the case of {} is wrong"}
 _HEADLINE = {EXIT_EQUAL: "nothing found", EXIT_DIVERGED: "wrong numbers", EXIT_UNKNOWN: "cannot tell"}
 
 
@@ -42,13 +45,32 @@ class OneJob:
 
     @property
     def exit_code(self) -> int:
-        """1 if a fixed bug shows or a search found a wrong number that no known bug explains; 125 if that cannot be told."""
+        """1 if the case of a fixed bug is wrong or a search found a wrong number that no known bug explains; 125 if that cannot
+        be told, or nothing ran of what was changed in a tree."""
         stands, codes = [one.stand for one in self.standings], [one.exit_code for one in self.searches]
-        if "lacks" in stands or EXIT_DIVERGED in codes:
+        if set(stands) & set(WORSE) or EXIT_DIVERGED in codes:
             return EXIT_DIVERGED
         if self.failed or self.interrupted or "unknown" in stands or any(codes) or not (stands or codes):
             return EXIT_UNKNOWN
-        return EXIT_EQUAL
+        return EXIT_UNKNOWN if self.changes.doubt else EXIT_EQUAL
+
+    @property
+    def changes(self) -> Changes:
+        """What was changed in a tree, and how many cases ran it, entries and generated ones."""
+        all_of_them = Changes()
+        for standing in self.standings:
+            all_of_them.add(standing.differs)
+        for search in self.searches:
+            all_of_them.update(search.changes)
+        return all_of_them
+
+    @property
+    def change_lines(self) -> list[str]:
+        """What to say of these changes, or why nothing can be said of them."""
+        lines, doubt = self.changes.lines, self.changes.doubt
+        lines += ["No case ran any of that, so this job says nothing about it."] * bool(doubt)
+        unknown = unknown_changes(self.version)
+        return lines or ([unknown] if unknown else [])
 
     def of(self, stand: Stand) -> list[Standing]:
         return [one for one in self.standings if one.stand == stand]
@@ -65,12 +87,18 @@ class OneJob:
 def text_of(job: OneJob) -> str:
     lines = [f"{job.headline.upper().partition(';')[0]}  SGLang {job.version}", "", f"  {job.headline.partition('; ')[2]}"]
     lines += [f"  {job.failed}"] if job.failed else []
-    for one in (*job.of("lacks"), *job.of("unknown"), *job.of("gone")):
+    for one in _first(job):
         lines.append(f"  {one.stand:8} {one.id}: {one.line or MEANING[one.stand]}")
     for search in job.searches:
         lines.append(f"  search   {search.called}: {search.said}")
         lines += [f"           {found.line}{_known(found.known)}; {found.folder}" for found in search.findings]
+    lines += ["", *(f"  {line}" for line in job.change_lines)] if job.change_lines else []
     return "\n".join([*lines, "", f"  again: {job.command}", f"  folder: {job.folder}", f"  page:   {job.folder / NAME}"])
+
+
+def _first(job: OneJob) -> list[Standing]:
+    """What a person is told of first."""
+    return [one for stand in (*WORSE, "unknown", "gone") for one in job.of(stand)]
 
 
 def _known(bug: str) -> str:
@@ -86,22 +114,25 @@ def markdown_of(job: OneJob) -> str:
         "",
     ]
     lines += [f"**{plain(job.failed)}**", ""] if job.failed else []
-    rows = [*job.of("lacks"), *job.of("unknown"), *job.of("gone")]
+    rows = _first(job)
     if rows:
         lines += ["| entry | | what | again |", "|---|---|---|---|", *map(_row, rows[:_MOST_ROWS]), ""]
     if job.searches:
         lines += ["| search | cases | result | past |", "|---|---:|---|---|", *map(_search, job.searches), ""]
     rest = [*job.of("holds"), *job.of("live")]
     if rest:
-        title = f"{len(job.of('holds'))} fixes hold, {count(len(job.of('live')), 'known bug')} show"
+        holds, live = len(job.of("holds")), len(job.of("live"))
+        title = "1 fix holds" if holds == 1 else f"{holds} fixes hold"
+        title += f", {count(live, 'known bug')} {'shows' if live == 1 else 'show'}"
         lines += ["<details>", f"<summary>{title}</summary>", "", "| entry | | what |", "|---|---|---|"]
         lines += [f"| {code(one.id)} | {one.stand} | {plain(one.line)} |" for one in rest]
         lines += ["", "</details>", ""]
+    lines += [*map(plain, job.change_lines), ""] if job.change_lines else []
     return "\n".join([*lines, f"Again: {code(job.command)}", ""])
 
 
 def _row(one: Standing) -> str:
-    word = f"**{one.stand}**" if one.stand == "lacks" else one.stand
+    word = f"**{one.stand}**" if one.stand in WORSE else one.stand
     title = one.question.entry.title if one.question.entry is not None else ""
     return f"| {code(one.id)} | {word} | {plain(title)}<br>{plain(one.line or MEANING[one.stand])} | {code(one.again)} |"
 
@@ -118,8 +149,11 @@ def annotations_of(job: OneJob) -> Iterator[str]:
     for one in job.standings:
         if one.counts:
             assert one.question.entry is not None
-            title = f"eagletwin: {one.id} {'shows' if one.stand == 'lacks' else 'cannot tell'}"
-            yield error(f"{one.question.entry.title}\n{one.line}\nagain: {one.again}", title)
+            title = f"eagletwin: {_TITLES.get(one.stand, '{} cannot tell').format(one.id)}"
+            what = MEANING["wrong"] if one.stand == "wrong" else one.question.entry.title
+            yield error(f"{what}\n{one.line}\nagain: {one.again}", title)
+    if job.changes.doubt:
+        yield error(" ".join(job.change_lines), "eagletwin: nothing ran of what was changed")
     for search in job.searches:
         if search.exit_code != EXIT_EQUAL:
             found = "".join(f"\n{each.line}{_known(each.known)}" for each in search.findings)
@@ -137,6 +171,7 @@ def facts_of(job: OneJob) -> dict[str, Any]:
         "seconds": round(job.seconds, 1),
         "failed": job.failed,
         "interrupted": job.interrupted,
+        "changes": job.change_lines,
         "ledger": {stand: [one.id for one in job.of(stand)] for stand in get_args(Stand)},
         "searches": [
             {

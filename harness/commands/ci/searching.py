@@ -2,10 +2,13 @@
 
 import dataclasses
 import json
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import msgspec
+
+from eagletwin.harness.core.differs import Changes
 from eagletwin.harness.core.errors import EXIT_DIVERGED, EXIT_EQUAL, EXIT_UNKNOWN, EagletwinError, InputError
 from eagletwin.harness.core.run_spec import RunSpec
 
@@ -13,10 +16,12 @@ from ..fuzz.command import search
 from ..fuzz.options import SearchOptions
 from ..fuzz.page import SUMMARY
 
+UNCONFIRMED = "unconfirmed"  # the search was ended while it made the case smaller
+
 
 @dataclass(frozen=True, slots=True)
 class FamilyFinding:
-    """A finding of a search. known: the ledger's bug that it may be."""
+    """A finding of a search. status: of its verdict, or UNCONFIRMED; known: the ledger's bug that it may be."""
 
     line: str
     status: str
@@ -31,6 +36,7 @@ class FamilySearch:
     said      its headline, or why it did not run
     past      known bugs that it met and mended
     folder    its run folder, if it ran
+    changes   what was changed in the SGLang, and how many cases ran it
     """
 
     family: str
@@ -40,6 +46,7 @@ class FamilySearch:
     findings: tuple[FamilyFinding, ...] = ()
     past: tuple[str, ...] = ()
     folder: Path | None = None
+    changes: Changes = field(default_factory=Changes)
 
     @property
     def called(self) -> str:
@@ -86,8 +93,11 @@ def _read(family: str, code: int, file: Path) -> FamilySearch:
     for one in summary["findings"]:
         line = _line(one["signature"], one["status"])
         findings.append(FamilyFinding(line, one["status"], one["folder"], one["known"]))
+    for one in summary["unconfirmed"]:
+        findings.append(FamilyFinding(_line(one["signature"], one["status"]), UNCONFIRMED, one["folder"], ""))
     past = tuple(one["id"] for one in summary["known"])
-    return FamilySearch(family, summary["headline"], code, summary["tally"]["cases"], tuple(findings), past, file.parent)
+    cases, changes = summary["tally"]["cases"], msgspec.convert(summary["tally"]["changes"], Changes)
+    return FamilySearch(family, summary["headline"], code, cases, tuple(findings), past, file.parent, changes)
 
 
 def _line(signature: dict[str, Any] | None, status: str) -> str:

@@ -1,6 +1,7 @@
 """How one SGLang stands to the ledger: which fixes it holds, which it lacks, and which live bugs it has."""
 
 from dataclasses import dataclass, field
+from dataclasses import replace as replaced
 from pathlib import Path
 from typing import Literal
 
@@ -11,29 +12,34 @@ from eagletwin.harness.check.confirm import check
 from eagletwin.harness.check.known import may_have
 from eagletwin.harness.check.repro import write_script
 from eagletwin.harness.check.trials import Trials
+from eagletwin.harness.core.differs import Differs
 from eagletwin.harness.core.run_spec import RunSpec
 from eagletwin.harness.core.verdict import View
 from eagletwin.harness.engines.host import Host, WouldNotStart
+from eagletwin.harness.judge.unseen import shows_instead
 from eagletwin.harness.page.run import write_run
 
 from ..compare.groups import SideResult
 from ..compare.questions import Question
 from ..compare.sides import said_by, said_by_verdict
 
-# holds: a fixed bug does not show; lacks: it does; live: a bug that no release has fixed shows by its own rule, or a fixed one
-# in a release that is known to have it; gone: such a bug does not show.
-Stand = Literal["holds", "lacks", "live", "gone", "unknown"]
+# holds: a fixed bug does not show; lacks: it does; wrong: its case is wrong by another rule than the bug breaks; live: a bug
+# that no release has fixed shows by its own rule, or a fixed one in a release that is known to have it; gone: such a bug does
+# not show.
+Stand = Literal["holds", "lacks", "wrong", "live", "gone", "unknown"]
+WORSE: tuple[Stand, ...] = ("lacks", "wrong")
 
 
 @dataclass(frozen=True, slots=True)
 class Standing:
-    """An entry on this SGLang. folder: the run folder, of what it lacks."""
+    """An entry on this SGLang. folder: the run folder, of what is wrong; differs: what was changed, and what of that ran."""
 
     question: Question
     stand: Stand
     line: str = ""
     again: str = ""
     folder: Path | None = None
+    differs: Differs | None = None
 
     @property
     def id(self) -> str:
@@ -43,7 +49,7 @@ class Standing:
     @property
     def counts(self) -> bool:
         """Whether the result rests on it: what is known to be broken decides nothing."""
-        return self.stand in ("lacks", "unknown")
+        return self.stand in (*WORSE, "unknown")
 
 
 @dataclass(slots=True)
@@ -68,7 +74,8 @@ class OneSide:
             return Standing(question, "unknown", " ".join(error.cause.split()), again)
         said = said_by(trial)
         decided = decide(question, said, self.host.source.called, again)
-        return self._confirm(question, spec, again) if decided is None else decided
+        decided = self._confirm(question, spec, again) if decided is None else decided
+        return replaced(decided, differs=trial.differs)
 
     def _confirm(self, question: Question, spec: RunSpec, again: str) -> Standing:
         folder = self.folder / f"lacks-{question.name}"
@@ -78,9 +85,17 @@ class OneSide:
         outcome = check(engine, question.case, folder, spec, again=again)
         write_run(outcome)
         said = said_by_verdict(outcome.verdict, outcome.trace.header.ending)
-        stand: Stand = "lacks" if said.status == "broken" else "unknown"
         line = said.line or "nondeterministic: it was wrong once, and right alone"
-        return Standing(question, stand, line, again, folder)
+        return Standing(question, _stand_of(question, said), line, again, folder)
+
+
+def _stand_of(question: Question, said: SideResult) -> Stand:
+    """Of a bug that was fixed, and whose case was confirmed. By another rule it may be any bug that the case meets first."""
+    if said.status != "broken":
+        return "unknown"
+    assert question.entry is not None
+    own = said.rule == question.entry.rule or shows_instead(said.rule, question.entry.rule)
+    return "lacks" if own else "wrong"
 
 
 def decide(question: Question, said: SideResult, version: str, again: str) -> Standing | None:

@@ -44,12 +44,21 @@ def markdown_of(one: Comparing) -> str:
     lines = [f"## eagletwin: {plain(one.headline.lower())}", "", f"**{plain(result.sentence)}**", ""]
     lines += [f"{sides}.", plain(one.asked), ""]
     shown = [answer for group in SHOWN for answer in result.answers if answer.group == group]
-    rows = [_broken(*pair) for pair in one.broken] + [_row(answer) for answer in shown]
-    if rows:
-        lines += ["| | case | what is wrong | again |", "|---|---|---|---|", *rows[:MOST_ROWS]]
-        lines += ["", f"{count(len(rows) - MOST_ROWS, 'more row')} in comparison.json."] if len(rows) > MOST_ROWS else []
-        lines.append("")
+    as_before = [_row(answer) for answer in shown if answer.group == "still diverged"]
+    rows = [_broken(*pair) for pair in one.broken] + [_row(answer) for answer in shown if answer.group != "still diverged"]
+    lines += _table(rows)
+    if as_before:
+        lines += ["<details>", f"<summary>{count(len(as_before), 'case')} still diverged, as before</summary>", ""]
+        lines += [*_table(as_before), "</details>", ""]
     return "\n".join([*lines, *_functions(one), "", *_accepted(one), "", f"Again: {code(one.command)}"])
+
+
+def _table(rows: list[str]) -> list[str]:
+    if not rows:
+        return []
+    lines = ["| | case | what is wrong | again |", "|---|---|---|---|", *rows[:MOST_ROWS]]
+    lines += ["", f"{count(len(rows) - MOST_ROWS, 'more row')} in comparison.json."] if len(rows) > MOST_ROWS else []
+    return [*lines, ""]
 
 
 def _broken(broken: Breakage, example: Example) -> str:
@@ -69,10 +78,11 @@ def _row(answer: Answered) -> str:
 
 
 def _functions(one: Comparing) -> list[str]:
-    ran = sum(len(changes.differs.ran) for changes in one.changes if changes.differs is not None)
-    idle = sum(len(changes.differs.idle) for changes in one.changes if changes.differs is not None)
+    sides = [changes.differs for changes in one.changes if changes.differs is not None]
+    ran = {name for differs in sides for name in differs.ran}
+    idle = {name for differs in sides for name in differs.idle} - ran
     listed = one.functions(MOST_NAMES)
-    title = f"Changed functions: {ran} run, {idle} not run" if listed else "Changed functions: not known"
+    title = f"Changed functions: {len(ran)} run, {len(idle)} not run" if listed else "Changed functions: not known"
     lines = ["<details>", f"<summary>{title}</summary>", ""]
     for side, texts in listed:
         lines += [f"{side}:", "", *(f"* {plain(text)}" for text in texts), ""]

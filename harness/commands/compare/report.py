@@ -103,6 +103,7 @@ def breakage_text(broken: Breakage, example: Example) -> list[str]:
     lines = [f"HEAD: {example.line}.{f' Known: {example.known}.' if example.known else ''}"]
     changes = smaller(example.found, example.case) if example.found is not None else ""
     lines.append(f"Smallest: {sizes(example.case)}.{f' Shrunk: {changes}.' if changes else ''}")
+    lines += [f"Its case and report: {example.folder}."] if example.folder is not None else []
     if example.partial:
         lines.append("Not minimal: time was up. A larger --shrink-minutes shrinks further.")
     if broken.ran:

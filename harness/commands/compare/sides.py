@@ -164,6 +164,7 @@ class Sides:
         first = example_of(broken.first)
         question = min((answer.question for answer in broken.answers), key=lambda one: size(one.case))
         base, head = (self._trials[side, question.view] for side in (BASE, HEAD))
+        begun = question.case
         search = Smaller(base, head, broken.signature, question, time.monotonic() + seconds)
         search.shrink()
         if broken.first.folder is None or size(search.smallest) >= size(first.case):
@@ -178,7 +179,7 @@ class Sides:
         kept = self._keep(question, found, folder)
         if kept.head.signature != broken.signature:
             return first
-        return Example(question.case, kept.head.text, kept.again, folder, kept.known, first.case, search.looks, search.partial)
+        return Example(question.case, kept.head.text, kept.again, folder, kept.known, begun, search.looks, search.partial)
 
     def _known(self, question: Question, head: SideResult) -> str:
         """The entry that explains what is wrong on both sides: its own, or one whose remedy makes the case equal."""

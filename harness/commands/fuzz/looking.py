@@ -26,6 +26,7 @@ from eagletwin.harness.engines.host import WouldNotStart
 from .plan import Plan
 
 AS_RELEASED = 4  # one block in so many runs SGLang as it is
+NO_BLOCK = -1  # of a case of the ledger, which no block draws
 SPOILED = 2  # cases of it that a known bug spoils, before the rest of the block is mended
 
 
@@ -40,12 +41,13 @@ class Unstarted(Struct, frozen=True, tag=True):
 class CaseSeen(Struct, frozen=True, kw_only=True, tag=True):
     """What came of one generated case.
 
-    block     its number
+    block     its number; NO_BLOCK: none draws it
     signature what was found; None: nothing
     lengths   accept lengths of its rounds
     before    the cases that had run in the same process, of one in which something was found
     mended    entries of the ledger whose remedies it ran with, and the view in which it was judged
     known     entries that explain all that it showed as released, and what that was; the verdict is the one under their fixes
+    cured     entries whose remedies make it equal, where the SGLang without the change that is searched is right without them
     """
 
     block: int
@@ -60,6 +62,7 @@ class CaseSeen(Struct, frozen=True, kw_only=True, tag=True):
     view: View = DECLARED_VIEW
     known: tuple[str, ...] = ()
     shown: Signature | None = None
+    cured: tuple[str, ...] = ()
 
 
 class Looking:
@@ -80,9 +83,9 @@ class Looking:
         except WouldNotStart as error:
             yield Unstarted(probe, " ".join(error.cause.split()), error.ours)
             return
-        for trial, within in self._mends.otherwise:  # asked whether a known bug is here, and found another
-            yield _seen(number, Explained((), (), trial), within, trial.signature)
-        self._mends.otherwise.clear()
+        while self._mends.otherwise:  # asked whether a known bug is here, and found another
+            trial, within = self._mends.otherwise.pop(0)
+            yield _seen(NO_BLOCK, self._mends.explain(trial, within), within, trial.signature)
         yield from self._cases(block, view, mended)
 
     def _cases(self, block: Block, view: View, mended: tuple[Entry, ...]) -> Iterator[CaseSeen]:
@@ -121,6 +124,7 @@ def _seen(block: int, one: Explained, view: View, shown: Signature | None) -> Ca
         view=view,
         known=tuple(entry.id for entry in one.known),
         shown=shown if one.known else None,
+        cured=tuple(entry.id for entry in one.cured),
     )
 
 

@@ -41,6 +41,14 @@ class _Finding(Struct, kw_only=True):
     known: str = ""
 
 
+class _Unconfirmed(Struct, kw_only=True):
+    signature: Signature
+    status: str
+    folder: str
+    cases: int
+    shrink_looks: int
+
+
 class _Aside(Struct, kw_only=True):
     signature: Signature
     cases: int
@@ -63,6 +71,7 @@ class Summary(Struct, kw_only=True):
     tally: _Tally
     not_looked_at: list[str] = []
     findings: list[_Finding] = []
+    unconfirmed: list[_Unconfirmed] = []
     set_aside: list[_Aside] = []
     known: list[_Known] = []
     refused: dict[str, str] = {}
@@ -79,14 +88,14 @@ def search_page(folder: Path) -> Page:
     """The page of a search's run folder."""
     summary = read_summary(folder)
     tally = summary.tally
-    status = "found" if summary.findings else summary.headline.partition("  ")[0].lower() or "search"
+    status = "found" if summary.findings or summary.unconfirmed else summary.headline.partition("  ")[0].lower() or "search"
     rate = tally.cases / summary.seconds if summary.seconds else 0.0
     facts = [
         ("cases", f"{tally.cases}: {', '.join(f'{number} {name}' for name, number in sorted(tally.statuses.items()))}"),
         ("time", f"{summary.seconds:.1f} s, {rate:.2f} cases/s"),
         ("choices", f"{tally.choices}, of them {count(tally.ties, 'tie')}"),
         ("undecided by the reference", count(tally.undecided, "case")),
-        ("findings", f"{_of(summary, known=False)} new, {_of(summary, known=True)} known"),
+        ("findings", f"{_of(summary, known=False)} new, {_of(summary, known=True)} known{_cut_short(summary)}"),
         ("configurations", str(len(tally.configurations))),
     ]
     sections = [*_found(folder, summary), *_looked_at(tally), *_left_out(summary)]
@@ -99,6 +108,10 @@ def search_page(folder: Path) -> Page:
         again=(summary.command,) if summary.command else (),
         files=(SUMMARY,),
     )
+
+
+def _cut_short(summary: Summary) -> str:
+    return f", {len(summary.unconfirmed)} not confirmed, since the search was ended" if summary.unconfirmed else ""
 
 
 def _of(summary: Summary, *, known: bool) -> int:
@@ -140,7 +153,12 @@ def _found(folder: Path, summary: Summary) -> list[PageSection]:
         ]
         caption = "Set aside: run once and not confirmed"
         tables.append(Table(caption=caption, header=("what", "cases", "why", "example"), rows=tuple(rows)))
-    lines = () if summary.findings else ("Nothing new was found.",)
+    lines = tuple(
+        f"{one.status.capitalize()}: {one.signature}, in case {one.cases}. The search was ended after "
+        f"{count(one.shrink_looks, 'run')} of making it smaller, and nothing was confirmed: {one.folder} has the smallest."
+        for one in summary.unconfirmed
+    )
+    lines = lines or (() if summary.findings else ("Nothing new was found.",))
     if summary.known:
         tables.append(_known_bugs(summary))
     return [PageSection(heading="What was found", lines=lines, tables=tuple(tables))]

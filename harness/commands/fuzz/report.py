@@ -16,7 +16,7 @@ from eagletwin.harness.page.render import write_page
 
 from .page import SUMMARY, search_page
 from .search import Fuzz
-from .shrinking import Finding
+from .shrinking import Finding, Shrinking
 from .smaller import sizes, smaller
 from .tally import MOST_UNDECIDED, KnownBug, Tally
 from .unsearched import not_looked_at
@@ -32,6 +32,7 @@ def finding_text(finding: Finding, columns: int) -> str:
     lines = [finding.outcome.text(columns), f"  folder: {finding.outcome.folder}", "", *fold(text, columns, "")]
     changes = smaller(finding.found, case)
     lines += fold(f"Shrunk: {changes}.", columns, "") if changes else []
+    lines += fold(finding.apart, columns, "") if finding.apart else []
     if finding.partial:
         lines += fold("Not minimal: time was up. This goes on:", columns, "")
         lines.append(f"  {finding.run.command('fuzz', '--shrink', finding.outcome.folder / 'case.json')}")
@@ -189,6 +190,34 @@ def _figures(tally: Tally) -> dict[str, Any]:
     return {name: value for name, value in whole.items() if name not in ("known", "refused")}
 
 
+def _finding(finding: Finding) -> dict[str, Any]:
+    return {
+        "signature": msgspec.to_builtins(finding.signature),
+        "status": finding.outcome.verdict.status,
+        "folder": str(finding.outcome.folder),
+        "cases": finding.cases,
+        "seconds": round(finding.seconds, 3),
+        "shrink_looks": finding.shrink_looks,
+        "shrink_seconds": round(finding.shrink_seconds, 3),
+        "partial": finding.partial,
+        "known": finding.outcome.known,
+        "apart": finding.apart,
+        "changes": list(finding.run.changes),
+        "case": msgspec.to_builtins(finding.outcome.case),
+    }
+
+
+def _unconfirmed(search: Fuzz, one: Shrinking) -> dict[str, Any]:
+    """What was still being made smaller when the search ended."""
+    return {
+        "signature": msgspec.to_builtins(one.signature),
+        "status": one.seen.verdict.status,
+        "folder": str(one.folder / "minimal"),
+        "cases": search.tally.cases,
+        "shrink_looks": one.looks,
+    }
+
+
 def write_summary(folder: Path, search: Fuzz, findings: list[Finding]) -> dict[str, Any]:
     """summary.json: the figures of tally_text, and of each finding; and the page that is made of it. Returns the figures."""
     tally = search.tally
@@ -209,22 +238,8 @@ def write_summary(folder: Path, search: Fuzz, findings: list[Finding]) -> dict[s
             }
             for bug in tally.known.values()
         ],
-        "findings": [
-            {
-                "signature": msgspec.to_builtins(finding.signature),
-                "status": finding.outcome.verdict.status,
-                "folder": str(finding.outcome.folder),
-                "cases": finding.cases,
-                "seconds": round(finding.seconds, 3),
-                "shrink_looks": finding.shrink_looks,
-                "shrink_seconds": round(finding.shrink_seconds, 3),
-                "partial": finding.partial,
-                "known": finding.outcome.known,
-                "changes": list(finding.run.changes),
-                "case": msgspec.to_builtins(finding.outcome.case),
-            }
-            for finding in findings
-        ],
+        "findings": [_finding(finding) for finding in findings],
+        "unconfirmed": [_unconfirmed(search, one) for one in [search.shrinking] if one is not None],
         "set_aside": [
             {
                 "signature": msgspec.to_builtins(one.signature),

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Protocol
 
 from eagletwin.cases.blocks import block_of
+from eagletwin.cases.entry import Entry
 from eagletwin.cases.profiles import draw_from_seeds_alone
 from eagletwin.cases.regressions import LEDGER
 from eagletwin.harness.check.known import Mends, may_be
@@ -21,7 +22,7 @@ from eagletwin.harness.core.progress import Line
 from eagletwin.harness.core.signature import Signature
 from eagletwin.harness.core.words import count
 
-from .looking import CaseSeen, Looking, Unstarted
+from .looking import NO_BLOCK, CaseSeen, Looking, Unstarted
 from .plan import Plan
 from .shrinking import Finding, Shrinking, Teller
 from .tally import LEAST, MOST_UNDECIDED, Tally
@@ -140,13 +141,30 @@ class Fuzz:
         trials = self._trials(seen)
         if seen.verdict.status != "diverged" or trials.look_alone(seen.case).signature != seen.signature:
             return False  # what does not show alone is gone with any remedy
-        bug = may_be(trials.host, seen.case, seen.verdict.rule, trials.run)
+        bug = may_be(trials.host, seen.case, seen.verdict.rule, trials.run) if not seen.cured else ""
+        if bug and self.mends.right_in_base(seen.case, self._mended(seen), seen.view):
+            return False
         if bug:
             self.tally.explain(seen, bug)
         return bool(bug)
 
     def _trials(self, seen: CaseSeen) -> Trials:
-        return self.mends.trials(tuple(LEDGER[name] for name in seen.mended), seen.view)
+        return self.mends.trials(self._mended(seen), seen.view)
+
+    @property
+    def _called(self) -> str:
+        return "" if self.mends.base is None else self.mends.base.called
+
+    def _apart(self, seen: CaseSeen) -> str:
+        """Why what was found is no known bug, though remedies mend it; empty if none does."""
+        if not seen.cured:
+            return ""
+        names = " and ".join(seen.cured)
+        return f"With the remedy of {names} it is equal, too, but {self._called}, which has that bug, is right in this case."
+
+    @staticmethod
+    def _mended(seen: CaseSeen) -> tuple[Entry, ...]:
+        return tuple(LEDGER[name] for name in seen.mended)
 
     def _shrink(self, seen: CaseSeen) -> Finding | None:
         assert seen.signature is not None
@@ -162,9 +180,13 @@ class Fuzz:
         )
         self.found.append(shrinking.folder)
         past = f", past {', '.join(seen.mended)}" if seen.mended else ""
+        past += f", which {self._called} does not show" if seen.cured else ""
         self.progress(f"case {cases}, {seconds:.1f} s: {seen.verdict.status} {seen.signature}{past}; shrinking")
-        shrinking.shrink(block_of(self.plan.seed, seen.block, self.plan.asked))
-        finding, self.shrinking = shrinking.conclude(cases, seconds), None
+        shrinking.shrink(
+            None if seen.block == NO_BLOCK else block_of(self.plan.seed, seen.block, self.plan.asked),
+            (lambda case: self.mends.right_in_base(case, self._mended(seen), seen.view)) if seen.cured else None,
+        )
+        finding, self.shrinking = shrinking.conclude(cases, seconds, self._apart(seen)), None
         self.known |= {seen.signature, finding.signature}
         return finding
 

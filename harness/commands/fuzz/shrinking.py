@@ -21,6 +21,7 @@ from eagletwin.harness.core.run_spec import DEFAULT_RUN, RunSpec
 from eagletwin.harness.core.signature import Signature, signature_of
 from eagletwin.harness.core.verdict import Verdict
 from eagletwin.harness.core.words import count
+from eagletwin.harness.engines.host import WouldNotStart
 from eagletwin.harness.page.run import write_run
 
 from .cutting import cuts
@@ -39,6 +40,7 @@ class Finding:
     cases, seconds            until it was found
     shrink_looks, shrink_seconds  until it was smallest; partial: time was up before
     run       how it was run: with remedies of known bugs, where these would come first
+    apart     why it is no known bug, though a remedy makes it equal; empty: none does
     """
 
     signature: Signature
@@ -50,6 +52,7 @@ class Finding:
     shrink_seconds: float
     partial: bool
     run: RunSpec = DEFAULT_RUN
+    apart: str = ""
 
 
 class _Over(BaseException):
@@ -96,13 +99,16 @@ class Shrinking:
         self._begun = self._reported_at = time.monotonic()
         self._until, self._said = self._begun + seconds, ""
         self._failed: Exception | None = None
+        self._counts: Callable[[Case], bool] | None = None
         self._smallest = self._last = Smallest(seen.case, seen.verdict, seen.before)
         (folder / "minimal").mkdir(parents=True)
         (folder / "found.json").write_text(pretty_case(seen.case), encoding="utf-8")
         self._keep_smallest()
 
-    def shrink(self, block: Block | None) -> None:
-        """Look at smaller cases until there is none, or time is up. What depends on the cases before it stays as it is."""
+    def shrink(self, block: Block | None, counts: Callable[[Case], bool] | None = None) -> None:
+        """Look at smaller cases until there is none, or time is up. What depends on the cases before it stays as it is. counts:
+        what a smaller case that shows the same must be as well."""
+        self._counts = counts
         if not self._shows_alone(self.seen.case, self.seen.verdict):
             return
         with contextlib.suppress(_Over):
@@ -136,14 +142,17 @@ class Shrinking:
                 raise _Over
             self.looks += 1
             self._teller.look(f"{self.signature}: smaller case {self.looks}")
-            trial = self._trials.look(case, until)
+            try:
+                trial = self._trials.look(case, until)
+            except WouldNotStart:  # SGLang has no such configuration, or breaks there in another way than what is shrunk
+                return False
             if trial.signature not in (None, self.signature):
                 assert trial.signature is not None
                 self._teller.aside(case, trial.signature, trial.verdict.undecided)
             elif trial.signature is not None and trial.before and not self._shows_alone(case, trial.verdict):
                 self._trials.forget(case)
                 return False
-        if trial.signature != self.signature:
+        if trial.signature != self.signature or (self._counts is not None and not self._counts(case)):
             return False
         self._take(trial)
         return True
@@ -178,8 +187,8 @@ class Shrinking:
         write_script(minimal, case, trials.run, command=self._command, source=trials.host.source, seed=self._seed)
         return case
 
-    def conclude(self, cases: int, seconds: float) -> Finding:
-        """Confirm the smallest case in fresh forks."""
+    def conclude(self, cases: int, seconds: float, apart: str = "") -> Finding:
+        """Confirm the smallest case in fresh forks. apart: as in Finding."""
         trials, case = self._trials, self._keep_smallest()
         outcome = confirm(
             trials.host.engine(case, trials.run.patches, trials.run.kernels),
@@ -202,6 +211,7 @@ class Shrinking:
             shrink_seconds=time.monotonic() - self._begun,
             partial=self.partial,
             run=trials.run,
+            apart=apart,
         )
 
     def _concluded(self, outcome: Outcome) -> Signature:

@@ -82,7 +82,7 @@ Only = Annotated[
 ]
 Not = Annotated[
     list[str] | None,
-    typer.Option(metavar="FEATURE", rich_help_panel=_CASES, help="No cases with this feature. Can be repeated."),
+    typer.Option("--not", metavar="FEATURE", rich_help_panel=_CASES, help="No cases with this feature. Can be repeated."),
 ]
 Model = Annotated[
     str | None,

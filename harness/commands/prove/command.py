@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from eagletwin.cases.entry import Entry
     from eagletwin.harness.engines.host import Host
 
-    from .proof import NoProof, Proof
+    from .proof import NoProof, Proof, WheelProof
 
 
 @with_json
@@ -110,6 +110,7 @@ def _prove(asked: _Asked, out: Path, spec: RunSpec) -> int:
         from eagletwin.harness.engines.host import Host
 
         from . import proof as proving
+        from .concluding import concluding
         from .page import keep_proofs
         from .report import proof_facts, proof_table, proof_text, proof_title
 
@@ -117,27 +118,31 @@ def _prove(asked: _Asked, out: Path, spec: RunSpec) -> int:
             print(f"{proof_title(entry)}{why}")
         if not chosen:
             return EXIT_UNKNOWN
-        proofs = []
-        with progress("proofs", len(chosen)) as line, Host(zygote) as host:
+        proofs, left_out = list["Proof | NoProof"](), [entry for entry, _ in asked.others]
+
+        def conclude(early: str) -> None:
+            proof_table(proofs, left_out)
+            seconds = time.monotonic() - begun
+            of = f"{len(proofs)}{f' of {len(chosen)} asked' * bool(early)}"
+            print(f"{early}{sum(proof.holds for proof in proofs)} of {of} proven in {seconds:.1f} s")
+            if left_out:
+                print(f"not reached in this mode, and so not run: {', '.join(entry.id for entry in left_out)}")
+            facts = ProveFacts(
+                proofs=[proof_facts(proof) for proof in proofs],
+                not_reached=[entry.id for entry in left_out],
+                seconds=round(seconds, 3),
+                sglang=source.called,
+                command=asked.command,
+                interrupted=bool(early),
+            )
+            keep_proofs(facts, out)
+
+        with concluding(conclude), progress("proofs", len(chosen)) as line, Host(zygote) as host:
             line.look(chosen[0].id)
             for proof, following in zip_longest(_proofs(host, chosen, out, spec, asked.model), chosen[1:]):
                 proofs.append(proof)
                 show(proof_text(proof))
                 line.done(following.id if following is not None else "")
-    left_out = [entry for entry, _ in asked.others]
-    proof_table(proofs, left_out)
-    seconds = time.monotonic() - begun
-    print(f"{sum(proof.holds for proof in proofs)} of {len(proofs)} proven in {seconds:.1f} s")
-    if left_out:
-        print(f"not reached in this mode, and so not run: {', '.join(entry.id for entry in left_out)}")
-    facts = ProveFacts(
-        proofs=[proof_facts(proof) for proof in proofs],
-        not_reached=[entry.id for entry in left_out],
-        seconds=round(seconds, 3),
-        sglang=source.called,
-        command=asked.command,
-    )
-    keep_proofs(facts, out)
     return proving.worst([proof.exit_code for proof in proofs])
 
 
@@ -173,14 +178,32 @@ def _check_releases(spec: RunSpec, model: str) -> None:
 
 def _prove_on_wheels(entries: list[str], out: Path, spec: RunSpec) -> int:
     from . import proof as proving
+    from .concluding import concluding
     from .page import keep_proofs
     from .report import proof_title, wheel_facts, wheel_proof_table
 
     begun = time.monotonic()
     known = with_probes(entries)
     chosen, live = [entry for entry in known if entry.fixed], [entry.id for entry in known if not entry.fixed]
-    proofs = []
-    with progress("proofs", len(chosen)) as line:
+    proofs = list["WheelProof"]()
+
+    def conclude(early: str) -> None:
+        wheel_proof_table(proofs)
+        seconds = time.monotonic() - begun
+        of = f"{len(proofs)}{f' of {len(chosen)} asked' * bool(early)}"
+        print(f"{early}{sum(proof.holds for proof in proofs)} of {of} proven in {seconds:.1f} s")
+        if live:
+            print(f"not proven on releases, since none has a fix: {', '.join(live)}")
+        facts = ProveFacts(
+            proofs=[wheel_facts(proof) for proof in proofs],
+            not_reached=live,
+            seconds=round(seconds, 3),
+            command=spec.command("prove", "--releases", *entries),
+            interrupted=bool(early),
+        )
+        keep_proofs(facts, out)
+
+    with concluding(conclude), progress("proofs", len(chosen)) as line:
         for proof in proving.prove_on_wheels(chosen, out, spec, tell):
             proofs.append(proof)
             line.done(proof.entry.id)
@@ -190,17 +213,5 @@ def _prove_on_wheels(entries: list[str], out: Path, spec: RunSpec) -> int:
                     print(seen.text)
             if proof.why:
                 print(f"UNKNOWN  {proof.why}\n")
-    wheel_proof_table(proofs)
-    seconds = time.monotonic() - begun
-    print(f"{sum(proof.holds for proof in proofs)} of {len(proofs)} proven in {seconds:.1f} s")
-    if live:
-        print(f"not proven on releases, since none has a fix: {', '.join(live)}")
-    facts = ProveFacts(
-        proofs=[wheel_facts(proof) for proof in proofs],
-        not_reached=live,
-        seconds=round(seconds, 3),
-        command=spec.command("prove", "--releases", *entries),
-    )
-    keep_proofs(facts, out)
     named = live and "all" not in entries
     return proving.worst([*(proof.exit_code for proof in proofs), *([EXIT_UNKNOWN] if named else [])])

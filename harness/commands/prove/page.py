@@ -41,7 +41,7 @@ def proofs_page(folder: Path) -> Page:
     return Page(
         title=f"Proofs: {', '.join(proof.entry for proof in facts.proofs[:_NAMED])}{' and more' * (len(words) > _NAMED)}",
         status=status,
-        headline=f"{held} of {len(words)} proven in {facts.seconds:.1f} s",
+        headline=f"{'Ended early: ' * facts.interrupted}{held} of {len(words)} proven in {facts.seconds:.1f} s",
         facts=(("SGLang", facts.sglang or "published wheels: the last before each fix, and the first with it"),),
         sections=(_proofs(folder, facts), *_not_reached(facts)),
         again=(facts.command,) if facts.command else (),

@@ -81,12 +81,10 @@ class Proof:
     def exit_code(self) -> int:
         if self.holds:
             return EXIT_EQUAL
-        unknown = (
-            self.unchecked
-            or self.unreached
-            or self.another
-            or "unknown" in (self.green.verdict.status, self.red.verdict.status)
-        )
+        unknown = bool(self.unchecked or self.unreached or self.another)
+        if not unknown and self.green.verdict.status == "diverged":
+            return EXIT_DIVERGED  # whatever the other side came to: it is wrong with the fix
+        unknown = unknown or "unknown" in (self.green.verdict.status, self.red.verdict.status)
         return EXIT_UNKNOWN if unknown else EXIT_DIVERGED
 
 
