@@ -9,7 +9,7 @@ from msgspec.structs import replace
 from eagletwin.cases.regressions import LEDGER
 from eagletwin.harness.check.base import base_of
 from eagletwin.harness.check.known import Explained, Mends
-from eagletwin.harness.commands.fuzz.looking import CaseSeen
+from eagletwin.harness.commands.fuzz.looking import NO_BLOCK, CaseSeen, Looking
 from eagletwin.harness.commands.fuzz.options import SearchOptions
 from eagletwin.harness.commands.fuzz.pool import Several
 from eagletwin.harness.commands.fuzz.search import Here
@@ -99,6 +99,26 @@ def test_there_is_no_base_where_nothing_is_changed_but_by_remedies(host: Host) -
     assert base_of(host, DEFAULT_RUN) is None
     assert base_of(host, TAIL.run(TAIL.green)) is None
     assert base_of(host, replace(DEFAULT_RUN, patches=(Patch(name="planted", edits=(SHORT_ROWS,)),))) is not None
+
+
+def test_another_bug_in_the_case_of_an_entry_is_shown_past_that_entry(host: Host) -> None:
+    """It comes up when the search asks whether the entry's bug is here. With its remedy the other bug is left."""
+    best = "topk_p, topk_index = fast_topk(probs, self.topk, dim=-1)\n"
+    edit = Edit(
+        target="sglang.srt.speculative.eagle_worker_v2.EagleDraftWorker.draft_forward",
+        match=f"{best}                forward_batch.positions.add_(1)",
+        replacement=f"{best}if i > 0:\n    forward_batch.positions.add_(1)",
+    )
+    mends = Mends(host, replace(DEFAULT_RUN, patches=(Patch(name="planted", edits=(edit,)),)))
+    entry = LEDGER["tree-window"]
+    mends.seen(replace(entry.case, exercises=()), DECLARED_VIEW)
+    seen = [one for one in Looking(mends, SearchOptions(model="llama-tiny").plan).otherwise() if isinstance(one, CaseSeen)]
+    assert mends.otherwise == []
+    [shown] = [one for one in seen if one.case.model == entry.case.model and one.case.topk == entry.case.topk]
+    assert (shown.block, shown.known) == (NO_BLOCK, ())
+    assert entry.id in shown.mended
+    assert shown.signature is not None
+    assert shown.signature.rule == "draft.positions"
 
 
 def test_what_does_not_show_again_alone_is_not_known(host: Host) -> None:

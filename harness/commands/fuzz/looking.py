@@ -83,10 +83,14 @@ class Looking:
         except WouldNotStart as error:
             yield Unstarted(probe, " ".join(error.cause.split()), error.ours)
             return
-        while self._mends.otherwise:  # asked whether a known bug is here, and found another
+        yield from self.otherwise()
+        yield from self._cases(block, view, mended)
+
+    def otherwise(self) -> Iterator[CaseSeen]:
+        """Cases of the ledger that were run to see whether a known bug is here, and showed another."""
+        while self._mends.otherwise:
             trial, within = self._mends.otherwise.pop(0)
             yield _seen(NO_BLOCK, self._mends.explain(trial, within), within, trial.signature)
-        yield from self._cases(block, view, mended)
 
     def _cases(self, block: Block, view: View, mended: tuple[Entry, ...]) -> Iterator[CaseSeen]:
         spoiled = 0
