@@ -4,12 +4,13 @@ from pathlib import Path
 
 from msgspec import Struct
 
+from eagletwin.harness.core.differs import shortened
 from eagletwin.harness.core.words import count
 from eagletwin.harness.page.model import Page, PageSection, Table, TableCell
 
 from ..page_facts import page_beside, read_facts, row
 from .groups import GROUPS
-from .report import SHOWN, SIDES
+from .report import NAMES, SHOWN, SIDES
 
 RECORD = "comparison.json"  # in the run folder: what --json prints
 _KINDS = {"equal": "right", "broken": "wrong", "unknown": "doubt"}
@@ -144,9 +145,9 @@ def _broken(folder: Path, one: _Comparison) -> PageSection:
             row(
                 TableCell(broken.what, href=page_beside(folder, one.folder, example.folder)),
                 TableCell(example.line, "wrong"),
-                f"{len(broken.cases)}: {', '.join(broken.cases)}",
+                f"{len(broken.cases)}: {shortened(broken.cases, NAMES)}",
                 f"{example.size}{partial}",
-                ", ".join(broken.changed_functions) or "none that all of them run",
+                shortened(broken.changed_functions, NAMES) or "none that all of them run",
                 example.known or "new",
                 example.again,
             )
