@@ -64,6 +64,7 @@ def test_the_worker_samples_as_the_reference_does(run: Runner, case: Case) -> No
     trace, verdict = run(case)
     assert verdict.status == "equal", verdict
     assert {"sampled_verify", "coin_refuses", "mixed_sampling", "batch_grows", "batch_shrinks"} <= set(verdict.exercised)
+    assert trace.header.fallbacks == ()  # the kernel that hashes seeds, too
     assert verdict.checked["verify.coins"] >= 10
     assert verdict.checked["verify.probabilities"] >= 20
     assert (verdict.checked.get("draft.probabilities", 0) > 0) == case.engine.sglang.rejection_sampling

@@ -335,3 +335,18 @@ def widen_window(src, dst, rows, more, PAD: tl.constexpr, R: tl.constexpr, C: tl
     ours = tl.make_block_ptr(src, (rows, C), (C, 1), (0, 0), (R, C), (1, 0))
     theirs = tl.make_block_ptr(dst, (more, C), (C, 1), (0, 0), (R, C), (1, 0))
     tl.store(theirs, tl.load(ours, boundary_check=(0,), padding_option=PAD), boundary_check=(0,))
+
+
+@triton.jit
+def hashes(seeds, small, out, N: tl.constexpr):
+    """Bits of uint64 with signed ones, for which numpy has no type: Triton's is uint64."""
+    at = tl.arange(0, N)
+    seed = tl.load(seeds + at).to(tl.uint64)
+    k = tl.load(small + at)
+    h = 0
+    h ^= seed
+    h = h ^ k
+    h = (h << 3) | (k & seed)
+    h = (h >> 1) ^ (h << k.to(tl.int32))
+    one = tl.load(seeds).to(tl.uint64)
+    tl.store(out + at, h + (7 ^ one))

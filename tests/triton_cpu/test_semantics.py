@@ -35,6 +35,11 @@ def test_integer_operators_wrap_and_truncate_as_in_c(pairs: list[tuple[int, int]
     shadowed(K.int_ops, (1,), a, b, torch.zeros(6 * len(pairs), dtype=dtype), len(pairs), BLOCK=16)
 
 
+def test_bits_of_unsigned_and_signed_integers_meet_as_in_triton() -> None:
+    seeds = torch.tensor([3, -1, 2**62 + 5, 131], dtype=torch.int64)
+    shadowed(K.hashes, (1,), seeds, torch.tensor([1, 4, 9, 30], dtype=torch.int32), torch.zeros(4, dtype=torch.int64), N=4)
+
+
 @pytest.mark.parametrize("out", [torch.float32, torch.float64, torch.int64, torch.int32])
 def test_mixed_operands_promote_as_in_triton(out: torch.dtype) -> None:
     i32 = torch.tensor([3, -7, 2, 16777217, 0, 5, 9, -1], dtype=torch.int32)

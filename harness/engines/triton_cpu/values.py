@@ -187,31 +187,35 @@ def mul(a: Any, b: Any) -> Any:
 def and_(a: Any, b: Any) -> Any:
     if a.__class__ is ndarray and b.__class__ is ndarray and a.ndim != b.ndim:
         a, b = aligned(a, b)
-    result = a & b
+    try:
+        result = a & b
+    except TypeError:
+        return _of_two_kinds(operator.and_, a, b)
     cls = result.__class__
     if cls is bool_ or (cls is ndarray and result.dtype is BOOL):
         return result
     return _settled(operator.and_, a, b, result)
 
 
-def or_(a: Any, b: Any) -> Any:
-    a, b = aligned(a, b)
-    return _settled(operator.or_, a, b, a | b)
+def _of_two_kinds(op: Callable[[Any, Any], Any], a: Any, b: Any) -> Any:
+    """An operation on bits in Triton's common type, where numpy has none: of uint64 and signed integers."""
+    return _repair(op, a, b, None)
 
 
-def xor(a: Any, b: Any) -> Any:
-    a, b = aligned(a, b)
-    return _settled(operator.xor, a, b, a ^ b)
+def _bitwise(op: Callable[[Any, Any], Any]) -> Callable[[Any, Any], Any]:
+    def apply(a: Any, b: Any) -> Any:
+        a, b = aligned(a, b)
+        try:
+            result = op(a, b)
+        except TypeError:
+            return _of_two_kinds(op, a, b)
+        return _settled(op, a, b, result)
+
+    return apply
 
 
-def shl(a: Any, b: Any) -> Any:
-    a, b = aligned(a, b)
-    return _settled(operator.lshift, a, b, a << b)
-
-
-def shr(a: Any, b: Any) -> Any:
-    a, b = aligned(a, b)
-    return _settled(operator.rshift, a, b, a >> b)
+or_, xor = _bitwise(operator.or_), _bitwise(operator.xor)
+shl, shr = _bitwise(operator.lshift), _bitwise(operator.rshift)
 
 
 _SIGNED = frozenset((int, bool, i32, i64, bool_))
