@@ -130,7 +130,7 @@ class _Job:
         from .standing import OneSide
 
         questions = asked_of_ledger(self.entries, self.spec.mode)
-        tell(f"importing SGLang {source.called}; then {len(questions)} entries of the ledger")
+        tell(f"importing SGLang {source.called}; then the ledger's entries, {len(questions)} in number")
         with Host(source=source, mode=self.spec.mode) as host:
             try:
                 host.connection()
