@@ -20,6 +20,7 @@ from eagletwin.harness.judge.judge import judge
 
 from .older import zygote_of
 from .recorded import integers_of
+from .server_faults import FAULTS, TAKES_SECONDS
 from .test_serve import answer, asked, prompts
 
 pytestmark = pytest.mark.slow
@@ -175,6 +176,32 @@ def test_a_fix_that_is_undone_shows_in_the_recordings(
     assert session.first is not None
     assert session.first.verdict.rule == rule
     assert f"  {rule}" in session.report(100, "")
+
+
+# These need a load of seconds, or are planted in another test of this file.
+ELSEWHERE = ("25015", "26329", TAKES_SECONDS)
+
+
+@pytest.mark.parametrize("name", [name for name in FAULTS if not name.startswith(ELSEWHERE)])
+def test_a_fault_in_a_server_shows_by_its_rule_or_is_known_not_to(servers: Servers, folder: Path, name: str) -> None:
+    fault, before = FAULTS[name], set(folder.iterdir())
+    how: dict[str, Any] = {"patches": (fault.patch,), "mode": Mode(overlap=True), "chunked_prefill_size": 16}
+    how |= {"topk": 3, "num_draft_tokens": 8} if fault.tree else {}
+    those = prompts("llama-gqa", LENGTHS[:8])
+    with servers.start(asked("llama-gqa", **how)) as server, ThreadPoolExecutor(len(those)) as at_once:
+        texts = [one["output_ids"] for one in at_once.map(lambda prompt: answer(server, prompt, 16), those)]
+        for place in (2, 4, 6) if name.startswith("33758") else ():  # a stop token next to the limit
+            stops = [{"stop_token_ids": [text[place]], "ignore_eos": False} for text in texts]
+            list(at_once.map(lambda prompt, stop, new: answer(server, prompt, new, **stop), those, stops, [place + 2] * 8))
+        [mine] = set(folder.iterdir()) - before
+        for _ in range(600):
+            if len(list(mine.glob(f"*/{HEADER}"))) >= len(those) // 2:
+                break
+            server.ended(0.1)
+        assert "ran, as patched" in server.log.read_text()
+    session = judged(mine, frozenset())
+    shown = "" if session.first is None else session.first.verdict.rule
+    assert (session.status, shown) == ("diverged" if fault.rule else "equal", fault.rule), session.report(120, "")
 
 
 def test_a_live_bug_is_found_and_named_as_one_that_the_release_has(servers: Servers, folder: Path) -> None:

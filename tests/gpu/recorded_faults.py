@@ -1,0 +1,288 @@
+"""Real servers under `eagletwin record`, each with a fault planted in it: what `eagletwin judge` says of their recordings.
+
+`python -m tests.gpu.recorded_faults OUT` starts `python -m sglang.launch_server` on the GPU (graphs, overlap), so many at a time;
+with --cpu `eagletwin serve`. Recordings have private token ids, and the judge needs no model. Writes OUT/results.jsonl and
+OUT/table.md; exit code 0 if each fault showed by the rule that server_faults.py says, and the healthy servers are equal.
+"""
+
+import argparse
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+import urllib.error
+import urllib.request
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from importlib.metadata import entry_points
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from eagletwin.harness.core.trace import HEADER
+from eagletwin.harness.families.store import checkpoints
+
+from ..engine.server_faults import FAULTS, Fault
+
+MODEL = "llama-gqa"
+# launch_server has no option for a patch: a plugin of SGLang's framework applies it before the scheduler is built.
+PLUGIN = """
+import os, sys, threading, time
+from pathlib import Path
+
+
+def start():
+    if os.environ.get("EAGLETWIN_PLANT"):
+        from sglang.srt.plugins.hook_registry import HookRegistry, HookType
+
+        HookRegistry.register("sglang.srt.managers.scheduler.Scheduler.__init__", plant, HookType.BEFORE)
+
+
+def plant(*args, **kwargs):
+    from eagletwin.harness.core.patch import read_patch
+    from eagletwin.harness.engines.sglang import patches
+
+    patches.apply(read_patch(Path(os.environ["EAGLETWIN_PLANT"])))
+
+    def tell():
+        while not patches.ran:
+            time.sleep(0.1)
+        print("; ".join(sorted(patches.ran)), "ran, as patched", file=sys.stderr, flush=True)
+
+    threading.Thread(target=tell, daemon=True).start()
+"""
+START_SECONDS, LOAD_SECONDS, END_SECONDS = 240, 3.0, 20.0
+LEAST_PLACES = 6
+
+
+@dataclass(frozen=True)
+class Asked:
+    """What is run, and where."""
+
+    out: Path
+    cpu: bool
+    more: tuple[str, ...]  # further arguments of SGLang
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("out", type=Path)
+    parser.add_argument("--cpu", action="store_true", help="`eagletwin serve` in place of launch_server")
+    parser.add_argument("--at-once", type=int, default=4, help="servers at one time")
+    parser.add_argument("--only", default="", help="faults whose names hold these words")
+    parser.add_argument("more", nargs="*", help="behind --: further arguments of SGLang")
+    given = parser.parse_args()
+    asked = Asked(given.out.absolute(), given.cpu, tuple(given.more))
+    asked.out.mkdir(parents=True, exist_ok=True)
+    checkpoints(MODEL)  # written once, before servers ask for it side by side
+    _write_plugin(asked.out / "plugin")
+    healthy = {"healthy, chains": None, "healthy, trees": None}
+    names = [name for name in [*healthy, *FAULTS] if given.only in name]
+    begin = time.monotonic()
+    with ThreadPoolExecutor(given.at_once) as pool, (asked.out / "results.jsonl").open("a") as file:
+        results = []
+        for result in pool.map(lambda name: _one(asked, name, names.index(name)), names):
+            results.append(result)
+            file.write(json.dumps(result) + "\n")
+            file.flush()
+            print(json.dumps(result), flush=True)
+    (asked.out / "table.md").write_text(_table(results))
+    print(f"{len(results)} servers in {time.monotonic() - begin:.0f} s")
+    return 0 if all(result["as_said"] for result in results) else 1
+
+
+def _write_plugin(folder: Path) -> None:
+    """A distribution whose entry point SGLang's framework finds; and that of eagletwin, where only its sources are there."""
+    meta = folder / "planted-1.dist-info"
+    meta.mkdir(parents=True, exist_ok=True)
+    (folder / "planted_plugin.py").write_text(PLUGIN)
+    (meta / "METADATA").write_text("Metadata-Version: 2.1\nName: planted\nVersion: 1\n")
+    lines = ["[sglang.srt.plugins]", "planted = planted_plugin:start"]
+    if not any(one.name == "eagletwin" for one in entry_points(group="sglang.srt.plugins")):
+        lines.append("eagletwin = eagletwin.harness.engines.sglang.recording.plugin:start")
+    (meta / "entry_points.txt").write_text("\n".join(lines) + "\n")
+
+
+def _one(asked: Asked, name: str, number: int) -> dict[str, Any]:
+    """Serve with one fault, and judge what was recorded."""
+    fault = FAULTS.get(name)
+    folder = asked.out / f"{number:02}"
+    folder.mkdir(exist_ok=True)
+    port, begin = 24000 + 40 * number, time.monotonic()
+    log = folder / "server.log"
+    with log.open("w") as file:
+        process = subprocess.Popen(
+            _command(asked, name.endswith("trees") if fault is None else fault.tree, folder, port),
+            stdout=file,
+            stderr=subprocess.STDOUT,
+            env=_environment(asked, fault, folder),
+            start_new_session=True,
+        )
+    try:
+        why = _until_ready(process, port)
+        stood = time.monotonic() - begin
+        answers = 0 if why else _load(port, folder / "recordings")
+    finally:
+        ended = process.poll()
+        _end(process)
+    judged = _judged(folder)
+    expected = "" if fault is None else fault.rule if asked.cpu else fault.graphs
+    ran = fault is None or "ran, as patched" in log.read_text(errors="replace")
+    shown = judged["rule"]
+    return {
+        "fault": name,
+        "answers": answers,
+        "started_in_s": round(stood, 1),
+        "seconds": round(time.monotonic() - begin, 1),
+        "server": why or ("served to the end" if ended is None else f"ended by itself: {ended}"),
+        "ran": ran,
+        **judged,
+        "expected": expected,
+        "as_said": ran and not why and shown == expected and (bool(expected) or judged["status"] == "equal"),
+        "log": "" if not why else log.read_text(errors="replace")[-1500:],
+    }
+
+
+def _command(asked: Asked, tree: bool, folder: Path, port: int) -> list[str]:
+    """`eagletwin record` of a server."""
+    record = [sys.executable, "-m", "eagletwin", "record", str(folder / "recordings")]
+    record += ["--every", "1", "--share", "1", "--at-once", "16", "--private", "--"]
+    target, draft = map(str, checkpoints(MODEL))
+    if asked.cpu:
+        named = ["--target", target, "--draft", draft, "--port", str(port), "--chunked-prefill-size", "16", "--overlap"]
+        named += ["--topk", "3", "--num-draft-tokens", "8"] if tree else []
+        return [*record, sys.executable, "-m", "eagletwin", "serve", *named, *(["--", *asked.more] if asked.more else [])]
+    words = {
+        "model-path": target,
+        "speculative-draft-model-path": draft,
+        "speculative-algorithm": "EAGLE",
+        "speculative-num-steps": 3,
+        "speculative-eagle-topk": 3 if tree else 1,
+        "speculative-num-draft-tokens": 8 if tree else 4,
+        "chunked-prefill-size": 16,
+        "attention-backend": "triton",
+        "dtype": "float32",
+        "mem-fraction-static": 0.3,
+        "max-total-tokens": 32768,
+        "max-running-requests": 16,
+        "cuda-graph-max-bs": 16,
+        "random-seed": 0,
+        "host": "127.0.0.1",
+        "port": port,
+        "log-level": "error",
+    }
+    named = [word for name, value in words.items() for word in (f"--{name}", str(value))]
+    named += ["--skip-tokenizer-init", "--skip-server-warmup"]
+    return [*record, sys.executable, "-m", "sglang.launch_server", *named, *asked.more]
+
+
+def _environment(asked: Asked, fault: Fault | None, folder: Path) -> dict[str, str]:
+    paths = [str(asked.out / "plugin"), *filter(None, [os.environ.get("PYTHONPATH")])]
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(paths)}
+    if fault is not None:
+        patch = folder / "patch.json"
+        patch.write_bytes(msgspec.json.encode(fault.patch))
+        environment["EAGLETWIN_PLANT"] = str(patch)
+    return environment
+
+
+def _until_ready(process: subprocess.Popen[bytes], port: int) -> str:
+    """ "" when it answers; else why it never will."""
+    for _ in range(2 * START_SECONDS):
+        if process.poll() is not None:
+            return f"did not start: {process.returncode}"
+        try:
+            with urllib.request.urlopen(f"http://127.0.0.1:{port}/health", timeout=5):
+                return ""
+        except (urllib.error.URLError, OSError):
+            time.sleep(0.5)
+    return f"did not answer within {START_SECONDS} s"
+
+
+def _load(port: int, recordings: Path) -> int:
+    """Requests at once, for some seconds: chunks, prefixes in the cache, stop tokens that lie next to the limit. How many
+    were answered."""
+    import random
+
+    draw = random.Random(3)
+    prompts = [[draw.randrange(3, 100) for _ in range(length)] for length in (5, 20, 40, 65, 9, 33, 63, 100, 64, 12, 50, 31)]
+    begin, answers = time.monotonic(), 0
+    with ThreadPoolExecutor(len(prompts)) as pool:
+        texts = list(pool.map(lambda prompt: _answer(port, prompt, {"max_new_tokens": 24, "ignore_eos": True}), prompts))
+        answers += sum(text is not None for text in texts)
+        place = 2
+        while any(texts) and (place < LEAST_PLACES or time.monotonic() < begin + LOAD_SECONDS):
+            asked = [
+                (prompt, {"max_new_tokens": place % 20 + 2, "stop_token_ids": [text[place % 20]], "ignore_eos": False})
+                for prompt, text in zip(prompts, texts, strict=True)
+                if text is not None
+            ]
+            answers += sum(one is not None for one in pool.map(lambda both: _answer(port, *both), asked))
+            place += 1
+    until = time.monotonic() + END_SECONDS
+    while len(list(recordings.glob(f"*/*/{HEADER}"))) < answers and time.monotonic() < until:
+        time.sleep(0.2)
+    return answers
+
+
+def _answer(port: int, prompt: list[int], sampling: dict[str, object]) -> list[int] | None:
+    """The tokens; None where the server fails."""
+    body = json.dumps({"input_ids": prompt, "sampling_params": {"temperature": 0, **sampling}}).encode()
+    request = urllib.request.Request(f"http://127.0.0.1:{port}/generate", body, {"Content-Type": "application/json"})
+    try:
+        with urllib.request.urlopen(request, timeout=60) as reply:
+            tokens: list[int] = json.load(reply)["output_ids"]
+            return tokens
+    except (OSError, ValueError, KeyError):
+        return None
+
+
+def _end(process: subprocess.Popen[bytes]) -> None:
+    """The server, and all that it started."""
+    for number in (signal.SIGTERM, signal.SIGKILL):
+        try:
+            os.killpg(process.pid, number)
+            process.wait(END_SECONDS)
+        except ProcessLookupError:
+            return
+        except subprocess.TimeoutExpired:
+            continue
+
+
+def _judged(folder: Path) -> dict[str, Any]:
+    """What `eagletwin judge` says, by integers alone."""
+    words = [sys.executable, "-m", "eagletwin", "judge", str(folder / "recordings"), "--json"]
+    done = subprocess.run(words, capture_output=True, text=True)
+    try:
+        said = json.loads(done.stdout)
+        requests = said["requests"]
+        first = next((one["headline"] for one in requests if one["status"] == "diverged"), "")
+        counts = {status: sum(one["status"] == status for one in requests) for status in ("equal", "diverged", "unknown")}
+        return {
+            "status": said["status"],
+            "rule": first.split(",")[0],
+            "first": first,
+            "recorded": counts,
+            "rounds": sum(one["rounds"] for one in requests),
+        }
+    except (ValueError, KeyError, TypeError):
+        return {"status": f"exit code {done.returncode}: {done.stdout[-300:]}{done.stderr[-300:]}", "rule": "", "recorded": {}}
+
+
+def _table(results: list[dict[str, Any]]) -> str:
+    lines = ["| fault | recorded requests | diverged | rule | as said |", "|---|---|---|---|---|"]
+    for one in results:
+        counts = one["recorded"]
+        rule = f"`{one['rule']}`" if one["rule"] else "none"
+        lines.append(
+            f"| {one['fault']} | {sum(counts.values())} | {counts.get('diverged', 0)} | {rule} | "
+            f"{'yes' if one['as_said'] else 'no: ' + str(one['server'])} |"
+        )
+    return "\n".join(lines) + "\n"
+
+
+if __name__ == "__main__":
+    sys.exit(main())
