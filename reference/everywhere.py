@@ -46,6 +46,16 @@ def chains_everywhere(
         yield begin + 1, torch.stack(logits, 1)
 
 
+def committed_everywhere(head: Head, tokens: Tensor, target_hidden: Tensor, block: int = BLOCK) -> DraftRows | None:
+    """The rows of a whole text x[0..n-1], as they are stored: keys and values [L, n - 1, G, D]; None if n is 1."""
+    stored = _first(head, tokens)
+    for begin in range(0, len(tokens) - 1, block):
+        starts = torch.arange(begin + 1, min(begin + block, len(tokens) - 1) + 1)
+        rows = _continued(head, tokens[starts], head.feed(target_hidden[starts - 1]), starts - head.ahead, stored)
+        stored = behind(stored, rows)
+    return stored
+
+
 def layers_everywhere(
     heads: Sequence[Head], chained: bool, tokens: Tensor, target_hidden: Tensor, block: int = BLOCK
 ) -> Iterator[tuple[int, Tensor]]:

@@ -19,7 +19,6 @@ import torch
 from torch import Tensor
 
 from .eagle import DraftRows, Head, draft_rows
-from .llama import causal
 
 
 def consumed(tokens: Tensor, proposals: Sequence[int], layer: int, rows: range) -> Tensor:
@@ -55,8 +54,8 @@ def draft_extend(
     before         of each layer: its stored rows 0..rows.start-1; None: there are none
     proposals      what each layer proposed, chosen by somebody else; the logits and rows are still the reference's
     """
-    sees = causal(rows.stop)[rows.start :]  # [R, rows.start + R]
     positions, hidden = torch.arange(rows.start, rows.stop), target_hidden[rows.start : rows.stop]  # [R], [R, H]
+    sees = torch.arange(rows.stop)[None, :] <= positions[:, None]  # [R, rows.start + R]
     found: list[DraftRows] = []
     chosen: list[int] = []
     for layer, head in enumerate(heads):

@@ -1,7 +1,7 @@
 """The recordings of a server, judged one by one: what each rank left, and what all of it says together."""
 
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from dataclasses import replace as replaced
 from pathlib import Path
@@ -19,6 +19,10 @@ from eagletwin.harness.judge.judge import judge
 
 from .argument import argue, headline
 from .suspects import suspects_text
+
+# What checkpoints at hand say of a recording: what diverged, comparisons by rule, and how many were too close to tell.
+Weighed = tuple[list[Divergence], Counter[str], int]
+Weigh = Callable[[RecordedServer, Path, Trace], Weighed]
 
 _SKIPPED = {
     "over_share": "recording took more than its share of the scheduler's time",
@@ -68,6 +72,8 @@ class JudgedServer:
     unseen: Counter[str] = field(default_factory=Counter)
     rounds: int = 0
     cut: int = 0  # recordings that end before their request did
+    weighed: bool = False  # whether the checkpoints were at hand
+    open: int = 0  # comparisons with them that were too close to tell
     wrong: list[tuple[Path, str]] = field(default_factory=list)  # headline of each that is not equal
     looked: list[LookedAt] = field(default_factory=list)  # all of them, each by itself
     first: Judged | None = None  # the first that diverged, else the first that is unknown
@@ -110,11 +116,14 @@ class JudgedServer:
     def _looked_at(self) -> str:
         parts = ", ".join(f"{rule} {number}" for rule, number in sorted(self.checked.items()) if number)
         text = (
-            f"{count(sum(self.checked.values()), 'comparison')} in {count(self.rounds, 'round')}, by rules that need no weights"
+            f"{count(sum(self.checked.values()), 'comparison')} in {count(self.rounds, 'round')}, "
+            f"{'with the checkpoints and ' if self.weighed else ''}by rules that need no weights"
         )
         text += f": {parts}." if parts else "."
         if self.unseen:
             text += f" Not seen: {', '.join(f'{rule} {number}' for rule, number in sorted(self.unseen.items()))}."
+        if self.weighed:
+            text += f" Near ties left {self.open} of the drafts open."
         never = [name for name, rule in RULES.items() if rule.weights == "yes"]
         return f"{text} Rules that need the weights looked at nothing: {', '.join(never)}."
 
@@ -134,13 +143,19 @@ def _files(folder: Path) -> list[Path]:
     return [own] if own.is_file() else sorted(folder.glob(f"*/{SERVER}"))
 
 
-def judged(folder: Path, without: frozenset[str]) -> JudgedServer:
-    """Judge all recordings below a folder. Raises InputError for one that cannot be read, and for a folder without any rank."""
-    session = JudgedServer(_servers(folder))
+def judged(folder: Path, without: frozenset[str], weigh: Weigh | None = None) -> JudgedServer:
+    """Judge all recordings below a folder. Raises InputError for one that cannot be read, and for a folder without any rank.
+
+    weigh: compares a recording with its checkpoints, where they are at hand"""
+    session = JudgedServer(_servers(folder), weighed=weigh is not None)
     by_request: dict[tuple[str, int, str], list[Judged]] = {}
     for server in session.servers:
         for recording in server.recordings:
             one = Judged(recording, trace := load_recording(recording), judge(trace, without))
+            if weigh is not None and one.verdict.status != "unknown":
+                divergences, checked, too_close = weigh(server.said, recording, trace)
+                one = Judged(recording, trace, _with(one.verdict, divergences, checked, without))
+                session.open += too_close
             _take(session, one)
             if server.said.engine.tp > 1:
                 by_request.setdefault((server.said.launch, server.said.dp, trace.header.case.name), []).append(one)
@@ -148,6 +163,21 @@ def judged(folder: Path, without: frozenset[str]) -> JudgedServer:
         if len({one.trace.header.engine.rank for one in ranks}) == len(ranks):  # else a client used one id for several requests
             _compare_ranks(session, ranks, without)
     return session
+
+
+def _with(verdict: Verdict, divergences: list[Divergence], checked: Counter[str], without: frozenset[str]) -> Verdict:
+    """The verdict of the integers, and what the checkpoints say besides: what integers show came first."""
+    found = [one for one in divergences if one.rule not in without]
+    all_checked = Counter(verdict.checked)
+    all_checked.update({rule: number for rule, number in checked.items() if rule not in without})
+    verdict = replace(verdict, checked=dict(all_checked))
+    if not found:
+        return verdict
+    if verdict.first is None:
+        verdict = replace(verdict, status="diverged", rule=found[0].rule, first=found.pop(0))
+    later = Counter(verdict.later)
+    later.update(one.rule for one in found)
+    return replace(verdict, later=dict(later))
 
 
 def _servers(folder: Path) -> list[RecordedRank]:

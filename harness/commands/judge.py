@@ -1,7 +1,8 @@
 """`eagletwin judge TRACE`: judge a recorded trace again, or what a server recorded, without SGLang."""
 
+import shlex
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
@@ -17,23 +18,48 @@ if TYPE_CHECKING:
     from eagletwin.harness.check.recordings import JudgedServer
 
 
+_CHECKPOINTS = "The checkpoints of a recorded server"
+Target = Annotated[
+    str,
+    typer.Option(metavar="CHECKPOINT", rich_help_panel=_CHECKPOINTS, show_default=False, help="Its target: folder or name."),
+]
+Draft = Annotated[
+    str,
+    typer.Option(metavar="CHECKPOINT", rich_help_panel=_CHECKPOINTS, show_default=False, help="Its draft: folder or name."),
+]
+Device = Annotated[
+    Literal["cpu", "cuda"],
+    typer.Option(metavar="DEVICE", rich_help_panel=_CHECKPOINTS, help="Where the pair is computed: cpu or cuda."),
+]
+
+
 @with_json
 @run_options(JUDGING)
 def judge(
     trace: Annotated[
         Path, typer.Argument(help="A folder with trace.json and trace.safetensors, or one that `eagletwin record` wrote into.")
     ],
+    target: Target = "",
+    draft: Draft = "",
+    device: Device = "cpu",
     *,
     spec: RunSpec,
 ) -> int:
     """Judge a recorded trace again, or the requests that a server recorded. Needs no SGLang.
 
-    The requests of a server are judged by the rules that need no weights (`eagletwin rules`)."""
+    The requests of a server are judged by the rules that need no weights (`eagletwin rules`); with --target and --draft what
+    was drafted and committed, too, and the rows that `record --rows` kept."""
     from eagletwin.harness.check import recordings
     from eagletwin.harness.core.trace import HEADER
 
+    if bool(target) != bool(draft) or (target and not recordings.is_session(trace)):
+        raise InputError(
+            "--target and --draft belong together, and to a folder that `eagletwin record` wrote into",
+            consequence="nothing was judged",
+            remedy="give both, or leave them out: a trace of `check` names its recipe",
+        )
     if recordings.is_session(trace):
-        return _server(trace, spec)
+        return _server(trace, spec, (target, draft), device)
     if trace.is_dir() and not (trace / HEADER).exists():
         raise InputError(
             f"{trace} holds no {HEADER}, and no server recorded into it",
@@ -60,7 +86,8 @@ def _tell_session(session: "JudgedServer", again: str) -> None:
     tell_result(JudgeFacts(status=session.status, requests=requests, report=session.report(width(), again)))
 
 
-def _server(folder: Path, spec: RunSpec) -> int:
+def _server(folder: Path, spec: RunSpec, pair: tuple[str, str], device: str) -> int:
+    """pair: names of the checkpoints; empty ones: they are not at hand"""
     from eagletwin.harness.check import recordings
 
     if spec.view != DEFAULT_RUN.view:
@@ -74,8 +101,13 @@ def _server(folder: Path, spec: RunSpec) -> int:
 
     from .recorded_page import session_page
 
-    session = recordings.judged(folder, spec.without)
-    again = spec.command("judge", folder)
+    weigh, again = None, spec.command("judge", folder)
+    if pair[0]:
+        from .weighing import weighing
+
+        weigh = weighing(*pair, device)
+        again += f" --target {shlex.quote(pair[0])} --draft {shlex.quote(pair[1])}"
+    session = recordings.judged(folder, spec.without, weigh)
     show(session.report(width(), again))
     _tell_session(session, again)
     written = write_page(folder, lambda: session_page(session, folder, again, session.report(WIDTH, again)))

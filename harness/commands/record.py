@@ -45,6 +45,15 @@ Megabytes = Annotated[int, typer.Option(metavar="MB", min=1, rich_help_panel=_CO
 Rounds = Annotated[
     int, typer.Option(metavar="N", min=1, rich_help_panel=_COST, help="Of a request, at most: it is recorded so far.")
 ]
+Rows = Annotated[
+    int,
+    typer.Option(
+        metavar="N",
+        min=0,
+        rich_help_panel=_WHICH,
+        help="The draft's KV rows, too: the first N of a request, for `judge --target --draft`.",
+    ),
+]
 AtOnce = Annotated[
     int, typer.Option(metavar="N", min=1, rich_help_panel=_COST, help="Requests that are recorded at one time, at most.")
 ]
@@ -60,12 +69,19 @@ def record(
     megabytes: Megabytes = _USUAL.megabytes,
     rounds: Rounds = _USUAL.rounds,
     at_once: AtOnce = _USUAL.at_once,
+    rows: Rows = _USUAL.rows,
     print_: Annotated[bool, typer.Option("--print", help="Print the two variables for a shell, and start nothing.")] = False,
 ) -> int:
     """Record requests of a real server, for `eagletwin judge FOLDER`.
 
     The command becomes this process, with two environment variables set, by which SGLang's plugin framework loads the taps in
     its scheduler. Without them eagletwin does nothing in a server."""
+    if private and rows:
+        raise InputError(
+            "--rows was given with --private",
+            consequence="no server was started: rows tell token ids, and permuted ids explain no row",
+            remedy="leave one of the two out",
+        )
     options = RecordOptions(
         every=every,
         requests=tuple(request or ()),
@@ -75,6 +91,7 @@ def record(
         megabytes=megabytes,
         rounds=rounds,
         at_once=at_once,
+        rows=rows,
     )
     variables = environment(folder.absolute(), options)
     if print_:

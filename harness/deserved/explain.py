@@ -11,7 +11,7 @@ from .conditions import Seen
 from .draft import States
 from .figures import Text
 from .follow import Followed, Shape
-from .misconfigured import Mistake, is_clearly_more, mistakes
+from .misconfigured import LEAST_TEXTS, Mistake, is_clearly_more, mistakes
 from .pair import Pair
 from .target import Read
 
@@ -41,6 +41,8 @@ def explained_by(pair: Pair, shape: Shape, seen: Sequence[Seen]) -> list[Mistake
 
 def better_read_as(pair: Pair, shape: Shape, texts: Sequence[Text]) -> list[Mistake]:
     """The mistakes with which the head accepts clearly more on some texts."""
+    if len(texts) < LEAST_TEXTS:
+        return []
     some, possible = texts[:_TEXTS], _of(pair)
     as_it_says = [_accepted(text.followed, text.begin) for text in some]
     otherwise: list[list[float]] = [[] for _ in possible]

@@ -120,12 +120,13 @@ def _shaped(draft: DraftModel, shape: LlamaShape) -> DraftModel:
 # A head accepts clearly more in another reading if it does so by this many drafts a position, and by this many standard errors
 # over texts: of a dozen readings, one of a healthy head gets there by chance once in a thousand pairs.
 _MORE, _ERRORS = 0.05, 4.5
+LEAST_TEXTS = 3  # of fewer the scatter says nothing
 
 
 def is_clearly_more(as_it_says: Sequence[float], otherwise: Sequence[float]) -> bool:
     """Whether a head accepts clearly more in another reading: mean accepted drafts of each text, as it says and otherwise."""
     gain = np.array(otherwise) - np.array(as_it_says)
-    if len(gain) < 3 or gain.mean() < _MORE:
+    if len(gain) < LEAST_TEXTS or gain.mean() < _MORE:
         return False
     error = gain.std(ddof=1) / len(gain) ** 0.5
     return bool(gain.mean() > _ERRORS * error)

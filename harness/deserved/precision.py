@@ -11,11 +11,14 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from eagletwin.harness.core.arrays import Array
 from eagletwin.harness.core.errors import HarnessError
+from eagletwin.reference.everywhere import committed_everywhere
 
 from .draft import DraftModel
 from .follow import chain_logits
@@ -91,6 +94,31 @@ class Precision:
                 remedy="serve it in another type: SGLang's --dtype",
             )
         return band
+
+    def rows(self, tokens: Sequence[int], exact: Array) -> float:
+        """How far off a stored row may be, as a share of its largest number. exact: as `stored_rows` has them."""
+        rough = self.target.read(tokens, self.draft.reads).hidden
+        with Rounding(self.dtype):
+            share = off_by(exact, stored_rows(self.draft, tokens, rough))
+        return max(_DEVIATIONS * float(np.sqrt((share**2).mean())), _MARGIN * float(share.max()))
+
+
+def stored_rows(draft: DraftModel, tokens: Sequence[int], hidden: Tensor) -> Array:
+    """The KV rows of a head along a text of n tokens [n - 1, 2, L, G, D]. hidden [>= n - 1, ..]"""
+    head, ids = draft.heads[0], torch.tensor(list(tokens), device=hidden.device)
+    with torch.no_grad(), hidden.device:
+        rows = committed_everywhere(head, ids, hidden.to(head.embedding.dtype))
+    assert rows is not None
+    found: Array = torch.stack([rows.keys, rows.values]).permute(2, 0, 1, 3, 4).cpu().numpy()
+    return found
+
+
+def off_by(exact: Array, stored: Array) -> Array:
+    """How far off each row's keys and values are, of each layer [n, 2, L], as a share of the largest number of them."""
+    size = np.abs(exact).max((3, 4))
+    off: Array = np.abs(stored.astype(np.float64) - exact).max((3, 4)) / np.maximum(size, 1e-30)
+    off[~np.isfinite(stored).all((3, 4))] = np.inf
+    return off
 
 
 def _errors(exact: Tensor, rounded: Tensor) -> Tensor:

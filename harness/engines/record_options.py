@@ -23,6 +23,7 @@ class RecordOptions(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     megabytes of files, at most
     rounds    of a request, at most: its recording stops there
     at_once   requests that are recorded at one time, at most
+    rows      KV rows of the draft, the first so many of each request: what `judge` compares with a checkpoint
     """
 
     every: int = 50
@@ -33,6 +34,7 @@ class RecordOptions(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     megabytes: int = 1024
     rounds: int = 4096
     at_once: int = 4
+    rows: int = 0
 
 
 def environment(folder: Path, options: RecordOptions) -> dict[str, str]:
@@ -47,7 +49,12 @@ def asked(environ: Mapping[str, str] = os.environ) -> tuple[Path, RecordOptions]
         return None
     try:
         options = msgspec.json.decode(environ.get(OPTIONS) or "{}", type=RecordOptions)
-        if options.every < 1 or not 0 < options.share <= 1 or min(options.megabytes, options.rounds, options.at_once) < 1:
+        if (
+            options.every < 1
+            or not 0 < options.share <= 1
+            or min(options.megabytes, options.rounds, options.at_once) < 1
+            or options.rows < 0
+        ):
             raise ValueError("a number is out of range")
     except (ValueError, msgspec.DecodeError) as error:
         raise InputError(

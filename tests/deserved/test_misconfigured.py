@@ -19,7 +19,7 @@ from eagletwin.harness.deserved.draft import States
 from eagletwin.harness.deserved.explain import better_read_as, explained_by
 from eagletwin.harness.deserved.figures import Text
 from eagletwin.harness.deserved.follow import Shape
-from eagletwin.harness.deserved.misconfigured import is_clearly_more, mistakes
+from eagletwin.harness.deserved.misconfigured import LEAST_TEXTS, is_clearly_more, mistakes
 from eagletwin.harness.deserved.pair import Pair, load_pair
 from eagletwin.harness.deserved.sending import Sent
 from eagletwin.harness.deserved.server import Answer
@@ -170,8 +170,11 @@ def test_the_target_reads_a_text_once_for_all_mistakes_that_consume_the_same(mon
         return whole(tokens, reads)
 
     monkeypatch.setattr(pair.target, "read", counted)
-    better_read_as(pair, SHAPE, [text])
-    assert len(read) == len(set(read)) > 1
+    better_read_as(pair, SHAPE, [text] * LEAST_TEXTS)
+    assert len(read) == LEAST_TEXTS * len(set(read)) > LEAST_TEXTS
+    read.clear()
+    assert better_read_as(pair, SHAPE, [text]) == []
+    assert not read  # too few to tell: nothing is computed
 
 
 def test_more_is_clear_if_it_is_more_in_nearly_every_text() -> None:

@@ -18,14 +18,16 @@ ATTENTION = "sglang.srt.layers.attention.triton_backend.TritonAttnBackend"
 class Fault:
     """A fault, and by which rule integers alone show it; "": they do not.
 
-    graphs  the same where draft decode and draft extend are replayed in CUDA graphs, which show nothing of their inside
-    tree    whether the server drafts trees
+    graphs   the same where draft decode and draft extend are replayed in CUDA graphs, which show nothing of their inside
+    tree     whether the server drafts trees
+    weights  of one that integers do not show: by which rule it shows where the checkpoints are at hand, and rows were recorded
     """
 
     patch: Patch
     rule: str
     graphs: str
     tree: bool = False
+    weights: str = ""
 
 
 def _undone(number: str) -> Patch:
@@ -40,6 +42,10 @@ def _edit(name: str, target: str, match: str, replacement: str) -> Patch:
 
 def _fault(name: str, target: str, match: str, replacement: str, rule: str, *, tree: bool = False) -> Fault:
     return Fault(_edit(name, target, match, replacement), rule, rule, tree)
+
+
+def _hidden(name: str, target: str, match: str, replacement: str, weights: str, *, tree: bool = False) -> Fault:
+    return Fault(_edit(name, target, match, replacement), "", "", tree, weights)
 
 
 SHOWN = {
@@ -115,35 +121,37 @@ SHOWN = {
     ),
 }
 NOT_SHOWN = {
-    "25015 undone: draft decode stands one position late": Fault(_undone("25015"), "draft.positions", ""),
-    "draft extend consumes the hidden states of the next row": _fault(
+    "25015 undone: draft decode stands one position late": Fault(
+        _undone("25015"), "draft.positions", "", weights="draft.proposal"
+    ),
+    "draft extend consumes the hidden states of the next row": _hidden(
         "hidden-states",
         f"{WORKER}._draft_extend_for_decode",
         "hidden_states=batch_result.logits_output.hidden_states,",
         "hidden_states=batch_result.logits_output.hidden_states.roll(1, 0),",
-        "",
+        "draft.kv",
     ),
-    "keys and values of an accepted path are not moved": _fault(
+    "keys and values of an accepted path are not moved": _hidden(
         "rows-stay",
         "sglang.srt.speculative.spec_utils.move_accept_tokens_to_target_kvcache",
         "tgt_cache_loc, accept_out_cache_loc\n    )",
         "tgt_cache_loc[:0], accept_out_cache_loc[:0]\n    )",
-        "",
+        "draft.kv",
         tree=True,
     ),
-    "the least likely token is drafted": _fault(
+    "the least likely token is drafted": _hidden(
         "worst-token",
         f"{WORKER}.draft_forward",
         "maybe_detect_nan(\n",
         "logits_output.next_token_logits.neg_()\nmaybe_detect_nan(\n",
-        "",
+        "draft.proposal",
     ),
-    "draft decode consumes its input state again": _fault(
+    "draft decode consumes its input state again": _hidden(
         "state-again",
         f"{WORKER}.draft_forward",
         "hidden_states = logits_output.hidden_states",
         "hidden_states = hidden_states",
-        "",
+        "draft.proposal",
     ),
 }
 FAULTS = {**SHOWN, **NOT_SHOWN}

@@ -1,8 +1,10 @@
-"""A server is recorded while it serves, by what its own plugin framework loads; and what weight-free rules see in that."""
+"""A server is recorded while it serves, by what its own plugin framework loads; what weight-free rules see in that, and what
+the checkpoints say besides."""
 
 import os
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -11,11 +13,14 @@ import pytest
 from eagletwin.cases.ledger import patches_of
 from eagletwin.cases.regressions import LEDGER
 from eagletwin.harness.check.recordings import JudgedServer, judged
+from eagletwin.harness.commands.weighing import weighing
+from eagletwin.harness.core.errors import InputError
 from eagletwin.harness.core.mode import Mode
 from eagletwin.harness.core.trace import HEADER, TENSORS, load_recording
 from eagletwin.harness.engines.host import Host
 from eagletwin.harness.engines.record_options import RecordOptions, environment
 from eagletwin.harness.engines.servers import Server, Servers
+from eagletwin.harness.families.store import checkpoints
 from eagletwin.harness.judge.judge import judge
 
 from .older import zygote_of
@@ -106,8 +111,13 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def servers(folder: Path) -> Iterator[Servers]:
-    """Servers whose schedulers record every second request, with private ids."""
-    options = RecordOptions(every=2, share=1.0, at_once=16, private=True, key="a key", requests=("named",))
+    """Servers whose schedulers record every second request, with rows."""
+    with recording(folder, RecordOptions(every=2, share=1.0, at_once=16, rows=64)) as servers:
+        yield servers
+
+
+@contextmanager
+def recording(folder: Path, options: RecordOptions) -> Iterator[Servers]:
     before = dict(os.environ)
     os.environ.update(environment(folder, options))
     try:
@@ -156,6 +166,10 @@ def recorded_by(servers: Servers, folder: Path, model: str, how: dict[str, Any],
 def test_a_server_that_is_right_is_judged_equal(servers: Servers, folder: Path, model: str, how: dict[str, Any]) -> None:
     session = recorded_by(servers, folder, model, how)
     assert session.status == "equal", session.report(120, "")
+    weighed = judged(session.servers[0].folder, frozenset(), weighing(*map(str, checkpoints(model)), "cpu"))
+    assert weighed.status == "equal", weighed.report(120, "")
+    rules = ["draft.proposal", "verify.accept", *(["draft.kv"] if model != "llama-mtp" else [])]
+    assert min(weighed.checked[rule] for rule in rules) > 50
     ids = {"draft.input_ids", "draft.positions", "draft.slots", "output.tokens", "pool.accounting", "tree.retrieve"}
     assert ids <= {rule for rule, number in session.checked.items() if number}
 
@@ -199,9 +213,15 @@ def test_a_fault_in_a_server_shows_by_its_rule_or_is_known_not_to(servers: Serve
                 break
             server.ended(0.1)
         assert "ran, as patched" in server.log.read_text()
-    session = judged(mine, frozenset())
-    shown = "" if session.first is None else session.first.verdict.rule
-    assert (session.status, shown) == ("diverged" if fault.rule else "equal", fault.rule), session.report(120, "")
+    assert rule_of(judged(mine, frozenset())) == fault.rule
+    if not fault.rule:
+        assert rule_of(judged(mine, frozenset(), weighing(*map(str, checkpoints("llama-gqa")), "cpu"))) == fault.weights
+
+
+def rule_of(session: JudgedServer) -> str:
+    """What diverged first; "" where all are equal."""
+    assert session.status in ("equal", "diverged"), session.report(120, "")
+    return "" if session.first is None else session.first.verdict.rule
 
 
 def test_a_live_bug_is_found_and_named_as_one_that_the_release_has(servers: Servers, folder: Path) -> None:
@@ -212,16 +232,19 @@ def test_a_live_bug_is_found_and_named_as_one_that_the_release_has(servers: Serv
     assert "multi-layer-chunk-tail-2: " in report
 
 
-def test_a_recording_holds_integers_alone_and_nothing_of_a_private_prompt(servers: Servers, folder: Path) -> None:
-    before = set(folder.iterdir())
+def test_a_recording_holds_integers_alone_and_nothing_of_a_private_prompt(tmp_path: Path) -> None:
     [prompt] = prompts("llama-tiny", (40,))
-    with servers.start(asked("llama-tiny")) as server:
+    options = RecordOptions(every=1, share=1.0, private=True, key="a key")
+    with recording(tmp_path, options) as servers, servers.start(asked("llama-tiny")) as server:
         tokens = answer(server, prompt)["output_ids"]
-        [mine] = set(folder.iterdir()) - before
+        [mine] = tmp_path.iterdir()
         while not list(mine.glob(f"*/{HEADER}")):
             server.ended(0.1)
-    [recording] = [file.parent for file in mine.glob(f"*/{HEADER}")]
-    trace = load_recording(recording)
+    [its] = [file.parent for file in mine.glob(f"*/{HEADER}")]
+    assert judged(mine, frozenset()).status == "equal"
+    with pytest.raises(InputError, match="permuted token ids"):
+        judged(mine, frozenset(), weighing(*map(str, checkpoints("llama-tiny")), "cpu"))
+    trace = load_recording(its)
     kinds = {trace.array(n, name).dtype.kind for n, one in enumerate(trace.header.records) for name in one.tensors}
     assert kinds <= {"i", "u", "b"}
     [request] = trace.header.case.requests
@@ -235,8 +258,8 @@ def test_a_recording_holds_integers_alone_and_nothing_of_a_private_prompt(server
     assert {permuted[one] for one in tokens if one in permuted} == {
         new for one, new in zip(tokens, own, strict=True) if one in permuted
     }
-    assert sum(file.stat().st_size for file in recording.iterdir()) < 400_000
-    assert (recording / TENSORS).is_file()
+    assert sum(file.stat().st_size for file in its.iterdir()) < 400_000
+    assert (its / TENSORS).is_file()
 
 
 @pytest.mark.parametrize("release", ["0.5.13"])

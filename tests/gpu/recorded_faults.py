@@ -1,8 +1,8 @@
 """Real servers under `eagletwin record`, each with a fault planted in it: what `eagletwin judge` says of their recordings.
 
-`python -m tests.gpu.recorded_faults OUT` starts `python -m sglang.launch_server` on the GPU (graphs, overlap), so many at a time;
-with --cpu `eagletwin serve`. Recordings have private token ids, and the judge needs no model. Writes OUT/results.jsonl and
-OUT/table.md; exit code 0 if each fault showed by the rule that server_faults.py says, and the healthy servers are equal.
+`python -m tests.gpu.recorded_faults OUT` starts `python -m sglang.launch_server` on the GPU (graphs, overlap), so many at a
+time; with --cpu `eagletwin serve`. Recordings have private token ids, and the judge needs no model. Writes OUT/results.jsonl
+and OUT/table.md; exit code 0 if each fault showed by the rule that server_faults.py says, and the healthy servers are equal.
 """
 
 import argparse

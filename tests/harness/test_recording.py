@@ -37,7 +37,8 @@ from eagletwin.harness.engines.sglang.recording import guard, keeper, plugin
 from eagletwin.harness.engines.sglang.recording.choice import Choice
 from eagletwin.harness.engines.sglang.recording.guard import Guards
 from eagletwin.harness.engines.sglang.recording.keeper import Keeper
-from eagletwin.harness.engines.sglang.recording.underway import Recording, permutation
+from eagletwin.harness.engines.sglang.recording.rows import CommittedRows
+from eagletwin.harness.engines.sglang.recording.underway import KEPT, Recording, UnderWay, permutation
 
 from .doors import opened
 from .rows import rows
@@ -258,10 +259,40 @@ def test_tokens_are_permuted_and_links_positions_and_slots_are_not() -> None:
     assert [record.numbers for record in recording.recorder.records] == [{"seq_len": 3}, {"bonus": new[0], "accept_len": 3}]
 
 
-def test_floats_are_never_recorded() -> None:
+def test_of_floats_rows_alone_are_recorded() -> None:
     recording = Recording(1, Req("a"), None)
     recording.add(0, "draft", {}, {"tokens": np.zeros(2, np.int64), "candidate_scores": np.zeros(2, np.float32)})
-    assert list(recording.recorder.tensors) == ["0.tokens"]
+    recording.add(0, "extend", {}, {"draft_rows": np.arange(2), KEPT: np.zeros((2, 2, 1, 1, 4), np.float32)})
+    assert list(recording.recorder.tensors) == ["0.tokens", "1.draft_rows", "1.draft_kv"]
+
+
+class _Pool:
+    """Rows of which each is its slot."""
+
+    def __init__(self) -> None:
+        self.read = list[list[int]]()
+
+    def rows_of(self, parts: list[Any]) -> list[Any]:
+        self.read += [part.tolist() for part in parts]
+        return [part.astype(np.float32) for part in parts]
+
+
+class _Tables:
+    has_windows = False
+
+    def table(self, request: Any, end: int) -> Any:
+        return np.arange(end) + 100 * int(request.rid)
+
+
+def test_each_row_is_recorded_once_and_no_more_than_were_asked_for() -> None:
+    underway, pool = UnderWay(), _Pool()
+    requests: list[Any] = [Req("1"), Req("2")]
+    underway.by_rid["2"] = Recording(1, requests[1], None)
+    rows = CommittedRows(_Tables(), pool, underway, 6)  # type: ignore[arg-type]
+    found = [rows.of(requests, [end, end])[1] for end in (3, 5, 8, 9)]
+    assert pool.read == [[200, 201, 202], [203, 204], [205]]
+    assert [one.get("draft_rows", np.empty(0)).tolist() for one in found] == [[0, 1, 2], [3, 4], [5], []]
+    assert [len(one["table"]) for one in found] == [3, 5, 8, 9]
 
 
 # -- what is asked for --------------------------------------------------------------------------------------------------
@@ -312,7 +343,7 @@ def test_the_command_becomes_the_server_with_the_variables_set(tmp_path: Path) -
     assert (tmp_path / "out").is_dir()
 
 
-@pytest.mark.parametrize("words", rows([[], ["--"], ["--", "no-such-program"]]))
+@pytest.mark.parametrize("words", rows([[], ["--"], ["--", "no-such-program"], ["--private", "--rows", "9", "--", "sh"]]))
 def test_a_command_that_cannot_be_started_is_128(tmp_path: Path, words: list[str]) -> None:
     done = opened(["-m", "eagletwin", "record", "out", *words], tmp_path)
     assert (done.returncode, done.stdout) == (128, "")

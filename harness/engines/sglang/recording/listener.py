@@ -20,12 +20,14 @@ from eagletwin.harness.engines.record_options import RecordOptions, asked
 from ..eras import memory, workers
 from ..eras.parallel import rank_of
 from ..taps.inner import Inner
+from ..taps.pools import Pool
 from ..taps.taps import Taps
 from ..taps.wraps import Wraps
 from . import server_facts
 from .choice import Choice
 from .guard import GuardedWraps, Guards
 from .keeper import Keeper
+from .rows import CommittedRows
 from .underway import Recording, UnderWay, permutation
 
 # Failures of taps after which nothing more is recorded: they will not stop.
@@ -71,6 +73,9 @@ class Listener(Taps):
         self._underway = UnderWay()
         self._failures, self._last_failure, self._off = 0, "", False
         super().__init__(scheduler, self._underway, lambda _: None)
+        if options.rows and self._has_rows():
+            pool = Pool(self._of.drafts[0].token_to_kv_pool)
+            self._rows = CommittedRows(self.allocation, pool, self._underway, options.rows)
         self._choice = Choice(options, self._too_much)
         rank = rank_of(scheduler)
         self._engine = server_facts.engine_of(scheduler, self._of, rank)
@@ -85,6 +90,15 @@ class Listener(Taps):
         self._launch, self._dp = server_facts.launch(), rank.dp
         name = f"{self._launch}-dp{rank.dp}-tp{rank.tp}-{os.getpid()}"
         self._keeper = Keeper(folder / name, options.megabytes, self._spent, self._state)
+
+    def _has_rows(self) -> bool:
+        """Whether the draft is one head that stores keys and values; what else there is has no rows in its recording."""
+        pool = self._of.drafts[0].token_to_kv_pool
+        found = not self._of.layers and self._of.states and hasattr(pool, "k_buffer")
+        if not found:
+            why = "this draft is no EAGLE or EAGLE-3 head that stores keys and values"
+            print(f"eagletwin: --rows: {why}: no row is recorded", file=sys.stderr, flush=True)
+        return found
 
     def _new_wraps(self) -> Wraps:
         return GuardedWraps(self._guards)

@@ -24,6 +24,10 @@ _TOKENS: dict[str, tuple[str, ...]] = {
 }
 
 
+# What is recorded of floats, where it was asked for (rows.py).
+KEPT = "draft_kv"
+
+
 class Recording:
     """One request. id: what its records call it; request: SGLang's own object; permutation: of its token ids, or None."""
 
@@ -32,6 +36,7 @@ class Recording:
         self.request = request
         self.rounds = 0
         self.absent = 0  # batches in a row that ran without the request
+        self.rows = 0  # of the draft's pool, so far
         self.recorder = Recorder()
         self._tables = Tables()
         self._permutation = permutation
@@ -40,7 +45,7 @@ class Recording:
         self, round: int, stage: str, numbers: dict[str, int], tensors: dict[str, Array], *, own: bool = True, **key: Any
     ) -> None:
         """A record; own: of this request, and not of its batch or the pool."""
-        tensors = {name: _kept(array) for name, array in tensors.items() if array.dtype.kind != "f"}
+        tensors = {name: _kept(array) for name, array in tensors.items() if array.dtype.kind != "f" or name == KEPT}
         if "table" in tensors:
             more, changed = self._tables.changes(tensors.pop("table"))
             numbers, tensors = numbers | more, tensors | changed

@@ -1,0 +1,45 @@
+"""`eagletwin judge --target --draft`: the checkpoints of a recorded server, loaded once for each type that its ranks ran in."""
+
+import json
+from collections import Counter
+from pathlib import Path
+
+from eagletwin.harness.check.recordings import Weigh, Weighed
+from eagletwin.harness.core.errors import InputError
+from eagletwin.harness.core.recording import RecordedServer
+from eagletwin.harness.core.trace import HEADER, Trace
+from eagletwin.harness.deserved.device import check_device
+from eagletwin.harness.deserved.pair import Pair, load_served
+from eagletwin.harness.deserved.recorded import started_of, weigh
+
+from .options import let_threads_sleep
+
+
+def weighing(target: str, draft: str, device: str) -> Weigh:
+    """Compares a recording with these two. Raises InputError for checkpoints that are no pair."""
+    check_device(device)
+    let_threads_sleep()
+    pairs: dict[str, Pair] = {}
+
+    def weighed(said: RecordedServer, folder: Path, trace: Trace) -> Weighed:
+        import torch
+
+        _must_be_its_own(folder)
+        started = started_of(said)
+        with torch.device(device):
+            if started.dtype not in pairs:
+                pairs[started.dtype] = load_served(target, draft, started, device)
+            found = weigh(pairs[started.dtype], trace)
+        return found.divergences, Counter(found.checked), found.open
+
+    return weighed
+
+
+def _must_be_its_own(folder: Path) -> None:
+    """Raises InputError for a recording whose token ids are permuted."""
+    if json.loads((folder / HEADER).read_bytes()).get("private"):
+        raise InputError(
+            f"{folder} has permuted token ids (record --private)",
+            consequence="no model can say what such a text deserves",
+            remedy="leave --target and --draft out, or record without --private",
+        )

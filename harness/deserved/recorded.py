@@ -1,0 +1,193 @@
+"""What a server recorded, beside its checkpoints: did the head draft what was drafted, and does it store what was stored.
+
+Of a chain, each draft is asked up to the first that was refused: behind that one nothing is in the text. Of a tree and of
+several layers, how many drafts each round accepted. Rows of the draft's pool are compared where `record --rows` kept them: they
+follow from the token, from the target's state, and so from all that the target has stored.
+"""
+
+from collections import Counter
+from dataclasses import dataclass, field
+
+import numpy as np
+import torch
+
+from eagletwin.harness.core.recording import RecordedServer
+from eagletwin.harness.core.trace import Trace
+from eagletwin.harness.core.verdict import DECLARED_VIEW, Divergence
+from eagletwin.harness.judge.bounds import FLOAT32
+from eagletwin.harness.judge.story import Story, stories
+
+from .compare import compare
+from .follow import Shape, chain_logits
+from .pair import Pair
+from .precision import off_by, stored_rows
+from .server import Answer, Started
+from .target import Read
+
+_STAGES = ("prefill", "draft", "verify", "extend")  # of a round, in the order of the data
+
+
+@dataclass(slots=True)
+class Weighed:
+    """What a recording says beside its checkpoints: comparisons by rule, and what diverged, in the order of the data."""
+
+    divergences: list[Divergence] = field(default_factory=list)
+    checked: Counter[str] = field(default_factory=Counter)
+    open: int = 0  # choices that are too close to tell
+
+
+def started_of(said: RecordedServer) -> Started:
+    """A rank's own account of its server, as `Started` has what a server says over HTTP."""
+    asked = said.arguments
+
+    def of(name: str) -> str:
+        value = asked.get(name, "")
+        return "" if value == "None" else value
+
+    return Started(
+        version=said.engine.version,
+        algorithm=of("speculative_algorithm"),
+        num_steps=int(of("speculative_num_steps") or 0),
+        topk=int(of("speculative_eagle_topk") or 1),
+        num_draft_tokens=int(of("speculative_num_draft_tokens") or 0),
+        chunk=int(of("chunked_prefill_size") or 0),
+        page_size=int(of("page_size") or 1),
+        dtype=said.engine.mode.partition(",")[0],
+        target=of("model_path"),
+        draft=of("speculative_draft_model_path"),
+        overlap=said.engine.overlap,
+        graphs=said.engine.mode.endswith(", graphs"),
+        quantization=of("quantization"),
+        kv_dtype=of("kv_cache_dtype") or "auto",
+    )
+
+
+def weigh(pair: Pair, trace: Trace) -> Weighed:
+    """Compare one recording. Raises InputError for tokens that this target does not have."""
+    header = trace.header
+    request, found = header.case.requests[0], Weighed()
+    story = stories(trace, DECLARED_VIEW)[request.id]
+    if len(story.tokens) < 2 or not story.rounds:
+        return found
+    case = header.case
+    shape = Shape(case.num_steps, case.topk, case.verify_nodes)
+    pair.must_draft(shape)
+    read = pair.read(story.tokens)
+    own = pair.on(story.tokens, read, shape)
+    if request.sampling is None:
+        _committed(own, story, read, found)
+    if shape.topk == 1 and not own.draft.layers:
+        _chains(own, story, read, shape, found)
+    else:
+        _rounds(own, story, read, shape, found)
+    _rows(own, trace, story, read, found)
+    found.divergences.sort(key=lambda one: (one.round, _STAGES.index(one.stage)))
+    return found
+
+
+def _committed(pair: Pair, story: Story, read: Read, found: Weighed) -> None:
+    """A greedy request commits what the target says."""
+    begin, lead = len(story.prompt), read.lead.tolist()
+    for place in range(begin, len(story.tokens)):
+        found.checked["verify.accept"] += 1
+        if lead[place - 1] <= pair.tie:
+            continue
+        number = next((n for n, one in enumerate(story.rounds) if place <= one.end), 0)
+        expected, actual = int(read.best[place - 1]), story.tokens[place]
+        index = f"token {place} of the text"
+        found.divergences.append(_wrong("verify.accept", story, number, index, expected, actual))
+
+
+def _chains(pair: Pair, story: Story, read: Read, shape: Shape, found: Weighed) -> None:
+    """Each draft of a round, up to the first that was refused."""
+    by_start = {one.committed: number for number, one in enumerate(story.rounds)}
+    ids, kind = torch.tensor(story.tokens, device=read.hidden.device), pair.draft.heads[0].embedding.dtype
+    for first, logits in chain_logits(pair.draft, ids, read.hidden.to(kind), shape.num_steps):
+        for start in range(first, first + len(logits)):
+            number = by_start.get(start)
+            if number is not None:
+                _chain(pair, story, number, logits[start - first], found)
+
+
+def _chain(pair: Pair, story: Story, number: int, logits: torch.Tensor, found: Weighed) -> None:
+    """logits [S, V]"""
+    round = story.rounds[number]
+    for step, drafted in enumerate(round.drafted[: round.end - round.committed]):
+        row = logits[step]
+        best = int(row.argmax())
+        found.checked["draft.proposal"] += 1
+        inside = 0 <= drafted < len(row)
+        size = torch.where(row.isinf(), 0, row).abs().max()
+        if inside and float(row[best] - row[drafted]) <= pair.tie * float(size):
+            found.open += best != drafted
+            continue
+        index = f"draft {step + 1} behind {round.committed + 1} tokens"
+        found.divergences.append(_wrong("draft.proposal", story, number, index, best, drafted, step))
+        return
+
+
+def _rounds(pair: Pair, story: Story, read: Read, shape: Shape, found: Weighed) -> None:
+    """How many drafts each round accepted."""
+    begin = len(story.prompt)
+    whole = [one for one in story.rounds if one.end > one.committed]
+    answer = Answer(
+        prompt=story.prompt,
+        tokens=tuple(story.tokens[begin:]),
+        rounds=len(whole),
+        starts=tuple(one.committed for one in whole),
+        accepted=None,
+        cached=0,
+        finish="",
+    )
+    compared = compare(pair, shape, answer, read)
+    found.checked["draft.proposal"] += len(whole)
+    numbers = {one.committed: number for number, one in enumerate(story.rounds)}
+    for wrong in compared.wrong:
+        deserved = " or ".join(map(str, wrong.deserved))
+        index = f"drafts accepted behind {wrong.committed + 1} tokens"
+        found.divergences.append(_wrong("draft.proposal", story, numbers[wrong.committed], index, deserved, wrong.used))
+
+
+def _rows(pair: Pair, trace: Trace, story: Story, read: Read, found: Weighed) -> None:
+    """What the draft's pool has of each committed token."""
+    records = [number for number, record in enumerate(trace.header.records) if "draft_kv" in record.tensors]
+    if not records or trace.header.engine.tp > 1 or pair.draft.layers:
+        return
+    exact = stored_rows(pair.draft, story.tokens, read.hidden)
+    most = FLOAT32.relative if pair.precision is None else pair.precision.rows(story.tokens, exact)
+    for number in records:
+        record, at = trace.header.records[number], trace.array(number, "draft_rows")
+        known = at < len(exact)  # a round in flight may have stored more than was committed in the end
+        stored = trace.array(number, "draft_kv")[known]
+        found.checked["draft.kv"] += len(stored)
+        share = off_by(exact[at[known]], stored).max((1, 2)) if len(stored) else np.empty(0)
+        for row, off in zip(at[known].tolist(), share.tolist(), strict=True):
+            if off > most:
+                found.divergences.append(
+                    Divergence(
+                        rule="draft.kv",
+                        request=story.name,
+                        round=record.round,
+                        stage=record.stage,
+                        step=0,
+                        iteration=record.iteration,
+                        index=f"row {row}",
+                        expected=f"the head's row of this text, within {most:.2g} of its largest number",
+                        actual=f"a row that is {off:.2g} off",
+                    )
+                )
+                break
+
+
+def _wrong(rule: str, story: Story, number: int, index: str, expected: object, actual: object, step: int = 0) -> Divergence:
+    return Divergence(
+        rule=rule,
+        request=story.name,
+        round=number,
+        stage="draft" if rule == "draft.proposal" else "verify",
+        step=step,
+        iteration=0,
+        index=index,
+        expected=str(expected),
+        actual=str(actual),
+    )

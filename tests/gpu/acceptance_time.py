@@ -1,0 +1,80 @@
+"""How long `eagletwin acceptance --device cuda` takes for a text of 2,000 tokens and a pair of 52 million parameters.
+
+`python -m tests.gpu.acceptance_time OUT [--size large] [--device cuda] [--steps 150]`: trains the pair briefly, so that some
+drafts are accepted, then times whole processes, each draft twice, and profiles each once. Prints a line for each; OUT gets the
+profiles.
+"""
+
+import argparse
+import json
+import os
+import subprocess
+import sys
+import time
+from dataclasses import replace
+from pathlib import Path
+
+from eagletwin.harness.deserved.train.pair import make_pair
+from eagletwin.harness.deserved.train.settings import SIZES
+from eagletwin.harness.deserved.train.text import standard_library
+
+PROFILED = """
+import cProfile, pstats, sys
+from eagletwin.harness.cli.main import typed
+profile = cProfile.Profile()
+profile.enable()
+try:
+    typed(sys.argv[2:])
+finally:
+    profile.disable()
+    with open(sys.argv[1], "w") as file:
+        pstats.Stats(profile, stream=file).sort_stats("cumtime").print_stats(60).sort_stats("tottime").print_stats(30)
+"""
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("out", type=Path)
+    parser.add_argument("--size", choices=sorted(SIZES), default="large")
+    parser.add_argument("--device", choices=("cpu", "cuda"), default="cuda")
+    parser.add_argument("--steps", type=int, default=150, help="of training, of target and drafts each")
+    asked = parser.parse_args()
+    pair = asked.out / "pair"
+    pair.mkdir(parents=True, exist_ok=True)
+    corpus, settings = standard_library(), SIZES[asked.size]
+    courses = {
+        "target_course": replace(settings.target_course, steps=asked.steps),
+        "draft_course": replace(settings.draft_course, steps=asked.steps),
+    }
+    if not (pair / "pair.json").exists():
+        make_pair(replace(settings, **courses, prompts=2, new_tokens=8), corpus, asked.device, pair, print)
+    prompts = asked.out / "text.jsonl"
+    text = corpus.held_out[:2000].tolist()
+    prompts.write_text(json.dumps({"input_ids": text[:16], "completion_ids": text[16:]}) + "\n")
+    for draft in ("eagle", "eagle3", "mtp"):
+        words = ["acceptance", "--target", str(pair / "target"), "--draft", str(pair / draft), "--prompts", str(prompts)]
+        words += ["--device", asked.device, "--out", str(asked.out / "runs")]
+        for turn in (1, 2):
+            print(json.dumps({"draft": draft, "turn": turn, **_timed([sys.executable, "-m", "eagletwin", *words])}), flush=True)
+        profile = asked.out / f"profile-{draft}.txt"
+        _timed([sys.executable, "-c", PROFILED, str(profile), *words])
+    imports = subprocess.run(
+        [sys.executable, "-X", "importtime", "-m", "eagletwin", *words], capture_output=True, text=True, check=False
+    )
+    lines = [line for line in imports.stderr.splitlines() if line.startswith("import time:")][1:]
+    lines.sort(key=lambda line: -int(line.split("|")[1]))
+    (asked.out / "imports.txt").write_text("\n".join(lines[:80]) + "\n")
+
+
+def _timed(words: list[str]) -> dict[str, object]:
+    """Wall and processor time of a whole process [s]."""
+    before, begin = os.times(), time.monotonic()
+    done = subprocess.run(words, capture_output=True, text=True, check=False)
+    after = os.times()
+    cpu = after.children_user + after.children_system - before.children_user - before.children_system
+    said = (done.stdout or done.stderr).splitlines()
+    return {"wall": round(time.monotonic() - begin, 1), "cpu": round(cpu, 1), "code": done.returncode, "says": said[:1]}
+
+
+if __name__ == "__main__":
+    main()
