@@ -8,7 +8,7 @@ from eagletwin.harness.check.recordings import Weigh, Weighed
 from eagletwin.harness.core.errors import InputError
 from eagletwin.harness.core.recording import RecordedServer
 from eagletwin.harness.core.trace import HEADER, Trace
-from eagletwin.harness.deserved.device import check_device
+from eagletwin.harness.deserved.device import check_device, on
 from eagletwin.harness.deserved.pair import Pair, load_served
 from eagletwin.harness.deserved.recorded import started_of, weigh
 
@@ -26,7 +26,7 @@ def weighing(target: str, draft: str, device: str) -> Weigh:
 
         _must_be_its_own(folder)
         started = started_of(said)
-        with torch.device(device):
+        with on(torch.device(device)):
             if started.dtype not in pairs:
                 pairs[started.dtype] = load_served(target, draft, started, device)
             found = weigh(pairs[started.dtype], trace)

@@ -14,6 +14,7 @@ from torch import Tensor
 from eagletwin.harness.core.arrays import Array
 from eagletwin.reference.everywhere import chains_everywhere, layers_everywhere
 
+from .device import on
 from .draft import DraftModel
 
 NO, YES, EITHER = 0, 1, 2
@@ -92,7 +93,7 @@ def follow_chains(draft: DraftModel, tokens: Sequence[int], hidden: Tensor, num_
 def chain_logits(draft: DraftModel, tokens: Tensor, hidden: Tensor, num_steps: int) -> Iterator[tuple[int, Tensor]]:
     """Blocks of (first, logits [C, S, V]): what each draft behind x[0..M], M = first + c, is chosen from; its vocabulary is the
     target's. tokens [n]; hidden [>= n-1, ..] in the head's type."""
-    with torch.no_grad(), tokens.device:
+    with torch.no_grad(), on(tokens.device):
         if draft.algorithm == "MTP":
             yield from layers_everywhere(draft.heads[:num_steps], draft.chained, tokens, hidden)
         else:

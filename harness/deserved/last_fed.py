@@ -13,6 +13,7 @@ from torch import Tensor
 from eagletwin.reference.mtp import draft_extend
 from eagletwin.reference.rows import DraftRows, behind
 
+from .device import on
 from .draft import DraftModel
 from .follow import NO, Followed, agreement
 
@@ -38,7 +39,7 @@ def follow_last_fed(
     stored: list[DraftRows | None] = [None] * len(heads)
     end, committed = 0, begin
     later = iter(starts[1:]) if starts is not None else None
-    with torch.no_grad(), hidden.device:
+    with torch.no_grad(), on(hidden.device):
         while committed < count - 1:
             rows = draft_extend(heads, draft.chained, ids[: committed + 1], states, range(end, committed), stored)
             stored = [behind(old, new) for old, new in zip(stored, rows, strict=True)]

@@ -20,6 +20,7 @@ from eagletwin.harness.core.arrays import Array
 from eagletwin.harness.core.errors import HarnessError
 from eagletwin.reference.everywhere import committed_everywhere
 
+from .device import on
 from .draft import DraftModel
 from .follow import chain_logits
 from .target import Target
@@ -106,7 +107,7 @@ class Precision:
 def stored_rows(draft: DraftModel, tokens: Sequence[int], hidden: Tensor) -> Array:
     """The KV rows of a head along a text of n tokens [n - 1, 2, L, G, D]. hidden [>= n - 1, ..]"""
     head, ids = draft.heads[0], torch.tensor(list(tokens), device=hidden.device)
-    with torch.no_grad(), hidden.device:
+    with torch.no_grad(), on(hidden.device):
         rows = committed_everywhere(head, ids, hidden.to(head.embedding.dtype))
     assert rows is not None
     found: Array = torch.stack([rows.keys, rows.values]).permute(2, 0, 1, 3, 4).cpu().numpy()

@@ -6,7 +6,7 @@ follow from the token, from the target's state, and so from all that the target 
 """
 
 from collections import Counter
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 import torch
@@ -24,6 +24,9 @@ from .precision import off_by, stored_rows
 from .server import Answer, Started
 from .target import Read
 
+# A float32 server on a GPU rounds the factors of Triton's products to TF32 by default, 11 significant bits: each of the two is
+# off by 2**-11 of itself at most. Rows were seen 1.2e-4 to 5e-4 off (docs/guide/gpu.md); two logits may each be off so.
+_TF32 = 2.0**-10
 _STAGES = ("prefill", "draft", "verify", "extend")  # of a round, in the order of the data
 
 
@@ -72,6 +75,8 @@ def weigh(pair: Pair, trace: Trace) -> Weighed:
     case = header.case
     shape = Shape(case.num_steps, case.topk, case.verify_nodes)
     pair.must_draft(shape)
+    if pair.precision is None and header.engine.device == "cuda":
+        pair = replace(pair, tie=2 * _TF32)
     read = pair.read(story.tokens)
     own = pair.on(story.tokens, read, shape)
     if request.sampling is None:
@@ -154,7 +159,9 @@ def _rows(pair: Pair, trace: Trace, story: Story, read: Read, found: Weighed) ->
     if not records or trace.header.engine.tp > 1 or pair.draft.layers:
         return
     exact = stored_rows(pair.draft, story.tokens, read.hidden)
-    most = FLOAT32.relative if pair.precision is None else pair.precision.rows(story.tokens, exact)
+    most = _TF32 if trace.header.engine.device == "cuda" else FLOAT32.relative
+    if pair.precision is not None:
+        most = pair.precision.rows(story.tokens, exact)
     for number in records:
         record, at = trace.header.records[number], trace.array(number, "draft_rows")
         known = at < len(exact)  # a round in flight may have stored more than was committed in the end

@@ -14,6 +14,7 @@ from eagletwin.harness.core.arrays import Array
 from eagletwin.reference.everywhere import trees_everywhere
 from eagletwin.reference.growth import Growth, View, candidates
 
+from .device import on
 from .draft import DraftModel
 from .follow import EITHER, NO, YES, Followed, Shape
 
@@ -28,7 +29,7 @@ def follow_trees(
     count, head = len(tokens), draft.heads[0]
     agrees, chosen = np.full((count, shape.num_steps), NO), np.full((count, shape.num_steps), NO)
     ids = torch.tensor(list(tokens), device=hidden.device)
-    with torch.no_grad(), hidden.device:
+    with torch.no_grad(), on(hidden.device):
         ahead = torch.arange(1, shape.num_steps + 1)  # [S]
         grown = trees_everywhere(head, ids, hidden.to(head.embedding.dtype), shape.topk, shape.num_steps, view)
         for first, growth in grown:

@@ -1,8 +1,9 @@
 """Real servers under `eagletwin record`, each with a fault planted in it: what `eagletwin judge` says of their recordings.
 
 `python -m tests.gpu.recorded_faults OUT` starts `python -m sglang.launch_server` on the GPU (graphs, overlap), so many at a
-time; with --cpu `eagletwin serve`. Recordings have private token ids, and the judge needs no model. Writes OUT/results.jsonl
-and OUT/table.md; exit code 0 if each fault showed by the rule that server_faults.py says, and the healthy servers are equal.
+time; with --cpu `eagletwin serve`. Recordings have private token ids, and the judge no model; where integers do not show a
+fault, recordings have rows, and the judge has the checkpoints, too. Writes OUT/results.jsonl and OUT/table.md; exit code 0 if
+each fault showed by the rule that server_faults.py says, and the healthy servers are equal.
 """
 
 import argparse
@@ -54,6 +55,7 @@ def plant(*args, **kwargs):
 
     threading.Thread(target=tell, daemon=True).start()
 """
+HEALTHY = ("healthy, chains", "healthy, trees", "healthy, chains, with rows", "healthy, trees, with rows")
 START_SECONDS, LOAD_SECONDS, END_SECONDS = 240, 3.0, 20.0
 LEAST_PLACES = 6
 
@@ -79,8 +81,7 @@ def main() -> int:
     asked.out.mkdir(parents=True, exist_ok=True)
     checkpoints(MODEL)  # written once, before servers ask for it side by side
     _write_plugin(asked.out / "plugin")
-    healthy = {"healthy, chains": None, "healthy, trees": None}
-    names = [name for name in [*healthy, *FAULTS] if given.only in name]
+    names = [name for name in [*HEALTHY, *FAULTS] if given.only in name]
     begin = time.monotonic()
     with ThreadPoolExecutor(given.at_once) as pool, (asked.out / "results.jsonl").open("a") as file:
         results = []
@@ -115,7 +116,7 @@ def _one(asked: Asked, name: str, number: int) -> dict[str, Any]:
     log = folder / "server.log"
     with log.open("w") as file:
         process = subprocess.Popen(
-            _command(asked, name.endswith("trees") if fault is None else fault.tree, folder, port),
+            _command(asked, name, "trees" in name if fault is None else fault.tree, folder, port),
             stdout=file,
             stderr=subprocess.STDOUT,
             env=_environment(asked, fault, folder),
@@ -129,6 +130,7 @@ def _one(asked: Asked, name: str, number: int) -> dict[str, Any]:
         ended = process.poll()
         _end(process)
     judged = _judged(folder)
+    weighed = _judged(folder, weighed=True) if _has_rows(name) else {"rule": "", "status": "equal"}
     expected = "" if fault is None else fault.rule if asked.cpu else fault.graphs
     ran = fault is None or "ran, as patched" in log.read_text(errors="replace")
     shown = judged["rule"]
@@ -141,15 +143,27 @@ def _one(asked: Asked, name: str, number: int) -> dict[str, Any]:
         "ran": ran,
         **judged,
         "expected": expected,
-        "as_said": ran and not why and shown == expected and (bool(expected) or judged["status"] == "equal"),
+        "with_checkpoints": weighed["rule"] or weighed["status"],
+        "as_said": ran and not why and shown == expected and _fits(fault, judged, weighed),
         "log": "" if not why else log.read_text(errors="replace")[-1500:],
     }
 
 
-def _command(asked: Asked, tree: bool, folder: Path, port: int) -> list[str]:
+def _fits(fault: Fault | None, judged: dict[str, Any], weighed: dict[str, Any]) -> bool:
+    """Whether the two statuses are right, whatever the rules."""
+    found = judged["status"] if fault is None or not fault.weights else weighed["status"]
+    return bool(found == ("equal" if fault is None else "diverged") and (fault is not None or weighed["status"] == "equal"))
+
+
+def _has_rows(name: str) -> bool:
+    """Whether rows are recorded, since integers alone do not show the fault everywhere. All others have private ids."""
+    return name.endswith("rows") or (name in FAULTS and bool(FAULTS[name].weights))
+
+
+def _command(asked: Asked, name: str, tree: bool, folder: Path, port: int) -> list[str]:
     """`eagletwin record` of a server."""
-    record = [sys.executable, "-m", "eagletwin", "record", str(folder / "recordings")]
-    record += ["--every", "1", "--share", "1", "--at-once", "16", "--private", "--"]
+    record = [sys.executable, "-m", "eagletwin", "record", str(folder / "recordings"), "--every", "1", "--share", "1"]
+    record += ["--at-once", "16", *(["--rows", "512"] if _has_rows(name) else ["--private"]), "--"]
     target, draft = map(str, checkpoints(MODEL))
     if asked.cpu:
         named = ["--target", target, "--draft", draft, "--port", str(port), "--chunked-prefill-size", "16", "--overlap"]
@@ -252,9 +266,12 @@ def _end(process: subprocess.Popen[bytes]) -> None:
             continue
 
 
-def _judged(folder: Path) -> dict[str, Any]:
-    """What `eagletwin judge` says, by integers alone."""
+def _judged(folder: Path, *, weighed: bool = False) -> dict[str, Any]:
+    """What `eagletwin judge` says; weighed: with the checkpoints at hand."""
     words = [sys.executable, "-m", "eagletwin", "judge", str(folder / "recordings"), "--json"]
+    if weighed:
+        target, draft = map(str, checkpoints(MODEL))
+        words += ["--target", target, "--draft", draft]
     done = subprocess.run(words, capture_output=True, text=True)
     try:
         said = json.loads(done.stdout)
@@ -273,12 +290,12 @@ def _judged(folder: Path) -> dict[str, Any]:
 
 
 def _table(results: list[dict[str, Any]]) -> str:
-    lines = ["| fault | recorded requests | diverged | rule | as said |", "|---|---|---|---|---|"]
+    lines = ["| fault | recorded | diverged | integers | with the checkpoints | as said |", "|---|---|---|---|---|---|"]
     for one in results:
         counts = one["recorded"]
         rule = f"`{one['rule']}`" if one["rule"] else "none"
         lines.append(
-            f"| {one['fault']} | {sum(counts.values())} | {counts.get('diverged', 0)} | {rule} | "
+            f"| {one['fault']} | {sum(counts.values())} | {counts.get('diverged', 0)} | {rule} | {one['with_checkpoints']} | "
             f"{'yes' if one['as_said'] else 'no: ' + str(one['server'])} |"
         )
     return "\n".join(lines) + "\n"

@@ -66,14 +66,14 @@ def acceptance(
     import torch
 
     from eagletwin.harness.deserved.checkpoint import checkpoint
-    from eagletwin.harness.deserved.device import check_device
+    from eagletwin.harness.deserved.device import check_device, on
     from eagletwin.harness.deserved.pair import load_pair, load_served
     from eagletwin.harness.deserved.server import HttpServer
     from eagletwin.harness.deserved.texts import read_prompts
 
     check_device(device)
     asked = read_prompts(prompts, checkpoint(target), limit)
-    with torch.device(device):
+    with on(torch.device(device)):
         if shape is not None:
             pair = load_pair(target, draft, target_dtype, device, getattr(torch, head_dtype))
             deserves = _deserved(pair, shape, asked, new_tokens)
