@@ -24,22 +24,24 @@ def weighing(target: str, draft: str, device: str) -> Weigh:
     def weighed(said: RecordedServer, folder: Path, trace: Trace) -> Weighed:
         import torch
 
-        _must_be_its_own(folder)
+        altered = _altered(folder)
         started = started_of(said)
         with on(torch.device(device)):
             if started.dtype not in pairs:
                 pairs[started.dtype] = load_served(target, draft, started, device)
-            found = weigh(pairs[started.dtype], trace)
+            found = weigh(pairs[started.dtype], trace, said, altered=altered)
         return found.divergences, Counter(found.checked), found.open
 
     return weighed
 
 
-def _must_be_its_own(folder: Path) -> None:
-    """Raises InputError for a recording whose token ids are permuted."""
-    if json.loads((folder / HEADER).read_bytes()).get("private"):
+def _altered(folder: Path) -> bool:
+    """Whether the request's logits were changed. Raises InputError for a recording whose token ids are permuted."""
+    said = json.loads((folder / HEADER).read_bytes())
+    if said.get("private"):
         raise InputError(
             f"{folder} has permuted token ids (record --private)",
             consequence="no model can say what such a text deserves",
             remedy="leave --target and --draft out, or record without --private",
         )
+    return bool(said["request"].get("altered"))

@@ -30,6 +30,7 @@ class RecordedRequest(Struct, frozen=True, kw_only=True):
     rid      what SGLang calls it; where ids are private, a digest of that by the recording's key, the same on each rank
     stop     tokens that end it, the model's end-of-sequence tokens among them unless it ignores those
     sampled  whether anything but the best token may be taken
+    altered  whether its logits are changed before a token is chosen: by a bias, a penalty, a grammar, a processor
     """
 
     id: str
@@ -38,6 +39,7 @@ class RecordedRequest(Struct, frozen=True, kw_only=True):
     max_new_tokens: int
     stop: tuple[int, ...] = ()
     sampled: bool = False
+    altered: bool = False
 
 
 class RecordedServer(Struct, frozen=True, kw_only=True):

@@ -14,11 +14,12 @@ from torch import Tensor
 from eagletwin.harness.core.errors import InputError
 from eagletwin.harness.families.mtp import PREFIX, layer_numbers, layer_of
 from eagletwin.harness.families.recipe import Recipe
-from eagletwin.reference.eagle import EagleHead, Head
+from eagletwin.reference.eagle import EagleHead, Head, draft_rows
 from eagletwin.reference.eagle3 import Eagle3Head, proposed_tokens
 from eagletwin.reference.llama import Weights
 
 from .checkpoint import Checkpoint
+from .device import on
 
 # Which states a draft consumes: behind the target's final norm, in front of it, or what these layers (from 0) hand on.
 States = Literal["post_norm", "pre_norm"] | tuple[int, ...]
@@ -81,13 +82,32 @@ def read_draft(checkpoint: Checkpoint, shared: Shared, dtype: torch.dtype = torc
         for name, tensor in checkpoint.tensors.items()
     }
     try:
-        return reader(checkpoint, tensors, shared)
+        draft = reader(checkpoint, tensors, shared)
+        _try(draft)
+    except (RuntimeError, ValueError) as error:
+        raise InputError(
+            f"{checkpoint.folder} calls itself {checkpoint.architecture} and has tensors of other sizes: "
+            f"{str(error).splitlines()[0]}",
+            consequence="the head cannot be computed",
+            remedy="see whether config.json and the tensors are of one checkpoint",
+        ) from error
     except KeyError as error:
         raise InputError(
             f"{checkpoint.folder} calls itself {checkpoint.architecture} and has no tensor {error.args[0]}",
             consequence="the head cannot be computed",
             remedy="see whether the checkpoint is complete, and of the architecture that its config.json names",
         ) from error
+    return draft
+
+
+def _try(draft: DraftModel) -> None:
+    """Run each head over one row: whatever it lacks is missed now. Raises KeyError, or RuntimeError for other sizes."""
+    for head in draft.heads:
+        width = head.weights["fc.weight"].shape[1] if isinstance(head, Eagle3Head) else head.embedding.shape[1]
+        row = torch.zeros(1, dtype=torch.int64, device=head.embedding.device)
+        with torch.no_grad(), on(row.device):
+            hidden = head.feed(head.embedding.new_zeros(1, width))
+            draft_rows(head, row, hidden, row, torch.ones(1, 1, dtype=torch.bool, device=row.device))
 
 
 def rounded(draft: DraftModel, dtype: torch.dtype) -> DraftModel:

@@ -65,8 +65,11 @@ def started_of(said: RecordedServer) -> Started:
     )
 
 
-def weigh(pair: Pair, trace: Trace) -> Weighed:
-    """Compare one recording. Raises InputError for tokens that this target does not have."""
+def weigh(pair: Pair, trace: Trace, said: RecordedServer, *, altered: bool) -> Weighed:
+    """Compare one recording of this rank. Raises InputError for tokens that this target does not have.
+
+    altered: the request's logits were changed before a token was chosen, so the target alone does not say which one it is
+    """
     header = trace.header
     request, found = header.case.requests[0], Weighed()
     story = stories(trace, DECLARED_VIEW)[request.id]
@@ -79,9 +82,11 @@ def weigh(pair: Pair, trace: Trace) -> Weighed:
         pair = replace(pair, tie=2 * _TF32)
     read = pair.read(story.tokens)
     own = pair.on(story.tokens, read, shape)
-    if request.sampling is None:
+    if request.sampling is None and not altered:
         _committed(own, story, read, found)
-    if shape.topk == 1 and not own.draft.layers:
+    if request.sampling is not None and said.arguments.get("speculative_use_rejection_sampling", "True") != "False":
+        pass  # drafts are drawn by chance
+    elif shape.topk == 1 and not own.draft.layers:
         _chains(own, story, read, shape, found)
     else:
         _rounds(own, story, read, shape, found)

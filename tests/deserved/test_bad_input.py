@@ -57,6 +57,12 @@ def a_draft_that_lacks_a_tensor(words: Words) -> None:
     save_file(tensors, file)
 
 
+def a_draft_of_other_sizes(words: Words) -> None:
+    file = words.draft / "config.json"
+    config = json.loads(file.read_text())
+    file.write_text(json.dumps(config | {"num_attention_heads": config["num_attention_heads"] * 2}))
+
+
 def a_draft_of_another_target(words: Words) -> None:
     _, words.draft = checkpoints("llama-eagle3")
 
@@ -95,6 +101,7 @@ def a_server_that_is_not_there(words: Words) -> None:
         (a_draft_without_weights, "holds no *.safetensors"),
         (a_draft_that_was_cut_off, "cannot be read"),
         (a_draft_that_lacks_a_tensor, "no tensor layers.0.mlp.up_proj.weight"),
+        (a_draft_of_other_sizes, "has tensors of other sizes"),
         (a_draft_of_another_target, "the target hands over"),
         (no_prompts, "cannot be read"),
         (a_line_that_is_no_prompt, "prompts.jsonl:1 is no prompt"),
@@ -134,7 +141,9 @@ def test_an_eagle3_head_that_is_served_as_eagle_is_named(
     monkeypatch.chdir(tmp_path)
     (tmp_path / "prompts.jsonl").write_text('{"input_ids": [3, 4, 5, 6]}\n')
     target, draft = map(str, checkpoints("llama-eagle3"))
-    with serving(Behaviour()) as url:  # started with EAGLE
+    behaviour = Behaviour()  # started with EAGLE
+    behaviour.says = lambda tokens: tuple(token % 96 for token in tokens)
+    with serving(behaviour) as url:
         words = ["--target", target, "--draft", draft, "--prompts", "prompts.jsonl", "--new-tokens", "8", "--server", url]
         assert guarded(lambda: typed(["acceptance", *words])) in (1, 125)
     said = " ".join(capsys.readouterr().out.split())

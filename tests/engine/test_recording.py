@@ -184,6 +184,15 @@ def test_a_server_that_is_right_is_judged_equal(servers: Servers, folder: Path, 
 def test_requests_that_sample_are_judged_by_what_follows_from_their_tokens(servers: Servers, folder: Path) -> None:
     session = recorded_by(servers, folder, "llama-tiny", {}, temperature=0.8)
     assert session.status == "equal", session.report(120, "")
+    weighed = judged(session.servers[0].folder, frozenset(), weighing(*map(str, checkpoints("llama-tiny")), "cpu"))
+    assert weighed.status == "equal", weighed.report(120, "")
+    assert weighed.checked["draft.proposal"] > 50 < weighed.checked["draft.kv"]
+
+
+def test_what_a_request_asks_of_its_logits_is_no_fault_of_verify(servers: Servers, folder: Path) -> None:
+    session = recorded_by(servers, folder, "llama-tiny", {}, logit_bias={"5": 50.0})
+    weighed = judged(session.servers[0].folder, frozenset(), weighing(*map(str, checkpoints("llama-tiny")), "cpu"))
+    assert weighed.status == "equal", weighed.report(120, "")
 
 
 @pytest.mark.parametrize(
@@ -208,8 +217,8 @@ def test_a_fault_in_a_server_shows_by_its_rule_or_is_known_not_to(servers: Serve
     fault, before = FAULTS[name], set(folder.iterdir())
     how: dict[str, Any] = {"patches": (fault.patch,), "mode": Mode(overlap=True), "chunked_prefill_size": 16}
     how |= {"topk": 3, "num_draft_tokens": 8} if fault.tree else {}
-    those = prompts("llama-gqa", LENGTHS[:8])
-    with servers.start(asked("llama-gqa", **how)) as server, ThreadPoolExecutor(len(those)) as at_once:
+    those = prompts(fault.model, LENGTHS[:8])
+    with servers.start(asked(fault.model, **how)) as server, ThreadPoolExecutor(len(those)) as at_once:
         texts = [one["output_ids"] for one in at_once.map(lambda prompt: answer(server, prompt, 16), those)]
         for place in (2, 4, 6) if name.startswith("33758") else ():  # a stop token next to the limit
             stops = [{"stop_token_ids": [text[place]], "ignore_eos": False} for text in texts]
@@ -223,7 +232,7 @@ def test_a_fault_in_a_server_shows_by_its_rule_or_is_known_not_to(servers: Serve
     assert rule_of(judged(mine, frozenset())) == fault.rule
     if fault.weights:  # 25015 without its rule: as in a CUDA graph, where positions are not seen
         without = frozenset({fault.rule} if fault.rule else ())
-        assert rule_of(judged(mine, without, weighing(*map(str, checkpoints("llama-gqa")), "cpu"))) == fault.weights
+        assert rule_of(judged(mine, without, weighing(*map(str, checkpoints(fault.model)), "cpu"))) == fault.weights
 
 
 def rule_of(session: JudgedServer) -> str:

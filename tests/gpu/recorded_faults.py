@@ -24,11 +24,11 @@ from typing import Any
 import msgspec
 
 from eagletwin.harness.core.trace import HEADER
+from eagletwin.harness.families import RECIPES
 from eagletwin.harness.families.store import checkpoints
 
-from ..engine.server_faults import FAULTS, Fault
+from ..engine.server_faults import FAULTS, MODEL, Fault
 
-MODEL = "llama-gqa"
 # launch_server has no option for a patch: a plugin of SGLang's framework applies it before the scheduler is built.
 PLUGIN = """
 import os, sys, threading, time
@@ -79,7 +79,8 @@ def main() -> int:
     given = parser.parse_args()
     asked = Asked(given.out.absolute(), given.cpu, tuple(given.more))
     asked.out.mkdir(parents=True, exist_ok=True)
-    checkpoints(MODEL)  # written once, before servers ask for it side by side
+    for model in {MODEL, *(fault.model for fault in FAULTS.values())}:
+        checkpoints(model)  # written once, before servers ask for it side by side
     _write_plugin(asked.out / "plugin")
     names = [name for name in [*HEALTHY, *FAULTS] if given.only in name]
     begin = time.monotonic()
@@ -130,7 +131,7 @@ def _one(asked: Asked, name: str, number: int) -> dict[str, Any]:
         ended = process.poll()
         _end(process)
     judged = _judged(folder)
-    weighed = _judged(folder, weighed=True) if _has_rows(name) else {"rule": "", "status": "equal"}
+    weighed = _judged(folder, _model(name)) if _has_rows(name) else {"rule": "", "status": "equal"}
     expected = "" if fault is None else fault.rule if asked.cpu else fault.graphs
     ran = fault is None or "ran, as patched" in log.read_text(errors="replace")
     shown = judged["rule"]
@@ -160,11 +161,15 @@ def _has_rows(name: str) -> bool:
     return name.endswith("rows") or (name in FAULTS and bool(FAULTS[name].weights))
 
 
+def _model(name: str) -> str:
+    return FAULTS[name].model if name in FAULTS else MODEL
+
+
 def _command(asked: Asked, name: str, tree: bool, folder: Path, port: int) -> list[str]:
     """`eagletwin record` of a server."""
     record = [sys.executable, "-m", "eagletwin", "record", str(folder / "recordings"), "--every", "1", "--share", "1"]
     record += ["--at-once", "16", *(["--rows", "512"] if _has_rows(name) else ["--private"]), "--"]
-    target, draft = map(str, checkpoints(MODEL))
+    target, draft = map(str, checkpoints(_model(name)))
     if asked.cpu:
         named = ["--target", target, "--draft", draft, "--port", str(port), "--chunked-prefill-size", "16", "--overlap"]
         named += ["--topk", "3", "--num-draft-tokens", "8"] if tree else []
@@ -172,7 +177,7 @@ def _command(asked: Asked, name: str, tree: bool, folder: Path, port: int) -> li
     words = {
         "model-path": target,
         "speculative-draft-model-path": draft,
-        "speculative-algorithm": "EAGLE",
+        "speculative-algorithm": RECIPES[_model(name)].algorithm,
         "speculative-num-steps": 3,
         "speculative-eagle-topk": 3 if tree else 1,
         "speculative-num-draft-tokens": 8 if tree else 4,
@@ -266,11 +271,11 @@ def _end(process: subprocess.Popen[bytes]) -> None:
             continue
 
 
-def _judged(folder: Path, *, weighed: bool = False) -> dict[str, Any]:
-    """What `eagletwin judge` says; weighed: with the checkpoints at hand."""
+def _judged(folder: Path, model: str = "") -> dict[str, Any]:
+    """What `eagletwin judge` says; with the checkpoints of a model, where one is named."""
     words = [sys.executable, "-m", "eagletwin", "judge", str(folder / "recordings"), "--json"]
-    if weighed:
-        target, draft = map(str, checkpoints(MODEL))
+    if model:
+        target, draft = map(str, checkpoints(model))
         words += ["--target", target, "--draft", draft]
     done = subprocess.run(words, capture_output=True, text=True)
     try:

@@ -33,6 +33,7 @@ _ARGUMENTS = (
     "kv_cache_dtype",
     "attention_backend",
     "speculative_attention_mode",
+    "speculative_use_rejection_sampling",
     "page_size",
     "chunked_prefill_size",
     "disable_radix_cache",
@@ -106,7 +107,28 @@ def request_of(recording: Recording, options: RecordOptions) -> RecordedRequest:
         max_new_tokens=int(sampling.max_new_tokens),
         stop=permuted(sorted(_ends(request))),
         sampled=int(sampling.top_k) != 1,
+        altered=_altered(request),
     )
+
+
+# What changes a request's logits before a token is chosen, and the value at which it does not.
+_PLAIN = {
+    "frequency_penalty": 0.0,
+    "presence_penalty": 0.0,
+    "repetition_penalty": 1.0,
+    "min_new_tokens": 0,
+    "json_schema": None,
+    "regex": None,
+    "ebnf": None,
+    "structural_tag": None,
+    "logit_bias": None,
+    "watermark": None,
+}
+
+
+def _altered(request: Any) -> bool:
+    asked = any((getattr(request.sampling_params, name, plain) or plain) != plain for name, plain in _PLAIN.items())
+    return asked or getattr(request, "custom_logit_processor", None) is not None
 
 
 def _ends(request: Any) -> set[int]:
