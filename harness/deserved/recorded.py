@@ -84,12 +84,10 @@ def weigh(pair: Pair, trace: Trace, said: RecordedServer, *, altered: bool) -> W
     own = pair.on(story.tokens, read, shape)
     if request.sampling is None and not altered:
         _committed(own, story, read, found)
-    if request.sampling is not None and said.arguments.get("speculative_use_rejection_sampling", "True") != "False":
-        pass  # drafts are drawn by chance
-    elif shape.topk == 1 and not own.draft.layers:
-        _chains(own, story, read, shape, found)
-    else:
-        _rounds(own, story, read, shape, found)
+    by_chance = request.sampling is not None and said.arguments.get("speculative_use_rejection_sampling", "True") != "False"
+    if not by_chance:
+        drafted = _chains if shape.topk == 1 and not own.draft.layers else _rounds
+        drafted(own, story, read, shape, found)
     _rows(own, trace, story, read, found)
     found.divergences.sort(key=lambda one: (one.round, _STAGES.index(one.stage)))
     return found

@@ -187,7 +187,7 @@ def _command(asked: Asked, name: str, tree: bool, folder: Path, port: int) -> li
         "mem-fraction-static": 0.3,
         "max-total-tokens": 32768,
         "max-running-requests": 16,
-        "cuda-graph-max-bs": 16,
+        "cuda-graph-max-bs-decode": 16,
         "random-seed": 0,
         "host": "127.0.0.1",
         "port": port,
