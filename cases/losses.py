@@ -18,11 +18,14 @@ class Losing:
 
 
 def losing_so(server: Losing) -> list[tuple[Entry, bool]]:
-    """Entries that lose under the same condition with such a draft, each with whether the release has the bug; those first."""
+    """Entries that lose under the same condition with such a draft, each with whether the release has the bug; those first.
+
+    A layout that is declared and followed (`view`) is none of them: what it costs is deserved."""
     found = [
         (entry, entry.is_in(server.release))
         for entry in LEDGER.values()
         if entry.loses is not None
+        and entry.view is None
         and entry.loses.condition == server.condition
         and entry.loses.layers in (None, server.layers)
         and entry.loses.tree in (None, server.tree)

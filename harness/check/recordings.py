@@ -124,6 +124,8 @@ class JudgedServer:
             text += f" Not seen: {', '.join(f'{rule} {number}' for rule, number in sorted(self.unseen.items()))}."
         if self.weighed:
             text += f" Near ties left {self.open} of the drafts open."
+            if not self.checked["draft.kv"]:
+                text += " No row was compared: `record --rows` keeps those of EAGLE and EAGLE-3 heads, on one rank."
         never = [name for name, rule in RULES.items() if rule.weights == "yes"]
         return f"{text} Rules that need the weights looked at nothing: {', '.join(never)}."
 

@@ -85,12 +85,19 @@ def weigh(pair: Pair, trace: Trace, said: RecordedServer, *, altered: bool) -> W
     if request.sampling is None and not altered:
         _committed(own, story, read, found)
     by_chance = request.sampling is not None and said.arguments.get("speculative_use_rejection_sampling", "True") != "False"
-    if not by_chance:
+    if not by_chance and not (own.draft.layers > 1 and _hit(trace)):
         drafted = _chains if shape.topk == 1 and not own.draft.layers else _rounds
         drafted(own, story, read, shape, found)
     _rows(own, trace, story, read, found)
     found.divergences.sort(key=lambda one: (one.round, _STAGES.index(one.stage)))
     return found
+
+
+def _hit(trace: Trace) -> bool:
+    """Whether the request began behind a cached prefix. Of several layers its last rows keep what the request drafted that made
+    them, of which this one's text says nothing."""
+    first = next((record for record in trace.header.records if record.stage == "prefill"), None)
+    return first is not None and first.numbers["start"] > 0
 
 
 def _committed(pair: Pair, story: Story, read: Read, found: Weighed) -> None:

@@ -5,6 +5,7 @@ from typing import Any
 
 import pytest
 
+from eagletwin.cases.losses import Losing, losing_so
 from eagletwin.harness.deserved.conditions import AnswerCount, diagnose
 
 STARTED: Any = SimpleNamespace(chunk=8)
@@ -55,3 +56,10 @@ def test_prefix_hits_and_batches_are_known_of_every_answer() -> None:
     assert diagnose([*SHORT, *hits], STARTED).condition == "prefix hits"
     together = [seen(20, "together", lost=True)] * 5
     assert diagnose([*LONG, *together], STARTED).condition == "batches"
+
+
+def test_a_layout_that_the_comparison_follows_explains_no_loss() -> None:
+    trees = Losing(condition="always", release="0.5.23", layers=False, tree=True, num_steps=3)
+    assert [entry.id for entry, _ in losing_so(trees)] == ["22088", "25015", "26997-hidden"]
+    layers = Losing(condition="always", release="0.5.23", layers=True, tree=False, num_steps=3)
+    assert "boundary-kv" not in {entry.id for entry, _ in losing_so(layers)}

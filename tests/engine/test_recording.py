@@ -177,6 +177,7 @@ def test_a_server_that_is_right_is_judged_equal(servers: Servers, folder: Path, 
     assert weighed.status == "equal", weighed.report(120, "")
     rules = ["draft.proposal", "verify.accept", *(["draft.kv"] if model != "llama-mtp" else [])]
     assert min(weighed.checked[rule] for rule in rules) > 50
+    assert ("No row was compared" in " ".join(weighed.report(100, "").split())) == (model == "llama-mtp")
     ids = {"draft.input_ids", "draft.positions", "draft.slots", "output.tokens", "pool.accounting", "tree.retrieve"}
     assert ids <= {rule for rule, number in session.checked.items() if number}
 
