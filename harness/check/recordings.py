@@ -74,6 +74,7 @@ class JudgedServer:
     cut: int = 0  # recordings that end before their request did
     weighed: bool = False  # whether the checkpoints were at hand
     open: int = 0  # comparisons with them that were too close to tell
+    rows: int = 0  # of the draft's pool that were compared with them
     wrong: list[tuple[Path, str]] = field(default_factory=list)  # headline of each that is not equal
     looked: list[LookedAt] = field(default_factory=list)  # all of them, each by itself
     first: Judged | None = None  # the first that diverged, else the first that is unknown
@@ -124,7 +125,7 @@ class JudgedServer:
             text += f" Not seen: {', '.join(f'{rule} {number}' for rule, number in sorted(self.unseen.items()))}."
         if self.weighed:
             text += f" Near ties left {self.open} of the drafts open."
-            if not self.checked["draft.kv"]:
+            if not self.rows:
                 text += " No row was compared: `record --rows` keeps those of EAGLE and EAGLE-3 heads, on one rank."
         never = [name for name, rule in RULES.items() if rule.weights == "yes"]
         return f"{text} Rules that need the weights looked at nothing: {', '.join(never)}."
@@ -157,7 +158,7 @@ def judged(folder: Path, without: frozenset[str], weigh: Weigh | None = None) ->
             if weigh is not None and one.verdict.status != "unknown":
                 divergences, checked, too_close = weigh(server.said, recording, trace)
                 one = Judged(recording, trace, _with(one.verdict, divergences, checked, without))
-                session.open += too_close
+                session.open, session.rows = session.open + too_close, session.rows + checked["draft.kv"]
             _take(session, one)
             if server.said.engine.tp > 1:
                 by_request.setdefault((server.said.launch, server.said.dp, trace.header.case.name), []).append(one)
