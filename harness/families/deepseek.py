@@ -111,7 +111,7 @@ def heads(recipe: Recipe, draft: Weights, embedding: Tensor, lm_head: Tensor, pr
 
 def target_config(shape: LlamaShape) -> dict[str, object]:
     """What the configuration of a target has beside a Llama's."""
-    latent, experts = parts_of(shape)
+    _, experts = parts_of(shape)
     return {
         "architectures": ["DeepseekV3ForCausalLM"],
         "model_type": "deepseek_v3",

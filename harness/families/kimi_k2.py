@@ -76,8 +76,9 @@ def draft_weights(recipe: Recipe, target: Weights, normal: Normal) -> Weights:
 def _attention(recipe: Recipe, normal: Normal) -> Weights:
     """Of a row's input [token, state], 2H wide, the latent vector holds all, several times over, in other orders and signs.
 
-    Each head's plain query and key are its share of the token's embedding, and its turned ones the state; its value is its share
-    of the embedding less most of the state. Heads together are as wide as the state. No product of matrices: its last bit depends on the number of threads.
+    Each head's plain query and key are its share of the token's embedding, and its turned ones the state; its value is its
+    share of the embedding less most of the state. Heads together are as wide as the state. No matrices are multiplied: the last
+    bits of a product depend on the number of threads.
     """
     import torch
 

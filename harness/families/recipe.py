@@ -80,6 +80,11 @@ class Recipe:
         return names.get(self.target_hidden, "EAGLE")
 
     @property
+    def own_window(self) -> bool:
+        """Whether a window of the draft (`draft_window`) is the head's own, in all its forwards; else it is draft decode's."""
+        return self.algorithm == "EAGLE3" and self.draft.latent is None
+
+    @property
     def reads_states(self) -> bool:
         """Whether the draft consumes hidden states; else it is a plain language model, and nothing of its is handed on."""
         return self.target_hidden != "none"
