@@ -370,7 +370,7 @@ def _compute(case: Case, pack: list[Story], view: View, dtype: Dtype, nudge: Nud
 
 
 def _read_by_draft_decode(case: Case) -> Recent:
-    """What draft decode reads of the committed rows. A head with a window of its own has it in every forward, and none beside."""
+    """What draft decode reads of the committed rows: all, if the head has a window of its own."""
     settings = case.engine.sglang
     return Recent() if RECIPES[case.model].own_window else Recent(settings.draft_window, settings.draft_sink)
 
