@@ -152,7 +152,7 @@ def test_norms_before_fc_are_of_the_targets_states_alone(name: str) -> None:
     assert isinstance(head, Eagle3Head)
     handed = target_rows(pair.reference_target(), recipe.target, torch.arange(9)).hidden
     if "fc_norm" in recipe.head_norms:
-        each = handed.chunk(3, -1)
+        each = handed.chunk(len(recipe.target.aux_layers), -1)
         normed = torch.cat([rms_norm(state, head.weights[f"fc_norm.{n}.weight"], eps) for n, state in enumerate(each)], -1)
     else:
         normed = rms_norm(handed, head.weights["input_norm.weight"], eps)
