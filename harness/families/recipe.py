@@ -60,8 +60,10 @@ class Recipe:
 
     @property
     def kv_heads(self) -> int:
-        """KV heads of the one that has fewer, target or draft: ranks share them out evenly."""
-        return min(self.target.num_kv_heads, self.draft.num_kv_heads)
+        """KV heads of the one that has fewer, target or draft: ranks share them out evenly. With latent attention each head has
+        its own, made of a row that is whole on every rank."""
+        shapes = (self.target, self.draft)
+        return min(shape.num_heads if shape.latent is not None else shape.num_kv_heads for shape in shapes)
 
     @property
     def narrowest_head(self) -> int:
