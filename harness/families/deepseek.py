@@ -166,5 +166,5 @@ FAMILY = Family(
     layer_weights=layer_weights,
     modules=("sglang.srt.models.deepseek_v2", "sglang.srt.models.deepseek_nextn"),
     stored="latent rows",
-    limits=("float32 on one rank", "a context as trained", "no FP8", "routed and shared experts are not fused"),
+    limits=("float32", "a context as trained", "no FP8", "routed and shared experts are not fused"),
 )
