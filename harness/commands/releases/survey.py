@@ -6,16 +6,17 @@ import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from eagletwin.cases.entry import Known, Probe
+from eagletwin.cases.entry import Entry, Known, Probe
 from eagletwin.cases.reach import unreached
 from eagletwin.harness.check.confirm import check
 from eagletwin.harness.check.function_calls import ask
 from eagletwin.harness.core.case import Case, without_defaults
 from eagletwin.harness.core.errors import EagletwinError, HarnessError
+from eagletwin.harness.core.patch import Patch
 from eagletwin.harness.core.run_spec import Limits, RunSpec
 from eagletwin.harness.core.trace import Trace
 from eagletwin.harness.core.verdict import Verdict
-from eagletwin.harness.engines.host import Host
+from eagletwin.harness.engines.host import Host, PatchDoesNotApply
 from eagletwin.harness.engines.provision import NotFetched
 
 from .results import Cell, Measured, Output
@@ -94,6 +95,9 @@ def _cell(host: Host, entry: Known, release: str) -> Cell:
     with tempfile.TemporaryDirectory(prefix="eagletwin-") as scratch:
         try:
             verdict = _verdict(host, entry, release, Path(scratch))
+        except PatchDoesNotApply:
+            why = f"{_beside(entry, release)[0].name}, which mends what would show first, does not apply to this release"
+            return Cell(asked=asked_of(entry), status="cannot tell", why=why, seconds=time.monotonic() - begun)
         except EagletwinError as error:  # it does not start, it refuses the configuration, or the harness failed on it
             why = f"{error.cause}{_last_words(Path(scratch))}".replace(scratch, "")
             asked = "" if isinstance(error, HarnessError) else asked_of(entry)  # which says nothing of the release
@@ -104,8 +108,14 @@ def _cell(host: Host, entry: Known, release: str) -> Cell:
 def _verdict(host: Host, entry: Known, release: str, scratch: Path) -> Verdict:
     if isinstance(entry, Probe):
         return ask(entry, host)
-    patches = (entry.beside[release],) if release in entry.beside else ()
-    return check(host.engine(entry.case, patches), entry.case, scratch, RunSpec(view=entry.red.view, limits=LIMITS)).verdict
+    return check(
+        host.engine(entry.case, _beside(entry, release)), entry.case, scratch, RunSpec(view=entry.red.view, limits=LIMITS)
+    ).verdict
+
+
+def _beside(entry: Known, release: str) -> tuple[Patch, ...]:
+    """What is mended on this release, so that the entry can show."""
+    return (entry.beside[release],) if isinstance(entry, Entry) and release in entry.beside else ()
 
 
 def _last_words(folder: Path) -> str:
