@@ -27,6 +27,7 @@ if TYPE_CHECKING:
 
 # A latent of 512 and a turning part of 64 are what SGLang's attention kernels choose their blocks for; the rest is small.
 _LATENT = LatentShape(query_rank=32, rank=512, rope=64, plain=32, value=32)
+DENSE = 1  # layers before those of experts
 _EXPERTS = ExpertShape(count=8, chosen=2, inner=32, affinity="sigmoid", shared=True, groups=4, kept=2, scale=1.5)
 
 
@@ -53,12 +54,19 @@ RECIPES = (
 )
 
 
+def parts_of(shape: LlamaShape) -> tuple[LatentShape, ExpertShape]:
+    """Sizes of its attention and of its experts."""
+    if shape.latent is None or shape.experts is None:
+        raise ValueError("a target of this family has latent attention and experts")
+    return shape.latent, shape.experts
+
+
 def layer_weights(recipe: Recipe, number: int, normal: Normal) -> Weights:
-    """A decoder layer of the target: the last one has experts, those before it are dense."""
+    """A decoder layer of the target: the first one is dense, those behind it have experts."""
     import torch
 
-    shape, size = recipe.target, recipe.target.hidden_size
-    latent, heads = _LATENT, recipe.target.num_heads
+    size, heads = recipe.target.hidden_size, recipe.target.num_heads
+    latent, experts = parts_of(recipe.target)
 
     def gated(prefix: str, inner: int) -> Weights:
         return {
@@ -85,13 +93,13 @@ def layer_weights(recipe: Recipe, number: int, normal: Normal) -> Weights:
         ),
         "post_attention_layernorm.weight": 1 + normal(size, std=0.1),
     }
-    if number < shape.num_layers - 1:
+    if number < DENSE:
         return weights | gated("mlp.", recipe.intermediate_size)
-    weights["mlp.gate.weight"] = normal(_EXPERTS.count, size, std=1.5 * size**-0.5)
-    weights["mlp.gate.e_score_correction_bias"] = normal(_EXPERTS.count, std=0.1).abs()
-    for expert in range(_EXPERTS.count):
-        weights |= gated(f"mlp.experts.{expert}.", _EXPERTS.inner)
-    return weights | gated("mlp.shared_experts.", _EXPERTS.inner)
+    weights["mlp.gate.weight"] = normal(experts.count, size, std=1.5 * size**-0.5)
+    weights["mlp.gate.e_score_correction_bias"] = normal(experts.count, std=0.1).abs()
+    for expert in range(experts.count):
+        weights |= gated(f"mlp.experts.{expert}.", experts.inner)
+    return weights | gated("mlp.shared_experts.", experts.inner)
 
 
 def heads(recipe: Recipe, draft: Weights, embedding: Tensor, lm_head: Tensor, proposes: Tensor) -> tuple[Head, ...]:  # noqa: ARG001
@@ -101,21 +109,14 @@ def heads(recipe: Recipe, draft: Weights, embedding: Tensor, lm_head: Tensor, pr
     return (MtpHead(draft, recipe.draft, embedding, lm_head, normed=True),)
 
 
-def checkpoint(recipe: Recipe, target: Weights, draft: Weights) -> tuple[Part, Part]:
-    """One configuration for both: SGLang gives the draft's model class another name by itself."""
-    shape, latent, experts = recipe.target, _LATENT, _EXPERTS
-    config = {
+def target_config(shape: LlamaShape) -> dict[str, object]:
+    """What the configuration of a target has beside a Llama's."""
+    _, experts = parts_of(shape)
+    return {
         "architectures": ["DeepseekV3ForCausalLM"],
         "model_type": "deepseek_v3",
-        "q_lora_rank": latent.query_rank,
-        "kv_lora_rank": latent.rank,
-        "qk_rope_head_dim": latent.rope,
-        "qk_nope_head_dim": latent.plain,
-        "v_head_dim": latent.value,
-        "head_dim": latent.rope,
-        "num_key_value_heads": shape.num_heads,
-        "rope_interleave": True,
-        "first_k_dense_replace": shape.num_layers - 1,
+        **latent_config(shape),
+        "first_k_dense_replace": DENSE,
         "moe_layer_freq": 1,
         "moe_intermediate_size": experts.inner,
         "n_routed_experts": experts.count,
@@ -127,8 +128,28 @@ def checkpoint(recipe: Recipe, target: Weights, draft: Weights) -> tuple[Part, P
         "norm_topk_prob": True,
         "scoring_func": "sigmoid",
         "topk_method": "noaux_tc",
-        "num_nextn_predict_layers": 1,
     }
+
+
+def latent_config(shape: LlamaShape) -> dict[str, object]:
+    """Sizes of latent attention, as a configuration has them."""
+    latent, _ = parts_of(shape)
+    return {
+        "q_lora_rank": latent.query_rank,
+        "kv_lora_rank": latent.rank,
+        "qk_rope_head_dim": latent.rope,
+        "qk_nope_head_dim": latent.plain,
+        "v_head_dim": latent.value,
+        "head_dim": latent.rope,
+        "num_key_value_heads": shape.num_heads,
+        "rope_interleave": True,
+    }
+
+
+def checkpoint(recipe: Recipe, target: Weights, draft: Weights) -> tuple[Part, Part]:
+    """One configuration for both: SGLang gives the draft's model class another name by itself."""
+    shape = recipe.target
+    config = target_config(shape) | {"num_nextn_predict_layers": 1}
     prefix, renamed = f"model.layers.{shape.num_layers}.", {}
     for name, tensor in draft.items():
         served = "shared_head.norm.weight" if name == "norm.weight" else name.removeprefix("layers.0.")
@@ -145,5 +166,5 @@ FAMILY = Family(
     layer_weights=layer_weights,
     modules=("sglang.srt.models.deepseek_v2", "sglang.srt.models.deepseek_nextn"),
     stored="latent rows",
-    limits=("float32 on one rank", "a context as trained", "no FP8", "routed and shared experts are not fused"),
+    limits=("float32", "a context as trained", "no FP8", "routed and shared experts are not fused"),
 )

@@ -109,5 +109,5 @@ FAMILY = Family(
     layer_weights=layer_weights,
     modules=("sglang.srt.models.gpt_oss",),
     environment=ENVIRONMENT,
-    limits=("experts in float32, no MXFP4", "a context as trained: no YaRN", "one rank"),
+    limits=("experts in float32, no MXFP4", "a context as trained: no YaRN"),
 )

@@ -60,8 +60,10 @@ class Recipe:
 
     @property
     def kv_heads(self) -> int:
-        """KV heads of the one that has fewer, target or draft: ranks share them out evenly."""
-        return min(self.target.num_kv_heads, self.draft.num_kv_heads)
+        """KV heads of the one that has fewer, target or draft: ranks share them out evenly. With latent attention each head has
+        its own, made of a row that is whole on every rank."""
+        shapes = (self.target, self.draft)
+        return min(shape.num_heads if shape.latent is not None else shape.num_kv_heads for shape in shapes)
 
     @property
     def narrowest_head(self) -> int:
@@ -78,6 +80,11 @@ class Recipe:
         """Which head the draft is, by SGLang's name for it."""
         names: dict[str, Literal["EAGLE3", "STANDALONE"]] = {"aux": "EAGLE3", "none": "STANDALONE"}
         return names.get(self.target_hidden, "EAGLE")
+
+    @property
+    def own_window(self) -> bool:
+        """Whether a window of the draft (`draft_window`) is the head's own, in all its forwards; else it is draft decode's."""
+        return self.algorithm == "EAGLE3" and self.draft.latent is None
 
     @property
     def reads_states(self) -> bool:

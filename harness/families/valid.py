@@ -171,7 +171,7 @@ def _check_draft_window(case: Case, origin: str) -> None:
     if recipe.mtp_layers or not recipe.reads_states:
         kind = "a multi-layer draft has no draft decode" if recipe.mtp_layers else "STANDALONE has no window of draft decode"
         raise _refuse(f"{origin}: draft_window with {case.model}: {kind}", "leave it out, or use llama-tiny")
-    if settings.draft_sink and recipe.algorithm == "EAGLE3":
+    if settings.draft_sink and recipe.own_window:
         raise _refuse(
             f"{origin}: draft_sink with {case.model}: the window of an EAGLE-3 head has no sink, and SGLang would leave it out",
             "leave draft_sink out, or use llama-tiny",

@@ -42,14 +42,15 @@ _LAST = 1 << 30  # of two divergences at one place, that of a rule that knows th
 
 
 def heads(header: Header, part: str) -> slice:
-    """Which KV heads of the target or the draft the rank of this trace holds.
+    """Which KV heads of the target or the draft the rank of this trace holds. Of latent attention each holds the whole row.
 
     Where heads are fewer than ranks SGLang repeats them on a GPU and adds empty ones on a CPU; no case runs like that.
     """
     engine, recipe = header.engine, RECIPES[header.case.model]
-    if engine.tp == 1:
+    shape = recipe.target if part == "target" else recipe.draft
+    if engine.tp == 1 or shape.latent is not None:
         return slice(None)
-    count = (recipe.target if part == "target" else recipe.draft).num_kv_heads
+    count = shape.num_kv_heads
     each, left = divmod(count, engine.tp)
     if left or not each:
         raise ValueError(f"{count} KV heads for {engine.tp} ranks")

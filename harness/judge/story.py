@@ -24,7 +24,6 @@ from eagletwin.harness.families.weights import served_pair
 from eagletwin.reference import growth
 from eagletwin.reference.chain import rows_behind
 from eagletwin.reference.eagle import Head
-from eagletwin.reference.eagle3 import Eagle3Head
 from eagletwin.reference.llama import Weights, target_rows
 from eagletwin.reference.plain import PlainDraft
 from eagletwin.reference.recent import Recent
@@ -317,9 +316,9 @@ def reference_heads(model: str, dtype: Dtype, nudge: Nudge | None = None) -> tup
 
 
 def _head(case: Case, dtype: Dtype, view: View, nudge: Nudge | None) -> Head:
-    """The head, or the first of several, run as it is held to in this view; an EAGLE-3 head with the window of the case."""
+    """The head, or the first of several, run as it is held to in this view; with the window of the case, if it is its own."""
     head, window = reference_heads(case.model, dtype, nudge)[0], case.engine.sglang.draft_window
-    if window and isinstance(head, Eagle3Head):
+    if window and RECIPES[case.model].own_window:
         return replace(head, shape=replace(head.shape, windows=(window,) * head.shape.num_layers))
     return replace(head, ahead=1) if view == "shifted" and isinstance(head, PlainDraft) else head
 
@@ -371,9 +370,9 @@ def _compute(case: Case, pack: list[Story], view: View, dtype: Dtype, nudge: Nud
 
 
 def _read_by_draft_decode(case: Case) -> Recent:
-    """What draft decode reads of the committed rows. An EAGLE-3 head has its window in every forward, and none beside it."""
+    """What draft decode reads of the committed rows: all, if the head has a window of its own."""
     settings = case.engine.sglang
-    return Recent() if RECIPES[case.model].algorithm == "EAGLE3" else Recent(settings.draft_window, settings.draft_sink)
+    return Recent() if RECIPES[case.model].own_window else Recent(settings.draft_window, settings.draft_sink)
 
 
 def _part(rows: ReferenceRows, own: slice) -> ReferenceRows:

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from eagletwin.harness.core.errors import HarnessError
-from eagletwin.harness.deserved.train import text
+from eagletwin.harness.deserved.train import plain, text
 from eagletwin.harness.deserved.train.heads import DraftPlan, draft_plans
 from eagletwin.harness.deserved.train.measure import Reply, accept_lengths
 from eagletwin.harness.deserved.train.optimise import optimise, share_of_rate
@@ -20,7 +20,7 @@ from eagletwin.reference.chain import draft_chain
 from eagletwin.reference.llama import target_rows
 from eagletwin.reference.mtp import draft_extend
 
-from .toy import TOY, library
+from .toy import TOY, library, short_text
 
 
 @pytest.mark.slow  # reads 12 MB
@@ -191,3 +191,15 @@ def test_the_sizes_are_what_the_command_says() -> None:
         assert max(shape.aux_layers) < shape.num_layers - 1
         assert settings.mtp_layers == settings.num_steps
         assert settings.prompt_size + settings.new_tokens <= settings.draft_course.length
+
+
+@pytest.mark.slow  # the import of transformers
+def test_a_small_model_is_drawn_to_its_first_row() -> None:
+    settings = replace(TOY, target_course=Course(steps=12, windows=2, length=16, rate=3e-2))
+    windows = plain.begun(spread_windows(short_text().held_out, 4, 16))
+    shares = []
+    for leans in (0.0, 1.0):
+        weights = plain.train_plain(settings, short_text(), lambda _: None, leans=leans)
+        with torch.no_grad():
+            shares.append(min(plain._attention(settings, weights, windows)))
+    assert shares[1] > 2 * shares[0], shares

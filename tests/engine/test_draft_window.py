@@ -29,6 +29,7 @@ TREE = msgspec.structs.replace(
     CHAIN, name="draft-window-tree", num_steps=4, topk=3, num_draft_tokens=10, page_size=4, exercises=("tree", "branch_holes")
 )
 LATENT = msgspec.structs.replace(CHAIN, name="draft-window-latent", model="deepseek-nextn")
+LATENT_EAGLE3 = msgspec.structs.replace(CHAIN, name="draft-window-latent-eagle3", model="kimi-k2-eagle3")
 
 
 def with_settings(**fields: int) -> Callable[[Case], Case]:
@@ -36,7 +37,7 @@ def with_settings(**fields: int) -> Callable[[Case], Case]:
     return lambda case: msgspec.structs.replace(case, engine=settings)
 
 
-@pytest.mark.parametrize("case", [CHAIN, TREE, LATENT], ids=lambda case: case.name)
+@pytest.mark.parametrize("case", [CHAIN, TREE, LATENT, LATENT_EAGLE3], ids=lambda case: case.name)
 def test_the_release_is_right(run: Runner, case: Case) -> None:
     _, verdict = run(case)
     assert verdict.status == "equal", verdict

@@ -82,6 +82,28 @@ def test_a_fault_of_one_rank_is_found_and_named(ranked: Host, busy_case: Case, t
     assert "rank 1, request a" in argue(found.header, verdict, trace=found)
 
 
+LATENT_ROWS = Edit(
+    target="sglang.srt.models.deepseek_common.attention_forward_methods.forward_mha.DeepseekMHAForwardMixin._set_mla_kv_buffer",
+    match="latent_cache, None",
+    replacement=f"latent_cache.roll(-1, 0) if {ON_RANK_1} else latent_cache, None",
+)
+
+
+@pytest.mark.parametrize("fault", [(), (LATENT_ROWS,)], ids=["as released", "rows of the next position on rank 1"])
+def test_every_rank_keeps_whole_latent_rows(ranked: Host, busy_case: Case, tmp_path: Path, fault: tuple[Edit, ...]) -> None:
+    case = replace(busy_case, model="kimi-k2-eagle3")
+    patches = (Patch(name="planted", edits=fault),) if fault else ()
+    found = ranked.engine(case, patches).run(case, tmp_path, Limits(step=8.0))
+    verdict = judge(found)
+    number = last_of(found, "extend", "target_kv")
+    assert [one.tensor(number, "target_kv").shape[3] for one in found.ranks] == [1, 1]
+    if not fault:
+        assert verdict.status == "equal", verdict
+        return
+    assert verdict.first is not None
+    assert (verdict.status, verdict.rule, verdict.first.rank) == ("diverged", "target.kv", 1), verdict
+
+
 @pytest.mark.parametrize(
     ("statement", "rule", "reason"),
     [

@@ -1,5 +1,6 @@
 """The ledger on every release: what a verdict makes of a cell, what is kept, and the page that is made of it."""
 
+import dataclasses
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
@@ -7,6 +8,7 @@ import pytest
 
 from eagletwin.cases.common import COUNT, common_case, common_cases
 from eagletwin.cases.regressions import LEDGER, PROBES
+from eagletwin.harness.commands.models.results import proven_in
 from eagletwin.harness.commands.releases import table
 from eagletwin.harness.commands.releases.report import PAGE, empty, page
 from eagletwin.harness.commands.releases.results import Cell, Measured, Output, read, write
@@ -194,3 +196,34 @@ def test_the_page_in_the_docs_is_what_was_measured_and_has_no_hole() -> None:
         assert measured.output is not None
         assert list(measured.output.tokens) == right, measured.release
         assert all(cell.why for cell in measured.cells.values() if cell.status == "cannot tell")
+
+
+MODELS = sorted(folder.name for folder in (DOCS / "models").iterdir())
+
+
+@pytest.mark.parametrize("model", MODELS)
+def test_the_page_of_a_model_is_what_was_measured_and_has_no_hole(model: str) -> None:
+    folder = DOCS / "models" / model
+    found, entries = [read(folder, name) for name in releases()], proven_in(DOCS, model)
+    asked = [entry for entry in entries if any(entry.id in measured.cells for measured in found)]
+    assert len(asked) >= 12
+    assert not empty(found, asked)
+    answered = [measured.output.tokens for measured in found if measured.output is not None and all(measured.output.tokens)]
+    right = answered[-1]  # what the target alone says of them, the reference took long to say
+    assert (folder / PAGE).read_text() == page(found, asked, right, model)
+    for measured in found:
+        assert all(cell.why for cell in measured.cells.values() if cell.status == "cannot tell")
+        assert measured.output is not None
+        for tokens, true in zip(measured.output.tokens, right, strict=True):
+            assert tokens in ("", true), measured.release
+
+
+def test_what_would_show_first_in_a_model_is_mended_beside_an_entry() -> None:
+    """In gpt-oss trees break commit.path by tree-window first, the rule of 26997-kv."""
+    entries = {entry.id: entry for entry in proven_in(DOCS, "gpt-oss-eagle3")}
+    mended = entries["26997-kv"]
+    remedy = LEDGER["tree-window"].remedy
+    assert remedy is not None
+    assert mended.beside["0.5.23"].edits == remedy.edits
+    assert not entries["tree-window"].beside
+    assert asked_of(mended) != asked_of(dataclasses.replace(mended, beside={}))

@@ -1,7 +1,5 @@
 """Latent attention, experts and the NextN layer: against transformers' own DeepSeek-V3, and in their other forms."""
 
-from typing import Any
-
 import pytest
 import torch
 from torch import Tensor
@@ -17,12 +15,10 @@ from eagletwin.reference.norm import rms_norm
 from eagletwin.reference.rope import rotate
 from eagletwin.reference.sizes import ExpertShape, LatentShape, LlamaShape
 
+from .deepseek import config_of, half_split, near
 from .fused import fused
 
 RECIPE = RECIPES["deepseek-nextn"]
-# transformers works out rotary angles, softmax and the router in float32 whatever the dtype: 1e-6 of the largest number is
-# what that leaves of a row; the largest difference was 7.2e-7, of a turned key of the last layer
-IN_FLOAT32 = 1e-6
 
 
 def _shape() -> tuple[LlamaShape, LatentShape, ExpertShape]:
@@ -122,55 +118,13 @@ def test_weights_of_experts_sum_to_the_scale_and_the_shared_expert_is_added_once
     assert len(set(routing.chosen.flatten().tolist())) == shape.count  # each of them is chosen by some row
 
 
-def _config() -> Any:
-    from transformers import DeepseekV3Config
-
-    shape, latent, of_experts = _shape()
-    return DeepseekV3Config(
-        vocab_size=shape.vocab_size,
-        hidden_size=shape.hidden_size,
-        intermediate_size=RECIPE.intermediate_size,
-        moe_intermediate_size=of_experts.inner,
-        num_hidden_layers=shape.num_layers,
-        num_attention_heads=shape.num_heads,
-        num_key_value_heads=shape.num_heads,
-        n_shared_experts=1,
-        n_routed_experts=of_experts.count,
-        routed_scaling_factor=of_experts.scale,
-        kv_lora_rank=latent.rank,
-        q_lora_rank=latent.query_rank,
-        qk_rope_head_dim=latent.rope,
-        qk_nope_head_dim=latent.plain,
-        v_head_dim=latent.value,
-        n_group=of_experts.groups,
-        topk_group=of_experts.kept,
-        num_experts_per_tok=of_experts.chosen,
-        first_k_dense_replace=shape.num_layers - 1,
-        rms_norm_eps=shape.rms_norm_eps,
-        rope_theta=shape.rope_theta,
-        rope_interleave=True,
-        tie_word_embeddings=False,
-        attn_implementation="eager",
-        experts_implementation="eager",
-    )
-
-
-def _half_split(turned: Tensor) -> Tensor:
-    """[.., P] of pairs side by side, in the order in which transformers keeps them: first members, then second."""
-    return torch.cat([turned[..., 0::2], turned[..., 1::2]], -1)
-
-
-def _near(mine: Tensor, other: Tensor) -> bool:
-    return bool((mine - other).abs().max() <= IN_FLOAT32 * other.abs().max())
-
-
 @pytest.mark.slow  # the import of transformers
 def test_target_and_nextn_layer_equal_transformers_deepseek_v3_in_float64() -> None:
     from transformers import DeepseekV3ForCausalLM
     from transformers.modeling_layers import MtpLayer
     from transformers.models.deepseek_v3.modeling_deepseek_v3 import DeepseekV3DecoderLayer, DeepseekV3RMSNorm
 
-    (shape, latent, of_experts), pair, config = _shape(), model_pair(RECIPE.name), _config()
+    (shape, latent, of_experts), pair, config = _shape(), model_pair(RECIPE.name), config_of(RECIPE)
     weights, last = pair.reference_target(), f"model.layers.{RECIPE.target.num_layers - 1}."
     model = DeepseekV3ForCausalLM(config).double().eval()
     model.load_state_dict(fused(weights, last, of_experts.count))
@@ -179,12 +133,12 @@ def test_target_and_nextn_layer_equal_transformers_deepseek_v3_in_float64() -> N
         theirs = model.model(tokens[None], use_cache=True)
         logits = model.lm_head(theirs.last_hidden_state)[0]
     ours = target_rows(weights, shape, tokens)
-    assert _near(ours.hidden, theirs.last_hidden_state[0])
-    assert _near(ours.logits, logits)
+    assert near(ours.hidden, theirs.last_hidden_state[0])
+    assert near(ours.logits, logits)
     for layer in range(shape.num_layers):
         kept = theirs.past_key_values.layers[layer]
-        assert _near(ours.keys[layer, :, 0, : latent.rank], kept.keys[0, 0])
-        assert _near(_half_split(ours.keys[layer, :, 0, latent.rank :]), kept.values[0, 0])
+        assert near(ours.keys[layer, :, 0, : latent.rank], kept.keys[0, 0])
+        assert near(half_split(ours.keys[layer, :, 0, latent.rank :]), kept.values[0, 0])
 
     head = pair.reference_head(RECIPE)
     draft = MtpLayer(config, DeepseekV3DecoderLayer, DeepseekV3RMSNorm, shape.num_layers - 1).double().eval()
@@ -203,5 +157,5 @@ def test_target_and_nextn_layer_equal_transformers_deepseek_v3_in_float64() -> N
             past_key_values=None,
         )[0]
     drafted = committed_rows(head, tokens, ours.hidden)
-    assert _near(drafted.hidden, handed)  # the normed state is handed on
-    assert _near(drafted.logits, model.lm_head(handed).detach())
+    assert near(drafted.hidden, handed)  # the normed state is handed on
+    assert near(drafted.logits, model.lm_head(handed).detach())

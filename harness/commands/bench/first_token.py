@@ -7,30 +7,40 @@ from statistics import fmean, stdev
 from safetensors.torch import load_file
 
 from eagletwin.harness.deserved.train.cached import cached_pair
-from eagletwin.harness.deserved.train.plain import FirstToken, begun_replies, first_token, small, train_plain
+from eagletwin.harness.deserved.train.plain import LEANS, FirstToken, begun_replies, first_token, small, train_plain
 from eagletwin.harness.deserved.train.settings import SIZES
 from eagletwin.harness.deserved.train.text import standard_library
 
 PROMPTS = 40
 
 
-def measure(say: Callable[[str], None]) -> dict[int, FirstToken]:
-    """Trains the small model beside the tiny pair, and follows it. By number of draft steps."""
+KINDS = {"as it comes": 0.0, "made to lean on its first token": LEANS}
+
+
+def measure(say: Callable[[str], None]) -> dict[str, dict[int, FirstToken]]:
+    """Trains the small models beside the tiny pair, and follows them. By kind of model, and by number of draft steps."""
     settings = replace(SIZES["tiny"], prompts=PROMPTS)
     folder, corpus = cached_pair(SIZES["tiny"], "cpu", say), standard_library()
     target = {name: tensor.double() for name, tensor in load_file(folder / "target" / "model.safetensors").items()}
     model = small(settings)
-    weights = {name: tensor.double() for name, tensor in train_plain(model, corpus, say).items()}
     said = begun_replies(replace(settings, num_steps=5), target, corpus.held_out)
-    return {steps: first_token(model, weights, corpus.held_out, said, steps) for steps in (1, 3, 5)}
+    found = {}
+    for kind, leans in KINDS.items():
+        weights = {name: tensor.double() for name, tensor in train_plain(model, corpus, say, leans=leans).items()}
+        found[kind] = {steps: first_token(model, weights, corpus.held_out, said, steps) for steps in (1, 3, 5)}
+    return found
 
 
-def lines(found: dict[int, FirstToken]) -> list[str]:
-    """A table, and what the model is like."""
+def lines(found: dict[str, dict[int, FirstToken]]) -> list[str]:
+    """Of each kind of model a table, and what it is like."""
+    return [line for kind, by_steps in found.items() for line in (*_lines(kind, by_steps), "")]
+
+
+def _lines(kind: str, found: dict[int, FirstToken]) -> list[str]:
     one = next(iter(found.values()))
     shares = ", ".join(f"{share:.0%}" for share in one.attention)
     text = [
-        f"The small model: {one.loss:.3f} nats a byte with its first token, {one.loss_without:.3f} without; "
+        f"The small model, {kind}: {one.loss:.3f} nats a byte with its first token, {one.loss_without:.3f} without; "
         f"attention on the first row, by layer: {shares}.",
         "",
         "| num_steps | tokens a round, x[i] at i | without the first token | lost |",

@@ -2,6 +2,7 @@
 
 import dataclasses
 import hashlib
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Literal
 
@@ -10,6 +11,8 @@ from msgspec import Struct
 from eagletwin.cases.entry import Entry
 from eagletwin.cases.regressions import LEDGER
 from eagletwin.harness.core.case import Case, without_defaults
+from eagletwin.harness.core.patch import Patch
+from eagletwin.harness.engines.lock import releases
 
 from ..kept import read_kept, write_kept
 
@@ -64,10 +67,24 @@ def write(folder: Path, found: InModel) -> None:
 
 
 def proven_in(folder: Path, model: str) -> list[Entry]:
-    """The entries that are proven in a model as the ledger has them today, with the cases that show them."""
+    """The entries that are proven in a model as the ledger has them today, with the cases that show them; and beside each, for
+    any release, the remedies of the live bugs that would show first there."""
     answers = read(folder, model).answers
     return [
-        dataclasses.replace(entry, case=answer.case)
+        dataclasses.replace(
+            entry, case=answer.case, beside=dict.fromkeys(releases(), remedies(answer.beside)) if answer.beside else {}
+        )
         for entry in LEDGER.values()
         if (answer := answers.get(entry.id)) is not None and answer.case is not None and answer.asked == asked_of(entry)
     ]
+
+
+def remedies(names: Sequence[str]) -> Patch:
+    """One patch with the remedies of these live bugs."""
+    patches = [remedy for name in names if (remedy := LEDGER[name].remedy) is not None]
+    older = any(patch.otherwise for patch in patches)
+    return Patch(
+        name=" and ".join(patch.name for patch in patches),
+        edits=tuple(edit for patch in patches for edit in patch.edits),
+        otherwise=tuple(edit for patch in patches for edit in patch.otherwise or patch.edits) if older else (),
+    )

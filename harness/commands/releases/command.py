@@ -1,11 +1,12 @@
 """`eagletwin releases …`: the published releases of SGLang that `--sglang` knows, and what holds on each of them."""
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from eagletwin.cases.entry import Known
+from eagletwin.cases.entry import Entry, Known
 from eagletwin.cases.ledger import with_probes
 from eagletwin.harness.core.errors import EXIT_DIVERGED, EXIT_EQUAL, EXIT_UNKNOWN, InputError
 from eagletwin.harness.core.progress import each, progress
@@ -92,7 +93,7 @@ def releases_table(
     from .report import PAGE, empty, page
     from .table import differs, fill, right_output
 
-    ledger = _in_model(model, write) if model else with_probes(["all"])
+    ledger = _in_model(model, write) if model else [_unchanged(entry) for entry in with_probes(["all"])]
     wanted = [entry for entry in ledger if entry.id in _ids(entries)] if entries else ledger
     folder, cases = write / "models" / model if model else write, common_cases(model)
     with progress("measurements") as line:
@@ -119,6 +120,11 @@ def _tell_written(folder: Path, holes: list[str]) -> None:
 
 def _ids(names: list[str]) -> set[str]:
     return {entry.id for entry in with_probes(names)}
+
+
+def _unchanged(entry: Known) -> Known:
+    """The entry as releases are asked about it in its own model: without changes."""
+    return replace(entry, beside={}) if isinstance(entry, Entry) else entry
 
 
 def _in_model(model: str, folder: Path) -> list[Known]:

@@ -4,7 +4,7 @@ import re
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 
-from eagletwin.cases.entry import Known, Probe
+from eagletwin.cases.entry import Entry, Known, Probe
 from eagletwin.harness.core.words import count
 
 from .results import Cell, Measured
@@ -50,7 +50,7 @@ def page(measured: Sequence[Measured], entries: Sequence[Known], right: Sequence
         f"# {title}",
         "",
         f"Written by `{asked} --write docs/records` from {'' if model else 'docs/records/'}data/*.json: "
-        f"{_asked(len(entries), probes)} on {len(measured)} published wheels, unchanged, on a CPU. "
+        f"{_asked(len(entries), probes)} on {len(measured)} published wheels, unchanged{_but(entries, model)}, on a CPU. "
         f"{counts['green']} cells are green, {counts['red']} are red, and {counts['cannot tell']} cannot tell. "
         + (
             f"Releases without a single verdict: {', '.join(silent)}. "
@@ -64,6 +64,7 @@ def page(measured: Sequence[Measured], entries: Sequence[Known], right: Sequence
         *_WORDS,
         *table,
         "",
+        *(_mended(entries) if model else ()),
         *legend.lines(),
         "",
         "## Greedy output",
@@ -83,6 +84,24 @@ def page(measured: Sequence[Measured], entries: Sequence[Known], right: Sequence
         "```",
     ]
     return "\n".join(lines) + "\n"
+
+
+def _but(entries: Sequence[Known], model: str) -> str:
+    named = model and any(isinstance(entry, Entry) and entry.beside for entry in entries)
+    return " but for what is mended below" if named else ""
+
+
+def _mended(entries: Sequence[Known]) -> Iterator[str]:
+    """Which entries were asked about with another live bug mended, that breaks a rule first in this model."""
+    by_patch: dict[str, list[str]] = {}
+    for entry in entries:
+        if isinstance(entry, Entry) and entry.beside:
+            by_patch.setdefault(next(iter(entry.beside.values())).name, []).append(entry.id)
+    if by_patch:
+        yield "Mended in memory for an entry, since it would show first in this model:"
+        yield ""
+        yield from (f"* {patch}: {', '.join(ids)}" for patch, ids in by_patch.items())
+        yield ""
 
 
 def empty(measured: Sequence[Measured], entries: Sequence[Known]) -> list[str]:
@@ -163,6 +182,8 @@ def _outputs(one: Measured, right: Sequence[str]) -> str:
 
 def _output_lines(measured: Sequence[Measured], right: Sequence[str], model: str) -> Iterator[str]:
     outputs: Mapping[str, Sequence[str]] = {one.release: one.output.tokens for one in measured if one.output is not None}
+    if model:  # a release that does not serve it answers nothing
+        outputs = {release: tokens for release, tokens in outputs.items() if any(tokens)}
     same = sum(all(len(tokens) > n and tokens[n] == true for tokens in outputs.values()) for n, true in enumerate(right))
     yield (
         f"{same} of {len(right)} generated common cases (`cases/common.py`: chains, no pages, no cache, 1-3 requests, 1-4 "

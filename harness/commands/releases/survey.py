@@ -6,16 +6,17 @@ import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from eagletwin.cases.entry import Known, Probe
+from eagletwin.cases.entry import Entry, Known, Probe
 from eagletwin.cases.reach import unreached
 from eagletwin.harness.check.confirm import check
 from eagletwin.harness.check.function_calls import ask
 from eagletwin.harness.core.case import Case, without_defaults
 from eagletwin.harness.core.errors import EagletwinError, HarnessError
+from eagletwin.harness.core.patch import Patch
 from eagletwin.harness.core.run_spec import Limits, RunSpec
 from eagletwin.harness.core.trace import Trace
 from eagletwin.harness.core.verdict import Verdict
-from eagletwin.harness.engines.host import Host
+from eagletwin.harness.engines.host import Host, PatchDoesNotApply
 from eagletwin.harness.engines.provision import NotFetched
 
 from .results import Cell, Measured, Output
@@ -27,7 +28,8 @@ def asked_of(entry: Known) -> str:
     """A digest of what a cell runs, how it is judged, and what would make it red."""
     if isinstance(entry, Probe):
         return _digest(f"{entry.call.words} {entry.rule}".encode())
-    return _digest(f"{without_defaults(entry.case)} {entry.red.view} {entry.rule}".encode())
+    mended = sorted({patch.name for patch in entry.beside.values()})
+    return _digest(f"{without_defaults(entry.case)} {entry.red.view} {entry.rule}{mended or ''}".encode())
 
 
 def asked_output(cases: Sequence[Case]) -> str:
@@ -36,7 +38,7 @@ def asked_output(cases: Sequence[Case]) -> str:
 
 
 def cell_of(entry: Known, verdict: Verdict, seconds: float = 0.0) -> Cell:
-    """What a verdict of the unchanged release says of an entry."""
+    """What a verdict of the release, unchanged but for an entry's `beside`, says of an entry."""
     asked, own = asked_of(entry), verdict.rule == entry.rule
     if verdict.status == "equal":
         return Cell(asked=asked, status="green", seconds=seconds)
@@ -75,7 +77,7 @@ def measure(
         keep(known)
         return
     for entry in entries:
-        known.cells[entry.id] = _cell(host, entry)
+        known.cells[entry.id] = _cell(host, entry, known.release)
         cell = known.cells[entry.id]
         said = f"{cell.status} {cell.rule}".strip()
         say(f"{known.release:13} {entry.id:26} {said}, {cell.seconds:.1f} s" + (f": {cell.why}" if cell.why else ""))
@@ -88,11 +90,14 @@ def measure(
         keep(known)
 
 
-def _cell(host: Host, entry: Known) -> Cell:
+def _cell(host: Host, entry: Known, release: str) -> Cell:
     begun = time.monotonic()
     with tempfile.TemporaryDirectory(prefix="eagletwin-") as scratch:
         try:
-            verdict = _verdict(host, entry, Path(scratch))
+            verdict = _verdict(host, entry, release, Path(scratch))
+        except PatchDoesNotApply:
+            why = f"{_beside(entry, release)[0].name}, which mends what would show first, does not apply to this release"
+            return Cell(asked=asked_of(entry), status="cannot tell", why=why, seconds=time.monotonic() - begun)
         except EagletwinError as error:  # it does not start, it refuses the configuration, or the harness failed on it
             why = f"{error.cause}{_last_words(Path(scratch))}".replace(scratch, "")
             asked = "" if isinstance(error, HarnessError) else asked_of(entry)  # which says nothing of the release
@@ -100,10 +105,17 @@ def _cell(host: Host, entry: Known) -> Cell:
     return cell_of(entry, verdict, time.monotonic() - begun)
 
 
-def _verdict(host: Host, entry: Known, scratch: Path) -> Verdict:
+def _verdict(host: Host, entry: Known, release: str, scratch: Path) -> Verdict:
     if isinstance(entry, Probe):
         return ask(entry, host)
-    return check(host.engine(entry.case), entry.case, scratch, RunSpec(view=entry.red.view, limits=LIMITS)).verdict
+    return check(
+        host.engine(entry.case, _beside(entry, release)), entry.case, scratch, RunSpec(view=entry.red.view, limits=LIMITS)
+    ).verdict
+
+
+def _beside(entry: Known, release: str) -> tuple[Patch, ...]:
+    """What is mended on this release, so that the entry can show."""
+    return (entry.beside[release],) if isinstance(entry, Entry) and release in entry.beside else ()
 
 
 def _last_words(folder: Path) -> str:
