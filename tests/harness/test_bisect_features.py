@@ -21,6 +21,7 @@ from eagletwin.harness.core.case import (
     Case,
     EngineSettings,
     Event,
+    Logprobs,
     Processor,
     Request,
     Sampling,
@@ -41,7 +42,7 @@ RICH = Case(
     chunked_prefill_size=8,
     chunks=(4,),
     requests=(
-        Request(id="a", prompt=tuple(range(20)), max_new_tokens=8, sampling=Sampling(seed=5), stream=True),
+        Request(id="a", prompt=tuple(range(20)), max_new_tokens=8, sampling=Sampling(seed=5), stream=True, logprobs=Logprobs()),
         Request(
             id="b",
             prompt=tuple(range(90, 110)),

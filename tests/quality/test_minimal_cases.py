@@ -11,7 +11,7 @@ from eagletwin.cases.blocks import Asked
 from eagletwin.harness.check.trials import Trials
 from eagletwin.harness.commands.fuzz.plan import Plan
 from eagletwin.harness.commands.fuzz.search import Fuzz
-from eagletwin.harness.core.case import Case
+from eagletwin.harness.core.case import Case, Logprobs
 from eagletwin.harness.core.patch import Edit, Patch
 from eagletwin.harness.core.run_spec import RunSpec
 from eagletwin.harness.engines.host import Host
@@ -94,7 +94,7 @@ def test_a_planted_bug_is_found_and_gets_as_small_as_this(host: Host, tmp_path: 
     assert ((finding.signature.rule, first.iteration), shape(finding.outcome.case)) == SMALLEST[bug]
 
 
-# Fault -> edit, and the smallest case: the rule, and of each request what it asks for (stream, biased tokens, processor).
+# Fault -> edit, and the smallest case: the rule, and of each request what it asks for (stream, biased tokens, logprobs).
 ASKED = {
     "verify adds no bias": (
         Edit(
@@ -121,6 +121,14 @@ ASKED = {
         ),
         ("output.stream", [(True, 0, None)]),
     ),
+    "of the row after the token": (
+        Edit(
+            target="sglang.srt.layers.logprob_processor.compute_spec_logprobs",
+            match="next_token_logits[flat_accept_idx]",
+            replacement="next_token_logits.roll(-1, 0)[flat_accept_idx]",
+        ),
+        ("output.logprobs", [(False, 0, Logprobs())]),
+    ),
 }
 
 
@@ -129,9 +137,9 @@ def test_what_a_fault_does_not_need_is_asked_for_no_longer(host: Host, tmp_path:
     edit, smallest = ASKED[fault]
     trials = Trials(host, RunSpec(patches=(Patch(name="planted", edits=(edit,)),)))
 
-    asked = Asked(held={"model": "llama-tiny"}, sampling="", asks=("stream", "logit_bias"))
+    asked = Asked(held={"model": "llama-tiny"}, sampling="", asks=("stream", "logit_bias", "logprobs"))
     plan = Plan(seed=0, seconds=1e9, max_cases=1000, shrink_seconds=300.0, command="", asked=asked)
     finding = next(Fuzz(trials, tmp_path, plan).search())
     case = finding.outcome.case
-    found = [(request.stream, len(request.logit_bias), request.processor) for request in case.requests]
+    found = [(request.stream, len(request.logit_bias), request.logprobs) for request in case.requests]
     assert (finding.signature.rule, found) == smallest

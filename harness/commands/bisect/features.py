@@ -265,6 +265,13 @@ FEATURES: tuple[Feature, ...] = (
         _asking_less(processor=None),
     ),
     Feature(
+        "logprobs",
+        lambda case: "requests that are told probabilities",
+        "none",
+        lambda case: any(request.logprobs is not None for request in case.requests),
+        _asking_less(logprobs=None),
+    ),
+    Feature(
         "a sink of the draft",
         lambda case: f"draft_sink {case.engine.sglang.draft_sink}",
         "0",

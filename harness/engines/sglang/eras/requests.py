@@ -5,7 +5,7 @@ import dataclasses
 from array import array
 from typing import Any
 
-from eagletwin.harness.core.case import Request
+from eagletwin.harness.core.case import Logprobs, Request
 from eagletwin.harness.core.logits import biases, processed
 
 
@@ -37,16 +37,17 @@ def tokenized(request: Request, vocabulary: int) -> Any:
         ignore_eos=not request.stop,
     )
     sampling.normalize(None)
+    wanted = request.logprobs or Logprobs()
     values = {
         "rid": request.id,
         "input_text": "",
         "input_ids": array("q", request.prompt) if _takes_arrays(TokenizedGenerateReqInput) else list(request.prompt),
         "mm_inputs": None,
         "sampling_params": sampling,
-        "return_logprob": False,
-        "logprob_start_len": -1,
-        "top_logprobs_num": 0,
-        "token_ids_logprob": None,
+        "return_logprob": request.logprobs is not None,
+        "logprob_start_len": wanted.start,
+        "top_logprobs_num": wanted.top,
+        "token_ids_logprob": list(wanted.tokens) or None,
         "stream": request.stream,
         "input_embeds": None,
         "token_type_ids": None,
