@@ -14,7 +14,7 @@ from typing import Any
 from hypothesis.strategies import SearchStrategy
 from msgspec.structs import replace as changed
 
-from eagletwin.harness.core.case import Bias, Case, EngineSettings, Logprobs, Processor, Request, Sampling
+from eagletwin.harness.core.case import Bias, Case, EngineSettings, Logprobs, Penalties, Processor, Request, Sampling
 from eagletwin.harness.core.errors import InputError
 from eagletwin.harness.families import RECIPES
 from eagletwin.harness.families.valid import check_case
@@ -78,6 +78,7 @@ class Block:
             logit_bias=(Bias(token=0, value=BIASES[0]),) if "logit_bias" in self.asks else (),
             processor=Processor() if "processor" in self.asks else None,
             logprobs=Logprobs() if "logprobs" in self.asks else None,
+            penalties=Penalties() if "penalties" in self.asks else None,
         )
         case = self.focus.case("probe", (request,))
         if self.sampling is None:

@@ -16,7 +16,7 @@ MAX_FILE_BYTES = 1 << 20  # the largest valid case, 64 prompts of 2,048 tokens, 
 Name = Annotated[str, Meta(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}\Z")]
 Token = Annotated[int, Meta(ge=0, lt=1 << 20)]
 # Fields of a request that a search draws only where it is asked for them
-Ask = Literal["stream", "min_p", "logit_bias", "processor", "logprobs"]
+Ask = Literal["stream", "min_p", "logit_bias", "processor", "logprobs", "penalties"]
 
 
 class Printed(Struct, frozen=True):
@@ -72,6 +72,15 @@ class Logprobs(Printed, frozen=True, kw_only=True, forbid_unknown_fields=True):
     tokens: Annotated[tuple[Token, ...], Meta(max_length=64)] = ()
 
 
+class Penalties(Printed, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """How a request has the logits of tokens changed that it was sent already: `frequency` is subtracted for each time,
+    `presence` once; then what is above 0 is divided by `repetition`, and what is below is multiplied by it."""
+
+    frequency: Annotated[float, Meta(ge=-2, le=2)] = 0.0
+    presence: Annotated[float, Meta(ge=-2, le=2)] = 0.0
+    repetition: Annotated[float, Meta(gt=0, le=2)] = 1.0
+
+
 class Request(Printed, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """One request. `arrive` is the scheduler iteration, from 0, before which it is handed in.
 
@@ -82,6 +91,7 @@ class Request(Printed, frozen=True, kw_only=True, forbid_unknown_fields=True):
     logit_bias  one entry a token
     processor  absent: none
     logprobs  absent: none
+    penalties  absent: none
     """
 
     id: Name
@@ -94,6 +104,7 @@ class Request(Printed, frozen=True, kw_only=True, forbid_unknown_fields=True):
     logit_bias: Annotated[tuple[Bias, ...], Meta(max_length=64)] = ()
     processor: Processor | None = None
     logprobs: Logprobs | None = None
+    penalties: Penalties | None = None
 
 
 class Event(Printed, frozen=True, kw_only=True, forbid_unknown_fields=True):

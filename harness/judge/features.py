@@ -45,6 +45,11 @@ class Evidence:
         self.neighbours = list(itertools.pairwise(self.decoded))
         self.hits = [record for record in self.prefills if self.is_hit(record)]
         self.prompts = {request.id: request.prompt for request in self.case.requests}
+        # of requests that change their logits in no other way
+        self.penalized = {
+            request.id: request.penalties is not None and not request.logit_bias and request.processor is None
+            for request in self.case.requests
+        }
         self.wanted = {request.id: request.logprobs for request in self.case.requests}
         self.lengths = {request.id: request.max_new_tokens for request in self.case.requests}
         self.rounds = [round for story in stories.values() for round in story.rounds]
@@ -201,6 +206,7 @@ PREDICATES: dict[str, Callable[[Evidence], bool]] = {
     ),
     "min_p_cuts": lambda run: any(map(run.min_p_cuts, run.verified)),
     "logits_changed": lambda run: any(map(run.logits_changed, run.verified)),
+    "penalized": lambda run: any(run.penalized[record.request] and run.logits_changed(record) for record in run.verified),
     "streamed": lambda run: any(run.streamed(n, record) for n, record in run.records if record.stage == "finished"),
     "logprobs_of_path": lambda run: any(map(run.told_path, run.verified)),
     "logprobs_of_chunks": lambda run: any(map(run.told_of_chunk, run.chunks)),

@@ -22,6 +22,7 @@ from eagletwin.harness.core.case import (
     EngineSettings,
     Event,
     Logprobs,
+    Penalties,
     Processor,
     Request,
     Sampling,
@@ -51,6 +52,7 @@ RICH = Case(
             stop=(5, 100),
             logit_bias=(Bias(token=3, value=2.0),),
             processor=Processor(),
+            penalties=Penalties(frequency=1.0),
         ),
     ),
     events=(

@@ -23,6 +23,8 @@ def tokenized(request: Request, vocabulary: int) -> Any:
     if own is not None:
         how = {name: getattr(own, name) for name in ("temperature", "top_p", "min_p")}
         how |= {"top_k": own.top_k or -1, "sampling_seed": own.seed}
+    if (penalties := request.penalties) is not None:
+        how |= {f"{name}_penalty": getattr(penalties, name) for name in penalties.__struct_fields__}
     processor = None
     if request.processor is not None:
         from ..logit_processor import Adds
