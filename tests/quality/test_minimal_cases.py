@@ -123,10 +123,10 @@ ASKED = {
         ),
         ("output.stream", [(True, 0, None, False)]),
     ),
-    "verify leaves additive penalties out": (
+    "verify leaves the scaling of penalties out": (
         Edit(
             target="sglang.srt.speculative.eagle_utils.eagle_sample",
-            match="if sampling_info.acc_additive_penalties is not None:",
+            match="if sampling_info.acc_scaling_penalties is not None:",
             replacement="if False:",
         ),
         ("verify.accept", [(False, 0, None, True)]),
