@@ -10,11 +10,13 @@ from typing import Literal
 import msgspec
 from hypothesis import strategies as st
 
-from eagletwin.harness.core.case import Ask, Bias, Case, Processor, Request
+from eagletwin.harness.core.case import Ask, Bias, Case, Logprobs, Penalties, Processor, Request
 from eagletwin.harness.families import RECIPES
 
 MIN_PS = (0.0, 0.5, 0.2, 0.05, 1.0)
 BIASES = (-4.0, 3.0, 8.0, -100.0)
+PENALTIES = (0.0, 2.0, -2.0, 0.7)  # of frequency and of presence; a negative one makes repetitions more likely
+REPETITIONS = (1.0, 2.0, 1.3, 0.5)
 SEEDS = 16  # of processors
 
 
@@ -41,11 +43,31 @@ def _processor(draw: st.DrawFn, request: Request, _vocabulary: int) -> Request:
     return msgspec.structs.replace(request, processor=processor if draw(st.integers(0, 3)) else None)
 
 
+def _logprobs(draw: st.DrawFn, request: Request, vocabulary: int) -> Request:
+    """From the end of the prompt, from nowhere, from its beginning or from within it."""
+    from_where, length = draw(st.integers(0, 3)), len(request.prompt)
+    start = (-1, length, 0, 1 + (length - 1) // 2)[from_where]
+    named = draw(st.lists(st.integers(0, vocabulary - 1), max_size=3))
+    wanted = Logprobs(start=start, top=draw(st.integers(0, 4)), tokens=tuple(named))
+    return msgspec.structs.replace(request, logprobs=wanted if draw(st.integers(0, 3)) else None)
+
+
+def _penalties(draw: st.DrawFn, request: Request, _vocabulary: int) -> Request:
+    wanted = Penalties(
+        frequency=draw(st.sampled_from(PENALTIES)),
+        presence=draw(st.sampled_from(PENALTIES)),
+        repetition=draw(st.sampled_from(REPETITIONS)),
+    )
+    return msgspec.structs.replace(request, penalties=wanted if draw(st.integers(0, 3)) else None)
+
+
 ASKS: dict[Ask, Callable[[st.DrawFn, Request, int], Request]] = {
     "stream": _stream,
     "min_p": _min_p,
     "logit_bias": _logit_bias,
     "processor": _processor,
+    "logprobs": _logprobs,
+    "penalties": _penalties,
 }
 
 

@@ -14,7 +14,7 @@ from typing import Any
 from hypothesis.strategies import SearchStrategy
 from msgspec.structs import replace as changed
 
-from eagletwin.harness.core.case import Bias, Case, EngineSettings, Processor, Request, Sampling
+from eagletwin.harness.core.case import Bias, Case, EngineSettings, Logprobs, Penalties, Processor, Request, Sampling
 from eagletwin.harness.core.errors import InputError
 from eagletwin.harness.families import RECIPES
 from eagletwin.harness.families.valid import check_case
@@ -43,6 +43,7 @@ LONG, _EVERY = 36, 12  # cases of every twelfth block
 SMALL = Sizes(prompt=10, new_tokens=6, arrival=3)
 FEW_REQUESTS = 3  # of a small case
 _RARE = 3  # one block in so many has something that no case has unless it is asked for
+_ASKING = 4  # turns of a cycle in which requests ask for something; with as many as at first, other turns have what they had
 _TRIES = 8_000  # drawings until a block has all that was asked for; one takes some ten microseconds
 
 
@@ -76,6 +77,8 @@ class Block:
             stream="stream" in self.asks,
             logit_bias=(Bias(token=0, value=BIASES[0]),) if "logit_bias" in self.asks else (),
             processor=Processor() if "processor" in self.asks else None,
+            logprobs=Logprobs() if "logprobs" in self.asks else None,
+            penalties=Penalties() if "penalties" in self.asks else None,
         )
         case = self.focus.case("probe", (request,))
         if self.sampling is None:
@@ -170,9 +173,11 @@ def _rare(seed: int, number: int) -> dict[str, Any]:
     if others != _RARE - 1:
         return {}
     things = {name: VALUES[name][drawn:] for name, drawn in DRAWN.items() if name != "model" and VALUES[name][drawn:]}
-    names = [*things, "rejection", *ASKS]
+    names: list[str | int] = [*things, "rejection", *range(_ASKING)]
     cycle, place = divmod(turn, len(names))
     name = Random(seed).sample(names, len(names))[place]
+    if isinstance(name, int):
+        return {tuple(ASKS)[(seed + cycle * _ASKING + name) % len(ASKS)]: True}
     return {name: things[name][(cycle + seed) % len(things[name])] if name in things else True}
 
 

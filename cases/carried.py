@@ -53,7 +53,8 @@ def carried(entry: Entry, model: str, says: Says) -> Iterator[Entry]:
         (0, 0, 0),
         *((at, *longer) for longer in _LONGER for at in range(1, _PROMPTS + 1)),
     ]:
-        requests = (_other(request, model, number, more_prompt, more_tokens) for request in case.requests)
+        last = RECIPES[entry.case.model].end_of_sequence
+        requests = (_other(request, model, last, number, more_prompt, more_tokens) for request in case.requests)
         tried = replace(case, requests=tuple(_stopped(request, model, says) for request in requests))
         if _admitted(tried):
             yield dataclasses.replace(entry, case=tried)
@@ -66,11 +67,12 @@ def _in_model(case: Case, model: str) -> Case:
     return replace(case, model=model, name=f"{case.name}-{model}", num_draft_tokens=nodes)
 
 
-def _other(request: Request, model: str, number: int, more_prompt: int, more_tokens: int) -> Request:
-    """The request with other tokens, which differ wherever they did, and are the same wherever they were."""
+def _other(request: Request, model: str, last: int, number: int, more_prompt: int, more_tokens: int) -> Request:
+    """The request with other tokens, which differ wherever they did, and are the same wherever they were. last: of the
+    vocabulary at home, which becomes that of this one."""
     most = RECIPES[model].end_of_sequence
     tail = tuple(7 + 5 * at for at in range(more_prompt))
-    prompt = tuple((token + 13 * number) % most for token in (*request.prompt, *tail))
+    prompt = tuple(most if token == last else (token + 13 * number) % most for token in (*request.prompt, *tail))
     return replace(request, prompt=prompt, max_new_tokens=request.max_new_tokens + more_tokens)
 
 

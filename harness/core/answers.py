@@ -1,4 +1,4 @@
-"""What a trace says of a request's answer in numbers: why it ended."""
+"""What a trace says of a request's answer in numbers: why it ended, and what it was told of the probabilities of tokens."""
 
 from enum import IntEnum
 
@@ -10,3 +10,7 @@ class Finish(IntEnum):
     STOP = 1
     ABORT = 2
     OTHER = 3
+
+
+# Part of a text, and what is said of each of its places: the token there, the best ones, those that were asked for.
+LOGPROBS = tuple(f"{part}_{kind}_logprobs" for part in ("input", "output") for kind in ("token", "top", "token_ids"))

@@ -16,7 +16,7 @@ MAX_FILE_BYTES = 1 << 20  # the largest valid case, 64 prompts of 2,048 tokens, 
 Name = Annotated[str, Meta(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}\Z")]
 Token = Annotated[int, Meta(ge=0, lt=1 << 20)]
 # Fields of a request that a search draws only where it is asked for them
-Ask = Literal["stream", "min_p", "logit_bias", "processor"]
+Ask = Literal["stream", "min_p", "logit_bias", "processor", "logprobs", "penalties"]
 
 
 class Printed(Struct, frozen=True):
@@ -60,6 +60,27 @@ class Bias(Printed, frozen=True, kw_only=True, forbid_unknown_fields=True):
     value: Annotated[float, Meta(ge=-100, le=100)]
 
 
+class Logprobs(Printed, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Of which tokens a request wants to be told the logarithms of their probabilities: of each that it is sent; and at each
+    of these places of the `top` best, and of `tokens`.
+
+    start  the first place of the prompt for which it wants the same: the prompt's token there, given those before; -1: none
+    """
+
+    start: Annotated[int, Meta(ge=-1, le=2048)] = -1
+    top: Annotated[int, Meta(ge=0, le=64)] = 0
+    tokens: Annotated[tuple[Token, ...], Meta(max_length=64)] = ()
+
+
+class Penalties(Printed, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """How a request has the logits of tokens changed that it was sent already: `frequency` is subtracted for each time,
+    `presence` once; then what is above 0 is divided by `repetition`, and what is below is multiplied by it."""
+
+    frequency: Annotated[float, Meta(ge=-2, le=2)] = 0.0
+    presence: Annotated[float, Meta(ge=-2, le=2)] = 0.0
+    repetition: Annotated[float, Meta(gt=0, le=2)] = 1.0
+
+
 class Request(Printed, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """One request. `arrive` is the scheduler iteration, from 0, before which it is handed in.
 
@@ -69,6 +90,8 @@ class Request(Printed, frozen=True, kw_only=True, forbid_unknown_fields=True):
     stream  tokens are sent as they come, and not all at the end
     logit_bias  one entry a token
     processor  absent: none
+    logprobs  absent: none
+    penalties  absent: none
     """
 
     id: Name
@@ -80,6 +103,8 @@ class Request(Printed, frozen=True, kw_only=True, forbid_unknown_fields=True):
     stream: bool = False
     logit_bias: Annotated[tuple[Bias, ...], Meta(max_length=64)] = ()
     processor: Processor | None = None
+    logprobs: Logprobs | None = None
+    penalties: Penalties | None = None
 
 
 class Event(Printed, frozen=True, kw_only=True, forbid_unknown_fields=True):

@@ -180,10 +180,17 @@ RULES: dict[str, Rule] = {
         "streamed request is sent the tokens of each step in a message of their own.",
         weights="no",
     ),
+    "output.logprobs": Rule(
+        "3.9",
+        "Of each token that a request is sent, and of the prompt's from where it asks, it is told the logarithm of its "
+        "probability, of the best tokens there and of those that it names: the log_softmax of the target's row before it, for "
+        "what is sent of that row's logits as the request wants them changed, divided by its temperature.",
+        weights="in part",
+    ),
     "radix.hit": Rule(
         "4",
         "A request is prefilled from behind the longest prefix of its tokens whose rows the prefix cache has, in whole pages, "
-        "with those that its next row sees in a window.",
+        "with those that its next row sees in a window, and no further than to the row from which it wants logprobs.",
         weights="no",
     ),
     "state.slots": Rule(
@@ -222,7 +229,7 @@ RULES: dict[str, Rule] = {
 
 
 # Rules of what is said of a request; a number that a release does not say is not seen.
-SAID = frozenset({"output.finish", "output.counts", "output.stream"})
+SAID = frozenset({"output.finish", "output.counts", "output.stream", "output.logprobs"})
 
 
 # What holds instead of a multi-layer draft.

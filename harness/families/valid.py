@@ -130,6 +130,7 @@ def _check_request(case: Case, request: Request, where: str) -> None:
         )
     if len(set(biased)) < len(biased):
         raise _refuse(f"{where}: two entries of logit_bias for one token", "add them up")
+    _check_logprobs(case, request, where)
     # SGLang reserves room for two rounds ahead, in whole pages, before it lets a request run
     need = len(request.prompt) + request.max_new_tokens + 2 * round_slots(case) + 2 * case.page_size
     if need > settings.max_total_tokens:
@@ -145,6 +146,19 @@ def _check_request(case: Case, request: Request, where: str) -> None:
             f"{where}: a prompt of {len(request.prompt)} and {length} tokens in all, in a context of {context}",
             f"keep to {context - 7} and {context - 2}",
         )
+
+
+def _check_logprobs(case: Case, request: Request, where: str) -> None:
+    """What SGLang would refuse."""
+    wanted, size = request.logprobs, RECIPES[case.model].target.vocab_size
+    if wanted is None:
+        return
+    if wanted.start > len(request.prompt):
+        raise _refuse(
+            f"{where}: logprobs from {wanted.start} on of a prompt of {len(request.prompt)}", "begin at its end at the latest"
+        )
+    if wanted.top > size or any(token >= size for token in wanted.tokens):
+        raise _refuse(f"{where}: logprobs of more tokens than the {size} of {case.model}", f"use at most {size}, from 0 on")
 
 
 def _check_layers(case: Case, origin: str) -> None:

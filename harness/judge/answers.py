@@ -15,7 +15,9 @@ from eagletwin.harness.core.records import Record
 from eagletwin.harness.core.trace import Trace
 
 from .compare import Compare, Place
+from .logprobs import Told
 from .model import Model
+from .story import Story
 
 _FINISH, _COUNTS, _STREAM = "output.finish", "output.counts", "output.stream"
 
@@ -44,9 +46,10 @@ class _Work(NamedTuple):
 class Answers:
     """Judges what was sent of each request of one trace. A recording of a server has no messages."""
 
-    def __init__(self, trace: Trace, compare: Compare, model: Model) -> None:
+    def __init__(self, trace: Trace, stories: dict[str, Story], compare: Compare, model: Model) -> None:
         self._trace, self._compare, self._model = trace, compare, model
         self._requests = {request.id: request for request in trace.header.case.requests}
+        self._told = Told(trace, stories, compare)
         self._own: dict[str, list[Record]] = {}
         for record in trace.header.records:
             if record.stage in ("prefill", "verify"):
@@ -60,6 +63,7 @@ class Answers:
         work = self._work(request, self._limit(request, record, emitted))
         self._finish(record, request, emitted)
         self._counts(number, record, work, len(emitted))
+        self._told.finished(number, record, request, emitted)
         if "sent" in record.tensors:
             self._stream(number, record, work, emitted)
         else:

@@ -12,7 +12,7 @@ from eagletwin.reference.sizes import count_candidates
 
 from .model import Model
 
-_FLOATS = ("kv", "state", "conv", "hidden_in", "hidden_out", "hidden", "probabilities", "scores", "coins")
+_FLOATS = ("kv", "state", "conv", "hidden_in", "hidden_out", "hidden", "probabilities", "scores", "coins", "logprobs")
 _WITH_OUTPUT = ("target.extend", "target.verify", "draft.decode")
 
 

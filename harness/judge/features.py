@@ -45,6 +45,12 @@ class Evidence:
         self.neighbours = list(itertools.pairwise(self.decoded))
         self.hits = [record for record in self.prefills if self.is_hit(record)]
         self.prompts = {request.id: request.prompt for request in self.case.requests}
+        # of requests that change their logits in no other way
+        self.penalized = {
+            request.id: request.penalties is not None and not request.logit_bias and request.processor is None
+            for request in self.case.requests
+        }
+        self.wanted = {request.id: request.logprobs for request in self.case.requests}
         self.lengths = {request.id: request.max_new_tokens for request in self.case.requests}
         self.rounds = [round for story in stories.values() for round in story.rounds]
         self.aborted = {record.request for record in self.of("finished") if record.numbers["aborted"]}
@@ -135,6 +141,23 @@ class Evidence:
         sent = self.trace.array(number, "sent") if "sent" in record.tensors else np.zeros((0, 3))
         return record.request in asked and len(sent) > 1 and bool((sent[:-1, 0] > 1).any())
 
+    def told_path(self, record: Record) -> bool:
+        """Whether a verify gave several tokens to a request that is told their probabilities."""
+        return self.wanted[record.request] is not None and record.numbers["accept_len"] > 1
+
+    def told_from(self, record: Record) -> int:
+        """From which place on the request of a chunk is told its prompt's probabilities; -1: it is not."""
+        wanted = self.wanted[record.request]
+        return -1 if wanted is None else wanted.start
+
+    def told_of_chunk(self, record: Record) -> bool:
+        """Whether a chunk that is not the last gave some of them."""
+        return 0 <= self.told_from(record) < record.numbers["end"] < len(self.prompts[record.request])
+
+    def told_behind(self, record: Record) -> bool:
+        """Whether a hit ends before some of them."""
+        return record.numbers["start"] <= self.told_from(record) < len(self.prompts[record.request]) - 1
+
     def unfinished_prefills(self) -> set[str]:
         """Requests of which a chunk ran, and never the last one."""
         done = {record.request for record in self.prefills if record.numbers["final"]}
@@ -183,7 +206,11 @@ PREDICATES: dict[str, Callable[[Evidence], bool]] = {
     ),
     "min_p_cuts": lambda run: any(map(run.min_p_cuts, run.verified)),
     "logits_changed": lambda run: any(map(run.logits_changed, run.verified)),
+    "penalized": lambda run: any(run.penalized[record.request] and run.logits_changed(record) for record in run.verified),
     "streamed": lambda run: any(run.streamed(n, record) for n, record in run.records if record.stage == "finished"),
+    "logprobs_of_path": lambda run: any(map(run.told_path, run.verified)),
+    "logprobs_of_chunks": lambda run: any(map(run.told_of_chunk, run.chunks)),
+    "logprobs_behind_hit": lambda run: any(map(run.told_behind, run.hits)),
     "mixed_sampling": lambda run: any(
         {run.case.sampled(name) is None for name in batch} == {True, False} for batch in run.decoded
     ),

@@ -8,6 +8,7 @@ other rule can see it.
 
 from dataclasses import dataclass, field
 
+from eagletwin.harness.core.case import Request
 from eagletwin.harness.core.records import Record
 from eagletwin.harness.core.trace import Trace
 from eagletwin.harness.families import RECIPES
@@ -42,6 +43,7 @@ class Hits:
         self._back = RECIPES[trace.header.case.model].window if model.numbers else 0
         self._committed: dict[int, tuple[str, int]] = {}  # slot -> request and row
         self._cached: dict[int, bool] = {}  # slot -> whether layers with a window have its row, too
+        self._from = {request.id: _first_logits(request) for request in trace.header.case.requests}
         self._ends: dict[str, int] = {}  # request -> where its last chunk ended
 
     def batch(self, number: int, record: Record) -> None:
@@ -72,11 +74,13 @@ class Hits:
 
     def _longest(self, name: str, known: int) -> int:
         """Rows of the longest prefix that can be reused, of a request with so many tokens: in whole pages, with the rows that
-        its next row sees in a window, and without the last token, whose logits are wanted. SGLang looks the others up, and
-        where its keys are pairs of tokens there is one pair less."""
+        its next row sees in a window, and without the last token, whose logits are wanted, and those behind the first whose
+        logprob is asked for. SGLang looks the others up, and where its keys are pairs of tokens there is one pair less."""
         stored = self._stored(self._stories[name].tokens[:known])
         count = next(row for row in range(known + 1) if row not in stored.rows)
-        for end in range(min(count, known - 1 - self._ahead) // self._page * self._page, 0, -self._page):
+        asked = self._from[name]
+        looked_up = known - 1 if asked is None else min(known - 1, asked)
+        for end in range(min(count, looked_up - self._ahead) // self._page * self._page, 0, -self._page):
             if stored.live.issuperset(range(max(0, end - self._back), end)):
                 return end
         return 0
@@ -91,6 +95,14 @@ class Hits:
                 if live:
                     found.live.add(row)
         return found
+
+
+def _first_logits(request: Request) -> int | None:
+    """The first row whose logits a request wants for its logprobs; None: no row but the last."""
+    wanted = request.logprobs
+    if wanted is None or (wanted.start < 0 and wanted.tokens):
+        return None
+    return len(request.prompt) if wanted.start < 0 else wanted.start
 
 
 def _alike(some: list[int], others: list[int]) -> int:

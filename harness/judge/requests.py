@@ -52,7 +52,7 @@ class RequestJudge:
         self._samples = Samples(trace, self._compare, bounds)
         self._numbers = {record.key: n for n, record in enumerate(trace.header.records)}
         self._emitted: dict[str, int] = {}  # request -> how many tokens were emitted for it
-        self._answers = Answers(trace, self._compare, self._model)
+        self._answers = Answers(trace, stories, self._compare, self._model)
         self._layers = None
         if self._model.mtp_layers:
             stored = view if view == "committed" else "last_fed"

@@ -68,6 +68,9 @@ NOT_SHOWN = {
     "hybrid-keys": "whose token made a cached row is seen in the row alone",
     "logit-processor": "which token verify may commit depends on its logits",
     "min-p": "which token verify may commit depends on its logits",
+    "penalties": "which token verify may commit depends on its logits",
+    "penalties-2": "which token a prefill may give depends on its logits",
+    "input-logprob-id": "what a request is told of probabilities is not recorded",
     "tree-window": "what a node attends to is in its row and its logits alone",
 }
 # These end the worker, overflow memory that nothing reads, or show in rows and in a view alone.

@@ -2,12 +2,16 @@
 others find nothing."""
 
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
+from msgspec import structs
 
+from eagletwin.harness.core.case import Case, Logprobs
 from eagletwin.harness.core.trace import Trace
 from eagletwin.harness.core.verdict import RULES
+from eagletwin.harness.engines.host import Host
 from eagletwin.harness.judge import story
 from eagletwin.harness.judge.judge import judge
 from eagletwin.reference.delta import Kept
@@ -80,9 +84,23 @@ def test_of_layers_that_keep_a_state(states_trace: Trace) -> None:
     assert found >= {"target.state", "target.conv"}
 
 
+@pytest.mark.usefixtures("other_weights")
+def test_of_what_a_request_is_told(host: Host, busy_case: Case, tmp_path: Path) -> None:
+    requests = tuple(structs.replace(request, logprobs=Logprobs(start=0)) for request in busy_case.requests)
+    case = structs.replace(busy_case, requests=requests)
+    found = diverged(host.engine(case).run(case, tmp_path))
+    assert found.isdisjoint(FREE)
+    assert "output.logprobs" in found
+
+
 def test_every_rule_that_needs_weights_was_shown_to() -> None:
-    """Those of the four tests above: a rule that is added names its test there."""
+    """Those of the five tests above: a rule that is added names its test there."""
     shown = {"draft.hidden_in", "draft.kv", "draft.proposal", "draft.scratch_kv", "output.tokens", "target.hidden", "target.kv"}
     shown |= {"verify.accept", "tree.parents", "tree.tokens", "commit.path", "verify.probabilities", "draft.probabilities"}
-    shown |= {"target.state", "target.conv", "state.tracked"}  # the last one is of prefixes in the cache (test_states.py)
+    shown |= {
+        "target.state",
+        "target.conv",
+        "output.logprobs",
+        "state.tracked",
+    }  # the last one is of prefixes in the cache (test_states.py)
     assert shown == set(RULES) - FREE

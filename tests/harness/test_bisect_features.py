@@ -21,6 +21,8 @@ from eagletwin.harness.core.case import (
     Case,
     EngineSettings,
     Event,
+    Logprobs,
+    Penalties,
     Processor,
     Request,
     Sampling,
@@ -41,7 +43,7 @@ RICH = Case(
     chunked_prefill_size=8,
     chunks=(4,),
     requests=(
-        Request(id="a", prompt=tuple(range(20)), max_new_tokens=8, sampling=Sampling(seed=5), stream=True),
+        Request(id="a", prompt=tuple(range(20)), max_new_tokens=8, sampling=Sampling(seed=5), stream=True, logprobs=Logprobs()),
         Request(
             id="b",
             prompt=tuple(range(90, 110)),
@@ -50,6 +52,7 @@ RICH = Case(
             stop=(5, 100),
             logit_bias=(Bias(token=3, value=2.0),),
             processor=Processor(),
+            penalties=Penalties(frequency=1.0),
         ),
     ),
     events=(

@@ -5,6 +5,7 @@ from dataclasses import replace
 
 import pytest
 
+from eagletwin.cases.asked import ASKS
 from eagletwin.cases.blocks import BLOCK, LONG, Asked, block_of
 from eagletwin.harness.commands.fuzz.unsearched import TOPICS, has, narrowed, not_looked_at, topics_of
 from eagletwin.harness.core.errors import InputError
@@ -15,14 +16,27 @@ from eagletwin.harness.families.valid import check_case
 
 @pytest.mark.parametrize("seed", [0, 1, 2])
 def test_every_topic_comes_within_its_turns_and_every_recipe_within_a_cycle(seed: int) -> None:
-    # twelve rare things, in every third block; a recipe of many layers has one turn in 35 blocks
-    probes = [block_of(seed, number, Asked()).probe for number in range(70)]
+    # twelve rare things, in every third block, and of what requests ask for four in each cycle; a recipe of many layers has
+    # one turn in 35 blocks
+    probes = [block_of(seed, number, Asked()).probe for number in range(75)]
     assert {name for probe in probes for name in topics_of(probe)} == {topic.name for topic in TOPICS}
     # an asked-for rare thing may take the turn of a recipe that cannot have it
     models = {block_of(seed, number, Asked()).focus.model for number in range(110)}
     assert models == set(RECIPES)
     shares = Counter(probe.model for probe in probes)
     assert max(shares.values()) < len(probes) / 4
+
+
+def test_what_requests_may_ask_for_as_well_changes_no_case_that_asks_for_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It takes turns with what they could ask for at first."""
+    now = [block_of(7, number, Asked()) for number in range(75)]
+    for ask in list(ASKS)[4:]:
+        monkeypatch.delitem(ASKS, ask)
+    before = [block_of(7, number, Asked()) for number in range(75)]
+    assert [bool(block.asks) for block in now] == [bool(block.asks) for block in before]
+    assert sum(not block.asks for block in now) > 60
+    assert all(one == other for one, other in zip(now, before, strict=True) if not one.asks)
+    assert {block.asks for block in now} > {block.asks for block in before}
 
 
 def test_a_recipe_that_is_added_is_drawn_by_itself(monkeypatch: pytest.MonkeyPatch) -> None:

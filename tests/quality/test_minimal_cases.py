@@ -8,10 +8,11 @@ from pathlib import Path
 import pytest
 
 from eagletwin.cases.blocks import Asked
+from eagletwin.cases.regressions import LEDGER
 from eagletwin.harness.check.trials import Trials
 from eagletwin.harness.commands.fuzz.plan import Plan
 from eagletwin.harness.commands.fuzz.search import Fuzz
-from eagletwin.harness.core.case import Case
+from eagletwin.harness.core.case import Case, Logprobs
 from eagletwin.harness.core.patch import Edit, Patch
 from eagletwin.harness.core.run_spec import RunSpec
 from eagletwin.harness.engines.host import Host
@@ -94,7 +95,8 @@ def test_a_planted_bug_is_found_and_gets_as_small_as_this(host: Host, tmp_path: 
     assert ((finding.signature.rule, first.iteration), shape(finding.outcome.case)) == SMALLEST[bug]
 
 
-# Fault -> edit, and the smallest case: the rule, and of each request what it asks for (stream, biased tokens, processor).
+# Fault -> edit, and the smallest case: the rule, and of each request what it asks for: stream, biased tokens, logprobs,
+# penalties.
 ASKED = {
     "verify adds no bias": (
         Edit(
@@ -102,7 +104,7 @@ ASKED = {
             match="if sampling_info.logit_bias is not None:",
             replacement="if False:",
         ),
-        ("verify.accept", [(False, 1, None)]),
+        ("verify.accept", [(False, 1, None, False)]),
     ),
     "the bonus token is an accepted draft": (
         Edit(
@@ -111,7 +113,7 @@ ASKED = {
             match="req.spec_num_correct_drafts += num_correct_drafts",
             replacement="req.spec_num_correct_drafts += num_correct_drafts + 1",
         ),
-        ("output.counts", [(False, 0, None)]),
+        ("output.counts", [(False, 0, None, False)]),
     ),
     "a streamed request gets nothing before it has two tokens more": (
         Edit(
@@ -119,7 +121,23 @@ ASKED = {
             match="req.sampling_params.stream_interval or self.default_stream_interval",
             replacement="2",
         ),
-        ("output.stream", [(True, 0, None)]),
+        ("output.stream", [(True, 0, None, False)]),
+    ),
+    "verify leaves the scaling of penalties out": (
+        Edit(
+            target="sglang.srt.speculative.eagle_utils.eagle_sample",
+            match="if sampling_info.acc_scaling_penalties is not None:",
+            replacement="if False:",
+        ),
+        ("verify.accept", [(False, 0, None, True)]),
+    ),
+    "of the row after the token": (
+        Edit(
+            target="sglang.srt.layers.logprob_processor.compute_spec_logprobs",
+            match="next_token_logits[flat_accept_idx]",
+            replacement="next_token_logits.roll(-1, 0)[flat_accept_idx]",
+        ),
+        ("output.logprobs", [(False, 0, Logprobs(), False)]),
     ),
 }
 
@@ -127,11 +145,15 @@ ASKED = {
 @pytest.mark.parametrize("fault", sorted(ASKED))
 def test_what_a_fault_does_not_need_is_asked_for_no_longer(host: Host, tmp_path: Path, fault: str) -> None:
     edit, smallest = ASKED[fault]
-    trials = Trials(host, RunSpec(patches=(Patch(name="planted", edits=(edit,)),)))
+    # live bugs of what is asked for would be found first
+    mended = [remedy for name in ("input-logprob-id", "penalties") if (remedy := LEDGER[name].remedy) is not None]
+    trials = Trials(host, RunSpec(patches=(Patch(name="planted", edits=(edit,)), *mended)))
 
-    asked = Asked(held={"model": "llama-tiny"}, sampling="", asks=("stream", "logit_bias"))
+    asked = Asked(held={"model": "llama-tiny"}, sampling="", asks=("stream", "logit_bias", "logprobs", "penalties"))
     plan = Plan(seed=0, seconds=1e9, max_cases=1000, shrink_seconds=300.0, command="", asked=asked)
     finding = next(Fuzz(trials, tmp_path, plan).search())
     case = finding.outcome.case
-    found = [(request.stream, len(request.logit_bias), request.processor) for request in case.requests]
+    found = [
+        (request.stream, len(request.logit_bias), request.logprobs, request.penalties is not None) for request in case.requests
+    ]
     assert (finding.signature.rule, found) == smallest

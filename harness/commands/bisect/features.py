@@ -265,6 +265,20 @@ FEATURES: tuple[Feature, ...] = (
         _asking_less(processor=None),
     ),
     Feature(
+        "penalties",
+        lambda case: "penalties on tokens that were sent before",
+        "none",
+        lambda case: any(request.penalties is not None for request in case.requests),
+        _asking_less(penalties=None),
+    ),
+    Feature(
+        "logprobs",
+        lambda case: "requests that are told probabilities",
+        "none",
+        lambda case: any(request.logprobs is not None for request in case.requests),
+        _asking_less(logprobs=None),
+    ),
+    Feature(
         "a sink of the draft",
         lambda case: f"draft_sink {case.engine.sglang.draft_sink}",
         "0",

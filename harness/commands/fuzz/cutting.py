@@ -6,7 +6,7 @@ from typing import Any
 from msgspec.structs import replace
 
 from eagletwin.cases.strategies import MODELS
-from eagletwin.harness.core.case import Case, EngineSettings, Request, SGLangSettings
+from eagletwin.harness.core.case import Case, EngineSettings, Logprobs, Penalties, Request, SGLangSettings
 from eagletwin.harness.core.errors import InputError
 from eagletwin.harness.families.valid import check_case
 
@@ -75,7 +75,11 @@ def _shorter(request: Request) -> Iterator[Request]:
         if 0 <= less < request.arrive:
             yield replace(request, arrive=less)
     usual = Request(id=request.id, prompt=request.prompt, max_new_tokens=request.max_new_tokens)
-    for name in ("stop", "sampling", "stream", "logit_bias", "processor"):
+    for name in ("stop", "sampling", "stream", "logit_bias", "processor", "logprobs", "penalties"):
         yield replace(request, **{name: getattr(usual, name)})
+    for part, plain in (("logprobs", Logprobs()), ("penalties", Penalties())):
+        wanted = getattr(request, part)
+        for name in plain.__struct_fields__ if wanted is not None else ():
+            yield replace(request, **{part: replace(wanted, **{name: getattr(plain, name)})})
     if request.sampling is not None:
         yield replace(request, sampling=replace(request.sampling, min_p=0.0))

@@ -137,6 +137,7 @@ Asks = Annotated[
         metavar="WHAT",
         rich_help_panel=_CASES,
         help="What requests may ask for beside: `stream` (tokens as they come), `logit_bias`, `processor` (a custom logit "
-        "processor, which 0.5.23 has a known bug with), `min_p` (with --sampling; a known bug too). Repeatable.",
+        "processor), `min_p` (with --sampling), `logprobs` (of the prompt, of what is sent, of the best tokens), `penalties` "
+        "(frequency, presence, repetition). 0.5.23 has known bugs with all but the first two. Repeatable.",
     ),
 ]

@@ -58,6 +58,8 @@ TOPICS: tuple[Topic, ...] = (
     Topic("min-p", "min_p", _cuts_by_min_p),
     Topic("logit-bias", "biased logits", lambda case: any(request.logit_bias for request in case.requests)),
     Topic("processor", "custom logit processors", lambda case: case.processes),
+    Topic("penalties", "penalties", lambda case: any(request.penalties is not None for request in case.requests)),
+    Topic("logprobs", "logprobs", lambda case: any(request.logprobs is not None for request in case.requests)),
 )
 _BY_KEY = {topic.key: topic for topic in TOPICS}
 

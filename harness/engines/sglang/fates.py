@@ -9,6 +9,7 @@ import numpy as np
 from eagletwin.harness.core.arrays import Array
 
 from .eras import answers
+from .logprobs import ToldLogprobs
 
 
 @dataclass(slots=True)
@@ -18,6 +19,7 @@ class Messages:
     tokens   of all messages, in order; decoded: the same as the detokenizer reads them
     sent     of each message: how many tokens it held, how many it counts so far (-1: it does not), and how many it decodes
     numbers  of the last message: why the request ended, and what is counted; histogram: of accepted drafts, if there is one
+    logprobs  of all messages
     """
 
     tokens: list[int] = field(default_factory=list)
@@ -25,6 +27,7 @@ class Messages:
     sent: list[tuple[int, int, int]] = field(default_factory=list)
     numbers: dict[str, int] = field(default_factory=dict)
     histogram: list[int] | None = None
+    logprobs: ToldLogprobs = field(default_factory=ToldLogprobs)
 
     def take(self, payload: Any, n: int) -> None:
         """A message, of which this is request number n."""
@@ -33,6 +36,7 @@ class Messages:
         counts, reason = answers.counts(payload, n), payload.finished_reasons[n]
         self.tokens += tokens
         self.decoded += decoded
+        self.logprobs.take(payload, n)
         self.sent.append((len(tokens), counts.get("completion_tokens", -1), len(decoded)))
         if reason is not None:
             self.numbers = counts | answers.finish(reason)
@@ -46,7 +50,9 @@ class Messages:
             "decoded": np.array(self.decoded, np.int64),
             "sent": np.array(self.sent, np.int64).reshape(-1, 3),
         }
-        return found if self.histogram is None else found | {"histogram": np.array(self.histogram, np.int64)}
+        if self.histogram is not None:
+            found["histogram"] = np.array(self.histogram, np.int64)
+        return found | self.logprobs.tensors if self.logprobs.any else found
 
 
 @dataclass(slots=True)

@@ -5,7 +5,7 @@ import dataclasses
 from array import array
 from typing import Any
 
-from eagletwin.harness.core.case import Request
+from eagletwin.harness.core.case import Logprobs, Request
 from eagletwin.harness.core.logits import biases, processed
 
 
@@ -23,6 +23,8 @@ def tokenized(request: Request, vocabulary: int) -> Any:
     if own is not None:
         how = {name: getattr(own, name) for name in ("temperature", "top_p", "min_p")}
         how |= {"top_k": own.top_k or -1, "sampling_seed": own.seed}
+    if (penalties := request.penalties) is not None:
+        how |= {f"{name}_penalty": getattr(penalties, name) for name in penalties.__struct_fields__}
     processor = None
     if request.processor is not None:
         from ..logit_processor import Adds
@@ -37,16 +39,17 @@ def tokenized(request: Request, vocabulary: int) -> Any:
         ignore_eos=not request.stop,
     )
     sampling.normalize(None)
+    wanted = request.logprobs or Logprobs()
     values = {
         "rid": request.id,
         "input_text": "",
         "input_ids": array("q", request.prompt) if _takes_arrays(TokenizedGenerateReqInput) else list(request.prompt),
         "mm_inputs": None,
         "sampling_params": sampling,
-        "return_logprob": False,
-        "logprob_start_len": -1,
-        "top_logprobs_num": 0,
-        "token_ids_logprob": None,
+        "return_logprob": request.logprobs is not None,
+        "logprob_start_len": wanted.start,
+        "top_logprobs_num": wanted.top,
+        "token_ids_logprob": list(wanted.tokens) or None,
         "stream": request.stream,
         "input_embeds": None,
         "token_type_ids": None,

@@ -1,0 +1,67 @@
+"""Live: penalties on tokens that a request was sent before count few of these tokens. Reported in PR 33643, which is open.
+
+* `penalties`: of each round the last token alone is counted, so accepted drafts never are. SGLang calls penalties in verify
+  relaxed; what it has in mind is that a round's own tokens come too late for it, and the next round's penalties are wrong, too.
+  Up to 0.5.10.post1 verify leaves penalties out.
+* `penalties-2`: a request that comes back from a retraction begins to count anew, with or without speculative decoding.
+"""
+
+from eagletwin.harness.core.case import Case, Event, Penalties, Request
+from eagletwin.harness.core.patch import Edit, Patch
+
+from ..entry import Entry
+
+_RECOUNT = """if self.penalizer_orchestrator.is_required:
+    for row, req in enumerate(self.penalizer_orchestrator.reqs()):
+        sent = torch.tensor(list(req.output_ids), dtype=torch.int64, device=self.temperatures.device)
+        counts = torch.bincount(sent, minlength=self.vocab_size)
+        for one in self.penalizer_orchestrator.penalizers.values():
+            if hasattr(one, "cumulated_frequency_penalties"):
+                one.cumulated_frequency_penalties[row] = counts * one.frequency_penalties[row]
+            if hasattr(one, "cumulated_presence_penalties"):
+                one.cumulated_presence_penalties[row] = (counts > 0) * one.presence_penalties[row]
+            if hasattr(one, "cumulated_repetition_penalties"):
+                one.cumulated_repetition_penalties[row] = torch.where(counts > 0, one.repetition_penalties[row], 1.0)
+"""
+_REMEDY = Patch(
+    name="penalties-of-all-tokens",
+    edits=(
+        Edit(
+            target="sglang.srt.sampling.sampling_batch_info.SamplingBatchInfo.update_penalties",
+            match="if self.penalizer_orchestrator.is_required:\n",
+            replacement=_RECOUNT,
+        ),
+    ),
+)
+
+
+def _entry(number: str, title: str, rule: str, trigger: str, request: Request, *events: Event) -> Entry:
+    return Entry(
+        id=f"penalties{number}",
+        title=title,
+        rule=rule,
+        buggy="0.5.9 -",
+        fixed="",
+        trigger=trigger,
+        remedy=_REMEDY,
+        case=Case(name=f"penalties{number}", model="llama-tiny", num_steps=1, requests=(request,), events=events),
+    )
+
+
+ENTRIES = (
+    _entry(
+        "",
+        "Count all tokens of a round for penalties",
+        "verify.accept",
+        "frequency_penalty, presence_penalty, repetition_penalty or min_new_tokens, and accepted drafts",
+        Request(id="a", prompt=(59,), max_new_tokens=4, penalties=Penalties(presence=2)),
+    ),
+    _entry(
+        "-2",
+        "Count a retracted request's tokens for penalties",
+        "output.tokens",
+        "the same penalties, and a request that is retracted",
+        Request(id="a", prompt=(16,), max_new_tokens=4, penalties=Penalties(presence=-2)),
+        Event(at=2, kind="retract"),
+    ),
+)

@@ -1,0 +1,131 @@
+"""What a request was told of the probabilities of tokens: `output.logprobs`. Called by answers.py.
+
+The place p of a text is judged by the target's row p - 1. Of the prompt it is the log_softmax of that row as it is: neither a
+temperature nor what a request wants added to its logits changes what the prompt was. SGLang says nothing of the first place
+that was asked for, whatever stands before it.
+"""
+
+from typing import NamedTuple
+
+import numpy as np
+import torch
+
+from eagletwin.harness.core.arrays import Array
+from eagletwin.harness.core.case import Case, Logprobs, Request
+from eagletwin.harness.core.records import Record
+from eagletwin.harness.core.trace import Trace
+
+from .compare import Compare, Place
+from .rows import log_scale
+from .story import Story
+
+_RULE = "output.logprobs"
+_LEAST = float(np.finfo(np.float32).min)  # what SGLang says of a token that cannot come
+
+
+class _Places(NamedTuple):
+    """Places of a text, of which the first is number `first`, and what must be said of them.
+
+    part    as a trace calls it: input or output
+    tokens  that stand there
+    silent  how many of the first say nothing
+    logits  [n, V] by which the others were chosen, or would have been
+    """
+
+    part: str
+    first: int
+    tokens: list[int]
+    silent: int
+    logits: Array
+
+
+class _Said(NamedTuple):
+    """What was said of some places, a row each: how many numbers, -1 for nothing; and all numbers, one row after another."""
+
+    rows: list[int]
+    numbers: Array
+
+
+class Told:
+    """Judges what a request was told of probabilities."""
+
+    def __init__(self, trace: Trace, stories: dict[str, Story], compare: Compare) -> None:
+        self._trace, self._stories, self._compare = trace, stories, compare
+        self._case: Case = trace.header.case
+
+    def finished(self, number: int, record: Record, request: Request, emitted: list[int]) -> None:
+        """A request has ended. What it was sent of its tokens is judged elsewhere."""
+        place, wanted = Place(record, "finished"), request.logprobs
+        if wanted is None:
+            if "logprobs_sent" in record.tensors and self._compare.on(_RULE):
+                self._compare.report(place, _RULE, "logprobs", "none: they were not asked for", "some")
+            return
+        story = self._stories[record.request]
+        if story.target_rows is None or len(story.target.logits) < len(request.prompt) - 1 + len(emitted):
+            return  # a divergence of output.tokens
+        if "logprobs_sent" not in record.tensors:
+            if emitted and self._compare.on(_RULE):
+                self._compare.report(place, _RULE, "logprobs", "those that were asked for", "none")
+            return
+        for places in self._places(story, request, wanted, emitted):
+            self._judge(number, place, places, wanted)
+        if "sent" in record.tensors:
+            sent = self._trace.array(number, "sent").reshape(-1, 3)[:, 0].tolist()
+            told = self._trace.integers(number, "logprobs_sent")
+            self._compare.integers(place, _RULE, sent, told, "tokens that have a logprob in message", 0)
+
+    def _places(self, story: Story, request: Request, wanted: Logprobs, emitted: list[int]) -> list[_Places]:
+        prompt, sampling = request.prompt, self._case.sampled(request.id)
+        first = len(prompt) if wanted.start < 0 else wanted.start
+        rows = story.target.logits
+        sent = rows[len(prompt) - 1 : len(prompt) - 1 + len(emitted)]
+        return [
+            _Places("input", first, list(prompt[first:]), min(1, len(prompt) - first), rows[first : len(prompt) - 1]),
+            _Places("output", len(prompt), emitted, 0, sent if sampling is None else sent / sampling.temperature),
+        ]
+
+    def _judge(self, number: int, place: Place, places: _Places, wanted: Logprobs) -> None:
+        told = np.maximum(torch.from_numpy(places.logits).log_softmax(-1).numpy(), _LEAST)
+        speaking = places.tokens[places.silent :]
+        kinds: dict[str, list[list[int]] | None] = {"token": [[token] for token in speaking]}  # tokens of each place
+        if wanted.tokens:
+            kinds["token_ids"] = [list(wanted.tokens) for _ in speaking]
+        if wanted.top:
+            kinds["top"] = None  # the best ones, within what the reference can tell
+        counts = {"token": 1, "token_ids": len(wanted.tokens), "top": wanted.top}
+        for kind, named in kinds.items():
+            values, ids = self._said(number, f"{places.part}_{kind}_logprobs")
+            name = f"{places.part} {kind} logprobs"
+            rows = [*[-1] * places.silent, *[counts[kind]] * len(speaking)]
+            # the token itself is named where nothing is said of its probability, too
+            shown = [1] * len(places.tokens) if kind == "token" else rows
+            self._compare.integers(place, _RULE, rows, values.rows, f"how many {name} of place", places.first)
+            self._compare.integers(place, _RULE, shown, ids.rows, f"how many ids of {name} of place", places.first)
+            if (values.rows, ids.rows) != (rows, shown):
+                continue
+            chosen = ids.numbers if kind != "token" else ids.numbers[places.silent :]
+            if named is None:
+                self._best(place, places, chosen.reshape(-1, wanted.top), name)
+            else:
+                expected = places.tokens if kind == "token" else [token for row in named for token in row]
+                self._compare.integers(place, _RULE, expected, ids.numbers.tolist(), f"id of {name}", 0)
+            chosen = chosen.reshape(-1, counts[kind]).clip(0, told.shape[1] - 1)
+            if len(chosen):
+                self._values(place, places, np.take_along_axis(told, chosen, 1), values.numbers.reshape(chosen.shape), name)
+
+    def _said(self, number: int, name: str) -> tuple[_Said, _Said]:
+        """Values and ids."""
+        values = _Said(self._trace.integers(number, f"{name}_values_rows"), self._trace.array(number, name))
+        return values, _Said(self._trace.integers(number, f"{name}_ids_rows"), self._trace.array(number, f"{name}_ids"))
+
+    def _best(self, place: Place, places: _Places, chosen: Array, name: str) -> None:
+        if not len(chosen):
+            return
+        begin = places.first + places.silent
+        self._compare.choices(
+            place, _RULE, places.logits, chosen.tolist(), lambda row, rank: f"{name} of place {begin + row}, rank {rank}"
+        )
+
+    def _values(self, place: Place, places: _Places, expected: Array, actual: Array, name: str) -> None:
+        begin, scale = places.first + places.silent, log_scale(places.logits)
+        self._compare.floats(place, _RULE, expected, actual, lambda row: f"{name} of place {begin + row}", scale)

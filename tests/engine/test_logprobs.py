@@ -1,0 +1,186 @@
+"""What a request is told of the probabilities of tokens (output.logprobs), on the real scheduler."""
+
+import pytest
+from msgspec.structs import replace
+
+from eagletwin.harness.core.case import Bias, Case, EngineSettings, Event, Logprobs, Request, Sampling, SGLangSettings
+from eagletwin.harness.core.patch import Edit
+from eagletwin.harness.core.trace import Trace
+from eagletwin.harness.engines.host import Host
+from eagletwin.harness.judge.judge import judge
+
+from .changes import Change, bump, changed, lengthen, nan, nudge, percent, shorten
+from .conftest import Runner
+
+PROMPT = (49, 53, 5, 33, 65, 62, 7, 70, 1)
+
+# a: from a place in its first chunk on, streamed, retracted; b: behind a cached page; c: from the first token on, it samples
+CASE = Case(
+    name="logprobs",
+    model="llama-tiny",
+    num_steps=3,
+    page_size=4,
+    chunked_prefill_size=8,
+    requests=(
+        Request(
+            id="a",
+            prompt=(49, 53, 5, 33, 65, 62, 51, 38, 61, 45, 74, 27, 64, 17, 36, 17, 12, 79, 32),
+            max_new_tokens=14,
+            stream=True,
+            logprobs=Logprobs(start=3, top=2, tokens=(5, 9)),
+        ),
+        Request(id="b", prompt=PROMPT, max_new_tokens=9, arrive=5, logprobs=Logprobs(start=5, top=1), stop=(6, 70, 32)),
+        Request(
+            id="c", prompt=PROMPT, max_new_tokens=8, arrive=7, sampling=Sampling(temperature=0.7), logprobs=Logprobs(start=0)
+        ),
+        Request(
+            id="d", prompt=PROMPT[3:], max_new_tokens=5, arrive=7, logit_bias=(Bias(token=9, value=3),), logprobs=Logprobs()
+        ),
+    ),
+    events=(Event(at=8, kind="retract"),),
+    exercises=("logprobs_of_path", "logprobs_of_chunks", "logprobs_behind_hit", "retraction_in_decode", "early_stop"),
+    engine=EngineSettings(sglang=SGLangSettings(radix_cache=True, max_total_tokens=256)),
+)
+TREE = Case(
+    name="logprobs-of-a-tree",
+    model="llama-tiny",
+    num_steps=2,
+    topk=4,
+    num_draft_tokens=8,
+    requests=tuple(
+        Request(id=name, prompt=PROMPT[n:], max_new_tokens=12, logprobs=Logprobs(top=1, tokens=(3,)))
+        for n, name in enumerate("ab")
+    ),
+    exercises=("logprobs_of_path", "path_not_in_front"),
+)
+
+SPEC = "sglang.srt.layers.logprob_processor.compute_spec_logprobs"
+RESULTS = "sglang.srt.managers.scheduler_components.batch_result_processor.SchedulerBatchResultProcessor"
+PROMPTS = "sglang.srt.managers.scheduler_components.logprob_result_processor.SchedulerLogprobResultProcessor"
+ACCEPT = "sglang.srt.managers.scheduler_components.output_streamer._GenerationStreamAccumulator.accept"
+REQUEST = "sglang.srt.managers.schedule_batch.Req"
+
+# Fault -> the case, the edit, the rule that names it first.
+PLANTED: dict[str, tuple[Case, Edit, str]] = {
+    "of what verify samples, without the temperature": (
+        CASE,
+        Edit(target=SPEC, match="if batch.sampling_info.is_all_greedy or", replacement="if True or"),
+        "output.logprobs",
+    ),
+    "of the row after the token": (
+        CASE,
+        Edit(
+            target=SPEC,
+            match="next_token_logits[flat_accept_idx]",
+            replacement="next_token_logits.roll(-1, 0)[flat_accept_idx]",
+        ),
+        "output.logprobs",
+    ),
+    "of the first nodes of a tree": (
+        TREE,
+        Edit(
+            target=SPEC,
+            match="next_token_logits[flat_accept_idx]",
+            replacement="next_token_logits.view(bs, -1, next_token_logits.shape[-1])[:, :max_accept].flatten(0, 1)",
+        ),
+        "output.logprobs",
+    ),
+    "the best tokens of another round's place": (
+        CASE,
+        Edit(
+            target=f"{RESULTS}._apply_decode_logprobs",
+            match="next_token_top_logprobs_val[flat_idx]",
+            replacement="next_token_top_logprobs_val[i * max_accept]",
+        ),
+        "output.logprobs",
+    ),
+    "the tokens that another request names": (
+        TREE,
+        Edit(
+            target=SPEC,
+            match="ids for ids in batch.token_ids_logprobs",
+            replacement="ids and [one + 1 for one in ids] for ids in batch.token_ids_logprobs",
+        ),
+        "output.logprobs",
+    ),
+    "of the prompt, one place late": (
+        CASE,
+        Edit(
+            target=f"{PROMPTS}._process_input_token_logprobs",
+            match="[None] + input_token_logprobs[:-1]",
+            replacement="[None] + input_token_logprobs[1:]",
+        ),
+        "output.logprobs",
+    ),
+    "each message begins with the last one's end": (
+        CASE,
+        Edit(
+            target=ACCEPT,
+            match="req.send_output_token_logprobs_offset = logprob_end",
+            replacement="req.send_output_token_logprobs_offset = max(logprob_end - 1, 0)",
+        ),
+        "output.logprobs",
+    ),
+    "a retracted request forgets what it was told": (
+        CASE,
+        Edit(
+            target=f"{REQUEST}.reset_for_retract",
+            match="self.input_token_logprobs = None",
+            replacement="self.input_token_logprobs = None\nself.logprob.output_token_logprobs_val.clear()",
+        ),
+        "output.logprobs",
+    ),
+    "a hit ends a row before it must": (
+        CASE,
+        Edit(
+            target=f"{REQUEST}._compute_max_prefix_len",
+            match="min(max_prefix_len, self.logprob_start_len)",
+            replacement="min(max_prefix_len, self.logprob_start_len - 1)",
+        ),
+        "radix.hit",
+    ),
+}
+CHANGES: list[tuple[str, Change]] = [
+    ("input_token_logprobs", nan),
+    ("input_token_logprobs_ids", bump),
+    ("input_token_logprobs_values_rows", shorten),
+    ("input_top_logprobs", percent),
+    ("input_top_logprobs_ids", bump),
+    ("input_token_ids_logprobs", percent),
+    ("output_token_logprobs", percent),
+    ("output_token_logprobs_ids", bump),
+    ("output_top_logprobs", nudge),
+    ("output_token_ids_logprobs", percent),
+    ("output_token_ids_logprobs_ids", bump),
+    ("output_token_ids_logprobs_ids_rows", lengthen),
+    ("logprobs_sent", bump),
+]
+
+
+@pytest.fixture(scope="module")
+def told(host: Host, tmp_path_factory: pytest.TempPathFactory) -> Trace:
+    return host.engine(CASE).run(CASE, tmp_path_factory.mktemp("logprobs"))
+
+
+@pytest.mark.parametrize("case", [CASE, TREE], ids=lambda case: case.name)
+def test_what_it_is_told_is_right(run: Runner, case: Case) -> None:
+    _, verdict = run(case)
+    assert verdict.status == "equal", verdict
+    assert verdict.checked["output.logprobs"] > 20
+
+
+@pytest.mark.parametrize("fault", sorted(PLANTED))
+def test_a_fault_is_named(run: Runner, fault: str) -> None:
+    case, edit, rule = PLANTED[fault]
+    trace, verdict = run(replace(case, exercises=()), edit)
+    assert (verdict.status, verdict.rule) == ("diverged", rule), (verdict, trace.header.ending)
+    assert judge(trace, frozenset({rule})).status == "equal"
+
+
+@pytest.mark.parametrize(("tensor", "change"), CHANGES)
+def test_one_changed_number_is_found(told: Trace, tensor: str, change: Change) -> None:
+    number = next(n for n, record in enumerate(told.header.records) if (record.stage, record.request) == ("finished", "a"))
+    verdict = judge(changed(told, {f"{number}.{tensor}": change(told.tensor(number, tensor))}))
+    assert (verdict.status, verdict.rule) == ("diverged", "output.logprobs"), verdict
+    assert verdict.first is not None
+    assert verdict.first.request == "a"

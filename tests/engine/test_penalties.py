@@ -1,0 +1,88 @@
+"""Penalties on tokens that a request was sent before, on the real worker with the candidate fix."""
+
+import pytest
+from msgspec.structs import replace
+
+from eagletwin.cases.regressions import LEDGER
+from eagletwin.harness.core.case import Case, Event, Penalties, Request
+from eagletwin.harness.core.patch import Edit
+
+from .conftest import Runner
+
+WAYS = (Penalties(frequency=-2), Penalties(presence=2), Penalties(frequency=0.7, repetition=2), None)
+CASE = Case(
+    name="penalties",
+    model="llama-tiny",
+    num_steps=3,
+    requests=tuple(
+        Request(id=f"r{n}", prompt=(prompt,), max_new_tokens=14 - 2 * n, arrive=2 * n, penalties=way)
+        for n, (prompt, way) in enumerate(zip((84, 59, 9, 16), WAYS, strict=True))
+    ),
+    events=(Event(at=7, kind="retract"),),
+    exercises=("penalized", "retraction_in_decode", "batch_grows", "batch_shrinks"),
+)
+SAMPLE = "sglang.srt.speculative.eagle_utils.eagle_sample"
+INFO = "sglang.srt.sampling.sampling_batch_info.SamplingBatchInfo"
+
+REMEDY = LEDGER["penalties"].remedy
+assert REMEDY is not None
+FIXED = REMEDY.edits
+
+
+def _wrong(right: str, fault: str) -> tuple[Edit, ...]:
+    """The candidate fix, in which one expression is wrong."""
+    [edit] = FIXED
+    assert right in edit.replacement
+    return (replace(edit, replacement=edit.replacement.replace(right, fault)),)
+
+
+# Fault -> the edits, the rule that names it first.
+PLANTED: dict[str, tuple[tuple[Edit, ...], str]] = {
+    "the last token of each round alone is counted (live)": ((), "verify.accept"),
+    "verify leaves additive penalties out": (
+        (*FIXED, Edit(target=SAMPLE, match="if sampling_info.acc_additive_penalties is not None:", replacement="if False:")),
+        "verify.accept",
+    ),
+    "verify leaves the scaling out": (
+        (*FIXED, Edit(target=SAMPLE, match="if sampling_info.acc_scaling_penalties is not None:", replacement="if False:")),
+        "verify.accept",
+    ),
+    "verify takes another request's penalties": (
+        (
+            *FIXED,
+            Edit(
+                target=SAMPLE,
+                match="sampling_info.acc_additive_penalties,",
+                replacement="sampling_info.acc_additive_penalties.roll(1, 0),",
+            ),
+        ),
+        "verify.accept",
+    ),
+    "each token is penalized once, however often it came": (
+        _wrong("counts * one.frequency_penalties", "(counts > 0) * one.frequency_penalties"),
+        "verify.accept",
+    ),
+    "a prefill after a retraction has no penalties": (
+        (
+            *FIXED,
+            Edit(
+                target=f"{INFO}._apply_pre_grammar_logits_transforms",
+                match="if self.acc_additive_penalties is not None:",
+                replacement="if False:",
+            ),
+        ),
+        "output.tokens",
+    ),
+}
+
+
+def test_with_the_candidate_fix_all_is_equal_and_it_mattered(run: Runner) -> None:
+    _, verdict = run(CASE, *FIXED)
+    assert verdict.status == "equal", verdict
+
+
+@pytest.mark.parametrize("fault", sorted(PLANTED))
+def test_a_fault_is_named(run: Runner, fault: str) -> None:
+    edits, rule = PLANTED[fault]
+    trace, verdict = run(replace(CASE, exercises=()), *edits)
+    assert (verdict.status, verdict.rule) == ("diverged", rule), (verdict, trace.header.ending)
