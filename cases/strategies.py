@@ -20,7 +20,7 @@ from eagletwin.reference.sizes import count_candidates, reserved
 from .asked import asking
 from .sampling import Kind, sampled
 
-UPDATED = ("llama-tiny", "llama-gqa")
+UPDATED = ("llama-tiny", "llama-gqa", "llama-wide")
 MODELS = ("llama-tiny", "llama-gqa", "llama-eagle3-full", "llama-eagle3")
 # All other recipes are drawn only where they are asked for. Drafts of several layers: a live bug shows in any of them that has
 # chunks (ledger entries multi-layer-chunk-tail) and would be found again and again. A new recipe is one of these at first, so

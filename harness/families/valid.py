@@ -88,7 +88,7 @@ def check_case(case: Case, origin: str) -> None:
     if case.engine.sglang.update_weights and not family_of(RECIPES[case.model]).one_checkpoint:
         raise _refuse(
             f"{origin}: update_weights with {case.model}: eagletwin has no second checkpoint of it, for both together",
-            "use llama-tiny or llama-gqa",
+            "use llama-tiny, llama-gqa or llama-wide",
         )
     ids = [request.id for request in case.requests]
     if len(set(ids)) < len(ids):

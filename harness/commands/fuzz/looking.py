@@ -92,9 +92,11 @@ class Looking:
             trial, within = self._mends.otherwise.pop(0)
             yield _seen(NO_BLOCK, self._mends.explain(trial, within), within, trial.signature)
 
-    def _cases(self, block: Block, view: View, mended: tuple[Entry, ...]) -> Iterator[CaseSeen]:
-        spoiled = 0
-        for case in block.cases():
+    def _cases(self, block: Block, view: View, mended: tuple[Entry, ...]) -> Iterator[CaseSeen | Unstarted]:
+        spoiled, cases = 0, block.cases()
+        if not cases:
+            yield Unstarted(block.probe, "no generated case has this configuration", ours=True)
+        for case in cases:
             if unmet := self._plan.unmet(case):
                 raise HarnessError(
                     f"a generated case lacks what was asked for: {unmet}",
