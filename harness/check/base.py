@@ -14,8 +14,10 @@ from eagletwin.harness.core.errors import EagletwinError
 from eagletwin.harness.core.patch import Patch
 from eagletwin.harness.core.run_spec import RunSpec
 from eagletwin.harness.core.verdict import View
+from eagletwin.harness.core.versions import installed
 from eagletwin.harness.engines.host import Host
-from eagletwin.harness.engines.source import Source, here, resolve
+from eagletwin.harness.engines.lock import releases
+from eagletwin.harness.engines.source import Source, at_hand
 
 from .trials import Trials
 
@@ -26,35 +28,39 @@ class Base:
     def __init__(self, host: Host, run: RunSpec) -> None:
         self._host, self.run = host, run
         self.called = f"SGLang {host.source.called}"
+        self.refused = ""  # why it could not be asked, the last time
 
     def right(self, case: Case, remedies: Collection[Patch], view: View) -> bool:
-        """Whether all of a case is right there, with these remedies. False where it cannot be asked."""
+        """Whether all of a case is right there, with these remedies. False where it cannot be asked: `refused` says why."""
         patches = tuple(dict.fromkeys((*self.run.patches, *remedies)))
         try:
             trial = Trials(self._host, replace(self.run, patches=patches, view=view)).look_alone(replace(case, exercises=()))
-        except EagletwinError:
+        except EagletwinError as error:
+            self.refused = " ".join(error.cause.split())
             return False
+        self.refused = ""
         return trial.clean
 
 
 def base_of(host: Host, run: RunSpec) -> Base | None:
     """What a run is to be compared with: of a tree its release, or the one that is installed; of an SGLang that patches change,
     the same without them, but for remedies of the ledger, which the search is to look past. None: nothing is changed in it, or
-    the release is not at hand."""
+    no release is at hand."""
     remedies = tuple(patch for patch in run.patches if any(patch == entry.remedy for entry in LEDGER.values()))
-    release = _release_of(host.source) if host.source.tree else None
-    if host.source.tree and release is None:
-        return None
-    if not host.source.tree and remedies == run.patches:
-        return None
-    beside = host if release is None else host.beside(release)
-    return Base(beside, replace(run, sglang=beside.source.name, patches=remedies, changes=()))
+    if not host.source.tree:
+        return None if remedies == run.patches else Base(host, replace(run, patches=remedies, changes=()))
+    try:
+        release = _release_of(host.source)
+    except EagletwinError:  # a release of the cache that is damaged, where there is no network
+        release = None
+    return (
+        None if release is None else Base(host.beside(release), replace(run, sglang=release.name, patches=remedies, changes=()))
+    )
 
 
 def _release_of(tree: Source) -> Source | None:
-    """The release that a tree was made from, or the one that is installed; None if the tree is that, or neither is at hand."""
-    version, at_hand = tree.called.partition("+")[0], here()
-    if tree.called in at_hand:
+    """The release that a tree was made from, or the installed one's; None if the tree is that, or it is not at hand."""
+    version = tree.called.partition("+")[0]
+    if tree.called == version and version in releases():
         return None
-    release = resolve(version if version in at_hand else "")
-    return None if release.tree else release
+    return at_hand(version if version in releases() else installed("sglang"))

@@ -23,7 +23,6 @@ from eagletwin.harness.engines.host import EngineProcess, Host
 from eagletwin.harness.judge.judge import judge
 
 from .argument import argue
-from .base import base_of
 from .known import may_be
 
 REPLAYS = 2
@@ -88,7 +87,7 @@ def check(
             break
     known = ""
     if host is not None and verdict.status == "diverged" and not after:
-        known = may_be(host, case, verdict.rule, run, base_of(host, run))
+        known = may_be(host, case, verdict.rule, run, beside=True)
     return conclude(case, verdict, trace, folder, tuple(after), again, known)
 
 

@@ -20,19 +20,20 @@ from eagletwin.harness.engines.host import Host, PatchDoesNotApply, WouldNotStar
 from eagletwin.harness.engines.lock import releases
 from eagletwin.harness.families import RECIPES
 
-from .base import Base, base_of
+from .base import base_of
 from .trials import Trial, Trials
 
 _WITHIN = {entry.within for entry in LEDGER.values()} - {DECLARED_VIEW}  # views that stand for a live bug of each case
 MOST = 4  # entries that are tried: each builds an engine
 
 
-def may_be(host: Host, case: Case, rule: str, run: RunSpec, base: Base | None = None) -> str:
-    """The id of a live bug that breaks this rule, with whose remedy the case is equal; "" if none of those tried is it, or the
-    case is right in the base, which has the bug as well."""
+def may_be(host: Host, case: Case, rule: str, run: RunSpec, *, beside: bool = False) -> str:
+    """The id of a live bug that breaks this rule, with whose remedy the case is equal; "" if none of those tried is it. beside:
+    nor is it one if the case is right in the SGLang without what was changed."""
     found = candidates(case, rule, run, host.source.called)
     bug = next((entry.id for entry in found[:MOST] if _cures(host, entry, case, run)), "")
-    return "" if bug and base is not None and base.right(case, (), run.view) else bug
+    base = base_of(host, run) if bug and beside else None
+    return "" if base is not None and base.right(case, (), run.view) else bug
 
 
 def may_be_another(host: Host, entry: Entry, case: Case, rule: str, run: RunSpec) -> str:

@@ -107,6 +107,7 @@ def _server(folder: Path, spec: RunSpec, pair: tuple[str, str], device: str) -> 
 
         weigh = weighing(*pair, device)
         again += f" --target {shlex.quote(pair[0])} --draft {shlex.quote(pair[1])}"
+        again += f" --device {device}" if device != "cpu" else ""
     session = recordings.judged(folder, spec.without, weigh)
     show(session.report(width(), again))
     _tell_session(session, again)

@@ -19,7 +19,7 @@ def weighing(target: str, draft: str, device: str) -> Weigh:
     """Compares a recording with these two. Raises InputError for checkpoints that are no pair."""
     check_device(device)
     let_threads_sleep()
-    pairs: dict[str, Pair] = {}
+    pairs: dict[tuple[str, str, str], Pair] = {}
 
     def weighed(said: RecordedServer, folder: Path, trace: Trace) -> Weighed:
         import torch
@@ -27,9 +27,10 @@ def weighing(target: str, draft: str, device: str) -> Weigh:
         altered = _altered(folder)
         started = started_of(said)
         with on(torch.device(device)):
-            if started.dtype not in pairs:
-                pairs[started.dtype] = load_served(target, draft, started, device)
-            found = weigh(pairs[started.dtype], trace, said, altered=altered)
+            computed = started.dtype, started.quantization, started.kv_dtype  # of each launch its own
+            if computed not in pairs:
+                pairs[computed] = load_served(target, draft, started, device)
+            found = weigh(pairs[computed], trace, said, altered=altered)
         return found.divergences, Counter(found.checked), found.open
 
     return weighed
@@ -44,4 +45,4 @@ def _altered(folder: Path) -> bool:
             consequence="no model can say what such a text deserves",
             remedy="leave --target and --draft out, or record without --private",
         )
-    return bool(said["request"].get("altered"))
+    return bool(said["request"].get("altered", True))  # recordings from before this was said may have been

@@ -44,7 +44,7 @@ def alone(file: Path, waiting: Callable[[], None] = lambda: None) -> Iterator[No
 def new_run_folder(parent: Path, name: str) -> Path:
     """Make and return parent/name, or parent/name-2, -3, … : nothing is ever overwritten. Safe among processes."""
     try:
-        os.fspath(parent.absolute()).encode()
+        os.fspath(parent).encode()
     except UnicodeEncodeError:
         raise InputError(
             f"{os.fsencode(parent)!r} is no text in UTF-8",

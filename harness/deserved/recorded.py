@@ -7,6 +7,7 @@ follow from the token, from the target's state, and so from all that the target 
 
 from collections import Counter
 from dataclasses import dataclass, field, replace
+from itertools import pairwise
 
 import numpy as np
 import torch
@@ -77,7 +78,8 @@ def weigh(pair: Pair, trace: Trace, said: RecordedServer, *, altered: bool) -> W
         return found
     case = header.case
     shape = Shape(case.num_steps, case.topk, case.verify_nodes)
-    pair.must_draft(shape)
+    if pair.precision is None or not pair.draft.layers:
+        pair.must_draft(shape)
     if pair.precision is None and header.engine.device == "cuda":
         pair = replace(pair, tie=2 * _TF32)
     read = pair.read(story.tokens)
@@ -85,7 +87,9 @@ def weigh(pair: Pair, trace: Trace, said: RecordedServer, *, altered: bool) -> W
     if request.sampling is None and not altered:
         _committed(own, story, read, found)
     by_chance = request.sampling is not None and said.arguments.get("speculative_use_rejection_sampling", "True") != "False"
-    if not by_chance and not (own.draft.layers > 1 and _hit(trace)):
+    # Of several layers in 16 bits, rounding decides which refused drafts the layers are fed (Pair.must_draft).
+    untold = own.draft.layers > 1 and (_hit(trace) or own.precision is not None)
+    if not by_chance and not untold:
         drafted = _chains if shape.topk == 1 and not own.draft.layers else _rounds
         drafted(own, story, read, shape, found)
     _rows(own, trace, story, read, found)
@@ -145,6 +149,8 @@ def _rounds(pair: Pair, story: Story, read: Read, shape: Shape, found: Weighed) 
     """How many drafts each round accepted."""
     begin = len(story.prompt)
     whole = [one for one in story.rounds if one.end > one.committed]
+    if any(one.end != following.committed for one, following in pairwise(whole)):
+        return  # it was retracted, or lost a round: a text alone does not say where its rounds begin then
     answer = Answer(
         prompt=story.prompt,
         tokens=tuple(story.tokens[begin:]),

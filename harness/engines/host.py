@@ -100,9 +100,8 @@ class Host:
         return self._others[source.called]
 
     def close(self) -> None:
-        for other in self._others.values():
+        for other in self._others.values():  # which may start again, as this one may
             other.close()
-        self._others.clear()
         for engine in self._engines.values():
             engine.close()
         self._engines.clear()

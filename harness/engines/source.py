@@ -75,6 +75,17 @@ def resolve(name: str) -> Source:
     )
 
 
+def at_hand(release: str) -> Source | None:
+    """A release, unchanged: the installed one, or the cache's. None: it is not here. Raises NotFetched for a damaged one."""
+    if release == installed("sglang") and not (source := _installed()).tree:
+        return source
+    section = lock().get(f"releases/{release}")
+    if section is None or not is_there(section):
+        return None
+    folder = provide(section)
+    return Source(release, (folder, *_layers(folder)), release)
+
+
 def here() -> tuple[str, ...]:
     """The known releases that need no network, oldest first."""
     of_here = installed("sglang")

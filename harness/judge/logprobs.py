@@ -93,6 +93,8 @@ class Told:
         if wanted.top:
             kinds["top"] = None  # the best ones, within what the reference can tell
         counts = {"token": 1, "token_ids": len(wanted.tokens), "top": wanted.top}
+        for kind in counts.keys() - kinds.keys():
+            self._nothing(number, place, f"{places.part}_{kind}_logprobs")
         for kind, named in kinds.items():
             values, ids = self._said(number, f"{places.part}_{kind}_logprobs")
             name = f"{places.part} {kind} logprobs"
@@ -112,6 +114,13 @@ class Told:
             chosen = chosen.reshape(-1, counts[kind]).clip(0, told.shape[1] - 1)
             if len(chosen):
                 self._values(place, places, np.take_along_axis(told, chosen, 1), values.numbers.reshape(chosen.shape), name)
+
+    def _nothing(self, number: int, place: Place, name: str) -> None:
+        """What nobody asked for is not told, as of another request."""
+        for kept in (name, f"{name}_ids"):
+            if kept in self._trace.header.records[number].tensors:
+                some = self._trace.integers(number, kept) if kept.endswith("_ids") else self._trace.array(number, kept).tolist()
+                self._compare.integers(place, _RULE, [], some, f"{kept}, which were not asked for, of place", 0)
 
     def _said(self, number: int, name: str) -> tuple[_Said, _Said]:
         """Values and ids."""

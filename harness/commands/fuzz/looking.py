@@ -7,6 +7,7 @@ alone, so that the same seed comes to the same on any number of cores.
 """
 
 from collections.abc import Iterator
+from contextlib import suppress
 from random import Random
 
 from msgspec import Struct
@@ -90,7 +91,10 @@ class Looking:
         """Cases of the ledger that were run to see whether a known bug is here, and showed another."""
         while self._mends.otherwise:
             trial, within = self._mends.otherwise.pop(0)
-            yield _seen(NO_BLOCK, self._mends.explain(trial, within), within, trial.signature)
+            one = Explained((), (), trial)
+            with suppress(WouldNotStart):  # with a remedy: then it is told as it was seen
+                one = one if trial.verdict.undecided else self._mends.explain(trial, within)
+            yield _seen(NO_BLOCK, one, within, trial.signature)
 
     def _cases(self, block: Block, view: View, mended: tuple[Entry, ...]) -> Iterator[CaseSeen | Unstarted]:
         spoiled, cases = 0, block.cases()

@@ -120,6 +120,12 @@ def _known(search: Fuzz, columns: int) -> list[str]:
         text = f"{bug.id}: {shown}; mended in {count(bug.mended, 'case')}"
         text += f"; eagletwin check {example_of(search.folder, bug)}" if bug.example is not None else ""
         lines += fold(text, columns, "  ", "    ")
+    base = search.mends.base
+    if base is not None and base.refused:
+        text = (
+            f"{base.called} could not be asked whether it is right in such a case, which counts as known then: {base.refused}"
+        )
+        lines += fold(text, columns, "  ", "    ")
     for name in sorted(search.mends.unfit):
         lines += fold(
             f"{name}: its remedy does not fit this SGLang, so that what it shows counts as new", columns, "  ", "    "

@@ -11,6 +11,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Protocol
 
+from msgspec.structs import replace
+
 from eagletwin.cases.blocks import block_of
 from eagletwin.cases.entry import Entry
 from eagletwin.cases.profiles import draw_from_seeds_alone
@@ -134,19 +136,21 @@ class Fuzz:
             self.set_aside(seen.case, seen.signature, seen.verdict.undecided)
             return None
         pool.rest()
-        return None if self._is_known(seen) else self._shrink(seen)
+        left = self._unknown(seen)
+        return None if left is None else self._shrink(left)
 
-    def _is_known(self, seen: CaseSeen) -> bool:
-        """Whether a bug is behind it that such a case was not thought to show."""
+    def _unknown(self, seen: CaseSeen) -> CaseSeen | None:
+        """The case, unless a bug is behind it that such a case was not thought to show."""
         trials = self._trials(seen)
         if seen.verdict.status != "diverged" or trials.look_alone(seen.case).signature != seen.signature:
-            return False  # what does not show alone is gone with any remedy
+            return seen  # what does not show alone is gone with any remedy
         bug = may_be(trials.host, seen.case, seen.verdict.rule, trials.run) if not seen.cured else ""
-        if bug and self.mends.right_in_base(seen.case, self._mended(seen), seen.view):
-            return False
-        if bug:
-            self.tally.explain(seen, bug)
-        return bool(bug)
+        if not bug:
+            return seen
+        if self.mends.right_in_base(seen.case, self._mended(seen), seen.view):
+            return replace(seen, cured=(bug,))
+        self.tally.explain(seen, bug)
+        return None
 
     def _trials(self, seen: CaseSeen) -> Trials:
         return self.mends.trials(self._mended(seen), seen.view)
@@ -160,7 +164,7 @@ class Fuzz:
         if not seen.cured:
             return ""
         names = " and ".join(seen.cured)
-        return f"With the remedy of {names} it is equal, too, but {self._called}, which has that bug, is right in this case."
+        return f"With the remedy of {names} it is equal, too, but {self._called} is right in this case, so the change is wrong."
 
     @staticmethod
     def _mended(seen: CaseSeen) -> tuple[Entry, ...]:

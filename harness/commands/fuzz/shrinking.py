@@ -16,7 +16,7 @@ from eagletwin.harness.check.confirm import Outcome, alike, confirm
 from eagletwin.harness.check.repro import SCRIPT, write_script
 from eagletwin.harness.check.trials import Trial, Trials
 from eagletwin.harness.core.case import Case, encode_case, pretty_case
-from eagletwin.harness.core.errors import HarnessError
+from eagletwin.harness.core.errors import EagletwinError
 from eagletwin.harness.core.run_spec import DEFAULT_RUN, RunSpec
 from eagletwin.harness.core.signature import Signature, signature_of
 from eagletwin.harness.core.verdict import Verdict
@@ -129,7 +129,7 @@ class Shrinking:
         """Whether a smaller case shows the same."""
         try:
             return self._looked(case)
-        except (HarnessError, OSError) as error:  # Hypothesis would shrink it, as if the case had failed
+        except (EagletwinError, OSError) as error:  # Hypothesis would shrink it, as if the case had failed
             self._failed = error
             raise _Over from error
 
@@ -144,8 +144,10 @@ class Shrinking:
             self._teller.look(f"{self.signature}: smaller case {self.looks}")
             try:
                 trial = self._trials.look(case, until)
-            except WouldNotStart:  # SGLang has no such configuration, or breaks there in another way than what is shrunk
-                return False
+            except WouldNotStart as error:
+                if not (error.ours or error.trace):  # no word of SGLang's: the process died, or was silent
+                    raise
+                return False  # SGLang has no such configuration, or breaks there in another way than what is shrunk
             if trial.signature not in (None, self.signature):
                 assert trial.signature is not None
                 self._teller.aside(case, trial.signature, trial.verdict.undecided)

@@ -64,7 +64,7 @@ def gpu_plan(
 
     from eagletwin.harness.families.valid import check_model
 
-    from ..options import check_attention, check_heads, check_ranks
+    from ..options import check_attention, check_ranks
     from .faults import faults
     from .in_model import proofs_in_model
     from .plan import Options, generated, plain, proofs
@@ -77,7 +77,7 @@ def gpu_plan(
     check_ranks(tp)
     if model:
         check_model(model, "--model")
-    check_heads(attention, model or "llama-tiny", "--model llama-wide")
+    _check_heads(attention, model, planted=planted)
     _check_float32(dtype, others=bool(sizes or samples or rate))
     options = Options(release=release_of(sglang), tp=tp, dtype=dtype, attention=attention, model=model)
     with progress("plan") as line:
@@ -101,6 +101,15 @@ def gpu_plan(
     print(f"{size}: {file}")
     tell_result(WrittenFacts(files={"plan": str(file)}, said=[size, *(f"left out: {why}" for why in others)]))
     return EXIT_EQUAL
+
+
+def _check_heads(attention: "Attention", model: str, *, planted: bool) -> None:
+    """Raises InputError for models whose heads the attention backend has no kernel for."""
+    from ..options import check_heads
+
+    check_heads(attention, model or "llama-tiny", "--model llama-wide")
+    if planted:
+        check_heads(attention, "llama-tiny", "no --faults, which are planted in models of their own")
 
 
 def _check_float32(dtype: "Dtype", *, others: bool) -> None:

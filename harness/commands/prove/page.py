@@ -36,7 +36,7 @@ def proofs_page(folder: Path) -> Page:
     """The page of a run folder of `prove`. Raises InputError for facts that cannot be read."""
     facts = read_facts(folder / PROOFS, ProveFacts, "the run folder `prove` of `eagletwin prove`")
     words = [_word(proof) for proof in facts.proofs]
-    status = next((word for word in ("fails", "unknown") if word in words), "holds")
+    status = next((word for word in ("fails", "unknown") if word in words), "unknown" if facts.interrupted else "holds")
     held = words.count("holds")
     return Page(
         title=f"Proofs: {', '.join(proof.entry for proof in facts.proofs[:_NAMED])}{' and more' * (len(words) > _NAMED)}",

@@ -184,6 +184,9 @@ def _output_lines(measured: Sequence[Measured], right: Sequence[str], model: str
     outputs: Mapping[str, Sequence[str]] = {one.release: one.output.tokens for one in measured if one.output is not None}
     if model:  # a release that does not serve it answers nothing
         outputs = {release: tokens for release, tokens in outputs.items() if any(tokens)}
+    if not outputs:
+        yield "No release answered a common case, so nothing is said of greedy output."
+        return
     same = sum(all(len(tokens) > n and tokens[n] == true for tokens in outputs.values()) for n, true in enumerate(right))
     yield (
         f"{same} of {len(right)} generated common cases (`cases/common.py`: chains, no pages, no cache, 1-3 requests, 1-4 "
