@@ -24,7 +24,8 @@ class Fault:
     graphs   the same where draft decode and draft extend are replayed in CUDA graphs, which show nothing of their inside
     tree     whether the server drafts trees
     model    the recipe that is served: on llama-gqa a position more or less changes hardly a draft
-    weights  of one that integers do not show: by which rule it shows where the checkpoints are at hand, and rows were recorded
+    weights  of one that integers do not show: by which rule it shows where the checkpoints are at hand, and rows were recorded,
+             or by which of two
     """
 
     patch: Patch
@@ -141,7 +142,7 @@ NOT_SHOWN = {
         "sglang.srt.speculative.spec_utils.move_accept_tokens_to_target_kvcache",
         "tgt_cache_loc, accept_out_cache_loc\n    )",
         "tgt_cache_loc[:0], accept_out_cache_loc[:0]\n    )",
-        "draft.kv",
+        "draft.kv or verify.accept",  # whichever comes first in what was recorded: the target reads these rows, too
         tree=True,
     ),
     "the least likely token is drafted": _hidden(

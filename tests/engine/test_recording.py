@@ -110,7 +110,7 @@ def test_the_table_has_every_bug_that_the_cpu_engine_reaches() -> None:
 def test_the_record_has_every_fault_that_is_planted_in_a_server() -> None:
     page = (ROOT / "docs/records/acceptance.md").read_text()
     for name, fault in FAULTS.items():
-        shown, weighed = (f"`{rule}`" if rule else "" for rule in (fault.rule, fault.weights))
+        shown, weighed = (f"`{rule.replace(' or ', '` or `')}`" if rule else "" for rule in (fault.rule, fault.weights))
         assert f"| {name} | {'tree' if fault.tree else 'chain'} | {shown or 'no rule'} | {weighed} |" in page
 
 
@@ -236,7 +236,8 @@ def test_a_fault_in_a_server_shows_by_its_rule_or_is_known_not_to(servers: Serve
     assert rule_of(judged(mine, frozenset())) == fault.rule
     if fault.weights:  # 25015 without its rule: as in a CUDA graph, where positions are not seen
         without = frozenset({fault.rule} if fault.rule else ())
-        assert rule_of(judged(mine, without, weighing(*map(str, checkpoints(fault.model)), "cpu"))) == fault.weights
+        weighed = judged(mine, without, weighing(*map(str, checkpoints(fault.model)), "cpu"))
+        assert rule_of(weighed) in fault.weights.split(" or ")
 
 
 def rule_of(session: JudgedServer) -> str:
