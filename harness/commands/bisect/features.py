@@ -189,7 +189,7 @@ FEATURES: tuple[Feature, ...] = (
         "larger model",
         lambda case: f"{case.model}, of two layers with grouped heads",
         "one layer (llama-tiny)",
-        lambda case: case.model == "llama-gqa",
+        lambda case: case.model in ("llama-gqa", "llama-wide"),
         _with_model("llama-tiny"),
     ),
     Feature(
