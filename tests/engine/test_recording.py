@@ -228,7 +228,7 @@ def test_a_fault_in_a_server_shows_by_its_rule_or_is_known_not_to(servers: Serve
             stops = [{"stop_token_ids": [text[place]], "ignore_eos": False} for text in texts]
             list(at_once.map(lambda prompt, stop, new: answer(server, prompt, new, **stop), those, stops, [place + 2] * 8))
         # Which of those that came at once are recorded hangs on their order; of these it is the same ones each time.
-        alone = [answer(server, prompt, 16) for prompt in those] if fault.weights else []
+        alone = [answer(server, prompt, 64) for prompt in those] if fault.weights else []
         [mine] = set(folder.iterdir()) - before
         for _ in range(600):
             if len(list(mine.glob(f"*/{HEADER}"))) >= (len(those) + len(alone)) // 2:
