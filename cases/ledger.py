@@ -1,5 +1,6 @@
 """The ledger by name: how a number or a word becomes entries, cases and patches."""
 
+from collections.abc import Iterable
 from pathlib import Path
 
 from eagletwin.harness.core.case import Case
@@ -68,6 +69,11 @@ def _matching(name: str) -> list[Entry]:
 def ledger_of(names: list[str]) -> list[Entry]:
     """The entries of these names; of `all`, the whole ledger. Raises InputError."""
     return list(LEDGER.values()) if "all" in names else [entry for name in names for entry in entries_of(name)]
+
+
+def remedies_of(names: Iterable[str]) -> tuple[Patch, ...]:
+    """The remedies of the entries with these ids, but for those that have none."""
+    return tuple(remedy for name in names if (remedy := LEDGER[name].remedy) is not None)
 
 
 def with_probes(names: list[str]) -> list[Known]:

@@ -6,7 +6,7 @@ from pathlib import Path
 from msgspec.structs import replace
 
 from eagletwin.cases.entry import Entry
-from eagletwin.cases.regressions import LEDGER
+from eagletwin.cases.ledger import remedies_of
 from eagletwin.harness.core.errors import InputError
 from eagletwin.harness.core.patch import Patch
 
@@ -30,7 +30,7 @@ def proofs_in_model(entries: list[Entry], options: Options, records: Path) -> tu
         if answer.case is None:
             others.append(f"{entry.id} in {options.model}: {answer.why or answer.status}")
             continue
-        mended = tuple(remedy for name in answer.beside if (remedy := LEDGER[name].remedy) is not None)
+        mended = remedies_of(answer.beside)
         jobs += [_beside(job, mended) for job in proofs([dataclasses.replace(entry, case=answer.case)], options)]
     return jobs, others
 

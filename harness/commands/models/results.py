@@ -9,6 +9,7 @@ from typing import Literal
 from msgspec import Struct
 
 from eagletwin.cases.entry import Entry
+from eagletwin.cases.ledger import remedies_of
 from eagletwin.cases.regressions import LEDGER
 from eagletwin.harness.core.case import Case, without_defaults
 from eagletwin.harness.core.patch import Patch
@@ -81,7 +82,7 @@ def proven_in(folder: Path, model: str) -> list[Entry]:
 
 def remedies(names: Sequence[str]) -> Patch:
     """One patch with the remedies of these live bugs."""
-    patches = [remedy for name in names if (remedy := LEDGER[name].remedy) is not None]
+    patches = remedies_of(names)
     older = any(patch.otherwise for patch in patches)
     return Patch(
         name=" and ".join(patch.name for patch in patches),

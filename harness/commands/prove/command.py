@@ -110,7 +110,7 @@ def _prove(asked: _Asked, out: Path, spec: RunSpec) -> int:
         from eagletwin.harness.engines.host import Host
 
         from . import proof as proving
-        from .concluding import concluding
+        from .concluding import concluding, proven_text
         from .page import keep_proofs
         from .report import proof_facts, proof_table, proof_text, proof_title
 
@@ -123,8 +123,7 @@ def _prove(asked: _Asked, out: Path, spec: RunSpec) -> int:
         def conclude(early: str) -> None:
             proof_table(proofs, left_out)
             seconds = time.monotonic() - begun
-            of = f"{len(proofs)}{f' of {len(chosen)} asked' * bool(early)}"
-            print(f"{early}{sum(proof.holds for proof in proofs)} of {of} proven in {seconds:.1f} s")
+            print(proven_text(proofs, chosen, early, seconds))
             if left_out:
                 print(f"not reached in this mode, and so not run: {', '.join(entry.id for entry in left_out)}")
             facts = ProveFacts(
@@ -178,7 +177,7 @@ def _check_releases(spec: RunSpec, model: str) -> None:
 
 def _prove_on_wheels(entries: list[str], out: Path, spec: RunSpec) -> int:
     from . import proof as proving
-    from .concluding import concluding
+    from .concluding import concluding, proven_text
     from .page import keep_proofs
     from .report import proof_title, wheel_facts, wheel_proof_table
 
@@ -190,8 +189,7 @@ def _prove_on_wheels(entries: list[str], out: Path, spec: RunSpec) -> int:
     def conclude(early: str) -> None:
         wheel_proof_table(proofs)
         seconds = time.monotonic() - begun
-        of = f"{len(proofs)}{f' of {len(chosen)} asked' * bool(early)}"
-        print(f"{early}{sum(proof.holds for proof in proofs)} of {of} proven in {seconds:.1f} s")
+        print(proven_text(proofs, chosen, early, seconds))
         if live:
             print(f"not proven on releases, since none has a fix: {', '.join(live)}")
         facts = ProveFacts(

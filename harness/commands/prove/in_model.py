@@ -12,9 +12,8 @@ from msgspec.structs import replace
 
 from eagletwin.cases.carried import carried
 from eagletwin.cases.entry import Entry
-from eagletwin.cases.regressions import LEDGER
+from eagletwin.cases.ledger import remedies_of
 from eagletwin.harness.check.known import may_be, may_be_another
-from eagletwin.harness.core.patch import Patch
 from eagletwin.harness.core.run_spec import RunSpec
 from eagletwin.harness.engines.host import Host
 
@@ -55,7 +54,7 @@ class ProofInModel:
 
     @property
     def _mended(self) -> set[str]:
-        return {edit.target for patch in _remedies(self.beside) for edit in (*patch.edits, *patch.otherwise)}
+        return {edit.target for patch in remedies_of(self.beside) for edit in (*patch.edits, *patch.otherwise)}
 
 
 def prove_in_model(host: Host, entry: Entry, model: str, runs: Path, run: RunSpec) -> ProofInModel:
@@ -114,8 +113,4 @@ def _proof(host: Host, entry: Entry, runs: Path, run: RunSpec, beside: tuple[str
 def with_remedies(run: RunSpec, beside: tuple[str, ...]) -> RunSpec:
     """The run, with these live bugs mended."""
     options = (word for name in beside for word in ("--remedy", name))
-    return replace(run, patches=(*run.patches, *_remedies(beside)), changes=(*run.changes, *options))
-
-
-def _remedies(beside: tuple[str, ...]) -> tuple[Patch, ...]:
-    return tuple(remedy for name in beside if (remedy := LEDGER[name].remedy) is not None)
+    return replace(run, patches=(*run.patches, *remedies_of(beside)), changes=(*run.changes, *options))
