@@ -47,7 +47,7 @@ class Contents:
         return next((sources for pattern, sources in self.sources.items() if fnmatchcase(name, pattern)), "")
 
 
-_OF_ALL = ("numpy", "safetensors", "packaging", "typing_extensions", "typer", "rich", "hypothesis")
+_OF_ALL = ("numpy", "safetensors", "packaging", "typing_extensions", "rich", "shellingham", "annotated_doc", "hypothesis")
 
 # Of the package sglang, what a release's folder lacks as well (provision.py): else the host's would differ from the release.
 _SGLANG = (
