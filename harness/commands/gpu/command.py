@@ -164,6 +164,7 @@ def gpu_run(
     unknown, leaves another trace after the others (a state leak), a bug that must be found is not, or a job did not run.
     """
     import time
+    from contextlib import closing
 
     from ..options import must_have_cuda
     from .jobs import read_plan, run_plan
@@ -188,8 +189,8 @@ def gpu_run(
             )
     begun, summary = time.monotonic(), CampaignSummary()
     noted = out / "blocks" if blocks else None
-    with progress("jobs", len(jobs)) as line:
-        for done in run_plan(jobs, out, processes, gpus, noted):
+    with progress("jobs", len(jobs)) as line, closing(run_plan(jobs, out, processes, gpus, noted)) as results:
+        for done in results:
             print(summary.add(done), flush=True)
             line.done(done.name)
     seconds = time.monotonic() - begun

@@ -8,7 +8,6 @@ less than one. Each job is a process of its own, so that one that goes wrong cos
 import contextlib
 import os
 import shutil
-import subprocess
 import sys
 import time
 from collections.abc import Iterator
@@ -37,6 +36,7 @@ from eagletwin.harness.judge.judge import judge
 from ..diff.comparison import diff
 from ..diff.precision_gap import Apart, apart
 from .batches import paths
+from .processes import Processes
 
 RESULTS = "results.jsonl"  # in the folder of a campaign: a line a job
 JOB = "job.json"  # in the folder of a job
@@ -314,16 +314,20 @@ def run_plan(plan: list[Job], out: Path, processes: int, gpus: int = 1, blocks: 
     if blocks is not None:
         blocks.mkdir(exist_ok=True)
     noted = {} if blocks is None else {FOLDER: str(blocks.resolve())}
-    with ThreadPoolExecutor(processes) as pool, (out / RESULTS).open("ab") as results:
+    with ThreadPoolExecutor(processes) as pool, (out / RESULTS).open("ab") as results, Processes() as started:
+        environments = [{"CUDA_VISIBLE_DEVICES": _gpus_of(job, number, gpus)} | noted for number, job in enumerate(plan)]
         running = {
-            pool.submit(_apart, job, out / f"job-{number:03}", {"CUDA_VISIBLE_DEVICES": _gpus_of(job, number, gpus)} | noted)
-            for number, job in enumerate(plan)
+            pool.submit(_apart, job, out / f"job-{number:03}", environment, started)
+            for number, (job, environment) in enumerate(zip(plan, environments, strict=True))
         }
-        for finished in as_completed(running):
-            done = finished.result()
-            results.write(msgspec.json.encode(done) + b"\n")
-            results.flush()
-            yield done
+        try:
+            for finished in as_completed(running):
+                done = finished.result()
+                results.write(msgspec.json.encode(done) + b"\n")
+                results.flush()
+                yield done
+        finally:  # else the pool would run all that wait, though nobody asks for them any more
+            pool.shutdown(wait=False, cancel_futures=True)
 
 
 def _gpus_of(job: Job, number: int, gpus: int) -> str:
@@ -332,15 +336,13 @@ def _gpus_of(job: Job, number: int, gpus: int) -> str:
     return ",".join(str((first + rank) % gpus) for rank in range(job.mode.tp))
 
 
-def _apart(job: Job, folder: Path, environment: dict[str, str]) -> JobResult:
+def _apart(job: Job, folder: Path, environment: dict[str, str], started: Processes) -> JobResult:
     """Run a job in a process of its own."""
     folder.mkdir(parents=True)
     (folder / JOB).write_bytes(msgspec.json.encode(job))
     with (folder / "log.txt").open("wb") as log:
         command = [*RUN_MODULE, "eagletwin.harness.commands.gpu.jobs", str(folder)]
-        status = subprocess.run(
-            command, env=os.environ | {"OMP_NUM_THREADS": "1"} | environment, stdout=log, stderr=log, check=False
-        ).returncode
+        status = started.run(command, os.environ | {"OMP_NUM_THREADS": "1"} | environment, log)
     with contextlib.suppress(OSError, msgspec.DecodeError):
         return msgspec.json.decode((folder / "done.json").read_bytes(), type=JobResult)
     return JobResult(name=job.name, mode=job.mode, error=f"its process ended with {status}; {folder / 'log.txt'} says more")
