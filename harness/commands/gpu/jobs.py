@@ -10,7 +10,7 @@ import os
 import shutil
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from pathlib import Path
 
@@ -305,7 +305,9 @@ def _trace_seconds(trace: Trace, folder: Path) -> float:
         return time.monotonic() - begun
 
 
-def run_plan(plan: list[Job], out: Path, processes: int, gpus: int = 1, blocks: Path | None = None) -> Iterator[JobResult]:
+def run_plan(
+    plan: list[Job], out: Path, processes: int, gpus: int = 1, blocks: Path | None = None
+) -> Generator[JobResult, None, None]:
     """Run the jobs side by side, spread over this many GPUs; yield each as it is done. results.jsonl has them all.
 
     blocks: the folder for what ran of SGLang's speculative code (engines/sglang/noted_blocks.py)
