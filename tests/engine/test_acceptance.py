@@ -4,14 +4,17 @@ from functools import lru_cache
 from pathlib import Path
 
 import pytest
+from msgspec.structs import replace
 
 from eagletwin.cases.regressions import LEDGER
 from eagletwin.cases.strategies import tokens
 from eagletwin.harness.core.case import Case, Request
 from eagletwin.harness.core.trace import Trace
+from eagletwin.harness.deserved.borrowed import began_on_drafts
 from eagletwin.harness.deserved.compare import Compared, compare
 from eagletwin.harness.deserved.follow import Shape
 from eagletwin.harness.deserved.pair import Pair, load_pair
+from eagletwin.harness.deserved.sending import Sent
 from eagletwin.harness.deserved.server import Answer
 from eagletwin.harness.engines.host import Host
 from eagletwin.harness.families import RECIPES
@@ -45,23 +48,27 @@ def case_of(model: str, shape: Shape, chunk: int = 64) -> Case:
     )
 
 
-def compared(trace: Trace, shape: Shape) -> list[Compared]:
-    """Of each request: what the trace did, as a server would have told it, beside what the pair deserves."""
-    pair, found = pair_of(trace.header.case.model), []
+def answers(trace: Trace) -> list[Answer]:
+    """Of each request: what the trace did, as a server would have told it."""
     prompts = {request.id: request.prompt for request in trace.header.case.requests}
-    for name, story in stories(trace, "slot_layout").items():
-        text = tuple(story.tokens)
-        answer = Answer(
+    return [
+        Answer(
             prompt=prompts[name],
-            tokens=text[len(prompts[name]) :],
+            tokens=tuple(story.tokens)[len(prompts[name]) :],
             rounds=len(story.rounds),
             starts=tuple(round.committed for round in story.rounds),
             accepted=None,
-            cached=0,
+            cached=len(prompts[name]) - 1 if name.startswith("turn") else 0,  # at most
             finish="length",
         )
-        found.append(compare(pair, shape, answer, pair.read(text)))
-    return found
+        for name, story in stories(trace, "slot_layout").items()
+    ]
+
+
+def compared(trace: Trace, shape: Shape) -> list[Compared]:
+    """The same, beside what the pair deserves."""
+    pair = pair_of(trace.header.case.model)
+    return [compare(pair, shape, one, pair.read((*one.prompt, *one.tokens))) for one in answers(trace)]
 
 
 SHAPES = [
@@ -87,6 +94,25 @@ def test_a_healthy_worker_uses_the_rounds_that_are_deserved(host: Host, tmp_path
     for one in found:
         assert one.equal, one
         assert one.deserved.fewest <= one.used <= one.deserved.most
+
+
+def test_what_cannot_be_told_is_an_answer_that_began_on_drafts_of_another(host: Host, tmp_path: Path) -> None:
+    """A healthy worker whose layers meet the refused drafts of an earlier answer, as the next turn of a chat does."""
+    shape, first = Shape(3, 1, 4), case_of("llama-mtp-chain", Shape(3, 1, 4))
+    (tmp_path / "first").mkdir()
+    said = answers(host.engine(first, ()).run(first, tmp_path / "first", fresh=False))[:5]
+    turns = tuple(
+        Request(id=f"turn{number}", prompt=(*one.prompt, *one.tokens[: 6 + 2 * number], 3, 4, 5), max_new_tokens=16, arrive=60)
+        for number, one in enumerate(said)
+    )
+    server = replace(first.engine.sglang, radix_cache=True)
+    case = replace(first, requests=(*first.requests[:5], *turns), engine=replace(first.engine, sglang=server))
+    trace = host.engine(case, ()).run(case, tmp_path, fresh=False)
+    untold = began_on_drafts([Sent(number, "together", one) for number, one in enumerate(answers(trace))], layers=3)
+    assert untold == [False] * 5 + [True] * 5
+    equal = [one.equal for one in compared(trace, shape)]
+    assert all(one for one, cannot in zip(equal, untold, strict=True) if not cannot)
+    assert not all(equal)  # else there were nothing to leave out
 
 
 # (ledger entry, what is undone; None: it is live; model, shape, chunk size)

@@ -8,6 +8,8 @@ import msgspec
 
 from eagletwin.harness.core.errors import EXIT_DIVERGED, EXIT_EQUAL, EXIT_UNKNOWN, HarnessError, InputError
 from eagletwin.harness.core.folders import new_run_folder
+from eagletwin.harness.core.words import count
+from eagletwin.harness.deserved.borrowed import began_on_drafts
 from eagletwin.harness.deserved.compare import Compared, compare
 from eagletwin.harness.deserved.conditions import Seen, diagnose
 from eagletwin.harness.deserved.explain import explained_by
@@ -40,8 +42,10 @@ def against(pair: Pair, prompts: Sequence[Prompt], asked: Asked, *, as_json: boo
     if asked.by_rejection:
         answers = answered(asked, prompts, folder)
         return against_expectation(pair, shape, answers, started, asked.temperature, folder, as_json=as_json)
-    seen, off, why = _ask(pair, prompts, asked, shape, folder)
-    tokens = sum(len(one.sent.answer.tokens) for one in seen)
+    everything, off, why = _ask(pair, prompts, asked, shape, folder)
+    untold = began_on_drafts([one.sent for one in everything], pair.draft.layers)
+    seen = [one for one, cannot in zip(everything, untold, strict=True) if not cannot]
+    tokens = sum(len(one.sent.answer.tokens) for one in everything)
     strange = not asked.temperature and off > _OFF * max(tokens, 1)
     rounds = sum(one.compared.used for one in seen)
     diagnosis = diagnose(seen, started)
@@ -54,15 +58,15 @@ def against(pair: Pair, prompts: Sequence[Prompt], asked: Asked, *, as_json: boo
     if why or strange or not rounds:
         status = EXIT_UNKNOWN if status == EXIT_EQUAL or strange else status
     betrayed = [] if strange else explained_by(pair, shape, seen)
-    facts = _facts(seen, diagnosis.condition, started, off, status) | {"as_if": [mistake.name for mistake in betrayed]}
+    facts = _facts(everything, untold, diagnosis.condition, started, off, status)
+    facts |= {"as_if": [mistake.name for mistake in betrayed]}
     (folder / FACTS).write_bytes(msgspec.json.encode(facts))
     write_page(folder, lambda: acceptance_page(folder))
     if as_json:
         print((folder / FACTS).read_text(encoding="utf-8"))
     else:
-        print_findings(
-            seen, diagnosis, started, status, draft=pair.draft, betrayed=betrayed, off=off if strange else 0, why=why
-        )
+        remarks = _remarks(off if strange else 0, sum(untold), why)
+        print_findings(seen, diagnosis, started, status, draft=pair.draft, betrayed=betrayed, remarks=remarks)
         print(f"  folder: {folder}")
     return status
 
@@ -102,7 +106,25 @@ def _ask(pair: Pair, prompts: Sequence[Prompt], asked: Asked, shape: Shape, fold
     return seen, off, why
 
 
-def _facts(seen: Sequence[Seen], condition: str, started: Started, off: int, status: int) -> dict[str, Any]:
+def _remarks(off: int, untold: int, why: str) -> list[str]:
+    """What a reader must know beside the rounds."""
+    remarks = []
+    if off:
+        remarks.append(
+            f"The answers hold {off} tokens that this target does not say greedily: the server has other weights or another "
+            "dtype than --target, or wrong output. What its drafts deserve cannot be told."
+        )
+    if untold:
+        remarks.append(
+            f"Of {count(untold, 'more answer')} it cannot be told what the rounds deserve: the prefix cache held rows with "
+            "refused drafts of a text that begins alike. Give prompts that begin otherwise to have all answers compared."
+        )
+    return [*remarks, why] if why else remarks
+
+
+def _facts(
+    seen: Sequence[Seen], untold: Sequence[bool], condition: str, started: Started, off: int, status: int
+) -> dict[str, Any]:
     return {
         "server": started,
         "exit_code": status,
@@ -117,7 +139,8 @@ def _facts(seen: Sequence[Seen], condition: str, started: Started, off: int, sta
                 "deserved": [one.compared.deserved.fewest, one.compared.deserved.most],
                 "used": one.compared.used,
                 "wrong": one.compared.wrong,
+                "untold": cannot,
             }
-            for one in seen
+            for one, cannot in zip(seen, untold, strict=True)
         ],
     }

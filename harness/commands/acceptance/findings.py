@@ -23,13 +23,11 @@ def print_findings(
     *,
     draft: DraftModel,
     betrayed: Sequence[Mistake] = (),
-    off: int = 0,
-    why: str = "",
+    remarks: Sequence[str] = (),
 ) -> None:
     """The report.
 
-    betrayed: mistakes of configuration that explain all answers; off: tokens that the target would not say, where they are too
-    many; why: why the server was not asked on.
+    betrayed: mistakes of configuration that explain all answers; remarks: what a reader must know beside the rounds.
     """
     unequal = [one for one in seen if not one.compared.equal]
     open_ = sum(one.compared.open for one in seen)
@@ -43,13 +41,7 @@ def print_findings(
             f"  Near ties in {started.dtype} leave {count(open_, 'round')} open: two logits that differ by less than "
             f"{max(one.compared.tie for one in seen):.2g} of the largest are too close to tell."
         )
-    if off:
-        lines.append(
-            f"  The answers hold {off} tokens that this target does not say greedily: the server has other weights or another "
-            "dtype than --target, or wrong output. What its drafts deserve cannot be told."
-        )
-    if why:
-        lines.append(f"  {why}")
+    lines += [f"  {remark}" for remark in remarks]
     if draft.algorithm == "EAGLE3" and started.algorithm.upper() != "EAGLE3":
         lines.append(
             f"  The draft is an EAGLE-3 head, and the server was started with {started.algorithm}: start it with EAGLE3."
