@@ -14,7 +14,9 @@ PYTEST ?=
 CORE := tests/reference tests/families tests/deserved tests/harness tests/page tests/triton_cpu
 UV ?= uv
 BIN := .venv/bin
-# Not compiled: of 20,000 modules few are ever imported, and those are compiled then.
+# Not compiled: of 20,000 modules few are ever imported, and those are compiled then, once: container images tell Python not to
+# keep bytecode, with which each of a thousand processes would compile torch anew (2 s).
+unexport PYTHONDONTWRITEBYTECODE
 PIP_INSTALL := -m pip install --quiet --disable-pip-version-check --no-compile
 PIP := $(BIN)/python $(PIP_INSTALL)
 READY := .venv/.ready
