@@ -18,6 +18,7 @@ BIASES = (-4.0, 3.0, 8.0, -100.0)
 PENALTIES = (0.0, 2.0, -2.0, 0.7)  # of frequency and of presence; a negative one makes repetitions more likely
 REPETITIONS = (1.0, 2.0, 1.3, 0.5)
 SEEDS = 16  # of processors
+STATES: tuple[Literal["", "last", "all"], ...] = ("", "all", "last", "all")
 
 
 def _stream(draw: st.DrawFn, request: Request, _vocabulary: int) -> Request:
@@ -61,6 +62,10 @@ def _penalties(draw: st.DrawFn, request: Request, _vocabulary: int) -> Request:
     return msgspec.structs.replace(request, penalties=wanted if draw(st.integers(0, 3)) else None)
 
 
+def _hidden_states(draw: st.DrawFn, request: Request, _vocabulary: int) -> Request:
+    return msgspec.structs.replace(request, hidden_states=draw(st.sampled_from(STATES)))
+
+
 ASKS: dict[Ask, Callable[[st.DrawFn, Request, int], Request]] = {
     "stream": _stream,
     "min_p": _min_p,
@@ -68,6 +73,7 @@ ASKS: dict[Ask, Callable[[st.DrawFn, Request, int], Request]] = {
     "processor": _processor,
     "logprobs": _logprobs,
     "penalties": _penalties,
+    "hidden_states": _hidden_states,
 }
 
 

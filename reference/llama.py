@@ -31,7 +31,7 @@ class TargetRows:
     hidden   [T, H]        h[i] of DESIGN §2, which the draft consumes: after the final norm; or, where the shape names A
                            aux_layers, [T, A*H]: the residual stream as it leaves each of them, in the order of the layers;
                            or, where it says pre_norm: residual
-    residual [T, H]        before the final norm
+    residual [T, H]        before the final norm; normed: after it
     logits   [T, V]
     keys     [L, T, G, D]  as a KV pool stores them, after RoPE; of latent attention [L, T, 1, C+P] (mla.py). There are
                            none of layers that keep a state
@@ -41,6 +41,7 @@ class TargetRows:
 
     hidden: Tensor
     residual: Tensor
+    normed: Tensor
     logits: Tensor
     keys: Tensor
     values: Tensor
@@ -209,4 +210,4 @@ def target_rows(weights: Weights, shape: LlamaShape, tokens: Tensor, lengths: Se
     normed = rms_norm(x, weights["model.norm.weight"], shape.rms_norm_eps)  # [T, H]
     logits = linear(normed, weights["lm_head.weight"])  # [T, V]
     hidden = torch.cat(aux, -1) if aux else x if shape.pre_norm else normed
-    return TargetRows(hidden, x, logits, torch.stack(keys), torch.stack(values), tuple(kept))
+    return TargetRows(hidden, x, normed, logits, torch.stack(keys), torch.stack(values), tuple(kept))

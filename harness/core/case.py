@@ -16,7 +16,7 @@ MAX_FILE_BYTES = 1 << 20  # the largest valid case, 64 prompts of 2,048 tokens, 
 Name = Annotated[str, Meta(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}\Z")]
 Token = Annotated[int, Meta(ge=0, lt=1 << 20)]
 # Fields of a request that a search draws only where it is asked for them
-Ask = Literal["stream", "min_p", "logit_bias", "processor", "logprobs", "penalties"]
+Ask = Literal["stream", "min_p", "logit_bias", "processor", "logprobs", "penalties", "hidden_states"]
 
 
 class Printed(Struct, frozen=True):
@@ -92,6 +92,8 @@ class Request(Printed, frozen=True, kw_only=True, forbid_unknown_fields=True):
     processor  absent: none
     logprobs  absent: none
     penalties  absent: none
+    hidden_states  which states of the target it is given: "" none, "last" that of the last token, "all" those of the prompt
+          and of each token
     """
 
     id: Name
@@ -105,6 +107,7 @@ class Request(Printed, frozen=True, kw_only=True, forbid_unknown_fields=True):
     processor: Processor | None = None
     logprobs: Logprobs | None = None
     penalties: Penalties | None = None
+    hidden_states: Literal["", "last", "all"] = ""
 
 
 class Event(Printed, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -186,6 +189,12 @@ class Case(Printed, frozen=True, kw_only=True, forbid_unknown_fields=True):
         """Whether a request has a custom logit processor, which SGLang takes only where it was started for them."""
         return any(request.processor is not None for request in self.requests)
 
+    @property
+    def gives_states(self) -> Literal["", "last", "all"]:
+        """The most that a request is given of hidden states, for which SGLang wants to be started."""
+        wanted = {request.hidden_states for request in self.requests}
+        return "all" if "all" in wanted else "last" if "last" in wanted else ""
+
     def sampled(self, request: str) -> Sampling | None:
         """How this request samples; None: it is greedy, as one that takes the best of all tokens is."""
         sampling = next(one.sampling for one in self.requests if one.id == request)
@@ -199,7 +208,7 @@ class Case(Printed, frozen=True, kw_only=True, forbid_unknown_fields=True):
         """This case without what differs from case to case on one engine: equal configurations share an engine process.
 
         Cases that sample do not share one with those that do not: on a CPU the worker is changed for them. Nor do those with
-        logit processors, for which SGLang is started in another way.
+        logit processors or hidden states, for which SGLang is started in another way.
         """
         nothing = Request(
             id="none",
@@ -207,6 +216,7 @@ class Case(Printed, frozen=True, kw_only=True, forbid_unknown_fields=True):
             max_new_tokens=1,
             sampling=Sampling() if self.samples else None,
             processor=Processor() if self.processes else None,
+            hidden_states=self.gives_states,
         )
         engine = EngineSettings(sglang=msgspec.structs.replace(self.engine.sglang, random_seed=0))
         return msgspec.structs.replace(

@@ -39,6 +39,8 @@ FEATURES: dict[str, str] = {
     "logprobs_of_path": "a request was told the probabilities of several tokens that one round gave it",
     "logprobs_of_chunks": "a request was told the probabilities of its prompt's tokens, which came in several chunks",
     "logprobs_behind_hit": "a request reused a prefix, and was told the probabilities of its prompt's tokens behind it",
+    "states_of_path": "a request was given the hidden states of several tokens that one round gave it",
+    "states_of_chunks": "a request was given the hidden states of a prompt that came in several chunks",
     "mixed_sampling": "requests that sample and greedy ones were in one decode batch",
     "abort_in_prefill": "a request was aborted between two chunks of its prompt",
     "abort_in_decode": "a request was aborted after it had been verified",

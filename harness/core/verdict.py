@@ -187,6 +187,12 @@ RULES: dict[str, Rule] = {
         "what is sent of that row's logits as the request wants them changed, divided by its temperature.",
         weights="in part",
     ),
+    "output.hidden": Rule(
+        "3.9",
+        "A request that asks for hidden states is given those of the target that its tokens were chosen by: for its first "
+        "token those of all rows of its prompt that were computed, and one for each other token; or the last token's alone.",
+        weights="in part",
+    ),
     "radix.hit": Rule(
         "4",
         "A request is prefilled from behind the longest prefix of its tokens whose rows the prefix cache has, in whole pages, "
@@ -229,7 +235,7 @@ RULES: dict[str, Rule] = {
 
 
 # Rules of what is said of a request; a number that a release does not say is not seen.
-SAID = frozenset({"output.finish", "output.counts", "output.stream", "output.logprobs"})
+SAID = frozenset({"output.finish", "output.counts", "output.stream", "output.logprobs", "output.hidden"})
 
 
 # What holds instead of a multi-layer draft.

@@ -1,4 +1,5 @@
-"""What a request's answer says beside its tokens: `output.finish`, `output.counts`, `output.stream`. Called by requests.py.
+"""What a request's answer says beside its tokens: `output.finish`, `output.counts`, `output.stream`. Called by requests.py;
+logprobs.py and hidden_states.py judge what it asked for.
 
 All of it follows from the request, and from the steps that the trace shows. A step is the end of a prefill, which gives one
 token, or a round of verify. What a step gave is lost where the request was retracted before its result was read, as happens
@@ -15,6 +16,7 @@ from eagletwin.harness.core.records import Record
 from eagletwin.harness.core.trace import Trace
 
 from .compare import Compare, Place
+from .hidden_states import Given
 from .logprobs import Told
 from .model import Model
 from .story import Story
@@ -50,6 +52,7 @@ class Answers:
         self._trace, self._compare, self._model = trace, compare, model
         self._requests = {request.id: request for request in trace.header.case.requests}
         self._told = Told(trace, stories, compare)
+        self._given = Given(trace, stories, compare)
         self._own: dict[str, list[Record]] = {}
         for record in trace.header.records:
             if record.stage in ("prefill", "verify"):
@@ -64,6 +67,7 @@ class Answers:
         self._finish(record, request, emitted)
         self._counts(number, record, work, len(emitted))
         self._told.finished(number, record, request, emitted)
+        self._given.finished(number, record, request, self._own.get(request.id, []), len(emitted))
         if "sent" in record.tensors:
             self._stream(number, record, work, emitted)
         else:

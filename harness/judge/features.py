@@ -46,6 +46,7 @@ class Evidence:
         self.hits = [record for record in self.prefills if self.is_hit(record)]
         self.prompts = {request.id: request.prompt for request in self.case.requests}
         # of requests that change their logits in no other way
+        self.given = {request.id: request.hidden_states for request in self.case.requests}
         self.penalized = {
             request.id: request.penalties is not None and not request.logit_bias and request.processor is None
             for request in self.case.requests
@@ -211,6 +212,10 @@ PREDICATES: dict[str, Callable[[Evidence], bool]] = {
     "logprobs_of_path": lambda run: any(map(run.told_path, run.verified)),
     "logprobs_of_chunks": lambda run: any(map(run.told_of_chunk, run.chunks)),
     "logprobs_behind_hit": lambda run: any(map(run.told_behind, run.hits)),
+    "states_of_path": lambda run: any(
+        run.given[record.request] and record.numbers["accept_len"] > 1 for record in run.verified
+    ),
+    "states_of_chunks": lambda run: any(run.given[record.request] == "all" for record in run.chunks),
     "mixed_sampling": lambda run: any(
         {run.case.sampled(name) is None for name in batch} == {True, False} for batch in run.decoded
     ),

@@ -82,13 +82,14 @@ class ReferenceRows:
     third of torch's.
 
     hidden [n, H or A*H], logits [n, V]; of a draft with topk > 1, their log_softmax: logs [n, V]; plain [n, V]: logits before a
-    request's own changes, where it wants some
+    request's own changes, where it wants some; given [n, H]: the target's states that a request is given, where it wants them
     """
 
     hidden: Array
     logits: Array
     logs: Array | None = None
     plain: Array | None = None
+    given: Array | None = None
 
 
 @dataclass(slots=True)
@@ -333,7 +334,8 @@ def _compute(case: Case, pack: list[Story], view: View, dtype: Dtype, nudge: Nud
     target = target_rows(weights, shape, torch.cat([sequence[:-1] for sequence in tokens]), lengths)
     stored, draft = {"target": stored_rows(target.keys, target.values)}, None
     head = _head(case, dtype, view, nudge)
-    of_target, of_draft = ReferenceRows(target.hidden.numpy(), target.logits.numpy()), None
+    given = (target.normed if shape.aux_layers else target.hidden).numpy() if case.gives_states else None
+    of_target, of_draft = ReferenceRows(target.hidden.numpy(), target.logits.numpy(), given=given), None
     if not RECIPES[case.model].mtp_layers:
         draft = committed_side_by_side(head, tokens, target.hidden)
         stored["draft"] = stored_rows(draft.keys, draft.values)
@@ -377,7 +379,8 @@ def _read_by_draft_decode(case: Case) -> Recent:
 
 
 def _part(rows: ReferenceRows, own: slice) -> ReferenceRows:
-    return ReferenceRows(rows.hidden[own], rows.logits[own], None if rows.logs is None else rows.logs[own])
+    logs, given = (None if some is None else some[own] for some in (rows.logs, rows.given))
+    return ReferenceRows(rows.hidden[own], rows.logits[own], logs, given=given)
 
 
 def _asked(case: Case, story: Story, rows: ReferenceRows) -> ReferenceRows:

@@ -71,6 +71,10 @@ NOT_SHOWN = {
     "penalties": "which token verify may commit depends on its logits",
     "penalties-2": "which token a prefill may give depends on its logits",
     "input-logprob-id": "what a request is told of probabilities is not recorded",
+    **dict.fromkeys(
+        ("hidden-rows", "hidden-rows-2", "hidden-aux", "hidden-standalone"),
+        "which hidden states a request is given is not recorded",
+    ),
     "tree-window": "what a node attends to is in its row and its logits alone",
 }
 # These end the worker, overflow memory that nothing reads, or show in rows and in a view alone.

@@ -86,11 +86,13 @@ def test_of_layers_that_keep_a_state(states_trace: Trace) -> None:
 
 @pytest.mark.usefixtures("other_weights")
 def test_of_what_a_request_is_told(host: Host, busy_case: Case, tmp_path: Path) -> None:
-    requests = tuple(structs.replace(request, logprobs=Logprobs(start=0)) for request in busy_case.requests)
+    requests = tuple(
+        structs.replace(request, logprobs=Logprobs(start=0), hidden_states="last") for request in busy_case.requests
+    )
     case = structs.replace(busy_case, requests=requests)
     found = diverged(host.engine(case).run(case, tmp_path))
     assert found.isdisjoint(FREE)
-    assert "output.logprobs" in found
+    assert found >= {"output.logprobs", "output.hidden"}
 
 
 def test_every_rule_that_needs_weights_was_shown_to() -> None:
@@ -101,6 +103,7 @@ def test_every_rule_that_needs_weights_was_shown_to() -> None:
         "target.state",
         "target.conv",
         "output.logprobs",
+        "output.hidden",
         "state.tracked",
     }  # the last one is of prefixes in the cache (test_states.py)
     assert shown == set(RULES) - FREE

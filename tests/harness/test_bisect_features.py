@@ -53,6 +53,7 @@ RICH = Case(
             logit_bias=(Bias(token=3, value=2.0),),
             processor=Processor(),
             penalties=Penalties(frequency=1.0),
+            hidden_states="all",
         ),
     ),
     events=(

@@ -279,6 +279,13 @@ FEATURES: tuple[Feature, ...] = (
         _asking_less(logprobs=None),
     ),
     Feature(
+        "hidden states",
+        lambda case: "requests that are given hidden states",
+        "none",
+        lambda case: case.gives_states != "",
+        _asking_less(hidden_states=""),
+    ),
+    Feature(
         "a sink of the draft",
         lambda case: f"draft_sink {case.engine.sglang.draft_sink}",
         "0",

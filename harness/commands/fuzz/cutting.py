@@ -75,7 +75,7 @@ def _shorter(request: Request) -> Iterator[Request]:
         if 0 <= less < request.arrive:
             yield replace(request, arrive=less)
     usual = Request(id=request.id, prompt=request.prompt, max_new_tokens=request.max_new_tokens)
-    for name in ("stop", "sampling", "stream", "logit_bias", "processor", "logprobs", "penalties"):
+    for name in ("stop", "sampling", "stream", "logit_bias", "processor", "logprobs", "penalties", "hidden_states"):
         yield replace(request, **{name: getattr(usual, name)})
     for part, plain in (("logprobs", Logprobs()), ("penalties", Penalties())):
         wanted = getattr(request, part)

@@ -9,6 +9,7 @@ import numpy as np
 from eagletwin.harness.core.arrays import Array
 
 from .eras import answers
+from .hidden_states import GivenStates
 from .logprobs import ToldLogprobs
 
 
@@ -19,7 +20,7 @@ class Messages:
     tokens   of all messages, in order; decoded: the same as the detokenizer reads them
     sent     of each message: how many tokens it held, how many it counts so far (-1: it does not), and how many it decodes
     numbers  of the last message: why the request ended, and what is counted; histogram: of accepted drafts, if there is one
-    logprobs  of all messages
+    logprobs  of all messages; states: hidden states
     """
 
     tokens: list[int] = field(default_factory=list)
@@ -28,6 +29,7 @@ class Messages:
     numbers: dict[str, int] = field(default_factory=dict)
     histogram: list[int] | None = None
     logprobs: ToldLogprobs = field(default_factory=ToldLogprobs)
+    states: GivenStates = field(default_factory=GivenStates)
 
     def take(self, payload: Any, n: int) -> None:
         """A message, of which this is request number n."""
@@ -37,6 +39,7 @@ class Messages:
         self.tokens += tokens
         self.decoded += decoded
         self.logprobs.take(payload, n)
+        self.states.take(payload, n)
         self.sent.append((len(tokens), counts.get("completion_tokens", -1), len(decoded)))
         if reason is not None:
             self.numbers = counts | answers.finish(reason)
@@ -52,7 +55,8 @@ class Messages:
         }
         if self.histogram is not None:
             found["histogram"] = np.array(self.histogram, np.int64)
-        return found | self.logprobs.tensors if self.logprobs.any else found
+        found |= self.logprobs.tensors if self.logprobs.any else {}
+        return found | self.states.tensors if self.states.any else found
 
 
 @dataclass(slots=True)

@@ -212,6 +212,7 @@ def _arguments(case: Case, mode: Mode) -> dict[str, Any]:
         **_sampling_arguments(settings),
         **_window_arguments(settings),
         **({"enable_custom_logit_processor": True} if case.processes else {}),
+        **_hidden_arguments(case),
         disable_custom_all_reduce=True,
         skip_tokenizer_init=True,
         mem_fraction_static=0.5,
@@ -244,6 +245,15 @@ def _sampling_arguments(settings: SGLangSettings) -> dict[str, bool | float]:
         "speculative_accept_threshold_acc": settings.accept_acc,
     }
     return {name: True for name, wanted in switches.items() if wanted} | {name: at for name, at in thresholds.items() if at < 1}
+
+
+def _hidden_arguments(case: Case) -> dict[str, Any]:
+    """Releases before 0.5.17 give a request all its hidden states or none, and do not know the second."""
+    arguments: dict[str, dict[str, Any]] = {
+        "all": {"enable_return_hidden_states": True},
+        "last": {"return_hidden_states_mode": "last"},
+    }
+    return arguments.get(case.gives_states, {})
 
 
 def _window_arguments(settings: SGLangSettings) -> dict[str, int]:

@@ -50,6 +50,7 @@ def tokenized(request: Request, vocabulary: int) -> Any:
         "logprob_start_len": wanted.start,
         "top_logprobs_num": wanted.top,
         "token_ids_logprob": list(wanted.tokens) or None,
+        "return_hidden_states": {"": False, "last": "last", "all": True}[request.hidden_states],
         "stream": request.stream,
         "input_embeds": None,
         "token_type_ids": None,
