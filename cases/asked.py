@@ -66,6 +66,11 @@ def _hidden_states(draw: st.DrawFn, request: Request, _vocabulary: int) -> Reque
     return msgspec.structs.replace(request, hidden_states=draw(st.sampled_from(STATES)))
 
 
+def _min_new_tokens(draw: st.DrawFn, request: Request, _vocabulary: int) -> Request:
+    """Up to as many as it may have; it matters to one that a token may end."""
+    return msgspec.structs.replace(request, min_new_tokens=draw(st.integers(0, request.max_new_tokens)))
+
+
 ASKS: dict[Ask, Callable[[st.DrawFn, Request, int], Request]] = {
     "stream": _stream,
     "min_p": _min_p,
@@ -74,6 +79,7 @@ ASKS: dict[Ask, Callable[[st.DrawFn, Request, int], Request]] = {
     "logprobs": _logprobs,
     "penalties": _penalties,
     "hidden_states": _hidden_states,
+    "min_new_tokens": _min_new_tokens,
 }
 
 

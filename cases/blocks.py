@@ -79,6 +79,7 @@ class Block:
             processor=Processor() if "processor" in self.asks else None,
             logprobs=Logprobs() if "logprobs" in self.asks else None,
             penalties=Penalties() if "penalties" in self.asks else None,
+            min_new_tokens=int("min_new_tokens" in self.asks),
             hidden_states="all" if "hidden_states" in self.asks else "",
         )
         case = self.focus.case("probe", (request,))

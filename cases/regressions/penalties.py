@@ -22,6 +22,8 @@ _RECOUNT = """if self.penalizer_orchestrator.is_required:
                 one.cumulated_presence_penalties[row] = (counts > 0) * one.presence_penalties[row]
             if hasattr(one, "cumulated_repetition_penalties"):
                 one.cumulated_repetition_penalties[row] = torch.where(counts > 0, one.repetition_penalties[row], 1.0)
+            if hasattr(one, "len_output_tokens"):
+                one.len_output_tokens[row] = len(sent)
 """
 _REMEDY = Patch(
     name="penalties-of-all-tokens",

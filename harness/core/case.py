@@ -16,7 +16,7 @@ MAX_FILE_BYTES = 1 << 20  # the largest valid case, 64 prompts of 2,048 tokens, 
 Name = Annotated[str, Meta(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}\Z")]
 Token = Annotated[int, Meta(ge=0, lt=1 << 20)]
 # Fields of a request that a search draws only where it is asked for them
-Ask = Literal["stream", "min_p", "logit_bias", "processor", "logprobs", "penalties", "hidden_states"]
+Ask = Literal["stream", "min_p", "logit_bias", "processor", "logprobs", "penalties", "hidden_states", "min_new_tokens"]
 
 
 class Printed(Struct, frozen=True):
@@ -92,6 +92,7 @@ class Request(Printed, frozen=True, kw_only=True, forbid_unknown_fields=True):
     processor  absent: none
     logprobs  absent: none
     penalties  absent: none
+    min_new_tokens  until it was sent so many, no token may end it
     hidden_states  which states of the target it is given: "" none, "last" that of the last token, "all" those of the prompt
           and of each token
     """
@@ -108,6 +109,12 @@ class Request(Printed, frozen=True, kw_only=True, forbid_unknown_fields=True):
     logprobs: Logprobs | None = None
     penalties: Penalties | None = None
     hidden_states: Literal["", "last", "all"] = ""
+    min_new_tokens: Annotated[int, Meta(ge=0, le=512)] = 0
+
+    @property
+    def penalized(self) -> bool:
+        """Whether its logits depend on what it was sent before."""
+        return self.penalties is not None or self.min_new_tokens > 0
 
 
 class Event(Printed, frozen=True, kw_only=True, forbid_unknown_fields=True):

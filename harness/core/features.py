@@ -35,6 +35,8 @@ FEATURES: dict[str, str] = {
     "min_p_cuts": "min_p took tokens away, at a verified node, that top_k and top_p had left",
     "logits_changed": "a bias, a logit processor or a penalty made another token the best, where verify committed one",
     "penalized": "a penalty made another token the target's best, where verify committed one",
+    "held_back": "a token that ends the request was the target's best, and min_new_tokens made it impossible, where verify "
+    "committed one",
     "streamed": "a request was sent several tokens as they came",
     "logprobs_of_path": "a request was told the probabilities of several tokens that one round gave it",
     "logprobs_of_chunks": "a request was told the probabilities of its prompt's tokens, which came in several chunks",

@@ -130,6 +130,11 @@ def _check_request(case: Case, request: Request, where: str) -> None:
         )
     if len(set(biased)) < len(biased):
         raise _refuse(f"{where}: two entries of logit_bias for one token", "add them up")
+    if request.min_new_tokens > request.max_new_tokens:
+        raise _refuse(
+            f"{where}: min_new_tokens {request.min_new_tokens}, and max_new_tokens {request.max_new_tokens}",
+            "make it at most as many",
+        )
     _check_logprobs(case, request, where)
     # SGLang reserves room for two rounds ahead, in whole pages, before it lets a request run
     need = len(request.prompt) + request.max_new_tokens + 2 * round_slots(case) + 2 * case.page_size

@@ -46,9 +46,11 @@ class Evidence:
         self.hits = [record for record in self.prefills if self.is_hit(record)]
         self.prompts = {request.id: request.prompt for request in self.case.requests}
         # of requests that change their logits in no other way
+        self.least = {request.id: request.min_new_tokens for request in self.case.requests}
         self.given = {request.id: request.hidden_states for request in self.case.requests}
         self.penalized = {
-            request.id: request.penalties is not None and not request.logit_bias and request.processor is None
+            request.id: request.penalties is not None
+            and not (request.logit_bias or request.processor or request.min_new_tokens)
             for request in self.case.requests
         }
         self.wanted = {request.id: request.logprobs for request in self.case.requests}
@@ -137,6 +139,16 @@ class Evidence:
         rows = slice(round.committed, round.end)
         return bool((story.target.logits[rows].argmax(-1) != story.target.plain[rows].argmax(-1)).any())
 
+    def held_back(self, record: Record) -> bool:
+        """Whether, after an accepted node, the best token had min_new_tokens against it."""
+        story = self.stories[record.request]
+        if story.target_rows is None or story.target.plain is None:
+            return False
+        round = story.rounds[record.round]
+        rows = slice(round.committed, round.end)
+        best = story.target.plain[rows].argmax(-1)
+        return bool(self.least[record.request] and np.isneginf(story.target.logits[rows][np.arange(len(best)), best]).any())
+
     def streamed(self, number: int, record: Record) -> bool:
         asked = {request.id for request in self.case.requests if request.stream}
         sent = self.trace.array(number, "sent") if "sent" in record.tensors else np.zeros((0, 3))
@@ -208,6 +220,7 @@ PREDICATES: dict[str, Callable[[Evidence], bool]] = {
     "min_p_cuts": lambda run: any(map(run.min_p_cuts, run.verified)),
     "logits_changed": lambda run: any(map(run.logits_changed, run.verified)),
     "penalized": lambda run: any(run.penalized[record.request] and run.logits_changed(record) for record in run.verified),
+    "held_back": lambda run: any(map(run.held_back, run.verified)),
     "streamed": lambda run: any(run.streamed(n, record) for n, record in run.records if record.stage == "finished"),
     "logprobs_of_path": lambda run: any(map(run.told_path, run.verified)),
     "logprobs_of_chunks": lambda run: any(map(run.told_of_chunk, run.chunks)),

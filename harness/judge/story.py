@@ -387,13 +387,13 @@ def _asked(case: Case, story: Story, rows: ReferenceRows) -> ReferenceRows:
     """The target's rows with the logits that tokens are chosen by: of output tokens, those that the request wants changed."""
     request = next(request for request in case.requests if request.id == story.name)
     more = added(request, rows.logits.shape[-1])
-    if more is None and request.penalties is None:
+    if more is None and not request.penalized:
         return rows
     first = len(request.prompt) - 1
     sent = rows.logits[first:]
-    if request.penalties is not None:
+    if request.penalized:
         began = {row: round.committed for round in story.rounds for row in range(round.committed, round.end)}
-        sent = penalized_rows(story.tokens, first, began, request.penalties, sent)
+        sent = penalized_rows(request, RECIPES[case.model].end_of_sequence, story.tokens, began, sent)
     logits = np.concatenate([rows.logits[:first], sent if more is None else sent + np.array(more)])
     return replace(rows, logits=logits, plain=rows.logits)
 

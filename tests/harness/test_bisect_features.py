@@ -54,6 +54,7 @@ RICH = Case(
             processor=Processor(),
             penalties=Penalties(frequency=1.0),
             hidden_states="all",
+            min_new_tokens=2,
         ),
     ),
     events=(

@@ -29,6 +29,7 @@ def test_what_a_request_asks_for_is_taken_away_too() -> None:
         "processor": Processor(),
         "penalties": Penalties(presence=2, repetition=1.3),
         "hidden_states": "last",
+        "min_new_tokens": 1,
         "logprobs": Logprobs(start=0, top=2, tokens=(3,)),
         "sampling": Sampling(min_p=0.5),
     }

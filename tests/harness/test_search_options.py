@@ -94,7 +94,11 @@ ASKED: dict[str, tuple[Any, ...]] = {
     "small_trees": (False, True),
     "update_weights": (None, "disk", "tensor"),
     "sampling": (None, "none", "target", "rejection", "any"),
-    "asks": ((), ("stream", "logit_bias", "processor", "penalties"), ("stream", "min_p", "logprobs", "hidden_states")),
+    "asks": (
+        (),
+        ("stream", "logit_bias", "processor", "penalties", "min_new_tokens"),
+        ("stream", "min_p", "logprobs", "hidden_states"),
+    ),
 }
 
 

@@ -279,6 +279,13 @@ FEATURES: tuple[Feature, ...] = (
         _asking_less(logprobs=None),
     ),
     Feature(
+        "min_new_tokens",
+        lambda case: "min_new_tokens",
+        "0",
+        lambda case: any(request.min_new_tokens for request in case.requests),
+        _asking_less(min_new_tokens=0),
+    ),
+    Feature(
         "hidden states",
         lambda case: "requests that are given hidden states",
         "none",

@@ -70,12 +70,22 @@ def _shorter(request: Request) -> Iterator[Request]:
             yield replace(request, prompt=prompt)
     for new in (1, request.max_new_tokens // 2, request.max_new_tokens - 1):
         if 0 < new < request.max_new_tokens:
-            yield replace(request, max_new_tokens=new)
+            yield replace(request, max_new_tokens=new, min_new_tokens=min(request.min_new_tokens, new))
     for less in (0, request.arrive - 1):
         if 0 <= less < request.arrive:
             yield replace(request, arrive=less)
     usual = Request(id=request.id, prompt=request.prompt, max_new_tokens=request.max_new_tokens)
-    for name in ("stop", "sampling", "stream", "logit_bias", "processor", "logprobs", "penalties", "hidden_states"):
+    for name in (
+        "stop",
+        "sampling",
+        "stream",
+        "logit_bias",
+        "processor",
+        "logprobs",
+        "penalties",
+        "hidden_states",
+        "min_new_tokens",
+    ):
         yield replace(request, **{name: getattr(usual, name)})
     for part, plain in (("logprobs", Logprobs()), ("penalties", Penalties())):
         wanted = getattr(request, part)

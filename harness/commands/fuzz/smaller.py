@@ -27,6 +27,7 @@ _MEASURES: tuple[tuple[str, Callable[[Case], object]], ...] = (
     ("biased tokens", lambda case: sum(len(request.logit_bias) for request in case.requests)),
     ("logit processors", lambda case: sum(request.processor is not None for request in case.requests)),
     ("requests with penalties", lambda case: sum(request.penalties is not None for request in case.requests)),
+    ("requests with min_new_tokens", lambda case: sum(request.min_new_tokens > 0 for request in case.requests)),
     ("requests with logprobs", lambda case: sum(request.logprobs is not None for request in case.requests)),
     ("requests with hidden states", lambda case: sum(bool(request.hidden_states) for request in case.requests)),
     ("radix cache", lambda case: "on" if case.engine.sglang.radix_cache else "off"),

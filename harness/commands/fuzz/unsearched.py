@@ -60,6 +60,7 @@ TOPICS: tuple[Topic, ...] = (
     Topic("processor", "custom logit processors", lambda case: case.processes),
     Topic("penalties", "penalties", lambda case: any(request.penalties is not None for request in case.requests)),
     Topic("logprobs", "logprobs", lambda case: any(request.logprobs is not None for request in case.requests)),
+    Topic("min-new-tokens", "min_new_tokens", lambda case: any(request.min_new_tokens for request in case.requests)),
     Topic("hidden-states", "hidden states", lambda case: case.gives_states != ""),
 )
 _BY_KEY = {topic.key: topic for topic in TOPICS}

@@ -19,6 +19,7 @@ from . import control, switches
 from .accounts import Accounts
 from .eras import requests, stepping, workers
 from .fates import Fates
+from .stand_ins.ends import Ends
 from .taps.taps import Taps
 from .taps.unrecorded import Unrecorded
 from .taps.worker_v1 import TapsV1
@@ -96,6 +97,8 @@ class Drive:
             type(receiver).recv_requests = lambda _self, *args, **kwargs: self._receive()
         else:
             setattr(type(receiver), stepping.RECEIVE_OF_RANKS, lambda _self: self._receive_of_rank())
+        if self._scheduler.tokenizer is None and any(request.min_new_tokens for request in self.case.requests):
+            self._scheduler.tokenizer = Ends()
         if self.case.samples:  # whatever was drawn before: the same coins for the same case
             torch.manual_seed(self.case.engine.sglang.random_seed)
             self._taps.watch_coins()

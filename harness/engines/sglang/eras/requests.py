@@ -8,6 +8,8 @@ from typing import Any
 from eagletwin.harness.core.case import Logprobs, Request
 from eagletwin.harness.core.logits import biases, processed
 
+from ..stand_ins.ends import Ends
+
 
 def _takes_arrays(message: Any) -> bool:
     return "array" in str(message.__annotations__["input_ids"])
@@ -35,10 +37,11 @@ def tokenized(request: Request, vocabulary: int) -> Any:
     sampling = SamplingParams(
         **how,
         max_new_tokens=request.max_new_tokens,
+        min_new_tokens=request.min_new_tokens,
         stop_token_ids=list(request.stop) or None,
         ignore_eos=not request.stop,
     )
-    sampling.normalize(None)
+    sampling.normalize(Ends() if request.min_new_tokens else None)
     wanted = request.logprobs or Logprobs()
     values = {
         "rid": request.id,
