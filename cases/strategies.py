@@ -86,6 +86,7 @@ class Focus:
     draft_sink: int = DRAFT_SINKS[0]
     threshold: float = THRESHOLDS[0]
     deterministic: bool = False
+    mixed_chunks: bool = False
 
     @property
     def num_draft_tokens(self) -> int:
@@ -133,6 +134,7 @@ class Focus:
                     accept_single=self.threshold,
                     accept_acc=self.threshold,
                     deterministic=self.deterministic,
+                    mixed_chunks=self.mixed_chunks,
                 )
             ),
         )
@@ -200,6 +202,7 @@ VALUES: dict[str, tuple[Any, ...]] = {
     "draft_sink": DRAFT_SINKS,
     "threshold": THRESHOLDS,
     "deterministic": (False, True),
+    "mixed_chunks": (False, True),
 }
 # Field -> how many of its values are drawn where none is asked for
 DRAWN = {
@@ -211,6 +214,7 @@ DRAWN = {
     "draft_sink": 1,
     "threshold": 1,
     "deterministic": 1,
+    "mixed_chunks": 1,
 }
 
 

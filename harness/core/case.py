@@ -141,6 +141,7 @@ class SGLangSettings(Printed, frozen=True, kw_only=True, forbid_unknown_fields=T
     random_seed: what coins that are drawn begin from.
     draft_window, draft_sink: --speculative-draft-window-size, -sink-size: draft decode reads of the committed rows the last
     `draft_window` and the first `draft_sink` alone; an EAGLE-3 head sees so many rows in all its forwards. 0: all of them.
+    mixed_chunks: --enable-mixed-chunk: a prefill batch gives each request that runs one token as well.
     """
 
     radix_cache: bool = False
@@ -155,6 +156,7 @@ class SGLangSettings(Printed, frozen=True, kw_only=True, forbid_unknown_fields=T
     random_seed: Annotated[int, Meta(ge=0, lt=1 << 31)] = 0
     draft_window: Annotated[int, Meta(ge=0, le=4096)] = 0
     draft_sink: Annotated[int, Meta(ge=0, le=4096)] = 0
+    mixed_chunks: bool = False
 
 
 class EngineSettings(Printed, frozen=True, kw_only=True, forbid_unknown_fields=True):

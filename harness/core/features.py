@@ -37,6 +37,7 @@ FEATURES: dict[str, str] = {
     "penalized": "a penalty made another token the target's best, where verify committed one",
     "held_back": "a token that ends the request was the target's best, and min_new_tokens made it impossible, where verify "
     "committed one",
+    "mixed_step": "a request that ran was given one token next to the prefill of another",
     "streamed": "a request was sent several tokens as they came",
     "logprobs_of_path": "a request was told the probabilities of several tokens that one round gave it",
     "logprobs_of_chunks": "a request was told the probabilities of its prompt's tokens, which came in several chunks",

@@ -85,6 +85,8 @@ def check_case(case: Case, origin: str) -> None:
     _check_layers(case, origin)
     _check_sampling(case, origin)
     _check_draft_window(case, origin)
+    if case.engine.sglang.mixed_chunks and not RECIPES[case.model].reads_states:
+        raise _refuse(f"{origin}: mixed_chunks with {case.model}: SGLang switches it off for STANDALONE", "leave it out")
     if case.engine.sglang.update_weights and not family_of(RECIPES[case.model]).one_checkpoint:
         raise _refuse(
             f"{origin}: update_weights with {case.model}: eagletwin has no second checkpoint of it, for both together",

@@ -95,9 +95,10 @@ class Answers:
                 first, last = numbers["seq_len"] + 1 - prompt, numbers["new_seq_len"] + 1 - prompt
                 steps.append(_Step(first, last, numbers["accept_len"] - 1))
             else:
+                mixed = "mixed" in numbers  # one token more, next to the prefill of others
                 goes_on = before is None or (before.stage == "prefill" and before.numbers["end"] == numbers["start"])
-                surely += not goes_on
-                perhaps += before is not None and goes_on and self._may_come_back(before, record)
+                surely += not (mixed or goes_on)
+                perhaps += before is not None and goes_on and not mixed and self._may_come_back(before, record)
                 if numbers["final"]:
                     known = numbers["end"] - prompt
                     steps = [step for step in steps if step.after <= known]

@@ -108,7 +108,7 @@ class Events:
             again = self._work(name, event.at, self._seen + 1)
             if again is None or self._work(name, 0, event.at) is None or not self._compare.on(_RULE):
                 continue
-            if again.stage != "prefill":
+            if again.stage != "prefill" or "mixed" in again.numbers:
                 place = self._place(event)
                 self._compare.report(place, _RULE, f"retraction of {name}", "a prefill next", f"{again.stage} next")
 

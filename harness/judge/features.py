@@ -72,6 +72,9 @@ class Evidence:
         first = record.numbers["start"] > 0 and record.round == 0 and record.attempt == 0
         return first and not self.continues(record)
 
+    def comes_back(self, record: Record) -> bool:
+        return (record.round > 0 or record.attempt > 0) and "mixed" not in record.numbers
+
     def tail_differs(self, record: Record) -> bool:
         """Whether the target's argmax at a chunk's end is not the next token. Of a recording nobody knows."""
         story, end = self.stories[record.request], record.numbers["end"]
@@ -200,8 +203,8 @@ PREDICATES: dict[str, Callable[[Evidence], bool]] = {
     "prompt_ends_in_page": lambda run: any(
         record.numbers["final"] and record.numbers["end"] % run.case.page_size for record in run.prefills
     ),
-    "retraction": lambda run: any(record.round > 0 or record.attempt > 0 for record in run.prefills),
-    "retraction_in_decode": lambda run: any(record.round > 0 for record in run.prefills),
+    "retraction": lambda run: any(map(run.comes_back, run.prefills)),
+    "retraction_in_decode": lambda run: any(record.round > 0 and run.comes_back(record) for record in run.prefills),
     "chunk_ends_in_output": lambda run: any(record.numbers["end"] >= len(run.prompts[record.request]) for record in run.chunks),
     "radix_hit": lambda run: bool(run.hits),
     "radix_hit_in_page": lambda run: run.case.page_size > 1 and any(map(run.goes_on, run.hits)),
@@ -221,6 +224,7 @@ PREDICATES: dict[str, Callable[[Evidence], bool]] = {
     "logits_changed": lambda run: any(map(run.logits_changed, run.verified)),
     "penalized": lambda run: any(run.penalized[record.request] and run.logits_changed(record) for record in run.verified),
     "held_back": lambda run: any(map(run.held_back, run.verified)),
+    "mixed_step": lambda run: any("mixed" in record.numbers for record in run.prefills),
     "streamed": lambda run: any(run.streamed(n, record) for n, record in run.records if record.stage == "finished"),
     "logprobs_of_path": lambda run: any(map(run.told_path, run.verified)),
     "logprobs_of_chunks": lambda run: any(map(run.told_of_chunk, run.chunks)),

@@ -77,6 +77,7 @@ RICH = Case(
             accept_acc=0.5,
             draft_window=8,
             draft_sink=2,
+            mixed_chunks=True,
         )
     ),
 )

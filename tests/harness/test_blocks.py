@@ -5,8 +5,10 @@ from dataclasses import replace
 
 import pytest
 
+from eagletwin.cases import blocks
 from eagletwin.cases.asked import ASKS
-from eagletwin.cases.blocks import BLOCK, LONG, Asked, block_of
+from eagletwin.cases.blocks import BLOCK, LONG, Asked, Block, block_of
+from eagletwin.cases.strategies import DRAWN
 from eagletwin.harness.commands.fuzz.unsearched import TOPICS, has, narrowed, not_looked_at, topics_of
 from eagletwin.harness.core.errors import InputError
 from eagletwin.harness.core.mode import CPU
@@ -16,9 +18,9 @@ from eagletwin.harness.families.valid import check_case
 
 @pytest.mark.parametrize("seed", [0, 1, 2])
 def test_every_topic_comes_within_its_turns_and_every_recipe_within_a_cycle(seed: int) -> None:
-    # twelve rare things, in every third block, and of what requests ask for four in each cycle; a recipe of many layers has
-    # one turn in 35 blocks
-    probes = [block_of(seed, number, Asked()).probe for number in range(75)]
+    # twelve rare things, in every third block, and of what requests ask for, and mixed chunks, four in each cycle; a recipe of
+    # many layers has one turn in 35 blocks
+    probes = [block_of(seed, number, Asked()).probe for number in range(110)]
     assert {name for probe in probes for name in topics_of(probe)} == {topic.name for topic in TOPICS}
     # an asked-for rare thing may take the turn of a recipe that cannot have it
     models = {block_of(seed, number, Asked()).focus.model for number in range(110)}
@@ -28,14 +30,20 @@ def test_every_topic_comes_within_its_turns_and_every_recipe_within_a_cycle(seed
 
 
 def test_what_requests_may_ask_for_as_well_changes_no_case_that_asks_for_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
-    """It takes turns with what they could ask for at first."""
-    now = [block_of(7, number, Asked()) for number in range(75)]
+    """It takes turns with what they could ask for at first, and so do mixed chunks."""
+
+    def turns(drawn: list[Block]) -> list[bool]:
+        return [bool(block.asks) or block.focus.mixed_chunks for block in drawn]
+
+    now = [block_of(7, number, Asked()) for number in range(110)]
     for ask in list(ASKS)[4:]:
         monkeypatch.delitem(ASKS, ask)
-    before = [block_of(7, number, Asked()) for number in range(75)]
-    assert [bool(block.asks) for block in now] == [bool(block.asks) for block in before]
-    assert sum(not block.asks for block in now) > 60
-    assert all(one == other for one, other in zip(now, before, strict=True) if not one.asks)
+    monkeypatch.setattr(blocks, "_BESIDE", ())
+    monkeypatch.delitem(DRAWN, "mixed_chunks")
+    before = [block_of(7, number, Asked()) for number in range(110)]
+    assert turns(now) == turns(before)
+    assert turns(now).count(False) > 90
+    assert all(one == other for one, other, turn in zip(now, before, turns(now), strict=True) if not turn)
     assert {block.asks for block in now} > {block.asks for block in before}
 
 

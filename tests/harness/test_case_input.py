@@ -91,6 +91,10 @@ BAD = {
     "logprobs from behind the prompt": (with_request(logprobs={"start": 20}), "begin at its end"),
     "logprobs of a token outside the vocabulary": (with_request(logprobs={"tokens": [96]}), "from 0 on"),
     "a repetition penalty of 0": (with_request(penalties={"repetition": 0}), "repetition"),
+    "mixed chunks of a plain draft model": (
+        changed(model="llama-standalone", engine={"sglang": {"mixed_chunks": True}}),
+        "switches it off for STANDALONE",
+    ),
     "more tokens at least than at most": (with_request(min_new_tokens=500), "min_new_tokens 500"),
     "two biases of one token": (with_request(logit_bias=[{"token": 5, "value": 1}] * 2), "for one token"),
     "a logit processor of a stranger": (with_request(processor={"kind": "import os"}), "processor"),

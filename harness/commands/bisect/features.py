@@ -279,6 +279,13 @@ FEATURES: tuple[Feature, ...] = (
         _asking_less(logprobs=None),
     ),
     Feature(
+        "mixed chunks",
+        lambda case: "mixed_chunks",
+        "off",
+        lambda case: case.engine.sglang.mixed_chunks,
+        lambda case: iter([_settings(case, mixed_chunks=False)]),
+    ),
+    Feature(
         "min_new_tokens",
         lambda case: "min_new_tokens",
         "0",

@@ -213,6 +213,7 @@ def _arguments(case: Case, mode: Mode) -> dict[str, Any]:
         **_window_arguments(settings),
         **({"enable_custom_logit_processor": True} if case.processes else {}),
         **_hidden_arguments(case),
+        **({"enable_mixed_chunk": True} if settings.mixed_chunks else {}),
         disable_custom_all_reduce=True,
         skip_tokenizer_init=True,
         mem_fraction_static=0.5,
@@ -280,6 +281,8 @@ def changed(scheduler: Any, case: Case, mode: Mode = CPU) -> str:
     }
     if settings.draft_window:  # releases before 0.5.23 have it for EAGLE-3 alone, and leave it out elsewhere
         asked["draft_window"] = (settings.draft_window, settings.draft_sink)
+    if settings.mixed_chunks:  # older releases switch it off for speculative decoding
+        asked["mixed_chunks"] = True
     if mode.device == "cuda":
         asked["attention"] = parts.CLASSES[mode.attention]
     return differing(scheduler, asked)
@@ -294,6 +297,7 @@ def differing(scheduler: Any, asked: dict[str, Any]) -> str:
         "num_draft_tokens": worker.speculative_num_draft_tokens,
         "page_size": scheduler.page_size,
         "chunked_prefill_size": scheduler.chunked_prefill_size,
+        "mixed_chunks": scheduler.is_mixed_chunk,
         "max_running_requests": scheduler.max_running_requests,
         "max_total_tokens": scheduler.max_total_num_tokens,
         "dtype": str(next(scheduler.tp_worker.model_runner.model.parameters()).dtype).removeprefix("torch."),

@@ -132,9 +132,10 @@ class Taps:
         if batch.forward_mode.is_extend():
             starts, lengths = names.chunk(batch)
             self._reached("prefill")
+            running = {request.rid for request in getattr(batch, "decoding_reqs", None) or ()}
             result = call(batch, *args, **kwargs)
             self.prefills += 1
-            self._after_prefill(result.next_token_ids, self._next_input(result, batch), starts, lengths)
+            self._after_prefill(result.next_token_ids, self._next_input(result, batch), starts, lengths, running)
         else:
             self._reached("draft")
             result = call(batch, *args, **kwargs)
@@ -161,7 +162,10 @@ class Taps:
         """What the next round begins with, of a batch that is done."""
         return result.next_draft_input
 
-    def _after_prefill(self, next_tokens: Tensor, draft_input: Any, starts: list[int], lengths: list[int]) -> None:
+    def _after_prefill(
+        self, next_tokens: Tensor, draft_input: Any, starts: list[int], lengths: list[int], running: set[str]
+    ) -> None:
+        """running: requests that a mixed batch gives one token more, next to those that it prefills."""
         ends = [start + length for start, length in zip(starts, lengths, strict=True)]
         tokens, proposals = snapshot(next_tokens), self._proposals(draft_input)
         for n, (request, end, tensors) in enumerate(
@@ -174,7 +178,8 @@ class Taps:
                 tensors |= proposals[n]
             if self.states is not None:
                 tensors |= self.states.of(request)
-            self.writer.add(request, "prefill", starts[n], {"start": starts[n], "end": end, "final": int(final)}, tensors)
+            numbers = {"start": starts[n], "end": end, "final": int(final)} | ({"mixed": 1} if request.rid in running else {})
+            self.writer.add(request, "prefill", starts[n], numbers, tensors)
 
     def _proposals(self, draft_input: Any) -> list[dict[str, Array]]:
         return proposals_of(draft_input, self._of)

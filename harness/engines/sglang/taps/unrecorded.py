@@ -38,7 +38,9 @@ class Unrecorded(Taps):
     def _record_owners(self) -> None:
         pass
 
-    def _after_prefill(self, next_tokens: Tensor, draft_input: Any, starts: list[int], lengths: list[int]) -> None:
+    def _after_prefill(
+        self, next_tokens: Tensor, draft_input: Any, starts: list[int], lengths: list[int], running: set[str]
+    ) -> None:
         pass
 
     def _after_extend(self, result: Any, batch: Any) -> None:
