@@ -72,13 +72,22 @@ NOT_SHOWN = {
     "penalties-2": "which token a prefill may give depends on its logits",
     "input-logprob-id": "what a request is told of probabilities is not recorded",
     **dict.fromkeys(
-        ("hidden-rows", "hidden-rows-2", "hidden-aux", "hidden-standalone"),
+        ("hidden-rows", "hidden-rows-2", "hidden-aux"),
         "which hidden states a request is given is not recorded",
     ),
     "tree-window": "what a node attends to is in its row and its logits alone",
 }
 # These end the worker, overflow memory that nothing reads, or show in rows and in a view alone.
-NOT_OF_A_SERVER = {"26972", "indices-overflow", "small-tree", "multi-layer-pp-proxy", "8409", "boundary-kv", "standalone-keys"}
+NOT_OF_A_SERVER = {
+    "26972",
+    "indices-overflow",
+    "small-tree",
+    "multi-layer-pp-proxy",
+    "8409",
+    "boundary-kv",
+    "standalone-keys",
+    "hidden-standalone",
+}
 
 
 def rules_of(host: Host, number: str, folder: Path, *, fixed: bool) -> set[str]:
