@@ -1,7 +1,8 @@
 """How often a choice of experts ties, and what becomes of the verdict: `python -m tests.families.routing_ties MODEL DTYPE`.
 
 Generated greedy cases on the worker. A choice is one row of one layer. *Near*: with the scores off by what the bound allows,
-another choice would be the best. *Otherwise*: the worker chose other experts than the reference, and was followed.
+another choice would be the best. *Otherwise*: the worker chose other experts than the reference, and was followed. *Error*:
+the largest of a row, as a share of its bound.
 """
 
 import sys
@@ -58,9 +59,7 @@ def main(model: str, dtype: str, topk: int = 1, count: int = 40, seed: int = 1) 
             untold["equal" if not judge_module.compared(trace, frozenset(), DECLARED_VIEW)[0].divergences else "diverged"] += 1
             with mock.patch.object(experts, "followed", counted), mock.patch.object(clamped_experts, "followed", counted):
                 judge_module.compared(trace, frozenset(), DECLARED_VIEW, "as the trace")
-    print(
-        f"{model} {dtype}: {dict(told)}; by the reference's own choices {dict(untold)}; largest error {headroom:.2f} of its bound"
-    )
+    print(f"{model} {dtype}: {dict(told)}; by the reference's own choices {dict(untold)}; error {headroom:.2f}")
     print(f"  choices of tokens: {choices}, ties {ties / max(1, choices):.1%}")
     share = [n / max(1, counted.rows) for n in (counted.near, counted.otherwise)]
     print(f"  choices of experts: {counted.rows}, near {share[0]:.2%}, otherwise {share[1]:.2%}")
