@@ -54,7 +54,7 @@ def main(model: str, dtype: str, topk: int = 1, count: int = 40, seed: int = 1) 
             at.mkdir()
             trace = host.engine(case).run(case, at)
             verdict = judge_module.judge(trace)
-            told[verdict.status] += 1
+            told[f"{verdict.status} {verdict.reason}".strip()] += 1
             headroom, ties, choices = max(headroom, verdict.headroom), ties + verdict.ties, choices + verdict.choices
             untold["equal" if not judge_module.compared(trace, frozenset(), DECLARED_VIEW)[0].divergences else "diverged"] += 1
             with mock.patch.object(experts, "followed", counted), mock.patch.object(clamped_experts, "followed", counted):
