@@ -32,7 +32,7 @@ def committed_side_by_side(head: Head, tokens: Sequence[Tensor], target_hidden: 
 
 
 def draft_rounds(
-    head: Head,
+    head: Head | Sequence[Head],
     committed: DraftRows,
     lengths: Sequence[int],
     rounds: Sequence[tuple[int, int]],
@@ -40,21 +40,21 @@ def draft_rounds(
     expanded: Tensor,
     view: View,
     reads: Recent = WHOLE,
-    by_step: Sequence[Head] = (),
 ) -> Growth:
     """The Growth of C rounds that somebody else chose, with C in front of each tensor's shape.
 
     committed: rows of requests, `lengths[q]` of each; round c is (q, M): it drafted from the first M rows of request q (of a
     plain draft M + 1: chain.rows_behind).
     tokens, expanded [C, S-1, k]: what each step's rows consumed, and which candidates they were.
-    reads: what scratch rows read of the committed ones. by_step: the head of each step, where they are not one.
+    head: of all steps, or of each. reads: what scratch rows read of the committed ones.
     """
 
     def given(_: Tensor, so_far: Tensor) -> tuple[Tensor, Tensor]:
         return tokens[:, so_far.shape[1]], expanded[:, so_far.shape[1]]
 
     _, steps, topk = tokens.shape
-    return _grow(by_step or [head] * steps, committed, _Rounds(lengths, rounds, reads), (steps, topk), view, given)
+    heads = head if isinstance(head, Sequence) else [head] * steps
+    return _grow(heads, committed, _Rounds(lengths, rounds, reads), (steps, topk), view, given)
 
 
 def grow_rounds(

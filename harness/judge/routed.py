@@ -23,7 +23,7 @@ _ROUTERS = ("mlp.gate.weight", "mlp.router.weight")
 
 
 @dataclass(slots=True)
-class Rows:
+class RoutedRows:
     """Experts [layers, K] of the committed rows of a target or a draft.
 
     own  by request and row; by_prefix: by the tokens that a row has seen
@@ -46,7 +46,7 @@ class Routed:
     """
 
     within: float
-    rows: dict[str, Rows]
+    rows: dict[str, RoutedRows]
     steps: dict[tuple[str, int, int], Array]
     again: set[str]
 
@@ -92,7 +92,7 @@ class Routed:
 
 def routed_of(trace: Trace, stories: Mapping[str, Any], within: float, ahead: int) -> Routed:
     """What a trace says. within: how far off the difference of two scores may be, as a share of the largest."""
-    found = Routed(within, {"target": Rows(), "draft": Rows()}, {}, set())
+    found = Routed(within, {"target": RoutedRows(), "draft": RoutedRows()}, {}, set())
     for number, record in enumerate(trace.header.records):
         if "experts" not in record.tensors or record.request not in stories:
             continue

@@ -375,10 +375,10 @@ def _compute(case: Case, pack: list[Story], view: View, dtype: Dtype, nudge: Nud
         starts = [(n, rows_behind(head, round.committed)) for n, _, round in some]
         tree: growth.View = "true_tree" if view == "true_tree" else "slot_layout"
         consumed = (torch.from_numpy(frontier), torch.from_numpy(expanded))
-        by_step = [plain] * (case.num_steps - 1)
+        by_step: Head | list[Head] = plain
         if routed is not None:
             by_step = routed.decode(plain, ordinals[first : first + at_once], case.num_steps, case.topk)
-        growths = draft_rounds(plain, draft, drafted, starts, *consumed, tree, _read_by_draft_decode(case), by_step)
+        growths = draft_rounds(by_step, draft, drafted, starts, *consumed, tree, _read_by_draft_decode(case))
         ranked = choices(case, growths, [round.selected for _, _, round in some], bounds_of(dtype, case.model))
         scratch = _parts(growths.keys, growths.values, 3)
         parts = (growths.logits, growths.hidden, growths.handed_on, scratch)

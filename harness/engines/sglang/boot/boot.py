@@ -177,6 +177,8 @@ def _refuse_what_is_not_driven(case: Case, mode: Mode, scheduler_module: Any) ->
             f"{case.model} in bfloat16 on a GPU: within its bound many choices of experts are ties, and in a graph nobody sees "
             "how they were decided"
         )
+    if recipe.target.delta is not None and mode.dtype == "bfloat16":
+        raise NotDriven(f"{case.model} in bfloat16: how far off a state of linear attention may be is known in float32 alone")
     if recipe.target.clamped is not None and mode.dtype == "bfloat16":
         raise NotDriven(f"{case.model} in bfloat16: SGLang keeps its experts' biases in float32, and cannot add them on a CPU")
     if recipe.kv_heads % mode.tp:
