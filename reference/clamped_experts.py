@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import linear
 
+from .experts_followed import followed
 from .norm import Weights
 from .sizes import ClampedExperts
 
@@ -27,8 +28,8 @@ class Chosen:
 def route(weights: Weights, prefix: str, shape: ClampedExperts, inner: Tensor) -> Chosen:
     """The experts of rows inner [R, H]."""
     logits = linear(inner, weights[f"{prefix}router.weight"], weights[f"{prefix}router.bias"])  # [R, X]
-    best = logits.topk(shape.chosen)
-    return Chosen(best.indices, best.values.softmax(-1))
+    chosen = followed(weights, f"{prefix}router.", logits, logits.topk(shape.chosen).indices)
+    return Chosen(chosen, logits.gather(1, chosen).softmax(-1))
 
 
 def expert(weights: Weights, prefix: str, shape: ClampedExperts, number: int, inner: Tensor) -> Tensor:

@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import linear, silu
 
+from .experts_followed import followed
 from .norm import Weights
 from .sizes import ExpertShape
 
@@ -55,7 +56,9 @@ def route(weights: Weights, prefix: str, shape: ExpertShape, inner: Tensor) -> R
     logits = linear(inner, weights[f"{prefix}gate.weight"])  # [R, X]
     affinity = logits.sigmoid() if shape.affinity == "sigmoid" else logits.softmax(-1)  # [R, X]
     score = affinity if shape.affinity == "sigmoid" else logits  # a softmax keeps their order
-    chosen = ranked_by(score, weights.get(f"{prefix}gate.{BIAS}", 0.0), shape).topk(shape.chosen).indices
+    bias = weights.get(f"{prefix}gate.{BIAS}", 0.0)
+    own = ranked_by(score, bias, shape).topk(shape.chosen).indices
+    chosen = followed(weights, f"{prefix}gate.", score + bias, own, shape.groups, shape.kept)
     weight = affinity.gather(1, chosen)  # [R, K]
     return Routing(chosen, weight / weight.sum(-1, keepdim=True))
 

@@ -9,6 +9,9 @@ engine may also attend to the latent rows themselves: the *absorbed* form, which
 What is stored of a position is [c, k], c normed and k turned. Source: DeepSeek-V2 (arXiv 2405.04434) §2.1, equations 9-19; V3
 (arXiv 2412.19437) §2.1.1, equations 1-11. The norms of the latent vectors are in V2's text and not in its equations. That a
 pair of the rotary embedding is (2d, 2d + 1) is RoFormer's equation 15; DeepSeek's papers do not say it, its model does.
+
+Where the context was lengthened, scores have a temperature (yarn, arXiv 2309.00071 §3.4, equation 15). Unturned parts have it,
+too, so that it cannot be an amplitude of cosines and sines, as the paper proposes.
 """
 
 import torch
@@ -52,6 +55,7 @@ def latent_attention(
     made = made.view(len(seen), heads, latent.plain + latent.value)
     plain, value = made[..., : latent.plain], made[..., latent.plain :]  # [E+R, N, D], [E+R, N, W]
     key = torch.cat([plain, seen[..., latent.rank :].expand(-1, heads, -1)], -1)  # [E+R, N, D+P]
-    score = (query / query.shape[-1] ** 0.5).transpose(0, 1) @ key.permute(1, 2, 0)  # [N, R, E+R]
+    colder = 1.0 if shape.rope_scaling is None else shape.rope_scaling.temperature
+    score = (query / (query.shape[-1] ** 0.5 * colder)).transpose(0, 1) @ key.permute(1, 2, 0)  # [N, R, E+R]
     weight = torch.where(sees, score, -torch.inf).softmax(-1)  # [N, R, E+R]
     return (weight @ value.transpose(0, 1)).transpose(0, 1).flatten(1), stored

@@ -32,7 +32,7 @@ def committed_side_by_side(head: Head, tokens: Sequence[Tensor], target_hidden: 
 
 
 def draft_rounds(
-    head: Head,
+    head: Head | Sequence[Head],
     committed: DraftRows,
     lengths: Sequence[int],
     rounds: Sequence[tuple[int, int]],
@@ -46,14 +46,15 @@ def draft_rounds(
     committed: rows of requests, `lengths[q]` of each; round c is (q, M): it drafted from the first M rows of request q (of a
     plain draft M + 1: chain.rows_behind).
     tokens, expanded [C, S-1, k]: what each step's rows consumed, and which candidates they were.
-    reads: what scratch rows read of the committed ones.
+    head: of all steps, or of each. reads: what scratch rows read of the committed ones.
     """
 
     def given(_: Tensor, so_far: Tensor) -> tuple[Tensor, Tensor]:
         return tokens[:, so_far.shape[1]], expanded[:, so_far.shape[1]]
 
     _, steps, topk = tokens.shape
-    return _grow(head, committed, _Rounds(lengths, rounds, reads), (steps, topk), view, given)
+    heads = head if isinstance(head, Sequence) else [head] * steps
+    return _grow(heads, committed, _Rounds(lengths, rounds, reads), (steps, topk), view, given)
 
 
 def grow_rounds(
@@ -73,7 +74,8 @@ def grow_rounds(
         expand = best_of(newest, topk) + scores[0].numel() - newest.shape[1]  # [C, k]
         return proposed.flatten(1).gather(1, expand), expand
 
-    return _grow(head, committed, _Rounds(lengths, rounds, WHOLE), (num_steps - 1, topk), view, best)
+    heads = [head] * (num_steps - 1)
+    return _grow(heads, committed, _Rounds(lengths, rounds, WHOLE), (num_steps - 1, topk), view, best)
 
 
 class _Rounds:
@@ -98,7 +100,9 @@ class _Rounds:
         return torch.cat([self.prefix[:, None].expand(-1, topk, -1), scratch.flatten(2)], 2).flatten(0, 1)
 
 
-def _grow(head: Head, committed: DraftRows, rounds: _Rounds, shape: tuple[int, int], view: View, choose: Choose) -> Growth:
+def _grow(
+    heads: Sequence[Head], committed: DraftRows, rounds: _Rounds, shape: tuple[int, int], view: View, choose: Choose
+) -> Growth:
     """shape: (S-1, k)."""
     (steps, topk), count = shape, len(rounds.start)
     before, base = committed, committed.keys.shape[1]
@@ -112,7 +116,7 @@ def _grow(head: Head, committed: DraftRows, rounds: _Rounds, shape: tuple[int, i
         proposer = (expand // topk)[..., None].expand(-1, -1, handed_on.shape[-1])  # [C, k, H]
         consumed = handed_on.gather(1, proposer)  # [C, k, H]
         rows = draft_rows(
-            head,
+            heads[step],
             drawn.flatten(),
             consumed.flatten(0, 1),
             (rounds.start + step).repeat_interleave(topk),

@@ -16,6 +16,7 @@ class RopeScaling:
     original   positions that the model was first trained for
     seldom, often  turns within the original length: below the first a pair is slowed down, above the second it is not
     amplitude  cosines and sines are multiplied by it (`yarn`)
+    temperature  the scores of attention are divided by it (latent attention, whose unturned part has no amplitude)
     truncate   `yarn`: the two limits lie at whole pairs
     """
 
@@ -25,6 +26,7 @@ class RopeScaling:
     seldom: float = 1.0
     often: float = 32.0
     amplitude: float = 1.0
+    temperature: float = 1.0
     truncate: bool = True
 
 

@@ -9,9 +9,10 @@ Conventions, with their outside sources, are in docs/explanation/latent-attentio
 from __future__ import annotations
 
 from dataclasses import replace
+from math import log
 from typing import TYPE_CHECKING
 
-from eagletwin.reference.sizes import ExpertShape, LatentShape
+from eagletwin.reference.sizes import ExpertShape, LatentShape, RopeScaling
 
 from .family import Family, Part
 from .mtp import joined_layer
@@ -36,22 +37,31 @@ def _shape(num_layers: int) -> LlamaShape:
     return replace(plain, head_dim=_LATENT.width, latent=_LATENT, experts=_EXPERTS)
 
 
-RECIPES = (
-    Recipe(
-        name="deepseek-nextn",
+# DeepSeek-V3's own factors, after a training on 128 positions: what is turned more slowly shows in short texts.
+_FACTOR, _ORIGINAL, _ALL_DIM = 40.0, 128, 1.0
+_LENGTHENED = RopeScaling(
+    kind="yarn", factor=_FACTOR, original=_ORIGINAL, temperature=(0.1 * _ALL_DIM * log(_FACTOR) + 1) ** -2
+)
+
+
+def _recipe(name: str, seed: int, min_share: float, scaling: RopeScaling | None = None) -> Recipe:
+    return Recipe(
+        name=name,
         family="deepseek",
-        target=_shape(2),
-        draft=_shape(1),
+        target=replace(_shape(2), rope_scaling=scaling),
+        draft=replace(_shape(1), rope_scaling=scaling),
         intermediate_size=96,
         max_position=4096,
-        seed=95,
+        seed=seed,
         noise=0.06,
         attention_gain=0.25,
         mlp_gain=0.2,
         target_hidden="post_norm",
-        min_share=0.04,
-    ),
-)
+        min_share=min_share,
+    )
+
+
+RECIPES = (_recipe("deepseek-nextn", 95, 0.04), _recipe("deepseek-nextn-yarn", 95, 0.02, _LENGTHENED))
 
 
 def parts_of(shape: LlamaShape) -> tuple[LatentShape, ExpertShape]:
@@ -143,6 +153,20 @@ def latent_config(shape: LlamaShape) -> dict[str, object]:
         "head_dim": latent.rope,
         "num_key_value_heads": shape.num_heads,
         "rope_interleave": True,
+        **({} if shape.rope_scaling is None else {"rope_scaling": _as_configured(shape.rope_scaling)}),
+    }
+
+
+def _as_configured(scaling: RopeScaling) -> dict[str, object]:
+    """A lengthened context as DeepSeek-V3's configuration has it. The amplitude is `mscale` over `mscale_all_dim`: 1."""
+    return {
+        "type": "yarn",
+        "factor": scaling.factor,
+        "original_max_position_embeddings": scaling.original,
+        "beta_fast": scaling.often,
+        "beta_slow": scaling.seldom,
+        "mscale": _ALL_DIM,
+        "mscale_all_dim": _ALL_DIM,
     }
 
 
@@ -166,5 +190,5 @@ FAMILY = Family(
     layer_weights=layer_weights,
     modules=("sglang.srt.models.deepseek_v2", "sglang.srt.models.deepseek_nextn"),
     stored="latent rows",
-    limits=("float32", "a context as trained", "no FP8", "routed and shared experts are not fused"),
+    limits=("no FP8", "routed and shared experts are not fused"),
 )

@@ -93,6 +93,9 @@ def bfloat16(model: str) -> Bounds:
     stored key: norm, projection, sine, product). Roundings do not know of each other: their squares add up. What one step of
     a draft hands to the next weighs little there, by a recipe's `noise`.
 
+    Latent attention rounds five times more on its branch: two latent vectors and the norm of one, the product that is moved to
+    the query, and that behind the sum over latent rows.
+
     A draft of EAGLE-3 has a gain of 1, and its attention is sharp: a score of 13, a sum of 16 products of two numbers rounded
     4 times each, is off by 13 * 0.43 * 0.41 u * sqrt(8); where it competes with an equal one, by as much times sqrt(2) / 4 of
     the difference of two values, which is sqrt(2) of one.
@@ -108,11 +111,12 @@ def bfloat16(model: str) -> Bounds:
     recipe = RECIPES[model]
     gain = max(recipe.attention_gain, recipe.mlp_gain)
     target, draft = recipe.target.num_layers, recipe.draft.num_layers
-    roundings = 6 + target * (2 + 12 * gain**2)
+    of_branch = [12 if shape.latent is None else 17 for shape in (recipe.target, recipe.draft)]
+    roundings = 6 + target * (2 + of_branch[0] * gain**2)
     if recipe.algorithm == "EAGLE3":
-        roundings += draft * (2 + 12) + (_OWN_SCORE * 0.43 * 8**0.5 / 2) ** 2
+        roundings += draft * (2 + of_branch[1]) + (_OWN_SCORE * 0.43 * 8**0.5 / 2) ** 2
     else:
-        roundings += draft * (2 + 12 * gain**2)
+        roundings += draft * (2 + of_branch[1] * gain**2)
     deviation = 0.41 * BFLOAT16_ROUNDING * roundings**0.5
     return Bounds(relative=6 * deviation, tie=4 * deviation, adopted_share=0.25, tie_share=0.75)
 

@@ -13,14 +13,14 @@ from eagletwin.harness.families import RECIPES
 from eagletwin.harness.families.weights import model_pair
 
 from .arithmetic import quiet_arithmetic
-from .bounds import bounds_of
+from .bounds import FLOAT32, bounds_of
 from .compare import Findings
 from .complete import missing, unrecorded
 from .features import exercised
 from .model import model_of
 from .ranks import merge_ranks, unlike
 from .requests import RequestJudge
-from .routing import Nudge, nudges
+from .routing import Ties, nudges
 from .story import NoReference, Story, stories
 
 # Of the distributions that verify sampled from, the share for which the bound may leave open where top_k and top_p cut: what
@@ -91,23 +91,27 @@ def _with_ties_of_experts(trace: Trace, without: frozenset[str], view: View) -> 
         return findings, by_rank
     header = trace.header
     bounds = bounds_of(header.engine.dtype, header.case.model)
-    for nudge in nudges(RECIPES[header.case.model], divergences[0].rule, bounds):
-        others, by_rank_so = compared(trace, without, view, nudge)
+    told: tuple[Ties, ...] = ("as the trace",) if any("experts" in record.tensors for record in header.records) else ()
+    for ties in (*told, *nudges(RECIPES[header.case.model], divergences[0].rule, bounds)):
+        others, by_rank_so = compared(trace, without, view, ties)
         if not others.divergences:
             others.choices, others.ties, others.adopted = others.choices + 1, others.ties + 1, others.adopted + 1
             return others, by_rank_so
+        if ties == "as the trace":
+            findings, by_rank = others, by_rank_so
+            again = next((story.name for stories in by_rank for story in stories.values() if story.rerouted), "")
+            if again and bounds is not FLOAT32:
+                raise NoReference(f"rows of request {again} were computed twice, and went to other experts the second time")
     return findings, by_rank
 
 
-def compared(
-    trace: Trace, without: frozenset[str], view: View, nudge: Nudge | None = None
-) -> tuple[Findings, list[dict[str, Story]]]:
+def compared(trace: Trace, without: frozenset[str], view: View, ties: Ties = None) -> tuple[Findings, list[dict[str, Story]]]:
     """The comparisons of all ranks, and of each rank the stories by request. Raises whatever a trace without sense leads to.
 
-    nudge: how ties in choices of experts are decided, where not as they are
+    ties: how ties in choices of experts are decided, where not as they are
     """
     with quiet_arithmetic():
-        by_rank = [stories(rank, view, nudge) for rank in trace.ranks]
+        by_rank = [stories(rank, view, ties) for rank in trace.ranks]
         each = [RequestJudge(rank, of_rank, without, view).check() for rank, of_rank in zip(trace.ranks, by_rank, strict=True)]
         return merge_ranks(trace, each, without), by_rank
 

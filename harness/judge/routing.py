@@ -49,6 +49,10 @@ class Nudge:
         return found
 
 
+# How ties in choices of experts are decided: by a nudge, as the trace has it, or as they are (None)
+Ties = Nudge | Literal["as the trace"] | None
+
+
 def nudges(recipe: Recipe, rule: str, bounds: Bounds) -> Iterator[Nudge]:
     """What may have been decided otherwise where this rule is broken first, the smallest first; none without experts.
 

@@ -35,7 +35,8 @@ from .choices import Choices, choices
 from .model import Model, model_of
 from .penalties import penalized_rows
 from .ranks import heads
-from .routing import Nudge
+from .routed import Routed, routed_of
+from .routing import Nudge, Ties
 
 # Committed tokens of the requests that share a forward: its cost grows with the square, and that of many small ones with
 # their number.
@@ -117,6 +118,7 @@ class Story:
     stored   KV rows 0..T-2 of the reference, of "target" and "draft" [T-1, 2, L, G, D]; G: the heads of the trace's rank
     kept     of layers that keep a state, after each of these rows: the states [T-1, L, N, W, D], and the inputs of the
              convolution [T-1, L, C, K-1]
+    rerouted a row of it was computed twice, and went to other experts
     known    prefill or extend record -> M, the last token that was known when it was over
 
     A recording has no reference: its stories are tokens and rounds.
@@ -135,6 +137,7 @@ class Story:
     stored: dict[str, Array] = field(default_factory=dict)
     kept: tuple[Array, Array] | None = None
     known: dict[int, int] = field(default_factory=dict)
+    rerouted: bool = False
 
     @property
     def target(self) -> ReferenceRows:
@@ -156,10 +159,10 @@ class Story:
         return self.tokens[index] if 0 <= index < len(self.tokens) else None
 
 
-def stories(trace: Trace, view: View, nudge: Nudge | None = None) -> dict[str, Story]:
+def stories(trace: Trace, view: View, ties: Ties = None) -> dict[str, Story]:
     """The story of every request of the case, with the reference's rows filled in, in this view.
 
-    nudge: how ties in choices of experts are decided, where not as they are.
+    ties: how ties in choices of experts are decided, where not as they are.
 
     Of a recording they are not filled in: the reference has no weights for it."""
     case, dtype = trace.header.case, trace.header.engine.dtype
@@ -172,16 +175,22 @@ def stories(trace: Trace, view: View, nudge: Nudge | None = None) -> dict[str, S
         most = len(request.prompt) + request.max_new_tokens + 2 * case.verify_nodes
         if len(story.tokens) > most:  # the reference's memory grows with the square of this
             raise ValueError(f"request {request.id} has {len(story.tokens)} committed tokens; it can have {most} at most")
+    routed = None
+    if ties == "as the trace":
+        routed = routed_of(trace, by_request, bounds_of(dtype, case.model).tie, model.ahead)
+        for name in routed.again:
+            by_request[name].rerouted = True
+    nudge = ties if isinstance(ties, Nudge) else None
     pack: list[Story] = []
     for story in by_request.values():
         if len(story.tokens) < 2:
             continue
         if pack and sum(len(other.tokens) for other in (*pack, story)) > _TOGETHER:
-            _compute(case, pack, view, dtype, nudge)
+            _compute(case, pack, view, dtype, nudge, routed)
             pack = []
         pack.append(story)
     if pack:
-        _compute(case, pack, view, dtype, nudge)
+        _compute(case, pack, view, dtype, nudge, routed)
     if trace.header.engine.tp > 1:
         for story in by_request.values():
             story.stored = {part: rows[..., heads(trace.header, part), :] for part, rows in story.stored.items()}
@@ -325,15 +334,20 @@ def _head(case: Case, dtype: Dtype, view: View, nudge: Nudge | None) -> Head:
     return replace(head, ahead=1) if view == "shifted" and isinstance(head, PlainDraft) else head
 
 
-def _compute(case: Case, pack: list[Story], view: View, dtype: Dtype, nudge: Nudge | None) -> None:
+def _compute(case: Case, pack: list[Story], view: View, dtype: Dtype, nudge: Nudge | None, routed: Routed | None) -> None:
     """Fill the reference's rows in, of all these requests in the same forwards."""
     shape, weights = RECIPES[case.model].target, _reference_target(case.model, dtype, nudge)
     # An id outside the vocabulary is a divergence that requests.py reports; here it only must not break the arithmetic.
     tokens = [torch.from_numpy(np.array(story.tokens, np.int64).clip(0, shape.vocab_size - 1)) for story in pack]
     lengths = [len(sequence) - 1 for sequence in tokens]
+    if routed is not None:
+        weights = dict(routed.target(weights, shape, pack))
     target = target_rows(weights, shape, torch.cat([sequence[:-1] for sequence in tokens]), lengths)
     stored, draft = {"target": stored_rows(target.keys, target.values)}, None
-    head = _head(case, dtype, view, nudge)
+    head = plain = _head(case, dtype, view, nudge)
+    drafted = [rows_behind(head, length) for length in lengths]
+    if routed is not None:
+        head = routed.draft(head, pack, drafted)
     given = (target.normed if shape.aux_layers else target.hidden).numpy() if case.gives_states else None
     of_target, of_draft = ReferenceRows(target.hidden.numpy(), target.logits.numpy(), given=given), None
     if not RECIPES[case.model].mtp_layers:
@@ -341,7 +355,6 @@ def _compute(case: Case, pack: list[Story], view: View, dtype: Dtype, nudge: Nud
         stored["draft"] = stored_rows(draft.keys, draft.values)
         logs = draft.logits.log_softmax(-1).numpy() if case.topk > 1 else None
         of_draft = ReferenceRows(draft.hidden.numpy(), draft.logits.numpy(), logs)
-    drafted = [rows_behind(head, length) for length in lengths]
     kept = [np.stack([getattr(layer, part).numpy() for layer in target.kept], 1) for part in _KEPT] if target.kept else None
     begin = draft_begin = 0
     for story, length, rows_of_draft in zip(pack, lengths, drafted, strict=True):
@@ -354,6 +367,7 @@ def _compute(case: Case, pack: list[Story], view: View, dtype: Dtype, nudge: Nud
     if draft is None:
         return
     rounds = [(n, story, round) for n, story in enumerate(pack) for round in story.rounds]
+    ordinals = [(story.name, number) for story in pack for number in range(len(story.rounds))]
     at_once = max(1, _SCRATCH_TOGETHER // (case.num_steps * case.topk))
     for first in range(0, len(rounds), at_once):
         some = rounds[first : first + at_once]
@@ -363,7 +377,10 @@ def _compute(case: Case, pack: list[Story], view: View, dtype: Dtype, nudge: Nud
         starts = [(n, rows_behind(head, round.committed)) for n, _, round in some]
         tree: growth.View = "true_tree" if view == "true_tree" else "slot_layout"
         consumed = (torch.from_numpy(frontier), torch.from_numpy(expanded))
-        growths = draft_rounds(head, draft, drafted, starts, *consumed, tree, _read_by_draft_decode(case))
+        by_step: Head | list[Head] = plain
+        if routed is not None:
+            by_step = routed.decode(plain, ordinals[first : first + at_once], case.num_steps, case.topk)
+        growths = draft_rounds(by_step, draft, drafted, starts, *consumed, tree, _read_by_draft_decode(case))
         ranked = choices(case, growths, [round.selected for _, _, round in some], bounds_of(dtype, case.model))
         scratch = _parts(growths.keys, growths.values, 3)
         parts = (growths.logits, growths.hidden, growths.handed_on, scratch)

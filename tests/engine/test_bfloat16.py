@@ -3,6 +3,7 @@
 from collections.abc import Iterator
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from eagletwin.cases.regressions import LEDGER
@@ -10,8 +11,9 @@ from eagletwin.harness.commands.diff.precision_gap import Apart, apart, apart_te
 from eagletwin.harness.core.case import Case, Request, Sampling
 from eagletwin.harness.core.errors import InputError
 from eagletwin.harness.core.mode import Mode
+from eagletwin.harness.core.patch import Edit, Patch
 from eagletwin.harness.core.trace import Trace
-from eagletwin.harness.engines.host import Host
+from eagletwin.harness.engines.host import Host, WouldNotStart
 from eagletwin.harness.families.traces import read_trace
 from eagletwin.harness.judge.judge import judge
 
@@ -57,6 +59,36 @@ def test_bugs_of_the_ledger_are_found(brains: Host, name: str, tmp_path: Path) -
         (tmp_path / word).mkdir()
         verdict = judge(brains.engine(entry.case, side.patches).run(entry.case, tmp_path / word), view=side.view)
         assert (verdict.status, verdict.rule) == (status, entry.rule if word == "red" else "")
+
+
+def test_experts_are_followed_where_they_tie_and_swapped_ones_are_a_divergence(brains: Host, tmp_path: Path) -> None:
+    prompt = tuple(range(3, 93)) + tuple(range(70, 2, -2))  # some 30 of its choices are near a tie
+    case = Case(
+        name="experts",
+        model="deepseek-nextn",
+        num_steps=3,
+        chunked_prefill_size=64,
+        requests=(Request(id="a", prompt=prompt, max_new_tokens=16),),
+    )
+    swapped = Edit(
+        target="sglang.srt.layers.moe.topk.biased_grouped_topk_impl",
+        match="topk_weights, topk_ids = topk_weights.to(torch.float32), topk_ids.to(torch.int32)",
+        replacement="topk_weights, topk_ids = topk_weights.to(torch.float32), topk_ids.flip(-1).to(torch.int32)",
+    )
+    for name, edits, expected in (("right", (), ("equal", "")), ("swapped", (swapped,), ("diverged", "target.hidden"))):
+        (tmp_path / name).mkdir()
+        patches = (Patch(name="planted", edits=edits),) if edits else ()
+        trace = brains.engine(case, patches).run(case, tmp_path / name)
+        verdict = judge(trace)
+        assert (verdict.status, verdict.rule) == expected, verdict
+        chosen = [trace.array(n, "experts") for n, record in enumerate(trace.header.records) if "experts" in record.tensors]
+        assert {(rows.shape[1:], int(rows.max()) < 8) for rows in chosen} == {((1, 2), True)}  # of one layer in each model
+
+
+def test_the_experts_of_gpt_oss_are_refused(brains: Host, busy_case: Case) -> None:
+    case = msgspec.structs.replace(busy_case, model="gpt-oss-eagle3")
+    with pytest.raises(WouldNotStart, match="biases in float32"):
+        brains.engine(case)
 
 
 @pytest.mark.parametrize("kernels", ["interpreter", "shadow"])

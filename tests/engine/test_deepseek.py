@@ -153,6 +153,21 @@ OF_CHAINS = {
         "draft.hidden_in",
     ),
 }
+# Where the context was lengthened, as the real models' was: what a head would be wrong by that forgot it.
+OF_LENGTHENED = {
+    "the draft's scores lack their temperature": (
+        "sglang.srt.models.deepseek_v2.DeepseekV2AttentionMLA.__init__",
+        "self.scaling = compute_mla_mscale_scaling(rope_scaling, self.scaling)",
+        "self.scaling = self.scaling if is_nextn else compute_mla_mscale_scaling(rope_scaling, self.scaling)",
+        "draft.hidden_in",
+    ),
+    "no pair turns more slowly": (
+        "sglang.srt.layers.rotary_embedding.rope_variant.DeepseekScalingRotaryEmbedding._compute_inv_freq",
+        "inv_freq_interpolation = 1.0 / (scaling_factor * pos_freqs)",
+        "inv_freq_interpolation = 1.0 / pos_freqs",
+        "target.kv",
+    ),
+}
 MOVE = (f"{POOL}.move_kv_cache", "kv_cache[tgt_loc_flat] = kv_cache[src_loc_flat]")
 LATENT_ALONE = "kv_cache[tgt_loc_flat, :, :512] = kv_cache[src_loc_flat, :, :512]"
 ROWS_BESIDE = "kv_cache[tgt_loc_flat] = kv_cache[src_loc_flat - 1]"
@@ -182,6 +197,17 @@ def test_a_fault_is_named(run: Runner, chain: Case, fault: str) -> None:
     assert (verdict.status, verdict.rule) == ("diverged", rule), (verdict, trace.header.ending)
 
 
+@pytest.mark.parametrize("fault", [None, *sorted(OF_LENGTHENED)])
+def test_a_lengthened_context_is_equal_and_a_fault_in_it_is_named(run: Runner, chain: Case, fault: str | None) -> None:
+    case = msgspec.structs.replace(chain, model="deepseek-nextn-yarn", exercises=("chunked_prefill", "radix_hit", "rejection"))
+    if fault is None:
+        assert run(case)[1].status == "equal"
+        return
+    target, match, replacement, rule = OF_LENGTHENED[fault]
+    trace, verdict = run(case, Edit(target=target, match=match, replacement=replacement))
+    assert (verdict.status, verdict.rule) == ("diverged", rule), (verdict, trace.header.ending)
+
+
 @pytest.mark.parametrize("fault", sorted(OF_TREES))
 def test_a_fault_in_moving_latent_rows_is_named(run: Runner, tree: Case, fault: str) -> None:
     page_size, replacement, rule = OF_TREES[fault]
@@ -204,6 +230,6 @@ def test_a_read_of_an_unwritten_latent_row_is_seen(run: Runner, chain: Case) -> 
     assert (blind.status, blind.rule) == ("diverged", "draft.hidden_in")  # the poison alone shows in what attention made of it
 
 
-def test_bfloat16_is_refused_where_it_is_not_judged_rightly_yet(chain: Case) -> None:
-    with pytest.raises(boot.NotDriven, match="choices of experts are ties"):
-        boot._refuse_what_is_not_driven(chain, Mode(dtype="bfloat16"), None)
+def test_bfloat16_is_refused_where_nobody_sees_how_experts_were_chosen(chain: Case) -> None:
+    with pytest.raises(boot.NotDriven, match="in a graph nobody sees"):
+        boot._refuse_what_is_not_driven(chain, Mode(dtype="bfloat16", device="cuda"), None)

@@ -27,6 +27,7 @@ def test_the_worker_feeds_the_target_states_that_the_recipe_declares_and_residua
         case = msgspec.structs.replace(case, engine=msgspec.structs.replace(case.engine, sglang=settings))
     trace, verdict = run(case)
     assert verdict.status == "equal"
+    assert trace.header.fallbacks == ()  # no kernel of this family needs Triton's interpreter
     told, target = stories(trace, "slot_layout"), model_pair(name).reference_target()
     seen = {"draft.extend": 0, "draft.decode": 0}
     for number, record in enumerate(trace.header.records):

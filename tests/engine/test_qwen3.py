@@ -4,9 +4,7 @@ import msgspec
 import pytest
 
 from eagletwin.harness.core.case import Case
-from eagletwin.harness.core.mode import Mode
 from eagletwin.harness.core.patch import Edit
-from eagletwin.harness.engines.sglang.boot import boot
 from eagletwin.harness.families import RECIPES
 
 from .conftest import Runner
@@ -205,10 +203,3 @@ def test_a_tree_is_equal(run: Runner, busy_tree: Case, model: str) -> None:
     features = ("tree", "path_not_in_front", "branch_changes_parent", "branch_holes", "radix_hit")
     _, verdict = run(msgspec.structs.replace(busy_tree, model=model, exercises=features))
     assert verdict.status == "equal", verdict
-
-
-def test_experts_are_refused_in_bfloat16(busy_case: Case) -> None:
-    with pytest.raises(boot.NotDriven, match="choices of experts are ties"):
-        boot._refuse_what_is_not_driven(
-            msgspec.structs.replace(busy_case, model="qwen3-moe-eagle3"), Mode(dtype="bfloat16"), None
-        )

@@ -2,6 +2,7 @@
 
 from unittest import mock
 
+import msgspec
 import pytest
 import torch
 
@@ -78,13 +79,26 @@ def _run(run: Runner, model: str, size: float) -> tuple[Trace, Verdict]:
     return run(case, Edit(target=target, match=match, replacement=biased.format(bias=bias)))
 
 
+def _untold(trace: Trace) -> Trace:
+    """The same of a worker whose choices nobody saw, as in a graph."""
+    records = tuple(
+        msgspec.structs.replace(record, tensors=tuple(name for name in record.tensors if name != "experts"))
+        for record in trace.header.records
+    )
+    return Trace(msgspec.structs.replace(trace.header, records=records), trace.tensors)
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("model", sorted(ROUTED))
 def test_a_tie_that_the_engine_decided_otherwise_is_adopted(run: Runner, model: str) -> None:
     trace, verdict = _run(run, model, NEAR)
     assert (verdict.status, verdict.adopted, verdict.ties) == ("equal", 1, 1), verdict  # and not unknown
+    untold = _untold(trace)
+    guessed = judge(untold)
+    assert (guessed.status, guessed.adopted) == ("equal", 1)  # by asking for each expert in turn
     with mock.patch.object(judge_module, "nudges", return_value=()):
-        blind = judge(trace)
+        told, blind = judge(trace), judge(untold)
+    assert (told.status, told.adopted) == ("equal", 1)
     assert (blind.status, blind.rule) == ("diverged", ROUTED[model][3])
 
 

@@ -5,6 +5,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from eagletwin.harness.families.deepseek import latent_config
 from eagletwin.harness.families.recipe import Recipe
 
 # transformers works out rotary angles, softmax and the router in float32 whatever the dtype: 1e-6 of the largest number is
@@ -19,6 +20,7 @@ def config_of(recipe: Recipe, dense: int = 1) -> Any:
     shape, latent, of_experts = recipe.target, recipe.target.latent, recipe.target.experts
     assert latent is not None
     assert of_experts is not None
+    lengthened = latent_config(shape).get("rope_scaling")
     return DeepseekV3Config(
         vocab_size=shape.vocab_size,
         hidden_size=shape.hidden_size,
@@ -41,6 +43,7 @@ def config_of(recipe: Recipe, dense: int = 1) -> Any:
         first_k_dense_replace=dense,
         rms_norm_eps=shape.rms_norm_eps,
         rope_theta=shape.rope_theta,
+        rope_scaling=lengthened,
         rope_interleave=True,
         tie_word_embeddings=False,
         attn_implementation="eager",

@@ -119,13 +119,15 @@ def test_weights_of_experts_sum_to_the_scale_and_the_shared_expert_is_added_once
 
 
 @pytest.mark.slow  # the import of transformers
-def test_target_and_nextn_layer_equal_transformers_deepseek_v3_in_float64() -> None:
+@pytest.mark.parametrize("name", ["deepseek-nextn", "deepseek-nextn-yarn"])
+def test_target_and_nextn_layer_equal_transformers_deepseek_v3_in_float64(name: str) -> None:
     from transformers import DeepseekV3ForCausalLM
     from transformers.modeling_layers import MtpLayer
     from transformers.models.deepseek_v3.modeling_deepseek_v3 import DeepseekV3DecoderLayer, DeepseekV3RMSNorm
 
-    (shape, latent, of_experts), pair, config = _shape(), model_pair(RECIPE.name), config_of(RECIPE)
-    weights, last = pair.reference_target(), f"model.layers.{RECIPE.target.num_layers - 1}."
+    recipe, pair, config = RECIPES[name], model_pair(name), config_of(RECIPES[name])
+    shape, (_, latent, of_experts) = recipe.target, _shape()
+    weights, last = pair.reference_target(), f"model.layers.{shape.num_layers - 1}."
     model = DeepseekV3ForCausalLM(config).double().eval()
     model.load_state_dict(fused(weights, last, of_experts.count))
     tokens = torch.randint(0, shape.vocab_size, (33,), generator=torch.Generator().manual_seed(3))
@@ -140,7 +142,7 @@ def test_target_and_nextn_layer_equal_transformers_deepseek_v3_in_float64() -> N
         assert near(ours.keys[layer, :, 0, : latent.rank], kept.keys[0, 0])
         assert near(half_split(ours.keys[layer, :, 0, latent.rank :]), kept.values[0, 0])
 
-    head = pair.reference_head(RECIPE)
+    head = pair.reference_head(recipe)
     draft = MtpLayer(config, DeepseekV3DecoderLayer, DeepseekV3RMSNorm, shape.num_layers - 1).double().eval()
     own = {name.replace("layers.0.", "mtp_block."): tensor for name, tensor in head.weights.items()}
     own["post_norm.weight"] = own.pop("norm.weight")

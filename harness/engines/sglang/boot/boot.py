@@ -172,11 +172,15 @@ def _refuse_what_is_not_driven(case: Case, mode: Mode, scheduler_module: Any) ->
         )
     if recipe.target.clamped is not None and mode.device == "cuda":
         raise NotDriven(f"{case.model} on a GPU: SGLang's kernels of its experts know bfloat16 alone there")
-    if recipe.target.routed and mode.dtype == "bfloat16":
+    if recipe.target.routed and mode.dtype == "bfloat16" and mode.device == "cuda":
         raise NotDriven(
-            f"{case.model} in bfloat16: within its bound too many choices of experts are ties, and a trace does not say how an "
-            "engine decided them"
+            f"{case.model} in bfloat16 on a GPU: within its bound many choices of experts are ties, and in a graph nobody sees "
+            "how they were decided"
         )
+    if recipe.target.delta is not None and mode.dtype == "bfloat16":
+        raise NotDriven(f"{case.model} in bfloat16: how far off a state of linear attention may be is known in float32 alone")
+    if recipe.target.clamped is not None and mode.dtype == "bfloat16":
+        raise NotDriven(f"{case.model} in bfloat16: SGLang keeps its experts' biases in float32, and cannot add them on a CPU")
     if recipe.kv_heads % mode.tp:
         raise NotDriven(f"{case.model} has {recipe.kv_heads} KV heads, which cannot be divided among {mode.tp} ranks")
 

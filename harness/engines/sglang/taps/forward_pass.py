@@ -3,6 +3,7 @@
 from dataclasses import dataclass, field
 from typing import Any
 
+import numpy as np
 from torch import Tensor
 
 from eagletwin.harness.core.arrays import Array
@@ -21,6 +22,7 @@ class ForwardPass:
     layer    of a multi-layer draft; else 0
     used     of a layer: whose attention backend and pools the model found, by what they are
     tensors  of each request's record so far
+    experts  of each layer that has some: which ones each row of the batch goes to
     """
 
     stage: str
@@ -31,6 +33,7 @@ class ForwardPass:
     layer: int = 0
     used: dict[str, int] = field(default_factory=dict)
     tensors: list[dict[str, Array]] = field(default_factory=list)
+    experts: list[Array] = field(default_factory=list)
 
     def begins(self, batch: Any, hidden: Tensor | None) -> Array:
         """Note ids, positions, slots and, of the draft, hidden states [n, H] that go in. Returns the slots [n]."""
@@ -54,5 +57,10 @@ class ForwardPass:
             tensors["hidden_out"], begin = states[rows], rows.stop
 
     def record(self, writer: Writer) -> None:
+        if self.experts:
+            chosen, begin = np.stack([of_layer[: sum(self.rows)] for of_layer in self.experts], 1), 0
+            for tensors, length in zip(self.tensors, self.rows, strict=True):
+                tensors["experts"] = np.sort(chosen[begin : begin + len(tensors["input_ids"])], -1)
+                begin += length
         for request, step, tensors in zip(self.requests, self.steps, self.tensors, strict=True):
             writer.add(request, self.stage, step, dict(self.used), tensors, self.layer)

@@ -4,6 +4,8 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any
 
+from eagletwin.harness.core.trace import snapshot
+
 from ..eras import layers
 from .captures import CAPTURES
 from .forward_pass import ForwardPass
@@ -41,8 +43,23 @@ class Inner:
             wraps.method(of.extend_graph, "prepare", self._around_prepare)
         elif of.extend_graph is not None:
             wraps.method(of.extend_graph, "execute", partial(self._around_forward, 0))
+        for router in self._routers() if self.states else ():
+            wraps.method(router, "forward", self._around_router)
         # the only place where all candidates of a step are together
         wraps.function(of.module, "select_top_k_tokens", self._around_select)
+
+    def _routers(self) -> list[Any]:
+        """What chooses experts for the rows of a layer, in target and draft."""
+        models = [runner.model for runner in (self._of.target, *self._of.drafts)]
+        return [part for model in models for part in model.modules() if type(part).__name__ == "TopK"]
+
+    def _around_router(self, call: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        """Not seen in a graph, nor where a fused kernel chooses for itself."""
+        result = call(*args, **kwargs)
+        chosen = getattr(result, "topk_ids", None)
+        if self._now.forward is not None and chosen is not None:
+            self._now.forward.experts.append(snapshot(chosen))
+        return result
 
     def _around_draft_forward(self, call: Callable[..., Any], batch: Any, *args: Any, **kwargs: Any) -> Any:
         draft = self._now.drafting()

@@ -1,0 +1,132 @@
+"""Which experts each row went to by the trace, for the reference to follow where rounding admits them (experts_followed.py).
+
+A row's experts are those of the forward that computed it last. Of a row that came from the prefix cache they are those of the
+request that computed it. Called by story.py.
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from eagletwin.harness.core.arrays import Array
+from eagletwin.harness.core.records import Record
+from eagletwin.harness.core.trace import Trace
+from eagletwin.reference.eagle import Head
+from eagletwin.reference.experts_followed import CHOSEN, WITHIN
+from eagletwin.reference.sizes import LlamaShape
+
+_ROUTERS = ("mlp.gate.weight", "mlp.router.weight")
+
+
+@dataclass(slots=True)
+class RoutedRows:
+    """Experts [layers, K] of the committed rows of a target or a draft.
+
+    own  by request and row; by_prefix: by the tokens that a row has seen
+    """
+
+    own: dict[tuple[str, int], Array] = field(default_factory=dict)
+    by_prefix: dict[int, Array] = field(default_factory=dict)
+
+    def of(self, request: str, prefixes: Sequence[int]) -> list[Array | None]:
+        """Of the rows that have seen these prefixes; None where nobody says it."""
+        return [self.own.get((request, row), self.by_prefix.get(prefix)) for row, prefix in enumerate(prefixes)]
+
+
+@dataclass(slots=True)
+class Routed:
+    """What the rows of a trace went to.
+
+    steps  experts [k, layers, K] of draft decode's rows, by request, round and step
+    again  requests of which a row was computed twice, and went to other experts: no one reference has both
+    """
+
+    within: float
+    rows: dict[str, RoutedRows]
+    steps: dict[tuple[str, int, int], Array]
+    again: set[str]
+
+    def target(self, weights: Mapping[str, Tensor], shape: LlamaShape, stories: Sequence[Any]) -> Mapping[str, Tensor]:
+        """The target's weights, with what rows 0..T-2 of each story went to."""
+        found = [at for story in stories for at in self.rows["target"].of(story.name, _prefixes(story.tokens)[:-1])]
+        return self._with(weights, shape, found)
+
+    def draft(self, head: Head, stories: Sequence[Any], lengths: Sequence[int]) -> Head:
+        """The head, with what its committed rows went to: so many of each story."""
+        found: list[Array | None] = []
+        for story, length in zip(stories, lengths, strict=True):
+            found += self.rows["draft"].of(story.name, _prefixes(story.tokens)[head.ahead :][:length])
+        return replace(head, weights=self._with(head.weights, head.shape, found))
+
+    def decode(self, head: Head, rounds: Sequence[tuple[str, int]], steps: int, topk: int) -> list[Head]:
+        """The head of each step of these rounds (request, round), with what that step's rows went to."""
+        heads = []
+        for step in range(1, steps):
+            found: list[Array | None] = []
+            for request, number in rounds:
+                chosen = self.steps.get((request, number, step))
+                found += [None] * topk if chosen is None or len(chosen) != topk else list(chosen)
+            heads.append(replace(head, weights=self._with(head.weights, head.shape, found)))
+        return heads
+
+    def _with(self, weights: Mapping[str, Tensor], shape: LlamaShape, found: Sequence[Array | None]) -> dict[str, Tensor]:
+        routers = [name.removesuffix("weight") for name in weights if name.endswith(_ROUTERS)]
+        kind = shape.experts or shape.clamped
+        if kind is None or not routers:
+            return dict(weights)
+        routers.sort(key=lambda name: [int(part) for part in name.split(".") if part.isdigit()])
+        whole = (len(routers), kind.chosen)
+        unknown = np.full(whole, -1, np.int64)
+        fits = [
+            at if at is not None and at.shape == whole and at.min() >= 0 and at.max() < kind.count else unknown for at in found
+        ]
+        chosen = torch.from_numpy(np.array(fits, np.int64).reshape(-1, *whole))  # [R, layers, K]
+        within = torch.tensor(self.within, dtype=torch.float64)
+        given = {f"{router}{CHOSEN}": chosen[:, layer] for layer, router in enumerate(routers)}
+        return {**weights, **given, **{f"{router}{WITHIN}": within for router in routers}}
+
+
+def routed_of(trace: Trace, stories: Mapping[str, Any], within: float, ahead: int) -> Routed:
+    """What a trace says. within: how far off the difference of two scores may be, as a share of the largest."""
+    found = Routed(within, {"target": RoutedRows(), "draft": RoutedRows()}, {}, set())
+    for number, record in enumerate(trace.header.records):
+        if "experts" not in record.tensors or record.request not in stories:
+            continue
+        chosen, story = trace.array(number, "experts"), stories[record.request]
+        if record.stage == "draft.decode":
+            found.steps[record.request, record.round, record.step] = chosen
+            continue
+        part, seen = ("target", 0) if record.stage.startswith("target.") else ("draft", ahead)
+        prefixes = _prefixes(story.tokens)[seen:]
+        for row, index in _committed(record, story, len(chosen)):
+            if row >= len(prefixes) or index >= len(chosen):
+                continue
+            before = found.rows[part].own.get((record.request, row))
+            if before is not None and not np.array_equal(before, chosen[index]):
+                found.again.add(record.request)
+            found.rows[part].own[record.request, row] = chosen[index]
+            found.rows[part].by_prefix[prefixes[row]] = chosen[index]
+    return found
+
+
+def _committed(record: Record, story: Any, count: int) -> Iterator[tuple[int, int]]:
+    """Which committed rows a forward computed, and which of its own rows each is."""
+    if record.stage in ("target.extend", "draft.extend"):
+        yield from ((record.step + index, index) for index in range(count))
+    elif record.round < len(story.rounds):
+        round = story.rounds[record.round]
+        path = round.path if record.stage == "target.verify" else range(round.end - round.committed)
+        yield from ((round.committed + n, index) for n, index in enumerate(path) if index >= 0)
+
+
+def _prefixes(tokens: Sequence[int]) -> list[int]:
+    """Of each position a number for the tokens up to it."""
+    found, last = [], 0
+    for token in tokens:
+        last = hash((last, token))
+        found.append(last)
+    return found
