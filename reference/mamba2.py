@@ -1,14 +1,14 @@
 """A layer that keeps a state in place of rows: a selective state space, behind a short convolution (Mamba-2).
 
-Of each head there is one matrix S [W, D], which every position changes: it decays, and the position's input x is put there along
-B, which its group's heads share. What is read along C, and the input itself times the head's D, is the output. With a step of
+Of each head there is one matrix S [W, D], which every position changes: it decays, and the position's input x is put there
+along B, which its group's heads share. What is read along C, and the input itself times the head's D, is the output. With a step of
 size t = softplus(a + bias) and a negative number -exp(A) of the head:
 
     S_i = exp(-exp(A) t) S_(i-1) + t x B^T          o_i = S_i C + D x
 
 Source: Mamba-2 (arXiv 2405.21060), equation 1 with the scalar A of §2.2, and §7 for the block: x, B and C come out of a
-convolution over the last `kernel` inputs of each channel, with SiLU. B and C are groups' (§7.2). The output times SiLU of a gate
-is normed, each group by its own root mean square (§7.3; Nemotron-H, arXiv 2504.03624, §2.1).
+convolution over the last `kernel` inputs of each channel, with SiLU. B and C are groups' (§7.2). The output times SiLU of a
+gate is normed, each group by its own root mean square (§7.3; Nemotron-H, arXiv 2504.03624, §2.1).
 
 One position at a time, and no chunks. Called by llama.py.
 """

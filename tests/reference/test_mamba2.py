@@ -1,5 +1,4 @@
-"""Layers that keep a state of Mamba-2, heads that do not turn, and experts without a gate: against transformers' own Nemotron-H,
-and by hand."""
+"""Layers that keep a state of Mamba-2, heads that do not turn, experts without a gate: against transformers' own Nemotron-H."""
 
 from collections.abc import Mapping
 from typing import Any

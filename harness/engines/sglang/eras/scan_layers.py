@@ -40,7 +40,7 @@ def complete(shims: list[str]) -> None:
         for bound in (name, f"{name}_triton"):
             setattr(mixer, bound, getattr(convolutions, name))
             shims.append(f"{_MIXER}.{bound}: the Triton kernel, as on a GPU")
-    torch.cpu.device = lambda index: contextlib.nullcontext()  # type: ignore[attr-defined]  # noqa: ARG005
+    torch.cpu.device = lambda index: contextlib.nullcontext()  # type: ignore[attr-defined]
     shims.append("torch.cpu.device: there is one")
     for name in _TUNED:
         for kernel in vars(importlib.import_module(f"{_CHUNKS}.{name}")).values():

@@ -2,10 +2,12 @@
 
 `is_cpu()` decides, in part while the modules are imported and in part while they run. The commit's kernels refuse tensors that
 are not a GPU's, or are passed over for them. What one kind of layer needs besides is in delta_layers.py and scan_layers.py.
-Called by boot.py for recipes with such layers. Seen on 0.5.23.
+Called by boot.py for recipes with such layers. Seen on 0.5.13 to 0.5.23.
 """
 
+import contextlib
 import importlib
+from collections.abc import Sequence
 from typing import Any
 
 from eagletwin.harness.core.patch import Edit
@@ -13,24 +15,38 @@ from eagletwin.reference.sizes import LlamaShape
 
 from .. import patches
 from ..not_driven import NotDriven
-from . import delta_layers, scan_layers
+from . import cuda_literals, delta_layers, scan_layers
 
-# The first keeps what a convolution of a chain's nodes saw as windows that overlap, as on a GPU. The backends of all kinds import
-# those of the delta rule.
+# The first keeps what a convolution of a chain's nodes saw as windows that overlap, as on a GPU. The others are imported for
+# layers of any kind.
 _MODULES = (
     "sglang.srt.mem_cache.memory_pool",
     delta_layers.KERNELS,
     "sglang.srt.layers.attention.linear.gdn_backend",
 )
-# What a request holds of tracked states: taps/states.py reads which of its slots are empty.
-_HELD = ("sglang.srt.managers.schedule_batch", "ReqKvInfo", "mamba_ping_pong_empty")
-_COMMIT = "sglang.kernels.ops.mamba.mamba_state_scatter_triton"
-_GATES = (
-    (f"{_COMMIT}.fused_mamba_state_scatter_with_mask", "if not (dst.is_cuda or dst.is_xpu) or", "if"),
-    (f"{_COMMIT}.fused_conv_window_scatter_with_mask", "if not (dst.is_cuda or dst.is_xpu) or", "if"),
-    ("sglang.srt.arg_groups.mamba_hook._platform_supports_mamba_cache_extra_buffer", "platform.is_cuda", "True"),
-    ("sglang.srt.speculative.spec_utils._verify_commit_step_indices", "if accept_index.is_cuda:", "if True:"),
+_SCATTER = "mamba_state_scatter_triton"
+_COMMITS = (
+    f"sglang.kernels.ops.mamba.{_SCATTER}",
+    f"sglang.srt.layers.attention.mamba.{_SCATTER}",
+)  # the latter up to 0.5.15.post1
+_REFUSES = ("if not (dst.is_cuda or dst.is_xpu) or", "if")
+# Of each gate the functions that have it in one release or another, and what is changed there. The first that is there counts.
+_STATES, _WINDOWS = (
+    tuple((f"{commit}.{function}", *change) for commit in _COMMITS for change in (_REFUSES, older))
+    for function, older in (
+        ("fused_mamba_state_scatter_with_mask", ("if not dst.is_cuda or not src.is_cuda:", "if False:")),
+        ("fused_conv_window_scatter_with_mask", ("if not (dst.is_cuda and src.is_cuda and ", "if not (")),  # from 0.5.14 on
+    )
 )
+_PLATFORMS = "is_cuda() or is_musa()"
+_WITH_CACHE = (
+    ("sglang.srt.arg_groups.mamba_hook._platform_supports_mamba_cache_extra_buffer", "platform.is_cuda", "True"),
+    ("sglang.srt.arg_groups.mamba_hook.validate_mamba_extra_buffer", "get_platform().is_cuda", "True"),
+    ("sglang.srt.server_args.ServerArgs._validate_mamba_extra_buffer", _PLATFORMS, "True"),
+    ("sglang.srt.server_args.ServerArgs._handle_mamba_radix_cache", _PLATFORMS, "True"),
+)
+# Up to 0.5.18 torch works out the commit's node on every device.
+_COMMITTED = (("sglang.srt.speculative.spec_utils._verify_commit_step_indices", "if accept_index.is_cuda:", "if True:"),)
 
 
 def _no() -> bool:
@@ -41,10 +57,6 @@ def use_triton(target: LlamaShape, shims: list[str]) -> None:
     """Before a model is built. Raises NotDriven on a release that has these layers elsewhere."""
     from sglang.srt import utils
 
-    module, name, field = _HELD
-    held = getattr(importlib.import_module(module), name, None)
-    if field not in getattr(held, "__dataclass_fields__", {}):
-        raise NotDriven(f"layers that keep a state: this release has not what 0.5.23 has ({name}.{field})")
     kind: Any = scan_layers if target.scan is not None else delta_layers
     places: list[Any] = [utils, utils.common]
     on_cpu = [place.is_cpu for place in places]
@@ -54,15 +66,31 @@ def use_triton(target: LlamaShape, shims: list[str]) -> None:
         for name in (*_MODULES, *kind.MODULES):
             _as_elsewhere(importlib.import_module(name))
             shims.append(f"{name}: is_cpu() is False")
-        for function, match, replacement in (*_GATES, *kind.GATES):
-            patches.rewrite(Edit(target=function, match=match, replacement=replacement))
-            shims.append(f"{function}: for tensors on a CPU too")
+        for gate in (_STATES, *((one,) for one in kind.GATES)):
+            shims.append(f"{_opened(gate)}: for tensors on a CPU too")
+        for gate in (_WINDOWS, _WITH_CACHE, _COMMITTED):
+            with contextlib.suppress(patches.PatchFailed):  # a gate that stays shut raises, or is told by the kernels that ran
+                shims.append(f"{_opened(gate)}: for tensors on a CPU too")
     except (ModuleNotFoundError, patches.PatchFailed) as error:
         raise NotDriven(f"layers that keep a state: this release has not what 0.5.23 has ({error})") from error
     finally:
         for place, original in zip(places, on_cpu, strict=True):
             place.is_cpu = original
+    cuda_literals.install_for_states(shims)
     kind.complete(shims)
+
+
+def _opened(gate: Sequence[tuple[str, str, str]]) -> str:
+    """The first function of these that has the gate, which is open now. Raises PatchFailed with what the first lacks."""
+    first: Exception | None = None
+    for function, match, replacement in gate:
+        try:
+            patches.rewrite(Edit(target=function, match=match, replacement=replacement))
+        except (ModuleNotFoundError, patches.PatchFailed) as error:
+            first = first or error
+        else:
+            return function
+    raise patches.PatchFailed(str(first))
 
 
 def _as_elsewhere(module: Any) -> None:
