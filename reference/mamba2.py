@@ -1,8 +1,8 @@
 """A layer that keeps a state in place of rows: a selective state space, behind a short convolution (Mamba-2).
 
 Of each head there is one matrix S [W, D], which every position changes: it decays, and the position's input x is put there
-along B, which its group's heads share. What is read along C, and the input itself times the head's D, is the output. With a step of
-size t = softplus(a + bias) and a negative number -exp(A) of the head:
+along B, which its group's heads share. What is read along C, and the input itself times the head's D, is the output. With a
+step of size t = softplus(a + bias) and a negative number -exp(A) of the head:
 
     S_i = exp(-exp(A) t) S_(i-1) + t x B^T          o_i = S_i C + D x
 

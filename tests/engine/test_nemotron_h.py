@@ -1,4 +1,4 @@
-"""Layers that keep a state of Mamba-2, on the real worker: Nemotron-H, whose prefill runs SGLang's own kernels of chunks, too."""
+"""Layers that keep a state of Mamba-2, on the real worker: Nemotron-H, whose prefill runs SGLang's own kernels of chunks."""
 
 import pytest
 from msgspec.structs import replace
