@@ -8,6 +8,9 @@ before it the node of a match has the slot. Called by taps/states.py. Seen on 0.
 from array import array
 from typing import Any
 
+import torch
+from torch import Tensor
+
 from . import memory
 
 
@@ -38,12 +41,22 @@ def tracked(request: Any) -> list[int]:
     return [slot for slot, left in zip(slots.tolist(), gone, strict=True) if not left]
 
 
+def cached(cache: Any) -> Tensor:
+    """Slots that the prefix cache owns [n]. Up to 0.5.21 a cache that is off has no answer."""
+    if not hasattr(cache, "all_mamba_values_flatten"):
+        return torch.zeros(0, dtype=torch.int64)
+    slots: Tensor = cache.all_mamba_values_flatten()
+    return slots
+
+
 def of_prefix(cache: Any, tokens: list[int]) -> Any:
     """The slot that the cache keeps at the end of the longest prefix of these tokens that a new request would go on from; None
     without one."""
     from sglang.srt.mem_cache.base_prefix_cache import MatchPrefixParams
     from sglang.srt.mem_cache.radix_cache import RadixKey
 
+    if not hasattr(cache, "all_mamba_values_flatten"):
+        return None
     match = cache.match_prefix(MatchPrefixParams(key=RadixKey(token_ids=array("q", tokens))))
     if not hasattr(cache, "tree_core"):
         return match.last_device_node.mamba_value

@@ -46,7 +46,7 @@ class StatePool:
 
     def cached(self) -> Array:
         """Slots that the prefix cache owns [n], sorted."""
-        return np.sort(on_host(self._cache_of.all_mamba_values_flatten())).astype(np.int64)
+        return np.sort(on_host(state_slots.cached(self._cache_of))).astype(np.int64)
 
     def of_prefix(self, tokens: list[int]) -> dict[str, Array]:
         """What the prefix cache keeps at the end of the longest prefix that a new request with these tokens would go on from;
