@@ -41,6 +41,13 @@ def tracked(request: Any) -> list[int]:
     return [slot for slot, left in zip(slots.tolist(), gone, strict=True) if not left]
 
 
+def windows_of_nodes(pool: Any) -> list[Tensor]:
+    """What the convolutions of verify's nodes saw, as it lies in memory: 0.5.14 and later let a chain's windows overlap."""
+    windows = pool.mamba_cache.intermediate_conv_window
+    laid: list[Tensor] = getattr(pool, "_intermediate_conv_window_phys", windows)
+    return laid
+
+
 def cached(cache: Any) -> Tensor:
     """Slots that the prefix cache owns [n]. Up to 0.5.21 a cache that is off has no answer."""
     if not hasattr(cache, "all_mamba_values_flatten"):
