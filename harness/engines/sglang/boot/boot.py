@@ -118,7 +118,7 @@ def build_scheduler(case: Case, mode: Mode = CPU, rank: int = 0, port: int = 0) 
     if recipe.target.states:
         if mode.device == "cuda":
             raise NotDriven(f"{case.model} on a GPU: SGLang's kernels of its prefill know no float32")
-        state_layers.use_triton(recipe.target, SHIMS)
+        state_layers.use_triton(SHIMS, scans=recipe.target.scan is not None)
     model_classes.register(family_of(recipe).modules)
     if mode.device == "cuda" and mode.dtype == "float32" and recipe.target.routed:
         experts_on_cuda.compute_in_float32(SHIMS)

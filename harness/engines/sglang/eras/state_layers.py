@@ -2,7 +2,8 @@
 
 `is_cpu()` decides, in part while the modules are imported and in part while they run. The commit's kernels refuse tensors that
 are not a GPU's, or are passed over for them. What one kind of layer needs besides is in delta_layers.py and scan_layers.py.
-Called by boot.py for recipes with such layers. Seen on 0.5.13 to 0.5.23.
+Called by boot.py for recipes with such layers. Seen on 0.5.14 to 0.5.23; 0.5.13 has no windows that overlap,
+and is refused.
 """
 
 import contextlib
@@ -11,7 +12,6 @@ from collections.abc import Sequence
 from typing import Any
 
 from eagletwin.harness.core.patch import Edit
-from eagletwin.reference.sizes import LlamaShape
 
 from .. import patches
 from ..not_driven import NotDriven
@@ -35,7 +35,7 @@ _STATES, _WINDOWS = (
     tuple((f"{commit}.{function}", *change) for commit in _COMMITS for change in (_REFUSES, older))
     for function, older in (
         ("fused_mamba_state_scatter_with_mask", ("if not dst.is_cuda or not src.is_cuda:", "if False:")),
-        ("fused_conv_window_scatter_with_mask", ("if not (dst.is_cuda and src.is_cuda and ", "if not (")),  # from 0.5.14 on
+        ("fused_conv_window_scatter_with_mask", ("if not (dst.is_cuda and src.is_cuda and ", "if not (")),
     )
 )
 _PLATFORMS = "is_cuda() or is_musa()"
@@ -53,11 +53,12 @@ def _no() -> bool:
     return False
 
 
-def use_triton(target: LlamaShape, shims: list[str]) -> None:
-    """Before a model is built. Raises NotDriven on a release that has these layers elsewhere."""
+def use_triton(shims: list[str], *, scans: bool) -> None:
+    """Before a model is built whose layers scan (Mamba-2), or follow the gated delta rule. Raises NotDriven on a release that
+    has these layers elsewhere."""
     from sglang.srt import utils
 
-    kind: Any = scan_layers if target.scan is not None else delta_layers
+    kind: Any = scan_layers if scans else delta_layers
     places: list[Any] = [utils, utils.common]
     on_cpu = [place.is_cpu for place in places]
     for place in places:
@@ -66,9 +67,9 @@ def use_triton(target: LlamaShape, shims: list[str]) -> None:
         for name in (*_MODULES, *kind.MODULES):
             _as_elsewhere(importlib.import_module(name))
             shims.append(f"{name}: is_cpu() is False")
-        for gate in (_STATES, *((one,) for one in kind.GATES)):
+        for gate in (_STATES, _WINDOWS, *((one,) for one in kind.GATES)):
             shims.append(f"{_opened(gate)}: for tensors on a CPU too")
-        for gate in (_WINDOWS, _WITH_CACHE, _COMMITTED):
+        for gate in (_WITH_CACHE, _COMMITTED):
             with contextlib.suppress(patches.PatchFailed):  # a gate that stays shut raises, or is told by the kernels that ran
                 shims.append(f"{_opened(gate)}: for tensors on a CPU too")
     except (ModuleNotFoundError, patches.PatchFailed) as error:

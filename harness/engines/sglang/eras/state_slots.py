@@ -1,8 +1,8 @@
 """Which slots of states a request has, and what the prefix cache keeps of a prefix.
 
 From 0.5.19 on `request.kv` holds the slots; before it the request itself does. Which of its further slots are taken is written
-down from 0.5.23 on; before that each is, as soon as the request has them. The cache of 0.5.21 and later is asked by node;
-before it the node of a match has the slot. Called by taps/states.py. Seen on 0.5.13, 0.5.16, 0.5.18, 0.5.20, 0.5.22 and 0.5.23.
+down from 0.5.23 on; before that each is, as soon as the request has them. A cache with a core of its own is asked by node; of
+one without, the node of a match has the slot. Called by taps/states.py. Seen on 0.5.14 to 0.5.23.
 """
 
 from array import array
@@ -20,8 +20,10 @@ def _holder(request: Any) -> Any:
 
 
 def row(request: Any) -> int:
-    """The request's row, which leads to its slot."""
-    return int(memory.held(request).row)
+    """The row of a request that has one, which leads to its slot."""
+    found = memory.held(request).row
+    assert found is not None
+    return int(found)
 
 
 def own(request: Any) -> int:
@@ -39,13 +41,6 @@ def tracked(request: Any) -> list[int]:
     empty = getattr(holder, "mamba_ping_pong_empty", None)
     gone = [slot < 0 for slot in slots.tolist()] if empty is None else empty
     return [slot for slot, left in zip(slots.tolist(), gone, strict=True) if not left]
-
-
-def windows_of_nodes(pool: Any) -> list[Tensor]:
-    """What the convolutions of verify's nodes saw, as it lies in memory: 0.5.14 and later let a chain's windows overlap."""
-    windows = pool.mamba_cache.intermediate_conv_window
-    laid: list[Tensor] = getattr(pool, "_intermediate_conv_window_phys", windows)
-    return laid
 
 
 def cached(cache: Any) -> Tensor:
