@@ -207,7 +207,7 @@ def _drawn(random: Random, seed: int, number: int, model: str, asked: Asked, rar
         focus = replace(focus, num_steps=steps, tree_size=TREE_SIZES[0])
     elif focus.tree_size == SMALL_TREE and "num_steps" not in held:
         focus = replace(focus, num_steps=max(focus.num_steps, 2))  # of one step the smallest tree has all of its path
-    if recipe.target.delta is not None:  # smaller cases would lose the cache of states, and no case were of this configuration
+    if recipe.target.states:  # smaller cases would lose the cache of states, and no case were of this configuration
         held |= {"radix_cache": focus.radix_cache}
     if focus.draft_sink and not focus.draft_window:  # a sink is beside a window
         focus = replace(focus, draft_window=random.choice(DRAFT_WINDOWS[1:]))

@@ -34,7 +34,7 @@ def cannot_be_in(entry: Entry, model: str) -> str:
         return "it is about drafts that are language models of their own"
     if home.target.windows and not recipe.target.windows:
         return "it is about sliding windows, and this model has none"
-    if home.target.delta is not None and recipe.target.delta is None:
+    if home.target.states and not recipe.target.states:
         return "it is about layers that keep a state, and this model has none"
     try:
         check_case(_in_model(entry.case, model), entry.id)

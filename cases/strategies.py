@@ -169,7 +169,7 @@ def _possible(drawn: Focus, held: Collection[str]) -> Focus:
     if drawn.tree_size == SMALL_TREE:  # of one step the smallest tree, two nodes, has all of its longest path
         topk = drawn.topk if "topk" in held else max(drawn.topk, 2)
         drawn = replace(drawn, topk=topk, num_steps=drawn.num_steps if "num_steps" in held else max(drawn.num_steps, 2))
-    if RECIPES[drawn.model].target.delta is not None and "radix_cache" not in held:
+    if RECIPES[drawn.model].target.states and "radix_cache" not in held:
         drawn = replace(drawn, radix_cache=False)  # states are cached every 64 tokens, and a live bug shows in any hit
     layers = RECIPES[drawn.model].mtp_layers
     if not layers:

@@ -15,26 +15,14 @@ One position at a time, and no chunks: what is kept of a sequence x[0..i] is the
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 from torch.nn.functional import linear, silu, softplus
 
+from .kept import Kept, windows
 from .norm import Weights, rms_norm
 from .sizes import DeltaShape
-
-
-@dataclass(frozen=True, slots=True)
-class Kept:
-    """What the layer keeps after each of R rows: what a row behind it begins from.
-
-    state   [R, N, W, D]  of each value head: rows by value, columns by key
-    window  [R, C, kernel - 1]  inputs of the convolution, the oldest first; 0 before the sequence began
-    """
-
-    state: Tensor
-    window: Tensor
 
 
 def delta_layer(
@@ -47,8 +35,8 @@ def delta_layer(
     """
     rows, keys = len(inner), shape.key_heads * shape.key
     mixed = linear(inner, weights[f"{prefix}in_proj_qkv.weight"])  # [R, C]
-    windows = _windows(mixed, lengths, shape.kernel)  # [R, C, kernel]
-    convolved = silu((windows * weights[f"{prefix}conv1d.weight"]).sum(-1))  # [R, C]
+    seen = windows(mixed, lengths, shape.kernel)  # [R, C, kernel]
+    convolved = silu((seen * weights[f"{prefix}conv1d.weight"]).sum(-1))  # [R, C]
     query, key, value = convolved[:, :keys], convolved[:, keys : 2 * keys], convolved[:, 2 * keys :]
     shared = shape.value_heads // shape.key_heads
     query, key = (
@@ -70,7 +58,7 @@ def delta_layer(
     out = (kept @ query[..., None])[..., 0] / shape.key**0.5  # [R, N, W]
     gate = linear(inner, weights[f"{prefix}in_proj_z.weight"]).view(rows, shape.value_heads, shape.value)  # [R, N, W]
     out = rms_norm(out, weights[f"{prefix}norm.weight"], eps) * silu(gate)
-    return linear(out.flatten(1), weights[f"{prefix}out_proj.weight"]), Kept(kept, windows[..., 1:])
+    return linear(out.flatten(1), weights[f"{prefix}out_proj.weight"]), Kept(kept, seen[..., 1:])
 
 
 def step(state: Tensor, decay: Tensor, beta: Tensor, key: Tensor, value: Tensor) -> Tensor:
@@ -83,13 +71,3 @@ def step(state: Tensor, decay: Tensor, beta: Tensor, key: Tensor, value: Tensor)
 def unit(x: Tensor) -> Tensor:
     """x [.., D] scaled to length 1. What is added under the root is that of the published models."""
     return x * torch.rsqrt(x.square().sum(-1, keepdim=True) + 1e-6)
-
-
-def _windows(mixed: Tensor, lengths: Sequence[int], kernel: int) -> Tensor:
-    """The last `kernel` inputs of each channel, with each row's own: mixed [R, C] -> [R, C, kernel]."""
-    before = torch.zeros(kernel - 1, mixed.shape[1], dtype=mixed.dtype)
-    padded, begin = [], 0
-    for length in lengths:
-        padded.append(torch.cat([before, mixed[begin : begin + length]]).unfold(0, kernel, 1))  # [length, C, kernel]
-        begin += length
-    return torch.cat(padded)

@@ -33,11 +33,14 @@ class Routing:
 
 
 def gated(weights: Weights, prefix: str, inner: Tensor) -> Tensor:
-    """A gated layer of a Llama, or one expert: inner [R, H] -> [R, H]."""
+    """A gated layer of a Llama, or one expert: inner [R, H] -> [R, H]. One without a gate squares a ReLU (Nemotron-H, arXiv
+    2504.03624 §2.1; Primer, arXiv 2109.08668)."""
 
     def project(name: str, inputs: Tensor) -> Tensor:
         return linear(inputs, weights[f"{prefix}{name}.weight"], weights.get(f"{prefix}{name}.bias"))
 
+    if f"{prefix}gate_proj.weight" not in weights:
+        return project("down_proj", project("up_proj", inner).relu().square())
     return project("down_proj", silu(project("gate_proj", inner)) * project("up_proj", inner))
 
 

@@ -14,12 +14,14 @@ from torch import Tensor
 from torch.nn.functional import linear
 
 from .clamped_experts import clamped_experts
-from .delta import Kept, delta_layer
+from .delta import delta_layer
 from .experts import experts, gated
+from .kept import Kept
+from .mamba2 import scan_layer
 from .mla import latent_attention
 from .norm import Weights, rms_norm
 from .rope import rotate
-from .sizes import DeltaShape, LlamaShape
+from .sizes import LlamaShape
 
 __all__ = ["TargetRows", "Weights", "causal", "decoder_layer", "in_window", "side_by_side", "target_rows"]
 
@@ -121,12 +123,15 @@ def _feed_forward(weights: Weights, prefix: str, shape: LlamaShape, x: Tensor) -
     return x + gated(weights, f"{prefix}mlp.", inner)
 
 
-def _state_layer(
-    weights: Weights, prefix: str, shape: LlamaShape, delta: DeltaShape, x: Tensor, lengths: Sequence[int]
-) -> tuple[Tensor, Kept]:
+def _state_layer(weights: Weights, prefix: str, shape: LlamaShape, x: Tensor, lengths: Sequence[int]) -> tuple[Tensor, Kept]:
     """A decoder layer that keeps a state in place of rows, over sequences x [R, H] of these lengths."""
     inner = rms_norm(x, weights[f"{prefix}input_layernorm.weight"], shape.rms_norm_eps)  # [R, H]
-    added, kept = delta_layer(weights, f"{prefix}linear_attn.", delta, inner, lengths, shape.rms_norm_eps)
+    if shape.scan is not None:
+        added, kept = scan_layer(weights, f"{prefix}mamba.", shape.scan, inner, lengths, shape.rms_norm_eps)
+    elif shape.delta is not None:
+        added, kept = delta_layer(weights, f"{prefix}linear_attn.", shape.delta, inner, lengths, shape.rms_norm_eps)
+    else:
+        raise ValueError("a shape without delta and scan has no layer that keeps a state")
     return _feed_forward(weights, prefix, shape, x + added), kept
 
 
@@ -167,7 +172,9 @@ def _attention(
 
 
 def _turned(shape: LlamaShape, x: Tensor, positions: Tensor) -> Tensor:
-    """Heads x [R, N, D] turned by their positions [R]: all of each, or its front part (partial rotary)."""
+    """Heads x [R, N, D] turned by their positions [R]: all of each, or its front part (partial rotary), or nothing."""
+    if not shape.rope_theta:
+        return x
     front = x[..., : shape.turning or shape.head_dim]
     turned = rotate(front, positions, shape.rope_theta, shape.rope_scaling)
     return torch.cat([turned, x[..., front.shape[-1] :]], -1)
@@ -198,8 +205,8 @@ def target_rows(weights: Weights, shape: LlamaShape, tokens: Tensor, lengths: Se
     within = {window: in_window(sees, window) for window in {0, *shape.windows}}  # [T, T] each
     for layer in range(shape.num_layers):
         prefix = f"model.layers.{layer}."
-        if shape.delta is not None and shape.keeps_state(layer):
-            x, of_layer = _state_layer(weights, prefix, shape, shape.delta, x, lengths)
+        if shape.keeps_state(layer):
+            x, of_layer = _state_layer(weights, prefix, shape, x, lengths)
             kept.append(of_layer)
         else:
             x, key, value = decoder_layer(weights, prefix, shape, x, positions, within[shape.window(layer)])

@@ -116,6 +116,28 @@ class DeltaShape:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class ScanShape:
+    """Widths of a layer that keeps a state in place of rows: a selective state space (mamba2.py).
+
+    heads, width  of the state, and of each
+    groups   of heads, each of which is written and read along one direction
+    state    width of a direction
+    kernel   inputs that the short convolution sees: those before it that are kept, and its own
+    """
+
+    heads: int
+    width: int
+    groups: int
+    state: int
+    kernel: int
+
+    @property
+    def mixed(self) -> int:
+        """Channels of the convolution: inputs and both directions side by side."""
+        return self.heads * self.width + 2 * self.groups * self.state
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class LlamaShape:
     """Sizes of a Llama: the fields of a Hugging Face `LlamaConfig` that change its arithmetic; and of a Qwen3, a Qwen3-MoE or a
     DeepSeek-V3, whose layers differ from a Llama's in their attention or in their feed-forward part.
@@ -128,9 +150,11 @@ class LlamaShape:
     experts     of the layers whose weights have a router; None: of none
     clamped     of all layers, as gpt-oss has them; None: of none
     windows     of each layer, how many rows a row sees: the newest ones, with itself; 0: all. Empty: no layer has a window
-    delta       of the layers that keep a state in place of rows; None: there are none
-    attends_every  with delta: every so many layers one attends, the last of them; the others keep a state
+    delta       of the layers that keep a state in place of rows by the gated delta rule; None: there are none
+    scan        of those that keep one of a selective state space; None: there are none
+    attends_every  with either: every so many layers one attends, the last of them; the others keep a state
     turning     width of a head's front part that turns with its position (RoPE); 0: all of it
+    rope_theta  of those turns; 0: nothing turns (Nemotron-H)
     gated       each head's attention is multiplied by a sigmoid of a gate, which the query's projection makes too
     """
 
@@ -151,13 +175,14 @@ class LlamaShape:
     clamped: ClampedExperts | None = None
     windows: tuple[int, ...] = ()
     delta: DeltaShape | None = None
+    scan: ScanShape | None = None
     attends_every: int = 1
     turning: int = 0
     gated: bool = False
 
     def keeps_state(self, layer: int) -> bool:
         """Whether this layer keeps a state in place of rows."""
-        return self.delta is not None and (layer + 1) % self.attends_every > 0
+        return (self.delta or self.scan) is not None and (layer + 1) % self.attends_every > 0
 
     @property
     def states(self) -> int:

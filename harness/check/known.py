@@ -105,7 +105,7 @@ def _kind(case: Case) -> tuple[bool, ...]:
         settings.context_length > 0,
         case.verify_nodes <= case.num_steps,
         any(recipe.target.windows),
-        recipe.target.delta is not None,
+        recipe.target.states > 0,
         settings.draft_window > 0,
         case.processes,
         any(request.sampling is not None and request.sampling.min_p > 0 for request in case.requests),

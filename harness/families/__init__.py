@@ -5,7 +5,21 @@ is one such file and its name in the list below. weights.py makes a recipe's num
 says which cases and traces a recipe admits.
 """
 
-from . import deepseek, eagle3, gpt_oss, kimi_k2, llama, mimo_v2, mtp, qwen3, qwen3_moe, qwen3_next, standalone, step3p5
+from . import (
+    deepseek,
+    eagle3,
+    gpt_oss,
+    kimi_k2,
+    llama,
+    mimo_v2,
+    mtp,
+    nemotron_h,
+    qwen3,
+    qwen3_moe,
+    qwen3_next,
+    standalone,
+    step3p5,
+)
 from .family import Family
 from .recipe import Recipe
 
@@ -24,6 +38,7 @@ FAMILIES: dict[str, Family] = {
         qwen3_moe.FAMILY,
         gpt_oss.FAMILY,
         qwen3_next.FAMILY,
+        nemotron_h.FAMILY,
     )
 }
 RECIPES: dict[str, Recipe] = {recipe.name: recipe for family in FAMILIES.values() for recipe in family.recipes}

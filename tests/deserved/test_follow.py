@@ -28,7 +28,7 @@ TIE = 2e-4
 SINGLE = sorted(
     name
     for name, recipe in RECIPES.items()
-    if not recipe.mtp_layers and recipe.target.latent is None and recipe.target.delta is None
+    if not recipe.mtp_layers and recipe.target.latent is None and not recipe.target.states
 )
 
 

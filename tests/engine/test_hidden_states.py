@@ -22,7 +22,7 @@ def test_the_worker_feeds_the_target_states_that_the_recipe_declares_and_residua
     run: Runner, busy_case: Case, name: str
 ) -> None:
     case = msgspec.structs.replace(busy_case, model=name)
-    if RECIPES[name].target.delta is not None:  # what a cached prefix keeps of states is not judged
+    if RECIPES[name].target.states:  # what a cached prefix keeps of states is not judged
         settings = msgspec.structs.replace(case.engine.sglang, radix_cache=False)
         case = msgspec.structs.replace(case, engine=msgspec.structs.replace(case.engine, sglang=settings))
     trace, verdict = run(case)

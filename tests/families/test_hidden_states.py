@@ -16,7 +16,7 @@ from eagletwin.reference.mtp_head import MtpHead
 from eagletwin.reference.norm import rms_norm
 from eagletwin.reference.plain import PlainDraft
 
-NEXTN = sorted(name for name in RECIPES if RECIPES[name].family in ("deepseek", "qwen3_next"))
+NEXTN = sorted(name for name in RECIPES if RECIPES[name].family in ("deepseek", "nemotron_h", "qwen3_next"))
 EAGLE = sorted(
     name for name in RECIPES if RECIPES[name].algorithm == "EAGLE" and not RECIPES[name].mtp_layers and name not in NEXTN
 )

@@ -45,7 +45,7 @@ TOPICS: tuple[Topic, ...] = (
     Topic("latent", "latent attention", lambda case: RECIPES[case.model].target.latent is not None),
     Topic("experts", "experts", lambda case: bool(RECIPES[case.model].target.routed)),
     Topic("windows", "windows that end", lambda case: 0 < RECIPES[case.model].window <= ENDING),
-    Topic("states", "layers that keep a state", lambda case: RECIPES[case.model].target.delta is not None),
+    Topic("states", "layers that keep a state", lambda case: RECIPES[case.model].target.states > 0),
     Topic("draft-windows", "windows of draft decode", lambda case: case.engine.sglang.draft_window > 0),
     Topic("sampling", "requests that sample", lambda case: case.samples),
     Topic("rejection", "rejection sampling", _rejects),

@@ -28,8 +28,14 @@ WORKER = "sglang.srt.speculative.eagle_worker_common"
 UTILS = "sglang.srt.speculative.eagle_utils"
 SPEC = "sglang.srt.speculative.spec_utils"
 SAMPLER = "sglang.srt.layers.sampler"
+SCATTER = "sglang.kernels.ops.mamba.mamba_state_scatter_triton"
+RECONSTRUCT = f"{SPECULATIVE}.reconstruct_tree"
+NGRAM = "sglang.srt.speculative.ngram_worker"
 
-MODULES = (TREE, EAGLE, TOPK1, PACK, LOCS, ROTATE, SAMPLING, MOVE, POOLS, INDEX, WORKER, UTILS, SPEC, SAMPLER)
+MODULES = (
+    *(TREE, EAGLE, TOPK1, PACK, LOCS, ROTATE, SAMPLING, MOVE, POOLS, INDEX, WORKER, UTILS, SPEC, SAMPLER),
+    *(SCATTER, RECONSTRUCT, NGRAM),
+)
 """The modules of 0.5.23 that hold the functions of this tier."""
 
 # Where earlier releases keep the functions of a module, the latest first. Seen on 0.5.9 to 0.5.22.

@@ -46,7 +46,7 @@ def reason(entry: str, model: str) -> str:
         return _NOT_REACHED[entry, model]
     if not recipe.reads_states:
         return _PLAIN_DRAFT.get(entry, "")
-    if recipe.target.delta is not None:
+    if recipe.target.states:
         return _STATES.get(entry, "")
     if recipe.window == _LONG and entry in _LONG_WINDOWS:
         return _LONG_WINDOWS[entry]

@@ -115,10 +115,10 @@ def build_scheduler(case: Case, mode: Mode = CPU, rank: int = 0, port: int = 0) 
     from sglang.srt.server_args import PortArgs, ServerArgs
 
     recipe, settings = RECIPES[case.model], case.engine.sglang
-    if recipe.target.delta is not None:
+    if recipe.target.states:
         if mode.device == "cuda":
             raise NotDriven(f"{case.model} on a GPU: SGLang's kernels of its prefill know no float32")
-        state_layers.use_triton(SHIMS)
+        state_layers.use_triton(SHIMS, scans=recipe.target.scan is not None)
     model_classes.register(family_of(recipe).modules)
     if mode.device == "cuda" and mode.dtype == "float32" and recipe.target.routed:
         experts_on_cuda.compute_in_float32(SHIMS)
@@ -229,7 +229,7 @@ def _arguments(case: Case, mode: Mode) -> dict[str, Any]:
 def _state_arguments(case: Case) -> dict[str, Any]:
     """Slots for states: SGLang would make as many as fit into the memory. A few more than requests may run at once: slots are
     used again."""
-    if RECIPES[case.model].target.delta is None:
+    if not RECIPES[case.model].target.states:
         return {}
     running = case.engine.sglang.max_running_requests
     if not case.engine.sglang.radix_cache:

@@ -1,72 +1,97 @@
 """SGLang's layers that keep a state on a CPU: they take sgl_kernel's C++ ops there, and Triton kernels everywhere else.
 
 `is_cpu()` decides, in part while the modules are imported and in part while they run. The commit's kernels refuse tensors that
-are not a GPU's, or are passed over for them. Prefill alone is replaced: stand_ins/delta_rule.py says why. Called by boot.py for
-recipes with such layers. Seen on 0.5.23.
+are not a GPU's, or are passed over for them. What one kind of layer needs besides is in delta_layers.py and scan_layers.py.
+Called by boot.py for recipes with such layers. Seen on 0.5.14 to 0.5.23; 0.5.13 has no windows that overlap,
+and is refused.
 """
 
+import contextlib
 import importlib
-import sys
+from collections.abc import Sequence
 from typing import Any
 
 from eagletwin.harness.core.patch import Edit
 
 from .. import patches
 from ..not_driven import NotDriven
-from ..stand_ins import delta_rule
+from . import cuda_literals, delta_layers, scan_layers
 
-# The first keeps what a convolution of a chain's nodes saw as windows that overlap, as on a GPU.
+# The first keeps what a convolution of a chain's nodes saw as windows that overlap, as on a GPU. The others are imported for
+# layers of any kind.
 _MODULES = (
     "sglang.srt.mem_cache.memory_pool",
-    "sglang.srt.configs.qwen3_next",
-    "sglang.srt.layers.attention.linear.kernels.gdn_triton",
+    delta_layers.KERNELS,
     "sglang.srt.layers.attention.linear.gdn_backend",
-    "sglang.srt.models.qwen2_moe",
-    "sglang.srt.models.qwen3_next",
-    "sglang.srt.models.qwen3_next_mtp",
 )
-# What a request holds of tracked states: taps/states.py reads which of its slots are empty.
-_HELD = ("sglang.srt.managers.schedule_batch", "ReqKvInfo", "mamba_ping_pong_empty")
-_COMMIT = "sglang.kernels.ops.mamba.mamba_state_scatter_triton"
-_GATES = (
-    (f"{_COMMIT}.fused_mamba_state_scatter_with_mask", "if not (dst.is_cuda or dst.is_xpu) or", "if"),
-    (f"{_COMMIT}.fused_conv_window_scatter_with_mask", "if not (dst.is_cuda or dst.is_xpu) or", "if"),
+_SCATTER = "mamba_state_scatter_triton"
+_COMMITS = (
+    f"sglang.kernels.ops.mamba.{_SCATTER}",
+    f"sglang.srt.layers.attention.mamba.{_SCATTER}",
+)  # the latter up to 0.5.15.post1
+_REFUSES = ("if not (dst.is_cuda or dst.is_xpu) or", "if")
+# Of each gate the functions that have it in one release or another, and what is changed there. The first that is there counts.
+_STATES, _WINDOWS = (
+    tuple((f"{commit}.{function}", *change) for commit in _COMMITS for change in (_REFUSES, older))
+    for function, older in (
+        ("fused_mamba_state_scatter_with_mask", ("if not dst.is_cuda or not src.is_cuda:", "if False:")),
+        ("fused_conv_window_scatter_with_mask", ("if not (dst.is_cuda and src.is_cuda and ", "if not (")),
+    )
+)
+_PLATFORMS = "is_cuda() or is_musa()"
+_WITH_CACHE = (
     ("sglang.srt.arg_groups.mamba_hook._platform_supports_mamba_cache_extra_buffer", "platform.is_cuda", "True"),
-    ("sglang.srt.speculative.spec_utils._verify_commit_step_indices", "if accept_index.is_cuda:", "if True:"),
+    ("sglang.srt.arg_groups.mamba_hook.validate_mamba_extra_buffer", "get_platform().is_cuda", "True"),
+    ("sglang.srt.server_args.ServerArgs._validate_mamba_extra_buffer", _PLATFORMS, "True"),
+    ("sglang.srt.server_args.ServerArgs._handle_mamba_radix_cache", _PLATFORMS, "True"),
 )
+# Up to 0.5.18 torch works out the commit's node on every device.
+_COMMITTED = (("sglang.srt.speculative.spec_utils._verify_commit_step_indices", "if accept_index.is_cuda:", "if True:"),)
 
 
 def _no() -> bool:
     return False
 
 
-def use_triton(shims: list[str]) -> None:
-    """Before a model is built. Raises NotDriven on a release that has these layers elsewhere."""
+def use_triton(shims: list[str], *, scans: bool) -> None:
+    """Before a model is built whose layers scan (Mamba-2), or follow the gated delta rule. Raises NotDriven on a release that
+    has these layers elsewhere."""
     from sglang.srt import utils
 
-    module, name, field = _HELD
-    held = getattr(importlib.import_module(module), name, None)
-    if field not in getattr(held, "__dataclass_fields__", {}):
-        raise NotDriven(f"layers that keep a state: this release has not what 0.5.23 has ({name}.{field})")
+    kind: Any = scan_layers if scans else delta_layers
     places: list[Any] = [utils, utils.common]
     on_cpu = [place.is_cpu for place in places]
     for place in places:
         place.is_cpu = _no
     try:
-        for name in _MODULES:
+        for name in (*_MODULES, *kind.MODULES):
             _as_elsewhere(importlib.import_module(name))
             shims.append(f"{name}: is_cpu() is False")
-        for target, match, replacement in _GATES:
-            patches.rewrite(Edit(target=target, match=match, replacement=replacement))
-            shims.append(f"{target}: for tensors on a CPU too")
+        for gate in (_STATES, _WINDOWS, *((one,) for one in kind.GATES)):
+            shims.append(f"{_opened(gate)}: for tensors on a CPU too")
+        for gate in (_WITH_CACHE, _COMMITTED):
+            with contextlib.suppress(patches.PatchFailed):  # a gate that stays shut raises, or is told by the kernels that ran
+                shims.append(f"{_opened(gate)}: for tensors on a CPU too")
     except (ModuleNotFoundError, patches.PatchFailed) as error:
         raise NotDriven(f"layers that keep a state: this release has not what 0.5.23 has ({error})") from error
     finally:
         for place, original in zip(places, on_cpu, strict=True):
             place.is_cpu = original
-    kernels: Any = sys.modules["sglang.srt.layers.attention.linear.kernels.gdn_triton"]
-    kernels.chunk_gated_delta_rule = delta_rule.chunk_gated_delta_rule
-    shims.append("gdn_triton.chunk_gated_delta_rule (prefill alone): delta_rule.py, the recurrence in torch")
+    cuda_literals.install_for_states(shims)
+    kind.complete(shims)
+
+
+def _opened(gate: Sequence[tuple[str, str, str]]) -> str:
+    """The first function of these that has the gate, which is open now. Raises PatchFailed with what the first lacks."""
+    first: Exception | None = None
+    for function, match, replacement in gate:
+        try:
+            patches.rewrite(Edit(target=function, match=match, replacement=replacement))
+        except (ModuleNotFoundError, patches.PatchFailed) as error:
+            first = first or error
+        else:
+            return function
+    raise patches.PatchFailed(str(first))
 
 
 def _as_elsewhere(module: Any) -> None:

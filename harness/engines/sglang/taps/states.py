@@ -1,10 +1,9 @@
 """States of layers that keep one in place of rows, seen from outside: by request, poison, and who owns which slot.
 
 A request has one slot for all such layers. What verify computes for each node lies in buffers of its own, of which the commit
-takes one node's. Called by the taps and accounts.py. Seen on 0.5.23.
+takes one node's. Called by the taps and accounts.py.
 """
 
-from array import array
 from typing import Any
 
 import numpy as np
@@ -13,6 +12,8 @@ import torch
 from eagletwin.harness.core.arrays import Array, counts_of
 from eagletwin.harness.core.poison import STATE_POISON
 from eagletwin.harness.core.trace import on_host, snapshot
+
+from ..eras import state_slots
 
 
 class StatePool:
@@ -29,42 +30,28 @@ class StatePool:
     def total(self) -> int:
         return int(self._pool.mamba_allocator.size)
 
-    @staticmethod
-    def slot(request: Any) -> int:
-        """The slot that a request owns; -1: none."""
-        return int(request.kv.mamba_pool_idx) if request.kv.holds_mamba else -1
-
     def of(self, request: Any) -> dict[str, Array]:
         """What is kept of a request [L, ..], where the kernels look for it, and that slot beside the request's own."""
-        led = int(self._pool.req_index_to_mamba_index_mapping[request.kv.req_pool_idx])
+        led = int(self._pool.req_index_to_mamba_index_mapping[state_slots.row(request)])
         return {
-            "state_slots": np.array([self.slot(request), led], np.int64),
+            "state_slots": np.array([state_slots.own(request), led], np.int64),
             "target_state": snapshot(self._cache.temporal[:, led]),
             "target_conv": snapshot(self._cache.conv[0][:, led]),
         }
 
     def held(self, request: Any) -> list[int]:
         """All slots that a request owns: its own, and those in which a state is tracked for the prefix cache."""
-        own = [self.slot(request)] if request.kv.holds_mamba else []
-        tracked = getattr(request.kv, "mamba_ping_pong_track_buffer", None)
-        if tracked is None:
-            return own
-        empty = request.kv.mamba_ping_pong_empty
-        return own + [slot for slot, gone in zip(tracked.tolist(), empty, strict=True) if not gone]
+        own = state_slots.own(request)
+        return [slot for slot in (own, *state_slots.tracked(request)) if slot >= 0]
 
     def cached(self) -> Array:
         """Slots that the prefix cache owns [n], sorted."""
-        return np.sort(on_host(self._cache_of.all_mamba_values_flatten())).astype(np.int64)
+        return np.sort(on_host(state_slots.cached(self._cache_of))).astype(np.int64)
 
     def of_prefix(self, tokens: list[int]) -> dict[str, Array]:
         """What the prefix cache keeps at the end of the longest prefix that a new request with these tokens would go on from;
         nothing without one."""
-        from sglang.srt.mem_cache.base_prefix_cache import MatchPrefixParams
-        from sglang.srt.mem_cache.radix_cache import RadixKey
-        from sglang.srt.mem_cache.unified_cache.components.base import ComponentType
-
-        match = self._cache_of.match_prefix(MatchPrefixParams(key=RadixKey(token_ids=array("q", tokens))))
-        slot = self._cache_of.tree_core.get_component_device_value(match.best_match_node, ComponentType.MAMBA)
+        slot = state_slots.of_prefix(self._cache_of, tokens)
         if slot is None:
             return {}
         return {

@@ -10,7 +10,7 @@ from torch import Tensor
 from eagletwin.harness.core.arrays import Array
 from eagletwin.harness.core.trace import snapshot
 
-from ..eras import names
+from ..eras import names, state_slots
 from ..eras.accepted import Accepted
 from .changed_rows import ChangedRows
 from .coins import Coins
@@ -155,7 +155,7 @@ class Taps:
             tensors["window_slots"] = self.allocation.window_slots(slots)
             tensors["window_cached"] = self.allocation.window_slots(tensors["cached"])
         if self.states is not None:
-            tensors["states"] = np.array([self.states.slot(request) for request in self.requests.values()], np.int64)
+            tensors["states"] = np.array([state_slots.own(request) for request in self.requests.values()], np.int64)
         self.writer.add_batch({f"request.{name}": number for number, name in enumerate(held)}, tensors)
 
     def _next_input(self, result: Any, batch: Any) -> Any:  # noqa: ARG002  where v1 has it

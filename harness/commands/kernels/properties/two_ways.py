@@ -1,0 +1,152 @@
+"""What SGLang computes in two ways, on the host or in torch and in a kernel: both are what the reference says.
+
+The nodes whose states a hybrid model commits: a kernel on a GPU, torch elsewhere. The links of a tree that is given by its mask
+(NGRAM): a kernel, and numpy on the host where tokens are drafted ahead.
+"""
+
+from dataclasses import dataclass
+from types import SimpleNamespace
+from unittest import mock
+
+import torch
+from hypothesis import strategies as st
+from torch import Tensor
+
+from eagletwin.harness.core.patch import Edit
+from eagletwin.reference.commit import tracked_place
+from eagletwin.reference.tree import ancestor_mask, depths, retrieve_links
+
+from ..release import NGRAM, RECONSTRUCT, SCATTER, SPEC, load, module
+from ..tier import Property
+from ..trees import Batch, batches
+from ..unequal import same, true
+from .commit import Tracked, verified
+
+
+def nodes_are_committed_in_a_kernel(case: Tracked) -> None:
+    of, nodes = case.verified, case.verified.batch.nodes
+    lengths = of.lengths if case.interval else None
+    found = load(SCATTER).fused_commit_track_indices(of.accepts, of.accept_lens, lengths, nodes, case.interval)
+    _committed(case, *found)
+
+
+def nodes_are_committed_in_torch(case: Tracked) -> None:
+    of, nodes = case.verified, case.verified.batch.nodes
+    batch = SimpleNamespace(
+        mamba_track_indices=torch.zeros(len(of.paths)) if case.interval else None,
+        seq_lens=of.lengths,
+        tree_cache=SimpleNamespace(page_size=1),
+    )
+    with mock.patch.object(module(SPEC), "mamba_track_grid", lambda page_size: case.interval * page_size):
+        found = load(SPEC)._verify_commit_step_indices(
+            batch=batch, accept_index=of.accepts, accept_lens=of.accept_lens, draft_token_num=nodes
+        )
+    _committed(case, *found)
+
+
+def _committed(case: Tracked, last: Tensor, tracked: Tensor | None) -> None:
+    """The last accepted node, and the one that reaches a multiple of the interval; -1: none does."""
+    of = case.verified
+    same("last accepted nodes", last.tolist(), [path[-1] for path in of.paths])
+    if not case.interval:
+        true("no tracked nodes are returned", tracked is None)
+        return
+    assert tracked is not None
+    places = [tracked_place(m, len(path), case.interval) for m, path in zip(of.batch.lengths, of.paths, strict=True)]
+    expected = [-1 if at is None else path[at] for at, path in zip(places, of.paths, strict=True)]
+    same("tracked nodes", tracked.tolist(), expected)
+
+
+@dataclass(frozen=True)
+class Masked:
+    """Trees that are given by their masks alone, each node's ancestors and itself."""
+
+    batch: Batch
+
+    @property
+    def parents(self) -> list[list[int]]:
+        return [tree.parents for tree in self.batch.trees]
+
+    @property
+    def mask(self) -> Tensor:
+        """[bs * nodes * nodes] bool."""
+        rows = [ancestor_mask(of).flatten() for of in self.parents]
+        return torch.cat(rows) if rows else torch.zeros(0, dtype=torch.bool)
+
+
+def links_follow_from_a_mask_in_a_kernel(case: Masked) -> None:
+    count, nodes = len(case.parents), case.batch.nodes
+    outputs = [torch.full((count * nodes + 1,), -77, dtype=torch.int64) for _ in range(4)]
+    lengths = torch.tensor(case.batch.lengths, dtype=torch.int64)
+    load(RECONSTRUCT).reconstruct_indices_from_tree_mask_triton(case.mask, lengths, *outputs, count, nodes)
+    positions, index, first, sibling = (output.tolist() for output in outputs)
+    expected = [m + d for m, of in zip(case.batch.lengths, case.parents, strict=True) for d in depths(of)]
+    same("positions", positions, [*expected, -77])
+    same("retrieve_index", index, [*range(count * nodes), -77])
+    links = [retrieve_links(of) for of in case.parents]
+    same("retrieve_next_token", first, [*(node for link in links for node in link[0]), -77])
+    same("retrieve_next_sibling", sibling, [*(node for link in links for node in link[1]), -77])
+
+
+def links_follow_from_a_mask_on_the_host(case: Masked) -> None:
+    first, sibling = load(NGRAM)._derive_tree_links(case.mask.numpy(), len(case.parents), case.batch.nodes)
+    links = [retrieve_links(of) for of in case.parents]
+    same("retrieve_next_token", first.tolist(), [list(link[0]) for link in links])
+    same("retrieve_next_sibling", sibling.tolist(), [list(link[1]) for link in links])
+
+
+TRACKED = st.builds(Tracked, verified(), st.sampled_from([0, 0, 1, 2, 3, 8]))
+MASKED = st.builds(Masked, batches())
+_NODES = f"{SCATTER}._fused_commit_track_indices_kernel"
+_LINKS = f"{RECONSTRUCT}._reconstruct_tree_mask_kernel"
+
+PROPERTIES = (
+    Property(
+        "nodes are committed in a kernel",
+        TRACKED,
+        nodes_are_committed_in_a_kernel,
+        (
+            Edit(target=_NODES, match="row + al - 1", replacement="row + 0 * al"),
+            Edit(target=_NODES, match="ti = tp - pre - 1", replacement="ti = tp - pre"),
+            Edit(
+                target=f"{SCATTER}.fused_commit_track_indices", match="accept_index.shape[1],", replacement="draft_token_num,"
+            ),
+        ),
+    ),
+    Property(
+        "nodes are committed in torch",
+        TRACKED,
+        nodes_are_committed_in_torch,
+        (
+            Edit(target=f"{SPEC}._verify_commit_step_indices", match="accept_lens - 1)", replacement="accept_lens * 0)"),
+            Edit(
+                target=f"{SPEC}._verify_commit_step_indices",
+                match="tracking_point - seq_lens_pre_verify - 1",
+                replacement="tracking_point - seq_lens_pre_verify",
+            ),
+        ),
+    ),
+    Property(
+        "links follow from a mask in a kernel",
+        MASKED,
+        links_follow_from_a_mask_in_a_kernel,
+        (
+            Edit(
+                target=_LINKS,
+                match="parent = tl.max(tl.where(ancestors, col, -1)",
+                replacement="parent = tl.min(tl.where(m, col, n)",
+            ),
+            Edit(
+                target=f"{RECONSTRUCT}.reconstruct_indices_from_tree_mask_triton",
+                match="[(batch_size,)]",
+                replacement="[(batch_size - 1,)]",
+            ),
+        ),
+    ),
+    Property(
+        "links follow from a mask on the host",
+        MASKED,
+        links_follow_from_a_mask_on_the_host,
+        (Edit(target=f"{NGRAM}._derive_tree_links", match="for i in reversed(", replacement="for i in ("),),
+    ),
+)

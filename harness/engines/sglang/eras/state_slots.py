@@ -1,0 +1,67 @@
+"""Which slots of states a request has, and what the prefix cache keeps of a prefix.
+
+From 0.5.19 on `request.kv` holds the slots; before it the request itself does. Which of its further slots are taken is written
+down from 0.5.23 on; before that each is, as soon as the request has them. A cache with a core of its own is asked by node; of
+one without, the node of a match has the slot. Called by taps/states.py. Seen on 0.5.14 to 0.5.23.
+"""
+
+from array import array
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from . import memory
+
+
+def _holder(request: Any) -> Any:
+    kv = getattr(request, "kv", None)
+    return kv if hasattr(kv, "mamba_pool_idx") else request
+
+
+def row(request: Any) -> int:
+    """The row of a request that has one, which leads to its slot."""
+    found = memory.held(request).row
+    assert found is not None
+    return int(found)
+
+
+def own(request: Any) -> int:
+    """The slot that a request owns; -1: none."""
+    slot = _holder(request).mamba_pool_idx
+    return -1 if slot is None else int(slot)
+
+
+def tracked(request: Any) -> list[int]:
+    """Those in which a state is tracked for the prefix cache."""
+    holder = _holder(request)
+    slots = getattr(holder, "mamba_ping_pong_track_buffer", None)
+    if slots is None:
+        return []
+    empty = getattr(holder, "mamba_ping_pong_empty", None)
+    gone = [slot < 0 for slot in slots.tolist()] if empty is None else empty
+    return [slot for slot, left in zip(slots.tolist(), gone, strict=True) if not left]
+
+
+def cached(cache: Any) -> Tensor:
+    """Slots that the prefix cache owns [n]. Up to 0.5.21 a cache that is off has no answer."""
+    if not hasattr(cache, "all_mamba_values_flatten"):
+        return torch.zeros(0, dtype=torch.int64)
+    slots: Tensor = cache.all_mamba_values_flatten()
+    return slots
+
+
+def of_prefix(cache: Any, tokens: list[int]) -> Any:
+    """The slot that the cache keeps at the end of the longest prefix of these tokens that a new request would go on from; None
+    without one."""
+    from sglang.srt.mem_cache.base_prefix_cache import MatchPrefixParams
+    from sglang.srt.mem_cache.radix_cache import RadixKey
+
+    if not hasattr(cache, "all_mamba_values_flatten"):
+        return None
+    match = cache.match_prefix(MatchPrefixParams(key=RadixKey(token_ids=array("q", tokens))))
+    if not hasattr(cache, "tree_core"):
+        return match.last_device_node.mamba_value
+    from sglang.srt.mem_cache.unified_cache.components.base import ComponentType
+
+    return cache.tree_core.get_component_device_value(match.best_match_node, ComponentType.MAMBA)

@@ -1,0 +1,72 @@
+"""Layers that keep a state of Mamba-2, on the real worker: Nemotron-H, whose prefill runs SGLang's own kernels of chunks."""
+
+import pytest
+from msgspec.structs import replace
+
+from eagletwin.harness.core.case import Case
+from eagletwin.harness.core.patch import Edit
+
+from .conftest import Runner
+from .test_states import CACHED, PLANTED
+
+MODEL = "nemotron-h-nextn"
+MIXER = "sglang.srt.layers.attention.mamba.mamba.MambaMixer2.forward"
+
+# What the backends of both kinds share is planted once more; the rest is of this kind alone.
+SHARED = ("the state of the root", "the convolution's window is one row older")
+OWN = {
+    "a prefill behind a chunk begins from no state": (
+        MIXER,
+        "if has_initial_states_p is not None and prep_initial_states:",
+        "if False:",
+        "target.state",
+    ),
+    "a prefill keeps the state of another request of its batch": (
+        MIXER,
+        "ssm_state[state_indices_tensor_p] = varlen_state",
+        "ssm_state[state_indices_tensor_p] = varlen_state.flip(0)",
+        "target.state",
+    ),
+    "the input itself is left out of what is read": (
+        MIXER,
+        "D_d = self.D[:, None, ...]",
+        "D_d = 0 * self.D[:, None, ...]",
+        "target.state",
+    ),
+}
+
+
+@pytest.fixture(scope="module")
+def chain(states_case: Case) -> Case:
+    return replace(states_case, name="mamba-2", model=MODEL)
+
+
+def test_a_chain_is_equal_and_only_its_experts_are_not_sglangs_kernels(run: Runner, chain: Case) -> None:
+    trace, verdict = run(chain)
+    assert verdict.status == "equal", verdict
+    commits = sum(record.stage in ("prefill", "extend") for record in trace.header.records)
+    assert verdict.checked["target.state"] == verdict.checked["target.conv"] == commits
+    assert not trace.header.fallbacks
+    assert not [shim for shim in trace.header.engine.shims if "in torch" in shim]
+
+
+def test_a_tree_is_equal(run: Runner, chain: Case) -> None:
+    features = ("tree", "branch_changes_parent", "branch_holes", "batch", "retraction_in_decode")
+    tree = replace(chain, topk=4, num_draft_tokens=12, page_size=4, chunks=(8, 4), exercises=features)
+    _, verdict = run(tree)
+    assert verdict.status == "equal", verdict
+
+
+@pytest.mark.parametrize("fault", [*SHARED, *OWN])
+def test_a_fault_is_named(run: Runner, chain: Case, fault: str) -> None:
+    target, match, replacement, rule = (OWN | PLANTED)[fault]
+    _, verdict = run(chain, Edit(target=target, match=match, replacement=replacement))
+    assert verdict.status == "diverged", verdict
+    assert rule in {verdict.rule, *verdict.later}, verdict
+
+
+def test_prefixes_are_gone_on_from_at_the_end_of_a_chunk(run: Runner) -> None:
+    trace, verdict = run(replace(CACHED, model=MODEL))
+    assert verdict.status == "equal", verdict
+    starts = {record.request: record.numbers["start"] for record in trace.header.records if record.stage == "prefill"}
+    assert starts == {"a": 0, "b": 64, "c": 0, "d": 48}  # a chunk of its kernels has 16 rows, where Qwen3-Next's has 64
