@@ -13,6 +13,8 @@ from hypothesis import strategies as st
 from eagletwin.harness.core.case import Ask, Bias, Case, Logprobs, Penalties, Processor, Request
 from eagletwin.harness.families import RECIPES
 
+from .grammars import grammars
+
 MIN_PS = (0.0, 0.5, 0.2, 0.05, 1.0)
 BIASES = (-4.0, 3.0, 8.0, -100.0)
 PENALTIES = (0.0, 2.0, -2.0, 0.7)  # of frequency and of presence; a negative one makes repetitions more likely
@@ -61,6 +63,11 @@ def _penalties(draw: st.DrawFn, request: Request, _vocabulary: int) -> Request:
     return msgspec.structs.replace(request, penalties=wanted if draw(st.integers(0, 3)) else None)
 
 
+def _grammar(draw: st.DrawFn, request: Request, _vocabulary: int) -> Request:
+    wanted = draw(grammars())
+    return msgspec.structs.replace(request, grammar=wanted if draw(st.integers(0, 3)) else None)
+
+
 ASKS: dict[Ask, Callable[[st.DrawFn, Request, int], Request]] = {
     "stream": _stream,
     "min_p": _min_p,
@@ -68,6 +75,7 @@ ASKS: dict[Ask, Callable[[st.DrawFn, Request, int], Request]] = {
     "processor": _processor,
     "logprobs": _logprobs,
     "penalties": _penalties,
+    "grammar": _grammar,
 }
 
 

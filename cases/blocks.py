@@ -14,7 +14,7 @@ from typing import Any
 from hypothesis.strategies import SearchStrategy
 from msgspec.structs import replace as changed
 
-from eagletwin.harness.core.case import Bias, Case, EngineSettings, Logprobs, Penalties, Processor, Request, Sampling
+from eagletwin.harness.core.case import Bias, Case, EngineSettings, Grammar, Logprobs, Penalties, Processor, Request, Sampling
 from eagletwin.harness.core.errors import InputError
 from eagletwin.harness.families import RECIPES
 from eagletwin.harness.families.valid import check_case
@@ -79,6 +79,7 @@ class Block:
             processor=Processor() if "processor" in self.asks else None,
             logprobs=Logprobs() if "logprobs" in self.asks else None,
             penalties=Penalties() if "penalties" in self.asks else None,
+            grammar=Grammar(rules=("a*",)) if "grammar" in self.asks else None,
         )
         case = self.focus.case("probe", (request,))
         if self.sampling is None:

@@ -16,7 +16,7 @@ MAX_FILE_BYTES = 1 << 20  # the largest valid case, 64 prompts of 2,048 tokens, 
 Name = Annotated[str, Meta(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}\Z")]
 Token = Annotated[int, Meta(ge=0, lt=1 << 20)]
 # Fields of a request that a search draws only where it is asked for them
-Ask = Literal["stream", "min_p", "logit_bias", "processor", "logprobs", "penalties"]
+Ask = Literal["stream", "min_p", "logit_bias", "processor", "logprobs", "penalties", "grammar"]
 
 
 class Printed(Struct, frozen=True):
@@ -81,6 +81,17 @@ class Penalties(Printed, frozen=True, kw_only=True, forbid_unknown_fields=True):
     repetition: Annotated[float, Meta(gt=0, le=2)] = 1.0
 
 
+class Grammar(Printed, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Which texts a request may be answered with. A token's text follows from its number (core/grammar.py).
+
+    rules  of texts over the letters a to d, with ( ) | * + ?; capitals stand for rules: A for the first, which an answer must be
+    kind   regex: one rule without capitals, which the engine is given as a regular expression; ebnf: it is given a grammar
+    """
+
+    kind: Literal["regex", "ebnf"] = "regex"
+    rules: Annotated[tuple[Annotated[str, Meta(pattern=r"^[a-dA-H()|*+?]{1,64}\Z")], ...], Meta(min_length=1, max_length=8)]
+
+
 class Request(Printed, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """One request. `arrive` is the scheduler iteration, from 0, before which it is handed in.
 
@@ -92,6 +103,7 @@ class Request(Printed, frozen=True, kw_only=True, forbid_unknown_fields=True):
     processor  absent: none
     logprobs  absent: none
     penalties  absent: none
+    grammar  absent: none
     """
 
     id: Name
@@ -105,6 +117,7 @@ class Request(Printed, frozen=True, kw_only=True, forbid_unknown_fields=True):
     processor: Processor | None = None
     logprobs: Logprobs | None = None
     penalties: Penalties | None = None
+    grammar: Grammar | None = None
 
 
 class Event(Printed, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -186,6 +199,11 @@ class Case(Printed, frozen=True, kw_only=True, forbid_unknown_fields=True):
         """Whether a request has a custom logit processor, which SGLang takes only where it was started for them."""
         return any(request.processor is not None for request in self.requests)
 
+    @property
+    def constrains(self) -> bool:
+        """Whether a request has a grammar, for which SGLang needs a backend."""
+        return any(request.grammar is not None for request in self.requests)
+
     def sampled(self, request: str) -> Sampling | None:
         """How this request samples; None: it is greedy, as one that takes the best of all tokens is."""
         sampling = next(one.sampling for one in self.requests if one.id == request)
@@ -199,7 +217,7 @@ class Case(Printed, frozen=True, kw_only=True, forbid_unknown_fields=True):
         """This case without what differs from case to case on one engine: equal configurations share an engine process.
 
         Cases that sample do not share one with those that do not: on a CPU the worker is changed for them. Nor do those with
-        logit processors, for which SGLang is started in another way.
+        logit processors or grammars, for which SGLang is started in another way.
         """
         nothing = Request(
             id="none",
@@ -207,6 +225,7 @@ class Case(Printed, frozen=True, kw_only=True, forbid_unknown_fields=True):
             max_new_tokens=1,
             sampling=Sampling() if self.samples else None,
             processor=Processor() if self.processes else None,
+            grammar=Grammar(rules=("a*",)) if self.constrains else None,
         )
         engine = EngineSettings(sglang=msgspec.structs.replace(self.engine.sglang, random_seed=0))
         return msgspec.structs.replace(

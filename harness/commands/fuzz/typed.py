@@ -138,6 +138,7 @@ Asks = Annotated[
         rich_help_panel=_CASES,
         help="What requests may ask for beside: `stream` (tokens as they come), `logit_bias`, `processor` (a custom logit "
         "processor), `min_p` (with --sampling), `logprobs` (of the prompt, of what is sent, of the best tokens), `penalties` "
-        "(frequency, presence, repetition). 0.5.23 has known bugs with all but the first two. Repeatable.",
+        "(frequency, presence, repetition), `grammar` (small regular and context-free ones). 0.5.23 has known bugs with "
+        "`processor`, `min_p`, `logprobs` and `penalties`. Repeatable.",
     ),
 ]

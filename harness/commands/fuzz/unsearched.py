@@ -59,6 +59,7 @@ TOPICS: tuple[Topic, ...] = (
     Topic("logit-bias", "biased logits", lambda case: any(request.logit_bias for request in case.requests)),
     Topic("processor", "custom logit processors", lambda case: case.processes),
     Topic("penalties", "penalties", lambda case: any(request.penalties is not None for request in case.requests)),
+    Topic("grammar", "grammars", lambda case: case.constrains),
     Topic("logprobs", "logprobs", lambda case: any(request.logprobs is not None for request in case.requests)),
 )
 _BY_KEY = {topic.key: topic for topic in TOPICS}
