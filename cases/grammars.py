@@ -1,7 +1,7 @@
 """Small grammars of drawn cases, each of which some answer fits: regular expressions, and rules that refer to each other.
 
-Simplest comes first: a grammar shrinks to a single letter. A reference comes behind a letter, so that no rule begins with itself,
-and in no rule's first alternative, so that each has a text that ends. In rules, nothing is repeated that may be empty.
+Simplest comes first: a grammar shrinks to a single letter. A reference comes behind a letter, so that no rule begins with
+itself, and in no rule's first alternative, so that each has a text that ends. In rules, nothing is repeated that may be empty.
 """
 
 from hypothesis import strategies as st

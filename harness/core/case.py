@@ -84,7 +84,7 @@ class Penalties(Printed, frozen=True, kw_only=True, forbid_unknown_fields=True):
 class Grammar(Printed, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Which texts a request may be answered with. A token's text follows from its number (core/grammar.py).
 
-    rules  of texts over the letters a to d, with ( ) | * + ?; capitals stand for rules: A for the first, which an answer must be
+    rules  of texts over the letters a to d, with ( ) | * + ?; capitals stand for rules: A for the first, the answer's own
     kind   regex: one rule without capitals, which the engine is given as a regular expression; ebnf: it is given a grammar
     """
 

@@ -21,6 +21,7 @@ from eagletwin.harness.core.case import (
     Case,
     EngineSettings,
     Event,
+    Grammar,
     Logprobs,
     Penalties,
     Processor,
@@ -53,6 +54,7 @@ RICH = Case(
             logit_bias=(Bias(token=3, value=2.0),),
             processor=Processor(),
             penalties=Penalties(frequency=1.0),
+            grammar=Grammar(rules=("(a|b)*",)),
         ),
     ),
     events=(

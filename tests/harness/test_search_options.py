@@ -94,7 +94,7 @@ ASKED: dict[str, tuple[Any, ...]] = {
     "small_trees": (False, True),
     "update_weights": (None, "disk", "tensor"),
     "sampling": (None, "none", "target", "rejection", "any"),
-    "asks": ((), ("stream", "logit_bias", "processor", "penalties"), ("stream", "min_p", "logprobs")),
+    "asks": ((), ("stream", "logit_bias", "processor", "penalties"), ("stream", "grammar"), ("stream", "min_p", "logprobs")),
 }
 
 
