@@ -11,6 +11,7 @@ import msgspec
 from hypothesis import strategies as st
 
 from eagletwin.harness.core.case import Ask, Bias, Case, Logprobs, Penalties, Processor, Request
+from eagletwin.harness.core.grammar import aborted_unread
 from eagletwin.harness.families import RECIPES
 
 from .grammars import grammars
@@ -88,5 +89,7 @@ def asking(draw: st.DrawFn, cases: st.SearchStrategy[Case], asks: Collection[str
         for ask, drawn in ASKS.items():
             if ask in asks:
                 request = drawn(draw, request, vocabulary)
+        if aborted_unread(case, request):  # no such case is admitted
+            request = msgspec.structs.replace(request, grammar=None)
         requests.append(request)
     return msgspec.structs.replace(case, requests=tuple(requests))

@@ -89,7 +89,7 @@ class Grammar(Printed, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """
 
     kind: Literal["regex", "ebnf"] = "regex"
-    rules: Annotated[tuple[Annotated[str, Meta(pattern=r"^[a-dA-H()|*+?]{1,64}\Z")], ...], Meta(min_length=1, max_length=8)]
+    rules: Annotated[tuple[Annotated[str, Meta(pattern=r"^[a-dA-H()|*+?]{1,256}\Z")], ...], Meta(min_length=1, max_length=8)]
 
 
 class Request(Printed, frozen=True, kw_only=True, forbid_unknown_fields=True):

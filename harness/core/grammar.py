@@ -9,7 +9,7 @@ from functools import cache
 
 from eagletwin.reference.grammar import Alternative, Rules, Symbol, reaching
 
-from .case import Grammar
+from .case import Case, Grammar, Request
 
 WORDS = ("a", "b", "c", "d", "ab", "ba", "cd", "")
 _LETTERS, _RULES, _TIMES = "abcd", "ABCDEFGH", "*+?"
@@ -23,6 +23,22 @@ def word(token: int) -> str:
 def ends(vocabulary: int) -> list[int]:
     """Tokens that end a text."""
     return [token for token in range(vocabulary) if not word(token)]
+
+
+def aborted_unread(case: Case, request: Request) -> bool:
+    """Whether a request is aborted before the scheduler has read its grammar, which it does in the first iteration after its
+    arrival that is not in a pause. SGLang then has it prefill a token of its own invention, and nothing of its prompt."""
+    aborts = [event.at for event in case.events if event.kind == "abort" and event.request == request.id]
+    if request.grammar is None or not aborts:
+        return False
+    read, paused = request.arrive, False
+    for event in case.events:
+        if event.at > read and not paused:
+            break
+        if event.kind in ("pause", "resume"):
+            paused = event.kind == "pause"
+            read = max(read, event.at)
+    return paused or aborts[0] <= read
 
 
 @cache

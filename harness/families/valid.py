@@ -10,7 +10,7 @@ import msgspec
 from eagletwin.harness.core.case import MAX_FILE_BYTES, SCHEMA, Case, Request
 from eagletwin.harness.core.errors import InputError
 from eagletwin.harness.core.features import FEATURES
-from eagletwin.harness.core.grammar import left_recursive, rules_of
+from eagletwin.harness.core.grammar import aborted_unread, left_recursive, rules_of
 from eagletwin.harness.core.read_input import read_input, refuse_duplicates
 from eagletwin.harness.core.words import count
 from eagletwin.reference.grammar import reaching
@@ -133,7 +133,7 @@ def _check_request(case: Case, request: Request, where: str) -> None:
     if len(set(biased)) < len(biased):
         raise _refuse(f"{where}: two entries of logit_bias for one token", "add them up")
     _check_logprobs(case, request, where)
-    _check_grammar(request, where)
+    _check_grammar(case, request, where)
     # SGLang reserves room for two rounds ahead, in whole pages, before it lets a request run
     need = len(request.prompt) + request.max_new_tokens + 2 * round_slots(case) + 2 * case.page_size
     if need > settings.max_total_tokens:
@@ -164,12 +164,17 @@ def _check_logprobs(case: Case, request: Request, where: str) -> None:
         raise _refuse(f"{where}: logprobs of more tokens than the {size} of {case.model}", f"use at most {size}, from 0 on")
 
 
-def _check_grammar(request: Request, where: str) -> None:
+def _check_grammar(case: Case, request: Request, where: str) -> None:
     """What eagletwin cannot read, what nothing can be answered with, and what the backend does not read right."""
     grammar = request.grammar
     if grammar is None:
         return
     where = f"{where}: grammar"
+    if aborted_unread(case, request):
+        raise _refuse(
+            f"{where}: the request is aborted before it is read; SGLang then runs another prompt in its place",
+            "abort it in a later iteration, which is in no pause",
+        )
     try:
         rules = rules_of(grammar)
     except ValueError as error:

@@ -4,6 +4,7 @@ A mask says which tokens a forward may give, of each row whose logits a token is
 looked at: a node whose path leaves the grammar or ends it, and what comes after it.
 """
 
+from collections import Counter
 from collections.abc import Sequence
 
 import numpy as np
@@ -26,6 +27,8 @@ class Grammars:
     def __init__(self, trace: Trace, compare: Compare, model: Model) -> None:
         self._trace, self._compare, self._size = trace, compare, model.vocab_size
         self._grammars = {request.id: request.grammar for request in trace.header.case.requests}
+        self._under_way = int(trace.header.engine.overlap)
+        self._late = Counter[str]()  # rounds that began behind the end, by request
         self._any = trace.header.case.constrains and model.numbers
 
     def prefill(self, number: int, place: Place, story: Story) -> None:
@@ -39,10 +42,21 @@ class Grammars:
         """The nodes of a round, whose parents [D] these are."""
         if not self._any or parents is None:
             return
+        self._over(place, story.tokens[len(story.prompt) : round.committed + 1])
         paths = [story.tokens[len(story.prompt) : round.committed + 1]]
         for node, parent in enumerate(parents[1:], 1):
             paths.append([*paths[parent], round.drafted[node - 1]])
         self._masked(number, place, paths, "after node")
+
+    def _over(self, place: Place, sent: list[int]) -> None:
+        """No round begins behind the end of a text; under overlap one is under way when the end is seen."""
+        grammar = self._grammars[place.record.request]
+        end = None if grammar is None else end_of(grammar, sent)
+        if end is None or not self._compare.on(_OUTPUT):
+            return
+        self._late[place.record.request] += 1
+        if self._late[place.record.request] > self._under_way:
+            self._compare.report(place, _OUTPUT, "the round", f"none: token {end} has ended the text", "a further round")
 
     def given(self, place: Place, sent: Sequence[int], token: int, name: str) -> None:
         """A token that a forward gave, after these."""

@@ -13,7 +13,8 @@ REMEDY = LEDGER["grammar-end"].remedy
 assert REMEDY is not None
 FIXED = REMEDY.edits
 
-GRAMMARS = (Grammar(rules=("(a|b|c|d)*",)), None, Grammar(kind="ebnf", rules=("aAb|c|cB", "b*")))
+# With the first, few drafts are refused; with the last, many.
+GRAMMARS = (Grammar(rules=("((a|b|c|d)(a|b|c|d)(a|b|c|d)(b|c)?)+",)), None, Grammar(kind="ebnf", rules=("aAb|c|cB|bAA", "b*")))
 REQUESTS = tuple(
     Request(id=name, prompt=prompt, max_new_tokens=12, arrive=arrive, grammar=grammar)
     for name, prompt, arrive, grammar in zip("abc", ((7, 19, 3), (9, 1), (11, 1)), (0, 0, 2), GRAMMARS, strict=True)
@@ -71,16 +72,6 @@ PLANTED: dict[str, tuple[Edit, str]] = {
         ),
         "grammar.mask",
     ),
-    "siblings are read below each other": (
-        Edit(
-            target=f"{UTILITIES}.traverse_tree",
-            match="int(retrieve_next_sibling[curr]),\n                retrieve_next_token,\n"
-            "                retrieve_next_sibling,\n                parent_pos,",
-            replacement="int(retrieve_next_sibling[curr]),\n                retrieve_next_token,\n"
-            "                retrieve_next_sibling,\n                curr,",
-        ),
-        "grammar.mask",
-    ),
     "verify chooses without a mask": (
         Edit(target=SAMPLE, match="if grammar_mask is not None:", replacement="if False:"),
         "grammar.mask",
@@ -88,8 +79,8 @@ PLANTED: dict[str, tuple[Edit, str]] = {
     "verify chooses before the mask": (
         Edit(
             target=SAMPLE,
-            match="target_predict = torch.argmax(next_token_logits, dim=-1)",
-            replacement="target_predict = torch.argmax(next_token_logits.nan_to_num(neginf=1e9), dim=-1)",
+            match="grammar_mask.apply(next_token_logits)",
+            replacement="grammar_mask.apply(next_token_logits.clone())",
         ),
         "output.grammar",
     ),

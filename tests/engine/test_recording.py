@@ -70,6 +70,7 @@ NOT_SHOWN = {
     "min-p": "which token verify may commit depends on its logits",
     "penalties": "which token verify may commit depends on its logits",
     "penalties-2": "which token a prefill may give depends on its logits",
+    "grammar-end": "what a request's grammar allows is not recorded",
     "input-logprob-id": "what a request is told of probabilities is not recorded",
     "tree-window": "what a node attends to is in its row and its logits alone",
 }

@@ -98,6 +98,13 @@ BAD = {
     "a regular expression with rules": (with_request(grammar={"rules": ["a", "b"]}), "a regular expression with rules"),
     "a grammar that never ends": (with_request(grammar={"kind": "ebnf", "rules": ["aA"]}), "no text that ends"),
     "a rule that begins with itself": (with_request(grammar={"kind": "ebnf", "rules": ["Aa|b"]}), "begins with itself"),
+    "an abort before a grammar is read": (
+        changed(
+            requests=[{**GOOD["requests"][0], "grammar": {"rules": ["a"]}}],
+            events=[{"at": 0, "kind": "abort", "request": GOOD["requests"][0]["id"]}],
+        ),
+        "aborted before it is read",
+    ),
     "two biases of one token": (with_request(logit_bias=[{"token": 5, "value": 1}] * 2), "for one token"),
     "a logit processor of a stranger": (with_request(processor={"kind": "import os"}), "processor"),
     "a seed that nothing reads": (with_request(sampling={"seed": 1}), "has a seed, and deterministic is false"),
