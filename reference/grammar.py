@@ -41,6 +41,29 @@ def reaching(rules: Rules, *, letters: bool) -> frozenset[int]:
         found = more
 
 
+def left_recursive(rules: Rules) -> bool:
+    """Whether a text of a rule may begin with a text of the same rule."""
+    empty = reaching(rules, letters=False)
+    first = [{symbol for one in alternatives for symbol in _beginning(one, empty)} for alternatives in rules]
+    while True:
+        further = [begun.union(*(first[rule] for rule in begun)) for begun in first]
+        if further == first:
+            return any(rule in begun for rule, begun in enumerate(first))
+        first = further
+
+
+def _beginning(symbols: Alternative, empty: frozenset[int]) -> list[int]:
+    """Rules that a text of these symbols may begin with."""
+    found = list[int]()
+    for symbol in symbols:
+        if isinstance(symbol, str):
+            break
+        found.append(symbol)
+        if symbol not in empty:
+            break
+    return found
+
+
 class Automaton:
     """The sentences of a grammar. What is not part of any text is left out first: then a text that can be read begins one."""
 

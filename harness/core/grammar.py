@@ -7,9 +7,10 @@ no text: they end a text.
 
 from functools import cache
 
-from eagletwin.reference.grammar import Alternative, Rules, Symbol, reaching
-
 from .case import Case, Grammar, Request
+
+Symbol = str | int  # a letter, or the number of a rule
+Alternative = tuple[Symbol, ...]
 
 WORDS = ("a", "b", "c", "d", "ab", "ba", "cd", "")
 _LETTERS, _RULES, _TIMES = "abcd", "ABCDEFGH", "*+?"
@@ -42,7 +43,7 @@ def aborted_unread(case: Case, request: Request) -> bool:
 
 
 @cache
-def rules_of(grammar: Grammar) -> Rules:
+def rules_of(grammar: Grammar) -> tuple[tuple[Alternative, ...], ...]:
     """Its rules, and those that its groups and repetitions stand for. Raises ValueError, saying what is wrong."""
     found = list[tuple[Alternative, ...]]([()] * len(grammar.rules))
     for number, text in enumerate(grammar.rules):
@@ -55,29 +56,6 @@ def rules_of(grammar: Grammar) -> Rules:
     if absent:
         raise ValueError(f"there is no rule {absent[0]}")
     return tuple(found)
-
-
-def left_recursive(rules: Rules) -> bool:
-    """Whether a text of a rule may begin with a text of the same rule."""
-    empty = reaching(rules, letters=False)
-    first = [{symbol for one in alternatives for symbol in _beginning(one, empty)} for alternatives in rules]
-    while True:
-        further = [begun.union(*(first[rule] for rule in begun)) for begun in first]
-        if further == first:
-            return any(rule in begun for rule, begun in enumerate(first))
-        first = further
-
-
-def _beginning(symbols: Alternative, empty: frozenset[int]) -> list[int]:
-    """Rules that a text of these symbols may begin with."""
-    found = list[int]()
-    for symbol in symbols:
-        if isinstance(symbol, str):
-            break
-        found.append(symbol)
-        if symbol not in empty:
-            break
-    return found
 
 
 class _Reader:

@@ -10,10 +10,10 @@ import msgspec
 from eagletwin.harness.core.case import MAX_FILE_BYTES, SCHEMA, Case, Request
 from eagletwin.harness.core.errors import InputError
 from eagletwin.harness.core.features import FEATURES
-from eagletwin.harness.core.grammar import aborted_unread, left_recursive, rules_of
+from eagletwin.harness.core.grammar import aborted_unread, rules_of
 from eagletwin.harness.core.read_input import read_input, refuse_duplicates
 from eagletwin.harness.core.words import count
-from eagletwin.reference.grammar import reaching
+from eagletwin.reference.grammar import left_recursive, reaching
 from eagletwin.reference.sizes import count_candidates, reserved
 
 from . import RECIPES, family_of

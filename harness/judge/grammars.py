@@ -56,7 +56,13 @@ class Grammars:
             return
         self._late[place.record.request] += 1
         if self._late[place.record.request] > self._under_way:
-            self._compare.report(place, _OUTPUT, "the round", f"none: token {end} has ended the text", "a further round")
+            self._compare.report(
+                Place(place.record, "draft", step=-1),
+                _OUTPUT,
+                "the round",
+                f"none: token {end} has ended the text",
+                "a further round",
+            )
 
     def given(self, place: Place, sent: Sequence[int], token: int, name: str) -> None:
         """A token that a forward gave, after these."""
