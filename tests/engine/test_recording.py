@@ -41,6 +41,7 @@ SHOWN = {
     "26997-tokens": "commit.path",
     "26997-bonus": "commit.path",
     "33758": "output.tokens",
+    "grammar-end": "output.tokens",
     "22954-req-pool": "draft.runner",
     "22954-kv-pool": "draft.runner",
     "22954-attn-backend": "draft.runner",
@@ -70,7 +71,6 @@ NOT_SHOWN = {
     "min-p": "which token verify may commit depends on its logits",
     "penalties": "which token verify may commit depends on its logits",
     "penalties-2": "which token a prefill may give depends on its logits",
-    "grammar-end": "what a request's grammar allows is not recorded",
     "input-logprob-id": "what a request is told of probabilities is not recorded",
     "tree-window": "what a node attends to is in its row and its logits alone",
 }
