@@ -11,7 +11,10 @@ import msgspec
 from hypothesis import strategies as st
 
 from eagletwin.harness.core.case import Ask, Bias, Case, Logprobs, Penalties, Processor, Request
+from eagletwin.harness.core.grammar import aborted_unread
 from eagletwin.harness.families import RECIPES
+
+from .grammars import grammars
 
 MIN_PS = (0.0, 0.5, 0.2, 0.05, 1.0)
 BIASES = (-4.0, 3.0, 8.0, -100.0)
@@ -71,6 +74,11 @@ def _min_new_tokens(draw: st.DrawFn, request: Request, _vocabulary: int) -> Requ
     return msgspec.structs.replace(request, min_new_tokens=draw(st.integers(0, request.max_new_tokens)))
 
 
+def _grammar(draw: st.DrawFn, request: Request, _vocabulary: int) -> Request:
+    wanted = draw(grammars())
+    return msgspec.structs.replace(request, grammar=wanted if draw(st.integers(0, 3)) else None)
+
+
 ASKS: dict[Ask, Callable[[st.DrawFn, Request, int], Request]] = {
     "stream": _stream,
     "min_p": _min_p,
@@ -80,6 +88,7 @@ ASKS: dict[Ask, Callable[[st.DrawFn, Request, int], Request]] = {
     "penalties": _penalties,
     "hidden_states": _hidden_states,
     "min_new_tokens": _min_new_tokens,
+    "grammar": _grammar,
 }
 
 
@@ -92,5 +101,7 @@ def asking(draw: st.DrawFn, cases: st.SearchStrategy[Case], asks: Collection[str
         for ask, drawn in ASKS.items():
             if ask in asks:
                 request = drawn(draw, request, vocabulary)
+        if aborted_unread(case, request):  # no such case is admitted
+            request = msgspec.structs.replace(request, grammar=None)
         requests.append(request)
     return msgspec.structs.replace(case, requests=tuple(requests))

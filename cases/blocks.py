@@ -14,7 +14,7 @@ from typing import Any
 from hypothesis.strategies import SearchStrategy
 from msgspec.structs import replace as changed
 
-from eagletwin.harness.core.case import Bias, Case, EngineSettings, Logprobs, Penalties, Processor, Request, Sampling
+from eagletwin.harness.core.case import Bias, Case, EngineSettings, Grammar, Logprobs, Penalties, Processor, Request, Sampling
 from eagletwin.harness.core.errors import InputError
 from eagletwin.harness.families import RECIPES
 from eagletwin.harness.families.valid import check_case
@@ -82,6 +82,7 @@ class Block:
             penalties=Penalties() if "penalties" in self.asks else None,
             min_new_tokens=int("min_new_tokens" in self.asks),
             hidden_states="all" if "hidden_states" in self.asks else "",
+            grammar=Grammar(rules=("a*",)) if "grammar" in self.asks else None,
         )
         case = self.focus.case("probe", (request,))
         if self.sampling is None:

@@ -16,7 +16,9 @@ MAX_FILE_BYTES = 1 << 20  # the largest valid case, 64 prompts of 2,048 tokens, 
 Name = Annotated[str, Meta(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}\Z")]
 Token = Annotated[int, Meta(ge=0, lt=1 << 20)]
 # Fields of a request that a search draws only where it is asked for them
-Ask = Literal["stream", "min_p", "logit_bias", "processor", "logprobs", "penalties", "hidden_states", "min_new_tokens"]
+Ask = Literal[
+    "stream", "min_p", "logit_bias", "processor", "logprobs", "penalties", "hidden_states", "min_new_tokens", "grammar"
+]
 
 
 class Printed(Struct, frozen=True):
@@ -81,6 +83,17 @@ class Penalties(Printed, frozen=True, kw_only=True, forbid_unknown_fields=True):
     repetition: Annotated[float, Meta(gt=0, le=2)] = 1.0
 
 
+class Grammar(Printed, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Which texts a request may be answered with. A token's text follows from its number (core/grammar.py).
+
+    rules  of texts over the letters a to d, with ( ) | * + ?; capitals stand for rules: A for the first, the answer's own
+    kind   regex: one rule without capitals, which the engine is given as a regular expression; ebnf: it is given a grammar
+    """
+
+    kind: Literal["regex", "ebnf"] = "regex"
+    rules: Annotated[tuple[Annotated[str, Meta(pattern=r"^[a-dA-H()|*+?]{1,256}\Z")], ...], Meta(min_length=1, max_length=8)]
+
+
 class Request(Printed, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """One request. `arrive` is the scheduler iteration, from 0, before which it is handed in.
 
@@ -95,6 +108,7 @@ class Request(Printed, frozen=True, kw_only=True, forbid_unknown_fields=True):
     min_new_tokens  until it was sent so many, no token may end it
     hidden_states  which states of the target it is given: "" none, "last" that of the last token, "all" those of the prompt
           and of each token
+    grammar  absent: none
     """
 
     id: Name
@@ -110,6 +124,7 @@ class Request(Printed, frozen=True, kw_only=True, forbid_unknown_fields=True):
     penalties: Penalties | None = None
     hidden_states: Literal["", "last", "all"] = ""
     min_new_tokens: Annotated[int, Meta(ge=0, le=512)] = 0
+    grammar: Grammar | None = None
 
     @property
     def penalized(self) -> bool:
@@ -204,6 +219,11 @@ class Case(Printed, frozen=True, kw_only=True, forbid_unknown_fields=True):
         wanted = {request.hidden_states for request in self.requests}
         return "all" if "all" in wanted else "last" if "last" in wanted else ""
 
+    @property
+    def constrains(self) -> bool:
+        """Whether a request has a grammar, for which SGLang needs a backend."""
+        return any(request.grammar is not None for request in self.requests)
+
     def sampled(self, request: str) -> Sampling | None:
         """How this request samples; None: it is greedy, as one that takes the best of all tokens is."""
         sampling = next(one.sampling for one in self.requests if one.id == request)
@@ -217,7 +237,7 @@ class Case(Printed, frozen=True, kw_only=True, forbid_unknown_fields=True):
         """This case without what differs from case to case on one engine: equal configurations share an engine process.
 
         Cases that sample do not share one with those that do not: on a CPU the worker is changed for them. Nor do those with
-        logit processors or hidden states, for which SGLang is started in another way.
+        logit processors, hidden states or grammars, for which SGLang is started in another way.
         """
         nothing = Request(
             id="none",
@@ -226,6 +246,7 @@ class Case(Printed, frozen=True, kw_only=True, forbid_unknown_fields=True):
             sampling=Sampling() if self.samples else None,
             processor=Processor() if self.processes else None,
             hidden_states=self.gives_states,
+            grammar=Grammar(rules=("a*",)) if self.constrains else None,
         )
         engine = EngineSettings(sglang=msgspec.structs.replace(self.engine.sglang, random_seed=0))
         return msgspec.structs.replace(

@@ -156,6 +156,18 @@ RULES: dict[str, Rule] = {
         "The accepted path is moved to the front: its KV rows in the target's pool, its predicted tokens, its hidden states.",
         weights="in part",
     ),
+    "grammar.mask": Rule(
+        "3.9",
+        "A prefill, and each node of a verify whose path the grammar knows, may give the tokens that go on with the text so "
+        "far, those that end it where it is whole, and no others; of a request without a grammar, all.",
+        weights="no",
+    ),
+    "output.grammar": Rule(
+        "3.9",
+        "A request with a grammar gets tokens that go on with the text so far, or end it where it is whole; one that ends it "
+        "is its last.",
+        weights="no",
+    ),
     "output.tokens": Rule(
         "3.9",
         "The emitted tokens equal plain greedy decoding of the target, up to the finished length.",
@@ -163,8 +175,8 @@ RULES: dict[str, Rule] = {
     ),
     "output.finish": Rule(
         "3.9",
-        "A request ends because it has max_new_tokens tokens, at the first of its stop tokens, or by an abort; its finish "
-        "reason says which, with that length or token.",
+        "A request ends because it has max_new_tokens tokens, at the first of its stop tokens, with its grammar's text, or by "
+        "an abort; its finish reason says which, with that length or token.",
         weights="no",
     ),
     "output.counts": Rule(

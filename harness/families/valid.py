@@ -10,8 +10,10 @@ import msgspec
 from eagletwin.harness.core.case import MAX_FILE_BYTES, SCHEMA, Case, Request
 from eagletwin.harness.core.errors import InputError
 from eagletwin.harness.core.features import FEATURES
+from eagletwin.harness.core.grammar import aborted_unread, rules_of
 from eagletwin.harness.core.read_input import read_input, refuse_duplicates
 from eagletwin.harness.core.words import count
+from eagletwin.reference.grammar import left_recursive, reaching
 from eagletwin.reference.sizes import count_candidates, reserved
 
 from . import RECIPES, family_of
@@ -138,6 +140,7 @@ def _check_request(case: Case, request: Request, where: str) -> None:
             "make it at most as many",
         )
     _check_logprobs(case, request, where)
+    _check_grammar(case, request, where)
     # SGLang reserves room for two rounds ahead, in whole pages, before it lets a request run
     need = len(request.prompt) + request.max_new_tokens + 2 * round_slots(case) + 2 * case.page_size
     if need > settings.max_total_tokens:
@@ -166,6 +169,31 @@ def _check_logprobs(case: Case, request: Request, where: str) -> None:
         )
     if wanted.top > size or any(token >= size for token in wanted.tokens):
         raise _refuse(f"{where}: logprobs of more tokens than the {size} of {case.model}", f"use at most {size}, from 0 on")
+
+
+def _check_grammar(case: Case, request: Request, where: str) -> None:
+    """What eagletwin cannot read, what nothing can be answered with, and what the backend does not read right."""
+    grammar = request.grammar
+    if grammar is None:
+        return
+    where = f"{where}: grammar"
+    if aborted_unread(case, request):
+        raise _refuse(
+            f"{where}: the request is aborted before it is read; SGLang then runs another prompt in its place",
+            "abort it in a later iteration, which is in no pause",
+        )
+    try:
+        rules = rules_of(grammar)
+    except ValueError as error:
+        raise _refuse(f"{where}: {error}", "docs/reference/case.md says what a rule is") from error
+    if grammar.kind == "regex" and (len(grammar.rules) > 1 or any(letter.isupper() for letter in grammar.rules[0])):
+        raise _refuse(f"{where}: a regular expression with rules to refer to", "make it one rule without capitals, or an ebnf")
+    if len(reaching(rules, letters=True)) < len(rules):
+        raise _refuse(f"{where}: a rule has no text that ends", "give it an alternative that does not need the rule itself")
+    if grammar.kind == "ebnf" and left_recursive(rules):
+        raise _refuse(
+            f"{where}: a rule begins with itself, which xgrammar 0.2.8 does not read right", "let it end with itself instead"
+        )
 
 
 def _check_layers(case: Case, origin: str) -> None:

@@ -16,6 +16,7 @@ from eagletwin.harness.core.records import Record
 from eagletwin.harness.core.trace import Trace
 
 from .compare import Compare, Place
+from .constraints import end_of
 from .hidden_states import Given
 from .logprobs import Told
 from .model import Model
@@ -77,13 +78,15 @@ class Answers:
         """How many tokens it was to have: all that it got, where it was aborted."""
         if record.numbers["aborted"]:
             return len(emitted)
-        stop = self._first_stop(request, emitted)
+        stop = self.end(request, emitted)
         return request.max_new_tokens if stop is None else min(stop + 1, request.max_new_tokens)
 
-    def _first_stop(self, request: Request, emitted: list[int]) -> int | None:
-        """Where the first token stands that is to end it."""
+    def end(self, request: Request, emitted: list[int]) -> int | None:
+        """Where the first token stands that is to end it: one of its stop tokens, or one that ends its grammar's text."""
         ends = {*request.stop, *self._model.ends} if request.stop else set[int]()
-        return next((n for n, token in enumerate(emitted) if token in ends), None)
+        stop = next((n for n, token in enumerate(emitted) if token in ends), None)
+        over = None if request.grammar is None else end_of(request.grammar, emitted)
+        return min((at for at in (stop, over) if at is not None), default=None)
 
     def _work(self, request: Request, limit: int) -> _Work:
         prompt, steps = len(request.prompt), list[_Step]()
@@ -121,7 +124,7 @@ class Answers:
             return
         if not self._compare.on(_FINISH):
             return
-        stop, kind = self._first_stop(request, emitted), Finish(numbers["finish"])
+        stop, kind = self.end(request, emitted), Finish(numbers["finish"])
         allowed: dict[Finish, tuple[str, int]] = {}  # kind -> the number that goes with it, by name
         if numbers["aborted"]:
             allowed[Finish.ABORT] = "", -1

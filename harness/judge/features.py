@@ -6,11 +6,13 @@ from collections.abc import Callable
 import numpy as np
 import torch
 
+from eagletwin.harness.core.case import Request
 from eagletwin.harness.core.features import FEATURES
 from eagletwin.harness.core.records import Record
 from eagletwin.harness.core.trace import Trace
 from eagletwin.reference.sampling import target_distribution
 
+from .constraints import allowed, end_of, text_of
 from .model import model_of
 from .story import Round, Story
 from .trees import parents_of
@@ -50,9 +52,15 @@ class Evidence:
         self.given = {request.id: request.hidden_states for request in self.case.requests}
         self.penalized = {
             request.id: request.penalties is not None
-            and not (request.logit_bias or request.processor or request.min_new_tokens)
+            and request.grammar is None
+            and not (_added(request) or request.min_new_tokens)
             for request in self.case.requests
         }
+        self.constrained = {
+            request.id: request.grammar is not None and not request.penalized and not _added(request)
+            for request in self.case.requests
+        }
+        self.grammars = {request.id: request.grammar for request in self.case.requests if request.grammar is not None}
         self.wanted = {request.id: request.logprobs for request in self.case.requests}
         self.lengths = {request.id: request.max_new_tokens for request in self.case.requests}
         self.rounds = [round for story in stories.values() for round in story.rounds]
@@ -152,6 +160,36 @@ class Evidence:
         best = story.target.plain[rows].argmax(-1)
         return bool(self.least[record.request] and np.isneginf(story.target.logits[rows][np.arange(len(best)), best]).any())
 
+    def drafted(self, record: Record) -> list[tuple[list[int], int]]:
+        """Of the nodes of a round whose parent is in the text of the request's grammar: what comes before, and their token."""
+        grammar, story = self.grammars.get(record.request), self.stories[record.request]
+        round = story.rounds[record.round]
+        parents = parents_of(self.case, round)
+        if grammar is None or parents is None:
+            return []
+        paths, found = [story.tokens[len(story.prompt) : round.committed + 1]], list[tuple[list[int], int]]()
+        for parent, token in zip(parents[1:], round.drafted, strict=True):
+            paths.append([*paths[parent], token])
+            if text_of(grammar, paths[parent]) is not None:
+                found.append((paths[parent], token))
+        return found
+
+    def refused(self, record: Record) -> bool:
+        size = model_of(self.trace.header).vocab_size
+        return any(
+            not allowed(self.grammars[record.request], text_of(self.grammars[record.request], sent) or "", size)[token]
+            for sent, token in self.drafted(record)
+        )
+
+    def ends_in_tree(self, record: Record) -> bool:
+        return any(end_of(self.grammars[record.request], [*sent, token]) is not None for sent, token in self.drafted(record))
+
+    def ends_in_path(self, record: Record) -> bool:
+        grammar, story = self.grammars.get(record.request), self.stories[record.request]
+        end = None if grammar is None else end_of(grammar, story.tokens[len(story.prompt) :])
+        round = story.rounds[record.round]
+        return end is not None and round.committed < len(story.prompt) + end < round.end
+
     def streamed(self, number: int, record: Record) -> bool:
         asked = {request.id for request in self.case.requests if request.stream}
         sent = self.trace.array(number, "sent") if "sent" in record.tensors else np.zeros((0, 3))
@@ -178,6 +216,11 @@ class Evidence:
         """Requests of which a chunk ran, and never the last one."""
         done = {record.request for record in self.prefills if record.numbers["final"]}
         return {record.request for record in self.chunks} - done
+
+
+def _added(request: Request) -> bool:
+    """Whether a request has something added to its logits."""
+    return bool(request.logit_bias) or request.processor is not None
 
 
 PREDICATES: dict[str, Callable[[Evidence], bool]] = {
@@ -225,6 +268,10 @@ PREDICATES: dict[str, Callable[[Evidence], bool]] = {
     "penalized": lambda run: any(run.penalized[record.request] and run.logits_changed(record) for record in run.verified),
     "held_back": lambda run: any(map(run.held_back, run.verified)),
     "mixed_step": lambda run: any("mixed" in record.numbers for record in run.prefills),
+    "constrained": lambda run: any(run.constrained[record.request] and run.logits_changed(record) for record in run.verified),
+    "grammar_refuses": lambda run: any(map(run.refused, run.verified)),
+    "grammar_ends_in_tree": lambda run: any(map(run.ends_in_tree, run.verified)),
+    "grammar_ends_in_path": lambda run: any(map(run.ends_in_path, run.verified)),
     "streamed": lambda run: any(run.streamed(n, record) for n, record in run.records if record.stage == "finished"),
     "logprobs_of_path": lambda run: any(map(run.told_path, run.verified)),
     "logprobs_of_chunks": lambda run: any(map(run.told_of_chunk, run.chunks)),

@@ -19,6 +19,7 @@ from .answers import Answers
 from .bounds import FLOAT32, bounds_of
 from .compare import Compare, Findings, Phase, Place
 from .events import Events
+from .grammars import Grammars
 from .hits import Hits
 from .layers import Layers
 from .model import model_of
@@ -53,6 +54,7 @@ class RequestJudge:
         self._numbers = {record.key: n for n, record in enumerate(trace.header.records)}
         self._emitted: dict[str, int] = {}  # request -> how many tokens were emitted for it
         self._answers = Answers(trace, stories, self._compare, self._model)
+        self._grammars = Grammars(trace, self._compare, self._model)
         self._layers = None
         if self._model.mtp_layers:
             stored = view if view == "committed" else "last_fed"
@@ -165,6 +167,7 @@ class RequestJudge:
         if record.numbers["final"]:
             token, index = self._trace.integers(number, "next_token")[0], f"output token {end - len(story.prompt)}"
             place, logits = Place(record, "target.extend", output=True), story.target.logits[end - 1]
+            self._grammars.prefill(number, place, story)
             sampling = self._case.sampled(record.request)
             if sampling is None:
                 self._compare.choice(place, "output.tokens", logits, token, index)
@@ -359,10 +362,11 @@ class RequestJudge:
     def _verify(self, number: int, record: Record) -> None:
         story, round, numbers = self._stories[record.request], self._round(record), record.numbers
         decided = story.tokens[round.committed + 1 : round.end + 1]
+        parents, tokens = parents_of(self._case, round), [round.bonus, *round.drafted]
         if self._model.numbers:
+            self._grammars.verify(number, Place(record, "verify"), story, round, parents)
             self._decided(number, record, decided)
         place = Place(record, "verify", len(decided))
-        parents, tokens = parents_of(self._case, round), [round.bonus, *round.drafted]
         if parents is not None:
             argmax = [-1] * len(tokens)  # of nodes off the path, where it is not compared
             for node, token in zip(round.path, decided, strict=False):
@@ -396,6 +400,9 @@ class RequestJudge:
         """What verify committed: the target's argmax after each accepted node, or what the coins decided."""
         story, round = self._stories[record.request], self._round(record)
         logits = story.target.logits[round.committed : round.end]
+        for n, token in enumerate(decided):
+            sent = story.tokens[len(story.prompt) : round.committed + 1 + n]
+            self._grammars.given(Place(record, "verify", n), sent, token, f"token committed after accepted node {n}")
         by_coins = False
         if self._case.samples:
             layers = self._layers
@@ -443,9 +450,10 @@ class RequestJudge:
         cut = record.numbers["aborted"] or record.numbers.get("otherwise")
         if cut:  # what it did emit must be right; an abort does not cut a round at max_new_tokens
             limit = min(len(emitted), len(committed))
-        elif request.stop:
-            ends = {*request.stop, *self._model.ends}
-            limit = next((n for n, token in enumerate(committed[:limit], 1) if token in ends), limit)
+        else:
+            end = self._answers.end(request, committed)
+            limit = limit if end is None else min(limit, end + 1)
+            self._grammars.ended(place, committed, emitted)
         expected = committed[:limit]
         if not cut and len(emitted) != limit:
             self._compare.integers(place, "output.tokens", [limit], [len(emitted)], "length of the output, request", 0)

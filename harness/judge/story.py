@@ -32,6 +32,7 @@ from eagletwin.reference.sizes import count_candidates
 
 from .bounds import bounds_of
 from .choices import Choices, choices
+from .constraints import constrained_rows
 from .model import Model, model_of
 from .penalties import penalized_rows
 from .ranks import heads
@@ -404,14 +405,17 @@ def _asked(case: Case, story: Story, rows: ReferenceRows) -> ReferenceRows:
     """The target's rows with the logits that tokens are chosen by: of output tokens, those that the request wants changed."""
     request = next(request for request in case.requests if request.id == story.name)
     more = added(request, rows.logits.shape[-1])
-    if more is None and not request.penalized:
+    if more is None and not request.penalized and request.grammar is None:
         return rows
     first = len(request.prompt) - 1
     sent = rows.logits[first:]
     if request.penalized:
         began = {row: round.committed for round in story.rounds for row in range(round.committed, round.end)}
         sent = penalized_rows(request, RECIPES[case.model].end_of_sequence, story.tokens, began, sent)
-    logits = np.concatenate([rows.logits[:first], sent if more is None else sent + np.array(more)])
+    sent = sent if more is None else sent + np.array(more)
+    if request.grammar is not None:
+        sent = constrained_rows(story.tokens, first, request.grammar, sent)
+    logits = np.concatenate([rows.logits[:first], sent])
     return replace(rows, logits=logits, plain=rows.logits)
 
 

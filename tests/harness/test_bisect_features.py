@@ -21,6 +21,7 @@ from eagletwin.harness.core.case import (
     Case,
     EngineSettings,
     Event,
+    Grammar,
     Logprobs,
     Penalties,
     Processor,
@@ -55,6 +56,7 @@ RICH = Case(
             penalties=Penalties(frequency=1.0),
             hidden_states="all",
             min_new_tokens=2,
+            grammar=Grammar(rules=("(a|b)*",)),
         ),
     ),
     events=(

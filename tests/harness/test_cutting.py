@@ -5,7 +5,7 @@ from msgspec.structs import replace
 from eagletwin.cases.blocks import Asked, block_of
 from eagletwin.harness.commands.fuzz.cutting import cuts
 from eagletwin.harness.commands.fuzz.shrinking import size
-from eagletwin.harness.core.case import Bias, Case, Logprobs, Penalties, Processor, Request, Sampling
+from eagletwin.harness.core.case import Bias, Case, Grammar, Logprobs, Penalties, Processor, Request, Sampling
 from eagletwin.harness.families.valid import check_case
 
 
@@ -30,6 +30,7 @@ def test_what_a_request_asks_for_is_taken_away_too() -> None:
         "penalties": Penalties(presence=2, repetition=1.3),
         "hidden_states": "last",
         "min_new_tokens": 1,
+        "grammar": Grammar(kind="ebnf", rules=("aAb|cB|c", "b*")),
         "logprobs": Logprobs(start=0, top=2, tokens=(3,)),
         "sampling": Sampling(min_p=0.5),
     }

@@ -97,6 +97,7 @@ ASKED: dict[str, tuple[Any, ...]] = {
     "asks": (
         (),
         ("stream", "logit_bias", "processor", "penalties", "min_new_tokens"),
+        ("stream", "grammar"),
         ("stream", "min_p", "logprobs", "hidden_states"),
     ),
 }

@@ -272,6 +272,13 @@ FEATURES: tuple[Feature, ...] = (
         _asking_less(penalties=None),
     ),
     Feature(
+        "grammars",
+        lambda case: "requests with a grammar",
+        "none",
+        lambda case: case.constrains,
+        _asking_less(grammar=None),
+    ),
+    Feature(
         "logprobs",
         lambda case: "requests that are told probabilities",
         "none",

@@ -6,7 +6,7 @@ from typing import Any
 from msgspec.structs import replace
 
 from eagletwin.cases.strategies import MODELS
-from eagletwin.harness.core.case import Case, EngineSettings, Logprobs, Penalties, Request, SGLangSettings
+from eagletwin.harness.core.case import Case, EngineSettings, Grammar, Logprobs, Penalties, Request, SGLangSettings
 from eagletwin.harness.core.errors import InputError
 from eagletwin.harness.families.valid import check_case
 
@@ -85,11 +85,27 @@ def _shorter(request: Request) -> Iterator[Request]:
         "penalties",
         "hidden_states",
         "min_new_tokens",
+        "grammar",
     ):
         yield replace(request, **{name: getattr(usual, name)})
     for part, plain in (("logprobs", Logprobs()), ("penalties", Penalties())):
         wanted = getattr(request, part)
         for name in plain.__struct_fields__ if wanted is not None else ():
             yield replace(request, **{part: replace(wanted, **{name: getattr(plain, name)})})
+    if request.grammar is not None:
+        for grammar in _simpler_grammars(request.grammar):
+            yield replace(request, grammar=grammar)
     if request.sampling is not None:
         yield replace(request, sampling=replace(request.sampling, min_p=0.0))
+
+
+def _simpler_grammars(grammar: Grammar) -> Iterator[Grammar]:
+    """Without one rule, or without one sign of one: check_case says which of them are grammars still."""
+    for kept in range(1, len(grammar.rules)):
+        yield replace(grammar, rules=grammar.rules[:kept])
+    for number, rule in enumerate(grammar.rules):
+        for first in range(len(rule)):
+            for last in (len(rule), first + 3, first + 2, first + 1):
+                less = rule[:first] + rule[last:]
+                if less:
+                    yield replace(grammar, rules=(*grammar.rules[:number], less, *grammar.rules[number + 1 :]))

@@ -2,8 +2,13 @@
 
 from collections.abc import Callable
 
-from eagletwin.harness.core.case import Case
+from eagletwin.harness.core.case import Case, Request
 from eagletwin.harness.core.words import count
+
+
+def _rules(request: Request) -> tuple[str, ...]:
+    return () if request.grammar is None else request.grammar.rules
+
 
 _MEASURES: tuple[tuple[str, Callable[[Case], object]], ...] = (
     ("model", lambda case: case.model),
@@ -28,6 +33,8 @@ _MEASURES: tuple[tuple[str, Callable[[Case], object]], ...] = (
     ("logit processors", lambda case: sum(request.processor is not None for request in case.requests)),
     ("requests with penalties", lambda case: sum(request.penalties is not None for request in case.requests)),
     ("requests with min_new_tokens", lambda case: sum(request.min_new_tokens > 0 for request in case.requests)),
+    ("requests with a grammar", lambda case: sum(request.grammar is not None for request in case.requests)),
+    ("letters of grammars", lambda case: sum(len(rule) for request in case.requests for rule in _rules(request))),
     ("requests with logprobs", lambda case: sum(request.logprobs is not None for request in case.requests)),
     ("requests with hidden states", lambda case: sum(bool(request.hidden_states) for request in case.requests)),
     ("radix cache", lambda case: "on" if case.engine.sglang.radix_cache else "off"),

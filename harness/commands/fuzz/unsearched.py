@@ -60,6 +60,7 @@ TOPICS: tuple[Topic, ...] = (
     Topic("logit-bias", "biased logits", lambda case: any(request.logit_bias for request in case.requests)),
     Topic("processor", "custom logit processors", lambda case: case.processes),
     Topic("penalties", "penalties", lambda case: any(request.penalties is not None for request in case.requests)),
+    Topic("grammar", "grammars", lambda case: case.constrains),
     Topic("logprobs", "logprobs", lambda case: any(request.logprobs is not None for request in case.requests)),
     Topic("min-new-tokens", "min_new_tokens", lambda case: any(request.min_new_tokens for request in case.requests)),
     Topic("hidden-states", "hidden states", lambda case: case.gives_states != ""),

@@ -102,6 +102,8 @@ class Drive:
         if self.case.samples:  # whatever was drawn before: the same coins for the same case
             torch.manual_seed(self.case.engine.sglang.random_seed)
             self._taps.watch_coins()
+        if self.case.constrains:
+            self._taps.watch_masks(RECIPES[self.case.model].target.vocab_size)
         chunk = self._scheduler.chunked_prefill_size
         with self._taps, contextlib.suppress(_Done):
             stepping.event_loop(self._scheduler)()

@@ -17,6 +17,7 @@ from eagletwin.harness.core.mode import CPU, FLASHINFER_HEAD, Mode
 from eagletwin.harness.families import RECIPES, family_of
 from eagletwin.harness.families.store import checkpoints, other_checkpoints
 
+from .. import grammars
 from ..eras import (
     cuda_literals,
     draft_attention,
@@ -136,6 +137,8 @@ def build_scheduler(case: Case, mode: Mode = CPU, rank: int = 0, port: int = 0) 
     _remove_leftovers(scheduler)
     if settings.update_weights:
         new_weights.give(scheduler, case.model, settings.update_weights)
+    if case.constrains:
+        grammars.give(scheduler, recipe.target.vocab_size, recipe.end_of_sequence, mode, SHIMS)
     return scheduler
 
 

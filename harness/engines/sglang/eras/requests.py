@@ -32,6 +32,10 @@ def tokenized(request: Request, vocabulary: int) -> Any:
         from ..logit_processor import Adds
 
         processor, how["custom_params"] = Adds.to_str(), {"added": processed(request.processor, vocabulary)}
+    if request.grammar is not None:
+        from ..grammars import parameters
+
+        how |= parameters(request.grammar)
     if request.logit_bias:
         how["logit_bias"] = {str(token): value for token, value in biases(request).items()}
     sampling = SamplingParams(

@@ -17,6 +17,7 @@ from .coins import Coins
 from .draft_pass import DraftPass
 from .extend_pass import ExtendPass
 from .inner import Inner
+from .masks import Masks
 from .pools import Allocation, Pool
 from .proposals import proposals_of
 from .scratch import scratch_of
@@ -91,6 +92,7 @@ class Taps:
         self._rows = ChangedRows(self.allocation, self.pools)
         self._accepted = Accepted()
         self._coins = Coins()
+        self._grammars = Masks()
         self._wraps = self._new_wraps()
         self._now = Underway()
         self._inner = self.inner(self._of, self._now, self.allocation, self.writer)
@@ -113,22 +115,29 @@ class Taps:
         wrap(self._of.worker, "verify", self._around_verify)
         self._inner.wrap(self._wraps)
         self._accepted.start()
+        self._grammars.start()
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
         self._accepted.stop()
         self._coins.stop()
+        self._grammars.stop()
         self._wraps.undo()
 
     def watch_coins(self) -> None:
         """Record what a verify samples by, too. Call it before the taps are entered."""
         self._coins.start()
 
+    def watch_masks(self, vocabulary: int) -> None:
+        """Record what grammars allow, of so many tokens. Call it before the taps are entered."""
+        self._grammars.vocabulary = vocabulary
+
     def _around_batch(self, call: Callable[..., Any], batch: Any, *args: Any, **kwargs: Any) -> Any:
         self._now.batch_begins(list(batch.reqs))
         for request in self._now.requests:
             self.requests.setdefault(request.rid, request)
         self._record_owners()
+        self._grammars.clear()
         if batch.forward_mode.is_extend():
             starts, lengths = names.chunk(batch)
             self._reached("prefill")
@@ -173,7 +182,7 @@ class Taps:
         ):
             final = end == len(request.origin_input_ids) + len(request.output_ids)
             if final:  # what a chunk in between predicts and proposes is legal garbage
-                tensors |= {"next_token": tokens[n : n + 1]}
+                tensors |= {"next_token": tokens[n : n + 1]} | self._grammars.of(n, len(ends))
             if final or self._of.layers:  # of several layers, those above have consumed it
                 tensors |= proposals[n]
             if self.states is not None:
@@ -240,6 +249,8 @@ class Taps:
         found = verify.returned(
             result, self._accepted.index(result), self._coins, self._of, states=self.numbers and self._of.states
         )
+        for n, (_, tensors) in enumerate(found):
+            tensors |= self._grammars.of(n, len(found))
         requests = self._now.requests
         self._now.extend = ExtendPass(requests, [self._of.width] * len(requests), verify.accept_lens)
         return found

@@ -1,0 +1,122 @@
+"""Requests with grammars on the real worker, with the candidate fix: what is allowed, what they get, and where they end."""
+
+import pytest
+from msgspec.structs import replace
+
+from eagletwin.cases.blocks import Asked, block_of
+from eagletwin.cases.regressions import LEDGER
+from eagletwin.harness.core.case import Case, Event, Grammar, Request
+from eagletwin.harness.core.patch import Edit
+
+from .conftest import Runner
+
+REMEDY = LEDGER["grammar-end"].remedy
+assert REMEDY is not None
+FIXED = REMEDY.edits
+
+# With the first, few drafts are refused; with the last, many.
+GRAMMARS = (Grammar(rules=("((a|b|c|d)(a|b|c|d)(a|b|c|d)(b|c)?)+",)), None, Grammar(kind="ebnf", rules=("aAb|c|cB|bAA", "b*")))
+REQUESTS = tuple(
+    Request(id=name, prompt=prompt, max_new_tokens=12, arrive=arrive, grammar=grammar)
+    for name, prompt, arrive, grammar in zip("abc", ((7, 19, 3), (9, 1), (11, 1)), (0, 0, 2), GRAMMARS, strict=True)
+)
+CHAIN = Case(name="grammars", model="llama-tiny", num_steps=3, requests=REQUESTS)
+TREE = replace(CHAIN, topk=4, num_draft_tokens=24, events=(Event(at=5, kind="retract"),))
+
+UTILITIES, SAMPLE = "sglang.srt.speculative.spec_utils", "sglang.srt.speculative.eagle_utils.eagle_sample"
+ENDS = ("grammar_refuses", "grammar_ends_in_tree", "grammar_ends_in_path")
+PROCESSOR = "sglang.srt.managers.scheduler_components.batch_result_processor.SchedulerBatchResultProcessor"
+
+# Fault -> the edit, and the rule that names it.
+PLANTED: dict[str, tuple[Edit, str]] = {
+    "a round's tokens behind the end of a text are kept": (
+        Edit(
+            target=f"{PROCESSOR}._accept_grammar_tokens",
+            match="if req.grammar.is_terminated():\n                break",
+            replacement="pass",
+        ),
+        "output.grammar",
+    ),
+    "a text that has ended ends no request": (
+        Edit(
+            target="sglang.srt.managers.schedule_batch.Req.update_finish_state",
+            match="if self.grammar is not None and self.grammar.is_terminated():",
+            replacement="if False:",
+        ),
+        "output.grammar",
+    ),
+    "a tree is read with another request's grammar": (
+        Edit(
+            target=f"{UTILITIES}.generate_token_bitmask",
+            match="                req.grammar,\n",
+            replacement="                next(one.grammar for one in reversed(reqs) if one.grammar is not None),\n",
+        ),
+        "grammar.mask",
+    ),
+    "the masks of a batch are in another order": (
+        Edit(
+            target=f"{UTILITIES}.build_grammar_vocab_mask",
+            match="vocab_mask = vocab_mask.to(device, non_blocking=True)",
+            replacement="vocab_mask = vocab_mask.roll(len(vocab_mask) // len(reqs), 0)",
+        ),
+        "grammar.mask",
+    ),
+    "a grammar is not rolled back behind a node": (
+        Edit(target=f"{UTILITIES}.traverse_tree", match="grammar.rollback(1)", replacement="pass"),
+        "grammar.mask",
+    ),
+    "the mask of a node is its parent's": (
+        Edit(
+            target=f"{UTILITIES}.traverse_tree",
+            match="grammar.fill_vocab_mask(allocate_token_bitmask, curr)",
+            replacement="grammar.fill_vocab_mask(allocate_token_bitmask, curr) if curr == 0 else "
+            "allocate_token_bitmask[curr].copy_(allocate_token_bitmask[parent_pos])",
+        ),
+        "grammar.mask",
+    ),
+    "verify chooses without a mask": (
+        Edit(target=SAMPLE, match="if grammar_mask is not None:", replacement="if False:"),
+        "grammar.mask",
+    ),
+    "verify chooses before the mask": (
+        Edit(
+            target=SAMPLE,
+            match="grammar_mask.apply(next_token_logits)",
+            replacement="grammar_mask.apply(next_token_logits.clone())",
+        ),
+        "output.grammar",
+    ),
+    "a prefill chooses without a mask": (
+        Edit(
+            target="sglang.srt.sampling.sampling_batch_info.SamplingBatchInfo.apply_logits_bias",
+            match="if self.grammar_mask is not None:",
+            replacement="if False:",
+        ),
+        "grammar.mask",
+    ),
+}
+
+
+@pytest.mark.parametrize("case", [CHAIN, TREE], ids=["chain", "tree"])
+def test_with_the_candidate_fix_all_is_equal_and_it_mattered(run: Runner, case: Case) -> None:
+    _, verdict = run(case, *FIXED)
+    assert verdict.status == "equal", verdict
+    assert {"constrained", "grammar_refuses"} <= {*verdict.exercised}
+
+
+def test_trees_end_texts_and_paths_go_on_behind_the_end(run: Runner) -> None:
+    """Counted, so that the search's figures cannot become empty: drawn cases of one block, with the candidate fix."""
+    block = block_of(2, 0, Asked(held={"model": "llama-tiny", "topk": 4}, sampling="", asks=("grammar",)))
+    verdicts = [run(case, *FIXED)[1] for case in block.cases()]
+    assert [verdict.status for verdict in verdicts] == ["equal"] * len(verdicts)
+    counts = {name: sum(name in verdict.exercised for verdict in verdicts) for name in ENDS}
+    print(counts)
+    assert all(counts.values()), counts
+
+
+@pytest.mark.parametrize("fault", sorted(PLANTED))
+def test_a_fault_is_named(run: Runner, fault: str) -> None:
+    edit, rule = PLANTED[fault]
+    # after a retraction the rows of a text that went on would be held to another one
+    trace, verdict = run(replace(TREE, events=()), *FIXED, edit)
+    assert (verdict.status, verdict.rule) == ("diverged", rule), (verdict, trace.header.ending)
