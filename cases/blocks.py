@@ -232,8 +232,8 @@ def _takes_effect(focus: Focus, sampling: Kind | None, rare: Mapping[str, Any], 
         return False
     if "min_p" in asks and sampling is None:
         return False
-    if focus.mixed_chunks and (recipe.mtp_layers or not recipe.reads_states):
-        return False  # of several layers a live bug shows in nearly each case; of a plain draft SGLang switches it off
+    if focus.mixed_chunks and not recipe.reads_states:
+        return False  # SGLang switches it off
     return (focus.tree_size != SMALL_TREE or focus.topk > 1) and ("rejection" not in rare or sampling == "rejection")
 
 

@@ -18,14 +18,15 @@ from ..entry import Entry, Loses
 
 _WORKER = "sglang.srt.speculative.multi_layer_eagle_worker_v2.MultiLayerEagleDraftWorker._draft_extend_for_prefill"
 
-# Before the layers run: what follows the chunk, as far as the prompt goes; after a retraction that is all there is.
+# Before the layers run: what follows the chunk, as far as the prompt goes; after a retraction that is all there is. A chunk is
+# empty where the tokens of requests that run fill a mixed one.
 _LOOK_UP = """ahead, chunked = [], batch.chunked_req
 row = next((n for n, req in enumerate(batch.reqs) if req is chunked), None)
 if row is not None:
     known = [*chunked.origin_input_ids, *chunked.output_ids]
     end = chunked.extend_end if hasattr(chunked, "extend_end") else chunked.extend_range.end
     ahead = known[end : end + self.speculative_num_steps]
-if ahead:
+if ahead and forward_batch.extend_seq_lens_cpu[row] > 0:
     tail = forward_batch.extend_start_loc[row] + forward_batch.extend_seq_lens[row] - 1
     forward_batch.input_ids[tail] = ahead[0]
 """

@@ -94,12 +94,13 @@ class Layers:
         for number, record in enumerate(trace.header.records):
             if record.stage == "cached":
                 self._book.look_up(number, [trace.integers(number, f"{self._own}slots")] * len(self.parts))
-            elif record.stage in ("prefill", "extend"):
-                self._states[record.request].extends[record.key] = self._work_out(number, record)
+            elif record.stage in ("prefill", "extend") and (extend := self._work_out(number, record)) is not None:
+                self._states[record.request].extends[record.key] = extend
 
     # -- what must have been computed ------------------------------------------------------------------------------------
 
-    def _work_out(self, number: int, record: Record) -> _Extend:
+    def _work_out(self, number: int, record: Record) -> _Extend | None:
+        """None: no token is told behind its rows, as where an engine goes on from a prompt that it has not read to its end."""
         story = self._stories[record.request]
         if record.stage == "prefill":
             rows = range(record.numbers["start"], record.numbers["end"])
@@ -107,6 +108,8 @@ class Layers:
             round = story.rounds[record.round]
             rows = range(round.committed, round.end)
         known = story.known[number]
+        if len(story.tokens) <= rows.stop:
+            return None
         tokens = torch.tensor(story.tokens[: known + 1]).clamp(0, self._vocabulary - 1)
         best = self._trace.integers(number, "proposal")[:: self._case.topk]  # of each layer: the one that goes on
         proposals = [max(0, min(token, self._vocabulary - 1)) for token in best]
