@@ -52,12 +52,13 @@ _LAST_LAYER = Patch(
         ),
         Edit(
             target="sglang.srt.speculative.eagle_worker_common.run_eagle_verify",
-            match="predict = _finalize_accept_tree_path(",
-            replacement="""if logits_output.last_hidden_states is not None:
+            match="next_draft_input = EagleDraftInput(bonus_tokens=bonus_tokens)",
+            replacement="""tree = finalize_tree_path and not batch.forward_mode.is_idle() and topk > 1
+if tree and logits_output.last_hidden_states is not None:
     logits_output.last_hidden_states = _compact_accept_to_front(
         logits_output.last_hidden_states, accept_index, bs, num_draft_tokens=num_draft_tokens
     )
-predict = _finalize_accept_tree_path(""",
+next_draft_input = EagleDraftInput(bonus_tokens=bonus_tokens)""",
         ),
         Edit(
             target=f"{_RESULTS}.process_batch_result_prefill",
@@ -115,7 +116,7 @@ ENTRIES = (
         "return_hidden_states, and a prompt longer than chunked_prefill_size",
         _ROWS,
         "llama-tiny",
-        Request(id="a", prompt=(7, 5), max_new_tokens=1, hidden_states="all"),
+        Request(id="a", prompt=(7, 5), max_new_tokens=2, hidden_states="all"),  # the fix of hidden-aux is in a round
         chunks=(1,),
     ),
     _entry(
@@ -124,7 +125,7 @@ ENTRIES = (
         "return_hidden_states, and a request that is retracted",
         _ROWS,
         "llama-tiny",
-        Request(id="a", prompt=(7,), max_new_tokens=2, hidden_states="all"),
+        Request(id="a", prompt=(7,), max_new_tokens=3, hidden_states="all"),
         events=(Event(at=1, kind="retract"),),
     ),
     _entry(

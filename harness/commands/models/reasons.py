@@ -13,11 +13,15 @@ _LAYERS = {
 _NO_CHAIN = {"chain-hidden": "its layers all consume the target's state, and hand none on"}
 
 _OWN_TOKEN = "a language model's row consumes its own token, and asks for none behind the chunk (standalone-shift)"
+_NO_STATES = "beside a plain draft no state is given at all (hidden-standalone)"
 _PLAIN_DRAFT = {
     "10846": "keys of single tokens, which it makes of pairs, are the right ones for a language model (standalone-keys)",
     "26329": _OWN_TOKEN,
     "retracted-chunk-tail": _OWN_TOKEN,
     "26997-hidden": "a language model as draft consumes no states of the target",
+    "hidden-rows": _NO_STATES,
+    "hidden-rows-2": _NO_STATES,
+    "grammar-end": "its case ends with the prefill, and the remedy of standalone-shift changes a round, too, which never runs",
 }
 # Of a target whose windows are longer than any case of the ledger.
 _NO_END = "no case of the ledger is as long as its windows of 72 rows, which must end for it"
