@@ -43,6 +43,8 @@ class Bounds(Struct, frozen=True, kw_only=True):
 
     def undecided(self, logits: Array, first: int, second: int) -> bool:
         """Whether the reference cannot tell which of two tokens has the larger logit. logits [V]."""
+        if logits[first] == logits[second]:  # both may be -inf
+            return True
         return bool(abs(logits[first] - logits[second]) <= self.tie * magnitude(logits))
 
     def best(self, logits: Array, ranks: int) -> tuple[Array, Array]:
@@ -50,7 +52,7 @@ class Bounds(Struct, frozen=True, kw_only=True):
         a tie. logits [.., V] -> tokens, ties [.., ranks]."""
         values, tokens = torch.from_numpy(logits).topk(min(ranks + 1, logits.shape[-1]))
         gaps = -np.diff(values.numpy())
-        near = gaps <= (self.tie * magnitude(logits))[..., None]
+        near = (gaps <= (self.tie * magnitude(logits))[..., None]) | np.isnan(gaps)  # two that are -inf
         tied = np.zeros((*near.shape[:-1], ranks), bool)
         tied[..., : near.shape[-1]] = near
         tied[..., 1:] |= near[..., : ranks - 1]

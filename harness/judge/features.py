@@ -47,9 +47,9 @@ class Evidence:
         self.neighbours = list(itertools.pairwise(self.decoded))
         self.hits = [record for record in self.prefills if self.is_hit(record)]
         self.prompts = {request.id: request.prompt for request in self.case.requests}
-        # of requests that change their logits in no other way
         self.least = {request.id: request.min_new_tokens for request in self.case.requests}
         self.given = {request.id: request.hidden_states for request in self.case.requests}
+        # of requests that change their logits in no other way
         self.penalized = {
             request.id: request.penalties is not None
             and request.grammar is None
@@ -153,7 +153,7 @@ class Evidence:
     def held_back(self, record: Record) -> bool:
         """Whether, after an accepted node, the best token had min_new_tokens against it."""
         story = self.stories[record.request]
-        if story.target_rows is None or story.target.plain is None:
+        if story.target_rows is None or story.target.plain is None or record.request in self.grammars:
             return False
         round = story.rounds[record.round]
         rows = slice(round.committed, round.end)

@@ -43,7 +43,7 @@ class Given:
             return  # a divergence of output.tokens
         first, entries, shown = len(states) - 1, [-1], self._trace.integers(number, "given_entries")
         if wanted == "all":
-            first = self._computed_from(own, shown[0])
+            first = self._computed_from(own, shown[0], prompt)
             entries = [prompt - first, *[-1] * (emitted - 1)]
         self._compare.integers(place, _RULE, entries, shown, "rows (-1: a row itself) of entry", 0)
         if shown == entries:
@@ -71,11 +71,13 @@ class Given:
             actual = self._trace.array(number, f"{name}_hidden").reshape(expected.shape)
             self._compare.floats(place, _RULE, expected, actual, row)
 
-    def _computed_from(self, own: Sequence[Record], rows: int) -> int:
+    def _computed_from(self, own: Sequence[Record], rows: int, prompt: int) -> int:
         """The first row that was computed by the prefill that gave the first token; own: all of the request. Where a retraction
         between two chunks may have left the first ones in the prefix cache, `rows`, of the prompt that were given, decide."""
         chunks = [record for record in own if record.stage == "prefill"]
-        last = next((n for n, record in enumerate(chunks) if record.numbers["final"]), 0)
+        # the last one: under overlap a retraction may drop what an earlier one gave
+        ends = [n for n, record in enumerate(chunks) if record.numbers["final"] and record.numbers["end"] == prompt]
+        last = ends[-1] if ends else 0
         if not chunks:
             return 0
         case, possible = self._trace.header.case, [chunks[last].numbers["start"]]
@@ -88,5 +90,4 @@ class Given:
             if not (retracted and case.engine.sglang.radix_cache):
                 possible.pop()
             possible.append(before.numbers["start"])
-        prompt = chunks[last].numbers["end"]
         return prompt - rows if prompt - rows in possible else possible[-1]

@@ -204,7 +204,9 @@ class Layers:
         state = self._states[record.request]
         for reused in self._reused.get(number, ()):
             self._taken_over(record, phase, reused)
-        extend = state.extends[record.key]
+        extend = state.extends.get(record.key)
+        if extend is None:  # it goes on from half a prompt
+            return
         for layer, part in enumerate(self.parts if extend.layers else ()):
             place = Place(record, phase, layer=layer)
             self._stored(number, place, part, extend)

@@ -49,6 +49,11 @@ class Nudge:
         return found
 
 
+def follows_from_experts(rule: str) -> bool:
+    """Whether what this rule compares follows from numbers of rows that went to experts."""
+    return rule.startswith((*_OF_TARGET, *_OF_DRAFT))
+
+
 # How ties in choices of experts are decided: by a nudge, as the trace has it, or as they are (None)
 Ties = Nudge | Literal["as the trace"] | None
 

@@ -25,6 +25,25 @@ def test_a_round_that_is_not_waited_for_is_recorded_and_judged(tmp_path: Path) -
     assert judge(trace).status == "equal"
 
 
+def test_what_a_mixed_step_gave_last_is_not_in_the_list_yet_and_is_recorded(tmp_path: Path) -> None:
+    prompt = (5, 9, 33, 8, 1, 2, 7, 55, 61, 12)
+    case = Case(
+        name="mixed-overlap",
+        model="llama-tiny",
+        num_steps=2,
+        chunked_prefill_size=4,
+        requests=(
+            Request(id="a", prompt=prompt[:3], max_new_tokens=14),
+            Request(id="b", prompt=prompt, max_new_tokens=6, arrive=2),
+        ),
+        exercises=("mixed_step", "accept_all"),
+        engine=EngineSettings(sglang=SGLangSettings(mixed_chunks=True)),
+    )
+    with Host(mode=Mode(overlap=True)) as host:
+        verdict = judge(host.engine(case).run(case, tmp_path))
+    assert verdict.status == "equal", verdict
+
+
 def test_an_abort_of_a_request_whose_step_a_retraction_took_has_one_step_more_and_no_other(tmp_path: Path) -> None:
     """`a` is prefilled when the abort comes, and is retracted, for want of slots, before anybody looks at that."""
     case = Case(

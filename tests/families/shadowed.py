@@ -17,7 +17,7 @@ PROMPT = (17, 72, 8, 32, 15, 63, 57, 60, 48, 26, 12, 62)
 def small(model: str, topk: int) -> Case:
     """Chunks where no live bug is about them, a prefix hit where there is a cache, two rounds or more; a tree begins its
     branches inside a page."""
-    cache = RECIPES[model].target.delta is None
+    cache = not RECIPES[model].target.states
     return Case(
         name=f"shadow-{topk}",
         model=model,

@@ -57,24 +57,29 @@ def _band(answer: dict[str, Any]) -> str:
 
 def _headline(answers: list[dict[str, Any]]) -> str:
     used = sum(one["used"] for one in answers if isinstance(one.get("used"), int))
-    lost = sum(bool(one.get("wrong")) for one in answers)
-    return f"{count(len(answers), 'answer')}, {used} rounds used; {lost} with rounds that accepted another number than they may"
+    told = [one for one in answers if not one.get("untold")]
+    lost = sum(bool(one.get("wrong")) for one in told)
+    left = f"; {len(answers) - len(told)} of which it cannot be told" if len(told) < len(answers) else ""
+    text = f"{count(len(answers), 'answer')}, {used} rounds used; {lost} with rounds that accepted another number than they may"
+    return text + left
 
 
 def _answers(answers: list[dict[str, Any]]) -> Table:
     rows = []
     for one in answers[:_MOST]:
-        wrong = _listed(one.get("wrong"))
+        untold = bool(one.get("untold"))
+        wrong = [] if untold else _listed(one.get("wrong"))
         cells = [TableCell(_text(one.get(name, ""))) for name in ("prompt", "way", "tokens", "cached")]
-        said = f"{count(len(wrong), 'round')}: {_text(wrong[:3])}" if wrong else "none"
-        cells += [TableCell(_band(one)), TableCell(_text(one.get("used", ""))), TableCell(said, "wrong" if wrong else "right")]
-        rows.append(TableRow(tuple(cells), tags=("lost" if wrong else "not lost",)))
+        said = f"{count(len(wrong), 'round')}: {_text(wrong[:3])}" if wrong else "cannot be told" if untold else "none"
+        look = "wrong" if wrong else "" if untold else "right"
+        cells += [TableCell(_band(one)), TableCell(_text(one.get("used", ""))), TableCell(said, look)]
+        rows.append(TableRow(tuple(cells), tags=("lost" if wrong else "not told" if untold else "not lost",)))
     left = len(answers) - len(rows)
     return Table(
         caption="Rounds by answer",
         header=("prompt", "sent", "tokens", "cached", "deserved", "used", "wrong rounds"),
         rows=tuple(rows),
         note=f"{left} more are not listed." if left else "",
-        filters=(("Rounds", ("lost", "not lost")),),
+        filters=(("Rounds", ("lost", "not lost", "not told")),),
         searched=True,
     )

@@ -51,8 +51,13 @@ def give(scheduler: Any, vocabulary: int, end: int, mode: Mode, shims: list[str]
         shims.append("torch.distributed.all_reduce: one rank agrees with itself")
 
 
-def prepare() -> None:
-    """Import what `give` needs, and nothing else: a process that is forked from this one then has it at once."""
+def mask_on_a_cpu() -> bool:
+    """Whether this release applies the mask of a grammar to logits on a CPU."""
+    import inspect
+
+    from sglang.srt.constrained.xgrammar_backend import XGrammarGrammar
+
+    return "cpu" in inspect.getsource(XGrammarGrammar.apply_vocab_mask)
 
 
 def parameters(grammar: Grammar) -> dict[str, str]:

@@ -24,6 +24,7 @@ from ..eras import (
     image_processors,
     plain_rotary,
     processwide,
+    requests,
     sampling,
     state_layers,
     stepping,
@@ -180,12 +181,23 @@ def _refuse_what_is_not_driven(case: Case, mode: Mode, scheduler_module: Any) ->
             f"{case.model} in bfloat16 on a GPU: within its bound many choices of experts are ties, and in a graph nobody sees "
             "how they were decided"
         )
-    if recipe.target.delta is not None and mode.dtype == "bfloat16":
-        raise NotDriven(f"{case.model} in bfloat16: how far off a state of linear attention may be is known in float32 alone")
+    if recipe.target.states and mode.dtype == "bfloat16":
+        raise NotDriven(f"{case.model} in bfloat16: how far off a layer's state may be is known in float32 alone")
+    _refuse_what_requests_ask(case, mode)
     if recipe.target.clamped is not None and mode.dtype == "bfloat16":
         raise NotDriven(f"{case.model} in bfloat16: SGLang keeps its experts' biases in float32, and cannot add them on a CPU")
     if recipe.kv_heads % mode.tp:
         raise NotDriven(f"{case.model} has {recipe.kv_heads} KV heads, which cannot be divided among {mode.tp} ranks")
+
+
+def _refuse_what_requests_ask(case: Case, mode: Mode) -> None:
+    """Raises NotDriven for what this release gives no request."""
+    if case.constrains and mode.device == "cpu" and not grammars.mask_on_a_cpu():
+        raise NotDriven("grammars on a CPU: this release applies the masks of xgrammar on a GPU alone")
+    if any(request.hidden_states == "last" for request in case.requests) and not requests.knows_last_state():
+        raise NotDriven(
+            "hidden_states 'last': this release gives hidden states of all tokens, or none (0.5.17 and later have it)"
+        )
 
 
 def _arguments(case: Case, mode: Mode) -> dict[str, Any]:

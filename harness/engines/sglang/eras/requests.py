@@ -66,3 +66,10 @@ def tokenized(request: Request, vocabulary: int) -> Any:
     fields = getattr(TokenizedGenerateReqInput, "__struct_fields__", None)
     names = fields or [field.name for field in dataclasses.fields(TokenizedGenerateReqInput)]
     return TokenizedGenerateReqInput(**{name: value for name, value in values.items() if name in names})
+
+
+def knows_last_state() -> bool:
+    """Whether a request may ask for the last hidden state alone (0.5.17 and later)."""
+    from sglang.srt.managers import io_struct
+
+    return hasattr(io_struct, "get_return_hidden_states_mode")

@@ -85,15 +85,12 @@ def main(*, front: bool = False) -> None:
 def _before_a_fork(message: object) -> None:
     """Collect what ended, and import what an engine needs, once for all like it. Of a changed tree each engine says itself what
     it imported."""
-    from .. import grammars
     from ..boot import model_classes
     from .supervise import reap
 
     reap()
     if isinstance(message, wire.Build) and len(sys.argv) <= 4:
         model_classes.prepare(family_of(RECIPES[message.configuration.model]).modules)
-        if message.configuration.constrains:
-            grammars.prepare()
         gc.freeze()
 
 

@@ -180,7 +180,9 @@ class Taps:
         for n, (request, end, tensors) in enumerate(
             zip(self._now.requests, ends, self._rows.of(self._now.requests, ends), strict=True)
         ):
-            final = end == len(request.origin_input_ids) + len(request.output_ids)
+            # what its last round gave one that runs is not in its list yet, under overlap
+            more = end - len(request.origin_input_ids) - len(request.output_ids)
+            final = more == 0 or (more > 0 and request.rid in running)
             if final:  # what a chunk in between predicts and proposes is legal garbage
                 tensors |= {"next_token": tokens[n : n + 1]} | self._grammars.of(n, len(ends))
             if final or self._of.layers:  # of several layers, those above have consumed it
