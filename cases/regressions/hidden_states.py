@@ -4,7 +4,7 @@
 * `hidden-rows-2`: after a retraction one entry is a list of all rows that were computed again, and no row.
 * `hidden-aux`: of a target with an EAGLE-3 head the layers that this head reads, side by side, and not the last layer's state,
   which SGLang's documentation promises: those are what `--enable-return-aux-hidden-states` is for.
-* `hidden-standalone`: of a target with a plain draft model nothing.
+* `hidden-standalone`: of a target with a plain draft model nothing. Up to 0.5.11, by reading, states were captured there, too.
 """
 
 from typing import Any
@@ -96,15 +96,16 @@ else batch_result.logits_output.hidden_states,""",
 
 
 def _entry(name: str, title: str, trigger: str, remedy: Patch, model: str, request: Request, **what: Any) -> Entry:
+    plain = model == "llama-standalone"
     return Entry(
         id=name,
         title=title,
         rule="output.hidden",
-        buggy="0.5.9 -",
+        buggy="0.5.12 -" if plain else "0.5.9 -",
         fixed="",
         trigger=trigger,
         remedy=remedy,
-        within="shifted" if model == "llama-standalone" else DECLARED_VIEW,
+        within="shifted" if plain else DECLARED_VIEW,
         case=Case(name=name, model=model, num_steps=1, requests=(request,), **what),
     )
 

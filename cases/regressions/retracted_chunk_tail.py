@@ -1,9 +1,10 @@
 """Live, found by eagletwin: a retracted request that is prefilled again in chunks, of which one ends in what it has emitted.
 
 At the end of a chunk that is not the last, the draft must consume the next token that is known (PR #26329). SGLang looks it up
-in the request's prompt alone, and behind that takes what the target predicts there. A greedy target predicts what it predicted
-before, so nothing shows; one that samples draws another token, and the draft's row there is that of a token which the request
-does not have. It costs acceptance and never output. Read in 0.5.13 and later; shown from 0.5.14 on, where verify samples here.
+in the request's prompt alone, and behind that takes what the target gives there. A request that samples draws another token.
+A greedy one with penalties gets another, too: they count what it was sent, and that is more by now. The draft's row there is
+then that of a token which the request does not have. A greedy request without penalties gets the token that it got before, and
+shows nothing. It costs acceptance and never output. Read in 0.5.13 and later; shown from 0.5.14 on, where verify samples here.
 """
 
 from eagletwin.harness.core.case import Case, EngineSettings, Event, Request, Sampling, SGLangSettings
@@ -17,7 +18,7 @@ ENTRY = Entry(
     rule="draft.input_ids",
     buggy="0.5.13 -",
     fixed="",
-    trigger="a request that samples is retracted, and a chunk of its second prefill ends behind its prompt",
+    trigger="a request that samples or has penalties is retracted, and a chunk of its second prefill ends behind its prompt",
     loses=Loses("batches", layers=False),
     remedy=Patch(
         name="retracted-chunk-tail",

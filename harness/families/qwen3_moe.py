@@ -76,5 +76,5 @@ FAMILY = Family(
     checkpoint=checkpoint,
     layer_weights=layer_weights,
     modules=("sglang.srt.models.qwen3_moe",),
-    limits=("float32", "all layers have experts", "no shared expert"),
+    limits=("all layers have experts", "no shared expert"),
 )

@@ -45,7 +45,7 @@ class Given:
         if wanted == "all":
             first = self._computed_from(own, shown[0], prompt)
             entries = [prompt - first, *[-1] * (emitted - 1)]
-        self._compare.integers(place, _RULE, entries, shown, "rows (-1: a row itself) of entry", 0)
+        self._compare.integers(place, _RULE, entries, shown, "rows (-1: a row itself) of item", 0)
         if shown == entries:
             self._rows(number, place, "given", states[first:], lambda n: f"hidden state of row {first + n}")
         self._messages(number, record, wanted == "all", states[prompt - 1 :])

@@ -1,8 +1,9 @@
 """Choices of experts that tie. An engine's rounding decides them, and all numbers of such a row follow from what it decided.
 
-A trace does not say which experts a row went to. Where a number is wrong in a model with experts, the judge asks the reference
-again, with the bias of one expert a little larger: that expert then wins each tie that it has lost by less. DeepSeek's bias is
-in the choice alone, and in no number; gpt-oss' is in the weights of the chosen as well, where so little is within the bound.
+Where a number is wrong in a model with experts, the judge asks the reference again: first with the experts that the trace says
+each row went to (routed.py), where it says so. In a CUDA graph nobody sees a router; then, and where the first did not help,
+the bias of one expert is a little larger: that expert then wins each tie that it has lost by less. DeepSeek's bias is in the
+choice alone, and in no number; gpt-oss' is in the weights of the chosen as well, where so little is within the bound.
 If everything is right then, the engine decided a tie the other way. Called by judge.py.
 """
 

@@ -55,7 +55,8 @@ class Samples:
         exact = torch.from_numpy(logits) / sampling.temperature
         error = self._bounds.relative * float(magnitude(exact.numpy()))
         if not bool(exact[token].isfinite()):
-            self._compare.report(place, rule, index, "a token that its processor allows", f"{token}, which it forbids")
+            allowed = "a token that the request's processor, grammar and min_new_tokens allow"
+            self._compare.report(place, rule, index, allowed, f"{token}, which one of them forbids")
             return
         below = float(exact.max() - exact[token])  # in log-probability
         if sampling.min_p > 0 and below > 2 * error - math.log(sampling.min_p):
