@@ -34,6 +34,7 @@ from . import (
     small_tree,
     standalone,
     tree_window,
+    two_chunked,
     verify_asks,
 )
 
@@ -67,6 +68,7 @@ LEDGER: dict[str, Entry] = {
         boundary_kv.ENTRY,
         *greedy_drafts.ENTRIES,
         retracted_chunk_tail.ENTRY,
+        two_chunked.ENTRY,
         *context_end.ENTRIES,
         *standalone.ENTRIES,
         draft_window.ENTRY,

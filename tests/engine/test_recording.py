@@ -51,6 +51,7 @@ SHOWN = {
     "multi-layer-topk-path": "commit.path",
     "multi-layer-topk-windows": "draft.input_ids",
     "retracted-chunk-tail": "draft.input_ids",
+    "two-chunked": "draft.input_ids",
     "standalone-shift": "draft.input_ids",
 }
 NOT_SHOWN = {

@@ -1,0 +1,46 @@
+"""Live: a prompt is left half read where two requests of one batch are cut, with mixed chunks and without the radix cache.
+
+The scheduler follows one request that is cut, as the rest of its prompt comes in the next batch. A cut at a page's end can
+leave a part of the budget, since each request that runs takes a token of it. A request with `ignore_eos` takes this rest, is
+cut as well, and stands in the first one's place: the first counts as read, and goes on from half a prompt. It needs no draft.
+"""
+
+from eagletwin.harness.core.case import Case, EngineSettings, Request, SGLangSettings
+from eagletwin.harness.core.patch import Edit, Patch
+
+from ..entry import Entry
+
+_ADDER = "sglang.srt.managers.schedule_policy.PrefillAdder"
+
+ENTRY = Entry(
+    id="two-chunked",
+    title="Cut one request a batch where one with ignore_eos follows",
+    rule="draft.input_ids",
+    buggy="0.5.19 -",
+    fixed="",
+    trigger="mixed chunks, pages of several tokens, no radix cache, and a request with ignore_eos behind one without",
+    remedy=Patch(
+        name="one-chunked-request",
+        edits=(
+            Edit(
+                target=f"{_ADDER}.add_one_req_ignore_eos",
+                match="if self.rem_chunk_tokens <= 0:",
+                replacement="if self.rem_chunk_tokens <= 0 or self.new_chunked_req is not None:",
+            ),
+        ),
+    ),
+    case=Case(
+        name="two-chunked",
+        model="llama-tiny",
+        num_steps=1,
+        page_size=2,
+        chunked_prefill_size=4,
+        requests=(
+            Request(id="a", prompt=(7,), max_new_tokens=2),
+            Request(id="b", prompt=(7, 5, 3), max_new_tokens=1, arrive=1, stop=(1,)),
+            Request(id="c", prompt=(7, 5), max_new_tokens=1, arrive=1),
+        ),
+        exercises=("mixed_step",),
+        engine=EngineSettings(sglang=SGLangSettings(mixed_chunks=True, radix_cache=False)),
+    ),
+)
