@@ -113,11 +113,23 @@ def allowed(**asked: Any) -> SearchOptions | None:
 
 
 SINGLE = [{name: value} for name, values in ASKED.items() for value in values[1:]]
-PAIRS = [
-    one | other
-    for one, other in itertools.combinations(SINGLE, 2)
-    if one.keys() != other.keys() and allowed(**one, **other) is not None
-]
+
+
+def pairs() -> list[dict[str, Any]]:
+    """Each two options that are not of models; and each model with each other option, whose values take turns."""
+    others = [one for one in SINGLE if "model" not in one]
+    found = [one | other for one, other in itertools.combinations(others, 2) if one.keys() != other.keys()]
+    for number, model in enumerate(ASKED["model"][1:]):
+        for name, values in ASKED.items():
+            if name != "model":
+                turn = [
+                    {"model": model, name: value} for value in values[1:] if allowed(model=model, **{name: value}) is not None
+                ]
+                found += turn[number % len(turn) :][:1] if turn else []
+    return [asked for asked in found if allowed(**asked) is not None]
+
+
+PAIRS = pairs()
 
 
 def drawn(options: SearchOptions, blocks: int) -> list[Case]:
