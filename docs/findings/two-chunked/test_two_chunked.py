@@ -24,6 +24,8 @@ def _request(prompt, ignore_eos):
     req.host_hit_length = req.swa_host_hit_length = req.storage_hit_length = 0
     req.auxiliary_swa_host_hit_length = 0
     req.needs_host_load_back.return_value = False
+    req.fulfilled_storage_hit_len.return_value = 0
+    req.extend_len = prompt  # of one that is added whole
     req.retracted_stain = False
     req.sampling_params = SimpleNamespace(max_new_tokens=1, ignore_eos=ignore_eos)
     return req
