@@ -51,7 +51,6 @@ SHOWN = {
     "multi-layer-topk-path": "commit.path",
     "multi-layer-topk-windows": "draft.input_ids",
     "retracted-chunk-tail": "draft.input_ids",
-    "two-chunked": "draft.input_ids",
     "standalone-shift": "draft.input_ids",
 }
 NOT_SHOWN = {
@@ -77,6 +76,7 @@ NOT_SHOWN = {
         ("hidden-rows", "hidden-rows-2", "hidden-aux"),
         "which hidden states a request is given is not recorded",
     ),
+    "two-chunked": "a request is recorded once its prompt was read to the end, which this one's never is",
     "tree-window": "what a node attends to is in its row and its logits alone",
 }
 # These end the worker, overflow memory that nothing reads, or show in rows and in a view alone.
