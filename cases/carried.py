@@ -21,8 +21,6 @@ _LONGER = ((0, 0), (0, 10), (4, 10), (4, 30))
 _PROMPTS = 6  # for each of them
 CASES = 1 + len(_LONGER) * _PROMPTS  # that are tried at most
 
-_OF_AUX_LAYERS = ("hidden-aux",)  # entries about EAGLE-3 heads; others only have one at home
-
 # (model, prompt, count) -> the tokens with which the target alone answers
 Says = Callable[[str, tuple[int, ...], int], list[int]]
 
@@ -34,7 +32,7 @@ def cannot_be_in(entry: Entry, model: str) -> str:
         return "it is about drafts of several layers, and this draft has one"
     if recipe.reads_states and not home.reads_states:
         return "it is about drafts that are language models of their own"
-    if entry.id in _OF_AUX_LAYERS and not recipe.target.aux_layers:
+    if entry.case.gives_states and home.target.aux_layers and not recipe.target.aux_layers:
         return "it is about heads that read several layers of the target"
     if home.target.windows and not recipe.target.windows:
         return "it is about sliding windows, and this model has none"

@@ -170,6 +170,7 @@ class Entry(Facts):
     on_cuda   how a proof on a GPU differs
     within    the view that both sides are judged in, where another live bug shows first in the declared one
     case      minimal: equal on the green side, diverged on the red one
+    also      cases of other kinds that show it, where they lack what makes `case` a special one
 
     One of these tells the two sides apart:
 
@@ -179,6 +180,7 @@ class Entry(Facts):
     """
 
     case: Case
+    also: tuple[Case, ...] = ()
     by_hand: Patch | None = None
     beside: Mapping[str, Patch] = field(default_factory=dict)
     needs: Needs | None = None

@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import linear, silu, softplus
 
-from .kept import Kept, windows
+from .kept import Kept, recur, windows
 from .norm import Weights, rms_norm
 from .sizes import DeltaShape
 
@@ -47,14 +47,8 @@ def delta_layer(
     decay = (-weights[f"{prefix}A_log"].exp() * rate).exp()  # [R, N]
     beta = linear(inner, weights[f"{prefix}in_proj_b.weight"]).sigmoid()  # [R, N]
 
-    states = []
-    begins = {sum(lengths[:n]) for n in range(len(lengths))}
-    for row in range(rows):
-        if row in begins:
-            state = torch.zeros(shape.value_heads, shape.value, shape.key, dtype=inner.dtype)  # [N, W, D]
-        state = step(state, decay[row], beta[row], key[row], value[row])
-        states.append(state)
-    kept = torch.stack(states) if states else torch.zeros(0, shape.value_heads, shape.value, shape.key, dtype=inner.dtype)
+    nothing = torch.zeros(shape.value_heads, shape.value, shape.key, dtype=inner.dtype)  # [N, W, D]
+    kept = recur(nothing, lengths, lambda state, row: step(state, decay[row], beta[row], key[row], value[row]))
     out = (kept @ query[..., None])[..., 0] / shape.key**0.5  # [R, N, W]
     gate = linear(inner, weights[f"{prefix}in_proj_z.weight"]).view(rows, shape.value_heads, shape.value)  # [R, N, W]
     out = rms_norm(out, weights[f"{prefix}norm.weight"], eps) * silu(gate)

@@ -3,7 +3,7 @@
 Such a layer is delta.py's or mamba2.py's. Both convolve over the last few inputs of each channel, and keep those.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -33,3 +33,15 @@ def windows(mixed: Tensor, lengths: Sequence[int], kernel: int) -> Tensor:
         padded.append(torch.cat([before, mixed[begin : begin + length]]).unfold(0, kernel, 1))  # [length, C, kernel]
         begin += length
     return torch.cat(padded)
+
+
+def recur(nothing: Tensor, lengths: Sequence[int], step: Callable[[Tensor, int], Tensor]) -> Tensor:
+    """The state after each row [R, N, W, D]. nothing [N, W, D]: before a sequence begins; lengths: of the sequences that the
+    rows are; step(state, row): the state after that row."""
+    states: list[Tensor] = []
+    for length in lengths:
+        state = nothing
+        for _ in range(length):
+            state = step(state, len(states))
+            states.append(state)
+    return torch.stack(states) if states else nothing[None][:0]

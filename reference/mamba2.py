@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import linear, silu, softplus
 
-from .kept import Kept, windows
+from .kept import Kept, recur, windows
 from .norm import Weights, rms_norm
 from .sizes import ScanShape
 
@@ -44,14 +44,8 @@ def scan_layer(
     size = softplus(linear(inner, weights[f"{prefix}in_proj_step.weight"]) + weights[f"{prefix}step_bias"])  # [R, N]
     decay = (-weights[f"{prefix}A_log"].exp() * size).exp()  # [R, N]
 
-    states = []
-    begins = {sum(lengths[:n]) for n in range(len(lengths))}
-    for row in range(rows):
-        if row in begins:
-            state = torch.zeros(shape.heads, shape.width, shape.state, dtype=inner.dtype)  # [N, W, D]
-        state = step(state, decay[row], size[row], value[row], put[row])
-        states.append(state)
-    kept = torch.stack(states) if states else torch.zeros(0, shape.heads, shape.width, shape.state, dtype=inner.dtype)
+    nothing = torch.zeros(shape.heads, shape.width, shape.state, dtype=inner.dtype)  # [N, W, D]
+    kept = recur(nothing, lengths, lambda state, row: step(state, decay[row], size[row], value[row], put[row]))
     out = (kept @ read[..., None])[..., 0] + weights[f"{prefix}D"][:, None] * value  # [R, N, W]
     gate = linear(inner, weights[f"{prefix}in_proj_gate.weight"])  # [R, N*W]
     grouped = (out.flatten(1) * silu(gate)).view(rows, shape.groups, -1)  # [R, groups, N*W/groups]

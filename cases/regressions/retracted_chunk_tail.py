@@ -7,10 +7,24 @@ then that of a token which the request does not have. A greedy request without p
 shows nothing. It costs acceptance and never output. Read in 0.5.13 and later; shown from 0.5.14 on, where verify samples here.
 """
 
-from eagletwin.harness.core.case import Case, EngineSettings, Event, Request, Sampling, SGLangSettings
+from msgspec.structs import replace
+
+from eagletwin.harness.core.case import Case, EngineSettings, Event, Penalties, Request, Sampling, SGLangSettings
 from eagletwin.harness.core.patch import Edit, Patch
 
 from ..entry import Entry, Loses
+
+_CASE = Case(
+    name="retracted-chunk-tail",
+    model="llama-tiny",
+    num_steps=1,
+    chunks=(64, 2),
+    requests=(Request(id="a", prompt=(7,), max_new_tokens=5, sampling=Sampling(temperature=5)),),
+    events=(Event(at=2, kind="retract"),),
+    exercises=("chunked_prefill", "retraction_in_decode", "sampled_verify"),
+    engine=EngineSettings(sglang=SGLangSettings(random_seed=1)),
+)
+_PENALIZED = Request(id="a", prompt=(5,), max_new_tokens=5, penalties=Penalties(frequency=1))
 
 ENTRY = Entry(
     id="retracted-chunk-tail",
@@ -30,14 +44,6 @@ ENTRY = Entry(
             ),
         ),
     ),
-    case=Case(
-        name="retracted-chunk-tail",
-        model="llama-tiny",
-        num_steps=1,
-        chunks=(64, 2),
-        requests=(Request(id="a", prompt=(7,), max_new_tokens=5, sampling=Sampling(temperature=5)),),
-        events=(Event(at=2, kind="retract"),),
-        exercises=("chunked_prefill", "retraction_in_decode", "sampled_verify"),
-        engine=EngineSettings(sglang=SGLangSettings(random_seed=1)),
-    ),
+    case=_CASE,
+    also=(replace(_CASE, requests=(_PENALIZED,), exercises=()),),
 )

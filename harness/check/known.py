@@ -66,15 +66,11 @@ def may_have(version: str, entry: Entry) -> bool:
 
 
 def may_show(entry: Entry, case: Case) -> bool:
-    """Whether a case has what makes the entry's own case a special one."""
-    needed = _kind(entry.case)
-    if entry.id == "retracted-chunk-tail" and any(request.penalized for request in case.requests):
-        needed = _kind(_greedy(entry.case))  # penalties, too, have a request predict otherwise than before
-    return all(has or not need for need, has in zip(needed, _kind(case), strict=True))
-
-
-def _greedy(case: Case) -> Case:
-    return replace(case, requests=tuple(replace(request, sampling=None) for request in case.requests))
+    """Whether a case has what makes the entry's own case a special one, or another that shows it."""
+    kind = _kind(case)
+    return any(
+        all(has or not needed for needed, has in zip(_kind(shown), kind, strict=True)) for shown in (entry.case, *entry.also)
+    )
 
 
 def mended(run: RunSpec, entries: Sequence[Entry], view: View | None = None) -> RunSpec:

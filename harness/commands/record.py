@@ -34,7 +34,6 @@ Private = Annotated[
 Share = Annotated[
     float,
     typer.Option(
-        "--share",  # typer 0.27 takes a name from such a metavar
         metavar="SHARE",
         min=0.0001,
         max=1,

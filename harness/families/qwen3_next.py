@@ -13,14 +13,13 @@ from typing import TYPE_CHECKING
 
 from eagletwin.reference.sizes import DeltaShape, ExpertShape
 
+from . import hybrid
 from .family import Family, Part
 from .mtp import joined_layer
 from .recipe import Recipe, llama_shape
 
 if TYPE_CHECKING:
     from torch import Tensor
-
-    from eagletwin.reference.eagle import Head
 
     from .family import Normal, Weights
 
@@ -96,22 +95,7 @@ def _delta(recipe: Recipe, normal: Normal) -> Weights:
 
 
 def layer_weights(recipe: Recipe, number: int, normal: Normal) -> Weights:
-    """A decoder layer of the target: the last one of every `attends_every` attends."""
-    size = recipe.target.hidden_size
-    mixes = _delta if recipe.target.keeps_state(number) else _attention
-    return {
-        "input_layernorm.weight": 1 + normal(size, std=0.1),
-        **mixes(recipe, normal),
-        "post_attention_layernorm.weight": 1 + normal(size, std=0.1),
-        **_experts(recipe, normal),
-    }
-
-
-def heads(recipe: Recipe, draft: Weights, embedding: Tensor, lm_head: Tensor, proposes: Tensor) -> tuple[Head, ...]:  # noqa: ARG001
-    """The MTP layer, which attends, and hands on its normed state."""
-    from eagletwin.reference.mtp_head import MtpHead
-
-    return (MtpHead(draft, recipe.draft, embedding, lm_head, normed=True),)
+    return hybrid.layer(recipe, number, normal, keeps=_delta, attends=_attention, experts=_experts)
 
 
 _OF_HEAD = {
@@ -182,7 +166,7 @@ FAMILY = Family(
     name="qwen3_next",
     recipes=RECIPES,
     draft_weights=joined_layer,
-    heads=heads,
+    heads=hybrid.heads,
     checkpoint=checkpoint,
     layer_weights=layer_weights,
     modules=("sglang.srt.models.qwen3_next", "sglang.srt.models.qwen3_next_mtp"),

@@ -100,7 +100,7 @@ class Layers:
     # -- what must have been computed ------------------------------------------------------------------------------------
 
     def _work_out(self, number: int, record: Record) -> _Extend | None:
-        """None: no token is told behind its rows, as where an engine goes on from a prompt that it has not read to its end."""
+        """None: no token is told behind its rows."""
         story = self._stories[record.request]
         if record.stage == "prefill":
             rows = range(record.numbers["start"], record.numbers["end"])
@@ -108,7 +108,7 @@ class Layers:
             round = story.rounds[record.round]
             rows = range(round.committed, round.end)
         known = story.known[number]
-        if len(story.tokens) <= rows.stop:
+        if not story.goes_on_behind(rows.stop - 1):
             return None
         tokens = torch.tensor(story.tokens[: known + 1]).clamp(0, self._vocabulary - 1)
         best = self._trace.integers(number, "proposal")[:: self._case.topk]  # of each layer: the one that goes on
@@ -205,7 +205,7 @@ class Layers:
         for reused in self._reused.get(number, ()):
             self._taken_over(record, phase, reused)
         extend = state.extends.get(record.key)
-        if extend is None:  # it goes on from half a prompt
+        if extend is None:  # no token is told behind its rows
             return
         for layer, part in enumerate(self.parts if extend.layers else ()):
             place = Place(record, phase, layer=layer)

@@ -164,7 +164,7 @@ class RequestJudge:
             return
         if story.target_rows is None:  # of one token, none follows
             return
-        if end > len(story.target.logits):  # it goes on from half a prompt, which the rules of what it is given have seen
+        if not story.goes_on_behind(end - 1):  # which the rules of what it is given have seen
             return
         if record.numbers["final"]:
             token, index = self._trace.integers(number, "next_token")[0], f"output token {end - len(story.prompt)}"

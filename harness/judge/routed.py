@@ -93,6 +93,7 @@ class Routed:
 def routed_of(trace: Trace, stories: Mapping[str, Any], within: float, ahead: int) -> Routed:
     """What a trace says. within: how far off the difference of two scores may be, as a share of the largest."""
     found = Routed(within, {"target": RoutedRows(), "draft": RoutedRows()}, {}, set())
+    of_stories = {name: _prefixes(story.tokens) for name, story in stories.items()}
     for number, record in enumerate(trace.header.records):
         if "experts" not in record.tensors or record.request not in stories:
             continue
@@ -101,7 +102,7 @@ def routed_of(trace: Trace, stories: Mapping[str, Any], within: float, ahead: in
             found.steps[record.request, record.round, record.step] = chosen
             continue
         part, seen = ("target", 0) if record.stage.startswith("target.") else ("draft", ahead)
-        prefixes = _prefixes(story.tokens)[seen:]
+        prefixes = of_stories[record.request][seen:]
         for row, index in _committed(record, story, len(chosen)):
             if row >= len(prefixes) or index >= len(chosen):
                 continue

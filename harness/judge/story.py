@@ -140,6 +140,10 @@ class Story:
     known: dict[int, int] = field(default_factory=dict)
     rerouted: bool = False
 
+    def goes_on_behind(self, row: int) -> bool:
+        """Whether a token is told behind this row. None is where an engine goes on from a prompt that it has half read."""
+        return row + 1 < len(self.tokens)
+
     @property
     def target(self) -> ReferenceRows:
         """Rows of the target. Raises ValueError if the reference has none."""

@@ -3,35 +3,22 @@
 import pytest
 
 from eagletwin.harness.core.answers import Finish
-from eagletwin.harness.core.case import Case, EngineSettings, Event, Request, SGLangSettings
+from eagletwin.harness.core.case import Event, Request
 from eagletwin.harness.core.patch import Edit
 from eagletwin.harness.core.trace import Trace
 from eagletwin.harness.engines.host import Host
 from eagletwin.harness.judge.judge import judge
 
+from .asked import PROMPT, answered
 from .conftest import Runner
 
-PROMPT = (49, 53, 5, 33, 65, 62, 7, 70, 1)
-
 # a: its length; b: a stop token, in the middle of an accepted path, after a cached page; c: an abort. a, c: retracted
-CASE = Case(
-    name="answers",
-    model="llama-tiny",
-    num_steps=3,
-    page_size=4,
-    chunked_prefill_size=8,
-    requests=(
-        Request(
-            id="a",
-            prompt=(49, 53, 5, 33, 65, 62, 51, 38, 61, 45, 74, 27, 64, 17, 36, 17, 12, 79, 32),
-            max_new_tokens=14,
-            stream=True,
-        ),
-        Request(id="b", prompt=PROMPT, max_new_tokens=9, arrive=5, stop=(6, 70, 32)),
-        Request(id="c", prompt=PROMPT, max_new_tokens=12, arrive=7, stream=True),
-    ),
-    events=(Event(at=8, kind="retract"), Event(at=12, kind="abort", request="c")),
-    engine=EngineSettings(sglang=SGLangSettings(radix_cache=True, max_total_tokens=256)),
+CASE = answered(
+    "answers",
+    {},
+    {},
+    Request(id="c", prompt=PROMPT, max_new_tokens=12, arrive=7, stream=True),
+    events=(Event(at=12, kind="abort", request="c"),),
 )
 
 REQUEST = "sglang.srt.managers.schedule_batch.Req"

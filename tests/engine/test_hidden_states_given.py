@@ -4,39 +4,24 @@ import pytest
 from msgspec.structs import replace
 
 from eagletwin.cases.regressions import LEDGER
-from eagletwin.harness.core.case import Case, EngineSettings, Event, Request, Sampling, SGLangSettings
+from eagletwin.harness.core.case import Case, Request, Sampling
 from eagletwin.harness.core.patch import Edit
 from eagletwin.harness.core.trace import Trace
 from eagletwin.harness.engines.host import Host
 from eagletwin.harness.judge.judge import judge
 
+from .asked import PROMPT, answered
 from .changes import Change, bump, changed, lengthen, nan, percent
 from .conftest import Runner
 
-PROMPT = (49, 53, 5, 33, 65, 62, 7, 70, 1)
-
 # a: in chunks, streamed, retracted; b: behind a cached page; c: its last alone, it samples; d: none
-CASE = Case(
-    name="hidden-states",
-    model="llama-tiny",
-    num_steps=3,
-    page_size=4,
-    chunked_prefill_size=8,
-    requests=(
-        Request(
-            id="a",
-            prompt=(49, 53, 5, 33, 65, 62, 51, 38, 61, 45, 74, 27, 64, 17, 36, 17, 12, 79, 32),
-            max_new_tokens=14,
-            stream=True,
-            hidden_states="all",
-        ),
-        Request(id="b", prompt=PROMPT, max_new_tokens=9, arrive=5, hidden_states="all", stop=(6, 70, 32)),
-        Request(id="c", prompt=PROMPT, max_new_tokens=8, arrive=7, sampling=Sampling(temperature=0.7), hidden_states="last"),
-        Request(id="d", prompt=PROMPT[3:], max_new_tokens=5, arrive=7),
-    ),
-    events=(Event(at=8, kind="retract"),),
+CASE = answered(
+    "hidden-states",
+    {"hidden_states": "all"},
+    {"hidden_states": "all"},
+    Request(id="c", prompt=PROMPT, max_new_tokens=8, arrive=7, sampling=Sampling(temperature=0.7), hidden_states="last"),
+    Request(id="d", prompt=PROMPT[3:], max_new_tokens=5, arrive=7),
     exercises=("states_of_path", "states_of_chunks", "radix_hit", "retraction_in_decode", "early_stop"),
-    engine=EngineSettings(sglang=SGLangSettings(radix_cache=True, max_total_tokens=256)),
 )
 LAST = Case(  # SGLang is started for the last ones alone
     name="last-hidden-states",

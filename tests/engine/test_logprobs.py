@@ -3,43 +3,24 @@
 import pytest
 from msgspec.structs import replace
 
-from eagletwin.harness.core.case import Bias, Case, EngineSettings, Event, Logprobs, Request, Sampling, SGLangSettings
+from eagletwin.harness.core.case import Bias, Case, Logprobs, Request, Sampling
 from eagletwin.harness.core.patch import Edit
 from eagletwin.harness.core.trace import Trace
 from eagletwin.harness.engines.host import Host
 from eagletwin.harness.judge.judge import judge
 
+from .asked import PROMPT, answered
 from .changes import Change, bump, changed, lengthen, nan, nudge, percent, shorten
 from .conftest import Runner
 
-PROMPT = (49, 53, 5, 33, 65, 62, 7, 70, 1)
-
 # a: from a place in its first chunk on, streamed, retracted; b: behind a cached page; c: from the first token on, it samples
-CASE = Case(
-    name="logprobs",
-    model="llama-tiny",
-    num_steps=3,
-    page_size=4,
-    chunked_prefill_size=8,
-    requests=(
-        Request(
-            id="a",
-            prompt=(49, 53, 5, 33, 65, 62, 51, 38, 61, 45, 74, 27, 64, 17, 36, 17, 12, 79, 32),
-            max_new_tokens=14,
-            stream=True,
-            logprobs=Logprobs(start=3, top=2, tokens=(5, 9)),
-        ),
-        Request(id="b", prompt=PROMPT, max_new_tokens=9, arrive=5, logprobs=Logprobs(start=5, top=1), stop=(6, 70, 32)),
-        Request(
-            id="c", prompt=PROMPT, max_new_tokens=8, arrive=7, sampling=Sampling(temperature=0.7), logprobs=Logprobs(start=0)
-        ),
-        Request(
-            id="d", prompt=PROMPT[3:], max_new_tokens=5, arrive=7, logit_bias=(Bias(token=9, value=3),), logprobs=Logprobs()
-        ),
-    ),
-    events=(Event(at=8, kind="retract"),),
+CASE = answered(
+    "logprobs",
+    {"logprobs": Logprobs(start=3, top=2, tokens=(5, 9))},
+    {"logprobs": Logprobs(start=5, top=1)},
+    Request(id="c", prompt=PROMPT, max_new_tokens=8, arrive=7, sampling=Sampling(temperature=0.7), logprobs=Logprobs(start=0)),
+    Request(id="d", prompt=PROMPT[3:], max_new_tokens=5, arrive=7, logit_bias=(Bias(token=9, value=3),), logprobs=Logprobs()),
     exercises=("logprobs_of_path", "logprobs_of_chunks", "logprobs_behind_hit", "retraction_in_decode", "early_stop"),
-    engine=EngineSettings(sglang=SGLangSettings(radix_cache=True, max_total_tokens=256)),
 )
 TREE = Case(
     name="logprobs-of-a-tree",

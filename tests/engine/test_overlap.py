@@ -2,12 +2,16 @@
 
 from pathlib import Path
 
+from msgspec.structs import replace
+
 from eagletwin.cases.ledger import patches_of
 from eagletwin.harness.core.case import Case, EngineSettings, Event, Request, SGLangSettings
 from eagletwin.harness.core.mode import Mode
 from eagletwin.harness.core.patch import Edit, Patch
 from eagletwin.harness.engines.host import Host
 from eagletwin.harness.judge.judge import judge
+
+from .test_mixed_chunks import CASE as MIXED
 
 
 def test_a_round_that_is_not_waited_for_is_recorded_and_judged(tmp_path: Path) -> None:
@@ -26,19 +30,7 @@ def test_a_round_that_is_not_waited_for_is_recorded_and_judged(tmp_path: Path) -
 
 
 def test_what_a_mixed_step_gave_last_is_not_in_the_list_yet_and_is_recorded(tmp_path: Path) -> None:
-    prompt = (5, 9, 33, 8, 1, 2, 7, 55, 61, 12)
-    case = Case(
-        name="mixed-overlap",
-        model="llama-tiny",
-        num_steps=2,
-        chunked_prefill_size=4,
-        requests=(
-            Request(id="a", prompt=prompt[:3], max_new_tokens=14),
-            Request(id="b", prompt=prompt, max_new_tokens=6, arrive=2),
-        ),
-        exercises=("mixed_step", "accept_all"),
-        engine=EngineSettings(sglang=SGLangSettings(mixed_chunks=True)),
-    )
+    case = replace(MIXED, requests=MIXED.requests[:2], exercises=("mixed_step", "accept_all"))
     with Host(mode=Mode(overlap=True)) as host:
         verdict = judge(host.engine(case).run(case, tmp_path))
     assert verdict.status == "equal", verdict

@@ -86,3 +86,13 @@ def test_a_fault_is_named(run: Runner, fault: str) -> None:
     edits, rule = PLANTED[fault]
     trace, verdict = run(replace(CASE, exercises=()), *edits)
     assert (verdict.status, verdict.rule) == ("diverged", rule), (verdict, trace.header.ending)
+
+
+def test_a_greedy_request_with_penalties_shows_a_retracted_chunk_s_tail_as_well(run: Runner) -> None:
+    entry = LEDGER["retracted-chunk-tail"]
+    [case], remedy = entry.also, entry.remedy
+    assert remedy is not None
+    _, red = run(case, *FIXED)
+    assert (red.status, red.rule) == ("diverged", entry.rule)
+    _, green = run(case, *FIXED, *remedy.edits)
+    assert green.status == "equal"

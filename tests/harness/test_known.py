@@ -3,7 +3,7 @@
 from msgspec.structs import replace
 
 from eagletwin.cases.regressions import LEDGER
-from eagletwin.harness.check.known import candidates
+from eagletwin.harness.check.known import candidates, may_show
 from eagletwin.harness.core.run_spec import DEFAULT_RUN
 
 LIVE = LEDGER["retracted-chunk-tail"]
@@ -33,3 +33,12 @@ def test_a_bug_whose_remedy_is_applied_is_not_tried() -> None:
 
 def test_a_bug_of_another_mode_is_not_tried() -> None:
     assert ids("context-end-reads", "0.5.23") == []
+
+
+def test_a_search_asks_for_a_bug_where_a_case_is_like_any_that_shows_it() -> None:
+    """A retracted request samples, or has penalties; a plain one shows nothing."""
+    [penalized] = LIVE.also
+    [request] = penalized.requests
+    assert may_show(LIVE, LIVE.case)
+    assert may_show(LIVE, penalized)
+    assert not may_show(LIVE, replace(penalized, requests=(replace(request, penalties=None),)))

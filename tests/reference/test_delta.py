@@ -10,10 +10,11 @@ from eagletwin.harness.families import RECIPES, family_of
 from eagletwin.harness.families.weights import model_pair
 from eagletwin.reference.delta import delta_layer, step, unit
 from eagletwin.reference.eagle import draft_rows
-from eagletwin.reference.llama import causal, target_rows
+from eagletwin.reference.llama import causal
 from eagletwin.reference.sizes import DeltaShape
 
 from .fused import fused
+from .kept import drawn_from, near, rows_and_what_is_kept_equal, sequences_are_their_own
 
 RECIPE = RECIPES["qwen3-next-nextn"]
 # transformers works out rotary angles, the recurrence and the router's softmax in float32 whatever the dtype: 1e-6 of the
@@ -35,26 +36,12 @@ def test_a_step_takes_out_what_lies_under_the_key_and_puts_the_value_there() -> 
 
 
 def test_a_sequence_is_its_own_and_begins_from_nothing() -> None:
-    """Two sequences side by side are what each of them is alone, and what is kept after a row is a function of its prefix."""
     shape = DeltaShape(key_heads=1, value_heads=2, key=4, value=3, kernel=4)
-    generator = torch.Generator().manual_seed(1)
-
-    def drawn(*size: int) -> Tensor:
-        return torch.randn(*size, generator=generator, dtype=torch.float64)
-
+    drawn = drawn_from(1)
     sizes = {"in_proj_qkv": (shape.mixed, 5), "in_proj_z": (6, 5), "in_proj_a": (2, 5), "in_proj_b": (2, 5), "out_proj": (5, 6)}
     weights = {f"{name}.weight": drawn(*size) for name, size in sizes.items()}
     weights |= {"conv1d.weight": drawn(shape.mixed, 4), "norm.weight": drawn(3), "A_log": drawn(2), "dt_bias": drawn(2)}
-    inner = drawn(9, 5)
-    together, kept = delta_layer(weights, "", shape, inner, (5, 4), 1e-6)
-    for rows in (slice(0, 5), slice(5, 9)):
-        alone, own = delta_layer(weights, "", shape, inner[rows], (rows.stop - rows.start,), 1e-6)
-        assert torch.allclose(together[rows], alone)
-        assert torch.allclose(kept.state[rows], own.state)
-        assert torch.allclose(kept.window[rows], own.window)
-    prefix = delta_layer(weights, "", shape, inner[:3], (3,), 1e-6)[1]
-    assert torch.allclose(prefix.state[2], kept.state[2])
-    assert not kept.window[0, :, :2].any()  # before the sequence there is nothing
+    sequences_are_their_own(delta_layer, weights, shape, drawn(9, 5))
     assert torch.allclose(unit(drawn(7, 4)).norm(dim=-1), torch.ones(7).double(), atol=1e-5)
 
 
@@ -94,29 +81,10 @@ def _model() -> Any:
     return model
 
 
-def _near(ours: Tensor, theirs: Tensor) -> None:
-    assert ours.shape == theirs.shape
-    assert (ours - theirs).abs().max() <= CLOSE * theirs.abs().max()
-
-
 @pytest.mark.slow  # the import of transformers
 def test_every_row_and_what_is_kept_equal_transformers_own_model_in_float64() -> None:
-    model, shape = _model(), RECIPE.target
-    tokens = torch.randint(0, shape.vocab_size, (150,), generator=torch.Generator().manual_seed(3))  # three of its chunks
-    with torch.no_grad():
-        theirs = model.model(tokens[None], use_cache=True)
-        logits = model.lm_head(theirs.last_hidden_state)[0]
-    ours = target_rows(model_pair(RECIPE.name).reference_target(), shape, tokens)
-    _near(ours.hidden, theirs.last_hidden_state[0])
-    _near(ours.logits, logits)
-    layers = theirs.past_key_values.layers
-    with_state = [layer for layer in range(shape.num_layers) if shape.keeps_state(layer)]
-    for layer, kept in zip(with_state, ours.kept, strict=True):
-        _near(kept.state[-1], layers[layer].recurrent_states[0][0].mT)  # [N, D, W] there
-        _near(kept.window[-1], layers[layer].conv_states[0][0][:, -kept.window.shape[-1] :])
-    attends = next(layer for layer in range(shape.num_layers) if not shape.keeps_state(layer))
-    _near(ours.keys[0], layers[attends].keys[0].transpose(0, 1))
-    _near(ours.values[0], layers[attends].values[0].transpose(0, 1))
+    layers = range(RECIPE.target.num_layers)  # three of its chunks; [N, D, W] there
+    rows_and_what_is_kept_equal(_model(), RECIPE.name, 150, CLOSE, layers, lambda state: state[0].mT)
 
 
 @pytest.mark.slow
@@ -151,5 +119,5 @@ def test_the_mtp_layer_is_a_layer_of_transformers_behind_its_projection() -> Non
         mask = torch.where(causal(21), 0.0, -torch.inf).double()[None, None]
         out = layer(x[None], position_embeddings=turns, attention_mask=mask)
         theirs = normed("norm", (out[0] if isinstance(out, tuple) else out).view(21, -1))
-    _near(ours.hidden, theirs)
-    _near(ours.logits, theirs @ pair.target["lm_head.weight"].double().T)
+    near(ours.hidden, theirs, CLOSE)
+    near(ours.logits, theirs @ pair.target["lm_head.weight"].double().T, CLOSE)

@@ -10,9 +10,11 @@ from torch import Tensor
 from eagletwin.harness.families import RECIPES, family_of
 from eagletwin.harness.families.weights import model_pair
 from eagletwin.reference.eagle import draft_rows
-from eagletwin.reference.llama import causal, target_rows
+from eagletwin.reference.llama import causal
 from eagletwin.reference.mamba2 import scan_layer, step
 from eagletwin.reference.sizes import ScanShape
+
+from .kept import drawn_from, near, rows_and_what_is_kept_equal, sequences_are_their_own
 
 RECIPE = RECIPES["nemotron-h-nextn"]
 # transformers works out norms, decays, steps and the router in float32 whatever the dtype: 1e-6 of the largest number is what
@@ -34,27 +36,13 @@ def test_a_step_lets_the_state_decay_and_adds_the_input_along_its_direction() ->
 
 
 def test_a_sequence_is_its_own_and_begins_from_nothing() -> None:
-    """Two sequences side by side are what each of them is alone, and what is kept after a row is a function of its prefix."""
     shape = ScanShape(heads=4, width=3, groups=2, state=5, kernel=4)
-    generator = torch.Generator().manual_seed(1)
-
-    def drawn(*size: int) -> Tensor:
-        return torch.randn(*size, generator=generator, dtype=torch.float64)
-
+    drawn = drawn_from(1)
     sizes = {"in_proj_gate": (12, 5), "in_proj_mixed": (shape.mixed, 5), "in_proj_step": (4, 5), "out_proj": (5, 12)}
     weights = {f"{name}.weight": drawn(*size) for name, size in sizes.items()}
     weights |= {"conv1d.weight": drawn(shape.mixed, 4), "conv1d.bias": drawn(shape.mixed), "norm.weight": drawn(12)}
     weights |= {name: drawn(4) for name in ("A_log", "D", "step_bias")}
-    inner = drawn(9, 5)
-    together, kept = scan_layer(weights, "", shape, inner, (5, 4), 1e-6)
-    for rows in (slice(0, 5), slice(5, 9)):
-        alone, own = scan_layer(weights, "", shape, inner[rows], (rows.stop - rows.start,), 1e-6)
-        assert torch.allclose(together[rows], alone)
-        assert torch.allclose(kept.state[rows], own.state)
-        assert torch.allclose(kept.window[rows], own.window)
-    prefix = scan_layer(weights, "", shape, inner[:3], (3,), 1e-6)[1]
-    assert torch.allclose(prefix.state[2], kept.state[2])
-    assert not kept.window[0, :, :2].any()  # before the sequence there is nothing
+    sequences_are_their_own(scan_layer, weights, shape, drawn(9, 5))
 
 
 def _experts_together(weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
@@ -94,29 +82,10 @@ def _model() -> Any:
     return model
 
 
-def _near(ours: Tensor, theirs: Tensor) -> None:
-    assert ours.shape == theirs.shape
-    assert (ours - theirs).abs().max() <= CLOSE * theirs.abs().max()
-
-
 @pytest.mark.slow  # the import of transformers
 def test_every_row_and_what_is_kept_equal_transformers_own_model_in_float64() -> None:
-    model, shape = _model(), RECIPE.target
-    tokens = torch.randint(0, shape.vocab_size, (50,), generator=torch.Generator().manual_seed(3))  # four of its chunks
-    with torch.no_grad():
-        theirs = model.model(tokens[None], use_cache=True)
-        logits = model.lm_head(theirs.last_hidden_state)[0]
-    ours = target_rows(model_pair(RECIPE.name).reference_target(), shape, tokens)
-    _near(ours.hidden, theirs.last_hidden_state[0])
-    _near(ours.logits, logits)
-    layers = theirs.past_key_values.layers
-    with_state = [2 * layer for layer in range(shape.num_layers) if shape.keeps_state(layer)]  # each of ours is two of theirs
-    for layer, kept in zip(with_state, ours.kept, strict=True):
-        _near(kept.state[-1], layers[layer].recurrent_states[0][0])
-        _near(kept.window[-1], layers[layer].conv_states[0][0][:, -kept.window.shape[-1] :])
-    attends = next(2 * layer for layer in range(shape.num_layers) if not shape.keeps_state(layer))
-    _near(ours.keys[0], layers[attends].keys[0].transpose(0, 1))
-    _near(ours.values[0], layers[attends].values[0].transpose(0, 1))
+    each_is_two = range(0, 2 * RECIPE.target.num_layers, 2)  # of theirs
+    rows_and_what_is_kept_equal(_model(), RECIPE.name, 50, CLOSE, each_is_two, lambda state: state[0])  # four of its chunks
 
 
 @pytest.mark.slow
@@ -147,5 +116,5 @@ def test_the_mtp_layer_is_two_layers_of_transformers_behind_its_projection() -> 
         for layer in model.model.layers[-2:]:
             x = layer(x, attention_mask=mask)
         theirs = normed("1.final_layernorm", x.view(21, -1))
-    _near(ours.hidden, theirs)
-    _near(ours.logits, theirs @ pair.target["lm_head.weight"].double().T)
+    near(ours.hidden, theirs, CLOSE)
+    near(ours.logits, theirs @ pair.target["lm_head.weight"].double().T, CLOSE)

@@ -317,10 +317,11 @@ def run_plan(
         blocks.mkdir(exist_ok=True)
     noted = {} if blocks is None else {FOLDER: str(blocks.resolve())}
     with ThreadPoolExecutor(processes) as pool, (out / RESULTS).open("ab") as results, Processes() as started:
-        environments = [{"CUDA_VISIBLE_DEVICES": _gpus_of(job, number, gpus)} | noted for number, job in enumerate(plan)]
         running = {
-            pool.submit(_apart, job, out / f"job-{number:03}", environment, started)
-            for number, (job, environment) in enumerate(zip(plan, environments, strict=True))
+            pool.submit(
+                _apart, job, out / f"job-{number:03}", {"CUDA_VISIBLE_DEVICES": _gpus_of(job, number, gpus)} | noted, started
+            )
+            for number, job in enumerate(plan)
         }
         try:
             for finished in as_completed(running):

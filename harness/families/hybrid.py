@@ -1,0 +1,36 @@
+"""What families have in common whose layers keep a state, but for one in so many, which attends; with experts behind each."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from torch import Tensor
+
+    from eagletwin.reference.eagle import Head
+
+    from .family import Normal, Weights
+    from .recipe import Recipe
+
+    Part = Callable[[Recipe, Normal], Weights]
+
+
+def layer(recipe: Recipe, number: int, normal: Normal, *, keeps: Part, attends: Part, experts: Part) -> Weights:
+    """A decoder layer of the target: the last one of every `attends_every` attends, the others keep a state."""
+    size = recipe.target.hidden_size
+    mixes = keeps if recipe.target.keeps_state(number) else attends
+    return {
+        "input_layernorm.weight": 1 + normal(size, std=0.1),
+        **mixes(recipe, normal),
+        "post_attention_layernorm.weight": 1 + normal(size, std=0.1),
+        **experts(recipe, normal),
+    }
+
+
+def heads(recipe: Recipe, draft: Weights, embedding: Tensor, lm_head: Tensor, proposes: Tensor) -> tuple[Head, ...]:  # noqa: ARG001
+    """The MTP layer, which attends, and hands on its normed state."""
+    from eagletwin.reference.mtp_head import MtpHead
+
+    return (MtpHead(draft, recipe.draft, embedding, lm_head, normed=True),)
