@@ -230,6 +230,7 @@ def test_a_comparison_that_was_ended_is_no_success() -> None:
     assert facts_of(comparing([AS_BEFORE]))["exit_code"] == 0
 
 
+@pytest.mark.slow  # it asks where the installed SGLang lies
 @pytest.mark.parametrize(("error", "code"), [(KeyboardInterrupt(), 130), (HarnessError("a", consequence="b", remedy="c"), 129)])
 def test_stdout_holds_one_value_however_a_comparison_ends(
     error: BaseException, code: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
