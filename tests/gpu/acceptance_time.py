@@ -1,8 +1,8 @@
 """How long `eagletwin acceptance --device cuda` takes for a text of 2,000 tokens and a pair of 52 million parameters.
 
-`python -m tests.gpu.acceptance_time OUT [--size large] [--device cuda] [--steps 150]`: trains the pair briefly, so that some
-drafts are accepted. Then it times whole processes, each draft twice (the first one compiles what Python keeps), and profiles
-each. Prints a line for each; OUT gets the profiles.
+`python -m tests.gpu.acceptance_time OUT [--size large] [--device cuda] [--steps 150] [--train-only]`: trains the pair briefly,
+so that some drafts are accepted. Then it times whole processes, each draft twice (the first one compiles what Python keeps), and
+profiles each. Prints a line for each; OUT gets the profiles.
 """
 
 import argparse
@@ -38,6 +38,7 @@ def main() -> None:
     parser.add_argument("--size", choices=sorted(SIZES), default="large")
     parser.add_argument("--device", choices=("cpu", "cuda"), default="cuda")
     parser.add_argument("--steps", type=int, default=150, help="of training, of target and drafts each")
+    parser.add_argument("--train-only", action="store_true", help="make the pair, which a later run takes as it is")
     asked = parser.parse_args()
     pair = asked.out / "pair"
     pair.mkdir(parents=True, exist_ok=True)
@@ -48,6 +49,8 @@ def main() -> None:
     }
     if not (pair / "pair.json").exists():
         make_pair(replace(settings, **courses, prompts=2, new_tokens=8), corpus, asked.device, pair, print)
+    if asked.train_only:
+        return
     prompts = asked.out / "text.jsonl"
     text = corpus.held_out[:2000].tolist()
     prompts.write_text(json.dumps({"input_ids": text[:16], "completion_ids": text[16:]}) + "\n")

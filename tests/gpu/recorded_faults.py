@@ -29,17 +29,27 @@ from eagletwin.harness.families.store import checkpoints
 
 from ..engine.server_faults import FAULTS, MODEL, Fault
 
-# launch_server has no option for a patch: a plugin of SGLang's framework applies it before the scheduler is built.
+# launch_server has no option for a patch: a plugin of SGLang's framework applies it before the scheduler is built. Rows are
+# compared in float32, which SGLang's kernels of norms and activations do not know: its own code in torch takes their place.
 PLUGIN = """
 import os, sys, threading, time
 from pathlib import Path
 
 
 def start():
-    if os.environ.get("EAGLETWIN_PLANT"):
-        from sglang.srt.plugins.hook_registry import HookRegistry, HookType
+    from sglang.srt.plugins.hook_registry import HookRegistry, HookType
 
-        HookRegistry.register("sglang.srt.managers.scheduler.Scheduler.__init__", plant, HookType.BEFORE)
+    for name, hook in (("EAGLETWIN_FLOAT32", float32), ("EAGLETWIN_PLANT", plant)):
+        if os.environ.get(name):
+            HookRegistry.register("sglang.srt.managers.scheduler.Scheduler.__init__", hook, HookType.BEFORE)
+
+
+def float32(*args, **kwargs):
+    from sglang.srt.layers.activation import SiluAndMul
+    from sglang.srt.layers.layernorm import RMSNorm
+
+    for layer in (RMSNorm, SiluAndMul):
+        layer.forward_cuda = layer.forward_native
 
 
 def plant(*args, **kwargs):
@@ -120,7 +130,7 @@ def _one(asked: Asked, name: str, number: int) -> dict[str, Any]:
             _command(asked, name, "trees" in name if fault is None else fault.tree, folder, port),
             stdout=file,
             stderr=subprocess.STDOUT,
-            env=_environment(asked, fault, folder),
+            env=_environment(asked, name, folder),
             start_new_session=True,
         )
     try:
@@ -183,7 +193,7 @@ def _command(asked: Asked, name: str, tree: bool, folder: Path, port: int) -> li
         "speculative-num-draft-tokens": 8 if tree else 4,
         "chunked-prefill-size": 16,
         "attention-backend": "triton",
-        "dtype": "float32",
+        "dtype": "float32" if _has_rows(name) else "bfloat16",
         "mem-fraction-static": 0.3,
         "max-total-tokens": 32768,
         "max-running-requests": 16,
@@ -198,9 +208,12 @@ def _command(asked: Asked, name: str, tree: bool, folder: Path, port: int) -> li
     return [*record, sys.executable, "-m", "sglang.launch_server", *named, *asked.more]
 
 
-def _environment(asked: Asked, fault: Fault | None, folder: Path) -> dict[str, str]:
+def _environment(asked: Asked, name: str, folder: Path) -> dict[str, str]:
+    fault = FAULTS.get(name)
     paths = [str(asked.out / "plugin"), *filter(None, [os.environ.get("PYTHONPATH")])]
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(paths)}
+    if not asked.cpu and _has_rows(name):
+        environment["EAGLETWIN_FLOAT32"] = "1"
     if fault is not None:
         patch = folder / "patch.json"
         patch.write_bytes(msgspec.json.encode(fault.patch))
