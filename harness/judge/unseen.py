@@ -22,11 +22,12 @@ def shows_instead(broken: str, rule: str) -> bool:
 
 
 def draft_decode_in_graph(trace: Trace, compare: Compare, trees: Trees, number: int, round: Round) -> None:
-    """Draft record `number`: the tokens of a tree's frontiers were seen all the same, those of a chain are its proposals."""
+    """Draft record `number`: the tokens of a tree's frontiers are read from the graph's memory where eagletwin captured it, which
+    is not so in a server; those of a chain are its proposals."""
     case, record = trace.header.case, trace.header.records[number]
-    steps = case.num_steps - 1
-    compare.not_seen(_INPUTS if case.topk > 1 else INPUTS, steps)
-    if case.topk == 1:
+    steps, seen = case.num_steps - 1, case.topk > 1 and "consumed" in record.tensors
+    compare.not_seen(_INPUTS if seen else INPUTS, steps)
+    if not seen:
         return
     consumed = trace.integers(number, "consumed")
     for step in range(1, steps + 1):

@@ -248,7 +248,7 @@ def _load(port: int, recordings: Path) -> int:
         place = 2
         while any(texts) and (place < LEAST_PLACES or time.monotonic() < begin + LOAD_SECONDS):
             asked = [
-                (prompt, {"max_new_tokens": place % 20 + 2, "stop_token_ids": [text[place % 20]], "ignore_eos": False})
+                (prompt, {"max_new_tokens": place % 20 + 2, "stop_token_ids": [text[place % len(text)]], "ignore_eos": False})
                 for prompt, text in zip(prompts, texts, strict=True)
                 if text is not None
             ]
@@ -295,11 +295,13 @@ def _judged(folder: Path, model: str = "") -> dict[str, Any]:
         said = json.loads(done.stdout)
         requests = said["requests"]
         first = next((one["headline"] for one in requests if one["status"] == "diverged"), "")
+        doubt = next((one["headline"] for one in requests if one["status"] == "unknown"), "")
         counts = {status: sum(one["status"] == status for one in requests) for status in ("equal", "diverged", "unknown")}
         return {
             "status": said["status"],
             "rule": first.split(",")[0],
             "first": first,
+            "doubt": doubt,
             "recorded": counts,
             "rounds": sum(one["rounds"] for one in requests),
         }
