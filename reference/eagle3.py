@@ -84,4 +84,4 @@ class Eagle3Head:
 
 def proposed_tokens(d2t: Tensor) -> Tensor:
     """The target's token of each draft id, from a checkpoint's d2t [N], which holds the difference of the two -> [N]."""
-    return torch.arange(len(d2t)) + d2t
+    return torch.arange(len(d2t), device=d2t.device) + d2t

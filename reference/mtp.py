@@ -65,3 +65,35 @@ def draft_extend(
         if chained:
             hidden = found[-1].hidden  # [R, H]
     return found
+
+
+def draft_extends(
+    heads: Sequence[Head],
+    chained: bool,
+    tokens: Tensor,
+    target_hidden: Tensor,
+    rows: range,
+    known: Tensor,
+    before: Sequence[DraftRows | None],
+) -> list[DraftRows]:
+    """What draft_extend makes of one round after the other, all at once: `rows` of every layer, by layer.
+
+    tokens  x[0..n-1], what is committed later included
+    known   [R] M of the round that writes each row: it has x[0..M], and its last row is M-1. The last round may end behind `rows`
+    """
+    positions = torch.arange(rows.start, rows.stop, device=known.device)
+    sees = torch.arange(rows.stop, device=known.device)[None, :] <= positions[:, None]  # [R, rows.start + R]
+    last = (known - 1 - rows.start).clamp(max=len(rows) - 1)  # [R] the row that each row's round proposes from
+    found: list[DraftRows] = []
+    drafts: list[Tensor] = []  # what each layer proposes in the round of each row [R]
+    hidden = target_hidden[rows.start : rows.stop]
+    for layer, head in enumerate(heads):
+        at = positions + 1 + layer
+        ids = tokens[at.clamp(max=len(tokens) - 1)]
+        for ahead, draft in enumerate(drafts, 1):  # provisional: x[M + ahead] is not known
+            ids = torch.where(at - known == ahead, draft, ids)
+        found.append(draft_rows(head, ids, head.feed(hidden), positions, sees, before[layer]))
+        drafts.append(found[-1].logits.argmax(-1)[last])
+        if chained:
+            hidden = found[-1].hidden
+    return found

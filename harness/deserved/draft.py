@@ -144,7 +144,7 @@ def _eagle3(checkpoint: Checkpoint, tensors: Weights, shared: Shared) -> DraftMo
         weights["lm_head.weight"] = shared.lm_head
     proposes = torch.arange(len(weights["lm_head.weight"]), device=shared.embedding.device)
     if "d2t" in weights:
-        proposes = proposed_tokens(weights["d2t"].cpu()).to(proposes.device)
+        proposes = proposed_tokens(weights["d2t"])
     _fits(
         checkpoint,
         "fc.weight",

@@ -20,7 +20,8 @@ from eagletwin.harness.families.weights import model_pair
 from eagletwin.reference.chain import draft_chain
 from eagletwin.reference.growth import View, draft_tree, select
 from eagletwin.reference.llama import target_rows
-from eagletwin.reference.mtp import draft_extend
+from eagletwin.reference.mtp import draft_extend, draft_extends
+from eagletwin.reference.rows import DraftRows, behind
 from eagletwin.reference.tree import tree_parents
 
 TIE = 2e-4
@@ -47,6 +48,15 @@ def greedy(name: str, length: int, seed: int) -> tuple[list[int], torch.Tensor]:
     while len(tokens) < length:
         tokens = torch.cat([tokens, target_rows(weights, recipe.target, tokens).logits[-1:].argmax(-1)])
     return tokens.tolist(), target_rows(weights, recipe.target, tokens).hidden
+
+
+@pytest.mark.parametrize("name", ["llama-tiny", "llama-eagle3", "llama-mtp"])
+def test_a_draft_is_read_where_new_tensors_go_elsewhere(name: str) -> None:
+    """As with --device cuda, where what the reference makes anew lands on the GPU unless it says otherwise."""
+    lent = (model_pair(name).target["model.embed_tokens.weight"].double(), model_pair(name).target["lm_head.weight"].double())
+    with torch.device("meta"):
+        draft = read_draft(Checkpoint(checkpoints(name)[1]), Shared(*lent, RECIPES[name].target.num_layers))
+    assert {tensor.device.type for head in draft.heads for tensor in head.weights.values()} == {"cpu"}
 
 
 @pytest.mark.parametrize("name", SINGLE)
@@ -110,6 +120,50 @@ def test_layers_are_followed_as_each_extend_by_itself(name: str) -> None:
         while accepted < min(4, len(after)) and drafted[accepted] == after[accepted]:
             accepted += 1
         assert followed.accepted(committed) == accepted
+
+
+def one_round_after_the_other(draft: DraftModel, tokens: list[int], hidden: torch.Tensor, starts: list[int] | None) -> Followed:
+    """follow_last_fed of a text whose x[7] was emitted first, by what each round's draft extend writes."""
+    ids, count, layers = torch.tensor(tokens), len(tokens), len(draft.heads)
+    found = Followed(*(np.full((count, layers), NO) for _ in range(2)))
+    stored: list[DraftRows | None] = [None] * layers
+    end, committed = 0, 7
+    while committed < count - 1:
+        rows = draft_extend(draft.heads, draft.chained, ids[: committed + 1], hidden, range(end, committed), stored)
+        stored, end = [behind(old, new) for old, new in zip(stored, rows, strict=True)], committed
+        for step in range(min(layers, count - 1 - committed)):
+            said = agreement(rows[step].logits[-1:], ids[committed + step + 1 : committed + step + 2], TIE)
+            found.agrees[committed, step], found.chosen[committed, step] = said[0][0], said[1][0]
+        committed += found.accepted(committed) + 1
+        if starts is not None:
+            committed = next((start for start in starts if start > end), count)
+    return found
+
+
+@pytest.mark.parametrize("name", ["llama-mtp", "llama-mtp-chain"])
+def test_rounds_are_followed_as_if_one_after_the_other(name: str) -> None:
+    """Through a text of 300 tokens that has some of the drafts, and through rounds that an engine would not have made."""
+    draft, random = draft_of(name), torch.Generator().manual_seed(0)
+    hidden = torch.randn(300, draft.heads[0].embedding.shape[1], dtype=torch.float64, generator=random)
+    tokens = torch.randint(draft.heads[0].embedding.shape[0], (300,), generator=random).tolist()
+    known = torch.arange(1, 300)
+    for _ in range(4):  # each time, a third of the tokens becomes what a layer proposes there
+        layers = draft_extends(
+            draft.heads, draft.chained, torch.tensor(tokens), hidden, range(299), known, [None] * draft.layers
+        )
+        for layer, rows in enumerate(layers):
+            drafted, chance = rows.logits.argmax(-1).tolist(), torch.rand(300, generator=random).tolist()
+            for place in range(layer + 2, 300):
+                tokens[place] = drafted[place - layer - 2] if chance[place] < 1 / 3 else tokens[place]
+    odd = [start for start in range(7, 299) if start == 7 or chance[start] < 0.4]
+    accepted = set()
+    for starts in (None, odd):
+        found = follow_last_fed(draft, tokens, hidden, 7, draft.layers, TIE, starts)
+        expected = one_round_after_the_other(draft, tokens, hidden, starts)
+        assert (found.agrees == expected.agrees).all()
+        assert (found.chosen == expected.chosen).all()
+        accepted |= {found.accepted(committed) for committed in range(7, 299)}
+    assert {0, 1, 2} <= accepted
 
 
 def test_where_every_draft_is_right_no_row_keeps_a_wrong_one() -> None:

@@ -1,8 +1,8 @@
 """How long `eagletwin acceptance --device cuda` takes for a text of 2,000 tokens and a pair of 52 million parameters.
 
-`python -m tests.gpu.acceptance_time OUT [--size large] [--device cuda] [--steps 150] [--train-only]`: trains the pair briefly,
-so that some drafts are accepted. Then it times whole processes, each draft twice (the first one compiles what Python keeps), and
-profiles each. Prints a line for each; OUT gets the profiles.
+`python -m tests.gpu.acceptance_time OUT [--size large] [--device cuda] [--steps 150] [--train-only] [--profile]` trains the pair
+briefly, so that some drafts are accepted. Then it times whole processes, each draft twice (the first compiles what Python
+keeps), and within one process each text twice, since imports take most of the first. Prints a line for each.
 """
 
 import argparse
@@ -18,6 +18,17 @@ from eagletwin.harness.deserved.train.pair import make_pair
 from eagletwin.harness.deserved.train.settings import SIZES
 from eagletwin.harness.deserved.train.text import standard_library
 
+WITHIN = """
+import json, sys, time
+from eagletwin.harness.cli.main import typed
+for _ in range(2):
+    begin = time.monotonic()
+    try:
+        typed(sys.argv[1:])
+    except SystemExit:
+        pass
+    print("seconds within", round(time.monotonic() - begin, 1), flush=True)
+"""
 PROFILED = """
 import cProfile, pstats, sys
 from eagletwin.harness.cli.main import typed
@@ -39,6 +50,7 @@ def main() -> None:
     parser.add_argument("--device", choices=("cpu", "cuda"), default="cuda")
     parser.add_argument("--steps", type=int, default=150, help="of training, of target and drafts each")
     parser.add_argument("--train-only", action="store_true", help="make the pair, which a later run takes as it is")
+    parser.add_argument("--profile", action="store_true", help="also profile a process of each draft, into OUT")
     asked = parser.parse_args()
     pair = asked.out / "pair"
     pair.mkdir(parents=True, exist_ok=True)
@@ -59,14 +71,22 @@ def main() -> None:
         words += ["--device", asked.device, "--out", str(asked.out / "runs")]
         for turn in (1, 2):
             print(json.dumps({"draft": draft, "turn": turn, **_timed([sys.executable, "-m", "eagletwin", *words])}), flush=True)
-        profile = asked.out / f"profile-{draft}.txt"
-        _timed([sys.executable, "-c", PROFILED, str(profile), *words])
+        within = subprocess.run([sys.executable, "-c", WITHIN, *words], capture_output=True, text=True, check=False).stdout
+        print(json.dumps({"draft": draft, "within": [line for line in within.splitlines() if "within" in line]}), flush=True)
+        if asked.profile:
+            _timed([sys.executable, "-c", PROFILED, str(asked.out / f"profile-{draft}.txt"), *words])
+    if asked.profile:
+        _imports(asked.out, words)
+
+
+def _imports(out: Path, words: list[str]) -> None:
+    """What importing takes, module by module."""
     imports = subprocess.run(
         [sys.executable, "-X", "importtime", "-m", "eagletwin", *words], capture_output=True, text=True, check=False
     )
     lines = [line for line in imports.stderr.splitlines() if line.startswith("import time:")][1:]
     lines.sort(key=lambda line: -int(line.split("|")[1]))
-    (asked.out / "imports.txt").write_text("\n".join(lines[:80]) + "\n")
+    (out / "imports.txt").write_text("\n".join(lines[:80]) + "\n")
 
 
 def _timed(words: list[str]) -> dict[str, object]:

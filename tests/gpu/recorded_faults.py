@@ -84,7 +84,7 @@ def main() -> int:
     parser.add_argument("out", type=Path)
     parser.add_argument("--cpu", action="store_true", help="`eagletwin serve` in place of launch_server")
     parser.add_argument("--at-once", type=int, default=4, help="servers at one time")
-    parser.add_argument("--only", default="", help="faults whose names hold these words")
+    parser.add_argument("--only", action="append", help="faults whose names hold these words; repeatable")
     parser.add_argument("more", nargs="*", help="behind --: further arguments of SGLang")
     given = parser.parse_args()
     asked = Asked(given.out.absolute(), given.cpu, tuple(given.more))
@@ -92,7 +92,7 @@ def main() -> int:
     for model in {MODEL, *(fault.model for fault in FAULTS.values())}:
         checkpoints(model)  # written once, before servers ask for it side by side
     _write_plugin(asked.out / "plugin")
-    names = [name for name in [*HEALTHY, *FAULTS] if given.only in name]
+    names = [name for name in [*HEALTHY, *FAULTS] if any(words in name for words in given.only or [""])]
     begin = time.monotonic()
     with ThreadPoolExecutor(given.at_once) as pool, (asked.out / "results.jsonl").open("a") as file:
         results = []
