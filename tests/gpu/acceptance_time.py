@@ -1,8 +1,8 @@
 """How long `eagletwin acceptance --device cuda` takes for a text of 2,000 tokens and a pair of 52 million parameters.
 
-`python -m tests.gpu.acceptance_time OUT [--size large] [--device cuda] [--steps 150] [--train-only] [--profile]` trains the pair
-briefly, so that some drafts are accepted. Then it times whole processes, each draft twice (the first compiles what Python
-keeps), and within one process each text twice, since imports take most of the first. Prints a line for each.
+`python -m tests.gpu.acceptance_time OUT [--size large] [--device cuda] [--steps 150] [--train-only] [--profile]` trains the
+pair briefly, so that some drafts are accepted. Then it times whole processes, each draft twice (the first compiles what
+Python keeps), and within one process each text twice, since imports take most of the first. Prints a line for each.
 """
 
 import argparse
