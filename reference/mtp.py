@@ -79,7 +79,7 @@ def draft_extends(
     """What draft_extend makes of one round after the other, all at once: `rows` of every layer, by layer.
 
     tokens  x[0..n-1], what is committed later included
-    known   [R] M of the round that writes each row: it has x[0..M], and its last row is M-1. The last round may end behind `rows`
+    known   [R] M of the round that writes each row, to which x[0..M] is known; M-1 is its last row, and may stand behind `rows`
     """
     positions = torch.arange(rows.start, rows.stop, device=known.device)
     sees = torch.arange(rows.stop, device=known.device)[None, :] <= positions[:, None]  # [R, rows.start + R]

@@ -7,7 +7,7 @@ ends the request all the same, but for `ignore_eos`. A prefill after a retractio
 from eagletwin.harness.core.case import Case, Grammar, Request
 from eagletwin.harness.core.patch import Edit, Patch
 
-from ..entry import Entry
+from ..entry import Entry, OnCuda
 
 ENTRY = Entry(
     id="grammar-end",
@@ -26,6 +26,9 @@ ENTRY = Entry(
                 replacement="logprob_pt = 0\nself.advance_grammar_fsm(result, batch)\n",
             ),
         ),
+    ),
+    on_cuda=OnCuda(
+        hidden={"overlap": "the next launch has the grammar read the prefill's token before the request's end is looked for"}
     ),
     case=Case(
         name="grammar-end",

@@ -13,7 +13,8 @@ from ..entry import Entry
 
 _RECOUNT = """if self.penalizer_orchestrator.is_required:
     for row, req in enumerate(self.penalizer_orchestrator.reqs()):
-        sent = torch.tensor(list(req.output_ids), dtype=torch.int64, device=self.temperatures.device)
+        tokens = [*req.output_ids, *getattr(self, "under_way", {}).get(id(req), ())]
+        sent = torch.tensor(tokens, dtype=torch.int64, device=self.temperatures.device)
         counts = torch.bincount(sent, minlength=self.vocab_size)
         for one in self.penalizer_orchestrator.penalizers.values():
             if hasattr(one, "cumulated_frequency_penalties"):
@@ -25,9 +26,25 @@ _RECOUNT = """if self.penalizer_orchestrator.is_required:
             if hasattr(one, "len_output_tokens"):
                 one.len_output_tokens[row] = len(sent)
 """
+# With overlap a batch is launched before the results of the one before it are processed.
+_UNDER_WAY = """self.forward_ct += 1
+under_way = {}
+for before, found in getattr(self, "result_queue", ()) if batch.sampling_info is not None else ():
+    if found.copy_done is not None:
+        found.copy_done.synchronize()
+    tokens = found.next_token_ids.tolist()
+    for row, req in enumerate(before.reqs):
+        if found.accept_lens is not None:
+            first = row * (len(tokens) // len(before.reqs))
+            under_way.setdefault(id(req), []).extend(tokens[first : first + int(found.accept_lens[row])])
+        elif not getattr(req, "inflight_middle_chunks", 0) and not getattr(req, "is_chunked", 0):
+            under_way.setdefault(id(req), []).append(tokens[row])
+if batch.sampling_info is not None:
+    batch.sampling_info.under_way = under_way"""
 _REMEDY = Patch(
     name="penalties-of-all-tokens",
     edits=(
+        Edit(target="sglang.srt.managers.scheduler.Scheduler.run_batch", match="self.forward_ct += 1", replacement=_UNDER_WAY),
         Edit(
             target="sglang.srt.sampling.sampling_batch_info.SamplingBatchInfo.update_penalties",
             match="if self.penalizer_orchestrator.is_required:\n",

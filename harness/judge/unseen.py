@@ -22,8 +22,8 @@ def shows_instead(broken: str, rule: str) -> bool:
 
 
 def draft_decode_in_graph(trace: Trace, compare: Compare, trees: Trees, number: int, round: Round) -> None:
-    """Draft record `number`: the tokens of a tree's frontiers are read from the graph's memory where eagletwin captured it, which
-    is not so in a server; those of a chain are its proposals."""
+    """Draft record `number`. The tokens of a tree's frontiers are read from the memory of a graph that eagletwin captured, and
+    not in a server, which captures its own; those of a chain are its proposals."""
     case, record = trace.header.case, trace.header.records[number]
     steps, seen = case.num_steps - 1, case.topk > 1 and "consumed" in record.tensors
     compare.not_seen(_INPUTS if seen else INPUTS, steps)

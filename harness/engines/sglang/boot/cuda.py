@@ -24,8 +24,11 @@ _SPARE: tuple[str, ...] = (
     *("flash_mla", "torchaudio", "torchcodec", "torchvision", "uvicorn", "xgrammar"),
 )
 
-# Layers whose CUDA kernels know no float32 (RMSNorm's are flashinfer's for other types). Their own code in torch runs instead.
-_NATIVE = (("sglang.srt.layers.layernorm", "RMSNorm"), ("sglang.srt.layers.activation", "SiluAndMul"))
+# Layers whose CUDA kernels know no float32 (norms have flashinfer's for other types). Their own code in torch runs instead.
+_NATIVE = (
+    *(("sglang.srt.layers.layernorm", name) for name in ("RMSNorm", "GemmaRMSNorm")),
+    ("sglang.srt.layers.activation", "SiluAndMul"),
+)
 
 
 def prepare(shims: list[str], mode: Mode) -> None:
