@@ -21,6 +21,7 @@ from .. import grammars
 from ..eras import (
     cuda_literals,
     draft_attention,
+    host_cache,
     image_processors,
     plain_rotary,
     processwide,
@@ -154,6 +155,8 @@ def _make_able(case: Case, mode: Mode) -> None:
         sampling.open_gate(SHIMS)
     if case.engine.sglang.deterministic:
         sampling.leave_kernels_as_they_are(SHIMS)
+    if case.engine.sglang.host_pages:
+        host_cache.prepare(SHIMS)
     if RECIPES[case.model].mtp_layers:
         draft_attention.use_triton(SHIMS)
     if RECIPES[case.model].target.latent is not None:
@@ -230,6 +233,7 @@ def _arguments(case: Case, mode: Mode) -> dict[str, Any]:
         **_state_arguments(case),
         **_sampling_arguments(settings),
         **_window_arguments(settings),
+        **host_cache.arguments(settings, case.page_size),
         **({"enable_custom_logit_processor": True} if case.processes else {}),
         **_hidden_arguments(case),
         **({"enable_mixed_chunk": True} if settings.mixed_chunks else {}),
@@ -300,6 +304,8 @@ def changed(scheduler: Any, case: Case, mode: Mode = CPU) -> str:
     }
     if settings.draft_window:  # releases before 0.5.23 have it for EAGLE-3 alone, and leave it out elsewhere
         asked["draft_window"] = (settings.draft_window, settings.draft_sink)
+    if settings.host_pages:
+        asked["host_pages"] = settings.host_pages
     if settings.mixed_chunks:  # older releases switch it off for speculative decoding
         asked["mixed_chunks"] = True
     if mode.device == "cuda":
@@ -324,6 +330,7 @@ def differing(scheduler: Any, asked: dict[str, Any]) -> str:
         "graphs": cuda.captured(scheduler),
         "attention": parts.attention(scheduler),
         "draft_window": parts.draft_window(scheduler),
+        "host_pages": host_cache.pages(scheduler),
     }
     return ", ".join(f"{name} from {value} to {used[name]}" for name, value in asked.items() if value != used[name])
 
