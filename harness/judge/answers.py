@@ -68,7 +68,7 @@ class Answers:
         if not self._model.numbers or record.numbers.get("dropped"):
             return
         request, emitted = self._requests[record.request], self._trace.integers(number, "tokens")
-        work = self._work(request, self._limit(request, record, emitted))
+        work = self._work(request, self._limit(request, record, emitted), record.numbers)
         self._finish(record, request, emitted)
         self._counts(number, record, work, len(emitted))
         self._told.finished(number, record, request, emitted)
@@ -92,7 +92,7 @@ class Answers:
         over = None if request.grammar is None else end_of(request.grammar, emitted)
         return min((at for at in (stop, over) if at is not None), default=None)
 
-    def _work(self, request: Request, limit: int) -> _Work:
+    def _work(self, request: Request, limit: int, told: dict[str, int]) -> _Work:
         prompt, steps = len(request.prompt), list[_Step]()
         own = self._own.get(request.id, [])
         surely, perhaps, before = 0, 0, None
@@ -113,6 +113,8 @@ class Answers:
             before = record
         cached = own[0].numbers["start"] if own else 0
         restored = self._restored.get((request.id, own[0].iteration), 0) if own else 0
+        if restored is None:  # of rows that are on the device still those of windows came back: SGLang tells them apart
+            restored = min(told.get("cached_host", 0), cached)
         return _Work([step for step in steps if step.before < limit], cached, restored, (surely, surely + perhaps))
 
     def _may_come_back(self, before: Record, record: Record) -> bool:

@@ -35,9 +35,6 @@ class Stream:
             self._waiting.popleft()()
             self.done += 1
 
-    def step(self) -> None:
-        self.until(min(self.done + 1, self.given))
-
     def synchronize(self) -> None:
         self.until(self.given)
 
@@ -62,18 +59,19 @@ class Event:
     """A place in a stream; one that was never recorded is behind everything."""
 
     def __init__(self) -> None:
-        self._stream, self._number = NOW, 0
+        self._stream, self._number, self._asked = NOW, 0, False
 
     def record(self, stream: Stream | None = None) -> None:
         self._stream = stream or current_stream()
-        self._number = self._stream.given
+        self._number, self._asked = self._stream.given, False
 
     def query(self) -> bool:
-        """Whether all before it is done. Being asked, its stream goes on by one piece of work."""
-        if self._stream.done >= self._number:
-            return True
-        self._stream.step()
-        return False
+        """Whether all before it is done. The first to ask is told that it is not; when it asks again, it is."""
+        if self._stream.done < self._number and not self._asked:
+            self._asked = True
+            return False
+        self._stream.synchronize()
+        return True
 
     def synchronize(self) -> None:
         self._stream.until(self._number)
