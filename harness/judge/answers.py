@@ -113,7 +113,7 @@ class Answers:
             before = record
         cached = own[0].numbers["start"] if own else 0
         restored = self._restored.get((request.id, own[0].iteration), 0) if own else 0
-        if restored is None:  # of rows that are on the device still those of windows came back: SGLang tells them apart
+        if restored is None:  # how far the hit would have gone without the host, the trace does not say
             restored = min(told.get("cached_host", 0), cached)
         return _Work([step for step in steps if step.before < limit], cached, restored, (surely, surely + perhaps))
 

@@ -35,13 +35,12 @@ def carry(
 
 
 def restored(trace: Trace) -> dict[tuple[str, int], int | None]:
-    """(request, iteration) -> how many of its rows came back from the host. None: it had some of them, and those that layers
-    with a window lacked came back: how far its hit would have gone without the host, the trace does not say."""
+    """(request, iteration) -> how many of its rows came back from the host. None: so did rows that layers with a window lacked,
+    and SGLang counts all rows as the host's that were of no use without those, where they are on the device, too."""
     found: dict[tuple[str, int], int | None] = {}
     for number, record in enumerate(trace.header.records):
         if record.stage == "copy" and record.numbers["restore"]:
             key, count = (record.request, record.iteration), len(trace.array(number, "device"))
-            windows = len(trace.array(number, "window_device")) if "window_device" in record.tensors else 0
             before = found.get(key, 0)
-            found[key] = None if before is None or windows > count else before + count
+            found[key] = None if before is None or "window_device" in record.tensors else before + count
     return found

@@ -173,6 +173,8 @@ def _refuse_what_is_not_driven(case: Case, mode: Mode, scheduler_module: Any) ->
             f"{case.model} with FlashInfer: its heads are {recipe.narrowest_head} wide, and FlashInfer's kernels take "
             f"{FLASHINFER_HEAD} and more (llama-wide has such heads)"
         )
+    if case.engine.sglang.host_pages and mode.device == "cuda":
+        raise NotDriven("a hierarchical cache on a GPU: not tried, and the poison of its slots knows the layout of a CPU alone")
     if mode.tp > 1 and not stepping.drives_ranks(scheduler_module):
         raise NotDriven(
             f"this release has no {stepping.RECEIVE_OF_RANKS}, by which several ranks are driven (0.5.13 and later have)"

@@ -2,10 +2,12 @@
 from."""
 
 import importlib
+import importlib.util
 from typing import Any
 
 from eagletwin.harness.core.case import SGLangSettings
 
+from ..not_driven import NotDriven
 from ..stand_ins import late_copies
 
 _COPIERS = ("sglang.srt.mem_cache.pool_host.mha", "sglang.srt.mem_cache.pool_host.mla", "sglang.srt.mem_cache.pool_host.mamba")
@@ -32,7 +34,11 @@ def pages(scheduler: Any) -> int:
 
 
 def prepare(shims: list[str]) -> None:
-    """Before a scheduler with a hierarchical cache is built."""
+    """Before a scheduler with a hierarchical cache is built. Raises NotDriven for a release whose cache is another one."""
+    if importlib.util.find_spec("sglang.srt.mem_cache.pool_host.group") is None:
+        raise NotDriven(
+            "a hierarchical cache: of this release it has other parts (0.5.19 and later have those that are driven)"
+        )
     for name in _COPIERS:
         importlib.import_module(name).transfer_kv_direct = late_copies.transfer_kv_direct  # type: ignore[attr-defined]
         shims.append(f"{name}.transfer_kv_direct: late_copies.py, from its semantics")

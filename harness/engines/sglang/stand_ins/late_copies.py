@@ -1,8 +1,8 @@
 """Streams, events and sgl_kernel's copy between device and host, for a hierarchical cache whose device is a CPU.
 
 On a GPU a copy of the hierarchical cache runs in a stream of its own, at any time until somebody waits for its event. Here it
-runs as late as that: nothing is copied before an event behind it is waited for, or asked about twice. A wait that is missing,
-or rows that are given away while they are still to be copied, then show in every run and not by chance.
+runs as late as that: nothing is copied before an event behind it is waited for, or asked about a second time. A wait that is
+missing, or rows that are given away while they are still to be copied, then show in every run and not by chance.
 
 All that is computed on a CPU is computed at once, in the order of the calls: that is the stream `NOW`, which waits for the
 others and is never waited for. Only `transfer_kv_direct` puts its work off. Written from what these must do (torch.cuda's
@@ -17,7 +17,7 @@ from typing import Any
 from torch import Tensor
 
 
-class Stream:
+class CopyStream:
     """Work that is to be done in its order."""
 
     def __init__(self, *_: Any, **__: Any) -> None:
@@ -38,7 +38,7 @@ class Stream:
     def synchronize(self) -> None:
         self.until(self.given)
 
-    def wait_event(self, event: "Event") -> None:
+    def wait_event(self, event: "CopyEvent") -> None:
         if self is NOW:
             event.synchronize()
         else:
@@ -46,22 +46,22 @@ class Stream:
 
     def wait_stream(self, other: Any) -> None:
         """Streams of others do their work at once."""
-        if isinstance(other, Stream):
+        if isinstance(other, CopyStream):
             other.record_event().wait(self)
 
-    def record_event(self, event: "Event | None" = None) -> "Event":
-        event = event or Event()
+    def record_event(self, event: "CopyEvent | None" = None) -> "CopyEvent":
+        event = event or CopyEvent()
         event.record(self)
         return event
 
 
-class Event:
+class CopyEvent:
     """A place in a stream; one that was never recorded is behind everything."""
 
     def __init__(self) -> None:
         self._stream, self._number, self._asked = NOW, 0, False
 
-    def record(self, stream: Stream | None = None) -> None:
+    def record(self, stream: CopyStream | None = None) -> None:
         self._stream = stream or current_stream()
         self._number, self._asked = self._stream.given, False
 
@@ -76,21 +76,22 @@ class Event:
     def synchronize(self) -> None:
         self._stream.until(self._number)
 
-    def wait(self, stream: Stream | None = None) -> None:
+    def wait(self, stream: CopyStream | None = None) -> None:
         (stream or current_stream()).wait_event(self)
 
 
-NOW = Stream()
+Stream, Event = CopyStream, CopyEvent  # by the names that torch.cuda has for them
+NOW = CopyStream()
 _current = [NOW]
 
 
-def current_stream(*_: Any) -> Stream:
+def current_stream(*_: Any) -> CopyStream:
     return _current[-1]
 
 
 @contextlib.contextmanager
 def stream(chosen: Any) -> Iterator[None]:
-    _current.append(chosen if isinstance(chosen, Stream) else NOW)
+    _current.append(chosen if isinstance(chosen, CopyStream) else NOW)
     try:
         yield
     finally:
