@@ -247,7 +247,8 @@ def _takes_effect(focus: Focus, sampling: Kind | None, rare: Mapping[str, Any], 
         return False
     if focus.mixed_chunks and not recipe.reads_states:
         return False  # SGLang switches it off
-    if focus.host_slots and (not focus.radix_cache or not keeps_on_host(recipe)):
+    # of drafts that lie in pools of their own the first layer's rows alone come back: a live bug, in any case that has some
+    if focus.host_slots and (not focus.radix_cache or not keeps_on_host(recipe) or recipe.family == "llama_mtp"):
         return False
     return (focus.tree_size != SMALL_TREE or focus.topk > 1) and ("rejection" not in rare or sampling == "rejection")
 

@@ -1,8 +1,9 @@
 """SGLang's hierarchical cache on a CPU: a second pool of rows in the host's memory, which the prefix cache writes to and loads
 from."""
 
+import contextlib
 import importlib
-import importlib.util
+import inspect
 from typing import Any
 
 from eagletwin.harness.core.case import SGLangSettings
@@ -33,11 +34,19 @@ def pages(scheduler: Any) -> int:
     return 0 if controller is None else int(controller.mem_pool_host.size) // int(scheduler.page_size)
 
 
+def _merges_writes() -> bool:
+    """Whether the controller puts writes off and merges them, as it does where its parts are those that the taps know."""
+    with contextlib.suppress(ImportError):
+        controller: Any = importlib.import_module("sglang.srt.mem_cache.hybrid_cache.hybrid_cache_controller")
+        return "flush" in inspect.signature(controller.HybridCacheController.write).parameters
+    return False
+
+
 def prepare(shims: list[str]) -> None:
     """Before a scheduler with a hierarchical cache is built. Raises NotDriven for a release whose cache is another one."""
-    if importlib.util.find_spec("sglang.srt.mem_cache.pool_host.group") is None:
+    if not _merges_writes():
         raise NotDriven(
-            "a hierarchical cache: of this release it has other parts (0.5.19 and later have those that are driven)"
+            "a hierarchical cache: of this release it has other parts (0.5.21 and later have those that are driven)"
         )
     for name in _COPIERS:
         importlib.import_module(name).transfer_kv_direct = late_copies.transfer_kv_direct  # type: ignore[attr-defined]
