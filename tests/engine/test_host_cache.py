@@ -188,6 +188,36 @@ def test_a_fault_is_named(run: Runner, fault: str) -> None:
     assert (verdict.status, verdict.rule) == ("diverged", rule), (verdict, trace.header.ending)
 
 
+# The rows of the second layer stay away (docs/findings/host-layers.md); packed behind the target's they come back.
+LAYERS = case(
+    "write_back",
+    model="llama-mtp",
+    num_steps=2,
+    requests=(
+        Request(id="a", prompt=tokens(1, 12), max_new_tokens=1),
+        Request(id="b", prompt=tokens(2, 55), max_new_tokens=1, arrive=4),
+        Request(id="c", prompt=tokens(1, 12), max_new_tokens=1, arrive=8),
+    ),
+    engine=EngineSettings(
+        sglang=SGLangSettings(radix_cache=True, max_total_tokens=64, host_pages=256, host_policy="write_back")
+    ),
+)
+PACKED = Edit(
+    target="sglang.srt.speculative.base_spec_worker._can_pack_hicache_mtp",
+    match="return is_nextn_mtp or is_dspark_dsv4",
+    replacement="return is_nextn_mtp or is_dspark_dsv4 or len(draft_runners) > 1",
+)
+
+
+def test_of_layers_in_pools_of_their_own_the_first_alone_comes_back(run: Runner) -> None:
+    _, verdict = run(LAYERS)
+    assert (verdict.status, verdict.rule) == ("diverged", "draft.kv"), verdict
+    assert verdict.first is not None
+    assert (verdict.first.request, verdict.first.layer) == ("c", 1)
+    _, mended = run(LAYERS, PACKED)
+    assert mended.status == "equal", mended
+
+
 def _restored(trace: Trace) -> list[tuple[str, int]]:
     """(request, rows) of each load-back."""
     return [
