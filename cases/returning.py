@@ -7,7 +7,7 @@ first: a case shrinks to one in which nothing comes back.
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from eagletwin.harness.core.case import Case, Request
+from eagletwin.harness.core.case import Case, EngineSettings, Request
 from eagletwin.harness.core.errors import InputError
 from eagletwin.harness.families import RECIPES
 from eagletwin.harness.families.valid import check_case
@@ -19,8 +19,15 @@ _MORE = (0, 0, 1, 3, 12)  # tokens behind the prompt that is asked again
 
 @st.composite
 def returning(draw: st.DrawFn, cases: st.SearchStrategy[Case]) -> Case:
-    """A case with some of its requests a second time, in their order, after the last of them has come."""
+    """A case with some of its requests a second time, in their order, after the last of them has come.
+
+    Now and then, and whenever shrinking can have it, one without the hierarchical cache.
+    """
+    kept = draw(st.integers(0, 63)) > 0
     case = draw(cases)
+    if not kept:
+        settings = replace(case.engine.sglang, host_pages=0, host_policy="write_through")
+        case = replace(case, engine=EngineSettings(sglang=settings))
     arrive = max(request.arrive for request in case.requests)
     for request in case.requests:
         comes, after, more, seed = draw(
