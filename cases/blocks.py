@@ -17,15 +17,17 @@ from msgspec.structs import replace as changed
 from eagletwin.harness.core.case import Bias, Case, EngineSettings, Grammar, Logprobs, Penalties, Processor, Request, Sampling
 from eagletwin.harness.core.errors import InputError
 from eagletwin.harness.families import RECIPES
-from eagletwin.harness.families.valid import check_case
+from eagletwin.harness.families.valid import check_case, keeps_on_host
 from eagletwin.harness.families.windows import ENDING
 
 from .asked import ASKS, BIASES, MIN_PS, asking
 from .drawn import few
+from .returning import returning
 from .sampling import Kind
 from .strategies import (
     DRAFT_WINDOWS,
     DRAWN,
+    HOST_POLICIES,
     NUM_STEPS,
     PAGE_SIZES,
     SMALL_TREE,
@@ -44,7 +46,7 @@ SMALL = Sizes(prompt=10, new_tokens=6, arrival=3)
 FEW_REQUESTS = 3  # of a small case
 _RARE = 3  # one block in so many has something that no case has unless it is asked for
 _ASKING = 4  # turns of a cycle in which requests ask for something; with as many as at first, other turns have what they had
-_BESIDE = ("mixed_chunks",)  # fields of Focus that take turns with those, for the same reason
+_BESIDE = ("mixed_chunks", "host_slots")  # fields of Focus that take turns with those, for the same reason
 _TRIES = 8_000  # drawings until a block has all that was asked for; one takes some ten microseconds
 
 
@@ -107,6 +109,8 @@ class Block:
             drawn = greedy_cases(self.focus, **options)
         else:
             drawn = sampling_cases(self.focus, rejection=self.sampling == "rejection", retract=self.retract, **options)
+        if self.focus.host_slots:
+            drawn = returning(drawn)
         return asking(drawn, self.asks) if self.asks else drawn
 
     def cases(self) -> list[Case]:
@@ -176,20 +180,27 @@ def _rare(seed: int, number: int) -> dict[str, Any]:
     turn, others = divmod(number, _RARE)
     if others != _RARE - 1:
         return {}
-    own_turns = (name for name in DRAWN if name not in ("model", *_BESIDE))
+    own_turns = (name for name in DRAWN if name not in ("model", "host_policy", *_BESIDE))
     things = {name: VALUES[name][DRAWN[name] :] for name in own_turns if VALUES[name][DRAWN[name] :]}
     names: list[str | int] = [*things, "rejection", *range(_ASKING)]
     cycle, place = divmod(turn, len(names))
     name = Random(seed).sample(names, len(names))[place]
     if isinstance(name, int):
         turns = (*ASKS, *_BESIDE)
-        return {turns[(seed + cycle * _ASKING + name) % len(turns)]: True}
+        own = turns[(seed + cycle * _ASKING + name) % len(turns)]
+        return {own: VALUES[own][1 + (cycle + seed) % (len(VALUES[own]) - 1)] if own in VALUES else True}
     return {name: things[name][(cycle + seed) % len(things[name])] if name in things else True}
 
 
 def _drawn(random: Random, seed: int, number: int, model: str, asked: Asked, rare: Mapping[str, Any]) -> Block | None:
     held = {**{name: value for name, value in rare.items() if name in VALUES}, **asked.held}
     asks = asked.asks or tuple(name for name in rare if name in ASKS)
+    if held.get("host_slots"):  # a pool that runs out, with a cache that has something to give up
+        drawn_with = {
+            "max_total_tokens": random.choice((96, 128)),
+            "host_policy": random.choice((*HOST_POLICIES, *HOST_POLICIES[::2])),
+        }
+        held = {"radix_cache": True, **drawn_with, **held}
     recipe = RECIPES[held.get("model", model)]
     topk = held.get("topk", min(asked.widest, random.choice(TOPKS[1:])) if random.random() < 0.5 else TOPKS[0])
     drawn = Focus(
@@ -216,7 +227,9 @@ def _drawn(random: Random, seed: int, number: int, model: str, asked: Asked, rar
     sampling = _sampling(random, asked, may_reject=topk == 1 and recipe.draft_vocab_size is None and recipe.reads_states)
     if any(getattr(focus, name) != value for name, value in held.items()) or not _takes_effect(focus, sampling, rare, asks):
         return None
-    large = random.randrange(8) == 0 or 0 < recipe.window <= ENDING or focus.page_size == PAGE_SIZES[-1]
+    large = (
+        random.randrange(8) == 0 or bool(focus.host_slots) or 0 < recipe.window <= ENDING or focus.page_size == PAGE_SIZES[-1]
+    )
     # what no default of Focus is, and smaller cases are not to lose: strategies.configurations would
     layered_tree = ("topk",) if recipe.mtp_layers and focus.topk > 1 else ()
     return Block(seed, number, focus, tuple(sorted({*held, *layered_tree})), sampling, large, asked.retract, asks)
@@ -234,6 +247,9 @@ def _takes_effect(focus: Focus, sampling: Kind | None, rare: Mapping[str, Any], 
         return False
     if focus.mixed_chunks and not recipe.reads_states:
         return False  # SGLang switches it off
+    # of drafts that lie in pools of their own the first layer's rows alone come back: a live bug, in any case that has some
+    if focus.host_slots and (not focus.radix_cache or not keeps_on_host(recipe) or recipe.family == "llama_mtp"):
+        return False
     return (focus.tree_size != SMALL_TREE or focus.topk > 1) and ("rejection" not in rare or sampling == "rejection")
 
 

@@ -13,7 +13,7 @@ from typing import Any, Literal, get_args
 
 from hypothesis import strategies as st
 
-from eagletwin.harness.core.case import Case, EngineSettings, Event, Request, SGLangSettings
+from eagletwin.harness.core.case import Case, EngineSettings, Event, HostPolicy, Request, SGLangSettings
 from eagletwin.harness.families import RECIPES
 from eagletwin.reference.sizes import count_candidates, reserved
 
@@ -40,6 +40,9 @@ CONTEXT_LENGTHS = (0, 64, 32, 16, 8)
 # Of draft decode; drawn only where they are asked for, as each is a worker of its own
 DRAFT_WINDOWS = (0, 8, 4, 2)
 DRAFT_SINKS = (0, 1, 3)
+# Of a hierarchical cache, slots of the host; drawn only where they are asked for, as each is a worker of its own
+HOST_SLOTS = (0, 256, 96, 48)
+HOST_POLICIES: tuple[HostPolicy, ...] = get_args(HostPolicy)
 WEIGHT_UPDATES: tuple[Literal["", "disk", "tensor"], ...] = (
     "",
     "disk",
@@ -87,6 +90,8 @@ class Focus:
     threshold: float = THRESHOLDS[0]
     deterministic: bool = False
     mixed_chunks: bool = False
+    host_slots: int = HOST_SLOTS[0]
+    host_policy: HostPolicy = HOST_POLICIES[0]
 
     @property
     def num_draft_tokens(self) -> int:
@@ -135,6 +140,8 @@ class Focus:
                     accept_acc=self.threshold,
                     deterministic=self.deterministic,
                     mixed_chunks=self.mixed_chunks,
+                    host_pages=self.host_slots // self.page_size,
+                    host_policy=self.host_policy,
                 )
             ),
         )
@@ -203,6 +210,8 @@ VALUES: dict[str, tuple[Any, ...]] = {
     "threshold": THRESHOLDS,
     "deterministic": (False, True),
     "mixed_chunks": (False, True),
+    "host_slots": HOST_SLOTS,
+    "host_policy": HOST_POLICIES,
 }
 # Field -> how many of its values are drawn where none is asked for
 DRAWN = {
@@ -215,6 +224,8 @@ DRAWN = {
     "threshold": 1,
     "deterministic": 1,
     "mixed_chunks": 1,
+    "host_slots": 1,
+    "host_policy": 1,
 }
 
 

@@ -21,6 +21,10 @@ Ask = Literal[
 ]
 
 
+# When a hierarchical cache writes rows to the host: when they are cached, when they were used twice, or when they are evicted
+HostPolicy = Literal["write_through", "write_through_selective", "write_back"]
+
+
 class Printed(Struct, frozen=True):
     """Plain data whose repr is the Python that makes it: without the fields that have their default."""
 
@@ -157,6 +161,8 @@ class SGLangSettings(Printed, frozen=True, kw_only=True, forbid_unknown_fields=T
     draft_window, draft_sink: --speculative-draft-window-size, -sink-size: draft decode reads of the committed rows the last
     `draft_window` and the first `draft_sink` alone; an EAGLE-3 head sees so many rows in all its forwards. 0: all of them.
     mixed_chunks: --enable-mixed-chunk: a prefill batch gives each request that runs one token as well.
+    host_pages: --enable-hierarchical-cache: so many pages of the host's memory take what the prefix cache must give up, and
+    `host_policy` (--hicache-write-policy) says when it is written there. 0: no such cache.
     """
 
     radix_cache: bool = False
@@ -172,6 +178,8 @@ class SGLangSettings(Printed, frozen=True, kw_only=True, forbid_unknown_fields=T
     draft_window: Annotated[int, Meta(ge=0, le=4096)] = 0
     draft_sink: Annotated[int, Meta(ge=0, le=4096)] = 0
     mixed_chunks: bool = False
+    host_pages: Annotated[int, Meta(ge=0, le=4096)] = 0
+    host_policy: HostPolicy = "write_through"
 
 
 class EngineSettings(Printed, frozen=True, kw_only=True, forbid_unknown_fields=True):

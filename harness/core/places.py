@@ -14,6 +14,7 @@ STAGES = {
     "extend": "after draft extend (decode)",
     "finished": "end of the request",
     "cached": "prefix cache at the end",
+    "copy": "a copy between device and host",
     "kernel": "inside a kernel",
     "batch": "before a batch ran",
     "iteration": "before a scheduler iteration",

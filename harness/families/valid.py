@@ -17,6 +17,7 @@ from eagletwin.reference.grammar import left_recursive, reaching
 from eagletwin.reference.sizes import count_candidates, reserved
 
 from . import RECIPES, family_of
+from .recipe import Recipe
 
 
 def round_slots(case: Case) -> int:
@@ -94,11 +95,30 @@ def check_case(case: Case, origin: str) -> None:
             f"{origin}: update_weights with {case.model}: eagletwin has no second checkpoint of it, for both together",
             "use llama-tiny, llama-gqa or llama-wide",
         )
+    _check_host(case, origin)
     ids = [request.id for request in case.requests]
     if len(set(ids)) < len(ids):
         raise _refuse(f"{origin}: two requests have the same id", "give each request an id of its own")
     for request in case.requests:
         _check_request(case, request, f"{origin}: request {request.id!r}")
+
+
+def keeps_on_host(recipe: Recipe) -> bool:
+    """Whether a hierarchical cache of this model can be judged."""
+    return not recipe.target.states and recipe.family != "step3p5"
+
+
+def _check_host(case: Case, origin: str) -> None:
+    """What a hierarchical cache needs."""
+    if not case.engine.sglang.host_pages:
+        return
+    if not case.engine.sglang.radix_cache:
+        raise _refuse(f"{origin}: host_pages without the prefix cache: there is nothing to keep", "set radix_cache")
+    if not keeps_on_host(RECIPES[case.model]):
+        why = "eagletwin does not follow the states of layers on the host"
+        if not RECIPES[case.model].target.states:
+            why = "SGLang switches its pool of windows off then, and cannot run it on the Triton backend"
+        raise _refuse(f"{origin}: host_pages with {case.model}: {why}", "use another model")
 
 
 def _check_pages(case: Case, origin: str) -> None:

@@ -18,6 +18,7 @@ from eagletwin.harness.core.trace import Trace
 from .compare import Compare, Place
 from .constraints import end_of
 from .hidden_states import Given
+from .host_rows import restored
 from .logprobs import Told
 from .model import Model
 from .story import Story
@@ -38,11 +39,13 @@ class _Work(NamedTuple):
 
     steps      that gave it tokens
     cached     where its first chunk began
+    restored   of those rows how many came back from the host
     restarts   prefills that began anew: surely, and at most
     """
 
     steps: list[_Step]
     cached: int
+    restored: int
     restarts: tuple[int, int]
 
 
@@ -55,6 +58,7 @@ class Answers:
         self._told = Told(trace, stories, compare)
         self._given = Given(trace, stories, compare)
         self._own: dict[str, list[Record]] = {}
+        self._restored = restored(trace)
         for record in trace.header.records:
             if record.stage in ("prefill", "verify"):
                 self._own.setdefault(record.request, []).append(record)
@@ -64,7 +68,7 @@ class Answers:
         if not self._model.numbers or record.numbers.get("dropped"):
             return
         request, emitted = self._requests[record.request], self._trace.integers(number, "tokens")
-        work = self._work(request, self._limit(request, record, emitted))
+        work = self._work(request, self._limit(request, record, emitted), record.numbers)
         self._finish(record, request, emitted)
         self._counts(number, record, work, len(emitted))
         self._told.finished(number, record, request, emitted)
@@ -88,7 +92,7 @@ class Answers:
         over = None if request.grammar is None else end_of(request.grammar, emitted)
         return min((at for at in (stop, over) if at is not None), default=None)
 
-    def _work(self, request: Request, limit: int) -> _Work:
+    def _work(self, request: Request, limit: int, told: dict[str, int]) -> _Work:
         prompt, steps = len(request.prompt), list[_Step]()
         own = self._own.get(request.id, [])
         surely, perhaps, before = 0, 0, None
@@ -108,7 +112,10 @@ class Answers:
                     steps.append(_Step(known, known + 1, None))
             before = record
         cached = own[0].numbers["start"] if own else 0
-        return _Work([step for step in steps if step.before < limit], cached, (surely, surely + perhaps))
+        restored = self._restored.get((request.id, own[0].iteration), 0) if own else 0
+        if restored is None:  # how far the hit would have gone without the host, the trace does not say
+            restored = min(told.get("cached_host", 0), cached)
+        return _Work([step for step in steps if step.before < limit], cached, restored, (surely, surely + perhaps))
 
     def _may_come_back(self, before: Record, record: Record) -> bool:
         """Whether a chunk that begins where the one before it ended may be the first after a retraction between the two: the
@@ -149,8 +156,8 @@ class Answers:
             "prompt_tokens": len(self._requests[record.request].prompt),
             "completion_tokens": emitted,
             "cached_tokens": work.cached,
-            "cached_device": work.cached,
-            "cached_host": 0,
+            "cached_device": work.cached - work.restored,
+            "cached_host": work.restored,
             "verify_ct": len(drafts),
             "correct_drafts": sum(drafts),
             "retractions": min(max(record.numbers.get("retractions", 0), least), most),

@@ -14,6 +14,8 @@ from torch import Tensor
 
 from eagletwin.reference.eagle import DraftRows, Head
 
+from .host_rows import carry
+
 
 class Book:
     """parts: what a trace calls the layers; heads: the reference's, in the same order.
@@ -25,6 +27,7 @@ class Book:
     def __init__(self, parts: Sequence[str], heads: Sequence[Head]) -> None:
         self._parts, self._heads = parts, heads
         self._slots: list[dict[int, tuple[Tensor, Tensor]]] = [{} for _ in heads]  # slot -> keys, values [L, G, D]
+        self._on_host: list[dict[int, tuple[Tensor, Tensor]]] = [{} for _ in heads]
         self.of_record: dict[tuple[int, str], list[tuple[Tensor, Tensor] | None]] = {}
 
     def write(self, slots: Sequence[tuple[int, int]], rows: range, layers: Sequence[DraftRows]) -> None:
@@ -33,6 +36,11 @@ class Book:
             for row, slot in slots:
                 n = row - rows.start
                 book[slot] = layer.keys[:, n], layer.values[:, n]
+
+    def copied(self, pairs: list[tuple[int, int]], restore: bool) -> None:
+        """Rows of these (slot of the device, slot of the host) went to the host, or came back."""
+        for book, host in zip(self._slots, self._on_host, strict=True):
+            carry(pairs, restore, book, host)
 
     def look_up(self, number: int, slots: Sequence[Sequence[int]]) -> None:
         """Keep what the book has now of the slots of each layer, for record `number`: others write them again later."""

@@ -126,7 +126,8 @@ class Events:
         after = self._counts[event.at + 1]
         paused = any(before.kind == "pause" and before.at <= event.at for before in self._case.events)
         running = self._unfinished(event.at) or self._work("", event.at - 1, event.at) is not None
-        if paused or running or not self._compare.on(_RULE):
+        copying = self._records[self._counts[event.at]].numbers.get("copying")
+        if paused or running or copying or not self._compare.on(_RULE):
             return
         cached = len(self._trace.tensor(after, "cached"))
         if cached:

@@ -116,6 +116,18 @@ class Evidence:
             batches.setdefault(record.forward, set()).add(bool(record.numbers["final"]))
         return any(len(kinds) == 2 for kinds in batches.values())
 
+    def host_slot_given_again(self) -> bool:
+        """Whether a slot of the host was written to a second time. A flush gives all of them back."""
+        if any(event.kind == "flush" for event in self.case.events):
+            return False
+        written = [
+            slot
+            for number, record in self.records
+            if record.stage == "copy" and not record.numbers["restore"]
+            for slot in self.trace.integers(number, "host")
+        ]
+        return len(set(written)) < len(written)
+
     def one_token_tail(self, record: Record) -> bool:
         numbers = record.numbers
         return bool(numbers["final"]) and numbers["end"] - numbers["start"] == 1 and self.continues(record)
@@ -254,6 +266,9 @@ PREDICATES: dict[str, Callable[[Evidence], bool]] = {
     "radix_hit_across_pages": lambda run: (
         run.case.page_size > 1 and any(record.numbers["start"] > run.case.page_size for record in run.hits)
     ),
+    "host_written": lambda run: any(not record.numbers["restore"] for record in run.of("copy")),
+    "host_evicted": Evidence.host_slot_given_again,
+    "host_restored": lambda run: any(record.numbers["restore"] for record in run.of("copy")),
     "shared_chunk": Evidence.shared_chunk,
     "one_token_tail": lambda run: any(map(run.one_token_tail, run.prefills)),
     "early_stop": lambda run: any(run.stopped_early(n, record) for n, record in run.records if record.stage == "finished"),

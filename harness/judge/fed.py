@@ -12,6 +12,8 @@ from dataclasses import dataclass
 
 from eagletwin.reference.mtp import is_provisional
 
+from .host_rows import carry
+
 
 @dataclass(frozen=True, slots=True)
 class Reused:
@@ -29,6 +31,14 @@ class FedTokens:
     def __init__(self, layers: int) -> None:
         self._tokens: list[dict[int, int]] = [{} for _ in range(layers)]
         self._feeder: dict[int, str] = {}  # slot -> the request that fed it
+        self._on_host: list[dict[int, int]] = [{} for _ in range(layers)]
+        self._feeder_on_host: dict[int, str] = {}
+
+    def copied(self, pairs: list[tuple[int, int]], restore: bool) -> None:
+        """Rows of these (slot of the device, slot of the host) went to the host, or came back."""
+        for tokens, host in zip(self._tokens, self._on_host, strict=True):
+            carry(pairs, restore, tokens, host)
+        carry(pairs, restore, self._feeder, self._feeder_on_host)
 
     def write(self, request: str, layer: int, rows: range, slots: Sequence[int], consumed: Sequence[int], known: int) -> None:
         """An extend of a request fed these rows, when x[0..known] was known."""

@@ -14,6 +14,7 @@ from eagletwin.harness.core.trace import Trace
 from eagletwin.harness.families import RECIPES
 
 from .compare import Compare, Place
+from .host_rows import carry, pairs_of
 from .model import Model
 from .story import Story
 
@@ -42,6 +43,8 @@ class Hits:
         self._on = model.numbers and trace.header.case.engine.sglang.radix_cache and not model.keeping
         self._back = RECIPES[trace.header.case.model].window if model.numbers else 0
         self._committed: dict[int, tuple[str, int]] = {}  # slot -> request and row
+        self._on_host: dict[int, tuple[str, int]] = {}
+        self._restored: set[int] = set()  # slots whose rows came back from the host since the last batch
         self._cached: dict[int, bool] = {}  # slot -> whether layers with a window have its row, too
         self._from = {request.id: _first_logits(request) for request in trace.header.case.requests}
         self._ends: dict[str, int] = {}  # request -> where its last chunk ended
@@ -52,7 +55,16 @@ class Hits:
             return
         slots = self._trace.integers(number, "cached")
         live = self._trace.integers(number, "window_cached") if "window_cached" in record.tensors else [1] * len(slots)
-        self._cached = {slot: led > 0 for slot, led in zip(slots, live, strict=True)}
+        # what one request of the batch had brought back was not there yet when others were looked up
+        fresh, self._restored = self._restored, set()
+        self._cached = {slot: led > 0 for slot, led in zip(slots, live, strict=True) if slot not in fresh}
+
+    def copied(self, number: int, record: Record) -> None:
+        """Rows went to the host, or came back."""
+        pairs, restore = pairs_of(self._trace, number), bool(record.numbers["restore"])
+        carry(pairs, restore, self._committed, self._on_host)
+        if restore:
+            self._restored |= {device for device, _ in pairs}
 
     def committed(self, number: int, record: Record) -> None:
         """A prefill or a round is over: its rows are the request's tokens'."""

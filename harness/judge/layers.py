@@ -26,6 +26,7 @@ from eagletwin.reference.mtp import consumed, draft_extend, is_provisional
 from .book import Book
 from .compare import Compare, Phase, Place
 from .fed import FedTokens, Reused
+from .host_rows import pairs_of
 from .model import model_of
 from .ranks import heads
 from .story import Round, Story, recorded_rows, reference_heads, stored_rows
@@ -94,6 +95,10 @@ class Layers:
         for number, record in enumerate(trace.header.records):
             if record.stage == "cached":
                 self._book.look_up(number, [trace.integers(number, f"{self._own}slots")] * len(self.parts))
+            elif record.stage == "copy":
+                pairs, restore = pairs_of(trace, number, self._own), bool(record.numbers["restore"])
+                self._book.copied(pairs, restore)
+                self._fed.copied(pairs, restore)
             elif record.stage in ("prefill", "extend") and (extend := self._work_out(number, record)) is not None:
                 self._states[record.request].extends[record.key] = extend
 

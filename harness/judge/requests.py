@@ -76,6 +76,7 @@ class RequestJudge:
             "iteration": self._iteration,
             "batch": self._batch,
             "flushed": self._flushed,
+            "copy": self._hits.copied,
             "pool": self._slots.counted,
         }
         for number, record in enumerate(self._trace.header.records):

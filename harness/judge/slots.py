@@ -106,12 +106,35 @@ class Slots:
             return
         whole = self._space(number, place, "", "slot")
         numbers = place.record.numbers
-        if whole and not numbers["live"] and numbers["protected"]:
+        if whole and not numbers["live"] and numbers["protected"] and not numbers.get("copying"):
             self._compare.report(
                 place, "pool.accounting", "slots locked in the cache with no live request", 0, numbers["protected"]
             )
         elif whole and "window_total" in numbers:
             self._space(number, place, "window_", "slot of a window")
+        for prefix, called in (("host_", "slot of the host"), ("host_window_", "slot of a window on the host")):
+            if whole and f"{prefix}total" in numbers:
+                self._on_host(number, place, prefix, called)
+
+    def _on_host(self, number: int, place: Place, prefix: str, called: str) -> None:
+        """A space of slots in the host's memory: each is free or the prefix cache's, once."""
+        total, available = (place.record.numbers[f"{prefix}{name}"] for name in ("total", "available"))
+        owners = dict[int, list[str]]()
+        for first, length, times in self._trace.array(number, f"{prefix}free").tolist():
+            for slot in range(first, first + length):
+                owners.setdefault(slot, []).extend(["free"] * times)
+        for slot in self._trace.integers(number, f"{prefix}cached"):
+            owners.setdefault(slot, []).append("cached")
+        twice = next((slot for slot in sorted(owners) if len(owners[slot]) > 1), None)
+        free = sum(own == ["free"] for own in owners.values())
+        if twice is not None:
+            self._compare.report(place, "pool.accounting", f"{called} {twice}", "one owner", " and ".join(owners[twice]))
+        elif len(owners) != total or max(owners) >= total:
+            self._compare.report(place, "pool.accounting", f"{called}s with an owner", total, len(owners))
+        elif available != free:
+            self._compare.report(place, "pool.accounting", f"{called}s by the scheduler's own count", free, available)
+        elif place.record.stage == "flushed" and free != total:
+            self._compare.report(place, "pool.accounting", f"free {called}s after the flush", total, free)
 
     def _space(self, number: int, place: Place, prefix: str, called: str) -> bool:
         """One space of slots, whose tensors and numbers begin so. Whether all of it has one owner."""

@@ -80,6 +80,8 @@ RICH = Case(
             draft_window=8,
             draft_sink=2,
             mixed_chunks=True,
+            host_pages=16,
+            host_policy="write_back",
         )
     ),
 )

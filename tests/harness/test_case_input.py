@@ -95,6 +95,18 @@ BAD = {
         changed(model="llama-standalone", engine={"sglang": {"mixed_chunks": True}}),
         "switches it off for STANDALONE",
     ),
+    "pages of the host without a prefix cache": (
+        changed(engine={"sglang": {"host_pages": 4}}),
+        "there is nothing to keep",
+    ),
+    "pages of the host for states": (
+        changed(model="qwen3-next-nextn", engine={"sglang": {"host_pages": 4, "radix_cache": True}}),
+        "does not follow the states",
+    ),
+    "pages of the host for Step-3.5": (
+        changed(model="step-3.5", engine={"sglang": {"host_pages": 4, "radix_cache": True}}),
+        "switches its pool of windows off",
+    ),
     "more tokens at least than at most": (with_request(min_new_tokens=500), "min_new_tokens 500"),
     "a grammar whose group has no end": (with_request(grammar={"rules": ["a(b"]}), "a group has no end"),
     "a grammar that repeats nothing": (with_request(grammar={"rules": ["*a"]}), "nothing comes before"),

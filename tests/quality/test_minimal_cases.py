@@ -157,3 +157,27 @@ def test_what_a_fault_does_not_need_is_asked_for_no_longer(host: Host, tmp_path:
         (request.stream, len(request.logit_bias), request.logprobs, request.penalties is not None) for request in case.requests
     ]
     assert (finding.signature.rule, found) == smallest
+
+
+# Fault -> its edit, and of the smallest case: the rule, whether it has a hierarchical cache, and its requests.
+ON_HOST = {
+    "the draft's rows do not come back": (
+        Edit(
+            target="sglang.srt.mem_cache.hybrid_cache.hybrid_cache_controller.HybridCacheController._l2_load_transfers",
+            match="transfers = self._l2_transfers(host_indices, device_indices, pool_transfers)",
+            replacement="transfers = self._l2_transfers(host_indices, device_indices, None)",
+        ),
+        ("draft.kv", True),
+    ),
+    "the bonus token is an accepted draft": (ASKED["the bonus token is an accepted draft"][0], ("output.counts", False)),
+}
+
+
+@pytest.mark.parametrize("fault", sorted(ON_HOST))
+def test_a_hierarchical_cache_stays_only_where_a_fault_needs_it(host: Host, tmp_path: Path, fault: str) -> None:
+    edit, smallest = ON_HOST[fault]
+    trials = Trials(host, RunSpec(patches=(Patch(name="planted", edits=(edit,)),)))
+    held = {"model": "llama-tiny", "host_slots": 256, "topk": 1, "host_policy": "write_through"}
+    plan = Plan(seed=0, seconds=1e9, max_cases=1000, shrink_seconds=120.0, command="", asked=Asked(held=held, sampling=""))
+    finding = next(Fuzz(trials, tmp_path, plan).search())
+    assert (finding.signature.rule, finding.outcome.case.engine.sglang.host_pages > 0) == smallest

@@ -286,6 +286,13 @@ FEATURES: tuple[Feature, ...] = (
         _asking_less(logprobs=None),
     ),
     Feature(
+        "hierarchical cache",
+        lambda case: f"host_pages {case.engine.sglang.host_pages}",
+        "none",
+        lambda case: case.engine.sglang.host_pages > 0,
+        lambda case: iter([_settings(case, host_pages=0, host_policy="write_through")]),
+    ),
+    Feature(
         "mixed chunks",
         lambda case: "mixed_chunks",
         "off",
@@ -374,7 +381,7 @@ FEATURES: tuple[Feature, ...] = (
         lambda case: "radix_cache",
         "none",
         lambda case: case.engine.sglang.radix_cache,
-        lambda case: iter([_settings(case, radix_cache=False)]),
+        lambda case: iter([_settings(case, radix_cache=False, host_pages=0, host_policy="write_through")]),
     ),
     Feature(
         "chunks",

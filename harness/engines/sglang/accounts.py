@@ -37,6 +37,10 @@ class Accounts:
             numbers |= {"state_total": states.total}
             tensors |= {"state_free": runs_of(states.free()), "state_held": np.array(owned, np.int64)}
             tensors |= {"state_cached": states.cached()}
+        if (tier := self._taps.host_tier) is not None:
+            more, slots = tier.slots()
+            numbers |= more
+            tensors |= slots
         self._recorder.add(
             "",
             0,
@@ -74,6 +78,13 @@ class Accounts:
             pool.poison_all()
         if self._taps.records and self._taps.states is not None:
             self._taps.states.poison_all()
+        if self._taps.host_tier is not None:
+            self._taps.host_tier.poison_all()
+
+    @property
+    def copying(self) -> bool:
+        """Whether the prefix cache still copies rows to the host or back: it is not to be flushed then."""
+        return self._taps.host_tier is not None and self._taps.host_tier.copying > 0
 
     def poison_freed(self, free: Array) -> None:
         """Until now free slots hold plausible rows of whichever request had them."""
@@ -86,3 +97,5 @@ class Accounts:
             pool.poison(freed, used)
         if self._taps.states is not None:
             self._taps.states.poison(self._taps.states.free())
+        if self._taps.host_tier is not None:
+            self._taps.host_tier.poison_free()

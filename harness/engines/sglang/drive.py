@@ -142,6 +142,8 @@ class Drive:
             raise EndlessCase(f"{self._iteration} iterations, and these are not finished: {', '.join(unfinished)}")
         if self._paused or unfinished or not self._fates.handed_in.issuperset(request.id for request in self.case.requests):
             return
+        if self._accounts.copying:
+            return
         self._idle += 1
         if self._idle == self._drained:  # the scheduler has had one idle iteration, and so has checked itself
             if self.case.engine.sglang.radix_cache:

@@ -21,6 +21,7 @@ from .. import grammars
 from ..eras import (
     cuda_literals,
     draft_attention,
+    host_cache,
     image_processors,
     plain_rotary,
     processwide,
@@ -154,6 +155,8 @@ def _make_able(case: Case, mode: Mode) -> None:
         sampling.open_gate(SHIMS)
     if case.engine.sglang.deterministic:
         sampling.leave_kernels_as_they_are(SHIMS)
+    if case.engine.sglang.host_pages:
+        host_cache.prepare(SHIMS)
     if RECIPES[case.model].mtp_layers:
         draft_attention.use_triton(SHIMS)
     if RECIPES[case.model].target.latent is not None:
@@ -170,6 +173,8 @@ def _refuse_what_is_not_driven(case: Case, mode: Mode, scheduler_module: Any) ->
             f"{case.model} with FlashInfer: its heads are {recipe.narrowest_head} wide, and FlashInfer's kernels take "
             f"{FLASHINFER_HEAD} and more (llama-wide has such heads)"
         )
+    if case.engine.sglang.host_pages and mode.device == "cuda":
+        raise NotDriven("a hierarchical cache on a GPU: not tried, and the poison of its slots knows the layout of a CPU alone")
     if mode.tp > 1 and not stepping.drives_ranks(scheduler_module):
         raise NotDriven(
             f"this release has no {stepping.RECEIVE_OF_RANKS}, by which several ranks are driven (0.5.13 and later have)"
@@ -230,6 +235,7 @@ def _arguments(case: Case, mode: Mode) -> dict[str, Any]:
         **_state_arguments(case),
         **_sampling_arguments(settings),
         **_window_arguments(settings),
+        **host_cache.arguments(settings, case.page_size),
         **({"enable_custom_logit_processor": True} if case.processes else {}),
         **_hidden_arguments(case),
         **({"enable_mixed_chunk": True} if settings.mixed_chunks else {}),
@@ -300,6 +306,8 @@ def changed(scheduler: Any, case: Case, mode: Mode = CPU) -> str:
     }
     if settings.draft_window:  # releases before 0.5.23 have it for EAGLE-3 alone, and leave it out elsewhere
         asked["draft_window"] = (settings.draft_window, settings.draft_sink)
+    if settings.host_pages:
+        asked["host_pages"] = settings.host_pages
     if settings.mixed_chunks:  # older releases switch it off for speculative decoding
         asked["mixed_chunks"] = True
     if mode.device == "cuda":
@@ -324,6 +332,7 @@ def differing(scheduler: Any, asked: dict[str, Any]) -> str:
         "graphs": cuda.captured(scheduler),
         "attention": parts.attention(scheduler),
         "draft_window": parts.draft_window(scheduler),
+        "host_pages": host_cache.pages(scheduler),
     }
     return ", ".join(f"{name} from {value} to {used[name]}" for name, value in asked.items() if value != used[name])
 

@@ -16,6 +16,7 @@ from .changed_rows import ChangedRows
 from .coins import Coins
 from .draft_pass import DraftPass
 from .extend_pass import ExtendPass
+from .host_tier import host_tier_of
 from .inner import Inner
 from .masks import Masks
 from .pools import Allocation, Pool
@@ -89,6 +90,7 @@ class Taps:
         self.pools = self._pools_of_runners() if self.numbers else {}
         self._reached = reached
         self.states = states_of(scheduler) if self.numbers else None
+        self.host_tier = host_tier_of(scheduler) if self.numbers and self.records else None
         self._rows = ChangedRows(self.allocation, self.pools)
         self._accepted = Accepted()
         self._coins = Coins()
@@ -114,6 +116,8 @@ class Taps:
         wrap(self._of.drafter, "draft", self._around_draft)
         wrap(self._of.worker, "verify", self._around_verify)
         self._inner.wrap(self._wraps)
+        if self.host_tier is not None:
+            self.host_tier.watch(self._wraps, self._record_copy)
         self._accepted.start()
         self._grammars.start()
         return self
@@ -166,6 +170,9 @@ class Taps:
         if self.states is not None:
             tensors["states"] = np.array([state_slots.own(request) for request in self.requests.values()], np.int64)
         self.writer.add_batch({f"request.{name}": number for number, name in enumerate(held)}, tensors)
+
+    def _record_copy(self, request: str, restore: bool, slots: dict[str, Array]) -> None:
+        self.writer.add_copy(request, {"restore": int(restore)}, slots)
 
     def _next_input(self, result: Any, batch: Any) -> Any:  # noqa: ARG002  where v1 has it
         """What the next round begins with, of a batch that is done."""

@@ -30,6 +30,7 @@ class Writer:
     def __init__(self, recorder: Takes) -> None:
         self.iteration = 0
         self._recorder = recorder
+        self._copies = 0
         self._batches = 0  # not forwards: those in a CUDA graph are not seen
         self._forwards = 0
         self._rounds: dict[str, int] = {}  # request -> how often it was verified
@@ -54,6 +55,12 @@ class Writer:
         when = When(self.iteration, self._forwards)
         self._recorder.add("", 0, "batch", step=self._batches, when=when, numbers=numbers, tensors=tensors)
         self._batches += 1
+
+    def add_copy(self, request: str, numbers: dict[str, int], tensors: dict[str, Array]) -> None:
+        """The record of a copy between device and host that was asked for; request: whose rows it brings back, or none's."""
+        when = When(self.iteration, self._forwards)
+        self._recorder.add(request, 0, "copy", step=self._copies, when=when, numbers=numbers, tensors=tensors)
+        self._copies += 1
 
     def forget_but(self, names: Container[str]) -> None:
         """Forget the rounds of all other requests: a server has no last one."""
