@@ -21,7 +21,7 @@ from . import RECIPES, family_of
 
 def round_slots(case: Case) -> int:
     """Slots that SGLang sets aside for one round of a request, before its tree is known."""
-    return reserved(case.topk, case.num_steps, case.page_size, case.verify_nodes)
+    return reserved(case.topk, case.most_steps, case.page_size, case.most_nodes)
 
 
 def _refuse(cause: str, remedy: str) -> InputError:
