@@ -2,6 +2,7 @@
 
 from ..entry import Entry, Probe
 from . import (
+    adaptive_rejection,
     boundary_kv,
     chain_hidden,
     context_end,
@@ -74,6 +75,7 @@ LEDGER: dict[str, Entry] = {
         draft_window.ENTRY,
         hybrid_keys.ENTRY,
         deterministic_window.ENTRY,
+        adaptive_rejection.ENTRY,
     )
 }
 

@@ -230,8 +230,8 @@ RULES: dict[str, Rule] = {
     ),
     "steps.chosen": Rule(
         "3.12",
-        "With adaptive steps a round has as many draft steps as the policy makes of the drafts accepted so far, for the size of "
-        "its batch.",
+        "With adaptive steps a round has as many draft steps as the policy makes of the drafts accepted so far, for the "
+        "size of its batch.",
         weights="no",
     ),
     "steps.fed": Rule(

@@ -1,7 +1,7 @@
 """Adaptive numbers of draft steps: `steps.parts`, `steps.fed`, `steps.chosen`. Called by requests.py.
 
-What the engine chose is followed (story.py): here is judged whether it chose as its policy says, by what it was told, whether it
-was told what verify decided, and whether all parts of the worker went by the same choice.
+What the engine chose is followed (story.py): here is judged whether it chose as its policy says, by what it was told, whether
+it was told what verify decided, and whether all parts of the worker went by the same choice.
 """
 
 from eagletwin.harness.core.adaptive import NODES_OF, STEPS_OF

@@ -117,7 +117,10 @@ def _due(trace: Trace, number: int, record: Record, model: Model) -> str:
         if case.topk > 1 and model.states:
             due["path_hidden"] = (0, numbers.get("kept", numbers["accept_len"]))
         if case.sampled(record.request) is not None:
-            due |= {"coins": (0, numbers.get("steps", case.verify_nodes - 1) + 1), "target_probabilities": (0, numbers["accept_len"])}
+            due |= {
+                "coins": (0, numbers.get("steps", case.verify_nodes - 1) + 1),
+                "target_probabilities": (0, numbers["accept_len"]),
+            }
             if case.engine.sglang.rejection_sampling:
                 due["draft_probabilities"] = (0, numbers.get("steps", case.num_steps))
     if record.stage == "extend" or (record.stage == "prefill" and numbers["final"]):
@@ -154,10 +157,14 @@ def _request(trace: Trace, name: str, stages: Counter[tuple[str, str]], model: M
         due |= {"target.extend": chunks, "draft.extend": chunks, "target.verify": rounds, "draft.extend_decode": extends}
         layers = case.num_steps if model.mtp_layers else 0
         in_graph = Counter(record.stage for _, record in own if record.numbers.get("in_graph"))
-        due["draft.decode"] = 0 if layers else sum(
-            max(record.numbers.get("steps", case.num_steps) - model.ahead, 0)
-            for _, record in own
-            if record.stage == "draft" and not record.numbers.get("in_graph")
+        due["draft.decode"] = (
+            0
+            if layers
+            else sum(
+                max(record.numbers.get("steps", case.num_steps) - model.ahead, 0)
+                for _, record in own
+                if record.stage == "draft" and not record.numbers.get("in_graph")
+            )
         )
         due["draft.extend_decode"] -= in_graph["extend"]
         for stage in ("draft.extend", "draft.extend_decode"):

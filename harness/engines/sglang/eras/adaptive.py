@@ -27,7 +27,9 @@ def refuse(_: Adaptive, mode: Mode) -> None:
     if not known:
         raise NotDriven("adaptive steps: this release does not choose them by the size of a batch (0.5.13 and later do)")
     if mode.device == "cuda":
-        raise NotDriven("adaptive steps on a GPU: each number of steps has graphs of its own, which nothing here looks into yet")
+        raise NotDriven(
+            "adaptive steps on a GPU: each number of steps has graphs of its own, which nothing here looks into yet"
+        )
 
 
 def arguments(settings: Adaptive | None) -> dict[str, Any]:

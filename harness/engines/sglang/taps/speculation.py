@@ -16,7 +16,8 @@ def draft_runners(scheduler: Any) -> list[Any]:
 
 @dataclass(frozen=True, slots=True)
 class Speculation:
-    """SGLang's own objects, which the taps stand at, and the sizes of its trees. Nothing but `steps` and `width` changes while a case runs.
+    """SGLang's own objects, which the taps stand at, and the sizes of its trees. Nothing but `steps` and `width` changes
+    while a case runs.
 
     worker         runs the rounds; drafter: drafts (v1: one object does both)
     target, drafts  model runners; of a multi-layer draft one a layer

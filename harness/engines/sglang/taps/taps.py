@@ -255,7 +255,8 @@ class Taps:
         return result
 
     def _record_steps(self, batch: Any) -> dict[str, int]:
-        """Of a round whose number of steps was chosen: what each part of the worker holds it to be. What verify's records say."""
+        """Of a round whose number of steps was chosen: what each part of the worker holds it to be. What verify's records
+        say."""
         found = self._of.of_round()
         if found:
             self.writer.add_round("steps", adaptive.parts(self._of, batch.spec_info))
