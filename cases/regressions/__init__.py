@@ -3,6 +3,7 @@
 from ..entry import Entry, Probe
 from . import (
     adaptive_rejection,
+    adaptive_scan,
     boundary_kv,
     chain_hidden,
     context_end,
@@ -76,6 +77,7 @@ LEDGER: dict[str, Entry] = {
         hybrid_keys.ENTRY,
         deterministic_window.ENTRY,
         adaptive_rejection.ENTRY,
+        adaptive_scan.ENTRY,
     )
 }
 

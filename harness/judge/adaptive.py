@@ -36,14 +36,17 @@ class Steps:
         place, batch = Place(record, "draft", step=-1), self._verified.get(record.iteration, [])
         said = {"steps": self._trace.integers(number, "steps"), "nodes": self._trace.integers(number, "nodes")}
         steps = said["steps"][0]
-        if batch and self._compare.on(_CHOSEN):
+        if batch:
             expected = self._policy.of(len(batch)).steps
             self._compare.integers(place, _CHOSEN, [expected], [steps], f"draft steps of a batch of {len(batch)}, round", 0)
-        for names, kind, right in ((STEPS_OF, "steps", steps), (NODES_OF, "nodes", steps + 1)):
-            for name, value in zip(names, said[kind], strict=True):
-                if value >= 0 and value != right and self._compare.on(_PARTS):
-                    self._compare.report(place, _PARTS, f"{kind} by {name}", right, value)
-        self._compare.on(_PARTS)
+        wrong = [
+            (f"{kind} by {name}", right, value)
+            for names, kind, right in ((STEPS_OF, "steps", steps), (NODES_OF, "nodes", steps + 1))
+            for name, value in zip(names, said[kind], strict=True)
+            if value not in (right, -1)
+        ]
+        if self._compare.on(_PARTS) and wrong:
+            self._compare.report(place, _PARTS, *wrong[0])
         behind = len(self._ran) - self._fed
         if behind > self._late and self._compare.on(_FED):
             expected = f"those of {len(self._ran) - self._late} batches at least"

@@ -246,7 +246,7 @@ def _followed(trace: Trace, model: Model) -> dict[str, Story]:
     _restore_lost_rounds(case, by_request, retracted)
     if case.topk == 1:
         for name, consumed in frontiers.items():  # draft() never returned: this round drafted what is known, and zeros
-            drafted = consumed + [0] * (case.num_steps - len(consumed))
+            drafted = consumed + [0] * (case.most_steps - len(consumed))
             by_request[name].rounds.append(_chain(len(drafted), by_request[name], drafted))
     return by_request
 

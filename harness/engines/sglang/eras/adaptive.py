@@ -54,7 +54,8 @@ def parts(of: Any, verify_input: Any) -> dict[str, Array]:
     from sglang.srt.runtime_context import get_spec
 
     bag, drafter = get_spec(), of.drafter
-    own, extend = drafter.draft_attn_backend, drafter.draft_extend_attn_backend
+    own, extends = drafter.draft_attn_backend, drafter.draft_extend_attn_backend is not None
+    extend = of.drafts[0].attn_backend if extends else None  # what the forward finds; else one serves all numbers of steps
     target = of.target.attn_backend
     steps = [
         of.worker.speculative_num_steps,
