@@ -5,7 +5,9 @@ there, never at their values.
 """
 
 from collections import Counter
+from collections.abc import Sequence
 
+from eagletwin.harness.core.case import Case
 from eagletwin.harness.core.records import Record
 from eagletwin.harness.core.trace import Trace
 from eagletwin.reference.sizes import count_candidates
@@ -87,10 +89,16 @@ def _missing_of_recording(trace: Trace, model: Model) -> str:
     stages = Counter(record.stage for record in records)
     in_graph = Counter(record.stage for record in records if record.numbers.get("in_graph"))
     due = {"target.extend": len(chunks), "draft.extend": len(chunks) * (layers or 1), "target.verify": len(rounds["draft"])}
-    due["draft.decode"] = 0 if layers else (len(rounds["draft"]) - in_graph["draft"]) * (header.case.num_steps - model.ahead)
+    due["draft.decode"] = 0 if layers else _decodes(header.case, records, model)
     due["draft.extend_decode"] = (len(rounds["draft"]) - in_graph["extend"]) * (layers or 1)
     wrong = next((stage for stage, count in due.items() if stages[stage] != count), None)
     return f"{stages[wrong]} records of {wrong}, not {due[wrong]}" if wrong else ""
+
+
+def _decodes(case: Case, records: Sequence[Record], model: Model) -> int:
+    """Forwards of draft decode that these rounds must have shown: none of a round without drafts, nor of one in a graph."""
+    rounds = (record.numbers for record in records if record.stage == "draft" and not record.numbers.get("in_graph"))
+    return sum(max(numbers.get("steps", case.num_steps) - model.ahead, 0) for numbers in rounds)
 
 
 def _due(trace: Trace, number: int, record: Record, model: Model) -> str:
@@ -157,15 +165,7 @@ def _request(trace: Trace, name: str, stages: Counter[tuple[str, str]], model: M
         due |= {"target.extend": chunks, "draft.extend": chunks, "target.verify": rounds, "draft.extend_decode": extends}
         layers = case.num_steps if model.mtp_layers else 0
         in_graph = Counter(record.stage for _, record in own if record.numbers.get("in_graph"))
-        due["draft.decode"] = (
-            0
-            if layers
-            else sum(
-                max(record.numbers.get("steps", case.num_steps) - model.ahead, 0)
-                for _, record in own
-                if record.stage == "draft" and not record.numbers.get("in_graph")
-            )
-        )
+        due["draft.decode"] = 0 if layers else _decodes(case, [record for _, record in own], model)
         due["draft.extend_decode"] -= in_graph["extend"]
         for stage in ("draft.extend", "draft.extend_decode"):
             due[stage] *= layers or 1

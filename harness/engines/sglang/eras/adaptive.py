@@ -51,9 +51,7 @@ def parts(of: Any, verify_input: Any) -> dict[str, Array]:
     """The number of draft steps of the round that runs, as each part of the worker holds it: `steps`, and how many nodes each
     holds a chain to have: `nodes`. In the order of STEPS_OF and NODES_OF in core/adaptive.py; -1: a part that this round has
     not."""
-    from sglang.srt.runtime_context import get_spec
-
-    bag, drafter = get_spec(), of.drafter
+    bag, drafter = _running_configuration(of), of.drafter
     own, extends = drafter.draft_attn_backend, drafter.draft_extend_attn_backend is not None
     extend = of.drafts[0].attn_backend if extends else None  # what the forward finds; else one serves all numbers of steps
     target = of.target.attn_backend
@@ -75,6 +73,12 @@ def parts(of: Any, verify_input: Any) -> dict[str, Array]:
         getattr(extend, "num_draft_tokens", -1),
     ]
     return {"steps": np.array([int(n) for n in steps]), "nodes": np.array([int(n) for n in nodes])}
+
+
+def _running_configuration(of: Any) -> Any:
+    """Up to 0.5.16 the arguments themselves are changed as the server runs."""
+    context = importlib.import_module("sglang.srt.runtime_context")
+    return context.get_spec() if hasattr(context, "get_spec") else of.worker.server_args
 
 
 def restart(scheduler: Any, case: Case) -> None:
