@@ -37,8 +37,8 @@ class Steps:
         said = {"steps": self._trace.integers(number, "steps"), "nodes": self._trace.integers(number, "nodes")}
         steps = said["steps"][0]
         if batch:
-            expected = self._policy.of(len(batch)).steps
-            self._compare.integers(place, _CHOSEN, [expected], [steps], f"draft steps of a batch of {len(batch)}, round", 0)
+            chosen = self._policy.of(len(batch)).steps
+            self._compare.integers(place, _CHOSEN, [chosen], [steps], f"draft steps of a batch of {len(batch)}, round", 0)
         wrong = [
             (f"{kind} by {name}", right, value)
             for names, kind, right in ((STEPS_OF, "steps", steps), (NODES_OF, "nodes", steps + 1))
@@ -46,11 +46,12 @@ class Steps:
             if value not in (right, -1)
         ]
         if self._compare.on(_PARTS) and wrong:
-            self._compare.report(place, _PARTS, *wrong[0])
+            name, expected, value = wrong[0]
+            self._compare.report(place, _PARTS, name, expected, value)
         behind = len(self._ran) - self._fed
         if behind > self._late and self._compare.on(_FED):
-            expected = f"those of {len(self._ran) - self._late} batches at least"
-            self._compare.report(place, _FED, "accepted drafts that the choice was told", expected, f"those of {self._fed}")
+            least = f"those of {len(self._ran) - self._late} batches at least"
+            self._compare.report(place, _FED, "accepted drafts that the choice was told", least, f"those of {self._fed}")
         self._ran.append(record.iteration)
 
     def fed(self, number: int, record: Record) -> None:

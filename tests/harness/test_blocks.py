@@ -18,7 +18,8 @@ from eagletwin.harness.families.valid import check_case
 
 @pytest.mark.parametrize("seed", [0, 1, 2])
 def test_every_topic_comes_within_its_turns_and_every_recipe_within_a_cycle(seed: int) -> None:
-    # twelve rare things, in every third block, and of what requests ask for, and mixed chunks, four in each cycle; a recipe of
+    # twelve rare things, in every third block, and of what requests ask for, mixed chunks and adaptive steps, four in each
+    # cycle; a recipe of
     # many layers has one turn in 35 blocks
     probes = [block_of(seed, number, Asked()).probe for number in range(110)]
     assert {name for probe in probes for name in topics_of(probe)} == {topic.name for topic in TOPICS}
@@ -33,13 +34,14 @@ def test_what_requests_may_ask_for_as_well_changes_no_case_that_asks_for_nothing
     """It takes turns with what they could ask for at first, and so do mixed chunks."""
 
     def turns(drawn: list[Block]) -> list[bool]:
-        return [bool(block.asks) or block.focus.mixed_chunks for block in drawn]
+        return [bool(block.asks) or block.focus.mixed_chunks or block.focus.adaptive for block in drawn]
 
     now = [block_of(7, number, Asked()) for number in range(110)]
     for ask in list(ASKS)[4:]:
         monkeypatch.delitem(ASKS, ask)
     monkeypatch.setattr(blocks, "_BESIDE", ())
     monkeypatch.delitem(DRAWN, "mixed_chunks")
+    monkeypatch.delitem(DRAWN, "adaptive")
     before = [block_of(7, number, Asked()) for number in range(110)]
     assert turns(now) == turns(before)
     assert turns(now).count(False) > 90
