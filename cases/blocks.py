@@ -43,10 +43,11 @@ from .strategies import (
 BLOCK = 6  # cases of a block: its engine takes about as long to build as two small cases take to run
 LONG, _EVERY = 36, 12  # cases of every twelfth block
 SMALL = Sizes(prompt=10, new_tokens=6, arrival=3)
+SWITCHING = replace(SMALL, new_tokens=20)  # in fewer tokens few choices of steps are made
 FEW_REQUESTS = 3  # of a small case
 _RARE = 3  # one block in so many has something that no case has unless it is asked for
 _ASKING = 4  # turns of a cycle in which requests ask for something; with as many as at first, other turns have what they had
-_BESIDE = ("mixed_chunks", "host_slots")  # fields of Focus that take turns with those, for the same reason
+_BESIDE = ("mixed_chunks", "host_slots", "adaptive")  # fields of Focus that take turns with those, for the same reason
 _TRIES = 8_000  # drawings until a block has all that was asked for; one takes some ten microseconds
 
 
@@ -101,7 +102,7 @@ class Block:
             if self.large
             else {
                 "held": self.held,
-                "sizes": SMALL,
+                "sizes": SWITCHING if self.focus.adaptive else SMALL,
                 "max_requests": FEW_REQUESTS,
             }
         )
@@ -250,6 +251,8 @@ def _takes_effect(focus: Focus, sampling: Kind | None, rare: Mapping[str, Any], 
     # of drafts that lie in pools of their own the first layer's rows alone come back: a live bug, in any case that has some
     if focus.host_slots and (not focus.radix_cache or not keeps_on_host(recipe) or recipe.family == "llama_mtp"):
         return False
+    if focus.adaptive and (focus.topk > 1 or recipe.mtp_layers or not recipe.reads_states):
+        return False  # SGLang switches it off
     return (focus.tree_size != SMALL_TREE or focus.topk > 1) and ("rejection" not in rare or sampling == "rejection")
 
 

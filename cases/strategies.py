@@ -17,6 +17,7 @@ from eagletwin.harness.core.case import Case, EngineSettings, Event, HostPolicy,
 from eagletwin.harness.families import RECIPES
 from eagletwin.reference.sizes import count_candidates, reserved
 
+from .adaptive import STEPS, WHOLE, adapted
 from .asked import asking
 from .sampling import Kind, sampled
 
@@ -92,6 +93,7 @@ class Focus:
     mixed_chunks: bool = False
     host_slots: int = HOST_SLOTS[0]
     host_policy: HostPolicy = HOST_POLICIES[0]
+    adaptive: bool = False
 
     @property
     def num_draft_tokens(self) -> int:
@@ -104,6 +106,8 @@ class Focus:
 
     @property
     def round_slots(self) -> int:
+        if self.adaptive:  # as the longest round there may be
+            return reserved(self.topk, max(STEPS), self.page_size, max(STEPS) + 1)
         return reserved(self.topk, self.num_steps, self.page_size, self.num_draft_tokens)
 
     @property
@@ -142,6 +146,7 @@ class Focus:
                     mixed_chunks=self.mixed_chunks,
                     host_pages=self.host_slots // self.page_size,
                     host_policy=self.host_policy,
+                    adaptive=WHOLE if self.adaptive else None,
                 )
             ),
         )
@@ -169,8 +174,9 @@ def focus_of(seed: int, widest: int = TOPKS[-1], /, **held: Any) -> Focus:
 
 def _possible(drawn: Focus, held: Collection[str]) -> Focus:
     """A draft of several layers has no more steps than layers, trees only if `held` asks for them (they change the output,
-    ledger entry multi-layer-topk-path), and those with one node more than steps. New weights go to a model whose target and
-    draft have one checkpoint. A tree that is smaller than its longest path has two steps at least."""
+    ledger entry multi-layer-topk-path), and those with one node more than steps. Adaptive steps go
+    with chains of single heads. New weights go to a model whose target and draft have one checkpoint. A tree that is smaller
+    than its longest path has two steps at least."""
     if drawn.update_weights and "model" not in held and drawn.model not in UPDATED:
         drawn = replace(drawn, model=UPDATED[0])
     if drawn.tree_size == SMALL_TREE:  # of one step the smallest tree, two nodes, has all of its longest path
@@ -178,6 +184,10 @@ def _possible(drawn: Focus, held: Collection[str]) -> Focus:
         drawn = replace(drawn, topk=topk, num_steps=drawn.num_steps if "num_steps" in held else max(drawn.num_steps, 2))
     if RECIPES[drawn.model].target.states and "radix_cache" not in held:
         drawn = replace(drawn, radix_cache=False)  # states are cached every 64 tokens, and a live bug shows in any hit
+    if drawn.adaptive:  # SGLang has it for chains of single heads alone
+        plain = RECIPES[drawn.model].mtp_layers > 0 or not RECIPES[drawn.model].reads_states
+        model = MODELS[0] if plain and "model" not in held else drawn.model
+        drawn = replace(drawn, topk=drawn.topk if "topk" in held else 1, model=model)
     layers = RECIPES[drawn.model].mtp_layers
     if not layers:
         return drawn
@@ -212,6 +222,7 @@ VALUES: dict[str, tuple[Any, ...]] = {
     "mixed_chunks": (False, True),
     "host_slots": HOST_SLOTS,
     "host_policy": HOST_POLICIES,
+    "adaptive": (False, True),
 }
 # Field -> how many of its values are drawn where none is asked for
 DRAWN = {
@@ -226,6 +237,7 @@ DRAWN = {
     "mixed_chunks": 1,
     "host_slots": 1,
     "host_policy": 1,
+    "adaptive": 1,
 }
 
 
@@ -404,7 +416,8 @@ def greedy_cases(
         slots = enumerate(zip(drawn, present, strict=True))
         near = [request if there else made[number % len(made)] for number, (request, there) in slots]
         drawn_events = draw(_events(near, _prefilled(made, chunks)))
-    return configuration.case("generated", made, chunks=chunks, events=drawn_events)
+    case = configuration.case("generated", made, chunks=chunks, events=drawn_events)
+    return adapted(draw, case) if configuration.adaptive else case
 
 
 @st.composite

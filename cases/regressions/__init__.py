@@ -2,6 +2,8 @@
 
 from ..entry import Entry, Probe
 from . import (
+    adaptive_rejection,
+    adaptive_scan,
     boundary_kv,
     chain_hidden,
     context_end,
@@ -74,6 +76,8 @@ LEDGER: dict[str, Entry] = {
         draft_window.ENTRY,
         hybrid_keys.ENTRY,
         deterministic_window.ENTRY,
+        adaptive_rejection.ENTRY,
+        adaptive_scan.ENTRY,
     )
 }
 

@@ -117,6 +117,9 @@ def _kind(case: Case) -> tuple[bool, ...]:
         any(request.logprobs is not None and request.logprobs.start >= 0 for request in case.requests),
         case.gives_states != "",
         case.gives_states != "" and bool(recipe.target.aux_layers),
+        settings.adaptive is not None,
+        settings.adaptive is not None and settings.rejection_sampling,
+        recipe.target.scan is not None,
         settings.mixed_chunks and not settings.radix_cache and case.page_size > 1,
     )
 

@@ -150,6 +150,37 @@ class Event(Printed, frozen=True, kw_only=True, forbid_unknown_fields=True):
     request: Annotated[str, Meta(pattern=r"^([A-Za-z0-9][A-Za-z0-9._-]{0,63})?\Z")] = ""
 
 
+class Tier(Printed, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """How many draft steps a decode batch of at least `batch` requests may have, up to the next tier."""
+
+    batch: Annotated[int, Meta(ge=1, le=64)]
+    steps: Annotated[tuple[Annotated[int, Meta(ge=0, le=16)], ...], Meta(min_length=1, max_length=8)]
+
+
+class Adaptive(Printed, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """How SGLang chooses the number of draft steps of each round, from how many drafts were accepted so far.
+
+    tiers     each with a choice and an average of its own; a batch smaller than all of them has the first
+    alpha     share of the newest round in the average of accepted drafts
+    interval  rounds from one decision to the next; warmup: rounds before the first of these
+    up, down  what is added to the thresholds above which it chooses more steps, and below which fewer
+    ceiling   more than 0: no choice to go on with, or to go down to, more steps than this many times the average
+    """
+
+    tiers: Annotated[tuple[Tier, ...], Meta(min_length=1, max_length=8)]
+    alpha: Annotated[float, Meta(gt=0, le=1)] = 0.2
+    interval: Annotated[int, Meta(ge=1, le=1000)] = 5
+    warmup: Annotated[int, Meta(ge=0, le=1000)] = 10
+    up: Annotated[float, Meta(ge=-16, le=16)] = 0.0
+    down: Annotated[float, Meta(ge=-16, le=16)] = -0.25
+    ceiling: Annotated[float, Meta(ge=0, le=16)] = 0.0
+
+    @property
+    def choices(self) -> frozenset[int]:
+        """All numbers of steps that a round may have."""
+        return frozenset(steps for tier in self.tiers for steps in tier.steps)
+
+
 class SGLangSettings(Printed, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """What only SGLang has: `max_total_tokens` is the size of the KV pool in slots; `context_length` 0: the recipe's.
 
@@ -163,6 +194,7 @@ class SGLangSettings(Printed, frozen=True, kw_only=True, forbid_unknown_fields=T
     mixed_chunks: --enable-mixed-chunk: a prefill batch gives each request that runs one token as well.
     host_pages: --enable-hierarchical-cache: so many pages of the host's memory take what the prefix cache must give up, and
     `host_policy` (--hicache-write-policy) says when it is written there. 0: no such cache.
+    adaptive: --speculative-adaptive: the number of draft steps changes between rounds, from num_steps on. None: it does not.
     """
 
     radix_cache: bool = False
@@ -180,6 +212,7 @@ class SGLangSettings(Printed, frozen=True, kw_only=True, forbid_unknown_fields=T
     mixed_chunks: bool = False
     host_pages: Annotated[int, Meta(ge=0, le=4096)] = 0
     host_policy: HostPolicy = "write_through"
+    adaptive: Adaptive | None = None
 
 
 class EngineSettings(Printed, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -210,6 +243,17 @@ class Case(Printed, frozen=True, kw_only=True, forbid_unknown_fields=True):
     def verify_nodes(self) -> int:
         """Nodes that the target verifies in a round, the bonus token and the drafts: num_draft_tokens, or what 0 stands for."""
         return self.num_draft_tokens or self.num_steps + 1
+
+    @property
+    def most_steps(self) -> int:
+        """Draft steps of the longest round that it may have."""
+        adaptive = self.engine.sglang.adaptive
+        return self.num_steps if adaptive is None else max(self.num_steps, *adaptive.choices)
+
+    @property
+    def most_nodes(self) -> int:
+        """Nodes that the target verifies in such a round."""
+        return self.verify_nodes if self.engine.sglang.adaptive is None else self.most_steps + 1
 
     @property
     def samples(self) -> bool:
@@ -256,7 +300,10 @@ class Case(Printed, frozen=True, kw_only=True, forbid_unknown_fields=True):
             hidden_states=self.gives_states,
             grammar=Grammar(rules=("a*",)) if self.constrains else None,
         )
-        engine = EngineSettings(sglang=msgspec.structs.replace(self.engine.sglang, random_seed=0))
+        adaptive = self.engine.sglang.adaptive
+        if adaptive is not None:  # which steps there may be is the engine's; how one is chosen begins anew with each case
+            adaptive = Adaptive(tiers=(Tier(batch=1, steps=tuple(sorted(adaptive.choices))),))
+        engine = EngineSettings(sglang=msgspec.structs.replace(self.engine.sglang, random_seed=0, adaptive=adaptive))
         return msgspec.structs.replace(
             self, name="configuration", requests=(nothing,), chunks=(), events=(), exercises=(), engine=engine
         )

@@ -52,6 +52,10 @@ FEATURES: dict[str, str] = {
     "states_of_path": "a request was given the hidden states of several tokens that one round gave it",
     "states_of_chunks": "a request was given the hidden states of a prompt that came in several chunks",
     "mixed_sampling": "requests that sample and greedy ones were in one decode batch",
+    "more_steps": "the adaptive number of draft steps rose from one round to the next",
+    "fewer_steps": "the adaptive number of draft steps fell from one round to the next",
+    "no_steps": "a round had no draft steps, as the adaptive choice was 0",
+    "steps_again": "a round with draft steps came next after one without",
     "abort_in_prefill": "a request was aborted between two chunks of its prompt",
     "abort_in_decode": "a request was aborted after it had been verified",
 }

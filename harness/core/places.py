@@ -18,6 +18,8 @@ STAGES = {
     "kernel": "inside a kernel",
     "batch": "before a batch ran",
     "iteration": "before a scheduler iteration",
+    "steps": "before verify, of the whole batch",
+    "fed": "when a batch's result was processed",
     "flushed": "after the cache was flushed",
     "pool": "between two batches",
 }

@@ -228,6 +228,23 @@ RULES: dict[str, Rule] = {
         " an idle scheduler's cache is empty after a flush.",
         weights="no",
     ),
+    "steps.chosen": Rule(
+        "3.12",
+        "With adaptive steps a round has as many draft steps as the policy makes of the drafts accepted so far, for the "
+        "size of its batch.",
+        weights="no",
+    ),
+    "steps.fed": Rule(
+        "3.12",
+        "The choice of steps is told the accepted drafts of each decode batch once, in order, before the next one begins; with "
+        "overlap, before the one after that.",
+        weights="no",
+    ),
+    "steps.parts": Rule(
+        "3.12",
+        "In a round with adaptive steps every part of the worker goes by the same number of draft steps.",
+        weights="no",
+    ),
     "ranks.agree": Rule(
         "4",
         "All ranks of a tensor-parallel worker come to the same integers: tokens, positions, slots, trees, paths, counts.",

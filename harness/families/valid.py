@@ -22,7 +22,7 @@ from .recipe import Recipe
 
 def round_slots(case: Case) -> int:
     """Slots that SGLang sets aside for one round of a request, before its tree is known."""
-    return reserved(case.topk, case.num_steps, case.page_size, case.verify_nodes)
+    return reserved(case.topk, case.most_steps, case.page_size, case.most_nodes)
 
 
 def _refuse(cause: str, remedy: str) -> InputError:
@@ -88,6 +88,7 @@ def check_case(case: Case, origin: str) -> None:
     _check_layers(case, origin)
     _check_sampling(case, origin)
     _check_draft_window(case, origin)
+    _check_adaptive(case, origin)
     if case.engine.sglang.mixed_chunks and not RECIPES[case.model].reads_states:
         raise _refuse(f"{origin}: mixed_chunks with {case.model}: SGLang switches it off for STANDALONE", "leave it out")
     if case.engine.sglang.update_weights and not family_of(RECIPES[case.model]).one_checkpoint:
@@ -226,6 +227,29 @@ def _check_layers(case: Case, origin: str) -> None:
             f"{case.num_steps + 1}",
             "leave num_draft_tokens out",
         )
+
+
+def _check_adaptive(case: Case, origin: str) -> None:
+    """SGLang switches adaptive steps off, or does not start, where these do not hold."""
+    adaptive, recipe = case.engine.sglang.adaptive, RECIPES[case.model]
+    if adaptive is None:
+        return
+    if case.topk > 1 or recipe.mtp_layers or not recipe.reads_states:
+        what = f"topk {case.topk}" if case.topk > 1 else case.model
+        raise _refuse(
+            f"{origin}: adaptive steps with {what}: SGLang has them for chains of EAGLE and EAGLE-3 heads of one layer alone",
+            "use topk 1 and a model with a single head, such as llama-tiny",
+        )
+    if case.num_steps not in adaptive.choices:
+        raise _refuse(
+            f"{origin}: num_steps {case.num_steps} is none of the adaptive ones, {sorted(adaptive.choices)}",
+            "SGLang does not start with it; use one of them",
+        )
+    if case.verify_nodes != case.num_steps + 1:
+        raise _refuse(f"{origin}: num_draft_tokens {case.verify_nodes} with adaptive steps", "leave num_draft_tokens out")
+    batches = [tier.batch for tier in adaptive.tiers]
+    if sorted(set(batches)) != batches:
+        raise _refuse(f"{origin}: adaptive tiers for batches of {batches}", "give each its own batch, the smallest first")
 
 
 def _check_draft_window(case: Case, origin: str) -> None:

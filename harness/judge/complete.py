@@ -5,7 +5,9 @@ there, never at their values.
 """
 
 from collections import Counter
+from collections.abc import Sequence
 
+from eagletwin.harness.core.case import Case
 from eagletwin.harness.core.records import Record
 from eagletwin.harness.core.trace import Trace
 from eagletwin.reference.sizes import count_candidates
@@ -87,10 +89,16 @@ def _missing_of_recording(trace: Trace, model: Model) -> str:
     stages = Counter(record.stage for record in records)
     in_graph = Counter(record.stage for record in records if record.numbers.get("in_graph"))
     due = {"target.extend": len(chunks), "draft.extend": len(chunks) * (layers or 1), "target.verify": len(rounds["draft"])}
-    due["draft.decode"] = 0 if layers else (len(rounds["draft"]) - in_graph["draft"]) * (header.case.num_steps - model.ahead)
+    due["draft.decode"] = 0 if layers else _decodes(header.case, records, model)
     due["draft.extend_decode"] = (len(rounds["draft"]) - in_graph["extend"]) * (layers or 1)
     wrong = next((stage for stage, count in due.items() if stages[stage] != count), None)
     return f"{stages[wrong]} records of {wrong}, not {due[wrong]}" if wrong else ""
+
+
+def _decodes(case: Case, records: Sequence[Record], model: Model) -> int:
+    """Forwards of draft decode that these rounds must have shown: none of a round without drafts, nor of one in a graph."""
+    rounds = (record.numbers for record in records if record.stage == "draft" and not record.numbers.get("in_graph"))
+    return sum(max(numbers.get("steps", case.num_steps) - model.ahead, 0) for numbers in rounds)
 
 
 def _due(trace: Trace, number: int, record: Record, model: Model) -> str:
@@ -101,7 +109,7 @@ def _due(trace: Trace, number: int, record: Record, model: Model) -> str:
     if "hidden_out" in record.tensors:
         due["hidden_out"] = (0, len(trace.array(number, "input_ids")))
     if record.stage == "draft" and not layers:
-        due["scratch_kv"] = (0, (case.num_steps - model.ahead) * case.topk)
+        due["scratch_kv"] = (0, max(numbers.get("steps", case.num_steps) - model.ahead, 0) * case.topk)
     if case.topk > 1 and record.stage == "draft":
         holes = (case.topk - 1) * (numbers["seq_len"] % case.page_size)
         if holes or "hole_kv" in record.tensors:
@@ -117,9 +125,12 @@ def _due(trace: Trace, number: int, record: Record, model: Model) -> str:
         if case.topk > 1 and model.states:
             due["path_hidden"] = (0, numbers.get("kept", numbers["accept_len"]))
         if case.sampled(record.request) is not None:
-            due |= {"coins": (0, case.verify_nodes), "target_probabilities": (0, numbers["accept_len"])}
+            due |= {
+                "coins": (0, numbers.get("steps", case.verify_nodes - 1) + 1),
+                "target_probabilities": (0, numbers["accept_len"]),
+            }
             if case.engine.sglang.rejection_sampling:
-                due["draft_probabilities"] = (0, case.num_steps)
+                due["draft_probabilities"] = (0, numbers.get("steps", case.num_steps))
     if record.stage == "extend" or (record.stage == "prefill" and numbers["final"]):
         due |= dict.fromkeys(("proposal", "proposal_probabilities") if case.topk > 1 else ("proposal",), (0, case.topk))
     if model.keeping and record.stage in ("extend", "prefill"):
@@ -154,7 +165,7 @@ def _request(trace: Trace, name: str, stages: Counter[tuple[str, str]], model: M
         due |= {"target.extend": chunks, "draft.extend": chunks, "target.verify": rounds, "draft.extend_decode": extends}
         layers = case.num_steps if model.mtp_layers else 0
         in_graph = Counter(record.stage for _, record in own if record.numbers.get("in_graph"))
-        due["draft.decode"] = 0 if layers else (rounds - in_graph["draft"]) * (case.num_steps - model.ahead)
+        due["draft.decode"] = 0 if layers else _decodes(case, [record for _, record in own], model)
         due["draft.extend_decode"] -= in_graph["extend"]
         for stage in ("draft.extend", "draft.extend_decode"):
             due[stage] *= layers or 1

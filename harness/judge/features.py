@@ -39,7 +39,11 @@ class Evidence:
         self.records = list(enumerate(trace.header.records))
         self.prefills, self.verified = self.of("prefill"), self.of("verify")
         self.chunks = [record for record in self.prefills if not record.numbers["final"]]
-        self.accepted = [record.numbers["accept_len"] for record in self.verified]
+        # accept length and steps of each round
+        self.accepted = [
+            (record.numbers["accept_len"], record.numbers.get("steps", self.case.num_steps)) for record in self.verified
+        ]
+        self.switches = _switches(self.verified)
         batches: dict[int, set[str]] = {}
         for record in self.verified:
             batches.setdefault(record.iteration, set()).add(record.request)
@@ -108,7 +112,7 @@ class Evidence:
 
     def crosses_page(self, record: Record) -> bool:
         first, page = record.numbers["seq_len"], self.case.page_size
-        return first // page != (first + self.case.num_steps - 1) // page
+        return first // page != (first + record.numbers.get("steps", self.case.num_steps) - 1) // page
 
     def shared_chunk(self) -> bool:
         batches: dict[int, set[bool]] = {}  # prefill batch -> whether its chunks are the last of their prompts
@@ -230,6 +234,13 @@ class Evidence:
         return {record.request for record in self.chunks} - done
 
 
+def _switches(verified: list[Record]) -> list[tuple[int, int]]:
+    """Of each decode batch whose number of steps is not that of the batch before it: the two, where steps are adaptive."""
+    steps = {record.iteration: record.numbers["steps"] for record in verified if "steps" in record.numbers}
+    by_batch = [steps[iteration] for iteration in sorted(steps)]
+    return [(before, after) for before, after in itertools.pairwise(by_batch) if before != after]
+
+
 def _added(request: Request) -> bool:
     """Whether a request has something added to its logits."""
     return bool(request.logit_bias) or request.processor is not None
@@ -238,10 +249,10 @@ def _added(request: Request) -> bool:
 PREDICATES: dict[str, Callable[[Evidence], bool]] = {
     "chunked_prefill": lambda run: bool(run.chunks),
     "chunk_tail_differs": lambda run: any(map(run.tail_differs, run.chunks)),
-    "draft_decode": lambda run: run.case.num_steps >= 2 and bool(run.of("draft")) and not run.layers,
-    "rejection": lambda run: any(length <= run.case.num_steps for length in run.accepted),
-    "accept_all": lambda run: any(length == run.case.num_steps + 1 for length in run.accepted),
-    "accept_some": lambda run: any(1 < length <= run.case.num_steps for length in run.accepted),
+    "draft_decode": lambda run: any(round.steps >= 2 for round in run.rounds) and bool(run.of("draft")) and not run.layers,
+    "rejection": lambda run: any(length <= steps for length, steps in run.accepted),
+    "accept_all": lambda run: any(length == steps + 1 for length, steps in run.accepted),
+    "accept_some": lambda run: any(1 < length <= steps for length, steps in run.accepted),
     # layer k has consumed d[1..k]: of all layers, every draft but the last
     "look_ahead_rejected": lambda run: (
         run.layers and any(len(round.path) < run.case.num_steps for round in run.rounds if round.path)
@@ -298,6 +309,10 @@ PREDICATES: dict[str, Callable[[Evidence], bool]] = {
     "mixed_sampling": lambda run: any(
         {run.case.sampled(name) is None for name in batch} == {True, False} for batch in run.decoded
     ),
+    "more_steps": lambda run: any(before < after for before, after in run.switches),
+    "fewer_steps": lambda run: any(before > after for before, after in run.switches),
+    "no_steps": lambda run: any(steps == 0 for _, steps in run.accepted),
+    "steps_again": lambda run: any(before == 0 for before, _ in run.switches),
     "abort_in_prefill": lambda run: bool(run.aborted & run.unfinished_prefills()),
     "abort_in_decode": lambda run: bool(run.aborted & {record.request for record in run.verified}),
 }

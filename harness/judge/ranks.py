@@ -36,6 +36,8 @@ _PHASES: dict[str, Phase] = {
     "finished": "finished",
     "cached": "finished",
     "flushed": "finished",
+    "steps": "draft",
+    "fed": "iteration",
     "pool": "iteration",
 }
 _LAST = 1 << 30  # of two divergences at one place, that of a rule that knows the right value comes first

@@ -15,6 +15,7 @@ from eagletwin.harness.core.verdict import View
 from eagletwin.reference.layout import draft_columns, verify_columns
 from eagletwin.reference.tree import depths, walk_greedy
 
+from .adaptive import Steps
 from .answers import Answers
 from .bounds import FLOAT32, bounds_of
 from .compare import Compare, Findings, Phase, Place
@@ -55,6 +56,7 @@ class RequestJudge:
         self._emitted: dict[str, int] = {}  # request -> how many tokens were emitted for it
         self._answers = Answers(trace, stories, self._compare, self._model)
         self._grammars = Grammars(trace, self._compare, self._model)
+        self._steps = Steps(trace, self._compare)
         self._layers = None
         if self._model.mtp_layers:
             stored = view if view == "committed" else "last_fed"
@@ -78,6 +80,8 @@ class RequestJudge:
             "flushed": self._flushed,
             "copy": self._hits.copied,
             "pool": self._slots.counted,
+            "steps": self._steps.round,
+            "fed": self._steps.fed,
         }
         for number, record in enumerate(self._trace.header.records):
             checks[record.stage](number, record)
@@ -259,7 +263,7 @@ class RequestJudge:
         else:
             # Slots come first: all of them are assigned before the first forward of draft(), and a slot that is written
             # twice shows in the row of an earlier step.
-            columns = _columns(round.committed, self._case.topk, self._case.num_steps, self._case.page_size)
+            columns = _columns(round.committed, self._case.topk, round.steps, self._case.page_size)
             self._slots.written(number, Place(record, "draft"), table, [branch[step - ahead] for branch in columns])
 
     def _decoded(self, number: int, place: Place, growth: Grown, name: Callable[[int], str]) -> None:
@@ -284,7 +288,7 @@ class RequestJudge:
             place, "verify.inputs", [committed], [record.numbers["seq_len"]], "seq_len of round", record.round
         )
         self._compare.integers(place, "verify.inputs", [round.bonus], self._trace.integers(number, "tokens")[:1], "node", 0)
-        self._windows.round(Place(record, "draft", step=-1), committed, committed + self._case.verify_nodes)
+        self._windows.round(Place(record, "draft", step=-1), committed, committed + round.nodes)
         self._slots.kept(place, self._trace.integers(number, "table"))
         self._scratch_slots(number, place, round)
         if self._layers is not None:
@@ -302,7 +306,7 @@ class RequestJudge:
             self._holes(number, place, story, round)
         stored = recorded_rows(self._trace, number, "scratch")
         topk, ahead = self._case.topk, self._model.ahead
-        for step in range(ahead, self._case.num_steps):
+        for step in range(ahead, round.steps):
             at = stored[(step - ahead) * topk : (step - ahead + 1) * topk]
 
             def name(branch: int, step: int = step) -> str:
@@ -319,7 +323,7 @@ class RequestJudge:
     def _scratch_slots(self, number: int, place: Place, round: Round) -> None:
         """Slots of draft decode, by branch and step, as they are laid out before the first forward."""
         table, case = self._trace.integers(number, "table"), self._case
-        columns = _columns(round.committed, case.topk, case.num_steps, case.page_size)
+        columns = _columns(round.committed, case.topk, round.steps, case.page_size)
         expected = [table[column] if column < len(table) else -1 for branch in columns for column in branch]
         slots = self._trace.integers(number, "scratch_slots")
         self._compare.integers(place, "draft.slots", expected, slots, "slot, by branch and step,", 0)
@@ -360,7 +364,7 @@ class RequestJudge:
         return self._table(record, "draft")
 
     def _nodes(self, round: Round) -> list[int]:
-        return _block(round.committed, self._case.verify_nodes)
+        return _block(round.committed, round.nodes)
 
     def _verify(self, number: int, record: Record) -> None:
         story, round, numbers = self._stories[record.request], self._round(record), record.numbers
@@ -498,6 +502,7 @@ class RequestJudge:
     def _flushed(self, number: int, record: Record) -> None:
         self._slots.account(number, Place(record, "finished"))
         self._states.account(number, Place(record, "finished"))
+        self._steps.flushed(record)
 
 
 @lru_cache(maxsize=256)  # asked for in every step of a round

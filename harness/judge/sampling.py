@@ -109,7 +109,7 @@ class Samples:
             self._compare.report(place, rule, f"coin {wrong[0]}", "a number from 0 to below 1", coins[wrong[0]])
             return
         if sampling is not None and sampling.seed is not None:
-            expected = seeded_coins(sampling.seed, record.numbers["seq_len"], self._case.verify_nodes)
+            expected = seeded_coins(sampling.seed, record.numbers["seq_len"], len(coins) - 1)
             differ = [n for n, (one, other) in enumerate(zip(expected, coins, strict=True)) if one != other]
             if differ:
                 at = differ[0]
@@ -176,6 +176,7 @@ class Samples:
 
     def _draft_probabilities(self, place: Place, sampling: Sampling, logits: Array, drafts: Tensor, round: Round) -> None:
         """Row s is what d[s+1] was drawn from: the draft's, at the request's temperature, without cuts."""
+        logits = logits[: round.steps]  # of a chain; the reference goes on as far as the longest round
         softmax = (torch.from_numpy(logits) / sampling.temperature).softmax(-1)
         expected, reported = logs(softmax.numpy()), logs(drafts.numpy())
         scale = log_scale(logits, sampling.temperature)

@@ -57,8 +57,9 @@ class NoReference(ValueError):
 
 @dataclass(slots=True)
 class Round:
-    """One verify round. D = num_draft_tokens, k = topk, S = num_steps.
+    """One verify round. D = num_draft_tokens, k = topk, S = num_steps, of this round where steps are adaptive.
 
+    steps      S; nodes: D
     committed  M when it began; end: M when it was over (M if never verified)
     drafted    tokens of nodes 1..D-1
     selected   candidates that became nodes 1..D-1
@@ -67,6 +68,8 @@ class Round:
     proposed   tokens of all candidates; none where the trace has them only as they were expanded and selected
     """
 
+    steps: int
+    nodes: int
     committed: int
     bonus: int
     drafted: list[int]
@@ -177,7 +180,7 @@ def stories(trace: Trace, view: View, ties: Ties = None) -> dict[str, Story]:
         return by_request
     for request in case.requests:
         story = by_request[request.id]
-        most = len(request.prompt) + request.max_new_tokens + 2 * case.verify_nodes
+        most = len(request.prompt) + request.max_new_tokens + 2 * case.most_nodes
         if len(story.tokens) > most:  # the reference's memory grows with the square of this
             raise ValueError(f"request {request.id} has {len(story.tokens)} committed tokens; it can have {most} at most")
     routed = None
@@ -243,8 +246,8 @@ def _followed(trace: Trace, model: Model) -> dict[str, Story]:
     _restore_lost_rounds(case, by_request, retracted)
     if case.topk == 1:
         for name, consumed in frontiers.items():  # draft() never returned: this round drafted what is known, and zeros
-            drafted = consumed + [0] * (case.num_steps - len(consumed))
-            by_request[name].rounds.append(_chain(case, by_request[name], drafted))
+            drafted = consumed + [0] * (case.most_steps - len(consumed))
+            by_request[name].rounds.append(_chain(len(drafted), by_request[name], drafted))
     return by_request
 
 
@@ -284,10 +287,10 @@ def _restore_lost_rounds(case: Case, by_request: dict[str, Story], retracted: li
             )
 
 
-def _chain(case: Case, story: Story, drafted: list[int]) -> Round:
+def _chain(steps: int, story: Story, drafted: list[int]) -> Round:
     """A round of topk = 1: everything there is, and each step expands the one candidate there is."""
-    committed, chain = len(story.tokens) - 1, list(range(case.num_steps))
-    return Round(committed, story.tokens[-1], drafted, chain, chain[:-1], drafted[:-1], committed)
+    committed, chain = len(story.tokens) - 1, list(range(steps))
+    return Round(steps, steps + 1, committed, story.tokens[-1], drafted, chain, chain[:-1], drafted[:-1], committed)
 
 
 def _decided(round: Round, predicted: list[int], bonus: int) -> list[int]:
@@ -305,16 +308,17 @@ def _round(trace: Trace, number: int, story: Story, consumed: list[int], model: 
     """The round of draft record `number`."""
     case, drafted, committed = trace.header.case, trace.integers(number, "tokens")[1:], len(story.tokens) - 1
     if case.topk == 1:
-        return _chain(case, story, drafted)
+        return _chain(trace.header.records[number].numbers.get("steps", case.num_steps), story, drafted)
     expanded, selected = trace.integers(number, "expanded"), trace.integers(number, "selected")
     unseen = not model.numbers and not consumed  # of a server in graphs
     if model.mtp_layers or unseen:  # no frontier was ever consumed
-        return Round(committed, story.tokens[-1], drafted, selected, expanded, [], committed)
+        return Round(case.num_steps, case.verify_nodes, committed, story.tokens[-1], drafted, selected, expanded, [], committed)
     if len(consumed) != len(expanded):
         raise ValueError(f"{len(consumed)} tokens were consumed by draft decode, and {len(expanded)} candidates were expanded")
     shown = "candidate_tokens" in trace.header.records[number].tensors
     proposed = trace.integers(number, "candidate_tokens") if shown else []
-    return Round(committed, story.tokens[-1], drafted, selected, expanded, consumed, committed, proposed=proposed)
+    sizes = (case.num_steps, case.verify_nodes)
+    return Round(*sizes, committed, story.tokens[-1], drafted, selected, expanded, consumed, committed, proposed=proposed)
 
 
 @lru_cache(maxsize=8)
@@ -373,18 +377,19 @@ def _compute(case: Case, pack: list[Story], view: View, dtype: Dtype, nudge: Nud
         return
     rounds = [(n, story, round) for n, story in enumerate(pack) for round in story.rounds]
     ordinals = [(story.name, number) for story in pack for number in range(len(story.rounds))]
-    at_once = max(1, _SCRATCH_TOGETHER // (case.num_steps * case.topk))
+    at_once = max(1, _SCRATCH_TOGETHER // (case.most_steps * case.topk))
     for first in range(0, len(rounds), at_once):
         some = rounds[first : first + at_once]
-        steps = (len(some), case.num_steps - 1, case.topk)
-        frontier = np.array([round.frontier for _, _, round in some], np.int64).reshape(steps).clip(0, shape.vocab_size - 1)
-        expanded = _of_their_depth(case, np.array([round.expanded for _, _, round in some], np.int64).reshape(steps))
+        steps = (len(some), case.most_steps - 1, case.topk)
+        consumed_there, expanded_there = zip(*(_of_most_steps(case, round) for _, _, round in some), strict=True)
+        frontier = np.array(consumed_there, np.int64).reshape(steps).clip(0, shape.vocab_size - 1)
+        expanded = _of_their_depth(case, np.array(expanded_there, np.int64).reshape(steps))
         starts = [(n, rows_behind(head, round.committed)) for n, _, round in some]
         tree: growth.View = "true_tree" if view == "true_tree" else "slot_layout"
         consumed = (torch.from_numpy(frontier), torch.from_numpy(expanded))
         by_step: Head | list[Head] = plain
         if routed is not None:
-            by_step = routed.decode(plain, ordinals[first : first + at_once], case.num_steps, case.topk)
+            by_step = routed.decode(plain, ordinals[first : first + at_once], case.most_steps, case.topk)
         growths = draft_rounds(by_step, draft, drafted, starts, *consumed, tree, _read_by_draft_decode(case))
         ranked = choices(case, growths, [round.selected for _, _, round in some], bounds_of(dtype, case.model))
         scratch = _parts(growths.keys, growths.values, 3)
@@ -392,6 +397,15 @@ def _compute(case: Case, pack: list[Story], view: View, dtype: Dtype, nudge: Nud
         for (_, story, _), choice, *part in zip(some, ranked, *(part.numpy() for part in parts), strict=True):
             story.growths.append(Grown(*part))
             story.choices.append(choice)
+
+
+def _of_most_steps(case: Case, round: Round) -> tuple[list[int], list[int]]:
+    """The frontiers of a round and their candidates, as if it had as many steps as the longest: rows of steps behind its last
+    one change none of those before, and nobody looks at them. Only chains have rounds of different lengths."""
+    if round.steps == case.most_steps:
+        return round.frontier, round.expanded
+    steps = case.most_steps - 1
+    return (round.frontier + [0] * steps)[:steps], list(range(steps))
 
 
 def _read_by_draft_decode(case: Case) -> Recent:
@@ -425,7 +439,7 @@ def _asked(case: Case, story: Story, rows: ReferenceRows) -> ReferenceRows:
 
 def _of_their_depth(case: Case, expanded: Array) -> Array:
     """Frontiers [C, S-1, k] with each candidate one of its step's depth: another is a divergence that requests.py reports."""
-    first = np.array([0, *(count_candidates(case.topk, step) for step in range(1, case.num_steps))])[:, None]
+    first = np.array([0, *(count_candidates(case.topk, step) for step in range(1, case.most_steps))])[:, None]
     return expanded.clip(first[:-1], first[1:] - 1)
 
 

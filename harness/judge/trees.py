@@ -23,7 +23,7 @@ from .story import ReferenceRows, Round, Story
 
 def parents_of(case: Case, round: Round) -> tuple[int, ...] | None:
     """Parents of the nodes [D]; None if the selected nodes do not form a tree."""
-    return _parents(case.topk, case.num_steps, case.verify_nodes, tuple(round.selected), tuple(round.expanded))
+    return _parents(case.topk, round.steps, round.nodes, tuple(round.selected), tuple(round.expanded))
 
 
 @lru_cache(maxsize=256)  # asked for three times a round; all rounds of a chain have the same
@@ -125,7 +125,7 @@ class Trees:
 
     def grown_by_tokens(self, record: Record, round: Round) -> None:
         """The same of a tree whose numbers the reference cannot compute: tokens, and what a choice is, whichever it is."""
-        topk, steps = self._case.topk, self._case.num_steps
+        topk, steps = self._case.topk, round.steps
         if round.proposed:
             total = count_candidates(topk, steps)
             self._compare.integers(
@@ -147,11 +147,11 @@ class Trees:
 
     def shape(self, number: int, record: Record, round: Round) -> None:
         """What follows from who is whose parent: positions, masks and links."""
-        place = Place(record, "draft", self._case.num_steps)
+        place = Place(record, "draft", round.steps)
         parents = parents_of(self._case, round)
         if parents is None:
             if self._compare.on("tree.parents"):
-                expected = f"{self._case.verify_nodes - 1} candidates, the parent of each among them"
+                expected = f"{round.nodes - 1} candidates, the parent of each among them"
                 self._compare.report(place, "tree.parents", "selected candidates", expected, str(round.selected))
             return
         shape = _shape(parents)
@@ -182,7 +182,7 @@ class Trees:
 
     def _proposals(self, record: Record, story: Story, round: Round) -> None:
         """Each candidate's token is the one that its row proposed at that rank."""
-        topk, steps, growth = self._case.topk, self._case.num_steps, story.growths[record.round]
+        topk, steps, growth = self._case.topk, round.steps, story.growths[record.round]
         if round.proposed:
             total = count_candidates(topk, steps)
             self._compare.integers(
@@ -191,7 +191,7 @@ class Trees:
         shown = self._shown(round)
         self._continues(record, shown)
         if self._case.draws_drafts(record.request):
-            self._compare.not_seen(("draft.proposal",), steps - self._model.ahead)
+            self._compare.not_seen(("draft.proposal",), max(steps - self._model.ahead, 0))
             return
         if not self._model.ahead:  # the root's children are chosen here too, and not by the extend before
 
@@ -213,7 +213,7 @@ class Trees:
 
     def _shown(self, round: Round) -> list[int]:
         """Tokens of all candidates of a round, as far as the trace shows them; else UNSEEN."""
-        total = count_candidates(self._case.topk, self._case.num_steps)
+        total = count_candidates(self._case.topk, round.steps)
         if round.proposed:
             return (round.proposed + [UNSEEN] * total)[:total]
         shown = [UNSEEN] * total
@@ -225,7 +225,7 @@ class Trees:
 
     def _continues(self, record: Record, shown: list[int]) -> None:
         """The extend before proposed the root's children, and was judged: they must be those very tokens."""
-        if record.request not in self._proposed:
+        if record.request not in self._proposed or not shown:  # a round of no steps uses no proposal
             return
         topk, proposed = self._case.topk, self._proposed[record.request]
         expected = [token if seen != UNSEEN else UNSEEN for token, seen in zip(proposed, shown[:topk], strict=True)]
@@ -263,7 +263,7 @@ class Trees:
             self._compare.ranked(Place(record, "draft", step, output=True), "tree.parents", ranked, f"frontier {step + 1}")
         if not self._ascends(record, round) or choices.selected is None:
             return
-        place = Place(record, "draft", self._case.num_steps - 1, output=True)
+        place = Place(record, "draft", round.steps - 1, output=True)
         self._compare.ranked(place, "tree.tokens", choices.selected, "the final selection, best first")
         self._nodes_are_candidates(record, round)
 
@@ -279,11 +279,11 @@ class Trees:
 
     def _ascends(self, record: Record, round: Round) -> bool:
         """Whether the final selection is one: different candidates, in the order of their numbers."""
-        total = count_candidates(self._case.topk, self._case.num_steps)
+        total = count_candidates(self._case.topk, round.steps)
         if sorted({node for node in round.selected if 0 <= node < total}) == round.selected:
             return True
         if self._compare.on("tree.tokens"):
-            place = Place(record, "draft", self._case.num_steps - 1, output=True)
+            place = Place(record, "draft", round.steps - 1, output=True)
             expected = "different candidates in the order of their numbers"
             self._compare.report(place, "tree.tokens", "the final selection", expected, str(round.selected))
         return False
@@ -291,5 +291,5 @@ class Trees:
     def _nodes_are_candidates(self, record: Record, round: Round) -> None:
         if round.proposed:
             tokens = [round.proposed[node] for node in round.selected if node < len(round.proposed)]
-            place = Place(record, "draft", self._case.num_steps - 1, output=True)
+            place = Place(record, "draft", round.steps - 1, output=True)
             self._compare.integers(place, "tree.tokens", tokens, round.drafted, "token of node", 1)

@@ -28,7 +28,7 @@ class Windows:
         header = trace.header
         self._trace, self._compare = trace, compare
         self._back = RECIPES[header.case.model].window if model_of(header).numbers else 0
-        self._slack = 2 * header.case.page_size + 2 * header.case.verify_nodes * header.engine.overlap
+        self._slack = 2 * header.case.page_size + 2 * header.case.most_nodes * header.engine.overlap
         self._rows: dict[str, tuple[list[int], list[int]]] = {}  # request -> by row: its slot, and the window's; 0: none
         self._cached: set[int] = set()
         self._prefilled: dict[str, int] = {}  # request -> round before which it was last prefilled

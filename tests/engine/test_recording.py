@@ -78,6 +78,7 @@ NOT_SHOWN = {
         "which hidden states a request is given is not recorded",
     ),
     "two-chunked": "a request is recorded once its prompt was read to the end, which this one's never is",
+    "adaptive-scan": "a layer's state is not recorded",
     "tree-window": "what a node attends to is in its row and its logits alone",
 }
 # These end the worker, overflow memory that nothing reads, or show in rows and in a view alone.
@@ -85,6 +86,7 @@ NOT_OF_A_SERVER = {
     "26972",
     "indices-overflow",
     "small-tree",
+    "adaptive-rejection",
     "multi-layer-pp-proxy",
     "8409",
     "boundary-kv",

@@ -17,6 +17,7 @@ from eagletwin.harness.commands.bisect.reduce import Reduced, reduce
 from eagletwin.harness.commands.bisect.report import feature_report
 from eagletwin.harness.commands.bisect.state import Subject
 from eagletwin.harness.core.case import (
+    Adaptive,
     Bias,
     Case,
     EngineSettings,
@@ -28,6 +29,7 @@ from eagletwin.harness.core.case import (
     Request,
     Sampling,
     SGLangSettings,
+    Tier,
     encode_case,
 )
 from eagletwin.harness.core.run_spec import RunSpec
@@ -85,8 +87,11 @@ RICH = Case(
         )
     ),
 )
+ADAPTIVE = Adaptive(tiers=(Tier(batch=1, steps=(1, 3)),))
 # What only a chain can have, and what only coins that are drawn can.
-REJECTION = replace(RICH.engine.sglang, rejection_sampling=True, accept_single=1.0, accept_acc=1.0, deterministic=False)
+REJECTION = replace(
+    RICH.engine.sglang, rejection_sampling=True, accept_single=1.0, accept_acc=1.0, deterministic=False, adaptive=ADAPTIVE
+)
 RICH_CHAIN = replace(
     RICH,
     topk=1,

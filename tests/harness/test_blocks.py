@@ -18,8 +18,8 @@ from eagletwin.harness.families.valid import check_case
 
 @pytest.mark.parametrize("seed", [0, 1, 2])
 def test_every_topic_comes_within_its_turns_and_every_recipe_within_a_cycle(seed: int) -> None:
-    # twelve rare things, in every third block, and of what requests ask for, mixed chunks and the hierarchical cache, four in
-    # each cycle; a recipe of many layers has one turn in 35 blocks
+    # twelve rare things, in every third block, and of what requests ask for, mixed chunks, the hierarchical cache and adaptive
+    # steps, four in each cycle; a recipe of many layers has one turn in 35 blocks
     probes = [block_of(seed, number, Asked()).probe for number in range(110)]
     assert {name for probe in probes for name in topics_of(probe)} == {topic.name for topic in TOPICS}
     # an asked-for rare thing may take the turn of a recipe that cannot have it
@@ -30,16 +30,18 @@ def test_every_topic_comes_within_its_turns_and_every_recipe_within_a_cycle(seed
 
 
 def test_what_requests_may_ask_for_as_well_changes_no_case_that_asks_for_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
-    """It takes turns with what they could ask for at first, and so do mixed chunks and the hierarchical cache."""
+    """It takes turns with what they could ask for at first, and so do mixed chunks, the hierarchical cache and adaptive steps."""
+
+    beside = ("mixed_chunks", "host_slots", "adaptive")
 
     def turns(drawn: list[Block]) -> list[bool]:
-        return [bool(block.asks or block.focus.mixed_chunks or block.focus.host_slots) for block in drawn]
+        return [bool(block.asks) or any(getattr(block.focus, name) for name in beside) for block in drawn]
 
     now = [block_of(7, number, Asked()) for number in range(110)]
     for ask in list(ASKS)[4:]:
         monkeypatch.delitem(ASKS, ask)
     monkeypatch.setattr(blocks, "_BESIDE", ())
-    for name in ("mixed_chunks", "host_slots", "host_policy"):
+    for name in (*beside, "host_policy"):
         monkeypatch.delitem(DRAWN, name)
     before = [block_of(7, number, Asked()) for number in range(110)]
     assert turns(now) == turns(before)

@@ -95,6 +95,17 @@ def test_a_planted_bug_is_found_and_gets_as_small_as_this(host: Host, tmp_path: 
     assert ((finding.signature.rule, first.iteration), shape(finding.outcome.case)) == SMALLEST[bug]
 
 
+def test_adaptive_steps_are_dropped_where_the_bug_does_not_need_them(host: Host, tmp_path: Path) -> None:
+    bug = "the second request of a batch accepts one token too few"
+    trials = Trials(host, RunSpec(patches=(Patch(name="planted", edits=(PLANTED[bug],)),)))
+    asked = Asked(held={"model": "llama-tiny", "adaptive": True, "topk": 1}, sampling="")
+    fuzz = Fuzz(trials, tmp_path, Plan(seed=0, seconds=1e9, max_cases=200, shrink_seconds=300.0, command="", asked=asked))
+    finding = next(fuzz.search())
+    assert finding.found.engine.sglang.adaptive is not None
+    assert finding.outcome.verdict.status == "diverged"
+    assert finding.outcome.case.engine.sglang.adaptive is None
+
+
 # Fault -> edit, and the smallest case: the rule, and of each request what it asks for: stream, biased tokens, logprobs,
 # penalties.
 ASKED = {

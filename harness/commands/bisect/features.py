@@ -300,6 +300,13 @@ FEATURES: tuple[Feature, ...] = (
         lambda case: iter([_settings(case, mixed_chunks=False)]),
     ),
     Feature(
+        "adaptive steps",
+        lambda case: "a number of draft steps that changes between rounds",
+        "num_steps in each",
+        lambda case: case.engine.sglang.adaptive is not None,
+        lambda case: iter([_settings(case, adaptive=None)]),
+    ),
+    Feature(
         "min_new_tokens",
         lambda case: "min_new_tokens",
         "0",

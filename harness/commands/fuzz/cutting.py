@@ -6,7 +6,7 @@ from typing import Any
 from msgspec.structs import replace
 
 from eagletwin.cases.strategies import MODELS
-from eagletwin.harness.core.case import Case, EngineSettings, Grammar, Logprobs, Penalties, Request, SGLangSettings
+from eagletwin.harness.core.case import Adaptive, Case, EngineSettings, Grammar, Logprobs, Penalties, Request, SGLangSettings
 from eagletwin.harness.core.errors import InputError
 from eagletwin.harness.families.valid import check_case
 
@@ -49,6 +49,8 @@ def _simpler(case: Case) -> Iterator[Case]:
     usual, settings = SGLangSettings(), case.engine.sglang
     for name in settings.__struct_fields__:
         yield replace(case, engine=EngineSettings(sglang=replace(settings, **{name: getattr(usual, name)})))
+    for adaptive in _simpler_choices(settings.adaptive) if settings.adaptive is not None else ():
+        yield replace(case, engine=EngineSettings(sglang=replace(settings, adaptive=adaptive)))
     fields: dict[str, tuple[Any, ...]] = {
         "model": MODELS[: MODELS.index(case.model) if case.model in MODELS else len(MODELS)],
         "num_steps": tuple(range(1, case.num_steps)),
@@ -61,6 +63,19 @@ def _simpler(case: Case) -> Iterator[Case]:
             yield replace(case, **{name: value})
             if name in ("num_steps", "topk"):  # a tree of fewer steps or branches has fewer nodes
                 yield replace(case, **{name: value, "num_draft_tokens": 0})
+
+
+def _simpler_choices(adaptive: Adaptive) -> Iterator[Adaptive]:
+    """Without one tier, without one number of steps of a tier, or with one knob as it usually is."""
+    for number, tier in enumerate(adaptive.tiers):
+        if len(adaptive.tiers) > 1:
+            yield replace(adaptive, tiers=(*adaptive.tiers[:number], *adaptive.tiers[number + 1 :]))
+        for steps in tier.steps if len(tier.steps) > 1 else ():
+            less = replace(tier, steps=tuple(one for one in tier.steps if one != steps))
+            yield replace(adaptive, tiers=(*adaptive.tiers[:number], less, *adaptive.tiers[number + 1 :]))
+    usual = Adaptive(tiers=adaptive.tiers)
+    for name in ("alpha", "interval", "warmup", "up", "down", "ceiling"):
+        yield replace(adaptive, **{name: getattr(usual, name)})
 
 
 def _shorter(request: Request) -> Iterator[Request]:

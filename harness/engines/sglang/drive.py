@@ -17,7 +17,7 @@ from eagletwin.harness.families import RECIPES
 
 from . import control, switches
 from .accounts import Accounts
-from .eras import requests, stepping, workers
+from .eras import adaptive, requests, stepping, workers
 from .fates import Fates
 from .stand_ins.ends import Ends
 from .taps.taps import Taps
@@ -104,6 +104,7 @@ class Drive:
             self._taps.watch_coins()
         if self.case.constrains:
             self._taps.watch_masks(RECIPES[self.case.model].target.vocab_size)
+        adaptive.restart(self._scheduler, self.case)
         chunk = self._scheduler.chunked_prefill_size
         with self._taps, contextlib.suppress(_Done):
             stepping.event_loop(self._scheduler)()

@@ -19,6 +19,7 @@ from eagletwin.harness.families.store import checkpoints, other_checkpoints
 
 from .. import grammars
 from ..eras import (
+    adaptive,
     cuda_literals,
     draft_attention,
     host_cache,
@@ -189,6 +190,8 @@ def _refuse_what_is_not_driven(case: Case, mode: Mode, scheduler_module: Any) ->
     if recipe.target.states and mode.dtype == "bfloat16":
         raise NotDriven(f"{case.model} in bfloat16: how far off a layer's state may be is known in float32 alone")
     _refuse_what_requests_ask(case, mode)
+    if settings_adaptive := case.engine.sglang.adaptive:
+        adaptive.refuse(settings_adaptive, mode)
     if recipe.target.clamped is not None and mode.dtype == "bfloat16":
         raise NotDriven(f"{case.model} in bfloat16: SGLang keeps its experts' biases in float32, and cannot add them on a CPU")
     if recipe.kv_heads % mode.tp:
@@ -236,6 +239,7 @@ def _arguments(case: Case, mode: Mode) -> dict[str, Any]:
         **_sampling_arguments(settings),
         **_window_arguments(settings),
         **host_cache.arguments(settings, case.page_size),
+        **adaptive.arguments(settings.adaptive),
         **({"enable_custom_logit_processor": True} if case.processes else {}),
         **_hidden_arguments(case),
         **({"enable_mixed_chunk": True} if settings.mixed_chunks else {}),
@@ -308,6 +312,8 @@ def changed(scheduler: Any, case: Case, mode: Mode = CPU) -> str:
         asked["draft_window"] = (settings.draft_window, settings.draft_sink)
     if settings.host_pages:
         asked["host_pages"] = settings.host_pages
+    if settings.adaptive is not None:  # switched off where SGLang has none
+        asked["adaptive"] = True
     if settings.mixed_chunks:  # older releases switch it off for speculative decoding
         asked["mixed_chunks"] = True
     if mode.device == "cuda":
@@ -325,6 +331,7 @@ def differing(scheduler: Any, asked: dict[str, Any]) -> str:
         "page_size": scheduler.page_size,
         "chunked_prefill_size": scheduler.chunked_prefill_size,
         "mixed_chunks": scheduler.is_mixed_chunk,
+        "adaptive": adaptive.controller(scheduler) is not None,
         "max_running_requests": scheduler.max_running_requests,
         "max_total_tokens": scheduler.max_total_num_tokens,
         "dtype": str(next(scheduler.tp_worker.model_runner.model.parameters()).dtype).removeprefix("torch."),

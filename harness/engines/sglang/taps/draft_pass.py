@@ -42,7 +42,7 @@ class DraftPass:
     def ran(self, of: Speculation) -> int:
         """Forwards of draft decode: none for the last step's slots, unless the bonus token has the first ones', and none of
         several layers."""
-        return 0 if of.layers else of.steps - 1 + self.root
+        return 0 if of.layers or not of.steps else of.steps - 1 + self.root
 
     def step_selects(self, result: Any) -> None:
         """select_top_k_tokens returned this."""

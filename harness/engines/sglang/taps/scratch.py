@@ -3,6 +3,8 @@
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
+
 from eagletwin.harness.core.arrays import Array
 from eagletwin.harness.core.trace import snapshot
 
@@ -28,6 +30,9 @@ class Scratch:
 
 def scratch_of(batch: Any, lengths: list[int], pool: Pool | None, of: Speculation, ran: int) -> Scratch:
     """lengths: committed tokens of each request; pool: None where no rows are read; ran: forwards of draft decode."""
+    if not of.steps:  # nothing was drafted, and nothing borrowed
+        nothing = np.empty((len(lengths), of.topk, 0), np.int64)
+        return Scratch(nothing, [] if pool is None else pool.rows_of([np.empty(0, np.int64)] * len(lengths)), [])
     slots = snapshot(batch.out_cache_loc).reshape(len(lengths), of.topk, -1)[:, :, : of.steps]
     if pool is None:
         return Scratch(slots, [], [])

@@ -4,7 +4,7 @@ import sys
 from dataclasses import dataclass
 from typing import Any
 
-from ..eras import workers
+from ..eras import adaptive, workers
 from ..eras.names import pick
 
 
@@ -16,14 +16,15 @@ def draft_runners(scheduler: Any) -> list[Any]:
 
 @dataclass(frozen=True, slots=True)
 class Speculation:
-    """SGLang's own objects, which the taps stand at, and the sizes of its trees. Nothing here changes while a case runs.
+    """SGLang's own objects, which the taps stand at, and the sizes of its trees. Nothing but `steps` and `width` changes
+    while a case runs.
 
     worker         runs the rounds; drafter: drafts (v1: one object does both)
     target, drafts  model runners; of a multi-layer draft one a layer
     draft_graph, extend_graph  what replays draft decode and draft extend in CUDA graphs; None without graphs
     layers         of a multi-layer draft; 0: a single head, which runs once for each step
-    width          nodes of a tree, its root among them (num_draft_tokens)
     states         whether hidden states are handed from one forward to the next: not to a draft that is a plain language model
+    adaptive       whether the number of steps is chosen anew for each round
     roots          whether draft decode of such a draft has a forward for each step, so that the first can run the bonus token
     """
 
@@ -34,12 +35,25 @@ class Speculation:
     draft_graph: Any
     extend_graph: Any
     layers: int
-    width: int
-    steps: int
     topk: int
     page: int
     states: bool
+    adaptive: bool
     roots: bool
+
+    @property
+    def steps(self) -> int:
+        """Draft steps of the round that runs: adaptive ones change between two rounds."""
+        return int(self.worker.speculative_num_steps)
+
+    @property
+    def width(self) -> int:
+        """Nodes of a tree of that round, its root among them (num_draft_tokens)."""
+        return int(self.worker.speculative_num_draft_tokens)
+
+    def of_round(self) -> dict[str, int]:
+        """What the records of a round say of its size: nothing where all rounds have the same."""
+        return {"steps": self.steps} if self.adaptive else {}
 
     @property
     def module(self) -> Any:
@@ -60,10 +74,9 @@ def speculation(scheduler: Any) -> Speculation:
         draft_graph=getattr(drafter, "cuda_graph_runner", None),
         extend_graph=getattr(drafter, "cuda_graph_runner_for_draft_extend", None),
         layers=len(drafts) if hasattr(drafter, "draft_runner_list") else 0,
-        width=int(worker.speculative_num_draft_tokens),
-        steps=steps,
         topk=int(worker.topk),
         page=int(scheduler.page_size),
         states=states,
+        adaptive=adaptive.controller(scheduler) is not None,
         roots=not states and len(planned) >= steps,
     )

@@ -10,7 +10,7 @@ from torch import Tensor
 from eagletwin.harness.core.arrays import Array
 from eagletwin.harness.core.trace import snapshot
 
-from ..eras import names, state_slots
+from ..eras import adaptive, names, state_slots
 from ..eras.accepted import Accepted
 from .changed_rows import ChangedRows
 from .coins import Coins
@@ -115,6 +115,8 @@ class Taps:
         wrap(self._of.worker, "forward_batch_generation", self._around_batch)
         wrap(self._of.drafter, "draft", self._around_draft)
         wrap(self._of.worker, "verify", self._around_verify)
+        if self._of.adaptive:
+            wrap(self._of.worker, adaptive.FED, self._around_fed)
         self._inner.wrap(self._wraps)
         if self.host_tier is not None:
             self.host_tier.watch(self._wraps, self._record_copy)
@@ -214,7 +216,8 @@ class Taps:
         scratch = scratch_of(batch, lengths, self.pools.get("draft"), of, draft.ran(of))
         self.allocation.seen(scratch.slots)
         of_nodes = {"tokens": result.draft_token, "positions": result.positions} | names.links(result)
-        nodes = {name: snapshot(tensor).reshape(-1, of.width) for name, tensor in of_nodes.items()}
+        nodes = {name: snapshot(tensor).reshape(len(lengths), -1) for name, tensor in of_nodes.items()}
+        numbers = {"in_graph": int(draft.in_graph)} | of.of_round()
         masks = self._masks(result, lengths)
         for n, request in enumerate(self._now.requests):
             tensors = {name: tensor[n] for name, tensor in nodes.items()} | {
@@ -230,7 +233,7 @@ class Taps:
                 tensors["hole_kv"] = scratch.holes[n]
             if draft.consumed is not None:
                 tensors["consumed"] = draft.consumed[n]
-            self.writer.add(request, "draft", 0, {"seq_len": lengths[n], "in_graph": int(draft.in_graph)}, tensors)
+            self.writer.add(request, "draft", 0, {"seq_len": lengths[n]} | numbers, tensors)
 
     def _masks(self, result: Any, lengths: list[int]) -> list[Array]:
         """The tree's part of each request's mask."""
@@ -246,13 +249,31 @@ class Taps:
         return str(mode.name)
 
     def _around_verify(self, call: Callable[..., Any], batch: Any, *args: Any, **kwargs: Any) -> Any:
+        if self._now.draft is None:  # a round of no steps, which verifies the bonus token alone
+            self._now.draft = DraftPass()
+            self._record_draft(self._now.draft, batch.spec_info, batch)
+        steps = self._record_steps(batch)
         self._now.verify = verify = VerifyPass(batch.seq_lens.tolist())
         self._coins.clear()
         result = call(batch, *args, **kwargs)
         for request, (numbers, tensors) in zip(self._now.requests, self._after_verify(verify, result, batch), strict=True):
-            self.writer.add(request, "verify", 0, numbers, tensors)
+            self.writer.add(request, "verify", 0, numbers | steps, tensors)
         self._reached("draft extend")
         return result
+
+    def _record_steps(self, batch: Any) -> dict[str, int]:
+        """Of a round whose number of steps was chosen: what each part of the worker holds it to be. What verify's records
+        say."""
+        found = self._of.of_round()
+        if found:
+            self.writer.add_round("steps", adaptive.parts(self._of, batch.spec_info))
+        return found
+
+    def _around_fed(self, call: Callable[..., Any], correct: list[int], *args: Any, **kwargs: Any) -> Any:
+        """What chooses the steps is told how many drafts a batch accepted. Of what is told, the judge knows the rest."""
+        size = kwargs.get("batch_size", args[0] if args else 0)
+        self.writer.add_fed({"batch_size": int(size)}, {"correct": np.array(correct, np.int64)})
+        return call(correct, *args, **kwargs)
 
     def _after_verify(self, verify: VerifyPass, result: Any, batch: Any) -> Found:  # noqa: ARG002  v1 needs it
         found = verify.returned(

@@ -32,6 +32,7 @@ class Writer:
         self._recorder = recorder
         self._copies = 0
         self._batches = 0  # not forwards: those in a CUDA graph are not seen
+        self._fed = 0  # results of decode batches that the choice of steps was told
         self._forwards = 0
         self._rounds: dict[str, int] = {}  # request -> how often it was verified
 
@@ -61,6 +62,16 @@ class Writer:
         when = When(self.iteration, self._forwards)
         self._recorder.add(request, 0, "copy", step=self._copies, when=when, numbers=numbers, tensors=tensors)
         self._copies += 1
+
+    def add_round(self, stage: str, tensors: dict[str, Array]) -> None:
+        """A record of the round that runs; of no request."""
+        self._recorder.add("", 0, stage, step=self._batches, when=When(self.iteration, self._forwards), tensors=tensors)
+
+    def add_fed(self, numbers: dict[str, int], tensors: dict[str, Array]) -> None:
+        """The record of what a decode batch's result told the choice of steps."""
+        when = When(self.iteration, self._forwards)
+        self._recorder.add("", 0, "fed", step=self._fed, when=when, numbers=numbers, tensors=tensors)
+        self._fed += 1
 
     def forget_but(self, names: Container[str]) -> None:
         """Forget the rounds of all other requests: a server has no last one."""

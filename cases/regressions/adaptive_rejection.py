@@ -1,0 +1,46 @@
+"""Live, found by eagletwin: adaptive steps and rejection sampling end the worker at the first round without drafts.
+
+A round of 0 steps verifies a tree of the bonus token alone, whose input brings no distribution that drafts were drawn from.
+Rejection sampling raises where it has none, though it would read no row of it: of a tree of one node there is one last draw.
+No check of the arguments keeps the two apart, and the default table of adaptive steps has 0 for batches of 8 requests and more.
+"""
+
+from eagletwin.harness.core.case import Adaptive, Case, EngineSettings, Request, Sampling, SGLangSettings, Tier
+from eagletwin.harness.core.patch import Edit, Patch
+
+from ..entry import Entry
+
+_FULL = "capture_hidden_mode=CaptureHiddenMode.FULL,"
+_NO_ROWS = "torch.empty((bs, 0, self.target_worker.model_config.vocab_size), device=device)"
+
+ENTRY = Entry(
+    id="adaptive-rejection",
+    title="Let a round without drafts sample where the draft samples too",
+    rule="engine.crash",
+    buggy="0.5.14 -",
+    fixed="",
+    trigger="--speculative-adaptive with 0 among its steps, --speculative-use-rejection-sampling, and a request that samples",
+    remedy=Patch(
+        name="no-rows-of-no-drafts",
+        edits=(
+            Edit(
+                target="sglang.srt.speculative.eagle_worker_v2.EAGLEWorkerV2._build_trivial_verify_input",
+                match=_FULL,
+                replacement=f"{_FULL} draft_probs={_NO_ROWS},",
+            ),
+        ),
+    ),
+    case=Case(
+        name="adaptive-rejection",
+        model="llama-tiny",
+        num_steps=1,
+        requests=(Request(id="a", prompt=(7,), max_new_tokens=2, sampling=Sampling()),),
+        engine=EngineSettings(
+            sglang=SGLangSettings(
+                rejection_sampling=True,
+                adaptive=Adaptive(tiers=(Tier(batch=1, steps=(0,)), Tier(batch=2, steps=(1,)))),
+            )
+        ),
+        exercises=("sampled_verify", "no_steps"),
+    ),
+)

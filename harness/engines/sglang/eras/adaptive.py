@@ -1,0 +1,109 @@
+"""Adaptive numbers of draft steps: which releases have them, how they are switched on, and how their controller begins anew.
+
+0.5.13 has them by the size of a batch, 0.5.14 with 0 among the choices; older ones have one choice for all sizes, or none.
+"""
+
+import importlib
+import importlib.util
+import json
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from eagletwin.harness.core.arrays import Array
+from eagletwin.harness.core.case import Adaptive, Case
+from eagletwin.harness.core.mode import Mode
+
+from ..not_driven import NotDriven
+
+_POLICY = "sglang.srt.speculative.adaptive_spec_params"
+
+
+def refuse(_: Adaptive, mode: Mode) -> None:
+    """Raises NotDriven."""
+    known = importlib.util.find_spec(_POLICY) and hasattr(_policy(), "get_steps_for_batch")
+    if not known:
+        raise NotDriven("adaptive steps: this release does not choose them by the size of a batch (0.5.13 and later do)")
+    if mode.device == "cuda":
+        raise NotDriven(
+            "adaptive steps on a GPU: each number of steps has graphs of its own, which nothing here looks into yet"
+        )
+
+
+def arguments(settings: Adaptive | None) -> dict[str, Any]:
+    """Fields of ServerArgs. The table is a file, as SGLang reads it, in the engine's own folder."""
+    if settings is None:
+        return {}
+    return {"speculative_adaptive": True, "speculative_adaptive_config": str(_written(settings))}
+
+
+def controller(scheduler: Any) -> Any:
+    """What chooses the steps of this scheduler's rounds; None where nothing does."""
+    return getattr(scheduler.draft_worker, "adaptive_controller", None)
+
+
+FED = "on_verify_complete_cpu"  # a method of the worker
+
+
+def parts(of: Any, verify_input: Any) -> dict[str, Array]:
+    """The number of draft steps of the round that runs, as each part of the worker holds it: `steps`, and how many nodes each
+    holds a chain to have: `nodes`. In the order of STEPS_OF and NODES_OF in core/adaptive.py; -1: a part that this round has
+    not."""
+    bag, drafter = _running_configuration(of), of.drafter
+    own, extends = drafter.draft_attn_backend, drafter.draft_extend_attn_backend is not None
+    extend = of.drafts[0].attn_backend if extends else None  # what the forward finds; else one serves all numbers of steps
+    target = of.target.attn_backend
+    steps = [
+        of.worker.speculative_num_steps,
+        drafter.speculative_num_steps,
+        bag.speculative_num_steps,
+        verify_input.spec_steps,
+        getattr(own, "speculative_num_steps", -1) if of.steps > 1 else -1,
+        getattr(target, "speculative_num_steps", -1),
+        getattr(extend, "speculative_num_steps", -1),
+    ]
+    nodes = [
+        of.worker.speculative_num_draft_tokens,
+        drafter.speculative_num_draft_tokens,
+        bag.speculative_num_draft_tokens,
+        verify_input.draft_token_num,
+        getattr(target, "num_draft_tokens", -1),
+        getattr(extend, "num_draft_tokens", -1),
+    ]
+    return {"steps": np.array([int(n) for n in steps]), "nodes": np.array([int(n) for n in nodes])}
+
+
+def _running_configuration(of: Any) -> Any:
+    """Up to 0.5.16 the arguments themselves are changed as the server runs."""
+    context = importlib.import_module("sglang.srt.runtime_context")
+    return context.get_spec() if hasattr(context, "get_spec") else of.worker.server_args
+
+
+def restart(scheduler: Any, case: Case) -> None:
+    """As a new scheduler begins: cases share one, whose controller remembers the drafts that the case before it accepted."""
+    if case.engine.sglang.adaptive is None:
+        return
+    own = controller(scheduler)
+    own.params = _policy()(initial_steps=case.num_steps, cfg_path=str(_written(case.engine.sglang.adaptive)))
+    own._activate(case.num_steps)
+
+
+def _policy() -> Any:
+    return importlib.import_module(_POLICY).AdaptiveSpeculativeParams
+
+
+def _written(settings: Adaptive) -> Path:
+    table: dict[str, Any] = {str(tier.batch): {"candidate_steps": list(tier.steps)} for tier in settings.tiers}
+    table |= {
+        "ema_alpha": settings.alpha,
+        "update_interval": settings.interval,
+        "warmup_batches": settings.warmup,
+        "up_hysteresis": settings.up,
+        "down_hysteresis": settings.down,
+        "ceiling_coeff": settings.ceiling,
+    }
+    path = Path(tempfile.gettempdir(), "adaptive.json")
+    path.write_text(json.dumps(table), "utf-8")
+    return path

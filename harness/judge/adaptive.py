@@ -1,0 +1,92 @@
+"""Adaptive numbers of draft steps: `steps.parts`, `steps.fed`, `steps.chosen`. Called by requests.py.
+
+What the engine chose is followed (story.py): here is judged whether it chose as its policy says, by what it was told, whether
+it was told what verify decided, and whether all parts of the worker went by the same choice.
+"""
+
+from eagletwin.harness.core.adaptive import NODES_OF, STEPS_OF
+from eagletwin.harness.core.case import Adaptive, Case
+from eagletwin.harness.core.records import Record
+from eagletwin.harness.core.trace import Trace
+from eagletwin.reference.adaptive import Knobs, Policy
+
+from .compare import Compare, Place
+
+_PARTS, _FED, _CHOSEN = "steps.parts", "steps.fed", "steps.chosen"
+
+
+class Steps:
+    """Follows the choice of steps through one trace."""
+
+    def __init__(self, trace: Trace, compare: Compare) -> None:
+        self._trace, self._compare = trace, compare
+        self._policy = _policy(trace.header.case)
+        self._late = 1 if trace.header.engine.overlap else 0  # results that may be outstanding when a batch begins
+        self._verified: dict[int, list[Record]] = {}  # iteration -> the records of its verify
+        for record in trace.header.records:
+            if record.stage == "verify":
+                self._verified.setdefault(record.iteration, []).append(record)
+        self._ran: list[int] = []  # iterations of decode batches
+        self._fed = 0
+
+    def round(self, number: int, record: Record) -> None:
+        """A decode batch is about to be verified: what each part of the worker says."""
+        if self._policy is None:
+            raise ValueError("a round's number of steps was recorded, and the case has no adaptive steps")
+        place, batch = Place(record, "draft", step=-1), self._verified.get(record.iteration, [])
+        said = {"steps": self._trace.integers(number, "steps"), "nodes": self._trace.integers(number, "nodes")}
+        steps = said["steps"][0]
+        if batch:
+            chosen = self._policy.of(len(batch)).steps
+            self._compare.integers(place, _CHOSEN, [chosen], [steps], f"draft steps of a batch of {len(batch)}, round", 0)
+        wrong = [
+            (f"{kind} by {name}", right, value)
+            for names, kind, right in ((STEPS_OF, "steps", steps), (NODES_OF, "nodes", steps + 1))
+            for name, value in zip(names, said[kind], strict=True)
+            if value not in (right, -1)
+        ]
+        if self._compare.on(_PARTS) and wrong:
+            name, expected, value = wrong[0]
+            self._compare.report(place, _PARTS, name, expected, value)
+        behind = len(self._ran) - self._fed
+        if behind > self._late and self._compare.on(_FED):
+            least = f"those of {len(self._ran) - self._late} batches at least"
+            self._compare.report(place, _FED, "accepted drafts that the choice was told", least, f"those of {self._fed}")
+        self._ran.append(record.iteration)
+
+    def fed(self, number: int, record: Record) -> None:
+        """The choice is told what a batch accepted: the first of those that it was not told of yet."""
+        place, told = Place(record, "iteration"), self._trace.integers(number, "correct")
+        if self._fed >= len(self._ran):
+            if self._compare.on(_FED):
+                self._compare.report(place, _FED, "accepted drafts that the choice was told", "those of a batch", "no batch's")
+        else:
+            batch = self._verified.get(self._ran[self._fed], [])
+            accepted = [one.numbers["accept_len"] - 1 for one in batch]
+            self._compare.integers(place, _FED, accepted, told, f"accepted drafts of batch {self._fed}, request", 0)
+            sizes = [len(batch)], [record.numbers["batch_size"]]
+            self._compare.integers(place, _FED, *sizes, f"size of batch {self._fed}, entry", 0)
+        self._fed += 1
+        if self._policy is not None:
+            self._policy.of(record.numbers["batch_size"]).tell(told)
+
+    def flushed(self, record: Record) -> None:
+        """All results are in."""
+        if self._policy is not None and self._fed < len(self._ran) and self._compare.on(_FED):
+            name, expected = "accepted drafts that the choice was told", f"those of {len(self._ran)} batches"
+            self._compare.report(Place(record, "finished"), _FED, name, expected, f"those of {self._fed}")
+
+
+def _policy(case: Case) -> Policy | None:
+    adaptive: Adaptive | None = case.engine.sglang.adaptive
+    if adaptive is None:
+        return None
+    knobs = Knobs(
+        alpha=adaptive.alpha,
+        interval=adaptive.interval,
+        warmup=adaptive.warmup,
+        up=adaptive.up,
+        down=adaptive.down,
+        ceiling=adaptive.ceiling,
+    )
+    return Policy(case.num_steps, {tier.batch: tier.steps for tier in adaptive.tiers}, knobs)

@@ -1,0 +1,132 @@
+"""Adaptive numbers of draft steps on the real scheduler and worker: rounds of several lengths, and who chooses them."""
+
+import pytest
+from msgspec.structs import replace
+
+from eagletwin.harness.core.case import Adaptive, Case, EngineSettings, Request, SGLangSettings, Tier
+from eagletwin.harness.core.patch import Edit
+
+from .conftest import Runner
+
+# One request alone goes up, down and to no drafts; with a second one there are fewer steps for both.
+CASE = Case(
+    name="adaptive",
+    model="llama-tiny",
+    num_steps=2,
+    chunked_prefill_size=8,
+    requests=(
+        Request(id="a", prompt=(12, 71, 61), max_new_tokens=16),
+        Request(id="b", prompt=(60, 43, 43, 15), max_new_tokens=9, arrive=3),
+    ),
+    engine=EngineSettings(
+        sglang=SGLangSettings(
+            adaptive=Adaptive(
+                tiers=(Tier(batch=1, steps=(0, 1, 2, 4)), Tier(batch=2, steps=(1, 2))), alpha=0.9, interval=1, warmup=0
+            )
+        )
+    ),
+    exercises=("more_steps", "fewer_steps", "no_steps", "steps_again", "batch_grows", "batch_shrinks", "rejection"),
+)
+WORKER = "sglang.srt.speculative.eagle_worker_v2.EAGLEWorkerV2"
+RESULTS = "sglang.srt.managers.scheduler_components.batch_result_processor.SchedulerBatchResultProcessor"
+
+# Fault -> its edit, and the rule that names it first.
+PLANTED: dict[str, tuple[Edit, str]] = {
+    "the target keeps the attention backend of the number before": (
+        Edit(
+            target=f"{WORKER}.apply_runtime_state",
+            match="self._target_worker.model_runner.attn_backend = state.target_attn_backend",
+            replacement="pass",
+        ),
+        "steps.parts",
+    ),
+    "draft extend keeps it": (
+        Edit(
+            target=f"{WORKER}.apply_runtime_state",
+            match="dw.draft_runner.attn_backend = state.draft_extend_attn_backend",
+            replacement="pass",
+        ),
+        "steps.parts",
+    ),
+    "the running configuration keeps the number of steps": (
+        Edit(
+            target=f"{WORKER}.apply_runtime_state",
+            match="speculative_num_steps=state.speculative_num_steps,",
+            replacement="",
+        ),
+        "steps.parts",
+    ),
+    "the links of a chain keep their length": (
+        Edit(
+            target=f"{WORKER}.apply_runtime_state",
+            match="dw._rebuild_topk1_chain_buffers()",
+            replacement="pass",
+        ),
+        "kernel.memory",
+    ),
+    "the size of the batch is not looked at": (
+        Edit(
+            target=f"{WORKER}.forward_batch_generation",
+            match="self.activate_step_by_batch(batch.seq_lens.shape[0])",
+            replacement="pass",
+        ),
+        "steps.chosen",
+    ),
+    "the bonus token counts as an accepted draft": (
+        Edit(
+            target=f"{WORKER}.on_verify_complete_cpu",
+            match="num_correct_drafts_per_req, batch_size=batch_size",
+            replacement="[drafts + 1 for drafts in num_correct_drafts_per_req], batch_size=batch_size",
+        ),
+        "steps.chosen",
+    ),
+    "the first request of a batch speaks for all": (
+        Edit(
+            target=f"{RESULTS}._resolve_spec_v2_tokens",
+            match="result.num_correct_drafts_per_req_cpu, batch_size=len(batch.reqs)",
+            replacement="result.num_correct_drafts_per_req_cpu[:1], batch_size=len(batch.reqs)",
+        ),
+        "steps.fed",
+    ),
+    "draft extend is left out after a round without drafts": (
+        Edit(
+            target=f"{WORKER}.forward_batch_generation",
+            match="envs.SGLANG_SPEC_SKIP_ZERO_STEP_DRAFT_EXTEND.get()",
+            replacement="True",
+        ),
+        "draft.kv",
+    ),
+}
+
+# A batch of two has a round of 4 steps behind rounds without drafts.
+JUMP = EngineSettings(
+    sglang=SGLangSettings(
+        adaptive=Adaptive(tiers=(Tier(batch=1, steps=(0,)), Tier(batch=2, steps=(4,)), Tier(batch=64, steps=(1, 2))))
+    )
+)
+
+
+def test_slots_that_are_reserved_for_the_steps_of_the_round_before_are_too_few(run: Runner) -> None:
+    edit = Edit(
+        target="sglang.srt.mem_cache.allocation_sizing.get_alloc_len_per_decode",
+        match="spec_tokens = max_speculative_num_draft_tokens()",
+        replacement="spec_tokens = spec.speculative_num_draft_tokens",
+    )
+    _, verdict = run(replace(CASE, engine=JUMP, exercises=("more_steps", "fewer_steps", "no_steps")))
+    assert verdict.status == "equal", verdict
+    trace, verdict = run(replace(CASE, engine=JUMP, exercises=()), edit)
+    assert (verdict.status, verdict.rule) == ("diverged", "draft.slots"), (verdict, trace.header.ending)
+
+
+def test_rounds_of_several_lengths_are_right(run: Runner) -> None:
+    trace, verdict = run(CASE)
+    assert verdict.status == "equal", verdict
+    assert {record.numbers["steps"] for record in trace.header.records if record.stage == "verify"} == {0, 1, 2, 4}
+    assert verdict.checked["steps.chosen"] == sum(record.stage == "steps" for record in trace.header.records)
+
+
+@pytest.mark.parametrize("fault", sorted(PLANTED))
+def test_a_fault_is_named(run: Runner, fault: str) -> None:
+    edit, rule = PLANTED[fault]
+    trace, verdict = run(replace(CASE, exercises=()), edit)
+    assert (verdict.status, verdict.rule) == ("diverged", rule), (verdict, trace.header.ending)
