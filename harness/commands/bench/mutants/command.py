@@ -79,6 +79,7 @@ def bench_oracle(
 
 
 WORKER, ORACLE = "worker.jsonl", "oracle.jsonl"
+MEASURED = "measured.txt"  # when and how, by hand: a record may be of several runs
 
 
 def _written(folder: Path) -> int:
@@ -87,14 +88,13 @@ def _written(folder: Path) -> int:
     from .page import PAGE, page, rate
     from .work import outcomes_in
 
-    parts = []
-    for file, aim in ((WORKER, AIM), (ORACLE, AIM_OF_ORACLE)):
-        path = folder / "mutants" / file
-        parts.append((outcomes_in(path), read_examined(path.with_suffix(".examined.json")), aim))
-    text = page(*(part[:2] for part in parts))
+    files = [folder / "mutants" / name for name in (WORKER, ORACLE)]
+    worker, oracle = ((outcomes_in(file), read_examined(file.with_suffix(".examined.json"))) for file in files)
+    measured = folder / "mutants" / MEASURED
+    text = page(worker, oracle, measured.read_text(encoding="utf-8") if measured.exists() else "")
     (folder / PAGE).write_text(text, encoding="utf-8")
     print(text)
-    figures = {name: rate(*part[:2]) for name, part in zip(("worker", "oracle"), parts, strict=True)}
+    figures = {"worker": rate(*worker), "oracle": rate(*oracle)}
     tell_result(MeasuredFacts(figures=figures, report=text))
-    short = [killed < aim * seen for (killed, seen), (_, _, aim) in zip(figures.values(), parts, strict=True)]
+    short = [killed < aim * seen for (killed, seen), aim in zip(figures.values(), (AIM, AIM_OF_ORACLE), strict=True)]
     return EXIT_DIVERGED if any(short) else EXIT_EQUAL

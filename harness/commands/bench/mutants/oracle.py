@@ -43,7 +43,7 @@ from .draw import Mutant, mutants_of
 from .hunt import COUNTED, LIMITS, Hunted
 from .work import outcomes_in
 
-SECONDS = 60  # of one mutant; then it hangs
+SECONDS = 60  # of one trace; then the mutant hangs
 ROOMS = ("reference", "harness/judge")
 _UNFIT = ("overload", "contextmanager")
 Said = tuple[Any, ...]
@@ -63,7 +63,7 @@ def record(folder: Path, source: Source, corpus: Sequence[Known], outcomes: Sequ
         known = healthy[number * len(healthy) // HEALTHY]
         wanted.append((f"healthy-{number}", known, ()))
     for number, one in enumerate(outcomes):
-        if one.outcome == "rule":
+        if one.outcome == "rule" and one.case >= 0:
             wanted.append((f"mutant-{number}", corpus[one.case], (one.mutant.patch,)))
     with Host(source=source) as host:
         for name, known, patches in wanted:
@@ -165,7 +165,6 @@ class Oracle:
         child = os.fork()
         if child == 0:
             os.close(read)
-            signal.alarm(SECONDS)
             with os.fdopen(write, "wb") as pipe:
                 pipe.write(pickle.dumps(self._ask(mutant, order[:most])))
                 pipe.flush()
@@ -184,6 +183,7 @@ class Oracle:
         except Exception as error:
             return "unfit", f"{type(error).__name__}: {error}", 0
         for number, one in enumerate(order):
+            signal.alarm(SECONDS)
             said = self.say(one.trace, one.change)
             if said != one.said:
                 what = "healthy" if one.said[0] == "equal" else "a changed number" if one.change else "a fault of the worker"

@@ -93,8 +93,8 @@ def _shown(mutant: Mutant) -> str:
 Part = tuple[Sequence[Hunted], Sequence[Examined]]
 
 
-def page(worker: Part, oracle: Part) -> str:
-    """The whole page, in Markdown."""
+def page(worker: Part, oracle: Part, measured: str) -> str:
+    """The whole page, in Markdown. measured: when, on what and with which options, as a person wrote it down."""
     lines = [
         "# Mutants",
         "",
@@ -104,7 +104,9 @@ def page(worker: Part, oracle: Part) -> str:
         "It is *killed* if a search says something: a rule names a wrong number, the worker crashes or hangs, its trace cannot "
         "be judged, or it does not start.",
         "A survivor is examined: it is *equivalent*, *not reachable here*, or *missed*.",
+        "The reasons are written by hand, into `worker.examined.json` and `oracle.examined.json` beside the outcomes.",
         "",
+        *([measured.strip(), ""] if measured else []),
         "## SGLang's worker",
         "",
         "Mutants of SGLang's speculative code, and of where the scheduler takes what it returns, at places that a default "
