@@ -34,14 +34,14 @@ def bench_mutants(
     1 if fewer than 97 % of those that can be seen."""
     from eagletwin.harness.engines.source import resolve
 
-    from .work import Drawing, hunt_all, make_corpus
+    from .work import DrawnCases, hunt_all, make_corpus
 
-    drawing = Drawing(seed=seed, blocks=blocks, asking=asking)
+    drawn = DrawnCases(seed=seed, blocks=blocks, asking=asking)
     source = resolve(sglang)
-    corpus = cache_folder("mutants") / drawing.named(source.called)
+    corpus = cache_folder("mutants") / drawn.named(source.called)
     with progress("mutants", number) as line:
         if not corpus.exists():
-            make_corpus(corpus, source, drawing, telling(line))
+            make_corpus(corpus, source, drawn, telling(line))
         hunt_all(corpus, write / "mutants" / WORKER, source, (number, seed, most, seconds), telling(line))
     return _written(write)
 
@@ -61,10 +61,10 @@ def bench_oracle(
     from eagletwin.harness.engines.source import resolve
 
     from .oracle import ask_all, record
-    from .work import Drawing, corpus_in, outcomes_in
+    from .work import DrawnCases, corpus_in, outcomes_in
 
     source = resolve(sglang)
-    corpus = cache_folder("mutants") / Drawing(seed=seed, blocks=blocks, asking=asking).named(source.called)
+    corpus = cache_folder("mutants") / DrawnCases(seed=seed, blocks=blocks, asking=asking).named(source.called)
     if not corpus.exists():
         raise InputError(
             "the cases of the worker's mutants are not there",

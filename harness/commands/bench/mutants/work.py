@@ -38,7 +38,7 @@ OF_BATCH = {
 }
 
 
-class Drawing(Struct, frozen=True, kw_only=True):
+class DrawnCases(Struct, frozen=True, kw_only=True):
     """Which cases are run with the mutants: of so many blocks of a default search, and of one for each thing to ask for."""
 
     seed: int
@@ -60,10 +60,10 @@ def outcomes_in(path: Path) -> list[Hunted]:
     return list({one.mutant: one for one in (msgspec.json.decode(line, type=Hunted) for line in lines)}.values())
 
 
-def make_corpus(path: Path, source: Source, drawing: Drawing, say: Callable[[str], None]) -> None:
+def make_corpus(path: Path, source: Source, drawn: DrawnCases, say: Callable[[str], None]) -> None:
     part = path.with_suffix(".part")
     with part.open("wb") as file:
-        for number, known in enumerate(gather(source, drawing.seed, drawing.blocks, drawing.asking, EACH)):
+        for number, known in enumerate(gather(source, drawn.seed, drawn.blocks, drawn.asking, EACH)):
             file.write(msgspec.json.encode(known) + b"\n")
             say(f"{number + 1} cases, {known.told or 'a default search'}, block {known.block}")
     part.rename(path)
