@@ -234,6 +234,8 @@ SHAPES: dict[str, type[ResultFacts]] = {
     "bench speed": MeasuredFacts,
     "bench search": MeasuredFacts,
     "bench all": MeasuredFacts,
+    "bench mutants": MeasuredFacts,
+    "bench oracle": MeasuredFacts,
 }
 OLDER = ("compare", "acceptance", "kernels", "ledger", "rules", "models list")
 NO_RESULT = ("serve", "record")  # they become, or run, a server

@@ -6,6 +6,10 @@ from typing import NamedTuple
 
 # An environment variable: the folder that gets a file for each process, of the blocks that ran. Without it nothing is noted.
 FOLDER = "EAGLETWIN_BLOCKS"
+# Another one: what is noted, packages and modules by their names with a comma between them; and each file tells what the
+# last case of its process ran, and not what building the engine did. Without it all that ran in SPECULATIVE.
+OF = "EAGLETWIN_BLOCKS_OF"
+SPECULATIVE = "sglang.srt.speculative"
 
 
 class Block(NamedTuple):

@@ -13,6 +13,7 @@ from eagletwin.harness.core.progress import each, progress
 from ..as_json import tell_result, with_json
 from ..options import Sglang, let_threads_sleep, telling
 from ..result import MeasuredFacts
+from .mutants.command import bench_mutants, bench_oracle
 
 if TYPE_CHECKING:
     from .record import BenchRecord
@@ -147,6 +148,10 @@ def bench_all(write: Folder = Path("docs/records"), seeds: Seeds = 10, missing: 
     record = _search(record, names, seeds, at_once, write)
     _say(record, [page(record)])
     return EXIT_EQUAL
+
+
+bench.command("mutants")(with_json(bench_mutants))
+bench.command("oracle")(with_json(bench_oracle))
 
 
 def _say(figures: object, lines: list[str]) -> None:

@@ -1,4 +1,4 @@
-"""Which blocks of SGLang's speculative code run, in every process of a run (`gpu run --blocks`).
+"""Which blocks of SGLang's speculative code run, in every process of a run (`gpu run --blocks`, `bench mutants`).
 
 The modules are compiled from their source with a note at the start of each block. Triton kernels, and functions that a patch
 takes the place of, have none.
@@ -13,12 +13,10 @@ from pathlib import Path
 
 import msgspec
 
-from eagletwin.harness.engines.blocks import FOLDER, blocks_of
+from eagletwin.harness.engines.blocks import FOLDER, OF, SPECULATIVE, blocks_of
 
 from .noted_source import NotedSource, note
 from .source_finder import LoaderOf, SourceFinder
-
-_PACKAGE = "sglang.srt.speculative"
 
 _ran: dict[str, set[int]] = {}  # file -> first lines of blocks that ran, here or before the fork
 
@@ -27,6 +25,13 @@ def install() -> None:
     """Note what runs from now on, if a folder is named. Before SGLang is imported."""
     if os.environ.get(FOLDER):
         sys.meta_path.insert(0, SourceFinder(_loader_of))
+
+
+def begin() -> None:
+    """A case begins: where each is told apart, forget what ran so far."""
+    if OF in os.environ:
+        for lines in _ran.values():
+            lines.clear()
 
 
 def write(device: str) -> None:
@@ -48,4 +53,5 @@ class _Loader(NotedSource):
 
 
 def _loader_of(module: str) -> LoaderOf | None:
-    return _Loader if module.startswith(f"{_PACKAGE}.") else None
+    noted = os.environ.get(OF, SPECULATIVE).split(",")
+    return _Loader if any(module == name or module.startswith(f"{name}.") for name in noted) else None

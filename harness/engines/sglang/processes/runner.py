@@ -54,6 +54,7 @@ def serve(connection: socket.socket, scheduler: Any, info: EngineInfo, build: wi
             changes.ran.intersection_update(changes_while_built)
             stubs.called.clear()
             case = _Run(connection, scheduler, info, message, before)
+            noted_blocks.begin()
             last_word.write = case.write_so_far
             ending = case.run()
             last_word.write = None

@@ -1,0 +1,111 @@
+"""Mutants: which are drawn, how the page counts them, and that the published page is what the published outcomes say."""
+
+import ast
+from pathlib import Path
+
+import pytest
+
+from eagletwin.harness.commands.bench.mutants.command import MEASURED, ORACLE, WORKER
+from eagletwin.harness.commands.bench.mutants.draw import Mutant, mutants_of
+from eagletwin.harness.commands.bench.mutants.examined import Examined, read_examined
+from eagletwin.harness.commands.bench.mutants.hunt import Hunted
+from eagletwin.harness.commands.bench.mutants.page import PAGE, page, rate, survivors
+from eagletwin.harness.commands.bench.mutants.work import outcomes_in
+from eagletwin.harness.core.errors import InputError
+
+RECORDS = Path(__file__).parents[2] / "docs/records"
+
+SOURCE = '''
+class Worker:
+    """A docstring with 1 + 1."""
+
+    @staticmethod
+    def step(rows: "list[1]", at=7):
+        """Another: 2 + 2."""
+        if rows and not at == 3:
+            logger.debug("at %s", at + 1)
+            assert len(rows) > 5
+            return rows[at:8]
+        x = move(rows, at) - 4
+        x = move(rows, at) - 4  # the same line again
+        if at:
+            raise ValueError(f"{at + 6}")
+        return x is None
+
+    @property
+    def size(self):
+        return 1 + 1
+
+@triton.jit
+def kernel(x):
+    return x + 1
+'''
+
+
+def found() -> list[Mutant]:
+    return list(mutants_of(SOURCE, "package.module", "package/module.py"))
+
+
+def test_each_kind_is_drawn_and_nothing_else() -> None:
+    kinds = {one.kind for one in found()}
+    assert kinds == {"comparison", "arithmetic", "constant", "slice", "arguments", "boolean", "condition"}
+    assert {one.target for one in found()} == {"package.module.Worker.step"}  # no property, no kernel
+    changed = {line for one in found() for line in one.change[:1]}
+    assert not [line for line in changed if any(word in line for word in ("logger", "assert", "raise", "Another", "def "))]
+
+
+def test_each_mutant_is_one_edit_that_fits_and_makes_another_program() -> None:
+    function = SOURCE[SOURCE.index("    @staticmethod") : SOURCE.index("    @property")]
+    dedented = "".join(line[4:] if line.strip() else line for line in function.splitlines(keepends=True))
+    programs = set()
+    for one in found():
+        assert dedented.count(one.match) == 1, one
+        programs.add(ast.dump(ast.parse(dedented.replace(one.match, one.replacement))))
+    assert len(programs) == len(found())
+    assert ast.dump(ast.parse(dedented)) not in programs
+
+
+def test_a_mutant_knows_the_block_that_holds_it() -> None:
+    lines = SOURCE.splitlines()
+    inside = next(one for one in found() if one.before == "8")
+    assert "logger" in lines[inside.block - 1]
+    assert "rows[at:8]" in lines[inside.line - 1]
+
+
+def hunted(number: int, outcome: str) -> Hunted:
+    return Hunted(mutant=found()[number], outcome=outcome, by="draft.kv" if outcome == "rule" else "")
+
+
+def test_what_is_equivalent_or_out_of_reach_does_not_count_and_what_is_not_examined_does() -> None:
+    outcomes = [hunted(0, "rule"), hunted(1, "crash"), hunted(2, "survived"), hunted(3, "survived"), hunted(4, "survived")]
+    outcomes.append(hunted(5, "not run"))
+    assert rate(outcomes, []) == (2, 5)
+    examined = [
+        Examined(is_="equivalent", why="It commutes.", mutants=(outcomes[2].mutant.name,)),
+        Examined(is_="missed", why="No rule looks.", mutants=(outcomes[3].mutant.name,)),
+    ]
+    assert rate(outcomes, examined) == (2, 4)
+    text = "\n".join(survivors(outcomes, examined))
+    assert "### Missed: 1\n\n* No rule looks." in text
+    assert "### Not examined yet: 1" in text
+
+
+def test_one_mutant_has_one_reason(tmp_path: Path) -> None:
+    path = tmp_path / "examined.json"
+    path.write_text('[{"is": "missed", "why": "a", "mutants": ["m"]}, {"is": "equivalent", "why": "b", "mutants": ["m"]}]')
+    with pytest.raises(InputError, match="m is named twice"):
+        read_examined(path)
+    path.write_text('[{"is": "lost", "why": "a", "mutants": []}]')
+    with pytest.raises(InputError, match="no page was written"):
+        read_examined(path)
+
+
+def test_the_published_page_is_what_the_outcomes_say_and_every_survivor_has_a_reason() -> None:
+    files = [RECORDS / "mutants" / name for name in (WORKER, ORACLE)]
+    worker, oracle = ((outcomes_in(file), read_examined(file.with_suffix(".examined.json"))) for file in files)
+    text = page(worker, oracle, (RECORDS / "mutants" / MEASURED).read_text())
+    assert (RECORDS / PAGE).read_text() == text
+    assert "Not examined yet" not in text
+    for outcomes, examined in (worker, oracle):
+        survived = {one.mutant.name for one in outcomes if one.outcome == "survived"}
+        assert not [name for one in examined for name in one.mutants if name not in survived], "a reason of none that survived"
