@@ -30,7 +30,7 @@ def test_every_topic_comes_within_its_turns_and_every_recipe_within_a_cycle(seed
 
 
 def test_what_requests_may_ask_for_as_well_changes_no_case_that_asks_for_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
-    """It takes turns with what they could ask for at first, and so do mixed chunks, the hierarchical cache and adaptive steps."""
+    """It takes turns with what they could ask for at first; so do mixed chunks, the hierarchical cache and adaptive steps."""
 
     beside = ("mixed_chunks", "host_slots", "adaptive")
 
