@@ -87,8 +87,10 @@ def check_case(case: Case, origin: str) -> None:
     _check_layers(case, origin)
     _check_sampling(case, origin)
     _check_draft_window(case, origin)
-    if case.engine.sglang.mixed_chunks and not RECIPES[case.model].reads_states:
-        raise _refuse(f"{origin}: mixed_chunks with {case.model}: SGLang switches it off for STANDALONE", "leave it out")
+    recipe = RECIPES[case.model]
+    if case.engine.sglang.mixed_chunks and (recipe.frozen or not recipe.reads_states):
+        kind = "FROZEN_KV_MTP" if recipe.frozen else "STANDALONE"
+        raise _refuse(f"{origin}: mixed_chunks with {case.model}: SGLang switches it off for {kind}", "leave it out")
     if case.engine.sglang.update_weights and not family_of(RECIPES[case.model]).one_checkpoint:
         raise _refuse(
             f"{origin}: update_weights with {case.model}: eagletwin has no second checkpoint of it, for both together",
@@ -217,8 +219,10 @@ def _check_draft_window(case: Case, origin: str) -> None:
         )
     if not settings.draft_window:
         return
-    if recipe.mtp_layers or not recipe.reads_states:
-        kind = "a multi-layer draft has no draft decode" if recipe.mtp_layers else "STANDALONE has no window of draft decode"
+    if recipe.mtp_layers or recipe.frozen or not recipe.reads_states:
+        kind = "STANDALONE has no window of draft decode"
+        if recipe.mtp_layers or recipe.frozen:
+            kind = "a multi-layer draft has no draft decode" if recipe.mtp_layers else "SGLang has none for a draft without rows"
         raise _refuse(f"{origin}: draft_window with {case.model}: {kind}", "leave it out, or use llama-tiny")
     if settings.draft_sink and recipe.own_window:
         raise _refuse(
@@ -232,6 +236,12 @@ def _check_sampling(case: Case, origin: str) -> None:
     settings = case.engine.sglang
     if settings.rejection_sampling and case.topk > 1:
         raise _refuse(f"{origin}: rejection_sampling with topk {case.topk}: SGLang has it for chains only", "use topk 1")
+    if settings.rejection_sampling and RECIPES[case.model].frozen:
+        raise _refuse(
+            f"{origin}: rejection_sampling with {case.model}: SGLang keeps no probabilities of such a draft, and ends at the "
+            "first request that samples",
+            "leave it out",
+        )
     if settings.rejection_sampling and (settings.accept_single, settings.accept_acc) != (1, 1):
         raise _refuse(f"{origin}: rejection_sampling with thresholds, which it does not use", "leave one of them out")
     heads = RECIPES[case.model].draft_vocab_size

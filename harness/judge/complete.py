@@ -87,7 +87,7 @@ def _missing_of_recording(trace: Trace, model: Model) -> str:
     stages = Counter(record.stage for record in records)
     in_graph = Counter(record.stage for record in records if record.numbers.get("in_graph"))
     due = {"target.extend": len(chunks), "draft.extend": len(chunks) * (layers or 1), "target.verify": len(rounds["draft"])}
-    due["draft.decode"] = 0 if layers else (len(rounds["draft"]) - in_graph["draft"]) * (header.case.num_steps - model.ahead)
+    due["draft.decode"] = 0 if layers else (len(rounds["draft"]) - in_graph["draft"]) * (header.case.num_steps - model.first_step)
     due["draft.extend_decode"] = (len(rounds["draft"]) - in_graph["extend"]) * (layers or 1)
     wrong = next((stage for stage, count in due.items() if stages[stage] != count), None)
     return f"{stages[wrong]} records of {wrong}, not {due[wrong]}" if wrong else ""
@@ -100,9 +100,9 @@ def _due(trace: Trace, number: int, record: Record, model: Model) -> str:
     due: dict[str, tuple[int, int]] = {}  # tensor -> dimension, and how long it is
     if "hidden_out" in record.tensors:
         due["hidden_out"] = (0, len(trace.array(number, "input_ids")))
-    if record.stage == "draft" and not layers:
-        due["scratch_kv"] = (0, (case.num_steps - model.ahead) * case.topk)
-    if case.topk > 1 and record.stage == "draft":
+    if record.stage == "draft" and model.memory and not layers:
+        due["scratch_kv"] = (0, (case.num_steps - model.first_step) * case.topk)
+    if case.topk > 1 and record.stage == "draft" and model.memory:
         holes = (case.topk - 1) * (numbers["seq_len"] % case.page_size)
         if holes or "hole_kv" in record.tensors:
             due["hole_kv"] = (0, holes)
@@ -154,10 +154,10 @@ def _request(trace: Trace, name: str, stages: Counter[tuple[str, str]], model: M
         due |= {"target.extend": chunks, "draft.extend": chunks, "target.verify": rounds, "draft.extend_decode": extends}
         layers = case.num_steps if model.mtp_layers else 0
         in_graph = Counter(record.stage for _, record in own if record.numbers.get("in_graph"))
-        due["draft.decode"] = 0 if layers else (rounds - in_graph["draft"]) * (case.num_steps - model.ahead)
+        due["draft.decode"] = 0 if layers else (rounds - in_graph["draft"]) * (case.num_steps - model.first_step)
         due["draft.extend_decode"] -= in_graph["extend"]
         for stage in ("draft.extend", "draft.extend_decode"):
-            due[stage] *= layers or 1
+            due[stage] *= (layers or 1) * model.memory
     for stage, count in due.items():
         if stages[name, stage] != count:
             return f"{stages[name, stage]} records of {stage}, not {count}"

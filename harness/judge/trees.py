@@ -191,9 +191,9 @@ class Trees:
         shown = self._shown(round)
         self._continues(record, shown)
         if self._case.draws_drafts(record.request):
-            self._compare.not_seen(("draft.proposal",), steps - self._model.ahead)
+            self._compare.not_seen(("draft.proposal",), steps - self._model.first_step)
             return
-        if not self._model.ahead:  # the root's children are chosen here too, and not by the extend before
+        if not self._model.first_step:  # the root's children are chosen here too, and not by the extend before
 
             def child(_: int, rank: int) -> str:
                 return self._child(0, 0, rank)
