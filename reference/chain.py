@@ -19,7 +19,6 @@ from .eagle import DraftRows, Head, draft_rows
 from .llama import causal
 from .recent import WHOLE, Recent
 
-
 Rows = TypeVar("Rows", int, Tensor)  # how many, of one request or of each
 
 

@@ -51,8 +51,7 @@ class FrozenHead:
 
     def rows(self, tokens: Tensor, hidden: Tensor, positions: Tensor, sees: Tensor, before: DraftRows | None) -> DraftRows:  # noqa: ARG002
         """See eagle.draft_rows. Of sees [R, ..] the first E are the target's rows; the others would be those of this round."""
-        gemma = self.shape.gemma
-        if self.memory is None or gemma is None:
+        if self.memory is None:
             raise ValueError("a draft that reads the target's rows was run without them")
         keys, values = self.memory
         committed = sees[:, : keys.shape[1]]  # [R, E]
@@ -64,7 +63,6 @@ class FrozenHead:
                 self.weights,
                 f"model.layers.{layer}.",
                 self.shape,
-                gemma,
                 x,
                 positions,
                 in_window(committed, window),

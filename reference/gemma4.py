@@ -8,6 +8,8 @@ capped by a tanh. Layers without a window have a rotary embedding of their own, 
 Checked against transformers' Gemma4ForCausalLM in tests/reference/test_gemma4.py.
 """
 
+import math
+
 import torch
 from torch import Tensor
 from torch.nn.functional import gelu, linear
@@ -18,7 +20,7 @@ from .sizes import GemmaShape, LlamaShape
 
 def embedded(embedding: Tensor, tokens: Tensor) -> Tensor:
     """What the first layer is given for tokens [T]: [T, H]."""
-    return embedding[tokens] * embedding.shape[1] ** 0.5
+    return embedding[tokens] * math.sqrt(embedding.shape[1])
 
 
 def capped(logits: Tensor, cap: float) -> Tensor:
@@ -30,7 +32,6 @@ def gemma_layer(
     weights: Weights,
     prefix: str,
     shape: LlamaShape,
-    gemma: GemmaShape,
     x: Tensor,
     positions: Tensor,
     sees: Tensor,
@@ -43,12 +44,15 @@ def gemma_layer(
     memory: (keys, values) [E, G, D] each of another model's rows, which are read in place of the layer's own; sees is [R, E].
     Returns (x [R, H], keys [R, G, D], values [R, G, D]), with a memory those of it.
     """
+    gemma = shape.gemma
+    if gemma is None:
+        raise ValueError("a layer of Gemma-4 was asked of a shape that says nothing of it")
 
     def norm(name: str, rows: Tensor) -> Tensor:
         return rms_norm(rows, weights[f"{prefix}{name}.weight"], shape.rms_norm_eps)
 
     def heads(name: str, rows: Tensor) -> Tensor:
-        return linear(rows, weights[f"{prefix}self_attn.{name}.weight"]).unflatten(-1, (-1, shape.head_dim))
+        return linear(rows, weights[f"{prefix}self_attn.{name}.weight"]).view(len(rows), -1, shape.head_dim)
 
     inner = norm("input_layernorm", x)  # [R, H]
     query = _turned(shape, gemma, norm("self_attn.q_norm", heads("q_proj", inner)), positions, windowed)  # [R, N, D]

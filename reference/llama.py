@@ -216,7 +216,7 @@ def target_rows(weights: Weights, shape: LlamaShape, tokens: Tensor, lengths: Se
                 x, key, value = decoder_layer(weights, prefix, shape, x, positions, within[window])
             else:
                 rows = (x, positions, within[window])
-                x, key, value = gemma_layer(weights, prefix, shape, gemma, *rows, windowed=window > 0)
+                x, key, value = gemma_layer(weights, prefix, shape, *rows, windowed=window > 0)
             keys.append(key)
             values.append(value)
         if layer in shape.aux_layers:

@@ -5,6 +5,7 @@ from . import (
     boundary_kv,
     chain_hidden,
     context_end,
+    decode_window,
     deterministic_window,
     draft_window,
     grammar_end,
@@ -72,6 +73,7 @@ LEDGER: dict[str, Entry] = {
         *context_end.ENTRIES,
         *standalone.ENTRIES,
         draft_window.ENTRY,
+        decode_window.ENTRY,
         hybrid_keys.ENTRY,
         deterministic_window.ENTRY,
     )

@@ -88,7 +88,7 @@ def draft_weights(recipe: Recipe, target: Weights, normal: Normal) -> Weights:
         joined = torch.cat(parts, 1)
         return joined + normal(*joined.shape, std=recipe.noise * size**-0.5)
 
-    draft = {}
+    draft: Weights = {}
     for layer in range(layers):
         prefix, own = f"model.layers.{recipe.target.num_layers - layers + layer}.", f"model.layers.{layer}."
         of_layer = {name.removeprefix(prefix): tensor for name, tensor in target.items() if name.startswith(prefix)}

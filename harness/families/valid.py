@@ -222,7 +222,9 @@ def _check_draft_window(case: Case, origin: str) -> None:
     if recipe.mtp_layers or recipe.frozen or not recipe.reads_states:
         kind = "STANDALONE has no window of draft decode"
         if recipe.mtp_layers or recipe.frozen:
-            kind = "a multi-layer draft has no draft decode" if recipe.mtp_layers else "SGLang has none for a draft without rows"
+            kind = (
+                "a multi-layer draft has no draft decode" if recipe.mtp_layers else "SGLang has none for a draft without rows"
+            )
         raise _refuse(f"{origin}: draft_window with {case.model}: {kind}", "leave it out, or use llama-tiny")
     if settings.draft_sink and recipe.own_window:
         raise _refuse(

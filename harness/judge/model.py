@@ -23,7 +23,7 @@ class Model:
     ahead       row i of the draft must consume x[i + ahead]
     latent      width of the latent vector in each stored row; 0: keys and values are stored
     windows     whether some layers have a window, and their rows slots of the window's own
-    memory      whether the draft has rows of its own; else it reads the target's, and all forwards of a round stand at one place
+    memory      whether the draft has rows of its own; else it reads the target's, and a round's forwards stand at one place
     keeping     how many layers keep a state in place of rows
     """
 

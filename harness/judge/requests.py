@@ -26,7 +26,7 @@ from .model import model_of
 from .sampling import Samples
 from .slots import Slots
 from .states import States
-from .story import Grown, Round, Story, recorded_rows
+from .story import Round, Story, recorded_rows
 from .trees import Trees, parents_of
 from .unseen import draft_decode_in_graph, layers_in_graph
 from .windows import Windows
@@ -274,7 +274,9 @@ class RequestJudge:
         if record.step:
             consumed, ran = growth.hidden[record.step - 1], growth.handed_on[record.step - 1]
         else:  # the bonus token's, on every branch alike
-            consumed, ran = (np.repeat(rows.hidden[last : last + 1], self._case.topk, 0) for rows in (story.target, story.draft))
+            consumed, ran = (
+                np.repeat(rows.hidden[last : last + 1], self._case.topk, 0) for rows in (story.target, story.draft)
+            )
         self._compare.floats(place, "draft.hidden_in", consumed, self._trace.array(number, "hidden_in"), name)
         if "hidden_out" in record.tensors:  # absent if the forward never returned
             out = Place(record, "draft", record.step, output=True)

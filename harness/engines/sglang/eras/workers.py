@@ -4,7 +4,7 @@ Up to 0.5.12.post1 there are two: `EAGLEWorker` (spec v1, any topk, without over
 only, and only with the overlap scheduler; opt-in before 0.5.11). Cases run on v2 where it takes them. From 0.5.13 on v2 is
 the only one, and runs without overlap.
 
-The worker of a draft that reads the target's rows (frozen-KV MTP) is not given the argument that the scheduler calls it with from
+The worker of a draft that reads the target's rows (frozen-KV MTP) does not take the argument that the scheduler gives it from
 0.5.19 on, where batches do not overlap (docs/findings/frozen-kv.md). Where that is so it runs with overlap, as on a GPU.
 """
 

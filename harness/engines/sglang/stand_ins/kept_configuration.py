@@ -1,8 +1,8 @@
-"""What SGLang's model classes take of transformers' PreTrainedModel, where that is stubbed: a torch module with a configuration.
+"""What SGLang's model classes take of transformers' PreTrainedModel, where that is stubbed: a module with a configuration.
 
-The real one costs 3 s of imports in each process, most of them of torch's compiler, and makes and saves models that transformers
-loads. SGLang loads its own, and calls none of that: Gemma-4's classes inherit from it, keep their configuration in it, and ask it
-to fill in weights that SGLang fills in afterwards.
+The real one costs 3 s of imports in each process, most of them of torch's compiler, and makes and saves models that
+transformers loads. SGLang loads its own, and calls none of that: Gemma-4's classes inherit from it, keep their configuration in
+it, and ask it to fill in weights that SGLang fills in afterwards.
 """
 
 import sys
