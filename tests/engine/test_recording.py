@@ -66,7 +66,6 @@ NOT_SHOWN = {
     "greedy-drafts-layers": "which token a row proposes depends on its logits",
     "deterministic-window": "what a draft attends to is in its row and its logits alone",
     "draft-window": "what a row attends to is in its state and its logits alone",
-    "decode-window": "what a row attends to is in its state and its logits alone",
     "hybrid-keys": "whose token made a cached row is seen in the row alone",
     "logit-processor": "which token verify may commit depends on its logits",
     "min-p": "which token verify may commit depends on its logits",
@@ -80,7 +79,8 @@ NOT_SHOWN = {
     "two-chunked": "a request is recorded once its prompt was read to the end, which this one's never is",
     "tree-window": "what a node attends to is in its row and its logits alone",
 }
-# These end the worker, overflow memory that nothing reads, or show in rows and in a view alone.
+# These end the worker, overflow memory that nothing reads, show in rows and in a view alone, or are of a draft without rows of
+# its own, whose recordings are not judged.
 NOT_OF_A_SERVER = {
     "26972",
     "indices-overflow",
@@ -90,6 +90,7 @@ NOT_OF_A_SERVER = {
     "boundary-kv",
     "standalone-keys",
     "hidden-standalone",
+    "decode-window",
 }
 
 
