@@ -225,7 +225,7 @@ def _drawn(random: Random, seed: int, number: int, model: str, asked: Asked, rar
     if focus.draft_sink and not focus.draft_window:  # a sink is beside a window
         focus = replace(focus, draft_window=random.choice(DRAFT_WINDOWS[1:]))
         held |= {"draft_window": focus.draft_window}
-    sampling = _sampling(random, asked, may_reject=topk == 1 and recipe.draft_vocab_size is None and recipe.reads_states)
+    sampling = _sampling(random, asked, may_reject=topk == 1 and recipe.samples_drafts)
     if any(getattr(focus, name) != value for name, value in held.items()) or not _takes_effect(focus, sampling, rare, asks):
         return None
     large = (
@@ -239,19 +239,18 @@ def _drawn(random: Random, seed: int, number: int, model: str, asked: Asked, rar
 def _takes_effect(focus: Focus, sampling: Kind | None, rare: Mapping[str, Any], asks: Collection[str]) -> bool:
     """Whether the configuration is one that SGLang has, with all that is asked of it."""
     recipe = RECIPES[focus.model]
-    one_vocabulary = recipe.draft_vocab_size is None and recipe.reads_states  # SGLang has none for plain draft models
-    if sampling == "rejection" and (focus.topk > 1 or not one_vocabulary):
+    if sampling == "rejection" and (focus.topk > 1 or not recipe.samples_drafts):
         return False
     if (focus.threshold < 1 or focus.deterministic) and sampling != "target":
         return False
     if "min_p" in asks and sampling is None:
         return False
-    if focus.mixed_chunks and not recipe.reads_states:
+    if focus.mixed_chunks and (recipe.frozen or not recipe.reads_states):
         return False  # SGLang switches it off
     # of drafts that lie in pools of their own the first layer's rows alone come back: a live bug, in any case that has some
     if focus.host_slots and (not focus.radix_cache or not keeps_on_host(recipe) or recipe.family == "llama_mtp"):
         return False
-    if focus.adaptive and (focus.topk > 1 or recipe.mtp_layers or not recipe.reads_states):
+    if focus.adaptive and (focus.topk > 1 or recipe.mtp_layers or recipe.frozen or not recipe.reads_states):
         return False  # SGLang switches it off
     return (focus.tree_size != SMALL_TREE or focus.topk > 1) and ("rejection" not in rare or sampling == "rejection")
 

@@ -30,6 +30,8 @@ def cannot_be_in(entry: Entry, model: str) -> str:
     home, recipe = RECIPES[entry.case.model], RECIPES[model]
     if home.mtp_layers and not recipe.mtp_layers:
         return "it is about drafts of several layers, and this draft has one"
+    if home.frozen and not recipe.frozen:
+        return "it is about drafts that read the target's rows"
     if recipe.reads_states and not home.reads_states:
         return "it is about drafts that are language models of their own"
     if entry.case.gives_states and home.target.aux_layers and not recipe.target.aux_layers:

@@ -10,6 +10,7 @@ a committed row too, and step j stands at position M + j.
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import TypeVar
 
 import torch
 from torch import Tensor
@@ -17,6 +18,8 @@ from torch import Tensor
 from .eagle import DraftRows, Head, draft_rows
 from .llama import causal
 from .recent import WHOLE, Recent
+
+Rows = TypeVar("Rows", int, Tensor)  # how many, of one request or of each
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,6 +58,12 @@ def rows_behind(head: Head, last: int) -> int:
     return last + 1 - head.ahead
 
 
+def decode_position(head: Head, committed: Rows, step: int) -> Rows:
+    """Where draft decode step `step`, from 1 on, stands behind so many committed rows: a head that does not move stays with the
+    last of them (frozen.py)."""
+    return committed + step - 1 if head.moves else committed - 1
+
+
 def committed_rows(head: Head, tokens: Tensor, target_hidden: Tensor) -> DraftRows:
     """Rows 0..M-1 of a request with committed tokens x[0..M]; target_hidden [>=M, ..] holds h[0..M-1]."""
     rows = rows_behind(head, len(tokens) - 1)
@@ -76,15 +85,16 @@ def draft_chain(
     """
     committed = rows_behind(head, len(tokens) - 1)
     ids, hidden = row_tokens(tokens, head.ahead), head.feed(target_hidden[:committed])
-    chosen: list[int] = []
+    positions, chosen = list(range(committed)), list[int]()
     for step in range(num_steps):
         sees = causal(len(ids))
         sees[committed:, :committed] = reads.of(torch.arange(committed), committed)
-        rows = draft_rows(head, ids, hidden, torch.arange(len(ids)), sees)
+        rows = draft_rows(head, ids, hidden, torch.tensor(positions), sees)
         chosen.append(int(rows.logits[-1].argmax()) if drafted is None else int(drafted[step]))
         if step == num_steps - 1:
             break
         ids = torch.cat([ids, torch.tensor([chosen[-1]])])  # consumes d[step+1] at the next position
+        positions.append(decode_position(head, committed, step + 1))
         hidden = torch.cat([hidden, rows.hidden[-1:]])
     return Chain(
         rows.logits[committed - 1 :],

@@ -16,6 +16,7 @@ from torch import Tensor
 from torch.nn.functional import linear
 
 from .eagle3 import Eagle3Head
+from .frozen import FrozenHead
 from .llama import Weights, decoder_layer
 from .mtp_head import MtpHead
 from .plain import PlainDraft
@@ -38,6 +39,7 @@ class EagleHead:
     embedding: Tensor
     lm_head: Tensor
     ahead: ClassVar[int] = 1  # row i consumes x[i+1]
+    moves: ClassVar[bool] = True  # each step stands one position on
 
     def feed(self, hidden: Tensor) -> Tensor:
         """What committed rows consume: the state that the target hands over [R, H], as it is."""
@@ -60,7 +62,7 @@ class EagleHead:
         return DraftRows(x, linear(x, self.lm_head), torch.stack(keys), torch.stack(values))
 
 
-Head = EagleHead | Eagle3Head | MtpHead | PlainDraft
+Head = EagleHead | Eagle3Head | MtpHead | PlainDraft | FrozenHead
 
 
 def draft_rows(

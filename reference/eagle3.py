@@ -46,6 +46,7 @@ class Eagle3Head:
     proposes: Tensor
     norm_output: bool = False
     ahead: ClassVar[int] = 1  # row i consumes x[i+1]
+    moves: ClassVar[bool] = True  # each step stands one position on
 
     def feed(self, hidden: Tensor) -> Tensor:
         """What committed rows consume, from the states that the target hands over [R, A*T] -> [R, H]."""

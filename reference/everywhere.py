@@ -14,6 +14,7 @@ from torch import Tensor
 
 from .chain import rows_behind
 from .eagle import DraftRows, Head, draft_rows
+from .frozen import FrozenHead
 from .growth import Growth, View
 from .rounds import grow_rounds
 from .rows import behind
@@ -29,6 +30,9 @@ def chains_everywhere(
     tokens x[0..n-1], target_hidden [>= n-1, ..]. M = 1..n-1 in all. Where x[M+j] lies behind the text, what step j says means
     nothing.
     """
+    if isinstance(head, FrozenHead):
+        yield 1, _standing(head, tokens, target_hidden, num_steps)
+        return
     stored = _first(head, tokens)
     for begin in range(0, len(tokens) - 1, block):
         starts = torch.arange(begin + 1, min(begin + block, len(tokens) - 1) + 1)  # [C] M
@@ -44,6 +48,19 @@ def chains_everywhere(
             before = behind(before, rows)
             logits.append(rows.logits)
         yield begin + 1, torch.stack(logits, 1)
+
+
+def _standing(head: FrozenHead, tokens: Tensor, target_hidden: Tensor, num_steps: int) -> Tensor:
+    """Logits [n-1, S, V] of chains_everywhere, of a head that reads the target's rows: no row of its own is ever read."""
+    starts = torch.arange(1, len(tokens))  # [n-1] M
+    sees = torch.arange(len(tokens) - 1)[None, :] < starts[:, None]  # [n-1, n-1]
+    hidden, logits = target_hidden[: len(starts)], list[Tensor]()
+    for step in range(num_steps):
+        consumed = tokens[(starts + step).clamp(max=len(tokens) - 1)]
+        rows = draft_rows(head, consumed, hidden, starts - 1, sees)
+        hidden = rows.hidden
+        logits.append(rows.logits)
+    return torch.stack(logits, 1)
 
 
 def committed_everywhere(head: Head, tokens: Tensor, target_hidden: Tensor, block: int = BLOCK) -> DraftRows | None:

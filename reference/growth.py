@@ -17,7 +17,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from .chain import row_tokens, rows_behind
+from .chain import decode_position, row_tokens, rows_behind
 from .eagle import Head, draft_rows
 from .llama import causal
 from .recent import WHOLE, Recent
@@ -119,7 +119,7 @@ def draft_tree(
         chosen, frontier = torch.cat([chosen, expand[None]]), torch.cat([frontier, drawn[None]])
         ids = torch.cat([ids, drawn])
         hidden = torch.cat([hidden, rows.hidden[committed - 1 + expand // topk]])  # of the row that proposed it
-        positions = torch.cat([positions, torch.full((topk,), committed + step)])
+        positions = torch.cat([positions, torch.full((topk,), decode_position(head, committed, step + 1))])
     shape = (num_steps - 1, topk)
     return Growth(
         rows.logits[committed - 1 :],

@@ -16,6 +16,7 @@ from torch.nn.functional import linear
 from .clamped_experts import clamped_experts
 from .delta import delta_layer
 from .experts import experts, gated
+from .gemma4 import capped, embedded, gemma_layer
 from .kept import Kept
 from .mamba2 import scan_layer
 from .mla import latent_attention
@@ -199,7 +200,8 @@ def target_rows(weights: Weights, shape: LlamaShape, tokens: Tensor, lengths: Se
     """
     lengths = lengths or [len(tokens)]
     _, positions, sees = side_by_side(lengths)
-    x = weights["model.embed_tokens.weight"][tokens]  # [T, H]
+    gemma, embedding = shape.gemma, weights["model.embed_tokens.weight"]
+    x = embedding[tokens] if gemma is None else embedded(embedding, tokens)  # [T, H]
     sees = sees.to(x.device)
     keys, values, aux, kept = [], [], [], []
     within = {window: in_window(sees, window) for window in {0, *shape.windows}}  # [T, T] each
@@ -209,12 +211,18 @@ def target_rows(weights: Weights, shape: LlamaShape, tokens: Tensor, lengths: Se
             x, of_layer = _state_layer(weights, prefix, shape, x, lengths)
             kept.append(of_layer)
         else:
-            x, key, value = decoder_layer(weights, prefix, shape, x, positions, within[shape.window(layer)])
+            window = shape.window(layer)
+            if gemma is None:
+                x, key, value = decoder_layer(weights, prefix, shape, x, positions, within[window])
+            else:
+                rows = (x, positions, within[window])
+                x, key, value = gemma_layer(weights, prefix, shape, *rows, windowed=window > 0)
             keys.append(key)
             values.append(value)
         if layer in shape.aux_layers:
             aux.append(x)
     normed = rms_norm(x, weights["model.norm.weight"], shape.rms_norm_eps)  # [T, H]
     logits = linear(normed, weights["lm_head.weight"])  # [T, V]
+    logits = logits if gemma is None else capped(logits, gemma.cap)
     hidden = torch.cat(aux, -1) if aux else x if shape.pre_norm else normed
     return TargetRows(hidden, x, normed, logits, torch.stack(keys), torch.stack(values), tuple(kept))

@@ -39,6 +39,7 @@ class MtpHead:
     lm_head: Tensor
     normed: bool = False
     ahead: ClassVar[int] = 1  # row i consumes x[i+1]
+    moves: ClassVar[bool] = True  # each step stands one position on
 
     def feed(self, hidden: Tensor) -> Tensor:
         """What committed rows consume: the state that the target hands over [R, H], as it is."""

@@ -10,6 +10,7 @@ x[1..] at positions 0.., is the model of a text without its first token. `ahead`
 """
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -32,6 +33,7 @@ class PlainDraft:
     weights: Weights
     shape: LlamaShape
     ahead: int = 0
+    moves: ClassVar[bool] = True  # each step stands one position on
 
     @property
     def embedding(self) -> Tensor:

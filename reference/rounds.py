@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import Tensor
 
-from .chain import row_tokens, rows_behind
+from .chain import decode_position, row_tokens, rows_behind
 from .eagle import DraftRows, Head, draft_rows
 from .growth import Growth, View, best_of, candidates, lineage
 from .llama import side_by_side
@@ -119,7 +119,7 @@ def _grow(
             heads[step],
             drawn.flatten(),
             consumed.flatten(0, 1),
-            (rounds.start + step).repeat_interleave(topk),
+            decode_position(heads[step], rounds.start, step + 1).repeat_interleave(topk),
             rounds.sees(expanded, view),  # [C*k, B + (step+1)*C*k]
             before,
         )

@@ -138,6 +138,20 @@ class ScanShape:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class GemmaShape:
+    """What a model of Gemma-4's layers has beside a Llama's sizes (gemma4.py). Layers with a window turn as a Llama's do.
+
+    theta  of the rotary embedding of the layers without a window
+    pairs  of a head that turn there, from the first on
+    cap    that logits are kept below; 0: they are not
+    """
+
+    theta: float
+    pairs: int
+    cap: float = 0.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class LlamaShape:
     """Sizes of a Llama: the fields of a Hugging Face `LlamaConfig` that change its arithmetic; and of a Qwen3, a Qwen3-MoE or a
     DeepSeek-V3, whose layers differ from a Llama's in their attention or in their feed-forward part.
@@ -153,6 +167,7 @@ class LlamaShape:
     delta       of the layers that keep a state in place of rows by the gated delta rule; None: there are none
     scan        of those that keep one of a selective state space; None: there are none
     attends_every  with either: every so many layers one attends, the last of them; the others keep a state
+    gemma       its layers are Gemma-4's; None: they are not
     turning     width of a head's front part that turns with its position (RoPE); 0: all of it
     rope_theta  of those turns; 0: nothing turns (Nemotron-H)
     gated       each head's attention is multiplied by a sigmoid of a gate, which the query's projection makes too
@@ -177,6 +192,7 @@ class LlamaShape:
     delta: DeltaShape | None = None
     scan: ScanShape | None = None
     attends_every: int = 1
+    gemma: GemmaShape | None = None
     turning: int = 0
     gated: bool = False
 

@@ -102,6 +102,7 @@ def _kind(case: Case) -> tuple[bool, ...]:
     return (
         recipe.mtp_layers > 0,
         not recipe.reads_states,
+        recipe.frozen,
         case.topk > 1,
         samples,
         settings.rejection_sampling,

@@ -28,14 +28,15 @@ class Edit(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
 
 _MOST_BYTES = 1 << 20
 
-Switch = Literal["trees-on-v2", "record-nothing"]
+Switch = Literal["trees-on-v2", "record-nothing", "without-overlap"]
 
 
 class Patch(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """`name` is what traces and reports call it. otherwise: edits for a release to whose code the first edits do not apply.
 
     switches  what the engine adapter itself does otherwise, by name: `trees-on-v2` builds the newer worker for trees on
-              releases that would choose the older one, `record-nothing` leaves traces almost empty
+              releases that would choose the older one, `record-nothing` leaves traces almost empty, `without-overlap` runs
+              a draft that reads the target's rows without the overlap scheduler, where the release cannot
     """
 
     name: Annotated[str, Meta(pattern=r"^[^\x00-\x1f\x7f]{1,200}\Z")]

@@ -8,6 +8,7 @@ says which cases and traces a recipe admits.
 from . import (
     deepseek,
     eagle3,
+    gemma4,
     gpt_oss,
     kimi_k2,
     llama,
@@ -39,6 +40,7 @@ FAMILIES: dict[str, Family] = {
         gpt_oss.FAMILY,
         qwen3_next.FAMILY,
         nemotron_h.FAMILY,
+        gemma4.FAMILY,
     )
 }
 RECIPES: dict[str, Recipe] = {recipe.name: recipe for family in FAMILIES.values() for recipe in family.recipes}

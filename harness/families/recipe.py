@@ -25,6 +25,7 @@ class Recipe:
     head_norms     norms that an EAGLE-3 head has besides those of every one, by the names of its configuration
     mtp_layers     layers of a multi-layer draft (MTP), of which a case uses the first num_steps; 0: a single head
     chained        a layer of an MTP draft consumes the state of the layer below; else every layer the target's
+    frozen         the draft has no memory of its own, and reads the target's rows
     window         how far back a row of a layer with a sliding window sees: so many rows before its own. 0: no such layers
     min_share      every accept length 1..num_steps+1 occurs in at least this share of rounds, for num_steps 1..5 (measured
                    over 24 prompts, 6 of a deep target, by tests/families/test_acceptance_profile.py)
@@ -47,6 +48,7 @@ class Recipe:
     mtp_layers: int = 0
     chained: bool = False
     window: int = 0
+    frozen: bool = False
 
     @property
     def end_of_sequence(self) -> int:
@@ -73,7 +75,7 @@ class Recipe:
     @property
     def drafts(self) -> tuple[str, ...]:
         """What the draft's KV pools are called in a trace, by layer."""
-        return draft_parts(self.mtp_layers)
+        return () if self.frozen else draft_parts(self.mtp_layers)
 
     @property
     def algorithm(self) -> Literal["EAGLE", "EAGLE3", "STANDALONE"]:
@@ -85,6 +87,12 @@ class Recipe:
     def own_window(self) -> bool:
         """Whether a window of the draft (`draft_window`) is the head's own, in all its forwards; else it is draft decode's."""
         return self.algorithm == "EAGLE3" and self.draft.latent is None
+
+    @property
+    def samples_drafts(self) -> bool:
+        """Whether SGLang has rejection sampling for the draft: one vocabulary, and a worker that keeps the draft's
+        probabilities."""
+        return self.draft_vocab_size is None and self.reads_states and not self.frozen
 
     @property
     def reads_states(self) -> bool:

@@ -89,8 +89,10 @@ def check_case(case: Case, origin: str) -> None:
     _check_sampling(case, origin)
     _check_draft_window(case, origin)
     _check_adaptive(case, origin)
-    if case.engine.sglang.mixed_chunks and not RECIPES[case.model].reads_states:
-        raise _refuse(f"{origin}: mixed_chunks with {case.model}: SGLang switches it off for STANDALONE", "leave it out")
+    recipe = RECIPES[case.model]
+    if case.engine.sglang.mixed_chunks and (recipe.frozen or not recipe.reads_states):
+        kind = "FROZEN_KV_MTP" if recipe.frozen else "STANDALONE"
+        raise _refuse(f"{origin}: mixed_chunks with {case.model}: SGLang switches it off for {kind}", "leave it out")
     if case.engine.sglang.update_weights and not family_of(RECIPES[case.model]).one_checkpoint:
         raise _refuse(
             f"{origin}: update_weights with {case.model}: eagletwin has no second checkpoint of it, for both together",
@@ -106,7 +108,7 @@ def check_case(case: Case, origin: str) -> None:
 
 def keeps_on_host(recipe: Recipe) -> bool:
     """Whether a hierarchical cache of this model can be judged."""
-    return not recipe.target.states and recipe.family != "step3p5"
+    return not recipe.target.states and recipe.family != "step3p5" and not recipe.frozen
 
 
 def _check_host(case: Case, origin: str) -> None:
@@ -116,9 +118,11 @@ def _check_host(case: Case, origin: str) -> None:
     if not case.engine.sglang.radix_cache:
         raise _refuse(f"{origin}: host_pages without the prefix cache: there is nothing to keep", "set radix_cache")
     if not keeps_on_host(RECIPES[case.model]):
-        why = "eagletwin does not follow the states of layers on the host"
-        if not RECIPES[case.model].target.states:
-            why = "SGLang switches its pool of windows off then, and cannot run it on the Triton backend"
+        why = "SGLang switches its pool of windows off then, and cannot run it on the Triton backend"
+        if RECIPES[case.model].target.states:
+            why = "eagletwin does not follow the states of layers on the host"
+        elif RECIPES[case.model].frozen:
+            why = "eagletwin does not know yet what its draft reads then"
         raise _refuse(f"{origin}: host_pages with {case.model}: {why}", "use another model")
 
 
@@ -234,7 +238,7 @@ def _check_adaptive(case: Case, origin: str) -> None:
     adaptive, recipe = case.engine.sglang.adaptive, RECIPES[case.model]
     if adaptive is None:
         return
-    if case.topk > 1 or recipe.mtp_layers or not recipe.reads_states:
+    if case.topk > 1 or recipe.mtp_layers or recipe.frozen or not recipe.reads_states:
         what = f"topk {case.topk}" if case.topk > 1 else case.model
         raise _refuse(
             f"{origin}: adaptive steps with {what}: SGLang has them for chains of EAGLE and EAGLE-3 heads of one layer alone",
@@ -261,8 +265,12 @@ def _check_draft_window(case: Case, origin: str) -> None:
         )
     if not settings.draft_window:
         return
-    if recipe.mtp_layers or not recipe.reads_states:
-        kind = "a multi-layer draft has no draft decode" if recipe.mtp_layers else "STANDALONE has no window of draft decode"
+    if recipe.mtp_layers or recipe.frozen or not recipe.reads_states:
+        kind = "STANDALONE has no window of draft decode"
+        if recipe.mtp_layers or recipe.frozen:
+            kind = (
+                "a multi-layer draft has no draft decode" if recipe.mtp_layers else "SGLang has none for a draft without rows"
+            )
         raise _refuse(f"{origin}: draft_window with {case.model}: {kind}", "leave it out, or use llama-tiny")
     if settings.draft_sink and recipe.own_window:
         raise _refuse(
@@ -276,6 +284,12 @@ def _check_sampling(case: Case, origin: str) -> None:
     settings = case.engine.sglang
     if settings.rejection_sampling and case.topk > 1:
         raise _refuse(f"{origin}: rejection_sampling with topk {case.topk}: SGLang has it for chains only", "use topk 1")
+    if settings.rejection_sampling and RECIPES[case.model].frozen:
+        raise _refuse(
+            f"{origin}: rejection_sampling with {case.model}: SGLang keeps no probabilities of such a draft, and ends at the "
+            "first request that samples",
+            "leave it out",
+        )
     if settings.rejection_sampling and (settings.accept_single, settings.accept_acc) != (1, 1):
         raise _refuse(f"{origin}: rejection_sampling with thresholds, which it does not use", "leave one of them out")
     heads = RECIPES[case.model].draft_vocab_size

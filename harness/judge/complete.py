@@ -98,7 +98,7 @@ def _missing_of_recording(trace: Trace, model: Model) -> str:
 def _decodes(case: Case, records: Sequence[Record], model: Model) -> int:
     """Forwards of draft decode that these rounds must have shown: none of a round without drafts, nor of one in a graph."""
     rounds = (record.numbers for record in records if record.stage == "draft" and not record.numbers.get("in_graph"))
-    return sum(max(numbers.get("steps", case.num_steps) - model.ahead, 0) for numbers in rounds)
+    return sum(max(numbers.get("steps", case.num_steps) - model.first_step, 0) for numbers in rounds)
 
 
 def _due(trace: Trace, number: int, record: Record, model: Model) -> str:
@@ -108,9 +108,9 @@ def _due(trace: Trace, number: int, record: Record, model: Model) -> str:
     due: dict[str, tuple[int, int]] = {}  # tensor -> dimension, and how long it is
     if "hidden_out" in record.tensors:
         due["hidden_out"] = (0, len(trace.array(number, "input_ids")))
-    if record.stage == "draft" and not layers:
-        due["scratch_kv"] = (0, max(numbers.get("steps", case.num_steps) - model.ahead, 0) * case.topk)
-    if case.topk > 1 and record.stage == "draft":
+    if record.stage == "draft" and model.memory and not layers:
+        due["scratch_kv"] = (0, max(numbers.get("steps", case.num_steps) - model.first_step, 0) * case.topk)
+    if case.topk > 1 and record.stage == "draft" and model.memory:
         holes = (case.topk - 1) * (numbers["seq_len"] % case.page_size)
         if holes or "hole_kv" in record.tensors:
             due["hole_kv"] = (0, holes)
@@ -168,7 +168,7 @@ def _request(trace: Trace, name: str, stages: Counter[tuple[str, str]], model: M
         due["draft.decode"] = 0 if layers else _decodes(case, [record for _, record in own], model)
         due["draft.extend_decode"] -= in_graph["extend"]
         for stage in ("draft.extend", "draft.extend_decode"):
-            due[stage] *= layers or 1
+            due[stage] *= (layers or 1) * model.memory
     for stage, count in due.items():
         if stages[name, stage] != count:
             return f"{stages[name, stage]} records of {stage}, not {count}"

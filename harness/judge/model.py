@@ -23,6 +23,7 @@ class Model:
     ahead       row i of the draft must consume x[i + ahead]
     latent      width of the latent vector in each stored row; 0: keys and values are stored
     windows     whether some layers have a window, and their rows slots of the window's own
+    memory      whether the draft has rows of its own; else it reads the target's, and a round's forwards stand at one place
     keeping     how many layers keep a state in place of rows
     """
 
@@ -36,7 +37,13 @@ class Model:
     ahead: int = 1
     latent: int = 0
     windows: bool = False
+    memory: bool = True
     keeping: int = 0
+
+    @property
+    def first_step(self) -> int:
+        """Of draft decode: 0 where it begins with the bonus token, which draft extend has run elsewhere."""
+        return 1 if self.ahead and self.memory else 0
 
 
 def model_of(header: Header, view: View = DECLARED_VIEW) -> Model:
@@ -73,5 +80,6 @@ def _of_recipe(name: str) -> Model:
         ahead=1 if recipe.reads_states else 0,
         latent=0 if recipe.target.latent is None else recipe.target.latent.rank,
         windows=recipe.window > 0,
+        memory=not recipe.frozen,
         keeping=recipe.target.states,
     )

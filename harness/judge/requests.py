@@ -27,7 +27,7 @@ from .model import model_of
 from .sampling import Samples
 from .slots import Slots
 from .states import States
-from .story import Grown, Round, Story, recorded_rows
+from .story import Round, Story, recorded_rows
 from .trees import Trees, parents_of
 from .unseen import draft_decode_in_graph, layers_in_graph
 from .windows import Windows
@@ -196,10 +196,10 @@ class RequestJudge:
         """KV rows that were written, or written over, since the last boundary."""
         story = self._stories[record.request]
         self._stored_in("target", number, Place(record, target_phase), story.stored["target"])
-        if self._layers is None:
-            self._stored_in("draft", number, Place(record, draft_phase), story.stored["draft"])
-        else:
+        if self._layers is not None:
             self._layers.extended(number, record, draft_phase)
+        elif self._model.memory:
+            self._stored_in("draft", number, Place(record, draft_phase), story.stored["draft"])
 
     def _stored_in(self, part: str, number: int, place: Place, reference: Array) -> None:
         at = self._trace.array(number, f"{part}_rows")
@@ -224,8 +224,9 @@ class RequestJudge:
     def _next_proposal(self, number: int, place: Place, committed: int) -> None:
         """What the last committed row M-1 proposes, and the hidden state that goes with it.
 
-        A plain language model proposes from row M, which draft decode begins with: what an extend proposes must not be used."""
-        if not self._model.ahead:
+        A plain language model proposes from row M, which draft decode begins with: what an extend proposes must not be used.
+        A draft without a memory begins with it, too."""
+        if not self._model.first_step:
             return
         rows = self._stories[place.record.request].draft
         if self._model.states:
@@ -241,8 +242,9 @@ class RequestJudge:
         # else the run ended in draft(), and the trace does not say which candidates these were
         returned = record.round < len(story.rounds)
         committed = self._round(record).committed if returned else len(story.tokens) - 1
-        ahead, topk = self._model.ahead, self._case.topk
-        place, position = Place(record, "draft", step), committed + step - ahead
+        model, topk = self._model, self._case.topk
+        ahead = model.ahead
+        place, position = Place(record, "draft", step), committed + (step if model.memory else 0) - ahead
         rows, first = ("row", position) if topk == 1 else (f"row {position}, branch", 0)
         if returned:
             ids = self._trace.integers(number, "input_ids")
@@ -250,13 +252,17 @@ class RequestJudge:
             tokens = self._trees.consumed(round, step, ids) if step else [round.bonus] * topk
             self._compare.integers(place, "draft.input_ids", tokens, ids, rows, first)
         why = f"M = {committed} tokens are committed before the bonus token, and this is draft decode step {step}."
+        if not model.memory:
+            why += " It reads the target's rows, and stands with the last of them."
         positions = self._trace.integers(number, "positions")
         self._compare.integers(place, "draft.positions", [position] * topk, positions, rows, first, why)
         if not returned:
             return
         round = self._round(record)
-        if self._model.numbers and self._model.states:
-            self._decoded(number, place, story.growths[record.round], lambda branch: f"{rows} {first + branch}")
+        if model.numbers and model.states:
+            self._decoded(number, place, story, lambda branch: f"{rows} {first + branch}")
+        if not model.memory:
+            return
         table = self._table(record, "draft")
         if table is None:  # draft() never returned, perhaps because of what it consumed, which is compared there otherwise
             self._trees.cut_off(record, story, ids, position)
@@ -266,12 +272,17 @@ class RequestJudge:
             columns = _columns(round.committed, self._case.topk, round.steps, self._case.page_size)
             self._slots.written(number, Place(record, "draft"), table, [branch[step - ahead] for branch in columns])
 
-    def _decoded(self, number: int, place: Place, growth: Grown, name: Callable[[int], str]) -> None:
+    def _decoded(self, number: int, place: Place, story: Story, name: Callable[[int], str]) -> None:
         """The states that a draft decode step consumed, and those that it handed on."""
         record = place.record
-        self._compare.floats(
-            place, "draft.hidden_in", growth.hidden[record.step - 1], self._trace.array(number, "hidden_in"), name
-        )
+        growth, last = story.growths[record.round], self._round(record).committed - 1
+        if record.step:
+            consumed, ran = growth.hidden[record.step - 1], growth.handed_on[record.step - 1]
+        else:  # the bonus token's, on every branch alike
+            consumed, ran = (
+                np.repeat(rows.hidden[last : last + 1], self._case.topk, 0) for rows in (story.target, story.draft)
+            )
+        self._compare.floats(place, "draft.hidden_in", consumed, self._trace.array(number, "hidden_in"), name)
         if "hidden_out" in record.tensors:  # absent if the forward never returned
             out = Place(record, "draft", record.step, output=True)
             handed_on = self._trace.array(number, "hidden_out")
@@ -279,7 +290,7 @@ class RequestJudge:
             def handed(branch: int) -> str:
                 return f"state that {name(branch)} proposes from"
 
-            self._compare.floats(out, "draft.proposal", growth.handed_on[record.step - 1], handed_on, handed)
+            self._compare.floats(out, "draft.proposal", ran, handed_on, handed)
 
     def _draft(self, number: int, record: Record) -> None:
         round, story = self._round(record), self._stories[record.request]
@@ -290,7 +301,8 @@ class RequestJudge:
         self._compare.integers(place, "verify.inputs", [round.bonus], self._trace.integers(number, "tokens")[:1], "node", 0)
         self._windows.round(Place(record, "draft", step=-1), committed, committed + round.nodes)
         self._slots.kept(place, self._trace.integers(number, "table"))
-        self._scratch_slots(number, place, round)
+        if self._model.memory:
+            self._scratch_slots(number, place, round)
         if self._layers is not None:
             self._layers.drafted(place, round)
             self._trees.shape(number, record, round)
@@ -301,9 +313,16 @@ class RequestJudge:
             self._trees.grown_by_tokens(record, round)
             self._trees.shape(number, record, round)
             return
-        growth = story.growths[record.round]
+        if self._model.memory:
+            self._scratch_rows(number, story, round)
+        self._trees.grown(number, record, story, round)
+
+    def _scratch_rows(self, number: int, story: Story, round: Round) -> None:
+        """What draft decode left in the slots that it borrowed."""
+        record = self._trace.header.records[number]
+        committed, growth = round.committed, story.growths[record.round]
         if "hole_kv" in record.tensors:
-            self._holes(number, place, story, round)
+            self._holes(number, Place(record, "draft"), story, round)
         stored = recorded_rows(self._trace, number, "scratch")
         topk, ahead = self._case.topk, self._model.ahead
         for step in range(ahead, round.steps):
@@ -318,7 +337,6 @@ class RequestJudge:
                 growth.scratch[step - 1] if step else np.repeat(story.stored["draft"][committed : committed + 1], topk, 0)
             )
             self._compare.stored(Place(record, "draft", step), "draft.scratch_kv", expected[: len(at)], at, name)
-        self._trees.grown(number, record, story, round)
 
     def _scratch_slots(self, number: int, place: Place, round: Round) -> None:
         """Slots of draft decode, by branch and step, as they are laid out before the first forward."""

@@ -24,6 +24,7 @@ from eagletwin.harness.families.weights import served_pair
 from eagletwin.reference import growth
 from eagletwin.reference.chain import rows_behind
 from eagletwin.reference.eagle import Head
+from eagletwin.reference.frozen import FrozenHead
 from eagletwin.reference.llama import Weights, target_rows
 from eagletwin.reference.plain import PlainDraft
 from eagletwin.reference.recent import Recent
@@ -353,7 +354,10 @@ def _compute(case: Case, pack: list[Story], view: View, dtype: Dtype, nudge: Nud
         weights = dict(routed.target(weights, shape, pack))
     target = target_rows(weights, shape, torch.cat([sequence[:-1] for sequence in tokens]), lengths)
     stored, draft = {"target": stored_rows(target.keys, target.values)}, None
-    head = plain = _head(case, dtype, view, nudge)
+    head = _head(case, dtype, view, nudge)
+    if isinstance(head, FrozenHead):
+        head = replace(head, memory=(target.keys, target.values))
+    plain = head
     drafted = [rows_behind(head, length) for length in lengths]
     if routed is not None:
         head = routed.draft(head, pack, drafted)
@@ -361,7 +365,8 @@ def _compute(case: Case, pack: list[Story], view: View, dtype: Dtype, nudge: Nud
     of_target, of_draft = ReferenceRows(target.hidden.numpy(), target.logits.numpy(), given=given), None
     if not RECIPES[case.model].mtp_layers:
         draft = committed_side_by_side(head, tokens, target.hidden)
-        stored["draft"] = stored_rows(draft.keys, draft.values)
+        if RECIPES[case.model].drafts:
+            stored["draft"] = stored_rows(draft.keys, draft.values)
         logs = draft.logits.log_softmax(-1).numpy() if case.topk > 1 else None
         of_draft = ReferenceRows(draft.hidden.numpy(), draft.logits.numpy(), logs)
     kept = [np.stack([getattr(layer, part).numpy() for layer in target.kept], 1) for part in _KEPT] if target.kept else None

@@ -191,9 +191,9 @@ class Trees:
         shown = self._shown(round)
         self._continues(record, shown)
         if self._case.draws_drafts(record.request):
-            self._compare.not_seen(("draft.proposal",), max(steps - self._model.ahead, 0))
+            self._compare.not_seen(("draft.proposal",), max(steps - self._model.first_step, 0))
             return
-        if not self._model.ahead:  # the root's children are chosen here too, and not by the extend before
+        if not self._model.first_step:  # the root's children are chosen here too, and not by the extend before
 
             def child(_: int, rank: int) -> str:
                 return self._child(0, 0, rank)

@@ -25,11 +25,12 @@ from eagletwin.reference.rows import DraftRows, behind
 from eagletwin.reference.tree import tree_parents
 
 TIE = 2e-4
-# A checkpoint with latent attention, or of a layer behind one that keeps a state, is not read: `acceptance` refuses it
+# A checkpoint with latent attention, of a layer behind one that keeps a state, or of a draft without rows of its own is not
+# read: `acceptance` refuses it
 SINGLE = sorted(
     name
     for name, recipe in RECIPES.items()
-    if not recipe.mtp_layers and recipe.target.latent is None and not recipe.target.states
+    if not recipe.mtp_layers and recipe.target.latent is None and not recipe.target.states and not recipe.frozen
 )
 
 

@@ -81,7 +81,8 @@ NOT_SHOWN = {
     "adaptive-scan": "a layer's state is not recorded",
     "tree-window": "what a node attends to is in its row and its logits alone",
 }
-# These end the worker, overflow memory that nothing reads, or show in rows and in a view alone.
+# These end the worker, overflow memory that nothing reads, show in rows and in a view alone, or are of a draft without rows of
+# its own, whose recordings are not judged.
 NOT_OF_A_SERVER = {
     "26972",
     "indices-overflow",
@@ -92,6 +93,7 @@ NOT_OF_A_SERVER = {
     "boundary-kv",
     "standalone-keys",
     "hidden-standalone",
+    "decode-window",
 }
 
 

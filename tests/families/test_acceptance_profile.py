@@ -2,6 +2,7 @@
 
 from collections import Counter
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 
 import pytest
 import torch
@@ -13,7 +14,8 @@ from eagletwin.harness.families.weights import model_pair
 from eagletwin.harness.judge.bounds import FLOAT32
 from eagletwin.reference.eagle import Head
 from eagletwin.reference.everywhere import chains_everywhere, layers_everywhere
-from eagletwin.reference.llama import target_rows
+from eagletwin.reference.frozen import FrozenHead
+from eagletwin.reference.llama import TargetRows, target_rows
 
 PROMPTS, NEW_TOKENS = 24, 24
 NUM_STEPS = (1, 3, 5)
@@ -33,12 +35,15 @@ def texts(recipe: Recipe) -> Iterator[tuple[int, Tensor, Tensor]]:
         yield size, tokens, logits
 
 
-def drafts(recipe: Recipe, heads: Sequence[Head], tokens: Tensor, hidden: Tensor) -> Tensor:
+def drafts(recipe: Recipe, heads: Sequence[Head], tokens: Tensor, target: TargetRows) -> Tensor:
     """What the drafts behind x[0..M] are chosen from, as long as those before are the text's: [n-1, S, V], for M = 1..n-1."""
     if recipe.mtp_layers:
-        blocks = layers_everywhere(heads, recipe.chained, tokens, hidden)
+        blocks = layers_everywhere(heads, recipe.chained, tokens, target.hidden)
     else:
-        blocks = chains_everywhere(heads[0], tokens, hidden, max(NUM_STEPS))
+        head = heads[0]
+        if isinstance(head, FrozenHead):
+            head = replace(head, memory=(target.keys, target.values))
+        blocks = chains_everywhere(head, tokens, target.hidden, max(NUM_STEPS))
     return torch.cat([logits for _, logits in blocks])
 
 
@@ -50,7 +55,7 @@ def test_every_accept_length_occurs_as_often_as_the_recipe_says(name: str) -> No
     lengths = {min(steps, recipe.mtp_layers or steps): Counter[int]() for steps in NUM_STEPS}
     choices = ties = 0
     for size, tokens, of_target in texts(recipe):
-        of_drafts = drafts(recipe, heads, tokens, target_rows(weights, recipe.target, tokens[:-1]).hidden)
+        of_drafts = drafts(recipe, heads, tokens, target_rows(weights, recipe.target, tokens[:-1]))
         drafted = of_drafts.argmax(-1)  # [n-1, S]
         for steps, counted in lengths.items():
             committed = size

@@ -116,7 +116,7 @@ class SearchOptions:
     def _contradictions_of_sampling(self) -> tuple[tuple[bool, str, str, str], ...]:
         model, rejection = f"--model {self.model}", self.sampling == "rejection"
         recipe = RECIPES.get(self.model or "")
-        refuses = recipe is not None and (recipe.draft_vocab_size is not None or not recipe.reads_states)
+        refuses = recipe is not None and not recipe.samples_drafts
         trees, min_p = self.topk is not None and self.topk > 1, "min_p" in self.asks
         return (
             (

@@ -25,13 +25,17 @@ _PLAIN_DRAFT = {
 }
 # Of a target whose windows are longer than any case of the ledger.
 _NO_END = "no case of the ledger is as long as its windows of 72 rows, which must end for it"
-_LONG_WINDOWS = {"tree-window": _NO_END, "deterministic-window": _NO_END}
+_LONG_WINDOWS = {"tree-window": _NO_END, "deterministic-window": _NO_END, "decode-window": _NO_END}
 _LONG = 72
 _STATES = {
     "10846": "no prefix of fewer than 64 tokens is gone on from where layers keep states; longer ones show it as released, "
     "since keys are single tokens there (hybrid-keys)"
 }
 
+_NO_ROWS = "a draft that reads the target's rows has none of its own, no draft extend and no worker's draft decode but its own"
+_FROZEN = dict.fromkeys(("10846", "25015", "26329", "8409", "indices-overflow", "retracted-chunk-tail"), _NO_ROWS) | {
+    "grammar-end": "it does not show where batches overlap, and the worker of such a draft cannot be run otherwise (frozen-kv)"
+}
 
 # (entry, model) -> what the prompts that are tried do not reach there
 _NOT_REACHED = {
@@ -50,6 +54,8 @@ def reason(entry: str, model: str) -> str:
         return _NOT_REACHED[entry, model]
     if not recipe.reads_states:
         return _PLAIN_DRAFT.get(entry, "")
+    if recipe.frozen and entry in _FROZEN:
+        return _FROZEN[entry]
     if recipe.target.states:
         return _STATES.get(entry, "")
     if recipe.window == _LONG and entry in _LONG_WINDOWS:

@@ -123,7 +123,7 @@ def build_scheduler(case: Case, mode: Mode = CPU, rank: int = 0, port: int = 0) 
         if mode.device == "cuda":
             raise NotDriven(f"{case.model} on a GPU: SGLang's kernels of its prefill know no float32")
         state_layers.use_triton(SHIMS, scans=recipe.target.scan is not None)
-    model_classes.register(family_of(recipe).modules)
+    model_classes.register(family_of(recipe).modules, SHIMS)
     if mode.device == "cuda" and mode.dtype == "float32" and recipe.target.routed:
         experts_on_cuda.compute_in_float32(SHIMS)
     os.environ.update(family_of(recipe).environment)
@@ -148,7 +148,7 @@ def build_scheduler(case: Case, mode: Mode = CPU, rank: int = 0, port: int = 0) 
 def _make_able(case: Case, mode: Mode) -> None:
     """What a CPU needs before a scheduler of this configuration can be built."""
     triton_twins.choose(SHIMS)
-    if mode.overlap:
+    if mode.overlap or (RECIPES[case.model].frozen and workers.overlaps(case)):
         stepping.allow_overlap(SHIMS)
     if mode.tp == 1:
         meet_nobody()

@@ -12,20 +12,29 @@ import re
 from pathlib import Path
 from typing import Any
 
+from ..stand_ins import kept_configuration
 
-def register(modules: tuple[str, ...]) -> None:
-    """Have SGLang's registry know the classes of these modules. Raises ModuleNotFoundError on a release that has none."""
+
+def register(modules: tuple[str, ...], shims: list[str] | None = None) -> None:
+    """Have SGLang's registry know the classes of these modules. Raises ModuleNotFoundError on a release that has none.
+
+    shims: told what the classes were given in place of transformers' own."""
     from sglang.srt.models.registry import ModelRegistry
 
+    kept_configuration.stand_in()
     for name in modules:
         entry: Any = importlib.import_module(name).EntryClass
         for found in entry if isinstance(entry, list) else [entry]:
             ModelRegistry.models[found.__name__] = found
+            stands = issubclass(found, kept_configuration.KeptConfiguration)
+            if shims is not None and stands and kept_configuration.SHIM not in shims:
+                shims.append(kept_configuration.SHIM)
 
 
 def prepare(modules: tuple[str, ...]) -> None:
     """Import these modules, and register nothing: a process that is forked from this one then has them at once. What cannot be
     imported is for that process to report."""
+    kept_configuration.stand_in()
     for name in modules:
         with contextlib.suppress(Exception):
             importlib.import_module(name)

@@ -3,13 +3,19 @@
 Up to 0.5.12.post1 there are two: `EAGLEWorker` (spec v1, any topk, without overlap) and `EAGLEWorkerV2` (spec v2, topk 1
 only, and only with the overlap scheduler; opt-in before 0.5.11). Cases run on v2 where it takes them. From 0.5.13 on v2 is
 the only one, and runs without overlap.
+
+The worker of a draft that reads the target's rows (frozen-KV MTP) does not take the argument that the scheduler gives it from
+0.5.19 on, where batches do not overlap (docs/findings/frozen-kv.md). Where that is so it runs with overlap, as on a GPU.
 """
 
+import importlib
 import importlib.util
+import inspect
 import os
 from typing import Any
 
 from eagletwin.harness.core.case import Case
+from eagletwin.harness.families import RECIPES
 
 from .. import switches
 
@@ -23,7 +29,17 @@ def has_v1() -> bool:
 
 def overlaps(case: Case) -> bool:
     """Whether this SGLang runs the case with its overlap scheduler."""
+    if RECIPES[case.model].frozen:
+        return "without-overlap" not in switches.ON and not _takes_all_it_is_given()
     return has_v1() and (case.topk == 1 or "trees-on-v2" in switches.ON)
+
+
+def _takes_all_it_is_given() -> bool:
+    """Whether the worker of a draft that reads the target's rows can be called as that of EAGLE is."""
+    name = "sglang.srt.speculative.{}_worker_v2"
+    eagle = importlib.import_module(name.format("eagle")).EAGLEWorkerV2.forward_batch_generation
+    frozen = importlib.import_module(name.format("frozen_kv_mtp")).FrozenKVMTPWorkerV2.forward_batch_generation
+    return set(inspect.signature(eagle).parameters) <= set(inspect.signature(frozen).parameters)
 
 
 def is_v1(scheduler: Any) -> bool:

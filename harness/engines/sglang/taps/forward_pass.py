@@ -36,18 +36,22 @@ class ForwardPass:
     experts: list[Array] = field(default_factory=list)
 
     def begins(self, batch: Any, hidden: Tensor | None) -> Array:
-        """Note ids, positions, slots and, of the draft, hidden states [n, H] that go in. Returns the slots [n]."""
-        ids, positions, slots = map(snapshot, (batch.input_ids, batch.positions, batch.out_cache_loc))
+        """Note ids, positions, slots and, of the draft, hidden states [n, H] that go in. Returns the slots [n]; a forward that
+        writes no rows has none."""
+        ids, positions = snapshot(batch.input_ids), snapshot(batch.positions)
+        slots = None if batch.out_cache_loc is None else snapshot(batch.out_cache_loc)
         states, begin = None if hidden is None else snapshot(hidden), 0
         for n, length in enumerate(self.rows):
             kept = length if self.defined is None else max(0, min(self.defined[n], length))
             rows = slice(begin, begin + kept)
-            tensors = {"input_ids": ids[rows], "positions": positions[rows], "slots": slots[begin : begin + length]}
+            tensors = {"input_ids": ids[rows], "positions": positions[rows]}
+            if slots is not None:
+                tensors["slots"] = slots[begin : begin + length]
             if states is not None:
                 tensors["hidden_in"] = states[rows]
             self.tensors.append(tensors)
             begin += length
-        return slots
+        return np.empty(0, np.int64) if slots is None else slots
 
     def returned(self, hidden: Tensor) -> None:
         """Note hidden states [n, H] that came out; all rows must be defined."""

@@ -1,6 +1,6 @@
 """The slots that a draft() borrows for its branches, and the KV rows that it leaves in them."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -16,16 +16,16 @@ from .tree_layout import holes_of
 
 @dataclass(frozen=True, slots=True)
 class Scratch:
-    """Read when draft() returns, since verify writes over the rows.
+    """Read when draft() returns, since verify writes over the rows. Of a draft without rows of its own there is nothing.
 
     slots  [b, topk, S], of each branch and step
     rows   of each request [steps that ran * topk, 2, L, G, D], by step; empty if no pool was read
     holes  of each request, rows of the slots in front of branches that begin inside a page [.., 2, L, G, D]; empty likewise
     """
 
-    slots: Array
-    rows: list[Array]
-    holes: list[Array]
+    slots: Array = field(default_factory=lambda: np.empty(0, np.int64))
+    rows: list[Array] = field(default_factory=list)
+    holes: list[Array] = field(default_factory=list)
 
 
 def scratch_of(batch: Any, lengths: list[int], pool: Pool | None, of: Speculation, ran: int) -> Scratch:

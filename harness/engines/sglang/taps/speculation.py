@@ -25,7 +25,8 @@ class Speculation:
     layers         of a multi-layer draft; 0: a single head, which runs once for each step
     states         whether hidden states are handed from one forward to the next: not to a draft that is a plain language model
     adaptive       whether the number of steps is chosen anew for each round
-    roots          whether draft decode of such a draft has a forward for each step, so that the first can run the bonus token
+    memory         whether the draft has rows of its own; else it reads the target's
+    roots          whether draft decode has a forward for each step, so that the first can run the bonus token
     """
 
     worker: Any
@@ -39,6 +40,7 @@ class Speculation:
     page: int
     states: bool
     adaptive: bool
+    memory: bool
     roots: bool
 
     @property
@@ -65,6 +67,7 @@ class Speculation:
 def speculation(scheduler: Any) -> Speculation:
     drafter, worker, drafts = workers.drafter(scheduler), scheduler.draft_worker, draft_runners(scheduler)
     steps, states = int(worker.speculative_num_steps), not scheduler.spec_algorithm.is_standalone()
+    frozen = "FROZEN" in scheduler.spec_algorithm.name  # older releases know no such algorithm
     planned = getattr(getattr(drafter, "draft_attn_backend", None), "attn_backends", ())
     return Speculation(
         worker=worker,
@@ -78,5 +81,6 @@ def speculation(scheduler: Any) -> Speculation:
         page=int(scheduler.page_size),
         states=states,
         adaptive=adaptive.controller(scheduler) is not None,
-        roots=not states and len(planned) >= steps,
+        memory=not frozen,
+        roots=frozen or (not states and len(planned) >= steps),
     )

@@ -21,7 +21,7 @@ from .inner import Inner
 from .masks import Masks
 from .pools import Allocation, Pool
 from .proposals import proposals_of
-from .scratch import scratch_of
+from .scratch import Scratch, scratch_of
 from .speculation import speculation
 from .states import states_of
 from .tree_layout import tree_masks
@@ -105,7 +105,7 @@ class Taps:
 
     def _pools_of_runners(self) -> dict[str, Pool]:
         pools = {"target": Pool(self._of.target.token_to_kv_pool)}
-        for layer, runner in enumerate(self._of.drafts):
+        for layer, runner in enumerate(self._of.drafts if self._of.memory else ()):
             pools[f"draft{layer or ''}"] = Pool(runner.token_to_kv_pool)
         return pools
 
@@ -213,7 +213,7 @@ class Taps:
 
     def _record_draft(self, draft: DraftPass, result: Any, batch: Any) -> None:
         of, lengths = self._of, batch.seq_lens.tolist()
-        scratch = scratch_of(batch, lengths, self.pools.get("draft"), of, draft.ran(of))
+        scratch = scratch_of(batch, lengths, self.pools.get("draft"), of, draft.ran(of)) if of.memory else Scratch()
         self.allocation.seen(scratch.slots)
         of_nodes = {"tokens": result.draft_token, "positions": result.positions} | names.links(result)
         nodes = {name: snapshot(tensor).reshape(len(lengths), -1) for name, tensor in of_nodes.items()}
@@ -222,7 +222,7 @@ class Taps:
         for n, request in enumerate(self._now.requests):
             tensors = {name: tensor[n] for name, tensor in nodes.items()} | {
                 "table": self._table_in_draft(request, lengths[n]),
-                "scratch_slots": scratch.slots[n],
+                **({"scratch_slots": scratch.slots[n]} if of.memory else {}),
                 **({"mask": masks[n]} if masks else {}),
                 "retrieve_index": nodes["retrieve_index"][n] - n * of.width,
             }
@@ -245,8 +245,11 @@ class Taps:
 
     def _mask_mode(self) -> str:
         backend = getattr(self._of.target.attn_backend, "verify_mask", None)
-        mode = self._of.drafter.tree_mask_mode if backend is None else backend.mode
-        return str(mode.name)
+        if backend is not None:
+            return str(backend.mode.name)
+        # a draft without rows of its own names none, and what builds its trees takes the whole
+        mode = getattr(self._of.drafter, "tree_mask_mode", None)
+        return "FULL_MASK" if mode is None else str(mode.name)
 
     def _around_verify(self, call: Callable[..., Any], batch: Any, *args: Any, **kwargs: Any) -> Any:
         if self._now.draft is None:  # a round of no steps, which verifies the bonus token alone

@@ -1,0 +1,38 @@
+"""What SGLang's model classes take of transformers' PreTrainedModel, where that is stubbed: a module with a configuration.
+
+The real one costs 3 s of imports in each process, most of them of torch's compiler, and makes and saves models that
+transformers loads. SGLang loads its own, and calls none of that: Gemma-4's classes inherit from it, keep their configuration in
+it, and ask it to fill in weights that SGLang fills in afterwards.
+"""
+
+import sys
+from typing import Any
+
+import torch
+
+from .stubs import StubModule
+
+_MODULE, _CLASS = "transformers.modeling_utils", "PreTrainedModel"
+SHIM = f"{_MODULE}.{_CLASS}: a torch module with a configuration, for SGLang's classes that inherit from it"
+
+
+class KeptConfiguration(torch.nn.Module):
+    """Stands for PreTrainedModel."""
+
+    def __init__(self, config: Any, *_: Any, **__: Any) -> None:
+        super().__init__()
+        self.config = config
+
+    def post_init(self) -> None:
+        """transformers would fill in weights that no checkpoint has; SGLang's loader does it."""
+
+
+def stand_in() -> None:
+    """For classes that are imported from now on. Where transformers' own is not stubbed it stays."""
+    import transformers
+
+    __import__(_MODULE)
+    found = sys.modules[_MODULE]
+    if isinstance(found, StubModule):
+        setattr(found, _CLASS, KeptConfiguration)
+        setattr(transformers, _CLASS, KeptConfiguration)
