@@ -1,5 +1,7 @@
 """The bounds of bfloat16, against an experiment that knows neither engine nor bounds: the reference, rounded (rounded.py)."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 from torch import Tensor
@@ -9,6 +11,7 @@ from eagletwin.harness.families.weights import served_pair
 from eagletwin.harness.judge.bounds import bounds_of
 from eagletwin.reference.chain import draft_chain
 from eagletwin.reference.eagle import draft_rows
+from eagletwin.reference.frozen import FrozenHead
 from eagletwin.reference.llama import causal, target_rows
 from eagletwin.reference.mtp import draft_extend
 
@@ -35,11 +38,13 @@ def rows(name: str, tokens: Tensor) -> tuple[dict[str, Tensor], dict[str, Tensor
             found[f"draft{number}.kv"] = torch.cat([layer.keys, layer.values]).transpose(0, 1)
             logits[f"draft{number}"] = layer.logits
         return found, logits
-    chain = draft_chain(heads[0], tokens, target.hidden, len(DRAFTED), DRAFTED)
+    head = replace(heads[0], memory=(target.keys, target.values)) if isinstance(heads[0], FrozenHead) else heads[0]
+    chain = draft_chain(head, tokens, target.hidden, len(DRAFTED), DRAFTED)
     logits["scratch"] = chain.logits
     if recipe.reads_states:
         found["scratch.hidden"] = chain.handed_on
-    found["scratch.kv"] = torch.cat([chain.keys, chain.values], 1)
+    if not recipe.frozen:
+        found["scratch.kv"] = torch.cat([chain.keys, chain.values], 1)
     return found, logits
 
 
@@ -77,7 +82,7 @@ FAULTS = [
     (name, fault)
     for fault in ("token", "position", "hidden state")
     for name in ROUNDED
-    if fault != "hidden state" or RECIPES[name].reads_states
+    if not RECIPES[name].frozen and (fault != "hidden state" or RECIPES[name].reads_states)
 ]
 
 
