@@ -36,7 +36,7 @@ def sampled(draw: st.DrawFn, case: Case, *, rejection: bool | None, greedy: bool
     greedy     whether some requests may be greedy
     retract    whether requests may be retracted (by an event; a small pool does it as well)
     """
-    may = case.topk == 1 and RECIPES[case.model].draft_vocab_size is None
+    may = case.topk == 1 and RECIPES[case.model].samples_drafts
     rejected = may and (draw(st.booleans()) if rejection is None else rejection)
     ways = [draw(samplings(greedy)) for _ in case.requests]
     if all(way is None for way in ways):

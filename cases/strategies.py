@@ -438,5 +438,5 @@ def sampling_cases(
 
 def rejects(focus: Focus, **changed: Any) -> Focus:
     """The configuration with what rejection sampling must have: a chain, and a draft of the target's vocabulary."""
-    own = RECIPES[focus.model].draft_vocab_size is not None
-    return replace(focus, topk=1, model="llama-tiny" if own else focus.model, **changed)
+    model = focus.model if RECIPES[focus.model].samples_drafts else "llama-tiny"
+    return replace(focus, topk=1, model=model, **changed)

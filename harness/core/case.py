@@ -154,7 +154,7 @@ class Tier(Printed, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """How many draft steps a decode batch of at least `batch` requests may have, up to the next tier."""
 
     batch: Annotated[int, Meta(ge=1, le=64)]
-    steps: Annotated[tuple[Annotated[int, Meta(ge=0, le=16)], ...], Meta(min_length=1, max_length=8)]
+    steps: Annotated[tuple[Annotated[int, Meta(ge=0, le=16)], ...], Meta(min_length=1, max_length=17)]
 
 
 class Adaptive(Printed, frozen=True, kw_only=True, forbid_unknown_fields=True):

@@ -7,6 +7,7 @@ there, never at their values.
 from collections import Counter
 from collections.abc import Sequence
 
+from eagletwin.harness.core.adaptive import NODES_OF, STEPS_OF
 from eagletwin.harness.core.case import Case
 from eagletwin.harness.core.records import Record
 from eagletwin.harness.core.trace import Trace
@@ -25,6 +26,23 @@ def unrecorded(trace: Trace) -> str:
     for record in trace.header.records:
         if record.stage == "finished" and not record.numbers.get("aborted") and record.request not in worked:
             return f"request {record.request} finished, and no record says what was computed for it: nothing was recorded"
+    return _steps(trace) if trace.header.case.engine.sglang.adaptive is not None else ""
+
+
+def _steps(trace: Trace) -> str:
+    """What is missing of the choice of steps in a case whose rounds have any number of them."""
+    records = trace.header.records
+    said = {record.iteration: number for number, record in enumerate(records) if record.stage == "steps"}
+    for record in records:
+        if record.stage in ("draft", "verify") and "steps" not in record.numbers:
+            return f"a {record.stage} record does not say how many draft steps its round had"
+        if record.stage == "verify" and record.iteration not in said:
+            return f"what the parts of the worker hold the draft steps to be was not recorded in iteration {record.iteration}"
+    for number in said.values():
+        if (len(trace.array(number, "steps")), len(trace.array(number, "nodes"))) != (len(STEPS_OF), len(NODES_OF)):
+            return "a part of the worker is missing where its draft steps were recorded"
+    if [record.step for record in records if record.stage == "fed"] != list(range(sum(one.stage == "fed" for one in records))):
+        return "not all was recorded of what the choice of steps was told"
     return ""
 
 
@@ -119,6 +137,8 @@ def _due(trace: Trace, number: int, record: Record, model: Model) -> str:
             due |= dict.fromkeys(("candidate_tokens", "candidate_scores"), (0, total))
         if numbers.get("in_graph") and not layers:
             due["consumed"] = (0, (case.num_steps - 1) * case.topk)
+    if case.engine.sglang.host_pages and record.stage in ("iteration", "flushed") and "host_total" not in numbers:
+        return "no count of the host's slots"
     if record.stage == "cached":
         due |= {name: (0, len(trace.array(number, "slots"))) for name in record.tensors if name.endswith("_kv")}
     if record.stage == "verify":

@@ -94,7 +94,7 @@ def _chunk(trace: Trace, number: int, record: Record, *, again: bool) -> Mark:
 
 def _round(trace: Trace, number: int, record: Record, numbers: dict[Key, int], *, brief: bool) -> Mark:
     length, committed = record.numbers["accept_len"], record.numbers["seq_len"]
-    nodes = trace.header.case.verify_nodes
+    nodes = record.numbers["steps"] + 1 if "steps" in record.numbers else trace.header.case.verify_nodes
     text = f"{length - 1} of {nodes - 1}"
     if brief:
         return Mark(at=0, kind="round", text=text)

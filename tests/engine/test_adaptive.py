@@ -1,10 +1,15 @@
 """Adaptive numbers of draft steps on the real scheduler and worker: rounds of several lengths, and who chooses them."""
 
+import msgspec
 import pytest
 from msgspec.structs import replace
 
+from eagletwin.harness.core.adaptive import NODES_OF, STEPS_OF
 from eagletwin.harness.core.case import Adaptive, Case, EngineSettings, Request, SGLangSettings, Tier
 from eagletwin.harness.core.patch import Edit
+from eagletwin.harness.core.trace import Trace
+from eagletwin.harness.judge.judge import judge
+from eagletwin.harness.page.timeline import _round
 
 from .conftest import Runner
 
@@ -123,6 +128,42 @@ def test_rounds_of_several_lengths_are_right(run: Runner) -> None:
     assert verdict.status == "equal", verdict
     assert {record.numbers["steps"] for record in trace.header.records if record.stage == "verify"} == {0, 1, 2, 4}
     assert verdict.checked["steps.chosen"] == sum(record.stage == "steps" for record in trace.header.records)
+
+
+def test_a_trace_that_lacks_what_was_recorded_of_the_choice_is_unknown(run: Runner) -> None:
+    trace, _ = run(CASE)
+    for lost in (("steps", "fed"), ("steps",)):
+        records = tuple(record for record in trace.header.records if record.stage not in lost)
+        kept = [number for number, record in enumerate(trace.header.records) if record.stage not in lost]
+        tensors = {f"{at}.{name}": trace.tensor(number, name) for at, number in enumerate(kept) for name in records[at].tensors}
+        verdict = judge(Trace(replace(trace.header, records=records), tensors))
+        assert verdict.status == "unknown", lost
+        assert "was not recorded in iteration" in verdict.reason
+
+
+def test_every_part_of_the_worker_says_its_number_in_some_round(run: Runner) -> None:
+    """A part that a release calls otherwise would be -1 in all of them, and no rule would look at it."""
+    trace, _ = run(CASE)
+    said = [number for number, record in enumerate(trace.header.records) if record.stage == "steps"]
+    for name, parts in (("steps", STEPS_OF), ("nodes", NODES_OF)):
+        best = [max(column) for column in zip(*(trace.integers(number, name) for number in said), strict=True)]
+        assert min(best) > 0, dict(zip(parts, best, strict=True))
+
+
+def test_a_page_counts_the_drafts_of_each_round(run: Runner) -> None:
+    trace, _ = run(CASE)
+    verified = [number for number, record in enumerate(trace.header.records) if record.stage == "verify"]
+    marks = {_round(trace, number, trace.header.records[number], {}, brief=True).text for number in verified}
+    assert {int(mark.split(" of ")[1]) for mark in marks} > {0, 1}
+    assert all(int(accepted) <= int(of) for accepted, of in (mark.split(" of ") for mark in marks))
+
+
+def test_a_configuration_may_have_more_choices_than_any_of_its_tiers() -> None:
+    tiers = (Tier(batch=1, steps=(0, 1, 2, 3, 4)), Tier(batch=2, steps=(5, 6, 7, 8, 9)))
+    case = replace(CASE, num_steps=3, engine=EngineSettings(sglang=SGLangSettings(adaptive=Adaptive(tiers=tiers))))
+    again = msgspec.json.decode(msgspec.json.encode(case.configuration()), type=Case)
+    assert again.engine.sglang.adaptive is not None
+    assert again.engine.sglang.adaptive.choices == set(range(10))
 
 
 @pytest.mark.parametrize("fault", sorted(PLANTED))

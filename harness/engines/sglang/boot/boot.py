@@ -123,6 +123,8 @@ def build_scheduler(case: Case, mode: Mode = CPU, rank: int = 0, port: int = 0) 
         if mode.device == "cuda":
             raise NotDriven(f"{case.model} on a GPU: SGLang's kernels of its prefill know no float32")
         state_layers.use_triton(SHIMS, scans=recipe.target.scan is not None)
+    if recipe.frozen:
+        workers.refuse_frozen()
     model_classes.register(family_of(recipe).modules, SHIMS)
     if mode.device == "cuda" and mode.dtype == "float32" and recipe.target.routed:
         experts_on_cuda.compute_in_float32(SHIMS)

@@ -42,7 +42,8 @@ class CopyStream:
         if self is NOW:
             event.synchronize()
         else:
-            self.put(event.synchronize)
+            stream, number = event.place
+            self.put(lambda: stream.until(number))
 
     def wait_stream(self, other: Any) -> None:
         """Streams of others do their work at once."""
@@ -65,12 +66,17 @@ class CopyEvent:
         self._stream = stream or current_stream()
         self._number, self._asked = self._stream.given, False
 
+    @property
+    def place(self) -> tuple[CopyStream, int]:
+        """Where it is recorded now; it may be recorded anew before somebody who waits has come so far."""
+        return self._stream, self._number
+
     def query(self) -> bool:
         """Whether all before it is done. The first to ask is told that it is not; when it asks again, it is."""
         if self._stream.done < self._number and not self._asked:
             self._asked = True
             return False
-        self._stream.synchronize()
+        self.synchronize()
         return True
 
     def synchronize(self) -> None:
