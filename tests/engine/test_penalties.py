@@ -1,11 +1,16 @@
 """Penalties on tokens that a request was sent before, on the real worker with the candidate fix."""
 
+from pathlib import Path
+
 import pytest
 from msgspec.structs import replace
 
 from eagletwin.cases.regressions import LEDGER
 from eagletwin.harness.core.case import Case, Event, Penalties, Request
-from eagletwin.harness.core.patch import Edit
+from eagletwin.harness.core.mode import Mode
+from eagletwin.harness.core.patch import Edit, Patch
+from eagletwin.harness.engines.host import Host
+from eagletwin.harness.judge.judge import judge
 
 from .conftest import Runner
 
@@ -31,9 +36,9 @@ FIXED = REMEDY.edits
 
 def _wrong(right: str, fault: str) -> tuple[Edit, ...]:
     """The candidate fix, in which one expression is wrong."""
-    [edit] = FIXED
+    launched, edit = FIXED
     assert right in edit.replacement
-    return (replace(edit, replacement=edit.replacement.replace(right, fault)),)
+    return launched, replace(edit, replacement=edit.replacement.replace(right, fault))
 
 
 # Fault -> the edits, the rule that names it first.
@@ -96,3 +101,13 @@ def test_a_greedy_request_with_penalties_shows_a_retracted_chunk_s_tail_as_well(
     assert (red.status, red.rule) == ("diverged", entry.rule)
     _, green = run(case, *FIXED, *remedy.edits)
     assert green.status == "equal"
+
+
+def test_the_candidate_fix_holds_where_a_round_is_launched_before_the_one_before_is_processed(tmp_path: Path) -> None:
+    case, patch = LEDGER["penalties"].case, REMEDY
+    assert patch is not None
+    with Host(mode=Mode(overlap=True)) as host:
+        assert judge(host.engine(case, (patch,)).run(case, tmp_path)).status == "equal"
+        alone = Patch(name="late", edits=FIXED[1:])
+        late = judge(host.engine(case, (alone,)).run(case, tmp_path))
+        assert (late.status, late.rule) == ("diverged", "verify.accept")

@@ -65,7 +65,16 @@ def test_a_chain_is_equal_with_the_candidate_fix_and_no_rule_was_idle_but_those_
     assert verdict.ties == 0
     idle = ("engine.", "kernel.", "ranks.", "schedule.", "tree.parents", "tree.tokens", "commit.", "window.", "draft.runner")
     idle += ("verify.coins", "verify.probabilities", "draft.probabilities", "draft.hidden_in", "target.hidden")
-    idle += ("target.state", "target.conv", "state.", "output.logprobs", "output.hidden", "output.grammar", "grammar.")
+    idle += (
+        "target.state",
+        "target.conv",
+        "state.",
+        "output.logprobs",
+        "output.hidden",
+        "output.grammar",
+        "grammar.",
+        "steps.",
+    )
     assert set(verdict.checked) == {rule for rule in RULES if not rule.startswith(idle)}
     for feature in ("chunked_prefill", "batch", "batch_grows", "batch_shrinks", "radix_hit", "page_crossed_in_draft"):
         assert feature in verdict.exercised
