@@ -245,12 +245,12 @@ def _takes_effect(focus: Focus, sampling: Kind | None, rare: Mapping[str, Any], 
         return False
     if "min_p" in asks and sampling is None:
         return False
-    if focus.mixed_chunks and (recipe.frozen or not recipe.reads_states):
+    if focus.mixed_chunks and not recipe.is_eagle:
         return False  # SGLang switches it off
     # of drafts that lie in pools of their own the first layer's rows alone come back: a live bug, in any case that has some
     if focus.host_slots and (not focus.radix_cache or not keeps_on_host(recipe) or recipe.family == "llama_mtp"):
         return False
-    if focus.adaptive and (focus.topk > 1 or recipe.mtp_layers or recipe.frozen or not recipe.reads_states):
+    if focus.adaptive and (focus.topk > 1 or not recipe.single_head):
         return False  # SGLang switches it off
     return (focus.tree_size != SMALL_TREE or focus.topk > 1) and ("rejection" not in rare or sampling == "rejection")
 

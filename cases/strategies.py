@@ -185,8 +185,7 @@ def _possible(drawn: Focus, held: Collection[str]) -> Focus:
     if RECIPES[drawn.model].target.states and "radix_cache" not in held:
         drawn = replace(drawn, radix_cache=False)  # states are cached every 64 tokens, and a live bug shows in any hit
     if drawn.adaptive:  # SGLang has it for chains of single heads alone
-        plain = RECIPES[drawn.model].mtp_layers > 0 or not RECIPES[drawn.model].reads_states
-        model = MODELS[0] if plain and "model" not in held else drawn.model
+        model = drawn.model if RECIPES[drawn.model].single_head or "model" in held else MODELS[0]
         drawn = replace(drawn, topk=drawn.topk if "topk" in held else 1, model=model)
     layers = RECIPES[drawn.model].mtp_layers
     if not layers:

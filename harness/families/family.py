@@ -37,6 +37,21 @@ class Part:
     weights: Weights
 
 
+def sizes(recipe: Recipe, shape: LlamaShape) -> dict[str, object]:
+    """What every config.json says of a model of this shape, by Hugging Face's names."""
+    return {
+        "vocab_size": shape.vocab_size,
+        "hidden_size": shape.hidden_size,
+        "intermediate_size": recipe.intermediate_size,
+        "num_hidden_layers": shape.num_layers,
+        "num_attention_heads": shape.num_heads,
+        "num_key_value_heads": shape.num_kv_heads,
+        "head_dim": shape.head_dim,
+        "max_position_embeddings": recipe.max_position,
+        "rms_norm_eps": shape.rms_norm_eps,
+    }
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Family:
     """One family.

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 from eagletwin.reference.sizes import GemmaShape
 
-from .family import Family, Part
+from .family import Family, Part, sizes
 from .recipe import Recipe, llama_shape
 from .windows import ENDING, ENVIRONMENT, WINDOW
 
@@ -116,16 +116,8 @@ def _text(recipe: Recipe, shape: LlamaShape) -> dict[str, object]:
     return {
         "model_type": "gemma4_text",
         "hidden_activation": "gelu_pytorch_tanh",
-        "vocab_size": shape.vocab_size,
-        "hidden_size": shape.hidden_size,
-        "intermediate_size": recipe.intermediate_size,
-        "num_hidden_layers": shape.num_layers,
-        "num_attention_heads": shape.num_heads,
-        "num_key_value_heads": shape.num_kv_heads,
-        "head_dim": shape.head_dim,
+        **sizes(recipe, shape),
         "global_head_dim": shape.head_dim,
-        "max_position_embeddings": recipe.max_position,
-        "rms_norm_eps": shape.rms_norm_eps,
         "sliding_window": recipe.window + 1,
         "layer_types": [("full_attention", "sliding_attention")[window > 0] for window in shape.windows],
         "rope_parameters": {

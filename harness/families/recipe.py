@@ -89,10 +89,20 @@ class Recipe:
         return self.algorithm == "EAGLE3" and self.draft.latent is None
 
     @property
+    def is_eagle(self) -> bool:
+        """Whether SGLang's EAGLE workers run the draft: it reads states, and has rows of its own."""
+        return self.reads_states and not self.frozen
+
+    @property
+    def single_head(self) -> bool:
+        """Whether the draft is one head of EAGLE or EAGLE-3, which drafts on by itself."""
+        return self.is_eagle and not self.mtp_layers
+
+    @property
     def samples_drafts(self) -> bool:
         """Whether SGLang has rejection sampling for the draft: one vocabulary, and a worker that keeps the draft's
         probabilities."""
-        return self.draft_vocab_size is None and self.reads_states and not self.frozen
+        return self.is_eagle and self.draft_vocab_size is None
 
     @property
     def reads_states(self) -> bool:

@@ -16,7 +16,7 @@ from eagletwin.harness.core.errors import InputError
 from eagletwin.harness.core.folders import cache_folder
 
 from . import RECIPES, family_of, llama
-from .family import Part
+from .family import Part, sizes
 from .recipe import Recipe
 from .weights import ModelPair, model_pair, other_pair
 
@@ -89,15 +89,7 @@ def checkpoint_files(part: Part, recipe: Recipe) -> dict[str, bytes]:
     shape = part.shape
     config = {
         "model_type": "llama",
-        "vocab_size": shape.vocab_size,
-        "hidden_size": shape.hidden_size,
-        "intermediate_size": recipe.intermediate_size,
-        "num_hidden_layers": shape.num_layers,
-        "num_attention_heads": shape.num_heads,
-        "num_key_value_heads": shape.num_kv_heads,
-        "head_dim": shape.head_dim,
-        "max_position_embeddings": recipe.max_position,
-        "rms_norm_eps": shape.rms_norm_eps,
+        **sizes(recipe, shape),
         "rope_theta": shape.rope_theta,
         "hidden_act": "silu",
         "tie_word_embeddings": False,

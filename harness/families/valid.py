@@ -90,7 +90,7 @@ def check_case(case: Case, origin: str) -> None:
     _check_draft_window(case, origin)
     _check_adaptive(case, origin)
     recipe = RECIPES[case.model]
-    if case.engine.sglang.mixed_chunks and (recipe.frozen or not recipe.reads_states):
+    if case.engine.sglang.mixed_chunks and not recipe.is_eagle:
         kind = "FROZEN_KV_MTP" if recipe.frozen else "STANDALONE"
         raise _refuse(f"{origin}: mixed_chunks with {case.model}: SGLang switches it off for {kind}", "leave it out")
     if case.engine.sglang.update_weights and not family_of(RECIPES[case.model]).one_checkpoint:
@@ -238,7 +238,7 @@ def _check_adaptive(case: Case, origin: str) -> None:
     adaptive, recipe = case.engine.sglang.adaptive, RECIPES[case.model]
     if adaptive is None:
         return
-    if case.topk > 1 or recipe.mtp_layers or recipe.frozen or not recipe.reads_states:
+    if case.topk > 1 or not recipe.single_head:
         what = f"topk {case.topk}" if case.topk > 1 else case.model
         raise _refuse(
             f"{origin}: adaptive steps with {what}: SGLang has them for chains of EAGLE and EAGLE-3 heads of one layer alone",
@@ -265,7 +265,7 @@ def _check_draft_window(case: Case, origin: str) -> None:
         )
     if not settings.draft_window:
         return
-    if recipe.mtp_layers or recipe.frozen or not recipe.reads_states:
+    if not recipe.single_head:
         kind = "STANDALONE has no window of draft decode"
         if recipe.mtp_layers or recipe.frozen:
             kind = (

@@ -41,7 +41,8 @@ def _steps(trace: Trace) -> str:
     for number in said.values():
         if (len(trace.array(number, "steps")), len(trace.array(number, "nodes"))) != (len(STEPS_OF), len(NODES_OF)):
             return "a part of the worker is missing where its draft steps were recorded"
-    if [record.step for record in records if record.stage == "fed"] != list(range(sum(one.stage == "fed" for one in records))):
+    fed = [record.step for record in records if record.stage == "fed"]
+    if fed != list(range(len(fed))):
         return "not all was recorded of what the choice of steps was told"
     return ""
 

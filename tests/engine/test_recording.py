@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -14,12 +15,13 @@ from eagletwin.cases.ledger import patches_of
 from eagletwin.cases.regressions import LEDGER
 from eagletwin.harness.check.recordings import JudgedServer, judged
 from eagletwin.harness.commands.weighing import weighing
-from eagletwin.harness.core.errors import InputError
+from eagletwin.harness.core.errors import HarnessError, InputError
 from eagletwin.harness.core.mode import Mode
 from eagletwin.harness.core.trace import HEADER, TENSORS, load_recording
 from eagletwin.harness.engines.host import Host
 from eagletwin.harness.engines.record_options import RecordOptions, environment
 from eagletwin.harness.engines.servers import Server, Servers
+from eagletwin.harness.engines.sglang.recording import listener
 from eagletwin.harness.families.store import checkpoints
 from eagletwin.harness.judge.judge import judge
 
@@ -277,6 +279,18 @@ def rule_in_graphs(folder: Path) -> str:
     verdicts = [judge(in_a_graph(trace, keep=lambda name: name not in unseen)) for trace in traces]
     assert all(verdict.status in ("equal", "diverged") for verdict in verdicts), [verdict.reason for verdict in verdicts]
     return next((verdict.rule for verdict in verdicts if verdict.status == "diverged"), "")
+
+
+@pytest.mark.parametrize(("adaptive", "memory", "why"), [(True, True, "adaptive steps"), (False, False, "the target's rows")])
+def test_a_server_whose_recordings_nobody_could_judge_is_not_recorded(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, adaptive: bool, memory: bool, why: str
+) -> None:
+    monkeypatch.setattr(listener, "asked", lambda: (tmp_path / "recordings", RecordOptions()))
+    monkeypatch.setattr(listener, "speculation", lambda _: SimpleNamespace(adaptive=adaptive, memory=memory))
+    worker = SimpleNamespace(draft_worker=object())
+    with pytest.raises(HarnessError, match=why):
+        listener.listen(SimpleNamespace(draft_worker=worker))
+    assert not list(tmp_path.iterdir())
 
 
 def test_a_live_bug_is_found_and_named_as_one_that_the_release_has(servers: Servers, folder: Path) -> None:

@@ -192,8 +192,8 @@ def _refuse_what_is_not_driven(case: Case, mode: Mode, scheduler_module: Any) ->
     if recipe.target.states and mode.dtype == "bfloat16":
         raise NotDriven(f"{case.model} in bfloat16: how far off a layer's state may be is known in float32 alone")
     _refuse_what_requests_ask(case, mode)
-    if settings_adaptive := case.engine.sglang.adaptive:
-        adaptive.refuse(settings_adaptive, mode)
+    if case.engine.sglang.adaptive is not None:
+        adaptive.refuse(mode)
     if recipe.target.clamped is not None and mode.dtype == "bfloat16":
         raise NotDriven(f"{case.model} in bfloat16: SGLang keeps its experts' biases in float32, and cannot add them on a CPU")
     if recipe.kv_heads % mode.tp:

@@ -21,7 +21,7 @@ from ..not_driven import NotDriven
 _POLICY = "sglang.srt.speculative.adaptive_spec_params"
 
 
-def refuse(_: Adaptive, mode: Mode) -> None:
+def refuse(mode: Mode) -> None:
     """Raises NotDriven."""
     known = importlib.util.find_spec(_POLICY) and hasattr(_policy(), "get_steps_for_batch")
     if not known:

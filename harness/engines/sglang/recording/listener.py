@@ -21,6 +21,7 @@ from ..eras import memory, workers
 from ..eras.parallel import rank_of
 from ..taps.inner import Inner
 from ..taps.pools import Pool
+from ..taps.speculation import speculation
 from ..taps.taps import Taps
 from ..taps.wraps import Wraps
 from . import server_facts
@@ -46,9 +47,12 @@ def listen(scheduler: Any) -> None:
         return
     if workers.is_v1(scheduler):
         raise not_seen(f"{type(scheduler.draft_worker).__name__} is not recorded: only the V2 worker is (0.5.13 and later)")
-    listener = Listener(scheduler, *wanted)
-    listener.must_be_known()
-    listener.__enter__()
+    of = speculation(scheduler)
+    if of.adaptive:
+        raise not_seen("a server with adaptive steps is not recorded yet: its rounds have any number of steps")
+    if not of.memory:
+        raise not_seen("a draft that reads the target's rows is not recorded yet")
+    Listener(scheduler, *wanted).__enter__()
     folder, options = wanted
     print(f"eagletwin: every {options.every}. request is recorded into {folder}", file=sys.stderr, flush=True)
 
@@ -92,13 +96,6 @@ class Listener(Taps):
         self._launch, self._dp = server_facts.launch(), rank.dp
         name = f"{self._launch}-dp{rank.dp}-tp{rank.tp}-{os.getpid()}"
         self._keeper = Keeper(folder / name, options.megabytes, self._spent, self._state)
-
-    def must_be_known(self) -> None:
-        """Raises for a draft whose recordings the judge could make nothing of."""
-        if self._of.adaptive:
-            raise not_seen("a server with adaptive steps is not recorded yet: its rounds have any number of steps")
-        if not self._of.memory:
-            raise not_seen("a draft that reads the target's rows is not recorded yet")
 
     def _has_rows(self) -> bool:
         """Whether the draft is one head that stores keys and values; what else there is has no rows in its recording."""

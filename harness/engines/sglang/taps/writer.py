@@ -1,5 +1,6 @@
 """Adds what the taps found to a Recorder, with when it was: iteration, batch, forward, and the round of each request."""
 
+from collections import Counter
 from collections.abc import Container
 from typing import Any, Protocol
 
@@ -30,10 +31,8 @@ class Writer:
     def __init__(self, recorder: Takes) -> None:
         self.iteration = 0
         self._recorder = recorder
-        self._copies = 0
-        self._batches = 0  # not forwards: those in a CUDA graph are not seen
-        self._fed = 0  # results of decode batches that the choice of steps was told
-        self._forwards = 0
+        self._numbered: Counter[str] = Counter()  # of batches, copies and what the choice of steps was told, each by its stage
+        self._forwards = 0  # those in a CUDA graph are not seen, so batches are counted, too
         self._rounds: dict[str, int] = {}  # request -> how often it was verified
 
     def add(
@@ -53,25 +52,25 @@ class Writer:
 
     def add_batch(self, numbers: dict[str, int], tensors: dict[str, Array]) -> None:
         """The record of a batch that begins; of no request."""
-        when = When(self.iteration, self._forwards)
-        self._recorder.add("", 0, "batch", step=self._batches, when=when, numbers=numbers, tensors=tensors)
-        self._batches += 1
+        self._add_numbered("batch", "", numbers, tensors)
 
     def add_copy(self, request: str, numbers: dict[str, int], tensors: dict[str, Array]) -> None:
         """The record of a copy between device and host that was asked for; request: whose rows it brings back, or none's."""
-        when = When(self.iteration, self._forwards)
-        self._recorder.add(request, 0, "copy", step=self._copies, when=when, numbers=numbers, tensors=tensors)
-        self._copies += 1
-
-    def add_round(self, stage: str, tensors: dict[str, Array]) -> None:
-        """A record of the round that runs; of no request."""
-        self._recorder.add("", 0, stage, step=self._batches, when=When(self.iteration, self._forwards), tensors=tensors)
+        self._add_numbered("copy", request, numbers, tensors)
 
     def add_fed(self, numbers: dict[str, int], tensors: dict[str, Array]) -> None:
         """The record of what a decode batch's result told the choice of steps."""
+        self._add_numbered("fed", "", numbers, tensors)
+
+    def add_round(self, stage: str, tensors: dict[str, Array]) -> None:
+        """A record of the round that runs; of no request."""
         when = When(self.iteration, self._forwards)
-        self._recorder.add("", 0, "fed", step=self._fed, when=when, numbers=numbers, tensors=tensors)
-        self._fed += 1
+        self._recorder.add("", 0, stage, step=self._numbered["batch"], when=when, tensors=tensors)
+
+    def _add_numbered(self, stage: str, request: str, numbers: dict[str, int], tensors: dict[str, Array]) -> None:
+        when = When(self.iteration, self._forwards)
+        self._recorder.add(request, 0, stage, step=self._numbered[stage], when=when, numbers=numbers, tensors=tensors)
+        self._numbered[stage] += 1
 
     def forget_but(self, names: Container[str]) -> None:
         """Forget the rounds of all other requests: a server has no last one."""
