@@ -9,7 +9,7 @@ from collections.abc import Sequence
 
 from eagletwin.harness.core.adaptive import NODES_OF, STEPS_OF
 from eagletwin.harness.core.case import Case
-from eagletwin.harness.core.records import Record
+from eagletwin.harness.core.records import Record, ServedModel
 from eagletwin.harness.core.trace import Trace
 from eagletwin.reference.sizes import count_candidates
 
@@ -26,7 +26,9 @@ def unrecorded(trace: Trace) -> str:
     for record in trace.header.records:
         if record.stage == "finished" and not record.numbers.get("aborted") and record.request not in worked:
             return f"request {record.request} finished, and no record says what was computed for it: nothing was recorded"
-    return _steps(trace) if trace.header.case.engine.sglang.adaptive is not None else ""
+    if trace.header.case.engine.sglang.adaptive is None or isinstance(trace.header.served, ServedModel):
+        return ""  # a recording of a server has its request's records alone
+    return _steps(trace)
 
 
 def _steps(trace: Trace) -> str:
