@@ -8,65 +8,24 @@ each fault showed by the rule that server_faults.py says, and the healthy server
 
 import argparse
 import json
-import os
-import signal
 import subprocess
 import sys
 import time
-import urllib.error
 import urllib.request
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from importlib.metadata import entry_points
 from pathlib import Path
 from typing import Any
-
-import msgspec
 
 from eagletwin.harness.core.trace import HEADER
 from eagletwin.harness.families import RECIPES
 from eagletwin.harness.families.store import checkpoints
 
 from ..engine.server_faults import FAULTS, MODEL, Fault
+from .launched import END_SECONDS, end, environment, until_ready, write_plugin
 
-# launch_server has no option for a patch: a plugin of SGLang's framework applies it before the scheduler is built. Rows are
-# compared in float32, which SGLang's kernels of norms and activations do not know: its own code in torch takes their place.
-PLUGIN = """
-import os, sys, threading, time
-from pathlib import Path
-
-
-def start():
-    from sglang.srt.plugins.hook_registry import HookRegistry, HookType
-
-    for name, hook in (("EAGLETWIN_FLOAT32", float32), ("EAGLETWIN_PLANT", plant)):
-        if os.environ.get(name):
-            HookRegistry.register("sglang.srt.managers.scheduler.Scheduler.__init__", hook, HookType.BEFORE)
-
-
-def float32(*args, **kwargs):
-    from sglang.srt.layers.activation import SiluAndMul
-    from sglang.srt.layers.layernorm import RMSNorm
-
-    for layer in (RMSNorm, SiluAndMul):
-        layer.forward_cuda = layer.forward_native
-
-
-def plant(*args, **kwargs):
-    from eagletwin.harness.core.patch import read_patch
-    from eagletwin.harness.engines.sglang import patches
-
-    patches.apply(read_patch(Path(os.environ["EAGLETWIN_PLANT"])))
-
-    def tell():
-        while not patches.ran:
-            time.sleep(0.1)
-        print("; ".join(sorted(patches.ran)), "ran, as patched", file=sys.stderr, flush=True)
-
-    threading.Thread(target=tell, daemon=True).start()
-"""
 HEALTHY = ("healthy, chains", "healthy, trees", "healthy, chains, with rows", "healthy, trees, with rows")
-START_SECONDS, LOAD_SECONDS, END_SECONDS = 240, 3.0, 20.0
+LOAD_SECONDS = 3.0
 LEAST_PLACES = 6
 
 
@@ -91,7 +50,7 @@ def main() -> int:
     asked.out.mkdir(parents=True, exist_ok=True)
     for model in {MODEL, *(fault.model for fault in FAULTS.values())}:
         checkpoints(model)  # written once, before servers ask for it side by side
-    _write_plugin(asked.out / "plugin")
+    write_plugin(asked.out / "plugin")
     names = [name for name in [*HEALTHY, *FAULTS] if any(words in name for words in given.only or [""])]
     begin = time.monotonic()
     with ThreadPoolExecutor(given.at_once) as pool, (asked.out / "results.jsonl").open("a") as file:
@@ -104,18 +63,6 @@ def main() -> int:
     (asked.out / "table.md").write_text(_table(results))
     print(f"{len(results)} servers in {time.monotonic() - begin:.0f} s")
     return 0 if all(result["as_said"] for result in results) else 1
-
-
-def _write_plugin(folder: Path) -> None:
-    """A distribution whose entry point SGLang's framework finds; and that of eagletwin, where only its sources are there."""
-    meta = folder / "planted-1.dist-info"
-    meta.mkdir(parents=True, exist_ok=True)
-    (folder / "planted_plugin.py").write_text(PLUGIN)
-    (meta / "METADATA").write_text("Metadata-Version: 2.1\nName: planted\nVersion: 1\n")
-    lines = ["[sglang.srt.plugins]", "planted = planted_plugin:start"]
-    if not any(one.name == "eagletwin" for one in entry_points(group="sglang.srt.plugins")):
-        lines.append("eagletwin = eagletwin.harness.engines.sglang.recording.plugin:start")
-    (meta / "entry_points.txt").write_text("\n".join(lines) + "\n")
 
 
 def _one(asked: Asked, name: str, number: int) -> dict[str, Any]:
@@ -134,12 +81,12 @@ def _one(asked: Asked, name: str, number: int) -> dict[str, Any]:
             start_new_session=True,
         )
     try:
-        why = _until_ready(process, port)
+        why = until_ready(process, port)
         stood = time.monotonic() - begin
         answers = 0 if why else _load(port, folder / "recordings")
     finally:
         ended = process.poll()
-        _end(process)
+        end(process)
     judged = _judged(folder)
     weighed = _judged(folder, _model(name)) if _has_rows(name) else {"rule": "", "status": "equal"}
     expected = "" if fault is None else fault.rule if asked.cpu else fault.graphs
@@ -210,28 +157,9 @@ def _command(asked: Asked, name: str, tree: bool, folder: Path, port: int) -> li
 
 def _environment(asked: Asked, name: str, folder: Path) -> dict[str, str]:
     fault = FAULTS.get(name)
-    paths = [str(asked.out / "plugin"), *filter(None, [os.environ.get("PYTHONPATH")])]
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(paths)}
-    if not asked.cpu and _has_rows(name):
-        environment["EAGLETWIN_FLOAT32"] = "1"
-    if fault is not None:
-        patch = folder / "patch.json"
-        patch.write_bytes(msgspec.json.encode(fault.patch))
-        environment["EAGLETWIN_PLANT"] = str(patch)
-    return environment
-
-
-def _until_ready(process: subprocess.Popen[bytes], port: int) -> str:
-    """ "" when it answers; else why it never will."""
-    for _ in range(2 * START_SECONDS):
-        if process.poll() is not None:
-            return f"did not start: {process.returncode}"
-        try:
-            with urllib.request.urlopen(f"http://127.0.0.1:{port}/health", timeout=5):
-                return ""
-        except (urllib.error.URLError, OSError):
-            time.sleep(0.5)
-    return f"did not answer within {START_SECONDS} s"
+    return environment(
+        asked.out / "plugin", float32=not asked.cpu and _has_rows(name), patch=fault.patch if fault else None, folder=folder
+    )
 
 
 def _load(port: int, recordings: Path) -> int:
@@ -270,18 +198,6 @@ def _answer(port: int, prompt: list[int], sampling: dict[str, object]) -> list[i
             return tokens
     except (OSError, ValueError, KeyError):
         return None
-
-
-def _end(process: subprocess.Popen[bytes]) -> None:
-    """The server, and all that it started."""
-    for number in (signal.SIGTERM, signal.SIGKILL):
-        try:
-            os.killpg(process.pid, number)
-            process.wait(END_SECONDS)
-        except ProcessLookupError:
-            return
-        except subprocess.TimeoutExpired:
-            continue
 
 
 def _judged(folder: Path, model: str = "") -> dict[str, Any]:
