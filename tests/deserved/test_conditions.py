@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 
 from eagletwin.cases.losses import Losing, losing_so
+from eagletwin.harness.commands.acceptance.findings import print_findings
 from eagletwin.harness.deserved.conditions import AnswerCount, diagnose
 
 STARTED: Any = SimpleNamespace(chunk=8)
@@ -63,3 +64,18 @@ def test_a_layout_that_the_comparison_follows_explains_no_loss() -> None:
     assert [entry.id for entry, _ in losing_so(trees)] == ["22088", "25015", "26997-hidden"]
     layers = Losing(condition="always", release="0.5.23", layers=True, tree=False, num_steps=3)
     assert "boundary-kv" not in {entry.id for entry, _ in losing_so(layers)}
+
+
+def test_without_a_condition_no_bug_is_ruled_out(capsys: pytest.CaptureFixture[str]) -> None:
+    lost = SimpleNamespace(equal=False, wrong=(), open=0, used=11, deserved=SimpleNamespace(rounds=10, fewest=10, most=10))
+    answer = SimpleNamespace(prompt=[0] * 20, cached=0)
+    one: Any = SimpleNamespace(sent=SimpleNamespace(answer=answer, way="alone", number=0), compared=lost)
+    started: Any = SimpleNamespace(version="0.5.23", algorithm="EAGLE", num_steps=3, topk=1, chunk=8, dtype="float32")
+    draft: Any = SimpleNamespace(algorithm="EAGLE", layers=0)
+    every = [*LONG, *SHORT, one]
+    for other in every[:-1]:
+        other.compared.open, other.compared.deserved.fewest, other.compared.deserved.most = 0, 10, 10
+    print_findings(every, diagnose(every, started), started, 1, draft=draft)
+    said = capsys.readouterr().out
+    assert "more prompts may tell it" in said
+    assert "No bug of the ledger" not in said

@@ -24,7 +24,7 @@ from .launched import end, environment, until_ready, write_plugin
 
 BEGIN_OF_TEXT, NEW_TOKENS = 256, 48
 MTP = {"SGLANG_EXTERNAL_MODEL_PACKAGE": "eagletwin.harness.engines.sglang.boot.served"}  # SGLang has no class of such a Llama
-SHORT, LONG = (5, 8), (120, 400)  # bytes of a prompt that is shorter, or longer, than a chunk of 8
+SHORT, LONG = (4, 7), (120, 400)  # bytes behind the first token, of a prompt that fills at most a chunk of 8, or many
 
 
 @dataclass(frozen=True)

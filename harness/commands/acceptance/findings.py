@@ -89,6 +89,9 @@ def _table(diagnosis: Diagnosis) -> None:
 
 
 def _bugs(diagnosis: Diagnosis, started: Started, layers: bool) -> None:
+    if diagnosis.condition == "mixed":
+        print("  Bugs of the ledger are named by the condition that losses share: more prompts may tell it.")
+        return
     server = Losing(
         condition=diagnosis.condition,
         release=started.version,
