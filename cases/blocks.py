@@ -20,7 +20,7 @@ from eagletwin.harness.families import RECIPES
 from eagletwin.harness.families.valid import check_case, keeps_on_host
 from eagletwin.harness.families.windows import ENDING
 
-from .asked import ASKS, BIASES, MIN_PS, asking
+from .asked import ASKS, BIASES, IN_STEP, MIN_PS, asking
 from .drawn import few
 from .returning import returning
 from .sampling import Kind
@@ -48,6 +48,7 @@ FEW_REQUESTS = 3  # of a small case
 _RARE = 3  # one block in so many has something that no case has unless it is asked for
 _ASKING = 4  # turns of a cycle in which requests ask for something; with as many as at first, other turns have what they had
 _BESIDE = ("mixed_chunks", "host_slots", "adaptive")  # fields of Focus that take turns with those, for the same reason
+_IN_STEP = 0.5  # of the blocks of a search with overlap, so many have aborts inside a step
 _TRIES = 8_000  # drawings until a block has all that was asked for; one takes some ten microseconds
 
 
@@ -139,6 +140,8 @@ class Asked:
     wanted    whether a block with this probe is to be searched
     widest    the largest topk
     retract   as in Block
+    overlap   whether a batch is launched before the result of the one before is looked at: then every second block has
+              aborts between the two, unless requests are to ask for something
     """
 
     held: Mapping[str, Any] = field(default_factory=dict)
@@ -147,6 +150,7 @@ class Asked:
     wanted: Callable[[Case], bool] = lambda probe: True
     widest: int = TOPKS[-1]
     retract: bool = True
+    overlap: bool = False
 
 
 def block_of(seed: int, number: int, asked: Asked) -> Block:
@@ -196,6 +200,8 @@ def _rare(seed: int, number: int) -> dict[str, Any]:
 def _drawn(random: Random, seed: int, number: int, model: str, asked: Asked, rare: Mapping[str, Any]) -> Block | None:
     held = {**{name: value for name, value in rare.items() if name in VALUES}, **asked.held}
     asks = asked.asks or tuple(name for name in rare if name in ASKS)
+    if asked.overlap and not asked.asks and Random(f"{seed} {number} {IN_STEP}").random() < _IN_STEP:
+        asks += (IN_STEP,)
     if held.get("host_slots"):  # a pool that runs out, with a cache that has something to give up
         drawn_with = {
             "max_total_tokens": random.choice((96, 128)),

@@ -84,10 +84,29 @@ def missing(trace: Trace, model: Model) -> str:
         return "the owners of slots were not recorded before each batch"
     if not ran <= {record.iteration for record in batches}:
         return "the owners of slots were not recorded in each iteration that ran a batch"
+    problem = _aborts(records, case)
+    if problem:
+        return problem
     for request in case.requests:
         problem = _request(trace, request.id, stages, model)
         if problem:
             return f"request {request.id}: {problem}"
+    return ""
+
+
+def _aborts(records: Sequence[Record], case: Case) -> str:
+    """Of aborts inside a step: each whose request had so many batches, and how many were launched before it."""
+    came = {record.step: record for record in records if record.stage == "abort"}
+    launched = [record.iteration for record in records if record.stage == "batch"]
+    for number, event in enumerate(case.events):
+        own = [one for one in records if one.request == event.request and one.stage in ("prefill", "verify")]
+        if not event.step or (number not in came and len(own) < event.step):
+            continue
+        if number not in came:
+            return f"the abort of {event.request} in its step {event.step} was not recorded"
+        numbers, iteration = came[number].numbers, came[number].iteration
+        if numbers["launched"] != sum(one < iteration for one in launched) or numbers["read"] > numbers["launched"]:
+            return f"the batches before the abort of {event.request} were not counted"
     return ""
 
 
