@@ -14,7 +14,18 @@ from typing import Any
 from hypothesis.strategies import SearchStrategy
 from msgspec.structs import replace as changed
 
-from eagletwin.harness.core.case import Bias, Case, EngineSettings, Grammar, Logprobs, Penalties, Processor, Request, Sampling
+from eagletwin.harness.core.case import (
+    Bias,
+    Case,
+    EngineSettings,
+    Event,
+    Grammar,
+    Logprobs,
+    Penalties,
+    Processor,
+    Request,
+    Sampling,
+)
 from eagletwin.harness.core.errors import InputError
 from eagletwin.harness.families import RECIPES
 from eagletwin.harness.families.valid import check_case, keeps_on_host
@@ -88,7 +99,8 @@ class Block:
             hidden_states="all" if "hidden_states" in self.asks else "",
             grammar=Grammar(rules=("a*",)) if "grammar" in self.asks else None,
         )
-        case = self.focus.case("probe", (request,))
+        events = (Event(at=0, kind="abort", request="a", step=1),) if IN_STEP in self.asks else ()
+        case = self.focus.case("probe", (request,), events=events)
         if self.sampling is None:
             return case
         own = Sampling(seed=0 if self.focus.deterministic else None, min_p=MIN_PS[1] if "min_p" in self.asks else 0.0)
@@ -165,14 +177,25 @@ def block_of(seed: int, number: int, asked: Asked) -> Block:
             other = _rare(random.randrange(1000), _RARE - 1)
             rare = {**other, **own} if attempt < _TRIES // 4 else other if attempt % 2 else {}
         block = _drawn(random, seed, number, model, asked, rare)
-        if block is not None and _admitted(block.probe) and asked.wanted(block.probe):
-            return block
+        for one in () if block is None else _aborted(block, asked):
+            if _admitted(one.probe) and asked.wanted(one.probe):
+                return one
         model = random.choice(turns)
     raise InputError(
         "no generated case has all that was asked for",
         consequence="nothing was run",
         remedy="leave out one of the options that choose cases",
     )
+
+
+def _aborted(block: Block, asked: Asked) -> tuple[Block, ...]:
+    """The block, and the same with aborts inside a step, which come first in a part of the blocks with overlap. Without
+    overlap they are one kind of aborts between steps, and no block has them where it is not to."""
+    if asked.asks:
+        return (block,)
+    both = (block, replace(block, asks=(*block.asks, IN_STEP)))
+    first = asked.overlap and Random(f"{block.seed} {block.number} {IN_STEP}").random() < _IN_STEP
+    return both[::-1] if first else both
 
 
 def _turns() -> list[str]:
@@ -200,8 +223,6 @@ def _rare(seed: int, number: int) -> dict[str, Any]:
 def _drawn(random: Random, seed: int, number: int, model: str, asked: Asked, rare: Mapping[str, Any]) -> Block | None:
     held = {**{name: value for name, value in rare.items() if name in VALUES}, **asked.held}
     asks = asked.asks or tuple(name for name in rare if name in ASKS)
-    if asked.overlap and not asked.asks and Random(f"{seed} {number} {IN_STEP}").random() < _IN_STEP:
-        asks += (IN_STEP,)
     if held.get("host_slots"):  # a pool that runs out, with a cache that has something to give up
         drawn_with = {
             "max_total_tokens": random.choice((96, 128)),
