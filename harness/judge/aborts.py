@@ -46,8 +46,9 @@ class Aborts:
             batches = f"its last result is of batch {self._number(last)}" if last is not None else "no result"
             self._compare.report(place, _RULE, index, batches, f"one of batch {self._number(after[-1])}")
         elif last is not None and not ended.numbers["dropped"]:
-            tokens, given = self._trace.integers(number, "tokens"), self._given(name, last)
-            self._compare.integers(place, _RULE, [given], [len(tokens)], f"tokens of {name}, aborted in its step, request", 0)
+            tokens, given = len(self._trace.integers(number, "tokens")), self._given(name, last)
+            if tokens != given:
+                self._compare.report(place, _RULE, f"tokens of {name}, aborted in its step", given, tokens)
 
     def _last(self, own: list[Record], read: int) -> Record | None:
         """The first of its results that is looked at from batch number `read` on, and gives it tokens. One that was lost in a
