@@ -21,8 +21,10 @@ def aborted_in_steps(draw: st.DrawFn, case: Case) -> Case:
         step, again, later = draw(st.tuples(st.sampled_from(STEPS), st.integers(0, 3), st.integers(0, 6)))
         if not step:
             continue
-        events = (Event(at=0, kind="abort", request=request.id, step=step), *case.events)
-        case = replace(case, events=events)
+        aborted = replace(case, events=(Event(at=0, kind="abort", request=request.id, step=step), *case.events))
+        if not _admitted(aborted):  # its id is the beginning of another's
+            continue
+        case = aborted
         if again == 3 and len(case.requests) < _MOST_RETRIED:
             retry = replace(request, id=f"re-{request.id}", arrive=request.arrive + step + later)
             more = replace(case, requests=(*case.requests, retry))
