@@ -12,6 +12,7 @@ from eagletwin.harness.core.trace import Trace
 from eagletwin.harness.core.verdict import Verdict
 from eagletwin.harness.engines.host import Host
 from eagletwin.harness.judge.judge import judge
+from eagletwin.harness.page.timeline import timeline_of
 
 from .changes import without
 from .conftest import Runner
@@ -155,6 +156,15 @@ def test_aborts_inside_a_step_are_equal_and_the_batch_under_way_gives_the_last_t
         "d": (Finish.LENGTH, 6),
         "e": (Finish.ABORT, 1),
     }
+
+
+def test_the_page_has_an_abort_inside_a_step_where_the_scheduler_learned_of_it(released: tuple[Trace, Verdict]) -> None:
+    trace, _ = released
+    timeline = timeline_of([trace])
+    [lane] = [lane for lane in timeline.lanes if lane.name == "a"]
+    marks = [(timeline.columns[mark.at], mark.text) for mark in lane.marks if mark.kind == "event"]
+    came = next(record for record in trace.header.records if (record.request, record.stage) == ("a", "abort"))
+    assert marks == [(came.iteration, "abort")]
 
 
 def test_without_overlap_a_step_has_ended_when_the_scheduler_learns_of_the_abort(run: Runner) -> None:
