@@ -14,6 +14,7 @@ from eagletwin.harness.core.case import Ask, Bias, Case, Logprobs, Penalties, Pr
 from eagletwin.harness.core.grammar import aborted_unread
 from eagletwin.harness.families import RECIPES
 
+from .aborts import aborted_in_steps
 from .grammars import grammars
 
 MIN_PS = (0.0, 0.5, 0.2, 0.05, 1.0)
@@ -90,11 +91,13 @@ ASKS: dict[Ask, Callable[[st.DrawFn, Request, int], Request]] = {
     "min_new_tokens": _min_new_tokens,
     "grammar": _grammar,
 }
+# What befalls a request, and is no field of it
+IN_STEP: Ask = "abort_in_step"
 
 
 @st.composite
 def asking(draw: st.DrawFn, cases: st.SearchStrategy[Case], asks: Collection[str]) -> Case:
-    """A case of which each request may ask for each of these."""
+    """A case of which each request may ask for each of these, or be aborted inside a step."""
     case = draw(cases)
     vocabulary, requests = RECIPES[case.model].target.vocab_size, list[Request]()
     for request in case.requests:
@@ -104,4 +107,5 @@ def asking(draw: st.DrawFn, cases: st.SearchStrategy[Case], asks: Collection[str
         if aborted_unread(case, request):  # no such case is admitted
             request = msgspec.structs.replace(request, grammar=None)
         requests.append(request)
-    return msgspec.structs.replace(case, requests=tuple(requests))
+    case = msgspec.structs.replace(case, requests=tuple(requests))
+    return aborted_in_steps(draw, case) if IN_STEP in asks else case

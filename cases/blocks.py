@@ -14,13 +14,24 @@ from typing import Any
 from hypothesis.strategies import SearchStrategy
 from msgspec.structs import replace as changed
 
-from eagletwin.harness.core.case import Bias, Case, EngineSettings, Grammar, Logprobs, Penalties, Processor, Request, Sampling
+from eagletwin.harness.core.case import (
+    Bias,
+    Case,
+    EngineSettings,
+    Event,
+    Grammar,
+    Logprobs,
+    Penalties,
+    Processor,
+    Request,
+    Sampling,
+)
 from eagletwin.harness.core.errors import InputError
 from eagletwin.harness.families import RECIPES
 from eagletwin.harness.families.valid import check_case, keeps_on_host
 from eagletwin.harness.families.windows import ENDING
 
-from .asked import ASKS, BIASES, MIN_PS, asking
+from .asked import ASKS, BIASES, IN_STEP, MIN_PS, asking
 from .drawn import few
 from .returning import returning
 from .sampling import Kind
@@ -48,6 +59,7 @@ FEW_REQUESTS = 3  # of a small case
 _RARE = 3  # one block in so many has something that no case has unless it is asked for
 _ASKING = 4  # turns of a cycle in which requests ask for something; with as many as at first, other turns have what they had
 _BESIDE = ("mixed_chunks", "host_slots", "adaptive")  # fields of Focus that take turns with those, for the same reason
+_IN_STEP = 0.5  # of the blocks of a search with overlap, so many have aborts inside a step
 _TRIES = 8_000  # drawings until a block has all that was asked for; one takes some ten microseconds
 
 
@@ -87,7 +99,8 @@ class Block:
             hidden_states="all" if "hidden_states" in self.asks else "",
             grammar=Grammar(rules=("a*",)) if "grammar" in self.asks else None,
         )
-        case = self.focus.case("probe", (request,))
+        events = (Event(at=0, kind="abort", request="a", step=1),) if IN_STEP in self.asks else ()
+        case = self.focus.case("probe", (request,), events=events)
         if self.sampling is None:
             return case
         own = Sampling(seed=0 if self.focus.deterministic else None, min_p=MIN_PS[1] if "min_p" in self.asks else 0.0)
@@ -139,6 +152,8 @@ class Asked:
     wanted    whether a block with this probe is to be searched
     widest    the largest topk
     retract   as in Block
+    overlap   whether a batch is launched before the result of the one before is looked at: then every second block has
+              aborts between the two, unless requests are to ask for something
     """
 
     held: Mapping[str, Any] = field(default_factory=dict)
@@ -147,6 +162,7 @@ class Asked:
     wanted: Callable[[Case], bool] = lambda probe: True
     widest: int = TOPKS[-1]
     retract: bool = True
+    overlap: bool = False
 
 
 def block_of(seed: int, number: int, asked: Asked) -> Block:
@@ -161,14 +177,25 @@ def block_of(seed: int, number: int, asked: Asked) -> Block:
             other = _rare(random.randrange(1000), _RARE - 1)
             rare = {**other, **own} if attempt < _TRIES // 4 else other if attempt % 2 else {}
         block = _drawn(random, seed, number, model, asked, rare)
-        if block is not None and _admitted(block.probe) and asked.wanted(block.probe):
-            return block
+        for one in () if block is None else _aborted(block, asked):
+            if _admitted(one.probe) and asked.wanted(one.probe):
+                return one
         model = random.choice(turns)
     raise InputError(
         "no generated case has all that was asked for",
         consequence="nothing was run",
         remedy="leave out one of the options that choose cases",
     )
+
+
+def _aborted(block: Block, asked: Asked) -> tuple[Block, ...]:
+    """The block, and the same with aborts inside a step, which come first in a part of the blocks with overlap. Without
+    overlap they are one kind of aborts between steps, and no block has them where it is not to."""
+    if asked.asks:
+        return (block,)
+    both = (block, replace(block, asks=(*block.asks, IN_STEP)))
+    first = asked.overlap and Random(f"{block.seed} {block.number} {IN_STEP}").random() < _IN_STEP
+    return both[::-1] if first else both
 
 
 def _turns() -> list[str]:

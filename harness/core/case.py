@@ -15,9 +15,18 @@ MAX_FILE_BYTES = 1 << 20  # the largest valid case, 64 prompts of 2,048 tokens, 
 
 Name = Annotated[str, Meta(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}\Z")]
 Token = Annotated[int, Meta(ge=0, lt=1 << 20)]
-# Fields of a request that a search draws only where it is asked for them
+# Fields of a request, and what befalls one, that a search draws only where it is asked for
 Ask = Literal[
-    "stream", "min_p", "logit_bias", "processor", "logprobs", "penalties", "hidden_states", "min_new_tokens", "grammar"
+    "stream",
+    "min_p",
+    "logit_bias",
+    "processor",
+    "logprobs",
+    "penalties",
+    "hidden_states",
+    "min_new_tokens",
+    "grammar",
+    "abort_in_step",
 ]
 
 
@@ -139,7 +148,8 @@ class Request(Printed, frozen=True, kw_only=True, forbid_unknown_fields=True):
 class Event(Printed, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Something that happens to the scheduler before iteration `at` (from 0), after that iteration's arrivals.
 
-    abort    the client of `request` hangs up
+    abort    the client of `request` hangs up; step: while the step-th batch runs that has the request, after the worker was
+             given it and before anybody looks at what it gave. `at` is 0 then; step 0: before iteration `at`
     retract  all running requests lose their slots and go back to the queue
     pause    nothing is scheduled until the next resume; one that never comes comes after the last event
     flush    empty the prefix cache; SGLang refuses while anything runs
@@ -148,6 +158,7 @@ class Event(Printed, frozen=True, kw_only=True, forbid_unknown_fields=True):
     at: Annotated[int, Meta(ge=0, le=1000)]
     kind: Literal["abort", "retract", "pause", "resume", "flush"]
     request: Annotated[str, Meta(pattern=r"^([A-Za-z0-9][A-Za-z0-9._-]{0,63})?\Z")] = ""
+    step: Annotated[int, Meta(ge=0, le=1000)] = 0
 
 
 class Tier(Printed, frozen=True, kw_only=True, forbid_unknown_fields=True):

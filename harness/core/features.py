@@ -58,4 +58,7 @@ FEATURES: dict[str, str] = {
     "steps_again": "a round with draft steps came next after one without",
     "abort_in_prefill": "a request was aborted between two chunks of its prompt",
     "abort_in_decode": "a request was aborted after it had been verified",
+    "abort_in_step": "a request was aborted while a batch of it ran: after its launch, and before its result was looked at",
+    "abort_in_chunk": "the same of a batch with a chunk that was not the last of its prompt",
+    "result_of_nobody": "of a request that was aborted inside a step, one batch more ran, and gave it nothing",
 }

@@ -29,7 +29,8 @@ def ends(vocabulary: int) -> list[int]:
 def aborted_unread(case: Case, request: Request) -> bool:
     """Whether a request is aborted before the scheduler has read its grammar, which it does in the first iteration after its
     arrival that is not in a pause. SGLang then has it prefill a token of its own invention, and nothing of its prompt."""
-    aborts = [event.at for event in case.events if event.kind == "abort" and event.request == request.id]
+    of_request = [event for event in case.events if event.kind == "abort" and event.request == request.id]
+    aborts = [event.at for event in of_request if not event.step]  # inside a step it has been read
     if request.grammar is None or not aborts:
         return False
     read, paused = request.arrive, False

@@ -224,8 +224,8 @@ RULES: dict[str, Rule] = {
     ),
     "schedule.events": Rule(
         "4",
-        "An aborted request ends within a step, a retracted one starts again with a prefill, nothing runs in a pause, and"
-        " an idle scheduler's cache is empty after a flush.",
+        "An aborted request ends within a step, one that is aborted inside a step with what that gives; a retracted one"
+        " starts again with a prefill, nothing runs in a pause, and an idle scheduler's cache is empty after a flush.",
         weights="no",
     ),
     "steps.chosen": Rule(

@@ -334,6 +334,8 @@ def _check_events(case: Case, origin: str) -> None:
         where = f"{origin}: events[{number}]"
         if (event.kind == "abort") != bool(event.request):
             raise _refuse(f"{where}: only an abort names a request, and it must", "set or remove `request`")
+        if event.step and (event.kind != "abort" or event.at):
+            raise _refuse(f"{where}: `step` is of an abort that comes inside a step, whose `at` is 0", "remove `step`, or `at`")
         if event.kind == "abort" and event.request not in ids:
             raise _refuse(f"{where}: no request is called {event.request!r}", f"use one of {', '.join(ids)}")
         also = [name for name in ids if name != event.request and name.startswith(event.request)]

@@ -26,8 +26,9 @@ def unrecorded(trace: Trace) -> str:
     for record in trace.header.records:
         if record.stage == "finished" and not record.numbers.get("aborted") and record.request not in worked:
             return f"request {record.request} finished, and no record says what was computed for it: nothing was recorded"
-    if trace.header.case.engine.sglang.adaptive is None or isinstance(trace.header.served, ServedModel):
-        return ""  # a recording of a server has its request's records alone
+    uncounted = _uncounted(trace)
+    if uncounted or trace.header.case.engine.sglang.adaptive is None or isinstance(trace.header.served, ServedModel):
+        return uncounted  # a recording of a server has its request's records alone
     return _steps(trace)
 
 
@@ -84,10 +85,36 @@ def missing(trace: Trace, model: Model) -> str:
         return "the owners of slots were not recorded before each batch"
     if not ran <= {record.iteration for record in batches}:
         return "the owners of slots were not recorded in each iteration that ran a batch"
+    problem = _aborts(records, case)
+    if problem:
+        return problem
     for request in case.requests:
         problem = _request(trace, request.id, stages, model)
         if problem:
             return f"request {request.id}: {problem}"
+    return ""
+
+
+def _uncounted(trace: Trace) -> str:
+    """Whether an abort inside a step says how many batches were launched and looked at: which result is the last follows."""
+    records, under_way = trace.header.records, int(trace.header.engine.overlap)
+    launched = [record.iteration for record in records if record.stage == "batch"]
+    for record in records:
+        if record.stage == "abort":
+            numbers = record.numbers
+            counted = numbers["launched"] == sum(iteration < record.iteration for iteration in launched)
+            if not counted or not 0 <= numbers["launched"] - numbers["read"] <= under_way:
+                return f"the batches before the abort of {record.request} were not counted"
+    return ""
+
+
+def _aborts(records: Sequence[Record], case: Case) -> str:
+    """Of aborts inside a step each whose request had so many batches."""
+    came = {record.step for record in records if record.stage == "abort"}
+    worked = Counter(record.request for record in records if record.stage in ("prefill", "verify"))
+    for number, event in enumerate(case.events):
+        if event.step and number not in came and worked[event.request] >= event.step:
+            return f"the abort of {event.request} in its step {event.step} was not recorded"
     return ""
 
 

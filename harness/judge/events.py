@@ -1,4 +1,5 @@
-"""Whether each event of the case had its effect on the scheduler: an ignored event is a divergence, not a pass.
+"""Whether each event of the case had its effect on the scheduler: an ignored event is a divergence, not a pass. Of aborts that
+come inside a step aborts.py says it.
 
 Called by requests.py. It looks at when records were made, never at their numbers.
 """
@@ -31,6 +32,8 @@ class Events:
         for number, event in enumerate(self._case.events):
             if event.at >= self._seen:  # the run ended before its effect could show
                 return
+            if event.step:
+                continue
             if event.kind == "abort":
                 self._abort(event, self._scheduled(number, paused))
             elif event.kind == "retract":

@@ -68,6 +68,7 @@ class Evidence:
         self.wanted = {request.id: request.logprobs for request in self.case.requests}
         self.lengths = {request.id: request.max_new_tokens for request in self.case.requests}
         self.rounds = [round for story in stories.values() for round in story.rounds]
+        self.batches = {record.iteration: record.step for record in self.of("batch")}
         self.aborted = {record.request for record in self.of("finished") if record.numbers["aborted"]}
 
     def of(self, stage: str) -> list[Record]:
@@ -233,6 +234,22 @@ class Evidence:
         done = {record.request for record in self.prefills if record.numbers["final"]}
         return {record.request for record in self.chunks} - done
 
+    def under_way(self, abort: Record) -> list[Record]:
+        """What a request that was aborted inside a step has of batches that were launched then, and not looked at."""
+        read, launched = abort.numbers["read"], abort.numbers["launched"]
+        return [one for one in self.work_of(abort.request) if read <= self.batches[one.iteration] < launched]
+
+    def given_to_nobody(self, abort: Record) -> bool:
+        """Whether it went on with a round after one that was under way: a prefill shows that this one was lost."""
+        steps = [one for one in self.under_way(abort) if one.numbers.get("final", 1)]
+        later = (one for one in self.work_of(abort.request) if self.batches[one.iteration] >= abort.numbers["launched"])
+        following = next(later, None)
+        return bool(steps) and following is not None and following.stage == "verify"
+
+    def work_of(self, request: str) -> list[Record]:
+        """Chunks and rounds of a request, each of a batch of its own."""
+        return [record for _, record in self.records if record.request == request and record.stage in ("prefill", "verify")]
+
 
 def _switches(verified: list[Record]) -> list[tuple[int, int]]:
     """Of each decode batch whose number of steps is not that of the batch before it: the two, where steps are adaptive."""
@@ -315,4 +332,11 @@ PREDICATES: dict[str, Callable[[Evidence], bool]] = {
     "steps_again": lambda run: any(before == 0 for before, _ in run.switches),
     "abort_in_prefill": lambda run: bool(run.aborted & run.unfinished_prefills()),
     "abort_in_decode": lambda run: bool(run.aborted & {record.request for record in run.verified}),
+    "abort_in_step": lambda run: any(map(run.under_way, run.of("abort"))),
+    "abort_in_chunk": lambda run: any(
+        record.stage == "prefill" and not record.numbers["final"]
+        for abort in run.of("abort")
+        for record in run.under_way(abort)
+    ),
+    "result_of_nobody": lambda run: any(map(run.given_to_nobody, run.of("abort"))),
 }

@@ -15,6 +15,7 @@ from eagletwin.harness.core.verdict import View
 from eagletwin.reference.layout import draft_columns, verify_columns
 from eagletwin.reference.tree import depths, walk_greedy
 
+from .aborts import Aborts
 from .adaptive import Steps
 from .answers import Answers
 from .bounds import FLOAT32, bounds_of
@@ -57,6 +58,7 @@ class RequestJudge:
         self._answers = Answers(trace, stories, self._compare, self._model)
         self._grammars = Grammars(trace, self._compare, self._model)
         self._steps = Steps(trace, self._compare)
+        self._aborts = Aborts(trace, self._compare)
         self._layers = None
         if self._model.mtp_layers:
             stored = view if view == "committed" else "last_fed"
@@ -82,6 +84,7 @@ class RequestJudge:
             "pool": self._slots.counted,
             "steps": self._steps.round,
             "fed": self._steps.fed,
+            "abort": self._aborts.came,
         }
         for number, record in enumerate(self._trace.header.records):
             checks[record.stage](number, record)

@@ -69,6 +69,9 @@ def _read(trace: Trace, suffix: str, marks: _Marks, *, brief: bool) -> int:
             mark = _round(trace, number, record, numbers, brief=brief)
         elif record.stage == "finished":
             mark = _end(trace, number, record)
+        elif record.stage == "abort":
+            more = (f"While the batch before this iteration ran: {_EVENTS['abort']}.",)
+            mark = Mark(at=0, kind="event", text="abort", more=more)
         if mark is not None:
             _add(marks, record.request + suffix, record.iteration, mark)
     _events(case, marks, suffix)
@@ -136,6 +139,8 @@ _EVENTS = {
 
 def _events(case: Case, marks: _Marks, suffix: str) -> None:
     for event in case.events:
+        if event.step:  # the trace has a record of it
+            continue
         lane = f"{event.request}{suffix}" if event.request else SCHEDULER
         sign = "↺ " if event.kind == "retract" else ""
         more = (f"Before this iteration: {_EVENTS[event.kind]}.",)

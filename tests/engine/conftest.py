@@ -7,6 +7,7 @@ import msgspec
 import pytest
 
 from eagletwin.harness.core.case import Case, EngineSettings, Event, Request, Sampling, SGLangSettings
+from eagletwin.harness.core.mode import Mode
 from eagletwin.harness.core.patch import Edit, Patch
 from eagletwin.harness.core.run_spec import Limits
 from eagletwin.harness.core.trace import Trace
@@ -30,6 +31,13 @@ def warm_commands() -> Iterator[None]:
 def host(eagletwin: Twin) -> Host:
     """The plugin's: one process with SGLang imported serves all tests of this one."""
     return eagletwin.host
+
+
+@pytest.fixture(scope="session")
+def overlapped() -> Iterator[Host]:
+    """The same with the overlap scheduler."""
+    with Host(mode=Mode(overlap=True)) as host:
+        yield host
 
 
 @pytest.fixture

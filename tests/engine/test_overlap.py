@@ -6,7 +6,6 @@ from msgspec.structs import replace
 
 from eagletwin.cases.ledger import patches_of
 from eagletwin.harness.core.case import Case, EngineSettings, Event, Request, SGLangSettings
-from eagletwin.harness.core.mode import Mode
 from eagletwin.harness.core.patch import Edit, Patch
 from eagletwin.harness.engines.host import Host
 from eagletwin.harness.judge.judge import judge
@@ -14,7 +13,7 @@ from eagletwin.harness.judge.judge import judge
 from .test_mixed_chunks import CASE as MIXED
 
 
-def test_a_round_that_is_not_waited_for_is_recorded_and_judged(tmp_path: Path) -> None:
+def test_a_round_that_is_not_waited_for_is_recorded_and_judged(overlapped: Host, tmp_path: Path) -> None:
     prompts = {"a": (3, 5, 9, 11), "b": (13, 5, 9, 11)}
     case = Case(
         name="overlap",
@@ -23,20 +22,20 @@ def test_a_round_that_is_not_waited_for_is_recorded_and_judged(tmp_path: Path) -
         requests=tuple(Request(id=name, prompt=prompt, max_new_tokens=9) for name, prompt in prompts.items()),
         events=(Event(at=4, kind="retract"), Event(at=6, kind="abort", request="a")),
     )
-    with Host(mode=Mode(overlap=True)) as host:
-        trace = host.engine(case).run(case, tmp_path)
+    trace = overlapped.engine(case).run(case, tmp_path)
     assert trace.header.engine.overlap
     assert judge(trace).status == "equal"
 
 
-def test_what_a_mixed_step_gave_last_is_not_in_the_list_yet_and_is_recorded(tmp_path: Path) -> None:
+def test_what_a_mixed_step_gave_last_is_not_in_the_list_yet_and_is_recorded(overlapped: Host, tmp_path: Path) -> None:
     case = replace(MIXED, requests=MIXED.requests[:2], exercises=("mixed_step", "accept_all"))
-    with Host(mode=Mode(overlap=True)) as host:
-        verdict = judge(host.engine(case).run(case, tmp_path))
+    verdict = judge(overlapped.engine(case).run(case, tmp_path))
     assert verdict.status == "equal", verdict
 
 
-def test_an_abort_of_a_request_whose_step_a_retraction_took_has_one_step_more_and_no_other(tmp_path: Path) -> None:
+def test_an_abort_of_a_request_whose_step_a_retraction_took_has_one_step_more_and_no_other(
+    overlapped: Host, tmp_path: Path
+) -> None:
     """`a` is prefilled when the abort comes, and is retracted, for want of slots, before anybody looks at that."""
     case = Case(
         name="abort-and-retraction",
@@ -56,14 +55,13 @@ def test_an_abort_of_a_request_whose_step_a_retraction_took_has_one_step_more_an
     finish = "sglang.srt.managers.schedule_batch.Req.update_finish_state"
     late = "if self.to_finish and setattr(self, 'late', getattr(self, 'late', 0) + 1) is None and self.late > 1:"
     fault = Patch(name="late-abort", edits=(Edit(target=finish, match="if self.to_finish:", replacement=late),))
-    with Host(mode=Mode(overlap=True)) as host:
-        for name, patches, expected in (("released", (), ("equal", "")), ("late", (fault,), ("diverged", "schedule.events"))):
-            (tmp_path / name).mkdir()
-            verdict = judge(host.engine(case, patches).run(case, tmp_path / name))
-            assert (verdict.status, verdict.rule) == expected, verdict
+    for name, patches, expected in (("released", (), ("equal", "")), ("late", (fault,), ("diverged", "schedule.events"))):
+        (tmp_path / name).mkdir()
+        verdict = judge(overlapped.engine(case, patches).run(case, tmp_path / name))
+        assert (verdict.status, verdict.rule) == expected, verdict
 
 
-def test_an_aborted_request_may_be_retracted_before_its_end_again_and_again(tmp_path: Path) -> None:
+def test_an_aborted_request_may_be_retracted_before_its_end_again_and_again(overlapped: Host, tmp_path: Path) -> None:
     """The pool holds one of the two: `b` is prefilled several times after its abort, and ends one step after the last."""
     case = Case(
         name="abort-and-retractions",
@@ -80,14 +78,13 @@ def test_an_aborted_request_may_be_retracted_before_its_end_again_and_again(tmp_
         events=(Event(at=6, kind="abort", request="b"), Event(at=7, kind="retract")),
         engine=EngineSettings(sglang=SGLangSettings(max_running_requests=2, max_total_tokens=320)),
     )
-    with Host(mode=Mode(overlap=True)) as host:
-        trace = host.engine(case).run(case, tmp_path)
+    trace = overlapped.engine(case).run(case, tmp_path)
     prefills = [record for record in trace.header.records if record.stage == "prefill" and record.request == "b"]
     assert len(prefills) > 2
     assert judge(trace).status == "equal"
 
 
-def test_the_result_of_a_last_chunk_may_be_lost_in_a_retraction(tmp_path: Path) -> None:
+def test_the_result_of_a_last_chunk_may_be_lost_in_a_retraction(overlapped: Host, tmp_path: Path) -> None:
     """`c` finds no slots and is retracted when its prompt has just been prefilled to the end, before its first token is seen.
     Prefilled again, the layers look ahead to the end of the prompt and no further: nobody knows that token."""
     requests = (
@@ -105,8 +102,7 @@ def test_the_result_of_a_last_chunk_may_be_lost_in_a_retraction(tmp_path: Path) 
         events=(Event(at=11, kind="retract"),),
         engine=EngineSettings(sglang=SGLangSettings(max_total_tokens=100)),
     )
-    with Host(mode=Mode(overlap=True)) as host:
-        trace = host.engine(case, patches_of(None, ["multi-layer-chunk-tail-2"], None)).run(case, tmp_path)
+    trace = overlapped.engine(case, patches_of(None, ["multi-layer-chunk-tail-2"], None)).run(case, tmp_path)
     ends = [record.numbers["end"] for record in trace.header.records if record.stage == "prefill" and record.request == "c"]
     assert ends.count(24) == 2  # the prompt's end, and no token behind it
     assert judge(trace).status == "equal"

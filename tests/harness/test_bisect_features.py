@@ -62,6 +62,7 @@ RICH = Case(
         ),
     ),
     events=(
+        Event(at=0, kind="abort", request="a", step=3),
         Event(at=2, kind="pause"),
         Event(at=3, kind="resume"),
         Event(at=4, kind="retract"),
@@ -140,7 +141,7 @@ def test_a_generated_case_without_any_of_its_features_is_valid(case: Case, data:
 def test_no_field_of_a_case_is_forgotten() -> None:
     """A field that a later version of the form has must be a feature, or stand here."""
     plain = {"schema", "name", "model", "exercises", "engine", "id", "prompt", "max_new_tokens", "at", "kind", "request"}
-    plain |= {"random_seed"}
+    plain |= {"random_seed", "step"}
     changed = set()
     for rich, feature in ((one, feature) for one in (RICH, RICH_CHAIN) for feature in features_of(one)):
         for case in variants(rich, [feature]):

@@ -115,6 +115,14 @@ BAD = {
     "a regular expression with rules": (with_request(grammar={"rules": ["a", "b"]}), "a regular expression with rules"),
     "a grammar that never ends": (with_request(grammar={"kind": "ebnf", "rules": ["aA"]}), "no text that ends"),
     "a rule that begins with itself": (with_request(grammar={"kind": "ebnf", "rules": ["Aa|b"]}), "begins with itself"),
+    "an abort inside a step and before an iteration": (
+        changed(events=[{"at": 2, "kind": "abort", "request": "a", "step": 1}]),
+        "`step` is of an abort that comes inside a step",
+    ),
+    "a pause inside a step": (
+        changed(events=[{"at": 0, "kind": "pause", "step": 1}]),
+        "`step` is of an abort that comes inside a step",
+    ),
     "an abort before a grammar is read": (
         changed(
             requests=[{**GOOD["requests"][0], "grammar": {"rules": ["a"]}}],

@@ -5,7 +5,7 @@ from msgspec.structs import replace
 from eagletwin.cases.blocks import Asked, block_of
 from eagletwin.harness.commands.fuzz.cutting import cuts
 from eagletwin.harness.commands.fuzz.shrinking import size
-from eagletwin.harness.core.case import Bias, Case, Grammar, Logprobs, Penalties, Processor, Request, Sampling
+from eagletwin.harness.core.case import Bias, Case, Event, Grammar, Logprobs, Penalties, Processor, Request, Sampling
 from eagletwin.harness.families.valid import check_case
 
 
@@ -20,6 +20,13 @@ def test_cuts_are_valid_and_lead_to_one_token() -> None:
         [request] = case.requests
         assert (len(request.prompt), request.max_new_tokens, case.events, case.chunks) == (1, 1, (), ())
         assert (case.topk, case.num_steps, case.page_size) == (1, 1, 1)
+
+
+def test_an_abort_comes_in_an_earlier_step_or_not_at_all() -> None:
+    request = Request(id="a", prompt=(7,), max_new_tokens=1)
+    case = Case(name="abort", model="llama-tiny", num_steps=1, requests=(request,))
+    found = {cut.events for cut in cuts(replace(case, events=(Event(at=0, kind="abort", request="a", step=5),)))}
+    assert found >= {(), *((Event(at=0, kind="abort", request="a", step=step),) for step in (1, 4))}
 
 
 def test_what_a_request_asks_for_is_taken_away_too() -> None:

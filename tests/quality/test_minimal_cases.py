@@ -13,6 +13,7 @@ from eagletwin.harness.check.trials import Trials
 from eagletwin.harness.commands.fuzz.plan import Plan
 from eagletwin.harness.commands.fuzz.search import Fuzz
 from eagletwin.harness.core.case import Case, Logprobs
+from eagletwin.harness.core.mode import Mode
 from eagletwin.harness.core.patch import Edit, Patch
 from eagletwin.harness.core.run_spec import RunSpec
 from eagletwin.harness.engines.host import Host
@@ -168,6 +169,33 @@ def test_what_a_fault_does_not_need_is_asked_for_no_longer(host: Host, tmp_path:
         (request.stream, len(request.logit_bias), request.logprobs, request.penalties is not None) for request in case.requests
     ]
     assert (finding.signature.rule, found) == smallest
+
+
+# Fault -> its edit, and of the smallest case: the rule, and the steps inside which requests are aborted.
+IN_STEPS = {
+    "a prefill that is under way is not looked for": (
+        Edit(
+            target="sglang.srt.managers.scheduler.Scheduler.abort_request",
+            match="for req in self.collect_inflight_reqs():",
+            replacement="for req in self.running_batch.reqs:",
+        ),
+        ("schedule.events", [1]),
+    ),
+    "the bonus token is an accepted draft": (ASKED["the bonus token is an accepted draft"][0], ("output.counts", [])),
+}
+
+
+@pytest.mark.parametrize("fault", sorted(IN_STEPS))
+def test_aborts_inside_a_step_stay_only_where_a_fault_needs_them(tmp_path: Path, fault: str) -> None:
+    edit, smallest = IN_STEPS[fault]
+    mode = Mode(overlap=True)
+    asked = Asked(held={"model": "llama-tiny"}, sampling="", asks=("abort_in_step",), overlap=True)
+    plan = Plan(seed=0, seconds=1e9, max_cases=1000, shrink_seconds=120.0, command="", asked=asked)
+    with Host(mode=mode) as host:
+        trials = Trials(host, RunSpec(mode=mode, patches=(Patch(name="planted", edits=(edit,)),)))
+        finding = next(Fuzz(trials, tmp_path, plan).search())
+    steps = [event.step for event in finding.outcome.case.events if event.step]
+    assert (finding.signature.rule, steps) == smallest
 
 
 # Fault -> its edit, and of the smallest case: the rule, whether it has a hierarchical cache, and its requests.

@@ -213,6 +213,13 @@ FEATURES: tuple[Feature, ...] = (
         _has_events("retract"),
         _without_events("retract"),
     ),
+    Feature(
+        "aborts inside a step",
+        lambda case: "abort events inside a step",
+        "none of them inside a step",
+        lambda case: any(event.step for event in case.events),
+        lambda case: iter([replace(case, events=tuple(event for event in case.events if not event.step))]),
+    ),
     Feature("aborts", lambda case: "abort events", "none", _has_events("abort"), _without_events("abort")),
     Feature(
         "pauses",

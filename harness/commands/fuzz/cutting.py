@@ -35,6 +35,9 @@ def _cuts(case: Case) -> Iterator[Case]:
     for number in range(len(case.events)):
         yield replace(case, events=case.events[:number] + case.events[number + 1 :])
         yield replace(case, events=case.events[:number] + case.events[number + 2 :])  # a pause and its end
+    for number, event in enumerate(case.events):
+        for step in {1, event.step - 1} if event.step > 1 else ():
+            yield replace(case, events=(*case.events[:number], replace(event, step=step), *case.events[number + 1 :]))
     for number, request in enumerate(case.requests):
         for smaller in _shorter(request):
             yield replace(case, requests=(*case.requests[:number], smaller, *case.requests[number + 1 :]))

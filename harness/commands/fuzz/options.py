@@ -162,6 +162,7 @@ class SearchOptions:
             wanted=narrowed(self.only, self.left_out),
             widest=WIDEST[mode.dtype],
             retract=not mode.overlap,
+            overlap=mode.overlap,
         )
 
     @property

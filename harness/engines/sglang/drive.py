@@ -19,6 +19,7 @@ from . import control, switches
 from .accounts import Accounts
 from .eras import adaptive, requests, stepping, workers
 from .fates import Fates
+from .in_step import InStep
 from .stand_ins.ends import Ends
 from .taps.taps import Taps
 from .taps.unrecorded import Unrecorded
@@ -73,6 +74,7 @@ class Drive:
         self._taps = _taps_of(scheduler)(scheduler, recorder, reached)
         self._accounts = Accounts(self._taps, recorder)
         self._fates = Fates()
+        self._in_step = InStep(recorder)
         self._on_gpu = str(scheduler.device).startswith("cuda")
         self._paused = False
         self._iteration = -1
@@ -106,8 +108,13 @@ class Drive:
             self._taps.watch_masks(RECIPES[self.case.model].target.vocab_size)
         adaptive.restart(self._scheduler, self.case)
         chunk = self._scheduler.chunked_prefill_size
-        with self._taps, contextlib.suppress(_Done):
-            stepping.event_loop(self._scheduler)()
+        if any(event.step for event in self.case.events):
+            self._in_step.watch(self._scheduler)
+        try:
+            with self._taps, contextlib.suppress(_Done):
+                stepping.event_loop(self._scheduler)()
+        finally:
+            self._in_step.undo()
         self._scheduler.chunked_prefill_size = chunk
 
     def _receive_of_rank(self) -> list[Any] | None:
@@ -154,14 +161,16 @@ class Drive:
             raise _Done
 
     def _messages(self) -> list[Any]:
-        """What the scheduler receives in this iteration: requests that arrive, then the events."""
+        """What the scheduler receives in this iteration: what came while the last batch ran, requests that arrive, then the
+        events."""
         handed_in = self._fates.handed_in
         arrived = [one for one in self.case.requests if one.arrive <= self._iteration and one.id not in handed_in]
         self._fates.arrive(request.id for request in arrived)
         vocabulary = RECIPES[self.case.model].target.vocab_size
-        sent = [requests.tokenized(request, vocabulary) for request in arrived]
+        sent = [message for event in self._in_step.due(self.case, self._iteration) for message in self._control(event)]
+        sent += [requests.tokenized(request, vocabulary) for request in arrived]
         for event in self.case.events:
-            if event.at == self._iteration:
+            if event.at == self._iteration and not event.step:
                 sent += self._control(event)
         if self._paused and self._live is None and self._iteration > self.case.last_arrival:
             sent += self._control(Event(at=self._iteration, kind="resume"))
