@@ -3,7 +3,7 @@
 The scheduler looks for a request's prefix before it knows whether there is room for the request, and writes down from which
 slot its state will be copied. It took back the request's own slot where there was no room, and not that note. If the prefix
 was dropped from the cache until the request's turn came, its prefill began at the first token, and from the state that the
-noted slot held by then. Output is wrong.
+noted slot held by then. Output is wrong. A prefill of Mamba-2 without a prefix reads no state, and is right.
 """
 
 from eagletwin.harness.core.case import Case, EngineSettings, Request, SGLangSettings
@@ -20,7 +20,7 @@ ENTRY = Entry(
     buggy="0.5.13 - 0.5.14",
     fixed="0.5.15",
     last_bad="0.5.14",
-    trigger="layers that keep a state, the prefix cache, a request that waits for memory while its prefix is dropped",
+    trigger="layers of the gated delta rule (Qwen3-Next), the prefix cache, a request that waits while its prefix is dropped",
     revert=Patch(
         name="revert-29354",
         edits=(
