@@ -26,12 +26,16 @@ from . import (
     pr_22088,
     pr_22832,
     pr_22954,
+    pr_23331,
     pr_25015,
     pr_26239,
     pr_26329,
     pr_26972,
     pr_26997,
+    pr_27095,
+    pr_29354,
     pr_33758,
+    pr_37836,
     retracted_chunk_tail,
     row_overflow,
     small_tree,
@@ -80,6 +84,10 @@ LEDGER: dict[str, Entry] = {
         deterministic_window.ENTRY,
         adaptive_rejection.ENTRY,
         adaptive_scan.ENTRY,
+        pr_23331.ENTRY,
+        pr_27095.ENTRY,
+        pr_29354.ENTRY,
+        pr_37836.ENTRY,
     )
 }
 

@@ -11,6 +11,20 @@ from eagletwin.harness.core.patch import Edit, Patch
 
 from ..entry import Entry
 
+
+def of_model(name: str, model: str) -> Case:
+    """Two requests, and a round that is shorter than the longest."""
+    tiers = (Tier(batch=1, steps=(1,)), Tier(batch=64, steps=(2,)))
+    return Case(
+        name=name,
+        model=model,
+        num_steps=1,
+        requests=(Request(id="a", prompt=(49,), max_new_tokens=2), Request(id="b", prompt=(49,), max_new_tokens=2)),
+        engine=EngineSettings(sglang=SGLangSettings(adaptive=Adaptive(tiers=tiers))),
+        exercises=("batch",),
+    )
+
+
 ENTRY = Entry(
     id="adaptive-scan",
     title="Find each request's states of Mamba-2 in rounds that are shorter than the longest",
@@ -28,14 +42,5 @@ ENTRY = Entry(
             ),
         ),
     ),
-    case=Case(
-        name="adaptive-scan",
-        model="nemotron-h-nextn",
-        num_steps=1,
-        requests=(Request(id="a", prompt=(49,), max_new_tokens=2), Request(id="b", prompt=(49,), max_new_tokens=2)),
-        engine=EngineSettings(
-            sglang=SGLangSettings(adaptive=Adaptive(tiers=(Tier(batch=1, steps=(1,)), Tier(batch=64, steps=(2,)))))
-        ),
-        exercises=("batch",),
-    ),
+    case=of_model("adaptive-scan", "nemotron-h-nextn"),
 )

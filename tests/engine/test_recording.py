@@ -80,7 +80,7 @@ NOT_SHOWN = {
         "which hidden states a request is given is not recorded",
     ),
     "two-chunked": "a request is recorded once its prompt was read to the end, which this one's never is",
-    "adaptive-scan": "a layer's state is not recorded",
+    **dict.fromkeys(("adaptive-scan", "23331", "27095", "29354", "37836"), "a layer's state is not recorded"),
     "tree-window": "what a node attends to is in its row and its logits alone",
 }
 # These end the worker, overflow memory that nothing reads, show in rows and in a view alone, or are of a draft without rows of

@@ -8,13 +8,15 @@ from msgspec.structs import replace
 
 from eagletwin.cases.regressions import LEDGER
 from eagletwin.harness.core.case import Case, EngineSettings, Request, SGLangSettings
-from eagletwin.harness.core.patch import Edit
+from eagletwin.harness.core.patch import Edit, Patch
+from eagletwin.harness.core.run_spec import Limits
 from eagletwin.harness.core.trace import Trace
 from eagletwin.harness.engines.host import Host
 from eagletwin.harness.judge.judge import judge
 
 from .changes import Change, bump, nan, nudge, shorten
 from .conftest import Runner
+from .older import host_of
 
 BACKEND = "sglang.srt.layers.attention.hybrid_linear_attn_backend.HybridLinearAttnBackend.update_mamba_state_after_mtp_verify"
 SCATTER = "sglang.kernels.ops.mamba.mamba_state_scatter_triton.scatter_mamba_states_after_mtp_verify"
@@ -228,6 +230,25 @@ def test_after_a_prefix_the_draft_keeps_a_row_of_another_continuation(run: Runne
     assert verdict.first is not None
     assert verdict.first.index.startswith("row 63, ")
     assert all(rule.startswith("draft.") for rule in verdict.later)  # the target is right
+
+
+# What #27095 asked for, in the release before the first that has it.
+UNCLEARED = Edit(
+    target="sglang.srt.layers.attention.hybrid_linear_attn_backend.MambaAttnBackendBase._execute_deferred_mamba_cow_and_clear",
+    match="not forward_batch.forward_mode.is_extend()",
+    replacement="not forward_batch.forward_mode.is_extend() or forward_batch.forward_mode.is_target_verify()",
+)
+
+
+def test_the_oldest_release_that_is_driven_has_one_bug_in_chains_and_no_other(states_case: Case, tmp_path: Path) -> None:
+    """Ledger entry 27095: without its fix the first round behind a batch's prefill is wrong, and with it nothing is."""
+    (tmp_path / "fixed").mkdir()
+    with host_of("0.5.13.post1") as oldest:
+        wrong = judge(oldest.engine(states_case).run(states_case, tmp_path, Limits()))
+        fix = (Patch(name="uncleared", edits=(UNCLEARED,)),)
+        right = judge(oldest.engine(states_case, fix).run(states_case, tmp_path / "fixed", Limits()))
+    assert (wrong.status, wrong.rule) == ("diverged", "target.kv"), wrong
+    assert right.status == "equal", right
 
 
 def test_with_pairs_as_keys_it_does_not_and_other_prefixes_are_still_found(run: Runner) -> None:

@@ -75,6 +75,20 @@ class TestEagleDraftChain(unittest.TestCase):
     def test_row_of_req_to_token_holds_the_pages_of_a_tree(self):
         self._assert_fixed("26972")
 
+    # Layers that keep a state
+
+    def test_states_lie_where_the_buffer_has_them_in_short_rounds(self):
+        self._assert_fixed("23331")
+
+    def test_verify_leaves_the_states_of_a_prefill(self):
+        self._assert_fixed("27095")
+
+    def test_waiting_request_forgets_the_state_of_its_prefix(self):
+        self._assert_fixed("29354")
+
+    def test_cached_state_of_each_request_of_a_prefill(self):
+        self._assert_fixed("37836")
+
     # Several draft layers
 
     def test_each_layer_uses_its_own_req_to_token_pool(self):

@@ -262,7 +262,7 @@ def _state_arguments(case: Case) -> dict[str, Any]:
     if not case.engine.sglang.radix_cache:
         return {"max_mamba_cache_size": running + _SPARE_STATES}
     # what SGLang takes on a GPU, where batches overlap: states are tracked while a request runs, in further slots of its own
-    tracked = {"mamba_radix_cache_strategy": "extra_buffer", "mamba_track_interval": TRACKED_EVERY}
+    tracked = {state_layers.strategy_argument(): "extra_buffer", "mamba_track_interval": TRACKED_EVERY}
     return {"max_mamba_cache_size": 5 * running + _SPARE_STATES, **tracked}
 
 

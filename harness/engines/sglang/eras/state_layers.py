@@ -2,8 +2,8 @@
 
 `is_cpu()` decides, in part while the modules are imported and in part while they run. The commit's kernels refuse tensors that
 are not a GPU's, or are passed over for them. What one kind of layer needs besides is in delta_layers.py and scan_layers.py.
-Called by boot.py for recipes with such layers. Seen on 0.5.14 to 0.5.23; 0.5.13 has no windows that overlap,
-and is refused.
+Called by boot.py for recipes with such layers. Seen on 0.5.13 to 0.5.23; 0.5.13 has no windows that overlap, and no commit of
+such.
 """
 
 import contextlib
@@ -48,6 +48,9 @@ _WITH_CACHE = (
 # Up to 0.5.18 torch works out the commit's node on every device.
 _COMMITTED = (("sglang.srt.speculative.spec_utils._verify_commit_step_indices", "if accept_index.is_cuda:", "if True:"),)
 
+# Memory that torch cannot pin without a GPU: up to 0.5.22, where a round is told the slots in which it tracks states.
+_PINNED = ("sglang.srt.managers.schedule_batch.set_mamba_track_indices_from_reqs", "pin_memory=True,", "")
+
 
 def _no() -> bool:
     return False
@@ -67,9 +70,9 @@ def use_triton(shims: list[str], *, scans: bool) -> None:
         for name in (*_MODULES, *kind.MODULES):
             _as_elsewhere(importlib.import_module(name))
             shims.append(f"{name}: is_cpu() is False")
-        for gate in (_STATES, _WINDOWS, *((one,) for one in kind.GATES)):
+        for gate in (_STATES, *((one,) for one in kind.GATES)):
             shims.append(f"{_opened(gate)}: for tensors on a CPU too")
-        for gate in (_WITH_CACHE, _COMMITTED):
+        for gate in (_WINDOWS, _WITH_CACHE, _COMMITTED):
             with contextlib.suppress(patches.PatchFailed):  # a gate that stays shut raises, or is told by the kernels that ran
                 shims.append(f"{_opened(gate)}: for tensors on a CPU too")
     except (ModuleNotFoundError, patches.PatchFailed) as error:
@@ -77,8 +80,18 @@ def use_triton(shims: list[str], *, scans: bool) -> None:
     finally:
         for place, original in zip(places, on_cpu, strict=True):
             place.is_cpu = original
+    with contextlib.suppress(patches.PatchFailed):  # the memory is another one, or a crash tells
+        shims.append(f"{_opened((_PINNED,))}: no pinned memory")
     cuda_literals.install_for_states(shims)
     kind.complete(shims)
+
+
+def strategy_argument() -> str:
+    """What ServerArgs calls how states are tracked for the prefix cache: 0.5.14 renamed it."""
+    from sglang.srt.server_args import ServerArgs
+
+    names = ("mamba_radix_cache_strategy", "mamba_scheduler_strategy")
+    return next(name for name in names if hasattr(ServerArgs, name))
 
 
 def _opened(gate: Sequence[tuple[str, str, str]]) -> str:

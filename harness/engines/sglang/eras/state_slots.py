@@ -2,7 +2,7 @@
 
 From 0.5.19 on `request.kv` holds the slots; before it the request itself does. Which of its further slots are taken is written
 down from 0.5.23 on; before that each is, as soon as the request has them. A cache with a core of its own is asked by node; of
-one without, the node of a match has the slot. Called by taps/states.py. Seen on 0.5.14 to 0.5.23.
+one without, the node of a match has the slot. Called by taps/states.py. Seen on 0.5.13 to 0.5.23.
 """
 
 from array import array
@@ -43,6 +43,13 @@ def tracked(request: Any) -> list[int]:
     return [slot for slot, left in zip(slots.tolist(), gone, strict=True) if not left]
 
 
+def windows_of_nodes(pool: Any) -> list[Tensor]:
+    """What the convolutions of verify's nodes saw, as it lies in memory: 0.5.14 and later let a chain's windows overlap."""
+    windows = pool.mamba_cache.intermediate_conv_window
+    laid: list[Tensor] = getattr(pool, "_intermediate_conv_window_phys", windows)
+    return laid
+
+
 def cached(cache: Any) -> Tensor:
     """Slots that the prefix cache owns [n]. Up to 0.5.21 a cache that is off has no answer."""
     if not hasattr(cache, "all_mamba_values_flatten"):
@@ -62,6 +69,6 @@ def of_prefix(cache: Any, tokens: list[int]) -> Any:
     match = cache.match_prefix(MatchPrefixParams(key=RadixKey(token_ids=array("q", tokens))))
     if not hasattr(cache, "tree_core"):
         return match.last_device_node.mamba_value
-    from sglang.srt.mem_cache.unified_cache.components.base import ComponentType
+    from sglang.srt.mem_cache.unified_cache.component_type import ComponentType
 
     return cache.tree_core.get_component_device_value(match.best_match_node, ComponentType.MAMBA)

@@ -24,7 +24,7 @@ class StatePool:
         self._cache = pool.mamba_pool.mamba_cache
         self._kept = (self._cache.temporal, *self._cache.conv)  # [L, slots, ..] each
         # [L, rows, nodes, ..] of the states; the windows of a chain's nodes overlap, and lie in one buffer [L, rows, C, ..]
-        self._of_nodes = (self._cache.intermediate_ssm, *pool.mamba_pool._intermediate_conv_window_phys)
+        self._of_nodes = (self._cache.intermediate_ssm, *state_slots.windows_of_nodes(pool.mamba_pool))
 
     @property
     def total(self) -> int:
