@@ -24,6 +24,7 @@ from .journal import BlockDone, Concluded, Died, Drove, Joined, LegClosed, Recor
 from .messages import BlockJob, BugBehind, InquiryJob, Job, Packed, Terms
 
 TRIES = 3  # workers that may end over one block, or one inquiry, before it is given up
+UNREAD = 2  # answers that a worker may have given and the driver not read; then the worker waits
 _STAY = 4  # blocks by which one leg may be ahead of another before a worker changes to that one: it imports another SGLang
 
 
@@ -106,7 +107,7 @@ class Books:
     def _goes_on(self, at: float) -> None:
         """A driver begins. What the one before it had handed out, and heard nothing of, is handed out again."""
         self.fuzz.begun = time.monotonic() - at
-        self.again, self.up = self.again + self.up, 0
+        self.again, self.up = self.again + UNREAD * self.up, 0
         self.drivers += 1
         for leg in self.legs:
             for block in range(leg.next):

@@ -1,7 +1,7 @@
 """Workers on Ray: one actor each, which may die at any time. The only file that knows Ray.
 
 An actor that dies is replaced by another one, on whatever machine has room. Its answers come as a stream, one after each case,
-so that no more than the case that it was running is lost.
+so that no more than the case that it was running is lost. It waits where the driver does not read them.
 """
 
 import re
@@ -12,11 +12,13 @@ from typing import Any
 
 from eagletwin.harness.core.errors import HarnessError, InputError
 
+from .books import UNREAD
 from .drive import Heard
 from .worker import Worker
 
 _COLOURS = re.compile(r"\x1b\[[0-9;]*m")
 _WAIT = 0.5  # seconds to wait for an answer
+_PATIENCE = 10.0  # seconds in which idle workers close their engines
 _STILLBORN = 5  # actors that may end one after the other before they are up, with none up
 _WORKER_BYTES = 1_500_000_000  # of memory that one worker takes with its engines
 
@@ -61,6 +63,9 @@ class OnRay:
         return self
 
     def __exit__(self, *_: object) -> None:
+        with suppress(Exception):  # those that run a case are ended
+            closing = [self._actors[worker].close.remote() for worker in self.idle()]
+            self._ray.wait(closing, num_returns=len(closing), timeout=_PATIENCE)
         for actor in self._actors.values():
             with suppress(Exception):
                 self._ray.kill(actor)
@@ -71,15 +76,16 @@ class OnRay:
         return len(self._actors)
 
     def idle(self) -> list[int]:
-        self._grow()
         busy = set(self._awaited.values())
         return [worker for worker in self._up if worker not in busy]
 
     def start(self, worker: int, job: bytes) -> None:
-        stream = self._actors[worker].run.options(num_returns="streaming").remote(job)
+        streaming = {"num_returns": "streaming", "_generator_backpressure_num_objects": UNREAD}
+        stream = self._actors[worker].run.options(**streaming).remote(job)
         self._awaited[stream] = worker
 
     def heard(self) -> Iterator[Heard]:
+        self._grow()
         ready, _ = self._ray.wait(list(self._awaited), num_returns=1, timeout=_WAIT)
         while ready:
             yield self._of(ready[0])

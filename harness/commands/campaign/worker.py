@@ -54,8 +54,8 @@ class Worker:
 
     def __init__(self, terms: bytes, started: Host | None = None) -> None:
         draw_from_seeds_alone()
-        self._scratch = tempfile.TemporaryDirectory(prefix="eagletwin-")
-        inside = Path(self._scratch.name, *("d" * _DEEP))
+        self._scratch = tempfile.mkdtemp(prefix="eagletwin-")
+        inside = Path(self._scratch, *("d" * _DEEP))
         inside.mkdir(parents=True)
         os.chdir(inside)
         self._terms: Terms = read_terms(terms)
@@ -77,13 +77,18 @@ class Worker:
             for answer in self._block(wanted) if isinstance(wanted, BlockJob) else self._inquire(wanted):
                 yield packed(answer)
         except WouldNotStart as error:
-            self.close()
+            self._leave()
             yield packed(Refusal(str(error)))
         except EagletwinError as error:
-            self.close()  # the next job begins with engines of its own
+            self._leave()  # the next job begins with engines of its own
             yield packed(BlockFailed(error.cause, error.consequence, error.remedy))
 
     def close(self) -> None:
+        """End the engines, and remove what was written."""
+        self._leave()
+        shutil.rmtree(self._scratch, ignore_errors=True)
+
+    def _leave(self) -> None:
         if self._host is not None and self._host is not self._started:
             self._host.close()
         self._leg, self._host = -1, self._started
@@ -92,7 +97,7 @@ class Worker:
         """Have the SGLang of this leg, and no other: one is imported at a time. Raises WouldNotStart."""
         if leg == self._leg:
             return
-        self.close()
+        self._leave()
         options = self._terms.options_of(leg)
         if self._host is None:
             self._host = Host(source=resolve(options.run.sglang), mode=options.run.mode)
