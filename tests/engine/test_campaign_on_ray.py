@@ -109,7 +109,7 @@ def test_a_killed_worker_a_killed_node_and_a_killed_driver_lose_nothing(
         "IndexError",
         "draft.kv",
     ]
-    assert sum(one["type"] == "Concluded" and one["told"]["type"] == "Packed" for one in journal(folder)) == 2
+    assert sum(one["type"] == "InquiryOver" and one["told"]["type"] == "Packed" for one in journal(folder)) == 2
     assert twice <= done["again"]
     assert done["deaths"] >= 2
     assert done["drivers"] == 2
@@ -124,7 +124,7 @@ def test_a_planted_fault_is_found_once_and_made_small_once(cluster: Any, tmp_pat
     assert done.returncode == 1, done.stderr
     assert done.stdout.count("DIVERGED") == 1
     folder = tmp_path / "eagletwin-runs" / "campaign-0"
-    concluded = [one["told"] for one in journal(folder) if one["type"] == "Concluded"]
+    concluded = [one["told"] for one in journal(folder) if one["type"] == "InquiryOver"]
     assert [one["signature"]["rule"] for one in concluded] == ["draft.positions"]
     [finding] = json.loads((folder / "summary.json").read_text())["findings"]
     case = finding["case"]

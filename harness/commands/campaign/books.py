@@ -20,7 +20,7 @@ from eagletwin.harness.engines.source import resolve
 from ..fuzz.looking import NO_BLOCK, CaseSeen
 from ..fuzz.search import Fuzz
 from .corpus import blocks_of
-from .journal import BlockDone, Concluded, Died, Drove, Joined, LegClosed, Record, Saw
+from .journal import BlockDone, Died, Drove, InquiryOver, Joined, LegClosed, Record, Saw
 from .messages import BlockJob, BugBehind, InquiryJob, Job, Packed, Terms
 
 TRIES = 3  # workers that may end over one block, or one inquiry, before it is given up
@@ -82,7 +82,7 @@ class Books:
             leg.begun.pop(record.block, None)
             leg.done.add(record.block)
             leg.next = max(leg.next, record.block + 1)
-        elif isinstance(record, Concluded):
+        elif isinstance(record, InquiryOver):
             self._concluded(record)
         elif isinstance(record, Died):
             self._died(record)
@@ -150,7 +150,7 @@ class Books:
             columns=self._columns,
         )
 
-    def _concluded(self, record: Concluded) -> None:
+    def _concluded(self, record: InquiryOver) -> None:
         inquiry, told = self.inquiries.pop(record.number), record.told
         signature = inquiry.seen.signature
         assert signature is not None

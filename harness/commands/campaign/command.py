@@ -131,7 +131,7 @@ def gone_on(options: "SearchOptions", releases: Sequence[str], corpus: Path | No
     from eagletwin import __version__
 
     from ..fuzz.options import SearchOptions
-    from .journal import Began, read_journal
+    from .journal import CampaignBegan, read_journal
 
     usual = SearchOptions(minutes=options.minutes, max_cases=options.max_cases, out=options.out)
     if options != usual or releases != [""] or corpus is not None:
@@ -141,8 +141,8 @@ def gone_on(options: "SearchOptions", releases: Sequence[str], corpus: Path | No
             remedy="leave all out but --address, --workers, --per-gpu, --minutes and --cases",
         )
     first = next(read_journal(folder), None)
-    if not isinstance(first, Began) or first.terms.version != __version__:
-        had = "its journal is empty" if not isinstance(first, Began) else f"eagletwin {first.terms.version} began it"
+    if not isinstance(first, CampaignBegan) or first.terms.version != __version__:
+        had = "its journal is empty" if not isinstance(first, CampaignBegan) else f"eagletwin {first.terms.version} began it"
         raise InputError(
             f"{folder}: {had}", consequence="nothing was run", remedy=f"begin a campaign with eagletwin {__version__}"
         )
@@ -172,7 +172,7 @@ def conduct(terms: "Terms", folder: Path, crew: "Crew") -> int:
     """Drive a campaign, or go on with it, and print what is found and what was looked at; the exit code."""
     from .books import Books
     from .drive import Driver
-    from .journal import JOURNAL, Began, Drove, Journal, read_journal
+    from .journal import JOURNAL, CampaignBegan, Drove, Journal, read_journal
     from .report import exit_code
 
     interrupted = False
@@ -184,7 +184,7 @@ def conduct(terms: "Terms", folder: Path, crew: "Crew") -> int:
             books.note(record)
         journal = stack.enter_context(Journal(folder))
         books.fuzz.line = stack.enter_context(progress("cases"))
-        for record in ([] if known else [Began(terms)]) + [Drove(books.last_at)]:
+        for record in ([] if known else [CampaignBegan(terms)]) + [Drove(books.last_at)]:
             journal.add(record)
             books.note(record)
         try:

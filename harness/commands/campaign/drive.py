@@ -14,7 +14,7 @@ from eagletwin.harness.core.errors import HarnessError
 from ..fuzz.looking import CaseSeen, Unstarted
 from ..fuzz.messages import BlockFailed
 from .books import Books
-from .journal import BlockDone, Concluded, Died, Joined, Journal, LegClosed, Record, Saw
+from .journal import BlockDone, Died, InquiryOver, Joined, Journal, LegClosed, Record, Saw
 from .messages import Answer, BlockJob, BugBehind, InquiryJob, Packed, Refusal, SetAside, Up, packed, read_answer
 
 # Of a job: bytes are an answer, None is its end; a text: the worker ended, and why.
@@ -114,7 +114,7 @@ class Driver:
             _unpack(Path(job.folder), told.files)
             told = replace(told, files={})
             self._told(told)
-        self._note(Concluded(job.number, told, tuple(self._asides.pop(worker))))
+        self._note(InquiryOver(job.number, told, tuple(self._asides.pop(worker))))
 
     def _end(self, worker: int, heard: str | None) -> None:
         """A job is over, or the worker."""

@@ -23,7 +23,7 @@ JOURNAL = "journal.jsonl"
 _SURE = 1.0  # seconds after which lines are on the disk, whatever becomes of the machine
 
 
-class Began(Struct, frozen=True, tag=True):
+class CampaignBegan(Struct, frozen=True, tag=True):
     """The campaign began: the first line."""
 
     terms: Terms
@@ -58,7 +58,7 @@ class BlockDone(Struct, frozen=True, tag=True):
     block: int
 
 
-class Concluded(Struct, frozen=True, tag=True):
+class InquiryOver(Struct, frozen=True, tag=True):
     """An inquiry came to its end. asides: what smaller cases showed."""
 
     number: int
@@ -82,7 +82,7 @@ class LegClosed(Struct, frozen=True, tag=True):
     why: str
 
 
-Record = Began | Drove | Joined | Saw | BlockDone | Concluded | Died | LegClosed
+Record = CampaignBegan | Drove | Joined | Saw | BlockDone | InquiryOver | Died | LegClosed
 
 
 class Journal:
@@ -104,7 +104,7 @@ class Journal:
         """Write a line. It outlives this process at once, and the machine within a second."""
         self._file.write(msgspec.json.encode(record, enc_hook=str) + b"\n")
         self._file.flush()
-        if isinstance(record, Began | Concluded) or time.monotonic() > self._sure_at + _SURE:
+        if isinstance(record, CampaignBegan | InquiryOver) or time.monotonic() > self._sure_at + _SURE:
             os.fsync(self._file.fileno())
             self._sure_at = time.monotonic()
 

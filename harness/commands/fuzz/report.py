@@ -24,7 +24,7 @@ from .tally import MOST_UNDECIDED, KnownBug, Tally
 from .unsearched import not_looked_at
 
 
-class Reported(Protocol):
+class ToReport(Protocol):
     """What a report says of a finding; the rest is told as it is found (finding_text)."""
 
     @property
@@ -52,7 +52,7 @@ def finding_text(finding: Finding, columns: int) -> str:
     return "\n".join(lines)
 
 
-def tally_text(search: Fuzz, findings: Sequence[Reported], columns: int, *, interrupted: bool = False) -> str:
+def tally_text(search: Fuzz, findings: Sequence[ToReport], columns: int, *, interrupted: bool = False) -> str:
     """What was run, what it reached and what it left out. A finding that was still being shrunk counts as found."""
     tally, seconds = search.tally, search.seconds
     lines = [f"{'INTERRUPTED, ' if interrupted else ''}{_headline(search)}", ""]
@@ -181,7 +181,7 @@ def _values(values: list[int]) -> str:
     return " ".join(map(str, values))
 
 
-def _asides(search: Fuzz, findings: Sequence[Reported], columns: int) -> list[str]:
+def _asides(search: Fuzz, findings: Sequence[ToReport], columns: int) -> list[str]:
     """What was seen and not looked into, each with a case that shows it."""
     if not search.asides:
         return []
@@ -221,7 +221,7 @@ def _unconfirmed(search: Fuzz, one: Shrinking) -> dict[str, Any]:
 
 
 def write_summary(
-    folder: Path, search: Fuzz, findings: Sequence[Reported], more: Mapping[str, Any] | None = None
+    folder: Path, search: Fuzz, findings: Sequence[ToReport], more: Mapping[str, Any] | None = None
 ) -> dict[str, Any]:
     """summary.json: the figures of tally_text, and of each finding; and the page that is made of it. Returns the figures. more:
     further ones."""
