@@ -16,6 +16,7 @@ from eagletwin.harness.commands.acceptance.command import acceptance
 from eagletwin.harness.commands.as_json import print_error
 from eagletwin.harness.commands.bench.command import bench
 from eagletwin.harness.commands.bisect.command import bisect
+from eagletwin.harness.commands.campaign.command import campaign
 from eagletwin.harness.commands.check import check
 from eagletwin.harness.commands.ci.command import ci
 from eagletwin.harness.commands.compare.command import compare
@@ -48,6 +49,7 @@ app = typer.Typer(
 for command in (
     check,
     fuzz,
+    campaign,
     prove,
     bisect,
     diff,

@@ -214,6 +214,6 @@ def _keep_elsewhere(folder: Path, looking: "Fuzz", found: "list[Finding]", error
 
 
 def _exit_code(looking: "Fuzz", found: "list[Finding]") -> int:
-    if any(finding.outcome.verdict.status == "diverged" for finding in found):
+    if any(finding.status == "diverged" for finding in found):
         return EXIT_DIVERGED
     return EXIT_EQUAL if looking.looked_enough and not found else EXIT_UNKNOWN

@@ -6,14 +6,16 @@ case that a known bug spoils, so that what a remedy replaces is looked at as wel
 alone, so that the same seed comes to the same on any number of cores.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
+from itertools import zip_longest
 from random import Random
+from typing import Protocol
 
 from msgspec import Struct
 from msgspec.structs import replace
 
-from eagletwin.cases.blocks import Block, block_of
+from eagletwin.cases.blocks import block_of
 from eagletwin.cases.entry import Entry
 from eagletwin.harness.check.known import Explained, Mends
 from eagletwin.harness.check.trials import Trial
@@ -66,26 +68,41 @@ class CaseSeen(Struct, frozen=True, kw_only=True, tag=True):
     cured: tuple[str, ...] = ()
 
 
+class Drawn(Protocol):
+    """Cases that share an engine configuration: cases/blocks.py's Block, as far as they are run."""
+
+    @property
+    def number(self) -> int: ...
+    @property
+    def draw_seed(self) -> int: ...
+    @property
+    def probe(self) -> Case: ...
+    def cases(self) -> list[Case]: ...
+
+
 class Looking:
     """Runs blocks of a search on the engines of one host."""
 
     def __init__(self, mends: Mends, plan: Plan) -> None:
         self._mends, self._plan = mends, plan
 
-    def block(self, number: int) -> Iterator[CaseSeen | Unstarted]:
-        """The cases of a block, as they are run."""
-        block = block_of(self._plan.seed, number, self._plan.asked)
+    def block(self, number: int, earlier: Sequence[CaseSeen] = ()) -> Iterator[CaseSeen | Unstarted]:
+        """The cases of a block, as they are run. earlier: what came of the first of them elsewhere; these are not run again."""
+        yield from self.run(block_of(self._plan.seed, number, self._plan.asked), earlier)
+
+    def run(self, block: Drawn, earlier: Sequence[CaseSeen] = ()) -> Iterator[CaseSeen | Unstarted]:
+        """The same of a block that was drawn."""
         probe = block.probe
         views = self._mends.views(probe)
         view = views[Random(block.draw_seed).randrange(len(views))]
         try:
-            mended = () if number % AS_RELEASED == 0 else self._mends.seen(probe, view)
+            mended = () if block.number % AS_RELEASED == 0 else self._mends.seen(probe, view)
             self._mends.trials(mended, view).stand(probe)
         except WouldNotStart as error:
             yield Unstarted(probe, " ".join(error.cause.split()), error.ours)
             return
         yield from self.otherwise()
-        yield from self._cases(block, view, mended)
+        yield from self._cases(block, view, mended, earlier)
 
     def otherwise(self) -> Iterator[CaseSeen]:
         """Cases of the ledger that were run to see whether a known bug is here, and showed another."""
@@ -96,26 +113,33 @@ class Looking:
                 one = one if trial.verdict.undecided else self._mends.explain(trial, within)
             yield _seen(NO_BLOCK, one, within, trial.signature)
 
-    def _cases(self, block: Block, view: View, mended: tuple[Entry, ...]) -> Iterator[CaseSeen | Unstarted]:
+    def _cases(
+        self, block: Drawn, view: View, mended: tuple[Entry, ...], earlier: Sequence[CaseSeen]
+    ) -> Iterator[CaseSeen | Unstarted]:
         spoiled, cases = 0, block.cases()
         if not cases:
             yield Unstarted(block.probe, "no generated case has this configuration", ours=True)
-        for case in cases:
-            if unmet := self._plan.unmet(case):
-                raise HarnessError(
-                    f"a generated case lacks what was asked for: {unmet}",
-                    consequence="the search ended there, since it would have searched something else",
-                    remedy="this is a bug of eagletwin: report it with the command",
-                )
-            trial = self._mends.trials(mended, view).look(case)
-            shown = trial.signature
-            one = Explained((), mended, trial)
-            if shown is not None and not trial.verdict.undecided:
-                one = self._mends.explain(trial, view, mended)
-            yield _seen(block.number, one, view, shown)
-            spoiled += bool(one.known)
+        for seen, case in zip_longest(earlier, cases):
+            if seen is None:
+                seen = self._case(block, case, view, mended)
+                yield seen
+            spoiled += bool(seen.known)
             if spoiled == SPOILED:
                 mended, spoiled = self._mends.seen(block.probe, view), 0
+
+    def _case(self, block: Drawn, case: Case, view: View, mended: tuple[Entry, ...]) -> CaseSeen:
+        if unmet := self._plan.unmet(case):
+            raise HarnessError(
+                f"a generated case lacks what was asked for: {unmet}",
+                consequence="the search ended there, since it would have searched something else",
+                remedy="this is a bug of eagletwin: report it with the command",
+            )
+        trial = self._mends.trials(mended, view).look(case)
+        shown = trial.signature
+        one = Explained((), mended, trial)
+        if shown is not None and not trial.verdict.undecided:
+            one = self._mends.explain(trial, view, mended)
+        return _seen(block.number, one, view, shown)
 
 
 def _seen(block: int, one: Explained, view: View, shown: Signature | None) -> CaseSeen:

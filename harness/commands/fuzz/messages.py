@@ -42,8 +42,8 @@ def read_answer(line: bytes) -> Answer:
 
 
 def read_options(line: bytes) -> SearchOptions:
-    return msgspec.json.decode(line, type=SearchOptions, dec_hook=_path)
+    return msgspec.json.decode(line, type=SearchOptions, dec_hook=as_path)
 
 
-def _path(wanted: type, value: Any) -> Any:
+def as_path(wanted: type, value: Any) -> Any:
     return Path(value) if wanted is Path else value

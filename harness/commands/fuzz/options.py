@@ -202,6 +202,11 @@ class SearchOptions:
     @property
     def command(self) -> str:
         """What to type to search like this again."""
+        return self.run.command("fuzz", *self.words)
+
+    @property
+    def words(self) -> list[str]:
+        """What to type of the options that choose cases and limit the search."""
         given = (
             ("--model", self.model, None),
             ("--topk", self.topk, None),
@@ -217,4 +222,4 @@ class SearchOptions:
         words = [*unusual(given), *["--small-trees"] * self.small_trees]
         words += [word for name in self.only for word in ("--only", name)]
         words += [word for name in self.left_out for word in ("--not", name)]
-        return self.run.command("fuzz", "--seed", self.seed, *words)
+        return ["--seed", str(self.seed), *words]

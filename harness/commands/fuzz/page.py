@@ -11,6 +11,7 @@ from eagletwin.harness.core.words import count
 from eagletwin.harness.page.model import Page, PageSection, Table, TableCell, TableRow
 from eagletwin.harness.page.render import NAME
 
+from ..campaign.page import CampaignDone, campaign_sections
 from ..page_facts import read_facts
 
 SUMMARY = "summary.json"
@@ -77,6 +78,7 @@ class Summary(Struct, kw_only=True):
     refused: dict[str, str] = {}
     headline: str = ""
     command: str = ""
+    campaign: CampaignDone | None = None
 
 
 def read_summary(folder: Path) -> Summary:
@@ -99,8 +101,9 @@ def search_page(folder: Path) -> Page:
         ("configurations", str(len(tally.configurations))),
     ]
     sections = [*_found(folder, summary), *_looked_at(tally), *_left_out(summary)]
+    sections += campaign_sections(summary.campaign) if summary.campaign is not None else []
     return Page(
-        title=f"Search {folder.name}",
+        title=f"{'Search' if summary.campaign is None else 'Campaign'} {folder.name}",
         status=status,
         headline=summary.headline or f"{count(tally.cases, 'case')}, {count(len(summary.findings), 'finding')}",
         facts=tuple(facts),

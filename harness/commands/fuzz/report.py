@@ -2,14 +2,16 @@
 
 import dataclasses
 from collections import Counter
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import msgspec
 
 from eagletwin.harness.core.case import pretty_case
 from eagletwin.harness.core.differs import unknown_changes
 from eagletwin.harness.core.features import FEATURES
+from eagletwin.harness.core.signature import Signature
 from eagletwin.harness.core.terminal import fold
 from eagletwin.harness.core.words import count
 from eagletwin.harness.page.render import write_page
@@ -20,6 +22,17 @@ from .shrinking import Finding, Shrinking
 from .smaller import sizes, smaller
 from .tally import MOST_UNDECIDED, KnownBug, Tally
 from .unsearched import not_looked_at
+
+
+class ToReport(Protocol):
+    """What a report says of a finding; the rest is told as it is found (finding_text)."""
+
+    @property
+    def signature(self) -> Signature: ...
+    @property
+    def name(self) -> str: ...
+    @property
+    def facts(self) -> dict[str, Any]: ...
 
 
 def finding_text(finding: Finding, columns: int) -> str:
@@ -39,7 +52,7 @@ def finding_text(finding: Finding, columns: int) -> str:
     return "\n".join(lines)
 
 
-def tally_text(search: Fuzz, findings: list[Finding], columns: int, *, interrupted: bool = False) -> str:
+def tally_text(search: Fuzz, findings: Sequence[ToReport], columns: int, *, interrupted: bool = False) -> str:
     """What was run, what it reached and what it left out. A finding that was still being shrunk counts as found."""
     tally, seconds = search.tally, search.seconds
     lines = [f"{'INTERRUPTED, ' if interrupted else ''}{_headline(search)}", ""]
@@ -168,11 +181,11 @@ def _values(values: list[int]) -> str:
     return " ".join(map(str, values))
 
 
-def _asides(search: Fuzz, findings: list[Finding], columns: int) -> list[str]:
+def _asides(search: Fuzz, findings: Sequence[ToReport], columns: int) -> list[str]:
     """What was seen and not looked into, each with a case that shows it."""
     if not search.asides:
         return []
-    names = {finding.signature: finding.outcome.folder.parent.name for finding in findings}
+    names = {finding.signature: finding.name for finding in findings}
     lines = fold("Set aside, run once and not confirmed, with an example of each:", columns, "")
     for aside in search.asides.values():
         why = "undecided" if aside.undecided else "on the way to a finding"
@@ -196,23 +209,6 @@ def _figures(tally: Tally) -> dict[str, Any]:
     return {name: value for name, value in whole.items() if name not in ("known", "refused")}
 
 
-def _finding(finding: Finding) -> dict[str, Any]:
-    return {
-        "signature": msgspec.to_builtins(finding.signature),
-        "status": finding.outcome.verdict.status,
-        "folder": str(finding.outcome.folder),
-        "cases": finding.cases,
-        "seconds": round(finding.seconds, 3),
-        "shrink_looks": finding.shrink_looks,
-        "shrink_seconds": round(finding.shrink_seconds, 3),
-        "partial": finding.partial,
-        "known": finding.outcome.known,
-        "apart": finding.apart,
-        "changes": list(finding.run.changes),
-        "case": msgspec.to_builtins(finding.outcome.case),
-    }
-
-
 def _unconfirmed(search: Fuzz, one: Shrinking) -> dict[str, Any]:
     """What was still being made smaller when the search ended."""
     return {
@@ -224,8 +220,11 @@ def _unconfirmed(search: Fuzz, one: Shrinking) -> dict[str, Any]:
     }
 
 
-def write_summary(folder: Path, search: Fuzz, findings: list[Finding]) -> dict[str, Any]:
-    """summary.json: the figures of tally_text, and of each finding; and the page that is made of it. Returns the figures."""
+def write_summary(
+    folder: Path, search: Fuzz, findings: Sequence[ToReport], more: Mapping[str, Any] | None = None
+) -> dict[str, Any]:
+    """summary.json: the figures of tally_text, and of each finding; and the page that is made of it. Returns the figures. more:
+    further ones."""
     tally = search.tally
     figures: dict[str, Any] = {
         "headline": _headline(search),
@@ -244,7 +243,7 @@ def write_summary(folder: Path, search: Fuzz, findings: list[Finding]) -> dict[s
             }
             for bug in tally.known.values()
         ],
-        "findings": [_finding(finding) for finding in findings],
+        "findings": [finding.facts for finding in findings],
         "unconfirmed": [_unconfirmed(search, one) for one in [search.shrinking] if one is not None],
         "set_aside": [
             {
@@ -255,6 +254,7 @@ def write_summary(folder: Path, search: Fuzz, findings: list[Finding]) -> dict[s
             }
             for one in search.asides.values()
         ],
+        **(more or {}),
     }
     for bug in tally.known.values():
         if bug.example is not None:

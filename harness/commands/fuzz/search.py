@@ -11,20 +11,16 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Protocol
 
-from msgspec.structs import replace
-
-from eagletwin.cases.blocks import block_of
-from eagletwin.cases.entry import Entry
 from eagletwin.cases.profiles import draw_from_seeds_alone
-from eagletwin.cases.regressions import LEDGER
-from eagletwin.harness.check.known import Mends, may_be
+from eagletwin.harness.check.known import Mends
 from eagletwin.harness.check.trials import Trials
 from eagletwin.harness.core.case import Case, pretty_case
 from eagletwin.harness.core.progress import Line
 from eagletwin.harness.core.signature import Signature
 from eagletwin.harness.core.words import count
 
-from .looking import NO_BLOCK, CaseSeen, Looking, Unstarted
+from .inquiry import Inquiry
+from .looking import CaseSeen, Looking, Unstarted
 from .plan import Plan
 from .shrinking import Finding, Shrinking, Teller
 from .tally import LEAST, MOST_UNDECIDED, Tally
@@ -80,6 +76,7 @@ class Fuzz:
     """One search. `search` yields findings as they come; `tally` is up to date at any time.
 
     found   folders of findings, with the one that is still being shrunk; known: what was found, set aside from then on
+    begun   when, by the clock of `seconds`
     """
 
     trials: Trials
@@ -93,18 +90,18 @@ class Fuzz:
     known: set[Signature] = field(default_factory=set)
     asides: dict[Signature, Aside] = field(default_factory=dict)
     shrinking: Shrinking | None = None
-    _begun: float = 0.0
+    begun: float = 0.0
     _told_at: float = 0.0
     _mends: Mends | None = None
 
     def __post_init__(self) -> None:
         draw_from_seeds_alone()
-        self._begun = self._told_at = time.monotonic()
+        self.begun = self._told_at = time.monotonic()
         self._mends = Mends(self.trials.host, self.trials.run)
 
     @property
     def seconds(self) -> float:
-        return time.monotonic() - self._begun
+        return time.monotonic() - self.begun
 
     @property
     def mends(self) -> Mends:
@@ -121,76 +118,41 @@ class Fuzz:
                     yield finding
                 if self._enough():
                     return
-            self._tell()
+            self.tell()
 
     def _take(self, seen: CaseSeen | Unstarted, pool: Blocks) -> Finding | None:
         """Count what was seen; the finding, if it is new."""
         if isinstance(seen, Unstarted):
             self.tally.refuse(seen)
             return None
+        if not self.count(seen):
+            return None
+        pool.rest()
+        inquiry = Inquiry(self.mends, self.plan, seen)
+        if bug := inquiry.bug():
+            self.tally.explain(seen, bug)
+            return None
+        return self._shrink(inquiry)
+
+    def count(self, seen: CaseSeen) -> bool:
+        """Count a case; whether it shows something that no known bug explains, and that was not found before."""
         self.tally.add(seen)
         self.line.done(f"{seen.case.model}, num_steps {seen.case.num_steps}, topk {seen.case.topk}")
         if seen.known or seen.signature is None:
-            return None
+            return False
         if seen.verdict.undecided or seen.signature in self.known:
             self.set_aside(seen.case, seen.signature, seen.verdict.undecided)
-            return None
-        pool.rest()
-        left = self._unknown(seen)
-        return None if left is None else self._shrink(left)
+            return False
+        return True
 
-    def _unknown(self, seen: CaseSeen) -> CaseSeen | None:
-        """The case, unless a bug is behind it that such a case was not thought to show."""
-        trials = self._trials(seen)
-        if seen.verdict.status != "diverged" or trials.look_alone(seen.case).signature != seen.signature:
-            return seen  # what does not show alone is gone with any remedy
-        bug = may_be(trials.host, seen.case, seen.verdict.rule, trials.run) if not seen.cured else ""
-        if not bug:
-            return seen
-        if self.mends.right_in_base(seen.case, self._mended(seen), seen.view):
-            return replace(seen, cured=(bug,))
-        self.tally.explain(seen, bug)
-        return None
-
-    def _trials(self, seen: CaseSeen) -> Trials:
-        return self.mends.trials(self._mended(seen), seen.view)
-
-    @property
-    def _called(self) -> str:
-        return "" if self.mends.base is None else self.mends.base.called
-
-    def _apart(self, seen: CaseSeen) -> str:
-        """Why what was found is no known bug, though remedies mend it; empty if none does."""
-        if not seen.cured:
-            return ""
-        names = " and ".join(seen.cured)
-        return f"With the remedy of {names} it is equal, too, but {self._called} is right in this case, so the change is wrong."
-
-    @staticmethod
-    def _mended(seen: CaseSeen) -> tuple[Entry, ...]:
-        return tuple(LEDGER[name] for name in seen.mended)
-
-    def _shrink(self, seen: CaseSeen) -> Finding | None:
+    def _shrink(self, inquiry: Inquiry) -> Finding:
+        seen, cases, seconds = inquiry.seen, self.tally.cases, self.seconds
         assert seen.signature is not None
-        cases, seconds = self.tally.cases, self.seconds
-        shrinking = self.shrinking = Shrinking(
-            seen,
-            self._trials(seen),
-            self.folder / f"finding-{len(self.found) + 1}",
-            seconds=self.plan.shrink_seconds,
-            seed=self.plan.seed,
-            command=self.plan.command,
-            teller=Teller(aside=self.set_aside, news=self.progress, look=self.line.look),
-        )
+        teller = Teller(aside=self.set_aside, news=self.progress, look=self.line.look)
+        shrinking = self.shrinking = inquiry.begin(self.folder / f"finding-{len(self.found) + 1}", teller)
         self.found.append(shrinking.folder)
-        past = f", past {', '.join(seen.mended)}" if seen.mended else ""
-        past += f", which {self._called} does not show" if seen.cured else ""
-        self.progress(f"case {cases}, {seconds:.1f} s: {seen.verdict.status} {seen.signature}{past}; shrinking")
-        shrinking.shrink(
-            None if seen.block == NO_BLOCK else block_of(self.plan.seed, seen.block, self.plan.asked),
-            (lambda case: self.mends.right_in_base(case, self._mended(seen), seen.view)) if seen.cured else None,
-        )
-        finding, self.shrinking = shrinking.conclude(cases, seconds, self._apart(seen)), None
+        self.progress(f"case {cases}, {seconds:.1f} s: {seen.verdict.status} {seen.signature}{inquiry.past}; shrinking")
+        finding, self.shrinking = inquiry.finish(shrinking, cases, seconds), None
         self.known |= {seen.signature, finding.signature}
         return finding
 
@@ -228,7 +190,8 @@ class Fuzz:
             aside = self.asides[signature] = Aside(signature, file, undecided=undecided)
         aside.cases += 1
 
-    def _tell(self) -> None:
+    def tell(self) -> None:
+        """Every few seconds, how far it is."""
         if time.monotonic() < self._told_at + _NEWS:
             return
         self._told_at, tally = time.monotonic(), self.tally

@@ -7,6 +7,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import msgspec
 
@@ -53,6 +54,33 @@ class Finding:
     partial: bool
     run: RunSpec = DEFAULT_RUN
     apart: str = ""
+
+    @property
+    def name(self) -> str:
+        """Of its folder."""
+        return self.outcome.folder.parent.name
+
+    @property
+    def status(self) -> str:
+        return self.outcome.verdict.status
+
+    @property
+    def facts(self) -> dict[str, Any]:
+        """What a program is told of it."""
+        return {
+            "signature": msgspec.to_builtins(self.signature),
+            "status": self.status,
+            "folder": str(self.outcome.folder),
+            "cases": self.cases,
+            "seconds": round(self.seconds, 3),
+            "shrink_looks": self.shrink_looks,
+            "shrink_seconds": round(self.shrink_seconds, 3),
+            "partial": self.partial,
+            "known": self.outcome.known,
+            "apart": self.apart,
+            "changes": list(self.run.changes),
+            "case": msgspec.to_builtins(self.outcome.case),
+        }
 
 
 class _Over(BaseException):

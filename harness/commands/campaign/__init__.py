@@ -1,0 +1,1 @@
+"""`eagletwin campaign`: one search over many processes and machines."""
