@@ -188,11 +188,12 @@ def _output_lines(measured: Sequence[Measured], right: Sequence[str], model: str
         yield "No release answered a common case, so nothing is said of greedy output."
         return
     same = sum(all(len(tokens) > n and tokens[n] == true for tokens in outputs.values()) for n, true in enumerate(right))
+    exact = all(token in (true, "") for tokens in outputs.values() for token, true in zip(tokens, right, strict=False))
     yield (
         f"{same} of {len(right)} generated common cases (`cases/common.py`: chains, no pages, no cache, 1-3 requests, 1-4 "
         f"draft steps, chunks or none) are answered with the same tokens by all {len(outputs)} releases"
         f"{' that answer' if model else ''}, token for token, and these are what the target alone says, by the reference in "
-        "float64. So greedy output shows none of the bugs above."
+        f"float64.{' So greedy output shows none of the bugs above.' if exact else ''}"
     )
     for one in measured:
         if one.output is not None:
