@@ -84,6 +84,17 @@ def test_the_window_of_a_node_is_counted_by_its_number_and_the_output_is_wrong(r
     assert emitted == [[52, 33, 73, 31, 52], [52, 33, 73, 31, 39]]
 
 
+def test_deterministic_inference_counts_the_window_of_a_node_by_its_number_too(run: Runner) -> None:
+    """Live, in the backend's other kernel. Past the mask that it reads at a wrong place, the same remedy is right."""
+    mask = LEDGER["deterministic-window"].remedy
+    assert mask is not None
+    settings = EngineSettings(sglang=SGLangSettings(deterministic=True))
+    case = msgspec.structs.replace(WINDOW.case, name="deterministic-tree", engine=settings)
+    for edits, found in ((mask.edits, ("diverged", WINDOW.rule)), ((*mask.edits, *TREES.edits), ("equal", ""))):
+        _, verdict = run(case, *edits)
+        assert (verdict.status, verdict.rule) == found, verdict
+
+
 @pytest.mark.parametrize("entry", ["25015", "26329", "26997-kv", "8409"])
 def test_a_known_bug_of_any_family_shows_here_too(host: Host, tmp_path: Path, entry: str) -> None:
     (known,) = entries_of(entry)
