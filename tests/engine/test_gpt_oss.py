@@ -50,6 +50,7 @@ TREE = Case(
 
 PLANTED = {
     "sinks are left out": (ATTENTION, "sinks=self.sinks,", "", "target.kv"),
+    "sinks are those of another head": (ATTENTION, "sinks=self.sinks,", "sinks=self.sinks.flip(0),", "target.kv"),
     "the experts' last bias is left out": (EXPERTS, 'getattr(layer, "w2_weight_bias", None)', "None", "target.kv"),
     "experts are swapped behind the router": (
         EXPERTS,
@@ -71,6 +72,15 @@ def test_a_fault_is_named(run: Runner, fault: str) -> None:
     target, match, replacement, rule = PLANTED[fault]
     _, verdict = run(CHAIN, Edit(target=target, match=match, replacement=replacement))
     assert (verdict.status, verdict.rule) == ("diverged", rule), verdict
+
+
+def test_an_accepted_path_without_its_rows_of_windows_is_named(run: Runner) -> None:
+    """They lie in slots of their own, and are moved by a call of their own."""
+    move = "sglang.srt.mem_cache.swa_memory_pool.SWAKVPool.move_kv_cache"
+    fault = Edit(target=move, match="self.swa_kv_pool.move_kv_cache(tgt_loc_swa, src_loc_swa)", replacement="pass")
+    for edits, found in ((TREES.edits, ("equal", "")), ((*TREES.edits, fault), ("diverged", "commit.path"))):
+        _, verdict = run(TREE, *edits)
+        assert (verdict.status, verdict.rule) == found, verdict
 
 
 def test_the_window_of_a_node_is_counted_by_its_number_and_the_output_is_wrong(run: Runner) -> None:

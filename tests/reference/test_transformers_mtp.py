@@ -22,7 +22,7 @@ from eagletwin.reference.mtp import draft_extend
 
 from .deepseek import near
 
-PROMPTS, NEW_TOKENS = 4, 20
+PROMPTS, NEW_TOKENS = 3, 20
 
 
 def _of_layer(projection: Tensor, layer: int) -> Tensor:
