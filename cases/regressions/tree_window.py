@@ -15,25 +15,26 @@ from ..entry import Entry, OnCuda
 
 _FORWARD = "sglang.srt.layers.attention.triton_backend.TritonAttnBackend.forward_extend"
 
-# The window of each path goes into the mask, and the kernel's own is made wide enough to cut nothing. A copy of the mask for
-# each layer, and lengths on the host: right, but slow, and not for a CUDA graph. The patch in docs/findings/tree-window hands
-# positions to the kernel instead.
-_WINDOW_IN_MASK = """import dataclasses
-by_mask = {}
+# The window of each path goes into the mask, and the layer's own is made wide enough to cut nothing, for both of the backend's
+# kernels. A copy of the mask for each layer, and lengths on the host: right, but slow, and not for a CUDA graph. The patch in
+# docs/findings/tree-window hands positions to the kernel instead.
+_WINDOW_IN_MASK = """import copy, dataclasses
+by_mask, window = {}, layer.sliding_window_size or -1
 self.forward_metadata = whole = getattr(self.forward_metadata, "whole", self.forward_metadata)
-if sliding_window_size > 0 and whole.custom_mask is not None and forward_batch.forward_mode.is_target_verify():
+if window > 0 and whole.custom_mask is not None and forward_batch.forward_mode.is_target_verify():
     width, parts = self.num_draft_tokens, []
     for n, length in enumerate(forward_batch.seq_lens.tolist()):
         begin = int(whole.mask_indptr[n])
         seen = whole.custom_mask[begin : begin + width * (length + width)].view(width, length + width)
         newer = seen.long().flip(1).cumsum(1).flip(1)
-        parts.append((seen.bool() & (newer <= sliding_window_size + 1)).flatten())
+        parts.append((seen.bool() & (newer <= window + 1)).flatten())
     in_window = torch.cat(parts).to(whole.custom_mask.dtype)
     self.forward_metadata = dataclasses.replace(whole, custom_mask=in_window)
     self.forward_metadata.whole = whole
-    sliding_window_size, by_mask = sliding_window_size + width, {"skip_prefix_custom_mask": False}
+    layer, by_mask = copy.copy(layer), {"skip_prefix_custom_mask": False}
+    layer.sliding_window_size = window + width
 """
-_CALL = "self._forward_extend_kernel(\n        layer,\n        q.view("
+_EITHER_KERNEL = "if self.enable_deterministic:"
 
 ENTRY = Entry(
     id="tree-window",
@@ -45,11 +46,7 @@ ENTRY = Entry(
     remedy=Patch(
         name="window-of-a-path",
         edits=(
-            Edit(
-                target=_FORWARD,
-                match=_CALL,
-                replacement=_WINDOW_IN_MASK + "self._forward_extend_kernel(\n    layer,\n    q.view(",
-            ),
+            Edit(target=_FORWARD, match=_EITHER_KERNEL, replacement=_WINDOW_IN_MASK + _EITHER_KERNEL),
             Edit(
                 target=_FORWARD,
                 match="extend_seq_lens_cpu=forward_batch.extend_seq_lens_cpu,",

@@ -62,6 +62,7 @@ class Family:
     modules        SGLang's modules with the model classes of target and draft that boot/served does not name; they are imported
                    for the cases of this family alone
     norms_less     what a checkpoint's norms are stored less: the model adds it again
+    names_type     whether SGLang's class computes in the type that the checkpoint names, whatever --dtype says
     one_checkpoint whether target and draft can lie in one checkpoint, as a weight update wants
     limits         what the family's real models have and the reference or the recipes lack, in words
     draft_weights  (recipe, target, normal) -> the draft's tensors, by the names of its head; it may change the target
@@ -82,5 +83,6 @@ class Family:
     stored: Literal["rows", "latent rows"] = "rows"
     modules: tuple[str, ...] = ()
     norms_less: int = 0
+    names_type: bool = False
     one_checkpoint: bool = False
     limits: tuple[str, ...] = ()

@@ -109,5 +109,6 @@ FAMILY = Family(
     layer_weights=layer_weights,
     modules=("sglang.srt.models.gpt_oss",),
     environment=ENVIRONMENT,
-    limits=("experts in float32, no MXFP4", "a context as trained: no YaRN"),
+    names_type=True,
+    limits=("no MXFP4", "a context as trained: no YaRN"),
 )

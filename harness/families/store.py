@@ -12,6 +12,7 @@ from pathlib import Path
 
 from safetensors.torch import save
 
+from eagletwin.harness.core.dtype import Dtype
 from eagletwin.harness.core.errors import InputError
 from eagletwin.harness.core.folders import cache_folder
 
@@ -21,9 +22,12 @@ from .recipe import Recipe
 from .weights import ModelPair, model_pair, other_pair
 
 
-def checkpoints(name: str) -> tuple[Path, Path]:
-    """Folders of the target's and the draft's checkpoint of the recipe called `name`, written first if they are absent."""
-    return _written(name, model_pair(name))
+def checkpoints(name: str, dtype: Dtype = "float32") -> tuple[Path, Path]:
+    """Folders of the target's and the draft's checkpoint of the recipe called `name`, written first if they are absent.
+
+    dtype: the type that both name, for a target that computes in it whatever it is asked; weights are float32 on disk
+    """
+    return _written(name, model_pair(name), dtype)
 
 
 def other_checkpoints(name: str) -> tuple[Path, Path]:
@@ -49,11 +53,12 @@ def whole_checkpoint(name: str) -> Path:
     return _kept(cache_folder("models") / f"{name}-{pair.digest[:16]}-whole", files) / "whole"
 
 
-def _written(name: str, pair: ModelPair) -> tuple[Path, Path]:
+def _written(name: str, pair: ModelPair, dtype: Dtype = "float32") -> tuple[Path, Path]:
     recipe = RECIPES[name]
     target, draft = family_of(recipe).checkpoint(recipe, pair.target, pair.draft)
-    files = {"target": checkpoint_files(target, recipe), "draft": checkpoint_files(draft, recipe)}
-    final = _kept(cache_folder("models") / f"{name}-{pair.digest[:16]}", files)
+    files = {"target": checkpoint_files(target, recipe, dtype), "draft": checkpoint_files(draft, recipe, dtype)}
+    of_type = "" if dtype == "float32" else f"-{dtype}"
+    final = _kept(cache_folder("models") / f"{name}-{pair.digest[:16]}{of_type}", files)
     return final / "target", final / "draft"
 
 
@@ -84,7 +89,7 @@ def _holds(folder: Path, files: dict[str, dict[str, bytes]]) -> bool:
         return False
 
 
-def checkpoint_files(part: Part, recipe: Recipe) -> dict[str, bytes]:
+def checkpoint_files(part: Part, recipe: Recipe, dtype: Dtype = "float32") -> dict[str, bytes]:
     """A checkpoint: file name -> contents. What the part's own config says goes before what the recipe says."""
     shape = part.shape
     config = {
@@ -93,7 +98,7 @@ def checkpoint_files(part: Part, recipe: Recipe) -> dict[str, bytes]:
         "rope_theta": shape.rope_theta,
         "hidden_act": "silu",
         "tie_word_embeddings": False,
-        "torch_dtype": "float32",
+        "torch_dtype": dtype,
         "bos_token_id": 0,
         "eos_token_id": recipe.end_of_sequence,
         **part.config,

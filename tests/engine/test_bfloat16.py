@@ -3,7 +3,6 @@
 from collections.abc import Iterator
 from pathlib import Path
 
-import msgspec
 import pytest
 
 from eagletwin.cases.regressions import LEDGER
@@ -13,7 +12,7 @@ from eagletwin.harness.core.errors import InputError
 from eagletwin.harness.core.mode import Mode
 from eagletwin.harness.core.patch import Edit, Patch
 from eagletwin.harness.core.trace import Trace
-from eagletwin.harness.engines.host import Host, WouldNotStart
+from eagletwin.harness.engines.host import Host
 from eagletwin.harness.families.traces import read_trace
 from eagletwin.harness.judge.judge import judge
 
@@ -85,10 +84,25 @@ def test_experts_are_followed_where_they_tie_and_swapped_ones_are_a_divergence(b
         assert {(rows.shape[1:], int(rows.max()) < 8) for rows in chosen} == {((1, 2), True)}  # of one layer in each model
 
 
-def test_the_experts_of_gpt_oss_are_refused(brains: Host, busy_case: Case) -> None:
-    case = msgspec.structs.replace(busy_case, model="gpt-oss-eagle3")
-    with pytest.raises(WouldNotStart, match="biases in float32"):
-        brains.engine(case)
+def test_experts_with_biases_and_sinks_are_equal(brains: Host, tmp_path: Path) -> None:
+    """SGLang's gpt-oss computes in the type that its checkpoint names: asked for another one, it ends in its first product."""
+    case = Case(
+        name="gpt-oss",
+        model="gpt-oss-eagle3",
+        num_steps=3,
+        chunked_prefill_size=8,
+        requests=(Request(id="a", prompt=(5, 17, 33, 8, 60, 41, 2, 19, 77, 50, 3, 9), max_new_tokens=12),),
+    )
+    swapped = Edit(
+        target="sglang.srt.layers.moe.fused_moe_native.moe_forward_native",
+        match="topk_weights, topk_ids, _ = topk_output",
+        replacement="topk_weights, topk_ids, _ = topk_output\ntopk_ids = topk_ids.flip(1)",
+    )
+    for name, edits, expected in (("right", (), ("equal", "")), ("swapped", (swapped,), ("diverged", "target.kv"))):
+        (tmp_path / name).mkdir()
+        patches = (Patch(name="planted", edits=edits),) if edits else ()
+        verdict = judge(brains.engine(case, patches).run(case, tmp_path / name))
+        assert (verdict.status, verdict.rule) == expected, verdict
 
 
 @pytest.mark.parametrize("kernels", ["interpreter", "shadow"])

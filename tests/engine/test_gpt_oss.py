@@ -50,6 +50,7 @@ TREE = Case(
 
 PLANTED = {
     "sinks are left out": (ATTENTION, "sinks=self.sinks,", "", "target.kv"),
+    "sinks are those of another head": (ATTENTION, "sinks=self.sinks,", "sinks=self.sinks.flip(0),", "target.kv"),
     "the experts' last bias is left out": (EXPERTS, 'getattr(layer, "w2_weight_bias", None)', "None", "target.kv"),
     "experts are swapped behind the router": (
         EXPERTS,
@@ -73,6 +74,15 @@ def test_a_fault_is_named(run: Runner, fault: str) -> None:
     assert (verdict.status, verdict.rule) == ("diverged", rule), verdict
 
 
+def test_an_accepted_path_without_its_rows_of_windows_is_named(run: Runner) -> None:
+    """They lie in slots of their own, and are moved by a call of their own."""
+    move = "sglang.srt.mem_cache.swa_memory_pool.SWAKVPool.move_kv_cache"
+    fault = Edit(target=move, match="self.swa_kv_pool.move_kv_cache(tgt_loc_swa, src_loc_swa)", replacement="pass")
+    for edits, found in ((TREES.edits, ("equal", "")), ((*TREES.edits, fault), ("diverged", "commit.path"))):
+        _, verdict = run(TREE, *edits)
+        assert (verdict.status, verdict.rule) == found, verdict
+
+
 def test_the_window_of_a_node_is_counted_by_its_number_and_the_output_is_wrong(run: Runner) -> None:
     """Live: SGLang's Triton backend. What the target says alone is what it says with the remedy, which is equal."""
     emitted = []
@@ -82,6 +92,17 @@ def test_the_window_of_a_node_is_counted_by_its_number_and_the_output_is_wrong(r
         [number] = [number for number, record in enumerate(trace.header.records) if record.stage == "finished"]
         emitted.append(trace.integers(number, "tokens"))
     assert emitted == [[52, 33, 73, 31, 52], [52, 33, 73, 31, 39]]
+
+
+def test_deterministic_inference_counts_the_window_of_a_node_by_its_number_too(run: Runner) -> None:
+    """Live, in the backend's other kernel. Past the mask that it reads at a wrong place, the same remedy is right."""
+    mask = LEDGER["deterministic-window"].remedy
+    assert mask is not None
+    settings = EngineSettings(sglang=SGLangSettings(deterministic=True))
+    case = msgspec.structs.replace(WINDOW.case, name="deterministic-tree", engine=settings)
+    for edits, found in ((mask.edits, ("diverged", WINDOW.rule)), ((*mask.edits, *TREES.edits), ("equal", ""))):
+        _, verdict = run(case, *edits)
+        assert (verdict.status, verdict.rule) == found, verdict
 
 
 @pytest.mark.parametrize("entry", ["25015", "26329", "26997-kv", "8409"])

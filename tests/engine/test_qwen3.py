@@ -180,6 +180,15 @@ PLANTED = {
         ),
         "draft.kv",
     ),
+    "the second layer stands one position further": (
+        "qwen3-eagle3-deep",
+        Edit(
+            target=HEAD_LAYER,
+            match="positions=positions,",
+            replacement="positions=positions if self.is_input_layer else positions + 1,",
+        ),
+        "draft.kv",
+    ),
     "the second layer is left out": (
         "qwen3-eagle3-deep",
         Edit(target=HEAD, match="for layer in self.layers:", replacement="for layer in self.layers[:1]:"),

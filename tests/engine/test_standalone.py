@@ -97,6 +97,13 @@ def test_short_drafts_are_equal_with_the_candidate_fix(run: Runner, chain: Case,
     assert verdict.status == "equal", verdict
 
 
+def _after_prefill(line: str) -> Edit:
+    """Once the draft has stored a prefill's rows."""
+    forward = "logits_output = self.draft_runner.forward(forward_batch).logits_output"
+    rows = "pool, slots = self.draft_runner.token_to_kv_pool, forward_batch.out_cache_loc"
+    return Edit(target=f"{WORKER}._draft_extend_for_prefill", match=forward, replacement=f"{forward}\n{rows}\n{line}")
+
+
 # (which case, edit, rule that must name it first)
 PLANTED = {
     "one row off in prefill": (
@@ -147,15 +154,17 @@ PLANTED = {
     ),
     "a stale row: a prefill's last is left as the first": (
         "chain",
-        Edit(
-            target=f"{WORKER}._draft_extend_for_prefill",
-            match="logits_output = self.draft_runner.forward(forward_batch).logits_output",
-            replacement=(
-                "logits_output = self.draft_runner.forward(forward_batch).logits_output\n"
-                "pool, slots = self.draft_runner.token_to_kv_pool, forward_batch.out_cache_loc\n"
-                "pool.k_buffer[0][slots[-1]] = pool.k_buffer[0][slots[0]]"
-            ),
-        ),
+        _after_prefill("pool.k_buffer[0][slots[-1]] = pool.k_buffer[0][slots[0]]"),
+        "draft.kv",
+    ),
+    "half of a row's value is stored": (
+        "chain",
+        _after_prefill("pool.v_buffer[0][slots] *= torch.arange(pool.v_buffer[0].shape[-1]) % 2"),
+        "draft.kv",
+    ),
+    "the halves of a row's key are exchanged": (
+        "chain",
+        _after_prefill("pool.k_buffer[0][slots] = pool.k_buffer[0][slots].roll(pool.k_buffer[0].shape[-1] // 2, -1)"),
         "draft.kv",
     ),
     "a stale row: the bonus token's is written over while draft decode runs": (

@@ -95,6 +95,51 @@ READ_AGAIN = (
         replacement="else layer.sliding_window_size + 4",
     ),
 )
+POOL = "sglang.srt.mem_cache.swa_memory_pool.SWAKVPool"
+OF_DRAFT = "if all(of_window for _, of_window in self.layers_mapping.values()):\n    "
+
+
+def _stored(line: str, of: str = "") -> tuple[Edit, ...]:
+    """Before a row of a window is stored."""
+    return (Edit(target=f"{POOL}.set_kv_buffer", match="loc = swa_loc", replacement=f"loc = swa_loc\n{of}{line}"),)
+
+
+def _width(more: str) -> tuple[Edit, ...]:
+    buffer, backend = f"{BACKEND}.update_sliding_window_buffer", f"{BACKEND}.TritonAttnBackend.forward_extend"
+    size, layer = "torch.tensor(sliding_window_size", "else layer.sliding_window_size"
+    return (
+        Edit(target=buffer, match=f"{size})", replacement=f"{size}{more})"),
+        Edit(target=backend, match=layer, replacement=f"{layer}{more}"),
+    )
+
+
+WIDER, NARROWER = _width(" + 1"), _width(" - 1")
+NEXT_SLOT, OTHER_HALF = "loc = loc.roll(1)", "cache_k = cache_k.roll(cache_k.shape[-1] // 2, -1)"
+HALF = "cache_v = torch.nn.functional.pad(cache_v[..., ::2], (0, cache_v.shape[-1] // 2))"
+TURNED = "sglang.srt.models.mimo_v2.MiMoV2Attention.forward"
+# One of each kind of mistake in the rows of windows: model, edits, rule.
+OF_ROWS = {
+    "a window is a row too wide": ("mimo-v2-window", WIDER, "target.hidden"),
+    "a window is a row too narrow, with sinks": ("gpt-oss-eagle3", NARROWER, "target.kv"),
+    "a slot is freed early, with sinks": ("gpt-oss-eagle3", (PLANTED["a slot is freed early"][0],), "window.slots"),
+    "slots are freed late, with sinks": ("gpt-oss-eagle3", (PLANTED["slots are freed late"][0],), "window.slots"),
+    "a row is stored in the slot beside its own": ("gpt-oss-eagle3", _stored(NEXT_SLOT), "target.kv"),
+    "a draft's row is stored in the slot beside its own": ("mimo-v2-window", _stored(NEXT_SLOT, OF_DRAFT), "draft.kv"),
+    "half of a row's value is stored": ("gpt-oss-eagle3", _stored(HALF), "target.kv"),
+    "half of a draft's row's value is stored": ("mimo-v2-window", _stored(HALF, OF_DRAFT), "draft.kv"),
+    "the halves of a draft's row's key are exchanged": ("mimo-v2-window", _stored(OTHER_HALF, OF_DRAFT), "draft.kv"),
+    "rows of a window stand one position further": (
+        "mimo-v2-window",
+        (
+            Edit(
+                target=TURNED,
+                match="self.rotary_emb(positions, q, k)",
+                replacement="self.rotary_emb(positions + (self.attn.sliding_window_size > 0), q, k)",
+            ),
+        ),
+        "target.kv",
+    ),
+}
 
 
 @pytest.fixture(scope="module")
@@ -119,6 +164,13 @@ def test_a_conversation_is_equal_and_goes_on_from_what_a_window_sees(turns: Trac
 def test_a_fault_of_windows_is_named(run: Runner, fault: str) -> None:
     edit, rule = PLANTED[fault]
     _, verdict = run(TURNS, edit)
+    assert (verdict.status, verdict.rule) == ("diverged", rule), verdict
+
+
+@pytest.mark.parametrize("fault", OF_ROWS)
+def test_a_fault_in_rows_of_windows_is_named(run: Runner, fault: str) -> None:
+    model, edits, rule = OF_ROWS[fault]
+    _, verdict = run(msgspec.structs.replace(TURNS, model=model, exercises=()), *edits)
     assert (verdict.status, verdict.rule) == ("diverged", rule), verdict
 
 

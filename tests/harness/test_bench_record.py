@@ -6,7 +6,7 @@ import pytest
 
 from eagletwin.cases.regressions import LEDGER
 from eagletwin.harness.commands.bench.record import RECORD, BenchRecord, Search, Speed, Stamp, read_record, write_record
-from eagletwin.harness.commands.bench.report import page
+from eagletwin.harness.commands.bench.report import in_turn_lines, page
 from eagletwin.harness.commands.bench.searches import Hit, Searched, why_not
 from eagletwin.harness.commands.bench.speed import Share, Spread, StepTimes, spread
 from eagletwin.harness.core.errors import InputError
@@ -30,6 +30,13 @@ def test_a_record_is_read_as_it_was_written(tmp_path: Path) -> None:
     (tmp_path / RECORD).write_text("{")
     with pytest.raises(InputError, match="written over"):
         read_record(tmp_path)
+
+
+def test_a_rate_is_told_as_a_share_of_the_one_beside_it() -> None:
+    lines = in_turn_lines("slow", "quick", Share(0.12, 0.01, 0.02), Share(0.06, 0.01, 0.02))
+    assert [line.split(":")[0] for line in lines[:2]] == ["quick", "slow"]
+    assert lines[1].endswith("120.0 ms a case; engine 90.0, trace 10.0, judge 20.0")
+    assert lines[2] == "0.50 of the rate of quick"
 
 
 def test_the_published_record_can_be_added_to() -> None:

@@ -22,6 +22,13 @@ def test_cuts_are_valid_and_lead_to_one_token() -> None:
         assert (case.topk, case.num_steps, case.page_size) == (1, 1, 1)
 
 
+def test_a_tree_becomes_a_chain_of_as_many_nodes_as_sglang_gives_it() -> None:
+    """It takes no other number, and does not start."""
+    request = Request(id="a", prompt=(7,), max_new_tokens=1)
+    tree = Case(name="tree", model="llama-tiny", num_steps=3, topk=3, num_draft_tokens=6, requests=(request,))
+    assert {cut.verify_nodes for cut in cuts(tree) if cut.topk == 1} == {4}
+
+
 def test_an_abort_comes_in_an_earlier_step_or_not_at_all() -> None:
     request = Request(id="a", prompt=(7,), max_new_tokens=1)
     case = Case(name="abort", model="llama-tiny", num_steps=1, requests=(request,))

@@ -6,12 +6,12 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from eagletwin.cases.ledger import entries_of
+from eagletwin.cases.ledger import entries_of, patches_of
 from eagletwin.harness.core.errors import EXIT_DIVERGED, EXIT_EQUAL, EXIT_UNKNOWN
 from eagletwin.harness.core.progress import each, progress
 
 from ..as_json import tell_result, with_json
-from ..options import Sglang, let_threads_sleep, telling
+from ..options import Remedies, Sglang, let_threads_sleep, telling
 from ..result import MeasuredFacts
 from .mutants.command import bench_mutants, bench_oracle
 
@@ -27,6 +27,10 @@ def bench_rate(
     seconds: Annotated[float, typer.Option(min=1.0, help="How long to run cases.")] = 30.0,
     topk: Annotated[int, typer.Option(min=1, max=16, help="Tokens that each node of the draft tree proposes.")] = 1,
     model: Annotated[str, typer.Option(metavar="MODEL", help="A model recipe (docs/reference/case.md).")] = "llama-tiny",
+    beside: Annotated[
+        str, typer.Option(metavar="MODEL", help="Case by case in turn with this model. The figure is the share of its rate.")
+    ] = "",
+    remedy: Remedies = None,
     sglang: Sglang = "",
 ) -> int:
     """Cases a second on one core: run, traced and judged. The last line is the figure."""
@@ -34,10 +38,18 @@ def bench_rate(
     from eagletwin.harness.engines.source import resolve
     from eagletwin.harness.families.valid import check_case
 
-    from .speed import rate
+    from .report import in_turn_lines
+    from .speed import in_turn, rate
 
-    check_case(rate_case(0, topk, model), "--model")
-    found = rate(seconds, topk, resolve(sglang), model)
+    patches = patches_of(None, remedy, None)
+    for name, option in ((model, "--model"), *([(beside, "--beside")] if beside else [])):
+        check_case(rate_case(0, topk, name), option)
+    if beside:
+        own, other = in_turn(seconds, topk, model, beside, patches, resolve(sglang))
+        figures = {"seconds": {model: own, beside: other}, "of_its_rate": other.whole / own.whole}
+        _say(figures, in_turn_lines(model, beside, own, other))
+        return EXIT_EQUAL
+    found = rate(seconds, topk, resolve(sglang), model, patches)
     print(f"{found.cases} cases in {found.seconds:.1f} s, run, traced and judged")
     print(f"{found.per_second:.2f} cases/s/core")
     tell_result(MeasuredFacts(figures={"cases": found.cases, "seconds": found.seconds, "per_second": found.per_second}))

@@ -10,7 +10,7 @@ from .acceptance import Acceptance
 from .acceptance_layers import NEW_TOKENS, PROMPT_SIZE, PROMPTS, SEEDS, Cost
 from .record import RECORD, BenchRecord, Search, Speed, Stamp
 from .searches import GIVE_UP, SECONDS, SHRINK_SECONDS, Searched, why_not
-from .speed import Spread, spread
+from .speed import Share, Spread, spread
 
 PAGE, PLOT = "benchmarks.md", "benchmarks.svg"
 
@@ -36,6 +36,16 @@ def search_lines(results: Sequence[Searched]) -> list[str]:
         count = f"{len(one.found)} of {one.seeds}"
         lines.append(f"| {one.entry} | {one.told or '-'} | {count} | {' | '.join(figures)} | {smallest}{more} |")
     return lines
+
+
+def in_turn_lines(model: str, beside: str, own: Share, other: Share) -> list[str]:
+    """A line a model, and the share of the other's rate."""
+    lines = [
+        f"{name}: {1000 * share.whole:.1f} ms a case; engine {1000 * share.engine:.1f}, trace {1000 * share.trace:.1f}, "
+        f"judge {1000 * share.judge:.1f}"
+        for name, share in ((beside, other), (model, own))
+    ]
+    return [*lines, f"{other.whole / own.whole:.2f} of the rate of {beside}"]
 
 
 def page(record: BenchRecord) -> str:

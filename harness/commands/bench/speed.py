@@ -20,7 +20,9 @@ from eagletwin.harness.core.case import Case
 from eagletwin.harness.core.child import RUN_MODULE
 from eagletwin.harness.core.errors import HarnessError
 from eagletwin.harness.core.patch import Patch
+from eagletwin.harness.core.run_spec import RunSpec
 from eagletwin.harness.core.trace import Trace
+from eagletwin.harness.core.verdict import Verdict
 from eagletwin.harness.engines.host import EngineProcess, Host
 from eagletwin.harness.engines.source import INSTALLED, Source
 from eagletwin.harness.judge.judge import judge
@@ -69,23 +71,34 @@ class Rate:
         return self.cases / self.seconds
 
 
-def rate(seconds: float, topk: int = 1, source: Source = INSTALLED, model: str = "llama-tiny") -> Rate:
+def rate(
+    seconds: float,
+    topk: int = 1,
+    source: Source = INSTALLED,
+    model: str = "llama-tiny",
+    patches: tuple[Patch, ...] = (),
+) -> Rate:
     """Run, trace and judge the workload for so long, as a search does; an engine stands before the clock starts."""
     with one_core(), Host(source=source) as host:
-        trials = Trials(host)
+        trials = Trials(host, RunSpec(patches=patches))
         for seed in range(3):
             trials.look(rate_case(seed, topk, model))
         begun, seed = time.monotonic(), 3
         while time.monotonic() < begun + seconds:
             trial = trials.look(rate_case(seed, topk, model))
-            if trial.signature is not None:
-                raise HarnessError(
-                    f"{trial.case.name} is {trial.verdict.status}: {trial.verdict.reason or trial.verdict.first}",
-                    consequence="a rate of cases that are not equal says nothing",
-                    remedy="`eagletwin doctor`, then `make test`",
-                )
+            refuse_wrong(trial.case, trial.verdict)
             seed += 1
         return Rate(seed - 3, time.monotonic() - begun)
+
+
+def refuse_wrong(case: Case, verdict: Verdict) -> None:
+    """Raises HarnessError for a case whose time says nothing."""
+    if verdict.status != "equal" and not verdict.vacuous:
+        raise HarnessError(
+            f"{case.name} is {verdict.status}: {verdict.reason or verdict.first}",
+            consequence="a rate of cases that are not equal says nothing",
+            remedy="mend a live bug that every case of this model shows by --remedy; else `eagletwin doctor`, then `make test`",
+        )
 
 
 def parallel(seconds: float, rounds: int) -> tuple[Spread, Spread]:
@@ -117,26 +130,57 @@ class Share:
     trace: float
     judge: float
 
+    @property
+    def engine(self) -> float:
+        return self.whole - self.trace - self.judge
+
 
 def share(cases: int, topk: int) -> Share:
     """What trace and judge cost: the same cases in turn on the engine as it is and on one that records nothing."""
     with one_core(), Host() as host:
-        full, bare = host.engine(rate_case(0, topk)), host.engine(rate_case(0, topk), (BARE,))
-        whole = judged = plain = 0.0
+        engines = Engines(host, topk, "llama-tiny")
         for seed in range(cases + 3):
-            ran, verdict = _timed(full, rate_case(seed, topk))
-            without, _ = _timed(bare, rate_case(seed, topk))
-            if seed >= 3:  # the first of each engine are slower
-                whole, judged, plain = whole + ran + verdict, judged + verdict, plain + without
-        return Share(whole / cases, (whole - judged - plain) / cases, judged / cases)
+            engines.run(seed, counted=seed >= 3)  # the first of each engine are slower
+        return engines.share()
 
 
-def _timed(engine: EngineProcess, case: Case) -> tuple[float, float]:
-    """Seconds to run the case and have its trace, and to judge it."""
-    ran, trace = _ran(engine, case)
-    begun = time.monotonic()
-    judge(trace)
-    return ran, time.monotonic() - begun
+class Engines:
+    """Two engines of a model, one that records nothing, and what the same cases took on them, run and judged."""
+
+    def __init__(self, host: Host, topk: int, model: str, patches: tuple[Patch, ...] = ()) -> None:
+        self._topk, self._model = topk, model
+        self._full = host.engine(rate_case(0, topk, model), patches)
+        self._bare = host.engine(rate_case(0, topk, model), (*patches, BARE))
+        self.cases, self._whole, self._judged, self._plain = 0, 0.0, 0.0, 0.0
+
+    def run(self, seed: int, *, counted: bool) -> None:
+        """A case of the workload on both. Raises HarnessError if it is not equal."""
+        case = rate_case(seed, self._topk, self._model)
+        ran, judged, verdict = _timed(self._full, case)
+        refuse_wrong(case, verdict)
+        plain, _ = _ran(self._bare, case)
+        if counted:
+            self.cases, self._whole = self.cases + 1, self._whole + ran + judged
+            self._judged, self._plain = self._judged + judged, self._plain + plain
+
+    def share(self) -> Share:
+        """Seconds a case, of those that count."""
+        trace = self._whole - self._judged - self._plain
+        return Share(self._whole / self.cases, trace / self.cases, self._judged / self.cases)
+
+
+def in_turn(
+    seconds: float, topk: int, model: str, beside: str, patches: tuple[Patch, ...] = (), source: Source = INSTALLED
+) -> tuple[Share, Share]:
+    """What a case takes of a model, with the patches, and of another one, case by case in turn in one process."""
+    with one_core(), Host(source=source) as host:
+        pair = Engines(host, topk, model, patches), Engines(host, topk, beside)
+        begun, seed = time.monotonic(), 0
+        while seed < 4 or time.monotonic() < begun + seconds:
+            for engines in pair:
+                engines.run(seed, counted=seed >= 3)
+            seed += 1
+        return pair[0].share(), pair[1].share()
 
 
 def _ran(engine: EngineProcess, case: Case) -> tuple[float, Trace]:
@@ -145,6 +189,14 @@ def _ran(engine: EngineProcess, case: Case) -> tuple[float, Trace]:
         begun = time.monotonic()
         trace = engine.run(case, Path(scratch), fresh=False)
         return time.monotonic() - begun, trace
+
+
+def _timed(engine: EngineProcess, case: Case) -> tuple[float, float, Verdict]:
+    """Seconds to run the case and have its trace, and to judge it; the verdict."""
+    ran, trace = _ran(engine, case)
+    begun = time.monotonic()
+    verdict = judge(trace)
+    return ran, time.monotonic() - begun, verdict
 
 
 @dataclass(frozen=True, slots=True)
@@ -227,7 +279,7 @@ def growth(rounds: int) -> dict[str, dict[int, Spread]]:
             for number in range(rounds + 1):
                 for value in values:
                     case = case_of(number, value)
-                    seconds = sum(_timed(host.engine(case), case))
+                    seconds = sum(_timed(host.engine(case), case)[:2])
                     if number:
                         taken[value].append(seconds)
             found[name] = {value: spread(seconds) for value, seconds in taken.items()}

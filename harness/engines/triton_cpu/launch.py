@@ -6,6 +6,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import lru_cache
 from itertools import product
 from typing import Any
 
@@ -74,8 +75,13 @@ def _reach(tensor: torch.Tensor, extent: int) -> Any:
         dense = tensor.is_contiguous() or all(stride for stride in tensor.stride())
         if dense:
             return None
+    return _marks(tuple(tensor.shape), tensor.stride(), extent)
+
+
+@lru_cache(16)  # the same pools are in every launch, and the latent rows of one have millions of elements
+def _marks(shape: tuple[int, ...], strides: tuple[int, ...], extent: int) -> Any:
     marks = torch.zeros(extent, dtype=torch.bool)
-    torch.as_strided(marks, tensor.shape, tensor.stride(), 0).fill_(True)
+    torch.as_strided(marks, shape, strides, 0).fill_(True)
     return marks.numpy()
 
 

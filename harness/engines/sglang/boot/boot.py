@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from eagletwin.harness.core.case import Case, SGLangSettings
+from eagletwin.harness.core.dtype import Dtype
 from eagletwin.harness.core.mode import CPU, FLASHINFER_HEAD, Mode
 from eagletwin.harness.families import RECIPES, family_of
 from eagletwin.harness.families.store import checkpoints, other_checkpoints
@@ -194,8 +195,6 @@ def _refuse_what_is_not_driven(case: Case, mode: Mode, scheduler_module: Any) ->
     _refuse_what_requests_ask(case, mode)
     if case.engine.sglang.adaptive is not None:
         adaptive.refuse(mode)
-    if recipe.target.clamped is not None and mode.dtype == "bfloat16":
-        raise NotDriven(f"{case.model} in bfloat16: SGLang keeps its experts' biases in float32, and cannot add them on a CPU")
     if recipe.kv_heads % mode.tp:
         raise NotDriven(f"{case.model} has {recipe.kv_heads} KV heads, which cannot be divided among {mode.tp} ranks")
 
@@ -213,7 +212,8 @@ def _refuse_what_requests_ask(case: Case, mode: Mode) -> None:
 def _arguments(case: Case, mode: Mode) -> dict[str, Any]:
     """Fields of SGLang's ServerArgs."""
     recipe, settings = RECIPES[case.model], case.engine.sglang
-    target, draft = (other_checkpoints if settings.update_weights else checkpoints)(case.model)
+    named: Dtype = mode.dtype if family_of(recipe).names_type else "float32"
+    target, draft = other_checkpoints(case.model) if settings.update_weights else checkpoints(case.model, named)
     return dict(
         model_path=str(target),
         speculative_draft_model_path=str(draft),
