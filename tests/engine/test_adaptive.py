@@ -1,17 +1,23 @@
 """Adaptive numbers of draft steps on the real scheduler and worker: rounds of several lengths, and who chooses them."""
 
+from pathlib import Path
+
 import msgspec
 import pytest
 from msgspec.structs import replace
 
 from eagletwin.harness.core.adaptive import NODES_OF, STEPS_OF
 from eagletwin.harness.core.case import Adaptive, Case, EngineSettings, Request, SGLangSettings, Tier
-from eagletwin.harness.core.patch import Edit
+from eagletwin.harness.core.errors import EagletwinError
+from eagletwin.harness.core.patch import Edit, Patch
+from eagletwin.harness.core.run_spec import Limits
 from eagletwin.harness.core.trace import Trace
 from eagletwin.harness.judge.judge import judge
 from eagletwin.harness.page.timeline import _round
 
 from .conftest import Runner
+from .older import host_of
+from .test_states import UNCLEARED
 
 # One request alone goes up, down and to no drafts; with a second one there are fewer steps for both.
 CASE = Case(
@@ -171,3 +177,26 @@ def test_a_fault_is_named(run: Runner, fault: str) -> None:
     edit, rule = PLANTED[fault]
     trace, verdict = run(replace(CASE, exercises=()), edit)
     assert (verdict.status, verdict.rule) == ("diverged", rule), (verdict, trace.header.ending)
+
+
+# Without rounds that draft nothing, which the first release does not know
+DRAFTING = EngineSettings(
+    sglang=SGLangSettings(
+        adaptive=Adaptive(tiers=(Tier(batch=1, steps=(1, 2, 4)), Tier(batch=2, steps=(1, 2))), alpha=0.9, interval=1, warmup=0)
+    )
+)
+
+
+def test_the_first_release_that_has_them_is_right_and_refuses_rounds_without_drafts(tmp_path: Path) -> None:
+    """With states, too, but for ledger entry 27095, which is mended here."""
+    plain = replace(CASE, engine=DRAFTING, exercises=("more_steps", "fewer_steps"))
+    kept = replace(plain, model="qwen3-next-nextn")
+    mended = (Patch(name="uncleared", edits=(UNCLEARED,)),)
+    with host_of("0.5.13") as first:
+        for case, patches in ((plain, ()), (kept, mended)):
+            folder = tmp_path / case.model
+            folder.mkdir()
+            verdict = judge(first.engine(case, patches).run(case, folder, Limits()))
+            assert verdict.status == "equal", verdict
+        with pytest.raises(EagletwinError, match="adaptive steps with 0 among them"):
+            first.engine(CASE).run(CASE, tmp_path, Limits())

@@ -194,7 +194,7 @@ def _refuse_what_is_not_driven(case: Case, mode: Mode, scheduler_module: Any) ->
         raise NotDriven(f"{case.model} in bfloat16: how far off a layer's state may be is known in float32 alone")
     _refuse_what_requests_ask(case, mode)
     if case.engine.sglang.adaptive is not None:
-        adaptive.refuse(mode)
+        adaptive.refuse(case.engine.sglang.adaptive, mode)
     if recipe.kv_heads % mode.tp:
         raise NotDriven(f"{case.model} has {recipe.kv_heads} KV heads, which cannot be divided among {mode.tp} ranks")
 

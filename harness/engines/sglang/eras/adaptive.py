@@ -19,17 +19,28 @@ from eagletwin.harness.core.mode import Mode
 from ..not_driven import NotDriven
 
 _POLICY = "sglang.srt.speculative.adaptive_spec_params"
+_CONTEXT = "sglang.srt.runtime_context"
 
 
-def refuse(mode: Mode) -> None:
+def refuse(settings: Adaptive, mode: Mode) -> None:
     """Raises NotDriven."""
     known = importlib.util.find_spec(_POLICY) and hasattr(_policy(), "get_steps_for_batch")
     if not known:
         raise NotDriven("adaptive steps: this release does not choose them by the size of a batch (0.5.13 and later do)")
+    if 0 in settings.choices and not _drafts_none():
+        raise NotDriven(
+            "adaptive steps with 0 among them: SGLang would refuse its own configuration, since this release drafts in every "
+            "round; leave the 0 out of `tiers`, or run 0.5.14 or later"
+        )
     if mode.device == "cuda":
         raise NotDriven(
             "adaptive steps on a GPU: each number of steps has graphs of its own, which nothing here looks into yet"
         )
+
+
+def _drafts_none() -> bool:
+    """Whether a round may have no draft steps."""
+    return hasattr(importlib.import_module("sglang.srt.environ").envs, "SGLANG_SPEC_SKIP_ZERO_STEP_DRAFT_EXTEND")
 
 
 def arguments(settings: Adaptive | None) -> dict[str, Any]:
@@ -52,7 +63,7 @@ def parts(of: Any, verify_input: Any) -> dict[str, Array]:
     holds a chain to have: `nodes`. In the order of STEPS_OF and NODES_OF in core/adaptive.py; -1: a part that this round has
     not."""
     bag, drafter = _running_configuration(of), of.drafter
-    own, extends = drafter.draft_attn_backend, drafter.draft_extend_attn_backend is not None
+    own, extends = drafter.draft_attn_backend, drafter.draft_extend_attn_backend is not None and _extends_by_it(drafter)
     extend = of.drafts[0].attn_backend if extends else None  # what the forward finds; else one serves all numbers of steps
     target = of.target.attn_backend
     steps = [
@@ -75,9 +86,16 @@ def parts(of: Any, verify_input: Any) -> dict[str, Array]:
     return {"steps": np.array([int(n) for n in steps]), "nodes": np.array([int(n) for n in nodes])}
 
 
+def _extends_by_it(drafter: Any) -> bool:
+    """Whether a draft extend outside graphs attends by the backend that changes with the steps. In 0.5.13 it attends by that of
+    the draft's model, which serves all numbers of steps."""
+    chosen = getattr(type(drafter), "init_attention_backend", None)
+    return chosen is None or "attn_backend" in chosen.__code__.co_names
+
+
 def _running_configuration(of: Any) -> Any:
-    """Up to 0.5.16 the arguments themselves are changed as the server runs."""
-    context = importlib.import_module("sglang.srt.runtime_context")
+    """Up to 0.5.16 the arguments themselves are changed as the server runs; 0.5.13 has no module of what runs."""
+    context: Any = importlib.import_module(_CONTEXT) if importlib.util.find_spec(_CONTEXT) else None
     return context.get_spec() if hasattr(context, "get_spec") else of.worker.server_args
 
 

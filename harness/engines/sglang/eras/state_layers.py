@@ -83,7 +83,10 @@ def use_triton(shims: list[str], *, scans: bool) -> None:
     with contextlib.suppress(patches.PatchFailed):  # the memory is another one, or a crash tells
         shims.append(f"{_opened((_PINNED,))}: no pinned memory")
     cuda_literals.install_for_states(shims)
-    kind.complete(shims)
+    try:
+        kind.complete(shims)
+    except ModuleNotFoundError as error:
+        raise NotDriven(f"layers that keep a state: this release has not what 0.5.23 has ({error})") from error
 
 
 def strategy_argument() -> str:
