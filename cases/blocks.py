@@ -274,8 +274,7 @@ def _takes_effect(focus: Focus, sampling: Kind | None, rare: Mapping[str, Any], 
         return False
     if focus.mixed_chunks and not recipe.is_eagle:
         return False  # SGLang switches it off
-    # of drafts that lie in pools of their own the first layer's rows alone come back: a live bug, in any case that has some
-    if focus.host_slots and (not focus.radix_cache or not keeps_on_host(recipe) or recipe.family == "llama_mtp"):
+    if focus.host_slots and (not focus.radix_cache or not keeps_on_host(recipe)):
         return False
     if focus.adaptive and (focus.topk > 1 or not recipe.single_head):
         return False  # SGLang switches it off

@@ -188,7 +188,7 @@ def test_a_fault_is_named(run: Runner, fault: str) -> None:
     assert (verdict.status, verdict.rule) == ("diverged", rule), (verdict, trace.header.ending)
 
 
-# The rows of the second layer stay away (docs/findings/host-layers.md); packed behind the target's they come back.
+# The rows of the second layer stay away (docs/findings/host-layers/report.md); packed behind the target's they come back.
 LAYERS = case(
     "write_back",
     model="llama-mtp",

@@ -69,6 +69,7 @@ NOT_SHOWN = {
     "greedy-drafts-layers": "which token a row proposes depends on its logits",
     "deterministic-window": "what a draft attends to is in its row and its logits alone",
     "draft-window": "what a row attends to is in its state and its logits alone",
+    "host-layers": "whether a row came back is seen in the row alone",
     "hybrid-keys": "whose token made a cached row is seen in the row alone",
     "logit-processor": "which token verify may commit depends on its logits",
     "min-p": "which token verify may commit depends on its logits",
