@@ -1,12 +1,17 @@
 """Layers that keep a state of Mamba-2, on the real worker: Nemotron-H, whose prefill runs SGLang's own kernels of chunks."""
 
+from pathlib import Path
+
 import pytest
 from msgspec.structs import replace
 
 from eagletwin.harness.core.case import Case
+from eagletwin.harness.core.errors import EagletwinError
 from eagletwin.harness.core.patch import Edit
+from eagletwin.harness.core.run_spec import Limits
 
 from .conftest import Runner
+from .older import host_of
 from .test_states import CACHED, PLANTED
 
 MODEL = "nemotron-h-nextn"
@@ -48,6 +53,11 @@ def test_a_chain_is_equal_and_only_its_experts_are_not_sglangs_kernels(run: Runn
     assert verdict.checked["target.state"] == verdict.checked["target.conv"] == commits
     assert not trace.header.fallbacks
     assert not [shim for shim in trace.header.engine.shims if "in torch" in shim]
+
+
+def test_a_release_with_these_kernels_elsewhere_is_not_driven(chain: Case, tmp_path: Path) -> None:
+    with host_of("0.5.14") as old, pytest.raises(EagletwinError, match=r"eagletwin does not run.*layers that keep a state"):
+        old.engine(chain).run(chain, tmp_path, Limits())
 
 
 def test_a_tree_is_equal(run: Runner, chain: Case) -> None:
