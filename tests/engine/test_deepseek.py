@@ -3,6 +3,7 @@
 import msgspec
 import pytest
 
+from eagletwin.cases.regressions import LEDGER
 from eagletwin.harness.core.case import Case, EngineSettings, Request, SGLangSettings
 from eagletwin.harness.core.mode import Mode
 from eagletwin.harness.core.patch import Edit
@@ -218,61 +219,15 @@ def test_a_fault_in_moving_latent_rows_is_named(run: Runner, tree: Case, fault: 
 
 
 def test_a_node_that_is_certain_is_selected_without_its_parent(run: Runner) -> None:
-    """Live: docs/findings/certain-node.md. Candidate 6 has probability 1 behind candidate 1, and so the same value; of equal
+    """Live: docs/findings/certain-node. Candidate 6 has probability 1 behind candidate 1, and so the same value; of equal
     values torch.topk takes any. A stable order takes parents first, whose numbers are smaller."""
-    prompt = (
-        79,
-        54,
-        67,
-        7,
-        84,
-        31,
-        36,
-        0,
-        1,
-        60,
-        44,
-        86,
-        16,
-        42,
-        2,
-        79,
-        53,
-        69,
-        12,
-        33,
-        70,
-        80,
-        2,
-        42,
-        42,
-        3,
-        79,
-        19,
-        29,
-        83,
-        60,
-    )
-    case = Case(
-        name="certain-node",
-        model="deepseek-nextn-yarn",
-        num_steps=3,
-        topk=3,
-        num_draft_tokens=6,
-        chunked_prefill_size=1024,
-        requests=(Request(id="a", prompt=prompt, max_new_tokens=2),),
-    )
-    _, verdict = run(case)
+    entry = LEDGER["certain-node"]
+    assert entry.remedy is not None
+    _, verdict = run(entry.case)
     assert (verdict.status, verdict.rule) == ("diverged", "tree.parents"), verdict
     assert verdict.first is not None
     assert verdict.first.actual == "[0, 3, 6, 12, 13]"
-    stable = Edit(
-        target="sglang.srt.speculative.eagle_utils.organize_draft_results",
-        match="top_scores_index = top_scores.indices",
-        replacement="in_order = score_list.sort(dim=-1, descending=True, stable=True).indices\n"
-        "top_scores_index = in_order[:, : num_draft_token - 1]",
-    )
-    _, verdict = run(case, stable)
+    _, verdict = run(entry.case, *entry.remedy.edits)
     assert verdict.status == "equal", verdict
 
 

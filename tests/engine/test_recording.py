@@ -44,6 +44,7 @@ SHOWN = {
     "26997-tokens": "commit.path",
     "26997-bonus": "commit.path",
     "33758": "output.tokens",
+    "certain-node": "tree.parents",
     "grammar-end": "output.tokens",
     "22954-req-pool": "draft.runner",
     "22954-kv-pool": "draft.runner",

@@ -37,6 +37,9 @@ _FROZEN = dict.fromkeys(("10846", "25015", "26329", "8409", "indices-overflow", 
     "grammar-end": "it does not show where batches overlap, and the worker of such a draft cannot be run otherwise (frozen-kv)"
 }
 
+# entry -> what the prompts that are tried do not reach, in any model but its own
+_CHANCE = {"certain-node": "no prompt that is tried makes the draft certain of the last token that is selected"}
+
 # (entry, model) -> what the prompts that are tried do not reach there, or what this model alone does otherwise
 _NOT_REACHED = {
     ("29354", "nemotron-h-nextn"): "a prefill of Mamba-2 that has no prefix reads no state, whatever its slot holds",
@@ -53,6 +56,8 @@ def reason(entry: str, model: str) -> str:
     recipe = RECIPES[model]
     if (entry, model) in _NOT_REACHED:
         return _NOT_REACHED[entry, model]
+    if entry in _CHANCE:
+        return _CHANCE[entry]
     if not recipe.reads_states:
         return _PLAIN_DRAFT.get(entry, "")
     if recipe.frozen and entry in _FROZEN:
