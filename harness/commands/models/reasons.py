@@ -42,6 +42,10 @@ _CHANCE = {"certain-node": "no prompt that is tried makes the draft certain of t
 
 # (entry, model) -> what the prompts that are tried do not reach there, or what this model alone does otherwise
 _NOT_REACHED = {
+    (
+        "host-layers",
+        "mimo-v2-window",
+    ): "its configuration has num_nextn_predict_layers, with which all of its layers are packed behind the target's",
     ("29354", "nemotron-h-nextn"): "a prefill of Mamba-2 that has no prefix reads no state, whatever its slot holds",
     (
         "penalties",
