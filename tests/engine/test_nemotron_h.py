@@ -56,7 +56,10 @@ def test_a_chain_is_equal_and_only_its_experts_are_not_sglangs_kernels(run: Runn
 
 
 def test_a_release_with_these_kernels_elsewhere_is_not_driven(chain: Case, tmp_path: Path) -> None:
-    with host_of("0.5.15.post1") as old, pytest.raises(EagletwinError, match=r"eagletwin does not run.*layers that keep a state"):
+    with (
+        host_of("0.5.15.post1") as old,
+        pytest.raises(EagletwinError, match=r"eagletwin does not run.*layers that keep a state"),
+    ):
         old.engine(chain).run(chain, tmp_path, Limits())
 
 
