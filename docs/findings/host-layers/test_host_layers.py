@@ -23,9 +23,10 @@ def _runner(pool, nextn_layers):
 
 def _plan(pools, nextn_layers):
     """Of a draft with a runner for each pool."""
+    runners = tuple(_runner(pool, nextn_layers) for pool in pools)
     worker = SimpleNamespace(
         target_worker=SimpleNamespace(model_runner=_runner(None, nextn_layers)),
-        _draft_model_runners=lambda: tuple(_runner(pool, nextn_layers) for pool in pools),
+        _draft_model_runners=lambda: runners,
     )
     memory = SimpleNamespace(
         enable_hierarchical_cache=True, enable_unified_cache_external_linker=False
