@@ -179,17 +179,12 @@ def test_a_fault_is_named(run: Runner, fault: str) -> None:
     assert (verdict.status, verdict.rule) == ("diverged", rule), (verdict, trace.header.ending)
 
 
-# Without rounds that draft nothing, which the first release does not know
-DRAFTING = EngineSettings(
-    sglang=SGLangSettings(
-        adaptive=Adaptive(tiers=(Tier(batch=1, steps=(1, 2, 4)), Tier(batch=2, steps=(1, 2))), alpha=0.9, interval=1, warmup=0)
-    )
-)
-
-
 def test_the_first_release_that_has_them_is_right_and_refuses_rounds_without_drafts(tmp_path: Path) -> None:
     """With states, too, but for ledger entry 27095, which is mended here."""
-    plain = replace(CASE, engine=DRAFTING, exercises=("more_steps", "fewer_steps"))
+    assert CASE.engine.sglang.adaptive is not None
+    drafting = replace(CASE.engine.sglang.adaptive, tiers=(Tier(batch=1, steps=(1, 2, 4)), Tier(batch=2, steps=(1, 2))))
+    settings = EngineSettings(sglang=SGLangSettings(adaptive=drafting))
+    plain = replace(CASE, engine=settings, exercises=("more_steps", "fewer_steps"))
     kept = replace(plain, model="qwen3-next-nextn")
     mended = (Patch(name="uncleared", edits=(UNCLEARED,)),)
     with host_of("0.5.13") as first:

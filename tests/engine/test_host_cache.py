@@ -3,6 +3,7 @@
 import pytest
 from msgspec.structs import replace
 
+from eagletwin.cases.regressions import LEDGER
 from eagletwin.harness.core.case import Case, EngineSettings, HostPolicy, Request, SGLangSettings
 from eagletwin.harness.core.patch import Edit
 from eagletwin.harness.core.trace import Trace
@@ -188,33 +189,15 @@ def test_a_fault_is_named(run: Runner, fault: str) -> None:
     assert (verdict.status, verdict.rule) == ("diverged", rule), (verdict, trace.header.ending)
 
 
-# The rows of the second layer stay away (docs/findings/host-layers/report.md); packed behind the target's they come back.
-LAYERS = case(
-    "write_back",
-    model="llama-mtp",
-    num_steps=2,
-    requests=(
-        Request(id="a", prompt=tokens(1, 12), max_new_tokens=1),
-        Request(id="b", prompt=tokens(2, 55), max_new_tokens=1, arrive=4),
-        Request(id="c", prompt=tokens(1, 12), max_new_tokens=1, arrive=8),
-    ),
-    engine=EngineSettings(
-        sglang=SGLangSettings(radix_cache=True, max_total_tokens=64, host_pages=256, host_policy="write_back")
-    ),
-)
-PACKED = Edit(
-    target="sglang.srt.speculative.base_spec_worker._can_pack_hicache_mtp",
-    match="return is_nextn_mtp or is_dspark_dsv4",
-    replacement="return is_nextn_mtp or is_dspark_dsv4 or len(draft_runners) > 1",
-)
-
-
 def test_of_layers_in_pools_of_their_own_the_first_alone_comes_back(run: Runner) -> None:
-    _, verdict = run(LAYERS)
+    """Live: the rows of the second layer stay away; packed behind the target's they come back."""
+    entry = LEDGER["host-layers"]
+    assert entry.remedy is not None
+    _, verdict = run(entry.case)
     assert (verdict.status, verdict.rule) == ("diverged", "draft.kv"), verdict
     assert verdict.first is not None
     assert (verdict.first.request, verdict.first.layer) == ("c", 1)
-    _, mended = run(LAYERS, PACKED)
+    _, mended = run(entry.case, *entry.remedy.edits)
     assert mended.status == "equal", mended
 
 

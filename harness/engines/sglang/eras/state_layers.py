@@ -76,7 +76,7 @@ def use_triton(shims: list[str], *, scans: bool) -> None:
             with contextlib.suppress(patches.PatchFailed):  # a gate that stays shut raises, or is told by the kernels that ran
                 shims.append(f"{_opened(gate)}: for tensors on a CPU too")
     except (ModuleNotFoundError, patches.PatchFailed) as error:
-        raise NotDriven(f"layers that keep a state: this release has not what 0.5.23 has ({error})") from error
+        raise _elsewhere(error) from error
     finally:
         for place, original in zip(places, on_cpu, strict=True):
             place.is_cpu = original
@@ -86,7 +86,11 @@ def use_triton(shims: list[str], *, scans: bool) -> None:
     try:
         kind.complete(shims)
     except ModuleNotFoundError as error:
-        raise NotDriven(f"layers that keep a state: this release has not what 0.5.23 has ({error})") from error
+        raise _elsewhere(error) from error
+
+
+def _elsewhere(error: Exception) -> NotDriven:
+    return NotDriven(f"layers that keep a state: this release has not what 0.5.23 has ({error})")
 
 
 def strategy_argument() -> str:
