@@ -10,6 +10,7 @@ from msgspec import UNSET, Meta, Struct, UnsetType
 from .case import Case
 from .differs import Differs
 from .dtype import Dtype
+from .jitter import Jittered
 
 Size = Annotated[int, Meta(ge=0, lt=1 << 32)]
 
@@ -146,6 +147,7 @@ class Header(Struct, frozen=True, kw_only=True):
     unreached_edits: tuple[str, ...] | UnsetType = UNSET  # of patches: the function ran, the edited statement not
     differs: Differs | UnsetType = UNSET  # left out for a release, whose traces stay as they were
     served: ServedModel | UnsetType = UNSET
+    jittered: Jittered | UnsetType = UNSET  # of a run with pauses, which has no batches and cannot be judged
     dtypes: str = ""
     shapes: tuple[tuple[Size, ...], ...] = ()
     stored: tuple[Stored, ...] = ()

@@ -16,6 +16,7 @@ import msgspec
 
 from eagletwin.harness.core.case import Case, Event, Request, encode_case
 from eagletwin.harness.core.errors import EagletwinError, HarnessError, InputError, Unwritable
+from eagletwin.harness.core.jitter import Jitter
 from eagletwin.harness.core.mode import CPU, Mode
 from eagletwin.harness.core.patch import Patch
 from eagletwin.harness.core.records import Ending, EngineInfo
@@ -268,13 +269,23 @@ class EngineProcess:
         self._open = self.busy = False
         self._connection.close()
 
-    def run(self, case: Case, folder: Path, limits: Limits = DEFAULT_LIMITS, *, fresh: bool = True, until: int = -1) -> Trace:
+    def run(
+        self,
+        case: Case,
+        folder: Path,
+        limits: Limits = DEFAULT_LIMITS,
+        *,
+        fresh: bool = True,
+        until: int = -1,
+        jitter: Jitter | None = None,
+    ) -> Trace:
         """Run a case; its trace and the engine's log are in `folder`, which must be empty.
 
         fresh: in a fork that has run nothing, else in one that may have run other cases (`before`), which is several times
-        faster. until: stop after this scheduler iteration.
+        faster. until: stop after this scheduler iteration. jitter: with pauses between the streams of a GPU, and nothing that
+        waits for it; the trace then has what requests were sent, and the rows that the prefix cache keeps at the end.
         """
-        self._begin(case, folder, limits, fresh=fresh, until=until)
+        self._begin(case, folder, limits, fresh=fresh, until=until, jitter=jitter)
         return self._end(case, folder)
 
     def session(self, case: Case, folder: Path, limits: Limits = DEFAULT_LIMITS) -> "Session":
@@ -283,7 +294,15 @@ class EngineProcess:
         return Session(self, case, folder)
 
     def _begin(
-        self, case: Case, folder: Path, limits: Limits, *, fresh: bool = True, until: int = -1, live: bool = False
+        self,
+        case: Case,
+        folder: Path,
+        limits: Limits,
+        *,
+        fresh: bool = True,
+        until: int = -1,
+        live: bool = False,
+        jitter: Jitter | None = None,
     ) -> None:
         if self.busy:
             raise InputError(
@@ -296,7 +315,10 @@ class EngineProcess:
         try:
             # the engine process keeps the limits, which leave compilers out; this is for its own death
             self._connection.settimeout(limits.case + MOST_SECONDS + _REST_SECONDS)
-            wire.send(self._connection, wire.Run(case, str(folder.absolute()), limits.step, limits.case, fresh, until, live))
+            wire.send(
+                self._connection,
+                wire.Run(case, str(folder.absolute()), limits.step, limits.case, fresh, until, live, jitter),
+            )
         except OSError as error:
             self._broken = type(error).__name__
 

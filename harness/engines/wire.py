@@ -13,6 +13,7 @@ from msgspec import Struct
 
 from eagletwin.harness.core.case import Case, Event, Request
 from eagletwin.harness.core.errors import HarnessError, unwritable
+from eagletwin.harness.core.jitter import Jitter
 from eagletwin.harness.core.mode import CPU, Mode
 from eagletwin.harness.core.patch import Patch
 from eagletwin.harness.core.records import Ending, EngineInfo
@@ -72,6 +73,7 @@ class Run(Struct, frozen=True, tag=True):
     fresh  in a process that has run nothing, not in one that may have run other cases
     until  stop after this scheduler iteration; -1: run to the end
     live   stop before each scheduler iteration, write the trace so far, answer Stepped, and wait for a Step
+    jitter  run it with these pauses, and record what requests are sent alone
     """
 
     case: Case
@@ -81,6 +83,7 @@ class Run(Struct, frozen=True, tag=True):
     fresh: bool = True
     until: int = -1
     live: bool = False
+    jitter: Jitter | None = None
 
 
 class Stepped(Struct, frozen=True, tag=True):

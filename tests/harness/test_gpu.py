@@ -14,13 +14,18 @@ from eagletwin.harness.commands.gpu.batches import path, table
 from eagletwin.harness.commands.gpu.command import gpu_plan, gpu_run
 from eagletwin.harness.commands.gpu.faults import ONE_GRAPH_OF_LAYERS, SINGLE_HEAD, faults
 from eagletwin.harness.commands.gpu.in_model import proofs_in_model
-from eagletwin.harness.commands.gpu.jobs import _gpus_of, read_plan
+from eagletwin.harness.commands.gpu.jobs import CaseResult, JobResult, MustShow, _gpus_of, read_plan
+from eagletwin.harness.commands.gpu.missing_waits import CASES, HIDDEN, WAITS, missing_waits, races
 from eagletwin.harness.commands.gpu.plan import GRAPHS, MODES, Options, generated, plain, proofs
+from eagletwin.harness.commands.gpu.races import Race
 from eagletwin.harness.commands.gpu.release import release_of
 from eagletwin.harness.commands.gpu.sampled import sampling
+from eagletwin.harness.commands.gpu.summary import CampaignSummary
+from eagletwin.harness.commands.gpu.tally import exit_code, statuses_of, waits
 from eagletwin.harness.commands.options import mode_of
 from eagletwin.harness.core.dtype import Dtype
 from eagletwin.harness.core.errors import InputError
+from eagletwin.harness.core.jitter import Jitter, Pause
 from eagletwin.harness.core.mode import CPU, Mode
 from eagletwin.harness.core.run_spec import RunSpec
 from eagletwin.harness.engines.cuda_here import missing_for_cuda
@@ -292,3 +297,53 @@ def test_results_of_two_runs_are_not_mixed(tmp_path: Path) -> None:
     (tmp_path / "out" / "results.jsonl").touch()
     with pytest.raises(InputError, match="another run"):
         gpu_run(plan, tmp_path / "out")
+
+
+def test_cases_that_race_run_with_overlap_and_each_missing_wait_until_it_is_found(tmp_path: Path) -> None:
+    file = tmp_path / "plan.json"
+    gpu_plan(file, groups=0, races=4, cases=3, missing_waits=True)
+    plan = read_plan(file)
+    assert plan == races(4, 3, 0) + missing_waits(0)
+    assert all(job.mode.overlap and job.races for job in plan)
+    assert [bool(job.mode.graphs) for job in plan[:4]] == [True, False, True, False]
+    assert [case.engine.sglang.radix_cache for job in plan[:4] for case in job.cases] == [True] * 9 + [False] * 3
+    planted = plan[4:]
+    assert [job.patches for job in planted] == [(patch,) for patch in WAITS + HIDDEN] * 2
+    for job in planted:
+        assert job.expected is not None
+        assert job.until_found != bool(job.expected.hidden)
+        assert len(job.cases) <= CASES
+        for case in job.cases:
+            check_case(case, job.name)
+    with pytest.raises(InputError, match="float32 alone"):
+        gpu_plan(tmp_path / "other.json", groups=0, races=1, dtype="bfloat16")
+
+
+def test_a_race_counts_and_says_its_seed_and_where_the_pauses_fell() -> None:
+    pause = Pause(4, "Event.wait on schedule", 250)
+    same = Race(jitter=Jitter(seed=0), points=90, pauses=(pause, pause), compared=12)
+    other = Race(
+        jitter=Jitter(seed=3), points=80, pauses=(pause,), compared=12, differs="finished of request r0, tokens: 1 | 2"
+    )
+    equal = CaseResult(case="a", status="equal", races=(same,))
+    wrong = CaseResult(
+        case="b", status="diverged", rule="race", where=f"with the pauses of seed 3, {other.differs}", races=(other,)
+    )
+    release = JobResult(name="races-graphs-000", mode=MODES["overlap"], seen=(equal, wrong))
+    assert exit_code(statuses_of(release)) == 1
+    missing, hidden = MustShow(), MustShow(hidden="the fence")
+    found = JobResult(name="races/graphs/copy-for-forward", mode=MODES["overlap"], seen=(equal, wrong), expected=missing)
+    unfound = JobResult(name="races/graphs/process-for-copy", mode=MODES["overlap"], seen=(equal,), expected=missing)
+    fenced = JobResult(name="races/graphs/schedule", mode=MODES["overlap"], seen=(equal,), expected=hidden)
+    assert [dict(statuses_of(job)) for job in (found, unfound, fenced)] == [{"found": 1}, {"unknown": 1}, {"hidden": 1}]
+    assert list(waits([unfound, fenced, found])) == [
+        "graphs/copy-for-forward: found by race in case 2: with the pauses of seed 3, finished of request r0, tokens: 1 | 2",
+        "graphs/process-for-copy: NOT FOUND: equal in 1 case",
+        "graphs/schedule: hidden: the fence",
+    ]
+    summary = CampaignSummary()
+    summary.add(release)
+    text = summary.text(1.0, Path(), None)
+    assert "runs with pauses: 2, of them answered otherwise 1; 24 comparisons; points 170, pauses 3, together 0.0 s" in text
+    assert "      3 Event.wait on schedule" in text
+    assert msgspec.json.decode(msgspec.json.encode(release), type=JobResult) == release

@@ -12,12 +12,14 @@ from eagletwin.harness.core.words import count
 from ..as_json import tell_result, with_json
 from ..options import AttentionBackend, DataType, Ranks
 from ..result import MeasuredFacts, WrittenFacts
-from .typed import Cases, Entries, File, Groups, OfModel, OnRelease, Planted, Rate, Records, Samples, Seed, Sizes
+from .typed import Cases, Entries, File, Groups, OfModel, OnRelease, Planted, Races, Rate, Records, Samples, Seed, Sizes, Waits
 
 if TYPE_CHECKING:
     from eagletwin.cases.entry import Entry
     from eagletwin.harness.core.dtype import Dtype
     from eagletwin.harness.core.mode import Attention
+
+    from .jobs import Job
 
 gpu = typer.Typer(add_completion=False, help="Run many cases on a GPU host, which may have no network.")
 
@@ -51,6 +53,8 @@ def gpu_plan(
     samples: Samples = 0,
     entries: Entries = None,
     planted: Planted = False,
+    races: Races = 0,
+    missing_waits: Waits = False,
     tp: Ranks = 1,
     rate: Rate = 0,
     dtype: DataType = "float32",
@@ -60,11 +64,10 @@ def gpu_plan(
     sglang: OnRelease = "",
 ) -> int:
     """Write a plan: generated cases, batches of every size, and both sides of ledger entries (graphs, overlap, eager)."""
-    import msgspec
-
     from eagletwin.harness.families.valid import check_model
 
     from ..options import check_attention, check_ranks
+    from . import missing_waits as waits
     from .faults import faults
     from .in_model import proofs_in_model
     from .plan import Options, generated, plain, proofs
@@ -78,7 +81,7 @@ def gpu_plan(
     if model:
         check_model(model, "--model")
     _check_heads(attention, model, planted=planted)
-    _check_float32(dtype, others=bool(sizes or samples or rate))
+    _check_float32(dtype, others=bool(sizes or samples or rate or races or missing_waits))
     options = Options(release=release_of(sglang), tp=tp, dtype=dtype, attention=attention, model=model)
     with progress("plan") as line:
         line.look(f"drawing {count(groups, 'group')} of {count(cases, 'case')}")
@@ -89,11 +92,19 @@ def gpu_plan(
     carried, elsewhere = proofs_in_model(chosen, options, records) if model else (proofs(chosen, options), [])
     jobs, others = jobs + carried, others + elsewhere
     jobs += faults(dtype, attention) if planted else []
+    jobs += waits.races(races, cases, seed) + (waits.missing_waits(seed) if missing_waits else [])
+    return _write_plan(file, jobs, others)
+
+
+def _write_plan(file: Path, jobs: "list[Job]", others: list[str]) -> int:
+    """Write the jobs, and say what was left out. Raises InputError if there are none."""
+    import msgspec
+
     if not jobs:
         raise InputError(
-            "the plan would be empty: it has no group of cases, batch sizes, proof or fault",
+            "the plan would be empty: it has no group of cases, batch sizes, proof, fault or race",
             consequence="no plan was written",
-            remedy="give --groups 1 or more, --sizes, --sampling, --prove or --faults",
+            remedy="give --groups 1 or more, --sizes, --sampling, --prove, --faults, --races or --missing-waits",
         )
     file.write_bytes(msgspec.json.encode(jobs))
     print("".join(f"left out: {why}\n" for why in others), end="")
@@ -116,7 +127,7 @@ def _check_float32(dtype: "Dtype", *, others: bool) -> None:
     """Raises InputError for another type with what is planned in float32 alone."""
     if dtype != "float32" and others:
         raise InputError(
-            f"--dtype {dtype} with --sizes, --sampling or --rate: these are planned in float32 alone",
+            f"--dtype {dtype} with --sizes, --sampling, --races, --missing-waits or --rate: these are planned in float32 alone",
             consequence="no plan was written",
             remedy="plan generated cases and proofs in it, and the others in a plan of their own",
         )

@@ -21,6 +21,7 @@ from eagletwin.harness.check.confirm import agree
 from eagletwin.harness.core.case import Case
 from eagletwin.harness.core.child import RUN_MODULE
 from eagletwin.harness.core.errors import EagletwinError, InputError
+from eagletwin.harness.core.jitter import Jitter
 from eagletwin.harness.core.mode import Mode
 from eagletwin.harness.core.patch import Patch
 from eagletwin.harness.core.records import EngineInfo
@@ -37,6 +38,7 @@ from ..diff.comparison import diff
 from ..diff.precision_gap import Apart, apart
 from .batches import paths
 from .processes import Processes
+from .races import RACE, Race, race
 
 RESULTS = "results.jsonl"  # in the folder of a campaign: a line a job
 JOB = "job.json"  # in the folder of a job
@@ -67,6 +69,8 @@ class Job(Struct, frozen=True, kw_only=True):
     keep      keep the trace of the first case; those of cases that are not equal are kept anyway
     proof     a case says nothing unless all statements ran that the patches change
     expected  what must be found
+    races     run each case that is equal so often again, with pauses between the streams of the GPU; it must be answered alike
+    until_found  run no more cases when one has diverged
     """
 
     name: str
@@ -82,6 +86,8 @@ class Job(Struct, frozen=True, kw_only=True):
     keep: bool = False
     proof: bool = False
     expected: MustShow | None = None
+    races: int = 0
+    until_found: bool = False
 
 
 class Beside(Struct, frozen=True, kw_only=True):
@@ -101,6 +107,8 @@ class CaseResult(Struct, frozen=True, kw_only=True):
     """The result of one case. Times in seconds; trace: writing and reading it, measured anew, and so a part of engine.
 
     known  the known bug without which the case is equal
+    rule   that was broken; `race` where a run with pauses was answered otherwise
+    races  runs with pauses; raced: seconds of all of them
     paths  how many decode batches of which size ran in a graph of that size, padded to a larger one, or without a graph
     """
 
@@ -121,6 +129,8 @@ class CaseResult(Struct, frozen=True, kw_only=True):
     exercised: tuple[str, ...] = ()
     paths: dict[str, int] = {}
     known: str = ""
+    races: tuple[Race, ...] = ()
+    raced: float = 0.0
 
 
 class JobResult(Struct, frozen=True, kw_only=True):
@@ -177,7 +187,11 @@ def run_job(job: Job, folder: Path) -> JobResult:
                     engine = host.engine(case, job.patches)
                 one, trace = _look(engine, job, case, folder / str(number), keep=job.keep and number == 0)
                 first = first or trace
+                if one.status == "equal" and job.races:
+                    one = _raced(engine, job, one, trace, number, folder / str(number))
                 seen.append(one)
+                if job.until_found and one.status == "diverged":
+                    break
                 if job.apart is not None and one.status == "equal":
                     equal.append((case, trace))
             if job.again and first is not None:
@@ -198,6 +212,26 @@ def run_job(job: Job, folder: Path) -> JobResult:
     except EagletwinError as error:
         done = msgspec.structs.replace(done, error=str(error))
     return msgspec.structs.replace(done, seen=tuple(seen), seconds=time.monotonic() - begun)
+
+
+def _raced(engine: EngineProcess, job: Job, one: CaseResult, judged: Trace, number: int, folder: Path) -> CaseResult:
+    """A case that is equal, again with pauses. The seed of each run follows from the places of case and run in the job."""
+    begun, runs = time.monotonic(), list[Race]()
+    for again in range(job.races):
+        place = folder / f"race-{again}"
+        place.mkdir(parents=True)
+        runs.append(race(engine, job.cases[number], judged, Jitter(seed=number * job.races + again), place))
+        if runs[-1].differs or not engine.alive:
+            break
+        shutil.rmtree(place, ignore_errors=True)
+    last, taken = runs[-1], time.monotonic() - begun
+    done = msgspec.structs.replace(one, races=tuple(runs), raced=taken)
+    if last.differs:
+        where = f"with the pauses of seed {last.jitter.seed}, {last.differs}"
+        return msgspec.structs.replace(done, status="diverged", rule=RACE, where=where)
+    if not last.compared:
+        return msgspec.structs.replace(done, status="unknown", reason="nothing was compared with the run with pauses")
+    return done
 
 
 def _explained(job: Job, seen: list[CaseResult], folder: Path) -> list[CaseResult]:

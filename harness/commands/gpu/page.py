@@ -20,7 +20,7 @@ from ..result import CampaignFacts
 from .batches import PATHS
 from .jobs import JOB, RESULTS, Job, JobResult
 from .page_jobs import all_jobs, findings, proven
-from .tally import exit_code, statuses_of
+from .tally import RACES, exit_code, statuses_of
 
 CAMPAIGN = "campaign.json"  # in the folder of a campaign: what `gpu run --json` prints
 
@@ -113,7 +113,7 @@ def _drawn(folder: Path, jobs: list[JobResult]) -> list[PageSection]:
 
 def _kind(job: JobResult) -> str:
     """What a plan's job is for, by its name: `generated-graphs-007`, `25015/graphs/red`, `faults/…`."""
-    if job.name.startswith("faults/"):
+    if job.name.startswith(("faults/", RACES)):
         return "planted fault"
     if job.name.endswith(("/green", "/red")):
         return "side of a proof"

@@ -6,7 +6,7 @@ from eagletwin.harness.page.model import PageSection, Table, TableCell, TableRow
 
 from ..page_facts import row
 from .jobs import CaseResult, JobResult
-from .tally import comparisons, proofs, statuses_of
+from .tally import RACES, comparisons, proofs, statuses_of
 
 _MOST = 2000  # rows of a table
 _TRACES = "Traces are kept in job-NNN/cases; `eagletwin report` of a folder in it makes the page of the case."
@@ -67,7 +67,7 @@ def proven(jobs: list[JobResult]) -> list[PageSection]:
         kind = "right" if said.startswith("proven") else "" if said.startswith("hidden") else "wrong"
         rows.append(row(name, TableCell(said, kind)))
     for job in jobs:
-        if job.expected is not None and job.name.startswith("faults/"):
+        if job.expected is not None and job.name.startswith(("faults/", RACES)):
             [word] = statuses_of(job)
             rows.append(row(job.name, TableCell(word, _KINDS[word])))
     table = Table(

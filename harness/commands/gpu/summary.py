@@ -8,7 +8,8 @@ from ..result import CampaignFacts
 from .batches import table
 from .blocks import reached, written
 from .jobs import JobResult
-from .tally import comparisons, exit_code, proofs, statuses_of
+from .races import Race
+from .tally import comparisons, exit_code, proofs, statuses_of, waits
 
 
 class CampaignSummary:
@@ -64,7 +65,25 @@ class CampaignSummary:
         proven = list(proofs(self._done))
         if proven:
             parts += ["entries of the ledger:", *(f"  {line}" for line in proven)]
+        runs = [run for done in self._done if done.expected is None for one in done.seen for run in one.races]
+        if runs:
+            parts.append(_raced(runs))
+        missing = list(waits(self._done))
+        if missing:
+            parts += ["missing waits, planted:", *(f"  {line}" for line in missing)]
         if blocks is not None:
             parts.append(written(reached(blocks), out / "blocks.txt"))
         parts.append(f"{dict(self._statuses)} in {seconds:.1f} s, {self._cases / seconds:.2f} cases/s")
         return "\n".join(parts)
+
+
+def _raced(runs: list[Race]) -> str:
+    """What all runs with pauses come to."""
+    pauses = [pause for run in runs for pause in run.pauses]
+    places = Counter(pause.place for pause in pauses)
+    lines = [
+        f"runs with pauses: {len(runs)}, of them answered otherwise {sum(bool(run.differs) for run in runs)}; "
+        f"{sum(run.compared for run in runs)} comparisons; points {sum(run.points for run in runs)}, pauses {len(pauses)}, "
+        f"together {sum(pause.microseconds for pause in pauses) / 1e6:.1f} s"
+    ]
+    return "\n".join(lines + [f"{number:>7} {place}" for place, number in sorted(places.items())])

@@ -5,9 +5,12 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 
 from eagletwin.harness.core.errors import EXIT_DIVERGED, EXIT_EQUAL, EXIT_UNKNOWN
+from eagletwin.harness.core.words import count
 from eagletwin.harness.judge.unseen import shows_instead
 
 from .jobs import JobResult
+
+RACES = "races/"  # how the names of jobs with a missing wait begin
 
 
 def statuses_of(done: JobResult) -> Counter[str]:
@@ -78,6 +81,17 @@ def proofs(results: Iterable[JobResult]) -> Iterator[str]:
         found = _found(red)
         words = {"found": "proven", "hidden": ""}.get(found.kind, "red is")
         yield f"{entry} {mode}: " + (f"GREEN IS {fails[0]}" if fails else f"{words} {found.words}".strip())
+
+
+def waits(results: Iterable[JobResult]) -> Iterator[str]:
+    """Each missing wait that was planted, and in which case what showed it."""
+    for done in sorted(results, key=lambda done: done.name):
+        if done.expected is None or not done.name.startswith(RACES):
+            continue
+        found = _found(done)
+        how = next((f"by {one.rule} in case {n}: {one.where}" for n, one in enumerate(done.seen, 1) if one.where), "")
+        how = how or found.words + ("" if found.kind == "hidden" else f" in {count(len(done.seen), 'case')}")
+        yield f"{done.name.removeprefix(RACES)}: {'found ' if found.kind == 'found' else ''}{how}"
 
 
 def comparisons(done: JobResult) -> Iterator[str]:

@@ -20,6 +20,17 @@ Samples = Annotated[
 ]
 Entries = Annotated[list[str] | None, typer.Option("--prove", metavar="PR|all", help="Ledger entries to prove. Repeatable.")]
 Planted = Annotated[bool, typer.Option("--faults", help="Also planted faults that only a graph can have: each must be found.")]
+Races = Annotated[
+    int,
+    typer.Option(
+        min=0,
+        help="Also this many groups of cases with overlap that run again with pauses between the GPU's streams: they must be "
+        "answered alike.",
+    ),
+]
+Waits = Annotated[
+    bool, typer.Option("--missing-waits", help="Also missing waits, planted: pauses must find each in 200 cases.")
+]
 Rate = Annotated[
     int,
     typer.Option(

@@ -74,9 +74,9 @@ class Accounts:
             self._recorder.add(name, 0, "cached", when=When(iteration), tensors=tensors)
 
     def poison_all(self) -> None:
-        for pool in self._taps.pools.values() if self._taps.records else ():
+        for pool in self._taps.pools.values() if self._taps.poisons else ():
             pool.poison_all()
-        if self._taps.records and self._taps.states is not None:
+        if self._taps.poisons and self._taps.states is not None:
             self._taps.states.poison_all()
         if self._taps.host_tier is not None:
             self._taps.host_tier.poison_all()

@@ -12,6 +12,8 @@ from typing import Any
 import torch
 
 from eagletwin.harness.core.case import Case, Event
+from eagletwin.harness.core.jitter import Jitter, Jittered
+from eagletwin.harness.core.records import EngineInfo
 from eagletwin.harness.core.trace import Recorder
 from eagletwin.harness.families import RECIPES
 
@@ -20,9 +22,10 @@ from .accounts import Accounts
 from .eras import adaptive, requests, stepping, workers
 from .fates import Fates
 from .in_step import InStep
+from .jitter import Pauses, streams_of
 from .stand_ins.ends import Ends
 from .taps.taps import Taps
-from .taps.unrecorded import Unrecorded
+from .taps.unrecorded import Unrecorded, Unwaited
 from .taps.worker_v1 import TapsV1
 
 
@@ -38,8 +41,10 @@ class Stopped(Exception):
     """The iteration was reached after which the case was to stop."""
 
 
-def _taps_of(scheduler: Any) -> type[Taps]:
-    """The taps for the worker that runs, or those that record nothing."""
+def _taps_of(scheduler: Any, *, waits: bool) -> type[Taps]:
+    """The taps for the worker that runs, or those that record nothing. waits: for the GPU, when they look at it."""
+    if not waits:
+        return Unwaited
     if "record-nothing" in switches.ON:
         return Unrecorded
     return TapsV1 if workers.is_v1(scheduler) else Taps
@@ -50,8 +55,10 @@ class Drive:
 
     until  raise Stopped after this iteration; -1: never
     live   asked before each iteration for the case as it is now, and whether there will be more; None: `case` is all
-    rank, ranks  this one, of so many. Each steps through the same case; SGLang's own broadcast hands what rank 0 returns to the
-           others
+    jitter  leave the streams of a GPU to themselves, with these pauses: nothing is recorded but what requests were sent, and at
+           the end the rows that the prefix cache keeps
+    info    which rank this is, of how many. Each steps through the same case; SGLang's own broadcast hands on what rank 0
+           returns
     """
 
     def __init__(
@@ -62,16 +69,17 @@ class Drive:
         reached: Callable[[str], None],
         until: int = -1,
         live: Callable[[int, Case], tuple[Case, bool]] | None = None,
-        rank: int = 0,
-        ranks: int = 1,
+        jitter: Jitter | None = None,
+        info: EngineInfo | None = None,
     ) -> None:
         self.case = case
         self._scheduler = scheduler
         self._reached = reached
         self._until = until
         self._live = live
-        self._rank, self._ranks = rank, ranks
-        self._taps = _taps_of(scheduler)(scheduler, recorder, reached)
+        self._rank, self._ranks = (info.rank, info.tp) if info is not None else (0, 1)
+        self._pauses = None if jitter is None else Pauses(jitter, streams_of(scheduler))
+        self._taps = _taps_of(scheduler, waits=jitter is None)(scheduler, recorder, reached)
         self._accounts = Accounts(self._taps, recorder)
         self._fates = Fates()
         self._in_step = InStep(recorder)
@@ -82,6 +90,11 @@ class Drive:
         self._idle = 0
         # with overlap the first idle iteration still processes what the last batch resulted in
         self._drained = 3 if scheduler.enable_overlap else 2
+
+    @property
+    def jittered(self) -> Jittered | None:
+        """Where pauses fell, if there were to be some."""
+        return None if self._pauses is None else self._pauses.jittered
 
     def run(self, fresh: bool = False) -> None:
         """Run the case to its end. Raises what the worker raises, EndlessCase or Stopped.
@@ -110,11 +123,16 @@ class Drive:
         chunk = self._scheduler.chunked_prefill_size
         if any(event.step for event in self.case.events):
             self._in_step.watch(self._scheduler)
+        if self._pauses is not None:
+            self._wait_for_gpu()  # the poison, in another stream than what follows
+            self._pauses.start()
         try:
             with self._taps, contextlib.suppress(_Done):
                 stepping.event_loop(self._scheduler)()
         finally:
             self._in_step.undo()
+            if self._pauses is not None:
+                self._pauses.stop()
         self._scheduler.chunked_prefill_size = chunk
 
     def _receive_of_rank(self) -> list[Any] | None:
@@ -127,8 +145,8 @@ class Drive:
         self._iteration += 1
         self._taps.writer.iteration = self._iteration
         self._reached("schedule")
-        if self._on_gpu:  # with overlap, what was launched last may still run, in another stream
-            torch.cuda.synchronize()
+        if self._pauses is None:  # with overlap, what was launched last may still run, in another stream
+            self._wait_for_gpu()
         free = self._taps.allocation.free()
         self._accounts.slots("iteration", self._iteration, free)
         self._accounts.finished([request.id for request in self.case.requests], self._iteration, self._fates)
@@ -143,6 +161,10 @@ class Drive:
         self._set_chunk()
         return self._messages()
 
+    def _wait_for_gpu(self) -> None:
+        if self._on_gpu:
+            torch.cuda.synchronize()
+
     def _end_if_over(self) -> None:
         """Raise _Done when the scheduler has nothing left to do and has had time to check itself, or EndlessCase."""
         unfinished = self._fates.unfinished()
@@ -154,6 +176,7 @@ class Drive:
             return
         self._idle += 1
         if self._idle == self._drained:  # the scheduler has had one idle iteration, and so has checked itself
+            self._wait_for_gpu()
             if self.case.engine.sglang.radix_cache:
                 self._accounts.cached(self._iteration)
             self._scheduler.flush_cache()

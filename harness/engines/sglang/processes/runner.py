@@ -14,11 +14,12 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, NoReturn
 
-from msgspec import UNSET
+from msgspec import UNSET, UnsetType
 from msgspec.structs import replace
 
 from eagletwin.harness.core.case import Case
 from eagletwin.harness.core.errors import unwritable
+from eagletwin.harness.core.jitter import Jittered
 from eagletwin.harness.core.records import Ending, EngineInfo, Record
 from eagletwin.harness.core.trace import Recorder, new_header, write_trace
 from eagletwin.harness.engines import wire
@@ -80,6 +81,7 @@ class _Run:
         self._before = before
         self._recorder = Recorder()
         self._where = "start"
+        self._jittered: Jittered | UnsetType = UNSET
         self._progress = Progress(Path(message.folder))
 
     def run(self) -> Ending:
@@ -90,8 +92,8 @@ class _Run:
         case = self._message.case
         driven = drive.Drive(
             *(self._scheduler, case, self._recorder, self._reached, self._message.until, self._live()),
-            rank=self._info.rank,
-            ranks=self._info.tp,
+            jitter=self._message.jitter,
+            info=self._info,
         )
         try:
             with torch.inference_mode():
@@ -112,6 +114,7 @@ class _Run:
             detail = f"stub {stubs.called[0]} was called and the exception swallowed"
             ending = Ending(kind="crashed", detail=detail, where=self._where)
         ending = kernels.violated(self._where) or ending
+        self._jittered = driven.jittered or UNSET
         self._write(driven.case, ending)
         self._progress.close()
         return ending
@@ -170,6 +173,7 @@ class _Run:
             case, model_pair(case.model).digest, self._info, ending, records, kernels.fallbacks(), patches.idle(), self._before
         )
         header = replace(header, differs=changes.differs(), unreached_edits=patches.unreached() or UNSET)
+        header = replace(header, jittered=self._jittered)
         write_trace(Path(self._message.folder), header, self._recorder.tensors if tensors is None else tensors)
 
 

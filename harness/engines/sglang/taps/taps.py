@@ -79,6 +79,7 @@ class Taps:
     allocates: type[Allocation] = Allocation
     inner: type[Inner] = Inner
     records = True
+    poisons = True  # whether the pools are poisoned before a case
     numbers = True  # whether hidden states, KV rows and probabilities are recorded, and not integers alone
 
     def __init__(self, scheduler: Any, recorder: Takes, reached: Callable[[str], None]) -> None:

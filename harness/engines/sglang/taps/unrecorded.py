@@ -1,4 +1,5 @@
-"""Taps that follow a run and record nothing of it: what recording costs is the difference (`bench share`)."""
+"""Taps that follow a run and record nothing of it: what recording costs is the difference (`bench share`), and with nothing
+that waits for a GPU its streams may race (jitter.py)."""
 
 from typing import Any
 
@@ -34,6 +35,7 @@ class Unrecorded(Taps):
     allocates = _Blind
     inner = _NoInner
     records = False
+    poisons = False
 
     def _record_owners(self) -> None:
         pass
@@ -50,3 +52,16 @@ class Unrecorded(Taps):
         return call(batch, *args, **kwargs)
 
     _around_verify = _around_draft
+
+
+class Unwaited(Unrecorded):
+    """Taps that wait for the GPU nowhere: a race between its streams is left to run. What draws coins and what applies grammars
+    is not watched, and free slots are not poisoned while a case runs."""
+
+    poisons = True
+
+    def watch_coins(self) -> None:
+        pass
+
+    def watch_masks(self, vocabulary: int) -> None:
+        pass

@@ -1,0 +1,37 @@
+"""Races between the streams of a GPU: pauses change no answer of the release, and show that a wait is missing."""
+
+from pathlib import Path
+
+import pytest
+from msgspec.structs import replace
+
+from eagletwin.harness.commands.gpu.jobs import Job, JobResult, run_job
+from eagletwin.harness.commands.gpu.missing_waits import missing_waits, races
+from eagletwin.harness.commands.gpu.races import RACE
+from eagletwin.harness.testing.plugin import gpu_of_worker
+
+PLANTED = {job.name: job for job in missing_waits(1)}
+
+
+def _run(job: Job, folder: Path) -> JobResult:
+    done = run_job(replace(job, mode=replace(job.mode, gpu=gpu_of_worker())), folder)
+    assert not done.error
+    return done
+
+
+@pytest.mark.parametrize("group", [0, 1])
+def test_the_release_answers_alike_whatever_is_delayed(tmp_path: Path, group: int) -> None:
+    done = _run(races(2, 4, 1)[group], tmp_path)
+    assert [one.status for one in done.seen] == ["equal"] * len(done.seen)
+    runs = [run for one in done.seen for run in one.races]
+    assert sum(len(run.pauses) for run in runs) > 20
+    streams = {pause.place.rpartition(" on ")[2] for run in runs for pause in run.pauses}
+    assert {"schedule", "forward", "copy"} <= streams
+
+
+@pytest.mark.parametrize("name", [name for name, job in PLANTED.items() if job.until_found])
+def test_a_missing_wait_is_found(tmp_path: Path, name: str) -> None:
+    last = _run(PLANTED[name], tmp_path).seen[-1]
+    assert last.status == "diverged"
+    assert last.rule == RACE
+    assert last.races[-1].pauses
