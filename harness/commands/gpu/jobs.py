@@ -21,7 +21,6 @@ from eagletwin.harness.check.confirm import agree
 from eagletwin.harness.core.case import Case
 from eagletwin.harness.core.child import RUN_MODULE
 from eagletwin.harness.core.errors import EagletwinError, InputError
-from eagletwin.harness.core.jitter import Jitter
 from eagletwin.harness.core.mode import Mode
 from eagletwin.harness.core.patch import Patch
 from eagletwin.harness.core.records import EngineInfo
@@ -38,7 +37,7 @@ from ..diff.comparison import diff
 from ..diff.precision_gap import Apart, apart
 from .batches import paths
 from .processes import Processes
-from .races import RACE, Race, race
+from .races import RACE, Race, jitter_of, race
 
 RESULTS = "results.jsonl"  # in the folder of a campaign: a line a job
 JOB = "job.json"  # in the folder of a job
@@ -220,7 +219,7 @@ def _raced(engine: EngineProcess, job: Job, one: CaseResult, judged: Trace, numb
     for again in range(job.races):
         place = folder / f"race-{again}"
         place.mkdir(parents=True)
-        runs.append(race(engine, job.cases[number], judged, Jitter(seed=number * job.races + again), place))
+        runs.append(race(engine, job.cases[number], judged, jitter_of(number * job.races + again), place))
         if runs[-1].differs or not engine.alive:
             break
         shutil.rmtree(place, ignore_errors=True)

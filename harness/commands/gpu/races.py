@@ -42,6 +42,12 @@ class Race(Struct, frozen=True, kw_only=True):
     differs: str = ""
 
 
+def jitter_of(seed: int) -> Jitter:
+    """Pauses for the run of this seed: many short ones, and for odd seeds few long ones, which outlast a batch's way through
+    Python."""
+    return Jitter(seed, share=0.05, longest=60_000) if seed % 2 else Jitter(seed)
+
+
 def race(engine: EngineProcess, case: Case, judged: Trace, jitter: Jitter, folder: Path) -> Race:
     """Run a case once more with pauses, its trace in `folder`. judged: the run that was judged, and is equal."""
     return raced(judged, engine.run(case, folder, _LIMITS, jitter=jitter), jitter)
