@@ -23,11 +23,12 @@ from ..entry import Entry, OnCuda
 _DRAFTER = "sglang.srt.speculative.eagle_worker_v2.EagleDraftWorker"
 _STEPS = "sglang.srt.layers.attention.triton_backend.TritonMultiStepDraftBackend"
 
-# Before the steps: a forward of the bonus token, on every branch alike. What it proposes are the root's children.
+# Before the steps: a forward of the bonus token, on every branch alike. What it proposes are the root's children. {batch}: what
+# a release hands a forward context beside the backend.
 _ROOT = """forward_batch.input_ids = spec_info.bonus_tokens.repeat_interleave(self.topk)
 forward_batch.out_cache_loc = out_cache_loc[0]
 with forward_context(
-    ForwardContext(attn_backend=self.draft_attn_backend.attn_backends[0]), forward_batch=forward_batch
+    ForwardContext(attn_backend=self.draft_attn_backend.attn_backends[0]){batch}
 ):
     root = self.draft_runner.forward(forward_batch).logits_output.next_token_logits[:: self.topk]
 if needs_draft_probs:
@@ -45,9 +46,10 @@ else:
 forward_batch.positions.add_(1)
 """
 
-AS_TRAINED = Patch(
-    name="standalone-as-trained",
-    edits=(
+
+def _as_trained(batch: str, step: str, next_step: str) -> tuple[Edit, ...]:
+    """batch: of _ROOT. step: how draft decode names the backend of step i; next_step: of the one after it."""
+    return (
         Edit(
             target=f"{_DRAFTER}._draft_extend_for_prefill",
             match="torch.cat((input_ids[1:], tail_tokens[i].reshape(1)))",
@@ -64,10 +66,10 @@ next_token_ids = torch.cat([bonus, next_token_ids.view(-1, width)[:, :-1]], dim=
         Edit(
             target=f"{_DRAFTER}.draft_forward",
             match="topk1_chain_fits = (",
-            replacement=f"{_ROOT}topk1_chain_fits = (",
+            replacement=f"{_ROOT.format(batch=batch)}topk1_chain_fits = (",
         ),
         Edit(target=f"{_DRAFTER}.draft_forward", match="out_cache_loc[i]", replacement="out_cache_loc[i + 1]"),
-        Edit(target=f"{_DRAFTER}.draft_forward", match="attn_backends[i]", replacement="attn_backends[i + 1]"),
+        Edit(target=f"{_DRAFTER}.draft_forward", match=step, replacement=next_step),
         Edit(
             target="sglang.srt.speculative.draft_utils.DraftBackendFactory.create_decode_backend",
             match="self.speculative_num_steps <= 1",
@@ -83,7 +85,15 @@ next_token_ids = torch.cat([bonus, next_token_ids.view(-1, width)[:, :-1]], dim=
             match="range(self.speculative_num_steps - 1)",
             replacement="range(self.speculative_num_steps)",
         ),
-    ),
+    )
+
+
+_BACKEND = "attn_backend=self.draft_attn_backend.attn_backends[i{}]"
+_WITH_BATCH = f"{_BACKEND}\n                    ),\n                    forward_batch=forward_batch,"
+AS_TRAINED = Patch(
+    name="standalone-as-trained",
+    edits=_as_trained(", forward_batch=forward_batch", _WITH_BATCH.format(""), _WITH_BATCH.format(" + 1")),
+    otherwise=_as_trained("", _BACKEND.format(""), _BACKEND.format(" + 1")),  # up to 0.5.22 a context takes no batch
 )
 
 KEYS = Patch(

@@ -21,6 +21,7 @@ from eagletwin.harness.core.words import count
 from eagletwin.harness.families.valid import check_model
 
 from ..as_json import with_json
+from ..models.reasons import reason
 from ..options import DEFAULT_RUNS, ENGINE, Runs, tell
 from ..result import ProveFacts
 from ..run_options import HOW, LIMITS, SOURCE, run_options
@@ -82,9 +83,14 @@ def _not_run(entry: "Entry", model: str, spec: RunSpec) -> str:
     """Why an entry is not run, as text; empty: it is."""
     if unreached(entry, spec.mode):
         return unreached_text(entry, spec.mode)
-    why = cannot_be_in(entry, model) if model and model != entry.case.model else ""
+    if not model or model == entry.case.model:
+        return ""
     said = "  so:  neither side was run; this says nothing about the release\n  try: eagletwin models table, for what can be\n"
-    return f"UNKNOWN  {entry.id} cannot be in {model}: {why}\n{said}" if why else ""
+    if why := cannot_be_in(entry, model):
+        return f"UNKNOWN  {entry.id} cannot be in {model}: {why}\n{said}"
+    # A reason was found on the installed release as it is, and says nothing of another SGLang.
+    why = "" if spec.sglang or spec.patches else reason(entry.id, model)
+    return f"UNKNOWN  {entry.id} does not show in {model}: {why}\n{said}" if why else ""
 
 
 @dataclass(frozen=True, slots=True)
