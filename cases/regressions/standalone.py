@@ -23,32 +23,27 @@ from ..entry import Entry, OnCuda
 _DRAFTER = "sglang.srt.speculative.eagle_worker_v2.EagleDraftWorker"
 _STEPS = "sglang.srt.layers.attention.triton_backend.TritonMultiStepDraftBackend"
 
-# Before the steps: a forward of the bonus token, on every branch alike. What it proposes are the root's children. {batch}: what
-# a release hands a forward context beside the backend.
+# Before the steps: a forward of the bonus token, on every branch alike. What it proposes are the root's children, the best:
+# SGLang refuses to draw drafts of STANDALONE by chance. {batch}: what a release hands a forward context beside the backend.
 _ROOT = """forward_batch.input_ids = spec_info.bonus_tokens.repeat_interleave(self.topk)
 forward_batch.out_cache_loc = out_cache_loc[0]
 with forward_context(
     ForwardContext(attn_backend=self.draft_attn_backend.attn_backends[0]){batch}
 ):
     root = self.draft_runner.forward(forward_batch).logits_output.next_token_logits[:: self.topk]
-if needs_draft_probs:
-    draft_probs_list[0], topk_p, topk_index = sample_draft_proposal(
-        root,
-        forward_batch.sampling_info.temperatures,
-        forward_batch.sampling_info.top_ks,
-        sampling_seed=forward_batch.sampling_info.sampling_seed,
-        positions=forward_batch.positions + 1,
-        draft_step=0,
-    )
-else:
-    probs = renorm_draft_probs(root, forward_batch.sampling_info, False)
-    topk_p, topk_index = fast_topk(probs, self.topk, dim=-1)
+probs = renorm_draft_probs(root, forward_batch.sampling_info, False)
+topk_p, topk_index = fast_topk(probs, self.topk, dim=-1)
 forward_batch.positions.add_(1)
 """
 
+# Draft extend consumes the old bonus token and the accepted drafts, where it has the tokens that verify committed.
+_OWN_TOKENS = """width = self.speculative_num_draft_tokens
+bonus = batch.spec_info.draft_token.view(-1, width)[:, :1]
+next_token_ids = torch.cat([bonus, next_token_ids.view(-1, width)[:, :-1]], dim=1).flatten()"""
 
-def _as_trained(batch: str, step: str, next_step: str) -> tuple[Edit, ...]:
-    """batch: of _ROOT. step: how draft decode names the backend of step i; next_step: of the one after it."""
+
+def _as_trained(batch: str, own: tuple[str, str], step: tuple[str, str]) -> tuple[Edit, ...]:
+    """batch: of _ROOT. own: where draft extend is given its tokens, and how. step: the backend of step i, and of the next."""
     return (
         Edit(
             target=f"{_DRAFTER}._draft_extend_for_prefill",
@@ -57,10 +52,8 @@ def _as_trained(batch: str, step: str, next_step: str) -> tuple[Edit, ...]:
         ),
         Edit(
             target=f"{_DRAFTER}._draft_extend_for_decode",
-            match="# Batch 2: Draft extend",
-            replacement="""width = self.speculative_num_draft_tokens
-bonus = batch.spec_info.draft_token.view(-1, width)[:, :1]
-next_token_ids = torch.cat([bonus, next_token_ids.view(-1, width)[:, :-1]], dim=1).flatten()""",
+            match=own[0],
+            replacement=own[1],
         ),
         Edit(target=f"{_DRAFTER}.draft", match="self.speculative_num_steps > 1", replacement="self.speculative_num_steps > 0"),
         Edit(
@@ -69,7 +62,7 @@ next_token_ids = torch.cat([bonus, next_token_ids.view(-1, width)[:, :-1]], dim=
             replacement=f"{_ROOT.format(batch=batch)}topk1_chain_fits = (",
         ),
         Edit(target=f"{_DRAFTER}.draft_forward", match="out_cache_loc[i]", replacement="out_cache_loc[i + 1]"),
-        Edit(target=f"{_DRAFTER}.draft_forward", match=step, replacement=next_step),
+        Edit(target=f"{_DRAFTER}.draft_forward", match=step[0], replacement=step[1]),
         Edit(
             target="sglang.srt.speculative.draft_utils.DraftBackendFactory.create_decode_backend",
             match="self.speculative_num_steps <= 1",
@@ -90,10 +83,16 @@ next_token_ids = torch.cat([bonus, next_token_ids.view(-1, width)[:, :-1]], dim=
 
 _BACKEND = "attn_backend=self.draft_attn_backend.attn_backends[i{}]"
 _WITH_BATCH = f"{_BACKEND}\n                    ),\n                    forward_batch=forward_batch,"
+_COMMITTED = "next_token_ids = batch_result.next_token_ids.to(torch.int64)"
 AS_TRAINED = Patch(
     name="standalone-as-trained",
-    edits=_as_trained(", forward_batch=forward_batch", _WITH_BATCH.format(""), _WITH_BATCH.format(" + 1")),
-    otherwise=_as_trained("", _BACKEND.format(""), _BACKEND.format(" + 1")),  # up to 0.5.22 a context takes no batch
+    edits=_as_trained(
+        ", forward_batch=forward_batch",
+        ("# Batch 2: Draft extend", _OWN_TOKENS),
+        (_WITH_BATCH.format(""), _WITH_BATCH.format(" + 1")),
+    ),
+    # 0.5.17 to 0.5.22, on a CPU: a forward context takes no batch, and up to 0.5.21 the tokens come later
+    otherwise=_as_trained("", (_COMMITTED, f"{_COMMITTED}\n{_OWN_TOKENS}"), (_BACKEND.format(""), _BACKEND.format(" + 1"))),
 )
 
 KEYS = Patch(

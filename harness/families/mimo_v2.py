@@ -68,5 +68,5 @@ FAMILY = Family(
     checkpoint=checkpoint,
     modules=("sglang.srt.models.mimo_v2", "sglang.srt.models.mimo_v2_nextn"),
     environment=ENVIRONMENT,
-    limits=LIMITS,
+    limits=(*LIMITS, "values without a scale"),
 )

@@ -76,5 +76,5 @@ FAMILY = Family(
     modules=("sglang.srt.models.step3p5", "sglang.srt.models.step3p5_mtp"),
     norms_less=1,
     environment=ENVIRONMENT,
-    limits=LIMITS,
+    limits=(*LIMITS, "no gates of heads"),
 )

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 # SGLang wants room for a whole window.
 WINDOW = 72
 ENDING = 8
-LIMITS = ("feed-forward layers are dense", "no sinks", "rotary embedding of the whole head")
+LIMITS = ("feed-forward layers are dense", "no sinks", "rotary embedding of the whole head, of one base in all layers")
 # SGLang frees what left a window once so many rows can be freed together. Its default, 128, is more than a case here has.
 ENVIRONMENT = MappingProxyType({"SGLANG_SWA_EVICTION_INTERVAL": "1"})
 

@@ -22,12 +22,13 @@ def ledger_page(measured: Sequence[Measured], entries: Sequence[Known]) -> Page:
             TableCell(entry.title),
             TableCell(entry.trigger),
         )
-        rows.append(TableRow((*shown, *(_shown(cell) for _, cell in cells)), tags=tuple(tags)))
+        rows.append(TableRow((*shown, *(_shown(entry, release, cell) for release, cell in cells)), tags=tuple(tags)))
     table = Table(
         caption="The ledger on every release",
         header=("entry", "releases", "breaks", "title", "matters with", *releases),
         rows=tuple(rows),
-        note="red: the case breaks the entry's rule. other: it breaks another rule first. ?: cannot tell. Blank: not measured.",
+        note="red: the case breaks the entry's rule. other: it breaks another rule first, or its own on a release that the "
+        "entry clears. ?: cannot tell. Blank: not measured.",
         filters=(
             ("State", ("live", "fixed")),
             ("Rule", tuple(sorted({entry.rule for entry in entries}))),
@@ -55,13 +56,14 @@ def _tags(cells: Sequence[tuple[str, Cell | None]]) -> list[str]:
     return [f"{cell.status} on {release}" for release, cell in cells if cell is not None and cell.status != "cannot tell"]
 
 
-def _shown(cell: Cell | None) -> TableCell:
+def _shown(entry: Known, release: str, cell: Cell | None) -> TableCell:
     if cell is None or not cell.asked:
         return TableCell("")
     if cell.status == "green":
         return TableCell("green", "right")
     if cell.status == "red":
-        return TableCell("red", "wrong") if cell.own else TableCell(f"other: {cell.rule}", "doubt")
+        own = cell.own and entry.is_in(release)
+        return TableCell("red", "wrong") if own else TableCell(f"other: {cell.rule}", "doubt")
     return TableCell("", "doubt")
 
 

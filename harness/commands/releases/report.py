@@ -16,8 +16,8 @@ _LINE = re.compile(r":\d+(?= in )")  # where in our own file a worker was called
 _WORDS = (
     "* **red**: the entry's case breaks the entry's rule on that release, in the same way in three fresh forks. "
     "A crash is its own verdict.",
-    "* red with a letter: the case breaks another rule first (listed below). Another bug of that release shows, and the "
-    "cell does not say whether this one is there too.",
+    "* red with a letter: the case breaks another rule first (listed below), or the entry's own on a release that the entry "
+    "clears. Another bug of that release shows, and the cell does not say whether this one is there too.",
     "* green: all numbers are right.",
     "* ? with a number: cannot tell, for the reason with that number below.",
     "",
@@ -29,8 +29,10 @@ _WORDS = (
 
 def page(measured: Sequence[Measured], entries: Sequence[Known], right: Sequence[str], model: str = "") -> str:
     """The page, in Markdown. right: digests of what the target alone says to the common cases. model: the one in which all
-    cases are; empty: each entry's own."""
-    legend = _Legend(measured)
+    cases are; empty: each entry's own. Entries that no release was asked about are named and have no row."""
+    unasked = [entry.id for entry in entries if not any(entry.id in one.cells for one in measured)]
+    entries = [entry for entry in entries if entry.id not in unasked]
+    legend = _Legend(measured, {entry.id: entry for entry in entries})
     asked = f"eagletwin releases table{f' --model {model}' if model else ''}"
     title = f"The ledger on every release, in {model}" if model else "The ledger on every release"
     probes = [entry.id for entry in entries if isinstance(entry, Probe)]
@@ -39,7 +41,7 @@ def page(measured: Sequence[Measured], entries: Sequence[Known], right: Sequence
         f"|---|---|{'---|' * len(measured)}",
         *(
             f"| {entry.id}{'' if entry.fixed else ' (live)'} | {entry.rule} "
-            f"| {' | '.join(legend.word(one.release, one.cells.get(entry.id)) for one in measured)} |"
+            f"| {' | '.join(legend.word(one.release, entry, one.cells.get(entry.id)) for one in measured)} |"
             for entry in entries
         ),
         f"| greedy output, {len(right)} cases | | {' | '.join(_outputs(one, right) for one in measured)} |",
@@ -64,6 +66,7 @@ def page(measured: Sequence[Measured], entries: Sequence[Known], right: Sequence
         *_WORDS,
         *table,
         "",
+        *([f"Not asked of any release yet: {', '.join(unasked)}.", ""] if unasked else []),
         *(_mended(entries) if model else ()),
         *legend.lines(),
         "",
@@ -131,18 +134,19 @@ def _short(release: str) -> str:
 class _Legend:
     """Letters for rules and numbers for reasons, in the order in which they come up."""
 
-    def __init__(self, measured: Sequence[Measured]) -> None:
+    def __init__(self, measured: Sequence[Measured], entries: Mapping[str, Known]) -> None:
         self._measured = {one.release: one for one in measured}
+        self._entries = entries
         self._rules: dict[str, str] = {}
         self._where: dict[str, set[str]] = {}  # rule -> releases in which it comes before another entry's
         self._reasons: dict[str, set[str]] = {}  # -> releases
 
-    def word(self, release: str, cell: Cell | None) -> str:
+    def word(self, release: str, entry: Known, cell: Cell | None) -> str:
         if cell is None:
             return "(not measured)"
         if cell.status == "green":
             return "green"
-        if cell.status == "red" and cell.own:
+        if cell.status == "red" and cell.own and entry.is_in(release):
             return "**red**"
         if cell.status == "red":
             self._where.setdefault(cell.rule, set()).add(release)
@@ -153,7 +157,7 @@ class _Legend:
 
     def lines(self) -> Iterator[str]:
         if self._rules:
-            yield "Another rule first, and the entries that are red by it in all of these releases:"
+            yield "Another bug first, by this rule, and the entries that are red by it in all of these releases:"
             yield ""
             for rule, letter in self._rules.items():
                 known = ", ".join(self._red(rule, self._where[rule])) or "none in the ledger; docs/findings/ may have it"
@@ -168,7 +172,11 @@ class _Legend:
     def _red(self, rule: str, releases: set[str]) -> list[str]:
         """Entries that are red by this rule, their own, in every one of these releases."""
         red = [
-            {name for name, cell in self._measured[release].cells.items() if cell.own and cell.rule == rule}
+            {
+                name
+                for name, cell in self._measured[release].cells.items()
+                if cell.own and cell.rule == rule and name in self._entries and self._entries[name].is_in(release)
+            }
             for release in releases
         ]
         return sorted(set.intersection(*red))

@@ -102,7 +102,17 @@ def _cell(host: Host, entry: Known, release: str) -> Cell:
             why = f"{error.cause}{_last_words(Path(scratch))}".replace(scratch, "")
             asked = "" if isinstance(error, HarnessError) else asked_of(entry)  # which says nothing of the release
             return Cell(asked=asked, status="cannot tell", why=why, seconds=time.monotonic() - begun)
-    return cell_of(entry, verdict, time.monotonic() - begun)
+    cell = cell_of(entry, verdict, time.monotonic() - begun)
+    return may_be_of_what_is_mended(entry, release, cell, verdict.reason)
+
+
+def may_be_of_what_is_mended(entry: Known, release: str, cell: Cell, reason: str) -> Cell:
+    """The cell; none, where a worker ends on a release that the entry clears: what mends another bug may end it there."""
+    beside = _beside(entry, release)
+    if not beside or cell.status != "red" or not cell.rule.startswith("engine.") or entry.is_in(release):
+        return cell
+    why = f"{cell.rule}: {reason}, beside {beside[0].name}, which may be what ends the worker of this release"
+    return Cell(asked=cell.asked, status="cannot tell", rule=cell.rule, why=why, seconds=cell.seconds)
 
 
 def _verdict(host: Host, entry: Known, release: str, scratch: Path) -> Verdict:
