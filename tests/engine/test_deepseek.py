@@ -102,6 +102,19 @@ OF_CHAINS = {
         "k = torch.cat([k_nope, k_pe], dim=-1).roll(-1 if self.is_nextn else 0, 0)",
         "draft.kv",
     ),
+    "draft decode stores the turned key of another row": (
+        f"{MLA}.forward_absorb_core",
+        "k = torch.cat([k_nope, k_pe], dim=-1)",
+        "k = torch.cat([k_nope, k_pe.roll(1, 0) if forward_batch.forward_mode.is_decode() else k_pe], dim=-1)",
+        "draft.scratch_kv",
+    ),
+    "draft decode has the matrix of another head": (
+        f"{MLA}.forward_absorb_prepare",
+        "q_nope_out = torch.bmm(q_nope.transpose(0, 1), self.w_kc)",
+        "q_nope_out = torch.bmm("
+        "q_nope.transpose(0, 1), self.w_kc.flip(0) if forward_batch.forward_mode.is_decode() else self.w_kc)",
+        "draft.proposal",
+    ),
     "the matrix that is moved to the query is transposed": (
         f"{MLA}.forward_absorb_prepare",
         "q_nope_out = torch.bmm(q_nope.transpose(0, 1), self.w_kc)",
@@ -127,6 +140,12 @@ OF_CHAINS = {
         "previous_hidden_states,",
         "draft.kv",
     ),
+    "state and embedding have the norm of each other": (
+        NEXTN,
+        "self.enorm(hidden_states),\n                        self.hnorm(previous_hidden_states),",
+        "self.hnorm(hidden_states),\n                        self.enorm(previous_hidden_states),",
+        "draft.kv",
+    ),
     "state and embedding are joined in the other order": (
         NEXTN,
         "self.enorm(hidden_states),\n                        self.hnorm(previous_hidden_states),",
@@ -141,6 +160,19 @@ OF_CHAINS = {
     ),
     "a router forgets its bias": (TOPK, "+ correction_bias.view(", "+ 0 * correction_bias.view(", "target.hidden"),
     "a router forgets its groups": (TOPK, "~score_mask.bool()", "score_mask.bool() & False", "target.hidden"),
+    "experts are weighted with the bias of the choice": (
+        TOPK,
+        "topk_weights = scores.gather(1, topk_ids)",
+        "topk_weights = scores_for_choice.gather(1, topk_ids)",
+        "target.hidden",
+    ),
+    "weights of experts do not sum to one": (TOPK, "if renormalize:", "if False:", "target.hidden"),
+    "the shared expert is scaled as the routed ones are": (
+        f"{MOE}._forward_shared_experts",
+        "return self.shared_experts(\n            hidden_states, gemm_output_zero_allocator=",
+        "return self.routed_scaling_factor * self.shared_experts(\n            hidden_states, gemm_output_zero_allocator=",
+        "target.hidden",
+    ),
     "the shared expert is added twice": (
         f"{MOE}._forward_shared_experts",
         "return self.shared_experts(\n            hidden_states, gemm_output_zero_allocator=",
@@ -161,6 +193,12 @@ OF_LENGTHENED = {
         "self.scaling = compute_mla_mscale_scaling(rope_scaling, self.scaling)",
         "self.scaling = self.scaling if is_nextn else compute_mla_mscale_scaling(rope_scaling, self.scaling)",
         "draft.hidden_in",
+    ),
+    "scores are sharpened twice": (
+        "sglang.srt.models.deepseek_v2.DeepseekV2AttentionMLA.__init__",
+        "self.scaling = compute_mla_mscale_scaling(rope_scaling, self.scaling)",
+        "self.scaling = compute_mla_mscale_scaling(rope_scaling, compute_mla_mscale_scaling(rope_scaling, self.scaling))",
+        "target.kv",
     ),
     "no pair turns more slowly": (
         "sglang.srt.layers.rotary_embedding.rope_variant.DeepseekScalingRotaryEmbedding._compute_inv_freq",

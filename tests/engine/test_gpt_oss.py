@@ -51,6 +51,19 @@ TREE = Case(
 PLANTED = {
     "sinks are left out": (ATTENTION, "sinks=self.sinks,", "", "target.kv"),
     "sinks are those of another head": (ATTENTION, "sinks=self.sinks,", "sinks=self.sinks.flip(0),", "target.kv"),
+    "sinks of verify are those of another head": (
+        ATTENTION,
+        "sinks=self.sinks,",
+        "sinks=self.sinks.flip(0) if forward_batch.forward_mode.is_target_verify() else self.sinks,",
+        "target.kv",
+    ),
+    "layers with a window have no sinks": (
+        ATTENTION,
+        "sinks=self.sinks,",
+        "sinks=None if self.attn.sliding_window_size > 0 else self.sinks,",
+        "target.kv",
+    ),
+    "gates have no limit": (EXPERTS, "moe_runner_config.gemm1_clamp_limit,\n", "1e9,\n", "target.kv"),
     "the experts' last bias is left out": (EXPERTS, 'getattr(layer, "w2_weight_bias", None)', "None", "target.kv"),
     "experts are swapped behind the router": (
         EXPERTS,
