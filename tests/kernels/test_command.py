@@ -6,13 +6,11 @@ import re
 import shutil
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from eagletwin.harness.commands.kernels.properties import ALL, FUNCTIONS
-from eagletwin.harness.core.folders import cache_folder
 
 EAGLE = "sglang/kernels/ops/speculative/eagle.py"
 KERNEL = "sglang.kernels.ops.speculative.eagle._draft_extend_inputs_kernel"
@@ -29,8 +27,8 @@ TREES = {
 
 
 @pytest.fixture(scope="module")
-def copied(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
-    """A copy of the installed SGLang, hard-linked but for the file that tests edit. One for all: its bytecode is kept."""
+def copied(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A copy of the installed SGLang, hard-linked but for the file that tests edit."""
     spec = importlib.util.find_spec("sglang")
     if spec is None or spec.origin is None:
         pytest.skip("sglang is not installed")
@@ -39,8 +37,7 @@ def copied(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
         shutil.copytree(site / part, folder / part, copy_function=link, ignore=shutil.ignore_patterns("__pycache__"))
     (folder / EAGLE).unlink()
     shutil.copyfile(site / EAGLE, folder / "original.py")
-    yield folder
-    shutil.rmtree(cache_folder("bytecode") / folder.relative_to("/"), ignore_errors=True)
+    return folder
 
 
 @pytest.fixture
