@@ -12,6 +12,8 @@ import pytest
 
 from eagletwin.harness.commands.kernels.properties import ALL, FUNCTIONS
 
+from ..engine.warm import eagletwin
+
 EAGLE = "sglang/kernels/ops/speculative/eagle.py"
 KERNEL = "sglang.kernels.ops.speculative.eagle._draft_extend_inputs_kernel"
 INPUTS = "draft extend gets its inputs"
@@ -63,13 +65,15 @@ def link(source: str, target: str) -> str:
 
 
 def run(*arguments: str) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-P", "-m", "eagletwin", "kernels", *arguments]
-    return subprocess.run(command, capture_output=True, text=True, check=False)
+    """The command in this process; SGLang is imported in one of its own, as ever."""
+    return eagletwin("kernels", *arguments, cwd=ROOT)
 
 
 @on("unchanged")
 def test_an_unchanged_copy_is_equal_and_the_header_names_its_file(tree: Path) -> None:
-    done = run("_draft_extend_inputs_kernel", "--sglang", str(tree))
+    """By the front door: what it ends with is the exit code of the process."""
+    words = ["-m", "eagletwin", "kernels", "_draft_extend_inputs_kernel", "--sglang", str(tree)]
+    done = subprocess.run([sys.executable, "-P", *words], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done
     assert done.stdout.splitlines()[0].endswith(f"  {tree}/sglang/__init__.py")
     assert re.search(rf"^EQUAL +{INPUTS} +120 examples, 1 of 1 planted fault caught$", done.stdout, re.MULTILINE)
