@@ -1,6 +1,7 @@
 """One host per test process: SGLang is imported once, engines are forked from it."""
 
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import msgspec
@@ -33,11 +34,22 @@ def host(eagletwin: Twin) -> Host:
     return eagletwin.host
 
 
+@contextmanager
+def in_mode(host: Host, mode: Mode) -> Iterator[Host]:
+    """The same SGLang in another mode, of one rank: what it imports is the same, and so is the process that has imported it."""
+    host.connection()
+    other = Host(host._zygote)
+    other.mode = mode
+    yield other
+    other._zygote = None  # it is the other's
+    other.close()
+
+
 @pytest.fixture(scope="session")
-def overlapped() -> Iterator[Host]:
+def overlapped(host: Host) -> Iterator[Host]:
     """The same with the overlap scheduler."""
-    with Host(mode=Mode(overlap=True)) as host:
-        yield host
+    with in_mode(host, Mode(overlap=True)) as other:
+        yield other
 
 
 @pytest.fixture

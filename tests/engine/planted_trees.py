@@ -4,17 +4,15 @@ import os
 import shutil
 from pathlib import Path
 
-import sglang
-
 from eagletwin.harness.core.versions import installed
+from eagletwin.harness.engines.source import INSTALLED
 
 
 def plant(root: Path, *edits: tuple[str, str, str]) -> Path:
     """Make a copy in `root` and edit it: (file below sglang/, text that occurs once, its replacement)."""
-    package = Path(sglang.__path__[0])
     left_out = shutil.ignore_patterns("__pycache__", "multimodal_gen")
     for name in ("sglang", f"sglang-{installed('sglang')}.dist-info"):
-        shutil.copytree(package.parent / name, root / name, ignore=left_out, copy_function=_link)
+        shutil.copytree(INSTALLED.root / name, root / name, ignore=left_out, copy_function=_link)
     for edit in edits:
         change(root, *edit)
     return root

@@ -16,14 +16,15 @@ from eagletwin.harness.engines.host import Host
 from eagletwin.harness.families.traces import read_trace
 from eagletwin.harness.judge.judge import judge
 
+from .conftest import in_mode
+
 UNIT = 2.0**-8
 
 
 @pytest.fixture(scope="module")
-def brains() -> Iterator[Host]:
-    """A host of its own: the type is chosen when the weights are loaded."""
-    with Host(mode=Mode(dtype="bfloat16")) as host:
-        yield host
+def brains(host: Host) -> Iterator[Host]:
+    with in_mode(host, Mode(dtype="bfloat16")) as other:
+        yield other
 
 
 def test_a_busy_case_is_equal_and_near_to_float32(

@@ -18,6 +18,7 @@ from eagletwin.harness.engines.host import Host
 from eagletwin.harness.engines.source import resolve
 from eagletwin.harness.judge.judge import judge
 
+from . import forked
 from .planted_trees import IDLE_KERNEL, IDLE_NAME, WORKER, WORKER_NAME, change, plant
 from .warm import eagletwin
 
@@ -205,6 +206,7 @@ def test_a_test_whose_cases_run_nothing_of_the_change_fails(idle: Path, pytester
 
 def test_a_session_that_runs_nothing_of_the_change_is_no_success(idle: Path, pytester: pytest.Pytester) -> None:
     pytester.makepyfile(SUITE)
-    result = pytester.runpytest_subprocess("-p", "no:cacheprovider", "--eagletwin-sglang", str(idle), "-k", "else")
+    words = ("-p", "no:cacheprovider", "--eagletwin-sglang", str(idle), "-k", "else")
+    result = forked.session(pytester.path, *words, source=resolve(str(idle)))
     result.assert_outcomes(passed=1, deselected=1)
     assert result.ret == pytest.ExitCode.TESTS_FAILED

@@ -7,7 +7,6 @@ from msgspec.structs import replace
 
 from eagletwin.cases.regressions import LEDGER
 from eagletwin.harness.core.case import Case, Event, Penalties, Request
-from eagletwin.harness.core.mode import Mode
 from eagletwin.harness.core.patch import Edit, Patch
 from eagletwin.harness.engines.host import Host
 from eagletwin.harness.judge.judge import judge
@@ -103,11 +102,12 @@ def test_a_greedy_request_with_penalties_shows_a_retracted_chunk_s_tail_as_well(
     assert green.status == "equal"
 
 
-def test_the_candidate_fix_holds_where_a_round_is_launched_before_the_one_before_is_processed(tmp_path: Path) -> None:
+def test_the_candidate_fix_holds_where_a_round_is_launched_before_the_one_before_is_processed(
+    overlapped: Host, tmp_path: Path
+) -> None:
     case, patch = LEDGER["penalties"].case, REMEDY
     assert patch is not None
-    with Host(mode=Mode(overlap=True)) as host:
-        assert judge(host.engine(case, (patch,)).run(case, tmp_path)).status == "equal"
-        alone = Patch(name="late", edits=FIXED[1:])
-        late = judge(host.engine(case, (alone,)).run(case, tmp_path))
-        assert (late.status, late.rule) == ("diverged", "verify.accept")
+    assert judge(overlapped.engine(case, (patch,)).run(case, tmp_path)).status == "equal"
+    alone = Patch(name="late", edits=FIXED[1:])
+    late = judge(overlapped.engine(case, (alone,)).run(case, tmp_path))
+    assert (late.status, late.rule) == ("diverged", "verify.accept")

@@ -14,6 +14,8 @@ import pytest
 from eagletwin.harness.core import case
 from eagletwin.harness.families.valid import read_case
 
+from . import forked
+
 pytest_plugins = ["pytester"]
 
 SUITE = """
@@ -50,7 +52,11 @@ def suite(pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch) -> pytest.
 
 
 def run(suite: pytest.Pytester, *arguments: str) -> pytest.RunResult:
-    return suite.runpytest_subprocess("-p", "no:cacheprovider", "--eagletwin-profile", "ci", *arguments, timeout=300)
+    """A session of pytest with eagletwin's profile for CI. With workers (`-n`) it is a process of its own."""
+    words = ("-p", "no:cacheprovider", "--eagletwin-profile", "ci", *arguments)
+    if "-n" in arguments:
+        return suite.runpytest_subprocess(*words, timeout=300)
+    return forked.session(suite.path, *words)
 
 
 def test_a_suite_of_somebody_else_finds_shrinks_and_keeps_and_does_so_again(suite: pytest.Pytester) -> None:
@@ -70,7 +76,7 @@ def test_a_suite_of_somebody_else_finds_shrinks_and_keeps_and_does_so_again(suit
     script = subprocess.run([sys.executable, folder / "repro.py"], cwd=suite.path, capture_output=True, text=True, check=False)
     assert script.returncode == 1, script.stderr
     assert "draft.input_ids" in script.stdout
-    run(suite, "-k", "undone", "-n", "1", "--eagletwin-out", "second").assert_outcomes(failed=1)
+    run(suite, "-k", "undone", "--eagletwin-out", "second").assert_outcomes(failed=1)
     [second] = (suite.path / "second").iterdir()
     for part in ("case.json", "verdict.json", "trace.safetensors"):
         assert (folder / part).read_bytes() == (second / part).read_bytes()
@@ -103,7 +109,7 @@ def test_a_finding_is_kept_elsewhere_where_its_folder_cannot_be_written(suite: p
 
 def test_an_unknown_release_is_refused(pytester: pytest.Pytester) -> None:
     pytester.makepyfile("def test_nothing(): pass")
-    result = pytester.runpytest_subprocess("--eagletwin-sglang", "0.0.1")
+    result = forked.session(pytester.path, "--eagletwin-sglang", "0.0.1")
     assert result.ret == pytest.ExitCode.USAGE_ERROR
     result.stderr.fnmatch_lines(["*--eagletwin-sglang 0.0.1: '0.0.1' is neither a release nor a folder*"])
 
@@ -127,7 +133,7 @@ def test_a_marker_that_cannot_be_followed_fails_its_test_alone_and_says_why(pyte
     folder = pytester.mkdir("below")
     (folder / "test_marked.py").write_text(f"import pytest\n{tests}")
     (folder / "there.json").write_text(json.dumps(there))
-    result = pytester.runpytest_subprocess("-p", "no:cacheprovider")
+    result = forked.session(pytester.path, "-p", "no:cacheprovider")
     result.assert_outcomes(passed=2, errors=8)
     text = result.stdout.str()
     assert f"{folder / 'missing.json'}: No such file or directory\n  so:  nothing was run\n  try: give a patch file" in text
@@ -166,8 +172,9 @@ def test_one_case_is_played(eagletwin):
     eagletwin.start(LEDGER["26329"].case).finish()
 """
     )
-    for workers in ("0", "1"):
-        result = pytester.runpytest_subprocess("-p", "no:cacheprovider", "--eagletwin-seconds", "0", "-n", workers)
+    words = ("-p", "no:cacheprovider", "--eagletwin-seconds", "0")
+    for workers in (False, True):
+        result = pytester.runpytest_subprocess(*words, "-n", "1") if workers else forked.session(pytester.path, *words)
         result.assert_outcomes(failed=3)
         lines = result.stdout.lines
         for name, ran in (("the_release_is_right", "0 of 4"), ("one_case", "0"), ("one_case_is_played", "0")):
@@ -241,7 +248,7 @@ def test_a_test_whose_time_was_up_before_it_ran_enough_cases_fails(suite: pytest
 
 
 def test_no_cases_at_all_cannot_be_enough(pytester: pytest.Pytester) -> None:
-    result = pytester.runpytest_subprocess("--eagletwin-min-cases", "0")
+    result = forked.session(pytester.path, "--eagletwin-min-cases", "0")
     assert result.ret == pytest.ExitCode.USAGE_ERROR
     result.stderr.fnmatch_lines(["*--eagletwin-min-cases: invalid *value: '0'"])
 
@@ -380,14 +387,15 @@ def test_a_gpu_that_is_asked_for_and_not_there_is_a_usage_error(
 ) -> None:
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
     pytester.makepyfile("def test_nothing(eagletwin): pass")
-    for workers in ("0", "1"):
-        result = pytester.runpytest_subprocess("--eagletwin-device", "cuda", "-n", workers)
+    words = ("--eagletwin-device", "cuda")
+    for workers in (False, True):
+        result = pytester.runpytest_subprocess(*words, "-n", "1") if workers else forked.session(pytester.path, *words)
         assert result.ret == pytest.ExitCode.USAGE_ERROR
         result.stderr.fnmatch_lines(["*--eagletwin-device cuda: *torch*", "  so:  nothing was run: *", "  try: *"])
 
 
 def test_there_is_no_option_that_has_one_value(pytester: pytest.Pytester) -> None:
-    result = pytester.runpytest_subprocess("--eagletwin-engine", "sglang")
+    result = forked.session(pytester.path, "--eagletwin-engine", "sglang")
     assert result.ret == pytest.ExitCode.USAGE_ERROR
     result.stderr.fnmatch_lines(["*unrecognized arguments: --eagletwin-engine*"])
 
@@ -423,9 +431,9 @@ def test_another():
 def test_a_failure_is_said_in_one_line_and_argued_once(suite: pytest.Pytester, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("COLUMNS", "80")
     monkeypatch.delenv("CI")  # pytest cuts no lines there
-    for workers, tests in (("0", UNSHRUNK), ("1", SUITE)):
+    for workers, tests in (((), UNSHRUNK), (("-n", "1"), SUITE)):
         suite.makepyfile(test_other=tests)
-        result = run(suite, "-k", "undone", "-n", workers)
+        result = run(suite, "-k", "undone", *workers)
         text = result.stdout.str()
         [line] = [line for line in result.stdout.lines if line.startswith("FAILED ")]
         assert len(line) <= 80
@@ -499,7 +507,7 @@ def pytest_collection_modifyitems(items):
 """
     )
     pytester.makepyfile(SUITE.partition("@pytest.mark")[0])
-    result = pytester.runpytest_subprocess("--collect-only", "-n", "0")
+    result = forked.session(pytester.path, "--collect-only")
     result.stdout.fnmatch_lines(["*eagletwin does not find the settings of a test in this version of Hypothesis*"])
 
 

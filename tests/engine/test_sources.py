@@ -8,15 +8,16 @@ import sys
 from pathlib import Path
 
 import pytest
-import sglang
 from msgspec.structs import replace
 
 from eagletwin.cases.regressions import LEDGER
 from eagletwin.harness.core.case import pretty_case
-from eagletwin.harness.engines.source import resolve
+from eagletwin.harness.core.versions import installed
+from eagletwin.harness.engines.source import INSTALLED, resolve
 
 from .warm import eagletwin
 
+RELEASE = installed("sglang")
 PLACE, RIGHT, WRONG = "srt/speculative/eagle_worker_v2.py", "forward_batch.positions.add_(1)", "forward_batch.positions.add_(2)"
 
 
@@ -28,7 +29,7 @@ def run(*command: str | Path, cwd: Path) -> subprocess.CompletedProcess[str]:
 def checkout(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The installed release as a repository, and in its work tree draft decode that moves on two positions a step."""
     root = tmp_path_factory.mktemp("checkout")
-    package = Path(sglang.__path__[0])
+    package = INSTALLED.root / "sglang"
     left_out = shutil.ignore_patterns("__pycache__", "multimodal_gen", "*.so")
     shutil.copytree(package, root / "python" / "sglang", ignore=left_out)
     for words in (
@@ -57,10 +58,10 @@ def test_a_changed_checkout_is_run_as_it_is_and_distinguished_from_its_base(chec
     assert f"DIVERGED  three-steps on SGLang {name} (cpu)" in red.stdout
     assert "draft.positions" in red.stdout
 
-    compared = eagletwin("diff", case, "--sglang", sglang.__version__, "--sglang", checkout, cwd=tmp_path)
+    compared = eagletwin("diff", case, "--sglang", RELEASE, "--sglang", checkout, cwd=tmp_path)
     assert compared.returncode == 1, compared
-    assert f"three-steps runs on SGLang {sglang.__version__} (left) and on {checkout} (right); both" in compared.stderr
-    assert compared.stdout.startswith(f"left:  SGLang {sglang.__version__}: equal")
+    assert f"three-steps runs on SGLang {RELEASE} (left) and on {checkout} (right); both" in compared.stderr
+    assert compared.stdout.startswith(f"left:  SGLang {RELEASE}: equal")
     assert f"\nright: SGLang {name}: diverged draft.positions" in compared.stdout
     assert "\nDIFFERENT: " in compared.stdout
 

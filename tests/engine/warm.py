@@ -1,5 +1,5 @@
 """The command line in the process of the tests, with SGLang imported once for many commands: what is left of a command's cost
-is its cases.
+is its cases. forked.py does the same for sessions of pytest.
 
 A Zygote that a command closes is kept, and the next command that starts one of the same SGLang in the same mode is given it.
 All else is as behind the console script: arguments, exit code, what is printed, the current folder. What a process of its own
@@ -18,6 +18,8 @@ from unittest.mock import patch
 import msgspec
 
 from eagletwin.harness.cli.main import main
+from eagletwin.harness.engines.host import Host
+from eagletwin.harness.engines.source import Source
 from eagletwin.harness.engines.start import Zygote
 
 MOST = 2  # kept at once: each holds half a gigabyte
@@ -32,7 +34,7 @@ def eagletwin(*arguments: str | Path, cwd: Path) -> subprocess.CompletedProcess[
     words = [str(argument) for argument in arguments]
     out, errors = io.StringIO(), io.StringIO()
     with (
-        patch.multiple(Zygote, start=_start_or_take, close=_keep),
+        keeping(),
         patch.object(sys, "argv", ["eagletwin", *words]),
         patch.dict(os.environ),
         contextlib.chdir(cwd),
@@ -41,6 +43,46 @@ def eagletwin(*arguments: str | Path, cwd: Path) -> subprocess.CompletedProcess[
     ):
         code = main()
     return subprocess.CompletedProcess(words, code, out.getvalue(), errors.getvalue())
+
+
+@contextlib.contextmanager
+def keeping() -> Iterator[None]:
+    """What is closed in this block is kept, and taken by the next."""
+    with patch.multiple(Zygote, start=_start_or_take, close=_keep):
+        yield
+
+
+def have(source: Source) -> None:
+    """Have a Zygote of this SGLang among those that are kept."""
+    with keeping(), Host(source=source) as host:
+        host.connection()
+
+
+class _Elsewhere:
+    """The process of a Zygote in a fork of the one that started it, which it outlives."""
+
+    def poll(self) -> None:
+        return None
+
+    def kill(self) -> None:
+        pass
+
+    def wait(self, timeout: float | None = None) -> int:  # noqa: ARG002  as Popen has it
+        return 0
+
+
+def inherit() -> None:
+    """In a fork: what is kept is used here, and left to the process that started it."""
+    for kept in _kept.values():
+        kept._process = _Elsewhere()  # type: ignore[assignment]
+        kept._log, kept._scratch = None, ""
+
+
+def close_own() -> None:
+    """In a fork, at its end: close what it started itself."""
+    for kept in _kept.values():
+        _close(kept)
+    _kept.clear()
 
 
 @contextlib.contextmanager

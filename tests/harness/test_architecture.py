@@ -102,6 +102,16 @@ def test_nothing_imports_the_folders_by_their_bare_names() -> None:
         assert not any(name.partition(".")[0] in ("reference", "cases", "harness") for name in imports(file)), file
 
 
+def test_no_test_imports_what_takes_seconds_where_it_is_collected() -> None:
+    """Each worker of pytest-xdist collects all tests, whichever it runs."""
+    for file in (ROOT / "tests").rglob("*.py"):
+        for node in tree(file).body:
+            names = [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
+            names += [node.module or ""] if isinstance(node, ast.ImportFrom) and not node.level else []
+            slow = [name for name in names if name.partition(".")[0] in ("sglang", "transformers")]
+            assert not slow, f"{file}:{node.lineno}: import {slow[0]} in the tests that need it"
+
+
 def functions(file: Path) -> list[ast.FunctionDef | ast.AsyncFunctionDef]:
     return [node for node in ast.walk(tree(file)) if isinstance(node, FUNCTIONS)]
 

@@ -6,13 +6,13 @@ import re
 import shutil
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from eagletwin.harness.commands.kernels.properties import ALL, FUNCTIONS
-from eagletwin.harness.core.folders import cache_folder
+
+from ..engine.warm import eagletwin
 
 EAGLE = "sglang/kernels/ops/speculative/eagle.py"
 KERNEL = "sglang.kernels.ops.speculative.eagle._draft_extend_inputs_kernel"
@@ -29,8 +29,8 @@ TREES = {
 
 
 @pytest.fixture(scope="module")
-def copied(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
-    """A copy of the installed SGLang, hard-linked but for the file that tests edit. One for all: its bytecode is kept."""
+def copied(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A copy of the installed SGLang, hard-linked but for the file that tests edit."""
     spec = importlib.util.find_spec("sglang")
     if spec is None or spec.origin is None:
         pytest.skip("sglang is not installed")
@@ -39,8 +39,7 @@ def copied(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
         shutil.copytree(site / part, folder / part, copy_function=link, ignore=shutil.ignore_patterns("__pycache__"))
     (folder / EAGLE).unlink()
     shutil.copyfile(site / EAGLE, folder / "original.py")
-    yield folder
-    shutil.rmtree(cache_folder("bytecode") / folder.relative_to("/"), ignore_errors=True)
+    return folder
 
 
 @pytest.fixture
@@ -66,13 +65,15 @@ def link(source: str, target: str) -> str:
 
 
 def run(*arguments: str) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-P", "-m", "eagletwin", "kernels", *arguments]
-    return subprocess.run(command, capture_output=True, text=True, check=False)
+    """The command in this process; SGLang is imported in one of its own, as ever."""
+    return eagletwin("kernels", *arguments, cwd=ROOT)
 
 
 @on("unchanged")
 def test_an_unchanged_copy_is_equal_and_the_header_names_its_file(tree: Path) -> None:
-    done = run("_draft_extend_inputs_kernel", "--sglang", str(tree))
+    """By the front door: what it ends with is the exit code of the process."""
+    words = ["-m", "eagletwin", "kernels", "_draft_extend_inputs_kernel", "--sglang", str(tree)]
+    done = subprocess.run([sys.executable, "-P", *words], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done
     assert done.stdout.splitlines()[0].endswith(f"  {tree}/sglang/__init__.py")
     assert re.search(rf"^EQUAL +{INPUTS} +120 examples, 1 of 1 planted fault caught$", done.stdout, re.MULTILINE)

@@ -1,7 +1,6 @@
 """Penalties by hand, and as transformers has them."""
 
 import torch
-from transformers import MinNewTokensLengthLogitsProcessor, RepetitionPenaltyLogitsProcessor
 
 from eagletwin.reference.penalties import held_back, penalized
 
@@ -16,6 +15,8 @@ def test_each_time_once_and_scaled() -> None:
 
 
 def test_repetition_is_that_of_transformers() -> None:
+    from transformers import RepetitionPenaltyLogitsProcessor
+
     emitted = [3, 1, 3]
     theirs = RepetitionPenaltyLogitsProcessor(1.3)(torch.tensor([emitted]), LOGITS[None].clone())
     torch.testing.assert_close(penalized(LOGITS, emitted, 0.0, 0.0, 1.3), theirs[0])
@@ -27,6 +28,8 @@ def test_what_ends_a_text_is_impossible_until_it_is_long_enough() -> None:
 
 
 def test_a_least_length_is_that_of_transformers() -> None:
+    from transformers import MinNewTokensLengthLogitsProcessor
+
     theirs = MinNewTokensLengthLogitsProcessor(1, 2, eos_token_id=[0], device="cpu")
     for emitted in range(4):
         text = torch.ones(1, 1 + emitted, dtype=torch.int64)

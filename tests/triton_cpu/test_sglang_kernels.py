@@ -1,7 +1,9 @@
 """SGLang's own EAGLE kernels under every check at once: same results as in the stock interpreter, no race, no
 undefined value, nothing out of bounds, no fallback.  Small shapes of the worker's path: topk 1 and 3, page 1 and 4."""
 
+import importlib
 from collections.abc import Iterator
+from types import ModuleType
 from typing import Any
 
 import pytest
@@ -9,11 +11,25 @@ import torch
 
 from eagletwin.harness.engines import triton_cpu
 
-decode = pytest.importorskip("sglang.kernels.ops.attention.decode_attention")
-from sglang.kernels.ops.attention import extend_attention as extend  # noqa: E402
-from sglang.kernels.ops.attention.kv_indices import create_flashinfer_kv_indices_triton  # noqa: E402
-from sglang.kernels.ops.kvcache import cache_move  # noqa: E402
-from sglang.kernels.ops.speculative import cache_locs, eagle, spec_tree  # noqa: E402
+
+class Later:
+    """A module of SGLang, imported by the first test that needs it: where tests are collected, it would be for nothing."""
+
+    def __init__(self, name: str) -> None:
+        self._name = f"sglang.kernels.ops.{name}"
+
+    def __getattr__(self, attribute: str) -> Any:
+        if attribute.startswith("_"):  # pytest looks for such in all that stands in a module
+            raise AttributeError(attribute)
+        return getattr(self.load(), attribute)
+
+    def load(self) -> ModuleType:
+        return importlib.import_module(self._name)
+
+
+decode, extend = Later("attention.decode_attention"), Later("attention.extend_attention")
+kv_indices, cache_move = Later("attention.kv_indices"), Later("kvcache.cache_move")
+cache_locs, eagle, spec_tree = (Later(f"speculative.{name}") for name in ("cache_locs", "eagle", "spec_tree"))
 
 PACKAGES = ("sglang.kernels.ops.attention.", "sglang.kernels.ops.speculative.", "sglang.kernels.ops.kvcache.")
 EVERYTHING = triton_cpu.Checks(poison=True, races=True, shadow=True)
@@ -22,6 +38,7 @@ H, KV, D = 4, 2, 16
 
 @pytest.fixture(autouse=True)
 def checked() -> Iterator[None]:
+    pytest.importorskip("sglang.kernels.ops.attention.decode_attention")
     with triton_cpu.installed(EVERYTHING):
         yield
     assert triton_cpu.fallbacks() == {} and triton_cpu.faults() == []
@@ -100,7 +117,7 @@ def test_draft_decode_kv_indices(topk: int, page: int) -> None:
 def test_flashinfer_kv_indices() -> None:
     table, lengths = torch.arange(256, dtype=torch.int32).view(4, 64), torch.tensor([9, 20], dtype=torch.int32)
     out = torch.empty(29, dtype=torch.int64)
-    create_flashinfer_kv_indices_triton[(2,)](table, torch.tensor([1, 3]), lengths, indptr([9, 20]), None, out, 64)
+    kv_indices.create_flashinfer_kv_indices_triton[(2,)](table, torch.tensor([1, 3]), lengths, indptr([9, 20]), None, out, 64)
     assert out.tolist() == [*range(64, 73), *range(192, 212)]
 
 
@@ -158,5 +175,7 @@ def test_kv_move_through_a_table_of_addresses() -> None:
 
 
 def test_every_kernel_of_the_path_compiles() -> None:
-    assert triton_cpu.precompile(PACKAGES) == {}
+    for module in (decode, extend, kv_indices, cache_move, cache_locs, spec_tree):
+        assert module.load().__name__.startswith(PACKAGES)
     assert eagle.fill_bonus_tokens is not None
+    assert triton_cpu.precompile(PACKAGES) == {}

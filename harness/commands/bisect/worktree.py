@@ -11,7 +11,6 @@ from pathlib import Path
 from types import TracebackType
 
 from eagletwin.harness.core.errors import HarnessError, InputError
-from eagletwin.harness.core.folders import cache_folder
 
 GIT = ("git", "-c", f"core.hooksPath={os.devnull}", "-c", "advice.detachedHead=false", "-c", "gc.auto=0")
 
@@ -83,8 +82,7 @@ class Worktree:
         git(self.path, "checkout", "--force", "--detach", commit)
 
     def _remove(self) -> None:
-        """Remove the worktree, git's record of it, and the bytecode that engines made of it."""
-        bytecode = cache_folder("bytecode") / self._scratch.relative_to("/")
+        """Remove the worktree and git's record of it."""
         try:
             if self.path.exists():
                 git(self._repository, "worktree", "remove", "--force", "--force", str(self.path))
@@ -96,4 +94,3 @@ class Worktree:
             ) from error
         finally:
             shutil.rmtree(self._scratch, ignore_errors=True)
-            shutil.rmtree(bytecode, ignore_errors=True)

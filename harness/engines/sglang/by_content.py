@@ -1,21 +1,24 @@
-"""SGLang's bytecode, trusted by the content of its source. Called by zygote.py, worker.py and the kernel tier before SGLang is
+"""SGLang's bytecode, kept by the content of its source. Called by zygote.py, worker.py and the kernel tier before SGLang is
 imported, where it is not the installed one.
 
-Python trusts bytecode by the time and the size of the source. Two versions of a tree can share both (a copy that keeps times,
-an edit of one digit), and the name of the tree goes by content: the old code would run under the new name. The bytecode here
-is PEP 552's, which holds a hash of its source.
+Python keeps bytecode by the place of the source, and trusts it by the source's time and size. Two versions of a tree can share
+all of these (a copy that keeps times, an edit of one digit), and the name of the tree goes by content: the old code would run
+under the new name. Here the name of the file is a digest of the source. So a module is compiled once, in whatever tree or
+release it lies: a tree seen for the first time starts as soon as one that was seen before.
 """
 
+import _imp
 import contextlib
+import hashlib
 import importlib.machinery
 import importlib.util
 import marshal
 import sys
 import types
 
-from .source_finder import SourceFinder
+from eagletwin.harness.core.folders import cache_folder
 
-_CHECKED = (0b11).to_bytes(4, "little")  # by hash, and the source is to be looked at
+from .source_finder import SourceFinder
 
 
 def install() -> None:
@@ -28,13 +31,15 @@ class Loader(importlib.machinery.SourceFileLoader):
 
     def get_code(self, fullname: str) -> types.CodeType:
         file = self.get_filename(fullname)
-        source, cached = self.get_data(file), importlib.util.cache_from_source(file)
-        head = importlib.util.MAGIC_NUMBER + _CHECKED + importlib.util.source_hash(source)
+        source = self.get_data(file)
+        digest = hashlib.sha256(importlib.util.MAGIC_NUMBER + source).hexdigest()
+        cached = str(cache_folder("bytecode") / "by-content" / digest)
+        code: types.CodeType
         with contextlib.suppress(OSError, EOFError, ValueError, TypeError):  # absent or damaged
-            data = self.get_data(cached)
-            if data.startswith(head):
-                code: types.CodeType = marshal.loads(memoryview(data)[len(head) :])
-                return code
+            code = marshal.loads(self.get_data(cached))
+            # it may have been compiled where the same source lay before; typeshed does not know what importlib calls for that
+            _imp._fix_co_filename(code, file)  # type: ignore[attr-defined]
+            return code
         code = self.source_to_code(source, file)
-        self.set_data(cached, head + marshal.dumps(code))
+        self.set_data(cached, marshal.dumps(code))
         return code

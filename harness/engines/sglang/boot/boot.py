@@ -8,6 +8,7 @@ a GPU: cuda.py.
 import contextlib
 import importlib
 import os
+import pkgutil
 import tempfile
 from pathlib import Path
 from typing import Any
@@ -37,7 +38,7 @@ from ..eras import (
 )
 from ..not_driven import NotDriven
 from ..stand_ins import stubs
-from . import cuda, experts_on_cuda, front_end, model_classes, new_weights, parts, remembered, uncompiled
+from . import cuda, experts_on_cuda, front_end, model_classes, new_weights, parts, remembered, uncompiled, worked_out
 
 SHIMS: list[str] = []
 
@@ -48,12 +49,18 @@ TRACKED_EVERY = 64  # tokens from one tracked state to the next: as many as a ch
 _IMPORTED_WHILE_BUILT = (
     "sglang.srt.model_executor.model_runner",
     "sglang.srt.models.registry",
-    "sglang.srt.arg_groups.pipeline",
-    "sglang.srt.arg_groups.moe_hook",
+    "sglang.srt.distributed.device_communicators.all_reduce_utils",
     "sglang.srt.distributed.device_communicators.custom_all_reduce",
+    "sglang.srt.distributed.device_communicators.hpu_communicator",
+    "sglang.srt.distributed.device_communicators.pcie_ipc_ar",
     "sglang.srt.distributed.device_communicators.pymscclpp",
     "sglang.srt.distributed.device_communicators.shm_broadcast",
+    "sglang.srt.distributed.device_communicators.torch_symm_mem",
+    "sglang.srt.distributed.device_communicators.xpu_communicator",
     "sglang.srt.dllm.algorithm",
+    "sglang.srt.mem_cache.rust_tree_core",
+    "sglang.srt.model_loader.expert_pack_config",
+    "torch.utils._device",
     "eagletwin.harness.engines.sglang.boot.served.llama",
 )
 
@@ -69,6 +76,7 @@ def import_sglang(mode: Mode = CPU, *, front: bool = False) -> None:
         uncompiled.install(SHIMS)
     remembered.install(SHIMS)
     ask_transformers()
+    worked_out.install(SHIMS)
     image_processors.install(SHIMS)
     if mode.device == "cuda":
         cuda.prepare(SHIMS, mode)
@@ -96,9 +104,16 @@ def import_sglang(mode: Mode = CPU, *, front: bool = False) -> None:
         tree_kernels.install(SHIMS)
         cuda_literals.install(SHIMS)
         # What each scheduler imports while it is built: imported here once, and not in each fork that builds one
-        for name in _IMPORTED_WHILE_BUILT:
+        for name in (*_IMPORTED_WHILE_BUILT, *_modules_in("sglang.srt.arg_groups")):
             with contextlib.suppress(Exception):  # the code that needs it imports it again, and gets the error
                 importlib.import_module(name)
+
+
+def _modules_in(package: str) -> list[str]:
+    """The modules of a package; none of one that a release does not have, or cannot import here."""
+    with contextlib.suppress(Exception):
+        return [f"{package}.{module.name}" for module in pkgutil.iter_modules(importlib.import_module(package).__path__)]
+    return []
 
 
 def ask_transformers() -> None:

@@ -70,6 +70,11 @@ def launch_rank(theirs: socket.socket) -> int:
 
 def stand(connection: socket.socket, build: wire.Build) -> tuple[Any, EngineInfo]:
     """The scheduler, and what is reported of it to the caller. If it cannot be built, reports why and ends the process."""
+    import torch
+
+    # Behind a fork torch makes its pool of threads anew when it is first asked for, and two threads that ask at once (SGLang
+    # loads weights in several) may find none: here one asks.
+    torch.set_num_threads(1)
     try:
         for patch in build.patches:
             patches.apply(patch)

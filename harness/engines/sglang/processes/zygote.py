@@ -18,6 +18,7 @@ import traceback
 
 from eagletwin.harness.engines import wire
 from eagletwin.harness.families import RECIPES, family_of
+from eagletwin.harness.families.weights import model_pair
 
 
 def main(*, front: bool = False) -> None:
@@ -83,15 +84,19 @@ def main(*, front: bool = False) -> None:
 
 
 def _before_a_fork(message: object) -> None:
-    """Collect what ended, and import what an engine needs, once for all like it. Of a changed tree each engine says itself what
-    it imported."""
+    """Collect what ended, make the model, and import what an engine needs, once for all like it. Of a changed tree each engine
+    says itself what it imported."""
     from ..boot import model_classes
     from .supervise import reap
 
     reap()
-    if isinstance(message, wire.Build) and len(sys.argv) <= 4:
+    if not isinstance(message, wire.Build):
+        return
+    with contextlib.suppress(Exception):  # the engine meets it again, and tells the caller
+        model_pair(message.configuration.model)
+    if len(sys.argv) <= 4:
         model_classes.prepare(family_of(RECIPES[message.configuration.model]).modules)
-        gc.freeze()
+    gc.freeze()
 
 
 def _collect(*_: object) -> None:
