@@ -168,6 +168,14 @@ def gpu_run(
     blocks: Annotated[
         bool, typer.Option("--blocks", help="Also write to OUT/blocks.txt which branches of SGLang's speculative code ran.")
     ] = False,
+    mps: Annotated[
+        bool,
+        typer.Option(
+            "--mps/--no-mps",
+            help="Let engines use a GPU at the same time, by NVIDIA's MPS, where its daemon is there. "
+            "A job whose worker dies runs again alone.",
+        ),
+    ] = True,
 ) -> int:
     """Run a plan.
 
@@ -180,6 +188,7 @@ def gpu_run(
     from ..options import must_have_cuda
     from .jobs import read_plan, run_plan
     from .page import keep_campaign
+    from .sharing import Sharing
     from .summary import CampaignSummary
 
     jobs = read_plan(plan)
@@ -200,12 +209,16 @@ def gpu_run(
             )
     begun, summary = time.monotonic(), CampaignSummary()
     noted = out / "blocks" if blocks else None
-    with progress("jobs", len(jobs)) as line, closing(run_plan(jobs, out, processes, gpus, noted)) as results:
+    with (
+        Sharing(wanted=mps) as sharing,
+        progress("jobs", len(jobs)) as line,
+        closing(run_plan(jobs, out, processes, gpus, noted, sharing)) as results,
+    ):
         for done in results:
             print(summary.add(done), flush=True)
             line.done(done.name)
     seconds = time.monotonic() - begun
-    text = summary.text(seconds, out, noted)
+    text = summary.text(seconds, out, noted, sharing.why_not)
     print(text)
     result = summary.result(seconds, out, text)
     keep_campaign(result, out)

@@ -11,7 +11,7 @@ import shutil
 import sys
 import time
 from collections.abc import Generator, Iterator
-from concurrent.futures import ThreadPoolExecutor, as_completed
+from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from pathlib import Path
 
 import msgspec
@@ -38,6 +38,7 @@ from ..diff.precision_gap import Apart, apart
 from .batches import paths
 from .processes import Processes
 from .races import RACE, Race, jitter_of, race
+from .sharing import Sharing
 
 RESULTS = "results.jsonl"  # in the folder of a campaign: a line a job
 JOB = "job.json"  # in the folder of a job
@@ -137,6 +138,7 @@ class JobResult(Struct, frozen=True, kw_only=True):
 
     again     whether the first case left the same trace after all others, number for number; None: that was not asked
     expected  what had to be found; None: that all is equal
+    shared    whether its engine used the GPU at the same time as others (sharing.py)
     """
 
     name: str
@@ -151,6 +153,7 @@ class JobResult(Struct, frozen=True, kw_only=True):
     beside: Beside | None = None
     apart: Apart | None = None
     expected: MustShow | None = None
+    shared: bool = False
     error: str = ""
 
 
@@ -339,31 +342,54 @@ def _trace_seconds(trace: Trace, folder: Path) -> float:
 
 
 def run_plan(
-    plan: list[Job], out: Path, processes: int, gpus: int = 1, blocks: Path | None = None
+    plan: list[Job], out: Path, processes: int, gpus: int = 1, blocks: Path | None = None, sharing: Sharing | None = None
 ) -> Generator[JobResult, None, None]:
     """Run the jobs side by side, spread over this many GPUs; yield each as it is done. results.jsonl has them all.
 
     blocks: the folder for what ran of SGLang's speculative code (engines/sglang/noted_blocks.py)
+    sharing: a daemon that is up; jobs that may share a GPU run by it, before all others. What ends one process may end those
+    that share the GPU with it, so a job in which a worker died is not yielded: it runs again with the GPU to itself.
     """
     out.mkdir(parents=True, exist_ok=True)
     if blocks is not None:
         blocks.mkdir(exist_ok=True)
     noted = {} if blocks is None else {FOLDER: str(blocks.resolve())}
+    shared = {} if sharing is None else sharing.environment
     with ThreadPoolExecutor(processes) as pool, (out / RESULTS).open("ab") as results, Processes() as started:
-        running = {
-            pool.submit(
-                _apart, job, out / f"job-{number:03}", {"CUDA_VISIBLE_DEVICES": _gpus_of(job, number, gpus)} | noted, started
-            )
-            for number, job in enumerate(plan)
-        }
+
+        def begin(number: int, together: bool, folder: str) -> Future[JobResult]:
+            job = plan[number]
+            environment = {"CUDA_VISIBLE_DEVICES": _gpus_of(job, number, gpus)} | noted | (shared if together else {})
+            return pool.submit(_apart, job, out / folder, environment, started)
+
+        together = {number: bool(shared) and may_share(job) for number, job in enumerate(plan)}
+        order = sorted(together, key=lambda number: not together[number])
+        running = {begin(number, together[number], f"job-{number:03}"): number for number in order}
         try:
-            for finished in as_completed(running):
-                done = finished.result()
-                results.write(msgspec.json.encode(done) + b"\n")
-                results.flush()
-                yield done
+            while running:
+                for finished in wait(running, return_when=FIRST_COMPLETED).done:
+                    number = running.pop(finished)
+                    done = finished.result()
+                    if together[number] and _died(done):
+                        together[number] = False
+                        running[begin(number, False, f"job-{number:03}-alone")] = number
+                        continue
+                    done = msgspec.structs.replace(done, shared=together[number])
+                    results.write(msgspec.json.encode(done) + b"\n")
+                    results.flush()
+                    yield done
         finally:  # else the pool would run all that wait, though nobody asks for them any more
             pool.shutdown(wait=False, cancel_futures=True)
+
+
+def may_share(job: Job) -> bool:
+    """Whether a job's engine may use a GPU at the same time as others. Not what is to go wrong, nor what is about time."""
+    return job.mode.device == "cuda" and job.mode.tp == 1 and job.expected is None and not job.races
+
+
+def _died(done: JobResult) -> bool:
+    """Whether a worker ended before its time, for whatever reason; also where that shows as a case that cannot be judged."""
+    return bool(done.error) or any(one.status == "unknown" or one.rule in ("engine.crash", "engine.hang") for one in done.seen)
 
 
 def _gpus_of(job: Job, number: int, gpus: int) -> str:

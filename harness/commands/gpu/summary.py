@@ -52,8 +52,9 @@ class CampaignSummary:
             exit_code=self.exit_code,
         )
 
-    def text(self, seconds: float, out: Path, blocks: Path | None) -> str:
-        """What all jobs come to. blocks: the folder in which their processes left what ran."""
+    def text(self, seconds: float, out: Path, blocks: Path | None, turns: str = "") -> str:
+        """What all jobs come to. blocks: the folder in which their processes left what ran; turns: why engines took turns on
+        a GPU, if they did."""
         parts = []
         if self._batches:
             parts.append(f"decode batches, by size and by how they ran:\n{table(self._batches)}")
@@ -73,8 +74,17 @@ class CampaignSummary:
             parts += ["missing waits, planted:", *(f"  {line}" for line in missing)]
         if blocks is not None:
             parts.append(written(reached(blocks), out / "blocks.txt"))
+        if any(done.mode.device == "cuda" for done in self._done):
+            parts.append(_shared(self._done, turns))
         parts.append(f"{dict(self._statuses)} in {seconds:.1f} s, {self._cases / seconds:.2f} cases/s")
         return "\n".join(parts)
+
+
+def _shared(jobs: list[JobResult], turns: str) -> str:
+    """How many engines used a GPU at the same time, or why none did."""
+    shared = sum(done.shared for done in jobs)
+    of = f"{shared} of {len(jobs)} jobs used a GPU at the same time as others (MPS)"
+    return f"{of}: {turns}" if turns else of
 
 
 def _raced(runs: list[Race]) -> str:
