@@ -121,9 +121,14 @@ class FunctionCall:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Probe(Facts):
-    """A bug that no case can reach without a GPU, shown by one call. Only whole releases are asked (`prove --releases`)."""
+    """A bug that no case can reach without a GPU, shown by one call. Only whole releases are asked (`prove --releases`).
+
+    revert  undoes the fix on a current SGLang, in memory; remedy: of a live bug, a candidate fix
+    """
 
     call: FunctionCall
+    revert: Patch | None = None
+    remedy: Patch | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
