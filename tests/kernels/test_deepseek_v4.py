@@ -1,11 +1,13 @@
 """DeepSeek-V4's multi-step draft backend, its own classes on a tiny configuration: what it plans for each step of a chain."""
 
 import pytest
+import torch
 
 from eagletwin.cases.regressions import PROBES
 from eagletwin.harness.commands.kernels.plant import planted
 from eagletwin.harness.commands.kernels.properties.deepseek_v4 import PROPERTIES, Chains, each_step_plans_its_row
-from eagletwin.harness.commands.kernels.release import DSV4, module
+from eagletwin.harness.commands.kernels.release import DSV4, DSV4_PLANS, UTILS, load, module
+from eagletwin.harness.engines import triton_cpu
 from eagletwin.harness.engines.sglang.deepseek_v4 import PAGE_SIZE, StepPlan, draft_backend, plan
 
 from .tests_of import make_tests
@@ -51,3 +53,14 @@ def test_with_the_candidate_fix_each_step_reads_its_own_row_and_those_before() -
     assert [of.length for of in steps] == [[6, 256], [7, 257], [8, 258]]
     assert [[reads[-1] for reads in of.reads] for of in steps] == [of.window_writes for of in steps]
     assert CHAIN.lengths[1] + 3 > PAGE_SIZE  # the last steps of one request lie in the next page
+
+
+def test_the_plan_of_compression_takes_slots_as_if_they_lay_side_by_side() -> None:
+    """Those of a step are a view with a stride. No draft layer compresses, so that nothing uses what comes of it."""
+    lengths = torch.tensor([4, 8], dtype=torch.int32)
+    slots = load(UTILS).per_step_draft_out_cache_loc(torch.arange(6), 2, 1, 3)[0]
+    compression = module(f"{DSV4_PLANS.rpartition('.')[0]}.metadata_kernel").init_compression_metadata
+    compression(lengths, lengths - 1, slots.contiguous(), compute_page_indices=False)
+    with pytest.raises(triton_cpu.OutOfBounds, match=r"raw_out_loc_ptr.*in a gap between the view's rows"):
+        compression(lengths, lengths - 1, slots, compute_page_indices=False)
+    triton_cpu.clear()

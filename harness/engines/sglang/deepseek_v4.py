@@ -97,6 +97,7 @@ def _without_schedules(module: Any) -> Iterator[None]:
         kernels = sys.modules.get(getattr(getattr(module, "BuildCausalSwaPageIndices", None), "__module__", ""))
         if kernels is not None:  # up to 0.5.15.post1 the plan is torch's, on a GPU too
             stack.enter_context(patch.object(kernels, "_inputs_on_cuda", lambda *_, **__: True))
+        stack.enter_context(era.slots_side_by_side(module.DSV4AttnMetadata))
         yield
 
 

@@ -1,5 +1,6 @@
-"""What DeepSeek-V4's multi-step draft backend plans for each step of a chain, without a CUDA graph: slots that a step writes, and
-the window that it reads. The backend is SGLang's own, on a tiny configuration (engines/sglang/deepseek_v4.py)."""
+"""What DeepSeek-V4's multi-step draft backend plans for each step of a chain, without a CUDA graph: slots that a step writes,
+and the window that it reads. The backend is SGLang's own, on a tiny configuration (engines/sglang/deepseek_v4.py).
+"""
 
 from dataclasses import dataclass
 

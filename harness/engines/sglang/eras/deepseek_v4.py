@@ -8,6 +8,7 @@ import inspect
 from collections.abc import Iterator
 from types import SimpleNamespace
 from typing import Any
+from unittest.mock import patch
 
 import torch
 
@@ -59,3 +60,23 @@ def pool(kind: type, page_size: int, slots: int, requests: int) -> Any:
     known = inspect.signature(kind).parameters
     given: dict[str, Any] = {**sizes, **states, **model, **layers, **where}
     return kind(**{name: value for name, value in given.items() if name in known})
+
+
+@contextlib.contextmanager
+def slots_side_by_side(metadata: type) -> Iterator[None]:
+    """A DSV4AttnMetadata whose plan of compression gets a step's slots side by side.
+
+    Up to 0.5.20 a draft plans compression, although no layer of it compresses: by a kernel that reads slots without their
+    stride, and those of a step are a view of all steps'. Its results serve nothing there; the access ends the run here.
+    """
+    if any(field.name == "present_ratios" for field in dataclasses.fields(metadata)):
+        yield
+        return
+    original = metadata.init_compression_metadata  # type: ignore[attr-defined]
+
+    def side_by_side(self: Any, *args: Any, **kwargs: Any) -> None:
+        self.raw_out_loc = self.raw_out_loc.contiguous()
+        original(self, *args, **kwargs)
+
+    with patch.object(metadata, "init_compression_metadata", side_by_side):
+        yield
