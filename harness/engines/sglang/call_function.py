@@ -24,6 +24,10 @@ class NoSuchFunction(Exception):
     """The release has no such function."""
 
 
+class _Refused(Exception):
+    """A step does not take the slots that it is handed."""
+
+
 def _draft_steps(committed: list[int], slots: list[int]) -> tuple[list[list[int]], list[deepseek_v4.StepPlan]]:
     """(slots that each step of draft decode is handed, what it plans) of DeepSeek-V4's multi-step draft backend, without a
     CUDA graph. Where the backend refuses what it is handed, no step has a plan.
@@ -42,7 +46,10 @@ def _draft_steps(committed: list[int], slots: list[int]) -> tuple[list[list[int]
     def noted(step: int, original: Callable[..., Any]) -> Callable[..., Any]:
         def decode(**arguments: Any) -> Any:
             handed[step] = arguments["out_cache_loc"].tolist()
-            return original(**arguments)
+            try:
+                return original(**arguments)
+            except AssertionError as error:
+                raise _Refused from error
 
         return decode
 
@@ -50,7 +57,7 @@ def _draft_steps(committed: list[int], slots: list[int]) -> tuple[list[list[int]
     with (
         triton_cpu.installed(),
         deepseek_v4.draft_backend(table.int(), window, len(slots) // requests) as backend,
-        contextlib.suppress(AssertionError),
+        contextlib.suppress(_Refused),
     ):
         for step, of in enumerate(backend.attn_backends):
             of.init_forward_metadata_decode = noted(step, of.init_forward_metadata_decode)

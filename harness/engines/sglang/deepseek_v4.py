@@ -98,6 +98,7 @@ def _without_schedules(module: Any) -> Iterator[None]:
         if kernels is not None:  # up to 0.5.15.post1 the plan is torch's, on a GPU too
             stack.enter_context(patch.object(kernels, "_inputs_on_cuda", lambda *_, **__: True))
         stack.enter_context(era.slots_side_by_side(module.DSV4AttnMetadata))
+        stack.enter_context(era.as_on_hopper())
         yield
 
 
@@ -125,10 +126,11 @@ def plan(backend: Any, rows: Sequence[int], lengths: Sequence[int], slots: Seque
     known = {field.name for field in dataclasses.fields(ForwardBatch)}
     backend.init_forward_metadata(ForwardBatch(**{name: value for name, value in given.items() if name in known}))
     planned = [of for of in backend.attn_backends if of.forward_metadata is not None]
-    return [_read(of) for of in planned]
+    return [plan_of(of) for of in planned]
 
 
-def _read(of: Any) -> StepPlan:
+def plan_of(of: Any) -> StepPlan:
+    """What the backend of a step has planned."""
     if hasattr(of, "_maybe_upgrade_forward_metadata"):  # up to 0.5.12.post1 the first layer makes the rest of the plan
         of._maybe_upgrade_forward_metadata()
     core = of.forward_metadata.core_attn_metadata

@@ -5,6 +5,7 @@ import dataclasses
 import importlib
 import importlib.util
 import inspect
+import sys
 from collections.abc import Iterator
 from types import SimpleNamespace
 from typing import Any
@@ -20,7 +21,7 @@ _ONE_RANK = {"attn_tp_size": 1, "attn_tp_rank": 0, "attn_cp_size": 1, "attn_cp_r
 def configured(**fields: Any) -> Iterator[Any]:
     """The release's server arguments with these fields, where its classes look for them; one rank.
 
-    Up to 0.5.15.post1 they are a global of server_args, later they are published in the runtime context.
+    Up to 0.5.14 they are a global of server_args, then a slot of the runtime context, and since 0.5.16 it takes single fields.
     """
     context = importlib.import_module(_CONTEXT) if importlib.util.find_spec(_CONTEXT) is not None else None
     with contextlib.ExitStack() as stack:
@@ -32,10 +33,12 @@ def configured(**fields: Any) -> Iterator[Any]:
             yield override.install()
             return
         module = importlib.import_module("sglang.srt.server_args")
-        before = module._global_server_args
-        stack.callback(setattr, module, "_global_server_args", before)
-        module._global_server_args = SimpleNamespace(**_defaults(module.ServerArgs) | fields)
-        yield module._global_server_args
+        arguments = SimpleNamespace(**_defaults(module.ServerArgs) | fields)
+        slot = context is not None and hasattr(context.get_context(), "_server_args")
+        holder, name = (context.get_context(), "_server_args") if context and slot else (module, "_global_server_args")
+        stack.callback(setattr, holder, name, getattr(holder, name))
+        setattr(holder, name, arguments)
+        yield arguments
 
 
 def _defaults(arguments: type) -> dict[str, Any]:
@@ -79,4 +82,15 @@ def slots_side_by_side(metadata: type) -> Iterator[None]:
         original(self, *args, **kwargs)
 
     with patch.object(metadata, "init_compression_metadata", side_by_side):
+        yield
+
+
+@contextlib.contextmanager
+def as_on_hopper() -> Iterator[None]:
+    """Without DeepGEMM's indexer, which no Hopper has; 0.5.21 asks CUDA for its generation, which ends a process without it."""
+    indexer = sys.modules.get("sglang.srt.layers.attention.dsv4.v41_indexer")
+    if indexer is None:
+        yield
+        return
+    with patch.object(indexer, "is_sm100_or_newer", lambda: False):
         yield
