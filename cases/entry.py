@@ -121,9 +121,19 @@ class FunctionCall:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Probe(Facts):
-    """A bug that no case can reach without a GPU, shown by one call. Only whole releases are asked (`prove --releases`)."""
+    """A bug that no case can reach without a GPU, shown by one call. Whole releases are asked.
+
+    revert  undoes the fix on a current SGLang, in memory; remedy: of a live bug, a candidate fix
+    """
 
     call: FunctionCall
+    revert: Patch | None = None
+    remedy: Patch | None = None
+
+    @property
+    def command(self) -> str:
+        """What to type to see it."""
+        return f"eagletwin prove --releases {self.id}" if self.fixed else f"eagletwin releases table --entry {self.id}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -51,7 +51,7 @@ def entries_of(name: str) -> list[Entry]:
         raise InputError(
             f"entry {name} is a call of one function of SGLang, and has no case",
             consequence="nothing was run",
-            remedy=f"eagletwin prove {name} --releases",
+            remedy=PROBES[name.removeprefix("#")].command,
         )
     if not found:
         raise InputError(

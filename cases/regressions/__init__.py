@@ -11,6 +11,7 @@ from . import (
     decode_window,
     deterministic_window,
     draft_window,
+    dsv4_draft_reads,
     grammar_end,
     greedy_drafts,
     hidden_states,
@@ -95,4 +96,4 @@ LEDGER: dict[str, Entry] = {
     )
 }
 
-PROBES: dict[str, Probe] = {probe.id: probe for probe in (pr_26239.PROBE, pr_22832.PROBE)}
+PROBES: dict[str, Probe] = {probe.id: probe for probe in (pr_26239.PROBE, pr_22832.PROBE, dsv4_draft_reads.PROBE)}

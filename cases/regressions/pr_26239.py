@@ -1,25 +1,27 @@
 """PR #26239: without a CUDA graph, DeepSeek-V4's backend planned the same slots for every step of draft decode.
 
-No case reaches that backend without a GPU. Its planning function does run alone: step j of a chain writes each request's slot
-of column M + j - 1, and no other; the last step has no forward.
+No case reaches that backend, since its attention needs a GPU. Its plan does not: the multi-step backend itself plans a chain.
+Step j writes each request's slot of column M + j - 1, and no other; the last step has no forward. Without the fix each step
+is handed the slots of all, which the backend refuses by an assertion.
 """
 
 from eagletwin.cases.entry import FunctionCall, Probe
+from eagletwin.harness.core.patch import Edit, Patch
 
-_COMMITTED, _NUM_STEPS = (5, 9), 3
+BACKEND = "sglang.srt.layers.attention.deepseek_v4_backend.DeepseekV4AttnBackend"
+COMMITTED, NUM_STEPS = (5, 9), 3
 
 
-def _call() -> FunctionCall:
+def first_slot(request: int) -> int:
+    """The slot of a request's position 0; those of its other positions follow."""
+    return 1000 * (request + 1)
+
+
+def given() -> dict[str, list[int]]:
+    """Committed lengths, and the slots that the worker allots behind them."""
     # not of reference.layout, which imports torch: the ledger is read before anything slow is imported
-    columns = [range(committed, committed + _NUM_STEPS) for committed in _COMMITTED]
-    slots = [[1000 * (request + 1) + column for column in one] for request, one in enumerate(columns)]
-    return FunctionCall(
-        name="step_slots",
-        given={"committed": list(_COMMITTED), "slots": [slot for one in slots for slot in one]},
-        expected=tuple([one[step] for one in slots] for step in range(_NUM_STEPS - 1)),
-        what="slots planned for draft decode step",
-        words=f"step_slots {_COMMITTED} {_NUM_STEPS}",
-    )
+    slots = [first_slot(request) + m + step for request, m in enumerate(COMMITTED) for step in range(NUM_STEPS)]
+    return {"committed": list(COMMITTED), "slots": slots}
 
 
 PROBE = Probe(
@@ -29,6 +31,22 @@ PROBE = Probe(
     buggy="0.5.12 - 0.5.12.post1",
     fixed="0.5.13",
     last_bad="0.5.12.post1",
-    trigger="the DeepSeek-V4 backend, num_steps >= 2, no CUDA graph; here its init_forward_metadata alone",
-    call=_call(),
+    trigger="the DeepSeek-V4 backend, num_steps >= 2, no CUDA graph; here its plan alone",
+    call=FunctionCall(
+        name="step_slots",
+        given=given(),
+        expected=tuple([first_slot(r) + m + step for r, m in enumerate(COMMITTED)] for step in range(NUM_STEPS - 1)),
+        what="slots planned for draft decode step",
+        words=f"step_slots {COMMITTED} {NUM_STEPS}",
+    ),
+    revert=Patch(
+        name="revert-26239",
+        edits=(
+            Edit(
+                target=f"{BACKEND}._build_forward_metadata",
+                match="if self.topk > 0 and self.speculative_num_steps > 1:",
+                replacement="if False:",
+            ),
+        ),
+    ),
 )

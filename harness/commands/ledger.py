@@ -77,7 +77,7 @@ def full_text(entry: Known) -> str:
     lines = [f"{entry.id}: {entry.title}", f"  releases      {entry.state}", f"  breaks        {entry.rule}"]
     lines.append(f"  matters with  {entry.trigger}")
     if not isinstance(entry, Entry):
-        return "\n".join([*lines, f"  try           eagletwin prove --releases {entry.id}", ""])
+        return "\n".join([*lines, f"  try           {entry.command}", ""])
     needs = f" {entry.needs.options}" if entry.needs is not None else ""
     lines += [f"  try           {entry.command(entry.red)}{needs}", f"                eagletwin prove {entry.id}{needs}", ""]
     return "\n".join(lines)

@@ -121,6 +121,7 @@ class Probe(Struct, frozen=True, tag=True):
 
     name: str
     given: dict[str, list[int]]
+    patches: tuple[Patch, ...] = ()
 
 
 class Probed(Struct, frozen=True, tag=True):

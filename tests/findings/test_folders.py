@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from eagletwin.cases.regressions import LEDGER
+from eagletwin.cases.regressions import LEDGER, PROBES
 from eagletwin.harness.core.errors import InputError
 
 from .attempt import FINDINGS, attempt, changed, folders, take_out
@@ -52,7 +52,7 @@ def test_a_report_has_the_parts_of_the_template_and_is_linked(folder: Path) -> N
 
 
 def test_every_live_bug_with_a_candidate_fix_has_its_folder_and_the_index_names_the_others() -> None:
-    live = [entry for entry in LEDGER.values() if not entry.fixed]
+    live = [entry for entry in (*LEDGER.values(), *PROBES.values()) if not entry.fixed]
     mended = {entry.id for entry in live if entry.remedy is not None}
     # one folder has both entries of a bug that shows otherwise with 2 layers than with 3
     assert {name.removesuffix("-2").removesuffix("-3") for name in mended} == {folder.name for folder in folders()}

@@ -29,7 +29,7 @@ def test_the_ledger_lists_every_entry_and_probe(capsys: pytest.CaptureFixture[st
 
 def test_the_ledger_of_live_bugs_has_no_fixed_one(capsys: pytest.CaptureFixture[str]) -> None:
     ids = [fact["id"] for fact in json.loads(printed(capsys, "ledger", "--live", "--json"))]
-    assert ids == [name for name, entry in LEDGER.items() if not entry.fixed]
+    assert ids == [entry.id for entry in (*LEDGER.values(), *PROBES.values()) if not entry.fixed]
 
 
 @pytest.mark.parametrize(
@@ -65,6 +65,7 @@ def test_one_entry_is_listed_with_what_to_type(capsys: pytest.CaptureFixture[str
     assert "eagletwin check 25015 --revert 25015" in text
     assert "eagletwin prove 25015" in text
     assert "eagletwin prove --releases 26239" in printed(capsys, "ledger", "26239")
+    assert "eagletwin releases table --entry dsv4-draft-reads" in printed(capsys, "ledger", "dsv4-draft-reads")
 
 
 def test_the_rules_are_listed_as_text_and_for_programs(capsys: pytest.CaptureFixture[str]) -> None:

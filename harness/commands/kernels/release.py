@@ -31,10 +31,12 @@ SAMPLER = "sglang.srt.layers.sampler"
 SCATTER = "sglang.kernels.ops.mamba.mamba_state_scatter_triton"
 RECONSTRUCT = f"{SPECULATIVE}.reconstruct_tree"
 NGRAM = "sglang.srt.speculative.ngram_worker"
+DSV4 = "sglang.srt.layers.attention.deepseek_v4_backend"
+DSV4_PLANS = "sglang.kernels.ops.attention.dsv4.attn_metadata_kernels"
 
 MODULES = (
     *(TREE, EAGLE, TOPK1, PACK, LOCS, ROTATE, SAMPLING, MOVE, POOLS, INDEX, WORKER, UTILS, SPEC, SAMPLER),
-    *(SCATTER, RECONSTRUCT, NGRAM),
+    *(SCATTER, RECONSTRUCT, NGRAM, DSV4, DSV4_PLANS),
 )
 """The modules of 0.5.23 that hold the functions of this tier."""
 
@@ -47,6 +49,7 @@ FORMER = {
     ROTATE: (f"{_OLDER}.multi_layer_eagle", "sglang.srt.speculative.multi_layer_eagle_utils"),
     SAMPLING: ("sglang.srt.speculative.reject_sampling",),
     MOVE: ("sglang.srt.mem_cache.triton_ops.cache_move", POOLS),
+    DSV4_PLANS: ("sglang.kernels.ops.attention.dsv4_attn_metadata_kernels",),
     WORKER: ("sglang.srt.speculative.base_spec_worker", "sglang.srt.speculative.eagle_info_v2"),
 }
 

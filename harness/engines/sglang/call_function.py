@@ -4,7 +4,6 @@ Each answers with plain numbers; what they must be is the caller's to say (harne
 """
 
 import contextlib
-import dataclasses
 import importlib.util
 import inspect
 import os
@@ -16,74 +15,68 @@ from typing import Any, NoReturn
 
 import torch
 
-from eagletwin.harness.engines import wire
+from eagletwin.harness.engines import triton_cpu, wire
+
+from . import deepseek_v4, patches
 
 
 class NoSuchFunction(Exception):
     """The release has no such function."""
 
 
-class _Recorded(BaseException):
-    """The call that was waited for has come; nothing after it matters."""
+class _Refused(Exception):
+    """A step does not take the slots that it is handed."""
+
+
+def _draft_steps(committed: list[int], slots: list[int]) -> tuple[list[list[int]], list[deepseek_v4.StepPlan]]:
+    """(slots that each step of draft decode is handed, what it plans) of DeepSeek-V4's multi-step draft backend, without a
+    CUDA graph. Where the backend refuses what it is handed, no step has a plan.
+
+    committed  tokens of each request; slots: the batch's, as the worker allots them: as many as steps of each request, one
+               after the other. Request r has the slots 1000 * (r + 1) + column, and the window's pool the same.
+    """
+    if importlib.util.find_spec(deepseek_v4.BACKEND) is None:
+        raise NoSuchFunction("the release has no DeepSeek-V4 backend")
+    columns, requests = 2 * deepseek_v4.PAGE_SIZE, len(committed)
+    table = 1000 * torch.arange(1, requests + 1)[:, None] + torch.arange(columns)
+    window = torch.arange(1000 * (requests + 1) + columns)
+    window[-1] = -1
+    handed: dict[int, list[int]] = {}
+
+    def noted(step: int, original: Callable[..., Any]) -> Callable[..., Any]:
+        def decode(**arguments: Any) -> Any:
+            handed[step] = arguments["out_cache_loc"].tolist()
+            try:
+                return original(**arguments)
+            except AssertionError as error:
+                raise _Refused from error
+
+        return decode
+
+    plans: list[deepseek_v4.StepPlan] = []
+    with (
+        triton_cpu.installed(),
+        deepseek_v4.draft_backend(table.int(), window, len(slots) // requests) as backend,
+        contextlib.suppress(_Refused),
+    ):
+        for step, of in enumerate(backend.attn_backends):
+            of.init_forward_metadata_decode = noted(step, of.init_forward_metadata_decode)
+        plans = deepseek_v4.plan(backend, range(requests), committed, slots)
+    return [handed[step] for step in sorted(handed)], plans
 
 
 def step_slots(committed: list[int], slots: list[int]) -> list[list[int]]:
-    """The slots that DeepSeek-V4's multi-step draft backend plans each draft decode step to write, without a CUDA graph.
+    """The slots that each step is planned to write; those that it was handed, where the backend refused them."""
+    handed, plans = _draft_steps(committed, slots)
+    return [of.writes for of in plans] if plans else handed
 
-    committed  tokens of each request; slots: the batch's, as the worker allots them: as many as steps of each request, one
-               after the other
-    The real init_forward_metadata runs down to init_forward_metadata_decode, which only notes what it is handed: what it
-    makes of that needs kernels of a GPU.
-    """
-    name = "sglang.srt.layers.attention.deepseek_v4_backend"
-    if importlib.util.find_spec(name) is None:
-        raise NoSuchFunction("the release has no DeepSeek-V4 backend")
-    module = importlib.import_module(name)
-    from sglang.srt.model_executor.forward_batch_info import ForwardBatch, ForwardMode
 
-    handed: dict[int, list[int]] = {}
-    num_steps = len(slots) // len(committed)
-
-    class Backend(module.DeepseekV4AttnBackend):  # type: ignore[misc,name-defined]
-        def __init__(self, step: int) -> None:
-            self.topk, self.speculative_num_steps, self.speculative_step_id = 1, num_steps, step
-            self.mtp_enabled, self.page_size, self.swa_page_size = True, 256, 128
-            self.req_to_token, self.req_to_token_pool = pool.req_to_token, pool
-            # 0.5.16 and later: the state of a compressor, which decode metadata without a graph does not use
-            self.online_c128_mtp = SimpleNamespace(prepare_forward=lambda *args, **kwargs: None)
-
-        def init_forward_metadata(self, forward_batch: Any) -> None:
-            try:
-                super().init_forward_metadata(forward_batch)
-            except _Recorded:
-                return
-            raise RuntimeError("init_forward_metadata came to its end without init_forward_metadata_decode")
-
-        def init_forward_metadata_decode(self, **arguments: Any) -> None:
-            handed[self.speculative_step_id] = arguments["out_cache_loc"].tolist()
-            raise _Recorded
-
-    class MultiStep(module.DeepseekV4MultiStepBackend):  # type: ignore[misc,name-defined]
-        def __init__(self) -> None:
-            self.topk, self.speculative_num_steps = 1, num_steps
-            self.attn_backends = [Backend(step) for step in range(num_steps)]
-
-    lengths = torch.tensor(committed)
-    pool = SimpleNamespace(req_to_token=torch.zeros(len(committed), 1024, dtype=torch.int32))
-    given = {
-        "forward_mode": ForwardMode.DECODE,
-        "batch_size": len(committed),
-        "input_ids": torch.zeros_like(lengths),
-        "req_pool_indices": torch.arange(len(committed)),
-        "seq_lens": lengths,
-        "seq_lens_cpu": lengths,
-        "seq_lens_sum": sum(committed),
-        "out_cache_loc": torch.tensor(slots),
-        "req_to_token_pool": pool,  # up to 0.5.12.post1, and some later ones
-    }
-    known = {field.name for field in dataclasses.fields(ForwardBatch)}
-    MultiStep().init_forward_metadata(ForwardBatch(**{name: value for name, value in given.items() if name in known}))
-    return [handed[step] for step in sorted(handed)]
+def step_reads(committed: list[int], slots: list[int]) -> list[list[int]]:
+    """The slots that each step is planned to read, of one request after the other."""
+    _, plans = _draft_steps(committed, slots)
+    if not plans:
+        raise RuntimeError("the backend refuses the slots that it is handed, and plans nothing (#26239)")
+    return [[slot for reads in of.reads for slot in reads] for of in plans]
 
 
 def _wide(values: list[int]) -> torch.Tensor:
@@ -193,10 +186,16 @@ def kept_states(states: list[int], stale: list[int], num_steps: list[int]) -> li
 def serve(connection: socket.socket, probe: wire.Probe) -> NoReturn:
     """Answer one probe, and end."""
     try:
+        for patch in probe.patches:
+            patches.apply(patch)
         wire.send(connection, wire.Probed(PROBES[probe.name](**probe.given)))
     except BaseException as error:
         wire.send(connection, wire.Refused(f"{type(error).__name__}: {error}", traceback.format_exc()))
     os._exit(0)
 
 
-PROBES: dict[str, Callable[..., list[list[int]]]] = {"step_slots": step_slots, "kept_states": kept_states}
+PROBES: dict[str, Callable[..., list[list[int]]]] = {
+    "step_slots": step_slots,
+    "step_reads": step_reads,
+    "kept_states": kept_states,
+}

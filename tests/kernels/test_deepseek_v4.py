@@ -1,0 +1,114 @@
+"""DeepSeek-V4's multi-step draft backend, its own classes on a tiny configuration: what it plans for each step of a chain."""
+
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+from eagletwin.cases.regressions import PROBES
+from eagletwin.harness.commands.kernels.plant import planted
+from eagletwin.harness.commands.kernels.properties.deepseek_v4 import PROPERTIES, Chains, each_step_plans_its_row
+from eagletwin.harness.commands.kernels.release import DSV4, DSV4_PLANS, UTILS, load, module
+from eagletwin.harness.engines import triton_cpu
+from eagletwin.harness.engines.sglang.deepseek_v4 import PAGE_SIZE, StepPlan, draft_backend, plan, plan_of
+
+from .tests_of import make_tests
+
+test_property, test_planted_fault_is_caught = make_tests(PROPERTIES)
+
+CHAIN = Chains(lengths=(5, 255), rows=(0, 3), num_steps=4)
+
+
+def slots_of(case: Chains) -> list[int]:
+    """As the worker allots them: num_steps of each request, one request after the other."""
+    rows = zip(case.rows, case.lengths, strict=True)
+    return [slot for row, m in rows for slot in case.table[row][m : m + case.num_steps].tolist()]
+
+
+def planned(case: Chains) -> list[StepPlan]:
+    with draft_backend(case.table, case.window, case.num_steps) as backend:
+        return plan(backend, case.rows, case.lengths, slots_of(case))
+
+
+def planned_for_a_replay(case: Chains) -> list[StepPlan]:
+    """What is prepared before a CUDA graph is replayed, and then what the graph has recorded, which runs here as it is."""
+    count = len(case.lengths)
+
+    def batch(lengths: tuple[int, ...], rows: tuple[int, ...], slots: list[int]) -> SimpleNamespace:
+        held, decode = torch.tensor(lengths), module("sglang.srt.model_executor.forward_batch_info").ForwardMode.DECODE
+        return SimpleNamespace(
+            batch_size=count,
+            forward_mode=decode,
+            actual_forward_mode=decode,
+            input_ids=torch.zeros_like(held),
+            positions=held.clone(),
+            req_pool_indices=torch.tensor(rows),
+            seq_lens=held,
+            seq_lens_cpu=held,
+            seq_lens_sum=sum(lengths),
+            out_cache_loc=torch.tensor(slots),
+            spec_info=None,
+        )
+
+    captured = batch((1,) * count, tuple(range(count)), [0] * count * case.num_steps)
+    replayed = batch(case.lengths, case.rows, slots_of(case))
+    with draft_backend(case.table, case.window, case.num_steps) as backend:
+        backend.init_cuda_graph_state(count, count)
+        backend.init_forward_metadata_out_graph(captured, in_capture=True)
+        backend.init_forward_metadata_in_graph(captured)
+        backend.on_after_cuda_graph_warmup()
+        backend.init_forward_metadata_out_graph(replayed)
+        backend.init_forward_metadata_in_graph(replayed)
+        return [plan_of(of) for of in backend.attn_backends[: case.num_steps - 1]]
+
+
+def test_the_classes_are_sglangs_own() -> None:
+    backend = module(DSV4)
+    with draft_backend(CHAIN.table, CHAIN.window, 3) as found:
+        assert type(found) is backend.DeepseekV4MultiStepBackend
+        assert [type(of) for of in found.attn_backends] == [backend.DeepseekV4AttnBackend] * 3
+        assert type(found.token_to_kv_pool).__name__ == "DeepSeekV4TokenToKVPool"
+
+
+def test_without_the_fix_of_26239_the_backend_refuses_the_slots_of_all_steps() -> None:
+    revert = PROBES["26239"].revert
+    assert revert is not None
+    with planted(revert.edits[0]), pytest.raises(AssertionError, match=r"out_cache_loc\.shape=torch\.Size\(\[8\]\)"):
+        planned(CHAIN)
+
+
+def test_no_step_reads_a_row_of_the_chain() -> None:
+    """The ledger's dsv4-draft-reads, live: every step stands at M - 1 and reads what lies before it."""
+    assert [of.length for of in planned(CHAIN)] == [list(CHAIN.lengths)] * 3
+    assert [of.reads for of in planned(CHAIN)] == [planned(CHAIN)[0].reads] * 3
+    assert [of.reads for of in planned_for_a_replay(CHAIN)] == [planned(CHAIN)[0].reads] * 3
+
+
+def test_a_replay_has_each_steps_slots_in_the_windows_pool_and_the_batchs_first_for_what_compresses() -> None:
+    """The list of all steps' slots is cut to the size of the batch, and the first step's plan serves all. No draft layer
+    compresses, so that nothing is written there."""
+    assert [of.window_writes for of in planned_for_a_replay(CHAIN)] == [of.window_writes for of in planned(CHAIN)]
+    assert [of.writes for of in planned_for_a_replay(CHAIN)] == [slots_of(CHAIN)[:2]] * 3
+
+
+def test_with_the_candidate_fix_each_step_reads_its_own_row_and_those_before() -> None:
+    remedy = PROBES["dsv4-draft-reads"].remedy
+    assert remedy is not None
+    with planted(remedy.edits[0]):
+        each_step_plans_its_row(CHAIN)
+        steps = planned(CHAIN)
+        assert [of.reads for of in planned_for_a_replay(CHAIN)] == [of.reads for of in steps]
+    assert [of.length for of in steps] == [[6, 256], [7, 257], [8, 258]]
+    assert [[reads[-1] for reads in of.reads] for of in steps] == [of.window_writes for of in steps]
+    assert CHAIN.lengths[1] + 3 > PAGE_SIZE  # the last steps of one request lie in the next page
+
+
+def test_the_plan_of_compression_takes_slots_as_if_they_lay_side_by_side() -> None:
+    """Those of a step are a view with a stride. No draft layer compresses, so that nothing uses what comes of it."""
+    lengths = torch.tensor([4, 8], dtype=torch.int32)
+    slots = load(UTILS).per_step_draft_out_cache_loc(torch.arange(6), 2, 1, 3)[0]
+    compression = module(f"{DSV4_PLANS.rpartition('.')[0]}.metadata_kernel").init_compression_metadata
+    compression(lengths, lengths - 1, slots.contiguous(), compute_page_indices=False)
+    with pytest.raises(triton_cpu.OutOfBounds, match=r"raw_out_loc_ptr.*in a gap between the view's rows"):
+        compression(lengths, lengths - 1, slots, compute_page_indices=False)
+    triton_cpu.clear()
