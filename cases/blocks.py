@@ -59,6 +59,7 @@ FEW_REQUESTS = 3  # of a small case
 _RARE = 3  # one block in so many has something that no case has unless it is asked for
 _ASKING = 4  # turns of a cycle in which requests ask for something; with as many as at first, other turns have what they had
 _BESIDE = ("mixed_chunks", "host_slots", "adaptive")  # fields of Focus that take turns with those, for the same reason
+_TURNS = (SESSION,)  # and these, which are no field of a request or of Focus
 _IN_STEP = 0.5  # of the blocks of a search with overlap, so many have aborts inside a step
 _TRIES = 8_000  # drawings until a block has all that was asked for; one takes some ten microseconds
 
@@ -215,7 +216,7 @@ def _rare(seed: int, number: int) -> dict[str, Any]:
     cycle, place = divmod(turn, len(names))
     name = Random(seed).sample(names, len(names))[place]
     if isinstance(name, int):
-        turns = (*ASKS, *_BESIDE, SESSION)
+        turns = (*ASKS, *_BESIDE, *_TURNS)
         own = turns[(seed + cycle * _ASKING + name) % len(turns)]
         return {own: VALUES[own][1 + (cycle + seed) % (len(VALUES[own]) - 1)] if own in VALUES else True}
     return {name: things[name][(cycle + seed) % len(things[name])] if name in things else True}

@@ -4,12 +4,12 @@
   forward has consumed that token where nothing was committed behind it: the target's row there is whatever lies in the slot,
   and the next request reads it. Where verify had committed more, the target's row is right, and the draft's is one of the
   token that came behind, and not of the next request's first. The remedy keeps one row less.
-* `session-retracted`: a retraction counts as the end of a request. One that is retracted and then aborted stays in the session's
-  history, which is to go on behind the last request that finished; and one that is retracted a second time is taken for its own
-  predecessor and loses its session. The remedy lets a request end a session's turn only when it is finished, and gives the rows
-  of one that is aborted after a retraction back.
-* `session-full`: open sessions keep their entries of req_to_token. When they have all of them, SGLang lets no request run: those
-  neither that would run on their session's own entry. The remedy counts that entry for them.
+* `session-retracted`: a retraction counts as the end of a request. One that is retracted and then aborted stays in the
+  session's history, which is to go on behind the last request that finished; and one that is retracted a second time is taken
+  for its own predecessor and loses its session. The remedy lets a request end a session's turn only when it is finished, and
+  gives the rows of one that is aborted after a retraction back.
+* `session-full`: open sessions keep their entries of req_to_token. When they have all of them, SGLang lets no request run:
+  those neither that would run on their session's own entry. The remedy counts that entry for them.
 """
 
 from msgspec.structs import replace
@@ -21,6 +21,7 @@ from ..entry import Entry
 
 _SESSION = "sglang.srt.session.streaming_session.StreamingSession"
 _PREFILL = "sglang.srt.managers.scheduler.Scheduler._get_new_batch_prefill_raw"
+_ON_ITS_OWN = "({0}.session is not None and {0}.session.session_id in self.tree_cache.session_records())"
 _SETTINGS = SGLangSettings(radix_cache=True)
 _FIRST = Request(id="a", prompt=(1, 2, 3), max_new_tokens=2, session="s")
 _NEXT = Request(id="b", prompt=(4,), max_new_tokens=2, session="s")
@@ -101,14 +102,14 @@ FULL = Entry(
                 replacement="self.get_num_allocatable_reqs(\n"
                 "    running_bs,\n"
                 "    running_batch=running_batch,\n"
-                "    num_held_rows=sum(map(self.tree_cache.session.will_lend_record, self.waiting_queue)),\n"
+                f"    num_held_rows=sum({_ON_ITS_OWN.format('r')} for r in self.waiting_queue),\n"
                 ") <= 0",
             ),
             Edit(
                 target=_PREFILL,
                 match="num_held_rows = sum(r.kv.holds_kv for r in adder.can_run_list)",
                 replacement="num_held_rows = sum(r.kv.holds_kv for r in adder.can_run_list)\n"
-                "num_held_rows += self.tree_cache.session.will_lend_record(req)",
+                f"num_held_rows += {_ON_ITS_OWN.format('req')}",
             ),
         ),
     ),

@@ -213,8 +213,8 @@ RULES: dict[str, Rule] = {
     ),
     "session.rows": Rule(
         "4",
-        "A request of a session goes on behind the rows that the session keeps: all those of its tokens before the last one that "
-        "the request before it was sent, and none of that token or behind it.",
+        "A request of a session goes on behind the rows that the session keeps: all those of its tokens before the last one "
+        "that the request before it was sent, and none of that token or behind it.",
         weights="no",
     ),
     "state.slots": Rule(

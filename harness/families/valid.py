@@ -157,9 +157,16 @@ def _check_sessions(case: Case, origin: str) -> None:
     need = kept + max(others, default=0)
     if need > settings.max_total_tokens:
         raise _refuse(
-            f"{origin}: sessions with up to {need} slots, and the pool has {settings.max_total_tokens}: what they hold is taken "
-            "from them by nobody, and another request would wait for ever",
+            f"{origin}: sessions with up to {need} slots, and the pool has {settings.max_total_tokens}: nobody takes from them "
+            "what they hold, and another request would wait for ever",
             "shorten their requests or raise engine.sglang.max_total_tokens",
+        )
+    entries = len(case.sessions) + bool(others)
+    if entries > settings.max_running_requests:
+        raise _refuse(
+            f"{origin}: {len(case.sessions)} sessions and max_running_requests {settings.max_running_requests}: each keeps an "
+            "entry of req_to_token, and another request would wait for ever",
+            f"raise engine.sglang.max_running_requests to {entries}",
         )
     if sum(event.kind == "pause" for event in case.events) > sum(event.kind == "resume" for event in case.events):
         raise _refuse(f"{origin}: a session, and a pause without an end: its requests would wait", "add a resume")

@@ -168,7 +168,7 @@ class RequestJudge:
     def _prefill(self, number: int, record: Record) -> None:
         story, end = self._stories[record.request], record.numbers["end"]
         self._hits.prefill(number, record)
-        self._sessions.prefill(number, record)
+        self._sessions.prefill(record)
         self._hits.committed(number, record)
         self._slots.keep(record, self._trace.integers(number, "table"))
         if not self._model.numbers:

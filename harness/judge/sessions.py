@@ -5,7 +5,7 @@ behind it, and which arrived when it was handed in: as_asked() makes the case su
 from. Called by judge.py, requests.py and slots.py.
 """
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from msgspec.structs import replace
 
@@ -122,7 +122,7 @@ class Sessions:
         session.keeps = True
         session.spare = int(len(story.tokens) > session.tokens)
 
-    def prefill(self, number: int, record: Record) -> None:
+    def prefill(self, record: Record) -> None:
         """A chunk is over: if it was the first since the request was queued, it began where the session's rows end."""
         run = self._runs.get(record.request)
         if run is None:

@@ -17,7 +17,7 @@ def prepare(shims: list[str]) -> None:
 
     if not hasattr(BasePrefixCache, "session_records"):
         raise NotDriven(
-            "streaming sessions: this release keeps what is theirs in another place (0.5.22 and later have it where it is known)"
+            "streaming sessions: this release keeps what is theirs in another place (from 0.5.22 on it is where it is known)"
         )
     shims.append("SessionController: ends sessions that wait for their last request in each iteration, and not once a second")
 
