@@ -28,10 +28,10 @@ from eagletwin.harness.core.case import (
 )
 from eagletwin.harness.core.errors import InputError
 from eagletwin.harness.families import RECIPES
-from eagletwin.harness.families.valid import check_case, keeps_on_host
+from eagletwin.harness.families.valid import check_case, keeps_on_host, keeps_sessions
 from eagletwin.harness.families.windows import ENDING
 
-from .asked import ASKS, BIASES, IN_STEP, MIN_PS, asking
+from .asked import ASKS, BIASES, IN_STEP, MIN_PS, SESSION, asking
 from .drawn import few
 from .returning import returning
 from .sampling import Kind
@@ -59,6 +59,7 @@ FEW_REQUESTS = 3  # of a small case
 _RARE = 3  # one block in so many has something that no case has unless it is asked for
 _ASKING = 4  # turns of a cycle in which requests ask for something; with as many as at first, other turns have what they had
 _BESIDE = ("mixed_chunks", "host_slots", "adaptive")  # fields of Focus that take turns with those, for the same reason
+_TURNS = (SESSION,)  # and these, which are no field of a request or of Focus
 _IN_STEP = 0.5  # of the blocks of a search with overlap, so many have aborts inside a step
 _TRIES = 8_000  # drawings until a block has all that was asked for; one takes some ten microseconds
 
@@ -98,6 +99,7 @@ class Block:
             min_new_tokens=int("min_new_tokens" in self.asks),
             hidden_states="all" if "hidden_states" in self.asks else "",
             grammar=Grammar(rules=("a*",)) if "grammar" in self.asks else None,
+            session="s" if SESSION in self.asks else "",
         )
         events = (Event(at=0, kind="abort", request="a", step=1),) if IN_STEP in self.asks else ()
         case = self.focus.case("probe", (request,), events=events)
@@ -214,7 +216,7 @@ def _rare(seed: int, number: int) -> dict[str, Any]:
     cycle, place = divmod(turn, len(names))
     name = Random(seed).sample(names, len(names))[place]
     if isinstance(name, int):
-        turns = (*ASKS, *_BESIDE)
+        turns = (*ASKS, *_BESIDE, *_TURNS)
         own = turns[(seed + cycle * _ASKING + name) % len(turns)]
         return {own: VALUES[own][1 + (cycle + seed) % (len(VALUES[own]) - 1)] if own in VALUES else True}
     return {name: things[name][(cycle + seed) % len(things[name])] if name in things else True}
@@ -222,13 +224,15 @@ def _rare(seed: int, number: int) -> dict[str, Any]:
 
 def _drawn(random: Random, seed: int, number: int, model: str, asked: Asked, rare: Mapping[str, Any]) -> Block | None:
     held = {**{name: value for name, value in rare.items() if name in VALUES}, **asked.held}
-    asks = asked.asks or tuple(name for name in rare if name in ASKS)
+    asks = asked.asks or tuple(name for name in rare if name in (*ASKS, SESSION))
     if held.get("host_slots"):  # a pool that runs out, with a cache that has something to give up
         drawn_with = {
             "max_total_tokens": random.choice((96, 128)),
             "host_policy": random.choice((*HOST_POLICIES, *HOST_POLICIES[::2])),
         }
         held = {"radix_cache": True, **drawn_with, **held}
+    if SESSION in asks:  # the cache keeps what is a session's
+        held = {"radix_cache": True, **held}
     recipe = RECIPES[held.get("model", model)]
     topk = held.get("topk", min(asked.widest, random.choice(TOPKS[1:])) if random.random() < 0.5 else TOPKS[0])
     drawn = Focus(
@@ -275,6 +279,8 @@ def _takes_effect(focus: Focus, sampling: Kind | None, rare: Mapping[str, Any], 
     if focus.mixed_chunks and not recipe.is_eagle:
         return False  # SGLang switches it off
     if focus.host_slots and (not focus.radix_cache or not keeps_on_host(recipe)):
+        return False
+    if SESSION in asks and (not focus.radix_cache or not keeps_sessions(recipe) or focus.host_slots):
         return False
     if focus.adaptive and (focus.topk > 1 or not recipe.single_head):
         return False  # SGLang switches it off

@@ -8,7 +8,7 @@ from random import Random
 
 from eagletwin.harness.core.case import Case, Request
 
-from .strategies import tokens
+from .tokens import tokens
 
 COUNT = 100
 _OF_A_MODEL = 20

@@ -12,7 +12,7 @@ from eagletwin.harness.core.errors import InputError
 from eagletwin.harness.families import RECIPES
 from eagletwin.harness.families.valid import check_case
 
-from .strategies import tokens
+from .tokens import tokens
 
 _MORE = (0, 0, 1, 3, 12)  # tokens behind the prompt that is asked again
 

@@ -20,6 +20,7 @@ from eagletwin.reference.sizes import count_candidates, reserved
 from .adaptive import STEPS, WHOLE, adapted
 from .asked import asking
 from .sampling import Kind, sampled
+from .tokens import tokens
 
 UPDATED = ("llama-tiny", "llama-gqa", "llama-wide")
 MODELS = ("llama-tiny", "llama-gqa", "llama-eagle3-full", "llama-eagle3")
@@ -252,12 +253,6 @@ def configurations(draw: st.DrawFn, focus: Focus | None = None, held: Collection
         else:
             chosen[name] = drawn[0] if len(drawn) == 1 else draw(_focused(value, drawn))
     return _possible(Focus(**chosen), held)
-
-
-def tokens(seed: int, count: int, vocabulary: int) -> tuple[int, ...]:
-    """The first `count` tokens of a stream that only the seed decides: two of one seed are one a prefix of the other."""
-    random = Random(seed)
-    return tuple(random.randrange(vocabulary) for _ in range(count))
 
 
 @st.composite

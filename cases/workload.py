@@ -6,7 +6,7 @@ from msgspec.structs import replace
 
 from eagletwin.harness.core.case import Case, EngineSettings, Request, SGLangSettings
 
-from .strategies import tokens
+from .tokens import tokens
 
 
 def sized_case(seed: int, *, batch: int, prompt: int, num_steps: int, topk: int = 1, max_new_tokens: int = 7) -> Case:

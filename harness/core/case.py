@@ -14,6 +14,7 @@ SCHEMA = 1
 MAX_FILE_BYTES = 1 << 20  # the largest valid case, 64 prompts of 2,048 tokens, is some 700 kB of JSON
 
 Name = Annotated[str, Meta(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}\Z")]
+NoName = Annotated[str, Meta(pattern=r"^([A-Za-z0-9][A-Za-z0-9._-]{0,63})?\Z")]  # a name, or none
 Token = Annotated[int, Meta(ge=0, lt=1 << 20)]
 # Fields of a request, and what befalls one, that a search draws only where it is asked for
 Ask = Literal[
@@ -27,6 +28,7 @@ Ask = Literal[
     "min_new_tokens",
     "grammar",
     "abort_in_step",
+    "session",
 ]
 
 
@@ -122,6 +124,8 @@ class Request(Printed, frozen=True, kw_only=True, forbid_unknown_fields=True):
     hidden_states  which states of the target it is given: "" none, "last" that of the last token, "all" those of the prompt
           and of each token
     grammar  absent: none
+    session  the streaming session that it is a turn of: its prompt goes on behind the prompts and answers of the session's
+             earlier requests, and it is handed in when the one before has ended, if that is after `arrive`. "": of none
     """
 
     id: Name
@@ -138,6 +142,7 @@ class Request(Printed, frozen=True, kw_only=True, forbid_unknown_fields=True):
     hidden_states: Literal["", "last", "all"] = ""
     min_new_tokens: Annotated[int, Meta(ge=0, le=512)] = 0
     grammar: Grammar | None = None
+    session: NoName = ""
 
     @property
     def penalized(self) -> bool:
@@ -153,12 +158,14 @@ class Event(Printed, frozen=True, kw_only=True, forbid_unknown_fields=True):
     retract  all running requests lose their slots and go back to the queue
     pause    nothing is scheduled until the next resume; one that never comes comes after the last event
     flush    empty the prefix cache; SGLang refuses while anything runs
+    close    `session` ends, when its request that runs has ended; a later request of it opens it anew
     """
 
     at: Annotated[int, Meta(ge=0, le=1000)]
-    kind: Literal["abort", "retract", "pause", "resume", "flush"]
-    request: Annotated[str, Meta(pattern=r"^([A-Za-z0-9][A-Za-z0-9._-]{0,63})?\Z")] = ""
+    kind: Literal["abort", "retract", "pause", "resume", "flush", "close"]
+    request: NoName = ""
     step: Annotated[int, Meta(ge=0, le=1000)] = 0
+    session: NoName = ""
 
 
 class Tier(Printed, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -287,6 +294,11 @@ class Case(Printed, frozen=True, kw_only=True, forbid_unknown_fields=True):
         """Whether a request has a grammar, for which SGLang needs a backend."""
         return any(request.grammar is not None for request in self.requests)
 
+    @property
+    def sessions(self) -> tuple[str, ...]:
+        """The streaming sessions that requests are of, for which SGLang is started in another way; sorted."""
+        return tuple(sorted({request.session for request in self.requests if request.session}))
+
     def sampled(self, request: str) -> Sampling | None:
         """How this request samples; None: it is greedy, as one that takes the best of all tokens is."""
         sampling = next(one.sampling for one in self.requests if one.id == request)
@@ -300,7 +312,7 @@ class Case(Printed, frozen=True, kw_only=True, forbid_unknown_fields=True):
         """This case without what differs from case to case on one engine: equal configurations share an engine process.
 
         Cases that sample do not share one with those that do not: on a CPU the worker is changed for them. Nor do those with
-        logit processors, hidden states or grammars, for which SGLang is started in another way.
+        logit processors, hidden states, grammars or sessions, for which SGLang is started in another way.
         """
         nothing = Request(
             id="none",
@@ -310,6 +322,7 @@ class Case(Printed, frozen=True, kw_only=True, forbid_unknown_fields=True):
             processor=Processor() if self.processes else None,
             hidden_states=self.gives_states,
             grammar=Grammar(rules=("a*",)) if self.constrains else None,
+            session="none" if self.sessions else "",
         )
         adaptive = self.engine.sglang.adaptive
         if adaptive is not None:  # which steps there may be is the engine's; how one is chosen begins anew with each case

@@ -20,6 +20,7 @@ STAGES = {
     "iteration": "before a scheduler iteration",
     "steps": "before verify, of the whole batch",
     "fed": "when a batch's result was processed",
+    "session": "when a request of a session was handed in",
     "flushed": "after the cache was flushed",
     "pool": "between two batches",
 }

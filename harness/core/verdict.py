@@ -211,6 +211,12 @@ RULES: dict[str, Rule] = {
         "with those that its next row sees in a window, and no further than to the row from which it wants logprobs.",
         weights="no",
     ),
+    "session.rows": Rule(
+        "4",
+        "A request of a session goes on behind the rows that the session keeps: all those of its tokens before the last one "
+        "that the request before it was sent, and none of that token or behind it.",
+        weights="no",
+    ),
     "state.slots": Rule(
         "4",
         "A request has one slot for its states, alone, and its forwards use that; free, held and cached slots are disjoint and "
@@ -219,7 +225,8 @@ RULES: dict[str, Rule] = {
     ),
     "pool.accounting": Rule(
         "4",
-        "Free, cached and held slots are disjoint and make up the pool; after everything is done and flushed, all are free.",
+        "Free, cached and held slots, and those of sessions, are disjoint and make up the pool; a session that is closed holds "
+        "none, and after everything is done and flushed, all are free.",
         weights="no",
     ),
     "schedule.events": Rule(

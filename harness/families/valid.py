@@ -12,6 +12,7 @@ from eagletwin.harness.core.errors import InputError
 from eagletwin.harness.core.features import FEATURES
 from eagletwin.harness.core.grammar import aborted_unread, rules_of
 from eagletwin.harness.core.read_input import read_input, refuse_duplicates
+from eagletwin.harness.core.sessions import most_before
 from eagletwin.harness.core.words import count
 from eagletwin.reference.grammar import left_recursive, reaching
 from eagletwin.reference.sizes import count_candidates, reserved
@@ -99,6 +100,7 @@ def check_case(case: Case, origin: str) -> None:
             "use llama-tiny, llama-gqa or llama-wide",
         )
     _check_host(case, origin)
+    _check_sessions(case, origin)
     ids = [request.id for request in case.requests]
     if len(set(ids)) < len(ids):
         raise _refuse(f"{origin}: two requests have the same id", "give each request an id of its own")
@@ -124,6 +126,72 @@ def _check_host(case: Case, origin: str) -> None:
         elif RECIPES[case.model].frozen:
             why = "eagletwin does not know yet what its draft reads then"
         raise _refuse(f"{origin}: host_pages with {case.model}: {why}", "use another model")
+
+
+def keeps_sessions(recipe: Recipe) -> bool:
+    """Whether streaming sessions of this model can be judged."""
+    return not recipe.target.states and not recipe.window
+
+
+def _check_sessions(case: Case, origin: str) -> None:
+    """What streaming sessions need, and what SGLang would refuse or leave out."""
+    if not case.sessions:
+        return
+    settings = case.engine.sglang
+    if not settings.radix_cache:
+        raise _refuse(f"{origin}: a session without the prefix cache, which keeps its rows", "set radix_cache")
+    if settings.host_pages:
+        raise _refuse(
+            f"{origin}: a session with host_pages: eagletwin does not follow rows that both keep", "leave one of them out"
+        )
+    if not keeps_sessions(RECIPES[case.model]):
+        what = "states of layers" if RECIPES[case.model].target.states else "slots of a window"
+        raise _refuse(
+            f"{origin}: a session with {case.model}: eagletwin does not follow the {what} that a session keeps",
+            "use another model",
+        )
+    # SGLang takes nothing from a session: requests that find no room beside it wait for ever
+    ahead = 2 * round_slots(case) + 2 * case.page_size
+    kept = sum(_most_tokens(case, request) + ahead for request in case.requests if _is_last_turn(case, request))
+    others = [_most_tokens(case, request) + ahead for request in case.requests if not request.session]
+    need = kept + max(others, default=0)
+    if need > settings.max_total_tokens:
+        raise _refuse(
+            f"{origin}: sessions with up to {need} slots, and the pool has {settings.max_total_tokens}: nobody takes from them "
+            "what they hold, and another request would wait for ever",
+            "shorten their requests or raise engine.sglang.max_total_tokens",
+        )
+    entries = len(case.sessions) + bool(others)
+    if entries > settings.max_running_requests:
+        raise _refuse(
+            f"{origin}: {len(case.sessions)} sessions and max_running_requests {settings.max_running_requests}: each keeps an "
+            "entry of req_to_token, and another request would wait for ever",
+            f"raise engine.sglang.max_running_requests to {entries}",
+        )
+    if sum(event.kind == "pause" for event in case.events) > sum(event.kind == "resume" for event in case.events):
+        raise _refuse(f"{origin}: a session, and a pause without an end: its requests would wait", "add a resume")
+    for request in case.requests:
+        if not request.session:
+            continue
+        where = f"{origin}: request {request.id!r} of session {request.session!r}"
+        if request.logprobs is not None and request.logprobs.start >= 0:
+            raise _refuse(f"{where}: logprobs of its prompt, which SGLang leaves out in a session", "set start to -1")
+        of_it = [event for event in case.events if event.kind == "abort" and event.request == request.id and not event.step]
+        if request.grammar is not None and of_it:
+            raise _refuse(
+                f"{where}: it has a grammar, and may be aborted before that is read; SGLang then runs another prompt",
+                "abort it inside a step, or leave the grammar out",
+            )
+
+
+def _most_tokens(case: Case, request: Request) -> int:
+    """Tokens of a request at its end, with those of its session before it."""
+    return most_before(case, request.id) + len(request.prompt) + request.max_new_tokens
+
+
+def _is_last_turn(case: Case, request: Request) -> bool:
+    of_it = [other.id for other in case.requests if other.session == request.session]
+    return bool(request.session) and of_it[-1] == request.id
 
 
 def _check_pages(case: Case, origin: str) -> None:
@@ -167,7 +235,8 @@ def _check_request(case: Case, request: Request, where: str) -> None:
     _check_logprobs(case, request, where)
     _check_grammar(case, request, where)
     # SGLang reserves room for two rounds ahead, in whole pages, before it lets a request run
-    need = len(request.prompt) + request.max_new_tokens + 2 * round_slots(case) + 2 * case.page_size
+    prompt = most_before(case, request.id) + len(request.prompt)
+    need = prompt + request.max_new_tokens + 2 * round_slots(case) + 2 * case.page_size
     if need > settings.max_total_tokens:
         raise _refuse(
             f"{where}: needs up to {need} slots, and the pool has {settings.max_total_tokens}",
@@ -175,10 +244,10 @@ def _check_request(case: Case, request: Request, where: str) -> None:
         )
     # what SGLang admits without cutting it down
     context = settings.context_length or recipe.max_position
-    length = len(request.prompt) + request.max_new_tokens
-    if len(request.prompt) > context - 7 or length > context - 2:
+    length = prompt + request.max_new_tokens
+    if prompt > context - 7 or length > context - 2:
         raise _refuse(
-            f"{where}: a prompt of {len(request.prompt)} and {length} tokens in all, in a context of {context}",
+            f"{where}: a prompt of {prompt} and {length} tokens in all, in a context of {context}",
             f"keep to {context - 7} and {context - 2}",
         )
 
@@ -332,6 +401,10 @@ def _check_events(case: Case, origin: str) -> None:
     paused = False
     for number, event in enumerate(case.events):
         where = f"{origin}: events[{number}]"
+        if (event.kind == "close") != bool(event.session):
+            raise _refuse(f"{where}: only a close names a session, and it must", "set or remove `session`")
+        if event.kind == "close" and event.session not in case.sessions:
+            raise _refuse(f"{where}: no request is of session {event.session!r}", "name one that has requests")
         if (event.kind == "abort") != bool(event.request):
             raise _refuse(f"{where}: only an abort names a request, and it must", "set or remove `request`")
         if event.step and (event.kind != "abort" or event.at):

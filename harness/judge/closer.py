@@ -9,6 +9,7 @@ from eagletwin.harness.core.verdict import DECLARED_VIEW, Divergence, Verdict, V
 
 from .compare import Exhibit
 from .judge import all_divergences, compared
+from .sessions import as_asked
 from .story import Story
 
 
@@ -32,6 +33,7 @@ def look_closer(trace: Trace, verdict: Verdict) -> Closer | None:
     if first is None:
         return None
     try:
+        trace = as_asked(trace)
         findings, by_rank = compared(trace, without, _view(verdict))
     except Exception:  # a trace in which the judge finds no sense: its verdict says so
         return None

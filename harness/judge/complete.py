@@ -85,6 +85,8 @@ def missing(trace: Trace, model: Model) -> str:
         return "the owners of slots were not recorded before each batch"
     if not ran <= {record.iteration for record in batches}:
         return "the owners of slots were not recorded in each iteration that ran a batch"
+    if any(request.session and not stages[request.id, "session"] for request in case.requests):
+        return "when a request of a session was handed in was not recorded"
     problem = _aborts(records, case)
     if problem:
         return problem

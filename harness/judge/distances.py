@@ -17,6 +17,7 @@ from eagletwin.harness.families.weights import model_pair
 from .arithmetic import quiet_arithmetic
 from .bounds import Bounds
 from .rows import log_scale, logs, with_tail
+from .sessions import as_asked
 from .story import Story, stories
 
 _LOGARITHMS = ("_probabilities", "_scores")
@@ -85,7 +86,7 @@ class Distances:
             self._known = {}
             if self._trace.header.weights == model_pair(self._trace.header.case.model).digest:
                 try:
-                    self._known = stories(self._trace, "slot_layout")
+                    self._known = stories(as_asked(self._trace), "slot_layout")
                 except (LookupError, ValueError, RuntimeError):  # the judge calls such a trace unknown
                     self._known = {}
         return self._known

@@ -14,6 +14,7 @@ from eagletwin.reference.sampling import target_distribution
 
 from .constraints import allowed, end_of, text_of
 from .model import model_of
+from .sessions import reached
 from .story import Round, Story
 from .trees import parents_of
 
@@ -49,6 +50,7 @@ class Evidence:
             batches.setdefault(record.iteration, set()).add(record.request)
         self.decoded = [batches[iteration] for iteration in sorted(batches)]
         self.neighbours = list(itertools.pairwise(self.decoded))
+        self.sessions = reached(trace, stories)
         self.hits = [record for record in self.prefills if self.is_hit(record)]
         self.prompts = {request.id: request.prompt for request in self.case.requests}
         self.least = {request.id: request.min_new_tokens for request in self.case.requests}
@@ -83,7 +85,7 @@ class Evidence:
 
     def is_hit(self, record: Record) -> bool:
         first = record.numbers["start"] > 0 and record.round == 0 and record.attempt == 0
-        return first and not self.continues(record)
+        return first and record.request not in self.sessions.get("session_goes_on", ()) and not self.continues(record)
 
     def comes_back(self, record: Record) -> bool:
         return (record.round > 0 or record.attempt > 0) and "mixed" not in record.numbers
@@ -263,6 +265,10 @@ def _added(request: Request) -> bool:
     return bool(request.logit_bias) or request.processor is not None
 
 
+def _of_sessions(name: str) -> Callable[[Evidence], bool]:
+    return lambda run: name in run.sessions
+
+
 PREDICATES: dict[str, Callable[[Evidence], bool]] = {
     "chunked_prefill": lambda run: bool(run.chunks),
     "chunk_tail_differs": lambda run: any(map(run.tail_differs, run.chunks)),
@@ -297,6 +303,7 @@ PREDICATES: dict[str, Callable[[Evidence], bool]] = {
     "host_written": lambda run: any(not record.numbers["restore"] for record in run.of("copy")),
     "host_evicted": Evidence.host_slot_given_again,
     "host_restored": lambda run: any(record.numbers["restore"] for record in run.of("copy")),
+    **{name: _of_sessions(name) for name in FEATURES if name.startswith("session_")},
     "shared_chunk": Evidence.shared_chunk,
     "one_token_tail": lambda run: any(map(run.one_token_tail, run.prefills)),
     "early_stop": lambda run: any(run.stopped_early(n, record) for n, record in run.records if record.stage == "finished"),

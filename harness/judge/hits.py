@@ -16,6 +16,7 @@ from eagletwin.harness.families import RECIPES
 from .compare import Compare, Place
 from .host_rows import carry, pairs_of
 from .model import Model
+from .sessions import Sessions
 from .story import Story
 
 _RULE = "radix.hit"
@@ -35,8 +36,8 @@ class _Stored:
 class Hits:
     """Knows which row lies in which slot, and which slots were the prefix cache's when the batch began."""
 
-    def __init__(self, trace: Trace, stories: dict[str, Story], compare: Compare, model: Model) -> None:
-        self._trace, self._stories, self._compare = trace, stories, compare
+    def __init__(self, trace: Trace, stories: dict[str, Story], compare: Compare, model: Model, sessions: Sessions) -> None:
+        self._trace, self._stories, self._compare, self._sessions = trace, stories, compare, sessions
         self._page = trace.header.case.page_size
         self._ahead = model.ahead
         # where layers keep states a hit ends where the cache has one, and a trace does not say where that is
@@ -76,7 +77,8 @@ class Hits:
         """A chunk is over. If it was the first since the request was queued, it began where its hit ended."""
         before, start = self._ends.get(record.request), record.numbers["start"]
         self._ends[record.request] = record.numbers["end"]
-        if self._on and start != before and self._compare.on(_RULE):
+        own = self._sessions.goes_on(record.request)
+        if self._on and start != before and not own and self._compare.on(_RULE):
             known = self._stories[record.request].known[number]
             longest = self._longest(record.request, known)
             if start < longest:

@@ -21,6 +21,7 @@ from .model import model_of
 from .ranks import merge_ranks, unlike
 from .requests import RequestJudge
 from .routing import Ties, follows_from_experts, nudges
+from .sessions import as_asked
 from .story import NoReference, Story, stories
 
 # Of the distributions that verify sampled from, the share for which the bound may leave open where top_k and top_p cut: what
@@ -47,6 +48,7 @@ def judge(trace: Trace, without: frozenset[str] = frozenset(), view: View = DECL
             consequence="the reference cannot compute what this trace should hold",
             remedy="judge it with the eagletwin and torch versions in its header, or record it again",
         )
+    trace = as_asked(trace)
     rule, end = _unusual_end(trace.header)
     if blank := next(filter(None, map(unrecorded, trace.ranks)), ""):
         return Verdict(status="unknown", rule=rule, reason=end or blank)

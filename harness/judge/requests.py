@@ -26,6 +26,7 @@ from .hits import Hits
 from .layers import Layers
 from .model import model_of
 from .sampling import Samples
+from .sessions import Sessions
 from .slots import Slots
 from .states import States
 from .story import Round, Story, recorded_rows
@@ -47,10 +48,11 @@ class RequestJudge:
         self._compare = Compare(
             [request.id for request in self._case.requests], without, bounds, self._model.latent, windows=self._model.windows
         )
-        self._slots = Slots(trace, self._compare)
+        self._sessions = Sessions(trace, stories, self._compare, self._model)
+        self._slots = Slots(trace, self._compare, self._sessions)
         self._windows = Windows(trace, self._compare)
         self._states = States(trace, self._compare)
-        self._hits = Hits(trace, stories, self._compare, self._model)
+        self._hits = Hits(trace, stories, self._compare, self._model, self._sessions)
         self._trees = Trees(trace, self._compare, self._model)
         self._samples = Samples(trace, self._compare, bounds)
         self._numbers = {record.key: n for n, record in enumerate(trace.header.records)}
@@ -81,6 +83,7 @@ class RequestJudge:
             "batch": self._batch,
             "flushed": self._flushed,
             "copy": self._hits.copied,
+            "session": self._sessions.changed,
             "pool": self._slots.counted,
             "steps": self._steps.round,
             "fed": self._steps.fed,
@@ -165,6 +168,7 @@ class RequestJudge:
     def _prefill(self, number: int, record: Record) -> None:
         story, end = self._stories[record.request], record.numbers["end"]
         self._hits.prefill(number, record)
+        self._sessions.prefill(record)
         self._hits.committed(number, record)
         self._slots.keep(record, self._trace.integers(number, "table"))
         if not self._model.numbers:
@@ -487,6 +491,7 @@ class RequestJudge:
             self._compare.integers(place, "output.tokens", [limit], [len(emitted)], "length of the output, request", 0)
         self._compare.integers(place, "output.tokens", expected, emitted, "output token", 0)
         self._answers.finished(number, record)
+        self._sessions.ended(number, record)
 
     def _cached(self, number: int, record: Record) -> None:
         """Rows that the prefix cache keeps must be what a request that reuses them would have computed."""

@@ -7,17 +7,20 @@ from eagletwin.harness.core.records import Record
 from eagletwin.harness.core.trace import Trace
 
 from .compare import Compare, Exhibit, Place
+from .sessions import Sessions
 
 
 class Slots:
     """Knows who owned which slot when the batch began, and compares what its forwards write with it."""
 
-    def __init__(self, trace: Trace, compare: Compare) -> None:
+    def __init__(self, trace: Trace, compare: Compare, sessions: Sessions) -> None:
         self._trace = trace
         self._compare = compare
+        self._sessions = sessions
         self._owners: list[tuple[int, str]] = []  # slots, and live requests whose req_to_token names them, when the batch began
         self._foreign: dict[str, set[int]] = {}  # request -> those of them that are others'
         self._cached: set[int] = set()  # slots of the prefix cache, when the batch began
+        self._kept: set[int] = set()  # slots that sessions keep, while no request of theirs runs
         self._written: dict[int, dict[int, str]] = {}  # forward -> slot -> request
         self._tables: dict[str, list[int]] = {}  # request -> its row of req_to_token, after its last forward
         self._prefilled: dict[str, int] = {}  # request -> round before which it was last prefilled
@@ -30,6 +33,7 @@ class Slots:
         owners = [names[owner] for owner in self._trace.integers(number, "owners")]
         self._owners, self._foreign = list(zip(self._trace.integers(number, "slots"), owners, strict=True)), {}
         self._cached = set(self._trace.integers(number, "cached"))
+        self._kept = set(self._trace.integers(number, "kept")) if "kept" in record.tensors else set()
 
     def written(self, number: int, place: Place, table: list[int], columns: Sequence[int]) -> None:
         """Record `number` wrote `slots`: they must be the request's own, those of these columns of its row, and no others."""
@@ -46,7 +50,7 @@ class Slots:
         taken, written = self._written.setdefault(place.record.forward, {}), {*actual}
         if request not in self._foreign:
             self._foreign[request] = {slot for slot, owner in self._owners if owner != request}
-        nobodys = written.isdisjoint(taken) and written.isdisjoint(self._foreign[request]) and written.isdisjoint(self._cached)
+        nobodys = all(map(written.isdisjoint, (taken, self._foreign[request], self._cached, self._kept)))
         if actual == expected and nobodys and 0 not in written and len(written) == len(actual):
             taken.update(dict.fromkeys(actual, request))
             return
@@ -62,6 +66,8 @@ class Slots:
                 problem = f"slot {slot}, which is {min(others)}'s"
             elif slot in self._cached:
                 problem = f"slot {slot}, which is the prefix cache's"
+            elif slot in self._kept:
+                problem = f"slot {slot}, which a session keeps"
             else:
                 problem = ""
             if problem:
@@ -105,8 +111,11 @@ class Slots:
         if not self._compare.on("pool.accounting"):
             return
         whole = self._space(number, place, "", "slot")
+        self._sessions.account(number, place)
         numbers = place.record.numbers
-        if whole and not numbers["live"] and numbers["protected"] and not numbers.get("copying"):
+        # a session keeps its prefix in the cache locked, too
+        idle = not numbers["live"] and not numbers.get("copying") and not self._sessions.any_open
+        if whole and idle and numbers["protected"]:
             self._compare.report(
                 place, "pool.accounting", "slots locked in the cache with no live request", 0, numbers["protected"]
             )
@@ -143,11 +152,12 @@ class Slots:
         total, available, evictable, protected = (place.record.numbers[f"{prefix}{name}"] for name in counts)
         runs = self._trace.array(number, f"{prefix}free").tolist()
         spans = [(first, first + length, "free") for first, length, times in runs for _ in range(min(times, 2))]
-        slots = {kind: self._trace.integers(number, f"{prefix}{kind}") for kind in ("cached", "held")}
+        kinds = ("cached", "held", *(("sessions",) if f"{prefix}sessions" in place.record.tensors else ()))
+        slots = {kind: self._trace.integers(number, f"{prefix}{kind}") for kind in kinds}
         spans += [(slot, slot + 1, kind) for kind, listed in slots.items() for slot in listed]
         spans.sort()
         free = sum(length * times for _, length, times in runs)
-        cached, held = (len(listed) for listed in slots.values())
+        cached, held = len(slots["cached"]), sum(len(listed) for kind, listed in slots.items() if kind != "cached")
 
         def report(index: str, expected: object, actual: object) -> bool:
             self._compare.report(place, "pool.accounting", index, expected, actual)

@@ -7,7 +7,7 @@ import pytest
 from msgspec.structs import replace
 
 from eagletwin.cases.regressions import LEDGER
-from eagletwin.cases.strategies import tokens
+from eagletwin.cases.tokens import tokens
 from eagletwin.harness.core.case import Case, Request
 from eagletwin.harness.core.trace import Trace
 from eagletwin.harness.deserved.borrowed import began_on_drafts

@@ -100,15 +100,29 @@ RICH_CHAIN = replace(
     requests=(replace(RICH.requests[0], sampling=Sampling(min_p=0.1)), RICH.requests[1]),
     engine=replace(RICH.engine, sglang=REJECTION),
 )
+# What goes with no logprobs of a prompt and no hierarchical cache, and needs room for all sessions.
+RICH_SESSION = replace(
+    RICH,
+    requests=tuple(
+        replace(request, session="s", stream=False, grammar=None, hidden_states="", penalties=None, processor=None)
+        for request in RICH.requests
+    ),
+    events=(*RICH.events, Event(at=9, kind="close", session="s")),
+    engine=replace(
+        RICH.engine,
+        sglang=replace(RICH.engine.sglang, host_pages=0, host_policy="write_through", max_total_tokens=256, context_length=0),
+    ),
+)
 BAD = Sighting(status="diverged", rule="draft.kv", place="somewhere")
 GOOD = Sighting(status="equal")
 
 
 def test_each_feature_of_a_case_can_be_taken_away_alone() -> None:
-    names = {feature.name for feature in (*features_of(RICH), *features_of(RICH_CHAIN))}
+    everything = (RICH, RICH_CHAIN, RICH_SESSION)
+    names = {feature.name for rich in everything for feature in features_of(rich)}
     models = {"model family", "chained layers", "multi-layer draft", "draft vocabulary", "EAGLE-3", "plain draft model"}
     assert {feature.name for feature in FEATURES} - names == models
-    for rich, feature in ((one, feature) for one in (RICH, RICH_CHAIN) for feature in features_of(one)):
+    for rich, feature in ((one, feature) for one in everything for feature in features_of(one)):
         found = variants(rich, [feature])
         assert len(found) == (2 if feature.name == "several requests" else 1), feature.name
         assert not any(feature.has(case) for case in found), feature.name

@@ -220,3 +220,31 @@ def test_a_hierarchical_cache_stays_only_where_a_fault_needs_it(host: Host, tmp_
     plan = Plan(seed=0, seconds=1e9, max_cases=1000, shrink_seconds=120.0, command="", asked=Asked(held=held, sampling=""))
     finding = next(Fuzz(trials, tmp_path, plan).search())
     assert (finding.signature.rule, finding.outcome.case.engine.sglang.host_pages > 0) == smallest
+
+
+# Fault -> its edit, and of the smallest case: the rule, and how many of its requests are turns of a session.
+IN_SESSIONS = {
+    "a session that is closed gives nothing back": (
+        Edit(
+            target="sglang.srt.session.streaming_session.StreamingSession.release_session",
+            match="self.cache.free_kv_row(slot.kv, [(protected_len, slot.kv.kv_allocated_len)])",
+            replacement="pass",
+        ),
+        ("pool.accounting", 1),
+    ),
+    "the bonus token is an accepted draft": (ASKED["the bonus token is an accepted draft"][0], ("output.counts", 0)),
+}
+
+
+@pytest.mark.parametrize("fault", sorted(IN_SESSIONS))
+def test_sessions_stay_only_where_a_fault_needs_them(tmp_path: Path, fault: str) -> None:
+    edit, smallest = IN_SESSIONS[fault]
+    known = LEDGER["session-last-token"].remedy
+    assert known is not None
+    asked = Asked(held={"model": "llama-tiny"}, sampling="", asks=("session",))
+    plan = Plan(seed=0, seconds=1e9, max_cases=1000, shrink_seconds=120.0, command="", asked=asked)
+    with Host() as host:
+        trials = Trials(host, RunSpec(patches=(known, Patch(name="planted", edits=(edit,)))))
+        finding = next(Fuzz(trials, tmp_path, plan).search())
+    turns = sum(bool(request.session) for request in finding.outcome.case.requests)
+    assert (finding.signature.rule, turns) == smallest

@@ -100,6 +100,12 @@ def _of_llama(recipe: Recipe) -> str:
     return "llama-mtp-chain" if recipe.chained else "llama-mtp"
 
 
+def _apart(case: Case) -> Iterator[Case]:
+    """Requests without their sessions: each has its own prompt alone."""
+    requests = tuple(replace(request, session="") for request in case.requests)
+    yield replace(case, requests=requests, events=tuple(event for event in case.events if event.kind != "close"))
+
+
 def _early(case: Case) -> Iterator[Case]:
     yield replace(case, requests=tuple(replace(request, arrive=0) for request in case.requests))
 
@@ -205,6 +211,13 @@ FEATURES: tuple[Feature, ...] = (
         "all arrive at the start",
         lambda case: any(request.arrive for request in case.requests),
         _early,
+    ),
+    Feature(
+        "sessions",
+        lambda case: "requests that are turns of streaming sessions",
+        "requests of their own",
+        lambda case: bool(case.sessions),
+        _apart,
     ),
     Feature(
         "retractions",
@@ -395,7 +408,9 @@ FEATURES: tuple[Feature, ...] = (
         lambda case: "radix_cache",
         "none",
         lambda case: case.engine.sglang.radix_cache,
-        lambda case: iter([_settings(case, radix_cache=False, host_pages=0, host_policy="write_through")]),
+        lambda case: iter(
+            [_settings(one, radix_cache=False, host_pages=0, host_policy="write_through") for one in _apart(case)]
+        ),
     ),
     Feature(
         "chunks",

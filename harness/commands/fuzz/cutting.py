@@ -28,6 +28,7 @@ def _cuts(case: Case) -> Iterator[Case]:
         others = tuple(one for one in case.requests if one.id != request.id)
         yield replace(case, requests=others, events=tuple(one for one in case.events if one.request != request.id))
     yield replace(case, events=())
+    yield from _without_sessions(case)
     yield replace(case, chunks=())
     for kept in (len(case.chunks) // 2, len(case.chunks) - 1):
         yield replace(case, chunks=case.chunks[: max(kept, 0)])
@@ -45,6 +46,13 @@ def _cuts(case: Case) -> Iterator[Case]:
         for less in (case.page_size, chunk - case.page_size):
             if 0 < less < chunk:
                 yield replace(case, chunks=(*case.chunks[:number], less, *case.chunks[number + 1 :]))
+
+
+def _without_sessions(case: Case) -> Iterator[Case]:
+    """Without all sessions, or without one: their requests stay, each with its own prompt alone."""
+    for names in (case.sessions, *((name,) for name in case.sessions)):
+        requests = tuple(replace(one, session="") if one.session in names else one for one in case.requests)
+        yield replace(case, requests=requests, events=tuple(one for one in case.events if one.session not in names))
 
 
 def _simpler(case: Case) -> Iterator[Case]:
@@ -104,6 +112,7 @@ def _shorter(request: Request) -> Iterator[Request]:
         "hidden_states",
         "min_new_tokens",
         "grammar",
+        "session",
     ):
         yield replace(request, **{name: getattr(usual, name)})
     for part, plain in (("logprobs", Logprobs()), ("penalties", Penalties())):

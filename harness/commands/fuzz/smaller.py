@@ -37,6 +37,7 @@ _MEASURES: tuple[tuple[str, Callable[[Case], object]], ...] = (
     ("letters of grammars", lambda case: sum(len(rule) for request in case.requests for rule in _rules(request))),
     ("requests with logprobs", lambda case: sum(request.logprobs is not None for request in case.requests)),
     ("requests with hidden states", lambda case: sum(bool(request.hidden_states) for request in case.requests)),
+    ("requests of sessions", lambda case: sum(bool(request.session) for request in case.requests)),
     ("adaptive steps", lambda case: "off" if case.engine.sglang.adaptive is None else "on"),
     ("radix cache", lambda case: "on" if case.engine.sglang.radix_cache else "off"),
 )

@@ -7,7 +7,7 @@ all of them.
 
 from msgspec.structs import replace
 
-from eagletwin.cases.strategies import tokens
+from eagletwin.cases.tokens import tokens
 from eagletwin.harness.core.case import Case, EngineSettings, Request, SGLangSettings
 from eagletwin.harness.core.dtype import Dtype
 from eagletwin.harness.core.mode import Attention

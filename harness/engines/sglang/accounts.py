@@ -1,8 +1,11 @@
 """Records between batches: slots, ends of requests and the prefix cache; and poison in the slots that are free."""
 
+from collections.abc import Mapping
+
 import numpy as np
 
 from eagletwin.harness.core.arrays import Array, runs_of
+from eagletwin.harness.core.case import Case
 from eagletwin.harness.core.trace import Recorder, When
 
 from .fates import Fates, Messages
@@ -12,7 +15,8 @@ from .taps.taps import Taps
 class Accounts:
     """What drive.py notes at the start of an iteration, of the requests that the taps have seen."""
 
-    def __init__(self, taps: Taps, recorder: Recorder) -> None:
+    def __init__(self, case: Case, taps: Taps, recorder: Recorder) -> None:
+        self._case = case
         self._taps = taps
         self._recorder = recorder
 
@@ -28,6 +32,7 @@ class Accounts:
             "cached": allocation.cached(),
             "held": np.array([slot for slots in held.values() for slot in slots], np.int32),
         }
+        tensors |= self._of_sessions()
         if allocation.has_windows:
             numbers |= allocation.window_counts()
             tensors["window_free"] = runs_of(allocation.window_free())
@@ -59,10 +64,21 @@ class Accounts:
             numbers = {"aborted": int(name in fates.aborted), "dropped": int(name in fates.dropped)} | answer.numbers
             self._recorder.add(name, 0, "finished", when=When(iteration), numbers=numbers, tensors=answer.tensors)
 
-    def cached(self, iteration: int) -> None:
-        """The rows that the prefix cache keeps of finished requests: as long a prefix of each as a new request would get."""
+    def _of_sessions(self) -> dict[str, Array]:
+        """Slots that sessions hold while no request of theirs runs, and whose each is, by the session's number."""
+        if not self._case.sessions:
+            return {}
+        kept = self._taps.allocation.kept_by_sessions(self._taps.requests.values())
+        slots = [slot for name in self._case.sessions for slot in kept.get(name, ())]
+        whose = [number for number, name in enumerate(self._case.sessions) for _ in kept.get(name, ())]
+        return {"sessions": np.array(slots, np.int64), "whose": np.array(whose, np.int64)}
+
+    def cached(self, iteration: int, of_sessions: Mapping[str, tuple[int, ...]]) -> None:
+        """The rows that the prefix cache keeps of finished requests: as long a prefix of each as a new request would get.
+
+        of_sessions: all that requests of sessions were asked, whose lists SGLang lengthens for the next ones, in place"""
         for name, request in self._taps.requests.items():
-            tokens = [*request.origin_input_ids, *request.output_ids]
+            tokens = [*of_sessions.get(name, request.origin_input_ids), *request.output_ids]
             slots = self._taps.allocation.cached_prefix(tokens)
             tensors = {"tokens": np.array(tokens, np.int64), "slots": slots}
             if self._taps.allocation.has_windows:

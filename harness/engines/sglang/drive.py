@@ -14,15 +14,18 @@ import torch
 from eagletwin.harness.core.case import Case, Event
 from eagletwin.harness.core.jitter import Jitter, Jittered
 from eagletwin.harness.core.records import EngineInfo
+from eagletwin.harness.core.sessions import most_before
 from eagletwin.harness.core.trace import Recorder
 from eagletwin.harness.families import RECIPES
 
 from . import control, switches
 from .accounts import Accounts
 from .eras import adaptive, requests, stepping, workers
+from .eras import sessions as kept_sessions
 from .fates import Fates
 from .in_step import InStep
 from .jitter import Pauses, streams_of
+from .sessions import Sessions
 from .stand_ins.ends import Ends
 from .taps.taps import Taps
 from .taps.unrecorded import Unrecorded, Unwaited
@@ -80,9 +83,10 @@ class Drive:
         self._rank, self._ranks = (info.rank, info.tp) if info is not None else (0, 1)
         self._pauses = None if jitter is None else Pauses(jitter, streams_of(scheduler))
         self._taps = _taps_of(scheduler, waits=jitter is None)(scheduler, recorder, reached)
-        self._accounts = Accounts(self._taps, recorder)
+        self._accounts = Accounts(case, self._taps, recorder)
         self._fates = Fates()
         self._in_step = InStep(recorder)
+        self._sessions = Sessions(case, recorder)
         self._on_gpu = str(scheduler.device).startswith("cuda")
         self._paused = False
         self._iteration = -1
@@ -159,7 +163,13 @@ class Drive:
         if self._iteration:
             self._accounts.poison_freed(free)
         self._set_chunk()
+        if self.case.sessions:
+            kept_sessions.end_those_that_wait(self._scheduler)
         return self._messages()
+
+    def _all_ended(self) -> bool:
+        """Whether every request of the case came and has ended."""
+        return self._fates.handed_in.issuperset(one.id for one in self.case.requests) and not self._fates.unfinished()
 
     def _wait_for_gpu(self) -> None:
         if self._on_gpu:
@@ -167,18 +177,18 @@ class Drive:
 
     def _end_if_over(self) -> None:
         """Raise _Done when the scheduler has nothing left to do and has had time to check itself, or EndlessCase."""
-        unfinished = self._fates.unfinished()
         if self._iteration > self._alone + self._limit():
-            raise EndlessCase(f"{self._iteration} iterations, and these are not finished: {', '.join(unfinished)}")
-        if self._paused or unfinished or not self._fates.handed_in.issuperset(request.id for request in self.case.requests):
+            unfinished = ", ".join(self._fates.unfinished())
+            raise EndlessCase(f"{self._iteration} iterations, and these are not finished: {unfinished}")
+        if self._paused or not self._all_ended():
             return
-        if self._accounts.copying:
+        if self._accounts.copying or self._sessions.any_open:
             return
         self._idle += 1
         if self._idle == self._drained:  # the scheduler has had one idle iteration, and so has checked itself
             self._wait_for_gpu()
             if self.case.engine.sglang.radix_cache:
-                self._accounts.cached(self._iteration)
+                self._accounts.cached(self._iteration, self._sessions.prompts(self._fates))
             self._scheduler.flush_cache()
             self._accounts.slots("flushed", self._iteration, self._taps.allocation.free())
             raise _Done
@@ -187,19 +197,28 @@ class Drive:
         """What the scheduler receives in this iteration: what came while the last batch ran, requests that arrive, then the
         events."""
         handed_in = self._fates.handed_in
-        arrived = [one for one in self.case.requests if one.arrive <= self._iteration and one.id not in handed_in]
+        arrived = [
+            one
+            for one in self.case.requests
+            if one.arrive <= self._iteration and one.id not in handed_in and self._sessions.may_come(one, self._fates)
+        ]
         self._fates.arrive(request.id for request in arrived)
         vocabulary = RECIPES[self.case.model].target.vocab_size
         sent = [message for event in self._in_step.due(self.case, self._iteration) for message in self._control(event)]
-        sent += [requests.tokenized(request, vocabulary) for request in arrived]
+        for request in arrived:
+            sent += [*self._sessions.enter(request, self._iteration), requests.tokenized(request, vocabulary)]
         for event in self.case.events:
             if event.at == self._iteration and not event.step:
                 sent += self._control(event)
+        if not self._paused and not arrived and self._all_ended():
+            sent += self._sessions.close_all(self._iteration)
         if self._paused and self._live is None and self._iteration > self.case.last_arrival:
             sent += self._control(Event(at=self._iteration, kind="resume"))
         return sent
 
     def _control(self, event: Event) -> list[Any]:
+        if event.kind == "close":
+            return list(self._sessions.close(event.session, self._iteration))
         sent = control.messages(event, self._paused)
         self._paused = control.pauses(event, self._paused)
         return sent
@@ -207,7 +226,8 @@ class Drive:
     def _limit(self) -> int:
         """Iterations that the case can need: every request prefills at least a page an iteration and decodes at least a token,
         once more for each retraction; twice that, and room to start."""
-        work = sum(len(request.prompt) // self.case.page_size + request.max_new_tokens for request in self.case.requests)
+        prompts = {one.id: len(one.prompt) + most_before(self.case, one.id) for one in self.case.requests}
+        work = sum(prompts[request.id] // self.case.page_size + request.max_new_tokens for request in self.case.requests)
         retractions = sum(event.kind == "retract" for event in self.case.events)
         return 2 * work * (1 + retractions) + self.case.last_arrival + 20
 

@@ -30,6 +30,7 @@ from ..eras import (
     processwide,
     requests,
     sampling,
+    sessions,
     state_layers,
     stepping,
     tree_kernels,
@@ -176,6 +177,8 @@ def _make_able(case: Case, mode: Mode) -> None:
         sampling.leave_kernels_as_they_are(SHIMS)
     if case.engine.sglang.host_pages:
         host_cache.prepare(SHIMS)
+    if case.sessions:
+        sessions.prepare(SHIMS)
     if RECIPES[case.model].mtp_layers:
         draft_attention.use_triton(SHIMS)
     if RECIPES[case.model].target.latent is not None:
@@ -257,6 +260,7 @@ def _arguments(case: Case, mode: Mode) -> dict[str, Any]:
         **_window_arguments(settings),
         **host_cache.arguments(settings, case.page_size),
         **adaptive.arguments(settings.adaptive),
+        **sessions.arguments(bool(case.sessions)),
         **({"enable_custom_logit_processor": True} if case.processes else {}),
         **_hidden_arguments(case),
         **({"enable_mixed_chunk": True} if settings.mixed_chunks else {}),

@@ -21,8 +21,13 @@ def held(request: Any) -> Held:
         return Held(request.req_pool_idx, request.cache_protected_len, request.kv_allocated_len)
     kv: Any = request.kv
     if hasattr(kv, "req_pool_idx"):
-        return Held(kv.req_pool_idx, kv.cache_protected_len, kv.kv_allocated_len)
+        return held_by(kv)
     return Held(request.req_pool_idx, request.cache_protected_len, 0 if kv is None else kv.kv_allocated_len)
+
+
+def held_by(record: Any) -> Held:
+    """The same by the record of it all, which a session has as well."""
+    return Held(record.req_pool_idx, record.cache_protected_len, record.kv_allocated_len)
 
 
 def free_pages(allocator: Any) -> Tensor:

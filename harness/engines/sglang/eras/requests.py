@@ -62,10 +62,17 @@ def tokenized(request: Request, vocabulary: int) -> Any:
         "input_embeds": None,
         "token_type_ids": None,
         "custom_logit_processor": processor,
+        "session_params": _of_session(request.session) if request.session else None,
     }
     fields = getattr(TokenizedGenerateReqInput, "__struct_fields__", None)
     names = fields or [field.name for field in dataclasses.fields(TokenizedGenerateReqInput)]
     return TokenizedGenerateReqInput(**{name: value for name, value in values.items() if name in names})
+
+
+def _of_session(name: str) -> Any:
+    from sglang.srt.managers import io_struct
+
+    return io_struct.SessionParams(id=name)
 
 
 def knows_last_state() -> bool:

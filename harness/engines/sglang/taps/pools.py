@@ -4,6 +4,7 @@ The pools may lie on a GPU; what goes in and comes out here is on the host.
 """
 
 from array import array
+from collections.abc import Iterable
 from dataclasses import dataclass
 from itertools import accumulate
 from typing import Any
@@ -16,7 +17,7 @@ from eagletwin.harness.core.arrays import Array, counts_of
 from eagletwin.harness.core.poison import GONE, KEY_POISON, LATENT_POISON, VALUE_POISON
 from eagletwin.harness.core.trace import on_host, snapshot
 
-from ..eras import memory
+from ..eras import memory, sessions
 
 
 @dataclass(frozen=True, slots=True)
@@ -201,7 +202,9 @@ class Allocation:
 
     def held(self, request: Any) -> list[int]:
         """Slots that a request owns beyond what the prefix cache owns for it, in whole pages, sorted."""
-        held = memory.held(request)
+        return self._owned(memory.held(request))
+
+    def _owned(self, held: memory.Held) -> list[int]:
         if held.row is None:
             return []
         row: list[int] = self._rows[held.row, held.protected : held.allocated].tolist()
@@ -209,6 +212,13 @@ class Allocation:
             return sorted(set(row))
         pages = sorted({slot // self._page for slot in row})
         return [slot for page in pages for slot in range(page * self._page, (page + 1) * self._page)]
+
+    def kept_by_sessions(self, requests: Iterable[Any]) -> dict[str, list[int]]:
+        """By session: slots that it owns beyond what the prefix cache owns for it, in whole pages, sorted. A session's request
+        that runs holds them itself."""
+        records = sessions.records(self._scheduler)
+        running = {id(request.kv) for request in requests} if records else set()
+        return {name: self._owned(memory.held_by(kept)) for name, kept in records.items() if id(kept) not in running}
 
     @property
     def has_windows(self) -> bool:

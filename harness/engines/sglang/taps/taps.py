@@ -167,6 +167,8 @@ class Taps:
         self.allocation.seen(slots)
         owners = np.repeat(np.arange(len(held), dtype=np.int32), counts)
         tensors = {"slots": slots, "owners": owners, "cached": self.allocation.cached()}
+        if kept := self.allocation.kept_by_sessions(self.requests.values()):
+            tensors["kept"] = np.array([slot for each in kept.values() for slot in each], np.int64)
         if self.allocation.has_windows:
             tensors["window_slots"] = self.allocation.window_slots(slots)
             tensors["window_cached"] = self.allocation.window_slots(tensors["cached"])

@@ -1,0 +1,125 @@
+"""Live, found by eagletwin: three faults of streaming sessions.
+
+* `session-last-token`: when a request of a session ends, its last token counts among those whose rows the session keeps. No
+  forward has consumed that token where nothing was committed behind it: the target's row there is whatever lies in the slot,
+  and the next request reads it. Where verify had committed more, the target's row is right, and the draft's is one of the
+  token that came behind, and not of the next request's first. The remedy keeps one row less.
+* `session-retracted`: a retraction counts as the end of a request. One that is retracted and then aborted stays in the
+  session's history, which is to go on behind the last request that finished; and one that is retracted a second time is taken
+  for its own predecessor and loses its session. The remedy lets a request end a session's turn only when it is finished, and
+  gives the rows of one that is aborted after a retraction back.
+* `session-full`: open sessions keep their entries of req_to_token. When they have all of them, SGLang lets no request run:
+  those neither that would run on their session's own entry. The remedy counts that entry for them.
+"""
+
+from msgspec.structs import replace
+
+from eagletwin.harness.core.case import Case, EngineSettings, Event, Request, SGLangSettings
+from eagletwin.harness.core.patch import Edit, Patch
+
+from ..entry import Entry
+
+_SESSION = "sglang.srt.session.streaming_session.StreamingSession"
+_PREFILL = "sglang.srt.managers.scheduler.Scheduler._get_new_batch_prefill_raw"
+_ON_ITS_OWN = "({0}.session is not None and {0}.session.session_id in self.tree_cache.session_records())"
+_SETTINGS = SGLangSettings(radix_cache=True)
+_FIRST = Request(id="a", prompt=(1, 2, 3), max_new_tokens=2, session="s")
+_NEXT = Request(id="b", prompt=(4,), max_new_tokens=2, session="s")
+_CASE = Case(
+    name="session-last-token",
+    model="llama-tiny",
+    num_steps=1,
+    requests=(_FIRST, _NEXT),
+    exercises=("session_goes_on",),
+    engine=EngineSettings(sglang=_SETTINGS),
+)
+
+LAST_TOKEN = Entry(
+    id="session-last-token",
+    title="Keep no row of the last token that a session's request was sent",
+    rule="session.rows",
+    buggy="0.5.22 -",
+    fixed="",
+    trigger="--enable-streaming-session, and a request whose session answered another before",
+    remedy=Patch(
+        name="last-token-again",
+        edits=(
+            Edit(
+                target=f"{_SESSION}.try_cache_finished_req",
+                match="slot.kv.kv_committed_len = min(target, slot.kv.kv_allocated_len)",
+                replacement="slot.kv.kv_committed_len = min(target - 1, slot.kv.kv_allocated_len)",
+            ),
+        ),
+    ),
+    case=_CASE,
+)
+
+RETRACTED = Entry(
+    id="session-retracted",
+    title="End a turn of a session when its request finishes, and not when it is retracted",
+    rule="session.rows",
+    buggy="0.5.22 -",
+    fixed="",
+    trigger="--enable-streaming-session, and a request of a session that is retracted, then aborted or retracted again",
+    remedy=Patch(
+        name="retracted-is-no-end",
+        edits=(
+            Edit(
+                target=f"{_SESSION}.try_cache_finished_req",
+                match="req.session.finish_req(req)",
+                replacement="if req.finished():\n    req.session.finish_req(req)",
+            ),
+            Edit(
+                target=f"{_SESSION}.find_active_slot",
+                match="req.release_mm_inputs_on_abort()",
+                replacement="if req.retracted_stain:\n    self.release_session(req.session.session_id)\n"
+                "req.release_mm_inputs_on_abort()",
+            ),
+        ),
+    ),
+    case=replace(
+        _CASE,
+        name="session-retracted",
+        requests=(replace(_FIRST, max_new_tokens=8), _NEXT),
+        events=(Event(at=2, kind="abort", request="a"), Event(at=2, kind="retract")),
+        exercises=("session_after_abort",),
+    ),
+)
+
+FULL = Entry(
+    id="session-full",
+    title="Let a request of a session run on the entry of req_to_token that the session keeps",
+    rule="engine.hang",
+    buggy="0.5.22 -",
+    fixed="",
+    trigger="--enable-streaming-session, and as many open sessions as requests may run",
+    remedy=Patch(
+        name="own-entries-count",
+        edits=(
+            Edit(
+                target=_PREFILL,
+                match="self.get_num_allocatable_reqs(running_bs, running_batch=running_batch) <= 0",
+                replacement="self.get_num_allocatable_reqs(\n"
+                "    running_bs,\n"
+                "    running_batch=running_batch,\n"
+                f"    num_held_rows=sum({_ON_ITS_OWN.format('r')} for r in self.waiting_queue),\n"
+                ") <= 0",
+            ),
+            Edit(
+                target=_PREFILL,
+                match="num_held_rows = sum(r.kv.holds_kv for r in adder.can_run_list)",
+                replacement="num_held_rows = sum(r.kv.holds_kv for r in adder.can_run_list)\n"
+                f"num_held_rows += {_ON_ITS_OWN.format('req')}",
+            ),
+        ),
+    ),
+    case=replace(
+        _CASE,
+        name="session-full",
+        requests=(replace(_FIRST, max_new_tokens=1), replace(_NEXT, max_new_tokens=1)),
+        exercises=(),
+        engine=EngineSettings(sglang=replace(_SETTINGS, max_running_requests=1)),
+    ),
+)
+
+ENTRIES = (LAST_TOKEN, RETRACTED, FULL)

@@ -1,0 +1,165 @@
+"""Streaming sessions: requests that go on behind the rows that a session keeps, on the real scheduler.
+
+As released, the first number that is wrong in a session is what `session-last-token` is about: cases run with its remedy.
+"""
+
+import pytest
+from msgspec.structs import replace
+
+from eagletwin.cases.regressions.sessions import FULL, LAST_TOKEN, RETRACTED
+from eagletwin.harness.core.case import Case, EngineSettings, Event, Request, SGLangSettings
+from eagletwin.harness.core.features import FEATURES
+from eagletwin.harness.core.patch import Edit
+from eagletwin.harness.core.trace import Trace
+from eagletwin.harness.judge.judge import judge
+
+from .conftest import Runner
+
+PROMPT = tuple((31 * i + 5) % 90 for i in range(11))
+CASE = Case(
+    name="sessions",
+    model="llama-tiny",
+    num_steps=3,
+    page_size=4,
+    requests=(
+        Request(id="a", prompt=PROMPT, max_new_tokens=6, session="s"),
+        Request(id="x", prompt=PROMPT[:5], max_new_tokens=9, arrive=2),
+        Request(id="b", prompt=(7, 8), max_new_tokens=7, session="s"),
+        Request(id="c", prompt=(9,), max_new_tokens=8, session="s", arrive=14),
+        Request(id="d", prompt=(3, 4, 5), max_new_tokens=4, session="s"),
+    ),
+    events=(Event(at=16, kind="close", session="s"),),
+    engine=EngineSettings(sglang=SGLangSettings(radix_cache=True, max_total_tokens=512)),
+)
+# a turn is aborted, one comes after it, and one is retracted
+DISTURBED = replace(
+    CASE,
+    events=(
+        Event(at=1, kind="abort", request="a"),
+        Event(at=5, kind="retract"),
+        Event(at=6, kind="retract"),
+        Event(at=40, kind="close", session="s"),
+    ),
+)
+REMEDIES = tuple(edit for entry in (LAST_TOKEN, RETRACTED, FULL) for edit in entry.remedy.edits)
+SESSION = "sglang.srt.session.streaming_session.StreamingSession"
+CONTROLLER = "sglang.srt.session.session_controller"
+
+# Fault -> its edit, on top of the remedies, and the rule that names it first.
+PLANTED: dict[str, tuple[Edit, str]] = {
+    "rows that a session could keep are computed again": (
+        Edit(target=f"{SESSION}.try_cache_finished_req", match="min(target - 1, slot", replacement="min(target - 5, slot"),
+        "session.rows",
+    ),
+    "one committed token too few is kept (#28754)": (
+        Edit(target=f"{SESSION}.try_cache_finished_req", match="min(target - 1, slot", replacement="min(target - 2, slot"),
+        "session.rows",
+    ),
+    "the answer is said twice": (
+        Edit(
+            target=f"{CONTROLLER}.Session._share_token_arrays",
+            match="input_ids.extend(out_tail)",
+            replacement="input_ids.extend(out_tail * 2)",
+        ),
+        "target.inputs",
+    ),
+    "the answer is forgotten": (
+        Edit(
+            target=f"{CONTROLLER}.Session._share_token_arrays",
+            match="out_tail = last_req.output_ids[: last_req.sampling_params.max_new_tokens]",
+            replacement="out_tail = last_req.output_ids[:0]",
+        ),
+        "session.rows",
+    ),
+    "a session that is closed gives nothing back": (
+        Edit(
+            target=f"{SESSION}.release_session",
+            match="self.cache.free_kv_row(slot.kv, [(protected_len, slot.kv.kv_allocated_len)])",
+            replacement="pass",
+        ),
+        "pool.accounting",
+    ),
+    "a session that is closed leaves its prefix locked": (
+        Edit(target=f"{SESSION}.release_session", match="self.cache.unlock(slot.lock)", replacement="pass"),
+        "pool.accounting",
+    ),
+    "a session is closed under its running request": (
+        Edit(
+            target=f"{CONTROLLER}.SessionController._close",
+            match="if session.streaming and session._inflight:",
+            replacement="if False:",
+        ),
+        "draft.slots",
+    ),
+    "a session that waits to be closed stays open": (
+        Edit(target=f"{CONTROLLER}.SessionController.maybe_reap", match="for sid in pending:", replacement="for sid in ():"),
+        "target.inputs",
+    ),
+    "slots behind the answer are lost": (
+        Edit(
+            target=f"{SESSION}._trim_overshoot",
+            match="self._free_kv_aligned(req.kv, target, req.kv.kv_allocated_len)",
+            replacement="pass",
+        ),
+        "pool.accounting",
+    ),
+    "a session's slots are free while it waits": (
+        Edit(
+            target=f"{SESSION}.try_cache_finished_req",
+            match="slot.publishes_prompt = False",
+            replacement="slot.publishes_prompt = False\n"
+            "table = self.cache.req_to_token_pool.req_to_token\n"
+            "self.cache.token_to_kv_pool_allocator.free(table[slot.kv.req_pool_idx, 8:12])",
+        ),
+        "pool.accounting",
+    ),
+}
+
+
+def test_requests_of_a_session_go_on_behind_its_rows(run: Runner) -> None:
+    _, verdict = run(CASE, *REMEDIES)
+    assert verdict.status == "equal", (verdict.rule, verdict.reason, verdict.first)
+    assert {"session_goes_on", "session_in_page", "session_cut", "session_waits_to_close", "session_again"} <= {
+        *verdict.exercised
+    }
+    assert verdict.checked["session.rows"]
+
+
+def test_aborted_and_retracted_requests_leave_a_session_as_it_was(run: Runner) -> None:
+    _, verdict = run(DISTURBED, *REMEDIES)
+    assert verdict.status == "equal", (verdict.rule, verdict.reason, verdict.first)
+    assert {"session_after_abort", "session_retracted", "session_goes_on"} <= {*verdict.exercised}
+
+
+@pytest.mark.parametrize("fault", sorted(PLANTED))
+def test_a_planted_fault_is_named_by_its_rule(run: Runner, fault: str) -> None:
+    edit, rule = PLANTED[fault]
+    _, verdict = run(CASE, *REMEDIES, edit)
+    assert (verdict.status, verdict.rule) == ("diverged", rule), (verdict.reason, verdict.first)
+
+
+def test_rows_that_are_computed_again_are_seen_by_no_other_rule(run: Runner) -> None:
+    edit, rule = PLANTED["rows that a session could keep are computed again"]
+    trace, verdict = run(CASE, *REMEDIES, edit)
+    assert verdict.rule == rule
+    assert judge(trace, frozenset({rule})).status == "equal"
+
+
+def test_a_trace_that_does_not_say_when_a_request_was_handed_in_is_unknown(run: Runner) -> None:
+    trace, _ = run(CASE, *REMEDIES)
+    number = next(n for n, record in enumerate(trace.header.records) if record.stage == "session" and record.request == "b")
+    records = tuple(record for n, record in enumerate(trace.header.records) if n != number)
+    tensors = {_without(number, name): tensor for name, tensor in trace.tensors.items() if not name.startswith(f"{number}.")}
+    assert judge(Trace(replace(trace.header, records=records), tensors)).status != "equal"
+
+
+def _without(number: int, name: str) -> str:
+    """The name of a tensor of a later record, once record `number` is gone."""
+    record, _, rest = name.partition(".")
+    return f"{int(record) - (int(record) > number)}.{rest}"
+
+
+def test_every_feature_of_sessions_is_asked_for_here() -> None:
+    named = {"session_goes_on", "session_in_page", "session_cut", "session_waits_to_close", "session_again"}
+    named |= {"session_after_abort", "session_retracted"}
+    assert named == {name for name in FEATURES if name.startswith("session_")}
