@@ -211,6 +211,12 @@ RULES: dict[str, Rule] = {
         "with those that its next row sees in a window, and no further than to the row from which it wants logprobs.",
         weights="no",
     ),
+    "radix.kept": Rule(
+        "4",
+        "The prefix cache has the rows that a chunk or a prompt left, in whole pages, as long as its request runs, and those of "
+        "the tokens that a request was sent when it ends.",
+        weights="no",
+    ),
     "state.slots": Rule(
         "4",
         "A request has one slot for its states, alone, and its forwards use that; free, held and cached slots are disjoint and "
