@@ -213,8 +213,8 @@ RULES: dict[str, Rule] = {
     ),
     "radix.kept": Rule(
         "4",
-        "The prefix cache has the rows that a chunk or a prompt left, in whole pages, as long as its request runs, and those of "
-        "the tokens that a request was sent when it ends.",
+        "The prefix cache has the rows that a chunk or a prompt left, in whole pages, as long as its request runs, and those "
+        "of the tokens that a request was sent when it ends.",
         weights="no",
     ),
     "state.slots": Rule(

@@ -6,7 +6,8 @@ answers, and later requests are slower: `radix.hit` compares a hit with what the
 
 SGLang promises whole pages of keys. With hidden states a key is a pair of tokens, and n rows have n - 1 of them whole. Of a
 request that ends it promises the rows whose tokens it was sent: not those that its last round committed behind its end, nor
-that of a mixed step in which it ended, whose count of committed rows SGLang does not raise then. It promises nothing of one
+that of a mixed step in which it ended, whose count of committed rows SGLang does not raise then. Where the request's grammar
+ends a round, SGLang counts a round of the tokens up to there, the last of which has no row then. It promises nothing of one
 that is aborted, and of one that is retracted nothing but what may be evicted at once.
 """
 
@@ -17,6 +18,7 @@ from eagletwin.harness.core.trace import Trace
 
 from .cache_rows import CacheRows
 from .compare import Compare, Place
+from .constraints import end_of
 from .model import Model
 from .story import Story
 
@@ -52,6 +54,7 @@ class Kept:
         self._branch: dict[str, int] = {}  # request -> where its prefix parts from what is whole in the cache (_put)
         self._fresh: set[str] = set()  # requests without a round since their last prefill
         self._steps: dict[str, list[_Step]] = {}
+        self._grammars = {request.id: request.grammar for request in header.case.requests}
 
     def iteration(self, number: int) -> None:
         """An iteration begins: all that ended before it is over."""
@@ -113,14 +116,18 @@ class Kept:
         self._fresh.discard(name)
         self._steps.setdefault(name, []).append(_Step(end, end + 1, end))
 
-    def finished(self, record: Record, sent: int) -> None:
-        """A request has ended with so many tokens, prompt included."""
+    def finished(self, number: int, record: Record) -> None:
+        """A request has ended."""
         name = record.request
+        tokens = self._trace.integers(number, "tokens")
+        sent = len(self._stories[name].prompt) + len(tokens)
         last = next((step for step in self._steps.get(name, []) if step.sent >= sent), None)
         if not self._rows.on or record.numbers["aborted"] or last is None:
             return
         why = f"It ended with {sent} tokens, and {last.rows} rows were committed."
-        promised = min(self._whole(min(last.rows, sent)), last.most)
+        grammar = self._grammars[name]
+        over = grammar is not None and end_of(grammar, tokens) is not None
+        promised = min(self._whole(min(last.rows, sent - over)), last.most)
         self._there(Place(record, "finished"), promised, self._iteration, why)
 
     def _live(self, record: Record) -> None:

@@ -493,7 +493,7 @@ class RequestJudge:
             self._compare.integers(place, "output.tokens", [limit], [len(emitted)], "length of the output, request", 0)
         self._compare.integers(place, "output.tokens", expected, emitted, "output token", 0)
         self._answers.finished(number, record)
-        self._kept.finished(record, len(story.prompt) + len(emitted))
+        self._kept.finished(number, record)
 
     def _cached(self, number: int, record: Record) -> None:
         """Rows that the prefix cache keeps must be what a request that reuses them would have computed."""
