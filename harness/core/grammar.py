@@ -2,7 +2,8 @@
 
 A token's text is one of few short words, by its number: so a grammar of a few letters says something of every token of a model,
 many tokens have one text, and a text falls into tokens in several ways, as in a real vocabulary. Tokens of the last kind have
-no text: they end a text.
+no text: they end a text. A mask has a bit a token in words of 32, and tokens at one place of two words next to each other have
+different texts: else whoever reads the wrong word would read the right bit.
 """
 
 from functools import cache
@@ -13,12 +14,18 @@ Symbol = str | int  # a letter, or the number of a rule
 Alternative = tuple[Symbol, ...]
 
 WORDS = ("a", "b", "c", "d", "ab", "ba", "cd", "")
+_BITS = 32  # of a word of a mask
 _LETTERS, _RULES, _TIMES = "abcd", "ABCDEFGH", "*+?"
+
+
+def kind(token: int) -> int:
+    """Which of WORDS the text of a token is."""
+    return (token + token // _BITS) % len(WORDS)
 
 
 def word(token: int) -> str:
     """The text of a token; empty of one that ends a text."""
-    return WORDS[token % len(WORDS)]
+    return WORDS[kind(token)]
 
 
 def ends(vocabulary: int) -> list[int]:

@@ -217,6 +217,12 @@ RULES: dict[str, Rule] = {
         "that the request before it was sent, and none of that token or behind it.",
         weights="no",
     ),
+    "radix.kept": Rule(
+        "4",
+        "The prefix cache has the rows that a chunk or a prompt left, in whole pages, as long as its request runs, and those "
+        "of the tokens that a request was sent when it ends.",
+        weights="no",
+    ),
     "state.slots": Rule(
         "4",
         "A request has one slot for its states, alone, and its forwards use that; free, held and cached slots are disjoint and "

@@ -7,7 +7,7 @@ import numpy as np
 
 from eagletwin.harness.core.arrays import Array
 from eagletwin.harness.core.case import Grammar
-from eagletwin.harness.core.grammar import WORDS, rules_of, word
+from eagletwin.harness.core.grammar import WORDS, kind, rules_of, word
 from eagletwin.reference.grammar import Automaton
 
 
@@ -26,7 +26,7 @@ def allowed(grammar: Grammar, text: str, vocabulary: int) -> Array:
     """Which tokens may come after a text [V]: those that go on with it, and those that end it where it is whole."""
     automaton = _automaton(grammar)
     kinds = [automaton.begins(text + own) if own else automaton.is_sentence(text) for own in WORDS]
-    found: Array = np.array([kinds[token % len(WORDS)] for token in range(vocabulary)])
+    found: Array = np.array([kinds[kind(token)] for token in range(vocabulary)])
     return found
 
 

@@ -1,20 +1,16 @@
 """Prefix hits that were missed: `radix.hit`. Called by requests.py.
 
-A request that is prefilled begins behind the longest prefix of its tokens that the prefix cache has when its batch begins. What
-the cache has is known by its slots, and what is in a slot by the request that last committed a row there: row i is that of
-another request if all tokens that it is a function of are the same. A cache that misses a hit gives right answers, slowly: no
-other rule can see it.
+A request that is prefilled begins behind the longest prefix of its tokens that the prefix cache has when its batch begins
+(cache_rows.py). A cache that misses a hit gives right answers, slowly: no other rule can see it.
 """
-
-from dataclasses import dataclass, field
 
 from eagletwin.harness.core.case import Request
 from eagletwin.harness.core.records import Record
 from eagletwin.harness.core.trace import Trace
 from eagletwin.harness.families import RECIPES
 
+from .cache_rows import CacheRows
 from .compare import Compare, Place
-from .host_rows import carry, pairs_of
 from .model import Model
 from .sessions import Sessions
 from .story import Story
@@ -22,29 +18,16 @@ from .story import Story
 _RULE = "radix.hit"
 
 
-@dataclass(slots=True)
-class _Stored:
-    """Rows of the cache that a request could go on from.
-
-    rows  of a prefix of its tokens; live: those of them that layers with a window have, too
-    """
-
-    rows: set[int] = field(default_factory=set)
-    live: set[int] = field(default_factory=set)
-
-
 class Hits:
-    """Knows which row lies in which slot, and which slots were the prefix cache's when the batch began."""
+    """Knows which slots were the prefix cache's when the batch began."""
 
-    def __init__(self, trace: Trace, stories: dict[str, Story], compare: Compare, model: Model, sessions: Sessions) -> None:
-        self._trace, self._stories, self._compare, self._sessions = trace, stories, compare, sessions
+    def __init__(
+        self, trace: Trace, stories: dict[str, Story], compare: Compare, model: Model, rows: CacheRows, sessions: Sessions
+    ) -> None:
+        self._trace, self._stories, self._compare, self._rows, self._sessions = trace, stories, compare, rows, sessions
         self._page = trace.header.case.page_size
         self._ahead = model.ahead
-        # where layers keep states a hit ends where the cache has one, and a trace does not say where that is
-        self._on = model.numbers and trace.header.case.engine.sglang.radix_cache and not model.keeping
         self._back = RECIPES[trace.header.case.model].window if model.numbers else 0
-        self._committed: dict[int, tuple[str, int]] = {}  # slot -> request and row
-        self._on_host: dict[int, tuple[str, int]] = {}
         self._restored: set[int] = set()  # slots whose rows came back from the host since the last batch
         self._cached: dict[int, bool] = {}  # slot -> whether layers with a window have its row, too
         self._from = {request.id: _first_logits(request) for request in trace.header.case.requests}
@@ -52,7 +35,7 @@ class Hits:
 
     def batch(self, number: int, record: Record) -> None:
         """A batch begins."""
-        if not self._on:
+        if not self._rows.on:
             return
         slots = self._trace.integers(number, "cached")
         live = self._trace.integers(number, "window_cached") if "window_cached" in record.tensors else [1] * len(slots)
@@ -60,25 +43,17 @@ class Hits:
         fresh, self._restored = self._restored, set()
         self._cached = {slot: led > 0 for slot, led in zip(slots, live, strict=True) if slot not in fresh}
 
-    def copied(self, number: int, record: Record) -> None:
-        """Rows went to the host, or came back."""
-        pairs, restore = pairs_of(self._trace, number), bool(record.numbers["restore"])
-        carry(pairs, restore, self._committed, self._on_host)
+    def copied(self, pairs: list[tuple[int, int]], restore: bool) -> None:
+        """Rows of these (slot of the device, slot of the host) went to the host, or came back."""
         if restore:
             self._restored |= {device for device, _ in pairs}
-
-    def committed(self, number: int, record: Record) -> None:
-        """A prefill or a round is over: its rows are the request's tokens'."""
-        if self._on:
-            for row, slot in enumerate(self._trace.integers(number, "table")):
-                self._committed[slot] = record.request, row
 
     def prefill(self, number: int, record: Record) -> None:
         """A chunk is over. If it was the first since the request was queued, it began where its hit ended."""
         before, start = self._ends.get(record.request), record.numbers["start"]
         self._ends[record.request] = record.numbers["end"]
         own = self._sessions.goes_on(record.request)
-        if self._on and start != before and not own and self._compare.on(_RULE):
+        if self._rows.on and start != before and not own and self._compare.on(_RULE):
             known = self._stories[record.request].known[number]
             longest = self._longest(record.request, known)
             if start < longest:
@@ -90,25 +65,13 @@ class Hits:
         """Rows of the longest prefix that can be reused, of a request with so many tokens: in whole pages, with the rows that
         its next row sees in a window, and without the last token, whose logits are wanted, and those behind the first whose
         logprob is asked for. SGLang looks the others up, and where its keys are pairs of tokens there is one pair less."""
-        stored = self._stored(self._stories[name].tokens[:known])
-        count = next(row for row in range(known + 1) if row not in stored.rows)
+        stored = self._rows.of(self._stories[name].tokens[:known], self._cached)
         asked = self._from[name]
         looked_up = known - 1 if asked is None else min(known - 1, asked)
-        for end in range(min(count, looked_up - self._ahead) // self._page * self._page, 0, -self._page):
+        for end in range(min(stored.count, looked_up - self._ahead) // self._page * self._page, 0, -self._page):
             if stored.live.issuperset(range(max(0, end - self._back), end)):
                 return end
         return 0
-
-    def _stored(self, tokens: list[int]) -> _Stored:
-        alike = {name: _alike(story.tokens, tokens) for name, story in self._stories.items()}
-        found = _Stored()
-        for slot, live in self._cached.items():
-            owner, row = self._committed.get(slot, ("", 0))
-            if owner and row + self._ahead < alike[owner]:
-                found.rows.add(row)
-                if live:
-                    found.live.add(row)
-        return found
 
 
 def _first_logits(request: Request) -> int | None:
@@ -117,10 +80,3 @@ def _first_logits(request: Request) -> int | None:
     if wanted is None or (wanted.start < 0 and wanted.tokens):
         return None
     return len(request.prompt) if wanted.start < 0 else wanted.start
-
-
-def _alike(some: list[int], others: list[int]) -> int:
-    """How many tokens two sequences begin with alike."""
-    return next(
-        (n for n, (one, other) in enumerate(zip(some, others, strict=False)) if one != other), min(len(some), len(others))
-    )

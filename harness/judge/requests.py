@@ -19,10 +19,12 @@ from .aborts import Aborts
 from .adaptive import Steps
 from .answers import Answers
 from .bounds import FLOAT32, bounds_of
+from .cache_rows import CacheRows
 from .compare import Compare, Findings, Phase, Place
 from .events import Events
 from .grammars import Grammars
 from .hits import Hits
+from .kept import Kept
 from .layers import Layers
 from .model import model_of
 from .sampling import Samples
@@ -52,7 +54,9 @@ class RequestJudge:
         self._slots = Slots(trace, self._compare, self._sessions)
         self._windows = Windows(trace, self._compare)
         self._states = States(trace, self._compare)
-        self._hits = Hits(trace, stories, self._compare, self._model, self._sessions)
+        self._cache_rows = CacheRows(trace, stories, self._model)
+        self._hits = Hits(trace, stories, self._compare, self._model, self._cache_rows, self._sessions)
+        self._kept = Kept(trace, stories, self._compare, self._model, self._cache_rows, self._sessions)
         self._trees = Trees(trace, self._compare, self._model)
         self._samples = Samples(trace, self._compare, bounds)
         self._numbers = {record.key: n for n, record in enumerate(trace.header.records)}
@@ -82,7 +86,7 @@ class RequestJudge:
             "iteration": self._iteration,
             "batch": self._batch,
             "flushed": self._flushed,
-            "copy": self._hits.copied,
+            "copy": self._copied,
             "session": self._sessions.changed,
             "pool": self._slots.counted,
             "steps": self._steps.round,
@@ -169,7 +173,8 @@ class RequestJudge:
         story, end = self._stories[record.request], record.numbers["end"]
         self._hits.prefill(number, record)
         self._sessions.prefill(record)
-        self._hits.committed(number, record)
+        self._kept.prefill(number, record)
+        self._cache_rows.committed(number, record)
         self._slots.keep(record, self._trace.integers(number, "table"))
         if not self._model.numbers:
             self._handed_on(number, record, "draft.extend")
@@ -458,7 +463,8 @@ class RequestJudge:
     def _extend(self, number: int, record: Record) -> None:
         place, end = Place(record, "draft.extend_decode"), self._round(record).end
         self._compare.integers(place, "verify.accept", [end], [record.numbers["seq_len"]], "seq_len after round", record.round)
-        self._hits.committed(number, record)
+        self._kept.round(record)
+        self._cache_rows.committed(number, record)
         self._slots.keep(record, self._trace.integers(number, "table"))
         if self._model.numbers:
             self._states.committed(number, record, "verify", self._stories[record.request], end - 1)
@@ -492,6 +498,7 @@ class RequestJudge:
         self._compare.integers(place, "output.tokens", expected, emitted, "output token", 0)
         self._answers.finished(number, record)
         self._sessions.ended(number, record)
+        self._kept.finished(number, record)
 
     def _cached(self, number: int, record: Record) -> None:
         """Rows that the prefix cache keeps must be what a request that reuses them would have computed."""
@@ -520,10 +527,15 @@ class RequestJudge:
         self._windows.batch(number, record)
         self._states.batch(number, record)
         self._hits.batch(number, record)
+        self._kept.batch(number)
+
+    def _copied(self, number: int, record: Record) -> None:
+        self._hits.copied(self._cache_rows.copied(number, record), bool(record.numbers["restore"]))
 
     def _iteration(self, number: int, record: Record) -> None:
         self._slots.account(number, Place(record, "iteration"))
         self._states.account(number, Place(record, "iteration"))
+        self._kept.iteration(number)
 
     def _flushed(self, number: int, record: Record) -> None:
         self._slots.account(number, Place(record, "finished"))

@@ -92,6 +92,10 @@ class Sessions:
         """Whether a session may lock rows of the prefix cache."""
         return any(session.open or session.running for session in self._sessions.values())
 
+    def keeps_rows_of(self, request: str) -> bool:
+        """Whether a request is of a session, which keeps its rows in the place of the prefix cache."""
+        return request in self._of
+
     def goes_on(self, request: str) -> bool:
         """Whether a request goes on behind rows that its session keeps, and not behind the prefix cache's."""
         return request in self._runs and self._runs[request].kept

@@ -18,7 +18,7 @@ FIXED = REMEDY.edits
 GRAMMARS = (Grammar(rules=("((a|b|c|d)(a|b|c|d)(a|b|c|d)(b|c)?)+",)), None, Grammar(kind="ebnf", rules=("aAb|c|cB|bAA", "b*")))
 REQUESTS = tuple(
     Request(id=name, prompt=prompt, max_new_tokens=12, arrive=arrive, grammar=grammar)
-    for name, prompt, arrive, grammar in zip("abc", ((7, 19, 3), (9, 1), (11, 1)), (0, 0, 2), GRAMMARS, strict=True)
+    for name, prompt, arrive, grammar in zip("abc", ((33, 8), (9, 1), (60, 2)), (0, 0, 2), GRAMMARS, strict=True)
 )
 CHAIN = Case(name="grammars", model="llama-tiny", num_steps=3, requests=REQUESTS)
 TREE = replace(CHAIN, topk=4, num_draft_tokens=24, events=(Event(at=5, kind="retract"),))
@@ -71,6 +71,14 @@ PLANTED: dict[str, tuple[Edit, str]] = {
             match="grammar.fill_vocab_mask(allocate_token_bitmask, curr)",
             replacement="grammar.fill_vocab_mask(allocate_token_bitmask, curr) if curr == 0 else "
             "allocate_token_bitmask[curr].copy_(allocate_token_bitmask[parent_pos])",
+        ),
+        "grammar.mask",
+    ),
+    "a draft's bit is read in the word beside its own": (
+        Edit(
+            target=f"{UTILITIES}.traverse_tree",
+            match="parent_bitmask[current_token // 32]",
+            replacement="parent_bitmask[(current_token // 32 + 1) % len(parent_bitmask)]",
         ),
         "grammar.mask",
     ),

@@ -252,7 +252,8 @@ def test_a_slot_of_somebody_else_is_found(busy_trace: Trace) -> None:
         f"{batch}.owners": torch.cat([owners, torch.tensor([other], dtype=owners.dtype)]),
     }
     assert judge(Trace(busy_trace.header, {**busy_trace.tensors, **changes})).rule == "draft.slots"
-    cached = torch.tensor([slot], dtype=slots.dtype)
+    cached = busy_trace.tensor(batch, "cached")
+    cached = torch.cat([cached, torch.tensor([slot], dtype=cached.dtype)])
     assert judge(Trace(busy_trace.header, {**busy_trace.tensors, f"{batch}.cached": cached})).rule == "draft.slots"
 
 

@@ -4,14 +4,19 @@ import ast
 from pathlib import Path
 
 import pytest
+import torch
 
+from eagletwin.harness.commands.bench.mutants.changes import Change, Drawn, changed
 from eagletwin.harness.commands.bench.mutants.command import MEASURED, ORACLE, WORKER
 from eagletwin.harness.commands.bench.mutants.draw import Mutant, mutants_of
 from eagletwin.harness.commands.bench.mutants.examined import Examined, read_examined
 from eagletwin.harness.commands.bench.mutants.hunt import Hunted
 from eagletwin.harness.commands.bench.mutants.page import PAGE, page, rate, survivors
 from eagletwin.harness.commands.bench.mutants.work import outcomes_in
+from eagletwin.harness.core.case import Case, Request
 from eagletwin.harness.core.errors import InputError
+from eagletwin.harness.core.records import Ending, EngineInfo
+from eagletwin.harness.core.trace import Recorder, Trace, new_header
 
 RECORDS = Path(__file__).parents[2] / "docs/records"
 
@@ -109,3 +114,39 @@ def test_the_published_page_is_what_the_outcomes_say_and_every_survivor_has_a_re
     for outcomes, examined in (worker, oracle):
         survived = {one.mutant.name for one in outcomes if one.outcome == "survived"}
         assert not [name for one in examined for name in one.mutants if name not in survived], "a reason of none that survived"
+
+
+def a_trace() -> Trace:
+    recorder = Recorder()
+    for round, coins in enumerate(([0.25, 0.5, 0.75], [0.125, 0.375, 0.625])):
+        tensors = {"coins": torch.tensor(coins), "tokens": torch.tensor([1, 2, 3 + round])}
+        recorder.add("a", round, "verify", numbers={"aborted": 0, "seq_len": 4 + round}, tensors=tensors)
+    case = Case(name="x", model="llama-tiny", num_steps=1, requests=(Request(id="a", prompt=(1,), max_new_tokens=1),))
+    engine = EngineInfo(name="none", version="0", device="cpu", kernels="none", torch="0", triton="0")
+    return Trace(new_header(case, "", engine, Ending(kind="finished"), recorder.records), dict(recorder.tensors))
+
+
+def test_a_trace_is_changed_in_one_place() -> None:
+    trace = a_trace()
+    assert changed(trace, Change(1, "tokens", "next")).integers(1, "tokens") == [1, 3, 4]
+    assert changed(trace, Change(1, "tokens", "outside")).integers(1, "tokens")[1] == 1 << 20
+    alike = changed(trace, Change(1, "coins", "alike")).array(1, "coins").tolist()
+    assert alike[0] == 0.25
+    assert alike[2] == 0.625
+    numbers = [changed(trace, Change(1, name, "next")).header.records[1].numbers[name] for name in ("aborted", "seq_len")]
+    assert numbers == [1, 6]
+    cut = changed(trace, Change(1, "", "cut")).header
+    assert (len(cut.records), cut.ending.kind) == (1, "crashed")
+    assert trace.integers(1, "tokens") == [1, 2, 4]
+
+
+def test_what_was_changed_least_is_changed_next() -> None:
+    trace, drawn = a_trace(), Drawn(0)
+    kinds = {(one.name, one.how) for _ in range(3) for one in drawn.of(trace, 4)}
+    assert kinds == {
+        *((name, how) for name in ("coins", "tokens") for how in ("next", "alike")),
+        ("tokens", "outside"),
+        ("aborted", "next"),
+        ("seq_len", "next"),
+        ("", "cut"),
+    }

@@ -144,6 +144,30 @@ def bench_search(
     return EXIT_UNKNOWN if entry and len(names) < len(entries) else EXIT_EQUAL
 
 
+@bench.command("reached")
+@with_json
+def bench_reached(
+    blocks: Annotated[int, typer.Option(min=1, help="Blocks of a default search.")] = 35,
+    seed: Annotated[int, typer.Option(min=0, help="Of the search.")] = 0,
+    never: Annotated[Path | None, typer.Option(metavar="FILE", help="Write a line for each branch that no case ran.")] = None,
+    sglang: Sglang = "",
+) -> int:
+    """Which branches of SGLang's speculative workers the equal cases of a default search run, and how soon."""
+    from eagletwin.cases.blocks import LONG
+    from eagletwin.harness.engines.source import resolve
+
+    from .mutants.corpus import gather
+    from .reached import Reached, branches_of, lines_of
+
+    source = resolve(sglang)
+    reached = Reached(branches_of(source)).count(gather(source, seed, blocks, 0, LONG))
+    if never is not None:
+        never.write_text("\n".join([*reached.never(), ""]), encoding="utf-8")
+    ran = {file: sum((file, one.line) in reached.ran for one in own) for file, own in reached.branches.items()}
+    _say({"cases": reached.cases, "ran": ran, "grew": reached.grew, "to_come": reached.to_come}, lines_of(reached))
+    return EXIT_EQUAL
+
+
 @bench.command("all")
 @with_json
 def bench_all(write: Folder = Path("docs/records"), seeds: Seeds = 10, missing: Missing = False, at_once: AtOnce = 2) -> int:

@@ -1,8 +1,8 @@
 """Mutants of our own judge and reference, killed by what they say of recorded traces.
 
-The traces are those of cases of the corpus, healthy ones and ones of mutants of the worker; and each healthy one again with one
-recorded number changed. A mutant is killed if it says another thing of one of them: another status, rule, place, or wrong
-number.
+The traces are those of cases of the corpus, healthy ones and ones of mutants of the worker; and each healthy one again, changed
+in one place (changes.py). A mutant is killed if it says another thing of one of them: another status, rule, place or wrong
+number, or another count of what the case exercised or of choices and ties, which reports show.
 Each is planted in a fork of a process that has read all of it.
 """
 
@@ -28,16 +28,15 @@ from typing import Any
 import msgspec
 import torch
 from msgspec import Struct
-from msgspec.structs import replace
 
 import eagletwin
 from eagletwin.harness.core.patch import Patch
-from eagletwin.harness.core.trace import Trace
 from eagletwin.harness.engines.host import Host
 from eagletwin.harness.engines.source import Source
 from eagletwin.harness.families.traces import read_trace
 from eagletwin.harness.judge.judge import judge
 
+from .changes import Change, Drawn, changed
 from .corpus import Known
 from .draw import Mutant, mutants_of
 from .hunt import COUNTED, LIMITS, Hunted
@@ -98,10 +97,10 @@ def ask_all(traces: Path, outcomes: Path, asked: tuple[int, int, int, int], say:
 
 
 class Heard(Struct, frozen=True):
-    """What the judge says of a trace. change: record, and tensor or number of it, that was changed; ran: file -> lines."""
+    """What the judge says of a trace, changed or not. ran: file -> lines."""
 
     trace: int
-    change: tuple[int, str] | None
+    change: Change | None
     said: Said
     ran: dict[str, frozenset[int]]
 
@@ -116,26 +115,27 @@ class Oracle:
         self.views: list[Any] = [(one / "view").read_text() for one in folders]
         self.names = [one.name for one in folders]
         self.heard: list[Heard] = []
-        random = Random(seed)
+        drawn = Drawn(seed)
         for number, trace in enumerate(self.traces):
-            own = [None] if not self.names[number].startswith("healthy") else [None, *_places(trace, random, changes)]
-            self.heard += [self._listen(number, change) for change in own]
+            own = drawn.of(trace, changes) if self.names[number].startswith("healthy") else []
+            self.heard += [self._listen(number, change) for change in (None, *own)]
 
-    def _listen(self, number: int, change: tuple[int, str] | None) -> Heard:
+    def _listen(self, number: int, change: Change | None) -> Heard:
         ran: dict[str, set[int]] = {}
         with _Noting(ran):
             said = self.say(number, change)
         return Heard(number, change, said, {file: frozenset(lines) for file, lines in ran.items()})
 
-    def say(self, number: int, change: tuple[int, str] | None) -> Said:
+    def say(self, number: int, change: Change | None) -> Said:
         """What matters of the verdict."""
         trace = self.traces[number]
         try:
-            verdict = judge(trace if change is None else changed(trace, *change), view=self.views[number])
+            verdict = judge(trace if change is None else changed(trace, change), view=self.views[number])
         except Exception as error:
             return ("error", type(error).__name__)
         first = verdict.first and (*verdict.first.place, verdict.first.index, verdict.first.expected, verdict.first.actual)
-        return verdict.status, verdict.rule, first, verdict.vacuous, verdict.undecided
+        counted = (verdict.exercised, verdict.choices, verdict.ties, verdict.adopted)
+        return verdict.status, verdict.rule, first, verdict.vacuous, verdict.undecided, counted
 
     def mutants(self) -> list[Mutant]:
         """All mutants of lines that a trace runs."""
@@ -186,7 +186,7 @@ class Oracle:
             signal.alarm(SECONDS)
             said = self.say(one.trace, one.change)
             if said != one.said:
-                what = "healthy" if one.said[0] == "equal" else "a changed number" if one.change else "a fault of the worker"
+                what = "healthy" if one.said[0] == "equal" else "a change" if one.change else "a fault of the worker"
                 return "rule", f"{what}: {_told(one.said)} became {_told(said)}", number + 1
         return "survived", "", len(order)
 
@@ -273,29 +273,3 @@ def _function(target: str) -> Any:
         found = inspect.getattr_static(found, name)
         found = getattr(found, "__func__", getattr(found, "fget", found))
     return inspect.unwrap(found)
-
-
-def _places(trace: Trace, random: Random, most: int) -> list[tuple[int, str]]:
-    """Records with a tensor or a number to change: of each stage and name one, up to `most` of them."""
-    by_kind: dict[tuple[str, str], list[tuple[int, str]]] = {}
-    for number, one in enumerate(trace.header.records):
-        tensors = [name for name in one.tensors if trace.tensor(number, name).numel()]
-        for name in (*tensors, *one.numbers):
-            by_kind.setdefault((one.stage, name), []).append((number, name))
-    chosen = [random.choice(places) for _, places in sorted(by_kind.items())]
-    return random.sample(chosen, min(most, len(chosen)))
-
-
-def changed(trace: Trace, number: int, name: str) -> Trace:
-    """The trace with one number of a record changed."""
-    own = trace.header.records[number]
-    if name not in own.tensors:
-        numbers = own.numbers | {name: own.numbers[name] + 1}
-        records = [*trace.header.records]
-        records[number] = replace(own, numbers=numbers)
-        return Trace(replace(trace.header, records=records), trace.tensors, trace.others)
-    tensor = trace.tensor(number, name).clone()
-    at = int(tensor.abs().flatten().argmax()) if tensor.is_floating_point() else tensor.numel() // 2
-    flat = tensor.view(-1)
-    flat[at] = ~flat[at] if tensor.dtype == torch.bool else flat[at] * 1.01 if tensor.is_floating_point() else flat[at] + 1
-    return Trace(trace.header, {**trace.tensors, f"{number}.{name}": tensor}, trace.others)

@@ -1,0 +1,74 @@
+"""Which rows the prefix cache has of a sequence of tokens, by its slots. Used by hits.py and kept.py.
+
+What is in a slot is known by the request that last committed a row there: row i is that of another request if all tokens that
+it is a function of are the same.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from eagletwin.harness.core.records import Record
+from eagletwin.harness.core.trace import Trace
+
+from .host_rows import carry, pairs_of
+from .model import Model
+from .story import Story
+
+
+@dataclass(slots=True)
+class Stored:
+    """Rows of the cache that are those of a sequence.
+
+    rows  of its prefixes; live: those of them that layers with a window have, too
+    """
+
+    rows: set[int] = field(default_factory=set)
+    live: set[int] = field(default_factory=set)
+
+    @property
+    def count(self) -> int:
+        """How many there are from the first on without a gap."""
+        return next(row for row in range(len(self.rows) + 1) if row not in self.rows)
+
+
+class CacheRows:
+    """Knows which row lies in which slot.
+
+    on  whether that is asked: there is a cache, and no layer keeps a state, since a trace does not say where the cache has one
+    """
+
+    def __init__(self, trace: Trace, stories: Mapping[str, Story], model: Model) -> None:
+        self._trace, self._stories, self._ahead = trace, stories, model.ahead
+        self.on = model.numbers and trace.header.case.engine.sglang.radix_cache and not model.keeping
+        self._committed: dict[int, tuple[str, int]] = {}  # slot -> request and row
+        self._on_host: dict[int, tuple[str, int]] = {}
+
+    def copied(self, number: int, record: Record) -> list[tuple[int, int]]:
+        """Rows went to the host, or came back: (slot of the device, slot of the host) of each."""
+        pairs = pairs_of(self._trace, number)
+        carry(pairs, bool(record.numbers["restore"]), self._committed, self._on_host)
+        return pairs
+
+    def committed(self, number: int, record: Record) -> None:
+        """A prefill or a round is over: its rows are the request's tokens'."""
+        for row, slot in enumerate(self._trace.integers(number, "table") if self.on else ()):
+            self._committed[slot] = record.request, row
+
+    def of(self, tokens: list[int], cached: Mapping[int, bool]) -> Stored:
+        """Of these tokens, with these slots in the cache. cached: slot -> whether layers with a window have its row, too"""
+        alike = {name: _alike(story.tokens, tokens) for name, story in self._stories.items()}
+        found = Stored()
+        for slot, live in cached.items():
+            owner, row = self._committed.get(slot, ("", 0))
+            if owner and row + self._ahead < alike[owner]:
+                found.rows.add(row)
+                if live:
+                    found.live.add(row)
+        return found
+
+
+def _alike(some: list[int], others: list[int]) -> int:
+    """How many tokens two sequences begin with alike."""
+    return next(
+        (n for n, (one, other) in enumerate(zip(some, others, strict=False)) if one != other), min(len(some), len(others))
+    )

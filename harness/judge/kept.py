@@ -1,0 +1,156 @@
+"""Rows that the prefix cache does not keep: `radix.kept`. Called by requests.py.
+
+What a chunk or a prompt leaves is put into the cache when its batch is over, locked as long as the request runs, and what a
+request has when it ends is put there at its end (cache_rows.py says what is there). A cache that keeps less gives right
+answers, and later requests are slower: `radix.hit` compares a hit with what the cache has, and does not see it.
+
+SGLang promises whole pages of keys. With hidden states a key is a pair of tokens, and n rows have n - 1 of them whole. Of a
+request that ends it promises the rows whose tokens it was sent: not those that its last round committed behind its end, nor
+that of a mixed step in which it ended, whose count of committed rows SGLang does not raise then. Where the request's grammar
+ends a round, SGLang counts a round of the tokens up to there, the last of which has no row then. It promises nothing of one
+that is aborted, and of one that is retracted nothing but what may be evicted at once. Rows of a streaming session are the
+session's (sessions.py).
+"""
+
+from dataclasses import dataclass
+
+from eagletwin.harness.core.records import Record
+from eagletwin.harness.core.trace import Trace
+
+from .cache_rows import CacheRows
+from .compare import Compare, Place
+from .constraints import end_of
+from .model import Model
+from .sessions import Sessions
+from .story import Story
+
+_RULE = "radix.kept"
+
+
+@dataclass(frozen=True, slots=True)
+class _Step:
+    """A prefill or a round that gave a request tokens.
+
+    rows  that SGLang counts as committed when it is over, should the request end with it
+    sent  tokens that the request then has, prompt included
+    most  rows that the cache is given then, whatever there is
+    """
+
+    rows: int
+    sent: int
+    most: int
+
+
+class Kept:
+    """Knows what is promised of each request, and the slots of the prefix cache when the iteration and the batch began."""
+
+    def __init__(
+        self, trace: Trace, stories: dict[str, Story], compare: Compare, model: Model, rows: CacheRows, sessions: Sessions
+    ) -> None:
+        header = trace.header
+        self._trace, self._stories, self._compare, self._rows, self._sessions = trace, stories, compare, rows, sessions
+        self._page, self._ahead, self._windows = header.case.page_size, model.ahead, model.windows
+        # with overlap the result of a prefill is looked at when the request's first round has begun
+        self._late = header.engine.overlap
+        self._iteration: dict[int, bool] = {}
+        self._batch: dict[int, bool] = {}
+        self._chunk: dict[str, tuple[int, int]] = {}  # request -> where its last chunk ended, and the rows that are kept of it
+        self._branch: dict[str, int] = {}  # request -> where its prefix parts from what is whole in the cache (_put)
+        self._fresh: set[str] = set()  # requests without a round since their last prefill
+        self._steps: dict[str, list[_Step]] = {}
+        self._grammars = {request.id: request.grammar for request in header.case.requests}
+
+    def iteration(self, number: int) -> None:
+        """An iteration begins: all that ended before it is over."""
+        if self._rows.on:
+            self._iteration = dict.fromkeys(self._trace.integers(number, "cached"), True)
+
+    def batch(self, number: int) -> None:
+        """A batch begins: chunks before it are over."""
+        if self._rows.on:
+            self._batch = dict.fromkeys(self._trace.integers(number, "cached"), True)
+
+    def prefill(self, number: int, record: Record) -> None:
+        """A chunk is over."""
+        if not self._promised(record):
+            return
+        name, start, end = record.request, record.numbers["start"], record.numbers["end"]
+        if "mixed" in record.numbers:
+            self._live(record)
+            self._steps.setdefault(name, []).append(_Step(start, end + 1, start))
+            return
+        before, _ = self._chunk.get(name, (None, 0))
+        if before == start and name in self._fresh:
+            self._live(record)
+        elif self._windows:
+            self._branch[name] = self._parting(name, self._stories[name].known[number], start)
+        self._fresh.add(name)
+        kept = self._put(name, end)
+        self._chunk[name] = end, kept
+        if record.numbers["final"]:  # a retraction throws away rounds under way
+            steps = self._steps.get(name, [])
+            self._steps[name] = [*(step for step in steps if step.sent <= end), _Step(end, end + 1, kept)]
+
+    def _promised(self, record: Record) -> bool:
+        """Whether the prefix cache is promised rows of this request: not of one whose rows a session keeps."""
+        return self._rows.on and not self._sessions.keeps_rows_of(record.request)
+
+    def _parting(self, name: str, known: int, start: int) -> int:
+        """Rows of the longest prefix of a request with so many tokens that the cache has but for what a window sees: it ends
+        behind the hit, at `start`. 0: it does not. It is looked up after the iteration began and before the batch did, which
+        may have evicted some: the shorter one counts."""
+        tokens, found = self._stories[name].tokens[:known], list[int]()
+        for cached in (self._iteration, self._batch, self._iteration | self._batch):
+            count = self._rows.of(tokens, cached).count
+            found.append(min(count, known - 1 - self._ahead) // self._page * self._page)
+        return min((rows for rows in found if rows > start), default=0)
+
+    def _put(self, name: str, end: int) -> int:
+        """Rows that the cache is given when a chunk ends there. SGLang first gives it the window's rows of a prefix that it has
+        otherwise, and no others with them."""
+        branch = self._branch.get(name, 0)
+        if 0 < branch <= end - self._ahead:
+            self._branch[name] = 0
+            return branch
+        return self._whole(end)
+
+    def round(self, record: Record) -> None:
+        """A round is over."""
+        if not self._promised(record):
+            return
+        name, end = record.request, record.numbers["seq_len"]
+        if not self._late or name not in self._fresh:
+            self._live(record)
+        self._fresh.discard(name)
+        self._steps.setdefault(name, []).append(_Step(end, end + 1, end))
+
+    def finished(self, number: int, record: Record) -> None:
+        """A request has ended."""
+        name = record.request
+        tokens = self._trace.integers(number, "tokens")
+        sent = len(self._stories[name].prompt) + len(tokens)
+        last = next((step for step in self._steps.get(name, []) if step.sent >= sent), None)
+        if not self._promised(record) or record.numbers["aborted"] or last is None:
+            return
+        why = f"It ended with {sent} tokens, and {last.rows} rows were committed."
+        grammar = self._grammars[name]
+        over = grammar is not None and end_of(grammar, tokens) is not None
+        promised = min(self._whole(min(last.rows, sent - over)), last.most)
+        self._there(Place(record, "finished"), promised, self._iteration, why)
+
+    def _live(self, record: Record) -> None:
+        """What was put into the cache of a request that runs is locked."""
+        end, kept = self._chunk.get(record.request, (0, 0))
+        why = f"Its last chunk ended at {end}, and it runs."
+        self._there(Place(record, "iteration"), kept, self._batch, why)
+
+    def _there(self, place: Place, promised: int, cached: dict[int, bool], why: str) -> None:
+        if not self._compare.on(_RULE):
+            return
+        count = self._rows.of(self._stories[place.record.request].tokens[: promised + self._ahead], cached).count
+        if count < promised:
+            self._compare.report(place, _RULE, "rows in the prefix cache", promised, count, why)
+
+    def _whole(self, rows: int) -> int:
+        """Of so many rows those whose keys are whole, in whole pages."""
+        return max(0, rows - self._ahead) // self._page * self._page
