@@ -16,6 +16,10 @@ if TYPE_CHECKING:
 
     Part = Callable[[Recipe, Normal], Weights]
 
+# Rows from one state to the next that rounds track for the prefix cache: as many as a chunk of SGLang's kernels of the gated
+# delta rule has, which is the least that it admits for them.
+TRACKED_EVERY = 64
+
 
 def layer(recipe: Recipe, number: int, normal: Normal, *, keeps: Part, attends: Part, experts: Part) -> Weights:
     """A decoder layer of the target: the last one of every `attends_every` attends, the others keep a state."""

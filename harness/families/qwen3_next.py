@@ -43,6 +43,7 @@ RECIPES = (
         mlp_gain=0.12,
         target_hidden="post_norm",
         min_share=0.05,
+        tracked_every=hybrid.TRACKED_EVERY,
     ),
 )
 

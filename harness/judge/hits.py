@@ -17,6 +17,7 @@ from .compare import Compare, Place
 from .host_rows import carry, pairs_of
 from .model import Model
 from .story import Story
+from .tracked import Tracked
 
 _RULE = "radix.hit"
 
@@ -35,12 +36,12 @@ class _Stored:
 class Hits:
     """Knows which row lies in which slot, and which slots were the prefix cache's when the batch began."""
 
-    def __init__(self, trace: Trace, stories: dict[str, Story], compare: Compare, model: Model) -> None:
+    def __init__(self, trace: Trace, stories: dict[str, Story], compare: Compare, model: Model, tracked: Tracked) -> None:
         self._trace, self._stories, self._compare = trace, stories, compare
         self._page = trace.header.case.page_size
         self._ahead = model.ahead
-        # where layers keep states a hit ends where the cache has one, and a trace does not say where that is
-        self._on = model.numbers and trace.header.case.engine.sglang.radix_cache and not model.keeping
+        self._on = model.numbers and trace.header.case.engine.sglang.radix_cache
+        self._tracked, self._states = tracked, set[int]()  # slots of states that the cache had when the batch began
         self._back = RECIPES[trace.header.case.model].window if model.numbers else 0
         self._committed: dict[int, tuple[str, int]] = {}  # slot -> request and row
         self._on_host: dict[int, tuple[str, int]] = {}
@@ -57,6 +58,7 @@ class Hits:
         live = self._trace.integers(number, "window_cached") if "window_cached" in record.tensors else [1] * len(slots)
         # what one request of the batch had brought back was not there yet when others were looked up
         fresh, self._restored = self._restored, set()
+        self._states = set(self._trace.integers(number, "state_cached")) if self._tracked.on else set()
         self._cached = {slot: led > 0 for slot, led in zip(slots, live, strict=True) if slot not in fresh}
 
     def copied(self, number: int, record: Record) -> None:
@@ -88,11 +90,14 @@ class Hits:
         """Rows of the longest prefix that can be reused, of a request with so many tokens: in whole pages, with the rows that
         its next row sees in a window, and without the last token, whose logits are wanted, and those behind the first whose
         logprob is asked for. SGLang looks the others up, and where its keys are pairs of tokens there is one pair less."""
-        stored = self._stored(self._stories[name].tokens[:known])
+        tokens = self._stories[name].tokens[:known]
+        stored, ends = self._stored(tokens), self._tracked.ends(tokens, self._states)
         count = next(row for row in range(known + 1) if row not in stored.rows)
         asked = self._from[name]
         looked_up = known - 1 if asked is None else min(known - 1, asked)
         for end in range(min(count, looked_up - self._ahead) // self._page * self._page, 0, -self._page):
+            if self._tracked.on and end not in ends:  # where layers keep states a hit ends where the cache has one
+                continue
             if stored.live.issuperset(range(max(0, end - self._back), end)):
                 return end
         return 0

@@ -29,6 +29,7 @@ from .sampling import Samples
 from .slots import Slots
 from .states import States
 from .story import Round, Story, recorded_rows
+from .tracked import Tracked
 from .trees import Trees, parents_of
 from .unseen import draft_decode_in_graph, layers_in_graph
 from .windows import Windows
@@ -50,7 +51,8 @@ class RequestJudge:
         self._slots = Slots(trace, self._compare)
         self._windows = Windows(trace, self._compare)
         self._states = States(trace, self._compare)
-        self._hits = Hits(trace, stories, self._compare, self._model)
+        self._tracked = Tracked(trace, stories, self._compare, self._model, bounds)
+        self._hits = Hits(trace, stories, self._compare, self._model, self._tracked)
         self._trees = Trees(trace, self._compare, self._model)
         self._samples = Samples(trace, self._compare, bounds)
         self._numbers = {record.key: n for n, record in enumerate(trace.header.records)}
@@ -184,6 +186,7 @@ class RequestJudge:
             else:
                 self._samples.first_token(place, sampling, logits, token, index)
         self._states.committed(number, record, "target.extend", story, end - 1)
+        self._tracked.prefill(record)
         self._stored(number, record, "target.extend", "draft.extend")
         if record.numbers["final"] and self._layers is None:
             self._next_proposal(number, Place(record, "draft.extend", output=True), end)
@@ -458,6 +461,7 @@ class RequestJudge:
         self._slots.keep(record, self._trace.integers(number, "table"))
         if self._model.numbers:
             self._states.committed(number, record, "verify", self._stories[record.request], end - 1)
+            self._tracked.round(record, self._round(record).committed, end)
             self._stored(number, record, "target.verify", "draft.extend_decode")
         else:
             self._handed_on(number, record, "draft.extend_decode")
@@ -487,6 +491,7 @@ class RequestJudge:
             self._compare.integers(place, "output.tokens", [limit], [len(emitted)], "length of the output, request", 0)
         self._compare.integers(place, "output.tokens", expected, emitted, "output token", 0)
         self._answers.finished(number, record)
+        self._tracked.finished(record, len(emitted))
 
     def _cached(self, number: int, record: Record) -> None:
         """Rows that the prefix cache keeps must be what a request that reuses them would have computed."""
@@ -519,6 +524,7 @@ class RequestJudge:
     def _iteration(self, number: int, record: Record) -> None:
         self._slots.account(number, Place(record, "iteration"))
         self._states.account(number, Place(record, "iteration"))
+        self._tracked.look(number, record)
 
     def _flushed(self, number: int, record: Record) -> None:
         self._slots.account(number, Place(record, "finished"))

@@ -58,6 +58,13 @@ def cached(cache: Any) -> Tensor:
     return slots
 
 
+def giving_up(cache: Any) -> list[str]:
+    """The methods by which a prefix cache may give up states. From 0.5.19 on what allocates has a way of its own."""
+    if not hasattr(cache, "all_mamba_values_flatten"):
+        return []
+    return [name for name in ("evict", "evict_for_alloc", "reset") if hasattr(cache, name)]
+
+
 def of_prefix(cache: Any, tokens: list[int]) -> Any:
     """The slot that the cache keeps at the end of the longest prefix of these tokens that a new request would go on from; None
     without one."""

@@ -4,6 +4,7 @@ A request has one slot for all such layers. What verify computes for each node l
 takes one node's. Called by the taps and accounts.py.
 """
 
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -14,6 +15,7 @@ from eagletwin.harness.core.poison import STATE_POISON
 from eagletwin.harness.core.trace import on_host, snapshot
 
 from ..eras import state_slots
+from .wraps import Wraps
 
 
 class StatePool:
@@ -25,6 +27,8 @@ class StatePool:
         self._kept = (self._cache.temporal, *self._cache.conv)  # [L, slots, ..] each
         # [L, rows, nodes, ..] of the states; the windows of a chain's nodes overlap, and lie in one buffer [L, rows, C, ..]
         self._of_nodes = (self._cache.intermediate_ssm, *state_slots.windows_of_nodes(pool.mamba_pool))
+        self._known: dict[int, tuple[Array, ...]] = {}  # slot of the prefix cache -> what it held when last looked at
+        self.given_up = 0
 
     @property
     def total(self) -> int:
@@ -47,6 +51,26 @@ class StatePool:
     def cached(self) -> Array:
         """Slots that the prefix cache owns [n], sorted."""
         return np.sort(on_host(state_slots.cached(self._cache_of))).astype(np.int64)
+
+    def watch(self, wraps: Wraps) -> None:
+        """Count in `given_up` how often the prefix cache gave up a state: evicted it, or forgot all."""
+        for name in state_slots.giving_up(self._cache_of):
+            wraps.method(self._cache_of, name, self._around_giving_up)
+
+    def _around_giving_up(self, call: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        before = len(self.cached())
+        result = call(*args, **kwargs)
+        self.given_up += len(self.cached()) < before
+        return result
+
+    def anew(self, cached: Array) -> dict[str, Array]:
+        """Of the slots that the prefix cache owns [n]: those that are new or hold something else than when last looked at [m],
+        and the states and windows in them [m, L, ..]."""
+        held = {slot: tuple(snapshot(kept[:, slot]) for kept in self._kept) for slot in cached.tolist()}
+        known, self._known = self._known, held
+        slots = [slot for slot, now in held.items() if slot not in known or not all(map(np.array_equal, now, known[slot]))]
+        kept = [np.stack([held[slot][n] for slot in slots]) if slots else np.empty(0, np.float32) for n in range(2)]
+        return {"tracked": np.array(slots, np.int64), "tracked_state": kept[0], "tracked_conv": kept[1]}
 
     def of_prefix(self, tokens: list[int]) -> dict[str, Array]:
         """What the prefix cache keeps at the end of the longest prefix that a new request with these tokens would go on from;
