@@ -1,4 +1,4 @@
-"""What families have in common whose layers keep a state, but for one in so many, which attends; with experts behind each."""
+"""What families have in common whose layers keep a state, but for one in so many, which attends."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 TRACKED_EVERY = 64
 
 
-def layer(recipe: Recipe, number: int, normal: Normal, *, keeps: Part, attends: Part, experts: Part) -> Weights:
+def layer(recipe: Recipe, number: int, normal: Normal, *, keeps: Part, attends: Part, feeds: Part) -> Weights:
     """A decoder layer of the target: the last one of every `attends_every` attends, the others keep a state."""
     size = recipe.target.hidden_size
     mixes = keeps if recipe.target.keeps_state(number) else attends
@@ -29,7 +29,7 @@ def layer(recipe: Recipe, number: int, normal: Normal, *, keeps: Part, attends: 
         "input_layernorm.weight": 1 + normal(size, std=0.1),
         **mixes(recipe, normal),
         "post_attention_layernorm.weight": 1 + normal(size, std=0.1),
-        **experts(recipe, normal),
+        **feeds(recipe, normal),
     }
 
 

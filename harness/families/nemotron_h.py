@@ -93,7 +93,7 @@ def _scan(recipe: Recipe, normal: Normal) -> Weights:
 
 
 def layer_weights(recipe: Recipe, number: int, normal: Normal) -> Weights:
-    return hybrid.layer(recipe, number, normal, keeps=_scan, attends=_attention, experts=_experts)
+    return hybrid.layer(recipe, number, normal, keeps=_scan, attends=_attention, feeds=_experts)
 
 
 _OF_HEAD = {

@@ -501,7 +501,7 @@ class RequestJudge:
         least = len(story.prompt) + self._emitted.get(record.request, 0)
         path = story.tokens[: max(least, len(tokens))]
         self._compare.integers(place, "draft.kv", path, tokens, "token of the cached path", 0)
-        self._states.cached(number, place, story, count - 1)
+        self._states.cached(number, place, story)
         for part, reference in story.stored.items():
             stored = recorded_rows(self._trace, number, part)
             known = min(count, len(reference))

@@ -70,7 +70,7 @@ class Accounts:
             for part, pool in self._taps.pools.items():
                 tensors[f"{part}_kv"] = pool.rows(slots)
             if self._taps.states is not None:
-                tensors |= self._taps.states.of_prefix(tokens)
+                tensors |= self._taps.states.of_prefixes(tokens)
             self._recorder.add(name, 0, "cached", when=When(iteration), tensors=tensors)
 
     def poison_all(self) -> None:

@@ -123,7 +123,7 @@ def build_scheduler(case: Case, mode: Mode = CPU, rank: int = 0, port: int = 0) 
     if recipe.target.states:
         if mode.device == "cuda":
             raise NotDriven(f"{case.model} on a GPU: SGLang's kernels of its prefill know no float32")
-        state_layers.use_triton(SHIMS, scans=recipe.target.scan is not None)
+        state_layers.use_triton(SHIMS, family_of(recipe).modules, scans=recipe.target.scan is not None)
     if recipe.frozen:
         workers.refuse_frozen()
     model_classes.register(family_of(recipe).modules, SHIMS)

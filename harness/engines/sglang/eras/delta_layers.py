@@ -1,6 +1,6 @@
 """What the gated delta rule of SGLang's Qwen3-Next needs on a CPU. Prefill alone is replaced: stand_ins/delta_rule.py says why.
 
-Called by state_layers.py. Seen on 0.5.23.
+Called by state_layers.py. Seen on 0.5.13 to 0.5.23.
 """
 
 import sys
@@ -13,8 +13,6 @@ KERNELS = "sglang.srt.layers.attention.linear.kernels.gdn_triton"
 MODULES = (
     "sglang.srt.configs.qwen3_next",
     "sglang.srt.models.qwen2_moe",
-    "sglang.srt.models.qwen3_next",
-    "sglang.srt.models.qwen3_next_mtp",
 )
 GATES = ()
 

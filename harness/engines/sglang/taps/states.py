@@ -69,18 +69,20 @@ class StatePool:
         held = {slot: tuple(snapshot(kept[:, slot]) for kept in self._kept) for slot in cached.tolist()}
         known, self._known = self._known, held
         slots = [slot for slot, now in held.items() if slot not in known or not all(map(np.array_equal, now, known[slot]))]
-        kept = [np.stack([held[slot][n] for slot in slots]) if slots else np.empty(0, np.float32) for n in range(2)]
-        return {"tracked": np.array(slots, np.int64), "tracked_state": kept[0], "tracked_conv": kept[1]}
+        return {"tracked": np.array(slots, np.int64)} | self._stacked("tracked", slots)
 
-    def of_prefix(self, tokens: list[int]) -> dict[str, Array]:
-        """What the prefix cache keeps at the end of the longest prefix that a new request with these tokens would go on from;
-        nothing without one."""
-        slot = state_slots.of_prefix(self._cache_of, tokens)
-        if slot is None:
-            return {}
-        return {
-            name: snapshot(kept[:, int(slot)]) for name, kept in zip(("cached_state", "cached_conv"), self._kept, strict=True)
-        }
+    def _stacked(self, name: str, slots: list[int]) -> dict[str, Array]:
+        """States and windows in these slots [n, L, ..]."""
+        kept = [[snapshot(part[:, slot]) for slot in slots] for part in self._kept]
+        states, windows = (np.stack(part) if part else np.empty(0, np.float32) for part in kept)
+        return {f"{name}_state": states, f"{name}_conv": windows}
+
+    def of_prefixes(self, tokens: list[int]) -> dict[str, Array]:
+        """The states that the prefix cache keeps on the path of these tokens, the deepest first: after how many [n], and
+        they [n, L, ..]."""
+        path = state_slots.of_prefixes(self._cache_of, tokens)
+        ends = np.array([end for end, _ in path], np.int64)
+        return {"cached_ends": ends} | self._stacked("cached", [int(slot) for _, slot in path])
 
     def free(self) -> Array:
         """How often the free list has each slot [n]."""
