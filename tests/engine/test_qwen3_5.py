@@ -10,22 +10,22 @@ from .conftest import Runner
 from .test_states import CACHED, PLANTED, TRACKED
 
 MODEL = "qwen3.5-nextn"
-LAYER = "sglang.srt.models.qwen3_5.Qwen3_5GatedDeltaNet.forward"
-ATTENDS = "sglang.srt.models.qwen3_5.Qwen3_5AttentionDecoderLayer"
+SPLIT = "sglang.kernels.ops.attention.triton_gdn_fused_proj.fused_qkvzba_split_reshape_cat_contiguous"
+GATE = "sglang.kernels.ops.elementwise.elementwise.fused_sigmoid_mul"
 
 # What the worker does for every such layer is planted once more in part; the rest is of this class alone.
 SHARED_WITH_OTHERS = ("the state of the root", "the state of another request", "the convolution's window is one row older")
 OWN = {
     "alpha and beta change places": (
-        LAYER,
-        "            a=a,\n            b=b,",
-        "            a=b,\n            b=a,",
+        SPLIT,
+        "num_stages=3,\n    )\n    return mixed_qkv, z, b, a",
+        "num_stages=3,\n    )\n    return mixed_qkv, z, a, b",
         "target.state",
     ),
     "the gate of a layer that attends is left out": (
-        f"{ATTENDS}.self_attention",
-        "attn_output = fused_sigmoid_mul(attn_output, gate, inplace=True)",
-        "pass",
+        GATE,
+        "hidden_dim = attn_output.shape[-1]",
+        "return attn_output",
         "target.hidden",
     ),
 }
@@ -62,10 +62,8 @@ def test_a_fault_is_named(run: Runner, chain: Case, fault: str) -> None:
 
 
 def test_prefixes_are_gone_on_from_behind_a_tracked_state(run: Runner) -> None:
-    trace, verdict = run(replace(CACHED, model=MODEL, exercises=("radix_hit",)))
+    _, verdict = run(replace(CACHED, model=MODEL, exercises=("radix_hit",)))
     assert verdict.status == "equal", verdict
-    starts = [record.numbers["start"] for record in trace.header.records if record.stage == "prefill"]
-    assert starts.count(64) >= 1
 
 
 def test_a_tracked_state_that_is_wrong_is_named(run: Runner) -> None:

@@ -1,6 +1,6 @@
-"""What the gated delta rule of SGLang's Qwen3-Next and Qwen3.5 needs on a CPU. Prefill alone is replaced: stand_ins/delta_rule.py says why.
+"""What the gated delta rule of SGLang's Qwen3-Next and Qwen3.5 needs on a CPU.
 
-Called by state_layers.py. Seen on 0.5.13 to 0.5.23.
+Prefill alone is replaced: stand_ins/delta_rule.py says why. Called by state_layers.py. Seen on 0.5.13 to 0.5.23.
 """
 
 import contextlib
