@@ -18,14 +18,14 @@ SHARED_WITH_OTHERS = ("the state of the root", "the state of another request", "
 OWN = {
     "alpha and beta change places": (
         SPLIT,
-        "num_stages=3,\n    )\n    return mixed_qkv, z, b, a",
-        "num_stages=3,\n    )\n    return mixed_qkv, z, a, b",
+        "v_per_group = num_heads_v // num_heads_qk\n",
+        "v_per_group = num_heads_v // num_heads_qk\nmixed_ba = mixed_ba.roll(num_heads_v, -1)\n",
         "target.state",
     ),
-    "the gate of a layer that attends is left out": (
+    "every head that attends has the gate of the first": (
         GATE,
-        "hidden_dim = attn_output.shape[-1]",
-        "return attn_output",
+        "gate_stride_head = gate.stride(1)",
+        "gate_stride_head = 0",
         "target.hidden",
     ),
 }
