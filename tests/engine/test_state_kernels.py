@@ -1,4 +1,4 @@
-"""The tables of kernels in docs/explanation/states.md: each of them was launched in the fast runtime, and no other one of layers
+"""The tables of kernels in docs/explanation/states.md: each of these ran in the fast runtime, and no other one of layers
 that keep a state."""
 
 import re
