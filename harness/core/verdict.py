@@ -105,7 +105,9 @@ RULES: dict[str, Rule] = {
     ),
     "state.tracked": Rule(
         "3.11",
-        "The state and the convolution's inputs that the prefix cache keeps of a prefix are those after its last row.",
+        "The state and the convolution's inputs that the prefix cache keeps of a prefix are those after its last row. It is "
+        "handed those after the last step of a chunk, and when a request ends those after the last row on the grid that its "
+        "rounds passed.",
         weights="yes",
     ),
     "draft.proposal": Rule("3.3", "Each row proposes the topk tokens of its largest logits, best first.", weights="in part"),
@@ -208,7 +210,8 @@ RULES: dict[str, Rule] = {
     "radix.hit": Rule(
         "4",
         "A request is prefilled from behind the longest prefix of its tokens whose rows the prefix cache has, in whole pages, "
-        "with those that its next row sees in a window, and no further than to the row from which it wants logprobs.",
+        "with those that its next row sees in a window, where layers keep states to where it has one, and no further than to "
+        "the row from which it wants logprobs.",
         weights="no",
     ),
     "session.rows": Rule(

@@ -16,6 +16,7 @@ from . import (
     mtp,
     nemotron_h,
     qwen3,
+    qwen3_5,
     qwen3_moe,
     qwen3_next,
     standalone,
@@ -40,6 +41,7 @@ FAMILIES: dict[str, Family] = {
         gpt_oss.FAMILY,
         qwen3_next.FAMILY,
         nemotron_h.FAMILY,
+        qwen3_5.FAMILY,
         gemma4.FAMILY,
     )
 }

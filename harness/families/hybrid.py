@@ -1,4 +1,4 @@
-"""What families have in common whose layers keep a state, but for one in so many, which attends; with experts behind each."""
+"""What families have in common whose layers keep a state, but for one in so many, which attends."""
 
 from __future__ import annotations
 
@@ -16,8 +16,12 @@ if TYPE_CHECKING:
 
     Part = Callable[[Recipe, Normal], Weights]
 
+# Rows from one state to the next that rounds track for the prefix cache: as many as a chunk of SGLang's kernels of the gated
+# delta rule has, which is the least that it admits for them.
+TRACKED_EVERY = 64
 
-def layer(recipe: Recipe, number: int, normal: Normal, *, keeps: Part, attends: Part, experts: Part) -> Weights:
+
+def layer(recipe: Recipe, number: int, normal: Normal, *, keeps: Part, attends: Part, feeds: Part) -> Weights:
     """A decoder layer of the target: the last one of every `attends_every` attends, the others keep a state."""
     size = recipe.target.hidden_size
     mixes = keeps if recipe.target.keeps_state(number) else attends
@@ -25,7 +29,7 @@ def layer(recipe: Recipe, number: int, normal: Normal, *, keeps: Part, attends: 
         "input_layernorm.weight": 1 + normal(size, std=0.1),
         **mixes(recipe, normal),
         "post_attention_layernorm.weight": 1 + normal(size, std=0.1),
-        **experts(recipe, normal),
+        **feeds(recipe, normal),
     }
 
 

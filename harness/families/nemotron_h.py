@@ -43,6 +43,7 @@ RECIPES = (
         mlp_gain=0.12,
         target_hidden="post_norm",
         min_share=0.02,
+        tracked_every=CHUNK,
     ),
 )
 
@@ -92,7 +93,7 @@ def _scan(recipe: Recipe, normal: Normal) -> Weights:
 
 
 def layer_weights(recipe: Recipe, number: int, normal: Normal) -> Weights:
-    return hybrid.layer(recipe, number, normal, keeps=_scan, attends=_attention, experts=_experts)
+    return hybrid.layer(recipe, number, normal, keeps=_scan, attends=_attention, feeds=_experts)
 
 
 _OF_HEAD = {

@@ -9,7 +9,7 @@ Conventions, with their outside sources, are in docs/explanation/states.md.
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from eagletwin.reference.sizes import DeltaShape, ExpertShape
 
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
     from .family import Normal, Weights
 
-_DELTA = DeltaShape(key_heads=2, value_heads=4, key=16, value=16, kernel=4)
+DELTA = DeltaShape(key_heads=2, value_heads=4, key=16, value=16, kernel=4)
 _EXPERTS = ExpertShape(count=4, chosen=2, inner=32, affinity="softmax", shared=True)
 # A quarter of each head turns, as in Qwen's.
 _PLAIN = replace(llama_shape(32, 3, 2, 1, 96, qk_norm=True), head_dim=32, turning=8, gated=True, experts=_EXPERTS)
@@ -33,7 +33,7 @@ RECIPES = (
     Recipe(
         name="qwen3-next-nextn",
         family="qwen3_next",
-        target=replace(_PLAIN, delta=_DELTA, attends_every=3),
+        target=replace(_PLAIN, delta=DELTA, attends_every=3),
         draft=replace(_PLAIN, num_layers=1),
         intermediate_size=48,
         max_position=4096,
@@ -43,6 +43,7 @@ RECIPES = (
         mlp_gain=0.12,
         target_hidden="post_norm",
         min_share=0.05,
+        tracked_every=hybrid.TRACKED_EVERY,
     ),
 )
 
@@ -62,7 +63,8 @@ def _experts(recipe: Recipe, normal: Normal) -> Weights:
     return weights
 
 
-def _attention(recipe: Recipe, normal: Normal) -> Weights:
+def attention(recipe: Recipe, normal: Normal) -> Weights:
+    """A layer that attends, with a gate."""
     shape, size = recipe.target, recipe.target.hidden_size
     heads, kv_heads = shape.num_heads * shape.head_dim, shape.num_kv_heads * shape.head_dim
     return {
@@ -75,11 +77,12 @@ def _attention(recipe: Recipe, normal: Normal) -> Weights:
     }
 
 
-def _delta(recipe: Recipe, normal: Normal) -> Weights:
+def delta_layer(recipe: Recipe, normal: Normal) -> Weights:
     """A layer that keeps a state: half of it is gone after a few positions in some heads, and after a few dozen in others."""
     import torch
 
-    size, delta = recipe.target.hidden_size, _DELTA
+    size, delta = recipe.target.hidden_size, recipe.target.delta
+    assert delta is not None
     values = delta.value_heads * delta.value
     return {
         "linear_attn.in_proj_qkv.weight": normal(delta.mixed, size, std=size**-0.5),
@@ -95,10 +98,10 @@ def _delta(recipe: Recipe, normal: Normal) -> Weights:
 
 
 def layer_weights(recipe: Recipe, number: int, normal: Normal) -> Weights:
-    return hybrid.layer(recipe, number, normal, keeps=_delta, attends=_attention, experts=_experts)
+    return hybrid.layer(recipe, number, normal, keeps=delta_layer, attends=attention, feeds=_experts)
 
 
-_OF_HEAD = {
+OF_HEAD = {
     "eh_proj.weight": "mtp.fc.weight",
     "enorm.weight": "mtp.pre_fc_norm_embedding.weight",
     "hnorm.weight": "mtp.pre_fc_norm_hidden.weight",
@@ -108,18 +111,11 @@ _OF_HEAD = {
 
 def checkpoint(recipe: Recipe, target: Weights, draft: Weights) -> tuple[Part, Part]:
     """One configuration for both: SGLang gives the draft's model class another name by itself."""
-    shape, delta, experts = recipe.target, _DELTA, _EXPERTS
+    experts = _EXPERTS
     config = {
         "architectures": ["Qwen3NextForCausalLM"],
         "model_type": "qwen3_next",
-        "full_attention_interval": shape.attends_every,
-        "partial_rotary_factor": shape.turning / shape.head_dim,
-        "attn_output_gate": True,
-        "linear_conv_kernel_dim": delta.kernel,
-        "linear_key_head_dim": delta.key,
-        "linear_value_head_dim": delta.value,
-        "linear_num_key_heads": delta.key_heads,
-        "linear_num_value_heads": delta.value_heads,
+        **layers_config(recipe),
         "num_experts": experts.count,
         "num_experts_per_tok": experts.chosen,
         "moe_intermediate_size": experts.inner,
@@ -128,29 +124,54 @@ def checkpoint(recipe: Recipe, target: Weights, draft: Weights) -> tuple[Part, P
         "decoder_sparse_step": 1,
         "mlp_only_layers": [],
     }
-    renamed = {_OF_HEAD.get(name, f"mtp.{name}"): tensor for name, tensor in draft.items()}
-    return Part(config, shape, _served(target)), Part(config, shape, _served(renamed))
+    renamed = {OF_HEAD.get(name, f"mtp.{name}"): tensor for name, tensor in draft.items()}
+    return Part(config, recipe.target, _served(target)), Part(config, recipe.target, _served(renamed))
+
+
+def layers_config(recipe: Recipe) -> dict[str, Any]:
+    """What a configuration says of layers that keep a state and of those that attend."""
+    shape, delta = recipe.target, recipe.target.delta
+    assert delta is not None
+    return {
+        "full_attention_interval": shape.attends_every,
+        "partial_rotary_factor": shape.turning / shape.head_dim,
+        "attn_output_gate": True,
+        "linear_conv_kernel_dim": delta.kernel,
+        "linear_key_head_dim": delta.key,
+        "linear_value_head_dim": delta.value,
+        "linear_num_key_heads": delta.key_heads,
+        "linear_num_value_heads": delta.value_heads,
+    }
 
 
 def _served(weights: Weights) -> Weights:
-    """By the names and in the order of Qwen's checkpoint. Norms are stored less 1, but for that inside a layer with a state."""
+    """By the names and in the order of Qwen3-Next's checkpoint: the shared expert has another name, and what a key's head needs
+    of each projection lies side by side."""
     found: Weights = {}
-    for name, tensor in weights.items():
-        layer, mark, part = name.partition("linear_attn.")
+    for name, tensor in stored(weights).items():
+        layer, mark, part = name.partition("linear_attn.in_proj_")
         if not mark:
-            norm = name.endswith("norm.weight") or "_norm_" in name
-            # near 1 the difference is exact, and so is the sum again
-            found[name.replace("shared_experts.", "shared_expert.")] = tensor - 1 if norm else tensor
-        elif part == "conv1d.weight":
-            found[name] = tensor[:, None].contiguous()
-        elif not part.startswith("in_proj"):
-            found[name] = tensor
-        elif part == "in_proj_qkv.weight":
+            found[name.replace("shared_experts.", "shared_expert.")] = tensor
+        elif part == "qkv.weight":
             qkv, z, b, a = (weights[f"{layer}linear_attn.in_proj_{of}.weight"] for of in ("qkv", "z", "b", "a"))
-            keys = _DELTA.key_heads * _DELTA.key
+            keys = DELTA.key_heads * DELTA.key
             joined = _by_key_head(qkv[:keys], qkv[keys : 2 * keys], qkv[2 * keys :], z)
             found[f"{layer}linear_attn.in_proj_qkvz.weight"] = joined
             found[f"{layer}linear_attn.in_proj_ba.weight"] = _by_key_head(b, a)
+    return found
+
+
+def stored(weights: Weights) -> Weights:
+    """As Qwen's checkpoints have them: norms less 1, but for that inside a layer with a state; convolutions with a channel."""
+    found: Weights = {}
+    for name, tensor in weights.items():
+        inside = "linear_attn." in name
+        if name.endswith("linear_attn.conv1d.weight"):
+            found[name] = tensor[:, None].contiguous()
+        elif not inside and (name.endswith("norm.weight") or "_norm_" in name):
+            found[name] = tensor - 1  # near 1 the difference is exact, and so is the sum again
+        else:
+            found[name] = tensor
     return found
 
 
@@ -158,7 +179,7 @@ def _by_key_head(*parts: Tensor) -> Tensor:
     """What a key's head needs of each part, side by side: [.., H] each -> [sum of all, H]."""
     import torch
 
-    split = [part.view(_DELTA.key_heads, -1, part.shape[1]) for part in parts]
+    split = [part.view(DELTA.key_heads, -1, part.shape[1]) for part in parts]
     return torch.cat(split, 1).flatten(0, 1)
 
 

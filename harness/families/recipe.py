@@ -26,6 +26,8 @@ class Recipe:
     mtp_layers     layers of a multi-layer draft (MTP), of which a case uses the first num_steps; 0: a single head
     chained        a layer of an MTP draft consumes the state of the layer below; else every layer the target's
     frozen         the draft has no memory of its own, and reads the target's rows
+    tracked_every  of layers that keep a state: rows from one state to the next that a prefill tracks for the prefix cache, as
+                   many as a chunk of SGLang's kernels has
     window         how far back a row of a layer with a sliding window sees: so many rows before its own. 0: no such layers
     min_share      every accept length 1..num_steps+1 occurs in at least this share of rounds, for num_steps 1..5 (measured
                    over 24 prompts, 6 of a deep target, by tests/families/test_acceptance_profile.py)
@@ -49,6 +51,7 @@ class Recipe:
     chained: bool = False
     window: int = 0
     frozen: bool = False
+    tracked_every: int = 0
 
     @property
     def end_of_sequence(self) -> int:

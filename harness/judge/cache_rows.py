@@ -32,14 +32,11 @@ class Stored:
 
 
 class CacheRows:
-    """Knows which row lies in which slot.
-
-    on  whether that is asked: there is a cache, and no layer keeps a state, since a trace does not say where the cache has one
-    """
+    """Knows which row lies in which slot. on: whether that is asked, as there is a cache"""
 
     def __init__(self, trace: Trace, stories: Mapping[str, Story], model: Model) -> None:
         self._trace, self._stories, self._ahead = trace, stories, model.ahead
-        self.on = model.numbers and trace.header.case.engine.sglang.radix_cache and not model.keeping
+        self.on = model.numbers and trace.header.case.engine.sglang.radix_cache
         self._committed: dict[int, tuple[str, int]] = {}  # slot -> request and row
         self._on_host: dict[int, tuple[str, int]] = {}
 

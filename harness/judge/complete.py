@@ -187,6 +187,12 @@ def _due(trace: Trace, number: int, record: Record, model: Model) -> str:
         due |= dict.fromkeys(("proposal", "proposal_probabilities") if case.topk > 1 else ("proposal",), (0, case.topk))
     if model.keeping and record.stage in ("extend", "prefill"):
         due |= {"target_state": (0, model.keeping), "target_conv": (0, model.keeping), "state_slots": (0, 2)}
+    if model.keeping and case.engine.sglang.radix_cache:
+        part, slots = ("cached", "cached_ends") if record.stage == "cached" else ("tracked", "tracked")
+        if record.stage in ("iteration", "flushed", "cached"):
+            if slots not in record.tensors:
+                return f"no {slots}"
+            due |= dict.fromkeys((f"{part}_state", f"{part}_conv"), (0, len(trace.array(number, slots))))
     if layers and record.stage in ("extend", "prefill"):
         due["proposal"] = (0, case.topk * case.num_steps)
         due.pop("proposal_probabilities", None)

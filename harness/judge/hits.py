@@ -14,6 +14,7 @@ from .compare import Compare, Place
 from .model import Model
 from .sessions import Sessions
 from .story import Story
+from .tracked import Tracked
 
 _RULE = "radix.hit"
 
@@ -22,11 +23,20 @@ class Hits:
     """Knows which slots were the prefix cache's when the batch began."""
 
     def __init__(
-        self, trace: Trace, stories: dict[str, Story], compare: Compare, model: Model, rows: CacheRows, sessions: Sessions
+        self,
+        trace: Trace,
+        stories: dict[str, Story],
+        compare: Compare,
+        model: Model,
+        rows: CacheRows,
+        tracked: Tracked,
+        sessions: Sessions,
     ) -> None:
-        self._trace, self._stories, self._compare, self._rows, self._sessions = trace, stories, compare, rows, sessions
+        self._trace, self._stories, self._compare = trace, stories, compare
+        self._rows, self._tracked, self._sessions = rows, tracked, sessions
         self._page = trace.header.case.page_size
         self._ahead = model.ahead
+        self._states = set[int]()  # slots of states that the cache had when the batch began
         self._back = RECIPES[trace.header.case.model].window if model.numbers else 0
         self._restored: set[int] = set()  # slots whose rows came back from the host since the last batch
         self._cached: dict[int, bool] = {}  # slot -> whether layers with a window have its row, too
@@ -41,6 +51,7 @@ class Hits:
         live = self._trace.integers(number, "window_cached") if "window_cached" in record.tensors else [1] * len(slots)
         # what one request of the batch had brought back was not there yet when others were looked up
         fresh, self._restored = self._restored, set()
+        self._states = set(self._trace.integers(number, "state_cached")) if self._tracked.on else set()
         self._cached = {slot: led > 0 for slot, led in zip(slots, live, strict=True) if slot not in fresh}
 
     def copied(self, pairs: list[tuple[int, int]], restore: bool) -> None:
@@ -65,10 +76,13 @@ class Hits:
         """Rows of the longest prefix that can be reused, of a request with so many tokens: in whole pages, with the rows that
         its next row sees in a window, and without the last token, whose logits are wanted, and those behind the first whose
         logprob is asked for. SGLang looks the others up, and where its keys are pairs of tokens there is one pair less."""
-        stored = self._rows.of(self._stories[name].tokens[:known], self._cached)
+        tokens = self._stories[name].tokens[:known]
+        stored, ends = self._rows.of(tokens, self._cached), self._tracked.ends(tokens, self._states)
         asked = self._from[name]
         looked_up = known - 1 if asked is None else min(known - 1, asked)
         for end in range(min(stored.count, looked_up - self._ahead) // self._page * self._page, 0, -self._page):
+            if self._tracked.on and end not in ends:  # where layers keep states a hit ends where the cache has one
+                continue
             if stored.live.issuperset(range(max(0, end - self._back), end)):
                 return end
         return 0

@@ -9,7 +9,7 @@ request that ends it promises the rows whose tokens it was sent: not those that 
 that of a mixed step in which it ended, whose count of committed rows SGLang does not raise then. Where the request's grammar
 ends a round, SGLang counts a round of the tokens up to there, the last of which has no row then. It promises nothing of one
 that is aborted, and of one that is retracted nothing but what may be evicted at once. Rows of a streaming session are the
-session's (sessions.py).
+session's (sessions.py). Where layers keep states, what is promised ends where the cache has a state: tracked.py.
 """
 
 from dataclasses import dataclass
@@ -49,6 +49,7 @@ class Kept:
     ) -> None:
         header = trace.header
         self._trace, self._stories, self._compare, self._rows, self._sessions = trace, stories, compare, rows, sessions
+        self._on = rows.on and not model.keeping
         self._page, self._ahead, self._windows = header.case.page_size, model.ahead, model.windows
         # with overlap the result of a prefill is looked at when the request's first round has begun
         self._late = header.engine.overlap
@@ -62,12 +63,12 @@ class Kept:
 
     def iteration(self, number: int) -> None:
         """An iteration begins: all that ended before it is over."""
-        if self._rows.on:
+        if self._on:
             self._iteration = dict.fromkeys(self._trace.integers(number, "cached"), True)
 
     def batch(self, number: int) -> None:
         """A batch begins: chunks before it are over."""
-        if self._rows.on:
+        if self._on:
             self._batch = dict.fromkeys(self._trace.integers(number, "cached"), True)
 
     def prefill(self, number: int, record: Record) -> None:
@@ -93,7 +94,7 @@ class Kept:
 
     def _promised(self, record: Record) -> bool:
         """Whether the prefix cache is promised rows of this request: not of one whose rows a session keeps."""
-        return self._rows.on and not self._sessions.keeps_rows_of(record.request)
+        return self._on and not self._sessions.keeps_rows_of(record.request)
 
     def _parting(self, name: str, known: int, start: int) -> int:
         """Rows of the longest prefix of a request with so many tokens that the cache has but for what a window sees: it ends

@@ -32,6 +32,7 @@ from .sessions import Sessions
 from .slots import Slots
 from .states import States
 from .story import Round, Story, recorded_rows
+from .tracked import Tracked
 from .trees import Trees, parents_of
 from .unseen import draft_decode_in_graph, layers_in_graph
 from .windows import Windows
@@ -55,7 +56,8 @@ class RequestJudge:
         self._windows = Windows(trace, self._compare)
         self._states = States(trace, self._compare)
         self._cache_rows = CacheRows(trace, stories, self._model)
-        self._hits = Hits(trace, stories, self._compare, self._model, self._cache_rows, self._sessions)
+        self._tracked = Tracked(trace, stories, self._compare, self._model, bounds)
+        self._hits = Hits(trace, stories, self._compare, self._model, self._cache_rows, self._tracked, self._sessions)
         self._kept = Kept(trace, stories, self._compare, self._model, self._cache_rows, self._sessions)
         self._trees = Trees(trace, self._compare, self._model)
         self._samples = Samples(trace, self._compare, bounds)
@@ -193,6 +195,7 @@ class RequestJudge:
             else:
                 self._samples.first_token(place, sampling, logits, token, index)
         self._states.committed(number, record, "target.extend", story, end - 1)
+        self._tracked.prefill(record)
         self._stored(number, record, "target.extend", "draft.extend")
         if record.numbers["final"] and self._layers is None:
             self._next_proposal(number, Place(record, "draft.extend", output=True), end)
@@ -468,6 +471,7 @@ class RequestJudge:
         self._slots.keep(record, self._trace.integers(number, "table"))
         if self._model.numbers:
             self._states.committed(number, record, "verify", self._stories[record.request], end - 1)
+            self._tracked.round(record, self._round(record).committed, end)
             self._stored(number, record, "target.verify", "draft.extend_decode")
         else:
             self._handed_on(number, record, "draft.extend_decode")
@@ -499,6 +503,7 @@ class RequestJudge:
         self._answers.finished(number, record)
         self._sessions.ended(number, record)
         self._kept.finished(number, record)
+        self._tracked.finished(record, len(emitted))
 
     def _cached(self, number: int, record: Record) -> None:
         """Rows that the prefix cache keeps must be what a request that reuses them would have computed."""
@@ -508,7 +513,7 @@ class RequestJudge:
         least = len(story.prompt) + self._emitted.get(record.request, 0)
         path = story.tokens[: max(least, len(tokens))]
         self._compare.integers(place, "draft.kv", path, tokens, "token of the cached path", 0)
-        self._states.cached(number, place, story, count - 1)
+        self._states.cached(number, place, story)
         for part, reference in story.stored.items():
             stored = recorded_rows(self._trace, number, part)
             known = min(count, len(reference))
@@ -536,6 +541,7 @@ class RequestJudge:
         self._slots.account(number, Place(record, "iteration"))
         self._states.account(number, Place(record, "iteration"))
         self._kept.iteration(number)
+        self._tracked.look(number, record)
 
     def _flushed(self, number: int, record: Record) -> None:
         self._slots.account(number, Place(record, "finished"))

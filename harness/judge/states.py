@@ -51,31 +51,37 @@ class States:
         )
         if not 0 <= last < len(story.kept[0]):  # what was committed has no reference, which another rule says
             return
-        self._kept(number, place, ("target.state", "target.conv"), "target", story.kept, last)
+        found = self._trace.array(number, "target_state"), self._trace.array(number, "target_conv")
+        self._kept(found, place, ("target.state", "target.conv"), "", story.kept, last)
 
-    def cached(self, number: int, place: Place, story: Story, last: int) -> None:
-        """What the prefix cache keeps at the end of a prefix, whose last row is `last`."""
-        if "cached_state" not in place.record.tensors or story.kept is None or last >= len(story.kept[0]):
+    def cached(self, number: int, place: Place, story: Story) -> None:
+        """What the prefix cache keeps on the path of a request's tokens: each state is that after the prefix which leads to
+        it."""
+        if "cached_ends" not in place.record.tensors or story.kept is None:
             return
-        self._kept(number, place, ("state.tracked", "state.tracked"), "cached", story.kept, last)
+        kept = [self._trace.array(number, f"cached_{part}") for part in ("state", "conv")]
+        for n, end in enumerate(self._trace.integers(number, "cached_ends")):
+            if end <= len(story.kept[0]):
+                self._kept((kept[0][n], kept[1][n]), place, ("state.tracked", "state.tracked"), "cached ", story.kept, end - 1)
 
-    def _kept(self, number: int, place: Place, rules: tuple[str, str], part: str, kept: tuple[Array, Array], last: int) -> None:
-        """The state and the convolution's inputs after row `last`, as a record has them of this part."""
+    def _kept(
+        self, found: tuple[Array, Array], place: Place, rules: tuple[str, str], word: str, kept: tuple[Array, Array], last: int
+    ) -> None:
+        """The state and the convolution's inputs after row `last`, as they were found."""
         states, windows = (rows[last] for rows in kept)  # [L, N, W, D], [L, C, K-1]
         heads, width = states.shape[1], windows.shape[2]
-        word = "cached " if part == "cached" else ""
         self._compare.floats(
             place,
             rules[0],
             _rows(states, 2),
-            _rows(self._trace.array(number, f"{part}_state"), 2),
+            _rows(found[0], 2),
             lambda n: f"{word}state after row {last}, layer with a state {n // heads}, head {n % heads}",
         )
         self._compare.floats(
             place,
             rules[1],
             _rows(windows.swapaxes(1, 2), 2),
-            _rows(self._trace.array(number, f"{part}_conv").swapaxes(1, 2), 2),
+            _rows(found[1].swapaxes(1, 2), 2),
             lambda n: f"{word}input of row {last + 1 - width + n % width}, layer with a state {n // width}",
         )
 

@@ -192,14 +192,67 @@ CACHED = Case(
 )
 
 
-def test_prefixes_are_gone_on_from_behind_a_tracked_state(run: Runner) -> None:
-    trace, verdict = run(CACHED)
+# Three prefixes of one text: the second goes on from 64 tokens, and the third from 128. The last request begins like the first.
+TEXT = (*LONG, *_tokens(9, 70))
+DEEPER = replace(
+    CACHED,
+    name="states-deeper",
+    requests=(
+        Request(id="a", prompt=LONG, max_new_tokens=2),
+        Request(id="b", prompt=TEXT[:134], max_new_tokens=2, arrive=5),
+        Request(id="c", prompt=(*TEXT[:130], 1), max_new_tokens=2, arrive=10),
+        Request(id="d", prompt=TEXT[:66], max_new_tokens=2, arrive=15),
+    ),
+    engine=EngineSettings(sglang=SGLangSettings(radix_cache=True, max_total_tokens=1024, max_running_requests=2)),
+    exercises=("radix_hit",),
+)
+# Answers that end before, in and behind the round that comes to 64 rows: with 62, 64, 66, 67 and 68.
+ENDS = replace(
+    CACHED,
+    name="states-ends",
+    requests=tuple(Request(id=f"r{n}", prompt=(*SHORT[:-1], n), max_new_tokens=4 + n, arrive=14 * n) for n in (0, 1, 4, 5, 6)),
+    engine=EngineSettings(sglang=SGLangSettings(radix_cache=True, max_total_tokens=1024, max_running_requests=2)),
+    exercises=(),
+)
+
+
+@pytest.mark.parametrize("topk", [1, 4])
+def test_prefixes_are_gone_on_from_behind_a_tracked_state(run: Runner, topk: int) -> None:
+    trace, verdict = run(replace(CACHED, topk=topk, num_draft_tokens=12 if topk > 1 else 0))
     assert verdict.status == "equal", verdict
-    assert verdict.checked["state.tracked"] == 2 * len(CACHED.requests)
+    # a prefill and a round each hand one over, and are asked for it; at the end there are as many paths as requests
+    assert verdict.checked["state.tracked"] == 4 + 2 * len(CACHED.requests)
     starts = {record.request: record.numbers["start"] for record in trace.header.records if record.stage == "prefill"}
     assert starts == {"a": 0, "b": 64, "c": 0, "d": 64}
 
 
+@pytest.mark.parametrize("model", ["qwen3-next-nextn", "nemotron-h-nextn"])
+def test_each_state_on_a_path_is_looked_at(run: Runner, model: str) -> None:
+    trace, verdict = run(replace(DEEPER, model=model))
+    assert verdict.status == "equal", verdict
+    starts = [record.numbers["start"] for record in trace.header.records if record.stage == "prefill"]
+    assert starts == [0, 64, 128, 64]
+    number = next(n for n, record in enumerate(trace.header.records) if (record.stage, record.request) == ("cached", "b"))
+    assert trace.integers(number, "cached_ends") == [128, 64]
+    for tensor in ("cached_state", "cached_conv"):
+        changed = trace.tensor(number, tensor).clone()
+        changed[1].flatten()[5] += 1
+        wrong = judge(Trace(trace.header, {**trace.tensors, f"{number}.{tensor}": changed}))
+        assert (wrong.status, wrong.rule) == ("diverged", "state.tracked"), wrong
+
+
+def test_what_an_answer_leaves_is_asked_for_wherever_it_ends(run: Runner) -> None:
+    trace, verdict = run(ENDS)
+    assert verdict.status == "equal", verdict
+    ends = {record.request: record.numbers["seq_len"] for record in trace.header.records if record.stage == "extend"}
+    assert list(ends.values()) == [62, 64, 66, 67, 68]
+    handed = [number for number, record in enumerate(trace.header.records) if record.stage == "iteration"]
+    # the first comes to no grid, and the round of the second to a row behind the end of its answer
+    assert sum(len(trace.array(number, "tracked")) for number in handed) == 3
+
+
+RESULTS = "sglang.srt.managers.scheduler_components.batch_result_processor.SchedulerBatchResultProcessor"
+COMPONENT = "sglang.srt.mem_cache.unified_cache.components.mamba.MambaComponent"
 TRACKED = {
     "a prefill does not track": (
         f"{GDN}._track_mamba_state_extend",
@@ -211,16 +264,87 @@ TRACKED = {
         LAST,
         LAST.replace("mamba_steps_to_track", "mamba_steps_to_track + (mamba_steps_to_track >= 0).int()"),
     ),
+    "a round does not track": (
+        BACKEND,
+        LAST,
+        LAST.replace("mamba_steps_to_track", "torch.full_like(mamba_steps_to_track, -1)"),
+    ),
 }
 
 
 @pytest.mark.parametrize("fault", TRACKED)
 def test_a_tracked_state_that_is_wrong_is_named(run: Runner, fault: str) -> None:
-    """By what the next request begins from, or by what the cache keeps, whichever is seen first."""
+    """When the cache is handed it, and so before the next request begins from it."""
     target, match, replacement = TRACKED[fault]
     _, verdict = run(CACHED, Edit(target=target, match=match, replacement=replacement))
-    assert verdict.status == "diverged"
-    assert {verdict.rule, *verdict.later} >= {"state.tracked", "target.state"}, verdict
+    assert (verdict.status, verdict.rule) == ("diverged", "state.tracked"), verdict
+    assert "target.state" in verdict.later
+
+
+# Right answers, and slower ones: a state never comes to the prefix cache, or is not gone on from.
+LOST = {
+    "that of a chunk": (
+        CACHED,
+        f"{COMPONENT}.prepare_for_caching_req",
+        "if cache_len is None:\n            return 0\n        # Donate",
+        "if True:\n            return 0\n        # Donate",
+        "state.tracked",
+    ),
+    "that of a round, which was not seen to come to the grid": (
+        ENDS,
+        f"{RESULTS}._mamba_check_track_boundary",
+        "if cur // interval != prev // interval:",
+        "if cur // interval == prev // interval:",
+        "state.tracked",
+    ),
+    "that of a request that ends": (
+        ENDS,
+        f"{RESULTS}._mamba_can_cache_finished_req",
+        "return True\n\n    # no_buffer",
+        "return False\n\n    # no_buffer",
+        "state.tracked",
+    ),
+    "a hit": (
+        CACHED,
+        f"{BATCH}.Req.init_next_round_input",
+        "tree_cache,\n            token_ids_to_match,",
+        "tree_cache,\n            token_ids_to_match[:8],",
+        "radix.hit",
+    ),
+}
+
+
+@pytest.mark.parametrize("fault", LOST)
+def test_a_state_that_is_lost_is_named(run: Runner, fault: str) -> None:
+    case, target, match, replacement, rule = LOST[fault]
+    _, verdict = run(case, Edit(target=target, match=match, replacement=replacement))
+    assert (verdict.status, verdict.rule) == ("diverged", rule), verdict
+    assert set(verdict.later) <= {rule}
+
+
+COPIES = f"{COMPONENT}.finalize_match_result_in_cache"
+SHARED = {
+    "a request goes on in the prefix cache's own slot": (
+        CACHED,
+        "req.kv.mamba_pool_idx = dst_index[0]",
+        "req.kv.mamba_pool_idx = src_index[0]",
+        "state.slots",
+    ),
+    "a request goes on from another point of the grid": (
+        DEEPER,
+        "req.kv.mamba_cow_src_index = src_index",
+        "req.kv.mamba_cow_src_index = self.tree_core.all_mamba_values_flatten().sort().values[:1]",
+        "target.state",
+    ),
+    "a state is not copied": (CACHED, "req.kv.mamba_cow_src_index = src_index", "pass", "target.state"),
+}
+
+
+@pytest.mark.parametrize("fault", SHARED)
+def test_a_copy_of_a_cached_state_that_is_wrong_is_named(run: Runner, fault: str) -> None:
+    case, match, replacement, rule = SHARED[fault]
+    _, verdict = run(case, Edit(target=COPIES, match=match, replacement=replacement))
+    assert (verdict.status, verdict.rule) == ("diverged", rule), verdict
 
 
 def test_after_a_prefix_the_draft_keeps_a_row_of_another_continuation(run: Runner) -> None:

@@ -16,7 +16,7 @@ from eagletwin.reference.mtp_head import MtpHead
 from eagletwin.reference.norm import rms_norm
 from eagletwin.reference.plain import PlainDraft
 
-NEXTN = sorted(name for name in RECIPES if RECIPES[name].family in ("deepseek", "nemotron_h", "qwen3_next"))
+NEXTN = sorted(name for name in RECIPES if RECIPES[name].family in ("deepseek", "nemotron_h", "qwen3_5", "qwen3_next"))
 FROZEN = sorted(name for name in RECIPES if RECIPES[name].frozen)
 EAGLE = sorted(
     name

@@ -39,9 +39,9 @@ class Accounts:
             tensors |= {f"window_{kind}": allocation.window_pages(tensors[kind]) for kind in ("cached", "held")}
         if (states := self._taps.states) is not None:
             owned = [slot for request in self._taps.requests.values() for slot in states.held(request)]
-            numbers |= {"state_total": states.total}
+            numbers |= {"state_total": states.total, "state_given_up": states.given_up}
             tensors |= {"state_free": runs_of(states.free()), "state_held": np.array(owned, np.int64)}
-            tensors |= {"state_cached": states.cached()}
+            tensors |= {"state_cached": (cached := states.cached())} | states.anew(cached)
         if (tier := self._taps.host_tier) is not None:
             more, slots = tier.slots()
             numbers |= more
@@ -86,7 +86,7 @@ class Accounts:
             for part, pool in self._taps.pools.items():
                 tensors[f"{part}_kv"] = pool.rows(slots)
             if self._taps.states is not None:
-                tensors |= self._taps.states.of_prefix(tokens)
+                tensors |= self._taps.states.of_prefixes(tokens)
             self._recorder.add(name, 0, "cached", when=When(iteration), tensors=tensors)
 
     def poison_all(self) -> None:

@@ -17,6 +17,7 @@ from eagletwin.harness.core.case import Case, SGLangSettings
 from eagletwin.harness.core.dtype import Dtype
 from eagletwin.harness.core.mode import CPU, FLASHINFER_HEAD, Mode
 from eagletwin.harness.families import RECIPES, family_of
+from eagletwin.harness.families.hybrid import TRACKED_EVERY
 from eagletwin.harness.families.store import checkpoints, other_checkpoints
 
 from .. import grammars
@@ -44,7 +45,6 @@ from . import cuda, experts_on_cuda, front_end, model_classes, new_weights, part
 SHIMS: list[str] = []
 
 _SPARE_STATES = 2
-TRACKED_EVERY = 64  # tokens from one tracked state to the next: as many as a chunk of SGLang's prefill kernels has
 
 # Of a release that does not have one of them, or cannot import it here, what it has in its place is imported later.
 _IMPORTED_WHILE_BUILT = (
@@ -139,7 +139,7 @@ def build_scheduler(case: Case, mode: Mode = CPU, rank: int = 0, port: int = 0) 
     if recipe.target.states:
         if mode.device == "cuda":
             raise NotDriven(f"{case.model} on a GPU: SGLang's kernels of its prefill know no float32")
-        state_layers.use_triton(SHIMS, scans=recipe.target.scan is not None)
+        state_layers.use_triton(SHIMS, family_of(recipe).modules, scans=recipe.target.scan is not None)
     if recipe.frozen:
         workers.refuse_frozen()
     model_classes.register(family_of(recipe).modules, SHIMS)

@@ -56,9 +56,9 @@ def _no() -> bool:
     return False
 
 
-def use_triton(shims: list[str], *, scans: bool) -> None:
-    """Before a model is built whose layers scan (Mamba-2), or follow the gated delta rule. Raises NotDriven on a release that
-    has these layers elsewhere."""
+def use_triton(shims: list[str], models: Sequence[str], *, scans: bool) -> None:
+    """Before a model of these modules is built, whose layers scan (Mamba-2) or follow the gated delta rule. Raises NotDriven on
+    a release that has these layers elsewhere."""
     from sglang.srt import utils
 
     kind: Any = scan_layers if scans else delta_layers
@@ -67,7 +67,7 @@ def use_triton(shims: list[str], *, scans: bool) -> None:
     for place in places:
         place.is_cpu = _no
     try:
-        for name in (*_MODULES, *kind.MODULES):
+        for name in (*_MODULES, *kind.MODULES, *models):
             _as_elsewhere(importlib.import_module(name))
             shims.append(f"{name}: is_cpu() is False")
         for gate in (_STATES, *((one,) for one in kind.GATES)):

@@ -58,15 +58,33 @@ def cached(cache: Any) -> Tensor:
     return slots
 
 
-def of_prefix(cache: Any, tokens: list[int]) -> Any:
-    """The slot that the cache keeps at the end of the longest prefix of these tokens that a new request would go on from; None
-    without one."""
+def giving_up(cache: Any) -> list[str]:
+    """The methods by which a prefix cache may give up states. From 0.5.19 on what allocates has a way of its own."""
+    if not hasattr(cache, "all_mamba_values_flatten"):
+        return []
+    return [name for name in ("evict", "evict_for_alloc", "reset") if hasattr(cache, name)]
+
+
+def of_prefixes(cache: Any, tokens: list[int]) -> list[tuple[int, Any]]:
+    """The states that the cache keeps on the path of these tokens, the deepest first: after how many, and in which slot."""
     from sglang.srt.mem_cache.base_prefix_cache import MatchPrefixParams
     from sglang.srt.mem_cache.radix_cache import RadixKey
 
+    found: list[tuple[int, Any]] = []
     if not hasattr(cache, "all_mamba_values_flatten"):
-        return None
-    match = cache.match_prefix(MatchPrefixParams(key=RadixKey(token_ids=array("q", tokens))))
+        return found
+    while tokens:
+        match = cache.match_prefix(MatchPrefixParams(key=RadixKey(token_ids=array("q", tokens))))
+        count = len(memory.matched_slots(cache, match))
+        if not count:
+            break
+        found.append((count, _state_of(cache, match)))
+        tokens = tokens[: count - 1]
+    return found
+
+
+def _state_of(cache: Any, match: Any) -> Any:
+    """The slot of the node that a match ended at."""
     if not hasattr(cache, "tree_core"):
         return match.last_device_node.mamba_value
     from sglang.srt.mem_cache.unified_cache.component_type import ComponentType

@@ -4,6 +4,7 @@ A request has one slot for all such layers. What verify computes for each node l
 takes one node's. Called by the taps and accounts.py.
 """
 
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -14,6 +15,7 @@ from eagletwin.harness.core.poison import STATE_POISON
 from eagletwin.harness.core.trace import on_host, snapshot
 
 from ..eras import state_slots
+from .wraps import Wraps
 
 
 class StatePool:
@@ -25,6 +27,8 @@ class StatePool:
         self._kept = (self._cache.temporal, *self._cache.conv)  # [L, slots, ..] each
         # [L, rows, nodes, ..] of the states; the windows of a chain's nodes overlap, and lie in one buffer [L, rows, C, ..]
         self._of_nodes = (self._cache.intermediate_ssm, *state_slots.windows_of_nodes(pool.mamba_pool))
+        self._known: dict[int, tuple[Array, ...]] = {}  # slot of the prefix cache -> what it held when last looked at
+        self.given_up = 0
 
     @property
     def total(self) -> int:
@@ -48,15 +52,37 @@ class StatePool:
         """Slots that the prefix cache owns [n], sorted."""
         return np.sort(on_host(state_slots.cached(self._cache_of))).astype(np.int64)
 
-    def of_prefix(self, tokens: list[int]) -> dict[str, Array]:
-        """What the prefix cache keeps at the end of the longest prefix that a new request with these tokens would go on from;
-        nothing without one."""
-        slot = state_slots.of_prefix(self._cache_of, tokens)
-        if slot is None:
-            return {}
-        return {
-            name: snapshot(kept[:, int(slot)]) for name, kept in zip(("cached_state", "cached_conv"), self._kept, strict=True)
-        }
+    def watch(self, wraps: Wraps) -> None:
+        """Count in `given_up` how often the prefix cache gave up a state: evicted it, or forgot all."""
+        for name in state_slots.giving_up(self._cache_of):
+            wraps.method(self._cache_of, name, self._around_giving_up)
+
+    def _around_giving_up(self, call: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        before = len(self.cached())
+        result = call(*args, **kwargs)
+        self.given_up += len(self.cached()) < before
+        return result
+
+    def anew(self, cached: Array) -> dict[str, Array]:
+        """Of the slots that the prefix cache owns [n]: those that are new or hold something else than when last looked at [m],
+        and the states and windows in them [m, L, ..]."""
+        held = {slot: tuple(snapshot(kept[:, slot]) for kept in self._kept) for slot in cached.tolist()}
+        known, self._known = self._known, held
+        slots = [slot for slot, now in held.items() if slot not in known or not all(map(np.array_equal, now, known[slot]))]
+        return {"tracked": np.array(slots, np.int64)} | self._stacked("tracked", slots)
+
+    def _stacked(self, name: str, slots: list[int]) -> dict[str, Array]:
+        """States and windows in these slots [n, L, ..]."""
+        kept = [[snapshot(part[:, slot]) for slot in slots] for part in self._kept]
+        states, windows = (np.stack(part) if part else np.empty(0, np.float32) for part in kept)
+        return {f"{name}_state": states, f"{name}_conv": windows}
+
+    def of_prefixes(self, tokens: list[int]) -> dict[str, Array]:
+        """The states that the prefix cache keeps on the path of these tokens, the deepest first: after how many [n], and
+        they [n, L, ..]."""
+        path = state_slots.of_prefixes(self._cache_of, tokens)
+        ends = np.array([end for end, _ in path], np.int64)
+        return {"cached_ends": ends} | self._stacked("cached", [int(slot) for _, slot in path])
 
     def free(self) -> Array:
         """How often the free list has each slot [n]."""

@@ -121,6 +121,8 @@ class Taps:
         self._inner.wrap(self._wraps)
         if self.host_tier is not None:
             self.host_tier.watch(self._wraps, self._record_copy)
+        if self.states is not None:
+            self.states.watch(self._wraps)
         self._accepted.start()
         self._grammars.start()
         return self
@@ -174,6 +176,7 @@ class Taps:
             tensors["window_cached"] = self.allocation.window_slots(tensors["cached"])
         if self.states is not None:
             tensors["states"] = np.array([state_slots.own(request) for request in self.requests.values()], np.int64)
+            tensors["state_cached"] = self.states.cached()
         self.writer.add_batch({f"request.{name}": number for number, name in enumerate(held)}, tensors)
 
     def _record_copy(self, request: str, restore: bool, slots: dict[str, Array]) -> None:

@@ -1,0 +1,86 @@
+"""Qwen3.5 (text) with its MTP layer: the layers of Qwen3-Next with their projections apart, and no experts.
+
+The class is the one for text alone. In the checkpoint each projection of a layer with a state has a tensor of its own, where
+Qwen3-Next joins them by heads; SGLang has another class, another loader and another kernel for that (`qwen3_5.py`,
+`fused_qkvzba_split_reshape_cat_contiguous`). What is computed is the same.
+
+Conventions, with their outside sources, are in docs/explanation/states.md.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from . import hybrid
+from .family import Family, Part
+from .mtp import joined_layer
+from .qwen3_next import DELTA, OF_HEAD, attention, delta_layer, layers_config, stored
+from .recipe import Recipe, llama_shape
+
+if TYPE_CHECKING:
+    from .family import Normal, Weights
+
+_PLAIN = replace(llama_shape(32, 3, 2, 1, 96, qk_norm=True), head_dim=32, turning=8, gated=True)
+
+RECIPES = (
+    Recipe(
+        name="qwen3.5-nextn",
+        family="qwen3_5",
+        target=replace(_PLAIN, delta=DELTA, attends_every=3),
+        draft=replace(_PLAIN, num_layers=1),
+        intermediate_size=48,
+        max_position=4096,
+        seed=191,
+        noise=0.06,
+        attention_gain=0.12,
+        mlp_gain=0.12,
+        target_hidden="post_norm",
+        min_share=0.02,
+        tracked_every=hybrid.TRACKED_EVERY,
+    ),
+)
+
+
+def _feed_forward(recipe: Recipe, normal: Normal) -> Weights:
+    size, inner = recipe.target.hidden_size, recipe.intermediate_size
+    return {
+        "mlp.gate_proj.weight": normal(inner, size, std=size**-0.5),
+        "mlp.up_proj.weight": normal(inner, size, std=size**-0.5),
+        "mlp.down_proj.weight": normal(size, inner, std=2 * recipe.mlp_gain * inner**-0.5),
+    }
+
+
+def layer_weights(recipe: Recipe, number: int, normal: Normal) -> Weights:
+    return hybrid.layer(recipe, number, normal, keeps=delta_layer, attends=attention, feeds=_feed_forward)
+
+
+def checkpoint(recipe: Recipe, target: Weights, draft: Weights) -> tuple[Part, Part]:
+    """One configuration for both: SGLang gives the draft's model class another name by itself."""
+    shape = recipe.target
+    config = {
+        "architectures": ["Qwen3_5ForCausalLM"],
+        "model_type": "qwen3_5_text",
+        **layers_config(recipe),
+        "rope_parameters": {
+            "rope_type": "default",
+            "rope_theta": shape.rope_theta,
+            "partial_rotary_factor": shape.turning / shape.head_dim,
+        },
+    }
+    renamed = {OF_HEAD.get(name, f"mtp.{name}"): tensor for name, tensor in draft.items()}
+    return Part(config, shape, stored(target)), Part(config, shape, stored(renamed))
+
+
+FAMILY = Family(
+    name="qwen3_5",
+    recipes=RECIPES,
+    draft_weights=joined_layer,
+    heads=hybrid.heads,
+    checkpoint=checkpoint,
+    layer_weights=layer_weights,
+    modules=("sglang.srt.models.qwen3_5_text", "sglang.srt.models.qwen3_5_mtp"),
+    norms_less=1,
+    environment={"SGLANG_MAMBA_CONV_DTYPE": "float32"},
+    limits=("float32 on one rank", "a context as trained"),
+)
