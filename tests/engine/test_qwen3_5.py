@@ -18,8 +18,8 @@ SHARED_WITH_OTHERS = ("the state of the root", "the state of another request", "
 OWN = {
     "alpha and beta change places": (
         SPLIT,
-        "v_per_group = num_heads_v // num_heads_qk\n",
-        "v_per_group = num_heads_v // num_heads_qk\nmixed_ba = mixed_ba.roll(num_heads_v, -1)\n",
+        "v_per_group = num_heads_v // num_heads_qk",
+        "v_per_group = num_heads_v // num_heads_qk\nmixed_ba = mixed_ba.roll(num_heads_v, -1)",
         "target.state",
     ),
     "every head that attends has the gate of the first": (

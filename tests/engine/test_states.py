@@ -247,7 +247,8 @@ def test_what_an_answer_leaves_is_asked_for_wherever_it_ends(run: Runner) -> Non
     ends = {record.request: record.numbers["seq_len"] for record in trace.header.records if record.stage == "extend"}
     assert list(ends.values()) == [62, 64, 66, 67, 68]
     handed = [number for number, record in enumerate(trace.header.records) if record.stage == "iteration"]
-    assert sum(len(trace.array(number, "tracked")) for number in handed) == 4
+    # the first comes to no grid, and the round of the second to a row behind the end of its answer
+    assert sum(len(trace.array(number, "tracked")) for number in handed) == 3
 
 
 RESULTS = "sglang.srt.managers.scheduler_components.batch_result_processor.SchedulerBatchResultProcessor"
