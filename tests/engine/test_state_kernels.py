@@ -34,13 +34,11 @@ NOTE = """for req in reqs:
             interpreter.noted.add(f"{self.fn.__module__} {self.fn.__name__}")
             return interpreter.launch(self, *args, **kwargs)
 
-        interpreter.InterpretedFunction.run = noting
-"""
+        interpreter.InterpretedFunction.run = noting"""
 WRITE = """mamba_index = req.kv.mamba_pool_idx
 import triton.runtime.interpreter as interpreter
 with open({path!r}, "w") as file:
-    file.write("\\n".join(sorted(interpreter.noted)))
-"""
+    file.write("\\n".join(sorted(interpreter.noted)))"""
 
 
 def kernels_of(section: str) -> Iterator[str]:
@@ -57,12 +55,10 @@ def test_the_table_is_what_ran_in_the_fast_runtime(run: Runner, states_case: Cas
     path = tmp_path / "launched"
     trace, verdict = run(
         case,
-        Edit(
-            target=f"{BATCH}.ScheduleBatch._collect_deferred_mamba_cow_and_clear", match="for req in reqs:\n", replacement=NOTE
-        ),
+        Edit(target=f"{BATCH}.ScheduleBatch._collect_deferred_mamba_cow_and_clear", match="for req in reqs:", replacement=NOTE),
         Edit(
             target=f"{POOL}.free_mamba_cache",
-            match="mamba_index = req.kv.mamba_pool_idx\n",
+            match="mamba_index = req.kv.mamba_pool_idx",
             replacement=WRITE.format(path=str(path)),
         ),
     )
