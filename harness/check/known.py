@@ -123,6 +123,7 @@ def _kind(case: Case) -> tuple[bool, ...]:
         recipe.target.scan is not None,
         settings.mixed_chunks and not settings.radix_cache and case.page_size > 1,
         settings.host_pages > 0,
+        any(request.stream for request in case.requests),
     )
 
 
