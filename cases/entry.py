@@ -24,22 +24,26 @@ class Side:
 class Needs:
     """What the mode of a run must have for a bug to be there at all: without it both sides are the same.
 
+    device, dtype, attention  empty: any will do
     graphs   whether it takes CUDA graphs, which a GPU has by default
     overlap  whether it takes the overlap scheduler, which a GPU has by default; False: with it another rule is the first to
              break; None: either will do
     """
 
-    device: str
-    dtype: str
-    attention: str
-    graphs: bool
+    device: str = ""
+    dtype: str = ""
+    attention: str = ""
+    graphs: bool = False
     overlap: bool | None = None
 
     @property
     def options(self) -> str:
         """What to type for a proof."""
-        words = f"--device {self.device} --dtype {self.dtype} --attention {self.attention}"
-        return f"{words} --no-overlap" if self.overlap is False else words
+        named = (("--device", self.device), ("--dtype", self.dtype), ("--attention", self.attention))
+        words = [f"{option} {value}" for option, value in named if value]
+        if self.overlap is not None and self.overlap != (self.device == "cuda"):
+            words.append("--overlap" if self.overlap else "--no-overlap")
+        return " ".join(words)
 
 
 # Under which condition a bug costs accepted drafts.

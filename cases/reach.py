@@ -1,4 +1,4 @@
-"""Which entries of the ledger a run in a mode can show at all, and what is said of the others."""
+"""Which entries of the ledger a mode can show, which mode of a CPU shows one, and what is said of the others."""
 
 from eagletwin.harness.core.mode import CPU, Mode
 
@@ -15,7 +15,7 @@ def unreached(entry: Entry, mode: Mode = CPU) -> str:
         ("--dtype", needs.dtype, mode.dtype),
         ("--attention", needs.attention, mode.attention),
     )
-    lacks = [" ".join(f"{option} {wanted}" for option, wanted, given in required if wanted != given)]
+    lacks = [" ".join(f"{option} {wanted}" for option, wanted, given in required if wanted not in ("", given))]
     lacks += ["CUDA graphs"] if needs.graphs and not mode.graphs else []
     if needs.overlap is not None and needs.overlap != mode.overlap:
         lacks.append("--overlap" if needs.overlap else "--no-overlap")
@@ -23,11 +23,18 @@ def unreached(entry: Entry, mode: Mode = CPU) -> str:
     return f"{entry.id} is not reached in this mode: it needs {words}" if words else ""
 
 
+def on_a_cpu(entry: Entry) -> Mode:
+    """The mode of a CPU in which an entry shows; as it always is for one that shows in none."""
+    needs = entry.needs
+    return Mode(overlap=True) if needs is not None and needs.overlap and needs.device in ("", "cpu") else CPU
+
+
 def unreached_text(entry: Entry, mode: Mode = CPU) -> str:
     """The same as text, with what follows and what to do."""
     assert entry.needs is not None
+    where = ", on a machine that has it (docs/guide/gpu.md)" if entry.needs.device else ""
     return (
         f"UNKNOWN  {unreached(entry, mode)}\n"
         "  so:  neither side was run; this says nothing about the release\n"
-        f"  try: eagletwin prove {entry.id} {entry.needs.options}, on a machine that has it (docs/guide/gpu.md)\n"
+        f"  try: eagletwin prove {entry.id} {entry.needs.options}{where}\n"
     )

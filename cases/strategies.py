@@ -401,10 +401,9 @@ def greedy_cases(
     chunks = tuple(page * pages for pages in draw(st.lists(st.integers(1, 6), max_size=12)))
     # in every second case more of the last size: what is prefilled again, after a retraction, comes in chunks as well
     chunks += chunks[-1:] * max(0, draw(st.integers(-MORE_CHUNKS, MORE_CHUNKS)))
-    if configuration.mixed_chunks and RECIPES[configuration.model].mtp_layers:
-        # One token of a chunk at least is left beside those of all others that run: with an empty one the worker of several
-        # layers crashes, since it keeps a row a token where it looks up a row a request (docs/reference/case.md).
-        chunks = tuple(max(size, -(-len(made) // page) * page) for size in chunks)
+    if configuration.mixed_chunks:  # no server's chunk is empty beside requests that run (families/valid.py)
+        enough = -(-len(made) // page) * page
+        chunks = tuple(itertools.accumulate(chunks, lambda before, size: max(size, min(before, enough))))
     drawn_events: tuple[Event, ...] = ()
     if events and draw(st.integers(0, 3)):
         slots = enumerate(zip(drawn, present, strict=True))

@@ -37,7 +37,7 @@ def _code_of(run: Callable[[], object]) -> int:
         code = run()
         sys.stdout.flush()  # if that fails as the interpreter ends, the exit code is Python's own
     except SystemExit as stop:  # raised by a library, with an exit code of its own; typer does so for a broken pipe
-        if reader_is_gone():
+        if reader_is_gone() or _missed_by_rich(stop):
             return _unread()
         print(f"error: a library ended the process (SystemExit {stop.code}); the command did not finish", file=sys.stderr)
         code = EXIT_HARNESS
@@ -77,6 +77,12 @@ def reader_is_gone() -> bool:
         return any(event & select.POLLERR for _, event in pipe.poll(0))
     except (AttributeError, OSError, ValueError):  # there is no stdout
         return False
+
+
+def _missed_by_rich(stop: SystemExit) -> bool:
+    """Whether rich, which prints the help, found that nothing reads it. It has put /dev/null in the place of the pipe then."""
+    raised_in = [frame.f_code.co_name for frame, _ in traceback.walk_tb(stop.__traceback__)]
+    return raised_in[-1:] == ["on_broken_pipe"]
 
 
 def _unread() -> int:

@@ -81,7 +81,7 @@ class Host:
         self._zygote = zygote
         self.source, self.mode = (source, mode) if zygote is None else (zygote.source, zygote.mode)
         self._engines: dict[bytes, EngineProcess] = {}
-        self._others: dict[str, Host] = {}
+        self._others: dict[tuple[str, Mode], Host] = {}
 
     @property
     def version(self) -> str:
@@ -94,11 +94,14 @@ class Host:
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
         self.close()
 
-    def beside(self, source: Source) -> "Host":
-        """A host of another SGLang in the same mode, which is closed with this one."""
-        if source.called not in self._others:
-            self._others[source.called] = Host(source=source, mode=self.mode)
-        return self._others[source.called]
+    def beside(self, source: Source | None = None, mode: Mode | None = None) -> "Host":
+        """A host of another SGLang, or in another mode, which is closed with this one; this one, if it is neither."""
+        source, mode = source or self.source, mode or self.mode
+        if (source.called, mode) == (self.source.called, self.mode):
+            return self
+        if (source.called, mode) not in self._others:
+            self._others[source.called, mode] = Host(source=source, mode=mode)
+        return self._others[source.called, mode]
 
     def close(self) -> None:
         for other in self._others.values():  # which may start again, as this one may

@@ -3,6 +3,7 @@
 core/case.py says what a case looks like, field by field; here are the rules that tie fields to each other and to the model.
 """
 
+import itertools
 from pathlib import Path
 
 import msgspec
@@ -90,10 +91,7 @@ def check_case(case: Case, origin: str) -> None:
     _check_sampling(case, origin)
     _check_draft_window(case, origin)
     _check_adaptive(case, origin)
-    recipe = RECIPES[case.model]
-    if case.engine.sglang.mixed_chunks and not recipe.is_eagle:
-        kind = "FROZEN_KV_MTP" if recipe.frozen else "STANDALONE"
-        raise _refuse(f"{origin}: mixed_chunks with {case.model}: SGLang switches it off for {kind}", "leave it out")
+    _check_mixed(case, origin)
     if case.engine.sglang.update_weights and not family_of(RECIPES[case.model]).one_checkpoint:
         raise _refuse(
             f"{origin}: update_weights with {case.model}: eagletwin has no second checkpoint of it, for both together",
@@ -106,6 +104,34 @@ def check_case(case: Case, origin: str) -> None:
         raise _refuse(f"{origin}: two requests have the same id", "give each request an id of its own")
     for request in case.requests:
         _check_request(case, request, f"{origin}: request {request.id!r}")
+
+
+def beside_a_chunk(case: Case) -> int:
+    """How many requests may run at most beside one that is read in chunks."""
+    return min(len(case.requests), case.engine.sglang.max_running_requests) - 1
+
+
+def _check_mixed(case: Case, origin: str) -> None:
+    """What mixed chunks need: a draft that SGLang mixes, and budgets that leave no chunk empty.
+
+    Each request that runs takes a token of a budget. A server's budget is always the same, and no chunk of it is empty: the
+    batch before left a request unread, so it had a token for it, and one for each request that ran or ended its prompt there.
+    """
+    if not case.engine.sglang.mixed_chunks:
+        return
+    recipe = RECIPES[case.model]
+    if not recipe.is_eagle:
+        kind = "FROZEN_KV_MTP" if recipe.frozen else "STANDALONE"
+        raise _refuse(f"{origin}: mixed_chunks with {case.model}: SGLang switches it off for {kind}", "leave it out")
+    beside, budgets = beside_a_chunk(case), [*case.chunks, case.chunked_prefill_size]
+    for number, (before, budget) in enumerate(itertools.pairwise(budgets), 1):
+        if budget < before and budget <= beside:
+            name = f"chunks[{number}]" if number < len(case.chunks) else "chunked_prefill_size"
+            raise _refuse(
+                f"{origin}: mixed_chunks, and {name} is {budget}, less than the budget before: beside {beside} requests that "
+                "run its chunk may be empty, which no server makes",
+                f"make it {beside + 1} at least, or as large as the one before",
+            )
 
 
 def keeps_on_host(recipe: Recipe) -> bool:

@@ -15,7 +15,7 @@ SMALLEST_LOG = -87.0
 def kv_parts(rows: Array) -> int:
     """Into how many parts a KV row of [n, 2, L, G, D] falls: the keys and the values of each layer. An error that is small next
     to the keys may be all that a value is."""
-    return rows.shape[1] * rows.shape[2]
+    return int(rows.shape[1] * rows.shape[2])
 
 
 def logs(probabilities: Array) -> Array:

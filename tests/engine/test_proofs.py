@@ -7,7 +7,7 @@ import msgspec
 import pytest
 from msgspec.structs import replace
 
-from eagletwin.cases.reach import unreached
+from eagletwin.cases.reach import on_a_cpu, unreached
 from eagletwin.cases.regressions import LEDGER
 from eagletwin.harness.check.argument import argue
 from eagletwin.harness.check.confirm import check
@@ -19,10 +19,11 @@ from eagletwin.harness.engines.host import Host
 from eagletwin.harness.judge.judge import judge
 
 
-@pytest.mark.parametrize("name", sorted(name for name, entry in LEDGER.items() if not unreached(entry)))
+@pytest.mark.parametrize("name", sorted(name for name, entry in LEDGER.items() if not unreached(entry, on_a_cpu(entry))))
 def test_an_entry_is_red_without_its_fix_and_green_with_it(host: Host, tmp_path: Path, name: str) -> None:
     entry = LEDGER[name]
-    [proof] = prove(host, [entry], tmp_path)
+    mode = on_a_cpu(entry)
+    [proof] = prove(host.beside(mode=mode), [entry], tmp_path, RunSpec(mode=mode))
     assert proof.holds, (proof.green.verdict, proof.red.verdict)
     assert [side.folder.name for side in (proof.green, proof.red)] == [f"{name}-green", f"{name}-red"]  # as words.md calls them
     for part in ("case.json", "trace.json", "trace.safetensors", "verdict.json", "report.txt", "report.html", "engine.log"):

@@ -1,5 +1,6 @@
 """What a search draws by default: everything, each with a share, and by itself what is added later."""
 
+import itertools
 from collections import Counter
 from dataclasses import replace
 
@@ -82,6 +83,15 @@ def test_the_cases_of_a_block_share_its_engine_and_are_the_same_whenever_they_ar
         for case in drawn:
             check_case(case, "generated")
     assert block_of(3, 11, Asked()).size == LONG
+
+
+def test_no_chunk_beside_requests_that_run_is_empty_and_budgets_fall_all_the_same() -> None:
+    falls = 0
+    for number in range(6):
+        for case in block_of(3, number, Asked(wanted=narrowed(["mixed-chunks"], []))).cases():
+            check_case(case, "generated")
+            falls += any(size < before for before, size in itertools.pairwise(case.chunks))
+    assert falls >= 12
 
 
 def test_only_and_not_narrow_a_search() -> None:

@@ -95,6 +95,26 @@ BAD = {
         changed(model="llama-standalone", engine={"sglang": {"mixed_chunks": True}}),
         "switches it off for STANDALONE",
     ),
+    "a mixed chunk that may be empty": (
+        changed(
+            requests=[{"id": name, "prompt": [5], "max_new_tokens": 1} for name in "abc"],
+            chunks=[4, 2],
+            chunked_prefill_size=4,
+            page_size=1,
+            engine={"sglang": {"mixed_chunks": True}},
+        ),
+        "chunks[1] is 2, less than the budget before: beside 2 requests that run its chunk may be empty",
+    ),
+    "mixed chunks of a budget that may be empty": (
+        changed(
+            requests=[{"id": name, "prompt": [5], "max_new_tokens": 1} for name in "abc"],
+            chunks=[4],
+            chunked_prefill_size=2,
+            page_size=1,
+            engine={"sglang": {"mixed_chunks": True}},
+        ),
+        "chunked_prefill_size is 2, less than the budget before",
+    ),
     "pages of the host without a prefix cache": (
         changed(engine={"sglang": {"host_pages": 4}}),
         "there is nothing to keep",

@@ -254,6 +254,16 @@ def test_a_reader_that_has_seen_enough_is_no_error_and_no_verdict() -> None:
     assert process.returncode == 141
 
 
+def test_a_help_that_nothing_reads_is_no_error(tmp_path: Path) -> None:
+    """As behind `| head`. rich prints it, and ends the process in its own way."""
+    reader, writer = os.pipe()
+    os.close(reader)
+    command = [sys.executable, "-P", *console_script(), "fuzz", "--help"]
+    done = subprocess.run(command, cwd=tmp_path, stdout=writer, stderr=subprocess.PIPE, text=True, check=False)
+    os.close(writer)
+    assert (done.returncode, done.stderr) == (141, "")
+
+
 def test_another_pipe_that_breaks_is_an_error(tmp_path: Path) -> None:
     command = (
         "from eagletwin.harness.cli.main import app\n@app.command()\ndef falls() -> int:\n    raise BrokenPipeError(32, 'x')\n"

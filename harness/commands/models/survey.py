@@ -5,9 +5,11 @@ import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
+from msgspec.structs import replace
+
 from eagletwin.cases.carried import cannot_be_in
 from eagletwin.cases.entry import Entry
-from eagletwin.cases.reach import unreached
+from eagletwin.cases.reach import on_a_cpu, unreached
 from eagletwin.harness.core.run_spec import Limits, RunSpec
 from eagletwin.harness.engines.host import Host
 
@@ -27,7 +29,7 @@ def due(found: InModel, entries: Sequence[Entry], *, again: bool) -> list[Entry]
 
 def without_running(entry: Entry, model: str) -> ModelCell | None:
     """What can be said of an entry in a model without a run; None: it must be run."""
-    why = unreached(entry).removeprefix(f"{entry.id} is ") or cannot_be_in(entry, model)
+    why = unreached(entry, on_a_cpu(entry)).removeprefix(f"{entry.id} is ") or cannot_be_in(entry, model)
     return ModelCell(asked=asked_of(entry), status="cannot be", why=why) if why else None
 
 
@@ -40,7 +42,8 @@ def survey(
         answer = without_running(entry, found.model)
         if answer is None:
             with tempfile.TemporaryDirectory(prefix="eagletwin-") as scratch:
-                proof = prove_in_model(host, entry, found.model, Path(scratch), _RUN)
+                mode = on_a_cpu(entry)
+                proof = prove_in_model(host.beside(mode=mode), entry, found.model, Path(scratch), replace(_RUN, mode=mode))
             answer = _answer(entry, proof, round(time.monotonic() - begun, 1))
             found.sglang = host.version
         found.answers[entry.id] = answer

@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from eagletwin.cases.entry import Entry, Known, Probe
-from eagletwin.cases.reach import unreached
+from eagletwin.cases.reach import on_a_cpu, unreached
 from eagletwin.harness.check.confirm import check
 from eagletwin.harness.check.function_calls import ask
 from eagletwin.harness.core.case import Case, without_defaults
@@ -50,7 +50,7 @@ def cell_of(entry: Known, verdict: Verdict, seconds: float = 0.0) -> Cell:
 
 def cell_without_asking(entry: Known) -> Cell | None:
     """What can be said of an entry without asking a release, on a CPU; None: a release must be asked."""
-    why = "" if isinstance(entry, Probe) else unreached(entry)
+    why = "" if isinstance(entry, Probe) else unreached(entry, on_a_cpu(entry))
     return Cell(asked=asked_of(entry), status="cannot tell", why=why) if why else None
 
 
@@ -118,9 +118,9 @@ def may_be_of_what_is_mended(entry: Known, release: str, cell: Cell, reason: str
 def _verdict(host: Host, entry: Known, release: str, scratch: Path) -> Verdict:
     if isinstance(entry, Probe):
         return ask(entry, host)
-    return check(
-        host.engine(entry.case, _beside(entry, release)), entry.case, scratch, RunSpec(view=entry.red.view, limits=LIMITS)
-    ).verdict
+    host = host.beside(mode=on_a_cpu(entry))
+    run = RunSpec(mode=host.mode, view=entry.red.view, limits=LIMITS)
+    return check(host.engine(entry.case, _beside(entry, release)), entry.case, scratch, run).verdict
 
 
 def _beside(entry: Known, release: str) -> tuple[Patch, ...]:

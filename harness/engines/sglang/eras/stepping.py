@@ -1,6 +1,7 @@
 """How a scheduler's own loop is stepped: which loop it is, whom it asks for what came, and whether it may overlap on a CPU."""
 
 import importlib
+import importlib.util
 from collections.abc import Callable
 from typing import Any
 
@@ -23,8 +24,12 @@ def event_loop(scheduler: Any) -> Callable[[], None]:
 
 
 def allow_overlap(shims: list[str]) -> None:
-    """Releases that know EAGLE on a CPU turn their overlap scheduler off there (0.5.16 and later); earlier ones do not."""
-    hook: Any = importlib.import_module("sglang.srt.arg_groups.speculative_hook")
+    """Releases that know EAGLE on a CPU turn their overlap scheduler off there (0.5.16 and later); earlier ones do not.
+    The oldest have no such module."""
+    package = "sglang.srt.arg_groups"
+    if importlib.util.find_spec(package) is None or importlib.util.find_spec(f"{package}.speculative_hook") is None:
+        return
+    hook: Any = importlib.import_module(f"{package}.speculative_hook")
     if hasattr(hook, "_disable_overlap_schedule_for_cpu"):
         hook._disable_overlap_schedule_for_cpu = lambda _arguments: None
         shims.append("speculative_hook._disable_overlap_schedule_for_cpu: does nothing")
