@@ -238,6 +238,7 @@ SHAPES: dict[str, type[ResultFacts]] = {
     "bench all": MeasuredFacts,
     "bench mutants": MeasuredFacts,
     "bench oracle": MeasuredFacts,
+    "bench reached": MeasuredFacts,
 }
 OLDER = ("compare", "acceptance", "kernels", "ledger", "rules", "models list")
 NO_RESULT = ("serve", "record")  # they become, or run, a server

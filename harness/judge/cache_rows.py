@@ -16,7 +16,7 @@ from .story import Story
 
 
 @dataclass(slots=True)
-class Stored:
+class CachedPrefix:
     """Rows of the cache that are those of a sequence.
 
     rows  of its prefixes; live: those of them that layers with a window have, too
@@ -51,10 +51,10 @@ class CacheRows:
         for row, slot in enumerate(self._trace.integers(number, "table") if self.on else ()):
             self._committed[slot] = record.request, row
 
-    def of(self, tokens: list[int], cached: Mapping[int, bool]) -> Stored:
+    def of(self, tokens: list[int], cached: Mapping[int, bool]) -> CachedPrefix:
         """Of these tokens, with these slots in the cache. cached: slot -> whether layers with a window have its row, too"""
         alike = {name: _alike(story.tokens, tokens) for name, story in self._stories.items()}
-        found = Stored()
+        found = CachedPrefix()
         for slot, live in cached.items():
             owner, row = self._committed.get(slot, ("", 0))
             if owner and row + self._ahead < alike[owner]:

@@ -14,7 +14,7 @@ from .compare import Compare, Place
 from .model import Model
 from .sessions import Sessions
 from .story import Story
-from .tracked import Tracked
+from .tracked import TrackedStates
 
 _RULE = "radix.hit"
 
@@ -29,7 +29,7 @@ class Hits:
         compare: Compare,
         model: Model,
         rows: CacheRows,
-        tracked: Tracked,
+        tracked: TrackedStates,
         sessions: Sessions,
     ) -> None:
         self._trace, self._stories, self._compare = trace, stories, compare

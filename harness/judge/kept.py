@@ -41,7 +41,7 @@ class _Step:
     most: int
 
 
-class Kept:
+class KeptRows:
     """Knows what is promised of each request, and the slots of the prefix cache when the iteration and the batch began."""
 
     def __init__(

@@ -24,7 +24,7 @@ from .compare import Compare, Findings, Phase, Place
 from .events import Events
 from .grammars import Grammars
 from .hits import Hits
-from .kept import Kept
+from .kept import KeptRows
 from .layers import Layers
 from .model import model_of
 from .sampling import Samples
@@ -32,7 +32,7 @@ from .sessions import Sessions
 from .slots import Slots
 from .states import States
 from .story import Round, Story, recorded_rows
-from .tracked import Tracked
+from .tracked import TrackedStates
 from .trees import Trees, parents_of
 from .unseen import draft_decode_in_graph, layers_in_graph
 from .windows import Windows
@@ -56,9 +56,9 @@ class RequestJudge:
         self._windows = Windows(trace, self._compare)
         self._states = States(trace, self._compare)
         self._cache_rows = CacheRows(trace, stories, self._model)
-        self._tracked = Tracked(trace, stories, self._compare, self._model, bounds)
+        self._tracked = TrackedStates(trace, stories, self._compare, self._model, bounds)
         self._hits = Hits(trace, stories, self._compare, self._model, self._cache_rows, self._tracked, self._sessions)
-        self._kept = Kept(trace, stories, self._compare, self._model, self._cache_rows, self._sessions)
+        self._kept = KeptRows(trace, stories, self._compare, self._model, self._cache_rows, self._sessions)
         self._trees = Trees(trace, self._compare, self._model)
         self._samples = Samples(trace, self._compare, bounds)
         self._numbers = {record.key: n for n, record in enumerate(trace.header.records)}

@@ -39,7 +39,7 @@ class _Due:
     left: int
 
 
-class Tracked:
+class TrackedStates:
     """Knows after how many rows of which request the states in the prefix cache are."""
 
     def __init__(self, trace: Trace, stories: dict[str, Story], compare: Compare, model: Model, bounds: Bounds) -> None:

@@ -157,7 +157,7 @@ def test_no_field_of_a_case_is_forgotten() -> None:
     plain = {"schema", "name", "model", "exercises", "engine", "id", "prompt", "max_new_tokens", "at", "kind", "request"}
     plain |= {"random_seed", "step"}
     changed = set()
-    for rich, feature in ((one, feature) for one in (RICH, RICH_CHAIN) for feature in features_of(one)):
+    for rich, feature in ((one, feature) for one in (RICH, RICH_CHAIN, RICH_SESSION) for feature in features_of(one)):
         for case in variants(rich, [feature]):
             pairs = [(rich, case), (rich.engine.sglang, case.engine.sglang)]
             pairs += [(old, new) for old in rich.requests for new in case.requests if new.id == old.id]

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from eagletwin.harness.commands.bench.mutants.changes import Change, Drawn, changed
+from eagletwin.harness.commands.bench.mutants.changes import Change, DrawnChange, changed
 from eagletwin.harness.commands.bench.mutants.command import MEASURED, ORACLE, WORKER
 from eagletwin.harness.commands.bench.mutants.draw import Mutant, mutants_of
 from eagletwin.harness.commands.bench.mutants.examined import Examined, read_examined
@@ -141,7 +141,7 @@ def test_a_trace_is_changed_in_one_place() -> None:
 
 
 def test_what_was_changed_least_is_changed_next() -> None:
-    trace, drawn = a_trace(), Drawn(0)
+    trace, drawn = a_trace(), DrawnChange(0)
     kinds = {(one.name, one.how) for _ in range(3) for one in drawn.of(trace, 4)}
     assert kinds == {
         *((name, how) for name in ("coins", "tokens") for how in ("next", "alike")),

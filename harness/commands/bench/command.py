@@ -157,10 +157,10 @@ def bench_reached(
     from eagletwin.harness.engines.source import resolve
 
     from .mutants.corpus import gather
-    from .reached import Reached, branches_of, lines_of
+    from .reached import ReachedCode, branches_of, lines_of
 
     source = resolve(sglang)
-    reached = Reached(branches_of(source)).count(gather(source, seed, blocks, 0, LONG))
+    reached = ReachedCode(branches_of(source)).count(gather(source, seed, blocks, 0, LONG))
     if never is not None:
         never.write_text("\n".join([*reached.never(), ""]), encoding="utf-8")
     ran = {file: sum((file, one.line) in reached.ran for one in own) for file, own in reached.branches.items()}

@@ -28,7 +28,7 @@ FILES = (
 
 
 @dataclass(slots=True)
-class Reached:
+class ReachedCode:
     """branches: by file, all of them; ran: (file, line of a branch) -> how many cases ran it; grew: after so many cases, so
     many branches had been run, wherever that was more than before; cases: how many there were"""
 
@@ -37,7 +37,7 @@ class Reached:
     grew: list[tuple[int, int]] = field(default_factory=list)
     cases: int = 0
 
-    def count(self, cases: Iterable[Known]) -> "Reached":
+    def count(self, cases: Iterable[Known]) -> "ReachedCode":
         """Count what these cases ran."""
         own = {(file, one.line) for file, blocks in self.branches.items() for one in blocks}
         for known in cases:
@@ -76,7 +76,7 @@ def branches_of(source: Source) -> dict[str, list[Block]]:
     return found
 
 
-def lines_of(reached: Reached) -> list[str]:
+def lines_of(reached: ReachedCode) -> list[str]:
     """What is printed."""
     lines = [f"{'file':34}{'branches':>9}{'ran':>6}"]
     for file, blocks in reached.branches.items():

@@ -185,28 +185,13 @@ def gpu_run(
     import time
     from contextlib import closing
 
-    from ..options import must_have_cuda
     from .jobs import read_plan, run_plan
     from .page import keep_campaign
     from .sharing import Sharing
     from .summary import CampaignSummary
 
     jobs = read_plan(plan)
-    if (out / "results.jsonl").exists():
-        raise InputError(
-            f"{out} holds the results of another run",
-            consequence="nothing was run: the two would be one",
-            remedy="name another folder, or remove it",
-        )
-    if any(job.mode.device == "cuda" for job in jobs):
-        for attention in {job.mode.attention for job in jobs}:
-            must_have_cuda(gpus, attention)
-        if any(job.mode.tp > gpus for job in jobs):
-            raise InputError(
-                f"{plan} has jobs of {max(job.mode.tp for job in jobs)} ranks",
-                consequence="nothing was run: each rank needs a GPU",
-                remedy="give as many, with --gpus",
-            )
+    _must_be_able(plan, jobs, out, gpus)
     begun, summary = time.monotonic(), CampaignSummary()
     noted = out / "blocks" if blocks else None
     with (
@@ -224,6 +209,27 @@ def gpu_run(
     keep_campaign(result, out)
     tell_result(result)
     return summary.exit_code
+
+
+def _must_be_able(plan: Path, jobs: "list[Job]", out: Path, gpus: int) -> None:
+    """Raises InputError where these jobs cannot run here, or would be added to another run's results."""
+    from ..options import must_have_cuda
+
+    if (out / "results.jsonl").exists():
+        raise InputError(
+            f"{out} holds the results of another run",
+            consequence="nothing was run: the two would be one",
+            remedy="name another folder, or remove it",
+        )
+    if any(job.mode.device == "cuda" for job in jobs):
+        for attention in {job.mode.attention for job in jobs}:
+            must_have_cuda(gpus, attention)
+        if any(job.mode.tp > gpus for job in jobs):
+            raise InputError(
+                f"{plan} has jobs of {max(job.mode.tp for job in jobs)} ranks",
+                consequence="nothing was run: each rank needs a GPU",
+                remedy="give as many, with --gpus",
+            )
 
 
 @gpu.command("draws")

@@ -25,7 +25,7 @@ from .eras import sessions as kept_sessions
 from .fates import Fates
 from .in_step import InStep
 from .jitter import Pauses, streams_of
-from .sessions import Sessions
+from .sessions import OpenSessions
 from .stand_ins.ends import Ends
 from .taps.taps import Taps
 from .taps.unrecorded import Unrecorded, Unwaited
@@ -86,7 +86,7 @@ class Drive:
         self._accounts = Accounts(case, self._taps, recorder)
         self._fates = Fates()
         self._in_step = InStep(recorder)
-        self._sessions = Sessions(case, recorder)
+        self._sessions = OpenSessions(case, recorder)
         self._on_gpu = str(scheduler.device).startswith("cuda")
         self._paused = False
         self._iteration = -1

@@ -16,7 +16,7 @@ from .fates import Fates
 _LENGTH = 1 << 20  # of a session's text; SGLang asks for it and does not look at it
 
 
-class Sessions:
+class OpenSessions:
     """Which sessions of a case are open, by what the client knows."""
 
     def __init__(self, case: Case, recorder: Recorder) -> None:

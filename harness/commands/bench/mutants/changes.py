@@ -29,7 +29,7 @@ class Change(Struct, frozen=True):
     how: How
 
 
-class Drawn:
+class DrawnChange:
     """Draws changes, of each stage, name and way those first of which the fewest were drawn."""
 
     def __init__(self, seed: int) -> None:

@@ -36,7 +36,7 @@ from eagletwin.harness.engines.source import Source
 from eagletwin.harness.families.traces import read_trace
 from eagletwin.harness.judge.judge import judge
 
-from .changes import Change, Drawn, changed
+from .changes import Change, DrawnChange, changed
 from .corpus import Known
 from .draw import Mutant, mutants_of
 from .hunt import COUNTED, LIMITS, Hunted
@@ -115,7 +115,7 @@ class Oracle:
         self.views: list[Any] = [(one / "view").read_text() for one in folders]
         self.names = [one.name for one in folders]
         self.heard: list[Heard] = []
-        drawn = Drawn(seed)
+        drawn = DrawnChange(seed)
         for number, trace in enumerate(self.traces):
             own = drawn.of(trace, changes) if self.names[number].startswith("healthy") else []
             self.heard += [self._listen(number, change) for change in (None, *own)]
