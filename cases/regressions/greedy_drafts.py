@@ -122,6 +122,12 @@ fill_draft_extend_prepare_buffers(""",
     ),
 )
 
+_LAYERS_BETWEEN_GRAPHS = Edit(  # the same between two replayed graphs, a layer each
+    target=f"{_LAYERS}._draft_extend_for_decode",
+    match=f"step_logits,\n                        {_TEMPERATURES}",
+    replacement=f"step_logits, {_TEMPERATURES} {_TOP_KS}",
+)
+
 LAYERS = Entry(
     id="greedy-drafts-layers",
     title="Draft the best token for a greedy request in a multi-layer draft as well",
@@ -138,11 +144,16 @@ LAYERS = Entry(
                 match=f"logits_sel,\n                    {_TEMPERATURES}",
                 replacement=f"logits_sel, {_TEMPERATURES} {_TOP_KS}",
             ),
-            Edit(  # the same between two replayed graphs, a layer each
+            _LAYERS_BETWEEN_GRAPHS,
+        ),
+        otherwise=(  # up to 0.5.22
+            _LAYERS_PREFILL,
+            Edit(
                 target=f"{_LAYERS}._draft_extend_for_decode",
-                match=f"step_logits,\n                        {_TEMPERATURES}",
-                replacement=f"step_logits, {_TEMPERATURES} {_TOP_KS}",
+                match=f"logits_sel, {_TEMPERATURES.rstrip(',')}",
+                replacement=f"logits_sel, {_TEMPERATURES} {_TOP_KS}",
             ),
+            _LAYERS_BETWEEN_GRAPHS,
         ),
     ),
     on_cuda=OnCuda(green=(_BEST,), red=(), until="0.5.20", one_graph=_LAYERS_IN_ONE_GRAPH),
