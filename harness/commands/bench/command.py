@@ -164,7 +164,7 @@ def bench_reached(
     if never is not None:
         never.write_text("\n".join([*reached.never(), ""]), encoding="utf-8")
     ran = {file: sum((file, one.line) in reached.ran for one in own) for file, own in reached.branches.items()}
-    _say({"cases": reached.cases, "ran": ran, "grew": reached.grew, "to_come": reached.to_come}, lines_of(reached))
+    _say({"cases": reached.cases, "ran": ran, "grew": reached.grew}, lines_of(reached))
     return EXIT_EQUAL
 
 

@@ -1,7 +1,6 @@
 """Which branches of SGLang's speculative workers the cases of a default search run, how soon, and which they never do.
 
-A branch that many cases run is seen early, and one that few run may be missed: how many were run by one case alone says how
-many more there are to come (Chao 1984).
+What is drawn in one block of many comes with all its branches at once, so that a flat end says nothing of what is rarer.
 """
 
 import ast
@@ -48,12 +47,6 @@ class ReachedCode:
                 self.grew.append((self.cases, len(self.ran)))
         return self
 
-    @property
-    def to_come(self) -> float:
-        """About how many more branches cases of this kind would run, were there any number of them."""
-        once, twice = (sum(count == times for count in self.ran.values()) for times in (1, 2))
-        return once * (once - 1) / (2 * (twice + 1))
-
     def never(self) -> list[str]:
         """A line for each branch that no case ran."""
         return [
@@ -83,5 +76,4 @@ def lines_of(reached: ReachedCode) -> list[str]:
         lines.append(f"{file:34}{len(blocks):9}{sum((file, one.line) in reached.ran for one in blocks):6}")
     lines += ["", f"{reached.cases} cases ran {len(reached.ran)} of {sum(map(len, reached.branches.values()))} branches"]
     lines += ["after so many cases, so many: " + ", ".join(f"{case}: {count}" for case, count in reached.grew)]
-    lines += [f"by the branches that one or two cases ran, about {reached.to_come:.0f} more would be run by further ones"]
     return lines
