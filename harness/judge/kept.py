@@ -83,8 +83,11 @@ class KeptRows:
         before, _ = self._chunk.get(name, (None, 0))
         if before == start and name in self._fresh:
             self._live(record)
-        elif self._windows:
-            self._branch[name] = self._parting(name, self._stories[name].known[number], start)
+        else:
+            self._branch.pop(name, None)
+        # one that is back from a retraction may begin where its last chunk had ended, too
+        if self._windows and (branch := self._parting(name, self._stories[name].known[number], start)):
+            self._branch[name] = branch
         self._fresh.add(name)
         kept = self._put(name, end)
         self._chunk[name] = end, kept
