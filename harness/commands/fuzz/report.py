@@ -21,7 +21,7 @@ from .search import Fuzz
 from .shrinking import Finding, Shrinking
 from .smaller import sizes, smaller
 from .tally import MOST_UNDECIDED, KnownBug, Tally
-from .unsearched import not_looked_at
+from .unsearched import TOPICS, not_looked_at
 
 
 class ToReport(Protocol):
@@ -74,6 +74,8 @@ def tally_text(search: Fuzz, findings: Sequence[ToReport], columns: int, *, inte
             "",
         )
     lines += [f"{count(len(tally.configurations), 'configuration')} searched:", *_configurations(tally, columns)]
+    drawn = ", ".join(f"{topic.name} {tally.topics[topic.name]}" for topic in TOPICS if tally.topics[topic.name])
+    lines += fold(f"Cases with {drawn}.", columns, "") if drawn else []
     lines += fold(f"Exercised: {reached or 'nothing named'}.", columns, "")
     never = [name for name in FEATURES if not tally.exercised[name]]
     lines += fold(f"Never happened: {', '.join(never)}.", columns, "") if never else []
