@@ -112,6 +112,26 @@ FULL = Entry(
                 f"num_held_rows += {_ON_ITS_OWN.format('req')}",
             ),
         ),
+        otherwise=(  # 0.5.22 counts no entries that requests hold
+            Edit(
+                target=_PREFILL,
+                match="self.get_num_allocatable_reqs(running_bs, running_batch=running_batch) <= 0",
+                replacement="self.get_num_allocatable_reqs(running_bs, running_batch=running_batch) + sum(\n"
+                f"    {_ON_ITS_OWN.format('r')} for r in self.waiting_queue\n"
+                ") <= 0",
+            ),
+            Edit(
+                target=_PREFILL,
+                match="if len(adder.can_run_list) >= self.get_num_allocatable_reqs(\n"
+                "            running_bs,\n"
+                "            candidate_beam_width,\n"
+                "            running_batch=running_batch,\n"
+                "        ):",
+                replacement="if len(adder.can_run_list) >= self.get_num_allocatable_reqs(\n"
+                "    running_bs, candidate_beam_width, running_batch=running_batch\n"
+                f") + sum({_ON_ITS_OWN.format('r')} for r in (*adder.can_run_list, req)):",
+            ),
+        ),
     ),
     case=replace(
         _CASE,

@@ -145,6 +145,17 @@ def test_rows_that_are_computed_again_are_seen_by_no_other_rule(run: Runner) -> 
     assert judge(trace, frozenset({rule})).status == "equal"
 
 
+def test_as_released_a_row_that_nobody_computed_is_read_and_changes_the_output(run: Runner) -> None:
+    requests = (
+        Request(id="a", prompt=(1, 2, 3), max_new_tokens=4, session="s"),  # its last token is the bonus token of its last round
+        Request(id="b", prompt=(4,), max_new_tokens=8, session="s"),
+    )
+    trace, verdict = run(replace(CASE, num_steps=2, page_size=1, requests=requests, events=()))
+    assert verdict.rule == "session.rows"
+    otherwise = judge(trace, frozenset({"session.rows"}))
+    assert (otherwise.rule, "output.tokens" in otherwise.later) == ("target.kv", True)
+
+
 def test_a_trace_that_does_not_say_when_a_request_was_handed_in_is_unknown(run: Runner) -> None:
     trace, _ = run(CASE, *REMEDIES)
     number = next(n for n, record in enumerate(trace.header.records) if record.stage == "session" and record.request == "b")

@@ -21,6 +21,7 @@ def _plan(session):
     scheduler.grammar_manager = SimpleNamespace(has_waiting_grammars=lambda: False)
     scheduler.enable_priority_preemption = scheduler.is_hybrid_swa = False
     scheduler.chunked_req = scheduler.min_free_slots_delayer = None
+    scheduler.processed_tokens_counter = None
     scheduler.waiting_queue = [SimpleNamespace(session=session)]
     scheduler.tree_cache = SimpleNamespace(session_records=lambda: {"s": object()})
     scheduler.req_to_token_pool = SimpleNamespace(available_size=lambda: 0)
