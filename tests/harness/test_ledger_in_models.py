@@ -6,6 +6,7 @@ import pytest
 
 from eagletwin.cases.carried import cannot_be_in, carried
 from eagletwin.cases.reach import on_a_cpu, unreached
+from eagletwin.cases.reach import on_a_cpu
 from eagletwin.cases.regressions import LEDGER
 from eagletwin.harness.commands.models.reasons import _LAYERS
 from eagletwin.harness.commands.models.report import PAGE, open_cells, page
@@ -126,7 +127,7 @@ def test_a_proof_that_is_known_not_to_show_is_told_so_and_no_proof_that_was_made
     for model in RECIPES:
         for name, answer in read(DOCS, model).answers.items():
             if answer.status == "proven":
-                assert not _not_run(LEDGER[name], model, DEFAULT_RUN), (name, model)
+                assert not _not_run(LEDGER[name], model, RunSpec(mode=on_a_cpu(LEDGER[name]))), (name, model)
     why = "UNKNOWN  8409 does not show in mimo-v2-window: a draft of several layers has no draft decode"
     assert _not_run(LEDGER["8409"], "mimo-v2-window", DEFAULT_RUN).startswith(why)
     assert not _not_run(LEDGER["8409"], "mimo-v2-window", RunSpec(sglang="0.5.20"))

@@ -27,7 +27,7 @@ from .kernels import LIBRARY, compiled_ahead
 from .wheels import digest, requirements, wheel
 
 SETUP = "setup.sh"
-PART = 57_000_000  # bytes: what a host takes at once may be limited to 64 MiB, and a checkout of 7 MB may travel with it
+PART = 50_000_000  # bytes: what a host takes at once may be limited to 64 MiB, and a checkout of 10 MB may travel with it
 _LARGE = 30_000_000  # wheels from this size on have an archive of their own, as archives are unpacked side by side
 
 _SETUP_TEXT = f"""\
