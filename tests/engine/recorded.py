@@ -8,13 +8,16 @@ from eagletwin.harness.core.records import Ending, ServedModel
 from eagletwin.harness.core.trace import Trace
 from eagletwin.harness.families import RECIPES
 from eagletwin.harness.families.weights import model_pair
+from eagletwin.harness.judge.sessions import as_asked
 
 _NO_REQUEST = ("batch",)  # stages that a recording has of its batch
+_NOT_RECORDED = ("cached", "session")
 _ABOUT_ROWS = ("_rows", "_kv")
 
 
 def integers_of(trace: Trace) -> Iterator[Trace]:
-    """A recording for each request that was prefilled to its end."""
+    """A recording for each request that was prefilled to its end. A server knows one of a session by all that was said in it."""
+    trace = as_asked(trace)
     header = trace.header
     recipe = RECIPES[header.case.model]
     served = ServedModel(
@@ -28,7 +31,7 @@ def integers_of(trace: Trace) -> Iterator[Trace]:
         for number, record in enumerate(header.records):
             if record.request != request.id and record.stage not in _NO_REQUEST:
                 continue
-            if record.stage == "cached":
+            if record.stage in _NOT_RECORDED:
                 continue
             names = [name for name in record.tensors if not name.endswith(_ABOUT_ROWS)]
             names = [name for name in names if trace.array(number, name).dtype.kind != "f"]
@@ -37,7 +40,7 @@ def integers_of(trace: Trace) -> Iterator[Trace]:
                 tensors[f"{len(records)}.{name}"] = proposes[array] if name == "proposal" else array
             records.append(replace(record, tensors=tuple(names)))
         if any(record.stage == "prefill" and record.numbers["final"] for record in records):
-            case = replace(header.case, requests=(request,), events=(), exercises=())
+            case = replace(header.case, requests=(replace(request, session=""),), events=(), exercises=())
             ending = header.ending if header.ending.kind == "finished" else Ending(kind="stopped", detail="as the run did")
             yield Trace(
                 replace(

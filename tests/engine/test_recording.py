@@ -72,7 +72,7 @@ NOT_SHOWN = {
     "deterministic-window": "what a draft attends to is in its row and its logits alone",
     "draft-window": "what a row attends to is in its state and its logits alone",
     "host-layers": "whether a row came back is seen in the row alone",
-    **dict.fromkeys(("session-last-token", "session-retracted"), "what a request finds in its session is not recorded"),
+    "session-last-token": "what a request finds in its session is not recorded",
     "hybrid-keys": "whose token made a cached row is seen in the row alone",
     "logit-processor": "which token verify may commit depends on its logits",
     "min-p": "which token verify may commit depends on its logits",
@@ -89,14 +89,15 @@ NOT_SHOWN = {
     **dict.fromkeys(("adaptive-scan", "23331", "27095", "29354", "37836"), "a layer's state is not recorded"),
     "tree-window": "what a node attends to is in its row and its logits alone",
 }
-# These end the worker, overflow memory that nothing reads, show in rows and in a view alone, or are of a draft without rows of
-# its own, whose recordings are not judged.
+# These end the worker, overflow memory that nothing reads, show in rows and in a view alone, are of a draft without rows of its
+# own, whose recordings are not judged, or change what a session is held to have said, which a recording has from SGLang.
 NOT_OF_A_SERVER = {
     "26972",
     "indices-overflow",
     "small-tree",
     "adaptive-rejection",
     "session-full",
+    "session-retracted",
     "multi-layer-pp-proxy",
     "8409",
     "boundary-kv",
