@@ -16,7 +16,7 @@ _ABOUT_ROWS = ("_rows", "_kv")
 
 
 def integers_of(trace: Trace) -> Iterator[Trace]:
-    """A recording for each request that was prefilled to its end. A server knows one of a session by all that was said in it."""
+    """A recording for each request that was prefilled to its end. A server knows one of a session by all that was said there."""
     trace = as_asked(trace)
     header = trace.header
     recipe = RECIPES[header.case.model]
