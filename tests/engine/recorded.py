@@ -16,7 +16,7 @@ _ABOUT_ROWS = ("_rows", "_kv")
 
 
 def integers_of(trace: Trace) -> Iterator[Trace]:
-    """A recording for each request that was prefilled to its end. A server knows one of a session by all that was said there."""
+    """A recording for each request that was prefilled to its end. One of a session comes with all that was said in it."""
     trace = as_asked(trace)
     header = trace.header
     recipe = RECIPES[header.case.model]
