@@ -1,9 +1,11 @@
 """Which states the prefix cache is handed, and that it is handed them: `state.tracked`. Called by requests.py and hits.py.
 
 While a request runs, states of its are tracked for the prefix cache, and handed to it: after a chunk of a prefill that of the
-chunk's last whole step, and when the request ends that of the last row on the grid which its rounds passed. The cache is asked
-for nothing here, since a look-up changes what it evicts next: which row's state lies in a slot is told by its numbers. No two
-rows have one state by chance.
+chunk's last whole step, and when the request ends that of the last row on the grid which its rounds passed. Where keys are pairs
+of tokens, as hidden states demand (entry `hybrid-keys`), a key ends with the token behind that row: nothing is due of a row
+behind which no token is known, and a state is no other request's that goes on with another token. The cache is asked for nothing
+here, since a look-up changes what it evicts next: which row's state lies in a slot is told by its numbers. No two rows have one
+state by chance.
 """
 
 from collections.abc import Iterator
@@ -46,6 +48,7 @@ class TrackedStates:
         case = trace.header.case
         self._trace, self._stories, self._compare, self._bounds = trace, stories, compare, bounds
         self.on = bool(model.keeping) and model.numbers and case.engine.sglang.radix_cache
+        self._ahead = model.ahead
         self._step = lcm(RECIPES[case.model].tracked_every, case.page_size) if self.on else 1
         self._grid = lcm(self._step, TRACKED_EVERY)
         self._rows: dict[int, list[tuple[str, int]]] = {}  # slot of the cache -> requests, and after how many rows
@@ -67,8 +70,8 @@ class TrackedStates:
         name, start, end = record.request, record.numbers["start"], record.numbers["end"]
         self._passed[name] = []
         rows = list(range(start + self._step, end + 1, self._step))
-        if rows:
-            self._may.setdefault(name, set()).update(rows)
+        self._may.setdefault(name, set()).update(rows)
+        if rows and rows[-1] + self._ahead <= (end if record.numbers["final"] else end + 1):
             # SGLang tracks where the cache's rows part, in place of the last one, if that is a step of this chunk
             parts = [row for row in rows[:-1] if any(self._alike(name, other, row) for other in self._stories if other != name)]
             self._due.append(_Due(name, [*parts, rows[-1]], 1 if record.numbers["final"] else 2))
@@ -111,22 +114,29 @@ class TrackedStates:
                 self._missing(record, one.request, one.rows[-1], "its chunk")
 
     def finished(self, record: Record, emitted: int) -> None:
-        """A request is over, to which so many tokens were emitted. Where keys are pairs of tokens, a key ends with one more."""
+        """A request is over, to which so many tokens were emitted."""
         if not self.on or record.numbers["aborted"] or self._lost:
             return
         known = len(self._stories[record.request].prompt) + emitted
-        due = [row for row in self._passed.get(record.request, []) if row + 1 < known]
+        due = [row for row in self._passed.get(record.request, []) if row + self._ahead < known]
         if due and self._compare.on(_RULE) and not self._has(record.request, due[-1]):
             self._missing(record, record.request, due[-1], "a round")
 
     def ends(self, tokens: list[int], slots: set[int]) -> set[int]:
-        """After how many of these tokens the cache has a state in one of these slots."""
+        """After how many of these tokens the cache has a state in one of these slots, under a key that these tokens have.
+
+        Requests that part behind a row have one state there under several keys of pairs, and no number tells under which.
+        """
         return {
             row
             for slot, owners in self._rows.items()
             if slot in slots
-            for name, row in owners
-            if self._stories[name].tokens[:row] == tokens[:row]
+            for row in {row for _, row in owners}
+            if all(
+                self._stories[name].tokens[: row + self._ahead] == tokens[: row + self._ahead]
+                for name, other in owners
+                if other == row
+            )
         }
 
     def _alike(self, name: str, other: str, rows: int) -> bool:
