@@ -29,16 +29,13 @@ _RULE = "state.tracked"
 _NAMED = 3  # rows that a report names
 
 
-@dataclass(slots=True)
+@dataclass(frozen=True, slots=True)
 class _Due:
-    """What the cache must be handed of a chunk: a state after one of so many rows, within so many iterations.
-
-    The cache is handed that of a chunk which is not the last when the next one is made up: an iteration later.
-    """
+    """What the cache must be handed of a chunk that ended at `end`: a state after one of so many rows."""
 
     request: str
+    end: int
     rows: list[int]
-    left: int
 
 
 class TrackedStates:
@@ -53,7 +50,8 @@ class TrackedStates:
         self._grid = lcm(self._step, TRACKED_EVERY)
         self._rows: dict[int, list[tuple[str, int]]] = {}  # slot of the cache -> requests, and after how many rows
         self._may: dict[str, set[int]] = {}  # request -> after how many rows a state may have been tracked
-        self._due: list[_Due] = []
+        self._due: list[_Due] = []  # when the next iteration begins
+        self._open: dict[str, _Due] = {}  # request -> of its last chunk, which is handed over when the next one is made up
         self._passed: dict[str, list[int]] = {}  # request -> rows on the grid that its rounds passed since it was prefilled
         self._given_up = 0
         self._lost = False  # whether the cache gave a state up in the iteration before
@@ -71,10 +69,18 @@ class TrackedStates:
         self._passed[name] = []
         rows = list(range(start + self._step, end + 1, self._step))
         self._may.setdefault(name, set()).update(rows)
-        if rows and rows[-1] + self._ahead <= (end if record.numbers["final"] else end + 1):
+        before = self._open.pop(name, None)
+        if before is not None and before.end == start:
+            self._due.append(before)
+        final = record.numbers["final"]
+        if rows and rows[-1] + self._ahead <= (end if final else end + 1):
             # SGLang tracks where the cache's rows part, in place of the last one, if that is a step of this chunk
             parts = [row for row in rows[:-1] if any(self._alike(name, other, row) for other in self._stories if other != name)]
-            self._due.append(_Due(name, [*parts, rows[-1]], 1 if record.numbers["final"] else 2))
+            due = _Due(name, end, [*parts, rows[-1]])
+            if final:
+                self._due.append(due)
+            else:
+                self._open[name] = due
 
     def round(self, record: Record, committed: int, end: int) -> None:
         """A round is over, which began with so many committed rows and ended with so many."""
@@ -103,14 +109,12 @@ class TrackedStates:
     def _demand(self, record: Record) -> None:
         """That what was due came. What was given up meanwhile cannot be told from what never came."""
         due, self._due = self._due, []
+        if self._lost:
+            self._open.clear()
+            return
         for one in due:
-            one.left -= 1
-            if self._lost or self._aborted.get(one.request) == record.iteration:
-                continue
-            here = any(self._has(one.request, row) for row in one.rows)
-            if not here and one.left:
-                self._due.append(one)
-            elif self._compare.on(_RULE) and not here:
+            over = self._aborted.get(one.request) == record.iteration
+            if self._compare.on(_RULE) and not over and not any(self._has(one.request, row) for row in one.rows):
                 self._missing(record, one.request, one.rows[-1], "its chunk")
 
     def finished(self, record: Record, emitted: int) -> None:

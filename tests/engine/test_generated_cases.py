@@ -66,7 +66,7 @@ def test_nothing_is_found_in_the_unmodified_release_and_much_is_reached(host: Ho
 
 
 # Cases on which the judge once cried wolf: another request's prefix was cached first, so SGLang gave a request's duplicate
-# slots away between two batches.
+# slots away between two batches; the scheduler stood still between two chunks, whose state it hands over when it goes on.
 @pytest.mark.parametrize("name", sorted(path.stem for path in CASES.glob("*.json")))
 def test_a_case_that_once_raised_a_false_alarm_is_equal(host: Host, tmp_path: Path, name: str) -> None:
     case = read_case(CASES / f"{name}.json")
