@@ -39,6 +39,7 @@ from .strategies import (
     DRAFT_WINDOWS,
     DRAWN,
     HOST_POLICIES,
+    LARGE,
     NUM_STEPS,
     PAGE_SIZES,
     SMALL_TREE,
@@ -61,6 +62,7 @@ _ASKING = 4  # turns of a cycle in which requests ask for something; with as man
 _BESIDE = ("mixed_chunks", "host_slots", "adaptive")  # fields of Focus that take turns with those, for the same reason
 _TURNS = (SESSION,)  # and these, which are no field of a request or of Focus
 _IN_STEP = 0.5  # of the blocks of a search with overlap, so many have aborts inside a step
+_BEHIND = 24  # tokens of a prompt behind the first state that the prefix cache keeps
 _TRIES = 8_000  # drawings until a block has all that was asked for; one takes some ten microseconds
 
 
@@ -112,15 +114,9 @@ class Block:
     @property
     def strategy(self) -> SearchStrategy[Case]:
         """All cases of the block, and simpler ones, to which a case that shows something is shrunk."""
-        options: dict[str, Any] = (
-            {"held": self.held}
-            if self.large
-            else {
-                "held": self.held,
-                "sizes": SWITCHING if self.focus.adaptive else SMALL,
-                "max_requests": FEW_REQUESTS,
-            }
-        )
+        options: dict[str, Any] = {"held": self.held, "sizes": self.sizes}
+        if not self.large:
+            options |= {"max_requests": FEW_REQUESTS}
         if self.sampling is None:
             drawn = greedy_cases(self.focus, **options)
         else:
@@ -128,6 +124,15 @@ class Block:
         if self.focus.host_slots:
             drawn = returning(drawn)
         return asking(drawn, self.asks) if self.asks else drawn
+
+    @property
+    def sizes(self) -> Sizes:
+        """How large its requests are. Where the prefix cache keeps states, prompts come to one and part there."""
+        sizes = LARGE if self.large else SWITCHING if self.focus.adaptive else SMALL
+        grid = RECIPES[self.focus.model].tracked_every if self.focus.radix_cache else 0
+        if not grid:
+            return sizes
+        return replace(sizes, prompt=max(sizes.prompt, grid + _BEHIND), arrival=LARGE.arrival, common=grid)
 
     def cases(self) -> list[Case]:
         """Up to `size` different cases of the block's own configuration, the same whenever they are drawn."""

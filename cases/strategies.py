@@ -58,11 +58,15 @@ THRESHOLDS = (1.0, 0.6, 0.3)
 
 @dataclass(frozen=True, slots=True)
 class Sizes:
-    """How large requests are at most: tokens of a prompt, tokens of an answer, the iteration of an arrival."""
+    """How large requests are at most: tokens of a prompt, tokens of an answer, the iteration of an arrival.
+
+    common  about so many tokens most prompts begin with, the same ones; 0: none
+    """
 
     prompt: int = MAX_PROMPT
     new_tokens: int = MAX_NEW_TOKENS
     arrival: int = 8
+    common: int = 0
 
 
 LARGE = Sizes()
@@ -284,6 +288,8 @@ def requests(
     if like := draw(st.integers(0, len(earlier))):  # drawn for the first one too: what is left when that is taken away fits
         prompt = earlier[like - 1].prompt
         shared = prompt[: draw(_lengths(page, len(prompt)))][: most - 1]
+    if sizes.common and draw(st.integers(0, 3)):
+        shared = tokens(0, sizes.common + draw(st.integers(-1, 6)), vocabulary)[: most - 1]
     own = draw(_lengths(page, most - len(shared)))
     if context and draw(st.booleans()):  # up to the end of the context
         own = most - len(shared)
@@ -398,7 +404,8 @@ def greedy_cases(
         present.append(there)
     made = tuple(itertools.compress(drawn, present)) or drawn[:1]
     page = configuration.page_size
-    chunks = tuple(page * pages for pages in draw(st.lists(st.integers(1, 6), max_size=12)))
+    unit = max(page, sizes.common // 4)  # with states in the cache some chunks come to where it keeps one
+    chunks = tuple(unit * units for units in draw(st.lists(st.integers(1, 6), max_size=12)))
     # in every second case more of the last size: what is prefilled again, after a retraction, comes in chunks as well
     chunks += chunks[-1:] * max(0, draw(st.integers(-MORE_CHUNKS, MORE_CHUNKS)))
     if configuration.mixed_chunks:  # no server's chunk is empty beside requests that run (families/valid.py)

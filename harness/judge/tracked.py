@@ -1,11 +1,11 @@
 """Which states the prefix cache is handed, and that it is handed them: `state.tracked`. Called by requests.py and hits.py.
 
 While a request runs, states of its are tracked for the prefix cache, and handed to it: after a chunk of a prefill that of the
-chunk's last whole step, and when the request ends that of the last row on the grid which its rounds passed. Where keys are pairs
-of tokens, as hidden states demand (entry `hybrid-keys`), a key ends with the token behind that row: nothing is due of a row
-behind which no token is known, and a state is no other request's that goes on with another token. The cache is asked for nothing
-here, since a look-up changes what it evicts next: which row's state lies in a slot is told by its numbers. No two rows have one
-state by chance.
+chunk's last whole step, and when the request ends that of the last row on the grid which its rounds passed. Where keys are
+pairs of tokens, as hidden states demand (entry `hybrid-keys`), a key ends with the token behind that row: nothing is due of a
+row behind which no token is known, and a state is no other request's that goes on with another token. The cache is asked for
+nothing here, since a look-up changes what it evicts next: which row's state lies in a slot is told by its numbers. No two rows
+have one state by chance.
 """
 
 from collections.abc import Iterator
@@ -51,7 +51,10 @@ class TrackedStates:
         self._rows: dict[int, list[tuple[str, int]]] = {}  # slot of the cache -> requests, and after how many rows
         self._may: dict[str, set[int]] = {}  # request -> after how many rows a state may have been tracked
         self._due: list[_Due] = []  # when the next iteration begins
-        self._open: dict[str, _Due] = {}  # request -> of its last chunk, which is handed over when the next one is made up
+        # request -> of its last chunk: handed over when the next one is made up, or if there is none when its result is looked
+        # at, with overlap when the request's first round has begun
+        self._open: dict[str, _Due] = {}
+        self._late = trace.header.engine.overlap
         self._passed: dict[str, list[int]] = {}  # request -> rows on the grid that its rounds passed since it was prefilled
         self._given_up = 0
         self._lost = False  # whether the cache gave a state up in the iteration before
@@ -77,7 +80,7 @@ class TrackedStates:
             # SGLang tracks where the cache's rows part, in place of the last one, if that is a step of this chunk
             parts = [row for row in rows[:-1] if any(self._alike(name, other, row) for other in self._stories if other != name)]
             due = _Due(name, end, [*parts, rows[-1]])
-            if final:
+            if final and not self._late:
                 self._due.append(due)
             else:
                 self._open[name] = due
@@ -85,6 +88,8 @@ class TrackedStates:
     def round(self, record: Record, committed: int, end: int) -> None:
         """A round is over, which began with so many committed rows and ended with so many."""
         row = end // self._grid * self._grid
+        if first := self._open.pop(record.request, None):
+            self._due.append(first)
         if self.on and row > committed:
             self._may.setdefault(record.request, set()).add(row)
             self._passed.setdefault(record.request, []).append(row)
@@ -119,7 +124,12 @@ class TrackedStates:
 
     def finished(self, record: Record, emitted: int) -> None:
         """A request is over, to which so many tokens were emitted."""
-        if not self.on or record.numbers["aborted"] or self._lost:
+        last = self._open.pop(record.request, None)
+        if not self.on or record.numbers["aborted"]:
+            return
+        if last is not None:
+            self._due.append(last)
+        if self._lost:
             return
         known = len(self._stories[record.request].prompt) + emitted
         due = [row for row in self._passed.get(record.request, []) if row + self._ahead < known]

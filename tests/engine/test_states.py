@@ -322,6 +322,16 @@ def test_a_state_that_is_lost_is_named(run: Runner, fault: str) -> None:
     assert set(verdict.later) <= {rule}
 
 
+def test_with_overlap_as_well_where_a_result_is_looked_at_later(overlapped: Host, tmp_path: Path) -> None:
+    for fault in ("", "that of a chunk", "that of a round, which was not seen to come to the grid"):
+        case, target, match, replacement, rule = LOST[fault] if fault else (CACHED, "", "", "", "")
+        edits = (Edit(target=target, match=match, replacement=replacement),) if fault else ()
+        patches = (Patch(name="lost", edits=edits),) if fault else ()
+        (folder := tmp_path / str(len(fault))).mkdir()
+        verdict = judge(overlapped.engine(case, patches).run(case, folder))
+        assert (verdict.status, verdict.rule) == (("diverged", rule) if fault else ("equal", "")), verdict
+
+
 COPIES = f"{COMPONENT}.finalize_match_result_in_cache"
 SHARED = {
     "a request goes on in the prefix cache's own slot": (
@@ -347,8 +357,8 @@ def test_a_copy_of_a_cached_state_that_is_wrong_is_named(run: Runner, fault: str
     assert (verdict.status, verdict.rule) == ("diverged", rule), verdict
 
 
-# Once false alarms with pairs as keys: no token is known behind the last row of a prompt, and two prompts that part behind a row
-# have its state under two keys, so that a third one finds it under one of them alone.
+# Once false alarms with pairs as keys: no token is known behind the last row of a prompt, and two prompts that part behind a
+# row have its state under two keys, so that a third one finds it under one of them alone.
 _GRID = LONG[:64]
 PAIRED = (
     replace(CACHED, name="states-whole-prompt", requests=(Request(id="a", prompt=_GRID, max_new_tokens=2),), exercises=()),

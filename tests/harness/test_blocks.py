@@ -54,6 +54,19 @@ def test_what_requests_may_ask_for_as_well_changes_no_case_that_asks_for_nothing
     assert {block.asks for block in now} > {block.asks for block in before}
 
 
+@pytest.mark.parametrize("model", ["qwen3.5-nextn", "nemotron-h-nextn"])
+def test_where_the_prefix_cache_keeps_states_prompts_come_to_one_and_part_there(model: str) -> None:
+    drawn = [block_of(3, number, Asked(held={"model": model, "radix_cache": True})) for number in range(12)]
+    grid, reach, part = RECIPES[model].tracked_every, 0, 0
+    cases = [case for block in drawn for case in block.cases()]
+    for case in cases:
+        prompts = [request.prompt for request in case.requests]
+        reach += any(len(prompt) > grid for prompt in prompts)
+        part += any(one[: grid + 1] == other[: grid + 1] and one != other for one, other in itertools.combinations(prompts, 2))
+    assert reach > len(cases) / 2
+    assert part > len(cases) / 8
+
+
 def test_with_overlap_aborts_come_inside_a_step_in_half_of_the_blocks_and_all_else_is_the_same() -> None:
     overlapping, plain = ([block_of(5, number, Asked(overlap=overlap)) for number in range(60)] for overlap in (True, False))
     have = [IN_STEP in block.asks for block in overlapping]
