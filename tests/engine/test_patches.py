@@ -36,6 +36,12 @@ UNFIT = {
         Patch(name="p", edits=(Edit(target=FORWARD + "_x", match="a", replacement=""),)),
         "does not exist",
     ),
+    "a module of kernels that this machine lacks": (
+        Patch(
+            name="p", edits=(Edit(target="sglang.srt.models.qwen3_5.Qwen3_5ForCausalLM.forward", match="a", replacement=""),)
+        ),
+        "its module cannot be imported here: AttributeError",
+    ),
     "a class": (Patch(name="p", edits=(Edit(target=FORWARD.rpartition(".")[0], match="a", replacement=""),)), "not a function"),
     "source that does not parse": (
         Patch(name="p", edits=(Edit(target=FORWARD, match="topk_index = torch.argmax(", replacement="topk_index = (("),)),

@@ -162,6 +162,8 @@ def _resolve(target: str) -> Any:
             found: Any = importlib.import_module(".".join(parts[:cut]))
         except ModuleNotFoundError:
             continue
+        except Exception as error:  # it is a module for another machine, or another model
+            raise PatchFailed(f"{target}: its module cannot be imported here: {type(error).__name__}: {error}") from error
         try:
             for part in parts[cut:]:
                 found = inspect.getattr_static(found, part) if inspect.isclass(found) else getattr(found, part)

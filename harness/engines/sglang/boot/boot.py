@@ -126,6 +126,13 @@ def ask_transformers() -> None:
             getattr(import_utils, name)()
 
 
+def import_models(case: Case, mode: Mode) -> None:
+    """What must be imported otherwise than a patch would that names it. Call it before patches are applied."""
+    recipe = RECIPES[case.model]
+    if recipe.target.states and mode.device == "cpu":
+        state_layers.import_models(family_of(recipe).modules)
+
+
 def build_scheduler(case: Case, mode: Mode = CPU, rank: int = 0, port: int = 0) -> Any:
     """The real Scheduler, with its target and draft workers, for this case's configuration. Raises NotDriven, and what SGLang
     raises.

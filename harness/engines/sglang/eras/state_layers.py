@@ -8,7 +8,7 @@ such.
 
 import contextlib
 import importlib
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 from eagletwin.harness.core.patch import Edit
@@ -56,20 +56,39 @@ def _no() -> bool:
     return False
 
 
-def use_triton(shims: list[str], models: Sequence[str], *, scans: bool) -> None:
-    """Before a model of these modules is built, whose layers scan (Mamba-2) or follow the gated delta rule. Raises NotDriven on
-    a release that has these layers elsewhere."""
+@contextlib.contextmanager
+def _not_on_cpu() -> Iterator[None]:
+    """Modules that are imported meanwhile are told that they are not on a CPU."""
     from sglang.srt import utils
 
-    kind: Any = scan_layers if scans else delta_layers
     places: list[Any] = [utils, utils.common]
     on_cpu = [place.is_cpu for place in places]
     for place in places:
         place.is_cpu = _no
     try:
-        for name in (*_MODULES, *kind.MODULES, *models):
-            _as_elsewhere(importlib.import_module(name))
-            shims.append(f"{name}: is_cpu() is False")
+        yield
+    finally:
+        for place, original in zip(places, on_cpu, strict=True):
+            place.is_cpu = original
+
+
+def import_models(models: Sequence[str]) -> None:
+    """Import these modules before a patch does, which may name functions of theirs: on a CPU some are no module at all. What
+    cannot be imported is for `use_triton` to say."""
+    with _not_on_cpu(), contextlib.suppress(Exception):
+        for name in models:
+            importlib.import_module(name)
+
+
+def use_triton(shims: list[str], models: Sequence[str], *, scans: bool) -> None:
+    """Before a model of these modules is built, whose layers scan (Mamba-2) or follow the gated delta rule. Raises NotDriven on
+    a release that has these layers elsewhere."""
+    kind: Any = scan_layers if scans else delta_layers
+    try:
+        with _not_on_cpu():
+            for name in (*_MODULES, *kind.MODULES, *models):
+                _as_elsewhere(importlib.import_module(name))
+                shims.append(f"{name}: is_cpu() is False")
         for gate in (_STATES, *((one,) for one in kind.GATES)):
             shims.append(f"{_opened(gate)}: for tensors on a CPU too")
         for gate in (_WINDOWS, _WITH_CACHE, _COMMITTED):
@@ -77,9 +96,6 @@ def use_triton(shims: list[str], models: Sequence[str], *, scans: bool) -> None:
                 shims.append(f"{_opened(gate)}: for tensors on a CPU too")
     except (ModuleNotFoundError, patches.PatchFailed) as error:
         raise _elsewhere(error) from error
-    finally:
-        for place, original in zip(places, on_cpu, strict=True):
-            place.is_cpu = original
     with contextlib.suppress(patches.PatchFailed):  # the memory is another one, or a crash tells
         shims.append(f"{_opened((_PINNED,))}: no pinned memory")
     cuda_literals.install_for_states(shims)

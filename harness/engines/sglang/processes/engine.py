@@ -76,6 +76,7 @@ def stand(connection: socket.socket, build: wire.Build) -> tuple[Any, EngineInfo
     # loads weights in several) may find none: here one asks.
     torch.set_num_threads(1)
     try:
+        boot.import_models(build.configuration, build.mode)
         for patch in build.patches:
             patches.apply(patch)
     except patches.PatchFailed as error:
