@@ -2,7 +2,8 @@
 
 From 0.5.19 on `request.kv` holds the slots; before it the request itself does. Which of its further slots are taken is written
 down from 0.5.23 on; before that each is, as soon as the request has them. A cache with a core of its own is asked by node; of
-one without, the node of a match has the slot. Called by taps/states.py. Seen on 0.5.13 to 0.5.23.
+one without, the node of a match has the slot, in 0.5.16 as the value of a component. Called by taps/states.py. Seen on 0.5.13 to
+0.5.23.
 """
 
 from array import array
@@ -86,7 +87,12 @@ def of_prefixes(cache: Any, tokens: list[int]) -> list[tuple[int, Any]]:
 def _state_of(cache: Any, match: Any) -> Any:
     """The slot of the node that a match ended at."""
     if not hasattr(cache, "tree_core"):
-        return match.last_device_node.mamba_value
+        node = match.last_device_node
+        if hasattr(node, "mamba_value"):
+            return node.mamba_value
+        from sglang.srt.mem_cache.unified_cache_components.tree_component import ComponentType as Component
+
+        return match.best_match_node.component_data[Component.MAMBA].value
     from sglang.srt.mem_cache.unified_cache.component_type import ComponentType
 
     return cache.tree_core.get_component_device_value(match.best_match_node, ComponentType.MAMBA)
