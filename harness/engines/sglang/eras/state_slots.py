@@ -2,8 +2,8 @@
 
 From 0.5.19 on `request.kv` holds the slots; before it the request itself does. Which of its further slots are taken is written
 down from 0.5.23 on; before that each is, as soon as the request has them. A cache with a core of its own is asked by node; of
-one without, the node of a match has the slot, in 0.5.16 as the value of a component. Called by taps/states.py. Seen on 0.5.13 to
-0.5.23.
+one without, the node of a match has the slot, in 0.5.16 as the value of a component. Called by taps/states.py. Seen on 0.5.13
+to 0.5.23.
 """
 
 from array import array
