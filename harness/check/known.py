@@ -183,17 +183,23 @@ class Mends:
 
     def apt(self, case: Case, view: View) -> tuple[Entry, ...]:
         """Live bugs that such a case may show in this view, and whose remedies fit together."""
-        found = tuple(
-            entry
-            for entry in _mendable(self.run, self.host.source.called)
-            if entry.id not in self.unfit and may_show(entry, case) and self._counts(entry, view)
-        )
+        found = tuple(entry for entry in self._may_show(case) if self._counts(entry, view))
         if found and not self._fits(case, found):
             self.unfit.update(entry.id for entry in found if not self._fits(case, (entry,)))
             found = tuple(entry for entry in found if entry.id not in self.unfit)
             while len(found) > 1 and not self._fits(case, found):
                 found = found[:-1]
         return found
+
+    def stand(self, case: Case, entries: Sequence[Entry], view: View) -> None:
+        """Build the engine of such cases with the remedies of these entries, from which those with remedies of others can be
+        forked. Raises WouldNotStart."""
+        self.trials(entries, view).stand(case, [entry.remedy for entry in self._may_show(case) if entry.remedy is not None])
+
+    def _may_show(self, case: Case) -> list[Entry]:
+        """Live bugs that such a case may show in some view, as far as their remedies are known to fit."""
+        mendable = _mendable(self.run, self.host.source.called)
+        return [entry for entry in mendable if entry.id not in self.unfit and may_show(entry, case)]
 
     def seen(self, case: Case, view: View) -> tuple[Entry, ...]:
         """Those that this SGLang was seen to have: the entry's own case breaks its rule here."""

@@ -4,6 +4,7 @@ What fuzz and the pytest plugin search with. A trial is a first look: whatever i
 """
 
 import tempfile
+from collections.abc import Collection
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -11,6 +12,7 @@ from msgspec.structs import replace
 
 from eagletwin.harness.core.case import Case, encode_case
 from eagletwin.harness.core.differs import Differs, runs_no_change
+from eagletwin.harness.core.patch import Patch
 from eagletwin.harness.core.records import Header
 from eagletwin.harness.core.run_spec import DEFAULT_RUN, RunSpec
 from eagletwin.harness.core.signature import Signature, signature_of
@@ -80,9 +82,10 @@ class Trials:
             self._known[_canonical(case)] = trial
         return trial
 
-    def stand(self, case: Case) -> None:
-        """Build the engine of a case's configuration, if it does not stand. Raises WouldNotStart."""
-        self.host.engine(case, self.run.patches, self.run.kernels)
+    def stand(self, case: Case, foreseen: Collection[Patch] = ()) -> None:
+        """Build the engine of a case's configuration, if it does not stand. Raises WouldNotStart. foreseen: patches with which
+        such cases may be tried later."""
+        self.host.engine(case, self.run.patches, self.run.kernels, foreseen)
 
     def look_alone(self, case: Case) -> Trial:
         """Run and judge a case in a process of its own."""
