@@ -15,6 +15,7 @@ from eagletwin.cases.regressions import LEDGER
 from eagletwin.harness.core.case import Case
 from eagletwin.harness.core.errors import EagletwinError
 from eagletwin.harness.core.mode import CPU
+from eagletwin.harness.core.patch import Patch
 from eagletwin.harness.core.run_spec import DEFAULT_RUN, RunSpec
 from eagletwin.harness.core.verdict import DECLARED_VIEW, View
 from eagletwin.harness.engines.host import Host, PatchDoesNotApply, WouldNotStart
@@ -152,6 +153,7 @@ class Mends:
     def __init__(self, host: Host, run: RunSpec) -> None:
         self.host, self.run = host, run
         self.base = base_of(host, run)
+        self._mendable = _mendable(run, host.source.called)
         self.unfit: set[str] = set()  # entries whose remedy does not fit this SGLang
         self.otherwise: list[tuple[Trial, View]] = []  # cases of entries that are wrong in another way than the entry's
         self._trials: dict[tuple[tuple[str, ...], View], Trials] = {}
@@ -170,7 +172,7 @@ class Mends:
         view = view or self.run.view
         key = tuple(entry.id for entry in entries), view
         if key not in self._trials:
-            self._trials[key] = Trials(self.host, mended(self.run, entries, view))
+            self._trials[key] = Trials(self.host, mended(self.run, entries, view), self._foresee)
         return self._trials[key]
 
     def views(self, case: Case) -> tuple[View, ...]:
@@ -178,7 +180,7 @@ class Mends:
         the ledger show that another live bug hides in it."""
         if self.run.view != DECLARED_VIEW:
             return (self.run.view,)
-        within = (entry.within for entry in _mendable(self.run, self.host.source.called) if may_show(entry, case))
+        within = (entry.within for entry in self._mendable if may_show(entry, case))
         return tuple(dict.fromkeys((self.run.view, *within)))
 
     def apt(self, case: Case, view: View) -> tuple[Entry, ...]:
@@ -191,15 +193,12 @@ class Mends:
                 found = found[:-1]
         return found
 
-    def stand(self, case: Case, entries: Sequence[Entry], view: View) -> None:
-        """Build the engine of such cases with the remedies of these entries, from which those with remedies of others can be
-        forked. Raises WouldNotStart."""
-        self.trials(entries, view).stand(case, [entry.remedy for entry in self._may_show(case) if entry.remedy is not None])
+    def _foresee(self, case: Case) -> list[Patch]:
+        return [entry.remedy for entry in self._may_show(case) if entry.remedy is not None]
 
     def _may_show(self, case: Case) -> list[Entry]:
         """Live bugs that such a case may show in some view, as far as their remedies are known to fit."""
-        mendable = _mendable(self.run, self.host.source.called)
-        return [entry for entry in mendable if entry.id not in self.unfit and may_show(entry, case)]
+        return [entry for entry in self._mendable if entry.id not in self.unfit and may_show(entry, case)]
 
     def seen(self, case: Case, view: View) -> tuple[Entry, ...]:
         """Those that this SGLang was seen to have: the entry's own case breaks its rule here."""
@@ -227,18 +226,25 @@ class Mends:
         return self.base is not None and self.base.right(case, remedies, view)
 
     def _fewest(self, apt: tuple[Entry, ...], case: Case, view: View, rule: str) -> "Explained":
-        """The bugs without one of which the case is wrong. apt: with all of these it is clean. rule: those that break it are
-        asked for first."""
+        """The bugs without one of which the case is wrong. apt: with all of these it is clean. rule: what it breaks with none;
+        those that break it are asked for first. Of bugs with one remedy that is named whose rule breaks without it."""
+        alike = {entry.id: [one for one in apt if one.remedy == entry.remedy] for entry in apt}
+        first = [entry for entry in apt if entry is alike[entry.id][0]]
 
         def look(names: Collection[str]) -> Trial:
-            return self.trials(tuple(entry for entry in apt if entry.id in names), view).look(case)
+            return self.trials(tuple(entry for entry in first if entry.id in names), view).look(case)
 
-        likely = [entry.id for entry in sorted(apt, key=lambda entry: entry.rule != rule)]
-        alone = (entry.id for entry in apt if entry.rule == rule and len(apt) > 1 and look((entry.id,)).clean)
+        breaks = {entry.id: any(one.rule == rule for one in alike[entry.id]) for entry in first}
+        likely = sorted(breaks, key=lambda name: not breaks[name])
+        alone = (name for name in likely if breaks[name] and len(likely) > 1 and look((name,)).clean)
         name = next(alone, "")
         names = (name,) if name else fewest(likely, lambda names: look(names).clean)
-        known = tuple(entry for entry in apt if entry.id in names)
-        return Explained(known, known, look(names))
+        known = list[Entry]()
+        for entry in (entry for entry in first if entry.id in names):
+            others = [one for one in names if one != entry.id]
+            shown = look(others).verdict.rule if others and len(alike[entry.id]) > 1 else rule
+            known.append(next((one for one in alike[entry.id] if one.rule == shown), entry))
+        return Explained(tuple(known), tuple(known), look(names))
 
     def _counts(self, entry: Entry, view: View) -> bool:
         """Whether what the entry shows is wrong in this view. A view that stands for a live bug counts that bug as right."""
@@ -261,9 +267,8 @@ class Mends:
         return self._shows[key]
 
     def _fits(self, case: Case, entries: Sequence[Entry]) -> bool:
-        run = mended(self.run, entries)
         try:
-            self.host.engine(case, run.patches, run.kernels)
+            self.trials(entries).stand(case)
         except PatchDoesNotApply:
             return False
         return True

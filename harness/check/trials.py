@@ -4,7 +4,7 @@ What fuzz and the pytest plugin search with. A trial is a first look: whatever i
 """
 
 import tempfile
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -17,7 +17,7 @@ from eagletwin.harness.core.records import Header
 from eagletwin.harness.core.run_spec import DEFAULT_RUN, RunSpec
 from eagletwin.harness.core.signature import Signature, signature_of
 from eagletwin.harness.core.verdict import Verdict
-from eagletwin.harness.engines.host import Host
+from eagletwin.harness.engines.host import EngineProcess, Host
 from eagletwin.harness.judge.judge import judge
 
 
@@ -55,11 +55,15 @@ class Trial:
 
 
 class Trials:
-    """Runs and judges cases on the engines of a host, all by one RunSpec."""
+    """Runs and judges cases on the engines of a host, all by one RunSpec. foresee: with which patches a case may be tried
+    later, on engines that are then forked from these."""
 
-    def __init__(self, host: Host, run: RunSpec = DEFAULT_RUN) -> None:
+    def __init__(
+        self, host: Host, run: RunSpec = DEFAULT_RUN, foresee: Callable[[Case], Collection[Patch]] = lambda case: ()
+    ) -> None:
         self.host = host
         self.run = run
+        self._foresee = foresee
         self.ran = 0  # cases that an engine ran
         self._known: dict[bytes, Trial] = {}
 
@@ -82,17 +86,16 @@ class Trials:
             self._known[_canonical(case)] = trial
         return trial
 
-    def stand(self, case: Case, foreseen: Collection[Patch] = ()) -> None:
-        """Build the engine of a case's configuration, if it does not stand. Raises WouldNotStart. foreseen: patches with which
-        such cases may be tried later."""
-        self.host.engine(case, self.run.patches, self.run.kernels, foreseen)
+    def stand(self, case: Case) -> EngineProcess:
+        """The engine of a case's configuration, built if it does not stand. Raises WouldNotStart."""
+        return self.host.engine(case, self.run.patches, self.run.kernels, self._foresee(case))
 
     def look_alone(self, case: Case) -> Trial:
         """Run and judge a case in a process of its own."""
         return self._run(case, fresh=True)
 
     def _run(self, case: Case, until: int = -1, *, fresh: bool = False) -> Trial:
-        engine = self.host.engine(case, self.run.patches, self.run.kernels)
+        engine = self.stand(case)
         with tempfile.TemporaryDirectory(prefix="eagletwin-") as scratch:
             trace = engine.run(case, Path(scratch), self.run.limits, fresh=fresh, until=until)
         return Trial(case, judge(trace, self.run.without, self.run.view), trace.header, engine.before, until, trace.differs)

@@ -97,7 +97,7 @@ class Looking:
         view = views[Random(block.draw_seed).randrange(len(views))]
         try:
             mended = () if block.number % AS_RELEASED == 0 else self._mends.seen(probe, view)
-            self._mends.stand(probe, mended, view)
+            self._mends.trials(mended, view).stand(probe)
         except WouldNotStart as error:
             yield Unstarted(probe, " ".join(error.cause.split()), error.ours)
             return
