@@ -4,7 +4,7 @@ A rule is broken by many bugs, so its name alone says little: what is equal unde
 that is still wrong under the fixes of all bugs that it may show has something new, which may be another rule's.
 """
 
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from msgspec.structs import replace
@@ -23,7 +23,7 @@ from eagletwin.harness.engines.lock import releases
 from eagletwin.harness.families import RECIPES
 
 from .base import base_of
-from .fewest import fewest
+from .suspected import Suspected
 from .trials import Trial, Trials
 
 _WITHIN = {entry.within for entry in LEDGER.values()} - {DECLARED_VIEW}  # views that stand for a live bug of each case
@@ -210,41 +210,22 @@ class Mends:
         apt = self.apt(case, view)
         if {entry.id for entry in apt} <= {entry.id for entry in applied}:
             return Explained((), applied, trial)
-        with_all = self.trials(apt, view).look(case)
-        if not with_all.clean:
+        suspected = Suspected(apt, trial.verdict.rule, lambda entries: self.trials(entries, view).look(case))
+        names = suspected.alone()
+        with_all = None if names else self.trials(apt, view).look(case)
+        if with_all is not None and not with_all.clean:
             return Explained((), apt, with_all)
         if self.trials(applied, view).look_alone(case).signature != trial.signature:
             return Explained((), applied, trial)  # it takes the cases before it, and none of these bugs
-        found = self._fewest(apt, case, view, trial.verdict.rule)
+        known = suspected.named(names or suspected.together())
         if self.right_in_base(case, applied, view):
-            return Explained((), applied, trial, found.known)
-        return found
+            return Explained((), applied, trial, known)
+        return Explained(known, known, self.trials(known, view).look(case))
 
     def right_in_base(self, case: Case, applied: Sequence[Entry], view: View) -> bool:
         """Whether a case is right in the SGLang without the change that is searched, with the same remedies."""
         remedies = [entry.remedy for entry in applied if entry.remedy is not None]
         return self.base is not None and self.base.right(case, remedies, view)
-
-    def _fewest(self, apt: tuple[Entry, ...], case: Case, view: View, rule: str) -> "Explained":
-        """The bugs without one of which the case is wrong. apt: with all of these it is clean. rule: what it breaks with none;
-        those that break it are asked for first. Of bugs with one remedy that is named whose rule breaks without it."""
-        alike = {entry.id: [one for one in apt if one.remedy == entry.remedy] for entry in apt}
-        first = [entry for entry in apt if entry is alike[entry.id][0]]
-
-        def look(names: Collection[str]) -> Trial:
-            return self.trials(tuple(entry for entry in first if entry.id in names), view).look(case)
-
-        breaks = {entry.id: any(one.rule == rule for one in alike[entry.id]) for entry in first}
-        likely = sorted(breaks, key=lambda name: not breaks[name])
-        alone = (name for name in likely if breaks[name] and len(likely) > 1 and look((name,)).clean)
-        name = next(alone, "")
-        names = (name,) if name else fewest(likely, lambda names: look(names).clean)
-        known = list[Entry]()
-        for entry in (entry for entry in first if entry.id in names):
-            others = [one for one in names if one != entry.id]
-            shown = look(others).verdict.rule if others and len(alike[entry.id]) > 1 else rule
-            known.append(next((one for one in alike[entry.id] if one.rule == shown), entry))
-        return Explained(tuple(known), tuple(known), look(names))
 
     def _counts(self, entry: Entry, view: View) -> bool:
         """Whether what the entry shows is wrong in this view. A view that stands for a live bug counts that bug as right."""
@@ -254,7 +235,9 @@ class Mends:
 
     def _has(self, entry: Entry, view: View) -> bool:
         key = entry.id, view
-        if self._as_proven and view == entry.within:
+        # what the view `shifted` reads otherwise is a plain language model as a draft
+        read_alike = view == "shifted" and entry.within == DECLARED_VIEW and RECIPES[entry.case.model].reads_states
+        if self._as_proven and (view == entry.within or read_alike):
             return True
         if key not in self._shows:
             try:
