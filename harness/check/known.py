@@ -160,6 +160,11 @@ class Mends:
         self._shows: dict[tuple[str, View], bool] = {}
 
     @property
+    def ran(self) -> int:
+        """Cases that engines ran for all of this."""
+        return sum(trials.ran for trials in self._trials.values())
+
+    @property
     def _as_proven(self) -> bool:
         """Whether this is what the tests prove each entry on: the newest release, as it is, on a CPU. There no case has to be
         run to see that it has a live bug."""

@@ -82,7 +82,6 @@ class Trials:
         trial = None if anew else self.known(case, until)
         if trial is None:
             trial = self._run(case, until)
-            self.ran += 1
             self._known[_canonical(case)] = trial
         return trial
 
@@ -95,6 +94,7 @@ class Trials:
         return self._run(case, fresh=True)
 
     def _run(self, case: Case, until: int = -1, *, fresh: bool = False) -> Trial:
+        self.ran += 1
         engine = self.stand(case)
         with tempfile.TemporaryDirectory(prefix="eagletwin-") as scratch:
             trace = engine.run(case, Path(scratch), self.run.limits, fresh=fresh, until=until)
