@@ -4,6 +4,7 @@ What fuzz and the pytest plugin search with. A trial is a first look: whatever i
 """
 
 import tempfile
+from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -11,11 +12,12 @@ from msgspec.structs import replace
 
 from eagletwin.harness.core.case import Case, encode_case
 from eagletwin.harness.core.differs import Differs, runs_no_change
+from eagletwin.harness.core.patch import Patch
 from eagletwin.harness.core.records import Header
 from eagletwin.harness.core.run_spec import DEFAULT_RUN, RunSpec
 from eagletwin.harness.core.signature import Signature, signature_of
 from eagletwin.harness.core.verdict import Verdict
-from eagletwin.harness.engines.host import Host
+from eagletwin.harness.engines.host import EngineProcess, Host
 from eagletwin.harness.judge.judge import judge
 
 
@@ -53,11 +55,15 @@ class Trial:
 
 
 class Trials:
-    """Runs and judges cases on the engines of a host, all by one RunSpec."""
+    """Runs and judges cases on the engines of a host, all by one RunSpec. foresee: with which patches a case may be tried
+    later, on engines that are then forked from these."""
 
-    def __init__(self, host: Host, run: RunSpec = DEFAULT_RUN) -> None:
+    def __init__(
+        self, host: Host, run: RunSpec = DEFAULT_RUN, foresee: Callable[[Case], Collection[Patch]] = lambda case: ()
+    ) -> None:
         self.host = host
         self.run = run
+        self._foresee = foresee
         self.ran = 0  # cases that an engine ran
         self._known: dict[bytes, Trial] = {}
 
@@ -76,20 +82,20 @@ class Trials:
         trial = None if anew else self.known(case, until)
         if trial is None:
             trial = self._run(case, until)
-            self.ran += 1
             self._known[_canonical(case)] = trial
         return trial
 
-    def stand(self, case: Case) -> None:
-        """Build the engine of a case's configuration, if it does not stand. Raises WouldNotStart."""
-        self.host.engine(case, self.run.patches, self.run.kernels)
+    def stand(self, case: Case) -> EngineProcess:
+        """The engine of a case's configuration, built if it does not stand. Raises WouldNotStart."""
+        return self.host.engine(case, self.run.patches, self.run.kernels, self._foresee(case))
 
     def look_alone(self, case: Case) -> Trial:
         """Run and judge a case in a process of its own."""
         return self._run(case, fresh=True)
 
     def _run(self, case: Case, until: int = -1, *, fresh: bool = False) -> Trial:
-        engine = self.host.engine(case, self.run.patches, self.run.kernels)
+        self.ran += 1
+        engine = self.stand(case)
         with tempfile.TemporaryDirectory(prefix="eagletwin-") as scratch:
             trace = engine.run(case, Path(scratch), self.run.limits, fresh=fresh, until=until)
         return Trial(case, judge(trace, self.run.without, self.run.view), trace.header, engine.before, until, trace.differs)

@@ -9,6 +9,7 @@ import re
 import select
 import shutil
 import socket
+from collections.abc import Collection
 from pathlib import Path
 from types import TracebackType
 
@@ -113,9 +114,18 @@ class Host:
             self._zygote.close()
             self._zygote = None
 
-    def engine(self, case: Case, patches: tuple[Patch, ...] = (), kernels: Kernels = "fast") -> "EngineProcess":
-        """The engine for this case's configuration, built first if need be. Raises WouldNotStart, PatchDoesNotApply,
-        and InputError for kernels that do not know the mode's type."""
+    def engine(
+        self,
+        case: Case,
+        patches: tuple[Patch, ...] = (),
+        kernels: Kernels = "fast",
+        foreseen: Collection[Patch] = (),
+    ) -> "EngineProcess":
+        """The engine for this case's configuration, built first if need be, or forked from one that stands. Raises
+        WouldNotStart, PatchDoesNotApply, and InputError for kernels that do not know the mode's type.
+
+        foreseen: patches with which engines are wanted later, where this one is built: these may then be forked from it.
+        """
         if self.mode.device == "cpu" and self.mode.dtype == "bfloat16" and kernels in ("interpreter", "shadow"):
             raise InputError(
                 f"--kernels {kernels}: Triton's interpreter computes with the bits of bfloat16 as if they were integers",
@@ -123,18 +133,39 @@ class Host:
                 remedy="use --kernels fast or checked with --dtype bfloat16",
             )
         configuration = case.configuration()
-        key = encode_case(configuration) + repr((patches, kernels)).encode()
+        key = _key(configuration, patches, kernels)
         if self._zygote is not None and self._zygote.ready and self._zygote.ended:
             self.close()  # the zygote was killed from outside, and its engines died with it
         engine = self._engines.get(key)
         if engine is None or not engine.alive:
+            self._engines = {name: other for name, other in self._engines.items() if other.alive}
             idle = [name for name, other in self._engines.items() if not other.busy]
-            for name in idle[: max(0, len(self._engines) - MAX_ENGINES + 1)]:
+            build = wire.Build(configuration, patches, kernels, self.mode, foreseen=self._forkable(foreseen))
+            engine = self._forked(build)
+            for name in idle[: max(0, len(self._engines) - MAX_ENGINES + 1)] if engine is None else ():
                 self._engines.pop(name).close()
-            engine = self._build(wire.Build(configuration, patches, kernels, self.mode))
-        self._engines.pop(key, None)
-        self._engines[key] = engine  # last in the dict: used most recently
+            engine = engine or self._build(build)
+        for used in (engine.origin, engine):  # last in the dict: used most recently
+            name = next((name for name, other in self._engines.items() if other is used), key)
+            if used is not None:
+                self._engines.pop(name, None)
+                self._engines[name] = used
         return engine
+
+    def _forkable(self, foreseen: Collection[Patch]) -> tuple[str, ...]:
+        """The functions that these patches change, where an engine may be forked from another: what is connected to other
+        ranks, or uses a GPU, cannot."""
+        if self.mode.device != "cpu" or self.mode.tp > 1:
+            return ()
+        return tuple(sorted({edit.target for patch in foreseen for edit in (*patch.edits, *patch.otherwise)}))
+
+    def _forked(self, build: wire.Build) -> "EngineProcess | None":
+        """The engine, forked from one that has the first of its patches; None: there is none, or it cannot be that."""
+        for count in reversed(range(len(build.patches))):
+            origin = self._engines.get(_key(build.configuration, build.patches[:count], build.kernels))
+            if origin is not None and not origin.busy and (engine := origin.fork(build.patches[count:])) is not None:
+                return engine
+        return None
 
     def probe(self, probe: wire.Probe) -> list[list[int]]:
         """Call one function of SGLang alone. Raises WouldNotStart with the release's word if it cannot be called."""
@@ -197,7 +228,7 @@ class Host:
         if not isinstance(answer, wire.Built):
             ours.close()
             raise wire.unexpected(answer)
-        return EngineProcess(ours, answer.engine, self.source)
+        return EngineProcess(ours, answer.engine, self.source, build.foreseen)
 
     def connection(self) -> socket.socket:
         """The connection to a zygote that has imported SGLang."""
@@ -243,13 +274,30 @@ def place_in(trace: str, root: Path) -> str:
     return inside[-1] if inside else ""
 
 
-class EngineProcess:
-    """One configuration of the real worker. Cases run in forks of a process that never runs one itself."""
+def _key(configuration: Case, patches: tuple[Patch, ...], kernels: Kernels) -> bytes:
+    return encode_case(configuration) + repr((patches, kernels)).encode()
 
-    def __init__(self, connection: socket.socket, info: EngineInfo, source: Source) -> None:
+
+class EngineProcess:
+    """One configuration of the real worker. Cases run in forks of a process that never runs one itself.
+
+    foreseen  functions that patches of its forks may change; origin: the engine that it was forked from, and ends with
+    """
+
+    def __init__(
+        self,
+        connection: socket.socket,
+        info: EngineInfo,
+        source: Source,
+        foreseen: tuple[str, ...] = (),
+        origin: "EngineProcess | None" = None,
+    ) -> None:
         self._connection = connection
         self.info = info
         self.source = source
+        self.origin = origin
+        self._foreseen = foreseen
+        self._forks: list[EngineProcess] = []
         self._open = True
         self._broken = ""  # why nothing can be said to the process any more
         self._in_fork: list[Case] = []  # cases that the standing fork has run, in order
@@ -268,9 +316,31 @@ class EngineProcess:
         return tuple(self._in_fork[:-1])
 
     def close(self) -> None:
-        """Hang up: the process ends, and whatever runs in it."""
+        """Hang up: the process ends, and whatever runs in it, or was forked from it."""
         self._open = self.busy = False
         self._connection.close()
+        for fork in self._forks:
+            fork.close()
+        self._forks.clear()
+
+    def fork(self, patches: tuple[Patch, ...]) -> "EngineProcess | None":
+        """The same engine with these patches in addition, as if it had been built with them. None: that takes a build, which
+        then says whether they fit."""
+        targets = {edit.target for patch in patches for edit in patch.edits}
+        if not targets or not targets.issubset(self._foreseen):
+            return None
+        ours, theirs = socket.socketpair()
+        answer: object = None
+        with contextlib.suppress(EOFError, OSError):  # the engine is gone
+            with theirs:
+                wire.send(self._connection, wire.Vary(patches), theirs.fileno())
+            ours.settimeout(_REST_SECONDS)
+            answer, _ = wire.receive(ours)
+        if isinstance(answer, wire.Built):
+            self._forks.append(EngineProcess(ours, answer.engine, self.source, self._foreseen, self))
+            return self._forks[-1]
+        ours.close()
+        return None
 
     def run(
         self,

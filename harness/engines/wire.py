@@ -33,6 +33,7 @@ class Build(Struct, frozen=True, tag=True):
 
     rank, port  which rank this is, and the port at which all ranks meet (a single rank too); the process that starts them
                 fills both in
+    foreseen    functions that patches of a Vary may change
     """
 
     configuration: Case
@@ -41,6 +42,17 @@ class Build(Struct, frozen=True, tag=True):
     mode: Mode = CPU
     rank: int = 0
     port: int = 0
+    foreseen: tuple[str, ...] = ()
+
+
+class Vary(Struct, frozen=True, tag=True):
+    """Caller -> engine, with one end of a socket pair attached: fork an engine with these patches in addition."""
+
+    patches: tuple[Patch, ...]
+
+
+class TooLate(Struct, frozen=True, tag=True):
+    """Forked engine -> caller: with the patches, it might have been built otherwise."""
 
 
 class Built(Struct, frozen=True, tag=True):
@@ -168,7 +180,8 @@ class ServerEnded(Struct, frozen=True, tag=True):
 
 
 _OfServers = Serve | Serving | ServerEnded
-Message = Ready | Build | Built | Refused | PatchDidNotApply | Run | Stepped | Step | Ran | Failed | Probe | Probed | _OfServers
+_OfEngines = Build | Vary | Built | TooLate | Refused
+Message = Ready | _OfEngines | PatchDidNotApply | Run | Stepped | Step | Ran | Failed | Probe | Probed | _OfServers
 
 
 def send(connection: socket.socket, message: Message, descriptor: int | None = None) -> None:

@@ -147,3 +147,47 @@ def test_two_processes_come_to_the_same_as_one(host: Host) -> None:
 
 def _brief(block: list[object]) -> list[object]:
     return [(one.case, one.verdict.status, one.signature, one.known) if isinstance(one, CaseSeen) else one for one in block]
+
+
+# A tree of several layers whose prompt has a chunk of one token, and whose accepted path is not in front.
+TWO = replace(
+    LEDGER["multi-layer-topk-path"].case,
+    exercises=(),
+    num_steps=3,
+    topk=4,
+    chunks=(5, 2, 2, 2, 2),
+    requests=(
+        Request(id="a", prompt=(17, 31, 3, 78, 57, 23, 89), max_new_tokens=6, arrive=1),
+        Request(id="b", prompt=(31, 54, 11, 62, 35, 71, 29, 45, 70, 57), max_new_tokens=1, arrive=2),
+        Request(id="c", prompt=(31, 56, 56), max_new_tokens=5),
+    ),
+)
+
+
+def test_of_a_case_that_shows_two_bugs_both_are_named_and_neither_can_be_left_out(host: Host) -> None:
+    """Of the two bugs that the second remedy mends that is named whose rule breaks without it."""
+    second = LEDGER["multi-layer-topk-windows"]
+    mends, one = explained(host, TWO)
+    assert [entry.id for entry in one.known] == [TAIL.id, second.id]
+    assert one.trial.clean
+    assert not any(mends.trials((entry,)).look(TWO).clean for entry in one.known)
+    assert mends.trials((TAIL,)).look(TWO).verdict.rule == second.rule
+
+
+def test_a_new_fault_beside_two_known_bugs_is_new(host: Host) -> None:
+    backup = "next_token_ids_backup = batch_result.next_token_ids.clone()"
+    edit = Edit(target=f"{WORKER}._draft_extend_for_decode", match=backup, replacement=backup.removesuffix(".clone()"))
+    _, one = explained(host, TWO, edit)
+    assert (one.known, one.cured) == ((), ())
+    assert {TAIL.id, "multi-layer-topk-path"} <= {entry.id for entry in one.mended}
+    assert one.trial.signature is not None
+
+
+def test_the_ledger_is_believed_where_the_proofs_are_and_nowhere_else(host: Host) -> None:
+    """On the newest release as it is, no case is run to see that a live bug is there."""
+    mends = Mends(host, DEFAULT_RUN)
+    assert TAIL.id in [entry.id for entry in mends.seen(CASE, DECLARED_VIEW)]
+    assert mends.trials().ran == 0
+    changed = Mends(host, replace(DEFAULT_RUN, patches=(Patch(name="planted", edits=(SHORT_ROWS,)),)))
+    assert TAIL.id in [entry.id for entry in changed.seen(CASE, DECLARED_VIEW)]
+    assert changed.trials().ran > 0

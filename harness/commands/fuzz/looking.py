@@ -51,6 +51,7 @@ class CaseSeen(Struct, frozen=True, kw_only=True, tag=True):
     mended    entries of the ledger whose remedies it ran with, and the view in which it was judged
     known     entries that explain all that it showed as released, and what that was; the verdict is the one under their fixes
     cured     entries whose remedies make it equal, where the SGLang without the change that is searched is right without them
+    tries     further runs that it took to tell
     """
 
     block: int
@@ -66,6 +67,7 @@ class CaseSeen(Struct, frozen=True, kw_only=True, tag=True):
     known: tuple[str, ...] = ()
     shown: Signature | None = None
     cured: tuple[str, ...] = ()
+    tries: int = 0
 
 
 class Drawn(Protocol):
@@ -135,11 +137,11 @@ class Looking:
                 remedy="this is a bug of eagletwin: report it with the command",
             )
         trial = self._mends.trials(mended, view).look(case)
-        shown = trial.signature
+        shown, ran = trial.signature, self._mends.ran
         one = Explained((), mended, trial)
         if shown is not None and not trial.verdict.undecided:
             one = self._mends.explain(trial, view, mended)
-        return _seen(block.number, one, view, shown)
+        return replace(_seen(block.number, one, view, shown), tries=self._mends.ran - ran)
 
 
 def _seen(block: int, one: Explained, view: View, shown: Signature | None) -> CaseSeen:

@@ -135,6 +135,10 @@ def _known(search: Fuzz, columns: int) -> list[str]:
         text = f"{bug.id}: {shown}; mended in {count(bug.mended, 'case')}"
         text += f"; eagletwin check {example_of(search.folder, bug)}" if bug.example is not None else ""
         lines += fold(text, columns, "  ", "    ")
+    tally = search.tally
+    if tally.tries:
+        text = f"To tell which it is took {count(tally.tries, 'more run')} of {count(tally.tried, 'case')}."
+        lines += fold(text, columns, "  ", "    ")
     base = search.mends.base
     if base is not None and base.refused:
         text = (

@@ -46,7 +46,7 @@ class KnownBug:
 @dataclass(slots=True)
 class Tally:
     """Figures of a search so far. topics: what its cases had, of unsearched.TOPICS; refused: why engines would not start, by
-    what they were to run."""
+    what they were to run; tried: cases that were run again to tell what they show, and tries: those runs."""
 
     cases: int = 0
     statuses: Counter[str] = field(default_factory=Counter)
@@ -62,6 +62,8 @@ class Tally:
     changes: Changes = field(default_factory=Changes)
     known: dict[str, KnownBug] = field(default_factory=dict)
     refused: dict[str, Unstarted] = field(default_factory=dict)
+    tried: int = 0
+    tries: int = 0
 
     def add(self, seen: CaseSeen) -> None:
         verdict, case = seen.verdict, seen.case
@@ -73,6 +75,7 @@ class Tally:
         self.headroom = max(self.headroom, verdict.headroom)
         self.fallbacks.update(seen.fallbacks)
         self.changes.add(seen.differs)
+        self.tried, self.tries = self.tried + bool(seen.tries), self.tries + seen.tries
         self.topics.update(topics_of(case))
         self.configurations[Configuration(case.model, case.num_steps, case.topk, case.verify_nodes, case.page_size)] += 1
         self.accept_lens.update(f"{length} of {case.num_steps + 1}" for length in seen.lengths)

@@ -10,7 +10,7 @@ import difflib
 import importlib
 import inspect
 import textwrap
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 from eagletwin.harness.core.patch import Edit, Patch
@@ -23,6 +23,7 @@ _places: dict[Any, tuple[tuple[int, str], ...]] = {}  # the same -> where in tha
 _written: list[tuple[str, str]] = []  # of each edit of this process its target, and what it is called
 ran: set[str] = set()  # those of them that were called, here or before the fork
 reached: set[str] = set()  # edits, by what they are called, of which the statement ran that they changed
+uncalled: set[str] = set()  # functions that were watched while an engine was built, and that nothing called
 
 
 class PatchFailed(Exception):
@@ -61,6 +62,35 @@ def apply(patch: Patch) -> None:
         del edited[listed:], _written[written:]
         for edit in patch.otherwise:
             _edit(edit)
+
+
+@contextlib.contextmanager
+def watched(targets: Iterable[str]) -> Iterator[None]:
+    """While an engine is built: see which of these functions it calls. A patch of one that it does not call comes to the same
+    if it is applied when the engine stands. What is edited already, or absent, counts as called."""
+    watching: dict[Any, tuple[str, Any, Any]] = {}
+    for target in targets:
+        with contextlib.suppress(PatchFailed, OSError, TypeError):  # it has no source, or is no function
+            function = _resolve(target)
+            before = function.__code__
+            if function not in watching and before not in _sources:
+                source = "\n" * (before.co_firstlineno - 1) + source_of(function)  # the lines keep their numbers
+                function.__code__ = _compile(source, function, target, file=before.co_filename)
+                watching[function] = target, before, function.__code__
+    try:
+        yield
+    finally:
+        for function, (target, before, noted) in watching.items():
+            if function.__code__ is noted:
+                function.__code__ = before
+                uncalled.update({target} - ran)
+        ran.difference_update(target for target, _, _ in watching.values())
+
+
+def may_follow(patch: Patch) -> bool:
+    """Whether a patch comes to the same in an engine that stands as in one that is built with it."""
+    edits = (*patch.edits, *patch.otherwise)
+    return patch.sglang_toggle is None and not patch.switches and uncalled.issuperset(edit.target for edit in edits)
 
 
 def _toggle(number: int, done: list[tuple[Any, Any]]) -> None:
@@ -176,9 +206,11 @@ def _resolve(target: str) -> Any:
     raise PatchFailed(f"{target} does not exist in this SGLang")
 
 
-def _compile(source: str, function: Callable[..., Any], target: str, places: tuple[tuple[int, str], ...] = ()) -> Any:
+def _compile(
+    source: str, function: Callable[..., Any], target: str, places: tuple[tuple[int, str], ...] = (), file: str = ""
+) -> Any:
     """Code object of the edited function. Free variables (`__class__` of a method that calls super()) are kept. The statements
-    at these places of the source note that they ran."""
+    at these places of the source note that they ran. file: what a traceback calls it; "": that it is patched."""
     try:
         tree = ast.parse(source)
     except SyntaxError as error:
@@ -199,7 +231,7 @@ def _compile(source: str, function: Callable[..., Any], target: str, places: tup
         assert isinstance(maker, ast.FunctionDef)
         maker.body = [definition]
         tree.body = [maker]
-    code = compile(ast.fix_missing_locations(tree), f"<{target}, patched>", "exec")
+    code = compile(ast.fix_missing_locations(tree), file or f"<{target}, patched>", "exec")
     return _find_code(code, function.__name__)
 
 

@@ -1,5 +1,8 @@
 """One configuration of the real worker, forked from the zygote: it builds the scheduler and never runs a case itself.
 
+Patches of functions that are not called while it is built can come later: then another engine is forked from this one, which
+takes a tenth of the time of a build.
+
 Each case runs in a runner, a fork of this process. A runner runs up to CASES_PER_RUNNER cases, one after another, since a fork
 costs more than a small case; it is replaced when a case asks for a fresh one, and after anything but a clean end.
 """
@@ -11,6 +14,7 @@ from typing import Any, NoReturn
 
 from msgspec.structs import replace
 
+from eagletwin.harness.core.patch import Patch
 from eagletwin.harness.core.records import EngineInfo
 from eagletwin.harness.engines import wire
 
@@ -26,15 +30,28 @@ CASES_PER_RUNNER = 60
 
 
 def serve(connection: socket.socket, build: wire.Build) -> NoReturn:
-    """Answer the caller's Run messages until it hangs up."""
+    """Answer the caller's messages until it hangs up."""
     die_with_parent()
     scheduler, info = stand(connection, replace(build, port=ranks.free_port()))
+    _answer(connection, scheduler, info, build)
+
+
+def _answer(connection: socket.socket, scheduler: Any, info: EngineInfo, build: wire.Build) -> NoReturn:
     standing: Runner | None = None
     while True:
         try:
-            message, _ = wire.receive(connection)
+            message, descriptors = wire.receive(connection)
         except (EOFError, ConnectionError):
             os._exit(0)
+        if isinstance(message, wire.Vary):
+            reap()
+            if os.fork() == 0:
+                connection.close()
+                if standing is not None:
+                    standing.hang_up()  # here: it ends when the engine that it belongs to does the same
+                _vary(socket.socket(fileno=descriptors[0]), scheduler, info, build, message.patches)
+            os.close(descriptors[0])
+            continue
         if not isinstance(message, wire.Run):
             raise wire.unexpected(message)
         spent = standing is not None and (standing.ran >= CASES_PER_RUNNER or (message.fresh and standing.ran > 0))
@@ -53,6 +70,28 @@ def serve(connection: socket.socket, build: wire.Build) -> NoReturn:
             wire.send(connection, answer)
         except OSError:  # the caller no longer waits
             os._exit(0)
+
+
+def _vary(connection: socket.socket, scheduler: Any, info: EngineInfo, build: wire.Build, more: tuple[Patch, ...]) -> NoReturn:
+    """Serve the caller with these patches in addition, in a fork of the engine that stands."""
+    die_with_parent()
+    if not all(map(patches.may_follow, more)):
+        wire.send(connection, wire.TooLate())
+        os._exit(0)
+    _apply(connection, more)
+    info = replace(info, patches=(*info.patches, *(patch.name for patch in more)))
+    wire.send(connection, wire.Built(info))
+    _answer(connection, scheduler, info, replace(build, patches=(*build.patches, *more)))
+
+
+def _apply(connection: socket.socket, wanted: tuple[Patch, ...]) -> None:
+    """Apply patches. If one does not fit, reports why and ends the process."""
+    try:
+        for patch in wanted:
+            patches.apply(patch)
+    except patches.PatchFailed as error:
+        wire.send(connection, wire.PatchDidNotApply(str(error)))
+        os._exit(0)
 
 
 def launch_rank(theirs: socket.socket) -> int:
@@ -75,16 +114,11 @@ def stand(connection: socket.socket, build: wire.Build) -> tuple[Any, EngineInfo
     # Behind a fork torch makes its pool of threads anew when it is first asked for, and two threads that ask at once (SGLang
     # loads weights in several) may find none: here one asks.
     torch.set_num_threads(1)
-    try:
-        boot.import_models(build.configuration, build.mode)
-        for patch in build.patches:
-            patches.apply(patch)
-    except patches.PatchFailed as error:
-        wire.send(connection, wire.PatchDidNotApply(str(error)))
-        os._exit(0)
+    boot.import_models(build.configuration, build.mode)
+    _apply(connection, build.patches)
     kernels.prepare(build, boot.SHIMS)
     try:
-        with kernels.building(build):
+        with kernels.building(build), patches.watched(build.foreseen):
             scheduler = boot.build_scheduler(build.configuration, build.mode, build.rank, build.port)
     except NotDriven as error:
         wire.send(connection, wire.Refused(str(error), "", ours=True))
