@@ -188,7 +188,7 @@ def test_of_something_else(eagletwin):
 
 def test_a_test_whose_cases_run_nothing_of_the_change_fails(idle: Path, pytester: pytest.Pytester) -> None:
     pytester.makepyfile(SUITE)
-    result = pytester.runpytest_subprocess("-p", "no:cacheprovider", "--eagletwin-sglang", str(idle), "-n", "2")
+    result = pytester.runpytest_subprocess("-p", "no:cacheprovider", "--eagletwin-sglang", str(idle), "-n", "1")
     result.assert_outcomes(passed=1, failed=1)
     text = result.stdout.str()
     assert (
