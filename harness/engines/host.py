@@ -37,7 +37,7 @@ IMPORT_SECONDS = 300.0
 BUILD_SECONDS = 300.0
 # And this what is on its way.
 _REST_SECONDS = 60.0
-# Engines that stay up at once. Each holds some 0.05 GB of its own, and 30 threads of SGLang's that wake up now and then;
+# Engines that stay up at once. Each holds some 0.05 GB of its own, and threads of SGLang's that wake up now and then;
 # building one again takes under a second.
 MAX_ENGINES = 8
 

@@ -1,4 +1,4 @@
-"""pytest in a fork of the tests' own process, which has imported what a session imports, SGLang included (warm.py).
+"""pytest, and programs, in a fork of the tests' own process, which has imported what they import, SGLang included (warm.py).
 
 A process of its own costs a few seconds of processor time before its first case; a fork of this one costs none of them. All
 else is as there: arguments, exit code, what is printed, and nothing that it sets is left behind. What starts workers (`-n`), or
@@ -7,10 +7,14 @@ asks what is imported, needs a process of its own: `runpytest_subprocess`.
 
 import multiprocessing
 import os
+import runpy
+import subprocess
 import sys
 import tempfile
 import time
+import traceback
 import warnings
+from collections.abc import Callable
 from pathlib import Path
 from typing import IO
 
@@ -27,39 +31,78 @@ def session(folder: Path, *words: str, source: Source = INSTALLED) -> pytest.Run
     """Run pytest in a folder. source: the SGLang that it is going to use."""
     warm.have(source)
     begun = time.monotonic()
+    code, *said = _forked(folder, ["pytest", *words], lambda: int(pytest.main([*words])))
+    lines = [text.splitlines() for text in said]
+    return pytest.RunResult(pytest.ExitCode(code) if 0 <= code <= 5 else code, *lines, time.monotonic() - begun)
+
+
+def script(file: Path, *words: str | Path, cwd: Path, source: Source | None = None) -> subprocess.CompletedProcess[str]:
+    """`python FILE WORD…`. source: the SGLang that it is going to use, if no command has just used it."""
+    if source is not None:
+        warm.have(source)
+    typed = [str(file), *map(str, words)]
+    return subprocess.CompletedProcess(
+        typed, *_forked(cwd, typed, lambda: _ended(lambda: runpy.run_path(str(file), None, "__main__")))
+    )
+
+
+def program(code: str, cwd: Path, **env: str) -> subprocess.CompletedProcess[str]:
+    """`python -c CODE`, with these environment variables, on the installed SGLang."""
+    warm.have(INSTALLED)
+
+    def act() -> int:
+        os.environ.update(env)
+        return _ended(lambda: exec(code, {"__name__": "__main__"}))
+
+    return subprocess.CompletedProcess(["-c", code], *_forked(cwd, ["-c"], act))
+
+
+def _ended(act: Callable[[], object]) -> int:
+    """What Python ends with where this is all that it does."""
+    try:
+        act()
+    except SystemExit as stop:
+        return stop.code if isinstance(stop.code, int) else int(stop.code is not None)
+    except BaseException:
+        traceback.print_exc()
+        return 1
+    return 0
+
+
+def _forked(folder: Path, typed: list[str], act: Callable[[], int]) -> tuple[int, str, str]:
+    """The exit code of a fork that does this, what it printed, and what it said on stderr."""
     with tempfile.TemporaryFile("w+b") as out, tempfile.TemporaryFile("w+b") as errors:
-        process = multiprocessing.get_context("fork").Process(target=_main, args=(folder, words, out, errors))
+        process = multiprocessing.get_context("fork").Process(target=_main, args=(folder, typed, act, out, errors))
         process.start()
         process.join(SECONDS)
         if process.exitcode is None:
             process.kill()
             process.join()
-        said = [_lines(file) for file in (out, errors)]
-        sys.stdout.write("\n".join(said[0]))  # shown if the test fails
-        sys.stderr.write("\n".join(said[1]))
-        code = process.exitcode
-        assert code is not None
-        return pytest.RunResult(pytest.ExitCode(code) if 0 <= code <= 5 else code, *said, time.monotonic() - begun)
+        told, said = _text(out), _text(errors)
+        sys.stdout.write(told)  # shown if the test fails
+        sys.stderr.write(said)
+        assert process.exitcode is not None
+        return process.exitcode, told, said
 
 
-def _main(folder: Path, words: tuple[str, ...], out: IO[bytes], errors: IO[bytes]) -> None:
+def _main(folder: Path, typed: list[str], act: Callable[[], int], out: IO[bytes], errors: IO[bytes]) -> None:
     for number, file in ((1, out), (2, errors)):
         os.dup2(file.fileno(), number)
     # pytest's capture of the outer session is left alone
     sys.stdout = sys.__stdout__ = os.fdopen(1, "w", encoding="utf-8", closefd=False)  # type: ignore[misc]
     sys.stderr = sys.__stderr__ = os.fdopen(2, "w", encoding="utf-8", closefd=False)  # type: ignore[misc]
-    sys.argv = ["pytest", *words]
+    sys.argv = typed
     os.chdir(folder)
     warnings.resetwarnings()
     warm.inherit()
     with warm.keeping():
-        code = pytest.main([*words])
+        code = act()
     warm.close_own()
     sys.stdout.flush()
     sys.stderr.flush()
-    os._exit(int(code))
+    os._exit(code)
 
 
-def _lines(file: IO[bytes]) -> list[str]:
+def _text(file: IO[bytes]) -> str:
     file.seek(0)
-    return file.read().decode(errors="replace").splitlines()
+    return file.read().decode(errors="replace")

@@ -2,7 +2,6 @@
 
 import re
 import subprocess
-import sys
 from pathlib import Path
 
 import msgspec
@@ -30,6 +29,12 @@ def release(name: str) -> Path:
         return resolve(name).paths[0]
     except NotFetched as error:
         pytest.skip(error.cause)
+
+
+def words_of(line: str, cwd: Path) -> list[str]:
+    """What a shell that runs the line hands to the one command of eagletwin in it."""
+    told = f"eagletwin() {{ printf '%s\\n' \"$@\" >&3; }}\n{{ {line}; }} 3>&1 >/dev/null"
+    return subprocess.check_output(["bash", "-c", told], cwd=cwd, text=True).splitlines()
 
 
 def test_a_fault_that_needs_pages_and_two_requests_is_said_to_need_exactly_these(host: Host, tmp_path: Path) -> None:
@@ -77,6 +82,4 @@ def test_git_bisect_over_the_trees_of_releases_says_the_same_and_skips_what_does
     for word, code in (("bad", 1), ("good", 0), ("bad", 1)):  # each in a worktree of its own, which stays
         typed = re.search(rf"^  {word}: +(.+)$", done.stdout, re.MULTILINE)
         assert typed is not None
-        command = typed[1].replace("eagletwin check", f"{sys.executable} -P -m eagletwin check")
-        shown = subprocess.run(command, shell=True, cwd=tmp_path, check=False)
-        assert shown.returncode == code
+        assert eagletwin(*words_of(typed[1], tmp_path), cwd=tmp_path).returncode == code

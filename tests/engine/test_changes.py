@@ -2,8 +2,6 @@
 
 import json
 import re
-import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -52,10 +50,6 @@ def changed_host(both: Path) -> Iterator[Host]:
         yield host
 
 
-def run(*words: str | Path, cwd: Path) -> subprocess.CompletedProcess[str]:
-    return subprocess.run([sys.executable, "-P", *words], cwd=cwd, capture_output=True, text=True, check=False)
-
-
 def test_a_search_in_which_no_case_runs_the_change_cannot_tell(idle: Path, tmp_path: Path) -> None:
     done = eagletwin("fuzz", "--sglang", idle, "--cases", "4", cwd=tmp_path)
     assert done.returncode == 125, done
@@ -102,11 +96,11 @@ def test_a_script_refuses_a_tree_of_another_content_in_the_same_place(idle: Path
     assert "`patch -p1 < sglang.patch`" in script.read_text()
     change(tree, WORKER[0], "        self = self\n", "        self = self  # so\n")
     now = resolve(str(tree)).version
-    refused = run(script, cwd=tmp_path)
+    refused = forked.script(script, cwd=tmp_path)
     assert refused.returncode == 128, refused
     assert f"this case was made on SGLang {name}, and {tree} is now at {now}" in refused.stderr
     assert f"bring back {name} with the sglang.patch next to this script, or ask another one: --sglang {tree}" in refused.stderr
-    asked = run(script, "--sglang", idle, cwd=tmp_path)
+    asked = forked.script(script, "--sglang", idle, cwd=tmp_path)
     assert asked.returncode == 125, asked
     assert f"note: this case was made on SGLang {name}; this is {resolve(str(idle)).version}" in asked.stderr
 
@@ -194,7 +188,7 @@ def test_of_something_else(eagletwin):
 
 def test_a_test_whose_cases_run_nothing_of_the_change_fails(idle: Path, pytester: pytest.Pytester) -> None:
     pytester.makepyfile(SUITE)
-    result = pytester.runpytest_subprocess("-p", "no:cacheprovider", "--eagletwin-sglang", str(idle), "-n", "2")
+    result = pytester.runpytest_subprocess("-p", "no:cacheprovider", "--eagletwin-sglang", str(idle), "-n", "1")
     result.assert_outcomes(passed=1, failed=1)
     text = result.stdout.str()
     assert (

@@ -2,13 +2,13 @@
 
 import json
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
 from eagletwin.harness.core.versions import installed
 
+from . import forked
 from .planted_trees import IDLE_KERNEL, IDLE_NAME, plant
 from .warm import eagletwin
 
@@ -48,9 +48,7 @@ def test_a_fix_that_is_undone_is_newly_broken_and_can_be_seen_again(undone: Path
     example = facts["broken"][0]["example"]
     assert Path(example["folder"]) == (folder / "minimal").relative_to(tmp_path)
     assert f"again:  {example['again']}\n" in done.stdout
-    again = subprocess.run(
-        [sys.executable, "-P", folder / "minimal" / "repro.py"], cwd=tmp_path, capture_output=True, check=False
-    )
+    again = forked.script(folder / "minimal" / "repro.py", cwd=tmp_path)
     assert again.returncode == 1, again
 
 

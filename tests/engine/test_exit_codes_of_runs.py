@@ -3,7 +3,6 @@
 import os
 import shutil
 import subprocess
-import sys
 from pathlib import Path
 
 import msgspec
@@ -16,6 +15,8 @@ from eagletwin.harness.commands.releases.results import FOLDER
 from eagletwin.harness.core.mode import CPU
 from eagletwin.harness.core.patch import Edit, Patch
 
+from . import forked
+
 ROOT = Path(__file__).parents[2]
 
 
@@ -23,9 +24,7 @@ def eagletwin(*arguments: str, cwd: Path, setup: str = "", **env: str) -> subpro
     """The command line, after these statements have run in its process."""
     typed = f"import sys\nsys.argv = {['eagletwin', *arguments]!r}"
     program = f"{typed}\n{setup}\nfrom eagletwin.harness.cli.main import main\nsys.exit(main())"
-    return subprocess.run(
-        [sys.executable, "-P", "-c", program], cwd=cwd, env={**os.environ, **env}, capture_output=True, text=True, check=False
-    )
+    return forked.program(program, cwd, **env)
 
 
 def leaking(file: Path) -> Patch:

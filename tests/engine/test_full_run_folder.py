@@ -41,8 +41,10 @@ def test_what_was_found_is_kept_elsewhere(
 
     monkeypatch.setattr(Path, "write_text", text)
     monkeypatch.setattr(Path, "write_bytes", data)
+    undone = RunSpec(patches=(LEDGER["25015"].revert,))
+    options = SearchOptions(model="llama-tiny", sampling="none", processes=1, run=undone, out=runs)
     with pytest.raises(OSError, match="No space left"):
-        search(SearchOptions(run=RunSpec(patches=(LEDGER["25015"].revert,)), out=runs))
+        search(options)
     told, said = capsys.readouterr()
     assert told.startswith("1 FOUND")
     [other] = re.findall(r"cannot be written \(No space left on device\); what was found last is in (\S+)", said)

@@ -1,7 +1,6 @@
 """The search: what it finds, how small it gets, and what becomes of findings that do not hold still."""
 
 import json
-import os
 import runpy
 import signal
 import subprocess
@@ -21,7 +20,10 @@ from eagletwin.harness.commands.fuzz.shrinking import Finding, Shrinking, Teller
 from eagletwin.harness.core.patch import Edit, Patch
 from eagletwin.harness.core.run_spec import RunSpec
 from eagletwin.harness.engines.host import Host
+from eagletwin.harness.engines.source import INSTALLED
 from eagletwin.harness.families.valid import decode_case, read_case
+
+from . import forked
 
 GREEDY = Asked(held={"model": "llama-tiny"}, sampling="")
 FORWARD = "sglang.srt.speculative.eagle_worker_v2.EagleDraftWorker.draft_forward"
@@ -124,13 +126,14 @@ def test_a_worker_that_dies_is_found_as_well(host: Host, tmp_path: Path) -> None
             Edit(target=FORWARD, match=ARGMAX, replacement="if out_cache_loc.numel() > 8: import os; os._exit(3)\n" + ARGMAX),
         ),
     )
-    finding = first(search(host, tmp_path, dies))
+    finding = first(search(host, tmp_path, dies, shrink_seconds=0.0))  # test_findings.py has crashes get small
     assert (finding.signature.rule, finding.outcome.verdict.status) == ("engine.crash", "unknown")
     assert "exited with status 3" in finding.outcome.verdict.reason
 
 
 def test_ctrl_c_while_shrinking_keeps_what_was_found_and_says_where(tmp_path: Path) -> None:
-    command = [sys.executable, "-P", "-m", "eagletwin", "fuzz", "--revert", "25015"]
+    held = ["--model", "llama-tiny", "--sampling", "none", "-n", "1"]  # what is found first is soon found
+    command = [sys.executable, "-P", "-m", "eagletwin", "fuzz", "--revert", "25015", *held]
     process = subprocess.Popen(
         command,
         cwd=tmp_path,
@@ -150,10 +153,7 @@ def test_ctrl_c_while_shrinking_keeps_what_was_found_and_says_where(tmp_path: Pa
     assert f"Stopped while shrinking: the smallest case so far is in {minimal.relative_to(tmp_path)}" in told
     assert read_case(minimal / "case.json").requests
     assert json.loads((tmp_path / "eagletwin-runs" / "fuzz-0" / "summary.json").read_text())["tally"]["cases"] > 0
-    script = subprocess.run(
-        [sys.executable, minimal / "repro.py"], cwd=tmp_path, capture_output=True, check=False, env={**os.environ}
-    )
-    assert script.returncode == 1
+    assert forked.script(minimal / "repro.py", cwd=tmp_path, source=INSTALLED).returncode == 1
 
 
 def test_what_a_kernel_shows_gets_small_as_well(host: Host, tmp_path: Path) -> None:

@@ -1,7 +1,5 @@
 """Patches apply as a whole or not at all, and never to files on disk."""
 
-import subprocess
-import sys
 from pathlib import Path
 
 import msgspec
@@ -20,6 +18,7 @@ from eagletwin.harness.engines.host import Host
 from eagletwin.harness.judge.judge import judge
 
 from .conftest import Runner
+from .warm import eagletwin
 
 FORWARD = "sglang.srt.speculative.eagle_worker_v2.EagleDraftWorker.draft_forward"
 
@@ -91,8 +90,7 @@ def test_a_patched_engine_leaves_the_others_alone(host: Host, busy_case: Case, t
 def test_a_patch_file_is_applied_by_the_command_line(tmp_path: Path) -> None:
     edit = Edit(target=FORWARD, match="topk_index = torch.argmax(", replacement="topk_index = torch.argmin(")
     (tmp_path / "least.json").write_bytes(msgspec.json.encode(Patch(name="least", edits=(edit,))))
-    command = [sys.executable, "-P", "-m", "eagletwin", "check", "25015", "--patch", "least.json"]
-    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
+    done = eagletwin("check", "25015", "--patch", "least.json", cwd=tmp_path)
     assert done.returncode == 1, done
     assert "with least" in done.stdout
     assert "draft.proposal" in done.stdout
@@ -141,10 +139,7 @@ def test_a_reversal_by_sglangs_own_switch_that_was_never_called_is_unknown(host:
 
 
 def test_a_search_under_a_reversal_that_no_case_calls_cannot_tell(tmp_path: Path) -> None:
-    words = ["fuzz", "--model", "llama-mtp", "--revert", "25015", "--cases", "2"]
-    done = subprocess.run(
-        [sys.executable, "-P", "-m", "eagletwin", *words], cwd=tmp_path, capture_output=True, text=True, check=False
-    )
+    done = eagletwin("fuzz", "--model", "llama-mtp", "--revert", "25015", "--cases", "2", cwd=tmp_path)
     assert done.returncode == 125, done
     assert done.stdout.startswith("CANNOT TELL")
     assert "1 unknown (or never called what a patch edits)" in " ".join(done.stdout.split())

@@ -3,8 +3,6 @@
 import json
 import re
 import shutil
-import subprocess
-import sys
 from pathlib import Path
 from xml.etree import ElementTree
 
@@ -12,6 +10,7 @@ import msgspec
 import pytest
 
 from eagletwin.harness.core import case
+from eagletwin.harness.engines.source import INSTALLED
 from eagletwin.harness.families.valid import read_case
 
 from . import forked
@@ -73,7 +72,7 @@ def test_a_suite_of_somebody_else_finds_shrinks_and_keeps_and_does_so_again(suit
     assert len(shrunk["requests"]) == 1  # one request, one boundary
     assert len(shrunk["requests"][0]["prompt"]) == 2
     assert shrunk["chunks"] == [1]
-    script = subprocess.run([sys.executable, folder / "repro.py"], cwd=suite.path, capture_output=True, text=True, check=False)
+    script = forked.script(folder / "repro.py", cwd=suite.path, source=INSTALLED)
     assert script.returncode == 1, script.stderr
     assert "draft.input_ids" in script.stdout
     run(suite, "-k", "undone", "--eagletwin-out", "second").assert_outcomes(failed=1)

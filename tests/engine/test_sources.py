@@ -4,7 +4,6 @@ import os
 import re
 import shutil
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -15,14 +14,11 @@ from eagletwin.harness.core.case import pretty_case
 from eagletwin.harness.core.versions import installed
 from eagletwin.harness.engines.source import INSTALLED, resolve
 
+from . import forked
 from .warm import eagletwin
 
 RELEASE = installed("sglang")
 PLACE, RIGHT, WRONG = "srt/speculative/eagle_worker_v2.py", "forward_batch.positions.add_(1)", "forward_batch.positions.add_(2)"
-
-
-def run(*command: str | Path, cwd: Path) -> subprocess.CompletedProcess[str]:
-    return subprocess.run([sys.executable, "-P", *command], cwd=cwd, capture_output=True, text=True, check=False)
 
 
 @pytest.fixture(scope="module")
@@ -68,10 +64,10 @@ def test_a_changed_checkout_is_run_as_it_is_and_distinguished_from_its_base(chec
     script = tmp_path / "eagletwin-runs" / "three-steps" / "repro.py"
     assert f"sglang {name} in {checkout}" in script.read_text()
     subprocess.run(["git", "-C", checkout, "checkout", "-q", "."], check=True)
-    refused = run(script, cwd=tmp_path)
+    refused = forked.script(script, cwd=tmp_path)
     assert refused.returncode == 128, refused
     assert f"this case was made on SGLang {name}, and {checkout} is now at {commit}\n" in refused.stderr
-    assert run(script, "--sglang", checkout, cwd=tmp_path).returncode == 0
+    assert forked.script(script, "--sglang", checkout, cwd=tmp_path).returncode == 0
 
 
 def test_a_tree_that_does_not_import_is_unknown_and_the_line_is_named(tmp_path: Path) -> None:

@@ -7,6 +7,8 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
+from . import imported
+
 ROOT = Path(__file__).parents[2]
 
 
@@ -14,7 +16,9 @@ def opened(
     command: Sequence[str | Path], cwd: Path, *, path: Path | None = None, **env: str
 ) -> subprocess.CompletedProcess[str]:
     """Run a command. path: a folder whose modules stand before the installed ones."""
-    environment = {**os.environ, **({"PYTHONPATH": str(path)} if path is not None else {}), **env}
+    if path is None:
+        return imported.run([str(word) for word in command], cwd, {**os.environ, **env})
+    environment = {**os.environ, "PYTHONPATH": str(path), **env}
     return subprocess.run(
         [sys.executable, "-P", *map(str, command)], cwd=cwd, env=environment, capture_output=True, text=True, check=False
     )

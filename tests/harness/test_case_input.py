@@ -2,18 +2,18 @@
 
 import json
 import os
-import subprocess
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from eagletwin.harness.core.case import Case, Request, encode_case, pretty_case
-from eagletwin.harness.core.child import RUN_MODULE
 from eagletwin.harness.core.errors import InputError
 from eagletwin.harness.core.patch import read_patch
 from eagletwin.harness.families.traces import read_trace
 from eagletwin.harness.families.valid import decode_case, read_case
+
+from .doors import opened
 
 GOOD: dict[str, Any] = {
     "name": "good",
@@ -230,8 +230,7 @@ def test_cases_that_sample_have_an_engine_of_their_own_whatever_their_coins() ->
 
 def test_the_command_exits_128_and_writes_nothing(tmp_path: Path) -> None:
     (tmp_path / "bad.json").write_bytes(changed(num_steps=0))
-    command = [*RUN_MODULE, "eagletwin", "check", "bad.json", "--out", "runs"]
-    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
+    done = opened(["-m", "eagletwin", "check", "bad.json", "--out", "runs"], tmp_path)
     assert done.returncode == 128
     assert "num_steps" in done.stderr
     assert "Traceback" not in done.stderr

@@ -23,7 +23,6 @@ from eagletwin.harness.commands.prove import proof as proving
 from eagletwin.harness.commands.prove.command import prove
 from eagletwin.harness.commands.result import ProveFacts
 from eagletwin.harness.core.case import Case, Request
-from eagletwin.harness.core.child import RUN_MODULE
 from eagletwin.harness.core.errors import EXIT_INTERRUPTED, AlreadyReported, InputError
 from eagletwin.harness.core.exits import INTERRUPTED, guarded
 from eagletwin.harness.core.records import Ending, EngineInfo
@@ -35,6 +34,7 @@ from eagletwin.harness.engines.cuda_here import missing_for_cuda
 from eagletwin.harness.engines.host import WouldNotStart
 from eagletwin.harness.families.weights import model_pair
 
+from .doors import opened
 from .rows import rows
 
 DIGEST = model_pair("llama-tiny").digest
@@ -42,8 +42,7 @@ ENGINE = EngineInfo(name="none", version="0", device="cpu", kernels="none", torc
 
 
 def eagletwin(*arguments: str, cwd: Path) -> subprocess.CompletedProcess[str]:
-    command = [*RUN_MODULE, "eagletwin", *arguments]
-    return subprocess.run(command, cwd=cwd, capture_output=True, text=True, check=False)
+    return opened(["-m", "eagletwin", *arguments], cwd)
 
 
 USAGE = {

@@ -40,7 +40,7 @@ from ..eras import (
 )
 from ..not_driven import NotDriven
 from ..stand_ins import stubs
-from . import cuda, experts_on_cuda, front_end, model_classes, new_weights, parts, remembered, uncompiled, worked_out
+from . import alone, cuda, experts_on_cuda, front_end, model_classes, new_weights, parts, remembered, uncompiled, worked_out
 
 SHIMS: list[str] = []
 
@@ -177,7 +177,7 @@ def _make_able(case: Case, mode: Mode) -> None:
     if mode.overlap or (RECIPES[case.model].frozen and workers.overlaps(case)):
         stepping.allow_overlap(SHIMS)
     if mode.tp == 1:
-        meet_nobody()
+        alone.meet_nobody(SHIMS)
     if case.samples:
         sampling.open_gate(SHIMS)
     if case.engine.sglang.deterministic:
@@ -370,20 +370,6 @@ def differing(scheduler: Any, asked: dict[str, Any]) -> str:
         "host_pages": host_cache.pages(scheduler),
     }
     return ", ".join(f"{name} from {value} to {used[name]}" for name, value in asked.items() if value != used[name])
-
-
-def meet_nobody() -> None:
-    """One rank alone needs no server to meet others at: torch keeps what it would keep there in this process."""
-    import torch.distributed
-    from torch._C._distributed_c10d import HashStore
-
-    meet = torch.distributed.init_process_group
-
-    def alone(backend: str | None = None, init_method: str | None = None, **kwargs: Any) -> None:  # noqa: ARG001
-        meet(backend, store=HashStore(), **kwargs)
-
-    torch.distributed.init_process_group = alone  # type: ignore[assignment]
-    SHIMS.append("torch.distributed.init_process_group: one rank, with a store in its own memory")
 
 
 def _remove_leftovers(scheduler: Any) -> None:

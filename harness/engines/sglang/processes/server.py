@@ -22,7 +22,7 @@ from typing import Any, NoReturn
 from eagletwin.harness.engines import triton_cpu, wire
 
 from .. import kernels, patches
-from ..boot import boot, front_end, server_arguments
+from ..boot import alone, boot, front_end, server_arguments
 from ..not_driven import NotDriven
 from ..stand_ins import stubs
 from .supervise import die_with_parent, wait_for_all
@@ -101,7 +101,7 @@ def _launch(word: socket.socket, asked: wire.Serve, folder: str) -> NoReturn:
         front_end.make_able(asked, folder, boot.SHIMS)
         front_end.end_at_once(lambda error: _tell(word, error, ""), boot.SHIMS)
         server_arguments.register_models(asked)
-        boot.meet_nobody()
+        alone.meet_nobody(boot.SHIMS)
         _watch_scheduler(word, asked)
         front_end.launch(server_arguments.words(asked))
         status = 0

@@ -1,0 +1,40 @@
+"""One rank alone: nobody to meet, and a thread that listens to nobody.
+
+SGLang makes a dozen process groups in every engine, and torch gives each of gloo a thread of its own that wakes up a hundred
+times a second for ever: eight engines that wait cost a tenth of a core. Groups of one rank send nothing, so they share one.
+"""
+
+from datetime import timedelta
+from typing import Any
+
+
+def meet_nobody(shims: list[str]) -> None:
+    """One rank needs no server to meet others at: torch keeps what it would keep there in this process."""
+    import torch.distributed
+    from torch._C._distributed_c10d import HashStore
+
+    meet = torch.distributed.init_process_group
+
+    def alone(backend: str | None = None, init_method: str | None = None, **kwargs: Any) -> None:  # noqa: ARG001
+        _share_a_listener()
+        meet(backend, store=HashStore(), **kwargs)
+
+    torch.distributed.init_process_group = alone  # type: ignore[assignment]
+    shims.append("torch.distributed.init_process_group: one rank, with a store in its own memory")
+    shims.append("torch's groups of gloo: one thread listens for all of them")
+
+
+def _share_a_listener() -> None:
+    """In the process that makes the groups: a fork has no threads."""
+    from torch.distributed import distributed_c10d
+
+    gloo = distributed_c10d.ProcessGroupGloo
+    device = gloo.create_default_device()  # type: ignore[attr-defined]
+
+    class Sharing(gloo):  # type: ignore[valid-type, misc]
+        def __init__(self, store: Any, rank: int, size: int, timeout: timedelta) -> None:
+            options = gloo._Options()
+            options._devices, options._threads, options._timeout = [device], 1, timeout
+            super().__init__(store, rank, size, options)
+
+    distributed_c10d.ProcessGroupGloo = Sharing  # type: ignore[misc]
