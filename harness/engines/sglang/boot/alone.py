@@ -28,10 +28,10 @@ def _share_a_listener() -> None:
     """In the process that makes the groups: a fork has no threads."""
     from torch.distributed import distributed_c10d
 
-    gloo = distributed_c10d.ProcessGroupGloo
-    device = gloo.create_default_device()  # type: ignore[attr-defined]
+    gloo: Any = distributed_c10d.ProcessGroupGloo
+    device = gloo.create_default_device()
 
-    class Sharing(gloo):  # type: ignore[valid-type, misc]
+    class Sharing(gloo):  # type: ignore[misc]
         def __init__(self, store: Any, rank: int, size: int, timeout: timedelta) -> None:
             options = gloo._Options()
             options._devices, options._threads, options._timeout = [device], 1, timeout
