@@ -26,7 +26,7 @@ from eagletwin.harness.families.traces import read_trace
 from eagletwin.harness.families.valid import check_case
 from eagletwin.harness.families.weights import model_pair
 
-from . import wire
+from . import plain_decode, wire
 from .compilers import MOST_SECONDS, answers_within
 from .source import INSTALLED, Source
 from .start import Zygote
@@ -131,7 +131,7 @@ class Host:
             idle = [name for name, other in self._engines.items() if not other.busy]
             for name in idle[: max(0, len(self._engines) - MAX_ENGINES + 1)]:
                 self._engines.pop(name).close()
-            engine = self._build(wire.Build(configuration, patches, kernels, self.mode))
+            engine = self._with_plain(wire.Build(configuration, patches, kernels, self.mode))
         self._engines.pop(key, None)
         self._engines[key] = engine  # last in the dict: used most recently
         return engine
@@ -157,6 +157,18 @@ class Host:
             remedy=f"another release{_OWN_WORD if answer.trace else ''}",
             trace=answer.trace,
         )
+
+    def _with_plain(self, build: wire.Build) -> "EngineProcess":
+        """An engine, with the one beside it that decodes plainly, if the configuration has it."""
+        engine = self._build(build)
+        if build.configuration.engine.sglang.plain_decode:
+            plain = plain_decode.plain_configuration(build.configuration)
+            try:
+                engine.plain = self._build(msgspec.structs.replace(build, configuration=plain, plain=True))
+            except BaseException:
+                engine.close()
+                raise
+        return engine
 
     def _build(self, build: wire.Build) -> "EngineProcess":
         connection = self.connection()
@@ -254,11 +266,13 @@ class EngineProcess:
         self._broken = ""  # why nothing can be said to the process any more
         self._in_fork: list[Case] = []  # cases that the standing fork has run, in order
         self.busy = False  # a session is open
+        self.plain: EngineProcess | None = None  # the same without speculative decoding
 
     @property
     def alive(self) -> bool:
         """Whether the process still runs: it sends nothing on its own, so a readable socket means that it ended."""
-        if self._open and select.select([self._connection], [], [], 0)[0]:
+        gone = self._open and select.select([self._connection], [], [], 0)[0]
+        if gone or not (self.plain is None or self.plain.alive):
             self.close()
         return self._open
 
@@ -271,6 +285,8 @@ class EngineProcess:
         """Hang up: the process ends, and whatever runs in it."""
         self._open = self.busy = False
         self._connection.close()
+        if self.plain is not None:
+            self.plain.close()
 
     def run(
         self,
@@ -289,7 +305,20 @@ class EngineProcess:
         waits for it; the trace then has what requests were sent, and the rows that the prefix cache keeps at the end.
         """
         self._begin(case, folder, limits, fresh=fresh, until=until, jitter=jitter)
-        return self._end(case, folder)
+        trace = self._end(case, folder)
+        if self.plain is None or jitter is not None or trace.header.ending.kind != "finished":
+            return trace
+        return self.plain._asked(trace, folder, limits, fresh=fresh)
+
+    def _asked(self, trace: Trace, folder: Path, limits: Limits, *, fresh: bool) -> Trace:
+        """The trace in this folder, with what this engine, which decodes plainly, would have sent in the place of each token."""
+        sent = plain_decode.answers(trace)
+        if not sent:
+            return trace
+        case, own = plain_decode.asked_case(trace.header.case, sent), folder / plain_decode.FOLDER
+        own.mkdir()
+        self._begin(case, own, limits, fresh=fresh, sends=sent)
+        return plain_decode.with_answers(trace, self._end(case, own), folder)
 
     def session(self, case: Case, folder: Path, limits: Limits = DEFAULT_LIMITS) -> "Session":
         """Run a case step by step, adding to it on the way. `folder` must be empty."""
@@ -306,6 +335,7 @@ class EngineProcess:
         until: int = -1,
         live: bool = False,
         jitter: Jitter | None = None,
+        sends: dict[str, tuple[int, ...]] | None = None,
     ) -> None:
         if self.busy:
             raise InputError(
@@ -320,7 +350,7 @@ class EngineProcess:
             self._connection.settimeout(limits.case + MOST_SECONDS + _REST_SECONDS)
             wire.send(
                 self._connection,
-                wire.Run(case, str(folder.absolute()), limits.step, limits.case, fresh, until, live, jitter),
+                wire.Run(case, str(folder.absolute()), limits.step, limits.case, fresh, until, live, jitter, sends or {}),
             )
         except OSError as error:
             self._broken = type(error).__name__

@@ -33,6 +33,7 @@ class Build(Struct, frozen=True, tag=True):
 
     rank, port  which rank this is, and the port at which all ranks meet (a single rank too); the process that starts them
                 fills both in
+    plain       without speculative decoding
     """
 
     configuration: Case
@@ -41,6 +42,7 @@ class Build(Struct, frozen=True, tag=True):
     mode: Mode = CPU
     rank: int = 0
     port: int = 0
+    plain: bool = False
 
 
 class Built(Struct, frozen=True, tag=True):
@@ -74,6 +76,7 @@ class Run(Struct, frozen=True, tag=True):
     until  stop after this scheduler iteration; -1: run to the end
     live   stop before each scheduler iteration, write the trace so far, answer Stepped, and wait for a Step
     jitter  run it with these pauses, and record what requests are sent alone
+    sends   of a plain engine: what each request is sent, whatever the engine would have sent it
     """
 
     case: Case
@@ -84,6 +87,7 @@ class Run(Struct, frozen=True, tag=True):
     until: int = -1
     live: bool = False
     jitter: Jitter | None = None
+    sends: dict[str, tuple[int, ...]] = {}
 
 
 class Stepped(Struct, frozen=True, tag=True):

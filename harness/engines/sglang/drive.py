@@ -6,7 +6,7 @@ messages that SGLang itself takes from its tokenizer process.
 """
 
 import contextlib
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
@@ -27,6 +27,7 @@ from .in_step import InStep
 from .jitter import Pauses, streams_of
 from .sessions import OpenSessions
 from .stand_ins.ends import Ends
+from .taps.plain import PlainTaps
 from .taps.taps import Taps
 from .taps.unrecorded import Unrecorded, Unwaited
 from .taps.worker_v1 import TapsV1
@@ -60,6 +61,7 @@ class Drive:
     live   asked before each iteration for the case as it is now, and whether there will be more; None: `case` is all
     jitter  leave the streams of a GPU to themselves, with these pauses: nothing is recorded but what requests were sent, and at
            the end the rows that the prefix cache keeps
+    sends   what a plain engine is to send each request
     info    which rank this is, of how many. Each steps through the same case; SGLang's own broadcast hands on what rank 0
            returns
     """
@@ -74,6 +76,7 @@ class Drive:
         live: Callable[[int, Case], tuple[Case, bool]] | None = None,
         jitter: Jitter | None = None,
         info: EngineInfo | None = None,
+        sends: Mapping[str, tuple[int, ...]] | None = None,
     ) -> None:
         self.case = case
         self._scheduler = scheduler
@@ -82,7 +85,10 @@ class Drive:
         self._live = live
         self._rank, self._ranks = (info.rank, info.tp) if info is not None else (0, 1)
         self._pauses = None if jitter is None else Pauses(jitter, streams_of(scheduler))
-        self._taps = _taps_of(scheduler, waits=jitter is None)(scheduler, recorder, reached)
+        if scheduler.draft_worker is None:
+            self._taps: Taps = PlainTaps(scheduler, recorder, reached, sends or {})
+        else:
+            self._taps = _taps_of(scheduler, waits=jitter is None)(scheduler, recorder, reached)
         self._accounts = Accounts(case, self._taps, recorder)
         self._fates = Fates()
         self._in_step = InStep(recorder)

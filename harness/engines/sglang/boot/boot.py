@@ -40,7 +40,18 @@ from ..eras import (
 )
 from ..not_driven import NotDriven
 from ..stand_ins import stubs
-from . import cuda, experts_on_cuda, front_end, model_classes, new_weights, parts, remembered, uncompiled, worked_out
+from . import (
+    cuda,
+    experts_on_cuda,
+    front_end,
+    model_classes,
+    new_weights,
+    parts,
+    plain_engine,
+    remembered,
+    uncompiled,
+    worked_out,
+)
 
 SHIMS: list[str] = []
 
@@ -126,11 +137,11 @@ def ask_transformers() -> None:
             getattr(import_utils, name)()
 
 
-def build_scheduler(case: Case, mode: Mode = CPU, rank: int = 0, port: int = 0) -> Any:
+def build_scheduler(case: Case, mode: Mode = CPU, rank: int = 0, port: int = 0, *, plain: bool = False) -> Any:
     """The real Scheduler, with its target and draft workers, for this case's configuration. Raises NotDriven, and what SGLang
     raises.
 
-    rank, port: of several ranks, this one; it returns when all have met at the port.
+    rank, port: of several ranks, this one; it returns when all have met at the port. plain: without speculative decoding.
     """
     from sglang.srt.managers import scheduler as scheduler_module
     from sglang.srt.server_args import PortArgs, ServerArgs
@@ -149,8 +160,12 @@ def build_scheduler(case: Case, mode: Mode = CPU, rank: int = 0, port: int = 0) 
     if mode.device == "cpu":
         _make_able(case, mode)
     _refuse_what_is_not_driven(case, mode, scheduler_module)
-    workers.choose(case, SHIMS)
-    arguments = ServerArgs(**_arguments(case, mode), tp_size=mode.tp, nccl_port=port)
+    if plain:
+        plain_engine.order_penalties(SHIMS)
+    else:
+        workers.choose(case, SHIMS)
+    wanted = _arguments(case, mode)
+    arguments = ServerArgs(**(plain_engine.arguments(wanted) if plain else wanted), tp_size=mode.tp, nccl_port=port)
     ports = PortArgs.init_new(arguments)
     processwide.publish(scheduler_module, arguments, rank)
     ranks = processwide.ranks_of(scheduler_module.Scheduler, rank)

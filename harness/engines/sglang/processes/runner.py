@@ -94,6 +94,7 @@ class _Run:
             *(self._scheduler, case, self._recorder, self._reached, self._message.until, self._live()),
             jitter=self._message.jitter,
             info=self._info,
+            sends=self._message.sends,
         )
         try:
             with torch.inference_mode():
