@@ -95,6 +95,7 @@ class Focus:
     host_slots: int = HOST_SLOTS[0]
     host_policy: HostPolicy = HOST_POLICIES[0]
     adaptive: bool = False
+    plain_decode: bool = False
 
     @property
     def num_draft_tokens(self) -> int:
@@ -148,6 +149,7 @@ class Focus:
                     host_pages=self.host_slots // self.page_size,
                     host_policy=self.host_policy,
                     adaptive=WHOLE if self.adaptive else None,
+                    plain_decode=self.plain_decode,
                 )
             ),
         )
@@ -223,6 +225,7 @@ VALUES: dict[str, tuple[Any, ...]] = {
     "host_slots": HOST_SLOTS,
     "host_policy": HOST_POLICIES,
     "adaptive": (False, True),
+    "plain_decode": (False, True),
 }
 # Field -> how many of its values are drawn where none is asked for
 DRAWN = {
@@ -238,6 +241,7 @@ DRAWN = {
     "host_slots": 1,
     "host_policy": 1,
     "adaptive": 1,
+    "plain_decode": 1,
 }
 
 

@@ -213,8 +213,8 @@ class SGLangSettings(Printed, frozen=True, kw_only=True, forbid_unknown_fields=T
     host_pages: --enable-hierarchical-cache: so many pages of the host's memory take what the prefix cache must give up, and
     `host_policy` (--hicache-write-policy) says when it is written there. 0: no such cache.
     adaptive: --speculative-adaptive: the number of draft steps changes between rounds, from num_steps on. None: it does not.
-    plain_decode: a second engine of the same SGLang, without speculative decoding, says of each token of the greedy requests which
-    it would have sent in its place (docs/explanation/plain-decode.md).
+    plain_decode: a second engine of the same SGLang, without speculative decoding, says of each token of the greedy requests
+    which it would have sent in its place (docs/explanation/plain-decode.md).
     """
 
     radix_cache: bool = False

@@ -311,7 +311,7 @@ class EngineProcess:
         return self.plain._asked(trace, folder, limits, fresh=fresh)
 
     def _asked(self, trace: Trace, folder: Path, limits: Limits, *, fresh: bool) -> Trace:
-        """The trace in this folder, with what this engine, which decodes plainly, would have sent in the place of each token."""
+        """The trace in this folder, with what this engine, which decodes plainly, would have sent at each place."""
         sent = plain_decode.answers(trace)
         if not sent:
             return trace

@@ -82,11 +82,8 @@ def with_answers(trace: Trace, plain: Trace, folder: Path) -> Trace:
         if record.stage == "plain":
             tensors[f"{len(records)}.tokens"] = plain.array(number, "tokens")
             records.append(_of_its_end(record, ends[record.request]))
-    ending = plain.header.ending
-    if ending.kind == "finished":
-        ending = header.ending
-    else:
-        ending = replace(ending, detail=f"plain decode: {ending.detail}")
+    ended = plain.header.ending
+    ending = header.ending if ended.kind == "finished" else replace(ended, detail=f"plain decode: {ended.detail}")
     idle = tuple(name for name in header.idle_edits if name in plain.header.idle_edits)
     unreached = _in_both(header, plain.header)
     write_trace(
@@ -100,8 +97,6 @@ def _of_its_end(record: Record, iteration: int) -> Record:
 
 
 def _in_both(header: Header, plain: Header) -> tuple[str, ...] | UnsetType:
-    """Edits that neither engine reached. One whose function was not called at all is told by `idle_edits`."""
-    if isinstance(header.unreached_edits, UnsetType):
-        return UNSET
-    there = () if isinstance(plain.unreached_edits, UnsetType) else plain.unreached_edits
-    return tuple(name for name in header.unreached_edits if name in (*there, *plain.idle_edits)) or UNSET
+    """Edits of functions that were called, and that neither engine reached."""
+    each = [() if isinstance(one, UnsetType) else one for one in (header.unreached_edits, plain.unreached_edits)]
+    return tuple(name for name in each[0] if name in each[1] or name.startswith(plain.idle_edits)) or UNSET

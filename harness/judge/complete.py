@@ -124,9 +124,9 @@ def _plain(trace: Trace, stages: Counter[tuple[str, str]]) -> str:
     """Of requests that were sent something, and of which plain decode is asked, each whose answer is not there."""
     asked = trace.header.case.told_plainly
     for number, record in enumerate(trace.header.records if asked else ()):
-        if record.stage == "finished" and record.request in asked and trace.integers(number, "tokens"):
-            if stages[record.request, "plain"] != 1:
-                return f"what plain decode says of request {record.request} was not recorded"
+        due = record.stage == "finished" and record.request in asked and len(trace.array(number, "tokens")) > 0
+        if due and stages[record.request, "plain"] != 1:
+            return f"what plain decode says of request {record.request} was not recorded"
     return ""
 
 

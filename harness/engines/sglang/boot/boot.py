@@ -226,6 +226,8 @@ def _refuse_what_is_not_driven(case: Case, mode: Mode, scheduler_module: Any) ->
     if recipe.target.states and mode.dtype == "bfloat16":
         raise NotDriven(f"{case.model} in bfloat16: how far off a layer's state may be is known in float32 alone")
     _refuse_what_requests_ask(case, mode)
+    if case.engine.sglang.plain_decode:
+        plain_engine.refuse(mode, routed=bool(recipe.target.routed))
     if case.engine.sglang.adaptive is not None:
         adaptive.refuse(case.engine.sglang.adaptive, mode)
     if recipe.kv_heads % mode.tp:

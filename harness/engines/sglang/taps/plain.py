@@ -1,5 +1,5 @@
-"""What an engine without speculative decoding would send, asked token by token: each request is sent what another engine sent it,
-and at each place it is noted what this one chose there."""
+"""What an engine without speculative decoding would send, asked token by token: each request is sent what another engine sent
+it, and at each place it is noted what this one chose there."""
 
 from collections.abc import Callable, Mapping
 from types import TracebackType
