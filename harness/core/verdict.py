@@ -210,8 +210,8 @@ RULES: dict[str, Rule] = {
     "output.plain": Rule(
         "3.9",
         "Plain decode of the same engine, on the tokens that a greedy request was sent, has at each place the best token, by "
-        "logits that count all that was sent before; and the request was sent the same one, but where penalties of a round count "
-        "nothing of the round.",
+        "logits that count all that was sent before; and the request was sent the same one, but where penalties of a round "
+        "count nothing of the round.",
         weights="yes",
     ),
     "radix.hit": Rule(

@@ -118,3 +118,21 @@ def test_an_entry_of_the_ledger_shows_in_plain_decode_too(run: Runner) -> None:
     entry = LEDGER["penalties"]
     _, red = run(replace(entry.case, engine=PLAIN))
     assert (red.status, red.rule, "output.plain" in red.later) == ("diverged", entry.rule, True)
+
+
+@pytest.mark.parametrize(
+    ("model", "prompt"),
+    [
+        ("mimo-v2-window", (30, 75, 69, 16, 47, 77, 60, 80, 74)),
+        ("step-3.5-window", (49, 53, 5, 33, 65, 62, 51, 38, 61)),
+    ],
+)
+def test_plain_decode_reads_one_row_less_than_a_window_has(run: Runner, model: str, prompt: tuple[int, ...]) -> None:
+    """Live: speculative decoding is right, and what SGLang sends without it is not."""
+    entry, request = LEDGER["decode-window"], Request(id="a", prompt=prompt, max_new_tokens=8)
+    case = Case(name="window", model=model, num_steps=1, requests=(request,), engine=PLAIN)
+    _, red = run(case)
+    assert (red.status, red.rule, set(red.later) - {"output.plain"}) == ("diverged", "output.plain", set())
+    assert entry.remedy is not None
+    _, green = run(case, *entry.remedy.edits)
+    assert green.status == "equal"
