@@ -61,7 +61,6 @@ class Drive:
     live   asked before each iteration for the case as it is now, and whether there will be more; None: `case` is all
     jitter  leave the streams of a GPU to themselves, with these pauses: nothing is recorded but what requests were sent, and at
            the end the rows that the prefix cache keeps
-    sends   what a plain engine is to send each request
     info    which rank this is, of how many. Each steps through the same case; SGLang's own broadcast hands on what rank 0
            returns
     """
@@ -76,7 +75,6 @@ class Drive:
         live: Callable[[int, Case], tuple[Case, bool]] | None = None,
         jitter: Jitter | None = None,
         info: EngineInfo | None = None,
-        sends: Mapping[str, tuple[int, ...]] | None = None,
     ) -> None:
         self.case = case
         self._scheduler = scheduler
@@ -86,7 +84,7 @@ class Drive:
         self._rank, self._ranks = (info.rank, info.tp) if info is not None else (0, 1)
         self._pauses = None if jitter is None else Pauses(jitter, streams_of(scheduler))
         if scheduler.draft_worker is None:
-            self._taps: Taps = PlainTaps(scheduler, recorder, reached, sends or {})
+            self._taps: Taps = PlainTaps(scheduler, recorder, reached)
         else:
             self._taps = _taps_of(scheduler, waits=jitter is None)(scheduler, recorder, reached)
         self._accounts = Accounts(case, self._taps, recorder)
@@ -105,6 +103,11 @@ class Drive:
     def jittered(self) -> Jittered | None:
         """Where pauses fell, if there were to be some."""
         return None if self._pauses is None else self._pauses.jittered
+
+    def send(self, answers: Mapping[str, tuple[int, ...]]) -> None:
+        """Have a plain engine send these answers, by request, whatever it would have sent."""
+        if isinstance(self._taps, PlainTaps):
+            self._taps.sends = answers
 
     def run(self, fresh: bool = False) -> None:
         """Run the case to its end. Raises what the worker raises, EndlessCase or Stopped.

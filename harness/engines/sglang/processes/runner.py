@@ -94,8 +94,8 @@ class _Run:
             *(self._scheduler, case, self._recorder, self._reached, self._message.until, self._live()),
             jitter=self._message.jitter,
             info=self._info,
-            sends=self._message.sends,
         )
+        driven.send(self._message.sends)
         try:
             with torch.inference_mode():
                 driven.run(self._message.fresh and self._info.device == "cuda")

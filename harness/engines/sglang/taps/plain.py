@@ -23,16 +23,15 @@ class PlainTaps(Unrecorded):
     The worker goes on from what was sent, with all that it keeps of it (penalties, grammars), so that one token that it would
     have chosen otherwise does not make all that follow incomparable. It leaves a record `plain` of each request."""
 
-    def __init__(
-        self, scheduler: Any, recorder: Takes, reached: Callable[[str], None], sends: Mapping[str, tuple[int, ...]]
-    ) -> None:
+    def __init__(self, scheduler: Any, recorder: Takes, reached: Callable[[str], None]) -> None:
         self.writer = Writer(recorder)
         self.requests: dict[str, Any] = {}
         self.prefills = 0
         self.pools, self.states, self.host_tier = {}, None, None
         self.allocation: Allocation = self.allocates(scheduler)
         self._recorder, self._reached = recorder, reached
-        self._scheduler, self._sends = scheduler, sends
+        self._scheduler = scheduler
+        self.sends: Mapping[str, tuple[int, ...]] = {}
         self._wraps = Wraps()
         self._batch: list[Any] = []
         self._chosen: dict[str, list[int]] = {}
@@ -65,7 +64,7 @@ class PlainTaps(Unrecorded):
         """A chunk in between chooses a token as well, which is thrown away: the last chunk's takes its place."""
         tokens: Tensor = call(*args, **kwargs)
         for row, (request, token) in enumerate(zip(self._batch, tokens.tolist(), strict=True)):
-            at, sent = len(request.output_ids), self._sends.get(request.rid, ())
+            at, sent = len(request.output_ids), self.sends.get(request.rid, ())
             self._chosen[request.rid] = [*self._chosen.get(request.rid, ())[:at], token]
             if at < len(sent):
                 tokens[row] = sent[at]
