@@ -15,6 +15,7 @@ from hypothesis.strategies import SearchStrategy
 from msgspec.structs import replace as changed
 
 from eagletwin.harness.core.case import (
+    Ask,
     Bias,
     Case,
     EngineSettings,
@@ -59,7 +60,9 @@ SWITCHING = replace(SMALL, new_tokens=20)  # in fewer tokens few choices of step
 FEW_REQUESTS = 3  # of a small case
 _RARE = 3  # one block in so many has something that no case has unless it is asked for
 _ASKING = 4  # turns of a cycle in which requests ask for something; with as many as at first, other turns have what they had
-_BESIDE = ("mixed_chunks", "host_slots", "adaptive")  # fields of Focus that take turns with those, for the same reason
+# fields of Focus that take turns with those, for the same reason
+_BESIDE = ("mixed_chunks", "host_slots", "adaptive", "plain_decode")
+_OF_PLAIN: tuple[Ask, ...] = ("penalties", "logit_bias", "min_new_tokens")  # what plain decode may be asked otherwise
 _TURNS = (SESSION,)  # and these, which are no field of a request or of Focus
 _IN_STEP = 0.5  # of the blocks of a search with overlap, so many have aborts inside a step
 _BEHIND = 24  # tokens of a prompt behind the first state that the prefix cache keeps
@@ -236,6 +239,8 @@ def _drawn(random: Random, seed: int, number: int, model: str, asked: Asked, rar
             "host_policy": random.choice((*HOST_POLICIES, *HOST_POLICIES[::2])),
         }
         held = {"radix_cache": True, **drawn_with, **held}
+    if held.get("plain_decode") and not asks:  # without one of these it has nothing that verify does in another way
+        asks = (random.choice(_OF_PLAIN),)
     if SESSION in asks:  # the cache keeps what is a session's
         held = {"radix_cache": True, **held}
     recipe = RECIPES[held.get("model", model)]
@@ -289,6 +294,8 @@ def _takes_effect(focus: Focus, sampling: Kind | None, rare: Mapping[str, Any], 
         return False
     if focus.adaptive and (focus.topk > 1 or not recipe.single_head):
         return False  # SGLang switches it off
+    if focus.plain_decode and (sampling is not None or SESSION in asks):
+        return False  # it is asked of greedy requests, which are of no session
     return (focus.tree_size != SMALL_TREE or focus.topk > 1) and ("rejection" not in rare or sampling == "rejection")
 
 

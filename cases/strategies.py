@@ -99,6 +99,7 @@ class Focus:
     host_slots: int = HOST_SLOTS[0]
     host_policy: HostPolicy = HOST_POLICIES[0]
     adaptive: bool = False
+    plain_decode: bool = False
 
     @property
     def num_draft_tokens(self) -> int:
@@ -152,6 +153,7 @@ class Focus:
                     host_pages=self.host_slots // self.page_size,
                     host_policy=self.host_policy,
                     adaptive=WHOLE if self.adaptive else None,
+                    plain_decode=self.plain_decode,
                 )
             ),
         )
@@ -227,6 +229,7 @@ VALUES: dict[str, tuple[Any, ...]] = {
     "host_slots": HOST_SLOTS,
     "host_policy": HOST_POLICIES,
     "adaptive": (False, True),
+    "plain_decode": (False, True),
 }
 # Field -> how many of its values are drawn where none is asked for
 DRAWN = {
@@ -242,6 +245,7 @@ DRAWN = {
     "host_slots": 1,
     "host_policy": 1,
     "adaptive": 1,
+    "plain_decode": 1,
 }
 
 

@@ -2,7 +2,8 @@
 
 A layer's window is kept as how many rows a query sees before its own. Prefill and verify see those and their own; decode lists
 as many rows as that number, its own among them, and so drops the oldest. The rounds of speculation run the target in verify
-alone, so that the draft of Gemma-4 is where it shows: the assistant reads the target's rows in decode. Output is right.
+alone, so that the draft of Gemma-4 is where it shows: the assistant reads the target's rows in decode. Output is right there;
+that of plain decode is not (tests/engine/test_plain_decode.py).
 """
 
 from eagletwin.harness.core.case import Case, Request

@@ -57,6 +57,8 @@ def argue(
             f"{count(verdict.choices, 'choice')}, of them {count(verdict.ties, 'tie')}; "
         )
         text += f"largest float error {verdict.headroom:.2g} of its bound. Exercised: {reached}."
+        if verdict.relaxed:
+            text += f" {count(verdict.relaxed, 'token')} had others in plain decode, as penalties count nothing of a round."
         lines += ["", *fold(text, columns)]
     differs = trace.differs if trace is not None else header.differs or None
     if differs is not None:

@@ -213,6 +213,8 @@ class SGLangSettings(Printed, frozen=True, kw_only=True, forbid_unknown_fields=T
     host_pages: --enable-hierarchical-cache: so many pages of the host's memory take what the prefix cache must give up, and
     `host_policy` (--hicache-write-policy) says when it is written there. 0: no such cache.
     adaptive: --speculative-adaptive: the number of draft steps changes between rounds, from num_steps on. None: it does not.
+    plain_decode: a second engine of the same SGLang, without speculative decoding, says of each token of the greedy requests
+    which it would have sent in its place (docs/explanation/plain-decode.md).
     """
 
     radix_cache: bool = False
@@ -231,6 +233,7 @@ class SGLangSettings(Printed, frozen=True, kw_only=True, forbid_unknown_fields=T
     host_pages: Annotated[int, Meta(ge=0, le=4096)] = 0
     host_policy: HostPolicy = "write_through"
     adaptive: Adaptive | None = None
+    plain_decode: bool = False
 
 
 class EngineSettings(Printed, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -303,6 +306,13 @@ class Case(Printed, frozen=True, kw_only=True, forbid_unknown_fields=True):
         """How this request samples; None: it is greedy, as one that takes the best of all tokens is."""
         sampling = next(one.sampling for one in self.requests if one.id == request)
         return None if sampling is None or sampling.top_k == 1 else sampling
+
+    @property
+    def told_plainly(self) -> tuple[str, ...]:
+        """The requests of which plain decode is asked: greedy ones, of no session."""
+        if not self.engine.sglang.plain_decode:
+            return ()
+        return tuple(one.id for one in self.requests if not one.session and self.sampled(one.id) is None)
 
     def draws_drafts(self, request: str) -> bool:
         """Whether the draft draws this request's tokens. Those of a greedy one are the best: any other would be refused."""

@@ -47,6 +47,7 @@ FEATURES: dict[str, str] = {
     "penalized": "a penalty made another token the target's best, where verify committed one",
     "held_back": "a token that ends the request was the target's best, and min_new_tokens made it impossible, where verify "
     "committed one",
+    "plain_decode_differs": "a token was another than plain decode has, as penalties count nothing of the round",
     "mixed_step": "a request that ran was given one token next to the prefill of another",
     "constrained": "a grammar made another token the target's best, where verify committed one",
     "grammar_refuses": "a draft token did not go on with the text of a request with a grammar, and its parent did",

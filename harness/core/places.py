@@ -23,6 +23,7 @@ STAGES = {
     "session": "when a request of a session was handed in",
     "flushed": "after the cache was flushed",
     "pool": "between two batches",
+    "plain": "in plain decode",
 }
 
 

@@ -207,6 +207,13 @@ RULES: dict[str, Rule] = {
         "token those of all rows of its prompt that were computed, and one for each other token; or the last token's alone.",
         weights="in part",
     ),
+    "output.plain": Rule(
+        "3.9",
+        "Plain decode of the same engine, on the tokens that a greedy request was sent, has at each place the best token, by "
+        "logits that count all that was sent before; and the request was sent the same one, but where penalties of a round "
+        "count nothing of the round.",
+        weights="yes",
+    ),
     "radix.hit": Rule(
         "4",
         "A request is prefilled from behind the longest prefix of its tokens whose rows the prefix cache has, in whole pages, "
@@ -374,6 +381,7 @@ class Verdict(Struct, frozen=True, kw_only=True):
                what was drawn and lost
     choices    argmax choices that were compared; ties: those which the reference itself cannot decide; adopted: those of
                them in which the engine's choice was another one, and was followed
+    relaxed    tokens that are others than plain decode of the same engine has, as is declared of penalties in a round
     exercised  features of the case that really happened (see features.py)
     checked    how many records each rule looked at: a rule that looked at nothing proves nothing
     unseen     how many comparisons of a rule could not be made: what they look at ran in a CUDA graph, was drawn by a coin that
@@ -393,6 +401,7 @@ class Verdict(Struct, frozen=True, kw_only=True):
     choices: int = 0
     ties: int = 0
     adopted: int = 0
+    relaxed: int = 0
     exercised: tuple[str, ...] = ()
     checked: dict[str, int] = {}
     unseen: dict[str, int] = {}

@@ -27,7 +27,7 @@ from eagletwin.harness.families.traces import read_trace
 from eagletwin.harness.families.valid import check_case
 from eagletwin.harness.families.weights import model_pair
 
-from . import wire
+from . import plain_decode, wire
 from .compilers import MOST_SECONDS, answers_within
 from .source import INSTALLED, Source
 from .start import Zygote
@@ -140,11 +140,11 @@ class Host:
         if engine is None or not engine.alive:
             self._engines = {name: other for name, other in self._engines.items() if other.alive}
             idle = [name for name, other in self._engines.items() if not other.busy]
-            build = wire.Build(configuration, patches, kernels, self.mode, foreseen=self._forkable(foreseen))
+            build = wire.Build(configuration, patches, kernels, self.mode, foreseen=self._forkable(configuration, foreseen))
             engine = self._forked(build)
             for name in idle[: max(0, len(self._engines) - MAX_ENGINES + 1)] if engine is None else ():
                 self._engines.pop(name).close()
-            engine = engine or self._build(build)
+            engine = engine or self._with_plain(build)
         for used in (engine.origin, engine):  # last in the dict: used most recently
             name = next((name for name, other in self._engines.items() if other is used), key)
             if used is not None:
@@ -152,10 +152,10 @@ class Host:
                 self._engines[name] = used
         return engine
 
-    def _forkable(self, foreseen: Collection[Patch]) -> tuple[str, ...]:
+    def _forkable(self, configuration: Case, foreseen: Collection[Patch]) -> tuple[str, ...]:
         """The functions that these patches change, where an engine may be forked from another: what is connected to other
-        ranks, or uses a GPU, cannot."""
-        if self.mode.device != "cpu" or self.mode.tp > 1:
+        ranks, uses a GPU, or has one beside it that decodes plainly cannot."""
+        if self.mode.device != "cpu" or self.mode.tp > 1 or configuration.engine.sglang.plain_decode:
             return ()
         return tuple(sorted({edit.target for patch in foreseen for edit in (*patch.edits, *patch.otherwise)}))
 
@@ -188,6 +188,18 @@ class Host:
             remedy=f"another release{_OWN_WORD if answer.trace else ''}",
             trace=answer.trace,
         )
+
+    def _with_plain(self, build: wire.Build) -> "EngineProcess":
+        """An engine, with the one beside it that decodes plainly, if the configuration has it."""
+        engine = self._build(build)
+        if build.configuration.engine.sglang.plain_decode:
+            plain = plain_decode.plain_configuration(build.configuration)
+            try:
+                engine.plain = self._build(msgspec.structs.replace(build, configuration=plain, plain=True))
+            except BaseException:
+                engine.close()
+                raise
+        return engine
 
     def _build(self, build: wire.Build) -> "EngineProcess":
         connection = self.connection()
@@ -302,11 +314,13 @@ class EngineProcess:
         self._broken = ""  # why nothing can be said to the process any more
         self._in_fork: list[Case] = []  # cases that the standing fork has run, in order
         self.busy = False  # a session is open
+        self.plain: EngineProcess | None = None  # the same without speculative decoding
 
     @property
     def alive(self) -> bool:
         """Whether the process still runs: it sends nothing on its own, so a readable socket means that it ended."""
-        if self._open and select.select([self._connection], [], [], 0)[0]:
+        gone = self._open and select.select([self._connection], [], [], 0)[0]
+        if gone or not (self.plain is None or self.plain.alive):
             self.close()
         return self._open
 
@@ -322,6 +336,8 @@ class EngineProcess:
         for fork in self._forks:
             fork.close()
         self._forks.clear()
+        if self.plain is not None:
+            self.plain.close()
 
     def fork(self, patches: tuple[Patch, ...]) -> "EngineProcess | None":
         """The same engine with these patches in addition, as if it had been built with them. None: that takes a build, which
@@ -359,7 +375,20 @@ class EngineProcess:
         waits for it; the trace then has what requests were sent, and the rows that the prefix cache keeps at the end.
         """
         self._begin(case, folder, limits, fresh=fresh, until=until, jitter=jitter)
-        return self._end(case, folder)
+        trace = self._end(case, folder)
+        if self.plain is None or jitter is not None or trace.header.ending.kind != "finished":
+            return trace
+        return self.plain._asked(trace, folder, limits, fresh=fresh)
+
+    def _asked(self, trace: Trace, folder: Path, limits: Limits, *, fresh: bool) -> Trace:
+        """The trace in this folder, with what this engine, which decodes plainly, would have sent at each place."""
+        sent = plain_decode.answers(trace)
+        if not sent:
+            return trace
+        case, own = plain_decode.asked_case(trace.header.case, sent), folder / plain_decode.FOLDER
+        own.mkdir()
+        self._begin(case, own, limits, fresh=fresh, sends=sent)
+        return plain_decode.with_answers(trace, self._end(case, own), folder)
 
     def session(self, case: Case, folder: Path, limits: Limits = DEFAULT_LIMITS) -> "Session":
         """Run a case step by step, adding to it on the way. `folder` must be empty."""
@@ -376,6 +405,7 @@ class EngineProcess:
         until: int = -1,
         live: bool = False,
         jitter: Jitter | None = None,
+        sends: dict[str, tuple[int, ...]] | None = None,
     ) -> None:
         if self.busy:
             raise InputError(
@@ -390,7 +420,7 @@ class EngineProcess:
             self._connection.settimeout(limits.case + MOST_SECONDS + _REST_SECONDS)
             wire.send(
                 self._connection,
-                wire.Run(case, str(folder.absolute()), limits.step, limits.case, fresh, until, live, jitter),
+                wire.Run(case, str(folder.absolute()), limits.step, limits.case, fresh, until, live, jitter, sends or {}),
             )
         except OSError as error:
             self._broken = type(error).__name__

@@ -34,6 +34,7 @@ class Build(Struct, frozen=True, tag=True):
     rank, port  which rank this is, and the port at which all ranks meet (a single rank too); the process that starts them
                 fills both in
     foreseen    functions that patches of a Vary may change
+    plain       without speculative decoding
     """
 
     configuration: Case
@@ -43,6 +44,7 @@ class Build(Struct, frozen=True, tag=True):
     rank: int = 0
     port: int = 0
     foreseen: tuple[str, ...] = ()
+    plain: bool = False
 
 
 class Vary(Struct, frozen=True, tag=True):
@@ -86,6 +88,7 @@ class Run(Struct, frozen=True, tag=True):
     until  stop after this scheduler iteration; -1: run to the end
     live   stop before each scheduler iteration, write the trace so far, answer Stepped, and wait for a Step
     jitter  run it with these pauses, and record what requests are sent alone
+    sends   of a plain engine: what each request is sent, whatever the engine would have sent it
     """
 
     case: Case
@@ -96,6 +99,7 @@ class Run(Struct, frozen=True, tag=True):
     until: int = -1
     live: bool = False
     jitter: Jitter | None = None
+    sends: dict[str, tuple[int, ...]] = {}
 
 
 class Stepped(Struct, frozen=True, tag=True):

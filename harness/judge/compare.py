@@ -97,6 +97,7 @@ class Findings:
     choices: int = 0
     ties: int = 0
     adopted: int = 0
+    relaxed: int = 0
     headroom: float = 0.0
 
     def in_order(self) -> list[Divergence]:
@@ -175,6 +176,10 @@ class Compare:
         """Decisions of verify that were looked at by their coins, and how many of them no engine's rounding decides."""
         self._findings.choices += choices
         self._findings.ties += ties
+
+    def relaxed(self) -> None:
+        """A token is another than plain decode has, as is declared of penalties."""
+        self._findings.relaxed += 1
 
     def report(
         self,

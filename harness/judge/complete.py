@@ -87,7 +87,7 @@ def missing(trace: Trace, model: Model) -> str:
         return "the owners of slots were not recorded in each iteration that ran a batch"
     if any(request.session and not stages[request.id, "session"] for request in case.requests):
         return "when a request of a session was handed in was not recorded"
-    problem = _aborts(records, case)
+    problem = _aborts(records, case) or _plain(trace, stages)
     if problem:
         return problem
     for request in case.requests:
@@ -117,6 +117,16 @@ def _aborts(records: Sequence[Record], case: Case) -> str:
     for number, event in enumerate(case.events):
         if event.step and number not in came and worked[event.request] >= event.step:
             return f"the abort of {event.request} in its step {event.step} was not recorded"
+    return ""
+
+
+def _plain(trace: Trace, stages: Counter[tuple[str, str]]) -> str:
+    """Of requests that were sent something, and of which plain decode is asked, each whose answer is not there."""
+    asked = trace.header.case.told_plainly
+    for number, record in enumerate(trace.header.records if asked else ()):
+        due = record.stage == "finished" and record.request in asked and len(trace.array(number, "tokens")) > 0
+        if due and stages[record.request, "plain"] != 1:
+            return f"what plain decode says of request {record.request} was not recorded"
     return ""
 
 

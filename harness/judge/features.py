@@ -142,6 +142,14 @@ class Evidence:
     def stopped_early(self, number: int, record: Record) -> bool:
         return not record.numbers["aborted"] and len(self.trace.tensor(number, "tokens")) < self.lengths[record.request]
 
+    def another_plainly(self, number: int, record: Record) -> bool:
+        """Whether plain decode has another token where it was asked, by a rule that no divergence is left of."""
+        if record.stage != "plain":
+            return False
+        story = self.stories[record.request]
+        says = self.trace.integers(number, "tokens")
+        return says != story.tokens[len(story.prompt) : len(story.prompt) + len(says)]
+
     def coin_refuses(self, number: int, record: Record) -> bool:
         """Whether a child of the last accepted node had a chance."""
         round = self.stories[record.request].rounds[record.round]
@@ -317,6 +325,7 @@ PREDICATES: dict[str, Callable[[Evidence], bool]] = {
     "logits_changed": lambda run: any(map(run.logits_changed, run.verified)),
     "penalized": lambda run: any(run.penalized[record.request] and run.logits_changed(record) for record in run.verified),
     "held_back": lambda run: any(map(run.held_back, run.verified)),
+    "plain_decode_differs": lambda run: any(itertools.starmap(run.another_plainly, run.records)),
     "mixed_step": lambda run: any("mixed" in record.numbers for record in run.prefills),
     "constrained": lambda run: any(run.constrained[record.request] and run.logits_changed(record) for record in run.verified),
     "grammar_refuses": lambda run: any(map(run.refused, run.verified)),

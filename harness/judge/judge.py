@@ -124,6 +124,7 @@ def _without_divergence(findings: Findings, reached: tuple[str, ...], without: f
         choices=findings.choices,
         ties=findings.ties,
         adopted=findings.adopted,
+        relaxed=findings.relaxed,
         exercised=reached,
         checked=dict(findings.checked),
         unseen=dict(findings.unseen),

@@ -88,6 +88,7 @@ def merge_ranks(trace: Trace, each: Sequence[Findings], without: frozenset[str])
         findings.choices += one.choices
         findings.ties += one.ties
         findings.adopted += one.adopted
+        findings.relaxed += one.relaxed
         findings.headroom = max(findings.headroom, one.headroom)
     if _RULE not in without:
         for rank, other in enumerate(trace.others, 1):

@@ -27,6 +27,7 @@ from .hits import Hits
 from .kept import KeptRows
 from .layers import Layers
 from .model import model_of
+from .plain_decode import PlainDecode
 from .sampling import Samples
 from .sessions import Sessions
 from .slots import Slots
@@ -67,6 +68,7 @@ class RequestJudge:
         self._grammars = Grammars(trace, self._compare, self._model)
         self._steps = Steps(trace, self._compare)
         self._aborts = Aborts(trace, self._compare)
+        self._plain = PlainDecode(trace, stories, self._compare, bounds)
         self._layers = None
         if self._model.mtp_layers:
             stored = view if view == "committed" else "last_fed"
@@ -94,6 +96,7 @@ class RequestJudge:
             "steps": self._steps.round,
             "fed": self._steps.fed,
             "abort": self._aborts.came,
+            "plain": self._plain.said,
         }
         for number, record in enumerate(self._trace.header.records):
             checks[record.stage](number, record)

@@ -16,7 +16,6 @@ from torch import Tensor
 from eagletwin.harness.core.arrays import Array
 from eagletwin.harness.core.case import Case
 from eagletwin.harness.core.dtype import Dtype
-from eagletwin.harness.core.logits import added
 from eagletwin.harness.core.trace import Trace
 from eagletwin.harness.core.verdict import View
 from eagletwin.harness.families import RECIPES
@@ -31,11 +30,10 @@ from eagletwin.reference.recent import Recent
 from eagletwin.reference.rounds import committed_side_by_side, draft_rounds
 from eagletwin.reference.sizes import count_candidates
 
+from .asked import asked_logits
 from .bounds import bounds_of
 from .choices import Choices, choices
-from .constraints import constrained_rows
 from .model import Model, model_of
-from .penalties import penalized_rows
 from .ranks import heads
 from .routed import Routed, routed_of
 from .routing import Nudge, Ties
@@ -427,19 +425,9 @@ def _part(rows: ReferenceRows, own: slice) -> ReferenceRows:
 def _asked(case: Case, story: Story, rows: ReferenceRows) -> ReferenceRows:
     """The target's rows with the logits that tokens are chosen by: of output tokens, those that the request wants changed."""
     request = next(request for request in case.requests if request.id == story.name)
-    more = added(request, rows.logits.shape[-1])
-    if more is None and not request.penalized and request.grammar is None:
-        return rows
-    first = len(request.prompt) - 1
-    sent = rows.logits[first:]
-    if request.penalized:
-        began = {row: round.committed for round in story.rounds for row in range(round.committed, round.end)}
-        sent = penalized_rows(request, RECIPES[case.model].end_of_sequence, story.tokens, began, sent)
-    sent = sent if more is None else sent + np.array(more)
-    if request.grammar is not None:
-        sent = constrained_rows(story.tokens, first, request.grammar, sent)
-    logits = np.concatenate([rows.logits[:first], sent])
-    return replace(rows, logits=logits, plain=rows.logits)
+    began = {row: round.committed for round in story.rounds for row in range(round.committed, round.end)}
+    logits = asked_logits(request, RECIPES[case.model].end_of_sequence, story.tokens, began, rows.logits)
+    return rows if logits is None else replace(rows, logits=logits, plain=rows.logits)
 
 
 def _of_their_depth(case: Case, expanded: Array) -> Array:

@@ -129,6 +129,8 @@ def _facts(header: Header, verdict: Verdict) -> Iterator[tuple[str, str]]:
     yield "sizes", f"{sizes}, chunked_prefill_size {case.chunked_prefill_size}"
     yield "exercised", ", ".join(verdict.exercised) or "nothing named"
     yield "choices", f"{verdict.choices}, of them {count(verdict.ties, 'tie')}"
+    if case.engine.sglang.plain_decode:
+        yield "plain decode", f"{count(verdict.relaxed, 'token')} of another choice, as is declared of penalties"
     if verdict.without:
         yield "not checked", ", ".join(verdict.without)
     if verdict.view:

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from msgspec import structs
 
-from eagletwin.harness.core.case import Case, Logprobs
+from eagletwin.harness.core.case import Case, EngineSettings, Logprobs
 from eagletwin.harness.core.trace import Trace
 from eagletwin.harness.core.verdict import RULES
 from eagletwin.harness.engines.host import Host
@@ -89,10 +89,11 @@ def test_of_what_a_request_is_told(host: Host, busy_case: Case, tmp_path: Path) 
     requests = tuple(
         structs.replace(request, logprobs=Logprobs(start=0), hidden_states="last") for request in busy_case.requests
     )
-    case = structs.replace(busy_case, requests=requests)
+    settings = structs.replace(busy_case.engine.sglang, plain_decode=True)
+    case = structs.replace(busy_case, requests=requests, engine=EngineSettings(sglang=settings))
     found = diverged(host.engine(case).run(case, tmp_path))
     assert found.isdisjoint(FREE)
-    assert found >= {"output.logprobs", "output.hidden"}
+    assert found >= {"output.logprobs", "output.hidden", "output.plain"}
 
 
 def test_every_rule_that_needs_weights_was_shown_to() -> None:
@@ -104,6 +105,7 @@ def test_every_rule_that_needs_weights_was_shown_to() -> None:
         "target.conv",
         "output.logprobs",
         "output.hidden",
+        "output.plain",
         "state.tracked",
     }  # the last one is of prefixes in the cache (test_states.py)
     assert shown == set(RULES) - FREE

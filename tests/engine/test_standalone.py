@@ -75,6 +75,7 @@ def test_a_chain_is_equal_with_the_candidate_fix_and_no_rule_was_idle_but_those_
         "grammar.",
         "steps.",
         "session.",
+        "output.plain",
     )
     assert set(verdict.checked) == {rule for rule in RULES if not rule.startswith(idle)}
     for feature in ("chunked_prefill", "batch", "batch_grows", "batch_shrinks", "radix_hit", "page_crossed_in_draft"):

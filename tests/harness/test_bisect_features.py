@@ -83,6 +83,7 @@ RICH = Case(
             draft_window=8,
             draft_sink=2,
             mixed_chunks=True,
+            plain_decode=True,
             host_pages=16,
             host_policy="write_back",
         )

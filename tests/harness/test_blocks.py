@@ -20,7 +20,7 @@ from eagletwin.harness.families.valid import check_case
 @pytest.mark.parametrize("seed", [0, 1, 2])
 def test_every_topic_comes_within_its_turns_and_every_recipe_within_a_cycle(seed: int) -> None:
     # twelve rare things, in every third block, and of what requests ask for, mixed chunks, the hierarchical cache, adaptive
-    # steps and sessions, four in each cycle; a recipe of many layers has one turn in 35 blocks
+    # steps, plain decode and sessions, four in each cycle; a recipe of many layers has one turn in 35 blocks
     probes = [block_of(seed, number, Asked()).probe for number in range(150)]
     of_overlap = {"aborts inside a step"}  # without it they are one kind of aborts between steps
     assert {name for probe in probes for name in topics_of(probe)} == {topic.name for topic in TOPICS} - of_overlap
@@ -32,10 +32,10 @@ def test_every_topic_comes_within_its_turns_and_every_recipe_within_a_cycle(seed
 
 
 def test_what_requests_may_ask_for_as_well_changes_no_case_that_asks_for_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
-    """It takes turns with what they could ask for at first; so do mixed chunks, the hierarchical cache, adaptive steps and
-    sessions."""
+    """It takes turns with what they could ask for at first; so do mixed chunks, the hierarchical cache, adaptive steps,
+    plain decode and sessions."""
 
-    beside = ("mixed_chunks", "host_slots", "adaptive")
+    beside = ("mixed_chunks", "host_slots", "adaptive", "plain_decode")
 
     def turns(drawn: list[Block]) -> list[bool]:
         return [bool(block.asks) or any(getattr(block.focus, name) for name in beside) for block in drawn]

@@ -327,6 +327,13 @@ FEATURES: tuple[Feature, ...] = (
         lambda case: iter([_settings(case, adaptive=None)]),
     ),
     Feature(
+        "plain decode",
+        lambda case: "plain decode is asked as well",
+        "not asked",
+        lambda case: case.engine.sglang.plain_decode,
+        lambda case: iter([_settings(case, plain_decode=False)]),
+    ),
+    Feature(
         "min_new_tokens",
         lambda case: "min_new_tokens",
         "0",

@@ -65,6 +65,8 @@ def tally_text(search: Fuzz, findings: Sequence[ToReport], columns: int, *, inte
     names = {"unknown": f"unknown ({', '.join(whys)})" if whys else "unknown", "known": "wrong by known bugs alone"}
     statuses = ", ".join(f"{number} {names.get(status, status)}" for status, number in sorted(tally.statuses.items()))
     text = f"{count(tally.cases, 'case')} in {seconds:.1f} s: {statuses}. {tally.ties} of {tally.choices} choices were ties."
+    if tally.relaxed:
+        text += f" {count(tally.relaxed, 'token')} had others in plain decode, as penalties count nothing of a round."
     lines += fold(text, columns, "")
     if tally.undecided:
         most = "" if tally.undecided <= MOST_UNDECIDED * tally.cases else f", more than the {MOST_UNDECIDED:.0%} that may be"

@@ -39,6 +39,7 @@ _MEASURES: tuple[tuple[str, Callable[[Case], object]], ...] = (
     ("requests with hidden states", lambda case: sum(bool(request.hidden_states) for request in case.requests)),
     ("requests of sessions", lambda case: sum(bool(request.session) for request in case.requests)),
     ("adaptive steps", lambda case: "off" if case.engine.sglang.adaptive is None else "on"),
+    ("plain decode", lambda case: "on" if case.engine.sglang.plain_decode else "off"),
     ("radix cache", lambda case: "on" if case.engine.sglang.radix_cache else "off"),
 )
 

@@ -56,6 +56,7 @@ class Tally:
     topics: Counter[str] = field(default_factory=Counter)
     choices: int = 0
     ties: int = 0
+    relaxed: int = 0
     undecided: int = 0
     headroom: float = 0.0
     fallbacks: Counter[str] = field(default_factory=Counter)
@@ -72,6 +73,7 @@ class Tally:
         self.undecided += verdict.undecided
         self.exercised.update(verdict.exercised)
         self.choices, self.ties = self.choices + verdict.choices, self.ties + verdict.ties
+        self.relaxed += verdict.relaxed
         self.headroom = max(self.headroom, verdict.headroom)
         self.fallbacks.update(seen.fallbacks)
         self.changes.add(seen.differs)

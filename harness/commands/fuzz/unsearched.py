@@ -56,6 +56,7 @@ TOPICS: tuple[Topic, ...] = (
     Topic("mixed-chunks", "mixed chunks", lambda case: case.engine.sglang.mixed_chunks),
     Topic("host-cache", "a hierarchical cache", lambda case: case.engine.sglang.host_pages > 0),
     Topic("adaptive", "adaptive steps", lambda case: case.engine.sglang.adaptive is not None),
+    Topic("plain-decode", "plain decode", lambda case: case.engine.sglang.plain_decode),
     Topic("deterministic", "deterministic inference", lambda case: case.engine.sglang.deterministic),
     Topic("stream", "tokens sent as they come", lambda case: any(request.stream for request in case.requests)),
     Topic("min-p", "min_p", _cuts_by_min_p),

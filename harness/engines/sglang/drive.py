@@ -6,7 +6,7 @@ messages that SGLang itself takes from its tokenizer process.
 """
 
 import contextlib
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
@@ -27,6 +27,7 @@ from .in_step import InStep
 from .jitter import Pauses, streams_of
 from .sessions import OpenSessions
 from .stand_ins.ends import Ends
+from .taps.plain import PlainTaps
 from .taps.taps import Taps
 from .taps.unrecorded import Unrecorded, Unwaited
 from .taps.worker_v1 import TapsV1
@@ -82,7 +83,10 @@ class Drive:
         self._live = live
         self._rank, self._ranks = (info.rank, info.tp) if info is not None else (0, 1)
         self._pauses = None if jitter is None else Pauses(jitter, streams_of(scheduler))
-        self._taps = _taps_of(scheduler, waits=jitter is None)(scheduler, recorder, reached)
+        if scheduler.draft_worker is None:
+            self._taps: Taps = PlainTaps(scheduler, recorder, reached)
+        else:
+            self._taps = _taps_of(scheduler, waits=jitter is None)(scheduler, recorder, reached)
         self._accounts = Accounts(case, self._taps, recorder)
         self._fates = Fates()
         self._in_step = InStep(recorder)
@@ -99,6 +103,11 @@ class Drive:
     def jittered(self) -> Jittered | None:
         """Where pauses fell, if there were to be some."""
         return None if self._pauses is None else self._pauses.jittered
+
+    def send(self, answers: Mapping[str, tuple[int, ...]]) -> None:
+        """Have a plain engine send these answers, by request, whatever it would have sent."""
+        if isinstance(self._taps, PlainTaps):
+            self._taps.sends = answers
 
     def run(self, fresh: bool = False) -> None:
         """Run the case to its end. Raises what the worker raises, EndlessCase or Stopped.

@@ -40,7 +40,19 @@ from ..eras import (
 )
 from ..not_driven import NotDriven
 from ..stand_ins import stubs
-from . import alone, cuda, experts_on_cuda, front_end, model_classes, new_weights, parts, remembered, uncompiled, worked_out
+from . import (
+    alone,
+    cuda,
+    experts_on_cuda,
+    front_end,
+    model_classes,
+    new_weights,
+    parts,
+    plain_engine,
+    remembered,
+    uncompiled,
+    worked_out,
+)
 
 SHIMS: list[str] = []
 
@@ -133,11 +145,11 @@ def import_models(case: Case, mode: Mode) -> None:
         state_layers.import_models(family_of(recipe).modules)
 
 
-def build_scheduler(case: Case, mode: Mode = CPU, rank: int = 0, port: int = 0) -> Any:
+def build_scheduler(case: Case, mode: Mode = CPU, rank: int = 0, port: int = 0, *, plain: bool = False) -> Any:
     """The real Scheduler, with its target and draft workers, for this case's configuration. Raises NotDriven, and what SGLang
     raises.
 
-    rank, port: of several ranks, this one; it returns when all have met at the port.
+    rank, port: of several ranks, this one; it returns when all have met at the port. plain: without speculative decoding.
     """
     from sglang.srt.managers import scheduler as scheduler_module
     from sglang.srt.server_args import PortArgs, ServerArgs
@@ -156,8 +168,12 @@ def build_scheduler(case: Case, mode: Mode = CPU, rank: int = 0, port: int = 0) 
     if mode.device == "cpu":
         _make_able(case, mode)
     _refuse_what_is_not_driven(case, mode, scheduler_module)
-    workers.choose(case, SHIMS)
-    arguments = ServerArgs(**_arguments(case, mode), tp_size=mode.tp, nccl_port=port)
+    if plain:
+        plain_engine.order_penalties(SHIMS)
+    else:
+        workers.choose(case, SHIMS)
+    wanted = _arguments(case, mode)
+    arguments = ServerArgs(**(plain_engine.arguments(wanted) if plain else wanted), tp_size=mode.tp, nccl_port=port)
     ports = PortArgs.init_new(arguments)
     processwide.publish(scheduler_module, arguments, rank)
     ranks = processwide.ranks_of(scheduler_module.Scheduler, rank)
@@ -218,6 +234,8 @@ def _refuse_what_is_not_driven(case: Case, mode: Mode, scheduler_module: Any) ->
     if recipe.target.states and mode.dtype == "bfloat16":
         raise NotDriven(f"{case.model} in bfloat16: how far off a layer's state may be is known in float32 alone")
     _refuse_what_requests_ask(case, mode)
+    if case.engine.sglang.plain_decode:
+        plain_engine.refuse(mode, routed=bool(recipe.target.routed))
     if case.engine.sglang.adaptive is not None:
         adaptive.refuse(case.engine.sglang.adaptive, mode)
     if recipe.kv_heads % mode.tp:

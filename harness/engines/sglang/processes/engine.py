@@ -19,7 +19,7 @@ from eagletwin.harness.core.records import EngineInfo
 from eagletwin.harness.engines import wire
 
 from .. import kernels, patches
-from ..boot import boot, identity, parts
+from ..boot import boot, identity, parts, plain_engine
 from ..not_driven import NotDriven
 from ..stand_ins import stubs
 from . import rank_group as ranks
@@ -119,14 +119,14 @@ def stand(connection: socket.socket, build: wire.Build) -> tuple[Any, EngineInfo
     kernels.prepare(build, boot.SHIMS)
     try:
         with kernels.building(build), patches.watched(build.foreseen):
-            scheduler = boot.build_scheduler(build.configuration, build.mode, build.rank, build.port)
+            scheduler = boot.build_scheduler(build.configuration, build.mode, build.rank, build.port, plain=build.plain)
     except NotDriven as error:
         wire.send(connection, wire.Refused(str(error), "", ours=True))
         os._exit(0)
     except BaseException as error:
         wire.send(connection, wire.refused(error))
         os._exit(0)
-    changed = boot.changed(scheduler, build.configuration, build.mode)
+    changed = (plain_engine if build.plain else boot).changed(scheduler, build.configuration, build.mode)
     if changed:
         wire.send(connection, wire.Refused(f"it changes {changed} without being asked", ""))
         os._exit(0)
@@ -161,7 +161,7 @@ def _info(build: wire.Build, scheduler: Any) -> EngineInfo:
         torch=str(torch.__version__),
         triton=str(triton.__version__),
         transformers=str(transformers.__version__),
-        worker=type(scheduler.draft_worker).__name__,
+        worker=type(scheduler.draft_worker or scheduler.tp_worker).__name__,
         overlap=bool(scheduler.enable_overlap),
         patches=tuple(patch.name for patch in build.patches),
         shims=(*boot.SHIMS, *stubs.declared()),

@@ -95,6 +95,7 @@ class _Run:
             jitter=self._message.jitter,
             info=self._info,
         )
+        driven.send(self._message.sends)
         try:
             with torch.inference_mode():
                 driven.run(self._message.fresh and self._info.device == "cuda")

@@ -9,7 +9,9 @@ from ..eras.names import pick
 
 
 def draft_runners(scheduler: Any) -> list[Any]:
-    """The draft's model runners, by layer; a single head has one."""
+    """The draft's model runners, by layer; a single head has one, and a plain engine none."""
+    if scheduler.draft_worker is None:
+        return []
     drafter = workers.drafter(scheduler)
     return list(getattr(drafter, "draft_runner_list", None) or [pick(drafter, "draft_runner", "draft_model_runner")])
 

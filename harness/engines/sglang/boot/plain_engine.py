@@ -1,0 +1,56 @@
+"""The engine of a configuration without speculative decoding: what SGLang is given for it, and what it makes of that."""
+
+import importlib
+from typing import Any
+
+from eagletwin.harness.core.case import Case
+from eagletwin.harness.core.mode import Mode
+
+from ..not_driven import NotDriven
+
+_SPECULATIVE = ("speculative_", "enable_multi_layer_eagle")
+
+
+def refuse(mode: Mode, *, routed: bool) -> None:
+    """Raises NotDriven."""
+    if mode.device == "cuda" or mode.tp > 1:
+        raise NotDriven("plain decode on a GPU or on several ranks: not tried, its answers are those of one process on a CPU")
+    if mode.dtype == "bfloat16" and routed:
+        raise NotDriven("plain decode of experts in bfloat16: within the bound it may send a row to others than verify does")
+
+
+def arguments(given: dict[str, Any]) -> dict[str, Any]:
+    """The same fields of ServerArgs without those of drafts. Batches do not overlap: each token is known when the next is
+    chosen."""
+    return {name: value for name, value in given.items() if not name.startswith(_SPECULATIVE)} | {
+        "disable_overlap_schedule": True
+    }
+
+
+def order_penalties(shims: list[str]) -> None:
+    """Have penalties applied in the order of SGLang's overlap scheduler and of its verify: what is added, then what is scaled.
+
+    Without overlap the order is that of a set of classes, another in each process (docs/findings/penalty-order.md)."""
+    module: Any = importlib.import_module("sglang.srt.sampling.penaltylib.orchestrator")
+    orchestrator = module.BatchedPenalizerOrchestrator
+    begin = orchestrator.__init__
+
+    def ordered(self: Any, vocab_size: int, batch: Any, penalizers: set[type]) -> None:
+        begin(self, vocab_size, batch, sorted(penalizers, key=lambda kind: ("Repetition" in kind.__name__, kind.__name__)))
+
+    orchestrator.__init__ = ordered
+    shims.append("BatchedPenalizerOrchestrator: penalties that scale come last")
+
+
+def changed(scheduler: Any, case: Case, mode: Mode) -> str:
+    """Settings that SGLang silently made others of, as boot.changed says them."""
+    settings, weights = case.engine.sglang, scheduler.tp_worker.model_runner.model.parameters()
+    asked_and_used: dict[str, tuple[Any, Any]] = {
+        "page_size": (case.page_size, scheduler.page_size),
+        "max_running_requests": (settings.max_running_requests, scheduler.max_running_requests),
+        "max_total_tokens": (settings.max_total_tokens, scheduler.max_total_num_tokens),
+        "dtype": (mode.dtype, str(next(weights).dtype).removeprefix("torch.")),
+        "overlap": (False, bool(scheduler.enable_overlap)),
+    }
+    found = ((name, *both) for name, both in asked_and_used.items())
+    return ", ".join(f"{name} from {asked} to {used}" for name, asked, used in found if asked != used)

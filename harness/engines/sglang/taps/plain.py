@@ -1,0 +1,71 @@
+"""What an engine without speculative decoding would send, asked token by token: each request is sent what another engine sent
+it, and at each place it is noted what this one chose there."""
+
+from collections.abc import Callable, Mapping
+from types import TracebackType
+from typing import Any
+
+import numpy as np
+from torch import Tensor
+
+from eagletwin.harness.core.trace import When
+
+from .pools import Allocation
+from .taps import Taps
+from .unrecorded import Unrecorded
+from .wraps import Around, Wraps
+from .writer import Takes, Writer
+
+
+class PlainTaps(Unrecorded):
+    """Stands where the target samples. `sends`: by request, all that it is sent.
+
+    The worker goes on from what was sent, with all that it keeps of it (penalties, grammars), so that one token that it would
+    have chosen otherwise does not make all that follow incomparable. It leaves a record `plain` of each request."""
+
+    def __init__(self, scheduler: Any, recorder: Takes, reached: Callable[[str], None]) -> None:
+        self.writer = Writer(recorder)
+        self.requests: dict[str, Any] = {}
+        self.prefills = 0
+        self.pools, self.states, self.host_tier = {}, None, None
+        self.allocation: Allocation = self.allocates(scheduler)
+        self._recorder, self._reached = recorder, reached
+        self._scheduler = scheduler
+        self.sends: Mapping[str, tuple[int, ...]] = {}
+        self._wraps = Wraps()
+        self._batch: list[Any] = []
+        self._chosen: dict[str, list[int]] = {}
+
+    def __enter__(self) -> "Taps":
+        self._wraps.method(self._scheduler, "run_batch", self._around_batch)
+        self._wraps.method(self._scheduler.tp_worker.model_runner, "sample", self._around_sample)
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        self._wraps.undo()
+        for name, tokens in self._chosen.items():
+            tensors = {"tokens": np.array(tokens, np.int64)}
+            self._recorder.add(name, 0, "plain", when=When(self.writer.iteration), tensors=tensors)
+
+    def watch_masks(self, vocabulary: int) -> None:
+        pass
+
+    def _around_batch(self, call: Around, batch: Any, *args: Any, **kwargs: Any) -> Any:
+        self._batch = list(batch.reqs)
+        for request in self._batch:
+            self.requests.setdefault(request.rid, request)
+        prefill = batch.forward_mode.is_extend()
+        self._reached("plain prefill" if prefill else "plain decode")
+        result = call(batch, *args, **kwargs)
+        self.prefills += prefill
+        return result
+
+    def _around_sample(self, call: Around, *args: Any, **kwargs: Any) -> Tensor:
+        """A chunk in between chooses a token as well, which is thrown away: the last chunk's takes its place."""
+        tokens: Tensor = call(*args, **kwargs)
+        for row, (request, token) in enumerate(zip(self._batch, tokens.tolist(), strict=True)):
+            at, sent = len(request.output_ids), self.sends.get(request.rid, ())
+            self._chosen[request.rid] = [*self._chosen.get(request.rid, ())[:at], token]
+            if at < len(sent):
+                tokens[row] = sent[at]
+        return tokens

@@ -1,0 +1,59 @@
+"""What plain decode of the same engine says of each token that a greedy request was sent: the second oracle.
+
+It is asked on the request's own tokens, so a token that it would have chosen otherwise changes nothing behind it. It counts all
+that was sent before a token; verify counts what was sent before the round, by SGLang's own words (penalties.py). Where that
+makes no difference to the logits the two must choose the same token, whatever the reference says of it.
+"""
+
+import numpy as np
+
+from eagletwin.harness.core.records import Record
+from eagletwin.harness.core.trace import Trace
+from eagletwin.harness.families import RECIPES
+
+from .asked import asked_logits
+from .bounds import Bounds
+from .compare import Compare, Place
+from .story import Story
+
+_RULE = "output.plain"
+
+
+class PlainDecode:
+    """Checks the records `plain` of one trace."""
+
+    def __init__(self, trace: Trace, stories: dict[str, Story], compare: Compare, bounds: Bounds) -> None:
+        self._trace, self._stories, self._compare, self._bounds = trace, stories, compare, bounds
+        self._requests = {request.id: request for request in trace.header.case.requests}
+        self._emitted = {
+            record.request: trace.integers(number, "tokens")
+            for number, record in enumerate(trace.header.records)
+            if record.stage == "finished"
+        }
+
+    def said(self, number: int, record: Record) -> None:
+        story, request = self._stories[record.request], self._requests[record.request]
+        emitted, says = self._emitted[record.request], self._trace.integers(number, "tokens")
+        first, place = len(request.prompt) - 1, Place(record, "finished")
+        if len(says) != len(emitted):
+            self._compare.integers(place, _RULE, [len(says)], [len(emitted)], "length as plain decode has it, request", 0)
+            return
+        if story.target_rows is None or story.tokens[first + 1 : first + 1 + len(emitted)] != emitted:
+            return  # what was sent is not what was committed: output.tokens says so
+        target, ends = story.target, RECIPES[self._trace.header.case.model].end_of_sequence
+        unchanged = target.logits if target.plain is None else target.plain
+        counted = asked_logits(request, ends, story.tokens, {}, unchanged)
+        rows = slice(first, first + len(emitted))
+        strict, declared = (unchanged if counted is None else counted)[rows], target.logits[rows]
+        self._compare.choices(place, _RULE, strict, [[token] for token in says], lambda row, _: f"token {row} of plain decode")
+        if not self._compare.on(_RULE):
+            return
+        for at, (plain, sent) in enumerate(zip(says, emitted, strict=True)):
+            if plain == sent:
+                continue
+            if not np.array_equal(strict[at], declared[at]):
+                self._compare.relaxed()
+            elif not self._bounds.undecided(strict[at], plain, sent):
+                why = "Plain decode of the same engine has another token here, and nothing of the round counts against one."
+                self._compare.report(place, _RULE, f"output token {at}", plain, sent, why)
+                return
