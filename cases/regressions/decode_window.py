@@ -3,10 +3,10 @@
 A layer's window is kept as how many rows a query sees before its own. Prefill and verify see those and their own; decode lists
 as many rows as that number, its own among them, and so drops the oldest. The rounds of speculation run the target in verify
 alone, so that the draft of Gemma-4 is where it shows: the assistant reads the target's rows in decode. Output is right there;
-that of plain decode is not (tests/engine/test_plain_decode.py).
+that of plain decode is not, in any model with windows.
 """
 
-from eagletwin.harness.core.case import Case, Request
+from eagletwin.harness.core.case import Case, EngineSettings, Request, SGLangSettings
 from eagletwin.harness.core.patch import Edit, Patch
 
 from ..entry import Entry, OnCuda
@@ -40,5 +40,14 @@ ENTRY = Entry(
         model="gemma-4-assistant-window",
         num_steps=1,
         requests=(Request(id="a", prompt=(70, 25, 64, 3, 9, 41, 17, 33, 8), max_new_tokens=6),),
+    ),
+    also=(
+        Case(
+            name="decode-window-plain",
+            model="gpt-oss-eagle3",
+            num_steps=1,
+            requests=(Request(id="a", prompt=(73, 10, 62, 33, 4, 0, 18, 84, 75), max_new_tokens=8),),
+            engine=EngineSettings(sglang=SGLangSettings(plain_decode=True)),
+        ),
     ),
 )

@@ -128,6 +128,7 @@ def _kind(case: Case) -> tuple[bool, ...]:
         settings.host_pages > 0,
         bool(case.sessions),
         any(request.stream for request in case.requests),
+        settings.plain_decode,
     )
 
 

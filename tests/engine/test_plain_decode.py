@@ -125,6 +125,7 @@ def test_an_entry_of_the_ledger_shows_in_plain_decode_too(run: Runner) -> None:
     [
         ("mimo-v2-window", (30, 75, 69, 16, 47, 77, 60, 80, 74)),
         ("step-3.5-window", (49, 53, 5, 33, 65, 62, 51, 38, 61)),
+        ("gpt-oss-eagle3", LEDGER["decode-window"].also[0].requests[0].prompt),
     ],
 )
 def test_plain_decode_reads_one_row_less_than_a_window_has(run: Runner, model: str, prompt: tuple[int, ...]) -> None:

@@ -42,3 +42,13 @@ def test_a_search_asks_for_a_bug_where_a_case_is_like_any_that_shows_it() -> Non
     assert may_show(LIVE, LIVE.case)
     assert may_show(LIVE, penalized)
     assert not may_show(LIVE, replace(penalized, requests=(replace(request, penalties=None),)))
+
+
+def test_a_bug_of_plain_decode_is_asked_for_wherever_a_window_is_and_plain_decode_is_asked() -> None:
+    entry = LEDGER["decode-window"]
+    [plain] = entry.also
+    other = replace(plain, model="mimo-v2-window")
+    assert may_show(entry, plain)
+    assert may_show(entry, other)
+    assert not may_show(entry, replace(other, engine=LIVE.case.engine))
+    assert not may_show(entry, replace(plain, model="llama-tiny"))
