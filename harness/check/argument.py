@@ -8,7 +8,7 @@ from eagletwin.harness.core.records import EngineInfo, Header
 from eagletwin.harness.core.terminal import fold
 from eagletwin.harness.core.trace import Trace
 from eagletwin.harness.core.verdict import DECLARED_VIEW, SAID, Divergence, Verdict, View, rules_of
-from eagletwin.harness.core.words import count
+from eagletwin.harness.core.words import count, others_in_plain_decode
 from eagletwin.harness.judge.model import model_of
 from eagletwin.harness.judge.owners import Owners, whose
 
@@ -58,7 +58,7 @@ def argue(
         )
         text += f"largest float error {verdict.headroom:.2g} of its bound. Exercised: {reached}."
         if verdict.relaxed:
-            text += f" {count(verdict.relaxed, 'token')} had others in plain decode, as penalties count nothing of a round."
+            text += f" {others_in_plain_decode(verdict.relaxed)}"
         lines += ["", *fold(text, columns)]
     differs = trace.differs if trace is not None else header.differs or None
     if differs is not None:

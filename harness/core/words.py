@@ -8,3 +8,8 @@ def count(number: int, word: str) -> str:
 
 def times(number: int) -> str:
     return "once" if number == 1 else f"{number} times"
+
+
+def others_in_plain_decode(tokens: int) -> str:
+    """What is said of tokens that differ from those of plain decode as SGLang declares."""
+    return f"{count(tokens, 'token')} had others in plain decode, as penalties count nothing of a round."

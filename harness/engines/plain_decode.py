@@ -10,7 +10,7 @@ from msgspec import UNSET, UnsetType
 from msgspec.structs import replace
 
 from eagletwin.harness.core.case import Case, EngineSettings, Request, SGLangSettings
-from eagletwin.harness.core.records import Header, Record
+from eagletwin.harness.core.records import Header
 from eagletwin.harness.core.trace import Trace, write_trace
 from eagletwin.harness.families.traces import read_trace
 
@@ -81,7 +81,7 @@ def with_answers(trace: Trace, plain: Trace, folder: Path) -> Trace:
     for number, record in enumerate(plain.header.records):
         if record.stage == "plain":
             tensors[f"{len(records)}.tokens"] = plain.array(number, "tokens")
-            records.append(_of_its_end(record, ends[record.request]))
+            records.append(replace(record, iteration=ends[record.request], forward=0))
     ended = plain.header.ending
     ending = header.ending if ended.kind == "finished" else replace(ended, detail=f"plain decode: {ended.detail}")
     idle = tuple(name for name in header.idle_edits if name in plain.header.idle_edits)
@@ -90,10 +90,6 @@ def with_answers(trace: Trace, plain: Trace, folder: Path) -> Trace:
         folder, replace(header, records=tuple(records), ending=ending, idle_edits=idle, unreached_edits=unreached), tensors
     )
     return read_trace(folder)
-
-
-def _of_its_end(record: Record, iteration: int) -> Record:
-    return replace(record, iteration=iteration, forward=0)
 
 
 def _in_both(header: Header, plain: Header) -> tuple[str, ...] | UnsetType:

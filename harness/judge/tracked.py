@@ -72,9 +72,7 @@ class TrackedStates:
         self._passed[name] = []
         rows = list(range(start + self._step, end + 1, self._step))
         self._may.setdefault(name, set()).update(rows)
-        before = self._open.pop(name, None)
-        if before is not None and before.end == start:
-            self._due.append(before)
+        self._hand_over(name, start)
         final = record.numbers["final"]
         if rows and rows[-1] + self._ahead <= (end if final else end + 1):
             # SGLang tracks where the cache's rows part, in place of the last one, if that is a step of this chunk
@@ -88,8 +86,7 @@ class TrackedStates:
     def round(self, record: Record, committed: int, end: int) -> None:
         """A round is over, which began with so many committed rows and ended with so many."""
         row = end // self._grid * self._grid
-        if first := self._open.pop(record.request, None):
-            self._due.append(first)
+        self._hand_over(record.request)
         if self.on and row > committed:
             self._may.setdefault(record.request, set()).add(row)
             self._passed.setdefault(record.request, []).append(row)
@@ -111,6 +108,12 @@ class TrackedStates:
                 self._report(record, f"state in slot {slot} of the prefix cache", (kept[0][n], kept[1][n]))
         self._demand(record)
 
+    def _hand_over(self, name: str, start: int | None = None) -> None:
+        """What is open of a request is due now, unless it is prefilled from elsewhere (`start`) than its last chunk ended."""
+        due = self._open.pop(name, None)
+        if due is not None and start in (None, due.end):
+            self._due.append(due)
+
     def _demand(self, record: Record) -> None:
         """That what was due came. What was given up meanwhile cannot be told from what never came."""
         due, self._due = self._due, []
@@ -124,11 +127,9 @@ class TrackedStates:
 
     def finished(self, record: Record, emitted: int) -> None:
         """A request is over, to which so many tokens were emitted."""
-        last = self._open.pop(record.request, None)
         if not self.on or record.numbers["aborted"]:
             return
-        if last is not None:
-            self._due.append(last)
+        self._hand_over(record.request)
         if self._lost:
             return
         known = len(self._stories[record.request].prompt) + emitted

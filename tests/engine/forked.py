@@ -12,7 +12,6 @@ import subprocess
 import sys
 import tempfile
 import time
-import traceback
 import warnings
 from collections.abc import Callable
 from pathlib import Path
@@ -22,6 +21,7 @@ import pytest
 
 from eagletwin.harness.engines.source import INSTALLED, Source
 
+from ..harness.imported import ended
 from . import warm
 
 SECONDS = 300.0
@@ -42,7 +42,7 @@ def script(file: Path, *words: str | Path, cwd: Path, source: Source | None = No
         warm.have(source)
     typed = [str(file), *map(str, words)]
     return subprocess.CompletedProcess(
-        typed, *_forked(cwd, typed, lambda: _ended(lambda: runpy.run_path(str(file), None, "__main__")))
+        typed, *_forked(cwd, typed, lambda: ended(lambda: runpy.run_path(str(file), None, "__main__")))
     )
 
 
@@ -52,21 +52,9 @@ def program(code: str, cwd: Path, **env: str) -> subprocess.CompletedProcess[str
 
     def act() -> int:
         os.environ.update(env)
-        return _ended(lambda: exec(code, {"__name__": "__main__"}))
+        return ended(lambda: exec(code, {"__name__": "__main__"}))
 
     return subprocess.CompletedProcess(["-c", code], *_forked(cwd, ["-c"], act))
-
-
-def _ended(act: Callable[[], object]) -> int:
-    """What Python ends with where this is all that it does."""
-    try:
-        act()
-    except SystemExit as stop:
-        return stop.code if isinstance(stop.code, int) else int(stop.code is not None)
-    except BaseException:
-        traceback.print_exc()
-        return 1
-    return 0
 
 
 def _forked(folder: Path, typed: list[str], act: Callable[[], int]) -> tuple[int, str, str]:

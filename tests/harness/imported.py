@@ -16,7 +16,7 @@ import sys
 import tempfile
 import traceback
 import types
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 _server: socket.socket | None = None
@@ -94,10 +94,10 @@ def _run(how: str, *words: str) -> None:
         runpy.run_path(how, run_name="__main__")
 
 
-def _code(command: list[str]) -> int:
-    """What the process ends with."""
+def ended(act: Callable[[], object]) -> int:
+    """What Python ends with where this is all that it does."""
     try:
-        _run(*command)
+        act()
     except SystemExit as stop:
         if stop.code is None or isinstance(stop.code, int):
             return stop.code or 0
@@ -115,7 +115,8 @@ if __name__ == "__main__":
     import typer  # noqa: F401
 
     gc.freeze()  # pages that forks share are not touched
-    code = _code(_forked(socket.socket(fileno=int(sys.argv[1]))))
+    command = _forked(socket.socket(fileno=int(sys.argv[1])))
+    code = ended(lambda: _run(*command))
     atexit._run_exitfuncs()
     sys.stdout.flush()
     sys.stderr.flush()

@@ -13,7 +13,7 @@ from eagletwin.harness.core.differs import unknown_changes
 from eagletwin.harness.core.features import FEATURES
 from eagletwin.harness.core.signature import Signature
 from eagletwin.harness.core.terminal import fold
-from eagletwin.harness.core.words import count
+from eagletwin.harness.core.words import count, others_in_plain_decode
 from eagletwin.harness.page.render import write_page
 
 from .page import SUMMARY, search_page
@@ -66,7 +66,7 @@ def tally_text(search: Fuzz, findings: Sequence[ToReport], columns: int, *, inte
     statuses = ", ".join(f"{number} {names.get(status, status)}" for status, number in sorted(tally.statuses.items()))
     text = f"{count(tally.cases, 'case')} in {seconds:.1f} s: {statuses}. {tally.ties} of {tally.choices} choices were ties."
     if tally.relaxed:
-        text += f" {count(tally.relaxed, 'token')} had others in plain decode, as penalties count nothing of a round."
+        text += f" {others_in_plain_decode(tally.relaxed)}"
     lines += fold(text, columns, "")
     if tally.undecided:
         most = "" if tally.undecided <= MOST_UNDECIDED * tally.cases else f", more than the {MOST_UNDECIDED:.0%} that may be"

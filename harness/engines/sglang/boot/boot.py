@@ -55,6 +55,7 @@ from . import (
 )
 
 SHIMS: list[str] = []
+_OF_DRAFTS = ("topk", "num_steps", "num_draft_tokens")  # settings that an engine without speculative decoding lacks
 
 _SPARE_STATES = 2
 
@@ -338,8 +339,10 @@ def _window_arguments(settings: SGLangSettings) -> dict[str, int]:
     return {name: size for name, size in fields.items() if size}
 
 
-def changed(scheduler: Any, case: Case, mode: Mode = CPU) -> str:
-    """Settings that SGLang silently made others of than those it was given; empty if none. A case says what it runs with."""
+def changed(scheduler: Any, case: Case, mode: Mode = CPU, *, plain: bool = False) -> str:
+    """Settings that SGLang silently made others of than those it was given; empty if none. A case says what it runs with.
+
+    plain: without speculative decoding, and so without overlap."""
     settings = case.engine.sglang
     asked: dict[str, Any] = {
         "topk": case.topk,
@@ -364,6 +367,8 @@ def changed(scheduler: Any, case: Case, mode: Mode = CPU) -> str:
         asked["mixed_chunks"] = True
     if mode.device == "cuda":
         asked["attention"] = parts.CLASSES[mode.attention]
+    if plain:
+        asked = {name: value for name, value in asked.items() if name not in _OF_DRAFTS} | {"overlap": False}
     return differing(scheduler, asked)
 
 
@@ -371,22 +376,25 @@ def differing(scheduler: Any, asked: dict[str, Any]) -> str:
     """What a scheduler uses other than these settings, by name; empty if nothing."""
     worker = scheduler.draft_worker
     used: dict[str, Any] = {
-        "topk": worker.topk,
-        "num_steps": worker.speculative_num_steps,
-        "num_draft_tokens": worker.speculative_num_draft_tokens,
         "page_size": scheduler.page_size,
         "chunked_prefill_size": scheduler.chunked_prefill_size,
         "mixed_chunks": scheduler.is_mixed_chunk,
-        "adaptive": adaptive.controller(scheduler) is not None,
         "max_running_requests": scheduler.max_running_requests,
         "max_total_tokens": scheduler.max_total_num_tokens,
         "dtype": str(next(scheduler.tp_worker.model_runner.model.parameters()).dtype).removeprefix("torch."),
         "overlap": bool(scheduler.enable_overlap),
         "graphs": cuda.captured(scheduler),
         "attention": parts.attention(scheduler),
-        "draft_window": parts.draft_window(scheduler),
         "host_pages": host_cache.pages(scheduler),
     }
+    if worker is not None:
+        used |= {
+            "topk": worker.topk,
+            "num_steps": worker.speculative_num_steps,
+            "num_draft_tokens": worker.speculative_num_draft_tokens,
+            "adaptive": adaptive.controller(scheduler) is not None,
+            "draft_window": parts.draft_window(scheduler),
+        }
     return ", ".join(f"{name} from {value} to {used[name]}" for name, value in asked.items() if value != used[name])
 
 

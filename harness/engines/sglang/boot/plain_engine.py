@@ -1,9 +1,8 @@
-"""The engine of a configuration without speculative decoding: what SGLang is given for it, and what it makes of that."""
+"""The engine of a configuration without speculative decoding: what SGLang is given for it."""
 
 import importlib
 from typing import Any
 
-from eagletwin.harness.core.case import Case
 from eagletwin.harness.core.mode import Mode
 
 from ..not_driven import NotDriven
@@ -40,17 +39,3 @@ def order_penalties(shims: list[str]) -> None:
 
     orchestrator.__init__ = ordered
     shims.append("BatchedPenalizerOrchestrator: penalties that scale come last")
-
-
-def changed(scheduler: Any, case: Case, mode: Mode) -> str:
-    """Settings that SGLang silently made others of, as boot.changed says them."""
-    settings, weights = case.engine.sglang, scheduler.tp_worker.model_runner.model.parameters()
-    asked_and_used: dict[str, tuple[Any, Any]] = {
-        "page_size": (case.page_size, scheduler.page_size),
-        "max_running_requests": (settings.max_running_requests, scheduler.max_running_requests),
-        "max_total_tokens": (settings.max_total_tokens, scheduler.max_total_num_tokens),
-        "dtype": (mode.dtype, str(next(weights).dtype).removeprefix("torch.")),
-        "overlap": (False, bool(scheduler.enable_overlap)),
-    }
-    found = ((name, *both) for name, both in asked_and_used.items())
-    return ", ".join(f"{name} from {asked} to {used}" for name, asked, used in found if asked != used)

@@ -19,7 +19,7 @@ from eagletwin.harness.core.records import EngineInfo
 from eagletwin.harness.engines import wire
 
 from .. import kernels, patches
-from ..boot import boot, identity, parts, plain_engine
+from ..boot import boot, identity, parts
 from ..not_driven import NotDriven
 from ..stand_ins import stubs
 from . import rank_group as ranks
@@ -126,7 +126,7 @@ def stand(connection: socket.socket, build: wire.Build) -> tuple[Any, EngineInfo
     except BaseException as error:
         wire.send(connection, wire.refused(error))
         os._exit(0)
-    changed = (plain_engine if build.plain else boot).changed(scheduler, build.configuration, build.mode)
+    changed = boot.changed(scheduler, build.configuration, build.mode, plain=build.plain)
     if changed:
         wire.send(connection, wire.Refused(f"it changes {changed} without being asked", ""))
         os._exit(0)
