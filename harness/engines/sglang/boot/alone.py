@@ -32,7 +32,10 @@ def _share_a_listener() -> None:
     device = gloo.create_default_device()
 
     class Sharing(gloo):  # type: ignore[misc]
-        def __init__(self, store: Any, rank: int, size: int, timeout: timedelta) -> None:
+        # torch 2.14 also says whether ranks may come and go, which one rank does not
+        def __init__(self, store: Any, rank: int, size: int, timeout: timedelta, *, enable_reconfigure: bool = False) -> None:
+            if enable_reconfigure:
+                raise NotImplementedError("a group of one rank whose ranks may change: eagletwin makes none")
             options = gloo._Options()
             options._devices, options._threads, options._timeout = [device], 1, timeout
             super().__init__(store, rank, size, options)

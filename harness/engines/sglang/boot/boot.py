@@ -50,6 +50,7 @@ from . import (
     parts,
     plain_engine,
     remembered,
+    states_on_cuda,
     uncompiled,
     worked_out,
 )
@@ -157,9 +158,10 @@ def build_scheduler(case: Case, mode: Mode = CPU, rank: int = 0, port: int = 0, 
 
     recipe, settings = RECIPES[case.model], case.engine.sglang
     if recipe.target.states:
-        if mode.device == "cuda":
-            raise NotDriven(f"{case.model} on a GPU: SGLang's kernels of its prefill know no float32")
-        state_layers.use_triton(SHIMS, family_of(recipe).modules, scans=recipe.target.scan is not None)
+        if mode.device == "cpu":
+            state_layers.use_triton(SHIMS, family_of(recipe).modules, scans=recipe.target.scan is not None)
+        elif recipe.target.scan is None:
+            states_on_cuda.compute_in_float32(SHIMS)
     if recipe.frozen:
         workers.refuse_frozen()
     model_classes.register(family_of(recipe).modules, SHIMS)
@@ -282,6 +284,7 @@ def _arguments(case: Case, mode: Mode) -> dict[str, Any]:
         **cuda.graph_arguments(mode),
         **family_of(recipe).arguments(recipe),
         **_state_arguments(case),
+        **(cuda.EXPERTS if mode.device == "cuda" and recipe.target.routed else {}),
         **_sampling_arguments(settings),
         **_window_arguments(settings),
         **host_cache.arguments(settings, case.page_size),

@@ -20,9 +20,10 @@ CLASSES: dict[Attention, str] = {
 
 
 def attention(scheduler: Any) -> str:
-    """The classes of the attention backends of the target's runner and of the draft's; one name if all are of one."""
-    runners = (scheduler.tp_worker.model_runner, *draft_runners(scheduler))
-    return " and ".join(sorted({type(runner.attn_backend).__name__ for runner in runners}))
+    """The classes of the attention backends of the target's runner and of the draft's; one name if all are of one. Where other
+    layers keep a state, a backend of both kinds has the one that attends inside."""
+    backends = [runner.attn_backend for runner in (scheduler.tp_worker.model_runner, *draft_runners(scheduler))]
+    return " and ".join(sorted({type(getattr(one, "full_attn_backend", one)).__name__ for one in backends}))
 
 
 def draft_window(scheduler: Any) -> tuple[int, int]:

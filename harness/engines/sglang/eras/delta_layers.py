@@ -8,6 +8,8 @@ import importlib
 import sys
 from typing import Any
 
+import torch
+
 from ..stand_ins import delta_rule
 
 KERNELS = "sglang.srt.layers.attention.linear.kernels.gdn_triton"
@@ -28,4 +30,8 @@ def complete(shims: list[str]) -> None:
         norm: Any = importlib.import_module(_NORM)
         norm._get_sm_count = lambda device: 1
         shims.append(f"{_NORM}: one processor, so that a block has several rows")
+    if torch.version.cuda is not None:  # it names a GPU although none may be used
+        asked = torch.get_device_module
+        torch.get_device_module = lambda device=None: torch.cpu if device is None else asked(device)  # type: ignore[assignment]
+        shims.append("torch.get_device_module: the CPU's where none is named")
     shims.append("gdn_triton.chunk_gated_delta_rule (prefill alone): delta_rule.py, the recurrence in torch")
