@@ -32,7 +32,7 @@ from eagletwin.harness.families import RECIPES
 from eagletwin.harness.families.valid import check_case, keeps_on_host, keeps_sessions
 from eagletwin.harness.families.windows import ENDING
 
-from .asked import ASKS, BIASES, IN_STEP, MIN_PS, SESSION, asking
+from .asked import ASKS, BIASES, IN_STEP, MIN_PS, SESSION, SEVERAL, asking
 from .drawn import few
 from .returning import returning
 from .sampling import Kind
@@ -63,7 +63,7 @@ _ASKING = 4  # turns of a cycle in which requests ask for something; with as man
 # fields of Focus that take turns with those, for the same reason
 _BESIDE = ("mixed_chunks", "host_slots", "adaptive", "plain_decode")
 _OF_PLAIN: tuple[Ask, ...] = ("penalties", "logit_bias", "min_new_tokens")  # what plain decode may be asked otherwise
-_TURNS = (SESSION,)  # and these, which are no field of a request or of Focus
+_TURNS = (SESSION, SEVERAL)  # and these, which are drawn of a whole case
 _IN_STEP = 0.5  # of the blocks of a search with overlap, so many have aborts inside a step
 _BEHIND = 24  # tokens of a prompt behind the first state that the prefix cache keeps
 _TRIES = 8_000  # drawings until a block has all that was asked for; one takes some ten microseconds
@@ -105,6 +105,7 @@ class Block:
             hidden_states="all" if "hidden_states" in self.asks else "",
             grammar=Grammar(rules=("a*",)) if "grammar" in self.asks else None,
             session="s" if SESSION in self.asks else "",
+            n=2 if SEVERAL in self.asks else 1,
         )
         events = (Event(at=0, kind="abort", request="a", step=1),) if IN_STEP in self.asks else ()
         case = self.focus.case("probe", (request,), events=events)
@@ -232,7 +233,7 @@ def _rare(seed: int, number: int) -> dict[str, Any]:
 
 def _drawn(random: Random, seed: int, number: int, model: str, asked: Asked, rare: Mapping[str, Any]) -> Block | None:
     held = {**{name: value for name, value in rare.items() if name in VALUES}, **asked.held}
-    asks = asked.asks or tuple(name for name in rare if name in (*ASKS, SESSION))
+    asks = asked.asks or tuple(name for name in rare if name in (*ASKS, *_TURNS))
     if held.get("host_slots"):  # a pool that runs out, with a cache that has something to give up
         drawn_with = {
             "max_total_tokens": random.choice((96, 128)),

@@ -59,7 +59,7 @@ def _single_step(case: Case) -> Iterator[Case]:
 def _single_requests(case: Case) -> Iterator[Case]:
     for request in case.requests:
         events = tuple(event for event in case.events if event.request in ("", request.id))
-        yield replace(case, requests=(request,), events=events)
+        yield replace(case, requests=(replace(request, after=""),), events=events)
 
 
 def _without_events(*kinds: str) -> Callable[[Case], Iterator[Case]]:
@@ -104,6 +104,14 @@ def _apart(case: Case) -> Iterator[Case]:
     """Requests without their sessions: each has its own prompt alone."""
     requests = tuple(replace(request, session="") for request in case.requests)
     yield replace(case, requests=requests, events=tuple(event for event in case.events if event.kind != "close"))
+
+
+def _one_sample(case: Case) -> Iterator[Case]:
+    yield replace(case, requests=tuple(replace(request, n=1) for request in case.requests))
+
+
+def _waiting_for_none(case: Case) -> Iterator[Case]:
+    yield replace(case, requests=tuple(replace(request, after="") for request in case.requests))
 
 
 def _early(case: Case) -> Iterator[Case]:
@@ -218,6 +226,20 @@ FEATURES: tuple[Feature, ...] = (
         "requests of their own",
         lambda case: bool(case.sessions),
         _apart,
+    ),
+    Feature(
+        "several samples",
+        lambda case: f"up to {max(one.n for one in case.requests)} samples of a prompt",
+        "one answer of each",
+        lambda case: any(one.n > 1 for one in case.requests),
+        _one_sample,
+    ),
+    Feature(
+        "waiting requests",
+        lambda case: "requests that come after the end of others",
+        "each comes at its arrival",
+        lambda case: any(one.after for one in case.requests),
+        _waiting_for_none,
     ),
     Feature(
         "retractions",

@@ -97,6 +97,8 @@ def _shorter(request: Request) -> Iterator[Request]:
     for new in (1, request.max_new_tokens // 2, request.max_new_tokens - 1):
         if 0 < new < request.max_new_tokens:
             yield replace(request, max_new_tokens=new, min_new_tokens=min(request.min_new_tokens, new))
+    for n in range(2, request.n):
+        yield replace(request, n=n)
     for less in (0, request.arrive - 1):
         if 0 <= less < request.arrive:
             yield replace(request, arrive=less)
@@ -113,6 +115,8 @@ def _shorter(request: Request) -> Iterator[Request]:
         "min_new_tokens",
         "grammar",
         "session",
+        "n",
+        "after",
     ):
         yield replace(request, **{name: getattr(usual, name)})
     for part, plain in (("logprobs", Logprobs()), ("penalties", Penalties())):
