@@ -10,7 +10,7 @@ from eagletwin.harness.core.case import Case
 from eagletwin.harness.core.errors import InputError
 from eagletwin.harness.families.valid import check_case
 
-SAMPLES = (1, 3, 2, 5)
+SAMPLES = (1, 2, 3, 5)
 
 
 def with_samples(draw: st.DrawFn, case: Case) -> Case:
