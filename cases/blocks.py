@@ -43,6 +43,7 @@ from .strategies import (
     LARGE,
     NUM_STEPS,
     PAGE_SIZES,
+    POOL_SIZES,
     SMALL_TREE,
     TOPKS,
     TREE_SIZES,
@@ -268,6 +269,8 @@ def _drawn(random: Random, seed: int, number: int, model: str, asked: Asked, rar
         focus = replace(focus, draft_window=random.choice(DRAFT_WINDOWS[1:]))
         held |= {"draft_window": focus.draft_window}
     sampling = _sampling(random, asked, may_reject=topk == 1 and recipe.samples_drafts)
+    if SEVERAL in asks and sampling is not None and not asked.retract and "max_total_tokens" not in held:
+        focus = replace(focus, max_total_tokens=POOL_SIZES[0])  # samples of a small pool retract each other
     if any(getattr(focus, name) != value for name, value in held.items()) or not _takes_effect(focus, sampling, rare, asks):
         return None
     large = (

@@ -55,6 +55,14 @@ def test_blocks_that_are_asked_for_samples_have_some_and_others_none() -> None:
     assert not any(request.n > 1 for case in without for request in case.requests)
 
 
+def test_samples_that_may_not_be_retracted_have_room() -> None:
+    blocks = [block_of(1, number, Asked(asks=("n",), retract=False)) for number in range(24)]
+    pools = {block.sampling is None: set[int]() for block in blocks}
+    for block in blocks:
+        pools[block.sampling is None].add(block.focus.max_total_tokens)
+    assert pools == {True: {96, 128, 512}, False: {512}}
+
+
 @given(cases(asks=("n", "abort_in_step")))
 @settings(max_examples=60, deadline=None)
 def test_generated_samples_are_valid_and_are_taken_away_one_by_one(case: Case) -> None:
