@@ -12,6 +12,7 @@ from msgspec.structs import replace
 
 from eagletwin.harness.core.case import Case, Request, encode_case
 from eagletwin.harness.core.errors import InputError
+from eagletwin.harness.core.samples import expanded
 from eagletwin.harness.families import RECIPES, family_of
 from eagletwin.harness.families.recipe import Recipe
 from eagletwin.harness.families.valid import decode_case, round_slots
@@ -35,13 +36,15 @@ def _settings(case: Case, **changes: object) -> Case:
 
 def _tokens(case: Case) -> int:
     """All that could ever be prefilled at once, in whole pages: prompts, and what a retracted request had emitted."""
-    total = sum(len(request.prompt) + request.max_new_tokens for request in case.requests)
+    total = sum(len(request.prompt) + request.max_new_tokens for request in expanded(case).requests)
     return -(-total // case.page_size) * case.page_size
 
 
 def _room(case: Case) -> int:
     """Slots with which no request ever waits for another's: what SGLang sets aside for each, in whole pages."""
-    total = sum(len(one.prompt) + one.max_new_tokens + 2 * round_slots(case) + 2 * case.page_size for one in case.requests)
+    total = sum(
+        len(one.prompt) + one.max_new_tokens + 2 * round_slots(case) + 2 * case.page_size for one in expanded(case).requests
+    )
     return -(-max(total, 64) // case.page_size) * case.page_size
 
 
@@ -459,8 +462,8 @@ FEATURES: tuple[Feature, ...] = (
         "batch limit",
         lambda case: f"max_running_requests {case.engine.sglang.max_running_requests}",
         "as many as there are requests",
-        lambda case: case.engine.sglang.max_running_requests < len(case.requests),
-        lambda case: iter([_settings(case, max_running_requests=len(case.requests))]),
+        lambda case: case.engine.sglang.max_running_requests < len(expanded(case).requests),
+        lambda case: iter([_settings(case, max_running_requests=len(expanded(case).requests))]),
     ),
     Feature(
         "short context",
