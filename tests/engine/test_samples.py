@@ -1,6 +1,7 @@
 """Several samples of one prompt (`n`) on the real scheduler: a request of no new tokens, then as many of the same prompt."""
 
 from collections.abc import Sequence
+from pathlib import Path
 
 import pytest
 from msgspec.structs import replace
@@ -9,6 +10,7 @@ from eagletwin.harness.core.answers import Finish
 from eagletwin.harness.core.case import Case, EngineSettings, Logprobs, Request, Sampling, SGLangSettings
 from eagletwin.harness.core.patch import Edit
 from eagletwin.harness.core.trace import Trace
+from eagletwin.harness.engines.host import Host
 from eagletwin.harness.judge.judge import judge
 
 from .conftest import Runner
@@ -185,3 +187,16 @@ def test_a_prompt_that_is_not_kept_is_seen_by_no_other_rule(run: Runner) -> None
     case, edit, rule = PLANTED["the first request leaves nothing in the prefix cache"]
     trace, _ = run(replace(case, exercises=("several_samples",)), edit)
     assert judge(trace, frozenset({rule})).status == "equal"
+
+
+def test_a_case_that_is_run_step_by_step_may_want_samples_on_the_way(host: Host, tmp_path: Path) -> None:
+    begun = replace(CASE, requests=CASE.requests[1:], exercises=())
+    session = host.engine(begun).session(begun, tmp_path)
+    session.step()
+    session.step(requests=(replace(CASE.requests[0], id="late", sampling=None),))
+    trace = session.finish()
+    assert session.case.requests[-1].n == 3
+    assert {"late.0", "late.1", "late.2", "late.3"} <= finished(trace).keys()
+    verdict = judge(trace)
+    assert verdict.status == "equal", (verdict.rule, verdict.reason, verdict.first)
+    assert "several_samples" in verdict.exercised
