@@ -95,6 +95,24 @@ PLANTED: dict[str, tuple[Case, Edit, str]] = {
         ),
         "radix.kept",
     ),
+    "the token that is not sent is told no logprob": (
+        ASKING,
+        Edit(
+            target=SENT,
+            match="len(output_ids_) if req.is_retracted else max(len(output_ids_), 1)",
+            replacement="len(output_ids_)",
+        ),
+        "output.logprobs",
+    ),
+    "the token that is not sent has no hidden state": (
+        ASKING,
+        Edit(
+            target=SENT,
+            match="req.hidden_states[-1] if req.hidden_states else None",
+            replacement="req.hidden_states[-1] if req.hidden_states and output_ids_ else None",
+        ),
+        "output.hidden",
+    ),
     "a sample looks its prompt up as one that nobody read": (
         BEHIND,
         Edit(target=LOOKED_UP, match=KEY, replacement=f"{KEY}[int(self.rid == 'a.2') :]"),
