@@ -106,15 +106,20 @@ class Block:
             hidden_states="all" if "hidden_states" in self.asks else "",
             grammar=Grammar(rules=("a*",)) if "grammar" in self.asks else None,
             session="s" if SESSION in self.asks else "",
-            n=2 if SEVERAL in self.asks else 1,
         )
-        events = (Event(at=0, kind="abort", request="a", step=1),) if IN_STEP in self.asks else ()
-        case = self.focus.case("probe", (request,), events=events)
+        requests: tuple[Request, ...] = (request,)
+        aborted = "a"
+        if SEVERAL in self.asks:  # no turn of a session has several samples
+            several = changed(request, id="b", session="", n=2)
+            requests, aborted = ((request, several) if SESSION in self.asks else (several,)), "b.1"
+        events = (Event(at=0, kind="abort", request=aborted, step=1),) if IN_STEP in self.asks else ()
+        case = self.focus.case("probe", requests, events=events)
         if self.sampling is None:
             return case
         own = Sampling(seed=0 if self.focus.deterministic else None, min_p=MIN_PS[1] if "min_p" in self.asks else 0.0)
         settings = changed(case.engine.sglang, rejection_sampling=self.sampling == "rejection")
-        return changed(case, requests=(changed(request, sampling=own),), engine=EngineSettings(sglang=settings))
+        sampled = tuple(changed(one, sampling=own) for one in requests)
+        return changed(case, requests=sampled, engine=EngineSettings(sglang=settings))
 
     @property
     def strategy(self) -> SearchStrategy[Case]:

@@ -16,7 +16,7 @@ def expanded(case: Case) -> Case:
     """The case as the scheduler sees it: without `n`."""
     if not several(case):
         return case
-    return replace(case, requests=tuple(sent for request in case.requests for sent in _sent(request)))
+    return replace(case, requests=tuple(sent for request in case.requests for sent in sent_for(request)))
 
 
 def several(case: Case) -> tuple[Request, ...]:
@@ -24,8 +24,10 @@ def several(case: Case) -> tuple[Request, ...]:
     return tuple(request for request in case.requests if request.n > 1)
 
 
-def _sent(request: Request) -> list[Request]:
-    """SGLang gives each an id of its own, at random. Here they are told apart by a number, from 0 for the first on, whose
+def sent_for(request: Request) -> list[Request]:
+    """The requests that the scheduler is sent for one.
+
+    SGLang gives each an id of its own, at random. Here they are told apart by a number, from 0 for the first on, whose
     min_new_tokens the scheduler makes as small as its max_new_tokens."""
     if request.n == 1:
         return [request]

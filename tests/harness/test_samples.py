@@ -55,6 +55,16 @@ def test_blocks_that_are_asked_for_samples_have_some_and_others_none() -> None:
     assert not any(request.n > 1 for case in without for request in case.requests)
 
 
+def test_a_sample_may_be_aborted_inside_a_step_and_turns_of_sessions_have_none() -> None:
+    aborted = [case for number in range(6) for case in block_of(1, number, Asked(asks=("n", "abort_in_step"))).cases()]
+    names = {one.id for case in aborted for one in expanded(case).requests if one.after}
+    assert {event.request for case in aborted for event in case.events if event.step} & names
+    turns = [case for number in range(6) for case in block_of(1, number, Asked(asks=("n", "session"))).cases()]
+    assert any(case.sessions for case in turns)
+    assert any(request.n > 1 for case in turns for request in case.requests)
+    assert not any(request.n > 1 and request.session for case in turns for request in case.requests)
+
+
 def test_samples_that_may_not_be_retracted_have_room() -> None:
     blocks = [block_of(1, number, Asked(asks=("n",), retract=False)) for number in range(24)]
     pools = {block.sampling is None: set[int]() for block in blocks}
@@ -70,5 +80,10 @@ def test_generated_samples_are_valid_and_are_taken_away_one_by_one(case: Case) -
     check_case(expanded(case), "x")
     for request in case.requests:
         if request.n > 1:
-            fewer = {one.n for smaller in cuts(case) for one in smaller.requests if one == replace(request, n=one.n)}
+            fewer = {
+                one.n
+                for smaller in cuts(replace(case, events=()))
+                for one in smaller.requests
+                if one == replace(request, n=one.n)
+            }
             assert fewer >= set(range(1, request.n))

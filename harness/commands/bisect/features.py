@@ -12,7 +12,7 @@ from msgspec.structs import replace
 
 from eagletwin.harness.core.case import Case, Request, encode_case
 from eagletwin.harness.core.errors import InputError
-from eagletwin.harness.core.samples import expanded
+from eagletwin.harness.core.samples import expanded, sent_for
 from eagletwin.harness.families import RECIPES, family_of
 from eagletwin.harness.families.recipe import Recipe
 from eagletwin.harness.families.valid import decode_case, round_slots
@@ -61,7 +61,8 @@ def _single_step(case: Case) -> Iterator[Case]:
 
 def _single_requests(case: Case) -> Iterator[Case]:
     for request in case.requests:
-        events = tuple(event for event in case.events if event.request in ("", request.id))
+        names = ("", *(sent.id for sent in sent_for(request)))
+        events = tuple(event for event in case.events if event.request in names)
         yield replace(case, requests=(replace(request, after=""),), events=events)
 
 
@@ -110,7 +111,9 @@ def _apart(case: Case) -> Iterator[Case]:
 
 
 def _one_sample(case: Case) -> Iterator[Case]:
-    yield replace(case, requests=tuple(replace(request, n=1) for request in case.requests))
+    names = ("", *(request.id for request in case.requests))
+    events = tuple(event for event in case.events if event.request in names)
+    yield replace(case, requests=tuple(replace(request, n=1) for request in case.requests), events=events)
 
 
 def _waiting_for_none(case: Case) -> Iterator[Case]:
