@@ -16,6 +16,7 @@ from eagletwin.harness.families import RECIPES
 
 from .aborts import aborted_in_steps
 from .grammars import grammars
+from .samples import with_samples
 from .sessions import in_sessions
 
 MIN_PS = (0.0, 0.5, 0.2, 0.05, 1.0)
@@ -96,11 +97,14 @@ ASKS: dict[Ask, Callable[[st.DrawFn, Request, int], Request]] = {
 IN_STEP: Ask = "abort_in_step"
 # What makes turns of a session of some requests, and brings further ones
 SESSION: Ask = "session"
+# What is sent to the scheduler as several requests
+SEVERAL: Ask = "n"
 
 
 @st.composite
 def asking(draw: st.DrawFn, cases: st.SearchStrategy[Case], asks: Collection[str]) -> Case:
-    """A case of which each request may ask for each of these, be a turn of a session, or be aborted inside a step."""
+    """A case of which each request may ask for each of these, want several answers, be a turn of a session, or be aborted
+    inside a step."""
     case = draw(cases)
     vocabulary, requests = RECIPES[case.model].target.vocab_size, list[Request]()
     for request in case.requests:
@@ -111,5 +115,6 @@ def asking(draw: st.DrawFn, cases: st.SearchStrategy[Case], asks: Collection[str
             request = msgspec.structs.replace(request, grammar=None)
         requests.append(request)
     case = msgspec.structs.replace(case, requests=tuple(requests))
+    case = with_samples(draw, case) if SEVERAL in asks else case
     case = in_sessions(draw, case) if SESSION in asks else case
     return aborted_in_steps(draw, case) if IN_STEP in asks else case

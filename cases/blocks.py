@@ -32,7 +32,7 @@ from eagletwin.harness.families import RECIPES
 from eagletwin.harness.families.valid import check_case, keeps_on_host, keeps_sessions
 from eagletwin.harness.families.windows import ENDING
 
-from .asked import ASKS, BIASES, IN_STEP, MIN_PS, SESSION, asking
+from .asked import ASKS, BIASES, IN_STEP, MIN_PS, SESSION, SEVERAL, asking
 from .drawn import few
 from .returning import returning
 from .sampling import Kind
@@ -43,6 +43,7 @@ from .strategies import (
     LARGE,
     NUM_STEPS,
     PAGE_SIZES,
+    POOL_SIZES,
     SMALL_TREE,
     TOPKS,
     TREE_SIZES,
@@ -63,7 +64,7 @@ _ASKING = 4  # turns of a cycle in which requests ask for something; with as man
 # fields of Focus that take turns with those, for the same reason
 _BESIDE = ("mixed_chunks", "host_slots", "adaptive", "plain_decode")
 _OF_PLAIN: tuple[Ask, ...] = ("penalties", "logit_bias", "min_new_tokens")  # what plain decode may be asked otherwise
-_TURNS = (SESSION,)  # and these, which are no field of a request or of Focus
+_TURNS = (SESSION, SEVERAL)  # and these, which are drawn of a whole case
 _IN_STEP = 0.5  # of the blocks of a search with overlap, so many have aborts inside a step
 _BEHIND = 24  # tokens of a prompt behind the first state that the prefix cache keeps
 _TRIES = 8_000  # drawings until a block has all that was asked for; one takes some ten microseconds
@@ -106,13 +107,19 @@ class Block:
             grammar=Grammar(rules=("a*",)) if "grammar" in self.asks else None,
             session="s" if SESSION in self.asks else "",
         )
-        events = (Event(at=0, kind="abort", request="a", step=1),) if IN_STEP in self.asks else ()
-        case = self.focus.case("probe", (request,), events=events)
+        requests: tuple[Request, ...] = (request,)
+        aborted = "a"
+        if SEVERAL in self.asks:  # no turn of a session has several samples
+            several = changed(request, id="b", session="", n=2)
+            requests, aborted = ((request, several) if SESSION in self.asks else (several,)), "b.1"
+        events = (Event(at=0, kind="abort", request=aborted, step=1),) if IN_STEP in self.asks else ()
+        case = self.focus.case("probe", requests, events=events)
         if self.sampling is None:
             return case
         own = Sampling(seed=0 if self.focus.deterministic else None, min_p=MIN_PS[1] if "min_p" in self.asks else 0.0)
         settings = changed(case.engine.sglang, rejection_sampling=self.sampling == "rejection")
-        return changed(case, requests=(changed(request, sampling=own),), engine=EngineSettings(sglang=settings))
+        sampled = tuple(changed(one, sampling=own) for one in requests)
+        return changed(case, requests=sampled, engine=EngineSettings(sglang=settings))
 
     @property
     def strategy(self) -> SearchStrategy[Case]:
@@ -232,7 +239,7 @@ def _rare(seed: int, number: int) -> dict[str, Any]:
 
 def _drawn(random: Random, seed: int, number: int, model: str, asked: Asked, rare: Mapping[str, Any]) -> Block | None:
     held = {**{name: value for name, value in rare.items() if name in VALUES}, **asked.held}
-    asks = asked.asks or tuple(name for name in rare if name in (*ASKS, SESSION))
+    asks = asked.asks or tuple(name for name in rare if name in (*ASKS, *_TURNS))
     if held.get("host_slots"):  # a pool that runs out, with a cache that has something to give up
         drawn_with = {
             "max_total_tokens": random.choice((96, 128)),
@@ -267,6 +274,8 @@ def _drawn(random: Random, seed: int, number: int, model: str, asked: Asked, rar
         focus = replace(focus, draft_window=random.choice(DRAFT_WINDOWS[1:]))
         held |= {"draft_window": focus.draft_window}
     sampling = _sampling(random, asked, may_reject=topk == 1 and recipe.samples_drafts)
+    if SEVERAL in asks and sampling is not None and not asked.retract and "max_total_tokens" not in held:
+        focus = replace(focus, max_total_tokens=POOL_SIZES[0])  # samples of a small pool retract each other
     if any(getattr(focus, name) != value for name, value in held.items()) or not _takes_effect(focus, sampling, rare, asks):
         return None
     large = (

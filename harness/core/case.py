@@ -12,6 +12,7 @@ from msgspec import Meta, Struct
 
 SCHEMA = 1
 MAX_FILE_BYTES = 1 << 20  # the largest valid case, 64 prompts of 2,048 tokens, is some 700 kB of JSON
+MOST_LETTERS, MOST_REQUESTS = 64, 64  # of a name, and of a case
 
 Name = Annotated[str, Meta(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}\Z")]
 NoName = Annotated[str, Meta(pattern=r"^([A-Za-z0-9][A-Za-z0-9._-]{0,63})?\Z")]  # a name, or none
@@ -29,6 +30,7 @@ Ask = Literal[
     "grammar",
     "abort_in_step",
     "session",
+    "n",
 ]
 
 
@@ -126,11 +128,13 @@ class Request(Printed, frozen=True, kw_only=True, forbid_unknown_fields=True):
     grammar  absent: none
     session  the streaming session that it is a turn of: its prompt goes on behind the prompts and answers of the session's
              earlier requests, and it is handed in when the one before has ended, if that is after `arrive`. "": of none
+    n  so many answers are wanted: the scheduler is sent other requests in its place (core/samples.py)
+    after  it is handed in when this request has ended, if that is after `arrive`. "": it waits for none
     """
 
     id: Name
     prompt: Annotated[tuple[Token, ...], Meta(min_length=1, max_length=2048)]
-    max_new_tokens: Annotated[int, Meta(ge=1, le=512)]
+    max_new_tokens: Annotated[int, Meta(ge=0, le=512)]
     arrive: Annotated[int, Meta(ge=0, le=1000)] = 0
     stop: Annotated[tuple[Token, ...], Meta(max_length=64)] = ()
     sampling: Sampling | None = None
@@ -143,6 +147,8 @@ class Request(Printed, frozen=True, kw_only=True, forbid_unknown_fields=True):
     min_new_tokens: Annotated[int, Meta(ge=0, le=512)] = 0
     grammar: Grammar | None = None
     session: NoName = ""
+    n: Annotated[int, Meta(ge=1, le=16)] = 1
+    after: NoName = ""
 
     @property
     def penalized(self) -> bool:
@@ -246,7 +252,7 @@ class Case(Printed, frozen=True, kw_only=True, forbid_unknown_fields=True):
     schema: int = SCHEMA
     name: Name
     model: Name
-    requests: Annotated[tuple[Request, ...], Meta(min_length=1, max_length=64)]
+    requests: Annotated[tuple[Request, ...], Meta(min_length=1, max_length=MOST_REQUESTS)]
     # 16 steps: past the longest chain anyone serves; each step costs the engine one forward
     num_steps: Annotated[int, Meta(ge=1, le=16)]
     topk: Annotated[int, Meta(ge=1, le=64)] = 1
@@ -309,10 +315,11 @@ class Case(Printed, frozen=True, kw_only=True, forbid_unknown_fields=True):
 
     @property
     def told_plainly(self) -> tuple[str, ...]:
-        """The requests of which plain decode is asked: greedy ones, of no session."""
+        """The requests of which plain decode is asked: greedy ones, of no session, that are to be sent something."""
         if not self.engine.sglang.plain_decode:
             return ()
-        return tuple(one.id for one in self.requests if not one.session and self.sampled(one.id) is None)
+        answered = (one for one in self.requests if one.max_new_tokens and not one.session)
+        return tuple(one.id for one in answered if self.sampled(one.id) is None)
 
     def draws_drafts(self, request: str) -> bool:
         """Whether the draft draws this request's tokens. Those of a greedy one are the best: any other would be refused."""

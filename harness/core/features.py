@@ -37,6 +37,8 @@ FEATURES: dict[str, str] = {
     "session_after_abort": "a request of a session came after one that was aborted",
     "session_waits_to_close": "a session was closed while a request of it ran",
     "session_again": "a session was opened again after it was closed",
+    "several_samples": "samples of one prompt (n) were in one decode batch",
+    "samples_share_prompt": "a sample of a prompt reused rows that the request before all samples had left of it",
     "shared_chunk": "a prefill batch finished one prompt and began another",
     "one_token_tail": "the last of several chunks held one token",
     "early_stop": "a stop token, or the end of its grammar's text, ended a request before max_new_tokens",

@@ -22,6 +22,7 @@ from eagletwin.harness.core.mode import CPU, Mode
 from eagletwin.harness.core.patch import Patch
 from eagletwin.harness.core.records import Ending, EngineInfo
 from eagletwin.harness.core.run_spec import DEFAULT_LIMITS, Kernels, Limits
+from eagletwin.harness.core.samples import expanded
 from eagletwin.harness.core.trace import Trace, new_header, rank_folder, write_trace
 from eagletwin.harness.families.traces import read_trace
 from eagletwin.harness.families.valid import check_case
@@ -373,9 +374,12 @@ class EngineProcess:
         fresh: in a fork that has run nothing, else in one that may have run other cases (`before`), which is several times
         faster. until: stop after this scheduler iteration. jitter: with pauses between the streams of a GPU, and nothing that
         waits for it; the trace then has what requests were sent, and the rows that the prefix cache keeps at the end.
+
+        The trace's case has the requests that the scheduler is sent: others, where several samples of a prompt are wanted.
         """
-        self._begin(case, folder, limits, fresh=fresh, until=until, jitter=jitter)
-        trace = self._end(case, folder)
+        sent = expanded(case)
+        self._begin(sent, folder, limits, fresh=fresh, until=until, jitter=jitter)
+        trace = self._end(sent, folder)
         if self.plain is None or jitter is not None or trace.header.ending.kind != "finished":
             return trace
         return self.plain._asked(trace, folder, limits, fresh=fresh)
@@ -392,7 +396,7 @@ class EngineProcess:
 
     def session(self, case: Case, folder: Path, limits: Limits = DEFAULT_LIMITS) -> "Session":
         """Run a case step by step, adding to it on the way. `folder` must be empty."""
-        self._begin(case, folder, limits, live=True)
+        self._begin(expanded(case), folder, limits, live=True)
         return Session(self, case, folder)
 
     def _begin(
@@ -525,9 +529,10 @@ class Session:
             chunks=chunks,
         )
         check_case(grown, "the session")
-        self.case = grown
+        self.case, before = grown, self.case
         with contextlib.suppress(OSError):  # the engine is gone: the answer says so
-            wire.send(self._engine._connection, wire.Step(requests, events, chunks, last))
+            sent = expanded(grown).requests[len(expanded(before).requests) :]
+            wire.send(self._engine._connection, wire.Step(sent, events, chunks, last))
         self.trace = self._wait()
         return self.trace
 
@@ -536,4 +541,4 @@ class Session:
         if isinstance(answer, wire.Stepped):
             return read_trace(self._folder)
         self.over = True
-        return self._engine._end(self.case, self._folder, answer)
+        return self._engine._end(expanded(self.case), self._folder, answer)

@@ -47,6 +47,7 @@ def plain_request(request: Request, count: int) -> Request:
         logprobs=None,
         hidden_states="",
         session="",
+        after="",
     )
 
 

@@ -8,11 +8,12 @@ from pathlib import Path
 
 import msgspec
 
-from eagletwin.harness.core.case import MAX_FILE_BYTES, SCHEMA, Case, Request
+from eagletwin.harness.core.case import MAX_FILE_BYTES, MOST_LETTERS, MOST_REQUESTS, SCHEMA, Case, Request
 from eagletwin.harness.core.errors import InputError
 from eagletwin.harness.core.features import FEATURES
 from eagletwin.harness.core.grammar import aborted_unread, rules_of
 from eagletwin.harness.core.read_input import read_input, refuse_duplicates
+from eagletwin.harness.core.samples import LONGEST, expanded, several
 from eagletwin.harness.core.sessions import most_before
 from eagletwin.harness.core.words import count
 from eagletwin.reference.grammar import left_recursive, reaching
@@ -84,8 +85,11 @@ def check_case(case: Case, origin: str) -> None:
     unknown = [feature for feature in case.exercises if feature not in FEATURES]
     if unknown:
         raise _refuse(f"{origin}: exercises {unknown[0]!r} is not known", f"use some of {', '.join(FEATURES)}")
+    _check_samples(case, origin)
+    case = expanded(case)
     _check_pages(case, origin)
     _check_events(case, origin)
+    _check_after(case, origin)
     _check_tree(case, origin)
     _check_layers(case, origin)
     _check_sampling(case, origin)
@@ -157,6 +161,51 @@ def _check_host(case: Case, origin: str) -> None:
 def keeps_sessions(recipe: Recipe) -> bool:
     """Whether streaming sessions of this model can be judged."""
     return not recipe.target.states and not recipe.window
+
+
+def _check_samples(case: Case, origin: str) -> None:
+    """What several samples of a prompt need: room for the requests that the scheduler is sent in place of one."""
+    for request in several(case):
+        where = f"{origin}: request {request.id!r} with n {request.n}"
+        if request.session:
+            raise _refuse(f"{where} is a turn of a session, which goes on from one answer", "leave one of the two out")
+        if not request.max_new_tokens:
+            raise _refuse(f"{where} and max_new_tokens 0: there would be nothing of which to have several", "set n to 1")
+        if any(event.request == request.id for event in case.events):
+            raise _refuse(
+                f"{where} is aborted: the scheduler is sent an abort of each of its samples that the client waits for, and "
+                "eagletwin does not play that part",
+                "remove the event, or set n to 1",
+            )
+        if any(other.after == request.id for other in case.requests):
+            raise _refuse(
+                f"{where}: another request comes after it, and it has {request.n} ends", "set its n to 1, or remove `after`"
+            )
+        if len(request.id) + len(LONGEST) >= MOST_LETTERS:
+            raise _refuse(f"{where}: no room in the id for the number of a sample", "shorten the id")
+    count = len(expanded(case).requests)
+    if count > MOST_REQUESTS:
+        raise _refuse(
+            f"{origin}: the scheduler would be sent {count} requests, n and one more for each with several samples",
+            f"lower n; {MOST_REQUESTS} are the most",
+        )
+
+
+def _check_after(case: Case, origin: str) -> None:
+    """A request comes after an earlier one of the list, so that none waits for itself."""
+    earlier = set[str]()
+    for request in case.requests:
+        where = f"{origin}: request {request.id!r} comes after {request.after!r}"
+        if request.after and request.after not in earlier:
+            raise _refuse(f"{where}, which is no request before it in the list: it would wait for ever", "name one that is")
+        if request.after and request.session:
+            raise _refuse(f"{where} and is a turn of a session, which waits for the turn before", "leave one of the two out")
+        if request.after and any(event.request == request.id and not event.step for event in case.events):
+            raise _refuse(
+                f"{where}, and is aborted: SGLang ignores an abort of a request that was not handed in yet",
+                "abort it inside a step, or remove `after`",
+            )
+        earlier.add(request.id)
 
 
 def _check_sessions(case: Case, origin: str) -> None:

@@ -1,7 +1,7 @@
 """What a trace shows to have happened: of each word in core/features.py, whether the case reached it."""
 
 import itertools
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import numpy as np
 import torch
@@ -53,6 +53,7 @@ class Evidence:
         self.sessions = reached(trace, stories)
         self.hits = [record for record in self.prefills if self.is_hit(record)]
         self.prompts = {request.id: request.prompt for request in self.case.requests}
+        self.samples = _samples(self.case.requests)
         self.least = {request.id: request.min_new_tokens for request in self.case.requests}
         self.given = {request.id: request.hidden_states for request in self.case.requests}
         # of requests that change their logits in no other way
@@ -141,6 +142,11 @@ class Evidence:
 
     def stopped_early(self, number: int, record: Record) -> bool:
         return not record.numbers["aborted"] and len(self.trace.tensor(number, "tokens")) < self.lengths[record.request]
+
+    def has_samples(self, batch: set[str]) -> bool:
+        """Whether a batch has two samples of one prompt."""
+        first = [self.samples[name] for name in batch if name in self.samples]
+        return len(set(first)) < len(first)
 
     def another_plainly(self, number: int, record: Record) -> bool:
         """Whether plain decode has another token where it was asked, by a rule that no divergence is left of."""
@@ -261,6 +267,12 @@ class Evidence:
         return [record for _, record in self.records if record.request == request and record.stage in ("prefill", "verify")]
 
 
+def _samples(requests: Sequence[Request]) -> dict[str, str]:
+    """Of each request that is a sample of a prompt: the one that was to leave the prompt in the prefix cache."""
+    first = {request.id: request.prompt for request in requests if not request.max_new_tokens}
+    return {request.id: request.after for request in requests if first.get(request.after) == request.prompt}
+
+
 def _switches(verified: list[Record]) -> list[tuple[int, int]]:
     """Of each decode batch whose number of steps is not that of the batch before it: the two, where steps are adaptive."""
     steps = {record.iteration: record.numbers["steps"] for record in verified if "steps" in record.numbers}
@@ -312,6 +324,8 @@ PREDICATES: dict[str, Callable[[Evidence], bool]] = {
     "host_evicted": Evidence.host_slot_given_again,
     "host_restored": lambda run: any(record.numbers["restore"] for record in run.of("copy")),
     **{name: _of_sessions(name) for name in FEATURES if name.startswith("session_")},
+    "several_samples": lambda run: any(map(run.has_samples, run.decoded)),
+    "samples_share_prompt": lambda run: any(record.request in run.samples for record in run.hits),
     "shared_chunk": Evidence.shared_chunk,
     "one_token_tail": lambda run: any(map(run.one_token_tail, run.prefills)),
     "early_stop": lambda run: any(run.stopped_early(n, record) for n, record in run.records if record.stage == "finished"),

@@ -3,7 +3,8 @@
 The token at place p was chosen by the target's row p - 1: the state of that row is the token's. It is what the head that makes
 logits reads, after the final norm, or what the target hands on before it (Step-3.5): the same as without a draft. The first
 token has the states of its prompt as well, from the first row that was computed for it: SGLang keeps no states of rows in the
-prefix cache. A retraction computes rows again, and gives no state anew.
+prefix cache. A retraction computes rows again, and gives no state anew. A request with max_new_tokens 0 is given the state of
+the token that would have been its first where it wants the last one alone, and none where it wants all: those of tokens.
 """
 
 from collections.abc import Callable, Sequence
@@ -29,10 +30,13 @@ class Given:
     def finished(self, number: int, record: Record, request: Request, own: Sequence[Record], emitted: int) -> None:
         """A request has ended. own: the records of its prefills and rounds; emitted: how many tokens it was sent."""
         place, wanted = Place(record, "finished"), request.hidden_states
+        unsent = wanted == "last" and not (request.max_new_tokens or emitted or record.numbers["aborted"])
+        emitted += unsent
         given = "given_hidden" in record.tensors
         if given != bool(wanted and emitted):
             if self._compare.on(_RULE):
-                expected = "those that were asked for" if wanted else "none: they were not asked for"
+                nothing = "none: it was sent nothing" if wanted else "none: they were not asked for"
+                expected = "those that were asked for" if wanted and emitted else nothing
                 self._compare.report(place, _RULE, "hidden states", expected, "some" if given else "none")
             return
         story, prompt = self._stories[request.id], len(request.prompt)
@@ -48,14 +52,15 @@ class Given:
         self._compare.integers(place, _RULE, entries, shown, "rows (-1: a row itself) of item", 0)
         if shown == entries:
             self._rows(number, place, "given", states[first:], lambda n: f"hidden state of row {first + n}")
-        self._messages(number, record, wanted == "all", states[prompt - 1 :])
+        self._messages(number, record, wanted == "all", states[prompt - 1 :], unsent)
 
-    def _messages(self, number: int, record: Record, every: bool, states: Array) -> None:
-        """What each message had. states: of each token."""
+    def _messages(self, number: int, record: Record, every: bool, states: Array, unsent: bool) -> None:
+        """What each message had. states: of each token; unsent: of one token that is not sent, as well."""
         if "sent" not in record.tensors:
             return
         place = Place(record, "finished")
         so_far = self._trace.array(number, "sent").reshape(-1, 3)[:, 0].cumsum().tolist()
+        so_far[-1:] = [count + unsent for count in so_far[-1:]]
         entries = [count if every else min(count, 1) for count in so_far]
         counts = self._trace.integers(number, "given_counts")
         self._compare.integers(place, _RULE, entries, counts, "entries of message", 0)

@@ -2,7 +2,8 @@
 
 The place p of a text is judged by the target's row p - 1. Of the prompt it is the log_softmax of that row as it is: neither a
 temperature nor what a request wants added to its logits changes what the prompt was. SGLang says nothing of the first place
-that was asked for, whatever stands before it.
+that was asked for, whatever stands before it. A request with max_new_tokens 0 is told of the token that would have been its
+first, which it is not sent: SGLang's scores of prompts are made of that.
 """
 
 from typing import NamedTuple
@@ -60,7 +61,10 @@ class Told:
             if "logprobs_sent" in record.tensors and self._compare.on(_RULE):
                 self._compare.report(place, _RULE, "logprobs", "none: they were not asked for", "some")
             return
-        story = self._stories[record.request]
+        story, unsent = self._stories[record.request], 0
+        if not (request.max_new_tokens or emitted or record.numbers["aborted"]):
+            emitted = story.tokens[len(request.prompt) :][:1]
+            unsent = len(emitted)
         if story.target_rows is None or len(story.target.logits) < len(request.prompt) - 1 + len(emitted):
             return  # a divergence of output.tokens
         if "logprobs_sent" not in record.tensors:
@@ -71,6 +75,7 @@ class Told:
             self._judge(number, place, places, wanted)
         if "sent" in record.tensors:
             sent = self._trace.array(number, "sent").reshape(-1, 3)[:, 0].tolist()
+            sent[-1:] = [last + unsent for last in sent[-1:]]
             told = self._trace.integers(number, "logprobs_sent")
             self._compare.integers(place, _RULE, sent, told, "tokens that have a logprob in message", 0)
 

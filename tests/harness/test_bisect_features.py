@@ -114,18 +114,28 @@ RICH_SESSION = replace(
         sglang=replace(RICH.engine.sglang, host_pages=0, host_policy="write_through", max_total_tokens=256, context_length=0),
     ),
 )
+# What goes with no abort of them, and no session.
+RICH_SAMPLES = replace(
+    RICH,
+    requests=(*(replace(request, n=2) for request in RICH.requests), replace(RICH.requests[1], id="c", n=1)),
+    events=tuple(event for event in RICH.events if not event.request),
+)
+RICH_WAITING = replace(
+    RICH_SAMPLES,
+    requests=(*(replace(one, n=1) for one in RICH_SAMPLES.requests[:2]), replace(RICH_SAMPLES.requests[2], after="a")),
+)
 BAD = Sighting(status="diverged", rule="draft.kv", place="somewhere")
 GOOD = Sighting(status="equal")
 
 
 def test_each_feature_of_a_case_can_be_taken_away_alone() -> None:
-    everything = (RICH, RICH_CHAIN, RICH_SESSION)
+    everything = (RICH, RICH_CHAIN, RICH_SESSION, RICH_SAMPLES, RICH_WAITING)
     names = {feature.name for rich in everything for feature in features_of(rich)}
     models = {"model family", "chained layers", "multi-layer draft", "draft vocabulary", "EAGLE-3", "plain draft model"}
     assert {feature.name for feature in FEATURES} - names == models
     for rich, feature in ((one, feature) for one in everything for feature in features_of(one)):
         found = variants(rich, [feature])
-        assert len(found) == (2 if feature.name == "several requests" else 1), feature.name
+        assert len(found) == (len(rich.requests) if feature.name == "several requests" else 1), feature.name
         assert not any(feature.has(case) for case in found), feature.name
         assert all(decode_case(encode_case(case), "x") == case for case in found)
         assert feature.says(rich)
@@ -158,7 +168,9 @@ def test_no_field_of_a_case_is_forgotten() -> None:
     plain = {"schema", "name", "model", "exercises", "engine", "id", "prompt", "max_new_tokens", "at", "kind", "request"}
     plain |= {"random_seed", "step"}
     changed = set()
-    for rich, feature in ((one, feature) for one in (RICH, RICH_CHAIN, RICH_SESSION) for feature in features_of(one)):
+    for rich, feature in (
+        (one, feature) for one in (RICH, RICH_CHAIN, RICH_SESSION, RICH_SAMPLES, RICH_WAITING) for feature in features_of(one)
+    ):
         for case in variants(rich, [feature]):
             pairs = [(rich, case), (rich.engine.sglang, case.engine.sglang)]
             pairs += [(old, new) for old in rich.requests for new in case.requests if new.id == old.id]

@@ -56,6 +56,34 @@ BAD = {
     "no requests": (changed(requests=[]), "requests"),
     "an empty prompt": (with_request(prompt=[]), "prompt"),
     "a negative length": (with_request(max_new_tokens=-1), "max_new_tokens"),
+    "samples of a turn of a session": (with_request(n=2, session="s"), "is a turn of a session"),
+    "samples of nothing": (with_request(n=2, max_new_tokens=0), "there would be nothing of which to have several"),
+    "samples of a request that is aborted": (
+        changed(requests=[{**GOOD["requests"][0], "n": 2}], events=[{"at": 1, "kind": "abort", "request": "a"}]),
+        "eagletwin does not play that part",
+    ),
+    "samples with ids that are too long": (with_request(n=2, id="a" * 62), "no room in the id"),
+    "samples whose id another request has": (
+        changed(requests=[{**GOOD["requests"][0], "n": 2}, {**GOOD["requests"][0], "id": "a.1"}]),
+        "two requests have the same id",
+    ),
+    "more samples than requests": (
+        changed(requests=[{**GOOD["requests"][0], "id": name, "n": 16} for name in "abcd"]),
+        "would be sent 68 requests",
+    ),
+    "no sample": (with_request(n=0), "Expected `int` >= 1"),
+    "a request after itself": (with_request(after="a"), "it would wait for ever"),
+    "a request after one with several ends": (
+        changed(requests=[{**GOOD["requests"][0], "n": 2}, {**GOOD["requests"][0], "id": "b", "after": "a"}]),
+        "another request comes after it",
+    ),
+    "a request that waits, and is aborted between steps": (
+        changed(
+            requests=[GOOD["requests"][0], {**GOOD["requests"][0], "id": "b", "after": "a"}],
+            events=[{"at": 1, "kind": "abort", "request": "b"}],
+        ),
+        "SGLang ignores an abort of a request that was not handed in yet",
+    ),
     "a negative token": (with_request(prompt=[-1]), "prompt"),
     "a token outside the vocabulary": (with_request(prompt=[96]), "token 96 is outside the vocabulary"),
     "a float where a whole number belongs": (changed(num_steps=2.5), "num_steps"),

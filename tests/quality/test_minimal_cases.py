@@ -222,6 +222,31 @@ def test_a_hierarchical_cache_stays_only_where_a_fault_needs_it(host: Host, tmp_
     assert (finding.signature.rule, finding.outcome.case.engine.sglang.host_pages > 0) == smallest
 
 
+# Fault -> its edit, and of the smallest case: the rule, and how many samples its requests want, where several.
+OF_SAMPLES = {
+    "a request of no new tokens is sent one": (
+        Edit(
+            target="sglang.srt.managers.schedule_batch.Req.update_finish_state",
+            match="self.finished_len = self.sampling_params.max_new_tokens",
+            replacement="self.finished_len = max(self.sampling_params.max_new_tokens, 1)",
+        ),
+        ("output.tokens", [2]),
+    ),
+    "the bonus token is an accepted draft": (ASKED["the bonus token is an accepted draft"][0], ("output.counts", [])),
+}
+
+
+@pytest.mark.parametrize("fault", sorted(OF_SAMPLES))
+def test_samples_stay_only_where_a_fault_needs_them(host: Host, tmp_path: Path, fault: str) -> None:
+    edit, smallest = OF_SAMPLES[fault]
+    trials = Trials(host, RunSpec(patches=(Patch(name="planted", edits=(edit,)),)))
+    asked = Asked(held={"model": "llama-tiny"}, sampling="", asks=("n",))
+    plan = Plan(seed=0, seconds=1e9, max_cases=1000, shrink_seconds=120.0, command="", asked=asked)
+    finding = next(Fuzz(trials, tmp_path, plan).search())
+    wanted = [request.n for request in finding.outcome.case.requests if request.n > 1]
+    assert (finding.signature.rule, wanted) == smallest
+
+
 # Fault -> its edit, and of the smallest case: the rule, and how many of its requests are turns of a session.
 IN_SESSIONS = {
     "a session that is closed gives nothing back": (

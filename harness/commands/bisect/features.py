@@ -12,6 +12,7 @@ from msgspec.structs import replace
 
 from eagletwin.harness.core.case import Case, Request, encode_case
 from eagletwin.harness.core.errors import InputError
+from eagletwin.harness.core.samples import expanded, sent_for
 from eagletwin.harness.families import RECIPES, family_of
 from eagletwin.harness.families.recipe import Recipe
 from eagletwin.harness.families.valid import decode_case, round_slots
@@ -35,13 +36,15 @@ def _settings(case: Case, **changes: object) -> Case:
 
 def _tokens(case: Case) -> int:
     """All that could ever be prefilled at once, in whole pages: prompts, and what a retracted request had emitted."""
-    total = sum(len(request.prompt) + request.max_new_tokens for request in case.requests)
+    total = sum(len(request.prompt) + request.max_new_tokens for request in expanded(case).requests)
     return -(-total // case.page_size) * case.page_size
 
 
 def _room(case: Case) -> int:
     """Slots with which no request ever waits for another's: what SGLang sets aside for each, in whole pages."""
-    total = sum(len(one.prompt) + one.max_new_tokens + 2 * round_slots(case) + 2 * case.page_size for one in case.requests)
+    total = sum(
+        len(one.prompt) + one.max_new_tokens + 2 * round_slots(case) + 2 * case.page_size for one in expanded(case).requests
+    )
     return -(-max(total, 64) // case.page_size) * case.page_size
 
 
@@ -58,8 +61,9 @@ def _single_step(case: Case) -> Iterator[Case]:
 
 def _single_requests(case: Case) -> Iterator[Case]:
     for request in case.requests:
-        events = tuple(event for event in case.events if event.request in ("", request.id))
-        yield replace(case, requests=(request,), events=events)
+        names = ("", *(sent.id for sent in sent_for(request)))
+        events = tuple(event for event in case.events if event.request in names)
+        yield replace(case, requests=(replace(request, after=""),), events=events)
 
 
 def _without_events(*kinds: str) -> Callable[[Case], Iterator[Case]]:
@@ -104,6 +108,16 @@ def _apart(case: Case) -> Iterator[Case]:
     """Requests without their sessions: each has its own prompt alone."""
     requests = tuple(replace(request, session="") for request in case.requests)
     yield replace(case, requests=requests, events=tuple(event for event in case.events if event.kind != "close"))
+
+
+def _one_sample(case: Case) -> Iterator[Case]:
+    names = ("", *(request.id for request in case.requests))
+    events = tuple(event for event in case.events if event.request in names)
+    yield replace(case, requests=tuple(replace(request, n=1) for request in case.requests), events=events)
+
+
+def _waiting_for_none(case: Case) -> Iterator[Case]:
+    yield replace(case, requests=tuple(replace(request, after="") for request in case.requests))
 
 
 def _early(case: Case) -> Iterator[Case]:
@@ -218,6 +232,20 @@ FEATURES: tuple[Feature, ...] = (
         "requests of their own",
         lambda case: bool(case.sessions),
         _apart,
+    ),
+    Feature(
+        "several samples",
+        lambda case: f"up to {max(one.n for one in case.requests)} samples of a prompt",
+        "one answer of each",
+        lambda case: any(one.n > 1 for one in case.requests),
+        _one_sample,
+    ),
+    Feature(
+        "waiting requests",
+        lambda case: "requests that come after the end of others",
+        "each comes at its arrival",
+        lambda case: any(one.after for one in case.requests),
+        _waiting_for_none,
     ),
     Feature(
         "retractions",
@@ -437,8 +465,8 @@ FEATURES: tuple[Feature, ...] = (
         "batch limit",
         lambda case: f"max_running_requests {case.engine.sglang.max_running_requests}",
         "as many as there are requests",
-        lambda case: case.engine.sglang.max_running_requests < len(case.requests),
-        lambda case: iter([_settings(case, max_running_requests=len(case.requests))]),
+        lambda case: case.engine.sglang.max_running_requests < len(expanded(case).requests),
+        lambda case: iter([_settings(case, max_running_requests=len(expanded(case).requests))]),
     ),
     Feature(
         "short context",

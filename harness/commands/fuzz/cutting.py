@@ -8,6 +8,7 @@ from msgspec.structs import replace
 from eagletwin.cases.strategies import MODELS
 from eagletwin.harness.core.case import Adaptive, Case, EngineSettings, Grammar, Logprobs, Penalties, Request, SGLangSettings
 from eagletwin.harness.core.errors import InputError
+from eagletwin.harness.core.samples import sent_for
 from eagletwin.harness.families.valid import check_case
 
 
@@ -26,7 +27,8 @@ def cuts(case: Case) -> Iterator[Case]:
 def _cuts(case: Case) -> Iterator[Case]:
     for request in case.requests if len(case.requests) > 1 else ():
         others = tuple(one for one in case.requests if one.id != request.id)
-        yield replace(case, requests=others, events=tuple(one for one in case.events if one.request != request.id))
+        names = [sent.id for sent in sent_for(request)]
+        yield replace(case, requests=others, events=tuple(one for one in case.events if one.request not in names))
     yield replace(case, events=())
     yield from _without_sessions(case)
     yield replace(case, chunks=())
@@ -97,6 +99,8 @@ def _shorter(request: Request) -> Iterator[Request]:
     for new in (1, request.max_new_tokens // 2, request.max_new_tokens - 1):
         if 0 < new < request.max_new_tokens:
             yield replace(request, max_new_tokens=new, min_new_tokens=min(request.min_new_tokens, new))
+    for n in range(2, request.n):
+        yield replace(request, n=n)
     for less in (0, request.arrive - 1):
         if 0 <= less < request.arrive:
             yield replace(request, arrive=less)
@@ -113,6 +117,8 @@ def _shorter(request: Request) -> Iterator[Request]:
         "min_new_tokens",
         "grammar",
         "session",
+        "n",
+        "after",
     ):
         yield replace(request, **{name: getattr(usual, name)})
     for part, plain in (("logprobs", Logprobs()), ("penalties", Penalties())):

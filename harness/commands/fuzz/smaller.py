@@ -37,6 +37,9 @@ _MEASURES: tuple[tuple[str, Callable[[Case], object]], ...] = (
     ("letters of grammars", lambda case: sum(len(rule) for request in case.requests for rule in _rules(request))),
     ("requests with logprobs", lambda case: sum(request.logprobs is not None for request in case.requests)),
     ("requests with hidden states", lambda case: sum(bool(request.hidden_states) for request in case.requests)),
+    ("requests with several samples", lambda case: sum(request.n > 1 for request in case.requests)),
+    ("samples", lambda case: sum(request.n for request in case.requests if request.n > 1)),
+    ("requests that wait for others", lambda case: sum(bool(request.after) for request in case.requests)),
     ("requests of sessions", lambda case: sum(bool(request.session) for request in case.requests)),
     ("adaptive steps", lambda case: "off" if case.engine.sglang.adaptive is None else "on"),
     ("plain decode", lambda case: "on" if case.engine.sglang.plain_decode else "off"),
@@ -50,9 +53,14 @@ def smaller(found: Case, now: Case) -> str:
     return ", ".join(f"{name} {before} → {after}" for name, before, after in changes if before != after)
 
 
+def _size(request: Request) -> str:
+    samples = f" ({request.n} samples)" if request.n > 1 else ""
+    return f"{request.id} {len(request.prompt)}+{request.max_new_tokens}{samples}"
+
+
 def sizes(case: Case) -> str:
     """How large a case is, without what it has none of."""
-    prompts = ", ".join(f"{request.id} {len(request.prompt)}+{request.max_new_tokens}" for request in case.requests)
+    prompts = ", ".join(map(_size, case.requests))
     chunks = f"chunks {list(case.chunks)}, " if case.chunks else ""
     return (
         f"{case.model}, num_steps {case.num_steps}, topk {case.topk}, page_size {case.page_size}, {chunks}"

@@ -68,6 +68,7 @@ TOPICS: tuple[Topic, ...] = (
     Topic("min-new-tokens", "min_new_tokens", lambda case: any(request.min_new_tokens for request in case.requests)),
     Topic("hidden-states", "hidden states", lambda case: case.gives_states != ""),
     Topic("sessions", "streaming sessions", lambda case: bool(case.sessions)),
+    Topic("samples", "several samples of a prompt", lambda case: any(request.n > 1 for request in case.requests)),
     Topic("aborts-in-step", "aborts inside a step", lambda case: any(event.step for event in case.events)),
 )
 _BY_KEY = {topic.key: topic for topic in TOPICS}

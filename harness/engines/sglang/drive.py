@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from eagletwin.harness.core.case import Case, Event
+from eagletwin.harness.core.case import Case, Event, Request
 from eagletwin.harness.core.jitter import Jitter, Jittered
 from eagletwin.harness.core.records import EngineInfo
 from eagletwin.harness.core.sessions import most_before
@@ -209,7 +209,7 @@ class Drive:
         arrived = [
             one
             for one in self.case.requests
-            if one.arrive <= self._iteration and one.id not in handed_in and self._sessions.may_come(one, self._fates)
+            if one.arrive <= self._iteration and one.id not in handed_in and self._may_come(one)
         ]
         self._fates.arrive(request.id for request in arrived)
         vocabulary = RECIPES[self.case.model].target.vocab_size
@@ -224,6 +224,11 @@ class Drive:
         if self._paused and self._live is None and self._iteration > self.case.last_arrival:
             sent += self._control(Event(at=self._iteration, kind="resume"))
         return sent
+
+    def _may_come(self, request: Request) -> bool:
+        """Whether what the client waits for before it hands this request in has ended."""
+        waits = bool(request.after) and request.after not in self._fates.finished
+        return not waits and self._sessions.may_come(request, self._fates)
 
     def _control(self, event: Event) -> list[Any]:
         if event.kind == "close":
