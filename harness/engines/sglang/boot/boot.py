@@ -182,6 +182,8 @@ def build_scheduler(case: Case, mode: Mode = CPU, rank: int = 0, port: int = 0, 
     ranks = processwide.ranks_of(scheduler_module.Scheduler, rank)
     with cuda.watch_captures(mode):
         scheduler = scheduler_module.Scheduler(arguments, ports, **ranks)
+    if recipe.target.states and not hasattr(scheduler.req_to_token_pool, "mamba_allocator"):
+        raise NotDriven("layers that keep a state: this release hands out their slots in another way (0.5.13 and later do not)")
     _remove_leftovers(scheduler)
     if settings.update_weights:
         new_weights.give(scheduler, case.model, settings.update_weights)
@@ -229,6 +231,10 @@ def _refuse_what_is_not_driven(case: Case, mode: Mode, scheduler_module: Any) ->
         )
     if recipe.target.clamped is not None and mode.device == "cuda":
         raise NotDriven(f"{case.model} on a GPU: SGLang's kernels of its experts know bfloat16 alone there")
+    if recipe.family == "qwen3_5" and mode.device == "cuda":
+        raise NotDriven(f"{case.model} on a GPU: SGLang's kernel of its norms and rotation rounds to bfloat16")
+    if recipe.frozen and case.topk > 1 and mode.graphs:
+        raise NotDriven(f"trees of {case.model} in graphs: what their graph holds is not looked into yet")
     if recipe.target.routed and mode.dtype == "bfloat16" and mode.device == "cuda":
         raise NotDriven(
             f"{case.model} in bfloat16 on a GPU: within its bound many choices of experts are ties, and in a graph nobody sees "
