@@ -64,6 +64,14 @@ PLANTED = {
         "elif False:",
         "target.state",
     ),
+    # what a graph of prefill does on a GPU (docs/findings/prefill-graph.md)
+    "the draft of a prefill reads embeddings alone": (
+        "sglang.srt.models.qwen3_next_mtp.Qwen3NextForCausalLMMTP.forward",
+        "forward_batch,\n                hidden_states,\n            )",
+        "forward_batch,\n    (self.model.embed_tokens(input_ids)"
+        " if forward_batch.forward_mode.is_extend_without_speculative() else hidden_states),\n)",
+        "draft.kv",
+    ),
     "a slot is freed twice": (
         f"{POOL}.free_mamba_cache",
         "self.mamba_allocator.free(mamba_index.unsqueeze(0))",
