@@ -58,6 +58,7 @@ def tally_text(search: Fuzz, findings: Sequence[ToReport], columns: int, *, inte
     lines = [f"{'INTERRUPTED, ' if interrupted else ''}{_headline(search)}", ""]
     if not tally.cases:
         lines += fold(f"No case finished in {seconds:.1f} s: this says nothing about the release.", columns, "")
+        lines += _refused(search, columns)
         return "\n".join([*lines, f"Folder: {search.folder}"])
     reached = ", ".join(f"{name} {tally.exercised[name]}" for name in FEATURES if tally.exercised[name])
     whys = ["or never called what a patch edits"] * bool(search.trials.run.patches)

@@ -25,6 +25,8 @@ from .plan import Plan
 from .shrinking import Finding, Shrinking, Teller
 from .tally import LEAST, MOST_UNDECIDED, Tally
 
+# Engines that would not start, after which a search that has run no case yet ends: another one would not start either.
+_IN_VAIN = 100
 _NEWS = 5.0  # seconds between two lines of progress
 
 
@@ -92,6 +94,7 @@ class Fuzz:
     shrinking: Shrinking | None = None
     begun: float = 0.0
     _told_at: float = 0.0
+    _in_vain: int = 0
     _mends: Mends | None = None
 
     def __post_init__(self) -> None:
@@ -124,6 +127,7 @@ class Fuzz:
         """Count what was seen; the finding, if it is new."""
         if isinstance(seen, Unstarted):
             self.tally.refuse(seen)
+            self._in_vain += 1
             return None
         if not self.count(seen):
             return None
@@ -173,6 +177,8 @@ class Fuzz:
         return [] if whole else [one for one in self.tally.refused.values() if not one.ours]
 
     def _enough(self) -> bool:
+        if self._in_vain >= _IN_VAIN and not self.tally.cases:
+            return True
         return self.seconds >= self.plan.seconds or self.tally.cases >= self.plan.max_cases
 
     def keep_elsewhere(self, folder: Path) -> None:
