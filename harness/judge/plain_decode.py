@@ -31,16 +31,23 @@ class PlainDecode:
             if record.stage == "finished"
         }
 
+        self._aborted = {
+            record.request for record in trace.header.records if record.stage == "finished" and record.numbers["aborted"]
+        }
+
     def said(self, number: int, record: Record) -> None:
         story, request = self._stories[record.request], self._requests[record.request]
         emitted, says = self._emitted[record.request], self._trace.integers(number, "tokens")
         first, place = len(request.prompt) - 1, Place(record, "finished")
+        ends = RECIPES[self._trace.header.case.model].end_of_sequence
+        if record.request in self._aborted and says and says[-1] in (*request.stop, ends):
+            emitted = emitted[: len(says)]  # an abort lets a round's answer go on behind a stop token; plain decode ends there
         if len(says) != len(emitted):
             self._compare.integers(place, _RULE, [len(says)], [len(emitted)], "length as plain decode has it, request", 0)
             return
         if story.target_rows is None or story.tokens[first + 1 : first + 1 + len(emitted)] != emitted:
             return  # what was sent is not what was committed: output.tokens says so
-        target, ends = story.target, RECIPES[self._trace.header.case.model].end_of_sequence
+        target = story.target
         unchanged = target.logits if target.plain is None else target.plain
         counted = asked_logits(request, ends, story.tokens, {}, unchanged)
         rows = slice(first, first + len(emitted))

@@ -99,6 +99,32 @@ def test_a_request_without_wishes_gets_what_plain_decode_says_in_trees_pages_and
     assert said(trace)["a"] == said(trace)["b"]
 
 
+def test_an_answer_that_an_abort_lets_go_on_behind_a_stop_token(run: Runner) -> None:
+    """SGLang cuts a round's tokens at a stop token when it looks for the end, and of an aborted request it has one already."""
+    case = Case(
+        name="abort-behind-a-stop",
+        model="deepseek-nextn-yarn",
+        num_steps=1,
+        topk=8,
+        num_draft_tokens=2,
+        chunks=(3, 3, 5, 4, 5, 1, 2, 4, 1, 6, 3, 2),
+        requests=(
+            Request(
+                id="a", prompt=(9, 51, 5, 75, 75, 29), max_new_tokens=6, stop=(8, 12, 15, 17, 26, 32, 48, 57, 60, 63, 72, 83)
+            ),
+        ),
+        events=(Event(at=2, kind="retract"), Event(at=3, kind="abort", request="a")),
+        exercises=("abort_in_decode",),
+        engine=EngineSettings(sglang=SGLangSettings(plain_decode=True, radix_cache=True, max_total_tokens=152)),
+    )
+    trace, verdict = run(case)
+    assert verdict.status == "equal", verdict
+    sent = next(trace.integers(n, "tokens") for n, one in enumerate(trace.header.records) if one.stage == "finished")
+    assert len(said(trace)["a"]) < len(sent)
+    assert said(trace)["a"] == sent[: len(said(trace)["a"])]
+    assert sent[len(said(trace)["a"]) - 1] in case.requests[0].stop
+
+
 def test_a_trace_without_its_answers_is_not_whole(run: Runner) -> None:
     trace, _ = run(CASE, *FIXED)
     left: list[Record] = [record for record in trace.header.records if record.stage != "plain"]
