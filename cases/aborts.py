@@ -8,9 +8,8 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from eagletwin.harness.core.case import Case, Event
-from eagletwin.harness.core.errors import InputError
 from eagletwin.harness.core.samples import expanded
-from eagletwin.harness.families.valid import check_case
+from eagletwin.harness.families.valid import admits
 
 STEPS = (0, 2, 1, 3, 4, 0, 5, 6, 8)  # the batch of a request that it is aborted in; 0: it is not
 _MOST_RETRIED = 8  # requests of a case, with those that come again
@@ -23,19 +22,11 @@ def aborted_in_steps(draw: st.DrawFn, case: Case) -> Case:
         if not step:
             continue
         aborted = replace(case, events=(Event(at=0, kind="abort", request=request.id, step=step), *case.events))
-        if not _admitted(aborted):  # its id is the beginning of another's
+        if not admits(aborted):  # its id is the beginning of another's
             continue
         case = aborted
         if again == 3 and len(case.requests) < _MOST_RETRIED:
             retry = replace(request, id=f"re-{request.id}", after="", arrive=request.arrive + step + later)
             more = replace(case, requests=(*case.requests, retry))
-            case = more if _admitted(more) else case
+            case = more if admits(more) else case
     return case
-
-
-def _admitted(case: Case) -> bool:
-    try:
-        check_case(case, case.name)
-    except InputError:
-        return False
-    return True

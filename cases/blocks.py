@@ -29,7 +29,7 @@ from eagletwin.harness.core.case import (
 )
 from eagletwin.harness.core.errors import InputError
 from eagletwin.harness.families import RECIPES
-from eagletwin.harness.families.valid import check_case, keeps_on_host, keeps_sessions
+from eagletwin.harness.families.valid import admits, keeps_on_host, keeps_sessions
 from eagletwin.harness.families.windows import ENDING
 
 from .asked import ASKS, BIASES, IN_STEP, MIN_PS, SESSION, SEVERAL, asking
@@ -195,7 +195,7 @@ def block_of(seed: int, number: int, asked: Asked) -> Block:
             rare = {**other, **own} if attempt < _TRIES // 4 else other if attempt % 2 else {}
         block = _drawn(random, seed, number, model, asked, rare)
         for one in () if block is None else _aborted(block, asked):
-            if _admitted(one.probe) and asked.wanted(one.probe):
+            if admits(one.probe) and asked.wanted(one.probe):
                 return one
         model = random.choice(turns)
     raise InputError(
@@ -318,11 +318,3 @@ def _sampling(random: Random, asked: Asked, *, may_reject: bool) -> Kind | None:
     if asked.sampling is None and first:
         return None
     return "rejection" if second and may_reject else "target"
-
-
-def _admitted(case: Case) -> bool:
-    try:
-        check_case(case, case.name)
-    except InputError:
-        return False
-    return True

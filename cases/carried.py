@@ -12,7 +12,7 @@ from msgspec.structs import replace
 from eagletwin.harness.core.case import Case, Request
 from eagletwin.harness.core.errors import InputError
 from eagletwin.harness.families import RECIPES
-from eagletwin.harness.families.valid import check_case
+from eagletwin.harness.families.valid import admits, check_case
 
 from .entry import Entry
 
@@ -60,7 +60,7 @@ def carried(entry: Entry, model: str, says: Says) -> Iterator[Entry]:
         last = RECIPES[entry.case.model].end_of_sequence
         requests = (_other(request, model, last, number, more_prompt, more_tokens) for request in case.requests)
         tried = replace(case, requests=tuple(_stopped(request, model, says) for request in requests))
-        if _admitted(tried):
+        if admits(tried):
             yield dataclasses.replace(entry, case=tried)
 
 
@@ -85,11 +85,3 @@ def _stopped(request: Request, model: str, says: Says) -> Request:
     if not request.stop or request.max_new_tokens < 2:
         return request
     return replace(request, stop=(says(model, request.prompt, request.max_new_tokens)[-2],))
-
-
-def _admitted(case: Case) -> bool:
-    try:
-        check_case(case, case.name)
-    except InputError:
-        return False
-    return True

@@ -7,8 +7,7 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from eagletwin.harness.core.case import Case
-from eagletwin.harness.core.errors import InputError
-from eagletwin.harness.families.valid import check_case
+from eagletwin.harness.families.valid import admits
 
 SAMPLES = (1, 2, 3, 5)
 
@@ -18,13 +17,5 @@ def with_samples(draw: st.DrawFn, case: Case) -> Case:
     for number, request in enumerate(case.requests):
         more = replace(request, n=draw(st.sampled_from(SAMPLES)))
         wanted = replace(case, requests=(*case.requests[:number], more, *case.requests[number + 1 :]))
-        case = wanted if _admitted(wanted) else case
+        case = wanted if admits(wanted) else case
     return case
-
-
-def _admitted(case: Case) -> bool:
-    try:
-        check_case(case, case.name)
-    except InputError:
-        return False
-    return True

@@ -138,6 +138,15 @@ def _check_mixed(case: Case, origin: str) -> None:
             )
 
 
+def admits(case: Case) -> bool:
+    """Whether an engine would be given this case."""
+    try:
+        check_case(case, case.name)
+    except InputError:
+        return False
+    return True
+
+
 def keeps_on_host(recipe: Recipe) -> bool:
     """Whether a hierarchical cache of this model can be judged."""
     return not recipe.target.states and recipe.family != "step3p5" and not recipe.frozen

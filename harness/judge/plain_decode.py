@@ -25,22 +25,19 @@ class PlainDecode:
     def __init__(self, trace: Trace, stories: dict[str, Story], compare: Compare, bounds: Bounds) -> None:
         self._trace, self._stories, self._compare, self._bounds = trace, stories, compare, bounds
         self._requests = {request.id: request for request in trace.header.case.requests}
-        self._emitted = {
-            record.request: trace.integers(number, "tokens")
+        # what each request was sent, and whether it was aborted
+        self._finished = {
+            record.request: (trace.integers(number, "tokens"), bool(record.numbers["aborted"]))
             for number, record in enumerate(trace.header.records)
             if record.stage == "finished"
         }
 
-        self._aborted = {
-            record.request for record in trace.header.records if record.stage == "finished" and record.numbers["aborted"]
-        }
-
     def said(self, number: int, record: Record) -> None:
         story, request = self._stories[record.request], self._requests[record.request]
-        emitted, says = self._emitted[record.request], self._trace.integers(number, "tokens")
+        (emitted, aborted), says = self._finished[record.request], self._trace.integers(number, "tokens")
         first, place = len(request.prompt) - 1, Place(record, "finished")
         ends = RECIPES[self._trace.header.case.model].end_of_sequence
-        if record.request in self._aborted and says and says[-1] in (*request.stop, ends):
+        if aborted and says and says[-1] in (*request.stop, ends):
             emitted = emitted[: len(says)]  # an abort lets a round's answer go on behind a stop token; plain decode ends there
         if len(says) != len(emitted):
             self._compare.integers(place, _RULE, [len(says)], [len(emitted)], "length as plain decode has it, request", 0)

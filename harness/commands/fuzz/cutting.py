@@ -7,9 +7,8 @@ from msgspec.structs import replace
 
 from eagletwin.cases.strategies import MODELS
 from eagletwin.harness.core.case import Adaptive, Case, EngineSettings, Grammar, Logprobs, Penalties, Request, SGLangSettings
-from eagletwin.harness.core.errors import InputError
 from eagletwin.harness.core.samples import sent_for
-from eagletwin.harness.families.valid import check_case
+from eagletwin.harness.families.valid import admits
 
 
 def cuts(case: Case) -> Iterator[Case]:
@@ -17,11 +16,8 @@ def cuts(case: Case) -> Iterator[Case]:
     for smaller in _cuts(case):
         if smaller == case or (smaller.topk == 1 and smaller.verify_nodes != smaller.num_steps + 1):  # SGLang has no such chain
             continue
-        try:
-            check_case(smaller, smaller.name)
-        except InputError:
-            continue
-        yield smaller
+        if admits(smaller):
+            yield smaller
 
 
 def _cuts(case: Case) -> Iterator[Case]:

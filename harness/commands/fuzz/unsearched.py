@@ -108,8 +108,7 @@ def not_looked_at(topics: Collection[str], models: Collection[str], mode: Mode) 
     missing += [f"recipes: {', '.join(recipes)} (--only {recipes[0]})"] if recipes else []
     missing += ["bfloat16, which users run (--dtype bfloat16)"] if mode.dtype == "float32" else []
     missing += ["tensor parallelism (--tp 2)"] if mode.tp == 1 else []
+    missing += [] if mode.overlap else ["the overlap scheduler (--overlap)"]
     if mode.device == "cpu":
-        missing += [] if mode.overlap else ["batches that overlap, as they do on a GPU (--overlap)"]
         return [*missing, "CUDA kernels, CUDA graphs (--device cuda)"]
-    missing += ["CUDA graphs (--graphs 1,2,4)"] if not mode.graphs else []
-    return missing + ([] if mode.overlap else ["the overlap scheduler (--overlap)"])
+    return missing + ([] if mode.graphs else ["CUDA graphs (--graphs 1,2,4)"])

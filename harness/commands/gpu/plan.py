@@ -97,14 +97,17 @@ def known_bugs(release: str, model: str, *, graphs: bool) -> dict[str, Patch]:
 
     graphs: without `tree-window`, whose remedy copies from the host and so cannot be captured."""
     known = {"33758": pr_33758.STOP_FIRST} if pr_33758.ENTRY.is_in(release) else {}
-    if model and RECIPES[model].mtp_layers:
+    if not model:
+        return known
+    recipe = RECIPES[model]
+    if recipe.mtp_layers:
         known["multi-layer-chunk-tail"] = ALL_LAYERS
-    if _plain(model):  # in the view that has its rows as SGLang shifts them, its prefix cache is keyed wrongly
+    if not recipe.reads_states:  # in the view that has its rows as SGLang shifts them, its prefix cache is keyed wrongly
         known["standalone-keys"] = KEYS
     for entry, shows in (
-        (tree_window.ENTRY, bool(model) and RECIPES[model].window and not graphs),
-        (decode_window.ENTRY, bool(model) and RECIPES[model].window and RECIPES[model].frozen),
-        (hybrid_keys.ENTRY, bool(model) and RECIPES[model].target.states),
+        (tree_window.ENTRY, recipe.window and not graphs),
+        (decode_window.ENTRY, recipe.window and recipe.frozen),
+        (hybrid_keys.ENTRY, recipe.target.states),
     ):
         if shows and entry.remedy is not None and entry.is_in(release):
             known[entry.id] = entry.remedy

@@ -183,7 +183,7 @@ def build_scheduler(case: Case, mode: Mode = CPU, rank: int = 0, port: int = 0, 
     with cuda.watch_captures(mode):
         scheduler = scheduler_module.Scheduler(arguments, ports, **ranks)
     if recipe.target.states and not hasattr(scheduler.req_to_token_pool, "mamba_allocator"):
-        raise NotDriven("layers that keep a state: this release hands out their slots in another way (0.5.13 and later do not)")
+        raise NotDriven("layers that keep a state: this release has no allocator of their slots (0.5.13 and later have)")
     _remove_leftovers(scheduler)
     if settings.update_weights:
         new_weights.give(scheduler, case.model, settings.update_weights)
