@@ -26,6 +26,7 @@ class Needs:
 
     device, dtype, attention  empty: any will do
     graphs   whether it takes CUDA graphs, which a GPU has by default
+    prefill_graphs  whether it takes graphs of prefill
     overlap  whether it takes the overlap scheduler, which a GPU has by default; False: with it another rule is the first to
              break; None: either will do
     """
@@ -34,6 +35,7 @@ class Needs:
     dtype: str = ""
     attention: str = ""
     graphs: bool = False
+    prefill_graphs: bool = False
     overlap: bool | None = None
 
     @property
@@ -41,6 +43,7 @@ class Needs:
         """What to type for a proof."""
         named = (("--device", self.device), ("--dtype", self.dtype), ("--attention", self.attention))
         words = [f"{option} {value}" for option, value in named if value]
+        words += ["--prefill-graphs 16,64"] if self.prefill_graphs else []
         if self.overlap is not None and self.overlap != (self.device == "cuda"):
             words.append("--overlap" if self.overlap else "--no-overlap")
         return " ".join(words)

@@ -17,6 +17,7 @@ def unreached(entry: Entry, mode: Mode = CPU) -> str:
     )
     lacks = [" ".join(f"{option} {wanted}" for option, wanted, given in required if wanted not in ("", given))]
     lacks += ["CUDA graphs"] if needs.graphs and not mode.graphs else []
+    lacks += ["--prefill-graphs"] if needs.prefill_graphs and not mode.prefill_graphs else []
     if needs.overlap is not None and needs.overlap != mode.overlap:
         lacks.append("--overlap" if needs.overlap else "--no-overlap")
     words = " and ".join(filter(None, lacks))

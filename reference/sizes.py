@@ -211,6 +211,12 @@ class LlamaShape:
         kind = self.experts or self.clamped
         return kind.count if kind else 0
 
+    @property
+    def chooses(self) -> bool:
+        """Whether a router leaves experts out."""
+        kind = self.experts or self.clamped
+        return kind is not None and kind.chosen < kind.count
+
     def window(self, layer: int) -> int:
         """How many rows a row of this layer sees; 0: all that stand before it."""
         return self.windows[layer] if self.windows else 0

@@ -16,19 +16,20 @@ from ..entry import Entry, OnCuda
 _FORWARD = "sglang.srt.layers.attention.triton_backend.TritonAttnBackend.forward_extend"
 
 # The window of each path goes into the mask, and the layer's own is made wide enough to cut nothing, for both of the backend's
-# kernels. A copy of the mask for each layer, and lengths on the host: right, but slow, and not for a CUDA graph. The patch in
-# docs/findings/tree-window hands positions to the kernel instead.
+# kernels. All of it stays on the device, so that a CUDA graph can hold it. A copy of the mask for each layer is slow: the patch
+# in docs/findings/tree-window hands positions to the kernel instead.
 _WINDOW_IN_MASK = """import copy, dataclasses
 by_mask, window = {}, layer.sliding_window_size or -1
 self.forward_metadata = whole = getattr(self.forward_metadata, "whole", self.forward_metadata)
 if window > 0 and whole.custom_mask is not None and forward_batch.forward_mode.is_target_verify():
-    width, parts = self.num_draft_tokens, []
-    for n, length in enumerate(forward_batch.seq_lens.tolist()):
-        begin = int(whole.mask_indptr[n])
-        seen = whole.custom_mask[begin : begin + width * (length + width)].view(width, length + width)
-        newer = seen.long().flip(1).cumsum(1).flip(1)
-        parts.append((seen.bool() & (newer <= window + 1)).flatten())
-    in_window = torch.cat(parts).to(whole.custom_mask.dtype)
+    mask, width, count = whole.custom_mask, self.num_draft_tokens, forward_batch.batch_size
+    begins, place = whole.mask_indptr[:count].long(), torch.arange(whole.custom_mask.numel(), device=whole.custom_mask.device)
+    owner = torch.searchsorted(begins, place, right=True) - 1
+    columns = forward_batch.seq_lens[:count].long()[owner] + width
+    last = place - (place - begins[owner]) % columns + columns - 1
+    seen = mask.long().cumsum(0)
+    newer = seen[last.clamp(max=mask.numel() - 1)] - seen + mask.long()
+    in_window = (mask.bool() & (newer <= window + 1)).to(mask.dtype)
     self.forward_metadata = dataclasses.replace(whole, custom_mask=in_window)
     self.forward_metadata.whole = whole
     layer, by_mask = copy.copy(layer), {"skip_prefix_custom_mask": False}

@@ -112,6 +112,16 @@ Graphs = Annotated[
         show_default=False,
     ),
 ]
+PrefillGraphs = Annotated[
+    str | None,
+    typer.Option(
+        "--prefill-graphs",
+        metavar="SIZES",
+        rich_help_panel=ENGINE,
+        help="On a GPU: token counts, such as 16,64, for which graphs of prefill are captured too. Default: none.",
+        show_default=False,
+    ),
+]
 Overlap = Annotated[
     bool | None,
     typer.Option(
@@ -189,29 +199,53 @@ def mode_of(
     tp: int = 1,
     dtype: Dtype = "float32",
     attention: Attention = "triton",
+    prefill_graphs: str | None = None,
 ) -> Mode:
     """How the worker is to be driven. Raises InputError for invalid sizes, for attention or ranks that cannot run, and for a
     missing GPU."""
     check_attention(attention, device, dtype)
     check_ranks(tp)
     if device == "cpu":
-        if graphs not in (DEFAULT_GRAPHS, "none"):
-            raise InputError(
-                f"--graphs {graphs} with --device cpu: a CPU has no CUDA graphs",
-                consequence="nothing was run",
-                remedy="give --device cuda, or leave --graphs out",
-            )
+        for option, given in (("--graphs", graphs), ("--prefill-graphs", prefill_graphs)):
+            if given not in (DEFAULT_GRAPHS, "none"):
+                raise InputError(
+                    f"{option} {given} with --device cpu: a CPU has no CUDA graphs",
+                    consequence="nothing was run",
+                    remedy=f"give --device cuda, or leave {option} out",
+                )
         return Mode(overlap=bool(overlap), tp=tp, dtype=dtype)
-    graphs = GRAPHS if graphs is None else graphs
-    sizes = () if graphs == "none" else tuple(sorted({int(size) for size in graphs.split(",") if size.isdigit() and int(size)}))
-    if graphs != "none" and (not sizes or ",".join(map(str, sizes)) != graphs):
+    sizes = _sizes("--graphs", GRAPHS if graphs is None else graphs, "batch sizes", "1,2,4")
+    prefill = _sizes("--prefill-graphs", prefill_graphs or "none", "token counts", "16,64")
+    if prefill and not sizes:
         raise InputError(
-            f"--graphs {graphs}: not an ascending list of batch sizes",
+            f"--prefill-graphs {prefill_graphs} with --graphs none: SGLang captures both, or neither",
             consequence="nothing was run",
-            remedy="give sizes such as 1,2,4, or none",
+            remedy="leave one of them out",
         )
     must_have_cuda(tp, attention)
-    return Mode(device="cuda", graphs=sizes, overlap=overlap is not False, tp=tp, dtype=dtype, attention=attention)
+    return Mode(
+        device="cuda",
+        graphs=sizes,
+        prefill_graphs=prefill,
+        overlap=overlap is not False,
+        tp=tp,
+        dtype=dtype,
+        attention=attention,
+    )
+
+
+def _sizes(option: str, given: str, what: str, such: str) -> tuple[int, ...]:
+    """For what graphs are captured: an ascending list, or `none`. Raises InputError."""
+    if given == "none":
+        return ()
+    sizes = tuple(sorted({int(size) for size in given.split(",") if size.isdigit() and int(size)}))
+    if not sizes or ",".join(map(str, sizes)) != given:
+        raise InputError(
+            f"{option} {given}: not an ascending list of {what}",
+            consequence="nothing was run",
+            remedy=f"give sizes such as {such}, or none",
+        )
+    return sizes
 
 
 def check_attention(attention: Attention, device: str, dtype: Dtype) -> None:

@@ -41,8 +41,9 @@ class Mode(Struct, frozen=True):
         more += ["--attention", self.attention] if self.attention != "triton" else []
         if self.device == "cpu":
             return (["--overlap"] if self.overlap else []) + more
-        graphs = ",".join(map(str, self.graphs)) or "none"
-        return ["--device", "cuda", "--graphs", graphs, "--overlap" if self.overlap else "--no-overlap", *more]
+        graphs = ["--graphs", ",".join(map(str, self.graphs)) or "none"]
+        graphs += ["--prefill-graphs", ",".join(map(str, self.prefill_graphs))] if self.prefill_graphs else []
+        return ["--device", "cuda", *graphs, "--overlap" if self.overlap else "--no-overlap", *more]
 
     @property
     def words(self) -> str:

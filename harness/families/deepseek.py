@@ -32,9 +32,15 @@ DENSE = 1  # layers before those of experts
 _EXPERTS = ExpertShape(count=8, chosen=2, inner=32, affinity="sigmoid", shared=True, groups=4, kept=2, scale=1.5)
 
 
-def _shape(num_layers: int) -> LlamaShape:
-    plain = llama_shape(64, num_layers, 2, 1, 96)
-    return replace(plain, head_dim=_LATENT.width, latent=_LATENT, experts=_EXPERTS)
+# Sizes that the kernels of bfloat16 take on a GPU: SGLang's joined norms take states of 512 and more, FlashAttention heads as
+# wide as DeepSeek-V3's own. All experts are chosen, so that no choice of one is a tie, which nobody would see in a graph.
+_WIDE = LatentShape(query_rank=128, rank=512, rope=64, plain=128, value=128)
+_ALL = ExpertShape(count=2, chosen=2, inner=32, affinity="sigmoid", shared=True, groups=1, kept=1, scale=1.5)
+
+
+def _shape(num_layers: int, hidden: int = 64, latent: LatentShape = _LATENT, experts: ExpertShape = _EXPERTS) -> LlamaShape:
+    plain = llama_shape(hidden, num_layers, 2, 1, 96)
+    return replace(plain, head_dim=latent.width, latent=latent, experts=experts)
 
 
 # DeepSeek-V3's own factors, after a training on 128 positions: what is turned more slowly shows in short texts.
@@ -61,7 +67,18 @@ def _recipe(name: str, seed: int, min_share: float, scaling: RopeScaling | None 
     )
 
 
-RECIPES = (_recipe("deepseek-nextn", 95, 0.04), _recipe("deepseek-nextn-yarn", 95, 0.02, _LENGTHENED))
+_NEXTN = _recipe("deepseek-nextn", 95, 0.04)
+RECIPES = (
+    _NEXTN,
+    _recipe("deepseek-nextn-yarn", 95, 0.02, _LENGTHENED),
+    replace(
+        _NEXTN,
+        name="deepseek-nextn-wide",
+        target=_shape(2, 512, _WIDE, _ALL),
+        draft=_shape(1, 512, _WIDE, _ALL),
+        min_share=0.015,
+    ),
+)
 
 
 def parts_of(shape: LlamaShape) -> tuple[LatentShape, ExpertShape]:

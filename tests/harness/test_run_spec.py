@@ -53,6 +53,7 @@ HOW = (
     *KERNELS,
     typed("--device", st.sampled_from(["cpu", "cuda"])),
     typed("--graphs", st.sampled_from(["none", "1", "1,2,4", "3,8"])),
+    typed("--prefill-graphs", st.sampled_from(["none", "16", "16,64,256"])),
     st.sampled_from([[], ["--overlap"], ["--no-overlap"]]),
     typed("--tp", st.sampled_from([1, 2])),
     typed("--dtype", st.sampled_from(["float32", "bfloat16"])),

@@ -111,4 +111,5 @@ def not_looked_at(topics: Collection[str], models: Collection[str], mode: Mode) 
     missing += [] if mode.overlap else ["the overlap scheduler (--overlap)"]
     if mode.device == "cpu":
         return [*missing, "CUDA kernels, CUDA graphs (--device cuda)"]
-    return missing + ([] if mode.graphs else ["CUDA graphs (--graphs 1,2,4)"])
+    missing += [] if mode.graphs else ["CUDA graphs (--graphs 1,2,4)"]
+    return missing + ([] if mode.prefill_graphs else ["graphs of prefill (--prefill-graphs 16,64,256)"])

@@ -12,7 +12,23 @@ from eagletwin.harness.core.words import count
 from ..as_json import tell_result, with_json
 from ..options import AttentionBackend, DataType, Ranks
 from ..result import MeasuredFacts, WrittenFacts
-from .typed import Cases, Entries, File, Groups, OfModel, OnRelease, Planted, Races, Rate, Records, Samples, Seed, Sizes, Waits
+from .typed import (
+    Cases,
+    Entries,
+    File,
+    Groups,
+    OfMode,
+    OfModel,
+    OnRelease,
+    Planted,
+    Races,
+    Rate,
+    Records,
+    Samples,
+    Seed,
+    Sizes,
+    Waits,
+)
 
 if TYPE_CHECKING:
     from eagletwin.cases.entry import Entry
@@ -60,6 +76,7 @@ def gpu_plan(
     dtype: DataType = "float32",
     attention: AttentionBackend = "triton",
     model: OfModel = "",
+    mode: OfMode = "",
     records: Records = Path("docs/records"),
     sglang: OnRelease = "",
 ) -> int:
@@ -82,7 +99,7 @@ def gpu_plan(
         check_model(model, "--model")
     _check_heads(attention, model, planted=planted)
     _check_float32(dtype, others=bool(sizes or samples or rate or races or missing_waits))
-    options = Options(release=release_of(sglang), tp=tp, dtype=dtype, attention=attention, model=model)
+    options = Options(release=release_of(sglang), tp=tp, dtype=dtype, attention=attention, model=model, mode=mode)
     with progress("plan") as line:
         line.look(f"drawing {count(groups, 'group')} of {count(cases, 'case')}")
         jobs = plain(groups, cases, seed, rate) if rate else generated(groups, cases, seed, options)
@@ -141,13 +158,14 @@ def _must_be_new(file: Path) -> None:
 
 def _reached(names: list[str], dtype: "Dtype", attention: "Attention") -> "tuple[list[Entry], list[str]]":
     """The entries of these names that such a plan reaches, and why it does not reach the others of `all`. Raises InputError."""
+    from msgspec.structs import replace
+
     from eagletwin.cases.ledger import ledger_of
     from eagletwin.cases.reach import unreached
-    from eagletwin.harness.core.mode import Mode
 
-    from .plan import GRAPHS
+    from .plan import MODES
 
-    modes = [Mode(device="cuda", graphs=GRAPHS, overlap=either, dtype=dtype, attention=attention) for either in (True, False)]
+    modes = [replace(mode, dtype=dtype, attention=attention) for mode in MODES.values()]
     whys = {entry.id: min((unreached(entry, mode) for mode in modes), key=len) for entry in ledger_of(names)}
     if attention != "triton":
         alone = {entry.id: entry.on_cuda.triton_alone for entry in ledger_of(names)}

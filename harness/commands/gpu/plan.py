@@ -5,13 +5,14 @@ import random
 from msgspec import Struct
 from msgspec.structs import replace
 
+from eagletwin.cases.blocks import FEW_REQUESTS, SMALL
 from eagletwin.cases.drawn import drawn
 from eagletwin.cases.entry import Entry, Side
 from eagletwin.cases.reach import unreached
-from eagletwin.cases.regressions import decode_window, hybrid_keys, pr_33758, tree_window
+from eagletwin.cases.regressions import decode_window, hybrid_keys, pr_33758, prefill_graph, tree_window
 from eagletwin.cases.regressions.multi_layer_chunk_tail import ALL_LAYERS
 from eagletwin.cases.regressions.standalone import KEYS
-from eagletwin.cases.strategies import VALUES, cases, focus_of
+from eagletwin.cases.strategies import VALUES, cases, focus_of, greedy_cases
 from eagletwin.harness.core.case import Case
 from eagletwin.harness.core.dtype import WIDEST, Dtype
 from eagletwin.harness.core.mode import Attention, Mode
@@ -35,6 +36,7 @@ class Options(Struct, frozen=True, kw_only=True):
     dtype      what engine and reference compute in
     attention  SGLang's attention backend
     model      the recipe of all generated cases; empty: the default ones
+    mode       the name of the mode of all generated cases; empty: one mode after the other
     """
 
     release: str
@@ -42,6 +44,7 @@ class Options(Struct, frozen=True, kw_only=True):
     dtype: Dtype = "float32"
     attention: Attention = "triton"
     model: str = ""
+    mode: str = ""
 
 
 _LAYERED = ("llama-mtp", "llama-mtp-chain")
@@ -58,11 +61,13 @@ MODES = {
 
 def generated(groups: int, each: int, seed: int, options: Options) -> list[Job]:
     """Groups of cases that share a configuration, with graphs, every second one with overlap too, some of these with graphs of
-    prefill. Every tenth group has a draft of several layers. The first case of each also runs on the CPU engine.
+    prefill, unless the options name a mode. Every tenth group has a draft of several layers. The first case of each also runs
+    on the CPU engine.
 
     In bfloat16 every case also runs in float32 on the same device, in place of the first on the CPU. With fa3 every second
     group has several layers, which one graph has all of then; there is no second engine, and prefill has no graphs. With a
-    model every group has it, and every fifth runs without graphs.
+    model every group has it, and every fifth runs without graphs; in bfloat16 all do if a router chooses experts, since in a
+    graph nobody sees how a tie between two of them was decided.
     """
     tp, dtype, attention = options.tp, options.dtype, options.attention
     brain, flash = dtype == "bfloat16", attention == "fa3"
@@ -71,14 +76,13 @@ def generated(groups: int, each: int, seed: int, options: Options) -> list[Job]:
         number = seed * 7919 + group
         model = options.model or _layered(group, number, flash=flash)
         held = {"model": model} if model else {}
-        name = "prefill" if group % 10 == 5 and not flash else "overlap" if group % 2 else "graphs"
-        name = "eager" if options.model and group % 5 == 4 else name
+        name = options.mode or _mode_of(group, options)
         cpu = Mode(overlap=MODES[name].overlap, tp=tp)
         focus = focus_of(number, WIDEST[dtype], **held)
         found = tuple(drawn(cases(focus, held=tuple(VALUES)), each, number))
         jobs.append(
             Job(
-                known=known_bugs(options.release, model, graphs=bool(MODES[name].graphs)),
+                known=known_bugs(options.release, model, MODES[name]),
                 view="shifted" if _plain(model) else DECLARED_VIEW,
                 name=f"generated-{_named(name, options)}{f'-{model}' if options.model else ''}-{group:03}",
                 mode=replace(MODES[name], tp=tp, dtype=dtype, attention=attention),
@@ -92,10 +96,17 @@ def generated(groups: int, each: int, seed: int, options: Options) -> list[Job]:
     return jobs
 
 
-def known_bugs(release: str, model: str, *, graphs: bool) -> dict[str, Patch]:
-    """What generated cases of this model would find in the release, and what fixes each.
+def _mode_of(group: int, options: Options) -> str:
+    """Of the group with this number."""
+    if options.model and (group % 5 == 4 or (options.dtype == "bfloat16" and RECIPES[options.model].target.chooses)):
+        return "eager"
+    if group % 10 == 5 and options.attention != "fa3":
+        return "prefill"
+    return "overlap" if group % 2 else "graphs"
 
-    graphs: without `tree-window`, whose remedy copies from the host and so cannot be captured."""
+
+def known_bugs(release: str, model: str, mode: Mode) -> dict[str, Patch]:
+    """What generated cases of this model would find in the release, and what fixes each."""
     known = {"33758": pr_33758.STOP_FIRST} if pr_33758.ENTRY.is_in(release) else {}
     if not model:
         return known
@@ -105,9 +116,10 @@ def known_bugs(release: str, model: str, *, graphs: bool) -> dict[str, Patch]:
     if not recipe.reads_states:  # in the view that has its rows as SGLang shifts them, its prefix cache is keyed wrongly
         known["standalone-keys"] = KEYS
     for entry, shows in (
-        (tree_window.ENTRY, recipe.window and not graphs),
+        (tree_window.ENTRY, recipe.window),
         (decode_window.ENTRY, recipe.window and recipe.frozen),
         (hybrid_keys.ENTRY, recipe.target.states),
+        (prefill_graph.ENTRY, recipe.family in prefill_graph.FAMILIES and mode.prefill_graphs),
     ):
         if shows and entry.remedy is not None and entry.is_in(release):
             known[entry.id] = entry.remedy
@@ -125,14 +137,16 @@ def _layered(group: int, number: int, *, flash: bool) -> str:
 
 
 def plain(groups: int, each: int, seed: int, copies: int) -> list[Job]:
-    """To measure a rate: groups of cases with graphs and overlap, each so often, and nothing runs twice to compare results.
+    """To measure a rate: groups of small cases, as most of a search's are, with graphs and overlap, each so often; nothing runs
+    twice to compare results.
 
     No request has stop tokens, so none meets the bug that the bundle's release has with them. Copies follow each other, so
     that as many GPUs have equal work."""
     jobs = []
     for group in range(groups):
         number = seed * 7919 + group
-        found = drawn(cases(focus_of(number), held=tuple(VALUES)), each, number)
+        small = greedy_cases(focus_of(number), held=tuple(VALUES), sizes=SMALL, max_requests=FEW_REQUESTS)
+        found = drawn(small, each, number)
         endless = tuple(replace(case, requests=tuple(replace(one, stop=()) for one in case.requests)) for case in found)
         job = Job(name=f"plain-{group:03}", mode=MODES["overlap"], cases=endless)
         jobs += [replace(job, name=f"{job.name}-{copy}") for copy in range(copies)]

@@ -43,7 +43,7 @@ def sampling(groups: int, each: int, seed: int, release: str) -> list[Job]:
             each,
             number,
         )
-        known = known_bugs(release, model or "", graphs=True) | {RETRACTED.id: RETRACTED.green.patches[0]}
+        known = known_bugs(release, model or "", MODES["graphs"]) | {RETRACTED.id: RETRACTED.green.patches[0]}
         if rejection and not model and copies_nothing(release):
             known["draft-probabilities-in-graph"] = DRAFT_PROBABILITIES
         word = "rejection" if rejection else "target-only"

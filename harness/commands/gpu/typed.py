@@ -1,7 +1,7 @@
 """The options of `eagletwin gpu plan`, as Typer reads them."""
 
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal
 
 import typer
 
@@ -44,6 +44,15 @@ OfModel = Annotated[
         metavar="RECIPE",
         help="Generate all cases of this model, and prove entries in it. Default: llama-tiny, and drafts of layers; of an "
         "entry, its own.",
+    ),
+]
+OfMode = Annotated[
+    Literal["", "graphs", "overlap", "prefill", "eager"],
+    typer.Option(
+        "--mode",
+        metavar="MODE",
+        help="Run all generated cases in this mode: `graphs`, `overlap` (graphs too), `prefill` (graphs of prefill too, with "
+        "overlap) or `eager`. Default: one after the other.",
     ),
 ]
 Records = Annotated[

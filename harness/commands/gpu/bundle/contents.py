@@ -14,7 +14,7 @@ ARCH = 90  # Hopper: H100, H200
 
 # FlashAttention 3 holds a kernel for each type, size of head and kind of cache. Cases have bfloat16 and heads of up to 64, with
 # values of that size or of 512 (latent attention), and no soft cap.
-_FLASH_KERNELS = r"flash_fwd_hdim64_(512_)?bf16_(?!.*softcap)(\w+_)?sm90|flash_prepare\w*|flash_fwd_combine\w*"
+_FLASH_KERNELS = r"flash_fwd_hdim(64|64_512|192_128)_bf16_(?!.*softcap)(\w+_)?sm90|flash_prepare\w*|flash_fwd_combine\w*"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

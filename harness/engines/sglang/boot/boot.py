@@ -165,6 +165,8 @@ def build_scheduler(case: Case, mode: Mode = CPU, rank: int = 0, port: int = 0, 
     if recipe.frozen:
         workers.refuse_frozen()
     model_classes.register(family_of(recipe).modules, SHIMS)
+    if recipe.target.states and mode.device == "cuda":
+        states_on_cuda.rotate_in_float32(SHIMS)
     if mode.device == "cuda" and mode.dtype == "float32" and recipe.target.routed:
         experts_on_cuda.compute_in_float32(SHIMS)
     os.environ.update(family_of(recipe).environment)
@@ -180,7 +182,7 @@ def build_scheduler(case: Case, mode: Mode = CPU, rank: int = 0, port: int = 0, 
     ports = PortArgs.init_new(arguments)
     processwide.publish(scheduler_module, arguments, rank)
     ranks = processwide.ranks_of(scheduler_module.Scheduler, rank)
-    with cuda.watch_captures(mode):
+    with cuda.watch_captures(mode, frozen=recipe.frozen):
         scheduler = scheduler_module.Scheduler(arguments, ports, **ranks)
     if recipe.target.states and not hasattr(scheduler.req_to_token_pool, "mamba_allocator"):
         raise NotDriven("layers that keep a state: this release has no allocator of their slots (0.5.13 and later have)")
@@ -229,16 +231,12 @@ def _refuse_what_is_not_driven(case: Case, mode: Mode, scheduler_module: Any) ->
         raise NotDriven(
             f"this release has no {stepping.RECEIVE_OF_RANKS}, by which several ranks are driven (0.5.13 and later have)"
         )
-    if recipe.target.clamped is not None and mode.device == "cuda":
+    if recipe.target.clamped is not None and mode.device == "cuda" and mode.dtype == "float32":
         raise NotDriven(f"{case.model} on a GPU: SGLang's kernels of its experts know bfloat16 alone there")
-    if recipe.family == "qwen3_5" and mode.device == "cuda":
-        raise NotDriven(f"{case.model} on a GPU: SGLang's kernel of its norms and rotation rounds to bfloat16")
-    if recipe.frozen and case.topk > 1 and mode.graphs:
-        raise NotDriven(f"trees of {case.model} in graphs: what their graph holds is not looked into yet")
-    if recipe.target.routed and mode.dtype == "bfloat16" and mode.device == "cuda":
+    if recipe.target.chooses and mode.dtype == "bfloat16" and mode.graphs:
         raise NotDriven(
-            f"{case.model} in bfloat16 on a GPU: within its bound many choices of experts are ties, and in a graph nobody sees "
-            "how they were decided"
+            f"{case.model} in bfloat16 in graphs: within its bound many choices of experts are ties, and in a graph nobody "
+            "sees how they were decided"
         )
     if recipe.target.states and mode.dtype == "bfloat16":
         raise NotDriven(f"{case.model} in bfloat16: how far off a layer's state may be is known in float32 alone")
@@ -375,7 +373,8 @@ def changed(scheduler: Any, case: Case, mode: Mode = CPU, *, plain: bool = False
     if settings.mixed_chunks:  # older releases switch it off for speculative decoding
         asked["mixed_chunks"] = True
     if mode.device == "cuda":
-        asked["attention"] = parts.CLASSES[mode.attention]
+        latent = RECIPES[case.model].target.latent is not None
+        asked["attention"] = parts.class_of(mode.attention, latent=latent)
     if plain:
         asked = {name: value for name, value in asked.items() if name not in _OF_DRAFTS} | {"overlap": False}
     return differing(scheduler, asked)

@@ -90,12 +90,14 @@ def captured(scheduler: Any) -> tuple[int, ...]:
 
 
 @contextlib.contextmanager
-def watch_captures(mode: Mode) -> Iterator[None]:
-    """While a scheduler is built: note what its graphs hold."""
+def watch_captures(mode: Mode, *, frozen: bool) -> Iterator[None]:
+    """While a scheduler is built: note what its graphs hold. frozen: its draft reads the target's rows, and so has a worker of
+    its own."""
     if not mode.graphs:
         yield
         return
-    drafting: Any = importlib.import_module("sglang.srt.speculative.eagle_worker_v2")
+    worker = "frozen_kv_mtp_worker_v2" if frozen else "eagle_worker_v2"
+    drafting: Any = importlib.import_module(f"sglang.srt.speculative.{worker}")
     original = drafting.select_top_k_tokens
 
     def noted(step: int, *args: Any, **kwargs: Any) -> Any:

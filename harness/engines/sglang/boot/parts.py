@@ -11,12 +11,17 @@ from eagletwin.harness.core.mode import Attention
 from ..eras import workers
 from ..taps.speculation import draft_runners
 
-# Name of an attention backend -> its class.
-CLASSES: dict[Attention, str] = {
+_CLASSES: dict[Attention, str] = {
     "triton": "TritonAttnBackend",
     "fa3": "FlashAttentionBackend",
     "flashinfer": "FlashInferAttnBackend",
 }
+_LATENT: dict[Attention, str] = {"flashinfer": "FlashInferMLAAttnBackend"}
+
+
+def class_of(name: Attention, *, latent: bool) -> str:
+    """The class of an attention backend; FlashInfer has another one for latent attention."""
+    return (_LATENT if latent else {}).get(name) or _CLASSES[name]
 
 
 def attention(scheduler: Any) -> str:

@@ -41,7 +41,8 @@ class Captures:
             (snapshot(tokens[:count]).reshape(count, -1), snapshot(scores[:count]).reshape(count, -1))
             for tokens, scores, _ in steps
         ]
-        return candidates, np.concatenate([snapshot(frontier).reshape(size, topk)[:count] for _, _, frontier in steps[:-1]], 1)
+        frontiers = [snapshot(frontier).reshape(size, topk)[:count] for _, _, frontier in steps[:-1]]
+        return candidates, np.concatenate(frontiers or [np.empty((count, 0), np.int64)], 1)
 
 
 CAPTURES = Captures()

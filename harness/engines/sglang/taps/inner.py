@@ -78,7 +78,7 @@ class Inner:
 
     def _around_replay(self, call: Callable[..., Any], batch: Any, *args: Any, **kwargs: Any) -> Any:
         """Draft decode in a graph: no Python runs between its steps, and what it holds is read when it is over."""
-        draft, count = self._now.drafting(), int(batch.batch_size)
+        draft, count = self._now.drafting(), len(self._now.requests)
         result = call(batch, *args, **kwargs)
         draft.replayed(result)
         if self._of.topk > 1:
