@@ -5,6 +5,8 @@ from pathlib import Path
 
 import msgspec
 import pytest
+import torch
+from msgspec.structs import replace
 
 from eagletwin.cases.regressions import LEDGER
 from eagletwin.cases.regressions.multi_layer_topk import IN_ONE_GRAPH as TREES_IN_ONE_GRAPH
@@ -29,6 +31,7 @@ from eagletwin.harness.core.jitter import Jitter, Pause
 from eagletwin.harness.core.mode import CPU, Mode
 from eagletwin.harness.core.run_spec import RunSpec
 from eagletwin.harness.engines.cuda_here import missing_for_cuda
+from eagletwin.harness.engines.sglang.taps.captures import Captures
 from eagletwin.harness.families import RECIPES
 from eagletwin.harness.families.valid import check_case
 
@@ -109,12 +112,66 @@ def test_sizes_of_graphs_are_an_ascending_list(sizes: str) -> None:
         mode_of("cuda", sizes, None)
 
 
+def test_sizes_of_prefill_graphs_are_token_counts_beside_other_graphs() -> None:
+    with pytest.raises(InputError, match="--prefill-graphs 64,16: not an ascending list of token counts"):
+        mode_of("cuda", None, None, prefill_graphs="64,16")
+    with pytest.raises(InputError, match="captures both, or neither"):
+        mode_of("cuda", "none", None, prefill_graphs="16,64")
+    with pytest.raises(InputError, match="--prefill-graphs 16 with --device cpu"):
+        mode_of("cpu", None, None, prefill_graphs="16")
+
+
+def test_a_draft_that_a_graph_of_prefill_misreads_is_known_in_that_mode_alone() -> None:
+    options = Options(release="0.5.23", model="qwen3-next-nextn", mode="prefill")
+    prefill = generated(2, 1, 3, options)
+    assert [job.mode for job in prefill] == [MODES["prefill"]] * 2
+    assert all("prefill-graph" in job.known for job in prefill)
+    assert not any("prefill-graph" in job.known for job in generated(5, 1, 3, replace(options, mode="")))
+    plan = proofs([LEDGER["prefill-graph"]], Options(release="0.5.23"))
+    assert [(job.name, job.mode) for job in plan] == [
+        (f"prefill-graph/prefill/{side}", MODES["prefill"]) for side in ("green", "red")
+    ]
+
+
+def test_a_model_that_chooses_experts_runs_without_graphs_in_bfloat16() -> None:
+    def graphs(model: str, dtype: Dtype) -> set[bool]:
+        jobs = generated(3, 1, 3, Options(release="0.5.23", model=model, dtype=dtype))
+        return {bool(job.mode.graphs) for job in jobs}
+
+    assert graphs("deepseek-nextn", "bfloat16") == {False}
+    assert graphs("deepseek-nextn-wide", "bfloat16") == graphs("deepseek-nextn", "float32") == {True}
+
+
+@pytest.mark.parametrize("steps", [1, 3])
+def test_what_a_graph_of_a_tree_holds_is_read_for_the_requests_of_the_batch(
+    monkeypatch: pytest.MonkeyPatch, steps: int
+) -> None:
+    size, count, topk = 4, 3, 2
+    monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: True)
+    captures = Captures()
+    for step in range(steps):
+        wide = 1 if step == 0 else topk
+        tokens = torch.arange(size * wide * topk).reshape(size, wide * topk) + 100 * step
+        scores = tokens.reshape(size, wide, topk) / 2
+        captures.note(step, (torch.arange(size * topk) + 1000 * step, None, None, (scores, tokens, None)))
+    candidates, consumed = captures.read(size, count, topk)
+    assert [tokens.shape for tokens, _ in candidates] == [(count, topk)] + [(count, topk * topk)] * (steps - 1)
+    assert [list(tokens[0][:2]) for tokens, _ in candidates] == [[100 * step, 100 * step + 1] for step in range(steps)]
+    # the tokens that went on from each step but the last
+    assert consumed.tolist() == [
+        [1000 * step + topk * n + k for step in range(steps - 1) for k in range(topk)] for n in range(count)
+    ]
+
+
 def test_what_was_typed_can_be_typed_again() -> None:
     assert CPU.options == []
     assert Mode(overlap=True).options == ["--overlap"]
     assert Mode(tp=2).options == ["--tp", "2"]
     assert Mode(device="cuda", graphs=(1, 2)).options == ["--device", "cuda", "--graphs", "1,2", "--no-overlap"]
     assert MODES["eager"].options == ["--device", "cuda", "--graphs", "none", "--no-overlap"]
+    assert MODES["prefill"].options == [
+        *("--device", "cuda", "--graphs", "1,2,4", "--prefill-graphs", "16,64,256", "--overlap")
+    ]
 
 
 def test_a_script_of_a_case_that_ran_on_a_gpu_says_so(tmp_path: Path) -> None:
