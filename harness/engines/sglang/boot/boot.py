@@ -70,10 +70,19 @@ _IMPORTED_WHILE_BUILT = (
     "sglang.srt.distributed.device_communicators.torch_symm_mem",
     "sglang.srt.distributed.device_communicators.xpu_communicator",
     "sglang.srt.dllm.algorithm",
-    "sglang.srt.mem_cache.rust_tree_core",
+    "sglang.srt.mem_cache.rust_tree_core.adapter",
+    "sglang.srt.mem_cache.rust_tree_core.extension",
     "sglang.srt.model_loader.expert_pack_config",
-    "torch.utils._device",
+    "sglang.kernels.ops.attention.verify_mla",
+    "sglang.kernels.ops.attention.verify_splitkv",
     "eagletwin.harness.engines.sglang.boot.served.llama",
+)
+# And what each process that runs cases would import at its first.
+_IMPORTED_WHILE_RUN = (
+    "sglang.kernels.cake_kernels.sampling",
+    "sglang.srt.layers.attention.dsv4.unified_kv_gate",
+    "sglang.srt.layers.moe.fused_moe_native",
+    "sglang.srt.mem_cache.prefill_budget",
 )
 
 
@@ -98,8 +107,8 @@ def import_sglang(mode: Mode = CPU, *, front: bool = False) -> None:
         triton_twins.choose(SHIMS)
         tree_kernels.install(SHIMS)
         cuda_literals.install(SHIMS)
-        # What each scheduler imports while it is built: imported here once, and not in each fork that builds one
-        for name in (*_IMPORTED_WHILE_BUILT, *_modules_in("sglang.srt.arg_groups")):
+        # What each scheduler imports while it is built or runs: imported here once, and not in each fork
+        for name in (*_IMPORTED_WHILE_BUILT, *_IMPORTED_WHILE_RUN, *_modules_in("sglang.srt.arg_groups")):
             with contextlib.suppress(Exception):  # the code that needs it imports it again, and gets the error
                 importlib.import_module(name)
 

@@ -20,6 +20,9 @@ _NAMES = (
     *("triton.language", "torch.distributed", "torch.multiprocessing", "torch.nn.functional", "torch.profiler"),
     *("PIL.Image", "einops", "fsspec", "orjson", "partial_json_parser", "psutil", "pybase64", "pydantic", "requests"),
     *("sentencepiece", "starlette.responses", "tiktoken", "tvm_ffi", "xgrammar", "zmq.asyncio"),
+    # in engines, and at their first case
+    *("multiprocessing.synchronize", "numpy.ctypeslib", "numpy.ma", "tomllib", "torch.profiler._cupti_monitor"),
+    "torch.utils._device",
 )
 
 
