@@ -20,6 +20,7 @@ from eagletwin.harness.core.differs import Watch
 from eagletwin.harness.core.folders import cache_folder
 from eagletwin.harness.core.mode import CPU, Mode
 
+from . import ancestor
 from .source import INSTALLED, Source
 
 # What ends a server does it by force, so this is never reached but on a machine that stands still.
@@ -41,7 +42,7 @@ class Zygote:
         self._watch = source.difference.watch if watch is None and source.difference is not None else watch
         self.source, self.mode, self.front = source, mode, front
         self.connection, self._theirs = socket.socketpair()
-        self._process: subprocess.Popen[bytes] | None = None
+        self._process: subprocess.Popen[bytes] | ancestor.Leash | None = None
         self._log: Path | None = None
         self._scratch = ""  # TMPDIR of the engine processes: SGLang leaves files in it at each start
 
@@ -56,16 +57,15 @@ class Zygote:
         self._scratch = tempfile.mkdtemp(prefix="eagletwin-")
         handle, log_name = tempfile.mkstemp(prefix="zygote-", suffix=".log", dir=cache_folder("logs"))
         self._log = Path(log_name)
+        environment = _environment(self.source, self.mode) | {"TMPDIR": self._scratch}
         with self._theirs, os.fdopen(handle, "wb") as log:
+            if self.mode.device == "cpu" and not self.front:
+                self._process = ancestor.fork(environment, self._named(), self._theirs, self._log)
+                return
             self._process = subprocess.Popen(
-                [
-                    *RUN_MODULE,
-                    _WITH_FRONT_END if self.front else _MODULES[self.mode.device],
-                    str(self._theirs.fileno()),
-                    *self._named(),
-                ],
+                [*RUN_MODULE, _WITH_FRONT_END if self.front else _ON_A_GPU, str(self._theirs.fileno()), *self._named()],
                 pass_fds=[self._theirs.fileno()],
-                env=_environment(self.source, self.mode) | {"TMPDIR": self._scratch},
+                env=environment,
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=log,
@@ -119,13 +119,9 @@ class Zygote:
             self._scratch = ""
 
 
-# What answers the caller, by device. A process that has used a GPU cannot be forked.
-_MODULES = {
-    "cpu": "eagletwin.harness.engines.sglang.processes.zygote",
-    "cuda": "eagletwin.harness.engines.sglang.processes.cuda_host",
-}
-
-
+# What answers the caller where it is no fork of an ancestor: what has used a GPU cannot be forked, and a front end needs more
+# of others' packages than engines do.
+_ON_A_GPU = "eagletwin.harness.engines.sglang.processes.cuda_host"
 _WITH_FRONT_END = "eagletwin.harness.engines.sglang.processes.front"
 
 

@@ -20,6 +20,20 @@ from eagletwin.harness.core.records import Ending, EngineInfo
 from eagletwin.harness.core.run_spec import Kernels
 
 _LENGTH = struct.Struct("!I")
+_MOST_DESCRIPTORS = 2
+
+
+class Import(Struct, frozen=True, tag=True):
+    """Caller -> ancestor, with the zygote's end of the caller's connection and of its leash: fork a zygote.
+
+    words        its arguments, behind the number of its connection
+    folder, log  the one it stands in, and the file that takes what it prints
+    """
+
+    environment: dict[str, str]
+    words: list[str]
+    folder: str
+    log: str
 
 
 class Ready(Struct, frozen=True, tag=True):
@@ -185,23 +199,23 @@ class ServerEnded(Struct, frozen=True, tag=True):
 
 _OfServers = Serve | Serving | ServerEnded
 _OfEngines = Build | Vary | Built | TooLate | Refused
-Message = Ready | _OfEngines | PatchDidNotApply | Run | Stepped | Step | Ran | Failed | Probe | Probed | _OfServers
+Message = Import | Ready | _OfEngines | PatchDidNotApply | Run | Stepped | Step | Ran | Failed | Probe | Probed | _OfServers
 
 
-def send(connection: socket.socket, message: Message, descriptor: int | None = None) -> None:
-    """Send a message; a descriptor travels with it."""
+def send(connection: socket.socket, message: Message, *descriptors: int) -> None:
+    """Send a message; descriptors travel with it."""
     data = msgspec.json.encode(message)
     frame = _LENGTH.pack(len(data)) + data
-    if descriptor is None:
+    if not descriptors:
         connection.sendall(frame)
     else:
-        sent = socket.send_fds(connection, [frame], [descriptor])
+        sent = socket.send_fds(connection, [frame], descriptors)
         connection.sendall(frame[sent:])
 
 
 def receive(connection: socket.socket) -> tuple[Any, list[int]]:
     """The next message and its descriptors. Raises EOFError when the other end is gone, TimeoutError by the socket's limit."""
-    data, descriptors, _, _ = socket.recv_fds(connection, _LENGTH.size, 1)
+    data, descriptors, _, _ = socket.recv_fds(connection, _LENGTH.size, _MOST_DESCRIPTORS)
     while len(data) < _LENGTH.size:
         data += _some(connection, _LENGTH.size - len(data))
     length = _LENGTH.unpack(data)[0]

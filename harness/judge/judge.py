@@ -20,7 +20,7 @@ from .features import exercised
 from .model import model_of
 from .ranks import merge_ranks, unlike
 from .requests import RequestJudge
-from .routing import Ties, follows_from_experts, nudges
+from .routing import Nudge, Ties, follows_from_experts, nudges
 from .sessions import as_asked
 from .story import NoReference, Story, stories
 
@@ -94,7 +94,14 @@ def _with_ties_of_experts(trace: Trace, without: frozenset[str], view: View) -> 
     header = trace.header
     bounds = bounds_of(header.engine.dtype, header.case.model)
     told: tuple[Ties, ...] = ("as the trace",) if any("experts" in record.tensors for record in header.records) else ()
-    for ties in (*told, *nudges(RECIPES[header.case.model], divergences[0].rule, bounds)):
+    asked, exact, moved = RECIPES[header.case.model], by_rank, dict[Nudge, bool]()
+    for ties in (*told, *nudges(asked, divergences[0].rule, bounds)):
+        if isinstance(ties, Nudge):
+            largest = Nudge(ties.part, ties.expert, bounds.tie)
+            if largest not in moved:
+                moved[largest] = _moves(trace, view, exact, largest)
+            if not moved[largest]:
+                continue
         others, by_rank_so = compared(trace, without, view, ties)
         if not others.divergences:
             others.choices, others.ties, others.adopted = others.choices + 1, others.ties + 1, others.adopted + 1
@@ -105,6 +112,15 @@ def _with_ties_of_experts(trace: Trace, without: frozenset[str], view: View) -> 
             if again and bounds is not FLOAT32 and follows_from_experts(findings.in_order()[0].rule):
                 raise NoReference(f"rows of request {again} were computed twice, and went to other experts the second time")
     return findings, by_rank
+
+
+def _moves(trace: Trace, view: View, exact: list[dict[str, Story]], nudge: Nudge) -> bool:
+    """Whether the reference says anything else with a nudge: if not, no choice of experts is another, and none is with a
+    smaller nudge of the same expert."""
+    with quiet_arithmetic():
+        nudged = [stories(rank, view, nudge) for rank in trace.ranks]
+    pairs = ((story, of_rank[name]) for of_rank, before in zip(nudged, exact, strict=True) for name, story in before.items())
+    return any(story.said() != other.said() for story, other in pairs)
 
 
 def compared(trace: Trace, without: frozenset[str], view: View, ties: Ties = None) -> tuple[Findings, list[dict[str, Story]]]:

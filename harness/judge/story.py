@@ -161,6 +161,12 @@ class Story:
             raise ValueError(f"there are no rows of the {of} for request {self.name}")
         return rows
 
+    def said(self) -> list[bytes]:
+        """All numbers of the reference that follow from choices of experts."""
+        rows = [one for one in (self.target_rows, self.draft_rows) if one is not None]
+        arrays = [array for one in rows for array in (one.hidden, one.logits)]
+        return [array.tobytes() for array in (*arrays, *(array for one in self.growths for array in (one.logits, one.hidden)))]
+
     def token(self, index: int) -> int | None:
         """x[index], or None if it was never committed."""
         return self.tokens[index] if 0 <= index < len(self.tokens) else None

@@ -1,5 +1,6 @@
 """One host per test process: SGLang is imported once, engines are forked from it."""
 
+import contextlib
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -8,6 +9,7 @@ import msgspec
 import pytest
 
 from eagletwin.harness.core.case import Case, EngineSettings, Event, Request, Sampling, SGLangSettings
+from eagletwin.harness.core.folders import cache_folder
 from eagletwin.harness.core.mode import Mode
 from eagletwin.harness.core.patch import Edit, Patch
 from eagletwin.harness.core.run_spec import Limits
@@ -26,6 +28,24 @@ Runner = Callable[..., tuple[Trace, Verdict]]
 def warm_commands() -> Iterator[None]:
     with warm.all_closed():
         yield
+
+
+@pytest.fixture(scope="session")
+def cache() -> Path:
+    """Of whoever runs the tests, wherever a test has its home."""
+    return cache_folder("bytecode").parent
+
+
+@pytest.fixture
+def pytester(pytester: pytest.Pytester, cache: Path) -> pytest.Pytester:
+    """Its home is an empty folder, in which all of SGLang and torch would be compiled, and models made, anew."""
+    own = cache_folder("bytecode").parent
+    for part in ("bytecode", "imports", "models"):
+        (cache / part).mkdir(exist_ok=True)
+        with contextlib.suppress(FileNotFoundError):
+            (own / part).rmdir()
+        (own / part).symlink_to(cache / part)
+    return pytester
 
 
 @pytest.fixture(scope="session")

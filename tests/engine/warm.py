@@ -22,7 +22,7 @@ from eagletwin.harness.engines.host import Host
 from eagletwin.harness.engines.source import Source
 from eagletwin.harness.engines.start import Zygote
 
-MOST = 2  # kept at once: each holds half a gigabyte
+MOST = 4  # kept at once: each holds a third of a gigabyte of its own
 
 _kept: dict[bytes, Zygote] = {}  # by what each was started for; the one used last comes last
 _start, _close = Zygote.start, Zygote.close

@@ -138,12 +138,12 @@ def _broken(name: str, error: Exception) -> Broken:
 @cache
 def prepare() -> None:
     """Import SGLang itself, and the modules of this tier as far as they are there. Raises what `import sglang` raises."""
-    from eagletwin.harness.engines.sglang.boot import boot
+    from eagletwin.harness.engines.sglang.boot import boot, others
     from eagletwin.harness.engines.sglang.eras import image_processors
     from eagletwin.harness.engines.sglang.stand_ins import stubs
 
     finder = stubs.StubFinder(idle=())  # what only saves start-up time stays itself: tests of the same process use it
-    boot.ask_transformers()
+    others.ask_transformers()
     image_processors.install(boot.SHIMS)
     sys.meta_path.insert(0, finder)
     importlib.import_module(SPECULATIVE.partition(".")[0])

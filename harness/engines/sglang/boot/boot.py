@@ -26,7 +26,6 @@ from ..eras import (
     cuda_literals,
     draft_attention,
     host_cache,
-    image_processors,
     plain_rotary,
     processwide,
     requests,
@@ -47,15 +46,13 @@ from . import (
     front_end,
     model_classes,
     new_weights,
+    others,
     parts,
     plain_engine,
-    remembered,
     states_on_cuda,
-    uncompiled,
-    worked_out,
 )
 
-SHIMS: list[str] = []
+SHIMS = others.SHIMS
 _OF_DRAFTS = ("topk", "num_steps", "num_draft_tokens")  # settings that an engine without speculative decoding lacks
 
 _SPARE_STATES = 2
@@ -73,10 +70,19 @@ _IMPORTED_WHILE_BUILT = (
     "sglang.srt.distributed.device_communicators.torch_symm_mem",
     "sglang.srt.distributed.device_communicators.xpu_communicator",
     "sglang.srt.dllm.algorithm",
-    "sglang.srt.mem_cache.rust_tree_core",
+    "sglang.srt.mem_cache.rust_tree_core.adapter",
+    "sglang.srt.mem_cache.rust_tree_core.extension",
     "sglang.srt.model_loader.expert_pack_config",
-    "torch.utils._device",
+    "sglang.kernels.ops.attention.verify_mla",
+    "sglang.kernels.ops.attention.verify_splitkv",
     "eagletwin.harness.engines.sglang.boot.served.llama",
+)
+# And what each process that runs cases would import at its first.
+_IMPORTED_WHILE_RUN = (
+    "sglang.kernels.cake_kernels.sampling",
+    "sglang.srt.layers.attention.dsv4.unified_kv_gate",
+    "sglang.srt.layers.moe.fused_moe_native",
+    "sglang.srt.mem_cache.prefill_budget",
 )
 
 
@@ -84,25 +90,8 @@ def import_sglang(mode: Mode = CPU, *, front: bool = False) -> None:
     """Everything that is the same for all configurations. Takes seconds; once per process.
 
     front: the HTTP front end too, on a machine without a GPU."""
-    import torch
-
-    torch.set_num_threads(1)
-    if mode.device == "cpu":
-        uncompiled.install(SHIMS)
-    remembered.install(SHIMS)
-    ask_transformers()
-    worked_out.install(SHIMS)
-    image_processors.install(SHIMS)
-    if mode.device == "cuda":
-        cuda.prepare(SHIMS, mode)
-    else:
-        idle, spare = (front_end.idle(), front_end.SPARE) if front else (stubs.IDLE, ())
-        stubs.install((*stubs.GPU, *cuda.absent(*idle, *spare, "xgrammar")), idle)
-        torch.cuda.synchronize = lambda *args, **kwargs: None
-        torch.cuda.empty_cache = lambda: None
-        # called on CPU tensors by code that overlaps streams; there is one stream here
-        torch.Tensor.record_stream = lambda self, stream: None  # type: ignore[method-assign,assignment]
-        SHIMS.append("torch.cuda.synchronize, torch.cuda.empty_cache, Tensor.record_stream: do nothing")
+    others.prepare(mode, front=front)
+    stubs.come_first()
     for name in (
         "sglang.srt.managers.scheduler",
         "sglang.srt.speculative.eagle_worker_v2",
@@ -118,8 +107,8 @@ def import_sglang(mode: Mode = CPU, *, front: bool = False) -> None:
         triton_twins.choose(SHIMS)
         tree_kernels.install(SHIMS)
         cuda_literals.install(SHIMS)
-        # What each scheduler imports while it is built: imported here once, and not in each fork that builds one
-        for name in (*_IMPORTED_WHILE_BUILT, *_modules_in("sglang.srt.arg_groups")):
+        # What each scheduler imports while it is built or runs: imported here once, and not in each fork
+        for name in (*_IMPORTED_WHILE_BUILT, *_IMPORTED_WHILE_RUN, *_modules_in("sglang.srt.arg_groups")):
             with contextlib.suppress(Exception):  # the code that needs it imports it again, and gets the error
                 importlib.import_module(name)
 
@@ -129,15 +118,6 @@ def _modules_in(package: str) -> list[str]:
     with contextlib.suppress(Exception):
         return [f"{package}.{module.name}" for module in pkgutil.iter_modules(importlib.import_module(package).__path__)]
     return []
-
-
-def ask_transformers() -> None:
-    """Have transformers look for what is about to be stubbed: it looks once, keeps the answer, and would find the stubs."""
-    from transformers.utils import import_utils
-
-    for name in dir(import_utils):
-        if name.startswith(("is_torchaudio", "is_torchcodec", "is_torchvision")) and name.endswith("_available"):
-            getattr(import_utils, name)()
 
 
 def import_models(case: Case, mode: Mode) -> None:

@@ -4,8 +4,8 @@
                           └─ engine       one configuration: patches applied, Scheduler built (engine.py)
                                └─ runner  steps the scheduler through one case after another, writes their traces (runner.py)
 
-A crash, hang or leak of a case ends with its runner. Each process dies with its parent. Started by engines/start.py as
-`python -m eagletwin.harness.engines.sglang.processes.zygote FD [VERSION ROOT [CHANGES]]`.
+A crash, hang or leak of a case ends with its runner. Each process dies with its parent. Forked by ancestor.py, with the
+arguments FD [VERSION ROOT [CHANGES]].
 """
 
 import contextlib
@@ -21,41 +21,30 @@ from eagletwin.harness.families import RECIPES, family_of
 from eagletwin.harness.families.weights import model_pair
 
 
-def main(*, front: bool = False) -> None:
-    """Serve the caller until it hangs up. front: with SGLang's HTTP front end; servers are forked, and no engines."""
+def main(*, front: bool = False, failed: BaseException | None = None) -> None:
+    """Serve the caller until it hangs up. front: with SGLang's HTTP front end; servers are forked, and no engines.
+
+    failed: what was raised when others' packages were imported"""
     connection = socket.socket(fileno=int(sys.argv[1]))  # it ends with the caller, and this process with it
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the caller's to handle; it closes the socket
     if front:
         signal.signal(signal.SIGCHLD, _collect)  # whoever closed a server finds nothing of it left
     gc.disable()  # imports make much that lives for ever; collecting it costs seconds
     try:
-        from .. import by_content, changes, noted_blocks
-        from ..boot import boot
-
-        if len(sys.argv) > 2:
-            by_content.install()
-        noted_blocks.install()
-        if len(sys.argv) > 4:
-            changes.install(sys.argv[4])
-        boot.import_sglang(front=front)
-        from .. import call_function as probes
-        from .. import kernels
-        from ..boot import identity
-        from . import engine, server, supervise
-        from . import rank_group as ranks
-
-        if len(sys.argv) > 2:
-            identity.confirm(*sys.argv[2:4])
-        else:
-            identity.confirm_installed()
-
-        kernels.precompile()
+        if failed is not None:
+            raise failed
+        _import_sglang(front=front)
     except BaseException as error:
         with contextlib.suppress(OSError):  # the log cannot be written
             traceback.print_exc()  # first: the caller ends this process when it has read the answer
             sys.stderr.flush()
         wire.send(connection, wire.refused(error))
         raise
+    from .. import call_function as probes
+    from ..boot import identity
+    from . import engine, server, supervise
+    from . import rank_group as ranks
+
     gc.freeze()  # keep the collector from touching, and so copying, pages that the children share
     wire.send(connection, wire.Ready(identity.version()))
     while True:
@@ -83,6 +72,24 @@ def main(*, front: bool = False) -> None:
         os.close(descriptors[0])
 
 
+def _import_sglang(*, front: bool) -> None:
+    """That which was asked for, with all that engines need of it. Raises what its import raises."""
+    from .. import by_content, changes, kernels, noted_blocks
+    from ..boot import boot, identity
+
+    if len(sys.argv) > 2:
+        by_content.install()
+    noted_blocks.install()
+    if len(sys.argv) > 4:
+        changes.install(sys.argv[4])
+    boot.import_sglang(front=front)
+    if len(sys.argv) > 2:
+        identity.confirm(*sys.argv[2:4])
+    else:
+        identity.confirm_installed()
+    kernels.precompile()
+
+
 def _before_a_fork(message: object) -> None:
     """Collect what ended, make the model, and import what an engine needs, once for all like it. Of a changed tree each engine
     says itself what it imported."""
@@ -103,7 +110,3 @@ def _collect(*_: object) -> None:
     from .supervise import reap
 
     reap()
-
-
-if __name__ == "__main__":
-    main()

@@ -122,6 +122,11 @@ def install(gpu: tuple[str, ...] = GPU, idle: tuple[str, ...] = IDLE) -> None:
     sys.meta_path.insert(0, StubFinder(gpu, idle))
 
 
+def come_first() -> None:
+    """Before whatever looks for modules of SGLang, which some of the stubs are."""
+    sys.meta_path.sort(key=lambda finder: not isinstance(finder, StubFinder))
+
+
 def imported() -> tuple[str, ...]:
     """The stubs that were imported."""
     models = sorted(name for name in sys.modules if _MODELS.fullmatch(name))

@@ -1,0 +1,45 @@
+"""Zygotes of one process are forked from one ancestor, and none outlives it."""
+
+from pathlib import Path
+
+import psutil
+import pytest
+
+from eagletwin.cases.regressions import LEDGER
+from eagletwin.harness.engines import ancestor
+from eagletwin.harness.engines.host import Host
+from eagletwin.harness.judge.judge import judge
+
+
+def ancestors() -> list[psutil.Process]:
+    children = [child for child in psutil.Process().children() if child.status() != psutil.STATUS_ZOMBIE]
+    return [child for child in children if any(word.endswith("processes.ancestor") for word in child.cmdline())]
+
+
+def test_what_every_sglang_imports_of_others_is_imported_once(host: Host) -> None:
+    host.connection()
+    before = ancestors()
+    zygotes = [zygote for one in before for zygote in one.children()]
+    with Host() as other:
+        other.connection()
+        assert ancestors() == before
+        [zygote] = {zygote for one in before for zygote in one.children()} - {*zygotes}
+    assert not zygote.is_running()
+
+
+@pytest.mark.slow
+def test_a_zygote_ends_with_its_ancestor_and_the_next_case_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ancestor, "_standing", None)
+    others, case = ancestors(), LEDGER["25015"].case
+    with Host() as host:
+        host.engine(case)
+        [own] = (one for one in ancestors() if one not in others)
+        [zygote] = own.children()
+        own.kill()
+        zygote.wait()
+        assert host._zygote is not None
+        host._zygote._process.wait()
+        assert host._zygote.ended
+        assert judge(host.engine(case).run(case, tmp_path)).status == "equal"
+        assert ancestor._standing is not None
+    ancestor._standing.connection.close()
