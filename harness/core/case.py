@@ -31,8 +31,12 @@ Ask = Literal[
     "abort_in_step",
     "session",
     "n",
+    "adapter",
 ]
 
+
+# Kernels that SGLang has for adapters, the first of which it takes unless another is named
+LoraBackend = Literal["csgmv", "triton", "torch_native"]
 
 # When a hierarchical cache writes rows to the host: when they are cached, when they were used twice, or when they are evicted
 HostPolicy = Literal["write_through", "write_through_selective", "write_back"]
@@ -111,6 +115,17 @@ class Grammar(Printed, frozen=True, kw_only=True, forbid_unknown_fields=True):
     rules: Annotated[tuple[Annotated[str, Meta(pattern=r"^[a-dA-H()|*+?]{1,256}\Z")], ...], Meta(min_length=1, max_length=8)]
 
 
+class Adapter(Printed, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """A low-rank adapter (LoRA) of the target: its numbers and its scale follow from `seed` (families/adapters.py).
+
+    on  which projections of each layer it changes: those of attention, those of the MLP, or all
+    """
+
+    seed: Annotated[int, Meta(ge=0, lt=1 << 16)] = 0
+    rank: Annotated[int, Meta(ge=1, le=8)] = 1
+    on: Literal["all", "attention", "mlp"] = "all"
+
+
 class Request(Printed, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """One request. `arrive` is the scheduler iteration, from 0, before which it is handed in.
 
@@ -130,6 +145,7 @@ class Request(Printed, frozen=True, kw_only=True, forbid_unknown_fields=True):
              earlier requests, and it is handed in when the one before has ended, if that is after `arrive`. "": of none
     n  so many answers are wanted: the scheduler is sent other requests in its place (core/samples.py)
     after  it is handed in when this request has ended, if that is after `arrive`. "": it waits for none
+    adapter  the target's weights are changed by it; the draft's never are. absent: they are as they are
     """
 
     id: Name
@@ -149,6 +165,7 @@ class Request(Printed, frozen=True, kw_only=True, forbid_unknown_fields=True):
     session: NoName = ""
     n: Annotated[int, Meta(ge=1, le=16)] = 1
     after: NoName = ""
+    adapter: Adapter | None = None
 
     @property
     def penalized(self) -> bool:
@@ -221,6 +238,8 @@ class SGLangSettings(Printed, frozen=True, kw_only=True, forbid_unknown_fields=T
     adaptive: --speculative-adaptive: the number of draft steps changes between rounds, from num_steps on. None: it does not.
     plain_decode: a second engine of the same SGLang, without speculative decoding, says of each token of the greedy requests
     which it would have sent in its place (docs/explanation/plain-decode.md).
+    max_loras_per_batch, lora_backend: --max-loras-per-batch, --lora-backend: how many adapters may be in one batch, to have none
+    among them, and the kernels that apply them. Of no effect without adapters.
     """
 
     radix_cache: bool = False
@@ -240,6 +259,8 @@ class SGLangSettings(Printed, frozen=True, kw_only=True, forbid_unknown_fields=T
     host_policy: HostPolicy = "write_through"
     adaptive: Adaptive | None = None
     plain_decode: bool = False
+    max_loras_per_batch: Annotated[int, Meta(ge=1, le=8)] = 8
+    lora_backend: LoraBackend = "csgmv"
 
 
 class EngineSettings(Printed, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -304,6 +325,11 @@ class Case(Printed, frozen=True, kw_only=True, forbid_unknown_fields=True):
         return any(request.grammar is not None for request in self.requests)
 
     @property
+    def adapters(self) -> tuple[Adapter, ...]:
+        """The adapters that requests have, each once, in order; for any, SGLang is started in another way."""
+        return tuple(dict.fromkeys(request.adapter for request in self.requests if request.adapter is not None))
+
+    @property
     def sessions(self) -> tuple[str, ...]:
         """The streaming sessions that requests are of, for which SGLang is started in another way; sorted."""
         return tuple(sorted({request.session for request in self.requests if request.session}))
@@ -329,7 +355,7 @@ class Case(Printed, frozen=True, kw_only=True, forbid_unknown_fields=True):
         """This case without what differs from case to case on one engine: equal configurations share an engine process.
 
         Cases that sample do not share one with those that do not: on a CPU the worker is changed for them. Nor do those with
-        logit processors, hidden states, grammars or sessions, for which SGLang is started in another way.
+        logit processors, hidden states, grammars, sessions or adapters, for which SGLang is started in another way.
         """
         nothing = Request(
             id="none",
@@ -340,6 +366,7 @@ class Case(Printed, frozen=True, kw_only=True, forbid_unknown_fields=True):
             hidden_states=self.gives_states,
             grammar=Grammar(rules=("a*",)) if self.constrains else None,
             session="none" if self.sessions else "",
+            adapter=Adapter() if self.adapters else None,
         )
         adaptive = self.engine.sglang.adaptive
         if adaptive is not None:  # which steps there may be is the engine's; how one is chosen begins anew with each case
