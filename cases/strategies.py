@@ -13,7 +13,7 @@ from typing import Any, Literal, get_args
 
 from hypothesis import strategies as st
 
-from eagletwin.harness.core.case import Case, EngineSettings, Event, HostPolicy, Request, SGLangSettings
+from eagletwin.harness.core.case import Case, EngineSettings, Event, HostPolicy, LoraBackend, Request, SGLangSettings
 from eagletwin.harness.families import RECIPES
 from eagletwin.reference.sizes import count_candidates, reserved
 
@@ -45,6 +45,9 @@ DRAFT_SINKS = (0, 1, 3)
 # Of a hierarchical cache, slots of the host; drawn only where they are asked for, as each is a worker of its own
 HOST_SLOTS = (0, 256, 96, 48)
 HOST_POLICIES: tuple[HostPolicy, ...] = get_args(HostPolicy)
+# Of cases with adapters: how many may be in one batch, and what applies them
+LORA_LIMITS = (8, 2, 1)
+LORA_BACKENDS: tuple[LoraBackend, ...] = get_args(LoraBackend)
 WEIGHT_UPDATES: tuple[Literal["", "disk", "tensor"], ...] = (
     "",
     "disk",
@@ -100,6 +103,8 @@ class Focus:
     host_policy: HostPolicy = HOST_POLICIES[0]
     adaptive: bool = False
     plain_decode: bool = False
+    max_loras_per_batch: int = LORA_LIMITS[0]
+    lora_backend: LoraBackend = LORA_BACKENDS[0]
 
     @property
     def num_draft_tokens(self) -> int:
@@ -154,6 +159,8 @@ class Focus:
                     host_policy=self.host_policy,
                     adaptive=WHOLE if self.adaptive else None,
                     plain_decode=self.plain_decode,
+                    max_loras_per_batch=self.max_loras_per_batch,
+                    lora_backend=self.lora_backend,
                 )
             ),
         )
@@ -230,6 +237,8 @@ VALUES: dict[str, tuple[Any, ...]] = {
     "host_policy": HOST_POLICIES,
     "adaptive": (False, True),
     "plain_decode": (False, True),
+    "max_loras_per_batch": LORA_LIMITS,
+    "lora_backend": LORA_BACKENDS,
 }
 # Field -> how many of its values are drawn where none is asked for
 DRAWN = {
@@ -246,6 +255,8 @@ DRAWN = {
     "host_policy": 1,
     "adaptive": 1,
     "plain_decode": 1,
+    "max_loras_per_batch": 1,
+    "lora_backend": 1,
 }
 
 

@@ -238,8 +238,8 @@ class SGLangSettings(Printed, frozen=True, kw_only=True, forbid_unknown_fields=T
     adaptive: --speculative-adaptive: the number of draft steps changes between rounds, from num_steps on. None: it does not.
     plain_decode: a second engine of the same SGLang, without speculative decoding, says of each token of the greedy requests
     which it would have sent in its place (docs/explanation/plain-decode.md).
-    max_loras_per_batch, lora_backend: --max-loras-per-batch, --lora-backend: how many adapters may be in one batch, to have none
-    among them, and the kernels that apply them. Of no effect without adapters.
+    max_loras_per_batch, lora_backend: --max-loras-per-batch, --lora-backend: how many adapters may be in one batch, where none
+    is one more, and the kernels that apply them. Of no effect without adapters.
     """
 
     radix_cache: bool = False
@@ -371,7 +371,10 @@ class Case(Printed, frozen=True, kw_only=True, forbid_unknown_fields=True):
         adaptive = self.engine.sglang.adaptive
         if adaptive is not None:  # which steps there may be is the engine's; how one is chosen begins anew with each case
             adaptive = Adaptive(tiers=(Tier(batch=1, steps=tuple(sorted(adaptive.choices))),))
-        engine = EngineSettings(sglang=msgspec.structs.replace(self.engine.sglang, random_seed=0, adaptive=adaptive))
+        settings = msgspec.structs.replace(self.engine.sglang, random_seed=0, adaptive=adaptive)
+        if not self.adapters:  # nothing reads these
+            settings = msgspec.structs.replace(settings, max_loras_per_batch=8, lora_backend="csgmv")
+        engine = EngineSettings(sglang=settings)
         return msgspec.structs.replace(
             self, name="configuration", requests=(nothing,), chunks=(), events=(), exercises=(), engine=engine
         )

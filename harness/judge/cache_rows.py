@@ -56,8 +56,7 @@ class CacheRows:
         have its row, too. A row is no other target's: rows of requests with another adapter are none of it."""
         tokens = story.tokens[:count]
         alike = {
-            name: _alike(other.tokens, tokens) if other.adapter == story.adapter else 0
-            for name, other in self._stories.items()
+            name: _alike(other.tokens, tokens) if other.adapter == story.adapter else 0 for name, other in self._stories.items()
         }
         found = CachedPrefix()
         for slot, live in cached.items():

@@ -218,7 +218,7 @@ def _adapted_by(story: Story) -> str:
 def _followed(trace: Trace, model: Model) -> dict[str, Story]:
     """The stories as the trace has them: what the engine chose, and nothing of the reference yet."""
     case = trace.header.case
-    by_request = {request.id: Story(request.id, request.prompt, list(request.prompt), request.adapter) for request in case.requests}
+    by_request = {one.id: Story(one.id, one.prompt, list(one.prompt), one.adapter) for one in case.requests}
     retracted: list[tuple[str, list[int], int]] = []  # request, what it had committed, and how much of that was prefilled again
     prefilled_to = _ends_of_prefills(trace)
     frontiers: dict[str, list[int]] = {}  # tokens that draft decode consumed in the round that is being drafted, by request

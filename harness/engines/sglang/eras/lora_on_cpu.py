@@ -25,17 +25,20 @@ def prepare(shims: list[str]) -> None:
     import torch
 
     for name in _FACTORIES:
-
-        def unpinned(*args: Any, _original: Any = getattr(torch, name), pin_memory: bool = False, **kwargs: Any) -> Any:  # noqa: ARG001
-            return _original(*args, **kwargs)
-
-        setattr(torch, name, unpinned)
+        setattr(torch, name, _unpinned(getattr(torch, name)))
     torch.Tensor.pin_memory = lambda self, *args, **kwargs: self  # type: ignore[method-assign]
     shims.append(f"{', '.join(f'torch.{name}' for name in _FACTORIES)}, Tensor.pin_memory: no pinned memory")
     with contextlib.suppress(ModuleNotFoundError):
         tuning: Any = importlib.import_module("sglang.kernels.ops.lora.dense.lora_tuning_config")
         tuning.get_device_name = lambda: "cpu"  # there is no file of block sizes for it, as for most GPUs
         shims.append("lora_tuning_config.get_device_name: cpu")
+
+
+def _unpinned(original: Any) -> Any:
+    def make(*args: Any, pin_memory: bool = False, **kwargs: Any) -> Any:  # noqa: ARG001
+        return original(*args, **kwargs)
+
+    return make
 
 
 def kernels() -> list[ModuleType]:
