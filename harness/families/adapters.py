@@ -6,6 +6,7 @@ them, and its scale is alpha / rank, as PEFT's configurations have it.
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import lru_cache
 from typing import TYPE_CHECKING
 
@@ -71,4 +72,17 @@ def made(model: str, adapter: Adapter) -> dict[str, LowRank]:
             down = torch.randn(adapter.rank, inputs, generator=generator) * inputs**-0.5
             up = torch.randn(outputs, adapter.rank, generator=generator) * (_SHARE / scale * adapter.rank**-0.5)
             found[f"model.layers.{layer}.{name}.weight"] = LowRank(down, up, scale)
+    return found
+
+
+def widened(adapter: dict[str, LowRank], inner: int) -> dict[str, LowRank]:
+    """The same of a model whose MLP has `inner` numbers, of which those behind the model's own are zeros and stay so."""
+    from torch.nn.functional import pad
+
+    found = dict(adapter)
+    for name, part in adapter.items():
+        if ".mlp.down_proj." in name:
+            found[name] = replace(part, down=pad(part.down, (0, inner - part.down.shape[1])))
+        elif ".mlp." in name:
+            found[name] = replace(part, up=pad(part.up, (0, 0, 0, inner - part.up.shape[0])))
     return found

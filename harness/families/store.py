@@ -54,12 +54,13 @@ def whole_checkpoint(name: str) -> Path:
     return _kept(cache_folder("models") / f"{name}-{pair.digest[:16]}-whole", files) / "whole"
 
 
-def adapter_folder(model: str, adapter: Adapter) -> Path:
-    """An adapter of this model as PEFT writes one: what a server is named to load it."""
-    parts = adapters.made(model, adapter)
+def adapter_folder(model: str, adapter: Adapter, inner: int) -> Path:
+    """An adapter of this model as PEFT writes one: what a server is named to load it.
+
+    inner: how wide the MLP is where it is loaded; SGLang's on a CPU is wider than the model's, by zeros"""
     weights = {
         f"base_model.model.{name.removesuffix('.weight')}.lora_{side}.weight": matrix
-        for name, part in parts.items()
+        for name, part in adapters.widened(adapters.made(model, adapter), inner).items()
         for side, matrix in (("A", part.down), ("B", part.up))
     }
     configuration = {
@@ -69,7 +70,7 @@ def adapter_folder(model: str, adapter: Adapter) -> Path:
         "target_modules": adapters.modules(adapter),
     }
     files = {"adapter_config.json": json.dumps(configuration).encode(), "adapter_model.safetensors": save(weights)}
-    name = f"{model}-{model_pair(model).digest[:16]}-adapter-{adapter.seed}-{adapter.rank}-{adapter.on}"
+    name = f"{model}-{model_pair(model).digest[:16]}-adapter-{adapter.seed}-{adapter.rank}-{adapter.on}-{inner}"
     return _kept(cache_folder("models") / name, {"adapter": files}) / "adapter"
 
 

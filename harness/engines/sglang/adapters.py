@@ -43,15 +43,18 @@ def name_of(adapter: Adapter) -> str:
 
 
 def load(scheduler: Any, case: Case) -> None:
-    """Give the scheduler those adapters of a case that it does not have. Raises RuntimeError with its word if it refuses."""
+    """Give the scheduler those adapters of a case that it does not have. Raises RuntimeError with its word if it refuses.
+
+    On a CPU SGLang makes an MLP's width a multiple of 32, and does not so with an adapter's: it gets one that is as wide."""
     from sglang.srt.managers.io_struct import LoadLoRAAdapterReqInput
 
-    manager = scheduler.tp_worker.model_runner.lora_manager
+    runner = scheduler.tp_worker.model_runner
+    inner, manager = runner.model_config.hf_config.intermediate_size, runner.lora_manager
     for adapter in case.adapters:
         name = name_of(adapter)
         if name in manager.loras:
             continue
-        folder = str(adapter_folder(case.model, adapter))
+        folder = str(adapter_folder(case.model, adapter, inner))
         answer = scheduler._request_dispatcher(LoadLoRAAdapterReqInput(lora_name=name, lora_path=folder, lora_id=name))
         if not answer.success:
             raise RuntimeError(f"an adapter was not loaded: {answer.error_message}")
