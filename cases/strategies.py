@@ -13,7 +13,16 @@ from typing import Any, Literal, get_args
 
 from hypothesis import strategies as st
 
-from eagletwin.harness.core.case import Case, EngineSettings, Event, HostPolicy, LoraBackend, Request, SGLangSettings
+from eagletwin.harness.core.case import (
+    Case,
+    EngineSettings,
+    Event,
+    HostPolicy,
+    LoraBackend,
+    Request,
+    SGLangSettings,
+    WeightPath,
+)
 from eagletwin.harness.families import RECIPES
 from eagletwin.reference.sizes import count_candidates, reserved
 
@@ -48,11 +57,8 @@ HOST_POLICIES: tuple[HostPolicy, ...] = get_args(HostPolicy)
 # Of cases with adapters: how many may be in one batch, and what applies them
 LORA_LIMITS = (8, 2, 1)
 LORA_BACKENDS: tuple[LoraBackend, ...] = get_args(LoraBackend)
-WEIGHT_UPDATES: tuple[Literal["", "disk", "tensor"], ...] = (
-    "",
-    "disk",
-    "tensor",
-)  # new ones each need an engine of their own; only where they are asked for
+# New ones each need an engine of their own; only where they are asked for
+WEIGHT_UPDATES: tuple[Literal["", WeightPath], ...] = ("", *get_args(WeightPath))
 MORE_CHUNKS = 120  # of the last size, after those that are drawn one by one: for all prompts of a case, and all of them again
 MAX_PROMPT, MAX_NEW_TOKENS, MAX_REQUESTS = 40, 16, 6
 # Drawn only where they are asked for: with what part of the target's probability a draft token is accepted at least
@@ -93,7 +99,7 @@ class Focus:
     max_total_tokens: int = POOL_SIZES[0]
     max_running_requests: int = BATCH_LIMITS[0]
     context_length: int = CONTEXT_LENGTHS[0]
-    update_weights: Literal["", "disk", "tensor"] = ""
+    update_weights: Literal["", WeightPath] = WEIGHT_UPDATES[0]
     draft_window: int = DRAFT_WINDOWS[0]
     draft_sink: int = DRAFT_SINKS[0]
     threshold: float = THRESHOLDS[0]

@@ -35,6 +35,9 @@ Ask = Literal[
 ]
 
 
+# By which path a worker is given other weights: from a folder; tensors in a message, each or all of them as one; tensors that
+# another process broadcasts, each or all of them as one
+WeightPath = Literal["disk", "tensor", "tensor_bucket", "distributed", "distributed_bucket"]
 # Kernels that SGLang has for adapters, the first of which it takes unless another is named
 LoraBackend = Literal["csgmv", "triton", "torch_native"]
 
@@ -246,7 +249,7 @@ class SGLangSettings(Printed, frozen=True, kw_only=True, forbid_unknown_fields=T
     max_running_requests: Annotated[int, Meta(ge=1, le=64)] = 8
     max_total_tokens: Annotated[int, Meta(ge=64, le=65536)] = 1024
     context_length: Annotated[int, Meta(ge=0, le=4096)] = 0
-    update_weights: Literal["", "disk", "tensor"] = ""
+    update_weights: Literal["", WeightPath] = ""
     rejection_sampling: bool = False
     accept_single: Annotated[float, Meta(gt=0, le=1)] = 1.0
     accept_acc: Annotated[float, Meta(gt=0, le=1)] = 1.0

@@ -5,6 +5,8 @@ from typing import Annotated, Literal
 
 import typer
 
+from eagletwin.harness.core.case import WeightPath
+
 Sampling = Literal["none", "target", "rejection", "any"]
 MINUTES, SHRINK_MINUTES, MAX_CASES = 5.0, 3.0, 1_000_000
 
@@ -114,11 +116,12 @@ SmallTrees = Annotated[
     ),
 ]
 UpdateWeights = Annotated[
-    Literal["disk", "tensor"] | None,
+    WeightPath | None,
     typer.Option(
         metavar="HOW",
         rich_help_panel=_CASES,
-        help="Only workers that start with other weights and are given the model's, from `disk` or by `tensor`.",
+        help="Only workers that start with other weights and are given the model's, from `disk`, by `tensor` (all as one: "
+        "`tensor_bucket`), or by another process that broadcasts them (`distributed`, `distributed_bucket`).",
     ),
 ]
 SamplingOption = Annotated[

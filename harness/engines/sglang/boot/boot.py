@@ -248,6 +248,8 @@ def _refuse_what_is_not_driven(case: Case, mode: Mode, scheduler_module: Any) ->
     _refuse_what_requests_ask(case, mode)
     if case.adapters:
         adapters.refuse(mode)
+    if case.engine.sglang.update_weights:
+        new_weights.refuse(case.engine.sglang.update_weights, mode)
     if case.engine.sglang.plain_decode:
         plain_engine.refuse(mode, routed=bool(recipe.target.routed))
     if case.engine.sglang.adaptive is not None:
