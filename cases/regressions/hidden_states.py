@@ -110,7 +110,14 @@ _NO_TOKENS = Patch(
 
 
 def _entry(
-    name: str, title: str, trigger: str, remedy: Patch, model: str, request: Request, since: str = "0.5.9", **what: Any
+    name: str,
+    title: str,
+    trigger: str,
+    remedy: Patch,
+    model: str,
+    *requests: Request,
+    since: str = "0.5.9",
+    **what: Any,
 ) -> Entry:
     plain = model == "llama-standalone"
     return Entry(
@@ -122,7 +129,7 @@ def _entry(
         trigger=trigger,
         remedy=remedy,
         within="shifted" if plain else DECLARED_VIEW,
-        case=Case(name=name, model=model, num_steps=1, requests=(request,), **what),
+        case=Case(name=name, model=model, num_steps=1, requests=requests, **what),
     )
 
 
@@ -168,6 +175,7 @@ ENTRIES = (
         _NO_TOKENS,
         "llama-tiny",
         Request(id="a", prompt=(7,), max_new_tokens=0, hidden_states="all"),
-        "0.5.14",
+        Request(id="b", prompt=(5,), max_new_tokens=2),  # the fix of hidden-aux is in a round
+        since="0.5.14",
     ),
 )
