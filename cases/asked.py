@@ -15,6 +15,7 @@ from eagletwin.harness.core.grammar import aborted_unread
 from eagletwin.harness.families import RECIPES
 
 from .aborts import aborted_in_steps
+from .adapters import with_adapters
 from .grammars import grammars
 from .samples import with_samples
 from .sessions import in_sessions
@@ -99,12 +100,14 @@ IN_STEP: Ask = "abort_in_step"
 SESSION: Ask = "session"
 # What is sent to the scheduler as several requests
 SEVERAL: Ask = "n"
+# What not every case can have
+ADAPTER: Ask = "adapter"
 
 
 @st.composite
 def asking(draw: st.DrawFn, cases: st.SearchStrategy[Case], asks: Collection[str]) -> Case:
-    """A case of which each request may ask for each of these, want several answers, be a turn of a session, or be aborted
-    inside a step."""
+    """A case of which each request may ask for each of these, have an adapter, want several answers, be a turn of a session, or
+    be aborted inside a step."""
     case = draw(cases)
     vocabulary, requests = RECIPES[case.model].target.vocab_size, list[Request]()
     for request in case.requests:
@@ -115,6 +118,7 @@ def asking(draw: st.DrawFn, cases: st.SearchStrategy[Case], asks: Collection[str
             request = msgspec.structs.replace(request, grammar=None)
         requests.append(request)
     case = msgspec.structs.replace(case, requests=tuple(requests))
+    case = with_adapters(draw, case) if ADAPTER in asks else case
     case = with_samples(draw, case) if SEVERAL in asks else case
     case = in_sessions(draw, case) if SESSION in asks else case
     return aborted_in_steps(draw, case) if IN_STEP in asks else case

@@ -15,6 +15,7 @@ from hypothesis.strategies import SearchStrategy
 from msgspec.structs import replace as changed
 
 from eagletwin.harness.core.case import (
+    Adapter,
     Ask,
     Bias,
     Case,
@@ -29,10 +30,11 @@ from eagletwin.harness.core.case import (
 )
 from eagletwin.harness.core.errors import InputError
 from eagletwin.harness.families import RECIPES
+from eagletwin.harness.families.adapters import takes_adapters
 from eagletwin.harness.families.valid import admits, keeps_on_host, keeps_sessions
 from eagletwin.harness.families.windows import ENDING
 
-from .asked import ASKS, BIASES, IN_STEP, MIN_PS, SESSION, SEVERAL, asking
+from .asked import ADAPTER, ASKS, BIASES, IN_STEP, MIN_PS, SESSION, SEVERAL, asking
 from .drawn import few
 from .returning import returning
 from .sampling import Kind
@@ -41,6 +43,8 @@ from .strategies import (
     DRAWN,
     HOST_POLICIES,
     LARGE,
+    LORA_BACKENDS,
+    LORA_LIMITS,
     NUM_STEPS,
     PAGE_SIZES,
     POOL_SIZES,
@@ -64,7 +68,8 @@ _ASKING = 4  # turns of a cycle in which requests ask for something; with as man
 # fields of Focus that take turns with those, for the same reason
 _BESIDE = ("mixed_chunks", "host_slots", "adaptive", "plain_decode")
 _OF_PLAIN: tuple[Ask, ...] = ("penalties", "logit_bias", "min_new_tokens")  # what plain decode may be asked otherwise
-_TURNS = (SESSION, SEVERAL)  # and these, which are drawn of a whole case
+_TURNS = (SESSION, SEVERAL, ADAPTER)  # and these, which are drawn of a whole case
+_OF_OTHERS = ("model", "host_policy", "max_loras_per_batch", "lora_backend")  # fields of Focus that come with something else
 _IN_STEP = 0.5  # of the blocks of a search with overlap, so many have aborts inside a step
 _BEHIND = 24  # tokens of a prompt behind the first state that the prefix cache keeps
 _TRIES = 8_000  # drawings until a block has all that was asked for; one takes some ten microseconds
@@ -106,6 +111,7 @@ class Block:
             hidden_states="all" if "hidden_states" in self.asks else "",
             grammar=Grammar(rules=("a*",)) if "grammar" in self.asks else None,
             session="s" if SESSION in self.asks else "",
+            adapter=Adapter() if ADAPTER in self.asks else None,
         )
         requests: tuple[Request, ...] = (request,)
         aborted = "a"
@@ -225,7 +231,7 @@ def _rare(seed: int, number: int) -> dict[str, Any]:
     turn, others = divmod(number, _RARE)
     if others != _RARE - 1:
         return {}
-    own_turns = (name for name in DRAWN if name not in ("model", "host_policy", *_BESIDE))
+    own_turns = (name for name in DRAWN if name not in (*_OF_OTHERS, *_BESIDE))
     things = {name: VALUES[name][DRAWN[name] :] for name in own_turns if VALUES[name][DRAWN[name] :]}
     names: list[str | int] = [*things, "rejection", *range(_ASKING)]
     cycle, place = divmod(turn, len(names))
@@ -250,6 +256,12 @@ def _drawn(random: Random, seed: int, number: int, model: str, asked: Asked, rar
         asks = (random.choice(_OF_PLAIN),)
     if SESSION in asks:  # the cache keeps what is a session's
         held = {"radix_cache": True, **held}
+    if ADAPTER in asks:
+        held = {
+            "max_loras_per_batch": random.choice(LORA_LIMITS),
+            "lora_backend": random.choice(LORA_BACKENDS),
+            **held,
+        }
     recipe = RECIPES[held.get("model", model)]
     topk = held.get("topk", min(asked.widest, random.choice(TOPKS[1:])) if random.random() < 0.5 else TOPKS[0])
     drawn = Focus(
@@ -301,6 +313,8 @@ def _takes_effect(focus: Focus, sampling: Kind | None, rare: Mapping[str, Any], 
         return False
     if SESSION in asks and (not focus.radix_cache or not keeps_sessions(recipe) or focus.host_slots):
         return False
+    if ADAPTER in asks and (focus.adaptive or not takes_adapters(recipe)):
+        return False  # SGLang refuses them, or eagletwin has none
     if focus.adaptive and (focus.topk > 1 or not recipe.single_head):
         return False  # SGLang switches it off
     if focus.plain_decode and (sampling is not None or SESSION in asks):

@@ -13,7 +13,16 @@ from typing import Any, Literal, get_args
 
 from hypothesis import strategies as st
 
-from eagletwin.harness.core.case import Case, EngineSettings, Event, HostPolicy, Request, SGLangSettings
+from eagletwin.harness.core.case import (
+    Case,
+    EngineSettings,
+    Event,
+    HostPolicy,
+    LoraBackend,
+    Request,
+    SGLangSettings,
+    WeightPath,
+)
 from eagletwin.harness.families import RECIPES
 from eagletwin.reference.sizes import count_candidates, reserved
 
@@ -45,11 +54,11 @@ DRAFT_SINKS = (0, 1, 3)
 # Of a hierarchical cache, slots of the host; drawn only where they are asked for, as each is a worker of its own
 HOST_SLOTS = (0, 256, 96, 48)
 HOST_POLICIES: tuple[HostPolicy, ...] = get_args(HostPolicy)
-WEIGHT_UPDATES: tuple[Literal["", "disk", "tensor"], ...] = (
-    "",
-    "disk",
-    "tensor",
-)  # new ones each need an engine of their own; only where they are asked for
+# Of cases with adapters: how many may be in one batch, and what applies them
+LORA_LIMITS = (8, 2, 1)
+LORA_BACKENDS: tuple[LoraBackend, ...] = get_args(LoraBackend)
+# New ones each need an engine of their own; only where they are asked for
+WEIGHT_UPDATES: tuple[Literal["", WeightPath], ...] = ("", *get_args(WeightPath))
 MORE_CHUNKS = 120  # of the last size, after those that are drawn one by one: for all prompts of a case, and all of them again
 MAX_PROMPT, MAX_NEW_TOKENS, MAX_REQUESTS = 40, 16, 6
 # Drawn only where they are asked for: with what part of the target's probability a draft token is accepted at least
@@ -90,7 +99,7 @@ class Focus:
     max_total_tokens: int = POOL_SIZES[0]
     max_running_requests: int = BATCH_LIMITS[0]
     context_length: int = CONTEXT_LENGTHS[0]
-    update_weights: Literal["", "disk", "tensor"] = ""
+    update_weights: Literal["", WeightPath] = WEIGHT_UPDATES[0]
     draft_window: int = DRAFT_WINDOWS[0]
     draft_sink: int = DRAFT_SINKS[0]
     threshold: float = THRESHOLDS[0]
@@ -100,6 +109,8 @@ class Focus:
     host_policy: HostPolicy = HOST_POLICIES[0]
     adaptive: bool = False
     plain_decode: bool = False
+    max_loras_per_batch: int = LORA_LIMITS[0]
+    lora_backend: LoraBackend = LORA_BACKENDS[0]
 
     @property
     def num_draft_tokens(self) -> int:
@@ -154,6 +165,8 @@ class Focus:
                     host_policy=self.host_policy,
                     adaptive=WHOLE if self.adaptive else None,
                     plain_decode=self.plain_decode,
+                    max_loras_per_batch=self.max_loras_per_batch,
+                    lora_backend=self.lora_backend,
                 )
             ),
         )
@@ -230,6 +243,8 @@ VALUES: dict[str, tuple[Any, ...]] = {
     "host_policy": HOST_POLICIES,
     "adaptive": (False, True),
     "plain_decode": (False, True),
+    "max_loras_per_batch": LORA_LIMITS,
+    "lora_backend": LORA_BACKENDS,
 }
 # Field -> how many of its values are drawn where none is asked for
 DRAWN = {
@@ -246,6 +261,8 @@ DRAWN = {
     "host_policy": 1,
     "adaptive": 1,
     "plain_decode": 1,
+    "max_loras_per_batch": 1,
+    "lora_backend": 1,
 }
 
 

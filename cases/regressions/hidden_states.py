@@ -5,6 +5,8 @@
 * `hidden-aux`: of a target with an EAGLE-3 head the layers that this head reads, side by side, and not the last layer's state,
   which SGLang's documentation promises: those are what `--enable-return-aux-hidden-states` is for.
 * `hidden-standalone`: of a target with a plain draft model nothing. Up to 0.5.11, by reading, states were captured there, too.
+* `hidden-no-tokens`: of a prompt that is read for a request of no new tokens nothing, where it wants all. Since 0.5.14 the list
+  is cut to the tokens that are sent, as verify may commit more, and with none of them the prompt's rows go as well.
 """
 
 from typing import Any
@@ -95,18 +97,39 @@ else batch_result.logits_output.hidden_states,""",
 )
 
 
-def _entry(name: str, title: str, trigger: str, remedy: Patch, model: str, request: Request, **what: Any) -> Entry:
+_NO_TOKENS = Patch(
+    name="states-of-the-prompt-alone",
+    edits=(
+        Edit(
+            target="sglang.srt.managers.scheduler_components.output_streamer._GenerationStreamAccumulator.accept",
+            match="hs = hs[: req.finished_len]",
+            replacement="hs = hs[: max(req.finished_len, int(req.sampling_params.max_new_tokens == 0))]",
+        ),
+    ),
+)
+
+
+def _entry(
+    name: str,
+    title: str,
+    trigger: str,
+    remedy: Patch,
+    model: str,
+    *requests: Request,
+    since: str = "0.5.9",
+    **what: Any,
+) -> Entry:
     plain = model == "llama-standalone"
     return Entry(
         id=name,
         title=title,
         rule="output.hidden",
-        buggy="0.5.12 -" if plain else "0.5.9 -",
+        buggy=f"{'0.5.12' if plain else since} -",
         fixed="",
         trigger=trigger,
         remedy=remedy,
         within="shifted" if plain else DECLARED_VIEW,
-        case=Case(name=name, model=model, num_steps=1, requests=(request,), **what),
+        case=Case(name=name, model=model, num_steps=1, requests=requests, **what),
     )
 
 
@@ -144,5 +167,15 @@ ENTRIES = (
         _STANDALONE,
         "llama-standalone",
         Request(id="a", prompt=(7,), max_new_tokens=2, hidden_states="all"),
+    ),
+    _entry(
+        "hidden-no-tokens",
+        "Give the hidden states of a prompt to a request of no new tokens",
+        "return_hidden_states and max_new_tokens 0",
+        _NO_TOKENS,
+        "llama-tiny",
+        Request(id="a", prompt=(7,), max_new_tokens=0, hidden_states="all"),
+        Request(id="b", prompt=(5,), max_new_tokens=2),  # the fix of hidden-aux is in a round
+        since="0.5.14",
     ),
 )

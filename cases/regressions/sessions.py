@@ -1,4 +1,4 @@
-"""Live, found by eagletwin: three faults of streaming sessions.
+"""Live, found by eagletwin: four faults of streaming sessions.
 
 * `session-last-token`: when a request of a session ends, its last token counts among those whose rows the session keeps. No
   forward has consumed that token where nothing was committed behind it: the target's row there is whatever lies in the slot,
@@ -10,11 +10,13 @@
   gives the rows of one that is aborted after a retraction back.
 * `session-full`: open sessions keep their entries of req_to_token. When they have all of them, SGLang lets no request run:
   those neither that would run on their session's own entry. The remedy counts that entry for them.
+* `session-adapter`: a request goes on behind the rows that its session keeps, whatever adapter (LoRA) they were computed with.
+  The prefix cache keeps rows of adapters apart, and a session does not. The remedy gives up what another adapter has left.
 """
 
 from msgspec.structs import replace
 
-from eagletwin.harness.core.case import Case, EngineSettings, Event, Request, SGLangSettings
+from eagletwin.harness.core.case import Adapter, Case, EngineSettings, Event, Request, SGLangSettings
 from eagletwin.harness.core.patch import Edit, Patch
 
 from ..entry import Entry
@@ -142,4 +144,37 @@ FULL = Entry(
     ),
 )
 
-ENTRIES = (LAST_TOKEN, RETRACTED, FULL)
+ADAPTER = Entry(
+    id="session-adapter",
+    title="Go on behind no rows of a session that were computed with another adapter",
+    rule="target.kv",
+    buggy="0.5.22 -",
+    fixed="",
+    trigger="--enable-streaming-session and --enable-lora, and a request of a session that had another adapter before",
+    remedy=Patch(
+        name="rows-of-one-adapter",
+        edits=(
+            Edit(
+                target=f"{_SESSION}.take",
+                match="slot = SessionSlot(kv=req.kv, publishes_prompt=True)",
+                replacement="slot = SessionSlot(kv=req.kv, publishes_prompt=True)\nslot.lora_id = req.lora_id",
+            ),
+            Edit(
+                target=f"{_SESSION}.try_match_prefix",
+                match="req = params.req",
+                replacement="req = params.req\n"
+                "if slot.lora_id != req.lora_id:\n"
+                "    self.release_session(req.session.session_id)\n"
+                "    return None",
+            ),
+        ),
+    ),
+    case=replace(
+        _CASE,
+        name="session-adapter",
+        requests=(replace(_FIRST, adapter=Adapter()), _NEXT),
+        exercises=(),
+    ),
+)
+
+ENTRIES = (LAST_TOKEN, RETRACTED, FULL, ADAPTER)

@@ -127,6 +127,7 @@ def _kind(case: Case) -> tuple[bool, ...]:
         settings.mixed_chunks and not settings.radix_cache and case.page_size > 1,
         settings.host_pages > 0,
         bool(case.sessions),
+        bool(case.sessions) and bool(case.adapters),
         any(request.stream for request in case.requests),
         settings.plain_decode,
     )

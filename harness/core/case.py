@@ -31,8 +31,15 @@ Ask = Literal[
     "abort_in_step",
     "session",
     "n",
+    "adapter",
 ]
 
+
+# By which path a worker is given other weights: from a folder; tensors in a message, each or all of them as one; tensors that
+# another process broadcasts, each or all of them as one
+WeightPath = Literal["disk", "tensor", "tensor_bucket", "distributed", "distributed_bucket"]
+# Kernels that SGLang has for adapters, the first of which it takes unless another is named
+LoraBackend = Literal["csgmv", "triton", "torch_native"]
 
 # When a hierarchical cache writes rows to the host: when they are cached, when they were used twice, or when they are evicted
 HostPolicy = Literal["write_through", "write_through_selective", "write_back"]
@@ -111,6 +118,17 @@ class Grammar(Printed, frozen=True, kw_only=True, forbid_unknown_fields=True):
     rules: Annotated[tuple[Annotated[str, Meta(pattern=r"^[a-dA-H()|*+?]{1,256}\Z")], ...], Meta(min_length=1, max_length=8)]
 
 
+class Adapter(Printed, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """A low-rank adapter (LoRA) of the target: its numbers and its scale follow from `seed` (families/adapters.py).
+
+    on  which projections of each layer it changes: those of attention, those of the MLP, or all
+    """
+
+    seed: Annotated[int, Meta(ge=0, lt=1 << 16)] = 0
+    rank: Annotated[int, Meta(ge=1, le=8)] = 1
+    on: Literal["all", "attention", "mlp"] = "all"
+
+
 class Request(Printed, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """One request. `arrive` is the scheduler iteration, from 0, before which it is handed in.
 
@@ -130,6 +148,7 @@ class Request(Printed, frozen=True, kw_only=True, forbid_unknown_fields=True):
              earlier requests, and it is handed in when the one before has ended, if that is after `arrive`. "": of none
     n  so many answers are wanted: the scheduler is sent other requests in its place (core/samples.py)
     after  it is handed in when this request has ended, if that is after `arrive`. "": it waits for none
+    adapter  the target's weights are changed by it; the draft's never are. absent: they are as they are
     """
 
     id: Name
@@ -149,6 +168,7 @@ class Request(Printed, frozen=True, kw_only=True, forbid_unknown_fields=True):
     session: NoName = ""
     n: Annotated[int, Meta(ge=1, le=16)] = 1
     after: NoName = ""
+    adapter: Adapter | None = None
 
     @property
     def penalized(self) -> bool:
@@ -221,13 +241,15 @@ class SGLangSettings(Printed, frozen=True, kw_only=True, forbid_unknown_fields=T
     adaptive: --speculative-adaptive: the number of draft steps changes between rounds, from num_steps on. None: it does not.
     plain_decode: a second engine of the same SGLang, without speculative decoding, says of each token of the greedy requests
     which it would have sent in its place (docs/explanation/plain-decode.md).
+    max_loras_per_batch, lora_backend: --max-loras-per-batch, --lora-backend: how many adapters may be in one batch, where none
+    is one more, and the kernels that apply them. Of no effect without adapters.
     """
 
     radix_cache: bool = False
     max_running_requests: Annotated[int, Meta(ge=1, le=64)] = 8
     max_total_tokens: Annotated[int, Meta(ge=64, le=65536)] = 1024
     context_length: Annotated[int, Meta(ge=0, le=4096)] = 0
-    update_weights: Literal["", "disk", "tensor"] = ""
+    update_weights: Literal["", WeightPath] = ""
     rejection_sampling: bool = False
     accept_single: Annotated[float, Meta(gt=0, le=1)] = 1.0
     accept_acc: Annotated[float, Meta(gt=0, le=1)] = 1.0
@@ -240,6 +262,8 @@ class SGLangSettings(Printed, frozen=True, kw_only=True, forbid_unknown_fields=T
     host_policy: HostPolicy = "write_through"
     adaptive: Adaptive | None = None
     plain_decode: bool = False
+    max_loras_per_batch: Annotated[int, Meta(ge=1, le=8)] = 8
+    lora_backend: LoraBackend = "csgmv"
 
 
 class EngineSettings(Printed, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -304,6 +328,11 @@ class Case(Printed, frozen=True, kw_only=True, forbid_unknown_fields=True):
         return any(request.grammar is not None for request in self.requests)
 
     @property
+    def adapters(self) -> tuple[Adapter, ...]:
+        """The adapters that requests have, each once, in order; for any, SGLang is started in another way."""
+        return tuple(dict.fromkeys(request.adapter for request in self.requests if request.adapter is not None))
+
+    @property
     def sessions(self) -> tuple[str, ...]:
         """The streaming sessions that requests are of, for which SGLang is started in another way; sorted."""
         return tuple(sorted({request.session for request in self.requests if request.session}))
@@ -329,7 +358,7 @@ class Case(Printed, frozen=True, kw_only=True, forbid_unknown_fields=True):
         """This case without what differs from case to case on one engine: equal configurations share an engine process.
 
         Cases that sample do not share one with those that do not: on a CPU the worker is changed for them. Nor do those with
-        logit processors, hidden states, grammars or sessions, for which SGLang is started in another way.
+        logit processors, hidden states, grammars, sessions or adapters, for which SGLang is started in another way.
         """
         nothing = Request(
             id="none",
@@ -340,11 +369,15 @@ class Case(Printed, frozen=True, kw_only=True, forbid_unknown_fields=True):
             hidden_states=self.gives_states,
             grammar=Grammar(rules=("a*",)) if self.constrains else None,
             session="none" if self.sessions else "",
+            adapter=Adapter() if self.adapters else None,
         )
         adaptive = self.engine.sglang.adaptive
         if adaptive is not None:  # which steps there may be is the engine's; how one is chosen begins anew with each case
             adaptive = Adaptive(tiers=(Tier(batch=1, steps=tuple(sorted(adaptive.choices))),))
-        engine = EngineSettings(sglang=msgspec.structs.replace(self.engine.sglang, random_seed=0, adaptive=adaptive))
+        settings = msgspec.structs.replace(self.engine.sglang, random_seed=0, adaptive=adaptive)
+        if not self.adapters:  # nothing reads these
+            settings = msgspec.structs.replace(settings, max_loras_per_batch=8, lora_backend="csgmv")
+        engine = EngineSettings(sglang=settings)
         return msgspec.structs.replace(
             self, name="configuration", requests=(nothing,), chunks=(), events=(), exercises=(), engine=engine
         )

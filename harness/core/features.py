@@ -39,6 +39,10 @@ FEATURES: dict[str, str] = {
     "session_again": "a session was opened again after it was closed",
     "several_samples": "samples of one prompt (n) were in one decode batch",
     "samples_share_prompt": "a sample of a prompt reused rows that the request before all samples had left of it",
+    "several_adapters": "requests with different adapters, or with one and without, were in one decode batch",
+    "prompt_of_another_adapter": "with a prefix cache, a prompt began, for a page and more, like one of another adapter that "
+    "was read before it",
+    "adapters_take_turns": "requests had more adapters than may be in one batch (max_loras_per_batch), where none is one more",
     "shared_chunk": "a prefill batch finished one prompt and began another",
     "one_token_tail": "the last of several chunks held one token",
     "early_stop": "a stop token, or the end of its grammar's text, ended a request before max_new_tokens",

@@ -24,6 +24,8 @@ def plain_case(case: Case, requests: tuple[Request, ...]) -> Case:
         max_running_requests=own.max_running_requests,
         max_total_tokens=own.max_total_tokens,
         context_length=own.context_length,
+        max_loras_per_batch=own.max_loras_per_batch,
+        lora_backend=own.lora_backend,
     )
     return Case(
         name=case.name,

@@ -12,11 +12,12 @@ from pathlib import Path
 
 from safetensors.torch import save
 
+from eagletwin.harness.core.case import Adapter
 from eagletwin.harness.core.dtype import Dtype
 from eagletwin.harness.core.errors import InputError
 from eagletwin.harness.core.folders import cache_folder
 
-from . import RECIPES, family_of, llama
+from . import RECIPES, adapters, family_of, llama
 from .family import Part, sizes
 from .recipe import Recipe
 from .weights import ModelPair, model_pair, other_pair
@@ -51,6 +52,26 @@ def whole_checkpoint(name: str) -> Path:
         )
     files = {"whole": checkpoint_files(llama.target_part(recipe, weights), recipe)}
     return _kept(cache_folder("models") / f"{name}-{pair.digest[:16]}-whole", files) / "whole"
+
+
+def adapter_folder(model: str, adapter: Adapter, inner: int) -> Path:
+    """An adapter of this model as PEFT writes one: what a server is named to load it.
+
+    inner: how wide the MLP is where it is loaded; SGLang's on a CPU is wider than the model's, by zeros"""
+    weights = {
+        f"base_model.model.{name.removesuffix('.weight')}.lora_{side}.weight": matrix
+        for name, part in adapters.widened(adapters.made(model, adapter), inner).items()
+        for side, matrix in (("A", part.down), ("B", part.up))
+    }
+    configuration = {
+        "peft_type": "LORA",
+        "r": adapter.rank,
+        "lora_alpha": adapters.alpha(adapter),
+        "target_modules": adapters.modules(adapter),
+    }
+    files = {"adapter_config.json": json.dumps(configuration).encode(), "adapter_model.safetensors": save(weights)}
+    name = f"{model}-{model_pair(model).digest[:16]}-adapter-{adapter.seed}-{adapter.rank}-{adapter.on}-{inner}"
+    return _kept(cache_folder("models") / name, {"adapter": files}) / "adapter"
 
 
 def _written(name: str, pair: ModelPair, dtype: Dtype = "float32") -> tuple[Path, Path]:

@@ -20,6 +20,7 @@ from eagletwin.reference.grammar import left_recursive, reaching
 from eagletwin.reference.sizes import count_candidates, reserved
 
 from . import RECIPES, family_of
+from .adapters import takes_adapters
 from .recipe import Recipe
 
 
@@ -103,6 +104,7 @@ def check_case(case: Case, origin: str) -> None:
         )
     _check_host(case, origin)
     _check_sessions(case, origin)
+    _check_adapters(case, origin)
     ids = [request.id for request in case.requests]
     if len(set(ids)) < len(ids):
         raise _refuse(f"{origin}: two requests have the same id", "give each request an id of its own")
@@ -170,6 +172,20 @@ def _check_host(case: Case, origin: str) -> None:
 def keeps_sessions(recipe: Recipe) -> bool:
     """Whether streaming sessions of this model can be judged."""
     return not recipe.target.states and not recipe.window
+
+
+def _check_adapters(case: Case, origin: str) -> None:
+    """What adapters need, and what SGLang refuses beside them."""
+    if not case.adapters:
+        return
+    settings, recipe = case.engine.sglang, RECIPES[case.model]
+    if not takes_adapters(recipe):
+        why = "eagletwin has adapters of Llama's linear maps alone"
+        if not recipe.is_eagle:
+            why = f"SGLang refuses them with {'FROZEN_KV_MTP' if recipe.frozen else 'STANDALONE'}"
+        raise _refuse(f"{origin}: an adapter with {case.model}: {why}", "use another model, such as llama-tiny")
+    if settings.adaptive is not None:
+        raise _refuse(f"{origin}: an adapter and adaptive steps, which SGLang refuses together", "leave one of them out")
 
 
 def _check_samples(case: Case, origin: str) -> None:

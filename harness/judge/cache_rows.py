@@ -1,7 +1,7 @@
 """Which rows the prefix cache has of a sequence of tokens, by its slots. Used by hits.py and kept.py.
 
 What is in a slot is known by the request that last committed a row there: row i is that of another request if all tokens that
-it is a function of are the same.
+it is a function of are the same, and its target is.
 """
 
 from collections.abc import Mapping
@@ -51,9 +51,13 @@ class CacheRows:
         for row, slot in enumerate(self._trace.integers(number, "table") if self.on else ()):
             self._committed[slot] = record.request, row
 
-    def of(self, tokens: list[int], cached: Mapping[int, bool]) -> CachedPrefix:
-        """Of these tokens, with these slots in the cache. cached: slot -> whether layers with a window have its row, too"""
-        alike = {name: _alike(story.tokens, tokens) for name, story in self._stories.items()}
+    def of(self, story: Story, count: int, cached: Mapping[int, bool]) -> CachedPrefix:
+        """Of the first `count` tokens of a request, with these slots in the cache. cached: slot -> whether layers with a window
+        have its row, too. A row is no other target's: rows of requests with another adapter are none of it."""
+        tokens = story.tokens[:count]
+        alike = {
+            name: _alike(other.tokens, tokens) if other.adapter == story.adapter else 0 for name, other in self._stories.items()
+        }
         found = CachedPrefix()
         for slot, live in cached.items():
             owner, row = self._committed.get(slot, ("", 0))

@@ -53,6 +53,7 @@ class Evidence:
         self.sessions = reached(trace, stories)
         self.hits = [record for record in self.prefills if self.is_hit(record)]
         self.prompts = {request.id: request.prompt for request in self.case.requests}
+        self.adapters = {request.id: request.adapter for request in self.case.requests}
         self.samples = _samples(self.case.requests)
         self.least = {request.id: request.min_new_tokens for request in self.case.requests}
         self.given = {request.id: request.hidden_states for request in self.case.requests}
@@ -95,6 +96,25 @@ class Evidence:
         """Whether the target's argmax at a chunk's end is not the next token. Of a recording nobody knows."""
         story, end = self.stories[record.request], record.numbers["end"]
         return story.target_rows is not None and int(story.target.logits[end - 1].argmax()) != story.tokens[end]
+
+    def several_adapters(self, batch: set[str]) -> bool:
+        return len({self.adapters[name] for name in batch}) > 1
+
+    def begins_like_another(self, record: Record) -> bool:
+        """Whether the prefix cache could take rows of another adapter for those of a request, whose first chunk this is."""
+        first = record.round == 0 and record.attempt == 0 and not self.continues(record)
+        page, prompt = self.case.page_size + 1, self.prompts[record.request]  # a key is a pair of tokens
+        return (
+            first
+            and self.case.engine.sglang.radix_cache
+            and len(prompt) > page
+            and any(
+                other.iteration < record.iteration
+                and self.adapters[other.request] != self.adapters[record.request]
+                and self.prompts[other.request][:page] == prompt[:page]
+                for other in self.prefills
+            )
+        )
 
     def goes_on(self, record: Record) -> bool:
         """Whether another prompt shares more with this one than was reused."""
@@ -326,6 +346,11 @@ PREDICATES: dict[str, Callable[[Evidence], bool]] = {
     **{name: _of_sessions(name) for name in FEATURES if name.startswith("session_")},
     "several_samples": lambda run: any(map(run.has_samples, run.decoded)),
     "samples_share_prompt": lambda run: any(record.request in run.samples for record in run.hits),
+    "several_adapters": lambda run: any(map(run.several_adapters, run.decoded)),
+    "prompt_of_another_adapter": lambda run: any(map(run.begins_like_another, run.prefills)),
+    "adapters_take_turns": lambda run: (
+        bool(run.case.adapters) and len({*run.adapters.values()}) > run.case.engine.sglang.max_loras_per_batch
+    ),
     "shared_chunk": Evidence.shared_chunk,
     "one_token_tail": lambda run: any(map(run.one_token_tail, run.prefills)),
     "early_stop": lambda run: any(run.stopped_early(n, record) for n, record in run.records if record.stage == "finished"),

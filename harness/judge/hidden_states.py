@@ -3,8 +3,8 @@
 The token at place p was chosen by the target's row p - 1: the state of that row is the token's. It is what the head that makes
 logits reads, after the final norm, or what the target hands on before it (Step-3.5): the same as without a draft. The first
 token has the states of its prompt as well, from the first row that was computed for it: SGLang keeps no states of rows in the
-prefix cache. A retraction computes rows again, and gives no state anew. A request with max_new_tokens 0 is given the state of
-the token that would have been its first where it wants the last one alone, and none where it wants all: those of tokens.
+prefix cache. A retraction computes rows again, and gives no state anew. A request with max_new_tokens 0 is given what would
+come with its first token.
 """
 
 from collections.abc import Callable, Sequence
@@ -30,7 +30,7 @@ class Given:
     def finished(self, number: int, record: Record, request: Request, own: Sequence[Record], emitted: int) -> None:
         """A request has ended. own: the records of its prefills and rounds; emitted: how many tokens it was sent."""
         place, wanted = Place(record, "finished"), request.hidden_states
-        unsent = wanted == "last" and not (request.max_new_tokens or emitted or record.numbers["aborted"])
+        unsent = bool(wanted) and not (request.max_new_tokens or emitted or record.numbers["aborted"])
         emitted += unsent
         given = "given_hidden" in record.tensors
         if given != bool(wanted and emitted):

@@ -76,8 +76,8 @@ class Hits:
         """Rows of the longest prefix that can be reused, of a request with so many tokens: in whole pages, with the rows that
         its next row sees in a window, and without the last token, whose logits are wanted, and those behind the first whose
         logprob is asked for. SGLang looks the others up, and where its keys are pairs of tokens there is one pair less."""
-        tokens = self._stories[name].tokens[:known]
-        stored, ends = self._rows.of(tokens, self._cached), self._tracked.ends(tokens, self._states)
+        story = self._stories[name]
+        stored, ends = self._rows.of(story, known, self._cached), self._tracked.ends(story.tokens[:known], self._states)
         asked = self._from[name]
         looked_up = known - 1 if asked is None else min(known - 1, asked)
         for end in range(min(stored.count, looked_up - self._ahead) // self._page * self._page, 0, -self._page):

@@ -103,9 +103,9 @@ class KeptRows:
         """Rows of the longest prefix of a request with so many tokens that the cache has but for what a window sees: it ends
         behind the hit, at `start`. 0: it does not. It is looked up after the iteration began and before the batch did, which
         may have evicted some: the shorter one counts."""
-        tokens, found = self._stories[name].tokens[:known], list[int]()
+        story, found = self._stories[name], list[int]()
         for cached in (self._iteration, self._batch, self._iteration | self._batch):
-            count = self._rows.of(tokens, cached).count
+            count = self._rows.of(story, known, cached).count
             found.append(min(count, known - 1 - self._ahead) // self._page * self._page)
         return min((rows for rows in found if rows > start), default=0)
 
@@ -151,7 +151,7 @@ class KeptRows:
     def _there(self, place: Place, promised: int, cached: dict[int, bool], why: str) -> None:
         if not self._compare.on(_RULE):
             return
-        count = self._rows.of(self._stories[place.record.request].tokens[: promised + self._ahead], cached).count
+        count = self._rows.of(self._stories[place.record.request], promised + self._ahead, cached).count
         if count < promised:
             self._compare.report(place, _RULE, "rows in the prefix cache", promised, count, why)
 

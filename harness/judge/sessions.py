@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 from msgspec.structs import replace
 
-from eagletwin.harness.core.case import Request
+from eagletwin.harness.core.case import Adapter, Request
 from eagletwin.harness.core.records import Record
 from eagletwin.harness.core.sessions import whole_prompts
 from eagletwin.harness.core.trace import Trace
@@ -53,6 +53,7 @@ class _Session:
     running  its request that was handed in and has not ended
     tokens   that were said in it, by requests that ended by themselves
     keeps    whether it must have rows of theirs: nothing happened that may take them
+    adapter  of the last of these requests: rows are of no use to one with another
     spare    rows of the last of these requests behind `tokens` - 1 that are still those of tokens which were said
     """
 
@@ -60,6 +61,7 @@ class _Session:
     running: str = ""
     tokens: int = 0
     keeps: bool = False
+    adapter: Adapter | None = None
     spare: int = 0
 
 
@@ -110,7 +112,8 @@ class Sessions:
             session.open, session.tokens, session.keeps = True, 0, False
         session.running = record.request
         most = session.tokens - 1 if self._own_tokens_only else session.tokens - 1 + session.spare
-        self._runs[record.request] = _Run(session.tokens, session.keeps, most)
+        keeps = session.keeps and session.adapter == self._stories[record.request].adapter
+        self._runs[record.request] = _Run(session.tokens, keeps, most)
 
     def ended(self, number: int, record: Record) -> None:
         """A request is over."""
@@ -123,7 +126,7 @@ class Sessions:
             return
         story = self._stories[record.request]
         session.tokens = len(story.prompt) + len(self._trace.integers(number, "tokens"))
-        session.keeps = True
+        session.keeps, session.adapter = True, story.adapter
         session.spare = int(len(story.tokens) > session.tokens)
 
     def prefill(self, record: Record) -> None:

@@ -14,13 +14,14 @@ import torch
 from torch import Tensor
 
 from eagletwin.harness.core.arrays import Array
-from eagletwin.harness.core.case import Case
+from eagletwin.harness.core.case import Adapter, Case
 from eagletwin.harness.core.dtype import Dtype
 from eagletwin.harness.core.trace import Trace
 from eagletwin.harness.core.verdict import View
-from eagletwin.harness.families import RECIPES
+from eagletwin.harness.families import RECIPES, adapters
 from eagletwin.harness.families.weights import served_pair
 from eagletwin.reference import growth
+from eagletwin.reference.adapters import LowRank, adapted
 from eagletwin.reference.chain import rows_behind
 from eagletwin.reference.eagle import Head
 from eagletwin.reference.frozen import FrozenHead
@@ -115,6 +116,7 @@ class Story:
 
     tokens   [T] everything committed by the end, prompt first; x[T-1] is the last bonus token. A plain draft has a row of it
              too: T rows
+    adapter  what its target is changed by
     rounds   by verify ordinal
     target_rows, draft_rows  rows 0..T-2 of the reference, once they are computed
     growths  one per round, and what of its choices the reference can tell: choices
@@ -132,6 +134,7 @@ class Story:
     name: str
     prompt: tuple[int, ...]
     tokens: list[int]
+    adapter: Adapter | None = None
     rounds: list[Round] = field(default_factory=list)
     target_rows: ReferenceRows | None = None
     draft_rows: ReferenceRows | None = None
@@ -195,10 +198,11 @@ def stories(trace: Trace, view: View, ties: Ties = None) -> dict[str, Story]:
             by_request[name].rerouted = True
     nudge = ties if isinstance(ties, Nudge) else None
     pack: list[Story] = []
-    for story in by_request.values():
+    for story in sorted(by_request.values(), key=_adapted_by):  # one forward has one target
         if len(story.tokens) < 2:
             continue
-        if pack and sum(len(other.tokens) for other in (*pack, story)) > _TOGETHER:
+        other_target = bool(pack) and pack[-1].adapter != story.adapter
+        if pack and (other_target or sum(len(other.tokens) for other in (*pack, story)) > _TOGETHER):
             _compute(case, pack, view, dtype, nudge, routed)
             pack = []
         pack.append(story)
@@ -212,10 +216,15 @@ def stories(trace: Trace, view: View, ties: Ties = None) -> dict[str, Story]:
     return by_request
 
 
+def _adapted_by(story: Story) -> str:
+    """Alike of requests of one target; none comes first."""
+    return "" if story.adapter is None else repr(story.adapter)
+
+
 def _followed(trace: Trace, model: Model) -> dict[str, Story]:
     """The stories as the trace has them: what the engine chose, and nothing of the reference yet."""
     case = trace.header.case
-    by_request = {request.id: Story(request.id, request.prompt, list(request.prompt)) for request in case.requests}
+    by_request = {one.id: Story(one.id, one.prompt, list(one.prompt), one.adapter) for one in case.requests}
     retracted: list[tuple[str, list[int], int]] = []  # request, what it had committed, and how much of that was prefilled again
     prefilled_to = _ends_of_prefills(trace)
     frontiers: dict[str, list[int]] = {}  # tokens that draft decode consumed in the round that is being drafted, by request
@@ -333,6 +342,15 @@ def _reference_target(model: str, dtype: Dtype, nudge: Nudge | None) -> Weights:
     return weights if nudge is None else nudge.of("target", weights)
 
 
+@lru_cache(maxsize=64)
+def _adapted_target(model: str, dtype: Dtype, adapter: Adapter) -> Weights:
+    """The same with an adapter: of a model without experts, whose choices may be nudged."""
+    exact = {
+        name: LowRank(part.down.double(), part.up.double(), part.scale) for name, part in adapters.made(model, adapter).items()
+    }
+    return adapted(_reference_target(model, dtype, None), exact)
+
+
 @lru_cache(maxsize=8)
 def reference_heads(model: str, dtype: Dtype, nudge: Nudge | None = None) -> tuple[Head, ...]:
     """The recipe's heads in float64, by layer; a single one drafts on by itself."""
@@ -351,6 +369,8 @@ def _head(case: Case, dtype: Dtype, view: View, nudge: Nudge | None) -> Head:
 def _compute(case: Case, pack: list[Story], view: View, dtype: Dtype, nudge: Nudge | None, routed: Routed | None) -> None:
     """Fill the reference's rows in, of all these requests in the same forwards."""
     shape, weights = RECIPES[case.model].target, _reference_target(case.model, dtype, nudge)
+    if pack[0].adapter is not None:
+        weights = _adapted_target(case.model, dtype, pack[0].adapter)
     # An id outside the vocabulary is a divergence that requests.py reports; here it only must not break the arithmetic.
     tokens = [torch.from_numpy(np.array(story.tokens, np.int64).clip(0, shape.vocab_size - 1)) for story in pack]
     lengths = [len(sequence) - 1 for sequence in tokens]

@@ -72,6 +72,7 @@ NOT_SHOWN = {
     "deterministic-window": "what a draft attends to is in its row and its logits alone",
     "draft-window": "what a row attends to is in its state and its logits alone",
     "host-layers": "whether a row came back is seen in the row alone",
+    "session-adapter": "which adapter computed a row is seen in the row alone",
     "session-last-token": "what a request finds in its session is not recorded",
     "hybrid-keys": "whose token made a cached row is seen in the row alone",
     "logit-processor": "which token verify may commit depends on its logits",
@@ -80,7 +81,7 @@ NOT_SHOWN = {
     "penalties-2": "which token a prefill may give depends on its logits",
     "input-logprob-id": "what a request is told of probabilities is not recorded",
     **dict.fromkeys(
-        ("hidden-rows", "hidden-rows-2", "hidden-aux"),
+        ("hidden-rows", "hidden-rows-2", "hidden-aux", "hidden-no-tokens"),
         "which hidden states a request is given is not recorded",
     ),
     "retracted-logprobs": "what a request is told of probabilities is not recorded",

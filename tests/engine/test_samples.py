@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 from msgspec.structs import replace
 
+from eagletwin.cases.regressions import LEDGER
 from eagletwin.harness.core.answers import Finish
 from eagletwin.harness.core.case import Case, EngineSettings, Logprobs, Request, Sampling, SGLangSettings
 from eagletwin.harness.core.patch import Edit
@@ -182,6 +183,20 @@ def test_what_samples_ask_for_is_told_of_no_token_by_the_request_before_them(run
     assert trace.integers(numbers["a.0"], "logprobs_sent") == [1]
     assert trace.integers(numbers["b.0"], "given_counts") == [1]
     assert all(verdict.checked[rule] for rule in ("output.logprobs", "output.hidden", "output.stream"))
+
+
+def test_the_request_before_samples_is_given_the_states_of_its_prompt(run: Runner) -> None:
+    """Which 0.5.23 throws away: the entry `hidden-no-tokens`."""
+    remedy = LEDGER["hidden-no-tokens"].remedy
+    assert remedy is not None
+    case = replace(CASE, requests=(replace(CASE.requests[0], hidden_states="all", sampling=None, n=2),), exercises=())
+    trace, verdict = run(case, *remedy.edits)
+    assert verdict.status == "equal", (verdict.rule, verdict.reason, verdict.first)
+    numbers = {one.request: n for n, one in enumerate(trace.header.records) if one.stage == "finished"}
+    assert trace.integers(numbers["a.0"], "given_entries") == [len(PROMPT)]
+    assert verdict.checked["output.hidden"] > 3
+    _, verdict = run(case)
+    assert (verdict.rule, verdict.first and verdict.first.request) == ("output.hidden", "a.0")
 
 
 def test_without_a_prefix_cache_each_sample_reads_the_prompt_anew(run: Runner) -> None:

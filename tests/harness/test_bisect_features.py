@@ -17,6 +17,7 @@ from eagletwin.harness.commands.bisect.reduce import Reduced, reduce
 from eagletwin.harness.commands.bisect.report import feature_report
 from eagletwin.harness.commands.bisect.state import Subject
 from eagletwin.harness.core.case import (
+    Adapter,
     Adaptive,
     Bias,
     Case,
@@ -124,16 +125,24 @@ RICH_WAITING = replace(
     RICH_SAMPLES,
     requests=(*(replace(one, n=1) for one in RICH_SAMPLES.requests[:2]), replace(RICH_SAMPLES.requests[2], after="a")),
 )
+# What goes with no adaptive steps.
+RICH_ADAPTERS = replace(
+    RICH,
+    requests=tuple(replace(request, adapter=Adapter(seed=n)) for n, request in enumerate(RICH.requests)),
+    engine=replace(
+        RICH.engine, sglang=replace(RICH.engine.sglang, max_loras_per_batch=1, lora_backend="triton", update_weights="")
+    ),
+)
+EVERYTHING = (RICH, RICH_CHAIN, RICH_SESSION, RICH_SAMPLES, RICH_WAITING, RICH_ADAPTERS)
 BAD = Sighting(status="diverged", rule="draft.kv", place="somewhere")
 GOOD = Sighting(status="equal")
 
 
 def test_each_feature_of_a_case_can_be_taken_away_alone() -> None:
-    everything = (RICH, RICH_CHAIN, RICH_SESSION, RICH_SAMPLES, RICH_WAITING)
-    names = {feature.name for rich in everything for feature in features_of(rich)}
+    names = {feature.name for rich in EVERYTHING for feature in features_of(rich)}
     models = {"model family", "chained layers", "multi-layer draft", "draft vocabulary", "EAGLE-3", "plain draft model"}
     assert {feature.name for feature in FEATURES} - names == models
-    for rich, feature in ((one, feature) for one in everything for feature in features_of(one)):
+    for rich, feature in ((one, feature) for one in EVERYTHING for feature in features_of(one)):
         found = variants(rich, [feature])
         assert len(found) == (len(rich.requests) if feature.name == "several requests" else 1), feature.name
         assert not any(feature.has(case) for case in found), feature.name
@@ -168,9 +177,7 @@ def test_no_field_of_a_case_is_forgotten() -> None:
     plain = {"schema", "name", "model", "exercises", "engine", "id", "prompt", "max_new_tokens", "at", "kind", "request"}
     plain |= {"random_seed", "step"}
     changed = set()
-    for rich, feature in (
-        (one, feature) for one in (RICH, RICH_CHAIN, RICH_SESSION, RICH_SAMPLES, RICH_WAITING) for feature in features_of(one)
-    ):
+    for rich, feature in ((one, feature) for one in EVERYTHING for feature in features_of(one)):
         for case in variants(rich, [feature]):
             pairs = [(rich, case), (rich.engine.sglang, case.engine.sglang)]
             pairs += [(old, new) for old in rich.requests for new in case.requests if new.id == old.id]

@@ -70,7 +70,7 @@ SEARCH = (
     typed("--model", st.sampled_from(sorted(VALUES["model"]))),
     typed("--topk", st.sampled_from(VALUES["topk"])),
     typed("--context-length", st.sampled_from(sorted(filter(None, CONTEXT_LENGTHS)))),
-    typed("--update-weights", st.sampled_from(["disk", "tensor"])),
+    typed("--update-weights", st.sampled_from(["disk", "tensor", "distributed"])),
     typed("--sampling", st.sampled_from(["none", "target", "rejection", "any"])),
     st.sampled_from([[], ["--small-trees"]]),
 )

@@ -92,7 +92,7 @@ ASKED: dict[str, tuple[Any, ...]] = {
     "topk": (None, *TOPKS),
     "context_length": (None, 8, 16, 32, 64),
     "small_trees": (False, True),
-    "update_weights": (None, "disk", "tensor"),
+    "update_weights": (None, "disk", "tensor", "tensor_bucket", "distributed", "distributed_bucket"),
     "sampling": (None, "none", "target", "rejection", "any"),
     "asks": (
         (),

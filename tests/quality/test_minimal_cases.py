@@ -273,3 +273,36 @@ def test_sessions_stay_only_where_a_fault_needs_them(tmp_path: Path, fault: str)
         finding = next(Fuzz(trials, tmp_path, plan).search())
     turns = sum(bool(request.session) for request in finding.outcome.case.requests)
     assert (finding.signature.rule, turns) == smallest
+
+
+# Fault -> its edit, and of the smallest case: the rule, and how many of its requests have an adapter.
+WITH_ADAPTERS = {
+    "the scale of an adapter is another one": (
+        Edit(
+            target="sglang.srt.lora.lora_manager.LoRAManager.prepare_lora_batch",
+            match="= lora.scaling",
+            replacement="= lora.scaling + 0.5",
+        ),
+        ("target.kv", 1),
+    ),
+    "rows of one adapter are a hit of another": (
+        Edit(
+            target="sglang.srt.managers.schedule_batch.Req.__init__",
+            match=") + lora_id",
+            replacement=") + lora_id[:0]",
+        ),
+        ("target.kv", 2),
+    ),
+    "the bonus token is an accepted draft": (ASKED["the bonus token is an accepted draft"][0], ("output.counts", 0)),
+}
+
+
+@pytest.mark.parametrize("fault", sorted(WITH_ADAPTERS))
+def test_adapters_stay_only_where_a_fault_needs_them(host: Host, tmp_path: Path, fault: str) -> None:
+    edit, smallest = WITH_ADAPTERS[fault]
+    trials = Trials(host, RunSpec(patches=(Patch(name="planted", edits=(edit,)),)))
+    asked = Asked(held={"model": "llama-tiny", "radix_cache": True}, sampling="", asks=("adapter",))
+    plan = Plan(seed=0, seconds=1e9, max_cases=1000, shrink_seconds=120.0, command="", asked=asked)
+    finding = next(Fuzz(trials, tmp_path, plan).search())
+    wanted = sum(request.adapter is not None for request in finding.outcome.case.requests)
+    assert (finding.signature.rule, wanted) == smallest

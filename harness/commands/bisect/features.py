@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 from msgspec.structs import replace
 
-from eagletwin.harness.core.case import Case, Request, encode_case
+from eagletwin.harness.core.case import Case, Request, SGLangSettings, encode_case
 from eagletwin.harness.core.errors import InputError
 from eagletwin.harness.core.samples import expanded, sent_for
 from eagletwin.harness.families import RECIPES, family_of
@@ -114,6 +114,10 @@ def _one_sample(case: Case) -> Iterator[Case]:
     names = ("", *(request.id for request in case.requests))
     events = tuple(event for event in case.events if event.request in names)
     yield replace(case, requests=tuple(replace(request, n=1) for request in case.requests), events=events)
+
+
+def _without_adapters(case: Case) -> Iterator[Case]:
+    yield replace(case, requests=tuple(replace(request, adapter=None) for request in case.requests))
 
 
 def _waiting_for_none(case: Case) -> Iterator[Case]:
@@ -453,6 +457,27 @@ FEATURES: tuple[Feature, ...] = (
         "all prompts in one batch",
         lambda case: bool(case.chunks) or case.chunked_prefill_size < _tokens(case),
         _one_chunk,
+    ),
+    Feature(
+        "adapters",
+        lambda case: f"requests with {len(case.adapters)} adapters",
+        "none has one",
+        lambda case: bool(case.adapters),
+        _without_adapters,
+    ),
+    Feature(
+        "lora backend",
+        lambda case: f"lora_backend {case.engine.sglang.lora_backend}",
+        "SGLang's usual one",
+        lambda case: bool(case.adapters) and case.engine.sglang.lora_backend != SGLangSettings().lora_backend,
+        lambda case: iter([_settings(case, lora_backend=SGLangSettings().lora_backend)]),
+    ),
+    Feature(
+        "adapters in turns",
+        lambda case: f"max_loras_per_batch {case.engine.sglang.max_loras_per_batch}",
+        "as many as there are adapters, and none",
+        lambda case: case.engine.sglang.max_loras_per_batch < len(case.adapters) + 1,
+        lambda case: iter([_settings(case, max_loras_per_batch=min(8, len(case.adapters) + 1))]),
     ),
     Feature(
         "weight update",

@@ -6,7 +6,17 @@ from typing import Any
 from msgspec.structs import replace
 
 from eagletwin.cases.strategies import MODELS
-from eagletwin.harness.core.case import Adaptive, Case, EngineSettings, Grammar, Logprobs, Penalties, Request, SGLangSettings
+from eagletwin.harness.core.case import (
+    Adapter,
+    Adaptive,
+    Case,
+    EngineSettings,
+    Grammar,
+    Logprobs,
+    Penalties,
+    Request,
+    SGLangSettings,
+)
 from eagletwin.harness.core.samples import sent_for
 from eagletwin.harness.families.valid import admits
 
@@ -115,6 +125,7 @@ def _shorter(request: Request) -> Iterator[Request]:
         "session",
         "n",
         "after",
+        "adapter",
     ):
         yield replace(request, **{name: getattr(usual, name)})
     for part, plain in (("logprobs", Logprobs()), ("penalties", Penalties())):
@@ -124,6 +135,9 @@ def _shorter(request: Request) -> Iterator[Request]:
     if request.grammar is not None:
         for grammar in _simpler_grammars(request.grammar):
             yield replace(request, grammar=grammar)
+    if request.adapter is not None:
+        for part in request.adapter.__struct_fields__:
+            yield replace(request, adapter=replace(request.adapter, **{part: getattr(Adapter(), part)}))
     if request.sampling is not None:
         yield replace(request, sampling=replace(request.sampling, min_p=0.0))
 

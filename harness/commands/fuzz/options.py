@@ -4,11 +4,11 @@ is held to the rest."""
 from collections.abc import Collection
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal, get_args
+from typing import Any, get_args
 
 from eagletwin.cases.blocks import Asked, block_of
 from eagletwin.cases.strategies import CONTEXT_LENGTHS, SMALL_TREE, UPDATED, VALUES
-from eagletwin.harness.core.case import Ask, Case
+from eagletwin.harness.core.case import Ask, Case, WeightPath
 from eagletwin.harness.core.dtype import WIDEST
 from eagletwin.harness.core.errors import InputError
 from eagletwin.harness.core.run_spec import DEFAULT_RUN, RunSpec, unusual
@@ -36,7 +36,7 @@ class SearchOptions:
     topk: int | None = None
     context_length: int | None = None
     small_trees: bool = False
-    update_weights: Literal["disk", "tensor"] | None = None
+    update_weights: WeightPath | None = None
     sampling: Sampling | None = None
     asks: tuple[str, ...] = ()
     only: tuple[str, ...] = ()

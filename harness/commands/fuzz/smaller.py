@@ -41,6 +41,8 @@ _MEASURES: tuple[tuple[str, Callable[[Case], object]], ...] = (
     ("samples", lambda case: sum(request.n for request in case.requests if request.n > 1)),
     ("requests that wait for others", lambda case: sum(bool(request.after) for request in case.requests)),
     ("requests of sessions", lambda case: sum(bool(request.session) for request in case.requests)),
+    ("requests with an adapter", lambda case: sum(request.adapter is not None for request in case.requests)),
+    ("adapters", lambda case: len(case.adapters)),
     ("adaptive steps", lambda case: "off" if case.engine.sglang.adaptive is None else "on"),
     ("plain decode", lambda case: "on" if case.engine.sglang.plain_decode else "off"),
     ("radix cache", lambda case: "on" if case.engine.sglang.radix_cache else "off"),

@@ -5,6 +5,8 @@ from typing import Annotated, Literal
 
 import typer
 
+from eagletwin.harness.core.case import WeightPath
+
 Sampling = Literal["none", "target", "rejection", "any"]
 MINUTES, SHRINK_MINUTES, MAX_CASES = 5.0, 3.0, 1_000_000
 
@@ -114,11 +116,12 @@ SmallTrees = Annotated[
     ),
 ]
 UpdateWeights = Annotated[
-    Literal["disk", "tensor"] | None,
+    WeightPath | None,
     typer.Option(
         metavar="HOW",
         rich_help_panel=_CASES,
-        help="Only workers that start with other weights and are given the model's, from `disk` or by `tensor`.",
+        help="Only workers that start with other weights and are given the model's, from `disk`, by `tensor` (all as one: "
+        "`tensor_bucket`), or by another process that broadcasts them (`distributed`, `distributed_bucket`).",
     ),
 ]
 SamplingOption = Annotated[
@@ -139,7 +142,7 @@ Asks = Annotated[
         help="What requests may ask for beside: `stream` (tokens as they come), `logit_bias`, `processor` (a custom logit "
         "processor), `min_p` (with --sampling), `logprobs` (of the prompt, of what is sent, of the best tokens), `penalties` "
         "(frequency, presence, repetition), `min_new_tokens`, `grammar` (small regular and context-free ones), `hidden_states` "
-        "(of all tokens, or of the last), `session` (turns of streaming sessions), `n` (several samples of a prompt). "
-        "0.5.23 has known bugs with all but the first two and the last. Repeatable.",
+        "(of all tokens, or of the last), `session` (turns of streaming sessions), `n` (several samples of a prompt), "
+        "`adapter` (LoRA on the target). 0.5.23 has known bugs with all but the first two and the last two. Repeatable.",
     ),
 ]

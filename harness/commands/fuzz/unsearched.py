@@ -69,6 +69,7 @@ TOPICS: tuple[Topic, ...] = (
     Topic("hidden-states", "hidden states", lambda case: case.gives_states != ""),
     Topic("sessions", "streaming sessions", lambda case: bool(case.sessions)),
     Topic("samples", "several samples of a prompt", lambda case: any(request.n > 1 for request in case.requests)),
+    Topic("adapters", "adapters (LoRA)", lambda case: bool(case.adapters)),
     Topic("aborts-in-step", "aborts inside a step", lambda case: any(event.step for event in case.events)),
 )
 _BY_KEY = {topic.key: topic for topic in TOPICS}

@@ -79,7 +79,7 @@ class Accounts:
         of_sessions: all that requests of sessions were asked, whose lists SGLang lengthens for the next ones, in place"""
         for name, request in self._taps.requests.items():
             tokens = [*of_sessions.get(name, request.origin_input_ids), *request.output_ids]
-            slots = self._taps.allocation.cached_prefix(tokens)
+            slots = self._taps.allocation.cached_prefix(tokens, request.extra_key)
             tensors = {"tokens": np.array(tokens, np.int64), "slots": slots}
             if self._taps.allocation.has_windows:
                 tensors["window_slots"] = self._taps.allocation.window_slots(slots)

@@ -18,7 +18,7 @@ from eagletwin.harness.core.sessions import most_before
 from eagletwin.harness.core.trace import Recorder
 from eagletwin.harness.families import RECIPES
 
-from . import control, switches
+from . import adapters, control, switches
 from .accounts import Accounts
 from .eras import adaptive, requests, stepping, workers
 from .eras import sessions as kept_sessions
@@ -133,6 +133,8 @@ class Drive:
         if self.case.constrains:
             self._taps.watch_masks(RECIPES[self.case.model].target.vocab_size)
         adaptive.restart(self._scheduler, self.case)
+        if self.case.adapters:
+            adapters.load(self._scheduler, self.case)
         chunk = self._scheduler.chunked_prefill_size
         if any(event.step for event in self.case.events):
             self._in_step.watch(self._scheduler)

@@ -4,6 +4,8 @@ SGLang makes a dozen process groups in every engine, and torch gives each of glo
 times a second for ever: eight engines that wait cost a tenth of a core. Groups of one rank send nothing, so they share one.
 """
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from datetime import timedelta
 from typing import Any
 
@@ -41,3 +43,16 @@ def _share_a_listener() -> None:
             super().__init__(store, rank, size, options)
 
     distributed_c10d.ProcessGroupGloo = Sharing  # type: ignore[misc]
+
+
+@contextmanager
+def meeting_others() -> Iterator[None]:
+    """Groups that are made meanwhile meet other processes: each has a thread of its own, which ends with it."""
+    from torch.distributed import distributed_c10d
+
+    sharing: Any = distributed_c10d.ProcessGroupGloo
+    distributed_c10d.ProcessGroupGloo = sharing.__mro__[1]  # type: ignore[misc]
+    try:
+        yield
+    finally:
+        distributed_c10d.ProcessGroupGloo = sharing  # type: ignore[misc]

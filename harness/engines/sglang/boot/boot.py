@@ -20,12 +20,13 @@ from eagletwin.harness.families import RECIPES, family_of
 from eagletwin.harness.families.hybrid import TRACKED_EVERY
 from eagletwin.harness.families.store import checkpoints, other_checkpoints
 
-from .. import grammars
+from .. import adapters, grammars
 from ..eras import (
     adaptive,
     cuda_literals,
     draft_attention,
     host_cache,
+    lora_on_cpu,
     plain_rotary,
     processwide,
     requests,
@@ -189,6 +190,8 @@ def _make_able(case: Case, mode: Mode) -> None:
         host_cache.prepare(SHIMS)
     if case.sessions:
         sessions.prepare(SHIMS)
+    if case.adapters:
+        lora_on_cpu.prepare(SHIMS)
     if RECIPES[case.model].mtp_layers:
         draft_attention.use_triton(SHIMS)
     if RECIPES[case.model].target.latent is not None:
@@ -221,6 +224,10 @@ def _refuse_what_is_not_driven(case: Case, mode: Mode, scheduler_module: Any) ->
     if recipe.target.states and mode.dtype == "bfloat16":
         raise NotDriven(f"{case.model} in bfloat16: how far off a layer's state may be is known in float32 alone")
     _refuse_what_requests_ask(case, mode)
+    if case.adapters:
+        adapters.refuse(mode)
+    if case.engine.sglang.update_weights:
+        new_weights.refuse(case.engine.sglang.update_weights, mode)
     if case.engine.sglang.plain_decode:
         plain_engine.refuse(mode, routed=bool(recipe.target.routed))
     if case.engine.sglang.adaptive is not None:
@@ -277,6 +284,7 @@ def _arguments(case: Case, mode: Mode) -> dict[str, Any]:
         **({"enable_custom_logit_processor": True} if case.processes else {}),
         **_hidden_arguments(case),
         **({"enable_mixed_chunk": True} if settings.mixed_chunks else {}),
+        **adapters.arguments(case),
         disable_custom_all_reduce=True,
         skip_tokenizer_init=True,
         mem_fraction_static=0.5,

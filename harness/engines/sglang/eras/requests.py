@@ -5,7 +5,7 @@ import dataclasses
 from array import array
 from typing import Any
 
-from eagletwin.harness.core.case import Logprobs, Request
+from eagletwin.harness.core.case import Adapter, Logprobs, Request
 from eagletwin.harness.core.logits import biases, processed
 
 from ..stand_ins.ends import Ends
@@ -62,11 +62,20 @@ def tokenized(request: Request, vocabulary: int) -> Any:
         "input_embeds": None,
         "token_type_ids": None,
         "custom_logit_processor": processor,
+        "lora_id": _named(request.adapter),
         "session_params": _of_session(request.session) if request.session else None,
     }
     fields = getattr(TokenizedGenerateReqInput, "__struct_fields__", None)
     names = fields or [field.name for field in dataclasses.fields(TokenizedGenerateReqInput)]
     return TokenizedGenerateReqInput(**{name: value for name, value in values.items() if name in names})
+
+
+def _named(adapter: Adapter | None) -> str | None:
+    if adapter is None:
+        return None
+    from ..adapters import name_of
+
+    return name_of(adapter)
 
 
 def _of_session(name: str) -> Any:

@@ -185,13 +185,15 @@ class Allocation:
             return np.empty(0, np.int32)
         return np.sort(on_host(cache.all_values_flatten())).astype(np.int32)
 
-    def cached_prefix(self, tokens: list[int]) -> Array:
-        """Slots of the longest cached prefix of a token sequence [n]: what a new request with these tokens would reuse."""
+    def cached_prefix(self, tokens: list[int], apart: str | None) -> Array:
+        """Slots of the longest cached prefix of a token sequence [n]: what a new request with these tokens would reuse.
+
+        apart: SGLang's extra_key, which keeps rows of one adapter from those of others"""
         from sglang.srt.mem_cache.base_prefix_cache import MatchPrefixParams
         from sglang.srt.mem_cache.radix_cache import RadixKey
 
         cache = self._scheduler.tree_cache
-        match = cache.match_prefix(MatchPrefixParams(key=RadixKey(token_ids=array("q", tokens))))
+        match = cache.match_prefix(MatchPrefixParams(key=RadixKey(token_ids=array("q", tokens), extra_key=apart)))
         return snapshot(memory.matched_slots(cache, match))
 
     def counts(self) -> dict[str, int]:
