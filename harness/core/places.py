@@ -15,6 +15,7 @@ STAGES = {
     "finished": "end of the request",
     "cached": "prefix cache at the end",
     "copy": "a copy between device and host",
+    "looked_up": "when a request was looked up in the prefix cache",
     "kernel": "inside a kernel",
     "batch": "before a batch ran",
     "iteration": "before a scheduler iteration",

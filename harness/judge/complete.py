@@ -243,7 +243,21 @@ def _request(trace: Trace, name: str, stages: Counter[tuple[str, str]], model: M
     aborted = any(record.stage == "finished" and record.numbers["aborted"] for _, record in own)
     if not chunks and not aborted:
         return "it was never prefilled"
-    return _rows(trace, own, model)
+    looks = model.windows and case.engine.sglang.radix_cache
+    return (_looked_up(own) if looks else "") or _rows(trace, own, model)
+
+
+def _looked_up(own: list[tuple[int, Record]]) -> str:
+    """Before a chunk that does not go on from the one before it, what the prefix cache had when the request was looked up."""
+    looked_up = {record.iteration for _, record in own if record.stage == "looked_up"}
+    before = -1
+    for _, record in own:
+        if record.stage != "prefill" or "mixed" in record.numbers:
+            continue
+        if record.numbers["start"] != before and record.iteration not in looked_up:
+            return f"its look-up in the prefix cache in iteration {record.iteration} was not recorded"
+        before = record.numbers["end"]
+    return ""
 
 
 def _rows(trace: Trace, own: list[tuple[int, Record]], model: Model) -> str:

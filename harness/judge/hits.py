@@ -4,7 +4,6 @@ A request that is prefilled begins behind the longest prefix of its tokens that 
 (cache_rows.py). A cache that misses a hit gives right answers, slowly: no other rule can see it.
 """
 
-from eagletwin.harness.core.case import Request
 from eagletwin.harness.core.records import Record
 from eagletwin.harness.core.trace import Trace
 from eagletwin.harness.families import RECIPES
@@ -35,12 +34,10 @@ class Hits:
         self._trace, self._stories, self._compare = trace, stories, compare
         self._rows, self._tracked, self._sessions = rows, tracked, sessions
         self._page = trace.header.case.page_size
-        self._ahead = model.ahead
         self._states = set[int]()  # slots of states that the cache had when the batch began
         self._back = RECIPES[trace.header.case.model].window if model.numbers else 0
         self._restored: set[int] = set()  # slots whose rows came back from the host since the last batch
         self._cached: dict[int, bool] = {}  # slot -> whether layers with a window have its row, too
-        self._from = {request.id: _first_logits(request) for request in trace.header.case.requests}
         self._ends: dict[str, int] = {}  # request -> where its last chunk ended
 
     def batch(self, number: int, record: Record) -> None:
@@ -73,24 +70,14 @@ class Hits:
                 self._compare.report(place, _RULE, "first row to be prefilled", longest, start, why)
 
     def _longest(self, name: str, known: int) -> int:
-        """Rows of the longest prefix that can be reused, of a request with so many tokens: in whole pages, with the rows that
-        its next row sees in a window, and without the last token, whose logits are wanted, and those behind the first whose
-        logprob is asked for. SGLang looks the others up, and where its keys are pairs of tokens there is one pair less."""
+        """Rows of the longest prefix that can be reused, of a request with so many tokens: of those that are looked up, with
+        the rows that its next row sees in a window."""
         story = self._stories[name]
         stored, ends = self._rows.of(story, known, self._cached), self._tracked.ends(story.tokens[:known], self._states)
-        asked = self._from[name]
-        looked_up = known - 1 if asked is None else min(known - 1, asked)
-        for end in range(min(stored.count, looked_up - self._ahead) // self._page * self._page, 0, -self._page):
+        most = min(stored.count, self._rows.looked_up(name, known)) // self._page * self._page
+        for end in range(most, 0, -self._page):
             if self._tracked.on and end not in ends:  # where layers keep states a hit ends where the cache has one
                 continue
             if stored.live.issuperset(range(max(0, end - self._back), end)):
                 return end
         return 0
-
-
-def _first_logits(request: Request) -> int | None:
-    """The first row whose logits a request wants for its logprobs; None: no row but the last."""
-    wanted = request.logprobs
-    if wanted is None or (wanted.start < 0 and wanted.tokens):
-        return None
-    return len(request.prompt) if wanted.start < 0 else wanted.start

@@ -49,13 +49,17 @@ class KeptRows:
     ) -> None:
         header = trace.header
         self._trace, self._stories, self._compare, self._rows, self._sessions = trace, stories, compare, rows, sessions
-        self._on = rows.on and not model.keeping
-        self._page, self._ahead, self._windows = header.case.page_size, model.ahead, model.windows
+        # older traces of windows do not say what the cache had when a request was looked up: complete.py
+        told = not model.windows or any(record.stage == "looked_up" for record in header.records)
+        self._on = rows.on and told and not model.keeping
+        self._page, self._ahead = header.case.page_size, model.ahead
         # with overlap the result of a prefill is looked at when the request's first round has begun
         self._late = header.engine.overlap
         self._iteration: dict[int, bool] = {}
         self._batch: dict[int, bool] = {}
         self._chunk: dict[str, tuple[int, int]] = {}  # request -> where its last chunk ended, and the rows that are kept of it
+        # request that was looked up since its last chunk -> rows of it that the cache had then
+        self._reach: dict[str, int] = {}
         self._branch: dict[str, int] = {}  # request -> where its prefix parts from what is whole in the cache (_put)
         self._fresh: set[str] = set()  # requests without a round since their last prefill
         self._steps: dict[str, list[_Step]] = {}
@@ -71,6 +75,14 @@ class KeptRows:
         if self._on:
             self._batch = dict.fromkeys(self._trace.integers(number, "cached"), True)
 
+    def looked_up(self, number: int, record: Record) -> None:
+        """A request was looked up, on the device and the host. What is in a slot is known now: the batch that it goes into may
+        be given slots of rows that are evicted for it."""
+        if self._on:
+            story, cached = self._stories[record.request], dict.fromkeys(self._trace.integers(number, "cached"), True)
+            found = self._rows.of(story, len(story.tokens), cached, self._trace.integers(number, "host"))
+            self._reach[record.request] = found.count
+
     def prefill(self, number: int, record: Record) -> None:
         """A chunk is over."""
         if not self._promised(record):
@@ -81,13 +93,11 @@ class KeptRows:
             self._steps.setdefault(name, []).append(_Step(start, end + 1, start))
             return
         before, _ = self._chunk.get(name, (None, 0))
-        if before == start and name in self._fresh:
+        # one that is back from a retraction may begin where its last chunk had ended, too
+        if before == start and name in self._fresh and name not in self._reach:
             self._live(record)
         else:
-            self._branch.pop(name, None)
-        # one that is back from a retraction may begin where its last chunk had ended, too
-        if self._windows and (branch := self._parting(name, self._stories[name].known[number], start)):
-            self._branch[name] = branch
+            self._branch[name] = self._parting(name, self._stories[name].known[number], start)
         self._fresh.add(name)
         kept = self._put(name, end)
         self._chunk[name] = end, kept
@@ -100,14 +110,10 @@ class KeptRows:
         return self._on and not self._sessions.keeps_rows_of(record.request)
 
     def _parting(self, name: str, known: int, start: int) -> int:
-        """Rows of the longest prefix of a request with so many tokens that the cache has but for what a window sees: it ends
-        behind the hit, at `start`. 0: it does not. It is looked up after the iteration began and before the batch did, which
-        may have evicted some: the shorter one counts."""
-        story, found = self._stories[name], list[int]()
-        for cached in (self._iteration, self._batch, self._iteration | self._batch):
-            count = self._rows.of(story, known, cached).count
-            found.append(min(count, known - 1 - self._ahead) // self._page * self._page)
-        return min((rows for rows in found if rows > start), default=0)
+        """Rows of the longest prefix of a request with so many tokens that the cache had when it was looked up, but for what a
+        window sees: it ends behind the hit, at `start`. 0: it does not."""
+        rows = min(self._reach.pop(name, 0), self._rows.looked_up(name, known)) // self._page * self._page
+        return rows if rows > start else 0
 
     def _put(self, name: str, end: int) -> int:
         """Rows that the cache is given when a chunk ends there. SGLang first gives it the window's rows of a prefix that it has

@@ -91,6 +91,7 @@ class RequestJudge:
             "batch": self._batch,
             "flushed": self._flushed,
             "copy": self._copied,
+            "looked_up": self._kept.looked_up,
             "session": self._sessions.changed,
             "pool": self._slots.counted,
             "steps": self._steps.round,

@@ -1,18 +1,23 @@
 """Rows that must lie in the prefix cache: `radix.kept`, by faults planted in the real worker."""
 
+import msgspec
 import pytest
 
-from eagletwin.harness.core.case import Case, EngineSettings, Request, SGLangSettings
+from eagletwin.harness.core.case import Bias, Case, EngineSettings, Event, Logprobs, Request, SGLangSettings
 from eagletwin.harness.core.patch import Edit
+from eagletwin.harness.core.trace import Trace
 from eagletwin.harness.engines.host import Host
 from eagletwin.harness.judge.judge import judge
+from eagletwin.harness.judge.kept import KeptRows
 
+from .changes import without
 from .conftest import Runner
 
 RESULTS = "sglang.srt.managers.scheduler_components.batch_result_processor.SchedulerBatchResultProcessor"
 REQUEST = "sglang.srt.managers.schedule_batch.Req"
 CACHE = "sglang.srt.mem_cache.unified_radix_cache.UnifiedRadixCache"
 COMMON = "sglang.srt.mem_cache.common"
+WINDOW = "sglang.srt.mem_cache.unified_cache.components.swa.SWAComponent"
 
 # A prompt in two chunks, whose request ends inside a round, and one that ends with its prefill.
 ENDING = Case(
@@ -42,6 +47,70 @@ BRANCH = Case(
     engine=EngineSettings(sglang=SGLangSettings(radix_cache=True, max_total_tokens=104)),
 )
 
+HALF = (22, 77, 13, 37, 20, 68, 62, 65, 88, 53, 31, 17, 67, 8, 54, 60, 82, 5, 62, 39, 34, 80, 18)
+TOKENS = (*HALF, 45, 8, 7, 8, 88, 74, 6, 53, 32, 59, 8, 72, 33, 61, 68, 75, 34, 49, 34, 33, 63, 42, 7)
+LONG = (59, 7, 11, 10, 46, 21, 94, 85, 39, 32, 77, 27, 77, 4, 74, 87, 20, 55, 81, 50, 92, 65, 47, 69, 56, 64, 34, 4, 3, 46)
+OTHER = (73, 4, 54, 61, 73, 1, 26, 59, 62, 35, 83, 20, 4, 66, 62, 41, 9, 31, 95, 46, 5, 53, 17, 77, 45, 48, 53, 36, 86, 33)
+
+# Its retraction evicts a part of its prompt's rows. It is looked up, and the room that it then needs evicts the rest.
+RETRACTED = Case(
+    name="retracted",
+    model="gpt-oss-eagle3",
+    num_steps=1,
+    requests=(Request(id="a", prompt=TOKENS, max_new_tokens=8),),
+    events=(Event(at=2, kind="retract"),),
+    engine=EngineSettings(sglang=SGLangSettings(radix_cache=True, max_total_tokens=64)),
+)
+
+# Cases with a branch of windows whose rows are gone when they are put there again: how many are kept, and how many there are.
+BRANCHES = {
+    "evicted after the look-up": (RETRACTED, 37, 48),
+    "behind what is looked up, for the logprobs that are asked for": (
+        msgspec.structs.replace(
+            RETRACTED, requests=(Request(id="a", prompt=TOKENS, max_new_tokens=8, logprobs=Logprobs(start=10)),)
+        ),
+        9,
+        48,
+    ),
+    "on the host": (
+        Case(
+            name="host",
+            model="gpt-oss-eagle3",
+            num_steps=1,
+            requests=(
+                Request(id="a", prompt=(*SHARED, 46, 76, 93, 51, 72, 25, 72, 80, 11, 72, 73, 67, 81), max_new_tokens=14),
+                Request(id="x", prompt=(*TOKENS, 1, 2, 3, 4), max_new_tokens=1, arrive=16),
+                Request(id="b", prompt=(*SHARED, 52, 66, 69, 89, 14), max_new_tokens=3, arrive=20),
+            ),
+            engine=EngineSettings(sglang=SGLangSettings(radix_cache=True, max_total_tokens=64, host_pages=128)),
+        ),
+        19,
+        24,
+    ),
+    # `c` comes back from a retraction for lack of room, in the batch of `f`, whose branch was evicted for it: it has its slots
+    "in slots that another request of the batch is given": (
+        Case(
+            name="slots",
+            model="mimo-v2-window",
+            num_steps=2,
+            chunked_prefill_size=512,
+            requests=(
+                Request(id="c", prompt=LONG, max_new_tokens=9),
+                Request(
+                    id="d",
+                    prompt=(*OTHER, 58, 22, 87, 38, 84, 46),
+                    max_new_tokens=14,
+                    logit_bias=(Bias(token=4, value=3.0), Bias(token=52, value=8.0)),
+                ),
+                Request(id="f", prompt=LONG[:23], max_new_tokens=1, arrive=7),
+            ),
+            engine=EngineSettings(sglang=SGLangSettings(radix_cache=True, max_total_tokens=96)),
+        ),
+        21,
+        37,
+    ),
+}
+
 PLANTED = {
     "a request that has ended is kept out of the cache": Edit(
         target=f"{RESULTS}._mamba_can_cache_finished_req",
@@ -69,6 +138,29 @@ PLANTED = {
     ),
 }
 
+WINDOWED = {
+    "what a request has that is back from a retraction is not put there": Edit(
+        target=f"{COMMON}.checkpoint_kv_cache",
+        match="if not req.skip_radix_cache_insert:",
+        replacement="if not req.skip_radix_cache_insert and not req.retraction_count:",
+    ),
+    "what a request has at its end is not put there after a retraction": Edit(
+        target=f"{COMMON}.release_kv_cache",
+        match="checkpoint = checkpoint and",
+        replacement="checkpoint = checkpoint and not req.retraction_count and",
+    ),
+    "a branch is put there a row too short": Edit(
+        target=f"{WINDOW}.prepare_for_caching_req",
+        match="return effective_cache_len",
+        replacement="return effective_cache_len - 1",
+    ),
+    "a branch is half as long as what the cache has": Edit(
+        target=f"{COMMON}.match_kv_cache",
+        match="req.swa_branching_seqlen = match_result.swa_branching_seqlen",
+        replacement="req.swa_branching_seqlen = (match_result.swa_branching_seqlen or 0) // 2 or None",
+    ),
+}
+
 
 def test_what_requests_leave_is_in_the_cache(host: Host, tmp_path_factory: pytest.TempPathFactory) -> None:
     verdict = judge(host.engine(ENDING).run(ENDING, tmp_path_factory.mktemp("ending")))
@@ -93,3 +185,45 @@ def test_of_a_prompt_behind_a_branch_of_windows_no_more_than_the_branch_is_kept(
     iterations = {record.iteration: n for n, record in enumerate(records) if record.stage == "iteration"}
     more = len(trace.array(iterations[ended], "cached")) - len(trace.array(iterations[ended - 1], "cached"))
     assert (hit, more) == (0, 0)  # of its 24 rows 19 were there as those of `a`, and 5 are not
+
+
+@pytest.mark.parametrize("branch", BRANCHES)
+def test_a_branch_is_what_the_cache_had_when_the_request_was_looked_up(
+    run: Runner, branch: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    case, kept, whole = BRANCHES[branch]
+    trace, verdict = run(case)
+    assert verdict.status == "equal", verdict
+    monkeypatch.setattr(KeptRows, "_parting", lambda *_: 0)  # were all of it demanded
+    verdict = judge(trace)
+    assert (verdict.status, verdict.rule) == ("diverged", "radix.kept"), verdict
+    assert verdict.first is not None
+    assert (verdict.first.expected, verdict.first.actual) == (str(whole), str(kept))
+
+
+@pytest.mark.parametrize(("stage", "expected"), [("iteration", "45"), ("batch", "48")])
+def test_what_the_cache_has_before_or_behind_the_look_up_is_something_else(run: Runner, stage: str, expected: str) -> None:
+    trace, _ = run(RETRACTED)
+    records = list(enumerate(trace.header.records))
+    look_up = max(n for n, record in records if record.stage == "looked_up")
+    iteration = trace.header.records[look_up].iteration
+    (other,) = (n for n, record in records if record.stage == stage and record.iteration == iteration)
+    tensors = {**trace.tensors, f"{look_up}.cached": trace.array(other, "cached")}
+    verdict = judge(Trace(trace.header, tensors))
+    assert (verdict.status, verdict.rule) == ("diverged", "radix.kept"), verdict
+    assert verdict.first is not None
+    assert (verdict.first.expected, verdict.first.actual) == (expected, "37")
+
+
+def test_a_look_up_that_was_not_recorded_is_no_pass(run: Runner) -> None:
+    trace, _ = run(BRANCH)
+    verdict = judge(without(trace, lambda _, record: record.stage == "looked_up"))
+    assert verdict.status == "unknown"
+    assert "look-up in the prefix cache in iteration 0" in verdict.reason
+
+
+@pytest.mark.parametrize("fault", WINDOWED)
+def test_a_fault_of_the_cache_of_a_model_with_windows_is_named(run: Runner, fault: str) -> None:
+    trace, verdict = run(RETRACTED, WINDOWED[fault])
+    assert (verdict.status, verdict.rule) == ("diverged", "radix.kept"), verdict
+    assert judge(trace, frozenset({"radix.kept"})).status == "equal"

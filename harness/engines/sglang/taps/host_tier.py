@@ -86,8 +86,12 @@ class HostTier:
         for prefix, pool in self._spaces():
             numbers |= {f"host_{prefix}total": int(pool.size), f"host_{prefix}available": int(pool.available_size())}
             tensors[f"host_{prefix}free"] = runs_of(self._free(pool))
-            tensors[f"host_{prefix}cached"] = np.array(sorted((+self._owned[prefix]).elements()), np.int64)
+            tensors[f"host_{prefix}cached"] = self.owned(prefix)
         return numbers, tensors
+
+    def owned(self, prefix: str = "") -> Array:
+        """Slots of a space that the prefix cache owns [n], sorted; of one that it owns twice both."""
+        return np.array(sorted((+self._owned[prefix]).elements()), np.int64)
 
     def poison_all(self) -> None:
         for entry in self._controller.mem_pool_host.entries:

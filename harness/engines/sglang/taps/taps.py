@@ -18,6 +18,7 @@ from .draft_pass import DraftPass
 from .extend_pass import ExtendPass
 from .host_tier import host_tier_of
 from .inner import Inner
+from .look_ups import look_ups_of
 from .masks import Masks
 from .pools import Allocation, Pool
 from .proposals import proposals_of
@@ -92,6 +93,7 @@ class Taps:
         self._reached = reached
         self.states = states_of(scheduler) if self.numbers else None
         self.host_tier = host_tier_of(scheduler) if self.numbers and self.records else None
+        self._look_ups = look_ups_of(scheduler, self.allocation, self.host_tier) if self.numbers and self.records else None
         self._rows = ChangedRows(self.allocation, self.pools)
         self._accepted = Accepted()
         self._coins = Coins()
@@ -123,6 +125,8 @@ class Taps:
             self.host_tier.watch(self._wraps, self._record_copy)
         if self.states is not None:
             self.states.watch(self._wraps)
+        if self._look_ups is not None:
+            self._look_ups.watch(self._wraps, self.writer.add_look_up)
         self._accepted.start()
         self._grammars.start()
         return self

@@ -31,7 +31,8 @@ class Writer:
     def __init__(self, recorder: Takes) -> None:
         self.iteration = 0
         self._recorder = recorder
-        self._numbered: Counter[str] = Counter()  # of batches, copies and what the choice of steps was told, each by its stage
+        # of batches, copies, look-ups and what the choice of steps was told, each by its stage
+        self._numbered: Counter[str] = Counter()
         self._forwards = 0  # those in a CUDA graph are not seen, so batches are counted, too
         self._rounds: dict[str, int] = {}  # request -> how often it was verified
 
@@ -57,6 +58,10 @@ class Writer:
     def add_copy(self, request: str, numbers: dict[str, int], tensors: dict[str, Array]) -> None:
         """The record of a copy between device and host that was asked for; request: whose rows it brings back, or none's."""
         self._add_numbered("copy", request, numbers, tensors)
+
+    def add_look_up(self, request: str, tensors: dict[str, Array]) -> None:
+        """The record of what the prefix cache had when a request was looked up in it."""
+        self._add_numbered("looked_up", request, {}, tensors)
 
     def add_fed(self, numbers: dict[str, int], tensors: dict[str, Array]) -> None:
         """The record of what a decode batch's result told the choice of steps."""
