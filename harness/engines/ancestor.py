@@ -1,21 +1,24 @@
 """The caller's side of the process from which zygotes are forked: it has imported torch and what else every SGLang imports.
 
-That is more than half of a start, and a command that runs several SGLangs, as `compare` and `bisect` do, pays it once. One such
-process serves all zygotes of the process that starts them, and of forks of that one; it ends with the last of these.
+That is more than half of a start, and a command that runs several SGLangs, as `compare` does, pays it once. One such process
+serves all zygotes of the process that starts them, and of forks of that one; it ends with the last of these.
 """
 
 import atexit
 import contextlib
 import os
+import pkgutil
 import select
 import socket
 import subprocess
+import sys
 from collections.abc import Mapping
 from pathlib import Path
 
 from eagletwin.harness.core.child import RUN_MODULE
 
 from . import wire
+from .source import Source
 
 _MODULE = "eagletwin.harness.engines.sglang.processes.ancestor"
 
@@ -49,6 +52,7 @@ class Leash:
 
 class _Ancestor:
     def __init__(self, environment: Mapping[str, str], log: Path) -> None:
+        self.packages = _packages(os.environ)
         self.connection, theirs = socket.socketpair()
         with theirs, log.open("ab") as output:
             self._process = subprocess.Popen(
@@ -68,8 +72,22 @@ class _Ancestor:
         return bool(select.select([self.connection], [], [], 0)[0])
 
 
+def _packages(environment: Mapping[str, str]) -> str | None:
+    """What decides which others' packages are imported."""
+    return environment.get("PYTHONPATH")
+
+
+def may_fork(source: Source) -> bool:
+    """Whether this SGLang imports others' packages as an ancestor does: it comes with none of its own, as releases do that pin
+    another transformers."""
+    paths = [str(path) for path in source.paths if str(path) not in sys.path]
+    own = {module.name for module in pkgutil.iter_modules(paths)} - {"sglang"}
+    return not own and (_standing is None or _standing.ended or _standing.packages == _packages(os.environ))
+
+
 def fork(environment: Mapping[str, str], words: list[str], connection: socket.socket, log: Path) -> Leash:
-    """A zygote in this environment, with these arguments, which answers at this connection and prints into this file.
+    """A zygote in this environment, with these arguments, which answers at this connection and prints into this file; of
+    an SGLang for which may_fork holds.
 
     Returns at once. What the ancestor imports itself does not depend on the environment of one zygote."""
     global _standing

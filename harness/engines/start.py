@@ -59,11 +59,12 @@ class Zygote:
         self._log = Path(log_name)
         environment = _environment(self.source, self.mode) | {"TMPDIR": self._scratch}
         with self._theirs, os.fdopen(handle, "wb") as log:
-            if self.mode.device == "cpu" and not self.front:
+            module = _WITH_FRONT_END if self.front else _MODULES[self.mode.device]
+            if module == _MODULES["cpu"] and ancestor.may_fork(self.source):
                 self._process = ancestor.fork(environment, self._named(), self._theirs, self._log)
                 return
             self._process = subprocess.Popen(
-                [*RUN_MODULE, _WITH_FRONT_END if self.front else _ON_A_GPU, str(self._theirs.fileno()), *self._named()],
+                [*RUN_MODULE, module, str(self._theirs.fileno()), *self._named()],
                 pass_fds=[self._theirs.fileno()],
                 env=environment,
                 stdin=subprocess.DEVNULL,
@@ -119,9 +120,11 @@ class Zygote:
             self._scratch = ""
 
 
-# What answers the caller where it is no fork of an ancestor: what has used a GPU cannot be forked, and a front end needs more
-# of others' packages than engines do.
-_ON_A_GPU = "eagletwin.harness.engines.sglang.processes.cuda_host"
+# What answers the caller, by device. A process that has used a GPU cannot be forked.
+_MODULES = {
+    "cpu": "eagletwin.harness.engines.sglang.processes.zygote",
+    "cuda": "eagletwin.harness.engines.sglang.processes.cuda_host",
+}
 _WITH_FRONT_END = "eagletwin.harness.engines.sglang.processes.front"
 
 

@@ -8,7 +8,10 @@ import pytest
 from eagletwin.cases.regressions import LEDGER
 from eagletwin.harness.engines import ancestor
 from eagletwin.harness.engines.host import Host
+from eagletwin.harness.engines.source import Source
 from eagletwin.harness.judge.judge import judge
+
+from .older import host_of
 
 
 def ancestors() -> list[psutil.Process]:
@@ -43,3 +46,32 @@ def test_a_zygote_ends_with_its_ancestor_and_the_next_case_runs(tmp_path: Path, 
         assert judge(host.engine(case).run(case, tmp_path)).status == "equal"
         assert ancestor._standing is not None
     ancestor._standing.connection.close()
+
+
+def test_an_sglang_with_packages_of_its_own_is_no_fork_of_it(tmp_path: Path) -> None:
+    """A release's pinned transformers, and a tree beside which another package lies."""
+    tree, pinned = tmp_path / "tree", tmp_path / "pinned"
+    for package in (tree / "sglang", pinned / "transformers"):
+        package.mkdir(parents=True)
+        (package / "__init__.py").touch()
+    (tree / "sglang-1.dist-info").mkdir()
+    assert ancestor.may_fork(Source())
+    assert ancestor.may_fork(Source("tree", (tree,)))
+    assert not ancestor.may_fork(Source("tree", (tree, pinned)))
+    (tree / "orjson.py").touch()
+    assert not ancestor.may_fork(Source("tree", (tree,)))
+
+
+def test_with_other_packages_by_pythonpath_none_is_forked(host: Host, monkeypatch: pytest.MonkeyPatch) -> None:
+    host.connection()
+    assert ancestor.may_fork(Source())
+    monkeypatch.setenv("PYTHONPATH", "/elsewhere")
+    assert not ancestor.may_fork(Source())
+
+
+@pytest.mark.slow
+def test_a_release_runs_with_the_transformers_that_it_pins(host: Host) -> None:
+    host.connection()
+    with host_of("0.5.12") as other:
+        [_, layer] = other.source.paths
+        assert layer.name == f"transformers-{other.engine(LEDGER['25015'].case).info.transformers}"

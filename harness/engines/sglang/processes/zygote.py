@@ -4,8 +4,9 @@
                           └─ engine       one configuration: patches applied, Scheduler built (engine.py)
                                └─ runner  steps the scheduler through one case after another, writes their traces (runner.py)
 
-A crash, hang or leak of a case ends with its runner. Each process dies with its parent. Forked by ancestor.py, with the
-arguments FD [VERSION ROOT [CHANGES]].
+A crash, hang or leak of a case ends with its runner. Each process dies with its parent. Forked by ancestor.py, or, where this
+SGLang needs other packages of others, started by engines/start.py as
+`python -m eagletwin.harness.engines.sglang.processes.zygote FD [VERSION ROOT [CHANGES]]`.
 """
 
 import contextlib
@@ -110,3 +111,7 @@ def _collect(*_: object) -> None:
     from .supervise import reap
 
     reap()
+
+
+if __name__ == "__main__":
+    main()
