@@ -2,6 +2,7 @@
 
 import msgspec
 import pytest
+from msgspec.structs import replace
 
 from eagletwin.cases.regressions import LEDGER
 from eagletwin.harness.core.case import Case, EngineSettings, Request, SGLangSettings
@@ -283,5 +284,8 @@ def test_a_read_of_an_unwritten_latent_row_is_seen(run: Runner, chain: Case) -> 
 
 
 def test_bfloat16_is_refused_where_nobody_sees_how_experts_were_chosen(chain: Case) -> None:
+    graphs = Mode(dtype="bfloat16", device="cuda", graphs=(1, 2, 4))
     with pytest.raises(boot.NotDriven, match="in a graph nobody sees"):
-        boot._refuse_what_is_not_driven(chain, Mode(dtype="bfloat16", device="cuda"), None)
+        boot._refuse_what_is_not_driven(chain, graphs, None)
+    boot._refuse_what_is_not_driven(chain, replace(graphs, graphs=()), None)
+    boot._refuse_what_is_not_driven(replace(chain, model="deepseek-nextn-wide"), graphs, None)  # both of its experts are chosen
