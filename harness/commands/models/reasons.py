@@ -38,8 +38,9 @@ _FROZEN = dict.fromkeys(("10846", "25015", "26329", "8409", "indices-overflow", 
     "grammar-end": "it does not show where batches overlap, and the worker of such a draft cannot be run otherwise (frozen-kv)"
 }
 
-# entry -> what the prompts that are tried do not reach, in any model but its own
+# entry -> what the prompts that are tried do not reach, in any model but its own and these
 _CHANCE = {"certain-node": "no prompt that is tried makes the draft certain of the last token that is selected"}
+_BY_CHANCE = {("certain-node", "deepseek-nextn-wide")}
 
 _BESIDE = (
     "equal with the fix and diverged without it, but the remedy of decode-window, which stands beside in this model, changes "
@@ -68,7 +69,7 @@ def reason(entry: str, model: str) -> str:
     recipe = RECIPES[model]
     if (entry, model) in _NOT_REACHED:
         return _NOT_REACHED[entry, model]
-    if entry in _CHANCE:
+    if entry in _CHANCE and (entry, model) not in _BY_CHANCE:
         return _CHANCE[entry]
     if not recipe.reads_states:
         return _PLAIN_DRAFT.get(entry, "")
