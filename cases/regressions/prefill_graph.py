@@ -4,12 +4,14 @@ Live in 0.5.23. A graph of prefill holds the body of a model, and the wrapper ar
 joins embeddings and hidden states and hands them to the body, for which the runner has a slot in EAGLE-3's drafts and
 multimodal models alone. Without the slot the body is captured with a look-up of embeddings, and what the wrapper hands over is
 dropped: the draft's rows of every prompt are computed from tokens alone. Output is right. docs/findings/prefill-graph.md.
+
+It does not say how a server `loses` by it: `acceptance` asks no server with such a model.
 """
 
 from eagletwin.harness.core.case import Case, Request
 from eagletwin.harness.core.patch import Edit, Patch
 
-from ..entry import Entry, Loses, Needs, OnCuda
+from ..entry import Entry, Needs, OnCuda
 
 _RUNNER = "sglang.srt.model_executor.runner.prefill_cuda_graph_runner.PrefillCudaGraphRunner.__init__"
 _HAS = "(self.is_multimodal or self._use_draft_input_embeds)"
@@ -24,7 +26,6 @@ ENTRY = Entry(
     buggy="0.5.23 -",
     fixed="",
     trigger="a GPU, graphs of prefill, a draft whose wrapper joins embeddings and hidden states (Qwen3-Next)",
-    loses=Loses("always", layers=False),
     needs=Needs(device="cuda", prefill_graphs=True),
     on_cuda=OnCuda(modes=("prefill",)),
     remedy=Patch(
