@@ -1,15 +1,12 @@
 """Known bugs in other models than their own, by the cases that docs/records/models.md was made of."""
 
 import dataclasses
-from itertools import islice
 from pathlib import Path
 
 import pytest
 
-from eagletwin.cases.carried import carried
 from eagletwin.cases.regressions import LEDGER
 from eagletwin.harness.commands.models.results import proven_in, read
-from eagletwin.harness.commands.prove import in_model
 from eagletwin.harness.commands.prove.in_model import prove_in_model, with_remedies
 from eagletwin.harness.commands.prove.proof import Proof, prove
 from eagletwin.harness.commands.prove.report import proof_facts
@@ -50,11 +47,7 @@ def test_other_prompts_are_tried_and_other_bugs_mended(host: Host, tmp_path: Pat
     assert other.proof.entry.case.requests != LEDGER["26997-kv"].case.requests
 
 
-def test_a_live_bug_whose_candidate_fix_mends_another_one_is_not_proven_by_that(
-    host: Host, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Whatever is tried: here three prompts of some twenty."""
-    monkeypatch.setattr(in_model, "carried", lambda *asked: islice(carried(*asked), 3))
+def test_a_live_bug_whose_candidate_fix_mends_another_one_is_not_proven_by_that(host: Host, tmp_path: Path) -> None:
     own = LEDGER["multi-layer-chunk-tail-2"]
     assert own.remedy is not None
     planted = dataclasses.replace(own, id="planted", remedy=Patch(name="planted", edits=own.remedy.edits))
