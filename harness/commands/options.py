@@ -156,7 +156,8 @@ AttentionBackend = Annotated[
         metavar="BACKEND",
         rich_help_panel=ENGINE,
         help="SGLang's attention backend: `triton`, or, with --device cuda and --dtype bfloat16, `fa3` (FlashAttention 3, on a "
-        "Hopper GPU) or `flashinfer` (for models with heads of 64 and more, such as llama-wide).",
+        "Hopper GPU), `flashinfer` (for models with heads of 64 and more, such as llama-wide) or `flashmla` (for chains of models "
+        "with latent attention in pages of 64).",
     ),
 ]
 DEFAULT_GRAPHS = None  # GRAPHS on a GPU, none on a CPU
@@ -263,6 +264,12 @@ def check_heads(attention: Attention, model: str, other: str) -> None:
     """Raises InputError for a model whose heads FlashInfer has no kernel for. `other`: what to give in place of the model."""
     from eagletwin.harness.families import RECIPES
 
+    if attention == "flashmla" and RECIPES[model].target.latent is None:
+        raise InputError(
+            f"--attention flashmla with {model}: its kernels are those of latent attention",
+            consequence="nothing was run",
+            remedy="give --model deepseek-nextn-wide, or another attention backend",
+        )
     narrow = RECIPES[model].narrowest_head
     if attention == "flashinfer" and narrow < FLASHINFER_HEAD:
         raise InputError(

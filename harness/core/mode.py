@@ -6,8 +6,9 @@ from msgspec import Struct
 
 from .dtype import Dtype
 
-Attention = Literal["triton", "fa3", "flashinfer"]
+Attention = Literal["triton", "fa3", "flashinfer", "flashmla"]
 FLASHINFER_HEAD = 64  # the narrowest head for which FlashInfer has kernels
+FLASHMLA_PAGE = 64  # the page size of FlashMLA's kernels
 
 
 class Mode(Struct, frozen=True):
@@ -18,8 +19,8 @@ class Mode(Struct, frozen=True):
     prefill_graphs  token counts for which graphs of prefill are captured; empty: none
     dtype    what the worker computes in, and keeps its KV rows in
     overlap  the release's overlap scheduler: a batch is launched before the results of the one before are looked at
-    attention  SGLang's attention backend, of target and draft. fa3, FlashAttention 3, and flashinfer are a GPU's, and know no
-             float32
+    attention  SGLang's attention backend, of target and draft. fa3, FlashAttention 3, flashinfer and flashmla are a GPU's, and
+             know no float32; flashmla is for latent attention alone, chains, and pages of 64
     gpu      number of the GPU, of those that this process may see; -1: as the process sees them
     tp       tensor parallelism: ranks that share the work, a process each, on a GPU a GPU each
     """

@@ -25,6 +25,8 @@ def missing_for_cuda(gpus: int = 1, attention: Attention = "triton") -> tuple[st
             return f"{name} cannot be found", "install SGLang with its dependencies, or source the setup.sh of a bundle"
     if attention == "flashinfer" and importlib.util.find_spec("flashinfer") is None:
         return "FlashInfer cannot be found", "install flashinfer-python; `eagletwin gpu bundle` packs it"
+    if attention == "flashmla" and importlib.util.find_spec("flash_mla") is None:
+        return "FlashMLA cannot be found", "install sgl-flash-mla; `eagletwin gpu bundle` packs it"
     return _missing_for_fa3() if attention == "fa3" else None
 
 

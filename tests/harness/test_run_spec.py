@@ -57,7 +57,7 @@ HOW = (
     st.sampled_from([[], ["--overlap"], ["--no-overlap"]]),
     typed("--tp", st.sampled_from([1, 2])),
     typed("--dtype", st.sampled_from(["float32", "bfloat16"])),
-    typed("--attention", st.sampled_from(["triton", "fa3", "flashinfer"])),
+    typed("--attention", st.sampled_from(["triton", "fa3", "flashinfer", "flashmla"])),
 )
 LIMITS = (typed("--step-timeout", SECONDS), typed("--case-timeout", SECONDS))
 REPEAT = (typed("--repeat", st.integers(1, 99)),)

@@ -12,7 +12,7 @@ from ..gpu.bundle.unpack import cuda_home
 _PACKAGES = (
     ("cutlass", "nvidia-cutlass-dsl", "0.5.23 imports it with every Llama; install nvidia-cutlass-dsl"),
     ("flashinfer", "flashinfer-python", "0.5.23 compiles tree sampling with its headers; install flashinfer-python"),
-    ("flash_mla", "sgl-flash-mla", "none: a stub stands in for it, as no case calls it"),
+    ("flash_mla", "sgl-flash-mla", "`--attention flashmla` alone; install sgl-flash-mla"),
 )
 
 

@@ -1,6 +1,7 @@
 """What to run on a GPU: generated cases in all modes, and the ledger's proofs."""
 
 import random
+from typing import Any
 
 from msgspec import Struct
 from msgspec.structs import replace
@@ -15,7 +16,7 @@ from eagletwin.cases.regressions.standalone import KEYS
 from eagletwin.cases.strategies import VALUES, cases, focus_of, greedy_cases
 from eagletwin.harness.core.case import Case
 from eagletwin.harness.core.dtype import WIDEST, Dtype
-from eagletwin.harness.core.mode import Attention, Mode
+from eagletwin.harness.core.mode import FLASHMLA_PAGE, Attention, Mode
 from eagletwin.harness.core.patch import Patch
 from eagletwin.harness.core.verdict import DECLARED_VIEW
 from eagletwin.harness.families import RECIPES
@@ -75,7 +76,8 @@ def generated(groups: int, each: int, seed: int, options: Options) -> list[Job]:
     for group in range(groups):
         number = seed * 7919 + group
         model = options.model or _layered(group, number, flash=flash)
-        held = {"model": model} if model else {}
+        held: dict[str, Any] = {"model": model} if model else {}
+        held |= {"page_size": FLASHMLA_PAGE, "topk": 1, "max_total_tokens": 2048} if attention == "flashmla" else {}
         name = options.mode or _mode_of(group, options)
         cpu = Mode(overlap=MODES[name].overlap, tp=tp)
         focus = focus_of(number, WIDEST[dtype], **held)

@@ -15,7 +15,7 @@ from typing import Any
 
 from eagletwin.harness.core.case import Case, SGLangSettings
 from eagletwin.harness.core.dtype import Dtype
-from eagletwin.harness.core.mode import CPU, FLASHINFER_HEAD, Mode
+from eagletwin.harness.core.mode import CPU, FLASHINFER_HEAD, FLASHMLA_PAGE, Mode
 from eagletwin.harness.families import RECIPES, family_of
 from eagletwin.harness.families.hybrid import TRACKED_EVERY
 from eagletwin.harness.families.store import checkpoints, other_checkpoints
@@ -207,6 +207,11 @@ def _refuse_what_is_not_driven(case: Case, mode: Mode, scheduler_module: Any) ->
         raise NotDriven(
             f"{case.model} with FlashInfer: its heads are {recipe.narrowest_head} wide, and FlashInfer's kernels take "
             f"{FLASHINFER_HEAD} and more (llama-wide has such heads)"
+        )
+    if mode.attention == "flashmla" and (recipe.target.latent is None or case.topk > 1 or case.page_size != FLASHMLA_PAGE):
+        raise NotDriven(
+            f"{case.model} with FlashMLA, topk {case.topk} and pages of {case.page_size}: it takes latent attention, chains and "
+            f"pages of {FLASHMLA_PAGE} (deepseek-nextn-wide has such attention)"
         )
     if case.engine.sglang.host_pages and mode.device == "cuda":
         raise NotDriven("a hierarchical cache on a GPU: not tried, and the poison of its slots knows the layout of a CPU alone")

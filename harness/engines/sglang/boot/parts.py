@@ -15,6 +15,7 @@ _CLASSES: dict[Attention, str] = {
     "triton": "TritonAttnBackend",
     "fa3": "FlashAttentionBackend",
     "flashinfer": "FlashInferAttnBackend",
+    "flashmla": "FlashMLABackend",
 }
 _LATENT: dict[Attention, str] = {"flashinfer": "FlashInferMLAAttnBackend"}
 
