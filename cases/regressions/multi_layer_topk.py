@@ -8,6 +8,8 @@ SGLang accepts the combination and says nothing. Two things are missing that the
 * Between two layers each request's window is given one entry of a flat list of all proposals: request 1, with topk = 2, gets
   the second choice of request 0. That costs acceptance alone.
 
+With three steps and more the server ends on a GPU, as the list of parents is too short (`multi-layer-topk-parents`).
+
 `multi-layer-topk-path` shows the first, `multi-layer-topk-windows` the second; the remedy does both. What a tree of several
 layers should be is not defined: the judge takes the tree that is verified as it is, and judges what verify makes of it.
 """
@@ -15,7 +17,7 @@ layers should be is not defined: the judge takes the tree that is verified as it
 from eagletwin.harness.core.case import Case, Request
 from eagletwin.harness.core.patch import Edit, Patch
 
-from ..entry import Entry, OnCuda
+from ..entry import Entry, Needs, OnCuda
 
 _FILE = "sglang.srt.speculative.multi_layer_eagle_worker_v2"
 _DRAFTER = f"{_FILE}.MultiLayerEagleDraftWorker"
@@ -109,4 +111,32 @@ WINDOWS = _entry(
     first="0.5.13",
 )
 
-ENTRIES = (PATH, WINDOWS)
+PARENTS = Entry(
+    id="multi-layer-topk-parents",
+    title="Give each layer behind the first as many parents as it has branches",
+    rule="engine.crash",
+    buggy="0.5.21 -",
+    fixed="",
+    trigger="a GPU, multi-layer EAGLE, topk > 1, num_steps >= 3",
+    needs=Needs(device="cuda"),
+    remedy=Patch(
+        name="parents-of-all-layers",
+        edits=(
+            Edit(
+                target=f"{_DRAFTER}._draft_forward_organize",
+                match="(tree_info[2].size(0), 1),",
+                replacement="(tree_info[2].size(0), self.topk),",
+            ),
+        ),
+    ),
+    case=Case(
+        name="multi-layer-topk-parents",
+        model="llama-mtp",
+        num_steps=3,
+        topk=2,
+        requests=(Request(id="a", prompt=(59,), max_new_tokens=5),),
+        exercises=("tree",),
+    ),
+)
+
+ENTRIES = (PATH, WINDOWS, PARENTS)

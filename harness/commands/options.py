@@ -156,8 +156,8 @@ AttentionBackend = Annotated[
         metavar="BACKEND",
         rich_help_panel=ENGINE,
         help="SGLang's attention backend: `triton`, or, with --device cuda and --dtype bfloat16, `fa3` (FlashAttention 3, on a "
-        "Hopper GPU), `flashinfer` (for models with heads of 64 and more, such as llama-wide) or `flashmla` (for chains of models "
-        "with latent attention in pages of 64).",
+        "Hopper GPU), `flashinfer` (for models with heads of 64 and more, such as llama-wide) or `flashmla` (for chains of "
+        "models with latent attention, in pages of 64).",
     ),
 ]
 DEFAULT_GRAPHS = None  # GRAPHS on a GPU, none on a CPU

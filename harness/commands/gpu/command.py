@@ -13,6 +13,7 @@ from ..as_json import tell_result, with_json
 from ..options import AttentionBackend, DataType, Ranks
 from ..result import MeasuredFacts, WrittenFacts
 from .typed import (
+    Blocks,
     Cases,
     Entries,
     File,
@@ -64,6 +65,7 @@ def gpu_plan(
     file: File,
     groups: Groups = 100,
     cases: Cases = 20,
+    blocks: Blocks = 0,
     seed: Seed = 0,
     sizes: Sizes = False,
     samples: Samples = 0,
@@ -87,7 +89,7 @@ def gpu_plan(
     from . import missing_waits as waits
     from .faults import faults
     from .in_model import proofs_in_model
-    from .plan import Options, generated, plain, proofs
+    from .plan import Options, generated, plain, proofs, searched
     from .release import release_of
     from .sampled import sampling
     from .sizes import every_size
@@ -98,11 +100,12 @@ def gpu_plan(
     if model:
         check_model(model, "--model")
     _check_heads(attention, model, planted=planted)
-    _check_float32(dtype, others=bool(sizes or samples or rate or races or missing_waits))
+    _check_float32(dtype, others=bool(blocks or sizes or samples or rate or races or missing_waits))
     options = Options(release=release_of(sglang), tp=tp, dtype=dtype, attention=attention, model=model, mode=mode)
     with progress("plan") as line:
         line.look(f"drawing {count(groups, 'group')} of {count(cases, 'case')}")
         jobs = plain(groups, cases, seed, rate) if rate else generated(groups, cases, seed, options)
+    jobs += searched(blocks, cases, seed, options)
     jobs += every_size(tp) if sizes else []
     jobs += sampling(samples, cases, seed, options.release)
     chosen, others = _reached(entries or [], dtype, attention)
@@ -121,11 +124,12 @@ def _write_plan(file: Path, jobs: "list[Job]", others: list[str]) -> int:
         raise InputError(
             "the plan would be empty: it has no group of cases, batch sizes, proof, fault or race",
             consequence="no plan was written",
-            remedy="give --groups 1 or more, --sizes, --sampling, --prove, --faults, --races or --missing-waits",
+            remedy="give --groups 1 or more, --blocks, --sizes, --sampling, --prove, --faults, --races or --missing-waits",
         )
     file.write_bytes(msgspec.json.encode(jobs))
     print("".join(f"left out: {why}\n" for why in others), end="")
-    size = f"{count(len(jobs), 'job')}, {count(sum(len(job.cases) for job in jobs), 'case')}"
+    cases = sum(job.draw.cases if job.draw else len(job.cases) for job in jobs)
+    size = f"{count(len(jobs), 'job')}, {'up to ' * any(job.draw for job in jobs)}{count(cases, 'case')}"
     print(f"{size}: {file}")
     tell_result(WrittenFacts(files={"plan": str(file)}, said=[size, *(f"left out: {why}" for why in others)]))
     return EXIT_EQUAL
@@ -144,7 +148,8 @@ def _check_float32(dtype: "Dtype", *, others: bool) -> None:
     """Raises InputError for another type with what is planned in float32 alone."""
     if dtype != "float32" and others:
         raise InputError(
-            f"--dtype {dtype} with --sizes, --sampling, --races, --missing-waits or --rate: these are planned in float32 alone",
+            f"--dtype {dtype} with --blocks, --sizes, --sampling, --races, --missing-waits or --rate: these are planned in "
+            "float32 alone",
             consequence="no plan was written",
             remedy="plan generated cases and proofs in it, and the others in a plan of their own",
         )

@@ -17,6 +17,7 @@ from pathlib import Path
 import msgspec
 from msgspec import Struct
 
+from eagletwin.cases.regressions import LEDGER
 from eagletwin.harness.check.confirm import agree
 from eagletwin.harness.core.case import Case
 from eagletwin.harness.core.child import RUN_MODULE
@@ -28,7 +29,7 @@ from eagletwin.harness.core.run_spec import Limits
 from eagletwin.harness.core.trace import Trace, rank_folder, write_trace
 from eagletwin.harness.core.verdict import DECLARED_VIEW, View
 from eagletwin.harness.engines.blocks import FOLDER
-from eagletwin.harness.engines.host import EngineProcess, Host
+from eagletwin.harness.engines.host import EngineProcess, Host, PatchDoesNotApply
 from eagletwin.harness.families.traces import read_trace
 from eagletwin.harness.families.valid import check_case
 from eagletwin.harness.judge.judge import judge
@@ -38,11 +39,13 @@ from ..diff.precision_gap import Apart, apart
 from .batches import paths
 from .processes import Processes
 from .races import RACE, Race, jitter_of, race
+from .searched import Draw
 from .sharing import Sharing
 
 RESULTS = "results.jsonl"  # in the folder of a campaign: a line a job
 JOB = "job.json"  # in the folder of a job
 _LIMITS = Limits(step=60.0, case=120.0)
+_NAMED = 3  # known bugs of a job that are all tried alone, and named where it takes all of them
 
 
 class MustShow(Struct, frozen=True, kw_only=True):
@@ -57,8 +60,9 @@ class MustShow(Struct, frozen=True, kw_only=True):
 
 
 class Job(Struct, frozen=True, kw_only=True):
-    """The cases of one engine.
+    """The cases of one engine, which share a configuration.
 
+    draw      what the job draws in place of `cases`, in its own process
     times     how often each case is run, each time after a reset; runs that come out differently are `unknown`
     again     run the first case once more after all others, and compare its two traces number for number
     beside    run the first case on another engine as well, in this mode, and compare the two traces: integers must be equal,
@@ -75,7 +79,8 @@ class Job(Struct, frozen=True, kw_only=True):
 
     name: str
     mode: Mode
-    cases: tuple[Case, ...]
+    cases: tuple[Case, ...] = ()
+    draw: Draw | None = None
     patches: tuple[Patch, ...] = ()
     view: View = DECLARED_VIEW
     times: int = 1
@@ -165,9 +170,15 @@ def read_plan(file: Path) -> list[Job]:
         raise InputError(
             f"{file}: {error}", consequence="nothing was run", remedy="name a plan that `eagletwin gpu plan` wrote"
         ) from error
-    if not any(job.cases for job in plan):
+    if not any(job.cases or job.draw for job in plan):
         raise InputError(f"{file} has no cases", consequence="nothing was run", remedy="name a plan that has some")
     for job in plan:
+        if any(case.configuration() != job.cases[0].configuration() for case in job.cases):
+            raise InputError(
+                f"{file}: the cases of job {job.name} do not share a configuration, and a job has one engine",
+                consequence="nothing was run",
+                remedy="give each configuration a job of its own",
+            )
         for case in job.cases:
             check_case(case, f"{file}: job {job.name}")
     return plan
@@ -176,6 +187,7 @@ def read_plan(file: Path) -> list[Job]:
 def run_job(job: Job, folder: Path) -> JobResult:
     """Run a job in this process. Traces that are kept go below `folder`."""
     begun = time.monotonic()
+    job = job if job.draw is None else msgspec.structs.replace(job, cases=job.draw.draw(), draw=None)
     seen: list[CaseResult] = []
     first: Trace | None = None
     equal: list[tuple[Case, Trace]] = []  # of a job that asks for `apart`
@@ -237,17 +249,20 @@ def _raced(engine: EngineProcess, job: Job, one: CaseResult, judged: Trace, numb
 
 
 def _explained(job: Job, seen: list[CaseResult], folder: Path) -> list[CaseResult]:
-    """The same, and of each case that diverged the known bug without which it is equal; two bugs, if one is not enough."""
+    """The same, and of each case that diverged the known bug without which it is equal: one that breaks its rule, any other
+    where few are known, or all of them together."""
     diverged = [number for number, one in enumerate(seen) if one.status == "diverged"]
     changes: list[tuple[str, tuple[Patch, ...]]] = [(name, (patch,)) for name, patch in job.known.items()]
     if len(job.known) > 1:
-        changes.append((" and ".join(job.known), tuple(job.known.values())))
+        together = " and ".join(job.known) if len(job.known) <= _NAMED else f"several of {len(job.known)} known bugs"
+        changes.append((together, tuple(dict.fromkeys(job.known.values()))))
     for name, patches in changes:
-        open_still = [number for number in diverged if not seen[number].known]
-        if not open_still:
-            break
-        with Host(mode=job.mode) as host:
-            for number in open_still:
+        breaks = LEDGER[name].rule if name in LEDGER and len(job.known) > _NAMED else ""
+        apt = [number for number in diverged if not seen[number].known and breaks in ("", seen[number].rule)]
+        if not apt:
+            continue
+        with Host(mode=job.mode) as host, contextlib.suppress(PatchDoesNotApply):  # such remedies do not fit together
+            for number in apt:
                 engine = host.engine(job.cases[number], (*job.patches, *patches))
                 with _folder(folder / f"fixed-{number}") as fixed:
                     if judge(engine.run(job.cases[number], fixed, _LIMITS), view=job.view).status == "equal":

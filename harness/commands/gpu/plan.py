@@ -22,6 +22,7 @@ from eagletwin.harness.core.verdict import DECLARED_VIEW
 from eagletwin.harness.families import RECIPES
 
 from .jobs import Job, MustShow
+from .searched import Draw, bugs_of
 
 ONE_GRAPH = (
     "sglang.srt.speculative.multi_layer_eagle_draft_extend_cuda_graph_runner"
@@ -58,6 +59,7 @@ MODES = {
     "eager": Mode(device="cuda"),
     "one": Mode(device="cuda", graphs=(1,), overlap=True),
 }
+_SEARCHED = ("overlap", "graphs", "overlap", "eager", "prefill")  # of blocks of a search: users have overlap and graphs
 
 
 def generated(groups: int, each: int, seed: int, options: Options) -> list[Job]:
@@ -105,6 +107,25 @@ def _mode_of(group: int, options: Options) -> str:
     if group % 10 == 5 and options.attention != "fa3":
         return "prefill"
     return "overlap" if group % 2 else "graphs"
+
+
+def searched(blocks: int, each: int, seed: int, options: Options) -> list[Job]:
+    """Blocks as a search draws them, in one mode after the other."""
+    jobs = []
+    for number in range(blocks):
+        name = options.mode or _SEARCHED[number % len(_SEARCHED)]
+        mode, draw = MODES[name], Draw(seed, number, each, MODES[name].overlap)
+        probe = draw.block.probe
+        jobs.append(
+            Job(
+                name=f"block-{number:03}-{name}-{probe.model}",
+                mode=mode,
+                draw=draw,
+                view="shifted" if _plain(probe.model) else DECLARED_VIEW,
+                known=bugs_of(probe, options.release, mode),
+            )
+        )
+    return jobs
 
 
 def known_bugs(release: str, model: str, mode: Mode) -> dict[str, Patch]:
@@ -177,7 +198,7 @@ def proofs(entries: list[Entry], options: Options, modes: tuple[str, ...] = ("gr
                     name=f"{entry.id}/{_named(name, options)}/{word}",
                     mode=mode,
                     cases=(_longer(entry),),
-                    patches=_in_one_graph(entry, side, mode) or changes,
+                    patches=_elsewhere(entry, side, mode) or changes,
                     view=side.view,
                     times=3,
                     proof=True,
@@ -187,10 +208,12 @@ def proofs(entries: list[Entry], options: Options, modes: tuple[str, ...] = ("gr
     return jobs
 
 
-def _in_one_graph(entry: Entry, side: Side, mode: Mode) -> tuple[Patch, ...]:
-    """The green side's where one graph has all layers, and moves the windows on itself; empty: as elsewhere."""
-    one = entry.on_cuda.one_graph
-    return (one,) if one is not None and side == entry.green and mode.attention == "fa3" and mode.graphs else ()
+def _elsewhere(entry: Entry, side: Side, mode: Mode) -> tuple[Patch, ...]:
+    """The green side's where one graph has all layers, and moves the windows on itself, or where there is no graph; empty: its
+    own."""
+    there = entry.on_cuda
+    patch = (there.one_graph if mode.attention == "fa3" else None) if mode.graphs else there.eager
+    return (patch,) if patch is not None and side == entry.green else ()
 
 
 def _longer(entry: Entry) -> Case:

@@ -7,7 +7,15 @@ import typer
 
 File = Annotated[Path, typer.Argument(help="Where to write the plan (JSON).")]
 Groups = Annotated[int, typer.Option(min=0, help="Groups of generated cases that share a configuration.")]
-Cases = Annotated[int, typer.Option(min=1, help="Cases of each group.")]
+Cases = Annotated[int, typer.Option(min=1, help="Cases of each group or block.")]
+Blocks = Annotated[
+    int,
+    typer.Option(
+        min=0,
+        help="Also this many blocks of what a search draws (`eagletwin fuzz`): every recipe and option that a GPU runs. Each "
+        "job draws its cases itself, where it runs; of large cases a quarter as many.",
+    ),
+]
 Seed = Annotated[int, typer.Option(min=0, help="The same seed draws the same cases.")]
 Sizes = Annotated[
     bool, typer.Option("--sizes", help="Also batches of 1 to 8: in a graph of their size, padded, and without a graph.")

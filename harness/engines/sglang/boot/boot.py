@@ -210,8 +210,8 @@ def _refuse_what_is_not_driven(case: Case, mode: Mode, scheduler_module: Any) ->
         )
     if mode.attention == "flashmla" and (recipe.target.latent is None or case.topk > 1 or case.page_size != FLASHMLA_PAGE):
         raise NotDriven(
-            f"{case.model} with FlashMLA, topk {case.topk} and pages of {case.page_size}: it takes latent attention, chains and "
-            f"pages of {FLASHMLA_PAGE} (deepseek-nextn-wide has such attention)"
+            f"{case.model} with FlashMLA, topk {case.topk} and pages of {case.page_size}: it takes latent attention, chains "
+            f"and pages of {FLASHMLA_PAGE} (deepseek-nextn-wide has such attention)"
         )
     if case.engine.sglang.host_pages and mode.device == "cuda":
         raise NotDriven("a hierarchical cache on a GPU: not tried, and the poison of its slots knows the layout of a CPU alone")

@@ -1,0 +1,57 @@
+"""Jobs of blocks as a search draws them (`gpu plan --blocks`): every recipe and option that a GPU runs, each with its share.
+
+A search on a CPU has six cases in a block, since an engine starts in a second there. Here one starts in twenty, so a block has
+as many as are asked for. A job draws its cases itself, where it runs: a plan of 100,000 cases would be hundreds of megabytes.
+"""
+
+from msgspec import Struct
+
+from eagletwin.cases.blocks import Asked, Block, block_of
+from eagletwin.cases.drawn import few
+from eagletwin.cases.reach import unreached
+from eagletwin.cases.regressions import LEDGER
+from eagletwin.harness.check.known import may_show
+from eagletwin.harness.core.case import Case
+from eagletwin.harness.core.mode import Mode
+from eagletwin.harness.core.patch import Patch
+from eagletwin.harness.families import RECIPES
+
+_FEWER = 4  # times fewer cases of a block with large ones, so that jobs take about as long
+
+
+class Draw(Struct, frozen=True):
+    """Which cases a job draws: the first `cases` of block `number` of the search with this seed, with or without overlap."""
+
+    seed: int
+    number: int
+    cases: int
+    overlap: bool
+
+    @property
+    def block(self) -> Block:
+        """The block. Raises InputError if there is none of its number."""
+        return block_of(self.seed, self.number, Asked(wanted=runs_on_a_gpu, overlap=self.overlap, retract=not self.overlap))
+
+    def draw(self) -> tuple[Case, ...]:
+        """The cases, which share a configuration."""
+        block = self.block
+        own = block.probe.configuration()
+        count = self.cases // _FEWER if block.large else self.cases
+        return tuple(few(block.strategy, max(count, 1), block.draw_seed, lambda case: case.configuration() == own))
+
+
+def runs_on_a_gpu(probe: Case) -> bool:
+    """Whether the CUDA engine drives such a configuration in float32 (engines/sglang/boot says why it does not)."""
+    settings = probe.engine.sglang
+    refused = settings.host_pages or settings.adaptive is not None or settings.plain_decode
+    broadcast = settings.update_weights.startswith("distributed")
+    return not (refused or broadcast or RECIPES[probe.model].target.clamped is not None)
+
+
+def bugs_of(probe: Case, release: str, mode: Mode) -> dict[str, Patch]:
+    """Live bugs of the release that cases of this configuration may show in this mode, and what mends each."""
+    return {
+        entry.id: entry.remedy
+        for entry in LEDGER.values()
+        if entry.remedy is not None and entry.is_in(release) and not unreached(entry, mode) and may_show(entry, probe)
+    }
