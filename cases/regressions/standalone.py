@@ -6,7 +6,8 @@ positions 0..: it never sees the first token of a prompt, which models learn to 
 
 The prefix cache is keyed for rows that end at their own token, single tokens, and not in pairs as EAGLE's is. A row that was
 shifted has consumed the token behind it: the last row of a shared prefix is that of the request that was first
-(`standalone-keys`, in the view `shifted`). A plain model's own rows, x[i] at i, need no pairs: AS_TRAINED cures both.
+(`standalone-keys`, in the view `shifted`). With CUDA graphs the server ends where a batch grows and is cut in one iteration
+(`standalone-states`). A plain model's own rows, x[i] at i, need no pairs: AS_TRAINED cures both.
 
 AS_TRAINED is no one-line change. Extends consume their own tokens, and so cannot propose: the bonus token has no slot yet when
 a prefill ends. Draft decode has: it begins with the bonus token in the slots of step 1, of which each branch has one, and
@@ -18,7 +19,7 @@ Neither says how a server `loses` by it: `acceptance` asks servers of EAGLE head
 from eagletwin.harness.core.case import Case, EngineSettings, Request, SGLangSettings
 from eagletwin.harness.core.patch import Edit, Patch
 
-from ..entry import Entry, OnCuda
+from ..entry import Entry, Needs, OnCuda
 
 _DRAFTER = "sglang.srt.speculative.eagle_worker_v2.EagleDraftWorker"
 _STEPS = "sglang.srt.layers.attention.triton_backend.TritonMultiStepDraftBackend"
@@ -145,4 +146,85 @@ PAIRS = Entry(
     ),
 )
 
-ENTRIES = (SHIFT, PAIRS)
+STATES = Entry(
+    id="standalone-states",
+    title="Leave states that a plain draft does not read out of a batch that grows",
+    rule="engine.crash",
+    buggy="0.5.12 -",
+    fixed="",
+    trigger="STANDALONE with CUDA graphs, no overlap, and a retraction in the iteration in which a batch grows",
+    needs=Needs(device="cuda", graphs=True, overlap=False),
+    within="shifted",
+    remedy=Patch(
+        name="states-of-all-or-none",
+        edits=(
+            Edit(
+                target="sglang.srt.speculative.eagle_info.EagleDraftInput.merge_batch",
+                match="if self.hidden_states is not None and spec_info.hidden_states is not None:",
+                replacement="if self.hidden_states is None or spec_info.hidden_states is None:\n"
+                "    self.hidden_states = None\nelse:",
+            ),
+        ),
+    ),
+    case=Case(
+        name="standalone-states",
+        model="llama-standalone",
+        num_steps=2,
+        topk=3,
+        num_draft_tokens=10,
+        requests=(
+            Request(id="a", prompt=(0, 1, 47, 74, 54, 8, 18, 29, 29), max_new_tokens=5),
+            Request(id="c", prompt=(35, 70, 0, 22, 7, 53, 35, 46, 4, 40, 21, 50, 39, 53, 2, 69), max_new_tokens=8),
+            Request(
+                id="d",
+                prompt=(
+                    21,
+                    53,
+                    88,
+                    53,
+                    81,
+                    36,
+                    61,
+                    27,
+                    60,
+                    65,
+                    23,
+                    64,
+                    67,
+                    30,
+                    0,
+                    1,
+                    47,
+                    74,
+                    7,
+                    11,
+                    10,
+                    46,
+                    21,
+                    94,
+                    85,
+                    39,
+                    32,
+                    77,
+                    27,
+                    77,
+                    4,
+                    74,
+                    87,
+                    20,
+                    55,
+                    13,
+                    30,
+                    36,
+                ),
+                max_new_tokens=5,
+                arrive=2,
+            ),
+            Request(id="e", prompt=(5, 16, 27, 38, 49, 60, 71, 82, 93), max_new_tokens=6, arrive=5),
+        ),
+        exercises=("tree", "retraction"),
+        engine=EngineSettings(sglang=SGLangSettings(max_total_tokens=128)),
+    ),
+)
+
+ENTRIES = (SHIFT, PAIRS, STATES)

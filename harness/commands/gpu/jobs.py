@@ -250,24 +250,32 @@ def _raced(engine: EngineProcess, job: Job, one: CaseResult, judged: Trace, numb
 
 def _explained(job: Job, seen: list[CaseResult], folder: Path) -> list[CaseResult]:
     """The same, and of each case that diverged the known bug without which it is equal: one that breaks its rule, any other
-    where few are known, or all of them together."""
+    where few are known, or as many of them together as fit."""
     diverged = [number for number, one in enumerate(seen) if one.status == "diverged"]
-    changes: list[tuple[str, tuple[Patch, ...]]] = [(name, (patch,)) for name, patch in job.known.items()]
-    if len(job.known) > 1:
-        together = " and ".join(job.known) if len(job.known) <= _NAMED else f"several of {len(job.known)} known bugs"
-        changes.append((together, tuple(dict.fromkeys(job.known.values()))))
-    for name, patches in changes:
+    for name in job.known:
         breaks = LEDGER[name].rule if name in LEDGER and len(job.known) > _NAMED else ""
-        apt = [number for number in diverged if not seen[number].known and breaks in ("", seen[number].rule)]
-        if not apt:
-            continue
-        with Host(mode=job.mode) as host, contextlib.suppress(PatchDoesNotApply):  # such remedies do not fit together
-            for number in apt:
-                engine = host.engine(job.cases[number], (*job.patches, *patches))
-                with _folder(folder / f"fixed-{number}") as fixed:
-                    if judge(engine.run(job.cases[number], fixed, _LIMITS), view=job.view).status == "equal":
-                        seen[number] = msgspec.structs.replace(seen[number], known=name)
+        _try(job, seen, [number for number in diverged if breaks in ("", seen[number].rule)], (name,), folder)
+    for several in range(len(job.known), 1, -1):
+        if _try(job, seen, diverged, tuple(job.known)[:several], folder):
+            break
     return seen
+
+
+def _try(job: Job, seen: list[CaseResult], numbers: list[int], names: tuple[str, ...], folder: Path) -> bool:
+    """Run those of these cases again that no bug explains yet, with what mends the bugs of these names. Whether it fits."""
+    patches = dict.fromkeys(job.known[name] for name in names)
+    with Host(mode=job.mode) as host:
+        for number in (number for number in numbers if not seen[number].known):
+            try:
+                engine = host.engine(job.cases[number], (*job.patches, *patches))
+            except PatchDoesNotApply:
+                return False
+            with _folder(folder / f"fixed-{number}") as fixed:
+                verdict = judge(engine.run(job.cases[number], fixed, _LIMITS), view=job.view)
+                if verdict.status == "equal" or (verdict.vacuous and len(names) > 1):  # of several, one may change nothing here
+                    words = " and ".join(names) if len(names) <= _NAMED else f"several of {len(names)} known bugs"
+                    seen[number] = msgspec.structs.replace(seen[number], known=words)
+    return True
 
 
 def _beside(job: Job, mode: Mode, first: Trace, folder: Path) -> Beside:

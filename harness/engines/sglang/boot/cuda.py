@@ -50,6 +50,9 @@ def prepare(shims: list[str], mode: Mode) -> None:
             importlib.import_module(module)._has_flashinfer = False  # type: ignore[attr-defined]
         shims.append("sgl_kernel.sampling: its own top_k and top_p kernels, as flashinfer is absent")
         shims.append("sgl_kernel.elementwise: its own norms, as flashinfer is absent")
+    if mode.tp > 1:  # several engines share a GPU here, and SGLang would refuse to start where one rank's has less memory left
+        os.environ["SGLANG_ENABLE_TP_MEMORY_INBALANCE_CHECK"] = "false"
+        shims.append("the check that GPUs of several ranks have as much memory left is off")
     if mode.attention == "fa3":
         importlib.import_module("sgl_kernel.flash_ops")  # here it says why it cannot be loaded; sgl_kernel.flash_attn does not
 
