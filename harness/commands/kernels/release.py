@@ -75,13 +75,13 @@ class Homes:
 def load(name: str) -> Any:
     """What stands for this module of 0.5.23 in the SGLang of this process. An attribute that is not there raises Absent; one
     in a module that cannot be imported, Broken."""
-    prepare()
+    prepare(name)
     return Homes(name)
 
 
 def module(name: str) -> ModuleType:
     """The module itself, for what replaces a part of it. Raises Absent and Broken."""
-    prepare()
+    prepare(name)
     found = _imported(name)
     if found is None:
         raise Absent(f"this SGLang has no module {name}")
@@ -90,7 +90,7 @@ def module(name: str) -> ModuleType:
 
 def find(target: str) -> tuple[str, Any]:
     """(dotted name where this SGLang has it, the object). Raises Absent or Broken, which say why it cannot be reached."""
-    prepare()
+    prepare(target)
     home = next((name for name in MODULES if target.startswith(f"{name}.")), "")
     if not home:
         raise Absent(f"{target} is in none of the modules of this tier")
@@ -135,9 +135,21 @@ def _broken(name: str, error: Exception) -> Broken:
     return Broken(f"{name} cannot be imported: {type(error).__name__}: {said}")
 
 
+def prepare(target: str = "") -> None:
+    """Import SGLang itself, and modules of this tier as far as they are there: those up to the one that is, or holds, the
+    target, in their order, so that which comes first does not depend on what is asked; all, if it is in none of them. Raises
+    what `import sglang` raises."""
+    _begin()
+    last = next((number for number, name in enumerate(MODULES) if f"{target}.".startswith(f"{name}.")), len(MODULES))
+    for name in MODULES[: last + 1]:
+        try:
+            _imported(name)
+        except Broken:
+            continue  # each of its functions says so
+
+
 @cache
-def prepare() -> None:
-    """Import SGLang itself, and the modules of this tier as far as they are there. Raises what `import sglang` raises."""
+def _begin() -> None:
     from eagletwin.harness.engines.sglang.boot import boot, others
     from eagletwin.harness.engines.sglang.eras import image_processors
     from eagletwin.harness.engines.sglang.stand_ins import stubs
@@ -147,8 +159,3 @@ def prepare() -> None:
     image_processors.install(boot.SHIMS)
     sys.meta_path.insert(0, finder)
     importlib.import_module(SPECULATIVE.partition(".")[0])
-    for name in MODULES:
-        try:
-            _imported(name)
-        except Broken:
-            continue  # each of its functions says so
