@@ -25,6 +25,19 @@ _CASE = Case(
     requests=(Request(id="a", prompt=(15, 28, 80, 80), max_new_tokens=6),),
 )
 
+_LISTS = Edit(  # with a graph the kernel's lists are what the host says of them
+    target=f"{_FLASHINFER}.FlashInferMLAIndicesUpdaterDecode.call_begin_forward",
+    match="kv_indptr, kv_indices = spec_info.kv_indptr, spec_info.kv_indices",
+    replacement="kv_indptr, kv_indices = spec_info.kv_indptr, spec_info.kv_indices\n"
+    "begins = kv_indptr.cpu()\n"
+    "fast_decode_kwargs.update(kv_indptr_cpu=begins, kv_len_arr_cpu=begins[1:] - begins[:-1])",
+)
+_HANDED_ON = Edit(  # without one the lists that were made for each step are handed on
+    target=f"{_FLASHINFER}.FlashInferMLAAttnBackend.init_forward_metadata",
+    match="init_metadata_replay=False,\n            req_pool_indices",
+    replacement="init_metadata_replay=False,\nspec_info=forward_batch.spec_info,\nreq_pool_indices",
+)
+
 FLASHINFER = Entry(
     id="draft-plan",
     title="Plan draft decode of FlashInfer's MLA backend with the rows of the drafts so far",
@@ -33,23 +46,8 @@ FLASHINFER = Entry(
     fixed="",
     trigger="a GPU, --attention-backend flashinfer, latent attention (DeepSeek, Kimi K2), num_steps >= 2",
     needs=Needs(device="cuda", dtype="bfloat16", attention="flashinfer"),
-    remedy=Patch(
-        name="drafts-in-the-plan",
-        edits=(
-            Edit(  # with a graph the kernel's lists are what the host says of them
-                target=f"{_FLASHINFER}.FlashInferMLAIndicesUpdaterDecode.call_begin_forward",
-                match="kv_indptr, kv_indices = spec_info.kv_indptr, spec_info.kv_indices",
-                replacement="kv_indptr, kv_indices = spec_info.kv_indptr, spec_info.kv_indices\n"
-                "begins = kv_indptr.cpu()\n"
-                "fast_decode_kwargs.update(kv_indptr_cpu=begins, kv_len_arr_cpu=begins[1:] - begins[:-1])",
-            ),
-            Edit(  # without one the lists that were made for each step are handed on
-                target=f"{_FLASHINFER}.FlashInferMLAAttnBackend.init_forward_metadata",
-                match="init_metadata_replay=False,\n            req_pool_indices",
-                replacement="init_metadata_replay=False,\nspec_info=forward_batch.spec_info,\nreq_pool_indices",
-            ),
-        ),
-    ),
+    remedy=Patch(name="drafts-in-the-plan", edits=(_LISTS,)),
+    on_cuda=OnCuda(eager=Patch(name="drafts-in-the-plan-eagerly", edits=(_LISTS, _HANDED_ON))),
     case=_CASE,
 )
 

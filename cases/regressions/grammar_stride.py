@@ -1,0 +1,41 @@
+"""Live, found by eagletwin on a GPU: the mask of a grammar is laid over the wrong places of float32 logits.
+
+SGLang pads the vocabulary of a head to a multiple of 64, and cuts logits to the vocabulary's own size: rows of the cut logits
+are as far apart as before. The kernel that applies a mask takes the vocabulary's size for that distance. So the mask of row 1
+falls into the padding of row 0 and onto other tokens of row 1, and row 1 may get tokens that its grammar does not allow.
+Logits of 16 bits are copied as they become float32, and a copy has no gaps. docs/findings/grammar-stride.md.
+"""
+
+from eagletwin.harness.core.case import Case, Grammar, Request
+from eagletwin.harness.core.patch import Edit, Patch
+
+from ..entry import Entry, Needs
+
+ENTRY = Entry(
+    id="grammar-stride",
+    title="Apply the mask of a grammar by the distance between rows of logits",
+    rule="output.grammar",
+    buggy="0.5.23 -",
+    fixed="",
+    trigger="a GPU, logits in float32, a vocabulary that is no multiple of 64, a batch of two requests with grammars",
+    needs=Needs(device="cuda", dtype="float32"),
+    remedy=Patch(
+        name="masks-by-the-distance-of-rows",
+        edits=(
+            Edit(
+                target="sglang.kernels.ops.grammar.bitmask_ops.apply_token_bitmask_inplace_triton",
+                match="logits_shape[1],\n        bitmask_shape[1],\n        NUM_SMS",
+                replacement="logits.stride(0) if logits.ndim > 1 else logits_shape[1],\nbitmask_shape[1],\nNUM_SMS",
+            ),
+        ),
+    ),
+    case=Case(
+        name="grammar-stride",
+        model="llama-tiny",
+        num_steps=2,
+        requests=(
+            Request(id="a", prompt=(15,), max_new_tokens=1, grammar=Grammar(kind="regex", rules=("a",))),
+            Request(id="b", prompt=(15,), max_new_tokens=1, grammar=Grammar(kind="regex", rules=("(b)?",))),
+        ),
+    ),
+)
