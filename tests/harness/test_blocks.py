@@ -45,7 +45,7 @@ def test_what_requests_may_ask_for_as_well_changes_no_case_that_asks_for_nothing
     monkeypatch.setattr(blocks, "ASKS", {ask: ASKS[ask] for ask in list(ASKS)[:4]})
     monkeypatch.setattr(blocks, "_BESIDE", ())
     monkeypatch.setattr(blocks, "_TURNS", ())
-    ours = (*beside, "host_policy", "max_loras_per_batch", "lora_backend")
+    ours = (*beside, "host_policy", "max_loras_per_batch", "lora_backend", "grammar_backend")
     monkeypatch.setattr(blocks, "DRAWN", {name: count for name, count in DRAWN.items() if name not in ours})
     before = [block_of(7, number, Asked()) for number in range(150)]
     assert turns(now) == turns(before)
