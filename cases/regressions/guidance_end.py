@@ -13,7 +13,7 @@ from ..entry import Entry
 ENTRY = Entry(
     id="guidance-end",
     title="End a request of llguidance with the token that ends its text",
-    rule="output.grammar",
+    rule="verify.accept",
     buggy="0.5.10 -",
     fixed="",
     trigger="grammar-backend llguidance and ignore_eos: a text that is whole and could go on, such as one of `ab?` after `a`",
@@ -31,7 +31,7 @@ ENTRY = Entry(
         name="guidance-end",
         model="llama-tiny",
         num_steps=1,
-        requests=(Request(id="a", prompt=(10,), max_new_tokens=3, grammar=Grammar(rules=("ab?",))),),
+        requests=(Request(id="a", prompt=(50,), max_new_tokens=3, grammar=Grammar(rules=("ab?",))),),
         engine=EngineSettings(sglang=SGLangSettings(grammar_backend="llguidance")),
     ),
 )
