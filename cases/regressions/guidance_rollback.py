@@ -22,8 +22,9 @@ ENTRY = Entry(
         edits=(
             Edit(
                 target="sglang.srt.constrained.llguidance_backend.GuidanceGrammar.fill_vocab_mask",
-                match="self.ll_matcher, vocab_mask",
-                replacement="self.ll_matcher.deep_copy(), vocab_mask",
+                match="fill_next_token_bitmask(self.ll_matcher, vocab_mask, idx)",
+                replacement="matcher = self.ll_matcher.deep_copy()\nfill_next_token_bitmask(matcher, vocab_mask, idx)\n"
+                "if matcher.is_error():\n    raise ValueError(matcher.get_error())",
             ),
         ),
     ),
