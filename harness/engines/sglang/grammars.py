@@ -87,7 +87,7 @@ def give(scheduler: Any, vocabulary: int, end: int, mode: Mode, shims: list[str]
     own = scheduler.server_args.grammar_backend
     guidance: Any = importlib.import_module(CLASSES["llguidance"][0]) if own == "llguidance" else None
     if guidance is not None:
-        guidance.from_tokenizer = _of_words
+        guidance.from_tokenizer = lambda vocabulary, *_, **__: words_of(vocabulary.size)
     backend = create_grammar_backend(scheduler.server_args, _Vocabulary(vocabulary), vocabulary, {end})
     if hasattr(guidance, "_get_or_init_mask_executor"):  # its threads are not in a fork of this process, which makes its own
         guidance._get_or_init_mask_executor.cache_clear()
@@ -100,11 +100,11 @@ def give(scheduler: Any, vocabulary: int, end: int, mode: Mode, shims: list[str]
         shims.append("torch.distributed.all_reduce: one rank agrees with itself")
 
 
-def _of_words(vocabulary: _Vocabulary, *_: Any, **__: Any) -> Any:
-    """In place of llguidance's function that reads a tokenizer."""
+def words_of(size: int) -> Any:
+    """The tokenizer of so many tokens, as llguidance has one."""
     from llguidance import LLTokenizer, TokenizerWrapper
 
-    return LLTokenizer(TokenizerWrapper(_Words(vocabulary.size)), eos_token=ends(vocabulary.size))
+    return LLTokenizer(TokenizerWrapper(_Words(size)), eos_token=ends(size))
 
 
 def _masks_on_a_cpu() -> bool:
