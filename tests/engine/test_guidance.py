@@ -28,8 +28,9 @@ FIXED = tuple(edit for remedy in REMEDIES if remedy is not None for edit in reme
 assert len(FIXED) == len(REMEDIES)
 
 BACKEND = "sglang.srt.constrained.llguidance_backend"
-# With the second, most places have one way to go on, which is written in one way alone.
-GRAMMARS = (CHAIN.requests[0].grammar, Grammar(rules=("(cabd(a|b)ca)+",)), CHAIN.requests[2].grammar)
+# With the second, most places have one way to go on, which is written in one way alone. With the third of CHAIN llguidance may
+# take minutes for a mask (docs/records/figures.md).
+GRAMMARS = (CHAIN.requests[0].grammar, Grammar(rules=("(cabd(a|b)ca)+",)), Grammar(kind="ebnf", rules=("aAb|cB|bA", "b|d")))
 GUIDED = replace(
     CHAIN,
     requests=tuple(replace(request, grammar=own) for request, own in zip(CHAIN.requests, GRAMMARS, strict=True)),
@@ -120,7 +121,7 @@ TOKENIZER = words_of(SIZE)
 TRIED = [0, 0]  # masks, and those of one token
 
 
-@settings(max_examples=150, database=None, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck))
+@settings(max_examples=200, database=None, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck))
 @given(grammars(), st.lists(st.integers(0, SIZE), min_size=6, max_size=6))
 def _follow(grammar: Grammar, choices: list[int]) -> None:
     """Along one text, chosen from what llguidance allows."""
