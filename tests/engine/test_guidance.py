@@ -30,7 +30,11 @@ assert len(FIXED) == len(REMEDIES)
 BACKEND = "sglang.srt.constrained.llguidance_backend"
 # With the second, most places have one way to go on, which is written in one way alone. With the third of CHAIN llguidance may
 # take minutes for a mask (docs/records/figures.md).
-GRAMMARS = (CHAIN.requests[0].grammar, Grammar(rules=("(cabd(a|b)ca)+",)), Grammar(kind="ebnf", rules=("aAb|cB|bA", "b|d")))
+GRAMMARS = (
+    CHAIN.requests[0].grammar,
+    Grammar(kind="ebnf", rules=("cabd(a|b)ca|cabd(a|b)caA",)),
+    Grammar(kind="ebnf", rules=("aAb|cB|bA", "b|d")),
+)
 GUIDED = replace(
     CHAIN,
     requests=tuple(replace(request, grammar=own) for request, own in zip(CHAIN.requests, GRAMMARS, strict=True)),
@@ -103,7 +107,8 @@ def test_trees_end_texts_and_paths_go_on_behind_the_end(run: Runner) -> None:
     held = {"model": "llama-tiny", "topk": 4, "grammar_backend": "llguidance"}
     block = block_of(2, 0, Asked(held=held, sampling="", asks=("grammar",)))
     verdicts = [run(case, *FIXED)[1] for case in block.cases()]
-    assert [verdict.status for verdict in verdicts] == ["equal"] * len(verdicts)
+    verdicts = [verdict for verdict in verdicts if not verdict.vacuous]  # one has no round, and so asks for no mask of a node
+    assert [verdict.status for verdict in verdicts] == ["equal"] * (len(block.cases()) - 1)
     counts = {name: sum(name in verdict.exercised for verdict in verdicts) for name in ENDS}
     print(counts)
     assert all(counts.values()), counts
