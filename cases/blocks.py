@@ -41,6 +41,7 @@ from .sampling import Kind
 from .strategies import (
     DRAFT_WINDOWS,
     DRAWN,
+    GRAMMAR_BACKENDS,
     HOST_POLICIES,
     LARGE,
     LORA_BACKENDS,
@@ -69,7 +70,9 @@ _ASKING = 4  # turns of a cycle in which requests ask for something; with as man
 _BESIDE = ("mixed_chunks", "host_slots", "adaptive", "plain_decode")
 _OF_PLAIN: tuple[Ask, ...] = ("penalties", "logit_bias", "min_new_tokens")  # what plain decode may be asked otherwise
 _TURNS = (SESSION, SEVERAL, ADAPTER)  # and these, which are drawn of a whole case
-_OF_OTHERS = ("model", "host_policy", "max_loras_per_batch", "lora_backend")  # fields of Focus that come with something else
+# fields of Focus that come with something else
+_OF_OTHERS = ("model", "host_policy", "max_loras_per_batch", "lora_backend", "grammar_backend")
+_GUIDED = 1 / 3  # of the blocks whose requests have grammars, so many have the other backend
 _IN_STEP = 0.5  # of the blocks of a search with overlap, so many have aborts inside a step
 _BEHIND = 24  # tokens of a prompt behind the first state that the prefix cache keeps
 _TRIES = 8_000  # drawings until a block has all that was asked for; one takes some ten microseconds
@@ -193,13 +196,13 @@ def block_of(seed: int, number: int, asked: Asked) -> Block:
     random, turns = Random(seed * 7919 + number), _turns()
     cycle, turn = divmod(number, len(turns))
     model = Random(f"{seed} {cycle}").sample(turns, len(turns))[turn]
-    own = _rare(seed, number)
+    own, guided = _rare(seed, number), Random(f"{seed} {number} grammar")
     for attempt in range(_TRIES):
         rare = own
         if attempt > _TRIES // 80:  # what is asked for may be rare, or go with another rare thing alone, or with none
             other = _rare(random.randrange(1000), _RARE - 1)
             rare = {**other, **own} if attempt < _TRIES // 4 else other if attempt % 2 else {}
-        block = _drawn(random, seed, number, model, asked, rare)
+        block = _drawn(random, guided, seed, number, model, asked, rare)
         for one in () if block is None else _aborted(block, asked):
             if admits(one.probe) and asked.wanted(one.probe):
                 return one
@@ -243,7 +246,10 @@ def _rare(seed: int, number: int) -> dict[str, Any]:
     return {name: things[name][(cycle + seed) % len(things[name])] if name in things else True}
 
 
-def _drawn(random: Random, seed: int, number: int, model: str, asked: Asked, rare: Mapping[str, Any]) -> Block | None:
+def _drawn(
+    random: Random, guided: Random, seed: int, number: int, model: str, asked: Asked, rare: Mapping[str, Any]
+) -> Block | None:
+    """guided: by which the backend of grammars is drawn, apart from all else, so that all else is what it is without."""
     held = {**{name: value for name, value in rare.items() if name in VALUES}, **asked.held}
     asks = asked.asks or tuple(name for name in rare if name in (*ASKS, *_TURNS))
     if held.get("host_slots"):  # a pool that runs out, with a cache that has something to give up
@@ -262,6 +268,8 @@ def _drawn(random: Random, seed: int, number: int, model: str, asked: Asked, rar
             "lora_backend": random.choice(LORA_BACKENDS),
             **held,
         }
+    if "grammar" in asks and guided.random() < _GUIDED:
+        held = {"grammar_backend": GRAMMAR_BACKENDS[1], **held}
     recipe = RECIPES[held.get("model", model)]
     topk = held.get("topk", min(asked.widest, random.choice(TOPKS[1:])) if random.random() < 0.5 else TOPKS[0])
     drawn = Focus(

@@ -23,12 +23,28 @@ def test_every_topic_comes_within_its_turns_and_every_recipe_within_a_cycle(seed
     # steps, plain decode and sessions, four in each cycle; a recipe of many layers has one turn in 35 blocks
     probes = [block_of(seed, number, Asked()).probe for number in range(150)]
     of_overlap = {"aborts inside a step"}  # without it they are one kind of aborts between steps
-    assert {name for probe in probes for name in topics_of(probe)} == {topic.name for topic in TOPICS} - of_overlap
+    apart = {"grammars by llguidance"}  # a third of the few blocks with grammars has it: the test below
+    assert {name for probe in probes for name in topics_of(probe)} - apart == {
+        topic.name for topic in TOPICS
+    } - of_overlap - apart
     # an asked-for rare thing may take the turn of a recipe that cannot have it
     models = {block_of(seed, number, Asked()).focus.model for number in range(110)}
     assert models == set(RECIPES)
     shares = Counter(probe.model for probe in probes)
     assert max(shares.values()) < len(probes) / 4
+
+
+def test_a_third_of_the_blocks_with_grammars_has_the_other_backend_and_all_else_is_as_without_it() -> None:
+    def drawn(**held: str) -> list[Block]:
+        return [block_of(5, number, Asked(asks=("grammar",), held=held)) for number in range(60)]
+
+    blocks_of_both, without = drawn(), drawn(grammar_backend="xgrammar")
+    guided = [block.focus.grammar_backend == "llguidance" for block in blocks_of_both]
+    assert 10 < sum(guided) < 30
+    assert [replace(block.focus, grammar_backend="xgrammar") for block in blocks_of_both] == [one.focus for one in without]
+    both = zip(guided, blocks_of_both, without, strict=True)
+    block, plain = next((block, plain) for other, block, plain in both if other)
+    assert [[case.requests, case.events] for case in block.cases()] == [[case.requests, case.events] for case in plain.cases()]
 
 
 def test_what_requests_may_ask_for_as_well_changes_no_case_that_asks_for_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -45,7 +61,7 @@ def test_what_requests_may_ask_for_as_well_changes_no_case_that_asks_for_nothing
     monkeypatch.setattr(blocks, "ASKS", {ask: ASKS[ask] for ask in list(ASKS)[:4]})
     monkeypatch.setattr(blocks, "_BESIDE", ())
     monkeypatch.setattr(blocks, "_TURNS", ())
-    ours = (*beside, "host_policy", "max_loras_per_batch", "lora_backend")
+    ours = (*beside, "host_policy", "max_loras_per_batch", "lora_backend", "grammar_backend")
     monkeypatch.setattr(blocks, "DRAWN", {name: count for name, count in DRAWN.items() if name not in ours})
     before = [block_of(7, number, Asked()) for number in range(150)]
     assert turns(now) == turns(before)
