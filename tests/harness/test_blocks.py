@@ -8,13 +8,14 @@ import pytest
 
 from eagletwin.cases import blocks
 from eagletwin.cases.asked import ASKS, IN_STEP
-from eagletwin.cases.blocks import BLOCK, LONG, Asked, Block, block_of
-from eagletwin.cases.strategies import DRAWN
+from eagletwin.cases.blocks import BLOCK, FEW_REQUESTS, LONG, SMALL, Asked, Block, block_of
+from eagletwin.cases.strategies import DRAWN, PAGE_SIZES
 from eagletwin.harness.commands.fuzz.unsearched import TOPICS, has, narrowed, not_looked_at, topics_of
 from eagletwin.harness.core.errors import InputError
 from eagletwin.harness.core.mode import CPU
 from eagletwin.harness.families import RECIPES
 from eagletwin.harness.families.valid import check_case
+from eagletwin.harness.families.windows import ENDING
 
 
 @pytest.mark.parametrize("seed", [0, 1, 2])
@@ -96,6 +97,29 @@ def test_the_cases_of_a_block_share_its_engine_and_are_the_same_whenever_they_ar
         for case in drawn:
             check_case(case, "generated")
     assert block_of(3, 11, Asked()).size == LONG
+
+
+def test_most_cases_are_small_and_pages_and_windows_have_the_prompts_that_they_need() -> None:
+    drawn = [block_of(4, number, Asked()) for number in range(160)]
+    large = [block for block in drawn if block.large]
+    assert 4 <= len(large) < len(drawn) / 6
+    assert all(block.large for block in drawn if block.focus.host_slots)
+    small = [block for block in drawn if not block.large]
+    needs = {
+        PAGE_SIZES[-1]: [block for block in small if block.focus.page_size == PAGE_SIZES[-1]],
+        ENDING: [block for block in small if 0 < RECIPES[block.focus.model].window <= ENDING],
+    }
+    for rows, blocks_of_it in needs.items():
+        assert len(blocks_of_it) > 3
+        longest = [max(len(request.prompt) for case in block.cases() for request in case.requests) for block in blocks_of_it]
+        assert sum(length > rows for length in longest) > len(longest) / 2
+    # near the end of a context prompts are as long as that is
+    plain = (block for block in small if not block.asks and not block.focus.context_length and block.sizes == SMALL)
+    for block in itertools.islice(plain, 8):
+        for case in block.cases():
+            assert len(case.requests) <= FEW_REQUESTS
+            assert all(len(request.prompt) <= SMALL.prompt for request in case.requests)
+            assert all(request.max_new_tokens <= SMALL.new_tokens for request in case.requests)
 
 
 def test_no_chunk_beside_requests_that_run_is_empty_and_budgets_fall_all_the_same() -> None:
