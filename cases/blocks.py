@@ -61,13 +61,13 @@ from .strategies import (
 
 BLOCK = 6  # cases of a block: its engine takes about as long to build as two small cases take to run
 LONG, _EVERY = 18, 12  # cases of every twelfth block
-SMALL = Sizes(prompt=10, new_tokens=6, arrival=3)
+SMALL = Sizes(prompt=10, new_tokens=10, arrival=4)
 SWITCHING = replace(SMALL, new_tokens=20)  # in fewer tokens few choices of steps are made
 WINDOWED = replace(SMALL, prompt=2 * ENDING)  # prompts of which rows leave a window
 PAGED = replace(SMALL, prompt=2 * PAGE_SIZES[-1] + ENDING)  # prompts of up to three of the largest pages
 FEW_REQUESTS = 3  # of a small case
 _LARGE = 16  # one block in so many has large cases for no other reason than that
-_RARE = 3  # one block in so many has something that no case has unless it is asked for
+_RARE = 7  # of so many blocks three have something that no case has unless it is asked for, in step with no other turns
 _ASKING = 4  # turns of a cycle in which requests ask for something; with as many as at first, other turns have what they had
 # fields of Focus that take turns with those, for the same reason
 _BESIDE = ("mixed_chunks", "host_slots", "adaptive", "plain_decode")
@@ -208,7 +208,7 @@ def block_of(seed: int, number: int, asked: Asked) -> Block:
     for attempt in range(_TRIES):
         rare = own
         if attempt > _TRIES // 80:  # what is asked for may be rare, or go with another rare thing alone, or with none
-            other = _rare(random.randrange(1000), _RARE - 1)
+            other = _rare(random.randrange(1000), 1)
             rare = {**other, **own} if attempt < _TRIES // 4 else other if attempt % 2 else {}
         block = _drawn(random, seed, number, model, asked, rare)
         for one in () if block is None else _aborted(block, asked):
@@ -238,10 +238,11 @@ def _turns() -> list[str]:
 
 
 def _rare(seed: int, number: int) -> dict[str, Any]:
-    """Of every third block: what it has of what no case has unless it is asked for, one thing after the other in turn."""
-    turn, others = divmod(number, _RARE)
-    if others != _RARE - 1:
+    """Of three blocks in seven: what it has of what no case has unless it is asked for, one thing after the other in turn."""
+    sevenths, at = divmod(number, _RARE)
+    if at % 2 == 0:
         return {}
+    turn = sevenths * (_RARE // 2) + at // 2
     own_turns = (name for name in DRAWN if name not in (*_OF_OTHERS, *_BESIDE))
     things = {name: VALUES[name][DRAWN[name] :] for name in own_turns if VALUES[name][DRAWN[name] :]}
     names: list[str | int] = [*things, "rejection", *range(_ASKING)]
