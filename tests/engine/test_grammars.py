@@ -129,3 +129,20 @@ def test_a_fault_is_named(run: Runner, fault: str) -> None:
     # after a retraction the rows of a text that went on would be held to another one
     trace, verdict = run(replace(TREE, events=()), *FIXED, edit)
     assert (verdict.status, verdict.rule) == ("diverged", rule), (verdict, trace.header.ending)
+
+
+def test_the_kernel_of_a_gpu_lays_masks_over_gaps_between_rows_of_float32_logits(run: Runner) -> None:
+    """`grammar-stride`, on a CPU: SGLang has xgrammar's own mask here, and with the GPU's kernel in its place it shows."""
+    entry = LEDGER["grammar-stride"]
+    there = Edit(
+        target="sglang.srt.constrained.xgrammar_backend.XGrammarGrammar.apply_vocab_mask",
+        match='{"cuda", "xpu", "musa"}',
+        replacement='{"cuda", "xpu", "musa", "cpu"}',
+    )
+    assert run(entry.case)[1].status == "equal"
+    _, wrong = run(entry.case, there)
+    assert (wrong.status, wrong.rule) == ("diverged", "kernel.memory")
+    assert wrong.first is not None
+    assert "in a gap between the view's rows" in str(wrong.first)
+    assert entry.remedy is not None
+    assert run(entry.case, there, *entry.remedy.edits)[1].status == "equal"

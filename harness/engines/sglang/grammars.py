@@ -12,6 +12,7 @@ from eagletwin.harness.core.case import Case, Grammar, GrammarBackend
 from eagletwin.harness.core.grammar import as_ebnf, ends, spelled, word
 from eagletwin.harness.core.mode import Mode
 
+from . import patches
 from .not_driven import NotDriven
 
 # Where SGLang has what it makes of a grammar
@@ -111,7 +112,7 @@ def _masks_on_a_cpu() -> bool:
     """Whether this release applies xgrammar's mask to logits on a CPU."""
     from sglang.srt.constrained.xgrammar_backend import XGrammarGrammar
 
-    return "cpu" in inspect.getsource(XGrammarGrammar.apply_vocab_mask)
+    return "cpu" in patches.source_of(XGrammarGrammar.apply_vocab_mask)
 
 
 def parameters(grammar: Grammar) -> dict[str, str]:
