@@ -39,8 +39,18 @@ _FROZEN = dict.fromkeys(("10846", "25015", "26329", "8409", "indices-overflow", 
 }
 
 # entry -> what the prompts that are tried do not reach, in any model but its own and these
-_CHANCE = {"certain-node": "no prompt that is tried makes the draft certain of the last token that is selected"}
-_BY_CHANCE = {("certain-node", "deepseek-nextn-wide")}
+_CHANCE = {
+    "certain-node": "no prompt that is tried makes the draft certain of the last token that is selected",
+    "guidance-rollback": "no prompt that is tried has a draft refused for a token behind which the same terminals may come",
+}
+_BY_CHANCE = {
+    ("certain-node", "deepseek-nextn-wide"),
+    *(
+        ("guidance-rollback", model)
+        for model in ("llama-gqa", "deepseek-nextn", "deepseek-nextn-yarn", "deepseek-nextn-wide", "qwen3-eagle3.1")
+    ),
+    *(("guidance-rollback", model) for model in ("qwen3-next-nextn", "qwen3.5-nextn")),
+}
 
 _BESIDE = (
     "equal with the fix and diverged without it, but the remedy of decode-window, which stands beside in this model, changes "
@@ -56,6 +66,7 @@ _NOT_REACHED = {
         "mimo-v2-window",
     ): "its configuration has num_nextn_predict_layers, with which all of its layers are packed behind the target's",
     ("29354", "nemotron-h-nextn"): "a prefill of Mamba-2 that has no prefix reads no state, whatever its slot holds",
+    ("guidance-end", "qwen3-eagle3"): "no prompt that is tried has the target send an end token where the text could go on",
     (
         "penalties",
         "qwen3-eagle3.1",
