@@ -1,4 +1,4 @@
-"""The mask of a grammar is laid over its own row of logits, however far rows are apart."""
+"""The mask of a grammar falls on its own row of logits, however far rows are apart."""
 
 import os
 
