@@ -1,9 +1,10 @@
 """What a search draws: blocks of cases. Those of one block share an engine configuration, and all blocks together have every
 recipe and every option of a generated case, each with a share.
 
-Nearly all faults show in one or two requests of a few tokens, so most blocks have small cases; a window that ends, large pages
-and a pool that runs out need large ones. A recipe that is added comes by itself, as does a field of `Focus`: what is asked of
-a block is read from RECIPES and from the tables of strategies.py: what is drawn only where it is asked for is asked for here.
+Nearly all faults show in one or two requests of a few tokens, so most blocks have small cases; a window that ends and large
+pages need longer prompts, and a pool that runs out needs large cases. A recipe that is added comes by itself, as does a field
+of `Focus`: what is asked of a block is read from RECIPES and from the tables of strategies.py: what is drawn only where it is
+asked for is asked for here.
 """
 
 from collections.abc import Callable, Collection, Mapping
@@ -41,6 +42,7 @@ from .sampling import Kind
 from .strategies import (
     DRAFT_WINDOWS,
     DRAWN,
+    GRAMMAR_BACKENDS,
     HOST_POLICIES,
     LARGE,
     LORA_BACKENDS,
@@ -59,17 +61,22 @@ from .strategies import (
 )
 
 BLOCK = 6  # cases of a block: its engine takes about as long to build as two small cases take to run
-LONG, _EVERY = 36, 12  # cases of every twelfth block
-SMALL = Sizes(prompt=10, new_tokens=6, arrival=3)
+LONG, _EVERY = 18, 12  # cases of every twelfth block
+SMALL = Sizes(prompt=10, new_tokens=10, arrival=4)
 SWITCHING = replace(SMALL, new_tokens=20)  # in fewer tokens few choices of steps are made
+WINDOWED = replace(SMALL, prompt=2 * ENDING)  # prompts of which rows leave a window
+PAGED = replace(SMALL, prompt=2 * PAGE_SIZES[-1] + ENDING)  # prompts of up to three of the largest pages
 FEW_REQUESTS = 3  # of a small case
-_RARE = 3  # one block in so many has something that no case has unless it is asked for
+_LARGE = 16  # one block in so many has large cases for no other reason than that
+_RARE = 7  # of so many blocks three have something that no case has unless it is asked for, in step with no other turns
 _ASKING = 4  # turns of a cycle in which requests ask for something; with as many as at first, other turns have what they had
 # fields of Focus that take turns with those, for the same reason
 _BESIDE = ("mixed_chunks", "host_slots", "adaptive", "plain_decode")
 _OF_PLAIN: tuple[Ask, ...] = ("penalties", "logit_bias", "min_new_tokens")  # what plain decode may be asked otherwise
 _TURNS = (SESSION, SEVERAL, ADAPTER)  # and these, which are drawn of a whole case
-_OF_OTHERS = ("model", "host_policy", "max_loras_per_batch", "lora_backend")  # fields of Focus that come with something else
+# fields of Focus that come with something else
+_OF_OTHERS = ("model", "host_policy", "max_loras_per_batch", "lora_backend", "grammar_backend")
+_GUIDED = 1 / 3  # of the blocks whose requests have grammars, so many have the other backend
 _IN_STEP = 0.5  # of the blocks of a search with overlap, so many have aborts inside a step
 _BEHIND = 24  # tokens of a prompt behind the first state that the prefix cache keeps
 _TRIES = 8_000  # drawings until a block has all that was asked for; one takes some ten microseconds
@@ -144,7 +151,14 @@ class Block:
     @property
     def sizes(self) -> Sizes:
         """How large its requests are. Where the prefix cache keeps states, prompts come to one and part there."""
-        sizes = LARGE if self.large else SWITCHING if self.focus.adaptive else SMALL
+        if self.large:
+            sizes = LARGE
+        elif self.focus.adaptive:
+            sizes = SWITCHING
+        elif self.focus.page_size == PAGE_SIZES[-1]:
+            sizes = PAGED
+        else:
+            sizes = WINDOWED if 0 < RECIPES[self.focus.model].window <= ENDING else SMALL
         grid = RECIPES[self.focus.model].tracked_every if self.focus.radix_cache else 0
         if not grid:
             return sizes
@@ -193,13 +207,13 @@ def block_of(seed: int, number: int, asked: Asked) -> Block:
     random, turns = Random(seed * 7919 + number), _turns()
     cycle, turn = divmod(number, len(turns))
     model = Random(f"{seed} {cycle}").sample(turns, len(turns))[turn]
-    own = _rare(seed, number)
+    own, guided = _rare(seed, number), Random(f"{seed} {number} grammar")
     for attempt in range(_TRIES):
         rare = own
         if attempt > _TRIES // 80:  # what is asked for may be rare, or go with another rare thing alone, or with none
-            other = _rare(random.randrange(1000), _RARE - 1)
+            other = _rare(random.randrange(1000), 1)
             rare = {**other, **own} if attempt < _TRIES // 4 else other if attempt % 2 else {}
-        block = _drawn(random, seed, number, model, asked, rare)
+        block = _drawn(random, guided, seed, number, model, asked, rare)
         for one in () if block is None else _aborted(block, asked):
             if admits(one.probe) and asked.wanted(one.probe):
                 return one
@@ -227,10 +241,11 @@ def _turns() -> list[str]:
 
 
 def _rare(seed: int, number: int) -> dict[str, Any]:
-    """Of every third block: what it has of what no case has unless it is asked for, one thing after the other in turn."""
-    turn, others = divmod(number, _RARE)
-    if others != _RARE - 1:
+    """Of three blocks in seven: what it has of what no case has unless it is asked for, one thing after the other in turn."""
+    sevenths, at = divmod(number, _RARE)
+    if at % 2 == 0:
         return {}
+    turn = sevenths * (_RARE // 2) + at // 2
     own_turns = (name for name in DRAWN if name not in (*_OF_OTHERS, *_BESIDE))
     things = {name: VALUES[name][DRAWN[name] :] for name in own_turns if VALUES[name][DRAWN[name] :]}
     names: list[str | int] = [*things, "rejection", *range(_ASKING)]
@@ -243,7 +258,10 @@ def _rare(seed: int, number: int) -> dict[str, Any]:
     return {name: things[name][(cycle + seed) % len(things[name])] if name in things else True}
 
 
-def _drawn(random: Random, seed: int, number: int, model: str, asked: Asked, rare: Mapping[str, Any]) -> Block | None:
+def _drawn(
+    random: Random, guided: Random, seed: int, number: int, model: str, asked: Asked, rare: Mapping[str, Any]
+) -> Block | None:
+    """guided: by which the backend of grammars is drawn, apart from all else, so that all else is what it is without."""
     held = {**{name: value for name, value in rare.items() if name in VALUES}, **asked.held}
     asks = asked.asks or tuple(name for name in rare if name in (*ASKS, *_TURNS))
     if held.get("host_slots"):  # a pool that runs out, with a cache that has something to give up
@@ -262,6 +280,8 @@ def _drawn(random: Random, seed: int, number: int, model: str, asked: Asked, rar
             "lora_backend": random.choice(LORA_BACKENDS),
             **held,
         }
+    if "grammar" in asks and guided.random() < _GUIDED:
+        held = {"grammar_backend": GRAMMAR_BACKENDS[1], **held}
     recipe = RECIPES[held.get("model", model)]
     topk = held.get("topk", min(asked.widest, random.choice(TOPKS[1:])) if random.random() < 0.5 else TOPKS[0])
     drawn = Focus(
@@ -290,9 +310,7 @@ def _drawn(random: Random, seed: int, number: int, model: str, asked: Asked, rar
         focus = replace(focus, max_total_tokens=POOL_SIZES[0])  # samples of a small pool retract each other
     if any(getattr(focus, name) != value for name, value in held.items()) or not _takes_effect(focus, sampling, rare, asks):
         return None
-    large = (
-        random.randrange(8) == 0 or bool(focus.host_slots) or 0 < recipe.window <= ENDING or focus.page_size == PAGE_SIZES[-1]
-    )
+    large = random.randrange(_LARGE) == 0 or bool(focus.host_slots)
     # what no default of Focus is, and smaller cases are not to lose: strategies.configurations would
     layered_tree = ("topk",) if recipe.mtp_layers and focus.topk > 1 else ()
     return Block(seed, number, focus, tuple(sorted({*held, *layered_tree})), sampling, large, asked.retract, asks)

@@ -17,6 +17,7 @@ from eagletwin.harness.core.case import (
     Case,
     EngineSettings,
     Event,
+    GrammarBackend,
     HostPolicy,
     LoraBackend,
     Request,
@@ -57,6 +58,8 @@ HOST_POLICIES: tuple[HostPolicy, ...] = get_args(HostPolicy)
 # Of cases with adapters: how many may be in one batch, and what applies them
 LORA_LIMITS = (8, 2, 1)
 LORA_BACKENDS: tuple[LoraBackend, ...] = get_args(LoraBackend)
+# Drawn with requests that have grammars
+GRAMMAR_BACKENDS: tuple[GrammarBackend, ...] = get_args(GrammarBackend)
 # New ones each need an engine of their own; only where they are asked for
 WEIGHT_UPDATES: tuple[Literal["", WeightPath], ...] = ("", *get_args(WeightPath))
 MORE_CHUNKS = 120  # of the last size, after those that are drawn one by one: for all prompts of a case, and all of them again
@@ -111,6 +114,7 @@ class Focus:
     plain_decode: bool = False
     max_loras_per_batch: int = LORA_LIMITS[0]
     lora_backend: LoraBackend = LORA_BACKENDS[0]
+    grammar_backend: GrammarBackend = GRAMMAR_BACKENDS[0]
 
     @property
     def num_draft_tokens(self) -> int:
@@ -167,6 +171,7 @@ class Focus:
                     plain_decode=self.plain_decode,
                     max_loras_per_batch=self.max_loras_per_batch,
                     lora_backend=self.lora_backend,
+                    grammar_backend=self.grammar_backend,
                 )
             ),
         )
@@ -245,6 +250,7 @@ VALUES: dict[str, tuple[Any, ...]] = {
     "plain_decode": (False, True),
     "max_loras_per_batch": LORA_LIMITS,
     "lora_backend": LORA_BACKENDS,
+    "grammar_backend": GRAMMAR_BACKENDS,
 }
 # Field -> how many of its values are drawn where none is asked for
 DRAWN = {
@@ -263,6 +269,7 @@ DRAWN = {
     "plain_decode": 1,
     "max_loras_per_batch": 1,
     "lora_backend": 1,
+    "grammar_backend": 1,
 }
 
 

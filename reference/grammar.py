@@ -85,6 +85,16 @@ class Automaton:
     def is_sentence(self, text: str) -> bool:
         return any(item.rule == 0 and item.start == 0 and item.next is None for item in self._items(text)[-1])
 
+    def forced(self, text: str) -> str:
+        """What each sentence that begins with this text goes on with, up to where one ends or two differ."""
+        letters = ""
+        while not self.is_sentence(text + letters):
+            following = {item.next for item in self._items(text + letters)[-1] if isinstance(item.next, str)}
+            if len(following) != 1:
+                break
+            letters += following.pop()
+        return letters
+
     def _items(self, text: str) -> tuple[frozenset[Item], ...]:
         if text not in self._read:
             before = self._items(text[:-1])

@@ -118,6 +118,7 @@ def _kind(case: Case) -> tuple[bool, ...]:
         any(request.sampling is not None and request.sampling.min_p > 0 for request in case.requests),
         any(request.penalized for request in case.requests),
         case.constrains,
+        case.constrains and settings.grammar_backend == "llguidance",
         any(request.logprobs is not None and request.logprobs.start >= 0 for request in case.requests),
         case.gives_states != "",
         case.gives_states != "" and bool(recipe.target.aux_layers),

@@ -40,6 +40,8 @@ Ask = Literal[
 WeightPath = Literal["disk", "tensor", "tensor_bucket", "distributed", "distributed_bucket"]
 # Kernels that SGLang has for adapters, the first of which it takes unless another is named
 LoraBackend = Literal["csgmv", "triton", "torch_native"]
+# What keeps requests to their grammars, the first of which SGLang takes unless another is named
+GrammarBackend = Literal["xgrammar", "llguidance"]
 
 # When a hierarchical cache writes rows to the host: when they are cached, when they were used twice, or when they are evicted
 HostPolicy = Literal["write_through", "write_through_selective", "write_back"]
@@ -243,6 +245,7 @@ class SGLangSettings(Printed, frozen=True, kw_only=True, forbid_unknown_fields=T
     which it would have sent in its place (docs/explanation/plain-decode.md).
     max_loras_per_batch, lora_backend: --max-loras-per-batch, --lora-backend: how many adapters may be in one batch, where none
     is one more, and the kernels that apply them. Of no effect without adapters.
+    grammar_backend: --grammar-backend: what keeps requests to their grammars. Of no effect without grammars.
     """
 
     radix_cache: bool = False
@@ -264,6 +267,7 @@ class SGLangSettings(Printed, frozen=True, kw_only=True, forbid_unknown_fields=T
     plain_decode: bool = False
     max_loras_per_batch: Annotated[int, Meta(ge=1, le=8)] = 8
     lora_backend: LoraBackend = "csgmv"
+    grammar_backend: GrammarBackend = "xgrammar"
 
 
 class EngineSettings(Printed, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -377,6 +381,8 @@ class Case(Printed, frozen=True, kw_only=True, forbid_unknown_fields=True):
         settings = msgspec.structs.replace(self.engine.sglang, random_seed=0, adaptive=adaptive)
         if not self.adapters:  # nothing reads these
             settings = msgspec.structs.replace(settings, max_loras_per_batch=8, lora_backend="csgmv")
+        if not self.constrains:
+            settings = msgspec.structs.replace(settings, grammar_backend="xgrammar")
         engine = EngineSettings(sglang=settings)
         return msgspec.structs.replace(
             self, name="configuration", requests=(nothing,), chunks=(), events=(), exercises=(), engine=engine

@@ -28,6 +28,16 @@ def word(token: int) -> str:
     return WORDS[kind(token)]
 
 
+def spelled(letters: str) -> list[int]:
+    """The one way in which a tokenizer writes letters: the longest text that fits comes first, as its first token."""
+    found = list[int]()
+    while letters:
+        longest = max((own for own in WORDS if own and letters.startswith(own)), key=len)
+        found.append(WORDS.index(longest))  # the token of this number has this text
+        letters = letters[len(longest) :]
+    return found
+
+
 def ends(vocabulary: int) -> list[int]:
     """Tokens that end a text."""
     return [token for token in range(vocabulary) if not word(token)]

@@ -26,6 +26,7 @@ def plain_case(case: Case, requests: tuple[Request, ...]) -> Case:
         context_length=own.context_length,
         max_loras_per_batch=own.max_loras_per_batch,
         lora_backend=own.lora_backend,
+        grammar_backend=own.grammar_backend,
     )
     return Case(
         name=case.name,

@@ -5,18 +5,18 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 
 from eagletwin.harness.core.arrays import Array
-from eagletwin.harness.core.case import Request
+from eagletwin.harness.core.case import Case, Request
 from eagletwin.harness.core.logits import added
+from eagletwin.harness.families import RECIPES
 
 from .constraints import constrained_rows
 from .penalties import penalized_rows
 
 
-def asked_logits(request: Request, ends: int, tokens: Sequence[int], began: Mapping[int, int], logits: Array) -> Array | None:
+def asked_logits(case: Case, request: Request, tokens: Sequence[int], began: Mapping[int, int], logits: Array) -> Array | None:
     """logits [n, V] of the rows of a request with these tokens, of which those from the prompt's last on are changed; None: the
     request wants nothing changed.
 
-    ends   the end-of-sequence token
     began  of a row of a round the row that the round began with: what was sent before that counts for its penalties; empty: a
            row counts all that was sent before it, as one token at a time is decoded
     """
@@ -26,9 +26,9 @@ def asked_logits(request: Request, ends: int, tokens: Sequence[int], began: Mapp
     first = len(request.prompt) - 1
     sent = logits[first:]
     if request.penalized:
-        sent = penalized_rows(request, ends, tokens, began, sent)
+        sent = penalized_rows(request, RECIPES[case.model].end_of_sequence, tokens, began, sent)
     sent = sent if more is None else sent + np.array(more)
     if request.grammar is not None:
-        sent = constrained_rows(tokens, first, request.grammar, sent)
+        sent = constrained_rows(tokens, first, request.grammar, case.engine.sglang.grammar_backend, sent)
     changed: Array = np.concatenate([logits[:first], sent])
     return changed

@@ -69,6 +69,7 @@ class Evidence:
             for request in self.case.requests
         }
         self.grammars = {request.id: request.grammar for request in self.case.requests if request.grammar is not None}
+        self.backend = self.case.engine.sglang.grammar_backend
         self.wanted = {request.id: request.logprobs for request in self.case.requests}
         self.lengths = {request.id: request.max_new_tokens for request in self.case.requests}
         self.rounds = [round for story in stories.values() for round in story.rounds]
@@ -223,14 +224,14 @@ class Evidence:
         paths, found = [story.tokens[len(story.prompt) : round.committed + 1]], list[tuple[list[int], int]]()
         for parent, token in zip(parents[1:], round.drafted, strict=True):
             paths.append([*paths[parent], token])
-            if text_of(grammar, paths[parent]) is not None:
+            if text_of(grammar, paths[parent], self.backend) is not None:
                 found.append((paths[parent], token))
         return found
 
     def refused(self, record: Record) -> bool:
-        size = model_of(self.trace.header).vocab_size
-        return any(
-            not allowed(self.grammars[record.request], text_of(self.grammars[record.request], sent) or "", size)[token]
+        size, backend, grammar = model_of(self.trace.header).vocab_size, self.backend, self.grammars.get(record.request)
+        return grammar is not None and any(
+            not allowed(grammar, text_of(grammar, sent, backend) or "", size, backend)[token]
             for sent, token in self.drafted(record)
         )
 

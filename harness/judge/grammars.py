@@ -1,7 +1,7 @@
 """Requests with grammars: `grammar.mask` and `output.grammar`. Called by requests.py.
 
 A mask says which tokens a forward may give, of each row whose logits a token is chosen by. A row that nothing can reach is not
-looked at: a node whose path leaves the grammar or ends it, and what comes after it.
+looked at: a node whose path leaves the grammar, ends it or is written as the backend does not allow, and what comes after it.
 """
 
 from collections import Counter
@@ -27,6 +27,7 @@ class Grammars:
     def __init__(self, trace: Trace, compare: Compare, model: Model) -> None:
         self._trace, self._compare, self._size = trace, compare, model.vocab_size
         self._grammars = {request.id: request.grammar for request in trace.header.case.requests}
+        self._backend = trace.header.case.engine.sglang.grammar_backend
         self._under_way = int(trace.header.engine.overlap)
         self._late = Counter[str]()  # rounds that began behind the end, by request
         self._any = trace.header.case.constrains and model.numbers
@@ -69,8 +70,8 @@ class Grammars:
         grammar = self._grammars[place.record.request]
         if grammar is None or not self._any or not self._compare.on(_OUTPUT):
             return
-        text = text_of(grammar, sent)
-        if text is None or (0 <= token < self._size and allowed(grammar, text, self._size)[token]):
+        text = text_of(grammar, sent, self._backend)
+        if text is None or (0 <= token < self._size and allowed(grammar, text, self._size, self._backend)[token]):
             return
         own = f"{token}, {word(token)!r}" if word(token) else f"{token}, an end"
         self._compare.report(place, _OUTPUT, name, f"one that goes on with {text!r}, or ends it", own)
@@ -98,10 +99,10 @@ class Grammars:
             self._compare.report(place, _MASK, "shape", every.shape, actual.shape)
             return
         for row, (sent, own) in enumerate(zip(paths, actual, strict=True)):
-            text = None if grammar is None else text_of(grammar, sent)
+            text = None if grammar is None else text_of(grammar, sent, self._backend)
             if grammar is not None and text is None:
                 continue
-            expected = every[0] if grammar is None or text is None else allowed(grammar, text, self._size)
+            expected = every[0] if grammar is None or text is None else allowed(grammar, text, self._size, self._backend)
             if (wrong := np.flatnonzero(expected != own)).size:
                 token = int(wrong[0])
                 meaning = f"token {token} ({word(token)!r})" if word(token) else f"token {token} (an end)"

@@ -46,7 +46,7 @@ class PlainDecode:
             return  # what was sent is not what was committed: output.tokens says so
         target = story.target
         unchanged = target.logits if target.plain is None else target.plain
-        counted = asked_logits(request, ends, story.tokens, {}, unchanged)
+        counted = asked_logits(self._trace.header.case, request, story.tokens, {}, unchanged)
         rows = slice(first, first + len(emitted))
         strict, declared = (unchanged if counted is None else counted)[rows], target.logits[rows]
         self._compare.choices(place, _RULE, strict, [[token] for token in says], lambda row, _: f"token {row} of plain decode")

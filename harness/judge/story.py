@@ -452,7 +452,7 @@ def _asked(case: Case, story: Story, rows: ReferenceRows) -> ReferenceRows:
     """The target's rows with the logits that tokens are chosen by: of output tokens, those that the request wants changed."""
     request = next(request for request in case.requests if request.id == story.name)
     began = {row: round.committed for round in story.rounds for row in range(round.committed, round.end)}
-    logits = asked_logits(request, RECIPES[case.model].end_of_sequence, story.tokens, began, rows.logits)
+    logits = asked_logits(case, request, story.tokens, began, rows.logits)
     return rows if logits is None else replace(rows, logits=logits, plain=rows.logits)
 
 

@@ -27,7 +27,7 @@ ENOUGH = {
     "accept_some": 0.25,
     "look_ahead_rejected": 0.05,
     "tree": 0.3,
-    "path_not_in_front": 0.2,
+    "path_not_in_front": 0.15,
     "branch_changes_parent": 0.1,
     "branch_holes": 0.1,
     "batch": 0.3,

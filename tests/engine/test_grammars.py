@@ -114,7 +114,8 @@ def test_with_the_candidate_fix_all_is_equal_and_it_mattered(run: Runner, case: 
 
 def test_trees_end_texts_and_paths_go_on_behind_the_end(run: Runner) -> None:
     """Counted, so that the search's figures cannot become empty: drawn cases of one block, with the candidate fix."""
-    block = block_of(2, 0, Asked(held={"model": "llama-tiny", "topk": 4}, sampling="", asks=("grammar",)))
+    held = {"model": "llama-tiny", "topk": 4, "grammar_backend": "xgrammar"}
+    block = block_of(2, 0, Asked(held=held, sampling="", asks=("grammar",)))
     verdicts = [run(case, *FIXED)[1] for case in block.cases()]
     assert [verdict.status for verdict in verdicts] == ["equal"] * len(verdicts)
     counts = {name: sum(name in verdict.exercised for verdict in verdicts) for name in ENDS}
@@ -128,3 +129,20 @@ def test_a_fault_is_named(run: Runner, fault: str) -> None:
     # after a retraction the rows of a text that went on would be held to another one
     trace, verdict = run(replace(TREE, events=()), *FIXED, edit)
     assert (verdict.status, verdict.rule) == ("diverged", rule), (verdict, trace.header.ending)
+
+
+def test_the_kernel_of_a_gpu_lays_masks_over_gaps_between_rows_of_float32_logits(run: Runner) -> None:
+    """`grammar-stride`, on a CPU: SGLang has xgrammar's own mask here, and with the GPU's kernel in its place it shows."""
+    entry = LEDGER["grammar-stride"]
+    there = Edit(
+        target="sglang.srt.constrained.xgrammar_backend.XGrammarGrammar.apply_vocab_mask",
+        match='{"cuda", "xpu", "musa"}',
+        replacement='{"cuda", "xpu", "musa", "cpu"}',
+    )
+    assert run(entry.case)[1].status == "equal"
+    _, wrong = run(entry.case, there)
+    assert (wrong.status, wrong.rule) == ("diverged", "kernel.memory")
+    assert wrong.first is not None
+    assert "in a gap between the view's rows" in str(wrong.first)
+    assert entry.remedy is not None
+    assert run(entry.case, there, *entry.remedy.edits)[1].status == "equal"

@@ -85,6 +85,7 @@ RICH = Case(
             draft_sink=2,
             mixed_chunks=True,
             plain_decode=True,
+            grammar_backend="llguidance",
             host_pages=16,
             host_policy="write_back",
         )

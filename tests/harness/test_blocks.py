@@ -8,27 +8,44 @@ import pytest
 
 from eagletwin.cases import blocks
 from eagletwin.cases.asked import ASKS, IN_STEP
-from eagletwin.cases.blocks import BLOCK, LONG, Asked, Block, block_of
-from eagletwin.cases.strategies import DRAWN
+from eagletwin.cases.blocks import BLOCK, FEW_REQUESTS, LONG, SMALL, Asked, Block, block_of
+from eagletwin.cases.strategies import DRAWN, PAGE_SIZES
 from eagletwin.harness.commands.fuzz.unsearched import TOPICS, has, narrowed, not_looked_at, topics_of
 from eagletwin.harness.core.errors import InputError
 from eagletwin.harness.core.mode import CPU
 from eagletwin.harness.families import RECIPES
 from eagletwin.harness.families.valid import check_case
+from eagletwin.harness.families.windows import ENDING
 
 
 @pytest.mark.parametrize("seed", [0, 1, 2])
-def test_every_topic_comes_within_its_turns_and_every_recipe_within_a_cycle(seed: int) -> None:
-    # twelve rare things, in every third block, and of what requests ask for, mixed chunks, the hierarchical cache, adaptive
-    # steps, plain decode and sessions, four in each cycle; a recipe of many layers has one turn in 35 blocks
+def test_every_topic_comes_within_its_turns_and_every_recipe_within_four_cycles(seed: int) -> None:
+    # twelve rare things, in three of seven blocks, and of what requests ask for, mixed chunks, the hierarchical cache, adaptive
+    # steps, plain decode and sessions, four in each cycle; a recipe of many layers has one turn in 47 blocks
     probes = [block_of(seed, number, Asked()).probe for number in range(150)]
     of_overlap = {"aborts inside a step"}  # without it they are one kind of aborts between steps
-    assert {name for probe in probes for name in topics_of(probe)} == {topic.name for topic in TOPICS} - of_overlap
+    apart = {"grammars by llguidance"}  # a third of the few blocks with grammars has it: the test below
+    assert {name for probe in probes for name in topics_of(probe)} - apart == {
+        topic.name for topic in TOPICS
+    } - of_overlap - apart
     # an asked-for rare thing may take the turn of a recipe that cannot have it
-    models = {block_of(seed, number, Asked()).focus.model for number in range(110)}
+    models = {block_of(seed, number, Asked()).focus.model for number in range(4 * 47)}
     assert models == set(RECIPES)
     shares = Counter(probe.model for probe in probes)
     assert max(shares.values()) < len(probes) / 4
+
+
+def test_a_third_of_the_blocks_with_grammars_has_the_other_backend_and_all_else_is_as_without_it() -> None:
+    def drawn(**held: str) -> list[Block]:
+        return [block_of(5, number, Asked(asks=("grammar",), held=held)) for number in range(60)]
+
+    blocks_of_both, without = drawn(), drawn(grammar_backend="xgrammar")
+    guided = [block.focus.grammar_backend == "llguidance" for block in blocks_of_both]
+    assert 10 < sum(guided) < 30
+    assert [replace(block.focus, grammar_backend="xgrammar") for block in blocks_of_both] == [one.focus for one in without]
+    both = zip(guided, blocks_of_both, without, strict=True)
+    block, plain = next((block, plain) for other, block, plain in both if other)
+    assert [[case.requests, case.events] for case in block.cases()] == [[case.requests, case.events] for case in plain.cases()]
 
 
 def test_what_requests_may_ask_for_as_well_changes_no_case_that_asks_for_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -45,7 +62,7 @@ def test_what_requests_may_ask_for_as_well_changes_no_case_that_asks_for_nothing
     monkeypatch.setattr(blocks, "ASKS", {ask: ASKS[ask] for ask in list(ASKS)[:4]})
     monkeypatch.setattr(blocks, "_BESIDE", ())
     monkeypatch.setattr(blocks, "_TURNS", ())
-    ours = (*beside, "host_policy", "max_loras_per_batch", "lora_backend")
+    ours = (*beside, "host_policy", "max_loras_per_batch", "lora_backend", "grammar_backend")
     monkeypatch.setattr(blocks, "DRAWN", {name: count for name, count in DRAWN.items() if name not in ours})
     before = [block_of(7, number, Asked()) for number in range(150)]
     assert turns(now) == turns(before)
@@ -98,6 +115,29 @@ def test_the_cases_of_a_block_share_its_engine_and_are_the_same_whenever_they_ar
     assert block_of(3, 11, Asked()).size == LONG
 
 
+def test_most_cases_are_small_and_pages_and_windows_have_the_prompts_that_they_need() -> None:
+    drawn = [block_of(4, number, Asked()) for number in range(160)]
+    large = [block for block in drawn if block.large]
+    assert 4 <= len(large) < len(drawn) / 6
+    assert all(block.large for block in drawn if block.focus.host_slots)
+    small = [block for block in drawn if not block.large]
+    needs = {
+        PAGE_SIZES[-1]: [block for block in small if block.focus.page_size == PAGE_SIZES[-1]],
+        ENDING: [block for block in small if 0 < RECIPES[block.focus.model].window <= ENDING],
+    }
+    for rows, blocks_of_it in needs.items():
+        assert len(blocks_of_it) > 3
+        longest = [max(len(request.prompt) for case in block.cases() for request in case.requests) for block in blocks_of_it]
+        assert sum(length > rows for length in longest) > len(longest) / 2
+    # near the end of a context prompts are as long as that is
+    plain = (block for block in small if not block.asks and not block.focus.context_length and block.sizes == SMALL)
+    for block in itertools.islice(plain, 8):
+        for case in block.cases():
+            assert len(case.requests) <= FEW_REQUESTS
+            assert all(len(request.prompt) <= SMALL.prompt for request in case.requests)
+            assert all(request.max_new_tokens <= SMALL.new_tokens for request in case.requests)
+
+
 def test_no_chunk_beside_requests_that_run_is_empty_and_budgets_fall_all_the_same() -> None:
     falls = 0
     for number in range(6):
@@ -114,7 +154,7 @@ def test_only_and_not_narrow_a_search() -> None:
         assert probe.model in ("mimo-v2", "step-3.5")
         assert not has(probe, "sampling")
     for topic in TOPICS:  # each by itself, also in a block whose turn another one has
-        probe = block_of(0, 2, Asked(wanted=narrowed([topic.key], []))).probe
+        probe = block_of(0, 3, Asked(wanted=narrowed([topic.key], []))).probe
         assert topic.has(probe), topic.key
         assert topic.has(block_of(0, 0, Asked(wanted=narrowed([topic.key], []))).probe)
     with pytest.raises(InputError, match="no feature 'loops'"):

@@ -2,6 +2,7 @@
 
 from collections import Counter
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import pytest
@@ -12,31 +13,38 @@ from eagletwin.cases.regressions import LEDGER
 from eagletwin.cases.regressions.multi_layer_topk import IN_ONE_GRAPH as TREES_IN_ONE_GRAPH
 from eagletwin.cases.regressions.multi_layer_topk import REMEDY as TREES
 from eagletwin.harness.check.repro import write_script
+from eagletwin.harness.commands.gpu import jobs as jobs_module
 from eagletwin.harness.commands.gpu.batches import path, table
 from eagletwin.harness.commands.gpu.command import gpu_plan, gpu_run
 from eagletwin.harness.commands.gpu.faults import ONE_GRAPH_OF_LAYERS, SINGLE_HEAD, faults
 from eagletwin.harness.commands.gpu.in_model import proofs_in_model
-from eagletwin.harness.commands.gpu.jobs import CaseResult, JobResult, MustShow, _gpus_of, read_plan
+from eagletwin.harness.commands.gpu.jobs import CaseResult, Job, JobResult, MustShow, _gpus_of, read_plan
 from eagletwin.harness.commands.gpu.missing_waits import CASES, HIDDEN, WAITS, missing_waits, races
 from eagletwin.harness.commands.gpu.plan import GRAPHS, MODES, Options, generated, plain, proofs
 from eagletwin.harness.commands.gpu.races import Race
 from eagletwin.harness.commands.gpu.release import release_of
 from eagletwin.harness.commands.gpu.sampled import sampling
+from eagletwin.harness.commands.gpu.searched import runs_on_a_gpu
 from eagletwin.harness.commands.gpu.summary import CampaignSummary
 from eagletwin.harness.commands.gpu.tally import exit_code, statuses_of, waits
 from eagletwin.harness.commands.options import mode_of
+from eagletwin.harness.core.case import Adaptive, Case, EngineSettings, Tier
 from eagletwin.harness.core.dtype import Dtype
 from eagletwin.harness.core.errors import InputError
 from eagletwin.harness.core.jitter import Jitter, Pause
 from eagletwin.harness.core.mode import CPU, Mode
+from eagletwin.harness.core.patch import Edit, Patch
 from eagletwin.harness.core.run_spec import RunSpec
+from eagletwin.harness.core.verdict import Verdict
 from eagletwin.harness.engines.cuda_here import missing_for_cuda
+from eagletwin.harness.engines.host import PatchDoesNotApply
 from eagletwin.harness.engines.sglang.taps.captures import Captures
 from eagletwin.harness.families import RECIPES
 from eagletwin.harness.families.valid import check_case
 
 ROOT = Path(__file__).parents[2]
 NEWEST = Options(release="0.5.23")
+ADAPTIVE = Adaptive(tiers=(Tier(batch=1, steps=(1, 2)),))
 
 
 def test_a_plan_is_read_as_it_was_written(tmp_path: Path) -> None:
@@ -404,3 +412,101 @@ def test_a_race_counts_and_says_its_seed_and_where_the_pauses_fell() -> None:
     assert "runs with pauses: 2, of them answered otherwise 1; 24 comparisons; points 170, pauses 3, together 0.0 s" in text
     assert "      3 Event.wait on schedule" in text
     assert msgspec.json.decode(msgspec.json.encode(release), type=JobResult) == release
+
+
+def test_flashmla_is_planned_for_chains_in_its_pages_and_for_latent_attention_alone(tmp_path: Path) -> None:
+    file = tmp_path / "plan.json"
+    with pytest.raises(InputError, match=r"kernels are those of latent attention(?s:.*)give --model deepseek-nextn-wide"):
+        gpu_plan(file, groups=1, cases=1, dtype="bfloat16", attention="flashmla")
+    gpu_plan(file, groups=2, cases=2, dtype="bfloat16", attention="flashmla", model="deepseek-nextn-wide")
+    found = [case for job in read_plan(file) for case in job.cases]
+    assert {(case.topk, case.page_size) for case in found} == {(1, 64)}
+
+
+def test_the_candidate_fix_without_graphs_is_another_where_sglang_has_the_fault_twice() -> None:
+    entry = LEDGER["draft-plan"]
+    plan = proofs([entry], Options(release="0.5.23", dtype="bfloat16", attention="flashinfer"))
+    assert [(job.name.split("/")[1].partition("-")[0], job.patches) for job in plan if job.name.endswith("green")] == [
+        ("graphs", entry.green.patches),
+        ("overlap", entry.green.patches),
+        ("eager", (entry.on_cuda.eager,)),
+    ]
+    assert not any(job.patches for job in plan if job.name.endswith("red"))
+
+
+def test_blocks_of_a_search_are_drawn_by_their_jobs_and_have_what_a_gpu_runs(tmp_path: Path) -> None:
+    file = tmp_path / "plan.json"
+    gpu_plan(file, groups=0, blocks=40, cases=8, seed=3)
+    jobs = read_plan(file)
+    assert len(jobs) == 40
+    assert not any(job.cases for job in jobs)
+    assert {job.mode for job in jobs} == {MODES[name] for name in ("overlap", "graphs", "eager", "prefill")}
+    draws = [job.draw for job in jobs if job.draw is not None]
+    probes = [draw.block.probe for draw in draws]
+    assert all(runs_on_a_gpu(probe) for probe in probes)
+    assert len({probe.model for probe in probes}) > 10
+    layered = next(job for job, probe in zip(jobs, probes, strict=True) if RECIPES[probe.model].mtp_layers)
+    assert {"multi-layer-chunk-tail-2", "multi-layer-chunk-tail-3"} & {*layered.known}
+    some = draws[0].draw()
+    assert some == draws[0].draw()
+    assert 1 <= len(some) <= 8
+    assert {case.configuration() for case in some} == {probes[0].configuration()}
+
+
+@pytest.mark.parametrize(
+    "change",
+    [{"host_pages": 4}, {"plain_decode": True}, {"update_weights": "distributed"}, {"adaptive": ADAPTIVE}],
+)
+def test_what_the_cuda_engine_does_not_drive_is_no_block(change: dict[str, Any]) -> None:
+    case = LEDGER["25015"].case
+    settings = msgspec.structs.replace(case.engine.sglang, **change)
+    assert runs_on_a_gpu(case)
+    assert not runs_on_a_gpu(msgspec.structs.replace(case, engine=EngineSettings(sglang=settings)))
+    assert not runs_on_a_gpu(msgspec.structs.replace(case, model="gpt-oss-eagle3"))
+
+
+def test_a_job_with_cases_of_two_configurations_is_refused(tmp_path: Path) -> None:
+    case = LEDGER["25015"].case
+    other = msgspec.structs.replace(case, page_size=4)
+    file = tmp_path / "plan.json"
+    file.write_bytes(msgspec.json.encode([Job(name="mixed", mode=MODES["eager"], cases=(case, other))]))
+    with pytest.raises(InputError, match="the cases of job mixed do not share a configuration"):
+        read_plan(file)
+
+
+def test_known_bugs_are_tried_by_their_rule_and_then_together_as_far_as_they_fit(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The case needs `tree-window` and `decode-window`; the last of five fits beside none of the others."""
+    names = ("tree-window", "decode-window", "certain-node", "penalties", "deterministic-window")
+    known = {name: Patch(name=name, edits=(Edit(target="a.b", match=name, replacement=""),)) for name in names}
+    tried: list[tuple[str, ...]] = []
+
+    class Engine:
+        def __init__(self, patches: tuple[Patch, ...]) -> None:
+            self.names = tuple(patch.name for patch in patches)
+
+        def run(self, *_: object) -> tuple[str, ...]:
+            tried.append(self.names)
+            return self.names
+
+    class Doubles:
+        def __init__(self, **_: object) -> None: ...
+        def __enter__(self) -> "Doubles":
+            return self
+
+        def __exit__(self, *_: object) -> None: ...
+        def engine(self, _: Case, patches: tuple[Patch, ...]) -> Engine:
+            if len(patches) > 1 and patches[-1].name == names[-1]:
+                raise PatchDoesNotApply("they edit one line", consequence="", remedy="")
+            return Engine(patches)
+
+    def right(ran: tuple[str, ...], **_: object) -> Verdict:
+        return Verdict(status="equal" if {"tree-window", "decode-window"} <= {*ran} else "diverged", rule="draft.proposal")
+
+    monkeypatch.setattr(jobs_module, "Host", Doubles)
+    monkeypatch.setattr(jobs_module, "judge", right)
+    job = Job(name="trees", mode=MODES["eager"], cases=(LEDGER["tree-window"].case,), known=known)
+    seen = [CaseResult(case="a", status="diverged", rule=LEDGER["decode-window"].rule)]
+    assert jobs_module._explained(job, seen, tmp_path)[0].known == "several of 4 known bugs"
+    assert tried == [("decode-window",), names[:4]]

@@ -36,3 +36,15 @@ def test_rules_that_begin_with_themselves_and_rules_without_a_text() -> None:
     assert [text for text in TEXTS if sums.is_sentence(text)] == ["a", "aba", "ababa"]
     endless = Automaton(rules_of(Grammar(kind="ebnf", rules=("a|bB", "cB"))))
     assert [text for text in TEXTS if endless.begins(text)] == ["", "a"]
+
+
+@pytest.mark.parametrize("pattern", ["abc(a|b)c", "ab?", "(ab)+", "c(ab|abc)a", "(a|b)cab", "()", "a(b|bc)", "(ab|ac)b"])
+def test_what_must_follow_is_what_all_sentences_go_on_with(pattern: str) -> None:
+    """By enumeration: what is common to all that follow a text in sentences of up to nine letters, up to where one ends."""
+    automaton = Automaton(rules_of(Grammar(rules=(pattern,))))
+    every = ("".join(letters) for length in range(10) for letters in itertools.product("abc", repeat=length))
+    sentences = [text for text in every if re.fullmatch(pattern, text)]
+    for text in (text for text in TEXTS[:121] if automaton.begins(text)):
+        following = [sentence.removeprefix(text) for sentence in sentences if sentence.startswith(text)]
+        common = itertools.takewhile(lambda letters: len({*letters}) == 1, zip(*following, strict=False))
+        assert automaton.forced(text) == "".join(letter for letter, *_ in common), text

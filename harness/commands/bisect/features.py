@@ -331,6 +331,13 @@ FEATURES: tuple[Feature, ...] = (
         _asking_less(grammar=None),
     ),
     Feature(
+        "grammar backend",
+        lambda case: f"grammar_backend {case.engine.sglang.grammar_backend}",
+        "SGLang's usual one",
+        lambda case: case.constrains and case.engine.sglang.grammar_backend != SGLangSettings().grammar_backend,
+        lambda case: iter([_settings(case, grammar_backend=SGLangSettings().grammar_backend)]),
+    ),
+    Feature(
         "logprobs",
         lambda case: "requests that are told probabilities",
         "none",

@@ -35,6 +35,7 @@ _MEASURES: tuple[tuple[str, Callable[[Case], object]], ...] = (
     ("requests with min_new_tokens", lambda case: sum(request.min_new_tokens > 0 for request in case.requests)),
     ("requests with a grammar", lambda case: sum(request.grammar is not None for request in case.requests)),
     ("letters of grammars", lambda case: sum(len(rule) for request in case.requests for rule in _rules(request))),
+    ("backend of grammars", lambda case: case.engine.sglang.grammar_backend if case.constrains else "none"),
     ("requests with logprobs", lambda case: sum(request.logprobs is not None for request in case.requests)),
     ("requests with hidden states", lambda case: sum(bool(request.hidden_states) for request in case.requests)),
     ("requests with several samples", lambda case: sum(request.n > 1 for request in case.requests)),

@@ -35,6 +35,10 @@ def _cuts_by_min_p(case: Case) -> bool:
     return any(request.sampling is not None and request.sampling.min_p > 0 for request in case.requests)
 
 
+def _by_llguidance(case: Case) -> bool:
+    return case.constrains and case.engine.sglang.grammar_backend == "llguidance"
+
+
 TOPICS: tuple[Topic, ...] = (
     Topic("chains", "chains", lambda case: case.topk == 1),
     Topic("trees", "trees", lambda case: case.topk > 1),
@@ -64,6 +68,7 @@ TOPICS: tuple[Topic, ...] = (
     Topic("processor", "custom logit processors", lambda case: case.processes),
     Topic("penalties", "penalties", lambda case: any(request.penalties is not None for request in case.requests)),
     Topic("grammar", "grammars", lambda case: case.constrains),
+    Topic("llguidance", "grammars by llguidance", _by_llguidance),
     Topic("logprobs", "logprobs", lambda case: any(request.logprobs is not None for request in case.requests)),
     Topic("min-new-tokens", "min_new_tokens", lambda case: any(request.min_new_tokens for request in case.requests)),
     Topic("hidden-states", "hidden states", lambda case: case.gives_states != ""),

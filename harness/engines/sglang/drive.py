@@ -131,7 +131,7 @@ class Drive:
             torch.manual_seed(self.case.engine.sglang.random_seed)
             self._taps.watch_coins()
         if self.case.constrains:
-            self._taps.watch_masks(RECIPES[self.case.model].target.vocab_size)
+            self._taps.watch_masks(RECIPES[self.case.model].target.vocab_size, self.case.engine.sglang.grammar_backend)
         adaptive.restart(self._scheduler, self.case)
         if self.case.adapters:
             adapters.load(self._scheduler, self.case)

@@ -243,8 +243,8 @@ def _refuse_what_is_not_driven(case: Case, mode: Mode, scheduler_module: Any) ->
 
 def _refuse_what_requests_ask(case: Case, mode: Mode) -> None:
     """Raises NotDriven for what this release gives no request."""
-    if case.constrains and mode.device == "cpu" and not grammars.mask_on_a_cpu():
-        raise NotDriven("grammars on a CPU: this release applies the masks of xgrammar on a GPU alone")
+    if case.constrains:
+        grammars.refuse(case, mode)
     if any(request.hidden_states == "last" for request in case.requests) and not requests.knows_last_state():
         raise NotDriven(
             "hidden_states 'last': this release gives hidden states of all tokens, or none (0.5.17 and later have it)"
@@ -290,6 +290,7 @@ def _arguments(case: Case, mode: Mode) -> dict[str, Any]:
         **_hidden_arguments(case),
         **({"enable_mixed_chunk": True} if settings.mixed_chunks else {}),
         **adapters.arguments(case),
+        **grammars.arguments(case),
         disable_custom_all_reduce=True,
         skip_tokenizer_init=True,
         mem_fraction_static=0.5,

@@ -11,16 +11,21 @@ from typing import Any
 import numpy as np
 
 from eagletwin.harness.core.arrays import Array
+from eagletwin.harness.core.case import GrammarBackend
 from eagletwin.harness.core.trace import snapshot
 
-_MODULE, _CLASS, _APPLY = "sglang.srt.constrained.xgrammar_backend", "XGrammarGrammar", "apply_vocab_mask"
+from ..grammars import CLASSES
+
+_APPLY = "apply_vocab_mask"
 
 
 class Masks:
-    """Watches from `start` to `stop`. vocabulary: the model's tokens; 0: the case has no grammars, and nothing is watched."""
+    """Watches from `start` to `stop`. vocabulary: the model's tokens; 0: the case has no grammars, and nothing is watched.
+    backend: what makes the masks."""
 
     def __init__(self) -> None:
         self.vocabulary = 0
+        self.backend: GrammarBackend = "xgrammar"
         self._owner: Any = None
         self._original: Any = None
         self._applied: Array | None = None
@@ -28,7 +33,8 @@ class Masks:
     def start(self) -> None:
         if not self.vocabulary:
             return
-        self._owner = getattr(importlib.import_module(_MODULE), _CLASS)
+        module, owner = CLASSES[self.backend]
+        self._owner = getattr(importlib.import_module(module), owner)
         self._original = inspect.getattr_static(self._owner, _APPLY)
         static = isinstance(self._original, staticmethod)
         call = self._original.__func__ if static else self._original

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 from torch import Tensor
 
+from eagletwin.harness.core.case import GrammarBackend
 from eagletwin.harness.core.trace import When
 
 from .pools import Allocation
@@ -47,7 +48,7 @@ class PlainTaps(Unrecorded):
             tensors = {"tokens": np.array(tokens, np.int64)}
             self._recorder.add(name, 0, "plain", when=When(self.writer.iteration), tensors=tensors)
 
-    def watch_masks(self, vocabulary: int) -> None:
+    def watch_masks(self, vocabulary: int, backend: GrammarBackend) -> None:
         pass
 
     def _around_batch(self, call: Around, batch: Any, *args: Any, **kwargs: Any) -> Any:

@@ -8,6 +8,7 @@ import numpy as np
 from torch import Tensor
 
 from eagletwin.harness.core.arrays import Array
+from eagletwin.harness.core.case import GrammarBackend
 from eagletwin.harness.core.trace import snapshot
 
 from ..eras import adaptive, names, state_slots
@@ -141,9 +142,9 @@ class Taps:
         """Record what a verify samples by, too. Call it before the taps are entered."""
         self._coins.start()
 
-    def watch_masks(self, vocabulary: int) -> None:
+    def watch_masks(self, vocabulary: int, backend: GrammarBackend) -> None:
         """Record what grammars allow, of so many tokens. Call it before the taps are entered."""
-        self._grammars.vocabulary = vocabulary
+        self._grammars.vocabulary, self._grammars.backend = vocabulary, backend
 
     def _around_batch(self, call: Callable[..., Any], batch: Any, *args: Any, **kwargs: Any) -> Any:
         self._now.batch_begins(list(batch.reqs))

@@ -7,6 +7,7 @@ import numpy as np
 from torch import Tensor
 
 from eagletwin.harness.core.arrays import Array
+from eagletwin.harness.core.case import GrammarBackend
 
 from .inner import Inner
 from .pools import Allocation
@@ -63,5 +64,5 @@ class Unwaited(Unrecorded):
     def watch_coins(self) -> None:
         pass
 
-    def watch_masks(self, vocabulary: int) -> None:
+    def watch_masks(self, vocabulary: int, backend: GrammarBackend) -> None:
         pass
