@@ -1,4 +1,4 @@
-"""Live, found by eagletwin: four faults of streaming sessions.
+"""Live, found by eagletwin: five faults of streaming sessions.
 
 * `session-last-token`: when a request of a session ends, its last token counts among those whose rows the session keeps. No
   forward has consumed that token where nothing was committed behind it: the target's row there is whatever lies in the slot,
@@ -8,6 +8,8 @@
   session's history, which is to go on behind the last request that finished; and one that is retracted a second time is taken
   for its own predecessor and loses its session. The remedy lets a request end a session's turn only when it is finished, and
   gives the rows of one that is aborted after a retraction back.
+* `session-retracted-2`: the same of one that is aborted while it waits to run again: it leaves the queue and its rows stay with
+  the session, which the next request goes on behind. The remedy gives them back as it leaves the queue.
 * `session-full`: open sessions keep their entries of req_to_token. When they have all of them, SGLang lets no request run:
   those neither that would run on their session's own entry. The remedy counts that entry for them.
 * `session-adapter`: a request goes on behind the rows that its session keeps, whatever adapter (LoRA) they were computed with.
@@ -56,6 +58,12 @@ LAST_TOKEN = Entry(
     case=_CASE,
 )
 
+_NO_END = Edit(
+    target=f"{_SESSION}.try_cache_finished_req",
+    match="req.session.finish_req(req)",
+    replacement="if req.finished():\n    req.session.finish_req(req)",
+)
+
 RETRACTED = Entry(
     id="session-retracted",
     title="End a turn of a session when its request finishes, and not when it is retracted",
@@ -66,11 +74,7 @@ RETRACTED = Entry(
     remedy=Patch(
         name="retracted-is-no-end",
         edits=(
-            Edit(
-                target=f"{_SESSION}.try_cache_finished_req",
-                match="req.session.finish_req(req)",
-                replacement="if req.finished():\n    req.session.finish_req(req)",
-            ),
+            _NO_END,
             Edit(
                 target=f"{_SESSION}.find_active_slot",
                 match="req.release_mm_inputs_on_abort()",
@@ -84,6 +88,39 @@ RETRACTED = Entry(
         name="session-retracted",
         requests=(replace(_FIRST, max_new_tokens=8), _NEXT),
         events=(Event(at=2, kind="abort", request="a"), Event(at=2, kind="retract")),
+        exercises=("session_after_abort",),
+    ),
+)
+
+WAITING = Entry(
+    id="session-retracted-2",
+    title="Give up the rows of a session's request that is aborted while it waits after a retraction",
+    rule="pool.accounting",
+    buggy="0.5.22 -",
+    fixed="",
+    trigger="--enable-streaming-session, and a request of a session that is retracted, and aborted before it runs again",
+    remedy=Patch(
+        name="retracted-and-aborted-as-it-waits",
+        edits=(
+            _NO_END,
+            Edit(
+                target="sglang.srt.managers.scheduler.Scheduler._release_aborted_request",
+                match="req.session.abort_req()",
+                replacement="if req.retracted_stain:\n    self.tree_cache.release_session(req.session.session_id)\n"
+                "req.session.abort_req()",
+            ),
+        ),
+    ),
+    case=replace(
+        _CASE,
+        name="session-retracted-2",
+        requests=(replace(_FIRST, max_new_tokens=8), replace(_NEXT, arrive=6)),
+        events=(
+            Event(at=1, kind="pause"),
+            Event(at=1, kind="retract"),
+            Event(at=2, kind="abort", request="a"),
+            Event(at=4, kind="resume"),
+        ),
         exercises=("session_after_abort",),
     ),
 )
@@ -177,4 +214,4 @@ ADAPTER = Entry(
     ),
 )
 
-ENTRIES = (LAST_TOKEN, RETRACTED, FULL, ADAPTER)
+ENTRIES = (LAST_TOKEN, RETRACTED, WAITING, FULL, ADAPTER)

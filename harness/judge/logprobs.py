@@ -16,12 +16,15 @@ from eagletwin.harness.core.case import Case, Logprobs, Request
 from eagletwin.harness.core.records import Record
 from eagletwin.harness.core.trace import Trace
 
+from .bounds import bounds_of
 from .compare import Compare, Place
 from .rows import log_scale
 from .story import Story
 
 _RULE = "output.logprobs"
 _LEAST = float(np.finfo(np.float32).min)  # what SGLang says of a token that cannot come
+# Probabilities below the smallest normal float32 are whole numbers of steps, and 0 below half of one.
+_NORMAL, _STEP = float(np.log(np.finfo(np.float32).tiny)), float(np.finfo(np.float32).smallest_subnormal)
 
 
 class _Places(NamedTuple):
@@ -30,6 +33,7 @@ class _Places(NamedTuple):
     part    as a trace calls it: input or output
     tokens  that stand there
     silent  how many of the first say nothing
+    drawn   whether the logarithm is one of a probability in float32, as of a request that samples, and not log_softmax's own
     logits  [n, V] by which the others were chosen, or would have been
     """
 
@@ -37,6 +41,7 @@ class _Places(NamedTuple):
     first: int
     tokens: list[int]
     silent: int
+    drawn: bool
     logits: Array
 
 
@@ -85,8 +90,15 @@ class Told:
         rows = story.target.logits
         sent = rows[len(prompt) - 1 : len(prompt) - 1 + len(emitted)]
         return [
-            _Places("input", first, list(prompt[first:]), min(1, len(prompt) - first), rows[first : len(prompt) - 1]),
-            _Places("output", len(prompt), emitted, 0, sent if sampling is None else sent / sampling.temperature),
+            _Places("input", first, list(prompt[first:]), min(1, len(prompt) - first), False, rows[first : len(prompt) - 1]),
+            _Places(
+                "output",
+                len(prompt),
+                emitted,
+                0,
+                sampling is not None,
+                sent if sampling is None else sent / sampling.temperature,
+            ),
         ]
 
     def _judge(self, number: int, place: Place, places: _Places, wanted: Logprobs) -> None:
@@ -142,4 +154,17 @@ class Told:
 
     def _values(self, place: Place, places: _Places, expected: Array, actual: Array, name: str) -> None:
         begin, scale = places.first + places.silent, log_scale(places.logits)
+        if places.drawn:
+            bounds = bounds_of(self._trace.header.engine.dtype, self._case.model)
+            expected = in_steps(expected, actual, bounds.relative * scale[:, None])
         self._compare.floats(place, _RULE, expected, actual, lambda row: f"{name} of place {begin + row}", scale)
+
+
+def in_steps(expected: Array, actual: Array, error: Array) -> Array:
+    """The logarithms that are expected, and in place of those of probabilities that are no normal float32 the actual ones,
+    where these are of a step beside, or of 0: kernels may flush such numbers. error: how far off a logarithm may be for
+    another reason [rows, 1]."""
+    said, step = np.exp(actual), _STEP * (1 + 1e-6)  # the logarithm of a number of steps is rounded itself
+    beside = (said >= np.exp(expected - error) - step) & (said <= np.exp(expected + error) + step)
+    found: Array = np.where((expected < _NORMAL) & (beside | (said == 0)), actual, expected)
+    return found

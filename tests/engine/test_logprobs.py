@@ -1,5 +1,6 @@
 """What a request is told of the probabilities of tokens (output.logprobs), on the real scheduler."""
 
+import numpy as np
 import pytest
 from msgspec.structs import replace
 
@@ -8,6 +9,7 @@ from eagletwin.harness.core.patch import Edit
 from eagletwin.harness.core.trace import Trace
 from eagletwin.harness.engines.host import Host
 from eagletwin.harness.judge.judge import judge
+from eagletwin.harness.judge.logprobs import in_steps
 
 from .asked import PROMPT, answered
 from .changes import Change, bump, changed, lengthen, nan, nudge, percent, shorten
@@ -165,3 +167,20 @@ def test_one_changed_number_is_found(told: Trace, tensor: str, change: Change) -
     assert (verdict.status, verdict.rule) == ("diverged", "output.logprobs"), verdict
     assert verdict.first is not None
     assert verdict.first.request == "a"
+
+
+def test_a_probability_that_is_no_normal_float32_has_the_logarithm_of_a_step_beside_it(run: Runner) -> None:
+    """SGLang's is that of softmax in float32: of exp(-101.5) six steps of 2 ** -149, which is 0.04 from it."""
+    case = Case(
+        name="logprobs-in-steps",
+        model="deepseek-nextn-wide",
+        num_steps=1,
+        requests=(
+            Request(id="a", prompt=(49,), max_new_tokens=1, sampling=Sampling(temperature=0.7), logprobs=Logprobs(tokens=(0,))),
+        ),
+    )
+    assert run(case)[1].status == "equal"
+    least, error = float(np.finfo(np.float32).min), np.full((1, 1), 0.015)
+    expected = np.array([[-101.529, -101.529, -101.529, -110.0, -110.0, -80.0, -80.0]])
+    actual = np.array([[-101.487, least, -101.0, least, -101.487, least, -80.3]])
+    assert in_steps(expected, actual, error).tolist() == [[-101.487, least, -101.529, least, -110.0, -80.0, -80.0]]

@@ -5,6 +5,7 @@ from array import array
 from types import SimpleNamespace
 
 from sglang.srt.managers.schedule_batch import FINISH_ABORT, ReqKvInfo
+from sglang.srt.managers.scheduler import Scheduler
 from sglang.srt.session.session_controller import Session
 from sglang.srt.session.streaming_session import SessionSlot, StreamingSession
 from sglang.test.ci.ci_register import register_cpu_ci
@@ -65,6 +66,29 @@ class TestSessionRetracted(unittest.TestCase):
         self.assertIsNone(self.sessions.find_active_slot(self.req))
         self.assertEqual(self.sessions.slots, {})
         self.assertTrue(self.freed)
+
+    def test_its_rows_are_given_up_when_it_is_aborted_as_it_waits(self):
+        self._retract()
+        self.req.cache_request_handle = None
+        given_up = []
+        scheduler = SimpleNamespace(
+            tree_cache=SimpleNamespace(
+                finish=lambda *_: None, release_session=given_up.append
+            )
+        )
+        Scheduler._release_aborted_request(scheduler, self.req)
+        self.assertEqual(given_up, ["s"])
+
+    def test_one_that_was_never_retracted_leaves_the_session_its_rows(self):
+        self.req.cache_request_handle = None
+        given_up = []
+        scheduler = SimpleNamespace(
+            tree_cache=SimpleNamespace(
+                finish=lambda *_: None, release_session=given_up.append
+            )
+        )
+        Scheduler._release_aborted_request(scheduler, self.req)
+        self.assertEqual(given_up, [])
 
 
 if __name__ == "__main__":
