@@ -103,7 +103,9 @@ class Answers:
                 steps.append(_Step(first, last, numbers["accept_len"] - 1))
             else:
                 mixed = "mixed" in numbers  # one token more, next to the prefill of others
-                goes_on = before is None or (before.stage == "prefill" and before.numbers["end"] == numbers["start"])
+                goes_on = before is None or (
+                    before.stage == "prefill" and not before.numbers["final"] and before.numbers["end"] == numbers["start"]
+                )  # behind the last chunk nothing goes on: a session keeps all rows of a request that is retracted there
                 surely += not (mixed or goes_on)
                 perhaps += before is not None and goes_on and not mixed and self._may_come_back(before, record)
                 if numbers["final"]:

@@ -174,3 +174,27 @@ def test_every_feature_of_sessions_is_asked_for_here() -> None:
     named = {"session_goes_on", "session_in_page", "session_cut", "session_waits_to_close", "session_again"}
     named |= {"session_after_abort", "session_retracted"}
     assert named == {name for name in FEATURES if name.startswith("session_")}
+
+
+def test_a_retraction_counts_where_the_session_keeps_all_rows_of_the_prompt(run: Runner) -> None:
+    """The prefill after it begins where the one before ended, as another chunk would. Without its event, a retraction is one
+    for want of slots."""
+    case = Case(
+        name="retracted-behind-its-prefill",
+        model="llama-tiny",
+        num_steps=1,
+        requests=(Request(id="a", prompt=(1, 2, 3), max_new_tokens=4, session="s"),),
+        events=(Event(at=1, kind="pause"), Event(at=1, kind="retract"), Event(at=3, kind="resume")),
+        engine=EngineSettings(sglang=SGLangSettings(radix_cache=True)),
+    )
+    trace, verdict = run(case)
+    assert verdict.status == "equal"
+    header = replace(trace.header, case=replace(case, events=()))
+    assert judge(Trace(header, trace.tensors)).status == "equal"
+    finished = next(record for record in header.records if record.stage == "finished")
+    assert finished.numbers["retractions"] == 1
+    told = tuple(
+        replace(record, numbers={**record.numbers, "retractions": 0}) if record is finished else record
+        for record in header.records
+    )
+    assert judge(Trace(replace(header, records=told), trace.tensors)).rule == "output.counts"
