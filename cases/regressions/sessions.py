@@ -106,7 +106,8 @@ WAITING = Entry(
             Edit(
                 target="sglang.srt.managers.scheduler.Scheduler._release_aborted_request",
                 match="req.session.abort_req()",
-                replacement="if req.retracted_stain:\n    self.tree_cache.release_session(req.session.session_id)\n"
+                replacement="if req.retracted_stain and not req.kv.holds_kv:\n"
+                "    self.tree_cache.release_session(req.session.session_id)\n"
                 "req.session.abort_req()",
             ),
         ),

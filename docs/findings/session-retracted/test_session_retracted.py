@@ -69,6 +69,7 @@ class TestSessionRetracted(unittest.TestCase):
 
     def test_its_rows_are_given_up_when_it_is_aborted_as_it_waits(self):
         self._retract()
+        self.req.kv = ReqKvInfo()
         self.req.cache_request_handle = None
         given_up = []
         scheduler = SimpleNamespace(
@@ -78,6 +79,18 @@ class TestSessionRetracted(unittest.TestCase):
         )
         Scheduler._release_aborted_request(scheduler, self.req)
         self.assertEqual(given_up, ["s"])
+
+    def test_one_that_runs_again_has_what_the_session_kept(self):
+        self._retract()
+        self.req.cache_request_handle = None
+        given_up = []
+        scheduler = SimpleNamespace(
+            tree_cache=SimpleNamespace(
+                finish=lambda *_: None, release_session=given_up.append
+            )
+        )
+        Scheduler._release_aborted_request(scheduler, self.req)
+        self.assertEqual(given_up, [])
 
     def test_one_that_was_never_retracted_leaves_the_session_its_rows(self):
         self.req.cache_request_handle = None
