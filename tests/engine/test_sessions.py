@@ -6,7 +6,7 @@ As released, the first number that is wrong in a session is what `session-last-t
 import pytest
 from msgspec.structs import replace
 
-from eagletwin.cases.regressions.sessions import FULL, LAST_TOKEN, RETRACTED
+from eagletwin.cases.regressions.sessions import FULL, LAST_TOKEN, RETRACTED, WAITING
 from eagletwin.harness.core.case import Case, EngineSettings, Event, Request, SGLangSettings
 from eagletwin.harness.core.features import FEATURES
 from eagletwin.harness.core.patch import Edit
@@ -198,3 +198,21 @@ def test_a_retraction_counts_where_the_session_keeps_all_rows_of_the_prompt(run:
         for record in header.records
     )
     assert judge(Trace(replace(header, records=told), trace.tensors)).rule == "output.counts"
+
+
+def test_the_candidate_fix_leaves_a_request_its_rows_that_is_aborted_as_it_runs_again(run: Runner) -> None:
+    """Retracted between chunks, and aborted between later ones: the rows are the request's then, not the session's."""
+    case = Case(
+        name="aborted-between-chunks",
+        model="llama-tiny",
+        num_steps=1,
+        requests=(
+            Request(id="a", prompt=(71, 49, 52, 15, 75, 59, 86), max_new_tokens=5, arrive=3),
+            Request(id="b", prompt=(41, 51, 24, 29, 38, 61, 18, 20), max_new_tokens=7, arrive=2, session="s"),
+        ),
+        chunks=(3, 1, 5, 4, 1, 2, 3, 1, 1, 1, 1, 1),
+        events=(*[Event(at=3, kind="retract")] * 3, Event(at=6, kind="abort", request="b")),
+        engine=EngineSettings(sglang=SGLangSettings(radix_cache=True)),
+    )
+    assert WAITING.remedy is not None
+    assert run(case, *WAITING.remedy.edits)[1].status == "equal"
