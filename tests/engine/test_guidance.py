@@ -21,7 +21,8 @@ from eagletwin.harness.engines.sglang.grammars import words_of
 from eagletwin.harness.judge.constraints import allowed
 
 from .conftest import Runner
-from .test_grammars import CHAIN, ENDS, SAMPLE, UTILITIES
+from .test_grammars import CHAIN, ENDS
+from .test_grammars import PLANTED as OF_ANY_BACKEND
 
 REMEDIES = [LEDGER[name].remedy for name in ("grammar-end", "guidance-end", "guidance-rollback")]
 FIXED = tuple(edit for remedy in REMEDIES if remedy is not None for edit in remedy.edits)
@@ -80,19 +81,8 @@ PLANTED: dict[str, tuple[Edit, str]] = {
         ),
         "output.grammar",
     ),
-    "the mask of a node is its parent's": (
-        Edit(
-            target=f"{UTILITIES}.traverse_tree",
-            match="grammar.fill_vocab_mask(allocate_token_bitmask, curr)",
-            replacement="grammar.fill_vocab_mask(allocate_token_bitmask, curr) if curr == 0 else "
-            "allocate_token_bitmask[curr].copy_(allocate_token_bitmask[parent_pos])",
-        ),
-        "grammar.mask",
-    ),
-    "verify chooses without a mask": (
-        Edit(target=SAMPLE, match="if grammar_mask is not None:", replacement="if False:"),
-        "grammar.mask",
-    ),
+    # and two that have nothing to do with the backend
+    **{name: OF_ANY_BACKEND[name] for name in ("the mask of a node is its parent's", "verify chooses without a mask")},
 }
 
 

@@ -49,6 +49,14 @@ class TestSessionRetracted(unittest.TestCase):
         self.sessions.try_cache_finished_req(self.req)
         self.req.retracted_stain = True
 
+    def _sessions_given_up(self):
+        """By the scheduler, as it aborts the request."""
+        self.req.cache_request_handle = None
+        given_up = []
+        cache = SimpleNamespace(finish=lambda *_: None, release_session=given_up.append)
+        Scheduler._release_aborted_request(SimpleNamespace(tree_cache=cache), self.req)
+        return given_up
+
     def test_it_is_not_what_the_next_request_goes_on_from(self):
         self._retract()
         self.assertEqual(self.session.req_nodes, {})
@@ -70,38 +78,14 @@ class TestSessionRetracted(unittest.TestCase):
     def test_its_rows_are_given_up_when_it_is_aborted_as_it_waits(self):
         self._retract()
         self.req.kv = ReqKvInfo()
-        self.req.cache_request_handle = None
-        given_up = []
-        scheduler = SimpleNamespace(
-            tree_cache=SimpleNamespace(
-                finish=lambda *_: None, release_session=given_up.append
-            )
-        )
-        Scheduler._release_aborted_request(scheduler, self.req)
-        self.assertEqual(given_up, ["s"])
+        self.assertEqual(self._sessions_given_up(), ["s"])
 
     def test_one_that_runs_again_has_what_the_session_kept(self):
         self._retract()
-        self.req.cache_request_handle = None
-        given_up = []
-        scheduler = SimpleNamespace(
-            tree_cache=SimpleNamespace(
-                finish=lambda *_: None, release_session=given_up.append
-            )
-        )
-        Scheduler._release_aborted_request(scheduler, self.req)
-        self.assertEqual(given_up, [])
+        self.assertEqual(self._sessions_given_up(), [])
 
     def test_one_that_was_never_retracted_leaves_the_session_its_rows(self):
-        self.req.cache_request_handle = None
-        given_up = []
-        scheduler = SimpleNamespace(
-            tree_cache=SimpleNamespace(
-                finish=lambda *_: None, release_session=given_up.append
-            )
-        )
-        Scheduler._release_aborted_request(scheduler, self.req)
-        self.assertEqual(given_up, [])
+        self.assertEqual(self._sessions_given_up(), [])
 
 
 if __name__ == "__main__":

@@ -264,8 +264,11 @@ def _explained(job: Job, seen: list[CaseResult], folder: Path) -> list[CaseResul
 def _try(job: Job, seen: list[CaseResult], numbers: list[int], names: tuple[str, ...], folder: Path) -> bool:
     """Run those of these cases again that no bug explains yet, with what mends the bugs of these names. Whether it fits."""
     patches = dict.fromkeys(job.known[name] for name in names)
+    unexplained = [number for number in numbers if not seen[number].known]
+    if not unexplained:
+        return True
     with Host(mode=job.mode) as host:
-        for number in (number for number in numbers if not seen[number].known):
+        for number in unexplained:
             try:
                 engine = host.engine(job.cases[number], (*job.patches, *patches))
             except PatchDoesNotApply:

@@ -45,11 +45,13 @@ _CHANCE = {
 }
 _BY_CHANCE = {
     ("certain-node", "deepseek-nextn-wide"),
-    *(
-        ("guidance-rollback", model)
-        for model in ("llama-gqa", "deepseek-nextn", "deepseek-nextn-yarn", "deepseek-nextn-wide", "qwen3-eagle3.1")
-    ),
-    *(("guidance-rollback", model) for model in ("qwen3-next-nextn", "qwen3.5-nextn")),
+    ("guidance-rollback", "llama-gqa"),
+    ("guidance-rollback", "deepseek-nextn"),
+    ("guidance-rollback", "deepseek-nextn-yarn"),
+    ("guidance-rollback", "deepseek-nextn-wide"),
+    ("guidance-rollback", "qwen3-eagle3.1"),
+    ("guidance-rollback", "qwen3-next-nextn"),
+    ("guidance-rollback", "qwen3.5-nextn"),
 }
 
 _BESIDE = (
