@@ -63,7 +63,9 @@ def entries_of(name: str) -> list[Entry]:
 def _matching(name: str) -> list[Entry]:
     """The entry of this id, or all whose id begins with these words; an empty list if no id does."""
     name = name.removeprefix("#")
-    return [entry for entry in LEDGER.values() if entry.id == name or entry.id.startswith(f"{name}-")]
+    if name in LEDGER:  # and not also those that are named after it, such as draft-plan-flashmla after draft-plan
+        return [LEDGER[name]]
+    return [entry for entry in LEDGER.values() if entry.id.startswith(f"{name}-")]
 
 
 def ledger_of(names: list[str]) -> list[Entry]:

@@ -93,7 +93,8 @@ NOT_SHOWN = {
     "tree-window": "what a node attends to is in its row and its logits alone",
 }
 # These end the worker, overflow memory that nothing reads, show in rows and in a view alone, are of a draft without rows of its
-# own, whose recordings are not judged, or change what a session is held to have said, which a recording has from SGLang.
+# own, whose recordings are not judged, keep rows, which no recording counts, or change what a session is held to have said,
+# which a recording has from SGLang.
 NOT_OF_A_SERVER = {
     "26972",
     "indices-overflow",
@@ -101,6 +102,7 @@ NOT_OF_A_SERVER = {
     "adaptive-rejection",
     "session-full",
     "session-retracted",
+    "session-retracted-2",
     "multi-layer-pp-proxy",
     "8409",
     "boundary-kv",

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from eagletwin import door
+from eagletwin.cases.ledger import entries_of
 from eagletwin.cases.regressions import LEDGER
 from eagletwin.cases.strategies import CONTEXT_LENGTHS, VALUES
 from eagletwin.harness.check import repro
@@ -145,6 +146,16 @@ def test_a_run_of_another_command_can_be_had_again_by_check(verb: str, data: st.
     entry = data.draw(st.sampled_from(list(LEDGER.values())))
     for one in (replace(spec, sglang="0.5.11"), entry.run(entry.green, spec), entry.run(entry.red, spec)):
         assert spec_typed(again(one, "check", entry.id)) == one
+
+
+def test_both_sides_of_every_entry_can_be_had_again() -> None:
+    """Of one whose id begins another's too: draft-plan, and not draft-plan-flashmla beside it."""
+    spec = spec_typed(["prove", "all"])
+    assert spec is not None
+    for entry in LEDGER.values():
+        assert entries_of(entry.id) == [entry]
+        for one in (entry.run(entry.green, spec), entry.run(entry.red, spec)):
+            assert spec_typed(again(one, "check", entry.id)) == one
 
 
 @EVERY
