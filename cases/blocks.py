@@ -91,6 +91,7 @@ class Block:
     sampling  how requests sample; None: all are greedy
     retract   whether requests that sample may be retracted
     asks      what requests may ask for beside (asked.py)
+    stages    of a pipeline, whose scheduler is never paused: SGLang's goes on (docs/findings/pipeline-pause)
     """
 
     seed: int
@@ -101,6 +102,7 @@ class Block:
     large: bool
     retract: bool
     asks: tuple[str, ...] = ()
+    stages: int = 1
 
     @property
     def probe(self) -> Case:
@@ -146,6 +148,8 @@ class Block:
             drawn = sampling_cases(self.focus, rejection=self.sampling == "rejection", retract=self.retract, **options)
         if self.focus.host_slots:
             drawn = returning(drawn)
+        if self.stages > 1:
+            drawn = drawn.map(never_paused)
         return asking(drawn, self.asks) if self.asks else drawn
 
     @property
@@ -191,6 +195,7 @@ class Asked:
     retract   as in Block
     overlap   whether a batch is launched before the result of the one before is looked at: then every second block has
               aborts between the two, unless requests are to ask for something
+    stages    as in Block
     """
 
     held: Mapping[str, Any] = field(default_factory=dict)
@@ -200,6 +205,12 @@ class Asked:
     widest: int = TOPKS[-1]
     retract: bool = True
     overlap: bool = False
+    stages: int = 1
+
+
+def never_paused(case: Case) -> Case:
+    """Without the events that pause a scheduler, or have it retract all that runs."""
+    return changed(case, events=tuple(event for event in case.events if event.kind in ("abort", "flush")))
 
 
 def block_of(seed: int, number: int, asked: Asked) -> Block:
@@ -308,12 +319,15 @@ def _drawn(
     sampling = _sampling(random, asked, may_reject=topk == 1 and recipe.samples_drafts)
     if SEVERAL in asks and sampling is not None and not asked.retract and "max_total_tokens" not in held:
         focus = replace(focus, max_total_tokens=POOL_SIZES[0])  # samples of a small pool retract each other
+    if asked.stages > 1 and "max_total_tokens" not in held:
+        # a batch of one request finds nobody to retract where the other batches of its pipeline fill the pool, and gives it up
+        focus = replace(focus, max_total_tokens=POOL_SIZES[0])
     if any(getattr(focus, name) != value for name, value in held.items()) or not _takes_effect(focus, sampling, rare, asks):
         return None
     large = random.randrange(_LARGE) == 0 or bool(focus.host_slots)
     # what no default of Focus is, and smaller cases are not to lose: strategies.configurations would
     layered_tree = ("topk",) if recipe.mtp_layers and focus.topk > 1 else ()
-    return Block(seed, number, focus, tuple(sorted({*held, *layered_tree})), sampling, large, asked.retract, asks)
+    return Block(seed, number, focus, tuple(sorted({*held, *layered_tree})), sampling, large, asked.retract, asks, asked.stages)
 
 
 def _takes_effect(focus: Focus, sampling: Kind | None, rare: Mapping[str, Any], asks: Collection[str]) -> bool:

@@ -29,6 +29,7 @@ class Needs:
     prefill_graphs  whether it takes graphs of prefill
     overlap  whether it takes the overlap scheduler, which a GPU has by default; False: with it another rule is the first to
              break; None: either will do
+    pp       stages of a pipeline; 1: none is needed
     """
 
     device: str = ""
@@ -37,6 +38,7 @@ class Needs:
     graphs: bool = False
     prefill_graphs: bool = False
     overlap: bool | None = None
+    pp: int = 1
 
     @property
     def options(self) -> str:
@@ -46,6 +48,7 @@ class Needs:
         words += ["--prefill-graphs 16,64"] if self.prefill_graphs else []
         if self.overlap is not None and self.overlap != (self.device == "cuda"):
             words.append("--overlap" if self.overlap else "--no-overlap")
+        words += [f"--pp {self.pp}"] if self.pp > 1 else []
         return " ".join(words)
 
 

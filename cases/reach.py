@@ -20,6 +20,7 @@ def unreached(entry: Entry, mode: Mode = CPU) -> str:
     lacks += ["--prefill-graphs"] if needs.prefill_graphs and not mode.prefill_graphs else []
     if needs.overlap is not None and needs.overlap != mode.overlap:
         lacks.append("--overlap" if needs.overlap else "--no-overlap")
+    lacks += [f"--pp {needs.pp}"] if needs.pp > mode.pp else []
     words = " and ".join(filter(None, lacks))
     return f"{entry.id} is not reached in this mode: it needs {words}" if words else ""
 
@@ -27,7 +28,9 @@ def unreached(entry: Entry, mode: Mode = CPU) -> str:
 def on_a_cpu(entry: Entry) -> Mode:
     """The mode of a CPU in which an entry shows; as it always is for one that shows in none."""
     needs = entry.needs
-    return Mode(overlap=True) if needs is not None and needs.overlap and needs.device in ("", "cpu") else CPU
+    if needs is None or needs.device not in ("", "cpu"):
+        return CPU
+    return Mode(overlap=bool(needs.overlap), pp=needs.pp)
 
 
 def unreached_text(entry: Entry, mode: Mode = CPU) -> str:

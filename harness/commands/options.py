@@ -140,6 +140,16 @@ Ranks = Annotated[
         help="Ranks of tensor parallelism, a GPU each. Every rank is judged.",
     ),
 ]
+Stages = Annotated[
+    int,
+    typer.Option(
+        "--pp",
+        metavar="N",
+        min=1,
+        rich_help_panel=ENGINE,
+        help="Stages of pipeline parallelism, on a CPU: a process each. The last one, which drafts and verifies, is judged.",
+    ),
+]
 DataType = Annotated[
     Dtype,
     typer.Option(
@@ -201,11 +211,13 @@ def mode_of(
     dtype: Dtype = "float32",
     attention: Attention = "triton",
     prefill_graphs: str | None = None,
+    pp: int = 1,
 ) -> Mode:
     """How the worker is to be driven. Raises InputError for invalid sizes, for attention or ranks that cannot run, and for a
     missing GPU."""
     check_attention(attention, device, dtype)
     check_ranks(tp)
+    check_stages(pp, device, tp, overlap=bool(overlap))
     if device == "cpu":
         for option, given in (("--graphs", graphs), ("--prefill-graphs", prefill_graphs)):
             if given not in (DEFAULT_GRAPHS, "none"):
@@ -214,7 +226,7 @@ def mode_of(
                     consequence="nothing was run",
                     remedy=f"give --device cuda, or leave {option} out",
                 )
-        return Mode(overlap=bool(overlap), tp=tp, dtype=dtype)
+        return Mode(overlap=bool(overlap), tp=tp, dtype=dtype, pp=pp)
     sizes = _sizes("--graphs", GRAPHS if graphs is None else graphs, "batch sizes", "1,2,4")
     prefill = _sizes("--prefill-graphs", prefill_graphs or "none", "token counts", "16,64")
     if prefill and not sizes:
@@ -308,6 +320,28 @@ def check_ranks(tp: int) -> None:
             f"--tp {tp}: KV heads are divided evenly among ranks, and eagletwin's models have {max(heads)}",
             consequence="nothing was run; the limit is eagletwin's, whose models are tiny, and not SGLang's",
             remedy=f"use --tp {' or '.join(possible)}",
+        )
+
+
+def check_stages(pp: int, device: str, tp: int, *, overlap: bool) -> None:
+    """Raises InputError for a pipeline beside what it is not driven with."""
+    if pp == 1:
+        return
+    beside = "--device cuda" if device == "cuda" else f"--tp {tp}" if tp > 1 else "--overlap" if overlap else ""
+    if beside:
+        raise InputError(
+            f"--pp {pp} with {beside}: pipelines are driven on a CPU, of one rank a stage, without overlap",
+            consequence="nothing was run",
+            remedy=f"leave {beside.partition(' ')[0]} or --pp out",
+        )
+    from eagletwin.harness.families import RECIPES
+
+    most = max(recipe.target.num_layers for recipe in RECIPES.values())
+    if pp > most:
+        raise InputError(
+            f"--pp {pp}: each stage has a layer of the target, and eagletwin's models have {most} at most",
+            consequence="nothing was run; the limit is eagletwin's, whose models are tiny, and not SGLang's",
+            remedy=f"use --pp {most} or less",
         )
 
 

@@ -33,6 +33,7 @@ from .options import (
     Reverts,
     RulesOff,
     Sglang,
+    Stages,
     StepSeconds,
     Views,
     check_kernels,
@@ -64,6 +65,7 @@ HOW: tuple[Option, ...] = (
     ("prefill_graphs", PrefillGraphs, None),
     ("overlap", Overlap, None),
     ("tp", Ranks, 1),
+    ("pp", Stages, 1),
     ("dtype", DataType, "float32"),
     ("attention", AttentionBackend, "triton"),
 )
@@ -102,7 +104,7 @@ def run_options(*groups: tuple[Option, ...]) -> Callable[[Command], Command]:
 def spec_of(given: dict[str, Any]) -> RunSpec:
     """The run that these options name; what is not given is at its default. Raises InputError before anything is imported."""
     changes = {name: given.get(name) or [] for name in ("revert", "remedy", "patch")}
-    engine = {name: given[name] for name in ("tp", "dtype", "attention", "prefill_graphs") if name in given}
+    engine = {name: given[name] for name in ("tp", "pp", "dtype", "attention", "prefill_graphs") if name in given}
     mode = mode_of(given.get("device", "cpu"), given.get("graphs", DEFAULT_GRAPHS), given.get("overlap"), **engine)
     check_kernels(given.get("kernels", "fast"), mode)
     return RunSpec(

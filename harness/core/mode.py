@@ -23,6 +23,7 @@ class Mode(Struct, frozen=True):
              know no float32; flashmla is for latent attention alone, chains, and pages of 64
     gpu      number of the GPU, of those that this process may see; -1: as the process sees them
     tp       tensor parallelism: ranks that share the work, a process each, on a GPU a GPU each
+    pp       pipeline parallelism: stages, a process each, that have some of the target's layers each; the last one drafts
     """
 
     device: Literal["cpu", "cuda"] = "cpu"
@@ -33,11 +34,18 @@ class Mode(Struct, frozen=True):
     gpu: int = -1
     tp: int = 1
     attention: Attention = "triton"
+    pp: int = 1
+
+    @property
+    def processes(self) -> int:
+        """Processes that run a case together."""
+        return self.tp * self.pp
 
     @property
     def options(self) -> list[str]:
         """How it is typed on the command line; empty for the CPU engine as it always is."""
         more = ["--tp", str(self.tp)] if self.tp > 1 else []
+        more += ["--pp", str(self.pp)] if self.pp > 1 else []
         more += ["--dtype", self.dtype] if self.dtype != "float32" else []
         more += ["--attention", self.attention] if self.attention != "triton" else []
         if self.device == "cpu":

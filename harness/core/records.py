@@ -88,6 +88,8 @@ class EngineInfo(Struct, frozen=True, kw_only=True):
              finished then takes part in one more round
     parts    on a GPU: the classes that the engine's attention backends and the runners of its graphs are of
     tp       tensor parallelism: how many ranks share the work; rank: which of them left this trace
+    pp       pipeline parallelism: how many stages there are; the trace is of the last, which has the target's layers from
+             first_layer on, and the draft
     """
 
     name: str
@@ -106,6 +108,8 @@ class EngineInfo(Struct, frozen=True, kw_only=True):
     mode: str = ""  # graphs, overlap and dtype, where they are not those of the CPU engine
     dtype: Dtype = "float32"
     parts: tuple[str, ...] = ()
+    pp: int = 1
+    first_layer: int = 0
 
 
 class ServedModel(Struct, frozen=True, kw_only=True):

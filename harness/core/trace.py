@@ -90,7 +90,8 @@ def new_header(
 class Trace:
     """A header and its tensors. `tensor(n, name)` is a tensor of record n.
 
-    others  where this is the trace of rank 0 of several: those of the other ranks, in their order
+    others  where this is the trace of rank 0 of several: those of the other ranks, in their order; of a pipeline's last stage,
+            those of the stages before it, the nearest first
     """
 
     def __init__(self, header: Header, tensors: dict[str, Tensor | Array], others: Sequence["Trace"] = ()) -> None:
@@ -101,12 +102,22 @@ class Trace:
     @property
     def ranks(self) -> tuple["Trace", ...]:
         """The traces of all ranks; one without tensor parallelism."""
+        return (self,) if self.earlier else self.processes
+
+    @property
+    def earlier(self) -> tuple["Trace", ...]:
+        """The traces of a pipeline's earlier stages, the nearest first."""
+        return self.others if self.header.engine.pp > 1 else ()
+
+    @property
+    def processes(self) -> tuple["Trace", ...]:
+        """The traces of all that ran the case together: ranks or stages."""
         return (self, *self.others)
 
     @property
     def differs(self) -> Differs | None:
         """In what the SGLang differs from its base, and which of that ran on any of the ranks; None: in nothing."""
-        each = [rank.header.differs for rank in self.ranks if isinstance(rank.header.differs, Differs)]
+        each = [rank.header.differs for rank in self.processes if isinstance(rank.header.differs, Differs)]
         return merged(each) if each else None
 
     def tensor(self, number: int, name: str) -> Tensor:
@@ -267,7 +278,7 @@ def load_trace(folder: Path, check: Callable[[Case, str], None]) -> Trace:
         header, tensors = as_now(header, tensors)
     except ValueError as error:
         raise _inconsistent(folder, error) from error
-    others = range(1, header.engine.tp) if header.engine.rank == 0 else ()
+    others = range(1, header.engine.tp * header.engine.pp) if header.engine.rank == 0 else ()
     return Trace(header, tensors, [load_trace(rank_folder(folder, rank), check) for rank in others])
 
 

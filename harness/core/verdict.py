@@ -270,7 +270,8 @@ RULES: dict[str, Rule] = {
     ),
     "ranks.agree": Rule(
         "4",
-        "All ranks of a tensor-parallel worker come to the same integers: tokens, positions, slots, trees, paths, counts.",
+        "All ranks of a tensor-parallel worker come to the same integers: tokens, positions, slots, trees, paths, counts. All "
+        "stages of a pipeline count the same slots, and send the same.",
         weights="no",
     ),
     "kernel.memory": Rule(

@@ -10,6 +10,7 @@ import select
 import shutil
 import socket
 from collections.abc import Collection
+from functools import reduce
 from pathlib import Path
 from types import TracebackType
 
@@ -30,6 +31,7 @@ from eagletwin.harness.families.weights import model_pair
 
 from . import plain_decode, wire
 from .compilers import MOST_SECONDS, answers_within
+from .idle_edits import of_both
 from .source import INSTALLED, Source
 from .start import Zygote
 
@@ -156,7 +158,7 @@ class Host:
     def _forkable(self, configuration: Case, foreseen: Collection[Patch]) -> tuple[str, ...]:
         """The functions that these patches change, where an engine may be forked from another: what is connected to other
         ranks, uses a GPU, or has one beside it that decodes plainly cannot."""
-        if self.mode.device != "cpu" or self.mode.tp > 1 or configuration.engine.sglang.plain_decode:
+        if self.mode.device != "cpu" or self.mode.processes > 1 or configuration.engine.sglang.plain_decode:
             return ()
         return tuple(sorted({edit.target for patch in foreseen for edit in (*patch.edits, *patch.otherwise)}))
 
@@ -443,7 +445,7 @@ class EngineProcess:
                 raise
         self.close()
         ending = Ending(kind="crashed", detail=f"the engine process itself is gone ({self._broken})")
-        return wire.Ran(ending, tuple(range(self.info.tp)))
+        return wire.Ran(ending, tuple(range(self.info.tp * self.info.pp)))
 
     def _end(self, case: Case, folder: Path, answer: wire.Ran | wire.Failed | None = None) -> Trace:
         """The trace of a run that is over."""
@@ -472,8 +474,12 @@ class EngineProcess:
         trace = read_trace(folder)
         if trace.header.ending != answer.ending or any(one.header.ending != answer.ending for one in trace.others):
             # what ended it was seen from outside: of several ranks, the one which was first
-            for rank, one in enumerate(trace.ranks):
+            for rank, one in enumerate(trace.processes):
                 write_trace(rank_folder(folder, rank), msgspec.structs.replace(one.header, ending=answer.ending), one.tensors)
+            trace = read_trace(folder)
+        if trace.earlier and trace.header.engine.patches:  # a stage may not call what another does
+            header = reduce(of_both, (one.header for one in trace.earlier), trace.header)
+            write_trace(folder, header, trace.tensors)
             trace = read_trace(folder)
         return trace
 

@@ -6,13 +6,13 @@ each greedy request which it would have sent there, and its answers are added to
 
 from pathlib import Path
 
-from msgspec import UNSET, UnsetType
 from msgspec.structs import replace
 
 from eagletwin.harness.core.case import Case, EngineSettings, Request, SGLangSettings
-from eagletwin.harness.core.records import Header
 from eagletwin.harness.core.trace import Trace, write_trace
 from eagletwin.harness.families.traces import read_trace
+
+from .idle_edits import of_both
 
 FOLDER = "plain"  # of its trace and its log, in that of the case
 
@@ -88,15 +88,5 @@ def with_answers(trace: Trace, plain: Trace, folder: Path) -> Trace:
             records.append(replace(record, iteration=ends[record.request], forward=0))
     ended = plain.header.ending
     ending = header.ending if ended.kind == "finished" else replace(ended, detail=f"plain decode: {ended.detail}")
-    idle = tuple(name for name in header.idle_edits if name in plain.header.idle_edits)
-    unreached = _in_both(header, plain.header)
-    write_trace(
-        folder, replace(header, records=tuple(records), ending=ending, idle_edits=idle, unreached_edits=unreached), tensors
-    )
+    write_trace(folder, replace(of_both(header, plain.header), records=tuple(records), ending=ending), tensors)
     return read_trace(folder)
-
-
-def _in_both(header: Header, plain: Header) -> tuple[str, ...] | UnsetType:
-    """Edits of functions that were called, and that neither engine reached."""
-    each = [() if isinstance(one, UnsetType) else one for one in (header.unreached_edits, plain.unreached_edits)]
-    return tuple(name for name in each[0] if name in each[1] or name.startswith(plain.idle_edits)) or UNSET

@@ -157,7 +157,8 @@ def _missing_of_recording(trace: Trace, model: Model) -> str:
 
 def _decodes(case: Case, records: Sequence[Record], model: Model) -> int:
     """Forwards of draft decode that these rounds must have shown: none of a round without drafts, nor of one in a graph."""
-    rounds = (record.numbers for record in records if record.stage == "draft" and not record.numbers.get("in_graph"))
+    drafted = (record.numbers for record in records if record.stage == "draft" and not record.numbers.get("undrafted"))
+    rounds = (numbers for numbers in drafted if not numbers.get("in_graph"))
     return sum(max(numbers.get("steps", case.num_steps) - model.first_step, 0) for numbers in rounds)
 
 
@@ -168,6 +169,8 @@ def _due(trace: Trace, number: int, record: Record, model: Model) -> str:
     due: dict[str, tuple[int, int]] = {}  # tensor -> dimension, and how long it is
     if "hidden_out" in record.tensors:
         due["hidden_out"] = (0, len(trace.array(number, "input_ids")))
+    if record.numbers.get("undrafted"):
+        return ""
     if record.stage == "draft" and model.memory and not layers:
         due["scratch_kv"] = (0, max(numbers.get("steps", case.num_steps) - model.first_step, 0) * case.topk)
     if case.topk > 1 and record.stage == "draft" and model.memory:

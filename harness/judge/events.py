@@ -22,6 +22,7 @@ class Events:
         self._records = trace.header.records
         self._compare = compare
         self._overlap = trace.header.engine.overlap
+        self._turns = trace.header.engine.pp
         self._counts = {record.iteration: number for number, record in enumerate(self._records) if record.stage == "iteration"}
         self._trace = trace
         self._ended = {record.request: record for record in self._records if record.stage == "finished"}
@@ -125,10 +126,10 @@ class Events:
 
     def _flush(self, event: Event) -> None:
         """Where nothing waits or runs, SGLang must do it. A batch counts as running until an iteration passes without one, and
-        none passes in a pause."""
+        none passes in a pause; in a pipeline, whose batches take turns, until its own turn comes."""
         after = self._counts[event.at + 1]
         paused = any(before.kind == "pause" and before.at <= event.at for before in self._case.events)
-        running = self._unfinished(event.at) or self._work("", event.at - 1, event.at) is not None
+        running = self._unfinished(event.at) or self._work("", event.at - self._turns, event.at) is not None
         copying = self._records[self._counts[event.at]].numbers.get("copying")
         if paused or running or copying or not self._compare.on(_RULE):
             return

@@ -3,15 +3,19 @@
 Each rank is a scheduler and worker of its own, which holds a part of every layer. KV heads are dealt out, in order. All else
 (hidden states, logits, choices, tables) is whole on each, since partial sums are added up over all ranks before anybody looks.
 So a rank is judged like a worker that is alone, but for its slice of the rows; and what is an integer must be the same on all.
+Of a pipeline the last stage is judged. The stages before it have no draft: what they count and what they send must be what the
+last one counts and sends, and what they compute is in all that the last one goes on from.
 But for which stored rows a record has: a row that was computed again, after a retraction, is recorded where the bits of the
 rank's own heads are others than before. That no row is missing is asked of each rank (complete.py).
 """
 
 from collections.abc import Sequence
+from typing import Any
 
+import numpy as np
 from msgspec.structs import replace
 
-from eagletwin.harness.core.records import Header, Record
+from eagletwin.harness.core.records import EngineInfo, Header, Record
 from eagletwin.harness.core.trace import Trace
 from eagletwin.harness.core.verdict import Divergence
 from eagletwin.harness.families import RECIPES
@@ -40,6 +44,7 @@ _PHASES: dict[str, Phase] = {
     "fed": "iteration",
     "pool": "iteration",
 }
+_ROWS = {"target_kv", "draft_kv"}  # what a stage's own layers keep
 _LAST = 1 << 30  # of two divergences at one place, that of a rule that knows the right value comes first
 
 
@@ -64,20 +69,29 @@ def unlike(trace: Trace) -> str:
     header, count = trace.header, trace.header.engine.tp
     if len(trace.ranks) != count:
         return f"a trace of rank {header.engine.rank}, of {count} ranks, with {len(trace.others)} others"
-    for rank, one in enumerate(trace.ranks):
+    if len(trace.processes) != count * header.engine.pp:
+        return f"a trace of the last of {header.engine.pp} stages, with {len(trace.others)} of others"
+    for rank, one in enumerate(trace.processes):
         if one.header.engine.rank != rank:
             return f"in place of rank {rank}'s trace there is one of rank {one.header.engine.rank}"
-        for name in ("case", "weights", "inner", "ending"):
+        for name in ("case", "weights", "ending") if trace.earlier else ("case", "weights", "inner", "ending"):
             if getattr(one.header, name) != getattr(header, name):
                 return f"rank {rank}'s trace is of another {name} than rank 0's"
-        if replace(one.header.engine, rank=0) != header.engine:
+        if replace(one.header.engine, rank=0, **_own(header.engine)) != header.engine:
             return f"rank {rank}'s trace is of another engine than rank 0's"
     return ""
+
+
+def _own(engine: EngineInfo) -> dict[str, Any]:
+    """What each stage of a pipeline says of itself alone."""
+    return {"first_layer": engine.first_layer, "worker": engine.worker} if engine.pp > 1 else {}
 
 
 def merge_ranks(trace: Trace, each: Sequence[Findings], without: frozenset[str]) -> Findings:
     """The results of all ranks, in the order in which data flows through all of them."""
     if len(each) == 1:
+        for rank, earlier in enumerate(trace.earlier if _RULE not in without else (), 1):
+            _agrees(trace, earlier, rank, each[0])
         return each[0]
     findings = Findings()
     for rank, one in enumerate(each):
@@ -122,6 +136,29 @@ def _agree(trace: Trace, other: Trace, rank: int, findings: Findings) -> None:
     if finished:
         for at in theirs.values():
             _report(trace, findings, other.header.records[at], rank, "the record", "absent, as on rank 0", "there")
+
+
+def _agrees(trace: Trace, earlier: Trace, rank: int, findings: Findings) -> None:
+    """Compare what an earlier stage of a pipeline counted and sent with what the last one did. It relays what is sent: floats,
+    too, are the same to the bit."""
+    ours = {record.key: number for number, record in enumerate(trace.header.records)}
+    finished = trace.header.ending.kind == "finished"
+    for number, record in enumerate(earlier.header.records):
+        at = ours.get(record.key)
+        if at is None:
+            if finished:
+                _report(trace, findings, record, rank, "the record", "absent, as of the last stage", "there")
+            continue
+        findings.checked[_RULE] += 1
+        one = trace.header.records[at]
+        for name in sorted(record.numbers.keys() | one.numbers.keys()):
+            expected, actual = one.numbers.get(name), record.numbers.get(name)
+            if expected != actual:
+                _report(trace, findings, one, rank, name, f"{expected}, as of the last stage", str(actual))
+        for name in sorted({*record.tensors, *one.tensors} - _ROWS):
+            same = name in record.tensors and name in one.tensors
+            if not same or not np.array_equal(trace.array(at, name), earlier.array(number, name), equal_nan=True):
+                _report(trace, findings, one, rank, name, "as of the last stage", "another")
 
 
 def _integers(

@@ -63,6 +63,7 @@ class RequestJudge:
         self._trees = Trees(trace, self._compare, self._model)
         self._samples = Samples(trace, self._compare, bounds)
         self._numbers = {record.key: n for n, record in enumerate(trace.header.records)}
+        self._begins: set[str] = set()  # requests that were prefilled, and have had no round since
         self._emitted: dict[str, int] = {}  # request -> how many tokens were emitted for it
         self._answers = Answers(trace, stories, self._compare, self._model)
         self._grammars = Grammars(trace, self._compare, self._model)
@@ -177,6 +178,7 @@ class RequestJudge:
 
     def _prefill(self, number: int, record: Record) -> None:
         story, end = self._stories[record.request], record.numbers["end"]
+        self._begins.add(record.request)
         self._hits.prefill(number, record)
         self._sessions.prefill(record)
         self._kept.prefill(number, record)
@@ -320,6 +322,11 @@ class RequestJudge:
         self._compare.integers(place, "verify.inputs", [round.bonus], self._trace.integers(number, "tokens")[:1], "node", 0)
         self._windows.round(Place(record, "draft", step=-1), committed, committed + round.nodes)
         self._slots.kept(place, self._trace.integers(number, "table"))
+        begins = record.request in self._begins
+        self._begins.discard(record.request)
+        if record.numbers.get("undrafted"):
+            self._undrafted(number, record, round, begins=begins)
+            return
         if self._model.memory:
             self._scratch_slots(number, place, round)
         if self._layers is not None:
@@ -335,6 +342,14 @@ class RequestJudge:
         if self._model.memory:
             self._scratch_rows(number, story, round)
         self._trees.grown(number, record, story, round)
+
+    def _undrafted(self, number: int, record: Record, round: Round, *, begins: bool) -> None:
+        """A tree that nobody drafted: a pipeline's last stage drafts when a round is over, and so for none that begins."""
+        place = Place(record, "draft")
+        if not (begins and self._trace.header.engine.pp > 1) and self._compare.on("draft.proposal"):
+            self._compare.report(place, "draft.proposal", "the tree", "drafted when the round before was over", "never drafted")
+        self._compare.integers(place, "verify.inputs", [0] * len(round.drafted), round.drafted, "node", 1)
+        self._trees.shape(number, record, round)
 
     def _scratch_rows(self, number: int, story: Story, round: Round) -> None:
         """What draft decode left in the slots that it borrowed."""

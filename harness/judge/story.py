@@ -213,6 +213,10 @@ def stories(trace: Trace, view: View, ties: Ties = None) -> dict[str, Story]:
             story.stored = {part: rows[..., heads(trace.header, part), :] for part, rows in story.stored.items()}
             for growth in story.growths:
                 growth.scratch = growth.scratch[..., heads(trace.header, "draft"), :]
+    if trace.header.engine.first_layer:  # of a pipeline's last stage
+        for story in by_request.values():
+            if "target" in story.stored:
+                story.stored["target"] = story.stored["target"][:, :, trace.header.engine.first_layer :]
     return by_request
 
 
@@ -307,6 +311,15 @@ def _chain(steps: int, story: Story, drafted: list[int]) -> Round:
     return Round(steps, steps + 1, committed, story.tokens[-1], drafted, chain, chain[:-1], drafted[:-1], committed)
 
 
+def _undrafted(case: Case, story: Story, drafted: list[int]) -> Round:
+    """A round of a tree that nobody drafted: its nodes are the first candidates, and each step expands the first there are.
+    SGLang's convention of pipelines, whose nodes are zeros in a request's first round."""
+    chosen, expanded = list(range(case.verify_nodes - 1)), list(range((case.num_steps - 1) * case.topk))
+    sizes = (case.num_steps, case.verify_nodes)
+    committed = len(story.tokens) - 1
+    return Round(*sizes, committed, story.tokens[-1], drafted, chosen, expanded, [0] * len(expanded), committed)
+
+
 def _decided(round: Round, predicted: list[int], bonus: int) -> list[int]:
     """Tokens that verify decided to commit: those of the accepted nodes, and the bonus token.
 
@@ -323,6 +336,8 @@ def _round(trace: Trace, number: int, story: Story, consumed: list[int], model: 
     case, drafted, committed = trace.header.case, trace.integers(number, "tokens")[1:], len(story.tokens) - 1
     if case.topk == 1:
         return _chain(trace.header.records[number].numbers.get("steps", case.num_steps), story, drafted)
+    if trace.header.records[number].numbers.get("undrafted"):
+        return _undrafted(case, story, drafted)
     expanded, selected = trace.integers(number, "expanded"), trace.integers(number, "selected")
     unseen = not model.numbers and not consumed  # of a server in graphs
     if model.mtp_layers or unseen:  # no frontier was ever consumed

@@ -1,7 +1,7 @@
 """The options of `eagletwin fuzz`, as one value: options that contradict each other are refused, and every generated case
 is held to the rest."""
 
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, get_args
@@ -13,6 +13,7 @@ from eagletwin.harness.core.dtype import WIDEST
 from eagletwin.harness.core.errors import InputError
 from eagletwin.harness.core.run_spec import DEFAULT_RUN, RunSpec, unusual
 from eagletwin.harness.families import RECIPES
+from eagletwin.harness.families.pipelines import not_in_stages
 
 from .plan import Plan
 from .typed import MAX_CASES, MINUTES, SHRINK_MINUTES, Sampling
@@ -159,11 +160,17 @@ class SearchOptions:
             held=self.held,
             sampling="" if self.sampling == "none" else self.sampling,
             asks=self.asks,
-            wanted=narrowed(self.only, self.left_out),
+            wanted=self._wanted(),
             widest=WIDEST[mode.dtype],
             retract=not mode.overlap,
             overlap=mode.overlap,
+            stages=mode.pp,
         )
+
+    def _wanted(self) -> Callable[[Case], bool]:
+        """Whether a block with this probe is to be searched."""
+        wanted, stages = narrowed(self.only, self.left_out), self.run.mode.pp
+        return wanted if stages == 1 else lambda probe: wanted(probe) and not not_in_stages(probe, stages)
 
     @property
     def plan(self) -> Plan:

@@ -28,6 +28,7 @@ from .jitter import Pauses, streams_of
 from .sessions import OpenSessions
 from .stand_ins.ends import Ends
 from .taps.plain import PlainTaps
+from .taps.stages import EarlierStage, LastStage
 from .taps.taps import Taps
 from .taps.unrecorded import Unrecorded, Unwaited
 from .taps.worker_v1 import TapsV1
@@ -81,10 +82,12 @@ class Drive:
         self._reached = reached
         self._until = until
         self._live = live
-        self._rank, self._ranks = (info.rank, info.tp) if info is not None else (0, 1)
+        self._rank, self._ranks, self._stages = (info.rank, info.tp, info.pp) if info is not None else (0, 1, 1)
         self._pauses = None if jitter is None else Pauses(jitter, streams_of(scheduler))
-        if scheduler.draft_worker is None:
-            self._taps: Taps = PlainTaps(scheduler, recorder, reached)
+        if self._stages > 1:
+            self._taps: Taps = (EarlierStage if self._rank else LastStage)(scheduler, recorder, reached)
+        elif scheduler.draft_worker is None:
+            self._taps = PlainTaps(scheduler, recorder, reached)
         else:
             self._taps = _taps_of(scheduler, waits=jitter is None)(scheduler, recorder, reached)
         self._accounts = Accounts(case, self._taps, recorder)
@@ -97,7 +100,7 @@ class Drive:
         self._alone = 0  # from this iteration on the caller adds nothing to the case
         self._idle = 0
         # with overlap the first idle iteration still processes what the last batch resulted in
-        self._drained = 3 if scheduler.enable_overlap else 2
+        self._drained = (3 if scheduler.enable_overlap else 2) * self._stages
 
     @property
     def jittered(self) -> Jittered | None:
@@ -121,7 +124,9 @@ class Drive:
         type(sender).send_output = lambda _self, payload, *args, **kwargs: self._fates.sent(payload)
         receiver = getattr(self._scheduler, "request_receiver", self._scheduler)
         # the receiver is a slotted dataclass from 0.5.20 on: its class is what can be changed
-        if self._ranks == 1:
+        if self._stages > 1:
+            self._receive_in_stages(type(receiver))
+        elif self._ranks == 1:
             type(receiver).recv_requests = lambda _self, *args, **kwargs: self._receive()
         else:
             setattr(type(receiver), stepping.RECEIVE_OF_RANKS, lambda _self: self._receive_of_rank())
@@ -153,6 +158,17 @@ class Drive:
     def _receive_of_rank(self) -> list[Any] | None:
         messages = self._receive()
         return messages if self._rank == 0 else None
+
+    def _receive_in_stages(self, receiver: type) -> None:
+        """The first stage is handed what comes, and each hands it on to the next, which all step through the same case."""
+        pulls = stepping.pulls(receiver)
+
+        def receive(own: Any) -> list[Any] | None:
+            messages = self._receive()
+            return messages if self._rank == self._stages - 1 else pulls(own)
+
+        receive.in_place_of = pulls  # type: ignore[attr-defined]
+        setattr(receiver, stepping.RECEIVE_OF_RANKS, receive)
 
     def _receive(self) -> list[Any]:
         if 0 <= self._until <= self._iteration:
@@ -245,7 +261,7 @@ class Drive:
         prompts = {one.id: len(one.prompt) + most_before(self.case, one.id) for one in self.case.requests}
         work = sum(prompts[request.id] // self.case.page_size + request.max_new_tokens for request in self.case.requests)
         retractions = sum(event.kind == "retract" for event in self.case.events)
-        return 2 * work * (1 + retractions) + self.case.last_arrival + 20
+        return 2 * work * (1 + retractions) * self._stages + self.case.last_arrival + 20
 
     def _set_chunk(self) -> None:
         """The budget of the next prefill batch. The scheduler reads it anew for each batch."""

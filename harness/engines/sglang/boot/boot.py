@@ -50,6 +50,7 @@ from . import (
     others,
     parts,
     plain_engine,
+    stages,
     states_on_cuda,
 )
 
@@ -159,9 +160,10 @@ def build_scheduler(case: Case, mode: Mode = CPU, rank: int = 0, port: int = 0, 
     else:
         workers.choose(case, SHIMS)
     wanted = _arguments(case, mode)
-    arguments = ServerArgs(**(plain_engine.arguments(wanted) if plain else wanted), tp_size=mode.tp, nccl_port=port)
+    arguments = ServerArgs(**(plain_engine.arguments(wanted) if plain else wanted), **_several(mode), nccl_port=port)
     ports = PortArgs.init_new(arguments)
-    processwide.publish(scheduler_module, arguments, rank)
+    stage = stages.stage_of(mode, rank) if mode.pp > 1 else 0
+    processwide.publish(scheduler_module, arguments, 0 if mode.pp > 1 else rank, stage)
     ranks = processwide.ranks_of(scheduler_module.Scheduler, rank)
     with cuda.watch_captures(mode, frozen=recipe.frozen):
         scheduler = scheduler_module.Scheduler(arguments, ports, **ranks)
@@ -180,7 +182,7 @@ def _make_able(case: Case, mode: Mode) -> None:
     triton_twins.choose(SHIMS)
     if mode.overlap or (RECIPES[case.model].frozen and workers.overlaps(case)):
         stepping.allow_overlap(SHIMS)
-    if mode.tp == 1:
+    if mode.processes == 1:
         alone.meet_nobody(SHIMS)
     if case.samples:
         sampling.open_gate(SHIMS)
@@ -215,7 +217,9 @@ def _refuse_what_is_not_driven(case: Case, mode: Mode, scheduler_module: Any) ->
         )
     if case.engine.sglang.host_pages and mode.device == "cuda":
         raise NotDriven("a hierarchical cache on a GPU: not tried, and the poison of its slots knows the layout of a CPU alone")
-    if mode.tp > 1 and not stepping.drives_ranks(scheduler_module):
+    if mode.pp > 1:
+        stages.refuse(case, mode)
+    if mode.processes > 1 and not stepping.drives_ranks(scheduler_module):
         raise NotDriven(
             f"this release has no {stepping.RECEIVE_OF_RANKS}, by which several ranks are driven (0.5.13 and later have)"
         )
@@ -249,6 +253,10 @@ def _refuse_what_requests_ask(case: Case, mode: Mode) -> None:
         raise NotDriven(
             "hidden_states 'last': this release gives hidden states of all tokens, or none (0.5.17 and later have it)"
         )
+
+
+def _several(mode: Mode) -> dict[str, int]:
+    return {"tp_size": mode.tp} | ({"pp_size": mode.pp} if mode.pp > 1 else {})
 
 
 def _arguments(case: Case, mode: Mode) -> dict[str, Any]:
@@ -369,7 +377,7 @@ def changed(scheduler: Any, case: Case, mode: Mode = CPU, *, plain: bool = False
     if mode.device == "cuda":
         latent = RECIPES[case.model].target.latent is not None
         asked["attention"] = parts.class_of(mode.attention, latent=latent)
-    if plain:
+    if scheduler.draft_worker is None:  # plain, or an earlier stage of a pipeline, which does not overlap either
         asked = {name: value for name, value in asked.items() if name not in _OF_DRAFTS} | {"overlap": False}
     return differing(scheduler, asked)
 

@@ -18,3 +18,8 @@ def rank_of(scheduler: Any) -> Rank:
     if state is None:
         state = importlib.import_module("sglang.srt.runtime_context").get_parallel()
     return Rank(int(state.tp_rank), int(state.tp_size), int(getattr(state, "dp_rank", None) or 0))
+
+
+def first_layer(scheduler: Any) -> int:
+    """The first of the target's layers that this process of a pipeline has."""
+    return int(scheduler.tp_worker.model_runner.layer_info.start_layer)

@@ -20,6 +20,7 @@ from eagletwin.harness.engines import wire
 
 from .. import kernels, patches
 from ..boot import boot, identity, parts
+from ..eras import parallel
 from ..not_driven import NotDriven
 from ..stand_ins import stubs
 from . import rank_group as ranks
@@ -170,4 +171,6 @@ def _info(build: wire.Build, scheduler: Any) -> EngineInfo:
         rank=build.rank,
         dtype=build.mode.dtype,
         parts=parts.parts(scheduler) if build.mode.device == "cuda" else (),
+        pp=build.mode.pp,
+        first_layer=parallel.first_layer(scheduler) if build.mode.pp > 1 else 0,
     )

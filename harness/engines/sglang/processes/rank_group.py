@@ -73,14 +73,14 @@ def _start(build: wire.Build, launch: Launch) -> tuple[Runner | None, wire.Built
     """A worker with the scheduler built and what its first rank says of it; or None, and why it could not be built."""
     standing = Runner([], [])
     port = free_port()
-    for rank in range(build.mode.tp):
+    for rank in range(build.mode.processes):
         ours, theirs = socket.socketpair()
         with theirs:
             standing.pids.append(launch(theirs))
         standing.connections.append(ours)
         wire.send(ours, replace(build, rank=rank, port=port))
     said: dict[int, wire.Built] = {}
-    while len(said) < build.mode.tp:  # they wait for each other, so one that will not be built is heard at once
+    while len(said) < build.mode.processes:  # they wait for each other, so one that will not be built is heard at once
         waiting = [at for rank, at in enumerate(standing.connections) if rank not in said]
         for connection in select.select(waiting, [], [])[0]:
             rank = standing.connections.index(connection)

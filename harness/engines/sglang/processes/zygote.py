@@ -66,7 +66,7 @@ def main(*, front: bool = False, failed: BaseException | None = None) -> None:
                 server.serve(theirs, message)
             elif isinstance(message, wire.Probe):
                 probes.serve(theirs, message)
-            elif message.mode.tp > 1:
+            elif message.mode.processes > 1:
                 ranks.serve(theirs, message, engine.launch_rank)
             else:
                 engine.serve(theirs, message)

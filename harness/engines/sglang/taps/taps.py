@@ -80,12 +80,13 @@ class Taps:
 
     allocates: type[Allocation] = Allocation
     inner: type[Inner] = Inner
+    writes: type[Writer] = Writer
     records = True
     poisons = True  # whether the pools are poisoned before a case
     numbers = True  # whether hidden states, KV rows and probabilities are recorded, and not integers alone
 
     def __init__(self, scheduler: Any, recorder: Takes, reached: Callable[[str], None]) -> None:
-        self.writer = Writer(recorder)
+        self.writer = self.writes(recorder)
         self.requests: dict[str, Any] = {}  # SGLang's Req objects by id, as they are first seen
         self.prefills = 0  # prefill batches so far
         self.allocation = self.allocates(scheduler)
@@ -162,9 +163,12 @@ class Taps:
         else:
             self._reached("draft")
             result = call(batch, *args, **kwargs)
-            self._after_extend(result, batch)
-            self.writer.round_ends(self._now.requests)
+            self._round_is_over(result, batch)
         return result
+
+    def _round_is_over(self, result: Any, batch: Any) -> None:
+        self._after_extend(result, batch)
+        self.writer.round_ends(self._now.requests)
 
     def _record_owners(self) -> None:
         """Who owns which slot when a batch begins. The scheduler has just moved slots about: freed, evicted, retracted."""
@@ -226,17 +230,11 @@ class Taps:
         of, lengths = self._of, batch.seq_lens.tolist()
         scratch = scratch_of(batch, lengths, self.pools.get("draft"), of, draft.ran(of)) if of.memory else Scratch()
         self.allocation.seen(scratch.slots)
-        of_nodes = {"tokens": result.draft_token, "positions": result.positions} | names.links(result)
-        nodes = {name: snapshot(tensor).reshape(len(lengths), -1) for name, tensor in of_nodes.items()}
         numbers = {"in_graph": int(draft.in_graph)} | of.of_round()
-        masks = self._masks(result, lengths)
+        trees = self._trees(result, lengths)
         for n, request in enumerate(self._now.requests):
-            tensors = {name: tensor[n] for name, tensor in nodes.items()} | {
-                "table": self._table_in_draft(request, lengths[n]),
-                **({"scratch_slots": scratch.slots[n]} if of.memory else {}),
-                **({"mask": masks[n]} if masks else {}),
-                "retrieve_index": nodes["retrieve_index"][n] - n * of.width,
-            }
+            tensors = trees[n] | {"table": self._table_in_draft(request, lengths[n])}
+            tensors |= {"scratch_slots": scratch.slots[n]} if of.memory else {}
             tensors |= draft.tree_of(n, of)
             if scratch.rows and not of.layers:
                 tensors["scratch_kv"] = scratch.rows[n]
@@ -245,6 +243,17 @@ class Taps:
             if draft.consumed is not None:
                 tensors["consumed"] = draft.consumed[n]
             self.writer.add(request, "draft", 0, {"seq_len": lengths[n]} | numbers, tensors)
+
+    def _trees(self, result: Any, lengths: list[int]) -> list[dict[str, Array]]:
+        """The tree of each request, as verify is given it."""
+        of_nodes = {"tokens": result.draft_token, "positions": result.positions} | names.links(result)
+        nodes = {name: snapshot(tensor).reshape(len(lengths), -1) for name, tensor in of_nodes.items()}
+        masks, trees = self._masks(result, lengths), []
+        for n in range(len(lengths)):
+            tree = {name: tensor[n] for name, tensor in nodes.items()}
+            tree["retrieve_index"] = tree["retrieve_index"] - n * self._of.width
+            trees.append(tree | ({"mask": masks[n]} if masks else {}))
+        return trees
 
     def _masks(self, result: Any, lengths: list[int]) -> list[Array]:
         """The tree's part of each request's mask."""

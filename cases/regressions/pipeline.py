@@ -1,0 +1,133 @@
+"""Found by eagletwin, live in 0.5.23: three bugs of SGLang's pipelines (`--pp-size`), whose stages run EAGLE since that release.
+
+* `pipeline-tail`: the last stage drafts the next round's tree when a round is over, before anybody has seen whether the request
+  ends with it. One that is a round from the end of its context is drafted for behind it. The rows of KV indices of draft decode
+  have as many columns as the context is long: those of the last request are stored past the tensor, and those of the others in
+  the next request's, which then attends to a stranger's rows.
+* `pipeline-pause`: the pipeline's loop does not look at a pause (`/pause_generation`), and goes on. What is to be done while
+  nothing runs, such as an update of the weights, is done between two rounds.
+* `pipeline-hidden`: the stages before the last one are not told the hidden states that a request asks for. The first stage,
+  which answers, reads them all the same: one request ends the server. With log-probabilities beside it gets none.
+
+Without a pipeline none of them happens: a request that has ended is not drafted for, and the other loops look at the pause.
+docs/findings has a report of each.
+"""
+
+from eagletwin.harness.core.case import Case, EngineSettings, Event, Request, SGLangSettings
+from eagletwin.harness.core.patch import Edit, Patch
+
+from ..entry import Entry, Needs
+
+_IN_STAGES = Needs(pp=2)
+_MIXIN = "sglang.srt.managers.scheduler_pp_mixin.SchedulerPPMixin"
+
+# Its last round begins with 12 tokens and ends with 17, one more than its context holds.
+TAIL = Entry(
+    id="pipeline-tail",
+    title="Make draft decode's rows of KV indices wide enough for a draft behind the end of a context",
+    rule="kernel.memory",
+    buggy="0.5.23 -",
+    fixed="",
+    trigger="--pp-size, and a request that a round with accepted drafts brings to the end of its context",
+    loses=None,
+    case=Case(
+        name="pipeline-tail",
+        model="llama-gqa",
+        num_steps=4,
+        requests=(Request(id="a", prompt=(44, 16, 60, 118, 79, 91, 43), max_new_tokens=7),),
+        exercises=("draft_decode", "accept_all"),
+        engine=EngineSettings(sglang=SGLangSettings(context_length=16)),
+    ),
+    needs=_IN_STAGES,
+    remedy=Patch(
+        name="room-behind-the-context",
+        edits=(
+            Edit(
+                target="sglang.srt.layers.attention.triton_backend.TritonMultiStepDraftBackend.__init__",
+                match="self.attn_backends[0].max_context_len",
+                replacement="self.attn_backends[0].max_context_len + 2 * speculative_num_steps + 1",
+            ),
+        ),
+    ),
+)
+
+PAUSE = Entry(
+    id="pipeline-pause",
+    title="Have a pipeline look at a pause",
+    rule="schedule.events",
+    buggy="0.5.23 -",
+    fixed="",
+    trigger="--pp-size, and a pause (/pause_generation)",
+    loses=None,
+    case=Case(
+        name="pipeline-pause",
+        model="llama-gqa",
+        num_steps=1,
+        requests=(Request(id="a", prompt=(7,), max_new_tokens=1),),
+        events=(Event(at=0, kind="pause"),),
+    ),
+    needs=_IN_STAGES,
+    remedy=Patch(
+        name="a-pipeline-pauses",
+        edits=(
+            Edit(
+                target=f"{_MIXIN}.event_loop_pp",
+                match="""plan = self.get_next_batch_to_run(
+                    running_batch=self.running_batch, last_batch=self.last_batch
+                )
+                self.running_batch = plan.running_batch
+                self.mbs[mb_id] = plan.batch_to_run""",
+                replacement="""self.mbs[mb_id] = None
+if not self._engine_paused:
+    plan = self.get_next_batch_to_run(
+        running_batch=self.running_batch, last_batch=self.last_batch
+    )
+    self.running_batch = plan.running_batch
+    self.mbs[mb_id] = plan.batch_to_run""",
+            ),
+        ),
+    ),
+)
+
+HIDDEN = Entry(
+    id="pipeline-hidden",
+    title="Tell all stages the hidden states that a request asks for",
+    rule="engine.crash",
+    buggy="0.5.23 -",
+    fixed="",
+    trigger="--pp-size, --enable-return-hidden-states, and a request that asks for hidden states",
+    loses=None,
+    case=Case(
+        name="pipeline-hidden",
+        model="llama-gqa",
+        num_steps=1,
+        requests=(Request(id="a", prompt=(98,), max_new_tokens=1, hidden_states="all"),),
+    ),
+    needs=_IN_STAGES,
+    remedy=Patch(
+        name="states-go-round",
+        edits=(
+            Edit(
+                target=f"{_MIXIN}._pp_prepare_tensor_dict",
+                match="draft_input = result.next_draft_input",
+                replacement="""if batch.return_hidden_states:
+    tensor_dict["returned_hidden_states"] = result.logits_output.hidden_states
+    tensor_dict["extend_input_len_per_req"] = result.extend_input_len_per_req
+draft_input = result.next_draft_input""",
+            ),
+            Edit(
+                target=f"{_MIXIN}._pp_prep_batch_result",
+                match="if self.pp_group.is_first_rank:\n        observer",
+                replacement="""if batch.return_hidden_states:
+    if logits_output is None:
+        logits_output = LogitsProcessorOutput(next_token_logits=None)
+    logits_output.hidden_states = pp_outputs["returned_hidden_states"]
+    extend_input_len_per_req = pp_outputs["extend_input_len_per_req"]
+if self.pp_group.is_first_rank:
+    observer""",
+            ),
+        ),
+    ),
+)
+
+ENTRIES = (TAIL, PAUSE, HIDDEN)

@@ -1,0 +1,128 @@
+"""Taps of a pipeline's stages (boot/stages.py): the last, which drafts and verifies, and those before it.
+
+In the last stage a round begins with verify, whose tree came with the batch, and ends with the draft of the next one:
+
+        forward_batch_generation
+        └ round
+          ├ verify()       record `draft`, of the tree that came: what it was drafted from was kept since then; and `verify`
+          ├ draft extend   record `extend`, when draft() begins
+          └ draft()        kept, with the forwards of it, until the request is verified; given up where it never is
+"""
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from types import TracebackType
+from typing import Any
+
+from torch import Tensor
+
+from eagletwin.harness.core.arrays import Array
+
+from .draft_pass import DraftPass
+from .plain import PlainTaps
+from .pools import Allocation, Pool
+from .taps import Taps
+from .wraps import Around
+from .writer import Takes, Writer
+
+# A record: stage, step, numbers, tensors, layer.
+_Record = tuple[str, int, dict[str, int], dict[str, Array], int]
+
+
+class KeepingWriter(Writer):
+    """Keeps the records of drafts until their requests are verified: of one that has ended, or is prefilled again, never."""
+
+    def __init__(self, recorder: Takes) -> None:
+        super().__init__(recorder)
+        self._kept: dict[str, list[_Record]] = {}
+        self._keeps = False
+
+    def add(
+        self, request: Any, stage: str, step: int, numbers: dict[str, int], tensors: dict[str, Array], layer: int = 0
+    ) -> None:
+        if self._keeps:
+            self._kept.setdefault(request.rid, []).append((stage, step, numbers, tensors, layer))
+        else:
+            super().add(request, stage, step, numbers, tensors, layer)
+
+    @contextmanager
+    def keeping(self, requests: list[Any]) -> Iterator[None]:
+        self.give_up(requests)
+        self._keeps = True
+        try:
+            yield
+        finally:
+            self._keeps = False
+
+    def give_up(self, requests: list[Any]) -> None:
+        for request in requests:
+            self._kept.pop(request.rid, None)
+
+    def add_kept(self, request: Any, tree: dict[str, Array]) -> bool:
+        """Add what was kept of the request, with the tree that it is verified with; False: it was never drafted for."""
+        kept = self._kept.pop(request.rid, None)
+        for stage, step, numbers, tensors, layer in kept or ():
+            shown = tensors | tree if stage == "draft" else tensors
+            self.add(request, stage, step, numbers, shown, layer)
+        return kept is not None
+
+
+class LastStage(Taps):
+    """Drafts when a round is over, and verifies what the batch brings."""
+
+    writer: KeepingWriter
+    writes = KeepingWriter
+
+    def _after_prefill(
+        self, next_tokens: Tensor, draft_input: Any, starts: list[int], lengths: list[int], running: set[str]
+    ) -> None:
+        self.writer.give_up(self._now.requests)
+        super()._after_prefill(next_tokens, draft_input, starts, lengths, running)
+
+    def _around_verify(self, call: Callable[..., Any], batch: Any, *args: Any, **kwargs: Any) -> Any:
+        lengths = batch.seq_lens.tolist()
+        for n, (request, tree) in enumerate(zip(self._now.requests, self._trees(batch.spec_info, lengths), strict=True)):
+            if not self.writer.add_kept(request, tree):
+                tensors = tree | {"table": self._table_in_draft(request, lengths[n])}
+                self.writer.add(request, "draft", 0, {"seq_len": lengths[n], "in_graph": 0, "undrafted": 1}, tensors)
+        self._now.draft = DraftPass()
+        return super()._around_verify(call, batch, *args, **kwargs)
+
+    def _around_draft(self, call: Callable[..., Any], batch: Any, *args: Any, **kwargs: Any) -> Any:
+        self._record_extend(self._now.extending(), batch.seq_lens.tolist(), batch.spec_info)
+        self.writer.round_ends(self._now.requests)
+        self._now.draft = draft = DraftPass()
+        with self.writer.keeping(self._now.requests):
+            result = call(batch, *args, **kwargs)
+            self._record_draft(draft, result[0], batch)  # and its topology
+        return result
+
+    def _round_is_over(self, result: Any, batch: Any) -> None:
+        """It was when the next draft began."""
+
+
+class EarlierStage(PlainTaps):
+    """Runs its layers and hands on what they give. Its free rows are poisoned as those of the last stage are."""
+
+    allocates = Allocation
+    records = True
+    poisons = True
+
+    def __init__(self, scheduler: Any, recorder: Takes, reached: Callable[[str], None]) -> None:
+        super().__init__(scheduler, recorder, reached)
+        self.pools = {"target": Pool(scheduler.tp_worker.model_runner.token_to_kv_pool)}
+
+    def __enter__(self) -> Taps:
+        self._wraps.method(self._scheduler, "run_batch", self._around_batch)
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        self._wraps.undo()
+
+    def watch_coins(self) -> None:
+        """The last stage draws them."""
+
+    def _around_batch(self, call: Around, batch: Any, *args: Any, **kwargs: Any) -> Any:
+        for request in batch.reqs:
+            self.allocation.seen(self.allocation.allocated(request))
+        return super()._around_batch(call, batch, *args, **kwargs)
