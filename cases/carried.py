@@ -12,6 +12,7 @@ from msgspec.structs import replace
 from eagletwin.harness.core.case import Case, Request
 from eagletwin.harness.core.errors import InputError
 from eagletwin.harness.families import RECIPES
+from eagletwin.harness.families.pipelines import not_in_stages
 from eagletwin.harness.families.valid import admits, check_case
 
 from .entry import Entry
@@ -28,6 +29,10 @@ Says = Callable[[str, tuple[int, ...], int], list[int]]
 def cannot_be_in(entry: Entry, model: str) -> str:
     """Why the fault of an entry cannot occur with a model, by what the entry is about; empty: it can be asked there."""
     home, recipe = RECIPES[entry.case.model], RECIPES[model]
+    stages = 1 if entry.needs is None else entry.needs.pp
+    unstaged = not_in_stages(replace(entry.case, model=model), stages) if stages > 1 else ""
+    if unstaged:
+        return f"it is about pipelines, and there is none {unstaged}"
     if home.mtp_layers and not recipe.mtp_layers:
         return "it is about drafts of several layers, and this draft has one"
     if home.frozen and not recipe.frozen:

@@ -1,13 +1,15 @@
-"""Found by eagletwin, live in 0.5.23: three bugs of SGLang's pipelines (`--pp-size`), whose stages run EAGLE since that release.
+"""Found by eagletwin: four live bugs of SGLang's pipelines (`--pp-size`), whose stages run EAGLE since 0.5.21.
 
 * `pipeline-tail`: the last stage drafts the next round's tree when a round is over, before anybody has seen whether the request
-  ends with it. One that is a round from the end of its context is drafted for behind it. The rows of KV indices of draft decode
-  have as many columns as the context is long: those of the last request are stored past the tensor, and those of the others in
-  the next request's, which then attends to a stranger's rows.
+  ends with it. One that is a round from the end of its context is drafted for behind it. A step of draft decode has room for as
+  many KV indices as the batch has requests times the context's length: where all of them are at their end, its indices run into
+  the next step's, and those of the last step past the tensor.
 * `pipeline-pause`: the pipeline's loop does not look at a pause (`/pause_generation`), and goes on. What is to be done while
   nothing runs, such as an update of the weights, is done between two rounds.
 * `pipeline-hidden`: the stages before the last one are not told the hidden states that a request asks for. The first stage,
   which answers, reads them all the same: one request ends the server. With log-probabilities beside it gets none.
+* `pipeline-mixed`: with mixed chunks a step that gives running requests a token beside a chunk which is not the last one of its
+  prompt does not say which tokens are verified next. All stages end at the next round.
 
 Without a pipeline none of them happens: a request that has ended is not drafted for, and the other loops look at the pause.
 docs/findings has a report of each.
@@ -26,7 +28,7 @@ TAIL = Entry(
     id="pipeline-tail",
     title="Make draft decode's rows of KV indices wide enough for a draft behind the end of a context",
     rule="kernel.memory",
-    buggy="0.5.23 -",
+    buggy="0.5.21 -",
     fixed="",
     trigger="--pp-size, and a request that a round with accepted drafts brings to the end of its context",
     loses=None,
@@ -34,7 +36,7 @@ TAIL = Entry(
         name="pipeline-tail",
         model="llama-gqa",
         num_steps=4,
-        requests=(Request(id="a", prompt=(44, 16, 60, 118, 79, 91, 43), max_new_tokens=7),),
+        requests=(Request(id="a", prompt=(24, 27, 38, 48, 49, 0, 44), max_new_tokens=7),),
         exercises=("draft_decode", "accept_all"),
         engine=EngineSettings(sglang=SGLangSettings(context_length=16)),
     ),
@@ -55,7 +57,7 @@ PAUSE = Entry(
     id="pipeline-pause",
     title="Have a pipeline look at a pause",
     rule="schedule.events",
-    buggy="0.5.23 -",
+    buggy="0.5.21 -",
     fixed="",
     trigger="--pp-size, and a pause (/pause_generation)",
     loses=None,
@@ -93,7 +95,7 @@ HIDDEN = Entry(
     id="pipeline-hidden",
     title="Tell all stages the hidden states that a request asks for",
     rule="engine.crash",
-    buggy="0.5.23 -",
+    buggy="0.5.21 -",
     fixed="",
     trigger="--pp-size, --enable-return-hidden-states, and a request that asks for hidden states",
     loses=None,
@@ -101,7 +103,7 @@ HIDDEN = Entry(
         name="pipeline-hidden",
         model="llama-gqa",
         num_steps=1,
-        requests=(Request(id="a", prompt=(98,), max_new_tokens=1, hidden_states="all"),),
+        requests=(Request(id="a", prompt=(7,), max_new_tokens=1, hidden_states="all"),),
     ),
     needs=_IN_STAGES,
     remedy=Patch(
@@ -130,4 +132,37 @@ if self.pp_group.is_first_rank:
     ),
 )
 
-ENTRIES = (TAIL, PAUSE, HIDDEN)
+# b decodes beside a's chunk, which the budget of one token leaves empty, and beside the last one.
+MIXED = Entry(
+    id="pipeline-mixed",
+    title="Relay the tokens of a mixed step whose chunk is not the last one",
+    rule="engine.crash",
+    buggy="0.5.23 -",
+    fixed="",
+    trigger="--pp-size, --enable-mixed-chunk, and a request that decodes beside a chunk in the middle of another's prompt",
+    loses=None,
+    case=Case(
+        name="pipeline-mixed",
+        model="llama-gqa",
+        num_steps=1,
+        chunks=(1, 1, 1),
+        requests=(
+            Request(id="a", prompt=(7, 8), max_new_tokens=1, arrive=1),
+            Request(id="b", prompt=(7,), max_new_tokens=3),
+        ),
+        engine=EngineSettings(sglang=SGLangSettings(mixed_chunks=True)),
+    ),
+    needs=_IN_STAGES,
+    remedy=Patch(
+        name="tokens-of-a-mixed-step-go-on",
+        edits=(
+            Edit(
+                target="sglang.srt.managers.scheduler.Scheduler._get_new_batch_prefill_raw",
+                match="new_batch.decoding_reqs = running_batch.reqs",
+                replacement="new_batch.decoding_reqs = running_batch.reqs\nnew_batch.contains_last_prefill_chunk = True",
+            ),
+        ),
+    ),
+)
+
+ENTRIES = (TAIL, PAUSE, HIDDEN, MIXED)

@@ -348,10 +348,8 @@ def _window_arguments(settings: SGLangSettings) -> dict[str, int]:
     return {name: size for name, size in fields.items() if size}
 
 
-def changed(scheduler: Any, case: Case, mode: Mode = CPU, *, plain: bool = False) -> str:
-    """Settings that SGLang silently made others of than those it was given; empty if none. A case says what it runs with.
-
-    plain: without speculative decoding, and so without overlap."""
+def changed(scheduler: Any, case: Case, mode: Mode = CPU) -> str:
+    """Settings that SGLang silently made others of than those it was given; empty if none. A case says what it runs with."""
     settings = case.engine.sglang
     asked: dict[str, Any] = {
         "topk": case.topk,

@@ -1,8 +1,8 @@
 """Stages of a pipeline: a process each, with some of the target's layers; the last one also has the draft.
 
-SGLang's pipelines run EAGLE where SGLANG_ENABLE_PP_SPEC is set (0.5.23). The last stage drafts the tree of the next round when a
-round is over, and its tree goes round with what the round decided, so that every stage verifies the same one. What a request
-is verified with in its first round was never drafted: the token of its prefill, and zeros.
+SGLang's pipelines run EAGLE where SGLANG_ENABLE_PP_SPEC is set (0.5.21 and later). When a round is over the last stage drafts
+the tree of the next one, which goes round with what the round decided, so that every stage verifies the same tree. What a
+request is verified with in its first round was never drafted: the token of its prefill, and zeros.
 """
 
 from eagletwin.harness.core.case import Case
@@ -24,7 +24,8 @@ def refuse(case: Case, mode: Mode) -> None:
     from sglang.srt.environ import envs
 
     if not hasattr(envs, _VARIABLE):
-        raise NotDriven(f"a pipeline: this release has no {_VARIABLE}, by which its stages run EAGLE (0.5.23 has it)")
+        why = f"this release has no {_VARIABLE}, by which its stages run EAGLE (0.5.21 and later have it)"
+        raise NotDriven(f"a pipeline: {why}")
     if mode.device == "cuda" or mode.tp > 1 or mode.overlap:
         raise NotDriven("a pipeline on a GPU, of several ranks a stage, or with overlap: not tried")
     why = not_in_stages(case, mode.pp)

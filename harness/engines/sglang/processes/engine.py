@@ -127,7 +127,7 @@ def stand(connection: socket.socket, build: wire.Build) -> tuple[Any, EngineInfo
     except BaseException as error:
         wire.send(connection, wire.refused(error))
         os._exit(0)
-    changed = boot.changed(scheduler, build.configuration, build.mode, plain=build.plain)
+    changed = boot.changed(scheduler, build.configuration, build.mode)
     if changed:
         wire.send(connection, wire.Refused(f"it changes {changed} without being asked", ""))
         os._exit(0)
