@@ -32,7 +32,7 @@ def cannot_be_in(entry: Entry, model: str) -> str:
     stages = 1 if entry.needs is None else entry.needs.pp
     unstaged = not_in_stages(replace(entry.case, model=model), stages) if stages > 1 else ""
     if unstaged:
-        return f"it is about pipelines, and there is none {unstaged}"
+        return f"it is about pipelines: {unstaged}"
     if home.mtp_layers and not recipe.mtp_layers:
         return "it is about drafts of several layers, and this draft has one"
     if home.frozen and not recipe.frozen:

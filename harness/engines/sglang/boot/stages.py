@@ -30,4 +30,4 @@ def refuse(case: Case, mode: Mode) -> None:
         raise NotDriven("a pipeline on a GPU, of several ranks a stage, or with overlap: not tried")
     why = not_in_stages(case, mode.pp)
     if why:
-        raise NotDriven(f"a pipeline {why}")
+        raise NotDriven(f"a pipeline of {case.model}: {why}")

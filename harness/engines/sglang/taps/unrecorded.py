@@ -33,7 +33,7 @@ class _NoInner(Inner):
 class Unrecorded(Taps):
     """Knows the requests and the prefills, as a run needs them."""
 
-    allocates = _Blind
+    allocates: type[Allocation] = _Blind
     inner = _NoInner
     records = False
     poisons = False
