@@ -32,3 +32,14 @@ def asked_logits(case: Case, request: Request, tokens: Sequence[int], began: Map
         sent = constrained_rows(tokens, first, request.grammar, case.engine.sglang.grammar_backend, sent)
     changed: Array = np.concatenate([logits[:first], sent])
     return changed
+
+
+def before_additions(request: Request, row: Array) -> Array:
+    """A changed row of logits [V] without what the request's bias and processor add to it. -> [V]
+
+    The error of a computed logit is a share of the row's largest. An addition is rounded once and makes no other logit less
+    certain, also where it is -100. A token that the processor forbids keeps its -inf.
+    """
+    more = np.array(added(request, len(row)) or [0.0] * len(row))
+    before: Array = np.where(np.isfinite(more), row - np.where(np.isfinite(more), more, 0), row)
+    return before

@@ -19,6 +19,7 @@ from eagletwin.reference.coins import seeded_coins
 from eagletwin.reference.follow_sampling import Draws, Followed, Illegal, Walk, follow_chain, follow_tree, possible_targets
 from eagletwin.reference.sampling import Thresholds
 
+from .asked import before_additions
 from .bounds import Bounds, magnitude
 from .compare import Compare, Place
 from .rows import log_scale, logs, sum_rounding, with_tail
@@ -151,9 +152,10 @@ class Samples:
         rule = "verify.probabilities"
         if len(logits) != len(targets) and self._compare.on(rule):
             self._compare.report(place, rule, "number of nodes", len(logits), len(targets))
+        request = next(one for one in self._case.requests if one.id == place.record.request)
         for node, (row, actual) in enumerate(zip(torch.from_numpy(logits), targets, strict=False)):
-            size = magnitude(row.numpy())
-            error = self._bounds.relative * float(size)
+            computed, rounded = magnitude(before_additions(request, row.numpy())), 2.0**-24 * magnitude(row.numpy())
+            error = float(self._bounds.relative * computed + rounded)
             try:
                 possible = possible_targets(
                     row, sampling.temperature, sampling.top_k or len(row), sampling.top_p, error, sampling.min_p

@@ -160,6 +160,13 @@ def test_with_the_candidate_fix_all_is_equal_and_it_mattered(run: Runner, ask: s
     assert REACHED[ask] in verdict.exercised
 
 
+def test_where_top_k_cuts_is_told_next_to_a_token_that_a_bias_rules_out(run: Runner) -> None:
+    sampling, biases = Sampling(temperature=1.6, top_k=12), (Bias(token=54, value=-100), Bias(token=3, value=6))
+    _, verdict = run(_case("cut", *({"sampling": sampling, "logit_bias": biases} for _ in range(4))))
+    assert verdict.status == "equal", verdict
+    assert (verdict.unseen.get("verify.probabilities", 0), verdict.checked["verify.probabilities"]) == (0, 42)
+
+
 @pytest.mark.parametrize("fault", sorted(PLANTED))
 def test_a_fault_is_named(run: Runner, fault: str) -> None:
     ask, edits, rule = PLANTED[fault]
