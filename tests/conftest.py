@@ -38,6 +38,7 @@ def pytest_collection() -> Generator[None, object, object]:
     try:
         return (yield)
     finally:
+        gc.collect()  # what is garbage now is none of it
         gc.freeze()
         atexit.register(gc.unfreeze)  # extension modules complain of what is left of them when Python ends
         gc.enable()
