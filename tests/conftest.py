@@ -1,7 +1,10 @@
 """Options of this test suite: which tests run (`--quick`), and which may be skipped (`--known-skips`)."""
 
+import atexit
+import gc
 import re
 import sys
+from collections.abc import Generator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -26,6 +29,19 @@ def pytest_configure(config: pytest.Config) -> None:
     file = config.getoption("--known-skips")
     if file is not None and not hasattr(config, "workerinput"):  # xdist: the controller sees the reports of all workers
         config.pluginmanager.register(Skips(file))
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_collection() -> Generator[None, object, object]:
+    """Modules and tests live to the end: looking through them for garbage takes a worker seconds, now and while tests run."""
+    gc.disable()
+    try:
+        return (yield)
+    finally:
+        gc.collect()  # what is garbage now is none of it
+        gc.freeze()
+        atexit.register(gc.unfreeze)  # extension modules complain of what is left of them when Python ends
+        gc.enable()
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
