@@ -71,6 +71,10 @@ def test_each_part_of_the_page_has_its_own_day_and_what_is_missing_is_named() ->
         "prefill-graph",
         "draft-plan",
         "draft-plan-flashmla",
+        "pipeline-tail",
+        "pipeline-pause",
+        "pipeline-hidden",
+        "pipeline-mixed",
         "tree-slots",
     ]
     assert "25015" not in absent
