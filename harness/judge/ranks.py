@@ -45,6 +45,7 @@ _PHASES: dict[str, Phase] = {
     "pool": "iteration",
 }
 _ROWS = {"target_kv", "draft_kv"}  # what a stage's own layers keep
+_OF_EACH = ("iteration", "finished", "cached", "flushed")  # records that each stage of a pipeline makes
 _LAST = 1 << 30  # of two divergences at one place, that of a rule that knows the right value comes first
 
 
@@ -159,6 +160,10 @@ def _agrees(trace: Trace, earlier: Trace, rank: int, findings: Findings) -> None
             same = name in record.tensors and name in one.tensors
             if not same or not np.array_equal(trace.array(at, name), earlier.array(number, name), equal_nan=True):
                 _report(trace, findings, one, rank, name, "as of the last stage", "another")
+    theirs = {record.key for record in earlier.header.records}
+    for record in trace.header.records if finished else ():
+        if record.stage in _OF_EACH and record.key not in theirs:
+            _report(trace, findings, record, rank, "the record", "there, as of the last stage", "absent")
 
 
 def _integers(

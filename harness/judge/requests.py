@@ -543,8 +543,25 @@ class RequestJudge:
                 expected = "no row: its token was never committed"
                 self._compare.report(place, f"{part}.kv", f"cached row {known}", expected, "a row")
             self._compare.stored(place, f"{part}.kv", reference[:known], stored[:known], lambda n: f"cached row {n}")
+        if story.earlier is not None:
+            self._cached_in_earlier_stages(record, story.earlier)
         if self._layers is not None:
             self._layers.cached(number, record)
+
+    def _cached_in_earlier_stages(self, record: Record, reference: Array) -> None:
+        """The same of a pipeline's earlier stages: what they keep there, nothing that the last one computed need have read."""
+        for rank, earlier in enumerate(self._trace.earlier, 1):
+            at = next((n for n, one in enumerate(earlier.header.records) if one.key == record.key), None)
+            if at is None:  # which `ranks.agree` says
+                continue
+            stored, first = recorded_rows(earlier, at, "target"), earlier.header.engine.first_layer
+            known = min(len(stored), len(reference))
+
+            def name(n: int, rank: int = rank) -> str:
+                return f"cached row {n} of rank {rank}"
+
+            expected = reference[:known, :, first : first + stored.shape[2]]
+            self._compare.stored(Place(record, "finished"), "target.kv", expected, stored[:known], name)
 
     def _batch(self, number: int, record: Record) -> None:
         self._slots.batch(number, record)

@@ -121,6 +121,7 @@ class Story:
     target_rows, draft_rows  rows 0..T-2 of the reference, once they are computed
     growths  one per round, and what of its choices the reference can tell: choices
     stored   KV rows 0..T-2 of the reference, of "target" and "draft" [T-1, 2, L, G, D]; G: the heads of the trace's rank
+    earlier  of the target those of a pipeline's earlier stages: [T-1, 2, L, G, D], L its layers before the last stage's first
     kept     of layers that keep a state, after each of these rows: the states [T-1, L, N, W, D], and the inputs of the
              convolution [T-1, L, C, K-1]
     rerouted a row of it was computed twice, and went to other experts
@@ -141,6 +142,7 @@ class Story:
     growths: list[Grown] = field(default_factory=list)
     choices: list[Choices] = field(default_factory=list)
     stored: dict[str, Array] = field(default_factory=dict)
+    earlier: Array | None = None
     kept: tuple[Array, Array] | None = None
     known: dict[int, int] = field(default_factory=dict)
     rerouted: bool = False
@@ -213,10 +215,11 @@ def stories(trace: Trace, view: View, ties: Ties = None) -> dict[str, Story]:
             story.stored = {part: rows[..., heads(trace.header, part), :] for part, rows in story.stored.items()}
             for growth in story.growths:
                 growth.scratch = growth.scratch[..., heads(trace.header, "draft"), :]
-    if trace.header.engine.first_layer:  # of a pipeline's last stage
+    if first := trace.header.engine.first_layer:  # of a pipeline's last stage
         for story in by_request.values():
             if "target" in story.stored:
-                story.stored["target"] = story.stored["target"][:, :, trace.header.engine.first_layer :]
+                rows = story.stored["target"]
+                story.stored["target"], story.earlier = rows[:, :, first:], rows[:, :, :first]
     return by_request
 
 

@@ -36,6 +36,18 @@ CHAIN = Case(
 )
 SAMPLED = tuple(replace(request, sampling=Sampling(temperature=0.7)) for request in CHAIN.requests)
 TREE = replace(CHAIN, name="tree", topk=3, num_draft_tokens=7, exercises=("tree", "path_not_in_front", "branch_changes_parent"))
+# Each request is the last to read its own rows: nobody goes on from what they leave in the cache.
+CACHED = replace(
+    TREE,
+    name="cached",
+    page_size=1,
+    requests=tuple(
+        Request(id=f"r{n}", prompt=tuple((37 * at + 11) % 128 for at in range(n, 2 * n + 3)), max_new_tokens=6 + n, arrive=n)
+        for n in range(6)
+    ),
+    exercises=("tree", "path_not_in_front"),
+    engine=EngineSettings(sglang=SGLangSettings(radix_cache=True)),
+)
 
 
 def in_settings(**settings: Any) -> Case:
@@ -128,6 +140,28 @@ FAULTS = {
         ),
         "commit.path",
     ),
+    "the first stage does not move the rows of a path that ends its request": (
+        CACHED,
+        Edit(
+            target=f"{SCHEDULER}._pp_spec_commit_relayed_accept",
+            match="if get_spec().speculative_eagle_topk > 1:",
+            replacement="""ends = [
+    len(req.output_ids) + count >= req.sampling_params.max_new_tokens
+    for req, count in zip(fwd_batch.reqs, accept_lens.tolist())
+]
+if not any(ends):""",
+        ),
+        "target.kv",
+    ),
+    "the first stage turns its keys as if all began one position later": (
+        CACHED,
+        Edit(
+            target="sglang.srt.models.llama.LlamaModel.forward",
+            match="hidden_states = self.embed_tokens(input_ids)",
+            replacement="hidden_states, positions = self.embed_tokens(input_ids), positions + 1",
+        ),
+        "target.kv",
+    ),
     "the second stage is given the states of other rows": (
         CHAIN,
         Edit(
@@ -147,6 +181,8 @@ FAULTS = {
 UNHEARD = (
     "drafts are relayed to other requests, and roots are not",
     "the next round is drafted from the states of other requests",
+    "the first stage does not move the rows of a path that ends its request",
+    "the first stage turns its keys as if all began one position later",
 )
 
 
@@ -192,8 +228,34 @@ def test_no_other_round_may_be_without_drafts(trace: Trace) -> None:
     assert judge(Trace(alone, trace.tensors)).rule == "draft.proposal"
 
 
-@pytest.mark.parametrize("case", [TREE, replace(CHAIN, name="sampled", requests=SAMPLED, exercises=("sampled_verify",))])
-def test_trees_and_requests_that_sample_are_equal(staged: Host, tmp_path: Path, case: Case) -> None:
+def test_what_each_stage_records_is_demanded_of_the_earlier_ones(trace: Trace) -> None:
+    (earlier,) = trace.earlier
+    for stage in ("iteration", "finished", "flushed"):
+        lost = next(n for n, record in enumerate(earlier.header.records) if record.stage == stage)
+        records = tuple(
+            replace(record, stage="flushed" if stage != "flushed" else "iteration", round=99) if n == lost else record
+            for n, record in enumerate(earlier.header.records)
+        )
+        less = Trace(replace(earlier.header, records=records), earlier.tensors)
+        verdict = judge(Trace(trace.header, trace.tensors, [less]))
+        assert (verdict.status, verdict.rule) == ("diverged", "ranks.agree")
+    nothing = Trace(replace(earlier.header, records=()), {})
+    verdict = judge(Trace(trace.header, trace.tensors, [nothing]))
+    assert verdict.first is not None
+    assert (verdict.rule, verdict.first.index, verdict.first.actual) == ("ranks.agree", "the record", "absent")
+
+
+@pytest.mark.parametrize(
+    "case",
+    [
+        TREE,
+        CACHED,
+        replace(CHAIN, name="sampled", requests=SAMPLED, exercises=("sampled_verify",)),
+        replace(in_settings(draft_window=4, draft_sink=2), name="window"),
+    ],
+    ids=lambda case: case.name,
+)
+def test_a_case_is_equal(staged: Host, tmp_path: Path, case: Case) -> None:
     verdict = judge(staged.engine(case).run(case, tmp_path))
     assert verdict.status == "equal", verdict
 

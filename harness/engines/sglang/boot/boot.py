@@ -55,7 +55,8 @@ from . import (
 )
 
 SHIMS = others.SHIMS
-_OF_DRAFTS = ("topk", "num_steps", "num_draft_tokens")  # settings that an engine without speculative decoding lacks
+# settings that an engine without a draft lacks
+_OF_DRAFTS = ("topk", "num_steps", "num_draft_tokens", "draft_window", "adaptive")
 
 _SPARE_STATES = 2
 

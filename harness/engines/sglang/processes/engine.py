@@ -121,18 +121,17 @@ def stand(connection: socket.socket, build: wire.Build) -> tuple[Any, EngineInfo
     try:
         with kernels.building(build), patches.watched(build.foreseen):
             scheduler = boot.build_scheduler(build.configuration, build.mode, build.rank, build.port, plain=build.plain)
+        changed, info = boot.changed(scheduler, build.configuration, build.mode), _info(build, scheduler)
     except NotDriven as error:
         wire.send(connection, wire.Refused(str(error), "", ours=True))
         os._exit(0)
     except BaseException as error:
         wire.send(connection, wire.refused(error))
         os._exit(0)
-    changed = boot.changed(scheduler, build.configuration, build.mode)
     if changed:
         wire.send(connection, wire.Refused(f"it changes {changed} without being asked", ""))
         os._exit(0)
     gc.freeze()
-    info = _info(build, scheduler)
     wire.send(connection, wire.Built(info))
     return scheduler, info
 
