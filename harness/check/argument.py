@@ -29,7 +29,7 @@ def argue(
     """
     case, engine = header.case, header.engine
     changed = f", with {', '.join(engine.patches)}" if engine.patches else ""
-    mode = (f", {engine.mode}" if engine.mode else "") + (f", {engine.tp} ranks" if engine.tp > 1 else "")
+    mode = (f", {engine.mode}" if engine.mode else "") + engine.several
     off = f", not checked: {', '.join(verdict.without)}" if verdict.without else ""
     off += f", judged by {verdict.view}" if verdict.view else ""
     lines = [f"{verdict.status.upper()}  {case.name} on SGLang {engine.version} ({engine.device}{mode}{changed}{off})"]
@@ -37,7 +37,7 @@ def argue(
         owners = whose(trace, verdict) if trace is not None else None
         view: View = "shifted" if verdict.view == "shifted" else DECLARED_VIEW
         lines += ["", *_divergence(verdict.first, header, view, columns, owners)]
-        drawn = draw(trace.ranks[verdict.first.rank or 0], verdict.first) if trace is not None else []
+        drawn = draw(trace.judged_of(verdict.first.rank), verdict.first) if trace is not None else []
         lines += ["", *(f"  {line}".rstrip() for line in drawn)] if drawn else []
     if verdict.reason:
         lines += ["", *fold(f"{verdict.rule or 'cannot tell'}: {verdict.reason}", columns)]

@@ -111,6 +111,12 @@ class EngineInfo(Struct, frozen=True, kw_only=True):
     pp: int = 1
     first_layer: int = 0
 
+    @property
+    def several(self) -> str:
+        """Behind the device, in a line: of how many ranks or stages it is; empty if of one."""
+        ranks = f", {self.tp} ranks" if self.tp > 1 else ""
+        return f"{ranks}, {self.pp} stages" if self.pp > 1 else ranks
+
 
 class ServedModel(Struct, frozen=True, kw_only=True):
     """What the judge must know of a model that no recipe describes: that of a server that was recorded.

@@ -15,7 +15,7 @@ from .story import Story
 
 @dataclass(frozen=True, slots=True)
 class Closer:
-    """trace        the rank that the first divergence is on
+    """trace        the rank that the first divergence is on; of a pipeline the last stage
     divergences  all, in the order in which data flows
     exhibit      the numbers of the first; None: it has none but those that it names
     stories      the requests of that rank
@@ -41,8 +41,8 @@ def look_closer(trace: Trace, verdict: Verdict) -> Closer | None:
     if not divergences or divergences[0].place != first.place:
         return None
     order = min((order for order, _ in findings.divergences), default=())
-    rank = first.rank or 0
-    return Closer(trace.ranks[rank], tuple(divergences), findings.exhibits.get(order), by_rank[rank])
+    rank = 0 if trace.earlier else first.rank or 0
+    return Closer(trace.judged_of(first.rank), tuple(divergences), findings.exhibits.get(order), by_rank[rank])
 
 
 def _view(verdict: Verdict) -> View:

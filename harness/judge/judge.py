@@ -201,7 +201,7 @@ def _reason_for_doubt(trace: Trace, verdict: Verdict, view: View) -> str:
     for record in trace.header.records if model_of(trace.header).numbers else ():  # a server's clients may hang up
         if record.stage == "finished" and record.numbers["aborted"] and record.request not in abortable:
             return f"the scheduler aborted request {record.request} before its end"
-    unchecked = [name for one in trace.ranks for name in one.header.fallbacks]
+    unchecked = [name for one in trace.processes for name in one.header.fallbacks]
     if unchecked and trace.header.engine.kernels in _KERNELS_CHECKED and _KERNEL_RULES - {*verdict.without}:
         return f"kernel {unchecked[0]}: not every rule kernel.* was checked there"
     if not any(verdict.checked.values()):

@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 from msgspec.structs import replace
 
+from eagletwin.harness.core.arrays import Array
 from eagletwin.harness.core.records import EngineInfo, Header, Record
 from eagletwin.harness.core.trace import Trace
 from eagletwin.harness.core.verdict import Divergence
@@ -157,13 +158,28 @@ def _agrees(trace: Trace, earlier: Trace, rank: int, findings: Findings) -> None
             if expected != actual:
                 _report(trace, findings, one, rank, name, f"{expected}, as of the last stage", str(actual))
         for name in sorted({*record.tensors, *one.tensors} - _ROWS):
-            same = name in record.tensors and name in one.tensors
-            if not same or not np.array_equal(trace.array(at, name), earlier.array(number, name), equal_nan=True):
-                _report(trace, findings, one, rank, name, "as of the last stage", "another")
+            if name not in record.tensors or name not in one.tensors:
+                there, absent = "there, as of the last stage", "absent"
+                said = (there, absent) if name in one.tensors else (f"{absent}, as of the last stage", "there")
+                _report(trace, findings, one, rank, name, *said)
+                continue
+            if other := _unequal(name, trace.array(at, name), earlier.array(number, name)):
+                _report(trace, findings, one, rank, *other)
     theirs = {record.key for record in earlier.header.records}
     for record in trace.header.records if finished else ():
         if record.stage in _OF_EACH and record.key not in theirs:
             _report(trace, findings, record, rank, "the record", "there, as of the last stage", "absent")
+
+
+def _unequal(name: str, expected: Array, actual: Array) -> tuple[str, str, str] | None:
+    """Where an array is another than that of the last stage, what it must be there, and what it is; None: it is the same."""
+    if expected.shape != actual.shape:
+        return f"shape of {name}", f"{list(expected.shape)}, as of the last stage", str(list(actual.shape))
+    if np.array_equal(expected, actual, equal_nan=expected.dtype.kind == "f"):
+        return None
+    pairs = zip(expected.ravel().tolist(), actual.ravel().tolist(), strict=True)
+    at, (right, wrong) = next((n, pair) for n, pair in enumerate(pairs) if repr(pair[0]) != repr(pair[1]))
+    return f"{name} {at}", f"{right}, as of the last stage", str(wrong)
 
 
 def _integers(

@@ -88,7 +88,7 @@ def run_page(
         sentence=f"{rule.sentence} (design, {rule.section})" if rule is not None else "",
         why=found.why if found is not None else "",
         reason=verdict.reason,
-        timeline=timeline_of([trace.ranks[(found.rank or 0) if found is not None else 0]], divergences),
+        timeline=timeline_of([trace.judged_of(found.rank if found is not None else None)], divergences),
         trees=trees_of(closer) if closer is not None else (),
         tree_note=TREE_NOTE,
         tables=tables_of(closer, owners) if closer is not None else (),
@@ -121,8 +121,7 @@ def _facts(header: Header, verdict: Verdict) -> Iterator[tuple[str, str]]:
     case, engine = header.case, header.engine
     yield "SGLang", engine.version
     yield "changed", ", ".join(engine.patches) or "nothing"
-    ranks = f", {engine.tp} ranks" if engine.tp > 1 else ""
-    yield "device", f"{engine.device}, {engine.dtype}{f', {engine.mode}' if engine.mode else ''}{ranks}"
+    yield "device", f"{engine.device}, {engine.dtype}{f', {engine.mode}' if engine.mode else ''}{engine.several}"
     yield "worker", engine.worker
     yield "model", case.model
     sizes = f"num_steps {case.num_steps}, topk {case.topk}, {case.verify_nodes} nodes, page_size {case.page_size}"

@@ -7,12 +7,16 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
+from eagletwin.harness.check.argument import argue
+from eagletwin.harness.commands.diff.comparison import diff
 from eagletwin.harness.core.case import Adaptive, Case, EngineSettings, Request, Sampling, SGLangSettings, Tier
+from eagletwin.harness.core.errors import InputError
 from eagletwin.harness.core.mode import Mode
 from eagletwin.harness.core.patch import Edit, Patch
 from eagletwin.harness.core.trace import Trace
 from eagletwin.harness.engines.host import Host, WouldNotStart
 from eagletwin.harness.judge.judge import judge
+from eagletwin.harness.page.run import run_page
 
 from .changes import last_of
 
@@ -243,6 +247,55 @@ def test_what_each_stage_records_is_demanded_of_the_earlier_ones(trace: Trace) -
     verdict = judge(Trace(trace.header, trace.tensors, [nothing]))
     assert verdict.first is not None
     assert (verdict.rule, verdict.first.index, verdict.first.actual) == ("ranks.agree", "the record", "absent")
+
+
+def replace_engine(trace: Trace, **changed: Any) -> Trace:
+    return Trace(replace(trace.header, engine=replace(trace.header.engine, **changed)), trace.tensors)
+
+
+def with_another_token(trace: Trace) -> Trace:
+    """The first stage sent the request that ended first another token than the last stage."""
+    (earlier,) = trace.earlier
+    at = next(n for n, record in enumerate(earlier.header.records) if record.stage == "finished")
+    sent = earlier.tensor(at, "tokens").clone()
+    assert sent[2] != 99
+    sent[2] = 99
+    return Trace(trace.header, trace.tensors, [Trace(earlier.header, earlier.tensors | {f"{at}.tokens": sent})])
+
+
+def test_what_the_first_stage_sends_otherwise_is_told(trace: Trace) -> None:
+    other = with_another_token(trace)
+    verdict = judge(other)
+    assert verdict.first is not None
+    assert (verdict.rule, verdict.first.rank) == ("ranks.agree", 1)
+    assert (verdict.first.index, verdict.first.actual) == ("tokens 2", "99")
+    assert verdict.first.expected.endswith(", as of the last stage")
+    told = argue(other.header, verdict, trace=other)
+    assert "(cpu, 2 stages)" in told
+    assert "rank 1" in told
+    page = run_page(other, verdict, argument=told)
+    assert dict(page.facts)["device"] == "cpu, float32, 2 stages"
+
+
+def test_traces_are_compared_stage_by_stage(trace: Trace) -> None:
+    assert diff(trace, trace).same
+    (found,) = diff(trace, with_another_token(trace)).differences
+    assert found.where.startswith("rank 1, ")
+    with pytest.raises(InputError, match="2 stages, the other of 1 rank"):
+        diff(trace, replace_engine(trace, pp=1))
+
+
+def test_a_kernel_of_the_first_stage_that_was_not_checked_leaves_doubt(trace: Trace) -> None:
+    (earlier,) = trace.earlier
+    checked = [
+        Trace(
+            replace(one.header, engine=replace(one.header.engine, kernels="checked"), fallbacks=fallbacks), one.tensors, others
+        )
+        for one, fallbacks, others in ((earlier, ("kernel: too new",), ()), (trace, (), ()))
+    ]
+    verdict = judge(Trace(checked[1].header, trace.tensors, [checked[0]]))
+    assert verdict.status == "unknown"
+    assert "kernel: too new" in verdict.reason
 
 
 @pytest.mark.parametrize(

@@ -105,7 +105,7 @@ def _recorded(left: str, right: str, spec: RunSpec) -> "list[Trace]":
 
 def _exit_code(result: "Comparison", traces: "list[Trace]") -> int:
     """What the comparison says, where it says anything; else why it does not, printed."""
-    if any(one.header.ending.kind != "finished" for trace in traces for one in trace.ranks):
+    if any(one.header.ending.kind != "finished" for trace in traces for one in trace.processes):
         print("One of the two runs did not finish: what is the same until then says nothing about the rest.")
         return EXIT_UNKNOWN
     if result.same and not result.compared:

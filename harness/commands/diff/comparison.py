@@ -43,26 +43,32 @@ class Comparison:
 
 
 def diff(left: Trace, right: Trace) -> Comparison:
-    """Compare two traces of the same case, rank by rank. Raises InputError if the cases differ, or the numbers of ranks."""
+    """Compare two traces of the same case, rank by rank. Raises InputError if the cases differ, or how many ranks or stages
+    there are."""
     if left.header.case.requests != right.header.case.requests or left.header.weights != right.header.weights:
         raise InputError(
             "the two traces are not of the same requests and weights",
             consequence="nothing was compared",
             remedy="record the same case on both engines",
         )
-    if len(left.ranks) != len(right.ranks):
+    if _of_each(left) != _of_each(right):
         raise InputError(
-            f"one trace is of {count(len(left.ranks), 'rank')}, the other of {len(right.ranks)}",
-            consequence="nothing was compared: each rank holds another part of the rows",
-            remedy="record both with the same --tp",
+            f"one trace is of {_of_each(left)}, the other of {_of_each(right)}",
+            consequence="nothing was compared: each holds another part of the rows",
+            remedy="record both with the same --tp and --pp",
         )
     found: list[TensorDifference] = []
     compared, largest = 0, 0.0
-    for rank, (one, two) in enumerate(zip(left.ranks, right.ranks, strict=True)):
+    for rank, (one, two) in enumerate(zip(left.processes, right.processes, strict=True)):
         of_rank = _diff_rank(one, two, f"rank {rank}, " if left.others else "")
         found += of_rank.differences
         compared, largest = compared + of_rank.compared, max(largest, of_rank.largest)
     return Comparison(found, compared, largest)
+
+
+def _of_each(trace: Trace) -> str:
+    """Of how many ranks or stages a trace is."""
+    return count(len(trace.processes), "stage" if trace.earlier else "rank")
 
 
 def _diff_rank(left: Trace, right: Trace, rank: str) -> Comparison:
