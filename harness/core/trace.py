@@ -110,8 +110,8 @@ class Trace:
         return self.others if self.header.engine.pp > 1 else ()
 
     def judged_of(self, rank: int | None) -> "Trace":
-        """The trace in which a divergence of this rank was found; None: of one that is alone. What an earlier stage of a pipeline
-        has otherwise than the last one was found in the last one's."""
+        """The trace in which a divergence of this rank (None: of one that is alone) was found. What an earlier stage of a
+        pipeline has otherwise than the last one was found in the last one's."""
         return self if self.earlier else self.ranks[rank or 0]
 
     @property

@@ -12,8 +12,9 @@ from eagletwin.cases.blocks import BLOCK, FEW_REQUESTS, LONG, SMALL, Asked, Bloc
 from eagletwin.cases.strategies import DRAWN, PAGE_SIZES
 from eagletwin.harness.commands.fuzz.unsearched import TOPICS, has, narrowed, not_looked_at, topics_of
 from eagletwin.harness.core.errors import InputError
-from eagletwin.harness.core.mode import CPU
+from eagletwin.harness.core.mode import CPU, Mode
 from eagletwin.harness.families import RECIPES
+from eagletwin.harness.families.pipelines import not_in_stages
 from eagletwin.harness.families.valid import check_case
 from eagletwin.harness.families.windows import ENDING
 
@@ -101,6 +102,20 @@ def test_a_recipe_that_is_added_is_drawn_by_itself(monkeypatch: pytest.MonkeyPat
     monkeypatch.setitem(RECIPES, "added", replace(RECIPES["llama-tiny"], name="added"))
     assert "added" in {block_of(0, number, Asked()).focus.model for number in range(40)}
     assert any("added" in line for line in not_looked_at((), (), CPU))
+
+
+def test_a_search_of_pipelines_says_what_they_do_not_run() -> None:
+    """By the option that adds it: to the same search, or to one without a pipeline."""
+    assert "pipelines (--pp 2)" in not_looked_at((), (), CPU)
+    lines = not_looked_at((), (), Mode(pp=2))
+    assert {"trees (--only trees)", "grammars (--only grammar without --pp)"} <= {*lines}
+    assert {"tensor parallelism (--tp 2 without --pp)", "the overlap scheduler (--overlap without --pp)"} <= {*lines}
+    alone = {topic.name for topic in TOPICS if f"{topic.name} (--only {topic.key} without --pp)" in lines}
+    drawn = [block_of(0, number, Asked(stages=2)) for number in range(300)]
+    seen = {name for block in drawn if not not_in_stages(block.probe, 2) for name in topics_of(block.probe)}
+    assert not seen & alone
+    asked = {name for block in drawn for name in topics_of(block.probe) if not_in_stages(block.probe, 2)}
+    assert alone - {"aborts inside a step"} <= asked
 
 
 def test_the_cases_of_a_block_share_its_engine_and_are_the_same_whenever_they_are_drawn() -> None:

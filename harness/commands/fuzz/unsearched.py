@@ -78,6 +78,22 @@ TOPICS: tuple[Topic, ...] = (
     Topic("aborts-in-step", "aborts inside a step", lambda case: any(event.step for event in case.events)),
 )
 _BY_KEY = {topic.key: topic for topic in TOPICS}
+# Those that a pipeline runs (families/pipelines.py).
+_IN_STAGES = (
+    *("chains", "trees", "eagle", "draft-windows", "sampling", "context-end", "small-trees", "thresholds", "mixed-chunks"),
+    *(
+        "deterministic",
+        "stream",
+        "min-p",
+        "logit-bias",
+        "processor",
+        "penalties",
+        "logprobs",
+        "min-new-tokens",
+        "hidden-states",
+    ),
+    "samples",
+)
 
 
 def topics_of(case: Case) -> tuple[str, ...]:
@@ -109,13 +125,16 @@ def narrowed(only: Sequence[str], left_out: Sequence[str]) -> Callable[[Case], b
 
 def not_looked_at(topics: Collection[str], models: Collection[str], mode: Mode) -> list[str]:
     """What neither the cases nor the mode had, each with the option for it."""
-    missing = [f"{topic.name} (--only {topic.key})" for topic in TOPICS if topic.name not in topics]
+    alone = " without --pp" if mode.pp > 1 else ""  # of what a pipeline does not run
+    left = [topic for topic in TOPICS if topic.name not in topics]
+    missing = [f"{topic.name} (--only {topic.key}{'' if topic.key in _IN_STAGES else alone})" for topic in left]
     recipes = [name for name in RECIPES if name not in models]
-    missing += [f"recipes: {', '.join(recipes)} (--only {recipes[0]})"] if recipes else []
+    missing += [f"recipes: {', '.join(recipes)} (--only {recipes[0]}{alone})"] if recipes else []
     missing += ["bfloat16, which users run (--dtype bfloat16)"] if mode.dtype == "float32" else []
-    missing += ["tensor parallelism (--tp 2)"] if mode.tp == 1 else []
-    missing += [] if mode.overlap else ["the overlap scheduler (--overlap)"]
+    missing += [f"tensor parallelism (--tp 2{alone})"] if mode.tp == 1 else []
+    missing += [] if mode.overlap else [f"the overlap scheduler (--overlap{alone})"]
     if mode.device == "cpu":
-        return [*missing, "CUDA kernels, CUDA graphs (--device cuda)"]
+        missing += [] if alone or mode.tp > 1 or mode.overlap else ["pipelines (--pp 2)"]
+        return [*missing, f"CUDA kernels, CUDA graphs (--device cuda{alone})"]
     missing += [] if mode.graphs else ["CUDA graphs (--graphs 1,2,4)"]
     return missing + ([] if mode.prefill_graphs else ["graphs of prefill (--prefill-graphs 16,64,256)"])
