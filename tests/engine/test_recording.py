@@ -93,8 +93,8 @@ NOT_SHOWN = {
     "tree-window": "what a node attends to is in its row and its logits alone",
 }
 # These end the worker, overflow memory that nothing reads, show in rows and in a view alone, are of a draft without rows of its
-# own, whose recordings are not judged, keep rows, which no recording counts, or change what a session is held to have said,
-# which a recording has from SGLang.
+# own, whose recordings are not judged, keep rows, which no recording counts, change what a session is held to have said, which a
+# recording has from SGLang, or are of a pipeline, whose servers nobody has recorded.
 NOT_OF_A_SERVER = {
     "26972",
     "indices-overflow",
@@ -103,6 +103,10 @@ NOT_OF_A_SERVER = {
     "session-full",
     "session-retracted",
     "session-retracted-2",
+    "pipeline-tail",
+    "pipeline-pause",
+    "pipeline-hidden",
+    "pipeline-mixed",
     "multi-layer-pp-proxy",
     "8409",
     "boundary-kv",
