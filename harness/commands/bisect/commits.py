@@ -144,8 +144,10 @@ def _run_steps(run: BisectionFolder, tree: Worktree) -> tuple[int, str]:
 
 
 def _end(process: "subprocess.Popen[str]") -> None:
-    """End git and the step that it runs, which ends its engines. git goes at once, a step when it has cleaned up."""
-    for number in (signal.SIGINT, signal.SIGKILL):
+    """End git and the step that it runs, which ends its engines. git goes at once, a step when it has cleaned up.
+
+    Not by an interrupt: what a shell starts in the background, or nohup, ignores it."""
+    for number in (signal.SIGTERM, signal.SIGKILL):
         until = time.monotonic() + PATIENCE
         try:
             os.killpg(process.pid, number)
