@@ -18,12 +18,12 @@ FOLDER = "plain"  # of its trace and its log, in that of the case
 
 
 def plain_case(case: Case, requests: tuple[Request, ...]) -> Case:
-    """The case in its simplest form: nothing of drafts, no prefix cache, no events and no chunks."""
+    """The case in its simplest form: nothing of drafts, no prefix cache, no events and no chunks, and no end of the context: a
+    last round may send a token more than a prompt and its new tokens may have there, and each is asked for."""
     own = case.engine.sglang
     settings = SGLangSettings(
         max_running_requests=own.max_running_requests,
         max_total_tokens=own.max_total_tokens,
-        context_length=own.context_length,
         max_loras_per_batch=own.max_loras_per_batch,
         lora_backend=own.lora_backend,
         grammar_backend=own.grammar_backend,
