@@ -125,10 +125,7 @@ def _agree(trace: Trace, other: Trace, rank: int, findings: Findings) -> None:
             continue
         findings.checked[_RULE] += 1
         one = other.header.records[at]
-        for name in sorted(record.numbers.keys() | one.numbers.keys()):
-            expected, actual = record.numbers.get(name), one.numbers.get(name)
-            if expected != actual:
-                _report(trace, findings, record, rank, name, f"{expected}, as on rank 0", str(actual))
+        _numbers(trace, findings, record, one, rank, "as on rank 0")
         for name in sorted({*record.tensors, *one.tensors}):
             if name not in record.tensors or name not in one.tensors:
                 _report(
@@ -154,10 +151,7 @@ def _agrees(trace: Trace, earlier: Trace, rank: int, findings: Findings) -> None
             continue
         findings.checked[_RULE] += 1
         one = trace.header.records[at]
-        for name in sorted(record.numbers.keys() | one.numbers.keys()):
-            expected, actual = one.numbers.get(name), record.numbers.get(name)
-            if expected != actual:
-                _report(trace, findings, one, rank, name, f"{expected}, as of the last stage", str(actual))
+        _numbers(trace, findings, one, record, rank, "as of the last stage")
         for name in sorted({*record.tensors, *one.tensors} - _ROWS):
             if name not in record.tensors or name not in one.tensors:
                 there, absent = "there, as of the last stage", "absent"
@@ -170,6 +164,14 @@ def _agrees(trace: Trace, earlier: Trace, rank: int, findings: Findings) -> None
     for record in trace.header.records if finished else ():
         if record.stage in _OF_EACH and record.key not in theirs:
             _report(trace, findings, record, rank, "the record", "there, as of the last stage", "absent")
+
+
+def _numbers(trace: Trace, findings: Findings, right: Record, other: Record, rank: int, whose: str) -> None:
+    """The numbers of a record and of its twin in another process. whose: the right ones'."""
+    for name in sorted(right.numbers.keys() | other.numbers.keys()):
+        expected, actual = right.numbers.get(name), other.numbers.get(name)
+        if expected != actual:
+            _report(trace, findings, right, rank, name, f"{expected}, {whose}", str(actual))
 
 
 def _unequal(name: str, expected: Array, actual: Array) -> tuple[str, str, str] | None:
