@@ -313,6 +313,18 @@ def test_a_case_is_equal(staged: Host, tmp_path: Path, case: Case) -> None:
     assert verdict.status == "equal", verdict
 
 
+def test_a_number_that_the_first_stage_counts_otherwise_is_named(trace: Trace) -> None:
+    earlier = trace.others[0]
+    records = list(earlier.header.records)
+    at = next(n for n, one in enumerate(records) if one.stage == "iteration" and one.iteration == 3)
+    records[at] = replace(records[at], numbers=records[at].numbers | {"available": records[at].numbers["available"] + 1})
+    changed = Trace(replace(earlier.header, records=tuple(records)), earlier.tensors)
+    verdict = judge(Trace(trace.header, trace.tensors, [changed]))
+    assert (verdict.status, verdict.rule) == ("diverged", "ranks.agree")
+    assert verdict.first is not None
+    assert (verdict.first.index, verdict.first.rank) == ("available", 1)
+
+
 def test_the_same_scheduler_runs_one_case_after_another(staged: Host, tmp_path: Path) -> None:
     engine = staged.engine(CHAIN)
     for number in range(3):
