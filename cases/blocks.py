@@ -317,6 +317,8 @@ def _drawn(
         focus = replace(focus, draft_window=random.choice(DRAFT_WINDOWS[1:]))
         held |= {"draft_window": focus.draft_window}
     sampling = _sampling(random, asked, may_reject=topk == 1 and recipe.samples_drafts)
+    if focus.host_slots and asked.sampling is None and not asked.retract:  # its small pool retracts
+        sampling = None
     if SEVERAL in asks and sampling is not None and not asked.retract and "max_total_tokens" not in held:
         focus = replace(focus, max_total_tokens=POOL_SIZES[0])  # samples of a small pool retract each other
     if asked.stages > 1 and "max_total_tokens" not in held:

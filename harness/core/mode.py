@@ -6,6 +6,7 @@ from msgspec import Struct
 
 from .dtype import Dtype
 
+Device = Literal["cpu", "cuda"]
 Attention = Literal["triton", "fa3", "flashinfer", "flashmla"]
 FLASHINFER_HEAD = 64  # the narrowest head for which FlashInfer has kernels
 FLASHMLA_PAGE = 64  # the page size of FlashMLA's kernels
@@ -26,7 +27,7 @@ class Mode(Struct, frozen=True):
     pp       pipeline parallelism: stages, a process each, that have some of the target's layers each; the last one drafts
     """
 
-    device: Literal["cpu", "cuda"] = "cpu"
+    device: Device = "cpu"
     graphs: tuple[int, ...] = ()
     prefill_graphs: tuple[int, ...] = ()
     overlap: bool = False

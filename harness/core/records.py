@@ -90,6 +90,7 @@ class EngineInfo(Struct, frozen=True, kw_only=True):
     tp       tensor parallelism: how many ranks share the work; rank: which of them left this trace
     pp       pipeline parallelism: how many stages there are; the trace is of the last, which has the target's layers from
              first_layer on, and the draft
+    graphs   batch sizes for which graphs of decode were asked for
     """
 
     name: str
@@ -110,6 +111,7 @@ class EngineInfo(Struct, frozen=True, kw_only=True):
     parts: tuple[str, ...] = ()
     pp: int = 1
     first_layer: int = 0
+    graphs: tuple[int, ...] = ()
 
     @property
     def several(self) -> str:

@@ -21,6 +21,7 @@ class Steps:
     def __init__(self, trace: Trace, compare: Compare) -> None:
         self._trace, self._compare = trace, compare
         self._policy = _policy(trace.header.case)
+        self._graphs = sorted(trace.header.engine.graphs)
         self._late = 1 if trace.header.engine.overlap else 0  # results that may be outstanding when a batch begins
         self._verified: dict[int, list[Record]] = {}  # iteration -> the records of its verify
         for record in trace.header.records:
@@ -37,7 +38,7 @@ class Steps:
         said = {"steps": self._trace.integers(number, "steps"), "nodes": self._trace.integers(number, "nodes")}
         steps = said["steps"][0]
         if batch:
-            chosen = self._policy.of(len(batch)).steps
+            chosen = self._policy.of(self._padded(len(batch))).steps
             self._compare.integers(place, _CHOSEN, [chosen], [steps], f"draft steps of a batch of {len(batch)}, round", 0)
         wrong = [
             (f"{kind} by {name}", right, value)
@@ -68,7 +69,11 @@ class Steps:
             self._compare.integers(place, _FED, *sizes, f"size of batch {self._fed}, entry", 0)
         self._fed += 1
         if self._policy is not None:
-            self._policy.of(record.numbers["batch_size"]).tell(told)
+            self._policy.of(self._padded(record.numbers["batch_size"])).tell(told)
+
+    def _padded(self, batch: int) -> int:
+        """The size by which SGLang chooses: that of the graph which a batch of this size runs in; without a graph its own."""
+        return next((size for size in self._graphs if size >= batch), batch)
 
     def flushed(self, record: Record) -> None:
         """All results are in."""

@@ -94,9 +94,11 @@ class Evidence:
         return (record.round > 0 or record.attempt > 0) and "mixed" not in record.numbers
 
     def tail_differs(self, record: Record) -> bool:
-        """Whether the target's argmax at a chunk's end is not the next token. Of a recording nobody knows."""
+        """Whether the target's argmax at a chunk's end is not the next token. Of a recording nobody knows, nor of a chunk
+        that ends behind all that the request has, which a rule names."""
         story, end = self.stories[record.request], record.numbers["end"]
-        return story.target_rows is not None and int(story.target.logits[end - 1].argmax()) != story.tokens[end]
+        known = story.target_rows is not None and end < min(len(story.tokens), len(story.target.logits) + 1)
+        return known and int(story.target.logits[end - 1].argmax()) != story.tokens[end]
 
     def several_adapters(self, batch: set[str]) -> bool:
         return len({self.adapters[name] for name in batch}) > 1

@@ -147,6 +147,15 @@ def test_a_trace_that_lacks_what_was_recorded_of_the_choice_is_unknown(run: Runn
         assert "was not recorded in iteration" in verdict.reason
 
 
+def test_in_graphs_the_choice_goes_by_the_size_that_a_batch_is_padded_to(run: Runner) -> None:
+    trace, _ = run(CASE)
+    for graphs, verdict in (((1, 2), "equal"), ((2,), "diverged"), ((1, 4), "equal"), ((4,), "diverged")):
+        engine = replace(trace.header.engine, graphs=graphs)
+        padded = judge(Trace(replace(trace.header, engine=engine), trace.tensors))
+        assert padded.status == verdict, (graphs, padded)
+        assert verdict == "equal" or padded.rule == "steps.chosen", graphs
+
+
 def test_every_part_of_the_worker_says_its_number_in_some_round(run: Runner) -> None:
     """A part that a release calls otherwise would be -1 in all of them, and no rule would look at it."""
     trace, _ = run(CASE)

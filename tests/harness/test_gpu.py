@@ -13,7 +13,7 @@ from eagletwin.cases.regressions import LEDGER
 from eagletwin.cases.regressions.multi_layer_topk import IN_ONE_GRAPH as TREES_IN_ONE_GRAPH
 from eagletwin.cases.regressions.multi_layer_topk import REMEDY as TREES
 from eagletwin.harness.check.repro import write_script
-from eagletwin.harness.commands.gpu import jobs as jobs_module
+from eagletwin.harness.commands.gpu import explained as explained_module
 from eagletwin.harness.commands.gpu.batches import path, table
 from eagletwin.harness.commands.gpu.command import gpu_plan, gpu_run
 from eagletwin.harness.commands.gpu.faults import ONE_GRAPH_OF_LAYERS, SINGLE_HEAD, faults
@@ -34,7 +34,7 @@ from eagletwin.harness.core.errors import InputError
 from eagletwin.harness.core.jitter import Jitter, Pause
 from eagletwin.harness.core.mode import CPU, Mode
 from eagletwin.harness.core.patch import Edit, Patch
-from eagletwin.harness.core.run_spec import RunSpec
+from eagletwin.harness.core.run_spec import Limits, RunSpec
 from eagletwin.harness.core.verdict import Verdict
 from eagletwin.harness.engines.cuda_here import missing_for_cuda
 from eagletwin.harness.engines.host import PatchDoesNotApply
@@ -236,6 +236,10 @@ def test_flashinfer_is_planned_for_models_whose_heads_it_has_kernels_for(tmp_pat
     file = tmp_path / "plan.json"
     with pytest.raises(InputError, match=r"heads are 16 wide(?s:.*)give --model llama-wide"):
         gpu_plan(file, groups=1, cases=1, dtype="bfloat16", attention="flashinfer")
+    with pytest.raises(InputError, match="llama-tiny"):  # an entry's own model
+        gpu_plan(file, groups=0, dtype="bfloat16", attention="flashinfer", entries=["25015"])
+    gpu_plan(tmp_path / "proof.json", groups=0, dtype="bfloat16", attention="flashinfer", entries=["draft-plan"])
+    assert {job.cases[0].model for job in read_plan(tmp_path / "proof.json")} == {"deepseek-nextn-wide"}
     gpu_plan(file, groups=2, cases=1, dtype="bfloat16", attention="flashinfer", model="llama-wide")
     jobs = read_plan(file)
     assert {case.model for job in jobs for case in job.cases} == {"llama-wide"}
@@ -455,12 +459,14 @@ def test_blocks_of_a_search_are_drawn_by_their_jobs_and_have_what_a_gpu_runs(tmp
 
 @pytest.mark.parametrize(
     "change",
-    [{"host_pages": 4}, {"plain_decode": True}, {"update_weights": "distributed"}, {"adaptive": ADAPTIVE}],
+    [{"plain_decode": True}, {"update_weights": "distributed"}],
 )
 def test_what_the_cuda_engine_does_not_drive_is_no_block(change: dict[str, Any]) -> None:
     case = LEDGER["25015"].case
     settings = msgspec.structs.replace(case.engine.sglang, **change)
     assert runs_on_a_gpu(case)
+    driven = msgspec.structs.replace(case.engine.sglang, host_pages=4, adaptive=ADAPTIVE)
+    assert runs_on_a_gpu(msgspec.structs.replace(case, engine=EngineSettings(sglang=driven)))
     assert not runs_on_a_gpu(msgspec.structs.replace(case, engine=EngineSettings(sglang=settings)))
     assert not runs_on_a_gpu(msgspec.structs.replace(case, model="gpt-oss-eagle3"))
 
@@ -504,9 +510,9 @@ def test_known_bugs_are_tried_by_their_rule_and_then_together_as_far_as_they_fit
     def right(ran: tuple[str, ...], **_: object) -> Verdict:
         return Verdict(status="equal" if {"tree-window", "decode-window"} <= {*ran} else "diverged", rule="draft.proposal")
 
-    monkeypatch.setattr(jobs_module, "Host", Doubles)
-    monkeypatch.setattr(jobs_module, "judge", right)
+    monkeypatch.setattr(explained_module, "Host", Doubles)
+    monkeypatch.setattr(explained_module, "judge", right)
     job = Job(name="trees", mode=MODES["eager"], cases=(LEDGER["tree-window"].case,), known=known)
     seen = [CaseResult(case="a", status="diverged", rule=LEDGER["decode-window"].rule)]
-    assert jobs_module._explained(job, seen, tmp_path)[0].known == "several of 4 known bugs"
+    assert explained_module.explained(job, seen, Limits())[0].known == "several of 4 known bugs"
     assert tried == [("decode-window",), names[:4]]

@@ -99,7 +99,8 @@ def gpu_plan(
     check_ranks(tp)
     if model:
         check_model(model, "--model")
-    _check_heads(attention, model, planted=planted)
+    if model or groups or planted:
+        _check_heads(attention, model or "llama-tiny", planted=planted)
     _check_float32(dtype, others=bool(blocks or sizes or samples or rate or races or missing_waits))
     options = Options(release=release_of(sglang), tp=tp, dtype=dtype, attention=attention, model=model, mode=mode)
     with progress("plan") as line:
@@ -109,6 +110,8 @@ def gpu_plan(
     jobs += every_size(tp) if sizes else []
     jobs += sampling(samples, cases, seed, options.release)
     chosen, others = _reached(entries or [], dtype, attention)
+    for entry in () if model else chosen:
+        _check_heads(attention, entry.case.model)
     carried, elsewhere = proofs_in_model(chosen, options, records) if model else (proofs(chosen, options), [])
     jobs, others = jobs + carried, others + elsewhere
     jobs += faults(dtype, attention) if planted else []
@@ -135,11 +138,11 @@ def _write_plan(file: Path, jobs: "list[Job]", others: list[str]) -> int:
     return EXIT_EQUAL
 
 
-def _check_heads(attention: "Attention", model: str, *, planted: bool) -> None:
+def _check_heads(attention: "Attention", model: str, *, planted: bool = False) -> None:
     """Raises InputError for models whose heads the attention backend has no kernel for."""
     from ..options import check_heads
 
-    check_heads(attention, model or "llama-tiny", "--model llama-wide")
+    check_heads(attention, model, "--model llama-wide")
     if planted:
         check_heads(attention, "llama-tiny", "no --faults, which are planted in models of their own")
 

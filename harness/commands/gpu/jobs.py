@@ -17,7 +17,6 @@ from pathlib import Path
 import msgspec
 from msgspec import Struct
 
-from eagletwin.cases.regressions import LEDGER
 from eagletwin.harness.check.confirm import agree
 from eagletwin.harness.core.case import Case
 from eagletwin.harness.core.child import RUN_MODULE
@@ -29,7 +28,7 @@ from eagletwin.harness.core.run_spec import Limits
 from eagletwin.harness.core.trace import Trace, rank_folder, write_trace
 from eagletwin.harness.core.verdict import DECLARED_VIEW, View
 from eagletwin.harness.engines.blocks import FOLDER
-from eagletwin.harness.engines.host import EngineProcess, Host, PatchDoesNotApply
+from eagletwin.harness.engines.host import EngineProcess, Host
 from eagletwin.harness.families.traces import read_trace
 from eagletwin.harness.families.valid import check_case
 from eagletwin.harness.judge.judge import judge
@@ -37,6 +36,7 @@ from eagletwin.harness.judge.judge import judge
 from ..diff.comparison import diff
 from ..diff.precision_gap import Apart, apart
 from .batches import paths
+from .explained import explained
 from .processes import Processes
 from .races import RACE, Race, jitter_of, race
 from .searched import Draw
@@ -45,7 +45,6 @@ from .sharing import Sharing
 RESULTS = "results.jsonl"  # in the folder of a campaign: a line a job
 JOB = "job.json"  # in the folder of a job
 _LIMITS = Limits(step=60.0, case=120.0)
-_NAMED = 3  # known bugs of a job that are all tried alone, and named where it takes all of them
 
 
 class MustShow(Struct, frozen=True, kw_only=True):
@@ -218,7 +217,7 @@ def run_job(job: Job, folder: Path) -> JobResult:
                         again_compared=compared.compared,
                         again_differs=f"{differs.where}: {differs.left} | {differs.right}" if differs else "",
                     )
-        seen = _explained(job, seen, folder)
+        seen = explained(job, seen, _LIMITS)
         if job.beside is not None and first is not None:
             done = msgspec.structs.replace(done, beside=_beside(job, job.beside, first, folder / "beside"))
         if job.apart is not None:
@@ -246,39 +245,6 @@ def _raced(engine: EngineProcess, job: Job, one: CaseResult, judged: Trace, numb
     if not last.compared:
         return msgspec.structs.replace(done, status="unknown", reason="nothing was compared with the run with pauses")
     return done
-
-
-def _explained(job: Job, seen: list[CaseResult], folder: Path) -> list[CaseResult]:
-    """The same, and of each case that diverged the known bug without which it is equal: one that breaks its rule, any other
-    where few are known, or as many of them together as fit."""
-    diverged = [number for number, one in enumerate(seen) if one.status == "diverged"]
-    for name in job.known:
-        breaks = LEDGER[name].rule if name in LEDGER and len(job.known) > _NAMED else ""
-        _try(job, seen, [number for number in diverged if breaks in ("", seen[number].rule)], (name,), folder)
-    for several in range(len(job.known), 1, -1):
-        if _try(job, seen, diverged, tuple(job.known)[:several], folder):
-            break
-    return seen
-
-
-def _try(job: Job, seen: list[CaseResult], numbers: list[int], names: tuple[str, ...], folder: Path) -> bool:
-    """Run those of these cases again that no bug explains yet, with what mends the bugs of these names. Whether it fits."""
-    patches = dict.fromkeys(job.known[name] for name in names)
-    unexplained = [number for number in numbers if not seen[number].known]
-    if not unexplained:
-        return True
-    with Host(mode=job.mode) as host:
-        for number in unexplained:
-            try:
-                engine = host.engine(job.cases[number], (*job.patches, *patches))
-            except PatchDoesNotApply:
-                return False
-            with _folder(folder / f"fixed-{number}") as fixed:
-                verdict = judge(engine.run(job.cases[number], fixed, _LIMITS), view=job.view)
-                if verdict.status == "equal" or (verdict.vacuous and len(names) > 1):  # of several, one may change nothing here
-                    words = " and ".join(names) if len(names) <= _NAMED else f"several of {len(names)} known bugs"
-                    seen[number] = msgspec.structs.replace(seen[number], known=words)
-    return True
 
 
 def _beside(job: Job, mode: Mode, first: Trace, folder: Path) -> Beside:

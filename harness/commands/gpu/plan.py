@@ -10,7 +10,7 @@ from eagletwin.cases.blocks import FEW_REQUESTS, SMALL
 from eagletwin.cases.drawn import drawn
 from eagletwin.cases.entry import Entry, Side
 from eagletwin.cases.reach import unreached
-from eagletwin.cases.regressions import decode_window, hybrid_keys, pr_33758, prefill_graph, tree_window
+from eagletwin.cases.regressions import certain_node, decode_window, hybrid_keys, pr_33758, prefill_graph, tree_window
 from eagletwin.cases.regressions.multi_layer_chunk_tail import ALL_LAYERS
 from eagletwin.cases.regressions.standalone import KEYS
 from eagletwin.cases.strategies import VALUES, cases, focus_of, greedy_cases
@@ -141,6 +141,7 @@ def known_bugs(release: str, model: str, mode: Mode) -> dict[str, Patch]:
     for entry, shows in (
         (tree_window.ENTRY, recipe.window),
         (decode_window.ENTRY, recipe.window and recipe.frozen),
+        (certain_node.ENTRY, recipe.window and recipe.frozen),  # whose drafts are certain of many tokens
         (hybrid_keys.ENTRY, recipe.target.states),
         (prefill_graph.ENTRY, recipe.family in prefill_graph.FAMILIES and mode.prefill_graphs),
     ):

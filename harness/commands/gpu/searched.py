@@ -43,9 +43,8 @@ class Draw(Struct, frozen=True):
 def runs_on_a_gpu(probe: Case) -> bool:
     """Whether the CUDA engine drives such a configuration in float32 (engines/sglang/boot says why it does not)."""
     settings = probe.engine.sglang
-    refused = settings.host_pages or settings.adaptive is not None or settings.plain_decode
     broadcast = settings.update_weights.startswith("distributed")
-    return not (refused or broadcast or RECIPES[probe.model].target.clamped is not None)
+    return not (settings.plain_decode or broadcast or RECIPES[probe.model].target.clamped is not None)
 
 
 def bugs_of(probe: Case, release: str, mode: Mode) -> dict[str, Patch]:

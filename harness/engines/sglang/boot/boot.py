@@ -190,7 +190,7 @@ def _make_able(case: Case, mode: Mode) -> None:
     if case.engine.sglang.deterministic:
         sampling.leave_kernels_as_they_are(SHIMS)
     if case.engine.sglang.host_pages:
-        host_cache.prepare(SHIMS)
+        host_cache.prepare(SHIMS, mode.device)
     if case.sessions:
         sessions.prepare(SHIMS)
     if case.adapters:
@@ -216,8 +216,6 @@ def _refuse_what_is_not_driven(case: Case, mode: Mode, scheduler_module: Any) ->
             f"{case.model} with FlashMLA, topk {case.topk} and pages of {case.page_size}: it takes latent attention, chains "
             f"and pages of {FLASHMLA_PAGE} (deepseek-nextn-wide has such attention)"
         )
-    if case.engine.sglang.host_pages and mode.device == "cuda":
-        raise NotDriven("a hierarchical cache on a GPU: not tried, and the poison of its slots knows the layout of a CPU alone")
     if mode.pp > 1:
         stages.refuse(case, mode)
     if mode.processes > 1 and not stepping.drives_ranks(scheduler_module):
@@ -241,7 +239,7 @@ def _refuse_what_is_not_driven(case: Case, mode: Mode, scheduler_module: Any) ->
     if case.engine.sglang.plain_decode:
         plain_engine.refuse(mode, routed=bool(recipe.target.routed))
     if case.engine.sglang.adaptive is not None:
-        adaptive.refuse(case.engine.sglang.adaptive, mode)
+        adaptive.refuse(case.engine.sglang.adaptive)
     if recipe.kv_heads % mode.tp:
         raise NotDriven(f"{case.model} has {recipe.kv_heads} KV heads, which cannot be divided among {mode.tp} ranks")
 
@@ -292,7 +290,7 @@ def _arguments(case: Case, mode: Mode) -> dict[str, Any]:
         **(cuda.EXPERTS if mode.device == "cuda" and recipe.target.routed else {}),
         **_sampling_arguments(settings),
         **_window_arguments(settings),
-        **host_cache.arguments(settings, case.page_size),
+        **host_cache.arguments(settings, case.page_size, mode.device),
         **adaptive.arguments(settings.adaptive),
         **sessions.arguments(bool(case.sessions)),
         **({"enable_custom_logit_processor": True} if case.processes else {}),

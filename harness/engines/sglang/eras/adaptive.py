@@ -14,7 +14,6 @@ import numpy as np
 
 from eagletwin.harness.core.arrays import Array
 from eagletwin.harness.core.case import Adaptive, Case
-from eagletwin.harness.core.mode import Mode
 
 from ..not_driven import NotDriven
 
@@ -22,7 +21,7 @@ _POLICY = "sglang.srt.speculative.adaptive_spec_params"
 _CONTEXT = "sglang.srt.runtime_context"
 
 
-def refuse(settings: Adaptive, mode: Mode) -> None:
+def refuse(settings: Adaptive) -> None:
     """Raises NotDriven."""
     known = importlib.util.find_spec(_POLICY) and hasattr(_policy(), "get_steps_for_batch")
     if not known:
@@ -31,10 +30,6 @@ def refuse(settings: Adaptive, mode: Mode) -> None:
         raise NotDriven(
             "adaptive steps with 0 among them: SGLang would refuse its own configuration, since this release drafts in every "
             "round; leave the 0 out of `tiers`, or run 0.5.14 or later"
-        )
-    if mode.device == "cuda":
-        raise NotDriven(
-            "adaptive steps on a GPU: each number of steps has graphs of its own, which nothing here looks into yet"
         )
 
 
@@ -53,6 +48,12 @@ def arguments(settings: Adaptive | None) -> dict[str, Any]:
 def controller(scheduler: Any) -> Any:
     """What chooses the steps of this scheduler's rounds; None where nothing does."""
     return getattr(scheduler.draft_worker, "adaptive_controller", None)
+
+
+def states(scheduler: Any) -> list[Any]:
+    """What a round has by its number of steps, backends and graphs among it, of all numbers; none where nothing chooses."""
+    own = controller(scheduler)
+    return [] if own is None else list(own._states.values())
 
 
 FED = "on_verify_complete_cpu"  # a method of the worker
@@ -104,7 +105,10 @@ def restart(scheduler: Any, case: Case) -> None:
     if case.engine.sglang.adaptive is None:
         return
     own = controller(scheduler)
+    graphs = getattr(own.params, "_cuda_graph_bs", None)
     own.params = _policy()(initial_steps=case.num_steps, cfg_path=str(_written(case.engine.sglang.adaptive)))
+    if graphs is not None:  # the choice goes by the size that a graph pads a batch to
+        own.params.set_cuda_graph_bs(graphs)
     own._activate(case.num_steps)
 
 

@@ -1,23 +1,16 @@
 """SGLang's adapters (LoRA) on a CPU: they ask for pinned memory, which torch has none of without a GPU, and `csgmv` looks for
 block sizes by the name of the GPU.
 
-Called by boot.py for cases with adapters on a CPU. Seen on 0.5.23.
+Called by boot.py for cases with adapters on a CPU. Seen on 0.5.20 and 0.5.23.
 """
 
 import contextlib
 import importlib
-from types import ModuleType
 from typing import Any
 
 _FACTORIES = ("arange", "empty", "tensor", "zeros")
-_KERNELS = (
-    "sglang.kernels.ops.lora.dense.chunked_sgmv_expand",
-    "sglang.kernels.ops.lora.dense.chunked_sgmv_shrink",
-    "sglang.kernels.ops.lora.dense.gate_up_lora_b",
-    "sglang.kernels.ops.lora.dense.qkv_lora_b",
-    "sglang.kernels.ops.lora.dense.sgemm_lora_a",
-    "sglang.kernels.ops.lora.dense.sgemm_lora_b",
-)
+# Where a release has the kernels of adapters: 0.5.22 and later, 0.5.16 to 0.5.21, those before.
+_HOMES = ("sglang.kernels.ops.lora.dense", "sglang.kernels.ops.gemm", "sglang.srt.lora.triton_ops")
 
 
 def prepare(shims: list[str]) -> None:
@@ -28,10 +21,11 @@ def prepare(shims: list[str]) -> None:
         setattr(torch, name, _unpinned(getattr(torch, name)))
     torch.Tensor.pin_memory = lambda self, *args, **kwargs: self  # type: ignore[method-assign]
     shims.append(f"{', '.join(f'torch.{name}' for name in _FACTORIES)}, Tensor.pin_memory: no pinned memory")
-    with contextlib.suppress(ModuleNotFoundError):
-        tuning: Any = importlib.import_module("sglang.kernels.ops.lora.dense.lora_tuning_config")
-        tuning.get_device_name = lambda: "cpu"  # there is no file of block sizes for it, as for most GPUs
-        shims.append("lora_tuning_config.get_device_name: cpu")
+    for home in _HOMES:
+        with contextlib.suppress(ModuleNotFoundError):
+            tuning: Any = importlib.import_module(f"{home}.lora_tuning_config")
+            tuning.get_device_name = lambda: "cpu"  # there is no file of block sizes for it, as for most GPUs
+            shims.append("lora_tuning_config.get_device_name: cpu")
 
 
 def _unpinned(original: Any) -> Any:
@@ -39,12 +33,3 @@ def _unpinned(original: Any) -> Any:
         return original(*args, **kwargs)
 
     return make
-
-
-def kernels() -> list[ModuleType]:
-    """The modules with the kernels of adapters, of those that this SGLang has."""
-    found = []
-    for name in _KERNELS:
-        with contextlib.suppress(ModuleNotFoundError):
-            found.append(importlib.import_module(name))
-    return found

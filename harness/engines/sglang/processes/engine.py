@@ -166,6 +166,7 @@ def _info(build: wire.Build, scheduler: Any) -> EngineInfo:
         patches=tuple(patch.name for patch in build.patches),
         shims=(*boot.SHIMS, *stubs.declared()),
         mode=build.mode.words,
+        graphs=build.mode.graphs,
         tp=build.mode.tp,
         rank=build.rank,
         dtype=build.mode.dtype,

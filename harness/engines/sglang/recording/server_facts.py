@@ -62,7 +62,7 @@ def engine_of(scheduler: Any, of: Speculation, rank: Rank) -> EngineInfo:
     import triton
 
     kind = str(next(of.target.model.parameters()).dtype).removeprefix("torch.")
-    graphs = "graphs" if of.draft_graph is not None else "no graphs"
+    graphs = "graphs" if of.draft_graphs else "no graphs"
     dtype: Dtype = "bfloat16" if kind == "bfloat16" else "float32"
     return EngineInfo(
         name="sglang server",

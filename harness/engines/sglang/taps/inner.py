@@ -37,12 +37,13 @@ class Inner:
             wraps.method(runner, "forward", partial(self._around_forward, layer))
             if of.layers:
                 wraps.method(runner.model, "forward", partial(self._around_model, layer))
-        if of.draft_graph is not None:
-            wraps.method(of.draft_graph, "execute", self._around_replay)
-        if of.extend_graph is not None and of.layers:
-            wraps.method(of.extend_graph, "prepare", self._around_prepare)
-        elif of.extend_graph is not None:
-            wraps.method(of.extend_graph, "execute", partial(self._around_forward, 0))
+        for graph in of.draft_graphs:
+            wraps.method(graph, "execute", self._around_replay)
+        for graph in of.extend_graphs:
+            if of.layers:
+                wraps.method(graph, "prepare", self._around_prepare)
+            else:
+                wraps.method(graph, "execute", partial(self._around_forward, 0))
         for router in self._routers() if self.states else ():
             wraps.method(router, "forward", self._around_router)
         # the only place where all candidates of a step are together
@@ -81,8 +82,8 @@ class Inner:
         draft, count = self._now.drafting(), len(self._now.requests)
         result = call(batch, *args, **kwargs)
         draft.replayed(result)
-        if self._of.topk > 1:
-            draft.candidates, draft.consumed = CAPTURES.read(int(self._of.draft_graph.bs), count, self._of.topk)
+        if self._of.topk > 1:  # no number of steps changes then
+            draft.candidates, draft.consumed = CAPTURES.read(int(self._of.draft_graphs[0].bs), count, self._of.topk)
         return result
 
     def _around_prepare(self, call: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:

@@ -23,7 +23,8 @@ class Speculation:
 
     worker         runs the rounds; drafter: drafts (v1: one object does both)
     target, drafts  model runners; of a multi-layer draft one a layer
-    draft_graph, extend_graph  what replays draft decode and draft extend in CUDA graphs; None without graphs
+    draft_graphs, extend_graphs  what replays draft decode and draft extend in CUDA graphs: one each, of adaptive steps one for
+             every number of them; none without graphs
     layers         of a multi-layer draft; 0: a single head, which runs once for each step
     states         whether hidden states are handed from one forward to the next: not to a draft that is a plain language model
     adaptive       whether the number of steps is chosen anew for each round
@@ -35,8 +36,8 @@ class Speculation:
     drafter: Any
     target: Any
     drafts: list[Any]
-    draft_graph: Any
-    extend_graph: Any
+    draft_graphs: list[Any]
+    extend_graphs: list[Any]
     layers: int
     topk: int
     page: int
@@ -76,8 +77,8 @@ def speculation(scheduler: Any) -> Speculation:
         drafter=drafter,
         target=scheduler.tp_worker.model_runner,
         drafts=drafts,
-        draft_graph=getattr(drafter, "cuda_graph_runner", None),
-        extend_graph=getattr(drafter, "cuda_graph_runner_for_draft_extend", None),
+        draft_graphs=_graphs(scheduler, "cuda_graph_runner"),
+        extend_graphs=_graphs(scheduler, "cuda_graph_runner_for_draft_extend"),
         layers=len(drafts) if hasattr(drafter, "draft_runner_list") else 0,
         topk=int(worker.topk),
         page=int(scheduler.page_size),
@@ -86,3 +87,10 @@ def speculation(scheduler: Any) -> Speculation:
         memory=not frozen,
         roots=frozen or (not states and len(planned) >= steps),
     )
+
+
+def _graphs(scheduler: Any, name: str) -> list[Any]:
+    """What the drafter has under this name, and what it will have when its number of steps changes."""
+    holders = [workers.drafter(scheduler), *adaptive.states(scheduler)]
+    found = [getattr(holder, name, None) for holder in holders]
+    return list({id(graph): graph for graph in found if graph is not None}.values())

@@ -1,0 +1,73 @@
+"""Which known bugs the wrong cases of a job are: first by few engines for all, then case by case, as a search does it."""
+
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from eagletwin.cases.regressions import LEDGER
+from eagletwin.harness.check.known import Mends
+from eagletwin.harness.core.errors import EagletwinError
+from eagletwin.harness.core.run_spec import Limits, RunSpec
+from eagletwin.harness.engines.host import Host, PatchDoesNotApply
+from eagletwin.harness.judge.judge import judge
+
+if TYPE_CHECKING:
+    from .jobs import CaseResult, Job
+
+_NAMED = 3  # known bugs of a job that are all tried alone, and named where it takes all of them
+
+
+def explained(job: "Job", seen: "list[CaseResult]", limits: Limits) -> "list[CaseResult]":
+    """The same, and of each wrong case the known bugs without which it is equal: one that breaks its rule, any other where few
+    are known, as many of them together as fit, or those that `Mends` finds for this case."""
+    if not job.known:
+        return seen
+    wrong = [number for number, one in enumerate(seen) if one.status == "diverged" or one.rule.startswith("engine.")]
+    for name in job.known:
+        breaks = LEDGER[name].rule if name in LEDGER and len(job.known) > _NAMED else ""
+        _try(job, seen, [number for number in wrong if breaks in ("", seen[number].rule)], (name,), limits)
+    for several in range(len(job.known), 1, -1):
+        if _try(job, seen, wrong, tuple(job.known)[:several], limits):
+            break
+    _one_by_one(job, seen, [number for number in wrong if not seen[number].known], limits)
+    return seen
+
+
+def _try(job: "Job", seen: "list[CaseResult]", numbers: list[int], names: tuple[str, ...], limits: Limits) -> bool:
+    """Run those of these cases again that no bug explains yet, with what mends the bugs of these names. Whether it fits."""
+    patches = dict.fromkeys(job.known[name] for name in names)
+    unexplained = [number for number in numbers if not seen[number].known]
+    if not unexplained:
+        return True
+    with Host(mode=job.mode) as host:
+        for number in unexplained:
+            try:
+                engine = host.engine(job.cases[number], (*job.patches, *patches))
+            except PatchDoesNotApply:
+                return False
+            with TemporaryDirectory(prefix="eagletwin-") as scratch:
+                verdict = judge(engine.run(job.cases[number], Path(scratch), limits), view=job.view)
+            if verdict.status == "equal" or (verdict.vacuous and len(names) > 1):  # of several, one may change nothing here
+                words = " and ".join(names) if len(names) <= _NAMED else f"several of {len(names)} known bugs"
+                seen[number] = msgspec.structs.replace(seen[number], known=words)
+    return True
+
+
+def _one_by_one(job: "Job", seen: "list[CaseResult]", numbers: list[int], limits: Limits) -> None:
+    """What a case may show depends on its requests, too, and so do the remedies that fit together."""
+    if not numbers:
+        return
+    with Host(mode=job.mode) as host:
+        mends = Mends(host, RunSpec(mode=job.mode, patches=job.patches, view=job.view, limits=limits))
+        for number in numbers:
+            try:
+                trial = mends.trials().look_alone(job.cases[number])
+                if trial.signature is None:  # right when it runs alone: it stays what it was
+                    continue
+                found = mends.explain(trial, job.view)
+            except EagletwinError:  # no engine stands with the remedies
+                continue
+            if found.known and found.trial.clean:
+                seen[number] = msgspec.structs.replace(seen[number], known=" and ".join(entry.id for entry in found.known))
