@@ -444,6 +444,7 @@ def test_blocks_of_a_search_are_drawn_by_their_jobs_and_have_what_a_gpu_runs(tmp
     jobs = read_plan(file)
     assert len(jobs) == 40
     assert not any(job.cases for job in jobs)
+    assert [job.mend for job in jobs[:8]] == [False, True, True, True] * 2
     assert {job.mode for job in jobs} == {MODES[name] for name in ("overlap", "graphs", "eager", "prefill")}
     draws = [job.draw for job in jobs if job.draw is not None]
     probes = [draw.block.probe for draw in draws]
@@ -481,7 +482,7 @@ def test_a_job_with_cases_of_two_configurations_is_refused(tmp_path: Path) -> No
 
 
 def test_known_bugs_are_tried_by_their_rule_and_then_together_as_far_as_they_fit(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """The case needs `tree-window` and `decode-window`; the last of five fits beside none of the others."""
     names = ("tree-window", "decode-window", "certain-node", "penalties", "deterministic-window")

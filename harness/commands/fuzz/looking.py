@@ -17,7 +17,7 @@ from msgspec.structs import replace
 
 from eagletwin.cases.blocks import block_of
 from eagletwin.cases.entry import Entry
-from eagletwin.harness.check.known import Explained, Mends
+from eagletwin.harness.check.known import AS_RELEASED, Explained, Mends
 from eagletwin.harness.check.trials import Trial
 from eagletwin.harness.core.case import Case
 from eagletwin.harness.core.differs import Differs
@@ -28,7 +28,6 @@ from eagletwin.harness.engines.host import WouldNotStart
 
 from .plan import Plan
 
-AS_RELEASED = 4  # one block in so many runs SGLang as it is
 NO_BLOCK = -1  # of a case of the ledger, which no block draws
 SPOILED = 2  # cases of it that a known bug spoils, before the rest of the block is mended
 

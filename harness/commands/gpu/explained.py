@@ -6,8 +6,10 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
+from eagletwin.cases.entry import Entry
 from eagletwin.cases.regressions import LEDGER
 from eagletwin.harness.check.known import Mends
+from eagletwin.harness.core.case import Case
 from eagletwin.harness.core.errors import EagletwinError
 from eagletwin.harness.core.run_spec import Limits, RunSpec
 from eagletwin.harness.engines.host import Host, PatchDoesNotApply
@@ -19,11 +21,17 @@ if TYPE_CHECKING:
 _NAMED = 3  # known bugs of a job that are all tried alone, and named where it takes all of them
 
 
+def apt_for(job: "Job", host: Host, probe: Case) -> tuple[Entry, ...]:
+    """The live bugs that cases with what this one has may show, and whose remedies fit together."""
+    return Mends(host, RunSpec(mode=job.mode, patches=job.patches, view=job.view)).apt(probe, job.view)
+
+
 def explained(job: "Job", seen: "list[CaseResult]", limits: Limits) -> "list[CaseResult]":
     """The same, and of each wrong case the known bugs without which it is equal: one that breaks its rule, any other where few
     are known, as many of them together as fit, or those that `Mends` finds for this case."""
     if not job.known:
         return seen
+    job = msgspec.structs.replace(job, known={name: fix for name, fix in job.known.items() if fix not in job.patches})
     wrong = [number for number, one in enumerate(seen) if one.status == "diverged" or one.rule.startswith("engine.")]
     for name in job.known:
         breaks = LEDGER[name].rule if name in LEDGER and len(job.known) > _NAMED else ""

@@ -36,7 +36,7 @@ from eagletwin.harness.judge.judge import judge
 from ..diff.comparison import diff
 from ..diff.precision_gap import Apart, apart
 from .batches import paths
-from .explained import explained
+from .explained import apt_for, explained
 from .processes import Processes
 from .races import RACE, Race, jitter_of, race
 from .searched import Draw
@@ -69,6 +69,7 @@ class Job(Struct, frozen=True, kw_only=True):
     apart     run all cases in this mode as well, and say how far apart the two are (precision_gap.py)
     known     known bugs of the release, by name, and what fixes each: a case that diverged runs again with the fix, and is
               explained by the bug if it is equal then
+    mend      mend the live bugs that its cases may show, in memory, as many as fit together
     keep      keep the trace of the first case; those of cases that are not equal are kept anyway
     proof     a case says nothing unless all statements ran that the patches change
     expected  what must be found
@@ -87,6 +88,7 @@ class Job(Struct, frozen=True, kw_only=True):
     beside: Mode | None = None
     apart: Mode | None = None
     known: dict[str, Patch] = {}
+    mend: bool = False
     keep: bool = False
     proof: bool = False
     expected: MustShow | None = None
@@ -143,6 +145,7 @@ class JobResult(Struct, frozen=True, kw_only=True):
     again     whether the first case left the same trace after all others, number for number; None: that was not asked
     expected  what had to be found; None: that all is equal
     shared    whether its engine used the GPU at the same time as others (sharing.py)
+    mended    entries of the ledger whose remedies it ran with, since it was to `mend` them
     """
 
     name: str
@@ -158,6 +161,7 @@ class JobResult(Struct, frozen=True, kw_only=True):
     apart: Apart | None = None
     expected: MustShow | None = None
     shared: bool = False
+    mended: tuple[str, ...] = ()
     error: str = ""
 
 
@@ -186,6 +190,7 @@ def read_plan(file: Path) -> list[Job]:
 def run_job(job: Job, folder: Path) -> JobResult:
     """Run a job in this process. Traces that are kept go below `folder`."""
     begun = time.monotonic()
+    probe = job.cases[0] if job.draw is None else job.draw.block.probe
     job = job if job.draw is None else msgspec.structs.replace(job, cases=job.draw.draw(), draw=None)
     seen: list[CaseResult] = []
     first: Trace | None = None
@@ -193,6 +198,10 @@ def run_job(job: Job, folder: Path) -> JobResult:
     done = JobResult(name=job.name, mode=job.mode, expected=job.expected)
     try:
         with Host(mode=job.mode) as host:
+            mended = apt_for(job, host, probe) if job.mend else ()
+            patches = dict.fromkeys((*job.patches, *(entry.remedy for entry in mended if entry.remedy is not None)))
+            job = msgspec.structs.replace(job, patches=tuple(patches))
+            done = msgspec.structs.replace(done, mended=tuple(entry.id for entry in mended))
             engine = host.engine(job.cases[0], job.patches)
             done = msgspec.structs.replace(done, start=time.monotonic() - begun, engine=engine.info)
             for number, case in enumerate(job.cases):
@@ -293,6 +302,8 @@ def _look(engine: EngineProcess, job: Job, case: Case, folder: Path, *, keep: bo
         verdict = agree(verdict, second, f"in run {time_again + 1}")
         if verdict.status == "unknown":
             break
+    if job.mend and verdict.vacuous:  # some of the bugs that are mended do not show in it
+        verdict = msgspec.structs.replace(verdict, status="equal", reason="")
     hidden = job.expected is not None and job.expected.hidden
     if job.proof and trace.header.unreached_edits and not hidden:
         reason = f"{trace.header.unreached_edits[0]} is edited in a branch that did not run"

@@ -14,6 +14,7 @@ from eagletwin.cases.regressions import certain_node, decode_window, hybrid_keys
 from eagletwin.cases.regressions.multi_layer_chunk_tail import ALL_LAYERS
 from eagletwin.cases.regressions.standalone import KEYS
 from eagletwin.cases.strategies import VALUES, cases, focus_of, greedy_cases
+from eagletwin.harness.check.known import AS_RELEASED
 from eagletwin.harness.core.case import Case
 from eagletwin.harness.core.dtype import WIDEST, Dtype
 from eagletwin.harness.core.mode import FLASHMLA_PAGE, Attention, Mode
@@ -110,7 +111,8 @@ def _mode_of(group: int, options: Options) -> str:
 
 
 def searched(blocks: int, each: int, seed: int, options: Options) -> list[Job]:
-    """Blocks as a search draws them, in one mode after the other."""
+    """Blocks as a search draws them, in one mode after the other. In most of them known live bugs are mended, as a search does
+    it."""
     jobs = []
     for number in range(blocks):
         name = options.mode or _SEARCHED[number % len(_SEARCHED)]
@@ -123,6 +125,7 @@ def searched(blocks: int, each: int, seed: int, options: Options) -> list[Job]:
                 draw=draw,
                 view="shifted" if _plain(probe.model) else DECLARED_VIEW,
                 known=bugs_of(probe, options.release, mode),
+                mend=number % AS_RELEASED != 0,
             )
         )
     return jobs

@@ -3,6 +3,8 @@
 from collections import Counter
 from pathlib import Path
 
+from eagletwin.harness.core.words import count
+
 from ..diff.precision_gap import Apart, apart_text
 from ..result import CampaignFacts
 from .batches import table
@@ -37,8 +39,9 @@ class CampaignSummary:
         for seen in done.seen:
             self._batches.update(seen.paths)
         said = Counter(f"{seen.status} {seen.known or seen.rule}".strip() for seen in done.seen)
+        mended = f" with {count(len(done.mended), 'known bug')} mended" if done.mended else ""
         again = "".join(f", {comparison}" for comparison in comparisons(done))
-        return f"{done.name}: {dict(said)}{again} {done.error} ({done.start:.0f} s, {done.seconds:.0f} s)"
+        return f"{done.name}: {dict(said)}{mended}{again} {done.error} ({done.start:.0f} s, {done.seconds:.0f} s)"
 
     def result(self, seconds: float, out: Path, report: str) -> CampaignFacts:
         """All of it as --json has it."""
@@ -76,6 +79,8 @@ class CampaignSummary:
             parts.append(written(reached(blocks), out / "blocks.txt"))
         if any(done.mode.device == "cuda" for done in self._done):
             parts.append(_shared(self._done, turns))
+        mended = sum(len(done.seen) for done in self._done if done.mended)
+        parts += [f"{mended} cases ran with the known bugs mended that they may show"] if mended else []
         parts.append(f"{dict(self._statuses)} in {seconds:.1f} s, {self._cases / seconds:.2f} cases/s")
         return "\n".join(parts)
 

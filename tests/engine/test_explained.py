@@ -1,0 +1,39 @@
+"""Jobs of a plan on SGLang's own worker: known bugs are mended beforehand, or named afterwards, as a search does it."""
+
+from pathlib import Path
+
+from eagletwin.cases.regressions import LEDGER
+from eagletwin.harness.commands.gpu.jobs import Job, run_job
+from eagletwin.harness.commands.gpu.tally import statuses_of
+from eagletwin.harness.core.mode import CPU
+from eagletwin.harness.core.patch import Patch
+
+
+def _job(name: str, *, known: str = "", mend: bool = False) -> Job:
+    remedies: dict[str, Patch] = {known: remedy} if (remedy := LEDGER[known or name].remedy) is not None else {}
+    return Job(name=name, mode=CPU, cases=(LEDGER[name].case,), known=remedies, mend=mend)
+
+
+def test_a_bug_that_was_not_foreseen_is_named_by_the_case(tmp_path: Path) -> None:
+    done = run_job(_job("input-logprob-id", known="certain-node"), tmp_path)
+    assert [(one.status, one.rule, one.known) for one in done.seen] == [("diverged", "output.logprobs", "input-logprob-id")]
+    assert statuses_of(done) == {"known": 1}
+
+
+def test_a_crash_that_is_a_known_bug_is_known(tmp_path: Path) -> None:
+    done = run_job(_job("adaptive-rejection", known="certain-node"), tmp_path)
+    assert [(one.rule, one.known) for one in done.seen] == [("engine.crash", "adaptive-rejection")]
+    assert statuses_of(done) == {"known": 1}
+
+
+def test_bugs_that_are_mended_do_not_show(tmp_path: Path) -> None:
+    done = run_job(_job("input-logprob-id", known="input-logprob-id", mend=True), tmp_path)
+    assert "input-logprob-id" in done.mended
+    assert [(one.status, one.known) for one in done.seen] == [("equal", "")]
+
+
+def test_what_no_known_bug_explains_stays_new(tmp_path: Path) -> None:
+    undone = LEDGER["25015"]
+    job = Job(name="undone", mode=CPU, cases=(undone.case,), patches=undone.red.patches, known=_job("certain-node").known)
+    [seen] = run_job(job, tmp_path).seen
+    assert (seen.status, seen.rule, seen.known) == ("diverged", undone.rule, "")
