@@ -10,9 +10,12 @@ from msgspec.structs import replace
 from eagletwin.harness.core.case import Adapter, Adaptive, Case, EngineSettings, LoraBackend, Request, SGLangSettings, Tier
 from eagletwin.harness.core.errors import InputError
 from eagletwin.harness.core.patch import Edit
+from eagletwin.harness.core.run_spec import Limits
 from eagletwin.harness.families.valid import check_case
+from eagletwin.harness.judge.judge import judge
 
 from .conftest import Runner
+from .older import host_of
 
 PROMPT = tuple((29 * i + 3) % 90 for i in range(10))
 ONE, OTHER = Adapter(seed=1, rank=2), Adapter(seed=2, rank=8, on="mlp")
@@ -127,6 +130,12 @@ def test_adapters_of_other_models(run: Runner, model: str) -> None:
     _, verdict = run(
         replace(CASE, model=model, topk=1 if model == "llama-mtp" else 2, num_draft_tokens=0 if model == "llama-mtp" else 6)
     )
+    assert verdict.status == "equal", (verdict.rule, verdict.reason, verdict.first)
+
+
+def test_block_sizes_are_looked_for_by_a_name_that_a_cpu_has_in_older_releases_too(tmp_path: Path) -> None:
+    with host_of("0.5.20") as host:
+        verdict = judge(host.engine(CASE).run(CASE, tmp_path, Limits()))
     assert verdict.status == "equal", (verdict.rule, verdict.reason, verdict.first)
 
 

@@ -216,3 +216,22 @@ def test_the_candidate_fix_leaves_a_request_its_rows_that_is_aborted_as_it_runs_
     )
     assert WAITING.remedy is not None
     assert run(case, *WAITING.remedy.edits)[1].status == "equal"
+
+
+def test_a_chunk_behind_all_tokens_of_its_request_is_judged(run: Runner) -> None:
+    """SGLang prefills the last turn behind rows that its own prompt has, so that its chunk ends behind all that it has."""
+    case = Case(
+        name="behind-all",
+        model="llama-tiny",
+        num_steps=2,
+        chunks=(16, 16, 20, 8, 4, 8, 12, 24, 16),
+        requests=(
+            Request(id="a", prompt=(2, 25), max_new_tokens=2, arrive=1, session="s"),
+            Request(id="b", prompt=(1, 60, 14), max_new_tokens=10, arrive=4, session="s"),
+            Request(id="c", prompt=(1, 60, 14, 67, 40, 54, 6), max_new_tokens=2, session="s"),
+        ),
+        events=(Event(at=7, kind="retract"), Event(at=9, kind="abort", request="b")),
+        engine=EngineSettings(sglang=SGLangSettings(radix_cache=True, max_total_tokens=572)),
+    )
+    _, verdict = run(case)
+    assert (verdict.status, verdict.rule, verdict.reason) == ("diverged", "session.rows", "")
