@@ -15,7 +15,8 @@ from eagletwin.harness.core.trace import Trace
 from eagletwin.harness.families.weights import model_pair
 
 from .arithmetic import quiet_arithmetic
-from .bounds import Bounds
+from .asked import before_additions
+from .bounds import Bounds, magnitude
 from .rows import log_scale, logs, with_tail
 from .sessions import as_asked
 from .story import Story, stories
@@ -40,11 +41,21 @@ class Distances:
             return np.where(one == other, 0.0, np.inf).reshape(-1)
         scale = None
         with quiet_arithmetic():
+            if name == "target_logits":  # a token that neither may be is not off
+                both = np.isneginf(one) & np.isneginf(other)
+                one, other = np.where(both, 0, one), np.where(both, 0, other)
+                scale = self._before_additions(number, one)
             if name.endswith(_LOGARITHMS):
                 one, other, scale = self._logarithms(number, name, one, other)
             rows = _rows(name, one)
             share = self._bounds.error_of(rows, _rows(name, other), scale)
         return np.where(np.isfinite(rows).all(1), np.nan_to_num(share, nan=np.inf, posinf=np.inf), np.inf)
+
+    def _before_additions(self, number: int, logits: Array) -> Array | None:
+        """Magnitude of each row of logits [R, V] that the judge's bound of them scales with -> [R]; None: that of the row."""
+        asked = self._trace.header.records[number].request
+        request = next((one for one in self._trace.header.case.requests if one.id == asked), None)
+        return None if request is None else np.array([magnitude(before_additions(request, row)) for row in logits])
 
     def _logarithms(self, number: int, name: str, one: Array, other: Array) -> tuple[Array, Array, Array]:
         """Both as rows [R, N] of logarithms, and the magnitude of the logits that each row is of [R]."""

@@ -2,6 +2,8 @@
 
 Called by requests.py. The coins are the worker's own, and so are the draft tokens that it drew. What it sampled from is
 compared with the reference's; what it decided is then judged by its own numbers, so that only the rounding of sums is excused.
+So is the distribution that it made of its logits: these are compared with the reference's, and where top_k, top_p and min_p cut
+is then judged by these.
 """
 
 import math
@@ -16,7 +18,8 @@ from eagletwin.harness.core.case import Sampling
 from eagletwin.harness.core.records import Record
 from eagletwin.harness.core.trace import Trace
 from eagletwin.reference.coins import seeded_coins
-from eagletwin.reference.follow_sampling import Draws, Followed, Illegal, Walk, follow_chain, follow_tree, possible_targets
+from eagletwin.reference.cuts import possible_targets, rounding_of, targets_of_float32
+from eagletwin.reference.follow_sampling import Draws, Followed, Illegal, Walk, follow_chain, follow_tree
 from eagletwin.reference.sampling import Thresholds
 
 from .asked import before_additions
@@ -28,6 +31,26 @@ from .story import Round, Story
 _GREEDY = Sampling(top_k=1)  # what SGLang makes of temperature 0
 
 _GRID = 2**24  # torch.rand in float32 on a CPU: an integer below this, divided by it. A GPU's numbers are finer near 0
+
+
+class _Rows:
+    """What is compared of one accepted node: one comparison, of rows with a scale each."""
+
+    def __init__(self, node: int) -> None:
+        self._node = node
+        self._of: list[str] = []
+        self.expected: list[Array] = []
+        self.actual: list[Array] = []
+        self.scales: list[float] = []
+
+    def add(self, of: str, expected: Array, actual: Array, scale: float) -> None:
+        self._of.append(of)
+        self.expected.append(expected)
+        self.actual.append(actual)
+        self.scales.append(scale)
+
+    def name(self, row: int) -> str:
+        return f"{self._of[row]} of what follows accepted node {self._node}"
 
 
 class Samples:
@@ -89,7 +112,8 @@ class Samples:
         self._coins(number, record, place, sampling)
         logits = story.target.logits[round.committed : round.end]
         targets = self._trace.tensor(number, "target_probabilities")[: len(logits)]
-        self._target_probabilities(place, sampling or _GREEDY, logits, targets)
+        own = self._trace.tensor(number, "target_logits")[: len(logits)] if "target_logits" in record.tensors else None
+        self._target_probabilities(place, sampling or _GREEDY, logits, targets, own)
         drafts = None
         if "draft_probabilities" in record.tensors:
             drafts = self._trace.tensor(number, "draft_probabilities")
@@ -147,8 +171,11 @@ class Samples:
         self._before[record.request] = coins
         return shared
 
-    def _target_probabilities(self, place: Place, sampling: Sampling, logits: Array, targets: Tensor) -> None:
-        """Rows of the accepted nodes; of others nothing is read."""
+    def _target_probabilities(
+        self, place: Place, sampling: Sampling, logits: Array, targets: Tensor, own: Tensor | None
+    ) -> None:
+        """Rows of the accepted nodes; of others nothing is read. own [n, V]: the logits that the worker made them of; None: the
+        trace has none, as up to schema 3."""
         rule = "verify.probabilities"
         if len(logits) != len(targets) and self._compare.on(rule):
             self._compare.report(place, rule, "number of nodes", len(logits), len(targets))
@@ -156,25 +183,39 @@ class Samples:
         for node, (row, actual) in enumerate(zip(torch.from_numpy(logits), targets, strict=False)):
             computed, rounded = magnitude(before_additions(request, row.numpy())), 2.0**-24 * magnitude(row.numpy())
             error = float(self._bounds.relative * computed + rounded)
-            try:
-                possible = possible_targets(
-                    row, sampling.temperature, sampling.top_k or len(row), sampling.top_p, error, sampling.min_p
-                )
-            except ValueError:  # there are too many ways to cut it
-                possible = []
-            if len(possible) != 1:  # within the bound of its logits several sets of tokens could be kept
-                self._compare.not_seen((rule,), 1)
-                self._compare.decided(1, 1)
-            if not possible:
-                continue
-            pairs = [(logs(one.numpy()), logs(with_tail(actual, one).numpy())) for one in possible]
-            expected, reported = min(pairs, key=lambda pair: float(np.nan_to_num(abs(pair[0] - pair[1]), nan=np.inf).max()))
-            scale = log_scale(logits[node : node + 1], sampling.temperature)
+            rows = _Rows(node)
+            if own is None:
+                scale = float(log_scale(row.numpy(), sampling.temperature))
+                self._cut(rows, sampling, row, actual, scale, error)
+            elif node < len(own):
+                rows.add("logits", *_finite(row, own[node]), error / self._bounds.relative)
+                if bool(((row == own[node]) | ((row - own[node].double()).abs() <= error)).all()):  # else that is what is wrong
+                    rounding = rounding_of(own[node], sampling.temperature)
+                    self._cut(rows, sampling, own[node], actual, rounding.sum / self._bounds.relative, None)
+            if rows.expected:
+                expected, reported = np.stack(rows.expected), np.stack(rows.actual)
+                self._compare.floats(place, rule, expected, reported, rows.name, np.array(rows.scales))
 
-            def name(_: int, node: int = node) -> str:
-                return f"logarithms of what follows accepted node {node}"
-
-            self._compare.floats(place, rule, expected[None], reported[None], name, scale)
+    def _cut(
+        self, rows: "_Rows", sampling: Sampling, logits: Tensor, actual: Tensor, scale: float, error: float | None
+    ) -> None:
+        """Add a distribution [V] and what it must be, by logits [V] that are off by `error`, or by the worker's own (None)."""
+        rule, cuts = "verify.probabilities", (sampling.temperature, sampling.top_k or len(logits), sampling.top_p)
+        try:
+            if error is None:
+                possible = targets_of_float32(logits, *cuts, sampling.min_p)
+            else:
+                possible = possible_targets(logits, *cuts, error, sampling.min_p)
+        except ValueError:  # there are too many ways to cut it
+            possible = []
+        if len(possible) != 1:  # within the bound of its logits several sets of tokens could be kept
+            self._compare.not_seen((rule,), 1)
+            self._compare.decided(1, 1)
+        if not possible:
+            return
+        pairs = [(logs(one.numpy()), logs(with_tail(actual, one).numpy())) for one in possible]
+        expected, reported = min(pairs, key=lambda pair: float(np.nan_to_num(abs(pair[0] - pair[1]), nan=np.inf).max()))
+        rows.add("logarithms", expected, reported, scale)
 
     def _draft_probabilities(self, place: Place, sampling: Sampling, logits: Array, drafts: Tensor, round: Round) -> None:
         """Row s is what d[s+1] was drawn from: the draft's, at the request's temperature, without cuts."""
@@ -242,6 +283,12 @@ class Samples:
             reported = {"accept": "accepted", "refuse": "refused", "bonus": "drawn as the bonus token"}[wrong.kind]
             expected, actual = _argument(wrong, coin), f"token {wrong.token} {reported} (by {wrong.by:.3g})"
             self._compare.report(place, "verify.accept", f"decision at node {wrong.node}", expected, actual)
+
+
+def _finite(expected: Tensor, actual: Tensor) -> tuple[Array, Array]:
+    """Logits [V] with 0 for those that both forbid: minus infinity less itself is no number."""
+    both = expected.isneginf() & actual.isneginf()
+    return expected.masked_fill(both, 0.0).numpy(), actual.double().masked_fill(both, 0.0).numpy()
 
 
 def _argument(wrong: Illegal, coin: float) -> str:
