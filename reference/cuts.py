@@ -83,7 +83,7 @@ def rounding_of(logits: Tensor, temperature: float) -> Rounding:
     """
     finite = logits[logits.isfinite()].double().abs()
     size = float(finite.max()) / temperature if len(finite) else 0.0
-    entry = (9 * size + 8) * UNIT
+    entry = min((9 * size + 8) * UNIT, 1.0)  # of more nothing could be told
     return Rounding(entry, math.expm1(2 * entry) + 2 * len(logits) * UNIT)
 
 
