@@ -15,6 +15,7 @@ from eagletwin.harness.engines.host import Host
 from eagletwin.harness.judge.judge import judge
 
 from .conftest import Runner
+from .schemas import as_of_schema_3
 
 SAMPLE = "sglang.srt.speculative.eagle_utils.eagle_sample"
 
@@ -34,15 +35,6 @@ CLOSE = Case(
 ONE_MORE = Edit(
     target=SAMPLE, match="sampling_info.top_ps, verify_input", replacement="sampling_info.top_ps + 2e-4, verify_input"
 )
-
-
-def as_of_schema_3(trace: Trace) -> Trace:
-    """The same trace as it was recorded before logits were."""
-    records = tuple(
-        replace(record, tensors=tuple(name for name in record.tensors if name != "target_logits"))
-        for record in trace.header.records
-    )
-    return Trace(replace(trace.header, schema=3, records=records), trace.tensors)
 
 
 def rounds(trace: Trace) -> list[int]:
