@@ -44,7 +44,7 @@ class Distances:
         scale = None
         with quiet_arithmetic():
             if name == "target_logits":
-                scale = self._before_additions(number, one)
+                scale = self._before_changes(number, one)
             if name.endswith(_LOGARITHMS):
                 one, other, scale = self._logarithms(number, name, one, other)
             rows = _rows(name, one)
@@ -74,11 +74,20 @@ class Distances:
         share: Array = np.abs(off[0] - off[1]).max(1) / bounds
         return share
 
-    def _before_additions(self, number: int, logits: Array) -> Array | None:
-        """Magnitude of each row of logits [R, V] that the judge's bound of them scales with -> [R]; None: that of the row."""
-        asked = self._trace.header.records[number].request
-        request = next((one for one in self._trace.header.case.requests if one.id == asked), None)
-        return None if request is None else np.array([magnitude(before_additions(request, row)) for row in logits])
+    def _before_changes(self, number: int, logits: Array) -> Array | None:
+        """Magnitude that the judge's bound of each row of target_logits [R, V] scales with -> [R]; None: that of the row."""
+        record, case = self._trace.header.records[number], self._trace.header.case
+        request = next((one for one in case.requests if one.id == record.request), None)
+        if request is None:
+            return None
+        sizes = np.array([magnitude(before_additions(request, row)) for row in logits])
+        try:
+            story = self._stories()[record.request]
+            round, plain = story.rounds[record.round], story.target.plain
+        except (LookupError, ValueError):
+            return sizes
+        computed = sizes if plain is None else magnitude(plain[round.committed : round.end])
+        return np.maximum(sizes, computed) if sizes.shape == computed.shape else sizes
 
     def _logarithms(self, number: int, name: str, one: Array, other: Array) -> tuple[Array, Array, Array]:
         """Both as rows [R, N] of logarithms, and the magnitude of the logits that each row is of [R]."""

@@ -7,14 +7,15 @@ is then judged by these.
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from eagletwin.harness.core.arrays import Array
-from eagletwin.harness.core.case import Sampling
+from eagletwin.harness.core.case import Request, Sampling
 from eagletwin.harness.core.records import Record
 from eagletwin.harness.core.trace import Trace
 from eagletwin.reference.coins import seeded_coins
@@ -31,26 +32,6 @@ from .story import Round, Story
 _GREEDY = Sampling(top_k=1)  # what SGLang makes of temperature 0
 
 _GRID = 2**24  # torch.rand in float32 on a CPU: an integer below this, divided by it. A GPU's numbers are finer near 0
-
-
-class _Rows:
-    """What is compared of one accepted node: one comparison, of rows with a scale each."""
-
-    def __init__(self, node: int) -> None:
-        self._node = node
-        self._of: list[str] = []
-        self.expected: list[Array] = []
-        self.actual: list[Array] = []
-        self.scales: list[float] = []
-
-    def add(self, of: str, expected: Array, actual: Array, scale: float) -> None:
-        self._of.append(of)
-        self.expected.append(expected)
-        self.actual.append(actual)
-        self.scales.append(scale)
-
-    def name(self, row: int) -> str:
-        return f"{self._of[row]} of what follows accepted node {self._node}"
 
 
 class Samples:
@@ -112,8 +93,12 @@ class Samples:
         self._coins(number, record, place, sampling)
         logits = story.target.logits[round.committed : round.end]
         targets = self._trace.tensor(number, "target_probabilities")[: len(logits)]
-        own = self._trace.tensor(number, "target_logits")[: len(logits)] if "target_logits" in record.tensors else None
-        self._target_probabilities(place, sampling or _GREEDY, logits, targets, own)
+        if "target_logits" in record.tensors:
+            own = self._trace.tensor(number, "target_logits")[: len(logits)]
+            computed = logits if story.target.plain is None else story.target.plain[round.committed : round.end]
+            self._made_of_its_logits(place, sampling or _GREEDY, logits, targets, own, computed)
+        else:  # up to schema 3
+            self._made_of_the_reference(place, sampling or _GREEDY, logits, targets)
         drafts = None
         if "draft_probabilities" in record.tensors:
             drafts = self._trace.tensor(number, "draft_probabilities")
@@ -171,51 +156,64 @@ class Samples:
         self._before[record.request] = coins
         return shared
 
-    def _target_probabilities(
-        self, place: Place, sampling: Sampling, logits: Array, targets: Tensor, own: Tensor | None
+    def _made_of_its_logits(
+        self, place: Place, sampling: Sampling, logits: Array, targets: Tensor, own: Tensor, computed: Array
     ) -> None:
-        """Rows of the accepted nodes; of others nothing is read. own [n, V]: the logits that the worker made them of; None: the
-        trace has none, as up to schema 3."""
-        rule = "verify.probabilities"
-        if len(logits) != len(targets) and self._compare.on(rule):
-            self._compare.report(place, rule, "number of nodes", len(logits), len(targets))
-        request = next(one for one in self._case.requests if one.id == place.record.request)
+        """Rows of the accepted nodes; of others nothing is read.
+
+        own [n, V]: the logits that the worker made them of; computed [n, V]: the reference's before the request's own changes.
+        These may take the largest one away, and it is what the error of all scales with.
+        """
+        request, relative = self._counted(place, logits, targets), self._bounds.relative
+        for node, (row, mine, actual) in enumerate(zip(torch.from_numpy(logits), own, targets, strict=False)):
+            size = np.maximum(magnitude(before_additions(request, row.numpy())), magnitude(computed[node]))
+            error = float(relative * size + 2.0**-24 * magnitude(row.numpy()))
+            rows = [("logits", *_finite(row, mine), error / relative)]
+            if bool(((row == mine) | ((row - mine.double()).abs() <= error)).all()):  # else this is what is wrong
+                possible = self._possible(partial(targets_of_float32, mine, *_cuts(sampling, mine)))
+                rounded = rounding_of(mine, sampling.temperature).sum
+                rows += [("logarithms", *pair, rounded / relative) for pair in _nearest(possible, actual)]
+            self._compare_rows(place, node, rows)
+
+    def _made_of_the_reference(self, place: Place, sampling: Sampling, logits: Array, targets: Tensor) -> None:
+        """The same where the worker's logits are not known: within the bound of the reference's there may be several cuts."""
+        request = self._counted(place, logits, targets)
         for node, (row, actual) in enumerate(zip(torch.from_numpy(logits), targets, strict=False)):
             computed, rounded = magnitude(before_additions(request, row.numpy())), 2.0**-24 * magnitude(row.numpy())
             error = float(self._bounds.relative * computed + rounded)
-            rows = _Rows(node)
-            if own is None:
-                scale = float(log_scale(row.numpy(), sampling.temperature))
-                self._cut(rows, sampling, row, actual, scale, error)
-            elif node < len(own):
-                rows.add("logits", *_finite(row, own[node]), error / self._bounds.relative)
-                if bool(((row == own[node]) | ((row - own[node].double()).abs() <= error)).all()):  # else that is what is wrong
-                    rounding = rounding_of(own[node], sampling.temperature)
-                    self._cut(rows, sampling, own[node], actual, rounding.sum / self._bounds.relative, None)
-            if rows.expected:
-                expected, reported = np.stack(rows.expected), np.stack(rows.actual)
-                self._compare.floats(place, rule, expected, reported, rows.name, np.array(rows.scales))
+            temperature, top_k, top_p, min_p = _cuts(sampling, row)
+            possible = self._possible(partial(possible_targets, row, temperature, top_k, top_p, error, min_p))
+            scale = float(log_scale(row.numpy(), sampling.temperature))
+            self._compare_rows(place, node, [("logarithms", *pair, scale) for pair in _nearest(possible, actual)])
 
-    def _cut(
-        self, rows: "_Rows", sampling: Sampling, logits: Tensor, actual: Tensor, scale: float, error: float | None
-    ) -> None:
-        """Add a distribution [V] and what it must be, by logits [V] that are off by `error`, or by the worker's own (None)."""
-        rule, cuts = "verify.probabilities", (sampling.temperature, sampling.top_k or len(logits), sampling.top_p)
+    def _counted(self, place: Place, logits: Array, targets: Tensor) -> Request:
+        """The request, of whose accepted nodes each must have a row."""
+        rule = "verify.probabilities"
+        if len(logits) != len(targets) and self._compare.on(rule):
+            self._compare.report(place, rule, "number of nodes", len(logits), len(targets))
+        return next(one for one in self._case.requests if one.id == place.record.request)
+
+    def _possible(self, ask: Callable[[], list[Tensor]]) -> list[Tensor]:
+        """Rows [V] that may be what is sampled from; none where there are too many. If it is not one, that is counted."""
         try:
-            if error is None:
-                possible = targets_of_float32(logits, *cuts, sampling.min_p)
-            else:
-                possible = possible_targets(logits, *cuts, error, sampling.min_p)
-        except ValueError:  # there are too many ways to cut it
+            possible = ask()
+        except ValueError:
             possible = []
-        if len(possible) != 1:  # within the bound of its logits several sets of tokens could be kept
-            self._compare.not_seen((rule,), 1)
+        if len(possible) != 1:
+            self._compare.not_seen(("verify.probabilities",), 1)
             self._compare.decided(1, 1)
-        if not possible:
+        return possible
+
+    def _compare_rows(self, place: Place, node: int, rows: Sequence[tuple[str, Array, Array, float]]) -> None:
+        """As one comparison; of each row what it is, what it must be, what it is there, and what its bound scales with."""
+        if not rows:
             return
-        pairs = [(logs(one.numpy()), logs(with_tail(actual, one).numpy())) for one in possible]
-        expected, reported = min(pairs, key=lambda pair: float(np.nan_to_num(abs(pair[0] - pair[1]), nan=np.inf).max()))
-        rows.add("logarithms", expected, reported, scale)
+        names, expected, actual, scales = zip(*rows, strict=True)
+
+        def name(n: int) -> str:
+            return f"{names[n]} of what follows accepted node {node}"
+
+        self._compare.floats(place, "verify.probabilities", np.stack(expected), np.stack(actual), name, np.array(scales))
 
     def _draft_probabilities(self, place: Place, sampling: Sampling, logits: Array, drafts: Tensor, round: Round) -> None:
         """Row s is what d[s+1] was drawn from: the draft's, at the request's temperature, without cuts."""
@@ -283,6 +281,17 @@ class Samples:
             reported = {"accept": "accepted", "refuse": "refused", "bonus": "drawn as the bonus token"}[wrong.kind]
             expected, actual = _argument(wrong, coin), f"token {wrong.token} {reported} (by {wrong.by:.3g})"
             self._compare.report(place, "verify.accept", f"decision at node {wrong.node}", expected, actual)
+
+
+def _cuts(sampling: Sampling, logits: Tensor) -> tuple[float, int, float, float]:
+    return sampling.temperature, sampling.top_k or len(logits), sampling.top_p, sampling.min_p
+
+
+def _nearest(possible: Sequence[Tensor], actual: Tensor) -> list[tuple[Array, Array]]:
+    """Of the rows that are possible the one that is nearest to the actual one [V], and that one, as logarithms: one pair, or
+    none if nothing is possible."""
+    pairs = [(logs(one.numpy()), logs(with_tail(actual, one).numpy())) for one in possible]
+    return sorted(pairs, key=lambda pair: float(np.nan_to_num(abs(pair[0] - pair[1]), nan=np.inf).max()))[:1]
 
 
 def _finite(expected: Tensor, actual: Tensor) -> tuple[Array, Array]:
