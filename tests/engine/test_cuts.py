@@ -12,7 +12,9 @@ from eagletwin.harness.core.patch import Edit
 from eagletwin.harness.core.trace import Trace
 from eagletwin.harness.core.verdict import Verdict
 from eagletwin.harness.engines.host import Host
+from eagletwin.harness.judge.closer import look_closer
 from eagletwin.harness.judge.judge import judge
+from eagletwin.harness.page.numbers import tables_of
 
 from .conftest import Runner
 from .schemas import as_of_schema_3
@@ -64,6 +66,18 @@ def test_a_cut_that_keeps_one_token_more_is_named_where_it_was_excused(run: Runn
         sums = (own.double() / 3).softmax(-1).sort(descending=True).values.cumsum(0)
         assert int(kept.sum()) == int((sums < top_p).sum()) + 2
     assert judge(as_of_schema_3(trace)).status == "unknown"
+
+
+def test_what_is_shown_of_a_wrong_cut_is_measured_by_its_own_bound(run: Runner) -> None:
+    """Roundings of float32, and not a share of the largest logarithm."""
+    trace, verdict = run(CLOSE, ONE_MORE)
+    closer = look_closer(trace, verdict)
+    assert closer is not None
+    logits, chances = tables_of(closer, None)[0].rows
+    assert logits.cells[1].text.endswith("times the bound")
+    assert float(logits.cells[1].text.split()[0]) < 0.1
+    assert float(chances.cells[1].text.split()[0]) > 1000
+    assert (logits.kind, chances.kind) == ("", "wrong")
 
 
 def test_a_trace_of_this_schema_must_have_the_logits(run: Runner) -> None:
