@@ -5,22 +5,21 @@ either way, a token may have fallen on either side of a top_k or top_p cut, and 
 running sum comes close enough. Such decisions are adopted and counted as ties; anything else is illegal. What no error
 excuses: a token of which nothing is left after the cuts, or which was refused, has no probability, and must not be emitted.
 
-Errors are bounds on any sum of entries of a row (softmax_error). sampling.py says what the decisions are.
+Errors are bounds on any sum of entries of a row (cuts.softmax_error). sampling.py says what the decisions are, cuts.py which
+tokens may have been kept.
 """
 
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from itertools import combinations, pairwise
+from itertools import pairwise
 from typing import NamedTuple
 
-import torch
 from torch import Tensor
 
-from .sampling import EXACT, Kind, Thresholds, acceptance, chain_acceptance, children_of, target_distribution, without
+from .sampling import EXACT, Kind, Thresholds, acceptance, chain_acceptance, children_of, without
 
 Targets = Sequence[Sequence[Tensor]]  # for each node the rows [V] that are possible, the reference's own first
-MOST_ROWS = 64  # of one node. Where more are possible, half the vocabulary ties, and nothing could be told
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,82 +40,6 @@ class Followed:
     illegal: Illegal | None
     decisions: int
     ties: int
-
-
-def softmax_error(logit_error: float, temperature: float, vocabulary: int) -> float:
-    """Bound on any sum of entries of a float32 softmax row against float64's, cuts included.
-
-    Logits off by d <= logit_error / temperature change each entry by a factor between exp(-2d) and exp(2d), and a sum and its
-    complement as well: at most half of exp(2d) - 1. Cuts leave a softmax over fewer logits. Float32's own part: one rounding
-    each for an entry's quotient, exponential, division and two renormalisations, and one for each addition of a running sum.
-    """
-    moved = math.expm1(2 * logit_error / temperature) / 2
-    return min(1.0, moved + (vocabulary + 16) * 2.0**-24)
-
-
-def possible_targets(
-    logits: Tensor, temperature: float, top_k: int, top_p: float, logit_error: float, min_p: float = 0.0
-) -> list[Tensor]:
-    """Rows [V] that an engine may have sampled from: the reference's own, then those with other cuts. logits [V].
-
-    A cut is in doubt if logits tie with the pivot within twice their error, or a sum reaches top_p within its own, or a logit
-    is as far below the largest as min_p allows, within twice its error. A logit of minus infinity is never kept. Raises
-    ValueError if more than MOST_ROWS are possible.
-    """
-    size = len(logits)
-    exact = logits.double() / temperature
-    near = 2 * logit_error / temperature + 2.0**-20  # and float32's probabilities may tie where logits do not
-    error = softmax_error(logit_error, temperature, size)
-    able = [int(token) for token in logits.isfinite().nonzero()]
-    kept_sets = {frozenset(able)} if top_k >= len(able) else _cuts(exact, able, [top_k], near)
-    if top_p < 1:
-        kept_sets = {cut for kept in kept_sets for cut in _cuts_at_mass(exact, sorted(kept), top_p, near, error)}
-    if min_p > 0:
-        least = float(exact.max()) + math.log(min_p)
-        kept_sets = {cut for kept in kept_sets for cut in _cuts_at_least(exact, sorted(kept), least, near)}
-    first = target_distribution(logits, temperature, top_k, top_p, min_p)
-    own = frozenset(int(token) for token in (first > 0).nonzero())
-    others = sorted(sorted(kept) for kept in kept_sets - {own})
-    return [first, *(_over(exact, kept) for kept in others)]
-
-
-def _cuts(exact: Tensor, among: Sequence[int], counts: Sequence[int], near: float) -> set[frozenset[int]]:
-    """Sets that the largest `count` of these tokens may be, for each of counts; what ties with the last may come along."""
-    found = set[frozenset[int]]()
-    values = {token: float(exact[token]) for token in among}
-    for count in counts:
-        pivot = sorted(values.values(), reverse=True)[min(count, len(values)) - 1]
-        above = frozenset(token for token, value in values.items() if value > pivot + near)
-        level = [token for token, value in values.items() if abs(value - pivot) <= near]
-        if len(level) > 8:
-            raise ValueError(f"{len(level)} tokens tie at a cut: which of them are kept cannot be told")
-        for size in range(max(count - len(above), 1), len(level) + 1):
-            found |= {above | set(chosen) for chosen in combinations(level, size)}
-    if len(found) > MOST_ROWS:
-        raise ValueError(f"{len(found)} cuts are possible: which of them was made cannot be told")
-    return found
-
-
-def _cuts_at_mass(exact: Tensor, among: Sequence[int], top_p: float, near: float, error: float) -> set[frozenset[int]]:
-    sums = torch.softmax(exact[list(among)], 0).sort(descending=True).values.cumsum(0).tolist()
-    counts = [n + 1 for n, mass in enumerate(sums) if mass >= top_p - error and (n == 0 or sums[n - 1] < top_p + error)]
-    return _cuts(exact, among, counts or [len(sums)], near)
-
-
-def _cuts_at_least(exact: Tensor, among: Sequence[int], least: float, near: float) -> set[frozenset[int]]:
-    """Sets that the tokens of at least this logit may be."""
-    surely = frozenset(token for token in among if float(exact[token]) > least + near)
-    level = [token for token in among if abs(float(exact[token]) - least) <= near]
-    if 2 ** len(level) > MOST_ROWS:
-        raise ValueError(f"{len(level)} tokens are as likely as min_p demands: which of them are kept cannot be told")
-    chosen = (combinations(level, size) for size in range(len(level) + 1))
-    return {cut for some in chosen for one in some if (cut := surely | frozenset(one))}
-
-
-def _over(exact: Tensor, kept: Sequence[int]) -> Tensor:
-    row = torch.zeros_like(exact)
-    row[list(kept)] = torch.softmax(exact[list(kept)], 0)
-    return row
 
 
 class Draws(NamedTuple):

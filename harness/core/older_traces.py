@@ -1,4 +1,7 @@
-"""Traces of older schemas, as those of this one are. Called by trace.py, which reads them."""
+"""Traces of older schemas, as those of this one are. Called by trace.py, which reads them.
+
+What schema 4 adds, the logits that a verify samples from, cannot be put into an older trace: the judge does without there.
+"""
 
 import msgspec
 import numpy as np

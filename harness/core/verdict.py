@@ -144,7 +144,8 @@ RULES: dict[str, Rule] = {
     "verify.probabilities": Rule(
         "3.5",
         "Verify samples from softmax(logits / temperature) of the target at each accepted node, cut at top_k, at top_p and at "
-        "min_p.",
+        "min_p. Its logits are the reference's, within the bound; the distribution is that of exactly its logits, within the "
+        "roundings of float32.",
         weights="yes",
     ),
     "draft.probabilities": Rule(

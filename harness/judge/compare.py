@@ -74,6 +74,7 @@ class Exhibit(Struct, frozen=True, kw_only=True, gc=False):
     element   of floats: the number of the first wrong row that is farthest off; parts: into how many parts a row falls, each
               with a magnitude of its own
     logits    [V] that the first wrong row is a choice over
+    scale     [R]: see Bounds.error_of, where a row's bound does not scale with its own numbers
     """
 
     name: Callable[[int], str]
@@ -83,6 +84,7 @@ class Exhibit(Struct, frozen=True, kw_only=True, gc=False):
     element: int = 0
     parts: int = 1
     logits: Array | None = None
+    scale: Array | None = None
 
 
 @dataclass(slots=True)
@@ -373,6 +375,7 @@ class Compare:
             actual=floats.actual,
             element=worst,
             parts=floats.parts,
+            scale=floats.scale,
         )
         order = (*order_of(floats.place, self._order), floats.rank)
         self._report(order, floats.place, floats.rule, (index, f"{float(exact[worst]):.6g}", reported), shown=shown)

@@ -15,7 +15,7 @@ from eagletwin.reference.sizes import count_candidates
 
 from .model import Model
 
-_FLOATS = ("kv", "state", "conv", "hidden_in", "hidden_out", "hidden", "probabilities", "scores", "coins", "logprobs")
+_FLOATS = ("kv", "state", "conv", "hidden_in", "hidden_out", "hidden", "probabilities", "logits", "scores", "coins", "logprobs")
 _WITH_OUTPUT = ("target.extend", "target.verify", "draft.decode")
 
 
@@ -190,10 +190,9 @@ def _due(trace: Trace, number: int, record: Record, model: Model) -> str:
         if case.topk > 1 and model.states:
             due["path_hidden"] = (0, numbers.get("kept", numbers["accept_len"]))
         if case.sampled(record.request) is not None:
-            due |= {
-                "coins": (0, numbers.get("steps", case.verify_nodes - 1) + 1),
-                "target_probabilities": (0, numbers["accept_len"]),
-            }
+            made = ("target_probabilities", "target_logits") if trace.header.schema > 3 else ("target_probabilities",)
+            due |= dict.fromkeys(made, (0, numbers["accept_len"]))
+            due["coins"] = (0, numbers.get("steps", case.verify_nodes - 1) + 1)
             if case.engine.sglang.rejection_sampling:
                 due["draft_probabilities"] = (0, numbers.get("steps", case.num_steps))
     if record.stage == "extend" or (record.stage == "prefill" and numbers["final"]):

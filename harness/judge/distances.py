@@ -7,15 +7,18 @@ reference in opposite directions, each within the bound, they may be up to two b
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from eagletwin.harness.core.arrays import Array
 from eagletwin.harness.core.case import Sampling
 from eagletwin.harness.core.records import Record
 from eagletwin.harness.core.trace import Trace
 from eagletwin.harness.families.weights import model_pair
+from eagletwin.reference.cuts import rounding_of
 
 from .arithmetic import quiet_arithmetic
-from .bounds import Bounds
+from .asked import before_additions
+from .bounds import Bounds, magnitude
 from .rows import log_scale, logs, with_tail
 from .sessions import as_asked
 from .story import Story, stories
@@ -26,13 +29,13 @@ _LOGARITHMS = ("_probabilities", "_scores")
 class Distances:
     """Of the floats of another trace to those of `trace`."""
 
-    def __init__(self, trace: Trace, bounds: Bounds) -> None:
-        self._trace, self._bounds = trace, bounds
+    def __init__(self, trace: Trace, other: Trace, bounds: Bounds) -> None:
+        self._trace, self._other, self._bounds = trace, other, bounds
         self._known: dict[str, Story] | None = None
 
-    def shares(self, number: int, name: str, one: Array, other: Array) -> Array:
+    def shares(self, number: int, there: int, name: str, one: Array, other: Array) -> Array:
         """Of each row, how far it is off as a share of the bound. one: what record `number` has as `name`, of KV rows only the
-        keys or only the values [n, L, G, D]; other: what another trace has there, of the same shape. -> [R]
+        keys or only the values [n, L, G, D]; other: what the other trace has in record `there`, of the same shape. -> [R]
 
         A number that is not finite, and a coin that is not the same, count as infinitely far.
         """
@@ -40,11 +43,51 @@ class Distances:
             return np.where(one == other, 0.0, np.inf).reshape(-1)
         scale = None
         with quiet_arithmetic():
+            if name == "target_logits":
+                scale = self._before_changes(number, one)
             if name.endswith(_LOGARITHMS):
                 one, other, scale = self._logarithms(number, name, one, other)
             rows = _rows(name, one)
             share = self._bounds.error_of(rows, _rows(name, other), scale)
+            if name == "target_probabilities":
+                made = self._as_made(number, there)
+                share = np.where(made > 1, np.maximum(share, made), share)  # else what counts is how far the logits are
         return np.where(np.isfinite(rows).all(1), np.nan_to_num(share, nan=np.inf, posinf=np.inf), np.inf)
+
+    def _as_made(self, number: int, there: int) -> Array:
+        """How much more one worker's distributions are off from its own logits than the other's, as a share of the bound, which
+        is that of float32 alone. -> [R]; 0 where a trace does not have the logits, or other tokens were kept."""
+        made = list[tuple[Tensor, Tensor]]()
+        for trace, at in ((self._trace, number), (self._other, there)):
+            if "target_logits" not in trace.header.records[at].tensors:
+                return np.zeros(1)
+            made.append((trace.tensor(at, "target_logits").double(), trace.tensor(at, "target_probabilities").double()))
+            if made[-1][0].shape != made[-1][1].shape:
+                return np.zeros(1)
+        sampling = self._trace.header.case.sampled(self._trace.header.records[number].request) or Sampling()
+        kept = (made[0][1] > 0) & (made[1][1] > 0)
+        off = []
+        for logits, actual in made:
+            expected = (logits / sampling.temperature).masked_fill(actual == 0, -torch.inf).softmax(-1)
+            off.append(np.where(kept, logs(actual.numpy()) - logs(expected.numpy()), 0))
+        bounds = np.array([rounding_of(row, sampling.temperature).sum for row in made[0][0]])
+        share: Array = np.abs(off[0] - off[1]).max(1) / bounds
+        return share
+
+    def _before_changes(self, number: int, logits: Array) -> Array | None:
+        """Magnitude that the judge's bound of each row of target_logits [R, V] scales with -> [R]; None: that of the row."""
+        record, case = self._trace.header.records[number], self._trace.header.case
+        request = next((one for one in case.requests if one.id == record.request), None)
+        if request is None:
+            return None
+        sizes = np.array([magnitude(before_additions(request, row)) for row in logits])
+        try:
+            story = self._stories()[record.request]
+            round, plain = story.rounds[record.round], story.target.plain
+        except (LookupError, ValueError):
+            return sizes
+        computed = sizes if plain is None else magnitude(plain[round.committed : round.end])
+        return np.maximum(sizes, computed) if sizes.shape == computed.shape else sizes
 
     def _logarithms(self, number: int, name: str, one: Array, other: Array) -> tuple[Array, Array, Array]:
         """Both as rows [R, N] of logarithms, and the magnitude of the logits that each row is of [R]."""

@@ -2,21 +2,25 @@
 
 Called by requests.py. The coins are the worker's own, and so are the draft tokens that it drew. What it sampled from is
 compared with the reference's; what it decided is then judged by its own numbers, so that only the rounding of sums is excused.
+So is the distribution that it made of its logits: these are compared with the reference's, and where top_k, top_p and min_p cut
+is then judged by these.
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from eagletwin.harness.core.arrays import Array
-from eagletwin.harness.core.case import Sampling
+from eagletwin.harness.core.case import Request, Sampling
 from eagletwin.harness.core.records import Record
 from eagletwin.harness.core.trace import Trace
 from eagletwin.reference.coins import seeded_coins
-from eagletwin.reference.follow_sampling import Draws, Followed, Illegal, Walk, follow_chain, follow_tree, possible_targets
+from eagletwin.reference.cuts import possible_targets, rounding_of, targets_of_float32
+from eagletwin.reference.follow_sampling import Draws, Followed, Illegal, Walk, follow_chain, follow_tree
 from eagletwin.reference.sampling import Thresholds
 
 from .asked import before_additions
@@ -89,7 +93,12 @@ class Samples:
         self._coins(number, record, place, sampling)
         logits = story.target.logits[round.committed : round.end]
         targets = self._trace.tensor(number, "target_probabilities")[: len(logits)]
-        self._target_probabilities(place, sampling or _GREEDY, logits, targets)
+        if "target_logits" in record.tensors:
+            own = self._trace.tensor(number, "target_logits")[: len(logits)]
+            computed = logits if story.target.plain is None else story.target.plain[round.committed : round.end]
+            self._made_of_its_logits(place, sampling or _GREEDY, logits, targets, own, computed)
+        else:  # up to schema 3
+            self._made_of_the_reference(place, sampling or _GREEDY, logits, targets)
         drafts = None
         if "draft_probabilities" in record.tensors:
             drafts = self._trace.tensor(number, "draft_probabilities")
@@ -147,34 +156,64 @@ class Samples:
         self._before[record.request] = coins
         return shared
 
-    def _target_probabilities(self, place: Place, sampling: Sampling, logits: Array, targets: Tensor) -> None:
-        """Rows of the accepted nodes; of others nothing is read."""
-        rule = "verify.probabilities"
-        if len(logits) != len(targets) and self._compare.on(rule):
-            self._compare.report(place, rule, "number of nodes", len(logits), len(targets))
-        request = next(one for one in self._case.requests if one.id == place.record.request)
+    def _made_of_its_logits(
+        self, place: Place, sampling: Sampling, logits: Array, targets: Tensor, own: Tensor, computed: Array
+    ) -> None:
+        """Rows of the accepted nodes; of others nothing is read.
+
+        own [n, V]: the logits that the worker made them of; computed [n, V]: the reference's before the request's own changes.
+        These may take the largest one away, and it is what the error of all scales with.
+        """
+        request, relative = self._counted(place, logits, targets), self._bounds.relative
+        for node, (row, mine, actual) in enumerate(zip(torch.from_numpy(logits), own, targets, strict=False)):
+            size = np.maximum(magnitude(before_additions(request, row.numpy())), magnitude(computed[node]))
+            error = float(relative * size + 2.0**-24 * magnitude(row.numpy()))
+            rows = [("logits", *_finite(row, mine), error / relative)]
+            if bool(((row == mine) | ((row - mine.double()).abs() <= error)).all()):  # else this is what is wrong
+                possible = self._possible(partial(targets_of_float32, mine, *_cuts(sampling, mine)))
+                rounded = rounding_of(mine, sampling.temperature).sum
+                rows += [("logarithms", *pair, rounded / relative) for pair in _nearest(possible, actual)]
+            self._compare_rows(place, node, rows)
+
+    def _made_of_the_reference(self, place: Place, sampling: Sampling, logits: Array, targets: Tensor) -> None:
+        """The same where the worker's logits are not known: within the bound of the reference's there may be several cuts."""
+        request = self._counted(place, logits, targets)
         for node, (row, actual) in enumerate(zip(torch.from_numpy(logits), targets, strict=False)):
             computed, rounded = magnitude(before_additions(request, row.numpy())), 2.0**-24 * magnitude(row.numpy())
             error = float(self._bounds.relative * computed + rounded)
-            try:
-                possible = possible_targets(
-                    row, sampling.temperature, sampling.top_k or len(row), sampling.top_p, error, sampling.min_p
-                )
-            except ValueError:  # there are too many ways to cut it
-                possible = []
-            if len(possible) != 1:  # within the bound of its logits several sets of tokens could be kept
-                self._compare.not_seen((rule,), 1)
-                self._compare.decided(1, 1)
-            if not possible:
-                continue
-            pairs = [(logs(one.numpy()), logs(with_tail(actual, one).numpy())) for one in possible]
-            expected, reported = min(pairs, key=lambda pair: float(np.nan_to_num(abs(pair[0] - pair[1]), nan=np.inf).max()))
-            scale = log_scale(logits[node : node + 1], sampling.temperature)
+            temperature, top_k, top_p, min_p = _cuts(sampling, row)
+            possible = self._possible(partial(possible_targets, row, temperature, top_k, top_p, error, min_p))
+            scale = float(log_scale(row.numpy(), sampling.temperature))
+            self._compare_rows(place, node, [("logarithms", *pair, scale) for pair in _nearest(possible, actual)])
 
-            def name(_: int, node: int = node) -> str:
-                return f"logarithms of what follows accepted node {node}"
+    def _counted(self, place: Place, logits: Array, targets: Tensor) -> Request:
+        """The request, of whose accepted nodes each must have a row."""
+        rule = "verify.probabilities"
+        if len(logits) != len(targets) and self._compare.on(rule):
+            self._compare.report(place, rule, "number of nodes", len(logits), len(targets))
+        return next(one for one in self._case.requests if one.id == place.record.request)
 
-            self._compare.floats(place, rule, expected[None], reported[None], name, scale)
+    def _possible(self, ask: Callable[[], list[Tensor]]) -> list[Tensor]:
+        """Rows [V] that may be what is sampled from; none where there are too many. If it is not one, that is counted."""
+        try:
+            possible = ask()
+        except ValueError:
+            possible = []
+        if len(possible) != 1:
+            self._compare.not_seen(("verify.probabilities",), 1)
+            self._compare.decided(1, 1)
+        return possible
+
+    def _compare_rows(self, place: Place, node: int, rows: Sequence[tuple[str, Array, Array, float]]) -> None:
+        """As one comparison; of each row what it is, what it must be, what it is there, and what its bound scales with."""
+        if not rows:
+            return
+        names, expected, actual, scales = zip(*rows, strict=True)
+
+        def name(n: int) -> str:
+            return f"{names[n]} of what follows accepted node {node}"
+
+        self._compare.floats(place, "verify.probabilities", np.stack(expected), np.stack(actual), name, np.array(scales))
 
     def _draft_probabilities(self, place: Place, sampling: Sampling, logits: Array, drafts: Tensor, round: Round) -> None:
         """Row s is what d[s+1] was drawn from: the draft's, at the request's temperature, without cuts."""
@@ -242,6 +281,23 @@ class Samples:
             reported = {"accept": "accepted", "refuse": "refused", "bonus": "drawn as the bonus token"}[wrong.kind]
             expected, actual = _argument(wrong, coin), f"token {wrong.token} {reported} (by {wrong.by:.3g})"
             self._compare.report(place, "verify.accept", f"decision at node {wrong.node}", expected, actual)
+
+
+def _cuts(sampling: Sampling, logits: Tensor) -> tuple[float, int, float, float]:
+    return sampling.temperature, sampling.top_k or len(logits), sampling.top_p, sampling.min_p
+
+
+def _nearest(possible: Sequence[Tensor], actual: Tensor) -> list[tuple[Array, Array]]:
+    """Of the rows that are possible the one that is nearest to the actual one [V], and that one, as logarithms: one pair, or
+    none if nothing is possible."""
+    pairs = [(logs(one.numpy()), logs(with_tail(actual, one).numpy())) for one in possible]
+    return sorted(pairs, key=lambda pair: float(np.nan_to_num(abs(pair[0] - pair[1]), nan=np.inf).max()))[:1]
+
+
+def _finite(expected: Tensor, actual: Tensor) -> tuple[Array, Array]:
+    """Logits [V] with 0 for those that both forbid: minus infinity less itself is no number."""
+    both = expected.isneginf() & actual.isneginf()
+    return expected.masked_fill(both, 0.0).numpy(), actual.double().masked_fill(both, 0.0).numpy()
 
 
 def _argument(wrong: Illegal, coin: float) -> str:

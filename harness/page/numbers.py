@@ -108,9 +108,9 @@ def _rows(closer: Closer, exhibit: Exhibit, whose: dict[int, str]) -> Table:
     bounds = bounds_of(header.engine.dtype, header.case.model) if model_of(header).numbers else FLOAT32
     at, wrong, parts = _shown(exhibit.wrong, len(exhibit.actual)), {*exhibit.wrong}, exhibit.parts
     expected, actual = exhibit.expected[at], exhibit.actual[at].astype(np.float64)
-    share = (
-        bounds.error_of(expected.reshape(len(at) * parts, -1), actual.reshape(len(at) * parts, -1)).reshape(-1, parts).max(1)
-    )
+    scale = None if exhibit.scale is None else exhibit.scale[at]
+    share = bounds.error_of(expected.reshape(len(at) * parts, -1), actual.reshape(len(at) * parts, -1), scale)
+    share = share.reshape(-1, parts).max(1)
     error = np.nan_to_num(np.abs(actual - expected), nan=np.inf).argmax(1)
     rows = []
     for n, one in enumerate(at):

@@ -17,6 +17,7 @@ from eagletwin.harness.families.traces import read_trace
 from eagletwin.harness.judge.judge import judge
 
 from .conftest import in_mode
+from .schemas import as_of_schema_3
 
 UNIT = 2.0**-8
 
@@ -112,13 +113,28 @@ def test_the_interpreter_is_refused(brains: Host, kernels: str, busy_case: Case)
         brains.engine(busy_case, (), kernels)  # type: ignore[arg-type]
 
 
-def test_a_request_that_samples_is_equal_where_nothing_is_cut_and_otherwise_unknown(brains: Host, tmp_path: Path) -> None:
-    """Within the bound of bfloat16 the judge cannot tell which of many tokens a top_p keeps; within float32's it can."""
+def test_a_request_that_samples_is_judged_where_it_is_cut(brains: Host, tmp_path: Path) -> None:
+    """Within the bound of bfloat16 the reference cannot tell which of many tokens a top_p keeps; the engine's own logits do."""
     prompt = tuple(range(30, 50))
-    for name, sampling, status in (("whole", Sampling(), "equal"), ("cut", Sampling(temperature=1.5, top_p=0.5), "unknown")):
+    more = Edit(
+        target="sglang.srt.speculative.eagle_utils.eagle_sample",
+        match="sampling_info.top_ps, verify_input",
+        replacement="sampling_info.top_ps + 0.2, verify_input",
+    )
+    cut = Sampling(temperature=1.5, top_p=0.5)
+    for name, sampling, edits, expected in (
+        ("whole", Sampling(), (), ("equal", "")),
+        ("cut", cut, (), ("equal", "")),
+        ("more", cut, (more,), ("diverged", "verify.probabilities")),
+    ):
         request = Request(id="a", prompt=prompt, max_new_tokens=12, sampling=sampling)
         case = Case(name=name, model="llama-tiny", num_steps=2, requests=(request,))
         (tmp_path / name).mkdir()
-        verdict = judge(brains.engine(case).run(case, tmp_path / name))
-        assert verdict.status == status, verdict
-        assert ("top_p cut cannot be told" in verdict.reason) == (name == "cut")
+        patches = (Patch(name="planted", edits=edits),) if edits else ()
+        trace = brains.engine(case, patches).run(case, tmp_path / name)
+        verdict = judge(trace)
+        assert (verdict.status, verdict.rule) == expected, verdict
+        assert "verify.probabilities" not in verdict.unseen
+        before = judge(as_of_schema_3(trace))
+        assert before.status == ("equal" if name == "whole" else "unknown"), before
+        assert ("top_p cut cannot be told" in before.reason) == (name != "whole")

@@ -252,6 +252,8 @@ def drawn(host: Host, tmp_path_factory: pytest.TempPathFactory) -> Trace:
         ("target_probabilities", 0.5, "verify.probabilities"),
         ("draft_probabilities", 0.5, "draft.probabilities"),
         ("target_probabilities", float("nan"), "verify.probabilities"),
+        ("target_logits", 0.5, "verify.probabilities"),
+        ("target_logits", float("nan"), "verify.probabilities"),
     ],
 )
 def test_a_number_that_changes_is_seen(drawn: Trace, tensor: str, value: float, rule: str) -> None:

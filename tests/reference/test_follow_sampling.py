@@ -8,16 +8,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from eagletwin.reference.follow_sampling import (
-    Draws,
-    Followed,
-    Illegal,
-    Walk,
-    follow_chain,
-    follow_tree,
-    possible_targets,
-    softmax_error,
-)
+from eagletwin.reference.cuts import possible_targets, softmax_error
+from eagletwin.reference.follow_sampling import Draws, Followed, Illegal, Walk, follow_chain, follow_tree
 from eagletwin.reference.sampling import sample_chain, sample_tree, target_distribution
 
 V = 6

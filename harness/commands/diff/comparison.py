@@ -78,7 +78,8 @@ def _diff_rank(left: Trace, right: Trace, rank: str) -> Comparison:
     compared, largest = 0, 0.0
     both = (bounds_of(trace.header.engine.dtype, left.header.case.model) for trace in (left, right))
     bounds = max(both, key=lambda bounds: bounds.relative)
-    distances, latent = Distances(left, bounds), model_of(left.header).latent
+    distances, latent = Distances(left, right, bounds), model_of(left.header).latent
+    unknown = {"target_logits"} if min(left.header.schema, right.header.schema) < 4 else set[str]()  # to an older eagletwin
     for key in ours | theirs:
         where = rank + _where(key)
         if key not in ours or key not in theirs:
@@ -91,7 +92,7 @@ def _diff_rank(left: Trace, right: Trace, rank: str) -> Comparison:
                 found.append(
                     TensorDifference(f"{where}, {name}", str(a.numbers.get(name)), str(b.numbers.get(name)), bits=False)
                 )
-        for name in sorted({*a.tensors, *b.tensors}):
+        for name in sorted({*a.tensors, *b.tensors} - unknown):
             if name not in a.tensors or name not in b.tensors:
                 compared += 1
                 found.append(_presence(f"{where}, {name}", name in a.tensors, name in b.tensors))
@@ -105,7 +106,9 @@ def _diff_rank(left: Trace, right: Trace, rank: str) -> Comparison:
                     one, two = _without_shared(one, two)
                     if torch.equal(one, two):
                         continue
-                    share = distances.shares(ours[key], name, on_host(one), on_host(two)) if one.is_floating_point() else None
+                    share = None
+                    if one.is_floating_point():
+                        share = distances.shares(ours[key], theirs[key], name, on_host(one), on_host(two))
                     largest = largest if share is None else max(largest, float(share.max()) * bounds.relative)
                     found.append(_difference(f"{where}, {part}", one, two, share))
     return Comparison(found, compared, largest)

@@ -2,6 +2,10 @@
 
 SGLang draws the coins just before it calls the function that decides, whichever that is, so that call is where all of it is
 together. An all-greedy batch makes none, and has nothing of this in its records.
+
+The logits that the distributions are made of are those of the target's forward, which inner.py hands over. Every release adds
+penalties, biases and masks to them in place, and divides by the temperature elsewhere: when the function that decides is
+called, they are what the softmax was given.
 """
 
 import contextlib
@@ -29,6 +33,7 @@ class Coins:
     def __init__(self) -> None:
         self._wrapped: list[tuple[Any, str, Callable[..., Any]]] = []
         self._given: dict[str, Array] = {}
+        self._output: Any = None  # of the target's forward, until the verify has decided
 
     def start(self) -> None:
         for module in _MODULES:
@@ -47,20 +52,26 @@ class Coins:
 
     def clear(self) -> None:
         """Before a verify: whatever it decides by comes after."""
-        self._given = {}
+        self._given, self._output = {}, None
+
+    def computed(self, output: Any) -> None:
+        """The target's forward of a verify has returned this. It is held only where what is sampled is recorded: the logits of
+        a server are large."""
+        if self._wrapped:
+            self._output = output
 
     def of(self, number: int, path: Array) -> dict[str, Array]:
         """Of request `number` of the batch, with these accepted nodes: empty if the batch was verified greedily.
 
-        coins [D], final_coins [1], target_probabilities [len(path), V] of what follows each accepted node,
-        draft_probabilities [S, V] of what each draft token was drawn from, under rejection sampling.
+        coins [D], final_coins [1], target_probabilities [len(path), V] of what follows each accepted node, target_logits
+        [len(path), V] that they were made of, draft_probabilities [S, V] of what each draft token was drawn from, under
+        rejection sampling.
         """
         if not self._given:
             return {}
         inputs = {name: tensor[number] for name, tensor in self._given.items()}
         rows = path.clip(0, len(inputs["coins"]) - 1)
-        inputs["target_probabilities"] = inputs["target_probabilities"][rows]
-        return inputs
+        return inputs | {name: inputs[name][rows] for name in ("target_probabilities", "target_logits") if name in inputs}
 
     def _around(self, original: Callable[..., Any]) -> Callable[..., Any]:
         chain = original.__name__ == _FUNCTIONS[1]
@@ -73,6 +84,9 @@ class Coins:
             }
             if chain:  # the other function is given zeros, which it writes into
                 given["draft_probabilities"] = kwargs["draft_probs"]
+            output, self._output = self._output, None
+            if output is not None and output.next_token_logits.numel() == kwargs["target_probs"].numel():
+                given["target_logits"] = output.next_token_logits.reshape(kwargs["target_probs"].shape)
             self._given = {name: snapshot(tensor) for name, tensor in given.items()}
             return original(*args, **kwargs)
 

@@ -8,6 +8,7 @@ from eagletwin.harness.core.trace import snapshot
 
 from ..eras import layers
 from .captures import CAPTURES
+from .coins import Coins
 from .forward_pass import ForwardPass
 from .pools import Allocation
 from .speculation import Speculation
@@ -22,12 +23,13 @@ _USED = {"attention": "attn_backend", "kv_pool": "token_to_kv_pool", "req_pool":
 class Inner:
     """Fills the passes that are under way, and records forwards. taps.py says which tap stands where."""
 
-    def __init__(self, of: Speculation, underway: Underway, allocation: Allocation, writer: Writer) -> None:
+    def __init__(self, of: Speculation, underway: Underway, allocation: Allocation, writer: Writer, coins: Coins) -> None:
         self.states = True  # whether hidden states are recorded
         self._of = of
         self._now = underway
         self._allocation = allocation
         self._writer = writer
+        self._coins = coins
 
     def wrap(self, wraps: Wraps) -> None:
         of = self._of
@@ -119,6 +121,8 @@ class Inner:
             result = call(batch, *args, **kwargs)
             if self.states and (target or mode.is_decode()):
                 forward.returned(result.logits_output.hidden_states)
+            if target and mode.is_target_verify():
+                self._coins.computed(result.logits_output)
             return result
         finally:  # what went into a forward that never returned is the best hint at why
             forward.record(self._writer)

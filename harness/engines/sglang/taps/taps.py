@@ -60,9 +60,9 @@ class Taps:
       before verify, and again after it.
     * When draft() returns: the tree, and the KV rows in the slots that it borrowed. They are read now, since verify writes its
       own rows over them.
-    * While verify() runs: its coins (Coins), and in older releases the accepted nodes (Accepted), where a function passes by
-      that is given them. When it returns: how many rows of each request draft extend may use; the rest is unread
-      garbage, and is not recorded.
+    * While verify() runs: its coins and the logits that it samples from (Coins), and in older releases the accepted nodes
+      (Accepted), where a function passes by that is given them. When it returns: how many rows of each request draft extend
+      may use; the rest is unread garbage, and is not recorded.
     * When the batch returns: the proposal for the next round, and all committed KV rows that are new or have changed.
 
     With CUDA graphs no Python runs between the steps of draft decode. `_around_replay` stands where the graph is replayed: the
@@ -102,7 +102,7 @@ class Taps:
         self._grammars = Masks()
         self._wraps = self._new_wraps()
         self._now = Underway()
-        self._inner = self.inner(self._of, self._now, self.allocation, self.writer)
+        self._inner = self.inner(self._of, self._now, self.allocation, self.writer, self._coins)
         self._inner.states = self.numbers and self._of.states
 
     def _new_wraps(self) -> Wraps:
