@@ -319,10 +319,9 @@ def _drawn(
     sampling = _sampling(random, asked, may_reject=topk == 1 and recipe.samples_drafts)
     if focus.host_slots and asked.sampling is None and not asked.retract:  # its small pool retracts
         sampling = None
-    if SEVERAL in asks and sampling is not None and not asked.retract and "max_total_tokens" not in held:
-        focus = replace(focus, max_total_tokens=POOL_SIZES[0])  # samples of a small pool retract each other
-    if asked.stages > 1 and "max_total_tokens" not in held:
-        # a batch of one request finds nobody to retract where the other batches of its pipeline fill the pool, and gives it up
+    retracting = SEVERAL in asks and sampling is not None and not asked.retract  # samples of a small pool retract each other
+    # a batch of one request finds nobody to retract where the other batches of its pipeline fill the pool, and gives it up
+    if (retracting or asked.stages > 1) and "max_total_tokens" not in held:
         focus = replace(focus, max_total_tokens=POOL_SIZES[0])
     if any(getattr(focus, name) != value for name, value in held.items()) or not _takes_effect(focus, sampling, rare, asks):
         return None

@@ -64,7 +64,7 @@ def _maker(folder: Path) -> "Callable[[], Page]":
     from .ci.page import JOB, job_page
     from .compare.page import RECORD, comparison_page
     from .fuzz.page import SUMMARY, search_page
-    from .gpu.jobs import RESULTS
+    from .gpu.job import RESULTS
     from .gpu.page import campaign_page
     from .prove.page import PROOFS, proofs_page
     from .releases.results import FOLDER as MEASURED

@@ -10,7 +10,7 @@ import pytest
 from msgspec.structs import replace
 
 from eagletwin.cases.regressions import LEDGER
-from eagletwin.harness.commands.gpu.jobs import Job
+from eagletwin.harness.commands.gpu.job import Job
 from eagletwin.harness.commands.releases.results import FOLDER
 from eagletwin.harness.core.mode import CPU
 from eagletwin.harness.core.patch import Edit, Patch

@@ -3,7 +3,8 @@
 from pathlib import Path
 
 from eagletwin.cases.regressions import LEDGER
-from eagletwin.harness.commands.gpu.jobs import Job, run_job
+from eagletwin.harness.commands.gpu.job import Job
+from eagletwin.harness.commands.gpu.jobs import run_job
 from eagletwin.harness.commands.gpu.tally import statuses_of
 from eagletwin.harness.core.mode import CPU
 from eagletwin.harness.core.patch import Patch

@@ -6,7 +6,8 @@ from pathlib import Path
 import pytest
 from msgspec.structs import replace
 
-from eagletwin.harness.commands.gpu.jobs import Job, JobResult, run_job
+from eagletwin.harness.commands.gpu.job import Job, JobResult
+from eagletwin.harness.commands.gpu.jobs import run_job
 from eagletwin.harness.commands.gpu.missing_waits import WAITS, missing_waits, races
 from eagletwin.harness.commands.gpu.races import RACE
 from eagletwin.harness.testing.plugin import gpu_of_worker

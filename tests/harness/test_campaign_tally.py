@@ -3,7 +3,7 @@
 import msgspec
 import pytest
 
-from eagletwin.harness.commands.gpu.jobs import Beside, CaseResult, JobResult, MustShow
+from eagletwin.harness.commands.gpu.job import Beside, CaseResult, JobResult, MustShow
 from eagletwin.harness.commands.gpu.tally import comparisons, exit_code, proofs, statuses_of
 from eagletwin.harness.core.mode import CPU
 

@@ -18,7 +18,8 @@ from eagletwin.harness.commands.gpu.batches import path, table
 from eagletwin.harness.commands.gpu.command import gpu_plan, gpu_run
 from eagletwin.harness.commands.gpu.faults import ONE_GRAPH_OF_LAYERS, SINGLE_HEAD, faults
 from eagletwin.harness.commands.gpu.in_model import proofs_in_model
-from eagletwin.harness.commands.gpu.jobs import CaseResult, Job, JobResult, MustShow, _gpus_of, read_plan
+from eagletwin.harness.commands.gpu.job import CaseResult, Job, JobResult, MustShow
+from eagletwin.harness.commands.gpu.jobs import _gpus_of, read_plan
 from eagletwin.harness.commands.gpu.missing_waits import CASES, HIDDEN, WAITS, missing_waits, races
 from eagletwin.harness.commands.gpu.plan import GRAPHS, MODES, Options, generated, plain, proofs
 from eagletwin.harness.commands.gpu.races import Race

@@ -9,7 +9,8 @@ from pathlib import Path
 import pytest
 
 from eagletwin.harness.commands.gpu import jobs
-from eagletwin.harness.commands.gpu.jobs import Job, JobResult, run_plan
+from eagletwin.harness.commands.gpu.job import Job, JobResult
+from eagletwin.harness.commands.gpu.jobs import run_plan
 from eagletwin.harness.commands.gpu.processes import Processes
 from eagletwin.harness.core.mode import CPU
 

@@ -8,7 +8,8 @@ import msgspec
 import pytest
 
 from eagletwin.harness.commands.gpu import jobs
-from eagletwin.harness.commands.gpu.jobs import CaseResult, Job, JobResult, MustShow, may_share, run_plan
+from eagletwin.harness.commands.gpu.job import CaseResult, Job, JobResult, MustShow
+from eagletwin.harness.commands.gpu.jobs import may_share, run_plan
 from eagletwin.harness.commands.gpu.processes import Processes
 from eagletwin.harness.commands.gpu.sharing import CONTROL, Sharing
 from eagletwin.harness.commands.gpu.summary import CampaignSummary

@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     from eagletwin.harness.core.dtype import Dtype
     from eagletwin.harness.core.mode import Attention
 
-    from .jobs import Job
+    from .job import Job
 
 gpu = typer.Typer(add_completion=False, help="Run many cases on a GPU host, which may have no network.")
 

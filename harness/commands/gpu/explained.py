@@ -2,7 +2,6 @@
 
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import TYPE_CHECKING
 
 import msgspec
 
@@ -15,18 +14,17 @@ from eagletwin.harness.core.run_spec import Limits, RunSpec
 from eagletwin.harness.engines.host import Host, PatchDoesNotApply
 from eagletwin.harness.judge.judge import judge
 
-if TYPE_CHECKING:
-    from .jobs import CaseResult, Job
+from .job import CaseResult, Job
 
 _NAMED = 3  # known bugs of a job that are all tried alone, and named where it takes all of them
 
 
-def apt_for(job: "Job", host: Host, probe: Case) -> tuple[Entry, ...]:
+def apt_for(job: Job, host: Host, probe: Case) -> tuple[Entry, ...]:
     """The live bugs that cases with what this one has may show, and whose remedies fit together."""
     return Mends(host, RunSpec(mode=job.mode, patches=job.patches, view=job.view)).apt(probe, job.view)
 
 
-def explained(job: "Job", seen: "list[CaseResult]", limits: Limits) -> "list[CaseResult]":
+def explained(job: Job, seen: list[CaseResult], limits: Limits) -> list[CaseResult]:
     """The same, and of each wrong case the known bugs without which it is equal: one that breaks its rule, any other where few
     are known, as many of them together as fit, or those that `Mends` finds for this case."""
     if not job.known:
@@ -43,7 +41,7 @@ def explained(job: "Job", seen: "list[CaseResult]", limits: Limits) -> "list[Cas
     return seen
 
 
-def _try(job: "Job", seen: "list[CaseResult]", numbers: list[int], names: tuple[str, ...], limits: Limits) -> bool:
+def _try(job: Job, seen: list[CaseResult], numbers: list[int], names: tuple[str, ...], limits: Limits) -> bool:
     """Run those of these cases again that no bug explains yet, with what mends the bugs of these names. Whether it fits."""
     patches = dict.fromkeys(job.known[name] for name in names)
     unexplained = [number for number in numbers if not seen[number].known]
@@ -63,7 +61,7 @@ def _try(job: "Job", seen: "list[CaseResult]", numbers: list[int], names: tuple[
     return True
 
 
-def _one_by_one(job: "Job", seen: "list[CaseResult]", numbers: list[int], limits: Limits) -> None:
+def _one_by_one(job: Job, seen: list[CaseResult], numbers: list[int], limits: Limits) -> None:
     """What a case may show depends on its requests, too, and so do the remedies that fit together."""
     if not numbers:
         return

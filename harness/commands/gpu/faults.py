@@ -13,7 +13,7 @@ from eagletwin.harness.core.dtype import Dtype
 from eagletwin.harness.core.mode import Attention
 from eagletwin.harness.core.patch import Edit, Patch
 
-from .jobs import Job, MustShow
+from .job import Job, MustShow
 from .plan import MODES, ONE_GRAPH
 
 _LAYERS = "sglang.srt.speculative.multi_layer_eagle_worker_v2.MultiLayerEagleDraftWorker"

@@ -11,7 +11,7 @@ from eagletwin.harness.core.errors import InputError
 from eagletwin.harness.core.patch import Patch
 
 from ..models.results import asked_of, read
-from .jobs import Job
+from .job import Job
 from .plan import Options, proofs
 
 

@@ -13,7 +13,7 @@ from eagletwin.harness.core.case import Case
 from eagletwin.harness.core.mode import Mode
 from eagletwin.harness.core.patch import Edit, Patch
 
-from .jobs import Job, MustShow
+from .job import Job, MustShow
 from .plan import GRAPHS
 
 CASES = 200  # in which each missing wait must show

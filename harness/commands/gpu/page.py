@@ -18,7 +18,7 @@ from ..diff.precision_gap import Apart, apart_text
 from ..page_facts import read_facts, row
 from ..result import CampaignFacts
 from .batches import PATHS
-from .jobs import JOB, RESULTS, Job, JobResult
+from .job import JOB, RESULTS, Job, JobResult
 from .page_jobs import all_jobs, findings, proven
 from .tally import RACES, exit_code, statuses_of
 

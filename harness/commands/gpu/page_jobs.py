@@ -5,7 +5,7 @@ from collections import Counter
 from eagletwin.harness.page.model import PageSection, Table, TableCell, TableRow
 
 from ..page_facts import row
-from .jobs import CaseResult, JobResult
+from .job import CaseResult, JobResult
 from .tally import RACES, comparisons, proofs, statuses_of
 
 _MOST = 2000  # rows of a table

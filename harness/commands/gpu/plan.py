@@ -22,7 +22,7 @@ from eagletwin.harness.core.patch import Patch
 from eagletwin.harness.core.verdict import DECLARED_VIEW
 from eagletwin.harness.families import RECIPES
 
-from .jobs import Job, MustShow
+from .job import Job, MustShow
 from .searched import Draw, bugs_of
 
 ONE_GRAPH = (

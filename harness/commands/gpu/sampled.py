@@ -5,7 +5,7 @@ from eagletwin.cases.regressions.draft_probabilities import DRAFT_PROBABILITIES,
 from eagletwin.cases.regressions.retracted_chunk_tail import ENTRY as RETRACTED
 from eagletwin.cases.strategies import VALUES, focus_of, rejects, sampling_cases
 
-from .jobs import Job
+from .job import Job
 from .plan import MODES, known_bugs
 
 # model, topk, rejection, mode: what a group holds; None: as the seed has it

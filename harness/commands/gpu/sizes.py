@@ -11,7 +11,7 @@ from eagletwin.cases.tokens import tokens
 from eagletwin.harness.core.case import Case, Event, Request
 from eagletwin.harness.core.mode import Mode
 
-from .jobs import Job
+from .job import Job
 
 SIZES = range(1, 9)
 

@@ -9,7 +9,7 @@ from ..diff.precision_gap import Apart, apart_text
 from ..result import CampaignFacts
 from .batches import table
 from .blocks import reached, written
-from .jobs import JobResult
+from .job import JobResult
 from .races import Race
 from .tally import comparisons, exit_code, proofs, statuses_of, waits
 

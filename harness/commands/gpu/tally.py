@@ -8,7 +8,7 @@ from eagletwin.harness.core.errors import EXIT_DIVERGED, EXIT_EQUAL, EXIT_UNKNOW
 from eagletwin.harness.core.words import count
 from eagletwin.harness.judge.unseen import shows_instead
 
-from .jobs import JobResult
+from .job import JobResult
 
 RACES = "races/"  # how the names of jobs with a missing wait begin
 
