@@ -2,6 +2,7 @@
 
 from ..entry import Entry, Probe
 from . import (
+    adaptive_bonus,
     adaptive_rejection,
     adaptive_scan,
     boundary_kv,
@@ -108,6 +109,7 @@ LEDGER: dict[str, Entry] = {
         deterministic_window.ENTRY,
         adaptive_rejection.ENTRY,
         adaptive_scan.ENTRY,
+        adaptive_bonus.ENTRY,
         pr_23331.ENTRY,
         pr_27095.ENTRY,
         pr_29354.ENTRY,

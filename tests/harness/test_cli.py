@@ -188,7 +188,7 @@ def test_of_all_entries_those_that_this_mode_does_not_reach_are_listed(
     assert prove(names, out=tmp_path) == code
     wanted = list(LEDGER) if names == ["all"] else names
     elsewhere = ("context-end", "retracted-logprobs", "retracted-stream", "prefill-graph", "draft-plan", "tree-slots")
-    elsewhere += ("multi-layer-topk-parents", "standalone-states", "grammar-stride", "pipeline")
+    elsewhere += ("multi-layer-topk-parents", "standalone-states", "grammar-stride", "pipeline", "adaptive-bonus")
     out_of_reach = [name for name in wanted if name.startswith(elsewhere)]
     assert asked == [name for name in wanted if name not in out_of_reach]
     said = capsys.readouterr()
