@@ -4,8 +4,9 @@ A rule is broken by many bugs, so its name alone says little: what is equal unde
 that is still wrong under the fixes of all bugs that it may show has something new, which may be another rule's.
 """
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 
 from msgspec.structs import replace
 
@@ -151,7 +152,8 @@ class Mends:
     """The live bugs of one SGLang, as a search meets them: which of them a case may show, and what is left of a divergence when
     they are mended.
 
-    What it says of a case depends on the SGLang and the case alone, so that searches on any number of cores agree.
+    What it says of a case depends on the SGLang, the case and what it was told alone, so that searches on any number of cores
+    agree.
     """
 
     def __init__(self, host: Host, run: RunSpec) -> None:
@@ -168,7 +170,7 @@ class Mends:
         """Cases that engines ran for all of this."""
         return sum(trials.ran for trials in self._trials.values())
 
-    @property
+    @cached_property
     def _as_proven(self) -> bool:
         """Whether this is what the tests prove each entry on: the newest release, as it is, on a CPU. There no case has to be
         run to see that it has a live bug."""
@@ -213,14 +215,15 @@ class Mends:
         """Those that this SGLang was seen to have: the entry's own case breaks its rule here."""
         return tuple(entry for entry in self.apt(case, view) if self._has(entry, view))
 
-    def explain(self, trial: Trial, view: View, applied: tuple[Entry, ...] = ()) -> "Explained":
-        """What is behind a wrong case. applied: entries whose remedies it ran with already."""
+    def explain(self, trial: Trial, view: View, applied: tuple[Entry, ...] = (), told: Collection[str] = ()) -> "Explained":
+        """What is behind a wrong case. applied: entries whose remedies it ran with already. told: ids of those that explained a
+        case of the same configuration: cases that share one mostly show the same, so that these are tried first."""
         case = trial.case
         apt = self.apt(case, view)
         if {entry.id for entry in apt} <= {entry.id for entry in applied}:
             return Explained((), applied, trial)
-        suspected = Suspected(apt, trial.verdict.rule, lambda entries: self.trials(entries, view).look(case))
-        names = suspected.alone()
+        suspected = Suspected(apt, trial.verdict.rule, lambda entries: self.trials(entries, view).look(case), told)
+        names = suspected.alone() or suspected.again()
         with_all = None if names else self.trials(apt, view).look(case)
         if with_all is not None and not with_all.clean:
             return Explained((), apt, with_all)

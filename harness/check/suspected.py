@@ -10,19 +10,31 @@ from .trials import Trial
 
 class Suspected:
     """apt: the bugs, whose remedies fit together. rule: what the case breaks with none of them. look: runs it with some.
+    told: ids of those that explained a case like it, which are asked first.
 
     Of bugs with one remedy the first stands for all until they are named.
     """
 
-    def __init__(self, apt: Sequence[Entry], rule: str, look: Callable[[tuple[Entry, ...]], Trial]) -> None:
+    def __init__(
+        self, apt: Sequence[Entry], rule: str, look: Callable[[tuple[Entry, ...]], Trial], told: Collection[str] = ()
+    ) -> None:
         self._alike = {entry.id: [one for one in apt if one.remedy == entry.remedy] for entry in apt}
         self._first = [entry for entry in apt if entry is self._alike[entry.id][0]]
         self._rule, self._look = rule, look
+        self._told = [entry.id for entry in self._first if any(one.id in told for one in self._alike[entry.id])]
 
     def alone(self) -> tuple[str, ...]:
         """One of those that break the rule, if its remedy is enough; it is with most cases."""
-        breaking = (entry.id for entry in self._first if self._breaks(entry))
+        breaking = [entry.id for entry in self._first if self._breaks(entry)]
+        if len(self._told) == 1:
+            breaking.sort(key=lambda name: name not in self._told)
         return next(((name,) for name in breaking if self._with((name,)).clean), ())
+
+    def again(self) -> tuple[str, ...]:
+        """The fewest of several that were told, if those are enough."""
+        if len(self._told) < 2 or not self._with(self._told).clean:
+            return ()
+        return fewest(self._told, lambda names: self._with(names).clean)
 
     def together(self) -> tuple[str, ...]:
         """The fewest whose remedies are enough, where those of all are: those that break the rule before others."""

@@ -2,6 +2,7 @@
 
 from dataclasses import replace as replaced
 from itertools import islice
+from typing import Any
 
 import pytest
 from msgspec.structs import replace
@@ -16,8 +17,10 @@ from eagletwin.harness.commands.fuzz.search import Here
 from eagletwin.harness.core.case import Case, Request
 from eagletwin.harness.core.patch import Edit, Patch
 from eagletwin.harness.core.run_spec import DEFAULT_RUN
-from eagletwin.harness.core.verdict import DECLARED_VIEW
+from eagletwin.harness.core.trace import Trace
+from eagletwin.harness.core.verdict import DECLARED_VIEW, Verdict
 from eagletwin.harness.engines.host import Host
+from eagletwin.harness.judge.judge import judge
 
 TAIL = LEDGER["multi-layer-chunk-tail-2"]
 WORKER = "sglang.srt.speculative.multi_layer_eagle_worker_v2.MultiLayerEagleDraftWorker"
@@ -127,6 +130,26 @@ def test_what_does_not_show_again_alone_is_not_known(host: Host) -> None:
     assert trial.signature is not None
     leaked = replaced(trial, verdict=replace(trial.verdict, first=replace(trial.verdict.first, rule="draft.kv")))
     assert mends.explain(leaked, DECLARED_VIEW).known == ()
+
+
+def test_a_trace_is_judged_once_and_another_one_anew(host: Host, monkeypatch: pytest.MonkeyPatch) -> None:
+    judged = list[Trace]()
+
+    def judge_and_count(trace: Trace, *how: Any) -> Verdict:
+        judged.append(trace)
+        return judge(trace, *how)
+
+    monkeypatch.setattr("eagletwin.harness.check.trials.judge", judge_and_count)
+    trials = Mends(host, DEFAULT_RUN).trials()
+    seen, alone = trials.look(CASE), trials.look_alone(CASE)
+    assert len(judged) == 1
+    assert alone.verdict == seen.verdict
+    assert alone.verdict.rule == TAIL.rule
+    expected = judge(judged[0])
+    another = replaced(seen, header=replace(seen.header, tensors_sha256="another"))
+    trials._known = dict.fromkeys(trials._known, another)
+    assert trials.look_alone(CASE).verdict == expected
+    assert len(judged) == 2
 
 
 @pytest.mark.parametrize("shown", [True, False])

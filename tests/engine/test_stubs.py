@@ -5,11 +5,16 @@ from pathlib import Path
 
 import pytest
 
+from eagletwin.cases.strategies import Focus
+from eagletwin.harness.core.case import Request
 from eagletwin.harness.core.trace import Trace
+from eagletwin.harness.engines.host import Host
 from eagletwin.harness.engines.sglang.stand_ins import stubs
 
 # A model of transformers, of which none is named
 NAMES = (*stubs.IDLE, "transformers.models.llama.modeling_llama")
+# What one family's modules import alone: a recipe of it
+OF_FAMILIES = {"transformers.masking_utils": "mimo-v2"}
 
 
 def search_path(name: str) -> list[str] | None:
@@ -29,6 +34,12 @@ def test_a_call_of_anything_in_it_raises_by_name(name: str) -> None:
             call(1)
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", [name for name in NAMES if name not in OF_FAMILIES])
 def test_the_release_imports_it_and_the_trace_says_that_it_is_a_stub(busy_trace: Trace, name: str) -> None:
     assert f"{name}: a stub, which raises when it is called" in busy_trace.header.engine.shims
+
+
+@pytest.mark.parametrize(("name", "recipe"), OF_FAMILIES.items())
+def test_the_release_imports_it_for_a_family_and_the_engine_says_that_it_is_a_stub(host: Host, name: str, recipe: str) -> None:
+    case = Focus(model=recipe).case("small", (Request(id="a", prompt=(7, 19), max_new_tokens=1),))
+    assert f"{name}: a stub, which raises when it is called" in host.engine(case).info.shims

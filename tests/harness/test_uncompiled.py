@@ -24,6 +24,7 @@ assert torch._dynamo.disable(double) is double
 assert torch.compile(model=double, dynamic=True) is double
 assert torch.compiler.disable(fn=double) is double
 assert torch._dynamo.disable(fn=double) is double
+assert torch.compiler.assume_constant_result(double) is double
 assert "torch._dynamo" not in sys.modules
 assert not torch._dynamo.is_compiling()
 assert torch._dynamo is sys.modules["torch._dynamo"]

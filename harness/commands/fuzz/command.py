@@ -1,5 +1,6 @@
 """`eagletwin fuzz`: generate cases until one shows something new, and shrink it."""
 
+import gc
 from contextlib import ExitStack
 from itertools import islice
 from pathlib import Path
@@ -199,6 +200,7 @@ def _share(looking: "Fuzz", options: "SearchOptions", host: "Host", stack: ExitS
         looking.pool = several = Several(looking.mends, options, processes)
         stack.enter_context(several)
     host.connection()
+    gc.freeze()  # what was imported lives as long as the search: to look at it again and again takes 1 % of one
 
 
 def _keep_elsewhere(folder: Path, looking: "Fuzz", found: "list[Finding]", error: OSError) -> dict[str, Any]:

@@ -117,18 +117,18 @@ class Looking:
     def _cases(
         self, block: Drawn, view: View, mended: tuple[Entry, ...], earlier: Sequence[CaseSeen]
     ) -> Iterator[CaseSeen | Unstarted]:
-        spoiled, cases = 0, block.cases()
+        spoiled, told, cases = 0, tuple[str, ...](), block.cases()
         if not cases:
             yield Unstarted(block.probe, "no generated case has this configuration", ours=True)
         for seen, case in zip_longest(earlier, cases):
             if seen is None:
-                seen = self._case(block, case, view, mended)
+                seen = self._case(block, case, view, mended, told)
                 yield seen
-            spoiled += bool(seen.known)
+            spoiled, told = spoiled + bool(seen.known), seen.known or told
             if spoiled == SPOILED:
                 mended, spoiled = self._mends.seen(block.probe, view), 0
 
-    def _case(self, block: Drawn, case: Case, view: View, mended: tuple[Entry, ...]) -> CaseSeen:
+    def _case(self, block: Drawn, case: Case, view: View, mended: tuple[Entry, ...], told: tuple[str, ...] = ()) -> CaseSeen:
         if unmet := self._plan.unmet(case):
             raise HarnessError(
                 f"a generated case lacks what was asked for: {unmet}",
@@ -139,7 +139,7 @@ class Looking:
         shown, ran = trial.signature, self._mends.ran
         one = Explained((), mended, trial)
         if shown is not None and not trial.verdict.undecided:
-            one = self._mends.explain(trial, view, mended)
+            one = self._mends.explain(trial, view, mended, told)
         return replace(_seen(block.number, one, view, shown), tries=self._mends.ran - ran)
 
 

@@ -8,8 +8,10 @@ import os
 import queue
 import subprocess
 import threading
+from collections import deque
 from collections.abc import Iterator
 from contextlib import suppress
+from dataclasses import dataclass, field
 from itertools import count
 from pathlib import Path
 
@@ -33,6 +35,27 @@ def cores() -> int:
         free = next(int(line.split()[1]) * 1024 for line in lines if line.startswith("MemAvailable:"))
         return max(1, min(cpus, free // _PROCESS_BYTES))
     return cpus
+
+
+@dataclass(slots=True)
+class _Ours:
+    """A block that is run here before its turn. seen: what came of its first cases."""
+
+    number: int
+    _rest: Iterator[CaseSeen | Unstarted]
+    _seen: list[CaseSeen | Unstarted] = field(default_factory=list)
+
+    def run_one(self) -> bool:
+        """Run its next case; whether there was one."""
+        seen = next(self._rest, None)
+        if seen is not None:
+            self._seen.append(seen)
+        return seen is not None
+
+    def all(self) -> Iterator[CaseSeen | Unstarted]:
+        """What comes of all of it, now that its turn has come."""
+        yield from self._seen
+        yield from self._rest
 
 
 class Several:
@@ -72,20 +95,16 @@ class Several:
                     pipe.close()
 
     def blocks(self) -> Iterator[Iterator[CaseSeen | Unstarted]]:
-        """One block after the other. While one is run elsewhere, the next that nobody runs is run here."""
-        ahead: tuple[int, Iterator[CaseSeen | Unstarted], list[CaseSeen | Unstarted]] | None = None
+        """One block after the other. While one is run elsewhere, those that nobody runs are run here."""
+        ours: deque[_Ours] = deque()  # begun here before their turn; the last one alone may be unfinished
         for number in count():
             with self._changed:
                 self._turn, self._resting = number, False
                 self._changed.notify_all()
-            if ahead is not None and ahead[0] == number:
-                yield self._ours(ahead)
-                ahead = None
+            if ours and ours[0].number == number:
+                yield ours.popleft().all()
             elif number in self._answers:
-                if ahead is None:
-                    mine = self._take()
-                    ahead = mine, self._looking.block(mine), []
-                yield self._theirs(number, ahead)
+                yield self._theirs(number, ours)
             else:
                 mine = self._take()
                 assert mine == number
@@ -97,26 +116,20 @@ class Several:
             self._resting = True
 
     def _take(self) -> int:
+        """The next block that nobody runs, to be run here; -1: it is too far ahead."""
         with self._changed:
+            if self._next > self._turn + _AHEAD * self._size:
+                return -1
             self._next += 1
             return self._next - 1
 
-    @staticmethod
-    def _ours(ahead: tuple[int, Iterator[CaseSeen | Unstarted], list[CaseSeen | Unstarted]]) -> Iterator[CaseSeen | Unstarted]:
-        yield from ahead[2]
-        yield from ahead[1]
-
-    def _theirs(
-        self, number: int, ahead: tuple[int, Iterator[CaseSeen | Unstarted], list[CaseSeen | Unstarted]]
-    ) -> Iterator[CaseSeen | Unstarted]:
+    def _theirs(self, number: int, ours: "deque[_Ours]") -> Iterator[CaseSeen | Unstarted]:
         answers = self._answers[number]
         while True:
             try:
                 answer = answers.get_nowait()
-            except queue.Empty:  # use the time
-                seen = next(ahead[1], None)
-                if seen is not None:
-                    ahead[2].append(seen)
+            except queue.Empty:
+                if self._run_ahead(ours):  # use the time
                     continue
                 answer = answers.get()
             if isinstance(answer, BlockOver):
@@ -125,6 +138,17 @@ class Several:
             if isinstance(answer, BlockFailed):
                 raise HarnessError(answer.cause, consequence=answer.consequence, remedy=answer.remedy)
             yield answer
+
+    def _run_ahead(self, ours: "deque[_Ours]") -> bool:
+        """Run one case of a block whose turn has not come. False: there is none that may be run yet.
+
+        Some blocks take ten times as long as others, and one block alone would not fill that time."""
+        while not ours or not ours[-1].run_one():
+            mine = self._take()
+            if mine < 0:
+                return False
+            ours.append(_Ours(mine, self._looking.block(mine)))
+        return True
 
     def _feed(self, process: "subprocess.Popen[bytes]") -> None:
         """Hand one process block after block, and keep its answers."""

@@ -3,6 +3,7 @@
 It is told once what is searched, then one block after the other, and answers a line of JSON for each case.
 """
 
+import gc
 import os
 import signal
 import sys
@@ -31,6 +32,7 @@ def main() -> None:
     try:
         with Host(source=resolve(options.run.sglang), mode=options.run.mode) as host:
             looking = Looking(Mends(host, options.run), options.plan)
+            gc.freeze()  # as in the process that asks
             for line in sys.stdin.buffer:
                 _serve(looking, msgspec.json.decode(line, type=Wanted), answers)
     except BrokenPipeError:  # nobody waits for an answer any more

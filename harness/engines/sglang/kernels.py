@@ -41,6 +41,11 @@ def precompile() -> None:
     triton_cpu.precompile(kernel_modules.launched())
 
 
+def precompile_for_states() -> None:
+    """The same for models whose layers keep a state: their kernels take 0.1 s, which the first case of each process would."""
+    triton_cpu.precompile(kernel_modules.launched(states=True))
+
+
 def prepare(build: Build | Serve, shims: list[str]) -> None:
     """Before a scheduler is built: with `checked`, what torch.empty returns from now on is undefined, and says so. Where the
     kernels' stores are not checked, a guard lies behind the buffers that may be too short."""

@@ -1,6 +1,7 @@
 """torch.compile where it is turned off: its decorators give the function back, and torch's compiler stays out of the process.
 
-TORCHDYNAMO_DISABLE has the same effect, but the decorators then import some 700 modules: a sixth of a start.
+TORCHDYNAMO_DISABLE has the same effect, but the decorators then import some 700 modules: a sixth of a start, and memory that
+every fork copies.
 """
 
 import sys
@@ -14,9 +15,11 @@ import torch.compiler
 def install(shims: list[str]) -> None:
     """Before SGLang and transformers are imported, in a process that was started with TORCHDYNAMO_DISABLE."""
     torch.compile = torch.compiler.disable = _given_back  # type: ignore[assignment]
+    torch.compiler.assume_constant_result = _given_back  # type: ignore[assignment]
     if "_dynamo" not in vars(torch):  # torch imports it when it is first asked for; so does this, but for the decorator
         torch._dynamo = _Unloaded()  # type: ignore[assignment]
-    shims.append("torch.compile, torch.compiler.disable, torch._dynamo.disable: give the function back")
+    given_back = "torch.compile, torch.compiler.disable, torch.compiler.assume_constant_result, torch._dynamo.disable"
+    shims.append(f"{given_back}: give the function back")
 
 
 def _given_back(function: Callable[..., Any] | None = None, *_: Any, **named: Any) -> Any:

@@ -21,6 +21,8 @@ _LAUNCHED = (
     "sglang.kernels.ops.speculative.cache_locs",
     "sglang.kernels.ops.speculative.eagle",
     "sglang.kernels.ops.speculative.multi_layer_eagle",
+    "sglang.kernels.ops.speculative.reject_sampling",
+    "sglang.kernels.ops.speculative.row_argmax",
     "sglang.kernels.ops.speculative.spec_tree",
     "sglang.srt.mem_cache.allocation",
     # 0.5.13 to 0.5.15.post1
@@ -36,12 +38,21 @@ _LAUNCHED = (
     "sglang.srt.speculative.triton_ops.multi_layer_eagle",
     "sglang.srt.speculative.triton_ops.spec_tree",
 )
+# And by layers that keep a state.
+_OF_STATES = (
+    "sglang.kernels.ops.attention.linear.fused_gdn_gating",
+    "sglang.kernels.ops.attention.linear.fused_sigmoid_gating_recurrent",
+    "sglang.kernels.ops.mamba.causal_conv1d_triton",
+    "sglang.kernels.ops.mamba.mamba_state_scatter_triton",
+)
 
 
-def launched() -> list[ModuleType]:
-    """Those of them that this SGLang has. Attention's are imported by a backend as it is made, which is after the fork."""
+def launched(*, states: bool = False) -> list[ModuleType]:
+    """Those of them that this SGLang has. Attention's are imported by a backend as it is made, which is after the fork.
+
+    states: those of layers that keep a state, and no others"""
     found = []
-    for name in _LAUNCHED:
+    for name in _OF_STATES if states else _LAUNCHED:
         with contextlib.suppress(ModuleNotFoundError):
             found.append(importlib.import_module(name))
     return found

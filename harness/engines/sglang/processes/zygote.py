@@ -94,6 +94,7 @@ def _import_sglang(*, front: bool) -> None:
 def _before_a_fork(message: object) -> None:
     """Collect what ended, make the model, and import what an engine needs, once for all like it. Of a changed tree each engine
     says itself what it imported."""
+    from .. import kernels
     from ..boot import model_classes
     from .supervise import reap
 
@@ -103,7 +104,11 @@ def _before_a_fork(message: object) -> None:
     with contextlib.suppress(Exception):  # the engine meets it again, and tells the caller
         model_pair(message.configuration.model)
     if len(sys.argv) <= 4:
-        model_classes.prepare(family_of(RECIPES[message.configuration.model]).modules)
+        recipe = RECIPES[message.configuration.model]
+        model_classes.prepare(family_of(recipe).modules)
+        if recipe.target.states:
+            with contextlib.suppress(Exception):
+                kernels.precompile_for_states()
     gc.freeze()
 
 

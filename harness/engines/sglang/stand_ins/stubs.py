@@ -29,6 +29,7 @@ IDLE = (
     "transformers.conversion_mapping",
     "transformers.generation.continuous_batching",
     "transformers.generation.utils",
+    "transformers.masking_utils",
     "transformers.modeling_utils",
     "uvicorn",
 )
