@@ -21,10 +21,13 @@ ENTRY = Entry(
     remedy=Patch(
         name="window-with-its-own-row-in-decode",
         edits=(
+            # what the others list too much, their kernel masks; the lists of a graph have room for as many rows
             Edit(
-                target="sglang.srt.layers.attention.triton_backend.update_sliding_window_buffer",
-                match="torch.tensor(sliding_window_size),",
-                replacement="torch.tensor(sliding_window_size + 1),",  # what the others list too much, their kernel masks
+                target="sglang.srt.layers.attention.triton_backend.TritonAttnBackend.__init__",
+                match="self.sliding_window_size = model_runner.sliding_window_size",
+                replacement="self.sliding_window_size = model_runner.sliding_window_size\n"
+                "if self.sliding_window_size:\n"
+                "    self.sliding_window_size += 1",
             ),
             # else the oldest of these rows is freed before the round: the target's next row, M, does not see it
             Edit(
