@@ -12,7 +12,7 @@ from torch import Tensor
 from eagletwin.harness.core.arrays import Array
 from eagletwin.harness.core.case import Sampling
 from eagletwin.harness.core.records import Record
-from eagletwin.harness.core.trace import Trace
+from eagletwin.harness.core.trace import Trace, on_host
 from eagletwin.harness.families.weights import model_pair
 from eagletwin.reference.cuts import rounding_of
 
@@ -44,7 +44,7 @@ class Distances:
         scale = None
         with quiet_arithmetic():
             if name == "target_logits":
-                scale = self._before_changes(number, one)
+                scale = self._before_changes(number)
             if name.endswith(_LOGARITHMS):
                 one, other, scale = self._logarithms(number, name, one, other)
             rows = _rows(name, one)
@@ -74,9 +74,10 @@ class Distances:
         share: Array = np.abs(off[0] - off[1]).max(1) / bounds
         return share
 
-    def _before_changes(self, number: int, logits: Array) -> Array | None:
+    def _before_changes(self, number: int) -> Array | None:
         """Magnitude that the judge's bound of each row of target_logits [R, V] scales with -> [R]; None: that of the row."""
         record, case = self._trace.header.records[number], self._trace.header.case
+        logits = on_host(self._trace.tensor(number, "target_logits"))  # what both forbid is still minus infinity in it
         request = next((one for one in case.requests if one.id == record.request), None)
         if request is None:
             return None

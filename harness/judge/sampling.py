@@ -29,7 +29,8 @@ from .compare import Compare, Place
 from .rows import log_scale, logs, sum_rounding, with_tail
 from .story import Round, Story
 
-_GREEDY = Sampling(top_k=1)  # what SGLang makes of temperature 0
+# What SGLang makes of temperature 0. One that takes the best of all tokens at another temperature keeps it.
+_GREEDY = Sampling(top_k=1)
 
 _GRID = 2**24  # torch.rand in float32 on a CPU: an integer below this, divided by it. A GPU's numbers are finer near 0
 
@@ -91,18 +92,19 @@ class Samples:
                 self._compare.report(place, "verify.accept", "the whole round", "a verify that samples", "a greedy one")
             return sampling is not None
         self._coins(number, record, place, sampling)
+        asked = next(one.sampling for one in self._case.requests if one.id == record.request) or _GREEDY
         logits = story.target.logits[round.committed : round.end]
         targets = self._trace.tensor(number, "target_probabilities")[: len(logits)]
         if "target_logits" in record.tensors:
             own = self._trace.tensor(number, "target_logits")[: len(logits)]
             computed = logits if story.target.plain is None else story.target.plain[round.committed : round.end]
-            self._made_of_its_logits(place, sampling or _GREEDY, logits, targets, own, computed)
+            self._made_of_its_logits(place, asked, logits, targets, own, computed)
         else:  # up to schema 3
-            self._made_of_the_reference(place, sampling or _GREEDY, logits, targets)
+            self._made_of_the_reference(place, asked, logits, targets)
         drafts = None
         if "draft_probabilities" in record.tensors:
             drafts = self._trace.tensor(number, "draft_probabilities")
-            self._draft_probabilities(place, sampling or _GREEDY, proposed_from, drafts, round)
+            self._draft_probabilities(place, asked, proposed_from, drafts, round)
         if sampling is None:
             return False  # what a greedy request must commit depends on no coin
         self._decisions(number, record, round, parents, targets, drafts)

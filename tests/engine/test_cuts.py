@@ -14,6 +14,8 @@ from eagletwin.harness.core.verdict import Verdict
 from eagletwin.harness.engines.host import Host
 from eagletwin.harness.judge.closer import look_closer
 from eagletwin.harness.judge.judge import judge
+from eagletwin.harness.judge.sessions import as_asked
+from eagletwin.harness.judge.story import stories
 from eagletwin.harness.page.numbers import tables_of
 
 from .conftest import Runner
@@ -173,6 +175,27 @@ def test_the_bound_of_logits_is_not_that_of_a_bias(forbidden: Trace, share: floa
     off[0, 7] = share * 1e-4 * largest
     verdict = with_logits(forbidden, number, logits + off)
     assert (verdict.status, verdict.rule) == (status, "verify.probabilities" if status == "diverged" else ""), verdict
+
+
+@pytest.mark.parametrize(("share", "same"), [(0.9, True), (1.2, False)])
+def test_a_bias_of_a_forbidden_token_widens_no_bound_of_two_traces(forbidden: Trace, share: float, same: bool) -> None:
+    """Of the token that has a bias of -100 nothing is left, so its row's magnitude is that of the others."""
+    number = of_request(forbidden, "a")
+    logits = forbidden.tensor(number, "target_logits")
+    gone = int(logits[0].isneginf().nonzero()[0])
+    biased = replace(GRAMMAR.requests[0], logit_bias=(*GRAMMAR.requests[0].logit_bias, Bias(token=gone, value=-100.0)))
+    header = replace(forbidden.header, case=replace(GRAMMAR, requests=(biased, *GRAMMAR.requests[1:])))
+    story = stories(as_asked(forbidden), "slot_layout")["a"]
+    assert story.target.plain is not None
+    round = story.rounds[forbidden.header.records[number].round]
+    off = torch.zeros_like(logits)
+    finite = logits[0].isfinite()
+    finite[7] = False
+    largest = max(float(logits[0][finite].abs().max()), float(abs(story.target.plain[round.committed]).max()))
+    off[0, int(finite.nonzero()[0])] = share * 1e-4 * largest
+    moved = Trace(header, forbidden.tensors | {f"{number}.target_logits": logits + off})
+    logits_apart = [one for one in diff(Trace(header, forbidden.tensors), moved).differences if "target_logits" in one.where]
+    assert [one.bits for one in logits_apart] == [same]
 
 
 NOT_AGAIN = """target_probs = torch.where(

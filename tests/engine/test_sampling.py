@@ -75,6 +75,16 @@ def test_the_worker_samples_as_the_reference_does(run: Runner, case: Case) -> No
     assert all(torch.equal(again.tensor(*key), trace.tensor(*key)) for key in kept), "other coins"
 
 
+def test_a_greedy_request_with_a_temperature_is_drafted_at_it(run: Runner) -> None:
+    """It takes the best of all tokens; what a batch that samples makes of its draft's logits is at its temperature."""
+    requests = tuple(
+        replace(request, sampling=request.sampling or Sampling(temperature=0.5, top_k=1)) for request in REJECTION.requests
+    )
+    trace, verdict = run(replace(REJECTION, name="greedy-at-half", requests=requests))
+    assert verdict.status == "equal", verdict
+    assert any(record.request == "r2" and "draft_probabilities" in record.tensors for record in trace.header.records)
+
+
 def test_a_greedy_case_is_run_without_the_shims_of_sampling(run: Runner) -> None:
     greedy = replace(CHAIN, requests=tuple(replace(request, sampling=None) for request in CHAIN.requests))
     trace, verdict = run(greedy)

@@ -485,7 +485,7 @@ def test_a_job_with_cases_of_two_configurations_is_refused(tmp_path: Path) -> No
 def test_known_bugs_are_tried_by_their_rule_and_then_together_as_far_as_they_fit(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """The case needs `tree-window` and `decode-window`; the last of five fits beside none of the others."""
+    """First it must be wrong again. It needs `tree-window` and `decode-window`; the last of five fits beside no other."""
     names = ("tree-window", "decode-window", "certain-node", "penalties", "deterministic-window")
     known = {name: Patch(name=name, edits=(Edit(target="a.b", match=name, replacement=""),)) for name in names}
     tried: list[tuple[str, ...]] = []
@@ -517,4 +517,4 @@ def test_known_bugs_are_tried_by_their_rule_and_then_together_as_far_as_they_fit
     job = Job(name="trees", mode=MODES["eager"], cases=(LEDGER["tree-window"].case,), known=known)
     seen = [CaseResult(case="a", status="diverged", rule=LEDGER["decode-window"].rule)]
     assert explained_module.explained(job, seen, Limits())[0].known == "several of 4 known bugs"
-    assert tried == [("decode-window",), names[:4]]
+    assert tried == [(), ("decode-window",), names[:4]]

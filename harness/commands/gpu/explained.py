@@ -25,12 +25,13 @@ def apt_for(job: Job, host: Host, probe: Case) -> tuple[Entry, ...]:
 
 
 def explained(job: Job, seen: list[CaseResult], limits: Limits) -> list[CaseResult]:
-    """The same, and of each wrong case the known bugs without which it is equal: one that breaks its rule, any other where few
-    are known, as many of them together as fit, or those that `Mends` finds for this case."""
+    """The same, and of each case that is wrong again the known bugs without which it is equal: one that breaks its rule, any
+    other where few are known, as many of them together as fit, or those that `Mends` finds for this case."""
     if not job.known:
         return seen
     job = msgspec.structs.replace(job, known={name: fix for name, fix in job.known.items() if fix not in job.patches})
     wrong = [number for number, one in enumerate(seen) if one.status == "diverged" or one.rule.startswith("engine.")]
+    wrong = _wrong_again(job, seen, wrong, limits) if wrong else []
     for name in job.known:
         breaks = LEDGER[name].rule if name in LEDGER and len(job.known) > _NAMED else ""
         _try(job, seen, [number for number in wrong if breaks in ("", seen[number].rule)], (name,), limits)
@@ -39,6 +40,20 @@ def explained(job: Job, seen: list[CaseResult], limits: Limits) -> list[CaseResu
             break
     _one_by_one(job, seen, [number for number in wrong if not seen[number].known], limits)
     return seen
+
+
+def _wrong_again(job: Job, seen: list[CaseResult], numbers: list[int], limits: Limits) -> list[int]:
+    """Those of these cases that break the same rule once more with nothing mended. What takes the cases before it, or pauses
+    between streams, is right here: a remedy would explain it by changing nothing."""
+    again = []
+    with Host(mode=job.mode) as host:
+        for number in numbers:
+            engine = host.engine(job.cases[number], job.patches)
+            with TemporaryDirectory(prefix="eagletwin-") as scratch:
+                verdict = judge(engine.run(job.cases[number], Path(scratch), limits), view=job.view)
+            if verdict.rule == seen[number].rule:
+                again.append(number)
+    return again
 
 
 def _try(job: Job, seen: list[CaseResult], numbers: list[int], names: tuple[str, ...], limits: Limits) -> bool:
@@ -70,7 +85,7 @@ def _one_by_one(job: Job, seen: list[CaseResult], numbers: list[int], limits: Li
         for number in numbers:
             try:
                 trial = mends.trials().look_alone(job.cases[number])
-                if trial.signature is None:  # right when it runs alone: it stays what it was
+                if trial.verdict.rule != seen[number].rule:  # right when it runs alone, or wrong in another way
                     continue
                 found = mends.explain(trial, job.view)
             except EagletwinError:  # no engine stands with the remedies

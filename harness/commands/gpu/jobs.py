@@ -10,7 +10,7 @@ import os
 import shutil
 import sys
 import time
-from collections.abc import Generator, Iterator
+from collections.abc import Collection, Generator, Iterator
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from pathlib import Path
 
@@ -78,12 +78,13 @@ def run_job(job: Job, folder: Path) -> JobResult:
             patches = dict.fromkeys((*job.patches, *(entry.remedy for entry in mended if entry.remedy is not None)))
             job = msgspec.structs.replace(job, patches=tuple(patches))
             done = msgspec.structs.replace(done, mended=tuple(entry.id for entry in mended))
+            ours = {edit.target for entry in mended if (fix := entry.remedy) for edit in (*fix.edits, *fix.otherwise)}
             engine = host.engine(job.cases[0], job.patches)
             done = msgspec.structs.replace(done, start=time.monotonic() - begun, engine=engine.info)
             for number, case in enumerate(job.cases):
                 if not engine.alive:
                     engine = host.engine(case, job.patches)
-                one, trace = _look(engine, job, case, folder / str(number), keep=job.keep and number == 0)
+                one, trace = _look(engine, job, case, folder / str(number), ours, keep=job.keep and number == 0)
                 first = first or trace
                 if one.status == "equal" and job.races:
                     one = _raced(engine, job, one, trace, number, folder / str(number))
@@ -164,8 +165,10 @@ def _folder(folder: Path) -> Iterator[Path]:
     shutil.rmtree(folder, ignore_errors=True)
 
 
-def _look(engine: EngineProcess, job: Job, case: Case, folder: Path, *, keep: bool) -> tuple[CaseResult, Trace]:
-    """Run and judge a case, as often as the job says."""
+def _look(
+    engine: EngineProcess, job: Job, case: Case, folder: Path, ours: Collection[str], *, keep: bool
+) -> tuple[CaseResult, Trace]:
+    """Run and judge a case, as often as the job says. ours: functions that the remedies edit of the bugs that were mended."""
     folder.mkdir(parents=True)
     begun = time.monotonic()
     trace = engine.run(case, folder, _LIMITS)
@@ -178,7 +181,8 @@ def _look(engine: EngineProcess, job: Job, case: Case, folder: Path, *, keep: bo
         verdict = agree(verdict, second, f"in run {time_again + 1}")
         if verdict.status == "unknown":
             break
-    if job.mend and verdict.vacuous:  # some of the bugs that are mended do not show in it
+    idle = set(trace.header.idle_edits)
+    if verdict.vacuous and idle and idle <= set(ours):  # some of the bugs that are mended do not show in it
         verdict = msgspec.structs.replace(verdict, status="equal", reason="")
     hidden = job.expected is not None and job.expected.hidden
     if job.proof and trace.header.unreached_edits and not hidden:
