@@ -31,7 +31,7 @@ def softmax_error(logit_error: float, temperature: float, vocabulary: int) -> fl
     each for an entry's quotient, exponential, division and two renormalisations, and one for each addition of a running sum.
     """
     moved = math.expm1(2 * logit_error / temperature) / 2
-    return min(1.0, moved + (vocabulary + 16) * 2.0**-24)
+    return min(1.0, moved + (vocabulary + 16) * UNIT)
 
 
 def possible_targets(

@@ -341,9 +341,13 @@ class Case(Printed, frozen=True, kw_only=True, forbid_unknown_fields=True):
         """The streaming sessions that requests are of, for which SGLang is started in another way; sorted."""
         return tuple(sorted({request.session for request in self.requests if request.session}))
 
+    def request(self, name: str) -> Request:
+        """The request of this id."""
+        return next(one for one in self.requests if one.id == name)
+
     def sampled(self, request: str) -> Sampling | None:
         """How this request samples; None: it is greedy, as one that takes the best of all tokens is."""
-        sampling = next(one.sampling for one in self.requests if one.id == request)
+        sampling = self.request(request).sampling
         return None if sampling is None or sampling.top_k == 1 else sampling
 
     @property

@@ -166,3 +166,8 @@ class Header(Struct, frozen=True, kw_only=True):
     stored: tuple[Stored, ...] = ()
     tensors_sha256: str = ""
     sha256: str = ""
+
+    @property
+    def has_logits(self) -> bool:
+        """Whether a verify that samples left the logits that it sampled from: traces do from schema 4 on."""
+        return self.schema > 3

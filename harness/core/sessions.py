@@ -46,4 +46,4 @@ def most_before(case: Case, name: str) -> int:
 
 
 def _session(case: Case, name: str) -> str:
-    return next(request.session for request in case.requests if request.id == name)
+    return case.request(name).session

@@ -190,7 +190,7 @@ def _due(trace: Trace, number: int, record: Record, model: Model) -> str:
         if case.topk > 1 and model.states:
             due["path_hidden"] = (0, numbers.get("kept", numbers["accept_len"]))
         if case.sampled(record.request) is not None:
-            made = ("target_probabilities", "target_logits") if trace.header.schema > 3 else ("target_probabilities",)
+            made = ("target_probabilities", "target_logits") if trace.header.has_logits else ("target_probabilities",)
             due |= dict.fromkeys(made, (0, numbers["accept_len"]))
             due["coins"] = (0, numbers.get("steps", case.verify_nodes - 1) + 1)
             if case.engine.sglang.rejection_sampling:

@@ -218,7 +218,7 @@ def _undecided(trace: Trace, verdict: Verdict) -> str:
     bounds = bounds_of(trace.header.engine.dtype, trace.header.case.model)
     cut, compared = (counts.get("verify.probabilities", 0) for counts in (verdict.unseen, verdict.checked))
     if cut > max(1, _MAX_CUTS_SHARE * compared):
-        within = "the roundings of float32" if trace.header.schema > 3 else f"the bound of {trace.header.engine.dtype}"
+        within = "the roundings of float32" if trace.header.has_logits else f"the bound of {trace.header.engine.dtype}"
         return f"where top_k and top_p cut cannot be told of {cut} distributions, within {within}"
     if verdict.ties > max(1, bounds.tie_share * verdict.choices):
         return f"{verdict.ties} of {verdict.choices} choices are ties"

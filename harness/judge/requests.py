@@ -504,7 +504,7 @@ class RequestJudge:
     def _finished(self, number: int, record: Record) -> None:
         story, emitted = self._stories[record.request], self._trace.integers(number, "tokens")
         self._emitted[record.request] = len(emitted)
-        request = next(request for request in self._case.requests if request.id == record.request)
+        request = self._case.request(record.request)
         limit = request.max_new_tokens
         committed, place = story.tokens[len(story.prompt) :], Place(record, "finished")
         # a server's request also ends by a stop string, a grammar, or the end of the context: `otherwise`

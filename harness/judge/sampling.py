@@ -92,7 +92,7 @@ class Samples:
                 self._compare.report(place, "verify.accept", "the whole round", "a verify that samples", "a greedy one")
             return sampling is not None
         self._coins(number, record, place, sampling)
-        asked = next(one.sampling for one in self._case.requests if one.id == record.request) or _GREEDY
+        asked = self._case.request(record.request).sampling or _GREEDY
         logits = story.target.logits[round.committed : round.end]
         targets = self._trace.tensor(number, "target_probabilities")[: len(logits)]
         if "target_logits" in record.tensors:
@@ -193,7 +193,7 @@ class Samples:
         rule = "verify.probabilities"
         if len(logits) != len(targets) and self._compare.on(rule):
             self._compare.report(place, rule, "number of nodes", len(logits), len(targets))
-        return next(one for one in self._case.requests if one.id == place.record.request)
+        return self._case.request(place.record.request)
 
     def _possible(self, ask: Callable[[], list[Tensor]]) -> list[Tensor]:
         """Rows [V] that may be what is sampled from; none where there are too many. If it is not one, that is counted."""

@@ -468,7 +468,7 @@ def _part(rows: ReferenceRows, own: slice) -> ReferenceRows:
 
 def _asked(case: Case, story: Story, rows: ReferenceRows) -> ReferenceRows:
     """The target's rows with the logits that tokens are chosen by: of output tokens, those that the request wants changed."""
-    request = next(request for request in case.requests if request.id == story.name)
+    request = case.request(story.name)
     began = {row: round.committed for round in story.rounds for row in range(round.committed, round.end)}
     logits = asked_logits(case, request, story.tokens, began, rows.logits)
     return rows if logits is None else replace(rows, logits=logits, plain=rows.logits)

@@ -79,7 +79,7 @@ def _diff_rank(left: Trace, right: Trace, rank: str) -> Comparison:
     both = (bounds_of(trace.header.engine.dtype, left.header.case.model) for trace in (left, right))
     bounds = max(both, key=lambda bounds: bounds.relative)
     distances, latent = Distances(left, right, bounds), model_of(left.header).latent
-    unknown = {"target_logits"} if min(left.header.schema, right.header.schema) < 4 else set[str]()  # to an older eagletwin
+    unknown = set[str]() if left.header.has_logits and right.header.has_logits else {"target_logits"}  # to an older eagletwin
     for key in ours | theirs:
         where = rank + _where(key)
         if key not in ours or key not in theirs:

@@ -128,7 +128,7 @@ class Looking:
             if spoiled == SPOILED:
                 mended, spoiled = self._mends.seen(block.probe, view), 0
 
-    def _case(self, block: Drawn, case: Case, view: View, mended: tuple[Entry, ...], told: tuple[str, ...] = ()) -> CaseSeen:
+    def _case(self, block: Drawn, case: Case, view: View, mended: tuple[Entry, ...], told: tuple[str, ...]) -> CaseSeen:
         if unmet := self._plan.unmet(case):
             raise HarnessError(
                 f"a generated case lacks what was asked for: {unmet}",

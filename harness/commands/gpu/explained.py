@@ -1,5 +1,6 @@
 """Which known bugs the wrong cases of a job are: first by few engines for all, then case by case, as a search does it."""
 
+from collections.abc import Iterable
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
@@ -10,7 +11,9 @@ from eagletwin.cases.regressions import LEDGER
 from eagletwin.harness.check.known import Mends
 from eagletwin.harness.core.case import Case
 from eagletwin.harness.core.errors import EagletwinError
+from eagletwin.harness.core.patch import Patch
 from eagletwin.harness.core.run_spec import Limits, RunSpec
+from eagletwin.harness.core.verdict import Verdict
 from eagletwin.harness.engines.host import Host, PatchDoesNotApply
 from eagletwin.harness.judge.judge import judge
 
@@ -48,12 +51,16 @@ def _wrong_again(job: Job, seen: list[CaseResult], numbers: list[int], limits: L
     again = []
     with Host(mode=job.mode) as host:
         for number in numbers:
-            engine = host.engine(job.cases[number], job.patches)
-            with TemporaryDirectory(prefix="eagletwin-") as scratch:
-                verdict = judge(engine.run(job.cases[number], Path(scratch), limits), view=job.view)
-            if verdict.rule == seen[number].rule:
+            if _verdict(host, job, number, (), limits).rule == seen[number].rule:
                 again.append(number)
     return again
+
+
+def _verdict(host: Host, job: Job, number: int, more: Iterable[Patch], limits: Limits) -> Verdict:
+    """Of this case, with more patches than the job's own."""
+    engine = host.engine(job.cases[number], (*job.patches, *more))
+    with TemporaryDirectory(prefix="eagletwin-") as scratch:
+        return judge(engine.run(job.cases[number], Path(scratch), limits), view=job.view)
 
 
 def _try(job: Job, seen: list[CaseResult], numbers: list[int], names: tuple[str, ...], limits: Limits) -> bool:
@@ -65,11 +72,9 @@ def _try(job: Job, seen: list[CaseResult], numbers: list[int], names: tuple[str,
     with Host(mode=job.mode) as host:
         for number in unexplained:
             try:
-                engine = host.engine(job.cases[number], (*job.patches, *patches))
+                verdict = _verdict(host, job, number, patches, limits)
             except PatchDoesNotApply:
                 return False
-            with TemporaryDirectory(prefix="eagletwin-") as scratch:
-                verdict = judge(engine.run(job.cases[number], Path(scratch), limits), view=job.view)
             if verdict.status == "equal" or (verdict.vacuous and len(names) > 1):  # of several, one may change nothing here
                 words = " and ".join(names) if len(names) <= _NAMED else f"several of {len(names)} known bugs"
                 seen[number] = msgspec.structs.replace(seen[number], known=words)
@@ -84,8 +89,8 @@ def _one_by_one(job: Job, seen: list[CaseResult], numbers: list[int], limits: Li
         mends = Mends(host, RunSpec(mode=job.mode, patches=job.patches, view=job.view, limits=limits))
         for number in numbers:
             try:
-                trial = mends.trials().look_alone(job.cases[number])
-                if trial.verdict.rule != seen[number].rule:  # right when it runs alone, or wrong in another way
+                trial = mends.trials().look(job.cases[number])
+                if trial.verdict.rule != seen[number].rule:  # `explain` asks whether it is wrong alone, too
                     continue
                 found = mends.explain(trial, job.view)
             except EagletwinError:  # no engine stands with the remedies

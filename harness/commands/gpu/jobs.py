@@ -75,10 +75,10 @@ def run_job(job: Job, folder: Path) -> JobResult:
     try:
         with Host(mode=job.mode) as host:
             mended = apt_for(job, host, probe) if job.mend else ()
-            patches = dict.fromkeys((*job.patches, *(entry.remedy for entry in mended if entry.remedy is not None)))
-            job = msgspec.structs.replace(job, patches=tuple(patches))
+            remedies = [entry.remedy for entry in mended if entry.remedy is not None]
+            job = msgspec.structs.replace(job, patches=tuple(dict.fromkeys((*job.patches, *remedies))))
             done = msgspec.structs.replace(done, mended=tuple(entry.id for entry in mended))
-            ours = {edit.target for entry in mended if (fix := entry.remedy) for edit in (*fix.edits, *fix.otherwise)}
+            ours = {edit.target for remedy in remedies for edit in (*remedy.edits, *remedy.otherwise)}
             engine = host.engine(job.cases[0], job.patches)
             done = msgspec.structs.replace(done, start=time.monotonic() - begun, engine=engine.info)
             for number, case in enumerate(job.cases):
