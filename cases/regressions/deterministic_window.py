@@ -14,18 +14,18 @@ from ..entry import Entry, OnCuda
 
 _UNIFIED = "sglang.srt.layers.attention.triton_backend.TritonAttnBackend._forward_extend_unified"
 
-# A mask of the rows that are left. A copy for each layer, and lengths on the host: right, but slow, and not for a CUDA graph.
-# The patch in docs/findings/deterministic-window counts the whole rows in the kernel instead.
+# A mask of the rows that are left, copied for each layer by operations of fixed sizes, which a CUDA graph can hold.
+# The patch in docs/findings/deterministic-window counts the whole rows in the kernel instead, and copies nothing.
 _MASK_OF_WINDOW = """custom, starts = self.forward_metadata.custom_mask, self.forward_metadata.mask_indptr
 if custom is not None and sliding_window_size > 0 and window_start_pos is not None:
-    parts, begins = [], [0]
-    for n in range(bs):
-        width, first, rest = int(extend_seq_lens[n]), int(window_start_pos[n]), int(prefix_lens[n])
-        rows = custom[int(starts[n]) :][: width * (first + rest + width)].view(width, first + rest + width)
-        parts.append(rows[:, first:].flatten())
-        begins.append(begins[-1] + width * (rest + width))
-    custom = torch.cat(parts)
-    starts = torch.tensor(begins, dtype=starts.dtype, device=starts.device)
+    first, left = window_start_pos[:bs].long(), (prefix_lens[:bs] + extend_seq_lens[:bs]).long()
+    ends = torch.cumsum(extend_seq_lens[:bs] * left, 0)
+    begins = torch.nn.functional.pad(ends, (1, 0))
+    place = torch.arange(custom.numel(), device=custom.device)
+    of = torch.searchsorted(ends, place, right=True).clamp(max=bs - 1)
+    row, column = (place - begins[of]) // left[of], (place - begins[of]) % left[of]
+    custom = custom[(starts[of] + row * (first + left)[of] + first[of] + column).clamp(max=custom.numel() - 1)]
+    starts = begins.to(starts.dtype)
 # Call unified kernel"""
 
 ENTRY = Entry(

@@ -151,6 +151,8 @@ def _environment(source: Source, mode: Mode) -> dict[str, str]:
     }
     if mode.device == "cpu":
         environment |= {"SGLANG_USE_CPU_ENGINE": "1", "TRITON_INTERPRET": "1", "CUDA_VISIBLE_DEVICES": ""}
+        # Asked for a GPU, torch starts CUDA's driver, and with some drivers its forks end. So it asks NVML.
+        environment["PYTORCH_NVML_BASED_CUDA_CHECK"] = "1"
         return environment | (_several_on_a_cpu(mode) if mode.processes > 1 else {})
     environment |= {"TRITON_CACHE_DIR": str(cache_folder("triton")), "SGLANG_ENABLE_JIT_DEEPGEMM": "0"}
     if mode.dtype == "float32":

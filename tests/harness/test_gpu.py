@@ -260,6 +260,9 @@ def test_entries_are_planned_in_a_model_by_the_cases_that_show_them_there() -> N
     assert left_out.startswith("multi-layer-topk-path in llama-standalone: ")
     with pytest.raises(InputError, match=r"does not say(?s:.*)models table llama-standalone --entry 26997-kv"):
         proofs_in_model([LEDGER["26997-kv"]], options, Path("nowhere"))
+    # there the layer with a window is the last of the target: no row of a layer behind it is wrong
+    jobs, _ = proofs_in_model([LEDGER["deterministic-window"]], Options(release="0.5.23", model="mimo-v2-window"), records)
+    assert {job.expected.rule for job in jobs if job.expected is not None} == {"target.hidden"}
 
 
 def test_faults_of_graphs_are_planned_next_to_the_release_as_it_is() -> None:

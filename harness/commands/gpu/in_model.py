@@ -1,4 +1,5 @@
-"""The ledger's proofs of a plan in another model than each entry's own, with the cases by which a CPU proved them there."""
+"""The ledger's proofs of a plan in another model than each entry's own, by the cases and rules with which a CPU proved them
+there."""
 
 import dataclasses
 from pathlib import Path
@@ -31,7 +32,8 @@ def proofs_in_model(entries: list[Entry], options: Options, records: Path) -> tu
             others.append(f"{entry.id} in {options.model}: {answer.why or answer.status}")
             continue
         mended = remedies_of(answer.beside)
-        jobs += [_beside(job, mended) for job in proofs([dataclasses.replace(entry, case=answer.case)], options)]
+        there = dataclasses.replace(entry, case=answer.case, rule=answer.rule or entry.rule)
+        jobs += [_beside(job, mended) for job in proofs([there], options)]
     return jobs, others
 
 
