@@ -2,14 +2,15 @@
 
 At the end of a chunk that is not the last, the draft must consume the next token that is known (PR #26329). SGLang looks it up
 in the request's prompt alone, and behind that takes what the target gives there. A request that samples draws another token.
-A greedy one with penalties gets another, too: they count what it was sent, and that is more by now. The draft's row there is
-then that of a token which the request does not have. A greedy request without penalties gets the token that it got before, and
-shows nothing. It costs acceptance and never output. Read in 0.5.13 and later; shown from 0.5.14 on, where verify samples here.
+A greedy one with penalties gets another, too: they count what it was sent, and that is more by now. So does a greedy one with
+a grammar, which says what may follow all that it was sent. The draft's row there is then that of a token which the request does
+not have. A greedy request with neither gets the token that it got before, and shows nothing. It costs acceptance and never
+output. Read in 0.5.13 and later; shown from 0.5.14 on, where verify samples here.
 """
 
 from msgspec.structs import replace
 
-from eagletwin.harness.core.case import Case, EngineSettings, Event, Penalties, Request, Sampling, SGLangSettings
+from eagletwin.harness.core.case import Case, EngineSettings, Event, Grammar, Penalties, Request, Sampling, SGLangSettings
 from eagletwin.harness.core.patch import Edit, Patch
 
 from ..entry import Entry, Loses
@@ -25,6 +26,8 @@ _CASE = Case(
     engine=EngineSettings(sglang=SGLangSettings(random_seed=1)),
 )
 _PENALIZED = Request(id="a", prompt=(5,), max_new_tokens=5, penalties=Penalties(frequency=1))
+# Its first token is an `a`. After it came back its grammar wants a `c`, at the prompt's end as well.
+_CONSTRAINED = Request(id="a", prompt=(7,), max_new_tokens=2, grammar=Grammar(rules=("ac",)))
 
 ENTRY = Entry(
     id="retracted-chunk-tail",
@@ -32,7 +35,8 @@ ENTRY = Entry(
     rule="draft.input_ids",
     buggy="0.5.13 -",
     fixed="",
-    trigger="a request that samples or has penalties is retracted, and a chunk of its second prefill ends behind its prompt",
+    trigger="a request that samples, or has penalties or a grammar, is retracted, "
+    "and a chunk of its second prefill ends behind its prompt",
     loses=Loses("batches", layers=False),
     remedy=Patch(
         name="retracted-chunk-tail",
@@ -45,5 +49,8 @@ ENTRY = Entry(
         ),
     ),
     case=_CASE,
-    also=(replace(_CASE, requests=(_PENALIZED,), exercises=()),),
+    also=(
+        replace(_CASE, requests=(_PENALIZED,), exercises=()),
+        replace(_CASE, requests=(_CONSTRAINED,), chunks=(64, 1), events=(Event(at=1, kind="retract"),), exercises=()),
+    ),
 )

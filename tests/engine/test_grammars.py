@@ -6,6 +6,7 @@ from msgspec.structs import replace
 from eagletwin.cases.blocks import Asked, block_of
 from eagletwin.cases.regressions import LEDGER
 from eagletwin.harness.core.case import Case, Event, Grammar, Request
+from eagletwin.harness.core.grammar import word
 from eagletwin.harness.core.patch import Edit
 
 from .conftest import Runner
@@ -121,6 +122,21 @@ def test_trees_end_texts_and_paths_go_on_behind_the_end(run: Runner) -> None:
     counts = {name: sum(name in verdict.exercised for verdict in verdicts) for name in ENDS}
     print(counts)
     assert all(counts.values()), counts
+
+
+def test_a_greedy_request_with_a_grammar_shows_a_retracted_chunk_s_tail_as_well(run: Runner) -> None:
+    """Its first token is an `a`. When it comes back its grammar wants a `c`, and the target gives one behind the prompt too."""
+    entry = LEDGER["retracted-chunk-tail"]
+    case, remedy = entry.also[1], entry.remedy
+    assert remedy is not None
+    _, red = run(case)
+    assert (red.status, red.rule) == ("diverged", entry.rule)
+    assert red.first is not None
+    assert [word(int(token)) for token in (red.first.expected, red.first.actual)] == ["a", "c"]
+    _, green = run(case, *remedy.edits)
+    assert green.status == "equal"
+    [request] = case.requests
+    assert run(replace(case, requests=(replace(request, grammar=None),)))[1].status == "equal"
 
 
 @pytest.mark.parametrize("fault", sorted(PLANTED))

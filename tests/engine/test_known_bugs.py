@@ -14,7 +14,7 @@ from eagletwin.harness.commands.fuzz.looking import NO_BLOCK, CaseSeen, Looking
 from eagletwin.harness.commands.fuzz.options import SearchOptions
 from eagletwin.harness.commands.fuzz.pool import Several
 from eagletwin.harness.commands.fuzz.search import Here
-from eagletwin.harness.core.case import Case, Request
+from eagletwin.harness.core.case import Case, EngineSettings, Event, Grammar, Request, SGLangSettings
 from eagletwin.harness.core.patch import Edit, Patch
 from eagletwin.harness.core.run_spec import DEFAULT_RUN
 from eagletwin.harness.core.trace import Trace
@@ -30,7 +30,7 @@ CASE = replace(TAIL.case, exercises=(), requests=(Request(id="a", prompt=(7, 19,
 
 def explained(host: Host, case: Case, *edits: Edit) -> tuple[Mends, Explained]:
     patches = (Patch(name="planted", edits=edits),) if edits else ()
-    mends = Mends(host, replace(DEFAULT_RUN, patches=patches))
+    mends = Mends(host, replace(DEFAULT_RUN, mode=host.mode, patches=patches))
     trial = mends.trials().look(case)
     assert trial.signature is not None
     return mends, mends.explain(trial, DECLARED_VIEW)
@@ -122,6 +122,38 @@ def test_another_bug_in_the_case_of_an_entry_is_shown_past_that_entry(host: Host
     assert entry.id in shown.mended
     assert shown.signature is not None
     assert shown.signature.rule == "draft.positions"
+
+
+# Greedy requests that come back in chunks of one token, shrunk from cases of searches: a text that has ended, and rules.
+COMES_BACK = Case(
+    name="comes-back",
+    model="qwen3-eagle3-norm",
+    num_steps=1,
+    chunks=(64, 1),
+    requests=(Request(id="a", prompt=(20,), max_new_tokens=2, grammar=Grammar(rules=("(b|a)",))),),
+    events=(Event(at=1, kind="retract"),),
+    engine=EngineSettings(sglang=SGLangSettings(grammar_backend="llguidance")),
+)
+RULES = Grammar(kind="ebnf", rules=("d|bB(c|a|d)", "((b|d|c|a))*|aA|cAac"))
+BACK_IN_A_TREE = replace(
+    COMES_BACK,
+    model="qwen3-moe-eagle3",
+    num_steps=2,
+    topk=2,
+    num_draft_tokens=4,
+    requests=(Request(id="a", prompt=(74,), max_new_tokens=7, grammar=RULES),),
+    engine=EngineSettings(),
+)
+
+
+@pytest.mark.parametrize("case", [COMES_BACK, BACK_IN_A_TREE], ids=["a text that has ended", "rules, in a tree"])
+@pytest.mark.parametrize("overlap", [False, True], ids=["no overlap", "overlap"])
+def test_a_chunk_s_tail_of_a_greedy_request_with_a_grammar_is_known(
+    host: Host, overlapped: Host, case: Case, overlap: bool
+) -> None:
+    _, one = explained(overlapped if overlap else host, case)
+    assert [entry.id for entry in one.known] == ["retracted-chunk-tail"]
+    assert one.trial.clean
 
 
 def test_what_does_not_show_again_alone_is_not_known(host: Host) -> None:

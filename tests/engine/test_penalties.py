@@ -94,7 +94,7 @@ def test_a_fault_is_named(run: Runner, fault: str) -> None:
 
 def test_a_greedy_request_with_penalties_shows_a_retracted_chunk_s_tail_as_well(run: Runner) -> None:
     entry = LEDGER["retracted-chunk-tail"]
-    [case], remedy = entry.also, entry.remedy
+    case, remedy = entry.also[0], entry.remedy
     assert remedy is not None
     _, red = run(case, *FIXED)
     assert (red.status, red.rule) == ("diverged", entry.rule)

@@ -4,6 +4,7 @@ from msgspec.structs import replace
 
 from eagletwin.cases.regressions import LEDGER
 from eagletwin.harness.check.known import candidates, may_show
+from eagletwin.harness.core.case import Grammar
 from eagletwin.harness.core.run_spec import DEFAULT_RUN
 
 LIVE = LEDGER["retracted-chunk-tail"]
@@ -36,12 +37,16 @@ def test_a_bug_of_another_mode_is_not_tried() -> None:
 
 
 def test_a_search_asks_for_a_bug_where_a_case_is_like_any_that_shows_it() -> None:
-    """A retracted request samples, or has penalties; a plain one shows nothing."""
-    [penalized] = LIVE.also
+    """A retracted request samples, or has penalties or a grammar; a plain one shows nothing."""
+    penalized, constrained = LIVE.also
     [request] = penalized.requests
     assert may_show(LIVE, LIVE.case)
     assert may_show(LIVE, penalized)
-    assert not may_show(LIVE, replace(penalized, requests=(replace(request, penalties=None),)))
+    assert may_show(LIVE, constrained)
+    plain = replace(request, penalties=None)
+    assert not may_show(LIVE, replace(penalized, requests=(plain,)))
+    assert may_show(LIVE, replace(penalized, requests=(replace(plain, min_new_tokens=3),)))
+    assert may_show(LIVE, replace(penalized, requests=(replace(plain, grammar=Grammar(rules=("a*",))),)))
 
 
 def test_a_bug_of_plain_decode_is_asked_for_wherever_a_window_is_and_plain_decode_is_asked() -> None:
