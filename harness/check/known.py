@@ -15,7 +15,7 @@ from eagletwin.cases.reach import unreached
 from eagletwin.cases.regressions import LEDGER
 from eagletwin.harness.core.case import Case
 from eagletwin.harness.core.errors import EagletwinError
-from eagletwin.harness.core.mode import CPU
+from eagletwin.harness.core.mode import CPU, Mode
 from eagletwin.harness.core.patch import Patch
 from eagletwin.harness.core.run_spec import DEFAULT_RUN, RunSpec
 from eagletwin.harness.core.verdict import DECLARED_VIEW, View
@@ -70,10 +70,10 @@ def may_have(version: str, entry: Entry) -> bool:
     return entry.is_in(release) if release in releases() else not entry.fixed
 
 
-def may_show(entry: Entry, case: Case) -> bool:
-    """Whether a case has what makes the entry's own case a special one, or another that shows it."""
+def may_show(entry: Entry, case: Case, mode: Mode = CPU) -> bool:
+    """Whether a case has what makes the entry's own case a special one, or another that shows it, or needs none of it here."""
     kind = _kind(case)
-    return any(
+    return (entry.rounded and mode.dtype != "float32") or any(
         all(has or not needed for needed, has in zip(_kind(shown), kind, strict=True)) for shown in (entry.case, *entry.also)
     )
 
@@ -191,7 +191,7 @@ class Mends:
         the ledger show that another live bug hides in it."""
         if self.run.view != DECLARED_VIEW:
             return (self.run.view,)
-        within = (entry.within for entry in self._mendable if may_show(entry, case))
+        within = (entry.within for entry in self._mendable if may_show(entry, case, self.run.mode))
         return tuple(dict.fromkeys((self.run.view, *within)))
 
     def apt(self, case: Case, view: View) -> tuple[Entry, ...]:
@@ -209,7 +209,8 @@ class Mends:
 
     def _may_show(self, case: Case) -> list[Entry]:
         """Live bugs that such a case may show in some view, as far as their remedies are known to fit."""
-        return [entry for entry in self._mendable if entry.id not in self.unfit and may_show(entry, case)]
+        mode = self.run.mode
+        return [entry for entry in self._mendable if entry.id not in self.unfit and may_show(entry, case, mode)]
 
     def seen(self, case: Case, view: View) -> tuple[Entry, ...]:
         """Those that this SGLang was seen to have: the entry's own case breaks its rule here."""

@@ -6,12 +6,15 @@ from pathlib import Path
 import pytest
 
 from eagletwin.cases.regressions import LEDGER
+from eagletwin.harness.check.known import Mends
 from eagletwin.harness.commands.diff.precision_gap import Apart, apart, apart_text
-from eagletwin.harness.core.case import Case, Request, Sampling
+from eagletwin.harness.core.case import Case, Event, Request, Sampling
 from eagletwin.harness.core.errors import InputError
 from eagletwin.harness.core.mode import Mode
 from eagletwin.harness.core.patch import Edit, Patch
+from eagletwin.harness.core.run_spec import DEFAULT_RUN, RunSpec
 from eagletwin.harness.core.trace import Trace
+from eagletwin.harness.core.verdict import DECLARED_VIEW
 from eagletwin.harness.engines.host import Host
 from eagletwin.harness.families.traces import read_trace
 from eagletwin.harness.judge.judge import judge
@@ -51,6 +54,27 @@ def test_a_busy_case_is_equal_and_near_to_float32(
         assert "accept length" in apart_text([found, Apart()])
         same = apart(other, other)
         assert max(rows.largest for rows in same.rows.values()) == 0 == same.proposed[1] == same.decided[1] == same.requests[1]
+
+
+def test_a_retracted_request_s_chunk_tail_is_known_where_rounding_alone_makes_the_target_choose_another_token(
+    brains: Host, host: Host
+) -> None:
+    """A greedy request that asks for nothing. In float32 it is given the token that it had emitted."""
+    case = Case(
+        name="comes-back",
+        model="llama-tiny",
+        num_steps=1,
+        chunks=(64, 2),
+        requests=(Request(id="a", prompt=(74,), max_new_tokens=5),),
+        events=(Event(at=2, kind="retract"),),
+    )
+    mends = Mends(brains, RunSpec(mode=brains.mode))
+    trial = mends.trials().look(case)
+    assert (trial.verdict.status, trial.verdict.rule) == ("diverged", "draft.input_ids")
+    one = mends.explain(trial, DECLARED_VIEW)
+    assert [entry.id for entry in one.known] == ["retracted-chunk-tail"]
+    assert one.trial.clean
+    assert Mends(host, DEFAULT_RUN).trials().look(case).clean
 
 
 @pytest.mark.parametrize("name", ["25015", "26329", "26997-kv"])

@@ -5,6 +5,7 @@ from msgspec.structs import replace
 from eagletwin.cases.regressions import LEDGER
 from eagletwin.harness.check.known import candidates, may_show
 from eagletwin.harness.core.case import Grammar
+from eagletwin.harness.core.mode import Mode
 from eagletwin.harness.core.run_spec import DEFAULT_RUN
 
 LIVE = LEDGER["retracted-chunk-tail"]
@@ -47,6 +48,14 @@ def test_a_search_asks_for_a_bug_where_a_case_is_like_any_that_shows_it() -> Non
     assert not may_show(LIVE, replace(penalized, requests=(plain,)))
     assert may_show(LIVE, replace(penalized, requests=(replace(plain, min_new_tokens=3),)))
     assert may_show(LIVE, replace(penalized, requests=(replace(plain, grammar=Grammar(rules=("a*",))),)))
+
+
+def test_a_search_in_bfloat16_asks_for_a_bug_that_rounding_shows_whatever_the_case_is() -> None:
+    plain = replace(LIVE.case, requests=(replace(LIVE.case.requests[0], sampling=None),))
+    assert not may_show(LIVE, plain)
+    assert not may_show(LIVE, plain, Mode(overlap=True))
+    assert may_show(LIVE, plain, Mode(dtype="bfloat16"))
+    assert not may_show(LEDGER["penalties"], plain, Mode(dtype="bfloat16"))
 
 
 def test_a_bug_of_plain_decode_is_asked_for_wherever_a_window_is_and_plain_decode_is_asked() -> None:

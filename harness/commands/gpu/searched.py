@@ -52,5 +52,5 @@ def bugs_of(probe: Case, release: str, mode: Mode) -> dict[str, Patch]:
     return {
         entry.id: entry.remedy
         for entry in LEDGER.values()
-        if entry.remedy is not None and entry.is_in(release) and not unreached(entry, mode) and may_show(entry, probe)
+        if entry.remedy is not None and entry.is_in(release) and not unreached(entry, mode) and may_show(entry, probe, mode)
     }
