@@ -245,13 +245,22 @@ class Host:
             raise wire.unexpected(answer)
         return EngineProcess(ours, answer.engine, self.source, build.foreseen)
 
-    def connection(self) -> socket.socket:
-        """The connection to a zygote that has imported SGLang."""
+    def shared(self) -> socket.socket | None:
+        """A connection at which another process joins this zygote, so that SGLang is imported once; None: it takes no others.
+        Returns at once."""
+        return self._started().shared() if self.mode.device == "cpu" else None
+
+    def _started(self) -> Zygote:
         if self._zygote is None:
             self._zygote = Zygote(self.source, self.mode)
             self._zygote.start()
-        connection = self._zygote.connection
-        if not self._zygote.ready:
+        return self._zygote
+
+    def connection(self) -> socket.socket:
+        """The connection to a zygote that has imported SGLang."""
+        zygote = self._started()
+        connection = zygote.connection
+        if not zygote.ready:
             connection.settimeout(IMPORT_SECONDS)
             try:
                 answer, _ = wire.receive(connection)
@@ -265,7 +274,7 @@ class Host:
             if not isinstance(answer, wire.Ready):
                 raise wire.unexpected(answer)
             connection.settimeout(None)
-            self._zygote.ready, self._zygote.version = True, answer.version
+            zygote.ready, zygote.version = True, answer.version
         return connection
 
     def _no_import(self, cause: str, trace: str = "") -> WouldNotStart:
@@ -273,10 +282,11 @@ class Host:
         log = self._zygote.keep_log()
         self.close()
         place = place_in(trace, self.source.paths[0]) if self.source.tree else ""
+        whole = f"; the whole message is in {log}" if log else ""
         error = WouldNotStart(
             f"SGLang cannot be imported: {cause}",
             consequence="no case was run",
-            remedy=f"{f'look at {place}' if place else '`eagletwin doctor`'}; the whole message is in {log}",
+            remedy=f"{f'look at {place}' if place else '`eagletwin doctor`'}{whole}",
         )
         error.log = log
         return error

@@ -6,6 +6,7 @@ the zygote, and speaks with it.
 
 import contextlib
 import os
+import select
 import shutil
 import socket
 import subprocess
@@ -20,7 +21,7 @@ from eagletwin.harness.core.differs import Watch
 from eagletwin.harness.core.folders import cache_folder
 from eagletwin.harness.core.mode import CPU, Mode
 
-from . import ancestor
+from . import ancestor, wire
 from .source import INSTALLED, Source
 
 # What ends a server does it by force, so this is never reached but on a machine that stands still.
@@ -46,11 +47,27 @@ class Zygote:
         self._log: Path | None = None
         self._scratch = ""  # TMPDIR of the engine processes: SGLang leaves files in it at each start
 
+    @classmethod
+    def joined(cls, descriptor: int, source: Source, mode: Mode) -> "Zygote":
+        """One that another process started, at the other end of what it was `shared` at. Closing it lets go of it."""
+        zygote = cls(source, mode)
+        zygote.connection.close()
+        zygote._theirs.close()
+        zygote.connection = socket.socket(fileno=descriptor)
+        return zygote
+
     def __enter__(self) -> "Zygote":
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
         self.close()
+
+    def shared(self) -> socket.socket:
+        """A connection at which another process finds this one, `joined`."""
+        ours, theirs = socket.socketpair()
+        with theirs, contextlib.suppress(OSError):  # it has just ended: whoever joins it finds it gone
+            wire.send(self.connection, wire.Join(), theirs.fileno())
+        return ours
 
     def start(self) -> None:
         """Start the process, and return at once. What interrupts this leaves nothing that close() does not remove."""
@@ -89,7 +106,9 @@ class Zygote:
 
     @property
     def ended(self) -> bool:
-        return self._process is not None and self._process.poll() is not None
+        if self._process is None:  # joined: once it is ready it says nothing on its own
+            return self.ready and bool(select.select([self.connection], [], [], 0)[0])
+        return self._process.poll() is not None
 
     def kill(self) -> None:
         """End the process, which ends all its forks."""
@@ -97,10 +116,9 @@ class Zygote:
             self._process.kill()
             self._process.wait()
 
-    def keep_log(self) -> Path:
-        """The file with the process's output, which now outlives it. A zygote that came up says nothing that a run folder
-        does not."""
-        assert self._log is not None
+    def keep_log(self) -> Path | None:
+        """The file with the process's output, which now outlives it; None: another process has it. A zygote that came up says
+        nothing that a run folder does not."""
         log, self._log = self._log, None
         return log
 

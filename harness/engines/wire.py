@@ -42,6 +42,11 @@ class Ready(Struct, frozen=True, tag=True):
     version: str
 
 
+class Join(Struct, frozen=True, tag=True):
+    """Caller -> zygote, with one end of a socket pair attached: at the other end a further caller asks for engines. It is told
+    Ready, too."""
+
+
 class Build(Struct, frozen=True, tag=True):
     """Caller -> zygote, with one end of a socket pair attached: an engine for this configuration.
 
@@ -198,7 +203,7 @@ class ServerEnded(Struct, frozen=True, tag=True):
 
 
 _OfServers = Serve | Serving | ServerEnded
-_OfEngines = Build | Vary | Built | TooLate | Refused
+_OfEngines = Join | Build | Vary | Built | TooLate | Refused
 Message = Import | Ready | _OfEngines | PatchDidNotApply | Run | Stepped | Step | Ran | Failed | Probe | Probed | _OfServers
 
 

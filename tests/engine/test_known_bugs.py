@@ -10,12 +10,14 @@ from msgspec.structs import replace
 from eagletwin.cases.regressions import LEDGER
 from eagletwin.harness.check.base import base_of
 from eagletwin.harness.check.known import Explained, Mends
+from eagletwin.harness.check.trials import Trial, Trials
 from eagletwin.harness.commands.fuzz.looking import NO_BLOCK, CaseSeen, Looking
 from eagletwin.harness.commands.fuzz.options import SearchOptions
 from eagletwin.harness.commands.fuzz.pool import Several
 from eagletwin.harness.commands.fuzz.search import Here
 from eagletwin.harness.core.case import Case, EngineSettings, Event, Grammar, Request, SGLangSettings
 from eagletwin.harness.core.patch import Edit, Patch
+from eagletwin.harness.core.records import Ending
 from eagletwin.harness.core.run_spec import DEFAULT_RUN
 from eagletwin.harness.core.trace import Trace
 from eagletwin.harness.core.verdict import DECLARED_VIEW, Verdict
@@ -160,8 +162,30 @@ def test_what_does_not_show_again_alone_is_not_known(host: Host) -> None:
     mends = Mends(host, DEFAULT_RUN)
     trial = mends.trials().look(CASE)
     assert trial.signature is not None
-    leaked = replaced(trial, verdict=replace(trial.verdict, first=replace(trial.verdict.first, rule="draft.kv")))
+    leaked = replaced(
+        trial, before=(CASE,), verdict=replace(trial.verdict, first=replace(trial.verdict.first, rule="draft.kv"))
+    )
     assert mends.explain(leaked, DECLARED_VIEW).known == ()
+
+
+def test_a_case_that_ran_first_on_a_cpu_is_not_run_alone_once_more(host: Host, monkeypatch: pytest.MonkeyPatch) -> None:
+    alone = list[Case]()
+    look_alone = Trials.look_alone
+
+    def counted(trials: Trials, case: Case) -> Trial:
+        alone.append(case)
+        return look_alone(trials, case)
+
+    monkeypatch.setattr(Trials, "look_alone", counted)
+    mends = Mends(host, DEFAULT_RUN)
+    first = replaced(mends.trials().look(CASE), before=())
+    assert mends.explain(first, DECLARED_VIEW).known == (TAIL,)
+    assert not alone
+    second = replaced(first, before=(CASE,))
+    assert mends.explain(second, DECLARED_VIEW).known == (TAIL,)
+    crashed = replaced(first, header=replace(first.header, ending=Ending(kind="crashed")))
+    assert mends.explain(crashed, DECLARED_VIEW).known == (TAIL,)
+    assert alone == [CASE, CASE]
 
 
 def test_a_trace_is_judged_once_and_another_one_anew(host: Host, monkeypatch: pytest.MonkeyPatch) -> None:

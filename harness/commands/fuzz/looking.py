@@ -1,7 +1,7 @@
 """One block of a search after the other: its cases are run and judged, and what known bugs show is told from the rest.
 
 A known live bug would eat the search: it shows in nearly every case of its kind, and hides what lies behind it. So in three of
-four blocks the bugs that this SGLang was seen to have are mended, in memory. The fourth runs SGLang as it is, up to the second
+four blocks the bugs that this SGLang was seen to have are mended, in memory. The fourth runs SGLang as it is, up to the first
 case that a known bug spoils, so that what a remedy replaces is looked at as well. What is done with a case depends on its block
 alone, so that the same seed comes to the same on any number of cores.
 """
@@ -29,7 +29,6 @@ from eagletwin.harness.engines.host import WouldNotStart
 from .plan import Plan
 
 NO_BLOCK = -1  # of a case of the ledger, which no block draws
-SPOILED = 2  # cases of it that a known bug spoils, before the rest of the block is mended
 
 
 class Unstarted(Struct, frozen=True, tag=True):
@@ -117,16 +116,15 @@ class Looking:
     def _cases(
         self, block: Drawn, view: View, mended: tuple[Entry, ...], earlier: Sequence[CaseSeen]
     ) -> Iterator[CaseSeen | Unstarted]:
-        spoiled, told, cases = 0, tuple[str, ...](), block.cases()
+        told, cases = tuple[str, ...](), block.cases()
         if not cases:
             yield Unstarted(block.probe, "no generated case has this configuration", ours=True)
         for seen, case in zip_longest(earlier, cases):
             if seen is None:
                 seen = self._case(block, case, view, mended, told)
                 yield seen
-            spoiled, told = spoiled + bool(seen.known), seen.known or told
-            if spoiled == SPOILED:
-                mended, spoiled = self._mends.seen(block.probe, view), 0
+            if seen.known:
+                mended, told = self._mends.seen(block.probe, view), seen.known
 
     def _case(self, block: Drawn, case: Case, view: View, mended: tuple[Entry, ...], told: tuple[str, ...]) -> CaseSeen:
         if unmet := self._plan.unmet(case):

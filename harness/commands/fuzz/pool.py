@@ -1,7 +1,7 @@
 """A search on several cores: blocks of cases are run here and in processes of their own (worker.py).
 
 What is seen comes in the order of the blocks, whoever ran them and whenever, so that a search with the same seed comes to the
-same on any number of cores. Each process has SGLang to itself.
+same on any number of cores. On a CPU SGLang is imported once, and all of them have their engines from that.
 """
 
 import os
@@ -10,7 +10,7 @@ import subprocess
 import threading
 from collections import deque
 from collections.abc import Iterator
-from contextlib import suppress
+from contextlib import nullcontext, suppress
 from dataclasses import dataclass, field
 from itertools import count
 from pathlib import Path
@@ -63,6 +63,7 @@ class Several:
 
     def __init__(self, mends: Mends, options: SearchOptions, processes: int) -> None:
         self._looking = Looking(mends, options.plan)
+        self._host = mends.host
         self._options = options
         self._size = processes
         self._answers: dict[int, queue.SimpleQueue[Answer]] = {}  # blocks that another process runs, or has run
@@ -73,9 +74,7 @@ class Several:
 
     def __enter__(self) -> "Several":
         for _ in range(self._size - 1):
-            command = [*RUN_MODULE, "eagletwin.harness.commands.fuzz.worker"]
-            process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
-            self._processes.append(process)
+            self._processes.append(process := self._worker())
             self._threads.append(threading.Thread(target=self._feed, args=(process,), daemon=True))
             self._threads[-1].start()
         return self
@@ -93,6 +92,15 @@ class Several:
                 with suppress(OSError):  # what was not written is for nobody
                     assert pipe is not None
                     pipe.close()
+
+    def _worker(self) -> "subprocess.Popen[bytes]":
+        command = [*RUN_MODULE, "eagletwin.harness.commands.fuzz.worker"]
+        joins = self._host.shared()
+        with joins or nullcontext():
+            number = () if joins is None else (joins.fileno(),)
+            return subprocess.Popen(
+                [*command, *map(str, number)], pass_fds=number, stdin=subprocess.PIPE, stdout=subprocess.PIPE
+            )
 
     def blocks(self) -> Iterator[Iterator[CaseSeen | Unstarted]]:
         """One block after the other. While one is run elsewhere, those that nobody runs are run here."""

@@ -1,5 +1,6 @@
-"""A process that runs blocks of a search: `python -m eagletwin.harness.commands.fuzz.worker` (pool.py).
+"""A process that runs blocks of a search: `python -m eagletwin.harness.commands.fuzz.worker [FD]` (pool.py).
 
+FD: where it joins the process that has imported SGLang; without, it has one of its own.
 It is told once what is searched, then one block after the other, and answers a line of JSON for each case.
 """
 
@@ -16,6 +17,7 @@ from eagletwin.harness.check.known import Mends
 from eagletwin.harness.core.errors import EagletwinError
 from eagletwin.harness.engines.host import Host
 from eagletwin.harness.engines.source import resolve
+from eagletwin.harness.engines.start import Zygote
 
 from .looking import Looking
 from .messages import Answer, BlockFailed, BlockOver, Wanted, read_options, written
@@ -30,7 +32,9 @@ def main() -> None:
     options = read_options(sys.stdin.buffer.readline())
     draw_from_seeds_alone()
     try:
-        with Host(source=resolve(options.run.sglang), mode=options.run.mode) as host:
+        source, mode = resolve(options.run.sglang), options.run.mode
+        joined = Zygote.joined(int(sys.argv[1]), source, mode) if sys.argv[1:] else None
+        with Host(joined, source, mode) as host:
             looking = Looking(Mends(host, options.run), options.plan)
             gc.freeze()  # as in the process that asks
             for line in sys.stdin.buffer:

@@ -4,6 +4,7 @@
                           └─ engine       one configuration: patches applied, Scheduler built (engine.py)
                                └─ runner  steps the scheduler through one case after another, writes their traces (runner.py)
 
+Further callers may join (wire.Join): a search on several cores imports SGLang once. What one of them asked for is its own.
 A crash, hang or leak of a case ends with its runner. Each process dies with its parent. Forked by ancestor.py, or, where this
 SGLang needs other packages of others, started by engines/start.py as
 `python -m eagletwin.harness.engines.sglang.processes.zygote FD [VERSION ROOT [CHANGES]]`.
@@ -12,6 +13,7 @@ SGLang needs other packages of others, started by engines/start.py as
 import contextlib
 import gc
 import os
+import select
 import signal
 import socket
 import sys
@@ -47,20 +49,33 @@ def main(*, front: bool = False, failed: BaseException | None = None) -> None:
     from . import rank_group as ranks
 
     gc.freeze()  # keep the collector from touching, and so copying, pages that the children share
-    wire.send(connection, wire.Ready(identity.version()))
+    ready = wire.Ready(identity.version())
+    wire.send(connection, ready)
+    callers = [connection]
     while True:
+        caller = select.select(callers, [], [])[0][0]
         try:
-            message, descriptors = wire.receive(connection)
-        except EOFError:
+            message, descriptors = wire.receive(caller)
+        except (EOFError, ConnectionError):
+            if caller is not connection:  # a further one: the others go on
+                callers.remove(caller)
+                caller.close()
+                continue
             if front:
                 supervise.wait_for_all()
                 os._exit(0)
             return
+        if isinstance(message, wire.Join) and not front:
+            callers.append(socket.socket(fileno=descriptors[0]))
+            with contextlib.suppress(OSError):  # it has just ended
+                wire.send(callers[-1], ready)
+            continue
         if not isinstance(message, wire.Serve if front else wire.Build | wire.Probe):
             raise wire.unexpected(message)
         _before_a_fork(message)
         if os.fork() == 0:
-            connection.close()
+            for one in callers:
+                one.close()
             theirs = socket.socket(fileno=descriptors[0])
             if isinstance(message, wire.Serve):
                 server.serve(theirs, message)

@@ -1,0 +1,54 @@
+"""Several processes have their engines from one that has imported SGLang (wire.Join)."""
+
+import socket
+from pathlib import Path
+
+import pytest
+
+from eagletwin.harness.core.case import Case, Request
+from eagletwin.harness.core.mode import CPU
+from eagletwin.harness.engines import wire
+from eagletwin.harness.engines.host import Host, WouldNotStart
+from eagletwin.harness.engines.source import INSTALLED
+from eagletwin.harness.engines.start import Zygote
+
+CASE = Case(name="joined", model="llama-tiny", requests=(Request(id="a", prompt=(7, 3), max_new_tokens=3),), num_steps=1)
+
+
+def _joined(host: Host) -> Host:
+    connection = host.shared()
+    assert connection is not None
+    return Host(Zygote.joined(connection.detach(), INSTALLED, CPU))
+
+
+def test_who_joins_has_engines_of_its_own_and_leaves_those_of_others_alone(host: Host, tmp_path: Path) -> None:
+    for name in ("first", "theirs", "again"):
+        (tmp_path / name).mkdir()
+    first = host.engine(CASE).run(CASE, tmp_path / "first")
+    with _joined(host) as joined, _joined(host) as other:
+        assert joined.engine(CASE) is not host.engine(CASE)
+        theirs = joined.engine(CASE).run(CASE, tmp_path / "theirs")
+        assert theirs.header.tensors_sha256 == first.header.tensors_sha256
+        assert (joined.version, other.version) == (host.version, "")
+        other.connection()
+        assert other.version == host.version
+        joined.close()
+        assert other.engine(CASE).alive
+    assert host.engine(CASE).run(CASE, tmp_path / "again").header.tensors_sha256 == first.header.tensors_sha256
+
+
+def test_one_that_was_joined_and_ended_is_seen_to_have_ended() -> None:
+    ours, theirs = socket.socketpair()
+    with Zygote.joined(ours.detach(), INSTALLED, CPU) as zygote, Host(zygote) as host:
+        wire.send(theirs, wire.Ready("0.5.23"))
+        assert host.connection() is zygote.connection
+        assert not zygote.ended
+        theirs.close()
+        assert zygote.ended
+
+
+def test_one_that_ends_before_it_is_ready_cannot_be_joined() -> None:
+    ours, theirs = socket.socketpair()
+    theirs.close()
+    with Host(Zygote.joined(ours.detach(), INSTALLED, CPU)) as host, pytest.raises(WouldNotStart, match="ended or fell silent"):
+        host.connection()
