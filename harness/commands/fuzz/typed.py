@@ -60,8 +60,8 @@ Processes = Annotated[
         metavar="N",
         min=0,
         rich_help_panel=_SEARCH,
-        help="Processes that run cases, each with SGLang to itself. 0: one a core, as far as the memory goes. The same seed "
-        "draws the same cases, and comes to the same, with any number.",
+        help="Processes that run cases; on a CPU they share one import of SGLang. 0: one a core, as far as the memory goes. "
+        "The same seed draws the same cases, and comes to the same, with any number.",
         show_default=False,
     ),
 ]
