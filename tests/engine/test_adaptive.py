@@ -1,5 +1,7 @@
 """Adaptive numbers of draft steps on the real scheduler and worker: rounds of several lengths, and who chooses them."""
 
+import json
+import tempfile
 from pathlib import Path
 
 import msgspec
@@ -12,6 +14,7 @@ from eagletwin.harness.core.errors import EagletwinError
 from eagletwin.harness.core.patch import Edit, Patch
 from eagletwin.harness.core.run_spec import Limits
 from eagletwin.harness.core.trace import Trace
+from eagletwin.harness.engines.sglang.eras import adaptive
 from eagletwin.harness.judge.judge import judge
 from eagletwin.harness.page.timeline import _round
 
@@ -204,3 +207,18 @@ def test_the_first_release_that_has_them_is_right_and_refuses_rounds_without_dra
             assert verdict.status == "equal", verdict
         with pytest.raises(EagletwinError, match="adaptive steps with 0 among them"):
             first.engine(CASE).run(CASE, tmp_path, Limits())
+
+
+def test_the_file_of_the_settings_is_another_for_others_and_is_not_written_while_it_is_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each rank writes it before each case, and reads it at once."""
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    settings = Adaptive(tiers=(Tier(batch=1, steps=(1, 2)),))
+    named = adaptive.arguments(settings)["speculative_adaptive_config"]
+    first = Path(named).stat()
+    assert adaptive.arguments(replace(settings, tiers=(Tier(batch=1, steps=(1, 3)),)))["speculative_adaptive_config"] != named
+    assert adaptive.arguments(settings)["speculative_adaptive_config"] == named
+    assert (Path(named).stat().st_ino, Path(named).stat().st_mtime_ns) == (first.st_ino, first.st_mtime_ns)
+    assert json.loads(Path(named).read_bytes())["1"] == {"candidate_steps": [1, 2]}
+    assert len([*tmp_path.iterdir()]) == 2

@@ -6,7 +6,9 @@
 import importlib
 import importlib.util
 import json
+import os
 import tempfile
+from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
@@ -117,6 +119,7 @@ def _policy() -> Any:
 
 
 def _written(settings: Adaptive) -> Path:
+    """A file for these settings alone, and whole as soon as it has its name: another rank may read it in this moment."""
     table: dict[str, Any] = {str(tier.batch): {"candidate_steps": list(tier.steps)} for tier in settings.tiers}
     table |= {
         "ema_alpha": settings.alpha,
@@ -126,6 +129,11 @@ def _written(settings: Adaptive) -> Path:
         "down_hysteresis": settings.down,
         "ceiling_coeff": settings.ceiling,
     }
-    path = Path(tempfile.gettempdir(), "adaptive.json")
-    path.write_text(json.dumps(table), "utf-8")
+    text = json.dumps(table).encode()
+    path = Path(tempfile.gettempdir(), f"adaptive-{sha256(text).hexdigest()}.json")
+    if not path.exists():
+        number, begun = tempfile.mkstemp(suffix=".json", prefix="adaptive-begun-")
+        with os.fdopen(number, "wb") as file:
+            file.write(text)
+        os.replace(begun, path)
     return path

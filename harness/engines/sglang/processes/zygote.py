@@ -4,7 +4,8 @@
                           └─ engine       one configuration: patches applied, Scheduler built (engine.py)
                                └─ runner  steps the scheduler through one case after another, writes their traces (runner.py)
 
-Further callers may join (wire.Join): a search on several cores imports SGLang once. What one of them asked for is its own.
+Further callers may join (wire.Join): a search on several cores imports SGLang once. What one of them asked for is its own, and so
+is the folder of its engines' files, since engines of two callers stand and run at once.
 A crash, hang or leak of a case ends with its runner. Each process dies with its parent. Forked by ancestor.py, or, where this
 SGLang needs other packages of others, started by engines/start.py as
 `python -m eagletwin.harness.engines.sglang.processes.zygote FD [VERSION ROOT [CHANGES]]`.
@@ -12,11 +13,14 @@ SGLang needs other packages of others, started by engines/start.py as
 
 import contextlib
 import gc
+import itertools
 import os
 import select
+import shutil
 import signal
 import socket
 import sys
+import tempfile
 import traceback
 
 from eagletwin.harness.engines import wire
@@ -51,14 +55,15 @@ def main(*, front: bool = False, failed: BaseException | None = None) -> None:
     gc.freeze()  # keep the collector from touching, and so copying, pages that the children share
     ready = wire.Ready(identity.version())
     wire.send(connection, ready)
-    callers = [connection]
+    callers = {connection: ""}  # and the folder for what the engines of a further one leave
+    joined = itertools.count()
     while True:
         caller = select.select(callers, [], [])[0][0]
         try:
             message, descriptors = wire.receive(caller)
         except (EOFError, ConnectionError):
             if caller is not connection:  # a further one: the others go on
-                callers.remove(caller)
+                shutil.rmtree(callers.pop(caller), ignore_errors=True)
                 caller.close()
                 continue
             if front:
@@ -66,14 +71,19 @@ def main(*, front: bool = False, failed: BaseException | None = None) -> None:
                 os._exit(0)
             return
         if isinstance(message, wire.Join) and not front:
-            callers.append(socket.socket(fileno=descriptors[0]))
+            further = socket.socket(fileno=descriptors[0])
+            callers[further] = os.path.join(tempfile.gettempdir(), f"j-{next(joined)}")
             with contextlib.suppress(OSError):  # it has just ended
-                wire.send(callers[-1], ready)
+                wire.send(further, ready)
             continue
         if not isinstance(message, wire.Serve if front else wire.Build | wire.Probe):
             raise wire.unexpected(message)
         _before_a_fork(message)
         if os.fork() == 0:
+            if folder := callers[caller]:
+                with contextlib.suppress(OSError):  # the engine meets it again, and tells the caller
+                    os.makedirs(folder, exist_ok=True)
+                    os.environ["TMPDIR"] = tempfile.tempdir = folder
             for one in callers:
                 one.close()
             theirs = socket.socket(fileno=descriptors[0])
