@@ -237,8 +237,10 @@ class Mends:
 
     def _may_pass(self, trial: Trial) -> bool:
         """Whether a case that is wrong may be right when it runs alone: others ran before it, its worker did not live to its
-        end, or a GPU ran it. On a CPU the first case of a process runs as it does alone, number for number."""
-        return bool(trial.before) or trial.header.ending.kind != "finished" or self.host.mode.device != "cpu"
+        end, or a GPU ran it. On a CPU the first case of a process runs as it does alone, number for number. The engine beside
+        it that decodes plainly may have run others all the same: its process stays when the worker's is a new one."""
+        alone = not trial.before and not trial.case.engine.sglang.plain_decode
+        return not alone or trial.header.ending.kind != "finished" or self.host.mode.device != "cpu"
 
     def right_in_base(self, case: Case, applied: Sequence[Entry], view: View) -> bool:
         """Whether a case is right in the SGLang without the change that is searched, with the same remedies."""

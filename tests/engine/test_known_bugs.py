@@ -186,6 +186,10 @@ def test_a_case_that_ran_first_on_a_cpu_is_not_run_alone_once_more(host: Host, m
     crashed = replaced(first, header=replace(first.header, ending=Ending(kind="crashed")))
     assert mends.explain(crashed, DECLARED_VIEW).known == (TAIL,)
     assert alone == [CASE, CASE]
+    plain = replace(CASE, engine=EngineSettings(sglang=SGLangSettings(plain_decode=True)))
+    beside = replaced(mends.trials().look(plain), before=())
+    assert mends.explain(beside, DECLARED_VIEW).known == (TAIL,)
+    assert alone == [CASE, CASE, plain]
 
 
 def test_a_trace_is_judged_once_and_another_one_anew(host: Host, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -4,8 +4,8 @@
                           └─ engine       one configuration: patches applied, Scheduler built (engine.py)
                                └─ runner  steps the scheduler through one case after another, writes their traces (runner.py)
 
-Further callers may join (wire.Join): a search on several cores imports SGLang once. What one of them asked for is its own, and so
-is the folder of its engines' files, since engines of two callers stand and run at once.
+Further callers may join (wire.Join): a search on several cores imports SGLang once. What one of them asked for is its own, and
+so is the folder of its engines' files, since engines of two callers stand and run at once.
 A crash, hang or leak of a case ends with its runner. Each process dies with its parent. Forked by ancestor.py, or, where this
 SGLang needs other packages of others, started by engines/start.py as
 `python -m eagletwin.harness.engines.sglang.processes.zygote FD [VERSION ROOT [CHANGES]]`.
