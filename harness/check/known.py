@@ -121,6 +121,7 @@ def _kind(case: Case) -> tuple[bool, ...]:
         any(request.penalized for request in case.requests),
         case.constrains,
         case.constrains and settings.grammar_backend == "llguidance",
+        case.constrains and settings.mixed_chunks,
         any(request.logprobs is not None and request.logprobs.start >= 0 for request in case.requests),
         case.gives_states != "",
         case.gives_states != "" and bool(recipe.target.aux_layers),

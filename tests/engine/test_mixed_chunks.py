@@ -1,10 +1,16 @@
 """Mixed chunks: a prefill batch gives each request that runs one token, without drafts, on the real scheduler."""
 
+from pathlib import Path
+
 import pytest
 from msgspec.structs import replace
 
-from eagletwin.harness.core.case import Case, EngineSettings, Request, SGLangSettings
+from eagletwin.cases.regressions import LEDGER
+from eagletwin.harness.core.answers import Finish
+from eagletwin.harness.core.case import Case, EngineSettings, Grammar, GrammarBackend, Request, SGLangSettings
 from eagletwin.harness.core.patch import Edit
+from eagletwin.harness.engines.host import Host
+from eagletwin.harness.judge.judge import judge
 
 from .conftest import Runner
 
@@ -77,3 +83,33 @@ def test_a_fault_is_named(run: Runner, fault: str) -> None:
     edit, rule = PLANTED[fault]
     trace, verdict = run(replace(CASE, exercises=()), edit)
     assert (verdict.status, verdict.rule) == ("diverged", rule), (verdict, trace.header.ending)
+
+
+OF_B = ("b", "finished")
+# Backend -> how the red side ends: a request that is given a token outside its grammar is aborted, or nobody is answered.
+OUTSIDE: dict[GrammarBackend, str] = {"xgrammar": "finished", "llguidance": "crashed"}
+
+
+@pytest.mark.parametrize("arrive", [1, 2], ids=["behind a prefill", "behind a round"])
+@pytest.mark.parametrize("backend", sorted(OUTSIDE))
+def test_with_overlap_a_running_request_is_masked_by_the_step_before_and_by_all_its_text_with_the_candidate_fix(
+    overlapped: Host, tmp_path: Path, backend: GrammarBackend, arrive: int
+) -> None:
+    entry = LEDGER["mixed-grammar"]
+    assert entry.remedy is not None
+    new, running = entry.case.requests
+    running = replace(running, max_new_tokens=6, grammar=Grammar(rules=("abc",)))
+    own = SGLangSettings(mixed_chunks=True, grammar_backend=backend)
+    case = replace(entry.case, requests=(replace(new, arrive=arrive), running), engine=EngineSettings(sglang=own))
+    for name, patches in (("red", ()), ("green", (entry.remedy,))):
+        (tmp_path / name).mkdir()
+        trace = overlapped.engine(case, patches).run(case, tmp_path / name)
+        verdict = judge(trace)
+        if patches:
+            assert verdict.status == "equal", verdict
+            assert trace.header.ending.kind == "finished"
+        else:
+            assert (verdict.status, verdict.rule) == ("diverged", "grammar.mask"), verdict
+            assert trace.header.ending.kind == OUTSIDE[backend], trace.header.ending
+            found = [record.numbers["finish"] for record in trace.header.records if (record.request, record.stage) == OF_B]
+            assert found == ([Finish.ABORT] if OUTSIDE[backend] == "finished" else [])

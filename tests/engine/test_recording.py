@@ -81,6 +81,7 @@ NOT_SHOWN = {
     "min-p": "which token verify may commit depends on its logits",
     "penalties": "which token verify may commit depends on its logits",
     "penalties-2": "which token a prefill may give depends on its logits",
+    "mixed-grammar": "which token a prefill may give depends on its logits",
     "input-logprob-id": "what a request is told of probabilities is not recorded",
     **dict.fromkeys(
         ("hidden-rows", "hidden-rows-2", "hidden-aux", "hidden-no-tokens"),

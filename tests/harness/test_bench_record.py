@@ -63,6 +63,7 @@ def test_each_part_of_the_page_has_its_own_day_and_what_is_missing_is_named() ->
     assert [name for name in LEDGER if f"Never searched for: {name} is not reached" in text] == [
         "multi-layer-topk-parents",
         "grammar-stride",
+        "mixed-grammar",
         "retracted-logprobs",
         "retracted-stream",
         "context-end-stores",

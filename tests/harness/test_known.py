@@ -66,3 +66,10 @@ def test_a_bug_of_plain_decode_is_asked_for_wherever_a_window_is_and_plain_decod
     assert may_show(entry, other)
     assert not may_show(entry, replace(other, engine=LIVE.case.engine))
     assert not may_show(entry, replace(plain, model="llama-tiny"))
+
+
+def test_a_bug_of_mixed_steps_and_grammars_is_asked_for_where_both_are() -> None:
+    entry = LEDGER["mixed-grammar"]
+    assert may_show(entry, entry.case)
+    assert not may_show(entry, replace(entry.case, engine=LIVE.case.engine))
+    assert not may_show(entry, replace(entry.case, requests=LIVE.case.requests))

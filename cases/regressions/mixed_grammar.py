@@ -1,0 +1,45 @@
+"""Live, found by eagletwin: with overlap a mixed step masks a running request by a text that lacks the step's before.
+
+A forward with overlap begins before the result of the one before was looked at. Verify has the grammars read those tokens
+before it makes its masks. A prefill does not, and needs not for requests whose prompts it reads. With mixed chunks it gives
+requests that run a token as well, and their masks are those of the step before. docs/findings/mixed-grammar.
+"""
+
+from eagletwin.harness.core.case import Case, EngineSettings, Grammar, Request, SGLangSettings
+from eagletwin.harness.core.patch import Edit, Patch
+
+from ..entry import Entry, Needs
+
+_BARRIER = 'fwd_kwargs["grammar_barrier"] = ('
+
+# b's text is `a` when a's prefill gives it one token more, which must be an end and is an `a` again.
+ENTRY = Entry(
+    id="mixed-grammar",
+    title="Have grammars read the step before, before a mixed step masks the requests that run",
+    rule="grammar.mask",
+    buggy="0.5.19 -",
+    fixed="",
+    trigger="overlap, --enable-mixed-chunk, and a request with a grammar that decodes beside another request's prefill",
+    needs=Needs(overlap=True),
+    remedy=Patch(
+        name="grammars-read-before-a-mixed-step",
+        edits=(
+            Edit(
+                target="sglang.srt.managers.scheduler.Scheduler.run_batch",
+                match=_BARRIER,
+                replacement=f"if batch.decoding_reqs:\n    self._advance_pending_grammar()\n{_BARRIER}",
+            ),
+        ),
+    ),
+    case=Case(
+        name="mixed-grammar",
+        model="llama-tiny",
+        num_steps=1,
+        requests=(
+            Request(id="a", prompt=(49,), max_new_tokens=1, arrive=1),
+            Request(id="b", prompt=(49,), max_new_tokens=2, grammar=Grammar(rules=("a",))),
+        ),
+        exercises=("mixed_step",),
+        engine=EngineSettings(sglang=SGLangSettings(mixed_chunks=True)),
+    ),
+)
