@@ -53,7 +53,7 @@ class KeptRows:
         told = not model.windows or any(record.stage == "looked_up" for record in header.records)
         self._on = rows.on and told and not model.keeping
         self._page, self._ahead = header.case.page_size, model.ahead
-        # with overlap the result of a prefill is looked at when the request's first round has begun
+        # with overlap the result of a prefill is looked at when the request's first round, or mixed step, has begun
         self._late = header.engine.overlap
         self._iteration: dict[int, bool] = {}
         self._batch: dict[int, bool] = {}
@@ -61,7 +61,7 @@ class KeptRows:
         # request that was looked up since its last chunk -> rows of it that the cache had then
         self._reach: dict[str, int] = {}
         self._branch: dict[str, int] = {}  # request -> where its prefix parts from what is whole in the cache (_put)
-        self._fresh: set[str] = set()  # requests without a round since their last prefill
+        self._fresh: set[str] = set()  # requests without a round or a mixed step since their last prefill
         self._steps: dict[str, list[_Step]] = {}
         self._grammars = {request.id: request.grammar for request in header.case.requests}
 
@@ -89,7 +89,7 @@ class KeptRows:
             return
         name, start, end = record.request, record.numbers["start"], record.numbers["end"]
         if "mixed" in record.numbers:
-            self._live(record)
+            self._goes_on(record)
             self._steps.setdefault(name, []).append(_Step(start, end + 1, start))
             return
         before, _ = self._chunk.get(name, (None, 0))
@@ -129,9 +129,7 @@ class KeptRows:
         if not self._promised(record):
             return
         name, end = record.request, record.numbers["seq_len"]
-        if not self._late or name not in self._fresh:
-            self._live(record)
-        self._fresh.discard(name)
+        self._goes_on(record)
         self._steps.setdefault(name, []).append(_Step(end, end + 1, end))
 
     def finished(self, number: int, record: Record) -> None:
@@ -147,6 +145,12 @@ class KeptRows:
         over = grammar is not None and end_of(grammar, tokens) is not None
         promised = min(self._whole(min(last.rows, sent - over)), last.most)
         self._there(Place(record, "finished"), promised, self._iteration, why)
+
+    def _goes_on(self, record: Record) -> None:
+        """A request that runs was given tokens, by a round or a mixed step."""
+        if not self._late or record.request not in self._fresh:
+            self._live(record)
+        self._fresh.discard(record.request)
 
     def _live(self, record: Record) -> None:
         """What was put into the cache of a request that runs is locked."""

@@ -1,10 +1,13 @@
 """Rows that must lie in the prefix cache: `radix.kept`, by faults planted in the real worker."""
 
+from pathlib import Path
+
 import msgspec
 import pytest
 
 from eagletwin.harness.core.case import Bias, Case, EngineSettings, Event, Logprobs, Request, SGLangSettings
-from eagletwin.harness.core.patch import Edit
+from eagletwin.harness.core.mode import CPU
+from eagletwin.harness.core.patch import Edit, Patch
 from eagletwin.harness.core.trace import Trace
 from eagletwin.harness.engines.host import Host
 from eagletwin.harness.judge.judge import judge
@@ -227,3 +230,66 @@ def test_a_fault_of_the_cache_of_a_model_with_windows_is_named(run: Runner, faul
     trace, verdict = run(RETRACTED, WINDOWED[fault])
     assert (verdict.status, verdict.rule) == ("diverged", "radix.kept"), verdict
     assert judge(trace, frozenset({"radix.kept"})).status == "equal"
+
+
+# b's first step behind its prefill is a mixed one, whatever comes then: its end, a round, another mixed step.
+MIXED = Case(
+    name="mixed",
+    model="llama-tiny",
+    num_steps=1,
+    requests=(
+        Request(id="a", prompt=(49,), max_new_tokens=1, arrive=1),
+        Request(id="b", prompt=(49, 8, 33), max_new_tokens=2),
+    ),
+    engine=EngineSettings(sglang=SGLangSettings(radix_cache=True, mixed_chunks=True)),
+    exercises=("mixed_step",),
+)
+_NEW, _RUNS = MIXED.requests
+BEHIND_MIXED = {
+    "its end": MIXED,
+    "a round": msgspec.structs.replace(MIXED, requests=(_NEW, msgspec.structs.replace(_RUNS, max_new_tokens=6))),
+    "another mixed step": msgspec.structs.replace(
+        MIXED,
+        requests=(
+            _NEW,
+            msgspec.structs.replace(_RUNS, max_new_tokens=6),
+            Request(id="c", prompt=(7, 5), max_new_tokens=1, arrive=2),
+        ),
+    ),
+}
+NOT_PUT_THERE = Edit(
+    target=f"{RESULTS}.process_batch_result_prefill",
+    match="elif not batch.decoding_reqs or req not in batch.decoding_reqs:",
+    replacement="elif False:",
+)
+
+
+@pytest.mark.parametrize("case", BEHIND_MIXED.values(), ids=BEHIND_MIXED)
+def test_with_overlap_a_mixed_step_begins_before_the_prefill_s_rows_are_put_into_the_cache(
+    overlapped: Host, tmp_path: Path, case: Case
+) -> None:
+    """And not without."""
+    for host, name in ((overlapped, "overlap"), (overlapped.beside(mode=CPU), "no overlap")):
+        (tmp_path / name).mkdir()
+        verdict = judge(host.engine(case).run(case, tmp_path / name))
+        assert verdict.status == "equal", (name, verdict)
+
+
+@pytest.mark.parametrize("behind", ["a round", "another mixed step"])
+def test_with_overlap_rows_that_are_never_put_there_are_named_a_step_later(
+    overlapped: Host, tmp_path: Path, behind: str
+) -> None:
+    patches = (Patch(name="planted", edits=(NOT_PUT_THERE,)),)
+    case = BEHIND_MIXED[behind]
+    verdict = judge(overlapped.engine(case, patches).run(case, tmp_path))
+    assert (verdict.status, verdict.rule) == ("diverged", "radix.kept"), verdict
+    assert verdict.first is not None
+    assert (verdict.first.iteration, verdict.first.request) == (2, "b")
+    assert (str(verdict.first.expected), str(verdict.first.actual)) == ("2", "0")
+
+
+def test_without_overlap_they_are_named_in_the_mixed_step(run: Runner) -> None:
+    _, verdict = run(BEHIND_MIXED["a round"], NOT_PUT_THERE)
+    assert (verdict.status, verdict.rule) == ("diverged", "radix.kept"), verdict
+    assert verdict.first is not None
+    assert (verdict.first.iteration, verdict.first.request) == (1, "b")
