@@ -47,6 +47,11 @@ def main(*, front: bool = False, failed: BaseException | None = None) -> None:
             sys.stderr.flush()
         wire.send(connection, wire.refused(error))
         raise
+    _serve(connection, front=front)
+
+
+def _serve(connection: socket.socket, *, front: bool) -> None:
+    """Say that SGLang is imported; then fork what the callers ask for until the first of them hangs up."""
     from .. import call_function as probes
     from ..boot import identity
     from . import engine, server, supervise
@@ -80,10 +85,7 @@ def main(*, front: bool = False, failed: BaseException | None = None) -> None:
             raise wire.unexpected(message)
         _before_a_fork(message)
         if os.fork() == 0:
-            if folder := callers[caller]:
-                with contextlib.suppress(OSError):  # the engine meets it again, and tells the caller
-                    os.makedirs(folder, exist_ok=True)
-                    os.environ["TMPDIR"] = tempfile.tempdir = folder
+            _leave_files_in(callers[caller])
             for one in callers:
                 one.close()
             theirs = socket.socket(fileno=descriptors[0])
@@ -96,6 +98,14 @@ def main(*, front: bool = False, failed: BaseException | None = None) -> None:
             else:
                 engine.serve(theirs, message)
         os.close(descriptors[0])
+
+
+def _leave_files_in(folder: str) -> None:
+    """What this process leaves for a while lies in this folder; empty: where that of its parent does."""
+    if folder:
+        with contextlib.suppress(OSError):  # the engine meets it again, and tells the caller
+            os.makedirs(folder, exist_ok=True)
+            os.environ["TMPDIR"] = tempfile.tempdir = folder
 
 
 def _import_sglang(*, front: bool) -> None:
