@@ -49,6 +49,11 @@ class Patch(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
         if self.sglang_toggle is None and not self.edits and not self.switches:
             raise ValueError("a patch without edits changes nothing")
 
+    @property
+    def targets(self) -> frozenset[str]:
+        """The functions that it changes, of one release or another."""
+        return frozenset(edit.target for edit in (*self.edits, *self.otherwise))
+
 
 def read_patch(path: Path) -> Patch:
     """A patch from a JSON file: {"name": …, "edits": [{"target": …, "match": …, "replacement": …}]}. Raises InputError."""

@@ -160,7 +160,7 @@ class Host:
         ranks, uses a GPU, or has one beside it that decodes plainly cannot."""
         if self.mode.device != "cpu" or self.mode.processes > 1 or configuration.engine.sglang.plain_decode:
             return ()
-        return tuple(sorted({edit.target for patch in foreseen for edit in (*patch.edits, *patch.otherwise)}))
+        return tuple(sorted({target for patch in foreseen for target in patch.targets}))
 
     def _forked(self, build: wire.Build) -> "EngineProcess | None":
         """The engine, forked from one that has the first of its patches; None: there is none, or it cannot be that."""

@@ -172,3 +172,9 @@ def test_the_engine_that_the_benchmark_compares_with_records_nothing_of_a_case(h
     assert trace.header.ending.kind == "finished", trace.header.ending
     assert {record.stage for record in trace.header.records} <= {"finished", "cached"}
     assert not trace.header.idle_edits
+
+
+def test_a_patch_changes_what_its_edits_name_in_one_release_or_another() -> None:
+    newer, older = (Edit(target=f"a.{name}", match="x", replacement="y") for name in ("newer", "older"))
+    assert Patch(name="both", edits=(newer, newer), otherwise=(older,)).targets == {"a.newer", "a.older"}
+    assert Patch(name="toggle", sglang_toggle=1).targets == set()

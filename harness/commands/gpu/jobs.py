@@ -78,7 +78,7 @@ def run_job(job: Job, folder: Path) -> JobResult:
             remedies = [entry.remedy for entry in mended if entry.remedy is not None]
             job = msgspec.structs.replace(job, patches=tuple(dict.fromkeys((*job.patches, *remedies))))
             done = msgspec.structs.replace(done, mended=tuple(entry.id for entry in mended))
-            ours = {edit.target for remedy in remedies for edit in (*remedy.edits, *remedy.otherwise)}
+            ours = {target for remedy in remedies for target in remedy.targets}
             engine = host.engine(job.cases[0], job.patches)
             done = msgspec.structs.replace(done, start=time.monotonic() - begun, engine=engine.info)
             for number, case in enumerate(job.cases):

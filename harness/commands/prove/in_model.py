@@ -54,7 +54,7 @@ class ProofInModel:
 
     @property
     def _mended(self) -> set[str]:
-        return {edit.target for patch in remedies_of(self.beside) for edit in (*patch.edits, *patch.otherwise)}
+        return {target for patch in remedies_of(self.beside) for target in patch.targets}
 
 
 def prove_in_model(host: Host, entry: Entry, model: str, runs: Path, run: RunSpec) -> ProofInModel:

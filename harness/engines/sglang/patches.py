@@ -89,8 +89,7 @@ def watched(targets: Iterable[str]) -> Iterator[None]:
 
 def may_follow(patch: Patch) -> bool:
     """Whether a patch comes to the same in an engine that stands as in one that is built with it."""
-    edits = (*patch.edits, *patch.otherwise)
-    return patch.sglang_toggle is None and not patch.switches and uncalled.issuperset(edit.target for edit in edits)
+    return patch.sglang_toggle is None and not patch.switches and uncalled.issuperset(patch.targets)
 
 
 def _toggle(number: int, done: list[tuple[Any, Any]]) -> None:
