@@ -150,8 +150,8 @@ class Probe(Facts):
 class OnCuda:
     """What a proof on a GPU has otherwise (`gpu plan --prove`).
 
-    green, red      patches of the sides in releases up to `until`, which have the bug and no fix to undo, or need another
-                    candidate fix; None: the entry's
+    green, red      patches of the sides in releases up to `until`, which have the bug and no fix to undo, need another
+                    candidate fix, or have another bug there, which is mended on both sides; None: the entry's
     one_graph       the green side's, where one graph holds all layers
     eager           the green side's without graphs, where SGLang has the fault in another function as well
     triton_alone    why no other attention backend than Triton's has it, or its candidate fix; empty: others do

@@ -11,6 +11,17 @@ from eagletwin.harness.core.patch import Edit, Patch
 
 from ..entry import Entry, Needs
 
+BY_DISTANCE = Patch(
+    name="masks-by-the-distance-of-rows",
+    edits=(
+        Edit(
+            target="sglang.kernels.ops.grammar.bitmask_ops.apply_token_bitmask_inplace_triton",
+            match="logits_shape[1],\n        bitmask_shape[1],\n        NUM_SMS",
+            replacement="logits.stride(0) if logits.ndim > 1 else logits_shape[1],\nbitmask_shape[1],\nNUM_SMS",
+        ),
+    ),
+)
+
 ENTRY = Entry(
     id="grammar-stride",
     title="Apply the mask of a grammar by the distance between rows of logits",
@@ -19,16 +30,7 @@ ENTRY = Entry(
     fixed="",
     trigger="a GPU, logits in float32, a vocabulary that is no multiple of 64, a batch of two requests with grammars",
     needs=Needs(device="cuda", dtype="float32"),
-    remedy=Patch(
-        name="masks-by-the-distance-of-rows",
-        edits=(
-            Edit(
-                target="sglang.kernels.ops.grammar.bitmask_ops.apply_token_bitmask_inplace_triton",
-                match="logits_shape[1],\n        bitmask_shape[1],\n        NUM_SMS",
-                replacement="logits.stride(0) if logits.ndim > 1 else logits_shape[1],\nbitmask_shape[1],\nNUM_SMS",
-            ),
-        ),
-    ),
+    remedy=BY_DISTANCE,
     case=Case(
         name="grammar-stride",
         model="llama-tiny",

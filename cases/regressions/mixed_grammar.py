@@ -8,9 +8,20 @@ requests that run a token as well, and their masks are those of the step before.
 from eagletwin.harness.core.case import Case, EngineSettings, Grammar, Request, SGLangSettings
 from eagletwin.harness.core.patch import Edit, Patch
 
-from ..entry import Entry, Needs
+from ..entry import Entry, Needs, OnCuda
+from .grammar_stride import BY_DISTANCE
 
 _BARRIER = 'fwd_kwargs["grammar_barrier"] = ('
+_READ_BEFORE = Patch(
+    name="grammars-read-before-a-mixed-step",
+    edits=(
+        Edit(
+            target="sglang.srt.managers.scheduler.Scheduler.run_batch",
+            match=_BARRIER,
+            replacement=f"if batch.decoding_reqs:\n    self._advance_pending_grammar()\n{_BARRIER}",
+        ),
+    ),
+)
 
 # b's text is `a` when a's prefill gives it one token more, which must be an end and is an `a` again.
 ENTRY = Entry(
@@ -21,16 +32,9 @@ ENTRY = Entry(
     fixed="",
     trigger="overlap, --enable-mixed-chunk, and a request with a grammar that decodes beside another request's prefill",
     needs=Needs(overlap=True),
-    remedy=Patch(
-        name="grammars-read-before-a-mixed-step",
-        edits=(
-            Edit(
-                target="sglang.srt.managers.scheduler.Scheduler.run_batch",
-                match=_BARRIER,
-                replacement=f"if batch.decoding_reqs:\n    self._advance_pending_grammar()\n{_BARRIER}",
-            ),
-        ),
-    ),
+    remedy=_READ_BEFORE,
+    # its second row shows grammar-stride, too, which is mended on both sides
+    on_cuda=OnCuda(green=(_READ_BEFORE, BY_DISTANCE), red=(BY_DISTANCE,), until="0.5.23"),
     case=Case(
         name="mixed-grammar",
         model="llama-tiny",
