@@ -28,7 +28,6 @@ from .suspected import Suspected
 from .trials import Trial, Trials
 
 _WITHIN = {entry.within for entry in LEDGER.values()} - {DECLARED_VIEW}  # views that stand for a live bug of each case
-AS_RELEASED = 4  # one block of a search in so many runs SGLang as it is; in the others known live bugs are mended
 MOST = 4  # entries that are tried: each builds an engine
 
 

@@ -176,3 +176,13 @@ def test_only_and_not_narrow_a_search() -> None:
         narrowed(["loops"], [])
     with pytest.raises(InputError, match="no generated case"):
         block_of(0, 0, Asked(wanted=narrowed(["chains", "trees"], [])))
+
+
+def test_sglang_as_it_is_has_a_share_of_the_small_blocks_and_not_the_first() -> None:
+    blocks = [block_of(3, number, Asked()) for number in range(80)]
+    in_turn = [block for block in blocks if block.number % 4 == 2]
+    large = [block for block in in_turn if block.large and not block.focus.host_slots]
+    assert large
+    assert [block for block in blocks if block.as_released] == [block for block in in_turn if block not in large]
+    cached = [block_of(7, number, Asked(held={"host_slots": 96, "radix_cache": True})) for number in range(8)]
+    assert [(block.large, block.as_released) for block in cached] == [(True, number % 4 == 2) for number in range(8)]

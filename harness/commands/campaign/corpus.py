@@ -6,7 +6,7 @@ from pathlib import Path
 
 from msgspec.structs import replace
 
-from eagletwin.cases.blocks import BLOCK
+from eagletwin.cases.blocks import AS_RELEASED, BLOCK
 from eagletwin.harness.core.case import Case, encode_case
 from eagletwin.harness.core.errors import InputError
 from eagletwin.harness.families.valid import read_case
@@ -22,6 +22,10 @@ class CorpusBlock:
     @property
     def draw_seed(self) -> int:
         return self.number
+
+    @property
+    def as_released(self) -> bool:
+        return self.number % AS_RELEASED == 0
 
     @property
     def probe(self) -> Case:

@@ -1,9 +1,9 @@
 """One block of a search after the other: its cases are run and judged, and what known bugs show is told from the rest.
 
 A known live bug would eat the search: it shows in nearly every case of its kind, and hides what lies behind it. So in three of
-four blocks the bugs that this SGLang was seen to have are mended, in memory. The fourth runs SGLang as it is, up to the first
-case that a known bug spoils, so that what a remedy replaces is looked at as well. What is done with a case depends on its block
-alone, so that the same seed comes to the same on any number of cores.
+four blocks the bugs that this SGLang was seen to have are mended, in memory. The fourth, if its cases are small, runs SGLang
+as it is, up to the first case that a known bug spoils, so that what a remedy replaces is looked at as well. What is done with
+a case depends on its block alone, so that the same seed comes to the same on any number of cores.
 """
 
 from collections.abc import Iterator, Sequence
@@ -17,7 +17,7 @@ from msgspec.structs import replace
 
 from eagletwin.cases.blocks import block_of
 from eagletwin.cases.entry import Entry
-from eagletwin.harness.check.known import AS_RELEASED, Explained, Mends
+from eagletwin.harness.check.known import Explained, Mends
 from eagletwin.harness.check.trials import Trial
 from eagletwin.harness.core.case import Case
 from eagletwin.harness.core.differs import Differs
@@ -76,6 +76,8 @@ class Drawn(Protocol):
     @property
     def draw_seed(self) -> int: ...
     @property
+    def as_released(self) -> bool: ...
+    @property
     def probe(self) -> Case: ...
     def cases(self) -> list[Case]: ...
 
@@ -96,7 +98,7 @@ class Looking:
         views = self._mends.views(probe)
         view = views[Random(block.draw_seed).randrange(len(views))]
         try:
-            mended = () if block.number % AS_RELEASED == 0 else self._mends.seen(probe, view)
+            mended = () if block.as_released else self._mends.seen(probe, view)
             self._mends.trials(mended, view).stand(probe)
         except WouldNotStart as error:
             yield Unstarted(probe, " ".join(error.cause.split()), error.ours)

@@ -14,7 +14,6 @@ from eagletwin.cases.regressions import certain_node, decode_window, hybrid_keys
 from eagletwin.cases.regressions.multi_layer_chunk_tail import ALL_LAYERS
 from eagletwin.cases.regressions.standalone import KEYS
 from eagletwin.cases.strategies import VALUES, cases, focus_of, greedy_cases
-from eagletwin.harness.check.known import AS_RELEASED
 from eagletwin.harness.core.case import Case
 from eagletwin.harness.core.dtype import WIDEST, Dtype
 from eagletwin.harness.core.mode import FLASHMLA_PAGE, Attention, Mode
@@ -117,7 +116,8 @@ def searched(blocks: int, each: int, seed: int, options: Options) -> list[Job]:
     for number in range(blocks):
         name = options.mode or _SEARCHED[number % len(_SEARCHED)]
         mode, draw = MODES[name], Draw(seed, number, each, MODES[name].overlap)
-        probe = draw.block.probe
+        block = draw.block
+        probe = block.probe
         jobs.append(
             Job(
                 name=f"block-{number:03}-{name}-{probe.model}",
@@ -125,7 +125,7 @@ def searched(blocks: int, each: int, seed: int, options: Options) -> list[Job]:
                 draw=draw,
                 view="shifted" if _plain(probe.model) else DECLARED_VIEW,
                 known=bugs_of(probe, options.release, mode),
-                mend=number % AS_RELEASED != 0,
+                mend=not block.as_released,
             )
         )
     return jobs
