@@ -156,10 +156,12 @@ class Mends:
     agree.
     """
 
-    def __init__(self, host: Host, run: RunSpec) -> None:
+    def __init__(self, host: Host, run: RunSpec, unknown: Collection[str] = ()) -> None:
+        """unknown: ids of entries that it explains nothing with, nor mends."""
         self.host, self.run = host, run
         self.base = base_of(host, run)
         self._mendable = _mendable(run, host.source.called)
+        self._unknown = frozenset(unknown)
         self.unfit: set[str] = set()  # entries whose remedy does not fit this SGLang
         self.otherwise: list[tuple[Trial, View]] = []  # cases of entries that are wrong in another way than the entry's
         self._trials: dict[tuple[tuple[str, ...], View], Trials] = {}
@@ -209,8 +211,8 @@ class Mends:
 
     def _may_show(self, case: Case) -> list[Entry]:
         """Live bugs that such a case may show in some view, as far as their remedies are known to fit."""
-        mode = self.run.mode
-        return [entry for entry in self._mendable if entry.id not in self.unfit and may_show(entry, case, mode)]
+        mode, left_out = self.run.mode, self.unfit | self._unknown
+        return [entry for entry in self._mendable if entry.id not in left_out and may_show(entry, case, mode)]
 
     def seen(self, case: Case, view: View) -> tuple[Entry, ...]:
         """Those that this SGLang was seen to have: the entry's own case breaks its rule here."""

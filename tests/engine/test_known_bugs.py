@@ -274,3 +274,15 @@ def test_the_ledger_is_believed_where_the_proofs_are_and_nowhere_else(host: Host
     changed = Mends(host, replace(DEFAULT_RUN, patches=(Patch(name="planted", edits=(SHORT_ROWS,)),)))
     assert TAIL.id in [entry.id for entry in changed.seen(CASE, DECLARED_VIEW)]
     assert changed.trials().ran > 0
+
+
+def test_a_search_that_is_not_to_know_a_bug_neither_mends_it_nor_explains_anything_with_it(host: Host) -> None:
+    bug = TAIL.case
+    known, unknown = Mends(host, DEFAULT_RUN), Mends(host, DEFAULT_RUN, unknown=(TAIL.id, "multi-layer-chunk-tail-3"))
+    assert TAIL in known.seen(bug, TAIL.within)
+    assert TAIL not in unknown.seen(bug, TAIL.within)
+    assert known.views(bug) == unknown.views(bug)
+    assert known.explain(known.trials().look(bug), TAIL.within).known == (TAIL,)
+    left = unknown.explain(unknown.trials().look(bug), TAIL.within)
+    assert left.known == ()
+    assert left.trial.signature == unknown.trials().look(bug).signature

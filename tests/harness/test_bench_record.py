@@ -32,6 +32,22 @@ def test_a_record_is_read_as_it_was_written(tmp_path: Path) -> None:
         read_record(tmp_path)
 
 
+def test_the_page_says_how_many_bugs_were_found_and_how_soon_and_no_size_of_what_was_not_shrunk() -> None:
+    unshrunk = tuple(Hit(12, seconds, 0, 0.0, "", False) for seconds in (20.0, 30.0, 40.0))
+    record = BenchRecord(
+        searches={
+            "25015": Search(MONDAY, 2, searched("25015", 1.0, 2.0, 9.0, seeds=3)),
+            "26329": Search(MONDAY, 2, searched("26329", seeds=3)),
+            "certain-node": Search(MONDAY, 2, Searched("certain-node", "", 4, unshrunk)),
+            "small-tree": Search(MONDAY, 2, searched("small-tree", 15.0, seeds=1)),
+        },
+    )
+    text = page(record)
+    assert f"| certain-node | - | 3 of 4 | 12 (12-12) | {spread([20.0, 30.0, 40.0])} | - | - |  |" in text
+    assert "Of 4 bugs 3 were found, 2 of them by every search." in text
+    assert "The median of their medians is 15.0 s; 2 of them are found in 15 s or less." in text
+
+
 def test_a_rate_is_told_as_a_share_of_the_one_beside_it() -> None:
     lines = in_turn_lines("slow", "quick", Share(0.12, 0.01, 0.02), Share(0.06, 0.01, 0.02))
     assert [line.split(":")[0] for line in lines[:2]] == ["quick", "slow"]

@@ -2,7 +2,7 @@
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from statistics import fmean
+from statistics import fmean, median
 
 from eagletwin.cases.regressions import LEDGER
 
@@ -13,6 +13,7 @@ from .searches import GIVE_UP, SECONDS, SHRINK_SECONDS, Searched, why_not
 from .speed import Share, Spread, spread
 
 PAGE, PLOT = "benchmarks.md", "benchmarks.svg"
+SOON = 15.0  # seconds in which a bug that a default search can see is to be found
 
 
 def search_lines(results: Sequence[Searched]) -> list[str]:
@@ -26,11 +27,12 @@ def search_lines(results: Sequence[Searched]) -> list[str]:
         columns: list[list[float]] = [
             [found.cases for found in one.found],
             [found.seconds for found in one.found],
-            [found.runs for found in one.found],
-            [found.shrink_seconds for found in one.found],
+            [found.runs for found in one.found if found.smallest],
+            [found.shrink_seconds for found in one.found if found.smallest],
         ]
         figures = [str(spread(values)) if values else "-" for values in columns]
-        sizes = Counter(found.smallest + (" (time was up)" if found.partial else "") for found in one.found)
+        shrunk = [found for found in one.found if found.smallest]
+        sizes = Counter(found.smallest + (" (time was up)" if found.partial else "") for found in shrunk)
         smallest = "; ".join(f"{size} ({times})" for size, times in sizes.most_common(3))
         more = f"; {len(sizes) - 3} others" if len(sizes) > 3 else ""
         count = f"{len(one.found)} of {one.seeds}"
@@ -67,21 +69,37 @@ def page(record: BenchRecord) -> str:
         "",
         "Each search runs `fuzz` on a worker that has one known bug: its fix is undone, or the release has it. "
         "It is the default search, on one core and without a hint. "
+        "A live bug is searched for as if the ledger had neither it nor any other whose remedy mends it, too. "
         "A second column that is not empty is of a record from before that was so: options that name what generated cases left "
         "out then, with other live bugs fixed in memory; `view` names one in which a declared approximation counts as wrong. "
         f"The clock starts when SGLang is imported; a search lasts up to {SECONDS:.0f} s, and shrinking up to "
         f"{SHRINK_SECONDS:.0f} s. After {GIVE_UP} seeds without a finding the entry is given up. A finding counts if its "
-        "smallest case is equal with the entry's fix; a live bug counts as found with the first case that its remedy alone "
+        "smallest case is equal with the entry's fix; a live bug counts as found with the first case that its remedy "
         "makes equal, and nothing is shrunk.",
         "",
         *_stamp_lines(record.searches),
         *search_lines([record.searches[name].searched for name in LEDGER if name in record.searches]),
+        "",
+        _together([record.searches[name].searched for name in LEDGER if name in record.searches]),
     ]
     absent = [name for name, entry in LEDGER.items() if name not in record.searches and not why_not(entry)]
     if absent:
         rows += ["", f"Not searched for yet (`eagletwin bench search --missing --write docs/records`): {', '.join(absent)}."]
     rows += [f"\nNever searched for: {why_not(entry)}." for entry in LEDGER.values() if why_not(entry)]
     return "\n".join([*rows, ""])
+
+
+def _together(results: Sequence[Searched]) -> str:
+    """How many bugs the searches found, and how soon."""
+    medians = sorted(median(hit.seconds for hit in one.found) for one in results if one.found)
+    if not medians:
+        return ""
+    always = sum(len(one.found) == one.seeds for one in results)
+    soon = sum(seconds <= SOON for seconds in medians)
+    return (
+        f"Of {len(results)} bugs {len(medians)} were found, {always} of them by every search. "
+        f"The median of their medians is {median(medians):.1f} s; {soon} of them are found in {SOON:.0f} s or less."
+    )
 
 
 def _stamp_lines(searches: Mapping[str, Search]) -> list[str]:

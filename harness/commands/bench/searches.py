@@ -5,8 +5,9 @@
 
 A search has no option and no hint: it is the default one, on one core. Only where the judge declares the bug, the view is the
 one in which it counts as wrong. A bug whose fix is undone is found when the smallest case of a finding shows nothing with the
-fix, and breaks the entry's rule where another entry has the same fix; else the search goes on. A live bug is found when a case
-is equal with its remedy alone.
+fix, and breaks the entry's rule where another entry has the same fix; else the search goes on. A live bug is searched for as if
+the ledger had neither it nor any other whose remedy mends it, too: it is found when its remedy makes a case equal that those
+which are left do not explain.
 """
 
 import subprocess
@@ -24,7 +25,7 @@ from msgspec.structs import replace as changed
 from eagletwin.cases.entry import Entry
 from eagletwin.cases.reach import unreached
 from eagletwin.cases.regressions import LEDGER
-from eagletwin.harness.check.known import Mends
+from eagletwin.harness.check.known import Mends, mended
 from eagletwin.harness.check.trials import Trials
 from eagletwin.harness.core.case import Case
 from eagletwin.harness.core.child import RUN_MODULE
@@ -45,7 +46,7 @@ GIVE_UP = 3  # searches that found nothing, after which no more are made for an 
 class Hit(Struct, frozen=True):
     """One search that found the bug: how many cases and seconds it took, and how many runs and seconds to the smallest case.
 
-    partial: time was up before it was smallest
+    smallest: empty where nothing was shrunk; partial: time was up before it was smallest
     """
 
     cases: int
@@ -73,11 +74,13 @@ def why_not(entry: Entry) -> str:
 def search(entry: Entry, seeds: int) -> Searched:
     """Search for an entry with each seed. The host stands before the clocks start."""
     with Host() as host:
-        host.engine(entry.case, entry.red.patches)
+        run = RunSpec(patches=entry.red.patches, view=entry.red.view)
+        host.engine(entry.case, run.patches)
+        unknown = _that_mend(entry, host, run)
         found: list[Hit | None] = []
         while len(found) < seeds and (len(found) < GIVE_UP or any(found)):
-            trials = Trials(host, RunSpec(patches=entry.red.patches, view=entry.red.view))
-            found.append((_live if entry.remedy is not None else _undone)(entry, trials, len(found)))
+            trials, seed = Trials(host, run), len(found)
+            found.append(_live(entry, trials, seed, unknown) if unknown else _undone(entry, trials, seed))
     told = f"view {entry.red.view}" if entry.red.view != DECLARED_VIEW else ""
     return Searched(entry.id, told, len(found), tuple(one for one in found if one is not None))
 
@@ -95,23 +98,43 @@ def _undone(entry: Entry, trials: Trials, seed: int) -> Hit | None:
     return None
 
 
-def _live(entry: Entry, trials: Trials, seed: int) -> Hit | None:
-    """Nothing is shrunk: a known bug is counted, with the case that showed it."""
+def _that_mend(entry: Entry, host: Host, run: RunSpec) -> list[str]:
+    """The live bugs with whose remedy alone the entry's case is equal; none if it is not live itself."""
+    if entry.remedy is None:
+        return []
+    case = changed(entry.case, exercises=())
+    apt = Mends(host, run).apt(case, run.view)
+    return [one.id for one in apt if one is entry or Trials(host, mended(run, (one,))).look_alone(case).clean]
+
+
+def _live(entry: Entry, trials: Trials, seed: int, unknown: Sequence[str]) -> Hit | None:
+    """Nothing is shrunk. unknown: bugs that the ledger does not have then."""
     begun, cases = time.monotonic(), 0
-    for block in Here(Mends(trials.host, trials.run), _plan(seed)).blocks():
+    for block in Here(Mends(trials.host, trials.run, unknown), _plan(seed)).blocks():
         for seen in block:
             cases += isinstance(seen, CaseSeen)
-            if isinstance(seen, CaseSeen) and _explains(entry, seen):
-                return Hit(cases, time.monotonic() - begun, 0, 0.0, _size(seen.case), partial=True)
-            if time.monotonic() > begun + SECONDS:
+            seconds = time.monotonic() - begun
+            if isinstance(seen, CaseSeen) and _shows(entry, seen, trials):
+                return Hit(cases, seconds, 0, 0.0, "", partial=False)
+            if seconds > SECONDS:
                 return None
     return None
 
 
-def _explains(entry: Entry, seen: CaseSeen) -> bool:
-    """Whether the entry's remedy is what makes the case equal. Entries that share one are told apart by their rules."""
-    remedies = {id(LEDGER[name].remedy) for name in seen.known}
-    return remedies == {id(entry.remedy)} and seen.shown is not None and seen.shown.rule == entry.rule
+def _shows(entry: Entry, seen: CaseSeen, trials: Trials) -> bool:
+    """Whether a case shows the entry's bug and none that the ledger has besides. Entries that share a remedy are told apart by
+    their rules."""
+    if seen.signature is None or seen.known or seen.verdict.undecided:
+        return False
+    if _shares(entry) and seen.verdict.rule != entry.rule:
+        return False
+    besides = [LEDGER[name] for name in seen.mended]
+    return Trials(trials.host, mended(trials.run, [*besides, entry], seen.view)).look_alone(seen.case).clean
+
+
+def _shares(entry: Entry) -> bool:
+    """Whether another entry has the same remedy."""
+    return any(other is not entry and other.remedy is not None and other.remedy is entry.remedy for other in LEDGER.values())
 
 
 def _is_of(entry: Entry, finding: Finding, host: Host) -> bool:
@@ -119,8 +142,7 @@ def _is_of(entry: Entry, finding: Finding, host: Host) -> bool:
     verdict = finding.outcome.verdict
     if verdict.status != "diverged" and not verdict.rule.startswith("engine."):  # a worker that dies leaves a case unknown
         return False
-    shared = any(other is not entry and other.remedy is not None and other.remedy is entry.remedy for other in LEDGER.values())
-    if shared and verdict.rule != entry.rule:
+    if _shares(entry) and verdict.rule != entry.rule:
         return False
     patches = tuple(patch for patch in finding.run.patches if patch != entry.revert)
     run = changed(finding.run, patches=patches, view=DECLARED_VIEW if entry.view is not None else finding.run.view)
