@@ -6,11 +6,14 @@ run_test.py imports them in place of the installed ones. `make findings` shows e
 the test suite.
 """
 
+import contextlib
 import importlib.util
 import json
 import os
 import re
+import select
 import shutil
+import signal
 import subprocess
 import sys
 import tempfile
@@ -44,14 +47,14 @@ def folders() -> list[Path]:
     return sorted(path for path in FINDINGS.iterdir() if path.is_dir())
 
 
-def attempt(folder: Path) -> Attempt:
-    """Raises InputError if the folder is not what upstream can take."""
+def attempt(folder: Path, process: "Process") -> Attempt:
+    """The tests are run in forks of the process. Raises InputError if the folder is not what upstream can take."""
     patch, test = _files(folder)
     with tempfile.TemporaryDirectory() as place:
         checkout = Path(place) / "sglang"
         take_out(patch, checkout)
         start = time.monotonic()
-        before = _run(test, checkout)
+        before = _run(process, test, checkout)
         middle = time.monotonic()
         if before["errors"] or before["skipped"] or not before["failures"]:
             raise InputError(
@@ -60,7 +63,7 @@ def attempt(folder: Path) -> Attempt:
                 remedy="let it compare what SGLang computes with what is right, and give it all that SGLang asks for",
             )
         _apply(patch, checkout)
-        after = _run(test, checkout)
+        after = _run(process, test, checkout)
         if after["errors"] or after["skipped"] or after["failures"] or after["ran"] != before["ran"]:
             raise InputError(
                 f"{_short(test)} does not pass with {patch.name}: {_tally(after)}",
@@ -126,35 +129,60 @@ def _apply(patch: Path, checkout: Path, *options: str) -> None:
         )
 
 
-def _run(test: Path, checkout: Path) -> dict[str, list[str]]:
-    """What run_test.py says of the test, run with this SGLang and without eagletwin."""
-    result = checkout / "result.json"
-    result.unlink(missing_ok=True)
+class Process:
+    """The process of run_test.py, started when the first test is run: with this SGLang and without eagletwin. Use as a context
+    manager."""
+
+    def __init__(self) -> None:
+        self._process: subprocess.Popen[str] | None = None
+
+    def __enter__(self) -> "Process":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._process is not None:
+            with contextlib.suppress(ProcessLookupError):  # with the fork that may be under way
+                os.killpg(self._process.pid, signal.SIGKILL)
+            self._process.communicate()
+            self._process = None
+
+    def run(self, *files: Path) -> bool:
+        """Whether the test ended in time. files: see run_test.py."""
+        if self._process is None or self._process.poll() is not None:
+            self._process = _started()
+        assert self._process.stdin is not None
+        assert self._process.stdout is not None
+        print(json.dumps([*map(str, files)]), file=self._process.stdin, flush=True)
+        if select.select([self._process.stdout], [], [], SECONDS)[0]:
+            self._process.stdout.readline()
+            return True
+        self.__exit__()
+        return False
+
+
+def _started() -> subprocess.Popen[str]:
     environment = {name: value for name, value in os.environ.items() if not name.startswith(("EAGLETWIN_", "TRITON_INTERPRET"))}
     environment.pop("PYTHONPATH", None)
     environment["OMP_NUM_THREADS"] = "1"
-    command = [
-        sys.executable,
-        "-W",
-        "ignore",
-        str(Path(__file__).with_name("run_test.py")),
-        str(test),
-        str(checkout),
-        str(result),
-    ]
-    try:
-        done = subprocess.run(
-            command, cwd=checkout, env=environment, capture_output=True, text=True, timeout=SECONDS, check=False
-        )
-    except subprocess.TimeoutExpired as error:
+    command = [sys.executable, "-W", "ignore", str(Path(__file__).with_name("run_test.py"))]
+    streams = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
+    return subprocess.Popen(command, env=environment, text=True, start_new_session=True, **streams)
+
+
+def _run(process: Process, test: Path, checkout: Path) -> dict[str, list[str]]:
+    """What run_test.py says of the test."""
+    result, errors = checkout / "result.json", checkout / "stderr"
+    result.unlink(missing_ok=True)
+    if not process.run(test, checkout, result, errors):
         raise InputError(
             f"{_short(test)} did not end within {SECONDS} s",
             consequence="it shows nothing",
             remedy="let it call the one function that is wrong",
-        ) from error
+        )
+    said_there = errors.read_text(encoding="utf-8", errors="replace")
     if not result.exists():
         raise InputError(
-            f"{_short(test)} cannot be run:\n{done.stderr[-2000:]}",
+            f"{_short(test)} cannot be run:\n{said_there[-2000:]}",
             consequence="it shows nothing",
             remedy="run it by itself; it may import sglang, torch and the standard library",
         )
@@ -165,7 +193,7 @@ def _run(test: Path, checkout: Path) -> dict[str, list[str]]:
             consequence="the patch was not tried",
             remedy="import what is wrong from the file that the patch mends",
         )
-    return said | {"output": done.stderr[-3000:]}
+    return said | {"output": said_there[-3000:]}
 
 
 def _tally(said: dict[str, list[str]]) -> str:
@@ -182,12 +210,13 @@ def main() -> int:
     wrong, found = 0, folders()
     if not found:
         raise HarnessError(f"{_short(FINDINGS)} has no folder", consequence="no finding was tried", remedy="a whole checkout")
-    for folder in each(found, "findings", lambda folder: folder.name):
-        try:
-            print(attempt(folder).line(), flush=True)
-        except InputError as error:
-            wrong += 1
-            print(f"{folder.name:26} WRONG\nerror: {error}", flush=True)
+    with Process() as process:
+        for folder in each(found, "findings", lambda folder: folder.name):
+            try:
+                print(attempt(folder, process).line(), flush=True)
+            except InputError as error:
+                wrong += 1
+                print(f"{folder.name:26} WRONG\nerror: {error}", flush=True)
     return 1 if wrong else 0
 
 

@@ -4,6 +4,7 @@ import ast
 import re
 import shutil
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -11,7 +12,7 @@ import pytest
 from eagletwin.cases.regressions import LEDGER, PROBES
 from eagletwin.harness.core.errors import InputError
 
-from .attempt import FINDINGS, attempt, changed, folders, take_out
+from .attempt import FINDINGS, Process, attempt, changed, folders, take_out
 
 INDEX = FINDINGS.parent / "index.md"
 # Red and green takes two imports of SGLang a folder: the gravest two here, and all by `make findings`.
@@ -19,10 +20,16 @@ IN_THE_SUITE = ("multi-layer-topk-path", "row-overflow")
 MAY_IMPORT = {"sglang", "torch", *sys.stdlib_module_names}
 
 
+@pytest.fixture(scope="module")
+def process() -> Iterator[Process]:
+    with Process() as process:
+        yield process
+
+
 @pytest.mark.parametrize("name", IN_THE_SUITE)
 @pytest.mark.slow
-def test_the_test_is_red_on_the_release_and_green_with_the_patch(name: str) -> None:
-    assert attempt(FINDINGS / name).red
+def test_the_test_is_red_on_the_release_and_green_with_the_patch(process: Process, name: str) -> None:
+    assert attempt(FINDINGS / name, process).red
 
 
 @pytest.mark.parametrize("folder", folders(), ids=lambda folder: folder.name)
@@ -71,17 +78,17 @@ def finding(tmp_path: Path) -> Path:
 
 
 @pytest.mark.parametrize("file", ["report.md", "fix.patch", "test_row_overflow.py"])
-def test_a_folder_without_one_of_its_files_is_refused(finding: Path, file: str) -> None:
+def test_a_folder_without_one_of_its_files_is_refused(process: Process, finding: Path, file: str) -> None:
     (finding / file).unlink()
     with pytest.raises(InputError, match=rf"{file} is not there\n  so:  upstream cannot take the finding\n  try: add the file"):
-        attempt(finding)
+        attempt(finding, process)
 
 
-def test_a_patch_that_does_not_apply_is_refused(finding: Path) -> None:
+def test_a_patch_that_does_not_apply_is_refused(process: Process, finding: Path) -> None:
     patch = finding / "fix.patch"
     patch.write_text(patch.read_text().replace("-        if page_size > 1", "-        if page_size > 2"))
     with pytest.raises(InputError, match=r"(?s)does not apply to the installed SGLang: error: patch failed.*\n  so:  its test"):
-        attempt(finding)
+        attempt(finding, process)
 
 
 def test_a_patch_of_other_files_is_refused(finding: Path) -> None:
@@ -108,15 +115,15 @@ def test_a_patch_of_other_files_is_refused(finding: Path) -> None:
     ],
 )
 @pytest.mark.slow
-def test_a_test_that_does_not_show_the_bug_is_refused(finding: Path, body: str, said: str) -> None:
+def test_a_test_that_does_not_show_the_bug_is_refused(process: Process, finding: Path, body: str, said: str) -> None:
     lines = ["import unittest", "class One(unittest.TestCase):", "    def test_it(self):", f"        {body}"]
     (finding / "test_row_overflow.py").write_text("\n".join(lines))
     with pytest.raises(InputError, match=said):
-        attempt(finding)
+        attempt(finding, process)
 
 
 @pytest.mark.slow
-def test_a_test_that_cannot_be_imported_is_refused(finding: Path) -> None:
+def test_a_test_that_cannot_be_imported_is_refused(process: Process, finding: Path) -> None:
     (finding / "test_row_overflow.py").write_text("import eagletwin")
     with pytest.raises(InputError, match=r"(?s)cannot be run:.*ModuleNotFoundError.*\n  so:  it shows nothing"):
-        attempt(finding)
+        attempt(finding, process)
