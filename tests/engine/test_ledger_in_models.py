@@ -1,12 +1,17 @@
 """Known bugs in other models than their own, by the cases that docs/records/models.md was made of."""
 
 import dataclasses
+from collections.abc import Iterator
+from itertools import islice
 from pathlib import Path
 
 import pytest
 
+from eagletwin.cases.carried import Says
+from eagletwin.cases.entry import Entry
 from eagletwin.cases.regressions import LEDGER
 from eagletwin.harness.commands.models.results import proven_in, read
+from eagletwin.harness.commands.prove import in_model
 from eagletwin.harness.commands.prove.in_model import prove_in_model, with_remedies
 from eagletwin.harness.commands.prove.proof import Proof, prove
 from eagletwin.harness.commands.prove.report import proof_facts
@@ -47,7 +52,19 @@ def test_other_prompts_are_tried_and_other_bugs_mended(host: Host, tmp_path: Pat
     assert other.proof.entry.case.requests != LEDGER["26997-kv"].case.requests
 
 
-def test_a_live_bug_whose_candidate_fix_mends_another_one_is_not_proven_by_that(host: Host, tmp_path: Path) -> None:
+def test_a_live_bug_whose_candidate_fix_mends_another_one_is_not_proven_by_that(
+    host: Host, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By none of the prompts that are tried: three here, each of which shows the other bug."""
+    every = in_model.carried
+    tried = list[str]()
+
+    def first_three(entry: Entry, model: str, says: Says) -> Iterator[Entry]:
+        for one in islice(every(entry, model, says), 3):
+            tried.append(one.id)
+            yield one
+
+    monkeypatch.setattr(in_model, "carried", first_three)
     own = LEDGER["multi-layer-chunk-tail-2"]
     assert own.remedy is not None
     planted = dataclasses.replace(own, id="planted", remedy=Patch(name="planted", edits=own.remedy.edits))
@@ -56,6 +73,7 @@ def test_a_live_bug_whose_candidate_fix_mends_another_one_is_not_proven_by_that(
         assert isinstance(proof, Proof)
         assert (proof.green.verdict.status, proof.red.verdict.status) == ("equal", "diverged")
         assert (proof.holds, proof.another, proof.exit_code) == (not another, another, 125 if another else 0)
+    assert tried == [own.id, *["planted"] * 3]
     assert "equal with the candidate fix of multi-layer-chunk-tail-2 alone as well" in proof_facts(proof).why
 
 
