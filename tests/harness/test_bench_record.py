@@ -1,15 +1,18 @@
 """The benchmark's page: written from what was measured, part by part."""
 
 from pathlib import Path
+from subprocess import CompletedProcess
 
+import msgspec
 import pytest
 
 from eagletwin.cases.regressions import LEDGER
+from eagletwin.harness.commands.bench import searches
 from eagletwin.harness.commands.bench.record import RECORD, BenchRecord, Search, Speed, Stamp, read_record, write_record
 from eagletwin.harness.commands.bench.report import in_turn_lines, page
 from eagletwin.harness.commands.bench.searches import Hit, Searched, why_not
 from eagletwin.harness.commands.bench.speed import Share, Spread, StepTimes, spread
-from eagletwin.harness.core.errors import InputError
+from eagletwin.harness.core.errors import HarnessError, InputError
 
 MONDAY, TUESDAY = (Stamp(f"2026-01-{day}", "a machine", "versions") for day in ("05", "06"))
 ONE = Spread(1.0, 0.5, 2.0, 5)
@@ -46,6 +49,19 @@ def test_the_page_says_how_many_bugs_were_found_and_how_soon_and_no_size_of_what
     assert f"| certain-node | - | 3 of 4 | 12 (12-12) | {spread([20.0, 30.0, 40.0])} | - | - |  |" in text
     assert "Of 4 bugs 3 were found, 2 of them by every search." in text
     assert "The median of their medians is 15.0 s; 2 of them are found in 15 s or less." in text
+
+
+def test_a_search_whose_process_fails_costs_the_others_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    def run(command: list[str], **_: object) -> CompletedProcess[bytes]:
+        entry = command[-2]
+        said = msgspec.json.encode(searched(entry, 1.0, seeds=1))
+        return CompletedProcess(command, int(entry == "26329"), said, b"no weights")
+
+    monkeypatch.setattr(searches.subprocess, "run", run)
+    seen = searches.search_all([LEDGER[name] for name in ("26329", "25015", "small-tree")], 1, 1)
+    assert [next(seen).entry, next(seen).entry] == ["25015", "small-tree"]
+    with pytest.raises(HarnessError, match="26329 ended with exit code 1: no weights"):
+        next(seen)
 
 
 def test_a_rate_is_told_as_a_share_of_the_one_beside_it() -> None:

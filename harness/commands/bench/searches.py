@@ -160,7 +160,8 @@ def _size(case: Case) -> str:
 
 
 def search_all(entries: Sequence[Entry], seeds: int, at_once: int) -> Iterator[Searched]:
-    """Search for all of them, `at_once` at a time, each in a process of its own; as they come."""
+    """Search for all of them, `at_once` at a time, each in a process of its own; as they come. Raises HarnessError for the
+    first whose process failed, when all others are through."""
 
     def ask(entry: Entry) -> Searched:
         command = [*RUN_MODULE, "eagletwin.harness.commands.bench.searches", entry.id, str(seeds)]
@@ -168,18 +169,26 @@ def search_all(entries: Sequence[Entry], seeds: int, at_once: int) -> Iterator[S
         if done.returncode:
             raise HarnessError(
                 f"the search for {entry.id} ended with exit code {done.returncode}: {done.stderr.decode()[-500:]}",
-                consequence="it has no figure; the figures of the entries before it are kept",
+                consequence="it has no figure; those of the other entries are kept",
                 remedy=f"`{' '.join(command[1:])}` by itself says more",
             )
         return msgspec.json.decode(done.stdout, type=Searched)
 
     with ThreadPoolExecutor(at_once) as pool:
         waiting = [pool.submit(ask, entry) for entry in entries]
+        failed = list[HarnessError]()
         try:
             for one in as_completed(waiting):
-                yield one.result()
+                try:
+                    found = one.result()
+                except HarnessError as error:
+                    failed.append(error)
+                else:
+                    yield found
         finally:
             pool.shutdown(wait=False, cancel_futures=True)
+        if failed:
+            raise failed[0]
 
 
 if __name__ == "__main__":
