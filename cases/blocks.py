@@ -70,6 +70,7 @@ FEW_REQUESTS = 3  # of a small case
 _LARGE = 16  # one block in so many has large cases for no other reason than that
 AS_RELEASED = 4  # one block in so many runs SGLang as it is; in the others known live bugs are mended
 _RARE = 7  # of so many blocks three have something that no case has unless it is asked for, in step with no other turns
+_ASKS_AT = (2, 6)  # and in two of the other four requests ask for something, since there is much that they may ask for
 _ASKING = 4  # turns of a cycle in which requests ask for something; with as many as at first, other turns have what they had
 # fields of Focus that take turns with those, for the same reason
 _BESIDE = ("mixed_chunks", "host_slots", "adaptive", "plain_decode")
@@ -80,6 +81,7 @@ _OF_OTHERS = ("model", "host_policy", "max_loras_per_batch", "lora_backend", "gr
 _GUIDED = 1 / 3  # of the blocks whose requests have grammars, so many have the other backend
 _IN_STEP = 0.5  # of the blocks of a search with overlap, so many have aborts inside a step
 _BEHIND = 24  # tokens of a prompt behind the first state that the prefix cache keeps
+_STAYS = 20  # drawings of a recipe until it is clear that it cannot have what its requests are to ask for
 _TRIES = 8_000  # drawings until a block has all that was asked for; one takes some ten microseconds
 
 
@@ -227,17 +229,22 @@ def block_of(seed: int, number: int, asked: Asked) -> Block:
     random, turns = Random(seed * 7919 + number), _turns()
     cycle, turn = divmod(number, len(turns))
     model = Random(f"{seed} {cycle}").sample(turns, len(turns))[turn]
-    own, guided = _rare(seed, number), Random(f"{seed} {number} grammar")
+    in_turn = _asks_in_turn(seed, number)
+    own, guided = in_turn.pop(0) if in_turn else _rare(seed, number), Random(f"{seed} {number} grammar")
     for attempt in range(_TRIES):
         rare = own
-        if attempt > _TRIES // 80:  # what is asked for may be rare, or go with another rare thing alone, or with none
+        # what is asked for may be rare, or go with another rare thing alone, or with none
+        if attempt > _TRIES // 80 and not in_turn:
             other = _rare(random.randrange(1000), 1)
             rare = {**other, **own} if attempt < _TRIES // 4 else other if attempt % 2 else {}
         block = _drawn(random, guided, seed, number, model, asked, rare)
         for one in () if block is None else _aborted(block, asked):
             if admits(one.probe) and asked.wanted(one.probe):
                 return one
-        model = random.choice(turns)
+        if in_turn and attempt % _STAYS == _STAYS - 1:  # the recipe cannot have this: the next thing that it may ask for
+            own = in_turn.pop(0)
+        elif not in_turn:
+            model = random.choice(turns)
     raise InputError(
         "no generated case has all that was asked for",
         consequence="nothing was run",
@@ -272,10 +279,26 @@ def _rare(seed: int, number: int) -> dict[str, Any]:
     cycle, place = divmod(turn, len(names))
     name = Random(seed).sample(names, len(names))[place]
     if isinstance(name, int):
-        turns = (*ASKS, *_BESIDE, *_TURNS)
-        own = turns[(seed + cycle * _ASKING + name) % len(turns)]
-        return {own: VALUES[own][1 + (cycle + seed) % (len(VALUES[own]) - 1)] if own in VALUES else True}
+        asks = (*ASKS, *_BESIDE, *_TURNS)
+        return _asked_for(asks[(seed + cycle * _ASKING + name) % len(asks)], seed, cycle)
     return {name: things[name][(cycle + seed) % len(things[name])] if name in things else True}
+
+
+def _asks_in_turn(seed: int, number: int) -> list[dict[str, Any]]:
+    """Of two other blocks in seven: what its requests ask for, or what takes turns with that, and in which order the rest is
+    tried where its recipe cannot have it."""
+    sevenths, at = divmod(number, _RARE)
+    if at not in _ASKS_AT:
+        return []
+    asks = (*ASKS, *_BESIDE, *_TURNS)
+    cycle, place = divmod(sevenths * len(_ASKS_AT) + _ASKS_AT.index(at), len(asks))
+    order = Random(f"{seed} asks {cycle}").sample(asks, len(asks))
+    return [_asked_for(name, seed, cycle) for name in (*order[place:], *order[:place])]
+
+
+def _asked_for(name: str, seed: int, cycle: int) -> dict[str, Any]:
+    """A thing that requests ask for, or a field of Focus that takes turns with these, with one of its values."""
+    return {name: VALUES[name][1 + (cycle + seed) % (len(VALUES[name]) - 1)] if name in VALUES else True}
 
 
 def _drawn(

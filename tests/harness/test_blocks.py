@@ -21,8 +21,8 @@ from eagletwin.harness.families.windows import ENDING
 
 @pytest.mark.parametrize("seed", [0, 1, 2])
 def test_every_topic_comes_within_its_turns_and_every_recipe_within_four_cycles(seed: int) -> None:
-    # twelve rare things, in three of seven blocks, and of what requests ask for, mixed chunks, the hierarchical cache, adaptive
-    # steps, plain decode and sessions, four in each cycle; a recipe of many layers has one turn in 47 blocks
+    # twelve rare things, in three of seven blocks; in two of seven what requests ask for, mixed chunks, the hierarchical cache,
+    # adaptive steps, plain decode and sessions; a recipe of many layers has one turn in 47 blocks
     probes = [block_of(seed, number, Asked()).probe for number in range(150)]
     of_overlap = {"aborts inside a step"}  # without it they are one kind of aborts between steps
     apart = {"grammars by llguidance"}  # a third of the few blocks with grammars has it: the test below
@@ -67,7 +67,7 @@ def test_what_requests_may_ask_for_as_well_changes_no_case_that_asks_for_nothing
     monkeypatch.setattr(blocks, "DRAWN", {name: count for name, count in DRAWN.items() if name not in ours})
     before = [block_of(7, number, Asked()) for number in range(150)]
     assert turns(now) == turns(before)
-    assert turns(now).count(False) > 120
+    assert turns(now).count(False) > 80
     assert all(one == other for one, other, turn in zip(now, before, turns(now), strict=True) if not turn)
     assert {block.asks for block in now} > {block.asks for block in before}
 
