@@ -14,6 +14,7 @@ from eagletwin.cases.regressions.pr_22954 import OWN_REQ_POOLS
 from eagletwin.harness.check.trials import Trials
 from eagletwin.harness.commands.fuzz.plan import Plan
 from eagletwin.harness.commands.fuzz.search import Fuzz
+from eagletwin.harness.commands.fuzz.tally import Tally
 from eagletwin.harness.core.case import Case
 from eagletwin.harness.core.patch import Edit, Patch
 from eagletwin.harness.core.run_spec import RunSpec
@@ -42,6 +43,11 @@ def _play(host: Host, case: Case, folder: Path, *patches: Patch) -> Trace:
     return host.engine(case, patches).run(case, folder)
 
 
+def _tails(tally: Tally) -> list[str]:
+    """The bugs of chunk tails that a case showed, though they are mended: what requests ask for has known bugs of its own."""
+    return [name for name, bug in tally.known.items() if bug.cases and "multi-layer-chunk-tail" in name]
+
+
 @BOTH
 def test_generated_cases_are_equal_once_the_chunk_tail_is_right(host: Host, tmp_path: Path, model: str) -> None:
     trials = Trials(host, RunSpec(patches=(ALL_LAYERS,)))
@@ -59,7 +65,8 @@ def test_generated_cases_are_equal_once_the_chunk_tail_is_right(host: Host, tmp_
     )
     assert [(finding.signature, finding.outcome.report) for finding in search.search()] == []
     tally = search.tally
-    assert tally.cases == tally.statuses["equal"] == 40
+    assert tally.cases == tally.statuses["equal"] + tally.statuses["known"] == 40
+    assert not _tails(tally)
     assert not tally.fallbacks
     for feature in ("chunk_tail_differs", "look_ahead_rejected", "accept_all", "accept_some", "batch", "radix_hit"):
         assert tally.exercised[feature] >= 3, feature
@@ -84,7 +91,8 @@ def test_generated_cases_in_the_classes_of_two_model_families_are_equal(
         ),
     )
     assert [(finding.signature, finding.outcome.report) for finding in search.search()] == []
-    assert search.tally.cases == search.tally.statuses["equal"] == cases
+    assert search.tally.cases == search.tally.statuses["equal"] + search.tally.statuses["known"] == cases
+    assert not _tails(search.tally)
     for feature in ("chunk_tail_differs", "look_ahead_rejected", "accept_all", "batch", "radix_hit"):
         assert search.tally.exercised[feature] >= 1, feature
 

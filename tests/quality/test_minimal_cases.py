@@ -69,7 +69,7 @@ SMALLEST: dict[str, tuple[object, ...]] = {
     ),
     "a stop token counts only at the end of a round": (
         ("output.tokens", 2),
-        (3, 1, (), ((29, 5, 0, 12),), ()),
+        (2, 1, (), ((9, 4, 0, 12),), ()),
     ),
 }
 
@@ -255,7 +255,7 @@ IN_SESSIONS = {
             match="self.cache.free_kv_row(slot.kv, [(protected_len, slot.kv.kv_allocated_len)])",
             replacement="pass",
         ),
-        ("pool.accounting", 1),
+        ("engine.crash", 1),
     ),
     "the bonus token is an accepted draft": (ASKED["the bonus token is an accepted draft"][0], ("output.counts", 0)),
 }
