@@ -23,7 +23,7 @@ FINDINGS = """
 import time
 from pathlib import Path
 from tests.findings import attempt
-def tried(folder):
+def tried(folder, process):
     time.sleep(0.5)
     return attempt.Attempt("it", 2, ["one"], (1.0, 2.0))
 attempt.folders = lambda: [Path("row-overflow"), Path("small-tree")]
