@@ -171,10 +171,10 @@ class Block:
             return sizes
         return replace(sizes, prompt=max(sizes.prompt, grid + _BEHIND), arrival=LARGE.arrival, common=grid)
 
-    def cases(self) -> list[Case]:
-        """Up to `size` different cases of the block's own configuration, the same whenever they are drawn."""
+    def cases(self, count: int | None = None) -> list[Case]:
+        """Up to `count` different cases of the block's own configuration, the same whenever they are drawn; None: `size`."""
         own = self.probe.configuration()
-        return few(self.strategy, self.size, self.draw_seed, lambda case: case.configuration() == own)
+        return few(self.strategy, count or self.size, self.draw_seed, lambda case: case.configuration() == own)
 
     @property
     def size(self) -> int:

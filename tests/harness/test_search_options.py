@@ -11,8 +11,7 @@ import pytest
 from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
 
-from eagletwin.cases.blocks import Block, block_of
-from eagletwin.cases.drawn import few
+from eagletwin.cases.blocks import block_of
 from eagletwin.cases.strategies import MODELS, ON_REQUEST, TOPKS
 from eagletwin.harness.cli.main import typed as entered
 from eagletwin.harness.commands.fuzz import command as fuzz_command
@@ -137,12 +136,6 @@ def drawn(options: SearchOptions, blocks: int) -> list[Case]:
     return [case for number in range(blocks) for case in block_of(options.seed, number, options.asked).cases()]
 
 
-def half_a_block(block: Block) -> list[Case]:
-    """The first of its cases: there are hundreds of such blocks."""
-    own = block.probe.configuration()
-    return few(block.strategy, block.size // 2, block.draw_seed, lambda case: case.configuration() == own)
-
-
 @pytest.mark.parametrize("asked", rows(SINGLE, 6), ids=str)
 def test_every_generated_case_has_what_a_single_option_asks_for(asked: dict[str, Any]) -> None:
     options = allowed(**asked)
@@ -158,7 +151,8 @@ def test_every_generated_case_has_what_two_options_ask_for() -> None:
     for asked in PAIRS:
         options = allowed(**asked)
         assert options is not None
-        for case in half_a_block(block_of(options.seed, 0, options.asked)):
+        block = block_of(options.seed, 0, options.asked)
+        for case in block.cases(block.size // 2):  # there are hundreds of such blocks
             assert options.unmet(case) == "", asked
             check_case(case, "generated")
 

@@ -52,6 +52,7 @@ def in_turn_lines(model: str, beside: str, own: Share, other: Share) -> list[str
 
 def page(record: BenchRecord) -> str:
     """The page, in Markdown: what was measured so far."""
+    searched = [record.searches[name].searched for name in LEDGER if name in record.searches]
     rows = [
         "# Benchmarks",
         "",
@@ -70,17 +71,16 @@ def page(record: BenchRecord) -> str:
         "Each search runs `fuzz` on a worker that has one known bug: its fix is undone, or the release has it. "
         "It is the default search, on one core and without a hint. "
         "A live bug is searched for as if the ledger had neither it nor any other whose remedy mends it, too. "
-        "A second column that is not empty is of a record from before that was so: options that name what generated cases left "
-        "out then, with other live bugs fixed in memory; `view` names one in which a declared approximation counts as wrong. "
+        "`view` names one in which an approximation that the judge declares counts as wrong. "
         f"The clock starts when SGLang is imported; a search lasts up to {SECONDS:.0f} s, and shrinking up to "
         f"{SHRINK_SECONDS:.0f} s. After {GIVE_UP} seeds without a finding the entry is given up. A finding counts if its "
         "smallest case is equal with the entry's fix; a live bug counts as found with the first case that its remedy "
         "makes equal, and nothing is shrunk.",
         "",
         *_stamp_lines(record.searches),
-        *search_lines([record.searches[name].searched for name in LEDGER if name in record.searches]),
+        *search_lines(searched),
         "",
-        _together([record.searches[name].searched for name in LEDGER if name in record.searches]),
+        _together(searched),
     ]
     absent = [name for name, entry in LEDGER.items() if name not in record.searches and not why_not(entry)]
     if absent:
@@ -91,7 +91,7 @@ def page(record: BenchRecord) -> str:
 
 def _together(results: Sequence[Searched]) -> str:
     """How many bugs the searches found, and how soon."""
-    medians = sorted(median(hit.seconds for hit in one.found) for one in results if one.found)
+    medians = [median(hit.seconds for hit in one.found) for one in results if one.found]
     if not medians:
         return ""
     always = sum(len(one.found) == one.seeds for one in results)

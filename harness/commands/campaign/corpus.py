@@ -25,6 +25,7 @@ class CorpusBlock:
 
     @property
     def as_released(self) -> bool:
+        """In as many as of a search, from the first on: there may be one block alone."""
         return self.number % AS_RELEASED == 0
 
     @property

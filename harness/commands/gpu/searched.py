@@ -7,7 +7,6 @@ as many as are asked for. A job draws its cases itself, where it runs: a plan of
 from msgspec import Struct
 
 from eagletwin.cases.blocks import Asked, Block, block_of
-from eagletwin.cases.drawn import few
 from eagletwin.cases.reach import unreached
 from eagletwin.cases.regressions import LEDGER
 from eagletwin.harness.check.known import may_show
@@ -35,9 +34,8 @@ class Draw(Struct, frozen=True):
     def draw(self) -> tuple[Case, ...]:
         """The cases, which share a configuration."""
         block = self.block
-        own = block.probe.configuration()
         count = self.cases // _FEWER if block.large else self.cases
-        return tuple(few(block.strategy, max(count, 1), block.draw_seed, lambda case: case.configuration() == own))
+        return tuple(block.cases(max(count, 1)))
 
 
 def runs_on_a_gpu(probe: Case) -> bool:
