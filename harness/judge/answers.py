@@ -196,6 +196,7 @@ class Answers:
         self._compare.integers(place, _STREAM, [before + count for count in so_far], reads, "ids up to message", 0)
         if request.stream:
             after = [min(step.after, len(emitted)) for step in work.steps]
-            if record.numbers["aborted"] and so_far[-2:-1] == so_far[-1:]:  # which says no more than that it ended
+            ends = record.numbers["aborted"] or not request.max_new_tokens
+            if ends and so_far[-1:] == (so_far[-2:-1] or [0]):  # which says no more than that it ended
                 so_far = so_far[:-1]
             self._compare.integers(place, _STREAM, after, so_far, "tokens up to message", 0)

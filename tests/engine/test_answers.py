@@ -1,6 +1,7 @@
 """What an answer says beside its tokens (output.finish, output.counts, output.stream), on the real scheduler."""
 
 import pytest
+from msgspec.structs import replace
 
 from eagletwin.harness.core.answers import Finish
 from eagletwin.harness.core.case import Event, Request
@@ -120,6 +121,19 @@ def test_every_end(answered: Trace) -> None:
     }
     assert ends["b"]["cached_tokens"] == 4
     assert {name: numbers["retractions"] for name, numbers in ends.items()} == {"a": 1, "b": 0, "c": 1}
+
+
+def test_a_streamed_request_of_no_new_tokens_is_sent_its_end_alone(run: Runner) -> None:
+    case = replace(CASE, requests=(*CASE.requests[:2], replace(CASE.requests[2], max_new_tokens=0)), events=())
+    trace, verdict = run(case)
+    assert verdict.status == "equal", verdict
+    number, record = next(
+        (number, record)
+        for number, record in enumerate(trace.header.records)
+        if (record.stage, record.request) == ("finished", "c")
+    )
+    assert record.numbers["finish"] == Finish.LENGTH
+    assert trace.array(number, "sent").reshape(-1, 3)[:, 0].tolist() == [0]
 
 
 @pytest.mark.parametrize("fault", sorted(PLANTED))

@@ -6,6 +6,7 @@ As released, the first number that is wrong in a session is what `session-last-t
 import pytest
 from msgspec.structs import replace
 
+from eagletwin.cases.regressions import LEDGER
 from eagletwin.cases.regressions.sessions import FULL, LAST_TOKEN, RETRACTED, WAITING
 from eagletwin.harness.core.case import Case, EngineSettings, Event, Request, SGLangSettings
 from eagletwin.harness.core.features import FEATURES
@@ -123,6 +124,16 @@ def test_requests_of_a_session_go_on_behind_its_rows(run: Runner) -> None:
         *verdict.exercised
     }
     assert verdict.checked["session.rows"]
+
+
+def test_a_request_of_a_session_that_may_not_end_yet_goes_on_behind_its_rows(run: Runner) -> None:
+    """SGLang asks the tokenizer, which it has then, with which token a session begins."""
+    case = replace(CASE, requests=tuple(replace(one, min_new_tokens=4, stop=tuple(range(48))) for one in CASE.requests))
+    penalties = LEDGER["penalties"].remedy
+    assert penalties is not None
+    _, verdict = run(case, *REMEDIES, *penalties.edits)
+    assert verdict.status == "equal", (verdict.rule, verdict.reason, verdict.first)
+    assert {"session_goes_on", "held_back"} <= {*verdict.exercised}
 
 
 def test_aborted_and_retracted_requests_leave_a_session_as_it_was(run: Runner) -> None:
