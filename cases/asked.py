@@ -25,6 +25,7 @@ BIASES = (-4.0, 3.0, 8.0, -100.0)
 PENALTIES = (0.0, 2.0, -2.0, 0.7)  # of frequency and of presence; a negative one makes repetitions more likely
 REPETITIONS = (1.0, 2.0, 1.3, 0.5)
 SEEDS = 16  # of processors
+_OF_PROMPTS = ("logprobs", "hidden_states")  # what is given of a prompt as well: some ask for nothing else
 STATES: tuple[Literal["", "last", "all"], ...] = ("", "all", "last", "all")
 
 
@@ -111,6 +112,8 @@ def asking(draw: st.DrawFn, cases: st.SearchStrategy[Case], asks: Collection[str
     case = draw(cases)
     vocabulary, requests = RECIPES[case.model].target.vocab_size, list[Request]()
     for request in case.requests:
+        if any(ask in asks for ask in _OF_PROMPTS) and draw(st.integers(0, 7)) == 7:
+            request = msgspec.structs.replace(request, max_new_tokens=0)
         for ask, drawn in ASKS.items():
             if ask in asks:
                 request = drawn(draw, request, vocabulary)

@@ -69,20 +69,20 @@ PAGED = replace(SMALL, prompt=2 * PAGE_SIZES[-1] + ENDING)  # prompts of up to t
 FEW_REQUESTS = 3  # of a small case
 _LARGE = 16  # one block in so many has large cases for no other reason than that
 AS_RELEASED = 4  # one block in so many runs SGLang as it is; in the others known live bugs are mended
-_RARE = 7  # of so many blocks three have something that no case has unless it is asked for, in step with no other turns
-_ASKS_AT = (2, 6)  # and in two of the other four requests ask for something, since there is much that they may ask for
-_ASKING = 4  # turns of a cycle in which requests ask for something; with as many as at first, other turns have what they had
-# fields of Focus that take turns with those, for the same reason
-_BESIDE = ("mixed_chunks", "host_slots", "adaptive", "plain_decode")
+# How many of EXTRAS a block is to have, in turn: what no case has unless it is asked for. Most have several, since there are many,
+# and many bugs need two. Where SGLang runs as it is, one: to tell several known bugs of a case apart takes many runs.
+_EXTRAS = (1, 3, 1, 3)
+_REJECTION = "rejection"
 _OF_PLAIN: tuple[Ask, ...] = ("penalties", "logit_bias", "min_new_tokens")  # what plain decode may be asked otherwise
-_TURNS = (SESSION, SEVERAL, ADAPTER)  # and these, which are drawn of a whole case
+_TURNS = (SESSION, SEVERAL, ADAPTER)  # asks which are drawn of a whole case
 # fields of Focus that come with something else
 _OF_OTHERS = ("model", "host_policy", "max_loras_per_batch", "lora_backend", "grammar_backend")
 _GUIDED = 1 / 3  # of the blocks whose requests have grammars, so many have the other backend
 _IN_STEP = 0.5  # of the blocks of a search with overlap, so many have aborts inside a step
 _BEHIND = 24  # tokens of a prompt behind the first state that the prefix cache keeps
-_STAYS = 20  # drawings of a recipe until it is clear that it cannot have what its requests are to ask for
+_STAYS = 20  # drawings of a recipe until it is clear that it cannot have something
 _TRIES = 8_000  # drawings until a block has all that was asked for; one takes some ten microseconds
+_OWN_TRIES = 400  # of these, with the recipe whose turn it is
 
 
 @dataclass(frozen=True, slots=True)
@@ -226,30 +226,41 @@ def never_paused(case: Case) -> Case:
 
 def block_of(seed: int, number: int, asked: Asked) -> Block:
     """Block `number` of the search with this seed. Raises InputError if there is no such block."""
-    random, turns = Random(seed * 7919 + number), _turns()
+    turns, random, guided = _turns(), Random(seed * 7919 + number), Random(f"{seed} {number} grammar")
     cycle, turn = divmod(number, len(turns))
     model = Random(f"{seed} {cycle}").sample(turns, len(turns))[turn]
-    in_turn = _asks_in_turn(seed, number)
-    own, guided = in_turn.pop(0) if in_turn else _rare(seed, number), Random(f"{seed} {number} grammar")
+    extras, in_turn = dict[str, Any](), _in_turn(seed, number)
+
+    def drawn(wanted: Mapping[str, Any], model: str) -> Block | None:
+        block = _drawn(random, guided, seed, number, model, asked, wanted)
+        both = () if block is None else _aborted(block, asked)
+        return next((one for one in both if admits(one.probe) and asked.wanted(one.probe)), None)
+
     for attempt in range(_TRIES):
-        rare = own
-        # what is asked for may be rare, or go with another rare thing alone, or with none
-        if attempt > _TRIES // 80 and not in_turn:
-            other = _rare(random.randrange(1000), 1)
-            rare = {**other, **own} if attempt < _TRIES // 4 else other if attempt % 2 else {}
-        block = _drawn(random, guided, seed, number, model, asked, rare)
-        for one in () if block is None else _aborted(block, asked):
-            if admits(one.probe) and asked.wanted(one.probe):
-                return one
-        if in_turn and attempt % _STAYS == _STAYS - 1:  # the recipe cannot have this: the next thing that it may ask for
-            own = in_turn.pop(0)
-        elif not in_turn:
-            model = random.choice(turns)
-    raise InputError(
-        "no generated case has all that was asked for",
-        consequence="nothing was run",
-        remedy="leave out one of the options that choose cases",
-    )
+        if attempt >= _STAYS:  # what was asked for needs something, or another recipe
+            extras = dict(random.sample([*in_turn.items()], random.randint(0, max(_EXTRAS))))
+            model = model if attempt < _OWN_TRIES else random.choice(turns)
+        if found := drawn(extras, model):
+            break
+    else:
+        raise InputError(
+            "no generated case has all that was asked for",
+            consequence="nothing was run",
+            remedy="leave out one of the options that choose cases",
+        )
+    first = next(iter(in_turn))
+    for name, value in in_turn.items():
+        if len(extras) >= _EXTRAS[number % len(_EXTRAS)]:
+            break
+        if name in extras:
+            continue
+        more = {**extras, name: value}
+        # what is first in turn may take a recipe's turn, since some things few recipes have
+        recipes = [found.focus.model] * _STAYS + (random.choices(turns, k=_STAYS) if name == first else [])
+        tries = (drawn(more, recipe) for recipe in recipes)
+        if another := next((one for one in tries if one is not None), None):
+            found, extras = another, more
+    return found
 
 
 def _aborted(block: Block, asked: Asked) -> tuple[Block, ...]:
@@ -267,46 +278,26 @@ def _turns() -> list[str]:
     return [name for name, recipe in RECIPES.items() for _ in range(max(1, 4 // recipe.target.num_layers))]
 
 
-def _rare(seed: int, number: int) -> dict[str, Any]:
-    """Of three blocks in seven: what it has of what no case has unless it is asked for, one thing after the other in turn."""
-    sevenths, at = divmod(number, _RARE)
-    if at % 2 == 0:
-        return {}
-    turn = sevenths * (_RARE // 2) + at // 2
-    own_turns = (name for name in DRAWN if name not in (*_OF_OTHERS, *_BESIDE))
-    things = {name: VALUES[name][DRAWN[name] :] for name in own_turns if VALUES[name][DRAWN[name] :]}
-    names: list[str | int] = [*things, "rejection", *range(_ASKING)]
-    cycle, place = divmod(turn, len(names))
-    name = Random(seed).sample(names, len(names))[place]
-    if isinstance(name, int):
-        asks = (*ASKS, *_BESIDE, *_TURNS)
-        return _asked_for(asks[(seed + cycle * _ASKING + name) % len(asks)], seed, cycle)
-    return {name: things[name][(cycle + seed) % len(things[name])] if name in things else True}
-
-
-def _asks_in_turn(seed: int, number: int) -> list[dict[str, Any]]:
-    """Of two other blocks in seven: what its requests ask for, or what takes turns with that, and in which order the rest is
-    tried where its recipe cannot have it."""
-    sevenths, at = divmod(number, _RARE)
-    if at not in _ASKS_AT:
-        return []
-    asks = (*ASKS, *_BESIDE, *_TURNS)
-    cycle, place = divmod(sevenths * len(_ASKS_AT) + _ASKS_AT.index(at), len(asks))
-    order = Random(f"{seed} asks {cycle}").sample(asks, len(asks))
-    return [_asked_for(name, seed, cycle) for name in (*order[place:], *order[:place])]
-
-
-def _asked_for(name: str, seed: int, cycle: int) -> dict[str, Any]:
-    """A thing that requests ask for, or a field of Focus that takes turns with these, with one of its values."""
-    return {name: VALUES[name][1 + (cycle + seed) % (len(VALUES[name]) - 1)] if name in VALUES else True}
+def _in_turn(seed: int, number: int) -> dict[str, Any]:
+    """What no case has unless it is asked for, with one of its values each: in the order in which a block is to have it, which
+    goes on where the block before ended."""
+    fields = {name: VALUES[name][count:] for name, count in DRAWN.items() if name not in _OF_OTHERS}
+    things = {
+        **{name: values for name, values in fields.items() if values},
+        **dict.fromkeys((_REJECTION, *ASKS, *_TURNS), (True,)),
+    }
+    before = number // len(_EXTRAS) * sum(_EXTRAS) + sum(_EXTRAS[: number % len(_EXTRAS)])
+    cycle, place = divmod(before, len(things))
+    order = Random(f"{seed} extras {cycle}").sample([*things], len(things))
+    return {name: things[name][(cycle + seed) % len(things[name])] for name in (*order[place:], *order[:place])}
 
 
 def _drawn(
-    random: Random, guided: Random, seed: int, number: int, model: str, asked: Asked, rare: Mapping[str, Any]
+    random: Random, guided: Random, seed: int, number: int, model: str, asked: Asked, extras: Mapping[str, Any]
 ) -> Block | None:
     """guided: by which the backend of grammars is drawn, apart from all else, so that all else is what it is without."""
-    held = {**{name: value for name, value in rare.items() if name in VALUES}, **asked.held}
-    asks = asked.asks or tuple(name for name in rare if name in (*ASKS, *_TURNS))
+    held = {**{name: value for name, value in extras.items() if name in VALUES}, **asked.held}
+    asks = asked.asks or tuple(name for name in extras if name in (*ASKS, *_TURNS))
     if held.get("host_slots"):  # a pool that runs out, with a cache that has something to give up
         drawn_with = {
             "max_total_tokens": random.choice((96, 128)),
@@ -347,7 +338,6 @@ def _drawn(
         held |= {"radix_cache": focus.radix_cache}
     if focus.draft_sink and not focus.draft_window:  # a sink is beside a window
         focus = replace(focus, draft_window=random.choice(DRAFT_WINDOWS[1:]))
-        held |= {"draft_window": focus.draft_window}
     sampling = _sampling(random, asked, may_reject=topk == 1 and recipe.samples_drafts)
     if focus.host_slots and asked.sampling is None and not asked.retract:  # its small pool retracts
         sampling = None
@@ -355,15 +345,16 @@ def _drawn(
     # a batch of one request finds nobody to retract where the other batches of its pipeline fill the pool, and gives it up
     if (retracting or asked.stages > 1) and "max_total_tokens" not in held:
         focus = replace(focus, max_total_tokens=POOL_SIZES[0])
-    if any(getattr(focus, name) != value for name, value in held.items()) or not _takes_effect(focus, sampling, rare, asks):
+    if any(getattr(focus, name) != value for name, value in held.items()) or not _takes_effect(focus, sampling, extras, asks):
         return None
     large = random.randrange(_LARGE) == 0 or bool(focus.host_slots)
     # what no default of Focus is, and smaller cases are not to lose: strategies.configurations would
     layered_tree = ("topk",) if recipe.mtp_layers and focus.topk > 1 else ()
-    return Block(seed, number, focus, tuple(sorted({*held, *layered_tree})), sampling, large, asked.retract, asks, asked.stages)
+    kept = tuple(sorted({*held, *layered_tree} - (extras.keys() - asked.held.keys())))
+    return Block(seed, number, focus, kept, sampling, large, asked.retract, asks, asked.stages)
 
 
-def _takes_effect(focus: Focus, sampling: Kind | None, rare: Mapping[str, Any], asks: Collection[str]) -> bool:
+def _takes_effect(focus: Focus, sampling: Kind | None, extras: Mapping[str, Any], asks: Collection[str]) -> bool:
     """Whether the configuration is one that SGLang has, with all that is asked of it."""
     recipe = RECIPES[focus.model]
     if sampling == "rejection" and (focus.topk > 1 or not recipe.samples_drafts):
@@ -384,7 +375,7 @@ def _takes_effect(focus: Focus, sampling: Kind | None, rare: Mapping[str, Any], 
         return False  # SGLang switches it off
     if focus.plain_decode and (sampling is not None or SESSION in asks):
         return False  # it is asked of greedy requests, which are of no session
-    return (focus.tree_size != SMALL_TREE or focus.topk > 1) and ("rejection" not in rare or sampling == "rejection")
+    return (focus.tree_size != SMALL_TREE or focus.topk > 1) and (_REJECTION not in extras or sampling == "rejection")
 
 
 def _sampling(random: Random, asked: Asked, *, may_reject: bool) -> Kind | None:

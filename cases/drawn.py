@@ -15,13 +15,15 @@ from eagletwin.harness.core.case import Case
 
 from .profiles import draw_from_seeds_alone
 
+_OF = 4  # of so many drawings one at least is expected to fit: of requests that may ask for much, many ask for something less
+
 
 def drawn(strategy: SearchStrategy[Case], count: int, seed: int) -> list[Case]:
     """`count` different cases, the same for the same seed."""
     found: list[Case] = []
 
     @hypothesis.seed(seed)
-    @_settings(count, Phase.generate)
+    @_settings(2 * count, Phase.generate)
     @hypothesis.given(strategy)
     def draw(case: Case) -> None:
         if case not in found:
@@ -42,7 +44,7 @@ def few(strategy: SearchStrategy[Case], count: int, seed: int, fits: Callable[[C
     found: list[Case] = []
 
     @hypothesis.seed(seed)
-    @_settings(count, Phase.generate)
+    @_settings(_OF * count, Phase.generate)
     @hypothesis.given(strategy)
     def draw(case: Case) -> None:
         if fits(case) and case not in found:
@@ -70,7 +72,7 @@ def shrink(
     begun = False
 
     @hypothesis.seed(seed)
-    @_settings(count, Phase.generate, Phase.shrink)
+    @_settings(_OF * count, Phase.generate, Phase.shrink)
     @hypothesis.given(strategy)
     def look(case: Case) -> None:
         nonlocal begun
@@ -83,9 +85,9 @@ def shrink(
         look()
 
 
-def _settings(count: int, *phases: Phase) -> settings:
+def _settings(examples: int, *phases: Phase) -> settings:
     return settings(
-        max_examples=2 * count,
+        max_examples=examples,
         phases=phases,
         database=None,
         deadline=None,

@@ -199,9 +199,9 @@ def focus_of(seed: int, widest: int = TOPKS[-1], /, **held: Any) -> Focus:
 
 def _possible(drawn: Focus, held: Collection[str]) -> Focus:
     """A draft of several layers has no more steps than layers, trees only if `held` asks for them (they change the output,
-    ledger entry multi-layer-topk-path), and those with one node more than steps. Adaptive steps go
-    with chains of single heads. New weights go to a model whose target and draft have one checkpoint. A tree that is smaller
-    than its longest path has two steps at least."""
+    ledger entry multi-layer-topk-path), and those with one node more than steps. Adaptive steps go with chains of single heads.
+    New weights go to a model whose target and draft have one checkpoint. A tree that is smaller than its longest path has two
+    steps at least. Without a window draft decode has no sink."""
     if drawn.update_weights and "model" not in held and drawn.model not in UPDATED:
         drawn = replace(drawn, model=UPDATED[0])
     if drawn.tree_size == SMALL_TREE:  # of one step the smallest tree, two nodes, has all of its longest path
@@ -209,6 +209,8 @@ def _possible(drawn: Focus, held: Collection[str]) -> Focus:
         drawn = replace(drawn, topk=topk, num_steps=drawn.num_steps if "num_steps" in held else max(drawn.num_steps, 2))
     if RECIPES[drawn.model].target.states and "radix_cache" not in held:
         drawn = replace(drawn, radix_cache=False)  # states are cached every 64 tokens, and a live bug shows in any hit
+    if drawn.draft_sink and not drawn.draft_window:
+        drawn = replace(drawn, draft_sink=0)
     if drawn.adaptive:  # SGLang has it for chains of single heads alone
         model = drawn.model if RECIPES[drawn.model].single_head or "model" in held else MODELS[0]
         drawn = replace(drawn, topk=drawn.topk if "topk" in held else 1, model=model)
@@ -280,8 +282,11 @@ def configurations(draw: st.DrawFn, focus: Focus | None = None, held: Collection
     for name, values in VALUES.items():
         value = None if focus is None else getattr(focus, name)
         drawn = values[: DRAWN.get(name, len(values))]
-        if name in held or (value is not None and value not in drawn):
+        extra = value is not None and value not in drawn
+        if name in held or (extra and name == "model"):  # not every recipe can have the rest
             chosen[name] = value
+        elif extra:  # smaller cases may be without it
+            chosen[name] = draw(_focused(value, (*drawn, value)))
         else:
             chosen[name] = drawn[0] if len(drawn) == 1 else draw(_focused(value, drawn))
     return _possible(Focus(**chosen), held)
