@@ -69,8 +69,8 @@ PAGED = replace(SMALL, prompt=2 * PAGE_SIZES[-1] + ENDING)  # prompts of up to t
 FEW_REQUESTS = 3  # of a small case
 _LARGE = 16  # one block in so many has large cases for no other reason than that
 AS_RELEASED = 4  # one block in so many runs SGLang as it is; in the others known live bugs are mended
-# How many of EXTRAS a block is to have, in turn: what no case has unless it is asked for. Most have several, since there are many,
-# and many bugs need two. Where SGLang runs as it is, one: to tell several known bugs of a case apart takes many runs.
+# Of what no case has unless it is asked for a block is to have so much, in turn. Most have several, since there are many such
+# things, and bugs that need two. Where SGLang runs as it is, one: to tell several known bugs of a case apart takes many runs.
 _EXTRAS = (1, 3, 1, 3)
 _REJECTION = "rejection"
 _OF_PLAIN: tuple[Ask, ...] = ("penalties", "logit_bias", "min_new_tokens")  # what plain decode may be asked otherwise
