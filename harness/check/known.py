@@ -175,9 +175,10 @@ class Mends:
     @cached_property
     def _as_proven(self) -> bool:
         """Whether this is what the tests prove each entry on: the newest release, as it is, on a CPU. There no case has to be
-        run to see that it has a live bug."""
+        run to see that it has a live bug. Nor can one in a pipeline, where most entries' cases do not run: their targets have
+        one layer."""
         run, source = self.run, self.host.source
-        usual = run.mode == self.host.mode == CPU and run.kernels == DEFAULT_RUN.kernels
+        usual = run.mode == self.host.mode == replace(CPU, pp=run.mode.pp) and run.kernels == DEFAULT_RUN.kernels
         return usual and not (run.patches or run.without or source.tree) and source.called == releases()[-1]
 
     def trials(self, entries: Sequence[Entry] = (), view: View | None = None) -> Trials:
@@ -250,12 +251,14 @@ class Mends:
         return self.base is not None and self.base.right(case, remedies, view)
 
     def _counts(self, entry: Entry, view: View) -> bool:
-        """Whether what the entry shows is wrong in this view. A view that stands for a live bug counts that bug as right."""
+        """Whether what the entry shows is wrong in this view. A view that stands for a live bug counts that bug as right. It
+        reads the draft otherwise: what a request is sent is wrong in any view."""
         if entry.within != DECLARED_VIEW:
-            return entry.within == view
+            return entry.within == view or entry.rule.startswith("output.")
         return view not in _WITHIN or self._has(entry, view)
 
     def _has(self, entry: Entry, view: View) -> bool:
+        view = view if entry.within == DECLARED_VIEW else entry.within
         key = entry.id, view
         # what the view `shifted` reads otherwise is a plain language model as a draft
         read_alike = view == "shifted" and entry.within == DECLARED_VIEW and RECIPES[entry.case.model].reads_states

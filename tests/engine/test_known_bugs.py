@@ -286,3 +286,14 @@ def test_a_search_that_is_not_to_know_a_bug_neither_mends_it_nor_explains_anythi
     left = unknown.explain(unknown.trials().look(bug), TAIL.within)
     assert left.known == ()
     assert left.trial.signature == unknown.trials().look(bug).signature
+
+
+def test_what_a_request_is_sent_is_wrong_in_any_view(host: Host) -> None:
+    """In the declared view a plain draft model's own rows are wrong first; with both bugs mended the case is right."""
+    entry = LEDGER["hidden-standalone"]
+    mends = Mends(host, DEFAULT_RUN)
+    assert entry.within != DECLARED_VIEW
+    assert all(entry in mends.seen(entry.case, view) for view in (DECLARED_VIEW, entry.within))
+    one = mends.explain(mends.trials().look(entry.case), DECLARED_VIEW)
+    assert {bug.id for bug in one.known} == {entry.id, "standalone-shift"}
+    assert LEDGER["standalone-keys"] not in mends.apt(LEDGER["standalone-keys"].case, DECLARED_VIEW)

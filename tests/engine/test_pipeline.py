@@ -7,14 +7,19 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
+from eagletwin.cases.regressions import LEDGER
 from eagletwin.harness.check.argument import argue
+from eagletwin.harness.check.known import Mends
 from eagletwin.harness.commands.diff.comparison import diff
 from eagletwin.harness.core.case import Adaptive, Case, EngineSettings, Request, Sampling, SGLangSettings, Tier
 from eagletwin.harness.core.errors import InputError
 from eagletwin.harness.core.mode import Mode
 from eagletwin.harness.core.patch import Edit, Patch
+from eagletwin.harness.core.run_spec import DEFAULT_RUN
 from eagletwin.harness.core.trace import Trace
+from eagletwin.harness.core.verdict import DECLARED_VIEW
 from eagletwin.harness.engines.host import Host, WouldNotStart
+from eagletwin.harness.families.pipelines import not_in_stages
 from eagletwin.harness.judge.judge import judge
 from eagletwin.harness.page.run import run_page
 
@@ -247,6 +252,15 @@ def test_what_each_stage_records_is_demanded_of_the_earlier_ones(trace: Trace) -
     verdict = judge(Trace(trace.header, trace.tensors, [nothing]))
     assert verdict.first is not None
     assert (verdict.rule, verdict.first.index, verdict.first.actual) == ("ranks.agree", "the record", "absent")
+
+
+def test_a_search_mends_there_what_is_proven_in_one_process(staged: Host) -> None:
+    """The cases of most entries have a target of one layer, which no pipeline runs."""
+    mends = Mends(staged, replace(DEFAULT_RUN, mode=staged.mode))
+    entry = LEDGER["penalties"]
+    assert not_in_stages(entry.case, 2)
+    assert entry in mends.seen(replace(entry.case, model="llama-gqa"), DECLARED_VIEW)
+    assert mends.ran == 0
 
 
 def replace_engine(trace: Trace, **changed: Any) -> Trace:

@@ -39,7 +39,7 @@ from ..fuzz.plan import Plan
 from ..fuzz.search import Fuzz, Here
 from ..fuzz.shrinking import Finding
 
-SECONDS, SHRINK_SECONDS = 60.0, 20.0  # of one search
+SECONDS, SHRINK_SECONDS = 300.0, 20.0  # of one search
 GIVE_UP = 3  # searches that found nothing, after which no more are made for an entry that none has found
 
 
