@@ -71,7 +71,7 @@ _LARGE = 16  # one block in so many has large cases for no other reason than tha
 AS_RELEASED = 4  # one block in so many runs SGLang as it is; in the others known live bugs are mended
 # Of what no case has unless it is asked for a block is to have so much, in turn. Most have several, since there are many such
 # things, and bugs that need two. Where SGLang runs as it is, one: to tell several known bugs of a case apart takes many runs.
-_EXTRAS = (1, 3, 1, 3)
+_EXTRAS = (1, 5, 1, 5)
 _REJECTION = "rejection"
 _OF_PLAIN: tuple[Ask, ...] = ("penalties", "logit_bias", "min_new_tokens")  # what plain decode may be asked otherwise
 _TURNS = (SESSION, SEVERAL, ADAPTER)  # asks which are drawn of a whole case
