@@ -7,12 +7,16 @@ import shutil
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
+from unittest.mock import patch
 
 import pytest
 
+from eagletwin.harness.commands.kernels import child
 from eagletwin.harness.commands.kernels.properties import ALL, FUNCTIONS
 
 from ..engine.warm import eagletwin
+from .forked import Forked
 
 EAGLE = "sglang/kernels/ops/speculative/eagle.py"
 KERNEL = "sglang.kernels.ops.speculative.eagle._draft_extend_inputs_kernel"
@@ -65,8 +69,9 @@ def link(source: str, target: str) -> str:
 
 
 def run(*arguments: str) -> subprocess.CompletedProcess[str]:
-    """The command in this process; SGLang is imported in one of its own, as ever."""
-    return eagletwin("kernels", *arguments, cwd=ROOT)
+    """The command in this process; SGLang is imported in one of its own, as ever, which is a fork."""
+    with patch.object(child, "subprocess", SimpleNamespace(Popen=Forked, DEVNULL=subprocess.DEVNULL)):
+        return eagletwin("kernels", *arguments, cwd=ROOT)
 
 
 @on("unchanged")
