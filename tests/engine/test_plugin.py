@@ -3,6 +3,7 @@
 import json
 import re
 import shutil
+from dataclasses import dataclass
 from pathlib import Path
 from xml.etree import ElementTree
 
@@ -42,6 +43,9 @@ UNSHRUNK = SUITE.replace("import given, settings", "import Phase, given, setting
 )
 
 
+WORDS = ("-p", "no:cacheprovider", "--eagletwin-profile", "ci")
+
+
 @pytest.fixture
 def suite(pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch) -> pytest.Pytester:
     monkeypatch.setenv("CI", "true")  # Hypothesis draws the same cases in every run then
@@ -52,13 +56,35 @@ def suite(pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch) -> pytest.
 
 def run(suite: pytest.Pytester, *arguments: str) -> pytest.RunResult:
     """A session of pytest with eagletwin's profile for CI. With workers (`-n`) it is a process of its own."""
-    words = ("-p", "no:cacheprovider", "--eagletwin-profile", "ci", *arguments)
     if "-n" in arguments:
-        return suite.runpytest_subprocess(*words, timeout=300)
-    return forked.session(suite.path, *words)
+        return suite.runpytest_subprocess(*WORDS, *arguments, timeout=300)
+    return forked.session(suite.path, *WORDS, *arguments)
 
 
-def test_a_suite_of_somebody_else_finds_shrinks_and_keeps_and_does_so_again(suite: pytest.Pytester) -> None:
+@dataclass(frozen=True)
+class Shrunk:
+    """A session without workers in which a fix is undone, in a folder of its own, and what it printed."""
+
+    folder: Path
+    result: pytest.RunResult
+
+    @property
+    def kept(self) -> Path:
+        [kept] = (self.folder / "eagletwin-runs").iterdir()
+        return kept
+
+
+@pytest.fixture(scope="module")
+def shrunk(tmp_path_factory: pytest.TempPathFactory) -> Shrunk:
+    folder = tmp_path_factory.mktemp("shrunk")
+    (folder / "test_other.py").write_text(SUITE)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("CI", "true")
+        patch.delenv("PYTEST_XDIST_WORKER", raising=False)
+        return Shrunk(folder, forked.session(folder, *WORDS, "-k", "undone"))
+
+
+def test_a_suite_of_somebody_else_finds_shrinks_and_keeps_and_does_so_again(suite: pytest.Pytester, shrunk: Shrunk) -> None:
     result = run(suite, "-n", "2")
     result.assert_outcomes(passed=1, failed=1)
     assert result.ret == 1
@@ -68,20 +94,17 @@ def test_a_suite_of_somebody_else_finds_shrinks_and_keeps_and_does_so_again(suit
     assert "its tail row" in text
     [folder] = (suite.path / "eagletwin-runs").iterdir()
     assert f"folder: {folder.relative_to(suite.path)}" in text
-    shrunk = json.loads((folder / "case.json").read_text())
-    assert len(shrunk["requests"]) == 1  # one request, one boundary
-    assert len(shrunk["requests"][0]["prompt"]) == 2
-    assert shrunk["chunks"] == [1]
+    smallest = json.loads((folder / "case.json").read_text())
+    assert len(smallest["requests"]) == 1  # one request, one boundary
+    assert len(smallest["requests"][0]["prompt"]) == 2
+    assert smallest["chunks"] == [1]
     script = forked.script(folder / "repro.py", cwd=suite.path, source=INSTALLED)
     assert script.returncode == 1, script.stderr
     assert "draft.input_ids" in script.stdout
-    run(suite, "-k", "undone", "--eagletwin-out", "second").assert_outcomes(failed=1)
-    [second] = (suite.path / "second").iterdir()
+    shrunk.result.assert_outcomes(failed=1, deselected=1)
     for part in ("case.json", "verdict.json", "trace.safetensors"):
-        assert (folder / part).read_bytes() == (second / part).read_bytes()
-    page = (
-        (second / "report.html").read_text(encoding="utf-8").replace(f"second/{second.name}", f"eagletwin-runs/{folder.name}")
-    )
+        assert (folder / part).read_bytes() == (shrunk.kept / part).read_bytes()
+    page = (shrunk.kept / "report.html").read_text(encoding="utf-8").replace(shrunk.kept.name, folder.name)
     assert (folder / "report.html").read_text(encoding="utf-8") == page  # it names its own folder
 
 
@@ -443,13 +466,11 @@ def test_a_failure_is_said_in_one_line_and_argued_once(suite: pytest.Pytester, m
         assert " object at 0x" not in text
 
 
-def test_the_case_that_hypothesis_prints_can_be_pasted(suite: pytest.Pytester) -> None:
-    text = run(suite, "-k", "undone").stdout.str()
-    printed = text.partition("E           case=")[2].partition("\n")[0].rstrip(",")
+def test_the_case_that_hypothesis_prints_can_be_pasted(suite: pytest.Pytester, shrunk: Shrunk) -> None:
+    printed = shrunk.result.stdout.str().partition("E           case=")[2].partition("\n")[0].rstrip(",")
     assert len(printed) < 250
-    [folder] = (suite.path / "eagletwin-runs").iterdir()
     pasted = eval(printed, {name: getattr(case, name) for name in ("Case", "EngineSettings", "Request", "SGLangSettings")})
-    assert msgspec.structs.replace(pasted, name="test_a_fix_is_undone") == read_case(folder / "case.json")
+    assert msgspec.structs.replace(pasted, name="test_a_fix_is_undone") == read_case(shrunk.kept / "case.json")
     suite.makepyfile(
         test_pasted=f"""
 from hypothesis import example, given, settings
