@@ -118,7 +118,7 @@ def test_so_do_trees_in_pages_and_other_drafts(servers: Servers, model: str, how
 
 
 def test_a_fix_that_is_undone_shows_in_the_rounds(servers: Servers) -> None:
-    model, those = "llama-eagle3-full", prompts("llama-eagle3-full", LENGTHS[:8])
+    model, those = "llama-eagle3-full", prompts("llama-eagle3-full", LENGTHS[:4])
     rounds = {}
     for number in ("25015", "26329"):
         patches = patches_of([number], None, None)
