@@ -38,9 +38,11 @@ def test_what_the_judge_calls_a_divergence_is_never_the_same(request: Any, which
             for at in (int(order[-1]), int(order[len(order) // 2]), int(order[int((tensor == 0).sum()) % len(order)])):
                 for factor in (1.001, 1.01, 1.5):
                     other = changed(trace, {f"{number}.{name}": moved(tensor, at, factor)})
-                    if judge(other).status == "diverged":
+                    same = diff(trace, other).same
+                    # where `diff` sees a difference, either verdict is right: of most of these the judge is not asked
+                    if (same or name not in names or looked <= 50) and judge(other).status == "diverged":
                         looked, names = looked + 1, names | {name}
-                        assert not diff(trace, other).same, (number, record.stage, name, at, factor)
+                        assert not same, (number, record.stage, name, at, factor)
     assert looked > 50
     kinds = {name for _, name in seen} - {"coins", "final_coins"}  # coins of no seed may be any number
     assert {name for name in kinds if not name.endswith(("_in", "_out"))} <= names
