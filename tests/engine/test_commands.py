@@ -14,13 +14,12 @@ import pytest
 
 from eagletwin.harness.core.patch import Edit, Patch
 
+from ..harness.doors import opened
 from .warm import eagletwin
 
 
-def in_a_process(*arguments: str, cwd: Path, environment: dict[str, str] | None = None) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-P", "-m", "eagletwin", *arguments]
-    env = {**os.environ, **(environment or {})}
-    return subprocess.run(command, cwd=cwd, capture_output=True, text=True, check=False, env=env)
+def in_a_process(*arguments: str, cwd: Path, path: Path | None = None, **env: str) -> subprocess.CompletedProcess[str]:
+    return opened(["-m", "eagletwin", *arguments], cwd, path=path, **env)
 
 
 @pytest.mark.parametrize(
@@ -37,7 +36,7 @@ def test_check_is_0_with_the_fix_and_1_without_it(tmp_path: Path, entry: str, ru
     assert eagletwin("check", str(folder / "case.json"), "--revert", entry, cwd=tmp_path).returncode == 1
     (tmp_path / "sglang.py").write_text("raise ImportError('the judge must not import SGLang')")
     (tmp_path / "triton.py").write_text("raise ImportError('the judge must not import Triton')")
-    again = in_a_process("judge", str(folder), cwd=tmp_path, environment={"PYTHONPATH": str(tmp_path)})
+    again = in_a_process("judge", str(folder), cwd=tmp_path, path=tmp_path)
     assert again.returncode == 1, again
     assert red.stdout.split("\n\n")[1] == again.stdout.split("\n\n")[1]
 
@@ -112,14 +111,14 @@ def test_without_sglang_check_is_unknown_and_says_what_to_do(tmp_path: Path) -> 
     broken = tmp_path / "path"
     broken.mkdir()
     (broken / "sglang.py").write_text("raise ImportError('broken on purpose')")
-    done = in_a_process("check", "25015", cwd=tmp_path, environment={"PYTHONPATH": str(broken)})
+    done = in_a_process("check", "25015", cwd=tmp_path, path=broken)
     assert done.returncode == 125, done
     assert "SGLang cannot be imported" in done.stdout
     assert "eagletwin doctor" in done.stdout
 
 
 def test_doctor_says_that_the_cpu_engine_stands(tmp_path: Path) -> None:
-    done = in_a_process("doctor", cwd=tmp_path, environment={"COLUMNS": "160"})
+    done = in_a_process("doctor", cwd=tmp_path, COLUMNS="160")
     assert done.returncode == 0, done
     assert "scheduler and EAGLE worker stand" in done.stdout
 
@@ -151,7 +150,7 @@ def test_a_run_leaves_nothing_outside_its_run_folder(tmp_path: Path) -> None:
     scratch.mkdir()
     shared = Path("/dev/shm")
     before = set(shared.glob("sglang_loads_*"))
-    done = in_a_process("check", "25015", cwd=tmp_path, environment={"TMPDIR": str(scratch)})
+    done = in_a_process("check", "25015", cwd=tmp_path, TMPDIR=str(scratch))
     assert done.returncode == 0
     assert list(scratch.iterdir()) == []
     # other test processes start engines too, whose files are there for a moment; one of ours would stay for ever
@@ -170,7 +169,7 @@ def test_a_closed_stdout_never_reads_as_a_divergence(tmp_path: Path) -> None:
 
 
 def test_settings_of_sglang_in_the_environment_do_not_reach_the_engine(tmp_path: Path) -> None:
-    done = in_a_process("check", "25015", cwd=tmp_path, environment={"SGLANG_DEBUG_REVERT_PR": "25015"})
+    done = in_a_process("check", "25015", cwd=tmp_path, SGLANG_DEBUG_REVERT_PR="25015")
     assert done.returncode == 0, done
 
 
@@ -199,6 +198,7 @@ def test_an_interrupted_check_exits_130_says_so_and_leaves_nothing(tmp_path: Pat
     )
     while not list(tmp_path.glob("cache/logs/zygote-*")):  # from then on it waits for the engine processes
         assert process.poll() is None
+        time.sleep(0.01)
     process.send_signal(signal.SIGINT)
     _, errors = process.communicate()
     assert process.returncode == 130

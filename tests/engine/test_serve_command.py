@@ -13,6 +13,8 @@ from typing import TextIO
 import psutil
 import pytest
 
+from ..harness.doors import opened
+
 COMMAND = [sys.executable, "-P", "-m", "eagletwin", "serve"]
 
 
@@ -85,6 +87,6 @@ def test_a_scheduler_that_dies_ends_all_of_it_with_125_and_the_cause(tmp_path: P
     ],
 )
 def test_a_server_that_cannot_be_asked_for_is_128(tmp_path: Path, arguments: tuple[str, ...], message: str) -> None:
-    done = subprocess.run([*COMMAND, *arguments], cwd=tmp_path, capture_output=True, text=True, check=False)
+    done = opened(["-m", "eagletwin", "serve", *arguments], tmp_path)
     assert done.returncode == 128, done
     assert message in done.stderr
