@@ -1,4 +1,4 @@
-"""Live, found by eagletwin: five faults of streaming sessions.
+"""Live, found by eagletwin: six faults of streaming sessions.
 
 * `session-last-token`: when a request of a session ends, its last token counts among those whose rows the session keeps. No
   forward has consumed that token where nothing was committed behind it: the target's row there is whatever lies in the slot,
@@ -14,6 +14,9 @@
   those neither that would run on their session's own entry. The remedy counts that entry for them.
 * `session-adapter`: a request goes on behind the rows that its session keeps, whatever adapter (LoRA) they were computed with.
   The prefix cache keeps rows of adapters apart, and a session does not. The remedy gives up what another adapter has left.
+* `session-hidden`: the end of a turn cuts `output_ids` to what is sent, before the state of the last token is looked up. That
+  counts from the end of the list back to the step's first token, and so takes the state of the last token that verify
+  committed, which may be one behind the end. The remedy ends the turn after what the request is told was collected.
 """
 
 from msgspec.structs import replace
@@ -24,6 +27,9 @@ from eagletwin.harness.core.patch import Edit, Patch
 from ..entry import Entry
 
 _SESSION = "sglang.srt.session.streaming_session.StreamingSession"
+_RESULTS = "sglang.srt.managers.scheduler_components.batch_result_processor.SchedulerBatchResultProcessor"
+_DECODE = f"{_RESULTS}.process_batch_result_decode"
+_FINISH = "self._handle_finish_state_updated_req(req, batch, result, i, logits_output)\n"
 _PREFILL = "sglang.srt.managers.scheduler.Scheduler._get_new_batch_prefill_raw"
 _ON_ITS_OWN = "({0}.session is not None and {0}.session.session_id in self.tree_cache.session_records())"
 _SETTINGS = SGLangSettings(radix_cache=True)
@@ -215,4 +221,30 @@ ADAPTER = Entry(
     ),
 )
 
-ENTRIES = (LAST_TOKEN, RETRACTED, WAITING, FULL, ADAPTER)
+HIDDEN = Entry(
+    id="session-hidden",
+    title="Give a request of a session the hidden state that its own last token was chosen by",
+    rule="output.hidden",
+    buggy="0.5.22 -",
+    fixed="",
+    trigger='--enable-streaming-session, and a request of a session with return_hidden_states="last"',
+    remedy=Patch(
+        name="states-before-the-end-of-a-turn",
+        edits=(
+            Edit(target=_DECODE, match=_FINISH, replacement="\n"),
+            Edit(
+                target=_DECODE,
+                match="if req.grammar is not None:",
+                replacement=f"{_FINISH}if req.grammar is not None:",
+            ),
+        ),
+    ),
+    case=replace(
+        _CASE,
+        name="session-hidden",
+        requests=(Request(id="a", prompt=(49,), max_new_tokens=2, hidden_states="last", session="s"),),
+        exercises=(),
+    ),
+)
+
+ENTRIES = (LAST_TOKEN, RETRACTED, WAITING, FULL, ADAPTER, HIDDEN)

@@ -84,7 +84,7 @@ NOT_SHOWN = {
     "mixed-grammar": "which token a prefill may give depends on its logits",
     "input-logprob-id": "what a request is told of probabilities is not recorded",
     **dict.fromkeys(
-        ("hidden-rows", "hidden-rows-2", "hidden-aux", "hidden-no-tokens"),
+        ("hidden-rows", "hidden-rows-2", "hidden-aux", "hidden-no-tokens", "session-hidden"),
         "which hidden states a request is given is not recorded",
     ),
     "retracted-logprobs": "what a request is told of probabilities is not recorded",

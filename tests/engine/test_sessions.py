@@ -3,11 +3,13 @@
 As released, the first number that is wrong in a session is what `session-last-token` is about: cases run with its remedy.
 """
 
+from typing import Any
+
 import pytest
 from msgspec.structs import replace
 
 from eagletwin.cases.regressions import LEDGER
-from eagletwin.cases.regressions.sessions import FULL, LAST_TOKEN, RETRACTED, WAITING
+from eagletwin.cases.regressions.sessions import FULL, HIDDEN, LAST_TOKEN, RETRACTED, WAITING
 from eagletwin.harness.core.case import Case, EngineSettings, Event, Request, SGLangSettings
 from eagletwin.harness.core.features import FEATURES
 from eagletwin.harness.core.patch import Edit
@@ -246,3 +248,35 @@ def test_a_chunk_behind_all_tokens_of_its_request_is_judged(run: Runner) -> None
     )
     _, verdict = run(case)
     assert (verdict.status, verdict.rule, verdict.reason) == ("diverged", "session.rows", "")
+
+
+# Its first round commits five tokens, of which three are sent. How it ends -> what the request says of that.
+BEHIND: dict[str, dict[str, Any]] = {
+    "behind a length": {"max_new_tokens": 4},
+    "behind a stop": {"max_new_tokens": 12, "stop": (22,)},
+    "streamed": {"max_new_tokens": 4, "stream": True},
+}
+
+
+@pytest.mark.parametrize("end", sorted(BEHIND))
+def test_the_last_state_is_that_of_the_last_token_that_is_sent_with_the_candidate_fix(run: Runner, end: str) -> None:
+    [request] = HIDDEN.case.requests
+    request = replace(request, **BEHIND[end])
+    case = replace(HIDDEN.case, num_steps=4, requests=(request,))
+    assert HIDDEN.remedy is not None
+    trace, verdict = run(case, *HIDDEN.remedy.edits)
+    assert verdict.status == "equal", (verdict.rule, verdict.reason, verdict.first)
+    records = trace.header.records
+    assert [record.numbers["accept_len"] for record in records if record.stage == "verify"] == [5]
+    assert [trace.integers(n, "tokens") for n, one in enumerate(records) if one.stage == "finished"] == [[54, 32, 81, 22]]
+    _, verdict = run(case)
+    assert (verdict.status, verdict.rule) == ("diverged", "output.hidden"), (verdict.reason, verdict.first)
+
+
+@pytest.mark.parametrize("other", [{"session": ""}, {"hidden_states": "all"}], ids=["no session", "all states"])
+def test_without_a_session_and_of_all_tokens_the_states_are_right_as_released(run: Runner, other: dict[str, Any]) -> None:
+    [request] = HIDDEN.case.requests
+    case = replace(HIDDEN.case, num_steps=4, requests=(replace(request, max_new_tokens=4, **other),))
+    _, verdict = run(case)
+    assert verdict.status == "equal", (verdict.rule, verdict.reason, verdict.first)
+    assert verdict.checked["output.hidden"]

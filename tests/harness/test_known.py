@@ -73,3 +73,11 @@ def test_a_bug_of_mixed_steps_and_grammars_is_asked_for_where_both_are() -> None
     assert may_show(entry, entry.case)
     assert not may_show(entry, replace(entry.case, engine=LIVE.case.engine))
     assert not may_show(entry, replace(entry.case, requests=LIVE.case.requests))
+
+
+def test_a_bug_of_sessions_and_hidden_states_is_asked_for_where_both_are() -> None:
+    entry = LEDGER["session-hidden"]
+    [request] = entry.case.requests
+    assert may_show(entry, entry.case)
+    assert not may_show(entry, replace(entry.case, requests=(replace(request, session=""),)))
+    assert not may_show(entry, replace(entry.case, requests=(replace(request, hidden_states=""),)))

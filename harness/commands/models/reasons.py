@@ -22,6 +22,7 @@ _PLAIN_DRAFT = {
     "hidden-rows": _NO_STATES,
     "hidden-rows-2": _NO_STATES,
     "hidden-no-tokens": _NO_STATES,
+    "session-hidden": _NO_STATES,
     "grammar-end": "its case ends with the prefill, and the remedy of standalone-shift changes a round, too, which never runs",
 }
 # Of a target whose windows are longer than any case of the ledger.
