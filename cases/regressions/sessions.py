@@ -3,7 +3,8 @@
 * `session-last-token`: when a request of a session ends, its last token counts among those whose rows the session keeps. No
   forward has consumed that token where nothing was committed behind it: the target's row there is whatever lies in the slot,
   and the next request reads it. Where verify had committed more, the target's row is right, and the draft's is one of the
-  token that came behind, and not of the next request's first. The remedy keeps one row less.
+  token that came behind, and not of the next request's first. The remedy keeps one row less, and gives the session's rows up
+  where none is left: of a prompt of one token without an answer.
 * `session-retracted`: a retraction counts as the end of a request. One that is retracted and then aborted stays in the
   session's history, which is to go on behind the last request that finished; and one that is retracted a second time is taken
   for its own predecessor and loses its session. The remedy lets a request end a session's turn only when it is finished, and
@@ -58,6 +59,11 @@ LAST_TOKEN = Entry(
                 target=f"{_SESSION}.try_cache_finished_req",
                 match="slot.kv.kv_committed_len = min(target, slot.kv.kv_allocated_len)",
                 replacement="slot.kv.kv_committed_len = min(target - 1, slot.kv.kv_allocated_len)",
+            ),
+            Edit(
+                target=f"{_SESSION}.try_cache_finished_req",
+                match="return True",
+                replacement="if not slot.kv.kv_committed_len:\n    self.release_session(req.session.session_id)\nreturn True",
             ),
         ),
     ),

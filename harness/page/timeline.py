@@ -134,6 +134,7 @@ _EVENTS = {
     "pause": "nothing is scheduled until the next resume",
     "resume": "scheduling goes on",
     "flush": "the prefix cache is to be emptied",
+    "close": "the client ends its session",
 }
 
 

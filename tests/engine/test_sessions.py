@@ -138,6 +138,17 @@ def test_a_request_of_a_session_that_may_not_end_yet_goes_on_behind_its_rows(run
     assert {"session_goes_on", "held_back"} <= {*verdict.exercised}
 
 
+def test_the_candidate_fix_keeps_nothing_of_a_single_token_without_an_answer(run: Runner) -> None:
+    requests = (
+        Request(id="a", prompt=(49,), max_new_tokens=0, session="s"),
+        Request(id="b", prompt=(4, 5), max_new_tokens=2, session="s"),
+    )
+    trace, verdict = run(replace(CASE, requests=requests, events=()), *REMEDIES)
+    assert verdict.status == "equal", (verdict.rule, verdict.reason, verdict.first)
+    first = next(one for one in trace.header.records if (one.stage, one.request) == ("prefill", "b"))
+    assert (first.numbers["start"], first.numbers["end"]) == (0, 3)
+
+
 def test_aborted_and_retracted_requests_leave_a_session_as_it_was(run: Runner) -> None:
     _, verdict = run(DISTURBED, *REMEDIES)
     assert verdict.status == "equal", (verdict.rule, verdict.reason, verdict.first)

@@ -5,12 +5,14 @@ import os
 import re
 from html.parser import HTMLParser
 from pathlib import Path
+from typing import get_args, get_type_hints
 
 import msgspec
 import pytest
 from msgspec.structs import replace
 
 from eagletwin.harness.check.argument import argue
+from eagletwin.harness.core.case import Event
 from eagletwin.harness.core.trace import Trace
 from eagletwin.harness.page import render
 from eagletwin.harness.page.model import Page, Timeline
@@ -85,6 +87,16 @@ def test_the_time_line_has_chunks_rounds_events_and_ends() -> None:
     assert (second.accepted, second.rejected, second.bonus) == ((11,), (20, 30), 9)
     assert (second.wrong, second.first, timeline.columns[timeline.first]) == (1, True, 2)
     assert sum(mark.wrong for lane in timeline.lanes for mark in lane.marks) == 1
+
+
+def test_every_kind_of_event_is_told() -> None:
+    kinds = get_args(get_type_hints(Event)["kind"])
+    trace = recorded(len(kinds))
+    events = tuple(Event(at=at, kind=kind) for at, kind in enumerate(kinds))
+    case = replace(trace.header.case, events=events)
+    told = timeline_of([Trace(replace(trace.header, case=case), trace.tensors)])
+    [lane] = [lane for lane in told.lanes if lane.name == SCHEDULER]
+    assert {mark.text.removeprefix("↺ ") for mark in lane.marks} >= set(kinds)
 
 
 def test_a_divergence_of_no_request_is_in_the_scheduler_s_lane() -> None:
