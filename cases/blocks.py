@@ -60,8 +60,11 @@ from .strategies import (
     sampling_cases,
 )
 
-BLOCK = 6  # cases of a block: its engine takes about as long to build as two small cases take to run
-LONG, _EVERY = 18, 12  # cases of every twelfth block
+BLOCK = (
+    4  # cases of a block: later ones reach less that is new, and an engine takes about as long to build as two small cases take
+)
+LONG, _EVERY = 12, 12  # small cases of every twelfth block
+FEW = 3  # large cases of a block
 SMALL = Sizes(prompt=10, new_tokens=10, arrival=4)
 SWITCHING = replace(SMALL, new_tokens=20)  # in fewer tokens few choices of steps are made
 WINDOWED = replace(SMALL, prompt=2 * ENDING)  # prompts of which rows leave a window
@@ -117,7 +120,7 @@ class Block:
             stream="stream" in self.asks,
             logit_bias=(Bias(token=0, value=BIASES[0]),) if "logit_bias" in self.asks else (),
             processor=Processor() if "processor" in self.asks else None,
-            logprobs=Logprobs() if "logprobs" in self.asks else None,
+            logprobs=Logprobs(start=0) if "logprobs" in self.asks else None,
             penalties=Penalties() if "penalties" in self.asks else None,
             min_new_tokens=int("min_new_tokens" in self.asks),
             hidden_states="all" if "hidden_states" in self.asks else "",
@@ -179,6 +182,8 @@ class Block:
     @property
     def size(self) -> int:
         """How many cases it has. What a case leaves behind for those after it shows in a long one."""
+        if self.large:
+            return FEW
         return LONG if self.number % _EVERY == _EVERY - 1 else BLOCK
 
     @property
@@ -350,7 +355,7 @@ def _drawn(
     large = random.randrange(_LARGE) == 0 or bool(focus.host_slots)
     # what no default of Focus is, and smaller cases are not to lose: strategies.configurations would
     layered_tree = ("topk",) if recipe.mtp_layers and focus.topk > 1 else ()
-    kept = tuple(sorted({*held, *layered_tree} - (extras.keys() - asked.held.keys())))
+    kept = tuple(sorted({*held, *layered_tree} - ({*extras, *_OF_OTHERS} - asked.held.keys())))
     return Block(seed, number, focus, kept, sampling, large, asked.retract, asks, asked.stages)
 
 

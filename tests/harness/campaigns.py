@@ -31,7 +31,7 @@ from eagletwin.harness.core.verdict import Verdict
 PROBE = block_of(0, 0, Asked()).probe
 LEAK, CRASH, KNOWN = Signature(rule="draft.kv"), Signature(cause="IndexError"), Signature(rule="draft.positions")
 # Which case of which block shows what; the third turns out to be a known bug's.
-SHOWS = {(1, 2): LEAK, (2, 0): LEAK, (2, 4): CRASH, (3, 1): KNOWN, (5, 5): LEAK, (6, 3): KNOWN, (8, 0): CRASH}
+SHOWS = {(1, 2): LEAK, (2, 0): LEAK, (2, 3): CRASH, (3, 1): KNOWN, (5, 3): LEAK, (6, 3): KNOWN, (8, 0): CRASH}
 
 
 def terms(cases: int, **more: object) -> Terms:

@@ -5,12 +5,14 @@ from collections import Counter
 from dataclasses import replace
 
 import pytest
+from msgspec.structs import replace as replace_struct
 
-from eagletwin.cases import blocks
-from eagletwin.cases.asked import ASKS, IN_STEP
-from eagletwin.cases.blocks import BLOCK, FEW_REQUESTS, LONG, SMALL, Asked, Block, block_of
-from eagletwin.cases.strategies import DRAWN, PAGE_SIZES
+from eagletwin.cases.asked import IN_STEP
+from eagletwin.cases.blocks import BLOCK, FEW, FEW_REQUESTS, LONG, SMALL, Asked, Block, block_of
+from eagletwin.cases.drawn import shrink
+from eagletwin.cases.strategies import DRAWN, PAGE_SIZES, VALUES, Focus
 from eagletwin.harness.commands.fuzz.unsearched import TOPICS, has, narrowed, not_looked_at, topics_of
+from eagletwin.harness.core.case import Case
 from eagletwin.harness.core.errors import InputError
 from eagletwin.harness.core.mode import CPU, Mode
 from eagletwin.harness.families import RECIPES
@@ -20,23 +22,57 @@ from eagletwin.harness.families.windows import ENDING
 
 
 @pytest.mark.parametrize("seed", [0, 1, 2])
-def test_every_topic_comes_within_its_turns_and_every_recipe_within_four_cycles(seed: int) -> None:
-    # twelve rare things, in three of seven blocks; in two of seven what requests ask for, mixed chunks, the hierarchical cache,
-    # adaptive steps, plain decode and sessions; a recipe of many layers has one turn in 47 blocks
-    probes = [block_of(seed, number, Asked()).probe for number in range(150)]
+def test_every_topic_comes_in_sixty_blocks_and_every_recipe_within_four_cycles(seed: int) -> None:
+    blocks_of_it = [block_of(seed, number, Asked()) for number in range(4 * 47)]
+    probes = [block.probe for block in blocks_of_it]
     of_overlap = {"aborts inside a step"}  # without it they are one kind of aborts between steps
-    apart = {"grammars by llguidance"}  # a third of the few blocks with grammars has it: the test below
-    assert {name for probe in probes for name in topics_of(probe)} - apart == {
+    apart = {"grammars by llguidance"}  # a third of the blocks with grammars has it: the test below
+    assert {name for probe in probes[:60] for name in topics_of(probe)} - apart == {
         topic.name for topic in TOPICS
     } - of_overlap - apart
-    # an asked-for rare thing may take the turn of a recipe that cannot have it
-    models = {block_of(seed, number, Asked()).focus.model for number in range(4 * 47)}
-    assert models == set(RECIPES)
+    # a thing that few recipes have may take the turn of another
+    assert {block.focus.model for block in blocks_of_it} == set(RECIPES)
     shares = Counter(probe.model for probe in probes)
     assert max(shares.values()) < len(probes) / 4
+    seldom = Counter(name for probe in probes for name in topics_of(probe))
+    assert min(seldom[topic.name] for topic in TOPICS if topic.name not in of_overlap | apart) >= len(probes) / 25
 
 
-def test_a_third_of_the_blocks_with_grammars_has_the_other_backend_and_all_else_is_as_without_it() -> None:
+def _extras(block: Block) -> set[str]:
+    """What it has of what no case has unless it is asked for."""
+    beyond = {name: VALUES[name][count:] for name, count in DRAWN.items() if name not in ("model", "host_policy")}
+    return {*block.asks, *(name for name, values in beyond.items() if getattr(block.focus, name) in values)}
+
+
+def test_every_second_block_has_several_things_at_once_and_one_that_runs_sglang_as_it_is_has_one() -> None:
+    drawn = [block_of(6, number, Asked()) for number in range(120)]
+    several = [frozenset(_extras(block)) for block in drawn if block.number % 2]
+    assert sum(map(len, several)) / len(several) > 3
+    assert len({*several}) > 0.9 * len(several)
+    # with a sink comes a window, and with plain decode what it does in another way
+    assert all(len(_extras(block)) <= 2 for block in drawn if block.as_released)
+
+
+def _simplest(block: Block) -> Case:
+    """To which its first case is shrunk where every case shows it."""
+    looked = block.cases()[:1]
+    shrink(block.strategy, block.size, block.draw_seed, looked.__contains__, lambda case: not looked.append(case))
+    return looked[-1]
+
+
+def test_smaller_cases_may_be_without_what_a_block_has_unless_it_was_asked_for() -> None:
+    names = set[str]()
+    for number in range(1, 25, 2):
+        block = block_of(2, number, Asked(held={"context_length": 64}))
+        names |= _extras(block)
+        seen = _simplest(block).engine.sglang
+        plain = Focus(model=block.focus.model, context_length=64).case("plain", ()).engine.sglang
+        kept = {name: getattr(seen, name) for name in ("radix_cache", "max_total_tokens", "rejection_sampling")}
+        assert replace_struct(plain, random_seed=seen.random_seed, **kept) == seen, number
+    assert {"deterministic", "mixed_chunks", "adaptive", "draft_window", "update_weights", "plain_decode", "threshold"} <= names
+
+
+def test_a_third_of_the_blocks_with_grammars_has_the_other_backend_and_is_else_as_without_it() -> None:
     def drawn(**held: str) -> list[Block]:
         return [block_of(5, number, Asked(asks=("grammar",), held=held)) for number in range(60)]
 
@@ -44,32 +80,6 @@ def test_a_third_of_the_blocks_with_grammars_has_the_other_backend_and_all_else_
     guided = [block.focus.grammar_backend == "llguidance" for block in blocks_of_both]
     assert 10 < sum(guided) < 30
     assert [replace(block.focus, grammar_backend="xgrammar") for block in blocks_of_both] == [one.focus for one in without]
-    both = zip(guided, blocks_of_both, without, strict=True)
-    block, plain = next((block, plain) for other, block, plain in both if other)
-    assert [[case.requests, case.events] for case in block.cases()] == [[case.requests, case.events] for case in plain.cases()]
-
-
-def test_what_requests_may_ask_for_as_well_changes_no_case_that_asks_for_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
-    """It takes turns with what they could ask for at first; so do mixed chunks, the hierarchical cache, adaptive steps,
-    plain decode and sessions."""
-
-    beside = ("mixed_chunks", "host_slots", "adaptive", "plain_decode")
-
-    def turns(drawn: list[Block]) -> list[bool]:
-        return [bool(block.asks) or any(getattr(block.focus, name) for name in beside) for block in drawn]
-
-    now = [block_of(7, number, Asked()) for number in range(150)]
-    # copies: what is deleted and put back stands last, and later tests would draw other blocks
-    monkeypatch.setattr(blocks, "ASKS", {ask: ASKS[ask] for ask in list(ASKS)[:4]})
-    monkeypatch.setattr(blocks, "_BESIDE", ())
-    monkeypatch.setattr(blocks, "_TURNS", ())
-    ours = (*beside, "host_policy", "max_loras_per_batch", "lora_backend", "grammar_backend")
-    monkeypatch.setattr(blocks, "DRAWN", {name: count for name, count in DRAWN.items() if name not in ours})
-    before = [block_of(7, number, Asked()) for number in range(150)]
-    assert turns(now) == turns(before)
-    assert turns(now).count(False) > 80
-    assert all(one == other for one, other, turn in zip(now, before, turns(now), strict=True) if not turn)
-    assert {block.asks for block in now} > {block.asks for block in before}
 
 
 @pytest.mark.parametrize("model", ["qwen3.5-nextn", "nemotron-h-nextn"])
@@ -122,18 +132,18 @@ def test_the_cases_of_a_block_share_its_engine_and_are_the_same_whenever_they_ar
     for number in (0, 2, 5):
         block = block_of(3, number, Asked())
         drawn = block.cases()
-        assert len(drawn) == BLOCK
+        assert len(drawn) == (FEW if block.large else BLOCK)
         assert {case.configuration() for case in drawn} == {block.probe.configuration()}
         assert block_of(3, number, Asked()).cases() == drawn
         for case in drawn:
             check_case(case, "generated")
-    assert block_of(3, 11, Asked()).size == LONG
+    assert {block_of(3, number, Asked()).size for number in range(11, 120, 12)} == {LONG, FEW}
 
 
 def test_most_cases_are_small_and_pages_and_windows_have_the_prompts_that_they_need() -> None:
     drawn = [block_of(4, number, Asked()) for number in range(160)]
     large = [block for block in drawn if block.large]
-    assert 4 <= len(large) < len(drawn) / 6
+    assert 4 <= len(large) < len(drawn) / 4
     assert all(block.large for block in drawn if block.focus.host_slots)
     small = [block for block in drawn if not block.large]
     needs = {

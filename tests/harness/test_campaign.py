@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from eagletwin.cases.blocks import BLOCK
 from eagletwin.harness.commands.campaign import books, command
 from eagletwin.harness.commands.campaign.command import conduct, gone_on
 from eagletwin.harness.commands.campaign.corpus import blocks_of, read_corpus
@@ -22,7 +23,7 @@ from eagletwin.harness.engines.source import INSTALLED
 from . import campaigns
 from .campaigns import CRASH, KNOWN, LEAK, PROBE, Doubles, Killed, case_of, terms
 
-CASES = 60
+CASES = 10 * BLOCK
 
 
 @pytest.fixture(autouse=True)
@@ -32,7 +33,7 @@ def sglang_is_not_looked_for(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(module, "resolve", lambda name: INSTALLED)
 
 
-ALL = {f"{block}-{number}" for block in range(CASES // 6) for number in range(6)}
+ALL = {f"{block}-{number}" for block in range(CASES // BLOCK) for number in range(BLOCK)}
 
 
 def cases_of(folder: Path) -> Counter[str]:
@@ -69,13 +70,13 @@ def test_each_thing_is_found_once_and_looked_into_once(tmp_path: Path) -> None:
     whole(tmp_path, crew.log)
     assert (crew.log[str(LEAK)], crew.log[str(CRASH)], twice(crew.log)) == (1, 1, 0)
     summary = json.loads((tmp_path / "summary.json").read_text())
-    assert summary["tally"]["statuses"] == {"diverged": 3, "equal": 53, "known": 2, "unknown": 2}
+    assert summary["tally"]["statuses"] == {"diverged": 3, "equal": 33, "known": 2, "unknown": 2}
     assert {one["cases"] for one in summary["set_aside"]} == {1, 2}  # the other cases of the two findings
     assert "3 workers on 1 machine" in (tmp_path / "report.html").read_text()
 
 
 def test_a_worker_that_dies_is_replaced_and_its_last_case_runs_again(tmp_path: Path) -> None:
-    crew = Doubles(deaths=(5, 17, 30, 31, 50))
+    crew = Doubles(deaths=(5, 12, 20, 21, 34))
     assert conduct(terms(CASES), tmp_path, crew) == 1
     whole(tmp_path, crew.log)
     assert 0 < twice(crew.log) <= 5
@@ -84,7 +85,7 @@ def test_a_worker_that_dies_is_replaced_and_its_last_case_runs_again(tmp_path: P
     assert twice(crew.log) <= summary["again"] <= 5
 
 
-@pytest.mark.parametrize("first", range(2, 60, 8))
+@pytest.mark.parametrize("first", range(2, 40, 6))
 def test_a_driver_that_is_killed_goes_on_where_it_was(tmp_path: Path, first: int) -> None:
     """Killed twice, wherever it is, and a worker with it."""
     log: Counter[str] = Counter()
@@ -123,21 +124,21 @@ def test_a_block_over_which_three_workers_die_is_given_up_and_the_exit_code_says
 ) -> None:
     monkeypatch.setattr(campaigns, "SHOWS", {})
     crew = Doubles(workers=1, deaths=(1, 2, 3))
-    assert conduct(terms(6), tmp_path, crew) == 125
+    assert conduct(terms(BLOCK), tmp_path, crew) == 125
     summary = json.loads((tmp_path / "summary.json").read_text())
     assert list(summary["campaign"]["lost"]) == ["leg 0, block 0, after 0 cases of installed"]
-    assert set(cases_of(tmp_path)) == {f"1-{number}" for number in range(6)}
+    assert set(cases_of(tmp_path)) == {f"1-{number}" for number in range(BLOCK)}
 
 
 def test_a_campaign_that_found_nothing_ends_in_0_and_goes_on_with_more_cases(tmp_path: Path) -> None:
-    assert conduct(terms(6), tmp_path, Doubles(workers=1)) == 0
+    assert conduct(terms(BLOCK), tmp_path, Doubles(workers=1)) == 0
     crew = Doubles(workers=1)
-    assert conduct(gone_on(asked(max_cases=12), [""], None, tmp_path), tmp_path, crew) == 1
-    assert set(crew.log) == {f"1-{number}" for number in range(6)} | {str(LEAK)}
+    assert conduct(gone_on(asked(max_cases=2 * BLOCK), [""], None, tmp_path), tmp_path, crew) == 1
+    assert set(crew.log) == {f"1-{number}" for number in range(BLOCK)} | {str(LEAK)}
 
 
 def test_what_a_campaign_is_stays_as_it_began(tmp_path: Path) -> None:
-    conduct(terms(6), tmp_path, Doubles(workers=1))
+    conduct(terms(BLOCK), tmp_path, Doubles(workers=1))
     with pytest.raises(InputError, match="options that a campaign is begun with"):
         gone_on(asked(model="llama-tiny"), [""], None, tmp_path)
     with pytest.raises(InputError, match="there is no campaign"):
@@ -148,10 +149,10 @@ def test_two_drivers_do_not_work_on_one_folder(tmp_path: Path) -> None:
     class Second(Doubles):
         def idle(self) -> list[int]:
             with pytest.raises(InputError, match="another driver works on"):
-                conduct(terms(6), tmp_path, Doubles())
+                conduct(terms(BLOCK), tmp_path, Doubles())
             return super().idle()
 
-    conduct(terms(6), tmp_path, Second())
+    conduct(terms(BLOCK), tmp_path, Second())
 
 
 def test_each_sglang_has_its_share(tmp_path: Path) -> None:
@@ -165,13 +166,13 @@ def test_each_sglang_has_its_share(tmp_path: Path) -> None:
 
 
 def test_a_corpus_is_run_in_blocks_of_one_configuration_each_case_once(tmp_path: Path) -> None:
-    for number in range(8):
+    for number in range(6):
         file = tmp_path / f"{number}.json"
-        file.write_text(pretty_case(case_of(0, number).case if number < 7 else PROBE))
+        file.write_text(pretty_case(case_of(0, number).case if number < 5 else PROBE))
     cases = read_corpus(tmp_path)
-    assert len(cases) == 8
+    assert len(cases) == 6
     blocks = blocks_of(cases)
-    assert [len(block.cases()) for block in blocks] == [6, 2]
+    assert [len(block.cases()) for block in blocks] == [4, 2]
     assert [case for block in blocks for case in block.cases()] == list(cases)
     with pytest.raises(InputError, match="holds no case"):
         read_corpus(tmp_path / "none")

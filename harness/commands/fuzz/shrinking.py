@@ -1,5 +1,5 @@
-"""Making a finding small: Hypothesis draws its block again up to the case that showed it, and shrinks from there. A case from a
-file has no block: one thing after the other is taken away from it."""
+"""Making a finding small: Hypothesis draws its block again up to the case that showed it, and shrinks from there. After it, and
+of a case from a file, which has no block, one thing after the other is taken away."""
 
 import contextlib
 import shlex
@@ -145,6 +145,7 @@ class Shrinking:
                 return
             shrink(block.strategy, block.size, block.draw_seed, lambda case: case == self.seen.case, self._shows)
             self._smallest = self._last  # the last case that Hypothesis ran is the simplest it found
+            self._cut()  # it ends where no step of its own helps: one of several things that a request asks for may be left
         if self._failed is not None:
             raise self._failed
 
