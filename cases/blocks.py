@@ -261,7 +261,7 @@ def block_of(seed: int, number: int, asked: Asked) -> Block:
             continue
         more = {**extras, name: value}
         # what is first in turn may take a recipe's turn, since some things few recipes have
-        recipes = [found.focus.model] * _STAYS + (random.choices(turns, k=_STAYS) if name == first else [])
+        recipes = [found.focus.model] * _STAYS + (random.choices([*RECIPES], k=_STAYS) if name == first else [])
         tries = (drawn(more, recipe) for recipe in recipes)
         if another := next((one for one in tries if one is not None), None):
             found, extras = another, more

@@ -28,6 +28,7 @@ from .suspected import Suspected
 from .trials import Trial, Trials
 
 _WITHIN = {entry.within for entry in LEDGER.values()} - {DECLARED_VIEW}  # views that stand for a live bug of each case
+_UNDONE = [entry.revert for entry in LEDGER.values() if entry.revert is not None]
 MOST = 4  # entries that are tried: each builds an engine
 
 
@@ -175,11 +176,12 @@ class Mends:
     @cached_property
     def _as_proven(self) -> bool:
         """Whether this is what the tests prove each entry on: the newest release, as it is, on a CPU. There no case has to be
-        run to see that it has a live bug. Nor can one in a pipeline, where most entries' cases do not run: their targets have
-        one layer."""
+        run to see that it has a live bug. An entry's fix that is undone mends none. Nor can a case be run in a pipeline, where
+        most entries' do not run: their targets have one layer."""
         run, source = self.run, self.host.source
         usual = run.mode == self.host.mode == replace(CPU, pp=run.mode.pp) and run.kernels == DEFAULT_RUN.kernels
-        return usual and not (run.patches or run.without or source.tree) and source.called == releases()[-1]
+        changed = [patch for patch in run.patches if patch not in _UNDONE]
+        return usual and not (changed or run.without or source.tree) and source.called == releases()[-1]
 
     def trials(self, entries: Sequence[Entry] = (), view: View | None = None) -> Trials:
         """Runs cases with the remedies of these entries."""

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from eagletwin.cases.blocks import BLOCK
 from eagletwin.harness.commands.campaign.command import begun
 from eagletwin.harness.commands.campaign.messages import BlockJob, InquiryJob, Packed, packed, read_answer
 from eagletwin.harness.commands.campaign.worker import Worker
@@ -30,9 +31,9 @@ def test_a_worker_goes_on_in_a_block_and_makes_a_finding_small_elsewhere(
         return [one for one in told if isinstance(one, CaseSeen)]
 
     whole = seen(BlockJob(0, 1))
-    assert len(whole) == 6
-    rest = seen(BlockJob(0, 1, tuple(whole[:4])))
-    assert [(one.case, one.signature) for one in rest] == [(one.case, one.signature) for one in whole[4:]]
+    assert len(whole) == BLOCK
+    rest = seen(BlockJob(0, 1, tuple(whole[:2])))
+    assert [(one.case, one.signature) for one in rest] == [(one.case, one.signature) for one in whole[2:]]
 
     first = next(one for one in whole if one.signature is not None)
     job = InquiryJob(leg=0, number=3, seen=first, folder="../there/campaign-0/finding-3", cases=2, seconds=1.0, columns=80)

@@ -4,7 +4,6 @@ import json
 from itertools import islice
 from pathlib import Path
 
-from eagletwin.cases.blocks import Asked
 from eagletwin.harness.check.trials import Trials
 from eagletwin.harness.commands.fuzz.plan import Plan
 from eagletwin.harness.commands.fuzz.report import finding_text, tally_text, write_summary
@@ -16,7 +15,8 @@ from eagletwin.harness.core.words import count
 from eagletwin.harness.engines.host import Host
 from eagletwin.harness.families.valid import read_case
 
-GREEDY = Asked(held={"model": "llama-tiny"}, sampling="")
+from .plain import GREEDY
+
 WORKER = "sglang.srt.speculative.eagle_worker_v2.EagleDraftWorker"
 PREFILL = "hidden_states=target_hidden_states,"
 # The smallest case there is, one token in and one out, shows it: a search that looked at the rule alone would shrink to that.

@@ -24,8 +24,8 @@ from eagletwin.harness.engines.source import INSTALLED
 from eagletwin.harness.families.valid import decode_case, read_case
 
 from . import forked
+from .plain import GREEDY
 
-GREEDY = Asked(held={"model": "llama-tiny"}, sampling="")
 FORWARD = "sglang.srt.speculative.eagle_worker_v2.EagleDraftWorker.draft_forward"
 ARGMAX = "topk_index = torch.argmax("
 

@@ -117,7 +117,7 @@ def test_trees_end_texts_and_paths_go_on_behind_the_end(run: Runner) -> None:
     """Counted, so that the search's figures cannot become empty: drawn cases of one block, with the candidate fix."""
     held = {"model": "llama-tiny", "topk": 4, "grammar_backend": "xgrammar"}
     block = block_of(2, 0, Asked(held=held, sampling="", asks=("grammar",)))
-    verdicts = [run(case, *FIXED)[1] for case in block.cases()]
+    verdicts = [run(case, *FIXED)[1] for case in block.cases(8)]
     assert [verdict.status for verdict in verdicts] == ["equal"] * len(verdicts)
     counts = {name: sum(name in verdict.exercised for verdict in verdicts) for name in ENDS}
     print(counts)

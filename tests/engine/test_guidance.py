@@ -96,7 +96,7 @@ def test_with_the_candidate_fixes_all_is_equal_and_it_mattered(run: Runner, case
 def test_trees_end_texts_and_paths_go_on_behind_the_end(run: Runner) -> None:
     held = {"model": "llama-tiny", "topk": 4, "grammar_backend": "llguidance"}
     block = block_of(2, 0, Asked(held=held, sampling="", asks=("grammar",)))
-    verdicts = [run(case, *FIXED)[1] for case in block.cases()]
+    verdicts = [run(case, *FIXED)[1] for case in block.cases(8)]
     verdicts = [verdict for verdict in verdicts if not verdict.vacuous]  # some have no round, and so ask for no mask of a node
     assert [verdict.status for verdict in verdicts] == ["equal"] * len(verdicts)
     counts = {name: sum(name in verdict.exercised for verdict in verdicts) for name in ENDS}

@@ -271,6 +271,11 @@ def test_the_ledger_is_believed_where_the_proofs_are_and_nowhere_else(host: Host
     mends = Mends(host, DEFAULT_RUN)
     assert TAIL.id in [entry.id for entry in mends.seen(CASE, DECLARED_VIEW)]
     assert mends.trials().ran == 0
+    undone = LEDGER["25015"].revert
+    assert undone is not None
+    reverted = Mends(host, replace(DEFAULT_RUN, patches=(undone,)))
+    assert TAIL.id in [entry.id for entry in reverted.seen(CASE, DECLARED_VIEW)]
+    assert reverted.ran == 0
     changed = Mends(host, replace(DEFAULT_RUN, patches=(Patch(name="planted", edits=(SHORT_ROWS,)),)))
     assert TAIL.id in [entry.id for entry in changed.seen(CASE, DECLARED_VIEW)]
     assert changed.trials().ran > 0

@@ -23,6 +23,7 @@ from eagletwin.harness.engines.host import Host
 from eagletwin.harness.judge.judge import judge
 
 from .conftest import Runner
+from .plain import PLAIN
 
 WORKER = "sglang.srt.speculative.multi_layer_eagle_worker_v2.MultiLayerEagleDraftWorker"
 BOTH = pytest.mark.parametrize("model", ["llama-mtp", "llama-mtp-chain"])
@@ -60,7 +61,7 @@ def test_generated_cases_are_equal_once_the_chunk_tail_is_right(host: Host, tmp_
             max_cases=40,
             shrink_seconds=0.0,
             command="",
-            asked=Asked(held={"model": model, "topk": 1}, sampling=""),
+            asked=Asked(held={"model": model, "topk": 1}, sampling="", wanted=PLAIN),
         ),
     )
     assert [(finding.signature, finding.outcome.report) for finding in search.search()] == []
@@ -87,7 +88,7 @@ def test_generated_cases_in_the_classes_of_two_model_families_are_equal(
             max_cases=cases,
             shrink_seconds=0.0,
             command="",
-            asked=Asked(held={"model": model, "topk": 1}, sampling=""),
+            asked=Asked(held={"model": model, "topk": 1}, sampling="", wanted=PLAIN),
         ),
     )
     assert [(finding.signature, finding.outcome.report) for finding in search.search()] == []
@@ -215,7 +216,9 @@ def test_generated_trees_of_several_layers_are_equal_once_their_path_is_moved(ho
     search = Fuzz(
         trials,
         tmp_path,
-        Plan(seed=2, seconds=1e9, max_cases=20, shrink_seconds=0.0, command="", asked=Asked(held=held, sampling="")),
+        Plan(
+            seed=2, seconds=1e9, max_cases=20, shrink_seconds=0.0, command="", asked=Asked(held=held, sampling="", wanted=PLAIN)
+        ),
     )
     assert [(finding.signature, finding.outcome.report) for finding in search.search()] == []
     assert search.tally.cases == 20
