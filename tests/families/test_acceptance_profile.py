@@ -19,9 +19,7 @@ from eagletwin.reference.llama import TargetRows, target_rows
 
 PROMPTS, NEW_TOKENS = 24, 24
 NUM_STEPS = (1, 3, 5)
-TOGETHER = (
-    6  # texts in one forward of the target: fewer are more calls, and more are more pairs of rows that do not see each other
-)
+TOGETHER = 6  # texts in one forward of the target: fewer take more calls, more have more pairs of rows of two texts
 
 
 def texts(recipe: Recipe) -> Iterator[tuple[int, Tensor, Tensor]]:

@@ -29,17 +29,8 @@ ABSENT = "torchvision"
 OTHERS = (
     *("transformers.models.auto", "transformers.processing_utils", "transformers.tokenization_utils_fast", "triton.language"),
     *("torch.distributed", "torch.multiprocessing", "torch.profiler", "PIL.Image", "einops", "fsspec", "msgspec", "numpy.ma"),
-    *(
-        "orjson",
-        "partial_json_parser",
-        "psutil",
-        "pybase64",
-        "pydantic",
-        "requests",
-        "sentencepiece",
-        "tiktoken",
-        "zmq.asyncio",
-    ),
+    *("orjson", "partial_json_parser", "psutil", "pybase64", "pydantic", "requests", "sentencepiece", "tiktoken"),
+    "zmq.asyncio",
 )
 
 
