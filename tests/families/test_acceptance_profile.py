@@ -19,6 +19,7 @@ from eagletwin.reference.llama import TargetRows, target_rows
 
 PROMPTS, NEW_TOKENS = 24, 24
 NUM_STEPS = (1, 3, 5)
+TOGETHER = 6  # texts in one forward of the target: fewer take more calls, more have more pairs of rows of two texts
 
 
 def texts(recipe: Recipe) -> Iterator[tuple[int, Tensor, Tensor]]:
@@ -26,13 +27,18 @@ def texts(recipe: Recipe) -> Iterator[tuple[int, Tensor, Tensor]]:
     last). As many tokens more than NEW_TOKENS as the longest round that begins there has."""
     weights = model_pair(recipe.name).reference_target()
     generator = torch.Generator().manual_seed(5)
-    for _ in range(PROMPTS if recipe.target.num_layers < 10 else PROMPTS // 4):  # a target of 45 layers takes its time
-        size = int(torch.randint(1, 41, (1,), generator=generator))
-        tokens = torch.randint(0, recipe.target.vocab_size, (size,), generator=generator)
+    count = PROMPTS if recipe.target.num_layers < 10 else PROMPTS // 4  # a target of 45 layers takes its time
+    sizes, prompts = [], []
+    for _ in range(count):
+        sizes.append(int(torch.randint(1, 41, (1,), generator=generator)))
+        prompts.append(torch.randint(0, recipe.target.vocab_size, (sizes[-1],), generator=generator))
+    for begin in range(0, count, TOGETHER):
+        tokens = prompts[begin : begin + TOGETHER]
         for _ in range(NEW_TOKENS + max(NUM_STEPS) + 1):
-            logits = target_rows(weights, recipe.target, tokens).logits
-            tokens = torch.cat([tokens, logits[-1:].argmax(-1)])
-        yield size, tokens, logits
+            lengths = [len(text) for text in tokens]
+            logits = target_rows(weights, recipe.target, torch.cat(tokens), lengths).logits.split(lengths)
+            tokens = [torch.cat([text, rows[-1:].argmax(-1)]) for text, rows in zip(tokens, logits, strict=True)]
+        yield from zip(sizes[begin : begin + TOGETHER], tokens, logits, strict=True)
 
 
 def drafts(recipe: Recipe, heads: Sequence[Head], tokens: Tensor, target: TargetRows) -> Tensor:

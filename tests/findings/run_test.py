@@ -1,15 +1,17 @@
 """Run test files of findings, one after another, and write what came of each: `python run_test.py`.
 
 A line of its input names one: the test, the checkout, a file for the result and one for what is said on stderr, as a list in
-JSON. It is run in a fork of this process, which has imported torch and nothing of SGLang: that takes half of the time of an
-import of SGLang. A line of its output says that the fork has ended.
+JSON. It is run in a fork of this process, which has imported torch, what else SGLang imports of others, and nothing of SGLang:
+that takes more than half of the time of an import of SGLang. A line of its output says that the fork has ended.
 
 Modules of SGLang that lie in the checkout (`python/sglang/...`) are imported from there, all others from the installed package.
 SGLang imports torchvision wherever it is imported, for image models alone. Where it is absent, a stand-in whose names are empty
 classes takes its place. eagletwin cannot be imported here: what upstream takes must not need it.
 """
 
+import contextlib
 import gc
+import importlib
 import importlib.abc
 import importlib.machinery
 import importlib.util
@@ -24,6 +26,12 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 ABSENT = "torchvision"
+OTHERS = (
+    *("transformers.models.auto", "transformers.processing_utils", "transformers.tokenization_utils_fast", "triton.language"),
+    *("torch.distributed", "torch.multiprocessing", "torch.profiler", "PIL.Image", "einops", "fsspec", "msgspec", "numpy.ma"),
+    *("orjson", "partial_json_parser", "psutil", "pybase64", "pydantic", "requests", "sentencepiece", "tiktoken"),
+    "zmq.asyncio",
+)
 
 
 class EmptyType(type):
@@ -141,6 +149,9 @@ def main() -> None:
     import torch  # noqa: F401
 
     stand_in()
+    for name in OTHERS:
+        with contextlib.suppress(Exception):  # what needs it imports it again, and gets the error
+            importlib.import_module(name)
     gc.freeze()  # pages that forks share are not touched
     for line in sys.stdin:
         child = os.fork()

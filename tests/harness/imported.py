@@ -21,6 +21,7 @@ import traceback
 import types
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+from typing import TextIO
 
 
 class Imported:
@@ -74,7 +75,8 @@ class Imported:
         return self._socket
 
 
-run = Imported("rich.console", "torch", "typer").run
+shared = Imported("rich.console", "torch", "typer")
+run = shared.run
 
 
 def _exactly(connection: socket.socket, size: int) -> bytes:
@@ -103,6 +105,7 @@ def _forked(connection: socket.socket) -> list[str]:
             for number, one in zip(asked["descriptors"], above, strict=True):
                 os.dup2(one, number)
                 os.close(one)
+            sys.stdout, sys.stderr = _stream(1, sys.stdout), _stream(2, sys.stderr)
             os.chdir(asked["cwd"])
             os.environ.clear()
             os.environ.update(asked["environment"])
@@ -112,6 +115,12 @@ def _forked(connection: socket.socket) -> list[str]:
         connection.sendall(child.to_bytes(4, "big"))
         status = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
         connection.sendall(status.to_bytes(4, "big", signed=True))
+
+
+def _stream(number: int, before: TextIO) -> TextIO:
+    """As Python makes it: whether it is a terminal, or can be sought in, is asked once."""
+    buffering = 1 if number == 2 else -1
+    return open(number, "w", buffering, encoding=before.encoding, errors=before.errors, closefd=False)
 
 
 def _run(how: str, *words: str) -> None:

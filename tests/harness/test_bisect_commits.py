@@ -23,11 +23,11 @@ from eagletwin.harness.core.exits import terminated_as_interrupted
 
 CASE = Case(name="x", model="llama-tiny", num_steps=1, requests=(Request(id="a", prompt=(1,), max_new_tokens=1),))
 
-# A step whose look is a word in the tree. "wait": it says that it is there, and goes on for a minute.
+# A step whose look is a word in the tree. "wait": it says that it is there, and goes on for a minute. What looks by an
+# engine is not imported: torch comes with it, a second of each step.
 FAKE_STEP = """
-import sys, time
+import sys, time, types
 from pathlib import Path
-from eagletwin.harness.commands.bisect import step
 from eagletwin.harness.commands.bisect.marks import Looked, Sighting
 from eagletwin.harness.core.errors import HarnessError
 
@@ -42,7 +42,8 @@ def look(version, sglang, subject, folder, again):
     seen = {"good": Sighting(status="equal"), "bad": Sighting(status="diverged", rule="draft.slots", place="x")}
     return Looked(version=version, sightings=(seen.get(word, Sighting(status="unknown", why="it does not import")),))
 
-step.look_at_version = look
+sys.modules["eagletwin.harness.commands.bisect.measure"] = types.SimpleNamespace(look_at_version=look)
+from eagletwin.harness.commands.bisect import step
 sys.exit(step.main())
 """
 

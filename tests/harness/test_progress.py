@@ -4,10 +4,13 @@ import os
 import pty
 import re
 import select
-import subprocess
-import sys
+from pathlib import Path
 
 import pytest
+
+from . import imported
+
+ROOT = Path(__file__).parents[2]
 
 PROGRAM = """
 import sys
@@ -19,8 +22,10 @@ for thing in each(["one[/]", "two", "three"], "things", str):
 LONG = "long " * 60
 # What `make findings` and `acceptance --server` print of two folders and four prompts; nothing is tried or compared here.
 # They sleep where a line is looked for: it is drawn four times a second.
-FINDINGS = """
+FINDINGS = f"""
+import sys
 import time
+sys.path.insert(0, {str(ROOT)!r})
 from pathlib import Path
 from tests.findings import attempt
 def tried(folder, process):
@@ -51,27 +56,31 @@ for sent in answered(asked, [Prompt((3,)), Prompt((4,))] * 2, Path(tempfile.mkdt
 """
 
 
-def on_a_terminal(*command: str, both: bool = False, **env: str) -> tuple[str, str]:
-    """What a command writes to a terminal, and to stdout, which is a pipe; `both`: stdout is that terminal."""
+def on_a_terminal(program: str, *, both: bool = False, **env: str) -> tuple[str, str]:
+    """What a program writes to a terminal, and to stdout, which is a pipe; `both`: stdout is that terminal."""
     master, slave = pty.openpty()
+    read, write = os.pipe()
     environment = {name: value for name, value in os.environ.items() if name not in ("CI", "NO_COLOR", "TERM")}
     environment |= {"TERM": "xterm-256color", "COLUMNS": "100", **env}
-    with subprocess.Popen(command, stdout=slave if both else subprocess.PIPE, stderr=slave, env=environment) as child:
-        os.close(slave)
-        said = b""
-        while select.select([master], [], [], 60)[0]:
-            try:
-                said += os.read(master, 65536)
-            except OSError:  # the terminal was closed on the other side
-                break
-        out = "" if child.stdout is None else child.stdout.read().decode()
+    imported.shared.start(["-c", program], ROOT, environment, slave if both else write, slave)
+    os.close(slave)
+    os.close(write)
+    said = b""
+    while select.select([master], [], [], 60)[0]:
+        try:
+            said += os.read(master, 65536)
+        except OSError:  # the terminal was closed on the other side
+            break
+    with os.fdopen(read) as stdout:
+        out = stdout.read()
+    code = imported.shared.ended()
     os.close(master)
-    assert child.returncode == 0, said
+    assert code == 0, said
     return said.decode(), out
 
 
 def test_a_terminal_is_shown_what_is_being_looked_at_and_left_clean() -> None:
-    said, out = on_a_terminal(sys.executable, "-c", PROGRAM)
+    said, out = on_a_terminal(PROGRAM)
     assert out == f"{LONG}\n" * 3
     assert "things" in said
     assert "of 3" in said
@@ -81,24 +90,25 @@ def test_a_terminal_is_shown_what_is_being_looked_at_and_left_clean() -> None:
 
 
 def test_what_is_printed_above_the_line_stays_unbroken() -> None:
-    said, _ = on_a_terminal(sys.executable, "-c", PROGRAM, both=True)
+    said, _ = on_a_terminal(PROGRAM, both=True)
     assert said.count(LONG.rstrip()) == 3
 
 
 def test_no_color_takes_the_colours_away() -> None:
     colour = re.compile(r"\x1b\[[0-9;]*[3-9][0-9]?;?[0-9;]*m")
-    assert colour.search(on_a_terminal(sys.executable, "-c", PROGRAM)[0])
-    assert not colour.search(on_a_terminal(sys.executable, "-c", PROGRAM, NO_COLOR="1")[0])
+    assert colour.search(on_a_terminal(PROGRAM)[0])
+    assert not colour.search(on_a_terminal(PROGRAM, NO_COLOR="1")[0])
 
 
 @pytest.mark.parametrize("env", [{"CI": "true"}, {"TERM": "dumb"}], ids=["ci", "dumb"])
 def test_a_terminal_that_nobody_looks_at_is_sent_lines_alone(env: dict[str, str]) -> None:
-    said, _ = on_a_terminal(sys.executable, "-c", PROGRAM, **env)
+    said, _ = on_a_terminal(PROGRAM, **env)
     assert said.splitlines() == ["worked on one[/]", "worked on two", "worked on three"]
 
 
 def test_a_pipe_is_sent_no_control_character() -> None:
-    done = subprocess.run([sys.executable, "-c", PROGRAM], capture_output=True, text=True, check=True)
+    done = imported.run(["-c", PROGRAM], ROOT, os.environ)
+    assert done.returncode == 0
     assert done.stderr == "worked on one[/]\nworked on two\nworked on three\n"
 
 
@@ -115,9 +125,10 @@ def test_a_pipe_is_sent_no_control_character() -> None:
     ],
 )
 def test_a_terminal_is_shown_the_progress_of_a_command_and_a_pipe_its_lines(program: str, lines: int, shown: list[str]) -> None:
-    said, out = on_a_terminal(sys.executable, "-c", program)
+    said, out = on_a_terminal(program)
     assert len(out.splitlines()) == lines
     assert [text for text in shown if text not in said] == []
-    piped = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    piped = imported.run(["-c", program], ROOT, os.environ)
+    assert piped.returncode == 0
     assert piped.stdout == out
     assert piped.stderr == "10 of 12 answers\n" * (lines == 12)

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from eagletwin.harness.core.folders import cache_folder
 from eagletwin.harness.engines.lock import Section
 from eagletwin.harness.engines.provision import NotFetched, is_whole, provide
 
@@ -30,6 +31,7 @@ for wheel in Path(os.environ["PIP_FIND_LINKS"]).glob("*.whl"):
 """
 PROVIDE = """
 import json, sys
+from eagletwin.harness.core.folders import cache_folder
 from eagletwin.harness.engines.lock import Section
 from eagletwin.harness.engines.provision import provide
 kind, name, pins = json.loads(sys.argv[1])
@@ -40,7 +42,11 @@ print(provide(Section(kind, name, {pin: tuple(digests) for pin, digests in pins.
 @pytest.fixture
 def wheels(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """The only place where pip looks, and an empty cache."""
-    folder = tmp_path / "wheels"
+    only_place(monkeypatch, tmp_path / "wheels", tmp_path / "cache")
+    return tmp_path / "wheels"
+
+
+def only_place(monkeypatch: pytest.MonkeyPatch, folder: Path, cache: Path) -> None:
     folder.mkdir()
     for name in [name for name in os.environ if name.startswith("PIP_")]:
         monkeypatch.delenv(name)
@@ -48,8 +54,27 @@ def wheels(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setenv("PIP_NO_INDEX", "1")
     monkeypatch.setenv("PIP_FIND_LINKS", str(folder))
     monkeypatch.setenv("PIP_DISABLE_PIP_VERSION_CHECK", "1")
-    monkeypatch.setenv("EAGLETWIN_CACHE", str(tmp_path / "cache"))
-    return folder
+    monkeypatch.setenv("EAGLETWIN_CACHE", str(cache))
+
+
+@pytest.fixture(scope="module")
+def fetched(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A cache into which a release was fetched, once: pip takes most of a second."""
+    root = tmp_path_factory.mktemp("fetched")
+    with pytest.MonkeyPatch.context() as patch:
+        only_place(patch, root / "wheels", root / "cache")
+        provide(make_release(root / "wheels"))
+    return root / "cache"
+
+
+@pytest.fixture
+def release(wheels: Path, fetched: Path) -> tuple[Section, Path]:
+    """It and its folder, in a cache of the test's own; its wheel is where pip looks."""
+    section = make_release(wheels)
+    shutil.copytree(fetched, cache_folder("releases").parent, dirs_exist_ok=True)
+    folder = cache_folder("releases") / section.name
+    assert is_whole(folder, section)
+    return section, folder
 
 
 def left(folder: Path) -> set[str]:
@@ -93,10 +118,9 @@ def lose_the_record(folder: Path) -> None:
 
 @pytest.mark.parametrize("damage", rows([edit, cut, remove, add, link, lose_the_record]))
 def test_a_damaged_folder_is_seen_and_replaced(
-    wheels: Path, capfd: pytest.CaptureFixture[str], damage: Callable[[Path], None]
+    release: tuple[Section, Path], capfd: pytest.CaptureFixture[str], damage: Callable[[Path], None]
 ) -> None:
-    section = make_release(wheels)
-    folder = provide(section)
+    section, folder = release
     damage(folder)
     assert not is_whole(folder, section)
     assert provide(section) == folder
@@ -106,16 +130,15 @@ def test_a_damaged_folder_is_seen_and_replaced(
 
 
 @pytest.mark.slow
-def test_bytecode_is_no_damage(wheels: Path) -> None:
-    section = make_release(wheels)
-    folder = provide(section)
+def test_bytecode_is_no_damage(release: tuple[Section, Path]) -> None:
+    section, folder = release
     (folder / "sglang" / "__pycache__").mkdir()
     (folder / "sglang" / "__pycache__" / "x.cpython-311.pyc").write_bytes(b"")
     assert is_whole(folder, section)
 
 
+@pytest.mark.usefixtures("release")
 def test_without_a_network_the_error_says_what_is_there(wheels: Path) -> None:
-    provide(make_release(wheels, "0.0.1"))
     missing = make_release(wheels, "0.0.2")
     shutil.rmtree(wheels)
     with pytest.raises(NotFetched, match=r"0\.0\.2 could not be fetched: .*\n.*releases in the cache: 0\.0\.1\n") as error:
@@ -124,9 +147,9 @@ def test_without_a_network_the_error_says_what_is_there(wheels: Path) -> None:
 
 
 @pytest.mark.slow
-def test_a_damaged_folder_that_cannot_be_replaced_is_not_used(wheels: Path) -> None:
-    section = make_release(wheels)
-    edit(provide(section))
+def test_a_damaged_folder_that_cannot_be_replaced_is_not_used(wheels: Path, release: tuple[Section, Path]) -> None:
+    section, folder = release
+    edit(folder)
     shutil.rmtree(wheels)
     with pytest.raises(NotFetched, match="releases in the cache: none"):
         provide(section)

@@ -1,10 +1,11 @@
 """The same seed draws the same cases, whatever else Hypothesis drew in the process before."""
 
-import subprocess
-import sys
+import os
 from pathlib import Path
 
 import pytest
+
+from . import imported
 
 SCRIPT = """
 import sys
@@ -35,10 +36,8 @@ print("\\n".join(drawn()))
 @pytest.mark.slow
 def test_cases_do_not_depend_on_what_was_drawn_before() -> None:
     first, second = (
-        subprocess.run(
-            [sys.executable, "-c", SCRIPT, when], capture_output=True, text=True, check=True, cwd=Path(__file__).parents[2]
-        )
-        for when in ("nothing", "before")
+        imported.run(["-c", SCRIPT, when], Path(__file__).parents[2], os.environ) for when in ("nothing", "before")
     )
+    assert (first.returncode, second.returncode) == (0, 0), first.stderr + second.stderr
     assert len(first.stdout.splitlines()) >= 20
     assert first.stdout == second.stdout

@@ -3,7 +3,6 @@
 import os
 import pty
 import re
-import subprocess
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -17,6 +16,7 @@ from eagletwin.harness.core.records import Ending, EngineInfo
 from eagletwin.harness.core.trace import new_header, write_trace
 from eagletwin.harness.families.weights import model_pair
 
+from . import imported
 from .rows import rows
 
 COMMANDS = ("fuzz", "check", "prove", "bisect")
@@ -27,18 +27,16 @@ def environment(**settings: str) -> dict[str, str]:
     return inherited | {"TERM": "xterm-256color"} | settings
 
 
-def command(*arguments: str) -> list[str]:
-    return [sys.executable, "-P", "-m", "eagletwin", *arguments]
-
-
 def piped(*arguments: str, **settings: str) -> str:
-    return subprocess.run(command(*arguments), capture_output=True, text=True, check=False, env=environment(**settings)).stdout
+    return imported.run(["-m", "eagletwin", *arguments], Path.cwd(), environment(**settings)).stdout
 
 
 def typed(*arguments: str, **settings: str) -> str:
     """What a command prints on a terminal."""
     ours, theirs = pty.openpty()
-    process = subprocess.Popen(command(*arguments), stdout=theirs, stderr=subprocess.DEVNULL, env=environment(**settings))
+    with Path(os.devnull).open("w") as nowhere:
+        command = ["-m", "eagletwin", *arguments]
+        imported.shared.start(command, Path.cwd(), environment(**settings), theirs, nowhere.fileno())
     os.close(theirs)
     printed = b""
     try:
@@ -46,7 +44,7 @@ def typed(*arguments: str, **settings: str) -> str:
             printed += data
     except OSError:  # the other end is closed
         pass
-    process.wait()
+    imported.shared.ended()
     os.close(ours)
     return printed.decode()
 

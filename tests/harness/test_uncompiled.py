@@ -1,9 +1,11 @@
 """The decorators of torch.compile give the function back, and its compiler is loaded when something else of it is asked for."""
 
-import subprocess
-import sys
+import os
+from pathlib import Path
 
 import pytest
+
+from . import imported
 
 PROGRAM = """
 import sys
@@ -50,11 +52,11 @@ assert torch._dynamo is not held
 
 @pytest.mark.slow
 def test_decorators_give_the_function_back_and_the_compiler_comes_when_it_is_asked_for() -> None:
-    done = subprocess.run([sys.executable, "-c", PROGRAM], capture_output=True, text=True, timeout=120)
+    done = imported.run(["-c", PROGRAM], Path.cwd(), os.environ)
     assert done.returncode == 0, done.stderr
 
 
 @pytest.mark.slow
 def test_what_is_set_on_the_compiler_before_it_is_loaded_is_set_on_the_compiler() -> None:
-    done = subprocess.run([sys.executable, "-c", SET], capture_output=True, text=True, timeout=120)
+    done = imported.run(["-c", SET], Path.cwd(), os.environ)
     assert done.returncode == 0, done.stderr

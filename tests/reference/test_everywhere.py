@@ -1,11 +1,13 @@
 """Drafting behind every position of a text, against drafting behind each."""
 
+import functools
+
 import pytest
 import torch
 
 from eagletwin.harness.families import RECIPES
 from eagletwin.harness.families.weights import model_pair
-from eagletwin.reference.chain import draft_chain
+from eagletwin.reference.chain import Chain, draft_chain
 from eagletwin.reference.everywhere import chains_everywhere, layers_everywhere
 from eagletwin.reference.llama import target_rows
 from eagletwin.reference.mtp import draft_extend
@@ -14,10 +16,20 @@ SAME = 1e-9  # float64, of logits of a few units
 LENGTH = 21
 
 
+@functools.cache
 def _text(name: str) -> tuple[torch.Tensor, torch.Tensor]:
     recipe = RECIPES[name]
     tokens = torch.randint(0, recipe.target.vocab_size, (LENGTH,), generator=torch.Generator().manual_seed(5))
     return tokens, target_rows(model_pair(name).reference_target(), recipe.target, tokens).hidden
+
+
+@functools.cache
+def _alone(name: str, committed: int, num_steps: int) -> Chain:
+    """The chain behind x[0..committed], along the text. However long the blocks are, it is this one."""
+    tokens, hidden = _text(name)
+    follow = [*tokens[committed + 1 : committed + num_steps + 1].tolist(), *[0] * num_steps][:num_steps]
+    head = model_pair(name).reference_head(RECIPES[name])
+    return draft_chain(head, tokens[: committed + 1], hidden, num_steps, drafted=follow)
 
 
 @pytest.mark.parametrize("block", [1, 4, 7, 64])
@@ -30,8 +42,7 @@ def test_a_chain_behind_every_position_is_the_chain_behind_each(name: str, block
         for offset, ours in enumerate(logits):
             committed = first + offset
             known = min(num_steps, LENGTH - committed)
-            follow = [*tokens[committed + 1 : committed + num_steps + 1].tolist(), *[0] * num_steps][:num_steps]
-            alone = draft_chain(head, tokens[: committed + 1], hidden, num_steps, drafted=follow)
+            alone = _alone(name, committed, num_steps)
             finite = alone.logits[:known].isfinite()
             assert torch.equal(finite, ours[:known].isfinite())
             assert (ours[:known] - alone.logits[:known])[finite].abs().max() < SAME

@@ -1,6 +1,7 @@
 """Draft trees: hand-worked growth, the chain as the tree of topk 1, and all rounds at once against one at a time."""
 
 import dataclasses
+import functools
 
 import pytest
 import torch
@@ -18,6 +19,7 @@ from eagletwin.reference.rounds import committed_side_by_side, draft_rounds, gro
 SAME = 1e-11
 
 
+@functools.cache
 def _request(name: str, length: int, seed: int) -> tuple[Head, Tensor, Tensor]:
     recipe, pair = RECIPES[name], model_pair(name)
     generator = torch.Generator().manual_seed(seed)
