@@ -44,7 +44,9 @@ def test_any_sampling_is_of_either_kind_where_both_are_possible() -> None:
 
 
 def test_what_else_is_asked_for_holds() -> None:
-    found = drawn(Focus(topk=4, context_length=16), held=("topk",), sampling="target", events=False, max_requests=2)
+    found = drawn(
+        Focus(topk=4, context_length=16), held=("topk", "context_length"), sampling="target", events=False, max_requests=2
+    )
     assert {(case.topk, case.engine.sglang.context_length) for case in found} == {(4, 16)}
     assert not any(case.events for case in found)
     assert {len(case.requests) for case in found} == {1, 2}
