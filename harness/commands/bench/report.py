@@ -13,7 +13,7 @@ from .searches import GIVE_UP, SECONDS, SHRINK_SECONDS, Searched, why_not
 from .speed import Share, Spread, spread
 
 PAGE, PLOT = "benchmarks.md", "benchmarks.svg"
-SOON = 15.0  # seconds in which a bug that a default search can see is to be found
+_LIMITS = (15.0, 30.0, 60.0, SECONDS)  # seconds by which bugs are found
 
 
 def search_lines(results: Sequence[Searched]) -> list[str]:
@@ -95,10 +95,14 @@ def _together(results: Sequence[Searched]) -> str:
     if not medians:
         return ""
     always = sum(len(one.found) == one.seeds for one in results)
-    soon = sum(seconds <= SOON for seconds in medians)
+    shares = (
+        f"{sum(sum(hit.seconds <= limit for hit in one.found) / one.seeds for one in results):.1f} in {limit:.0f} s"
+        for limit in _LIMITS
+    )
     return (
         f"Of {len(results)} bugs {len(medians)} were found, {always} of them by every search. "
-        f"The median of their medians is {median(medians):.1f} s; {soon} of them are found in {SOON:.0f} s or less."
+        f"The median of their medians is {median(medians):.1f} s. "
+        f"One search finds {', '.join(shares)}: for each bug the share of its searches that found it by then, added up."
     )
 
 

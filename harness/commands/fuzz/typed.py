@@ -29,7 +29,7 @@ MaxCases = Annotated[
         metavar="N",
         min=1,
         rich_help_panel=_SEARCH,
-        help="Limits the generated cases; runs that shrink one do not count. Of 20 cases most share one configuration.",
+        help="Limits the generated cases; runs that shrink one do not count. Four cases mostly share one configuration.",
     ),
 ]
 Seed = Annotated[int, typer.Option(metavar="N", min=0, rich_help_panel=_SEARCH, help="The same seed draws the same cases.")]
