@@ -60,9 +60,8 @@ from .strategies import (
     sampling_cases,
 )
 
-BLOCK = (
-    4  # cases of a block: later ones reach less that is new, and an engine takes about as long to build as two small cases take
-)
+# Cases of a block. What later ones reach is seldom new; an engine takes about as long to build as two small cases take to run.
+BLOCK = 4
 LONG, _EVERY = 12, 12  # small cases of every twelfth block
 FEW = 3  # large cases of a block
 SMALL = Sizes(prompt=10, new_tokens=10, arrival=4)

@@ -14,7 +14,7 @@ from eagletwin.harness.families.valid import read_case
 
 @dataclass(frozen=True, slots=True)
 class CorpusBlock:
-    """Up to six cases of one configuration."""
+    """Up to BLOCK cases of one configuration."""
 
     number: int
     own: tuple[Case, ...]
