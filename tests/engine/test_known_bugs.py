@@ -221,9 +221,9 @@ def test_a_bug_is_mended_only_where_its_own_case_shows_it(host: Host, shown: boo
 def test_two_processes_come_to_the_same_as_one(host: Host) -> None:
     options = SearchOptions(model="llama-tiny", topk=1, sampling="none")
     mends = Mends(host, DEFAULT_RUN)
-    alone = [list(block) for block in islice(Here(mends, options.plan).blocks(), 4)]
+    alone = [list(block) for block in islice(Here(mends, options.plan).blocks(), 6)]
     with Several(Mends(host, DEFAULT_RUN), options, 2) as pool:
-        shared = [list(block) for block in islice(pool.blocks(), 4)]
+        shared = [list(block) for block in islice(pool.blocks(), 6)]
     assert [_brief(block) for block in alone] == [_brief(block) for block in shared]
     assert sum(map(len, shared)) >= 20
 

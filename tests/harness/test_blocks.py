@@ -62,8 +62,8 @@ def _simplest(block: Block) -> Case:
 
 def test_smaller_cases_may_be_without_what_a_block_has_unless_it_was_asked_for() -> None:
     names = set[str]()
-    for number in range(1, 25, 2):
-        block = block_of(3, number, Asked(held={"context_length": 64}))
+    for number in range(1, 13, 2):
+        block = block_of(6, number, Asked(held={"context_length": 64}))
         names |= _extras(block)
         seen = _simplest(block).engine.sglang
         plain = Focus(model=block.focus.model, context_length=64).case("plain", ()).engine.sglang
