@@ -34,6 +34,12 @@ class CachedPrefix:
         return next(row for row in range(len(self.rows) + 1) if row not in self.rows)
 
 
+def tokens_at_lookup(story: Story, number: int, record: Record) -> int:
+    """How many tokens the request of this prefill record had when it was looked up: all that are known but the one that its
+    last chunk gave."""
+    return story.known[number] + (not record.numbers["final"])
+
+
 class CacheRows:
     """Knows which row lies in which slot. on: whether that is asked, as there is a cache"""
 

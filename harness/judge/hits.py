@@ -8,7 +8,7 @@ from eagletwin.harness.core.records import Record
 from eagletwin.harness.core.trace import Trace
 from eagletwin.harness.families import RECIPES
 
-from .cache_rows import CacheRows
+from .cache_rows import CacheRows, tokens_at_lookup
 from .compare import Compare, Place
 from .model import Model
 from .sessions import Sessions
@@ -62,7 +62,7 @@ class Hits:
         self._ends[record.request] = record.numbers["end"]
         own = self._sessions.goes_on(record.request)
         if self._rows.on and start != before and not own and self._compare.on(_RULE):
-            known = self._stories[record.request].known[number]
+            known = tokens_at_lookup(self._stories[record.request], number, record)
             longest = self._longest(record.request, known)
             if start < longest:
                 why = f"So many of its {known} tokens have their rows in the prefix cache."

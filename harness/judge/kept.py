@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from eagletwin.harness.core.records import Record
 from eagletwin.harness.core.trace import Trace
 
-from .cache_rows import CacheRows
+from .cache_rows import CacheRows, tokens_at_lookup
 from .compare import Compare, Place
 from .constraints import end_of
 from .model import Model
@@ -97,7 +97,7 @@ class KeptRows:
         if before == start and name in self._fresh and name not in self._reach:
             self._live(record)
         else:
-            self._branch[name] = self._parting(name, self._stories[name].known[number], start)
+            self._branch[name] = self._parting(name, tokens_at_lookup(self._stories[name], number, record), start)
         self._fresh.add(name)
         kept = self._put(name, end)
         self._chunk[name] = end, kept

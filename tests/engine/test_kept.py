@@ -65,6 +65,18 @@ RETRACTED = Case(
     engine=EngineSettings(sglang=SGLangSettings(radix_cache=True, max_total_tokens=64)),
 )
 
+ON_HOST = Case(
+    name="host",
+    model="gpt-oss-eagle3",
+    num_steps=1,
+    requests=(
+        Request(id="a", prompt=(*SHARED, 46, 76, 93, 51, 72, 25, 72, 80, 11, 72, 73, 67, 81), max_new_tokens=14),
+        Request(id="x", prompt=(*TOKENS, 1, 2, 3, 4), max_new_tokens=1, arrive=16),
+        Request(id="b", prompt=(*SHARED, 52, 66, 69, 89, 14), max_new_tokens=3, arrive=20),
+    ),
+    engine=EngineSettings(sglang=SGLangSettings(radix_cache=True, max_total_tokens=64, host_pages=128)),
+)
+
 # Cases with a branch of windows whose rows are gone when they are put there again: how many are kept, and how many there are.
 BRANCHES = {
     "evicted after the look-up": (RETRACTED, 37, 48),
@@ -75,19 +87,18 @@ BRANCHES = {
         9,
         48,
     ),
-    "on the host": (
-        Case(
-            name="host",
-            model="gpt-oss-eagle3",
-            num_steps=1,
+    "on the host": (ON_HOST, 19, 24),
+    # all of the prompt that is looked up is there, and the first chunk ends where the branch does
+    "on the host, of a prompt in two chunks": (
+        msgspec.structs.replace(
+            ON_HOST,
             requests=(
-                Request(id="a", prompt=(*SHARED, 46, 76, 93, 51, 72, 25, 72, 80, 11, 72, 73, 67, 81), max_new_tokens=14),
-                Request(id="x", prompt=(*TOKENS, 1, 2, 3, 4), max_new_tokens=1, arrive=16),
-                Request(id="b", prompt=(*SHARED, 52, 66, 69, 89, 14), max_new_tokens=3, arrive=20),
+                *ON_HOST.requests[:2],
+                Request(id="b", prompt=ON_HOST.requests[0].prompt[:25], max_new_tokens=1, arrive=20),
             ),
-            engine=EngineSettings(sglang=SGLangSettings(radix_cache=True, max_total_tokens=64, host_pages=128)),
+            chunks=(512, 512, 23),
         ),
-        19,
+        23,
         24,
     ),
     # `c` comes back from a retraction for lack of room, in the batch of `f`, whose branch was evicted for it: it has its slots
