@@ -10,7 +10,9 @@ from msgspec.structs import replace as replace_struct
 from eagletwin.cases.asked import IN_STEP
 from eagletwin.cases.blocks import BLOCK, FEW, FEW_REQUESTS, LONG, SMALL, Asked, Block, block_of
 from eagletwin.cases.drawn import shrink
+from eagletwin.cases.regressions import LEDGER
 from eagletwin.cases.strategies import DRAWN, PAGE_SIZES, VALUES, Focus
+from eagletwin.harness.check.known import may_show
 from eagletwin.harness.commands.fuzz.unsearched import TOPICS, has, narrowed, not_looked_at, topics_of
 from eagletwin.harness.core.case import Case
 from eagletwin.harness.core.errors import InputError
@@ -51,6 +53,13 @@ def test_every_second_block_has_several_things_at_once_and_one_that_runs_sglang_
     assert len({*several}) > 0.9 * len(several)
     # with a sink comes a window, and with plain decode what it does in another way
     assert all(len(_extras(block)) <= 2 for block in drawn if block.as_released)
+
+
+def test_the_probe_of_a_block_shows_what_its_cases_may_show() -> None:
+    """By it known bugs are mended before a case runs: of logprobs only those of a prompt show `input-logprob-id`."""
+    drawn = [block for number in range(60) if "logprobs" in (block := block_of(1, number, Asked())).asks]
+    assert len(drawn) > 4
+    assert all(may_show(LEDGER["input-logprob-id"], block.probe) for block in drawn)
 
 
 def _simplest(block: Block) -> Case:
