@@ -292,7 +292,7 @@ def _in_turn(seed: int, number: int) -> dict[str, Any]:
     }
     before = number // len(_EXTRAS) * sum(_EXTRAS) + sum(_EXTRAS[: number % len(_EXTRAS)])
     cycle, place = divmod(before, len(things))
-    if cycle % 2:  # its cases are all large, and take as long as those of three other blocks
+    if cycle % 2:  # cases of a hierarchical cache are all large: a block takes as long as three others
         things.pop("host_slots", None)
         place = min(place, len(things) - 1)
     order = Random(f"{seed} extras {cycle}").sample([*things], len(things))

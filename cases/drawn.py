@@ -64,8 +64,8 @@ class _Shown(Exception):
 def shrink(
     strategy: SearchStrategy[Case], count: int, seed: int, begins: Callable[[Case], bool], shows: Callable[[Case], bool]
 ) -> None:
-    """Draw `drawn(strategy, count, seed)` again up to the case with which it `begins`, which shows something, and ask of
-    smaller cases whether each `shows` it too.
+    """Draw again what `few` draws with this count and seed, up to the case with which it `begins`, which shows something, and
+    ask of smaller cases whether each `shows` it too.
 
     To end it early, `shows` raises a BaseException: Hypothesis takes an Exception for a case that shows it.
     """

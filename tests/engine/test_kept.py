@@ -65,14 +65,13 @@ RETRACTED = Case(
     engine=EngineSettings(sglang=SGLangSettings(radix_cache=True, max_total_tokens=64)),
 )
 
-ON_HOST = Case(
+ON_HOST = msgspec.structs.replace(
+    BRANCH,
     name="host",
-    model="gpt-oss-eagle3",
-    num_steps=1,
     requests=(
-        Request(id="a", prompt=(*SHARED, 46, 76, 93, 51, 72, 25, 72, 80, 11, 72, 73, 67, 81), max_new_tokens=14),
+        BRANCH.requests[0],
         Request(id="x", prompt=(*TOKENS, 1, 2, 3, 4), max_new_tokens=1, arrive=16),
-        Request(id="b", prompt=(*SHARED, 52, 66, 69, 89, 14), max_new_tokens=3, arrive=20),
+        msgspec.structs.replace(BRANCH.requests[1], max_new_tokens=3, arrive=20),
     ),
     engine=EngineSettings(sglang=SGLangSettings(radix_cache=True, max_total_tokens=64, host_pages=128)),
 )
