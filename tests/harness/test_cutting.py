@@ -29,6 +29,13 @@ def test_a_tree_becomes_a_chain_of_as_many_nodes_as_sglang_gives_it() -> None:
     assert {cut.verify_nodes for cut in cuts(tree) if cut.topk == 1} == {4}
 
 
+def test_a_chunk_and_the_prompt_that_it_cuts_get_shorter_together() -> None:
+    """With either alone the last chunk would have another number of tokens than the one that the bug needs."""
+    request = Request(id="a", prompt=(1, 2, 3, 4, 5, 6), max_new_tokens=1)
+    case = Case(name="tail", model="llama-tiny", num_steps=1, chunks=(5,), requests=(request,))
+    assert {(cut.chunks, cut.requests[0].prompt) for cut in cuts(case)} >= {((1,), (5, 6)), ((4,), (2, 3, 4, 5, 6))}
+
+
 def test_an_abort_comes_in_an_earlier_step_or_not_at_all() -> None:
     request = Request(id="a", prompt=(7,), max_new_tokens=1)
     case = Case(name="abort", model="llama-tiny", num_steps=1, requests=(request,))

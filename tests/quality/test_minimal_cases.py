@@ -69,7 +69,7 @@ SMALLEST: dict[str, tuple[object, ...]] = {
     ),
     "a stop token counts only at the end of a round": (
         ("output.tokens", 2),
-        (2, 1, (), ((9, 4, 0, 12),), ()),
+        (1, 1, (), ((5, 3, 0, 12),), ()),
     ),
 }
 
@@ -291,7 +291,7 @@ WITH_ADAPTERS = {
             match=") + lora_id",
             replacement=") + lora_id[:0]",
         ),
-        ("target.kv", 2),
+        ("radix.kept", 2),
     ),
     "the bonus token is an accepted draft": (ASKED["the bonus token is an accepted draft"][0], ("output.counts", 0)),
 }

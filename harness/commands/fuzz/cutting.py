@@ -53,7 +53,17 @@ def _cuts(case: Case) -> Iterator[Case]:
     for number, chunk in enumerate(case.chunks):
         for less in (case.page_size, chunk - case.page_size):
             if 0 < less < chunk:
-                yield replace(case, chunks=(*case.chunks[:number], less, *case.chunks[number + 1 :]))
+                shorter = replace(case, chunks=(*case.chunks[:number], less, *case.chunks[number + 1 :]))
+                yield shorter
+                yield from _with_prompts_cut(shorter, chunk - less)
+
+
+def _with_prompts_cut(case: Case, less: int) -> Iterator[Case]:
+    """With one prompt shorter by as many tokens as its chunk: its last chunk has as many as before."""
+    for number, request in enumerate(case.requests):
+        if len(request.prompt) > less:
+            shorter = replace(request, prompt=request.prompt[less:])
+            yield replace(case, requests=(*case.requests[:number], shorter, *case.requests[number + 1 :]))
 
 
 def _without_sessions(case: Case) -> Iterator[Case]:
