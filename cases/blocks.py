@@ -70,10 +70,10 @@ WINDOWED = replace(SMALL, prompt=2 * ENDING)  # prompts of which rows leave a wi
 PAGED = replace(SMALL, prompt=2 * PAGE_SIZES[-1] + ENDING)  # prompts of up to three of the largest pages
 FEW_REQUESTS = 3  # of a small case
 _LARGE = 16  # one block in so many has large cases for no other reason than that
-AS_RELEASED = 4  # one block in so many runs SGLang as it is; in the others known live bugs are mended
+AS_RELEASED = 8  # one block in so many runs SGLang as it is; in the others known live bugs are mended
 # Of what no case has unless it is asked for a block is to have so much, in turn. Most have several, since there are many such
 # things, and bugs that need two. Where SGLang runs as it is, one: to tell several known bugs of a case apart takes many runs.
-_EXTRAS = (1, 5, 1, 5)
+_EXTRAS = (3, 5, 3, 5, 1, 5, 3, 5)
 _REJECTION = "rejection"
 _OF_PLAIN: tuple[Ask, ...] = ("penalties", "logit_bias", "min_new_tokens")  # what plain decode may be asked otherwise
 _TURNS = (SESSION, SEVERAL, ADAPTER)  # asks which are drawn of a whole case
@@ -232,11 +232,11 @@ def block_of(seed: int, number: int, asked: Asked) -> Block:
     """Block `number` of the search with this seed. Raises InputError if there is no such block."""
     turns, random, guided = _turns(), Random(seed * 7919 + number), Random(f"{seed} {number} grammar")
     cycle, turn = divmod(number, len(turns))
-    model = Random(f"{seed} {cycle}").sample(turns, len(turns))[turn]
+    model, tree = _spread(turns, Random(f"{seed} {cycle}"))[turn]
     extras, in_turn = dict[str, Any](), _in_turn(seed, number)
 
-    def drawn(wanted: Mapping[str, Any], model: str) -> Block | None:
-        block = _drawn(random, guided, seed, number, model, asked, wanted)
+    def drawn(wanted: Mapping[str, Any], model: str, tree: bool | None = None) -> Block | None:
+        block = _drawn(random, guided, seed, number, model, asked, wanted, tree)
         both = () if block is None else _aborted(block, asked)
         return next((one for one in both if admits(one.probe) and asked.wanted(one.probe)), None)
 
@@ -244,7 +244,7 @@ def block_of(seed: int, number: int, asked: Asked) -> Block:
         if attempt >= _STAYS:  # what was asked for needs something, or another recipe
             extras = dict(random.sample([*in_turn.items()], random.randint(0, max(_EXTRAS))))
             model = model if attempt < _OWN_TRIES else random.choice(turns)
-        if found := drawn(extras, model):
+        if found := drawn(extras, model, tree if attempt < _STAYS else None):
             break
     else:
         raise InputError(
@@ -260,8 +260,9 @@ def block_of(seed: int, number: int, asked: Asked) -> Block:
             continue
         more = {**extras, name: value}
         # what is first in turn may take a recipe's turn, since some things few recipes have
-        recipes = [found.focus.model] * _STAYS + (random.choices([*RECIPES], k=_STAYS) if name == first else [])
-        tries = (drawn(more, recipe) for recipe in recipes)
+        others = random.choices([*RECIPES], k=_STAYS) if name == first else []
+        recipes = [(found.focus.model, tree)] * _STAYS + [(recipe, None) for recipe in (found.focus.model, *others)]
+        tries = (drawn(more, recipe, its) for recipe, its in recipes)
         if another := next((one for one in tries if one is not None), None):
             found, extras = another, more
     return found
@@ -282,6 +283,30 @@ def _turns() -> list[str]:
     return [name for name, recipe in RECIPES.items() for _ in range(max(1, 4 // recipe.target.num_layers))]
 
 
+def _spread(turns: list[str], random: Random) -> list[tuple[str, bool]]:
+    """A cycle's turns in their order, and whether each is a tree's. Recipes of one kind come at even distances, in chains and
+    trees by turns: a bug of one kind of draft is met in half the blocks that a mere shuffle takes to it."""
+    kinds = dict[tuple[bool, ...], list[str]]()
+    for name in random.sample(turns, len(turns)):
+        recipe = RECIPES[name]
+        target = recipe.target
+        kind = (
+            recipe.mtp_layers > 0,
+            recipe.chained,
+            recipe.reads_states,
+            recipe.frozen,
+            bool(target.aux_layers),
+            target.latent is not None,
+            target.states > 0,
+        )
+        kinds.setdefault(kind, []).append(name)
+    placed = list[tuple[float, str, bool]]()
+    for names in kinds.values():
+        first, tree = random.random(), random.randrange(2)
+        placed += [((first + place) / len(names), name, place % 2 == tree) for place, name in enumerate(names)]
+    return [(name, tree) for _, name, tree in sorted(placed)]
+
+
 def _in_turn(seed: int, number: int) -> dict[str, Any]:
     """What no case has unless it is asked for, with one of its values each: in the order in which a block is to have it, which
     goes on where the block before ended."""
@@ -300,9 +325,17 @@ def _in_turn(seed: int, number: int) -> dict[str, Any]:
 
 
 def _drawn(
-    random: Random, guided: Random, seed: int, number: int, model: str, asked: Asked, extras: Mapping[str, Any]
+    random: Random,
+    guided: Random,
+    seed: int,
+    number: int,
+    model: str,
+    asked: Asked,
+    extras: Mapping[str, Any],
+    tree: bool | None,
 ) -> Block | None:
-    """guided: by which the backend of grammars is drawn, apart from all else, so that all else is what it is without."""
+    """guided: by which the backend of grammars is drawn, apart from all else, so that all else is what it is without. tree:
+    whether it is to have trees, where nothing else says so; None: that is drawn."""
     held = {**{name: value for name, value in extras.items() if name in VALUES}, **asked.held}
     asks = asked.asks or tuple(name for name in extras if name in (*ASKS, *_TURNS))
     if held.get("host_slots"):  # a pool that runs out, with a cache that has something to give up
@@ -324,7 +357,8 @@ def _drawn(
     if "grammar" in asks and guided.random() < _GUIDED:
         held = {"grammar_backend": GRAMMAR_BACKENDS[1], **held}
     recipe = RECIPES[held.get("model", model)]
-    topk = held.get("topk", min(asked.widest, random.choice(TOPKS[1:])) if random.random() < 0.5 else TOPKS[0])
+    branches = random.random() < 0.5 if tree is None else tree
+    topk = held.get("topk", min(asked.widest, random.choice(TOPKS[1:])) if branches else TOPKS[0])
     drawn = Focus(
         model=recipe.name,
         num_steps=random.choice(NUM_STEPS),
