@@ -55,12 +55,12 @@ def test_the_page_says_how_many_bugs_were_found_and_how_soon_and_no_size_of_what
 
 def test_a_search_whose_process_fails_costs_the_others_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     def run(command: list[str], **_: object) -> CompletedProcess[bytes]:
-        entry = command[-2]
+        entry = command[-3]
         said = msgspec.json.encode(searched(entry, 1.0, seeds=1))
         return CompletedProcess(command, int(entry == "26329"), said, b"no weights")
 
     monkeypatch.setattr(searches.subprocess, "run", run)
-    seen = searches.search_all([LEDGER[name] for name in ("26329", "25015", "small-tree")], 1, 1)
+    seen = searches.search_all([LEDGER[name] for name in ("26329", "25015", "small-tree")], 1, 1, 2)
     assert [next(seen).entry, next(seen).entry] == ["25015", "small-tree"]
     with pytest.raises(HarnessError, match="26329 ended with exit code 1: no weights"):
         next(seen)
@@ -83,12 +83,12 @@ def test_each_part_of_the_page_has_its_own_day_and_what_is_missing_is_named() ->
         speed=SPEED,
         searches={
             "25015": Search(MONDAY, 2, searched("25015", 1.0, 2.0, 9.0, seeds=4)),
-            "26329": Search(TUESDAY, 8, searched("26329", seeds=3)),
+            "26329": Search(TUESDAY, 8, searched("26329", seeds=3), 2),
         },
     )
     text = page(record)
-    assert "Measured on 2026-01-05: a machine; versions. Entries at a time: 2. (25015)" in text
-    assert "Measured on 2026-01-06: a machine; versions. Entries at a time: 8. (26329)" in text
+    assert "Measured on 2026-01-05: a machine; versions. 2 searches at a time, on a core each. (25015)" in text
+    assert "Measured on 2026-01-06: a machine; versions. 8 searches at a time, on 2 cores each. (26329)" in text
     assert f"| 25015 | - | 3 of 4 | 3 (3-3) | {spread([1.0, 2.0, 9.0])} |" in text
     assert "| 26329 | - | 0 of 3 | - | - |" in text
     absent = text.partition("Not searched for yet")[2]

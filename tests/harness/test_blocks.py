@@ -97,7 +97,9 @@ def test_a_third_of_the_blocks_with_grammars_has_the_other_backend_and_is_else_a
 @pytest.mark.parametrize("model", ["qwen3.5-nextn", "nemotron-h-nextn"])
 def test_where_the_prefix_cache_keeps_states_prompts_come_to_one_and_part_there(model: str) -> None:
     drawn = [block_of(3, number, Asked(held={"model": model, "radix_cache": True})) for number in range(24)]
-    drawn = [block for block in drawn if block.focus.context_length == 0]  # near the end of a context prompts are as long as that
+    drawn = [
+        block for block in drawn if block.focus.context_length == 0
+    ]  # near the end of a context prompts are as long as that
     grid, reach, part = RECIPES[model].tracked_every, 0, 0
     cases = [case for block in drawn for case in block.cases()]
     for case in cases:

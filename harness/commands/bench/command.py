@@ -103,7 +103,8 @@ Folder = Annotated[
 ]
 Entries = Annotated[list[str] | None, typer.Option("--entry", help="Search for this entry of the ledger only. Repeatable.")]
 Seeds = Annotated[int, typer.Option(min=1, help="Searches for each entry of the ledger.")]
-AtOnce = Annotated[int, typer.Option("--at-once", min=1, help="Entries that are searched for at the same time, a core each.")]
+AtOnce = Annotated[int, typer.Option("--at-once", min=1, help="Entries that are searched for at the same time.")]
+Processes = Annotated[int, typer.Option("-n", metavar="N", min=1, help="Processes of each search, a core each.")]
 Missing = Annotated[bool, typer.Option("--missing", help="Measure only what the folder does not have yet.")]
 
 
@@ -121,7 +122,12 @@ def bench_speed(write: Folder = None) -> int:
 @bench.command("search")
 @with_json
 def bench_search(
-    entry: Entries = None, seeds: Seeds = 10, missing: Missing = False, at_once: AtOnce = 2, write: Folder = None
+    entry: Entries = None,
+    seeds: Seeds = 10,
+    missing: Missing = False,
+    at_once: AtOnce = 1,
+    processes: Processes = 2,
+    write: Folder = None,
 ) -> int:
     """Measure how soon `fuzz` finds each bug of the ledger, and how small. 1 if a search found nothing."""
     from eagletwin.cases.regressions import LEDGER
@@ -136,7 +142,7 @@ def bench_search(
             print(f"not searched for: {why_not(one)}", file=sys.stderr)
     names = [one.id for one in entries if not why_not(one)]
     wanted = [name for name in names if not (missing and name in record.searches)]
-    record = _search(record, wanted, seeds, at_once, write)
+    record = _search(record, wanted, seeds, at_once, processes, write)
     found = [record.searches[name].searched for name in wanted]
     _say(found, search_lines(found))
     if any(len(one.found) < seeds for one in found):
@@ -170,7 +176,13 @@ def bench_reached(
 
 @bench.command("all")
 @with_json
-def bench_all(write: Folder = Path("docs/records"), seeds: Seeds = 10, missing: Missing = False, at_once: AtOnce = 2) -> int:
+def bench_all(
+    write: Folder = Path("docs/records"),
+    seeds: Seeds = 10,
+    missing: Missing = False,
+    at_once: AtOnce = 1,
+    processes: Processes = 2,
+) -> int:
     """Speed and search, as a page and a plot. An interrupted run keeps what it has measured."""
     from eagletwin.cases.regressions import LEDGER
 
@@ -181,7 +193,7 @@ def bench_all(write: Folder = Path("docs/records"), seeds: Seeds = 10, missing: 
     if not (missing and record.speed):
         record = _speed(record, write)
     names = [name for name, entry in LEDGER.items() if not (why_not(entry) or (missing and name in record.searches))]
-    record = _search(record, names, seeds, at_once, write)
+    record = _search(record, names, seeds, at_once, processes, write)
     _say(record, [page(record)])
     return EXIT_EQUAL
 
@@ -226,7 +238,9 @@ def _speed(record: "BenchRecord", folder: Path | None) -> "BenchRecord":
     return _kept(replace(record, speed=speed), folder)
 
 
-def _search(record: "BenchRecord", names: list[str], seeds: int, at_once: int, folder: Path | None) -> "BenchRecord":
+def _search(
+    record: "BenchRecord", names: list[str], seeds: int, at_once: int, processes: int, folder: Path | None
+) -> "BenchRecord":
     """Search for the entries; each is kept as soon as it is done."""
     from msgspec.structs import replace
 
@@ -236,8 +250,9 @@ def _search(record: "BenchRecord", names: list[str], seeds: int, at_once: int, f
     from .searches import search_all
 
     with progress("entries", len(names)) as line:
-        for one in search_all([LEDGER[name] for name in names], seeds, at_once):
-            record = _kept(replace(record, searches=record.searches | {one.entry: Search(stamp(), at_once, one)}), folder)
+        for one in search_all([LEDGER[name] for name in names], seeds, at_once, processes):
+            search = Search(stamp(), at_once, one, processes)
+            record = _kept(replace(record, searches=record.searches | {one.entry: search}), folder)
             telling(line)(f"{one.entry}: {len(one.found)} of {one.seeds}")
     return record
 

@@ -46,11 +46,12 @@ class Speed(Struct, frozen=True):
 
 
 class Search(Struct, frozen=True):
-    """The searches for one entry. at_once: how many entries were searched for at a time."""
+    """The searches for one entry. at_once: how many entries were searched for at a time; processes: of each search."""
 
     stamp: Stamp
     at_once: int
     searched: Searched
+    processes: int = 1
 
 
 class BenchRecord(Struct, frozen=True):

@@ -69,7 +69,7 @@ def page(record: BenchRecord) -> str:
         "## Search",
         "",
         "Each search runs `fuzz` on a worker that has one known bug: its fix is undone, or the release has it. "
-        "It is the default search, on one core and without a hint. "
+        "It is the default search, without an option or a hint. "
         "A live bug is searched for as if the ledger had neither it nor any other whose remedy mends it, too. "
         "`view` names one in which an approximation that the judge declares counts as wrong. "
         f"The clock starts when SGLang is imported; a search lasts up to {SECONDS:.0f} s, and shrinking up to "
@@ -108,13 +108,14 @@ def _together(results: Sequence[Searched]) -> str:
 
 def _stamp_lines(searches: Mapping[str, Search]) -> list[str]:
     """When and on what the entries were searched for: a line for each day and machine."""
-    stamps: dict[tuple[Stamp, int], list[str]] = {}
+    stamps: dict[tuple[Stamp, int, int], list[str]] = {}
     for name, search in searches.items():
-        stamps.setdefault((search.stamp, search.at_once), []).append(name)
+        stamps.setdefault((search.stamp, search.at_once, search.processes), []).append(name)
     lines = []
-    for (stamp, at_once), names in stamps.items():
+    for (stamp, at_once, processes), names in stamps.items():
         which = f" ({', '.join(names)})" if len(stamps) > 1 else ""
-        lines += [f"{_measured(stamp)} Entries at a time: {at_once}.{which}", ""]
+        cores = "a core" if processes == 1 else f"{processes} cores"
+        lines += [f"{_measured(stamp)} {at_once} searches at a time, on {cores} each.{which}", ""]
     return lines
 
 

@@ -1,13 +1,13 @@
 """How soon a search finds each bug of the ledger and makes it small.
 
-`python -m eagletwin.harness.commands.bench.searches ENTRY SEEDS` searches for one entry, and prints the result as JSON;
-`search_all` runs several such processes at a time.
+`python -m eagletwin.harness.commands.bench.searches ENTRY SEEDS PROCESSES` searches for one entry, and prints the result as
+JSON; `search_all` runs several such processes at a time.
 
-A search has no option and no hint: it is the default one, on one core. Only where the judge declares the bug, the view is the
-one in which it counts as wrong. A bug whose fix is undone is found when the smallest case of a finding shows nothing with the
-fix, and breaks the entry's rule where another entry has the same fix; else the search goes on. A live bug is searched for as if
-the ledger had neither it nor any other whose remedy mends it, too: it is found when its remedy makes a case equal that those
-which are left do not explain.
+A search has no option and no hint: it is the default one, in as many processes as are asked for. Only where the judge declares
+the bug, the view is the one in which it counts as wrong. A bug whose fix is undone is found when the smallest case of a finding
+shows nothing with the fix, and breaks the entry's rule where another entry has the same fix; else the search goes on. A live
+bug is searched for as if the ledger had neither it nor any other whose remedy mends it, too: it is found when its remedy makes
+a case equal that those which are left do not explain.
 """
 
 import subprocess
@@ -16,6 +16,7 @@ import tempfile
 import time
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
+from contextlib import contextmanager
 from pathlib import Path
 
 import msgspec
@@ -23,6 +24,7 @@ from msgspec import Struct
 from msgspec.structs import replace as changed
 
 from eagletwin.cases.entry import Entry
+from eagletwin.cases.profiles import draw_from_seeds_alone
 from eagletwin.cases.reach import unreached
 from eagletwin.cases.regressions import LEDGER
 from eagletwin.harness.check.known import Mends, mended
@@ -35,8 +37,9 @@ from eagletwin.harness.core.verdict import DECLARED_VIEW
 from eagletwin.harness.engines.host import Host
 
 from ..fuzz.looking import CaseSeen
-from ..fuzz.plan import Plan
-from ..fuzz.search import Fuzz, Here
+from ..fuzz.options import SearchOptions
+from ..fuzz.pool import Several
+from ..fuzz.search import Blocks, Fuzz, Here
 from ..fuzz.shrinking import Finding
 
 SECONDS, SHRINK_SECONDS = 300.0, 20.0  # of one search
@@ -71,28 +74,48 @@ def why_not(entry: Entry) -> str:
     return unreached(entry)  # searches run on the CPU engine as it always is
 
 
-def search(entry: Entry, seeds: int) -> Searched:
+def search(entry: Entry, seeds: int, processes: int) -> Searched:
     """Search for an entry with each seed. The host stands before the clocks start."""
+    draw_from_seeds_alone()
     with Host() as host:
         run = RunSpec(patches=entry.red.patches, view=entry.red.view)
         host.engine(entry.case, run.patches)
         unknown = _that_mend(entry, host, run)
         found: list[Hit | None] = []
         while len(found) < seeds and (len(found) < GIVE_UP or any(found)):
-            trials, seed = Trials(host, run), len(found)
-            found.append(_live(entry, trials, seed, unknown) if unknown else _undone(entry, trials, seed))
+            options = _options(len(found), run, unknown, processes)
+            with _blocks(Mends(host, run, unknown), options) as pool:
+                found.append(_live(entry, host, options, pool) if unknown else _undone(entry, host, options, pool))
     told = f"view {entry.red.view}" if entry.red.view != DECLARED_VIEW else ""
     return Searched(entry.id, told, len(found), tuple(one for one in found if one is not None))
 
 
-def _plan(seed: int) -> Plan:
-    return Plan(seed=seed, seconds=SECONDS, max_cases=10_000, shrink_seconds=SHRINK_SECONDS, command="")
+def _options(seed: int, run: RunSpec, unknown: Sequence[str], processes: int) -> SearchOptions:
+    return SearchOptions(
+        minutes=SECONDS / 60,
+        max_cases=10_000,
+        seed=seed,
+        shrink_minutes=SHRINK_SECONDS / 60,
+        processes=processes,
+        run=run,
+        unknown=tuple(unknown),
+    )
 
 
-def _undone(entry: Entry, trials: Trials, seed: int) -> Hit | None:
+@contextmanager
+def _blocks(mends: Mends, options: SearchOptions) -> Iterator[Blocks]:
+    """Who runs the blocks: this process, and others beside it."""
+    if options.processes == 1:
+        yield Here(mends, options.plan)
+        return
+    with Several(mends, options, options.processes) as several:
+        yield several
+
+
+def _undone(entry: Entry, host: Host, options: SearchOptions, pool: Blocks) -> Hit | None:
     with tempfile.TemporaryDirectory(prefix="eagletwin-") as scratch:
-        for finding in Fuzz(trials, Path(scratch), _plan(seed)).search():
-            if _is_of(entry, finding, trials.host):
+        for finding in Fuzz(Trials(host, options.run), Path(scratch), options.plan, pool=pool).search():
+            if _is_of(entry, finding, host):
                 size = _size(finding.outcome.case)
                 return Hit(finding.cases, finding.seconds, finding.shrink_looks, finding.shrink_seconds, size, finding.partial)
     return None
@@ -107,21 +130,21 @@ def _that_mend(entry: Entry, host: Host, run: RunSpec) -> list[str]:
     return [one.id for one in apt if one is entry or Trials(host, mended(run, (one,))).look_alone(case).clean]
 
 
-def _live(entry: Entry, trials: Trials, seed: int, unknown: Sequence[str]) -> Hit | None:
-    """Nothing is shrunk. unknown: bugs that the ledger does not have then."""
+def _live(entry: Entry, host: Host, options: SearchOptions, pool: Blocks) -> Hit | None:
+    """Nothing is shrunk."""
     begun, cases = time.monotonic(), 0
-    for block in Here(Mends(trials.host, trials.run, unknown), _plan(seed)).blocks():
+    for block in pool.blocks():
         for seen in block:
             cases += isinstance(seen, CaseSeen)
             seconds = time.monotonic() - begun
-            if isinstance(seen, CaseSeen) and _shows(entry, seen, trials):
+            if isinstance(seen, CaseSeen) and _shows(entry, seen, host, options.run):
                 return Hit(cases, seconds, 0, 0.0, "", partial=False)
             if seconds > SECONDS:
                 return None
     return None
 
 
-def _shows(entry: Entry, seen: CaseSeen, trials: Trials) -> bool:
+def _shows(entry: Entry, seen: CaseSeen, host: Host, run: RunSpec) -> bool:
     """Whether a case shows the entry's bug and none that the ledger has besides. Entries that share a remedy are told apart by
     their rules."""
     if seen.signature is None or seen.known or seen.verdict.undecided:
@@ -129,7 +152,7 @@ def _shows(entry: Entry, seen: CaseSeen, trials: Trials) -> bool:
     if _shares(entry) and seen.verdict.rule != entry.rule:
         return False
     besides = [LEDGER[name] for name in seen.mended]
-    return Trials(trials.host, mended(trials.run, [*besides, entry], seen.view)).look_alone(seen.case).clean
+    return Trials(host, mended(run, [*besides, entry], seen.view)).look_alone(seen.case).clean
 
 
 def _shares(entry: Entry) -> bool:
@@ -159,12 +182,12 @@ def _size(case: Case) -> str:
     return ", ".join(parts)
 
 
-def search_all(entries: Sequence[Entry], seeds: int, at_once: int) -> Iterator[Searched]:
-    """Search for all of them, `at_once` at a time, each in a process of its own; as they come. Raises HarnessError for the
-    first whose process failed, when all others are through."""
+def search_all(entries: Sequence[Entry], seeds: int, at_once: int, processes: int) -> Iterator[Searched]:
+    """Search for all of them, `at_once` at a time, each in `processes` of its own; as they come. Raises HarnessError for the
+    first that failed, when all others are through."""
 
     def ask(entry: Entry) -> Searched:
-        command = [*RUN_MODULE, "eagletwin.harness.commands.bench.searches", entry.id, str(seeds)]
+        command = [*RUN_MODULE, "eagletwin.harness.commands.bench.searches", entry.id, str(seeds), str(processes)]
         done = subprocess.run(command, capture_output=True, check=False)
         if done.returncode:
             raise HarnessError(
@@ -192,4 +215,4 @@ def search_all(entries: Sequence[Entry], seeds: int, at_once: int) -> Iterator[S
 
 
 if __name__ == "__main__":
-    sys.stdout.buffer.write(msgspec.json.encode(search(LEDGER[sys.argv[1]], int(sys.argv[2]))))
+    sys.stdout.buffer.write(msgspec.json.encode(search(LEDGER[sys.argv[1]], *map(int, sys.argv[2:]))))

@@ -1,9 +1,9 @@
 """One block of a search after the other: its cases are run and judged, and what known bugs show is told from the rest.
 
-A known live bug would eat the search: it shows in nearly every case of its kind, and hides what lies behind it. So in three of
-four blocks the bugs that this SGLang was seen to have are mended, in memory. The fourth, if its cases are small, runs SGLang
-as it is, up to the first case that a known bug spoils, so that what a remedy replaces is looked at as well. What is done with
-a case depends on its block alone, so that the same seed comes to the same on any number of cores.
+A known live bug would eat the search: it shows in nearly every case of its kind, and hides what lies behind it. So in seven
+of eight blocks the bugs that this SGLang was seen to have are mended, in memory. The eighth, if its cases are small, runs
+SGLang as it is, up to the first case that a known bug spoils, so that what a remedy replaces is looked at as well. What is
+done with a case depends on its block alone, so that the same seed comes to the same on any number of cores.
 """
 
 from collections.abc import Iterator, Sequence

@@ -26,6 +26,7 @@ class SearchOptions:
 
     processes  how many run cases; 0: one a core
     run        the options that choose no cases
+    unknown    ids of entries that the search is not to know: of no option, as `bench search` alone asks for it
     """
 
     minutes: float = MINUTES
@@ -44,6 +45,7 @@ class SearchOptions:
     left_out: tuple[str, ...] = ()
     processes: int = 0
     run: RunSpec = DEFAULT_RUN
+    unknown: tuple[str, ...] = ()
     out: Path = Path("eagletwin-runs")
 
     def check(self) -> None:

@@ -35,7 +35,7 @@ def main() -> None:
         source, mode = resolve(options.run.sglang), options.run.mode
         joined = Zygote.joined(int(sys.argv[1]), source, mode) if sys.argv[1:] else None
         with Host(joined, source, mode) as host:
-            looking = Looking(Mends(host, options.run), options.plan)
+            looking = Looking(Mends(host, options.run, options.unknown), options.plan)
             gc.freeze()  # as in the process that asks
             for line in sys.stdin.buffer:
                 _serve(looking, msgspec.json.decode(line, type=Wanted), answers)
