@@ -1,8 +1,8 @@
 """Live, found by eagletwin: mixed chunks let running requests take the slots that the rest of a prompt needs, and SGLang ends.
 
-A prompt in chunks was let in because the pool held all of it. Before each further chunk, the requests that run join the batch
-as soon as what they set aside for two rounds of drafts fits beside this chunk; nothing asks for the chunks that are left. Where
-these do not fit any more, the prefill goes on without slots. docs/findings/mixed-memory.
+A prompt in chunks was let in because the pool held all of it. With each chunk the requests that run join the batch as soon as
+what they set aside for two rounds of drafts fits beside this chunk; nothing asks for the chunks that are left. Where these do
+not fit any more, the prefill goes on without slots. With windows it waits for some. docs/findings/mixed-memory.
 """
 
 from eagletwin.harness.core.case import Case, EngineSettings, Request, SGLangSettings
@@ -17,7 +17,7 @@ def _leave(match: str, end: str) -> Edit:
         match=match,
         replacement=(
             "chunked, rest = self.chunked_req, 0\n"
-            "if chunked is not None:\n"
+            "if chunked is not None and not self.is_hybrid_swa:\n"
             "    rest = -(-len(chunked.full_untruncated_fill_ids) // self.page_size) * self.page_size\n"
             f"    rest -= -(-chunked.{end} // self.page_size) * self.page_size\n"
             "if not running_batch.is_empty() and self.token_to_kv_pool_allocator.check_decode_capacity(\n"
@@ -33,7 +33,7 @@ ENTRY = Entry(
     rule="engine.crash",
     buggy="0.5.19 -",
     fixed="",
-    trigger="--enable-mixed-chunk, a prompt in three chunks or more beside a request that runs, and a pool that they fill",
+    trigger="--enable-mixed-chunk, no windows, and a prompt in chunks beside requests that run, in a pool they nearly fill",
     remedy=Patch(
         name="mixed-steps-leave-the-rest-of-a-prompt-its-slots",
         edits=(_leave("if not running_batch.is_empty() and running_batch.check_decode_mem():", "extend_end"),),
