@@ -121,6 +121,7 @@ def _kind(case: Case) -> tuple[bool, ...]:
         any(request.penalized for request in case.requests),
         case.constrains,
         case.constrains and settings.grammar_backend == "llguidance",
+        settings.mixed_chunks,
         case.constrains and settings.mixed_chunks,
         any(request.logprobs is not None and request.logprobs.start >= 0 for request in case.requests),
         case.gives_states != "",

@@ -6,9 +6,12 @@ import pytest
 from msgspec.structs import replace
 
 from eagletwin.cases.regressions import LEDGER
+from eagletwin.harness.check.known import Mends
 from eagletwin.harness.core.answers import Finish
 from eagletwin.harness.core.case import Case, EngineSettings, Grammar, GrammarBackend, Request, SGLangSettings
 from eagletwin.harness.core.patch import Edit
+from eagletwin.harness.core.run_spec import DEFAULT_RUN
+from eagletwin.harness.core.verdict import DECLARED_VIEW
 from eagletwin.harness.engines.host import Host
 from eagletwin.harness.judge.judge import judge
 
@@ -113,3 +116,64 @@ def test_with_overlap_a_running_request_is_masked_by_the_step_before_and_by_all_
             assert trace.header.ending.kind == OUTSIDE[backend], trace.header.ending
             found = [record.numbers["finish"] for record in trace.header.records if (record.request, record.stage) == OF_B]
             assert found == ([Finish.ABORT] if OUTSIDE[backend] == "finished" else [])
+
+
+MEMORY = LEDGER["mixed-memory"]
+# As a search found it: a hybrid model, a tree, pages. What decoding sets aside is of whole pages, too.
+IN_PAGES = replace(
+    MEMORY.case,
+    name="mixed-memory-in-pages",
+    model="qwen3.5-nextn",
+    topk=4,
+    num_draft_tokens=16,
+    page_size=4,
+    engine=EngineSettings(sglang=SGLangSettings(mixed_chunks=True, max_total_tokens=124)),
+)
+
+
+@pytest.mark.parametrize("case", [MEMORY.case, IN_PAGES], ids=["a chain", "a tree in pages"])
+@pytest.mark.parametrize("overlap", [False, True], ids=["no overlap", "overlap"])
+def test_the_rest_of_a_prompt_keeps_its_slots_with_the_candidate_fix_and_ends_the_worker_without(
+    host: Host, overlapped: Host, tmp_path: Path, case: Case, overlap: bool
+) -> None:
+    assert MEMORY.remedy is not None
+    case = replace(case, exercises=())
+    on = overlapped if overlap else host
+    for name, patches in (("red", ()), ("green", (MEMORY.remedy,))):
+        (tmp_path / name).mkdir()
+        trace = on.engine(case, patches).run(case, tmp_path / name)
+        verdict = judge(trace)
+        if patches:
+            assert verdict.status == "equal", verdict
+        else:
+            assert (verdict.status, verdict.rule) == ("unknown", "engine.crash"), verdict
+            assert "ut of memory" in verdict.reason
+
+
+@pytest.mark.parametrize("case", [MEMORY.case, IN_PAGES], ids=["a chain", "a tree in pages"])
+def test_a_search_knows_it(host: Host, case: Case) -> None:
+    case = replace(case, exercises=())
+    mends = Mends(host, DEFAULT_RUN)
+    one = mends.explain(mends.trials().look(case), DECLARED_VIEW)
+    assert [entry.id for entry in one.known] == [MEMORY.id]
+    assert one.trial.clean
+    assert MEMORY in mends.seen(case, DECLARED_VIEW)
+
+
+@pytest.mark.parametrize("without", ["mixed chunks", "a prompt in chunks", "a full pool"])
+def test_nothing_ends_without_what_it_takes(run: Runner, without: str) -> None:
+    own = MEMORY.case.engine.sglang
+    other = {
+        "mixed chunks": replace(MEMORY.case, engine=EngineSettings(sglang=replace(own, mixed_chunks=False))),
+        "a prompt in chunks": replace(MEMORY.case, chunked_prefill_size=64),
+        "a full pool": replace(MEMORY.case, engine=EngineSettings(sglang=replace(own, max_total_tokens=72))),
+    }[without]
+    _, verdict = run(replace(other, exercises=()))
+    assert verdict.status == "equal", verdict
+
+
+def test_with_windows_a_chunk_waits_for_slots(run: Runner) -> None:
+    trace, verdict = run(replace(MEMORY.case, model="gpt-oss-eagle3", exercises=()))
+    assert verdict.status == "equal", verdict
+    read = [(one.iteration, one.numbers["end"]) for one in trace.header.records if (one.request, one.stage) == ("a", "prefill")]
+    assert read == [(1, 43), (2, 45), (4, 49)]  # in between b decodes, and ends

@@ -101,6 +101,7 @@ NOT_OF_A_SERVER = {
     "indices-overflow",
     "small-tree",
     "adaptive-rejection",
+    "mixed-memory",
     "session-full",
     "session-retracted",
     "session-retracted-2",

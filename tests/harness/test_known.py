@@ -81,3 +81,13 @@ def test_a_bug_of_sessions_and_hidden_states_is_asked_for_where_both_are() -> No
     assert may_show(entry, entry.case)
     assert not may_show(entry, replace(entry.case, requests=(replace(request, session=""),)))
     assert not may_show(entry, replace(entry.case, requests=(replace(request, hidden_states=""),)))
+
+
+def test_a_bug_of_mixed_steps_is_asked_for_where_these_are() -> None:
+    entry = LEDGER["mixed-memory"]
+    assert may_show(entry, entry.case)
+    assert may_show(entry, LEDGER["mixed-grammar"].case)
+    assert not may_show(entry, replace(entry.case, engine=LIVE.case.engine))
+    assert not may_show(LEDGER["pipeline-mixed"], replace(LEDGER["pipeline-mixed"].case, engine=LIVE.case.engine))
+    assert ids("mixed-memory", "0.5.23")[0] == "mixed-memory"
+    assert "mixed-memory" not in ids("mixed-memory", "0.5.18")

@@ -39,6 +39,11 @@ _FROZEN = dict.fromkeys(("10846", "25015", "26329", "8409", "indices-overflow", 
     "grammar-end": "it does not show where batches overlap, and the worker of such a draft cannot be run otherwise (frozen-kv)"
 }
 
+# entry -> of a target with sliding windows, whatever their length
+_WINDOWS = {
+    "mixed-memory": "with windows SGLang has a prompt in chunks wait for slots: what would end a server elsewhere is late here",
+}
+
 # entry -> what the prompts that are tried do not reach, in any model but its own and these
 _CHANCE = {
     "certain-node": "no prompt that is tried makes the draft certain of the last token that is selected",
@@ -85,6 +90,8 @@ def reason(entry: str, model: str) -> str:
         return _NOT_REACHED[entry, model]
     if entry in _CHANCE and (entry, model) not in _BY_CHANCE:
         return _CHANCE[entry]
+    if any(recipe.target.windows) and entry in _WINDOWS:
+        return _WINDOWS[entry]
     if not recipe.reads_states:
         return _PLAIN_DRAFT.get(entry, "")
     if recipe.frozen and entry in _FROZEN:
