@@ -338,24 +338,7 @@ def _drawn(
     whether it is to have trees, where nothing else says so; None: that is drawn."""
     held = {**{name: value for name, value in extras.items() if name in VALUES}, **asked.held}
     asks = asked.asks or tuple(name for name in extras if name in (*ASKS, *_TURNS))
-    if held.get("host_slots"):  # a pool that runs out, with a cache that has something to give up
-        drawn_with = {
-            "max_total_tokens": random.choice((96, 128)),
-            "host_policy": random.choice((*HOST_POLICIES, *HOST_POLICIES[::2])),
-        }
-        held = {"radix_cache": True, **drawn_with, **held}
-    if held.get("plain_decode") and not asks:  # without one of these it has nothing that verify does in another way
-        asks = (random.choice(_OF_PLAIN),)
-    if SESSION in asks:  # the cache keeps what is a session's
-        held = {"radix_cache": True, **held}
-    if ADAPTER in asks:
-        held = {
-            "max_loras_per_batch": random.choice(LORA_LIMITS),
-            "lora_backend": random.choice(LORA_BACKENDS),
-            **held,
-        }
-    if "grammar" in asks and guided.random() < _GUIDED:
-        held = {"grammar_backend": GRAMMAR_BACKENDS[1], **held}
+    held, asks = _with_what_they_need(random, guided, held, asks)
     recipe = RECIPES[held.get("model", model)]
     branches = random.random() < 0.5 if tree is None else tree
     topk = held.get("topk", min(asked.widest, random.choice(TOPKS[1:])) if branches else TOPKS[0])
@@ -393,6 +376,31 @@ def _drawn(
     layered_tree = ("topk",) if recipe.mtp_layers and focus.topk > 1 else ()
     kept = tuple(sorted({*held, *layered_tree} - ({*extras, *_OF_OTHERS} - asked.held.keys())))
     return Block(seed, number, focus, kept, sampling, large, asked.retract, asks, asked.stages)
+
+
+def _with_what_they_need(
+    random: Random, guided: Random, held: dict[str, Any], asks: tuple[str, ...]
+) -> tuple[dict[str, Any], tuple[str, ...]]:
+    """The same with what some of them do nothing without, or come with."""
+    if held.get("host_slots"):  # a pool that runs out, with a cache that has something to give up
+        drawn_with = {
+            "max_total_tokens": random.choice((96, 128)),
+            "host_policy": random.choice((*HOST_POLICIES, *HOST_POLICIES[::2])),
+        }
+        held = {"radix_cache": True, **drawn_with, **held}
+    if held.get("plain_decode") and not asks:  # without one of these it has nothing that verify does in another way
+        asks = (random.choice(_OF_PLAIN),)
+    if SESSION in asks:  # the cache keeps what is a session's
+        held = {"radix_cache": True, **held}
+    if ADAPTER in asks:
+        held = {
+            "max_loras_per_batch": random.choice(LORA_LIMITS),
+            "lora_backend": random.choice(LORA_BACKENDS),
+            **held,
+        }
+    if "grammar" in asks and guided.random() < _GUIDED:
+        held = {"grammar_backend": GRAMMAR_BACKENDS[1], **held}
+    return held, asks
 
 
 def _takes_effect(focus: Focus, sampling: Kind | None, extras: Mapping[str, Any], asks: Collection[str]) -> bool:

@@ -81,7 +81,7 @@ def test_when_time_is_up_the_smallest_so_far_counts_and_says_so(host: Host, tmp_
 
 
 def test_what_hangs_on_the_cases_before_it_is_a_state_leak_and_keeps_them(host: Host, tmp_path: Path) -> None:
-    """A worker that goes wrong from its sixteenth draft on, whatever the case."""
+    """A worker that goes wrong from its thirtieth draft on, whatever the case."""
     counted = "self._drafts = getattr(self, '_drafts', 0) + 1\n"
     leak = Patch(
         name="leak",
@@ -89,7 +89,7 @@ def test_what_hangs_on_the_cases_before_it_is_a_state_leak_and_keeps_them(host: 
             Edit(
                 target=FORWARD,
                 match=ARGMAX,
-                replacement=f"{counted}topk_index = (torch.argmax if self._drafts < 16 else torch.argmin)(",
+                replacement=f"{counted}topk_index = (torch.argmax if self._drafts < 30 else torch.argmin)(",
             ),
         ),
     )

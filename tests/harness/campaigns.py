@@ -35,8 +35,8 @@ SHOWS = {(1, 2): LEAK, (2, 0): LEAK, (2, 3): CRASH, (3, 1): KNOWN, (5, 3): LEAK,
 
 
 def terms(cases: int, **more: object) -> Terms:
-    """Of a campaign of so many cases."""
-    return begun(SearchOptions(max_cases=cases, minutes=60.0, **more), [""], None)  # type: ignore[arg-type]
+    """Of a campaign of so many cases. With this seed each of its first blocks has as many as `answers` gives."""
+    return begun(SearchOptions(max_cases=cases, minutes=60.0, seed=4, **more), [""], None)  # type: ignore[arg-type]
 
 
 def case_of(block: int, number: int) -> CaseSeen:

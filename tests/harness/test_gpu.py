@@ -448,7 +448,7 @@ def test_blocks_of_a_search_are_drawn_by_their_jobs_and_have_what_a_gpu_runs(tmp
     jobs = read_plan(file)
     assert len(jobs) == 40
     assert not any(job.cases for job in jobs)
-    assert [job.mend for job in jobs[:8]] == [True, True, False, True] * 2
+    assert [job.mend for job in jobs[:16]] == [True, True, True, True, False, True, True, True] * 2
     assert {job.mode for job in jobs} == {MODES[name] for name in ("overlap", "graphs", "eager", "prefill")}
     draws = [job.draw for job in jobs if job.draw is not None]
     probes = [draw.block.probe for draw in draws]
