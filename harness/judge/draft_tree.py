@@ -51,7 +51,7 @@ def tree_of(trace: Trace, found: Divergence) -> DraftTree | None:
         return None
     numbers = {record.key: number for number, record in enumerate(trace.header.records)}
     number = numbers.get(Key(found.request, found.round, "draft"))
-    if number is None:  # draft() never returned
+    if number is None or trace.header.records[number].numbers.get("undrafted"):  # draft() never returned, or was not called
         return None
     tree = _read(trace, numbers, number, found)
     _mark(tree, found)

@@ -17,9 +17,10 @@ from eagletwin.harness.core.mode import Mode
 from eagletwin.harness.core.patch import Edit, Patch
 from eagletwin.harness.core.run_spec import DEFAULT_RUN
 from eagletwin.harness.core.trace import Trace
-from eagletwin.harness.core.verdict import DECLARED_VIEW
+from eagletwin.harness.core.verdict import DECLARED_VIEW, Divergence
 from eagletwin.harness.engines.host import Host, WouldNotStart
 from eagletwin.harness.families.pipelines import not_in_stages
+from eagletwin.harness.judge.draft_tree import tree_of
 from eagletwin.harness.judge.judge import judge
 from eagletwin.harness.page.run import run_page
 
@@ -325,6 +326,15 @@ def test_a_kernel_of_the_first_stage_that_was_not_checked_leaves_doubt(trace: Tr
 def test_a_case_is_equal(staged: Host, tmp_path: Path, case: Case) -> None:
     verdict = judge(staged.engine(case).run(case, tmp_path))
     assert verdict.status == "equal", verdict
+
+
+def test_a_divergence_in_a_tree_that_nobody_drafted_is_told_without_a_drawing(staged: Host, tmp_path: Path) -> None:
+    traced = staged.engine(TREE).run(TREE, tmp_path).judged_of(None)
+    found = Divergence(
+        rule="verify.accept", request="a", round=0, stage="verify", step=0, iteration=1, index="", expected="", actual=""
+    )
+    assert tree_of(traced, found) is None
+    assert tree_of(traced, replace(found, round=1)) is not None
 
 
 def test_a_number_that_the_first_stage_counts_otherwise_is_named(trace: Trace) -> None:
