@@ -29,7 +29,7 @@ from eagletwin.harness.commands.gpu.searched import runs_on_a_gpu
 from eagletwin.harness.commands.gpu.summary import CampaignSummary
 from eagletwin.harness.commands.gpu.tally import exit_code, statuses_of, waits
 from eagletwin.harness.commands.options import mode_of
-from eagletwin.harness.core.case import Adaptive, Case, EngineSettings, Tier
+from eagletwin.harness.core.case import Adapter, Adaptive, Case, EngineSettings, SGLangSettings, Tier
 from eagletwin.harness.core.dtype import Dtype
 from eagletwin.harness.core.errors import InputError
 from eagletwin.harness.core.jitter import Jitter, Pause
@@ -474,6 +474,16 @@ def test_what_the_cuda_engine_does_not_drive_is_no_block(change: dict[str, Any])
     assert runs_on_a_gpu(msgspec.structs.replace(case, engine=EngineSettings(sglang=driven)))
     assert not runs_on_a_gpu(msgspec.structs.replace(case, engine=EngineSettings(sglang=settings)))
     assert not runs_on_a_gpu(msgspec.structs.replace(case, model="gpt-oss-eagle3"))
+
+
+def test_adapters_by_torch_are_no_block() -> None:
+    """SGLang's graphs do not start with them."""
+    [request] = LEDGER["25015"].case.requests
+    settings = EngineSettings(sglang=SGLangSettings(lora_backend="torch_native"))
+    without = msgspec.structs.replace(LEDGER["25015"].case, engine=settings)
+    assert runs_on_a_gpu(without)
+    adapted = msgspec.structs.replace(request, adapter=Adapter())
+    assert not runs_on_a_gpu(msgspec.structs.replace(without, requests=(adapted,)))
 
 
 def test_a_job_with_cases_of_two_configurations_is_refused(tmp_path: Path) -> None:
