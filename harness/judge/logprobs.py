@@ -147,9 +147,12 @@ class Told:
     def _best(self, place: Place, places: _Places, chosen: Array, name: str) -> None:
         if not len(chosen):
             return
-        begin = places.first + places.silent
+        begin, logits = places.first + places.silent, places.logits
+        if places.drawn:  # a prefill's probabilities that are no normal float32 may all be 0: none of these is the better one
+            least = torch.from_numpy(logits).logsumexp(-1, keepdim=True).numpy() + _NORMAL
+            logits = np.maximum(logits, least)
         self._compare.choices(
-            place, _RULE, places.logits, chosen.tolist(), lambda row, rank: f"{name} of place {begin + row}, rank {rank}"
+            place, _RULE, logits, chosen.tolist(), lambda row, rank: f"{name} of place {begin + row}, rank {rank}"
         )
 
     def _values(self, place: Place, places: _Places, expected: Array, actual: Array, name: str) -> None:

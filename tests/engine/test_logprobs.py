@@ -184,3 +184,22 @@ def test_a_probability_that_is_no_normal_float32_has_the_logarithm_of_a_step_bes
     expected = np.array([[-101.529, -101.529, -101.529, -110.0, -110.0, -80.0, -80.0]])
     actual = np.array([[-101.487, least, -101.0, least, -101.487, least, -80.3]])
     assert in_steps(expected, actual, error).tolist() == [[-101.487, least, -101.529, least, -110.0, -80.0, -80.0]]
+
+
+def test_none_of_the_tokens_whose_probability_is_0_is_the_better_one(run: Runner) -> None:
+    """A prefill's logarithms are of probabilities in float32: beside a token this likely all others have 0."""
+    request = Request(
+        id="a",
+        prompt=(49,),
+        max_new_tokens=12,
+        sampling=Sampling(temperature=0.5),
+        logit_bias=(Bias(token=7, value=60.0),),
+        logprobs=Logprobs(top=3),
+    )
+    trace, verdict = run(Case(name="logprobs-of-0", model="llama-tiny", num_steps=1, requests=(request,)))
+    assert verdict.status == "equal", verdict
+    number = next(n for n, record in enumerate(trace.header.records) if record.stage == "finished")
+    ids = trace.integers(number, "output_top_logprobs_ids")
+    assert ids[0] == 7
+    wrong = changed(trace, {f"{number}.output_top_logprobs_ids": trace.tensor(number, "output_top_logprobs_ids").flip(0)})
+    assert judge(wrong).rule == "output.logprobs"  # the likely one is the better one still
