@@ -60,7 +60,7 @@ def _cures(host: Host, entry: Entry, case: Case, run: RunSpec) -> bool:
 def candidates(case: Case, rule: str, run: RunSpec, version: str) -> list[Entry]:
     """Bugs of this SGLang that break the rule, have a remedy that is not applied yet, and show in this mode: those whose own
     case is most like this one come first."""
-    found = [entry for entry in _mendable(run, version) if entry.rule == rule]
+    found = [entry for entry in _mendable(run, version) if entry.rule == rule and _reached(entry, case, run.mode)]
     return sorted(found, key=lambda entry: -sum(a == b for a, b in zip(_kind(entry.case), _kind(case), strict=True)))
 
 
@@ -94,11 +94,15 @@ def _mendable(run: RunSpec, version: str) -> list[Entry]:
     return [
         entry
         for entry in LEDGER.values()
-        if entry.remedy is not None
-        and entry.remedy not in run.patches
-        and not unreached(entry, run.mode)
-        and may_have(version, entry)
+        if entry.remedy is not None and entry.remedy not in run.patches and may_have(version, entry)
     ]
+
+
+def _reached(entry: Entry, case: Case, mode: Mode) -> bool:
+    """Whether the case can show in this mode what the entry needs a mode for. A draft that reads the target's rows runs with
+    overlap in every mode, where the release cannot do without (docs/findings/frozen-kv.md)."""
+    modes = {mode, replace(mode, overlap=mode.overlap or RECIPES[case.model].frozen)}
+    return any(not unreached(entry, one) for one in modes)
 
 
 def _kind(case: Case) -> tuple[bool, ...]:
@@ -197,7 +201,9 @@ class Mends:
         the ledger show that another live bug hides in it."""
         if self.run.view != DECLARED_VIEW:
             return (self.run.view,)
-        within = (entry.within for entry in self._mendable if may_show(entry, case, self.run.mode))
+        mode = self.run.mode
+        reached = (entry for entry in self._mendable if _reached(entry, case, mode))
+        within = (entry.within for entry in reached if may_show(entry, case, mode))
         return tuple(dict.fromkeys((self.run.view, *within)))
 
     def apt(self, case: Case, view: View) -> tuple[Entry, ...]:
@@ -216,7 +222,8 @@ class Mends:
     def _may_show(self, case: Case) -> list[Entry]:
         """Live bugs that such a case may show in some view, as far as their remedies are known to fit."""
         mode, left_out = self.run.mode, self.unfit | self._unknown
-        return [entry for entry in self._mendable if entry.id not in left_out and may_show(entry, case, mode)]
+        reached = (entry for entry in self._mendable if entry.id not in left_out and _reached(entry, case, mode))
+        return [entry for entry in reached if may_show(entry, case, mode)]
 
     def seen(self, case: Case, view: View) -> tuple[Entry, ...]:
         """Those that this SGLang was seen to have: the entry's own case breaks its rule here."""

@@ -20,6 +20,7 @@ STAGES = {
     "batch": "before a batch ran",
     "iteration": "before a scheduler iteration",
     "steps": "before verify, of the whole batch",
+    "read": "when a batch's result was looked at before a retraction",
     "fed": "when a batch's result was processed",
     "session": "when a request of a session was handed in",
     "flushed": "after the cache was flushed",

@@ -33,9 +33,9 @@ class Record(Struct, frozen=True, kw_only=True, gc=False):
     round      verify ordinal of the request: how many times it had been verified before
     stage      inner: a single forward. boundary: `prefill` (a chunk's target and draft extend are done), `draft` (draft() has
                returned), `verify`, `extend` (draft extend after verify is done), `iteration` (before a scheduler
-               iteration), `batch` (before a batch runs), `finished`, `cached` (a radix path), `copy` (between device and
-               host), `session` (a request of a session is handed in, or a session closed), `plain` (what plain decode would
-               have sent it), `flushed`
+               iteration), `batch` (before a batch runs), `read` (a result was looked at before a retraction), `finished`,
+               `cached` (a radix path), `copy` (between device and host), `session` (a request of a session is handed in, or a
+               session closed), `plain` (what plain decode would have sent it), `flushed`
     layer      of a multi-layer draft: the one whose forward this is; else 0
     step       draft.decode: j = 1..num_steps-1; prefill and its forwards: first position of the chunk; iteration, batch:
                an ordinal; else 0

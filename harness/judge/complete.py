@@ -245,8 +245,21 @@ def _request(trace: Trace, name: str, stages: Counter[tuple[str, str]], model: M
     aborted = any(record.stage == "finished" and record.numbers["aborted"] for _, record in own)
     if not chunks and not aborted:
         return "it was never prefilled"
+    if _unread(trace, own):
+        return "what the prefix cache had when its last result was looked at was not recorded"
     looks = model.windows and case.engine.sglang.radix_cache
     return (_looked_up(own) if looks else "") or _rows(trace, own, model)
+
+
+def _unread(trace: Trace, own: list[tuple[int, Record]]) -> bool:
+    """Whether the request ended as a retraction by an event was received, and nothing says what the prefix cache had then."""
+    case = trace.header.case
+    if not (trace.header.engine.overlap and case.engine.sglang.radix_cache):
+        return False
+    retracted = {event.at for event in case.events if event.kind == "retract"}
+    ends = {record.iteration - 1 for _, record in own if record.stage == "finished" and not record.numbers["aborted"]}
+    read = {record.iteration for record in trace.header.records if record.stage == "read"}
+    return not (ends & retracted) <= read
 
 
 def _looked_up(own: list[tuple[int, Record]]) -> str:

@@ -11,7 +11,7 @@ from eagletwin.harness.core.trace import Trace
 from .compare import Compare, Place
 
 _RULE = "schedule.events"
-_WORK = ("prefill", "draft", "verify", "extend")
+WORK = ("prefill", "draft", "verify", "extend")
 
 
 class Events:
@@ -72,7 +72,7 @@ class Events:
             (
                 record
                 for record in self._records
-                if record.stage in _WORK and begin <= record.iteration < end and name in ("", record.request)
+                if record.stage in WORK and begin <= record.iteration < end and name in ("", record.request)
             ),
             None,
         )

@@ -8,7 +8,9 @@ SGLang promises whole pages of keys. With hidden states a key is a pair of token
 request that ends it promises the rows whose tokens it was sent: not those that its last round committed behind its end, nor
 that of a mixed step in which it ended, whose count of committed rows SGLang does not raise then. Where the request's grammar
 ends a round, SGLang counts a round of the tokens up to there, the last of which has no row then. It promises nothing of one
-that is aborted, and of one that is retracted nothing but what may be evicted at once. Rows of a streaming session are the
+that is aborted, and of one that is retracted nothing but what may be evicted at once. The end of a request is seen when an
+iteration begins, but for one whose result is looked at before a retraction by an event (with overlap): what the cache has then
+is recorded, as the retraction and the next batch may evict it at once. Rows of a streaming session are the
 session's (sessions.py). Where layers keep states, what is promised ends where the cache has a state: tracked.py.
 """
 
@@ -55,6 +57,8 @@ class KeptRows:
         self._page, self._ahead = header.case.page_size, model.ahead
         # with overlap the result of a prefill is looked at when the request's first round, or mixed step, has begun
         self._late = header.engine.overlap
+        # iterations whose events retract what runs, and have SGLang look at what is under way
+        self._retractions = {event.at for event in header.case.events if event.kind == "retract" and self._late}
         self._iteration: dict[int, bool] = {}
         self._batch: dict[int, bool] = {}
         self._chunk: dict[str, tuple[int, int]] = {}  # request -> where its last chunk ended, and the rows that are kept of it
@@ -63,6 +67,8 @@ class KeptRows:
         self._branch: dict[str, int] = {}  # request -> where its prefix parts from what is whole in the cache (_put)
         self._fresh: set[str] = set()  # requests without a round or a mixed step since their last prefill
         self._steps: dict[str, list[_Step]] = {}
+        # request -> iteration in which a result was looked at before a retraction, and rows of it that the cache had then
+        self._read: dict[str, tuple[int, int]] = {}
         self._grammars = {request.id: request.grammar for request in header.case.requests}
 
     def iteration(self, number: int) -> None:
@@ -82,6 +88,16 @@ class KeptRows:
             story, cached = self._stories[record.request], dict.fromkeys(self._trace.integers(number, "cached"), True)
             found = self._rows.of(story, len(story.tokens), cached, self._trace.integers(number, "host"))
             self._reach[record.request] = found.count
+
+    def read(self, number: int, record: Record) -> None:
+        """A result was looked at before a retraction. Who ended with it is said when the next iteration begins; by then their
+        rows may be evicted, and their slots another request's."""
+        if not self._on:
+            return
+        cached = dict.fromkeys(self._trace.integers(number, "cached"), True)
+        for name in self._steps:
+            story = self._stories[name]
+            self._read[name] = record.iteration, self._rows.of(story, len(story.tokens), cached).count
 
     def prefill(self, number: int, record: Record) -> None:
         """A chunk is over."""
@@ -144,7 +160,11 @@ class KeptRows:
         grammar = self._grammars[name]
         over = grammar is not None and end_of(grammar, tokens) is not None
         promised = min(self._whole(min(last.rows, sent - over)), last.most)
-        self._there(Place(record, "finished"), promised, self._iteration, why)
+        before, (read, count) = record.iteration - 1, self._read.get(name, (None, 0))
+        if read == before:
+            self._enough(Place(record, "finished"), promised, count, why)
+        elif before not in self._retractions:  # else the trace is an older one, and lacks the record: complete.py
+            self._there(Place(record, "finished"), promised, self._iteration, why)
 
     def _goes_on(self, record: Record) -> None:
         """A request that runs was given tokens, by a round or a mixed step."""
@@ -159,10 +179,12 @@ class KeptRows:
         self._there(Place(record, "iteration"), kept, self._batch, why)
 
     def _there(self, place: Place, promised: int, cached: dict[int, bool], why: str) -> None:
-        if not self._compare.on(_RULE):
-            return
-        count = self._rows.of(self._stories[place.record.request], promised + self._ahead, cached).count
-        if count < promised:
+        self._enough(
+            place, promised, self._rows.of(self._stories[place.record.request], promised + self._ahead, cached).count, why
+        )
+
+    def _enough(self, place: Place, promised: int, count: int, why: str) -> None:
+        if self._compare.on(_RULE) and count < promised:
             self._compare.report(place, _RULE, "rows in the prefix cache", promised, count, why)
 
     def _whole(self, rows: int) -> int:

@@ -44,6 +44,7 @@ _PHASES: dict[str, Phase] = {
     "flushed": "finished",
     "steps": "draft",
     "fed": "iteration",
+    "read": "iteration",
     "pool": "iteration",
 }
 _ROWS = {"target_kv", "draft_kv"}  # what a stage's own layers keep

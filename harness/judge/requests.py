@@ -93,6 +93,7 @@ class RequestJudge:
             "flushed": self._flushed,
             "copy": self._copied,
             "looked_up": self._kept.looked_up,
+            "read": self._kept.read,
             "session": self._sessions.changed,
             "pool": self._slots.counted,
             "steps": self._steps.round,

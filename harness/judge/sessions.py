@@ -9,12 +9,13 @@ from dataclasses import dataclass
 
 from msgspec.structs import replace
 
-from eagletwin.harness.core.case import Adapter, Request
+from eagletwin.harness.core.case import Adapter, Case, Request
 from eagletwin.harness.core.records import Record
 from eagletwin.harness.core.sessions import whole_prompts
 from eagletwin.harness.core.trace import Trace
 
 from .compare import Compare, Place
+from .events import WORK
 from .model import Model
 from .story import Story
 
@@ -86,6 +87,9 @@ class Sessions:
         self._sessions = {name: _Session() for name in self._case.sessions}
         self._runs: dict[str, _Run] = {}
         self._flushes = {event.at for event in self._case.events if event.kind == "flush"}
+        self._in_pauses = _flushes_in_pauses(self._case)
+        self._works = {record.iteration for record in trace.header.records if record.stage in WORK}
+        self._turns = trace.header.engine.pp
         self._layers = max(1, model.mtp_layers)
         self._own_tokens_only = model.memory and model.ahead > 0
 
@@ -126,7 +130,10 @@ class Sessions:
             return
         story = self._stories[record.request]
         session.tokens = len(story.prompt) + len(self._trace.integers(number, "tokens"))
-        session.keeps, session.adapter = True, story.adapter
+        # its end was seen when the iteration of the flush began; SGLang refuses it as long as what ran last counts as running
+        at = record.iteration
+        flushed = at in self._flushes and self._works.isdisjoint(range(at - self._turns, at))
+        session.keeps, session.adapter = not flushed, story.adapter
         session.spare = int(len(story.tokens) > session.tokens)
 
     def prefill(self, record: Record) -> None:
@@ -172,6 +179,8 @@ class Sessions:
         if place.record.iteration in self._flushes:
             for session in self._sessions.values():
                 session.keeps = False
+            for run in self._runs.values() if place.record.iteration in self._in_pauses else ():
+                run.kept &= run.end is not None
         if "whose" not in place.record.tensors or not self._compare.on("pool.accounting"):
             return
         whose = self._trace.integers(number, "whose")
@@ -181,6 +190,17 @@ class Sessions:
                 continue
             expected = f"{most} at most: {session.tokens} tokens were said in it" if session.open else "none: it is closed"
             self._compare.report(place, "pool.accounting", f"slots that session {name} holds", expected, held)
+
+
+def _flushes_in_pauses(case: Case) -> set[int]:
+    """Iterations of flushes that come in a pause, in which SGLang flushes though requests wait."""
+    found, paused = set[int](), False
+    for event in sorted(case.events, key=lambda event: event.at):
+        if event.kind == "flush" and paused:
+            found.add(event.at)
+        elif event.kind in ("pause", "resume"):
+            paused = event.kind == "pause"
+    return found
 
 
 def reached(trace: Trace, stories: dict[str, Story]) -> dict[str, set[str]]:

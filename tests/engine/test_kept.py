@@ -242,6 +242,46 @@ def test_a_fault_of_the_cache_of_a_model_with_windows_is_named(run: Runner, faul
     assert judge(trace, frozenset({"radix.kept"})).status == "equal"
 
 
+# `a` ends with a result that is looked at as the retraction comes. The room that `b` needs then evicts all its rows.
+AT_A_RETRACTION = Case(
+    name="ends-at-a-retraction",
+    model="llama-tiny",
+    num_steps=1,
+    requests=(
+        Request(id="a", prompt=LONG, max_new_tokens=2),
+        Request(id="b", prompt=TOKENS, max_new_tokens=2, arrive=2),
+    ),
+    events=(Event(at=2, kind="retract"),),
+    engine=EngineSettings(sglang=SGLangSettings(radix_cache=True, max_total_tokens=64)),
+)
+
+
+def test_what_a_request_leaves_is_there_when_its_end_is_seen_and_may_be_evicted_at_once(
+    overlapped: Host, tmp_path: Path
+) -> None:
+    trace = overlapped.engine(AT_A_RETRACTION).run(AT_A_RETRACTION, tmp_path)
+    verdict = judge(trace)
+    assert verdict.status == "equal", verdict
+    records = list(enumerate(trace.header.records))
+    [(read, then)] = ((n, record) for n, record in records if record.stage == "read")
+    [ended] = (record for _, record in records if (record.stage, record.request) == ("finished", "a"))
+    [later] = (n for n, record in records if record.stage == "iteration" and record.iteration == ended.iteration)
+    assert (then.iteration, ended.iteration) == (2, 3)
+    # of its 32 tokens the last one has no row yet
+    assert (len(trace.array(read, "cached")), len(trace.array(later, "cached"))) == (31, 0)
+    verdict = judge(without(trace, lambda _, record: record.stage == "read"))
+    assert (verdict.status, "last result was looked at" in verdict.reason) == ("unknown", True), verdict
+
+
+def test_with_overlap_what_is_never_put_there_is_named_at_a_retraction_too(overlapped: Host, tmp_path: Path) -> None:
+    patches = (Patch(name="planted", edits=(PLANTED["a key is cut by a page"],)),)
+    verdict = judge(overlapped.engine(AT_A_RETRACTION, patches).run(AT_A_RETRACTION, tmp_path))
+    assert (verdict.status, verdict.rule) == ("diverged", "radix.kept"), verdict
+    assert verdict.first is not None
+    assert (verdict.first.request, verdict.first.stage) == ("a", "finished")
+    assert (verdict.first.expected, verdict.first.actual) == ("31", "27")
+
+
 # b's first step behind its prefill is a mixed one, whatever comes then: its end, a round, another mixed step.
 MIXED = Case(
     name="mixed",

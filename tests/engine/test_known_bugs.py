@@ -45,6 +45,13 @@ def test_what_a_remedy_makes_equal_is_known(host: Host) -> None:
     assert TAIL.id in [entry.id for entry in mends.seen(CASE, DECLARED_VIEW)]
 
 
+def test_a_bug_of_overlap_is_known_where_a_draft_always_runs_with_it(host: Host) -> None:
+    stream = LEDGER["retracted-stream"]
+    _, one = explained(host, replace(stream.case, exercises=(), model="gemma-4-assistant"))
+    assert [entry.id for entry in one.known] == [stream.id]
+    assert one.trial.clean
+
+
 def test_another_bug_in_the_same_case_is_new_though_the_known_one_comes_first(host: Host) -> None:
     """Of PR #22954's kind: the rule that the case breaks first is the known bug's, and it hides the other."""
     backup = "next_token_ids_backup = batch_result.next_token_ids.clone()"

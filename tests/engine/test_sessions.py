@@ -3,6 +3,7 @@
 As released, the first number that is wrong in a session is what `session-last-token` is about: cases run with its remedy.
 """
 
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -12,8 +13,10 @@ from eagletwin.cases.regressions import LEDGER
 from eagletwin.cases.regressions.sessions import FULL, HIDDEN, LAST_TOKEN, RETRACTED, WAITING
 from eagletwin.harness.core.case import Case, EngineSettings, Event, Request, SGLangSettings
 from eagletwin.harness.core.features import FEATURES
-from eagletwin.harness.core.patch import Edit
+from eagletwin.harness.core.mode import CPU
+from eagletwin.harness.core.patch import Edit, Patch
 from eagletwin.harness.core.trace import Trace
+from eagletwin.harness.engines.host import Host
 from eagletwin.harness.judge.judge import judge
 
 from .conftest import Runner
@@ -153,6 +156,53 @@ def test_aborted_and_retracted_requests_leave_a_session_as_it_was(run: Runner) -
     _, verdict = run(DISTURBED, *REMEDIES)
     assert verdict.status == "equal", (verdict.rule, verdict.reason, verdict.first)
     assert {"session_after_abort", "session_retracted", "session_goes_on"} <= {*verdict.exercised}
+
+
+# `a` ends, and `b` goes on behind it; nothing else is there
+TURNS = replace(
+    CASE,
+    num_steps=1,
+    page_size=1,
+    requests=(
+        Request(id="a", prompt=(1, 2, 3), max_new_tokens=2, session="s"),
+        Request(id="b", prompt=(4,), max_new_tokens=2, session="s", arrive=6),
+    ),
+    events=(),
+)
+
+
+def start_of_b(trace: Trace) -> int:
+    first = next(one for one in trace.header.records if (one.stage, one.request) == ("prefill", "b"))
+    return first.numbers["start"]
+
+
+def test_a_flush_in_a_pause_takes_the_rows_of_a_session_whose_next_request_waits(run: Runner) -> None:
+    """As SGLang does not ask then whether requests wait. Without the pause it refuses the flush, and the rows stay."""
+    flush = Event(at=7, kind="flush")
+    paused = replace(TURNS, events=(Event(at=6, kind="pause"), flush, Event(at=7, kind="resume")))
+    lost, verdict = run(paused, *REMEDIES)
+    assert verdict.status == "equal", (verdict.rule, verdict.reason, verdict.first)
+    assert start_of_b(lost) == 0
+    resumed = replace(TURNS, events=(Event(at=6, kind="pause"), Event(at=7, kind="resume"), flush))
+    trace, verdict = run(resumed, *REMEDIES)
+    assert verdict.status == "equal", (verdict.rule, verdict.reason, verdict.first)
+    assert start_of_b(trace) == 4
+    header = replace(lost.header, case=resumed)
+    assert judge(Trace(header, lost.tensors)).rule == "session.rows"
+
+
+def test_with_overlap_a_flush_when_an_end_is_seen_takes_the_rows_of_its_session(overlapped: Host, tmp_path: Path) -> None:
+    """No batch ran in the iteration before. Without overlap one did, and SGLang refuses the flush."""
+    patches = (Patch(name="remedies", edits=REMEDIES),)
+    for host, name, at, start in ((overlapped, "overlap", 3, 0), (overlapped.beside(mode=CPU), "no overlap", 2, 4)):
+        case = replace(TURNS, events=(Event(at=at, kind="flush"),))
+        (tmp_path / name).mkdir()
+        trace = host.engine(case, patches).run(case, tmp_path / name)
+        ended = next(one for one in trace.header.records if (one.stage, one.request) == ("finished", "a"))
+        assert ended.iteration == at
+        verdict = judge(trace)
+        assert verdict.status == "equal", (name, verdict.rule, verdict.reason, verdict.first)
+        assert start_of_b(trace) == start, name
 
 
 @pytest.mark.parametrize("fault", sorted(PLANTED))

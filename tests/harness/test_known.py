@@ -37,6 +37,16 @@ def test_a_bug_of_another_mode_is_not_tried() -> None:
     assert ids("context-end-reads", "0.5.23") == []
 
 
+def test_a_bug_of_overlap_is_tried_where_the_draft_reads_the_target_s_rows_which_always_runs_with_it() -> None:
+    entry = LEDGER["retracted-stream"]
+
+    def found(model: str) -> list[str]:
+        return [one.id for one in candidates(replace(entry.case, model=model), entry.rule, DEFAULT_RUN, "0.5.23")]
+
+    assert found("llama-tiny") == []
+    assert found("gemma-4-assistant-window") == ["retracted-stream"]
+
+
 def test_a_search_asks_for_a_bug_where_a_case_is_like_any_that_shows_it() -> None:
     """A retracted request samples, or has penalties or a grammar; a plain one shows nothing."""
     penalized, constrained = LIVE.also

@@ -23,6 +23,7 @@ from .look_ups import look_ups_of
 from .masks import Masks
 from .pools import Allocation, Pool
 from .proposals import proposals_of
+from .reads import reads_of
 from .scratch import Scratch, scratch_of
 from .speculation import speculation
 from .states import states_of
@@ -96,6 +97,7 @@ class Taps:
         self.states = states_of(scheduler) if self.numbers else None
         self.host_tier = host_tier_of(scheduler) if self.numbers and self.records else None
         self._look_ups = look_ups_of(scheduler, self.allocation, self.host_tier) if self.numbers and self.records else None
+        self._reads = reads_of(scheduler, self.allocation) if self.numbers and self.records else None
         self._rows = ChangedRows(self.allocation, self.pools)
         self._accepted = Accepted()
         self._coins = Coins()
@@ -129,6 +131,8 @@ class Taps:
             self.states.watch(self._wraps)
         if self._look_ups is not None:
             self._look_ups.watch(self._wraps, self.writer.add_look_up)
+        if self._reads is not None:
+            self._reads.watch(self._wraps, self.writer.add_read)
         self._accepted.start()
         self._grammars.start()
         return self

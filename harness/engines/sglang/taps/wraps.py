@@ -14,8 +14,12 @@ class Wraps:
 
     def method(self, owner: Any, name: str, around: Around) -> None:
         """Of this object alone; others of its class are untouched."""
+        before = vars(owner).get(name)
         self._set(owner, name, around)
-        self._undo.append(lambda: delattr(owner, name))  # the class's own method shows again
+        if before is None:
+            self._undo.append(lambda: delattr(owner, name))  # the class's own method shows again
+        else:  # somebody else stands around it already
+            self._undo.append(lambda: setattr(owner, name, before))
 
     def function(self, module: Any, name: str, around: Around) -> None:
         """As the code of this module calls it."""

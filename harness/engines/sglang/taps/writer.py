@@ -31,7 +31,7 @@ class Writer:
     def __init__(self, recorder: Takes) -> None:
         self.iteration = 0
         self._recorder = recorder
-        # of batches, copies, look-ups and what the choice of steps was told, each by its stage
+        # of batches, copies, look-ups, results before a retraction and what the choice of steps was told, each by its stage
         self._numbered: Counter[str] = Counter()
         self._forwards = 0  # those in a CUDA graph are not seen, so batches are counted, too
         self._rounds: dict[str, int] = {}  # request -> how often it was verified
@@ -62,6 +62,10 @@ class Writer:
     def add_look_up(self, request: str, tensors: dict[str, Array]) -> None:
         """The record of what the prefix cache had when a request was looked up in it."""
         self._add_numbered("looked_up", request, {}, tensors)
+
+    def add_read(self, tensors: dict[str, Array]) -> None:
+        """The record of what the prefix cache had when a result was looked at before a retraction by an event."""
+        self._add_numbered("read", "", {}, tensors)
 
     def add_fed(self, numbers: dict[str, int], tensors: dict[str, Array]) -> None:
         """The record of what a decode batch's result told the choice of steps."""
