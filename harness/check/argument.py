@@ -65,11 +65,7 @@ def argue(
         lines += ["", *(line for text in differs.lines() for line in fold(text, columns))]
     elif verdict.status == "equal" and (text := unknown_changes(engine.version)):
         lines += ["", *fold(text, columns)]
-    if verdict.unseen:
-        parts = ", ".join(f"{rule} {number}" for rule, number in sorted(verdict.unseen.items()))
-        text = f"Not seen ({_why_unseen(engine, verdict.unseen)}): {parts}."
-        lines += ["", *fold(text, columns)]
-    lines += _unjudged(verdict, columns)
+    lines += [*_unseen(verdict, engine, columns), *_unjudged(verdict, columns)]
     headers = [header, *(one.header for one in (trace.others if trace is not None else ()))]
     unchecked = sorted({name for one in headers for name in one.fallbacks})
     if unchecked:
@@ -87,6 +83,14 @@ def _later(verdict: Verdict, columns: int) -> list[str]:
     total = sum(verdict.later.values())
     parts = ", ".join(f"{rule} {number}" for rule, number in sorted(verdict.later.items()))
     return ["", *fold(f"After it {count(total, 'more comparison')} diverged, which may follow from it: {parts}.", columns)]
+
+
+def _unseen(verdict: Verdict, engine: EngineInfo, columns: int) -> list[str]:
+    """What could not be seen in this mode."""
+    if not verdict.unseen:
+        return []
+    parts = ", ".join(f"{rule} {number}" for rule, number in sorted(verdict.unseen.items()))
+    return ["", *fold(f"Not seen ({_why_unseen(engine, verdict.unseen)}): {parts}.", columns)]
 
 
 def _unjudged(verdict: Verdict, columns: int) -> list[str]:
