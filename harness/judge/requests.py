@@ -474,7 +474,7 @@ class RequestJudge:
     def _decided(self, number: int, record: Record, decided: list[int]) -> None:
         """What verify committed: the target's argmax after each accepted node, or what the coins decided."""
         story, round = self._stories[record.request], self._round(record)
-        logits = story.target.logits[round.committed : round.end]
+        logits = story.chosen_by(round)
         judged = len(story.allowing(range(round.committed, round.end)))
         for n, token in enumerate(decided):
             sent = story.tokens[len(story.prompt) : round.committed + 1 + n]

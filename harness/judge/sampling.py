@@ -95,7 +95,7 @@ class Samples:
         asked = self._case.request(record.request).sampling or _GREEDY
         accepted = range(round.committed, round.end)
         judged = story.allowing(accepted)
-        logits = story.target.logits[judged.start : judged.stop]
+        logits = story.chosen_by(round)[: len(judged)]
         targets = self._trace.tensor(number, "target_probabilities")[: len(logits)]
         if "target_logits" in record.tensors:
             own = self._trace.tensor(number, "target_logits")[: len(logits)]

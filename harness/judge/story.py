@@ -65,6 +65,8 @@ class Round:
     selected   candidates that became nodes 1..D-1
     expanded   candidates of each step's frontier [(S-1)*k], and their tokens: frontier
     path       accepted nodes
+    penalized  [end - M, V] logits that its tokens were chosen by, where penalties count what was sent before a round and another
+               one began within its rows, as after a retraction that lost this one; None: those of the rows
     proposed   tokens of all candidates; none where the trace has them only as they were expanded and selected
     """
 
@@ -79,6 +81,7 @@ class Round:
     end: int
     path: list[int] = field(default_factory=list)
     proposed: list[int] = field(default_factory=list)
+    penalized: Array | None = None
 
 
 @dataclass(slots=True)
@@ -152,6 +155,10 @@ class Story:
     def goes_on_behind(self, row: int) -> bool:
         """Whether a token is told behind this row. None is where an engine goes on from a prompt that it has half read."""
         return row + 1 < len(self.tokens)
+
+    def chosen_by(self, round: Round) -> Array:
+        """Logits [end - M, V] that a round's tokens were chosen by. Raises ValueError if the reference has none."""
+        return self.target.logits[round.committed : round.end] if round.penalized is None else round.penalized
 
     def allowing(self, rows: range) -> range:
         """Those of these rows that come before the first one in which no token is allowed."""
@@ -479,6 +486,11 @@ def _asked(case: Case, story: Story, rows: ReferenceRows) -> ReferenceRows:
     logits = asked_logits(case, request, story.tokens, began, rows.logits)
     if logits is None:
         return rows
+    for round in story.rounds if request.penalized else ():
+        own = dict.fromkeys(range(round.committed, round.end), round.committed)
+        if any(began[row] != round.committed for row in own):
+            changed = asked_logits(case, request, story.tokens, own, rows.logits)
+            round.penalized = None if changed is None else changed[round.committed : round.end]
     story.impossible = first_impossible(request, logits)
     return replace(rows, logits=logits, plain=rows.logits)
 
