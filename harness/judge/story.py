@@ -65,7 +65,7 @@ class Round:
     selected   candidates that became nodes 1..D-1
     expanded   candidates of each step's frontier [(S-1)*k], and their tokens: frontier
     path       accepted nodes
-    penalized  [end - M, V] logits that its tokens were chosen by, where penalties count what was sent before a round and another
+    penalized  [end - M, V] logits that its tokens were chosen by, where penalties count what was sent before it, and another
                one began within its rows, as after a retraction that lost this one; None: those of the rows
     proposed   tokens of all candidates; none where the trace has them only as they were expanded and selected
     """
