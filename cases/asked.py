@@ -5,13 +5,15 @@ request shrinks to one that asks for nothing.
 """
 
 from collections.abc import Callable, Collection
+from math import isfinite
 from typing import Literal
 
 import msgspec
 from hypothesis import strategies as st
 
 from eagletwin.harness.core.case import Ask, Bias, Case, Logprobs, Penalties, Processor, Request
-from eagletwin.harness.core.grammar import aborted_unread
+from eagletwin.harness.core.grammar import aborted_unread, writes
+from eagletwin.harness.core.logits import processed
 from eagletwin.harness.families import RECIPES
 
 from .aborts import aborted_in_steps
@@ -84,6 +86,24 @@ def _grammar(draw: st.DrawFn, request: Request, _vocabulary: int) -> Request:
     return msgspec.structs.replace(request, grammar=wanted if draw(st.integers(0, 3)) else None)
 
 
+def _possible(case: Case, request: Request, vocabulary: int) -> Request:
+    """With a processor that leaves a grammar a token. Where llguidance allows one token alone, a processor that forbids it
+    leaves none: nothing can be judged from there on. xgrammar allows all tokens of a text, and a processor a part of them.
+
+    min_new_tokens may forbid the same token, as a stop token. It rarely does, and such a request stays as it is.
+    """
+    own, guided = request.processor, case.engine.sglang.grammar_backend == "llguidance"
+    if own is None or own.kind != "forbid" or request.grammar is None or not guided:
+        return request
+    needed = writes(request.grammar)
+    for further in range(SEEDS):
+        processor = msgspec.structs.replace(own, seed=(own.seed + further) % SEEDS)
+        more = processed(processor, vocabulary)
+        if all(isfinite(more[token]) for token in needed):
+            return msgspec.structs.replace(request, processor=processor)
+    raise ValueError(f"each of {SEEDS} processors forbids one of the tokens {needed}")
+
+
 ASKS: dict[Ask, Callable[[st.DrawFn, Request, int], Request]] = {
     "stream": _stream,
     "min_p": _min_p,
@@ -119,7 +139,7 @@ def asking(draw: st.DrawFn, cases: st.SearchStrategy[Case], asks: Collection[str
                 request = drawn(draw, request, vocabulary)
         if aborted_unread(case, request):  # no such case is admitted
             request = msgspec.structs.replace(request, grammar=None)
-        requests.append(request)
+        requests.append(_possible(case, request, vocabulary))
     case = msgspec.structs.replace(case, requests=tuple(requests))
     case = with_adapters(draw, case) if ADAPTER in asks else case
     case = with_samples(draw, case) if SEVERAL in asks else case

@@ -41,7 +41,7 @@ def possible_targets(
 
     A cut is in doubt if logits tie with the pivot within twice their error, or a sum reaches top_p within its own, or a logit
     is as far below the largest as min_p allows, within twice its error. A logit of minus infinity is never kept. Raises
-    ValueError if more than MOST_ROWS are possible.
+    ValueError if more than MOST_ROWS are possible, or none is: where no logit is finite.
     """
     near = 2 * logit_error / temperature + 2.0**-20  # and float32's probabilities may tie where logits do not
     error = softmax_error(logit_error, temperature, len(logits))
@@ -101,6 +101,8 @@ def _possible(logits: Tensor, cuts: Cuts, near: float, error: float, *, together
     exact = logits.double() / cuts.temperature
     doubt = _Doubt(exact, near, together=together)
     able = [int(token) for token in logits.isfinite().nonzero()]
+    if not able:
+        raise ValueError("no logit is finite: there is nothing to sample from")
     kept_sets = {frozenset(able)} if cuts.top_k >= len(able) else doubt.largest(able, [cuts.top_k])
     if cuts.top_p < 1:
         kept_sets = {cut for kept in kept_sets for cut in doubt.of_mass(sorted(kept), cuts.top_p, error)}

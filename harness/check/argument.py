@@ -8,7 +8,7 @@ from eagletwin.harness.core.records import EngineInfo, Header
 from eagletwin.harness.core.terminal import fold
 from eagletwin.harness.core.trace import Trace
 from eagletwin.harness.core.verdict import DECLARED_VIEW, SAID, Divergence, Verdict, View, rules_of
-from eagletwin.harness.core.words import count, others_in_plain_decode
+from eagletwin.harness.core.words import asked_the_impossible, count, others_in_plain_decode
 from eagletwin.harness.judge.model import model_of
 from eagletwin.harness.judge.owners import Owners, whose
 
@@ -65,10 +65,7 @@ def argue(
         lines += ["", *(line for text in differs.lines() for line in fold(text, columns))]
     elif verdict.status == "equal" and (text := unknown_changes(engine.version)):
         lines += ["", *fold(text, columns)]
-    if verdict.unseen:
-        parts = ", ".join(f"{rule} {number}" for rule, number in sorted(verdict.unseen.items()))
-        text = f"Not seen ({_why_unseen(engine, verdict.unseen)}): {parts}."
-        lines += ["", *fold(text, columns)]
+    lines += [*_unseen(verdict, engine, columns), *_unjudged(verdict, columns)]
     headers = [header, *(one.header for one in (trace.others if trace is not None else ()))]
     unchecked = sorted({name for one in headers for name in one.fallbacks})
     if unchecked:
@@ -86,6 +83,24 @@ def _later(verdict: Verdict, columns: int) -> list[str]:
     total = sum(verdict.later.values())
     parts = ", ".join(f"{rule} {number}" for rule, number in sorted(verdict.later.items()))
     return ["", *fold(f"After it {count(total, 'more comparison')} diverged, which may follow from it: {parts}.", columns)]
+
+
+def _unseen(verdict: Verdict, engine: EngineInfo, columns: int) -> list[str]:
+    """What could not be seen in this mode."""
+    if not verdict.unseen:
+        return []
+    parts = ", ".join(f"{rule} {number}" for rule, number in sorted(verdict.unseen.items()))
+    return ["", *fold(f"Not seen ({_why_unseen(engine, verdict.unseen)}): {parts}.", columns)]
+
+
+def _unjudged(verdict: Verdict, columns: int) -> list[str]:
+    """What was not judged, since a request asks for what cannot be."""
+    if not verdict.impossible:
+        return []
+    parts = ", ".join(f"{rule} {number}" for rule, number in sorted(verdict.unjudged.items()))
+    where = asked_the_impossible(verdict.impossible) + (f": {parts}" if parts else "")
+    text = f"Not judged (what it asks for together allows no token there): {where}."
+    return ["", *fold(text, columns)]
 
 
 def _why_unseen(engine: EngineInfo, unseen: Mapping[str, int]) -> str:

@@ -38,6 +38,12 @@ def spelled(letters: str) -> list[int]:
     return found
 
 
+def writes(grammar: Grammar) -> list[int]:
+    """Tokens with which a tokenizer may write texts of a grammar, by the letters that it has."""
+    letters = {letter for rule in grammar.rules for letter in rule if letter in _LETTERS}
+    return [token for token, own in enumerate(WORDS) if own and letters.issuperset(own)]
+
+
 def ends(vocabulary: int) -> list[int]:
     """Tokens that end a text."""
     return [token for token in range(vocabulary) if not word(token)]

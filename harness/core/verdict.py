@@ -388,6 +388,9 @@ class Verdict(Struct, frozen=True, kw_only=True):
     checked    how many records each rule looked at: a rule that looked at nothing proves nothing
     unseen     how many comparisons of a rule could not be made: what they look at ran in a CUDA graph, was drawn by a coin that
                is not recorded, or is a count that the release does not send
+    impossible the requests that asked for what cannot be, each with the number of the output token from which on nothing of
+               it could be judged: its grammar, its processor, its bias and its min_new_tokens together allow no token there
+    unjudged   how many comparisons of a rule were left out for that
     without    rules that were switched off
     view       what a node of a draft tree was held to attend to, or a stored row to be, if that is not what is declared
     headroom   largest float error found among equal numbers, as a share of its bound
@@ -407,6 +410,8 @@ class Verdict(Struct, frozen=True, kw_only=True):
     exercised: tuple[str, ...] = ()
     checked: dict[str, int] = {}
     unseen: dict[str, int] = {}
+    impossible: dict[str, int] = {}
+    unjudged: dict[str, int] = {}
     without: tuple[str, ...] = ()
     view: str = ""
     headroom: float = 0.0

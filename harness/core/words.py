@@ -1,5 +1,7 @@
 """Numbers in what is printed: 1 case, 2 cases; once, 3 times."""
 
+from collections.abc import Mapping
+
 
 def count(number: int, word: str) -> str:
     """So many of a thing whose plural ends in s."""
@@ -8,6 +10,11 @@ def count(number: int, word: str) -> str:
 
 def times(number: int) -> str:
     return "once" if number == 1 else f"{number} times"
+
+
+def asked_the_impossible(tokens: Mapping[str, int]) -> str:
+    """From where on requests are not judged that ask for what cannot be. tokens: see Verdict.impossible."""
+    return " and ".join(f"request {name} from its output token {token} on" for name, token in tokens.items())
 
 
 def others_in_plain_decode(tokens: int) -> str:

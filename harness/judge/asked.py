@@ -34,6 +34,17 @@ def asked_logits(case: Case, request: Request, tokens: Sequence[int], began: Map
     return changed
 
 
+def first_impossible(request: Request, logits: Array) -> int | None:
+    """The first row, from the prompt's last on, of changed logits [n, V] in which no token is allowed; None: there is none.
+
+    What a request asks for together may be impossible: a grammar allows one token, and a processor forbids it. No token is
+    right there. SGLang gives one nevertheless, and aborts the request if its grammar refuses it.
+    """
+    first = len(request.prompt) - 1
+    nothing = np.flatnonzero(np.isneginf(logits[first:]).all(-1))
+    return first + int(nothing[0]) if nothing.size else None
+
+
 def before_additions(request: Request, row: Array) -> Array:
     """A changed row of logits [V] without what the request's bias and processor add to it. -> [V]
 

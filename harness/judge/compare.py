@@ -9,7 +9,8 @@ consequences, whatever order the engine happened to record them in.
 
 from bisect import bisect_right
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Literal
 
@@ -96,6 +97,8 @@ class Findings:
     exhibits: dict[tuple[int, ...], Exhibit] = field(default_factory=dict)
     checked: Counter[str] = field(default_factory=Counter)
     unseen: Counter[str] = field(default_factory=Counter)
+    impossible: dict[str, int] = field(default_factory=dict)
+    unjudged: Counter[str] = field(default_factory=Counter)
     choices: int = 0
     ties: int = 0
     adopted: int = 0
@@ -154,6 +157,7 @@ class Compare:
         self._floats: list[_Floats] = []
         self._choices: list[_Choice] = []
         self._waiting = 0
+        self._away = False
 
     def settled(self) -> Findings:
         """The results of all comparisons."""
@@ -161,17 +165,39 @@ class Compare:
         return self._findings
 
     def on(self, rule: str) -> bool:
-        """Whether a rule is to be checked; counts that it was."""
+        """Whether a rule is to be checked; counts that it was, or that it could not be."""
         if rule in self._without:
+            return False
+        if self._away:
+            self.left_out(rule, 1)
             return False
         self._checked[rule] = self._checked.get(rule, 0) + 1
         self._rank += 1
         return True
 
+    @contextmanager
+    def looking_away(self, away: bool) -> Iterator[None]:
+        """Within it no comparison is made if `away`: a request asks for what cannot be, and no number is right. Each that would
+        have been made is counted."""
+        before, self._away = self._away, self._away or away
+        try:
+            yield
+        finally:
+            self._away = before
+
+    def left_out(self, rule: str, times: int) -> None:
+        """Comparisons of a rule that are not made for the same reason."""
+        if times and rule not in self._without:
+            self._findings.unjudged[rule] += times
+
+    def asks_the_impossible(self, request: str, token: int) -> None:
+        """Nothing of a request can be judged from this output token on."""
+        self._findings.impossible[request] = token
+
     def not_seen(self, rules: tuple[str, ...], times: int) -> None:
         """Comparisons of these rules that could not be made, `times` of each: what they look at ran in a CUDA graph."""
         for rule in rules:
-            if rule not in self._without:
+            if rule not in self._without and not self._away:
                 self._findings.unseen[rule] += times
 
     def decided(self, choices: int, ties: int) -> None:

@@ -37,7 +37,8 @@ class Grammars:
         if self._any:
             sent = story.tokens[len(story.prompt) : place.record.numbers["end"]]
             self._masked(number, place, [sent], "after the prefill")
-            self.given(place, sent, self._trace.integers(number, "next_token")[0], "token of the prefill")
+            with self._compare.looking_away(story.impossible == place.record.numbers["end"] - 1):
+                self.given(place, sent, self._trace.integers(number, "next_token")[0], "token of the prefill")
 
     def verify(self, number: int, place: Place, story: Story, round: Round, parents: Sequence[int] | None) -> None:
         """The nodes of a round, whose parents [D] these are."""

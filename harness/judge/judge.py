@@ -146,6 +146,8 @@ def _without_divergence(findings: Findings, reached: tuple[str, ...], without: f
         exercised=reached,
         checked=dict(findings.checked),
         unseen=dict(findings.unseen),
+        impossible=findings.impossible,
+        unjudged=dict(findings.unjudged),
         without=tuple(sorted(without)),
         view="" if view in (DECLARED_VIEW, "last_fed") else view,
         headroom=findings.headroom,
@@ -200,6 +202,7 @@ def _reason_for_doubt(trace: Trace, verdict: Verdict, view: View) -> str:
         if gap:
             return f"the trace{f' of rank {rank}' if trace.others else ''} is not complete: {gap}"
     abortable = {event.request for event in trace.header.case.events if event.kind == "abort"}
+    abortable |= verdict.impossible.keys()  # its grammar refuses whatever token it was given
     for record in trace.header.records if model_of(trace.header).numbers else ():  # a server's clients may hang up
         if record.stage == "finished" and record.numbers["aborted"] and record.request not in abortable:
             return f"the scheduler aborted request {record.request} before its end"

@@ -103,6 +103,8 @@ def merge_ranks(trace: Trace, each: Sequence[Findings], without: frozenset[str])
         findings.exhibits |= {(*order, rank): shown for order, shown in one.exhibits.items()}
         findings.checked += one.checked
         findings.unseen += one.unseen
+        findings.impossible |= one.impossible
+        findings.unjudged += one.unjudged
         findings.choices += one.choices
         findings.ties += one.ties
         findings.adopted += one.adopted

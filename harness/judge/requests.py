@@ -24,6 +24,7 @@ from .compare import Compare, Findings, Phase, Place
 from .events import Events
 from .grammars import Grammars
 from .hits import Hits
+from .impossible import impossible
 from .kept import KeptRows
 from .layers import Layers
 from .model import model_of
@@ -70,6 +71,9 @@ class RequestJudge:
         self._steps = Steps(trace, self._compare)
         self._aborts = Aborts(trace, self._compare)
         self._plain = PlainDecode(trace, stories, self._compare, bounds)
+        self._impossible = impossible(trace, stories)
+        for name, one in self._impossible.items():
+            self._compare.asks_the_impossible(name, one.token)
         self._layers = None
         if self._model.mtp_layers:
             stored = view if view == "committed" else "last_fed"
@@ -102,7 +106,9 @@ class RequestJudge:
             "plain": self._plain.said,
         }
         for number, record in enumerate(self._trace.header.records):
-            checks[record.stage](number, record)
+            behind = record.request in self._impossible and number > self._impossible[record.request].number
+            with self._compare.looking_away(behind):
+                checks[record.stage](number, record)
         Events(self._trace, self._compare).check()
         return self._compare.settled()
 
@@ -197,10 +203,11 @@ class RequestJudge:
             place, logits = Place(record, "target.extend", output=True), story.target.logits[end - 1]
             self._grammars.prefill(number, place, story)
             sampling = self._case.sampled(record.request)
-            if sampling is None:
-                self._compare.choice(place, "output.tokens", logits, token, index)
-            else:
-                self._samples.first_token(place, sampling, logits, token, index)
+            with self._compare.looking_away(story.impossible == end - 1):
+                if sampling is None:
+                    self._compare.choice(place, "output.tokens", logits, token, index)
+                else:
+                    self._samples.first_token(place, sampling, logits, token, index)
         self._states.committed(number, record, "target.extend", story, end - 1)
         self._tracked.prefill(record)
         self._stored(number, record, "target.extend", "draft.extend")
@@ -420,12 +427,21 @@ class RequestJudge:
         return _block(round.committed, round.nodes)
 
     def _verify(self, number: int, record: Record) -> None:
-        story, round, numbers = self._stories[record.request], self._round(record), record.numbers
+        story, round = self._stories[record.request], self._round(record)
         decided = story.tokens[round.committed + 1 : round.end + 1]
         parents, tokens = parents_of(self._case, round), [round.bonus, *round.drafted]
         if self._model.numbers:
             self._grammars.verify(number, Place(record, "verify"), story, round, parents)
             self._decided(number, record, decided)
+        rows = range(round.committed, round.end)
+        with self._compare.looking_away(story.allowing(rows) != rows):
+            self._walked(number, record, decided, parents, tokens)
+
+    def _walked(
+        self, number: int, record: Record, decided: list[int], parents: Sequence[int] | None, tokens: list[int]
+    ) -> None:
+        """The path through the nodes, whose parents and tokens these are, and what is committed along it."""
+        story, round, numbers = self._stories[record.request], self._round(record), record.numbers
         place = Place(record, "verify", len(decided))
         if parents is not None:
             argmax = [-1] * len(tokens)  # of nodes off the path, where it is not compared
@@ -459,10 +475,12 @@ class RequestJudge:
     def _decided(self, number: int, record: Record, decided: list[int]) -> None:
         """What verify committed: the target's argmax after each accepted node, or what the coins decided."""
         story, round = self._stories[record.request], self._round(record)
-        logits = story.target.logits[round.committed : round.end]
+        logits = story.chosen_by(round)
+        judged = len(story.allowing(range(round.committed, round.end)))
         for n, token in enumerate(decided):
             sent = story.tokens[len(story.prompt) : round.committed + 1 + n]
-            self._grammars.given(Place(record, "verify", n), sent, token, f"token committed after accepted node {n}")
+            with self._compare.looking_away(n >= judged):
+                self._grammars.given(Place(record, "verify", n), sent, token, f"token committed after accepted node {n}")
         by_coins = False
         if self._case.samples:
             layers = self._layers
@@ -470,7 +488,8 @@ class RequestJudge:
             by_coins = self._samples.verified(number, record, story, round, parents_of(self._case, round), proposed_from)
         for n, token in enumerate(() if by_coins else decided):
             index = f"token committed after node {n}" if self._case.topk == 1 else f"token committed after accepted node {n}"
-            self._compare.choice(Place(record, "verify", n), "verify.accept", logits[n], token, index)
+            with self._compare.looking_away(n >= judged):
+                self._compare.choice(Place(record, "verify", n), "verify.accept", logits[n], token, index)
 
     def _draft_extend_decode(self, number: int, record: Record) -> None:
         round, place = self._round(record), Place(record, "draft.extend_decode")

@@ -93,11 +93,13 @@ class Samples:
             return sampling is not None
         self._coins(number, record, place, sampling)
         asked = self._case.request(record.request).sampling or _GREEDY
-        logits = story.target.logits[round.committed : round.end]
+        accepted = range(round.committed, round.end)
+        judged = story.allowing(accepted)
+        logits = story.chosen_by(round)[: len(judged)]
         targets = self._trace.tensor(number, "target_probabilities")[: len(logits)]
         if "target_logits" in record.tensors:
             own = self._trace.tensor(number, "target_logits")[: len(logits)]
-            computed = logits if story.target.plain is None else story.target.plain[round.committed : round.end]
+            computed = logits if story.target.plain is None else story.target.plain[judged.start : judged.stop]
             self._made_of_its_logits(place, asked, logits, targets, own, computed)
         else:  # up to schema 3
             self._made_of_the_reference(place, asked, logits, targets)
@@ -107,7 +109,9 @@ class Samples:
             self._draft_probabilities(place, asked, proposed_from, drafts, round)
         if sampling is None:
             return False  # what a greedy request must commit depends on no coin
-        self._decisions(number, record, round, parents, targets, drafts)
+        with self._compare.looking_away(judged != accepted):
+            self._decisions(number, record, round, parents, targets, drafts)
+        self._compare.left_out("verify.probabilities", len(accepted) - len(judged))
         return True
 
     def _coins(self, number: int, record: Record, place: Place, sampling: Sampling | None) -> None:

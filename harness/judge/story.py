@@ -31,7 +31,7 @@ from eagletwin.reference.recent import Recent
 from eagletwin.reference.rounds import committed_side_by_side, draft_rounds
 from eagletwin.reference.sizes import count_candidates
 
-from .asked import asked_logits
+from .asked import asked_logits, first_impossible
 from .bounds import bounds_of
 from .choices import Choices, choices
 from .model import Model, model_of
@@ -65,6 +65,8 @@ class Round:
     selected   candidates that became nodes 1..D-1
     expanded   candidates of each step's frontier [(S-1)*k], and their tokens: frontier
     path       accepted nodes
+    penalized  [end - M, V] logits that its tokens were chosen by, where penalties count what was sent before it, and another
+               one began within its rows, as after a retraction that lost this one; None: those of the rows
     proposed   tokens of all candidates; none where the trace has them only as they were expanded and selected
     """
 
@@ -79,6 +81,7 @@ class Round:
     end: int
     path: list[int] = field(default_factory=list)
     proposed: list[int] = field(default_factory=list)
+    penalized: Array | None = None
 
 
 @dataclass(slots=True)
@@ -125,6 +128,7 @@ class Story:
     kept     of layers that keep a state, after each of these rows: the states [T-1, L, N, W, D], and the inputs of the
              convolution [T-1, L, C, K-1]
     rerouted a row of it was computed twice, and went to other experts
+    impossible  the first row in which no token is allowed by what the request asks for; None: there is none
     known    prefill or extend record -> M, the last token that was known when it was over
 
     A recording has no reference: its stories are tokens and rounds.
@@ -146,10 +150,19 @@ class Story:
     kept: tuple[Array, Array] | None = None
     known: dict[int, int] = field(default_factory=dict)
     rerouted: bool = False
+    impossible: int | None = None
 
     def goes_on_behind(self, row: int) -> bool:
         """Whether a token is told behind this row. None is where an engine goes on from a prompt that it has half read."""
         return row + 1 < len(self.tokens)
+
+    def chosen_by(self, round: Round) -> Array:
+        """Logits [end - M, V] that a round's tokens were chosen by. Raises ValueError if the reference has none."""
+        return self.target.logits[round.committed : round.end] if round.penalized is None else round.penalized
+
+    def allowing(self, rows: range) -> range:
+        """Those of these rows that come before the first one in which no token is allowed."""
+        return rows if self.impossible is None else range(rows.start, min(rows.stop, max(rows.start, self.impossible)))
 
     @property
     def target(self) -> ReferenceRows:
@@ -471,7 +484,15 @@ def _asked(case: Case, story: Story, rows: ReferenceRows) -> ReferenceRows:
     request = case.request(story.name)
     began = {row: round.committed for round in story.rounds for row in range(round.committed, round.end)}
     logits = asked_logits(case, request, story.tokens, began, rows.logits)
-    return rows if logits is None else replace(rows, logits=logits, plain=rows.logits)
+    if logits is None:
+        return rows
+    for round in story.rounds if request.penalized else ():
+        own = dict.fromkeys(range(round.committed, round.end), round.committed)
+        if any(began[row] != round.committed for row in own):
+            changed = asked_logits(case, request, story.tokens, own, rows.logits)
+            round.penalized = None if changed is None else changed[round.committed : round.end]
+    story.impossible = first_impossible(request, logits)
+    return replace(rows, logits=logits, plain=rows.logits)
 
 
 def _of_their_depth(case: Case, expanded: Array) -> Array:

@@ -6,7 +6,7 @@ import pytest
 from msgspec.structs import replace
 
 from eagletwin.cases.regressions import LEDGER
-from eagletwin.harness.core.case import Case, Event, Penalties, Request
+from eagletwin.harness.core.case import Case, EngineSettings, Event, Penalties, Request, Sampling, SGLangSettings
 from eagletwin.harness.core.patch import Edit, Patch
 from eagletwin.harness.engines.host import Host
 from eagletwin.harness.judge.judge import judge
@@ -100,6 +100,39 @@ def test_a_greedy_request_with_penalties_shows_a_retracted_chunk_s_tail_as_well(
     assert (red.status, red.rule) == ("diverged", entry.rule)
     _, green = run(case, *FIXED, *remedy.edits)
     assert green.status == "equal"
+
+
+def test_a_round_that_a_retraction_lost_is_judged_by_what_was_sent_when_it_began(overlapped: Host, tmp_path: Path) -> None:
+    """`c` committed two tokens in round 1, which was lost. Round 2 began behind the first of them, which counts there."""
+    settings = SGLangSettings(max_total_tokens=152)
+    case = Case(
+        name="lost-round",
+        model="llama-tiny",
+        num_steps=4,
+        topk=4,
+        num_draft_tokens=5,
+        page_size=4,
+        requests=tuple(
+            Request(
+                id=name,
+                prompt=tuple(range(10 + 9 * n, 22 + 9 * n)),
+                max_new_tokens=24,
+                arrive=2 * n,
+                penalties=Penalties(frequency=-2),
+                sampling=None if n else Sampling(temperature=0.5),  # so that logits are recorded
+            )
+            for n, name in enumerate("abc")
+        ),
+        exercises=("retraction_in_decode", "penalized"),
+        engine=EngineSettings(sglang=settings),
+    )
+    entries = ("penalties-2", "certain-node", "retracted-chunk-tail")
+    patches = tuple(remedy for entry in entries if (remedy := LEDGER[entry].remedy) is not None)
+    trace = overlapped.engine(case, patches).run(case, tmp_path)
+    rounds = [one.numbers for one in trace.header.records if one.stage == "verify" and one.request == "c"]
+    lost, again = rounds[1], rounds[2]
+    assert lost["seq_len"] < again["seq_len"] < lost["new_seq_len"]
+    assert judge(trace).status == "equal"
 
 
 def test_the_candidate_fix_holds_where_a_round_is_launched_before_the_one_before_is_processed(

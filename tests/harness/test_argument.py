@@ -90,6 +90,18 @@ EQUAL  pr-25015 on SGLang 0.5.23 (cpu)
     )
 
 
+def test_of_a_request_that_asks_for_what_cannot_be_the_report_says_what_is_not_judged() -> None:
+    verdict = Verdict(
+        status="equal",
+        checked={"draft.kv": 1},
+        impossible={"b": 2, "c": 0},
+        unjudged={"output.tokens": 2, "draft.kv": 3},
+    )
+    text = " ".join(argue(header(Ending(kind="finished")), verdict).split())
+    where = "request b from its output token 2 on and request c from its output token 0 on"
+    assert f"Not judged (what it asks for together allows no token there): {where}: draft.kv 3, output.tokens 2." in text
+
+
 def test_what_was_not_seen_has_the_reasons_of_its_mode() -> None:
     verdict = Verdict(status="equal", checked={"draft.kv": 1}, unseen={"draft.proposal": 2})
     plain = header(Ending(kind="finished"))

@@ -1,5 +1,7 @@
 """Which tokens an engine may have kept that cut in float32: by its own logits hardly any cut is in doubt."""
 
+import itertools
+
 import pytest
 import torch
 from hypothesis import given, settings
@@ -80,6 +82,15 @@ def test_equal_logits_are_kept_together() -> None:
     assert [kept(row) for row in targets_of_float32(logits, 1.0, 11, 1.0, 0.1)] == [list(range(10))]
     with pytest.raises(ValueError, match="tie at a cut"):
         possible_targets(logits, 1.0, 4, 1.0, 1e-6)
+
+
+def test_of_a_row_without_a_finite_logit_nothing_can_be_drawn() -> None:
+    logits = torch.full((5,), -torch.inf)
+    for top_k, top_p, min_p in itertools.product((2, 5), (1.0, 0.9), (0.0, 0.5)):
+        with pytest.raises(ValueError, match="no logit is finite"):
+            targets_of_float32(logits, 1.0, top_k, top_p, min_p)
+        with pytest.raises(ValueError, match="no logit is finite"):
+            possible_targets(logits, 1.0, top_k, top_p, 1e-6, min_p)
 
 
 def test_what_ties_in_float32_is_in_doubt() -> None:

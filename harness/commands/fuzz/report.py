@@ -68,6 +68,8 @@ def tally_text(search: Fuzz, findings: Sequence[ToReport], columns: int, *, inte
     text = f"{count(tally.cases, 'case')} in {seconds:.1f} s: {statuses}. {tally.ties} of {tally.choices} choices were ties."
     if tally.relaxed:
         text += f" {others_in_plain_decode(tally.relaxed)}"
+    if tally.impossible:
+        text += f" {count(tally.impossible, 'case')} had a request that asks for what cannot be, and is judged up to there."
     lines += fold(text, columns, "")
     if tally.undecided:
         most = "" if tally.undecided <= MOST_UNDECIDED * tally.cases else f", more than the {MOST_UNDECIDED:.0%} that may be"

@@ -46,7 +46,8 @@ class KnownBug:
 @dataclass(slots=True)
 class Tally:
     """Figures of a search so far. topics: what its cases had, of unsearched.TOPICS; refused: why engines would not start, by
-    what they were to run; tried: cases that were run again to tell what they show, and tries: those runs."""
+    what they were to run; impossible: cases with a request that asks for what cannot be; tried: cases that were run again to
+    tell what they show, and tries: those runs."""
 
     cases: int = 0
     statuses: Counter[str] = field(default_factory=Counter)
@@ -57,6 +58,7 @@ class Tally:
     choices: int = 0
     ties: int = 0
     relaxed: int = 0
+    impossible: int = 0
     undecided: int = 0
     headroom: float = 0.0
     fallbacks: Counter[str] = field(default_factory=Counter)
@@ -74,6 +76,7 @@ class Tally:
         self.exercised.update(verdict.exercised)
         self.choices, self.ties = self.choices + verdict.choices, self.ties + verdict.ties
         self.relaxed += verdict.relaxed
+        self.impossible += bool(verdict.impossible)
         self.headroom = max(self.headroom, verdict.headroom)
         self.fallbacks.update(seen.fallbacks)
         self.changes.add(seen.differs)
