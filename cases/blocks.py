@@ -285,7 +285,7 @@ def _turns() -> list[str]:
 
 def _spread(turns: list[str], random: Random) -> list[tuple[str, bool]]:
     """A cycle's turns in their order, and whether each is a tree's. Recipes of one kind come at even distances, in chains and
-    trees by turns: a bug of one kind of draft is met in half the blocks that a mere shuffle takes to it."""
+    trees by turns: a shuffle may have those of one kind late, or all together."""
     kinds = dict[tuple[bool, ...], list[str]]()
     for name in random.sample(turns, len(turns)):
         recipe = RECIPES[name]

@@ -16,7 +16,8 @@ import tempfile
 import time
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
+from itertools import chain
 from pathlib import Path
 
 import msgspec
@@ -84,8 +85,7 @@ def search(entry: Entry, seeds: int, processes: int) -> Searched:
         found: list[Hit | None] = []
         while len(found) < seeds and (len(found) < GIVE_UP or any(found)):
             options = _options(len(found), run, unknown, processes)
-            with _blocks(Mends(host, run, unknown), options) as pool:
-                found.append(_live(entry, host, options, pool) if unknown else _undone(entry, host, options, pool))
+            found.append(_live(entry, host, options) if unknown else _undone(entry, host, options))
     told = f"view {entry.red.view}" if entry.red.view != DECLARED_VIEW else ""
     return Searched(entry.id, told, len(found), tuple(one for one in found if one is not None))
 
@@ -112,9 +112,11 @@ def _blocks(mends: Mends, options: SearchOptions) -> Iterator[Blocks]:
         yield several
 
 
-def _undone(entry: Entry, host: Host, options: SearchOptions, pool: Blocks) -> Hit | None:
-    with tempfile.TemporaryDirectory(prefix="eagletwin-") as scratch:
-        for finding in Fuzz(Trials(host, options.run), Path(scratch), options.plan, pool=pool).search():
+def _undone(entry: Entry, host: Host, options: SearchOptions) -> Hit | None:
+    with tempfile.TemporaryDirectory(prefix="eagletwin-") as scratch, ExitStack() as stack:
+        fuzz = Fuzz(Trials(host, options.run), Path(scratch), options.plan)
+        fuzz.pool = stack.enter_context(_blocks(fuzz.mends, options))
+        for finding in fuzz.search():
             if _is_of(entry, finding, host):
                 size = _size(finding.outcome.case)
                 return Hit(finding.cases, finding.seconds, finding.shrink_looks, finding.shrink_seconds, size, finding.partial)
@@ -130,11 +132,11 @@ def _that_mend(entry: Entry, host: Host, run: RunSpec) -> list[str]:
     return [one.id for one in apt if one is entry or Trials(host, mended(run, (one,))).look_alone(case).clean]
 
 
-def _live(entry: Entry, host: Host, options: SearchOptions, pool: Blocks) -> Hit | None:
+def _live(entry: Entry, host: Host, options: SearchOptions) -> Hit | None:
     """Nothing is shrunk."""
     begun, cases = time.monotonic(), 0
-    for block in pool.blocks():
-        for seen in block:
+    with _blocks(Mends(host, options.run, options.unknown), options) as pool:
+        for seen in chain.from_iterable(pool.blocks()):
             cases += isinstance(seen, CaseSeen)
             seconds = time.monotonic() - begun
             if isinstance(seen, CaseSeen) and _shows(entry, seen, host, options.run):

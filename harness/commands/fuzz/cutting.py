@@ -49,7 +49,7 @@ def _cuts(case: Case) -> Iterator[Case]:
             yield replace(case, events=(*case.events[:number], replace(event, step=step), *case.events[number + 1 :]))
     for number, request in enumerate(case.requests):
         for smaller in _shorter(request):
-            yield replace(case, requests=(*case.requests[:number], smaller, *case.requests[number + 1 :]))
+            yield _with_request(case, number, smaller)
     for number, chunk in enumerate(case.chunks):
         for less in (case.page_size, chunk - case.page_size):
             if 0 < less < chunk:
@@ -62,8 +62,12 @@ def _with_prompts_cut(case: Case, less: int) -> Iterator[Case]:
     """With one prompt shorter by as many tokens as its chunk: its last chunk has as many as before."""
     for number, request in enumerate(case.requests):
         if len(request.prompt) > less:
-            shorter = replace(request, prompt=request.prompt[less:])
-            yield replace(case, requests=(*case.requests[:number], shorter, *case.requests[number + 1 :]))
+            yield _with_request(case, number, replace(request, prompt=request.prompt[less:]))
+
+
+def _with_request(case: Case, number: int, request: Request) -> Case:
+    """With another one in this place."""
+    return replace(case, requests=(*case.requests[:number], request, *case.requests[number + 1 :]))
 
 
 def _without_sessions(case: Case) -> Iterator[Case]:
