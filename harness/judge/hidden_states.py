@@ -5,10 +5,15 @@ logits reads, after the final norm, or what the target hands on before it (Step-
 token has the states of its prompt as well, from the first row that was computed for it: SGLang keeps no states of rows in the
 prefix cache. A retraction computes rows again, and gives no state anew. A request with max_new_tokens 0 is given what would
 come with its first token.
+
+A message of no tokens may hold the prompt's rows so far: they are the first token's, and the client keeps what the last
+message holds. SGLang sends such messages where a request is retracted before the token of its prefill was counted.
 """
 
 from collections.abc import Callable, Sequence
-from itertools import pairwise
+from itertools import pairwise, zip_longest
+
+import numpy as np
 
 from eagletwin.harness.core.arrays import Array
 from eagletwin.harness.core.case import Request
@@ -52,10 +57,13 @@ class Given:
         self._compare.integers(place, _RULE, entries, shown, "rows (-1: a row itself) of item", 0)
         if shown == entries:
             self._rows(number, place, "given", states[first:], lambda n: f"hidden state of row {first + n}")
-        self._messages(number, record, wanted == "all", states[prompt - 1 :], unsent)
+        ends = {record.numbers["end"] for record in own if record.stage == "prefill"}
+        read = states[[end - 1 for end in sorted(ends) if end <= prompt]]
+        self._messages(number, record, wanted == "all", states[prompt - 1 :], unsent, read)
 
-    def _messages(self, number: int, record: Record, every: bool, states: Array, unsent: bool) -> None:
-        """What each message had. states: of each token; unsent: of one token that is not sent, as well."""
+    def _messages(self, number: int, record: Record, every: bool, states: Array, unsent: bool, read: Array) -> None:
+        """What each message had. states: of each token; unsent: of one token that is not sent, as well; read: of the prompt,
+        those that its prefills ended with."""
         if "sent" not in record.tensors:
             return
         place = Place(record, "finished")
@@ -63,10 +71,14 @@ class Given:
         so_far[-1:] = [count + unsent for count in so_far[-1:]]
         entries = [count if every else min(count, 1) for count in so_far]
         counts = self._trace.integers(number, "given_counts")
+        early = [count if not tokens else 0 for tokens, count in zip(so_far, counts, strict=False)]
+        entries = [count or min(more, 1) for count, more in zip_longest(entries, early, fillvalue=0)]
         self._compare.integers(place, _RULE, entries, counts, "entries of message", 0)
         if counts == entries:
-            lasts = states[[count - 1 for count in so_far if count]]
-            self._rows(number, place, "last", lasts, lambda n: f"last hidden state of message {n}")
+            told = [tokens for tokens, count in zip(so_far, counts, strict=True) if count]
+            shown = np.split(self._trace.array(number, "last_hidden"), self._trace.array(number, "last_widths").cumsum()[:-1])
+            lasts = [states[n - 1] if n else _nearest(read, row) for n, row in zip(told, shown, strict=True)]
+            self._rows(number, place, "last", np.array(lasts), lambda n: f"last hidden state of message {n}")
 
     def _rows(self, number: int, place: Place, name: str, expected: Array, row: Callable[[int], str]) -> None:
         widths = self._trace.integers(number, f"{name}_widths")
@@ -96,3 +108,8 @@ class Given:
                 possible.pop()
             possible.append(before.numbers["start"])
         return prompt - rows if prompt - rows in possible else possible[-1]
+
+
+def _nearest(rows: Array, shown: Array) -> Array:
+    """Of rows [R, N] the one that is nearest to what was shown; the first one where that has another width."""
+    return min(rows, key=lambda row: float(np.abs(row - shown).max())) if rows.shape[1:] == shown.shape else rows[0]

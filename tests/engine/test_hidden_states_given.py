@@ -1,17 +1,19 @@
 """The hidden states that a request is given (output.hidden), on the real scheduler with the candidate fixes of live bugs."""
 
 import pytest
+import torch
 from msgspec.structs import replace
+from torch import Tensor
 
 from eagletwin.cases.regressions import LEDGER
-from eagletwin.harness.core.case import Case, Request, Sampling
-from eagletwin.harness.core.patch import Edit
+from eagletwin.harness.core.case import Case, EngineSettings, Request, Sampling, SGLangSettings
+from eagletwin.harness.core.patch import Edit, Patch
 from eagletwin.harness.core.trace import Trace
 from eagletwin.harness.engines.host import Host
 from eagletwin.harness.judge.judge import judge
 
 from .asked import PROMPT, answered
-from .changes import Change, bump, changed, lengthen, nan, percent
+from .changes import Change, bump, changed, first, lengthen, nan, percent
 from .conftest import Runner
 
 # a: in chunks, streamed, retracted; b: behind a cached page; c: its last alone, it samples; d: none
@@ -35,6 +37,18 @@ LAST = Case(  # SGLang is started for the last ones alone
     exercises=("states_of_path",),
 )
 
+EARLY = Case(  # its second sample is retracted before the token of its prefill was counted: it is sent messages of no tokens
+    name="early-hidden-states",
+    model="llama-tiny",
+    num_steps=1,
+    topk=3,
+    page_size=16,
+    requests=(Request(id="b", prompt=tuple(range(7, 40)), max_new_tokens=2, hidden_states="all", n=2),),
+    chunks=(16, 32, 64),
+    exercises=("states_of_chunks", "retraction"),
+    engine=EngineSettings(sglang=SGLangSettings(max_total_tokens=272)),
+)
+
 
 def tree(model: str) -> Case:
     requests = tuple(Request(id=name, prompt=PROMPT[n:], max_new_tokens=9, hidden_states="all") for n, name in enumerate("ab"))
@@ -47,6 +61,14 @@ def tree(model: str) -> Case:
         requests=requests,
         exercises=("states_of_path", "path_not_in_front"),
     )
+
+
+def _ended(trace: Trace, request: str) -> int:
+    return next(n for n, record in enumerate(trace.header.records) if (record.stage, record.request) == ("finished", request))
+
+
+def _one_more(counts: Tensor) -> Tensor:
+    return counts + torch.eye(len(counts), dtype=counts.dtype)[0]
 
 
 def _fix(name: str) -> tuple[Edit, ...]:
@@ -128,6 +150,29 @@ def test_what_it_is_given_is_right(run: Runner, case: Case, edits: tuple[Edit, .
     assert verdict.checked["output.hidden"] > 10
 
 
+@pytest.fixture(scope="module")
+def early(overlapped: Host, tmp_path_factory: pytest.TempPathFactory) -> Trace:
+    edits = (*ROWS, *_fix("hidden-no-tokens"))
+    return overlapped.engine(EARLY, (Patch(name="fixes", edits=edits),)).run(EARLY, tmp_path_factory.mktemp("early"))
+
+
+def test_a_message_of_no_tokens_may_hold_the_prompts(early: Trace) -> None:
+    verdict = judge(early)
+    assert verdict.status == "equal", verdict
+    number = _ended(early, "b.2")
+    sent, counts = early.array(number, "sent").reshape(-1, 3)[:, 0].tolist(), early.integers(number, "given_counts")
+    assert sent[:-1] == [0] * (len(sent) - 1)
+    assert (sent[-1], counts) == (2, [*[1] * (len(sent) - 1), 2])
+    assert len(sent) > 1
+
+
+@pytest.mark.parametrize(("tensor", "change"), [("last_hidden", first), ("last_hidden", nan), ("given_counts", _one_more)])
+def test_and_nothing_else(early: Trace, tensor: str, change: Change) -> None:
+    number = _ended(early, "b.2")
+    verdict = judge(changed(early, {f"{number}.{tensor}": change(early.tensor(number, tensor))}))
+    assert (verdict.status, verdict.rule) == ("diverged", "output.hidden"), verdict
+
+
 @pytest.mark.parametrize("fault", sorted(PLANTED))
 def test_a_fault_is_named(run: Runner, fault: str) -> None:
     case, edits = PLANTED[fault]
@@ -138,6 +183,6 @@ def test_a_fault_is_named(run: Runner, fault: str) -> None:
 
 @pytest.mark.parametrize(("tensor", "change"), CHANGES)
 def test_one_changed_number_is_found(given: Trace, tensor: str, change: Change) -> None:
-    number = next(n for n, record in enumerate(given.header.records) if (record.stage, record.request) == ("finished", "a"))
+    number = _ended(given, "a")
     verdict = judge(changed(given, {f"{number}.{tensor}": change(given.tensor(number, tensor))}))
     assert (verdict.status, verdict.rule) == ("diverged", "output.hidden"), verdict
