@@ -77,9 +77,13 @@ def follow_tree(
         def findings(row: Tensor) -> list[_Finding]:
             found, mass, refused = list[_Finding](), 0.0, list[int]()
             for other in children_of(node, parents):
-                own = float(row[tokens[other]])
+                again = tokens[other] in refused
+                own = 0.0 if again else float(row[tokens[other]])
                 mass += own
                 margin = acceptance(own, mass, draws.coins[node], thresholds)
+                if other == child and again:
+                    why = "an elder sibling of this token was refused"
+                    return [*found, _Finding(tokens[other], "accept", -math.inf, errors[node], why)]
                 if other == child:
                     return [*found, _accepted(tokens[other], own > 0, margin, errors[node])]
                 found.append(_Finding(tokens[other], "refuse", -margin, errors[node], "the coin accepts this child"))

@@ -5,10 +5,10 @@ would emit, in distribution:
 
 *Target-only sampling of a tree.* At a node, the coin falls into the target's distribution with the children's tokens laid out
 first, in sibling order, and so decides at once which child, if any, is the target's next token: the child whose interval it
-falls into is accepted. Otherwise the next token is drawn, with another coin, from what is left of the distribution without
-the children. The draft's probabilities play no part: SpecInfer (arXiv 2305.09781, its naive sampling), and what EAGLE
-(arXiv 2401.15077) calls for with a draft that proposes without randomness. Two thresholds of SGLang make it accept more,
-and are then not the target's distribution any longer.
+falls into is accepted. Otherwise the next token is drawn, with another coin, from what is left of the distribution without the
+children. A token is laid out once, however many siblings have it. The draft's probabilities play no part: SpecInfer (arXiv
+2305.09781, its naive sampling), and what EAGLE (arXiv 2401.15077) calls for with a draft that proposes without randomness. Two
+thresholds of SGLang make it accept more, and are then not the target's distribution any longer.
 
 *Rejection sampling of a chain.* Draft token X was drawn from q. It is accepted with probability min(1, p(X) / q(X)), otherwise
 the token is drawn from the positive part of p - q, normalised: Leviathan et al. (arXiv 2211.17192), Chen et al. (arXiv
@@ -135,7 +135,7 @@ def _among_children(
     """(child that is accepted, tokens refused before it, decisions of (child, kind, margin))."""
     mass, refused, made = 0.0, list[int](), list[tuple[int, Kind, float]]()
     for child in children:
-        own = float(chances[tokens[child]])
+        own = 0.0 if tokens[child] in refused else float(chances[tokens[child]])
         mass += own
         margin = acceptance(own, mass, coin, thresholds)
         if own > 0 and margin >= 0:

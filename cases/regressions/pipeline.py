@@ -1,4 +1,4 @@
-"""Found by eagletwin: four live bugs of SGLang's pipelines (`--pp-size`), whose stages run EAGLE since 0.5.21.
+"""Found by eagletwin: five live bugs of SGLang's pipelines (`--pp-size`), whose stages run EAGLE since 0.5.21.
 
 * `pipeline-tail`: the last stage drafts the next round's tree when a round is over, before anybody has seen whether the request
   ends with it. One that is a round from the end of its context is drafted for behind it. A step of draft decode has room for as
@@ -11,11 +11,15 @@
 * `pipeline-mixed`: with mixed chunks a step that gives running requests a token beside a chunk which is not the last one of its
   prompt does not say which tokens are verified next. All stages end at the next round.
 
+* `pipeline-zeros`: nobody has drafted for a request's first round, whose tree has the token 0 in all nodes. Where it samples,
+  each child of the root has its own part of the coin: token 0 is accepted with its probability times the number of children, up to
+  1. All others are too rare.
+
 Without a pipeline none of them happens: a request that has ended is not drafted for, and the other loops look at the pause.
 docs/findings has a report of each.
 """
 
-from eagletwin.harness.core.case import Case, EngineSettings, Event, Request, SGLangSettings
+from eagletwin.harness.core.case import Case, EngineSettings, Event, Request, Sampling, SGLangSettings
 from eagletwin.harness.core.patch import Edit, Patch
 
 from ..entry import Entry, Needs
@@ -165,4 +169,36 @@ MIXED = Entry(
     ),
 )
 
-ENTRIES = (TAIL, PAUSE, HIDDEN, MIXED)
+# The coin is 0.238: token 0, of probability 0.214, is refused as the first child, and accepted as the second.
+ZEROS = Entry(
+    id="pipeline-zeros",
+    title="Have children of different tokens in a tree that nobody drafted",
+    rule="verify.accept",
+    buggy="0.5.21 -",
+    fixed="",
+    trigger="--pp-size, topk > 1, and a request that samples",
+    loses=None,
+    case=Case(
+        name="pipeline-zeros",
+        model="llama-gqa",
+        num_steps=1,
+        topk=2,
+        num_draft_tokens=3,
+        requests=(Request(id="a", prompt=(41,), max_new_tokens=2, sampling=Sampling(temperature=1.0, seed=696)),),
+        engine=EngineSettings(sglang=SGLangSettings(deterministic=True)),
+    ),
+    needs=_IN_STAGES,
+    remedy=Patch(
+        name="different-children",
+        edits=(
+            Edit(
+                target="sglang.srt.speculative.pp_spec_relay.PPSpecRelayInput.degenerate",
+                match="tokens[:, 0] = bonus_tokens.to(torch.int64)",
+                replacement="""tokens += torch.arange(-1, num_draft_tokens - 1, device=tokens.device)
+tokens[:, 0] = bonus_tokens.to(torch.int64)""",
+            ),
+        ),
+    ),
+)
+
+ENTRIES = (TAIL, PAUSE, HIDDEN, MIXED, ZEROS)

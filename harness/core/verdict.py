@@ -131,7 +131,8 @@ RULES: dict[str, Rule] = {
     "verify.inputs": Rule("3.5", "The target verifies x[M] and the nodes of the tree, at M + their depths.", weights="no"),
     "verify.accept": Rule(
         "3.5",
-        "Verify goes from node to the child that equals the target's argmax, and commits the argmax after the last as bonus.",
+        "Verify goes from node to the child that equals the target's argmax, and commits the argmax after the last as bonus. "
+        "Where a request samples, its coins say which child and which bonus, and tokens have the target's distribution.",
         weights="in part",
     ),
     "verify.coins": Rule(

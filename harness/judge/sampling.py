@@ -285,7 +285,8 @@ class Samples:
         if wrong is not None:
             coin = final if wrong.kind == "bonus" else coins[wrong.node]
             reported = {"accept": "accepted", "refuse": "refused", "bonus": "drawn as the bonus token"}[wrong.kind]
-            expected, actual = _argument(wrong, coin), f"token {wrong.token} {reported} (by {wrong.by:.3g})"
+            by = f" (by {wrong.by:.3g})" if math.isfinite(wrong.by) else ""  # whatever the coin
+            expected, actual = _argument(wrong, coin), f"token {wrong.token} {reported}{by}"
             self._compare.report(place, "verify.accept", f"decision at node {wrong.node}", expected, actual)
 
 

@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from msgspec.structs import replace
 
 from eagletwin.cases.regressions import LEDGER
@@ -225,6 +226,21 @@ def test_a_request_begins_with_a_tree_that_nobody_drafted_and_goes_on_with_draft
     for number, record in enumerate(trace.header.records):
         if record in undrafted:
             assert trace.integers(number, "tokens")[1:] == [0, 0, 0]
+
+
+def test_the_nodes_of_a_tree_that_nobody_drafted_count_up_with_the_fix(staged: Host, tmp_path: Path) -> None:
+    entry = LEDGER["pipeline-zeros"]
+    assert entry.remedy is not None
+    case = replace(entry.case, num_draft_tokens=6, num_steps=2)
+    trace = staged.engine(case, (entry.remedy,)).run(case, tmp_path)
+    assert judge(trace).status == "equal"
+    number, drafted = next((n, one) for n, one in enumerate(trace.header.records) if one.numbers.get("undrafted"))
+    assert (drafted.round, trace.integers(number, "tokens")[1:]) == (0, [0, 1, 2, 3, 4])
+    for name, changed in (("none of both", [0, 1, 2, 3, 5]), ("in part", [0, 0, 0, 3, 4])):
+        tokens = trace.tensor(number, "tokens").clone()
+        tokens[1:] = torch.tensor(changed)
+        verdict = judge(Trace(trace.header, trace.tensors | {f"{number}.tokens": tokens}))
+        assert (verdict.status, verdict.rule) == ("diverged", "verify.inputs"), name
 
 
 def test_no_other_round_may_be_without_drafts(trace: Trace) -> None:

@@ -109,6 +109,7 @@ NOT_OF_A_SERVER = {
     "pipeline-pause",
     "pipeline-hidden",
     "pipeline-mixed",
+    "pipeline-zeros",
     "multi-layer-pp-proxy",
     "8409",
     "boundary-kv",

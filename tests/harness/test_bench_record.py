@@ -110,6 +110,7 @@ def test_each_part_of_the_page_has_its_own_day_and_what_is_missing_is_named() ->
         "pipeline-pause",
         "pipeline-hidden",
         "pipeline-mixed",
+        "pipeline-zeros",
         "tree-slots",
         "adaptive-bonus",
     ]

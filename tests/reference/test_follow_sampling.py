@@ -45,6 +45,22 @@ def test_in_a_tree_exactly_what_is_sampled_is_possible(seed: int, coins: tuple[f
             assert same or close or tree(targets, coins, final, path, other, 1e-15).illegal is not None
 
 
+@pytest.mark.parametrize(
+    ("coin", "path", "bonus", "why"),
+    [
+        (0.2, (0, 1), 1, ""),
+        (0.4, (0,), 1, ""),
+        (0.4, (0, 2), 1, "an elder sibling of this token was refused"),
+        (0.4, (0,), 0, "nothing of this token is left to draw"),
+        (0.2, (0, 2), 1, "the coin accepts this child"),
+    ],
+)
+def test_siblings_of_one_token_have_its_probability_once(coin: float, path: tuple[int, ...], bonus: int, why: str) -> None:
+    targets = torch.tensor([[0.25, 0.75], [0.5, 0.5], [0.5, 0.5]], dtype=torch.float64)
+    followed = follow_tree(alone(targets), (5, 0, 0), (-1, 0, 0), Draws([coin] * 3, 0.6), Walk(path, bonus), [1e-15] * 3)
+    assert (followed.illegal.why if followed.illegal else "") == why
+
+
 @settings(deadline=None)
 @given(seed=st.integers(0, 10**6), coins=st.tuples(COIN, COIN), final=COIN, drafted=st.tuples(*[st.integers(0, V - 1)] * 2))
 def test_in_a_chain_exactly_what_is_sampled_is_possible(

@@ -88,6 +88,18 @@ def test_a_tree_emits_the_targets_distribution() -> None:
     assert distance(tree_emissions(), AFTER) < 1e-12
 
 
+@pytest.mark.parametrize("tokens", [(9, 0, 0), (9, 2, 0, 2), (9, 1, 1, 1, 1), (9, 3, 3)])
+def test_a_tree_whose_siblings_have_the_same_token_does_so_too(tokens: tuple[int, ...]) -> None:
+    parents, leaf = (-1, *[0] * (len(tokens) - 1)), rows((0, 1, 3, 0))[0]
+    targets = torch.stack([TARGETS[0], *[leaf] * (len(tokens) - 1)])
+
+    def outcomes() -> Iterator[tuple[Sampled, float]]:
+        for coin, final in product(midpoints(UNIT), FINAL):
+            yield sample_tree(targets, tokens, parents, [coin] * len(tokens), final), 1 / (UNIT * len(FINAL))
+
+    assert distance(mean_over(outcomes()), {(): TARGETS[0]} | {(token,): leaf for token in tokens[1:]}) < 1e-12
+
+
 @pytest.mark.parametrize(
     ("thresholds", "by"), [(Thresholds(single=0.5), 0.5), (Thresholds(acc=0.5), 0.5), (Thresholds(single=0.25), 0.75)]
 )
