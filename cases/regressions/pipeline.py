@@ -12,8 +12,8 @@
   prompt does not say which tokens are verified next. All stages end at the next round.
 
 * `pipeline-zeros`: nobody has drafted for a request's first round, whose tree has the token 0 in all nodes. Where it samples,
-  each child of the root has its own part of the coin: token 0 is accepted with its probability times the number of children, up to
-  1. All others are too rare.
+  each child of the root has its own part of the coin: token 0 is accepted with its probability times the number of children, up
+  to 1. All others are too rare.
 
 Without a pipeline none of them happens: a request that has ended is not drafted for, and the other loops look at the pause.
 docs/findings has a report of each.
