@@ -62,6 +62,13 @@ if tree and logits_output.last_hidden_states is not None:
     )
 next_draft_input = EagleDraftInput(bonus_tokens=bonus_tokens)""",
         ),
+        Edit(  # with overlap, before the next forward writes to a graph's buffers
+            target="sglang.srt.managers.utils.GenerationBatchResult.copy_to_cpu",
+            match="if return_hidden_states and self.logits_output.hidden_states is not None:",
+            replacement="""if return_hidden_states and self.logits_output.last_hidden_states is not None:
+    self.logits_output.last_hidden_states = _async_d2h(self.logits_output.last_hidden_states)
+if return_hidden_states and self.logits_output.hidden_states is not None:""",
+        ),
         Edit(
             target=f"{_RESULTS}.process_batch_result_prefill",
             match="hidden_state_offset = 0",

@@ -2,9 +2,11 @@
 
 from pathlib import Path
 
+import pytest
 from msgspec.structs import replace
 
 from eagletwin.cases.ledger import patches_of
+from eagletwin.cases.regressions import LEDGER
 from eagletwin.harness.core.case import Case, EngineSettings, Event, Request, SGLangSettings
 from eagletwin.harness.core.patch import Edit, Patch
 from eagletwin.harness.engines.host import Host
@@ -106,3 +108,33 @@ def test_the_result_of_a_last_chunk_may_be_lost_in_a_retraction(overlapped: Host
     ends = [record.numbers["end"] for record in trace.header.records if record.stage == "prefill" and record.request == "c"]
     assert ends.count(24) == 2  # the prompt's end, and no token behind it
     assert judge(trace).status == "equal"
+
+
+BEHIND = LEDGER["overlap-context-end"]
+
+
+@pytest.mark.parametrize(
+    ("fix", "kernel"),
+    [
+        ("indices-overflow", "generate_draft_decode_kv_indices"),
+        ("pipeline-tail", "build_tree"),  # lists that reach, and the mask does not
+        ("overlap-context-end", ""),
+    ],
+)
+def test_a_round_behind_the_end_of_a_context_takes_the_mask_and_the_lists_of_slots_to_its_rows(
+    overlapped: Host, tmp_path: Path, fix: str, kernel: str
+) -> None:
+    remedy = LEDGER[fix].remedy
+    assert remedy is not None
+    trace = overlapped.engine(BEHIND.case, (remedy,)).run(BEHIND.case, tmp_path)
+    rounds = [one.numbers["new_seq_len"] for one in trace.header.records if one.stage == "verify"]
+    assert rounds[-1] > BEHIND.case.engine.sglang.context_length
+    verdict = judge(trace)
+    assert (verdict.status, verdict.rule) == (("diverged", "kernel.memory") if kernel else ("equal", "")), verdict
+    assert kernel in trace.header.ending.detail
+
+
+def test_its_fix_is_that_of_the_lists_in_the_last_round_as_well(host: Host, tmp_path: Path) -> None:
+    assert BEHIND.remedy is not None
+    case = LEDGER["indices-overflow"].case
+    assert judge(host.engine(case, (BEHIND.remedy,)).run(case, tmp_path)).status == "equal"

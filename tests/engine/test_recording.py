@@ -99,6 +99,7 @@ NOT_SHOWN = {
 NOT_OF_A_SERVER = {
     "26972",
     "indices-overflow",
+    "overlap-context-end",
     "small-tree",
     "adaptive-rejection",
     "mixed-memory",

@@ -95,6 +95,7 @@ def test_each_part_of_the_page_has_its_own_day_and_what_is_missing_is_named() ->
     wanted = {name for name, entry in LEDGER.items() if not why_not(entry)}
     assert all(f" {name}," in absent or f" {name}." in absent for name in wanted - {*record.searches})
     assert [name for name in LEDGER if f"Never searched for: {name} is not reached" in text] == [
+        "overlap-context-end",
         "multi-layer-topk-parents",
         "grammar-stride",
         "mixed-grammar",

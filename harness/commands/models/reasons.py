@@ -47,10 +47,21 @@ _WINDOWS = {
 # entry -> what the prompts that are tried do not reach, in any model but its own and these
 _CHANCE = {
     "certain-node": "no prompt that is tried makes the draft certain of the last token that is selected",
+    "overlap-context-end": "no prompt that is tried has a last round with enough accepted drafts to end behind its context",
     "guidance-rollback": "no prompt that is tried has a draft refused for a token behind which the same terminals may come",
 }
 _BY_CHANCE = {
     ("certain-node", "deepseek-nextn-wide"),
+    ("overlap-context-end", "llama-wide"),
+    ("overlap-context-end", "deepseek-nextn"),
+    ("overlap-context-end", "deepseek-nextn-yarn"),
+    ("overlap-context-end", "kimi-k2-eagle3"),
+    ("overlap-context-end", "qwen3-eagle3"),
+    ("overlap-context-end", "qwen3-eagle3-norm"),
+    ("overlap-context-end", "qwen3-eagle3-deep"),
+    ("overlap-context-end", "qwen3-next-nextn"),
+    ("overlap-context-end", "nemotron-h-nextn"),
+    ("overlap-context-end", "qwen3.5-nextn"),
     ("guidance-rollback", "llama-gqa"),
     ("guidance-rollback", "deepseek-nextn"),
     ("guidance-rollback", "deepseek-nextn-yarn"),
