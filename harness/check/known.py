@@ -134,6 +134,7 @@ def _kind(case: Case) -> tuple[bool, ...]:
         settings.adaptive is not None and settings.rejection_sampling,
         recipe.target.scan is not None,
         settings.mixed_chunks and not settings.radix_cache and case.page_size > 1,
+        settings.mixed_chunks and settings.radix_cache and case.page_size > 1,
         settings.host_pages > 0,
         bool(case.sessions),
         bool(case.sessions) and bool(case.adapters),

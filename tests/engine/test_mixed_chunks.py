@@ -9,13 +9,14 @@ from eagletwin.cases.regressions import LEDGER
 from eagletwin.harness.check.known import Mends
 from eagletwin.harness.core.answers import Finish
 from eagletwin.harness.core.case import Case, EngineSettings, Grammar, GrammarBackend, Request, SGLangSettings
-from eagletwin.harness.core.patch import Edit
+from eagletwin.harness.core.patch import Edit, Patch
 from eagletwin.harness.core.run_spec import DEFAULT_RUN
 from eagletwin.harness.core.verdict import DECLARED_VIEW
 from eagletwin.harness.engines.host import Host
 from eagletwin.harness.judge.judge import judge
 
 from .conftest import Runner
+from .older import host_of
 
 LONG = (5, 9, 33, 8, 1, 2, 7, 55, 61, 12)
 CASE = Case(
@@ -177,3 +178,110 @@ def test_with_windows_a_chunk_waits_for_slots(run: Runner) -> None:
     assert verdict.status == "equal", verdict
     read = [(one.iteration, one.numbers["end"]) for one in trace.header.records if (one.request, one.stage) == ("a", "prefill")]
     assert read == [(1, 43), (2, 45), (4, 49)]  # in between b decodes, and ends
+
+
+STATE = LEDGER["mixed-state"]
+# In pages of 16, and a step of the grid each: what is kept is up to 15 tokens too late. A third request comes to the prefix.
+WIDE = replace(
+    STATE.case,
+    name="mixed-state-in-pages-of-16",
+    model="nemotron-h-nextn",
+    page_size=16,
+    chunked_prefill_size=48,
+    requests=(
+        STATE.case.requests[0],
+        replace(STATE.case.requests[1], prompt=(7, 5, 3) * 42),
+        Request(id="c", prompt=(*(7, 5, 3) * 42, 1, 2, 3, 4), max_new_tokens=4, arrive=16),
+    ),
+    exercises=(),
+)
+
+
+@pytest.mark.parametrize("overlap", [False, True], ids=["no overlap", "overlap"])
+def test_a_chunk_of_a_model_with_states_ends_with_a_page_with_the_candidate_fix_and_inside_one_without(
+    host: Host, overlapped: Host, tmp_path: Path, overlap: bool
+) -> None:
+    assert STATE.remedy is not None
+    on, ends = overlapped if overlap else host, {}
+    for name, patches in (("red", ()), ("green", (STATE.remedy,))):
+        (tmp_path / name).mkdir()
+        trace = on.engine(STATE.case, patches).run(STATE.case, tmp_path / name)
+        verdict = judge(trace)
+        assert (verdict.status, verdict.rule) == (("equal", "") if patches else ("diverged", STATE.rule)), verdict
+        ends[name] = [one.numbers["end"] for one in trace.header.records if (one.request, one.stage) == ("b", "prefill")]
+    assert ends == {"red": [64, 129, 194], "green": [64, 128, 192, 194]}
+
+
+def test_who_comes_to_such_a_prefix_goes_on_from_a_wrong_state(host: Host, tmp_path: Path) -> None:
+    assert STATE.remedy is not None
+    for name, patches in (("red", ()), ("green", (STATE.remedy,))):
+        (tmp_path / name).mkdir()
+        verdict = judge(host.engine(WIDE, patches).run(WIDE, tmp_path / name))
+        if patches:
+            assert verdict.status == "equal", verdict
+        else:
+            assert verdict.first is not None
+            assert (verdict.first.rule, verdict.first.request) == ("target.state", "c"), verdict
+
+
+def test_a_search_knows_a_state_of_another_prefix(host: Host) -> None:
+    case = replace(STATE.case, exercises=())
+    mends = Mends(host, DEFAULT_RUN)
+    one = mends.explain(mends.trials().look(case), DECLARED_VIEW)
+    assert [entry.id for entry in one.known] == [STATE.id]
+    assert one.trial.clean
+    assert STATE in mends.seen(WIDE, DECLARED_VIEW)
+
+
+@pytest.mark.parametrize("without", ["mixed chunks", "pages", "a third chunk", "a request that runs"])
+def test_states_are_right_without_what_it_takes(run: Runner, without: str) -> None:
+    own, [a, b] = STATE.case.engine.sglang, STATE.case.requests
+    other = {
+        "mixed chunks": replace(STATE.case, engine=EngineSettings(sglang=replace(own, mixed_chunks=False))),
+        "pages": replace(STATE.case, page_size=1),
+        "a third chunk": replace(STATE.case, requests=(a, replace(b, prompt=b.prompt[:129]))),
+        "a request that runs": replace(STATE.case, requests=(b,)),
+    }[without]
+    _, verdict = run(replace(other, exercises=()))
+    assert verdict.status == "equal", verdict
+
+
+def test_a_chunk_s_state_that_a_mixed_step_does_not_keep_is_named(run: Runner) -> None:
+    """As up to 0.5.22 (#39342); in pages of 1, where all states are right."""
+    fault = Edit(target=MIX, match="if self.mamba_track_indices is not None:", replacement="if False:")
+    case = replace(STATE.case, page_size=1, exercises=())
+    assert run(case)[1].status == "equal"
+    _, verdict = run(case, fault)
+    assert (verdict.status, verdict.rule) == ("diverged", "state.tracked"), verdict
+
+
+# As 0.5.23 has it: what a prefill keeps a state by goes on behind the merge, and the rows of requests that run keep none.
+KEPT = Edit(
+    target=MIX,
+    match="self.merge_batch(running_batch)",
+    replacement=(
+        'names = ["mamba_track_indices", "mamba_track_mask", "mamba_track_seqlens"]\n'
+        "tracked = {name: getattr(self, name) for name in names}\n"
+        "self.merge_batch(running_batch)\n"
+        "for name, rows in tracked.items():\n"
+        '    none = False if "mask" in name else -1\n'
+        "    setattr(self, name, torch.cat([rows, rows.new_full((running_bs,), none)]))"
+    ),
+)
+
+
+def test_before_mixed_steps_kept_states_chunks_ended_inside_pages_too(tmp_path: Path) -> None:
+    """In 0.5.20 either bug alone breaks the rule, and without both nothing is wrong."""
+    kept, remedy = Patch(name="kept", edits=(KEPT,)), STATE.remedy
+    assert remedy is not None
+    case, found = replace(STATE.case, exercises=()), {}
+    with host_of("0.5.20") as old:
+        for name, patches in {"neither": (kept, remedy), "this one": (kept,), "#39342": (remedy,)}.items():
+            (tmp_path / name).mkdir()
+            found[name] = judge(old.engine(case, patches).run(case, tmp_path / name)).first
+    assert found["neither"] is None
+    assert found["this one"] is not None
+    assert (found["this one"].rule, found["this one"].stage) == ("state.tracked", "cached")
+    assert found["this one"].index.startswith("cached state after row 191,")
+    assert found["#39342"] is not None
+    assert (found["#39342"].rule, found["#39342"].actual) == ("state.tracked", "of no row of any request")

@@ -90,7 +90,7 @@ NOT_SHOWN = {
     "retracted-logprobs": "what a request is told of probabilities is not recorded",
     "retracted-stream": "the messages of a request are not recorded",
     "two-chunked": "a request is recorded once its prompt was read to the end, which this one's never is",
-    **dict.fromkeys(("adaptive-scan", "23331", "27095", "29354", "37836"), "a layer's state is not recorded"),
+    **dict.fromkeys(("adaptive-scan", "23331", "27095", "29354", "37836", "mixed-state"), "a layer's state is not recorded"),
     "tree-window": "what a node attends to is in its row and its logits alone",
 }
 # These end the worker, overflow memory that nothing reads, show in rows and in a view alone, are of a draft without rows of its

@@ -101,3 +101,16 @@ def test_a_bug_of_mixed_steps_is_asked_for_where_these_are() -> None:
     assert not may_show(LEDGER["pipeline-mixed"], replace(LEDGER["pipeline-mixed"].case, engine=LIVE.case.engine))
     assert ids("mixed-memory", "0.5.23")[0] == "mixed-memory"
     assert "mixed-memory" not in ids("mixed-memory", "0.5.18")
+
+
+def test_a_bug_of_mixed_steps_and_states_is_asked_for_where_the_prefix_cache_has_pages() -> None:
+    entry = LEDGER["mixed-state"]
+    own = entry.case.engine.sglang
+    assert may_show(entry, entry.case)
+    assert may_show(entry, replace(entry.case, model="nemotron-h-nextn"))
+    assert not may_show(entry, replace(entry.case, model="llama-tiny"))
+    assert not may_show(entry, replace(entry.case, page_size=1))
+    for other in (replace(own, mixed_chunks=False), replace(own, radix_cache=False)):
+        assert not may_show(entry, replace(entry.case, engine=replace(entry.case.engine, sglang=other)))
+    assert ids("mixed-state", "0.5.23")[0] == "mixed-state"
+    assert "mixed-state" not in ids("mixed-state", "0.5.18")

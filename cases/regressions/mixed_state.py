@@ -1,0 +1,53 @@
+"""Live, found by eagletwin: with mixed chunks the prefix cache keeps, with a prefix, a state that has read tokens behind it.
+
+Each request that runs takes a token of a chunk. SGLang cuts a prompt's first chunk at a page's end, and a later one inside a
+page. The state that is kept of the chunk behind it is that after a whole number of steps of the grid, counted from there: it is
+inside a page, too. The prefix cache has whole pages, and takes it for the state at the end of the last one. Who comes to this
+prefix goes on from it, and reads tokens twice. docs/findings/mixed-state.
+
+Up to 0.5.22 a mixed step keeps no state at all (issue #39342), which shows first, by the same rule.
+"""
+
+from eagletwin.harness.core.case import Case, EngineSettings, Request, SGLangSettings
+from eagletwin.harness.core.patch import Edit, Patch
+
+from ..entry import Entry
+
+_CUT = "truncated = cand_extend_input_len > _rem_tokens"
+
+ENTRY = Entry(
+    id="mixed-state",
+    title="Cut the later chunks of a model that keeps states at a page's end, as the first one is",
+    rule="state.tracked",
+    buggy="0.5.19 -",
+    fixed="",
+    trigger="--enable-mixed-chunk, the prefix cache, pages of several tokens, states, and a prompt in three chunks",
+    remedy=Patch(
+        name="chunks-end-with-pages",
+        edits=(
+            Edit(
+                target="sglang.srt.managers.schedule_policy.PrefillAdder.add_chunked_req",
+                match=_CUT,
+                replacement=(
+                    "if self.tree_cache.supports_mamba() and cand_extend_input_len > _rem_tokens >= self.page_size:\n"
+                    "    _rem_tokens = _rem_tokens // self.page_size * self.page_size\n"
+                    f"{_CUT}"
+                ),
+            ),
+        ),
+    ),
+    # the model keeps a state after each 64 tokens; of the third chunk, 129 to 193, that after row 192, as the one after row 191
+    case=Case(
+        name="mixed-state",
+        model="qwen3-next-nextn",
+        num_steps=1,
+        page_size=2,
+        chunked_prefill_size=66,
+        requests=(
+            Request(id="a", prompt=(1,), max_new_tokens=8),
+            Request(id="b", prompt=(7, 5) * 97, max_new_tokens=1, arrive=1),
+        ),
+        exercises=("mixed_step",),
+        engine=EngineSettings(sglang=SGLangSettings(mixed_chunks=True, radix_cache=True)),
+    ),
+)

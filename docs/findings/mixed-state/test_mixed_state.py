@@ -1,0 +1,84 @@
+"""A chunk of a model that keeps states ends with a page, also where requests that run take tokens of its budget."""
+
+import unittest
+from types import SimpleNamespace
+from unittest.mock import MagicMock
+
+import torch
+
+from sglang.srt.managers.schedule_policy import PrefillAdder
+from sglang.srt.mem_cache.allocator.paged import PagedTokenToKVPoolAllocator
+from sglang.test.ci.ci_register import register_cpu_ci
+
+register_cpu_ci(est_time=10, suite="base-a-test-cpu")
+
+PROMPT = 194
+
+
+def _chunks(*, page_size, chunk, running, states=True):
+    """Where the chunks of a prompt end that follow its first one, which ends at token 64.
+
+    In each batch so many requests run; states: whether the prefix cache keeps any.
+    """
+    tree_cache = MagicMock(disable=False)
+    tree_cache.supports_mamba.return_value = states
+    tree_cache.evictable_size.return_value = 0
+    tree_cache.full_evictable_size.return_value = 0
+    allocator = PagedTokenToKVPoolAllocator(
+        1024, page_size, torch.float32, "cpu", MagicMock(), need_sort=False
+    )
+    req = SimpleNamespace(
+        full_untruncated_fill_ids=[0] * PROMPT,
+        output_ids=[],
+        prefix_len=64,
+        kv=SimpleNamespace(req_pool_idx=0, holds_mamba=True),
+        retracted_stain=False,
+        sampling_params=SimpleNamespace(max_new_tokens=1, ignore_eos=False),
+    )
+    ends = []
+    while req.prefix_len < PROMPT and len(ends) < PROMPT:
+        adder = PrefillAdder(
+            page_size=page_size,
+            tree_cache=tree_cache,
+            token_to_kv_pool_allocator=allocator,
+            running_batch=None,
+            new_token_ratio=1.0,
+            rem_input_tokens=1024,
+            rem_chunk_tokens=chunk,
+            num_mixed_decode_tokens=running,
+        )
+        # What the request reads in this step, once its end is set.
+        req.extend_len = min(chunk - running, PROMPT - req.prefix_len)
+        left = adder.add_chunked_req(req)
+        ends.append(req.extend_end)
+        assert (left is None) == (req.extend_end == PROMPT)
+        req.prefix_len = req.extend_end
+    return ends
+
+
+class TestMixedState(unittest.TestCase):
+    def test_a_chunk_beside_a_request_that_runs_ends_with_a_page(self):
+        ends = _chunks(page_size=2, chunk=66, running=1)
+        self.assertEqual(ends, [128, 192, 194])
+
+    def test_pages_of_more_tokens(self):
+        ends = _chunks(page_size=16, chunk=64, running=3)
+        self.assertEqual(ends, [112, 160, 194])
+
+    def test_alone_a_chunk_is_as_long_as_it_may_be(self):
+        self.assertEqual(_chunks(page_size=2, chunk=66, running=0), [130, 194])
+
+    def test_in_pages_of_one_token_a_chunk_may_end_anywhere(self):
+        self.assertEqual(_chunks(page_size=1, chunk=66, running=1), [129, 194])
+
+    def test_without_states_a_chunk_may_end_anywhere(self):
+        ends = _chunks(page_size=2, chunk=66, running=1, states=False)
+        self.assertEqual(ends, [129, 194])
+
+    def test_a_chunk_of_less_than_a_page_goes_on(self):
+        ends = _chunks(page_size=64, chunk=64, running=1)
+        self.assertEqual(ends, [127, 190, 194])
+
+
+if __name__ == "__main__":
+    unittest.main()
