@@ -1,5 +1,6 @@
 """Requests that ask for what cannot be, on the real worker with the candidate fixes: they are judged as far as it can be, and
-the verdict says from where on they are not. What the next request gets is judged as ever.
+the verdict says from where on they are not. What the next request gets is judged as ever. Two ways in which such a request
+ends SGLang's server are entries of the ledger.
 """
 
 from pathlib import Path
@@ -9,8 +10,11 @@ from msgspec.structs import replace
 
 from eagletwin.cases.regressions import LEDGER
 from eagletwin.harness.check.argument import argue
+from eagletwin.harness.check.known import Mends
 from eagletwin.harness.core.case import Case, EngineSettings, Grammar, Processor, Request, Sampling, SGLangSettings
 from eagletwin.harness.core.patch import Edit, Patch
+from eagletwin.harness.core.run_spec import DEFAULT_RUN
+from eagletwin.harness.core.verdict import DECLARED_VIEW
 from eagletwin.harness.engines.host import Host
 from eagletwin.harness.judge.judge import judge
 
@@ -75,9 +79,11 @@ def test_what_cannot_be_is_not_judged_and_the_verdict_says_so(run: Runner, name:
     assert "request a from its output token 2 on" in " ".join(argue(trace.header, verdict).split())
 
 
-def test_with_overlap_too(overlapped: Host, tmp_path: Path) -> None:
-    """With llguidance a refused token ends the server there: its next mask is asked of a matcher that has failed."""
-    case, edits = CASES["min_new_tokens with xgrammar"]
+@pytest.mark.parametrize("name", ["chain", "min_new_tokens with xgrammar"])
+def test_with_overlap_too(overlapped: Host, tmp_path: Path, name: str) -> None:
+    """The round that is launched when a token is refused has a mask of its grammar, as it was before."""
+    case, edits = CASES[name]
+    edits = (*edits, *(_fixes("guidance-refused") if name == "chain" else ()))
     verdict = judge(overlapped.engine(case, (Patch(name="fixes", edits=edits),)).run(case, tmp_path))
     assert (verdict.status, verdict.impossible) == ("equal", {"a": 2}), verdict
 
@@ -105,3 +111,86 @@ def test_a_fault_where_a_token_is_allowed_is_named(run: Runner, rows: str, reque
         0,
         "token committed after node 0",
     )
+
+
+SAMPLER, REFUSED = LEDGER["impossible-sampler"], LEDGER["guidance-refused"]
+[HELD_BACK] = SAMPLER.also
+[FORBIDDEN_FIRST] = SAMPLER.case.requests
+
+
+def _beside(case: Case, other: Sampling | None = None, **fields: object) -> Case:
+    """The case with another request, which is answered only if the server goes on. other: how that one samples."""
+    [request] = case.requests
+    return replace(case, requests=(replace(request, **fields), replace(OTHER, max_new_tokens=4, sampling=other)))
+
+
+def _without(request: Request, **fields: object) -> Case:
+    return replace(SAMPLER.case, requests=(replace(request, **fields),))
+
+
+ENDS_A_SERVER = {
+    "a processor": (SAMPLER, SAMPLER.case),
+    "min_new_tokens": (SAMPLER, HELD_BACK),
+    "beside a request": (SAMPLER, _beside(SAMPLER.case)),
+    "greedy, beside one that samples": (SAMPLER, _beside(HELD_BACK, Sampling(top_k=4), sampling=None)),
+    "in a tree": (SAMPLER, replace(_beside(HELD_BACK), num_steps=2, topk=2, num_draft_tokens=4)),
+    "refused by llguidance": (REFUSED, REFUSED.case),
+    "refused beside a request": (REFUSED, _beside(REFUSED.case)),
+    "refused, with min_new_tokens": (
+        REFUSED,
+        replace(HELD_BACK, requests=(replace(HELD_BACK.requests[0], sampling=None, max_new_tokens=2),), engine=GUIDANCE),
+    ),
+}
+SAYS = {SAMPLER.id: "probability tensor contains either", REFUSED.id: "doesn't satisfy the grammar"}
+
+
+@pytest.mark.parametrize("overlap", [False, True], ids=["no overlap", "overlap"])
+@pytest.mark.parametrize("name", sorted(ENDS_A_SERVER))
+def test_it_ends_the_server_and_with_the_candidate_fix_itself_alone(
+    host: Host, overlapped: Host, tmp_path: Path, name: str, overlap: bool
+) -> None:
+    entry, case = ENDS_A_SERVER[name]
+    assert entry.remedy is not None
+    on = overlapped if overlap else host
+    for side, patches in (("red", ()), ("green", (entry.remedy,))):
+        (tmp_path / side).mkdir()
+        trace = on.engine(case, patches).run(case, tmp_path / side)
+        verdict = judge(trace)
+        if not patches:
+            assert (verdict.status, verdict.rule) == ("unknown", "engine.crash"), verdict
+            assert SAYS[entry.id] in verdict.reason
+            continue
+        assert (verdict.status, verdict.impossible) == ("equal", {"a": 0}), verdict
+        ended = {one.request: one.numbers["aborted"] for one in trace.header.records if one.stage == "finished"}
+        assert set(ended) == {request.id for request in case.requests}
+        assert not ended.get("o", 0)
+
+
+@pytest.mark.parametrize(
+    "case",
+    [
+        _without(FORBIDDEN_FIRST, processor=None),
+        _without(FORBIDDEN_FIRST, grammar=None),
+        _without(FORBIDDEN_FIRST, sampling=None),
+        _without(FORBIDDEN_FIRST, sampling=Sampling()),
+        _without(HELD_BACK.requests[0], min_new_tokens=0),
+        replace(REFUSED.case, requests=(replace(REFUSED.case.requests[0], processor=None, grammar=Grammar(rules=("d*",))),)),
+    ],
+    ids=["no processor", "no grammar", "greedy", "neither top_p nor top_k nor min_p", "no min_new_tokens", "it may go on"],
+)
+def test_nothing_ends_without_what_it_takes(run: Runner, case: Case) -> None:
+    trace, _ = run(case)
+    assert trace.header.ending.kind == "finished", trace.header.ending
+
+
+@pytest.mark.parametrize(
+    ("case", "overlap", "known"),
+    [(SAMPLER.case, False, [SAMPLER.id]), (HELD_BACK, False, [SAMPLER.id]), (CHAIN, True, ["logit-processor", REFUSED.id])],
+    ids=["a processor", "min_new_tokens", "refused in a round"],
+)
+def test_a_search_knows_them(host: Host, overlapped: Host, case: Case, overlap: bool, known: list[str]) -> None:
+    on = overlapped if overlap else host
+    mends = Mends(on, replace(DEFAULT_RUN, mode=on.mode))
+    one = mends.explain(mends.trials().look(case), DECLARED_VIEW)
+    assert [entry.id for entry in one.known] == known
+    assert one.trial.clean

@@ -103,6 +103,8 @@ NOT_OF_A_SERVER = {
     "small-tree",
     "adaptive-rejection",
     "mixed-memory",
+    "impossible-sampler",
+    "guidance-refused",
     "session-full",
     "session-retracted",
     "session-retracted-2",

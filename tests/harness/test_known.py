@@ -114,3 +114,20 @@ def test_a_bug_of_mixed_steps_and_states_is_asked_for_where_the_prefix_cache_has
         assert not may_show(entry, replace(entry.case, engine=replace(entry.case.engine, sglang=other)))
     assert ids("mixed-state", "0.5.23")[0] == "mixed-state"
     assert "mixed-state" not in ids("mixed-state", "0.5.18")
+
+
+def test_a_bug_of_requests_that_allow_no_token_is_asked_for_where_there_may_be_some() -> None:
+    entry, refused = LEDGER["impossible-sampler"], LEDGER["guidance-refused"]
+    [held_back] = entry.also
+    [request] = held_back.requests
+    assert may_show(entry, entry.case)
+    assert may_show(entry, held_back)
+    assert not may_show(entry, refused.case)  # it does not sample
+    assert not may_show(entry, replace(held_back, requests=(replace(request, min_new_tokens=0),)))
+    assert not may_show(entry, replace(held_back, requests=(replace(request, grammar=None),)))
+    assert may_show(refused, refused.case)
+    assert may_show(refused, entry.case)
+    assert not may_show(refused, held_back)  # it has xgrammar
+    assert ids("impossible-sampler", "0.5.23")[:2] == ["impossible-sampler", "guidance-refused"]
+    assert ids("guidance-refused", "0.5.23")[0] == "guidance-refused"
+    assert "guidance-refused" not in ids("guidance-refused", "0.5.9")
