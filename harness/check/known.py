@@ -264,9 +264,9 @@ class Mends:
     def _counts(self, entry: Entry, view: View) -> bool:
         """Whether what the entry shows is wrong in this view. A view that stands for a live bug counts that bug as right. It
         reads the draft otherwise: what a request is sent is wrong in any view."""
-        if entry.within != DECLARED_VIEW:
-            return entry.within == view or entry.rule.startswith("output.")
-        return view not in _WITHIN or self._has(entry, view)
+        if entry.rule.startswith("output."):
+            return True
+        return entry.within == view if entry.within != DECLARED_VIEW else view not in _WITHIN or self._has(entry, view)
 
     def _has(self, entry: Entry, view: View) -> bool:
         view = view if entry.within == DECLARED_VIEW else entry.within

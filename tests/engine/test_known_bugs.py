@@ -309,3 +309,12 @@ def test_what_a_request_is_sent_is_wrong_in_any_view(host: Host) -> None:
     one = mends.explain(mends.trials().look(entry.case), DECLARED_VIEW)
     assert {bug.id for bug in one.known} == {entry.id, "standalone-shift"}
     assert LEDGER["standalone-keys"] not in mends.apt(LEDGER["standalone-keys"].case, DECLARED_VIEW)
+
+
+def test_and_with_overlap_where_its_own_case_is_right(overlapped: Host) -> None:
+    """A retraction that falls into another step shows grammar-end there; its own case does not."""
+    mends = Mends(overlapped, replace(DEFAULT_RUN, mode=overlapped.mode))
+    entry = LEDGER["grammar-end"]
+    case = replace(entry.case, model="llama-standalone", exercises=())
+    assert entry in mends.apt(case, "shifted")
+    assert LEDGER["25015"] not in mends.apt(replace(LEDGER["25015"].case, model="llama-standalone"), "shifted")
