@@ -34,6 +34,7 @@ ENTRY = Entry(
     ),
     on_cuda=OnCuda(
         triton_alone="it is a bug of the Triton backend",
+        modes=("one",),  # graphs for its own batch only
         hidden=dict.fromkeys(("graphs", "overlap"), "graphs share one buffer, as wide as their largest batch needs"),
     ),
     case=Case(
