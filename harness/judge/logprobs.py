@@ -33,7 +33,8 @@ class _Places(NamedTuple):
     part    as a trace calls it: input or output
     tokens  that stand there
     silent  how many of the first say nothing
-    drawn   whether the logarithm is one of a probability in float32, as of a request that samples, and not log_softmax's own
+    drawn   [n]: whether the logarithm is one of a probability in float32, and not log_softmax's own: of a request that samples,
+            and in a prefill of one that is greedy next to one that samples
     logits  [n, V] by which the others were chosen, or would have been
     """
 
@@ -41,7 +42,7 @@ class _Places(NamedTuple):
     first: int
     tokens: list[int]
     silent: int
-    drawn: bool
+    drawn: Array
     logits: Array
 
 
@@ -88,18 +89,27 @@ class Told:
         prompt, sampling = request.prompt, self._case.sampled(request.id)
         first = len(prompt) if wanted.start < 0 else wanted.start
         rows = story.target.logits
-        sent = rows[len(prompt) - 1 : len(prompt) - 1 + len(emitted)]
+        of_prompt, sent = rows[first : len(prompt) - 1], rows[len(prompt) - 1 : len(prompt) - 1 + len(emitted)]
+        drawn = self._beside_sampled(request.id) if sampling is None else set(range(len(prompt), len(prompt) + len(sent)))
         return [
-            _Places("input", first, list(prompt[first:]), min(1, len(prompt) - first), False, rows[first : len(prompt) - 1]),
+            _Places(
+                "input", first, list(prompt[first:]), min(1, len(prompt) - first), np.zeros(len(of_prompt), bool), of_prompt
+            ),
             _Places(
                 "output",
                 len(prompt),
                 emitted,
                 0,
-                sampling is not None,
+                np.array([len(prompt) + n in drawn for n in range(len(sent))], bool),
                 sent if sampling is None else sent / sampling.temperature,
             ),
         ]
+
+    def _beside_sampled(self, name: str) -> set[int]:
+        """Places whose tokens prefills of a greedy request gave next to one that samples: SGLang takes the softmax of all."""
+        prefills = [record for record in self._trace.header.records if record.stage == "prefill"]
+        sampled = {record.forward for record in prefills if self._case.sampled(record.request) is not None}
+        return {record.numbers["end"] for record in prefills if record.request == name and record.forward in sampled}
 
     def _judge(self, number: int, place: Place, places: _Places, wanted: Logprobs) -> None:
         told = np.maximum(torch.from_numpy(places.logits).log_softmax(-1).numpy(), _LEAST)
@@ -148,18 +158,19 @@ class Told:
         if not len(chosen):
             return
         begin, logits = places.first + places.silent, places.logits
-        if places.drawn:  # a prefill's probabilities that are no normal float32 may all be 0: none of these is the better one
-            least = torch.from_numpy(logits).logsumexp(-1, keepdim=True).numpy() + _NORMAL
-            logits = np.maximum(logits, least)
+        # a prefill's probabilities that are no normal float32 may all be 0: none of these is the better one
+        least = torch.from_numpy(logits).logsumexp(-1, keepdim=True).numpy() + _NORMAL
+        logits = np.where(places.drawn[:, None], np.maximum(logits, least), logits)
         self._compare.choices(
             place, _RULE, logits, chosen.tolist(), lambda row, rank: f"{name} of place {begin + row}, rank {rank}"
         )
 
     def _values(self, place: Place, places: _Places, expected: Array, actual: Array, name: str) -> None:
         begin, scale = places.first + places.silent, log_scale(places.logits)
-        if places.drawn:
+        if places.drawn.any():
             bounds = bounds_of(self._trace.header.engine.dtype, self._case.model)
-            expected = in_steps(expected, actual, bounds.relative * scale[:, None])
+            said = in_steps(expected, actual, bounds.relative * scale[:, None])
+            expected = np.where(places.drawn[:, None], said, expected)
         self._compare.floats(place, _RULE, expected, actual, lambda row: f"{name} of place {begin + row}", scale)
 
 

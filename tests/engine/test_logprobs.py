@@ -203,3 +203,27 @@ def test_none_of_the_tokens_whose_probability_is_0_is_the_better_one(run: Runner
     assert ids[0] == 7
     wrong = changed(trace, {f"{number}.output_top_logprobs_ids": trace.tensor(number, "output_top_logprobs_ids").flip(0)})
     assert judge(wrong).rule == "output.logprobs"  # the likely one is the better one still
+
+
+def test_a_greedy_request_is_told_of_such_a_probability_where_its_prefill_has_one_that_samples(run: Runner) -> None:
+    greedy = Request(
+        id="a",
+        prompt=(49,),
+        max_new_tokens=4,
+        logit_bias=(Bias(token=7, value=-100.0),),
+        logprobs=Logprobs(tokens=(7,)),
+    )
+    sampled = Request(id="b", prompt=(53, 5), max_new_tokens=1, sampling=Sampling(temperature=0.7))
+    least = float(np.finfo(np.float32).min)
+    for requests in ((greedy, sampled), (greedy,)):
+        trace, verdict = run(Case(name="greedy-logprobs-of-0", model="llama-tiny", num_steps=1, requests=requests))
+        assert verdict.status == "equal", verdict
+        number = next(n for n, one in enumerate(trace.header.records) if (one.stage, one.request) == ("finished", "a"))
+        told = trace.tensor(number, "output_token_ids_logprobs")
+        assert [value == least for value in told.tolist()] == [len(requests) == 2, False, False, False]
+        for place in range(4):  # all others are told by log_softmax
+            zero = told.clone()
+            zero[place] = least
+            verdict = judge(changed(trace, {f"{number}.output_token_ids_logprobs": zero}))
+            right = len(requests) == 2 and place == 0
+            assert (verdict.status, verdict.rule) == (("equal", "") if right else ("diverged", "output.logprobs")), place
