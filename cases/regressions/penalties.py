@@ -6,26 +6,33 @@
 * `penalties-2`: a request that comes back from a retraction begins to count anew, with or without speculative decoding.
 """
 
+from textwrap import indent
+
 from eagletwin.harness.core.case import Case, Event, Penalties, Request
 from eagletwin.harness.core.patch import Edit, Patch
 
 from ..entry import Entry
 
-_RECOUNT = """if self.penalizer_orchestrator.is_required:
-    for row, req in enumerate(self.penalizer_orchestrator.reqs()):
-        tokens = [*req.output_ids, *getattr(self, "under_way", {}).get(id(req), ())]
-        sent = torch.tensor(tokens, dtype=torch.int64, device=self.temperatures.device)
-        counts = torch.bincount(sent, minlength=self.vocab_size)
-        for one in self.penalizer_orchestrator.penalizers.values():
-            if hasattr(one, "cumulated_frequency_penalties"):
-                one.cumulated_frequency_penalties[row] = counts * one.frequency_penalties[row]
-            if hasattr(one, "cumulated_presence_penalties"):
-                one.cumulated_presence_penalties[row] = (counts > 0) * one.presence_penalties[row]
-            if hasattr(one, "cumulated_repetition_penalties"):
-                one.cumulated_repetition_penalties[row] = torch.where(counts > 0, one.repetition_penalties[row], 1.0)
-            if hasattr(one, "len_output_tokens"):
-                one.len_output_tokens[row] = len(sent)
+
+def _recount(orchestrator: str, under_way: str) -> str:
+    """Code that has the penalizers count all that each request was sent, and what is under way to it."""
+    return f"""for row, req in enumerate({orchestrator}.reqs()):
+    tokens = [*req.output_ids, *{under_way}.get(id(req), ())]
+    sent = torch.tensor(tokens, dtype=torch.int64, device={orchestrator}.device)
+    counts = torch.bincount(sent, minlength={orchestrator}.vocab_size)
+    for one in {orchestrator}.penalizers.values():
+        if hasattr(one, "cumulated_frequency_penalties"):
+            one.cumulated_frequency_penalties[row] = counts * one.frequency_penalties[row]
+        if hasattr(one, "cumulated_presence_penalties"):
+            one.cumulated_presence_penalties[row] = (counts > 0) * one.presence_penalties[row]
+        if hasattr(one, "cumulated_repetition_penalties"):
+            one.cumulated_repetition_penalties[row] = torch.where(counts > 0, one.repetition_penalties[row], 1.0)
+        if hasattr(one, "len_output_tokens"):
+            one.len_output_tokens[row] = len(sent)
 """
+
+
+_REQUIRED = "if self.penalizer_orchestrator.is_required:\n"
 # With overlap a batch is launched before the results of the one before it are processed.
 _UNDER_WAY = """self.forward_ct += 1
 under_way = {}
@@ -41,17 +48,20 @@ for before, found in getattr(self, "result_queue", ()) if batch.sampling_info is
             under_way.setdefault(id(req), []).append(tokens[row])
 if batch.sampling_info is not None:
     batch.sampling_info.under_way = under_way"""
-_REMEDY = Patch(
-    name="penalties-of-all-tokens",
-    edits=(
-        Edit(target="sglang.srt.managers.scheduler.Scheduler.run_batch", match="self.forward_ct += 1", replacement=_UNDER_WAY),
-        Edit(
-            target="sglang.srt.sampling.sampling_batch_info.SamplingBatchInfo.update_penalties",
-            match="if self.penalizer_orchestrator.is_required:\n",
-            replacement=_RECOUNT,
-        ),
+_IN_ROUNDS = (
+    Edit(target="sglang.srt.managers.scheduler.Scheduler.run_batch", match="self.forward_ct += 1", replacement=_UNDER_WAY),
+    Edit(
+        target="sglang.srt.sampling.sampling_batch_info.SamplingBatchInfo.update_penalties",
+        match=_REQUIRED,
+        replacement=_REQUIRED + indent(_recount("self.penalizer_orchestrator", 'getattr(self, "under_way", {})'), "    "),
     ),
 )
+_FROM_THE_START = Edit(  # of a request that comes back from a retraction; without overlap nothing else counts anew
+    target="sglang.srt.sampling.penaltylib.orchestrator.BatchedPenalizerOrchestrator.__init__",
+    match="self.is_required = is_required",
+    replacement="self.is_required = is_required\nif is_required:\n" + indent(_recount("self", "{}"), "    "),
+)
+_REMEDY = Patch(name="penalties-of-all-tokens", edits=(*_IN_ROUNDS, _FROM_THE_START))
 
 
 def _entry(number: str, title: str, rule: str, trigger: str, request: Request, *events: Event) -> Entry:

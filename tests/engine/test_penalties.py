@@ -35,9 +35,9 @@ FIXED = REMEDY.edits
 
 def _wrong(right: str, fault: str) -> tuple[Edit, ...]:
     """The candidate fix, in which one expression is wrong."""
-    launched, edit = FIXED
+    launched, edit, from_the_start = FIXED
     assert right in edit.replacement
-    return launched, replace(edit, replacement=edit.replacement.replace(right, fault))
+    return launched, replace(edit, replacement=edit.replacement.replace(right, fault)), from_the_start
 
 
 # Fault -> the edits, the rule that names it first.

@@ -163,3 +163,48 @@ def test_plain_decode_reads_one_row_less_than_a_window_has(run: Runner, model: s
     assert entry.remedy is not None
     _, green = run(case, *entry.remedy.edits)
     assert green.status == "equal"
+
+
+# The engine of plain decode retracts a sample of e for want of slots, when its answer is long enough to end.
+RETRACTED = Case(
+    name="plain-decode-retracted",
+    model="qwen3-eagle3-norm",
+    num_steps=1,
+    requests=(
+        Request(
+            id="a",
+            prompt=(74, 24, 69, 45, 59, 6, 84, 64, 27, 77, 28, 36, 62, 88, 27, 42, 56, 9),
+            max_new_tokens=11,
+            arrive=2,
+            n=3,
+        ),
+        Request(id="b", prompt=(92, 87, 19, 33, 86, 81, 12), max_new_tokens=8, arrive=8),
+        Request(
+            id="e",
+            prompt=(
+                *(74, 24, 73, 10, 62, 33, 4, 0, 18, 84, 75, 60, 94, 47, 40, 2, 34, 62),
+                *(25, 93, 52, 68, 69, 87, 12, 24, 72, 70, 89, 93, 33, 84, 78, 87, 11, 54),
+            ),
+            max_new_tokens=6,
+            arrive=6,
+            stop=(8, 12, 15, 17, 26, 32, 48, 57, 60, 63, 72, 83),
+            min_new_tokens=2,
+            n=5,
+        ),
+        Request(
+            id="f",
+            prompt=(74, 24, 69, 45, 59, 6, 84, 64, 27, 77, 24, 54, 47, 6, 73, 2, 71, 5, 2, 95, 34, 47),
+            max_new_tokens=6,
+            arrive=4,
+            n=3,
+        ),
+    ),
+    engine=EngineSettings(sglang=SGLangSettings(max_total_tokens=132, plain_decode=True)),
+)
+
+
+@pytest.mark.parametrize("whole", [False, True])
+def test_where_it_is_retracted_it_counts_what_was_sent_with_the_whole_fix(run: Runner, whole: bool) -> None:
+    """Without overlap SGLang's penalizers count by themselves, and a request that comes back begins at 0: penalties-2."""
+    _, verdict = run(RETRACTED, *(FIXED if whole else FIXED[:2]))
+    assert (verdict.status, verdict.rule) == (("equal", "") if whole else ("diverged", "output.plain")), verdict
