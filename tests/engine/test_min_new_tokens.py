@@ -27,7 +27,7 @@ OWN = "(req.sampling_params.stop_token_ids or set())"
 
 REMEDY = LEDGER["penalties"].remedy
 assert REMEDY is not None
-FIX = REMEDY.edits[-1]  # the other one is of the overlap scheduler
+_, FIX, _ = REMEDY.edits  # the others are of the overlap scheduler, and of what counts by itself
 
 
 def _counting(wrong: str) -> Edit:
