@@ -17,7 +17,7 @@ from typing import NamedTuple
 
 from torch import Tensor
 
-from .sampling import EXACT, Kind, Thresholds, acceptance, chain_acceptance, children_of, without
+from .sampling import EXACT, Kind, Thresholds, acceptance, chain_acceptance, children_of, part_of, without
 
 Targets = Sequence[Sequence[Tensor]]  # for each node the rows [V] that are possible, the reference's own first
 
@@ -77,11 +77,10 @@ def follow_tree(
         def findings(row: Tensor) -> list[_Finding]:
             found, mass, refused = list[_Finding](), 0.0, list[int]()
             for other in children_of(node, parents):
-                again = tokens[other] in refused
-                own = 0.0 if again else float(row[tokens[other]])
+                own = part_of(tokens[other], row, refused)
                 mass += own
                 margin = acceptance(own, mass, draws.coins[node], thresholds)
-                if other == child and again:
+                if other == child and tokens[other] in refused:
                     why = "an elder sibling of this token was refused"
                     return [*found, _Finding(tokens[other], "accept", -math.inf, errors[node], why)]
                 if other == child:

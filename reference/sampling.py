@@ -135,7 +135,7 @@ def _among_children(
     """(child that is accepted, tokens refused before it, decisions of (child, kind, margin))."""
     mass, refused, made = 0.0, list[int](), list[tuple[int, Kind, float]]()
     for child in children:
-        own = 0.0 if tokens[child] in refused else float(chances[tokens[child]])
+        own = part_of(tokens[child], chances, refused)
         mass += own
         margin = acceptance(own, mass, coin, thresholds)
         if own > 0 and margin >= 0:
@@ -143,6 +143,11 @@ def _among_children(
         made.append((child, "refuse", max(-margin, 0.0)))
         refused.append(tokens[child])
     return None, refused, made
+
+
+def part_of(token: int, chances: Tensor, refused: Sequence[int]) -> float:
+    """A child's part of the coin: its token's probability, by chances [V]; none if an elder sibling had this token."""
+    return 0.0 if token in refused else float(chances[token])
 
 
 def acceptance(own: float, mass: float, coin: float, thresholds: Thresholds = EXACT) -> float:

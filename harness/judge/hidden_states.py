@@ -71,8 +71,8 @@ class Given:
         so_far[-1:] = [count + unsent for count in so_far[-1:]]
         entries = [count if every else min(count, 1) for count in so_far]
         counts = self._trace.integers(number, "given_counts")
-        early = [count if len(read) and not tokens else 0 for tokens, count in zip(so_far, counts, strict=False)]
-        entries = [count or min(more, 1) for count, more in zip_longest(entries, early, fillvalue=0)]
+        early = counts[: len(entries)] if len(read) else []
+        entries = [count or min(shown, 1) for count, shown in zip_longest(entries, early, fillvalue=0)]
         self._compare.integers(place, _RULE, entries, counts, "entries of message", 0)
         if counts == entries:
             told = [tokens for tokens, count in zip(so_far, counts, strict=True) if count]

@@ -158,9 +158,9 @@ class Told:
         if not len(chosen):
             return
         begin, logits = places.first + places.silent, places.logits
-        # a prefill's probabilities that are no normal float32 may all be 0: none of these is the better one
-        least = torch.from_numpy(logits).logsumexp(-1, keepdim=True).numpy() + _NORMAL
-        logits = np.where(places.drawn[:, None], np.maximum(logits, least), logits)
+        if places.drawn.any():  # a prefill's probabilities that are no normal float32 may all be 0: none is the better one
+            least = torch.from_numpy(logits).logsumexp(-1, keepdim=True).numpy() + _NORMAL
+            logits = np.where(places.drawn[:, None], np.maximum(logits, least), logits)
         self._compare.choices(
             place, _RULE, logits, chosen.tolist(), lambda row, rank: f"{name} of place {begin + row}, rank {rank}"
         )
