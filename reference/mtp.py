@@ -74,24 +74,26 @@ def draft_extends(
     target_hidden: Tensor,
     rows: range,
     known: Tensor,
+    ends: Tensor,
     before: Sequence[DraftRows | None],
 ) -> list[DraftRows]:
-    """What draft_extend makes of one round after the other, all at once: `rows` of every layer, by layer.
+    """What draft_extend makes of one extend after the other, all at once: `rows` of every layer, by layer.
 
     tokens  x[0..n-1], what is committed later included
-    known   [R] M of the round that writes each row, to which x[0..M] is known; M-1 is its last row, and may stand behind `rows`
+    known   [R] M of the extend that writes each row: x[0..M] is known to it
+    ends    [R] K of that extend: K-1 is its last row, and may stand behind `rows`. K = M, but for a chunk whose prompt goes on
     """
     positions = torch.arange(rows.start, rows.stop, device=known.device)
     sees = torch.arange(rows.stop, device=known.device)[None, :] <= positions[:, None]  # [R, rows.start + R]
-    last = (known - 1 - rows.start).clamp(max=len(rows) - 1)  # [R] the row that each row's round proposes from
+    last = (ends - 1 - rows.start).clamp(max=len(rows) - 1)  # [R] the row that each row's extend proposes from
     found: list[DraftRows] = []
-    drafts: list[Tensor] = []  # what each layer proposes in the round of each row [R]
+    drafts: list[Tensor] = []  # what each layer proposes in the extend of each row [R]
     hidden = target_hidden[rows.start : rows.stop]
     for layer, head in enumerate(heads):
         at = positions + 1 + layer
         ids = tokens[at.clamp(max=len(tokens) - 1)]
-        for ahead, draft in enumerate(drafts, 1):  # provisional: x[M + ahead] is not known
-            ids = torch.where(at - known == ahead, draft, ids)
+        for ahead, draft in enumerate(drafts, 1):  # provisional: x[K + ahead] is not known
+            ids = torch.where((at - ends == ahead) & (at > known), draft, ids)
         found.append(draft_rows(head, ids, head.feed(hidden), positions, sees, before[layer]))
         drafts.append(found[-1].logits.argmax(-1)[last])
         if chained:

@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from .cuts import ONCE, Cuts
 from .follow import Followed, Shape
 from .pair import Pair
 from .server import Answer
@@ -51,14 +52,24 @@ class Compared:
         return not self.wrong if self.told else self.deserved.fewest <= self.used <= self.deserved.most
 
 
-def compare(pair: Pair, shape: Shape, answer: Answer, read: Read) -> Compared:
-    """pair: as it is on this text; read: what its target makes of the prompt and what was emitted."""
+def compare(pair: Pair, shape: Shape, answer: Answer, read: Read, ways: Sequence[Cuts] = ONCE) -> Compared:
+    """pair: as it is on this text; read: what its target makes of the prompt and what was emitted.
+
+    ways: the cuts of each way in which the prompt may have been read. An answer that one of them makes equal is equal; of one
+    that none does, the first is told.
+    """
+    right = pair.follow((*answer.prompt, *answer.tokens), read.hidden, shape)
+    found = (_compared(pair, shape, answer, read, right, cuts) for cuts in ways)
+    first = next(found)
+    return first if first.equal else next((one for one in found if one.equal), first)
+
+
+def _compared(pair: Pair, shape: Shape, answer: Answer, read: Read, right: Followed, cuts: Cuts) -> Compared:
     text, begin = (*answer.prompt, *answer.tokens), len(answer.prompt)
-    right = pair.follow(text, read.hidden, shape)
-    own = pair.follow_layout(text, read.hidden, shape, begin) or right
+    own = pair.follow_layout(text, read.hidden, shape, begin, None, cuts) or right
     made, deserved = own, walk(own, begin)
     if pair.draft.layers > 1 and answer.starts not in (None, deserved.starts):  # what is proposed depends on the rounds before
-        made = pair.follow_layout(text, read.hidden, shape, begin, answer.starts) or right
+        made = pair.follow_layout(text, read.hidden, shape, begin, answer.starts, cuts) or right
     wrong = _wrong(answer.starts, made) if answer.starts else ()
     starts = answer.starts or deserved.starts
     return Compared(

@@ -7,16 +7,18 @@ from math import comb
 from eagletwin.cases.entry import Condition
 
 from .compare import Compared
+from .cuts import ONCE, Cuts
 from .sending import Sent
 from .server import Started
 
 
 @dataclass(frozen=True, slots=True)
 class Seen:
-    """One answer and how it compares."""
+    """One answer and how it compares, if its prompt was read in one of these ways."""
 
     sent: Sent
     compared: Compared
+    ways: tuple[Cuts, ...] = ONCE
 
 
 def _chunked(seen: Seen, started: Started) -> bool | None:

@@ -32,7 +32,9 @@ def explained_by(pair: Pair, shape: Shape, seen: Sequence[Seen]) -> list[Mistake
         left = [
             mistake
             for mistake in left
-            if compare(replace(pair, draft=mistake.draft, tie=one.compared.tie), shape, answer, read(mistake.draft.reads)).equal
+            if compare(
+                replace(pair, draft=mistake.draft, tie=one.compared.tie), shape, answer, read(mistake.draft.reads), one.ways
+            ).equal
         ]
         if not left:
             break

@@ -1,7 +1,8 @@
 """The rounds of a draft of several layers whose provisional rows stay, as in SGLang's layout (DESIGN 3.7, `last_fed`).
 
 A row of layer k that was written before its token was committed holds the draft of it. Where verification refused that draft,
-the row stays wrong. So what is proposed depends on the rounds before: where each began.
+the row stays wrong. So what is proposed depends on the rounds before: where each began. A prompt's last chunks are alike: one
+that ends in front of the prompt's last token looks ahead of the prompt, at what was not said yet.
 """
 
 from collections.abc import Iterator, Sequence
@@ -29,10 +30,12 @@ def follow_last_fed(
     num_steps: int,
     tie: float,
     starts: Sequence[int] | None,
+    cuts: Sequence[int] = (),
 ) -> Followed:
     """What is accepted at the rounds of a text whose token x[begin] was the first that was emitted; elsewhere, nothing.
 
-    starts: M of the rounds that an engine made; None: those that follow from what the layers propose.
+    starts: M of the rounds that an engine made; None: those that follow from what the layers propose. cuts: where chunks of the
+    prompt ended in front of its end, in rising order.
 
     Where rounds began decides what the rows behind them say, and these say where the next ones begin. So a block of rows is
     computed for the rounds that are supposed, then for those that it leads to, until they are the same. With each turn one
@@ -49,8 +52,12 @@ def follow_last_fed(
             stop = min(max(committed, end + _BLOCK), count - 1)
             rounds = [committed] if starts is None else _from(starts, committed, stop)
             while True:
-                known = torch.tensor(_written(rounds, end, stop), device=ids.device)
-                rows = draft_extends(heads, draft.chained, ids, states, range(end, stop), known, stored)
+                ends = _written(rounds, end, stop)
+                known = list(ends)
+                for first, cut in pairwise((0, *cuts)) if not end else ():  # the prompt's rows; its end alone is known to them
+                    ends[first:cut], known[first:cut] = [cut] * (cut - first), [begin - 1] * (cut - first)
+                to, of = (torch.tensor(those, device=ids.device) for those in (known, ends))
+                rows = draft_extends(heads, draft.chained, ids, states, range(end, stop), to, of, stored)
                 said = _said(rows, ids, range(end, stop), tie)
                 leads_to = list(_walk(said, end, committed, stop)) if starts is None else rounds
                 if leads_to == rounds:

@@ -73,16 +73,23 @@ class Pair:
         return follow_chains(self.draft, tokens, hidden, shape.num_steps, self.tie)
 
     def follow_layout(
-        self, tokens: Sequence[int], hidden: Tensor, shape: Shape, begin: int, starts: Sequence[int] | None = None
+        self,
+        tokens: Sequence[int],
+        hidden: Tensor,
+        shape: Shape,
+        begin: int,
+        starts: Sequence[int] | None = None,
+        cuts: Sequence[int] = (),
     ) -> Followed | None:
         """The same as SGLang's layout of drafted rows has it (DESIGN 3.4, 3.7); None where it makes no difference.
 
-        begin: the first token that was emitted; starts: M of the rounds that an engine made, if they are known.
+        begin: the first token that was emitted; starts: M of the rounds that an engine made, if they are known; cuts: where
+        chunks of the prompt ended in front of its end, which several layers look ahead of.
         """
         if shape.topk > 1 and shape.num_steps > 2:
             return follow_trees(self.draft, tokens, hidden, shape, self.tie, "slot_layout")
         if self.draft.layers > 1 and shape.num_steps > 1:
-            return follow_last_fed(self.draft, tokens, hidden, begin, shape.num_steps, self.tie, starts)
+            return follow_last_fed(self.draft, tokens, hidden, begin, shape.num_steps, self.tie, starts, cuts)
         return None
 
 

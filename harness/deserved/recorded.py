@@ -19,6 +19,7 @@ from eagletwin.harness.judge.bounds import FLOAT32
 from eagletwin.harness.judge.story import Story, stories
 
 from .compare import compare
+from .cuts import Cuts
 from .follow import Shape, chain_logits
 from .pair import Pair
 from .precision import off_by, stored_rows
@@ -90,8 +91,10 @@ def weigh(pair: Pair, trace: Trace, said: RecordedServer, *, altered: bool) -> W
     # Of several layers in 16 bits, rounding decides which refused drafts the layers are fed (Pair.must_draft).
     untold = own.draft.layers > 1 and (_hit(trace) or own.precision is not None)
     if not by_chance and not untold:
-        drafted = _chains if shape.topk == 1 and not own.draft.layers else _rounds
-        drafted(own, story, read, shape, found)
+        if shape.topk == 1 and not own.draft.layers:
+            _chains(own, story, read, shape, found)
+        else:
+            _rounds(own, story, read, shape, _cuts(trace), found)
     _rows(own, trace, story, read, found)
     found.divergences.sort(key=lambda one: (one.round, _STAGES.index(one.stage)))
     return found
@@ -102,6 +105,12 @@ def _hit(trace: Trace) -> bool:
     them, of which this one's text says nothing."""
     first = next((record for record in trace.header.records if record.stage == "prefill"), None)
     return first is not None and first.numbers["start"] > 0
+
+
+def _cuts(trace: Trace) -> Cuts:
+    """Where chunks of the prompt ended in front of its end."""
+    prefills = [record.numbers for record in trace.header.records if record.stage == "prefill"]
+    return tuple(numbers["end"] for numbers in prefills if not numbers["final"])
 
 
 def _committed(pair: Pair, story: Story, read: Read, found: Weighed) -> None:
@@ -145,7 +154,7 @@ def _chain(pair: Pair, story: Story, number: int, logits: torch.Tensor, found: W
         return
 
 
-def _rounds(pair: Pair, story: Story, read: Read, shape: Shape, found: Weighed) -> None:
+def _rounds(pair: Pair, story: Story, read: Read, shape: Shape, cuts: Cuts, found: Weighed) -> None:
     """How many drafts each round accepted."""
     begin = len(story.prompt)
     whole = [one for one in story.rounds if one.end > one.committed]
@@ -160,7 +169,7 @@ def _rounds(pair: Pair, story: Story, read: Read, shape: Shape, found: Weighed) 
         cached=0,
         finish="",
     )
-    compared = compare(pair, shape, answer, read)
+    compared = compare(pair, shape, answer, read, (cuts,))
     found.checked["draft.proposal"] += len(whole)
     numbers = {one.committed: number for number, one in enumerate(story.rounds)}
     for wrong in compared.wrong:

@@ -1,5 +1,6 @@
 """Which drafts are accepted along a text, and how many rounds that makes."""
 
+from itertools import product
 from pathlib import Path
 
 import numpy as np
@@ -123,12 +124,17 @@ def test_layers_are_followed_as_each_extend_by_itself(name: str) -> None:
         assert followed.accepted(committed) == accepted
 
 
-def one_round_after_the_other(draft: DraftModel, tokens: list[int], hidden: torch.Tensor, starts: list[int] | None) -> Followed:
-    """follow_last_fed of a text whose x[7] was emitted first, by what each round's draft extend writes."""
+def one_round_after_the_other(
+    draft: DraftModel, tokens: list[int], hidden: torch.Tensor, starts: list[int] | None, cuts: tuple[int, ...]
+) -> Followed:
+    """follow_last_fed of a text whose x[7] was emitted first, by what each chunk's and each round's draft extend writes."""
     ids, count, layers = torch.tensor(tokens), len(tokens), len(draft.heads)
     found = Followed(*(np.full((count, layers), NO) for _ in range(2)))
     stored: list[DraftRows | None] = [None] * layers
     end, committed = 0, 7
+    for cut in cuts:  # the prompt, x[0..6], is known
+        rows = draft_extend(draft.heads, draft.chained, ids[:7], hidden, range(end, cut), stored)
+        stored, end = [behind(old, new) for old, new in zip(stored, rows, strict=True)], cut
     while committed < count - 1:
         rows = draft_extend(draft.heads, draft.chained, ids[: committed + 1], hidden, range(end, committed), stored)
         stored, end = [behind(old, new) for old, new in zip(stored, rows, strict=True)], committed
@@ -143,28 +149,31 @@ def one_round_after_the_other(draft: DraftModel, tokens: list[int], hidden: torc
 
 @pytest.mark.parametrize("name", ["llama-mtp", "llama-mtp-chain"])
 def test_rounds_are_followed_as_if_one_after_the_other(name: str) -> None:
-    """Through a text of 300 tokens that has some of the drafts, and through rounds that an engine would not have made."""
+    """Through a text of 300 tokens that has some of the drafts, through rounds that an engine would not have made, and behind
+    prompts that were read in chunks."""
     draft, random = draft_of(name), torch.Generator().manual_seed(0)
     hidden = torch.randn(300, draft.heads[0].embedding.shape[1], dtype=torch.float64, generator=random)
     tokens = torch.randint(draft.heads[0].embedding.shape[0], (300,), generator=random).tolist()
-    known = torch.arange(1, 300)
+    each = torch.arange(1, 300)
     for _ in range(4):  # each time, a third of the tokens becomes what a layer proposes there
         layers = draft_extends(
-            draft.heads, draft.chained, torch.tensor(tokens), hidden, range(299), known, [None] * draft.layers
+            draft.heads, draft.chained, torch.tensor(tokens), hidden, range(299), each, each, [None] * draft.layers
         )
         for layer, rows in enumerate(layers):
             drafted, chance = rows.logits.argmax(-1).tolist(), torch.rand(300, generator=random).tolist()
             for place in range(layer + 2, 300):
                 tokens[place] = drafted[place - layer - 2] if chance[place] < 1 / 3 else tokens[place]
     odd = [start for start in range(7, 299) if start == 7 or chance[start] < 0.4]
-    accepted = set()
-    for starts in (None, odd):
-        found = follow_last_fed(draft, tokens, hidden, 7, draft.layers, TIE, starts)
-        expected = one_round_after_the_other(draft, tokens, hidden, starts)
+    accepted, behind_cuts = set(), {}
+    for starts, cuts in product((None, odd), ((), (6,), (5,), (2, 4), (3, 4, 5, 6))):
+        found = follow_last_fed(draft, tokens, hidden, 7, draft.layers, TIE, starts, cuts)
+        expected = one_round_after_the_other(draft, tokens, hidden, starts, cuts)
+        behind_cuts[starts is None, cuts] = found.agrees.tobytes()
         assert (found.agrees == expected.agrees).all()
         assert (found.chosen == expected.chosen).all()
         accepted |= {found.accepted(committed) for committed in range(7, 299)}
     assert {0, 1, 2} <= accepted
+    assert behind_cuts[False, ()] != behind_cuts[False, (6,)]  # what a chunk looks ahead at decides what is accepted
 
 
 def test_where_every_draft_is_right_no_row_keeps_a_wrong_one() -> None:

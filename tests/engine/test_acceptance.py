@@ -12,6 +12,7 @@ from eagletwin.harness.core.case import Case, Request
 from eagletwin.harness.core.trace import Trace
 from eagletwin.harness.deserved.borrowed import began_on_drafts
 from eagletwin.harness.deserved.compare import Compared, compare
+from eagletwin.harness.deserved.cuts import possible_cuts
 from eagletwin.harness.deserved.follow import Shape
 from eagletwin.harness.deserved.pair import Pair, load_pair
 from eagletwin.harness.deserved.sending import Sent
@@ -94,6 +95,38 @@ def test_a_healthy_worker_uses_the_rounds_that_are_deserved(host: Host, tmp_path
     for one in found:
         assert one.equal, one
         assert one.deserved.fewest <= one.used <= one.deserved.most
+
+
+@pytest.mark.parametrize("model", ["llama-mtp", "llama-mtp-chain"])
+def test_what_layers_deserve_depends_on_where_chunks_end(host: Host, tmp_path: Path, model: str) -> None:
+    """Arrivals decide where a prompt is cut, and by itself full chunks do. A healthy worker is equal if the cuts are told, and
+    if each way to cut is thought of."""
+    shape, chunk, layers = Shape(3, 1, 4), 8, 3
+    cut = unequal = 0
+    for number, sizes in enumerate([(9,), (10,), (17,), (18,), (5, 5), (6, 9, 7, 3), (5, 7, 10, 9, 4, 3), (3, 4, 2, 9, 4, 8)]):
+        case = case_of(model, shape, chunk)
+        requests = tuple(
+            Request(id=f"r{n}", prompt=tokens(31 * number + n, size, 64), max_new_tokens=24) for n, size in enumerate(sizes)
+        )
+        case, folder = replace(case, requests=requests), tmp_path / str(number)
+        folder.mkdir()
+        healthy = LEDGER["multi-layer-chunk-tail-3"].remedy
+        assert healthy is not None
+        trace = host.engine(case, (healthy,)).run(case, folder, fresh=False)
+        pair = pair_of(model)
+        for request, answer in zip(requests, answers(trace), strict=True):
+            text, size = pair.read((*answer.prompt, *answer.tokens)), len(answer.prompt)
+            prefills = [record for record in trace.header.records if (record.request, record.stage) == (request.id, "prefill")]
+            ends = [record.numbers["end"] for record in prefills if not record.numbers["final"]]
+            near = tuple(end for end in ends if end + layers > size)
+            possible = possible_cuts("alone" if len(sizes) == 1 else "together", size, chunk, layers)
+            assert near in possible
+            assert compare(pair, shape, answer, text, (near,)).equal, (sizes, request.id, near)
+            assert compare(pair, shape, answer, text, possible).equal
+            cut += bool(near)
+            unequal += not compare(pair, shape, answer, text).equal
+    assert cut > 5
+    assert unequal > 0  # else it made no difference
 
 
 def test_what_cannot_be_told_is_an_answer_that_began_on_drafts_of_another(host: Host, tmp_path: Path) -> None:

@@ -23,7 +23,6 @@ from eagletwin.harness.engines.host import Host
 from eagletwin.harness.engines.record_options import RecordOptions, environment
 from eagletwin.harness.engines.servers import Server, Servers
 from eagletwin.harness.engines.sglang.recording import listener
-from eagletwin.harness.families import RECIPES
 from eagletwin.harness.families.store import checkpoints
 from eagletwin.harness.judge.judge import judge
 
@@ -185,9 +184,9 @@ def recording(folder: Path, options: RecordOptions) -> Iterator[Servers]:
         os.environ.update(before)
 
 
-def sent(server: Server, those: list[list[int]], *, in_turn: bool = False, **sampling: object) -> list[Any]:
-    """All at once, or one after the other, then some again: behind prefixes that lie in the cache."""
-    with ThreadPoolExecutor(1 if in_turn else len(those)) as at_once:
+def sent(server: Server, those: list[list[int]], **sampling: object) -> list[Any]:
+    """All at once, then some again: behind prefixes that lie in the cache."""
+    with ThreadPoolExecutor(len(those)) as at_once:
         found = list(at_once.map(lambda prompt: answer(server, prompt, 24, **sampling), those))
     return found + [answer(server, prompt, 8, **sampling) for prompt in those[:4]]
 
@@ -195,11 +194,8 @@ def sent(server: Server, those: list[list[int]], *, in_turn: bool = False, **sam
 def recorded_by(servers: Servers, folder: Path, model: str, how: dict[str, Any], **sampling: object) -> JudgedServer:
     """Serve, and judge what was recorded: every second request, and no tap failed."""
     before = set(folder.iterdir())
-    # Where a chunk ends in front of a prompt's last token, what the later layers of an MTP draft look ahead at is not weighed
-    # yet: at once, arrivals decide where chunks end.
-    in_turn = RECIPES[model].mtp_layers > 0
     with servers.start(asked(model, chunked_prefill_size=16, **how)) as server:
-        found = sent(server, prompts(model, LENGTHS), in_turn=in_turn, **sampling)
+        found = sent(server, prompts(model, LENGTHS), **sampling)
         [mine] = set(folder.iterdir()) - before
         due = (len(found) + 1) // 2
         for _ in range(600):

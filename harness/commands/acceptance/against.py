@@ -12,6 +12,7 @@ from eagletwin.harness.core.words import count
 from eagletwin.harness.deserved.borrowed import began_on_drafts
 from eagletwin.harness.deserved.compare import Compared, compare
 from eagletwin.harness.deserved.conditions import Seen, diagnose
+from eagletwin.harness.deserved.cuts import Cuts, possible_cuts
 from eagletwin.harness.deserved.explain import explained_by
 from eagletwin.harness.deserved.follow import Shape
 from eagletwin.harness.deserved.pair import Pair
@@ -84,21 +85,23 @@ def shape_of(started: Started) -> Shape:
 
 def _ask(pair: Pair, prompts: Sequence[Prompt], asked: Asked, shape: Shape, folder: Path) -> tuple[list[Seen], int, str]:
     """Answers beside what they deserve; tokens that the target would not say; and why it ended early, if it did."""
-    known: dict[Answer, tuple[int, Compared]] = {}
+    known: dict[tuple[Answer, tuple[Cuts, ...]], tuple[int, Compared]] = {}
+    layers, chunk = min(pair.draft.layers, shape.num_steps), asked.started.chunk
     seen: list[Seen] = []
     off, why = 0, ""
     try:
         for sent in answered(asked, prompts, folder):
             # the same answer is told again and again, and compared once
-            key = msgspec.structs.replace(sent.answer, cached=0)
-            if key not in known:
-                text = (*key.prompt, *key.tokens)
+            answer = msgspec.structs.replace(sent.answer, cached=0)
+            ways = possible_cuts(sent.way, len(answer.prompt), chunk, layers)
+            if (answer, ways) not in known:
+                text = (*answer.prompt, *answer.tokens)
                 read = pair.read(text)
                 own = pair.on(text, read, shape)
-                known[key] = own.off_target(read, len(key.prompt)), compare(own, shape, key, read)
-            others, compared = known[key]
+                known[answer, ways] = own.off_target(read, len(answer.prompt)), compare(own, shape, answer, read, ways)
+            others, compared = known[answer, ways]
             off += others
-            seen.append(Seen(sent, compared))
+            seen.append(Seen(sent, compared, ways))
     except HarnessError as error:
         if not seen:
             raise
