@@ -255,8 +255,10 @@ def _followed(trace: Trace, model: Model) -> dict[str, Story]:
         if record.stage == "extend":
             story.known[number] = len(story.tokens) - 1
         elif record.stage == "prefill" and not record.numbers["final"]:
-            # with overlap a retraction loses what was in flight: the worker knows what its last chunk will end with, no more
-            story.known[number] = min(len(story.tokens), prefilled_to.get(number, len(story.tokens))) - 1
+            # With overlap a retraction loses what was in flight: the worker knows what its last chunk will end with, no more.
+            # Where an abort leaves none, it says itself how many tokens it has; traces from before it did have them all.
+            has = prefilled_to.get(number) or record.numbers.get("tokens", len(story.tokens))
+            story.known[number] = min(len(story.tokens), has) - 1
         elif record.stage == "prefill":
             story.known[number] = record.numbers["end"]
             before = story.tokens

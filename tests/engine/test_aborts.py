@@ -194,3 +194,35 @@ def test_a_trace_that_does_not_say_what_was_under_way_is_unknown(released: tuple
         records = (*trace.header.records[:of_a], record, *trace.header.records[of_a + 1 :])
         verdict = judge(Trace(replace(trace.header, records=records), trace.tensors))
         assert (verdict.status, "before the abort of a were not counted" in verdict.reason) == ("unknown", True)
+
+
+def test_an_abort_between_chunks_of_a_request_whose_first_token_a_retraction_lost(overlapped: Host, tmp_path: Path) -> None:
+    """It was prefilled to its end, and retracted before the token was counted. What it goes on with has the prompt alone, and
+    so finds one row less in the cache than its sibling left there; no last chunk tells so, for it is aborted."""
+    prompt = (79, 32, 94, 45, 88, 94, 83, 67, 3, 59, 31, 83, 6, 20, 14, 47)
+    case = Case(
+        name="lost-and-aborted",
+        model="llama-tiny",
+        num_steps=3,
+        topk=3,
+        num_draft_tokens=4,
+        chunked_prefill_size=1,
+        requests=(
+            Request(id="b", prompt=(73, 10, 62), max_new_tokens=3, n=3),
+            Request(id="c", prompt=prompt, max_new_tokens=4, n=3),
+            Request(id="d", prompt=prompt[:4], max_new_tokens=4),
+        ),
+        events=(Event(at=0, kind="abort", request="c.3", step=3),),
+        engine=EngineSettings(sglang=SGLangSettings(radix_cache=True, max_total_tokens=148)),
+    )
+    trace = overlapped.engine(case, ()).run(case, tmp_path)
+    verdict = judge(trace)
+    assert verdict.status == "equal", verdict
+    assert verdict.checked["radix.hit"]
+    records = tuple(
+        replace(record, numbers={name: number for name, number in record.numbers.items() if name != "tokens"})
+        for record in trace.header.records
+    )
+    as_before = judge(Trace(replace(trace.header, records=records), trace.tensors))
+    assert as_before.first is not None
+    assert (as_before.rule, as_before.first.expected, as_before.first.actual) == ("radix.hit", "15", "14")

@@ -209,7 +209,8 @@ class Taps:
             zip(self._now.requests, ends, self._rows.of(self._now.requests, ends), strict=True)
         ):
             # what its last round gave one that runs is not in its list yet, under overlap
-            more = end - len(request.origin_input_ids) - len(request.output_ids)
+            has = len(request.origin_input_ids) + len(request.output_ids)
+            more = end - has
             final = more == 0 or (more > 0 and request.rid in running)
             if final:  # what a chunk in between predicts and proposes is legal garbage
                 tensors |= {"next_token": tokens[n : n + 1]} | self._grammars.of(n, len(ends))
@@ -218,6 +219,7 @@ class Taps:
             if self.states is not None:
                 tensors |= self.states.of(request)
             numbers = {"start": starts[n], "end": end, "final": int(final)} | ({"mixed": 1} if request.rid in running else {})
+            numbers |= {} if final else {"tokens": has}
             self.writer.add(request, "prefill", starts[n], numbers, tensors)
 
     def _proposals(self, draft_input: Any) -> list[dict[str, Array]]:
