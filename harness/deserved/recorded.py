@@ -89,7 +89,7 @@ def weigh(pair: Pair, trace: Trace, said: RecordedServer, *, altered: bool) -> W
         _committed(own, story, read, found)
     by_chance = request.sampling is not None and said.arguments.get("speculative_use_rejection_sampling", "True") != "False"
     # Of several layers in 16 bits, rounding decides which refused drafts the layers are fed (Pair.must_draft).
-    untold = own.draft.layers > 1 and (_hit(trace) or own.precision is not None)
+    untold = own.draft.layers > 1 and (_borrowed(trace) or own.precision is not None)
     if not by_chance and not untold:
         if shape.topk == 1 and not own.draft.layers:
             _chains(own, story, read, shape, found)
@@ -100,11 +100,24 @@ def weigh(pair: Pair, trace: Trace, said: RecordedServer, *, altered: bool) -> W
     return found
 
 
-def _hit(trace: Trace) -> bool:
-    """Whether the request began behind a cached prefix. Of several layers its last rows keep what the request drafted that made
-    them, of which this one's text says nothing."""
-    first = next((record for record in trace.header.records if record.stage == "prefill"), None)
-    return first is not None and first.numbers["start"] > 0
+def _borrowed(trace: Trace) -> bool:
+    """Whether rows of the prompt are another request's. Of several layers the last ones keep what that one went on with, of
+    which this one's text says nothing.
+
+    They are where it began behind a cached prefix; and where it gave its own up for those that others had put into the cache
+    meanwhile, so that its table shows other slots than those that it wrote.
+    """
+    written: list[int] = []
+    for number, record in enumerate(trace.header.records):
+        if "table" not in record.tensors:
+            continue
+        table = trace.integers(number, "table")
+        start = record.numbers["start"] if record.stage == "prefill" else len(written)
+        if table[: min(start, len(written))] != written[:start] or start > len(written):
+            return True
+        if record.stage == "prefill":
+            written[start:] = table[start : record.numbers["end"]]
+    return False
 
 
 def _cuts(trace: Trace) -> Cuts:

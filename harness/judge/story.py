@@ -256,9 +256,10 @@ def _followed(trace: Trace, model: Model) -> dict[str, Story]:
             story.known[number] = len(story.tokens) - 1
         elif record.stage == "prefill" and not record.numbers["final"]:
             # With overlap a retraction loses what was in flight: the worker knows what its last chunk will end with, no more.
-            # Where an abort leaves none, it says itself how many tokens it has; traces from before it did have them all.
-            has = prefilled_to.get(number) or record.numbers.get("tokens", len(story.tokens))
-            story.known[number] = min(len(story.tokens), has) - 1
+            # Where an abort leaves none, it says itself how many tokens it has. Traces from before it did have them all, and
+            # so has one that says what cannot be.
+            has = prefilled_to.get(number) or (record.numbers.get("tokens", 0) if trace.header.engine.overlap else 0)
+            story.known[number] = (has if record.numbers["end"] < has < len(story.tokens) else len(story.tokens)) - 1
         elif record.stage == "prefill":
             story.known[number] = record.numbers["end"]
             before = story.tokens

@@ -9,18 +9,23 @@ from msgspec.structs import replace
 from eagletwin.cases.regressions import LEDGER
 from eagletwin.cases.tokens import tokens
 from eagletwin.harness.core.case import Case, Request
+from eagletwin.harness.core.recording import RecordedServer
 from eagletwin.harness.core.trace import Trace
-from eagletwin.harness.deserved.borrowed import began_on_drafts
+from eagletwin.harness.deserved.borrowed import cannot_be_told
 from eagletwin.harness.deserved.compare import Compared, compare
 from eagletwin.harness.deserved.cuts import possible_cuts
 from eagletwin.harness.deserved.follow import Shape
 from eagletwin.harness.deserved.pair import Pair, load_pair
+from eagletwin.harness.deserved.recorded import weigh
 from eagletwin.harness.deserved.sending import Sent
-from eagletwin.harness.deserved.server import Answer
+from eagletwin.harness.deserved.server import Answer, Started
 from eagletwin.harness.engines.host import Host
 from eagletwin.harness.families import RECIPES
 from eagletwin.harness.families.store import checkpoints
+from eagletwin.harness.judge.judge import judge
 from eagletwin.harness.judge.story import stories
+
+from .recorded import integers_of
 
 pytestmark = pytest.mark.slow
 
@@ -129,6 +134,64 @@ def test_what_layers_deserve_depends_on_where_chunks_end(host: Host, tmp_path: P
     assert unequal > 0  # else it made no difference
 
 
+def untold_of(trace: Trace) -> list[bool]:
+    """Of its answers, as if all had been sent at once, which cannot be told."""
+    case = trace.header.case
+    started = Started(
+        version="",
+        algorithm="EAGLE",
+        num_steps=case.num_steps,
+        topk=1,
+        num_draft_tokens=case.num_steps + 1,
+        chunk=case.chunked_prefill_size,
+        page_size=case.page_size,
+        dtype="float32",
+        target="",
+        draft="",
+        overlap=trace.header.engine.overlap,
+        graphs=False,
+    )
+    return cannot_be_told([Sent(number, "together", one) for number, one in enumerate(answers(trace))], case.num_steps, started)
+
+
+STEM = tokens(97, 12, 64)
+LONGER = (41, 55, 43, 35, 20, 59, 10, 48, 26, 17, 34, 59, 34, 28, 4, 13, 3, 34, 46, 31, 28, 22, 49, 12, 29, 25, 27, 23)
+# What begins alike, and how it is read: (steps, chunk, prompts, when each comes, of which recordings say what was drafted)
+ALIKE = {
+    "parting": (3, 64, [(*STEM, *tokens(n, 2 + n, 64)) for n in range(5)], (0, 40, 80, 120, 160), {"r0"}),
+    "twice": (3, 2, [(18, 17), (18, 17), (15, 9, 3, 47, 28, 8, 35, 57, 20)], (1, 30, 0), {"r0", "r2"}),
+    "longer": (4, 11, [LONGER[:9], LONGER], (0, 0), {"r0"}),
+}
+
+
+@pytest.mark.parametrize("name", ALIKE)
+def test_what_rests_on_rows_of_others_is_untold_and_all_else_is_equal(host: Host, tmp_path: Path, name: str) -> None:
+    """A healthy worker: over HTTP, and in what a server would have recorded of each request."""
+    steps, chunk, prompts, arrive, told = ALIKE[name]
+    healthy, shape, pair = LEDGER["multi-layer-chunk-tail-3"].remedy, Shape(steps, 1, steps + 1), pair_of("llama-mtp")
+    assert healthy is not None
+    case = case_of("llama-mtp", shape, chunk)
+    requests = tuple(
+        Request(id=f"r{n}", prompt=prompt, max_new_tokens=16, arrive=at)
+        for n, (prompt, at) in enumerate(zip(prompts, arrive, strict=True))
+    )
+    engine = replace(case.engine, sglang=replace(case.engine.sglang, radix_cache=True))
+    case = replace(case, requests=requests, engine=engine)
+    trace = host.engine(case, (healthy,)).run(case, tmp_path, fresh=False)
+    assert judge(trace).status == "equal"
+    ways = [possible_cuts("together", len(one.prompt), chunk, steps) for one in answers(trace)]
+    equal = [
+        compare(pair, shape, one, pair.read((*one.prompt, *one.tokens)), those).equal
+        for one, those in zip(answers(trace), ways, strict=True)
+    ]
+    assert all(is_equal or cannot for is_equal, cannot in zip(equal, untold_of(trace), strict=True)), equal
+    assert all(equal) == (name == "twice")  # else there were nothing to leave out
+    said = RecordedServer(recording=2, engine=trace.header.engine, arguments={}, launch="")
+    weighed = {one.header.case.requests[0].id: weigh(pair, one, said, altered=False) for one in integers_of(trace)}
+    assert not any(one.divergences for one in weighed.values())
+    assert {request for request, one in weighed.items() if one.checked["draft.proposal"]} == told
+
+
 def test_what_cannot_be_told_is_an_answer_that_began_on_drafts_of_another(host: Host, tmp_path: Path) -> None:
     """A healthy worker whose layers meet the refused drafts of an earlier answer, as the next turn of a chat does."""
     shape, first = Shape(3, 1, 4), case_of("llama-mtp-chain", Shape(3, 1, 4))
@@ -139,10 +202,11 @@ def test_what_cannot_be_told_is_an_answer_that_began_on_drafts_of_another(host: 
         for number, one in enumerate(said)
     )
     server = replace(first.engine.sglang, radix_cache=True)
-    case = replace(first, requests=(*first.requests[:5], *turns), engine=replace(first.engine, sglang=server))
+    case = replace(first, requests=(*first.requests, *turns), engine=replace(first.engine, sglang=server))
     trace = host.engine(case, ()).run(case, tmp_path, fresh=False)
-    untold = began_on_drafts([Sent(number, "together", one) for number, one in enumerate(answers(trace))], layers=3)
-    assert untold == [False] * 5 + [True] * 5
+    untold = untold_of(trace)
+    # Each but the first, which has one token, may have been given rows of the next turn as well; two are unlike all others.
+    assert untold == [False, *[True] * 4, False, False, *[True] * 5]
     equal = [one.equal for one in compared(trace, shape)]
     assert all(one for one, cannot in zip(equal, untold, strict=True) if not cannot)
     assert not all(equal)  # else there were nothing to leave out

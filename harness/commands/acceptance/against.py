@@ -9,7 +9,7 @@ import msgspec
 from eagletwin.harness.core.errors import EXIT_DIVERGED, EXIT_EQUAL, EXIT_UNKNOWN, HarnessError, InputError
 from eagletwin.harness.core.folders import new_run_folder
 from eagletwin.harness.core.words import count
-from eagletwin.harness.deserved.borrowed import began_on_drafts
+from eagletwin.harness.deserved.borrowed import cannot_be_told
 from eagletwin.harness.deserved.compare import Compared, compare
 from eagletwin.harness.deserved.conditions import Seen, diagnose
 from eagletwin.harness.deserved.cuts import Cuts, possible_cuts
@@ -44,7 +44,7 @@ def against(pair: Pair, prompts: Sequence[Prompt], asked: Asked, *, as_json: boo
         answers = answered(asked, prompts, folder)
         return against_expectation(pair, shape, answers, started, asked.temperature, folder, as_json=as_json)
     everything, off, why = _ask(pair, prompts, asked, shape, folder)
-    untold = began_on_drafts([one.sent for one in everything], pair.draft.layers)
+    untold = cannot_be_told([one.sent for one in everything], min(pair.draft.layers, shape.num_steps), started)
     seen = [one for one, cannot in zip(everything, untold, strict=True) if not cannot]
     tokens = sum(len(one.sent.answer.tokens) for one in everything)
     strange = not asked.temperature and off > _OFF * max(tokens, 1)
@@ -119,8 +119,9 @@ def _remarks(off: int, untold: int, why: str) -> list[str]:
         )
     if untold:
         remarks.append(
-            f"Of {count(untold, 'more answer')} it cannot be told what the rounds deserve: the prefix cache held rows with "
-            "refused drafts of a text that begins alike. Give prompts that begin otherwise to have all answers compared."
+            f"Of {count(untold, 'more answer')} it cannot be told what the rounds deserve: the prefix cache may have given "
+            "them rows of a text that begins alike and goes on otherwise, or that was read in other chunks. Give prompts that "
+            "begin otherwise to have all answers compared."
         )
     return [*remarks, why] if why else remarks
 
