@@ -45,13 +45,14 @@ class GivenUp:
 
     def finished(self, record: Record, impossible: bool) -> None:
         """A request has ended. impossible: it asked for what cannot be."""
-        if not self._on or not record.numbers["aborted"] or impossible or not self._compare.on(_RULE):
+        if not self._on or not record.numbers["aborted"] or impossible:
             return
         seen, request = self._iterations[record.iteration], self._case.request(record.request)
         if request.grammar is not None or request.id in self._aborted:
             return
         total, most = seen.numbers["total"], _most_rows(self._case, request)
-        if most <= min(total, seen.numbers.get("window_total", total)) and self._ran(record.request) and self._alone(record):
+        fits = most <= min(total, seen.numbers.get("window_total", total))
+        if fits and self._ran(record.request) and self._alone(record) and self._compare.on(_RULE):
             why = (
                 f"It may have {most} rows at most, with what is set aside for rounds, and no other request has any: "
                 f"of {total}, {seen.numbers['available']} are free, and the others the prefix cache's."
