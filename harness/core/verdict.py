@@ -250,7 +250,8 @@ RULES: dict[str, Rule] = {
     "schedule.events": Rule(
         "4",
         "An aborted request ends within a step, one that is aborted inside a step with what that gives; a retracted one"
-        " starts again with a prefill, nothing runs in a pause, and an idle scheduler's cache is empty after a flush.",
+        " starts again with a prefill, nothing runs in a pause, and an idle scheduler's cache is empty after a flush. No"
+        " request is aborted for want of memory that nobody else holds and that is enough for it.",
         weights="no",
     ),
     "steps.chosen": Rule(

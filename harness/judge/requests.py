@@ -22,6 +22,7 @@ from .bounds import FLOAT32, bounds_of
 from .cache_rows import CacheRows
 from .compare import Compare, Findings, Phase, Place
 from .events import Events
+from .given_up import GivenUp
 from .grammars import Grammars
 from .hits import Hits
 from .impossible import impossible
@@ -70,6 +71,7 @@ class RequestJudge:
         self._grammars = Grammars(trace, self._compare, self._model)
         self._steps = Steps(trace, self._compare)
         self._aborts = Aborts(trace, self._compare)
+        self._given_up = GivenUp(trace, self._compare, self._model)
         self._plain = PlainDecode(trace, stories, self._compare, bounds)
         self._impossible = impossible(trace, stories)
         for name, one in self._impossible.items():
@@ -541,6 +543,7 @@ class RequestJudge:
         if not cut and len(emitted) != limit:
             self._compare.integers(place, "output.tokens", [limit], [len(emitted)], "length of the output, request", 0)
         self._compare.integers(place, "output.tokens", expected, emitted, "output token", 0)
+        self._given_up.finished(record, record.request in self._impossible)
         self._answers.finished(number, record)
         self._sessions.ended(number, record)
         self._kept.finished(number, record)

@@ -94,8 +94,8 @@ NOT_SHOWN = {
     "tree-window": "what a node attends to is in its row and its logits alone",
 }
 # These end the worker, overflow memory that nothing reads, show in rows and in a view alone, are of a draft without rows of its
-# own, whose recordings are not judged, keep rows, which no recording counts, or change what a session is held to have said,
-# which a recording has from SGLang. No server with a pipeline was ever recorded.
+# own, whose recordings are not judged, keep rows, which no recording counts, change what a session is held to have said, which
+# a recording has from SGLang, or abort a request, as a server's clients may. No server with a pipeline was ever recorded.
 NOT_OF_A_SERVER = {
     "26972",
     "indices-overflow",
@@ -105,6 +105,7 @@ NOT_OF_A_SERVER = {
     "mixed-memory",
     "impossible-sampler",
     "guidance-refused",
+    "host-abort",
     "session-full",
     "session-retracted",
     "session-retracted-2",

@@ -131,3 +131,12 @@ def test_a_bug_of_requests_that_allow_no_token_is_asked_for_where_there_may_be_s
     assert ids("impossible-sampler", "0.5.23")[:2] == ["impossible-sampler", "guidance-refused"]
     assert ids("guidance-refused", "0.5.23")[0] == "guidance-refused"
     assert "guidance-refused" not in ids("guidance-refused", "0.5.9")
+
+
+def test_a_bug_of_rows_on_their_way_to_the_host_is_asked_for_where_there_is_one() -> None:
+    entry = LEDGER["host-abort"]
+    assert may_show(entry, entry.case)
+    assert may_show(entry, replace(entry.case, model="mimo-v2-window"))
+    assert not may_show(entry, replace(entry.case, engine=LIVE.case.engine))
+    assert ids("host-abort", "0.5.23")[0] == "host-abort"
+    assert "host-abort" not in ids("host-abort", "0.5.20")
