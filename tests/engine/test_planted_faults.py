@@ -166,17 +166,24 @@ def test_a_read_of_an_unwritten_slot_is_seen(run: Runner, busy_case: Case) -> No
     assert blind.rule in ("draft.hidden_in", "draft.proposal", "draft.scratch_kv")
 
 
-def test_a_request_that_the_scheduler_aborts_is_unknown(run: Runner, busy_case: Case) -> None:
+@pytest.mark.parametrize("name", ["a", "b"])
+def test_a_request_that_the_scheduler_aborts_is_unknown_unless_nobody_else_has_memory(
+    run: Runner, busy_case: Case, name: str
+) -> None:
+    """b runs beside a, and memory may have been short for both; a has a pool for itself that has room for all of it."""
     abort = Edit(
         target=FINISH,
         match="if len(self.output_ids) >= self.sampling_params.max_new_tokens:",
         replacement=(
-            "if len(self.output_ids) >= 3:\n"
+            f"if self.rid == {name!r} and len(self.output_ids) >= 3:\n"
             "    self.finished_reason, self.finished_len = FINISH_ABORT('out of memory'), len(self.output_ids)\n"
             "    return\n"
             "if len(self.output_ids) >= self.sampling_params.max_new_tokens:"
         ),
     )
     _, verdict = run(busy_case, abort)
-    assert verdict.status == "unknown"
-    assert "the scheduler aborted request" in verdict.reason
+    if name == "b":
+        assert (verdict.status, "the scheduler aborted request b" in verdict.reason) == ("unknown", True), verdict
+    else:
+        assert verdict.first is not None
+        assert (verdict.rule, verdict.first.index) == ("schedule.events", "end of a"), verdict
