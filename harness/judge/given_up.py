@@ -29,13 +29,10 @@ class GivenUp:
     """Judges requests of one trace that ended by an abort."""
 
     def __init__(self, trace: Trace, compare: Compare, model: Model) -> None:
-        case, records = trace.header.case, trace.header.records
-        self._case, self._compare = case, compare
-        self._iterations = {record.iteration: record for record in records if record.stage == "iteration"}
-        self._seen = {record.iteration: n for n, record in enumerate(records) if record.stage == "iteration"}
-        self._trace, self._records = trace, records
-        self._ends = [(record.iteration, record.request) for record in records if record.stage == "finished"]
-        self._aborted = {event.request for event in case.events if event.kind == "abort"}
+        case = trace.header.case
+        self._trace, self._case, self._compare = trace, case, compare
+        self._records = trace.header.records
+        self._aborts = [event for event in case.events if event.kind == "abort"]
         self._on = (
             model.numbers
             and not (model.keeping or case.sessions)
@@ -47,12 +44,15 @@ class GivenUp:
         """A request has ended. impossible: it asked for what cannot be."""
         if not self._on or not record.numbers["aborted"] or impossible:
             return
-        seen, request = self._iterations[record.iteration], self._case.request(record.request)
-        if request.grammar is not None or request.id in self._aborted:
+        request = self._case.request(record.request)
+        if request.grammar is not None or request.id in {event.request for event in self._aborts}:
             return
+        at = record.iteration
+        number = next(n for n, one in enumerate(self._records) if (one.stage, one.iteration) == ("iteration", at))
+        seen = self._records[number]
         total, most = seen.numbers["total"], _most_rows(self._case, request)
         fits = most <= min(total, seen.numbers.get("window_total", total))
-        if fits and self._ran(record.request) and self._alone(record) and self._compare.on(_RULE):
+        if fits and self._ran(record.request) and self._alone(record, number) and self._compare.on(_RULE):
             why = (
                 f"It may have {most} rows at most, with what is set aside for rounds, and no other request has any: "
                 f"of {total}, {seen.numbers['available']} are free, and the others the prefix cache's."
@@ -65,12 +65,14 @@ class GivenUp:
         own = [one for one in self._records if one.request == name and one.stage in ("prefill", "verify")]
         return bool(own) and own[-1].numbers.get("final", 1) == 1
 
-    def _alone(self, record: Record) -> bool:
-        """Whether no other request can have had rows when it was aborted, in the iteration before its end is seen."""
-        at, seen = record.iteration, self._iterations[record.iteration]
-        others = [name for iteration, name in self._ends if iteration == at and name != record.request]
-        aborts = [event for event in self._case.events if event.kind == "abort" and at - 1 <= event.at <= at]
-        return not (seen.numbers["live"] or self._trace.integers(self._seen[at], "held") or others or aborts)
+    def _alone(self, record: Record, seen: int) -> bool:
+        """Whether no other request can have had rows when it was aborted, in the iteration before its end is seen. seen: the
+        record of that one."""
+        at = record.iteration
+        ends = (one for one in self._records if (one.stage, one.iteration) == ("finished", at))
+        others = any(one.request != record.request for one in ends)
+        aborts = any(at - 1 <= event.at <= at for event in self._aborts)
+        return not (self._records[seen].numbers["live"] or self._trace.integers(seen, "held") or others or aborts)
 
 
 def _most_rows(case: Case, request: Request) -> int:

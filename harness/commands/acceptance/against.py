@@ -43,8 +43,9 @@ def against(pair: Pair, prompts: Sequence[Prompt], asked: Asked, *, as_json: boo
     if asked.by_rejection:
         answers = answered(asked, prompts, folder)
         return against_expectation(pair, shape, answers, started, asked.temperature, folder, as_json=as_json)
-    everything, off, why = _ask(pair, prompts, asked, shape, folder)
-    untold = cannot_be_told([one.sent for one in everything], min(pair.draft.layers, shape.num_steps), started)
+    layers = min(pair.draft.layers, shape.num_steps)  # that propose something
+    everything, off, why = _ask(pair, prompts, asked, shape, layers, folder)
+    untold = cannot_be_told([one.sent for one in everything], layers, started)
     seen = [one for one, cannot in zip(everything, untold, strict=True) if not cannot]
     tokens = sum(len(one.sent.answer.tokens) for one in everything)
     strange = not asked.temperature and off > _OFF * max(tokens, 1)
@@ -83,17 +84,18 @@ def shape_of(started: Started) -> Shape:
     return Shape(started.num_steps, started.topk, started.num_draft_tokens)
 
 
-def _ask(pair: Pair, prompts: Sequence[Prompt], asked: Asked, shape: Shape, folder: Path) -> tuple[list[Seen], int, str]:
+def _ask(
+    pair: Pair, prompts: Sequence[Prompt], asked: Asked, shape: Shape, layers: int, folder: Path
+) -> tuple[list[Seen], int, str]:
     """Answers beside what they deserve; tokens that the target would not say; and why it ended early, if it did."""
     known: dict[tuple[Answer, tuple[Cuts, ...]], tuple[int, Compared]] = {}
-    layers, chunk = min(pair.draft.layers, shape.num_steps), asked.started.chunk
     seen: list[Seen] = []
     off, why = 0, ""
     try:
         for sent in answered(asked, prompts, folder):
             # the same answer is told again and again, and compared once
             answer = msgspec.structs.replace(sent.answer, cached=0)
-            ways = possible_cuts(sent.way, len(answer.prompt), chunk, layers)
+            ways = possible_cuts(sent.way, len(answer.prompt), asked.started.chunk, layers)
             if (answer, ways) not in known:
                 text = (*answer.prompt, *answer.tokens)
                 read = pair.read(text)
