@@ -8,6 +8,8 @@ TORCH ?= torch==2.13.0
 KERNELS ?= fast
 CASES ?= 1000
 SEED ?= 0
+# Folders of docs/findings that `make findings` tries; none: all.
+FINDINGS ?=
 # Further options for pytest, and the folders that `make quick` takes: those that need no SGLang. `make python` takes those that need
 # no Triton either.
 PYTEST ?=
@@ -58,7 +60,7 @@ shadow: setup
 	$(BIN)/eagletwin fuzz --cases 100 --minutes 600 --kernels shadow
 
 findings: setup
-	$(BIN)/python -m tests.findings.attempt
+	$(BIN)/python -m tests.findings.attempt $(FINDINGS)
 
 # SGLang as its own CI has it: with all that it pins, CUDA libraries included (10 GB). No cache, no second environment.
 THEIRS = build/upstream

@@ -26,6 +26,7 @@ from eagletwin.harness.core.progress import each
 
 ROOT = Path(__file__).parents[2]
 FINDINGS = ROOT / "docs" / "findings"
+Variables = tuple[tuple[str, str], ...]  # of the environment: name and value
 SECONDS = 300  # a test that takes a tenth of it is a bad test; a hanging one must end
 
 
@@ -130,40 +131,51 @@ def _apply(patch: Path, checkout: Path, *options: str) -> None:
 
 
 class Process:
-    """The process of run_test.py, started when the first test is run: with this SGLang and without eagletwin. Use as a context
-    manager."""
+    """The processes of run_test.py, with this SGLang and without eagletwin: one for the tests that set no variable of the
+    environment, one for those that set TRITON_INTERPRET, and so on. Triton reads it when it is imported, which is before the
+    test is. Each is started when its first test is run. Use as a context manager."""
 
     def __init__(self) -> None:
-        self._process: subprocess.Popen[str] | None = None
+        self._processes: dict[Variables, subprocess.Popen[str]] = {}
 
     def __enter__(self) -> "Process":
         return self
 
     def __exit__(self, *_: object) -> None:
-        if self._process is not None:
-            with contextlib.suppress(ProcessLookupError):  # with the fork that may be under way
-                os.killpg(self._process.pid, signal.SIGKILL)
-            self._process.communicate()
-            self._process = None
+        for variables in [*self._processes]:
+            self._end(variables)
 
-    def run(self, *files: Path) -> bool:
+    def run(self, test: Path, *files: Path) -> bool:
         """Whether the test ended in time. files: see run_test.py."""
-        if self._process is None or self._process.poll() is not None:
-            self._process = _started()
-        assert self._process.stdin is not None
-        assert self._process.stdout is not None
-        print(json.dumps([*map(str, files)]), file=self._process.stdin, flush=True)
-        if select.select([self._process.stdout], [], [], SECONDS)[0]:
-            self._process.stdout.readline()
+        variables = _set_by(test)
+        process = self._processes.get(variables)
+        if process is None or process.poll() is not None:
+            process = self._processes[variables] = _started(variables)
+        assert process.stdin is not None
+        assert process.stdout is not None
+        print(json.dumps([str(test), *map(str, files)]), file=process.stdin, flush=True)
+        if select.select([process.stdout], [], [], SECONDS)[0]:
+            process.stdout.readline()
             return True
-        self.__exit__()
+        self._end(variables)
         return False
 
+    def _end(self, variables: Variables) -> None:
+        process = self._processes.pop(variables)
+        with contextlib.suppress(ProcessLookupError):  # with the fork that may be under way
+            os.killpg(process.pid, signal.SIGKILL)
+        process.communicate()
 
-def _started() -> subprocess.Popen[str]:
+
+def _set_by(test: Path) -> Variables:
+    """The variables of the environment that a test sets before it imports SGLang."""
+    return tuple(re.findall(r'^os\.environ\["(\w+)"\] = "(\w*)"', test.read_text(encoding="utf-8"), re.MULTILINE))
+
+
+def _started(variables: Variables) -> subprocess.Popen[str]:
     environment = {name: value for name, value in os.environ.items() if not name.startswith(("EAGLETWIN_", "TRITON_INTERPRET"))}
     environment.pop("PYTHONPATH", None)
-    environment["OMP_NUM_THREADS"] = "1"
+    environment |= {"OMP_NUM_THREADS": "1", **dict(variables)}
     command = [sys.executable, "-W", "ignore", str(Path(__file__).with_name("run_test.py"))]
     streams = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
     return subprocess.Popen(command, env=environment, text=True, start_new_session=True, **streams)
@@ -205,11 +217,18 @@ def _short(path: Path) -> str:
     return str(path.relative_to(ROOT)) if path.is_relative_to(ROOT) else str(path)
 
 
-def main() -> int:
-    """Every folder, a line each; 0 if upstream can take all."""
-    wrong, found = 0, folders()
-    if not found:
-        raise HarnessError(f"{_short(FINDINGS)} has no folder", consequence="no finding was tried", remedy="a whole checkout")
+def main(names: list[str]) -> int:
+    """Every folder, or those that are named, a line each; 0 if upstream can take all."""
+    wrong, found = 0, [folder for folder in folders() if not names or folder.name in names]
+    unknown = sorted({*names} - {folder.name for folder in found})
+    if unknown or not found:
+        error = InputError(
+            f"{_short(FINDINGS)} has no folder{' ' * bool(unknown)}{', '.join(unknown)}",
+            consequence="no finding was tried",
+            remedy="name folders of it, or none for all" if unknown else "run it in a whole checkout",
+        )
+        print(f"error: {error}")
+        return 129
     with Process() as process:
         for folder in each(found, "findings", lambda folder: folder.name):
             try:
@@ -221,4 +240,4 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(main(sys.argv[1:]))

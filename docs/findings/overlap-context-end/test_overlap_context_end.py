@@ -20,6 +20,7 @@ NUM_DRAFT_TOKENS = NUM_STEPS + 1
 def _make_backend():
     model_runner = MagicMock(device="cpu", sliding_window_size=None, page_size=1)
     model_runner.model_config.context_len = CONTEXT_LEN
+    model_runner.model_config.head_dim = 64
     model_runner.model_config.get_max_num_attention_heads.return_value = 1
     model_runner.model_config.get_num_kv_heads.return_value = 1
     model_runner.req_to_token_pool = SimpleNamespace(
