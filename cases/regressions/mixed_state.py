@@ -14,6 +14,22 @@ from eagletwin.harness.core.patch import Edit, Patch
 from ..entry import Entry
 
 _CUT = "truncated = cand_extend_input_len > _rem_tokens"
+# A chunk of less than a page ends inside one all the same, so that the prompt goes on: nothing is kept of the chunks behind it.
+_KEPT = "sglang.srt.managers.schedule_batch.ScheduleBatch._mamba_radix_cache_v2_req_prepare_for_extend"
+_WHOLE_PAGES = Edit(
+    target="sglang.srt.managers.schedule_policy.PrefillAdder.add_chunked_req",
+    match=_CUT,
+    replacement=(
+        "if self.tree_cache.supports_mamba() and cand_extend_input_len > _rem_tokens >= self.page_size:\n"
+        "    _rem_tokens = _rem_tokens // self.page_size * self.page_size\n"
+        f"{_CUT}"
+    ),
+)
+
+
+def _behind_a_page(long_enough: str, begin: str) -> Edit:
+    return Edit(target=_KEPT, match=long_enough, replacement=f"{long_enough} and {begin} % self.tree_cache.page_size == 0")
+
 
 ENTRY = Entry(
     id="mixed-state",
@@ -24,17 +40,8 @@ ENTRY = Entry(
     trigger="--enable-mixed-chunk, the prefix cache, pages of several tokens, states, and a prompt in three chunks",
     remedy=Patch(
         name="chunks-end-with-pages",
-        edits=(
-            Edit(
-                target="sglang.srt.managers.schedule_policy.PrefillAdder.add_chunked_req",
-                match=_CUT,
-                replacement=(
-                    "if self.tree_cache.supports_mamba() and cand_extend_input_len > _rem_tokens >= self.page_size:\n"
-                    "    _rem_tokens = _rem_tokens // self.page_size * self.page_size\n"
-                    f"{_CUT}"
-                ),
-            ),
-        ),
+        edits=(_WHOLE_PAGES, _behind_a_page("req.extend_len >= checkpoint_grid", "req.prefix_len")),
+        otherwise=(_WHOLE_PAGES, _behind_a_page("req.extend_range.length >= checkpoint_grid", "len(req.prefix_indices)")),
     ),
     # the model keeps a state after each 64 tokens; of the third chunk, 129 to 193, that after row 192, as the one after row 191
     case=Case(

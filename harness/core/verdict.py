@@ -106,8 +106,8 @@ RULES: dict[str, Rule] = {
     "state.tracked": Rule(
         "3.11",
         "The state and the convolution's inputs that the prefix cache keeps of a prefix are those after its last row. It is "
-        "handed those after the last step of a chunk, and when a request ends those after the last row on the grid that its "
-        "rounds passed.",
+        "handed those after the last step of a chunk that begins with a page, and when a request ends those after the last "
+        "row on the grid that its rounds passed.",
         weights="yes",
     ),
     "draft.proposal": Rule("3.3", "Each row proposes the topk tokens of its largest logits, best first.", weights="in part"),

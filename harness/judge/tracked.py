@@ -1,11 +1,11 @@
 """Which states the prefix cache is handed, and that it is handed them: `state.tracked`. Called by requests.py and hits.py.
 
 While a request runs, states of its are tracked for the prefix cache, and handed to it: after a chunk of a prefill that of the
-chunk's last whole step, and when the request ends that of the last row on the grid which its rounds passed. Where keys are
-pairs of tokens, as hidden states demand (entry `hybrid-keys`), a key ends with the token behind that row: nothing is due of a
-row behind which no token is known, and a state is no other request's that goes on with another token. The cache is asked for
-nothing here, since a look-up changes what it evicts next: which row's state lies in a slot is told by its numbers. No two rows
-have one state by chance.
+chunk's last whole step, if the chunk begins with a page, and when the request ends that of the last row on the grid which its
+rounds passed. Where keys are pairs of tokens, as hidden states demand (entry `hybrid-keys`), a key ends with the token behind
+that row: nothing is due of a row behind which no token is known, and a state is no other request's that goes on with another
+token. The cache is asked for nothing here, since a look-up changes what it evicts next: which row's state lies in a slot is
+told by its numbers. No two rows have one state by chance.
 """
 
 from collections.abc import Iterator
@@ -46,6 +46,7 @@ class TrackedStates:
         self._trace, self._stories, self._compare, self._bounds = trace, stories, compare, bounds
         self.on = bool(model.keeping) and model.numbers and case.engine.sglang.radix_cache
         self._ahead = model.ahead
+        self._page = case.page_size
         self._step = lcm(RECIPES[case.model].tracked_every, case.page_size) if self.on else 1
         self._grid = lcm(self._step, TRACKED_EVERY)
         self._rows: dict[int, list[tuple[str, int]]] = {}  # slot of the cache -> requests, and after how many rows
@@ -70,7 +71,8 @@ class TrackedStates:
             return
         name, start, end = record.request, record.numbers["start"], record.numbers["end"]
         self._passed[name] = []
-        rows = list(range(start + self._step, end + 1, self._step))
+        # The cache has whole pages: behind a chunk that ended inside one, no step of a chunk ends with a page.
+        rows = [] if start % self._page else list(range(start + self._step, end + 1, self._step))
         self._may.setdefault(name, set()).update(rows)
         self._hand_over(name, start)
         final = record.numbers["final"]

@@ -216,12 +216,43 @@ def test_who_comes_to_such_a_prefix_goes_on_from_a_wrong_state(host: Host, tmp_p
     assert STATE.remedy is not None
     for name, patches in (("red", ()), ("green", (STATE.remedy,))):
         (tmp_path / name).mkdir()
-        verdict = judge(host.engine(WIDE, patches).run(WIDE, tmp_path / name))
+        trace = host.engine(WIDE, patches).run(WIDE, tmp_path / name)
         if patches:
-            assert verdict.status == "equal", verdict
+            assert judge(trace).status == "equal"
         else:
-            assert verdict.first is not None
-            assert (verdict.first.rule, verdict.first.request) == ("target.state", "c"), verdict
+            first = judge(trace, frozenset({"state.tracked"})).first
+            assert first is not None
+            assert (first.rule, first.request) == ("target.state", "c")
+
+
+# A running request takes a token of a chunk of one page: what is left ends inside it, so that the prompt goes on.
+SHORT = replace(
+    WIDE,
+    name="mixed-state-behind-less-than-a-page",
+    page_size=4,
+    chunked_prefill_size=512,
+    chunks=(4, 8, 4),
+    requests=(
+        Request(id="a", prompt=(59,), max_new_tokens=3),
+        Request(id="b", prompt=(7, 5, 3, 9) * 6, max_new_tokens=1),
+    ),
+)
+
+
+def test_nothing_is_kept_of_a_chunk_behind_one_of_less_than_a_page(host: Host, tmp_path: Path) -> None:
+    entry, kept = STATE.remedy, {}
+    assert entry is not None
+    cut = Patch(name="whole pages alone", edits=(entry.edits[0],))
+    for name, patches in (("red", (cut,)), ("green", (entry,))):
+        (tmp_path / name).mkdir()
+        trace = host.engine(SHORT, patches).run(SHORT, tmp_path / name)
+        verdict = judge(trace)
+        chunks = [one.numbers for one in trace.header.records if (one.request, one.stage) == ("b", "prefill")]
+        kept[name] = [(one["start"], one["end"]) for one in chunks], verdict.status, verdict.first and verdict.first.actual
+    assert kept["green"][1:] == ("equal", None), kept
+    assert kept["red"][1:] == ("diverged", "a state after 23 rows of b, inputs of a convolution after 23 rows of b"), kept
+    assert kept["red"][0] == kept["green"][0]
+    assert any(start % 4 for start, _ in kept["green"][0])
 
 
 def test_a_search_knows_a_state_of_another_prefix(host: Host) -> None:
@@ -281,7 +312,7 @@ def test_before_mixed_steps_kept_states_chunks_ended_inside_pages_too(tmp_path: 
             found[name] = judge(old.engine(case, patches).run(case, tmp_path / name)).first
     assert found["neither"] is None
     assert found["this one"] is not None
-    assert (found["this one"].rule, found["this one"].stage) == ("state.tracked", "cached")
-    assert found["this one"].index.startswith("cached state after row 191,")
+    assert found["this one"].rule == "state.tracked"
+    assert found["this one"].actual.startswith("a state after 193 rows of b,")
     assert found["#39342"] is not None
     assert (found["#39342"].rule, found["#39342"].actual) == ("state.tracked", "of no row of any request")

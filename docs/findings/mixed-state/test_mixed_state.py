@@ -2,10 +2,12 @@
 
 import unittest
 from types import SimpleNamespace
-from unittest.mock import MagicMock
+from unittest.mock import MagicMock, patch
 
 import torch
 
+from sglang.srt.managers import schedule_batch
+from sglang.srt.managers.schedule_batch import ScheduleBatch
 from sglang.srt.managers.schedule_policy import PrefillAdder
 from sglang.srt.mem_cache.allocator.paged import PagedTokenToKVPoolAllocator
 from sglang.test.ci.ci_register import register_cpu_ci
@@ -78,6 +80,40 @@ class TestMixedState(unittest.TestCase):
     def test_a_chunk_of_less_than_a_page_goes_on(self):
         ends = _chunks(page_size=64, chunk=64, running=1)
         self.assertEqual(ends, [127, 190, 194])
+
+    def _kept(self, begin, end, page_size):
+        """After how many tokens a state is kept of a chunk; None: of none."""
+        grid = max(64, page_size)
+        batch = MagicMock(tree_cache=SimpleNamespace(page_size=page_size))
+        batch.model_config.hf_text_config.mamba_chunk_size = 64
+        kv = SimpleNamespace(mamba_next_track_idx=0, mamba_last_track_seqlen=None)
+        req = SimpleNamespace(
+            prefix_len=begin,
+            extend_end=end,
+            extend_len=end - begin,
+            mamba_branching_seqlen=None,
+            kv=kv,
+        )
+        dcp = MagicMock(dcp_enabled=False)
+        with (
+            patch.object(schedule_batch, "mamba_cache_chunk_size", lambda: grid),
+            patch.object(schedule_batch, "mamba_checkpoint_grid", lambda page: grid),
+            patch.object(schedule_batch, "get_parallel", lambda: dcp),
+            patch.object(schedule_batch, "get_exec", MagicMock()),
+        ):
+            entry = ScheduleBatch._mamba_radix_cache_v2_req_prepare_for_extend(
+                batch, req
+            )
+        self.assertEqual(entry.track_mask, kv.mamba_last_track_seqlen is not None)
+        return kv.mamba_last_track_seqlen
+
+    def test_of_a_chunk_that_begins_inside_a_page_no_state_is_kept(self):
+        self.assertIsNone(self._kept(127, 193, page_size=64))
+        self.assertIsNone(self._kept(129, 194, page_size=2))
+
+    def test_of_one_that_begins_with_a_page_the_last_one_is(self):
+        self.assertEqual(self._kept(64, 193, page_size=64), 192)
+        self.assertEqual(self._kept(65, 194, page_size=1), 193)
 
 
 if __name__ == "__main__":
