@@ -14,14 +14,14 @@ from eagletwin.harness.core.recording import SERVER, RecordedServer
 from eagletwin.harness.core.terminal import fold
 from eagletwin.harness.core.trace import HEADER, Trace, load_recording
 from eagletwin.harness.core.verdict import RULES, Divergence, Verdict
+from eagletwin.harness.core.weighed import Untold, Weighed
 from eagletwin.harness.core.words import count
 from eagletwin.harness.judge.judge import judge
 
 from .argument import argue, headline
 from .suspects import suspects_text
 
-# What checkpoints at hand say of a recording: what diverged, comparisons by rule, and how many were too close to tell.
-Weighed = tuple[list[Divergence], Counter[str], int]
+# What checkpoints at hand say of a recording.
 Weigh = Callable[[RecordedServer, Path, Trace], Weighed]
 
 _SKIPPED = {
@@ -53,13 +53,20 @@ class Judged:
 
 @dataclass(frozen=True, slots=True)
 class LookedAt:
-    """What a list says of one recording. tokens: that its rounds committed."""
+    """What a list says of one recording.
+
+    tokens   that its rounds committed
+    weighed  comparisons with the checkpoints by rule; None: there were none, as of one that is unknown by itself
+    untold   why no draft is among them
+    """
 
     folder: Path
     status: str
     headline: str
     rounds: int
     tokens: int
+    weighed: Counter[str] | None = None
+    untold: Untold | None = None
 
 
 @dataclass(slots=True)
@@ -72,9 +79,9 @@ class JudgedServer:
     unseen: Counter[str] = field(default_factory=Counter)
     rounds: int = 0
     cut: int = 0  # recordings that end before their request did
-    weighed: bool = False  # whether the checkpoints were at hand
-    open: int = 0  # comparisons with them that were too close to tell
-    rows: int = 0  # of the draft's pool that were compared with them
+    weighed: Counter[str] | None = None  # those of them with the checkpoints, where they are at hand
+    open: int = 0  # choices that were too close to tell by them
+    undecided: int = 0  # recordings whose tokens they do not decide: the request samples, or its logits are changed
     wrong: list[tuple[Path, str]] = field(default_factory=list)  # headline of each that is not equal
     looked: list[LookedAt] = field(default_factory=list)  # all of them, each by itself
     first: Judged | None = None  # the first that diverged, else the first that is unknown
@@ -84,7 +91,18 @@ class JudgedServer:
         """diverged if one is; equal if all are, and there is one."""
         if self.counts["diverged"]:
             return "diverged"
-        return "equal" if self.counts["equal"] and not self.counts["unknown"] and not self._silent() else "unknown"
+        doubt = self.counts["unknown"] or self._silent() or self._nothing_drafted()
+        return "equal" if self.counts["equal"] and not doubt else "unknown"
+
+    @property
+    def untold(self) -> dict[Untold, int]:
+        """Recordings of which no draft was compared with the checkpoints, by the cause."""
+        return dict(Counter(one.untold for one in self.looked if one.untold is not None).most_common())
+
+    def _nothing_drafted(self) -> bool:
+        """Whether the checkpoints are at hand and were compared with nothing that was drafted: no draft, and no row of the
+        draft's, which would be wrong where its token or its state is."""
+        return self.weighed is not None and not self.weighed["draft.proposal"] and not self.weighed["draft.kv"]
 
     def _silent(self) -> list[RecordedRank]:
         """Ranks that saw requests and recorded none of them."""
@@ -95,6 +113,8 @@ class JudgedServer:
         recordings = sum(self.counts.values())
         said = ", ".join(f"{number} {status}" for status, number in sorted(self.counts.items()) if number)
         lines = [f"{self.status.upper()}  {count(recordings, 'recorded request')}: {said or 'none'}"]
+        if self.status == "unknown" and any(one.weighed is not None for one in self.looked) and self._nothing_drafted():
+            lines += ["", *(line for text in self._why_nothing() for line in fold(text, columns, "  ", "       "))]
         for server in self.servers:
             lines += ["", *(line for text in _about(server) for line in fold(text, columns))]
         if self.first is not None:
@@ -108,6 +128,8 @@ class JudgedServer:
             lines += ["", "  All that are not equal:"]
             lines += [line for folder, text in self.wrong for line in fold(f"{folder.name}: {text}", columns, "    ", "      ")]
         lines += ["", *fold(self._looked_at(), columns)]
+        if self.weighed is not None:
+            lines += ["", *(line for text in self.beside_checkpoints() for line in fold(text, columns))]
         if self.cut:
             lines += fold(f"{count(self.cut, 'recording')} stopped before the request did.", columns)
         if again:
@@ -115,20 +137,42 @@ class JudgedServer:
         return "\n".join(lines)
 
     def _looked_at(self) -> str:
-        parts = ", ".join(f"{rule} {number}" for rule, number in sorted(self.checked.items()) if number)
+        integers = self.checked - (self.weighed or Counter())
         text = (
-            f"{count(sum(self.checked.values()), 'comparison')} in {count(self.rounds, 'round')}, "
-            f"{'with the checkpoints and ' if self.weighed else ''}by rules that need no weights"
+            f"{count(sum(integers.values()), 'comparison')} in {count(self.rounds, 'round')} by rules that need no weights"
+            f"{_by_rule(integers)}."
         )
-        text += f": {parts}." if parts else "."
         if self.unseen:
-            text += f" Not seen: {', '.join(f'{rule} {number}' for rule, number in sorted(self.unseen.items()))}."
-        if self.weighed:
-            text += f" Near ties left {self.open} of the drafts open."
-            if not self.rows:
-                text += " No row was compared: `record --rows` keeps those of EAGLE and EAGLE-3 heads, on one rank."
+            text += f" Not seen{_by_rule(self.unseen)}."
         never = [name for name, rule in RULES.items() if rule.weights == "yes"]
         return f"{text} Rules that need the weights looked at nothing: {', '.join(never)}."
+
+    def _why_nothing(self) -> Iterator[str]:
+        yield "No draft was compared with the checkpoints, and no row that the draft stores."
+        yield "so:  whether the server drafts what this pair deserves is not known"
+        remedies = [untold.remedy for untold in self.untold]  # none: the rules are switched off
+        yield f"try: {'; or '.join(remedies) or 'leave --without out'}"
+
+    def beside_checkpoints(self) -> Iterator[str]:
+        """Sentences on what was compared with the checkpoints, and what was not."""
+        weighed, recordings = self.weighed or Counter(), count(len(self.looked), "recording")
+        text = f"{count(sum(weighed.values()), 'comparison')} with the checkpoints{_by_rule(weighed)}."
+        text += f" Near ties left {count(self.open, 'comparison')} of draft.proposal open."
+        if not weighed["draft.kv"]:
+            text += " No row was compared with them: `record --rows` keeps those of EAGLE and EAGLE-3 heads, on one rank"
+            text += "; above, draft.kv compares which tokens rows had been fed." if self.checked["draft.kv"] else "."
+        yield text
+        if self.undecided:
+            yield f"No token was compared in {self.undecided} of {recordings}: requests sample, or their logits are changed."
+        for untold, number in self.untold.items():
+            yield (
+                f"No draft was compared in {number} of {recordings}: {untold.why}. To have drafts compared, {untold.remedy}."
+            )
+
+
+def _by_rule(numbers: Counter[str]) -> str:
+    parts = ", ".join(f"{rule} {number}" for rule, number in sorted(numbers.items()) if number)
+    return f": {parts}" if parts else ""
 
 
 def is_session(folder: Path) -> bool:
@@ -150,16 +194,19 @@ def judged(folder: Path, without: frozenset[str], weigh: Weigh | None = None) ->
     """Judge all recordings below a folder. Raises InputError for one that cannot be read, and for a folder without any rank.
 
     weigh: compares a recording with its checkpoints, where they are at hand"""
-    session = JudgedServer(_servers(folder), weighed=weigh is not None)
+    session = JudgedServer(_servers(folder), weighed=None if weigh is None else Counter())
     by_request: dict[tuple[str, int, str], list[Judged]] = {}
     for server in session.servers:
         for recording in server.recordings:
             one = Judged(recording, trace := load_recording(recording), judge(trace, without))
-            if weigh is not None and one.verdict.status != "unknown":
-                divergences, checked, too_close = weigh(server.said, recording, trace)
-                one = Judged(recording, trace, _with(one.verdict, divergences, checked, without))
-                session.open, session.rows = session.open + too_close, session.rows + checked["draft.kv"]
-            _take(session, one)
+            weighed = weigh(server.said, recording, trace) if weigh is not None and one.verdict.status != "unknown" else None
+            if weighed is not None:
+                session.undecided += not weighed.checked["verify.accept"]
+                session.open += weighed.open
+                for rule in without:
+                    del weighed.checked[rule]
+                one = Judged(recording, trace, _with(one.verdict, weighed, without))
+            _take(session, one, weighed)
             if server.said.engine.tp > 1:
                 by_request.setdefault((server.said.launch, server.said.dp, trace.header.case.name), []).append(one)
     for ranks in by_request.values():
@@ -168,12 +215,10 @@ def judged(folder: Path, without: frozenset[str], weigh: Weigh | None = None) ->
     return session
 
 
-def _with(verdict: Verdict, divergences: list[Divergence], checked: Counter[str], without: frozenset[str]) -> Verdict:
+def _with(verdict: Verdict, weighed: Weighed, without: frozenset[str]) -> Verdict:
     """The verdict of the integers, and what the checkpoints say besides: what integers show came first."""
-    found = [one for one in divergences if one.rule not in without]
-    all_checked = Counter(verdict.checked)
-    all_checked.update({rule: number for rule, number in checked.items() if rule not in without})
-    verdict = replace(verdict, checked=dict(all_checked))
+    found = [one for one in weighed.divergences if one.rule not in without]
+    verdict = replace(verdict, checked=dict(Counter(verdict.checked) + weighed.checked))
     if not found:
         return verdict
     if verdict.first is None:
@@ -207,8 +252,10 @@ def _said(file: Path) -> RecordedServer:
         ) from error
 
 
-def _take(session: JudgedServer, one: Judged) -> None:
+def _take(session: JudgedServer, one: Judged, weighed: Weighed | None) -> None:
     verdict = one.verdict
+    if session.weighed is not None and weighed is not None:
+        session.weighed.update(weighed.checked)
     session.counts[verdict.status] += 1
     session.checked.update(verdict.checked)
     session.unseen.update(verdict.unseen)
@@ -216,7 +263,8 @@ def _take(session: JudgedServer, one: Judged) -> None:
     session.rounds += len(rounds)
     tokens = sum(record.numbers["accept_len"] for record in rounds)
     said = headline(one.trace.header, verdict) if verdict.status != "equal" else ""
-    session.looked.append(LookedAt(one.folder, verdict.status, said, len(rounds), tokens))
+    beside = (None, None) if weighed is None else (weighed.checked, weighed.untold)
+    session.looked.append(LookedAt(one.folder, verdict.status, said, len(rounds), tokens, *beside))
     session.cut += one.trace.header.ending.kind == "stopped"
     if verdict.status != "equal":
         session.wrong.append((one.folder, said))

@@ -80,10 +80,19 @@ def judge(
 
 def _tell_session(session: "JudgedServer", again: str) -> None:
     requests = [
-        RecordedFacts(folder=str(one.folder), status=one.status, headline=one.headline, rounds=one.rounds, tokens=one.tokens)
+        RecordedFacts(
+            folder=str(one.folder),
+            status=one.status,
+            headline=one.headline,
+            rounds=one.rounds,
+            tokens=one.tokens,
+            weighed=dict(one.weighed or {}),
+            untold="" if one.untold is None else one.untold.cause,
+        )
         for one in session.looked
     ]
-    tell_result(JudgeFacts(status=session.status, requests=requests, report=session.report(width(), again)))
+    untold = {why.cause: number for why, number in session.untold.items()}
+    tell_result(JudgeFacts(status=session.status, requests=requests, untold=untold, report=session.report(width(), again)))
 
 
 def _server(folder: Path, spec: RunSpec, pair: tuple[str, str], device: str) -> int:

@@ -4,7 +4,7 @@ from pathlib import Path
 
 from msgspec.structs import replace
 
-from eagletwin.harness.check.recordings import JudgedServer
+from eagletwin.harness.check.recordings import JudgedServer, LookedAt
 from eagletwin.harness.core.words import count
 from eagletwin.harness.page.model import Page, PageSection, Table, TableCell, TableRow
 from eagletwin.harness.page.run import run_page
@@ -16,6 +16,8 @@ def session_page(session: JudgedServer, folder: Path, again: str, argument: str)
     """The page. argument: as the terminal has it."""
     recorded = sum(session.counts.values())
     said = ", ".join(f"{number} {status}" for status, number in sorted(session.counts.items()) if number)
+    untold = sum(session.untold.values())
+    said += f"; no draft was compared in {untold}" if untold else ""
     sections = (_all(session),) if session.looked else ()
     if session.first is None:
         return Page(
@@ -37,6 +39,7 @@ def session_page(session: JudgedServer, folder: Path, again: str, argument: str)
 
 
 def _all(session: JudgedServer) -> PageSection:
+    beside = session.weighed is not None
     rows = tuple(
         TableRow(
             (
@@ -44,21 +47,44 @@ def _all(session: JudgedServer) -> PageSection:
                 TableCell(one.status, _KINDS[one.status]),
                 TableCell(str(one.rounds)),
                 TableCell(f"{one.tokens / one.rounds:.2f}" if one.rounds else ""),
+                *((_drafts(one),) if beside else ()),
                 TableCell(one.headline),
             ),
-            tags=(one.status,),
+            tags=(one.status, *((one.untold.cause,) if one.untold is not None else ())),
         )
         for one in session.looked
     )
+    untold = tuple(sorted(why.cause for why in session.untold))
     table = Table(
         caption="Recorded requests",
-        header=("recording", "status", "rounds", "tokens a round", "what"),
+        header=(
+            "recording",
+            "status",
+            "rounds",
+            "tokens a round",
+            *(("drafts beside the checkpoints",) if beside else ()),
+            "what",
+        ),
         rows=rows,
-        filters=(("Status", tuple(sorted({one.status for one in session.looked}))),),
+        filters=(
+            ("Status", tuple(sorted({one.status for one in session.looked}))),
+            *((("Drafts not compared", untold),) if untold else ()),
+        ),
         searched=True,
     )
     return PageSection(
         heading="All recordings",
-        lines=("`eagletwin report` of one recording's folder makes its own page, with its time line.",),
+        lines=(
+            "`eagletwin report` of one recording's folder makes its own page, with its time line.",
+            *(session.beside_checkpoints() if beside else ()),
+        ),
         tables=(table,),
     )
+
+
+def _drafts(one: LookedAt) -> TableCell:
+    """How much was drafted in the rule's own count, or why nothing of it was compared."""
+    if one.untold is not None:
+        return TableCell(f"not compared: {one.untold.cause}", "doubt")
+    number = 0 if one.weighed is None else one.weighed["draft.proposal"]
+    return TableCell(f"{number} compared" if number else "not compared", "" if number else "doubt")

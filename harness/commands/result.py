@@ -140,6 +140,8 @@ class RecordedFacts(Struct, kw_only=True, forbid_unknown_fields=True):
     headline: str
     rounds: int
     tokens: int
+    weighed: dict[str, int] = {}
+    untold: str = ""
 
 
 class JudgeFacts(ResultFacts, kw_only=True):
@@ -148,8 +150,16 @@ class JudgeFacts(ResultFacts, kw_only=True):
     status: Annotated[str, Meta(description="`equal`, `diverged` or `unknown`")]
     verdict: Annotated[Verdict | None, Meta(description="of a trace: as verdict.json has it; null for a server")] = None
     requests: Annotated[
-        list[RecordedFacts], Meta(description="of a server: `folder`, `status`, `headline`, `rounds`, `tokens` of each request")
+        list[RecordedFacts],
+        Meta(
+            description="of a server: `folder`, `status`, `headline`, `rounds`, `tokens` of each request; with the checkpoints "
+            "`weighed`: comparisons with them by rule, and `untold`: the cause for which no draft is among them"
+        ),
     ] = []
+    untold: Annotated[
+        dict[str, int],
+        Meta(description="of a server with its checkpoints: the requests of which no draft was compared, by cause"),
+    ] = {}
     report: Annotated[str, Meta(description="what people read")]
 
 

@@ -1,5 +1,6 @@
 """`eagletwin serve`: SGLang's own HTTP server on a CPU, in the foreground, until it is interrupted."""
 
+import shlex
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -148,6 +149,8 @@ def _run(asked: Serve, spec: RunSpec) -> int:
         if asked.model:
             target, draft = checkpoints(asked.model)
             asked = replace(asked, target=str(target), draft=str(draft))
+            # as `acceptance` and `judge` take them
+            tell(f"{asked.model} is --target {shlex.quote(asked.target)} --draft {shlex.quote(asked.draft)}")
         with Servers(zygote) as servers:
             try:
                 server = servers.start(asked)

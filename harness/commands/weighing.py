@@ -1,13 +1,13 @@
 """`eagletwin judge --target --draft`: the checkpoints of a recorded server, loaded once for each type that its ranks ran in."""
 
 import json
-from collections import Counter
 from pathlib import Path
 
-from eagletwin.harness.check.recordings import Weigh, Weighed
+from eagletwin.harness.check.recordings import Weigh
 from eagletwin.harness.core.errors import InputError
 from eagletwin.harness.core.recording import RecordedServer
 from eagletwin.harness.core.trace import HEADER, Trace
+from eagletwin.harness.core.weighed import Weighed
 from eagletwin.harness.deserved.device import check_device, on
 from eagletwin.harness.deserved.pair import Pair, load_served
 from eagletwin.harness.deserved.recorded import started_of, weigh
@@ -30,8 +30,7 @@ def weighing(target: str, draft: str, device: str) -> Weigh:
             computed = started.dtype, started.quantization, started.kv_dtype  # of each launch its own
             if computed not in pairs:
                 pairs[computed] = load_served(target, draft, started, device)
-            found = weigh(pairs[computed], trace, said, altered=altered)
-        return found.divergences, Counter(found.checked), found.open
+            return weigh(pairs[computed], trace, said, altered=altered)
 
     return weighed
 

@@ -11,29 +11,51 @@ of the rows that others have put there meanwhile, it gives its own up. Nothing s
 from collections.abc import Sequence
 from itertools import takewhile
 
-from .cuts import ONCE, possible_cuts
+from eagletwin.harness.core.weighed import Untold
+
+from .conditions import Seen
+from .cuts import ONCE
 from .sending import Sent
 from .server import Started
 
+_SHARED = Untold(
+    "rows of another answer",
+    "they were sent together and begin alike, so the prefix cache may have given them rows of a text that goes on otherwise, "
+    "or that was read in other chunks",
+    "give prompts that begin otherwise",
+)
 
-def cannot_be_told(all_sent: Sequence[Sent], layers: int, started: Started) -> list[bool]:
-    """Of each answer, whether it may rest on rows that others had otherwise.
+
+def why_untold(all_seen: Sequence[Seen], layers: int, started: Started) -> list[Untold | None]:
+    """Of each answer, why it may rest on rows that were fed otherwise; None: it does not.
 
     layers: of the draft that propose something; 0 or 1 for a head that is fed its own states, and stores no draft that was
     refused.
     """
-    together = [sent for sent in all_sent if sent.way == "together"]
-    return [
-        layers > 1
-        and (
-            any(_borrows(sent, other, layers, started) for other in together if other is not sent)
-            if sent.way == "together"
-            # By itself a prompt meets no rows of others: the cache is emptied before it. Once more, it meets its own, some of
-            # which it may compute again; where chunks end near the prompt's end they may differ.
-            else sent.way == "again" and possible_cuts(sent.way, len(sent.answer.prompt), started.chunk, layers) != ONCE
-        )
-        for sent in all_sent
-    ]
+    if layers < 2:
+        return [None] * len(all_seen)
+    together, cut = [one.sent for one in all_seen if one.sent.way == "together"], _cut(layers, started.chunk)
+
+    def why(seen: Seen) -> Untold | None:
+        sent = seen.sent
+        if sent.way == "together":
+            borrows = any(_borrows(sent, other, layers, started) for other in together if other is not sent)
+            return _SHARED if borrows else None
+        # By itself a prompt meets no rows of others: the cache is emptied before it. Once more, it meets its own, some of which
+        # it may compute again; where chunks end near the prompt's end they may differ.
+        return cut if sent.way == "again" and seen.ways != ONCE else None
+
+    return [why(seen) for seen in all_seen]
+
+
+def _cut(layers: int, chunk: int) -> Untold:
+    longer = "1 token" if layers == 2 else f"1 to {layers - 1} tokens"
+    return Untold(
+        "a chunk near the prompt's end",
+        "they were sent once more, and a chunk of the prompt ended just in front of its last tokens, of which some rows are "
+        "computed again",
+        f"give prompts that are not {longer} longer than a multiple of {chunk}, or serve with another --chunked-prefill-size",
+    )
 
 
 def _borrows(sent: Sent, other: Sent, layers: int, started: Started) -> bool:

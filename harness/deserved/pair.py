@@ -49,7 +49,8 @@ class Pair:
             raise InputError(
                 "the server computes in 16 bits, with a draft of several layers",
                 consequence="its layers are fed refused drafts, of which rounding decides some, and nobody tells which",
-                remedy="serve the pair in float32 (--dtype float32), or record the server: eagletwin record",
+                remedy="serve the pair in float32 (--dtype float32), or record the server (eagletwin record): rules that need "
+                "no weights judge it",
             )
 
     def read(self, tokens: Sequence[int], temperature: float = 0.0) -> Read:

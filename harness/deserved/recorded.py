@@ -5,8 +5,7 @@ several layers, how many drafts each round accepted. Rows of the draft's pool ar
 follow from the token, from the target's state, and so from all that the target has stored.
 """
 
-from collections import Counter
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from itertools import pairwise
 
 import numpy as np
@@ -15,8 +14,9 @@ import torch
 from eagletwin.harness.core.recording import RecordedServer
 from eagletwin.harness.core.trace import Trace
 from eagletwin.harness.core.verdict import DECLARED_VIEW, Divergence
+from eagletwin.harness.core.weighed import Untold, Weighed
 from eagletwin.harness.judge.bounds import FLOAT32
-from eagletwin.harness.judge.story import Story, stories
+from eagletwin.harness.judge.story import Round, Story, stories
 
 from .compare import compare
 from .cuts import Cuts
@@ -32,13 +32,32 @@ _TF32 = 2.0**-10
 _STAGES = ("prefill", "draft", "verify", "extend")  # of a round, in the order of the data
 
 
-@dataclass(slots=True)
-class Weighed:
-    """What a recording says beside its checkpoints: comparisons by rule, and what diverged, in the order of the data."""
-
-    divergences: list[Divergence] = field(default_factory=list)
-    checked: Counter[str] = field(default_factory=Counter)
-    open: int = 0  # choices that are too close to tell
+# Why no draft of a recording is compared.
+_BY_CHANCE = Untold(
+    "drawn by chance",
+    "rejection sampling drew the drafts, by coins that are not recorded",
+    "record greedy requests, or serve without --speculative-use-rejection-sampling",
+)
+_SIXTEEN_BITS = Untold(
+    "16 bits",
+    "the server computes in 16 bits, where rounding decides which refused drafts several layers are fed",
+    "serve the pair in float32 (--dtype float32)",
+)
+_BORROWED = Untold(
+    "rows of another request",
+    "rows of the prompt are another request's, and the last layers keep there what that one went on with",
+    "record requests whose prompts begin otherwise, or serve with --disable-radix-cache",
+)
+_ROUND_LOST = Untold(
+    "a round lost",
+    "it was retracted or lost a round, so that its text does not say where rounds of a tree or of several layers begin",
+    "give the server more memory for rows, or let it run fewer requests at once (--max-running-requests)",
+)
+_NO_ROUND = Untold(
+    "no round",
+    "no round committed a token, so that no draft was accepted or refused",
+    "record requests of more tokens (max_new_tokens)",
+)
 
 
 def started_of(said: RecordedServer) -> Started:
@@ -75,11 +94,12 @@ def weigh(pair: Pair, trace: Trace, said: RecordedServer, *, altered: bool) -> W
     header = trace.header
     request, found = header.case.requests[0], Weighed()
     story = stories(trace, DECLARED_VIEW)[request.id]
-    if len(story.tokens) < 2 or not story.rounds:
+    if len(story.tokens) < 2:
+        found.untold = _NO_ROUND
         return found
     case = header.case
     shape = Shape(case.num_steps, case.topk, case.verify_nodes)
-    if pair.precision is None or not pair.draft.layers:
+    if pair.precision is None or min(pair.draft.layers, shape.num_steps) < 2:  # layers that propose something
         pair.must_draft(shape)
     if pair.precision is None and header.engine.device == "cuda":
         pair = replace(pair, tie=2 * _TF32)
@@ -87,17 +107,43 @@ def weigh(pair: Pair, trace: Trace, said: RecordedServer, *, altered: bool) -> W
     own = pair.on(story.tokens, read, shape)
     if request.sampling is None and not altered:
         _committed(own, story, read, found)
-    by_chance = request.sampling is not None and said.arguments.get("speculative_use_rejection_sampling", "True") != "False"
-    # Of several layers in 16 bits, rounding decides which refused drafts the layers are fed (Pair.must_draft).
-    untold = own.draft.layers > 1 and (_borrowed(trace) or own.precision is not None)
-    if not by_chance and not untold:
-        if shape.topk == 1 and not own.draft.layers:
+    found.untold = _why_untold(own, trace, said, story, shape)
+    if found.untold is None:
+        if _are_chains(own, shape):
             _chains(own, story, read, shape, found)
         else:
             _rounds(own, story, read, shape, _cuts(trace), found)
     _rows(own, trace, story, read, found)
     found.divergences.sort(key=lambda one: (one.round, _STAGES.index(one.stage)))
     return found
+
+
+def _why_untold(pair: Pair, trace: Trace, said: RecordedServer, story: Story, shape: Shape) -> Untold | None:
+    """Why nobody can tell what its rounds deserve; None: it can be told."""
+    whole, samples = _whole(story), trace.header.case.requests[0].sampling is not None
+    if not whole:
+        return _NO_ROUND
+    if samples and said.arguments.get("speculative_use_rejection_sampling", "True") != "False":
+        return _BY_CHANCE
+    if _are_chains(pair, shape):
+        return None
+    if min(pair.draft.layers, shape.num_steps) > 1:
+        if pair.precision is not None:
+            return _SIXTEEN_BITS  # see Pair.must_draft
+        if _borrowed(trace):
+            return _BORROWED
+    lost = any(one.end != following.committed for one, following in pairwise(whole))
+    return _ROUND_LOST if lost else None
+
+
+def _are_chains(pair: Pair, shape: Shape) -> bool:
+    """Whether one head drafts by what it makes of its own drafts: each draft follows from the text up to it."""
+    return shape.topk == 1 and not pair.draft.layers
+
+
+def _whole(story: Story) -> list[Round]:
+    """The rounds that committed something."""
+    return [one for one in story.rounds if one.end > one.committed]
 
 
 def _borrowed(trace: Trace) -> bool:
@@ -169,10 +215,7 @@ def _chain(pair: Pair, story: Story, number: int, logits: torch.Tensor, found: W
 
 def _rounds(pair: Pair, story: Story, read: Read, shape: Shape, cuts: Cuts, found: Weighed) -> None:
     """How many drafts each round accepted."""
-    begin = len(story.prompt)
-    whole = [one for one in story.rounds if one.end > one.committed]
-    if any(one.end != following.committed for one, following in pairwise(whole)):
-        return  # it was retracted, or lost a round: a text alone does not say where its rounds begin then
+    begin, whole = len(story.prompt), _whole(story)
     answer = Answer(
         prompt=story.prompt,
         tokens=tuple(story.tokens[begin:]),
@@ -184,6 +227,7 @@ def _rounds(pair: Pair, story: Story, read: Read, shape: Shape, cuts: Cuts, foun
     )
     compared = compare(pair, shape, answer, read, (cuts,))
     found.checked["draft.proposal"] += len(whole)
+    found.open += compared.open
     numbers = {one.committed: number for number, one in enumerate(story.rounds)}
     for wrong in compared.wrong:
         deserved = " or ".join(map(str, wrong.deserved))

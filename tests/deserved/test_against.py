@@ -9,8 +9,10 @@ import pytest
 import torch
 
 from eagletwin.harness.cli.main import typed
+from eagletwin.harness.commands.acceptance import against
 from eagletwin.harness.core.errors import HarnessError
 from eagletwin.harness.core.exits import guarded
+from eagletwin.harness.core.weighed import Untold
 from eagletwin.harness.deserved.precision import Rounding
 from eagletwin.harness.deserved.server import HttpServer
 from eagletwin.harness.families.store import checkpoints
@@ -142,6 +144,29 @@ def test_answers_of_another_target_are_no_verdict(run: Run) -> None:
     done = run(broken(change))
     assert done.returncode == 125, done
     assert "this target does not say" in done.stdout
+
+
+def test_answers_that_cannot_be_told_are_counted_by_cause_each_with_its_remedy(
+    run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    causes = {way: Untold(f"cause of {way}", f"why {way}", f"remedy of {way}") for way in ("again", "together")}
+    monkeypatch.setattr(
+        against,
+        "why_untold",
+        lambda all_seen, *_: [causes.get(one.sent.way) if one.sent.number < 3 else None for one in all_seen],
+    )
+    done = run(Behaviour())
+    assert done.returncode == 0, done
+    said = " ".join(done.stdout.split())
+    assert said.startswith(f"EQUAL {3 * len(SIZES) - 6} answers")
+    for way in causes:
+        assert f"Of 3 more answers it cannot be told what the rounds deserve: why {way}." in said
+        assert f"To have them compared, remedy of {way}." in said
+    (folder,) = (tmp_path / "eagletwin-runs").iterdir()
+    facts = json.loads((folder / "acceptance.json").read_text())
+    told = {(one["way"], one["untold"], one["untold_cause"]) for one in facts["answers"] if one["prompt"] < 3}
+    assert told == {("alone", False, ""), ("again", True, "cause of again"), ("together", True, "cause of together")}
+    assert "cannot be told: cause of again" in (folder / "report.html").read_text(encoding="utf-8")
 
 
 def test_a_server_that_is_still_busy_is_waited_for(run: Run) -> None:

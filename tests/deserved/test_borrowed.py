@@ -1,77 +1,88 @@
 """Which answers may rest on rows that another request had otherwise."""
 
+from typing import Any
+
 import pytest
+from msgspec.structs import replace
 
-from eagletwin.harness.deserved.borrowed import cannot_be_told
+from eagletwin.harness.deserved.borrowed import why_untold
+from eagletwin.harness.deserved.conditions import Seen
+from eagletwin.harness.deserved.cuts import possible_cuts
 from eagletwin.harness.deserved.sending import Sent, Way
-from eagletwin.harness.deserved.server import Answer, Started
+from eagletwin.harness.deserved.server import Answer
+
+from .started import STARTED
+
+Told = tuple[str, str, Way]  # prompt, tokens, and how it was sent
+NOT_LOOKED_AT: Any = None
 
 
-def sent(prompt: str, tokens: str, cached: int, way: Way = "together") -> Sent:
+def causes(*those: Told, layers: int, chunk: int = 0, page_size: int = 1) -> list[str]:
+    """Of each answer, why it cannot be told; "" where it can."""
+    return [
+        "" if why is None else why.cause
+        for why in why_untold(
+            [seen(*one, layers, chunk) for one in those], layers, replace(STARTED, chunk=chunk, page_size=page_size)
+        )
+    ]
+
+
+def seen(prompt: str, tokens: str, way: Way, layers: int, chunk: int) -> Seen:
     answer = Answer(
         prompt=tuple(map(ord, prompt)),
         tokens=tuple(map(ord, tokens)),
         rounds=1,
         starts=None,
         accepted=None,
-        cached=cached,
+        cached=0,
         finish="length",
     )
-    return Sent(0, way, answer)
+    return Seen(Sent(0, way, answer), NOT_LOOKED_AT, possible_cuts(way, len(prompt), chunk, layers))
 
 
-FIRST = sent("abcdef", "ghij", 0)
-
-
-def started(chunk: int = 0, page_size: int = 1) -> Started:
-    return Started(
-        version="0.5.23",
-        algorithm="EAGLE",
-        num_steps=3,
-        topk=1,
-        num_draft_tokens=4,
-        chunk=chunk,
-        page_size=page_size,
-        dtype="float32",
-        target="",
-        draft="",
-        overlap=True,
-        graphs=False,
-    )
+FIRST: Told = ("abcdef", "ghij", "together")
+SHARED, CUT = "rows of another answer", "a chunk near the prompt's end"
 
 
 @pytest.mark.parametrize(
-    ("second", "layers", "page", "cannot"),
+    ("second", "layers", "page", "cause"),
     [
-        (sent("abcdefghX", "Y", 7), 3, 1, True),
-        (sent("abcdefghX", "Y", 7), 1, 1, False),  # a head that feeds itself stores no drafts
-        (sent("abcdefghX", "Y", 7, "again"), 3, 1, False),  # the cache held nothing but its own
-        (sent("abcdefghX", "Y", 0), 3, 1, True),  # no hit, but its rows may be exchanged when its prefill is over
-        (sent("abcXYZ", "Y", 3), 3, 1, True),  # the second layer's row of "b" was fed what each goes on with
-        (sent("abcXYZ", "Y", 3), 2, 1, True),
-        (sent("abcdXYZ", "Y", 4), 3, 4, False),  # no whole page is shared: the last row of one is found by the next token
-        (sent("abcdeXYZ", "Y", 4), 3, 4, True),
-        (sent("abcdeXYZ", "Y", 4), 1, 4, False),
-        (sent("abcdef", "ghij", 5), 3, 1, False),  # the same prompt stores the same rows
-        (sent("Xbcdef", "Y", 5), 3, 1, False),
-        (sent("aX", "Y", 1), 3, 1, False),  # the first row is found by its token and the next one
-        (sent("X", "Y", 0), 7, 1, False),
+        (("abcdefghX", "Y", "together"), 3, 1, SHARED),
+        (("abcdefghX", "Y", "together"), 1, 1, ""),  # a head that feeds itself stores no drafts
+        (("abcdefghX", "Y", "again"), 3, 1, ""),  # the cache held nothing but its own
+        (("abcXYZ", "Y", "together"), 3, 1, SHARED),  # the second layer's row of "b" was fed what each goes on with
+        (("abcXYZ", "Y", "together"), 2, 1, SHARED),
+        (("abcdXYZ", "Y", "together"), 3, 4, ""),  # no whole page is shared: the last row of one is found by the next token
+        (("abcdeXYZ", "Y", "together"), 3, 4, SHARED),
+        (("abcdeXYZ", "Y", "together"), 1, 4, ""),
+        (("abcdef", "ghij", "together"), 3, 1, ""),  # the same prompt stores the same rows
+        (("Xbcdef", "Y", "together"), 3, 1, ""),
+        (("aX", "Y", "together"), 3, 1, ""),  # the first row is found by its token and the next one
+        (("X", "Y", "together"), 7, 1, ""),
     ],
 )
-def test_rows_that_another_answer_may_have_otherwise(second: Sent, layers: int, page: int, cannot: bool) -> None:
-    assert cannot_be_told([FIRST, second], layers, started(page_size=page))[1] == cannot
-    assert cannot_be_told([second, FIRST], layers, started(page_size=page))[0] == cannot
-    assert cannot_be_told([second], layers, started(page_size=page)) == [False]
+def test_rows_that_another_answer_may_have_otherwise(second: Told, layers: int, page: int, cause: str) -> None:
+    assert causes(FIRST, second, layers=layers, page_size=page)[1] == cause
+    assert causes(second, FIRST, layers=layers, page_size=page)[0] == cause
+    assert causes(second, layers=layers, page_size=page) == [""]
 
 
 def test_an_answer_that_came_first_may_have_been_given_rows_of_a_later_one() -> None:
-    assert cannot_be_told([FIRST, sent("abcXYZ", "Y", 0)], 3, started()) == [True, True]
+    assert causes(FIRST, ("abcXYZ", "Y", "together"), layers=3) == [SHARED, SHARED]
 
 
 def test_the_same_prompt_may_have_been_read_in_other_chunks() -> None:
-    twice = [sent("abcdef", "ghij", 0), sent("abcdef", "ghij", 5)]
-    assert cannot_be_told(twice, 3, started(chunk=4)) == [True, True]
-    assert cannot_be_told(twice, 1, started(chunk=4)) == [False, False]
-    for chunk, cannot in ((5, True), (4, True), (3, False), (6, False)):
-        again = [sent("abcdef", "ghij", 0, "alone"), sent("abcdef", "ghij", 5, "again")]
-        assert cannot_be_told(again, 3, started(chunk=chunk)) == [False, cannot]
+    assert causes(FIRST, FIRST, layers=3, chunk=4) == [SHARED, SHARED]
+    assert causes(FIRST, FIRST, layers=1, chunk=4) == ["", ""]
+
+
+@pytest.mark.parametrize(("chunk", "cause"), [(5, CUT), (4, CUT), (3, ""), (6, "")])
+def test_a_prompt_that_comes_once_more_computes_rows_behind_a_cut_again(chunk: int, cause: str) -> None:
+    assert causes(("abcdef", "ghij", "alone"), ("abcdef", "ghij", "again"), layers=3, chunk=chunk) == ["", cause]
+
+
+@pytest.mark.parametrize(("layers", "longer"), [(2, "not 1 token longer"), (4, "not 1 to 3 tokens longer")])
+def test_the_remedy_of_a_cut_is_another_length(layers: int, longer: str) -> None:
+    [why] = why_untold([seen("abcdef", "ghij", "again", layers, 5)], layers, replace(STARTED, chunk=5))
+    assert why is not None
+    assert f"give prompts that are {longer} than a multiple of 5" in why.remedy

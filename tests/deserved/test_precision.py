@@ -8,25 +8,12 @@ from eagletwin.harness.core.errors import InputError
 from eagletwin.harness.deserved.follow import Shape, chain_logits
 from eagletwin.harness.deserved.pair import Pair, load_served
 from eagletwin.harness.deserved.precision import Rounding
-from eagletwin.harness.deserved.server import Started
 from eagletwin.harness.families.store import checkpoints
+
+from .started import STARTED
 
 pytestmark = pytest.mark.slow  # transformers is imported
 
-STARTED = Started(
-    version="0.5.23",
-    algorithm="EAGLE",
-    num_steps=3,
-    topk=1,
-    num_draft_tokens=4,
-    chunk=0,
-    page_size=1,
-    dtype="float32",
-    target="",
-    draft="",
-    overlap=True,
-    graphs=True,
-)
 STEPS, LENGTH = 3, 60
 
 

@@ -2,6 +2,7 @@
 
 from functools import lru_cache
 from pathlib import Path
+from typing import Any, cast
 
 import pytest
 from msgspec.structs import replace
@@ -11,20 +12,22 @@ from eagletwin.cases.tokens import tokens
 from eagletwin.harness.core.case import Case, Request
 from eagletwin.harness.core.recording import RecordedServer
 from eagletwin.harness.core.trace import Trace
-from eagletwin.harness.deserved.borrowed import cannot_be_told
+from eagletwin.harness.deserved.borrowed import why_untold
 from eagletwin.harness.deserved.compare import Compared, compare
+from eagletwin.harness.deserved.conditions import Seen
 from eagletwin.harness.deserved.cuts import possible_cuts
 from eagletwin.harness.deserved.follow import Shape
 from eagletwin.harness.deserved.pair import Pair, load_pair
 from eagletwin.harness.deserved.recorded import weigh
 from eagletwin.harness.deserved.sending import Sent
-from eagletwin.harness.deserved.server import Answer, Started
+from eagletwin.harness.deserved.server import Answer
 from eagletwin.harness.engines.host import Host
 from eagletwin.harness.families import RECIPES
 from eagletwin.harness.families.store import checkpoints
 from eagletwin.harness.judge.judge import judge
 from eagletwin.harness.judge.story import stories
 
+from ..deserved.started import STARTED
 from .recorded import integers_of
 
 pytestmark = pytest.mark.slow
@@ -136,22 +139,10 @@ def test_what_layers_deserve_depends_on_where_chunks_end(host: Host, tmp_path: P
 
 def untold_of(trace: Trace) -> list[bool]:
     """Of its answers, as if all had been sent at once, which cannot be told."""
-    case = trace.header.case
-    started = Started(
-        version="",
-        algorithm="EAGLE",
-        num_steps=case.num_steps,
-        topk=1,
-        num_draft_tokens=case.num_steps + 1,
-        chunk=case.chunked_prefill_size,
-        page_size=case.page_size,
-        dtype="float32",
-        target="",
-        draft="",
-        overlap=trace.header.engine.overlap,
-        graphs=False,
-    )
-    return cannot_be_told([Sent(number, "together", one) for number, one in enumerate(answers(trace))], case.num_steps, started)
+    case, not_looked_at = trace.header.case, cast("Any", None)
+    seen = [Seen(Sent(number, "together", one), not_looked_at) for number, one in enumerate(answers(trace))]
+    started = replace(STARTED, chunk=case.chunked_prefill_size, page_size=case.page_size)
+    return [why is not None for why in why_untold(seen, case.num_steps, started)]
 
 
 STEM = tokens(97, 12, 64)
@@ -190,6 +181,8 @@ def test_what_rests_on_rows_of_others_is_untold_and_all_else_is_equal(host: Host
     weighed = {one.header.case.requests[0].id: weigh(pair, one, said, altered=False) for one in integers_of(trace)}
     assert not any(one.divergences for one in weighed.values())
     assert {request for request, one in weighed.items() if one.checked["draft.proposal"]} == told
+    causes = {request: one.untold.cause for request, one in weighed.items() if one.untold is not None}
+    assert causes == dict.fromkeys(weighed.keys() - told, "rows of another request")
 
 
 def test_what_cannot_be_told_is_an_answer_that_began_on_drafts_of_another(host: Host, tmp_path: Path) -> None:

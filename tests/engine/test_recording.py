@@ -1,6 +1,7 @@
 """A server is recorded while it serves, by what its own plugin framework loads; what weight-free rules see in that, and what
 the checkpoints say besides."""
 
+import json
 import os
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -15,8 +16,10 @@ from eagletwin.cases.ledger import patches_of
 from eagletwin.cases.reach import on_a_cpu, unreached
 from eagletwin.cases.regressions import LEDGER
 from eagletwin.harness.check.recordings import JudgedServer, judged
+from eagletwin.harness.cli.main import typed
 from eagletwin.harness.commands.weighing import weighing
 from eagletwin.harness.core.errors import HarnessError, InputError
+from eagletwin.harness.core.exits import guarded
 from eagletwin.harness.core.mode import Mode
 from eagletwin.harness.core.trace import HEADER, TENSORS, load_recording
 from eagletwin.harness.engines.host import Host
@@ -228,9 +231,43 @@ def test_a_server_that_is_right_is_judged_equal(servers: Servers, folder: Path, 
     assert weighed.status == "equal", weighed.report(120, "")
     rules = ["draft.proposal", "verify.accept", *(["draft.kv"] if model != "llama-mtp" else [])]
     assert min(weighed.checked[rule] for rule in rules) > 50
-    assert ("No row was compared" in " ".join(weighed.report(100, "").split())) == (model == "llama-mtp")
+    assert weighed.weighed is not None
+    report = " ".join(weighed.report(100, "").split())
+    assert ("No row was compared" in report) == (model == "llama-mtp") == (not weighed.weighed["draft.kv"])
+    assert ("above, draft.kv compares which tokens rows had been fed" in report) == (model == "llama-mtp")
+    assert ("rows of another request" in {why.cause for why in weighed.untold}) == (model == "llama-mtp")
     ids = {"draft.input_ids", "draft.positions", "draft.slots", "output.tokens", "pool.accounting", "tree.retrieve"}
     assert ids <= {rule for rule, number in session.checked.items() if number}
+
+
+def test_recordings_of_which_no_draft_can_be_told_are_unknown(
+    servers: Servers, folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A prompt that comes again, of several layers: its last layers' rows are those that its first coming left."""
+    healthy = {"patches": patches_of(None, ["multi-layer-chunk-tail-3"], None)}
+    session = recorded_by(servers, folder, "llama-mtp", healthy)
+    again = [one.folder for one in session.looked if behind_a_prefix(one.folder)]
+    target, draft = map(str, checkpoints("llama-mtp"))
+    code = guarded(lambda: typed(["judge", str(again[0]), "--target", target, "--draft", draft, "--json"]))
+    facts = json.loads(capsys.readouterr().out)
+    assert (code, facts["status"]) == (125, "unknown")
+    assert facts["untold"] == {"rows of another request": 1}
+    [request] = facts["requests"]
+    assert (request["status"], request["untold"]) == ("equal", "rows of another request")
+    assert request["weighed"].keys() == {"verify.accept"}
+    assert "serve with --disable-radix-cache" in " ".join(facts["report"].split()).replace("- ", "-")
+    page = (again[0] / "report.html").read_text(encoding="utf-8")
+    assert "not compared: rows of another request" in page
+    whole = judged(session.servers[0].folder, frozenset(), weighing(target, draft, "cpu"))
+    assert whole.status == "equal"
+    assert sum(whole.untold.values()) >= len(again)
+    assert f"No draft was compared in {sum(whole.untold.values())} of" in " ".join(whole.report(100, "").split())
+
+
+def behind_a_prefix(folder: Path) -> bool:
+    """Whether the request of a recording began behind rows that the prefix cache had."""
+    records = load_recording(folder).header.records
+    return next(one.numbers["start"] for one in records if one.stage == "prefill") > 0
 
 
 def test_requests_that_sample_are_judged_by_what_follows_from_their_tokens(servers: Servers, folder: Path) -> None:

@@ -1,6 +1,7 @@
 """`eagletwin serve` as a person runs it: until it is asked to end, or its scheduler dies; nothing of it is left."""
 
 import os
+import shlex
 import signal
 import subprocess
 import sys
@@ -12,6 +13,8 @@ from typing import TextIO
 
 import psutil
 import pytest
+
+from eagletwin.harness.families.store import checkpoints
 
 from ..harness.doors import opened
 
@@ -60,6 +63,8 @@ def test_a_signal_ends_all_of_it_with_130(tmp_path: Path, number: signal.Signals
     code, said = ended(lambda command, _: command.send_signal(number), tmp_path / "said")
     assert code == 130, said
     assert "this server is SGLang's own but for:" in said
+    target, draft = map(str, checkpoints("llama-tiny"))
+    assert f"llama-tiny is --target {shlex.quote(target)} --draft {shlex.quote(draft)}\n" in said
     assert said.splitlines()[-1] == "the server was ended"
 
 

@@ -5,6 +5,7 @@ import os
 import subprocess
 import sys
 import threading
+from collections import Counter
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from types import SimpleNamespace
@@ -17,8 +18,9 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from eagletwin.harness.check.recordings import judged
+from eagletwin.harness.check.recordings import JudgedServer, LookedAt, judged
 from eagletwin.harness.check.suspects import suspects, suspects_text
+from eagletwin.harness.commands.recorded_page import session_page
 from eagletwin.harness.core.errors import InputError
 from eagletwin.harness.core.recording import (
     RECORDING,
@@ -32,6 +34,7 @@ from eagletwin.harness.core.recording import (
 )
 from eagletwin.harness.core.records import Ending, EngineInfo, Record, ServedModel
 from eagletwin.harness.core.trace import HEADER, SCHEMA, TENSORS, Trace, write_trace
+from eagletwin.harness.core.weighed import Untold
 from eagletwin.harness.engines.record_options import FOLDER, OPTIONS, RecordOptions, asked, environment
 from eagletwin.harness.engines.sglang.recording import guard, keeper, plugin
 from eagletwin.harness.engines.sglang.recording.choice import Choice
@@ -377,6 +380,63 @@ def test_a_folder_without_recordings_is_no_pass(tmp_path: Path) -> None:
     gone = msgspec.structs.replace(rank, written=2)
     (server / SERVER).write_bytes(msgspec.json.encode(gone))
     assert "2 were written, and 0 are judged here" in judged(tmp_path / "out", frozenset()).report(100, "")
+
+
+# -- the checkpoints at hand --------------------------------------------------------------------------------------------
+
+CHANCE = Untold("drawn by chance", "the drafts were drawn", "record greedy requests")
+LAYERS = Untold("16 bits", "the layers round", "serve in float32")
+
+
+def beside(*those: tuple[dict[str, int], Untold | None]) -> JudgedServer:
+    """A server whose recordings are equal by themselves: what was compared with the checkpoints, and why no draft was."""
+    looked = [
+        LookedAt(Path(f"request-{n}"), "equal", "", 1, 3, Counter(weighed), why) for n, (weighed, why) in enumerate(those)
+    ]
+    weighed = sum((Counter(one) for one, _ in those), Counter[str]())
+    return JudgedServer([], Counter(equal=len(those)), Counter({"draft.kv": 2}) + weighed, weighed=weighed, looked=looked)
+
+
+@pytest.mark.parametrize(
+    ("those", "status"),
+    [
+        ([({"draft.proposal": 3}, None)], "equal"),
+        ([({"draft.proposal": 3}, None), ({"verify.accept": 5}, LAYERS)], "equal"),
+        ([({"draft.kv": 3}, CHANCE)], "equal"),  # a row that the draft stores is wrong where its token or its state is
+        ([({"verify.accept": 5}, LAYERS)], "unknown"),  # tokens are right whatever was drafted
+        ([({}, CHANCE), ({"verify.accept": 5}, LAYERS)], "unknown"),
+        ([({"verify.accept": 5}, None)], "unknown"),  # --without
+    ],
+)
+def test_what_was_drafted_must_have_been_compared_somewhere(those: list[Any], status: str) -> None:
+    session = beside(*those)
+    assert session.status == status
+    assert ("whether the server drafts what this pair deserves is not known" in session.report(200, "")) == (
+        status == "unknown"
+    )
+
+
+def test_causes_are_counted_each_with_its_remedy() -> None:
+    session = beside(({}, CHANCE), ({"verify.accept": 5}, LAYERS), ({}, CHANCE))
+    report = session.report(200, "")
+    assert "try: record greedy requests; or serve in float32" in report
+    assert "No draft was compared in 2 of 3 recordings: the drafts were drawn. To have drafts compared, record greedy" in report
+    assert "No draft was compared in 1 of 3 recordings: the layers round. To have drafts compared, serve in float32." in report
+    page = session_page(session, Path("recorded"), "", report)
+    assert page.headline == "3 recorded requests: 3 equal; no draft was compared in 3"
+    [table] = page.sections[0].tables
+    assert [row.cells[4].text for row in table.rows] == [f"not compared: {why.cause}" for why in (CHANCE, LAYERS, CHANCE)]
+    assert ("Drafts not compared", ("16 bits", "drawn by chance")) in table.filters
+
+
+def test_rows_of_tokens_alone_are_told_from_rows_that_were_compared() -> None:
+    """Of several layers, integers say which tokens the rows of a prefix had been fed: that is draft.kv, too."""
+    report = beside(({"draft.proposal": 3}, None)).report(200, "")
+    assert "by rules that need no weights: draft.kv 2." in report
+    assert "3 comparisons with the checkpoints: draft.proposal 3." in report
+    assert "No row was compared with them" in report
+    assert "above, draft.kv compares which tokens rows had been fed" in report
+    assert "No row was compared" not in beside(({"draft.kv": 3}, None)).report(200, "")
 
 
 # -- ranks --------------------------------------------------------------------------------------------------------------

@@ -1,5 +1,6 @@
 """`eagletwin acceptance --server`: rounds deserved and rounds used, request by request, and what the losses have in common."""
 
+from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -8,8 +9,9 @@ import msgspec
 
 from eagletwin.harness.core.errors import EXIT_DIVERGED, EXIT_EQUAL, EXIT_UNKNOWN, HarnessError, InputError
 from eagletwin.harness.core.folders import new_run_folder
+from eagletwin.harness.core.weighed import Untold
 from eagletwin.harness.core.words import count
-from eagletwin.harness.deserved.borrowed import cannot_be_told
+from eagletwin.harness.deserved.borrowed import why_untold
 from eagletwin.harness.deserved.compare import Compared, compare
 from eagletwin.harness.deserved.conditions import Seen, diagnose
 from eagletwin.harness.deserved.cuts import Cuts, possible_cuts
@@ -45,8 +47,8 @@ def against(pair: Pair, prompts: Sequence[Prompt], asked: Asked, *, as_json: boo
         return against_expectation(pair, shape, answers, started, asked.temperature, folder, as_json=as_json)
     layers = min(pair.draft.layers, shape.num_steps)  # that propose something
     everything, off, why = _ask(pair, prompts, asked, shape, layers, folder)
-    untold = cannot_be_told([one.sent for one in everything], layers, started)
-    seen = [one for one, cannot in zip(everything, untold, strict=True) if not cannot]
+    untold = why_untold(everything, layers, started)
+    seen = [one for one, cause in zip(everything, untold, strict=True) if cause is None]
     tokens = sum(len(one.sent.answer.tokens) for one in everything)
     strange = not asked.temperature and off > _OFF * max(tokens, 1)
     rounds = sum(one.compared.used for one in seen)
@@ -67,7 +69,7 @@ def against(pair: Pair, prompts: Sequence[Prompt], asked: Asked, *, as_json: boo
     if as_json:
         print((folder / FACTS).read_text(encoding="utf-8"))
     else:
-        remarks = _remarks(off if strange else 0, sum(untold), why)
+        remarks = _remarks(off if strange else 0, untold, why)
         print_findings(seen, diagnosis, started, status, draft=pair.draft, betrayed=betrayed, remarks=remarks)
         print(f"  folder: {folder}")
     return status
@@ -111,7 +113,7 @@ def _ask(
     return seen, off, why
 
 
-def _remarks(off: int, untold: int, why: str) -> list[str]:
+def _remarks(off: int, untold: Sequence[Untold | None], why: str) -> list[str]:
     """What a reader must know beside the rounds."""
     remarks = []
     if off:
@@ -119,17 +121,16 @@ def _remarks(off: int, untold: int, why: str) -> list[str]:
             f"The answers hold {off} tokens that this target does not say greedily: the server has other weights or another "
             "dtype than --target, or wrong output. What its drafts deserve cannot be told."
         )
-    if untold:
+    for cause, number in Counter(one for one in untold if one is not None).items():
         remarks.append(
-            f"Of {count(untold, 'more answer')} it cannot be told what the rounds deserve: the prefix cache may have given "
-            "them rows of a text that begins alike and goes on otherwise, or that was read in other chunks. Give prompts that "
-            "begin otherwise to have all answers compared."
+            f"Of {count(number, 'more answer')} it cannot be told what the rounds deserve: {cause.why}. To have them compared, "
+            f"{cause.remedy}."
         )
     return [*remarks, why] if why else remarks
 
 
 def _facts(
-    seen: Sequence[Seen], untold: Sequence[bool], condition: str, started: Started, off: int, status: int
+    seen: Sequence[Seen], untold: Sequence[Untold | None], condition: str, started: Started, off: int, status: int
 ) -> dict[str, Any]:
     return {
         "server": started,
@@ -145,8 +146,9 @@ def _facts(
                 "deserved": [one.compared.deserved.fewest, one.compared.deserved.most],
                 "used": one.compared.used,
                 "wrong": one.compared.wrong,
-                "untold": cannot,
+                "untold": cause is not None,
+                "untold_cause": "" if cause is None else cause.cause,
             }
-            for one, cannot in zip(seen, untold, strict=True)
+            for one, cause in zip(seen, untold, strict=True)
         ],
     }

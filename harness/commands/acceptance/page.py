@@ -70,7 +70,8 @@ def _answers(answers: list[dict[str, Any]]) -> Table:
         untold = bool(one.get("untold"))
         wrong = [] if untold else _listed(one.get("wrong"))
         cells = [TableCell(_text(one.get(name, ""))) for name in ("prompt", "way", "tokens", "cached")]
-        said = f"{count(len(wrong), 'round')}: {_text(wrong[:3])}" if wrong else "cannot be told" if untold else "none"
+        told = f"cannot be told: {_text(one.get('untold_cause', ''))}" if untold else "none"
+        said = f"{count(len(wrong), 'round')}: {_text(wrong[:3])}" if wrong else told
         look = "wrong" if wrong else "" if untold else "right"
         cells += [TableCell(_band(one)), TableCell(_text(one.get("used", ""))), TableCell(said, look)]
         rows.append(TableRow(tuple(cells), tags=("lost" if wrong else "not told" if untold else "not lost",)))
