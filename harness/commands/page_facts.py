@@ -1,13 +1,15 @@
 """What a command kept in its run folder for its page, and the cells of tables that several pages have."""
 
 import os
+from collections.abc import Collection
 from pathlib import Path
 from typing import TypeVar
 
 import msgspec
 
 from eagletwin.harness.core.errors import InputError
-from eagletwin.harness.page.model import TableCell, TableRow
+from eagletwin.harness.core.features import FEATURES
+from eagletwin.harness.page.model import Table, TableCell, TableRow
 from eagletwin.harness.page.render import NAME
 
 Facts = TypeVar("Facts")
@@ -35,3 +37,9 @@ def page_beside(folder: Path, kept: str, there: str) -> str:
 def row(*cells: str | TableCell, tags: tuple[str, ...] = ()) -> TableRow:
     """A row of a table; a text is a plain cell."""
     return TableRow(tuple(TableCell(one) if isinstance(one, str) else one for one in cells), tags=tags)
+
+
+def never_happened(exercised: Collection[str]) -> Table:
+    """The features that no case exercised, and what each of them is."""
+    rows = tuple(row(name, what) for name, what in FEATURES.items() if name not in exercised)
+    return Table(caption="Never happened", header=("feature", "what it is"), rows=rows, searched=True)

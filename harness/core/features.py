@@ -31,8 +31,9 @@ FEATURES: dict[str, str] = {
     "host_evicted": "rows on the host made room for others, in a case without a flush",
     "host_restored": "a request went on from rows that came back from the host",
     "session_goes_on": "a request went on behind the rows that its session had kept",
-    "session_in_page": "the same, and these rows ended inside a page (page_size > 1)",
-    "session_cut": "the same, and verify had committed more than the request before was sent",
+    "session_in_page": "a request went on behind rows that its session had kept, and these ended inside a page (page_size > 1)",
+    "session_cut": "a request went on behind rows that its session had kept, and verify had committed more than the "
+    "request before was sent",
     "session_retracted": "a request of a session lost its place in the batch, and came back",
     "session_after_abort": "a request of a session came after one that was aborted",
     "session_waits_to_close": "a session was closed while a request of it ran",
@@ -53,7 +54,8 @@ FEATURES: dict[str, str] = {
     "penalized": "a penalty made another token the target's best, where verify committed one",
     "held_back": "a token that ends the request was the target's best, and min_new_tokens made it impossible, where verify "
     "committed one",
-    "plain_decode_differs": "a token was another than plain decode has, as penalties count nothing of the round",
+    "plain_decode_differs": "a token was not the one that plain decode sends, as penalties in verify do not count the tokens "
+    "of the same round",
     "mixed_step": "a request that ran was given one token next to the prefill of another",
     "constrained": "a grammar made another token the target's best, where verify committed one",
     "grammar_refuses": "a draft token did not go on with the text of a request with a grammar, and its parent did",
@@ -73,6 +75,6 @@ FEATURES: dict[str, str] = {
     "abort_in_prefill": "a request was aborted between two chunks of its prompt",
     "abort_in_decode": "a request was aborted after it had been verified",
     "abort_in_step": "a request was aborted while a batch of it ran: after its launch, and before its result was looked at",
-    "abort_in_chunk": "the same of a batch with a chunk that was not the last of its prompt",
+    "abort_in_chunk": "a request was aborted while a batch ran with a chunk of it that was not the last of its prompt",
     "result_of_nobody": "of a request that was aborted inside a step, one batch more ran, and gave it nothing",
 }

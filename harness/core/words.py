@@ -19,4 +19,5 @@ def asked_the_impossible(tokens: Mapping[str, int]) -> str:
 
 def others_in_plain_decode(tokens: int) -> str:
     """What is said of tokens that differ from those of plain decode as SGLang declares."""
-    return f"{count(tokens, 'token')} had others in plain decode, as penalties count nothing of a round."
+    ours = "1 token is not the one" if tokens == 1 else f"{tokens} tokens are not those"
+    return f"{ours} that plain decode sends: in verify SGLang's penalties do not count the tokens of the same round."

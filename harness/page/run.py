@@ -9,7 +9,7 @@ from eagletwin.harness.core.places import place_of
 from eagletwin.harness.core.records import Header
 from eagletwin.harness.core.trace import Trace
 from eagletwin.harness.core.verdict import DECLARED_VIEW, Divergence, Verdict, rules_of
-from eagletwin.harness.core.words import asked_the_impossible, count
+from eagletwin.harness.core.words import asked_the_impossible, count, others_in_plain_decode
 from eagletwin.harness.judge.closer import Closer, look_closer
 from eagletwin.harness.judge.model import model_of
 from eagletwin.harness.judge.owners import Owners, owners_of
@@ -129,7 +129,7 @@ def _facts(header: Header, verdict: Verdict) -> Iterator[tuple[str, str]]:
     yield "exercised", ", ".join(verdict.exercised) or "nothing named"
     yield "choices", f"{verdict.choices}, of them {count(verdict.ties, 'tie')}"
     if case.engine.sglang.plain_decode:
-        yield "plain decode", f"{count(verdict.relaxed, 'token')} of another choice, as is declared of penalties"
+        yield "plain decode", others_in_plain_decode(verdict.relaxed)
     if verdict.impossible:
         yield "not judged", f"{asked_the_impossible(verdict.impossible)}: what it asks for together allows no token there"
     if verdict.without:

@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
+from eagletwin.cases.blocks import Asked, block_of
 from eagletwin.cases.regressions import LEDGER
 from eagletwin.harness.check.base import base_of
 from eagletwin.harness.check.known import Explained, Mends
@@ -15,6 +16,7 @@ from eagletwin.harness.commands.fuzz.looking import NO_BLOCK, CaseSeen, Looking
 from eagletwin.harness.commands.fuzz.options import SearchOptions
 from eagletwin.harness.commands.fuzz.pool import Several
 from eagletwin.harness.commands.fuzz.search import Here
+from eagletwin.harness.commands.fuzz.tally import Tally
 from eagletwin.harness.core.case import Case, EngineSettings, Event, Grammar, Request, SGLangSettings
 from eagletwin.harness.core.patch import Edit, Patch
 from eagletwin.harness.core.records import Ending
@@ -131,6 +133,19 @@ def test_another_bug_in_the_case_of_an_entry_is_shown_past_that_entry(host: Host
     assert entry.id in shown.mended
     assert shown.signature is not None
     assert shown.signature.rule == "draft.positions"
+
+
+def test_a_known_bug_is_mended_in_the_cases_that_may_show_it(host: Host) -> None:
+    """The cases of a block with min_p run with the remedy of `min-p`; those of them that ask for none could not show it."""
+    asked = Asked(held={"model": "llama-tiny", "topk": 1}, sampling="target", asks=("min_p",))
+    looking, tally, asking = Looking(Mends(host, DEFAULT_RUN), SearchOptions().plan), Tally(), list[bool]()
+    for number in range(3):
+        for seen in looking.run(block_of(5, number, asked)):
+            assert isinstance(seen, CaseSeen)
+            assert "min-p" in seen.mended
+            asking.append(any(one.sampling is not None and one.sampling.min_p > 0 for one in seen.case.requests))
+            tally.add(seen)
+    assert tally.known["min-p"].mended == sum(asking) < len(asking)
 
 
 # Greedy requests that come back in chunks of one token, shrunk from cases of searches: a text that has ended, and rules.

@@ -10,18 +10,20 @@ from msgspec.structs import replace
 
 from eagletwin.harness.check.argument import argue
 from eagletwin.harness.commands.diff.comparison import diff
-from eagletwin.harness.core.case import Case
+from eagletwin.harness.core.case import Case, EngineSettings, WeightPath
 from eagletwin.harness.core.errors import InputError
 from eagletwin.harness.core.mode import Mode
 from eagletwin.harness.core.patch import Edit, Patch
 from eagletwin.harness.core.run_spec import Limits
 from eagletwin.harness.core.trace import Trace, rank_folder
-from eagletwin.harness.engines.host import Host
+from eagletwin.harness.engines.host import Host, WouldNotStart
 from eagletwin.harness.families.traces import read_trace
 from eagletwin.harness.judge.judge import judge
 
 from .changes import bump, changed, every, last_of, nudge, without
 from .test_crash_and_hang import VERIFY
+from .test_plain_decode import CASE as PLAIN_DECODE
+from .test_weight_updates import by
 
 ON_RANK_1 = "torch.distributed.get_rank() == 1"
 # What goes wrong on rank 1 alone, and the rule that must name it.
@@ -56,6 +58,29 @@ def ranked() -> Iterator[Host]:
 @pytest.fixture(scope="module")
 def trace(ranked: Host, busy_case: Case, tmp_path_factory: pytest.TempPathFactory) -> Trace:
     return ranked.engine(busy_case).run(busy_case, tmp_path_factory.mktemp("ranks"))
+
+
+@pytest.mark.parametrize("path", ["disk", "tensor", "tensor_bucket"])
+def test_each_rank_takes_its_share_of_new_weights(ranked: Host, path: WeightPath, tmp_path: Path) -> None:
+    """SGLang takes tensors as a list with a part for each rank; weights that another process broadcasts are not tried."""
+    case = by(path)
+    verdict = judge(ranked.engine(case).run(case, tmp_path))
+    assert verdict.status == "equal", verdict
+
+
+@pytest.mark.parametrize(
+    ("case", "why"),
+    [
+        (by("distributed"), "weights that another process broadcasts, to several ranks: not tried"),
+        (PLAIN_DECODE, "plain decode on several ranks: not tried"),
+        (replace(PLAIN_DECODE, model="nemotron-h-nextn", engine=EngineSettings()), "has 1 KV head, which cannot be divided"),
+    ],
+    ids=["broadcast", "plain decode", "one KV head"],
+)
+def test_what_several_ranks_do_not_run_is_refused_with_the_reason(ranked: Host, case: Case, why: str) -> None:
+    with pytest.raises(WouldNotStart, match=why) as refused:
+        ranked.engine(case)
+    assert refused.value.ours
 
 
 def test_every_rank_is_judged_by_its_own_heads(trace: Trace) -> None:

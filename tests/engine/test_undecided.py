@@ -7,9 +7,8 @@ import pytest
 
 from eagletwin.harness.check import trials
 from eagletwin.harness.check.trials import Trials
-from eagletwin.harness.commands.fuzz.command import _exit_code
 from eagletwin.harness.commands.fuzz.plan import Plan
-from eagletwin.harness.commands.fuzz.report import tally_text, write_summary
+from eagletwin.harness.commands.fuzz.report import exit_code, tally_text, write_summary
 from eagletwin.harness.commands.fuzz.search import Fuzz
 from eagletwin.harness.core.trace import Trace
 from eagletwin.harness.core.verdict import Verdict
@@ -47,6 +46,6 @@ def test_a_search_goes_on_and_says_how_many_it_could_not_decide(
     share = f"The reference could not decide {20 // every} of them ({100 // every}%)"
     assert share + ("." if code == 0 else ", more than the 10% that may be.") in text
     assert "cases of unknown (# of # choices are ties), undecided:\n    set-aside/1-" in text
-    assert _exit_code(looking, found) == code
+    assert exit_code(looking, found) == code
     write_summary(tmp_path, looking, found)
     assert msgspec.json.decode((tmp_path / "summary.json").read_bytes())["tally"]["undecided"] == 20 // every

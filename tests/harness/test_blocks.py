@@ -13,12 +13,15 @@ from eagletwin.cases.drawn import shrink
 from eagletwin.cases.regressions import LEDGER
 from eagletwin.cases.strategies import DRAWN, PAGE_SIZES, VALUES, Focus
 from eagletwin.harness.check.known import may_show
+from eagletwin.harness.commands.fuzz.options import SearchOptions
 from eagletwin.harness.commands.fuzz.unsearched import TOPICS, has, narrowed, not_looked_at, topics_of
 from eagletwin.harness.core.case import Case
 from eagletwin.harness.core.errors import InputError
 from eagletwin.harness.core.mode import CPU, Mode
+from eagletwin.harness.core.run_spec import RunSpec
 from eagletwin.harness.families import RECIPES
 from eagletwin.harness.families.pipelines import not_in_stages
+from eagletwin.harness.families.ranks import not_on_ranks
 from eagletwin.harness.families.valid import check_case
 from eagletwin.harness.families.windows import ENDING
 
@@ -129,11 +132,35 @@ def test_a_recipe_that_is_added_is_drawn_by_itself(monkeypatch: pytest.MonkeyPat
     assert any("added" in line for line in not_looked_at((), (), CPU))
 
 
+def test_a_search_of_several_ranks_draws_what_they_run_and_names_the_rest() -> None:
+    """A block that cannot start is lost; and so is the time of whoever types an option that cannot bring it."""
+    two = SearchOptions(run=RunSpec(mode=Mode(tp=2))).asked
+    drawn = [block_of(0, number, two).probe for number in range(90)]
+    assert {why for probe in drawn if (why := not_on_ranks(probe, 2))} == set()
+    refused = [why for number in range(90) if (why := not_on_ranks(block_of(0, number, Asked()).probe, 2))]
+    assert {why.partition(" ")[2].partition(",")[0] for why in refused} == {
+        "decode on several ranks: not tried",
+        "that another process broadcasts",
+        "has 1 KV head",
+    }
+    alone = {"layers that keep a state", "plain decode"}
+    topics = {name for probe in drawn for name in topics_of(probe)}
+    assert {topic.name for topic in TOPICS} - topics == alone | {"aborts inside a step"}
+    lines = not_looked_at((), (), Mode(tp=2))
+    assert {topic.name for topic in TOPICS if f"{topic.name} (--only {topic.key} without --tp)" in lines} == alone
+    ours, elsewhere = (line for line in lines if line.startswith("recipes: "))
+    models = {probe.model for probe in drawn}
+    assert all(model in ours.partition(" (")[0].removeprefix("recipes: ").split(", ") for model in models)
+    assert elsewhere.endswith("(--only qwen3-next-nextn without --tp)")
+    assert len([line for line in not_looked_at((), (), CPU) if line.startswith("recipes: ")]) == 1
+
+
 def test_a_search_of_pipelines_says_what_they_do_not_run() -> None:
     """By the option that adds it: to the same search, or to one without a pipeline."""
     assert "pipelines (--pp 2)" in not_looked_at((), (), CPU)
     lines = not_looked_at((), (), Mode(pp=2))
     assert {"trees (--only trees)", "grammars (--only grammar without --pp)"} <= {*lines}
+    assert "recipes: llama-gqa, llama-wide (--only llama-gqa)" in lines
     assert {"tensor parallelism (--tp 2 without --pp)", "the overlap scheduler (--overlap without --pp)"} <= {*lines}
     alone = {topic.name for topic in TOPICS if f"{topic.name} (--only {topic.key} without --pp)" in lines}
     drawn = [block_of(0, number, Asked(stages=2)) for number in range(300)]

@@ -23,6 +23,7 @@ from eagletwin.reference.sizes import count_candidates, reserved
 from .test_tree_report import EXPANDED, SELECTED, WORKED, found
 
 DOCS = Path(__file__).parents[2] / "docs"
+README = DOCS.parent / "README.md"
 
 
 def test_every_field_feature_and_recipe_is_documented() -> None:
@@ -41,6 +42,13 @@ def test_every_field_feature_and_recipe_is_documented() -> None:
     table = text.partition("| name | what happened |\n|---|---|\n")[2].partition("\n\n")[0]
     assert table.split("\n") == [f"| `{name}` | {meaning} |" for name, meaning in FEATURES.items()]
     assert all(f"`{name}`" in text for name in RECIPES)
+
+
+def test_readme_counts_the_recipes_and_the_bugs_that_are_ready_for_upstream() -> None:
+    text = README.read_text(encoding="utf-8")
+    assert f"| models | {len(RECIPES)} **tiny synthetic recipes" in text
+    ready = sum(path.is_dir() for path in (DOCS / "findings").iterdir())
+    assert f"\n  {ready} bugs with a report, a patch and a test that SGLang can take" in text
 
 
 def test_what_the_pytest_plugin_takes_is_documented() -> None:

@@ -78,5 +78,6 @@ def test_the_models_are_listed_with_their_families_and_limits(capsys: pytest.Cap
     text = printed(capsys, "models", "list")
     assert all(f"  {name} " in text for name in RECIPES)
     assert all(limit in text for family in FAMILIES.values() for limit in family.limits)
+    assert "A case names a recipe as its `model`, and no other checkpoint." in text
     families = json.loads(printed(capsys, "models", "list", "--json"))
     assert [recipe["name"] for family in families for recipe in family["recipes"]] == list(RECIPES)

@@ -29,6 +29,7 @@ from eagletwin.harness.commands.report import report
 from eagletwin.harness.commands.result import CampaignFacts, ProofFacts, ProveFacts
 from eagletwin.harness.core.differs import Changes, Differs
 from eagletwin.harness.core.errors import EXIT_EQUAL, InputError
+from eagletwin.harness.core.features import FEATURES
 from eagletwin.harness.core.mode import CPU, Mode
 from eagletwin.harness.core.signature import Signature
 from eagletwin.harness.deserved.figures import Depth, Figures, Interval, Span
@@ -214,7 +215,8 @@ SAID = {
         "DIFFERENT: draft",
         f"num_steps {CASE.num_steps}, topk 1, page_size",
         "rejection",
-        "Never happened: ",
+        "<caption>Never happened</caption>",
+        FEATURES["abort_in_step"],
         "draft.mask",
         "25015 graphs",
         "proven",

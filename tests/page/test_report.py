@@ -14,6 +14,7 @@ from eagletwin.harness.commands.releases.page import ledger_page
 from eagletwin.harness.commands.releases.results import Cell, Measured
 from eagletwin.harness.commands.report import report
 from eagletwin.harness.core.errors import EXIT_EQUAL, EXIT_HARNESS, InputError
+from eagletwin.harness.core.features import FEATURES
 from eagletwin.harness.core.recording import RECORDING, SERVER, RecordedRequest, RecordedServer, RecordingHeader
 from eagletwin.harness.core.records import Ending, ServedModel
 from eagletwin.harness.core.trace import SCHEMA, write_trace
@@ -72,6 +73,20 @@ def search(folder: Path, **more: Any) -> Path:
     (folder / "finding-1" / "minimal").mkdir(parents=True)
     (folder / "finding-1" / "minimal" / NAME).touch()
     return folder
+
+
+def test_the_page_of_a_search_says_what_never_happened_and_what_the_exit_code_means(tmp_path: Path) -> None:
+    note = "overlap-context-end: of cases whose draft reads the target's rows, which run with overlap in every search."
+    text = made(search(tmp_path, exit_code=125, known_note=note))
+    assert "125: cannot tell: a crash, a hang or another unknown was found, or too little was looked at" in text
+    assert "<caption>Never happened</caption>" in text
+    assert FEATURES["abort_in_step"] in text
+    assert FEATURES["rejection"] not in text
+    assert "overlap-context-end: of cases whose draft reads the target" in text
+
+
+def test_a_search_that_an_error_ended_says_nothing_of_its_exit_code(tmp_path: Path) -> None:
+    assert "exit code" not in made(search(tmp_path, exit_code=None))
 
 
 def server(folder: Path) -> Path:

@@ -175,7 +175,7 @@ def conduct(terms: "Terms", folder: Path, crew: "Crew") -> int:
     from .journal import JOURNAL, CampaignBegan, Drove, Journal, read_journal
     from .report import exit_code
 
-    interrupted = False
+    code: int | None = None
     with ExitStack() as stack:
         stack.enter_context(alone(folder / ".driver", lambda: _refuse(folder)))
         books = Books(terms, folder, tell, width())
@@ -189,20 +189,21 @@ def conduct(terms: "Terms", folder: Path, crew: "Crew") -> int:
             books.note(record)
         try:
             Driver(books, journal, crew, lambda finding: show(finding.text)).drive()
+            code = exit_code(books)
         except KeyboardInterrupt:
-            interrupted = True
-            raise AlreadyReported(EXIT_INTERRUPTED) from None
+            code = EXIT_INTERRUPTED
+            raise AlreadyReported(code) from None
         finally:
-            _conclude(books, interrupted=interrupted)
-    return exit_code(books)
+            _conclude(books, code)
+    return code
 
 
-def _conclude(books: "Books", *, interrupted: bool) -> None:
+def _conclude(books: "Books", code: int | None) -> None:
     from .report import campaign_text, write_campaign
 
-    summary = write_campaign(books)
-    show(campaign_text(books, width(), interrupted=interrupted))
-    tell_result(SearchFacts(interrupted=interrupted, folder=str(books.folder), summary=summary))
+    summary = write_campaign(books, code)
+    show(campaign_text(books, width(), code))
+    tell_result(SearchFacts(interrupted=code == EXIT_INTERRUPTED, folder=str(books.folder), summary=summary))
 
 
 def _refuse(folder: Path) -> None:

@@ -26,10 +26,10 @@ def done_of(books: Books) -> CampaignDone:
     )
 
 
-def campaign_text(books: Books, columns: int, *, interrupted: bool) -> str:
-    """What was run, what it reached and what it left out."""
+def campaign_text(books: Books, columns: int, code: int | None) -> str:
+    """What was run, what it reached and what it left out. code: as of tally_text."""
     done = done_of(books)
-    lines = [tally_text(books.fuzz, books.findings, columns, interrupted=interrupted), *fold(done.sentence, columns, "")]
+    lines = [tally_text(books.fuzz, books.findings, columns, code), *fold(done.sentence, columns, "")]
     for leg in done.legs:
         if leg.closed:
             lines += ["Would not start, so that nothing was looked at:", f"  {leg.leg}: {leg.closed}"]
@@ -40,9 +40,9 @@ def campaign_text(books: Books, columns: int, *, interrupted: bool) -> str:
     return "\n".join(lines)
 
 
-def write_campaign(books: Books) -> dict[str, Any]:
-    """summary.json and the page. Returns the figures."""
-    return write_summary(books.folder, books.fuzz, books.findings, _more(books))
+def write_campaign(books: Books, code: int | None) -> dict[str, Any]:
+    """summary.json and the page. Returns the figures. code: as of tally_text."""
+    return write_summary(books.folder, books.fuzz, books.findings, code, _more(books))
 
 
 def exit_code(books: Books) -> int:

@@ -8,14 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from msgspec.structs import replace as changed
 
-from eagletwin.harness.core.errors import (
-    EXIT_DIVERGED,
-    EXIT_EQUAL,
-    EXIT_INTERRUPTED,
-    EXIT_UNKNOWN,
-    AlreadyReported,
-    exit_code_of,
-)
+from eagletwin.harness.core.errors import EXIT_INTERRUPTED, EXIT_UNKNOWN, AlreadyReported, exit_code_of
 from eagletwin.harness.core.progress import progress
 from eagletwin.harness.core.run_spec import RunSpec
 from eagletwin.harness.core.terminal import show, width
@@ -120,13 +113,14 @@ def search(options: "SearchOptions") -> int:
     from eagletwin.harness.core.folders import new_run_folder
     from eagletwin.harness.engines.host import Host, WouldNotStart
 
-    from .report import finding_text, tally_text, write_summary
+    from .report import exit_code, finding_text, tally_text, write_summary
     from .search import Fuzz
 
     host = Host(source=source, mode=options.run.mode)
     folder = new_run_folder(options.out, f"fuzz-{options.seed}")
     looking = Fuzz(Trials(host, options.run), folder, options.plan, tell)
-    found, interrupted = list["Finding"](), False
+    found = list["Finding"]()
+    code: int | None = None
     try:
         with ExitStack() as stack:
             looking.line = stack.enter_context(progress("cases"))
@@ -135,20 +129,21 @@ def search(options: "SearchOptions") -> int:
             for finding in islice(looking.search(), options.findings):
                 found.append(finding)
                 show(finding_text(finding, width()))
+        code = exit_code(looking, found)
     except WouldNotStart as error:
         show(f"UNKNOWN\n\n  {error.kept_in(folder)}")
-        return EXIT_UNKNOWN
+        code = EXIT_UNKNOWN
     except KeyboardInterrupt:
-        interrupted = True
-        raise AlreadyReported(EXIT_INTERRUPTED) from None
+        code = EXIT_INTERRUPTED
+        raise AlreadyReported(code) from None
     finally:
         try:
-            summary = write_summary(folder, looking, found)
+            summary = write_summary(folder, looking, found, code)
         except OSError as error:
-            summary = _keep_elsewhere(folder, looking, found, error)
-        show(tally_text(looking, found, width(), interrupted=interrupted))
-        tell_result(SearchFacts(interrupted=interrupted, folder=str(folder), summary=summary))
-    return _exit_code(looking, found)
+            summary = _keep_elsewhere(folder, looking, found, code, error)
+        show(tally_text(looking, found, width(), code))
+        tell_result(SearchFacts(interrupted=code == EXIT_INTERRUPTED, folder=str(folder), summary=summary))
+    return code
 
 
 def make_small(file: Path, options: "SearchOptions") -> int:
@@ -203,7 +198,7 @@ def _share(looking: "Fuzz", options: "SearchOptions", host: "Host", stack: ExitS
     gc.freeze()  # what was imported lives as long as the search: to look at it again and again takes 1 % of one
 
 
-def _keep_elsewhere(folder: Path, looking: "Fuzz", found: "list[Finding]", error: OSError) -> dict[str, Any]:
+def _keep_elsewhere(folder: Path, looking: "Fuzz", found: "list[Finding]", code: int | None, error: OSError) -> dict[str, Any]:
     """The run folder cannot be written: what was found goes to another place, and what is told says where."""
     import tempfile
 
@@ -212,10 +207,4 @@ def _keep_elsewhere(folder: Path, looking: "Fuzz", found: "list[Finding]", error
     other = Path(tempfile.mkdtemp(prefix="eagletwin-runs-"))
     tell(f"note: {folder} cannot be written ({error.strerror}); what was found last is in {other}")
     looking.keep_elsewhere(other)
-    return write_summary(other, looking, found)
-
-
-def _exit_code(looking: "Fuzz", found: "list[Finding]") -> int:
-    if any(finding.status == "diverged" for finding in found):
-        return EXIT_DIVERGED
-    return EXIT_EQUAL if looking.looked_enough and not found else EXIT_UNKNOWN
+    return write_summary(other, looking, found, code)

@@ -17,11 +17,12 @@ from msgspec.structs import replace
 
 from eagletwin.cases.blocks import block_of
 from eagletwin.cases.entry import Entry
-from eagletwin.harness.check.known import Explained, Mends
+from eagletwin.harness.check.known import Explained, Mends, may_show
 from eagletwin.harness.check.trials import Trial
 from eagletwin.harness.core.case import Case
 from eagletwin.harness.core.differs import Differs
 from eagletwin.harness.core.errors import HarnessError
+from eagletwin.harness.core.mode import Mode
 from eagletwin.harness.core.signature import Signature
 from eagletwin.harness.core.verdict import DECLARED_VIEW, Verdict, View
 from eagletwin.harness.engines.host import WouldNotStart
@@ -47,6 +48,7 @@ class CaseSeen(Struct, frozen=True, kw_only=True, tag=True):
     lengths   accept lengths of its rounds
     before    the cases that had run in the same process, of one in which something was found
     mended    entries of the ledger whose remedies it ran with, and the view in which it was judged
+    could_show  those of them that it may show by itself: a block is mended for all that any of its cases may show
     known     entries that explain all that it showed as released, and what that was; the verdict is the one under their fixes
     cured     entries whose remedies make it equal, where the SGLang without the change that is searched is right without them
     tries     further runs that it took to tell
@@ -61,6 +63,7 @@ class CaseSeen(Struct, frozen=True, kw_only=True, tag=True):
     differs: Differs | None = None
     before: tuple[Case, ...] = ()
     mended: tuple[str, ...] = ()
+    could_show: tuple[str, ...] = ()
     view: View = DECLARED_VIEW
     known: tuple[str, ...] = ()
     shown: Signature | None = None
@@ -113,7 +116,7 @@ class Looking:
             one = Explained((), (), trial)
             with suppress(WouldNotStart):  # with a remedy: then it is told as it was seen
                 one = one if trial.verdict.undecided else self._mends.explain(trial, within)
-            yield _seen(NO_BLOCK, one, within, trial.signature)
+            yield _seen(NO_BLOCK, one, within, trial.signature, self._mends.run.mode)
 
     def _cases(
         self, block: Drawn, view: View, mended: tuple[Entry, ...], earlier: Sequence[CaseSeen]
@@ -140,10 +143,10 @@ class Looking:
         one = Explained((), mended, trial)
         if shown is not None and not trial.verdict.undecided:
             one = self._mends.explain(trial, view, mended, told)
-        return replace(_seen(block.number, one, view, shown), tries=self._mends.ran - ran)
+        return replace(_seen(block.number, one, view, shown, self._mends.run.mode), tries=self._mends.ran - ran)
 
 
-def _seen(block: int, one: Explained, view: View, shown: Signature | None) -> CaseSeen:
+def _seen(block: int, one: Explained, view: View, shown: Signature | None, mode: Mode) -> CaseSeen:
     trial, found = one.trial, one.trial.signature
     rounds = (record for record in trial.header.records if record.stage == "verify")
     return CaseSeen(
@@ -156,6 +159,7 @@ def _seen(block: int, one: Explained, view: View, shown: Signature | None) -> Ca
         differs=trial.differs,
         before=trial.before if found is not None else (),
         mended=tuple(entry.id for entry in one.mended),
+        could_show=tuple(entry.id for entry in one.mended if may_show(entry, trial.case, mode)),
         view=view,
         known=tuple(entry.id for entry in one.known),
         shown=shown if one.known else None,

@@ -13,11 +13,10 @@ from eagletwin.harness.core.dtype import WIDEST
 from eagletwin.harness.core.errors import InputError
 from eagletwin.harness.core.run_spec import DEFAULT_RUN, RunSpec, unusual
 from eagletwin.harness.families import RECIPES
-from eagletwin.harness.families.pipelines import not_in_stages
 
 from .plan import Plan
 from .typed import MAX_CASES, MINUTES, SHRINK_MINUTES, Sampling
-from .unsearched import narrowed
+from .unsearched import narrowed, runs_on
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -171,8 +170,8 @@ class SearchOptions:
 
     def _wanted(self) -> Callable[[Case], bool]:
         """Whether a block with this probe is to be searched."""
-        wanted, stages = narrowed(self.only, self.left_out), self.run.mode.pp
-        return wanted if stages == 1 else lambda probe: wanted(probe) and not not_in_stages(probe, stages)
+        wanted, mode = narrowed(self.only, self.left_out), self.run.mode
+        return wanted if mode.processes == 1 else lambda probe: wanted(probe) and runs_on(probe, mode)
 
     @property
     def plan(self) -> Plan:

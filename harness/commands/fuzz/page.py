@@ -5,16 +5,24 @@ from pathlib import Path
 from msgspec import Struct
 
 from eagletwin.harness.core.differs import Changes
+from eagletwin.harness.core.errors import EXIT_DIVERGED, EXIT_EQUAL, EXIT_INTERRUPTED, EXIT_UNKNOWN
 from eagletwin.harness.core.features import FEATURES
 from eagletwin.harness.core.signature import Signature
-from eagletwin.harness.core.words import count
+from eagletwin.harness.core.words import count, others_in_plain_decode
 from eagletwin.harness.page.model import Page, PageSection, Table, TableCell, TableRow
 from eagletwin.harness.page.render import NAME
 
 from ..campaign.page import CampaignDone, campaign_sections
-from ..page_facts import read_facts
+from ..page_facts import never_happened, read_facts
 
 SUMMARY = "summary.json"
+# What the exit code of a search means.
+MEANING = {
+    EXIT_EQUAL: "nothing new was found",
+    EXIT_DIVERGED: "a divergence was found that no known bug explains",
+    EXIT_UNKNOWN: "cannot tell: a crash, a hang or another unknown was found, or too little was looked at",
+    EXIT_INTERRUPTED: "the search was interrupted",
+}
 
 
 class _Tally(Struct, kw_only=True):
@@ -27,6 +35,7 @@ class _Tally(Struct, kw_only=True):
     choices: int = 0
     ties: int = 0
     undecided: int = 0
+    relaxed: int = 0
     changes: Changes | None = None
 
 
@@ -78,6 +87,8 @@ class Summary(Struct, kw_only=True):
     refused: dict[str, str] = {}
     headline: str = ""
     command: str = ""
+    exit_code: int | None = None
+    known_note: str = ""
     campaign: CampaignDone | None = None
 
 
@@ -100,6 +111,8 @@ def search_page(folder: Path) -> Page:
         ("findings", f"{_of(summary, known=False)} new, {_of(summary, known=True)} known{_cut_short(summary)}"),
         ("configurations", str(len(tally.configurations))),
     ]
+    facts += [("plain decode", others_in_plain_decode(tally.relaxed))] if tally.relaxed else []
+    facts += [("exit code", f"{summary.exit_code}: {MEANING[summary.exit_code]}")] if summary.exit_code in MEANING else []
     sections = [*_found(folder, summary), *_looked_at(tally), *_left_out(summary)]
     sections += campaign_sections(summary.campaign) if summary.campaign is not None else []
     return Page(
@@ -181,7 +194,8 @@ def _known_bugs(summary: Summary) -> Table:
         for bug in summary.known
     ]
     caption = "Known bugs: what is equal with their fixes"
-    return Table(caption=caption, header=("bug", "cases", "shown as", "cases with its remedy", "example"), rows=tuple(rows))
+    header = ("bug", "cases", "shown as", "cases that may show it, mended", "example")
+    return Table(caption=caption, header=header, rows=tuple(rows), note=summary.known_note)
 
 
 def _looked_at(tally: _Tally) -> list[PageSection]:
@@ -192,22 +206,15 @@ def _looked_at(tally: _Tally) -> list[PageSection]:
         )
         return Table(caption=caption, header=(what, "cases", "of all"), rows=rows, searched=True)
 
-    exercised = {name: tally.exercised.get(name, 0) for name in FEATURES}
-    reached = {name: number for name, number in exercised.items() if number}
-    never = [name for name, number in exercised.items() if not number]
+    reached = {name: number for name in FEATURES if (number := tally.exercised.get(name, 0))}
     tables = [
         counted("What was drawn: configurations", "configuration", tally.configurations),
         counted("What was drawn: kinds of cases", "kind", tally.topics),
         counted("What the cases exercised", "feature", reached),
+        never_happened(reached),
         counted("Accept lengths", "accept length", dict(sorted(tally.accept_lens.items()))),
     ]
-    sections = [
-        PageSection(
-            heading="What was looked at",
-            lines=(f"Never happened: {', '.join(never)}.",) if never else (),
-            tables=tuple(table for table in tables if table.rows),
-        )
-    ]
+    sections = [PageSection(heading="What was looked at", tables=tuple(table for table in tables if table.rows))]
     if tally.changes is not None and tally.changes.lines:
         sections.append(PageSection(heading="What the tree changes", lines=tuple(tally.changes.lines)))
     return sections

@@ -8,20 +8,30 @@ from typing import Any, Protocol
 
 import msgspec
 
+from eagletwin.cases.reach import unreached
+from eagletwin.cases.regressions import LEDGER
 from eagletwin.harness.core.case import pretty_case
 from eagletwin.harness.core.differs import unknown_changes
+from eagletwin.harness.core.errors import EXIT_DIVERGED, EXIT_EQUAL, EXIT_INTERRUPTED, EXIT_UNKNOWN
 from eagletwin.harness.core.features import FEATURES
 from eagletwin.harness.core.signature import Signature
 from eagletwin.harness.core.terminal import fold
 from eagletwin.harness.core.words import count, others_in_plain_decode
 from eagletwin.harness.page.render import write_page
 
-from .page import SUMMARY, search_page
+from .page import MEANING, SUMMARY, search_page
 from .search import Fuzz
 from .shrinking import Finding, Shrinking
 from .smaller import sizes, smaller
 from .tally import MOST_UNDECIDED, KnownBug, Tally
 from .unsearched import TOPICS, not_looked_at
+
+
+def exit_code(search: Fuzz, findings: Sequence[Finding]) -> int:
+    """Of a search that came to its end."""
+    if any(finding.status == "diverged" for finding in findings):
+        return EXIT_DIVERGED
+    return EXIT_EQUAL if search.looked_enough and not findings else EXIT_UNKNOWN
 
 
 class ToReport(Protocol):
@@ -52,14 +62,18 @@ def finding_text(finding: Finding, columns: int) -> str:
     return "\n".join(lines)
 
 
-def tally_text(search: Fuzz, findings: Sequence[ToReport], columns: int, *, interrupted: bool = False) -> str:
-    """What was run, what it reached and what it left out. A finding that was still being shrunk counts as found."""
+def tally_text(search: Fuzz, findings: Sequence[ToReport], columns: int, code: int | None = None) -> str:
+    """What was run, what it reached and what it left out. A finding that was still being shrunk counts as found.
+
+    code: the exit code; None: an error ends the command, whose code is the error's
+    """
     tally, seconds = search.tally, search.seconds
-    lines = [f"{'INTERRUPTED, ' if interrupted else ''}{_headline(search)}", ""]
+    lines = [f"{'INTERRUPTED, ' if code == EXIT_INTERRUPTED else ''}{_headline(search)}", ""]
+    ends = fold(f"Exit code {code}: {MEANING[code]}.", columns, "") if code is not None else []
     if not tally.cases:
         lines += fold(f"No case finished in {seconds:.1f} s: this says nothing about the release.", columns, "")
         lines += _refused(search, columns)
-        return "\n".join([*lines, f"Folder: {search.folder}"])
+        return "\n".join([*lines, *ends, f"Folder: {search.folder}"])
     reached = ", ".join(f"{name} {tally.exercised[name]}" for name in FEATURES if tally.exercised[name])
     whys = ["or never called what a patch edits"] * bool(search.trials.run.patches)
     whys += ["or ran nothing of what this tree changes"] * (tally.changes.differs is not None)
@@ -83,7 +97,8 @@ def tally_text(search: Fuzz, findings: Sequence[ToReport], columns: int, *, inte
     lines += fold(f"Cases with {drawn}.", columns, "") if drawn else []
     lines += fold(f"Exercised: {reached or 'nothing named'}.", columns, "")
     never = [name for name in FEATURES if not tally.exercised[name]]
-    lines += fold(f"Never happened: {', '.join(never)}.", columns, "") if never else []
+    said = "docs/reference/case.md says what each is"
+    lines += fold(f"Never happened ({said}): {', '.join(never)}.", columns, "") if never else []
     lines += [line for text in tally.changes.lines for line in fold(text, columns, "")]
     if not findings and (unknown := unknown_changes(search.trials.host.source.called)):
         lines += fold(unknown, columns, "")
@@ -101,7 +116,7 @@ def tally_text(search: Fuzz, findings: Sequence[ToReport], columns: int, *, inte
     if left_out:
         lines += ["", "Not looked at, and the option for it:"]
         lines += [line for one in left_out for line in fold(one, columns, "  ", "    ")]
-    return "\n".join([*lines, "", f"Folder: {search.folder}"])
+    return "\n".join([*lines, "", *ends, f"Folder: {search.folder}"])
 
 
 def _headline(search: Fuzz) -> str:
@@ -140,6 +155,8 @@ def _known(search: Fuzz, columns: int) -> list[str]:
         text = f"{bug.id}: {shown}; mended in {count(bug.mended, 'case')}"
         text += f"; eagletwin check {example_of(search.folder, bug)}" if bug.example is not None else ""
         lines += fold(text, columns, "  ", "    ")
+    if note := _of_overlap(search):
+        lines += fold(note, columns, "  ", "    ")
     tally = search.tally
     if tally.tries:
         text = f"To tell which it is took {count(tally.tries, 'more run')} of {count(tally.tried, 'case')}."
@@ -155,6 +172,17 @@ def _known(search: Fuzz, columns: int) -> list[str]:
             f"{name}: its remedy does not fit this SGLang, so that what it shows counts as new", columns, "  ", "    "
         )
     return lines
+
+
+def _of_overlap(search: Fuzz) -> str:
+    """Why a search without overlap has entries that need it; empty if it has none."""
+    ids = [name for bug in search.tally.known.values() for name in bug.id.split(" and ")]
+    names = dict.fromkeys(name for name in ids if unreached(LEDGER[name], search.trials.run.mode))
+    return (
+        f"{', '.join(names)}: of cases whose draft reads the target's rows, which run with overlap in every search."
+        if names
+        else ""
+    )
 
 
 def example_of(folder: Path, bug: KnownBug) -> Path:
@@ -232,14 +260,19 @@ def _unconfirmed(search: Fuzz, one: Shrinking) -> dict[str, Any]:
 
 
 def write_summary(
-    folder: Path, search: Fuzz, findings: Sequence[ToReport], more: Mapping[str, Any] | None = None
+    folder: Path,
+    search: Fuzz,
+    findings: Sequence[ToReport],
+    code: int | None = None,
+    more: Mapping[str, Any] | None = None,
 ) -> dict[str, Any]:
-    """summary.json: the figures of tally_text, and of each finding; and the page that is made of it. Returns the figures. more:
-    further ones."""
+    """summary.json: the figures of tally_text, and of each finding; and the page that is made of it. Returns the figures. code:
+    as there; more: further figures."""
     tally = search.tally
     figures: dict[str, Any] = {
         "headline": _headline(search),
         "command": search.plan.command,
+        "exit_code": code,
         "seconds": round(search.seconds, 3),
         "tally": _figures(tally),
         "not_looked_at": _left_out(search) if tally.cases else [],
@@ -254,6 +287,7 @@ def write_summary(
             }
             for bug in tally.known.values()
         ],
+        "known_note": _of_overlap(search),
         "findings": [finding.facts for finding in findings],
         "unconfirmed": [_unconfirmed(search, one) for one in [search.shrinking] if one is not None],
         "set_aside": [

@@ -32,7 +32,7 @@ class KnownBug:
     """A bug of the ledger, as a search met it. id: several, joined, where a case shows as many.
 
     cases    that showed it, and nothing else; shows: what they showed; example, view: the first of them
-    mended   cases that ran with its remedy, and so could not show it
+    mended   cases that may show it, ran with its remedy, and so could not
     """
 
     id: str
@@ -87,7 +87,7 @@ class Tally:
         if seen.known:
             self._show(" and ".join(seen.known), seen.shown, case, seen.view)
         else:
-            for name in seen.mended:
+            for name in seen.could_show:
                 self.bug(name).mended += 1
 
     def explain(self, seen: CaseSeen, bug: str) -> None:

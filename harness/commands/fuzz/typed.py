@@ -140,10 +140,10 @@ Asks = Annotated[
         metavar="WHAT",
         rich_help_panel=_CASES,
         help="What requests may ask for beside: `stream` (tokens as they come), `logit_bias`, `processor` (a custom logit "
-        "processor), `min_p` (with --sampling), `logprobs` (of the prompt, of what is sent, of the best tokens), `penalties` "
-        "(frequency, presence, repetition), `min_new_tokens`, `grammar` (small regular and context-free ones; a third of the "
-        "blocks has llguidance, the others xgrammar), `hidden_states` (of all tokens, or of the last), `session` (turns of "
-        "streaming sessions), `n` (several samples of a prompt), "
-        "`adapter` (LoRA on the target). 0.5.23 has known bugs with all but the first two and the last two. Repeatable.",
+        "processor), `min_p` (of requests that sample), `logprobs` (of the prompt, of what is sent, of the best "
+        "tokens), `penalties` (frequency, presence, repetition), `min_new_tokens`, `grammar` (small regular and "
+        "context-free ones; a third of the blocks has llguidance, the others xgrammar), `hidden_states` (of all tokens, "
+        "or of the last), `session` (turns of streaming sessions), `n` (several samples of a prompt), `adapter` (LoRA "
+        "on the target). Default: some of each. Known bugs with them are counted and mended, as all are. Repeatable.",
     ),
 ]

@@ -3,10 +3,12 @@
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 
-from eagletwin.harness.core.case import Case
+from eagletwin.harness.core.case import Case, Request
 from eagletwin.harness.core.errors import InputError
 from eagletwin.harness.core.mode import Mode
 from eagletwin.harness.families import FAMILIES, RECIPES
+from eagletwin.harness.families.pipelines import not_in_stages
+from eagletwin.harness.families.ranks import not_on_ranks
 from eagletwin.harness.families.windows import ENDING
 
 
@@ -94,6 +96,8 @@ _IN_STAGES = (
     ),
     "samples",
 )
+# Those that no case has which several ranks run (families/ranks.py): all recipes with states have one KV head.
+_NOT_ON_RANKS = ("states", "plain-decode")
 
 
 def topics_of(case: Case) -> tuple[str, ...]:
@@ -123,13 +127,24 @@ def narrowed(only: Sequence[str], left_out: Sequence[str]) -> Callable[[Case], b
     )
 
 
+def runs_on(case: Case, mode: Mode) -> bool:
+    """Whether as many processes as the mode has, the stages of a pipeline or ranks that share the work, run such a case."""
+    return not not_on_ranks(case, mode.tp) and (mode.pp == 1 or not not_in_stages(case, mode.pp))
+
+
 def not_looked_at(topics: Collection[str], models: Collection[str], mode: Mode) -> list[str]:
     """What neither the cases nor the mode had, each with the option for it."""
     alone = " without --pp" if mode.pp > 1 else ""  # of what a pipeline does not run
-    left = [topic for topic in TOPICS if topic.name not in topics]
-    missing = [f"{topic.name} (--only {topic.key}{'' if topic.key in _IN_STAGES else alone})" for topic in left]
-    recipes = [name for name in RECIPES if name not in models]
-    missing += [f"recipes: {', '.join(recipes)} (--only {recipes[0]}{alone})"] if recipes else []
+    missing = [
+        f"{topic.name} (--only {topic.key}{'' if _has_topic(mode, topic) else _one_process(mode)})"
+        for topic in TOPICS
+        if topic.name not in topics
+    ]
+    left = [name for name in RECIPES if name not in models]
+    here = [name for name in left if runs_on(_smallest(name), mode)]
+    elsewhere = [name for name in left if name not in here]
+    missing += [f"recipes: {', '.join(here)} (--only {here[0]})"] if here else []
+    missing += [f"recipes: {', '.join(elsewhere)} (--only {elsewhere[0]}{_one_process(mode)})"] if elsewhere else []
     missing += ["bfloat16, which users run (--dtype bfloat16)"] if mode.dtype == "float32" else []
     missing += [f"tensor parallelism (--tp 2{alone})"] if mode.tp == 1 else []
     missing += [] if mode.overlap else [f"the overlap scheduler (--overlap{alone})"]
@@ -138,3 +153,17 @@ def not_looked_at(topics: Collection[str], models: Collection[str], mode: Mode) 
         return [*missing, f"CUDA kernels, CUDA graphs (--device cuda{alone})"]
     missing += [] if mode.graphs else ["CUDA graphs (--graphs 1,2,4)"]
     return missing + ([] if mode.prefill_graphs else ["graphs of prefill (--prefill-graphs 16,64,256)"])
+
+
+def _has_topic(mode: Mode, topic: Topic) -> bool:
+    """Whether some case with this topic runs in a mode of several processes."""
+    return (mode.tp == 1 or topic.key not in _NOT_ON_RANKS) and (mode.pp == 1 or topic.key in _IN_STAGES)
+
+
+def _one_process(mode: Mode) -> str:
+    """What is to be left out so that a case runs which the mode's processes do not."""
+    return " without --pp" if mode.pp > 1 else " without --tp"
+
+
+def _smallest(model: str) -> Case:
+    return Case(name="smallest", model=model, num_steps=1, requests=(Request(id="a", prompt=(0,), max_new_tokens=1),))

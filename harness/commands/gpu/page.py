@@ -9,13 +9,12 @@ from pathlib import Path
 import msgspec
 
 from eagletwin.harness.core.errors import EXIT_DIVERGED, EXIT_EQUAL, InputError
-from eagletwin.harness.core.features import FEATURES
 from eagletwin.harness.core.words import count
 from eagletwin.harness.page.model import Fields, Page, PageSection, Table, TableRow
 from eagletwin.harness.page.render import NAME, write_page
 
 from ..diff.precision_gap import Apart, apart_text
-from ..page_facts import read_facts, row
+from ..page_facts import never_happened, read_facts, row
 from ..result import CampaignFacts
 from .batches import PATHS
 from .job import JOB, RESULTS, Job, JobResult
@@ -124,8 +123,7 @@ def _exercised(jobs: list[JobResult]) -> list[PageSection]:
     seen = [one for job in jobs for one in job.seen]
     features = Counter(name for one in seen for name in one.exercised)
     unseen = sum((Counter(one.unseen) for one in seen), Counter[str]())
-    never = [name for name in FEATURES if not features[name]]
-    tables = [_counted("Features", "feature", features, len(seen)), _batches(jobs)]
+    tables = [_counted("Features", "feature", features, len(seen)), never_happened(features), _batches(jobs)]
     rows = tuple(row(rule, str(number)) for rule, number in sorted(unseen.items()))
     tables.append(
         Table(caption="Could not be compared, as in a graph", header=("rule", "comparisons"), rows=rows, searched=True)
@@ -133,7 +131,6 @@ def _exercised(jobs: list[JobResult]) -> list[PageSection]:
     return [
         PageSection(
             heading="What the cases exercised",
-            lines=(f"Never happened: {', '.join(never)}.",) if never else (),
             tables=tuple(table for table in tables if table.rows),
         )
     ]

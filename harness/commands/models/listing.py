@@ -43,5 +43,8 @@ def list_models(*, as_json: bool) -> int:
             reduced = f", draft vocabulary {recipe.draft_vocab_size}" if recipe.draft_vocab_size else ""
             target = f"target of {count(recipe.target.num_layers, 'layer')}, vocabulary {recipe.target.vocab_size}"
             print(f"  {recipe.name:18} {recipe.algorithm:7} {target}{reduced}{layers}")
-    print("\nThe weights are made from a seed; a case names a recipe as its `model`. No other checkpoint can be run.")
+    print(
+        "\nThe weights are made from a seed. A case names a recipe as its `model`, and no other checkpoint."
+        "\nOf your own checkpoint `eagletwin acceptance` says what it deserves, `eagletwin record` what a server does with it."
+    )
     return EXIT_EQUAL

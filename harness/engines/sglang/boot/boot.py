@@ -18,6 +18,7 @@ from eagletwin.harness.core.dtype import Dtype
 from eagletwin.harness.core.mode import CPU, FLASHINFER_HEAD, FLASHMLA_PAGE, Mode
 from eagletwin.harness.families import RECIPES, family_of
 from eagletwin.harness.families.hybrid import TRACKED_EVERY
+from eagletwin.harness.families.ranks import not_on_ranks
 from eagletwin.harness.families.store import checkpoints, other_checkpoints
 
 from .. import adapters, grammars
@@ -172,7 +173,7 @@ def build_scheduler(case: Case, mode: Mode = CPU, rank: int = 0, port: int = 0, 
         raise NotDriven("layers that keep a state: this release has no allocator of their slots (0.5.13 and later have)")
     _remove_leftovers(scheduler)
     if settings.update_weights:
-        new_weights.give(scheduler, case.model, settings.update_weights)
+        new_weights.give(scheduler, case.model, settings.update_weights, mode.tp)
     if case.constrains:
         grammars.give(scheduler, recipe.target.vocab_size, recipe.end_of_sequence, mode, SHIMS)
     return scheduler
@@ -222,6 +223,8 @@ def _refuse_what_is_not_driven(case: Case, mode: Mode, scheduler_module: Any) ->
         raise NotDriven(
             f"this release has no {stepping.RECEIVE_OF_RANKS}, by which several ranks are driven (0.5.13 and later have)"
         )
+    if why := not_on_ranks(case, mode.tp):
+        raise NotDriven(why)
     if recipe.target.clamped is not None and mode.device == "cuda" and mode.dtype == "float32":
         raise NotDriven(f"{case.model} on a GPU: SGLang's kernels of its experts know bfloat16 alone there")
     if recipe.target.chooses and mode.dtype == "bfloat16" and mode.graphs:
@@ -240,8 +243,6 @@ def _refuse_what_is_not_driven(case: Case, mode: Mode, scheduler_module: Any) ->
         plain_engine.refuse(mode, routed=bool(recipe.target.routed))
     if case.engine.sglang.adaptive is not None:
         adaptive.refuse(case.engine.sglang.adaptive)
-    if recipe.kv_heads % mode.tp:
-        raise NotDriven(f"{case.model} has {recipe.kv_heads} KV heads, which cannot be divided among {mode.tp} ranks")
 
 
 def _refuse_what_requests_ask(case: Case, mode: Mode) -> None:

@@ -20,12 +20,13 @@ from . import alone, trainer
 
 def refuse(path: WeightPath, mode: Mode) -> None:
     """Raises NotDriven for a path that is not driven."""
-    if path.startswith("distributed") and (mode.tp > 1 or mode.device == "cuda"):
-        raise NotDriven("weights that another process broadcasts, on a GPU or to several ranks: not tried")
+    if path.startswith("distributed") and mode.device == "cuda":
+        raise NotDriven("weights that another process broadcasts, on a GPU: not tried")
 
 
-def give(scheduler: Any, model: str, path: WeightPath) -> None:
-    """Hand the recipe's weights to target and draft. Raises RuntimeError with the release's word if it fails."""
+def give(scheduler: Any, model: str, path: WeightPath, ranks: int) -> None:
+    """Hand the recipe's weights to target and draft of one of so many ranks. Raises RuntimeError with the release's word if it
+    fails."""
     from sglang.srt.managers import io_struct
 
     if not hasattr(scheduler, "result_queue"):  # the overlap loop makes it as it begins, and a flush looks whether it is empty
@@ -39,19 +40,21 @@ def give(scheduler: Any, model: str, path: WeightPath) -> None:
     if path.startswith("distributed"):
         _give_by_a_group(scheduler, named, bucket=path == "distributed_bucket")
     else:
-        _send(scheduler, _in_a_session([_of_tensors(named, bucket=path == "tensor_bucket")]))
+        _send(scheduler, _in_a_session([_of_tensors(named, ranks, bucket=path == "tensor_bucket")]))
 
 
-def _of_tensors(named: list[tuple[str, Tensor]], *, bucket: bool) -> Any:
+def _of_tensors(named: list[tuple[str, Tensor]], ranks: int, *, bucket: bool) -> Any:
+    """Each rank takes the part of its number, and of that its share: all parts are the same."""
     from sglang.srt.managers import io_struct
     from sglang.srt.utils import MultiprocessingSerializer
 
     if not bucket:
-        return io_struct.UpdateWeightsFromTensorReqInput(serialized_named_tensors=[MultiprocessingSerializer.serialize(named)])
+        parts = [MultiprocessingSerializer.serialize(named)] * ranks
+        return io_struct.UpdateWeightsFromTensorReqInput(serialized_named_tensors=parts)
     whole = _bucket_of(named)
-    parts = {"flattened_tensor": whole.get_flattened_tensor(), "metadata": whole.get_metadata()}
+    flat = {"flattened_tensor": whole.get_flattened_tensor(), "metadata": whole.get_metadata()}
     return io_struct.UpdateWeightsFromTensorReqInput(
-        serialized_named_tensors=[MultiprocessingSerializer.serialize(parts)], load_format="flattened_bucket"
+        serialized_named_tensors=[MultiprocessingSerializer.serialize(flat)] * ranks, load_format="flattened_bucket"
     )
 
 

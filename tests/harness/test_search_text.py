@@ -1,0 +1,77 @@
+"""What a search says at its end, of what it met."""
+
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import msgspec
+import pytest
+
+from eagletwin.cases.regressions import LEDGER
+from eagletwin.harness.commands.fuzz.looking import CaseSeen
+from eagletwin.harness.commands.fuzz.page import SUMMARY
+from eagletwin.harness.commands.fuzz.plan import Plan
+from eagletwin.harness.commands.fuzz.report import exit_code, tally_text, write_summary
+from eagletwin.harness.commands.fuzz.search import Fuzz
+from eagletwin.harness.core.errors import EXIT_EQUAL, EXIT_INTERRUPTED, EXIT_UNKNOWN
+from eagletwin.harness.core.mode import CPU, Mode
+from eagletwin.harness.core.run_spec import RunSpec
+from eagletwin.harness.core.verdict import Verdict
+from eagletwin.harness.page.render import NAME
+
+NEEDS_OVERLAP = "retracted-stream"
+
+
+def searched(folder: Path, cases: int = 1, mode: Mode = CPU, **verdict: Any) -> Fuzz:
+    """A search after so many equal cases, in which two known bugs were mended."""
+    host = SimpleNamespace(source=SimpleNamespace(tree="", called="0.5.23"), mode=mode)
+    trials: Any = SimpleNamespace(host=host, run=RunSpec(mode=mode))
+    fuzz = Fuzz(trials, folder, Plan(seed=0, seconds=1.0, max_cases=cases, shrink_seconds=1.0, command="eagletwin fuzz"))
+    entry, mended = LEDGER["25015"], (NEEDS_OVERLAP, "penalties", "min-p")
+    for _ in range(cases):
+        equal = Verdict(status="equal", **verdict)
+        fuzz.count(CaseSeen(block=0, case=entry.case, verdict=equal, mended=mended, could_show=mended[:2]))
+    return fuzz
+
+
+def test_a_known_bug_counts_as_mended_where_a_case_may_show_it(tmp_path: Path) -> None:
+    fuzz = searched(tmp_path, 3)
+    assert {bug.id: bug.mended for bug in fuzz.tally.known.values()} == {NEEDS_OVERLAP: 3, "penalties": 3}
+
+
+@pytest.mark.parametrize("overlap", [False, True])
+def test_a_bug_that_needs_overlap_is_explained_in_a_search_without(overlap: bool, tmp_path: Path) -> None:
+    fuzz = searched(tmp_path, mode=Mode(overlap=overlap))
+    said = f"{NEEDS_OVERLAP}: of cases whose draft reads the target's rows, which run with overlap in every search."
+    assert (said in tally_text(fuzz, [], 200)) == (not overlap)
+    assert write_summary(tmp_path, fuzz, [])["known_note"] == ("" if overlap else said)
+
+
+def test_the_exit_code_is_said_with_what_it_means(tmp_path: Path) -> None:
+    enough, none = searched(tmp_path), searched(tmp_path, 0)
+    assert (exit_code(enough, []), exit_code(none, [])) == (EXIT_EQUAL, EXIT_UNKNOWN)
+    assert "\nExit code 0: nothing new was found.\nFolder: " in tally_text(enough, [], 200, EXIT_EQUAL)
+    assert "\nExit code 125: cannot tell: a crash" in tally_text(none, [], 200, EXIT_UNKNOWN)
+    interrupted = tally_text(enough, [], 200, EXIT_INTERRUPTED)
+    assert interrupted.startswith("INTERRUPTED, NOTHING NEW")
+    assert "\nExit code 130: the search was interrupted.\n" in interrupted
+    assert "Exit code" not in tally_text(enough, [], 200)
+    write_summary(tmp_path, enough, [], EXIT_EQUAL)
+    assert msgspec.json.decode((tmp_path / SUMMARY).read_bytes())["exit_code"] == EXIT_EQUAL
+    assert "<dt>exit code</dt><dd>0: nothing new was found</dd>" in (tmp_path / NAME).read_text()
+
+
+def test_what_never_happened_is_said_with_where_it_is_explained(tmp_path: Path) -> None:
+    text = tally_text(searched(tmp_path), [], 2000)
+    assert "\nNever happened (docs/reference/case.md says what each is): chunked_prefill, " in text
+
+
+@pytest.mark.parametrize(
+    ("tokens", "said"),
+    [(1, "1 token is not the one that plain decode sends"), (3, "3 tokens are not those that plain decode sends")],
+)
+def test_tokens_that_plain_decode_would_send_otherwise_are_a_sentence(tokens: int, said: str, tmp_path: Path) -> None:
+    fuzz = searched(tmp_path, relaxed=tokens)
+    assert f" {said}: in verify SGLang's penalties do not count the tokens of the same round." in tally_text(fuzz, [], 2000)
+    write_summary(tmp_path, fuzz, [])
+    assert said in (tmp_path / NAME).read_text()
