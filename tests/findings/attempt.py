@@ -18,6 +18,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -217,7 +218,7 @@ def _short(path: Path) -> str:
     return str(path.relative_to(ROOT)) if path.is_relative_to(ROOT) else str(path)
 
 
-def main(names: list[str]) -> int:
+def main(names: Sequence[str] = ()) -> int:
     """Every folder, or those that are named, a line each; 0 if upstream can take all."""
     wrong, found = 0, [folder for folder in folders() if not names or folder.name in names]
     unknown = sorted({*names} - {folder.name for folder in found})
