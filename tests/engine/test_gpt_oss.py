@@ -1,9 +1,13 @@
 """gpt-oss with an EAGLE-3 head: SGLang's own class is equal, a fault in each of its parts is named; trees of it are wrong."""
 
+import os
+import subprocess
+import sys
 from pathlib import Path
 
 import msgspec
 import pytest
+from msgspec.structs import replace
 
 from eagletwin.cases.ledger import entries_of
 from eagletwin.cases.regressions import LEDGER
@@ -131,3 +135,17 @@ def test_a_known_bug_of_any_family_shows_here_too(host: Host, tmp_path: Path, en
         verdict = judge(host.engine(case, patches).run(case, tmp_path / name), view=side.view)
         found.append((verdict.status, verdict.rule))
     assert found == [("equal", ""), ("diverged", known.rule)]
+
+
+@pytest.mark.slow
+def test_it_runs_where_the_package_triton_kernels_is_installed(tmp_path: Path) -> None:
+    """SGLang would choose that package's kernels, which store the experts the other way round and know a GPU alone."""
+    (tmp_path / "site" / "triton_kernels").mkdir(parents=True)
+    (tmp_path / "site" / "triton_kernels" / "__init__.py").touch()
+    (tmp_path / "case.json").write_bytes(msgspec.json.encode(replace(CHAIN, exercises=())))
+    paths = os.pathsep.join([str(tmp_path / "site"), *filter(None, [os.environ.get("PYTHONPATH")])])
+    command = [sys.executable, "-m", "eagletwin", "check", "case.json"]
+    done = subprocess.run(
+        command, cwd=tmp_path, env=os.environ | {"PYTHONPATH": paths}, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stdout + done.stderr

@@ -19,6 +19,7 @@ from eagletwin.harness.core.mode import CPU, FLASHINFER_HEAD, FLASHMLA_PAGE, Mod
 from eagletwin.harness.families import RECIPES, family_of
 from eagletwin.harness.families.hybrid import TRACKED_EVERY
 from eagletwin.harness.families.ranks import not_on_ranks
+from eagletwin.harness.families.recipe import Recipe
 from eagletwin.harness.families.store import checkpoints, other_checkpoints
 
 from .. import adapters, grammars
@@ -288,7 +289,7 @@ def _arguments(case: Case, mode: Mode) -> dict[str, Any]:
         **cuda.graph_arguments(mode),
         **family_of(recipe).arguments(recipe),
         **_state_arguments(case),
-        **(cuda.EXPERTS if mode.device == "cuda" and recipe.target.routed else {}),
+        **_expert_arguments(recipe, mode),
         **_sampling_arguments(settings),
         **_window_arguments(settings),
         **host_cache.arguments(settings, case.page_size, mode.device),
@@ -318,6 +319,15 @@ def _state_arguments(case: Case) -> dict[str, Any]:
     # what SGLang takes on a GPU, where batches overlap: states are tracked while a request runs, in further slots of its own
     tracked = {state_layers.strategy_argument(): "extra_buffer", "mamba_track_interval": TRACKED_EVERY}
     return {"max_mamba_cache_size": 5 * running + _SPARE_STATES, **tracked}
+
+
+def _expert_arguments(recipe: Recipe, mode: Mode) -> dict[str, str]:
+    """Triton's kernels of experts. SGLang chooses them by itself, with two exceptions: on a GPU CUTLASS's for Nemotron-H, which
+    know no float32; and for gpt-oss, on a CPU as well, those of the package triton_kernels, where it is installed.
+    """
+    if recipe.target.routed and (mode.device == "cuda" or recipe.target.clamped is not None):
+        return {"moe_runner_backend": "triton"}
+    return {}
 
 
 def _sampling_arguments(settings: SGLangSettings) -> dict[str, bool | float]:

@@ -30,9 +30,6 @@ _NATIVE = (
     ("sglang.srt.layers.activation", "SiluAndMul"),
 )
 
-# What SGLang chooses by itself, but for Nemotron-H, for which it takes CUTLASS's kernels, which know no float32.
-EXPERTS = {"moe_runner_backend": "triton"}
-
 
 def prepare(shims: list[str], mode: Mode) -> None:
     """Before SGLang is imported."""
