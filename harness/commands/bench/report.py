@@ -115,7 +115,10 @@ def _stamp_lines(searches: Mapping[str, Search]) -> list[str]:
     for (stamp, at_once, processes), names in stamps.items():
         which = f" ({', '.join(names)})" if len(stamps) > 1 else ""
         cores = "a core" if processes == 1 else f"{processes} cores"
-        lines += [f"{_measured(stamp)} {at_once} searches at a time, on {cores} each.{which}", ""]
+        lines += [
+            f"{_measured(stamp)} {'1 search' if at_once == 1 else f'{at_once} searches'} at a time, on {cores} each.{which}",
+            "",
+        ]
     return lines
 
 
