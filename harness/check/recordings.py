@@ -58,6 +58,7 @@ class LookedAt:
     tokens   that its rounds committed
     weighed  comparisons with the checkpoints by rule; None: there were none, as of one that is unknown by itself
     untold   why no draft is among them
+    launch   of the server that it is of
     """
 
     folder: Path
@@ -67,6 +68,7 @@ class LookedAt:
     tokens: int
     weighed: Counter[str] | None = None
     untold: Untold | None = None
+    launch: str = ""
 
 
 @dataclass(slots=True)
@@ -83,6 +85,7 @@ class JudgedServer:
     open: int = 0  # choices that were too close to tell by them
     undecided: int = 0  # recordings whose tokens they do not decide: the request samples, or its logits are changed
     wrong: list[tuple[Path, str]] = field(default_factory=list)  # headline of each that is not equal
+    without: frozenset[str] = frozenset()  # rules that were left out
     looked: list[LookedAt] = field(default_factory=list)  # all of them, each by itself
     first: Judged | None = None  # the first that diverged, else the first that is unknown
 
@@ -91,18 +94,26 @@ class JudgedServer:
         """diverged if one is; equal if all are, and there is one."""
         if self.counts["diverged"]:
             return "diverged"
-        doubt = self.counts["unknown"] or self._silent() or self._nothing_drafted()
-        return "equal" if self.counts["equal"] and not doubt else "unknown"
+        doubt = self.counts["unknown"] or self._silent() or self._not_compared() or not self.counts["equal"]
+        return "unknown" if doubt else "equal"
 
     @property
     def untold(self) -> dict[Untold, int]:
         """Recordings of which no draft was compared with the checkpoints, by the cause."""
         return dict(Counter(one.untold for one in self.looked if one.untold is not None).most_common())
 
-    def _nothing_drafted(self) -> bool:
-        """Whether the checkpoints are at hand and were compared with nothing that was drafted: no draft, and no row of the
-        draft's, which would be wrong where its token or its state is."""
-        return self.weighed is not None and not self.weighed["draft.proposal"] and not self.weighed["draft.kv"]
+    def _drafted(self) -> dict[str, int]:
+        """Of each launch how much of what it drafted was compared with the checkpoints: drafts, and rows that the draft stores,
+        which would be wrong where its token or its state is."""
+        drafted = Counter[str]()
+        for one in self.looked:
+            if one.weighed is not None:
+                drafted[one.launch] += one.weighed["draft.proposal"] + one.weighed["draft.kv"]
+        return dict(drafted)
+
+    def _not_compared(self) -> list[str]:
+        """The launches that were looked at beside their checkpoints, and of which nothing that was drafted was compared."""
+        return [launch for launch, number in self._drafted().items() if not number]
 
     def _silent(self) -> list[RecordedRank]:
         """Ranks that saw requests and recorded none of them."""
@@ -113,7 +124,7 @@ class JudgedServer:
         recordings = sum(self.counts.values())
         said = ", ".join(f"{number} {status}" for status, number in sorted(self.counts.items()) if number)
         lines = [f"{self.status.upper()}  {count(recordings, 'recorded request')}: {said or 'none'}"]
-        if self.status == "unknown" and any(one.weighed is not None for one in self.looked) and self._nothing_drafted():
+        if self.status == "unknown" and self._not_compared():
             lines += ["", *(line for text in self._why_nothing() for line in fold(text, columns, "  ", "       "))]
         for server in self.servers:
             lines += ["", *(line for text in _about(server) for line in fold(text, columns))]
@@ -148,10 +159,14 @@ class JudgedServer:
         return f"{text} Rules that need the weights looked at nothing: {', '.join(never)}."
 
     def _why_nothing(self) -> Iterator[str]:
-        yield "No draft was compared with the checkpoints, and no row that the draft stores."
+        launches, those = self._drafted(), self._not_compared()
+        of = "" if len(launches) == 1 else f" of {len(those)} of the {len(launches)} launches"
+        yield f"No draft{of} was compared with the checkpoints, and no row that the draft stores."
         yield "so:  whether the server drafts what this pair deserves is not known"
-        remedies = [untold.remedy for untold in self.untold]  # none: the rules are switched off
-        yield f"try: {'; or '.join(remedies) or 'leave --without out'}"
+        untold = dict.fromkeys(one.untold for one in self.looked if one.untold is not None and one.launch in those)
+        remedies = ["leave --without out"] if self.without & {"draft.proposal", "draft.kv"} else []
+        remedies += [one.remedy for one in untold]
+        yield f"try: {'; or '.join(remedies) or 'record more requests: all of these are too close to tell'}"
 
     def beside_checkpoints(self) -> Iterator[str]:
         """Sentences on what was compared with the checkpoints, and what was not."""
@@ -194,7 +209,7 @@ def judged(folder: Path, without: frozenset[str], weigh: Weigh | None = None) ->
     """Judge all recordings below a folder. Raises InputError for one that cannot be read, and for a folder without any rank.
 
     weigh: compares a recording with its checkpoints, where they are at hand"""
-    session = JudgedServer(_servers(folder), weighed=None if weigh is None else Counter())
+    session = JudgedServer(_servers(folder), weighed=None if weigh is None else Counter(), without=without)
     by_request: dict[tuple[str, int, str], list[Judged]] = {}
     for server in session.servers:
         for recording in server.recordings:
@@ -206,7 +221,7 @@ def judged(folder: Path, without: frozenset[str], weigh: Weigh | None = None) ->
                 for rule in without:
                     del weighed.checked[rule]
                 one = Judged(recording, trace, _with(one.verdict, weighed, without))
-            _take(session, one, weighed)
+            _take(session, one, weighed, server.said.launch)
             if server.said.engine.tp > 1:
                 by_request.setdefault((server.said.launch, server.said.dp, trace.header.case.name), []).append(one)
     for ranks in by_request.values():
@@ -252,7 +267,7 @@ def _said(file: Path) -> RecordedServer:
         ) from error
 
 
-def _take(session: JudgedServer, one: Judged, weighed: Weighed | None) -> None:
+def _take(session: JudgedServer, one: Judged, weighed: Weighed | None, launch: str) -> None:
     verdict = one.verdict
     if session.weighed is not None and weighed is not None:
         session.weighed.update(weighed.checked)
@@ -263,8 +278,8 @@ def _take(session: JudgedServer, one: Judged, weighed: Weighed | None) -> None:
     session.rounds += len(rounds)
     tokens = sum(record.numbers["accept_len"] for record in rounds)
     said = headline(one.trace.header, verdict) if verdict.status != "equal" else ""
-    beside = (None, None) if weighed is None else (weighed.checked, weighed.untold)
-    session.looked.append(LookedAt(one.folder, verdict.status, said, len(rounds), tokens, *beside))
+    checked, untold = (None, None) if weighed is None else (weighed.checked, weighed.untold)
+    session.looked.append(LookedAt(one.folder, verdict.status, said, len(rounds), tokens, checked, untold, launch))
     session.cut += one.trace.header.ending.kind == "stopped"
     if verdict.status != "equal":
         session.wrong.append((one.folder, said))

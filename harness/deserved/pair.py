@@ -42,7 +42,7 @@ class Pair:
             raise InputError(
                 f"the draft has {layers} layers, of which each proposes one token, and num_steps {shape.num_steps} with topk "
                 f"{shape.topk} was asked for",
-                consequence="no engine drafts so with it",
+                consequence="what it deserves then is not worked out",
                 remedy=f"ask for at most {layers} steps and topk 1",
             )
         if self.precision is not None and layers > 1 and shape.num_steps > 1:

@@ -6,7 +6,6 @@ follow from the token, from the target's state, and so from all that the target 
 """
 
 from dataclasses import replace
-from itertools import pairwise
 
 import numpy as np
 import torch
@@ -52,6 +51,11 @@ _ROUND_LOST = Untold(
     "a round lost",
     "it was retracted or lost a round, so that its text does not say where rounds of a tree or of several layers begin",
     "give the server more memory for rows, or let it run fewer requests at once (--max-running-requests)",
+)
+_TREES_OF_LAYERS = Untold(
+    "trees of several layers",
+    "what trees deserve whose levels are proposed by layers of their own is not worked out",
+    "serve with --speculative-eagle-topk 1",
 )
 _NO_ROUND = Untold(
     "no round",
@@ -99,7 +103,7 @@ def weigh(pair: Pair, trace: Trace, said: RecordedServer, *, altered: bool) -> W
         return found
     case = header.case
     shape = Shape(case.num_steps, case.topk, case.verify_nodes)
-    if pair.precision is None or min(pair.draft.layers, shape.num_steps) < 2:  # layers that propose something
+    if not pair.draft.layers or (shape.topk == 1 and (pair.precision is None or shape.num_steps == 1)):
         pair.must_draft(shape)
     if pair.precision is None and header.engine.device == "cuda":
         pair = replace(pair, tie=2 * _TF32)
@@ -127,12 +131,16 @@ def _why_untold(pair: Pair, trace: Trace, said: RecordedServer, story: Story, sh
         return _BY_CHANCE
     if _are_chains(pair, shape):
         return None
+    if pair.draft.layers and shape.topk > 1:
+        return _TREES_OF_LAYERS
     if min(pair.draft.layers, shape.num_steps) > 1:
         if pair.precision is not None:
             return _SIXTEEN_BITS  # see Pair.must_draft
         if _borrowed(trace):
             return _BORROWED
-    lost = any(one.end != following.committed for one, following in pairwise(whole))
+    # A retracted request is prefilled again, which gives a token; nothing goes on behind the last one.
+    ends = [*(following.committed for following in whole[1:]), len(story.tokens) - 1]
+    lost = any(one.end != end for one, end in zip(whole, ends, strict=True))
     return _ROUND_LOST if lost else None
 
 

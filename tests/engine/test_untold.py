@@ -24,10 +24,15 @@ pytestmark = pytest.mark.slow
 CHAIN, TREE = Shape(3, 1, 4), Shape(3, 2, 6)
 
 
-def recordings(host: Host, folder: Path, model: str, shape: Shape, *events: Event, new_tokens: int = 24) -> list[Trace]:
+def recordings(
+    host: Host, folder: Path, model: str, shape: Shape, *events: Event, new_tokens: int = 24, arrive: int | None = None
+) -> list[Trace]:
     """Of a healthy worker: what a server would have recorded of each request."""
     case = case_of(model, shape)
-    requests = tuple(replace(request, max_new_tokens=new_tokens) for request in case.requests)
+    requests = tuple(
+        replace(request, max_new_tokens=new_tokens, arrive=request.arrive if arrive is None else arrive)
+        for request in case.requests
+    )
     case = replace(case, requests=requests, events=events)
     return list(integers_of(host.engine(case, ()).run(case, folder, fresh=False)))
 
@@ -49,6 +54,27 @@ def test_a_round_that_a_retraction_lost_is_untold_of_a_tree(host: Host, tmp_path
     found = weighed(pair_of("llama-tiny"), recordings(host, tmp_path, "llama-tiny", shape, Event(at=3, kind="retract")))
     assert cause in causes(found)
     assert not any(one.divergences for one in found)
+
+
+@pytest.mark.parametrize(("model", "shape"), [("llama-tiny", TREE), ("llama-mtp", CHAIN)])
+def test_a_token_that_a_second_prefill_gave_is_no_draft_that_the_last_round_accepted(
+    host: Host, tmp_path: Path, model: str, shape: Shape
+) -> None:
+    """A request is retracted, prefilled again and over by that: no round follows that would show the gap."""
+    those = recordings(host, tmp_path, model, shape, Event(at=3, kind="retract"), new_tokens=3, arrive=0)
+    found = weighed(pair_of(model), those)
+    assert "a round lost" in causes(found)
+    assert not any(one.divergences for one in found)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("steps", [1, 3])
+def test_trees_of_several_layers_are_untold(host: Host, tmp_path: Path, dtype: str, steps: int) -> None:
+    target, draft = map(str, checkpoints("llama-mtp"))
+    pair = load_served(target, draft, replace(STARTED, dtype=dtype), "cpu")
+    found = weighed(pair, recordings(host, tmp_path, "llama-mtp", Shape(steps, 2, steps + 1))[:1])
+    assert causes(found) == {"trees of several layers"}
+    assert all(one.checked["verify.accept"] for one in found)
 
 
 def test_drafts_that_were_drawn_by_chance_are_untold(host: Host, tmp_path: Path) -> None:

@@ -155,11 +155,12 @@ class Process:
         assert process.stdin is not None
         assert process.stdout is not None
         print(json.dumps([str(test), *map(str, files)]), file=process.stdin, flush=True)
-        if select.select([process.stdout], [], [], SECONDS)[0]:
-            process.stdout.readline()
-            return True
-        self._end(variables)
-        return False
+        if not select.select([process.stdout], [], [], SECONDS)[0]:
+            self._end(variables)
+            return False
+        if not process.stdout.readline():  # it died: the next test has another one
+            self._end(variables)
+        return True
 
     def _end(self, variables: Variables) -> None:
         process = self._processes.pop(variables)
@@ -170,7 +171,9 @@ class Process:
 
 def _set_by(test: Path) -> Variables:
     """The variables of the environment that a test sets before it imports SGLang."""
-    return tuple(re.findall(r'^os\.environ\["(\w+)"\] = "(\w*)"', test.read_text(encoding="utf-8"), re.MULTILINE))
+    return tuple(
+        re.findall(r"""^os\.environ\[["'](\w+)["']\] = ["'](\w*)["']""", test.read_text(encoding="utf-8"), re.MULTILINE)
+    )
 
 
 def _started(variables: Variables) -> subprocess.Popen[str]:
@@ -192,7 +195,7 @@ def _run(process: Process, test: Path, checkout: Path) -> dict[str, list[str]]:
             consequence="it shows nothing",
             remedy="let it call the one function that is wrong",
         )
-    said_there = errors.read_text(encoding="utf-8", errors="replace")
+    said_there = errors.read_text(encoding="utf-8", errors="replace") if errors.exists() else "its process was killed"
     if not result.exists():
         raise InputError(
             f"{_short(test)} cannot be run:\n{said_there[-2000:]}",

@@ -1,5 +1,6 @@
 """What a server's recording is made of: guarded taps, files, tables, options, and what the judge makes of a folder."""
 
+import dataclasses
 import errno
 import os
 import subprocess
@@ -414,6 +415,20 @@ def test_what_was_drafted_must_have_been_compared_somewhere(those: list[Any], st
     assert ("whether the server drafts what this pair deserves is not known" in session.report(200, "")) == (
         status == "unknown"
     )
+
+
+def test_one_server_s_drafts_say_nothing_of_another_s() -> None:
+    session = beside(({"draft.proposal": 3}, None), ({"verify.accept": 5}, LAYERS))
+    session.looked[1] = dataclasses.replace(session.looked[1], launch="another")
+    assert session.status == "unknown"
+    report = session.report(200, "")
+    assert "No draft of 1 of the 2 launches was compared with the checkpoints" in report
+    assert "try: serve in float32\n" in report
+
+
+def test_rules_that_were_left_out_are_the_first_cause() -> None:
+    session = dataclasses.replace(beside(({}, None), ({}, CHANCE)), without=frozenset({"draft.proposal"}))
+    assert "try: leave --without out; or record greedy requests\n" in session.report(200, "")
 
 
 def test_causes_are_counted_each_with_its_remedy() -> None:
