@@ -83,6 +83,7 @@ class JudgedServer:
     cut: int = 0  # recordings that end before their request did
     weighed: Counter[str] | None = None  # those of them with the checkpoints, where they are at hand
     open: int = 0  # choices that were too close to tell by them
+    strange: int = 0  # greedy tokens that are not those of the target at hand
     undecided: int = 0  # recordings whose tokens they do not decide: the request samples, or its logits are changed
     wrong: list[tuple[Path, str]] = field(default_factory=list)  # headline of each that is not equal
     without: frozenset[str] = frozenset()  # rules that were left out
@@ -126,6 +127,10 @@ class JudgedServer:
         lines = [f"{self.status.upper()}  {count(recordings, 'recorded request')}: {said or 'none'}"]
         if self.status == "unknown" and self._not_compared():
             lines += ["", *(line for text in self._why_nothing() for line in fold(text, columns, "  ", "       "))]
+        tokens = (self.weighed or Counter())["verify.accept"]
+        if 2 * self.strange > tokens:
+            text = f"{self.strange} of {count(tokens, 'greedy token')} are not those of this target: is it the server's?"
+            lines += ["", *fold(text, columns)]
         for server in self.servers:
             lines += ["", *(line for text in _about(server) for line in fold(text, columns))]
         if self.first is not None:
@@ -218,6 +223,7 @@ def judged(folder: Path, without: frozenset[str], weigh: Weigh | None = None) ->
             if weighed is not None:
                 session.undecided += not weighed.checked["verify.accept"]
                 session.open += weighed.open
+                session.strange += sum(one.rule == "verify.accept" for one in weighed.divergences)
                 for rule in without:
                     del weighed.checked[rule]
                 one = Judged(recording, trace, _with(one.verdict, weighed, without))

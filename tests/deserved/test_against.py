@@ -88,6 +88,19 @@ def test_merged_chunks_are_judged_by_their_count(run: Run) -> None:
     assert run(broken(change)).returncode == 0
 
 
+def test_where_all_prompts_are_long_a_bug_of_long_ones_is_named_too(run: Run, tmp_path: Path) -> None:
+    def change(behaviour: Behaviour) -> None:
+        behaviour.refuses = lambda prompt, cached: len(prompt) > CHUNK
+
+    prompts = tmp_path / "prompts.jsonl"
+    prompts.write_text("".join(prompts.read_text().splitlines(keepends=True)[-2:]))
+    done = run(broken(change))
+    assert done.returncode == 1, done
+    assert "Each answer has this: prompts longer than a chunk. So whether rounds are lost without it" in done.stdout
+    assert "no answer" in done.stdout
+    assert "26329" in done.stdout
+
+
 def test_a_loss_in_long_prompts_names_their_condition_and_the_bug(run: Run, tmp_path: Path) -> None:
     def change(behaviour: Behaviour) -> None:
         behaviour.refuses = lambda prompt, cached: len(prompt) > CHUNK

@@ -80,7 +80,7 @@ def _losses(unequal: Sequence[Seen], count_all: int, diagnosis: Diagnosis) -> li
 
 def _table(diagnosis: Diagnosis) -> None:
     def cell(share: AnswerCount) -> str:
-        return f"{share.unequal} of {share.count}" if share.count else "none"
+        return f"{share.unequal} of {share.count}" if share.count else "no answer"
 
     print_table(
         ("condition", "lost with it", "lost without it"),
@@ -92,14 +92,24 @@ def _bugs(diagnosis: Diagnosis, started: Started, layers: bool) -> None:
     if diagnosis.condition == "mixed":
         print("  Bugs of the ledger are named by the condition that losses share: more prompts may tell it.")
         return
-    server = Losing(
-        condition=diagnosis.condition,
-        release=started.version,
-        layers=layers,
-        tree=started.topk > 1,
-        num_steps=started.num_steps,
-    )
-    found = losing_so(server)
+    # Where each answer has a condition, what loses under it alone loses everywhere.
+    all_have = [name for name, (having, lacking) in diagnosis.shares.items() if having.count and not lacking.count]
+    conditions = [diagnosis.condition, *(all_have if diagnosis.condition == "always" else ())]
+    found = [
+        one
+        for condition in conditions
+        for one in losing_so(
+            Losing(
+                condition=condition,
+                release=started.version,
+                layers=layers,
+                tree=started.topk > 1,
+                num_steps=started.num_steps,
+            )
+        )
+    ]
+    if len(conditions) > 1:
+        print(f"  Each answer has this: {', '.join(all_have)}. So whether rounds are lost without it is not known.")
     if not found:
         print("  No bug of the ledger loses in this way.")
         return

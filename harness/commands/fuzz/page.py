@@ -227,5 +227,5 @@ def _left_out(summary: Summary) -> list[PageSection]:
         tables.append(Table(caption="Not looked at, and the option for it", header=("what",), rows=rows))
     if summary.refused:
         rows = tuple(TableRow((TableCell(name),)) for name in summary.refused)
-        tables.append(Table(caption="Engines that would not start", header=("model, and why",), rows=rows))
+        tables.append(Table(caption="Configurations of which nothing was looked at", header=("model, and why",), rows=rows))
     return [PageSection(heading="What was left out", tables=tuple(tables))] if tables else []

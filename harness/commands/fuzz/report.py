@@ -68,7 +68,7 @@ def tally_text(search: Fuzz, findings: Sequence[ToReport], columns: int, code: i
     code: the exit code; None: an error ends the command, whose code is the error's
     """
     tally, seconds = search.tally, search.seconds
-    lines = [f"{'INTERRUPTED, ' if code == EXIT_INTERRUPTED else ''}{_headline(search)}", ""]
+    lines = [_headline(search, code), ""]
     ends = fold(f"Exit code {code}: {MEANING[code]}.", columns, "") if code is not None else []
     if not tally.cases:
         lines += fold(f"No case finished in {seconds:.1f} s: this says nothing about the release.", columns, "")
@@ -119,17 +119,17 @@ def tally_text(search: Fuzz, findings: Sequence[ToReport], columns: int, code: i
     return "\n".join([*lines, "", *ends, f"Folder: {search.folder}"])
 
 
-def _headline(search: Fuzz) -> str:
+def _headline(search: Fuzz, code: int | None) -> str:
     tally = search.tally
-    seed = f"seed {search.plan.seed}"
+    seed, cut = f"seed {search.plan.seed}", "INTERRUPTED, " if code == EXIT_INTERRUPTED else ""
     if search.found:
-        return f"{len(search.found)} FOUND  {_of_known(tally)}{seed}"
+        return f"{cut}{len(search.found)} FOUND  {_of_known(tally)}{seed}"
     if not tally.cases:
-        return f"NOTHING LOOKED AT  {seed}"
+        return f"{cut}NOTHING LOOKED AT  {seed}"
     equal = tally.statuses["equal"]
     word = "NOTHING NEW" if search.looked_enough else "CANNOT TELL"
     of = f"{equal} of {count(tally.cases, 'case')} equal"
-    return f"{word}  {of}, {_of_known(tally)}{count(len(tally.configurations), 'configuration')}, {seed}"
+    return f"{cut}{word}  {of}, {_of_known(tally)}{count(len(tally.configurations), 'configuration')}, {seed}"
 
 
 def _of_known(tally: Tally) -> str:
@@ -191,11 +191,11 @@ def example_of(folder: Path, bug: KnownBug) -> Path:
 
 
 def _refused(search: Fuzz, columns: int) -> list[str]:
-    """Engines that would not start: what this SGLang does not have, or where it is broken."""
+    """Engines that would not start, as this SGLang lacks that or is broken there; and blocks of which no case was drawn."""
     if not search.tally.refused:
         return []
     doubt = {id(one) for one in search.unstarted}
-    lines = ["Engines that would not start, so that nothing was looked at:"]
+    lines = ["Configurations of which nothing was looked at, and why:"]
     for name, one in search.tally.refused.items():
         more = "; this may be the fault: --not leaves it out" if id(one) in doubt else ""
         lines += fold(f"{name}{more}", columns, "  ", "    ")
@@ -270,7 +270,7 @@ def write_summary(
     as there; more: further figures."""
     tally = search.tally
     figures: dict[str, Any] = {
-        "headline": _headline(search),
+        "headline": _headline(search, code),
         "command": search.plan.command,
         "exit_code": code,
         "seconds": round(search.seconds, 3),
