@@ -2,12 +2,14 @@
 what the workers of these campaigns answer is fixed (campaigns.py)."""
 
 import json
+import sys
 from collections import Counter
 from pathlib import Path
 
 import pytest
 
 from eagletwin.cases.blocks import BLOCK
+from eagletwin.harness.cli.main import typed
 from eagletwin.harness.commands.campaign import books, command
 from eagletwin.harness.commands.campaign.command import conduct, gone_on
 from eagletwin.harness.commands.campaign.corpus import blocks_of, read_corpus
@@ -16,7 +18,8 @@ from eagletwin.harness.commands.campaign.messages import Leg, Packed
 from eagletwin.harness.commands.fuzz.looking import CaseSeen
 from eagletwin.harness.commands.fuzz.options import SearchOptions
 from eagletwin.harness.core.case import pretty_case
-from eagletwin.harness.core.errors import InputError
+from eagletwin.harness.core.errors import EXIT_HARNESS, InputError
+from eagletwin.harness.core.exits import guarded
 from eagletwin.harness.engines import source
 from eagletwin.harness.engines.source import INSTALLED
 
@@ -176,3 +179,12 @@ def test_a_corpus_is_run_in_blocks_of_one_configuration_each_case_once(tmp_path:
     assert [case for block in blocks for case in block.cases()] == list(cases)
     with pytest.raises(InputError, match="holds no case"):
         read_corpus(tmp_path / "none")
+
+
+def test_without_ray_nothing_is_begun(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setitem(sys.modules, "ray", None)
+    assert guarded(lambda: typed(["campaign", "--out", str(tmp_path / "runs")])) == EXIT_HARNESS
+    assert "Ray is not installed\n  so:  nothing was run" in capsys.readouterr().err
+    assert not (tmp_path / "runs").exists()

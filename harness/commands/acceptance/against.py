@@ -65,13 +65,13 @@ def against(pair: Pair, prompts: Sequence[Prompt], asked: Asked, *, as_json: boo
     facts = _facts(everything, untold, diagnosis.condition, started, off, status)
     facts |= {"as_if": [mistake.name for mistake in betrayed]}
     (folder / FACTS).write_bytes(msgspec.json.encode(facts))
-    write_page(folder, lambda: acceptance_page(folder))
+    page = write_page(folder, lambda: acceptance_page(folder))
     if as_json:
         print((folder / FACTS).read_text(encoding="utf-8"))
     else:
         remarks = _remarks(off if strange else 0, untold, why)
         print_findings(seen, diagnosis, started, status, draft=pair.draft, betrayed=betrayed, remarks=remarks)
-        print(f"  folder: {folder}")
+        print(f"  folder: {folder}" + (f"\n  page:   {page}" if page is not None else ""))
     return status
 
 

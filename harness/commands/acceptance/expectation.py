@@ -56,7 +56,7 @@ def against_expectation(
         "deviations": whole.deviations(total),
     }
     (folder / FACTS).write_bytes(msgspec.json.encode(facts))
-    write_page(folder, lambda: acceptance_page(folder))
+    page = write_page(folder, lambda: acceptance_page(folder))
     if as_json:
         print((folder / FACTS).read_text(encoding="utf-8"))
         return status
@@ -73,7 +73,7 @@ def against_expectation(
         ("prompts were sent", "rounds expected", "used", "standard deviations"),
         [(WAYS[way], f"{of.rounds:.1f}", str(own), f"{of.deviations(own):+.1f}") for way, own, of in parts],
     )
-    print(f"  folder: {folder}")
+    print(f"  folder: {folder}" + (f"\n  page:   {page}" if page is not None else ""))
     return status
 
 

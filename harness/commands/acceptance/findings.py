@@ -69,7 +69,7 @@ def _losses(unequal: Sequence[Seen], count_all: int, diagnosis: Diagnosis) -> li
     if wrong:
         numbers = " or ".join(map(str, wrong[0].deserved))
         shown += (
-            f"behind {wrong[0].committed + 1} tokens a round accepted {wrong[0].used} drafts and deserves {numbers}; "
+            f"behind {wrong[0].committed + 1} tokens a round accepted {count(wrong[0].used, 'draft')} and deserves {numbers}; "
             f"{count(len(wrong), 'round')} of {first.compared.used} like that."
         )
     else:

@@ -95,11 +95,11 @@ def campaign(
         run=changed(spec, sglang=_absolute(releases[0])),
         out=out,
     )
-    if resume is None:
-        terms = begun(options, releases, corpus)
-        folder = new_run_folder(out, f"campaign-{seed}")
-    else:
-        terms, folder = gone_on(options, releases, corpus, resume), resume
+    from .on_ray import load_ray
+
+    terms = begun(options, releases, corpus) if resume is None else gone_on(options, releases, corpus, resume)
+    load_ray()  # where it is missing no folder is made
+    folder = new_run_folder(out, f"campaign-{seed}") if resume is None else resume
     mode = terms.options.run.mode
     gpus = mode.tp / per_gpu if mode.device == "cuda" else 0.0
     return _on_ray(terms, folder, (address, workers, gpus))

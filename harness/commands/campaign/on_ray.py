@@ -39,7 +39,7 @@ class OnRay:
         self._next, self._stillborn = 0, 0
 
     def __enter__(self) -> "OnRay":
-        self._ray = ray = _ray()
+        self._ray = ray = load_ray()
         asked = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
         own: dict[str, Any] = {"include_dashboard": False, **({"num_cpus": self._workers} if self._workers else {})}
         try:
@@ -144,11 +144,12 @@ class OnRay:
         return max(1, int(min(room, has.get("GPU", 0) / self._gpus) if self._gpus else room))
 
 
-def _ray() -> Any:
+def load_ray() -> Any:
+    """The module. Raises HarnessError where it is not installed."""
     try:
         import ray
     except ImportError as error:
-        raise InputError(
+        raise HarnessError(
             "Ray is not installed",
             consequence="nothing was run: a campaign's workers are actors of Ray",
             remedy="`pip install 'eagletwin[campaign]'`; or `eagletwin fuzz`, which uses the cores of one machine without it",

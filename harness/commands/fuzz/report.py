@@ -152,7 +152,8 @@ def _known(search: Fuzz, columns: int) -> list[str]:
     )
     for bug in sorted(bugs, key=lambda bug: -bug.cases):
         shown = f"{count(bug.cases, 'case')} ({', '.join(bug.shows)})" if bug.cases else "no case"
-        text = f"{bug.id}: {shown}; mended in {count(bug.mended, 'case')}"
+        # of two bugs in one case each one's own line says where it was mended
+        text = f"{bug.id}: {shown}" + (f"; mended in {count(bug.mended, 'case')}" if bug.mended else "")
         text += f"; eagletwin check {example_of(search.folder, bug)}" if bug.example is not None else ""
         lines += fold(text, columns, "  ", "    ")
     if note := _of_overlap(search):
