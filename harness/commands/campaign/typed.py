@@ -43,7 +43,7 @@ Resume = Annotated[
         metavar="FOLDER",
         rich_help_panel=_WHERE,
         help="Go on with the campaign of this run folder, whose driver ended. It has its options from there; of others, "
-        "--minutes and --cases set its limits anew.",
+        "--minutes and --cases set its limits anew, what ran before included.",
     ),
 ]
 CorpusFolder = Annotated[
