@@ -34,7 +34,7 @@ def test_a_search_that_is_cut_short_is_in_the_report_and_in_the_summary(
         typed(["ci", "--ledger", "none", "--minutes", "2", "--seed", "3", "--summary", str(summary), "--out", str(tmp_path)])
     assert end.value.exit_code == EXIT_INTERRUPTED
     found = re.search(
-        r"  search   everything: (interrupted: CANNOT TELL  .* 1 configuration, seed 3)\n", capsys.readouterr().out
+        r"  search   everything: (INTERRUPTED, CANNOT TELL  .* 1 configuration, seed 3)\n", capsys.readouterr().out
     )
     assert found is not None
     said = found[1]

@@ -84,7 +84,7 @@ def search_so_far(family: str, seed: int, out: Path) -> FamilySearch:
         return FamilySearch(family, "interrupted before its first case", EXIT_UNKNOWN)
     seen = _read(family, EXIT_UNKNOWN, file)
     code = EXIT_DIVERGED if any(found.status == "diverged" for found in seen.findings) else EXIT_UNKNOWN
-    return dataclasses.replace(seen, said=f"interrupted: {seen.said}", code=code)
+    return dataclasses.replace(seen, code=code)
 
 
 def _read(family: str, code: int, file: Path) -> FamilySearch:
