@@ -222,11 +222,10 @@ def judged(folder: Path, without: frozenset[str], weigh: Weigh | None = None) ->
             weighed = weigh(server.said, recording, trace) if weigh is not None and one.verdict.status != "unknown" else None
             if weighed is not None:
                 session.undecided += not weighed.checked["verify.accept"]
+                weighed = _left_of(weighed, without)
                 session.open += weighed.open
                 session.strange += sum(one.rule == "verify.accept" for one in weighed.divergences)
-                for rule in without:
-                    del weighed.checked[rule]
-                one = Judged(recording, trace, _with(one.verdict, weighed, without))
+                one = Judged(recording, trace, _with(one.verdict, weighed))
             _take(session, one, weighed, server.said.launch)
             if server.said.engine.tp > 1:
                 by_request.setdefault((server.said.launch, server.said.dp, trace.header.case.name), []).append(one)
@@ -236,9 +235,16 @@ def judged(folder: Path, without: frozenset[str], weigh: Weigh | None = None) ->
     return session
 
 
-def _with(verdict: Verdict, weighed: Weighed, without: frozenset[str]) -> Verdict:
-    """The verdict of the integers, and what the checkpoints say besides: what integers show came first."""
+def _left_of(weighed: Weighed, without: frozenset[str]) -> Weighed:
+    """What is left when these rules are left out."""
     found = [one for one in weighed.divergences if one.rule not in without]
+    checked = Counter({rule: number for rule, number in weighed.checked.items() if rule not in without})
+    return replaced(weighed, divergences=found, checked=checked)
+
+
+def _with(verdict: Verdict, weighed: Weighed) -> Verdict:
+    """The verdict of the integers, and what the checkpoints say besides: what integers show came first."""
+    found = [*weighed.divergences]
     verdict = replace(verdict, checked=dict(Counter(verdict.checked) + weighed.checked))
     if not found:
         return verdict

@@ -103,8 +103,6 @@ def weigh(pair: Pair, trace: Trace, said: RecordedServer, *, altered: bool) -> W
         return found
     case = header.case
     shape = Shape(case.num_steps, case.topk, case.verify_nodes)
-    if not pair.draft.layers or (shape.topk == 1 and (pair.precision is None or shape.num_steps == 1)):
-        pair.must_draft(shape)
     if pair.precision is None and header.engine.device == "cuda":
         pair = replace(pair, tie=2 * _TF32)
     read = pair.read(story.tokens)
@@ -113,6 +111,7 @@ def weigh(pair: Pair, trace: Trace, said: RecordedServer, *, altered: bool) -> W
         _committed(own, story, read, found)
     found.untold = _why_untold(own, trace, said, story, shape)
     if found.untold is None:
+        own.must_draft(shape)
         if _are_chains(own, shape):
             _chains(own, story, read, shape, found)
         else:

@@ -23,6 +23,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from eagletwin.harness.core.errors import HarnessError, InputError
+from eagletwin.harness.core.exits import guarded
 from eagletwin.harness.core.progress import each
 
 ROOT = Path(__file__).parents[2]
@@ -226,13 +227,11 @@ def main(names: Sequence[str] = ()) -> int:
     wrong, found = 0, [folder for folder in folders() if not names or folder.name in names]
     unknown = sorted({*names} - {folder.name for folder in found})
     if unknown or not found:
-        error = InputError(
+        raise InputError(
             f"{_short(FINDINGS)} has no folder{' ' * bool(unknown)}{', '.join(unknown)}",
             consequence="no finding was tried",
             remedy="name folders of it, or none for all" if unknown else "run it in a whole checkout",
         )
-        print(f"error: {error}")
-        return 129
     with Process() as process:
         for folder in each(found, "findings", lambda folder: folder.name):
             try:
@@ -244,4 +243,4 @@ def main(names: Sequence[str] = ()) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    sys.exit(guarded(lambda: main(sys.argv[1:])))

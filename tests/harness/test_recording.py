@@ -19,6 +19,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from eagletwin.harness.check import recordings
 from eagletwin.harness.check.recordings import JudgedServer, LookedAt, judged
 from eagletwin.harness.check.suspects import suspects, suspects_text
 from eagletwin.harness.commands.recorded_page import session_page
@@ -36,7 +37,8 @@ from eagletwin.harness.core.recording import (
 )
 from eagletwin.harness.core.records import Ending, EngineInfo, Record, ServedModel
 from eagletwin.harness.core.trace import HEADER, SCHEMA, TENSORS, Trace, write_trace
-from eagletwin.harness.core.weighed import Untold
+from eagletwin.harness.core.verdict import Divergence, Verdict
+from eagletwin.harness.core.weighed import Untold, Weighed
 from eagletwin.harness.engines.record_options import FOLDER, OPTIONS, RecordOptions, asked, environment
 from eagletwin.harness.engines.sglang.recording import guard, keeper, plugin
 from eagletwin.harness.engines.sglang.recording.choice import Choice
@@ -503,6 +505,22 @@ def test_ranks_that_differ_are_wrong_whatever_each_is_by_itself(tmp_path: Path) 
     assert session.status == "diverged"
     assert sum(session.counts.values()) == len(session.looked) == 2
     assert session.counts["diverged"] == sum(one.status == "diverged" for one in session.looked) == 1
+
+
+def test_a_rule_that_is_left_out_asks_nothing_of_the_target(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(recordings, "judge", lambda *_: Verdict(status="equal"))
+    of_rank(tmp_path / "rank0", 0, [5])
+    place = {"request": "r", "round": 0, "stage": "verify", "step": 0, "iteration": 1, "index": "token 5 of the text"}
+    wrong = Divergence(rule="verify.accept", expected="1", actual="2", **place)  # type: ignore[arg-type]
+
+    def report(*without: str) -> str:
+        compared = Counter({"draft.proposal": 1, "verify.accept": 2})
+        session = judged(tmp_path, frozenset(without), lambda *_: Weighed([wrong, wrong], Counter(compared)))
+        assert session.status == ("equal" if without else "diverged")
+        return session.report(200, "")
+
+    assert "2 of 2 greedy tokens are not those of this target" in report()
+    assert "of this target" not in report("verify.accept")
 
 
 def test_what_was_not_one_request_is_not_compared(tmp_path: Path) -> None:

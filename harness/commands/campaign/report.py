@@ -6,9 +6,10 @@ from typing import Any
 
 import msgspec
 
-from eagletwin.harness.core.errors import EXIT_DIVERGED, EXIT_EQUAL, EXIT_UNKNOWN
+from eagletwin.harness.core.errors import EXIT_EQUAL, EXIT_UNKNOWN
 from eagletwin.harness.core.terminal import fold
 
+from ..fuzz.report import exit_code as exit_code_of_search
 from ..fuzz.report import tally_text, write_summary
 from .books import Books
 from .page import CampaignDone, LegDone
@@ -47,10 +48,9 @@ def write_campaign(books: Books, code: int | None) -> dict[str, Any]:
 
 def exit_code(books: Books) -> int:
     """As of `fuzz`; what was given up was not looked at."""
-    if any(finding.status == "diverged" for finding in books.findings):
-        return EXIT_DIVERGED
+    code = exit_code_of_search(books.fuzz, [finding.status for finding in books.findings])
     given_up = books.lost or books.inquiries or any(leg.closed for leg in books.legs)
-    return EXIT_EQUAL if books.fuzz.looked_enough and not books.findings and not given_up else EXIT_UNKNOWN
+    return EXIT_UNKNOWN if code == EXIT_EQUAL and given_up else code
 
 
 def _more(books: Books) -> Mapping[str, Any]:

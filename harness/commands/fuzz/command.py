@@ -129,7 +129,7 @@ def search(options: "SearchOptions") -> int:
             for finding in islice(looking.search(), options.findings):
                 found.append(finding)
                 show(finding_text(finding, width()))
-        code = exit_code(looking, found)
+        code = exit_code(looking, [finding.status for finding in found])
     except WouldNotStart as error:
         show(f"UNKNOWN\n\n  {error.kept_in(folder)}")
         code = EXIT_UNKNOWN
