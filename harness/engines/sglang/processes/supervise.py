@@ -31,6 +31,8 @@ _PR_SET_PDEATHSIG = 1
 _GRACE_SECONDS = 10.0
 # How long a rank that is to be ended may take to write what it has.
 _LAST_WORD_SECONDS = 5.0
+# What a process dies of by itself alone. SIGABRT is not among them: it may follow from the end of another rank.
+_FAULTS = (signal.SIGSEGV, signal.SIGBUS, signal.SIGILL, signal.SIGFPE)
 
 
 def reap() -> None:
@@ -94,6 +96,7 @@ class _Rank:
     waits: wire.Stepped | None = None
     answer: wire.Ran | wire.Failed | None = None
     gone: bool = False  # it was waited for
+    died: str = ""  # the signal of its own death, where that was seen only when it was to be ended
     wrote: bool = False  # a trace as its last word
 
     @property
@@ -133,13 +136,20 @@ class _Rank:
 
     def kill(self) -> None:
         os.kill(self.pid, signal.SIGKILL)
-        self.wait()
+        self._collected(self.wait())
 
     def ended_when_asked(self) -> bool:
         pid, status = os.waitpid(self.pid, os.WNOHANG)
         self.gone = pid != 0
-        self.wrote = self.gone and os.waitstatus_to_exitcode(status) == STUCK
+        if self.gone:
+            self._collected(status)
         return self.gone
+
+    def _collected(self, status: int) -> None:
+        """A process that writes its core may take longer for that than a step may: what it died of is in its status."""
+        self.wrote = os.waitstatus_to_exitcode(status) == STUCK
+        if os.WIFSIGNALED(status) and os.WTERMSIG(status) in _FAULTS:
+            self.died = signal.Signals(os.WTERMSIG(status)).name
 
     def _ended(self, ran: int) -> wire.Ran | wire.Failed:
         """It ended by itself, and said nothing."""
@@ -221,6 +231,9 @@ class _Watch:
         """The answer for the case, from those of all ranks."""
         silent = tuple(rank.number for rank in self.ranks if rank.silent)
         if self.overdue:
+            if dead := next((rank for rank in self.killed if rank.died), None):
+                whose = f"rank {dead.number}: " if len(self.ranks) > 1 else ""
+                return wire.Ran(Ending(kind="crashed", detail=f"{whose}killed by {dead.died}", where=dead.where), silent, ran)
             return wire.Ran(Ending(kind="hung", detail=self.overdue, where=self._where(self.killed)), silent, ran)
         answer = (self.first or self.ranks[0]).answer
         assert answer is not None
@@ -261,10 +274,10 @@ def supervise(standing: Runner, caller: socket.socket, run: wire.Run) -> wire.Ra
     watch = _Watch(ranks, run, now)
     while watch.running:
         left = watch.left()
-        if left <= 0:
+        ready = select.select([rank.connection for rank in watch.running], [], [], max(0.0, min(left, LOOK_SECONDS)))[0]
+        if left <= 0 and not ready:  # not where this process was held up: an answer, or an end, may have come meanwhile
             watch.end()
             break
-        ready = select.select([rank.connection for rank in watch.running], [], [], min(left, LOOK_SECONDS))[0]
         watch.look_for_compilers()
         heard = [rank for rank in watch.running if rank.connection in ready]
         for rank in heard:
