@@ -129,7 +129,8 @@ class JudgedServer:
             lines += ["", *(line for text in self._why_nothing() for line in fold(text, columns, "  ", "       "))]
         tokens = (self.weighed or Counter())["verify.accept"]
         if 2 * self.strange > tokens:
-            text = f"{self.strange} of {count(tokens, 'greedy token')} are not those of this target: is it the server's?"
+            is_not = "is not that" if self.strange == 1 else "are not those"
+            text = f"{self.strange} of {count(tokens, 'greedy token')} {is_not} of this target: is it the server's?"
             lines += ["", *fold(text, columns)]
         for server in self.servers:
             lines += ["", *(line for text in _about(server) for line in fold(text, columns))]

@@ -436,6 +436,11 @@ def test_a_target_that_says_few_of_the_tokens_may_be_another_one(strange: int, a
     assert (said in session.report(200, "")) == asked
 
 
+def test_one_token_of_another_target_is_said_in_the_singular() -> None:
+    session = dataclasses.replace(beside(({"draft.proposal": 3, "verify.accept": 1}, None)), strange=1)
+    assert "1 of 1 greedy token is not that of this target: is it the server's?" in session.report(200, "")
+
+
 def test_rules_that_were_left_out_are_the_first_cause() -> None:
     session = dataclasses.replace(beside(({}, None), ({}, CHANCE)), without=frozenset({"draft.proposal"}))
     assert "try: leave --without out; or record greedy requests\n" in session.report(200, "")

@@ -11,7 +11,7 @@ from msgspec.structs import replace as changed
 from eagletwin.harness.core.errors import EXIT_INTERRUPTED, AlreadyReported, InputError
 from eagletwin.harness.core.folders import alone, new_run_folder
 from eagletwin.harness.core.progress import progress
-from eagletwin.harness.core.run_spec import RunSpec
+from eagletwin.harness.core.run_spec import RunSpec, unusual
 from eagletwin.harness.core.terminal import show, width
 
 from ..as_json import tell_result, with_json
@@ -147,8 +147,11 @@ def gone_on(options: "SearchOptions", releases: Sequence[str], corpus: Path | No
             f"{folder}: {had}", consequence="nothing was run", remedy=f"begin a campaign with eagletwin {__version__}"
         )
     own = first.terms.options
+    limits = unusual((("--minutes", options.minutes, MINUTES), ("--cases", options.max_cases, MAX_CASES)))
+    again = [options.run.command("campaign", "--resume", folder, *limits)] if limits else []
     return changed(
         first.terms,
+        command="; ".join([first.terms.command, *again]),
         options=replace(
             own,
             minutes=options.minutes if options.minutes != MINUTES else own.minutes,
