@@ -15,6 +15,7 @@ from .errors import EXIT_HARNESS, EXIT_INTERRUPTED, EXIT_PIPE, UNWRITABLE, Alrea
 
 INTERRUPTED = "interrupted: nothing more was judged; a run folder that holds no verdict.json is of an interrupted run"
 
+_AGAIN_SECONDS = 0.01
 # What permissions and free space can cure; any other error of the operating system has another cause, which it names itself.
 _STORAGE = {*UNWRITABLE, errno.EACCES, errno.EPERM, errno.EROFS}
 
@@ -104,9 +105,11 @@ def _advice(error: OSError) -> str:
 def terminated_as_interrupted() -> Iterator[None]:
     """A polite request to end is one to clean up, as Ctrl-C is: processes, scratch folders, what a command has found so far.
 
-    The first one raises KeyboardInterrupt, and those after it do nothing: they would end the cleaning up.
+    The first one raises KeyboardInterrupt, and those after it do nothing: they would end the cleaning up. Python drops what is
+    raised in a callback, as while it imports modules: KeyboardInterrupt is raised again then.
     """
     asked = False
+    hook, alarm = sys.unraisablehook, signal.getsignal(signal.SIGALRM)
 
     def interrupt(*_: object) -> None:
         nonlocal asked
@@ -117,11 +120,26 @@ def terminated_as_interrupted() -> Iterator[None]:
         asked = True
         raise KeyboardInterrupt
 
+    def raise_again(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    def dropped(what: "sys.UnraisableHookArgs") -> None:
+        if asked and issubclass(what.exc_type, KeyboardInterrupt):
+            signal.signal(signal.SIGALRM, raise_again)
+            signal.setitimer(signal.ITIMER_REAL, _AGAIN_SECONDS)  # raised here it would be dropped, too
+            return
+        hook(what)
+
     # SIGHUP: the terminal was closed; an ignored signal, as under nohup, stays ignored
     asking = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
     before = {number: signal.signal(number, interrupt) for number in asking if signal.getsignal(number) != signal.SIG_IGN}
+    sys.unraisablehook = dropped
     try:
         yield
     finally:
+        sys.unraisablehook = hook
+        if signal.getsignal(signal.SIGALRM) is raise_again:
+            signal.setitimer(signal.ITIMER_REAL, 0)
+            signal.signal(signal.SIGALRM, alarm)
         for number, handler in before.items():
             signal.signal(number, handler)

@@ -242,6 +242,29 @@ def test_a_signal_ends_every_command_in_130_and_a_second_one_loses_nothing(numbe
     assert process.returncode == 130
 
 
+DROPS = """\
+import signal, time, weakref
+from eagletwin.harness.cli.main import app
+@app.command()
+def drops() -> int:
+    class Module: ...
+    module = Module()
+    seen = weakref.ref(module, lambda _: signal.raise_signal(signal.SIGINT))
+    del module
+    time.sleep(60)
+    return 0
+"""
+
+
+def test_a_signal_that_comes_in_a_callback_is_not_lost() -> None:
+    """Python drops what a callback raises. Each import has one, so that Ctrl-C in a command's first second could do nothing."""
+    done = subprocess.run(
+        [sys.executable, "-P", *program(DROPS, "drops")], capture_output=True, text=True, check=False, timeout=50
+    )
+    assert done.returncode == 130
+    assert done.stderr.startswith("interrupted: ")
+
+
 def test_a_reader_that_has_seen_enough_is_no_error_and_no_verdict() -> None:
     """As behind `| head -1`: the code is what a shell shows of any program that a closed pipe ended."""
     command = [sys.executable, "-P", *program(PRINTS, "prints")]
