@@ -250,7 +250,7 @@ def block_of(seed: int, number: int, asked: Asked) -> Block:
         raise InputError(
             "no generated case has all that was asked for",
             consequence="nothing was run",
-            remedy="leave out one of the options that choose cases",
+            remedy="leave out one of the options that choose cases, or of those that say how they run",
         )
     first = next(iter(in_turn))
     for name, value in in_turn.items():

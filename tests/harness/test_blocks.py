@@ -20,6 +20,7 @@ from eagletwin.harness.core.errors import InputError
 from eagletwin.harness.core.mode import CPU, Mode
 from eagletwin.harness.core.run_spec import RunSpec
 from eagletwin.harness.families import RECIPES
+from eagletwin.harness.families.modes import not_driven
 from eagletwin.harness.families.pipelines import not_in_stages
 from eagletwin.harness.families.ranks import not_on_ranks
 from eagletwin.harness.families.valid import check_case
@@ -153,6 +154,45 @@ def test_a_search_of_several_ranks_draws_what_they_run_and_names_the_rest() -> N
     assert all(model in ours.partition(" (")[0].removeprefix("recipes: ").split(", ") for model in models)
     assert elsewhere.endswith("(--only qwen3-next-nextn without --tp)")
     assert len([line for line in not_looked_at((), (), CPU) if line.startswith("recipes: ")]) == 1
+
+
+@pytest.mark.parametrize(
+    "mode",
+    [
+        Mode(device="cuda", graphs=(1, 2)),
+        Mode(dtype="bfloat16"),
+        Mode(device="cuda", graphs=(1, 2), dtype="bfloat16"),
+        Mode(device="cuda", dtype="bfloat16", attention="flashinfer"),
+    ],
+)
+def test_a_search_on_a_gpu_or_in_bfloat16_draws_what_runs_there_and_names_the_rest(mode: Mode) -> None:
+    """What a search in this mode refuses, and names, is what no block of it has. All blocks without the mode have it."""
+    asked = SearchOptions(run=RunSpec(mode=mode)).asked
+    drawn = [block_of(0, number, asked).probe for number in range(90)]
+    assert {why for probe in drawn if (why := not_driven(probe, mode))} == set()
+    assert {why for number in range(90) if (why := not_driven(block_of(0, number, Asked()).probe, mode))}
+    lines = not_looked_at((), (), mode)
+    elsewhere = {
+        topic.name for topic in TOPICS if any(line.startswith(f"{topic.name} (--only {topic.key} w") for line in lines)
+    }
+    assert not elsewhere & {name for probe in drawn for name in topics_of(probe)}
+    own = next(line for line in lines if line.startswith("recipes: ") and " with" not in line)
+    named = own.partition(" (")[0].removeprefix("recipes: ").split(", ")
+    assert {probe.model for probe in drawn} <= {*named}
+
+
+def test_the_least_is_named_that_is_to_be_left_out_of_a_mode() -> None:
+    lines = not_looked_at((), (), Mode(device="cuda", graphs=(1, 2), dtype="bfloat16", tp=2, attention="flashinfer"))
+    assert "plain decode (--only plain-decode without --tp and without --device)" in lines
+    last = {line.rpartition(" (--only ")[2] for line in lines if line.startswith("recipes: ")}
+    assert last == {
+        "llama-wide)",
+        "deepseek-nextn with --graphs none)",  # within the bound its choices of experts are ties
+        "llama-tiny without --attention)",
+        "qwen3-moe-eagle3 without --device)",  # no graphs, and no FlashInfer
+        "gemma-4-assistant without --tp and without --attention)",
+        "qwen3-next-nextn without --tp and without --dtype and without --attention)",
+    }
 
 
 def test_a_search_of_pipelines_says_what_they_do_not_run() -> None:

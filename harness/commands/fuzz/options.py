@@ -13,10 +13,11 @@ from eagletwin.harness.core.dtype import WIDEST
 from eagletwin.harness.core.errors import InputError
 from eagletwin.harness.core.run_spec import DEFAULT_RUN, RunSpec, unusual
 from eagletwin.harness.families import RECIPES
+from eagletwin.harness.families.modes import runs_in
 
 from .plan import Plan
 from .typed import MAX_CASES, MINUTES, SHRINK_MINUTES, Sampling
-from .unsearched import narrowed, runs_on
+from .unsearched import narrowed
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -171,7 +172,7 @@ class SearchOptions:
     def _wanted(self) -> Callable[[Case], bool]:
         """Whether a block with this probe is to be searched."""
         wanted, mode = narrowed(self.only, self.left_out), self.run.mode
-        return wanted if mode.processes == 1 else lambda probe: wanted(probe) and runs_on(probe, mode)
+        return lambda probe: wanted(probe) and runs_in(probe, mode)
 
     @property
     def plan(self) -> Plan:

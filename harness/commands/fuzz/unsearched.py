@@ -2,13 +2,15 @@
 
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
+from itertools import combinations
+
+from msgspec.structs import replace
 
 from eagletwin.harness.core.case import Case, Request
 from eagletwin.harness.core.errors import InputError
-from eagletwin.harness.core.mode import Mode
+from eagletwin.harness.core.mode import CPU, Mode
 from eagletwin.harness.families import FAMILIES, RECIPES
-from eagletwin.harness.families.pipelines import not_in_stages
-from eagletwin.harness.families.ranks import not_on_ranks
+from eagletwin.harness.families.modes import runs_in
 from eagletwin.harness.families.windows import ENDING
 
 
@@ -98,6 +100,10 @@ _IN_STAGES = (
 )
 # Those that no case has which several ranks run (families/ranks.py): all recipes with states have one KV head.
 _NOT_ON_RANKS = ("states", "plain-decode")
+_NOT_ON_A_GPU = ("plain-decode",)
+_NOT_IN_BFLOAT16 = ("states", "adapters")
+# Options, and fields of Mode, without which a case may run that does not with them.
+_OPTIONS = ("pp", "tp", "dtype", "attention", "graphs", "device")
 
 
 def topics_of(case: Case) -> tuple[str, ...]:
@@ -127,24 +133,15 @@ def narrowed(only: Sequence[str], left_out: Sequence[str]) -> Callable[[Case], b
     )
 
 
-def runs_on(case: Case, mode: Mode) -> bool:
-    """Whether as many processes as the mode has, the stages of a pipeline or ranks that share the work, run such a case."""
-    return not not_on_ranks(case, mode.tp) and (mode.pp == 1 or not not_in_stages(case, mode.pp))
-
-
 def not_looked_at(topics: Collection[str], models: Collection[str], mode: Mode) -> list[str]:
     """What neither the cases nor the mode had, each with the option for it."""
     alone = " without --pp" if mode.pp > 1 else ""  # of what a pipeline does not run
-    missing = [
-        f"{topic.name} (--only {topic.key}{'' if _has_topic(mode, topic) else _one_process(mode)})"
-        for topic in TOPICS
-        if topic.name not in topics
-    ]
-    left = [name for name in RECIPES if name not in models]
-    here = [name for name in left if runs_on(_smallest(name), mode)]
-    elsewhere = [name for name in left if name not in here]
-    missing += [f"recipes: {', '.join(here)} (--only {here[0]})"] if here else []
-    missing += [f"recipes: {', '.join(elsewhere)} (--only {elsewhere[0]}{_one_process(mode)})"] if elsewhere else []
+    missing = [f"{topic.name} (--only {topic.key}{_of_topic(topic, mode)})" for topic in TOPICS if topic.name not in topics]
+    left = dict[str, list[str]]()
+    for name in RECIPES:
+        if name not in models:
+            left.setdefault(_of_recipe(name, mode), []).append(name)
+    missing += [f"recipes: {', '.join(names)} (--only {names[0]}{where})" for where, names in sorted(left.items())]
     missing += ["bfloat16, which users run (--dtype bfloat16)"] if mode.dtype == "float32" else []
     missing += [f"tensor parallelism (--tp 2{alone})"] if mode.tp == 1 else []
     missing += [] if mode.overlap else [f"the overlap scheduler (--overlap{alone})"]
@@ -155,15 +152,31 @@ def not_looked_at(topics: Collection[str], models: Collection[str], mode: Mode) 
     return missing + ([] if mode.prefill_graphs else ["graphs of prefill (--prefill-graphs 16,64,256)"])
 
 
-def _has_topic(mode: Mode, topic: Topic) -> bool:
-    """Whether some case with this topic runs in a mode of several processes."""
-    return (mode.tp == 1 or topic.key not in _NOT_ON_RANKS) and (mode.pp == 1 or topic.key in _IN_STAGES)
+def _of_topic(topic: Topic, mode: Mode) -> str:
+    """What is to be left out of a mode in which no case has this topic; empty: some case has it."""
+    runs = {
+        "pp": topic.key in _IN_STAGES,
+        "tp": topic.key not in _NOT_ON_RANKS,
+        "device": topic.key not in _NOT_ON_A_GPU,
+        "dtype": topic.key not in _NOT_IN_BFLOAT16,
+    }
+    return _left_out([name for name in runs if getattr(mode, name) != getattr(CPU, name) and not runs[name]])
 
 
-def _one_process(mode: Mode) -> str:
-    """What is to be left out so that a case runs which the mode's processes do not."""
-    return " without --pp" if mode.pp > 1 else " without --tp"
+def _of_recipe(model: str, mode: Mode) -> str:
+    """The least that is to be left out of a mode so that it runs a case of this recipe; empty: it runs some."""
+    case = Case(name="smallest", model=model, num_steps=1, requests=(Request(id="a", prompt=(0,), max_new_tokens=1),))
+    given = [name for name in _OPTIONS if getattr(mode, name) != getattr(CPU, name)]
+    sets = (names for number in range(len(given) + 1) for names in combinations(given, number))
+    return next(_left_out(names) for names in sets if runs_in(case, _without(mode, names)))
 
 
-def _smallest(model: str) -> Case:
-    return Case(name="smallest", model=model, num_steps=1, requests=(Request(id="a", prompt=(0,), max_new_tokens=1),))
+def _without(mode: Mode, names: Collection[str]) -> Mode:
+    """The mode without these options, and without those that come with a GPU if that is one of them."""
+    names = {*names, *(("graphs", "prefill_graphs", "attention", "gpu") if "device" in names else ())}
+    return replace(mode, **{name: getattr(CPU, name) for name in names})
+
+
+def _left_out(names: Collection[str]) -> str:
+    said = [f"without --{name}" if name != "graphs" else "with --graphs none" for name in names]
+    return f" {' and '.join(said)}" if said else ""

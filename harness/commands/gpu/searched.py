@@ -13,8 +13,9 @@ from eagletwin.harness.check.known import may_show
 from eagletwin.harness.core.case import Case
 from eagletwin.harness.core.mode import Mode
 from eagletwin.harness.core.patch import Patch
-from eagletwin.harness.families import RECIPES
+from eagletwin.harness.families.modes import runs_in
 
+_GRAPHS = Mode(device="cuda", graphs=(1,))
 _FEWER = 4  # times fewer cases of a block with large ones, so that jobs take about as long
 
 
@@ -39,12 +40,8 @@ class Draw(Struct, frozen=True):
 
 
 def runs_on_a_gpu(probe: Case) -> bool:
-    """Whether the CUDA engine drives such a configuration in float32 (engines/sglang/boot says why it does not)."""
-    settings = probe.engine.sglang
-    broadcast = settings.update_weights.startswith("distributed")
-    # SGLang's graphs do not start with it: it has a place for one token of each request, and verify has several
-    in_torch = bool(probe.adapters) and settings.lora_backend == "torch_native"
-    return not (settings.plain_decode or broadcast or in_torch or RECIPES[probe.model].target.clamped is not None)
+    """Whether such a configuration runs in all modes of a plan: float32, with graphs and without."""
+    return runs_in(probe, _GRAPHS)
 
 
 def bugs_of(probe: Case, release: str, mode: Mode) -> dict[str, Patch]:

@@ -5,7 +5,6 @@ one from a folder. Imported in a process that has SGLang.
 from typing import Any
 
 from eagletwin.harness.core.case import Adapter, Case
-from eagletwin.harness.core.mode import Mode
 from eagletwin.harness.families.adapters import MOST_RANK, PROJECTIONS, modules
 from eagletwin.harness.families.store import adapter_folder
 
@@ -26,12 +25,10 @@ def arguments(case: Case) -> dict[str, Any]:
     }
 
 
-def refuse(mode: Mode) -> None:
-    """Raises NotDriven for what is not driven, or what this release does not have."""
+def refuse() -> None:
+    """Raises NotDriven where this release loads none."""
     from sglang.srt.managers import io_struct
 
-    if mode.dtype != "float32":
-        raise NotDriven(f"adapters in {mode.dtype}: how far off their part of an output may be is known in float32 alone")
     if not hasattr(io_struct, "LoadLoRAAdapterReqInput"):
         raise NotDriven("adapters: this release loads none while it runs")
 

@@ -15,10 +15,10 @@ from typing import Any
 
 from eagletwin.harness.core.case import Case, SGLangSettings
 from eagletwin.harness.core.dtype import Dtype
-from eagletwin.harness.core.mode import CPU, FLASHINFER_HEAD, FLASHMLA_PAGE, Mode
+from eagletwin.harness.core.mode import CPU, Mode
 from eagletwin.harness.families import RECIPES, family_of
 from eagletwin.harness.families.hybrid import TRACKED_EVERY
-from eagletwin.harness.families.ranks import not_on_ranks
+from eagletwin.harness.families.modes import not_driven
 from eagletwin.harness.families.recipe import Recipe
 from eagletwin.harness.families.store import checkpoints, other_checkpoints
 
@@ -204,44 +204,18 @@ def _make_able(case: Case, mode: Mode) -> None:
 
 
 def _refuse_what_is_not_driven(case: Case, mode: Mode, scheduler_module: Any) -> None:
-    """Raises NotDriven."""
-    recipe = RECIPES[case.model]
-    if mode.attention != "triton" and (mode.device == "cpu" or mode.dtype == "float32"):
-        raise NotDriven(f"attention backend {mode.attention} with {mode.device} and {mode.dtype}: it needs cuda and bfloat16")
-    if mode.attention == "flashinfer" and recipe.narrowest_head < FLASHINFER_HEAD:
-        raise NotDriven(
-            f"{case.model} with FlashInfer: its heads are {recipe.narrowest_head} wide, and FlashInfer's kernels take "
-            f"{FLASHINFER_HEAD} and more (llama-wide has such heads)"
-        )
-    if mode.attention == "flashmla" and (recipe.target.latent is None or case.topk > 1 or case.page_size != FLASHMLA_PAGE):
-        raise NotDriven(
-            f"{case.model} with FlashMLA, topk {case.topk} and pages of {case.page_size}: it takes latent attention, chains "
-            f"and pages of {FLASHMLA_PAGE} (deepseek-nextn-wide has such attention)"
-        )
+    """Raises NotDriven for what no release is driven with, and for what this one does not have."""
+    if why := not_driven(case, mode):
+        raise NotDriven(why)
     if mode.pp > 1:
-        stages.refuse(case, mode)
+        stages.refuse()
     if mode.processes > 1 and not stepping.drives_ranks(scheduler_module):
         raise NotDriven(
             f"this release has no {stepping.RECEIVE_OF_RANKS}, by which several ranks are driven (0.5.13 and later have)"
         )
-    if why := not_on_ranks(case, mode.tp):
-        raise NotDriven(why)
-    if recipe.target.clamped is not None and mode.device == "cuda" and mode.dtype == "float32":
-        raise NotDriven(f"{case.model} on a GPU: SGLang's kernels of its experts know bfloat16 alone there")
-    if recipe.target.chooses and mode.dtype == "bfloat16" and mode.graphs:
-        raise NotDriven(
-            f"{case.model} in bfloat16 in graphs: within its bound many choices of experts are ties, and in a graph nobody "
-            "sees how they were decided"
-        )
-    if recipe.target.states and mode.dtype == "bfloat16":
-        raise NotDriven(f"{case.model} in bfloat16: how far off a layer's state may be is known in float32 alone")
     _refuse_what_requests_ask(case, mode)
     if case.adapters:
-        adapters.refuse(mode)
-    if case.engine.sglang.update_weights:
-        new_weights.refuse(case.engine.sglang.update_weights, mode)
-    if case.engine.sglang.plain_decode:
-        plain_engine.refuse(mode, routed=bool(recipe.target.routed))
+        adapters.refuse()
     if case.engine.sglang.adaptive is not None:
         adaptive.refuse(case.engine.sglang.adaptive)
 

@@ -10,18 +10,10 @@ from typing import Any
 from torch import Tensor
 
 from eagletwin.harness.core.case import WeightPath
-from eagletwin.harness.core.mode import Mode
 from eagletwin.harness.families.store import whole_checkpoint
 from eagletwin.harness.families.weights import model_pair
 
-from ..not_driven import NotDriven
 from . import alone, trainer
-
-
-def refuse(path: WeightPath, mode: Mode) -> None:
-    """Raises NotDriven for a path that is not driven."""
-    if path.startswith("distributed") and mode.device == "cuda":
-        raise NotDriven("weights that another process broadcasts, on a GPU: not tried")
 
 
 def give(scheduler: Any, model: str, path: WeightPath, ranks: int) -> None:

@@ -3,19 +3,7 @@
 import importlib
 from typing import Any
 
-from eagletwin.harness.core.mode import Mode
-
-from ..not_driven import NotDriven
-
 _SPECULATIVE = ("speculative_", "enable_multi_layer_eagle")
-
-
-def refuse(mode: Mode, *, routed: bool) -> None:
-    """Raises NotDriven."""
-    if mode.device == "cuda":
-        raise NotDriven("plain decode on a GPU: not tried, its answers are those of one process on a CPU")
-    if mode.dtype == "bfloat16" and routed:
-        raise NotDriven("plain decode of experts in bfloat16: within the bound it may send a row to others than verify does")
 
 
 def arguments(given: dict[str, Any]) -> dict[str, Any]:

@@ -5,9 +5,7 @@ the tree of the next one, which goes round with what the round decided, so that 
 request is verified with in its first round was never drafted: the token of its prefill, and zeros.
 """
 
-from eagletwin.harness.core.case import Case
 from eagletwin.harness.core.mode import Mode
-from eagletwin.harness.families.pipelines import not_in_stages
 
 from ..not_driven import NotDriven
 
@@ -19,15 +17,10 @@ def stage_of(mode: Mode, rank: int) -> int:
     return mode.pp - 1 - rank
 
 
-def refuse(case: Case, mode: Mode) -> None:
-    """Raises NotDriven for what a pipeline does not run."""
+def refuse() -> None:
+    """Raises NotDriven where this release has no such stages."""
     from sglang.srt.environ import envs
 
     if not hasattr(envs, _VARIABLE):
         why = f"this release has no {_VARIABLE}, by which its stages run EAGLE (0.5.21 and later have it)"
         raise NotDriven(f"a pipeline: {why}")
-    if mode.device == "cuda" or mode.tp > 1 or mode.overlap:
-        raise NotDriven("a pipeline on a GPU, of several ranks a stage, or with overlap: not tried")
-    why = not_in_stages(case, mode.pp)
-    if why:
-        raise NotDriven(f"a pipeline of {case.model}: {why}")

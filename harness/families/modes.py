@@ -1,0 +1,77 @@
+"""What of a case a mode runs, whatever the release: on a GPU, in bfloat16, on several ranks, in a pipeline."""
+
+from eagletwin.harness.core.case import Case
+from eagletwin.harness.core.mode import FLASHINFER_HEAD, FLASHMLA_PAGE, Mode
+
+from . import RECIPES
+from .pipelines import not_in_stages
+from .ranks import not_on_ranks
+
+
+def not_driven(case: Case, mode: Mode) -> str:
+    """Why eagletwin does not run this case in this mode; empty if it does."""
+    reasons = (_not_by_the_backend, _not_on_several, _not_on_a_gpu, _not_in_bfloat16)
+    return next((why for reason in reasons if (why := reason(case, mode))), "")
+
+
+def runs_in(case: Case, mode: Mode) -> bool:
+    """Whether a search in this mode draws such a case: eagletwin runs it, and SGLang starts."""
+    # SGLang's graphs do not start with it: it has a place for one token of each request, and verify has several
+    in_torch = bool(mode.graphs) and bool(case.adapters) and case.engine.sglang.lora_backend == "torch_native"
+    return not in_torch and not not_driven(case, mode)
+
+
+def _not_by_the_backend(case: Case, mode: Mode) -> str:
+    recipe = RECIPES[case.model]
+    if mode.attention != "triton" and (mode.device == "cpu" or mode.dtype == "float32"):
+        return f"attention backend {mode.attention} with {mode.device} and {mode.dtype}: it needs cuda and bfloat16"
+    if mode.attention == "flashinfer" and recipe.narrowest_head < FLASHINFER_HEAD:
+        return (
+            f"{case.model} with FlashInfer: its heads are {recipe.narrowest_head} wide, and FlashInfer's kernels take "
+            f"{FLASHINFER_HEAD} and more (llama-wide has such heads)"
+        )
+    if mode.attention == "flashmla" and (recipe.target.latent is None or case.topk > 1 or case.page_size != FLASHMLA_PAGE):
+        return (
+            f"{case.model} with FlashMLA, topk {case.topk} and pages of {case.page_size}: it takes latent attention, chains "
+            f"and pages of {FLASHMLA_PAGE} (deepseek-nextn-wide has such attention)"
+        )
+    return ""
+
+
+def _not_on_several(case: Case, mode: Mode) -> str:
+    if mode.pp > 1 and (mode.device == "cuda" or mode.tp > 1 or mode.overlap):
+        return "a pipeline on a GPU, of several ranks a stage, or with overlap: not tried"
+    if mode.pp > 1 and (why := not_in_stages(case, mode.pp)):
+        return f"a pipeline of {case.model}: {why}"
+    return not_on_ranks(case, mode.tp)
+
+
+def _not_on_a_gpu(case: Case, mode: Mode) -> str:
+    settings = case.engine.sglang
+    if mode.device == "cpu":
+        return ""
+    if RECIPES[case.model].target.clamped is not None and mode.dtype == "float32":
+        return f"{case.model} on a GPU: SGLang's kernels of its experts know bfloat16 alone there"
+    if settings.update_weights.startswith("distributed"):
+        return "weights that another process broadcasts, on a GPU: not tried"
+    if settings.plain_decode:
+        return "plain decode on a GPU: not tried, its answers are those of one process on a CPU"
+    return ""
+
+
+def _not_in_bfloat16(case: Case, mode: Mode) -> str:
+    target = RECIPES[case.model].target
+    if mode.dtype == "float32":
+        return ""
+    if target.chooses and mode.graphs:
+        return (
+            f"{case.model} in bfloat16 in graphs: within its bound many choices of experts are ties, and in a graph nobody "
+            "sees how they were decided"
+        )
+    if target.states:
+        return f"{case.model} in bfloat16: how far off a layer's state may be is known in float32 alone"
+    if case.adapters:
+        return f"adapters in {mode.dtype}: how far off their part of an output may be is known in float32 alone"
+    if case.engine.sglang.plain_decode and target.routed:
+        return "plain decode of experts in bfloat16: within the bound it may send a row to others than verify does"
+    return ""
