@@ -242,7 +242,8 @@ def block_of(seed: int, number: int, asked: Asked) -> Block:
 
     for attempt in range(_TRIES):
         if attempt >= _STAYS:  # what was asked for needs something, or another recipe
-            extras = dict(random.sample([*in_turn.items()], random.randint(0, max(_EXTRAS))))
+            things = in_turn if attempt < _OWN_TRIES else _in_turn(seed, number, every=True)
+            extras = dict(random.sample([*things.items()], random.randint(0, max(_EXTRAS))))
             model = model if attempt < _OWN_TRIES else random.choice(turns)
         if found := drawn(extras, model, tree if attempt < _STAYS else None):
             break
@@ -307,9 +308,9 @@ def _spread(turns: list[str], random: Random) -> list[tuple[str, bool]]:
     return [(name, tree) for _, name, tree in sorted(placed)]
 
 
-def _in_turn(seed: int, number: int) -> dict[str, Any]:
+def _in_turn(seed: int, number: int, *, every: bool = False) -> dict[str, Any]:
     """What no case has unless it is asked for, with one of its values each: in the order in which a block is to have it, which
-    goes on where the block before ended."""
+    goes on where the block before ended. every: also what has no turn in this cycle."""
     fields = {name: VALUES[name][count:] for name, count in DRAWN.items() if name not in _OF_OTHERS}
     things = {
         **{name: values for name, values in fields.items() if values},
@@ -317,7 +318,7 @@ def _in_turn(seed: int, number: int) -> dict[str, Any]:
     }
     before = number // len(_EXTRAS) * sum(_EXTRAS) + sum(_EXTRAS[: number % len(_EXTRAS)])
     cycle, place = divmod(before, len(things))
-    if cycle % 2:  # cases of a hierarchical cache are all large: a block takes as long as three others
+    if cycle % 2 and not every:  # cases of a hierarchical cache are all large: a block takes as long as three others
         things.pop("host_slots", None)
         place = min(place, len(things) - 1)
     order = Random(f"{seed} extras {cycle}").sample([*things], len(things))

@@ -16,6 +16,7 @@ from eagletwin.cases.strategies import MODELS, ON_REQUEST, TOPKS
 from eagletwin.harness.cli.main import typed as entered
 from eagletwin.harness.commands.fuzz import command as fuzz_command
 from eagletwin.harness.commands.fuzz.options import SearchOptions
+from eagletwin.harness.commands.fuzz.unsearched import TOPICS
 from eagletwin.harness.core.case import Case
 from eagletwin.harness.core.errors import InputError
 from eagletwin.harness.core.exits import guarded
@@ -73,6 +74,13 @@ def test_options_that_contradict_each_other_are_refused_before_anything_slow_is_
     assert done.stderr.count("\n  try: ") == len(CONTRADICTIONS)
     assert "use one of ," not in done.stderr
     assert not list(tmp_path.iterdir())
+
+
+def test_a_search_that_is_narrowed_to_a_topic_has_it_in_every_block() -> None:
+    """The things that a block is to have come in turn, and some of them not in every cycle of turns."""
+    for topic in TOPICS:
+        asked = SearchOptions(only=(topic.key,)).asked
+        assert all(topic.has(block_of(0, number, asked).probe) for number in range(0, 40, 9)), topic.key
 
 
 def test_the_command_of_a_search_can_be_typed(monkeypatch: pytest.MonkeyPatch) -> None:
