@@ -59,6 +59,7 @@ from .strategies import (
     greedy_cases,
     sampling_cases,
 )
+from .together import together
 
 # Cases of a block. What later ones reach is seldom new; an engine takes about as long to build as two small cases take to run.
 BLOCK = 4
@@ -153,6 +154,8 @@ class Block:
             drawn = sampling_cases(self.focus, rejection=self.sampling == "rejection", retract=self.retract, **options)
         if self.focus.host_slots:
             drawn = returning(drawn)
+        if self.sizes.common:
+            drawn = together(drawn)
         if self.stages > 1:
             drawn = drawn.map(never_paused)
         return asking(drawn, self.asks) if self.asks else drawn
@@ -385,7 +388,7 @@ def _with_what_they_need(
     """The same with what some of them do nothing without, or come with."""
     if held.get("host_slots"):  # a pool that runs out, with a cache that has something to give up
         drawn_with = {
-            "max_total_tokens": random.choice((96, 128)),
+            "max_total_tokens": random.choice((64, 96, 128)),
             "host_policy": random.choice((*HOST_POLICIES, *HOST_POLICIES[::2])),
         }
         held = {"radix_cache": True, **drawn_with, **held}

@@ -10,6 +10,7 @@ from eagletwin.harness.core.case import Grammar
 
 _LETTERS, _RULES = "abcd", "ABC"
 _DEEP = 3
+_TWINS = 2  # one grammar of rules in so many has twins
 
 
 def _letters(draw: st.DrawFn) -> str:
@@ -41,9 +42,20 @@ def _rule(draw: st.DrawFn, rules: str) -> str:
     return "|".join(alternatives)
 
 
+def _twins(draw: st.DrawFn) -> str:
+    """Two alternatives of one shape whose ends tell them apart: where one was taken back, the other is not the same."""
+    first, second = draw(st.lists(st.sampled_from(_LETTERS), min_size=2, max_size=2, unique=True))
+    ends = draw(st.lists(st.sampled_from(_LETTERS), min_size=2, max_size=2, unique=True))
+    between = _letters(draw)
+    return f"{first}{between}{ends[0]}|{second}{between}{ends[1]}"
+
+
 @st.composite
 def grammars(draw: st.DrawFn) -> Grammar:
     if draw(st.booleans()):
-        rules = _RULES[: draw(st.integers(1, 3))]
-        return Grammar(kind="ebnf", rules=tuple(_rule(draw, rules) for _ in rules))
+        names = _RULES[: draw(st.integers(1, 3))]
+        rules = [_rule(draw, names) for _ in names]
+        if draw(st.integers(1, _TWINS)) == _TWINS:
+            rules[0] += f"|{_twins(draw)}"
+        return Grammar(kind="ebnf", rules=tuple(rules))
     return Grammar(rules=(_text(draw, _DEEP),))
