@@ -20,7 +20,7 @@ def drawn(feature: str, blocks: int) -> list[Case]:
 
 
 def fill_the_pool(case: Case) -> bool:
-    """Whether its first two requests leave less than a round of the second one asks for, until what the first left is given up."""
+    """Whether its first two requests leave less than a round asks for, as long as the first one's rows are kept."""
     if len(case.requests) < 2 or case.chunks:
         return False
     first, second = case.requests[:2]
