@@ -84,7 +84,7 @@ _GUIDED = 1 / 3  # of the blocks whose requests have grammars, so many have the 
 _IN_STEP = 0.5  # of the blocks of a search with overlap, so many have aborts inside a step
 _BEHIND = 24  # tokens of a prompt behind the first state that the prefix cache keeps
 _STAYS = 20  # drawings of a recipe until it is clear that it cannot have something
-_TRIES = 8_000  # drawings until a block has all that was asked for; one takes some ten microseconds
+_TRIES = 20_000  # drawings until a block has all that was asked for; one takes some fifty microseconds
 _OWN_TRIES = 400  # of these, with the recipe whose turn it is
 
 
@@ -245,7 +245,7 @@ def block_of(seed: int, number: int, asked: Asked) -> Block:
 
     for attempt in range(_TRIES):
         if attempt >= _STAYS:  # what was asked for needs something, or another recipe
-            things = in_turn if attempt < _OWN_TRIES else _in_turn(seed, number, every=True)
+            things = in_turn if attempt < _OWN_TRIES else {name: random.choice(of) for name, of in _things().items()}
             extras = dict(random.sample([*things.items()], random.randint(0, max(_EXTRAS))))
             model = model if attempt < _OWN_TRIES else random.choice(turns)
         if found := drawn(extras, model, tree if attempt < _STAYS else None):
@@ -311,17 +311,22 @@ def _spread(turns: list[str], random: Random) -> list[tuple[str, bool]]:
     return [(name, tree) for _, name, tree in sorted(placed)]
 
 
-def _in_turn(seed: int, number: int, *, every: bool = False) -> dict[str, Any]:
-    """What no case has unless it is asked for, with one of its values each: in the order in which a block is to have it, which
-    goes on where the block before ended. every: also what has no turn in this cycle."""
+def _things() -> dict[str, tuple[Any, ...]]:
+    """What no case has unless it is asked for, with its values."""
     fields = {name: VALUES[name][count:] for name, count in DRAWN.items() if name not in _OF_OTHERS}
-    things = {
+    return {
         **{name: values for name, values in fields.items() if values},
         **dict.fromkeys((_REJECTION, *ASKS, *_TURNS), (True,)),
     }
+
+
+def _in_turn(seed: int, number: int) -> dict[str, Any]:
+    """These things with one of their values each: in the order in which a block is to have them, which goes on where the block
+    before ended."""
+    things = _things()
     before = number // len(_EXTRAS) * sum(_EXTRAS) + sum(_EXTRAS[: number % len(_EXTRAS)])
     cycle, place = divmod(before, len(things))
-    if cycle % 2 and not every:  # cases of a hierarchical cache are all large: a block takes as long as three others
+    if cycle % 2:  # cases of a hierarchical cache are all large: a block takes as long as three others
         things.pop("host_slots", None)
         place = min(place, len(things) - 1)
     order = Random(f"{seed} extras {cycle}").sample([*things], len(things))

@@ -16,11 +16,13 @@ from eagletwin.cases.strategies import MODELS, ON_REQUEST, TOPKS
 from eagletwin.harness.cli.main import typed as entered
 from eagletwin.harness.commands.fuzz import command as fuzz_command
 from eagletwin.harness.commands.fuzz.options import SearchOptions
-from eagletwin.harness.commands.fuzz.unsearched import TOPICS
+from eagletwin.harness.commands.fuzz.unsearched import TOPICS, not_looked_at
 from eagletwin.harness.core.case import Case
 from eagletwin.harness.core.errors import InputError
 from eagletwin.harness.core.exits import guarded
+from eagletwin.harness.core.mode import CPU, Mode
 from eagletwin.harness.core.run_spec import RunSpec
+from eagletwin.harness.families.modes import runs_in
 from eagletwin.harness.families.valid import check_case
 
 from .rows import rows
@@ -76,11 +78,33 @@ def test_options_that_contradict_each_other_are_refused_before_anything_slow_is_
     assert not list(tmp_path.iterdir())
 
 
-def test_a_search_that_is_narrowed_to_a_topic_has_it_in_every_block() -> None:
-    """The things that a block is to have come in turn, and some of them not in every cycle of turns."""
-    for topic in TOPICS:
-        asked = SearchOptions(only=(topic.key,)).asked
-        assert all(topic.has(block_of(0, number, asked).probe) for number in range(0, 40, 9)), topic.key
+@pytest.mark.parametrize(
+    "mode",
+    rows(
+        [
+            *(CPU, Mode(overlap=True), Mode(tp=2), Mode(pp=2), Mode(dtype="bfloat16"), Mode(device="cuda", graphs=(1, 2))),
+            Mode(device="cuda", graphs=(1, 2), dtype="bfloat16", attention="flashinfer"),
+        ]
+    ),
+)
+def test_a_search_that_is_narrowed_to_a_topic_has_it_in_every_block(mode: Mode) -> None:
+    """The things that a block is to have come in turn, some of them not in every cycle of turns, and with a value that the mode
+    does not run in some. What the mode runs in no case is what the page says is to be had without it."""
+    lines = not_looked_at((), (), mode)
+    asked = {topic: SearchOptions(only=(topic.key,), run=RunSpec(mode=mode)) for topic in TOPICS}
+    drawn = [topic for topic in TOPICS if f"{topic.name} (--only {topic.key})" in lines]
+    for topic in drawn:
+        probes = [block_of(0, number, asked[topic].asked).probe for number in range(0, 40, 4)]
+        assert all(topic.has(probe) and runs_in(probe, mode) for probe in probes), topic.key
+    for topic in [topic for topic in TOPICS if topic not in drawn][:3]:  # each takes a second
+        with pytest.raises(InputError, match="no generated case has all that was asked for"):
+            asked[topic].check()
+
+
+def test_pages_that_are_never_drawn_are_said_to_be_what_an_attention_backend_takes() -> None:
+    mode = Mode(device="cuda", graphs=(1, 2), dtype="bfloat16", attention="flashmla")
+    with pytest.raises(InputError, match="flashmla takes pages of 64, and no generated case has more than 16"):
+        SearchOptions(run=RunSpec(mode=mode)).check()
 
 
 def test_the_command_of_a_search_can_be_typed(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -2,9 +2,12 @@
 
 import faulthandler
 import os
+import resource
+import select
 import signal
 import socket
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -12,50 +15,77 @@ import pytest
 from eagletwin.harness.core.case import Case, Request
 from eagletwin.harness.core.records import Ending
 from eagletwin.harness.engines import wire
+from eagletwin.harness.engines.sglang.processes import supervise as supervising
 from eagletwin.harness.engines.sglang.processes.supervise import Runner, supervise
 
 CASE = Case(name="a", model="llama-tiny", num_steps=1, requests=(Request(id="a", prompt=(1,), max_new_tokens=1),))
+LIMIT = 0.2
 
 
-@pytest.mark.parametrize(
-    ("death", "ending"),
-    [
-        (signal.SIGSEGV, Ending(kind="crashed", detail="killed by SIGSEGV", where="start")),
-        # another rank's end may abort a process: of itself it says nothing of what went wrong
-        (signal.SIGABRT, Ending(kind="hung", detail="no end of the step within 0.2 s", where="start")),
-    ],
-)
-def test_a_death_that_is_seen_only_after_the_limit_is_a_death(tmp_path: Path, death: signal.Signals, ending: Ending) -> None:
-    """As of a process that writes its core for longer than a step may take: its connection stays open meanwhile."""
-    ours, theirs = socket.socketpair()
-    caller, other = socket.socketpair()
+def forked(does: Callable[[], None]) -> int:
     pid = os.fork()
     if pid == 0:
         faulthandler.disable()  # pytest's, whose stack would be in the way of the test's own output
-        os.kill(os.getpid(), death)
-    with caller, other, theirs:  # open here, too, so that the end of the process does not close it
-        answer = supervise(Runner([pid], [ours]), caller, wire.Run(CASE, str(tmp_path), 0.2, 60.0))
-    assert answer == wire.Ran(ending, (0,))
+        resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+        does()
+        os._exit(0)
+    return pid
+
+
+def said_of(pid: int, folder: Path) -> wire.Ran | wire.Failed:
+    """What is said of a process whose end closes no connection, since it is open here as well."""
+    ours, theirs = socket.socketpair()
+    caller, other = socket.socketpair()
+    with caller, other, theirs:
+        return supervise(Runner([pid], [ours]), caller, wire.Run(CASE, str(folder), LIMIT, 60.0))
+
+
+@pytest.mark.parametrize("death", [signal.SIGSEGV, signal.SIGABRT, signal.SIGKILL])
+def test_a_death_that_was_not_heard_of_is_no_hang(tmp_path: Path, death: signal.Signals) -> None:
+    pid = forked(lambda: os.kill(os.getpid(), death))
+    os.waitid(os.P_PID, pid, os.WEXITED | os.WNOWAIT)
+    assert said_of(pid, tmp_path) == wire.Ran(Ending(kind="crashed", detail=f"killed by {death.name}", where="start"), (0,))
+
+
+def test_a_process_that_writes_its_core_for_longer_than_the_limit_has_died(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def dies_slowly() -> None:
+        time.sleep(5 * LIMIT)
+        os.kill(os.getpid(), signal.SIGSEGV)
+
+    monkeypatch.setattr(supervising, "is_dying", lambda _: True)
+    answer = said_of(forked(dies_slowly), tmp_path)
+    assert answer == wire.Ran(Ending(kind="crashed", detail="killed by SIGSEGV", where="start"), (0,))
+
+
+def test_a_process_that_lives_hangs(tmp_path: Path) -> None:
+    pid = forked(lambda: time.sleep(60))
+    assert not supervising.is_dying(pid)
+    answer = said_of(pid, tmp_path)
+    assert answer == wire.Ran(Ending(kind="hung", detail=f"no end of the step within {LIMIT:g} s", where="start"), (0,))
 
 
 def test_an_answer_that_came_while_the_watcher_was_held_up_counts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     ours, theirs = socket.socketpair()
     caller, other = socket.socketpair()
-    pid = os.fork()
-    if pid == 0:
+
+    def answers() -> None:
         wire.receive(theirs)
-        wire.send(theirs, wire.Ran(Ending(kind="finished")))
-        os._exit(0)
-    theirs.close()
+        send(theirs, wire.Ran(Ending(kind="finished")))
+
     send = wire.send
+    pid = forked(answers)
+    theirs.close()
 
     def send_and_stop(connection: socket.socket, message: wire.Run) -> None:
         send(connection, message)
-        time.sleep(0.4)  # twice as long as a step may take
+        assert select.select([connection], [], [], 60)[0]
+        time.sleep(2 * LIMIT)
 
     monkeypatch.setattr(wire, "send", send_and_stop)
     standing = Runner([pid], [ours])
     with caller, other:
-        answer = supervise(standing, caller, wire.Run(CASE, str(tmp_path), 0.2, 60.0))
+        answer = supervise(standing, caller, wire.Run(CASE, str(tmp_path), LIMIT, 60.0))
     standing.kill()
     assert answer == wire.Ran(Ending(kind="finished"))

@@ -11,7 +11,7 @@ from msgspec.structs import replace as changed
 from eagletwin.harness.core.errors import EXIT_INTERRUPTED, AlreadyReported, InputError
 from eagletwin.harness.core.folders import alone, new_run_folder
 from eagletwin.harness.core.progress import progress
-from eagletwin.harness.core.run_spec import RunSpec, unusual
+from eagletwin.harness.core.run_spec import RunSpec
 from eagletwin.harness.core.terminal import show, width
 
 from ..as_json import tell_result, with_json
@@ -123,7 +123,7 @@ def begun(options: "SearchOptions", releases: Sequence[str], corpus: Path | None
     words += ["--corpus", str(corpus)] if corpus is not None else []
     if cases:
         options = replace(options, max_cases=min(options.max_cases, len(cases) * len(legs)))
-    return Terms(__version__, options, legs, options.run.command("campaign", *options.words, *words))
+    return Terms(__version__, options, legs, tuple(words))
 
 
 def gone_on(options: "SearchOptions", releases: Sequence[str], corpus: Path | None, folder: Path) -> "Terms":
@@ -147,11 +147,8 @@ def gone_on(options: "SearchOptions", releases: Sequence[str], corpus: Path | No
             f"{folder}: {had}", consequence="nothing was run", remedy=f"begin a campaign with eagletwin {__version__}"
         )
     own = first.terms.options
-    limits = unusual((("--minutes", options.minutes, MINUTES), ("--cases", options.max_cases, MAX_CASES)))
-    again = [options.run.command("campaign", "--resume", folder, *limits)] if limits else []
     return changed(
         first.terms,
-        command="; ".join([first.terms.command, *again]),
         options=replace(
             own,
             minutes=options.minutes if options.minutes != MINUTES else own.minutes,

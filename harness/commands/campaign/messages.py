@@ -32,12 +32,21 @@ class Leg(Struct, frozen=True):
 
 
 class Terms(Struct, frozen=True):
-    """What a campaign is. version: of eagletwin; command: what a person types to have it again."""
+    """What a campaign is.
+
+    version  of eagletwin
+    words    of the command line, beside those of the options: further releases, and the corpus
+    """
 
     version: str
     options: SearchOptions
     legs: tuple[Leg, ...]
-    command: str
+    words: tuple[str, ...] = ()
+
+    @property
+    def command(self) -> str:
+        """What a person types to have it again."""
+        return self.options.run.command("campaign", *self.options.words, *self.words)
 
     def options_of(self, leg: int) -> SearchOptions:
         """The options of a search that is this leg alone."""

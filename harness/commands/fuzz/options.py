@@ -7,10 +7,11 @@ from pathlib import Path
 from typing import Any, get_args
 
 from eagletwin.cases.blocks import Asked, block_of
-from eagletwin.cases.strategies import CONTEXT_LENGTHS, SMALL_TREE, UPDATED, VALUES
+from eagletwin.cases.strategies import CONTEXT_LENGTHS, PAGE_SIZES, SMALL_TREE, UPDATED, VALUES
 from eagletwin.harness.core.case import Ask, Case, WeightPath
 from eagletwin.harness.core.dtype import WIDEST
 from eagletwin.harness.core.errors import InputError
+from eagletwin.harness.core.mode import FLASHMLA_PAGE
 from eagletwin.harness.core.run_spec import DEFAULT_RUN, RunSpec, unusual
 from eagletwin.harness.families import RECIPES
 from eagletwin.harness.families.modes import runs_in
@@ -70,6 +71,13 @@ class SearchOptions:
                     consequence="nothing was run",
                     remedy=f"use one of {', '.join(map(str, values))}, or write the case yourself (docs/reference/case.md)",
                 )
+
+        if self.run.mode.attention == "flashmla":
+            raise InputError(
+                f"--attention flashmla takes pages of {FLASHMLA_PAGE}, and no generated case has more than {PAGE_SIZES[-1]}",
+                consequence="nothing was run",
+                remedy="use another attention backend, or write the case yourself (docs/reference/case.md) and `check` it",
+            )
 
     def _contradictions(self) -> tuple[tuple[bool, str, str, str], ...]:
         """Whether two options contradict each other, which, why, and what to do."""

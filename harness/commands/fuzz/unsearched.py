@@ -82,9 +82,9 @@ TOPICS: tuple[Topic, ...] = (
     Topic("aborts-in-step", "aborts inside a step", lambda case: any(event.step for event in case.events)),
 )
 _BY_KEY = {topic.key: topic for topic in TOPICS}
-# Those that a pipeline runs (families/pipelines.py).
+# Of those that are no recipe's: what a pipeline runs (families/pipelines.py).
 _IN_STAGES = (
-    *("chains", "trees", "eagle", "draft-windows", "sampling", "context-end", "small-trees", "thresholds", "mixed-chunks"),
+    *("trees", "draft-windows", "sampling", "context-end", "small-trees", "thresholds", "mixed-chunks"),
     *(
         "deterministic",
         "stream",
@@ -98,10 +98,10 @@ _IN_STAGES = (
     ),
     "samples",
 )
-# Those that no case has which several ranks run (families/ranks.py): all recipes with states have one KV head.
-_NOT_ON_RANKS = ("states", "plain-decode")
+# And what several ranks, a GPU and bfloat16 do not run (families/modes.py).
+_NOT_ON_RANKS = ("plain-decode",)
 _NOT_ON_A_GPU = ("plain-decode",)
-_NOT_IN_BFLOAT16 = ("states", "adapters")
+_NOT_IN_BFLOAT16 = ("adapters",)
 # Options, and fields of Mode, without which a case may run that does not with them.
 _OPTIONS = ("pp", "tp", "dtype", "attention", "graphs", "device")
 
@@ -154,6 +154,8 @@ def not_looked_at(topics: Collection[str], models: Collection[str], mode: Mode) 
 
 def _of_topic(topic: Topic, mode: Mode) -> str:
     """What is to be left out of a mode in which no case has this topic; empty: some case has it."""
+    if models := [name for name in RECIPES if topic.has(_smallest(name))]:
+        return min((_of_recipe(name, mode) for name in models), key=len)
     runs = {
         "pp": topic.key in _IN_STAGES,
         "tp": topic.key not in _NOT_ON_RANKS,
@@ -165,10 +167,13 @@ def _of_topic(topic: Topic, mode: Mode) -> str:
 
 def _of_recipe(model: str, mode: Mode) -> str:
     """The least that is to be left out of a mode so that it runs a case of this recipe; empty: it runs some."""
-    case = Case(name="smallest", model=model, num_steps=1, requests=(Request(id="a", prompt=(0,), max_new_tokens=1),))
     given = [name for name in _OPTIONS if getattr(mode, name) != getattr(CPU, name)]
     sets = (names for number in range(len(given) + 1) for names in combinations(given, number))
-    return next(_left_out(names) for names in sets if runs_in(case, _without(mode, names)))
+    return next(_left_out(names) for names in sets if runs_in(_smallest(model), _without(mode, names)))
+
+
+def _smallest(model: str) -> Case:
+    return Case(name="smallest", model=model, num_steps=1, requests=(Request(id="a", prompt=(0,), max_new_tokens=1),))
 
 
 def _without(mode: Mode, names: Collection[str]) -> Mode:

@@ -13,6 +13,7 @@ import signal
 import socket
 import time
 from dataclasses import dataclass, field
+from pathlib import Path
 
 from msgspec.structs import replace
 
@@ -31,8 +32,8 @@ _PR_SET_PDEATHSIG = 1
 _GRACE_SECONDS = 10.0
 # How long a rank that is to be ended may take to write what it has.
 _LAST_WORD_SECONDS = 5.0
-# What a process dies of by itself alone. SIGABRT is not among them: it may follow from the end of another rank.
-_FAULTS = (signal.SIGSEGV, signal.SIGBUS, signal.SIGILL, signal.SIGFPE)
+# How long a process that died may write its core; one of a gigabyte takes some seconds.
+_CORE_SECONDS = 120.0
 
 
 def reap() -> None:
@@ -42,6 +43,15 @@ def reap() -> None:
             pass
     except ChildProcessError:
         pass
+
+
+def is_dying(pid: int) -> bool:
+    """Whether a process of this number has died, and its core is still written, or its memory given back."""
+    try:
+        status = Path(f"/proc/{pid}/status").read_text()
+    except OSError:
+        return False
+    return "CoreDumping:\t1" in status or "VmSize" not in status
 
 
 def wait_for_all() -> None:
@@ -96,7 +106,6 @@ class _Rank:
     waits: wire.Stepped | None = None
     answer: wire.Ran | wire.Failed | None = None
     gone: bool = False  # it was waited for
-    died: str = ""  # the signal of its own death, where that was seen only when it was to be ended
     wrote: bool = False  # a trace as its last word
 
     @property
@@ -113,7 +122,7 @@ class _Rank:
         try:
             message, _ = wire.receive(self.connection)
         except (EOFError, ConnectionError):
-            self.answer = self._ended(ran)
+            self.answer = self.end(ran)
             return
         self.stepped = time.monotonic()
         if isinstance(message, wire.Stepped):
@@ -136,23 +145,25 @@ class _Rank:
 
     def kill(self) -> None:
         os.kill(self.pid, signal.SIGKILL)
-        self._collected(self.wait())
+        self.wait()
 
     def ended_when_asked(self) -> bool:
         pid, status = os.waitpid(self.pid, os.WNOHANG)
         self.gone = pid != 0
-        if self.gone:
-            self._collected(status)
+        self.wrote = self.gone and os.waitstatus_to_exitcode(status) == STUCK
         return self.gone
 
-    def _collected(self, status: int) -> None:
-        """A process that writes its core may take longer for that than a step may: what it died of is in its status."""
-        self.wrote = os.waitstatus_to_exitcode(status) == STUCK
-        if os.WIFSIGNALED(status) and os.WTERMSIG(status) in _FAULTS:
-            self.died = signal.Signals(os.WTERMSIG(status)).name
+    def has_died(self) -> bool:
+        """Whether it ended, though that was not heard: one that writes its core is connected until it has."""
+        until = time.monotonic() + _CORE_SECONDS
+        while os.waitid(os.P_PID, self.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is None:
+            if not is_dying(self.pid) or time.monotonic() > until:
+                return False
+            time.sleep(0.01)
+        return True
 
-    def _ended(self, ran: int) -> wire.Ran | wire.Failed:
-        """It ended by itself, and said nothing."""
+    def end(self, ran: int) -> wire.Ran | wire.Failed:
+        """Of one that ended by itself, and said nothing."""
         status = self.wait()
         self.look()
         if os.waitstatus_to_exitcode(status) in (UNWRITABLE, -signal.SIGXFSZ):
@@ -231,9 +242,6 @@ class _Watch:
         """The answer for the case, from those of all ranks."""
         silent = tuple(rank.number for rank in self.ranks if rank.silent)
         if self.overdue:
-            if dead := next((rank for rank in self.killed if rank.died), None):
-                whose = f"rank {dead.number}: " if len(self.ranks) > 1 else ""
-                return wire.Ran(Ending(kind="crashed", detail=f"{whose}killed by {dead.died}", where=dead.where), silent, ran)
             return wire.Ran(Ending(kind="hung", detail=self.overdue, where=self._where(self.killed)), silent, ran)
         answer = (self.first or self.ranks[0]).answer
         assert answer is not None
@@ -275,13 +283,18 @@ def supervise(standing: Runner, caller: socket.socket, run: wire.Run) -> wire.Ra
     while watch.running:
         left = watch.left()
         ready = select.select([rank.connection for rank in watch.running], [], [], max(0.0, min(left, LOOK_SECONDS)))[0]
-        if left <= 0 and not ready:  # not where this process was held up: an answer, or an end, may have come meanwhile
-            watch.end()
-            break
-        watch.look_for_compilers()
-        heard = [rank for rank in watch.running if rank.connection in ready]
-        for rank in heard:
-            rank.hear(standing.ran)
+        if left <= 0 and not ready:  # where this process was held up, an answer may have come meanwhile
+            heard = [rank for rank in watch.running if rank.has_died()]
+            if not heard:
+                watch.end()
+                break
+            for rank in heard:
+                rank.answer = rank.end(standing.ran)
+        else:
+            watch.look_for_compilers()
+            heard = [rank for rank in watch.running if rank.connection in ready]
+            for rank in heard:
+                rank.hear(standing.ran)
         # of two in one moment, one that wrote a trace saw the other go
         early = sorted((rank for rank in heard if rank.answer is not None and not rank.clean), key=lambda rank: not rank.silent)
         if early and watch.first is None:
