@@ -94,9 +94,9 @@ def test_a_search_that_is_narrowed_to_a_topic_has_it_in_every_block(mode: Mode) 
     asked = {topic: SearchOptions(only=(topic.key,), run=RunSpec(mode=mode)) for topic in TOPICS}
     drawn = [topic for topic in TOPICS if f"{topic.name} (--only {topic.key})" in lines]
     for topic in drawn:
-        probes = [block_of(0, number, asked[topic].asked).probe for number in range(0, 40, 4)]
+        probes = [block_of(0, number, asked[topic].asked).probe for number in range(0, 40, 8)]
         assert all(topic.has(probe) and runs_in(probe, mode) for probe in probes), topic.key
-    for topic in [topic for topic in TOPICS if topic not in drawn][:3]:  # each takes a second
+    for topic in [topic for topic in TOPICS if topic not in drawn][:1]:  # it takes a second
         with pytest.raises(InputError, match="no generated case has all that was asked for"):
             asked[topic].check()
 
