@@ -84,19 +84,8 @@ TOPICS: tuple[Topic, ...] = (
 _BY_KEY = {topic.key: topic for topic in TOPICS}
 # Of those that are no recipe's: what a pipeline runs (families/pipelines.py).
 _IN_STAGES = (
-    *("trees", "draft-windows", "sampling", "context-end", "small-trees", "thresholds", "mixed-chunks"),
-    *(
-        "deterministic",
-        "stream",
-        "min-p",
-        "logit-bias",
-        "processor",
-        "penalties",
-        "logprobs",
-        "min-new-tokens",
-        "hidden-states",
-    ),
-    "samples",
+    *("trees", "draft-windows", "sampling", "context-end", "small-trees", "thresholds", "mixed-chunks", "deterministic"),
+    *("stream", "min-p", "logit-bias", "processor", "penalties", "logprobs", "min-new-tokens", "hidden-states", "samples"),
 )
 # And what several ranks, a GPU and bfloat16 do not run (families/modes.py).
 _NOT_ON_RANKS = ("plain-decode",)
