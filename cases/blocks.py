@@ -37,6 +37,7 @@ from eagletwin.harness.families.windows import ENDING
 
 from .asked import ADAPTER, ASKS, BIASES, IN_STEP, MIN_PS, SESSION, SEVERAL, asking
 from .drawn import few
+from .filling import filling
 from .returning import returning
 from .sampling import Kind
 from .strategies import (
@@ -80,6 +81,11 @@ _OF_PLAIN: tuple[Ask, ...] = ("penalties", "logit_bias", "min_new_tokens")  # wh
 _TURNS = (SESSION, SEVERAL, ADAPTER)  # asks which are drawn of a whole case
 # fields of Focus that come with something else
 _OF_OTHERS = ("model", "host_policy", "max_loras_per_batch", "lora_backend", "grammar_backend")
+# what no case has unless it is asked for, with its values
+_THINGS: dict[str, tuple[Any, ...]] = {
+    **{name: VALUES[name][count:] for name, count in DRAWN.items() if name not in _OF_OTHERS and VALUES[name][count:]},
+    **dict.fromkeys((_REJECTION, *ASKS, *_TURNS), (True,)),
+}
 _GUIDED = 1 / 3  # of the blocks whose requests have grammars, so many have the other backend
 _IN_STEP = 0.5  # of the blocks of a search with overlap, so many have aborts inside a step
 _BEHIND = 24  # tokens of a prompt behind the first state that the prefix cache keeps
@@ -153,7 +159,7 @@ class Block:
         else:
             drawn = sampling_cases(self.focus, rejection=self.sampling == "rejection", retract=self.retract, **options)
         if self.focus.host_slots:
-            drawn = returning(drawn)
+            drawn = returning(filling(drawn))
         if self.sizes.common:
             drawn = together(drawn)
         if self.stages > 1:
@@ -245,7 +251,7 @@ def block_of(seed: int, number: int, asked: Asked) -> Block:
 
     for attempt in range(_TRIES):
         if attempt >= _STAYS:  # what was asked for needs something, or another recipe
-            things = in_turn if attempt < _OWN_TRIES else {name: random.choice(of) for name, of in _things().items()}
+            things = in_turn if attempt < _OWN_TRIES else {name: random.choice(of) for name, of in _THINGS.items()}
             extras = dict(random.sample([*things.items()], random.randint(0, max(_EXTRAS))))
             model = model if attempt < _OWN_TRIES else random.choice(turns)
         if found := drawn(extras, model, tree if attempt < _STAYS else None):
@@ -311,19 +317,10 @@ def _spread(turns: list[str], random: Random) -> list[tuple[str, bool]]:
     return [(name, tree) for _, name, tree in sorted(placed)]
 
 
-def _things() -> dict[str, tuple[Any, ...]]:
-    """What no case has unless it is asked for, with its values."""
-    fields = {name: VALUES[name][count:] for name, count in DRAWN.items() if name not in _OF_OTHERS}
-    return {
-        **{name: values for name, values in fields.items() if values},
-        **dict.fromkeys((_REJECTION, *ASKS, *_TURNS), (True,)),
-    }
-
-
 def _in_turn(seed: int, number: int) -> dict[str, Any]:
-    """These things with one of their values each: in the order in which a block is to have them, which goes on where the block
-    before ended."""
-    things = _things()
+    """What no case has unless it is asked for, with one of its values each: in the order in which a block is to have it, which
+    goes on where the block before ended."""
+    things = dict(_THINGS)
     before = number // len(_EXTRAS) * sum(_EXTRAS) + sum(_EXTRAS[: number % len(_EXTRAS)])
     cycle, place = divmod(before, len(things))
     if cycle % 2:  # cases of a hierarchical cache are all large: a block takes as long as three others
