@@ -3,6 +3,7 @@
 from ..entry import Entry, Probe
 from . import (
     adaptive_bonus,
+    adaptive_hidden,
     adaptive_rejection,
     adaptive_scan,
     boundary_kv,
@@ -124,6 +125,7 @@ LEDGER: dict[str, Entry] = {
         adaptive_rejection.ENTRY,
         adaptive_scan.ENTRY,
         adaptive_bonus.ENTRY,
+        adaptive_hidden.ENTRY,
         pr_23331.ENTRY,
         pr_27095.ENTRY,
         pr_29354.ENTRY,

@@ -1,4 +1,4 @@
-"""Found by eagletwin: five live bugs of SGLang's pipelines (`--pp-size`), whose stages run EAGLE since 0.5.21.
+"""Found by eagletwin: six live bugs of SGLang's pipelines (`--pp-size`), whose stages run EAGLE since 0.5.21.
 
 * `pipeline-tail`: the last stage drafts the next round's tree when a round is over, before anybody has seen whether the request
   ends with it. One that is a round from the end of its context is drafted for behind it. A step of draft decode has room for as
@@ -10,7 +10,9 @@
   which answers, reads them all the same: one request ends the server. With log-probabilities beside it gets none.
 * `pipeline-mixed`: with mixed chunks a step that gives running requests a token beside a chunk which is not the last one of its
   prompt does not say which tokens are verified next. All stages end at the next round.
-
+* `pipeline-empty`: a prompt in chunks goes on in another micro-batch's turn. With mixed chunks that one's decoding requests are
+  taken off the budget. Where nothing is left, the chunk has no tokens. It is launched alone where log-probabilities are asked
+  for, as nothing is mixed then, and the first stage ends.
 * `pipeline-zeros`: nobody has drafted for a request's first round, whose tree has the token 0 in all nodes. Where it samples,
   each child of the root has its own part of the coin: token 0 is accepted with its probability times the number of children, up
   to 1. All others are too rare.
@@ -19,7 +21,7 @@ Without a pipeline none of them happens: a request that has ended is not drafted
 docs/findings has a report of each.
 """
 
-from eagletwin.harness.core.case import Case, EngineSettings, Event, Request, Sampling, SGLangSettings
+from eagletwin.harness.core.case import Case, EngineSettings, Event, Logprobs, Request, Sampling, SGLangSettings
 from eagletwin.harness.core.patch import Edit, Patch
 
 from ..entry import Entry, Needs
@@ -136,7 +138,7 @@ if self.pp_group.is_first_rank:
     ),
 )
 
-# b decodes beside a's chunk, which the budget of one token leaves empty, and beside the last one.
+# b decodes beside a's chunks, for which a budget of two tokens leaves one.
 MIXED = Entry(
     id="pipeline-mixed",
     title="Relay the tokens of a mixed step whose chunk is not the last one",
@@ -149,9 +151,9 @@ MIXED = Entry(
         name="pipeline-mixed",
         model="llama-gqa",
         num_steps=1,
-        chunks=(1, 1, 1),
+        chunks=(2, 2, 2),
         requests=(
-            Request(id="a", prompt=(7, 8), max_new_tokens=1, arrive=1),
+            Request(id="a", prompt=(7, 8, 9, 10, 11), max_new_tokens=1, arrive=1),
             Request(id="b", prompt=(7,), max_new_tokens=3),
         ),
         engine=EngineSettings(sglang=SGLangSettings(mixed_chunks=True)),
@@ -164,6 +166,42 @@ MIXED = Entry(
                 target="sglang.srt.managers.scheduler.Scheduler._get_new_batch_prefill_raw",
                 match="new_batch.decoding_reqs = running_batch.reqs",
                 replacement="new_batch.decoding_reqs = running_batch.reqs\nnew_batch.contains_last_prefill_chunk = True",
+            ),
+        ),
+    ),
+)
+
+# b decodes in the turn of a's second chunk, and takes the whole budget of one token.
+EMPTY = Entry(
+    id="pipeline-empty",
+    title="Let a prompt wait where decoding requests leave its chunk no tokens",
+    rule="engine.crash",
+    buggy="0.5.21 -",
+    fixed="",
+    trigger="--pp-size, --enable-mixed-chunk, log-probabilities, and a micro-batch of as many decoding requests as a chunk may "
+    "have tokens",
+    loses=None,
+    case=Case(
+        name="pipeline-empty",
+        model="llama-gqa",
+        num_steps=1,
+        chunks=(1, 1, 1),
+        requests=(
+            Request(id="a", prompt=(7, 8), max_new_tokens=1, arrive=1),
+            Request(id="b", prompt=(7,), max_new_tokens=3, logprobs=Logprobs()),
+        ),
+        engine=EngineSettings(sglang=SGLangSettings(mixed_chunks=True)),
+    ),
+    needs=_IN_STAGES,
+    remedy=Patch(
+        name="no-empty-chunk",
+        edits=(
+            Edit(
+                target="sglang.srt.managers.schedule_policy.PrefillAdder.add_chunked_req",
+                match="if self.kv_shard_granule:",
+                replacement="""if _rem_tokens <= 0:
+    return req
+if self.kv_shard_granule:""",
             ),
         ),
     ),
@@ -201,4 +239,4 @@ tokens[:, 0] = bonus_tokens.to(torch.int64)""",
     ),
 )
 
-ENTRIES = (TAIL, PAUSE, HIDDEN, MIXED, ZEROS)
+ENTRIES = (TAIL, PAUSE, HIDDEN, MIXED, EMPTY, ZEROS)

@@ -116,6 +116,7 @@ NOT_OF_A_SERVER = {
     "pipeline-pause",
     "pipeline-hidden",
     "pipeline-mixed",
+    "pipeline-empty",
     "pipeline-zeros",
     "multi-layer-pp-proxy",
     "8409",

@@ -111,9 +111,11 @@ def test_each_part_of_the_page_has_its_own_day_and_what_is_missing_is_named() ->
         "pipeline-pause",
         "pipeline-hidden",
         "pipeline-mixed",
+        "pipeline-empty",
         "pipeline-zeros",
         "tree-slots",
         "adaptive-bonus",
+        "adaptive-hidden",
     ]
     assert "25015" not in absent
     assert "topk 1: trace 6.0 ms, judge 3.0 ms | 15.0% |" in text

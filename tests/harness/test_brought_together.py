@@ -10,12 +10,13 @@ from eagletwin.cases.grammars import grammars
 from eagletwin.harness.commands.fuzz.options import SearchOptions
 from eagletwin.harness.core.case import Case, Grammar
 from eagletwin.harness.core.grammar import writes
+from eagletwin.harness.families import RECIPES
 from eagletwin.harness.families.valid import check_case
 from eagletwin.reference.sizes import reserved
 
 
-def drawn(feature: str, blocks: int) -> list[Case]:
-    asked = SearchOptions(only=(feature,)).asked
+def drawn(*features: str, blocks: int) -> list[Case]:
+    asked = SearchOptions(only=features).asked
     return [case for number in range(blocks) for case in block_of(0, number, asked).cases()]
 
 
@@ -31,7 +32,7 @@ def fill_the_pool(case: Case) -> bool:
 
 
 def test_beside_a_hierarchical_cache_two_requests_fill_the_pool() -> None:
-    cases = drawn("host-cache", 30)
+    cases = drawn("host-cache", blocks=30)
     filled = [case for case in cases if fill_the_pool(case)]
     assert len(filled) > len(cases) / 10  # in many cases there is no such number of free slots
     assert {case.engine.sglang.host_policy for case in filled} >= {"write_through", "write_back"}
@@ -39,9 +40,16 @@ def test_beside_a_hierarchical_cache_two_requests_fill_the_pool() -> None:
         check_case(case, "drawn")
 
 
+def test_a_small_pool_beside_a_hierarchical_cache_holds_a_window() -> None:
+    cases = drawn("mimo-v2", "host-cache", blocks=20)
+    assert min(case.engine.sglang.max_total_tokens for case in cases) < 128
+    for case in cases:  # SGLang starts with no smaller one
+        assert case.engine.sglang.max_total_tokens > RECIPES[case.model].window + case.page_size
+
+
 @pytest.mark.parametrize("model", ["nemotron-h-nextn", "qwen3-next-nextn"])
 def test_where_states_are_cached_prompts_are_prefilled_together(model: str) -> None:
-    cached = [case for case in drawn(model, 40) if case.engine.sglang.radix_cache and len(case.requests) > 1]
+    cached = [case for case in drawn(model, blocks=40) if case.engine.sglang.radix_cache and len(case.requests) > 1]
     at_once = [case for case in cached if not case.chunks and {request.arrive for request in case.requests} == {0}]
     assert len(cached) / 5 < len(at_once) < len(cached) / 2
 

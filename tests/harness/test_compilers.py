@@ -22,9 +22,9 @@ CASE = Case(name="a", model="llama-tiny", num_steps=1, requests=(Request(id="a",
 
 @pytest.fixture
 def compiler(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A program that takes seconds, by a name that no compiler of a test has that runs beside this one."""
+    """A program that does not end, by a name that no compiler of a test has that runs beside this one."""
     program = tmp_path / f"slow-{os.getpid()}"
-    program.write_text("#!/bin/sh\nsleep $1\n")
+    program.write_text("#!/bin/sh\nread never\n")  # in the shell itself: a child would have its name for a moment
     program.chmod(0o755)
     monkeypatch.setattr(compilers, "_COMPILERS", frozenset({program.name}))
     for module in (compilers, supervise.__globals__):
@@ -34,8 +34,8 @@ def compiler(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 @contextmanager
-def compiling(program: Path, seconds: float, *, session: bool = False) -> Iterator[None]:
-    with subprocess.Popen([program, str(seconds)], start_new_session=session) as process:
+def compiling(program: Path, *, session: bool = False) -> Iterator[None]:
+    with subprocess.Popen(program, stdin=subprocess.PIPE, start_new_session=session) as process:
         while Path(f"/proc/{process.pid}/comm").read_text() != f"{program.name}\n":
             time.sleep(0.01)
         try:
@@ -46,10 +46,10 @@ def compiling(program: Path, seconds: float, *, session: bool = False) -> Iterat
 
 def test_a_compiler_is_seen_in_its_own_session_while_it_runs(compiler: Path) -> None:
     assert not compilers.compiler_runs()
-    with compiling(compiler, 60):
+    with compiling(compiler):
         assert compilers.compiler_runs()
     assert not compilers.compiler_runs()
-    with compiling(compiler, 60, session=True):
+    with compiling(compiler, session=True):
         assert not compilers.compiler_runs()
 
 
@@ -74,7 +74,7 @@ def ended(folder: Path, seconds: float) -> wire.Ran | wire.Failed:
 
 @pytest.mark.slow
 def test_a_worker_is_not_ended_while_a_compiler_runs_for_it(compiler: Path, tmp_path: Path) -> None:
-    with compiling(compiler, 60):
+    with compiling(compiler):
         answer = ended(tmp_path / "compiling", 3.5)  # over the limits of the step and of the case
     assert isinstance(answer, wire.Ran)
     assert answer.ending.kind == "finished"
@@ -88,7 +88,7 @@ def test_a_compiler_that_never_ends_keeps_no_worker_for_ever(
     compiler: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(compilers, "MOST_SECONDS", 0.5)
-    with compiling(compiler, 60):
+    with compiling(compiler):
         answer = ended(tmp_path / "stuck", 60)
     assert isinstance(answer, wire.Ran)
     assert answer.ending.kind == "hung"
@@ -98,7 +98,7 @@ def test_an_engine_that_is_built_may_compile(compiler: Path) -> None:
     ours, theirs = socket.socketpair()
     with ours, theirs:
         assert not compilers.answers_within(ours, 0.3)
-        with compiling(compiler, 60):
+        with compiling(compiler):
             later = threading.Timer(1.0, theirs.send, (b"x",))
             later.start()
             assert compilers.answers_within(ours, 0.3)
