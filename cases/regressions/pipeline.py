@@ -11,8 +11,8 @@
 * `pipeline-mixed`: with mixed chunks a step that gives running requests a token beside a chunk which is not the last one of its
   prompt does not say which tokens are verified next. All stages end at the next round.
 * `pipeline-empty`: a prompt in chunks goes on in another micro-batch's turn. With mixed chunks that one's decoding requests are
-  taken off the budget. Where nothing is left, the chunk has no tokens. It is launched alone where log-probabilities are asked
-  for, as nothing is mixed then, and the first stage ends.
+  taken off the budget. Where nothing is left, the chunk has no tokens. It is launched alone where nothing is mixed, as for
+  log-probabilities, and the first stage ends.
 * `pipeline-zeros`: nobody has drafted for a request's first round, whose tree has the token 0 in all nodes. Where it samples,
   each child of the root has its own part of the coin: token 0 is accepted with its probability times the number of children, up
   to 1. All others are too rare.
@@ -174,7 +174,7 @@ MIXED = Entry(
 # b decodes in the turn of a's second chunk, and takes the whole budget of one token.
 EMPTY = Entry(
     id="pipeline-empty",
-    title="Let a prompt wait where decoding requests leave its chunk no tokens",
+    title="Give a prompt's chunk a token where decoding requests leave it none",
     rule="engine.crash",
     buggy="0.5.21 -",
     fixed="",
@@ -199,9 +199,13 @@ EMPTY = Entry(
             Edit(
                 target="sglang.srt.managers.schedule_policy.PrefillAdder.add_chunked_req",
                 match="if self.kv_shard_granule:",
-                replacement="""if _rem_tokens <= 0:
-    return req
+                replacement="""_rem_tokens = max(_rem_tokens, 1)
 if self.kv_shard_granule:""",
+            ),
+            Edit(
+                target="sglang.srt.managers.schedule_policy.PrefillAdder.add_chunked_req",
+                match="floored if floored > 0 else self.rem_chunk_tokens",
+                replacement="floored if floored > 0 else max(self.rem_chunk_tokens, 1)",
             ),
         ),
     ),

@@ -120,8 +120,9 @@ def beside_a_chunk(case: Case) -> int:
 def _check_mixed(case: Case, origin: str) -> None:
     """What mixed chunks need: a draft that SGLang mixes, and budgets that leave no chunk empty.
 
-    Each request that runs takes a token of a budget. A server's budget is always the same, and no chunk of it is empty: the
-    batch before left a request unread, so it had a token for it, and one for each request that ran or ended its prompt there.
+    Each request that runs takes a token of a budget. A server's budget is always the same, and without a pipeline no chunk of
+    it is empty: the batch before left a request unread, so it had a token for it, and one for each request that ran or ended
+    its prompt there.
     """
     if not case.engine.sglang.mixed_chunks:
         return
@@ -135,7 +136,7 @@ def _check_mixed(case: Case, origin: str) -> None:
             name = f"chunks[{number}]" if number < len(case.chunks) else "chunked_prefill_size"
             raise _refuse(
                 f"{origin}: mixed_chunks, and {name} is {budget}, less than the budget before: beside {beside} requests that "
-                "run its chunk may be empty, which no server makes",
+                "run its chunk may be empty, and a server's budget does not fall",
                 f"make it {beside + 1} at least, or as large as the one before",
             )
 

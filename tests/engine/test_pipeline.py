@@ -243,6 +243,25 @@ def test_the_nodes_of_a_tree_that_nobody_drafted_count_up_with_the_fix(staged: H
         assert (verdict.status, verdict.rule) == ("diverged", "verify.inputs"), name
 
 
+def test_a_prompt_goes_on_in_a_small_pool_where_its_chunk_would_be_empty(staged: Host, tmp_path: Path) -> None:
+    """One that waited would find its slots taken: the request that decodes beside it takes what is free."""
+    mended = [LEDGER[name].remedy for name in ("pipeline-empty", "pipeline-mixed")]
+    case = Case(
+        name="a",
+        model="llama-gqa",
+        num_steps=1,
+        chunked_prefill_size=1,
+        requests=(
+            Request(id="b", prompt=(7,), max_new_tokens=40),
+            Request(id="a", prompt=tuple(range(7, 37)), max_new_tokens=1, arrive=1),
+        ),
+        engine=EngineSettings(sglang=SGLangSettings(mixed_chunks=True, max_total_tokens=64)),
+    )
+    patches = tuple(remedy for remedy in mended if remedy is not None)
+    verdict = judge(staged.engine(case, patches).run(case, tmp_path))
+    assert verdict.status == "equal", verdict
+
+
 def test_no_other_round_may_be_without_drafts(trace: Trace) -> None:
     """A tree that was not drafted is one of a request's first round, in a pipeline."""
     later = next(n for n, one in enumerate(trace.header.records) if one.stage == "draft" and one.round == 2)

@@ -1,4 +1,4 @@
-"""A chunk of a prompt is never empty: with no budget left the prompt waits."""
+"""A chunk of a prompt is never empty: with no budget left it has one token."""
 
 import unittest
 from types import SimpleNamespace
@@ -26,13 +26,13 @@ def _chunked():
     return req
 
 
-def _adder(decoding, *, chunk=CHUNK, slots=1024):
-    """`decoding` requests decode in its micro-batch; the pool has `slots` left."""
+def _adder(decoding, *, chunk=CHUNK):
+    """`decoding` requests decode in its micro-batch."""
     tree_cache = MagicMock(disable=True)
     tree_cache.supports_mamba.return_value = False
     tree_cache.evictable_size.return_value = 0
     allocator = TokenToKVPoolAllocator(
-        slots, torch.float32, "cpu", MagicMock(), need_sort=False
+        1024, torch.float32, "cpu", MagicMock(), need_sort=False
     )
     return PrefillAdder(
         page_size=1,
@@ -47,35 +47,26 @@ def _adder(decoding, *, chunk=CHUNK, slots=1024):
 
 
 class TestPipelineEmpty(unittest.TestCase):
-    def _waits(self, adder):
-        req = _chunked()
-        self.assertIs(adder.add_chunked_req(req), req)
-        self.assertEqual(adder.can_run_list, [])
-        # Nothing is read, nothing is stashed, and nobody overtakes it.
-        self.assertEqual((req.prefix_len, req.extend_end), (READ, READ))
-        self.assertEqual(adder.budget_state(), AddReqResult.OTHER)
-
     def _goes_on(self, adder, tokens):
         req = _chunked()
         self.assertIs(adder.add_chunked_req(req), req)
         self.assertEqual(adder.can_run_list, [req])
         self.assertEqual(req.extend_end, READ + tokens)
+        # Nobody is let in beside a spent budget.
+        self.assertEqual(adder.budget_state(), AddReqResult.OTHER)
 
-    def test_a_prompt_waits_where_as_many_decode_as_a_chunk_has_tokens(self):
-        self._waits(_adder(decoding=CHUNK))
+    def test_where_as_many_decode_as_a_chunk_has_tokens(self):
+        self._goes_on(_adder(decoding=CHUNK), 1)
 
-    def test_a_prompt_waits_where_more_decode(self):
-        self._waits(_adder(decoding=CHUNK + 1))
+    def test_where_more_decode(self):
+        self._goes_on(_adder(decoding=CHUNK + 1), 1)
 
-    def test_a_prompt_waits_with_the_smallest_chunks(self):
-        self._waits(_adder(decoding=1, chunk=1))
+    def test_with_the_smallest_chunks(self):
+        self._goes_on(_adder(decoding=1, chunk=1), 1)
 
-    def test_a_prompt_goes_on_with_what_is_left(self):
+    def test_with_what_is_left(self):
         self._goes_on(_adder(decoding=0), CHUNK)
         self._goes_on(_adder(decoding=CHUNK - 1), 1)
-
-    def test_a_prompt_goes_on_in_a_full_pool(self):
-        self._goes_on(_adder(decoding=1, slots=0), CHUNK - 1)
 
 
 if __name__ == "__main__":
