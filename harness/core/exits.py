@@ -8,6 +8,7 @@ import sys
 import traceback
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
+from types import FrameType
 
 from eagletwin.door import remedy
 
@@ -106,27 +107,36 @@ def terminated_as_interrupted() -> Iterator[None]:
     """A polite request to end is one to clean up, as Ctrl-C is: processes, scratch folders, what a command has found so far.
 
     The first one raises KeyboardInterrupt, and those after it do nothing: they would end the cleaning up. Python drops what is
-    raised in a callback, as while it imports modules: KeyboardInterrupt is raised again then.
+    raised in a callback, as while it imports modules, and in the hook that it calls then: KeyboardInterrupt is raised a moment
+    later in both.
     """
     asked = False
     hook, alarm = sys.unraisablehook, signal.getsignal(signal.SIGALRM)
 
-    def interrupt(*_: object) -> None:
+    def interrupt(number: int, frame: FrameType | None) -> None:
         nonlocal asked
         if asked:
             with suppress(OSError):
                 os.write(2, b"it is ending already: what was found is being kept\n")
             return
         asked = True
+        raise_here(number, frame)
+
+    def raise_here(_: int, frame: FrameType | None) -> None:
+        while frame is not None:
+            if frame.f_code is dropped.__code__:
+                raise_later()
+                return
+            frame = frame.f_back
         raise KeyboardInterrupt
 
-    def raise_again(*_: object) -> None:
-        raise KeyboardInterrupt
+    def raise_later() -> None:
+        signal.signal(signal.SIGALRM, raise_here)
+        signal.setitimer(signal.ITIMER_REAL, _AGAIN_SECONDS)
 
     def dropped(what: "sys.UnraisableHookArgs") -> None:
         if asked and issubclass(what.exc_type, KeyboardInterrupt):
-            signal.signal(signal.SIGALRM, raise_again)
-            signal.setitimer(signal.ITIMER_REAL, _AGAIN_SECONDS)  # raised here it would be dropped, too
+            raise_later()
             return
         hook(what)
 
@@ -138,7 +148,7 @@ def terminated_as_interrupted() -> Iterator[None]:
         yield
     finally:
         sys.unraisablehook = hook
-        if signal.getsignal(signal.SIGALRM) is raise_again:
+        if signal.getsignal(signal.SIGALRM) is raise_here:
             signal.setitimer(signal.ITIMER_REAL, 0)
             signal.signal(signal.SIGALRM, alarm)
         for number, handler in before.items():

@@ -1,5 +1,7 @@
 """A worker that dies costs one case: it gets a verdict that says what happened and where, and the next case runs."""
 
+from pathlib import Path
+
 import msgspec
 import pytest
 
@@ -44,6 +46,14 @@ def test_a_death_in_the_middle_of_a_case_is_a_verdict_and_the_next_case_runs(run
     assert "verify" in trace.header.ending.where
     _, after = run(busy_case)
     assert after.status == "equal"
+
+
+def test_a_death_is_not_put_off_by_a_library_that_prints_frames(run: Runner, busy_case: Case, tmp_path: Path) -> None:
+    """tvm_ffi does, for SIGSEGV, once it has read the symbols of torch."""
+    run(busy_case, _at_verify("import tvm_ffi, os; os.kill(os.getpid(), 11)"))
+    (log,) = tmp_path.rglob("engine.log")
+    assert "Fatal Python error: Segmentation fault" in log.read_text()
+    assert "Segfault encountered" not in log.read_text()
 
 
 def test_a_case_that_takes_too_long_as_a_whole_is_a_hang(run: Runner, busy_case: Case) -> None:

@@ -31,6 +31,8 @@ from .last_word import LastWord
 from .progress import Progress
 from .supervise import HARNESS_FAILED, UNWRITABLE
 
+_FATAL = (signal.SIGSEGV, signal.SIGBUS, signal.SIGFPE, signal.SIGILL, signal.SIGABRT)
+
 
 def serve(connection: socket.socket, scheduler: Any, info: EngineInfo, build: wire.Build) -> NoReturn:
     """Run the cases that come through the connection until it closes, or until one does not end cleanly."""
@@ -126,6 +128,11 @@ class _Run:
         os.dup2(log, 1)
         os.dup2(log, 2)
         os.close(log)
+        # A library has its own handler print the frames of C++. It reads the symbols of all libraries for that, which takes
+        # seconds on a busy machine: the death would be called a hang.
+        faulthandler.disable()
+        for number in _FATAL:
+            signal.signal(number, signal.SIG_DFL)
         faulthandler.enable(file=2)
         faulthandler.register(signal.SIGUSR2, file=2)
 
