@@ -420,7 +420,7 @@ def _takes_effect(focus: Focus, sampling: Kind | None, extras: Mapping[str, Any]
         return False
     if focus.mixed_chunks and not recipe.is_eagle:
         return False  # SGLang switches it off
-    if recipe.window and not recipe.chained and focus.pool <= recipe.window + focus.page_size:
+    if recipe.window and focus.pool <= recipe.window + focus.page_size:
         return False  # its pool of windows holds no request
     if focus.host_slots and (not focus.radix_cache or not keeps_on_host(recipe)):
         return False

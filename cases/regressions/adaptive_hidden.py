@@ -23,7 +23,6 @@ ENTRY = Entry(
     buggy="0.5.23 -",
     fixed="",
     trigger="CUDA graphs, --speculative-adaptive, and requests that ask for hidden states",
-    loses=None,
     needs=Needs(device="cuda", graphs=True),
     remedy=Patch(
         name="target-graphs-first",
@@ -57,7 +56,6 @@ ENTRY = Entry(
         engine=EngineSettings(
             sglang=SGLangSettings(
                 radix_cache=True,
-                max_running_requests=8,
                 max_total_tokens=144,
                 draft_window=4,
                 draft_sink=1,
@@ -70,7 +68,6 @@ ENTRY = Entry(
                     alpha=0.5,
                     interval=1,
                     warmup=0,
-                    up=0.0,
                     down=-1.0,
                     ceiling=1.5,
                 ),

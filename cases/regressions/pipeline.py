@@ -28,6 +28,7 @@ from ..entry import Entry, Needs
 
 _IN_STAGES = Needs(pp=2)
 _MIXIN = "sglang.srt.managers.scheduler_pp_mixin.SchedulerPPMixin"
+_ADD_CHUNK = "sglang.srt.managers.schedule_policy.PrefillAdder.add_chunked_req"
 
 # Its last round begins with 12 tokens and ends with 17, one more than its context holds.
 TAIL = Entry(
@@ -197,13 +198,13 @@ EMPTY = Entry(
         name="no-empty-chunk",
         edits=(
             Edit(
-                target="sglang.srt.managers.schedule_policy.PrefillAdder.add_chunked_req",
+                target=_ADD_CHUNK,
                 match="if self.kv_shard_granule:",
                 replacement="""_rem_tokens = max(_rem_tokens, 1)
 if self.kv_shard_granule:""",
             ),
             Edit(
-                target="sglang.srt.managers.schedule_policy.PrefillAdder.add_chunked_req",
+                target=_ADD_CHUNK,
                 match="floored if floored > 0 else self.rem_chunk_tokens",
                 replacement="floored if floored > 0 else max(self.rem_chunk_tokens, 1)",
             ),

@@ -14,7 +14,7 @@ import pytest
 
 from eagletwin.harness.core.patch import Edit, Patch
 
-from ..harness.doors import opened
+from ..harness.doors import ctrl_c_works, opened
 from .warm import eagletwin
 
 
@@ -184,9 +184,6 @@ def test_a_trace_that_cannot_be_written_is_a_harness_error(tmp_path: Path) -> No
 def test_an_interrupted_check_exits_130_says_so_and_leaves_nothing(tmp_path: Path) -> None:
     command = [sys.executable, "-P", "-m", "eagletwin", "check", "25015"]
     env = {**os.environ, "TMPDIR": str(tmp_path), "EAGLETWIN_CACHE": str(tmp_path / "cache")}
-
-    def ctrl_c_works() -> None:  # not so where the tests run in the background of a shell, which hands on "ignore"
-        signal.signal(signal.SIGINT, signal.SIG_DFL)
 
     process = subprocess.Popen(
         command,

@@ -23,6 +23,7 @@ from eagletwin.harness.engines.host import Host
 from eagletwin.harness.engines.source import INSTALLED
 from eagletwin.harness.families.valid import decode_case, read_case
 
+from ..harness.doors import ctrl_c_works
 from . import forked
 from .plain import GREEDY
 
@@ -140,7 +141,7 @@ def test_ctrl_c_while_shrinking_keeps_what_was_found_and_says_where(tmp_path: Pa
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
-        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL) and None,
+        preexec_fn=ctrl_c_works,
     )
     assert process.stderr is not None
     assert "importing SGLang" in process.stderr.readline()

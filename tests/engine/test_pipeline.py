@@ -245,7 +245,8 @@ def test_the_nodes_of_a_tree_that_nobody_drafted_count_up_with_the_fix(staged: H
 
 def test_a_prompt_goes_on_in_a_small_pool_where_its_chunk_would_be_empty(staged: Host, tmp_path: Path) -> None:
     """One that waited would find its slots taken: the request that decodes beside it takes what is free."""
-    mended = [LEDGER[name].remedy for name in ("pipeline-empty", "pipeline-mixed")]
+    names = ("pipeline-empty", "pipeline-mixed")
+    patches = tuple(remedy for name in names if (remedy := LEDGER[name].remedy) is not None)
     case = Case(
         name="a",
         model="llama-gqa",
@@ -257,7 +258,6 @@ def test_a_prompt_goes_on_in_a_small_pool_where_its_chunk_would_be_empty(staged:
         ),
         engine=EngineSettings(sglang=SGLangSettings(mixed_chunks=True, max_total_tokens=64)),
     )
-    patches = tuple(remedy for remedy in mended if remedy is not None)
     verdict = judge(staged.engine(case, patches).run(case, tmp_path))
     assert verdict.status == "equal", verdict
 

@@ -16,7 +16,7 @@ import pytest
 
 from eagletwin.harness.families.store import checkpoints
 
-from ..harness.doors import opened
+from ..harness.doors import ctrl_c_works, opened
 
 COMMAND = [sys.executable, "-P", "-m", "eagletwin", "serve"]
 
@@ -38,7 +38,7 @@ def _ended(how: Callable[[psutil.Process, list[psutil.Process]], None], scratch:
         stderr=errors,
         text=True,
         # where these tests run in the background, Ctrl-C is ignored, and what they start inherits that
-        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL) and None,
+        preexec_fn=ctrl_c_works,
     )
     assert process.stdout is not None
     with process, process.stdout:

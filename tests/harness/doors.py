@@ -2,6 +2,7 @@
 
 import os
 import re
+import signal
 import subprocess
 import sys
 from collections.abc import Sequence
@@ -37,3 +38,8 @@ def program(setup: str, *arguments: str) -> list[str]:
     """The command line, in a process where these statements have run: it is what stands behind every door."""
     typed = f"import sys\nsys.argv = {['eagletwin', *arguments]!r}\n"
     return ["-c", f"{typed}{setup}\nfrom eagletwin.harness.cli.main import main\nsys.exit(main())"]
+
+
+def ctrl_c_works() -> None:
+    """For `preexec_fn`: not so where the tests run in the background of a shell, which hands on "ignore"."""
+    signal.signal(signal.SIGINT, signal.SIG_DFL)

@@ -21,7 +21,7 @@ from eagletwin.harness.core.records import Ending, EngineInfo
 from eagletwin.harness.core.trace import Recorder, new_header, write_trace
 from eagletwin.harness.families.weights import model_pair
 
-from .doors import ROOT, console_script, opened, program
+from .doors import ROOT, console_script, ctrl_c_works, opened, program
 from .rows import rows
 
 Done = subprocess.CompletedProcess[str]
@@ -269,14 +269,7 @@ def test_a_signal_that_comes_in_a_callback_is_not_lost(seconds: float) -> None:
     Nor is it where the process is held up in the hook that Python calls then, until it is raised again.
     """
     command = [sys.executable, "-P", *program(DROPS.replace("SECONDS", str(seconds)), "drops")]
-    done = subprocess.run(
-        command,
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=50,
-        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL) and None,  # a job in the background may ignore it
-    )
+    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=50, preexec_fn=ctrl_c_works)
     assert done.returncode == 130
     assert done.stderr.startswith("interrupted: ")
 
