@@ -33,6 +33,9 @@ def argue(
     off = f", not checked: {', '.join(verdict.without)}" if verdict.without else ""
     off += f", judged by {verdict.view}" if verdict.view else ""
     lines = [f"{verdict.status.upper()}  {case.name} on SGLang {engine.version} ({engine.device}{mode}{changed}{off})"]
+    changes = trace.changes if trace is not None else (header.differs,) if header.differs else ()
+    if verdict.status == "equal":
+        lines += [line for one in changes if one.headline for line in fold(one.headline, columns, "", " " * 10)]
     if verdict.first is not None:
         owners = whose(trace, verdict) if trace is not None else None
         view: View = "shifted" if verdict.view == "shifted" else DECLARED_VIEW
@@ -60,10 +63,10 @@ def argue(
         if verdict.relaxed:
             text += f" {others_in_plain_decode(verdict.relaxed)}"
         lines += ["", *fold(text, columns)]
-    differs = trace.differs if trace is not None else header.differs or None
-    if differs is not None:
-        lines += ["", *(line for text in differs.lines() for line in fold(text, columns))]
-    elif verdict.status == "equal" and (text := unknown_changes(engine.version)):
+    for change in changes:
+        if not change.patch or verdict.status == "equal":
+            lines += ["", *(line for text in change.lines() for line in fold(text, columns))]
+    if all(change.patch for change in changes) and verdict.status == "equal" and (text := unknown_changes(engine.version)):
         lines += ["", *fold(text, columns)]
     lines += [*_unseen(verdict, engine, columns), *_unjudged(verdict, columns)]
     headers = [header, *(one.header for one in (trace.others if trace is not None else ()))]

@@ -1,11 +1,12 @@
-"""In what a source tree differs from the SGLang that it was made from, and which of that ran.
+"""The statements that a tree or a patch changes, and which of them ran.
 
-engines/difference.py finds it, the engine processes watch it (engines/sglang/changes.py), a trace carries it, and the judge
-reads it: where functions changed and a case runs none of them, the case says nothing about the change.
+engines/difference.py finds them, the engine processes watch them (engines/sglang/changes.py, patches.py), a trace carries them,
+and the judge reads them: a case that runs no changed statement says nothing about the change.
 """
 
 import re
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Literal
 
 from msgspec import Struct
 from msgspec.structs import replace
@@ -14,23 +15,30 @@ from .verdict import Verdict
 from .words import count
 
 SHOWN = 5  # names of a list that a sentence holds
-CALLED = "A function counts as run when it is called; whether its changed lines ran is not known."
 
 
 class Differs(Struct, frozen=True, kw_only=True):
-    """What a trace says of the tree that it was recorded on. Names are dotted: module.function or module.Class.method.
+    """What a trace says of a change: of the tree that it was recorded on, or of a patch in memory.
 
-    base       what the tree was made from: a release, or the commit of HEAD
-    functions  functions that were changed or added, or that read a name of their module that was; ran: those that were called,
-               while the engine was built or while the case was driven
-    modules    modules that changed outside of functions, or lost some (`removed`); imported: those that were imported
-    files      changed files that nothing here runs: no Python, and no documentation
-    unlisted   changed Python files whose original is not at hand: each of their functions is among `functions`
+    Functions are dotted names, module.function or module.Class.method; statements are places, file:line of the changed source.
+
+    base        what the tree was made from: a release, or the commit of HEAD; patch: the name of a patch, "" of a tree
+    functions   functions of which code changed, or that read a name of their module that did; ran: those of which a changed
+                statement ran, while the engine was built or while the case was driven
+    statements  the changed statements of each of these functions; executed: those that ran
+    gates       the conditions on the device under which changed statements stand, by place
+    modules     modules that changed outside of functions, or lost some (`removed`); imported: those that were imported
+    files       changed files that nothing here runs: no Python, and no documentation
+    unlisted    changed Python files whose original is not at hand: each of their functions is among `functions`
     """
 
     base: str
+    patch: str = ""
     functions: tuple[str, ...] = ()
     ran: tuple[str, ...] = ()
+    statements: dict[str, tuple[str, ...]] = {}
+    executed: tuple[str, ...] = ()
+    gates: dict[str, str] = {}
     modules: tuple[str, ...] = ()
     imported: tuple[str, ...] = ()
     removed: tuple[str, ...] = ()
@@ -48,23 +56,65 @@ class Differs(Struct, frozen=True, kw_only=True):
 
     @property
     def idle(self) -> tuple[str, ...]:
-        """Changed functions that were not called."""
-        called = set(self.ran)
-        return tuple(name for name in self.functions if name not in called)
+        """Changed functions of which no changed statement ran."""
+        ran = set(self.ran)
+        return tuple(name for name in self.functions if name not in ran)
+
+    @property
+    def places(self) -> tuple[str, ...]:
+        """All changed statements."""
+        return tuple(dict.fromkeys(place for places in self.statements.values() for place in places))
+
+    @property
+    def unexecuted(self) -> tuple[str, ...]:
+        """Changed statements that did not run, or the functions, of a trace that does not tell statements apart."""
+        if not self.statements:
+            return self.idle
+        executed = set(self.executed)
+        return tuple(place for place in self.places if place not in executed)
+
+    @property
+    def about(self) -> str:
+        return f"{self.patch} changes SGLang" if self.patch else f"This tree differs from {self.base}"
 
     @property
     def doubt(self) -> str:
         """Why an equal case says nothing about the change; "" if it does."""
         if self.reached:
             return ""
+        if self.patch:
+            return (
+                f"the patch edits {self.functions[0]}, and none of its changed statements ran: {self._listed(self.unexecuted)}"
+            )
         names = self.functions or self.modules or (*self.removed, *self.files)
         runs = "the case runs none of it" if self.functions or self.modules else "nothing here runs it"
-        return f"this tree differs from {self.base} in {shortened(names)}, and {runs}"
+        where = f" ({self._listed(self.unexecuted)})" if self.statements else ""
+        return f"this tree differs from {self.base} in {shortened(names)}{where}, and {runs}"
+
+    @property
+    def headline(self) -> str:
+        """Which part of the change was not seen, where another part was; "" if all of it ran, or nothing."""
+        if not self.reached or not self.unexecuted:
+            return ""
+        what, of = ("statement", self.places) if self.statements else ("function", self.functions)
+        missed = self.unexecuted
+        return f"NOT SEEN  {len(missed)} of {count(len(of), f'changed {what}')} did not run: {self._listed(missed)}"
+
+    def _listed(self, places: Sequence[str]) -> str:
+        """Places in a sentence, with the condition on the device under which one stands and the option that meets it."""
+        return shortened([self._gated(place) for place in places[: SHOWN + 1]] + list(places[SHOWN + 1 :]))
+
+    def _gated(self, place: str) -> str:
+        gate = self.gates.get(place, "")
+        if not gate:
+            return place
+        runs = "" if gate.startswith("not (") or "cuda" not in gate else "; --device cuda runs it"
+        return f"{place} (only if {gate}{runs})"
 
     def lines(self, ran: Sequence[str] | None = None) -> list[str]:
         """What a report says: which of it ran, in the words of `ran`, which did not, and what nothing here runs."""
-        lines, about = self.listed(ran), f"This tree differs from {self.base}"
-        return [f"{about}. {lines[0]}", *lines[1:]] if lines else [f"{about} in comments or documentation alone."]
+        lines = self.listed(ran)
+        return [f"{self.about}. {lines[0]}", *lines[1:]] if lines else [f"{self.about} in comments or documentation alone."]
 
     def listed(self, ran: Sequence[str] | None = None, shown: int = SHOWN, gone: str = "Removed") -> list[str]:
         """The same without the base, `shown` names of each kind; an empty list for comments or documentation alone. gone: what
@@ -77,8 +127,10 @@ class Differs(Struct, frozen=True, kw_only=True):
             "Not run here": self.files,
         }
         lines = [f"{word}: {shortened(names, shown)}." for word, names in kinds.items() if names]
-        if self.ran:
-            lines.append(CALLED)
+        if self.statements:
+            places = self.places
+            text = f"Changed statements that ran: {len(places) - len(self.unexecuted)} of {len(places)}"
+            lines.append(f"{text}; not: {self._listed(self.unexecuted)}." if self.unexecuted else f"{text}.")
         if self.unlisted:
             lines.append(f"Each function of {shortened(self.unlisted)} counts as changed: the original is not at hand.")
         return lines
@@ -117,28 +169,38 @@ def unknown_changes(version: str) -> str:
 
 
 class Changes(Struct):
-    """What many cases ran of a tree's changes. ran: how many cases called each changed function; `of`: how many there were."""
+    """What many cases ran of a change. ran, executed: in how many cases each changed function and statement ran; `of`: how many
+    cases there were."""
 
     differs: Differs | None = None
     ran: dict[str, int] = {}
+    executed: dict[str, int] = {}
     of: int = 0
+    reached: int = 0  # cases that ran a changed statement
 
     def add(self, differs: Differs | None) -> None:
         """One more case."""
         if differs is not None:
-            self.update(Changes(differs, dict.fromkeys(differs.ran, 1), 1))
+            executed = dict.fromkeys(differs.executed, 1)
+            self.update(Changes(differs, dict.fromkeys(differs.ran, 1), executed, 1, int(differs.reached)))
 
     def update(self, other: "Changes") -> None:
         """The cases of another count of the same tree."""
         if other.differs is not None:
             self.differs = other.differs if self.differs is None else merged([self.differs, other.differs])
-            self.ran = {name: self.ran.get(name, 0) + other.ran.get(name, 0) for name in self.ran | other.ran}
-            self.of += other.of
+            self.ran = _added(self.ran, other.ran)
+            self.executed = _added(self.executed, other.executed)
+            self.of, self.reached = self.of + other.of, self.reached + other.reached
 
     @property
     def doubt(self) -> str:
         """Why the cases say nothing about the changes; "" if a case ran a change, or nothing was changed."""
         return self.differs.doubt if self.differs is not None else ""
+
+    @property
+    def headline(self) -> str:
+        """Which part of the change no case ran; "" if all of it ran, or nothing."""
+        return self.differs.headline if self.differs is not None else ""
 
     @property
     def lines(self) -> list[str]:
@@ -149,12 +211,71 @@ class Changes(Struct):
         return self.differs.lines(often)
 
 
+def _added(one: Mapping[str, int], other: Mapping[str, int]) -> dict[str, int]:
+    return {name: one.get(name, 0) + other.get(name, 0) for name in one | other}  # type: ignore[operator]
+
+
+class Point(Struct, frozen=True, array_like=True, order=True):
+    """Where a changed statement is in the source, and where a call that notes it goes: before or after the statement at this
+    line and column, at the beginning of the function there (entry), or into the `else` that it lacks. lost: nowhere.
+
+    gate  the condition on the device under which it stands
+    """
+
+    line: int
+    column: int
+    where: Literal["before", "after", "entry", "else", "lost"] = "before"
+    gate: str = ""
+
+    def place(self, file: str) -> str:
+        """What reports call it: file:line."""
+        words = {"after": ", after it", "else": ", its else", "lost": ", a handler or case that is gone"}
+        return f"{file}:{self.line}{words.get(self.where, '')}"
+
+
 class ChangedFunction(Struct, frozen=True, array_like=True):
-    """A changed function: its dotted name, the line of its def, and whether it is a Triton kernel, whose source is compiled."""
+    """A changed function: its dotted name, the line of its def, and whether it is a Triton kernel, whose source is compiled.
+
+    points  what changed in it; places: what reports call each of these
+    """
 
     name: str
     line: int
     kernel: bool = False
+    points: tuple[Point, ...] = ()
+    places: tuple[str, ...] = ()
+
+    @property
+    def calls(self) -> tuple[tuple[Point, str], ...]:
+        """Each point with its place."""
+        return tuple(zip(self.points, self.places, strict=True))
+
+    def of_file(self, file: str) -> "ChangedFunction":
+        """The function with its places; several statements that begin on one line are told apart by their columns."""
+        lines = [point.place(file) for point in self.points]
+        places = tuple(
+            f"{line}:{point.column + 1}" if lines.count(line) > 1 else line
+            for point, line in zip(self.points, lines, strict=True)
+        )
+        return replace(self, places=places)
+
+
+def changes_of(base: str, functions: Iterable[ChangedFunction], patch: str = "") -> Differs:
+    """What these functions change, before anything ran."""
+    listed = list(functions)
+    statements: dict[str, tuple[str, ...]] = {}
+    for one in listed:  # of one name there may be several
+        statements[one.name] = (*statements.get(one.name, ()), *one.places)
+    gates = {place: point.gate for one in listed for point, place in one.calls if point.gate}
+    return Differs(base=base, patch=patch, functions=tuple(statements), statements=statements, gates=gates)
+
+
+def with_executed(differs: Differs, ran: Iterable[str]) -> Differs:
+    """The change, of which these statements ran."""
+    places = set(ran)
+    executed = tuple(place for place in differs.places if place in places)
+    ran_functions = (name for name in differs.functions if not places.isdisjoint(differs.statements.get(name, ())))
+    return replace(differs, executed=executed, ran=tuple(ran_functions))
 
 
 class Watch(Struct, frozen=True):
@@ -165,13 +286,30 @@ class Watch(Struct, frozen=True):
 
 
 def merged(each: Sequence[Differs]) -> Differs:
-    """The differences of several ranks as one: a function ran if it ran on any rank."""
+    """What several ranks, or several cases, ran of one change: a statement ran if it ran in any."""
     ran, imported = {name for one in each for name in one.ran}, {name for one in each for name in one.imported}
-    first = each[0]
+    executed, first = {place for one in each for place in one.executed}, each[0]
     return replace(
         first,
         ran=tuple(name for name in first.functions if name in ran),
+        executed=tuple(place for place in first.places if place in executed),
         imported=tuple(name for name in first.modules if name in imported),
+    )
+
+
+def together(each: Sequence[Differs]) -> Differs | None:
+    """Several changes as one, as a tree that is run with a patch; None of none."""
+    if len(each) < 2:
+        return each[0] if each else None
+    first = each[0]
+    return replace(
+        first,
+        patch=" and ".join(one.patch for one in each if one.patch) if first.patch else "",
+        functions=tuple(dict.fromkeys(name for one in each for name in one.functions)),
+        ran=tuple(dict.fromkeys(name for one in each for name in one.ran)),
+        statements={name: places for one in each for name, places in one.statements.items()},
+        executed=tuple(dict.fromkeys(place for one in each for place in one.executed)),
+        gates={place: gate for one in each for place, gate in one.gates.items()},
     )
 
 

@@ -157,7 +157,8 @@ class Header(Struct, frozen=True, kw_only=True):
     fallbacks: tuple[str, ...] = ()
     idle_edits: tuple[str, ...] = ()
     before: int = 0
-    unreached_edits: tuple[str, ...] | UnsetType = UNSET  # of patches: the function ran, the edited statement not
+    unreached_edits: tuple[str, ...] | UnsetType = UNSET  # of patches that ran: functions of which no changed statement did
+    patched: tuple[Differs, ...] | UnsetType = UNSET  # what each patch changes, and which of its statements ran
     differs: Differs | UnsetType = UNSET  # left out for a release, whose traces stay as they were
     served: ServedModel | UnsetType = UNSET
     jittered: Jittered | UnsetType = UNSET  # of a run with pauses, which has no batches and cannot be judged

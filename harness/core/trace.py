@@ -125,6 +125,16 @@ class Trace:
         each = [rank.header.differs for rank in self.processes if isinstance(rank.header.differs, Differs)]
         return merged(each) if each else None
 
+    @property
+    def changes(self) -> tuple[Differs, ...]:
+        """What was changed in the SGLang, and which of it ran on any of the ranks: in its tree, then by each patch."""
+        by_patch: dict[str, list[Differs]] = {}
+        for rank in self.ranks:
+            for change in rank.header.patched or ():
+                by_patch.setdefault(change.patch, []).append(change)
+        tree = [self.differs] if self.differs is not None else []
+        return (*tree, *map(merged, by_patch.values()))
+
     def tensor(self, number: int, name: str) -> Tensor:
         found = self.tensors[f"{number}.{name}"]
         return found if isinstance(found, Tensor) else torch.from_numpy(found)

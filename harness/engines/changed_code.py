@@ -10,7 +10,9 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 
-from eagletwin.harness.core.differs import ChangedFunction
+from eagletwin.harness.core.differs import ChangedFunction, Point
+
+from .changed_statements import changed_points, entry
 
 _Definition = ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef
 
@@ -26,7 +28,8 @@ class Changed:
 
 
 def changed(old: str | bytes | None, new: str | bytes, module: str) -> Changed:
-    """Compare two sources of a module; old None: there was none, or it is not at hand. Raises SyntaxError for one of them."""
+    """Compare two sources of a module; old None: there was none, or it is not at hand, and each function counts as changed as a
+    whole. Raises SyntaxError for one of them."""
     before, now = _read(old or ""), _read(new)
     known, counted = _numbered(before.functions), _numbered(now.functions)
     names = {one.name for one in now.functions}
@@ -35,12 +38,29 @@ def changed(old: str | bytes | None, new: str | bytes, module: str) -> Changed:
     # a method is read as an attribute, whatever the object is
     gone = {f".{name.rpartition('.')[2]}" if "." in name else name for name in removed}
     read = gone | {f".{name.rpartition('.')[2]}" if "." in name else name for name in bound}
+    earlier = {(number[0], number[2]): one for one, number in zip(before.functions, known, strict=True)}
+    earlier = {(number[0], number[2]): one for one, number in zip(before.functions, known, strict=True)}
     places = tuple(
-        ChangedFunction(f"{module}.{one.name}", one.line, one.kernel)
+        ChangedFunction(
+            f"{module}.{one.name}",
+            one.line,
+            one.kernel,
+            _points(one, earlier.get((number[0], number[2])), old is None, read, bound),
+        )
         for one, number in zip(now.functions, counted, strict=True)
         if number not in known or not read.isdisjoint(one.reads) or (one.owner and one.owner in bound)
     )
     return Changed(places, tuple(f"{module}.{name}" for name in removed), bool(bound))
+
+
+def _points(one: "_Function", before: "_Function | None", unlisted: bool, read: set[str], bound: set[str]) -> tuple[Point, ...]:
+    """What changed in a function. unlisted: what it was is not known."""
+    if unlisted:
+        return entry(one.node)
+    if before is None:
+        return changed_points(None, one.node)
+    points = changed_points(before.node, one.node, frozenset(read & one.reads))
+    return points if one.owner not in bound else tuple(sorted({*points, *entry(one.node)}))
 
 
 def _numbered(functions: "Sequence[_Function]") -> list[tuple[object, ...]]:
@@ -64,6 +84,7 @@ class _Function:
     line: int
     kernel: bool
     reads: frozenset[str]
+    node: ast.FunctionDef | ast.AsyncFunctionDef  # with marks in place of what is defined in it
 
     @property
     def owner(self) -> str:
@@ -106,8 +127,8 @@ class _Take(ast.NodeTransformer):
     def _function(self, node: ast.FunctionDef | ast.AsyncFunctionDef) -> ast.AST:
         name = self._inside(node)
         kernel = any(_is_kernel(one) for one in node.decorator_list)
-        self._found.functions.append(_Function(name, ast.dump(node), node.lineno, kernel, _reads(node)))
-        return _mark(name)
+        self._found.functions.append(_Function(name, ast.dump(node), node.lineno, kernel, _reads(node), node))
+        return ast.copy_location(_mark(name), node)
 
     def visit_FunctionDef(self, node: ast.FunctionDef) -> ast.AST:
         return self._function(node)
@@ -120,7 +141,7 @@ class _Take(ast.NodeTransformer):
         head = "".join(ast.dump(part) for part in (*node.bases, *node.keywords, *node.decorator_list))
         self._found.bindings.append((name, head))
         self._found.bindings += _bindings(node.body, f"{name}.", "")
-        return _mark(name)
+        return ast.copy_location(_mark(name), node)
 
 
 class _Mark(ast.Pass):

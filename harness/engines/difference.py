@@ -10,7 +10,9 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from eagletwin.harness.core.differs import ChangedFunction, Differs, Watch
+from msgspec.structs import replace
+
+from eagletwin.harness.core.differs import ChangedFunction, Watch, changes_of
 from eagletwin.harness.core.folders import cache_folder
 
 from .changed_code import Changed, changed
@@ -117,13 +119,11 @@ def watch_of(base: str, files: Sequence[File]) -> Watch:
         if not file.old_known:
             unlisted.append(file.path)
         found = _changed(file)
-        modules[file.module] = found.places
+        modules[file.module] = tuple(place.of_file(file.path) for place in found.places)
         removed += found.removed
         outside += [file.module] * (found.outside or bool(found.removed))
-    functions = tuple(dict.fromkeys(place.name for places in modules.values() for place in places))
-    differs = Differs(
-        base=base,
-        functions=functions,
+    differs = replace(
+        changes_of(base, (place for places in modules.values() for place in places)),
         modules=tuple(outside),
         removed=tuple(removed),
         files=tuple(others),
@@ -135,7 +135,7 @@ def watch_of(base: str, files: Sequence[File]) -> Watch:
 def _changed(file: File) -> Changed:
     assert file.new is not None
     try:
-        return changed(file.old, file.new, file.module)
+        return changed(b"" if file.old is None and file.old_known else file.old, file.new, file.module)
     except (SyntaxError, ValueError, RecursionError):  # the import says so, if it is imported
         return Changed((), (), outside=True)
 

@@ -3,6 +3,7 @@
 import traceback
 from collections import Counter
 
+from msgspec import UNSET
 from msgspec.structs import replace
 
 from eagletwin.harness.core.errors import InputError
@@ -232,9 +233,11 @@ def _undecided(trace: Trace, verdict: Verdict) -> str:
 
 def _missing_feature(trace: Trace, reached: tuple[str, ...]) -> str:
     """Why the run missed its purpose (a patch that was never called, no change run, a feature not exercised); else empty."""
-    if trace.header.idle_edits:
+    if trace.header.idle_edits and trace.header.patched is UNSET:  # an older trace
         return f"the patch edits {trace.header.idle_edits[0]}, which was never called"
-    if trace.differs is not None and trace.differs.doubt:
-        return trace.differs.doubt
+    patches = set(trace.header.idle_edits)
+    for change in trace.changes:
+        if change.doubt and (not change.patch or patches.issuperset(change.functions)):
+            return change.doubt
     unreached = [name for name in trace.header.case.exercises if name not in reached]
     return f"the case is for {unreached[0]!r}, which did not happen" if unreached else ""

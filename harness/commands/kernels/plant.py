@@ -36,13 +36,12 @@ def planted(edit: Edit) -> Iterator[None]:
             yield
         return
     function = patches._resolve(edit.target)
-    code, before = function.__code__, patches.edited.copy()
+    code = function.__code__
     try:
-        patches._edit(edit)
+        patches.rewrite(edit)
         yield
     finally:
         function.__code__ = code
-        patches.edited[:] = before
 
 
 @contextmanager

@@ -1,14 +1,17 @@
-"""Which functions that a source tree changed are called. Called by zygote.py and worker.py before SGLang is imported.
+"""Which statements that a source tree changed run. Called by zygote.py and worker.py before SGLang is imported.
 
-The modules that changed are compiled from their source as they are imported, with a first statement in each changed function
-that notes the call: lines keep their numbers, and bytecode of an earlier state of the file is not read. A Triton kernel is
-compiled from its source by others: it is noted when it is launched, and a function that kernels call when the fast runtime
-calls it, or, where it is not the fast runtime that runs the kernel, when a kernel that names it is launched.
+The modules that changed are compiled from their source as they are imported, with a call at each changed statement: lines keep
+their numbers, and bytecode of an earlier state of the file is not read. The fast runtime compiles Triton kernels with the same
+calls. Where another runtime runs a kernel, only a launch is seen: then the statements that stand under no condition count as
+run, of a launched kernel and of all functions that it may call.
 """
 
 import ast
+import inspect
 import sys
+import textwrap
 import types
+from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -17,14 +20,13 @@ import msgspec
 from msgspec import UNSET, UnsetType
 from msgspec.structs import replace
 
-from eagletwin.harness.core.differs import ChangedFunction, Differs, Watch
+from eagletwin.harness.core.differs import ChangedFunction, Differs, Point, Watch, with_executed
 from eagletwin.harness.engines import triton_cpu
+from eagletwin.harness.engines.changed_statements import add_calls
 
-from . import patches
-from .noted_source import NotedSource, note
+from .evidence import CALL, executed
+from .noted_source import NotedSource
 from .source_finder import SourceFinder
-
-ran: set[str] = set()  # changed functions that were called, here or before the fork
 
 _watch: Watch | None = None
 _launches_deep: bool | None = None  # whether launches are watched, and if so, whether for all that a kernel names
@@ -38,9 +40,9 @@ def install(plan: str) -> None:
 
 
 def watch_kernels() -> None:
-    """Note calls of changed kernels in the fast runtime. Before it compiles any."""
-    if _kernels():
-        triton_cpu.watch(_kernels(), ran.add)
+    """Note what changed kernels run in the fast runtime. Before it compiles any."""
+    for name, each in _kernels().items():
+        triton_cpu.watch(name, partial(add_calls, points=_calls(each), name=CALL), CALL, executed.add)
 
 
 def watch_launches(*, fast: bool) -> None:
@@ -57,31 +59,39 @@ def differs() -> Differs | UnsetType:
     """What to say in a trace: nothing of an SGLang that was not changed."""
     if _watch is None:
         return UNSET
-    found = _watch.differs
-    called = ran | patches.ran  # a patch of a changed function takes the place of its code
-    return replace(
-        found,
-        ran=tuple(name for name in found.functions if name in called),
-        imported=tuple(name for name in found.modules if name in sys.modules),
-    )
+    found = with_executed(_watch.differs, executed)
+    return replace(found, imported=tuple(name for name in found.modules if name in sys.modules))
 
 
-def _kernels() -> frozenset[str]:
+def calls_in(file: str, first: int, last: int) -> list[tuple[Point, str]]:
+    """The changed statements between two lines of a file: of a function that a patch edits as well."""
+    watched = _watch.modules if _watch is not None else {}
+    inside = [place for each in watched.values() for place in each if first <= place.line <= last]
+    return [call for place in inside for call in place.calls if file.endswith(call[1].partition(":")[0])]
+
+
+def _kernels() -> dict[str, list[ChangedFunction]]:
     places = () if _watch is None else (place for each in _watch.modules.values() for place in each)
-    return frozenset(place.name for place in places if place.kernel)
+    found: dict[str, list[ChangedFunction]] = {}
+    for place in places:
+        if place.kernel:
+            found.setdefault(place.name, []).append(place)
+    return found
+
+
+def _calls(each: Sequence[ChangedFunction]) -> list[tuple[Point, str]]:
+    return [call for place in each for call in place.calls]
 
 
 class _Loader(NotedSource):
-    ran = staticmethod(ran.add)
+    called, ran = CALL, staticmethod(executed.add)
 
     def __init__(self, places: tuple[ChangedFunction, ...], name: str, path: str) -> None:
         super().__init__(name, path)
-        self._names = {place.line: place.name for place in places if not place.kernel}
+        self._places = [place for place in places if not place.kernel]
 
     def add_notes(self, tree: ast.Module) -> None:
-        for node in ast.walk(tree):
-            if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef) and node.lineno in self._names:
-                note(node.body, self._names[node.lineno], documented=ast.get_docstring(node, clean=False) is not None)
+        add_calls(tree, _calls(self._places), CALL)
 
 
 def _watch_launches() -> None:
@@ -90,19 +100,23 @@ def _watch_launches() -> None:
 
     taken: Any = KernelInterface.__getitem__
     watched = _kernels()
-    named: dict[Any, frozenset[str]] = {}  # kernel -> the watched ones that it names, itself included
+    named: dict[Any, frozenset[str]] = {}  # kernel -> the places of it, and of all that it names, that each launch runs
 
     def launch(self: Any, grid: Any) -> Any:
         run = taken(self, grid)
         function = _function(self)
-        if _launches_deep and function not in named:
-            named[function] = frozenset(_named(function, set())) & watched
-        found = named[function] if _launches_deep else watched & {triton_cpu.dotted(function)}
+        if not _launches_deep:
+            return run  # the fast runtime notes each statement
+        if function not in named:
+            named[function] = frozenset(
+                place for name, one in _named(function, {}).items() if name in watched for place in _always(one, watched[name])
+            )
+        found = named[function]
         if not found:
             return run
 
         def noted(*args: Any, **kwargs: Any) -> Any:
-            ran.update(found)
+            executed.update(found)
             return run(*args, **kwargs)
 
         return noted
@@ -117,12 +131,19 @@ def _function(kernel: Any) -> Any:
     return kernel
 
 
-def _named(function: Any, seen: set[Any]) -> set[str]:
-    """The names of a kernel and of all that it may call: functions that its code names, and theirs."""
-    seen.add(function)
-    names = {triton_cpu.dotted(function)}
+def _named(function: Any, found: dict[str, Any]) -> dict[str, Any]:
+    """A kernel and all that it may call, by name: functions that its code names, and theirs."""
+    found[triton_cpu.dotted(function)] = function
     for name in getattr(getattr(function, "__code__", None), "co_names", ()):
         other = _function(function.__globals__.get(name))
-        if isinstance(other, types.FunctionType) and other not in seen:
-            names |= _named(other, seen)
-    return names
+        if isinstance(other, types.FunctionType) and triton_cpu.dotted(other) not in found:
+            _named(other, found)
+    return found
+
+
+def _always(function: Any, each: Sequence[ChangedFunction]) -> list[str]:
+    """The places of a kernel that every launch runs: those that stand in its own block."""
+    first = function.__code__.co_firstlineno
+    tree = ast.parse("\n" * (first - 1) + textwrap.dedent(inspect.getsource(function)))
+    own = {statement.lineno for one in tree.body for statement in (one, *getattr(one, "body", ()))}
+    return [place for point, place in _calls(each) if point.line in own and point.where in ("before", "after", "entry")]

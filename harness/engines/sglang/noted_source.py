@@ -11,8 +11,9 @@ _NOTE = "_eagletwin_ran"  # what the added calls call
 
 
 class NotedSource(importlib.machinery.SourceFileLoader):
-    """Loads a module whose source `add_notes` has added calls to. `ran` is told what each of them says."""
+    """Loads a module whose source `add_notes` has added calls to: of the global `called`, which is `ran`."""
 
+    called = _NOTE
     ran: Callable[[Any], None]
 
     @abstractmethod
@@ -28,7 +29,7 @@ class NotedSource(importlib.machinery.SourceFileLoader):
         return code
 
     def exec_module(self, module: types.ModuleType) -> None:
-        module.__dict__[_NOTE] = self.ran
+        module.__dict__[self.called] = self.ran
         super().exec_module(module)
 
 

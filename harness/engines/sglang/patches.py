@@ -9,38 +9,71 @@ import contextlib
 import difflib
 import importlib
 import inspect
+import itertools
 import textwrap
 from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, field
 from typing import Any
 
+from msgspec.structs import replace
+
+from eagletwin.harness.core.differs import ChangedFunction, Differs, Point, changes_of, with_executed
 from eagletwin.harness.core.patch import Edit, Patch
+from eagletwin.harness.engines.changed_statements import add_calls, changed_points
 
+from . import changes as tree_changes
 from . import switches
+from .evidence import CALL, executed
 
-edited: list[tuple[str, ...]] = []  # of each edit of this process its target; of each switch of SGLang all of its targets
-_sources: dict[Any, str] = {}  # code objects that edits made -> their source, for an edit of the same function after them
-_places: dict[Any, tuple[tuple[int, str], ...]] = {}  # the same -> where in that source each edit begins, and what it is called
-_written: list[tuple[str, str]] = []  # of each edit of this process its target, and what it is called
-ran: set[str] = set()  # those of them that were called, here or before the fork
-reached: set[str] = set()  # edits, by what they are called, of which the statement ran that they changed
+_edited: dict[Any, "_Source"] = {}  # code objects that edits made -> their source, for an edit of the same function after them
+ran: set[str] = set()  # edited functions that were called, here or before the fork
 uncalled: set[str] = set()  # functions that were watched while an engine was built, and that nothing called
+
+
+@dataclass(slots=True)
+class Applied:
+    """A patch of this process. functions: what each function that it edits changed; switch: SGLang's own made the edits, which
+    change code for other machines, too."""
+
+    name: str
+    functions: list[ChangedFunction] = field(default_factory=list)
+    switch: bool = False
+
+
+applied: list[Applied] = []
+_Call = tuple[int, Point, str]  # where in a source a changed statement begins, its point, and its place
+
+
+@dataclass(frozen=True, slots=True)
+class _Source:
+    """A function's source without the indentation of its def, the file and line that it is from, and what in it is changed."""
+
+    text: str
+    file: str
+    first: int
+    calls: tuple[_Call, ...] = ()
 
 
 class PatchFailed(Exception):
     """The patch does not fit this SGLang: a name is absent, or its text does not occur exactly once."""
 
 
+def changes() -> tuple[Differs, ...]:
+    """What each patch changes, and which of its statements ran."""
+    each = (changes_of("", one.functions, patch=one.name) for one in applied if one.functions)
+    return tuple(with_executed(differs, executed) for differs in each)
+
+
 def idle() -> tuple[str, ...]:
-    """Edited functions that were never called: what was run says nothing about those edits. A switch of SGLang edits what the
-    pull request changed for other machines too, so it is idle only if none of its functions was called."""
-    return tuple(dict.fromkeys(target for targets in edited if ran.isdisjoint(targets) for target in targets))
+    """The functions of patches of which nothing ran: what was run says nothing about those patches."""
+    return tuple(name for one in changes() if not one.ran for name in one.idle)
 
 
 def unreached() -> tuple[str, ...]:
-    """Edits of functions that were called and took a branch without an edit. Of several edits of a function one is enough: a
-    patch changes branches that exclude each other, as of a replayed graph and without one."""
-    taken = {target for target, name in _written if name in reached}
-    return tuple(name for target, name in _written if target in ran and target not in taken)
+    """The functions that a patch edits and of which no changed statement ran, where another of the patch's did. SGLang's own
+    switch changes code for other machines, too, and has none."""
+    by_sglang = {one.name for one in applied if one.switch}
+    return tuple(name for one in changes() if one.ran and one.patch not in by_sglang for name in one.idle)
 
 
 def apply(patch: Patch) -> None:
@@ -48,7 +81,7 @@ def apply(patch: Patch) -> None:
     before the patch's other edits are tried."""
     switches.ON.update(patch.switches)
     done: list[tuple[Any, Any]] = []
-    listed, written = len(edited), len(_written)
+    applied.append(Applied(patch.name))
     try:
         if patch.sglang_toggle is not None:
             _toggle(patch.sglang_toggle, done)
@@ -59,7 +92,7 @@ def apply(patch: Patch) -> None:
             raise
         for function, code in reversed(done):
             function.__code__ = code
-        del edited[listed:], _written[written:]
+        applied[-1] = Applied(patch.name)
         for edit in patch.otherwise:
             _edit(edit)
 
@@ -73,9 +106,11 @@ def watched(targets: Iterable[str]) -> Iterator[None]:
         with contextlib.suppress(PatchFailed, OSError, TypeError):  # it has no source, or is no function
             function = _resolve(target)
             before = function.__code__
-            if function not in watching and before not in _sources:
-                source = "\n" * (before.co_firstlineno - 1) + source_of(function)  # the lines keep their numbers
-                function.__code__ = _compile(source, function, target, file=before.co_filename)
+            if function not in watching and before not in _edited:
+                above = "\n" * (before.co_firstlineno - 1)  # the lines keep their numbers
+                source = _source(function)
+                calls = tuple((len(above) + place, point, text) for place, point, text in source.calls)
+                function.__code__ = _compile(above + source.text, function, target, calls, file=before.co_filename)
                 watching[function] = target, before, function.__code__
     try:
         yield
@@ -104,7 +139,6 @@ def _toggle(number: int, done: list[tuple[Any, Any]]) -> None:
         targets = tuple(f"{function.__module__}.{function.__qualname__}" for function, _ in done[first:])
         if not targets:
             raise PatchFailed("it replaces no function that eagletwin sees, so whether one is called is not known")
-        edited.append(targets)
     except Exception as error:
         reason = f"SGLang cannot revert PR #{number} in itself: {type(error).__name__}: {error}"
         if isinstance(error, ModuleNotFoundError) and f"{switch}.".startswith(f"{error.name}."):
@@ -121,12 +155,13 @@ def _noted(done: list[tuple[Any, Any]]) -> Iterator[None]:
     patch = patcher.patch_function
 
     def noted(*, target: Any, edits: Any, **others: Any) -> Any:
-        source, code = inspect.getsource(target), target.__code__
+        before, code = _source(target), target.__code__
+        original = inspect.getsource(target)
         done.append((target, code))
         state = patch(target=target, edits=edits, **others)
-        source = textwrap.dedent(patcher.apply_edits(source=source, edits=edits))
-        target.__code__ = _compile(source, target, f"{target.__module__}.{target.__qualname__}")
-        _sources[target.__code__] = source
+        source = textwrap.dedent(patcher.apply_edits(source=original, edits=edits))
+        _take(target, before, source, f"{target.__module__}.{target.__qualname__}", ())
+        applied[-1].switch = True
         return state
 
     patcher.patch_function = noted
@@ -138,18 +173,11 @@ def _noted(done: list[tuple[Any, Any]]) -> Iterator[None]:
 
 def _edit(edit: Edit) -> tuple[Any, Any]:
     """Apply an edit; what to put back, and where, to take it back."""
-    done = rewrite(edit)
-    edited.append((edit.target,))
-    _written.append((edit.target, _called(edit)))
-    return done
+    return rewrite(edit, listed=True)
 
 
-def _called(edit: Edit) -> str:
-    return f"{edit.target}: {edit.match.strip()!r}"
-
-
-def rewrite(edit: Edit) -> tuple[Any, Any]:
-    """The same, without listing the function among what a patch changed."""
+def rewrite(edit: Edit, *, listed: bool = False) -> tuple[Any, Any]:
+    """The same, without listing the function among what a patch changed, unless `listed`."""
     function = _resolve(edit.target)
     source = source_of(function)
     occurrences = source.count(edit.match)
@@ -163,24 +191,71 @@ def rewrite(edit: Edit) -> tuple[Any, Any]:
     before = source[: source.index(edit.match)].rpartition("\n")[2]
     indentation = before[: len(before) - len(before.lstrip())]
     replacement = edit.replacement.replace("\n", "\n" + indentation)
-    at, grown = source.index(edit.match), len(replacement) - len(edit.match)
-    source = source.replace(edit.match, replacement)
-    before_it = function.__code__
-    places = tuple((place + grown * (place > at), name) for place, name in _places.get(before_it, ()))
-    places += ((at + _indented(replacement), _called(edit)),)
-    function.__code__ = _compile(source, function, edit.target, places)
-    _sources[function.__code__], _places[function.__code__] = source, places
-    return function, before_it
+    at, grown, code, old = source.index(edit.match), len(replacement) - len(edit.match), function.__code__, _source(function)
+    calls = tuple((place + grown * (place > at), point, text) for place, point, text in old.calls)
+    _take(function, old, source.replace(edit.match, replacement), edit.target, calls, listed=listed)
+    return function, code
 
 
-def _indented(text: str) -> int:
-    """How many blanks a text begins with."""
-    return len(text) - len(text.lstrip())
+def _source(function: Any) -> _Source:
+    """The source of a function as it stands. Raises OSError and TypeError where it has none."""
+    code = function.__code__
+    if code in _edited:
+        return _edited[code]
+    lines, first = inspect.getsourcelines(function)
+    whole = "".join(lines)
+    text = textwrap.dedent(whole)
+    indentation = len(lines[0]) - len(text.partition("\n")[0]) - 1
+    begins = [0, *itertools.accumulate(len(line) + 1 for line in text.split("\n"))]
+    in_tree = tree_changes.calls_in(code.co_filename, first, first + len(lines) - 1)
+    calls = tuple((begins[point.line - first] + point.column - indentation, point, place) for point, place in in_tree)
+    return _Source(text, code.co_filename, first, calls)
+
+
+def _take(function: Any, old: _Source, text: str, target: str, calls: tuple[_Call, ...], *, listed: bool = True) -> None:
+    """Give a function this source, in which each changed statement notes that it runs."""
+    if listed:
+        changed = _changed_function(old, text, target)
+        calls += tuple((_offset(text, point), point, place) for point, place in changed.calls)
+        applied[-1].functions.append(changed)
+    function.__code__ = _compile(text, function, target, calls)
+    _edited[function.__code__] = _Source(text, old.file, old.first, calls)
+
+
+def _changed_function(old: _Source, text: str, target: str) -> ChangedFunction:
+    """What an edit changes in a function, at the lines of its file."""
+    before, now = _definition(old.text, target), _definition(text, target)
+    package = old.file.rfind("/sglang/")
+    file = old.file[package + 1 :] if package >= 0 else old.file
+    points = changed_points(before, now)
+    lines = tuple(replace(point, line=point.line + old.first - 1) for point in points)
+    places = ChangedFunction(target, 0, points=lines).of_file(file).places
+    return ChangedFunction(target, now.lineno, False, points, tuple(f"{place} ({applied[-1].name})" for place in places))
+
+
+def _definition(source: str, target: str, *, documented: bool = False) -> ast.FunctionDef:
+    """The function in a source, without its docstring unless `documented`. Raises PatchFailed."""
+    try:
+        definition = ast.parse(source).body[0]
+    except SyntaxError as error:
+        line = (error.text or "").strip()
+        raise PatchFailed(f"{target}: the edited source does not parse: {error.msg} at {line!r}") from error
+    if not isinstance(definition, ast.FunctionDef):
+        raise PatchFailed(f"{target}: not a plain function")
+    if not documented and ast.get_docstring(definition) is not None:
+        del definition.body[0]
+    return definition
+
+
+def _offset(source: str, point: Point) -> int:
+    """Where a point begins in a source: nothing but blanks stands before a statement, or ASCII."""
+    lines = source.split("\n")
+    return sum(len(line) + 1 for line in lines[: point.line - 1]) + point.column
 
 
 def source_of(function: Any) -> str:
     """The source of a function as it stands, edits included, without the indentation of its def."""
-    return _sources.get(function.__code__) or textwrap.dedent(inspect.getsource(function))
+    return _source(function).text
 
 
 def _resolve(target: str) -> Any:
@@ -205,25 +280,16 @@ def _resolve(target: str) -> Any:
     raise PatchFailed(f"{target} does not exist in this SGLang")
 
 
-def _compile(
-    source: str, function: Callable[..., Any], target: str, places: tuple[tuple[int, str], ...] = (), file: str = ""
-) -> Any:
+def _compile(source: str, function: Callable[..., Any], target: str, calls: tuple[_Call, ...] = (), file: str = "") -> Any:
     """Code object of the edited function. Free variables (`__class__` of a method that calls super()) are kept. The statements
     at these places of the source note that they ran. file: what a traceback calls it; "": that it is patched."""
-    try:
-        tree = ast.parse(source)
-    except SyntaxError as error:
-        line = (error.text or "").strip()
-        raise PatchFailed(f"{target}: the edited source does not parse: {error.msg} at {line!r}") from error
-    definition = tree.body[0]
-    if not isinstance(definition, ast.FunctionDef):
-        raise PatchFailed(f"{target}: not a plain function")
+    definition = _definition(source, target, documented=True)
+    tree = ast.Module([definition], [])
     definition.decorator_list = []  # they wrapped the original, and still do
-    for place, name in places:
-        _note_statement(definition, source.count("\n", 0, place) + 1, name)
-    note = ast.parse(f"import {__name__} as _patches\n_patches.ran.add({target!r})").body
+    add_calls(tree, [(_moved(point, source, place), text) for place, point, text in calls], CALL)
+    note = ast.parse(f"import {__name__} as _patches\n_patches.ran.add({target!r})\n{CALL} = _patches.executed.add").body
     documented = ast.get_docstring(definition) is not None
-    definition.body[documented:documented] = note
+    definition.body[documented:documented] = note if calls else note[:2]
     free = function.__code__.co_freevars
     if free:
         maker = ast.parse(f"def _maker({', '.join(free)}):\n    pass").body[0]
@@ -234,27 +300,10 @@ def _compile(
     return _find_code(code, function.__name__)
 
 
-def _note_statement(definition: ast.FunctionDef, line: int, name: str) -> None:
-    """Have the innermost statement on a line note that it is about to run; on the line of `def`, the whole function."""
-    blocks = [
-        block
-        for node in ast.walk(definition)
-        for part in ("body", "orelse", "finalbody")
-        if isinstance(block := getattr(node, part, None), list)
-    ]
-    found = [
-        (statement.lineno, block, statement)
-        for block in blocks
-        for statement in block
-        if isinstance(statement, ast.stmt) and statement.lineno <= line <= (statement.end_lineno or statement.lineno)
-    ]
-    note = ast.parse(f"import {__name__} as _patches\n_patches.reached.add({name!r})").body
-    if not found:
-        definition.body[bool(ast.get_docstring(definition)) : bool(ast.get_docstring(definition))] = note
-        return
-    _, block, statement = max(found, key=lambda one: one[0])  # of two that hold a line, the inner one begins later
-    at = block.index(statement)
-    block[at:at] = note
+def _moved(point: Point, source: str, place: int) -> Point:
+    """A point that now begins at this place of the source: edits after its own may have moved it."""
+    line = source.count("\n", 0, place)
+    return replace(point, line=line + 1, column=place - (source.rfind("\n", 0, place) + 1))
 
 
 def _find_code(code: Any, name: str) -> Any:

@@ -125,28 +125,18 @@ def _unsupported(name: str) -> Callable[..., Any]:
 
 
 _cache: dict[Any, Compiled] = {}
-_watched: dict[str, Callable[[str], object]] = {}
+_watched: dict[str, tuple[Callable[[ast.AST], None], str, Callable[[Any], object]]] = {}
 
 
-def watch(names: Iterable[str], note: Callable[[str], object]) -> None:
-    """Call note(name) whenever a kernel, or a function that kernels call, of one of these dotted names begins to run. Call it
-    before any of them is compiled."""
-    _watched.update(dict.fromkeys(names, note))
+def watch(name: str, rewrite: Callable[[ast.AST], None], called: str, note: Callable[[Any], object]) -> None:
+    """Have the kernel, or the function that kernels call, of this dotted name say what of it runs: `rewrite` adds calls of the
+    global `called` to its tree, and `note` gets what they say. Call it before the function is compiled."""
+    _watched[name] = rewrite, called, note
 
 
 def dotted(fn: Any) -> str:
     """module.function, or module.outer.inner, of a Python function."""
     return f"{fn.__module__}.{fn.__qualname__}".replace(".<locals>", "")
-
-
-def _noted(name: str, function: Callable[..., Any]) -> Callable[..., Any]:
-    note = _watched[name]
-
-    def noted(*args: Any, **kwargs: Any) -> Any:
-        note(name)
-        return function(*args, **kwargs)
-
-    return noted
 
 
 # What reads a block's shape or rank, or works on its last axis, would see the lanes.
@@ -188,9 +178,14 @@ def _compile(fn: Any) -> Compiled:
     constexprs = frozenset(name for name, constexpr in parameters.items() if constexpr and name not in stored)
     Rewriter(lambda name: isinstance(scope.get(name), types.ModuleType), names.METHODS, constexprs).visit(definition)
     nodes = list(ast.walk(ast.fix_missing_locations(tree)))
+    noted = _watched.get(dotted(fn))
+    if noted is not None:
+        noted[0](tree)
     used = {node.id for node in nodes if isinstance(node, ast.Name) and node.id in scope}
     uses = tuple((fn.__globals__, name, fn.__globals__[name]) for name in sorted(used) if name in fn.__globals__)
     namespace = {"__builtins__": builtins, **names.RUNTIME, **{name: adapt(scope[name]) for name in used}}
+    if noted is not None:
+        namespace[noted[1]] = noted[2]
     exec(compile(tree, fn.__code__.co_filename, "exec"), namespace)
     function = namespace[definition.name]
     function.__defaults__ = None if fn.__defaults__ is None else tuple(adapt(d) for d in fn.__defaults__)
@@ -198,7 +193,7 @@ def _compile(fn: Any) -> Compiled:
     attributes = {node.attr for node in nodes if isinstance(node, ast.Attribute)}
     return Compiled(
         name=definition.name,
-        function=_noted(dotted(fn), function) if _watched and dotted(fn) in _watched else function,
+        function=function,
         parameters=parameters,
         defaults={n: p.default for n, p in signature.items() if p.default is not inspect.Parameter.empty},
         uses=uses,

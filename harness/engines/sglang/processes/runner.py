@@ -25,7 +25,7 @@ from eagletwin.harness.core.trace import Recorder, new_header, write_trace
 from eagletwin.harness.engines import wire
 from eagletwin.harness.families.weights import model_pair
 
-from .. import changes, drive, kernels, noted_blocks, patches
+from .. import changes, drive, evidence, kernels, noted_blocks, patches
 from ..stand_ins import stubs
 from .last_word import LastWord
 from .progress import Progress
@@ -37,8 +37,8 @@ _FATAL = (signal.SIGSEGV, signal.SIGBUS, signal.SIGFPE, signal.SIGILL, signal.SI
 def serve(connection: socket.socket, scheduler: Any, info: EngineInfo, build: wire.Build) -> NoReturn:
     """Run the cases that come through the connection until it closes, or until one does not end cleanly."""
     before = 0
-    called_while_built, changes_while_built = set(patches.ran), set(changes.ran)
-    reached_while_built = set(patches.reached)  # what a graph captured runs in it, unseen
+    called_while_built = set(patches.ran)
+    executed_while_built = set(evidence.executed)  # what a graph captured runs in it, unseen
     last_word = LastWord()
     try:
         kernels.start(build, scheduler)
@@ -53,8 +53,7 @@ def serve(connection: socket.socket, scheduler: Any, info: EngineInfo, build: wi
                 before = 0
             kernels.clear()
             patches.ran.intersection_update(called_while_built)
-            patches.reached.intersection_update(reached_while_built)
-            changes.ran.intersection_update(changes_while_built)
+            evidence.executed.intersection_update(executed_while_built)
             stubs.called.clear()
             case = _Run(connection, scheduler, info, message, before)
             noted_blocks.begin()
@@ -180,7 +179,8 @@ class _Run:
         header = new_header(
             case, model_pair(case.model).digest, self._info, ending, records, kernels.fallbacks(), patches.idle(), self._before
         )
-        header = replace(header, differs=changes.differs(), unreached_edits=patches.unreached() or UNSET)
+        patched, unreached = patches.changes() or UNSET, patches.unreached() or UNSET
+        header = replace(header, differs=changes.differs(), patched=patched, unreached_edits=unreached)
         header = replace(header, jittered=self._jittered)
         write_trace(Path(self._message.folder), header, self._recorder.tensors if tensors is None else tensors)
 

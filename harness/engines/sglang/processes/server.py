@@ -140,7 +140,7 @@ class _Ran(set[str]):
     """Functions that were called with edits in them; those of a patch are said on stderr, the first time."""
 
     def add(self, name: str) -> None:
-        if name not in self and any(name in targets for targets in patches.edited):
+        if name not in self and any(name == edited.name for one in patches.applied for edited in one.functions):
             print(f"note: {name} ran, as patched", file=sys.stderr, flush=True)
         super().add(name)
 
