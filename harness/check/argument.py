@@ -34,8 +34,8 @@ def argue(
     off += f", judged by {verdict.view}" if verdict.view else ""
     lines = [f"{verdict.status.upper()}  {case.name} on SGLang {engine.version} ({engine.device}{mode}{changed}{off})"]
     changes = trace.changes if trace is not None else (header.differs,) if header.differs else ()
-    if verdict.status == "equal":
-        lines += [line for one in changes if one.headline for line in fold(one.headline, columns, "", " " * 10)]
+    if verdict.not_seen:
+        lines += fold(f"NOT SEEN  {verdict.not_seen}", columns, "", " " * 10)
     if verdict.first is not None:
         owners = whose(trace, verdict) if trace is not None else None
         view: View = "shifted" if verdict.view == "shifted" else DECLARED_VIEW
@@ -66,6 +66,7 @@ def argue(
     for change in changes:
         if not change.patch or verdict.status == "equal":
             lines += ["", *(line for text in change.lines() for line in fold(text, columns))]
+    lines += fold(verdict.effect, columns) if verdict.effect else []
     if all(change.patch for change in changes) and verdict.status == "equal" and (text := unknown_changes(engine.version)):
         lines += ["", *fold(text, columns)]
     lines += [*_unseen(verdict, engine, columns), *_unjudged(verdict, columns)]

@@ -23,6 +23,7 @@ from eagletwin.harness.engines.host import EngineProcess, Host
 from eagletwin.harness.judge.judge import judge
 
 from .argument import argue
+from .base import base_of
 from .known import may_be
 
 REPLAYS = 2
@@ -88,7 +89,20 @@ def check(
     known = ""
     if host is not None and verdict.status == "diverged" and not after:
         known = may_be(host, case, verdict.rule, run, beside=True)
+    if host is not None and verdict.status == "equal" and not after and trace.changes:
+        verdict = msgspec.structs.replace(verdict, effect=_effect(host, case, run, trace))
     return conclude(case, verdict, trace, folder, tuple(after), again, known)
+
+
+def _effect(host: Host, case: Case, run: RunSpec, trace: Trace) -> str:
+    """What the change does to the numbers of an equal case; "" where the SGLang without it is not at hand."""
+    base = base_of(host, run)
+    numbers = base.numbers(case, (), run.view) if base is not None else ""
+    if not numbers:
+        return ""
+    if numbers == trace.header.numbers:
+        return "No recorded number differs from a run without the change: in this case it is without effect."
+    return "Recorded numbers differ from a run without the change, and all are right."
 
 
 def confirm(

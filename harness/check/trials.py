@@ -28,7 +28,7 @@ class Trial:
 
     before  the cases that had run in the same process
     until   the scheduler iteration after which it was to stop; -1: it ran to its end
-    differs  in what the SGLang differs from its base, and which of that ran
+    differs  in what the SGLang differs from its base, and which of that ran; changes: the same with what patches change
     """
 
     case: Case
@@ -37,6 +37,12 @@ class Trial:
     before: tuple[Case, ...]
     until: int = -1
     differs: Differs | None = None
+    changes: tuple[Differs, ...] = ()
+
+    @property
+    def numbers(self) -> str:
+        """A digest of all that was recorded."""
+        return self.header.numbers
 
     @property
     def unrun(self) -> bool:
@@ -100,7 +106,7 @@ class Trials:
         with tempfile.TemporaryDirectory(prefix="eagletwin-") as scratch:
             trace = engine.run(case, Path(scratch), self.run.limits, fresh=fresh, until=until)
         verdict = self._verdict_before(case, trace) or judge(trace, self.run.without, self.run.view)
-        return Trial(case, verdict, trace.header, engine.before, until, trace.differs)
+        return Trial(case, verdict, trace.header, engine.before, until, trace.differs, trace.changes)
 
     def _verdict_before(self, case: Case, trace: Trace) -> Verdict | None:
         """What was said of the same trace: a case that is run again, alone, mostly leaves the same, and where experts tie the

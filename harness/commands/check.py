@@ -8,14 +8,14 @@ import typer
 
 from eagletwin.cases.ledger import case_of, entry_named
 from eagletwin.cases.reach import unreached, unreached_text
-from eagletwin.harness.core.errors import EXIT_UNKNOWN, InputError, exit_code_of
+from eagletwin.harness.core.errors import EXIT_UNKNOWN, InputError
 from eagletwin.harness.core.run_spec import RunSpec
 from eagletwin.harness.core.terminal import show, width
 
 from .as_json import tell_result, with_json
 from .options import DEFAULT_RUNS, ENGINE, Runs
 from .result import CheckFacts
-from .run_options import CHANGES, HOW, JUDGING, LIMITS, REPEAT, SOURCE, run_options
+from .run_options import CHANGES, HOW, JUDGING, LIMITS, REPEAT, SOURCE, STRICT, run_options
 
 if TYPE_CHECKING:
     from eagletwin.harness.core.case import Case
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 
 @with_json
-@run_options(CHANGES, JUDGING, REPEAT, SOURCE, HOW, LIMITS)
+@run_options(CHANGES, JUDGING, STRICT, REPEAT, SOURCE, HOW, LIMITS)
 def check(
     case: Annotated[str, typer.Argument(help="A case file (JSON), or the id of a ledger entry such as 25015.")],
     after: Annotated[
@@ -98,4 +98,4 @@ def _run(zygote: "Zygote", case: "Case", before: "tuple[Case, ...]", out: Path, 
             known=outcome.known,
         )
     )
-    return exit_code_of(outcome.verdict.status)
+    return spec.exit_code(outcome.verdict)

@@ -55,6 +55,13 @@ Repeat = Annotated[
 Option = tuple[str, Any, Any]
 CHANGES: tuple[Option, ...] = (("revert", Reverts, None), ("remedy", Remedies, None), ("patch", PatchFiles, None))
 JUDGING: tuple[Option, ...] = (("without", RulesOff, None), ("view", Views, DEFAULT_RUN.view))
+Strict = Annotated[
+    bool,
+    typer.Option(
+        "--strict", rich_help_panel=JUDGE, help="Exit with 125 where a changed statement of the tree or a patch did not run."
+    ),
+]
+STRICT: tuple[Option, ...] = (("strict", Strict, False),)
 REPEAT: tuple[Option, ...] = (("repeat", Repeat, 1),)
 SOURCE: tuple[Option, ...] = (("sglang", Sglang, ""),)
 KERNELS: tuple[Option, ...] = (("kernels", KernelRuntime, "fast"),)
@@ -117,4 +124,5 @@ def spec_of(given: dict[str, Any]) -> RunSpec:
         view=given.get("view", DEFAULT_RUN.view),
         limits=Limits(step=given.get("step_timeout", DEFAULT_LIMITS.step), case=given.get("case_timeout", DEFAULT_LIMITS.case)),
         repeat=given.get("repeat", 1),
+        strict=given.get("strict", False),
     )

@@ -93,12 +93,12 @@ class Differs(Struct, frozen=True, kw_only=True):
 
     @property
     def headline(self) -> str:
-        """Which part of the change was not seen, where another part was; "" if all of it ran, or nothing."""
+        """Which part of the change did not run, where another part did; "" if all of it ran, or nothing."""
         if not self.reached or not self.unexecuted:
             return ""
         what, of = ("statement", self.places) if self.statements else ("function", self.functions)
         missed = self.unexecuted
-        return f"NOT SEEN  {len(missed)} of {count(len(of), f'changed {what}')} did not run: {self._listed(missed)}"
+        return f"{len(missed)} of {count(len(of), f'changed {what}')} did not run: {self._listed(missed)}"
 
     def _listed(self, places: Sequence[str]) -> str:
         """Places in a sentence, with the condition on the device under which one stands and the option that meets it."""
@@ -169,20 +169,25 @@ def unknown_changes(version: str) -> str:
 
 
 class Changes(Struct):
-    """What many cases ran of a change. ran, executed: in how many cases each changed function and statement ran; `of`: how many
-    cases there were."""
+    """What many cases ran of a change.
+
+    ran, executed  in how many cases each changed function and each changed statement ran; `of`: how many cases there were
+    compared       cases that ran a changed statement and were run without the change, too; altered: those of them in which a
+                   recorded number was another one
+    """
 
     differs: Differs | None = None
     ran: dict[str, int] = {}
     executed: dict[str, int] = {}
     of: int = 0
-    reached: int = 0  # cases that ran a changed statement
+    compared: int = 0
+    altered: int = 0
 
     def add(self, differs: Differs | None) -> None:
         """One more case."""
         if differs is not None:
             executed = dict.fromkeys(differs.executed, 1)
-            self.update(Changes(differs, dict.fromkeys(differs.ran, 1), executed, 1, int(differs.reached)))
+            self.update(Changes(differs, dict.fromkeys(differs.ran, 1), executed, 1))
 
     def update(self, other: "Changes") -> None:
         """The cases of another count of the same tree."""
@@ -190,7 +195,8 @@ class Changes(Struct):
             self.differs = other.differs if self.differs is None else merged([self.differs, other.differs])
             self.ran = _added(self.ran, other.ran)
             self.executed = _added(self.executed, other.executed)
-            self.of, self.reached = self.of + other.of, self.reached + other.reached
+            self.of += other.of
+            self.compared, self.altered = self.compared + other.compared, self.altered + other.altered
 
     @property
     def doubt(self) -> str:
@@ -208,7 +214,23 @@ class Changes(Struct):
         if self.differs is None:
             return []
         often = [f"{name} in {self.ran[name]} of {count(self.of, 'case')}" for name in self.differs.ran]
-        return self.differs.lines(often)
+        return [*self.differs.lines(often), *([self.effect] if self.effect else [])]
+
+    @property
+    def effect(self) -> str:
+        """What the change does to the numbers; "" where no case was run without it."""
+        if not self.compared:
+            return ""
+        of = f"{count(self.compared, 'case')} that ran it"
+        if not self.altered:
+            return f"It changed no recorded number in {of}: it is without effect there."
+        return f"It changed recorded numbers in {self.altered} of {of}."
+
+
+def add_changes(counts: dict[str, Changes], changes: Iterable[Differs]) -> None:
+    """One more case of which each change, by its patch ("" of the tree), is counted by itself."""
+    for change in changes:
+        counts.setdefault(change.patch, Changes()).add(change)
 
 
 def _added(one: Mapping[str, int], other: Mapping[str, int]) -> dict[str, int]:

@@ -3,8 +3,10 @@
 trace.py writes and reads them.
 """
 
+import hashlib
 from typing import Annotated, Literal, NamedTuple
 
+import msgspec
 from msgspec import UNSET, Meta, Struct, UnsetType
 
 from .case import Case
@@ -167,6 +169,12 @@ class Header(Struct, frozen=True, kw_only=True):
     stored: tuple[Stored, ...] = ()
     tensors_sha256: str = ""
     sha256: str = ""
+
+    @property
+    def numbers(self) -> str:
+        """A digest of all that was recorded: the same for two runs that computed the same."""
+        records = hashlib.sha256(msgspec.json.encode(self.records))
+        return hashlib.sha256(records.digest() + self.tensors_sha256.encode()).hexdigest()
 
     @property
     def has_logits(self) -> bool:

@@ -11,9 +11,10 @@ from typing import Literal
 
 from msgspec import Struct
 
+from .errors import EXIT_UNKNOWN, exit_code_of
 from .mode import CPU, Mode
 from .patch import Patch
-from .verdict import DECLARED_VIEW, View
+from .verdict import DECLARED_VIEW, Verdict, View
 
 # What executes Triton kernels: the fast runtime; Triton's interpreter; both, compared launch by launch; the fast runtime
 # three times a launch, to find undefined values and races.
@@ -39,6 +40,7 @@ class RunSpec(Struct, frozen=True, kw_only=True):
     without  rules that are switched off
     view     what counts as right where SGLang is known to approximate
     repeat   how many times a case is run before it is called equal
+    strict   whether an equal run that did not run all of a change counts as unknown
     """
 
     sglang: str = ""
@@ -50,6 +52,7 @@ class RunSpec(Struct, frozen=True, kw_only=True):
     view: View = DECLARED_VIEW
     limits: Limits = DEFAULT_LIMITS
     repeat: int = 1
+    strict: bool = False
 
     @property
     def options(self) -> list[str]:
@@ -63,7 +66,11 @@ class RunSpec(Struct, frozen=True, kw_only=True):
             ("--step-timeout", exact(self.limits.step), exact(DEFAULT_LIMITS.step)),
             ("--case-timeout", exact(self.limits.case), exact(DEFAULT_LIMITS.case)),
         )
-        return [*words, *unusual(given), *self.mode.options]
+        return [*words, *(["--strict"] if self.strict else []), *unusual(given), *self.mode.options]
+
+    def exit_code(self, verdict: Verdict) -> int:
+        """Of a command that comes to this verdict."""
+        return EXIT_UNKNOWN if self.strict and verdict.not_seen else exit_code_of(verdict.status)
 
     def command(self, *words: object) -> str:
         """The command line that has this run: `eagletwin`, these words, and the options."""

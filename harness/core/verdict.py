@@ -396,6 +396,8 @@ class Verdict(Struct, frozen=True, kw_only=True):
     without    rules that were switched off
     view       what a node of a draft tree was held to attend to, or a stored row to be, if that is not what is declared
     headroom   largest float error found among equal numbers, as a share of its bound
+    not_seen   changed statements of a tree or a patch that did not run, of an equal case that ran some of them; "" if all ran
+    effect     whether the change altered a recorded number of this case; "" without a change, or a base to compare with
     """
 
     status: Literal["equal", "diverged", "unknown"]
@@ -417,3 +419,5 @@ class Verdict(Struct, frozen=True, kw_only=True):
     without: tuple[str, ...] = ()
     view: str = ""
     headroom: float = 0.0
+    not_seen: str = ""
+    effect: str = ""

@@ -78,7 +78,7 @@ def judge(trace: Trace, without: frozenset[str] = frozenset(), view: View = DECL
     undecided = "" if doubt else _undecided(trace, verdict)
     reason = doubt or undecided or _missing_feature(trace, reached)
     if not reason:
-        return verdict
+        return replace(verdict, not_seen="; ".join(change.headline for change in trace.changes if change.headline))
     vacuous = not doubt and not undecided
     return replace(verdict, status="unknown", reason=reason, vacuous=vacuous, undecided=bool(undecided))
 

@@ -87,7 +87,7 @@ def run_page(
         fields=_fields(found, owners, known) if found is not None else (),
         sentence=f"{rule.sentence} (design, {rule.section})" if rule is not None else "",
         why=found.why if found is not None else "",
-        reason=verdict.reason,
+        reason=verdict.reason or verdict.not_seen,
         timeline=timeline_of([trace.judged_of(found.rank if found is not None else None)], divergences),
         trees=trees_of(closer) if closer is not None else (),
         tree_note=TREE_NOTE,

@@ -37,7 +37,7 @@ _KERNELS = ("fast", "interpreter", "shadow", "checked")
 _SOURCE: "pytest.StashKey[Source]" = pytest.StashKey()  # the SGLang that was named
 _TWIN = pytest.StashKey["Twin"]()
 _ASKED = pytest.StashKey[dict[str, Any]]()  # what the marker of the test that runs asks for
-_CHANGES = pytest.StashKey["Changes"]()  # what cases of such workers ran of what a source tree changes
+_CHANGES = pytest.StashKey[dict[str, "Changes"]]()  # what cases of such workers ran of what a source tree changes
 _UNCHECKED = pytest.StashKey[set[str]]()
 # Attributes of a report, which workers of pytest-xdist hand over: its line in the summary, and its annotation for GitHub.
 _SUMMARY, _ANNOTATION = "eagletwin_summary", "eagletwin_annotation"
@@ -59,6 +59,9 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         choices=_KERNELS,
         default="fast",
         help="what executes Triton kernels",
+    )
+    group.addoption(
+        "--eagletwin-strict", action="store_true", help="fail where a changed statement of the tree or a patch did not run"
     )
     group.addoption(
         "--eagletwin-seconds",
@@ -430,8 +433,9 @@ def pytest_sessionfinish(session: pytest.Session) -> None:
 
         output["eagletwin_unchecked"] = sorted(twin.unchecked)
         output["eagletwin_changes"] = msgspec.to_builtins(twin.changes)
-    changes = _changes(session.config)
-    if output is None and session.exitstatus == pytest.ExitCode.OK and changes is not None and changes.doubt:
+    strict, changes = session.config.getoption("--eagletwin-strict"), _changes(session.config)
+    unseen = any(one.headline for one in changes.values()) if strict else False
+    if output is None and session.exitstatus == pytest.ExitCode.OK and (unseen or _doubt(changes)):
         session.exitstatus = pytest.ExitCode.TESTS_FAILED
 
 
@@ -444,15 +448,21 @@ def pytest_testnodedown(node: Any) -> None:
 
         from eagletwin.harness.core.differs import Changes
 
-        changes = msgspec.convert(output["eagletwin_changes"], Changes)
-        node.config.stash.setdefault(_CHANGES, Changes()).update(changes)
+        total = node.config.stash.setdefault(_CHANGES, {})
+        for patch, changes in msgspec.convert(output["eagletwin_changes"], dict[str, Changes]).items():
+            total.setdefault(patch, Changes()).update(changes)
     node.config.stash.setdefault(_UNCHECKED, set()).update(output.get("eagletwin_unchecked", ()))
 
 
-def _changes(config: pytest.Config) -> "Changes | None":
-    """What the cases of this process, or of its workers, ran of what a source tree changes; None: no case ran."""
+def _changes(config: pytest.Config) -> "dict[str, Changes]":
+    """What the cases of this process, or of its workers, ran of what a source tree and patches change."""
     twin = config.stash.get(_TWIN, None)
-    return twin.changes if twin is not None else config.stash.get(_CHANGES, None)
+    return twin.changes if twin is not None else config.stash.get(_CHANGES, {})
+
+
+def _doubt(changes: "dict[str, Changes]") -> str:
+    """Why the session says nothing about the source tree; "" if it does."""
+    return changes[""].doubt if "" in changes else ""
 
 
 def pytest_terminal_summary(terminalreporter: Any, config: pytest.Config) -> None:
@@ -470,7 +480,10 @@ def pytest_terminal_summary(terminalreporter: Any, config: pytest.Config) -> Non
         names = "; ".join(sorted(unchecked))
         terminalreporter.write_line(f"eagletwin: not checked by kernel.*, since Triton's interpreter ran it: {names}")
     changes = _changes(config)
-    for line in changes.lines if changes is not None else ():
+    for one in changes.values():
+        if one.headline:
+            terminalreporter.write_line(f"eagletwin: NOT SEEN  {one.headline}", yellow=True)
+    for line in changes[""].lines if "" in changes else ():
         terminalreporter.write_line(f"eagletwin: {line}")
-    if changes is not None and changes.doubt:
+    if _doubt(changes):
         terminalreporter.write_line("eagletwin: no case ran any of that, so this session says nothing about it", red=True)

@@ -18,7 +18,7 @@ from eagletwin.harness.check.confirm import Outcome, confirm
 from eagletwin.harness.check.repro import SCRIPT, write_script
 from eagletwin.harness.check.trials import Trial, Trials
 from eagletwin.harness.core.case import Case, Event, Request
-from eagletwin.harness.core.differs import Changes
+from eagletwin.harness.core.differs import Changes, add_changes
 from eagletwin.harness.core.errors import EagletwinError, InputError
 from eagletwin.harness.core.folders import new_run_folder
 from eagletwin.harness.core.mode import CPU, Mode
@@ -71,7 +71,7 @@ class Twin:
     ) -> None:
         self.host = Host(source=source, mode=mode)
         self.reached: Counter[str] = Counter()
-        self.changes = Changes()
+        self.changes = dict[str, Changes]()
         self.unchecked: set[str] = set()
         self._out = out
         self._usual = kernels
@@ -161,7 +161,7 @@ class Twin:
 
     def _add_changes(self, trial: Trial) -> bool:
         """Count what a case ran of a tree's changes; whether the only thing to say about it is that it ran none."""
-        self.changes.add(trial.differs)
+        add_changes(self.changes, trial.changes)
         self._here.add(trial.differs)
         return trial.unrun
 
@@ -283,7 +283,7 @@ class LiveCase:
     def _judge(self, trace: Trace) -> Verdict:
         verdict = judge(trace, self._without)
         stopped = trace.header.ending.kind == "stopped" and verdict.status == "unknown"
-        trial = Trial(trace.header.case, verdict, trace.header, (), differs=trace.differs)
+        trial = Trial(trace.header.case, verdict, trace.header, (), differs=trace.differs, changes=trace.changes)
         if verdict.status != "equal" and not stopped and not trial.unrun:
             self._failed = True
             raise CaseFailed(trial)

@@ -86,6 +86,74 @@ def test_a_case_is_judged_as_ever_where_it_runs_a_change_and_says_which(both: Pa
     assert (judged.returncode, WORKER_NAME in judged.stdout) == (0, True), judged
 
 
+# A branch that no case of this model takes, of a function that each round calls.
+DEAD = "draft_probs_list.append(probs)", "raise RuntimeError"
+
+
+@pytest.mark.parametrize("door", ["check", "prove", "fuzz"])
+def test_a_tree_whose_changed_statement_never_runs_is_never_a_pass(dead: Path, tmp_path: Path, door: str) -> None:
+    """Its function is called in every round."""
+    words = {
+        "check": ("25015",),
+        "prove": ("26329",),
+        "fuzz": ("--cases", "4", "--model", "llama-tiny", "--sampling", "none"),
+    }[door]
+    done = eagletwin(door, *words, "--sglang", dead, cwd=tmp_path)
+    assert done.returncode == 125, done
+    assert f"Not run: {WORKER_NAME}. Changed statements that ran: 0 of 1; not: sglang/srt/speculative/" in " ".join(
+        done.stdout.split()
+    )
+
+
+def test_a_patch_whose_changed_statement_never_runs_is_never_a_pass(tmp_path: Path) -> None:
+    edit = {"target": WORKER_NAME, "match": DEAD[0], "replacement": DEAD[1]}
+    (tmp_path / "dead.json").write_text(json.dumps({"name": "dead", "edits": [edit]}))
+    done = eagletwin("check", "25015", "--patch", "dead.json", cwd=tmp_path)
+    assert done.returncode == 125, done
+    assert f"the patch edits {WORKER_NAME}, and none of its changed statements ran: sglang/srt/speculative/" in " ".join(
+        done.stdout.split()
+    )
+
+
+def test_what_of_a_change_did_not_run_stands_on_top_and_strict_makes_it_125(partly: Path, tmp_path: Path) -> None:
+    for words, code in (((), 0), (("--strict",), 125)):
+        done = eagletwin("check", "25015", "--sglang", partly, *words, cwd=tmp_path)
+        assert done.returncode == code, done
+        first = " ".join(done.stdout.split("\n\n")[0].split())
+        assert first.startswith("EQUAL  pr-25015".replace("  ", " ")), first
+        assert re.search(
+            r"NOT SEEN 1 of 2 changed statements did not run: sglang/srt/speculative/eagle_worker_v2.py:\d+$", first
+        )
+        assert "No recorded number differs from a run without the change" in " ".join(done.stdout.split())
+    verdict = json.loads((tmp_path / "eagletwin-runs" / "pr-25015" / "verdict.json").read_text())
+    assert verdict["not_seen"].startswith("1 of 2 changed statements did not run: ")
+    assert "1 of 2 changed statements did not run" in (tmp_path / "eagletwin-runs" / "pr-25015" / "report.html").read_text()
+
+
+def test_a_search_says_what_of_a_change_no_case_ran_and_what_it_does(partly: Path, tmp_path: Path) -> None:
+    words = ("--cases", "6", "--minutes", "10", "--model", "llama-tiny", "--sampling", "none", "--sglang", partly)
+    done = eagletwin("fuzz", *words, "--strict", cwd=tmp_path)
+    assert done.returncode == 125, done
+    lines = done.stdout.splitlines()
+    assert lines[1].startswith("NOT SEEN  1 of 2 changed statements did not run: "), lines[:3]
+    summary = json.loads((tmp_path / "eagletwin-runs" / "fuzz-0" / "summary.json").read_text())
+    changes = summary["tally"]["changes"]
+    assert summary["not_seen"].startswith("1 of 2 ")
+    assert changes["altered"] == 0 < changes["compared"]
+    assert "It changed no recorded number in " in done.stdout
+
+
+@pytest.fixture(scope="module")
+def dead(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return plant(tmp_path_factory.mktemp("dead"), ("srt/speculative/eagle_worker_v2.py", *DEAD))
+
+
+@pytest.fixture(scope="module")
+def partly(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A change of two statements of one function: one runs in every round, and does nothing."""
+    return plant(tmp_path_factory.mktemp("partly"), ("srt/speculative/eagle_worker_v2.py", *DEAD), WORKER)
+
+
 def test_a_script_refuses_a_tree_of_another_content_in_the_same_place(idle: Path, tmp_path: Path) -> None:
     """A change that no case runs gave the same name, and so 'equal', to whatever lay there."""
     tree = plant(tmp_path / "tree", WORKER)
@@ -111,8 +179,12 @@ def test_two_traces_that_are_the_same_say_nothing_of_a_change_that_neither_ran(i
     assert done.returncode == 125, done
     assert f"That says nothing about a change: this tree differs from {release} in {IDLE_NAME}" in done.stdout
     assert (tmp_path / "eagletwin-runs" / "pr-25015-diff" / "right" / "sglang.patch").is_file()
-    listed = f"  left:  Not run: {IDLE_NAME}.\n  right: Not run: {IDLE_NAME}.\n"
-    assert f"The two SGLangs differ, file by file:\n{listed}" in done.stdout
+    listed = done.stdout.partition("The two SGLangs differ, file by file:\n")[2].splitlines()
+    assert [line for line in listed if "Not run: " in line] == [
+        f"  left:  Not run: {IDLE_NAME}.",
+        f"  right: Not run: {IDLE_NAME}.",
+    ]
+    assert sum("Changed statements that ran: 0 of 1; not: sglang/" in line for line in listed) == 2
 
 
 def test_two_trees_of_which_one_ran_a_difference_are_compared(both: Path, idle: Path, tmp_path: Path) -> None:
@@ -155,6 +227,8 @@ def test_kernels_count_as_run_when_they_are_launched(kernel_host: Host, tmp_path
     assert trace.differs is not None
     ran = {name.rpartition(".")[2] for name in trace.differs.ran}
     assert LAUNCHED in ran
+    launched = next(places for name, places in trace.differs.statements.items() if name.endswith(f".{LAUNCHED}"))
+    assert [place in trace.differs.executed for place in launched] == [True, True, False]
     assert "_draft_extend_inputs_kernel" not in ran
     assert (CALLED in ran) == (kernels == "interpreter")  # where it is not known what a kernel calls, all that it names counts
 
@@ -166,7 +240,7 @@ def kernel_host(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Host]:
     for name in (LAUNCHED, CALLED):
         head = text.index(f"\ndef {name}(")
         body = text.index("):\n", head) + len("):\n")
-        text = text[:body] + "    unused = 0\n" + text[body:]
+        text = text[:body] + "    unused = 0\n    if unused == 1:\n        unused = 2\n" + text[body:]
     (root / "sglang" / KERNELS).unlink()
     (root / "sglang" / KERNELS).write_text(text)
     with Host(source=resolve(str(root))) as host:

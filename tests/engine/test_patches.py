@@ -1,5 +1,6 @@
 """Patches apply as a whole or not at all, and never to files on disk."""
 
+import re
 from pathlib import Path
 
 import msgspec
@@ -103,20 +104,50 @@ def test_an_edit_that_was_never_called_is_unknown(run: Runner, busy_case: Case) 
     )
     _, verdict = run(busy_case, edit)
     assert verdict.status == "unknown"
-    assert "RadixCache.dec_lock_ref, which was never called" in verdict.reason
+    assert "RadixCache.dec_lock_ref, and none of its changed statements ran: sglang/srt/mem_cache/" in verdict.reason
 
 
-def test_an_edit_in_a_branch_that_does_not_run_is_no_proof(host: Host, tmp_path: Path) -> None:
-    """Its function is called, so the case itself is judged; a proof that rests on the edit does not hold."""
+def test_an_edit_in_a_branch_that_does_not_run_is_unknown(host: Host, tmp_path: Path) -> None:
+    """Its function is called, and the edited statement does not run. Of several edits of a function one is enough."""
     entry = LEDGER["25015"]
     dead = Edit(target=FORWARD, match="draft_probs_list.append(probs)", replacement="draft_probs_list.append(0)")
     runs = Edit(target=FORWARD, match="topk_index = torch.argmax(", replacement="topk_index = 1 * torch.argmax(")
-    for edits, unreached in (((dead,), (f"{FORWARD}: {dead.match!r}",)), ((dead, runs), UNSET), ((runs,), UNSET)):
+    for edits, status, seen in (((dead,), "unknown", False), ((dead, runs), "equal", False), ((runs,), "equal", True)):
         folder = tmp_path / str(len(list(tmp_path.iterdir())))
         folder.mkdir()
         trace = host.engine(entry.case, (Patch(name="some", edits=edits),)).run(entry.case, folder)
-        assert not trace.header.idle_edits
-        assert trace.header.unreached_edits == unreached
+        verdict = judge(trace)
+        assert (verdict.status, verdict.vacuous) == (status, status == "unknown")
+        assert trace.header.idle_edits == ((FORWARD,) if status == "unknown" else ())
+        assert trace.header.unreached_edits is UNSET
+        assert bool(verdict.not_seen) == (status == "equal" and not seen)
+
+
+def test_a_patch_of_two_functions_of_which_one_does_not_run_is_no_proof(host: Host, tmp_path: Path) -> None:
+    """The case is equal, and says which statement did not run; `prove` asks for each function."""
+    runs = Edit(target=FORWARD, match="topk_index = torch.argmax(", replacement="topk_index = 1 * torch.argmax(")
+    lock = "sglang.srt.mem_cache.radix_cache.RadixCache.dec_lock_ref"
+    idle = Edit(target=lock, match="if self.disable:", replacement="if True:")
+    case = LEDGER["25015"].case
+    trace = host.engine(case, (Patch(name="some", edits=(runs, idle)),)).run(case, tmp_path)
+    verdict = judge(trace)
+    assert verdict.status == "equal"
+    assert re.fullmatch(
+        r"1 of 2 changed statements did not run: sglang/srt/mem_cache/radix_cache.py:\d+ \(some\)", verdict.not_seen
+    )
+    assert trace.header.unreached_edits == (lock,)
+
+
+def test_two_patches_of_one_function_note_their_own_statements(host: Host, tmp_path: Path) -> None:
+    """The second edit moves the lines of the first."""
+    first = Edit(target=FORWARD, match="topk_index = torch.argmax(", replacement="topk_index = 1 * torch.argmax(")
+    more = Edit(
+        target=FORWARD, match="spec_info = forward_batch.spec_info", replacement="one = 1\nspec_info = forward_batch.spec_info"
+    )
+    case = LEDGER["25015"].case
+    patches = Patch(name="first", edits=(first,)), Patch(name="more", edits=(more,))
+    changes = host.engine(case, patches).run(case, tmp_path).changes
+    assert [(one.patch, len(one.places), len(one.executed)) for one in changes] == [("first", 1, 1), ("more", 1, 1)]
 
 
 def test_a_reversal_by_sglangs_own_switch_that_was_never_called_is_unknown(host: Host, tmp_path: Path) -> None:

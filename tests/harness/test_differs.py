@@ -1,18 +1,23 @@
-"""When an equal case says nothing about what a tree changed."""
+"""When an equal case says nothing about a change, and which part of a change no case ran."""
 
 import pytest
 
-from eagletwin.harness.core.differs import CALLED, Changes, Differs
+from eagletwin.harness.core.differs import Changes, Differs, merged, together, with_executed
+
+TWO = Differs(base="1", functions=("m.f", "m.g"), statements={"m.f": ("m.py:2", "m.py:3"), "m.g": ("m.py:9",)})
 
 SAYS = {
     "comments alone": (Differs(base="1"), True),
-    "a function that ran": (Differs(base="1", functions=("m.f",), ran=("m.f",)), True),
+    "a statement that ran": (with_executed(TWO, ["m.py:2"]), True),
+    "statements that did not run": (TWO, False),
+    "a function of an older trace that was called": (Differs(base="1", functions=("m.f",), ran=("m.f",)), True),
     "a function that did not run": (Differs(base="1", functions=("m.f",), modules=("m",), imported=("m",)), False),
     "a module that was imported": (Differs(base="1", modules=("m",), imported=("m",), removed=("m.f",)), True),
     "a module that was not imported": (Differs(base="1", modules=("m",)), False),
     "a file that is gone": (Differs(base="1", removed=("m",)), False),
     "a file that is no Python": (Differs(base="1", files=("m.json",)), False),
     "a file that is gone, and a function that ran": (Differs(base="1", removed=("m",), functions=("n.f",), ran=("n.f",)), True),
+    "a patch that did not run": (Differs(base="", patch="p", functions=("m.f",), statements={"m.f": ("m.py:2",)}), False),
 }
 
 
@@ -29,9 +34,53 @@ def test_the_doubt_names_the_file_that_is_gone() -> None:
     )
 
 
-def test_what_ran_is_not_said_to_be_the_changed_lines() -> None:
-    """A changed branch of a function that ran may have been passed by."""
-    ran = Differs(base="1", functions=("m.f", "m.g"), ran=("m.f",))
-    assert ran.lines() == ["This tree differs from 1. Run: m.f.", "Not run: m.g.", CALLED]
-    assert Changes(ran, {"m.f": 1}, 2).lines == ["This tree differs from 1. Run: m.f in 1 of 2 cases.", "Not run: m.g.", CALLED]
-    assert CALLED not in Differs(base="1", functions=("m.f",)).lines()
+def test_a_function_ran_if_one_of_its_changed_statements_did() -> None:
+    ran = with_executed(TWO, ["m.py:3", "another.py:1"])
+    assert (ran.ran, ran.executed, ran.idle, ran.unexecuted) == (("m.f",), ("m.py:3",), ("m.g",), ("m.py:2", "m.py:9"))
+    assert ran.headline == "2 of 3 changed statements did not run: m.py:2, m.py:9"
+    assert ran.lines() == [
+        "This tree differs from 1. Run: m.f.",
+        "Not run: m.g.",
+        "Changed statements that ran: 1 of 3; not: m.py:2, m.py:9.",
+    ]
+
+
+def test_there_is_no_headline_where_all_ran_or_nothing_did() -> None:
+    assert with_executed(TWO, TWO.places).headline == ""
+    assert TWO.headline == ""
+    assert "(m.py:2, m.py:3, m.py:9)" in TWO.doubt
+
+
+def test_a_statement_behind_a_condition_on_the_device_names_the_option_that_meets_it() -> None:
+    gates = {"m.py:2": "x.is_cuda", "m.py:9": "not (x.is_cuda)"}
+    differs = with_executed(Differs(base="1", functions=TWO.functions, statements=TWO.statements, gates=gates), ["m.py:3"])
+    assert differs.headline.endswith("m.py:2 (only if x.is_cuda; --device cuda runs it), m.py:9 (only if not (x.is_cuda))")
+
+
+def test_cases_are_counted_by_statement() -> None:
+    changes = Changes()
+    for ran in (["m.py:2"], ["m.py:2", "m.py:9"], []):
+        changes.add(with_executed(TWO, ran))
+    assert (changes.of, changes.ran, changes.executed) == (3, {"m.f": 2, "m.g": 1}, {"m.py:2": 2, "m.py:9": 1})
+    assert changes.headline == "1 of 3 changed statements did not run: m.py:3"
+    assert changes.lines[0] == "This tree differs from 1. Run: m.f in 2 of 3 cases, m.g in 1 of 3 cases."
+
+
+def test_what_a_change_does_to_the_numbers_is_said_where_the_base_was_run() -> None:
+    changes = Changes()
+    changes.add(with_executed(TWO, TWO.places))
+    assert changes.effect == ""
+    changes.compared = 4
+    assert changes.lines[-1] == "It changed no recorded number in 4 cases that ran it: it is without effect there."
+    changes.altered = 3
+    assert changes.lines[-1] == "It changed recorded numbers in 3 of 4 cases that ran it."
+
+
+def test_ranks_run_a_change_together_and_a_tree_with_a_patch_is_one_change() -> None:
+    both = merged([with_executed(TWO, ["m.py:2"]), with_executed(TWO, ["m.py:9"])])
+    assert both.ran == ("m.f", "m.g")
+    patch = Differs(base="", patch="p", functions=("n.h",), statements={"n.h": ("n.py:1 (p)",)})
+    one = together([both, patch])
+    assert one is not None
+    assert (one.idle, one.unexecuted) == (("n.h",), ("m.py:3", "n.py:1 (p)"))
+    assert together([]) is None

@@ -16,7 +16,7 @@ from eagletwin.harness.core.terminal import show, width
 from ..as_json import tell_result, with_json
 from ..options import DEFAULT_RUNS, Runs, tell
 from ..result import SearchFacts
-from ..run_options import CHANGES, HOW, JUDGING, LIMITS, SOURCE, run_options
+from ..run_options import CHANGES, HOW, JUDGING, LIMITS, SOURCE, STRICT, run_options
 from .typed import (
     MAX_CASES,
     MINUTES,
@@ -48,7 +48,7 @@ if TYPE_CHECKING:
 
 
 @with_json
-@run_options(CHANGES, JUDGING, SOURCE, HOW, LIMITS)
+@run_options(CHANGES, JUDGING, STRICT, SOURCE, HOW, LIMITS)
 def fuzz(
     minutes: Minutes = MINUTES,
     max_cases: MaxCases = MAX_CASES,
@@ -129,6 +129,8 @@ def search(options: "SearchOptions") -> int:
             for finding in islice(looking.search(), options.findings):
                 found.append(finding)
                 show(finding_text(finding, width()))
+            if not found:
+                looking.compare_with_base()
         code = exit_code(looking, [finding.status for finding in found])
     except WouldNotStart as error:
         show(f"UNKNOWN\n\n  {error.kept_in(folder)}")

@@ -20,9 +20,9 @@ from eagletwin.cases.entry import Entry
 from eagletwin.harness.check.known import Explained, Mends, may_show
 from eagletwin.harness.check.trials import Trial
 from eagletwin.harness.core.case import Case
-from eagletwin.harness.core.differs import Differs
+from eagletwin.harness.core.differs import Differs, together
 from eagletwin.harness.core.errors import HarnessError
-from eagletwin.harness.core.mode import Mode
+from eagletwin.harness.core.run_spec import RunSpec
 from eagletwin.harness.core.signature import Signature
 from eagletwin.harness.core.verdict import DECLARED_VIEW, Verdict, View
 from eagletwin.harness.engines.host import WouldNotStart
@@ -52,6 +52,7 @@ class CaseSeen(Struct, frozen=True, kw_only=True, tag=True):
     known     entries that explain all that it showed as released, and what that was; the verdict is the one under their fixes
     cured     entries whose remedies make it equal, where the SGLang without the change that is searched is right without them
     tries     further runs that it took to tell
+    numbers   a digest of what was recorded, where a changed statement ran and the case is equal
     """
 
     block: int
@@ -69,6 +70,7 @@ class CaseSeen(Struct, frozen=True, kw_only=True, tag=True):
     shown: Signature | None = None
     cured: tuple[str, ...] = ()
     tries: int = 0
+    numbers: str = ""
 
 
 class Drawn(Protocol):
@@ -116,7 +118,7 @@ class Looking:
             one = Explained((), (), trial)
             with suppress(WouldNotStart):  # with a remedy: then it is told as it was seen
                 one = one if trial.verdict.undecided else self._mends.explain(trial, within)
-            yield _seen(NO_BLOCK, one, within, trial.signature, self._mends.run.mode)
+            yield _seen(NO_BLOCK, one, within, trial.signature, self._mends.run)
 
     def _cases(
         self, block: Drawn, view: View, mended: tuple[Entry, ...], earlier: Sequence[CaseSeen]
@@ -143,11 +145,13 @@ class Looking:
         one = Explained((), mended, trial)
         if shown is not None and not trial.verdict.undecided:
             one = self._mends.explain(trial, view, mended, told)
-        return replace(_seen(block.number, one, view, shown, self._mends.run.mode), tries=self._mends.ran - ran)
+        return replace(_seen(block.number, one, view, shown, self._mends.run), tries=self._mends.ran - ran)
 
 
-def _seen(block: int, one: Explained, view: View, shown: Signature | None, mode: Mode) -> CaseSeen:
+def _seen(block: int, one: Explained, view: View, shown: Signature | None, run: RunSpec) -> CaseSeen:
     trial, found = one.trial, one.trial.signature
+    own = {patch.name for patch in run.patches}
+    differs = together([change for change in trial.changes if not change.patch or change.patch in own])
     rounds = (record for record in trial.header.records if record.stage == "verify")
     return CaseSeen(
         block=block,
@@ -156,10 +160,11 @@ def _seen(block: int, one: Explained, view: View, shown: Signature | None, mode:
         signature=found,
         lengths=tuple(sorted({int(record.numbers["accept_len"]) for record in rounds})),
         fallbacks=tuple(trial.header.fallbacks),
-        differs=trial.differs,
+        differs=differs,
+        numbers=trial.numbers if differs is not None and differs.ran and found is None else "",
         before=trial.before if found is not None else (),
         mended=tuple(entry.id for entry in one.mended),
-        could_show=tuple(entry.id for entry in one.mended if may_show(entry, trial.case, mode)),
+        could_show=tuple(entry.id for entry in one.mended if may_show(entry, trial.case, run.mode)),
         view=view,
         known=tuple(entry.id for entry in one.known),
         shown=shown if one.known else None,

@@ -86,6 +86,7 @@ class Summary(Struct, kw_only=True):
     known: list[_Known] = []
     refused: dict[str, str] = {}
     headline: str = ""
+    not_seen: str = ""
     command: str = ""
     exit_code: int | None = None
     known_note: str = ""
@@ -120,6 +121,7 @@ def search_page(folder: Path) -> Page:
         status=status,
         headline=summary.headline or f"{count(tally.cases, 'case')}, {count(len(summary.findings), 'finding')}",
         facts=tuple(facts),
+        reason=summary.not_seen,
         sections=tuple(sections),
         again=(summary.command,) if summary.command else (),
         files=(SUMMARY,),

@@ -31,7 +31,8 @@ def exit_code(search: Fuzz, findings: Sequence[str]) -> int:
     """Of a search that came to its end. findings: the status of each."""
     if "diverged" in findings:
         return EXIT_DIVERGED
-    return EXIT_EQUAL if search.looked_enough and not findings else EXIT_UNKNOWN
+    unseen = search.trials.run.strict and search.tally.changes.headline
+    return EXIT_EQUAL if search.looked_enough and not findings and not unseen else EXIT_UNKNOWN
 
 
 class ToReport(Protocol):
@@ -68,7 +69,8 @@ def tally_text(search: Fuzz, findings: Sequence[ToReport], columns: int, code: i
     code: the exit code; None: an error ends the command, whose code is the error's
     """
     tally, seconds = search.tally, search.seconds
-    lines = [_headline(search, code), ""]
+    unseen = tally.changes.headline
+    lines = [_headline(search, code), *(fold(f"NOT SEEN  {unseen}", columns, "", " " * 10) if unseen else []), ""]
     ends = fold(f"Exit code {code}: {MEANING[code]}.", columns, "") if code is not None else []
     if not tally.cases:
         lines += fold(f"No case finished in {seconds:.1f} s: this says nothing about the release.", columns, "")
@@ -272,6 +274,7 @@ def write_summary(
     tally = search.tally
     figures: dict[str, Any] = {
         "headline": _headline(search, code),
+        "not_seen": tally.changes.headline,
         "command": search.plan.command,
         "exit_code": code,
         "seconds": round(search.seconds, 3),

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Protocol
 
 from eagletwin.cases.profiles import draw_from_seeds_alone
+from eagletwin.cases.regressions import LEDGER
 from eagletwin.harness.check.known import Mends
 from eagletwin.harness.check.trials import Trials
 from eagletwin.harness.core.case import Case, pretty_case
@@ -28,6 +29,7 @@ from .tally import LEAST, MOST_UNDECIDED, Tally
 # Engines that would not start, after which a search that has run no case yet ends: another one would not start either.
 _IN_VAIN = 100
 _NEWS = 5.0  # seconds between two lines of progress
+_COMPARED, _COMPARING = 40, 0.1  # cases that are run without the change, too, and the share of the search's time for them
 
 
 @dataclass(slots=True)
@@ -93,6 +95,7 @@ class Fuzz:
     asides: dict[Signature, Aside] = field(default_factory=dict)
     shrinking: Shrinking | None = None
     begun: float = 0.0
+    _effects: list[CaseSeen] = field(default_factory=list)  # equal cases that ran a changed statement
     _told_at: float = 0.0
     _in_vain: int = 0
     _mends: Mends | None = None
@@ -141,6 +144,8 @@ class Fuzz:
     def count(self, seen: CaseSeen) -> bool:
         """Count a case; whether it shows something that no known bug explains, and that was not found before."""
         self.tally.add(seen)
+        if seen.numbers and len(self._effects) < _COMPARED:
+            self._effects.append(seen)
         self.line.done(f"{seen.case.model}, num_steps {seen.case.num_steps}, topk {seen.case.topk}")
         if seen.known or seen.signature is None:
             return False
@@ -159,6 +164,18 @@ class Fuzz:
         finding, self.shrinking = inquiry.finish(shrinking, cases, seconds), None
         self.known |= {seen.signature, finding.signature}
         return finding
+
+    def compare_with_base(self) -> None:
+        """Run cases that ran the change without it, for a tenth of the search's time: do their numbers differ?"""
+        base, until = self.mends.base, time.monotonic() + self.plan.seconds * _COMPARING
+        for seen in self._effects if base is not None else ():
+            if time.monotonic() > until:
+                break
+            remedies = [remedy for name in seen.mended if (remedy := LEDGER[name].remedy) is not None]
+            numbers = base.numbers(seen.case, remedies, seen.view) if base is not None else ""
+            if numbers:
+                self.tally.changes.compared += 1
+                self.tally.changes.altered += numbers != seen.numbers
 
     @property
     def looked_enough(self) -> bool:

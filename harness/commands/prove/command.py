@@ -24,7 +24,7 @@ from ..as_json import with_json
 from ..models.reasons import reason
 from ..options import DEFAULT_RUNS, ENGINE, Runs, tell
 from ..result import ProveFacts
-from ..run_options import HOW, LIMITS, SOURCE, run_options
+from ..run_options import HOW, LIMITS, SOURCE, STRICT, run_options
 
 if TYPE_CHECKING:
     from eagletwin.cases.entry import Entry
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 
 
 @with_json
-@run_options(SOURCE, HOW, LIMITS)
+@run_options(STRICT, SOURCE, HOW, LIMITS)
 def prove(
     entries: Annotated[list[str], typer.Argument(metavar="PR…|all", help="Ids of ledger entries, or all.")],
     on_releases: Annotated[

@@ -1,0 +1,130 @@
+"""Which statements of a function changed, and that each of them is noted when it runs, and only then."""
+
+import ast
+
+import pytest
+
+from eagletwin.harness.core.differs import Point
+from eagletwin.harness.engines.changed_code import changed
+from eagletwin.harness.engines.changed_statements import add_calls
+
+OLD = '''
+def f(x, seen):
+    """Says what it does."""
+    seen.append("begin")
+    if x > 3:
+        seen.append("large")
+        seen.append("very")
+    elif x < 0:
+        seen.append("negative")
+    else:
+        seen.append("small")
+    for number in range(x):
+        seen.append(number)
+    try:
+        seen.append(1 / x)
+    except ZeroDivisionError:
+        seen.append("zero")
+    if seen: return seen
+    return None
+'''
+
+# (old, new, the points that ran with x = 5, with x = 0, and those that ran with neither): by the text of their lines
+EDITS = {
+    "a statement": ('append("large")', 'append("LARGE")', {'seen.append("LARGE")'}, set(), set()),
+    "a condition": ("x > 3", "x >= 3", {"if x >= 3:"}, {"if x >= 3:"}, set()),
+    "the condition of an elif": ("x < 0", "x <= 0", set(), {"elif x <= 0:"}, set()),
+    "what never runs": ('append("negative")', 'append("below")', set(), set(), {'seen.append("below")'}),
+    "a raise that is new, under a condition": (
+        '        seen.append("negative")',
+        '        raise ValueError\n        seen.append("negative")',
+        set(),
+        set(),
+        {"raise ValueError"},
+    ),
+    "a statement that is gone, before another": ('        seen.append("large")\n', "", {'seen.append("very")'}, set(), set()),
+    "a statement that is gone, at a block's end": ('        seen.append("very")\n', "", {'seen.append("large")'}, set(), set()),
+    "an else that is gone": ('    else:\n        seen.append("small")\n', "", set(), {"elif x < 0:"}, set()),
+    "the body of a loop": ("append(number)", "append(-number)", {"seen.append(-number)"}, set(), set()),
+    "the list of a loop": ("range(x)", "range(x + 1)", {"for number in range(x + 1):"}, {"for number in range(x + 1):"}, set()),
+    "a handler": ('append("zero")', 'append("none")', set(), {'seen.append("none")'}, set()),
+    "a handler of another exception": (
+        "ZeroDivisionError",
+        "ArithmeticError",
+        set(),
+        {'seen.append("zero")'},
+        {"try:"},  # the handler that is gone, which nothing notes
+    ),
+    "one of two statements of a line": (
+        "return seen",
+        "return [*seen]",
+        {"if seen: return [*seen]"},
+        {"if seen: return [*seen]"},
+        set(),
+    ),
+    "a default": ("seen):", "seen=None):", {"def f(x, seen=None):"}, {"def f(x, seen=None):"}, set()),
+    "a comment": ('    seen.append("begin")', '    # at first\n    seen.append("begin")', set(), set(), set()),
+}
+
+
+def noted(new: str, points: tuple[Point, ...], x: int) -> set[Point]:
+    """The points that run."""
+    tree, ran = ast.parse(new), set[int]()
+    add_calls(tree, [(point, number) for number, point in enumerate(points)], "_note")  # type: ignore[misc]
+    scope = {"_note": ran.add}
+    exec(compile(tree, "f.py", "exec"), scope)
+    plain: dict[str, object] = {}
+    exec(new, plain)
+    assert scope["f"](x, []) == plain["f"](x, [])  # type: ignore[operator]
+    return {points[number] for number in ran}
+
+
+@pytest.mark.parametrize("what", EDITS)
+def test_each_changed_statement_is_noted_when_it_runs(what: str) -> None:
+    old, text, large, zero, never = EDITS[what]
+    assert OLD.count(old) == 1
+    new = OLD.replace(old, text)
+    points = tuple(point for place in changed(OLD, new, "m").places for point in place.points)
+    lines = new.splitlines()
+
+    def texts(some: set[Point]) -> set[str]:
+        return {lines[point.line - 1].strip() for point in some}
+
+    ran = noted(new, points, 5), noted(new, points, 0)
+    assert texts(ran[0]) == large
+    assert texts(ran[1]) == zero
+    assert texts({*points} - ran[0] - ran[1]) == never
+
+
+GATED = """
+def f(x):
+    if x.is_cuda:
+        a = 1
+        return a
+    b = 1
+    if _is_hip:
+        c = 1
+    elif x.size > 1:
+        d = 1
+    return b
+"""
+
+
+def test_a_statement_says_under_which_condition_on_the_device_it_stands() -> None:
+    new = GATED.replace("= 1", "= 2")
+    points = changed(GATED, new, "m").places[0].points
+    lines = new.splitlines()
+    gates = {lines[point.line - 1].strip(): point.gate for point in points}
+    assert gates == {"a = 2": "x.is_cuda", "b = 2": "not (x.is_cuda)", "c = 2": "_is_hip", "d = 2": "not (_is_hip)"}
+
+
+def test_places_of_one_line_are_told_apart() -> None:
+    [place] = changed("def f(x):\n    if x: y = 1; z = 1\n", "def f(x):\n    if x: y = 2; z = 2\n", "m").places
+    assert place.of_file("m.py").places == ("m.py:2:11", "m.py:2:18")
+
+
+def test_a_function_whose_original_is_not_at_hand_counts_as_a_whole() -> None:
+    [unlisted] = changed(None, "def f(x):\n    a = x\n    return a\n", "m").places
+    assert [point.where for point in unlisted.points] == ["entry"]
+    [new] = changed("", "def f(x):\n    a = x\n    return a\n", "m").places
+    assert [(point.line, point.where) for point in new.points] == [(2, "before"), (3, "before")]
