@@ -141,9 +141,7 @@ def test_a_patch_of_two_functions_of_which_one_does_not_run_is_no_proof(host: Ho
 def test_two_patches_of_one_function_note_their_own_statements(host: Host, tmp_path: Path) -> None:
     """The second edit moves the lines of the first."""
     first = Edit(target=FORWARD, match="topk_index = torch.argmax(", replacement="topk_index = 1 * torch.argmax(")
-    more = Edit(
-        target=FORWARD, match="spec_info = forward_batch.spec_info", replacement="one = 1\nspec_info = forward_batch.spec_info"
-    )
+    more = Edit(target=FORWARD, match="spec_info: EagleDraftInput = ", replacement="one = 1\nspec_info: EagleDraftInput = ")
     case = LEDGER["25015"].case
     patches = Patch(name="first", edits=(first,)), Patch(name="more", edits=(more,))
     changes = host.engine(case, patches).run(case, tmp_path).changes

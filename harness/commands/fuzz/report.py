@@ -71,7 +71,7 @@ def tally_text(search: Fuzz, findings: Sequence[ToReport], columns: int, code: i
     tally, seconds = search.tally, search.seconds
     unseen = tally.changes.headline
     lines = [_headline(search, code), *(fold(f"NOT SEEN  {unseen}", columns, "", " " * 10) if unseen else []), ""]
-    ends = fold(f"Exit code {code}: {MEANING[code]}.", columns, "") if code is not None else []
+    ends = fold(f"Exit code {code}: {_meaning(search, code)}.", columns, "") if code is not None else []
     if not tally.cases:
         lines += fold(f"No case finished in {seconds:.1f} s: this says nothing about the release.", columns, "")
         lines += _refused(search, columns)
@@ -119,6 +119,11 @@ def tally_text(search: Fuzz, findings: Sequence[ToReport], columns: int, code: i
         lines += ["", "Not looked at, and the option for it:"]
         lines += [line for one in left_out for line in fold(one, columns, "  ", "    ")]
     return "\n".join([*lines, "", *ends, f"Folder: {search.folder}"])
+
+
+def _meaning(search: Fuzz, code: int) -> str:
+    strict = code == EXIT_UNKNOWN and search.looked_enough and search.trials.run.strict and search.tally.changes.headline
+    return "a changed statement did not run, which --strict does not let pass" if strict and not search.found else MEANING[code]
 
 
 def _headline(search: Fuzz, code: int | None) -> str:

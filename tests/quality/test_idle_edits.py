@@ -1,0 +1,131 @@
+"""Edits that no case runs, drawn from branches of SGLang's speculative code: whichever way an edit comes, no run of it is a pass.
+`make quality`.
+
+Half of them stand under a condition on the device, on either side of it.
+"""
+
+import ast
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+from random import Random
+
+import msgspec
+import pytest
+from msgspec.structs import replace
+
+from eagletwin.cases.regressions import LEDGER
+from eagletwin.harness.commands.bench.mutants.draw import Mutant, mutants_of
+from eagletwin.harness.core.case import Case, Request
+from eagletwin.harness.engines.blocks import FOLDER
+from eagletwin.harness.engines.changed_code import changed
+from eagletwin.harness.engines.host import Host
+from eagletwin.harness.engines.source import INSTALLED, resolve
+from eagletwin.harness.judge.judge import judge
+
+from ..engine.planted_trees import plant
+
+EDITS = 40
+FILES = ("eagle_worker_v2", "eagle_worker_common", "eagle_utils", "spec_utils", "eagle_info", "multi_layer_eagle_worker_v2")
+CASES = (
+    LEDGER["25015"].case,
+    LEDGER["26997-hidden"].case,
+    LEDGER["multi-layer-chunk-tail-3"].case,
+    Case(name="states", model="qwen3-next-nextn", num_steps=2, requests=(Request(id="a", prompt=(1, 2, 3), max_new_tokens=8),)),
+)
+
+
+def source_of(file: str) -> Path:
+    return INSTALLED.root / "sglang" / "srt" / "speculative" / f"{file}.py"
+
+
+@pytest.fixture(scope="module")
+def reached(tmp_path_factory: pytest.TempPathFactory) -> dict[str, set[int]]:
+    """The first lines of the blocks that the cases run, by file."""
+    folder, found = tmp_path_factory.mktemp("blocks"), dict[str, set[int]]()
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setenv(FOLDER, str(folder))
+        with Host() as host:
+            for number, case in enumerate(CASES):
+                place = tmp_path_factory.mktemp(str(number))
+                host.engine(case).run(replace(case, exercises=()), place)
+    for one in folder.glob("*.json"):
+        for file, lines in msgspec.json.decode(one.read_bytes()).items():
+            found.setdefault(Path(file).stem, set()).update(lines)
+    return found
+
+
+@pytest.fixture(scope="module")
+def idle(reached: dict[str, set[int]]) -> list[Mutant]:
+    """EDITS mutants of blocks that no case runs, in functions that some case calls: half of them gated by the device."""
+    gated, plain = list[Mutant](), list[Mutant]()
+    for file in FILES:
+        text = source_of(file).read_text()
+        for mutant in mutants_of(text, f"sglang.srt.speculative.{file}", file):
+            if mutant.block not in reached.get(file, ()) and called(text, mutant, reached.get(file, set())):
+                points = changed(text, edited(text, mutant), "m").places
+                (gated if any(point.gate for place in points for point in place.points) else plain).append(mutant)
+    draw = Random(52)
+    return [*draw.sample(gated, min(len(gated), EDITS // 2)), *draw.sample(plain, EDITS - min(len(gated), EDITS // 2))]
+
+
+def called(text: str, mutant: Mutant, lines: set[int]) -> bool:
+    """Whether a block of the mutant's function ran: then the function was called."""
+    around = [
+        node
+        for node in ast.walk(ast.parse(text))
+        if isinstance(node, ast.FunctionDef) and node.lineno <= mutant.line <= (node.end_lineno or 0)
+    ]
+    return bool(around) and any(around[-1].lineno <= line <= (around[-1].end_lineno or 0) for line in lines)
+
+
+def edited(text: str, mutant: Mutant) -> str:
+    """The file with the mutant: its lines, at the indentation that they have there."""
+    lines, first = text.splitlines(keepends=True), mutant.match.splitlines()[0]
+    at = next(
+        number
+        for number in range(mutant.line - 1, -1, -1)
+        if lines[number].strip() == first.strip() and "".join(map(str.strip, lines[number:])).startswith(flat(mutant.match))
+    )
+    blanks = lines[at][: len(lines[at]) - len(lines[at].lstrip())]
+    own = len(first) - len(first.lstrip())
+    new = [blanks + line[own:] + "\n" if line.strip() else "\n" for line in mutant.replacement.splitlines()]
+    return "".join([*lines[:at], *new, *lines[at + len(mutant.match.splitlines()) :]])
+
+
+def flat(text: str) -> str:
+    return "".join(map(str.strip, text.splitlines()))
+
+
+def verdicts(host: Host, mutant: Mutant | None, folder: Path) -> Iterator[tuple[str, str, bool]]:
+    """Status, reason and whether it is a doubt about the change alone, of each case. None: the host's tree is the change."""
+    for number, case in enumerate(CASES):
+        place = folder / str(number)
+        place.mkdir(parents=True)
+        patches = (mutant.patch,) if mutant is not None else ()
+        verdict = judge(host.engine(case, patches).run(replace(case, exercises=()), place))
+        yield verdict.status, verdict.reason, verdict.vacuous
+
+
+def test_a_patch_that_no_case_runs_is_never_a_pass(idle: list[Mutant], tmp_path: Path) -> None:
+    """`--patch` and `--revert` name a patch alike: the engine and the judge see the same."""
+    assert len(idle) == EDITS
+    with Host() as host:
+        for number, mutant in enumerate(idle):
+            for status, reason, vacuous in verdicts(host, mutant, tmp_path / str(number)):
+                assert (status, vacuous) == ("unknown", True), (mutant.name, status, reason)
+                assert f"{mutant.file}.py:" in reason, (mutant.name, reason)
+
+
+def test_a_tree_that_no_case_runs_is_never_a_pass(idle: list[Mutant], tmp_path: Path) -> None:
+    for number, mutant in enumerate(idle):
+        root = plant(tmp_path / "tree")
+        file = root / source_of(mutant.file).relative_to(INSTALLED.root)
+        text = file.read_text()
+        file.unlink()
+        file.write_text(edited(text, mutant))
+        with Host(source=resolve(str(root))) as host:
+            for status, reason, vacuous in verdicts(host, None, tmp_path / str(number)):
+                assert (status, vacuous) == ("unknown", True), (mutant.name, status, reason)
+                assert f"{mutant.file}.py:" in reason, (mutant.name, reason)
+        shutil.rmtree(root)
