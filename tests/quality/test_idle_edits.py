@@ -1,11 +1,11 @@
-"""Edits that no case runs, drawn from branches of SGLang's speculative code: whichever way an edit comes, no run of it is a pass.
-`make quality`.
+"""Edits that no case runs, drawn from branches of SGLang's speculative code: no run of one is a pass. `make quality`.
 
 Half of them stand under a condition on the device, on either side of it.
 """
 
 import ast
 import shutil
+import textwrap
 from collections.abc import Iterator
 from pathlib import Path
 from random import Random
@@ -69,32 +69,34 @@ def idle(reached: dict[str, set[int]]) -> list[Mutant]:
     return [*draw.sample(gated, min(len(gated), EDITS // 2)), *draw.sample(plain, EDITS - min(len(gated), EDITS // 2))]
 
 
-def called(text: str, mutant: Mutant, lines: set[int]) -> bool:
-    """Whether a block of the mutant's function ran: then the function was called."""
+def function_of(text: str, mutant: Mutant) -> ast.FunctionDef | None:
+    """The function that holds a mutant."""
     around = [
         node
         for node in ast.walk(ast.parse(text))
         if isinstance(node, ast.FunctionDef) and node.lineno <= mutant.line <= (node.end_lineno or 0)
     ]
-    return bool(around) and any(around[-1].lineno <= line <= (around[-1].end_lineno or 0) for line in lines)
+    return min(around, key=lambda node: (node.end_lineno or 0) - node.lineno) if around else None
+
+
+def called(text: str, mutant: Mutant, lines: set[int]) -> bool:
+    """Whether a block of the mutant's function ran: then the function was called."""
+    function = function_of(text, mutant)
+    return function is not None and any(function.lineno <= line <= (function.end_lineno or 0) for line in lines)
 
 
 def edited(text: str, mutant: Mutant) -> str:
-    """The file with the mutant: its lines, at the indentation that they have there."""
-    lines, first = text.splitlines(keepends=True), mutant.match.splitlines()[0]
-    at = next(
-        number
-        for number in range(mutant.line - 1, -1, -1)
-        if lines[number].strip() == first.strip() and "".join(map(str.strip, lines[number:])).startswith(flat(mutant.match))
-    )
-    blanks = lines[at][: len(lines[at]) - len(lines[at].lstrip())]
-    own = len(first) - len(first.lstrip())
-    new = [blanks + line[own:] + "\n" if line.strip() else "\n" for line in mutant.replacement.splitlines()]
-    return "".join([*lines[:at], *new, *lines[at + len(mutant.match.splitlines()) :]])
-
-
-def flat(text: str) -> str:
-    return "".join(map(str.strip, text.splitlines()))
+    """The file with the mutant, as a patch in memory would have it (engines/sglang/patches.py)."""
+    function = function_of(text, mutant)
+    assert function is not None
+    lines = text.splitlines(keepends=True)
+    own = "".join(lines[function.lineno - 1 : function.end_lineno])
+    source = textwrap.dedent(own)
+    assert source.count(mutant.match) == 1
+    before = source[: source.index(mutant.match)].rpartition("\n")[2]
+    new = source.replace(mutant.match, mutant.replacement.replace("\n", "\n" + before[: len(before) - len(before.lstrip())]))
+    new = textwrap.indent(new, " " * function.col_offset)
+    return "".join([*lines[: function.lineno - 1], new, *lines[function.end_lineno :]])
 
 
 def verdicts(host: Host, mutant: Mutant | None, folder: Path) -> Iterator[tuple[str, str, bool]]:
