@@ -22,7 +22,6 @@ COMMANDS = (
     "models list --json",
     "releases list --json",
     "kernels --list --json",
-    "doctor --json",
     "check 25015 --json",
     "check 25015 --revert 25015 --json",
     "judge RUN/pr-25015 --json",
@@ -30,7 +29,7 @@ COMMANDS = (
     "diff RUN/pr-25015 RUN/pr-25015-2 --json",
     "check row-overflow --remedy row-overflow --json",
     "prove 25015 --json",
-    "fuzz --cases 4 --json",
+    "fuzz --cases 4 -n 1 --json",
     "check absent.json --json",
     "check absent",
     "check 25015 --revert absent --json",
@@ -56,23 +55,23 @@ def lines(verbs: tuple[str, ...] = COMMANDS) -> Iterator[dict[str, Any]]:
             words = command.replace("RUN", "eagletwin-runs").split()
             call = [sys.executable, "-P", "-m", "eagletwin", *words]
             done = subprocess.run(call, cwd=folder, env=environment, capture_output=True, text=True, check=False)
-            said = {"exit": done.returncode, "stdout": _said(done.stdout, folder), "stderr": _said(done.stderr, folder)}
+            said = {"exit": done.returncode, "stdout": stable(done.stdout, folder), "stderr": stable(done.stderr, folder)}
             yield {"id": f"command/{number:02}/{command}", "verdict": said}
 
 
-def _said(printed: str, folder: str) -> Any:
+def stable(printed: str, folder: str) -> Any:
     """JSON without what differs from run to run, or a text without numbers that do."""
     try:
-        return _stable(json.loads(printed), folder)
+        return _values(json.loads(printed), folder)
     except ValueError:
         return _words(printed, folder)
 
 
-def _stable(value: Any, folder: str) -> Any:
+def _values(value: Any, folder: str) -> Any:
     if isinstance(value, dict):
-        return {name: "VOLATILE" if name in VOLATILE else _stable(inner, folder) for name, inner in value.items()}
+        return {name: "VOLATILE" if name in VOLATILE else _values(inner, folder) for name, inner in value.items()}
     if isinstance(value, list):
-        return [_stable(inner, folder) for inner in value]
+        return [_values(inner, folder) for inner in value]
     return _words(value, folder) if isinstance(value, str) else value
 
 
