@@ -4,7 +4,7 @@ import argparse
 import os
 import subprocess
 import sys
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -75,8 +75,8 @@ def part(given: argparse.Namespace, process: int) -> int:
     """What one of the processes runs."""
     from . import corpus
 
-    def more(host: "Host") -> "Iterable[Item]":
-        return corpus.drawn_in(process, host, given.seed, given.cases, given.skip) if given.verb == "write" else ()
+    def more(host: "Host", done: "Collection[str]") -> "Iterable[Item]":
+        return corpus.drawn_in(process, host, given.seed, given.cases, given.skip, done) if given.verb == "write" else ()
 
     items = corpus.stored(corpus.read(given.old)) if given.verb == "replay" else corpus.ledger() if given.ledger else ()
     corpus.run_part(given.file, process, items, more)

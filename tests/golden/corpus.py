@@ -8,7 +8,7 @@ import hashlib
 import json
 import sys
 import zlib
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
 from itertools import chain, count, islice
 from pathlib import Path
 from random import Random
@@ -17,6 +17,7 @@ from typing import Any
 import msgspec
 
 from eagletwin.cases.blocks import block_of
+from eagletwin.cases.entry import Entry
 from eagletwin.cases.profiles import draw_from_seeds_alone
 from eagletwin.cases.reach import on_a_cpu, unreached
 from eagletwin.cases.regressions import LEDGER
@@ -61,18 +62,21 @@ def ledger() -> Iterator[Item]:
             yield Item(f"ledger/{entry.id}/{side}", entry.case, run, (entry.id,), side)
 
 
-def drawn(host: Host, seed: int, blocks: Iterable[int]) -> Iterator[Item]:
-    """The cases of these blocks of a search, each with the remedies and the view that the search begins it with."""
+def drawn(host: Host, seed: int, blocks: Iterable[int], done: Collection[str]) -> Iterator[Item]:
+    """The cases of these blocks of a search, each with the remedies and the view that the search begins it with. done: ids of
+    cases that are not run again: no engine is built for a block that has no other."""
     draw_from_seeds_alone()
     mends, chosen = Mends(host, RunSpec(limits=LIMITS)), SearchOptions(seed=seed).asked
     for number in blocks:
         block = block_of(seed, number, chosen)
-        views = mends.views(block.probe)
-        view = views[Random(block.draw_seed).randrange(len(views))]
-        entries = () if block.as_released else mends.seen(block.probe, view)
-        for place, case in enumerate(block.cases()):
+        cases = {f"drawn/{seed}/{number:05}/{place:02}": case for place, case in enumerate(block.cases())}
+        run, entries = mends.run, tuple[Entry, ...]()
+        if not all(name in done for name in cases):
+            views = mends.views(block.probe)
+            view = views[Random(block.draw_seed).randrange(len(views))]
+            entries = () if block.as_released else mends.seen(block.probe, view)
             run = mends.trials(entries, view).run
-            yield Item(f"drawn/{seed}/{number:05}/{place:02}", case, run, tuple(entry.id for entry in entries))
+        yield from (Item(name, case, run, tuple(entry.id for entry in entries)) for name, case in cases.items())
 
 
 def stored(lines: list[dict[str, Any]]) -> Iterator[Item]:
@@ -120,13 +124,13 @@ def belongs_to(name: str) -> int:
     return zlib.crc32(name.rpartition("/")[0].encode()) % PROCESSES
 
 
-def drawn_in(process: int, host: Host, seed: int, cases: int, skip: int) -> Iterator[Item]:
+def drawn_in(process: int, host: Host, seed: int, cases: int, skip: int, done: Collection[str]) -> Iterator[Item]:
     """A process's part of `cases` drawn cases, of the blocks after `skip`."""
     blocks = (number for number in count(skip) if belongs_to(f"drawn/{seed}/{number:05}/") == process)
-    return islice(drawn(host, seed, blocks), cases // PROCESSES + (process < cases % PROCESSES))
+    return islice(drawn(host, seed, blocks, done), cases // PROCESSES + (process < cases % PROCESSES))
 
 
-def run_part(file: Path, process: int, items: Iterable[Item], more: Callable[[Host], Iterable[Item]]) -> None:
+def run_part(file: Path, process: int, items: Iterable[Item], more: Callable[[Host, Collection[str]], Iterable[Item]]) -> None:
     """Append a line for each item of this process that `file` lacks, and for those that take a host of the usual mode."""
     done = {line["id"] for line in read(file)}
     parts: dict[str, list[Item]] = {}
@@ -138,7 +142,7 @@ def run_part(file: Path, process: int, items: Iterable[Item], more: Callable[[Ho
         for _, part in sorted(parts.items(), reverse=True):  # the usual mode, which has the most, comes last
             mode = part[0].run.mode if part else CPU
             with Host(mode=mode) as host:
-                for item in chain(part, more(host) if mode == CPU else ()):
+                for item in chain(part, more(host, done) if mode == CPU else ()):
                     if item.id not in done:
                         out.writelines(map(_text, (*_patches(item, done), line_of(item, _run(host, item)))))
                         out.flush()
