@@ -21,6 +21,7 @@ from eagletwin.harness.core.differs import ChangedFunction, Differs, Watch
 from eagletwin.harness.engines import triton_cpu
 
 from . import patches
+from .blame import hand_on
 from .noted_source import NotedSource, note
 from .source_finder import SourceFinder
 
@@ -103,7 +104,7 @@ def _watch_launches() -> None:
 
         def noted(*args: Any, **kwargs: Any) -> Any:
             ran.update(found)
-            return run(*args, **kwargs)
+            return hand_on(run, *args, **kwargs)
 
         return noted
 
