@@ -148,7 +148,7 @@ def build_scheduler(case: Case, mode: Mode = CPU, rank: int = 0, port: int = 0, 
         elif recipe.target.scan is None:
             states_on_cuda.compute_in_float32(SHIMS)
     if recipe.frozen:
-        workers.refuse_frozen()
+        workers.refuse_frozen(family_of(recipe).modules)
     model_classes.register(family_of(recipe).modules, SHIMS)
     if recipe.target.states and mode.device == "cuda":
         states_on_cuda.rotate_in_float32(SHIMS)

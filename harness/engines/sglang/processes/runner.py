@@ -26,6 +26,7 @@ from eagletwin.harness.engines import wire
 from eagletwin.harness.families.weights import model_pair
 
 from .. import blame, changes, drive, kernels, noted_blocks, patches
+from ..not_driven import NotDriven
 from ..stand_ins import stubs
 from .last_word import LastWord
 from .progress import Progress
@@ -104,6 +105,8 @@ class _Run:
             ending = Ending(kind="finished")
         except drive.Stopped as stop:
             ending = Ending(kind="stopped", detail=str(stop), where=self._where)
+        except NotDriven as error:
+            ending = Ending(kind="unseen", detail=f"eagletwin does not run this case: {error}", where=self._where)
         except drive.EndlessCase as error:
             ending = Ending(kind="hung", detail=str(error), where=self._where)
         except (Exception, SystemExit) as error:
