@@ -69,7 +69,7 @@ def is_there(section: Section) -> bool:
 
 def is_whole(folder: Path, section: Section) -> bool:
     """Whether a folder holds what the section names, each file as the RECORD of its wheel says, and nothing else."""
-    return _as_recorded(folder, [f"{pin.replace('==', '-')}.dist-info" for pin in section.pins], _files(folder))
+    return _as_recorded(folder, [f"{pin.replace('==', '-')}.dist-info" for pin in section.pins], files_below(folder))
 
 
 def changed_since_release(folder: Path, wheel: str, *, by_time: bool = False) -> dict[str, str] | None:
@@ -84,7 +84,7 @@ def changed_since_release(folder: Path, wheel: str, *, by_time: bool = False) ->
         recorded = {name: digest for name, digest in _rows(folder / wheel / "RECORD") if name.startswith("sglang/")}
     except (OSError, ValueError, csv.Error):
         return None
-    files = {f"sglang/{name}" for name in _files(folder / "sglang")}
+    files = {f"sglang/{name}" for name in files_below(folder / "sglang")}
     gone = (name for name in recorded.keys() - files if not LEFT_OUT.match(name) and "__pycache__" not in name)
     changed = (name for name in files if name not in recorded or not _is(folder / name, recorded[name], installed))
     return {name: recorded.get(name, "") for name in sorted((*gone, *changed))}
@@ -92,7 +92,7 @@ def changed_since_release(folder: Path, wheel: str, *, by_time: bool = False) ->
 
 def files_of_package(folder: Path) -> set[str]:
     """The files of the package sglang in a folder, by their paths from there, without those that are not unpacked."""
-    return {name for name in (f"sglang/{name}" for name in _files(folder / "sglang")) if not LEFT_OUT.match(name)}
+    return {name for name in (f"sglang/{name}" for name in files_below(folder / "sglang")) if not LEFT_OUT.match(name)}
 
 
 def _is(file: Path, digest: str, installed: int) -> bool:
@@ -116,15 +116,20 @@ def _as_recorded(folder: Path, wheels: Sequence[str], files: Set[str]) -> bool:
         return False
 
 
-def _files(folder: Path) -> set[str]:
-    """All files below a folder, and links to folders, without Python's own bytecode."""
+def files_below(folder: Path) -> set[str]:
+    """All files below a folder, links followed, without Python's own bytecode. A link to a folder that it lies in is a file."""
     found = set()
-    for where, folders, names in os.walk(folder):
-        folders[:] = [name for name in folders if name != "__pycache__"]
-        names += [name for name in folders if os.path.islink(os.path.join(where, name))]
+    for where, folders, names in os.walk(folder, followlinks=True):
+        endless = [name for name in folders if _leads_back(os.path.join(where, name))]
+        folders[:] = [name for name in folders if name != "__pycache__" and name not in endless]
         base = os.path.relpath(where, folder)
-        found |= {os.path.normpath(os.path.join(base, name)) for name in names}
+        found |= {os.path.normpath(os.path.join(base, name)) for name in (*names, *endless)}
     return found
+
+
+def _leads_back(folder: str) -> bool:
+    """Whether a folder is a link to one that it lies in."""
+    return os.path.islink(folder) and any(os.path.samefile(folder, around) for around in Path(folder).parents)
 
 
 def _rows(record: Path) -> Iterator[tuple[str, str]]:

@@ -14,9 +14,9 @@ from eagletwin.harness.core.differs import shortened
 from eagletwin.harness.core.errors import HarnessError, InputError
 from eagletwin.harness.core.versions import installed
 
-from .difference import Difference, since_commit, since_release
+from .difference import Difference, content_of, since_commit, since_release
 from .lock import lock, releases
-from .provision import changed_since_release, is_there, provide
+from .provision import changed_since_release, files_below, is_there, provide
 
 
 @dataclass(frozen=True, slots=True)
@@ -140,8 +140,8 @@ def _named(base: str, difference: Difference | None) -> tuple[str, Difference | 
 
 def _digest_of_all(root: Path) -> str:
     digest = hashlib.sha256()
-    for file in sorted((root / "sglang").rglob("*.py")):
-        digest.update(str(file.relative_to(root)).encode() + b"\0" + file.read_bytes())
+    for name in sorted(name for name in files_below(root / "sglang") if name.endswith(".py")):
+        digest.update(f"sglang/{name}".encode() + b"\0" + (root / "sglang" / name).read_bytes())
     return digest.hexdigest()
 
 
@@ -150,6 +150,7 @@ def _since_head(root: Path, commit: str) -> Difference | None:
 
     The work tree is compared by an index that knows nothing but HEAD, so that git reads each file: by the user's it goes by
     time and size, to the second, and passes over files that it was told not to look at (assume-unchanged, skip-worktree).
+    A link in the place of a file or folder counts by what it leads to, which git does not read.
     """
     names = ("--name-only", "--no-renames", "--relative", "-z", "HEAD", "--", "sglang")
     staged = _listed(root, "diff", "--cached", *names)  # one of them may be ignored
@@ -158,8 +159,31 @@ def _since_head(root: Path, commit: str) -> Difference | None:
         _listed(root, "read-tree", "HEAD", index=index)
         changed = _listed(root, "diff", *names, index=index)
         untracked = _listed(root, "ls-files", "--others", "--exclude-standard", "-z", "--", "sglang", index=index)
-    paths = [*dict.fromkeys((*staged, *changed, *untracked))]
+    listed = dict.fromkeys(file for path in (*staged, *changed, *untracked) for file in _behind(root, path))
+    blobs = _blobs_of_head(root)
+    paths = [path for path in listed if path not in blobs or not _is_blob(root / path, blobs[path])]
     return since_commit(root, commit, paths, [_of_head(root, path) for path in paths])
+
+
+def _behind(root: Path, path: str) -> list[str]:
+    """The files that a path leads to: those of the folder, where it is a link to one."""
+    place = root / path
+    return [f"{path}/{name}" for name in files_below(place)] if place.is_symlink() and place.is_dir() else [path]
+
+
+def _blobs_of_head(root: Path) -> dict[str, str]:
+    """The digest that git has of each file of sglang/ in HEAD."""
+    entries = (entry.partition("\t") for entry in _listed(root, "ls-tree", "-r", "-z", "HEAD", "--", "sglang"))
+    return {path: about.split()[2] for about, _, path in entries if about.startswith("100")}
+
+
+def _is_blob(file: Path, blob: str) -> bool:
+    """Whether a file has the content that git has by this digest; one whose line ends a checkout writes anew has not."""
+    content = content_of(file)
+    if content is None:
+        return False
+    digest = hashlib.new("sha1" if len(blob) == 40 else "sha256", b"blob %d\0" % len(content) + content)
+    return digest.hexdigest() == blob
 
 
 def _listed(root: Path, *words: str, index: Path | None = None) -> list[str]:

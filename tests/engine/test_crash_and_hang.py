@@ -86,6 +86,40 @@ def test_arguments_that_the_worker_does_not_take_are_its_own_crash(run: Runner, 
     assert (verdict.status, verdict.rule) == ("unknown", "engine.crash")
 
 
+def test_arguments_that_are_missing_are_the_crash_of_who_calls(run: Runner, busy_case: Case) -> None:
+    _, verdict = run(busy_case, _verify_called_with("pp_proxy_tensors=None"))
+    assert (verdict.status, verdict.rule) == ("unknown", "engine.crash"), verdict
+    assert "TypeError: missing a required argument: 'batch'" in verdict.reason
+
+
+def test_arguments_that_a_tap_alone_does_not_take_are_no_crash_of_the_worker(run: Runner, busy_case: Case) -> None:
+    """`call` is how the taps name what they stand around."""
+    first = "def verify(self, batch: ScheduleBatch, pp_proxy_tensors=None, grammar_barrier=None):\n"
+    renamed = Edit(
+        target=VERIFY,
+        match=f"{first}    return run_eagle_verify(\n        batch,",
+        replacement=f"{first.replace('batch: ScheduleBatch', 'call')}    return run_eagle_verify(\n        call,",
+    )
+    trace, verdict = run(busy_case, renamed, _verify_called_with("call=batch"))
+    assert (verdict.status, verdict.rule, trace.header.ending.kind) == ("unknown", "", "unseen"), verdict
+
+
+def _verify_called_with(argument: str) -> Edit:
+    call = "batch_output = self.verify(\n            "
+    return Edit(
+        target="sglang.srt.speculative.eagle_worker_v2.EAGLEWorkerV2.forward_batch_generation",
+        match=f"{call}batch,\n            pp_proxy_tensors=pp_proxy_tensors,",
+        replacement=f"{call}{argument},",
+    )
+
+
+@pytest.mark.parametrize("made", ["torch.zeros(-1)", "torch.zeros(1, 2, sizes=3)"])
+def test_what_torch_refuses_to_make_is_the_crash_of_who_asks(run: Runner, busy_case: Case, made: str) -> None:
+    """torch's own functions have functions of eagletwin around them."""
+    _, verdict = run(busy_case, _at_verify(f"import torch; {made}"))
+    assert (verdict.status, verdict.rule) == ("unknown", "engine.crash"), verdict
+
+
 def test_a_scheduler_that_never_finishes_its_requests_is_a_hang(run: Runner, busy_case: Case) -> None:
     deaf = Edit(
         target="sglang.srt.managers.schedule_batch.Req.finished",

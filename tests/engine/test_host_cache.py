@@ -189,6 +189,34 @@ def test_a_fault_is_named(run: Runner, fault: str) -> None:
     assert (verdict.status, verdict.rule) == ("diverged", rule), (verdict, trace.header.ending)
 
 
+@pytest.mark.parametrize(
+    "change",
+    [
+        "device_kv_buffers = device_kv_buffers[1:]",
+        "host_indices = host_indices[1:]",
+        "host_indices = host_indices + 10**6",
+        "device_indices = device_indices - 10**6",
+    ],
+)
+def test_what_no_copy_can_take_is_the_crash_of_who_hands_it_over(run: Runner, change: str) -> None:
+    _, verdict = run(case(), _before_a_backup(change))
+    assert (verdict.status, verdict.rule) == ("unknown", "engine.crash"), verdict
+    assert "BadArguments" in verdict.reason
+
+
+def test_a_fault_of_what_copies_itself_is_no_crash_of_the_worker(run: Runner) -> None:
+    broken = "from eagletwin.harness.engines.sglang.stand_ins import late_copies; late_copies._current.clear()"
+    trace, verdict = run(case(), _before_a_backup(broken))
+    assert (verdict.status, verdict.rule, trace.header.ending.kind) == ("unknown", "", "unseen"), verdict
+    assert "eagletwin itself failed: IndexError" in verdict.reason
+
+
+def _before_a_backup(statement: str) -> Edit:
+    """Run a statement before rows are copied to the host."""
+    at = 'if io_backend == "kernel":'
+    return Edit(target=f"{_HOST_POOL}.backup_from_device_all_layer", match=at, replacement=f"{statement}\n{at}")
+
+
 def test_of_layers_in_pools_of_their_own_the_first_alone_comes_back(run: Runner) -> None:
     """Live: the rows of the second layer stay away; packed behind the target's they come back."""
     entry = LEDGER["host-layers"]

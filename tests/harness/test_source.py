@@ -10,6 +10,7 @@ import shutil
 import subprocess
 import sys
 import zipfile
+from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -215,6 +216,80 @@ def test_the_patch_of_a_changed_release_makes_the_same_tree_by_the_same_name(cop
     assert changed.difference is not None
     subprocess.run(["git", "apply"], cwd=other, input=changed.difference.patch.encode(), check=True)
     assert resolve(str(other)).version == changed.version
+
+
+def link_files(package: Path, real: Path) -> None:
+    """Move a package there, and leave a link in the place of each file."""
+    package.rename(real)
+    for file in [file for file in real.rglob("*") if file.is_file()]:
+        link = package / file.relative_to(real)
+        link.parent.mkdir(parents=True, exist_ok=True)
+        link.symlink_to(file)
+
+
+def link_folders(package: Path, real: Path) -> None:
+    """The same with a link in the place of each file and folder of the package."""
+    package.rename(real)
+    package.mkdir()
+    for inside in real.iterdir():
+        (package / inside.name).symlink_to(inside)
+
+
+def link_package(package: Path, real: Path) -> None:
+    package.rename(real)
+    package.symlink_to(real)
+
+
+Links = Callable[[Path, Path], None]
+LINKS = (link_files, link_folders, link_package)
+
+
+@pytest.mark.parametrize("links", LINKS)
+def test_a_release_that_holds_links_is_compared_by_what_they_lead_to(copy: Path, tmp_path: Path, links: Links) -> None:
+    links(copy / "sglang", tmp_path / "real")
+    assert resolve(str(copy)).version == "0.0.1"
+    (tmp_path / "real" / "srt" / "engine.py").write_text("def f():\n    pass\n")
+    found = resolve(str(copy)).difference
+    assert found is not None
+    assert [*found.watch.modules] == ["sglang.srt.engine"]
+
+
+@pytest.mark.parametrize("links", LINKS)
+def test_a_checkout_that_holds_links_is_compared_by_what_they_lead_to(
+    tree: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, links: Links
+) -> None:
+    asked: list[str] = []
+    of_head = source._of_head
+    monkeypatch.setattr(source, "_of_head", lambda root, path: asked.append(path) or of_head(root, path))
+    (tree / "python" / "sglang" / "srt").mkdir()
+    (tree / "python" / "sglang" / "srt" / "engine.py").write_text("two = 2\n")
+    name = commit(tree)
+    links(tree / "python" / "sglang", tmp_path / "real")
+    assert resolve(str(tree)).version == name
+    assert not asked  # a process each, and there are thousands
+    (tmp_path / "real" / "srt" / "engine.py").write_text("two = 3\n")
+    found = resolve(str(tree)).difference
+    assert found is not None
+    assert [*found.watch.modules] == ["sglang.srt.engine"]
+    assert "-two = 2\n+two = 3\n" in found.patch
+    assert asked == ["sglang/srt/engine.py"]
+
+
+def test_a_tree_of_links_without_a_base_is_called_by_what_they_lead_to(tree: Path, tmp_path: Path) -> None:
+    (tree / "python" / "sglang" / "srt").mkdir()
+    (tree / "python" / "sglang" / "srt" / "engine.py").write_text("two = 2\n")
+    name = resolve(str(tree)).version
+    link_folders(tree / "python" / "sglang", tmp_path / "real")
+    assert resolve(str(tree)).version == name
+    (tmp_path / "real" / "srt" / "engine.py").write_text("two = 3\n")
+    assert resolve(str(tree)).version != name
+
+
+def test_a_link_to_a_folder_that_it_lies_in_is_a_change(copy: Path) -> None:
+    (copy / "sglang" / "srt" / "again").symlink_to(copy / "sglang")
+    found = resolve(str(copy)).difference
+    assert found is not None
+    assert found.watch.differs.files == ("sglang/srt/again",)
 
 
 def test_all_changes_of_a_release_have_names_of_their_own(copy: Path) -> None:

@@ -2,6 +2,7 @@
 
 from random import Random
 
+import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -11,7 +12,8 @@ from eagletwin.harness.commands.kernels.properties.sampling import SamplingCase,
 from eagletwin.harness.commands.kernels.properties.tree import FULL, QLEN, TreeBuild, build
 from eagletwin.harness.commands.kernels.release import TREE, load
 from eagletwin.harness.commands.kernels.trees import Batch, Tree, batches
-from eagletwin.harness.engines.sglang.stand_ins import sampling_ops, tree_ops
+from eagletwin.harness.engines.sglang.blame import BadArguments
+from eagletwin.harness.engines.sglang.stand_ins import delta_rule, sampling_ops, tree_ops
 
 from . import cuts
 
@@ -90,3 +92,29 @@ def test_a_coin_of_zero_is_decided_as_sgl_kernel_decides_it_up_to_0_5_20() -> No
     assert decided.paths == [[0, 1]]
     assert illegal is not None
     assert illegal.why == "the target never draws this token"
+
+
+def test_what_a_kernel_cannot_take_is_refused_as_the_callers_fault() -> None:
+    """A length below 0, an index outside of the results, a token outside of the vocabulary, a slot that no state has."""
+    ones, links = torch.ones(1, 2, dtype=torch.int64), torch.full((1, 2), -1)
+    results = torch.zeros(2, dtype=torch.int64), torch.zeros(1, 2, dtype=torch.int64), torch.zeros(1, dtype=torch.int64)
+    lengths, mask, places = torch.tensor([-1]), torch.ones(4, dtype=torch.bool), torch.zeros(2, dtype=torch.int64)
+    with pytest.raises(BadArguments, match="a mask of 4"):
+        tree_ops.build_tree_kernel_efficient(
+            *(ones, ones[:, :1], lengths, mask, places, links, links.clone(), links.clone()), *(1, 1, 2, QLEN)
+        )
+    with pytest.raises(BadArguments, match="an index leads outside"):
+        tree_ops.verify_tree_greedy(*results, ones, ones + 1, links, links, ones)
+    first, probs = torch.tensor([[1, -1]]), torch.ones(1, 2, 1)
+    with pytest.raises(BadArguments, match="an index leads outside"):
+        sampling_ops.tree_speculative_sampling_target_only(
+            *(*results, ones, torch.arange(2)[None], first, links, torch.zeros(1, 2), torch.zeros(1), probs, probs.clone())
+        )
+    rows = torch.ones(1, 1, 1, 1)
+    with pytest.raises(BadArguments, match="an index leads outside"):
+        delta_rule.chunk_gated_delta_rule(
+            *(rows, rows, rows, rows[..., 0], rows[..., 0]),
+            initial_state=torch.zeros(2, 1, 1, 1),
+            initial_state_indices=torch.tensor([2]),
+            cu_seqlens=torch.tensor([0, 1]),
+        )

@@ -24,6 +24,7 @@ from eagletwin.harness.core.differs import ChangedFunction, Differs, Point, Watc
 from eagletwin.harness.engines import triton_cpu
 from eagletwin.harness.engines.changed_statements import add_calls
 
+from .blame import hand_on
 from .evidence import CALL, executed
 from .noted_source import NotedSource
 from .source_finder import SourceFinder
@@ -117,7 +118,7 @@ def _watch_launches() -> None:
 
         def noted(*args: Any, **kwargs: Any) -> Any:
             executed.update(found)
-            return run(*args, **kwargs)
+            return hand_on(run, *args, **kwargs)
 
         return noted
 

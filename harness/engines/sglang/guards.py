@@ -16,6 +16,8 @@ from torch.overrides import TorchFunctionMode
 
 from eagletwin.harness.engines import triton_cpu
 
+from .blame import hand_on
+
 _LENGTH = 256  # elements: more than a batch of 8 with trees of 8 branches and 4 steps can be too long by
 _MARK = 0x7EA9  # neither a slot of a case's pool nor a number of tokens: what may be stored there by mistake
 _BACKEND = ("sglang.srt.layers.attention.triton_backend", "TritonMultiStepDraftBackend")
@@ -43,7 +45,7 @@ class _Longer(TorchFunctionMode):
     def __torch_function__(
         self, function: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
-        made = function(*args, **(kwargs or {}))
+        made = hand_on(function, *args, **(kwargs or {}))
         if function not in (torch.empty, torch.zeros) or made.dtype not in (torch.int32, torch.int64):
             return made
         longer = made.new_full((made.numel() + _LENGTH,), _MARK)
@@ -57,7 +59,7 @@ def _made_anew(call: Callable[..., Any]) -> Callable[..., Any]:
 
     def around(*args: Any, **kwargs: Any) -> Any:
         with _Longer() as longer:
-            result = call(*args, **kwargs)
+            result = hand_on(call, *args, **kwargs)
         _look(longer.guards)
         return result
 
@@ -69,7 +71,7 @@ def _made_once(call: Callable[..., Any]) -> Callable[..., Any]:
 
     def around(*args: Any, **kwargs: Any) -> Any:
         with _Longer() as longer:
-            result = call(*args, **kwargs)
+            result = hand_on(call, *args, **kwargs)
         _kept.extend(longer.guards)
         return result
 
@@ -80,7 +82,7 @@ def _filled(call: Callable[..., Any]) -> Callable[..., Any]:
     """The lists are made, for a graph too: before it is replayed."""
 
     def around(*args: Any, **kwargs: Any) -> Any:
-        result = call(*args, **kwargs)
+        result = hand_on(call, *args, **kwargs)
         if not (torch.cuda.is_available() and torch.cuda.is_current_stream_capturing()):
             _look(_kept)
         return result

@@ -148,7 +148,7 @@ def build_scheduler(case: Case, mode: Mode = CPU, rank: int = 0, port: int = 0, 
         elif recipe.target.scan is None:
             states_on_cuda.compute_in_float32(SHIMS)
     if recipe.frozen:
-        workers.refuse_frozen()
+        workers.refuse_frozen(family_of(recipe).modules)
     model_classes.register(family_of(recipe).modules, SHIMS)
     if recipe.target.states and mode.device == "cuda":
         states_on_cuda.rotate_in_float32(SHIMS)
@@ -157,6 +157,10 @@ def build_scheduler(case: Case, mode: Mode = CPU, rank: int = 0, port: int = 0, 
     os.environ.update(family_of(recipe).environment)
     if mode.device == "cpu":
         _make_able(case, mode)
+    if settings.host_pages:
+        host_cache.prepare(SHIMS, mode.device)
+    if case.sessions:
+        sessions.prepare(SHIMS)
     _refuse_what_is_not_driven(case, mode, scheduler_module)
     if plain:
         plain_engine.order_penalties(SHIMS)
@@ -191,10 +195,6 @@ def _make_able(case: Case, mode: Mode) -> None:
         sampling.open_gate(SHIMS)
     if case.engine.sglang.deterministic:
         sampling.leave_kernels_as_they_are(SHIMS)
-    if case.engine.sglang.host_pages:
-        host_cache.prepare(SHIMS, mode.device)
-    if case.sessions:
-        sessions.prepare(SHIMS)
     if case.adapters:
         lora_on_cpu.prepare(SHIMS)
     if RECIPES[case.model].mtp_layers:

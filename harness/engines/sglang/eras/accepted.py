@@ -12,6 +12,8 @@ from eagletwin.harness.core.arrays import Array
 from eagletwin.harness.core.errors import not_seen
 from eagletwin.harness.core.trace import snapshot
 
+from ..blame import hand_on
+
 
 class Accepted:
     """Watches the sampling of one scheduler's verify from `start` to `stop`."""
@@ -48,7 +50,7 @@ class Accepted:
 
     def _around(self, original: Callable[..., Any]) -> Callable[..., Any]:
         def sample(*args: Any, **kwargs: Any) -> Any:
-            predicted, accept_lens, accept_index = original(*args, **kwargs)
+            predicted, accept_lens, accept_index = hand_on(original, *args, **kwargs)
             if self.watching:
                 self._last = snapshot(accept_index)
             return predicted, accept_lens, accept_index

@@ -9,6 +9,8 @@ import sys
 from collections.abc import Sequence
 from typing import Any
 
+from ..blame import hand_on
+
 _MODULES = ("sglang.srt.speculative.eagle_info", "sglang.srt.speculative.multi_layer_eagle_worker_v2")
 _STATES = ("sglang.srt.mem_cache.memory_pool",)
 
@@ -36,7 +38,7 @@ def _replace(functions: Sequence[str], modules: Sequence[str], shims: list[str])
         def on_the_host(*args: Any, _original: Any = original, **kwargs: Any) -> Any:
             if kwargs.get("device") == "cuda":
                 kwargs["device"] = "cpu"
-            return _original(*args, **kwargs)
+            return hand_on(_original, *args, **kwargs)
 
         setattr(torch, name, on_the_host)
     shims.append(f'{", ".join(f"torch.{name}" for name in functions)}: device="cuda" is the CPU')

@@ -13,6 +13,8 @@ from unittest.mock import patch
 
 import torch
 
+from ..blame import hand_on
+
 _CONTEXT = "sglang.srt.runtime_context"
 _ONE_RANK = {"attn_tp_size": 1, "attn_tp_rank": 0, "attn_cp_size": 1, "attn_cp_rank": 0}
 
@@ -79,7 +81,7 @@ def slots_side_by_side(metadata: type) -> Iterator[None]:
 
     def side_by_side(self: Any, *args: Any, **kwargs: Any) -> None:
         self.raw_out_loc = self.raw_out_loc.contiguous()
-        original(self, *args, **kwargs)
+        hand_on(original, self, *args, **kwargs)
 
     with patch.object(metadata, "init_compression_metadata", side_by_side):
         yield

@@ -8,6 +8,8 @@ import contextlib
 import importlib
 from typing import Any
 
+from ..blame import hand_on
+
 _FACTORIES = ("arange", "empty", "tensor", "zeros")
 # Where a release has the kernels of adapters: 0.5.22 and later, 0.5.16 to 0.5.21, those before.
 _HOMES = ("sglang.kernels.ops.lora.dense", "sglang.kernels.ops.gemm", "sglang.srt.lora.triton_ops")
@@ -30,6 +32,6 @@ def prepare(shims: list[str]) -> None:
 
 def _unpinned(original: Any) -> Any:
     def make(*args: Any, pin_memory: bool = False, **kwargs: Any) -> Any:  # noqa: ARG001
-        return original(*args, **kwargs)
+        return hand_on(original, *args, **kwargs)
 
     return make

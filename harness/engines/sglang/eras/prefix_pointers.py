@@ -10,6 +10,8 @@ from typing import Any
 
 from eagletwin.harness.engines.triton_cpu import LivePools
 
+from ..blame import hand_on
+
 _NAME = "write_cache_indices"
 _MODULES = ("sglang.srt.mem_cache.allocation", "sglang.srt.mem_cache.common")  # from 0.5.16 on, before
 
@@ -26,12 +28,12 @@ def _registering(original: Any, pools: LivePools) -> Any:
     signature = inspect.signature(original)
 
     def write(*args: Any, **kwargs: Any) -> Any:
-        prefixes = signature.bind(*args, **kwargs).arguments["prefix_tensors"]
+        prefixes = hand_on(signature.bind, *args, **kwargs).arguments["prefix_tensors"]
         names = {f"prefix of request {n}": prefix for n, prefix in enumerate(prefixes) if len(prefix)}
         for name, prefix in names.items():
             pools.register(name, prefix)
         try:
-            return original(*args, **kwargs)
+            return hand_on(original, *args, **kwargs)
         finally:
             for name in names:
                 pools.forget(name)

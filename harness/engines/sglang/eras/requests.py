@@ -8,15 +8,18 @@ from typing import Any
 from eagletwin.harness.core.case import Adapter, Logprobs, Request
 from eagletwin.harness.core.logits import biases, processed
 
+from ..not_driven import NotDriven
 from ..stand_ins.ends import Ends
 
 
 def _takes_arrays(message: Any) -> bool:
+    # as text, since 0.5.13 writes `array[int]`, which Python 3.11 cannot evaluate
     return "array" in str(message.__annotations__["input_ids"])
 
 
 def tokenized(request: Request, vocabulary: int) -> Any:
-    """The message that hands this request to the scheduler, of a model with so many tokens."""
+    """The message that hands this request to the scheduler, of a model with so many tokens. Raises NotDriven for what the
+    request asks for and this release's message has no field for."""
     from sglang.srt.managers.io_struct import TokenizedGenerateReqInput
     from sglang.srt.sampling.sampling_params import SamplingParams
 
@@ -67,6 +70,8 @@ def tokenized(request: Request, vocabulary: int) -> Any:
     }
     fields = getattr(TokenizedGenerateReqInput, "__struct_fields__", None)
     names = fields or [field.name for field in dataclasses.fields(TokenizedGenerateReqInput)]
+    if missing := [name for name, value in values.items() if name not in names and value not in (None, False, "")]:
+        raise NotDriven(f"request {request.id!r}: a request of this release has no {', '.join(missing)}")
     return TokenizedGenerateReqInput(**{name: value for name, value in values.items() if name in names})
 
 

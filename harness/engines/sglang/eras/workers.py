@@ -12,15 +12,15 @@ import importlib
 import importlib.util
 import inspect
 import os
+from collections.abc import Sequence
 from typing import Any
-
-from packaging.version import Version
 
 from eagletwin.harness.core.case import Case
 from eagletwin.harness.families import RECIPES
 
 from .. import switches
 from ..not_driven import NotDriven
+from ..stand_ins import kept_configuration
 
 _OPT_IN = "SGLANG_ENABLE_SPEC_V2"
 
@@ -37,13 +37,18 @@ def overlaps(case: Case) -> bool:
     return has_v1() and (case.topk == 1 or "trees-on-v2" in switches.ON)
 
 
-def refuse_frozen() -> None:
-    """Raises NotDriven for a release that imports all models when its registry is: there the stand-in for the base class of a
-    draft that reads the target's rows comes too late. 0.5.21 imports them when they are asked for."""
-    import sglang
-
-    if Version("0.5") < Version(sglang.__version__) < Version("0.5.21.dev0"):
-        raise NotDriven("a draft that reads the target's rows: 0.5.21 and later are driven")
+def refuse_frozen(modules: Sequence[str]) -> None:
+    """Raises NotDriven for a release without these models, and for one that imports all models when its registry is: there the
+    stand-in for the base class of a draft that reads the target's rows comes too late. 0.5.21 imports them when they are asked
+    for."""
+    refused = NotDriven("a draft that reads the target's rows: 0.5.21 and later are driven")
+    kept_configuration.stand_in()
+    try:
+        found = [vars(importlib.import_module(name)) for name in modules]
+    except ModuleNotFoundError as error:
+        raise refused from error
+    if any(kept_configuration.lacks_it(value) for names in found for value in names.values()):
+        raise refused
 
 
 def _takes_all_it_is_given() -> bool:

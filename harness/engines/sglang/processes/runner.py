@@ -25,7 +25,8 @@ from eagletwin.harness.core.trace import Recorder, new_header, write_trace
 from eagletwin.harness.engines import wire
 from eagletwin.harness.families.weights import model_pair
 
-from .. import changes, drive, evidence, kernels, noted_blocks, patches
+from .. import blame, changes, drive, evidence, kernels, noted_blocks, patches
+from ..not_driven import NotDriven
 from ..stand_ins import stubs
 from .last_word import LastWord
 from .progress import Progress
@@ -103,6 +104,8 @@ class _Run:
             ending = Ending(kind="finished")
         except drive.Stopped as stop:
             ending = Ending(kind="stopped", detail=str(stop), where=self._where)
+        except NotDriven as error:
+            ending = Ending(kind="unseen", detail=f"eagletwin does not run this case: {error}", where=self._where)
         except drive.EndlessCase as error:
             ending = Ending(kind="hung", detail=str(error), where=self._where)
         except (Exception, SystemExit) as error:
@@ -110,7 +113,7 @@ class _Run:
                 raise
             traceback.print_exc()
             ending = Ending(kind="crashed", detail=_brief(error), where=self._where, origin=_origin(error))
-            if self._info.device == "cpu" and _is_ours(error):  # a GPU may fail when it is asked, with what the worker did
+            if self._info.device == "cpu" and blame.is_ours(error):  # a GPU may fail when it is asked, with what the worker did
                 ending = replace(ending, kind="unseen", detail=f"eagletwin itself failed: {_brief(error)}")
         if stubs.called and ending.kind == "finished":  # SGLang swallowed the exception, and so skipped a kernel
             detail = f"stub {stubs.called[0]} was called and the exception swallowed"
@@ -183,26 +186,6 @@ class _Run:
         header = replace(header, differs=changes.differs(), patched=patched, unreached_edits=unreached)
         header = replace(header, jittered=self._jittered)
         write_trace(Path(self._message.folder), header, self._recorder.tensors if tensors is None else tensors)
-
-
-_HARNESS = Path(__file__).parents[3]
-# An exception from here is the release's doing: it called a stubbed package, or handed a kernel what no kernel can take.
-_IN_ITS_PLACE = ("stubs.py", "tree_ops.py", "sampling_ops.py")
-
-
-def _is_ours(error: BaseException) -> bool:
-    """Whether the harness failed, and not the worker: decided by the innermost frame that belongs to either."""
-    import sglang
-
-    release = Path(sglang.__path__[0])
-    for frame in reversed(traceback.extract_tb(error.__traceback__)):
-        file = Path(frame.filename)
-        if file.is_relative_to(release) or frame.filename.endswith(", patched>"):
-            return False
-        if not file.is_relative_to(_HARNESS) or file.name in _IN_ITS_PLACE or "triton_cpu" in file.parts:
-            continue
-        return "*args, **kwargs" not in (frame.line or "")  # else a tap handed on arguments that were not taken
-    return False
 
 
 def _origin(error: BaseException) -> str:

@@ -10,9 +10,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from ..blame import indices_of_caller
+
 CHUNK = 64  # SGLang's CHUNK_SIZE: a state is noted where each chunk of a sequence begins
 
 
+@indices_of_caller()
 def chunk_gated_delta_rule(
     q: Tensor,
     k: Tensor,

@@ -36,3 +36,9 @@ def stand_in() -> None:
     if isinstance(found, StubModule):
         setattr(found, _CLASS, KeptConfiguration)
         setattr(transformers, _CLASS, KeptConfiguration)
+
+
+def lacks_it(found: Any) -> bool:
+    """Whether this is a class that inherits from the stub: its module was imported before `stand_in`."""
+    bases = found.__mro__[1:] if isinstance(found, type) else ()
+    return any((base.__module__, base.__qualname__.rpartition(".")[2]) == (_MODULE, _CLASS) for base in bases)

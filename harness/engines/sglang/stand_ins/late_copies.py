@@ -16,6 +16,8 @@ from typing import Any
 
 from torch import Tensor
 
+from ..blame import demand
+
 
 class CopyStream:
     """Work that is to be done in its order."""
@@ -112,11 +114,16 @@ def transfer_kv_direct(
     page_size: int,  # noqa: ARG001  the caller's signature: it copies whole pages, and here each of their rows
 ) -> None:
     """Copy rows `src_indices` [n] of each source layer to rows `dst_indices` [n] of its destination. The C++ reads the indices
-    when it is called, and the rows when its stream has come so far."""
-    if len(src_layers) != len(dst_layers) or len(src_indices) != len(dst_indices):
-        raise ValueError(f"{len(src_layers)} layers to {len(dst_layers)}, {len(src_indices)} rows to {len(dst_indices)}")
+    when it is called, and the rows when its stream has come so far. Raises BadArguments for rows that a layer does not have."""
+    sizes = f"{len(src_layers)} layers to {len(dst_layers)}, {len(src_indices)} rows to {len(dst_indices)}"
+    demand(len(src_layers) == len(dst_layers) and len(src_indices) == len(dst_indices), sizes)
     origin, target = src_indices.clone(), dst_indices.clone()
     pairs = list(zip(src_layers, dst_layers, strict=True))
+    for source, destination in pairs:
+        demand(source.shape[1:] == destination.shape[1:], f"rows {[*source.shape[1:]]} to {[*destination.shape[1:]]}")
+        for layer, rows in ((source, origin), (destination, target)):
+            inside = bool(((rows >= 0) & (rows < len(layer))).all())
+            demand(inside, f"rows {rows.tolist()} of a layer that has {len(layer)}")
 
     def copy() -> None:
         for source, destination in pairs:

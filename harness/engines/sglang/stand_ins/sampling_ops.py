@@ -9,9 +9,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from ..blame import demand, demand_shapes, indices_of_caller
+
 
 def top_k_renorm_prob(probs: Tensor, top_ks: Tensor) -> Tensor:
     """probs [n, V] with all but the top_ks[n] largest at zero, and the rest made 1 again. Equals of the last one stay."""
+    demand_shapes(probs.shape[:1], top_ks)
     ranks = top_ks.to(torch.int64).clamp(1, probs.shape[1]) - 1
     least = probs.sort(dim=1, descending=True).values.gather(1, ranks[:, None])
     return _renormalized(probs, probs >= least)
@@ -22,6 +25,7 @@ def top_p_renorm_prob(probs: Tensor, top_ps: Tensor) -> Tensor:
 
     Equals of the last one stay.
     """
+    demand_shapes(probs.shape[:1], top_ps)
     ordered = probs.sort(dim=1, descending=True).values
     before = ordered.cumsum(1) - ordered
     kept = ((before < top_ps[:, None]) | (top_ps[:, None] >= 1)).sum(1, keepdim=True).clamp(min=1)
@@ -33,6 +37,7 @@ def _renormalized(probs: Tensor, keep: Tensor) -> Tensor:
     return kept / kept.sum(1, keepdim=True)
 
 
+@indices_of_caller()
 def tree_speculative_sampling_target_only(
     predicts: Tensor,
     accept_index: Tensor,
@@ -61,6 +66,13 @@ def tree_speculative_sampling_target_only(
     draft_probs       [b, D, V]  zeros; written: the mass of refused children, which the last token is not drawn from
     threshold_single  a child of that much is accepted whatever the coin; threshold_acc: what the coin is multiplied by
     """
+    count, nodes = candidates.shape
+    demand_shapes((count, nodes), retrive_index, retrive_next_token, retrive_next_sibling, uniform_samples)
+    demand_shapes((count, nodes, target_probs.shape[-1]), target_probs, draft_probs)
+    demand(
+        len(accept_index) == len(accept_token_num) == len(uniform_samples_for_final_sampling) == count,
+        "results of another number of trees",
+    )
     for b, tokens in enumerate(candidates.tolist()):
         index, first, sibling = (links[b].tolist() for links in (retrive_index, retrive_next_token, retrive_next_sibling))
         node, accepted = 0, 0

@@ -13,6 +13,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from ..blame import demand, demand_shapes, indices_of_caller
+
 FULL_MASK, QLEN_ONLY = 0, 1
 
 
@@ -40,13 +42,19 @@ def build_tree_kernel_efficient(
     positions             [b * D]
     retrive_*             [b, D]  -1 where there is none; children of a node are linked in rising order
     """
+    count, lengths = len(verified_seq_len), verified_seq_len.tolist()
+    demand_shapes((count, draft_token_num), retrive_index, retrive_next_token, retrive_next_sibling)
+    demand_shapes((count, draft_token_num - 1), selected_index)
+    demand(len(parent_list) == count and positions.numel() >= count * draft_token_num, "parents or positions of fewer trees")
+    prefixes = lengths if int(tree_mask_mode) == FULL_MASK else [0] * count
+    area = sum(draft_token_num * (prefix + draft_token_num) for prefix in prefixes)
+    demand(min(lengths, default=0) >= 0 and tree_mask.numel() >= area, f"a mask of {tree_mask.numel()}: lengths {lengths}")
     if int(tree_mask_mode) not in (FULL_MASK, QLEN_ONLY):
         raise NotImplementedError(f"tree mask mode {tree_mask_mode}: no attention backend of this engine asks for it")
     selected, blocks = selected_index.tolist(), parent_list.to(torch.int64).tolist()
     begin = 0
-    for b, length in enumerate(verified_seq_len.tolist()):
+    for b, (length, prefix) in enumerate(zip(lengths, prefixes, strict=True)):
         parents = _parents(selected[b], blocks[b], topk)
-        prefix = length if int(tree_mask_mode) == FULL_MASK else 0
         rows = tree_mask[begin : begin + draft_token_num * (prefix + draft_token_num)].view(draft_token_num, -1)
         begin += rows.numel()
         depths = [0] * draft_token_num
@@ -89,6 +97,7 @@ def _parents(selected: list[int], blocks: list[int], topk: int) -> list[int]:
     return parents
 
 
+@indices_of_caller()
 def verify_tree_greedy(
     predicts: Tensor,
     accept_index: Tensor,
@@ -109,6 +118,8 @@ def verify_tree_greedy(
     """
     if unused:
         raise TypeError(f"verify_tree_greedy has no argument {sorted(unused)}")
+    demand_shapes(candidates.shape, retrive_index, retrive_next_token, retrive_next_sibling)
+    demand(len(accept_index) == len(accept_token_num) == len(candidates), "results of another number of trees")
     predicted = target_predict.flatten().tolist()
     for b, tokens in enumerate(candidates.tolist()):
         index, first, sibling = (links[b].tolist() for links in (retrive_index, retrive_next_token, retrive_next_sibling))

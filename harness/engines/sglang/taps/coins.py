@@ -16,6 +16,8 @@ from typing import Any
 from eagletwin.harness.core.arrays import Array
 from eagletwin.harness.core.trace import snapshot
 
+from ..blame import hand_on
+
 # Whatever a release calls, and everything through which it reaches it: in 0.5.17 eagle_sample imports both each time.
 _FUNCTIONS = ("tree_speculative_sampling_target_only", "chain_speculative_sampling_triton")
 _MODULES = (
@@ -88,6 +90,6 @@ class Coins:
             if output is not None and output.next_token_logits.numel() == kwargs["target_probs"].numel():
                 given["target_logits"] = output.next_token_logits.reshape(kwargs["target_probs"].shape)
             self._given = {name: snapshot(tensor) for name, tensor in given.items()}
-            return original(*args, **kwargs)
+            return hand_on(original, *args, **kwargs)
 
         return sample

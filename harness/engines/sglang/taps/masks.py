@@ -14,6 +14,7 @@ from eagletwin.harness.core.arrays import Array
 from eagletwin.harness.core.case import GrammarBackend
 from eagletwin.harness.core.trace import snapshot
 
+from ..blame import hand_on
 from ..grammars import CLASSES
 
 _APPLY = "apply_vocab_mask"
@@ -41,7 +42,7 @@ class Masks:
 
         def applied(*args: Any, **kwargs: Any) -> Any:
             self._applied = snapshot(kwargs["vocab_mask"] if "vocab_mask" in kwargs else args[-1])
-            return call(*args, **kwargs)
+            return hand_on(call, *args, **kwargs)
 
         setattr(self._owner, _APPLY, staticmethod(applied) if static else applied)
 

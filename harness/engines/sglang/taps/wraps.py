@@ -1,7 +1,11 @@
 """Methods of single objects and functions of modules that something stands around for a while."""
 
+import inspect
 from collections.abc import Callable
+from functools import partial
 from typing import Any
+
+from ..blame import hand_on
 
 Around = Callable[..., Any]
 
@@ -32,5 +36,15 @@ class Wraps:
 
     def _set(self, owner: Any, name: str, around: Around) -> Any:
         original = getattr(owner, name)
-        setattr(owner, name, lambda *args, **kwargs: around(original, *args, **kwargs))
+        call = partial(hand_on, original)
+
+        def stand(*args: Any, **kwargs: Any) -> Any:
+            try:
+                return around(call, *args, **kwargs)
+            except TypeError as error:
+                if error.__traceback__ is not None and error.__traceback__.tb_next is None:  # `around` does not take them
+                    hand_on(inspect.signature(original).bind, *args, **kwargs)  # raises if `original` does not either
+                raise
+
+        setattr(owner, name, stand)
         return original

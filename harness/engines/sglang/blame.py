@@ -1,0 +1,65 @@
+"""Whether SGLang raised an exception or eagletwin did, on a CPU: decided by its class, or by the innermost frame of either.
+
+SGLang is at fault in its own code, where it calls what this engine has no part of (`StubCalled`), where it hands a stand-in
+what the kernel in whose place it stands could not take either (`BadArguments`), in the runtime of its Triton kernels, and in a
+call of its own that eagletwin stands around (`hand_on`). All else that is raised in eagletwin's code is eagletwin's."""
+
+import contextlib
+import traceback
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+from torch import Tensor
+
+_HARNESS = Path(__file__).parents[2]
+
+
+class BadArguments(RuntimeError):
+    """A stand-in was handed what its kernel cannot take: raised by its checks of arguments alone."""
+
+
+def demand(fits: bool, otherwise: str) -> None:
+    """Raises BadArguments with what the arguments are otherwise."""
+    if not fits:
+        raise BadArguments(otherwise)
+
+
+def demand_shapes(shape: Sequence[int], *tensors: Tensor) -> None:
+    """Raises BadArguments if a tensor has another shape."""
+    for tensor in tensors:
+        demand(tuple(tensor.shape) == tuple(shape), f"a tensor of shape {[*tensor.shape]}, and not {[*shape]}")
+
+
+@contextlib.contextmanager
+def indices_of_caller() -> Iterator[None]:
+    """For a kernel that looks up only what its caller gave: an index that leads outside is a BadArguments."""
+    try:
+        yield
+    except IndexError as error:
+        raise BadArguments(f"an index leads outside of what was given: {error}") from error
+
+
+def hand_on(function: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:
+    """Call a function as SGLang called it. Arguments that it does not take are SGLang's fault, and not that of what stands
+    around it."""
+    return function(*args, **kwargs)
+
+
+def is_ours(error: BaseException) -> bool:
+    """Whether eagletwin failed, and not the worker."""
+    import sglang
+
+    from .stand_ins.stubs import StubCalled
+
+    if isinstance(error, BadArguments | StubCalled):
+        return False
+    release = Path(sglang.__path__[0])
+    for frame, _ in reversed([*traceback.walk_tb(error.__traceback__)]):
+        code = frame.f_code
+        file = Path(code.co_filename)
+        if file.is_relative_to(release) or code.co_filename.endswith(", patched>") or code is hand_on.__code__:
+            return False
+        if file.is_relative_to(_HARNESS) and "triton_cpu" not in file.parts:
+            return True
+    return False
