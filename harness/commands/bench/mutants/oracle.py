@@ -239,8 +239,8 @@ def _forget() -> None:
 
 @functools.cache
 def _remembering() -> list[Any]:
-    kinds = functools._lru_cache_wrapper
-    return [one for one in gc.get_objects() if isinstance(one, kinds) and one.__module__.startswith(_MODULES)]
+    kind = type(functools.cache(len))
+    return [one for one in gc.get_objects() if isinstance(one, kind) and one.__module__.startswith(_MODULES)]
 
 
 _MODULES = tuple(f"eagletwin.{room.replace('/', '.')}" for room in ROOMS)
