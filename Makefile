@@ -1,6 +1,7 @@
 # Verbs: run, quick, test, setup, lint, bench; python: the core on another Python; sweep: many generated cases on the unmodified
-# release; quality: how small found cases get; findings: docs/findings' tests for SGLang, red on the release and green with their
-# patches; upstream-test: the file for SGLang's own CI, in its own environment, green on the release and red without fixes; shadow: each kernel launch in Triton's interpreter as well; lock: requirements/*.lock anew. CONTRIBUTING.md says how
+# release; quality: how small found cases get; findings: docs/findings' tests for SGLang, red on the release and green with
+# their patches; upstream-test: the file for SGLang's own CI, in its own environment, green on the release and red without
+# fixes; shadow: each kernel launch in Triton's interpreter as well; lock: requirements/*.lock anew. CONTRIBUTING.md says how
 # long each takes. All paths are relative: the checkout may lie anywhere.
 PYTHON ?= python3.11
 # On Linux the common package index serves torch with CUDA libraries (gigabytes). Any build of this version will do.
@@ -10,8 +11,8 @@ CASES ?= 1000
 SEED ?= 0
 # Folders of docs/findings that `make findings` tries; none: all.
 FINDINGS ?=
-# Further options for pytest, and the folders that `make quick` takes: those that need no SGLang. `make python` takes those that need
-# no Triton either.
+# Further options for pytest, and the folders that `make quick` takes: those that need no SGLang. `make python` takes those that
+# need no Triton either.
 PYTEST ?=
 CORE := tests/reference tests/families tests/deserved tests/harness tests/page tests/triton_cpu
 UV ?= uv

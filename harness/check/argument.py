@@ -135,6 +135,7 @@ def _divergence(found: Divergence, header: Header, view: View, columns: int, own
         *_field("expected", found.expected, columns),
         *_field("actual", found.actual, columns),
         *([] if owners is None or not owners.text else _field("it is" if owners.sure else "may be", owners.text, columns)),
+        *(_field("whose", f"unknown: {owners.failure}", columns) if owners is not None and owners.failure else []),
         *([*fold(found.why, columns)] if found.why else []),
         *fold(f"Must hold (eagletwin's design, {rule.section}): {rule.sentence}", columns),
     ]

@@ -24,19 +24,19 @@ from eagletwin.harness.engines.lock import releases
 from eagletwin.harness.families import RECIPES
 
 from .base import base_of
+from .kind import covers, kind_of, likeness
 from .suspected import Suspected
 from .trials import Trial, Trials
 
 _WITHIN = {entry.within for entry in LEDGER.values()} - {DECLARED_VIEW}  # views that stand for a live bug of each case
 _UNDONE = [entry.revert for entry in LEDGER.values() if entry.revert is not None]
-MOST = 4  # entries that are tried: each builds an engine
 
 
 def may_be(host: Host, case: Case, rule: str, run: RunSpec, *, beside: bool = False) -> str:
-    """The id of a live bug that breaks this rule, with whose remedy the case is equal; "" if none of those tried is it. beside:
-    nor is it one if the case is right in the SGLang without what was changed."""
-    found = candidates(case, rule, run, host.source.called)
-    bug = next((entry.id for entry in found[:MOST] if _cures(host, entry, case, run)), "")
+    """The id of a live bug that breaks this rule, with whose remedy the case is equal; "" if there is none. All of them are
+    tried, since one that is left out would be called new. beside: it is none if the case is right in the SGLang without what
+    was changed."""
+    bug = _cure(host, candidates(case, rule, run, host.source.called), case, run)
     base = base_of(host, run) if bug and beside else None
     return "" if base is not None and base.right(case, (), run.view) else bug
 
@@ -44,7 +44,13 @@ def may_be(host: Host, case: Case, rule: str, run: RunSpec, *, beside: bool = Fa
 def may_be_another(host: Host, entry: Entry, case: Case, rule: str, run: RunSpec) -> str:
     """The same, of a case that is equal with the entry's remedy: another bug, with whose remedy alone it is equal, too."""
     found = [other for other in candidates(case, rule, run, host.source.called) if other.remedy != entry.remedy]
-    return next((other.id for other in found[:MOST] if _cures(host, other, case, run)), "")
+    return _cure(host, found, case, run)
+
+
+def _cure(host: Host, entries: Sequence[Entry], case: Case, run: RunSpec) -> str:
+    """The id of the first entry with whose remedy the case is equal; "" if none. Each remedy builds an engine, once."""
+    first = {entry.remedy: entry for entry in reversed(entries)}
+    return next((entry.id for entry in entries if first[entry.remedy] is entry and _cures(host, entry, case, run)), "")
 
 
 def _cures(host: Host, entry: Entry, case: Case, run: RunSpec) -> bool:
@@ -61,7 +67,8 @@ def candidates(case: Case, rule: str, run: RunSpec, version: str) -> list[Entry]
     """Bugs of this SGLang that break the rule, have a remedy that is not applied yet, and show in this mode: those whose own
     case is most like this one come first."""
     found = [entry for entry in _mendable(run, version) if entry.rule == rule and _reached(entry, case, run.mode)]
-    return sorted(found, key=lambda entry: -sum(a == b for a, b in zip(_kind(entry.case), _kind(case), strict=True)))
+    kind = kind_of(case)
+    return sorted(found, key=lambda entry: -likeness(kind_of(entry.case), kind))
 
 
 def may_have(version: str, entry: Entry) -> bool:
@@ -72,9 +79,9 @@ def may_have(version: str, entry: Entry) -> bool:
 
 def may_show(entry: Entry, case: Case, mode: Mode = CPU) -> bool:
     """Whether a case has what makes the entry's own case a special one, or another that shows it, or needs none of it here."""
-    kind = _kind(case)
+    kind = kind_of(case)
     return (entry.rounded and mode.dtype != "float32") or any(
-        all(has or not needed for needed, has in zip(_kind(shown), kind, strict=True)) for shown in (entry.case, *entry.also)
+        covers(kind_of(shown), kind) for shown in (entry.case, *entry.also)
     )
 
 
@@ -103,44 +110,6 @@ def _reached(entry: Entry, case: Case, mode: Mode) -> bool:
     overlap in every mode, where the release cannot do without (docs/findings/frozen-kv.md)."""
     modes = {mode, replace(mode, overlap=mode.overlap or RECIPES[case.model].frozen)}
     return any(not unreached(entry, one) for one in modes)
-
-
-def _kind(case: Case) -> tuple[bool, ...]:
-    samples = any(request.sampling is not None for request in case.requests)
-    recipe, settings = RECIPES[case.model], case.engine.sglang
-    return (
-        recipe.mtp_layers > 0,
-        not recipe.reads_states,
-        recipe.frozen,
-        case.topk > 1,
-        samples,
-        settings.rejection_sampling,
-        settings.context_length > 0,
-        case.verify_nodes <= case.num_steps,
-        any(recipe.target.windows),
-        recipe.target.states > 0,
-        settings.draft_window > 0,
-        case.processes,
-        any(request.sampling is not None and request.sampling.min_p > 0 for request in case.requests),
-        any(request.penalized for request in case.requests),
-        case.constrains,
-        case.constrains and settings.grammar_backend == "llguidance",
-        settings.mixed_chunks,
-        case.constrains and settings.mixed_chunks,
-        any(request.logprobs is not None and request.logprobs.start >= 0 for request in case.requests),
-        case.gives_states != "",
-        case.gives_states != "" and bool(recipe.target.aux_layers),
-        settings.adaptive is not None,
-        settings.adaptive is not None and settings.rejection_sampling,
-        recipe.target.scan is not None,
-        settings.mixed_chunks and not settings.radix_cache and case.page_size > 1,
-        settings.mixed_chunks and settings.radix_cache and case.page_size > 1,
-        settings.host_pages > 0,
-        bool(case.sessions),
-        bool(case.sessions) and bool(case.adapters),
-        any(request.stream for request in case.requests),
-        settings.plain_decode,
-    )
 
 
 @dataclass(frozen=True, slots=True)

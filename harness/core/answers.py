@@ -2,6 +2,19 @@
 
 from enum import IntEnum
 
+# What a message counts for a request. UNSAID: this SGLang's message does not have it.
+COUNTS = (
+    "prompt_tokens",
+    "completion_tokens",
+    "cached_tokens",
+    "cached_device",
+    "cached_host",
+    "verify_ct",
+    "correct_drafts",
+    "retractions",
+)
+UNSAID = -(1 << 31)
+
 
 class Finish(IntEnum):
     """The kinds of a finish reason. Integers, as all numbers of a record are."""

@@ -180,3 +180,8 @@ class Header(Struct, frozen=True, kw_only=True):
     def has_logits(self) -> bool:
         """Whether a verify that samples left the logits that it sampled from: traces do from schema 4 on."""
         return self.schema > 3
+
+    @property
+    def has_all_numbers(self) -> bool:
+        """Whether each record has all numbers of its stage: traces do from schema 5 on."""
+        return self.schema > 4

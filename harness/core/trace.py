@@ -35,7 +35,7 @@ from .read_input import read_input
 from .recording import RecordingHeader, as_header, whole_tables
 from .records import Ending, EngineInfo, Header, Key, Record
 
-SCHEMA = 4
+SCHEMA = 5
 HEADER, TENSORS = "trace.json", "trace.safetensors"
 # What a reader is willing to load. A case of 64 requests of 2,048 tokens on the largest recipe stays below it.
 MAX_HEADER_BYTES = 1 << 27

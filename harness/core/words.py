@@ -1,5 +1,6 @@
 """Numbers in what is printed: 1 case, 2 cases; once, 3 times."""
 
+import signal
 from collections.abc import Mapping
 
 
@@ -10,6 +11,11 @@ def count(number: int, word: str) -> str:
 
 def times(number: int) -> str:
     return "once" if number == 1 else f"{number} times"
+
+
+def how_it_ended(code: int) -> str:
+    """A process, by its exit code: negative, if a signal did it."""
+    return f"was killed by {signal.Signals(-code).name}" if code < 0 else f"ended with exit status {code}"
 
 
 def asked_the_impossible(tokens: Mapping[str, int]) -> str:

@@ -1,7 +1,7 @@
 """At each position of a text: how many of the drafts that a correct engine makes there are in the text.
 
 With x[0..M] committed, a draft of depth j is accepted if all above it were and it is x[M+j]. Under greedy decoding, and where
-the target alone accepts a sampled token, the text says all: no draft has to be sampled again (DESIGN §10).
+the target alone accepts a sampled token, the text says all: no draft has to be sampled again.
 """
 
 from collections.abc import Iterator, Sequence

@@ -1,4 +1,4 @@
-"""How many rounds a text takes: from M to M + a(M) + 1, until the text ends (DESIGN §10)."""
+"""How many rounds a text takes: from M to M + a(M) + 1, until the text ends."""
 
 from dataclasses import dataclass
 

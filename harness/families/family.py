@@ -1,4 +1,4 @@
-"""What a model family has in addition to its arithmetic: the form that each family's file fills in (DESIGN §9).
+"""What a model family has in addition to its arithmetic: the form that each family's file fills in.
 
 The arithmetic is in `reference/`. A family's file holds the rest: its recipes, the weights of its draft, how its checkpoint is
 laid out, SGLang's classes that serve it, what its pools keep, and its limits. weights.py, store.py and the engine's boot/ ask a

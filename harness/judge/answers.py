@@ -10,7 +10,7 @@ under overlap there is one. Neither counts.
 from collections import Counter
 from typing import NamedTuple
 
-from eagletwin.harness.core.answers import Finish
+from eagletwin.harness.core.answers import UNSAID, Finish
 from eagletwin.harness.core.case import Request
 from eagletwin.harness.core.records import Record
 from eagletwin.harness.core.trace import Trace
@@ -116,7 +116,7 @@ class Answers:
         cached = own[0].numbers["start"] if own else 0
         restored = self._restored.get((request.id, own[0].iteration), 0) if own else 0
         if restored is None:  # how far the hit would have gone without the host, the trace does not say
-            restored = min(told.get("cached_host", 0), cached)
+            restored = min(max(told.get("cached_host", 0), 0), cached)
         return _Work([step for step in steps if step.before < limit], cached, restored, (surely, surely + perhaps))
 
     def _may_come_back(self, before: Record, record: Record) -> bool:
@@ -166,8 +166,9 @@ class Answers:
         }
         place = Place(record, "finished")
         for name, value in expected.items():
-            if name in record.numbers:
-                self._compare.integers(place, _COUNTS, [value], [record.numbers[name]], f"{name}, request", 0)
+            counted = record.numbers.get(name, UNSAID)
+            if counted != UNSAID:
+                self._compare.integers(place, _COUNTS, [value], [counted], f"{name}, request", 0)
             elif value or name not in ("cached_device", "cached_host"):  # of a request with nothing cached nobody tells where
                 self._compare.not_seen((_COUNTS,), 1)
         if "histogram" not in record.tensors:

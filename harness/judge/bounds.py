@@ -80,7 +80,7 @@ FLOAT32 = Bounds(relative=1e-4, tie=2e-4, adopted_share=0.05, tie_share=0.25)
 # Half the distance of two neighbours of 8 significant bits, as a share of a number.
 BFLOAT16_ROUNDING = 2.0**-8
 
-# Score of a row with itself in the draft of an EAGLE-3 recipe (models/eagle3.py), whose attention passes the token on.
+# Score of a row with itself in the draft of an EAGLE-3 recipe (families/eagle3.py), whose attention passes the token on.
 _OWN_SCORE = 13.0
 
 

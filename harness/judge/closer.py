@@ -19,12 +19,14 @@ class Closer:
     divergences  all, in the order in which data flows
     exhibit      the numbers of the first; None: it has none but those that it names
     stories      the requests of that rank
+    failure      why there is no second look; empty if there is one
     """
 
     trace: Trace
     divergences: tuple[Divergence, ...]
     exhibit: Exhibit | None
     stories: dict[str, Story]
+    failure: str = ""
 
 
 def look_closer(trace: Trace, verdict: Verdict) -> Closer | None:
@@ -35,8 +37,9 @@ def look_closer(trace: Trace, verdict: Verdict) -> Closer | None:
     try:
         trace = as_asked(trace)
         findings, by_rank = compared(trace, without, _view(verdict))
-    except Exception:  # a trace in which the judge finds no sense: its verdict says so
-        return None
+    except Exception as error:  # the verdict stands, so a report of it must come out, and say what it lacks
+        failure = f"the judge failed when it looked at the trace again: {type(error).__name__}: {error}"
+        return Closer(trace, (first,), None, {}, failure)
     divergences = all_divergences(trace, findings, without)
     if not divergences or divergences[0].place != first.place:
         return None

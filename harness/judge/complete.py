@@ -182,8 +182,6 @@ def _due(trace: Trace, number: int, record: Record, model: Model) -> str:
             due |= dict.fromkeys(("candidate_tokens", "candidate_scores"), (0, total))
         if numbers.get("in_graph") and not layers:
             due["consumed"] = (0, (case.num_steps - 1) * case.topk)
-    if case.engine.sglang.host_pages and record.stage in ("iteration", "flushed") and "host_total" not in numbers:
-        return "no count of the host's slots"
     if record.stage == "cached":
         due |= {name: (0, len(trace.array(number, "slots"))) for name in record.tensors if name.endswith("_kv")}
     if record.stage == "verify":

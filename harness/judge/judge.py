@@ -19,6 +19,7 @@ from .compare import Findings
 from .complete import missing, unrecorded
 from .features import exercised
 from .model import model_of
+from .numbers_due import absent_number
 from .ranks import merge_ranks, unlike
 from .requests import RequestJudge
 from .routing import Nudge, Ties, follows_from_experts, nudges
@@ -51,8 +52,10 @@ def judge(trace: Trace, without: frozenset[str] = frozenset(), view: View = DECL
             consequence="the reference cannot compute what this trace should hold",
             remedy="judge it with the eagletwin and torch versions in its header, or record it again",
         )
-    trace = as_asked(trace)
     rule, end = _unusual_end(trace.header)
+    if absent := next(filter(None, map(absent_number, trace.ranks)), ""):
+        return Verdict(status="unknown", rule=rule, reason=end or f"the trace is not complete: {absent}")
+    trace = as_asked(trace)
     if blank := next(filter(None, map(unrecorded, trace.ranks)), ""):
         return Verdict(status="unknown", rule=rule, reason=end or blank)
     try:

@@ -44,11 +44,13 @@ class Owners:
     sure     whether it is beyond chance
     text     of the first wrong row, for a sentence that begins with "it is" or "may be"; "" if nobody has it
     by_row   the same of each wrong row of the comparison that was looked up
+    failure  why nobody was looked up; empty if they were
     """
 
     sure: bool
     text: str
     by_row: dict[int, str]
+    failure: str = ""
 
 
 def whose(trace: Trace, verdict: Verdict) -> Owners | None:
@@ -60,6 +62,8 @@ def whose(trace: Trace, verdict: Verdict) -> Owners | None:
 def owners_of(closer: Closer) -> Owners | None:
     """Whose the wrong numbers of the first divergence are; None: it has none that anybody could own."""
     exhibit = closer.exhibit
+    if closer.failure:
+        return Owners(False, "", {}, closer.failure)
     if exhibit is None:
         return None
     found = closer.divergences[0]

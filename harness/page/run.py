@@ -75,6 +75,8 @@ def run_page(
     """The page. known: the bug of the ledger that it may be; files: names of the run folder's files."""
     header, closer = trace.header, look_closer(trace, verdict)
     owners = owners_of(closer) if closer is not None else None
+    if closer is not None and closer.failure:
+        closer = None
     model = model_of(header, "shifted" if verdict.view == "shifted" else DECLARED_VIEW)
     found, layers = verdict.first, model.mtp_layers > 0
     divergences = closer.divergences if closer is not None else (found,) if found is not None else ()
@@ -112,6 +114,8 @@ def _fields(found: Divergence, owners: Owners | None, known: str) -> Fields:
     fields += [("expected", found.expected), ("actual", found.actual)]
     if owners is not None and owners.text:
         fields.append(("the actual one is" if owners.sure else "the actual one may be", owners.text))
+    if owners is not None and owners.failure:
+        fields.append(("whose the actual one is", f"unknown: {owners.failure}"))
     if known:
         fields.append(("known", f"it may be {known}: with its remedy this case is equal"))
     return tuple(fields)

@@ -4,7 +4,8 @@ import msgspec
 import pytest
 import torch
 
-from eagletwin.harness.core.trace import INNER, Trace
+from eagletwin.harness.core.answers import COUNTS, UNSAID
+from eagletwin.harness.core.trace import INNER, SCHEMA, Trace
 from eagletwin.harness.core.verdict import RULES
 from eagletwin.harness.judge import compare, story
 from eagletwin.harness.judge.judge import judge
@@ -161,28 +162,30 @@ def test_one_changed_number_is_found_and_named(busy_trace: Trace, stage: str, na
 
 
 @pytest.mark.parametrize(
-    ("told", "tensors", "status", "unseen"),
+    ("schema", "numbers", "tensors", "status", "unseen"),
     [
-        (("aborted",), ("tokens",), "equal", {"output.finish": 1, "output.counts": 7, "output.stream": 1}),
+        (4, {"aborted": 0}, ("tokens",), "equal", {"output.finish": 1, "output.counts": 7, "output.stream": 1}),
         (
-            ("aborted", "dropped", "prompt_tokens", "completion_tokens", "retractions"),
-            ("tokens", "decoded", "sent"),
+            SCHEMA,
+            {"aborted": 0, "dropped": 0, "finish": 0, "finish_length": 14, "finish_matched": -1}
+            | dict.fromkeys(COUNTS, UNSAID)
+            | {"prompt_tokens": 19, "completion_tokens": 14, "retractions": 0},
+            ("tokens", "decoded", "sent", "histogram"),
             "equal",
-            {"output.finish": 1, "output.counts": 4},
+            {"output.counts": 3},
         ),
-        (("aborted", "dropped"), ("tokens",), "unknown", {"output.finish": 1, "output.counts": 7, "output.stream": 1}),
+        (SCHEMA, {"aborted": 0, "dropped": 0}, ("tokens",), "unknown", {}),
     ],
     ids=["an older trace", "a release that sends less", "a tap that stopped"],
 )
 def test_what_was_not_sent_is_unseen(
-    busy_trace: Trace, told: tuple[str, ...], tensors: tuple[str, ...], status: str, unseen: dict[str, int]
+    busy_trace: Trace, schema: int, numbers: dict[str, int], tensors: tuple[str, ...], status: str, unseen: dict[str, int]
 ) -> None:
     number = last_of(busy_trace, "finished")
-    record = busy_trace.header.records[number]
-    numbers = {name: record.numbers[name] for name in told}
-    silent = msgspec.structs.replace(record, numbers=numbers, tensors=tensors)
+    silent = msgspec.structs.replace(busy_trace.header.records[number], numbers=numbers, tensors=tensors)
     records = (*busy_trace.header.records[:number], silent, *busy_trace.header.records[number + 1 :])
-    verdict = judge(Trace(msgspec.structs.replace(busy_trace.header, records=records), busy_trace.tensors))
+    header = msgspec.structs.replace(busy_trace.header, schema=schema, records=records)
+    verdict = judge(Trace(header, busy_trace.tensors))
     assert (verdict.status, verdict.unseen) == (status, unseen)
 
 

@@ -79,3 +79,29 @@ def test_where_stores_are_not_checked_a_guard_behind_draft_decodes_lists_does(ho
     assert verdicts[1].rule == "kernel.memory"
     assert verdicts[1].first is not None
     assert "1 stores behind the end of an int64 tensor of shape (5, 16), the last 1 elements" in verdicts[1].first.actual
+
+
+def test_stores_of_programs_to_one_place_are_a_dependence_on_their_order(host: Host, busy_case: Case, tmp_path: Path) -> None:
+    """Attention is handed an output of which all heads share the memory of the first."""
+    shared = Edit(
+        target=FAR_SLOTS.target,
+        match=FAR_SLOTS.match,
+        replacement=f"args = (*args[:3], args[3][:, :1].expand_as(args[3]), *args[4:])\n{FAR_SLOTS.match}",
+    )
+    trace = host.engine(busy_case, (Patch(name="shared", edits=(shared,)),), "checked").run(busy_case, tmp_path)
+    verdict = judge(trace)
+    assert (verdict.status, verdict.rule) == ("diverged", "kernel.order"), (verdict, trace.header.ending)
+
+
+def test_a_runtime_that_stores_other_numbers_than_the_interpreter_is_found(host: Host, busy_case: Case, tmp_path: Path) -> None:
+    """A difference of floats is too large by a thousandth, in the fast runtime alone."""
+    wrong = Edit(
+        target="eagletwin.harness.engines.triton_cpu.values.sub",
+        match="result = a - b",
+        replacement=(
+            'result = a - b\nif getattr(result, "dtype", None) == "float32":\n    result = result * result.dtype.type(1.001)'
+        ),
+    )
+    trace = host.engine(busy_case, (Patch(name="wrong", edits=(wrong,)),), "shadow").run(busy_case, tmp_path)
+    verdict = judge(trace)
+    assert (verdict.status, verdict.rule) == ("diverged", "kernel.shadow"), (verdict, trace.header.ending)

@@ -7,9 +7,11 @@ from eagletwin.harness.check.argument import argue
 from eagletwin.harness.core.poison import KEY_POISON, VALUE_POISON
 from eagletwin.harness.core.records import Key
 from eagletwin.harness.core.trace import Trace
+from eagletwin.harness.judge import closer
 from eagletwin.harness.judge.closer import look_closer
 from eagletwin.harness.judge.judge import judge
 from eagletwin.harness.judge.owners import NOBODYS, Owners, whose
+from eagletwin.harness.page.run import run_page
 
 from .changes import last_of, nudge
 
@@ -154,3 +156,19 @@ def test_a_closer_look_at_a_verdict_of_another_trace_says_nothing(busy_trace: Tr
     assert look_closer(wrong, verdict) is not None
     assert look_closer(busy_trace, verdict) is None
     assert look_closer(busy_trace, judge(busy_trace)) is None
+
+
+def test_a_closer_look_that_fails_is_named_where_the_owner_would_stand(
+    busy_trace: Trace, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    number = last_of(busy_trace, "draft", "positions")
+    wrong = Trace(busy_trace.header, {**busy_trace.tensors, f"{number}.positions": busy_trace.tensor(number, "positions") + 1})
+    verdict = judge(wrong)
+
+    def fails(*_: object) -> None:
+        raise IndexError("row 12")
+
+    monkeypatch.setattr(closer, "compared", fails)
+    said = "unknown: the judge failed when it looked at the trace again: IndexError: row 12"
+    assert said in " ".join(argue(wrong.header, verdict, trace=wrong).split())
+    assert ("whose the actual one is", said) in run_page(wrong, verdict, argument="").fields

@@ -116,6 +116,24 @@ def test_a_fault_is_named(run: Runner, states_case: Case, fault: str) -> None:
     assert (verdict.status, verdict.rule) == ("diverged", rule), verdict
 
 
+@pytest.mark.parametrize(
+    ("match", "replacement", "ending"),
+    [
+        ("return fused_commit_track_indices(", "return 1 // 0 or fused_commit_track_indices(", "crashed"),
+        ("bs * draft_token_num,", "1 // 0,", "finished"),
+    ],
+    ids=["the branch of CUDA", "the branch of torch"],
+)
+def test_of_the_commit_the_branch_behind_is_cuda_runs_and_the_other_does_not(
+    run: Runner, states_case: Case, match: str, replacement: str, ending: str
+) -> None:
+    """docs/explanation/states.md says so."""
+    commit = "sglang.srt.speculative.spec_utils._verify_commit_step_indices"
+    trace, _ = run(states_case, Edit(target=commit, match=match, replacement=replacement))
+    assert trace.header.ending.kind == ending, trace.header.ending
+    assert f"{commit}: for tensors on a CPU too" in trace.header.engine.shims
+
+
 def test_a_state_that_survives_a_retraction_is_named(run: Runner, states_case: Case) -> None:
     _, verdict = run(states_case, *KEPT_AT_RETRACTION)
     assert (verdict.status, verdict.rule) == ("diverged", "target.state"), verdict

@@ -1,11 +1,13 @@
 """Mutants: which are drawn, how the page counts them, and that the published page is what the published outcomes say."""
 
 import ast
+import gc
 from pathlib import Path
 
 import pytest
 import torch
 
+from eagletwin.harness.commands.bench.mutants import oracle
 from eagletwin.harness.commands.bench.mutants.changes import Change, DrawnChange, changed
 from eagletwin.harness.commands.bench.mutants.command import MEASURED, ORACLE, WORKER
 from eagletwin.harness.commands.bench.mutants.draw import Mutant, mutants_of
@@ -17,6 +19,7 @@ from eagletwin.harness.core.case import Case, Request
 from eagletwin.harness.core.errors import InputError
 from eagletwin.harness.core.records import Ending, EngineInfo
 from eagletwin.harness.core.trace import Recorder, Trace, new_header
+from eagletwin.harness.judge import bounds
 
 RECORDS = Path(__file__).parents[2] / "docs/records"
 
@@ -150,3 +153,13 @@ def test_what_was_changed_least_is_changed_next() -> None:
         ("seq_len", "next"),
         ("", "cut"),
     }
+
+
+def test_functions_that_remember_are_found() -> None:
+    """What they remember would hide a mutant."""
+    gc.unfreeze()  # the tests' process has put them out of sight
+    try:
+        found = [one.__wrapped__ for one in oracle._remembering.__wrapped__()]
+    finally:
+        gc.freeze()
+    assert bounds.bfloat16.__wrapped__ in found

@@ -18,12 +18,12 @@ from eagletwin.harness.engines.host import Host
 from eagletwin.harness.engines.source import resolve
 
 from ..fuzz.looking import NO_BLOCK, CaseSeen
+from ..fuzz.messages import TRIES
 from ..fuzz.search import Fuzz
 from .corpus import blocks_of
 from .journal import BlockDone, Died, Drove, InquiryOver, Joined, LegClosed, Record, Saw
 from .messages import BlockJob, BugBehind, InquiryJob, Job, Packed, Terms
 
-TRIES = 3  # workers that may end over one block, or one inquiry, before it is given up
 UNREAD = 2  # answers that a worker may have given and the driver not read; then the worker waits
 _STAY = 4  # blocks by which one leg may be ahead of another before a worker changes to that one: it imports another SGLang
 

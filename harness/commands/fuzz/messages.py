@@ -9,11 +9,14 @@ from msgspec import Struct
 from .looking import CaseSeen, Unstarted
 from .options import SearchOptions
 
+TRIES = 3  # processes that may end over one block, or one inquiry, before it is given up
+
 
 class Wanted(Struct, frozen=True):
-    """A block is to be run."""
+    """A block is to be run. earlier: what came of its first cases, where a process ended over it."""
 
     block: int
+    earlier: tuple[CaseSeen, ...] = ()
 
 
 class BlockOver(Struct, frozen=True, tag=True):

@@ -18,12 +18,15 @@ from pathlib import Path
 from eagletwin.harness.check.known import Mends
 from eagletwin.harness.core.child import RUN_MODULE
 from eagletwin.harness.core.errors import HarnessError
+from eagletwin.harness.core.words import how_it_ended
 
+from ..options import tell
 from .looking import CaseSeen, Looking, Unstarted
-from .messages import Answer, BlockFailed, BlockOver, Wanted, read_answer, written
+from .messages import TRIES, Answer, BlockFailed, BlockOver, Wanted, read_answer, written
 from .options import SearchOptions
 
 _AHEAD = 4  # blocks for each process that may be run before their turn
+_PATIENCE = 5.0  # seconds for a process that closed its pipe to end, so that its exit code is known
 _PROCESS_BYTES = 1_500_000_000  # of memory that one process takes with its engines
 
 
@@ -35,6 +38,16 @@ def cores() -> int:
         free = next(int(line.split()[1]) * 1024 for line in lines if line.startswith("MemAvailable:"))
         return max(1, min(cpus, free // _PROCESS_BYTES))
     return cpus
+
+
+def _end(process: "subprocess.Popen[bytes]") -> None:
+    """End a process, if it has not ended, and close its pipes."""
+    process.kill()
+    process.wait()
+    for pipe in (process.stdin, process.stdout):
+        with suppress(OSError):  # nobody reads what was not written
+            assert pipe is not None
+            pipe.close()
 
 
 @dataclass(slots=True)
@@ -73,9 +86,9 @@ class Several:
         self._threads: list[threading.Thread] = []
 
     def __enter__(self) -> "Several":
-        for _ in range(self._size - 1):
-            self._processes.append(process := self._worker())
-            self._threads.append(threading.Thread(target=self._feed, args=(process,), daemon=True))
+        for place in range(self._size - 1):
+            self._processes.append(self._worker())
+            self._threads.append(threading.Thread(target=self._feed, args=(place,), daemon=True))
             self._threads[-1].start()
         return self
 
@@ -88,10 +101,7 @@ class Several:
         for process, thread in zip(self._processes, self._threads, strict=True):
             process.wait()
             thread.join()  # it has read to the end
-            for pipe in (process.stdin, process.stdout):
-                with suppress(OSError):  # what was not written is for nobody
-                    assert pipe is not None
-                    pipe.close()
+            _end(process)
 
     def _worker(self) -> "subprocess.Popen[bytes]":
         command = [*RUN_MODULE, "eagletwin.harness.commands.fuzz.worker"]
@@ -158,33 +168,68 @@ class Several:
             ours.append(_Ours(mine, self._looking.block(mine)))
         return True
 
-    def _feed(self, process: "subprocess.Popen[bytes]") -> None:
-        """Hand one process block after block, and keep its answers."""
+    def _feed(self, place: int) -> None:
+        """Hand one process block after block, and keep its answers. One that ends is replaced, TRIES - 1 times in one block."""
+        options: SearchOptions | None = self._options  # what the process was not sent yet
+        while (number := self._hand_out()) >= 0:
+            heard = list[CaseSeen | Unstarted]()
+            for tries in count(1):
+                try:
+                    self._run_block(self._processes[place], options, number, heard)
+                    options = None
+                    break
+                except Exception:
+                    if not self._replaced(place, number, tries):
+                        return
+                    options = self._options
+
+    def _run_block(
+        self, process: "subprocess.Popen[bytes]", options: SearchOptions | None, number: int, heard: list[CaseSeen | Unstarted]
+    ) -> None:
+        """Have a process run a block. heard: what came of it from processes that ended over it, and from now on of this one."""
         assert process.stdin is not None
         assert process.stdout is not None
-        number = -1
-        try:
-            process.stdin.write(written(self._options))
-            while True:
-                number = self._hand_out()
-                if number < 0:
-                    return
-                process.stdin.write(written(Wanted(number)))
-                process.stdin.flush()
-                over = False
-                while not over:
-                    answer = read_answer(process.stdout.readline())
-                    over = isinstance(answer, BlockOver | BlockFailed)
-                    self._answers[number].put(answer)
-        except Exception as error:
-            if number >= 0 and not self._closed:
-                self._answers[number].put(
-                    BlockFailed(
-                        f"a process of the search ended: {type(error).__name__}",
-                        f"block {number} was not searched to its end, and the search ended there",
-                        "look at what it printed above; free some memory, or give -n 1",
-                    )
+        if options is not None:
+            process.stdin.write(written(options))
+        earlier = tuple(one for one in heard if isinstance(one, CaseSeen) and one.block == number)
+        repeated = tuple(one for one in heard if one not in earlier)  # cases of the ledger, and an engine that would not start
+        process.stdin.write(written(Wanted(number, earlier)))
+        process.stdin.flush()
+        while True:
+            answer = read_answer(process.stdout.readline())
+            if answer not in repeated:
+                self._answers[number].put(answer)
+            if isinstance(answer, BlockOver | BlockFailed):
+                return
+            heard.append(answer)
+
+    def _replaced(self, place: int, number: int, tries: int) -> bool:
+        """Start a process in place of one that ended over a block; False: the search is over, or that block ends it."""
+        ended = self._processes[place]
+        with suppress(subprocess.TimeoutExpired):
+            ended.wait(_PATIENCE)
+        with self._changed:
+            if self._closed:
+                return False
+            code = ended.poll()
+            how = "gave an answer that cannot be read" if code is None else how_it_ended(code)
+            try:
+                if tries < TRIES:
+                    _end(ended)
+                    self._processes[place] = self._worker()
+                    tell(f"note: a process of the search {how} in block {number}; another one takes its place")
+                    return True
+            except OSError as error:
+                how = f"{how}, and no other one starts: {error}"
+            ended_over = f"{tries} {'process' if tries == 1 else 'processes'} of the search ended over block {number}"
+            self._answers[number].put(
+                BlockFailed(
+                    f"{ended_over}: the last one {how}",
+                    "the search ended there, since that block was not searched to its end",
+                    "look at what they printed above; free some memory, or give -n 1",
                 )
+            )
+            return False
 
     def _hand_out(self) -> int:
         """The next block that nobody runs; -1: the search is over."""

@@ -49,7 +49,7 @@ def _serve(looking: Looking, wanted: Wanted, answers: BinaryIO) -> None:
         answers.flush()
 
     try:
-        for seen in looking.block(wanted.block):
+        for seen in looking.block(wanted.block, wanted.earlier):
             say(seen)
         say(BlockOver())
     except EagletwinError as error:

@@ -40,7 +40,7 @@ class Messages:
         self.decoded += decoded
         self.logprobs.take(payload, n)
         self.states.take(payload, n)
-        self.sent.append((len(tokens), counts.get("completion_tokens", -1), len(decoded)))
+        self.sent.append((len(tokens), max(counts["completion_tokens"], -1), len(decoded)))
         if reason is not None:
             self.numbers = counts | answers.finish(reason)
             self.histogram = answers.histogram(payload, n)

@@ -239,7 +239,7 @@ def _forget() -> None:
 
 @functools.cache
 def _remembering() -> list[Any]:
-    kind = type(functools.cache(_forget))
+    kind = type(functools.cache(len))
     return [one for one in gc.get_objects() if isinstance(one, kind) and one.__module__.startswith(_MODULES)]
 
 

@@ -13,6 +13,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NoReturn
 
+from eagletwin.harness.core.words import how_it_ended
 from eagletwin.harness.engines import wire
 
 from ..eras import draft_attention, sampling, stepping, triton_twins
@@ -85,11 +86,6 @@ def end_at_once(tell: Callable[[str], None], shims: list[str]) -> None:
         if hasattr(kind, name):
             setattr(kind, name, function)
             shims.append(f"{of}.{name}: ends the server at once, without a dump")
-
-
-def how_it_ended(code: int) -> str:
-    """A process, by its exit code: negative, if a signal did it."""
-    return f"was killed by {signal.Signals(-code).name}" if code < 0 else f"ended with exit status {code}"
 
 
 def launch(words: list[str]) -> None:

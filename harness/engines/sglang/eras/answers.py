@@ -1,12 +1,12 @@
 """What a message to the detokenizer says of a request, beside its tokens, under each of its names. The newest comes first.
 
 The accepted drafts are `spec_accepted_tokens` up to 0.5.10.post1 and `spec_accepted_drafts` in 0.5.11, and their histogram is
-`spec_acceptance_histogram` up to there. A field that a release does not have is not recorded, and the judge says so.
+`spec_acceptance_histogram` up to there. A field that a release does not have is recorded as UNSAID, and the judge says so.
 """
 
 from typing import Any
 
-from eagletwin.harness.core.answers import Finish
+from eagletwin.harness.core.answers import UNSAID, Finish
 
 # What a trace calls it -> what the message does. One entry a request in each.
 _COUNTS: dict[str, tuple[str, ...]] = {
@@ -33,10 +33,9 @@ def finish(reason: dict[str, Any]) -> dict[str, int]:
 def counts(payload: Any, n: int) -> dict[str, int]:
     """What the message counts for its request number n."""
     found = {name: _entry(payload, names, n) for name, names in _COUNTS.items()}
-    details = _entry(payload, ("cached_tokens_details",), n)
-    if details is not None:  # of a request with nothing cached there are none
-        found |= {f"cached_{tier}": details[tier] for tier in ("device", "host")}
-    return {name: int(value) for name, value in found.items() if value is not None}
+    details = _entry(payload, ("cached_tokens_details",), n) or {}  # of a request with nothing cached there are none
+    found |= {f"cached_{tier}": details.get(tier) for tier in ("device", "host")}
+    return {name: UNSAID if value is None else int(value) for name, value in found.items()}
 
 
 def histogram(payload: Any, n: int) -> list[int] | None:

@@ -19,6 +19,7 @@ import traceback
 from collections.abc import Callable
 from typing import Any, NoReturn
 
+from eagletwin.harness.core.words import how_it_ended
 from eagletwin.harness.engines import triton_cpu, wire
 
 from .. import kernels, patches
@@ -75,7 +76,7 @@ def _watch(caller: socket.socket, said: socket.socket, launcher: int) -> str:
             message, _ = wire.receive(said)
         except (EOFError, ConnectionError):  # all that held the other end are gone
             code = os.waitstatus_to_exitcode(os.waitpid(launcher, 0)[1])
-            return error or f"its first process {front_end.how_it_ended(code)}"
+            return error or f"its first process {how_it_ended(code)}"
         if isinstance(message, wire.Refused):
             error = error or message.error
         with contextlib.suppress(OSError):
