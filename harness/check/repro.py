@@ -215,7 +215,7 @@ def _reproduce(raw: dict[str, Any], sglang: str, tree: str, run: RunSpec) -> int
         folder = new_run_folder(options.out, case.name)
         outcome = check(engine, case, folder, fitting, again=shlex.join(["python", *sys.argv]))
     show(outcome.text(width()))
-    for line in [*_of_workarounds(outcome.trace, run, fitting), *_of_finding(outcome, run.finding, source)]:
+    for line in [*_of_workarounds(outcome.trace, run, fitting), *_of_finding(outcome, run.finding, source.called, sglang)]:
         print(f"  {line}")
     print(f"  folder: {folder}")
     return exit_code_of(outcome.verdict.status)
@@ -248,10 +248,10 @@ def _of_workarounds(trace: "Trace", run: RunSpec, fitting: RunSpec) -> Iterator[
             yield f"Not needed here: nothing called what {patch.name} changes."
 
 
-def _of_finding(outcome: "Outcome", finding: str, source: Source) -> Iterator[str]:
-    """What became of that which the case showed."""
+def _of_finding(outcome: "Outcome", finding: str, called: str, sglang: str) -> Iterator[str]:
+    """What became of that which the case showed on SGLang `sglang`."""
     shown = signature_of(outcome.verdict, outcome.trace.header.ending)
     if finding and outcome.verdict.status == "equal":
-        yield f"Fixed: {finding} does not show on SGLang {source.called}."
+        yield f"{'Fixed' if called != sglang else 'Not seen again'}: {finding} does not show on SGLang {called}."
     elif finding and shown is not None and str(shown) != finding:
         yield f"Not the finding that this script is for, which was {finding}."

@@ -12,12 +12,13 @@ from eagletwin.harness.check.known import Mends, entries_of
 from eagletwin.harness.check.repro import write_script
 from eagletwin.harness.commands.fuzz.looking import NO_BLOCK, CaseSeen
 from eagletwin.harness.commands.fuzz.shrinking import Finding, Shrinking, Teller
-from eagletwin.harness.core.case import Case
+from eagletwin.harness.core.case import Case, Request
 from eagletwin.harness.core.patch import Edit, Patch
 from eagletwin.harness.core.run_spec import DEFAULT_RUN, RunSpec
 from eagletwin.harness.core.versions import installed
 from eagletwin.harness.engines.host import Host
 from eagletwin.harness.engines.source import INSTALLED, resolve
+from eagletwin.harness.testing.twin import CaseFailed, Twin
 
 from . import forked
 from .planted_trees import WORKER, plant
@@ -41,20 +42,23 @@ class Found:
         return self.finding.outcome.folder / "repro.py"
 
 
+def conclude(mends: Mends, case: Case, riding: tuple[str, ...], folder: Path) -> Finding:
+    """What a search keeps of a case that it ran with candidate fixes of other bugs, where it has no time to make it smaller."""
+    trial = mends.trials(entries_of(riding)).look_alone(case)
+    assert trial.signature is not None
+    seen = CaseSeen(block=NO_BLOCK, case=case, verdict=trial.verdict, signature=trial.signature, mended=riding)
+    teller = Teller(aside=lambda *_: None, news=print, look=print)
+    shrinking = Shrinking(seen, mends, folder / "finding-1", seconds=0.0, seed=0, command="", teller=teller)
+    shrinking.shrink(None)
+    return shrinking.conclude(1, 0.0)
+
+
 @pytest.fixture(scope="module")
 def found(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Found]:
-    """The fault, as a search finds it in a case that it ran with candidate fixes of other bugs."""
+    """The fault of a tree."""
     tree, folder = plant(tmp_path_factory.mktemp("tree"), FAULT), tmp_path_factory.mktemp("run")
     with Host(source=resolve(str(tree))) as host:
-        mends = Mends(host, replace(DEFAULT_RUN, sglang=str(tree)))
-        trial = mends.trials(entries_of(RIDING)).look_alone(CASE)
-        assert str(trial.signature) == FINDING
-        assert trial.header.idle_edits
-        seen = CaseSeen(block=NO_BLOCK, case=CASE, verdict=trial.verdict, signature=trial.signature, mended=RIDING)
-        teller = Teller(aside=lambda *_: None, news=print, look=print)
-        shrinking = Shrinking(seen, mends, folder / "finding-1", seconds=0.0, seed=0, command="", teller=teller)
-        shrinking.shrink(None)
-        yield Found(tree, shrinking.conclude(1, 0.0))
+        yield Found(tree, conclude(Mends(host, replace(DEFAULT_RUN, sglang=str(tree))), CASE, RIDING, folder))
 
 
 def test_what_rides_along_is_dropped_also_where_time_is_up(found: Found) -> None:
@@ -106,3 +110,32 @@ def test_a_workaround_that_is_not_called_or_does_not_fit_is_a_note(tmp_path: Pat
 def test_a_patch_under_test_that_is_not_called_or_does_not_fit_is_never_green(tmp_path: Path, patch: Patch, code: int) -> None:
     done = forked.script(script(tmp_path, RunSpec(finding=FINDING, patches=(patch,))), cwd=tmp_path, source=INSTALLED)
     assert done.returncode == code, done
+
+
+def test_a_candidate_fix_without_which_a_known_bug_shows_first_stays(host: Host, tmp_path: Path) -> None:
+    """A multi-layer worker that consumes a wrong token at a chunk's end, and a fault of ours in the same case."""
+    tail = LEDGER[RIDING[0]]
+    worker = "sglang.srt.speculative.multi_layer_eagle_worker_v2.MultiLayerEagleDraftWorker"
+    backup = "next_token_ids_backup = batch_result.next_token_ids.clone()"
+    edit = Edit(target=f"{worker}._draft_extend_for_decode", match=backup, replacement=backup.removesuffix(".clone()"))
+    case = replace(tail.case, exercises=(), requests=(Request(id="a", prompt=(7, 19, 3, 5), max_new_tokens=4),))
+    mends = Mends(host, replace(DEFAULT_RUN, patches=(Patch(name="planted", edits=(edit,)),)))
+    finding = conclude(mends, case, (RIDING[1], tail.id, RIDING[2]), tmp_path)
+    assert finding.signature.rule != tail.rule
+    assert (finding.run.workarounds, finding.facts["changes"]) == ((tail.remedy,), ["--remedy", tail.id])
+
+
+def test_a_test_that_fails_keeps_no_candidate_fix_that_it_does_not_need(host: Host, tmp_path: Path) -> None:
+    entry, remedy = LEDGER["25015"], LEDGER[RIDING[0]].remedy
+    assert entry.revert is not None
+    assert remedy is not None
+    twin = Twin(tmp_path)
+    twin.host = host
+    twin.begin("case", patches=(entry.revert, remedy))
+    with pytest.raises(CaseFailed) as failed:
+        twin.check(CASE)
+    outcome = twin.conclude(failed.value)
+    assert outcome.verdict.status == "diverged"
+    text = (outcome.folder / "repro.py").read_text()
+    assert remedy.name not in text
+    assert f"finding='{failed.value.trial.signature}'" in text

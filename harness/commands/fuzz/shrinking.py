@@ -260,7 +260,7 @@ class Shrinking:
 
     def conclude(self, cases: int, seconds: float, apart: str = "") -> Finding:
         """Confirm the smallest case in fresh forks. apart: as in Finding."""
-        if self._alone:
+        if self._alone and self.seen.mended:
             self._drop_workarounds(self._trials.look_alone(self._smallest.case), last=True)
         trials, case = self._with(self._needed), self._keep_smallest()
         outcome = confirm(
@@ -303,6 +303,8 @@ class Shrinking:
         if shown is None or shown == self.signature:
             return self.signature
         self._teller.aside(self.seen.case, self.signature, False)
+        self.signature = shown
+        self._keep_smallest()
         return shown
 
 
