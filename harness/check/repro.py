@@ -4,6 +4,7 @@ The script holds versions, seed and command in its header, the case as one liter
 """
 
 import argparse
+import contextlib
 import pprint
 import shlex
 import sys
@@ -226,14 +227,15 @@ def _engine(host: "Host", case: Case, run: RunSpec) -> "tuple[EngineProcess, Run
     or it shows, and the report says so. Raises WouldNotStart."""
     from eagletwin.harness.engines.host import PatchDoesNotApply
 
-    engine, fitting = host.engine(case, run.patches, run.kernels), msgspec.structs.replace(run, workarounds=())
+    with contextlib.suppress(PatchDoesNotApply):
+        return host.engine(case, run.applied, run.kernels), run
+    fitting = msgspec.structs.replace(run, workarounds=())
     for patch in run.workarounds:
         more = msgspec.structs.replace(fitting, workarounds=(*fitting.workarounds, patch))
-        try:
-            engine, fitting = host.engine(case, more.applied, run.kernels), more
-        except PatchDoesNotApply:
-            continue
-    return engine, fitting
+        with contextlib.suppress(PatchDoesNotApply):
+            host.engine(case, more.applied, run.kernels)
+            fitting = more
+    return host.engine(case, fitting.applied, run.kernels), fitting  # a patch that is no workaround must fit
 
 
 def _of_workarounds(trace: "Trace", run: RunSpec, fitting: RunSpec) -> Iterator[str]:
