@@ -20,10 +20,10 @@ from eagletwin.harness.core.verdict import Verdict
 from eagletwin.harness.core.words import count
 from eagletwin.harness.engines.difference import keep
 from eagletwin.harness.engines.host import EngineProcess, Host
-from eagletwin.harness.judge.judge import judge
 
 from .argument import argue
 from .base import base_of
+from .judge_run import judge_run
 from .known import may_be
 
 REPLAYS = 2
@@ -74,7 +74,7 @@ def check(
     (folder / "case.json").write_text(pretty_case(case), encoding="utf-8")
     keep(engine.source.difference, folder)
     trace = play(engine, after, case, folder, run.limits)
-    verdict = judge(trace, run.without, run.view)
+    verdict = judge_run(trace, run)
     if trace.header.before != len(after):
         reason = f"of {count(len(after), 'case')} before it only {trace.header.before} finished"
         verdict = msgspec.structs.replace(verdict, status="unknown", reason=reason)
@@ -82,7 +82,7 @@ def check(
     for replay in range(1, replays + 1):
         sub = folder / f"replay-{replay}"
         sub.mkdir()
-        second = judge(play(engine, after, case, sub, run.limits), run.without, run.view)
+        second = judge_run(play(engine, after, case, sub, run.limits), run)
         verdict = agree(verdict, second, f"in replay-{replay}")
         if verdict.status == "unknown":
             break
@@ -128,7 +128,7 @@ def confirm(
     for replay in (1, 2):
         sub = folder / f"sequence-{replay}"
         sub.mkdir()
-        second = judge(play(engine, before, case, sub, run.limits), run.without, run.view)
+        second = judge_run(play(engine, before, case, sub, run.limits), run)
         if not alike(second, found):
             verdict = nondeterministic(found, second, f"after the same {count(len(before), 'case')} again (sequence-{replay})")
             return conclude(case, verdict, alone.trace, folder, tuple(before), again)

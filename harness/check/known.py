@@ -85,13 +85,26 @@ def may_show(entry: Entry, case: Case, mode: Mode = CPU) -> bool:
     )
 
 
+def entries_of(names: Sequence[str]) -> tuple[Entry, ...]:
+    return tuple(LEDGER[name] for name in names)
+
+
+def apart(run: RunSpec) -> tuple[RunSpec, tuple[str, ...]]:
+    """A run without the candidate fixes of the ledger that are among its patches, and the entries that these are of."""
+    named = {entry.remedy: entry.id for entry in reversed(LEDGER.values()) if entry.remedy in run.patches}
+    pairs = zip(run.changes[::2], run.changes[1::2], strict=True)
+    changes = tuple(word for pair in pairs if pair[0] != "--remedy" for word in pair)
+    patches = tuple(patch for patch in run.patches if patch not in named)
+    return replace(run, patches=patches, changes=changes), tuple(named[patch] for patch in run.patches if patch in named)
+
+
 def mended(run: RunSpec, entries: Sequence[Entry], view: View | None = None) -> RunSpec:
-    """This run with the remedies of these entries."""
+    """This run with the remedies of these entries as workarounds."""
     remedies = [entry.remedy for entry in entries if entry.remedy is not None]
     words = tuple(word for entry in entries for word in ("--remedy", entry.id))
     return replace(
         run,
-        patches=tuple(dict.fromkeys((*run.patches, *remedies))),
+        workarounds=tuple(dict.fromkeys((*run.workarounds, *remedies))),
         changes=(*run.changes, *words),
         view=view or run.view,
     )
@@ -101,7 +114,7 @@ def _mendable(run: RunSpec, version: str) -> list[Entry]:
     return [
         entry
         for entry in LEDGER.values()
-        if entry.remedy is not None and entry.remedy not in run.patches and may_have(version, entry)
+        if entry.remedy is not None and entry.remedy not in run.applied and may_have(version, entry)
     ]
 
 

@@ -4,11 +4,13 @@ The script holds versions, seed and command in its header, the case as one liter
 """
 
 import argparse
+import contextlib
 import pprint
 import shlex
 import sys
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 
@@ -18,11 +20,18 @@ from eagletwin.harness.core.errors import EXIT_EQUAL, EXIT_HARNESS, EXIT_UNKNOWN
 from eagletwin.harness.core.exits import guarded
 from eagletwin.harness.core.mode import CPU
 from eagletwin.harness.core.run_spec import DEFAULT_RUN, Limits, RunSpec
+from eagletwin.harness.core.signature import signature_of
 from eagletwin.harness.core.terminal import show, width
 from eagletwin.harness.core.versions import installed
 from eagletwin.harness.engines.difference import PATCH, keep
 from eagletwin.harness.engines.source import INSTALLED, Source, resolve
 from eagletwin.harness.families.valid import decode_case
+
+if TYPE_CHECKING:
+    from eagletwin.harness.core.trace import Trace
+    from eagletwin.harness.engines.host import EngineProcess, Host
+
+    from .confirm import Outcome
 
 SCRIPT = "repro.py"
 
@@ -49,7 +58,7 @@ except BaseException as error:
 CASE = {case}
 
 if __name__ == "__main__":
-    reproduce(CASE, sglang={sglang!r}, {where}kernels={kernels!r}, without={without!r}, view={view!r}, patches={patches})
+    reproduce(CASE, sglang={sglang!r}, {where}kernels={kernels!r}, without={without!r}, view={view!r}, patches={patches}{more})
 '''
 
 
@@ -77,6 +86,7 @@ def write_script(
         without=sorted(run.without),
         view=run.view,
         patches=_literal([without_defaults(patch) for patch in run.patches]),
+        more=_more(run),
     )
     keep(source.difference, folder)
     path = folder / SCRIPT
@@ -105,6 +115,13 @@ def _where(run: RunSpec, source: Source) -> str:
         ("case_timeout", run.limits.case, DEFAULT_RUN.limits.case),
     )
     return "".join(f"{name}={value!r}, " for name, value, usual in given if value != usual)
+
+
+def _more(run: RunSpec) -> str:
+    """What the case showed, and what keeps known bugs out of its way; nothing where there is neither."""
+    found = f",\n        finding={run.finding!r}" if run.finding else ""
+    workarounds = _literal([without_defaults(patch) for patch in run.workarounds])
+    return found + (f",\n        workarounds={workarounds}" if run.workarounds else "")
 
 
 def _docstring(text: str) -> str:
@@ -192,12 +209,51 @@ def _reproduce(raw: dict[str, Any], sglang: str, tree: str, run: RunSpec) -> int
         raise InputError(missing[0], consequence="nothing was run: this case was made on a GPU", remedy=missing[1])
     with Host(source=source, mode=run.mode) as host:
         try:
-            engine = host.engine(case, run.patches, run.kernels)
+            engine, fitting = _engine(host, case, run)
         except WouldNotStart as error:
             print(f"UNKNOWN  {case.name}\n\n  {error}")
             return EXIT_UNKNOWN
         folder = new_run_folder(options.out, case.name)
-        outcome = check(engine, case, folder, run, again=shlex.join(["python", *sys.argv]))
+        outcome = check(engine, case, folder, fitting, again=shlex.join(["python", *sys.argv]))
     show(outcome.text(width()))
+    for line in [*_of_workarounds(outcome.trace, run, fitting), *_of_finding(outcome, run.finding, source.called, sglang)]:
+        print(f"  {line}")
     print(f"  folder: {folder}")
     return exit_code_of(outcome.verdict.status)
+
+
+def _engine(host: "Host", case: Case, run: RunSpec) -> "tuple[EngineProcess, RunSpec]":
+    """An engine, and the run with those workarounds alone that fit this SGLang. The bug of one that does not is mended there,
+    or it shows, and the report says so. Raises WouldNotStart."""
+    from eagletwin.harness.engines.host import PatchDoesNotApply
+
+    with contextlib.suppress(PatchDoesNotApply):
+        return host.engine(case, run.applied, run.kernels), run
+    fitting = msgspec.structs.replace(run, workarounds=())
+    for patch in run.workarounds:
+        more = msgspec.structs.replace(fitting, workarounds=(*fitting.workarounds, patch))
+        with contextlib.suppress(PatchDoesNotApply):
+            host.engine(case, more.applied, run.kernels)
+            fitting = more
+    return host.engine(case, fitting.applied, run.kernels), fitting  # a patch that is no workaround must fit
+
+
+def _of_workarounds(trace: "Trace", run: RunSpec, fitting: RunSpec) -> Iterator[str]:
+    """Which of them did nothing."""
+    from .judge_run import idle_workarounds
+
+    idle = idle_workarounds(trace, fitting)
+    for patch in run.workarounds:
+        if patch not in fitting.workarounds:
+            yield f"Left out: {patch.name} does not fit this SGLang."
+        elif idle >= {edit.target for edit in patch.edits}:
+            yield f"Not needed here: nothing called what {patch.name} changes."
+
+
+def _of_finding(outcome: "Outcome", finding: str, called: str, sglang: str) -> Iterator[str]:
+    """What became of that which the case showed on SGLang `sglang`."""
+    shown = signature_of(outcome.verdict, outcome.trace.header.ending)
+    if finding and outcome.verdict.status == "equal":
+        yield f"{'Fixed' if called != sglang else 'Not seen again'}: {finding} does not show on SGLang {called}."
+    elif finding and shown is not None and str(shown) != finding:
+        yield f"Not the finding that this script is for, which was {finding}."

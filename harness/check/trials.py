@@ -19,7 +19,8 @@ from eagletwin.harness.core.signature import Signature, signature_of
 from eagletwin.harness.core.trace import Trace
 from eagletwin.harness.core.verdict import Verdict
 from eagletwin.harness.engines.host import EngineProcess, Host
-from eagletwin.harness.judge.judge import judge
+
+from .judge_run import judge_run
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,7 +95,7 @@ class Trials:
 
     def stand(self, case: Case) -> EngineProcess:
         """The engine of a case's configuration, built if it does not stand. Raises WouldNotStart."""
-        return self.host.engine(case, self.run.patches, self.run.kernels, self._foresee(case))
+        return self.host.engine(case, self.run.applied, self.run.kernels, self._foresee(case))
 
     def look_alone(self, case: Case) -> Trial:
         """Run and judge a case in a process of its own."""
@@ -105,7 +106,7 @@ class Trials:
         engine = self.stand(case)
         with tempfile.TemporaryDirectory(prefix="eagletwin-") as scratch:
             trace = engine.run(case, Path(scratch), self.run.limits, fresh=fresh, until=until)
-        verdict = self._verdict_before(case, trace) or judge(trace, self.run.without, self.run.view)
+        verdict = self._verdict_before(case, trace) or judge_run(trace, self.run)
         return Trial(case, verdict, trace.header, engine.before, until, trace.differs, trace.changes)
 
     def _verdict_before(self, case: Case, trace: Trace) -> Verdict | None:

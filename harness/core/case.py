@@ -5,6 +5,8 @@ settings for each engine. It never holds code. `exercises` names what a hand-mad
 did not happen.
 """
 
+import re
+from itertools import groupby
 from typing import Annotated, Any, Literal
 
 import msgspec
@@ -12,6 +14,7 @@ from msgspec import Meta, Struct
 
 SCHEMA = 1
 MAX_FILE_BYTES = 1 << 20  # the largest valid case, 64 prompts of 2,048 tokens, is some 700 kB of JSON
+_RUN = 5  # as many equal numbers in a row are printed as one
 MOST_LETTERS, MOST_REQUESTS = 64, 64  # of a name, and of a case
 
 Name = Annotated[str, Meta(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}\Z")]
@@ -52,7 +55,26 @@ class Printed(Struct, frozen=True):
 
     def __repr__(self) -> str:
         fields = ((field.name, getattr(self, field.name), field.default) for field in msgspec.structs.fields(self))
-        return f"{type(self).__name__}({', '.join(f'{name}={value!r}' for name, value, usual in fields if value != usual)})"
+        given = (f"{name}={_printed(value)}" for name, value, usual in fields if value != usual)
+        return f"{type(self).__name__}({', '.join(given)})"
+
+
+def _printed(value: object) -> str:
+    numbers = isinstance(value, tuple) and all(type(one) is int for one in value)
+    return in_runs(value) if numbers else repr(value)
+
+
+def in_runs(numbers: Any) -> str:
+    """A tuple or list of numbers as Python, in which many equal ones in a row are short: `[8, 4] + [8] * 108`."""
+    kind, parts, rest = type(numbers), list[str](), list[int]()
+    for run in (list(equal) for _, equal in groupby(numbers)):
+        if len(run) < _RUN:
+            rest += run
+            continue
+        parts += [repr(kind(rest))] if rest else []
+        parts.append(f"{kind(run[:1])!r} * {len(run)}")
+        rest = []
+    return " + ".join([*parts, repr(kind(rest))] if rest or not parts else parts)
 
 
 class Sampling(Printed, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -408,11 +430,19 @@ def without_defaults(value: Any) -> Any:
     return value
 
 
+_NUMBERS = re.compile(r"\[\n[-+.,\de\s]*\]")
+
+
 def encode_case(case: Case) -> bytes:
     """Canonical JSON: equal cases give equal bytes. Prompts stay on one line each."""
     return msgspec.json.encode(case)
 
 
 def pretty_case(case: Case) -> str:
-    """JSON for people."""
-    return msgspec.json.format(encode_case(case), indent=1).decode() + "\n"
+    """JSON for people: without what has its default, and a list of numbers on one line."""
+    data = msgspec.json.encode({"schema": case.schema, **without_defaults(case)})
+    return _NUMBERS.sub(_on_one_line, msgspec.json.format(data, indent=1).decode()) + "\n"
+
+
+def _on_one_line(numbers: re.Match[str]) -> str:
+    return " ".join(numbers[0].split()).replace("[ ", "[").replace(" ]", "]")

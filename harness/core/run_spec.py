@@ -37,6 +37,10 @@ class RunSpec(Struct, frozen=True, kw_only=True):
 
     sglang   what `--sglang` named: "" for the installed one, a release, or a folder
     patches  changes in memory; `changes`: the options that give them, such as ("--revert", "26329"), as far as options can
+    workarounds  candidate fixes of known bugs, which keep these out of a case that is about something else: one that nothing
+             calls is no doubt about the verdict, as a patch would be
+    finding  of a reproduction: the signature of the finding. The case is to show whether it is still there: a tree's other
+             changes need not run
     without  rules that are switched off
     view     what counts as right where SGLang is known to approximate
     repeat   how many times a case is run before it is called equal
@@ -47,12 +51,19 @@ class RunSpec(Struct, frozen=True, kw_only=True):
     mode: Mode = CPU
     kernels: Kernels = "fast"
     patches: tuple[Patch, ...] = ()
+    workarounds: tuple[Patch, ...] = ()
+    finding: str = ""
     changes: tuple[str, ...] = ()
     without: frozenset[str] = frozenset()
     view: View = DECLARED_VIEW
     limits: Limits = DEFAULT_LIMITS
     repeat: int = 1
     strict: bool = False
+
+    @property
+    def applied(self) -> tuple[Patch, ...]:
+        """All changes in memory."""
+        return tuple(dict.fromkeys((*self.patches, *self.workarounds)))
 
     @property
     def options(self) -> list[str]:

@@ -128,10 +128,11 @@ class Trace:
     @property
     def changes(self) -> tuple[Differs, ...]:
         """What was changed in the SGLang, and which of it ran on any of the ranks: in its tree, then by each patch."""
-        by_patch: dict[str, list[Differs]] = {}
+        by_patch: dict[str, list[Differs]] = {change.patch: [] for change in self.header.patched or ()}
         for rank in self.ranks:
             for change in rank.header.patched or ():
-                by_patch.setdefault(change.patch, []).append(change)
+                if change.patch in by_patch:
+                    by_patch[change.patch].append(change)
         tree = [self.differs] if self.differs is not None else []
         return (*tree, *map(merged, by_patch.values()))
 

@@ -11,12 +11,14 @@ from collections import Counter
 from pathlib import Path
 from typing import Any
 
-import msgspec
+from msgspec.structs import replace
 
 from eagletwin.harness.check.argument import argue, headline
 from eagletwin.harness.check.confirm import Outcome, confirm
+from eagletwin.harness.check.known import Mends, apart, entries_of
 from eagletwin.harness.check.repro import SCRIPT, write_script
 from eagletwin.harness.check.trials import Trial, Trials
+from eagletwin.harness.check.workarounds import needed_in
 from eagletwin.harness.core.case import Case, Event, Request
 from eagletwin.harness.core.differs import Changes, add_changes
 from eagletwin.harness.core.errors import EagletwinError, InputError
@@ -191,19 +193,29 @@ class Twin:
     def conclude(self, failed: CaseFailed) -> Outcome:
         """Confirm what a test failed on, and keep it in a run folder: where that cannot be written, in one below TMPDIR."""
         self.end()
-        trial, trials = failed.trial, self._trials
-        case = msgspec.structs.replace(trial.case, name=self._name)
+        trial, run = failed.trial, self._without_unneeded(failed.trial)
+        case = replace(trial.case, name=self._name)
         try:
             folder = new_run_folder(self._out, self._name)
         except InputError:
             folder = new_run_folder(Path(tempfile.mkdtemp(prefix="eagletwin-runs-")), self._name)
         command = f"pytest {' '.join(sys.argv[1:])}".rstrip()
-        write_script(folder, case, trials.run, command=command, source=self.host.source)
-        engine = self.host.engine(case, trials.run.patches, trials.run.kernels)
+        found = str(trial.signature or "")
+        write_script(folder, case, replace(run, finding=found), command=command, source=self.host.source)
+        engine = self.host.engine(case, run.applied, run.kernels)
         again = shlex.join(["python", str(folder / SCRIPT)])
-        outcome = confirm(engine, case, trial.verdict, trial.before, folder, trials.run, again, self.host)
+        outcome = confirm(engine, case, trial.verdict, trial.before, folder, run, again, self.host)
         write_run(outcome)
         return outcome
+
+    def _without_unneeded(self, found: Trial) -> RunSpec:
+        """The run of what a test failed on, with those candidate fixes of the ledger alone that it needs."""
+        run, names = apart(self._trials.run)
+        alone = self._trials.look_alone(found.case) if names else found
+        if not names or alone.signature != found.signature:
+            return self._trials.run
+        mends = Mends(self.host, run)
+        return mends.trials(entries_of(needed_in(mends, alone, names, run.view))).run
 
     def close(self) -> None:
         self.host.close()

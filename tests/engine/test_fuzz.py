@@ -12,6 +12,7 @@ from msgspec.structs import replace
 
 from eagletwin.cases.blocks import Asked
 from eagletwin.cases.regressions import LEDGER
+from eagletwin.harness.check.known import Mends
 from eagletwin.harness.check.trials import Trials
 from eagletwin.harness.commands.fuzz.looking import CaseSeen
 from eagletwin.harness.commands.fuzz.plan import Plan
@@ -162,12 +163,12 @@ def test_what_a_kernel_shows_gets_small_as_well(host: Host, tmp_path: Path) -> N
     case = LEDGER["indices-overflow"].case
     [request] = case.requests
     case = replace(case, requests=(replace(request, prompt=(*request.prompt, 5, 7), max_new_tokens=10),))
-    trials = Trials(host)
-    trial = trials.look_alone(case)
+    mends = Mends(host, RunSpec())
+    trial = mends.trials().look_alone(case)
     assert trial.signature is not None
     seen = CaseSeen(block=0, case=case, verdict=trial.verdict, signature=trial.signature)
     teller = Teller(aside=lambda *_: None, news=print, look=print)
-    shrinking = Shrinking(seen, trials, tmp_path, seconds=120.0, seed=0, command="", teller=teller)
+    shrinking = Shrinking(seen, mends, tmp_path, seconds=120.0, seed=0, command="", teller=teller)
     shrinking.shrink(None)
     finding = shrinking.conclude(1, 0.0)
     case = finding.outcome.case

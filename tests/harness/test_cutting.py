@@ -5,6 +5,7 @@ from msgspec.structs import replace
 from eagletwin.cases.blocks import Asked, block_of
 from eagletwin.harness.commands.fuzz.cutting import cuts
 from eagletwin.harness.commands.fuzz.shrinking import size
+from eagletwin.harness.commands.fuzz.smaller import sizes
 from eagletwin.harness.core.case import Bias, Case, Event, Grammar, Logprobs, Penalties, Processor, Request, Sampling
 from eagletwin.harness.families.valid import check_case
 
@@ -62,3 +63,38 @@ def test_what_a_request_asks_for_is_taken_away_too() -> None:
         assert left - {value}, name
     [without] = [cut.requests[0] for cut in cuts(case) if cut.requests[0].sampling == Sampling()]  # min_p alone is taken away
     assert without.sampling is not None
+
+
+def test_each_sampling_parameter_is_taken_away() -> None:
+    sampling = Sampling(temperature=0.5, top_k=4, top_p=0.5, min_p=0.2)
+    request = Request(id="a", prompt=(7,), max_new_tokens=1, sampling=sampling)
+    found = {cut.requests[0].sampling for cut in cuts(Case(name="x", model="llama-tiny", num_steps=1, requests=(request,)))}
+    assert found >= {
+        replace(sampling, **{name: getattr(Sampling(), name)}) for name in ("temperature", "top_k", "top_p", "min_p")
+    }
+
+
+def test_many_equal_chunks_become_the_budget() -> None:
+    request = Request(id="a", prompt=tuple(range(1, 60)), max_new_tokens=1)
+    case = Case(name="x", model="llama-tiny", num_steps=1, chunks=(2, *[8] * 6), chunked_prefill_size=64, requests=(request,))
+    assert ((2,), 8) in {(cut.chunks, cut.chunked_prefill_size) for cut in cuts(case)}
+    few = replace(case, chunks=(2, 8, 8))
+    assert {cut.chunked_prefill_size for cut in cuts(few)} == {64}
+
+
+def test_a_smaller_model_is_smaller_whatever_the_names() -> None:
+    """The name llama-tiny is longer than step-3.5."""
+    request = Request(id="a", prompt=(7,), max_new_tokens=1)
+    case = Case(name="x", model="step-3.5", num_steps=1, requests=(request,))
+    plain = next(cut for cut in cuts(case) if cut.model == "llama-tiny")
+    assert size(plain) < size(case)
+
+
+def test_the_line_of_a_case_has_how_its_requests_sample() -> None:
+    plain = Request(id="a", prompt=(7,), max_new_tokens=2)
+    drawn = replace(plain, id="b", sampling=Sampling(temperature=0.5, top_k=4, top_p=0.25), n=2)
+    any_way = replace(plain, id="c", sampling=Sampling())
+    case = Case(name="x", model="llama-tiny", num_steps=1, chunks=(8,) * 110, requests=(plain, drawn, any_way))
+    line = sizes(case)
+    assert line.endswith("a 1+2, b 1+2 (2 samples, temperature 0.5, top_k 4, top_p 0.25), c 1+2 (sampled)")
+    assert "chunks [8] * 110, " in line

@@ -193,3 +193,15 @@ def test_a_script_has_the_run_that_it_was_made_from(words: list[str], monkeypatc
 
 def test_rules_in_a_run_are_those_that_can_be_switched_off() -> None:
     assert rules_off(OFF) == frozenset(OFF)
+
+
+def test_a_script_has_what_the_case_showed_and_its_workarounds(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    remedies = [entry.remedy for entry in LEDGER.values() if entry.remedy is not None]
+    for spec in (RunSpec(finding="draft.positions (draft.decode)"), RunSpec(finding="it's", workarounds=tuple(remedies[:2]))):
+        ran: list[RunSpec] = []
+        monkeypatch.setattr(repro, "_reproduce", lambda case, sglang, tree, run, ran=ran: ran.append(run) or 0)
+        monkeypatch.setattr(door, "reproduce", repro.reproduce)
+        script = repro.write_script(tmp_path, LEDGER["25015"].case, spec, command="")
+        with pytest.raises(SystemExit):
+            runpy.run_path(str(script), run_name="__main__")
+        assert ran == [spec]

@@ -149,7 +149,8 @@ class Sides:
         spec, host = self._spec(HEAD, question), self.hosts[HEAD]
         folder.mkdir()
         again = self._command(question, HEAD, folder / "case.json")
-        write_script(folder, question.case, spec, command=again, source=host.source)
+        named = changed(spec, finding=str(found.signature or ""))
+        write_script(folder, question.case, named, command=again, source=host.source)
         try:
             engine = host.engine(question.case, (), spec.kernels)
             outcome = confirm(engine, question.case, found.verdict, found.before, folder, spec, again=again, host=host)

@@ -151,7 +151,7 @@ def search(options: "SearchOptions") -> int:
 def make_small(file: Path, options: "SearchOptions") -> int:
     """Make a case from a file smaller, and print what it comes to; the exit code."""
     from eagletwin.harness.check.confirm import brief
-    from eagletwin.harness.check.trials import Trials
+    from eagletwin.harness.check.known import Mends, apart, entries_of
     from eagletwin.harness.core.folders import new_run_folder
     from eagletwin.harness.engines.host import Host
     from eagletwin.harness.engines.source import resolve
@@ -163,14 +163,15 @@ def make_small(file: Path, options: "SearchOptions") -> int:
 
     case = changed(read_case(file), exercises=())
     with Host(source=resolve(options.run.sglang), mode=options.run.mode) as host, progress("runs") as line:
-        trials = Trials(host, options.run)
-        trial = trials.look_alone(case)
+        run, workarounds = apart(options.run)
+        mends = Mends(host, run)
+        trial = mends.trials(entries_of(workarounds)).look_alone(case)
         if trial.signature is None:
             show(f"{trial.verdict.status.upper()}  {case.name}: {brief(trial.verdict)}\n\n  There is nothing to make small.")
             return exit_code_of(trial.verdict.status)
         shrinking = Shrinking(
-            CaseSeen(block=0, case=case, verdict=trial.verdict, signature=trial.signature),
-            trials,
+            CaseSeen(block=0, case=case, verdict=trial.verdict, signature=trial.signature, mended=workarounds, view=run.view),
+            mends,
             new_run_folder(options.out, f"shrink-{case.name}"),
             seconds=60 * options.shrink_minutes,
             seed=options.seed,

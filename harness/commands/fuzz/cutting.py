@@ -15,6 +15,7 @@ from eagletwin.harness.core.case import (
     Logprobs,
     Penalties,
     Request,
+    Sampling,
     SGLangSettings,
 )
 from eagletwin.harness.core.samples import sent_for
@@ -40,6 +41,7 @@ def _cuts(case: Case) -> Iterator[Case]:
     yield replace(case, chunks=())
     for kept in (len(case.chunks) // 2, len(case.chunks) - 1):
         yield replace(case, chunks=case.chunks[: max(kept, 0)])
+    yield from _with_budget(case)
     yield from _simpler(case)
     for number in range(len(case.events)):
         yield replace(case, events=case.events[:number] + case.events[number + 1 :])
@@ -56,6 +58,15 @@ def _cuts(case: Case) -> Iterator[Case]:
                 shorter = replace(case, chunks=(*case.chunks[:number], less, *case.chunks[number + 1 :]))
                 yield shorter
                 yield from _with_prompts_cut(shorter, chunk - less)
+
+
+def _with_budget(case: Case) -> Iterator[Case]:
+    """With the budget of all prefill batches in place of many equal ones."""
+    head = case.chunks
+    while head and head[-1] == case.chunks[-1]:
+        head = head[:-1]
+    if len(case.chunks) - len(head) > 2:
+        yield replace(case, chunks=head, chunked_prefill_size=case.chunks[-1])
 
 
 def _with_prompts_cut(case: Case, less: int) -> Iterator[Case]:
@@ -153,7 +164,8 @@ def _shorter(request: Request) -> Iterator[Request]:
         for part in request.adapter.__struct_fields__:
             yield replace(request, adapter=replace(request.adapter, **{part: getattr(Adapter(), part)}))
     if request.sampling is not None:
-        yield replace(request, sampling=replace(request.sampling, min_p=0.0))
+        for part in request.sampling.__struct_fields__:
+            yield replace(request, sampling=replace(request.sampling, **{part: getattr(Sampling(), part)}))
 
 
 def _simpler_grammars(grammar: Grammar) -> Iterator[Grammar]:

@@ -8,8 +8,7 @@ from msgspec.structs import replace
 
 from eagletwin.cases.blocks import block_of
 from eagletwin.cases.entry import Entry
-from eagletwin.cases.regressions import LEDGER
-from eagletwin.harness.check.known import Mends, may_be
+from eagletwin.harness.check.known import Mends, entries_of, may_be
 from eagletwin.harness.check.trials import Trials
 
 from .looking import NO_BLOCK, CaseSeen
@@ -41,7 +40,7 @@ class Inquiry:
         plan = self.plan
         return Shrinking(
             self.seen,
-            self._trials,
+            self.mends,
             folder,
             seconds=plan.shrink_seconds,
             seed=plan.seed,
@@ -60,10 +59,8 @@ class Inquiry:
 
     @property
     def past(self) -> str:
-        """What the case was run past: a part of a sentence."""
-        seen = self.seen
-        past = f", past {', '.join(seen.mended)}" if seen.mended else ""
-        return past + (f", which {self._called} does not show" if seen.cured else "")
+        """Why it is no known bug, where a remedy makes it equal: a part of a sentence."""
+        return f", which {self._called} does not show" if self.seen.cured else ""
 
     @property
     def _trials(self) -> Trials:
@@ -71,7 +68,7 @@ class Inquiry:
 
     @property
     def _mended(self) -> tuple[Entry, ...]:
-        return tuple(LEDGER[name] for name in self.seen.mended)
+        return entries_of(self.seen.mended)
 
     @property
     def _called(self) -> str:

@@ -18,7 +18,6 @@ from msgspec.structs import replace
 from eagletwin.cases.blocks import block_of
 from eagletwin.cases.entry import Entry
 from eagletwin.harness.check.known import Explained, Mends, may_show
-from eagletwin.harness.check.trials import Trial
 from eagletwin.harness.core.case import Case
 from eagletwin.harness.core.differs import Differs, together
 from eagletwin.harness.core.errors import HarnessError
@@ -156,7 +155,7 @@ def _seen(block: int, one: Explained, view: View, shown: Signature | None, run: 
     return CaseSeen(
         block=block,
         case=trial.case,
-        verdict=_of_what_ran(trial, one.mended),
+        verdict=trial.verdict,
         signature=found,
         lengths=tuple(sorted({int(record.numbers["accept_len"]) for record in rounds})),
         fallbacks=tuple(trial.header.fallbacks),
@@ -170,16 +169,3 @@ def _seen(block: int, one: Explained, view: View, shown: Signature | None, run: 
         shown=shown if one.known else None,
         cured=tuple(entry.id for entry in one.cured),
     )
-
-
-def _of_what_ran(trial: Trial, mended: tuple[Entry, ...]) -> Verdict:
-    """The verdict, which is equal if it is in doubt for no more than a remedy of ours that nothing called: then the case ran
-    SGLang as it is."""
-    verdict, idle = trial.verdict, set(trial.header.idle_edits)
-    remedies = [entry.remedy for entry in mended if entry.remedy is not None]
-    ours = {target for remedy in remedies for target in remedy.targets}
-    if not verdict.vacuous or not idle or not idle <= ours:
-        return verdict
-    if trial.differs is not None and trial.differs.doubt:
-        return replace(verdict, reason=trial.differs.doubt)
-    return replace(verdict, status="equal", reason="", vacuous=False)

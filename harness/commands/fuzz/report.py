@@ -56,6 +56,7 @@ def finding_text(finding: Finding, columns: int) -> str:
     lines = [finding.outcome.text(columns), f"  folder: {finding.outcome.folder}", "", *fold(text, columns, "")]
     changes = smaller(finding.found, case)
     lines += fold(f"Shrunk: {changes}.", columns, "") if changes else []
+    lines += [f"Model: {finding.model}."] if finding.model else []
     lines += fold(finding.apart, columns, "") if finding.apart else []
     if finding.partial:
         lines += fold("Not minimal: time was up. This goes on:", columns, "")

@@ -4,25 +4,30 @@ of a case from a file, which has no block, one thing after the other is taken aw
 import contextlib
 import shlex
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import msgspec
+from msgspec.structs import replace
 
 from eagletwin.cases.blocks import Block
 from eagletwin.cases.drawn import shrink
+from eagletwin.cases.strategies import MODELS
 from eagletwin.harness.check.confirm import Outcome, alike, confirm
+from eagletwin.harness.check.known import Mends, entries_of
 from eagletwin.harness.check.repro import SCRIPT, write_script
 from eagletwin.harness.check.trials import Trial, Trials
+from eagletwin.harness.check.workarounds import needed_in
 from eagletwin.harness.core.case import Case, encode_case, pretty_case
 from eagletwin.harness.core.errors import EagletwinError
 from eagletwin.harness.core.run_spec import DEFAULT_RUN, RunSpec
 from eagletwin.harness.core.signature import Signature, signature_of
 from eagletwin.harness.core.verdict import Verdict
 from eagletwin.harness.core.words import count
-from eagletwin.harness.engines.host import WouldNotStart
+from eagletwin.harness.engines.host import PatchDoesNotApply, WouldNotStart
+from eagletwin.harness.families.valid import admits
 from eagletwin.harness.page.run import write_run
 
 from .cutting import cuts
@@ -42,6 +47,7 @@ class Finding:
     shrink_looks, shrink_seconds  until it was smallest; partial: time was up before
     run       how it was run: with remedies of known bugs, where these would come first
     apart     why it is no known bug, though a remedy makes it equal; empty: none does
+    model     why its model is not the smallest; empty: it is, or that is not known
     """
 
     signature: Signature
@@ -54,6 +60,7 @@ class Finding:
     partial: bool
     run: RunSpec = DEFAULT_RUN
     apart: str = ""
+    model: str = ""
 
     @property
     def name(self) -> str:
@@ -111,7 +118,7 @@ class Shrinking:
     def __init__(
         self,
         seen: CaseSeen,
-        trials: Trials,
+        mends: Mends,
         folder: Path,
         *,
         seconds: float,
@@ -122,7 +129,10 @@ class Shrinking:
         assert seen.signature is not None
         self.seen, self.signature, self.folder = seen, seen.signature, folder
         self.looks, self.partial = 0, False
-        self._trials, self._seed, self._command = trials, seed, command
+        self._mends, self._seed, self._command = mends, seed, command
+        self._trials = self._with(seen.mended)
+        self._needed = seen.mended  # the workarounds that the smallest case so far needs
+        self._alone = False  # whether it shows without the cases before it
         self._teller = teller
         self._begun = self._reported_at = time.monotonic()
         self._until, self._said = self._begun + seconds, ""
@@ -137,8 +147,11 @@ class Shrinking:
         """Look at smaller cases until there is none, or time is up. What depends on the cases before it stays as it is. counts:
         what a smaller case that shows the same must be as well."""
         self._counts = counts
-        if not self._shows_alone(self.seen.case, self.seen.verdict):
+        alone = self._trials.look_alone(self.seen.case)
+        self._alone = self._is_alike(alone, self.seen.verdict)
+        if not self._alone:
             return
+        self._drop_workarounds(alone)
         with contextlib.suppress(_Over):
             if block is None:
                 self._cut()
@@ -153,6 +166,9 @@ class Shrinking:
         """Take one thing after the other away, as long as the case shows the same without it."""
         while any(size(case) < size(self._smallest.case) and self._looked(case) for case in cuts(self._smallest.case)):
             pass
+        found = replace(self.seen.case, model=MODELS[0])  # the smallest may be too small to show it there
+        if self._smallest.case.model != MODELS[0] and admits(found) and self._looked(found, anywhere=True):
+            self._cut()
 
     def _shows(self, case: Case) -> bool:
         """Whether a smaller case shows the same."""
@@ -162,8 +178,8 @@ class Shrinking:
             self._failed = error
             raise _Over from error
 
-    def _looked(self, case: Case) -> bool:
-        until = _iteration(self._smallest.verdict)
+    def _looked(self, case: Case, *, anywhere: bool = False) -> bool:
+        until = -1 if anywhere else _iteration(self._smallest.verdict)
         trial = self._trials.known(case, until)
         if trial is None:
             if time.monotonic() > self._until:
@@ -183,7 +199,9 @@ class Shrinking:
             elif trial.signature is not None and trial.before and not self._shows_alone(case, trial.verdict):
                 self._trials.forget(case)
                 return False
-        if trial.signature != self.signature or (self._counts is not None and not self._counts(case)):
+        if trial.signature != self.signature or not self._shows_with_needed(case, until):
+            return False
+        if self._counts is not None and not self._counts(case):
             return False
         self._take(trial)
         return True
@@ -201,8 +219,29 @@ class Shrinking:
             self._teller.news(f"{count(self.looks, 'more run')}: {news or 'nothing smaller yet'}")
 
     def _shows_alone(self, case: Case, verdict: Verdict) -> bool:
-        alone = self._trials.look_alone(case)
-        return alone.signature == self.signature and alike(alone.verdict, verdict)
+        return self._is_alike(self._trials.look_alone(case), verdict)
+
+    def _is_alike(self, trial: Trial, verdict: Verdict) -> bool:
+        return trial.signature == self.signature and alike(trial.verdict, verdict)
+
+    def _with(self, names: Sequence[str]) -> Trials:
+        """Runs cases with these workarounds."""
+        return self._mends.trials(entries_of(names), self.seen.view)
+
+    def _drop_workarounds(self, alone: Trial, *, last: bool = False) -> None:
+        """Keep those that the smallest case needs. alone: what it shows with all of them; last: it gets no smaller."""
+        names, view = self.seen.mended, self.seen.view
+        self._needed = needed_in(self._mends, alone, names, view, last=last, enough=self._needed)
+        self._keep_smallest()
+
+    def _shows_with_needed(self, case: Case, until: int) -> bool:
+        """Whether a case that shows it with all workarounds does with the needed ones."""
+        if self._needed == self.seen.mended:
+            return True
+        try:
+            return self._with(self._needed).look(case, until).signature == self.signature
+        except (WouldNotStart, PatchDoesNotApply):
+            return False
 
     def keep_in(self, folder: Path) -> None:
         """Write what was found, and its smallest case so far, into another folder than its own."""
@@ -212,17 +251,20 @@ class Shrinking:
         self._keep_smallest()
 
     def _keep_smallest(self) -> Case:
-        minimal, trials = self.folder / "minimal", self._trials
-        case = msgspec.structs.replace(self._smallest.case, name=f"minimal-{self.folder.name}")
+        minimal, run = self.folder / "minimal", self._with(self._needed).run
+        case = replace(self._smallest.case, name=f"minimal-{self.folder.name}")
         (minimal / "case.json").write_text(pretty_case(case), encoding="utf-8")
-        write_script(minimal, case, trials.run, command=self._command, source=trials.host.source, seed=self._seed)
+        run = replace(run, finding=str(self.signature))
+        write_script(minimal, case, run, command=self._command, source=self._mends.host.source, seed=self._seed)
         return case
 
     def conclude(self, cases: int, seconds: float, apart: str = "") -> Finding:
         """Confirm the smallest case in fresh forks. apart: as in Finding."""
-        trials, case = self._trials, self._keep_smallest()
+        if self._alone and self.seen.mended:
+            self._drop_workarounds(self._trials.look_alone(self._smallest.case), last=True)
+        trials, case = self._with(self._needed), self._keep_smallest()
         outcome = confirm(
-            trials.host.engine(case, trials.run.patches, trials.run.kernels),
+            trials.stand(case),
             case,
             self._smallest.verdict,
             self._smallest.before,
@@ -243,7 +285,15 @@ class Shrinking:
             partial=self.partial,
             run=trials.run,
             apart=apart,
+            model=self._why_model(),
         )
+
+    def _why_model(self) -> str:
+        case = self._smallest.case
+        if case.model == MODELS[0] or self.partial or not self._alone:
+            return ""
+        plain = admits(replace(case, model=MODELS[0]))
+        return f"not in {MODELS[0]}" if plain else f"{MODELS[0]} runs no such case"
 
     def _concluded(self, outcome: Outcome) -> Signature:
         """What the smallest case shows in fresh forks. If it is something else there than what was found, that is set aside."""
@@ -253,6 +303,8 @@ class Shrinking:
         if shown is None or shown == self.signature:
             return self.signature
         self._teller.aside(self.seen.case, self.signature, False)
+        self.signature = shown
+        self._keep_smallest()
         return shown
 
 
@@ -263,7 +315,7 @@ def _iteration(verdict: Verdict) -> int:
     return first.iteration if first is not None and first.stage != "kernel" else -1
 
 
-def size(case: Case) -> tuple[int, bytes]:
-    """By which one case is smaller than another."""
+def size(case: Case) -> tuple[int, int, bytes]:
+    """By which one case is smaller than another: the model first, whose name may be longer than that of a larger one."""
     data = encode_case(case)
-    return len(data), data
+    return MODELS.index(case.model) if case.model in MODELS else len(MODELS), len(data), data

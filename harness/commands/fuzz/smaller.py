@@ -2,7 +2,7 @@
 
 from collections.abc import Callable
 
-from eagletwin.harness.core.case import Case, Request
+from eagletwin.harness.core.case import Case, Request, in_runs, without_defaults
 from eagletwin.harness.core.words import count
 
 
@@ -57,14 +57,17 @@ def smaller(found: Case, now: Case) -> str:
 
 
 def _size(request: Request) -> str:
-    samples = f" ({request.n} samples)" if request.n > 1 else ""
-    return f"{request.id} {len(request.prompt)}+{request.max_new_tokens}{samples}"
+    notes = [f"{request.n} samples"] if request.n > 1 else []
+    if request.sampling is not None:
+        chosen = without_defaults(request.sampling).items()
+        notes += [f"{name} {value:g}" for name, value in chosen] or ["sampled"]
+    return f"{request.id} {len(request.prompt)}+{request.max_new_tokens}" + (f" ({', '.join(notes)})" if notes else "")
 
 
 def sizes(case: Case) -> str:
     """How large a case is, without what it has none of."""
     prompts = ", ".join(map(_size, case.requests))
-    chunks = f"chunks {list(case.chunks)}, " if case.chunks else ""
+    chunks = f"chunks {in_runs(list(case.chunks))}, " if case.chunks else ""
     return (
         f"{case.model}, num_steps {case.num_steps}, topk {case.topk}, page_size {case.page_size}, {chunks}"
         f"{count(len(case.events), 'event')}, requests (prompt+new) {prompts}"

@@ -70,7 +70,7 @@ def record(folder: Path, source: Source, corpus: Sequence[Known], outcomes: Sequ
             if not (into / "view").exists():
                 shutil.rmtree(into, ignore_errors=True)
                 (into / "trace").mkdir(parents=True)
-                host.engine(known.case, (*known.run.patches, *patches)).run(known.case, into / "trace", LIMITS)
+                host.engine(known.case, (*known.run.applied, *patches)).run(known.case, into / "trace", LIMITS)
                 (into / "view").write_text(known.view)
 
 
