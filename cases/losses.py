@@ -31,6 +31,11 @@ class Suspect:
         return f"{self.entry.id} ({self.where})"
 
     @property
+    def needs(self) -> Doing | None:
+        """Without this no server has it."""
+        return None if self.entry.loses is None else self.entry.loses.needs
+
+    @property
     def where(self) -> str:
         """Which code has it, in words."""
         return {
