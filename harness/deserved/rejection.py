@@ -36,7 +36,7 @@ class Expected:
     @property
     def smallest_loss(self) -> float:
         """Rounds by which a server must be off for 95 of 100 runs to show it."""
-        return (MOST_DEVIATIONS + _SHOWN) * self.variance**0.5
+        return float((MOST_DEVIATIONS + _SHOWN) * self.variance**0.5)
 
     def deviations(self, used: int) -> float:
         """How many standard deviations a number of rounds is off; 0 where nothing is left to chance and none is."""

@@ -52,7 +52,7 @@ def _row(name: str, stake: Stake) -> tuple[str, str, str, str]:
 def power_remarks(power: Power, hidden: Mapping[str, Sequence[str]]) -> list[str]:
     """Sentences below the table. hidden: bugs in words, by condition"""
     remarks = []
-    stakes = {"all": power.every, **power.conditions}
+    stakes: dict[str, Stake] = {"all": power.every, **{str(name): stake for name, stake in power.conditions.items()}}
     low = [name for name, stake in stakes.items() if stake.prompts and stake.one_in < _SMALLEST_KNOWN]
     if low:
         remarks.append(
