@@ -74,21 +74,21 @@ def _compared(pair: Pair, shape: Shape, answer: Answer, read: Read, right: Follo
     if pair.draft.layers > 1 and answer.starts not in (None, deserved.starts):  # what is proposed depends on the rounds before
         made = pair.follow_layout(text, read.hidden, shape, begin, answer.starts, cuts) or right
     wrong = _wrong(answer.starts, made) if answer.starts else ()
-    possible = [made.possible(start) for start in answer.starts or deserved.starts]
-    told, last = answer.starts is not None, len(text) - 1
-    # The rounds of a walk commit one token each beside the drafts that they accept, and the last one ends with the text.
-    must = max(last - begin - deserved.most, 0)
-    if answer.starts is not None:  # what lies past the end of the text is not told
-        must = sum(min(*counts, last - start - 1) for start, counts in zip(answer.starts, possible, strict=True))
+    starts = deserved.starts if answer.starts is None else answer.starts
+    possible, last = [made.possible(start) for start in starts], len(text) - 1
+    if answer.starts is None:  # a round commits one token beside the drafts that it accepts
+        at_stake = max(last - begin - deserved.most, 0)
+    else:  # what lies past the end of the text is not told
+        at_stake = sum(min(*counts, last - start - 1) for start, counts in zip(starts, possible, strict=True))
     return Compared(
         deserved,
         walk(right, begin).rounds,
         answer.rounds,
-        told,
+        answer.starts is not None,
         wrong,
         pair.tie,
         sum(len(one) > 1 for one in possible),
-        must,
+        at_stake,
     )
 
 
