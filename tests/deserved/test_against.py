@@ -148,6 +148,18 @@ def test_where_no_draft_is_at_stake_the_verdict_is_unknown(run: Run, tmp_path: P
     assert facts_of(tmp_path)["power"]["every"]["one_in"] == 0
 
 
+def test_where_chance_covers_a_server_that_accepts_nothing_the_verdict_is_unknown(run: Run) -> None:
+    """Rejection sampling; the one round of each answer ends with the text."""
+
+    def change(behaviour: Behaviour) -> None:
+        behaviour.info = {**(behaviour.info or {}), "speculative_use_rejection_sampling": True}
+
+    done = run(broken(change), "--temperature", "1", new_tokens=2)
+    assert done.returncode == 125, done
+    assert "Smallest loss that shows in 95 of 100 such runs" in done.stdout
+    assert "A server that accepts no draft of these texts would be within chance as well." in " ".join(done.stdout.split())
+
+
 def no_update(behaviour: Behaviour) -> None:
     behaviour.info = {**(behaviour.info or {}), "model_path": "first", "tokenizer_path": "first"}
     behaviour.model_info = {"model_path": "first"}

@@ -56,7 +56,7 @@ def test_the_smallest_loss_is_missed_in_one_of_twenty_runs(drafts: int) -> None:
 def test_where_nothing_is_at_stake_no_loss_would_show() -> None:
     power = power_of([seen(0, 5, 0), seen(1, 20, 0)], started())
     assert not power.any_loss
-    assert power_rows(power)[0] == ("all", "2", "0", "none would show")
+    assert power_rows(power)[0] == ("all", "2", "0", "-")
 
 
 def test_what_is_not_known_round_by_round_puts_no_draft_at_stake() -> None:
@@ -102,7 +102,7 @@ def test_power_is_low_where_a_known_bug_might_not_show() -> None:
 
 def test_a_condition_that_nobody_knows_of_is_not_known() -> None:
     power = power_of([seen(0, 20, 9)], started(chunk=None))
-    assert power_rows(power)[1] == ("prompts longer than a chunk", "not known", "0", "none would show")
+    assert power_rows(power)[1] == ("prompts longer than a chunk", "not known", "0", "-")
     assert "Whether any answer has this is not known: prompts longer than a chunk. These bugs could not show: 26329" in (
         remarks(power)
     )

@@ -45,8 +45,8 @@ def against_expectation(
     parts = [(way, used[way], deserved[way]) for way in used]
     total, whole = sum(used.values()), sum(deserved.values(), Expected(0, 0))
     wrong = [part for part in [("all", total, whole), *parts] if abs(part[2].deviations(part[1])) > MOST_DEVIATIONS]
-    if not why and whole.rounds >= tokens:
-        why = "No draft of these texts can be accepted, so a server that accepts none would look the same."
+    if not why and whole.deviations(tokens) <= MOST_DEVIATIONS:
+        why = "A server that accepts no draft of these texts would be within chance as well. Give more prompts, or longer ones."
     status = EXIT_DIVERGED if wrong else EXIT_UNKNOWN if why else EXIT_EQUAL
     facts = {
         "server": started,

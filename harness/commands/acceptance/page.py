@@ -49,8 +49,7 @@ def _power(facts: dict[str, Any]) -> list[PageSection]:
     if "power" not in facts:
         return []
     power = msgspec.convert(facts["power"], Power)
-    rows = tuple(row(name, *map(str, cells)) for name, *cells in power_rows(power))
-    table = Table(caption=CAPTION, header=HEADER, rows=rows)
+    table = Table(caption=CAPTION, header=HEADER, rows=tuple(row(*cells) for cells in power_rows(power)))
     lines = tuple(power_remarks(power, facts.get("hidden_bugs", {})))
     return [PageSection(heading="How small a loss would show", lines=lines, tables=(table,))]
 

@@ -46,7 +46,7 @@ def power_rows(power: Power) -> list[tuple[str, str, str, str]]:
 
 def _row(name: str, stake: Stake) -> tuple[str, str, str, str]:
     prompts = "not known" if stake.prompts is None else str(stake.prompts)
-    return name, prompts, str(stake.drafts), f"1 draft in {stake.one_in}" if stake.one_in else "none would show"
+    return name, prompts, str(stake.drafts), f"1 draft in {stake.one_in}" if stake.one_in else "-"
 
 
 def power_remarks(power: Power, hidden: Mapping[str, Sequence[str]]) -> list[str]:
