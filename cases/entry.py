@@ -54,6 +54,8 @@ class Needs:
 
 # Under which condition a bug costs accepted drafts.
 Condition = Literal["always", "prompts longer than a chunk", "prefix hits", "batches"]
+# And what a server must do for it to be there at all, beside what it drafts.
+Doing = Literal["sampling", "weight updates", "a host cache"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,12 +66,14 @@ class Loses:
     layers     whether the draft has several layers; None: either
     tree       whether topk is more than 1; None: either
     num_steps  at least so many
+    needs      without this no server has it; None: any may
     """
 
     condition: Condition
     layers: bool | None = None
     tree: bool | None = None
     num_steps: int = 1
+    needs: Doing | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -18,7 +18,7 @@ ENTRY = Entry(
     buggy="0.5.21 -",
     fixed="",
     trigger="multi-layer EAGLE with --enable-hierarchical-cache, and a draft without num_nextn_predict_layers",
-    loses=Loses("prefix hits", layers=True, num_steps=2),
+    loses=Loses("prefix hits", layers=True, num_steps=2, needs="a host cache"),
     remedy=Patch(
         name="layers-packed-on-the-host",
         edits=(

@@ -17,7 +17,7 @@ ENTRY = Entry(
     fixed="0.5.11",
     last_bad="0.5.10.post1",
     trigger="update_weights_from_disk, and a draft whose weights lie in the same checkpoint",
-    loses=Loses("always", layers=False),
+    loses=Loses("always", layers=False, needs="weight updates"),
     revert=Patch(
         name="revert-22088",
         edits=(

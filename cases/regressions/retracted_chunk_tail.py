@@ -38,7 +38,7 @@ ENTRY = Entry(
     fixed="",
     trigger="a request that samples, or has penalties or a grammar, is retracted, "
     "and a chunk of its second prefill ends behind its prompt",
-    loses=Loses("batches", layers=False),
+    loses=Loses("batches", layers=False, needs="sampling"),
     remedy=Patch(
         name="retracted-chunk-tail",
         edits=(

@@ -37,17 +37,19 @@ def train(
     """Train a small byte-level Llama and three drafts of it, and print where their checkpoints are.
 
     The drafts are an EAGLE head, an EAGLE-3 head and an MTP draft of three layers. The text is Python's own library, so nothing
-    is downloaded. The file pair.json says how good they are. Tokens are bytes: a server needs --skip-tokenizer-init.
+    is downloaded. prompts.jsonl has prompts that were held out, for `acceptance --prompts`; pair.json says how good the drafts
+    are. Tokens are bytes: a server needs --skip-tokenizer-init.
     """
     let_threads_sleep()
     from eagletwin.harness.deserved.train.cached import cached_pair, new_pair
-    from eagletwin.harness.deserved.train.pair import PARTS
+    from eagletwin.harness.deserved.train.pair import PARTS, PROMPTS
 
     settings = replace(SIZES[size], seed=seed)
     with progress("reports of the training") as line:
         say = telling(line)
         found = cached_pair(settings, device, say) if folder is None else new_pair(settings, device, folder, say)
-    for part in PARTS:
-        print(f"{part:7} {found / part}")
-    tell_result(WrittenFacts(files={part: str(found / part) for part in PARTS}))
+    written = {**{part: found / part for part in PARTS}, "prompts": found / PROMPTS}
+    for name, path in written.items():
+        print(f"{name:7} {path}")
+    tell_result(WrittenFacts(files={name: str(path) for name, path in written.items()}))
     return EXIT_EQUAL

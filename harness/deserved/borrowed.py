@@ -34,7 +34,7 @@ def why_untold(all_seen: Sequence[Seen], layers: int, started: Started) -> list[
     """
     if layers < 2:
         return [None] * len(all_seen)
-    together, cut = [one.sent for one in all_seen if one.sent.way == "together"], _cut(layers, started.chunk)
+    together, cut = [one.sent for one in all_seen if one.sent.way == "together"], _cut(layers, started.chunk or 0)
 
     def why(seen: Seen) -> Untold | None:
         sent = seen.sent

@@ -36,6 +36,8 @@ class Compared:
     wrong     rounds that accepted another number than they may, in order
     tie       below which share of the largest logit two were too close to tell
     open      rounds of which near ties leave open how many drafts they accept
+    at_stake  drafts that these rounds must accept, however near ties go: losing one of them shows where rounds are told, and
+              losing all of them in any case
     """
 
     deserved: Walk
@@ -45,6 +47,7 @@ class Compared:
     wrong: tuple[Wrong, ...]
     tie: float
     open: int
+    at_stake: int
 
     @property
     def equal(self) -> bool:
@@ -71,7 +74,12 @@ def _compared(pair: Pair, shape: Shape, answer: Answer, read: Read, right: Follo
     if pair.draft.layers > 1 and answer.starts not in (None, deserved.starts):  # what is proposed depends on the rounds before
         made = pair.follow_layout(text, read.hidden, shape, begin, answer.starts, cuts) or right
     wrong = _wrong(answer.starts, made) if answer.starts else ()
-    starts = answer.starts or deserved.starts
+    starts = deserved.starts if answer.starts is None else answer.starts
+    possible, last = [made.possible(start) for start in starts], len(text) - 1
+    if answer.starts is None:  # a round commits one token beside the drafts that it accepts
+        at_stake = max(last - begin - deserved.most, 0)
+    else:  # what lies past the end of the text is not told
+        at_stake = sum(min(*counts, last - start - 1) for start, counts in zip(starts, possible, strict=True))
     return Compared(
         deserved,
         walk(right, begin).rounds,
@@ -79,7 +87,8 @@ def _compared(pair: Pair, shape: Shape, answer: Answer, read: Read, right: Follo
         answer.starts is not None,
         wrong,
         pair.tie,
-        sum(len(made.possible(start)) > 1 for start in starts),
+        sum(len(one) > 1 for one in possible),
+        at_stake,
     )
 
 

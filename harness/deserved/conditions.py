@@ -24,6 +24,8 @@ class Seen:
 def _chunked(seen: Seen, started: Started) -> bool | None:
     """Also where the prompt was in the cache: what is stored of it was computed in chunks. A shorter one that came with others
     may have been cut where their chunk was full, and nothing says whether it was."""
+    if started.chunk is None:
+        return None
     longer = bool(started.chunk) and len(seen.sent.answer.prompt) > started.chunk
     return None if started.chunk and not longer and seen.sent.way == "together" else longer
 
@@ -32,7 +34,7 @@ def _chunked(seen: Seen, started: Started) -> bool | None:
 CONDITIONS: Mapping[Condition, Callable[[Seen, Started], bool | None]] = {
     "prompts longer than a chunk": _chunked,
     "prefix hits": lambda seen, _: seen.sent.answer.cached > 0,
-    "batches": lambda seen, _: seen.sent.way == "together",
+    "batches": lambda seen, started: seen.sent.beside > 0 and started.max_running != 1,
 }
 
 

@@ -12,10 +12,10 @@ Cuts = tuple[int, ...]  # in rising order; () where a prompt was read at once
 ONCE: tuple[Cuts, ...] = ((),)  # the one way in which it can have been
 
 
-def possible_cuts(way: Way, size: int, chunk: int, layers: int) -> tuple[Cuts, ...]:
+def possible_cuts(way: Way, size: int, chunk: int | None, layers: int) -> tuple[Cuts, ...]:
     """Each way in which a prompt of `size` tokens may have been read, the likeliest first.
 
-    chunk: tokens that the server prefills at once; 0: any number. layers: that propose something; up to 1 makes no difference.
+    chunk: tokens that the server prefills at once; 0, None: any number. layers: that propose something; one is fed none.
     By itself, a prompt is cut at each full chunk, and its rows are there when it comes again. Together with others, the rest of
     a chunk that others began is as long as arrivals had it, and nobody tells.
     """

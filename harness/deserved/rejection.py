@@ -20,6 +20,7 @@ from .follow import chain_logits
 
 # Of servers that are right, one in 16,000 is further off than this by chance.
 MOST_DEVIATIONS = 4.0
+_SHOWN = 1.645  # deviations above which 95 of 100 lie
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,6 +32,11 @@ class Expected:
 
     def __add__(self, other: "Expected") -> "Expected":
         return Expected(self.rounds + other.rounds, self.variance + other.variance)
+
+    @property
+    def smallest_loss(self) -> float:
+        """Rounds by which a server must be off for 95 of 100 runs to show it."""
+        return float((MOST_DEVIATIONS + _SHOWN) * self.variance**0.5)
 
     def deviations(self, used: int) -> float:
         """How many standard deviations a number of rounds is off; 0 where nothing is left to chance and none is."""

@@ -18,11 +18,12 @@ _BY_ITSELF: tuple[Way, ...] = ("alone", "again")
 
 @dataclass(frozen=True, slots=True)
 class Sent:
-    """One prompt, how it was sent, and the answer."""
+    """One prompt, how it was sent, and the answer. beside: requests that were sent at once with it"""
 
     number: int
     way: Way
     answer: Answer
+    beside: int = 0
 
 
 def send(
@@ -43,7 +44,7 @@ def send(
     with ThreadPoolExecutor(at_once) as pool:
         asked = [pool.submit(server.ask, prompt, new_tokens, sampling) for prompt in prompts]
         for number, answer in enumerate(asked):
-            yield _keep(Sent(number, "together", answer.result()), kept)
+            yield _keep(Sent(number, "together", answer.result(), min(at_once, len(prompts)) - 1), kept)
 
 
 def _keep(sent: Sent, kept: Callable[[Sent], None]) -> Sent:

@@ -21,14 +21,20 @@ SECONDS = 600.0  # for an answer; the first one of a server may wait for kernels
 
 
 class Started(Struct, frozen=True, kw_only=True):
-    """What a server was started with, as far as it decides what is drafted. 0 and "" where it does not say."""
+    """What a server was started with, as far as it decides what is drafted. 0 and "" where it does not say.
+
+    chunk        tokens that it prefills at once; 0: any number; None: it does not say
+    max_running  requests that it runs at once, at most
+    host_cache   whether it keeps rows in the host's memory as well (--enable-hierarchical-cache)
+    updated      whether it was given weights from another folder while it ran
+    """
 
     version: str
     algorithm: str
     num_steps: int
     topk: int
     num_draft_tokens: int
-    chunk: int
+    chunk: int | None
     page_size: int
     dtype: str
     target: str
@@ -38,6 +44,9 @@ class Started(Struct, frozen=True, kw_only=True):
     rejection_sampling: bool = False
     quantization: str = ""
     kv_dtype: str = "auto"
+    max_running: int = 0
+    host_cache: bool = False
+    updated: bool = False
 
     def computes_in(self, config: Mapping[str, Any]) -> Literal["float32", "bfloat16", "float16"]:
         """The type in which it runs a checkpoint of this configuration. Raises InputError where it quantizes.
@@ -106,7 +115,7 @@ class HttpServer:
             num_steps=int(info.get("speculative_num_steps") or 0),
             topk=int(info.get("speculative_eagle_topk") or 1),
             num_draft_tokens=int(info.get("speculative_num_draft_tokens") or 0),
-            chunk=max(0, int(info.get("chunked_prefill_size") or 0)),
+            chunk=None if (chunk := info.get("chunked_prefill_size")) is None else max(0, int(chunk)),
             page_size=int(info.get("page_size") or 1),
             dtype=str(info.get("dtype", "")),
             target=str(info.get("model_path", "")),
@@ -116,7 +125,16 @@ class HttpServer:
             rejection_sampling=bool(info.get("speculative_use_rejection_sampling", False)),
             quantization=str(info.get("quantization") or ""),
             kv_dtype=str(info.get("kv_cache_dtype") or "auto"),
+            max_running=int(info.get("max_running_requests") or 0),
+            host_cache=bool(info.get("enable_hierarchical_cache", False)),
+            updated=self._updated(info),
         )
+
+    def _updated(self, info: Mapping[str, Any]) -> bool:
+        """An update moves the path of the model. /server_info shows it in older releases alone, and in none the tokenizer's,
+        which is the same unless --tokenizer-path says otherwise: an update is then supposed."""
+        now = self._json("/model_info", "/get_model_info").get("model_path")
+        return len({path for path in (now, info.get("model_path"), info.get("tokenizer_path")) if path}) > 1
 
     def flush(self) -> None:
         """Empty its prefix cache, so that what follows is cold. A request that it has just answered may still be ending.

@@ -43,6 +43,7 @@ class Behaviour:
 
     def __init__(self) -> None:
         self.info: dict[str, Any] | None = dict(INFO)
+        self.model_info: dict[str, Any] | None = None
         self.refuses: Callable[[Prompt, int], bool] = lambda prompt, cached: False  # this prompt's rounds accept nothing
         self.counts = True
         self.merges = False  # chunks of a stream arrive together
@@ -59,8 +60,9 @@ class _Handler(BaseHTTPRequestHandler):
         pass
 
     def do_GET(self) -> None:
-        info = self.server.behaviour.info
-        self._send(404 if info is None or self.path != "/server_info" else 200, json.dumps(info).encode())
+        behaviour = self.server.behaviour
+        info = {"/server_info": behaviour.info, "/model_info": behaviour.model_info}.get(self.path)
+        self._send(404 if info is None else 200, json.dumps(info).encode())
 
     def do_POST(self) -> None:
         if self.path == "/flush_cache":

@@ -4,6 +4,7 @@ import json
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -44,10 +45,10 @@ def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureF
     prompts.write_text("".join(json.dumps({"input_ids": [3 + (n * i) % 90 for i in range(n)]}) + "\n" for n in SIZES))
     target, draft = map(str, checkpoints(MODEL))
 
-    def run(behaviour: Behaviour, *more: str) -> Done:
+    def run(behaviour: Behaviour, *more: str, new_tokens: int = 16) -> Done:
         with serving(behaviour) as url:
-            words = ["--target", target, "--draft", draft, "--prompts", str(prompts), "--new-tokens", "16", "--server", url]
-            code = guarded(lambda: typed(["acceptance", *words, *more]))
+            words = ["--target", target, "--draft", draft, "--prompts", str(prompts), "--server", url]
+            code = guarded(lambda: typed(["acceptance", *words, "--new-tokens", str(new_tokens), *more]))
         return Done(code, *capsys.readouterr())
 
     return run
@@ -85,7 +86,107 @@ def test_merged_chunks_are_judged_by_their_count(run: Run) -> None:
     def change(behaviour: Behaviour) -> None:
         behaviour.merges = True
 
-    assert run(broken(change)).returncode == 0
+    done = run(broken(change))
+    assert done.returncode == 0
+    assert f"The stream of {3 * len(SIZES)} answers does not tell where rounds began" in " ".join(done.stdout.split())
+
+
+def facts_of(tmp_path: Path) -> dict[str, Any]:
+    (folder,) = (tmp_path / "eagletwin-runs").iterdir()
+    facts: dict[str, Any] = json.loads((folder / "acceptance.json").read_text())
+    return facts
+
+
+def test_an_equal_verdict_states_the_smallest_loss_that_it_would_have_shown(run: Run, tmp_path: Path) -> None:
+    done = run(Behaviour())
+    assert done.returncode == 0
+    power, hidden = facts_of(tmp_path)["power"], facts_of(tmp_path)["hidden_bugs"]
+    every = power["every"]
+    assert every["prompts"] == len(SIZES)
+    assert every["drafts"] > every["one_in"] > 1
+    long = power["conditions"]["prompts longer than a chunk"]
+    assert long["prompts"] == sum(size > CHUNK for size in SIZES)
+    assert every["drafts"] > long["drafts"] > 0
+    assert hidden == {}
+    page = (tmp_path / "eagletwin-runs/acceptance/report.html").read_text(encoding="utf-8")
+    for said in (done.stdout, page):
+        assert "that shows in 95 of 100 such runs" in said
+        assert f"1 draft in {every['one_in']}" in said
+        assert "The server does not say which of the prompts that were sent at once ran in one batch." in " ".join(said.split())
+
+
+def test_short_prompts_are_equal_with_the_bugs_that_they_could_not_show(run: Run, tmp_path: Path) -> None:
+    """The server has such a bug, and these prompts are no case of it."""
+
+    def change(behaviour: Behaviour) -> None:
+        behaviour.refuses = lambda prompt, cached: len(prompt) > CHUNK
+
+    prompts = tmp_path / "prompts.jsonl"
+    prompts.write_text("".join(prompts.read_text().splitlines(keepends=True)[:3]))
+    done = run(broken(change))
+    assert done.returncode == 0
+    assert facts_of(tmp_path)["hidden_bugs"] == {"prompts longer than a chunk": ["26329 (in this release)"]}
+    assert "prompts longer than a chunk. These bugs could not show: 26329 (in this release)." in " ".join(done.stdout.split())
+
+
+def test_one_prompt_is_in_no_batch(run: Run, tmp_path: Path) -> None:
+    prompts = tmp_path / "prompts.jsonl"
+    prompts.write_text(prompts.read_text().splitlines(keepends=True)[-1])
+    assert run(Behaviour()).returncode == 0
+    assert facts_of(tmp_path)["power"]["conditions"]["batches"]["prompts"] == 0
+
+
+def test_where_no_draft_is_at_stake_the_verdict_is_unknown(run: Run, tmp_path: Path) -> None:
+    """The one round of each answer ends with the text, whatever it drafts: a server that accepts nothing looks the same."""
+
+    def change(behaviour: Behaviour) -> None:
+        behaviour.refuses = lambda prompt, cached: True
+
+    done = run(broken(change), new_tokens=2)
+    assert done.returncode == 125, done
+    assert "a server that accepts none would look the same" in " ".join(done.stdout.split())
+    assert facts_of(tmp_path)["power"]["every"]["one_in"] == 0
+
+
+def test_where_chance_covers_a_server_that_accepts_nothing_the_verdict_is_unknown(run: Run) -> None:
+    """Rejection sampling; the one round of each answer ends with the text."""
+
+    def change(behaviour: Behaviour) -> None:
+        behaviour.info = {**(behaviour.info or {}), "speculative_use_rejection_sampling": True}
+
+    done = run(broken(change), "--temperature", "1", new_tokens=2)
+    assert done.returncode == 125, done
+    assert "Smallest loss that shows in 95 of 100 such runs" in done.stdout
+    assert "A server that accepts no draft of these texts would be within chance as well." in " ".join(done.stdout.split())
+
+
+def no_update(behaviour: Behaviour) -> None:
+    behaviour.info = {**(behaviour.info or {}), "model_path": "first", "tokenizer_path": "first"}
+    behaviour.model_info = {"model_path": "first"}
+
+
+def an_update(behaviour: Behaviour) -> None:
+    no_update(behaviour)
+    behaviour.model_info = {"model_path": "second"}
+
+
+def an_update_that_both_pages_show(behaviour: Behaviour) -> None:
+    an_update(behaviour)
+    behaviour.info = {**(behaviour.info or {}), "model_path": "second"}
+
+
+@pytest.mark.parametrize(("change", "named"), [(no_update, False), (an_update, True), (an_update_that_both_pages_show, True)])
+def test_a_bug_of_new_weights_is_named_where_the_server_was_given_some(
+    run: Run, tmp_path: Path, change: Callable[[Behaviour], None], named: bool
+) -> None:
+    def refuses(behaviour: Behaviour) -> None:
+        change(behaviour)
+        behaviour.refuses = lambda prompt, cached: True
+
+    done = run(broken(refuses))
+    assert done.returncode == 1
+    assert ("22088" in done.stdout) == named
+    assert ("22088 (fixed in 0.5.11: only a tree without the fix has it)" in facts_of(tmp_path)["bugs"]) == named
 
 
 def test_where_all_prompts_are_long_a_bug_of_long_ones_is_named_too(run: Run, tmp_path: Path) -> None:

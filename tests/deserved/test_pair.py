@@ -6,6 +6,7 @@ import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
+from itertools import combinations
 from pathlib import Path
 
 import pytest
@@ -14,11 +15,13 @@ from safetensors.torch import load_file
 
 from eagletwin.harness.cli.main import typed
 from eagletwin.harness.core.errors import HarnessError, InputError
+from eagletwin.harness.deserved.checkpoint import checkpoint
+from eagletwin.harness.deserved.texts import read_prompts
 from eagletwin.harness.deserved.train import cached
 from eagletwin.harness.deserved.train.cached import cached_pair, is_whole, new_pair
 from eagletwin.harness.deserved.train.heads import draft_plans
-from eagletwin.harness.deserved.train.pair import FACTS, PARTS, make_pair
-from eagletwin.harness.deserved.train.settings import END, PairSettings
+from eagletwin.harness.deserved.train.pair import FACTS, PARTS, PROMPTS, make_pair
+from eagletwin.harness.deserved.train.settings import BEGIN, END, PairSettings
 from eagletwin.harness.deserved.train.text import Corpus
 from eagletwin.reference.eagle3 import proposed_tokens
 from eagletwin.reference.llama import target_rows
@@ -46,9 +49,20 @@ class TestTrained:
     """What is in the folder of a trained pair."""
 
     def test_it_has_every_file_and_says_so(self, pair: Path) -> None:
-        assert {file.name for file in pair.iterdir()} == {*PARTS, FACTS}
+        assert {file.name for file in pair.iterdir()} == {*PARTS, PROMPTS, FACTS}
         assert all({file.name for file in (pair / part).iterdir()} == CHECKPOINT for part in PARTS)
         assert is_whole(pair)
+
+    def test_its_prompts_are_held_out_text_that_meets_each_condition_of_a_server(self, pair: Path) -> None:
+        found = [one.ids for one in read_prompts(pair / PROMPTS, checkpoint(str(pair / "target")))]
+        text = short_text().held_out.tolist()
+        assert all(one[0] == BEGIN for one in found)
+        assert all(any(text[at : at + 3] == list(one[-3:]) for at in range(len(text))) for one in found)
+        for chunk in (8, 64):
+            longer = [one for one in found if len(one) > chunk]
+            assert min(len(longer), len(found) - len(longer)) >= 15  # few losses among them tell the condition
+        alike = [(one, other) for one, other in combinations(found, 2) if one != other and one[:20] == other[:20]]
+        assert len(alike) == 5
 
     def test_training_makes_every_loss_smaller(self, pair: Path) -> None:
         losses = json.loads((pair / FACTS).read_text())["held_out_loss"]
@@ -122,6 +136,8 @@ def made(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[str]:
             (folder / part).mkdir()
             (folder / part / "config.json").write_bytes(b"{}")
             digests[f"{part}/config.json"] = "44136fa355b3678a1146ad16f7e8649e94fb4fc21fe77e8310c060f61caaff8a"
+        (folder / PROMPTS).write_bytes(b"{}")
+        digests[PROMPTS] = digests["mtp/config.json"]
         (folder / FACTS).write_text(json.dumps({"files": digests}))
 
     monkeypatch.setenv("EAGLETWIN_CACHE", str(tmp_path / "cache"))
@@ -136,8 +152,10 @@ def test_a_pair_is_made_once_and_its_checkpoints_are_printed(made: list[str], ca
     assert typed(["train"]) == 0
     assert capsys.readouterr().out == first
     assert made == ["cpu"]
-    assert [line.split()[0] for line in first.splitlines()] == list(PARTS)
-    assert all(Path(line.split()[1]).is_dir() for line in first.splitlines())
+    assert [line.split()[0] for line in first.splitlines()] == [*PARTS, "prompts"]
+    *folders, prompts = (Path(line.split()[1]) for line in first.splitlines())
+    assert all(folder.is_dir() for folder in folders)
+    assert prompts.is_file()
     assert typed(["train", "--seed", "1"]) == 0
     assert typed(["train", "--size", "small"]) == 0
     assert len(made) == 3

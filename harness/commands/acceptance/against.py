@@ -7,6 +7,8 @@ from typing import Any
 
 import msgspec
 
+from eagletwin.cases.entry import Doing
+from eagletwin.cases.losses import Losing
 from eagletwin.harness.core.errors import EXIT_DIVERGED, EXIT_EQUAL, EXIT_UNKNOWN, HarnessError, InputError
 from eagletwin.harness.core.folders import new_run_folder
 from eagletwin.harness.core.weighed import Untold
@@ -18,6 +20,7 @@ from eagletwin.harness.deserved.cuts import Cuts, possible_cuts
 from eagletwin.harness.deserved.explain import explained_by
 from eagletwin.harness.deserved.follow import Shape
 from eagletwin.harness.deserved.pair import Pair
+from eagletwin.harness.deserved.power import power_of
 from eagletwin.harness.deserved.server import Answer, Started
 from eagletwin.harness.deserved.texts import Prompt
 from eagletwin.harness.page.render import write_page
@@ -25,8 +28,9 @@ from eagletwin.harness.page.render import write_page
 from .answers import Asked, answered
 from .deserved_page import FACTS
 from .expectation import against_expectation
-from .findings import print_findings
+from .findings import print_findings, suspects
 from .page import acceptance_page
+from .power import hidden_bugs, print_power
 
 # Of the tokens of an answer to a greedy request, at most this share may be others than the target itself would say: engines
 # compute in another order, and a text goes on with whatever token a near tie gave.
@@ -57,22 +61,51 @@ def against(pair: Pair, prompts: Sequence[Prompt], asked: Asked, *, as_json: boo
     if any(not one.compared.equal for one in seen):
         status = EXIT_DIVERGED
     open_ = sum(one.compared.open for one in seen)
+    power = power_of(seen, started)
+    if not why and rounds and not power.any_loss:
+        why = (
+            "No round of these answers must accept a draft, so a server that accepts none would look the same. Give prompts "
+            "whose texts the draft foresees, or a larger --new-tokens."
+        )
     if not why and open_ > _OPEN * rounds:
         why = "Near ties leave open what most of the rounds deserve, so their numbers say little of this server."
     if why or strange or not rounds:
         status = EXIT_UNKNOWN if status == EXIT_EQUAL or strange else status
     betrayed = [] if strange else explained_by(pair, shape, seen)
+    server = _losing(pair, asked)
+    found = suspects(diagnosis, server)
+    hidden = {name: [str(one) for one in those] for name, those in hidden_bugs(power, server).items()}
     facts = _facts(everything, untold, diagnosis.condition, started, off, status)
-    facts |= {"as_if": [mistake.name for mistake in betrayed]}
+    facts |= {"as_if": [mistake.name for mistake in betrayed], "bugs": [str(one) for one in found]}
+    facts |= {"power": power, "hidden_bugs": hidden}
     (folder / FACTS).write_bytes(msgspec.json.encode(facts))
     page = write_page(folder, lambda: acceptance_page(folder))
     if as_json:
         print((folder / FACTS).read_text(encoding="utf-8"))
     else:
         remarks = _remarks(off if strange else 0, untold, why)
-        print_findings(seen, diagnosis, started, status, draft=pair.draft, betrayed=betrayed, remarks=remarks)
+        print_findings(seen, diagnosis, started, status, draft=pair.draft, found=found, betrayed=betrayed, remarks=remarks)
+        if status != EXIT_DIVERGED and not strange:
+            print_power(power, hidden)
         print(f"  folder: {folder}" + (f"\n  page:   {page}" if page is not None else ""))
     return status
+
+
+def _losing(pair: Pair, asked: Asked) -> Losing:
+    """What decides which bugs the server can have."""
+    started = asked.started
+    does: dict[Doing, bool] = {
+        "sampling": bool(asked.temperature),
+        "weight updates": started.updated,
+        "a host cache": started.host_cache,
+    }
+    return Losing(
+        release=started.version,
+        layers=pair.draft.layers > 0,
+        tree=started.topk > 1,
+        num_steps=started.num_steps,
+        does=frozenset(name for name, is_done in does.items() if is_done),
+    )
 
 
 def shape_of(started: Started) -> Shape:

@@ -2,7 +2,8 @@
 
 from collections.abc import Sequence
 
-from eagletwin.cases.losses import Losing, losing_so
+from eagletwin.cases.entry import Condition
+from eagletwin.cases.losses import Losing, Suspect, losing_so
 from eagletwin.harness.core.errors import status_of
 from eagletwin.harness.core.terminal import show
 from eagletwin.harness.core.words import count
@@ -22,19 +23,20 @@ def print_findings(
     status: int,
     *,
     draft: DraftModel,
+    found: Sequence[Suspect] = (),
     betrayed: Sequence[Mistake] = (),
     remarks: Sequence[str] = (),
 ) -> None:
     """The report.
 
-    betrayed: mistakes of configuration that explain all answers; remarks: what a reader must know beside the rounds.
+    found: bugs that lose so; betrayed: mistakes of configuration that explain all answers; remarks: what a reader must know
+    beside the rounds.
     """
     unequal = [one for one in seen if not one.compared.equal]
     open_ = sum(one.compared.open for one in seen)
     used = sum(one.compared.used for one in seen)
     fewest, most = (sum(getattr(one.compared.deserved, name) for one in seen) for name in ("fewest", "most"))
-    deserved = str(fewest) if fewest == most else f"{fewest} to {most}"
-    lines = [f"{status_of(status).upper()}  {count(len(seen), 'answer')}: {deserved} rounds deserved, {used} used"]
+    lines = [f"{status_of(status).upper()}  {count(len(seen), 'answer')}: {_deserved(fewest, most)}, {used} used"]
     lines += ["", f"  SGLang {started.version}, {started.algorithm}, num_steps {started.num_steps}, topk {started.topk}"]
     if open_:
         lines.append(
@@ -54,7 +56,11 @@ def print_findings(
     show("\n".join(lines))
     if unequal:
         _table(diagnosis)
-        _bugs(diagnosis, started, draft.layers > 0)
+        _bugs(diagnosis, found)
+
+
+def _deserved(fewest: int, most: int) -> str:
+    return f"{fewest if fewest == most else f'{fewest} to {most}'} rounds deserved"
 
 
 def _losses(unequal: Sequence[Seen], count_all: int, diagnosis: Diagnosis) -> list[str]:
@@ -74,7 +80,7 @@ def _losses(unequal: Sequence[Seen], count_all: int, diagnosis: Diagnosis) -> li
         )
     else:
         deserved = first.compared.deserved
-        shown += f"{deserved.fewest} to {deserved.most} rounds deserved, {first.compared.used} used."
+        shown += f"{_deserved(deserved.fewest, deserved.most)}, {first.compared.used} used."
     return [*lines, shown, ""]
 
 
@@ -88,31 +94,34 @@ def _table(diagnosis: Diagnosis) -> None:
     )
 
 
-def _bugs(diagnosis: Diagnosis, started: Started, layers: bool) -> None:
-    if diagnosis.condition == "mixed":
-        print("  Bugs of the ledger are named by the condition that losses share: more prompts may tell it.")
-        return
-    # Where each answer has a condition, what loses under it alone loses everywhere.
-    all_have = [name for name, (having, lacking) in diagnosis.shares.items() if having.count and not lacking.count]
-    conditions = [diagnosis.condition, *(all_have if diagnosis.condition == "always" else ())]
-    found = [
-        one
-        for condition in conditions
-        for one in losing_so(
-            Losing(
-                condition=condition,
-                release=started.version,
-                layers=layers,
-                tree=started.topk > 1,
-                num_steps=started.num_steps,
-            )
-        )
+def suspects(diagnosis: Diagnosis, server: Losing) -> list[Suspect]:
+    """Bugs of the ledger that lose as the answers do; where they share no condition, those that fit each loss."""
+    fitting: list[Condition] = [
+        name for name, (having, lacking) in diagnosis.shares.items() if having.unequal and not lacking.unequal
     ]
-    if len(conditions) > 1:
+    conditions: list[Condition] = {
+        "": [],
+        "mixed": ["always", *fitting],
+        # Where each answer has a condition, what loses under it alone loses everywhere.
+        "always": ["always", *_had_by_all(diagnosis)],
+    }.get(diagnosis.condition, [name for name in diagnosis.shares if name == diagnosis.condition])
+    return [one for condition in conditions for one in losing_so(condition, server)]
+
+
+def _had_by_all(diagnosis: Diagnosis) -> list[Condition]:
+    return [name for name, (having, lacking) in diagnosis.shares.items() if having.count and not lacking.count]
+
+
+def _bugs(diagnosis: Diagnosis, found: Sequence[Suspect]) -> None:
+    all_have = _had_by_all(diagnosis) if diagnosis.condition == "always" else []
+    if all_have:
         print(f"  Each answer has this: {', '.join(all_have)}. So whether rounds are lost without it is not known.")
     if not found:
-        print("  No bug of the ledger loses in this way.")
+        print("  No bug of the ledger that this server can have loses in this way.")
         return
-    print("  Bugs of the ledger that lose in this way:")
-    for entry, there in found:
-        print(f"    {entry.id:24} {'in this release' if there else f'in {entry.buggy}'}: {entry.title}")
+    if diagnosis.condition == "mixed":
+        print("  Bugs of the ledger that fit these losses; more prompts may tell which:")
+    else:
+        print("  Bugs of the ledger that lose in this way:")
+    for one in found:
+        print(f"    {one.entry.id:24} {one.where}: {one.entry.title}")

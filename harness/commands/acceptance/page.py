@@ -7,10 +7,12 @@ import msgspec
 
 from eagletwin.harness.core.errors import EXIT_DIVERGED, EXIT_EQUAL, InputError
 from eagletwin.harness.core.words import count
+from eagletwin.harness.deserved.power import Power
 from eagletwin.harness.page.model import Page, PageSection, Table, TableCell, TableRow
 
-from ..page_facts import read_facts
+from ..page_facts import read_facts, row
 from .deserved_page import FACTS, deserved_page
+from .power import CAPTION, HEADER, power_remarks, power_rows
 
 _MOST = 2000  # answers that are listed
 
@@ -28,7 +30,7 @@ def acceptance_page(folder: Path) -> Page:
         )
     status = {EXIT_EQUAL: "equal", EXIT_DIVERGED: "diverged"}.get(facts.get("exit_code", -1), "unknown")
     answers = [one for one in _listed(facts.get("answers")) if isinstance(one, dict)]
-    known = {"answers", "exit_code", "server"}
+    known = {"answers", "exit_code", "server", "power", "hidden_bugs"}
     plain = [(name, _text(value)) for name, value in facts.items() if name not in known and value not in ("", [], None)]
     server = facts.get("server")
     plain += [(f"server: {name}", _text(value)) for name, value in server.items()] if isinstance(server, dict) else []
@@ -37,9 +39,19 @@ def acceptance_page(folder: Path) -> Page:
         status=status,
         headline=_headline(answers),
         facts=tuple(plain),
-        sections=(PageSection(heading="Answers", tables=(_answers(answers),)),) if answers else (),
+        sections=(*_power(facts), *((PageSection(heading="Answers", tables=(_answers(answers),)),) if answers else ())),
         files=(FACTS,),
     )
+
+
+def _power(facts: dict[str, Any]) -> list[PageSection]:
+    """Facts from before this was kept have none."""
+    if "power" not in facts:
+        return []
+    power = msgspec.convert(facts["power"], Power)
+    table = Table(caption=CAPTION, header=HEADER, rows=tuple(row(*cells) for cells in power_rows(power)))
+    lines = tuple(power_remarks(power, facts.get("hidden_bugs", {})))
+    return [PageSection(heading="How small a loss would show", lines=lines, tables=(table,))]
 
 
 def _listed(value: object) -> list[Any]:

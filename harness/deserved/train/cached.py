@@ -15,7 +15,7 @@ from eagletwin.harness.core.errors import InputError
 from eagletwin.harness.core.folders import alone, cache_folder
 
 from ..device import check_device
-from .pair import FACTS, PARTS, make_pair
+from .pair import FACTS, PARTS, PROMPTS, make_pair
 from .settings import PairSettings
 from .text import standard_library
 
@@ -78,7 +78,7 @@ def is_whole(folder: Path) -> bool:
     try:
         files = json.loads((folder / FACTS).read_bytes())["files"]
         parts = {name.partition("/")[0] for name in files}
-        return parts == set(PARTS) and all(
+        return parts == {*PARTS, PROMPTS} and all(
             hashlib.sha256((folder / name).read_bytes()).hexdigest() == digest for name, digest in files.items()
         )
     except (OSError, ValueError, KeyError):

@@ -2,6 +2,7 @@
 
 * `target/`, `eagle/`, `eagle3/`, `mtp/` are checkpoints as SGLang and transformers read them: config.json,
   generation_config.json, model.safetensors.
+* `prompts.jsonl` has prompts that no model was trained on, as `eagletwin acceptance --prompts` reads them.
 * `pair.json` says what the pair was made of, how good it is, how long it took, and the digest of every file.
 """
 
@@ -30,10 +31,10 @@ from .heads import DraftPlan, Weights, draft_plans
 from .measure import accept_lengths, replies
 from .settings import BEGIN, END, PairSettings
 from .target import train_target
-from .text import Corpus, frequent_tokens
+from .text import Corpus, frequent_tokens, prompts
 
 PARTS = ("target", "eagle", "eagle3", "mtp")
-FACTS = "pair.json"
+PROMPTS, FACTS = "prompts.jsonl", "pair.json"
 _GENERATION = {"bos_token_id": BEGIN, "eos_token_id": END, "do_sample": False}
 
 
@@ -53,13 +54,13 @@ def make_pair(settings: PairSettings, corpus: Corpus, device: str, folder: Path,
     """Train a pair and write it into an empty folder. Raises HarnessError if transformers is missing."""
     with repeatable(device):
         made = train(settings, corpus, device, say)
-    digests = {}
-    for part in PARTS:
-        for name, content in part_files(made, part).items():
-            file = folder / part / name
-            file.parent.mkdir(exist_ok=True)
-            file.write_bytes(content)
-            digests[f"{part}/{name}"] = hashlib.sha256(content).hexdigest()
+    digests, files = {}, {f"{part}/{name}": content for part in PARTS for name, content in part_files(made, part).items()}
+    files[PROMPTS] = "".join(json.dumps({"input_ids": ids}) + "\n" for ids in prompts(corpus.held_out)).encode()
+    for name, content in files.items():
+        file = folder / name
+        file.parent.mkdir(exist_ok=True)
+        file.write_bytes(content)
+        digests[name] = hashlib.sha256(content).hexdigest()
     facts = {
         "size": settings.name,
         "settings": asdict(settings),

@@ -77,6 +77,24 @@ def spread_windows(tokens: Tensor, count: int, length: int) -> Tensor:
     return _windows(tokens, torch.arange(count) * ((len(tokens) - length) // count), length)
 
 
+# Prompts to ask a server: 20 that no chunk of 8 tokens cuts, and 20 that chunks of 64 cut or not.
+_SHORT, _LONG = (5, 6, 7, 8), (40, 80, 120, 160)
+_OF_EACH, _ALIKE, _APART = 5, 5, 10
+
+
+def prompts(held_out: Tensor) -> list[list[int]]:
+    """Prompts out of a text [M], each behind BEGIN. Some long ones begin as an earlier one does and go on otherwise: the prefix
+    cache has half of the shorter one."""
+    sizes = (*_SHORT * _OF_EACH, *_LONG * _OF_EACH)
+    windows = spread_windows(held_out, len(sizes), max(sizes)).tolist()
+    found = [[BEGIN, *window[: size - 1]] for window, size in zip(windows, sizes, strict=True)]
+    first = len(_SHORT) * _OF_EACH
+    for earlier, later in zip(found[first : first + _ALIKE], found[first + _APART :], strict=False):
+        shared = min(len(earlier), len(later)) // 2
+        later[:shared] = earlier[:shared]
+    return found
+
+
 def _windows(tokens: Tensor, starts: Tensor, length: int) -> Tensor:
     return tokens[starts[:, None] + torch.arange(length)].long()
 
