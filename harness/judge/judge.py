@@ -2,13 +2,15 @@
 
 import traceback
 from collections import Counter
+from collections.abc import Iterator
 
 from msgspec.structs import replace
 
+from eagletwin.harness.core.case import Case
 from eagletwin.harness.core.errors import InputError
 from eagletwin.harness.core.records import Ending, Header
 from eagletwin.harness.core.trace import Trace
-from eagletwin.harness.core.verdict import DECLARED_VIEW, RULES, Divergence, Verdict, View
+from eagletwin.harness.core.verdict import DECLARED_VIEW, MOST_EXCUSES, RULES, Divergence, Excuse, Verdict, View
 from eagletwin.harness.families import RECIPES
 from eagletwin.harness.families.weights import model_pair
 
@@ -17,6 +19,7 @@ from .bounds import FLOAT32, bounds_of
 from .compare import Findings
 from .complete import missing, unrecorded
 from .features import exercised
+from .floor import gap, shares
 from .model import model_of
 from .ranks import merge_ranks, unlike
 from .requests import RequestJudge
@@ -63,7 +66,7 @@ def judge(trace: Trace, without: frozenset[str] = frozenset(), view: View = DECL
     except Exception as error:
         failure = _judge_failure(error)
         return Verdict(status="unknown", rule=rule, reason=f"{end}; {failure}" if end else failure)
-    verdict = _without_divergence(findings, reached, without, view)
+    verdict = _without_divergence(trace.header.case, findings, reached, without, view)
     divergences = all_divergences(trace, findings, without)
     if divergences:
         later = dict(Counter(divergence.rule for divergence in divergences[1:]))
@@ -75,7 +78,7 @@ def judge(trace: Trace, without: frozenset[str] = frozenset(), view: View = DECL
     except Exception as error:
         doubt = _judge_failure(error)
     undecided = "" if doubt else _undecided(trace, verdict)
-    reason = doubt or undecided or _missing_feature(trace, reached)
+    reason = doubt or undecided or verdict.gap or _missing_feature(trace, reached)
     if not reason:
         return verdict
     vacuous = not doubt and not undecided
@@ -105,6 +108,7 @@ def _with_ties_of_experts(trace: Trace, without: frozenset[str], view: View) -> 
             if not moved[largest]:
                 continue
         others, by_rank_so = compared(trace, without, view, ties)
+        others.excuses.append(((), _excuse(ties)))
         if not others.divergences:
             others.choices, others.ties, others.adopted = others.choices + 1, others.ties + 1, others.adopted + 1
             return others, by_rank_so
@@ -114,6 +118,12 @@ def _with_ties_of_experts(trace: Trace, without: frozenset[str], view: View) -> 
             if again and bounds is not FLOAT32 and follows_from_experts(findings.in_order()[0].rule):
                 raise NoReference(f"rows of request {again} were computed twice, and went to other experts the second time")
     return findings, by_rank
+
+
+def _excuse(ties: Ties) -> Excuse:
+    if isinstance(ties, Nudge):
+        return Excuse(kind="nudge", part=ties.part, expert=ties.expert, size=ties.size)
+    return Excuse(kind="experts")
 
 
 def _moves(trace: Trace, view: View, exact: list[dict[str, Story]], nudge: Nudge) -> bool:
@@ -136,7 +146,10 @@ def compared(trace: Trace, without: frozenset[str], view: View, ties: Ties = Non
         return merge_ranks(trace, each, without), by_rank
 
 
-def _without_divergence(findings: Findings, reached: tuple[str, ...], without: frozenset[str], view: View) -> Verdict:
+def _without_divergence(
+    case: Case, findings: Findings, reached: tuple[str, ...], without: frozenset[str], view: View
+) -> Verdict:
+    excuses = [*(excuse for _, excuse in sorted(findings.excuses, key=lambda pair: pair[0])), *_views(reached, view)]
     return Verdict(
         status="equal",
         choices=findings.choices,
@@ -144,14 +157,28 @@ def _without_divergence(findings: Findings, reached: tuple[str, ...], without: f
         adopted=findings.adopted,
         relaxed=findings.relaxed,
         exercised=reached,
-        checked=dict(findings.checked),
-        unseen=dict(findings.unseen),
+        checked=findings.total("checked"),
+        unseen=findings.total("unseen"),
         impossible=findings.impossible,
-        unjudged=dict(findings.unjudged),
+        unjudged=findings.total("unjudged"),
+        shares=shares(case, findings),
+        gap=gap(case, findings),
+        excused=dict(Counter(excuse.kind for excuse in excuses)),
+        excuses=tuple(excuses[:MOST_EXCUSES]),
         without=tuple(sorted(without)),
         view="" if view in (DECLARED_VIEW, "last_fed") else view,
         headroom=findings.headroom,
     )
+
+
+def _views(reached: tuple[str, ...], view: View) -> Iterator[Excuse]:
+    """The views in which what is declared of SGLang counts as right, where the case reached what they differ in."""
+    used: dict[View, bool] = {
+        "slot_layout": view != "true_tree" and "branch_changes_parent" in reached,
+        "last_fed": view != "committed" and "look_ahead_rejected" in reached,
+        "shifted": view == "shifted",
+    }
+    return (Excuse(kind="view", view=name) for name, counts in used.items() if counts)
 
 
 def _judge_failure(error: Exception) -> str:

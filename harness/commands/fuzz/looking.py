@@ -173,7 +173,7 @@ def _of_what_ran(trial: Trial, mended: tuple[Entry, ...]) -> Verdict:
     verdict, idle = trial.verdict, set(trial.header.idle_edits)
     remedies = [entry.remedy for entry in mended if entry.remedy is not None]
     ours = {target for remedy in remedies for target in remedy.targets}
-    if not verdict.vacuous or not idle or not idle <= ours:
+    if not verdict.vacuous or verdict.gap or not idle or not idle <= ours:
         return verdict
     if trial.differs is not None and trial.differs.doubt:
         return replace(verdict, reason=trial.differs.doubt)

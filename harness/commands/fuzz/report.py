@@ -19,7 +19,7 @@ from eagletwin.harness.core.terminal import fold
 from eagletwin.harness.core.words import count, others_in_plain_decode
 from eagletwin.harness.page.render import write_page
 
-from .page import MEANING, SUMMARY, search_page
+from .page import MEANING, SUMMARY, excused_text, search_page
 from .search import Fuzz
 from .shrinking import Finding, Shrinking
 from .smaller import sizes, smaller
@@ -84,6 +84,8 @@ def tally_text(search: Fuzz, findings: Sequence[ToReport], columns: int, code: i
         text += f" {others_in_plain_decode(tally.relaxed)}"
     if tally.impossible:
         text += f" {count(tally.impossible, 'case')} had a request that asks for what cannot be, and is judged up to there."
+    if tally.excused:
+        text += f" Excused: {excused_text(tally.excused)}."
     lines += fold(text, columns, "")
     if tally.undecided:
         most = "" if tally.undecided <= MOST_UNDECIDED * tally.cases else f", more than the {MOST_UNDECIDED:.0%} that may be"

@@ -46,8 +46,8 @@ class KnownBug:
 @dataclass(slots=True)
 class Tally:
     """Figures of a search so far. topics: what its cases had, of unsearched.TOPICS; refused: why engines would not start, by
-    what they were to run; impossible: cases with a request that asks for what cannot be; tried: cases that were run again to
-    tell what they show, and tries: those runs."""
+    what they were to run; impossible: cases with a request that asks for what cannot be; excused: differences that were no
+    divergences, by the kind of the Excuse; tried: cases that were run again to tell what they show, and tries: those runs."""
 
     cases: int = 0
     statuses: Counter[str] = field(default_factory=Counter)
@@ -59,6 +59,7 @@ class Tally:
     ties: int = 0
     relaxed: int = 0
     impossible: int = 0
+    excused: Counter[str] = field(default_factory=Counter)
     undecided: int = 0
     headroom: float = 0.0
     fallbacks: Counter[str] = field(default_factory=Counter)
@@ -77,6 +78,7 @@ class Tally:
         self.choices, self.ties = self.choices + verdict.choices, self.ties + verdict.ties
         self.relaxed += verdict.relaxed
         self.impossible += bool(verdict.impossible)
+        self.excused.update(verdict.excused)
         self.headroom = max(self.headroom, verdict.headroom)
         self.fallbacks.update(seen.fallbacks)
         self.changes.add(seen.differs)
