@@ -13,6 +13,19 @@ from .compare import Findings, Scope
 
 # What a case names in `exercises` if nothing, or not all, of what it asks for can be judged.
 DECLARES = "impossible"
+# Stages of a request. The records of all others serve rules that look at several of them.
+_WORK = (
+    "target.extend",
+    "draft.extend",
+    "prefill",
+    "draft.decode",
+    "draft",
+    "target.verify",
+    "verify",
+    "draft.extend_decode",
+    "extend",
+    "finished",
+)
 
 
 def shares(case: Case, findings: Findings) -> dict[str, Share]:
@@ -38,28 +51,24 @@ def _share(findings: Findings, request: str) -> Share:
     )
 
 
-def gap(case: Case, findings: Findings) -> str:
+def gap(case: Case, findings: Findings, without: frozenset[str]) -> str:
     """What was never compared though the case ran it, and is not declared; empty: nothing.
 
     A request that asks for what cannot be declares so itself beside another of which the same was compared. A case of such
-    requests alone has to name DECLARES.
+    requests alone has to name DECLARES. without: rules that are switched off, which declares what they leave
     """
     parts = _parts(findings)
     for (request, part), scope in parts.items():
-        if scope.checked or not (scope.unseen or scope.unjudged):
+        left = sorted({*scope.unseen, *scope.unjudged})
+        if scope.checked or not (left or (scope.records and not without)):
             continue
-        asked = request in findings.impossible and not scope.unseen
+        never = f"{part} of {f'request {request}' if request else 'the scheduler'} was never compared"
+        if request not in findings.impossible or not left or scope.unseen:
+            return f"{never}: {', '.join(left) or 'its numbers'} could not be seen"
         beside = any(other.checked for (name, same), other in parts.items() if name and same == part and name != request)
-        if asked and (beside or DECLARES in case.exercises):
-            continue
-        rules = ", ".join(sorted({*scope.unseen, *scope.unjudged}))
-        of = f"of request {request}" if request else "of the scheduler"
-        if not asked:
-            return f"{part} {of} was never compared: {rules} could not be seen"
-        return (
-            f"{part} {of} was never compared ({rules}): what the request asks for allows no token, and the case does not name "
-            f"{DECLARES!r} in `exercises`"
-        )
+        if not beside and DECLARES not in case.exercises:
+            why = f"what the request asks for allows no token, and the case does not name {DECLARES!r} in `exercises`"
+            return f"{never} ({', '.join(left)}): {why}"
     return ""
 
 
@@ -67,7 +76,8 @@ def _parts(findings: Findings) -> dict[tuple[str, str], Scope]:
     """The comparisons by request, and of each by stage and by family of rules."""
     parts = dict[tuple[str, str], Scope]()
     for (request, stage), scope in findings.scopes.items():
-        for part, own in ((f"stage {stage}", scope), *_families(scope)):
+        of_stage = [(f"stage {stage}", scope)] if stage in _WORK else []
+        for part, own in (*of_stage, *_families(scope)):
             whole = parts.setdefault((request, part), Scope())
             whole += own
     return parts

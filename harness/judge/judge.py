@@ -2,7 +2,6 @@
 
 import traceback
 from collections import Counter
-from collections.abc import Iterator
 
 from msgspec.structs import replace
 
@@ -10,7 +9,7 @@ from eagletwin.harness.core.case import Case
 from eagletwin.harness.core.errors import InputError
 from eagletwin.harness.core.records import Ending, Header
 from eagletwin.harness.core.trace import Trace
-from eagletwin.harness.core.verdict import DECLARED_VIEW, MOST_EXCUSES, RULES, Divergence, Excuse, Verdict, View
+from eagletwin.harness.core.verdict import DECLARED_VIEW, RULES, Divergence, Verdict, View
 from eagletwin.harness.families import RECIPES
 from eagletwin.harness.families.weights import model_pair
 
@@ -18,6 +17,7 @@ from .arithmetic import quiet_arithmetic
 from .bounds import FLOAT32, bounds_of
 from .compare import Findings
 from .complete import missing, unrecorded
+from .excuses import excuses, of_experts
 from .features import exercised
 from .floor import gap, shares
 from .model import model_of
@@ -108,7 +108,7 @@ def _with_ties_of_experts(trace: Trace, without: frozenset[str], view: View) -> 
             if not moved[largest]:
                 continue
         others, by_rank_so = compared(trace, without, view, ties)
-        others.excuses.append(((), _excuse(ties)))
+        others.excuses.append(((), of_experts(ties)))
         if not others.divergences:
             others.choices, others.ties, others.adopted = others.choices + 1, others.ties + 1, others.adopted + 1
             return others, by_rank_so
@@ -118,12 +118,6 @@ def _with_ties_of_experts(trace: Trace, without: frozenset[str], view: View) -> 
             if again and bounds is not FLOAT32 and follows_from_experts(findings.in_order()[0].rule):
                 raise NoReference(f"rows of request {again} were computed twice, and went to other experts the second time")
     return findings, by_rank
-
-
-def _excuse(ties: Ties) -> Excuse:
-    if isinstance(ties, Nudge):
-        return Excuse(kind="nudge", part=ties.part, expert=ties.expert, size=ties.size)
-    return Excuse(kind="experts")
 
 
 def _moves(trace: Trace, view: View, exact: list[dict[str, Story]], nudge: Nudge) -> bool:
@@ -149,7 +143,7 @@ def compared(trace: Trace, without: frozenset[str], view: View, ties: Ties = Non
 def _without_divergence(
     case: Case, findings: Findings, reached: tuple[str, ...], without: frozenset[str], view: View
 ) -> Verdict:
-    excuses = [*(excuse for _, excuse in sorted(findings.excuses, key=lambda pair: pair[0])), *_views(reached, view)]
+    excused, first = excuses(findings, reached, view)
     return Verdict(
         status="equal",
         choices=findings.choices,
@@ -162,23 +156,13 @@ def _without_divergence(
         impossible=findings.impossible,
         unjudged=findings.total("unjudged"),
         shares=shares(case, findings),
-        gap=gap(case, findings),
-        excused=dict(Counter(excuse.kind for excuse in excuses)),
-        excuses=tuple(excuses[:MOST_EXCUSES]),
+        gap=gap(case, findings, without),
+        excused=excused,
+        excuses=first,
         without=tuple(sorted(without)),
         view="" if view in (DECLARED_VIEW, "last_fed") else view,
         headroom=findings.headroom,
     )
-
-
-def _views(reached: tuple[str, ...], view: View) -> Iterator[Excuse]:
-    """The views in which what is declared of SGLang counts as right, where the case reached what they differ in."""
-    used: dict[View, bool] = {
-        "slot_layout": view != "true_tree" and "branch_changes_parent" in reached,
-        "last_fed": view != "committed" and "look_ahead_rejected" in reached,
-        "shifted": view == "shifted",
-    }
-    return (Excuse(kind="view", view=name) for name, counts in used.items() if counts)
 
 
 def _judge_failure(error: Exception) -> str:
