@@ -37,6 +37,7 @@ class _Tally(Struct, kw_only=True):
     ties: int = 0
     undecided: int = 0
     excused: dict[str, int] = {}
+    gaps: int = 0
     relaxed: int = 0
     changes: Changes | None = None
 
@@ -118,6 +119,7 @@ def search_page(folder: Path) -> Page:
         ("findings", f"{_of(summary, known=False)} new, {_of(summary, known=True)} known{_cut_short(summary)}"),
         ("configurations", str(len(tally.configurations))),
     ]
+    facts += [("something never compared", count(tally.gaps, "case"))] if tally.gaps else []
     facts += [("excused", excused_text(tally.excused))] if tally.excused else []
     facts += [("plain decode", others_in_plain_decode(tally.relaxed))] if tally.relaxed else []
     facts += [("exit code", f"{summary.exit_code}: {MEANING[summary.exit_code]}")] if summary.exit_code in MEANING else []

@@ -94,6 +94,10 @@ def tally_text(search: Fuzz, findings: Sequence[ToReport], columns: int, code: i
             columns,
             "",
         )
+    if tally.gaps:
+        most = "" if tally.gaps <= MOST_UNDECIDED * tally.cases else f", more than the {MOST_UNDECIDED:.0%} that may be"
+        text = f"In {count(tally.gaps, 'case')} a stage of a request, or a family of rules, was never compared{most}."
+        lines += fold(text, columns, "")
     lines += [f"{count(len(tally.configurations), 'configuration')} searched:", *_configurations(tally, columns)]
     drawn = ", ".join(f"{topic.name} {tally.topics[topic.name]}" for topic in TOPICS if tally.topics[topic.name])
     lines += fold(f"Cases with {drawn}.", columns, "") if drawn else []

@@ -14,7 +14,7 @@ from .unsearched import topics_of
 
 # Cases that a search must have run to say that it found nothing, as pytest does (`--eagletwin-min-cases`).
 LEAST = 10
-MOST_UNDECIDED = 0.1  # of its cases, the share that the reference may not have decided
+MOST_UNDECIDED = 0.1  # of its cases, the share that the reference may not have decided, and the share with a gap
 
 
 class Configuration(NamedTuple):
@@ -47,7 +47,8 @@ class KnownBug:
 class Tally:
     """Figures of a search so far. topics: what its cases had, of unsearched.TOPICS; refused: why engines would not start, by
     what they were to run; impossible: cases with a request that asks for what cannot be; excused: differences that were no
-    divergences, by the kind of the Excuse; tried: cases that were run again to tell what they show, and tries: those runs."""
+    divergences, by the kind of the Excuse; gaps: cases with a gap; tried: cases that were run again to tell what they show, and
+    tries: those runs."""
 
     cases: int = 0
     statuses: Counter[str] = field(default_factory=Counter)
@@ -60,6 +61,7 @@ class Tally:
     relaxed: int = 0
     impossible: int = 0
     excused: Counter[str] = field(default_factory=Counter)
+    gaps: int = 0
     undecided: int = 0
     headroom: float = 0.0
     fallbacks: Counter[str] = field(default_factory=Counter)
@@ -79,6 +81,7 @@ class Tally:
         self.relaxed += verdict.relaxed
         self.impossible += bool(verdict.impossible)
         self.excused.update(verdict.excused)
+        self.gaps += verdict.status == "unknown" and bool(verdict.gap)
         self.headroom = max(self.headroom, verdict.headroom)
         self.fallbacks.update(seen.fallbacks)
         self.changes.add(seen.differs)
