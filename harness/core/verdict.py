@@ -373,7 +373,7 @@ class Divergence(Struct, frozen=True, kw_only=True):
         return (self.rule, self.request, self.round, self.stage, self.step, self.layer, self.rank)
 
 
-class Share(Struct, frozen=True, kw_only=True):
+class RequestShare(Struct, frozen=True, kw_only=True):
     """How much of one request was compared.
 
     rounds  that verified it, and those with a comparison; rows: that its prefills and rounds committed, and those of which any
@@ -475,7 +475,7 @@ class Verdict(Struct, frozen=True, kw_only=True):
     unseen: dict[str, int] = {}
     impossible: dict[str, int] = {}
     unjudged: dict[str, int] = {}
-    shares: dict[str, Share] = {}
+    shares: dict[str, RequestShare] = {}
     excused: dict[str, int] = {}
     excuses: tuple[Excuse, ...] = ()
     without: tuple[str, ...] = ()

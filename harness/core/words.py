@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping
 
-from .verdict import Share
+from .verdict import RequestShare
 
 
 def count(number: int, word: str) -> str:
@@ -19,7 +19,7 @@ def asked_the_impossible(tokens: Mapping[str, int]) -> str:
     return " and ".join(f"request {name} from its output token {token} on" for name, token in tokens.items())
 
 
-def compared_in_part(shares: Mapping[str, Share]) -> str:
+def compared_in_part(shares: Mapping[str, RequestShare]) -> str:
     """Of each request of which not everything was compared, how much was; empty: of all, everything."""
     return "; ".join(f"request {name}, {share}" for name, share in shares.items() if str(share))
 

@@ -7,7 +7,7 @@ hides. Where none was made of a whole stage of a request, or of a family of rule
 from collections.abc import Iterator
 
 from eagletwin.harness.core.case import Case
-from eagletwin.harness.core.verdict import Share
+from eagletwin.harness.core.verdict import RequestShare
 
 from .compare import Findings, Scope
 
@@ -28,12 +28,12 @@ _WORK = (
 )
 
 
-def shares(case: Case, findings: Findings) -> dict[str, Share]:
+def shares(case: Case, findings: Findings) -> dict[str, RequestShare]:
     """By request, in the order of the case."""
     return {request.id: _share(findings, request.id) for request in case.requests}
 
 
-def _share(findings: Findings, request: str) -> Share:
+def _share(findings: Findings, request: str) -> RequestShare:
     whole, rows = Scope(), Scope()
     for (name, stage), scope in findings.scopes.items():
         if name == request:
@@ -41,7 +41,7 @@ def _share(findings: Findings, request: str) -> Share:
             rows += scope if stage in ("prefill", "extend") else Scope()
     rounds = findings.scopes.get((request, "verify"), Scope())
     wanted = {*whole.checked, *whole.unseen, *whole.unjudged}
-    return Share(
+    return RequestShare(
         rounds=rounds.records,
         rounds_compared=rounds.compared,
         rows=rows.rows,

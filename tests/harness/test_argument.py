@@ -6,7 +6,7 @@ from eagletwin.harness.check.argument import argue
 from eagletwin.harness.core.case import Case, Request
 from eagletwin.harness.core.records import Ending, EngineInfo, Header
 from eagletwin.harness.core.trace import new_header
-from eagletwin.harness.core.verdict import Divergence, Excuse, Share, Verdict
+from eagletwin.harness.core.verdict import Divergence, Excuse, RequestShare, Verdict
 from eagletwin.harness.families.weights import model_pair
 
 DIGEST = model_pair("llama-tiny").digest
@@ -103,8 +103,8 @@ def test_of_a_request_that_asks_for_what_cannot_be_the_report_says_what_is_not_j
 
 
 def test_the_report_says_of_which_request_how_much_was_compared() -> None:
-    part = Share(rounds=3, rounds_compared=1, rows=9, rows_compared=9, rules=20, never=("draft.proposal",))
-    whole = Share(rounds=2, rounds_compared=2, rows=4, rows_compared=4, rules=20)
+    part = RequestShare(rounds=3, rounds_compared=1, rows=9, rows_compared=9, rules=20, never=("draft.proposal",))
+    whole = RequestShare(rounds=2, rounds_compared=2, rows=4, rows_compared=4, rules=20)
     verdict = Verdict(status="equal", checked={"draft.kv": 1}, shares={"a": part, "b": whole, "c": part})
     text = argue(header(Ending(kind="finished")), verdict, columns=300)
     where = "request a, 1 of 3 rounds, 19 of 20 rules; request c, 1 of 3 rounds, 19 of 20 rules"

@@ -9,7 +9,7 @@ from msgspec.structs import replace
 
 from eagletwin.harness.core.case import Case, Request
 from eagletwin.harness.core.records import Record
-from eagletwin.harness.core.verdict import MOST_EXCUSES, Excuse, Share, View
+from eagletwin.harness.core.verdict import MOST_EXCUSES, Excuse, RequestShare, View
 from eagletwin.harness.judge.bounds import FLOAT32
 from eagletwin.harness.judge.compare import Compare, Findings, Phase, Place
 from eagletwin.harness.judge.excuses import excuses, of_experts
@@ -128,8 +128,8 @@ def test_what_was_never_compared_is_a_gap_unless_it_is_declared(name: str) -> No
 def test_a_share_counts_rounds_rows_and_rules() -> None:
     looks = Looks(CASE).at("prefill", "draft.kv").at("verify", "verify.accept").at("extend", "draft.kv")
     looks.at("verify", "verify.accept", "output.grammar", away=True).at("extend", "draft.kv", away=True)
-    whole = Share(rounds=0, rounds_compared=0, rows=2, rows_compared=2, rules=1)
-    part = Share(rounds=2, rounds_compared=1, rows=6, rows_compared=4, rules=3, never=("output.grammar",))
+    whole = RequestShare(rounds=0, rounds_compared=0, rows=2, rows_compared=2, rules=1)
+    part = RequestShare(rounds=2, rounds_compared=1, rows=6, rows_compared=4, rules=3, never=("output.grammar",))
     assert shares(CASE, looks.at("prefill", "draft.kv", request="b").findings) == {"a": part, "b": whole}
     assert (str(part), str(whole)) == ("1 of 2 rounds, 4 of 6 rows, 2 of 3 rules", "")
 

@@ -2,7 +2,7 @@
 
 import dataclasses
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -87,17 +87,7 @@ def tally_text(search: Fuzz, findings: Sequence[ToReport], columns: int, code: i
     if tally.excused:
         text += f" Excused: {excused_text(tally.excused)}."
     lines += fold(text, columns, "")
-    if tally.undecided:
-        most = "" if tally.undecided <= MOST_UNDECIDED * tally.cases else f", more than the {MOST_UNDECIDED:.0%} that may be"
-        lines += fold(
-            f"The reference could not decide {tally.undecided} of them ({tally.undecided / tally.cases:.0%}){most}.",
-            columns,
-            "",
-        )
-    if tally.gaps:
-        most = "" if tally.gaps <= MOST_UNDECIDED * tally.cases else f", more than the {MOST_UNDECIDED:.0%} that may be"
-        text = f"In {count(tally.gaps, 'case')} a stage of a request, or a family of rules, was never compared{most}."
-        lines += fold(text, columns, "")
+    lines += [line for text in _left_open(tally) for line in fold(text, columns, "")]
     lines += [f"{count(len(tally.configurations), 'configuration')} searched:", *_configurations(tally, columns)]
     drawn = ", ".join(f"{topic.name} {tally.topics[topic.name]}" for topic in TOPICS if tally.topics[topic.name])
     lines += fold(f"Cases with {drawn}.", columns, "") if drawn else []
@@ -123,6 +113,18 @@ def tally_text(search: Fuzz, findings: Sequence[ToReport], columns: int, code: i
         lines += ["", "Not looked at, and the option for it:"]
         lines += [line for one in left_out for line in fold(one, columns, "  ", "    ")]
     return "\n".join([*lines, "", *ends, f"Folder: {search.folder}"])
+
+
+def _left_open(tally: Tally) -> Iterator[str]:
+    """In how many cases it is open whether they are right, and whether those are more than may be."""
+    kinds = (
+        (tally.undecided, "The reference could not decide {}"),
+        (tally.gaps, "A stage of a request, or a family of rules, was never compared in {}"),
+    )
+    for number, text in kinds:
+        most = "" if number <= MOST_UNDECIDED * tally.cases else f", more than the {MOST_UNDECIDED:.0%} that may be"
+        if number:
+            yield f"{text.format(number)} of them ({number / tally.cases:.0%}){most}."
 
 
 def _headline(search: Fuzz, code: int | None) -> str:
