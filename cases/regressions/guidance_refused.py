@@ -40,5 +40,6 @@ ENTRY = Entry(
         num_steps=1,
         requests=(replace(FORBIDDEN, max_new_tokens=2),),
         engine=GUIDANCE,
+        exercises=("impossible",),
     ),
 )

@@ -54,6 +54,9 @@ ENTRY = Entry(
         num_steps=1,
         requests=(replace(FORBIDDEN, sampling=_SAMPLED),),
         engine=GUIDANCE,
+        exercises=("impossible",),
     ),
-    also=(Case(name="impossible-sampler-2", model="llama-tiny", num_steps=1, requests=(_HELD_BACK,)),),
+    also=(
+        Case(name="impossible-sampler-2", model="llama-tiny", num_steps=1, requests=(_HELD_BACK,), exercises=("impossible",)),
+    ),
 )

@@ -7,14 +7,15 @@ from eagletwin.harness.core.places import place_of
 from eagletwin.harness.core.records import EngineInfo, Header
 from eagletwin.harness.core.terminal import fold
 from eagletwin.harness.core.trace import Trace
-from eagletwin.harness.core.verdict import DECLARED_VIEW, SAID, Divergence, Verdict, View, rules_of
-from eagletwin.harness.core.words import asked_the_impossible, count, others_in_plain_decode
+from eagletwin.harness.core.verdict import DECLARED_VIEW, MOST_EXCUSES, SAID, Divergence, Verdict, View, rules_of
+from eagletwin.harness.core.words import asked_the_impossible, compared_in_part, count, others_in_plain_decode
 from eagletwin.harness.judge.model import model_of
 from eagletwin.harness.judge.owners import Owners, whose
 
 from .tree_drawing import draw
 
 WIDTH = 112  # columns of a report in a file
+_EXCUSES = 3  # that a report names
 
 
 def argue(
@@ -70,6 +71,9 @@ def argue(
     if all(change.patch for change in changes) and verdict.status == "equal" and (text := unknown_changes(engine.version)):
         lines += ["", *fold(text, columns)]
     lines += [*_unseen(verdict, engine, columns), *_unjudged(verdict, columns)]
+    if text := compared_in_part(verdict.shares):
+        lines += ["", *fold(f"Compared in part: {text}.", columns)]
+    lines += _excuses(verdict, columns)
     headers = [header, *(one.header for one in (trace.others if trace is not None else ()))]
     unchecked = sorted({name for one in headers for name in one.fallbacks})
     if unchecked:
@@ -105,6 +109,14 @@ def _unjudged(verdict: Verdict, columns: int) -> list[str]:
     where = asked_the_impossible(verdict.impossible) + (f": {parts}" if parts else "")
     text = f"Not judged (what it asks for together allows no token there): {where}."
     return ["", *fold(text, columns)]
+
+
+def _excuses(verdict: Verdict, columns: int) -> list[str]:
+    """What is no divergence though the reference has it otherwise: the first of them, and how many more there are."""
+    lines = [line for excuse in verdict.excuses[:_EXCUSES] for line in fold(f"Excused: {excuse}.", columns)]
+    more = sum(verdict.excused.values()) - _EXCUSES
+    lines += fold(f"Excused: {more} more; verdict.json names the first {MOST_EXCUSES}.", columns) if more > 0 else []
+    return ["", *lines] if lines else []
 
 
 def _why_unseen(engine: EngineInfo, unseen: Mapping[str, int]) -> str:

@@ -32,9 +32,8 @@ class Base:
 
     def right(self, case: Case, remedies: Collection[Patch], view: View) -> bool:
         """Whether all of a case is right there, with these remedies. False where it cannot be asked: `refused` says why."""
-        patches = tuple(dict.fromkeys((*self.run.patches, *remedies)))
         try:
-            trial = Trials(self._host, replace(self.run, patches=patches, view=view)).look_alone(replace(case, exercises=()))
+            trial = self._trials(remedies, view).look_alone(replace(case, exercises=()))
         except EagletwinError as error:
             self.refused = " ".join(error.cause.split())
             return False
@@ -43,11 +42,14 @@ class Base:
 
     def numbers(self, case: Case, remedies: Collection[Patch] = (), view: View = DECLARED_VIEW) -> str:
         """A digest of all that a case records there (Trial.numbers). "" where it cannot be asked."""
-        patches = tuple(dict.fromkeys((*self.run.patches, *remedies)))
         try:
-            return Trials(self._host, replace(self.run, patches=patches, view=view)).look_alone(case).numbers
+            return self._trials(remedies, view).look_alone(case).numbers
         except EagletwinError:
             return ""
+
+    def _trials(self, remedies: Collection[Patch], view: View) -> Trials:
+        patches = tuple(dict.fromkeys((*self.run.patches, *remedies)))
+        return Trials(self._host, replace(self.run, patches=patches, view=view))
 
 
 def base_of(host: Host, run: RunSpec) -> Base | None:

@@ -29,7 +29,10 @@ def idle_workarounds(trace: Trace, run: RunSpec) -> frozenset[str]:
 
 def _without_workarounds(trace: Trace, run: RunSpec) -> Trace:
     """The trace, without what it says of workarounds."""
-    names, idle = {patch.name for patch in run.workarounds} - {patch.name for patch in run.patches}, idle_workarounds(trace, run)
+    names, idle = (
+        {patch.name for patch in run.workarounds} - {patch.name for patch in run.patches},
+        idle_workarounds(trace, run),
+    )
     if not names:
         return trace
     rest, header = copy(trace), trace.header

@@ -45,7 +45,13 @@ class CheckFacts(ResultFacts, kw_only=True):
 
     case: Annotated[str, Meta(description="its name")]
     sglang: Annotated[str, Meta(description="the SGLang that ran, as traces call it")]
-    verdict: Annotated[Verdict, Meta(description="as verdict.json has it: `status`, `rule`, `first` and more")]
+    verdict: Annotated[
+        Verdict,
+        Meta(
+            description="as verdict.json has it: `status`, `rule`, `first`, `shares` (how much of each request was compared), "
+            "`excuses` and more"
+        ),
+    ]
     folder: Annotated[str, Meta(description="the run folder")]
     again: Annotated[str, Meta(description="the command that repeats it")] = ""
     known: Annotated[str, Meta(description="the ledger's bug that it may be")] = ""

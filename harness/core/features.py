@@ -61,6 +61,7 @@ FEATURES: dict[str, str] = {
     "grammar_refuses": "a draft token did not go on with the text of a request with a grammar, and its parent did",
     "grammar_ends_in_tree": "a draft token ended the text of a request with a grammar",
     "grammar_ends_in_path": "an accepted draft token ended the text of a request with a grammar, and verify committed more",
+    "impossible": "a request asked for what cannot be: from some output token on no token is allowed, and nothing of it judged",
     "streamed": "a request was sent several tokens as they came",
     "logprobs_of_path": "a request was told the probabilities of several tokens that one round gave it",
     "logprobs_of_chunks": "a request was told the probabilities of its prompt's tokens, which came in several chunks",

@@ -3,6 +3,8 @@
 import signal
 from collections.abc import Mapping
 
+from .verdict import RequestShare
+
 
 def count(number: int, word: str) -> str:
     """So many of a thing whose plural ends in s."""
@@ -21,6 +23,11 @@ def how_it_ended(code: int) -> str:
 def asked_the_impossible(tokens: Mapping[str, int]) -> str:
     """From where on requests are not judged that ask for what cannot be. tokens: see Verdict.impossible."""
     return " and ".join(f"request {name} from its output token {token} on" for name, token in tokens.items())
+
+
+def compared_in_part(shares: Mapping[str, RequestShare]) -> str:
+    """Of each request of which not everything was compared, how much was; empty: of all, everything."""
+    return "; ".join(f"request {name}, {share}" for name, share in shares.items() if str(share))
 
 
 def others_in_plain_decode(tokens: int) -> str:

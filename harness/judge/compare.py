@@ -20,7 +20,8 @@ from msgspec import Struct
 from eagletwin.harness.core.arrays import Array
 from eagletwin.harness.core.poison import GONE
 from eagletwin.harness.core.records import Record
-from eagletwin.harness.core.verdict import Divergence
+from eagletwin.harness.core.verdict import Divergence, Excuse
+from eagletwin.harness.core.words import count
 
 from .bounds import Bounds
 from .choices import Ranked
@@ -89,25 +90,56 @@ class Exhibit(Struct, frozen=True, kw_only=True, gc=False):
 
 
 @dataclass(slots=True)
+class Scope:
+    """The comparisons of one request in one stage, by rule: those made, those that could not be made, and those left out.
+
+    records, rows  how many records of the stage there are, and how many rows they committed; compared, rows_compared: those of
+                   records with a comparison
+    """
+
+    checked: Counter[str] = field(default_factory=Counter)
+    unseen: Counter[str] = field(default_factory=Counter)
+    unjudged: Counter[str] = field(default_factory=Counter)
+    records: int = 0
+    compared: int = 0
+    rows: int = 0
+    rows_compared: int = 0
+
+    def __iadd__(self, other: "Scope") -> "Scope":
+        for name in self.__slots__:
+            setattr(self, name, getattr(self, name) + getattr(other, name))
+        return self
+
+
+@dataclass(slots=True)
 class Findings:
     """Results of the comparisons. `divergences` holds (order, divergence), `exhibits` the numbers of those that have some, by
-    order."""
+    order, `scopes` what was compared, by request and stage, `excuses` (order, excuse)."""
 
     divergences: list[tuple[tuple[int, ...], Divergence]] = field(default_factory=list)
     exhibits: dict[tuple[int, ...], Exhibit] = field(default_factory=dict)
-    checked: Counter[str] = field(default_factory=Counter)
-    unseen: Counter[str] = field(default_factory=Counter)
+    scopes: dict[tuple[str, str], Scope] = field(default_factory=dict)
     impossible: dict[str, int] = field(default_factory=dict)
-    unjudged: Counter[str] = field(default_factory=Counter)
     choices: int = 0
     ties: int = 0
     adopted: int = 0
+    excuses: list[tuple[tuple[int, ...], Excuse]] = field(default_factory=list)
     relaxed: int = 0
     headroom: float = 0.0
 
     def in_order(self) -> list[Divergence]:
         """The divergences in the order in which data flows."""
         return [divergence for _, divergence in sorted(self.divergences, key=lambda pair: pair[0])]
+
+    def scope(self, request: str, stage: str) -> Scope:
+        return self.scopes.setdefault((request, stage), Scope())
+
+    def total(self, counts: Literal["checked", "unseen", "unjudged"]) -> dict[str, int]:
+        """The comparisons of each rule that were made, could not be made, or were left out."""
+        total = Counter[str]()
+        for scope in self.scopes.values():
+            total.update(getattr(scope, counts))
+        return dict(total)
 
 
 class _Floats(Struct, frozen=True, gc=False):
@@ -150,7 +182,7 @@ class Compare:
         self._latent = latent
         self._windows = windows
         self._findings = Findings()
-        self._checked = self._findings.checked
+        self._scope = self._findings.scope("", "")
         self._order = {request: n for n, request in enumerate(requests)}
         self._without = without
         self._rank = 0  # comparisons so far: rules of one stage are checked in the order of data flow
@@ -171,9 +203,23 @@ class Compare:
         if self._away:
             self.left_out(rule, 1)
             return False
-        self._checked[rule] = self._checked.get(rule, 0) + 1
+        self._scope.checked[rule] += 1
         self._rank += 1
         return True
+
+    @contextmanager
+    def looking_at(self, record: Record, rows: int, *, away: bool) -> Iterator[None]:
+        """Within it what is compared is of this record, which committed so many rows. away: see looking_away."""
+        outer, self._scope, before = self._scope, self._findings.scope(record.request, record.stage), self._rank
+        scope = self._scope
+        try:
+            with self.looking_away(away):
+                yield
+        finally:
+            self._scope = outer
+        scope.records, scope.rows = scope.records + 1, scope.rows + rows
+        if self._rank > before:
+            scope.compared, scope.rows_compared = scope.compared + 1, scope.rows_compared + rows
 
     @contextmanager
     def looking_away(self, away: bool) -> Iterator[None]:
@@ -188,7 +234,7 @@ class Compare:
     def left_out(self, rule: str, times: int) -> None:
         """Comparisons of a rule that are not made for the same reason."""
         if times and rule not in self._without:
-            self._findings.unjudged[rule] += times
+            self._scope.unjudged[rule] += times
 
     def asks_the_impossible(self, request: str, token: int) -> None:
         """Nothing of a request can be judged from this output token on."""
@@ -198,7 +244,7 @@ class Compare:
         """Comparisons of these rules that could not be made, `times` of each: what they look at ran in a CUDA graph."""
         for rule in rules:
             if rule not in self._without and not self._away:
-                self._findings.unseen[rule] += times
+                self._scope.unseen[rule] += times
 
     def decided(self, choices: int, ties: int) -> None:
         """Decisions of verify that were looked at by their coins, and how many of them no engine's rounding decides."""
@@ -208,6 +254,11 @@ class Compare:
     def relaxed(self) -> None:
         """A token is another than plain decode has, as is declared of penalties."""
         self._findings.relaxed += 1
+
+    def _adopt(self, order: tuple[int, ...], place: Place, rule: str, index: str) -> None:
+        record = place.record
+        excuse = Excuse(kind="tie", rule=rule, request=record.request, round=record.round, stage=record.stage, index=index)
+        self._findings.excuses.append((order, excuse))
 
     def report(
         self,
@@ -274,6 +325,8 @@ class Compare:
         self._findings.choices += len(ranked.actual)
         self._findings.ties += ranked.ties
         self._findings.adopted += ranked.adopted
+        if ranked.adopted:
+            self._adopt((*order_of(place, self._order), self._rank), place, rule, f"{name}, {count(ranked.adopted, 'place')}")
         if ranked.wrong:
             at = ranked.wrong[0]
             expected, actual = (f"candidate {choice[at]}" for choice in (ranked.expected, ranked.actual))
@@ -424,6 +477,8 @@ class Compare:
                 reported = f"{chosen}, outside the vocabulary"
             elif self._bounds.undecided(logits[row], best, chosen):
                 self._findings.adopted += 1
+                index = choice.index(row - first[number], rank)
+                self._adopt((*order_of(choice.place, self._order), choice.rank), choice.place, choice.rule, index)
                 continue
             else:
                 reported = f"{chosen} (its logit is {float(logits[row, best] - logits[row, chosen]):.3g} lower)"

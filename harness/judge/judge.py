@@ -6,6 +6,7 @@ from collections import Counter
 from msgspec import UNSET
 from msgspec.structs import replace
 
+from eagletwin.harness.core.case import Case
 from eagletwin.harness.core.errors import InputError
 from eagletwin.harness.core.records import Ending, Header
 from eagletwin.harness.core.trace import Trace
@@ -17,7 +18,9 @@ from .arithmetic import quiet_arithmetic
 from .bounds import FLOAT32, bounds_of
 from .compare import Findings
 from .complete import missing, unrecorded
+from .excuses import excuses, of_experts
 from .features import exercised
+from .floor import gap, shares
 from .model import model_of
 from .numbers_due import absent_number
 from .ranks import merge_ranks, unlike
@@ -67,7 +70,7 @@ def judge(trace: Trace, without: frozenset[str] = frozenset(), view: View = DECL
     except Exception as error:
         failure = _judge_failure(error)
         return Verdict(status="unknown", rule=rule, reason=f"{end}; {failure}" if end else failure)
-    verdict = _without_divergence(findings, reached, without, view)
+    verdict = _without_divergence(trace.header.case, findings, reached, without, view)
     divergences = all_divergences(trace, findings, without)
     if divergences:
         later = dict(Counter(divergence.rule for divergence in divergences[1:]))
@@ -79,7 +82,7 @@ def judge(trace: Trace, without: frozenset[str] = frozenset(), view: View = DECL
     except Exception as error:
         doubt = _judge_failure(error)
     undecided = "" if doubt else _undecided(trace, verdict)
-    reason = doubt or undecided or _missing_feature(trace, reached)
+    reason = doubt or undecided or verdict.gap or _missing_feature(trace, reached)
     if not reason:
         return replace(verdict, not_seen="; ".join(change.headline for change in trace.changes if change.headline))
     vacuous = not doubt and not undecided
@@ -109,6 +112,7 @@ def _with_ties_of_experts(trace: Trace, without: frozenset[str], view: View) -> 
             if not moved[largest]:
                 continue
         others, by_rank_so = compared(trace, without, view, ties)
+        others.excuses.append(((), of_experts(ties)))
         if not others.divergences:
             others.choices, others.ties, others.adopted = others.choices + 1, others.ties + 1, others.adopted + 1
             return others, by_rank_so
@@ -140,7 +144,10 @@ def compared(trace: Trace, without: frozenset[str], view: View, ties: Ties = Non
         return merge_ranks(trace, each, without), by_rank
 
 
-def _without_divergence(findings: Findings, reached: tuple[str, ...], without: frozenset[str], view: View) -> Verdict:
+def _without_divergence(
+    case: Case, findings: Findings, reached: tuple[str, ...], without: frozenset[str], view: View
+) -> Verdict:
+    excused, first = excuses(findings, reached, view)
     return Verdict(
         status="equal",
         choices=findings.choices,
@@ -148,10 +155,14 @@ def _without_divergence(findings: Findings, reached: tuple[str, ...], without: f
         adopted=findings.adopted,
         relaxed=findings.relaxed,
         exercised=reached,
-        checked=dict(findings.checked),
-        unseen=dict(findings.unseen),
+        checked=findings.total("checked"),
+        unseen=findings.total("unseen"),
         impossible=findings.impossible,
-        unjudged=dict(findings.unjudged),
+        unjudged=findings.total("unjudged"),
+        shares=shares(case, findings),
+        gap=gap(case, findings, without),
+        excused=excused,
+        excuses=first,
         without=tuple(sorted(without)),
         view="" if view in (DECLARED_VIEW, "last_fed") else view,
         headroom=findings.headroom,

@@ -101,13 +101,14 @@ def merge_ranks(trace: Trace, each: Sequence[Findings], without: frozenset[str])
     for rank, one in enumerate(each):
         findings.divergences += [((*order, rank), replace(divergence, rank=rank)) for order, divergence in one.divergences]
         findings.exhibits |= {(*order, rank): shown for order, shown in one.exhibits.items()}
-        findings.checked += one.checked
-        findings.unseen += one.unseen
+        for (request, stage), scope in one.scopes.items():
+            own = findings.scope(request, stage)
+            own += scope
         findings.impossible |= one.impossible
-        findings.unjudged += one.unjudged
         findings.choices += one.choices
         findings.ties += one.ties
         findings.adopted += one.adopted
+        findings.excuses += [((*order, rank), excuse) for order, excuse in one.excuses]
         findings.relaxed += one.relaxed
         findings.headroom = max(findings.headroom, one.headroom)
     if _RULE not in without:
@@ -126,7 +127,7 @@ def _agree(trace: Trace, other: Trace, rank: int, findings: Findings) -> None:
             if finished:
                 _report(trace, findings, record, rank, "the record", "there, as on rank 0", "absent")
             continue
-        findings.checked[_RULE] += 1
+        findings.scope("", "ranks").checked[_RULE] += 1
         one = other.header.records[at]
         _numbers(trace, findings, record, one, rank, "as on rank 0")
         for name in sorted({*record.tensors, *one.tensors}):
@@ -152,7 +153,7 @@ def _agrees(trace: Trace, earlier: Trace, rank: int, findings: Findings) -> None
             if finished:
                 _report(trace, findings, record, rank, "the record", "absent, as of the last stage", "there")
             continue
-        findings.checked[_RULE] += 1
+        findings.scope("", "ranks").checked[_RULE] += 1
         one = trace.header.records[at]
         _numbers(trace, findings, one, record, rank, "as of the last stage")
         for name in sorted({*record.tensors, *one.tensors} - _ROWS):

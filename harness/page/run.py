@@ -9,7 +9,7 @@ from eagletwin.harness.core.places import place_of
 from eagletwin.harness.core.records import Header
 from eagletwin.harness.core.trace import Trace
 from eagletwin.harness.core.verdict import DECLARED_VIEW, Divergence, Verdict, rules_of
-from eagletwin.harness.core.words import asked_the_impossible, count, others_in_plain_decode
+from eagletwin.harness.core.words import asked_the_impossible, compared_in_part, count, others_in_plain_decode
 from eagletwin.harness.judge.closer import Closer, look_closer
 from eagletwin.harness.judge.model import model_of
 from eagletwin.harness.judge.owners import Owners, owners_of
@@ -136,6 +136,11 @@ def _facts(header: Header, verdict: Verdict) -> Iterator[tuple[str, str]]:
         yield "plain decode", others_in_plain_decode(verdict.relaxed)
     if verdict.impossible:
         yield "not judged", f"{asked_the_impossible(verdict.impossible)}: what it asks for together allows no token there"
+    if text := compared_in_part(verdict.shares):
+        yield "compared in part", text
+    if verdict.excuses:
+        more = sum(verdict.excused.values()) - len(verdict.excuses)
+        yield "excused", "; ".join([*map(str, verdict.excuses), *([f"{more} more"] if more else [])])
     if verdict.without:
         yield "not checked", ", ".join(verdict.without)
     if verdict.view:

@@ -12,6 +12,7 @@ from msgspec.structs import replace
 from eagletwin.cases.regressions import LEDGER
 from eagletwin.harness.commands.gpu.job import Job
 from eagletwin.harness.commands.releases.results import FOLDER
+from eagletwin.harness.core.case import pretty_case
 from eagletwin.harness.core.mode import CPU
 from eagletwin.harness.core.patch import Edit, Patch
 
@@ -94,3 +95,17 @@ def test_a_table_with_a_release_that_could_not_be_fetched_has_holes(tmp_path: Pa
     assert "0.5.10.post1 could not be fetched" in done.stderr, done
     assert done.returncode == 125, done
     assert "not measured: " in done.stdout
+
+
+@pytest.mark.parametrize(("declares", "code"), [((), 125), (("impossible",), 0)], ids=["undeclared", "declared"])
+def test_a_case_whose_only_request_asks_for_what_cannot_be_is_125_unless_it_says_so(
+    tmp_path: Path, declares: tuple[str, ...], code: int
+) -> None:
+    case = replace(LEDGER["guidance-refused"].case, name="asks", exercises=declares)
+    (tmp_path / "case.json").write_text(pretty_case(case), encoding="utf-8")
+    done = eagletwin("check", "case.json", "--remedy", "guidance-refused", "--json", cwd=tmp_path)
+    assert done.returncode == code, done
+    verdict = msgspec.json.decode(done.stdout)["verdict"]
+    assert verdict["shares"]["a"].items() >= {"rounds": 1, "rounds_compared": 0, "rows": 2, "rows_compared": 1}.items()
+    assert ("output.* of request a was never compared" in verdict["reason"]) == bool(code)
+    assert "Compared in part: request a, 0 of 1 rounds, 1 of 2 rows, 10 of 20 rules." in " ".join(done.stderr.split())

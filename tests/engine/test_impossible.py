@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 from msgspec.structs import replace
 
+from eagletwin.cases.entry import Entry
 from eagletwin.cases.regressions import LEDGER
 from eagletwin.harness.check.argument import argue
 from eagletwin.harness.check.known import Mends
@@ -113,6 +114,18 @@ def test_a_fault_where_a_token_is_allowed_is_named(run: Runner, rows: str, reque
     )
 
 
+def test_a_request_of_which_the_end_was_never_compared_is_equal_only_where_the_case_declares_it(run: Runner) -> None:
+    alone = replace(CHAIN, requests=(ASKS,))
+    _, verdict = run(alone, *FORBIDDEN)
+    assert (verdict.status, verdict.vacuous) == ("unknown", True)
+    assert verdict.reason == verdict.gap
+    assert verdict.reason.startswith("stage finished of request a was never compared (output.counts, ")
+    share = verdict.shares["a"]
+    assert (share.rounds_compared, share.rounds, share.rows_compared, share.rows) == (2, 2, 4, 5)
+    _, declared = run(replace(alone, exercises=("impossible",)), *FORBIDDEN)
+    assert (declared.status, declared.gap, declared.shares) == ("equal", "", verdict.shares)
+
+
 SAMPLER, REFUSED = LEDGER["impossible-sampler"], LEDGER["guidance-refused"]
 [HELD_BACK] = SAMPLER.also
 [FORBIDDEN_FIRST] = SAMPLER.case.requests
@@ -164,6 +177,23 @@ def test_it_ends_the_server_and_with_the_candidate_fix_itself_alone(
         ended = {one.request: one.numbers["aborted"] for one in trace.header.records if one.stage == "finished"}
         assert set(ended) == {request.id for request in case.requests}
         assert not ended.get("o", 0)
+
+
+@pytest.mark.parametrize("entry", [SAMPLER, REFUSED], ids=["no round", "a round"])
+def test_where_nothing_that_a_request_was_sent_could_be_right_the_case_says_so_or_it_is_unknown(
+    host: Host, tmp_path: Path, entry: Entry
+) -> None:
+    assert entry.remedy is not None
+    undeclared = replace(entry.case, exercises=())
+    verdicts = []
+    for number, case in enumerate((undeclared, entry.case, _beside(undeclared))):
+        folder = tmp_path / str(number)
+        folder.mkdir()
+        verdicts.append(judge(host.engine(case, (entry.remedy,)).run(case, folder)))
+    assert [verdict.status for verdict in verdicts] == ["unknown", "equal", "equal"]
+    assert verdicts[0].reason.startswith("output.* of request a was never compared (output.counts, ")
+    rounds = [(verdict.shares["a"].rounds_compared, verdict.shares["a"].rounds) for verdict in verdicts]
+    assert rounds == [(0, 1 if entry is REFUSED else 0)] * 3
 
 
 @pytest.mark.parametrize(

@@ -68,3 +68,21 @@ def test_a_graph_excuses_nothing_else(busy_trace: Trace, tree_trace: Trace) -> N
     assert judge(without).status == "unknown"
     without = in_a_graph(tree_trace, keep=lambda name: name != "consumed")
     assert judge(without).status == "unknown"
+
+
+def test_rows_stand_in_for_what_a_graph_hides_and_the_share_says_what_is_left(busy_trace: Trace) -> None:
+    verdict = judge(in_a_graph(busy_trace))
+    assert verdict.gap == ""
+    for share in verdict.shares.values():
+        assert (share.rounds, share.rows, share.never) == (share.rounds_compared, share.rows_compared, ())
+    first = verdict.shares[busy_trace.header.case.requests[0].id]
+    assert first.rounds == sum(
+        record.stage == "verify" and record.request == busy_trace.header.case.requests[0].id
+        for record in busy_trace.header.records
+    )
+
+
+def test_a_tree_whose_branches_change_parent_names_the_view(tree_trace: Trace) -> None:
+    verdict = judge(tree_trace)
+    assert "branch_changes_parent" in verdict.exercised
+    assert [(excuse.kind, excuse.view) for excuse in verdict.excuses] == [("view", "slot_layout")]

@@ -93,9 +93,14 @@ def _untold(trace: Trace) -> Trace:
 def test_a_tie_that_the_engine_decided_otherwise_is_adopted(run: Runner, model: str) -> None:
     trace, verdict = _run(run, model, NEAR)
     assert (verdict.status, verdict.adopted, verdict.ties) == ("equal", 1, 1), verdict  # and not unknown
+    assert (verdict.excused, [excuse.kind for excuse in verdict.excuses]) == ({"experts": 1}, ["experts"])
     untold = _untold(trace)
     guessed = judge(untold)
     assert (guessed.status, guessed.adopted) == ("equal", 1)  # by asking for each expert in turn
+    [nudge] = guessed.excuses
+    assert (nudge.kind, nudge.part) == ("nudge", "target")
+    assert NEAR <= nudge.size <= FLOAT32.tie
+    assert 0 <= nudge.expert < RECIPES[model].target.routed
     with mock.patch.object(judge_module, "nudges", return_value=()):
         told, blind = judge(trace), judge(untold)
     assert (told.status, told.adopted) == ("equal", 1)

@@ -6,7 +6,7 @@ from eagletwin.harness.check.argument import argue
 from eagletwin.harness.core.case import Case, Request
 from eagletwin.harness.core.records import Ending, EngineInfo, Header
 from eagletwin.harness.core.trace import new_header
-from eagletwin.harness.core.verdict import Divergence, Verdict
+from eagletwin.harness.core.verdict import Divergence, Excuse, RequestShare, Verdict
 from eagletwin.harness.families.weights import model_pair
 
 DIGEST = model_pair("llama-tiny").digest
@@ -100,6 +100,26 @@ def test_of_a_request_that_asks_for_what_cannot_be_the_report_says_what_is_not_j
     text = " ".join(argue(header(Ending(kind="finished")), verdict).split())
     where = "request b from its output token 2 on and request c from its output token 0 on"
     assert f"Not judged (what it asks for together allows no token there): {where}: draft.kv 3, output.tokens 2." in text
+
+
+def test_the_report_says_of_which_request_how_much_was_compared() -> None:
+    part = RequestShare(rounds=3, rounds_compared=1, rows=9, rows_compared=9, rules=20, never=("draft.proposal",))
+    whole = RequestShare(rounds=2, rounds_compared=2, rows=4, rows_compared=4, rules=20)
+    verdict = Verdict(status="equal", checked={"draft.kv": 1}, shares={"a": part, "b": whole, "c": part})
+    text = argue(header(Ending(kind="finished")), verdict, columns=300)
+    where = "request a, 1 of 3 rounds, 19 of 20 rules; request c, 1 of 3 rounds, 19 of 20 rules"
+    assert f"\n  Compared in part: {where}." in text
+    assert "in part" not in argue(header(Ending(kind="finished")), replace(verdict, shares={"b": whole}))
+
+
+def test_the_report_names_the_first_excuses_and_counts_the_rest() -> None:
+    nudge = Excuse(kind="nudge", part="target", expert=5, size=0.0002)
+    tie = Excuse(kind="tie", rule="draft.proposal", request="a", round=2, stage="extend", index="d[1]")
+    verdict = Verdict(status="equal", checked={"draft.kv": 1}, excused={"nudge": 1, "tie": 30}, excuses=(nudge, *[tie] * 19))
+    text = argue(header(Ending(kind="finished")), verdict)
+    assert "\n  Excused: nudge: the bias of expert 5 of the target is larger by 0.0002.\n" in text
+    assert text.count("\n  Excused: tie adopted: draft.proposal, request a, round 2, extend, d[1].") == 2
+    assert "\n  Excused: 28 more; verdict.json names the first 20." in text
 
 
 def test_what_was_not_seen_has_the_reasons_of_its_mode() -> None:

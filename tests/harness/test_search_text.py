@@ -61,6 +61,30 @@ def test_the_exit_code_is_said_with_what_it_means(tmp_path: Path) -> None:
     assert "<dt>exit code</dt><dd>0: nothing new was found</dd>" in (tmp_path / NAME).read_text()
 
 
+def test_excuses_are_counted_by_kind(tmp_path: Path) -> None:
+    fuzz = searched(tmp_path, 3, excused={"tie": 2, "nudge": 1})
+    assert " Excused: nudge 3, tie 6." in tally_text(fuzz, [], 2000)
+    assert write_summary(tmp_path, fuzz, [])["tally"]["excused"] == {"tie": 6, "nudge": 3}
+    assert "<dt>excused</dt><dd>nudge 3, tie 6</dd>" in (tmp_path / NAME).read_text()
+    assert "Excused" not in tally_text(searched(tmp_path), [], 2000)
+
+
+@pytest.mark.parametrize(("gaps", "code"), [(0, EXIT_EQUAL), (2, EXIT_EQUAL), (3, EXIT_UNKNOWN)])
+def test_a_search_with_many_cases_in_which_something_was_never_compared_cannot_tell(
+    gaps: int, code: int, tmp_path: Path
+) -> None:
+    fuzz = searched(tmp_path, 20 - gaps)
+    for _ in range(gaps):
+        verdict = Verdict(status="unknown", vacuous=True, gap="draft.* of request a was never compared")
+        fuzz.count(CaseSeen(block=0, case=LEDGER["25015"].case, verdict=verdict))
+    assert exit_code(fuzz, []) == code
+    text, more = tally_text(fuzz, [], 2000, code), ", more than the 10% that may be" if code else ""
+    said = f"A stage of a request, or a family of rules, was never compared in {gaps} of them ({gaps / 20:.0%}){more}."
+    assert (said in text) == bool(gaps)
+    write_summary(tmp_path, fuzz, [], code)
+    assert (f"<dt>something never compared</dt><dd>{gaps} cases</dd>" in (tmp_path / NAME).read_text()) == bool(gaps)
+
+
 def test_what_never_happened_is_said_with_where_it_is_explained(tmp_path: Path) -> None:
     text = tally_text(searched(tmp_path), [], 2000)
     assert "\nNever happened (docs/reference/case.md says what each is): chunked_prefill, " in text

@@ -104,7 +104,8 @@ def sighting_of(verdict: Verdict) -> Sighting:
     """What a verdict says, without numbers that differ from release to release."""
     found = verdict.first
     if found is None or verdict.status != "diverged":
-        return Sighting(status=verdict.status, rule=verdict.rule, why=_one_line(verdict.reason), vacuous=verdict.vacuous)
+        vacuous = verdict.vacuous and not verdict.gap
+        return Sighting(status=verdict.status, rule=verdict.rule, why=_one_line(verdict.reason), vacuous=vacuous)
     place = f"request {found.request}, round {found.round}, " if found.request else ""
     place += found.stage + (f" step {found.step}" if found.step else "") + (f" layer {found.layer}" if found.layer else "")
     return Sighting(status="diverged", rule=found.rule, place=place, why=f"{found.actual} instead of {found.expected}")

@@ -1,5 +1,6 @@
 """The page of a search, made of its summary.json alone: what was drawn, exercised, found, known and left out, and how fast."""
 
+from collections.abc import Mapping
 from pathlib import Path
 
 from msgspec import Struct
@@ -35,6 +36,8 @@ class _Tally(Struct, kw_only=True):
     choices: int = 0
     ties: int = 0
     undecided: int = 0
+    excused: dict[str, int] = {}
+    gaps: int = 0
     relaxed: int = 0
     changes: Changes | None = None
 
@@ -93,6 +96,11 @@ class Summary(Struct, kw_only=True):
     campaign: CampaignDone | None = None
 
 
+def excused_text(excused: Mapping[str, int]) -> str:
+    """Excuses by kind."""
+    return ", ".join(f"{name} {number}" for name, number in sorted(excused.items()))
+
+
 def read_summary(folder: Path) -> Summary:
     """Raises InputError for a summary that cannot be read."""
     return read_facts(folder / SUMMARY, Summary, "the folder of a search of this eagletwin")
@@ -112,6 +120,8 @@ def search_page(folder: Path) -> Page:
         ("findings", f"{_of(summary, known=False)} new, {_of(summary, known=True)} known{_cut_short(summary)}"),
         ("configurations", str(len(tally.configurations))),
     ]
+    facts += [("something never compared", count(tally.gaps, "case"))] if tally.gaps else []
+    facts += [("excused", excused_text(tally.excused))] if tally.excused else []
     facts += [("plain decode", others_in_plain_decode(tally.relaxed))] if tally.relaxed else []
     facts += [("exit code", f"{summary.exit_code}: {MEANING[summary.exit_code]}")] if summary.exit_code in MEANING else []
     sections = [*_found(folder, summary), *_looked_at(tally), *_left_out(summary)]

@@ -2,7 +2,7 @@
 
 import dataclasses
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -19,7 +19,7 @@ from eagletwin.harness.core.terminal import fold
 from eagletwin.harness.core.words import count, others_in_plain_decode
 from eagletwin.harness.page.render import write_page
 
-from .page import MEANING, SUMMARY, search_page
+from .page import MEANING, SUMMARY, excused_text, search_page
 from .search import Fuzz
 from .shrinking import Finding, Shrinking
 from .smaller import sizes, smaller
@@ -87,14 +87,10 @@ def tally_text(search: Fuzz, findings: Sequence[ToReport], columns: int, code: i
         text += f" {others_in_plain_decode(tally.relaxed)}"
     if tally.impossible:
         text += f" {count(tally.impossible, 'case')} had a request that asks for what cannot be, and is judged up to there."
+    if tally.excused:
+        text += f" Excused: {excused_text(tally.excused)}."
     lines += fold(text, columns, "")
-    if tally.undecided:
-        most = "" if tally.undecided <= MOST_UNDECIDED * tally.cases else f", more than the {MOST_UNDECIDED:.0%} that may be"
-        lines += fold(
-            f"The reference could not decide {tally.undecided} of them ({tally.undecided / tally.cases:.0%}){most}.",
-            columns,
-            "",
-        )
+    lines += [line for text in _left_open(tally) for line in fold(text, columns, "")]
     lines += [f"{count(len(tally.configurations), 'configuration')} searched:", *_configurations(tally, columns)]
     drawn = ", ".join(f"{topic.name} {tally.topics[topic.name]}" for topic in TOPICS if tally.topics[topic.name])
     lines += fold(f"Cases with {drawn}.", columns, "") if drawn else []
@@ -125,6 +121,18 @@ def tally_text(search: Fuzz, findings: Sequence[ToReport], columns: int, code: i
 def _meaning(search: Fuzz, code: int) -> str:
     strict = code == EXIT_UNKNOWN and search.looked_enough and search.trials.run.strict and search.tally.changes.headline
     return "a changed statement did not run, which --strict does not let pass" if strict and not search.found else MEANING[code]
+
+
+def _left_open(tally: Tally) -> Iterator[str]:
+    """In how many cases it is open whether they are right, and whether those are more than may be."""
+    kinds = (
+        (tally.undecided, "The reference could not decide {}"),
+        (tally.gaps, "A stage of a request, or a family of rules, was never compared in {}"),
+    )
+    for number, text in kinds:
+        most = "" if number <= MOST_UNDECIDED * tally.cases else f", more than the {MOST_UNDECIDED:.0%} that may be"
+        if number:
+            yield f"{text.format(number)} of them ({number / tally.cases:.0%}){most}."
 
 
 def _headline(search: Fuzz, code: int | None) -> str:

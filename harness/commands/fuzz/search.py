@@ -180,10 +180,11 @@ class Fuzz:
     @property
     def looked_enough(self) -> bool:
         """Whether a search that found nothing says something: one case was equal, as many ran as were asked for, or LEAST, no
-        more than MOST_UNDECIDED of them were left undecided, and what would not start is not to start."""
+        more than MOST_UNDECIDED of them were left undecided or with a gap, and what would not start is not to start."""
         tally = self.tally
         ran_enough = bool(tally.statuses["equal"]) and tally.cases >= min(LEAST, self.plan.max_cases)
-        return ran_enough and tally.undecided <= MOST_UNDECIDED * tally.cases and not self.unstarted
+        most = MOST_UNDECIDED * tally.cases
+        return ran_enough and tally.undecided <= most and tally.gaps <= most and not self.unstarted
 
     @property
     def unstarted(self) -> list[Unstarted]:

@@ -14,7 +14,7 @@ from .unsearched import topics_of
 
 # Cases that a search must have run to say that it found nothing, as pytest does (`--eagletwin-min-cases`).
 LEAST = 10
-MOST_UNDECIDED = 0.1  # of its cases, the share that the reference may not have decided
+MOST_UNDECIDED = 0.1  # of its cases, the share that the reference may not have decided, and the share with a gap
 
 
 class Configuration(NamedTuple):
@@ -46,8 +46,9 @@ class KnownBug:
 @dataclass(slots=True)
 class Tally:
     """Figures of a search so far. topics: what its cases had, of unsearched.TOPICS; refused: why engines would not start, by
-    what they were to run; impossible: cases with a request that asks for what cannot be; tried: cases that were run again to
-    tell what they show, and tries: those runs."""
+    what they were to run; impossible: cases with a request that asks for what cannot be; excused: differences that were no
+    divergences, by the kind of the Excuse; gaps: cases with a gap; tried: cases that were run again to tell what they show, and
+    tries: those runs."""
 
     cases: int = 0
     statuses: Counter[str] = field(default_factory=Counter)
@@ -59,6 +60,8 @@ class Tally:
     ties: int = 0
     relaxed: int = 0
     impossible: int = 0
+    excused: Counter[str] = field(default_factory=Counter)
+    gaps: int = 0
     undecided: int = 0
     headroom: float = 0.0
     fallbacks: Counter[str] = field(default_factory=Counter)
@@ -77,6 +80,8 @@ class Tally:
         self.choices, self.ties = self.choices + verdict.choices, self.ties + verdict.ties
         self.relaxed += verdict.relaxed
         self.impossible += bool(verdict.impossible)
+        self.excused.update(verdict.excused)
+        self.gaps += verdict.status == "unknown" and bool(verdict.gap)
         self.headroom = max(self.headroom, verdict.headroom)
         self.fallbacks.update(seen.fallbacks)
         self.changes.add(seen.differs)

@@ -182,7 +182,7 @@ def _look(
         if verdict.status == "unknown":
             break
     idle = set(trace.header.idle_edits)
-    if verdict.vacuous and idle and idle <= set(ours):  # some of the bugs that are mended do not show in it
+    if verdict.vacuous and not verdict.gap and idle and idle <= set(ours):  # some of the bugs that are mended do not show in it
         verdict = msgspec.structs.replace(verdict, status="equal", reason="")
     hidden = job.expected is not None and job.expected.hidden
     if job.proof and trace.header.unreached_edits and not hidden:
