@@ -5,6 +5,7 @@ and the judge reads them: a case that runs no changed statement says nothing abo
 """
 
 import re
+import textwrap
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Literal
 
@@ -15,6 +16,7 @@ from .verdict import Verdict
 from .words import count
 
 SHOWN = 5  # names of a list that a sentence holds
+_MOST_OF_A_GATE = 60  # columns
 
 
 class Differs(Struct, frozen=True, kw_only=True):
@@ -109,7 +111,7 @@ class Differs(Struct, frozen=True, kw_only=True):
         if not gate:
             return place
         runs = "" if gate.startswith("not (") or "cuda" not in gate else "; --device cuda runs it"
-        return f"{place} (only if {gate}{runs})"
+        return f"{place} (only if {textwrap.shorten(gate, _MOST_OF_A_GATE, placeholder=' …')}{runs})"
 
     def lines(self, ran: Sequence[str] | None = None) -> list[str]:
         """What a report says: which of it ran, in the words of `ran`, which did not, and what nothing here runs."""

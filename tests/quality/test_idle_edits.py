@@ -30,7 +30,7 @@ FILES = ("eagle_worker_v2", "eagle_worker_common", "eagle_utils", "spec_utils", 
 CASES = (
     LEDGER["25015"].case,
     LEDGER["26997-hidden"].case,
-    LEDGER["multi-layer-chunk-tail-3"].case,
+    Case(name="layers", model="llama-mtp", num_steps=2, requests=(Request(id="a", prompt=(1, 2, 3), max_new_tokens=8),)),
     Case(name="states", model="qwen3-next-nextn", num_steps=2, requests=(Request(id="a", prompt=(1, 2, 3), max_new_tokens=8),)),
 )
 
