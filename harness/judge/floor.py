@@ -38,7 +38,7 @@ def _share(findings: Findings, request: str) -> RequestShare:
     for (name, stage), scope in findings.scopes.items():
         if name == request:
             whole += scope
-            rows += scope if stage in ("prefill", "extend") else Scope()
+            rows += scope if stage in ("target.extend", "extend") else Scope()
     rounds = findings.scopes.get((request, "verify"), Scope())
     wanted = {*whole.checked, *whole.unseen, *whole.unjudged}
     return RequestShare(
@@ -51,16 +51,17 @@ def _share(findings: Findings, request: str) -> RequestShare:
     )
 
 
-def gap(case: Case, findings: Findings, without: frozenset[str]) -> str:
+def gap(case: Case, findings: Findings, *, every: bool) -> str:
     """What was never compared though the case ran it, and is not declared; empty: nothing.
 
     A request that asks for what cannot be declares so itself beside another of which the same was compared. A case of such
-    requests alone has to name DECLARES. without: rules that are switched off, which declares what they leave
+    requests alone has to name DECLARES. every: whether each record of _WORK has something to compare: not where rules are
+    switched off, nor in a recording of integers
     """
     parts = _parts(findings)
     for (request, part), scope in parts.items():
         left = sorted({*scope.unseen, *scope.unjudged})
-        if scope.checked or not (left or (scope.records and not without)):
+        if scope.checked or not (left or (scope.records and every)):
             continue
         never = f"{part} of {f'request {request}' if request else 'the scheduler'} was never compared"
         if request not in findings.impossible or not left or scope.unseen:

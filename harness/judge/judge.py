@@ -6,7 +6,6 @@ from collections import Counter
 from msgspec import UNSET
 from msgspec.structs import replace
 
-from eagletwin.harness.core.case import Case
 from eagletwin.harness.core.errors import InputError
 from eagletwin.harness.core.records import Ending, Header
 from eagletwin.harness.core.trace import Trace
@@ -70,7 +69,7 @@ def judge(trace: Trace, without: frozenset[str] = frozenset(), view: View = DECL
     except Exception as error:
         failure = _judge_failure(error)
         return Verdict(status="unknown", rule=rule, reason=f"{end}; {failure}" if end else failure)
-    verdict = _without_divergence(trace.header.case, findings, reached, without, view)
+    verdict = _without_divergence(trace.header, findings, reached, without, view)
     divergences = all_divergences(trace, findings, without)
     if divergences:
         later = dict(Counter(divergence.rule for divergence in divergences[1:]))
@@ -145,7 +144,7 @@ def compared(trace: Trace, without: frozenset[str], view: View, ties: Ties = Non
 
 
 def _without_divergence(
-    case: Case, findings: Findings, reached: tuple[str, ...], without: frozenset[str], view: View
+    header: Header, findings: Findings, reached: tuple[str, ...], without: frozenset[str], view: View
 ) -> Verdict:
     excused, first = excuses(findings, reached, view)
     return Verdict(
@@ -159,8 +158,8 @@ def _without_divergence(
         unseen=findings.total("unseen"),
         impossible=findings.impossible,
         unjudged=findings.total("unjudged"),
-        shares=shares(case, findings),
-        gap=gap(case, findings, without),
+        shares=shares(header.case, findings),
+        gap=gap(header.case, findings, every=not without and model_of(header).numbers),
         excused=excused,
         excuses=first,
         without=tuple(sorted(without)),

@@ -109,15 +109,15 @@ class RequestJudge:
         }
         for number, record in enumerate(self._trace.header.records):
             behind = record.request in self._impossible and number > self._impossible[record.request].number
-            with self._compare.looking_at(record, self._committed(record), away=behind):
+            with self._compare.looking_at(record, self._committed(number, record), away=behind):
                 checks[record.stage](number, record)
         Events(self._trace, self._compare).check()
         return self._compare.settled()
 
-    def _committed(self, record: Record) -> int:
+    def _committed(self, number: int, record: Record) -> int:
         """How many rows of a request a record committed."""
-        if record.stage == "prefill":
-            return record.numbers["end"] - record.numbers["start"]
+        if record.stage == "target.extend":
+            return len(self._chunk(number, record))
         return self._round(record).end - self._round(record).committed if record.stage == "extend" else 0
 
     def _table(self, record: Record, boundary: str, step: int = 0, attempt: int = 0) -> list[int] | None:

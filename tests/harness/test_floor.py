@@ -36,7 +36,7 @@ class Looks:
     def at(self, stage: str, *rules: str, request: str = "a", unseen: tuple[str, ...] = (), away: bool = False) -> "Looks":
         """A record of two rows, with a comparison by each rule."""
         record = Record(request=request, round=0, stage=stage)
-        with self.compare.looking_at(record, 2 if stage in ("prefill", "extend") else 0, away=away):
+        with self.compare.looking_at(record, 2 if stage in ("target.extend", "extend") else 0, away=away):
             for rule in rules:
                 self.compare.on(rule)
             self.compare.not_seen(unseen, 3)
@@ -52,7 +52,7 @@ class Looks:
 
     @property
     def gap(self) -> str:
-        return gap(self.case, self.findings, self.without)
+        return gap(self.case, self.findings, every=not self.without)
 
 
 def both(looks: Looks) -> Looks:
@@ -126,11 +126,11 @@ def test_what_was_never_compared_is_a_gap_unless_it_is_declared(name: str) -> No
 
 
 def test_a_share_counts_rounds_rows_and_rules() -> None:
-    looks = Looks(CASE).at("prefill", "draft.kv").at("verify", "verify.accept").at("extend", "draft.kv")
+    looks = Looks(CASE).at("target.extend", "draft.kv").at("verify", "verify.accept").at("extend", "draft.kv")
     looks.at("verify", "verify.accept", "output.grammar", away=True).at("extend", "draft.kv", away=True)
     whole = RequestShare(rounds=0, rounds_compared=0, rows=2, rows_compared=2, rules=1)
     part = RequestShare(rounds=2, rounds_compared=1, rows=6, rows_compared=4, rules=3, never=("output.grammar",))
-    assert shares(CASE, looks.at("prefill", "draft.kv", request="b").findings) == {"a": part, "b": whole}
+    assert shares(CASE, looks.at("target.extend", "draft.kv", request="b").findings) == {"a": part, "b": whole}
     assert (str(part), str(whole)) == ("1 of 2 rounds, 4 of 6 rows, 2 of 3 rules", "")
 
 
