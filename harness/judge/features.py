@@ -8,7 +8,7 @@ import torch
 
 from eagletwin.harness.core.case import Request
 from eagletwin.harness.core.features import FEATURES
-from eagletwin.harness.core.records import Record
+from eagletwin.harness.core.records import Key, Record
 from eagletwin.harness.core.trace import Trace
 from eagletwin.reference.sampling import target_distribution
 
@@ -29,8 +29,8 @@ def exercised(trace: Trace, stories: dict[str, Story]) -> tuple[str, ...]:
 class Evidence:
     """A trace as the predicates look at it.
 
-    prefills  records of chunks; chunks: those of them that are not the last of their prompt; hits: first chunks that do not
-              begin at 0
+    prefills  records of chunks; chunks: those of them that are not the last of their prompt; first: of each request that with
+              which it begins; restarts: those with which one begins anew; hits: first chunks that do not begin at 0
     verified  records of verify; rounds: of all requests, as story.py has them
     decoded   the requests of each decode batch, in order; neighbours: each with the next
     """
@@ -52,6 +52,7 @@ class Evidence:
         self.decoded = [batches[iteration] for iteration in sorted(batches)]
         self.neighbours = list(itertools.pairwise(self.decoded))
         self.sessions = reached(trace, stories)
+        self.first, self.restarts = _begun(trace.header.records)
         self.hits = [record for record in self.prefills if self.is_hit(record)]
         self.prompts = {request.id: request.prompt for request in self.case.requests}
         self.adapters = {request.id: request.adapter for request in self.case.requests}
@@ -88,11 +89,11 @@ class Evidence:
         )
 
     def is_hit(self, record: Record) -> bool:
-        first = record.numbers["start"] > 0 and record.round == 0 and record.attempt == 0
-        return first and record.request not in self.sessions.get("session_goes_on", ()) and not self.continues(record)
+        found = record.numbers["start"] > 0 and record.key in self.first
+        return found and record.request not in self.sessions.get("session_goes_on", ())
 
     def comes_back(self, record: Record) -> bool:
-        return (record.round > 0 or record.attempt > 0) and "mixed" not in record.numbers
+        return record.key in self.restarts
 
     def tail_differs(self, record: Record) -> bool:
         """Whether the target's argmax at a chunk's end is not the next token. Of a recording nobody knows, nor of a chunk
@@ -106,7 +107,7 @@ class Evidence:
 
     def begins_like_another(self, record: Record) -> bool:
         """Whether the prefix cache could take rows of another adapter for those of a request, whose first chunk this is."""
-        first = record.round == 0 and record.attempt == 0 and not self.continues(record)
+        first = record.key in self.first
         page, prompt = self.case.page_size + 1, self.prompts[record.request]  # a key is a pair of tokens
         return (
             first
@@ -297,6 +298,21 @@ def _samples(requests: Sequence[Request]) -> dict[str, str]:
     return {request.id: request.after for request in requests if first.get(request.after) == request.prompt}
 
 
+def _begun(records: Sequence[Record]) -> tuple[set[Key], set[Key]]:
+    """The chunk with which each request begins, and those with which one begins anew: not where the chunk before ended."""
+    first, restarts, before = set[Key](), set[Key](), dict[str, Record]()
+    for record in (one for one in records if one.stage in ("prefill", "verify")):
+        last = before.get(record.request)
+        before[record.request] = record
+        if record.stage != "prefill" or "mixed" in record.numbers:
+            continue
+        if last is None:
+            first.add(record.key)
+        elif last.stage == "verify" or last.numbers["final"] or last.numbers["end"] != record.numbers["start"]:
+            restarts.add(record.key)
+    return first, restarts
+
+
 def _switches(verified: list[Record]) -> list[tuple[int, int]]:
     """Of each decode batch whose number of steps is not that of the batch before it: the two, where steps are adaptive."""
     steps = {record.iteration: record.numbers["steps"] for record in verified if "steps" in record.numbers}
@@ -336,7 +352,8 @@ PREDICATES: dict[str, Callable[[Evidence], bool]] = {
     "prompt_ends_in_page": lambda run: any(
         record.numbers["final"] and record.numbers["end"] % run.case.page_size for record in run.prefills
     ),
-    "retraction": lambda run: any(map(run.comes_back, run.prefills)),
+    # one that comes back where its last chunk ended shows in the answer's count alone
+    "retraction": lambda run: bool(run.restarts) or any(one.numbers.get("retractions", 0) > 0 for one in run.of("finished")),
     "retraction_in_decode": lambda run: any(record.round > 0 and run.comes_back(record) for record in run.prefills),
     "chunk_ends_in_output": lambda run: any(record.numbers["end"] >= len(run.prompts[record.request]) for record in run.chunks),
     "radix_hit": lambda run: bool(run.hits),

@@ -1,8 +1,9 @@
 """A pool so small that the scheduler takes requests' slots away and prefills them again: legal, and judged as such."""
 
 import pytest
+from msgspec.structs import replace
 
-from eagletwin.harness.core.case import Case, EngineSettings, Request, SGLangSettings
+from eagletwin.harness.core.case import Case, EngineSettings, Event, Request, SGLangSettings
 
 from .conftest import Runner
 
@@ -27,3 +28,28 @@ def test_a_retracted_request_is_equal(run: Runner, num_steps: int, page_size: in
     )
     _, verdict = run(case)
     assert verdict.status == "equal", verdict
+
+
+@pytest.mark.parametrize(
+    ("page_size", "chunk", "at"),
+    [(1, 64, 1), (4, 64, 1), (1, 8, 2), (1, 8, 3)],
+    ids=["whole", "in pages", "in chunks", "behind"],
+)
+def test_a_retraction_before_the_first_verify_is_one_where_the_request_comes_back_to_a_prefix(
+    run: Runner, busy_case: Case, page_size: int, chunk: int, at: int
+) -> None:
+    """It begins anew behind what the prefix cache has, and so at a place where no chunk of its own began."""
+    request = replace(busy_case.requests[0], prompt=busy_case.requests[0].prompt[:18])
+    case = replace(
+        busy_case,
+        requests=(request,),
+        page_size=page_size,
+        chunked_prefill_size=chunk,
+        events=(Event(at=at, kind="retract"),),
+        exercises=("retraction",),
+    )
+    trace, verdict = run(case)
+    [ended] = [record.numbers for record in trace.header.records if record.stage == "finished"]
+    assert ended["retractions"] == 1
+    assert verdict.status == "equal", verdict
+    assert "radix_hit" not in verdict.exercised  # its own rows, and no other request's

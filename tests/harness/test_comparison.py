@@ -57,7 +57,7 @@ def test_a_nan_of_other_bits_is_another_number() -> None:
 def test_a_request_that_finished_without_a_record_of_its_work_has_no_verdict() -> None:
     recorder = Recorder()
     tokens = torch.tensor([*CASE.requests[0].prompt, 1])
-    recorder.add(CASE.requests[0].id, 0, "finished", numbers={"aborted": 0}, tensors={"tokens": tokens})
+    recorder.add(CASE.requests[0].id, 0, "finished", numbers={"aborted": 0, "dropped": 1}, tensors={"tokens": tokens})
     header = new_header(CASE, model_pair(CASE.model).digest, ENGINE, Ending(kind="finished"), recorder.records)
     verdict = judge(Trace(header, dict(recorder.tensors)))
     assert verdict.status == "unknown"
