@@ -1,11 +1,14 @@
 """min_new_tokens, on the real worker with the candidate fix of penalties: until then nothing ends a request."""
 
+from pathlib import Path
+
 import pytest
 from msgspec.structs import replace
 
 from eagletwin.cases.regressions import LEDGER
 from eagletwin.harness.core.case import Case, Event, Request
-from eagletwin.harness.core.patch import Edit
+from eagletwin.harness.core.patch import Edit, Patch
+from eagletwin.harness.engines.host import Host
 
 from .conftest import Runner
 
@@ -63,6 +66,23 @@ PLANTED: dict[str, tuple[Edit, ...]] = {
         ),
     ),
 }
+
+
+def test_the_next_case_of_a_process_has_no_tokenizer(host: Host, tmp_path: Path) -> None:
+    """Which requests with min_new_tokens alone need."""
+    at = "return self.finished_reason is not None"
+    looks = Edit(
+        target="sglang.srt.managers.schedule_batch.Req.finished",
+        match=at,
+        replacement=f"assert self.sampling_params.min_new_tokens or self.tokenizer is None\n{at}",
+    )
+    for least, before in ((2, 0), (0, 1)):
+        request = Request(id="a", prompt=(84,), max_new_tokens=4, min_new_tokens=least)
+        case = replace(CASE, requests=(request,), events=(), exercises=())
+        folder = tmp_path / str(least)
+        folder.mkdir()
+        trace = host.engine(case, (Patch(name="looks", edits=(looks,)),)).run(case, folder, fresh=False)
+        assert (trace.header.ending.kind, trace.header.before) == ("finished", before), trace.header.ending
 
 
 def test_nothing_ends_a_request_before_it_may(run: Runner) -> None:

@@ -8,6 +8,7 @@ messages that SGLang itself takes from its tokenizer process.
 import contextlib
 from collections.abc import Callable, Mapping
 from typing import Any
+from unittest.mock import patch
 
 import torch
 
@@ -116,22 +117,35 @@ class Drive:
         """Run the case to its end. Raises what the worker raises, EndlessCase or Stopped.
 
         fresh: as if nothing had run on this scheduler. Whatever ran has drained and flushed it."""
+        with contextlib.ExitStack() as until_it_ends:
+            self._stand_in(until_it_ends)
+            self._run(fresh)
+
+    def _stand_in(self, until: contextlib.ExitStack) -> None:
+        """Have the scheduler receive from here and send to here. When `until` is closed, its classes and it are as before: the
+        next case may need less."""
+
+        def put(owner: Any, name: str, value: Any) -> None:
+            until.enter_context(patch.object(owner, name, value))
+
+        # these sockets have no listener; both senders are of one class
+        sender = getattr(self._scheduler, "ipc_channels", self._scheduler).send_to_detokenizer
+        put(type(sender), "send_output", lambda _self, payload, *args, **kwargs: self._fates.sent(payload))
+        # the receiver is a slotted dataclass from 0.5.20 on: its class is what can be changed
+        receiver = type(getattr(self._scheduler, "request_receiver", self._scheduler))
+        if self._stages > 1:
+            put(receiver, stepping.RECEIVE_OF_RANKS, self._receives_in_stages(receiver))
+        elif self._ranks == 1:
+            put(receiver, "recv_requests", lambda _self, *args, **kwargs: self._receive())
+        else:
+            put(receiver, stepping.RECEIVE_OF_RANKS, lambda _self: self._receive_of_rank())
+        if self._scheduler.tokenizer is None and any(request.min_new_tokens for request in self.case.requests):
+            put(self._scheduler, "tokenizer", Ends())
+
+    def _run(self, fresh: bool) -> None:
         if fresh:
             self._taps.allocation.forget()
         self._accounts.poison_all()
-        # these sockets have no listener; both senders are of one class
-        sender = getattr(self._scheduler, "ipc_channels", self._scheduler).send_to_detokenizer
-        type(sender).send_output = lambda _self, payload, *args, **kwargs: self._fates.sent(payload)
-        receiver = getattr(self._scheduler, "request_receiver", self._scheduler)
-        # the receiver is a slotted dataclass from 0.5.20 on: its class is what can be changed
-        if self._stages > 1:
-            self._receive_in_stages(type(receiver))
-        elif self._ranks == 1:
-            type(receiver).recv_requests = lambda _self, *args, **kwargs: self._receive()
-        else:
-            setattr(type(receiver), stepping.RECEIVE_OF_RANKS, lambda _self: self._receive_of_rank())
-        if self._scheduler.tokenizer is None and any(request.min_new_tokens for request in self.case.requests):
-            self._scheduler.tokenizer = Ends()
         if self.case.samples:  # whatever was drawn before: the same coins for the same case
             torch.manual_seed(self.case.engine.sglang.random_seed)
             self._taps.watch_coins()
@@ -159,16 +173,15 @@ class Drive:
         messages = self._receive()
         return messages if self._rank == 0 else None
 
-    def _receive_in_stages(self, receiver: type) -> None:
+    def _receives_in_stages(self, receiver: type) -> Callable[[Any], list[Any] | None]:
         """The first stage is handed what comes, and each hands it on to the next, which all step through the same case."""
-        pulls = stepping.pulls(receiver)
+        pulls: Callable[[Any], list[Any] | None] = getattr(receiver, stepping.RECEIVE_OF_RANKS)
 
         def receive(own: Any) -> list[Any] | None:
             messages = self._receive()
             return messages if self._rank == self._stages - 1 else pulls(own)
 
-        receive.in_place_of = pulls  # type: ignore[attr-defined]
-        setattr(receiver, stepping.RECEIVE_OF_RANKS, receive)
+        return receive
 
     def _receive(self) -> list[Any]:
         if 0 <= self._until <= self._iteration:

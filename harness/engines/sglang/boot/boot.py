@@ -5,10 +5,10 @@ that mean nothing on a CPU, and module flags that send SGLang to its own Triton 
 a GPU: cuda.py.
 """
 
-import contextlib
 import importlib
 import os
 import pkgutil
+import sys
 import tempfile
 from pathlib import Path
 from typing import Any
@@ -23,6 +23,7 @@ from eagletwin.harness.families.recipe import Recipe
 from eagletwin.harness.families.store import checkpoints, other_checkpoints
 
 from .. import adapters, grammars
+from ..early_imports import import_early
 from ..eras import (
     adaptive,
     cuda_literals,
@@ -113,23 +114,21 @@ def import_sglang(mode: Mode = CPU, *, front: bool = False) -> None:
         tree_kernels.install(SHIMS)
         cuda_literals.install(SHIMS)
         # What each scheduler imports while it is built or runs: imported here once, and not in each fork
-        for name in (*_IMPORTED_WHILE_BUILT, *_IMPORTED_WHILE_RUN, *_modules_in("sglang.srt.arg_groups")):
-            with contextlib.suppress(Exception):  # the code that needs it imports it again, and gets the error
-                importlib.import_module(name)
+        import_early((*_IMPORTED_WHILE_BUILT, *_IMPORTED_WHILE_RUN, *_modules_in("sglang.srt.arg_groups")), SHIMS)
 
 
 def _modules_in(package: str) -> list[str]:
     """The modules of a package; none of one that a release does not have, or cannot import here."""
-    with contextlib.suppress(Exception):
-        return [f"{package}.{module.name}" for module in pkgutil.iter_modules(importlib.import_module(package).__path__)]
-    return []
+    import_early((package,), SHIMS)
+    found = sys.modules.get(package)
+    return [] if found is None else [f"{package}.{module.name}" for module in pkgutil.iter_modules(found.__path__)]
 
 
 def import_models(case: Case, mode: Mode) -> None:
     """What must be imported otherwise than a patch would that names it. Call it before patches are applied."""
     recipe = RECIPES[case.model]
     if recipe.target.states and mode.device == "cpu":
-        state_layers.import_models(family_of(recipe).modules)
+        state_layers.import_models(family_of(recipe).modules, SHIMS)
 
 
 def build_scheduler(case: Case, mode: Mode = CPU, rank: int = 0, port: int = 0, *, plain: bool = False) -> Any:

@@ -5,13 +5,13 @@ SGLang's Step3p5MTP has the name of a class in served/mtp.py, so classes are reg
 configuration. Seen on 0.5.23.
 """
 
-import contextlib
 import importlib
 import importlib.util
 import re
 from pathlib import Path
 from typing import Any
 
+from ..early_imports import import_early
 from ..stand_ins import kept_configuration
 
 
@@ -31,13 +31,10 @@ def register(modules: tuple[str, ...], shims: list[str] | None = None) -> None:
                 shims.append(kept_configuration.SHIM)
 
 
-def prepare(modules: tuple[str, ...]) -> None:
-    """Import these modules, and register nothing: a process that is forked from this one then has them at once. What cannot be
-    imported is for that process to report."""
+def prepare(modules: tuple[str, ...], shims: list[str]) -> None:
+    """Import these modules, and register nothing: a process that is forked from this one then has them at once."""
     kept_configuration.stand_in()
-    for name in modules:
-        with contextlib.suppress(Exception):
-            importlib.import_module(name)
+    import_early(modules, shims)
 
 
 def find(classes: list[str]) -> None:

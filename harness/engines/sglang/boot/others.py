@@ -1,17 +1,16 @@
 """What is imported before any SGLang, and is the same for all of them: torch, transformers, what else SGLang imports of others,
 and what takes the place of what a CPU lacks. Called by ancestor.py, and by boot.py where no ancestor has done it."""
 
-import contextlib
-import importlib
-
 import torch
 
 from eagletwin.harness.core.mode import CPU, Mode
 
+from ..early_imports import import_early
 from ..eras import image_processors
 from ..stand_ins import stubs
 from . import cuda, front_end, remembered, uncompiled, worked_out
 
+# What was changed. Nobody undoes it: a process that prepares itself runs SGLang for us alone, one configuration in each fork.
 SHIMS: list[str] = []
 
 # Packages, and parts of them, that an import of SGLang is long in. What a release does not need costs a little, once.
@@ -52,9 +51,7 @@ def prepare(mode: Mode = CPU, *, front: bool = False) -> None:
 def import_them() -> None:
     """For engines on a CPU."""
     prepare()
-    for name in _NAMES:
-        with contextlib.suppress(Exception):  # what needs it imports it again, and gets the error
-            importlib.import_module(name)
+    import_early(_NAMES, SHIMS)
 
 
 def ask_transformers() -> None:

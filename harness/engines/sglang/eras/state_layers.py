@@ -14,6 +14,7 @@ from typing import Any
 from eagletwin.harness.core.patch import Edit
 
 from .. import patches
+from ..early_imports import import_early
 from ..not_driven import NotDriven
 from . import cuda_literals, delta_layers, scan_layers
 
@@ -72,12 +73,11 @@ def _not_on_cpu() -> Iterator[None]:
             place.is_cpu = original
 
 
-def import_models(models: Sequence[str]) -> None:
+def import_models(models: Sequence[str], shims: list[str]) -> None:
     """Import these modules before a patch does, which may name functions of theirs: on a CPU some are no module at all. What
-    cannot be imported is for `use_triton` to say."""
-    with _not_on_cpu(), contextlib.suppress(Exception):
-        for name in models:
-            importlib.import_module(name)
+    is not there is for `use_triton` to say."""
+    with _not_on_cpu():
+        import_early(models, shims)
 
 
 def use_triton(shims: list[str], models: Sequence[str], *, scans: bool) -> None:

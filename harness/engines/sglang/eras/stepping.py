@@ -16,13 +16,6 @@ def drives_ranks(scheduler_module: Any) -> bool:
     return hasattr(getattr(scheduler_module, "SchedulerRequestReceiver", None), RECEIVE_OF_RANKS)
 
 
-def pulls(receiver: type) -> Callable[[Any], list[Any] | None]:
-    """SGLang's own call for what came, whatever was put in its place since."""
-    call = getattr(receiver, RECEIVE_OF_RANKS)
-    own: Callable[[Any], list[Any] | None] = getattr(call, "in_place_of", call)
-    return own
-
-
 def event_loop(scheduler: Any) -> Callable[[], None]:
     """The loop that this scheduler's own process would run; up to 0.5.9 that process chooses between two."""
     names = ["event_loop_overlap" if scheduler.enable_overlap else "event_loop_normal"]

@@ -22,6 +22,7 @@ import socket
 import sys
 import tempfile
 import traceback
+from collections.abc import Iterator
 
 from eagletwin.harness.engines import wire
 from eagletwin.harness.families import RECIPES, family_of
@@ -130,21 +131,31 @@ def _before_a_fork(message: object) -> None:
     """Collect what ended, make the model, and import what an engine needs, once for all like it. Of a changed tree each engine
     says itself what it imported."""
     from .. import kernels
-    from ..boot import model_classes
+    from ..boot import boot, model_classes
     from .supervise import reap
 
     reap()
     if not isinstance(message, wire.Build):
         return
-    with contextlib.suppress(Exception):  # the engine meets it again, and tells the caller
+    with left_to_the_engine():
         model_pair(message.configuration.model)
     if len(sys.argv) <= 4:
         recipe = RECIPES[message.configuration.model]
-        model_classes.prepare(family_of(recipe).modules)
+        model_classes.prepare(family_of(recipe).modules, boot.SHIMS)
         if recipe.target.states:
-            with contextlib.suppress(Exception):
+            with left_to_the_engine():
                 kernels.precompile_for_states()
     gc.freeze()
+
+
+@contextlib.contextmanager
+def left_to_the_engine() -> Iterator[None]:
+    """What fails here fails in the engine again, which tells the caller. The log has it in any case."""
+    try:
+        yield
+    except Exception:
+        with contextlib.suppress(OSError):  # the log cannot be written
+            traceback.print_exc()
 
 
 def _collect(*_: object) -> None:

@@ -42,7 +42,7 @@ def build_tree_kernel_efficient(
     positions             [b * D]
     retrive_*             [b, D]  -1 where there is none; children of a node are linked in rising order
     """
-    count, lengths = len(verified_seq_len), verified_seq_len.tolist()
+    count, lengths, begin = len(verified_seq_len), verified_seq_len.tolist(), 0
     demand_shapes((count, draft_token_num), retrive_index, retrive_next_token, retrive_next_sibling)
     demand_shapes((count, draft_token_num - 1), selected_index)
     demand(len(parent_list) == count and positions.numel() >= count * draft_token_num, "parents or positions of fewer trees")
@@ -52,7 +52,6 @@ def build_tree_kernel_efficient(
     if int(tree_mask_mode) not in (FULL_MASK, QLEN_ONLY):
         raise NotImplementedError(f"tree mask mode {tree_mask_mode}: no attention backend of this engine asks for it")
     selected, blocks = selected_index.tolist(), parent_list.to(torch.int64).tolist()
-    begin = 0
     for b, (length, prefix) in enumerate(zip(lengths, prefixes, strict=True)):
         parents = _parents(selected[b], blocks[b], topk)
         rows = tree_mask[begin : begin + draft_token_num * (prefix + draft_token_num)].view(draft_token_num, -1)
