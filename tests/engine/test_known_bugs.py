@@ -221,7 +221,7 @@ def test_a_trace_is_judged_once_and_another_one_anew(host: Host, monkeypatch: py
         judged.append(trace)
         return judge(trace, *how)
 
-    monkeypatch.setattr("eagletwin.harness.check.trials.judge", judge_and_count)
+    monkeypatch.setattr("eagletwin.harness.check.judge_run.judge", judge_and_count)
     trials = Mends(host, DEFAULT_RUN).trials()
     seen, alone = trials.look(CASE), trials.look_alone(CASE)
     assert len(judged) == 1

@@ -5,7 +5,6 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from eagletwin.harness.check import trials
 from eagletwin.harness.check.trials import Trials
 from eagletwin.harness.commands.fuzz.plan import Plan
 from eagletwin.harness.commands.fuzz.report import exit_code, tally_text, write_summary
@@ -32,7 +31,7 @@ def test_a_search_goes_on_and_says_how_many_it_could_not_decide(
         reason = f"{ran} of 30 choices are ties"
         return verdict if ran % every else msgspec.structs.replace(verdict, status="unknown", undecided=True, reason=reason)
 
-    monkeypatch.setattr(trials, "judge", sometimes)
+    monkeypatch.setattr("eagletwin.harness.check.judge_run.judge", sometimes)
     plan = Plan(seed=2, seconds=1e9, max_cases=20, shrink_seconds=0.0, command="eagletwin fuzz", asked=GREEDY)
     looking = Fuzz(Trials(host), tmp_path, plan)
     found = list(looking.search())
