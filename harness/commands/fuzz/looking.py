@@ -45,7 +45,7 @@ class CaseSeen(Struct, frozen=True, kw_only=True, tag=True):
 
     block     its number; NO_BLOCK: none draws it
     signature what was found; None: nothing
-    lengths   accept lengths of its rounds
+    lengths   accept lengths of its rounds; rounds, tokens: how many rounds a case that finished had, and what they committed
     before    the cases that had run in the same process, of one in which something was found
     mended    entries of the ledger whose remedies it ran with, and the view in which it was judged
     could_show  those of them that it may show by itself: a block is mended for all that any of its cases may show
@@ -59,6 +59,8 @@ class CaseSeen(Struct, frozen=True, kw_only=True, tag=True):
     verdict: Verdict
     signature: Signature | None = None
     lengths: tuple[int, ...] = ()
+    rounds: int = 0
+    tokens: int = 0
     fallbacks: tuple[str, ...] = ()
     differs: Differs | None = None
     before: tuple[Case, ...] = ()
@@ -148,13 +150,16 @@ class Looking:
 
 def _seen(block: int, one: Explained, view: View, shown: Signature | None, mode: Mode) -> CaseSeen:
     trial, found = one.trial, one.trial.signature
-    rounds = (record for record in trial.header.records if record.stage == "verify")
+    committed = [int(record.numbers["accept_len"]) for record in trial.header.records if record.stage == "verify"]
+    finished = trial.header.ending.kind == "finished"
     return CaseSeen(
         block=block,
         case=trial.case,
-        verdict=_of_what_ran(trial, one.mended),
+        verdict=of_what_ran(trial, one.mended),
         signature=found,
-        lengths=tuple(sorted({int(record.numbers["accept_len"]) for record in rounds})),
+        lengths=tuple(sorted(set(committed))),
+        rounds=len(committed) * finished,
+        tokens=sum(committed) * finished,
         fallbacks=tuple(trial.header.fallbacks),
         differs=trial.differs,
         before=trial.before if found is not None else (),
@@ -167,7 +172,7 @@ def _seen(block: int, one: Explained, view: View, shown: Signature | None, mode:
     )
 
 
-def _of_what_ran(trial: Trial, mended: tuple[Entry, ...]) -> Verdict:
+def of_what_ran(trial: Trial, mended: tuple[Entry, ...]) -> Verdict:
     """The verdict, which is equal if it is in doubt for no more than a remedy of ours that nothing called: then the case ran
     SGLang as it is."""
     verdict, idle = trial.verdict, set(trial.header.idle_edits)

@@ -13,7 +13,7 @@ import msgspec
 
 from eagletwin.cases.blocks import Block
 from eagletwin.cases.drawn import shrink
-from eagletwin.harness.check.confirm import Outcome, alike, confirm
+from eagletwin.harness.check.confirm import Outcome, alike, brief, confirm
 from eagletwin.harness.check.repro import SCRIPT, write_script
 from eagletwin.harness.check.trials import Trial, Trials
 from eagletwin.harness.core.case import Case, encode_case, pretty_case
@@ -79,6 +79,8 @@ class Finding:
             "known": self.outcome.known,
             "apart": self.apart,
             "changes": list(self.run.changes),
+            "place": brief(self.outcome.verdict),
+            "ran": list(differs.ran) if (differs := self.outcome.trace.differs) is not None else [],
             "case": msgspec.to_builtins(self.outcome.case),
         }
 
