@@ -1,4 +1,4 @@
-"""A list of generated cases, for what runs a fixed number of them: campaigns and comparisons. Searches draw as they go.
+"""A list of generated cases, for what runs a fixed number of them: campaigns. Searches draw as they go.
 
 One of the list can be made smaller later: Hypothesis draws the same list again, and shrinks from there.
 """

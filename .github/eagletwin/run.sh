@@ -27,6 +27,7 @@ case "${1:-}" in
   run)
     words=(--minutes "${IN_MINUTES:-10}" --seed "${IN_SEED:-0}")
     if [ -n "${IN_SGLANG:-}" ]; then words+=(--sglang "$IN_SGLANG"); fi
+    if [ -n "${IN_BASE:-}" ]; then words+=(--base "$IN_BASE"); fi
     if [ -n "${IN_HISTORY:-}" ]; then words+=(--history "$IN_HISTORY"); fi
     if [ -n "${GITHUB_STEP_SUMMARY:-}" ]; then words+=(--summary "$GITHUB_STEP_SUMMARY"); fi
     set -f  # words of an input are names, and no patterns for files

@@ -53,14 +53,14 @@ class Base:
 
 
 def base_of(host: Host, run: RunSpec) -> Base | None:
-    """What a run is to be compared with: of a tree its release, or the one that is installed; of an SGLang that patches change,
-    the same without them, but for remedies of the ledger, which the search is to look past. None: nothing is changed in it, or
-    no release is at hand."""
+    """What a run is to be compared with: the base that its SGLang names; else of a tree its release, or the one that is
+    installed; of an SGLang that patches change, the same without them, but for remedies of the ledger, which the search is to
+    look past. None: nothing is changed in it, or no release is at hand."""
     remedies = tuple(patch for patch in run.patches if any(patch == entry.remedy for entry in LEDGER.values()))
-    if not host.source.tree:
+    if not (host.source.tree or host.source.base):
         return None if remedies == run.patches else Base(host, replace(run, patches=remedies, changes=()))
     try:
-        release = _release_of(host.source)
+        release = host.source.base or _release_of(host.source)
     except EagletwinError:  # a release of the cache that is damaged, where there is no network
         release = None
     return (

@@ -267,6 +267,10 @@ class Mends:
                 self._shows[key] = False
         return self._shows[key]
 
+    def saw(self, entry: Entry, view: View, trial: Trial) -> None:
+        """What an entry's own case showed here in this view, so that it is not run again for that."""
+        self._shows[entry.id, view] = trial.verdict.rule == entry.rule
+
     def _fits(self, case: Case, entries: Sequence[Entry]) -> bool:
         try:
             self.trials(entries).stand(case)

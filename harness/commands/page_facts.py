@@ -9,7 +9,7 @@ import msgspec
 
 from eagletwin.harness.core.errors import InputError
 from eagletwin.harness.core.features import FEATURES
-from eagletwin.harness.page.model import Table, TableCell, TableRow
+from eagletwin.harness.page.model import PageSection, Table, TableCell, TableRow
 from eagletwin.harness.page.render import NAME
 
 Facts = TypeVar("Facts")
@@ -43,3 +43,17 @@ def never_happened(exercised: Collection[str]) -> Table:
     """The features that no case exercised, and what each of them is."""
     rows = tuple(row(name, what) for name, what in FEATURES.items() if name not in exercised)
     return Table(caption="Never happened", header=("feature", "what it is"), rows=rows, searched=True)
+
+
+def left_out(not_looked_at: Collection[str], refused: Collection[str] = ()) -> list[PageSection]:
+    """What no case of a search had, and engines that would not start. No section, if there is nothing of these."""
+    kinds = {
+        ("Not looked at, and the option for it", "what"): not_looked_at,
+        ("Configurations of which nothing was looked at", "model, and why"): refused,
+    }
+    tables = [
+        Table(caption=caption, header=(header,), rows=tuple(row(one) for one in names))
+        for (caption, header), names in kinds.items()
+        if names
+    ]
+    return [PageSection(heading="What was left out", tables=tuple(tables))] if tables else []

@@ -27,12 +27,14 @@ class Source:
     version  what traces call it: the release, or the commit of a tree, with a digest of what was changed in it since; "" of the
              installed one, which knows its own
     difference  what was changed in a tree since; None: nothing, or the originals are missing
+    base     the SGLang that it is a change of, where one is named (two_trees.as_change)
     """
 
     name: str = ""
     paths: tuple[Path, ...] = ()
     version: str = ""
     difference: Difference | None = None
+    base: "Source | None" = None
 
     @property
     def called(self) -> str:

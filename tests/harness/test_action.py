@@ -107,6 +107,17 @@ def test_there_is_no_key_without_the_python_it_names(tmp_path: Path) -> None:
     assert not (tmp_path / "output").exists()
 
 
+def test_each_input_reaches_the_command(tmp_path: Path) -> None:
+    shutil.copytree(SCRIPTS, tmp_path / ".github" / "eagletwin")
+    eagletwin = tmp_path / ".venv" / "bin" / "eagletwin"
+    eagletwin.parent.mkdir(parents=True)
+    eagletwin.write_text('#!/bin/sh\necho "$@"\nexit 125\n')
+    eagletwin.chmod(0o755)
+    done = script(tmp_path / ".github/eagletwin/run.sh", "run", cwd=tmp_path, IN_SGLANG=".", IN_BASE="HEAD^1")
+    assert done.stdout == "ci --minutes 10 --seed 0 --sglang . --base HEAD^1 --ledger all\n"
+    assert done.returncode == 125
+
+
 def test_history_grows_on_a_branch_of_its_own(tmp_path: Path) -> None:
     def git(*words: str, at: str = "clone") -> str:
         done = subprocess.run(["git", "-C", str(tmp_path / at), *words], capture_output=True, text=True, check=True)

@@ -1,21 +1,28 @@
 """What `eagletwin ci` makes of the ledger and its searches: exit code, summary, annotations. No engine."""
 
+import re
 from dataclasses import replace
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from eagletwin.cases.regressions import LEDGER
 from eagletwin.harness.check.annotations import error
 from eagletwin.harness.cli.main import typed
+from eagletwin.harness.commands.ci.base import base_of_job
 from eagletwin.harness.commands.ci.result import OneJob, annotations_of, facts_of, markdown_of, text_of
 from eagletwin.harness.commands.ci.searching import FamilyFinding, FamilySearch
 from eagletwin.harness.commands.ci.standing import Stand, Standing, _stand_of, decide
 from eagletwin.harness.commands.compare.groups import EQUAL, SideResult
 from eagletwin.harness.commands.compare.questions import Question
+from eagletwin.harness.core.case import Case
 from eagletwin.harness.core.differs import Differs
 from eagletwin.harness.core.errors import InputError
+from eagletwin.harness.core.run_spec import RunSpec
 from eagletwin.harness.core.signature import Signature
+
+from .test_source import commit, git
 
 HOSTILE = "a|b `c` <script>alert(1)</script> @all\n::error::no"
 
@@ -105,6 +112,75 @@ def test_a_case_that_is_wrong_in_another_way_blames_no_fix() -> None:
     question = Question(entry.id, entry.case, entry.red.view, entry)
     for rule, stand in (("draft.input_ids", "lacks"), ("draft.hidden_in", "wrong")):
         assert _stand_of(question, SideResult("broken", "", Signature(rule=rule))) == stand
+
+
+def test_the_summary_begins_with_the_finding_and_its_case_and_has_no_path() -> None:
+    found = FamilyFinding(
+        "diverged: draft.kv, draft.decode",
+        "diverged",
+        "/a/path/minimal",
+        "",
+        "draft.kv at draft.decode, round 0, row 1: 2 instead of 1",
+        LEDGER["25015"].case,
+        ("--remedy", "8409"),
+        ("sglang.m.f",),
+    )
+    search = FamilySearch("", "1 FOUND", 1, 12, (found,), ("8409",), Path("/a/path"), left_out=("trees (--only trees)",))
+    standings = [standing("live", "a crash", bug) for bug in ("8409", "row-overflow")]
+    one = replace(
+        job(*standings, searches=(search,)),
+        base="0.5.23",
+        command="eagletwin ci --sglang /a/tree --base /a/base",
+        run=RunSpec(sglang="TREE"),
+        again="eagletwin ci --base BASE --sglang TREE",
+    )
+    text = markdown_of(one)
+    lines = text.splitlines()
+    assert lines[:4] == [
+        "## eagletwin: wrong numbers",
+        "",
+        "### diverged&#58; draft.kv, draft.decode".replace("&#58;", ":"),
+        "",
+    ]
+    assert lines[4] == "draft.kv at draft.decode, round 0, row 1: 2 instead of 1."
+    assert lines[5] == "Changed functions that it runs: sglang.m.f."
+    [case] = re.findall("\n```json\n(.*?)\n```\n", text, re.DOTALL)
+    assert msgspec.json.decode(case, type=Case) == LEDGER["25015"].case
+    assert "As `case.json`: `eagletwin check case.json --remedy 8409 --sglang TREE`" in text
+    assert "/a/" not in text
+    assert [line for line in lines if "8409" in line and "check" not in line] == []
+    assert "2 known live bugs of SGLang showed; the page names them." in text
+    assert "a crash" not in text
+    assert "* trees (--only trees)" in text
+    assert "as a change of `0.5.23`" in text
+    assert facts_of(one)["base"] == "0.5.23"
+
+
+def test_the_base_of_a_job_is_a_release_a_folder_or_a_revision_of_the_checkout(tmp_path: Path) -> None:
+    checkout = tmp_path / "repository" / "python"
+    (checkout / "sglang").mkdir(parents=True)
+    (checkout / "sglang" / "m.py").write_text("old\n")
+    commit(tmp_path / "repository")
+    (checkout / "sglang" / "m.py").write_text("new\n")
+    git(tmp_path / "repository", "commit", "-qam", "the change")
+    for base in ("", "0.5.20", str(tmp_path)):
+        with base_of_job(base, str(checkout)) as there:
+            assert there == base
+    with base_of_job("HEAD^", str(checkout)) as there:
+        assert (Path(there) / "sglang" / "m.py").read_text() == "old\n"
+        assert (checkout / "sglang" / "m.py").read_text() == "new\n"
+    assert not Path(there).exists()
+    assert len(git(tmp_path / "repository", "worktree", "list").splitlines()) == 1
+    with pytest.raises(InputError, match="has no commit 'nothing'"), base_of_job("nothing", str(checkout)):
+        pass
+    with pytest.raises(InputError, match="--base HEAD is neither a release nor a folder"), base_of_job("HEAD", "0.5.23"):
+        pass
+
+
+def test_a_base_that_differs_in_too_much_is_said_to() -> None:
+    text = text_of(replace(job(standing("holds")), base="0.5.20"))
+    assert "It differs from 0.5.20 in too many files to say which of its functions ran." in text
+    assert "its changes are committed" not in text
 
 
 def test_what_was_changed_is_said_with_what_ran_of_it() -> None:

@@ -165,6 +165,8 @@ TYPED: dict[str, tuple[list[str], int]] = {
     "a CI job with an entry that this mode cannot reach": (["ci", "--ledger", "context-end-stores"], 125),
     "a CI job of nothing": (["ci", "--ledger", "none", "--minutes", "0"], 128),
     "a CI job of a family that does not exist": (["ci", "--family", "gpt"], 128),
+    "a CI job against a base that does not exist": (["ci", "--base", "no-such-base"], 128),
+    "a CI job against a revision of no checkout": (["ci", "--sglang", ".", "--base", "HEAD"], 128),
     "no entry that wheels could prove": (["prove", "--releases", "small-tree"], 125),
     "a rule that is looked for and switched off": (["bisect", "25015", "--rule", "draft.kv", "--without", "draft.kv"], 128),
     "wheels, with options that they are not run with": (["prove", "--releases", "25015", "--tp", "2"], 128),

@@ -24,7 +24,7 @@ NEEDS_OVERLAP = "retracted-stream"
 
 def searched(folder: Path, cases: int = 1, mode: Mode = CPU, **verdict: Any) -> Fuzz:
     """A search after so many equal cases, in which two known bugs were mended."""
-    host = SimpleNamespace(source=SimpleNamespace(tree="", called="0.5.23"), mode=mode)
+    host = SimpleNamespace(source=SimpleNamespace(tree="", called="0.5.23", base=None), mode=mode)
     trials: Any = SimpleNamespace(host=host, run=RunSpec(mode=mode))
     fuzz = Fuzz(trials, folder, Plan(seed=0, seconds=1.0, max_cases=cases, shrink_seconds=1.0, command="eagletwin fuzz"))
     entry, mended = LEDGER["25015"], (NEEDS_OVERLAP, "penalties", "min-p")

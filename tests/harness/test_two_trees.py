@@ -1,19 +1,23 @@
 """In what two SGLangs differ: by content, from both sides, and whatever git says of either."""
 
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 from msgspec.structs import replace
 
+from eagletwin.harness.check.base import base_of
 from eagletwin.harness.commands.diff.command import _doubts
 from eagletwin.harness.core.case import Case, Request
 from eagletwin.harness.core.differs import Differs, Watch
 from eagletwin.harness.core.records import Ending, EngineInfo
+from eagletwin.harness.core.run_spec import DEFAULT_RUN
 from eagletwin.harness.core.trace import Trace, new_header
 from eagletwin.harness.engines import two_trees
 from eagletwin.harness.engines.source import INSTALLED, Source, resolve
 from eagletwin.harness.engines.start import Zygote
-from eagletwin.harness.engines.two_trees import TooMany, between
+from eagletwin.harness.engines.two_trees import TooMany, as_change, between
 
 from .test_source import commit, git
 
@@ -44,6 +48,27 @@ def test_each_is_told_what_it_has_otherwise_than_the_other(tmp_path: Path) -> No
     assert (left.functions, left.removed) == (("sglang.m.changed", "sglang.m.gone"), ("sglang.m.added",))
     assert (right.functions, right.removed) == (("sglang.m.changed", "sglang.m.added"), ("sglang.m.gone",))
     assert (left.base, right.base) == (source(branch).version, source(base).version)
+
+
+def test_a_branch_is_a_change_of_the_base_that_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    base, branch = tree(tmp_path / "base", m=BASE), tree(tmp_path / "branch", m=NEW)
+    commit(branch)
+    found = as_change(source(branch), str(base))
+    assert found.difference is not None
+    assert found.base == source(base)
+    assert found.difference.watch.differs.functions == ("sglang.m.changed", "sglang.m.added")
+    assert "+def changed(): return 2" in found.difference.patch
+    host: Any = SimpleNamespace(source=found, beside=lambda other: SimpleNamespace(source=other))
+    beside = base_of(host, DEFAULT_RUN)  # what is wrong without the change as well is not the change's
+    assert beside is not None
+    assert beside.run.sglang == str(base)
+    assert as_change(source(branch), "") == source(branch)
+    same = as_change(source(branch), str(branch)).difference
+    assert same is not None
+    assert same.watch.differs == Differs(base=source(branch).called)
+    monkeypatch.setattr(two_trees, "MOST", 0)
+    far = as_change(source(branch), str(base))
+    assert (far.difference, far.base) == (None, source(base))
 
 
 def test_copies_do_not_differ_and_releases_differ_in_too_much(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

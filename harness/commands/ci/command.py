@@ -9,6 +9,8 @@ from datetime import datetime, timezone
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from msgspec.structs import replace as changed
+
 from eagletwin.cases.reach import unreached, unreached_text
 from eagletwin.harness.core.errors import (
     EXIT_DIVERGED,
@@ -26,8 +28,8 @@ from eagletwin.harness.core.terminal import show
 from ..as_json import tell_result, with_json
 from ..options import DEFAULT_RUNS, Runs, tell
 from ..result import JobFacts
-from ..run_options import HOW, LIMITS, SOURCE, run_options
-from .typed import MINUTES, Families, History, Ledger, Minutes, Seed, Summary
+from ..run_options import HOW, LIMITS, SOURCE, STRICT, run_options
+from .typed import MINUTES, BaseOption, Families, History, Ledger, Minutes, Seed, Summary
 
 if TYPE_CHECKING:
     from eagletwin.cases.entry import Entry
@@ -38,7 +40,7 @@ if TYPE_CHECKING:
 
 
 @with_json
-@run_options(SOURCE, HOW, LIMITS)
+@run_options(STRICT, SOURCE, HOW, LIMITS)
 def ci(
     minutes: Minutes = MINUTES,
     family: Families = None,
@@ -46,6 +48,7 @@ def ci(
     seed: Seed = 0,
     summary: Summary = None,
     history: History = None,
+    base: BaseOption = "",
     out: Runs = DEFAULT_RUNS,
     *,
     spec: RunSpec,
@@ -79,20 +82,24 @@ def ci(
     own = unusual((("--minutes", exact(minutes), exact(MINUTES)), ("--seed", seed, 0)))
     own += [word for name in family or () for word in ("--family", name)]
     own += [word for name in ledger or () for word in ("--ledger", name)]
-    job = _Job(entries, families, minutes, seed, spec, spec.command("ci", *own), out, summary, history)
-    return job.run()
+    from .base import base_of_job
+
+    with base_of_job(base, spec.sglang) as there:
+        return _Job(entries, families, minutes, seed, spec, (base, there), own, out, summary, history).run()
 
 
 @dataclass(slots=True)
 class _Job:
-    """One job, and what it has found so far: that is reported also of a job that is ended early."""
+    """One job, and what it has found so far: that is reported also of a job that is ended early. base: as it was typed, and as
+    `--sglang` takes it."""
 
     entries: "Sequence[Entry]"
     families: Sequence[str]
     minutes: float
     seed: int
     spec: RunSpec
-    command: str
+    base: tuple[str, str]
+    words: Sequence[str]
     out: Path
     summary: Path | None
     history: Path | None
@@ -103,9 +110,10 @@ class _Job:
     def run(self) -> int:
         from eagletwin.harness.core.folders import new_run_folder
         from eagletwin.harness.engines.source import resolve
+        from eagletwin.harness.engines.two_trees import as_change
 
         begun = time.monotonic()
-        source = resolve(self.spec.sglang)
+        source = as_change(resolve(self.spec.sglang), self.base[1])
         folder = new_run_folder(self.out, "ci")
         interrupted = False
         try:
@@ -149,7 +157,7 @@ class _Job:
             share = self.minutes / len(self.families)
             place = folder / f"search-{name or 'default'}"
             try:
-                self.searches.append(search_family(name, share, self.seed, self.spec, place))
+                self.searches.append(search_family(name, share, self.seed, self.spec, place, self.base[1]))
             except (KeyboardInterrupt, AlreadyReported):
                 self.searches.append(search_so_far(name, self.seed, place))
                 raise
@@ -158,13 +166,18 @@ class _Job:
         from .page import keep_job
         from .result import OneJob, annotations_of, facts_of, markdown_of, text_of
 
+        run = changed(self.spec, sglang="TREE") if source.tree else self.spec
+        base = self.base[0]
         job = OneJob(
             sglang=self.spec.sglang,
             version=source.called,
+            base=source.base.called if source.base is not None else "",
             standings=self.standings,
             searches=self.searches,
             folder=folder,
-            command=self.command,
+            command=self.spec.command("ci", *self.words, *unusual((("--base", base, ""),))),
+            run=run,
+            again=run.command("ci", *self.words, *unusual((("--base", "BASE" if Path(base).is_dir() else base, ""),))),
             seconds=seconds,
             failed=self.failed,
             interrupted=interrupted,

@@ -59,6 +59,7 @@ class _Kept(Struct, kw_only=True):
     standings: list[_Standing]
     searched: list[_Search]
     changes: list[str] = []
+    not_seen: str = ""
 
 
 def keep_job(job: OneJob) -> None:
@@ -101,7 +102,11 @@ def job_page(folder: Path) -> Page:
     stands = [(stand, sum(each.stand == stand for each in one.standings)) for stand in get_args(Stand)]
     facts = [("SGLang", one.version), ("time", f"{one.seconds:.1f} s")]
     facts += [(f"{stand}: {MEANING[stand]}", count(number, "bug")) for stand, number in stands if number]
-    reasons = [one.failed] * bool(one.failed) + ["It was ended before it was done."] * one.interrupted
+    reasons = (
+        [one.failed] * bool(one.failed)
+        + [f"{one.not_seen}."] * bool(one.not_seen)
+        + ["It was ended before it was done."] * one.interrupted
+    )
     return Page(
         title=f"CI job on SGLang {one.version}",
         status={EXIT_EQUAL: "nothing found", EXIT_DIVERGED: "diverged"}.get(one.exit_code, "unknown"),

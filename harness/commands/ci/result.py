@@ -5,15 +5,18 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, get_args
 
+from msgspec.structs import replace as changed
+
 from eagletwin import __version__
 from eagletwin.harness.check.annotations import error
-from eagletwin.harness.core.differs import Changes, unknown_changes
+from eagletwin.harness.core.differs import Changes, shortened, unknown_changes
 from eagletwin.harness.core.errors import EXIT_DIVERGED, EXIT_EQUAL, EXIT_UNKNOWN
+from eagletwin.harness.core.run_spec import DEFAULT_RUN, RunSpec
 from eagletwin.harness.core.words import count
 from eagletwin.harness.page.render import NAME
 
-from ..compare.markdown import code, plain
-from .searching import FamilySearch
+from ..compare.markdown import case_lines, code, folded, plain
+from .searching import FamilyFinding, FamilySearch
 from .standing import WORSE, Stand, Standing
 
 _MOST_ROWS = 60
@@ -31,10 +34,18 @@ _HEADLINE = {EXIT_EQUAL: "nothing found", EXIT_DIVERGED: "wrong numbers", EXIT_U
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OneJob:
-    """A job that is over, or was interrupted. failed: why nothing ran."""
+    """A job that is over, or was interrupted.
+
+    base    what the SGLang is a change of, as traces call it; "": none was named
+    run     how it was run, and again: the command, both without a path of this machine
+    failed  why nothing ran
+    """
 
     sglang: str
     version: str
+    base: str = ""
+    run: RunSpec = DEFAULT_RUN
+    again: str = ""
     standings: Sequence[Standing]
     searches: Sequence[FamilySearch]
     folder: Path
@@ -52,7 +63,7 @@ class OneJob:
             return EXIT_DIVERGED
         if self.failed or self.interrupted or "unknown" in stands or any(codes) or not (stands or codes):
             return EXIT_UNKNOWN
-        return EXIT_UNKNOWN if self.changes.doubt else EXIT_EQUAL
+        return EXIT_UNKNOWN if self.changes.doubt or (self.run.strict and self.changes.headline) else EXIT_EQUAL
 
     @property
     def changes(self) -> Changes:
@@ -70,6 +81,8 @@ class OneJob:
         lines, doubt = self.changes.lines, self.changes.doubt
         lines += ["No case ran any of that, so this job says nothing about it."] * bool(doubt)
         unknown = unknown_changes(self.version)
+        if self.base and not self.failed:
+            unknown = f"It differs from {self.base} in too many files to say which of its functions ran."
         return lines or ([unknown] if unknown else [])
 
     def of(self, stand: Stand) -> list[Standing]:
@@ -85,7 +98,9 @@ class OneJob:
 
 
 def text_of(job: OneJob) -> str:
-    lines = [f"{job.headline.upper().partition(';')[0]}  SGLang {job.version}", "", f"  {job.headline.partition('; ')[2]}"]
+    unseen = job.changes.headline
+    lines = [f"{job.headline.upper().partition(';')[0]}  SGLang {job.version}", *[f"NOT SEEN  {unseen}"] * bool(unseen)]
+    lines += ["", f"  {job.headline.partition('; ')[2]}"]
     lines += [f"  {job.failed}"] if job.failed else []
     for one in _first(job):
         lines.append(f"  {one.stand:8} {one.id}: {one.line or MEANING[one.stand]}")
@@ -106,40 +121,44 @@ def _known(bug: str) -> str:
 
 
 def markdown_of(job: OneJob) -> str:
-    """For the summary of a job. All that is not eagletwin's own word is shown as it is."""
-    lines = [
-        f"## eagletwin: {_HEADLINE[job.exit_code]}",
-        "",
-        f"SGLang {code(job.version)}: {job.headline.partition('; ')[2]}.",
-        "",
-    ]
+    """For the summary of a job: what is wrong first. All that is not eagletwin's own word is shown as it is."""
+    lines = [f"## eagletwin: {_HEADLINE[job.exit_code]}", ""]
     lines += [f"**{plain(job.failed)}**", ""] if job.failed else []
-    rows = _first(job)
+    lines += [f"**Not seen**: {plain(job.changes.headline)}.", ""] if job.changes.headline else []
+    for search in job.searches:
+        for found in search.findings:
+            lines += _finding(job, found)
+    rows = [_row(job, one) for one in _first(job)]
     if rows:
-        lines += ["| entry | | what | again |", "|---|---|---|---|", *map(_row, rows[:_MOST_ROWS]), ""]
-    if job.searches:
-        lines += ["| search | cases | result | past |", "|---|---:|---|---|", *map(_search, job.searches), ""]
-    rest = [*job.of("holds"), *job.of("live")]
-    if rest:
-        holds, live = len(job.of("holds")), len(job.of("live"))
-        title = "1 fix holds" if holds == 1 else f"{holds} fixes hold"
-        title += f", {count(live, 'known bug')} {'shows' if live == 1 else 'show'}"
-        lines += ["<details>", f"<summary>{title}</summary>", "", "| entry | | what |", "|---|---|---|"]
-        lines += [f"| {code(one.id)} | {one.stand} | {plain(one.line)} |" for one in rest]
-        lines += ["", "</details>", ""]
-    lines += [*map(plain, job.change_lines), ""] if job.change_lines else []
-    return "\n".join([*lines, f"Again: {code(job.command)}", ""])
+        lines += ["| entry | | what | again |", "|---|---|---|---|", *rows[:_MOST_ROWS], ""]
+    base = f" as a change of {code(job.base)}" if job.base else ""
+    lines += [f"SGLang {code(job.version)}{base}: {job.headline.partition('; ')[2]}.", *map(plain, job.change_lines), ""]
+    lines += [plain(f"Search of {one.called}: {one.said}.") for one in job.searches]
+    live = [one.id for one in job.of("live")]
+    known = list(dict.fromkeys([*live, *(name for one in job.searches for name in one.past)]))
+    lines += ["", f"{count(len(known), 'known live bug')} of SGLang showed; the page names them."] if known else [""]
+    for search in job.searches:
+        if search.left_out:
+            lines += ["", *folded(f"Not looked at by the search of {search.called}, and the option for it", search.left_out)]
+    return "\n".join([*lines, f"Again: {code(job.again)}", ""])
 
 
-def _row(one: Standing) -> str:
+def _finding(job: OneJob, found: FamilyFinding) -> list[str]:
+    """Rule and place, and the smallest case as a file that anybody can run."""
+    lines = [f"### {plain(found.line + _known(found.known))}", ""]
+    lines += [f"{plain(found.place)}."] if found.place else []
+    lines += [f"Changed functions that it runs: {plain(shortened(found.ran))}."] if found.ran else []
+    if found.case is None:
+        return [*lines, "The search was ended while it made the case smaller.", ""]
+    again = changed(job.run, changes=found.changes).command("check", "case.json")
+    return [*lines, "", *case_lines(found.case), "", f"As {code('case.json')}: {code(again)}", ""]
+
+
+def _row(job: OneJob, one: Standing) -> str:
     word = f"**{one.stand}**" if one.stand in WORSE else one.stand
     title = one.question.entry.title if one.question.entry is not None else ""
-    return f"| {code(one.id)} | {word} | {plain(title)}<br>{plain(one.line or MEANING[one.stand])} | {code(one.again)} |"
-
-
-def _search(one: FamilySearch) -> str:
-    found = "".join(f"<br>{plain(each.line + _known(each.known))}" for each in one.findings)
-    return f"| {code(one.called)} | {one.cases} | {plain(one.said)}{found} | {code(', '.join(one.past))} |"
+    again = changed(job.run, view=one.question.view).command("check", one.id)
+    return f"| {code(one.id)} | {word} | {plain(title)}<br>{plain(one.line or MEANING[one.stand])} | {code(again)} |"
 
 
 def annotations_of(job: OneJob) -> Iterator[str]:
@@ -167,10 +186,12 @@ def facts_of(job: OneJob) -> dict[str, Any]:
         "eagletwin": __version__,
         "sglang": job.sglang,
         "version": job.version,
+        "base": job.base,
         "exit_code": job.exit_code,
         "seconds": round(job.seconds, 1),
         "failed": job.failed,
         "interrupted": job.interrupted,
+        "not_seen": job.changes.headline,
         "changes": job.change_lines,
         "ledger": {stand: [one.id for one in job.of(stand)] for stand in get_args(Stand)},
         "searches": [

@@ -8,6 +8,7 @@ from typing import Any
 
 import msgspec
 
+from eagletwin.harness.core.case import Case
 from eagletwin.harness.core.differs import Changes
 from eagletwin.harness.core.errors import EXIT_DIVERGED, EXIT_EQUAL, EXIT_UNKNOWN, EagletwinError, InputError
 from eagletwin.harness.core.run_spec import RunSpec
@@ -21,12 +22,21 @@ UNCONFIRMED = "unconfirmed"  # the search was ended while it made the case small
 
 @dataclass(frozen=True, slots=True)
 class FamilyFinding:
-    """A finding of a search. status: of its verdict, or UNCONFIRMED; known: the ledger's bug that it may be."""
+    """A finding of a search.
+
+    line    rule, stage, exception; place: the first wrong number
+    status  of its verdict, or UNCONFIRMED; known: the ledger's bug that it may be
+    case    the smallest; changes: the options that it runs with; ran: changed functions that it called
+    """
 
     line: str
     status: str
     folder: str
     known: str
+    place: str = ""
+    case: Case | None = None
+    changes: tuple[str, ...] = ()
+    ran: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,7 +44,7 @@ class FamilySearch:
     """What came of one search.
 
     said      its headline, or why it did not run
-    past      known bugs that it met and mended
+    past      known bugs that explain what its cases showed; left_out: what it did not look at
     folder    its run folder, if it ran
     changes   what was changed in the SGLang, and how many cases ran it
     """
@@ -47,6 +57,7 @@ class FamilySearch:
     past: tuple[str, ...] = ()
     folder: Path | None = None
     changes: Changes = field(default_factory=Changes)
+    left_out: tuple[str, ...] = ()
 
     @property
     def called(self) -> str:
@@ -61,9 +72,9 @@ class FamilySearch:
         return EXIT_DIVERGED if news else EXIT_UNKNOWN
 
 
-def search_family(family: str, minutes: float, seed: int, run: RunSpec, out: Path) -> FamilySearch:
-    """Search one family, or everything, and keep the run folder below `out`. Raises InputError."""
-    options = SearchOptions(minutes=minutes, seed=seed, model=family or None, run=run, out=out)
+def search_family(family: str, minutes: float, seed: int, run: RunSpec, out: Path, base: str = "") -> FamilySearch:
+    """Search one family, or everything, and keep the run folder below `out`. base: as in SearchOptions. Raises InputError."""
+    options = SearchOptions(minutes=minutes, seed=seed, model=family or None, run=run, base=base, out=out)
     options.check()
     try:
         code = search(options)
@@ -91,13 +102,15 @@ def _read(family: str, code: int, file: Path) -> FamilySearch:
     summary: dict[str, Any] = json.loads(file.read_bytes())
     findings = []
     for one in summary["findings"]:
-        line = _line(one["signature"], one["status"])
-        findings.append(FamilyFinding(line, one["status"], one["folder"], one["known"]))
+        line, case = _line(one["signature"], one["status"]), msgspec.convert(one["case"], Case)
+        more = one["place"], case, tuple(one["changes"]), tuple(one["ran"])
+        findings.append(FamilyFinding(line, one["status"], one["folder"], one["known"], *more))
     for one in summary["unconfirmed"]:
         findings.append(FamilyFinding(_line(one["signature"], one["status"]), UNCONFIRMED, one["folder"], ""))
-    past = tuple(one["id"] for one in summary["known"])
+    past = tuple(one["id"] for one in summary["known"] if one["cases"])
+    left_out = tuple(summary["not_looked_at"])
     cases, changes = summary["tally"]["cases"], msgspec.convert(summary["tally"]["changes"], Changes)
-    return FamilySearch(family, summary["headline"], code, cases, tuple(findings), past, file.parent, changes)
+    return FamilySearch(family, summary["headline"], code, cases, tuple(findings), past, file.parent, changes, left_out)
 
 
 def _line(signature: dict[str, Any] | None, status: str) -> str:

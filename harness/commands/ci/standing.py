@@ -14,6 +14,7 @@ from eagletwin.harness.check.repro import write_script
 from eagletwin.harness.check.trials import Trials
 from eagletwin.harness.core.differs import Differs
 from eagletwin.harness.core.run_spec import RunSpec
+from eagletwin.harness.core.signature import signature_of
 from eagletwin.harness.core.verdict import View
 from eagletwin.harness.engines.host import Host, WouldNotStart
 from eagletwin.harness.judge.unseen import shows_instead
@@ -84,7 +85,7 @@ class OneSide:
         engine = self.host.engine(question.case, (), spec.kernels)
         outcome = check(engine, question.case, folder, spec, again=again)
         write_run(outcome)
-        said = said_by_verdict(outcome.verdict, outcome.trace.header.ending)
+        said = said_by_verdict(outcome.verdict, signature_of(outcome.verdict, outcome.trace.header.ending))
         line = said.line or "nondeterministic: it was wrong once, and right alone"
         return Standing(question, _stand_of(question, said), line, again, folder)
 

@@ -35,6 +35,16 @@ Ledger = Annotated[
         show_default=False,
     ),
 ]
+BaseOption = Annotated[
+    str,
+    typer.Option(
+        "--base",
+        metavar="BASE",
+        help="What --sglang is a change of: a revision of the same checkout, a release or a folder. The report says which of "
+        "the functions that differ ran; if none did, the code is 125. Default: its commit or release.",
+        show_default=False,
+    ),
+]
 Seed = Annotated[int, typer.Option(metavar="N", min=0, help="Of the searches. The same seed draws the same cases.")]
 Summary = Annotated[
     Path | None,

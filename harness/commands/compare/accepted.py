@@ -1,6 +1,5 @@
 """Tokens that a round commits on each side, by model and by chain or tree: a change that costs acceptance breaks no output."""
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 from eagletwin.harness.core.records import Header
@@ -10,7 +9,7 @@ from .questions import Question
 
 @dataclass(slots=True)
 class RoundsOfBoth:
-    """One configuration: the generated cases that ran to their end on both sides. rounds, tokens: (BASE, HEAD)."""
+    """One configuration: the generated cases that ran on both sides, to their end. rounds, tokens: (BASE, HEAD)."""
 
     model: str
     shape: str
@@ -41,13 +40,13 @@ class RoundsOfBoth:
         return means is not None and means[1] < means[0]
 
 
-def count_rounds(found: dict[tuple[str, str], RoundsOfBoth], question: Question, headers: Sequence[Header]) -> None:
-    """Add a generated case, of which these are BASE's and HEAD's headers; not one that a side did not finish."""
-    if question.entry is not None or any(header.ending.kind != "finished" for header in headers):
+def count_rounds(found: dict[tuple[str, str], RoundsOfBoth], question: Question, base: Header, head: tuple[int, int]) -> None:
+    """Add a generated case, unless a side did not finish it. head: rounds and tokens of HEAD; none if it did not."""
+    if base.ending.kind != "finished" or not head[0]:
         return
     key = question.case.model, question.shape
     one = found.setdefault(key, RoundsOfBoth(*key))
-    lengths = [[record.numbers["accept_len"] for record in header.records if record.stage == "verify"] for header in headers]
+    lengths = [record.numbers["accept_len"] for record in base.records if record.stage == "verify"]
     one.cases += 1
-    one.rounds = (one.rounds[0] + len(lengths[0]), one.rounds[1] + len(lengths[1]))
-    one.tokens = (one.tokens[0] + sum(lengths[0]), one.tokens[1] + sum(lengths[1]))
+    one.rounds = one.rounds[0] + len(lengths), one.rounds[1] + head[0]
+    one.tokens = one.tokens[0] + sum(lengths), one.tokens[1] + head[1]

@@ -1,6 +1,7 @@
 """`eagletwin compare BASE HEAD`: what a pull request of SGLang breaks, fixes and leaves, as a comment for it."""
 
 import json
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from eagletwin.cases.reach import unreached, unreached_text
@@ -9,12 +10,11 @@ from eagletwin.harness.core.run_spec import RunSpec, exact, unusual
 from eagletwin.harness.core.terminal import show, width
 
 from ..as_json import print_object
+from ..fuzz.typed import MAX_CASES, MINUTES
 from ..options import DEFAULT_RUNS, Runs, tell
 from ..result import SaidFacts
-from ..run_options import HOW, LIMITS, run_options
+from ..run_options import HOW, LIMITS, STRICT, run_options
 from .typed import (
-    CASES,
-    MINUTES,
     SHRINK_MINUTES,
     AsJson,
     AsMarkdown,
@@ -31,11 +31,11 @@ if TYPE_CHECKING:
     from .report import Comparing
 
 
-@run_options(HOW, LIMITS)
+@run_options(STRICT, HOW, LIMITS)
 def compare(
     base: Base,
     head: Head,
-    cases: Cases = CASES,
+    cases: Cases = MAX_CASES,
     seed: Seed = 0,
     ledger: Ledger = None,
     minutes: Minutes = MINUTES,
@@ -48,13 +48,15 @@ def compare(
 ) -> int:
     """Compare a pull request of SGLang with its base: what it breaks, what it fixes, and what it does to acceptance.
 
-    The same generated cases and entries of the ledger run on both, unchanged. Exit codes: 1 something is newly broken; 125 it
-    cannot be told: none of the changed functions ran, or a side could not run; 0 otherwise.
+    Entries of the ledger run on both, then generated cases: those of `eagletwin fuzz`, and more of the kinds that run the
+    change. Exit codes: 1 something is newly broken; 125 it cannot be told: none of the changed functions ran, or a side could
+    not run; 0 otherwise.
     """
     if markdown and as_json:
         raise InputError("--markdown and --json", consequence="nothing was run", remedy="leave out either")
+    from ..fuzz.options import SearchOptions
     from .asking import Asking
-    from .questions import asked_of_ledger, entries_named, generated
+    from .questions import asked_of_ledger, entries_named
 
     entries = entries_named(ledger or ["all"])
     beyond = [entry for entry in entries if unreached(entry, spec.mode)]
@@ -64,20 +66,22 @@ def compare(
         if as_json:
             print_object(SaidFacts(exit_code=EXIT_UNKNOWN, said=said))
         return EXIT_UNKNOWN
-    given = ("--cases", cases, CASES), ("--seed", seed, 0), ("--minutes", exact(minutes), exact(MINUTES))
+    given = ("--cases", cases, MAX_CASES), ("--seed", seed, 0), ("--minutes", exact(minutes), exact(MINUTES))
     own = unusual((*given, ("--shrink-minutes", exact(shrink_minutes), exact(SHRINK_MINUTES))))
     words = [*own, *(word for name in ledger or () for word in ("--ledger", name))]
-    questions = [*generated(cases, seed, spec.mode), *asked_of_ledger(entries, spec.mode)]
-    if not questions:
+    questions = asked_of_ledger(entries, spec.mode)
+    if not (questions or cases):
         raise InputError(
             "--cases 0 and no entry of the ledger", consequence="nothing was run", remedy="give either, or leave both out"
         )
+    search = SearchOptions(minutes=minutes, max_cases=cases, seed=seed, shrink_minutes=shrink_minutes, run=spec)
+    search.check()
+    words += [*["--markdown"] * markdown, *["--json"] * as_json]
     asking = Asking(
         names=(base, head),
         questions=questions,
-        seconds=60 * minutes,
-        shrink_seconds=60 * shrink_minutes,
-        command=spec.command("compare", base, head, *words, *["--markdown"] * markdown, *["--json"] * as_json),
+        plan=replace(search.plan, command=spec.command("compare", base, head, *words)),
+        words=words,
         unreached=tuple(entry.id for entry in beyond),
         run=spec,
         out=out,

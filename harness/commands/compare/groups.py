@@ -70,6 +70,7 @@ class Answered:
     again   the command that shows it again; "" where there is nothing to show
     folder  the run folder of HEAD, of the first case that is newly broken in its way
     ran     of what is newly broken: the changed functions that HEAD called
+    reached whether it ran something of the change on either side; None: what changed is not known
     """
 
     question: Question
@@ -79,6 +80,7 @@ class Answered:
     again: str = ""
     folder: Path | None = None
     ran: tuple[str, ...] = ()
+    reached: bool | None = None
 
     @property
     def group(self) -> Group:
@@ -150,6 +152,20 @@ class Result:
         return any(answer.group != "unknown" for answer in self.answers)
 
     @property
+    def reached(self) -> int | None:
+        """How many cases ran something of the change; None: what changed is not known."""
+        each = [answer.reached for answer in self.answers if answer.reached is not None]
+        return sum(each) if each else None
+
+    @property
+    def compared(self) -> str:
+        """How many cases were compared, and how many of them ran the change: a part of a sentence."""
+        number = count(len(self.answers), "case")
+        if self.reached is None:
+            return f"{number} {'was' if len(self.answers) == 1 else 'were'} compared"
+        return f"{self.reached} of {number} ran the change"
+
+    @property
     def exit_code(self) -> int:
         if self.of("newly broken"):
             return EXIT_DIVERGED
@@ -179,7 +195,7 @@ class Result:
         broken = breakages(self.answers)
         if broken:
             return f"{len(broken)} NEWLY BROKEN"
-        return "CANNOT TELL" if self.open else "NOTHING NEWLY BROKEN"
+        return "CANNOT TELL" if self.open else "NONE NEWLY WRONG"
 
     @property
     def sentence(self) -> str:
@@ -189,7 +205,7 @@ class Result:
         if broken:
             each = ", ".join(f"{one.signature} in {count(len(one.answers), 'case')}" for one in broken[:3])
             more = f" and in {count(len(broken) - 3, 'more way')}" if len(broken) > 3 else ""
-            return f"HEAD breaks what BASE has right, by {each}{more}: {numbers}."
+            return f"HEAD is wrong where BASE is right: {each}{more}. {self.compared}: {numbers}."
         if self.open:
             return f"Cannot tell: {self.open}{f' ({numbers})' if numbers else ''}."
-        return f"HEAD breaks nothing that BASE has right: {numbers}."
+        return f"{self.compared}; none is newly wrong: {numbers}."

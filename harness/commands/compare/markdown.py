@@ -6,12 +6,16 @@ it is shown as it is, ends no table cell and no code span, and is no tag, no lin
 
 import html
 import re
+from collections.abc import Sequence
 
+from msgspec.structs import replace
+
+from eagletwin.harness.core.case import Case, pretty_case
 from eagletwin.harness.core.words import count
 
+from .example import Example
 from .groups import Answered, Breakage, Group
-from .report import NAMES, SHOWN, Comparing, answer_text, breakage_text
-from .smallest import Example
+from .report import NAMES, NOT_LOOKED_AT, SHOWN, Comparing, answer_text, breakage_text
 
 MOST_ROWS, MOST_NAMES = 40, 60  # GitHub takes 65,536 letters
 # Markup of GitHub's, with its mentions (@), references (#), mathematics ($), emoji and addresses (a colon within a word, www.).
@@ -39,42 +43,57 @@ def code(text: str) -> str:
 
 def markdown_of(one: Comparing) -> str:
     """The whole comment."""
-    result = one.result
-    sides = f"HEAD {code(one.names[1])} ({code(one.versions[1])}) against BASE {code(one.names[0])} ({code(one.versions[0])})"
-    lines = [f"## eagletwin: {plain(one.headline.lower())}", "", f"**{plain(result.sentence)}**", ""]
-    lines += [f"{sides}.", plain(one.asked), ""]
-    shown = [answer for group in SHOWN for answer in result.answers if answer.group == group]
-    as_before = [_row(answer) for answer in shown if answer.group == "still diverged"]
-    rows = [_broken(*pair) for pair in one.broken] + [_row(answer) for answer in shown if answer.group != "still diverged"]
-    lines += _table(rows)
-    if as_before:
-        lines += ["<details>", f"<summary>{count(len(as_before), 'case')} still diverged, as before</summary>", ""]
-        lines += [*_table(as_before), "</details>", ""]
-    return "\n".join([*lines, *_functions(one), "", *_accepted(one), "", f"Again: {code(one.command)}"])
+    sentence = plain(one.sentence)
+    lines = [f"## eagletwin: {plain(one.headline.lower())}", ""]
+    lines += [sentence if one.interrupted and not one.broken else f"**{sentence}**", ""]
+    lines += [f"**Not seen**: {plain(one.not_seen)}.", ""] if one.not_seen else []
+    for broken, example in one.broken:
+        lines += _broken(one, broken, example)
+    lines += _table([_row(one, answer) for group in SHOWN for answer in one.listed(group)])
+    lines += [f"HEAD is SGLang {code(one.versions[1])}, BASE {code(one.versions[0])}.", plain(one.asked)]
+    lines += [plain(one.known_text), ""] if one.known_text else [""]
+    lines += [*_functions(one), *_accepted(one), ""]
+    lines += folded(NOT_LOOKED_AT, one.not_looked_at) if one.not_looked_at else []
+    return "\n".join([*lines, f"Again: {code(one.run.command('compare', 'BASE', 'HEAD', *one.words))}"])
 
 
 def _table(rows: list[str]) -> list[str]:
     if not rows:
         return []
-    lines = ["| | case | what is wrong | again |", "|---|---|---|---|", *rows[:MOST_ROWS]]
+    lines = ["| | case | what | again |", "|---|---|---|---|", *rows[:MOST_ROWS]]
     lines += ["", f"{count(len(rows) - MOST_ROWS, 'more row')} in comparison.json."] if len(rows) > MOST_ROWS else []
     return [*lines, ""]
 
 
-def _broken(broken: Breakage, example: Example) -> str:
-    """What HEAD breaks in one way, with its smallest case and the names of all."""
-    cases = f"{count(len(broken.answers), 'case')}: {', '.join(map(code, broken.names[:NAMES]))}"
-    more = len(broken.names) - NAMES
-    cases += f" and {more} more" if more > 0 else ""
-    said = "<br>".join(plain(line) for line in breakage_text(broken, example))
-    return f"| **newly broken** | {plain(str(broken.signature))}<br>{cases} | {said} | {code(example.again)} |"
+def _broken(one: Comparing, broken: Breakage, example: Example) -> list[str]:
+    """What HEAD breaks in one way: rule and place, and the smallest case as a file that anybody can run."""
+    names, more = ", ".join(map(code, broken.names[:NAMES])), len(broken.names) - NAMES
+    lines = [f"### {plain(str(broken.signature))}", "", *map(plain, breakage_text(broken, example))]
+    lines += [f"In {count(len(broken.answers), 'case')}: {names}{f' and {more} more' if more > 0 else ''}.", ""]
+    question = broken.first.question
+    if question.entry is not None:
+        return [*lines, f"Again: {_again(one, answer=broken.first)}", ""]
+    run = replace(one.run, sglang="HEAD", view=question.view, changes=example.changes)
+    return [*lines, *case_lines(example.case), "", f"As {code('case.json')}: {code(run.command('check', 'case.json'))}", ""]
 
 
-def _row(answer: Answered) -> str:
+def case_lines(case: Case) -> list[str]:
+    """A case as its file has it. No string of a case has a backtick."""
+    return ["```json", pretty_case(case).strip(), "```"]
+
+
+def _again(one: Comparing, answer: Answered) -> str:
+    """What to type for an entry. Of a generated case the run folder alone has the file."""
+    entry, side = answer.question.entry, "BASE" if answer.group == "newly fixed" else "HEAD"
+    if entry is None:
+        return ""
+    return code(replace(one.run, sglang=side, view=answer.question.view).command("check", entry.id))
+
+
+def _row(one: Comparing, answer: Answered) -> str:
     group: Group = answer.group
-    word = _BESIDES.get(group, group)
     said = "<br>".join(plain(line) for line in answer_text(answer))
-    return f"| {word} | {code(answer.question.name)} | {said} | {code(answer.again)} |"
+    return f"| {_BESIDES.get(group, group)} | {code(answer.question.name)} | {said} | {_again(one, answer)} |"
 
 
 def _functions(one: Comparing) -> list[str]:
@@ -83,17 +102,18 @@ def _functions(one: Comparing) -> list[str]:
     idle = {name for differs in sides for name in differs.idle} - ran
     listed = one.functions(MOST_NAMES)
     title = f"Changed functions: {len(ran)} run, {len(idle)} not run" if listed else "Changed functions: not known"
-    lines = ["<details>", f"<summary>{title}</summary>", ""]
-    for side, texts in listed:
-        lines += [f"{side}:", "", *(f"* {plain(text)}" for text in texts), ""]
-    lines += [] if listed else [one.no_functions, ""]
-    return [*lines, "</details>"]
+    return folded(title, listed or [one.no_functions])
+
+
+def folded(title: str, texts: Sequence[str]) -> list[str]:
+    """A list that is shown where somebody opens it."""
+    return ["<details>", f"<summary>{title}</summary>", "", *(f"* {plain(text)}" for text in texts), "", "</details>", ""]
 
 
 def _accepted(one: Comparing) -> list[str]:
     if not one.accepted:
         return ["Tokens a round commits: no generated case ran to its end on both sides."]
-    lines = ["Tokens a round commits, over the generated cases that both sides finished:", ""]
+    lines = ["Tokens a round commits, over the generated cases that ran on both sides:", ""]
     lines += ["| model | shape | cases | BASE | HEAD | |", "|---|---|---:|---:|---:|---|"]
     for accepted in one.accepted:
         base, head, change = accepted.text

@@ -8,7 +8,7 @@ from eagletwin.harness.core.differs import shortened
 from eagletwin.harness.core.words import count
 from eagletwin.harness.page.model import Page, PageSection, Table, TableCell
 
-from ..page_facts import page_beside, read_facts, row
+from ..page_facts import left_out, page_beside, read_facts, row
 from .groups import GROUPS
 from .report import NAMES, SHOWN, SIDES
 
@@ -89,6 +89,7 @@ class _Comparison(Struct, kw_only=True):
     """comparison.json, as far as a page shows it."""
 
     result: str
+    not_seen: str = ""
     sentence: str
     interrupted: bool
     base: _Named
@@ -100,6 +101,7 @@ class _Comparison(Struct, kw_only=True):
     broken: list[_Broken]
     not_run: int
     not_reached: list[str]
+    not_looked_at: list[str] = []
     answers: list[_Answer]
     functions: dict[str, _Functions]
     acceptance: list[_Accepted]
@@ -112,22 +114,24 @@ def comparison_page(folder: Path) -> Page:
     facts = [
         ("BASE", f"{one.base.name} ({one.base.version})"),
         ("HEAD", f"{one.head.name} ({one.head.version})"),
-        ("ran on both", f"{count(len(one.answers), 'case')} in {one.seconds:.1f} s"),
+        ("compared", f"{count(len(one.answers), 'case')} in {one.seconds:.1f} s"),
         *((group, count(one.counts[group], "case")) for group in groups),
     ]
-    facts += [("left out for time", count(one.not_run, "case"))] if one.not_run else []
+    facts += [("entries not run before it was ended", str(one.not_run))] if one.not_run else []
     facts += [("not reached in this mode", ", ".join(one.not_reached))] if one.not_reached else []
     shown = [(group, [answer for answer in one.answers if answer.group == group]) for group in SHOWN]
     return Page(
         title=f"HEAD {one.head.name} against BASE {one.base.name}",
         status=one.result,
-        headline=f"{'Interrupted. ' if one.interrupted else ''}{one.sentence}",
+        headline=one.sentence,
         facts=tuple(facts),
+        reason=one.not_seen,
         sections=(
             _broken(folder, one),
             *(_group(group, answers) for group, answers in shown if answers),
             _functions(one),
             _acceptance(one.acceptance),
+            *left_out(one.not_looked_at),
             *_all(one.answers),
         ),
         again=(one.command,),
@@ -211,7 +215,7 @@ def _acceptance(accepted: list[_Accepted]) -> PageSection:
         rows.append(row(one.model, one.shape, str(one.cases), *means, changed))
     header = ("model", "shape", "cases", "BASE", "HEAD", "change")
     table = Table(caption="Tokens a round commits, by configuration", header=header, rows=tuple(rows))
-    line = "Over the generated cases that both sides finished; the bonus token counts." if rows else "No such case was run."
+    line = "Over the generated cases that ran on both sides; the bonus token counts." if rows else "No such case was run."
     return PageSection(heading="Acceptance", lines=(line,), tables=(table,) if rows else ())
 
 

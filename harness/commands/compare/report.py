@@ -5,7 +5,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import msgspec
+
 from eagletwin.harness.core.differs import Changes, shortened
+from eagletwin.harness.core.errors import EXIT_UNKNOWN
+from eagletwin.harness.core.run_spec import DEFAULT_RUN, RunSpec
 from eagletwin.harness.core.signature import Signature
 from eagletwin.harness.core.terminal import fold
 from eagletwin.harness.core.words import count
@@ -13,14 +17,14 @@ from eagletwin.harness.page.render import NAME as PAGE
 
 from ..fuzz.smaller import sizes, smaller
 from .accepted import RoundsOfBoth
-from .groups import GROUPS, Answered, Breakage, Result, SideResult, breakages
-from .smallest import Example, example_of
+from .example import Example, example_of
+from .groups import GROUPS, Answered, Breakage, Group, Result, SideResult, breakages
 
-SCHEMA = 2
+SCHEMA = 3
 SIDES = ("BASE", "HEAD")
-SHOWN = ("newly fixed", "still diverged", "diverged otherwise", "unknown")  # one by one; the rest is counted
+SHOWN: tuple[Group, ...] = ("newly fixed", "still diverged", "diverged otherwise", "unknown")  # one by one; the rest is counted
+NOT_LOOKED_AT = "Not looked at, and the option of `fuzz` for it"
 NAMES = 8  # cases of a breakage that are named
-GONE = "Only in the other"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -30,7 +34,10 @@ class Comparing:
     names     what was typed for BASE and HEAD; versions: what traces call them
     changes   what ran of the difference, on each side; mutual: whether each side was compared with the other, file by file
     examples  of each breakage: the case to read; none if the command was ended before it was made small
-    left      questions that time left no room for; unreached: entries that the mode does not reach
+    left      entries that were not asked before the command was ended; unreached: those that the mode does not reach
+    known     bugs of the ledger that generated cases showed on both sides, and that were mended there
+    not_looked_at  what no generated case had, each with the option for it, as `fuzz` has it
+    run, words  how both sides are run; the options that a person typed besides
     ended     the exit code of a command that was ended before it was done: by a signal, or an error
     """
 
@@ -46,6 +53,10 @@ class Comparing:
     accepted: Sequence[RoundsOfBoth] = ()
     left: int = 0
     unreached: Sequence[str] = ()
+    known: Sequence[str] = ()
+    not_looked_at: Sequence[str] = ()
+    run: RunSpec = DEFAULT_RUN
+    words: Sequence[str] = ()
     ended: int | None = None
 
     @property
@@ -54,16 +65,32 @@ class Comparing:
 
     @property
     def exit_code(self) -> int:
-        return self.result.exit_code if self.ended is None else self.ended
+        if self.ended is not None:
+            return self.ended
+        return EXIT_UNKNOWN if self.run.strict and self.not_seen and not self.broken else self.result.exit_code
+
+    @property
+    def not_seen(self) -> str:
+        """Which part of the change did not run in any case, where another part did; "" if all of it ran."""
+        return self.changes[1].headline
 
     @property
     def headline(self) -> str:
-        return f"{'INTERRUPTED, ' if self.interrupted else ''}{self.result.word}"
+        if self.interrupted:
+            return f"INTERRUPTED, {self.result.word}" if self.broken else "INTERRUPTED"
+        return self.result.word
+
+    @property
+    def sentence(self) -> str:
+        """The result in one sentence. What ended early says nothing of what it did not ask."""
+        if self.interrupted and not self.broken:
+            return f"Ended before it was done: {self.result.compared}, and nothing is said of the rest."
+        return self.result.sentence
 
     @property
     def broken(self) -> list[tuple[Breakage, Example]]:
         """What is newly broken, each with the case to read."""
-        return [(one, self.examples.get(one.signature) or example_of(one.first)) for one in breakages(self.result.answers)]
+        return [(one, self.examples.get(one.signature) or example_of(one)) for one in breakages(self.result.answers)]
 
     @property
     def asked(self) -> str:
@@ -71,24 +98,41 @@ class Comparing:
         entries = sum(answer.question.entry is not None for answer in self.result.answers)
         cases = len(self.result.answers) - entries
         bugs = f"{entries} {'entry' if entries == 1 else 'entries'} of the ledger"
-        text = f"{count(cases, 'generated case')} and {bugs} ran on both sides in {self.seconds:.0f} s."
+        text = f"{count(cases, 'generated case')} and {bugs} were compared in {self.seconds:.0f} s."
         if self.left:
-            text += f" {self.left} more did not run, since time was up or the command was ended."
+            text += f" {self.left} more of the ledger did not run, since the command was ended."
         if self.unreached:
-            text += f" Not reached in this mode: {', '.join(self.unreached)}."
+            text += f" Not reached in this mode: {shortened(self.unreached)}."
         return text
 
-    def functions(self, shown: int) -> list[tuple[str, list[str]]]:
-        """Of each side what differs, run and not run, `shown` names of a kind."""
+    @property
+    def known_text(self) -> str:
+        """SGLang's own live bugs, in a sentence; "" if none was met."""
+        alike = len(self.result.of("still diverged")) - len(self.listed("still diverged"))
+        parts = [f"{count(alike, 'case')} diverged by them on both sides"] * bool(alike)
+        parts += [f"generated cases ran with the fixes of {', '.join(self.known)}"] * bool(self.known)
+        return f"SGLang's known live bugs: {'; '.join(parts)}." if parts else ""
+
+    def functions(self, shown: int) -> list[str]:
+        """What differs, run and not run, `shown` names of a kind: once, if each side was compared with the other."""
         found = []
+        base, head = (changes.differs for changes in self.changes)
         for side, changes in zip(SIDES, self.changes, strict=True):
             differs = changes.differs
-            if differs is None:
+            if differs is None or (self.mutual and side == "BASE" and head is not None):
                 continue
-            often = [f"{name} in {changes.ran[name]} of {count(changes.of, 'run')}" for name in differs.ran]
-            lines = differs.listed(often, shown=shown, gone=GONE if self.mutual else "Removed")
-            found.append((side, lines or ["Nothing but comments, documentation, and what the other has alone."]))
-        return found
+            often = [f"{name} in {changes.ran[name]} of {count(changes.of, 'case')}" for name in differs.ran]
+            lines = differs.listed(often, shown=shown, gone="Only in BASE" if self.mutual else "Removed")
+            lines = lines or ["Nothing but comments, documentation, and what the other has alone."]
+            lines += [changes.effect] if changes.effect else []
+            found += lines if self.mutual else [f"{side}: {line}" for line in lines]
+        alone = [name for name in base.ran if name not in head.functions] if base and head and self.mutual else []
+        return [*found, *[f"Run in BASE, which alone has them: {shortened(alone, shown)}."] * bool(alone)]
+
+    def listed(self, group: Group) -> list[Answered]:
+        """The answers of a group that are listed one by one. SGLang's own bugs, which are as they were, are none of them."""
+        own = group == "still diverged"
+        return [answer for answer in self.result.of(group) if not (own and answer.known)]
 
     @property
     def no_functions(self) -> str:
@@ -103,7 +147,6 @@ def breakage_text(broken: Breakage, example: Example) -> list[str]:
     lines = [f"HEAD: {example.line}.{f' Known: {example.known}.' if example.known else ''}"]
     changes = smaller(example.found, example.case) if example.found is not None else ""
     lines.append(f"Smallest: {sizes(example.case)}.{f' Shrunk: {changes}.' if changes else ''}")
-    lines += [f"Its case and report: {example.folder}."] if example.folder is not None else []
     if example.partial:
         lines.append("Not minimal: time was up. A larger --shrink-minutes shrinks further.")
     if broken.ran:
@@ -123,9 +166,9 @@ def answer_text(answer: Answered) -> list[str]:
 
 def text_of(one: Comparing, columns: int) -> str:
     """The report for a terminal."""
-    result = one.result
-    lines = [f"{one.headline}  HEAD {one.names[1]} against BASE {one.names[0]}", ""]
-    lines += [*fold(result.sentence, columns), *fold(one.asked, columns)]
+    lines = [f"{one.headline}  HEAD {one.names[1]} against BASE {one.names[0]}"]
+    lines += [*fold(f"NOT SEEN  {one.not_seen}", columns, "", " " * 10), ""] if one.not_seen else [""]
+    lines += [*fold(one.sentence, columns), *fold(one.asked, columns), *fold(one.known_text, columns)]
     lines += ["", "  Newly broken:"] if one.broken else []
     for broken, example in one.broken:
         title = f"{broken.signature}, {count(len(broken.answers), 'case')}: {shortened(broken.names, NAMES)}"
@@ -134,25 +177,25 @@ def text_of(one: Comparing, columns: int) -> str:
         lines += [f"      again:  {example.again}"] if example.again else []
         lines += [f"      folder: {example.folder}"] if example.folder is not None else []
     for group in SHOWN:
-        answers = [answer for answer in result.answers if answer.group == group]
+        answers = one.listed(group)
         if answers:
             lines += ["", f"  {group.capitalize()}:"]
         for answer in answers:
             said = " ".join(answer_text(answer))
             lines += fold(f"{answer.question.name}: {said}", columns, "    ", "      ")
             lines += [f"      again:  {answer.again}"] if answer.again else []
-    lines += ["", "  The two differ, file by file:" if one.mutual else "  What differs:"]
-    for side, listed in one.functions(20):
-        lines += [line for text in listed for line in fold(f"{side}: {text}", columns, "    ", "          ")]
-    if not one.functions(0):
-        lines += fold(one.no_functions, columns, "    ")
-    lines += ["", "  Tokens a round commits, over the generated cases that both sides finished:"]
+    lines += ["", "  What differs between the two:"]
+    for text in one.functions(20) or [one.no_functions]:
+        lines += fold(text, columns, "    ", "      ")
+    lines += ["", "  Tokens a round commits, over the generated cases that ran on both sides:"]
     for accepted in one.accepted:
         base, head, change = accepted.text
         lines.append(
             f"    {accepted.model}, {accepted.shape}, {count(accepted.cases, 'case')}: {base} -> {head}  {change}".rstrip()
         )
     lines += [] if one.accepted else ["    none was run"]
+    lines += ["", f"  {NOT_LOOKED_AT}:"] if one.not_looked_at else []
+    lines += [line for text in one.not_looked_at for line in fold(text, columns, "    ", "      ")]
     return "\n".join([*lines, "", f"  again:  {one.command}", f"  folder: {one.folder}", f"  page:   {one.folder / PAGE}"])
 
 
@@ -161,9 +204,10 @@ def facts_of(one: Comparing) -> dict[str, Any]:
     result = one.result
     return {
         "schema": SCHEMA,
-        "result": result.word.lower().lstrip("0123456789 "),
-        "sentence": result.sentence,
+        "result": "cannot tell" if one.interrupted and not one.broken else result.word.lower().lstrip("0123456789 "),
+        "sentence": one.sentence,
         "exit_code": one.exit_code,
+        "not_seen": one.not_seen,
         "interrupted": one.interrupted,
         "base": {"name": one.names[0], "version": one.versions[0]},
         "head": {"name": one.names[1], "version": one.versions[1]},
@@ -172,6 +216,9 @@ def facts_of(one: Comparing) -> dict[str, Any]:
         "seconds": round(one.seconds, 3),
         "counts": {group: len(result.of(group)) for group in GROUPS},
         "broken": [_breakage_facts(broken, example) for broken, example in one.broken],
+        "ran_change": None if result.reached is None else result.reached,
+        "known": list(one.known),
+        "not_looked_at": list(one.not_looked_at),
         "not_run": one.left,
         "not_reached": list(one.unreached),
         "answers": [_answer_facts(answer) for answer in result.answers],
@@ -194,6 +241,8 @@ def _breakage_facts(broken: Breakage, example: Example) -> dict[str, Any]:
         "changed_functions": broken.ran,
         "example": {
             "line": example.line,
+            "case": msgspec.to_builtins(example.case),
+            "changes": list(example.changes),
             "size": sizes(example.case),
             "looks": example.looks,
             "partial": example.partial,
@@ -211,6 +260,7 @@ def _answer_facts(answer: Answered) -> dict[str, Any]:
         "model": answer.question.case.model,
         "shape": answer.question.shape,
         "group": answer.group,
+        "ran_change": answer.reached,
         "base": _side_facts(answer.base),
         "head": _side_facts(answer.head),
         "known": answer.known,

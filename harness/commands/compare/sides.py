@@ -1,48 +1,53 @@
-"""Runs a question on BASE and on HEAD, and makes sure of what changed.
+"""Runs a case on HEAD and on BASE, and makes sure of what changed.
 
 A first look is in a fork that may have run other cases. Whatever differs between the sides is run again, alone, on each. The
 first case that is newly broken in its way (groups.Breakage) runs in three fresh forks of HEAD, in a run folder of its own.
 """
 
-import time
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from msgspec.structs import replace as changed
 
+from eagletwin.cases.blocks import Block
+from eagletwin.cases.regressions import LEDGER
+from eagletwin.harness.check.base import Base
 from eagletwin.harness.check.confirm import brief, confirm
-from eagletwin.harness.check.known import may_be
+from eagletwin.harness.check.known import Mends, may_be, may_have
 from eagletwin.harness.check.repro import write_script
-from eagletwin.harness.check.trials import Trial, Trials
+from eagletwin.harness.check.trials import Trial
 from eagletwin.harness.core.case import pretty_case
-from eagletwin.harness.core.differs import Changes
-from eagletwin.harness.core.records import Ending
+from eagletwin.harness.core.differs import Changes, Differs, runs_no_change
+from eagletwin.harness.core.errors import EagletwinError
 from eagletwin.harness.core.run_spec import RunSpec
 from eagletwin.harness.core.signature import Signature, signature_of
-from eagletwin.harness.core.verdict import Verdict, View
-from eagletwin.harness.engines.host import Host, WouldNotStart
+from eagletwin.harness.core.verdict import Verdict
+from eagletwin.harness.engines.host import Host, PatchDoesNotApply, WouldNotStart
 from eagletwin.harness.page.run import write_run
 
+from ..fuzz.looking import NO_BLOCK, CaseSeen, Looking, Unstarted
+from ..fuzz.plan import Plan
+from ..fuzz.shrinking import Shrinking, Teller
+from ..fuzz.tally import Tally
 from .accepted import RoundsOfBoth, count_rounds
+from .example import MINIMAL, Example, example_of
 from .groups import EQUAL, Answered, Breakage, SideResult, group_of
 from .questions import Question
-from .smallest import MINIMAL, Example, Smaller, example_of, size
 
 _LONGEST = 240  # letters of a line about one side
 BASE, HEAD = 0, 1
 
 
 def said_by(trial: Trial) -> SideResult:
-    """What a trial says of its side. That it runs none of the changes leaves what it compared as right as it was."""
+    """What a trial says of its side."""
     verdict = trial.verdict
-    if verdict.status == "equal":
-        return EQUAL
-    if trial.unrun and set(trial.case.exercises) <= set(verdict.exercised):
-        return EQUAL
-    return said_by_verdict(verdict, trial.header.ending)
+    if set(trial.case.exercises) <= set(verdict.exercised) and runs_no_change(verdict, trial.differs):
+        return EQUAL  # that it runs none of the changes leaves what it compared as right as it was
+    return said_by_verdict(verdict, signature_of(verdict, trial.header.ending))
 
 
-def said_by_verdict(verdict: Verdict, ending: Ending) -> SideResult:
+def said_by_verdict(verdict: Verdict, signature: Signature | None) -> SideResult:
     if verdict.status == "equal":
         return EQUAL
     broken = verdict.status == "diverged" or verdict.rule in ("engine.crash", "engine.hang")
@@ -50,12 +55,28 @@ def said_by_verdict(verdict: Verdict, ending: Ending) -> SideResult:
         what = f"{verdict.rule}: {verdict.reason}" if verdict.rule and verdict.first is None else verdict.reason
     else:
         what = brief(verdict)
-    return SideResult("broken" if broken else "unknown", _one_line(what), signature_of(verdict, ending))
+    return SideResult("broken" if broken else "unknown", _one_line(what), signature)
+
+
+def _said_by_seen(seen: CaseSeen) -> SideResult:
+    return EQUAL if runs_no_change(seen.verdict, seen.differs) else said_by_verdict(seen.verdict, seen.signature)
 
 
 def _one_line(text: str) -> str:
     line = " ".join(text.split())
     return line if len(line) <= _LONGEST else f"{line[: _LONGEST - 1]}…"
+
+
+def ran_some(differs: Differs | None) -> bool | None:
+    """Whether a case ran something of a change; None: what changed is not known."""
+    return None if differs is None else differs.reached and bool(differs.functions or differs.modules)
+
+
+def runs_as_base(differs: Differs | None) -> bool:
+    """Whether a case ran on HEAD what BASE has, and nothing else: all that changed is functions, and it called none of them."""
+    if differs is None or differs.ran:
+        return False
+    return bool(differs.functions) and not (differs.modules or differs.removed or differs.files)
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,36 +90,98 @@ class _Kept:
 
 @dataclass(slots=True)
 class Sides:
-    """Both sides of a comparison. changes: what of the difference ran on each; accepted: tokens a round, by configuration."""
+    """Both sides of a comparison.
+
+    plan     of a search on HEAD; mutual: whether each side is compared with the other, file by file
+    changes  what of the difference ran on each; accepted: tokens a round, by configuration; tally: of the generated cases
+    """
 
     hosts: tuple[Host, Host]
     names: tuple[str, str]
     run: RunSpec
     folder: Path
+    plan: Plan
+    mutual: bool = False
     changes: tuple[Changes, Changes] = field(default_factory=lambda: (Changes(), Changes()))
     accepted: dict[tuple[str, str], RoundsOfBoth] = field(default_factory=dict)
-    _trials: dict[tuple[int, View], Trials] = field(default_factory=dict)
+    tally: Tally = field(default_factory=Tally)
+    _mends: tuple[Mends, Mends] = field(init=False)
+    _seen: dict[str, CaseSeen] = field(default_factory=dict)  # what is newly broken and was generated
     _broken_so: set[Signature] = field(default_factory=set)  # what was seen three times alone
 
+    def __post_init__(self) -> None:
+        base, head = (changed(self.run, sglang=name) for name in self.names)
+        self._mends = Mends(self.hosts[BASE], base), Mends(self.hosts[HEAD], head)
+        self._mends[HEAD].base = Base(self.hosts[BASE], base)
+
     def ask(self, question: Question) -> Answered:
-        """The question on both sides, confirmed where they differ. Raises HarnessError."""
-        looks = self._look(BASE, question), self._look(HEAD, question)
-        (base, one), (head, other) = looks
-        if one is not None and other is not None:
-            count_rounds(self.accepted, question, (one.header, other.header))
+        """An entry of the ledger, alone on each side as `check` has it. Raises HarnessError."""
+        head, trial = self._look(HEAD, question, alone=True)
+        if trial is not None and question.entry is not None:
+            self.changes[HEAD].add(trial.differs)
+            self._mends[HEAD].saw(question.entry, question.view, trial)
+        return self._answer(question, head, trial.differs if trial is not None else None, trial)
+
+    def search(self, block: Block) -> Iterator[Answered]:
+        """The cases of a block: on HEAD as `fuzz` has them, and on BASE with the same remedies. Raises HarnessError."""
+        try:
+            for number, seen in enumerate(Looking(self._mends[HEAD], self.plan).run(block), 1):
+                if isinstance(seen, Unstarted):
+                    yield from self._unstarted(seen, block)
+                else:
+                    drawn = seen.block != NO_BLOCK  # else it is an entry's case, which shows another bug than the entry's
+                    name = f"{seen.case.model}-{block.number}-{number}" if drawn else f"{seen.case.name}-otherwise"
+                    yield self._generated(seen, block if drawn else None, name)
+        except WouldNotStart as error:
+            yield from self._unstarted(Unstarted(block.probe, error.cause, error.ours), block)
+
+    def _unstarted(self, refused: Unstarted, block: Block) -> Iterator[Answered]:
+        self.tally.refuse(refused)
+        if not refused.ours:
+            question = Question(f"{refused.probe.model}-{block.number}", refused.probe)
+            yield self._answer(question, SideResult("unknown", _one_line(refused.why)), None, None)
+
+    def _generated(self, seen: CaseSeen, block: Block | None, name: str) -> Answered:
+        self.tally.add(seen)
+        self.changes[HEAD].add(seen.differs)
+        question = Question(name, seen.case, seen.view, mended=tuple(LEDGER[one] for one in seen.mended), block=block)
+        return self._answer(question, _said_by_seen(seen), seen.differs, seen)
+
+    def _answer(
+        self, question: Question, head: SideResult, differs: Differs | None, found: Trial | CaseSeen | None
+    ) -> Answered:
+        """The same with what BASE makes of it, confirmed where the two differ."""
+        reached = ran_some(differs)
+        if self.mutual and runs_as_base(differs) and (head == EQUAL or self._is_live(question, head)):
+            known = "" if head == EQUAL or question.entry is None else question.entry.id
+            return Answered(question, head, head, known, reached=reached)
+        base, trial = self._look(BASE, question, alone=question.entry is not None)
+        if trial is not None:
+            self.changes[BASE].add(trial.differs)
+            self._compare_numbers(found, trial)
+            reached = reached or ran_some(trial.differs) if self.mutual else reached
+            if isinstance(found, CaseSeen):
+                count_rounds(self.accepted, question, trial.header, (found.rounds, found.tokens))
         group = group_of(base, head)
         if group == "newly broken":
-            assert other is not None
-            return self._broken(question, base, head, other)
+            assert found is not None
+            return replace(self._broken(question, head, found), reached=reached)
         if group == "newly fixed":
             base, head = self._again(BASE, question, base), self._again(HEAD, question, head)
         known = self._known(question, head) if group == "still diverged" else ""
         side = BASE if group == "newly fixed" else HEAD
         again = "" if group == "as before" else self._command(question, side)
-        return Answered(question, base, head, known, again)
+        return Answered(question, base, head, known, again, reached=reached)
+
+    def _compare_numbers(self, found: Trial | CaseSeen | None, base: Trial) -> None:
+        """Count a case that is right on HEAD and ran the change: whether a number of it is another one on BASE."""
+        changes = self.changes[HEAD]
+        if found is not None and found.differs is not None and found.differs.ran and found.verdict.status == "equal":
+            changes.compared += 1
+            changes.altered += found.numbers != base.numbers
 
     def _spec(self, side: int, question: Question) -> RunSpec:
-        return changed(self.run, sglang=self.names[side], view=question.view)
+        return self._mends[side].trials(question.mended, question.view).run
 
     def _command(self, question: Question, side: int, file: Path | None = None) -> str:
         """What to type to see it on one side. A generated case is written down for it."""
@@ -111,16 +194,18 @@ class Sides:
         return self._spec(side, question).command("check", file)
 
     def _look(self, side: int, question: Question, *, alone: bool = False) -> tuple[SideResult, Trial | None]:
-        """What a side says; an entry runs alone, as `check` has it."""
-        key = side, question.view
-        trials = self._trials.setdefault(key, Trials(self.hosts[side], self._spec(side, question)))
+        """What a side says. A remedy of HEAD's bugs may not fit BASE: then BASE runs with those of its own."""
+        mends = self._mends[side]
         try:
-            look = trials.look_alone if alone or question.entry is not None else trials.look
-            trial = look(question.case)
-        except WouldNotStart as error:
+            try:
+                trials = mends.trials(question.mended, question.view)
+                trials.stand(question.case)
+            except PatchDoesNotApply:
+                question = replace(question, mended=mends.seen(question.case, question.view))
+                trials = mends.trials(question.mended, question.view)
+            trial = trials.look_alone(question.case) if alone else trials.look(question.case)
+        except (WouldNotStart, PatchDoesNotApply) as error:
             return SideResult("unknown", _one_line(error.cause)), None
-        if not alone:  # what is run once more was counted
-            self.changes[side].add(trial.differs)
         return said_by(trial), trial
 
     def _again(self, side: int, question: Question, first: SideResult) -> SideResult:
@@ -130,9 +215,9 @@ class Sides:
             return second
         return SideResult("unknown", _one_line(f"nondeterministic: first {first.text}; alone {second.text}"))
 
-    def _broken(self, question: Question, base: SideResult, head: SideResult, found: Trial) -> Answered:
+    def _broken(self, question: Question, head: SideResult, found: Trial | CaseSeen) -> Answered:
         """Make sure of what is right on BASE and wrong on HEAD: alone on each, and thrice if it is the first of its kind."""
-        base = self._again(BASE, question, base)
+        base = self._again(BASE, question, EQUAL)
         ran = found.differs.ran if found.differs is not None else ()
         if head.signature in self._broken_so:
             head = self._again(HEAD, question, head)
@@ -142,9 +227,11 @@ class Sides:
         answer = Answered(question, base, kept.head, kept.known, kept.again, folder, ran)
         if answer.group == "newly broken" and kept.head.signature is not None:
             self._broken_so.add(kept.head.signature)
+            if isinstance(found, CaseSeen):
+                self._seen[question.name] = changed(found, signature=kept.head.signature)
         return answer
 
-    def _keep(self, question: Question, found: Trial, folder: Path) -> _Kept:
+    def _keep(self, question: Question, found: Trial | CaseSeen, folder: Path) -> _Kept:
         """Run on HEAD what was found there, in fresh forks, and keep it in a run folder of its own."""
         spec, host = self._spec(HEAD, question), self.hosts[HEAD]
         folder.mkdir()
@@ -152,35 +239,54 @@ class Sides:
         named = changed(spec, finding=str(found.signature or ""))
         write_script(folder, question.case, named, command=again, source=host.source)
         try:
-            engine = host.engine(question.case, (), spec.kernels)
+            engine = host.engine(question.case, spec.applied, spec.kernels)
             outcome = confirm(engine, question.case, found.verdict, found.before, folder, spec, again=again, host=host)
         except WouldNotStart as error:
             return _Kept(SideResult("unknown", _one_line(error.cause)), again)
         write_run(outcome)
-        head = said_by_verdict(outcome.verdict, outcome.trace.header.ending)
+        head = said_by_verdict(outcome.verdict, signature_of(outcome.verdict, outcome.trace.header.ending))
         return _Kept(head, outcome.again or again, outcome.known)
 
-    def example(self, broken: Breakage, seconds: float) -> Example:
-        """The smallest case that HEAD breaks so and BASE does not, made smaller for as long, and kept."""
-        first = example_of(broken.first)
-        question = min((answer.question for answer in broken.answers), key=lambda one: size(one.case))
-        base, head = (self._trials[side, question.view] for side in (BASE, HEAD))
-        begun = question.case
-        search = Smaller(base, head, broken.signature, question, time.monotonic() + seconds)
-        search.shrink()
-        if broken.first.folder is None or size(search.smallest) >= size(first.case):
+    def example(self, broken: Breakage, seconds: float, look: Callable[[str], None]) -> Example:
+        """A case that HEAD breaks so and BASE does not, made smaller for as long, and kept."""
+        first, question = example_of(broken), broken.first.question
+        seen, folder = self._seen.get(question.name), broken.first.folder
+        if seen is None or folder is None or not seconds:
             return first
-        if question.entry is None:
-            question = replace(question, case=changed(search.smallest, name=f"minimal-{broken.first.question.name}"))
-        there, _ = self._look(BASE, question, alone=True)
-        _, found = self._look(HEAD, question, alone=True)
-        if there != EQUAL or found is None:
+        mends = self._mends[HEAD]
+        shrinking = Shrinking(
+            seen,
+            mends,
+            folder,
+            seconds=seconds,
+            seed=self.plan.seed,
+            command=self.plan.command,
+            teller=Teller(aside=lambda *_: None, news=lambda _: None, look=look),
+        )
+        try:
+            shrinking.shrink(question.block, lambda case: mends.right_in_base(case, question.mended, question.view))
+            finding = shrinking.conclude(len(broken.answers), 0.0)
+        except EagletwinError:
             return first
-        folder = broken.first.folder / MINIMAL
-        kept = self._keep(question, found, folder)
-        if kept.head.signature != broken.signature:
+        outcome, line = finding.outcome, said_by_verdict(finding.outcome.verdict, finding.signature).text
+        if finding.signature != broken.signature or finding.status == "equal":
             return first
-        return Example(question.case, kept.head.text, kept.again, folder, kept.known, begun, search.looks, search.partial)
+        return Example(
+            outcome.case,
+            line,
+            outcome.again,
+            folder / MINIMAL,
+            outcome.known,
+            question.changes,
+            seen.case,
+            finding.shrink_looks,
+            finding.partial,
+        )
+
+    def _is_live(self, question: Question, head: SideResult) -> bool:
+        """Whether HEAD shows no more than the entry's own bug, which its release is known to have."""
+        entry = question.entry
+        return entry is not None and entry.rule == head.rule and may_have(self.hosts[HEAD].source.called, entry)
 
     def _known(self, question: Question, head: SideResult) -> str:
         """The entry that explains what is wrong on both sides: its own, or one whose remedy makes the case equal."""

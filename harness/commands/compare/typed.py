@@ -6,11 +6,11 @@ import typer
 
 from ..options import OUTPUT
 
-CASES, MINUTES, SHRINK_MINUTES = 40, 15.0, 0.5
+SHRINK_MINUTES = 0.5
 
 Base = Annotated[str, typer.Argument(metavar="BASE", help="What the change was made from: a release, or a source tree.")]
 Head = Annotated[str, typer.Argument(metavar="HEAD", help="The change: a release, or a source tree.")]
-Cases = Annotated[int, typer.Option(metavar="N", min=0, help="How many generated cases run on both sides.")]
+Cases = Annotated[int, typer.Option(metavar="N", min=0, help="Limits the generated cases. 0: none.")]
 Seed = Annotated[int, typer.Option(metavar="N", min=0, help="The same seed draws the same cases.")]
 Ledger = Annotated[
     list[str] | None,
@@ -26,7 +26,7 @@ Minutes = Annotated[
     typer.Option(
         metavar="MINUTES",
         min=0.01,
-        help="Begin no further case after this time, the import of both SGLangs included.",
+        help="Limits the generated cases, which come after the ledger.",
     ),
 ]
 ShrinkMinutes = Annotated[

@@ -105,9 +105,7 @@ def fuzz(
 
 def search(options: "SearchOptions") -> int:
     """Search, and print what is found and what was looked at; the exit code."""
-    from eagletwin.harness.engines.source import resolve
-
-    source = resolve(options.run.sglang)
+    source = options.source
     tell(f"importing SGLang {source.called}; then cases, for up to {options.minutes:g} min in all")
     from eagletwin.harness.check.trials import Trials
     from eagletwin.harness.core.folders import new_run_folder

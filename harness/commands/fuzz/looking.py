@@ -44,7 +44,7 @@ class CaseSeen(Struct, frozen=True, kw_only=True, tag=True):
 
     block     its number; NO_BLOCK: none draws it
     signature what was found; None: nothing
-    lengths   accept lengths of its rounds
+    lengths   accept lengths of its rounds; rounds, tokens: how many rounds a case that finished had, and what they committed
     before    the cases that had run in the same process, of one in which something was found
     mended    entries of the ledger whose remedies it ran with, and the view in which it was judged
     could_show  those of them that it may show by itself: a block is mended for all that any of its cases may show
@@ -59,6 +59,8 @@ class CaseSeen(Struct, frozen=True, kw_only=True, tag=True):
     verdict: Verdict
     signature: Signature | None = None
     lengths: tuple[int, ...] = ()
+    rounds: int = 0
+    tokens: int = 0
     fallbacks: tuple[str, ...] = ()
     differs: Differs | None = None
     before: tuple[Case, ...] = ()
@@ -151,13 +153,16 @@ def _seen(block: int, one: Explained, view: View, shown: Signature | None, run: 
     trial, found = one.trial, one.trial.signature
     own = {patch.name for patch in run.patches}
     differs = together([change for change in trial.changes if not change.patch or change.patch in own])
-    rounds = (record for record in trial.header.records if record.stage == "verify")
+    committed = [int(record.numbers["accept_len"]) for record in trial.header.records if record.stage == "verify"]
+    finished = trial.header.ending.kind == "finished"
     return CaseSeen(
         block=block,
         case=trial.case,
         verdict=trial.verdict,
         signature=found,
-        lengths=tuple(sorted({int(record.numbers["accept_len"]) for record in rounds})),
+        lengths=tuple(sorted(set(committed))),
+        rounds=len(committed) * finished,
+        tokens=sum(committed) * finished,
         fallbacks=tuple(trial.header.fallbacks),
         differs=differs,
         numbers=trial.numbers if differs is not None and differs.ran and found is None else "",

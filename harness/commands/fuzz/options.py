@@ -13,6 +13,8 @@ from eagletwin.harness.core.dtype import WIDEST
 from eagletwin.harness.core.errors import InputError
 from eagletwin.harness.core.mode import FLASHMLA_PAGE
 from eagletwin.harness.core.run_spec import DEFAULT_RUN, RunSpec, unusual
+from eagletwin.harness.engines.source import Source, resolve
+from eagletwin.harness.engines.two_trees import as_change
 from eagletwin.harness.families import RECIPES
 from eagletwin.harness.families.modes import runs_in
 
@@ -28,6 +30,7 @@ class SearchOptions:
     processes  how many run cases; 0: one a core
     run        the options that choose no cases
     unknown    ids of entries that the search is not to know: of no option, as `bench search` alone asks for it
+    base       a release or a folder that the SGLang is a change of: of no option, as `ci` alone asks for it
     """
 
     minutes: float = MINUTES
@@ -47,6 +50,7 @@ class SearchOptions:
     processes: int = 0
     run: RunSpec = DEFAULT_RUN
     unknown: tuple[str, ...] = ()
+    base: str = ""
     out: Path = Path("eagletwin-runs")
 
     def check(self) -> None:
@@ -181,6 +185,11 @@ class SearchOptions:
         """Whether a block with this probe is to be searched."""
         wanted, mode = narrowed(self.only, self.left_out), self.run.mode
         return lambda probe: wanted(probe) and runs_in(probe, mode)
+
+    @property
+    def source(self) -> Source:
+        """The SGLang that is searched, as a change of its base if one is named. Raises InputError, NotFetched."""
+        return as_change(resolve(self.run.sglang), self.base)
 
     @property
     def plan(self) -> Plan:

@@ -14,7 +14,7 @@ from eagletwin.harness.page.model import Page, PageSection, Table, TableCell, Ta
 from eagletwin.harness.page.render import NAME
 
 from ..campaign.page import CampaignDone, campaign_sections
-from ..page_facts import never_happened, read_facts
+from ..page_facts import left_out, never_happened, read_facts
 
 SUMMARY = "summary.json"
 # What the exit code of a search means.
@@ -124,7 +124,7 @@ def search_page(folder: Path) -> Page:
     facts += [("excused", excused_text(tally.excused))] if tally.excused else []
     facts += [("plain decode", others_in_plain_decode(tally.relaxed))] if tally.relaxed else []
     facts += [("exit code", f"{summary.exit_code}: {MEANING[summary.exit_code]}")] if summary.exit_code in MEANING else []
-    sections = [*_found(folder, summary), *_looked_at(tally), *_left_out(summary)]
+    sections = [*_found(folder, summary), *_looked_at(tally), *left_out(summary.not_looked_at, summary.refused)]
     sections += campaign_sections(summary.campaign) if summary.campaign is not None else []
     return Page(
         title=f"{'Search' if summary.campaign is None else 'Campaign'} {folder.name}",
@@ -230,14 +230,3 @@ def _looked_at(tally: _Tally) -> list[PageSection]:
     if tally.changes is not None and tally.changes.lines:
         sections.append(PageSection(heading="What the tree changes", lines=tuple(tally.changes.lines)))
     return sections
-
-
-def _left_out(summary: Summary) -> list[PageSection]:
-    tables = []
-    if summary.not_looked_at:
-        rows = tuple(TableRow((TableCell(one),)) for one in summary.not_looked_at)
-        tables.append(Table(caption="Not looked at, and the option for it", header=("what",), rows=rows))
-    if summary.refused:
-        rows = tuple(TableRow((TableCell(name),)) for name in summary.refused)
-        tables.append(Table(caption="Configurations of which nothing was looked at", header=("model, and why",), rows=rows))
-    return [PageSection(heading="What was left out", tables=tuple(tables))] if tables else []

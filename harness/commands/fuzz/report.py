@@ -24,7 +24,7 @@ from .search import Fuzz
 from .shrinking import Finding, Shrinking
 from .smaller import sizes, smaller
 from .tally import MOST_UNDECIDED, KnownBug, Tally
-from .unsearched import TOPICS, not_looked_at
+from .unsearched import TOPICS
 
 
 def exit_code(search: Fuzz, findings: Sequence[str]) -> int:
@@ -99,7 +99,8 @@ def tally_text(search: Fuzz, findings: Sequence[ToReport], columns: int, code: i
     said = "docs/reference/case.md says what each is"
     lines += fold(f"Never happened ({said}): {', '.join(never)}.", columns, "") if never else []
     lines += [line for text in tally.changes.lines for line in fold(text, columns, "")]
-    if not findings and (unknown := unknown_changes(search.trials.host.source.called)):
+    source = search.trials.host.source
+    if not findings and source.base is None and (unknown := unknown_changes(source.called)):
         lines += fold(unknown, columns, "")
     if tally.changes.doubt:
         lines.append("No case ran any of that, so this search says nothing about it.")
@@ -111,7 +112,7 @@ def tally_text(search: Fuzz, findings: Sequence[ToReport], columns: int, code: i
     unfinished = search.found[len(findings) :]
     if unfinished:
         lines.append(f"Stopped while shrinking: the smallest case so far is in {unfinished[-1] / 'minimal'}.")
-    left_out = _left_out(search)
+    left_out = tally.left_out(search.trials.host.mode)
     if left_out:
         lines += ["", "Not looked at, and the option for it:"]
         lines += [line for one in left_out for line in fold(one, columns, "  ", "    ")]
@@ -151,11 +152,6 @@ def _headline(search: Fuzz, code: int | None) -> str:
 def _of_known(tally: Tally) -> str:
     wrong = tally.statuses["known"]
     return f"{wrong} wrong by known bugs alone, " if wrong else ""
-
-
-def _left_out(search: Fuzz) -> list[str]:
-    tally = search.tally
-    return not_looked_at(tally.topics, {one.model for one in tally.configurations}, search.trials.host.mode)
 
 
 def _known(search: Fuzz, columns: int) -> list[str]:
@@ -293,7 +289,7 @@ def write_summary(
         "exit_code": code,
         "seconds": round(search.seconds, 3),
         "tally": _figures(tally),
-        "not_looked_at": _left_out(search) if tally.cases else [],
+        "not_looked_at": tally.left_out(search.trials.host.mode) if tally.cases else [],
         "refused": {name: one.why for name, one in tally.refused.items()},
         "known": [
             {

@@ -15,7 +15,7 @@ from msgspec.structs import replace
 from eagletwin.cases.blocks import Block
 from eagletwin.cases.drawn import shrink
 from eagletwin.cases.strategies import MODELS
-from eagletwin.harness.check.confirm import Outcome, alike, confirm
+from eagletwin.harness.check.confirm import Outcome, alike, brief, confirm
 from eagletwin.harness.check.known import Mends, entries_of
 from eagletwin.harness.check.repro import SCRIPT, write_script
 from eagletwin.harness.check.trials import Trial, Trials
@@ -86,6 +86,8 @@ class Finding:
             "known": self.outcome.known,
             "apart": self.apart,
             "changes": list(self.run.changes),
+            "place": brief(self.outcome.verdict),
+            "ran": list(differs.ran) if (differs := self.outcome.trace.differs) is not None else [],
             "case": msgspec.to_builtins(self.outcome.case),
         }
 

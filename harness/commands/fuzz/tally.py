@@ -6,11 +6,12 @@ from typing import Any, NamedTuple
 
 from eagletwin.harness.core.case import Case
 from eagletwin.harness.core.differs import Changes
+from eagletwin.harness.core.mode import Mode
 from eagletwin.harness.core.signature import Signature
 from eagletwin.harness.core.verdict import View
 
 from .looking import CaseSeen, Unstarted
-from .unsearched import topics_of
+from .unsearched import not_looked_at, topics_of
 
 # Cases that a search must have run to say that it found nothing, as pytest does (`--eagletwin-min-cases`).
 LEAST = 10
@@ -110,6 +111,10 @@ class Tally:
         bug.shows[str(shown)] += 1
         if bug.example is None:
             bug.example, bug.view = case, view
+
+    def left_out(self, mode: Mode) -> list[str]:
+        """What neither these cases nor the mode had, each with the option for it."""
+        return not_looked_at(self.topics, {one.model for one in self.configurations}, mode)
 
     def refuse(self, refused: Unstarted) -> None:
         """An engine that would not start: one of each reason is kept."""

@@ -16,7 +16,6 @@ from eagletwin.cases.profiles import draw_from_seeds_alone
 from eagletwin.harness.check.known import Mends
 from eagletwin.harness.core.errors import EagletwinError
 from eagletwin.harness.engines.host import Host
-from eagletwin.harness.engines.source import resolve
 from eagletwin.harness.engines.start import Zygote
 
 from .looking import Looking
@@ -32,7 +31,7 @@ def main() -> None:
     options = read_options(sys.stdin.buffer.readline())
     draw_from_seeds_alone()
     try:
-        source, mode = resolve(options.run.sglang), options.run.mode
+        source, mode = options.source, options.run.mode
         joined = Zygote.joined(int(sys.argv[1]), source, mode) if sys.argv[1:] else None
         with Host(joined, source, mode) as host:
             looking = Looking(Mends(host, options.run, options.unknown), options.plan)

@@ -1,0 +1,73 @@
+"""Which block of generated cases comes next.
+
+A change that few cases run would be met by chance. So every second block is, of those that are not run yet, one of the few
+whose settings are most often those of cases that ran the change, entries of the ledger among them. The rest come in the order
+in which `fuzz` has them.
+"""
+
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from itertools import count
+from random import Random
+
+import msgspec
+
+from eagletwin.cases.blocks import Asked, Block, block_of
+from eagletwin.harness.core.case import Case
+
+from ..fuzz.unsearched import topics_of
+
+_AHEAD = 400  # blocks among which is chosen: a setting that one block in fifty has is among them
+_FEW = 20  # of these, among which one is drawn: the most similar alone would be the same again and again
+_OFTEN = 0.5  # where so large a share of the cases runs the change, no block is preferred
+_WEIGHT = 4  # cases of the overall share that are added to each setting, so that one block's cases alone decide nothing
+
+Setting = tuple[str, object]
+
+
+class Steering:
+    """The blocks of one comparison: the same after the same cases."""
+
+    def __init__(self, seed: int, asked: Asked) -> None:
+        self._seed, self._asked = seed, asked
+        self._of, self._ran = Counter[Setting](), Counter[Setting]()
+        self._cases = self._reached = 0
+        self._settings: dict[int, list[Setting]] = {}  # of blocks that wait
+
+    def add(self, case: Case, *, reached: bool) -> None:
+        """A case with these settings ran, and reached the change or not."""
+        settings = _settings(case)
+        self._of.update(settings)
+        self._cases += 1
+        if reached:
+            self._ran.update(settings)
+            self._reached += 1
+
+    def blocks(self) -> Iterator[Block]:
+        waiting, numbers = dict[int, Block](), count()
+        for turn in count():
+            steers = turn % 2 == 1 and 0 < self._reached < _OFTEN * self._cases
+            while len(waiting) < (_AHEAD if steers else 1):
+                number = next(numbers)
+                waiting[number] = block_of(self._seed, number, self._asked)
+            number = self._likely(waiting, turn) if steers else min(waiting)
+            self._settings.pop(number, None)
+            yield waiting.pop(number)
+
+    def _likely(self, waiting: Mapping[int, Block], turn: int) -> int:
+        best = sorted(waiting, key=lambda number: (-self._promise(waiting[number]), number))
+        return Random(f"{self._seed} {turn}").choice(best[:_FEW])
+
+    def _promise(self, block: Block) -> float:
+        """The mean share of cases with each of the block's settings that ran the change."""
+        if block.number not in self._settings:
+            self._settings[block.number] = _settings(block.probe)
+        settings, overall = self._settings[block.number], self._reached / self._cases
+        return sum((self._ran[one] + _WEIGHT * overall) / (self._of[one] + _WEIGHT) for one in settings) / len(settings)
+
+
+def _settings(case: Case) -> list[Setting]:
+    """The engine configuration, setting by setting, and the topics of a case."""
+    sizes = [("model", case.model), ("num_steps", case.num_steps), ("topk", case.topk), ("page_size", case.page_size)]
+    own = msgspec.structs.asdict(case.engine.sglang).items()
+    return [*sizes, *((name, str(value)) for name, value in own), *(("topic", topic) for topic in topics_of(case))]
