@@ -117,7 +117,7 @@ def comparison_page(folder: Path) -> Page:
         ("compared", f"{count(len(one.answers), 'case')} in {one.seconds:.1f} s"),
         *((group, count(one.counts[group], "case")) for group in groups),
     ]
-    facts += [("entries not run before it was ended", str(one.not_run))] if one.not_run else []
+    facts += [("not run before it was ended", count(one.not_run, "case"))] if one.not_run else []
     facts += [("not reached in this mode", ", ".join(one.not_reached))] if one.not_reached else []
     shown = [(group, [answer for answer in one.answers if answer.group == group]) for group in SHOWN]
     return Page(
