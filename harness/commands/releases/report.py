@@ -1,16 +1,14 @@
-"""docs/records/releases.md: the ledger on each release, and greedy output, as a page made of recorded measurements alone."""
+"""releases.md: the ledger on each release, and greedy output, as a page made of recorded measurements alone."""
 
-import re
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 
 from eagletwin.cases.entry import Entry, Known, Probe
 from eagletwin.harness.core.words import count
 
-from .results import Cell, Measured
+from .results import FILE, Cell, Measured
 
 PAGE = "releases.md"
-_LINE = re.compile(r":\d+(?= in )")  # where in our own file a worker was called moves with every change of it
 
 
 _WORDS = (
@@ -51,15 +49,10 @@ def page(measured: Sequence[Measured], entries: Sequence[Known], right: Sequence
     lines = [
         f"# {title}",
         "",
-        f"Written by `{asked} --write docs/records` from {'' if model else 'docs/records/'}data/*.json: "
+        f"Written by `{asked}` from {FILE}: "
         f"{_asked(len(entries), probes)} on {len(measured)} published wheels, unchanged{_but(entries, model)}, on a CPU. "
         f"{counts['green']} cells are green, {counts['red']} are red, and {counts['cannot tell']} cannot tell. "
-        + (
-            f"Releases without a single verdict: {', '.join(silent)}. "
-            if silent
-            else "Every release has at least one verdict. "
-        )
-        + f"The measurements took {sum(one.seconds for one in measured):.0f} s in all, on a machine busy with other work.",
+        + (f"Releases without a single verdict: {', '.join(silent)}." if silent else "Every release has at least one verdict."),
         "",
         "Columns are releases, without the leading 0.5.",
         "",
@@ -77,13 +70,9 @@ def page(measured: Sequence[Measured], entries: Sequence[Known], right: Sequence
         "## Again",
         "",
         "```",
-        f"{asked} --write docs/records                    # measures what is missing, and writes this page",
-        f"{asked} 0.5.12 --again --write docs/records     # measures one release again",
-        *(
-            []
-            if model
-            else ["eagletwin check 25015 --sglang 0.5.11                            # one cell, with the whole argument"]
-        ),
+        f"{asked}                    # measures what is missing, and writes this page",
+        f"{asked} 0.5.12 --again     # measures one release again",
+        *([] if model else ["eagletwin check 25015 --sglang 0.5.11      # one cell, with the whole argument"]),
         "```",
     ]
     return "\n".join(lines) + "\n"
@@ -151,9 +140,8 @@ class _Legend:
         if cell.status == "red":
             self._where.setdefault(cell.rule, set()).add(release)
             return f"red {self._rules.setdefault(cell.rule, chr(ord('a') + len(self._rules)))}"
-        why = _LINE.sub("", " ".join(cell.why.split()))
-        self._reasons.setdefault(why, set()).add(release)
-        return f"? {list(self._reasons).index(why) + 1}"
+        self._reasons.setdefault(cell.why, set()).add(release)
+        return f"? {list(self._reasons).index(cell.why) + 1}"
 
     def lines(self) -> Iterator[str]:
         if self._rules:
@@ -210,4 +198,4 @@ def _output_lines(measured: Sequence[Measured], right: Sequence[str], model: str
             if other:
                 yield f"\n* {one.release}: other tokens in cases {', '.join(map(str, other))}."
             if missing:
-                yield f"\n* {one.release}: {count(missing, 'case')} did not finish: {' '.join(one.output.why.split())}"
+                yield f"\n* {one.release}: {count(missing, 'case')} did not finish: {one.output.why}"
