@@ -94,14 +94,15 @@ def test_the_page_has_a_word_for_each_cell_and_says_what_is_open(tmp_path: Path)
     entries = [LEDGER[name] for name in ("25015", "26329", "8409", "22088", "10846")]
     layers = InModel(
         model="llama-mtp",
-        sglang="0.5.23",
         answers={
             "25015": ModelCell(
                 asked=asked_of(entries[0]), status="not shown", idle=("sglang.x.Draft.draft_forward",), why="no"
             ),
             "26329": proven("26329", beside=("multi-layer-chunk-tail-2",)),
             "8409": ModelCell(asked=asked_of(entries[2]), status="not shown", why="both equal"),
-            "22088": ModelCell(asked=asked_of(entries[3]), status="cannot be", why="there is no second checkpoint"),
+            "22088": ModelCell(
+                asked=asked_of(entries[3]), status="cannot be", why="there is no second checkpoint of llama-mtp"
+            ),
             "10846": ModelCell(asked=asked_of(entries[4]), status="not run", why="it ended"),
         },
     )
@@ -111,7 +112,7 @@ def test_the_page_has_a_word_for_each_cell_and_says_what_is_open(tmp_path: Path)
     assert "1. SGLang's worker for this draft never calls draft_forward" in text
     assert "| 26329 | draft.input_ids | yes a | (not run) |" in text
     assert "* a: beside the remedy of multi-layer-chunk-tail-2" in text
-    assert "there is no second checkpoint" in text
+    assert "there is no second checkpoint of this model" in text
     known = {name for name in ("8409", "10846") if name in _LAYERS}
     assert [name for name in open_cells([layers], entries) if name.split()[0] not in known] == [
         f"{name} in llama-mtp" for name in ("8409", "10846") if name not in known

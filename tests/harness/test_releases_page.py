@@ -10,6 +10,7 @@ from eagletwin.cases.common import COUNT, common_case, common_cases
 from eagletwin.cases.regressions import LEDGER, PROBES
 from eagletwin.harness.commands.models.results import proven_in
 from eagletwin.harness.commands.releases import table
+from eagletwin.harness.commands.releases.command import releases_table
 from eagletwin.harness.commands.releases.report import PAGE, empty, page
 from eagletwin.harness.commands.releases.results import FILE, Cell, Measured, Output, read, write
 from eagletwin.harness.commands.releases.survey import (
@@ -21,11 +22,12 @@ from eagletwin.harness.commands.releases.survey import (
     plain_greedy,
 )
 from eagletwin.harness.commands.releases.table import differs, fill, right_output
-from eagletwin.harness.core.errors import InputError
+from eagletwin.harness.core.errors import EXIT_UNKNOWN, InputError
 from eagletwin.harness.core.verdict import Divergence, Verdict
 from eagletwin.harness.engines.lock import releases
 from eagletwin.harness.engines.provision import NotFetched
 
+DOCS = Path(__file__).parents[2] / "docs/records"
 ENTRIES = [LEDGER[name] for name in ("25015", "small-tree")]
 
 
@@ -97,6 +99,8 @@ def test_the_page_has_a_word_for_each_cell_and_a_reason_for_each_doubt(tmp_path:
     assert "| greedy output, 2 cases | | 2 | 1 |" in text
     assert "0.5.12: 1 case did not finish: common-1 crashed: it fell" in text
     assert not empty(two(), ENTRIES)
+    later = [Measured(release=name, cells=two()[1].cells) for name in ("0.5.13", "0.5.14")]
+    assert "1. SGLang refuses it (0.5.12 to 0.5.14)" in page([*two(), *later], ENTRIES, ["x", "y"])
     write(tmp_path, two())
     assert [read(tmp_path)[name] for name in ("0.5.11", "0.5.12")] == two()
 
@@ -127,6 +131,18 @@ def test_what_was_measured_outlives_a_day_without_a_network(
         assert (kept.cells[first.id], kept.output) == (known.cells[first.id], known.output)
         assert (kept.cells[second.id].status, kept.cells[second.id].why) == ("cannot tell", "0.5.11 could not be fetched")
     assert asked == [["0.5.11"]] * 2
+
+
+def test_tables_of_other_models_are_written_outside_the_tracked_tree(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    gone = NotFetched("it could not be fetched", consequence="", remedy="")
+    monkeypatch.setattr(table, "hosts", lambda names: ((name, gone) for name in names))
+    monkeypatch.setattr(table, "right_output", lambda cases: ["x"] * len(cases))
+    monkeypatch.chdir(tmp_path)
+    assert releases_table(["0.5.12"], entries=["25015"], model="llama-gqa", records=DOCS) == EXIT_UNKNOWN
+    assert [path.name for path in tmp_path.iterdir()] == ["build"]
+    folder = tmp_path / "build" / "records" / "llama-gqa"
+    assert read(folder)["0.5.12"].cells["25015"].why == "it could not be fetched"
+    assert (folder / PAGE).read_text().startswith("# The ledger on every release, in llama-gqa")
 
 
 def test_an_entry_that_no_cpu_reaches_asks_no_release(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -203,9 +219,6 @@ def test_every_fixed_entry_names_its_releases() -> None:
         if entry.last_bad:
             assert known.index(entry.fixed) == known.index(entry.last_bad) + 1, entry.id
             assert entry.buggy.endswith(entry.last_bad)
-
-
-DOCS = Path(__file__).parents[2] / "docs/records"
 
 
 def test_the_page_in_the_docs_is_what_was_measured_and_has_no_hole() -> None:

@@ -102,7 +102,7 @@ class _Legend:
         if answer.status == "proven":
             how = _how(entry, answer)
             return f"yes {self._other.setdefault(how, _letter(len(self._other)))}" if how else "yes"
-        why = _why(entry, one.model, answer)
+        why = _why(entry, one.model, answer).replace(one.model, "this model")
         return str(self._reasons.setdefault(why, len(self._reasons) + 1)) if why else "**open**"
 
     def lines(self) -> Iterator[str]:

@@ -2,6 +2,7 @@
 
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
+from itertools import groupby
 
 from eagletwin.cases.entry import Entry, Known, Probe
 from eagletwin.harness.core.words import count
@@ -140,8 +141,9 @@ class _Legend:
         if cell.status == "red":
             self._where.setdefault(cell.rule, set()).add(release)
             return f"red {self._rules.setdefault(cell.rule, chr(ord('a') + len(self._rules)))}"
-        self._reasons.setdefault(cell.why, set()).add(release)
-        return f"? {list(self._reasons).index(cell.why) + 1}"
+        why = cell.why.removeprefix(f"{entry.id} is ")
+        self._reasons.setdefault(why, set()).add(release)
+        return f"? {list(self._reasons).index(why) + 1}"
 
     def lines(self) -> Iterator[str]:
         if self._rules:
@@ -155,7 +157,13 @@ class _Legend:
             yield "Cannot tell, because:"
             yield ""
         for number, (why, releases) in enumerate(self._reasons.items(), 1):
-            yield f"{number}. {why} ({', '.join(one for one in self._measured if one in releases)})"
+            yield f"{number}. {why} ({self._ranges(releases)})"
+
+    def _ranges(self, releases: set[str]) -> str:
+        """These releases, each run of measured ones by its first and last."""
+        runs = groupby(self._measured, releases.__contains__)
+        ends = [(run[0], run[-1]) for has, names in runs if has for run in [list(names)]]
+        return ", ".join(first if first == last else f"{first} to {last}" for first, last in ends)
 
     def _red(self, rule: str, releases: set[str]) -> list[str]:
         """Entries that are red by this rule, their own, in every one of these releases."""
