@@ -76,7 +76,7 @@ upstream-test: setup
 	env -u PYTHONPATH "$(THEIRS)/env/bin/python" -m tests.upstream.attempt
 
 bench: setup
-	$(BIN)/eagletwin bench all --write docs/records
+	$(BIN)/eagletwin bench all
 
 lint: setup
 	$(BIN)/ruff format --check .

@@ -67,7 +67,7 @@ def _maker(folder: Path) -> "Callable[[], Page]":
     from .gpu.job import RESULTS
     from .gpu.page import campaign_page
     from .prove.page import PROOFS, proofs_page
-    from .releases.results import FOLDER as MEASURED
+    from .releases.results import FILE as MEASURED
 
     if is_session(folder):
         return lambda: _session(folder)
@@ -84,7 +84,7 @@ def _maker(folder: Path) -> "Callable[[], Page]":
     ):
         if (folder / name).is_file():
             return partial(page, folder)
-    if list((folder / MEASURED).glob("*.json")):
+    if (folder / MEASURED).is_file():
         return lambda: _ledger(folder)
     raise InputError(
         f"{folder} holds no trace, no recording, and nothing else that has a page",
@@ -144,9 +144,8 @@ def _session(folder: Path) -> "Page":
 
 def _ledger(folder: Path) -> "Page":
     from eagletwin.cases.ledger import with_probes
-    from eagletwin.harness.engines.lock import releases
 
     from .releases.page import ledger_page
     from .releases.results import read
 
-    return ledger_page([read(folder, name) for name in releases()], with_probes(["all"]))
+    return ledger_page(list(read(folder).values()), with_probes(["all"]))

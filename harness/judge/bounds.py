@@ -69,7 +69,7 @@ def magnitude(logits: Array) -> Array:
 # float32 rounds at 6e-8. A stored number is the end of some 8 dependent sums a layer, over up to 5 layers and the rows of a
 # chain, each of some 100 terms: in the worst case these errors add up to 100 * 40 * 6e-8 = 2.4e-4 for one row, and in practice,
 # where they are random, to 1e-6 in cases of up to 60 positions. The angles of a float32 rotary embedding lose a bit with each
-# doubling of the position: at 600 positions a twelfth of the bound was seen used, at 2,000 a third (docs/records/figures.md).
+# doubling of the position: at 600 positions a twelfth of the bound was seen used, at 2,000 a third (docs/records/detection.md).
 # A fault moves a row by its own magnitude: a wrong token, position or hidden state by 1e-2 to 1.
 # Two logits may each be off by the bound.
 #

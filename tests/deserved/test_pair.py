@@ -253,7 +253,7 @@ def test_a_gpu_that_is_missing_is_an_error_before_anything_is_made(made: list[st
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
 def test_acceptance_on_a_gpu_asks_for_one_and_for_no_sglang(tmp_path: Path) -> None:
-    """It computes with torch alone: a machine with a GPU and without SGLang runs it (docs/records/acceptance.md)."""
+    """It computes with torch alone: a machine with a GPU and without SGLang runs it (docs/records/detection.md)."""
     (tmp_path / "prompts").write_text("{}\n")
     words = ["--target", str(tmp_path), "--draft", str(tmp_path), "--prompts", str(tmp_path / "prompts"), "--device", "cuda"]
     with pytest.raises(InputError, match=r"(?s)CUDA.*so: .*nothing was run") as error:

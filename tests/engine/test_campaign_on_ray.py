@@ -1,4 +1,4 @@
-"""A campaign on Ray, on clusters whose nodes are processes of this machine. CI has no Ray: docs/records/campaigns.md says how
+"""A campaign on Ray, on clusters whose nodes are processes of this machine. CI has no Ray: docs/records/detection.md says how
 these were run, and what was measured."""
 
 import json

@@ -1,6 +1,6 @@
 """Counts of sampled tokens, from the real worker: one case's worth, which any fault that is not small must already show in.
 
-docs/records/gpu.md has the counts that say something about small ones.
+docs/records/detection.md has the counts that say something about small ones.
 """
 
 from pathlib import Path

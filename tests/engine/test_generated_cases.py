@@ -1,6 +1,6 @@
 """Generated cases on the unmodified release: nothing is found, few ties, and they reach what they should.
 
-`make test` runs a few dozen; `make sweep` runs 1,000 (docs/records/figures.md).
+`make test` runs a few dozen; `make sweep` runs 1,000 (docs/records/detection.md).
 """
 
 from pathlib import Path

@@ -30,7 +30,7 @@ assert len(FIXED) == len(REMEDIES)
 
 BACKEND = "sglang.srt.constrained.llguidance_backend"
 # With the second, most places have one way to go on, which is written in one way alone. With the third of CHAIN llguidance may
-# take minutes for a mask (docs/records/figures.md).
+# take minutes for a mask (docs/records/detection.md).
 GRAMMARS = (
     CHAIN.requests[0].grammar,
     Grammar(kind="ebnf", rules=("cabd(a|b)ca|cabd(a|b)caA",)),

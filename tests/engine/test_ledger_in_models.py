@@ -35,7 +35,7 @@ def cells() -> list[tuple[str, str]]:
 @pytest.mark.parametrize(("model", "name"), cells())
 def test_a_known_bug_shows_in_another_family(host: Host, tmp_path: Path, model: str, name: str) -> None:
     [entry] = [entry for entry in proven_in(DOCS, model) if entry.id == name]
-    answer = read(DOCS, model).answers[name]
+    answer = read(DOCS)[model].answers[name]
     [proof] = prove(host, [entry], tmp_path, with_remedies(DEFAULT_RUN, answer.beside))
     assert isinstance(proof, Proof)
     assert proof.green.verdict.status == "equal", proof.green.verdict

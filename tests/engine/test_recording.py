@@ -159,7 +159,7 @@ def test_the_table_has_every_bug_that_the_cpu_engine_reaches() -> None:
 
 
 def test_the_record_has_every_fault_that_is_planted_in_a_server() -> None:
-    page = (ROOT / "docs/records/acceptance.md").read_text()
+    page = (ROOT / "docs/records/detection.md").read_text()
     for name, fault in FAULTS.items():
         shown, weighed = (f"`{rule.replace(' or ', '` or `')}`" if rule else "" for rule in (fault.rule, fault.weights))
         assert f"| {name} | {'tree' if fault.tree else 'chain'} | {shown or 'no rule'} | {weighed} |" in page

@@ -73,11 +73,6 @@ def test_a_rate_is_told_as_a_share_of_the_one_beside_it() -> None:
     assert lines[2] == "0.50 of the rate of quick"
 
 
-def test_the_published_record_can_be_added_to() -> None:
-    """`make bench` reads it first."""
-    assert read_record(Path(__file__).parents[2] / "docs/records").speed
-
-
 def test_each_part_of_the_page_has_its_own_day_and_what_is_missing_is_named() -> None:
     record = BenchRecord(
         speed=SPEED,

@@ -100,7 +100,7 @@ def tallied(cases: int, warmer: float = 1.0) -> DrawTally:
 
 @pytest.mark.slow
 def test_right_tokens_agree_and_others_do_not() -> None:
-    """A temperature that is a fifth off shows in 60 cases; docs/records/gpu.md has what the worker's own show."""
+    """A temperature that is a fifth off shows in 60 cases; docs/records/detection.md has what the worker's own show."""
     right, wrong = findings(tallied(60)), findings(tallied(60, warmer=1.2))
     assert min(finding.agreement.chance for finding in right) > 1e-3
     assert min(finding.agreement.chance for finding in wrong) < 1e-7

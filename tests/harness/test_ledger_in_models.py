@@ -9,8 +9,19 @@ from eagletwin.cases.reach import on_a_cpu, unreached
 from eagletwin.cases.regressions import LEDGER
 from eagletwin.harness.commands.models.reasons import _LAYERS
 from eagletwin.harness.commands.models.report import PAGE, open_cells, page
-from eagletwin.harness.commands.models.results import InModel, ModelCell, asked_of, proven_in, read, write
-from eagletwin.harness.commands.models.survey import due, without_running
+from eagletwin.harness.commands.models.results import (
+    FILE,
+    InModel,
+    ModelCell,
+    asked_of,
+    attempt_of,
+    case_in,
+    proven_in,
+    read,
+    without_running,
+    write,
+)
+from eagletwin.harness.commands.models.survey import due
 from eagletwin.harness.commands.prove.command import _not_run
 from eagletwin.harness.core.errors import InputError
 from eagletwin.harness.core.run_spec import DEFAULT_RUN, RunSpec
@@ -76,38 +87,42 @@ def test_a_stop_token_is_the_last_but_one_that_the_target_says() -> None:
 
 def proven(name: str, **parts: object) -> ModelCell:
     entry = LEDGER[name]
-    return ModelCell(asked=asked_of(entry), status="proven", rule=entry.rule, case=entry.case, **parts)  # type: ignore[arg-type]
+    return ModelCell(asked=asked_of(entry), status="proven", rule=entry.rule, attempt=0, **parts)  # type: ignore[arg-type]
 
 
 def test_the_page_has_a_word_for_each_cell_and_says_what_is_open(tmp_path: Path) -> None:
     entries = [LEDGER[name] for name in ("25015", "26329", "8409", "22088", "10846")]
     layers = InModel(
         model="llama-mtp",
-        sglang="0.5.23",
         answers={
             "25015": ModelCell(
                 asked=asked_of(entries[0]), status="not shown", idle=("sglang.x.Draft.draft_forward",), why="no"
             ),
             "26329": proven("26329", beside=("multi-layer-chunk-tail-2",)),
             "8409": ModelCell(asked=asked_of(entries[2]), status="not shown", why="both equal"),
-            "22088": ModelCell(asked=asked_of(entries[3]), status="cannot be", why="there is no second checkpoint"),
+            "22088": ModelCell(
+                asked=asked_of(entries[3]), status="cannot be", why="there is no second checkpoint of llama-mtp"
+            ),
             "10846": ModelCell(asked=asked_of(entries[4]), status="not run", why="it ended"),
         },
     )
     tiny = InModel(model="llama-tiny", answers={"25015": proven("25015")})
     text = page([layers, tiny], entries)
-    assert "| 25015 | draft.positions | 1 | **at home** |" in text
+    assert "| 25015 | draft.positions | 1 | home |" in text
     assert "1. SGLang's worker for this draft never calls draft_forward" in text
-    assert "| 26329 | draft.input_ids | proven a | (not run) |" in text
+    assert "| 26329 | draft.input_ids | yes a | (not run) |" in text
     assert "* a: beside the remedy of multi-layer-chunk-tail-2" in text
-    assert "there is no second checkpoint" in text
+    assert "there is no second checkpoint of this model" in text
     known = {name for name in ("8409", "10846") if name in _LAYERS}
     assert [name for name in open_cells([layers], entries) if name.split()[0] not in known] == [
         f"{name} in llama-mtp" for name in ("8409", "10846") if name not in known
     ]
     assert len(open_cells([tiny], entries)) == 4
-    write(tmp_path, layers)
-    assert read(tmp_path, "llama-mtp") == layers
+    write(tmp_path, [layers, tiny])
+    known = read(tmp_path)["llama-mtp"].answers
+    assert all(known[name] == cell for name, cell in layers.answers.items() if cell.status != "cannot be")
+    assert known["22088"] == without_running(LEDGER["22088"], "llama-mtp")  # worked out anew, and in no file
+    assert "22088" not in (tmp_path / FILE).read_text()
     assert [entry.id for entry in proven_in(tmp_path, "llama-mtp")] == ["26329"]
     assert due(layers, entries, again=False) == []
     assert due(layers, entries, again=True) == entries
@@ -123,8 +138,9 @@ def test_what_no_cpu_reaches_is_not_run() -> None:
 
 def test_a_proof_that_is_known_not_to_show_is_told_so_and_no_proof_that_was_made_is_refused() -> None:
     """Else both sides are equal, and the release is suspected. A reason is of the installed release alone."""
+    found = read(DOCS)
     for model in RECIPES:
-        for name, answer in read(DOCS, model).answers.items():
+        for name, answer in found[model].answers.items():
             if answer.status == "proven":
                 assert not _not_run(LEDGER[name], model, RunSpec(mode=on_a_cpu(LEDGER[name]))), (name, model)
     why = "UNKNOWN  8409 does not show in mimo-v2-window: a draft of several layers has no draft decode"
@@ -133,15 +149,21 @@ def test_a_proof_that_is_known_not_to_show_is_told_so_and_no_proof_that_was_made
 
 
 def test_a_file_that_is_not_ours_is_refused(tmp_path: Path) -> None:
-    file = tmp_path / "data" / "models" / "llama-mtp.json"
-    file.parent.mkdir(parents=True)
-    file.write_text("[]")
+    (tmp_path / FILE).write_text("[]")
     with pytest.raises(InputError, match="remove the file"):
-        read(tmp_path, "llama-mtp")
+        read(tmp_path)
+
+
+@pytest.mark.parametrize("name", ["25015", "33758"])  # the second has a stop token that the target says
+def test_the_case_of_a_proof_is_known_by_its_number(name: str) -> None:
+    entry = LEDGER[name]
+    cases = [case_in(entry, "llama-gqa", number) for number in (0, 7)]
+    assert cases[0] != cases[1]
+    assert [attempt_of(entry, case) for case in cases] == [0, 7]
 
 
 def test_the_page_in_the_docs_is_what_was_proven_and_nothing_is_open() -> None:
-    found = [read(DOCS, model) for model in RECIPES]
+    found = list(read(DOCS).values())
     entries = list(LEDGER.values())
     assert not open_cells(found, entries)
     assert all(one.answers[entry.id].asked == asked_of(entry) for one in found for entry in entries)

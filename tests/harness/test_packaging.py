@@ -20,7 +20,6 @@ OF_THE_ENGINE = {"sglang", "triton", "transformers", "psutil", "xgrammar", "llgu
 # Of extras: what each brings, and the folder that imports it.
 OF_EXTRAS = {
     "acceptance": ({"transformers", "huggingface_hub"}, "harness/deserved"),
-    "plot": ({"matplotlib"}, "harness/commands/acceptance"),
     "campaign": ({"ray"}, "harness/commands/campaign"),
 }
 # In the bundle for a GPU host, which brings it.
@@ -45,7 +44,7 @@ def test_each_imported_package_is_declared_and_each_declared_one_imported() -> N
     [listed] = re.findall(r"^dependencies = \[\n(.*?)^\]", project, re.MULTILINE | re.DOTALL)
     declared = set(re.findall(r'^ *"([\w-]+)', listed, re.MULTILINE))
     optional = {name for extra in OF_EXTRAS for name in re.findall(rf'^{extra} = \["([\w-]+)', project, re.MULTILINE)}
-    assert optional == {"transformers", "matplotlib", "ray"}
+    assert optional == {"transformers", "ray"}
     imported = {name for file in SHIPPED for name in roots(file)} - OF_THE_ENGINE - OF_THE_PLUGIN - OF_THE_BUNDLE
     assert imported - {name for names, _ in OF_EXTRAS.values() for name in names} == declared
 
@@ -58,7 +57,7 @@ def test_only_the_engine_the_plugin_and_extras_import_what_is_not_declared() -> 
         assert not found & OF_THE_ENGINE or where.is_relative_to("harness/engines"), where
         assert not found & OF_THE_BUNDLE or where.is_relative_to("harness/commands/gpu/bundle"), where
         assert not found & OF_THE_PLUGIN or file.name == "plugin.py", where
-        assert not found & {"huggingface_hub", "matplotlib", "ray"}, where
+        assert not found & {"huggingface_hub", "ray"}, where
 
 
 @pytest.mark.parametrize("name", ["engine", "dev", "gpu", "gpu23"])

@@ -23,7 +23,6 @@ from .typed import (
     TargetType,
     Temperature,
     Topk,
-    ToPlot,
 )
 
 if TYPE_CHECKING:
@@ -51,7 +50,6 @@ def acceptance(
     server: ServerUrl = "",
     at_once: AtOnce = 8,
     temperature: Temperature = 0.0,
-    plot: ToPlot = None,
     as_json: AsJson = False,
     out: Runs = DEFAULT_RUNS,
 ) -> int:
@@ -59,10 +57,6 @@ def acceptance(
     _must_agree(server, temperature, of_drafting=bool(num_steps or topk or num_draft_tokens or target_dtype != "auto"))
     let_threads_sleep()
     shape = None if server else _shape(num_steps, topk, num_draft_tokens)
-    if plot is not None:
-        from .plot import must_draw
-
-        must_draw(plot)
     import torch
 
     from eagletwin.harness.deserved.checkpoint import checkpoint
@@ -77,7 +71,7 @@ def acceptance(
         if shape is not None:
             pair = load_pair(target, draft, target_dtype, device, getattr(torch, head_dtype))
             deserves = _deserved(pair, shape, asked, new_tokens)
-            return _told(deserves, (target, draft), plot, out, as_json=as_json)
+            return _told(deserves, (target, draft), out, as_json=as_json)
         from .against import against
         from .answers import Asked
 
@@ -156,7 +150,7 @@ def _deserved(pair: "Pair", shape: "Shape", prompts: "list[Prompt]", new_tokens:
     return Deserves(figures(texts, shape.num_steps), shape, layout, off, better_read_as(pair, shape, texts))
 
 
-def _told(deserves: "Deserves | None", names: tuple[str, str], plot: Path | None, out: Path, *, as_json: bool) -> int:
+def _told(deserves: "Deserves | None", names: tuple[str, str], out: Path, *, as_json: bool) -> int:
     """Print it, and keep it in a run folder; the exit code. names: of target and draft"""
     if deserves is None:
         print("CANNOT TELL  no text goes on for two tokens behind its prompt, so nothing is drafted in it")
@@ -167,10 +161,6 @@ def _told(deserves: "Deserves | None", names: tuple[str, str], plot: Path | None
     from .deserved_page import keep_deserved
     from .report import print_figures
 
-    if plot is not None:
-        from .plot import draw
-
-        draw(deserves.figures, plot)
     folder = new_run_folder(out, "acceptance")
     facts = keep_deserved(deserves, names, folder)
     if as_json:

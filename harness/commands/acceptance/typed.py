@@ -93,8 +93,4 @@ AtOnce = Annotated[
 Temperature = Annotated[
     float, typer.Option("--temperature", metavar="T", min=0.0, rich_help_panel=_SERVER, help="0: greedy decoding.")
 ]
-ToPlot = Annotated[
-    Path | None,
-    typer.Option("--plot", metavar="FILE", rich_help_panel=OUTPUT, show_default=False, help="Draw the figures: an SVG file."),
-]
 AsJson = Annotated[bool, typer.Option("--json", rich_help_panel=OUTPUT, help="As JSON, for programs.")]

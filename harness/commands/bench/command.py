@@ -99,7 +99,7 @@ def bench_first_token() -> int:
 
 Folder = Annotated[
     Path | None,
-    typer.Option("--write", help="Folder for benchmarks.json, .md and .svg. Parts that are already there are kept."),
+    typer.Option("--write", help="Folder for benchmarks.json and .md. Parts that are already there are kept."),
 ]
 Entries = Annotated[list[str] | None, typer.Option("--entry", help="Search for this entry of the ledger only. Repeatable.")]
 Seeds = Annotated[int, typer.Option(min=1, help="Searches for each entry of the ledger.")]
@@ -177,13 +177,13 @@ def bench_reached(
 @bench.command("all")
 @with_json
 def bench_all(
-    write: Folder = Path("docs/records"),
+    write: Folder = Path("build/records"),
     seeds: Seeds = 10,
     missing: Missing = False,
     at_once: AtOnce = 1,
     processes: Processes = 2,
 ) -> int:
-    """Speed and search, as a page and a plot. An interrupted run keeps what it has measured."""
+    """Speed and search, as a page. An interrupted run keeps what it has measured."""
     from eagletwin.cases.regressions import LEDGER
 
     from .report import page
@@ -258,13 +258,11 @@ def _search(
 
 
 def _kept(record: "BenchRecord", folder: Path | None) -> "BenchRecord":
-    """The record, written down with its page and plot."""
+    """The record, written down with its page."""
     from .record import write_record
-    from .report import PAGE, PLOT, page, plot
+    from .report import PAGE, page
 
     if folder:
         write_record(folder, record)
         (folder / PAGE).write_text(page(record), encoding="utf-8")
-        if record.speed:
-            (folder / PLOT).write_text(plot(record.speed.growth), encoding="utf-8")
     return record

@@ -1,4 +1,4 @@
-"""The benchmark as a page and a plot."""
+"""The benchmark as a page."""
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -12,7 +12,7 @@ from .record import RECORD, BenchRecord, Search, Speed, Stamp
 from .searches import GIVE_UP, SECONDS, SHRINK_SECONDS, Searched, why_not
 from .speed import Share, Spread, spread
 
-PAGE, PLOT = "benchmarks.md", "benchmarks.svg"
+PAGE = "benchmarks.md"
 _LIMITS = (15.0, 30.0, 60.0, SECONDS)  # seconds by which bugs are found
 
 
@@ -64,7 +64,7 @@ def page(record: BenchRecord) -> str:
         *(
             _speed_lines(record.speed)
             if record.speed
-            else ["Not measured yet: `eagletwin bench speed --write docs/records`.", ""]
+            else ["Not measured yet: `eagletwin bench speed --write build/records`.", ""]
         ),
         "## Search",
         "",
@@ -84,7 +84,7 @@ def page(record: BenchRecord) -> str:
     ]
     absent = [name for name, entry in LEDGER.items() if name not in record.searches and not why_not(entry)]
     if absent:
-        rows += ["", f"Not searched for yet (`eagletwin bench search --missing --write docs/records`): {', '.join(absent)}."]
+        rows += ["", f"Not searched for yet (`eagletwin bench search --missing --write build/records`): {', '.join(absent)}."]
     rows += [f"\nNever searched for: {why_not(entry)}." for entry in LEDGER.values() if why_not(entry)]
     return "\n".join([*rows, ""])
 
@@ -164,7 +164,7 @@ def _speed_lines(speed: Speed) -> list[str]:
     for name, values in speed.growth.items():
         rows += [f"| {name} | {' | '.join(str(value) for value in values)} |", f"|---|{'---|' * len(values)}"]
         rows += [f"| ms | {' | '.join(f'{1000 * found.median:.0f}' for found in values.values())} |", ""]
-    return [*rows, f"![time of a case by its size]({PLOT})", ""]
+    return rows
 
 
 def _milliseconds(seconds: Spread) -> Spread:
@@ -198,38 +198,3 @@ def layers_lines(found: Sequence[Cost]) -> list[str]:
         f"| {one.cost:.1%} ± {one.spread:.1%} | {one.stale:.0%} |"
         for one in found
     ]
-
-
-def plot(growth: Mapping[str, Mapping[int, Spread]]) -> str:
-    """One panel a variable: medians with their spread, in milliseconds. SVG."""
-    width, height, pad = 300, 220, 44
-    parts = [
-        f'<svg xmlns="http://www.w3.org/2000/svg" width="{width * len(growth)}" height="{height + 20}" '
-        'font-family="sans-serif" font-size="11">',
-        '<rect width="100%" height="100%" fill="white"/>',
-    ]
-    for number, (name, values) in enumerate(growth.items()):
-        left, top = number * width + pad, 20
-        right, bottom = (number + 1) * width - 12, height - 20
-        most = 1000 * max(found.high for found in values.values())
-        last = max(values)
-
-        def x(value: float, left: float = left, right: float = right, last: float = last) -> float:
-            return left + (right - left) * value / last
-
-        def y(milliseconds: float, top: float = top, bottom: float = bottom, most: float = most) -> float:
-            return bottom - (bottom - top) * milliseconds / most
-
-        parts.append(f'<path d="M{left} {top}V{bottom}H{right}" fill="none" stroke="#444"/>')
-        parts += [
-            f'<text x="{left - 4}" y="{y(tick) + 4:.1f}" text-anchor="end">{tick:.0f}</text>' for tick in (0, most / 2, most)
-        ]
-        for value, found in values.items():
-            low, high = y(1000 * found.low), y(1000 * found.high)
-            parts.append(f'<path d="M{x(value):.1f} {low:.1f}V{high:.1f}" stroke="#88a"/>')
-            parts.append(f'<circle cx="{x(value):.1f}" cy="{y(1000 * found.median):.1f}" r="3" fill="#225"/>')
-            parts.append(f'<text x="{x(value):.1f}" y="{bottom + 14}" text-anchor="middle">{value}</text>')
-        line = " ".join(f"{x(value):.1f},{y(1000 * found.median):.1f}" for value, found in values.items())
-        parts.append(f'<polyline points="{line}" fill="none" stroke="#225"/>')
-        parts.append(f'<text x="{(left + right) / 2:.0f}" y="{height + 10}" text-anchor="middle">{name} (ms a case)</text>')
-    return "\n".join([*parts, "</svg>", ""])

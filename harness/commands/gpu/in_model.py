@@ -11,7 +11,7 @@ from eagletwin.cases.ledger import remedies_of
 from eagletwin.harness.core.errors import InputError
 from eagletwin.harness.core.patch import Patch
 
-from ..models.results import asked_of, read
+from ..models.results import asked_of, case_in, read
 from .job import Job
 from .plan import Options, proofs
 
@@ -19,7 +19,7 @@ from .plan import Options, proofs
 def proofs_in_model(entries: list[Entry], options: Options, records: Path) -> tuple[list[Job], list[str]]:
     """Both sides of the entries that are proven in the model of these options, and why the others are left out. Live bugs that
     would show first there are mended on both sides. records: the folder into which `eagletwin models table` wrote."""
-    answers, jobs, others = read(records, options.model).answers, list[Job](), list[str]()
+    answers, jobs, others = read(records)[options.model].answers, list[Job](), list[str]()
     for entry in entries:
         answer = answers.get(entry.id)
         if answer is None or answer.asked != asked_of(entry):
@@ -28,11 +28,12 @@ def proofs_in_model(entries: list[Entry], options: Options, records: Path) -> tu
                 consequence="no plan was written",
                 remedy=f"run `eagletwin models table {options.model} --entry {entry.id} --write {records}`, or give --records",
             )
-        if answer.case is None:
+        if answer.attempt is None:
             others.append(f"{entry.id} in {options.model}: {answer.why or answer.status}")
             continue
         mended = remedies_of(answer.beside)
-        there = dataclasses.replace(entry, case=answer.case, rule=answer.rule or entry.rule)
+        case = case_in(entry, options.model, answer.attempt)
+        there = dataclasses.replace(entry, case=case, rule=answer.rule or entry.rule)
         jobs += [_beside(job, mended) for job in proofs([there], options)]
     return jobs, others
 

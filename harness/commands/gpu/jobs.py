@@ -1,4 +1,4 @@
-"""Run many cases on the GPUs of one host and keep their results: the figures of docs/records/gpu.md are made of these.
+"""Run many cases on the GPUs of one host and keep their results: the figures of docs/records/detection.md are made of these.
 
 A plan is a list of jobs. A job is one engine: one configuration, one mode, one set of patches; its cases run in it one after
 another, each after a reset. Jobs run side by side, since starting an engine costs the processor some twenty seconds and a case

@@ -1,7 +1,7 @@
 """NVIDIA's MPS for the time of a run, so that engines use one GPU at the same time.
 
 Without it the processes on a GPU take turns of some milliseconds, and a tap that waits for the GPU waits for the turns of all
-others: with 15 engines a case takes five times as long (docs/records/gpu.md). MPS hands the work of all of them to one context
+others: with 15 engines a case takes five times as long. MPS hands the work of all of them to one context
 of the GPU. The price is that an error on the GPU, such as an illegal access, ends every process that shares it. So a job in
 which a worker died runs again with the GPU to itself, and a job that is to show something never shares it (jobs.py).
 

@@ -33,9 +33,9 @@ def models_table(
         list[str] | None, typer.Option("--entry", metavar="ENTRY", help="Prove only this entry. Repeatable.")
     ] = None,
     again: Annotated[bool, typer.Option("--again", help="Prove everything again.")] = False,
-    write: Annotated[
-        Path, typer.Option(help="Folder for the page, models.md, and for the answers, data/models/*.json.")
-    ] = Path("docs/records"),
+    write: Annotated[Path, typer.Option(help="Folder for the page, models.md, and for the answers, models.jsonl.")] = Path(
+        "docs/records"
+    ),
 ) -> int:
     """Prove every entry of the ledger in every model, where it is not known yet, and write a page.
 
@@ -50,19 +50,20 @@ def models_table(
     chosen = _chosen(names, list(RECIPES))
     ledger = ledger_of(["all"])
     wanted = ledger_of(entries) if entries else ledger
-    found = {model: results.read(write, model) for model in RECIPES}
+    found = results.read(write)
     due = {model: left for model in chosen if (left := survey.due(found[model], wanted, again=again))}
     with progress("proofs", sum(map(len, due.values()))) as line:
         for model, left in due.items():
             with Host() as host:
-                survey.survey(host, found[model], left, keep=lambda one: results.write(write, one), say=telling(line))
+                survey.survey(host, found[model], left, keep=lambda: results.write(write, found.values()), say=telling(line))
     known = [one for one in found.values() if one.answers]
+    write.mkdir(parents=True, exist_ok=True)
     (write / PAGE).write_text(page(known, ledger), encoding="utf-8")
     print(f"{write / PAGE} written")
     holes = open_cells(list(found.values()), ledger)
     if holes:
         print(f"open: {count(len(holes), 'cell')}, such as {holes[0]}")
-    files = {"page": str(write / PAGE), "measurements": str(write / results.FOLDER)}
+    files = {"page": str(write / PAGE), "measurements": str(write / results.FILE)}
     tell_result(WrittenFacts(files=files, said=[f"open: {hole}" for hole in holes]))
     return EXIT_UNKNOWN if holes else EXIT_EQUAL
 

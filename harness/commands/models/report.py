@@ -1,4 +1,4 @@
-"""docs/records/models.md: the ledger in every model, made of recorded answers alone."""
+"""models.md: the ledger in every model, made of recorded answers alone."""
 
 from collections import Counter
 from collections.abc import Iterator, Sequence
@@ -9,7 +9,7 @@ from eagletwin.harness.core.words import count
 from eagletwin.harness.families import FAMILIES
 
 from .reasons import reason
-from .results import InModel, ModelCell
+from .results import FILE, InModel, ModelCell
 
 PAGE = "models.md"
 _REFUSED = "SGLang does not run this configuration"  # as engines/host.py says it, and then why
@@ -51,20 +51,18 @@ def _why(entry: Entry, model: str, answer: ModelCell) -> str:
 
 def _head(found: Sequence[InModel], entries: Sequence[Entry]) -> list[str]:
     counts = Counter(answer.status for one in found for answer in one.answers.values())
-    versions = ", ".join(sorted({one.sglang for one in found if one.sglang}))
-    seconds = sum(answer.seconds for one in found for answer in one.answers.values())
+    versions = ", ".join(sorted({cell.sglang for one in found for cell in one.answers.values() if cell.sglang}))
     return [
         "# The ledger in every model",
         "",
-        f"Written by `eagletwin models table` from docs/records/data/models/*.json: {len(entries)} entries "
-        f"in {count(len(found), 'model')} on SGLang {versions}, on a CPU. {count(counts['proven'], 'cell')} are proven. "
-        f"It took {seconds:.0f} s, on a machine busy with other work.",
+        f"Written by `eagletwin models table` from {FILE}: {len(entries)} entries in {count(len(found), 'model')} on SGLang "
+        f"{versions}, on a CPU. {count(counts['proven'], 'cell')} are proven.",
         "",
         "A proof is an entry's case carried over to the model: equal with the fix, diverged without it, three times alike.",
         f"Where that case does not reach the bug, other prompts and longer answers are tried, {CASES} cases at most.",
         "",
-        "* **proven**: by the entry's own rule.",
-        "* proven with a letter: another rule is the first to break there, or another live bug is mended on both sides.",
+        "* home: the entry's own case is of this model. yes: proven by the entry's own rule.",
+        "* yes with a letter: another rule is the first to break there, or another live bug is mended on both sides.",
         "* A number: not there, for the reason with that number below.",
         "* **open**: it does not show, and the reason is not known.",
         "",
@@ -98,13 +96,13 @@ class _Legend:
     def word(self, entry: Entry, one: InModel) -> str:
         answer = one.answers.get(entry.id)
         if entry.case.model == one.model and answer is not None and answer.status == "proven":
-            return "**at home**"
+            return "home"
         if answer is None:
             return "(not run)"
         if answer.status == "proven":
             how = _how(entry, answer)
-            return f"proven {self._other.setdefault(how, _letter(len(self._other)))}" if how else "**proven**"
-        why = _why(entry, one.model, answer)
+            return f"yes {self._other.setdefault(how, _letter(len(self._other)))}" if how else "yes"
+        why = _why(entry, one.model, answer).replace(one.model, "this model")
         return str(self._reasons.setdefault(why, len(self._reasons) + 1)) if why else "**open**"
 
     def lines(self) -> Iterator[str]:

@@ -1,23 +1,27 @@
-"""What an entry of the ledger came to in another model, as a JSON file of its own for each model."""
+"""What the entries of the ledger came to in other models, next to the page that is made of it."""
 
 import dataclasses
 import hashlib
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
+from itertools import islice
 from pathlib import Path
 from typing import Literal
 
 from msgspec import Struct
 
+from eagletwin.cases.carried import cannot_be_in, carried
 from eagletwin.cases.entry import Entry
 from eagletwin.cases.ledger import remedies_of
+from eagletwin.cases.reach import on_a_cpu, unreached
 from eagletwin.cases.regressions import LEDGER
 from eagletwin.harness.core.case import Case, without_defaults
 from eagletwin.harness.core.patch import Patch
 from eagletwin.harness.engines.lock import releases
+from eagletwin.harness.families import RECIPES
 
-from ..kept import read_kept, write_kept
+from ..answer_store import read_answers, write_answers
 
-FOLDER = Path("data") / "models"
+FILE = "models.jsonl"
 
 
 class ModelCell(Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -27,27 +31,27 @@ class ModelCell(Struct, frozen=True, kw_only=True, omit_defaults=True):
     status  `proven`: red without the fix, green with it. `cannot be`: by what the entry is about, the model or the CPU.
             `not shown`: no case that was tried shows it. `not run`: no engine for it
     rule    of a proof: the one by which it shows
-    case    of a proof: the one that shows it
+    attempt of a proof: which of the cases of `carried` shows it, from 0
     beside  live bugs that are mended on both sides, since they would show first
     idle    what the entry edits and this model's worker never calls
     why     why not, in short
+    sglang  the version that gave the answer; empty, if none was asked
     """
 
     asked: str
     status: Literal["proven", "cannot be", "not shown", "not run"]
     rule: str = ""
-    case: Case | None = None
+    attempt: int | None = None
     beside: tuple[str, ...] = ()
     idle: tuple[str, ...] = ()
     why: str = ""
-    seconds: float = 0.0
+    sglang: str = ""
 
 
 class InModel(Struct, kw_only=True):
-    """A model: its answers by entry, and the SGLang that gave them. It is filled while it is asked."""
+    """A model: its answers by entry. It is filled while it is asked."""
 
     model: str
-    sglang: str = ""
     answers: dict[str, ModelCell] = {}
 
 
@@ -57,26 +61,55 @@ def asked_of(entry: Entry) -> str:
     return hashlib.sha256(f"{without_defaults(entry.case)} {sides} {entry.rule}".encode()).hexdigest()[:12]
 
 
-def read(folder: Path, model: str) -> InModel:
-    """What is known of a model; nothing, if it has no file. Raises InputError for a file of another kind."""
-    return read_kept(folder / FOLDER / f"{model}.json", InModel(model=model), "nothing was proven")
+def read(folder: Path) -> dict[str, InModel]:
+    """Each model, with what is known of it. Raises InputError for a file of another kind."""
+    answers = read_answers(folder / FILE, ModelCell, "nothing was proven")
+    return {model: InModel(model=model, answers=answers.get(model, {}) | _impossible_in(model)) for model in RECIPES}
 
 
-def write(folder: Path, found: InModel) -> None:
-    """Keep it, in place of what was there."""
-    write_kept(folder / FOLDER / f"{found.model}.json", found)
+def write(folder: Path, found: Collection[InModel]) -> None:
+    """Write what was run in all models, in place of what was there."""
+    ran = {one.model: {name: cell for name, cell in one.answers.items() if cell.status != "cannot be"} for one in found}
+    write_answers(folder / FILE, ran)
+
+
+def without_running(entry: Entry, model: str) -> ModelCell | None:
+    """What can be said of an entry in a model without a run; None: it must be run."""
+    why = unreached(entry, on_a_cpu(entry)).removeprefix(f"{entry.id} is ") or cannot_be_in(entry, model)
+    return ModelCell(asked=asked_of(entry), status="cannot be", why=why) if why else None
+
+
+def _impossible_in(model: str) -> dict[str, ModelCell]:
+    cells = ((entry.id, without_running(entry, model)) for entry in LEDGER.values())
+    return {name: cell for name, cell in cells if cell is not None}
+
+
+def case_in(entry: Entry, model: str, attempt: int) -> Case:
+    """The case by which an entry was proven in a model."""
+    from ..bench.acceptance import target_says  # it imports torch
+
+    return next(islice(carried(entry, model, target_says), attempt, None)).case
+
+
+def attempt_of(entry: Entry, case: Case) -> int:
+    """Which of the cases of an entry in a model this one is."""
+    from ..bench.acceptance import target_says
+
+    return next(n for n, one in enumerate(carried(entry, case.model, target_says)) if one.case == case)
 
 
 def proven_in(folder: Path, model: str) -> list[Entry]:
     """The entries that are proven in a model as the ledger has them today, with the cases that show them; and beside each, for
     any release, the remedies of the live bugs that would show first there."""
-    answers = read(folder, model).answers
+    answers = read(folder)[model].answers
     return [
         dataclasses.replace(
-            entry, case=answer.case, beside=dict.fromkeys(releases(), remedies(answer.beside)) if answer.beside else {}
+            entry,
+            case=case_in(entry, model, answer.attempt),
+            beside=dict.fromkeys(releases(), remedies(answer.beside)) if answer.beside else {},
         )
         for entry in LEDGER.values()
-        if (answer := answers.get(entry.id)) is not None and answer.case is not None and answer.asked == asked_of(entry)
+        if (answer := answers.get(entry.id)) is not None and answer.attempt is not None and answer.asked == asked_of(entry)
     ]
 
 

@@ -74,13 +74,17 @@ def releases_table(
         typer.Option(metavar="RECIPE", help="Measure the cases with which `eagletwin models table` proved the ledger in it."),
     ] = "",
     again: Annotated[bool, typer.Option("--again", help="Measure everything again.")] = False,
-    write: Annotated[
-        Path,
-        typer.Option(
-            help="Folder for the pages, releases.md and report.html, and for the measurements, data/*.json; those of a model "
-            "are in models/RECIPE of it."
-        ),
+    records: Annotated[
+        Path, typer.Option(metavar="FOLDER", help="With --model: the folder into which `models table` wrote.")
     ] = Path("docs/records"),
+    write: Annotated[
+        Path | None,
+        typer.Option(
+            help="Folder for the pages, releases.md and report.html, and for the measurements, releases.jsonl. "
+            "Default: docs/records; with --model build/records/RECIPE.",
+            show_default=False,
+        ),
+    ] = None,
 ) -> int:
     """Measure the ledger and greedy output on every release, where it is not measured yet, and write a page.
 
@@ -93,12 +97,13 @@ def releases_table(
     from .report import PAGE, empty, page
     from .table import differs, fill, right_output
 
-    ledger = _in_model(model, write) if model else [_unchanged(entry) for entry in with_probes(["all"])]
+    ledger = _in_model(model, records) if model else [_unchanged(entry) for entry in with_probes(["all"])]
     wanted = [entry for entry in ledger if entry.id in _ids(entries)] if entries else ledger
-    folder, cases = write / "models" / model if model else write, common_cases(model)
+    folder, cases = write or (Path("build/records") / model if model else Path("docs/records")), common_cases(model)
     with progress("measurements") as line:
         found = fill(folder, chosen(names), ledger, wanted, cases, again=again, say=telling(line))
     right = right_output(cases)
+    folder.mkdir(parents=True, exist_ok=True)
     (folder / PAGE).write_text(page(found, ledger, right, model), encoding="utf-8")
     print(f"{folder / PAGE} written")
     write_page(folder, lambda: ledger_page(found, ledger))
@@ -110,11 +115,11 @@ def releases_table(
 def _tell_written(folder: Path, holes: list[str]) -> None:
     """What was written, and what is missing in it."""
     from .report import PAGE
-    from .results import FOLDER
+    from .results import FILE
 
     if holes:
         print(f"not measured: {count(len(holes), 'cell')}, such as {holes[0]}")
-    files = {"page": str(folder / PAGE), "measurements": str(folder / FOLDER)}
+    files = {"page": str(folder / PAGE), "measurements": str(folder / FILE)}
     tell_result(WrittenFacts(files=files, said=[f"not measured: {hole}" for hole in holes]))
 
 

@@ -45,7 +45,7 @@ def ledger_page(measured: Sequence[Measured], entries: Sequence[Known]) -> Page:
         status="ledger",
         headline=f"{count(len(entries), 'known bug')} on {count(len(measured), 'release')}: {said}",
         sections=(PageSection(heading="Entries by release", tables=(table,)), *reasons),
-        again=("eagletwin releases table --write docs/records",),
+        again=("eagletwin releases table",),
     )
 
 
@@ -73,7 +73,7 @@ def _reasons(measured: Sequence[Measured]) -> list[PageSection]:
     for one in measured:
         for name, cell in one.cells.items():
             if cell.status == "cannot tell" and cell.why:
-                found.setdefault(" ".join(cell.why.split()), []).append(f"{name} on {one.release}")
+                found.setdefault(cell.why, []).append(f"{name} on {one.release}")
     rows = tuple(TableRow((TableCell(why), TableCell(", ".join(where)))) for why, where in found.items())
     if not rows:
         return []

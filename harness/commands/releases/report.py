@@ -1,16 +1,15 @@
-"""docs/records/releases.md: the ledger on each release, and greedy output, as a page made of recorded measurements alone."""
+"""releases.md: the ledger on each release, and greedy output, as a page made of recorded measurements alone."""
 
-import re
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
+from itertools import groupby
 
 from eagletwin.cases.entry import Entry, Known, Probe
 from eagletwin.harness.core.words import count
 
-from .results import Cell, Measured
+from .results import FILE, Cell, Measured
 
 PAGE = "releases.md"
-_LINE = re.compile(r":\d+(?= in )")  # where in our own file a worker was called moves with every change of it
 
 
 _WORDS = (
@@ -51,15 +50,10 @@ def page(measured: Sequence[Measured], entries: Sequence[Known], right: Sequence
     lines = [
         f"# {title}",
         "",
-        f"Written by `{asked} --write docs/records` from {'' if model else 'docs/records/'}data/*.json: "
+        f"Written by `{asked}` from {FILE}: "
         f"{_asked(len(entries), probes)} on {len(measured)} published wheels, unchanged{_but(entries, model)}, on a CPU. "
         f"{counts['green']} cells are green, {counts['red']} are red, and {counts['cannot tell']} cannot tell. "
-        + (
-            f"Releases without a single verdict: {', '.join(silent)}. "
-            if silent
-            else "Every release has at least one verdict. "
-        )
-        + f"The measurements took {sum(one.seconds for one in measured):.0f} s in all, on a machine busy with other work.",
+        + (f"Releases without a single verdict: {', '.join(silent)}." if silent else "Every release has at least one verdict."),
         "",
         "Columns are releases, without the leading 0.5.",
         "",
@@ -77,13 +71,9 @@ def page(measured: Sequence[Measured], entries: Sequence[Known], right: Sequence
         "## Again",
         "",
         "```",
-        f"{asked} --write docs/records                    # measures what is missing, and writes this page",
-        f"{asked} 0.5.12 --again --write docs/records     # measures one release again",
-        *(
-            []
-            if model
-            else ["eagletwin check 25015 --sglang 0.5.11                            # one cell, with the whole argument"]
-        ),
+        f"{asked}                    # measures what is missing, and writes this page",
+        f"{asked} 0.5.12 --again     # measures one release again",
+        *([] if model else ["eagletwin check 25015 --sglang 0.5.11      # one cell, with the whole argument"]),
         "```",
     ]
     return "\n".join(lines) + "\n"
@@ -151,7 +141,7 @@ class _Legend:
         if cell.status == "red":
             self._where.setdefault(cell.rule, set()).add(release)
             return f"red {self._rules.setdefault(cell.rule, chr(ord('a') + len(self._rules)))}"
-        why = _LINE.sub("", " ".join(cell.why.split()))
+        why = cell.why.removeprefix(f"{entry.id} is ")
         self._reasons.setdefault(why, set()).add(release)
         return f"? {list(self._reasons).index(why) + 1}"
 
@@ -167,7 +157,13 @@ class _Legend:
             yield "Cannot tell, because:"
             yield ""
         for number, (why, releases) in enumerate(self._reasons.items(), 1):
-            yield f"{number}. {why} ({', '.join(one for one in self._measured if one in releases)})"
+            yield f"{number}. {why} ({self._ranges(releases)})"
+
+    def _ranges(self, releases: set[str]) -> str:
+        """These releases, each run of measured ones by its first and last."""
+        runs = groupby(self._measured, releases.__contains__)
+        ends = [(run[0], run[-1]) for has, names in runs if has for run in [list(names)]]
+        return ", ".join(first if first == last else f"{first} to {last}" for first, last in ends)
 
     def _red(self, rule: str, releases: set[str]) -> list[str]:
         """Entries that are red by this rule, their own, in every one of these releases."""
@@ -210,4 +206,4 @@ def _output_lines(measured: Sequence[Measured], right: Sequence[str], model: str
             if other:
                 yield f"\n* {one.release}: other tokens in cases {', '.join(map(str, other))}."
             if missing:
-                yield f"\n* {one.release}: {count(missing, 'case')} did not finish: {' '.join(one.output.why.split())}"
+                yield f"\n* {one.release}: {count(missing, 'case')} did not finish: {one.output.why}"

@@ -1,16 +1,20 @@
-"""What was measured on a release, as a JSON file of its own: kept next to the page that is made of it, and read again."""
+"""What was measured on the releases, next to the page that is made of it."""
 
+from collections.abc import Collection
 from pathlib import Path
 from typing import Literal
 
 from msgspec import Struct
 
-from ..kept import read_kept, write_kept
+from eagletwin.harness.engines.lock import releases
 
-FOLDER = "data"
+from ..answer_store import read_answers, write_answers
+
+FILE = "releases.jsonl"
+_OUTPUT = "greedy output"  # in the place of an entry
 
 
-class Cell(Struct, frozen=True, kw_only=True):
+class Cell(Struct, frozen=True, kw_only=True, omit_defaults=True, tag="cell"):
     """An entry of the ledger on a release.
 
     asked   digest of what was run and how it was judged: another case or view must be measured anew
@@ -23,10 +27,9 @@ class Cell(Struct, frozen=True, kw_only=True):
     rule: str = ""
     own: bool = False
     why: str = ""
-    seconds: float = 0.0
 
 
-class Output(Struct, frozen=True, kw_only=True):
+class Output(Struct, frozen=True, kw_only=True, omit_defaults=True, tag="output"):
     """The results of the common cases.
 
     tokens    a digest of each case's emitted tokens; "" of one that did not finish: `why`, of the first of them
@@ -37,7 +40,6 @@ class Output(Struct, frozen=True, kw_only=True):
     tokens: tuple[str, ...] = ()
     why: str = ""
     packages: str = ""
-    seconds: float = 0.0
 
 
 class Measured(Struct, kw_only=True):
@@ -47,17 +49,22 @@ class Measured(Struct, kw_only=True):
     cells: dict[str, Cell] = {}
     output: Output | None = None
 
-    @property
-    def seconds(self) -> float:
-        """Wall time of all that the release was asked. The first answer waits for its start."""
-        return sum(answer.seconds for answer in (*self.cells.values(), self.output) if answer is not None)
+
+def read(folder: Path) -> dict[str, Measured]:
+    """Each known release, oldest first, with what is known of it. Raises InputError for a file of another kind."""
+    answers = read_answers(folder / FILE, Cell | Output, "nothing was measured")
+    found = {name: Measured(release=name) for name in releases()}
+    for name, by_entry in answers.items():
+        measured = found.setdefault(name, Measured(release=name))
+        measured.output = by_entry.pop(_OUTPUT, None)
+        measured.cells = by_entry
+    return found
 
 
-def read(folder: Path, release: str) -> Measured:
-    """What is known of a release; nothing, if it has no file. Raises InputError for a file of another kind."""
-    return read_kept(folder / FOLDER / f"{release}.json", Measured(release=release), "nothing was measured")
-
-
-def write(folder: Path, measured: Measured) -> None:
-    """Keep it, in place of what was there."""
-    write_kept(folder / FOLDER / f"{measured.release}.json", measured)
+def write(folder: Path, found: Collection[Measured]) -> None:
+    """Write what is known of all releases, in place of what was there."""
+    answers: dict[str, dict[str, Struct]] = {one.release: {**one.cells} for one in found}
+    for one in found:
+        if one.output is not None:
+            answers[one.release][_OUTPUT] = one.output
+    write_answers(folder / FILE, answers)

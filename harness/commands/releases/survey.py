@@ -1,6 +1,7 @@
 """Run the ledger on a release, and the cases that all releases have in common."""
 
 import hashlib
+import re
 import tempfile
 import time
 from collections.abc import Callable, Sequence
@@ -22,6 +23,7 @@ from eagletwin.harness.engines.provision import NotFetched
 from .results import Cell, Measured, Output
 
 LIMITS = Limits(step=60.0, case=300.0)
+_PLACE = re.compile(r"/\S*?/(?=sglang/)|(?<=\.py):\d+(?= in |, and )")
 
 
 def asked_of(entry: Known) -> str:
@@ -37,15 +39,15 @@ def asked_output(cases: Sequence[Case]) -> str:
     return _digest(str([without_defaults(case) for case in cases]).encode())
 
 
-def cell_of(entry: Known, verdict: Verdict, seconds: float = 0.0) -> Cell:
+def cell_of(entry: Known, verdict: Verdict) -> Cell:
     """What a verdict of the release, unchanged but for an entry's `beside`, says of an entry."""
     asked, own = asked_of(entry), verdict.rule == entry.rule
     if verdict.status == "equal":
-        return Cell(asked=asked, status="green", seconds=seconds)
+        return Cell(asked=asked, status="green")
     if verdict.status == "diverged" or (own and entry.rule.startswith("engine.")):
-        return Cell(asked=asked, status="red", rule=verdict.rule, own=own, seconds=seconds)
+        return Cell(asked=asked, status="red", rule=verdict.rule, own=own)
     why = ": ".join(part for part in (verdict.rule, verdict.reason) if part)
-    return Cell(asked=asked, status="cannot tell", rule=verdict.rule, why=why, seconds=seconds)
+    return Cell(asked=asked, status="cannot tell", rule=verdict.rule, why=_without_places(why))
 
 
 def cell_without_asking(entry: Known) -> Cell | None:
@@ -60,50 +62,49 @@ def measure(
     entries: Sequence[Known],
     cases: Sequence[Case],
     *,
-    keep: Callable[[Measured], None],
+    keep: Callable[[], None],
     say: Callable[[str], None],
 ) -> None:
-    """Fill in what is not known of a release, of these entries and the common cases; hand it to `keep` after each answer.
+    """Fill in what is not known of a release, of these entries and the common cases; and `keep` it after each answer.
 
     Of a release that cannot be had, what is known stays; the rest was not `asked`, so it is asked next time.
     """
     if isinstance(host, NotFetched):
         for entry in entries:
             if entry.id not in known.cells or known.cells[entry.id].asked != asked_of(entry):
-                known.cells[entry.id] = Cell(asked="", status="cannot tell", why=host.cause)
+                known.cells[entry.id] = Cell(asked="", status="cannot tell", why=_without_places(host.cause))
         if known.output is None or known.output.asked != asked_output(cases):
-            known.output = Output(asked="", why=host.cause)
+            known.output = Output(asked="", why=_without_places(host.cause))
         say(f"{known.release:13} {host.cause}")
-        keep(known)
+        keep()
         return
     for entry in entries:
-        known.cells[entry.id] = _cell(host, entry, known.release)
-        cell = known.cells[entry.id]
-        said = f"{cell.status} {cell.rule}".strip()
-        say(f"{known.release:13} {entry.id:26} {said}, {cell.seconds:.1f} s" + (f": {cell.why}" if cell.why else ""))
-        keep(known)
+        begun = time.monotonic()
+        cell = known.cells[entry.id] = _cell(host, entry, known.release)
+        said, seconds = f"{cell.status} {cell.rule}".strip(), time.monotonic() - begun
+        say(f"{known.release:13} {entry.id:26} {said}, {seconds:.1f} s" + (f": {cell.why}" if cell.why else ""))
+        keep()
     if known.output is None or known.output.asked != asked_output(cases):
+        begun = time.monotonic()
         known.output = _output(host, cases)
         finished = sum(bool(tokens) for tokens in known.output.tokens)
-        took = f"{known.output.seconds:.1f} s {known.output.why}"
+        took = f"{time.monotonic() - begun:.1f} s {known.output.why}"
         say(f"{known.release:13} output of {finished} of {len(cases)} common cases, {took}")
-        keep(known)
+        keep()
 
 
 def _cell(host: Host, entry: Known, release: str) -> Cell:
-    begun = time.monotonic()
     with tempfile.TemporaryDirectory(prefix="eagletwin-") as scratch:
         try:
             verdict = _verdict(host, entry, release, Path(scratch))
         except PatchDoesNotApply:
             why = f"{_beside(entry, release)[0].name}, which mends what would show first, does not apply to this release"
-            return Cell(asked=asked_of(entry), status="cannot tell", why=why, seconds=time.monotonic() - begun)
+            return Cell(asked=asked_of(entry), status="cannot tell", why=why)
         except EagletwinError as error:  # it does not start, it refuses the configuration, or the harness failed on it
-            why = f"{error.cause}{_last_words(Path(scratch))}".replace(scratch, "")
+            why = _without_places(f"{error.cause}{_last_words(Path(scratch))}".replace(scratch, ""))
             asked = "" if isinstance(error, HarnessError) else asked_of(entry)  # which says nothing of the release
-            return Cell(asked=asked, status="cannot tell", why=why, seconds=time.monotonic() - begun)
-    cell = cell_of(entry, verdict, time.monotonic() - begun)
-    return may_be_of_what_is_mended(entry, release, cell, verdict.reason)
+            return Cell(asked=asked, status="cannot tell", why=why)
+    return may_be_of_what_is_mended(entry, release, cell_of(entry, verdict), verdict.reason)
 
 
 def may_be_of_what_is_mended(entry: Known, release: str, cell: Cell, reason: str) -> Cell:
@@ -112,7 +113,7 @@ def may_be_of_what_is_mended(entry: Known, release: str, cell: Cell, reason: str
     if not beside or cell.status != "red" or not cell.rule.startswith("engine.") or entry.is_in(release):
         return cell
     why = f"{cell.rule}: {reason}, beside {beside[0].name}, which may be what ends the worker of this release"
-    return Cell(asked=cell.asked, status="cannot tell", rule=cell.rule, why=why, seconds=cell.seconds)
+    return Cell(asked=cell.asked, status="cannot tell", rule=cell.rule, why=_without_places(why))
 
 
 def _verdict(host: Host, entry: Known, release: str, scratch: Path) -> Verdict:
@@ -128,6 +129,11 @@ def _beside(entry: Known, release: str) -> tuple[Patch, ...]:
     return (entry.beside[release],) if isinstance(entry, Entry) and release in entry.beside else ()
 
 
+def _without_places(why: str) -> str:
+    """On one line, without the folders and line numbers that are this machine's and this release's."""
+    return _PLACE.sub("", " ".join(why.split()))
+
+
 def _last_words(folder: Path) -> str:
     """The last line of the log of a case that ran, where there is one."""
     log = folder / "engine.log"
@@ -136,7 +142,6 @@ def _last_words(folder: Path) -> str:
 
 
 def _output(host: Host, cases: Sequence[Case]) -> Output:
-    begun = time.monotonic()
     tokens, why, packages = [], "", ""
     for case in cases:
         try:
@@ -152,8 +157,7 @@ def _output(host: Host, cases: Sequence[Case]) -> Output:
         tokens.append(digest_of(emitted(trace)) if trace.header.ending.kind == "finished" else "")
         if not tokens[-1]:
             why = why or f"{case.name} {trace.header.ending.kind}: {trace.header.ending.detail}"
-    seconds = time.monotonic() - begun
-    return Output(asked=asked_output(cases), tokens=tuple(tokens), why=why, packages=packages, seconds=seconds)
+    return Output(asked=asked_output(cases), tokens=tuple(tokens), why=_without_places(why), packages=packages)
 
 
 def emitted(trace: Trace) -> dict[str, list[int]]:

@@ -5,7 +5,6 @@ from pathlib import Path
 
 from eagletwin.cases.entry import Known
 from eagletwin.harness.core.case import Case
-from eagletwin.harness.engines.lock import releases
 from eagletwin.harness.engines.provision import NotFetched
 from eagletwin.harness.engines.release_hosts import hosts
 
@@ -28,14 +27,14 @@ def fill(
 
     again: also for what is known of them; output too, if all of the ledger is wanted. Stopped half way, it goes on from there.
     """
-    found = {name: read(folder, name) for name in releases()}
+    found = read(folder)
     missing = {}
     for name in names:
         cells = found[name].cells
         unasked = {entry.id: cell for entry in wanted if (cell := cell_without_asking(entry)) is not None}
         if any(cells.get(entry) != cell for entry, cell in unasked.items()):
             cells.update(unasked)
-            write(folder, found[name])
+            write(folder, found.values())
         due_here = [entry for entry in wanted if entry.id not in unasked]
         missing[name] = [
             entry for entry in due_here if again or entry.id not in cells or cells[entry.id].asked != asked_of(entry)
@@ -44,7 +43,7 @@ def fill(
     for name, host in hosts(due):
         if again and len(wanted) == len(ledger) and not isinstance(host, NotFetched):
             found[name].output = None
-        measure(host, found[name], missing[name], cases, keep=lambda measured: write(folder, measured), say=say)
+        measure(host, found[name], missing[name], cases, keep=lambda: write(folder, found.values()), say=say)
     asked = {entry.id: asked_of(entry) for entry in ledger}
     for measured in found.values():
         # cells of entries that left the ledger, or whose case has changed since, are dropped

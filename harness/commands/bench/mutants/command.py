@@ -28,7 +28,7 @@ def bench_mutants(
     most: Annotated[int, typer.Option("--cases", min=1, help="Cases with each mutant, of those that run its place.")] = 24,
     seconds: Annotated[float, typer.Option(min=1.0, help="How long to search for each mutant.")] = 45.0,
     sglang: Sglang = "",
-    write: Records = Path("docs/records"),
+    write: Records = Path("build/records"),
 ) -> int:
     """What share of one-place mutants of SGLang's speculative code a search kills. Some hours; it goes on where it was left.
     1 if fewer than 97 % of those that can be seen."""
@@ -54,7 +54,7 @@ def bench_oracle(
     sglang: Sglang = "",
     blocks: Annotated[int, typer.Option(min=1, help="As in `bench mutants`, which is run first.")] = 144,
     asking: Annotated[int, typer.Option(min=0, help="The same.")] = 4,
-    write: Records = Path("docs/records"),
+    write: Records = Path("build/records"),
 ) -> int:
     """What share of one-place mutants of the judge and the reference says another thing of recorded traces. 1 if fewer than
     95 % of those that can be seen."""
@@ -79,19 +79,17 @@ def bench_oracle(
 
 
 WORKER, ORACLE = "worker.jsonl", "oracle.jsonl"
-MEASURED = "measured.txt"  # when and how, by hand: a record may be of several runs
 
 
 def _written(folder: Path) -> int:
     """Write the page of what was measured so far."""
-    from .examined import read_examined
+    from .examined import examined
     from .page import PAGE, page, rate
     from .work import outcomes_in
 
-    files = [folder / "mutants" / name for name in (WORKER, ORACLE)]
-    worker, oracle = ((outcomes_in(file), read_examined(file.with_suffix(".examined.json"))) for file in files)
-    measured = folder / "mutants" / MEASURED
-    text = page(worker, oracle, measured.read_text(encoding="utf-8") if measured.exists() else "")
+    worker, oracle = ((outcomes_in(folder / "mutants" / name), examined(name)) for name in (WORKER, ORACLE))
+    text = page(worker, oracle)
+    folder.mkdir(parents=True, exist_ok=True)
     (folder / PAGE).write_text(text, encoding="utf-8")
     print(text)
     figures = {"worker": rate(*worker), "oracle": rate(*oracle)}

@@ -1,4 +1,7 @@
-"""What a person found out about the mutants that survived: a file of JSON beside the outcomes, for the page."""
+"""What a person found out about the mutants that survived, as JSON files of this folder.
+
+A rate counts only mutants that can be seen, so it rests on these reasons.
+"""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -27,6 +30,11 @@ class Examined(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     now: str = ""
 
 
+def examined(outcomes: str) -> list[Examined]:
+    """The reasons of the survivors in a file of outcomes of this name. A wheel has none."""
+    return read_examined(Path(__file__).with_name(outcomes).with_suffix(".examined.json"))
+
+
 def read_examined(path: Path) -> list[Examined]:
     """Raises InputError for a file that is not what it should be, and for a mutant that is named twice."""
     if not path.exists():
@@ -34,9 +42,7 @@ def read_examined(path: Path) -> list[Examined]:
     try:
         found = msgspec.json.decode(path.read_bytes(), type=list[Examined])
     except msgspec.DecodeError as error:
-        raise InputError(
-            f"{path}: {error}", consequence="no page was written", remedy="the record beside it is an example"
-        ) from error
+        raise InputError(f"{path}: {error}", consequence="no page was written", remedy="mend the file") from error
     names = [name for one in found for name in one.mutants]
     twice = sorted({name for name in names if names.count(name) > 1})
     if twice:

@@ -1,4 +1,4 @@
-"""The page docs/records/mutants.md: written from the outcomes, and from what was found out about the survivors."""
+"""The page mutants.md: written from the outcomes, and from what was found out about the survivors."""
 
 from collections import Counter
 from collections.abc import Callable, Sequence
@@ -93,20 +93,19 @@ def _shown(mutant: Mutant) -> str:
 Part = tuple[Sequence[Hunted], Sequence[Examined]]
 
 
-def page(worker: Part, oracle: Part, measured: str) -> str:
-    """The whole page, in Markdown. measured: when, on what and with which options, as a person wrote it down."""
+def page(worker: Part, oracle: Part) -> str:
+    """The whole page, in Markdown."""
     lines = [
         "# Mutants",
         "",
-        "Written by `eagletwin bench mutants` and `eagletwin bench oracle`, from [mutants/](mutants).",
+        "Written by `eagletwin bench mutants` and `eagletwin bench oracle`, from mutants/*.jsonl.",
         "A mutant is a program with one expression changed: a comparison, an operator, a constant, a bound of a slice, two "
         "arguments of a call, or a condition.",
         "It is *killed* if a search says something: a rule names a wrong number, the worker crashes or hangs, its trace cannot "
         "be judged, or it does not start.",
         "A survivor is examined: it is *equivalent*, *not reachable here*, or *missed*.",
-        "The reasons are written by hand, into `worker.examined.json` and `oracle.examined.json` beside the outcomes.",
+        "The reasons are written by hand, into `harness/commands/bench/mutants/*.examined.json`.",
         "",
-        *([measured.strip(), ""] if measured else []),
         "## SGLang's worker",
         "",
         "Mutants of SGLang's speculative code, and of where the scheduler takes what it returns, at places that a default "
