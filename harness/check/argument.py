@@ -28,12 +28,7 @@ def argue(
     columns  of a line; a drawing and a command may be longer
     known    the id of the bug of the ledger that it may be
     """
-    case, engine = header.case, header.engine
-    changed = f", with {', '.join(engine.patches)}" if engine.patches else ""
-    mode = (f", {engine.mode}" if engine.mode else "") + engine.several
-    off = f", not checked: {', '.join(verdict.without)}" if verdict.without else ""
-    off += f", judged by {verdict.view}" if verdict.view else ""
-    lines = [f"{verdict.status.upper()}  {case.name} on SGLang {engine.version} ({engine.device}{mode}{changed}{off})"]
+    engine, lines = header.engine, [_title(header, verdict)]
     changes = trace.changes if trace is not None else (header.differs,) if header.differs else ()
     if verdict.not_seen:
         lines += fold(f"NOT SEEN  {verdict.not_seen}", columns, "", " " * 10)
@@ -82,6 +77,16 @@ def argue(
     if again:
         lines += ["", f"  again: {again}"]
     return "\n".join(lines)
+
+
+def _title(header: Header, verdict: Verdict) -> str:
+    """The verdict, the case, and how it was run and judged."""
+    engine = header.engine
+    changed = f", with {', '.join(engine.patches)}" if engine.patches else ""
+    mode = (f", {engine.mode}" if engine.mode else "") + engine.several
+    off = f", not checked: {', '.join(verdict.without)}" if verdict.without else ""
+    off += f", judged by {verdict.view}" if verdict.view else ""
+    return f"{verdict.status.upper()}  {header.case.name} on SGLang {engine.version} ({engine.device}{mode}{changed}{off})"
 
 
 def _later(verdict: Verdict, columns: int) -> list[str]:

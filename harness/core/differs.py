@@ -180,8 +180,8 @@ class Changes(Struct):
 
     differs: Differs | None = None
     ran: dict[str, int] = {}
-    executed: dict[str, int] = {}
     of: int = 0
+    executed: dict[str, int] = {}
     compared: int = 0
     altered: int = 0
 
@@ -189,7 +189,7 @@ class Changes(Struct):
         """One more case."""
         if differs is not None:
             executed = dict.fromkeys(differs.executed, 1)
-            self.update(Changes(differs, dict.fromkeys(differs.ran, 1), executed, 1))
+            self.update(Changes(differs, dict.fromkeys(differs.ran, 1), 1, executed))
 
     def update(self, other: "Changes") -> None:
         """The cases of another count of the same tree."""

@@ -25,7 +25,7 @@ from eagletwin.harness.commands.compare.sides import runs_as_base, said_by
 from eagletwin.harness.commands.compare.steering import Steering
 from eagletwin.harness.commands.fuzz.options import SearchOptions
 from eagletwin.harness.core.case import Case
-from eagletwin.harness.core.differs import Changes, Differs
+from eagletwin.harness.core.differs import Changes, Differs, with_executed
 from eagletwin.harness.core.errors import AlreadyReported, HarnessError, InputError
 from eagletwin.harness.core.mode import CPU
 from eagletwin.harness.core.records import Ending, EngineInfo, Header
@@ -306,12 +306,13 @@ def test_the_comment_begins_with_the_finding_and_its_case_and_has_no_path() -> N
 
 def test_what_differs_is_listed_once() -> None:
     functions = tuple(f"sglang.m.f{number}" for number in range(3))
-    sides = [Differs(base=side, functions=functions, ran=functions[:1]) for side in ("HEAD", "BASE")]
-    base, head = (Changes(differs, {functions[0]: 2}, 3) for differs in sides)
+    statements = {name: (f"m.py:{number}",) for number, name in enumerate(functions)}
+    sides = [Differs(base=side, functions=functions, statements=statements) for side in ("HEAD", "BASE")]
+    base, head = (Changes(with_executed(differs, ["m.py:0"]), {functions[0]: 2}, of=3) for differs in sides)
     for text in (markdown_of(one := comparing([AS_BEFORE], changes=(base, head))), text_of(one, 200)):
         assert [text.count(name) for name in functions] == [1, 1, 1]
     alone = Differs(base="HEAD", functions=(*functions, "sglang.m.gone"), ran=("sglang.m.gone",))
-    one = comparing([AS_BEFORE], changes=(Changes(alone, {"sglang.m.gone": 1}, 3), head))
+    one = comparing([AS_BEFORE], changes=(Changes(alone, {"sglang.m.gone": 1}, of=3), head))
     assert "Run in BASE, which alone has them: sglang.m.gone." in text_of(one, 200)
 
 

@@ -52,7 +52,7 @@ def test_what_a_source_file_names_is_there() -> None:
 
 def test_what_is_not_there_is_found() -> None:
     """As it stood in files of ours."""
-    assert absent("docs/figures.md, docs/records/figures.md") == ["docs/figures.md"]
+    assert absent("docs/figures.md, docs/records/detection.md") == ["docs/figures.md"]
     assert absent("(DESIGN §9), design §3.8, DESIGN §10, DESIGN §2") == ["design §9", "design §10"]
     assert absent("models/eagle3.py, reference/eagle3.py, judge/story.py, srt/x.py") == ["models/eagle3.py"]
 

@@ -66,6 +66,7 @@ DIVERGED  tree on SGLang 0.5.23 (cpu)
   index     position of node 4
   expected  9
   actual    10
+  whose     unknown: the judge failed when it looked at the trace again: KeyError: '3.predicted'
   Must hold (eagletwin's design, 3.4): Node n of the verify tree stands at position M + its depth.
 
   The tree of request a, round 0: 5 nodes behind the bonus token at position 7.

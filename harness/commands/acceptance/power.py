@@ -14,7 +14,7 @@ from ..tables import print_table
 CAPTION = "Smallest loss, of each draft by chance, that shows in 95 of 100 such runs:"
 HEADER = ("answers", "prompts", "drafts at stake", "smallest loss")
 
-# 26329 undone, an EAGLE head and chunks of 64: one round of 2,200 drafts (docs/records/acceptance.md).
+# 26329 undone, an EAGLE head and chunks of 64: one round of 2,200 drafts (docs/records/detection.md).
 _SMALLEST_KNOWN = 2000
 
 

@@ -167,13 +167,13 @@ class Fuzz:
 
     def compare_with_base(self) -> None:
         """Run cases that ran the change without it, for a tenth of the search's time: do their numbers differ?"""
-        base, until = self.mends.base, time.monotonic() + self.plan.seconds * _COMPARING
-        for seen in self._effects if base is not None else ():
-            if time.monotonic() > until:
+        until = time.monotonic() + self.plan.seconds * _COMPARING
+        for seen in self._effects:
+            base = self.mends.base
+            if base is None or time.monotonic() > until:
                 break
             remedies = [remedy for name in seen.mended if (remedy := LEDGER[name].remedy) is not None]
-            numbers = base.numbers(seen.case, remedies, seen.view) if base is not None else ""
-            if numbers:
+            if numbers := base.numbers(seen.case, remedies, seen.view):
                 self.tally.changes.compared += 1
                 self.tally.changes.altered += numbers != seen.numbers
 
