@@ -6,6 +6,7 @@ A line has the case and the patches themselves: a later version runs the same, w
 import dataclasses
 import hashlib
 import json
+import re
 import sys
 import zlib
 from collections.abc import Callable, Collection, Iterable, Iterator
@@ -98,7 +99,7 @@ def stored(lines: list[dict[str, Any]]) -> Iterator[Item]:
 
 def line_of(item: Item, verdict: dict[str, Any]) -> dict[str, Any]:
     """What is stored of a run."""
-    case = without_defaults(item.case)
+    case = without_defaults(msgspec.json.decode(msgspec.json.encode(item.case), type=Case))  # as it is read again: 1 is 1.0
     return {
         "id": item.id,
         "digest": digest(case),
@@ -115,7 +116,8 @@ def line_of(item: Item, verdict: dict[str, Any]) -> dict[str, Any]:
 def verdict_of(verdict: object, finding: str, clean: bool) -> dict[str, Any]:
     """The part of a verdict that is compared, of this version or another. finding, clean: of the trial. A case whose remedy
     is never called is unknown and clean: a search counts it as equal."""
-    said = {name: msgspec.to_builtins(getattr(verdict, name, None)) for name in FIELDS}
+    plain = json.dumps({name: msgspec.to_builtins(getattr(verdict, name, None)) for name in FIELDS})
+    said = json.loads(re.sub(r"/[^ \"]*/site-packages/", "", plain))  # of this machine
     return {**said, "finding": finding, "clean": clean, "exit": exit_code_of(said["status"])}
 
 

@@ -94,6 +94,19 @@ def test_a_stored_line_is_the_same_run_again(tmp_path: Path) -> None:
     assert corpus.line_of(again, {})["digest"] == line(DIVERGED)["digest"]
 
 
+def test_a_whole_number_in_a_case_is_the_number_that_is_read_again() -> None:
+    [sampled] = {item.case for item in corpus.ledger() if item.id == "ledger/min-p/red"}
+    item = dataclasses.replace(ITEM, case=sampled)
+    patches = [{"id": name, "patch": {}} for name in line(DIVERGED)["patches"]]  # type: ignore[attr-defined]
+    [again] = corpus.stored([*patches, line(DIVERGED, item)])
+    assert line(DIVERGED, again) == line(DIVERGED, item)
+
+
+def test_a_verdict_names_no_folder_of_this_machine() -> None:
+    first = msgspec.structs.replace(FIRST, actual="OutOfBounds at /home/me/.venv/lib/python3.11/site-packages/sglang/x.py:3")
+    assert corpus.verdict_of(changed(first=first), "", False)["first"]["actual"] == "OutOfBounds at sglang/x.py:3"
+
+
 def test_patches_of_another_form_are_those_of_the_ledger(capsys: pytest.CaptureFixture[str]) -> None:
     lines = [{"id": name, "patch": {"diff": "…"}} for name in line(DIVERGED)["patches"]]  # type: ignore[attr-defined]
     [again] = corpus.stored([*lines, line(DIVERGED)])
