@@ -75,12 +75,3 @@ def test_every_page_can_be_reached_from_the_index() -> None:
             linked = [(page.parent / target.partition("#")[0]).resolve() for target in _LINK.findall(page.read_text())]
             waiting += [other for other in linked if other.suffix == ".md" and DOCS in other.parents and other.exists()]
     assert set(DOCS.rglob("*.md")) == seen
-
-
-def test_every_document_that_the_code_names_exists() -> None:
-    folders = [ROOT / name for name in ("harness", "reference", "cases", "tests")]
-    files = [ROOT / "Makefile", ROOT / "tests/README.md", *(file for folder in folders for file in folder.rglob("*.py"))]
-    for file in files:
-        if file != Path(__file__):
-            for path in _PATH.findall(file.read_text()):
-                assert (ROOT / path).exists() or list(ROOT.glob(f"{path}*")), f"{file.relative_to(ROOT)}: {path}"

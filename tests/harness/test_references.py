@@ -21,7 +21,7 @@ _FILE = re.compile(r"(?<![\w/.{}*-])(?:[a-z_0-9]+/)+[a-z_0-9]+\.py\b")
 def sources() -> Iterator[Path]:
     for room in ROOMS:
         yield from (path for path in sorted((ROOT / room).rglob("*")) if path.suffix in TEXTS)
-    yield from (ROOT / name for name in ("Makefile", "conftest.py", "pyproject.toml", ".gitignore"))
+    yield from (ROOT / name for name in ("Makefile", "conftest.py", "pyproject.toml", ".gitignore", "tests/README.md"))
 
 
 @cache

@@ -29,7 +29,7 @@ class Refusing:
 
 
 def test_it_ends_long_before_its_time_and_names_the_reason(tmp_path: Path) -> None:
-    host = SimpleNamespace(source=SimpleNamespace(tree="", called="0.5.23"))
+    host = SimpleNamespace(source=SimpleNamespace(tree="", base=None, called="0.5.23"))
     trials: Any = SimpleNamespace(host=host, run=RunSpec())
     pool = Refusing()
     plan = Plan(seed=0, seconds=1e9, max_cases=1000, shrink_seconds=1.0, command="")
