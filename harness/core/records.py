@@ -159,7 +159,7 @@ class Header(Struct, frozen=True, kw_only=True):
     fallbacks: tuple[str, ...] = ()
     idle_edits: tuple[str, ...] = ()
     before: int = 0
-    unreached_edits: tuple[str, ...] | UnsetType = UNSET  # of patches that ran: functions of which no changed statement did
+    unreached_edits: tuple[str, ...] | UnsetType = UNSET  # of patches that ran: functions called in vain
     patched: tuple[Differs, ...] | UnsetType = UNSET  # what each patch changes, and which of its statements ran
     differs: Differs | UnsetType = UNSET  # left out for a release, whose traces stay as they were
     served: ServedModel | UnsetType = UNSET

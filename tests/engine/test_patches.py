@@ -135,7 +135,7 @@ def test_a_patch_of_two_functions_of_which_one_does_not_run_is_no_proof(host: Ho
     assert re.fullmatch(
         r"1 of 2 changed statements did not run: sglang/srt/mem_cache/radix_cache.py:\d+ \(some\)", verdict.not_seen
     )
-    assert trace.header.unreached_edits == (lock,)
+    assert [change.idle for change in trace.changes] == [(lock,)]
 
 
 def test_two_patches_of_one_function_note_their_own_statements(host: Host, tmp_path: Path) -> None:

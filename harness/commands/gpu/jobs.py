@@ -185,8 +185,11 @@ def _look(
     if verdict.vacuous and not verdict.gap and idle and idle <= set(ours):  # some of the bugs that are mended do not show in it
         verdict = msgspec.structs.replace(verdict, status="equal", reason="")
     hidden = job.expected is not None and job.expected.hidden
-    if job.proof and trace.header.unreached_edits and not hidden:
-        reason = f"{trace.header.unreached_edits[0]} is edited in a branch that did not run"
+    vain = list(trace.header.unreached_edits or ())
+    if verdict.status == "equal":
+        vain += [name for change in trace.changes if change.patch for name in change.idle if name not in ours]
+    if job.proof and vain and not hidden:
+        reason = f"no changed statement of {vain[0]} ran"
         verdict = msgspec.structs.replace(verdict, status="unknown", rule="", reason=reason, first=None)
     found = verdict.first
     seen = CaseResult(

@@ -37,20 +37,20 @@ class ProofInModel:
 
     @property
     def idle(self) -> tuple[str, ...]:
-        """Functions that the entry changes and SGLang never called."""
-        return tuple(name for name in self._never_called if name not in self._mended)
+        """Functions that the entry changes and of which no changed statement ran."""
+        return tuple(name for name in self._idle_functions if name not in self._mended)
 
     @property
     def mended_in_vain(self) -> bool:
-        """Whether a function that is mended was never called, so that the case says nothing."""
-        return any(name in self._mended for name in self._never_called)
+        """Whether no changed statement of a function that is mended ran, so that the case says nothing."""
+        return any(name in self._mended for name in self._idle_functions)
 
     @property
-    def _never_called(self) -> tuple[str, ...]:
+    def _idle_functions(self) -> tuple[str, ...]:
         if isinstance(self.proof, NoProof):
             return ()
-        found = (outcome.trace.header.idle_edits for outcome in (self.proof.green, self.proof.red))
-        return tuple(dict.fromkeys(name for names in found for name in names))
+        changes = (change for outcome in (self.proof.green, self.proof.red) for change in outcome.trace.changes)
+        return tuple(dict.fromkeys(name for change in changes if change.patch for name in change.idle))
 
     @property
     def _mended(self) -> set[str]:

@@ -10,7 +10,6 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from msgspec import UNSET
 from msgspec.structs import replace
 
 from eagletwin.cases.entry import Entry, Known, Probe, Side
@@ -68,9 +67,11 @@ class Proof:
 
     @property
     def unreached(self) -> tuple[str, ...]:
-        """Edits of a side's patch in a branch that no call took: what came out says nothing of them."""
-        found = (outcome.trace.header.unreached_edits for outcome in (self.green, self.red))
-        return tuple(name for names in found if names is not UNSET for name in names)
+        """Functions of a side's patch of which no changed statement ran: what came out says nothing of them. On the side that
+        is wrong, those that were called: the bug may keep the case from calling the rest."""
+        idle = (name for change in self.green.trace.changes if change.patch for name in change.idle)
+        called = self.red.trace.header.unreached_edits or ()
+        return (*dict.fromkeys(idle), *called)
 
     @property
     def unchecked(self) -> bool:

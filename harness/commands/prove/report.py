@@ -117,7 +117,7 @@ def _failure(proof: Proof) -> str:
     """What should have come out, and what did."""
     green, red, rule = proof.green.verdict, proof.red.verdict, proof.entry.rule
     if proof.unreached:
-        return f"{proof.unreached[0]} is edited in a branch that did not run: the entry needs an edit of the one that does"
+        return f"no changed statement of {proof.unreached[0]} ran: the entry needs an edit of the branch that does"
     if proof.another:
         return f"the case is equal with the candidate fix of {proof.another} alone as well: what diverges may be that bug"
     wrong = []

@@ -70,10 +70,10 @@ def idle() -> tuple[str, ...]:
 
 
 def unreached() -> tuple[str, ...]:
-    """The functions that a patch edits and of which no changed statement ran, where another of the patch's did. SGLang's own
+    """The functions that were called and of which no changed statement ran, where another of the same patch's did. SGLang's own
     switch changes code for other machines, too, and has none."""
     by_sglang = {one.name for one in applied if one.switch}
-    return tuple(name for one in changes() if one.ran and one.patch not in by_sglang for name in one.idle)
+    return tuple(name for one in changes() if one.ran and one.patch not in by_sglang for name in one.idle if name in ran)
 
 
 def apply(patch: Patch) -> None:
