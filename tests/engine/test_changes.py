@@ -135,7 +135,7 @@ def test_a_search_says_what_of_a_change_no_case_ran_and_what_it_does(partly: Pat
     done = eagletwin("fuzz", *words, "--strict", cwd=tmp_path)
     assert done.returncode == 125, done
     lines = done.stdout.splitlines()
-    assert lines[1].startswith("NOT SEEN  1 of 2 changed statements did not run: "), lines[:3]
+    assert lines[1].startswith("NOT SEEN  1 of 2 changed statements did not run:"), lines[:3]
     summary = json.loads((tmp_path / "eagletwin-runs" / "fuzz-0" / "summary.json").read_text())
     changes = summary["tally"]["changes"]
     assert summary["not_seen"].startswith("1 of 2 ")

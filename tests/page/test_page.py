@@ -128,7 +128,9 @@ def test_the_page_of_a_run_has_the_divergence_its_place_and_how_to_run_it_again(
     trace = recorded(3)
     made = run_page(trace, DIVERGED, argument=argue(trace.header, DIVERGED), again=("eagletwin check x",), files=("case.json",))
     assert made.headline == "draft.input_ids: request a, round 1, draft decode step 1"
-    assert dict(made.fields) == {"scheduler iteration": "2", "index": "row 4", "expected": "3", "actual": "89"}
+    fields = dict(made.fields)
+    assert "the judge failed when it looked at the trace again" in fields.pop("whose the actual one is")  # it has no tables
+    assert fields == {"scheduler iteration": "2", "index": "row 4", "expected": "3", "actual": "89"}
     assert made.sentence.startswith("Row i of the draft consumes token x[i+1]")
     assert (made.status, made.again, made.files) == ("diverged", ("eagletwin check x",), ("case.json",))
     text = html_of(made)

@@ -177,7 +177,7 @@ class _Job:
             folder=folder,
             command=self.spec.command("ci", *self.words, *unusual((("--base", base, ""),))),
             run=run,
-            again=run.command("ci", *self.words, *unusual((("--base", "BASE" if Path(base).is_dir() else base, ""),))),
+            again=run.command("ci", *self.words, *unusual((("--base", "BASE" if base and Path(base).is_dir() else base, ""),))),
             seconds=seconds,
             failed=self.failed,
             interrupted=interrupted,
