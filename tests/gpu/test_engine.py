@@ -29,6 +29,19 @@ if len(batch.reqs) == 3:
     ),
 )
 
+_IF_FOUR = Patch(
+    name="if-four",
+    edits=(
+        Edit(
+            target="sglang.srt.speculative.eagle_worker_v2.EagleDraftWorker.draft_forward",
+            match="out_cache_loc = per_step_draft_out_cache_loc(",
+            replacement="""if forward_batch.batch_size == 4:
+    self.seen_four = True
+out_cache_loc = per_step_draft_out_cache_loc(""",
+        ),
+    ),
+)
+
 
 @pytest.fixture
 def host() -> Iterator[Host]:
@@ -73,9 +86,19 @@ def test_a_worker_that_dies_costs_one_case(host: Host, tmp_path: Path) -> None:
 
 
 def test_states_of_a_graph_that_did_not_run_are_found(host: Host, tmp_path: Path) -> None:
-    for size, status, rule in ((2, "equal", ""), (5, "diverged", "draft.hidden_in")):  # graphs are for up to 4
+    # graphs are for up to 4, and nothing of the fault runs in one
+    for size, status, rule in ((2, "unknown", ""), (5, "diverged", "draft.hidden_in")):
         folder = tmp_path / str(size)
         folder.mkdir()
         case = batch_of(size, "llama-mtp-chain")
         verdict = judge(host.engine(case, (STATES_OF_NO_RUN,)).run(case, folder))
-        assert (verdict.status, verdict.rule) == (status, rule), verdict
+        assert (verdict.status, verdict.rule, verdict.vacuous) == (status, rule, size == 2), verdict
+
+
+def test_a_changed_statement_in_the_graph_of_another_batch_did_not_run(host: Host, tmp_path: Path) -> None:
+    for size, executed in ((2, 1), (4, 2), (1, 1)):  # the condition, and what it guards
+        folder = tmp_path / str(size)
+        folder.mkdir()
+        case = batch_of(size, "llama-tiny")
+        (patched,) = host.engine(case, (_IF_FOUR,)).run(case, folder).header.patched or ()
+        assert (len(patched.executed), len(patched.places)) == (executed, 2)

@@ -15,6 +15,7 @@ import torch
 
 from eagletwin.harness.core.mode import Mode
 
+from .. import evidence
 from ..stand_ins import stubs
 from ..taps.captures import CAPTURES
 
@@ -33,6 +34,7 @@ _NATIVE = (
 
 def prepare(shims: list[str], mode: Mode) -> None:
     """Before SGLang is imported."""
+    evidence.watch_graphs(torch.cuda.CUDAGraph)
     missing = absent(*_SPARE)
     stubs.install(gpu=missing)
     _leave_models_out()

@@ -39,7 +39,7 @@ def serve(connection: socket.socket, scheduler: Any, info: EngineInfo, build: wi
     """Run the cases that come through the connection until it closes, or until one does not end cleanly."""
     before = 0
     called_while_built = set(patches.ran)
-    executed_while_built = set(evidence.executed)  # what a graph captured runs in it, unseen
+    executed_while_built = evidence.executed - evidence.captured  # a graph's count where it is replayed
     last_word = LastWord()
     try:
         kernels.start(build, scheduler)
