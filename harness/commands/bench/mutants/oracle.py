@@ -240,7 +240,7 @@ def _forget() -> None:
 @functools.cache
 def _remembering() -> list[Any]:
     kind = type(functools.cache(len))
-    return [one for one in gc.get_objects() if type(one) is kind and one.__module__.startswith(_MODULES)]  # noqa: E721
+    return [one for one in gc.get_objects() if type(one) is kind and one.__module__.startswith(_MODULES)]
 
 
 _MODULES = tuple(f"eagletwin.{room.replace('/', '.')}" for room in ROOMS)
