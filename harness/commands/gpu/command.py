@@ -44,7 +44,7 @@ gpu = typer.Typer(add_completion=False, help="Run many cases on a GPU host, whic
 @gpu.command("bundle")
 @with_json
 def gpu_bundle(
-    folder: Annotated[Path, typer.Argument(help="Where to write it. 400 MB of 0.5.23, 40 MB of 0.5.17, in parts of 50 MB.")],
+    folder: Annotated[Path, typer.Argument(help="Where to write it. 400 MB of 0.5.23, 70 MB of 0.5.17, in parts of 50 MB.")],
     sglang: Annotated[str, typer.Option(metavar="RELEASE", help="The release to pack: 0.5.23 or 0.5.17.")] = "0.5.23",
 ) -> int:
     """Pack eagletwin, a release of SGLang, and what both need on a Hopper GPU. `. FOLDER/setup.sh` unpacks it on the host."""
