@@ -182,9 +182,10 @@ def _look(
         if verdict.status == "unknown":
             break
     idle = set(trace.header.idle_edits)
-    if verdict.vacuous and not verdict.gap and idle and idle <= set(ours):  # some of the bugs that are mended do not show in it
-        verdict = msgspec.structs.replace(verdict, status="equal", reason="")
     hidden = job.expected is not None and job.expected.hidden
+    # some of the bugs that are mended do not show in it, or the mode hides the entry's own
+    if verdict.vacuous and not verdict.gap and idle and (hidden or idle <= set(ours)):
+        verdict = msgspec.structs.replace(verdict, status="equal", reason="")
     vain = list(trace.header.unreached_edits or ())
     if verdict.status == "equal":
         vain += [name for change in trace.changes if change.patch for name in change.idle if name not in ours]
