@@ -13,7 +13,7 @@ from eagletwin.harness.core.case import Case
 from eagletwin.harness.core.errors import EagletwinError
 from eagletwin.harness.core.patch import Patch
 from eagletwin.harness.core.run_spec import RunSpec
-from eagletwin.harness.core.verdict import DECLARED_VIEW, View
+from eagletwin.harness.core.verdict import View
 from eagletwin.harness.core.versions import installed
 from eagletwin.harness.engines.host import Host
 from eagletwin.harness.engines.lock import releases
@@ -40,7 +40,7 @@ class Base:
         self.refused = ""
         return trial.clean
 
-    def numbers(self, case: Case, remedies: Collection[Patch] = (), view: View = DECLARED_VIEW) -> str:
+    def numbers(self, case: Case, remedies: Collection[Patch], view: View) -> str:
         """A digest of all that a case records there (Trial.numbers). "" where it cannot be asked."""
         try:
             return self._trials(remedies, view).look_alone(case).numbers

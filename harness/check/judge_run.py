@@ -29,13 +29,10 @@ def idle_workarounds(trace: Trace, run: RunSpec) -> frozenset[str]:
 
 def _without_workarounds(trace: Trace, run: RunSpec) -> Trace:
     """The trace, without what it says of workarounds."""
-    names, idle = (
-        {patch.name for patch in run.workarounds} - {patch.name for patch in run.patches},
-        idle_workarounds(trace, run),
-    )
+    names = {patch.name for patch in run.workarounds} - {patch.name for patch in run.patches}
     if not names:
         return trace
-    rest, header = copy(trace), trace.header
+    rest, header, idle = copy(trace), trace.header, idle_workarounds(trace, run)
     patched = tuple(change for change in header.patched or () if change.patch not in names)
     edits = tuple(name for name in header.idle_edits if name not in idle)
     rest.header = replace(header, idle_edits=edits, patched=patched)
