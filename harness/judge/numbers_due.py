@@ -22,7 +22,8 @@ _OF_STAGE: dict[str, tuple[str, ...]] = {
     "fed": ("batch_size",),
     "copy": ("restore",),
 }
-_OF_MESSAGE = (*COUNTS, "finish", "finish_matched", "finish_length")  # absent of a request that was dropped from the queue
+# Absent of a request that was dropped from the queue, and of one for which nothing was sent, which output.tokens finds.
+_OF_MESSAGE = (*COUNTS, "finish", "finish_matched", "finish_length")
 _OF_TENSOR: dict[str, tuple[str, ...]] = {
     "window_free": tuple(f"window_{name}" for name in _POOL),
     "state_free": ("state_total", "state_given_up"),
@@ -40,14 +41,21 @@ def absent_number(trace: Trace) -> str:
         if record.stage in ("prefill", "verify"):
             work.setdefault(record.iteration, set()).add(f"request.{record.request}")
     owners = set[str]()  # the same of all requests so far: each batch names them
-    for record in header.records:
+    for at, record in enumerate(header.records):
         due = _due(record, host)
+        if record.stage == "finished" and _was_sent_something(trace, at):
+            due += _OF_MESSAGE
         if record.stage == "batch":
             owners |= record.numbers.keys() | work.get(record.iteration, set())
             due = sorted(owners)
         if name := next((name for name in due if name not in record.numbers), ""):
             return f"no {name} of a {record.stage} record"
     return ""
+
+
+def _was_sent_something(trace: Trace, at: int) -> bool:
+    record = trace.header.records[at]
+    return not record.numbers.get("dropped", 1) and "sent" in record.tensors and len(trace.array(at, "sent")) > 0
 
 
 def _due(record: Record, host: bool) -> list[str]:
@@ -58,8 +66,6 @@ def _due(record: Record, host: bool) -> list[str]:
     ]
     if stage == "prefill" and not numbers.get("final", 1):
         due.append("tokens")
-    if stage == "finished" and not numbers.get("dropped", 1):
-        due += _OF_MESSAGE
     if stage == "session":
         due.append("opens" if record.request else "closes")
     if stage in ("iteration", "flushed") and host:

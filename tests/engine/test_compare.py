@@ -88,7 +88,7 @@ def test_a_fix_that_is_undone_is_newly_broken_and_can_be_seen_again(undone: Path
     example = broken["example"]
     assert (broken["rule"], example["looks"] > 0) == ("draft.input_ids", True)
     found, small = (json.loads((place / "case.json").read_text()) for place in (folder, folder / "minimal"))
-    assert len(json.dumps(small)) < len(json.dumps(found))
+    assert len(json.dumps(small | {"name": ""})) < len(json.dumps(found | {"name": ""}))
     assert Path(example["folder"]) == (folder / "minimal").relative_to(tmp_path)
     assert f"again:  {example['again']}\n" in done.stdout
     verdict = json.loads((folder / "minimal" / "verdict.json").read_text())

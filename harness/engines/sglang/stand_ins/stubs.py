@@ -2,7 +2,7 @@
 
 Attribute access, subclassing and annotations work, because SGLang does all three while it is imported. A call raises
 StubCalled with the dotted name and the caller: a stub that returned silently would hide a kernel that never ran. Every
-trace lists those that the release imported.
+trace lists them.
 """
 
 import importlib.abc
@@ -112,14 +112,14 @@ class StubFinder(importlib.abc.MetaPathFinder, importlib.abc.Loader):
         pass
 
 
-_stubbed: list[str] = [*IDLE]
+_stubbed: list[str] = []
 
 
 def install(gpu: tuple[str, ...] = GPU, idle: tuple[str, ...] = IDLE) -> None:
     """Put the stubs first in line, so that an installed GPU package is not half-used on a CPU.
 
     gpu: packages to be stubbed whether they are there or not; idle: where they exist."""
-    _stubbed[:0] = gpu
+    _stubbed[:] = dict.fromkeys((*gpu, *idle, *(("transformers.models.*.modeling_*",) if idle else ())))
     sys.meta_path.insert(0, StubFinder(gpu, idle))
 
 
@@ -128,12 +128,7 @@ def come_first() -> None:
     sys.meta_path.sort(key=lambda finder: not isinstance(finder, StubFinder))
 
 
-def imported() -> tuple[str, ...]:
-    """The stubs that were imported."""
-    models = sorted(name for name in sys.modules if _MODELS.fullmatch(name))
-    return tuple(name for name in (*_stubbed, *models) if isinstance(sys.modules.get(name), StubModule))
-
-
 def declared() -> tuple[str, ...]:
-    """The same, as a line each for those who read what was changed."""
-    return tuple(f"{name}: a stub, which raises when it is called" for name in imported())
+    """A line each for those who read what was changed. The imported ones would not do: a process that is forked from one that
+    has served other families has imported more, and two traces of one case would differ."""
+    return tuple(f"{name}: a stub, which raises when it is called" for name in _stubbed)
