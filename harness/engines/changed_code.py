@@ -39,7 +39,6 @@ def changed(old: str | bytes | None, new: str | bytes, module: str) -> Changed:
     gone = {f".{name.rpartition('.')[2]}" if "." in name else name for name in removed}
     read = gone | {f".{name.rpartition('.')[2]}" if "." in name else name for name in bound}
     earlier = {(number[0], number[2]): one for one, number in zip(before.functions, known, strict=True)}
-    earlier = {(number[0], number[2]): one for one, number in zip(before.functions, known, strict=True)}
     places = tuple(
         ChangedFunction(
             f"{module}.{one.name}",

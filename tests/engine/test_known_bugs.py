@@ -2,6 +2,7 @@
 
 from dataclasses import replace as replaced
 from itertools import islice
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -11,6 +12,7 @@ from eagletwin.cases.blocks import Asked, block_of
 from eagletwin.cases.regressions import LEDGER
 from eagletwin.harness.check.base import base_of
 from eagletwin.harness.check.known import Explained, Mends
+from eagletwin.harness.check.newest import as_newest
 from eagletwin.harness.check.trials import Trial, Trials
 from eagletwin.harness.commands.fuzz.looking import NO_BLOCK, CaseSeen, Looking
 from eagletwin.harness.commands.fuzz.options import SearchOptions
@@ -24,7 +26,10 @@ from eagletwin.harness.core.run_spec import DEFAULT_RUN
 from eagletwin.harness.core.trace import Trace
 from eagletwin.harness.core.verdict import DECLARED_VIEW, Verdict
 from eagletwin.harness.engines.host import Host
+from eagletwin.harness.engines.source import INSTALLED, resolve
 from eagletwin.harness.judge.judge import judge
+
+from .planted_trees import plant
 
 TAIL = LEDGER["multi-layer-chunk-tail-2"]
 WORKER = "sglang.srt.speculative.multi_layer_eagle_worker_v2.MultiLayerEagleDraftWorker"
@@ -333,3 +338,16 @@ def test_and_with_overlap_where_its_own_case_is_right(overlapped: Host) -> None:
     case = replace(entry.case, model="llama-standalone", exercises=())
     assert entry in mends.apt(case, "shifted")
     assert LEDGER["25015"] not in mends.apt(replace(LEDGER["25015"].case, model="llama-standalone"), "shifted")
+
+
+def test_a_tree_has_a_live_bug_without_a_run_unless_the_code_of_its_fix_was_changed(tmp_path: Path) -> None:
+    function, text = f"{WORKER}._draft_extend_for_decode", "batch_result.next_token_ids.clone()"
+    file = "srt/speculative/multi_layer_eagle_worker_v2.py"
+    tree = resolve(str(plant(tmp_path, (file, text, text.removesuffix(".clone()")))))
+    remedies = [entry.remedy for entry in LEDGER.values() if entry.remedy is not None]
+    of_function = [remedy for remedy in remedies if function in remedy.targets]
+    others = [remedy for remedy in remedies if function not in remedy.targets and remedy.edits and not remedy.switches]
+    assert of_function
+    assert not any(as_newest(tree, remedy) for remedy in of_function)
+    assert all(as_newest(tree, remedy) for remedy in others)
+    assert all(as_newest(INSTALLED, remedy) for remedy in remedies)
