@@ -27,6 +27,7 @@ Runs = Annotated[
         help="Folder for run folders. Nothing is overwritten.",
     ),
 ]
+Verbose = Annotated[bool, typer.Option("--verbose", rich_help_panel=OUTPUT, help="Print all that the page has of the search.")]
 StepSeconds = Annotated[
     float,
     typer.Option(

@@ -91,7 +91,7 @@ def test_what_is_seen_again_is_set_aside_with_an_example_that_shows_it(host: Hos
     assert aside.signature == finding.signature
     assert aside.cases > 0
     assert fuzz.trials.look_alone(read_case(aside.example)).signature == aside.signature
-    text = tally_text(fuzz, findings, 200)
+    text = tally_text(fuzz, findings, 200, verbose=True)
     assert f"  {count(aside.cases, 'case')} of {finding.signature}, as finding-1:\n    set-aside/1-" in text
     write_summary(tmp_path, fuzz, findings)
     summary = json.loads((tmp_path / "summary.json").read_text())
@@ -107,7 +107,7 @@ def test_what_a_smaller_case_shows_in_place_of_what_is_shrunk_is_set_aside_too(h
     assert others
     for aside in others:
         assert read_case(aside.example).requests
-    assert ", on the way to a finding:\n    set-aside/1-" in tally_text(fuzz, [finding], 200)
+    assert ", on the way to a finding:\n    set-aside/1-" in tally_text(fuzz, [finding], 200, verbose=True)
 
 
 def test_what_shrinking_had_no_time_for_is_said_on_a_line_of_its_own(host: Host, tmp_path: Path) -> None:

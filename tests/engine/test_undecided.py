@@ -40,7 +40,7 @@ def test_a_search_goes_on_and_says_how_many_it_could_not_decide(
     [aside] = looking.asides.values()
     assert (aside.undecided, aside.cases) == (True, 20 // every)
     assert read_case(aside.example).requests
-    text = tally_text(looking, found, 200)
+    text = tally_text(looking, found, 200, verbose=True)
     assert text.startswith(word)
     share = f"The reference could not decide {20 // every} of them ({100 // every}%)"
     assert share + ("." if code == 0 else ", more than the 10% that may be.") in text

@@ -43,7 +43,7 @@ def test_a_known_bug_counts_as_mended_where_a_case_may_show_it(tmp_path: Path) -
 def test_a_bug_that_needs_overlap_is_explained_in_a_search_without(overlap: bool, tmp_path: Path) -> None:
     fuzz = searched(tmp_path, mode=Mode(overlap=overlap))
     said = f"{NEEDS_OVERLAP}: of cases whose draft reads the target's rows, which run with overlap in every search."
-    assert (said in tally_text(fuzz, [], 200)) == (not overlap)
+    assert (said in tally_text(fuzz, [], 200, verbose=True)) == (not overlap)
     assert write_summary(tmp_path, fuzz, [])["known_note"] == ("" if overlap else said)
 
 
@@ -86,7 +86,7 @@ def test_a_search_with_many_cases_in_which_something_was_never_compared_cannot_t
 
 
 def test_what_never_happened_is_said_with_where_it_is_explained(tmp_path: Path) -> None:
-    text = tally_text(searched(tmp_path), [], 2000)
+    text = tally_text(searched(tmp_path), [], 2000, verbose=True)
     assert "\nNever happened (docs/reference/case.md says what each is): chunked_prefill, " in text
 
 
@@ -99,3 +99,12 @@ def test_tokens_that_plain_decode_would_send_otherwise_are_a_sentence(tokens: in
     assert f" {said}: in verify SGLang's penalties do not count the tokens of the same round." in tally_text(fuzz, [], 2000)
     write_summary(tmp_path, fuzz, [])
     assert said in (tmp_path / NAME).read_text()
+
+
+def test_a_search_that_found_nothing_fits_on_a_screen(tmp_path: Path) -> None:
+    """--verbose and the page have the rest."""
+    text = tally_text(searched(tmp_path, 3), [], 80, EXIT_EQUAL)
+    assert len(text.split("\n")) <= 25
+    assert f"\nKnown bugs, mended in memory: {NEEDS_OVERLAP}, penalties.\n" in text
+    assert "\nNot looked at: " in text
+    assert len(tally_text(searched(tmp_path, 3), [], 80, EXIT_EQUAL, verbose=True).split("\n")) > 40

@@ -16,7 +16,9 @@ from msgspec.structs import replace
 
 from eagletwin.cases.regressions import LEDGER
 from eagletwin.harness.commands.bench.mutants.draw import Mutant, mutants_of
+from eagletwin.harness.commands.run_options import spec_of
 from eagletwin.harness.core.case import Case, Request
+from eagletwin.harness.core.patch import Patch
 from eagletwin.harness.engines.blocks import FOLDER
 from eagletwin.harness.engines.changed_code import changed
 from eagletwin.harness.engines.host import Host
@@ -99,22 +101,34 @@ def edited(text: str, mutant: Mutant) -> str:
     return "".join([*lines[: function.lineno - 1], new, *lines[function.end_lineno :]])
 
 
-def verdicts(host: Host, mutant: Mutant | None, folder: Path) -> Iterator[tuple[str, str, bool]]:
-    """Status, reason and whether it is a doubt about the change alone, of each case. None: the host's tree is the change."""
+def named(mutant: Mutant, way: str, monkeypatch: pytest.MonkeyPatch, folder: Path) -> tuple[Patch, ...]:
+    """The patches that `--patch FILE` or `--revert ID` makes of a mutant."""
+    if way == "patch":
+        file = folder / "mutant.json"
+        file.write_bytes(msgspec.json.encode(mutant.patch))
+        return spec_of({way: [str(file)]}).patches
+    monkeypatch.setitem(LEDGER, "idle", replace(LEDGER["25015"], id="idle", revert=mutant.patch))
+    return spec_of({way: ["idle"]}).patches
+
+
+def verdicts(host: Host, patches: tuple[Patch, ...], folder: Path) -> Iterator[tuple[str, str, bool]]:
+    """Status, reason, and whether it is a doubt about the change alone. No patches: the tree of the host is the change."""
     for number, case in enumerate(CASES):
         place = folder / str(number)
         place.mkdir(parents=True)
-        patches = (mutant.patch,) if mutant is not None else ()
         verdict = judge(host.engine(case, patches).run(replace(case, exercises=()), place))
         yield verdict.status, verdict.reason, verdict.vacuous
 
 
-def test_a_patch_that_no_case_runs_is_never_a_pass(idle: list[Mutant], tmp_path: Path) -> None:
-    """`--patch` and `--revert` name a patch alike: the engine and the judge see the same."""
+@pytest.mark.parametrize("way", ["patch", "revert"])
+def test_a_patch_or_a_revert_that_no_case_runs_is_never_a_pass(
+    idle: list[Mutant], way: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     assert len(idle) == EDITS
     with Host() as host:
         for number, mutant in enumerate(idle):
-            for status, reason, vacuous in verdicts(host, mutant, tmp_path / str(number)):
+            place = tmp_path / str(number)
+            for status, reason, vacuous in verdicts(host, named(mutant, way, monkeypatch, tmp_path), place):
                 assert (status, vacuous) == ("unknown", True), (mutant.name, status, reason)
                 assert f"{mutant.file}.py:" in reason, (mutant.name, reason)
 
@@ -127,7 +141,7 @@ def test_a_tree_that_no_case_runs_is_never_a_pass(idle: list[Mutant], tmp_path: 
         file.unlink()
         file.write_text(edited(text, mutant))
         with Host(source=resolve(str(root))) as host:
-            for status, reason, vacuous in verdicts(host, None, tmp_path / str(number)):
+            for status, reason, vacuous in verdicts(host, (), tmp_path / str(number)):
                 assert (status, vacuous) == ("unknown", True), (mutant.name, status, reason)
                 assert f"{mutant.file}.py:" in reason, (mutant.name, reason)
         shutil.rmtree(root)

@@ -14,7 +14,7 @@ from eagletwin.harness.core.run_spec import RunSpec
 from eagletwin.harness.core.terminal import show, width
 
 from ..as_json import tell_result, with_json
-from ..options import DEFAULT_RUNS, Runs, tell
+from ..options import DEFAULT_RUNS, Runs, Verbose, tell
 from ..result import SearchFacts
 from ..run_options import CHANGES, HOW, JUDGING, LIMITS, SOURCE, STRICT, run_options
 from .typed import (
@@ -67,6 +67,7 @@ def fuzz(
     sampling: SamplingOption = None,
     ask: Asks = None,
     out: Runs = DEFAULT_RUNS,
+    verbose: Verbose = False,
     *,
     spec: RunSpec,
 ) -> int:
@@ -100,10 +101,10 @@ def fuzz(
         out=out,
     )
     options.check()  # before anything slow is imported
-    return search(options) if shrink is None else make_small(shrink, options)
+    return search(options, verbose=verbose) if shrink is None else make_small(shrink, options)
 
 
-def search(options: "SearchOptions") -> int:
+def search(options: "SearchOptions", *, verbose: bool = False) -> int:
     """Search, and print what is found and what was looked at; the exit code."""
     source = options.source
     tell(f"importing SGLang {source.called}; then cases, for up to {options.minutes:g} min in all")
@@ -141,7 +142,7 @@ def search(options: "SearchOptions") -> int:
             summary = write_summary(folder, looking, found, code)
         except OSError as error:
             summary = _keep_elsewhere(folder, looking, found, code, error)
-        show(tally_text(looking, found, width(), code))
+        show(tally_text(looking, found, width(), code, verbose=verbose))
         tell_result(SearchFacts(interrupted=code == EXIT_INTERRUPTED, folder=str(folder), summary=summary))
     return code
 

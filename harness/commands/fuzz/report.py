@@ -11,7 +11,7 @@ import msgspec
 from eagletwin.cases.reach import unreached
 from eagletwin.cases.regressions import LEDGER
 from eagletwin.harness.core.case import pretty_case
-from eagletwin.harness.core.differs import unknown_changes
+from eagletwin.harness.core.differs import shortened, unknown_changes
 from eagletwin.harness.core.errors import EXIT_DIVERGED, EXIT_EQUAL, EXIT_INTERRUPTED, EXIT_UNKNOWN
 from eagletwin.harness.core.features import FEATURES
 from eagletwin.harness.core.signature import Signature
@@ -64,10 +64,13 @@ def finding_text(finding: Finding, columns: int) -> str:
     return "\n".join(lines)
 
 
-def tally_text(search: Fuzz, findings: Sequence[ToReport], columns: int, code: int | None = None) -> str:
-    """What was run, what it reached and what it left out. A finding that was still being shrunk counts as found.
+def tally_text(
+    search: Fuzz, findings: Sequence[ToReport], columns: int, code: int | None = None, *, verbose: bool = False
+) -> str:
+    """What was run, and what it says. A finding that was still being shrunk counts as found.
 
-    code: the exit code; None: an error ends the command, whose code is the error's
+    code: the exit code; None: an error ends the command, whose code is the error's. verbose: with what the cases had, which
+    bugs they showed, what was set aside, and the options for what was not looked at: the page has all of that.
     """
     tally, seconds = search.tally, search.seconds
     unseen = tally.changes.headline
@@ -77,46 +80,86 @@ def tally_text(search: Fuzz, findings: Sequence[ToReport], columns: int, code: i
         lines += fold(f"No case finished in {seconds:.1f} s: this says nothing about the release.", columns, "")
         lines += _refused(search, columns)
         return "\n".join([*lines, *ends, f"Folder: {search.folder}"])
-    reached = ", ".join(f"{name} {tally.exercised[name]}" for name in FEATURES if tally.exercised[name])
-    whys = ["or never called what a patch edits"] * bool(search.trials.run.patches)
-    whys += ["or ran nothing of what this tree changes"] * (tally.changes.differs is not None)
-    names = {"unknown": f"unknown ({', '.join(whys)})" if whys else "unknown", "known": "wrong by known bugs alone"}
-    statuses = ", ".join(f"{number} {names.get(status, status)}" for status, number in sorted(tally.statuses.items()))
-    text = f"{count(tally.cases, 'case')} in {seconds:.1f} s: {statuses}. {tally.ties} of {tally.choices} choices were ties."
-    if tally.relaxed:
-        text += f" {others_in_plain_decode(tally.relaxed)}"
-    if tally.impossible:
-        text += f" {count(tally.impossible, 'case')} had a request that asks for what cannot be, and is judged up to there."
-    if tally.excused:
-        text += f" Excused: {excused_text(tally.excused)}."
-    lines += fold(text, columns, "")
-    lines += [line for text in _left_open(tally) for line in fold(text, columns, "")]
-    lines += [f"{count(len(tally.configurations), 'configuration')} searched:", *_configurations(tally, columns)]
-    drawn = ", ".join(f"{topic.name} {tally.topics[topic.name]}" for topic in TOPICS if tally.topics[topic.name])
-    lines += fold(f"Cases with {drawn}.", columns, "") if drawn else []
-    lines += fold(f"Exercised: {reached or 'nothing named'}.", columns, "")
-    never = [name for name in FEATURES if not tally.exercised[name]]
-    said = "docs/reference/case.md says what each is"
-    lines += fold(f"Never happened ({said}): {', '.join(never)}.", columns, "") if never else []
-    lines += [line for text in tally.changes.lines for line in fold(text, columns, "")]
-    source = search.trials.host.source
-    if not findings and source.base is None and (unknown := unknown_changes(source.called)):
-        lines += fold(unknown, columns, "")
-    if tally.changes.doubt:
-        lines.append("No case ran any of that, so this search says nothing about it.")
+    for text in (_counts(search), *_left_open(tally)):
+        lines += fold(text, columns, "")
+    lines += _reached(tally, columns) if verbose else []
+    for text in _of_the_change(search, findings):
+        lines += fold(text, columns, "")
     for name, number in sorted(tally.fallbacks.items()):
         lines += fold(f"Unchecked in {count(number, 'case')}, since Triton's interpreter ran it: {name}.", columns, "")
-    lines += _known(search, columns)
-    lines += _asides(search, findings, columns)
-    lines += _refused(search, columns)
+    lines += _known(search, columns) if verbose else _known_in_short(search, columns)
+    lines += _asides(search, findings, columns) if verbose else []
+    lines += _refused(search, columns) if verbose else _refused_in_short(search, columns)
     unfinished = search.found[len(findings) :]
     if unfinished:
         lines.append(f"Stopped while shrinking: the smallest case so far is in {unfinished[-1] / 'minimal'}.")
     left_out = tally.left_out(search.trials.host.mode)
-    if left_out:
+    if left_out and verbose:
         lines += ["", "Not looked at, and the option for it:"]
         lines += [line for one in left_out for line in fold(one, columns, "  ", "    ")]
-    return "\n".join([*lines, "", *ends, f"Folder: {search.folder}"])
+    elif left_out:
+        names = [one.partition(" (--")[0].partition(": ")[0] for one in left_out]
+        lines += fold(f"Not looked at: {shortened(names, _SHOWN)}.", columns, "")
+    return "\n".join([*lines, "", *ends, f"Folder: {search.folder}" + ("" if verbose else " (report.html; --verbose: here)")])
+
+
+_SHOWN = 12
+
+
+def _counts(search: Fuzz) -> str:
+    """How many cases there were, and how they ended."""
+    tally = search.tally
+    whys = ["or never called what a patch edits"] * bool(search.trials.run.patches)
+    whys += ["or ran nothing of what this tree changes"] * (tally.changes.differs is not None)
+    names = {"unknown": f"unknown ({', '.join(whys)})" if whys else "unknown", "known": "wrong by known bugs alone"}
+    statuses = ", ".join(f"{number} {names.get(status, status)}" for status, number in sorted(tally.statuses.items()))
+    cases = f"{count(tally.cases, 'case')} in {search.seconds:.1f} s: {statuses}."
+    text = f"{cases} {tally.ties} of {tally.choices} choices were ties."
+    if tally.relaxed:
+        text += f" {others_in_plain_decode(tally.relaxed)}"
+    if tally.impossible:
+        text += f" {count(tally.impossible, 'case')} had a request that asks for what cannot be, and is judged up to there."
+    return f"{text} Excused: {excused_text(tally.excused)}." if tally.excused else text
+
+
+def _reached(tally: Tally, columns: int) -> list[str]:
+    """What the cases had, and what happened in them."""
+    lines = [f"{count(len(tally.configurations), 'configuration')} searched:", *_configurations(tally, columns)]
+    drawn = ", ".join(f"{topic.name} {tally.topics[topic.name]}" for topic in TOPICS if tally.topics[topic.name])
+    lines += fold(f"Cases with {drawn}.", columns, "") if drawn else []
+    reached = ", ".join(f"{name} {tally.exercised[name]}" for name in FEATURES if tally.exercised[name])
+    lines += fold(f"Exercised: {reached or 'nothing named'}.", columns, "")
+    never = [name for name in FEATURES if not tally.exercised[name]]
+    said = "docs/reference/case.md says what each is"
+    return lines + (fold(f"Never happened ({said}): {', '.join(never)}.", columns, "") if never else [])
+
+
+def _of_the_change(search: Fuzz, findings: Sequence[ToReport]) -> Iterator[str]:
+    """Which changed code ran, and whether that altered anything."""
+    changes, source = search.tally.changes, search.trials.host.source
+    yield from changes.lines
+    if not findings and source.base is None and (unknown := unknown_changes(source.called)):
+        yield unknown
+    if changes.doubt:
+        yield "No case ran any of that, so this search says nothing about it."
+
+
+def _known_in_short(search: Fuzz, columns: int) -> list[str]:
+    """The known bugs in a line, and what keeps the search from telling them from new ones."""
+    bugs = sorted(search.tally.known.values(), key=lambda bug: -bug.cases)
+    names = [f"{bug.id} ({bug.cases})" if bug.cases else bug.id for bug in bugs]
+    lines = fold(f"Known bugs, mended in memory: {shortened(names, _SHOWN)}.", columns, "") if names else []
+    base = search.mends.base
+    if base is not None and base.refused:
+        lines += fold(f"{base.called} was not run beside it, so known bugs count as known: {base.refused}", columns, "")
+    if search.mends.unfit:
+        lines += fold(f"Remedies that do not fit this SGLang: {shortened(sorted(search.mends.unfit), _SHOWN)}.", columns, "")
+    return lines
+
+
+def _refused_in_short(search: Fuzz, columns: int) -> list[str]:
+    names = [name.partition(": ")[0] for name in search.tally.refused]
+    return fold(f"Not looked at, as no engine started: {shortened(names, _SHOWN)}.", columns, "") if names else []
 
 
 def _meaning(search: Fuzz, code: int) -> str:
