@@ -86,7 +86,12 @@ Views = Annotated[
 ]
 PatchFiles = Annotated[
     list[Path] | None,
-    typer.Option("--patch", metavar="FILE", rich_help_panel=ENGINE, help="Apply this patch file, in memory. Repeatable."),
+    typer.Option(
+        "--patch",
+        metavar="FILE",
+        rich_help_panel=ENGINE,
+        help="Apply this diff, or these edits (JSON), and leave the release as it is. Repeatable.",
+    ),
 ]
 Sglang = Annotated[
     str,

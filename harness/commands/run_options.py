@@ -13,8 +13,11 @@ from typing import Annotated, Any
 import typer
 
 from eagletwin.cases.ledger import patches_of
+from eagletwin.harness.core.errors import InputError
 from eagletwin.harness.core.rule_names import rules_off
 from eagletwin.harness.core.run_spec import DEFAULT_LIMITS, DEFAULT_RUN, Limits, RunSpec
+from eagletwin.harness.engines.patched_tree import is_diff, patched_tree
+from eagletwin.harness.engines.source import resolve
 
 from .options import (
     DEFAULT_GRAPHS,
@@ -111,11 +114,16 @@ def run_options(*groups: tuple[Option, ...]) -> Callable[[Command], Command]:
 def spec_of(given: dict[str, Any]) -> RunSpec:
     """The run that these options name; what is not given is at its default. Raises InputError before anything is imported."""
     changes = {name: given.get(name) or [] for name in ("revert", "remedy", "patch")}
+    sglang, files = given.get("sglang", ""), [Path(file) for file in changes["patch"]]
+    diffs = [file for file in files if is_diff(file)]
+    if diffs:
+        sglang = str(_with_diff(given, diffs))
+        changes["patch"] = [str(file) for file in files if file not in diffs]
     engine = {name: given[name] for name in ("tp", "pp", "dtype", "attention", "prefill_graphs") if name in given}
     mode = mode_of(given.get("device", "cpu"), given.get("graphs", DEFAULT_GRAPHS), given.get("overlap"), **engine)
     check_kernels(given.get("kernels", "fast"), mode)
     return RunSpec(
-        sglang=given.get("sglang", ""),
+        sglang=sglang,
         mode=mode,
         kernels=given.get("kernels", "fast"),
         patches=patches_of(changes["revert"], changes["remedy"], [Path(file) for file in changes["patch"]]),
@@ -126,3 +134,15 @@ def spec_of(given: dict[str, Any]) -> RunSpec:
         repeat=given.get("repeat", 1),
         strict=given.get("strict", False),
     )
+
+
+def _with_diff(given: dict[str, Any], diffs: list[Path]) -> Path:
+    """The tree that the release becomes with a unified diff. Raises InputError."""
+    if "sglang" not in given or len(diffs) > 1:
+        several = "a command of several releases" if len(diffs) == 1 else "several diffs"
+        raise InputError(
+            f"{diffs[0]} is a diff, in {several}",
+            consequence="nothing was run",
+            remedy="apply it to a source tree and name that by --sglang, or use edits: docs/reference/patch.md",
+        )
+    return patched_tree(resolve(given["sglang"]), diffs[0])
