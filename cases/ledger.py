@@ -6,6 +6,7 @@ from pathlib import Path
 from eagletwin.harness.core.case import Case
 from eagletwin.harness.core.errors import InputError
 from eagletwin.harness.core.patch import Patch, read_patch
+from eagletwin.harness.core.words import nearest
 from eagletwin.harness.families.valid import read_case
 
 from .entry import Entry, Known
@@ -55,7 +56,9 @@ def entries_of(name: str) -> list[Entry]:
         )
     if not found:
         raise InputError(
-            f"the ledger has no entry {name!r}", consequence="nothing was run", remedy=f"use one of {', '.join(LEDGER)}"
+            f"the ledger has no entry {name!r}",
+            consequence="nothing was run",
+            remedy=nearest(name, LEDGER, "`eagletwin ledger`"),
         )
     return found
 

@@ -2,6 +2,7 @@
 
 from .errors import InputError
 from .verdict import RULES
+from .words import nearest
 
 
 def rules_off(names: list[str] | None) -> frozenset[str]:
@@ -12,7 +13,7 @@ def rules_off(names: list[str] | None) -> frozenset[str]:
             raise InputError(
                 f"{name!r} is not a rule that can be switched off",
                 consequence="nothing was run",
-                remedy=f"use some of {', '.join(known)}",
+                remedy=nearest(name, known, "docs/reference/rules.md"),
             )
     return frozenset(names or ())
 
@@ -23,6 +24,6 @@ def rule_of(name: str) -> str:
         raise InputError(
             f"{name!r} is not a rule",
             consequence="nothing was run",
-            remedy=f"use one of {', '.join(RULES)} (docs/reference/rules.md)",
+            remedy=nearest(name, RULES, "docs/reference/rules.md"),
         )
     return name

@@ -1,9 +1,23 @@
 """Numbers in what is printed: 1 case, 2 cases; once, 3 times."""
 
+import difflib
 import signal
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 
 from .verdict import RequestShare
+
+_FEW = 12
+
+
+def nearest(name: object, known: Iterable[object], listed: str = "") -> str:
+    """The remedy for a name that is not known: the names most like it; all of them where they are few, or none is like it.
+
+    listed: the command or page that lists all"""
+    names = [str(one) for one in known]
+    near = difflib.get_close_matches(str(name), names, 3, 0.5)
+    if near and len(names) > _FEW:
+        return f"did you mean {' or '.join(near)}?" + (f" {listed} lists all" if listed else "")
+    return f"{listed} lists them" if listed and len(names) > _FEW else f"use one of {', '.join(names)}"
 
 
 def count(number: int, word: str) -> str:

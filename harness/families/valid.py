@@ -15,7 +15,7 @@ from eagletwin.harness.core.grammar import aborted_unread, rules_of
 from eagletwin.harness.core.read_input import read_input, refuse_duplicates
 from eagletwin.harness.core.samples import LONGEST, expanded, several
 from eagletwin.harness.core.sessions import most_before
-from eagletwin.harness.core.words import count
+from eagletwin.harness.core.words import count, nearest
 from eagletwin.reference.grammar import left_recursive, reaching
 from eagletwin.reference.sizes import count_candidates, reserved
 
@@ -73,7 +73,7 @@ def check_model(model: str, origin: str) -> None:
         raise InputError(
             f"{origin}: no model recipe is called {model!r}",
             consequence="nothing was run: this architecture is not covered, and no verdict can be given on its arithmetic",
-            remedy=f"use one of {', '.join(sorted(RECIPES))}: they run the same scheduler, worker, trees and commits; "
+            remedy=f"{nearest(model, RECIPES)}; all run the same scheduler, worker, trees and commits: "
             "docs/guide/acceptance-fell.md says what can be asked about other models",
         )
 
@@ -85,7 +85,7 @@ def check_case(case: Case, origin: str) -> None:
     check_model(case.model, origin)
     unknown = [feature for feature in case.exercises if feature not in FEATURES]
     if unknown:
-        raise _refuse(f"{origin}: exercises {unknown[0]!r} is not known", f"use some of {', '.join(FEATURES)}")
+        raise _refuse(f"{origin}: exercises {unknown[0]!r} is not known", nearest(unknown[0], FEATURES))
     _check_samples(case, origin)
     case = expanded(case)
     _check_pages(case, origin)

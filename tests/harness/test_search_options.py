@@ -110,7 +110,7 @@ def test_pages_that_are_never_drawn_are_said_to_be_what_an_attention_backend_tak
 def test_the_command_of_a_search_can_be_typed(monkeypatch: pytest.MonkeyPatch) -> None:
     """With every option that it writes: --not once was one that no parser knew."""
     typed: list[SearchOptions] = []
-    monkeypatch.setattr(fuzz_command, "search", lambda options: typed.append(options) or 0)
+    monkeypatch.setattr(fuzz_command, "search", lambda options, **_: typed.append(options) or 0)
     options = SearchOptions(only=("trees", "llama-gqa"), left_out=("sampling", "context-end"), asks=("stream",), minutes=2.0)
     assert guarded(lambda: entered(shlex.split(options.command)[1:])) == 0
     [again] = typed

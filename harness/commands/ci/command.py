@@ -24,6 +24,7 @@ from eagletwin.harness.core.errors import (
 )
 from eagletwin.harness.core.run_spec import RunSpec, exact, unusual
 from eagletwin.harness.core.terminal import show
+from eagletwin.harness.core.words import nearest
 
 from ..as_json import tell_result, with_json
 from ..options import DEFAULT_RUNS, Runs, tell
@@ -70,7 +71,7 @@ def ci(
         raise InputError(
             f"--family {unknown[0]}: there is no such recipe",
             consequence="nothing was run",
-            remedy=f"use one of {', '.join(RECIPES)}",
+            remedy=nearest(unknown[0], RECIPES, "`eagletwin models list`"),
         )
     entries = entries_named(ledger or ["all"])
     beyond = [entry for entry in entries if unreached(entry, spec.mode)]

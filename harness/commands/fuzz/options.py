@@ -13,6 +13,7 @@ from eagletwin.harness.core.dtype import WIDEST
 from eagletwin.harness.core.errors import InputError
 from eagletwin.harness.core.mode import FLASHMLA_PAGE
 from eagletwin.harness.core.run_spec import DEFAULT_RUN, RunSpec, unusual
+from eagletwin.harness.core.words import nearest
 from eagletwin.harness.engines.source import Source, resolve
 from eagletwin.harness.engines.two_trees import as_change
 from eagletwin.harness.families import RECIPES
@@ -73,7 +74,7 @@ class SearchOptions:
                 raise InputError(
                     f"--{name} {value}: no such case is generated",
                     consequence="nothing was run",
-                    remedy=f"use one of {', '.join(map(str, values))}, or write the case yourself (docs/reference/case.md)",
+                    remedy=f"{nearest(value, values)}, or write the case yourself (docs/reference/case.md)",
                 )
 
         if self.run.mode.attention == "flashmla":

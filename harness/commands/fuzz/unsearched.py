@@ -9,6 +9,7 @@ from msgspec.structs import replace
 from eagletwin.harness.core.case import Case, Request
 from eagletwin.harness.core.errors import InputError
 from eagletwin.harness.core.mode import CPU, Mode
+from eagletwin.harness.core.words import nearest
 from eagletwin.harness.families import FAMILIES, RECIPES
 from eagletwin.harness.families.modes import runs_in
 from eagletwin.harness.families.windows import ENDING
@@ -114,9 +115,7 @@ def narrowed(only: Sequence[str], left_out: Sequence[str]) -> Callable[[Case], b
     names = dict.fromkeys([*_BY_KEY, *FAMILIES, *RECIPES])
     for name in (*(name for each in wanted for name in each), *unwanted):
         if name not in names:
-            raise InputError(
-                f"there is no feature {name!r}", consequence="nothing was run", remedy=f"use some of {', '.join(names)}"
-            )
+            raise InputError(f"there is no feature {name!r}", consequence="nothing was run", remedy=nearest(name, names))
     return lambda case: (
         all(any(has(case, name) for name in each) for each in wanted) and not any(has(case, name) for name in unwanted)
     )

@@ -1,10 +1,9 @@
 """The names that `eagletwin kernels` takes, and what they stand for. Imports no SGLang."""
 
-import difflib
 import json
 
 from eagletwin.harness.core.errors import InputError
-from eagletwin.harness.core.words import count
+from eagletwin.harness.core.words import count, nearest
 
 from .properties import ALL, FUNCTIONS
 
@@ -35,11 +34,10 @@ def chosen(names: list[str]) -> tuple[tuple[str, ...], tuple[str, ...]]:
 
 def _unknown(name: str) -> InputError:
     known = [*(function.rpartition(".")[2] for function in FUNCTIONS), *(of.name for of in ALL)]
-    near = difflib.get_close_matches(name.rpartition(".")[2], known, 3)
     return InputError(
         f"{name!r} is neither a function of the kernel tier nor a property",
         consequence="nothing was run",
-        remedy=f"{' or '.join(near)}; " * bool(near) + "eagletwin kernels --list shows them all",
+        remedy=nearest(name.rpartition(".")[2], known, "`eagletwin kernels --list`"),
     )
 
 
