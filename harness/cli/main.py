@@ -14,7 +14,6 @@ import typer
 
 from eagletwin.harness.commands.acceptance.command import acceptance
 from eagletwin.harness.commands.as_json import print_error
-from eagletwin.harness.commands.bench.command import bench
 from eagletwin.harness.commands.bisect.command import bisect
 from eagletwin.harness.commands.campaign.command import campaign
 from eagletwin.harness.commands.check import check
@@ -67,8 +66,11 @@ for command in (
     doctor,
 ):
     app.command()(command)
-for group, name in ((releases, "releases"), (models, "models"), (gpu, "gpu"), (bench, "bench")):
+for group, name in ((releases, "releases"), (models, "models"), (gpu, "gpu")):
     app.add_typer(group, name=name)
+
+# What left the package, by its old name, and the command of a checkout that it became. For one release.
+MOVED = {"bench": "--help"}
 
 
 @app.callback(invoke_without_command=True)
@@ -134,7 +136,19 @@ def typed(arguments: Sequence[str] | None = None) -> object:
         raise
 
 
+def _refuse_moved(words: list[str]) -> None:
+    """Raises InputError for a command that left the package."""
+    for name, new in MOVED.items():
+        if words[: name.count(" ") + 1] == name.split():
+            raise InputError(
+                f"`eagletwin {name}` left the package: it measures or makes what eagletwin's own tests and records need",
+                consequence="nothing was run",
+                remedy=f"python -m tests.lab {new}, in a checkout of eagletwin",
+            )
+
+
 def _run(words: list[str]) -> object:
+    _refuse_moved(words)
     must_be_given_once(words)
     try:
         code = command_tree()(words, standalone_mode=False)

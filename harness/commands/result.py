@@ -246,15 +246,6 @@ SHAPES: dict[str, type[ResultFacts]] = {
     "gpu plan": WrittenFacts,
     "gpu run": CampaignFacts,
     "gpu draws": MeasuredFacts,
-    "bench rate": MeasuredFacts,
-    "bench acceptance": MeasuredFacts,
-    "bench first-token": MeasuredFacts,
-    "bench speed": MeasuredFacts,
-    "bench search": MeasuredFacts,
-    "bench all": MeasuredFacts,
-    "bench mutants": MeasuredFacts,
-    "bench oracle": MeasuredFacts,
-    "bench reached": MeasuredFacts,
 }
 OLDER = ("compare", "acceptance", "kernels", "ledger", "rules", "models list")
 NO_RESULT = ("serve", "record")  # they become, or run, a server

@@ -86,14 +86,14 @@ def _impossible_in(model: str) -> dict[str, ModelCell]:
 
 def case_in(entry: Entry, model: str, attempt: int) -> Case:
     """The case by which an entry was proven in a model."""
-    from ..bench.acceptance import target_says  # it imports torch
+    from eagletwin.harness.families.greedy import target_says  # it imports torch
 
     return next(islice(carried(entry, model, target_says), attempt, None)).case
 
 
 def attempt_of(entry: Entry, case: Case) -> int:
     """Which of the cases of an entry in a model this one is."""
-    from ..bench.acceptance import target_says
+    from eagletwin.harness.families.greedy import target_says
 
     return next(n for n, one in enumerate(carried(entry, case.model, target_says)) if one.case == case)
 

@@ -1,17 +1,14 @@
-"""`eagletwin bench mutants`: what share of one-place faults of SGLang's worker a search sees; `bench oracle`: of our judge."""
+"""`mutants`: the share of one-place faults of SGLang's worker that a search sees; `oracle`: of our judge."""
 
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
+from eagletwin.harness.commands.options import Sglang, telling
 from eagletwin.harness.core.errors import EXIT_DIVERGED, EXIT_EQUAL, InputError
 from eagletwin.harness.core.folders import cache_folder
 from eagletwin.harness.core.progress import progress
-
-from ...as_json import tell_result
-from ...options import Sglang, telling
-from ...result import MeasuredFacts
 
 Records = Annotated[
     Path, typer.Option("--write", help="Folder for mutants.md, and for mutants/ with what came of each mutant.")
@@ -20,7 +17,7 @@ Seed = Annotated[int, typer.Option(help="Which mutants are drawn, and which case
 AIM, AIM_OF_ORACLE = 0.97, 0.95
 
 
-def bench_mutants(
+def mutants(
     number: Annotated[int, typer.Option(min=1, help="How many mutants.")] = 300,
     seed: Seed = 0,
     blocks: Annotated[int, typer.Option(min=1, help="Blocks of a default search whose cases are run.")] = 144,
@@ -46,13 +43,13 @@ def bench_mutants(
     return _written(write)
 
 
-def bench_oracle(
+def oracle(
     number: Annotated[int, typer.Option(min=1, help="How many mutants.")] = 150,
     seed: Seed = 0,
     changes: Annotated[int, typer.Option(min=0, help="Numbers that are changed in each healthy trace, one at a time.")] = 20,
     most: Annotated[int, typer.Option("--traces", min=1, help="Traces with each mutant, of those that run its line.")] = 300,
     sglang: Sglang = "",
-    blocks: Annotated[int, typer.Option(min=1, help="As in `bench mutants`, which is run first.")] = 144,
+    blocks: Annotated[int, typer.Option(min=1, help="As in `mutants`, which is run first.")] = 144,
     asking: Annotated[int, typer.Option(min=0, help="The same.")] = 4,
     write: Records = Path("build/records"),
 ) -> int:
@@ -69,7 +66,7 @@ def bench_oracle(
         raise InputError(
             "the cases of the worker's mutants are not there",
             consequence="there are no traces to judge",
-            remedy="run `eagletwin bench mutants` first",
+            remedy="run `python -m tests.lab mutants` first",
         )
     traces = cache_folder("mutants") / f"traces-{corpus.stem}"
     with progress("mutants", number) as line:
@@ -92,7 +89,6 @@ def _written(folder: Path) -> int:
     folder.mkdir(parents=True, exist_ok=True)
     (folder / PAGE).write_text(text, encoding="utf-8")
     print(text)
-    figures = {"worker": rate(*worker), "oracle": rate(*oracle)}
-    tell_result(MeasuredFacts(figures=figures, report=text))
-    short = [killed < aim * seen for (killed, seen), aim in zip(figures.values(), (AIM, AIM_OF_ORACLE), strict=True)]
+    figures = (rate(*worker), rate(*oracle))
+    short = [killed < aim * seen for (killed, seen), aim in zip(figures, (AIM, AIM_OF_ORACLE), strict=True)]
     return EXIT_DIVERGED if any(short) else EXIT_EQUAL

@@ -7,18 +7,19 @@ from pathlib import Path
 import pytest
 import torch
 
-from eagletwin.harness.commands.bench.mutants import oracle
-from eagletwin.harness.commands.bench.mutants.changes import Change, DrawnChange, changed
-from eagletwin.harness.commands.bench.mutants.command import ORACLE, WORKER
-from eagletwin.harness.commands.bench.mutants.draw import Mutant, mutants_of
-from eagletwin.harness.commands.bench.mutants.examined import Examined, examined, read_examined
-from eagletwin.harness.commands.bench.mutants.hunt import Hunted
-from eagletwin.harness.commands.bench.mutants.page import page, rate, survivors
 from eagletwin.harness.core.case import Case, Request
 from eagletwin.harness.core.errors import InputError
 from eagletwin.harness.core.records import Ending, EngineInfo
 from eagletwin.harness.core.trace import Recorder, Trace, new_header
 from eagletwin.harness.judge import bounds
+
+from .mutants import oracle
+from .mutants.changes import Change, DrawnChange, changed
+from .mutants.command import ORACLE, WORKER
+from .mutants.draw import Mutant, mutants_of
+from .mutants.examined import Examined, examined, read_examined
+from .mutants.hunt import Hunted
+from .mutants.page import page, rate, survivors
 
 SOURCE = '''
 class Worker:

@@ -13,7 +13,7 @@ from eagletwin.harness.engines.blocks import Block, blocks_of
 from eagletwin.harness.engines.here import init_file
 from eagletwin.harness.engines.source import Source
 
-from .mutants.corpus import Known
+from ..mutants.corpus import Known
 
 _FOLDER = "sglang/srt/speculative"
 FILES = (

@@ -20,15 +20,14 @@ from eagletwin.cases.blocks import Asked
 from eagletwin.cases.profiles import draw_from_seeds_alone
 from eagletwin.cases.regressions import LEDGER
 from eagletwin.harness.check.known import Mends, mended
+from eagletwin.harness.commands.fuzz.looking import CaseSeen, Looking
+from eagletwin.harness.commands.fuzz.plan import Plan
 from eagletwin.harness.core.case import Case
 from eagletwin.harness.core.run_spec import DEFAULT_RUN, RunSpec
 from eagletwin.harness.core.verdict import View
 from eagletwin.harness.engines.blocks import FOLDER, OF, SPECULATIVE
 from eagletwin.harness.engines.host import Host
 from eagletwin.harness.engines.source import Source
-
-from ...fuzz.looking import CaseSeen, Looking
-from ...fuzz.plan import Plan
 
 # Whose places are mutated: the speculative workers, and where the scheduler handles what they return.
 MODULES = (

@@ -1,9 +1,10 @@
 """`bench reached`: what is counted of the branches that cases ran."""
 
-from eagletwin.harness.commands.bench.mutants.corpus import Known
-from eagletwin.harness.commands.bench.reached import ReachedCode, lines_of
 from eagletwin.harness.core.case import Case, Request
 from eagletwin.harness.engines.blocks import Block
+
+from .bench.reached import ReachedCode, lines_of
+from .mutants.corpus import Known
 
 CASE = Case(name="x", model="llama-tiny", num_steps=1, requests=(Request(id="a", prompt=(1,), max_new_tokens=1),))
 BRANCHES = {"a.py": [Block(1, "f", ""), Block(4, "f", "if x"), Block(9, "g", "")], "b.py": [Block(1, "h", "")]}

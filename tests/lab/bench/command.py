@@ -1,4 +1,4 @@
-"""`eagletwin bench …`: measurements of speed, searches and acceptance, printed or written."""
+"""Measurements of speed, searches and reached code, printed or written."""
 
 import sys
 from pathlib import Path
@@ -7,23 +7,15 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from eagletwin.cases.ledger import entries_of, patches_of
+from eagletwin.harness.commands.options import Remedies, Sglang, telling
 from eagletwin.harness.core.errors import EXIT_DIVERGED, EXIT_EQUAL, EXIT_UNKNOWN
 from eagletwin.harness.core.progress import each, progress
-
-from ..as_json import tell_result, with_json
-from ..options import Remedies, Sglang, let_threads_sleep, telling
-from ..result import MeasuredFacts
-from .mutants.command import bench_mutants, bench_oracle
 
 if TYPE_CHECKING:
     from .record import BenchRecord
 
-bench = typer.Typer(add_completion=False, help="Measure speed, search times and acceptance on this machine.")
 
-
-@bench.command("rate")
-@with_json
-def bench_rate(
+def rate(
     seconds: Annotated[float, typer.Option(min=1.0, help="How long to run cases.")] = 30.0,
     topk: Annotated[int, typer.Option(min=1, max=16, help="Tokens that each node of the draft tree proposes.")] = 1,
     model: Annotated[str, typer.Option(metavar="MODEL", help="A model recipe (docs/reference/case.md).")] = "llama-tiny",
@@ -34,66 +26,24 @@ def bench_rate(
     sglang: Sglang = "",
 ) -> int:
     """Cases a second on one core: run, traced and judged. The last line is the figure."""
-    from eagletwin.cases.workload import rate_case
     from eagletwin.harness.engines.source import resolve
     from eagletwin.harness.families.valid import check_case
 
     from .report import in_turn_lines
-    from .speed import in_turn, rate
+    from .speed import in_turn
+    from .speed import rate as measure_rate
+    from .workload import rate_case
 
     patches = patches_of(None, remedy, None)
     for name, option in ((model, "--model"), *([(beside, "--beside")] if beside else [])):
         check_case(rate_case(0, topk, name), option)
     if beside:
         own, other = in_turn(seconds, topk, model, beside, patches, resolve(sglang))
-        figures = {"seconds": {model: own, beside: other}, "of_its_rate": other.whole / own.whole}
-        _say(figures, in_turn_lines(model, beside, own, other))
+        print(*in_turn_lines(model, beside, own, other), sep="\n")
         return EXIT_EQUAL
-    found = rate(seconds, topk, resolve(sglang), model, patches)
+    found = measure_rate(seconds, topk, resolve(sglang), model, patches)
     print(f"{found.cases} cases in {found.seconds:.1f} s, run, traced and judged")
     print(f"{found.per_second:.2f} cases/s/core")
-    tell_result(MeasuredFacts(figures={"cases": found.cases, "seconds": found.seconds, "per_second": found.per_second}))
-    return EXIT_EQUAL
-
-
-@bench.command("acceptance")
-@with_json
-def bench_acceptance(
-    layers: Annotated[bool, typer.Option(help="For multi-layer drafts: what the live bugs of their worker cost.")] = False,
-) -> int:
-    """What SGLang's layout of the draft tree costs in accepted tokens (PR #8409), by the reference alone. Two minutes."""
-    from eagletwin.harness.families import RECIPES
-
-    from .acceptance import SHAPES, acceptance
-    from .acceptance_layers import FAULTS, layers_cost
-    from .report import acceptance_lines, layers_lines
-
-    if layers:
-        several = [name for name, recipe in RECIPES.items() if recipe.family == "llama_mtp"]
-        found = [
-            layers_cost(model, steps, fault)
-            for model in each(several, "models", str)
-            for fault in FAULTS
-            for steps in (2, 3, 4)
-        ]
-        _say(found, layers_lines(found))
-    else:
-        single = [name for name, recipe in RECIPES.items() if not recipe.mtp_layers]  # several layers have no tree to lay out
-        costs = [acceptance(model, shape) for model in each(single, "models", str) for shape in SHAPES]
-        _say(costs, acceptance_lines(costs))
-    return EXIT_EQUAL
-
-
-@bench.command("first-token")
-@with_json
-def bench_first_token() -> int:
-    """What a plain draft model loses where it never sees the first token, by the reference alone. Some minutes."""
-    from .first_token import lines, measure
-
-    let_threads_sleep()
-    with progress("models") as line:
-        found = measure(telling(line))
-    _say(found, lines(found))
     return EXIT_EQUAL
 
 
@@ -108,20 +58,16 @@ Processes = Annotated[int, typer.Option("-n", metavar="N", min=1, help="Processe
 Missing = Annotated[bool, typer.Option("--missing", help="Measure only what the folder does not have yet.")]
 
 
-@bench.command("speed")
-@with_json
-def bench_speed(write: Folder = None) -> int:
+def speed(write: Folder = None) -> int:
     """Rates, start-up and growth with size. Run it on an idle machine."""
     from .report import page
 
     record = _speed(_so_far(write), write)
-    _say(record, [page(record)])
+    print(page(record))
     return EXIT_EQUAL
 
 
-@bench.command("search")
-@with_json
-def bench_search(
+def search(
     entry: Entries = None,
     seeds: Seeds = 10,
     missing: Missing = False,
@@ -129,7 +75,9 @@ def bench_search(
     processes: Processes = 2,
     write: Folder = None,
 ) -> int:
-    """Measure how soon `fuzz` finds each bug of the ledger, and how small. 1 if a search found nothing."""
+    """Measure how soon `fuzz` finds each bug of the ledger, and how small. 1 if a search found nothing.
+
+    An interrupted run keeps what it has measured."""
     from eagletwin.cases.regressions import LEDGER
 
     from .report import search_lines
@@ -144,15 +92,13 @@ def bench_search(
     wanted = [name for name in names if not (missing and name in record.searches)]
     record = _search(record, wanted, seeds, at_once, processes, write)
     found = [record.searches[name].searched for name in wanted]
-    _say(found, search_lines(found))
+    print(*search_lines(found), sep="\n")
     if any(len(one.found) < seeds for one in found):
         return EXIT_DIVERGED
     return EXIT_UNKNOWN if entry and len(names) < len(entries) else EXIT_EQUAL
 
 
-@bench.command("reached")
-@with_json
-def bench_reached(
+def reached(
     blocks: Annotated[int, typer.Option(min=1, help="Blocks of a default search.")] = 35,
     seed: Annotated[int, typer.Option(min=0, help="Of the search.")] = 0,
     never: Annotated[Path | None, typer.Option(metavar="FILE", help="Write a line for each branch that no case ran.")] = None,
@@ -162,51 +108,15 @@ def bench_reached(
     from eagletwin.cases.blocks import LONG
     from eagletwin.harness.engines.source import resolve
 
-    from .mutants.corpus import gather
+    from ..mutants.corpus import gather
     from .reached import ReachedCode, branches_of, lines_of
 
     source = resolve(sglang)
     reached = ReachedCode(branches_of(source)).count(gather(source, seed, blocks, 0, LONG))
     if never is not None:
         never.write_text("\n".join([*reached.never(), ""]), encoding="utf-8")
-    ran = {file: sum((file, one.line) in reached.ran for one in own) for file, own in reached.branches.items()}
-    _say({"cases": reached.cases, "ran": ran, "grew": reached.grew}, lines_of(reached))
+    print(*lines_of(reached), sep="\n")
     return EXIT_EQUAL
-
-
-@bench.command("all")
-@with_json
-def bench_all(
-    write: Folder = Path("build/records"),
-    seeds: Seeds = 10,
-    missing: Missing = False,
-    at_once: AtOnce = 1,
-    processes: Processes = 2,
-) -> int:
-    """Speed and search, as a page. An interrupted run keeps what it has measured."""
-    from eagletwin.cases.regressions import LEDGER
-
-    from .report import page
-    from .searches import why_not
-
-    record = _so_far(write)
-    if not (missing and record.speed):
-        record = _speed(record, write)
-    names = [name for name, entry in LEDGER.items() if not (why_not(entry) or (missing and name in record.searches))]
-    record = _search(record, names, seeds, at_once, processes, write)
-    _say(record, [page(record)])
-    return EXIT_EQUAL
-
-
-bench.command("mutants")(with_json(bench_mutants))
-bench.command("oracle")(with_json(bench_oracle))
-
-
-def _say(figures: object, lines: list[str]) -> None:
-    """What was measured: as text, and for --json."""
-    text = "\n".join(lines)
-    print(text)
-    tell_result(MeasuredFacts(figures=figures, report=text))
 
 
 def _so_far(folder: Path | None) -> "BenchRecord":

@@ -2,12 +2,10 @@
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from statistics import fmean, median
+from statistics import median
 
 from eagletwin.cases.regressions import LEDGER
 
-from .acceptance import Acceptance
-from .acceptance_layers import NEW_TOKENS, PROMPT_SIZE, PROMPTS, SEEDS, Cost
 from .record import RECORD, BenchRecord, Search, Speed, Stamp
 from .searches import GIVE_UP, SECONDS, SHRINK_SECONDS, Searched, why_not
 from .speed import Share, Spread, spread
@@ -64,7 +62,7 @@ def page(record: BenchRecord) -> str:
         *(
             _speed_lines(record.speed)
             if record.speed
-            else ["Not measured yet: `eagletwin bench speed --write build/records`.", ""]
+            else ["Not measured yet: `python -m tests.lab speed --write build/records`.", ""]
         ),
         "## Search",
         "",
@@ -84,7 +82,10 @@ def page(record: BenchRecord) -> str:
     ]
     absent = [name for name, entry in LEDGER.items() if name not in record.searches and not why_not(entry)]
     if absent:
-        rows += ["", f"Not searched for yet (`eagletwin bench search --missing --write build/records`): {', '.join(absent)}."]
+        rows += [
+            "",
+            f"Not searched for yet (`python -m tests.lab search --missing --write build/records`): {', '.join(absent)}.",
+        ]
     rows += [f"\nNever searched for: {why_not(entry)}." for entry in LEDGER.values() if why_not(entry)]
     return "\n".join([*rows, ""])
 
@@ -134,7 +135,7 @@ def _speed_lines(speed: Speed) -> list[str]:
         "|---|---|---|",
         *(
             f"| cases/s on one core, run, traced and judged, all kernels real (1-3 requests, prompts 10-40, about 3 rounds, "
-            f"num_steps 3, topk {topk}) | {found} of {found.n} | `eagletwin bench rate --topk {topk}` |"
+            f"num_steps 3, topk {topk}) | {found} of {found.n} | `python -m tests.lab rate --topk {topk}` |"
             for topk, found in speed.rates.items()
         ),
         *(
@@ -150,7 +151,7 @@ def _speed_lines(speed: Speed) -> list[str]:
             for topk, step in speed.steps.items()
         ),
         f"| two processes at once against one, in turn | {speed.together.median / speed.alone.median:.2f} times "
-        f"({speed.alone} and {speed.together} cases/s) | `eagletwin bench rate`, twice at once |",
+        f"({speed.alone} and {speed.together} cases/s) | `python -m tests.lab rate`, twice at once |",
         f"| from the shell to the verdict, warm caches | {speed.start} s | `eagletwin check 25015` |",
         *(
             [f"| until an engine of another configuration stands | {speed.build} s | num_steps 2 to 8, in turn |"]
@@ -169,32 +170,3 @@ def _speed_lines(speed: Speed) -> list[str]:
 
 def _milliseconds(seconds: Spread) -> Spread:
     return Spread(1000 * seconds.median, 1000 * seconds.low, 1000 * seconds.high, seconds.n)
-
-
-def acceptance_lines(found: Sequence[Acceptance]) -> list[str]:
-    """The table of `eagletwin bench acceptance`."""
-    rows = [
-        "| model | topk, num_steps, num_draft_tokens | tokens a round, slot_layout | true_tree | lost |",
-        "|---|---|---|---|---|",
-    ]
-    return rows + [
-        f"| {one.model} | {', '.join(map(str, one.shape))} | {one.slot_layout:.3f} ({one.rounds} rounds) | {one.true_tree:.3f} "
-        f"| {one.cost:.1%} |"
-        for one in found
-    ]
-
-
-def layers_lines(found: Sequence[Cost]) -> list[str]:
-    """The table of `eagletwin bench acceptance --layers`."""
-    rows = [
-        f"Means of {SEEDS} seeds of {PROMPTS} requests, {PROMPT_SIZE} prompt and {NEW_TOKENS} new tokens; ± the standard "
-        "deviation between seeds.",
-        "",
-        "| model | layers | fault | tokens a round with it | without | lost | rows that stay wrong |",
-        "|---|---|---|---|---|---|---|",
-    ]
-    return rows + [
-        f"| {one.model} | {one.num_steps} | {one.fault.name} | {fmean(one.wrong):.2f} | {fmean(one.right):.2f} "
-        f"| {one.cost:.1%} ± {one.spread:.1%} | {one.stale:.0%} |"
-        for one in found
-    ]

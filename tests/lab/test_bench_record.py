@@ -7,12 +7,13 @@ import msgspec
 import pytest
 
 from eagletwin.cases.regressions import LEDGER
-from eagletwin.harness.commands.bench import searches
-from eagletwin.harness.commands.bench.record import RECORD, BenchRecord, Search, Speed, Stamp, read_record, write_record
-from eagletwin.harness.commands.bench.report import in_turn_lines, page
-from eagletwin.harness.commands.bench.searches import Hit, Searched, why_not
-from eagletwin.harness.commands.bench.speed import Share, Spread, StepTimes, spread
 from eagletwin.harness.core.errors import HarnessError, InputError
+
+from .bench import searches
+from .bench.record import RECORD, BenchRecord, Search, Speed, Stamp, read_record, write_record
+from .bench.report import in_turn_lines, page
+from .bench.searches import Hit, Searched, why_not
+from .bench.speed import Share, Spread, StepTimes, spread
 
 MONDAY, TUESDAY = (Stamp(f"2026-01-{day}", "a machine", "versions") for day in ("05", "06"))
 ONE = Spread(1.0, 0.5, 2.0, 5)

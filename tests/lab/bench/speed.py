@@ -14,7 +14,6 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from eagletwin.cases.workload import rate_case, sized_case
 from eagletwin.harness.check.trials import Trials
 from eagletwin.harness.core.case import Case
 from eagletwin.harness.core.child import RUN_MODULE
@@ -26,6 +25,9 @@ from eagletwin.harness.core.verdict import Verdict
 from eagletwin.harness.engines.host import EngineProcess, Host
 from eagletwin.harness.engines.source import INSTALLED, Source
 from eagletwin.harness.judge.judge import judge
+
+from ..checkout import ROOT, module
+from .workload import rate_case, sized_case
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,8 +115,10 @@ def parallel(seconds: float, rounds: int) -> tuple[Spread, Spread]:
 def _rates(processes: int, seconds: float) -> list[float]:
     """Each on a core of its own: the last line that each prints."""
     cores = sorted(os.sched_getaffinity(0))[-processes:]
-    command = [*RUN_MODULE, "eagletwin", "bench", "rate", "--seconds", str(seconds)]
-    running = [subprocess.Popen(["taskset", "-c", str(core), *command], stdout=subprocess.PIPE, text=True) for core in cores]
+    command = module("tests.lab", "rate", "--seconds", str(seconds))
+    running = [
+        subprocess.Popen(["taskset", "-c", str(core), *command], cwd=ROOT, stdout=subprocess.PIPE, text=True) for core in cores
+    ]
     return [float(process.communicate()[0].split()[-2]) for process in running]
 
 

@@ -1,6 +1,6 @@
 """How soon a search finds each bug of the ledger and makes it small.
 
-`python -m eagletwin.harness.commands.bench.searches ENTRY SEEDS PROCESSES` searches for one entry, and prints the result as
+`python -m tests.lab.bench.searches ENTRY SEEDS PROCESSES` searches for one entry, and prints the result as
 JSON; `search_all` runs several such processes at a time.
 
 A search has no option and no hint: it is the default one, in as many processes as are asked for. Only where the judge declares
@@ -30,18 +30,18 @@ from eagletwin.cases.reach import unreached
 from eagletwin.cases.regressions import LEDGER
 from eagletwin.harness.check.known import Mends, mended
 from eagletwin.harness.check.trials import Trials
+from eagletwin.harness.commands.fuzz.looking import CaseSeen
+from eagletwin.harness.commands.fuzz.options import SearchOptions
+from eagletwin.harness.commands.fuzz.pool import Several
+from eagletwin.harness.commands.fuzz.search import Blocks, Fuzz, Here
+from eagletwin.harness.commands.fuzz.shrinking import Finding
 from eagletwin.harness.core.case import Case
-from eagletwin.harness.core.child import RUN_MODULE
 from eagletwin.harness.core.errors import HarnessError
 from eagletwin.harness.core.run_spec import RunSpec
 from eagletwin.harness.core.verdict import DECLARED_VIEW
 from eagletwin.harness.engines.host import Host
 
-from ..fuzz.looking import CaseSeen
-from ..fuzz.options import SearchOptions
-from ..fuzz.pool import Several
-from ..fuzz.search import Blocks, Fuzz, Here
-from ..fuzz.shrinking import Finding
+from ..checkout import ROOT, module
 
 SECONDS, SHRINK_SECONDS = 300.0, 20.0  # of one search
 GIVE_UP = 3  # searches that found nothing, after which no more are made for an entry that none has found
@@ -189,8 +189,8 @@ def search_all(entries: Sequence[Entry], seeds: int, at_once: int, processes: in
     first that failed, when all others are through."""
 
     def ask(entry: Entry) -> Searched:
-        command = [*RUN_MODULE, "eagletwin.harness.commands.bench.searches", entry.id, str(seeds), str(processes)]
-        done = subprocess.run(command, capture_output=True, check=False)
+        command = module("tests.lab.bench.searches", entry.id, str(seeds), str(processes))
+        done = subprocess.run(command, cwd=ROOT, capture_output=True, check=False)
         if done.returncode:
             raise HarnessError(
                 f"the search for {entry.id} ended with exit code {done.returncode}: {done.stderr.decode()[-500:]}",

@@ -98,13 +98,13 @@ def page(worker: Part, oracle: Part) -> str:
     lines = [
         "# Mutants",
         "",
-        "Written by `eagletwin bench mutants` and `eagletwin bench oracle`, from mutants/*.jsonl.",
+        "Written by `python -m tests.lab mutants` and `python -m tests.lab oracle`, from mutants/*.jsonl.",
         "A mutant is a program with one expression changed: a comparison, an operator, a constant, a bound of a slice, two "
         "arguments of a call, or a condition.",
         "It is *killed* if a search says something: a rule names a wrong number, the worker crashes or hangs, its trace cannot "
         "be judged, or it does not start.",
         "A survivor is examined: it is *equivalent*, *not reachable here*, or *missed*.",
-        "The reasons are written by hand, into `harness/commands/bench/mutants/*.examined.json`.",
+        "The reasons are written by hand, into `tests/lab/mutants/*.examined.json`.",
         "",
         "## SGLang's worker",
         "",
