@@ -26,14 +26,13 @@ from eagletwin.harness.commands.gpu.command import gpu
 from eagletwin.harness.commands.judge import judge
 from eagletwin.harness.commands.kernels.command import kernels
 from eagletwin.harness.commands.ledger import ledger
-from eagletwin.harness.commands.models.command import models
+from eagletwin.harness.commands.models import models
 from eagletwin.harness.commands.prove.command import prove
 from eagletwin.harness.commands.record import record
-from eagletwin.harness.commands.releases.command import releases
+from eagletwin.harness.commands.releases import releases
 from eagletwin.harness.commands.report import report
 from eagletwin.harness.commands.rules import rules
 from eagletwin.harness.commands.serve import serve
-from eagletwin.harness.commands.train import train
 from eagletwin.harness.core.errors import EXIT_EQUAL, EXIT_INTERRUPTED, InputError
 from eagletwin.harness.core.exits import guarded
 from eagletwin.harness.core.terminal import bound_columns
@@ -62,7 +61,6 @@ for command in (
     kernels,
     ledger,
     rules,
-    train,
     doctor,
 ):
     app.command()(command)
@@ -70,7 +68,14 @@ for group, name in ((releases, "releases"), (models, "models"), (gpu, "gpu")):
     app.add_typer(group, name=name)
 
 # What left the package, by its old name, and the command of a checkout that it became. For one release.
-MOVED = {"bench": "--help"}
+MOVED = {
+    "bench": "--help",
+    "train": "train",
+    "releases table": "releases",
+    "models table": "models",
+    "gpu bundle": "bundle",
+    "gpu draws": "draws",
+}
 
 
 @app.callback(invoke_without_command=True)

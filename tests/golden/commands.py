@@ -12,7 +12,7 @@ from typing import Any
 
 VERBS = (
     *("acceptance", "bisect", "campaign", "check", "ci", "compare", "diff", "doctor", "fuzz", "gpu", "judge"),
-    *("kernels", "ledger", "models", "prove", "record", "releases", "report", "rules", "serve", "train"),
+    *("kernels", "ledger", "models", "prove", "record", "releases", "report", "rules", "serve"),
 )
 COMMANDS = (
     "--help",

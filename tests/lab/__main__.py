@@ -12,10 +12,21 @@ from eagletwin.harness.core.errors import InputError
 from eagletwin.harness.core.exits import guarded
 
 from .bench.command import rate, reached, search, speed
+from .bundle.command import bundle
+from .draws.command import draws
+from .models.command import models
 from .mutants.command import mutants, oracle
+from .releases.command import releases
+from .train.command import train
 
-app = typer.Typer(add_completion=False, pretty_exceptions_enable=False, no_args_is_help=True, help="Measure eagletwin itself.")
-for command in (rate, speed, search, reached, mutants, oracle):
+HELP = "Measure eagletwin itself, and make what its tests and records need."
+app = typer.Typer(
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    no_args_is_help=True,
+    help="Measure eagletwin itself, and make what its tests and records need.",
+)
+for command in (rate, speed, search, reached, mutants, oracle, draws, releases, models, train, bundle):
     app.command()(command)
 
 

@@ -1,4 +1,4 @@
-"""`bench reached`: what is counted of the branches that cases ran."""
+"""`reached`: what is counted of the branches that cases ran."""
 
 from eagletwin.harness.core.case import Case, Request
 from eagletwin.harness.engines.blocks import Block
