@@ -14,7 +14,7 @@ FINDINGS ?=
 # Further options for pytest, and the folders that `make quick` takes: those that need no SGLang. `make python` takes those that
 # need no Triton either.
 PYTEST ?=
-CORE := tests/reference tests/families tests/deserved tests/harness tests/page tests/triton_cpu
+CORE := tests/reference tests/families tests/deserved tests/harness tests/lab tests/page tests/triton_cpu
 UV ?= uv
 BIN := .venv/bin
 # Not compiled: of 20,000 modules few are ever imported, and those are compiled then, once: container images tell Python not to
@@ -76,7 +76,8 @@ upstream-test: setup
 	env -u PYTHONPATH "$(THEIRS)/env/bin/python" -m tests.upstream.attempt
 
 bench: setup
-	$(BIN)/eagletwin bench all
+	$(BIN)/python -m tests.lab speed --write build/records
+	$(BIN)/python -m tests.lab search --write build/records
 
 lint: setup
 	$(BIN)/ruff format --check .

@@ -147,7 +147,7 @@ class Probe(Facts):
     @property
     def command(self) -> str:
         """What to type to see it."""
-        return f"eagletwin prove --releases {self.id}" if self.fixed else f"eagletwin releases table --entry {self.id}"
+        return f"eagletwin prove --releases {self.id}" if self.fixed else f"python -m tests.lab releases --entry {self.id}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

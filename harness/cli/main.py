@@ -14,7 +14,6 @@ import typer
 
 from eagletwin.harness.commands.acceptance.command import acceptance
 from eagletwin.harness.commands.as_json import print_error
-from eagletwin.harness.commands.bench.command import bench
 from eagletwin.harness.commands.bisect.command import bisect
 from eagletwin.harness.commands.campaign.command import campaign
 from eagletwin.harness.commands.check import check
@@ -27,14 +26,13 @@ from eagletwin.harness.commands.gpu.command import gpu
 from eagletwin.harness.commands.judge import judge
 from eagletwin.harness.commands.kernels.command import kernels
 from eagletwin.harness.commands.ledger import ledger
-from eagletwin.harness.commands.models.command import models
+from eagletwin.harness.commands.models import models
 from eagletwin.harness.commands.prove.command import prove
 from eagletwin.harness.commands.record import record
-from eagletwin.harness.commands.releases.command import releases
+from eagletwin.harness.commands.releases import releases
 from eagletwin.harness.commands.report import report
 from eagletwin.harness.commands.rules import rules
 from eagletwin.harness.commands.serve import serve
-from eagletwin.harness.commands.train import train
 from eagletwin.harness.core.errors import EXIT_EQUAL, EXIT_INTERRUPTED, InputError
 from eagletwin.harness.core.exits import guarded
 from eagletwin.harness.core.terminal import bound_columns
@@ -63,12 +61,21 @@ for command in (
     kernels,
     ledger,
     rules,
-    train,
     doctor,
 ):
     app.command()(command)
-for group, name in ((releases, "releases"), (models, "models"), (gpu, "gpu"), (bench, "bench")):
+for group, name in ((releases, "releases"), (models, "models"), (gpu, "gpu")):
     app.add_typer(group, name=name)
+
+# What left the package, by its old name, and the command of a checkout that it became. For one release.
+MOVED = {
+    "bench": "--help",
+    "train": "train",
+    "releases table": "releases",
+    "models table": "models",
+    "gpu bundle": "bundle",
+    "gpu draws": "draws",
+}
 
 
 @app.callback(invoke_without_command=True)
@@ -134,7 +141,19 @@ def typed(arguments: Sequence[str] | None = None) -> object:
         raise
 
 
+def _refuse_moved(words: list[str]) -> None:
+    """Raises InputError for a command that left the package."""
+    for name, new in MOVED.items():
+        if words[: name.count(" ") + 1] == name.split():
+            raise InputError(
+                f"`eagletwin {name}` left the package: it measures or makes what eagletwin's own tests and records need",
+                consequence="nothing was run",
+                remedy=f"python -m tests.lab {new}, in a checkout of eagletwin",
+            )
+
+
 def _run(words: list[str]) -> object:
+    _refuse_moved(words)
     must_be_given_once(words)
     try:
         code = command_tree()(words, standalone_mode=False)

@@ -4,7 +4,6 @@ A line has one answer and all subjects (releases, or models) that gave it: 1,800
 lines. One run at a time may write a file.
 """
 
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +13,9 @@ from msgspec import Struct
 from eagletwin.harness.core.errors import InputError
 
 
-class _Line(Struct, frozen=True):
+class AnswerLine(Struct, frozen=True):
+    """One answer about an entry. of: the releases or models that gave it"""
+
     entry: str
     of: tuple[str, ...]
     answer: Any
@@ -27,7 +28,7 @@ def read_answers(file: Path, kind: Any, consequence: str) -> dict[str, dict[str,
     if not file.exists():
         return found
     try:
-        lines = msgspec.json.Decoder(_Line).decode_lines(file.read_bytes())
+        lines = msgspec.json.Decoder(AnswerLine).decode_lines(file.read_bytes())
         answers = [msgspec.convert(line.answer, kind) for line in lines]
     except (msgspec.MsgspecError, OSError) as error:
         raise InputError(f"{file}: {error}", consequence=consequence, remedy="remove the file") from error
@@ -35,20 +36,3 @@ def read_answers(file: Path, kind: Any, consequence: str) -> dict[str, dict[str,
         for subject in line.of:
             found.setdefault(subject, {})[line.entry] = answer
     return found
-
-
-def write_answers(file: Path, answers: Mapping[str, Mapping[str, Struct]]) -> None:
-    """Write them, in place of the file. Answers must be frozen structs without a list or dict."""
-    lines: dict[str, dict[Struct, list[str]]] = {}
-    for subject, by_entry in answers.items():
-        for entry, answer in by_entry.items():
-            lines.setdefault(entry, {}).setdefault(answer, []).append(subject)
-    encoded = [
-        _Line(entry, tuple(subjects), answer)
-        for entry, by_answer in sorted(lines.items())
-        for answer, subjects in by_answer.items()
-    ]
-    file.parent.mkdir(parents=True, exist_ok=True)
-    partial = file.with_suffix(".partial")
-    partial.write_bytes(msgspec.json.Encoder().encode_lines(encoded))
-    partial.replace(file)

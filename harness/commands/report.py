@@ -22,9 +22,7 @@ if TYPE_CHECKING:
 def report(
     folder: Annotated[
         Path,
-        typer.Argument(
-            help="A run folder, a trace, what a server recorded, or the folder of `eagletwin releases table` (docs/records)."
-        ),
+        typer.Argument(help="A run folder, a trace, or what a server recorded."),
     ],
     out: Annotated[
         Path | None, typer.Option("--out", metavar="FOLDER", help="Write report.html there, and not into the folder itself.")
@@ -67,7 +65,6 @@ def _maker(folder: Path) -> "Callable[[], Page]":
     from .gpu.job import RESULTS
     from .gpu.page import campaign_page
     from .prove.page import PROOFS, proofs_page
-    from .releases.results import FILE as MEASURED
 
     if is_session(folder):
         return lambda: _session(folder)
@@ -84,12 +81,10 @@ def _maker(folder: Path) -> "Callable[[], Page]":
     ):
         if (folder / name).is_file():
             return partial(page, folder)
-    if (folder / MEASURED).is_file():
-        return lambda: _ledger(folder)
     raise InputError(
         f"{folder} holds no trace, no recording, and nothing else that has a page",
         consequence="no page was made",
-        remedy="name a run folder, one that `eagletwin record` wrote into, or docs/records",
+        remedy="name a run folder, or one that `eagletwin record` wrote into",
     )
 
 
@@ -140,12 +135,3 @@ def _session(folder: Path) -> "Page":
     again = DEFAULT_RUN.command("judge", folder)
     session = recordings.judged(folder, frozenset())
     return session_page(session, folder, again, session.report(WIDTH, again))
-
-
-def _ledger(folder: Path) -> "Page":
-    from eagletwin.cases.ledger import with_probes
-
-    from .releases.page import ledger_page
-    from .releases.results import read
-
-    return ledger_page(list(read(folder).values()), with_probes(["all"]))

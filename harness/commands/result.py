@@ -218,13 +218,6 @@ class CampaignFacts(ResultFacts, kw_only=True):
     report: Annotated[str, Meta(description="what people read")]
 
 
-class MeasuredFacts(ResultFacts, kw_only=True):
-    """A measurement."""
-
-    figures: Annotated[Any, Meta(description="what was measured, by name")]
-    report: Annotated[str, Meta(description="what people read")] = ""
-
-
 # What each command prints. The others print what they did before there was a schema, or are no commands with a result.
 SHAPES: dict[str, type[ResultFacts]] = {
     "check": CheckFacts,
@@ -236,25 +229,11 @@ SHAPES: dict[str, type[ResultFacts]] = {
     "diff": DiffFacts,
     "judge": JudgeFacts,
     "report": WrittenFacts,
-    "train": WrittenFacts,
     "doctor": DoctorFacts,
     "releases list": ReleasesFacts,
     "releases fetch": ReleasesFacts,
-    "releases table": WrittenFacts,
-    "models table": WrittenFacts,
-    "gpu bundle": WrittenFacts,
     "gpu plan": WrittenFacts,
     "gpu run": CampaignFacts,
-    "gpu draws": MeasuredFacts,
-    "bench rate": MeasuredFacts,
-    "bench acceptance": MeasuredFacts,
-    "bench first-token": MeasuredFacts,
-    "bench speed": MeasuredFacts,
-    "bench search": MeasuredFacts,
-    "bench all": MeasuredFacts,
-    "bench mutants": MeasuredFacts,
-    "bench oracle": MeasuredFacts,
-    "bench reached": MeasuredFacts,
 }
 OLDER = ("compare", "acceptance", "kernels", "ledger", "rules", "models list")
 NO_RESULT = ("serve", "record")  # they become, or run, a server

@@ -14,7 +14,7 @@ def missing_for_cuda(gpus: int = 1, attention: Attention = "triton") -> tuple[st
     if torch.version.cuda is None:
         return "this torch is built without CUDA", "install a build of torch with CUDA on a machine with an NVIDIA GPU"
     if not torch.cuda.is_available():
-        return "torch sees no NVIDIA GPU", "run it where `nvidia-smi` shows one; `eagletwin gpu bundle` packs what it needs"
+        return "torch sees no NVIDIA GPU", "run it where `nvidia-smi` shows one (docs/guide/gpu.md)"
     if torch.cuda.device_count() < gpus:
         return (
             f"torch sees {count(torch.cuda.device_count(), 'GPU')}, and {gpus} ranks need one each",
@@ -24,9 +24,9 @@ def missing_for_cuda(gpus: int = 1, attention: Attention = "triton") -> tuple[st
         if importlib.util.find_spec(package) is None:
             return f"{name} cannot be found", "install SGLang with its dependencies, or source the setup.sh of a bundle"
     if attention == "flashinfer" and importlib.util.find_spec("flashinfer") is None:
-        return "FlashInfer cannot be found", "install flashinfer-python; `eagletwin gpu bundle` packs it"
+        return "FlashInfer cannot be found", "install flashinfer-python"
     if attention == "flashmla" and importlib.util.find_spec("flash_mla") is None:
-        return "FlashMLA cannot be found", "install sgl-flash-mla; `eagletwin gpu bundle` packs it"
+        return "FlashMLA cannot be found", "install sgl-flash-mla"
     return _missing_for_fa3() if attention == "fa3" else None
 
 
@@ -41,6 +41,6 @@ def _missing_for_fa3() -> tuple[str, str] | None:
     if not any(file for folder in folders for file in folder.glob("flash_ops*.so")):
         return (
             "sgl_kernel has no flash_ops, FlashAttention's kernels",
-            "install sglang-kernel whole; `eagletwin gpu bundle` packs what cases call of it",
+            "install sglang-kernel whole",
         )
     return None

@@ -4,9 +4,10 @@ from pathlib import Path
 
 import msgspec
 
-from eagletwin.cases.workload import rate_case
 from eagletwin.harness.core.case import Case
 from eagletwin.harness.engines.host import Host
+
+from ..lab.bench.workload import rate_case
 
 PARTS = ("trace.json", "trace.safetensors")
 

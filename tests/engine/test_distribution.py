@@ -5,9 +5,10 @@ docs/records/detection.md has the counts that say something about small ones.
 
 from pathlib import Path
 
-from eagletwin.harness.commands.draws.campaign import Portion, share
-from eagletwin.harness.commands.draws.distribution import PROMPTS, TOGETHER, WAYS, findings
 from eagletwin.harness.core.mode import CPU
+
+from ..lab.draws.campaign import Portion, share
+from ..lab.draws.distribution import PROMPTS, TOGETHER, WAYS, findings
 
 
 def test_the_worker_emits_what_the_target_may(tmp_path: Path) -> None:

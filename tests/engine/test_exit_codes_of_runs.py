@@ -1,6 +1,5 @@
 """Which situation ends in which exit code, where the worker has to run: the other half of tests/harness/test_exit_codes.py."""
 
-import os
 import subprocess
 from pathlib import Path
 
@@ -10,7 +9,6 @@ from msgspec.structs import replace
 
 from eagletwin.cases.regressions import LEDGER
 from eagletwin.harness.commands.gpu.job import Job
-from eagletwin.harness.commands.releases.results import read, write
 from eagletwin.harness.core.case import pretty_case
 from eagletwin.harness.core.mode import CPU
 from eagletwin.harness.core.patch import Edit, Patch
@@ -78,23 +76,6 @@ def test_an_engine_that_will_not_start_hides_no_proof_that_fails(tmp_path: Path)
     done = eagletwin("prove", "no-start", "25015", cwd=tmp_path, setup=TWO_THAT_FAIL)
     assert done.returncode == 125, done
     assert "1 of 2 proven" in done.stdout
-
-
-def test_a_table_with_a_release_that_could_not_be_fetched_has_holes(tmp_path: Path) -> None:
-    """All but one release are known, and that one is out of reach: an empty cache, and a pip that has nowhere to look."""
-    known = read(ROOT / "docs/records")
-    del known["0.5.10.post1"]
-    write(tmp_path / "page", known.values())
-    offline = {
-        "EAGLETWIN_CACHE": str(tmp_path / "cache"),
-        "PIP_NO_INDEX": "1",
-        "PIP_FIND_LINKS": "",
-        "PIP_CONFIG_FILE": os.devnull,
-    }
-    done = eagletwin("releases", "table", "0.5.10.post1", "--write", "page", cwd=tmp_path, **offline)
-    assert "0.5.10.post1 could not be fetched" in done.stderr, done
-    assert done.returncode == 125, done
-    assert "not measured: " in done.stdout
 
 
 @pytest.mark.parametrize(("declares", "code"), [((), 125), (("impossible",), 0)], ids=["undeclared", "declared"])

@@ -9,7 +9,6 @@ import torch
 from msgspec.structs import replace
 
 from eagletwin.cases.regressions import LEDGER
-from eagletwin.cases.workload import rate_case
 from eagletwin.harness.commands.gpu.missing_waits import HIDDEN, WAITS
 from eagletwin.harness.commands.gpu.races import TOLD, race, raced, told
 from eagletwin.harness.core.jitter import Jitter, Jittered
@@ -19,6 +18,8 @@ from eagletwin.harness.core.trace import Trace
 from eagletwin.harness.engines.host import Host
 from eagletwin.harness.engines.sglang.jitter import Pauses, streams_of
 from eagletwin.harness.judge.judge import judge
+
+from ..lab.bench.workload import rate_case
 
 
 class _Cuda:

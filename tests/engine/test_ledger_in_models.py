@@ -10,7 +10,7 @@ import pytest
 from eagletwin.cases.carried import Says
 from eagletwin.cases.entry import Entry
 from eagletwin.cases.regressions import LEDGER
-from eagletwin.harness.commands.models.results import proven_in, read
+from eagletwin.harness.commands.gpu.in_model import read
 from eagletwin.harness.commands.prove import in_model
 from eagletwin.harness.commands.prove.in_model import prove_in_model, with_remedies
 from eagletwin.harness.commands.prove.proof import Proof, prove
@@ -19,6 +19,8 @@ from eagletwin.harness.core.patch import Patch
 from eagletwin.harness.core.run_spec import DEFAULT_RUN
 from eagletwin.harness.engines.host import Host
 from eagletwin.harness.families import RECIPES
+
+from ..lab.models.results import proven_in
 
 DOCS = Path(__file__).parents[2] / "docs/records"
 

@@ -2,12 +2,13 @@
 
 import pytest
 
-from eagletwin.harness.commands.bench.mutants.corpus import Known
-from eagletwin.harness.commands.bench.mutants.draw import Mutant, mutants_of
-from eagletwin.harness.commands.bench.mutants.hunt import hunt
 from eagletwin.harness.core.case import Case
 from eagletwin.harness.engines.here import init_file
 from eagletwin.harness.engines.host import Host
+
+from ..lab.mutants.corpus import Known
+from ..lab.mutants.draw import Mutant, mutants_of
+from ..lab.mutants.hunt import hunt
 
 FILE = "sglang/srt/speculative/eagle_utils.py"
 

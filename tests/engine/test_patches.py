@@ -9,8 +9,6 @@ from msgspec import UNSET
 from msgspec.structs import replace
 
 from eagletwin.cases.regressions import LEDGER
-from eagletwin.cases.workload import rate_case
-from eagletwin.harness.commands.bench.speed import BARE
 from eagletwin.harness.commands.diff.comparison import diff
 from eagletwin.harness.core.case import Case
 from eagletwin.harness.core.errors import HarnessError
@@ -18,6 +16,8 @@ from eagletwin.harness.core.patch import Edit, Patch
 from eagletwin.harness.engines.host import Host
 from eagletwin.harness.judge.judge import judge
 
+from ..lab.bench.speed import BARE
+from ..lab.bench.workload import rate_case
 from .conftest import Runner
 from .warm import eagletwin
 

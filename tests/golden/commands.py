@@ -11,8 +11,8 @@ from pathlib import Path
 from typing import Any
 
 VERBS = (
-    *("acceptance", "bench", "bisect", "campaign", "check", "ci", "compare", "diff", "doctor", "fuzz", "gpu", "judge"),
-    *("kernels", "ledger", "models", "prove", "record", "releases", "report", "rules", "serve", "train"),
+    *("acceptance", "bisect", "campaign", "check", "ci", "compare", "diff", "doctor", "fuzz", "gpu", "judge"),
+    *("kernels", "ledger", "models", "prove", "record", "releases", "report", "rules", "serve"),
 )
 COMMANDS = (
     "--help",

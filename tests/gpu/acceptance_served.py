@@ -18,7 +18,7 @@ from typing import Any
 
 from eagletwin.cases.regressions import LEDGER
 from eagletwin.harness.core.errors import EXIT_DIVERGED, EXIT_EQUAL
-from eagletwin.harness.deserved.train.text import standard_library
+from tests.lab.train.text import standard_library
 
 from .launched import end, environment, until_ready, write_plugin
 
@@ -65,7 +65,7 @@ def main() -> int:
     """Run all, or those that --only names."""
     parser = argparse.ArgumentParser()
     parser.add_argument("out", type=Path)
-    parser.add_argument("--pair", type=Path, required=True, help="folder of `eagletwin train`")
+    parser.add_argument("--pair", type=Path, required=True, help="folder of `python -m tests.lab train`")
     parser.add_argument("--at-once", type=int, default=4, help="servers at one time")
     parser.add_argument("--only", action="append", help="servers whose names hold these words; repeatable")
     given = parser.parse_args()

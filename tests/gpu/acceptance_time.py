@@ -14,9 +14,9 @@ import time
 from dataclasses import replace
 from pathlib import Path
 
-from eagletwin.harness.deserved.train.pair import make_pair
-from eagletwin.harness.deserved.train.settings import SIZES
-from eagletwin.harness.deserved.train.text import standard_library
+from tests.lab.train.pair import make_pair
+from tests.lab.train.settings import SIZES
+from tests.lab.train.text import standard_library
 
 WITHIN = """
 import json, sys, time

@@ -6,7 +6,6 @@ from pathlib import Path
 import pytest
 
 from eagletwin.cases.regressions import LEDGER
-from eagletwin.cases.workload import rate_case
 from eagletwin.harness.commands.diff.comparison import diff
 from eagletwin.harness.commands.gpu.faults import STATES_OF_NO_RUN, batch_of
 from eagletwin.harness.core.mode import Mode
@@ -14,6 +13,8 @@ from eagletwin.harness.core.patch import Edit, Patch
 from eagletwin.harness.engines.host import Host
 from eagletwin.harness.judge.judge import judge
 from eagletwin.harness.testing.plugin import gpu_of_worker
+
+from ..lab.bench.workload import rate_case
 
 # Dies in the middle of a draft, of an index far outside its tensor, if the case says so.
 _OUTSIDE = Patch(

@@ -6,7 +6,6 @@ from pathlib import Path
 import pytest
 
 from eagletwin.cases.regressions import LEDGER
-from eagletwin.cases.workload import rate_case
 from eagletwin.harness.commands.diff.comparison import diff
 from eagletwin.harness.core.mode import Mode
 from eagletwin.harness.core.patch import Edit, Patch
@@ -14,6 +13,8 @@ from eagletwin.harness.core.run_spec import Limits
 from eagletwin.harness.engines.cuda_here import missing_for_cuda
 from eagletwin.harness.engines.host import Host
 from eagletwin.harness.judge.judge import judge
+
+from ..lab.bench.workload import rate_case
 
 ON_RANK_1 = "torch.distributed.get_rank() == 1"
 # Rank 1 writes its KV rows to the slots before their own; a graph captures that too.

@@ -258,7 +258,7 @@ def test_entries_are_planned_in_a_model_by_the_cases_that_show_them_there() -> N
     assert [len(job.patches) for job in jobs] == [1, 2] * 3
     [left_out] = others
     assert left_out.startswith("multi-layer-topk-path in llama-standalone: ")
-    with pytest.raises(InputError, match=r"does not say(?s:.*)models table llama-standalone --entry 26997-kv"):
+    with pytest.raises(InputError, match=r"does not say(?s:.*)models llama-standalone --entry 26997-kv"):
         proofs_in_model([LEDGER["26997-kv"]], options, Path("nowhere"))
     # there the layer with a window is the last of the target: no row of a layer behind it is wrong
     jobs, _ = proofs_in_model([LEDGER["deterministic-window"]], Options(release="0.5.23", model="mimo-v2-window"), records)

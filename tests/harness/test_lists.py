@@ -65,7 +65,7 @@ def test_one_entry_is_listed_with_what_to_type(capsys: pytest.CaptureFixture[str
     assert "eagletwin check 25015 --revert 25015" in text
     assert "eagletwin prove 25015" in text
     assert "eagletwin prove --releases 26239" in printed(capsys, "ledger", "26239")
-    assert "eagletwin releases table --entry dsv4-draft-reads" in printed(capsys, "ledger", "dsv4-draft-reads")
+    assert "python -m tests.lab releases --entry dsv4-draft-reads" in printed(capsys, "ledger", "dsv4-draft-reads")
 
 
 def test_the_rules_are_listed_as_text_and_for_programs(capsys: pytest.CaptureFixture[str]) -> None:

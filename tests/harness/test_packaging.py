@@ -22,8 +22,6 @@ OF_EXTRAS = {
     "acceptance": ({"transformers", "huggingface_hub"}, "harness/deserved"),
     "campaign": ({"ray"}, "harness/commands/campaign"),
 }
-# In the bundle for a GPU host, which brings it.
-OF_THE_BUNDLE = {"backports"}
 # Loaded by pytest alone, as its plugin.
 OF_THE_PLUGIN = {"pytest"}
 
@@ -45,7 +43,7 @@ def test_each_imported_package_is_declared_and_each_declared_one_imported() -> N
     declared = set(re.findall(r'^ *"([\w-]+)', listed, re.MULTILINE))
     optional = {name for extra in OF_EXTRAS for name in re.findall(rf'^{extra} = \["([\w-]+)', project, re.MULTILINE)}
     assert optional == {"transformers", "ray"}
-    imported = {name for file in SHIPPED for name in roots(file)} - OF_THE_ENGINE - OF_THE_PLUGIN - OF_THE_BUNDLE
+    imported = {name for file in SHIPPED for name in roots(file)} - OF_THE_ENGINE - OF_THE_PLUGIN
     assert imported - {name for names, _ in OF_EXTRAS.values() for name in names} == declared
 
 
@@ -55,7 +53,6 @@ def test_only_the_engine_the_plugin_and_extras_import_what_is_not_declared() -> 
         for names, folder in OF_EXTRAS.values():
             found -= names if where.is_relative_to(folder) else set()
         assert not found & OF_THE_ENGINE or where.is_relative_to("harness/engines"), where
-        assert not found & OF_THE_BUNDLE or where.is_relative_to("harness/commands/gpu/bundle"), where
         assert not found & OF_THE_PLUGIN or file.name == "plugin.py", where
         assert not found & {"huggingface_hub", "ray"}, where
 

@@ -7,11 +7,8 @@ import msgspec
 import pytest
 from msgspec.structs import replace
 
-from eagletwin.cases.ledger import with_probes
 from eagletwin.harness.commands.bisect.report import REPORT
 from eagletwin.harness.commands.fuzz.page import SUMMARY
-from eagletwin.harness.commands.releases.page import ledger_page
-from eagletwin.harness.commands.releases.results import Cell, Measured
 from eagletwin.harness.commands.report import report
 from eagletwin.harness.core.errors import EXIT_EQUAL, EXIT_HARNESS, InputError
 from eagletwin.harness.core.features import FEATURES
@@ -21,8 +18,6 @@ from eagletwin.harness.core.trace import SCHEMA, write_trace
 from eagletwin.harness.page.render import NAME
 
 from .planted import DIVERGED, ENGINE, HOSTILE, recorded, wrong
-
-RECORDS = Path(__file__).parents[2] / "docs/records"
 
 
 def made(folder: Path) -> str:
@@ -190,32 +185,6 @@ def test_the_page_of_a_server_s_recordings_lists_them(tmp_path: Path) -> None:
     assert "<img" not in text
     alone = made(tmp_path / "rank-0" / "one")
     assert "1 recorded request" in alone
-
-
-def test_the_ledger_on_every_release_is_a_page_with_filters(tmp_path: Path) -> None:
-    assert report(RECORDS, tmp_path) == EXIT_EQUAL
-    text = (tmp_path / NAME).read_text(encoding="utf-8")
-    for said in ("<option>red on 0.5.9</option>", "<option>live</option>", "row-overflow"):
-        assert said in text
-
-
-def test_a_cell_of_the_ledger_says_red_other_green_or_cannot_tell() -> None:
-    [entry] = [entry for entry in with_probes(["all"]) if entry.id == "25015"]
-    cells = [
-        Cell(asked="x", status="red", rule=entry.rule, own=True),
-        Cell(asked="x", status="red", rule="draft.kv"),
-        Cell(asked="x", status="red", rule=entry.rule, own=True),  # 0.5.12 has the fix: another bug, by the same rule
-        Cell(asked="x", status="green"),
-        Cell(asked="x", status="cannot tell", why="it died"),
-    ]
-    measured = [Measured(release=f"0.5.{n}", cells={entry.id: cell}) for n, cell in enumerate(cells, 10)]
-    page = ledger_page([*measured, Measured(release="0.5.15")], [entry])
-    [row] = page.sections[0].tables[0].rows
-    shown = [(cell.text, cell.kind) for cell in row.cells[5:]]
-    other = [(f"other: {rule}", "doubt") for rule in ("draft.kv", entry.rule)]
-    assert shown == [("red", "wrong"), *other, ("green", "right"), ("", "doubt"), ("", "")]
-    assert row.tags == ("fixed", entry.rule, "red on 0.5.10", "red on 0.5.11", "red on 0.5.12", "green on 0.5.13")
-    assert "it died" in str(page.sections[1].tables)
 
 
 def test_a_folder_without_anything_is_refused(tmp_path: Path) -> None:

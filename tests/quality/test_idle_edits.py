@@ -15,7 +15,6 @@ import pytest
 from msgspec.structs import replace
 
 from eagletwin.cases.regressions import LEDGER
-from eagletwin.harness.commands.bench.mutants.draw import Mutant, mutants_of
 from eagletwin.harness.commands.run_options import spec_of
 from eagletwin.harness.core.case import Case, Request
 from eagletwin.harness.core.patch import Patch
@@ -26,6 +25,7 @@ from eagletwin.harness.engines.source import INSTALLED, resolve
 from eagletwin.harness.judge.judge import judge
 
 from ..engine.planted_trees import plant
+from ..lab.mutants.draw import Mutant, mutants_of
 
 EDITS = 40
 FILES = ("eagle_worker_v2", "eagle_worker_common", "eagle_utils", "spec_utils", "eagle_info", "multi_layer_eagle_worker_v2")

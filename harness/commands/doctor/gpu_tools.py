@@ -1,12 +1,11 @@
 """What SGLang compiles with on a GPU machine, and which of its packages for a GPU are there."""
 
 import importlib.util
+import os
 import shutil
 from pathlib import Path
 
 from eagletwin.harness.core.versions import ABSENT, installed
-
-from ..gpu.bundle.unpack import cuda_home
 
 # Module, package, and what lacks without it. Where a release has no need of one, its absence is no fault.
 _PACKAGES = (
@@ -31,6 +30,17 @@ def gpu_tools() -> list[tuple[str, str, bool, str]]:
         version = installed(package)
         found.append((module, "not installed" if not there else "there" if version == ABSENT else version, there, remedy))
     return found
+
+
+def cuda_home() -> Path | None:
+    """The CUDA toolkit: $CUDA_HOME, where the nvcc of the path lies, or the usual place, as that nvcc may be a script."""
+    named, nvcc = os.environ.get("CUDA_HOME"), shutil.which("nvcc")
+    if named:
+        return Path(named)
+    places = [Path(nvcc).resolve().parents[1]] if nvcc else []
+    return next(
+        (place for place in (*places, Path("/usr/local/cuda")) if (place / "include" / "cuda_runtime.h").exists()), None
+    )
 
 
 def _file(what: str, file: Path | str | None, remedy: str) -> tuple[str, str, bool, str]:

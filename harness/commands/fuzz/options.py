@@ -30,7 +30,7 @@ class SearchOptions:
 
     processes  how many run cases; 0: one a core
     run        the options that choose no cases
-    unknown    ids of entries that the search is not to know: of no option, as `bench search` alone asks for it
+    unknown    ids of entries that the search is not to know: of no option, `search` of tests/lab alone sets it
     base       a release or a folder that the SGLang is a change of: of no option, as `ci` alone asks for it
     """
 

@@ -1,17 +1,17 @@
-"""`eagletwin gpu …`: pack what a GPU host without network needs, plan what runs there, run it, and sum it up."""
+"""`eagletwin gpu …`: plan what runs on a GPU host, run it, and sum it up."""
 
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from eagletwin.harness.core.errors import EXIT_DIVERGED, EXIT_EQUAL, EXIT_UNKNOWN, InputError
+from eagletwin.harness.core.errors import EXIT_EQUAL, InputError
 from eagletwin.harness.core.progress import progress
 from eagletwin.harness.core.words import count
 
 from ..as_json import tell_result, with_json
 from ..options import AttentionBackend, DataType, Ranks
-from ..result import MeasuredFacts, WrittenFacts
+from ..result import WrittenFacts
 from .typed import (
     Blocks,
     Cases,
@@ -39,24 +39,6 @@ if TYPE_CHECKING:
     from .job import Job
 
 gpu = typer.Typer(add_completion=False, help="Run many cases on a GPU host, which may have no network.")
-
-
-@gpu.command("bundle")
-@with_json
-def gpu_bundle(
-    folder: Annotated[Path, typer.Argument(help="Where to write it. 400 MB of 0.5.23, 70 MB of 0.5.17, in parts of 50 MB.")],
-    sglang: Annotated[str, typer.Option(metavar="RELEASE", help="The release to pack: 0.5.23 or 0.5.17.")] = "0.5.23",
-) -> int:
-    """Pack eagletwin, a release of SGLang, and what both need on a Hopper GPU. `. FOLDER/setup.sh` unpacks it on the host."""
-    from .bundle.pack import bundle
-
-    with progress("bundle") as line:
-        line.look(f"packing SGLang {sglang}")
-        files = list(bundle(folder, Path(__file__).resolve().parents[3], sglang))
-    for file in files:
-        print(f"{file.stat().st_size / 1e6:8.1f} MB  {file}")
-    tell_result(WrittenFacts(files={file.name: str(file) for file in files}))
-    return EXIT_EQUAL
 
 
 @gpu.command("plan")
@@ -256,53 +238,3 @@ def _must_be_able(plan: Path, jobs: "list[Job]", out: Path, gpus: int) -> None:
                 consequence="nothing was run: each rank needs a GPU",
                 remedy="give as many, with --gpus",
             )
-
-
-@gpu.command("draws")
-@with_json
-def gpu_draws(
-    out: Annotated[Path, typer.Argument(help="Folder for draws.jsonl, to which each setting's counts are added.")],
-    settings: Annotated[
-        list[str] | None, typer.Option("--setting", help="tree, chain, rejection or seeded-tree. Repeatable. Default: all.")
-    ] = None,
-    seconds: Annotated[float, typer.Option(min=0, help="How long each engine begins new cases, its start included.")] = 180,
-    cases: Annotated[
-        int, typer.Option(min=0, help="Cases of each engine, 64 requests each. 0: as many as fit into the time.")
-    ] = 0,
-    processes: Annotated[int, typer.Option(min=1, help="Engines that run at the same time.")] = 12,
-    gpus: Annotated[int, typer.Option(min=1, help="GPUs to use.")] = 1,
-    fault: Annotated[str, typer.Option(help="Plant this fault: then the counts must not agree.")] = "",
-    device: Annotated[str, typer.Option(help="cpu or cuda.")] = "cuda",
-    graphs: Annotated[str, typer.Option(help="Batch sizes of CUDA graphs, or none.")] = "4,16,32",
-    overlap: Annotated[bool, typer.Option(help="The overlap scheduler.")] = True,
-    sglang: Annotated[str, typer.Option(metavar="RELEASE|PATH", help="Run this SGLang. Default: the installed one.")] = "",
-) -> int:
-    """Test whether speculatively sampled tokens have the target's distribution. 1: no; 125: too few were drawn to tell."""
-    from eagletwin.harness.core.errors import InputError
-
-    from ..draws.campaign import FAULTS, Portion, lines, record, tell
-    from ..draws.distribution import SETTINGS
-    from ..options import mode_of, must_have_cuda
-
-    chosen = settings or list(SETTINGS)
-    unknown = [name for name in chosen if name not in SETTINGS] + [name for name in (fault,) if name and name not in FAULTS]
-    if unknown:
-        raise InputError(
-            f"{unknown[0]!r} is neither a setting nor a fault",
-            consequence="nothing was run",
-            remedy=f"settings: {', '.join(SETTINGS)}; faults: {', '.join(FAULTS)}",
-        )
-    if device == "cuda":
-        must_have_cuda(gpus)
-    mode = mode_of(device, graphs if device == "cuda" else None, overlap)
-    out.mkdir(parents=True, exist_ok=True)
-    agree, enough, results = True, True, []
-    for name in chosen:
-        share = Portion(setting=name, mode=mode, number=0, step=1, seconds=seconds, cases=cases, fault=fault, sglang=sglang)
-        result = tell(share, processes, gpus)
-        record(result, out)
-        print("\n".join(lines(result)), flush=True)
-        results.append(result)
-        agree, enough = agree and result.agrees, enough and result.tells
-    tell_result(MeasuredFacts(figures=results))
-    return EXIT_DIVERGED if not agree else EXIT_EQUAL if enough else EXIT_UNKNOWN

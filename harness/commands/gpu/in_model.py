@@ -1,24 +1,96 @@
 """The ledger's proofs of a plan in another model than each entry's own, by the cases and rules with which a CPU proved them
-there."""
+there: what `python -m tests.lab models` keeps next to its page."""
 
 import dataclasses
+import hashlib
+from itertools import islice
 from pathlib import Path
+from typing import Literal
 
+from msgspec import Struct
 from msgspec.structs import replace
 
+from eagletwin.cases.carried import cannot_be_in, carried
 from eagletwin.cases.entry import Entry
 from eagletwin.cases.ledger import remedies_of
+from eagletwin.cases.reach import on_a_cpu, unreached
+from eagletwin.cases.regressions import LEDGER
+from eagletwin.harness.core.case import Case, without_defaults
 from eagletwin.harness.core.errors import InputError
 from eagletwin.harness.core.patch import Patch
+from eagletwin.harness.families import RECIPES
 
-from ..models.results import asked_of, case_in, read
+from ..answer_store import read_answers
 from .job import Job
 from .plan import Options, proofs
+
+FILE = "models.jsonl"
+
+
+class ModelCell(Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """An entry in a model.
+
+    asked   digest of the entry as it is at home, and how it is judged: another must be proven anew
+    status  `proven`: red without the fix, green with it. `cannot be`: by what the entry is about, the model or the CPU.
+            `not shown`: no case that was tried shows it. `not run`: no engine for it
+    rule    of a proof: the one by which it shows
+    attempt of a proof: which of the cases of `carried` shows it, from 0
+    beside  live bugs that are mended on both sides, since they would show first
+    idle    what the entry edits and this model's worker never calls
+    why     why not, in short
+    sglang  the version that gave the answer; empty, if none was asked
+    """
+
+    asked: str
+    status: Literal["proven", "cannot be", "not shown", "not run"]
+    rule: str = ""
+    attempt: int | None = None
+    beside: tuple[str, ...] = ()
+    idle: tuple[str, ...] = ()
+    why: str = ""
+    sglang: str = ""
+
+
+class InModel(Struct, kw_only=True):
+    """A model: its answers by entry. It is filled while it is asked."""
+
+    model: str
+    answers: dict[str, ModelCell] = {}
+
+
+def asked_of(entry: Entry) -> str:
+    """A digest of what is asked of an entry in any model."""
+    sides = [[patch.name for patch in side.patches] + [side.view] for side in (entry.green, entry.red)]
+    return hashlib.sha256(f"{without_defaults(entry.case)} {sides} {entry.rule}".encode()).hexdigest()[:12]
+
+
+def read(folder: Path) -> dict[str, InModel]:
+    """Each model, with what is known of it. Raises InputError for a file of another kind."""
+    answers = read_answers(folder / FILE, ModelCell, "nothing was proven")
+    return {model: InModel(model=model, answers=answers.get(model, {}) | _impossible_in(model)) for model in RECIPES}
+
+
+def without_running(entry: Entry, model: str) -> ModelCell | None:
+    """What can be said of an entry in a model without a run; None: it must be run."""
+    why = unreached(entry, on_a_cpu(entry)).removeprefix(f"{entry.id} is ") or cannot_be_in(entry, model)
+    return ModelCell(asked=asked_of(entry), status="cannot be", why=why) if why else None
+
+
+def _impossible_in(model: str) -> dict[str, ModelCell]:
+    cells = ((entry.id, without_running(entry, model)) for entry in LEDGER.values())
+    return {name: cell for name, cell in cells if cell is not None}
+
+
+def case_in(entry: Entry, model: str, attempt: int) -> Case:
+    """The case by which an entry was proven in a model."""
+    from eagletwin.harness.families.greedy import target_says  # it imports torch
+
+    return next(islice(carried(entry, model, target_says), attempt, None)).case
 
 
 def proofs_in_model(entries: list[Entry], options: Options, records: Path) -> tuple[list[Job], list[str]]:
     """Both sides of the entries that are proven in the model of these options, and why the others are left out. Live bugs that
-    would show first there are mended on both sides. records: the folder into which `eagletwin models table` wrote."""
+    would show first there are mended on both sides. records: the folder into which `python -m tests.lab models` wrote."""
     answers, jobs, others = read(records)[options.model].answers, list[Job](), list[str]()
     for entry in entries:
         answer = answers.get(entry.id)
@@ -26,7 +98,7 @@ def proofs_in_model(entries: list[Entry], options: Options, records: Path) -> tu
             raise InputError(
                 f"{records} does not say by which case {entry.id} shows in {options.model}",
                 consequence="no plan was written",
-                remedy=f"run `eagletwin models table {options.model} --entry {entry.id} --write {records}`, or give --records",
+                remedy=f"run `python -m tests.lab models {options.model} --entry {entry.id}` in a checkout, or give --records",
             )
         if answer.attempt is None:
             others.append(f"{entry.id} in {options.model}: {answer.why or answer.status}")

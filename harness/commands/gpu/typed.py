@@ -66,7 +66,8 @@ OfMode = Annotated[
 Records = Annotated[
     Path,
     typer.Option(
-        metavar="FOLDER", help="With --model and --prove: where `models table` keeps the cases by which entries show in it."
+        metavar="FOLDER",
+        help="With --model and --prove: where `python -m tests.lab models` keeps the cases by which entries show in it.",
     ),
 ]
 OnRelease = Annotated[

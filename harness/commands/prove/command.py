@@ -21,10 +21,10 @@ from eagletwin.harness.core.words import count
 from eagletwin.harness.families.valid import check_model
 
 from ..as_json import with_json
-from ..models.reasons import reason
 from ..options import DEFAULT_RUNS, ENGINE, Runs, tell
 from ..result import ProveFacts
 from ..run_options import HOW, LIMITS, SOURCE, STRICT, run_options
+from .reasons import reason
 
 if TYPE_CHECKING:
     from eagletwin.cases.entry import Entry
@@ -85,7 +85,7 @@ def _not_run(entry: "Entry", model: str, spec: RunSpec) -> str:
         return unreached_text(entry, spec.mode)
     if not model or model == entry.case.model:
         return ""
-    said = "  so:  neither side was run; this says nothing about the release\n  try: eagletwin models table, for what can be\n"
+    said = "  so:  neither side was run; this says nothing about the release\n  try: docs/records/models.md, for what can be\n"
     if why := cannot_be_in(entry, model):
         return f"UNKNOWN  {entry.id} cannot be in {model}: {why}\n{said}"
     # A reason was found on the installed release as it is, and says nothing of another SGLang.
@@ -169,7 +169,7 @@ def _check_releases(spec: RunSpec, model: str) -> None:
         raise InputError(
             "--releases proves the entries' own cases",
             consequence="nothing was run",
-            remedy=f"leave --model out, or ask `eagletwin releases table --model {model}`",
+            remedy=f"leave --model out; `python -m tests.lab releases --model {model}` asks every release, in a checkout",
         )
     if spec.sglang:
         raise InputError("--releases names the releases itself", consequence="nothing was run", remedy="leave --sglang out")

@@ -70,7 +70,7 @@ def prove_in_model(host: Host, entry: Entry, model: str, runs: Path, run: RunSpe
 
 def _attempts(host: Host, entry: Entry, model: str, runs: Path, run: RunSpec) -> Iterator[ProofInModel]:
     """Ends early where other prompts tell nothing: an engine refuses, or the worker never calls what is edited."""
-    from ..bench.acceptance import target_says  # it imports torch
+    from eagletwin.harness.families.greedy import target_says  # it imports torch
 
     idle, beside = 0, tuple[str, ...]()
     for one in carried(entry, model, target_says):

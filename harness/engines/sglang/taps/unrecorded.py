@@ -1,5 +1,5 @@
-"""Taps that follow a run and record nothing of it: what recording costs is the difference (`bench share`), and with nothing
-that waits for a GPU its streams may race (jitter.py)."""
+"""Taps that follow a run and record nothing of it: what recording costs is the difference (`speed` of tests/lab), and with
+nothing that waits for a GPU its streams may race (jitter.py)."""
 
 from typing import Any
 

@@ -1,1 +1,0 @@
-"""`eagletwin bench`: rates, start-up, growth, searches, acceptance."""

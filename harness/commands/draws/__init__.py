@@ -1,1 +1,0 @@
-"""Whether the tokens that a worker draws have the right distribution."""

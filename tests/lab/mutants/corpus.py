@@ -1,0 +1,126 @@
+"""The cases in which mutants are searched: those of a default search, each with the blocks of SGLang that it runs.
+
+They are what `eagletwin fuzz --seed 0` draws, in its order. A case is taken if it is equal on this SGLang, with the remedies of
+known bugs that the search itself applies; what is not equal then with a mutant is the mutant's. A mutant in a block that a case
+does not run leaves the case as it is, so such a case need not be run with it.
+"""
+
+import os
+import tempfile
+from collections.abc import Iterator
+from itertools import islice
+from pathlib import Path
+
+import msgspec
+from msgspec import Struct
+from msgspec.structs import replace
+
+from eagletwin.cases.asked import ASKS
+from eagletwin.cases.blocks import Asked
+from eagletwin.cases.profiles import draw_from_seeds_alone
+from eagletwin.cases.regressions import LEDGER
+from eagletwin.harness.check.known import Mends, mended
+from eagletwin.harness.commands.fuzz.looking import CaseSeen, Looking
+from eagletwin.harness.commands.fuzz.plan import Plan
+from eagletwin.harness.core.case import Case
+from eagletwin.harness.core.run_spec import DEFAULT_RUN, RunSpec
+from eagletwin.harness.core.verdict import View
+from eagletwin.harness.engines.blocks import FOLDER, OF, SPECULATIVE
+from eagletwin.harness.engines.host import Host
+from eagletwin.harness.engines.source import Source
+
+# Whose places are mutated: the speculative workers, and where the scheduler handles what they return.
+MODULES = (
+    SPECULATIVE,
+    "sglang.srt.managers.overlap_utils",
+    "sglang.srt.managers.schedule_batch",
+    "sglang.srt.managers.scheduler_components.batch_result_processor",
+)
+
+
+class Known(Struct, frozen=True):
+    """An equal case.
+
+    told    the option of the search; "" of one without. block: of the search
+    mended  entries of the ledger whose remedies it runs with, and the view in which it is judged
+    ran     file -> first lines of the blocks that it runs
+    """
+
+    block: int
+    case: Case
+    mended: tuple[str, ...]
+    view: View
+    ran: dict[str, tuple[int, ...]]
+    told: str = ""
+
+    def runs(self, file: str, block: int) -> bool:
+        return block in self.ran.get(file, ())
+
+    @property
+    def traits(self) -> frozenset[str]:
+        """What kind of case it is: a mutant may show in one kind alone."""
+        case, settings = self.case, self.case.engine.sglang
+        asked = [name for request in case.requests for name in ASKS if getattr(request, name, None)]
+        kinds = [f"{event.kind}" for event in case.events]
+        flags = {
+            "tree": case.topk > 1,
+            "pages": case.page_size > 1,
+            "cache": settings.radix_cache,
+            "samples": any(request.sampling is not None for request in case.requests),
+            "rejection": settings.rejection_sampling,
+            "several": len(case.requests) > 1,
+            "chunks": bool(case.chunks),
+            "one step": case.num_steps == 1,
+            "mixed": settings.mixed_chunks,
+            "deterministic": settings.deterministic,
+        }
+        return frozenset([case.model, *asked, *kinds, *(name for name, has in flags.items() if has), self.told])
+
+    @property
+    def run(self) -> RunSpec:
+        return mended(DEFAULT_RUN, [LEDGER[name] for name in self.mended], self.view)
+
+
+def gather(source: Source, seed: int, blocks: int, asking: int, each: int) -> Iterator[Known]:
+    """Up to `each` equal cases of each of the first `blocks` blocks of a default search, and of the first `asking` blocks of a
+    search for each thing that requests may ask for."""
+    draw_from_seeds_alone()
+    with tempfile.TemporaryDirectory(prefix="eagletwin-") as folder, _Noting(folder), Host(source=source) as host:
+        mends = Mends(host, DEFAULT_RUN)
+        for told in ("", *ASKS):
+            asked = Asked(asks=(told,)) if told else Asked()
+            plan = Plan(seed=seed, seconds=0.0, max_cases=0, shrink_seconds=0.0, command="", asked=asked)
+            looking = Looking(mends, plan)
+            for number in range(asking if told else blocks):
+                for known in islice(_equal(looking, number, Path(folder)), each):
+                    yield replace(known, told=f"--ask {told}" if told else "")
+
+
+def _equal(looking: Looking, number: int, folder: Path) -> Iterator[Known]:
+    """The equal cases of a block."""
+    for seen in looking.block(number):
+        told = [msgspec.json.decode(file.read_bytes(), type=dict[str, list[int]]) for file in folder.glob("*.json")]
+        for file in folder.glob("*.json"):
+            file.unlink()
+        if isinstance(seen, CaseSeen) and seen.block == number and seen.verdict.status == "equal" and not seen.known:
+            ran = {_short(path): tuple(lines) for one in told for path, lines in one.items() if lines}
+            yield Known(seen.block, seen.case, seen.mended, seen.view, ran)
+
+
+def _short(path: str) -> str:
+    """The file, from SGLang's own folder on."""
+    return path[path.rindex("/sglang/") + 1 :]
+
+
+class _Noting:
+    """While it lasts, processes that are started note what they run."""
+
+    def __init__(self, folder: str) -> None:
+        self._set = {FOLDER: folder, OF: ",".join(MODULES)}
+
+    def __enter__(self) -> None:
+        os.environ.update(self._set)
+
+    def __exit__(self, *_: object) -> None:
+        for name in self._set:
+            os.environ.pop(name, None)

@@ -1,0 +1,181 @@
+"""Run the ledger on a release, and the cases that all releases have in common."""
+
+import hashlib
+import re
+import tempfile
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+from eagletwin.cases.entry import Entry, Known, Probe
+from eagletwin.cases.reach import on_a_cpu, unreached
+from eagletwin.harness.check.confirm import check
+from eagletwin.harness.check.function_calls import ask
+from eagletwin.harness.core.case import Case, without_defaults
+from eagletwin.harness.core.errors import EagletwinError, HarnessError
+from eagletwin.harness.core.patch import Patch
+from eagletwin.harness.core.run_spec import Limits, RunSpec
+from eagletwin.harness.core.trace import Trace
+from eagletwin.harness.core.verdict import Verdict
+from eagletwin.harness.engines.host import Host, PatchDoesNotApply
+from eagletwin.harness.engines.provision import NotFetched
+
+from .results import Cell, Measured, Output
+
+LIMITS = Limits(step=60.0, case=300.0)
+_PLACE = re.compile(r"/\S*?/(?=sglang/)|(?<=\.py):\d+(?= in |, and )")
+
+
+def asked_of(entry: Known) -> str:
+    """A digest of what a cell runs, how it is judged, and what would make it red."""
+    if isinstance(entry, Probe):
+        return _digest(f"{entry.call.words} {entry.rule}".encode())
+    mended = sorted({patch.name for patch in entry.beside.values()})
+    return _digest(f"{without_defaults(entry.case)} {entry.red.view} {entry.rule}{mended or ''}".encode())
+
+
+def asked_output(cases: Sequence[Case]) -> str:
+    """A digest of the common cases."""
+    return _digest(str([without_defaults(case) for case in cases]).encode())
+
+
+def cell_of(entry: Known, verdict: Verdict) -> Cell:
+    """What a verdict of the release, unchanged but for an entry's `beside`, says of an entry."""
+    asked, own = asked_of(entry), verdict.rule == entry.rule
+    if verdict.status == "equal":
+        return Cell(asked=asked, status="green")
+    if verdict.status == "diverged" or (own and entry.rule.startswith("engine.")):
+        return Cell(asked=asked, status="red", rule=verdict.rule, own=own)
+    why = ": ".join(part for part in (verdict.rule, verdict.reason) if part)
+    return Cell(asked=asked, status="cannot tell", rule=verdict.rule, why=_without_places(why))
+
+
+def cell_without_asking(entry: Known) -> Cell | None:
+    """What can be said of an entry without asking a release, on a CPU; None: a release must be asked."""
+    why = "" if isinstance(entry, Probe) else unreached(entry, on_a_cpu(entry))
+    return Cell(asked=asked_of(entry), status="cannot tell", why=why) if why else None
+
+
+def measure(
+    host: Host | NotFetched,
+    known: Measured,
+    entries: Sequence[Known],
+    cases: Sequence[Case],
+    *,
+    keep: Callable[[], None],
+    say: Callable[[str], None],
+) -> None:
+    """Fill in what is not known of a release, of these entries and the common cases; and `keep` it after each answer.
+
+    Of a release that cannot be had, what is known stays; the rest was not `asked`, so it is asked next time.
+    """
+    if isinstance(host, NotFetched):
+        for entry in entries:
+            if entry.id not in known.cells or known.cells[entry.id].asked != asked_of(entry):
+                known.cells[entry.id] = Cell(asked="", status="cannot tell", why=_without_places(host.cause))
+        if known.output is None or known.output.asked != asked_output(cases):
+            known.output = Output(asked="", why=_without_places(host.cause))
+        say(f"{known.release:13} {host.cause}")
+        keep()
+        return
+    for entry in entries:
+        begun = time.monotonic()
+        cell = known.cells[entry.id] = _cell(host, entry, known.release)
+        said, seconds = f"{cell.status} {cell.rule}".strip(), time.monotonic() - begun
+        say(f"{known.release:13} {entry.id:26} {said}, {seconds:.1f} s" + (f": {cell.why}" if cell.why else ""))
+        keep()
+    if known.output is None or known.output.asked != asked_output(cases):
+        begun = time.monotonic()
+        known.output = _output(host, cases)
+        finished = sum(bool(tokens) for tokens in known.output.tokens)
+        took = f"{time.monotonic() - begun:.1f} s {known.output.why}"
+        say(f"{known.release:13} output of {finished} of {len(cases)} common cases, {took}")
+        keep()
+
+
+def _cell(host: Host, entry: Known, release: str) -> Cell:
+    with tempfile.TemporaryDirectory(prefix="eagletwin-") as scratch:
+        try:
+            verdict = _verdict(host, entry, release, Path(scratch))
+        except PatchDoesNotApply:
+            why = f"{_beside(entry, release)[0].name}, which mends what would show first, does not apply to this release"
+            return Cell(asked=asked_of(entry), status="cannot tell", why=why)
+        except EagletwinError as error:  # it does not start, it refuses the configuration, or the harness failed on it
+            why = _without_places(f"{error.cause}{_last_words(Path(scratch))}".replace(scratch, ""))
+            asked = "" if isinstance(error, HarnessError) else asked_of(entry)  # which says nothing of the release
+            return Cell(asked=asked, status="cannot tell", why=why)
+    return may_be_of_what_is_mended(entry, release, cell_of(entry, verdict), verdict.reason)
+
+
+def may_be_of_what_is_mended(entry: Known, release: str, cell: Cell, reason: str) -> Cell:
+    """The cell; none, where a worker ends on a release that the entry clears: what mends another bug may end it there."""
+    beside = _beside(entry, release)
+    if not beside or cell.status != "red" or not cell.rule.startswith("engine.") or entry.is_in(release):
+        return cell
+    why = f"{cell.rule}: {reason}, beside {beside[0].name}, which may be what ends the worker of this release"
+    return Cell(asked=cell.asked, status="cannot tell", rule=cell.rule, why=_without_places(why))
+
+
+def _verdict(host: Host, entry: Known, release: str, scratch: Path) -> Verdict:
+    if isinstance(entry, Probe):
+        return ask(entry, host)
+    host = host.beside(mode=on_a_cpu(entry))
+    run = RunSpec(mode=host.mode, view=entry.red.view, limits=LIMITS)
+    return check(host.engine(entry.case, _beside(entry, release)), entry.case, scratch, run).verdict
+
+
+def _beside(entry: Known, release: str) -> tuple[Patch, ...]:
+    """What is mended on this release, so that the entry can show."""
+    return (entry.beside[release],) if isinstance(entry, Entry) and release in entry.beside else ()
+
+
+def _without_places(why: str) -> str:
+    """On one line, without the folders and line numbers that are this machine's and this release's."""
+    return _PLACE.sub("", " ".join(why.split()))
+
+
+def _last_words(folder: Path) -> str:
+    """The last line of the log of a case that ran, where there is one."""
+    log = folder / "engine.log"
+    lines = log.read_text(errors="replace").split("\n") if log.is_file() else []
+    return next((f" ({line.strip()})" for line in reversed(lines) if line.strip()), "")
+
+
+def _output(host: Host, cases: Sequence[Case]) -> Output:
+    tokens, why, packages = [], "", ""
+    for case in cases:
+        try:
+            engine = host.engine(case)
+            with tempfile.TemporaryDirectory(prefix="eagletwin-") as scratch:
+                trace = engine.run(case, Path(scratch), LIMITS, fresh=False)
+        except EagletwinError as error:
+            tokens.append("")
+            why = why or f"{case.name}: {error.cause}"
+            continue
+        info = engine.info
+        packages = f"torch {info.torch}, triton {info.triton}, transformers {info.transformers}"
+        tokens.append(digest_of(emitted(trace)) if trace.header.ending.kind == "finished" else "")
+        if not tokens[-1]:
+            why = why or f"{case.name} {trace.header.ending.kind}: {trace.header.ending.detail}"
+    return Output(asked=asked_output(cases), tokens=tuple(tokens), why=_without_places(why), packages=packages)
+
+
+def emitted(trace: Trace) -> dict[str, list[int]]:
+    """The tokens that each request was answered with."""
+    records = enumerate(trace.header.records)
+    return {record.request: trace.integers(number, "tokens") for number, record in records if record.stage == "finished"}
+
+
+def digest_of(tokens: dict[str, list[int]]) -> str:
+    return _digest(repr(sorted(tokens.items())).encode())
+
+
+def plain_greedy(case: Case) -> dict[str, list[int]]:
+    """What the target alone says to each request of a common case, by the reference, in float64."""
+    from eagletwin.harness.families.greedy import target_says  # it imports torch
+
+    return {request.id: target_says(case.model, request.prompt, request.max_new_tokens) for request in case.requests}
+
+
+def _digest(data: bytes) -> str:
+    return hashlib.sha256(data).hexdigest()[:12]

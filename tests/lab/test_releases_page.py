@@ -1,0 +1,304 @@
+"""The ledger on every release: what a verdict makes of a cell, what is kept, and the page that is made of it."""
+
+import dataclasses
+import os
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+import pytest
+
+from eagletwin.cases.ledger import with_probes
+from eagletwin.cases.regressions import LEDGER, PROBES
+from eagletwin.harness.core.errors import EXIT_UNKNOWN, InputError
+from eagletwin.harness.core.verdict import Divergence, Verdict
+from eagletwin.harness.engines.lock import releases
+from eagletwin.harness.engines.provision import NotFetched
+from eagletwin.harness.page.render import write_page
+
+from .__main__ import run
+from .models.results import proven_in
+from .releases import table
+from .releases.command import releases as write_releases
+from .releases.common import COUNT, common_case, common_cases
+from .releases.page import ledger_page
+from .releases.report import PAGE, empty, page
+from .releases.results import FILE, Cell, Measured, Output, read, write
+from .releases.survey import (
+    asked_of,
+    asked_output,
+    cell_of,
+    digest_of,
+    may_be_of_what_is_mended,
+    plain_greedy,
+)
+from .releases.table import differs, fill, right_output
+
+NO_INDEX = {"PIP_NO_INDEX": "1", "PIP_FIND_LINKS": "", "PIP_CONFIG_FILE": os.devnull}
+DOCS = Path(__file__).parents[2] / "docs/records"
+ENTRIES = [LEDGER[name] for name in ("25015", "small-tree")]
+
+
+def diverged(rule: str) -> Verdict:
+    first = Divergence(
+        rule=rule, request="a", round=0, stage="draft", step=1, iteration=0, index="row 1", expected="1", actual="2"
+    )
+    return Verdict(status="diverged", rule=rule, first=first)
+
+
+def test_what_a_verdict_makes_of_a_cell() -> None:
+    positions, tree = ENTRIES
+    assert cell_of(positions, Verdict(status="equal")).status == "green"
+    mine = cell_of(positions, diverged("draft.positions"))
+    assert (mine.status, mine.rule, mine.own) == ("red", "draft.positions", True)
+    other = cell_of(positions, diverged("draft.input_ids"))
+    assert (other.status, other.own) == ("red", False)
+    crash = Verdict(status="unknown", rule="engine.crash", reason="it ended")
+    assert cell_of(tree, crash).status == "red"  # the worker's end is what the entry says
+    cell = cell_of(positions, crash)
+    assert (cell.status, cell.why) == ("cannot tell", "engine.crash: it ended")
+    assert cell_of(positions, Verdict(status="unknown", reason="it did not reach draft_decode")).status == "cannot tell"
+
+
+def test_an_end_of_the_worker_that_a_remedy_beside_may_make_is_no_bug_of_the_release() -> None:
+    """Of a release that the entry clears. `26972` is fixed since 0.5.13; a remedy that did not fit ended 0.5.18 alike."""
+    entry, remedy = LEDGER["26972"], LEDGER["standalone-shift"].remedy
+    assert remedy is not None
+    beside = dataclasses.replace(entry, beside={"0.5.12": remedy, "0.5.18": remedy})
+    red = cell_of(entry, Verdict(status="unknown", rule="engine.crash", reason="it ended"))
+    assert may_be_of_what_is_mended(beside, "0.5.12", red, "it ended") == red
+    assert may_be_of_what_is_mended(entry, "0.5.18", red, "it ended") == red
+    told = may_be_of_what_is_mended(beside, "0.5.18", red, "it ended")
+    assert (told.status, "standalone-as-trained" in told.why) == ("cannot tell", True)
+
+
+def test_a_cell_of_another_case_is_asked_again() -> None:
+    assert len({asked_of(entry) for entry in LEDGER.values()}) == len(LEDGER)
+
+
+def cell(**parts: object) -> Cell:
+    return Cell(asked="this case", **parts)  # type: ignore[arg-type]
+
+
+def two() -> list[Measured]:
+    old = Measured(
+        release="0.5.11",
+        cells={
+            "25015": cell(status="red", rule="draft.positions", own=True),
+            "small-tree": cell(status="red", rule="draft.positions"),
+        },
+        output=Output(asked="these cases", tokens=("x", "y")),
+    )
+    new = Measured(
+        release="0.5.12",
+        cells={"25015": cell(status="green"), "small-tree": cell(status="cannot tell", why="SGLang refuses it")},
+        output=Output(asked="these cases", tokens=("x", ""), why="common-1 crashed: it fell"),
+    )
+    return [old, new]
+
+
+def test_the_page_has_a_word_for_each_cell_and_a_reason_for_each_doubt(tmp_path: Path) -> None:
+    text = page(two(), ENTRIES, ["x", "y"])
+    assert "| entry | breaks | 11 | 12 |" in text
+    assert "| 25015 | draft.positions | **red** | green |" in text
+    assert "| small-tree (live) | engine.crash | red a | ? 1 |" in text
+    assert "* a: draft.positions (25015)\n" in text
+    assert "1. SGLang refuses it (0.5.12)" in text
+    assert "| greedy output, 2 cases | | 2 | 1 |" in text
+    assert "0.5.12: 1 case did not finish: common-1 crashed: it fell" in text
+    assert not empty(two(), ENTRIES)
+    later = [Measured(release=name, cells=two()[1].cells) for name in ("0.5.13", "0.5.14")]
+    assert "1. SGLang refuses it (0.5.12 to 0.5.14)" in page([*two(), *later], ENTRIES, ["x", "y"])
+    write(tmp_path, two())
+    assert [read(tmp_path)[name] for name in ("0.5.11", "0.5.12")] == two()
+
+
+@pytest.mark.parametrize("again", [False, True])
+def test_what_was_measured_outlives_a_day_without_a_network(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, again: bool
+) -> None:
+    """And what could not be asked on that day is asked on the next."""
+    first, second = ENTRIES
+    known = Measured(
+        release="0.5.11",
+        cells={first.id: Cell(asked=asked_of(first), status="green")},
+        output=Output(asked=asked_output(common_cases()), tokens=("x",)),
+    )
+    write(tmp_path, [known])
+    gone = NotFetched("0.5.11 could not be fetched", consequence="", remedy="")
+    asked: list[list[str]] = []
+
+    def hosts(names: Sequence[str]) -> Iterator[tuple[str, NotFetched]]:
+        asked.append(list(names))
+        yield from ((name, gone) for name in names)
+
+    monkeypatch.setattr(table, "hosts", hosts)
+    for _ in range(2):
+        fill(tmp_path, ["0.5.11"], ENTRIES, ENTRIES, common_cases(), again=again, say=lambda _: None)
+        kept = read(tmp_path)["0.5.11"]
+        assert (kept.cells[first.id], kept.output) == (known.cells[first.id], known.output)
+        assert (kept.cells[second.id].status, kept.cells[second.id].why) == ("cannot tell", "0.5.11 could not be fetched")
+    assert asked == [["0.5.11"]] * 2
+
+
+def test_tables_of_other_models_are_written_outside_the_tracked_tree(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    gone = NotFetched("it could not be fetched", consequence="", remedy="")
+    monkeypatch.setattr(table, "hosts", lambda names: ((name, gone) for name in names))
+    monkeypatch.setattr(table, "right_output", lambda cases: ["x"] * len(cases))
+    monkeypatch.chdir(tmp_path)
+    assert write_releases(["0.5.12"], entries=["25015"], model="llama-gqa", records=DOCS) == EXIT_UNKNOWN
+    assert [path.name for path in tmp_path.iterdir()] == ["build"]
+    folder = tmp_path / "build" / "records" / "llama-gqa"
+    assert read(folder)["0.5.12"].cells["25015"].why == "it could not be fetched"
+    assert (folder / PAGE).read_text().startswith("# The ledger on every release, in llama-gqa")
+
+
+def test_an_entry_that_no_cpu_reaches_asks_no_release(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    entry = LEDGER["context-end-stores"]
+    write(tmp_path, [Measured(release="0.5.12", output=Output(asked=asked_output(common_cases()), tokens=("x",)))])
+    asked: list[str] = []
+    monkeypatch.setattr(table, "hosts", lambda names: iter([asked.extend(names)] * 0))
+    found = fill(tmp_path, ["0.5.12"], [entry], [entry], common_cases(), again=True, say=lambda _: None)
+    [shown] = [one.cells[entry.id] for one in found if one.release == "0.5.12"]
+    assert (asked, shown.status, shown.asked) == ([], "cannot tell", asked_of(entry))
+    assert "it needs --device cuda" in shown.why
+    assert read(tmp_path)["0.5.12"].cells == {entry.id: shown}
+
+
+def test_what_was_measured_of_another_case_is_not_shown_as_this_one_s(tmp_path: Path) -> None:
+    first, second = ENTRIES
+    cells = {first.id: Cell(asked="of another case", status="green"), second.id: Cell(asked=asked_of(second), status="green")}
+    write(tmp_path, [Measured(release="0.5.12", cells=cells, output=Output(asked="of other cases", tokens=("x",)))])
+    found = fill(tmp_path, [], ENTRIES, ENTRIES, common_cases(), again=False, say=lambda _: None)
+    [shown] = [one for one in found if one.release == "0.5.12"]
+    assert (list(shown.cells), shown.output) == ([second.id], None)
+    assert "25015 on 0.5.12" in empty(found, ENTRIES)
+    assert read(tmp_path)["0.5.12"].cells == cells
+
+
+def test_a_hole_is_seen_and_another_output_is_no_success() -> None:
+    measured = two()
+    assert not differs(measured, ["x", "y"])  # a case that did not finish does not count as other output: the page says so
+    assert differs(measured, ["x", "z"])
+    assert "other tokens in cases 1." in page(measured, ENTRIES, ["x", "z"])
+    del measured[1].cells["25015"]
+    assert empty(measured, ENTRIES) == ["25015 on 0.5.12"]
+    assert "(not measured)" in page(measured, ENTRIES, ["x", "y"])
+    measured[1].cells["25015"] = Cell(asked="", status="cannot tell", why="0.5.12 could not be fetched")
+    measured[1].output = Output(asked="", why="0.5.12 could not be fetched")
+    assert empty(measured, ENTRIES) == ["25015 on 0.5.12", "greedy output on 0.5.12"]
+
+
+def test_a_file_that_is_not_ours_is_refused(tmp_path: Path) -> None:
+    for line in ("[]", '{"entry": "25015", "of": ["0.5.12"], "answer": {"type": "cell", "asked": "x", "status": "blue"}}'):
+        (tmp_path / FILE).write_text(line)
+        with pytest.raises(InputError, match="remove the file"):
+            read(tmp_path)
+    assert read(tmp_path / "none")["0.5.11"] == Measured(release="0.5.11")
+
+
+def test_a_reason_names_no_folder_and_no_line() -> None:
+    """Else each machine and each release gives another one."""
+    reason = (
+        "x was called at /home/a/releases/0.5.13/sglang/srt/expert_location.py:576, and this engine\n has none (b.py:7 in c)"
+    )
+    cell = cell_of(ENTRIES[0], Verdict(status="unknown", reason=reason))
+    assert cell.why == "x was called at sglang/srt/expert_location.py, and this engine has none (b.py in c)"
+
+
+def test_the_common_cases_are_plain_and_differ() -> None:
+    cases = [common_case(seed) for seed in range(COUNT)]
+    assert len({case.requests for case in cases}) == COUNT == 100
+    for case in cases:
+        assert (case.topk, case.page_size, case.events, case.engine.sglang.radix_cache) == (1, 1, (), False)
+    assert {case.num_steps for case in cases} == {1, 2, 3, 4}
+    assert any(len(case.requests) == 3 for case in cases)
+    assert any(case.chunked_prefill_size < len(case.requests[0].prompt) for case in cases)
+    said = plain_greedy(cases[0])
+    assert {name: len(tokens) for name, tokens in said.items()} == {
+        request.id: request.max_new_tokens for request in cases[0].requests
+    }
+    assert digest_of(said) != digest_of(plain_greedy(cases[1]))
+
+
+def test_every_fixed_entry_names_its_releases() -> None:
+    known = releases()
+    for entry in LEDGER.values():
+        if entry.last_bad:
+            assert known.index(entry.fixed) == known.index(entry.last_bad) + 1, entry.id
+            assert entry.buggy.endswith(entry.last_bad)
+
+
+def test_the_page_in_the_docs_is_what_was_measured_and_has_no_hole() -> None:
+    found = list(read(DOCS).values())
+    asked = {name for measured in found for name in measured.cells}
+    entries = [entry for entry in (*LEDGER.values(), *PROBES.values()) if entry.id in asked]
+    assert len(entries) >= 20
+    assert not empty(found, entries)
+    right = right_output(common_cases())
+    assert (DOCS / PAGE).read_text() == page(found, entries, right)
+    assert sum({cell.status for cell in measured.cells.values()} == {"cannot tell"} for measured in found) <= 3
+    for measured in found:
+        assert measured.output is not None
+        assert list(measured.output.tokens) == right, measured.release
+        assert all(cell.why for cell in measured.cells.values() if cell.status == "cannot tell")
+
+
+def test_what_would_show_first_in_a_model_is_mended_beside_an_entry() -> None:
+    """In gpt-oss trees break commit.path by tree-window first, the rule of 26997-kv."""
+    entries = {entry.id: entry for entry in proven_in(DOCS, "gpt-oss-eagle3")}
+    mended = entries["26997-kv"]
+    remedy = LEDGER["tree-window"].remedy
+    assert remedy is not None
+    assert mended.beside["0.5.23"].edits == remedy.edits
+    assert not entries["tree-window"].beside
+    assert asked_of(mended) != asked_of(dataclasses.replace(mended, beside={}))
+    shown = dataclasses.replace(mended, id="25015")
+    text = page(two(), [shown, LEDGER["26997-bonus"]], ["x", "y"], "gpt-oss-eagle3")
+    assert text.startswith("# The ledger on every release, in gpt-oss-eagle3")
+    assert f"* {remedy.name}: 25015\n" in text
+    assert "Not asked of any release yet: 26997-bonus." in text
+    assert "python -m tests.lab releases --model gpt-oss-eagle3" in text
+    assert "1 of 2 generated common cases" in text
+
+
+def test_the_ledger_on_every_release_is_a_page_with_filters(tmp_path: Path) -> None:
+    written = write_page(tmp_path, lambda: ledger_page(list(read(DOCS).values()), with_probes(["all"])))
+    assert written is not None
+    text = written.read_text(encoding="utf-8")
+    for said in ("<option>red on 0.5.9</option>", "<option>live</option>", "row-overflow"):
+        assert said in text
+
+
+def test_a_cell_of_the_ledger_says_red_other_green_or_cannot_tell() -> None:
+    [entry] = [entry for entry in with_probes(["all"]) if entry.id == "25015"]
+    cells = [
+        Cell(asked="x", status="red", rule=entry.rule, own=True),
+        Cell(asked="x", status="red", rule="draft.kv"),
+        Cell(asked="x", status="red", rule=entry.rule, own=True),  # 0.5.12 has the fix: another bug, by the same rule
+        Cell(asked="x", status="green"),
+        Cell(asked="x", status="cannot tell", why="it died"),
+    ]
+    measured = [Measured(release=f"0.5.{n}", cells={entry.id: cell}) for n, cell in enumerate(cells, 10)]
+    page = ledger_page([*measured, Measured(release="0.5.15")], [entry])
+    [row] = page.sections[0].tables[0].rows
+    shown = [(cell.text, cell.kind) for cell in row.cells[5:]]
+    other = [(f"other: {rule}", "doubt") for rule in ("draft.kv", entry.rule)]
+    assert shown == [("red", "wrong"), *other, ("green", "right"), ("", "doubt"), ("", "")]
+    assert row.tags == ("fixed", entry.rule, "red on 0.5.10", "red on 0.5.11", "red on 0.5.12", "green on 0.5.13")
+    assert "it died" in str(page.sections[1].tables)
+
+
+@pytest.mark.slow  # the reference answers the common cases
+def test_a_table_with_a_release_that_could_not_be_fetched_has_holes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """All but one release are known, and that one is out of reach: an empty cache, and a pip that has nowhere to look."""
+    known = read(DOCS)
+    del known["0.5.10.post1"]
+    write(tmp_path, known.values())
+    for name, value in {"EAGLETWIN_CACHE": str(tmp_path / "cache"), **NO_INDEX}.items():
+        monkeypatch.setenv(name, value)
+    assert run(["releases", "0.5.10.post1", "--write", str(tmp_path)]) == EXIT_UNKNOWN
+    said = capsys.readouterr()
+    assert "0.5.10.post1 could not be fetched" in said.err
+    assert "not measured: " in said.out
