@@ -70,7 +70,7 @@ def test_a_search_counts_how_many_cases_ran_each_change(both: Path, tmp_path: Pa
     assert ran is not None
     unknown = 4 - int(ran[1])
     assert f": {ran[1]} equal" in text
-    assert not unknown or f"{unknown} unknown (or ran nothing of what this tree changes)." in text
+    assert not unknown or f"{unknown} unknown (or ran nothing of the change)." in text
     assert IDLE_NAME in text.partition("Not run: ")[2].partition("Not run here: sglang/srt/fast.cu.")[0]
 
 

@@ -171,7 +171,7 @@ def test_a_search_under_a_reversal_that_no_case_calls_cannot_tell(tmp_path: Path
     done = eagletwin("fuzz", "--model", "llama-mtp", "--topk", "1", "--revert", "25015", "--cases", "2", cwd=tmp_path)
     assert done.returncode == 125, done
     assert done.stdout.startswith("CANNOT TELL")
-    assert "2 unknown (or never called what a patch edits)" in " ".join(done.stdout.split())
+    assert "2 unknown (or ran nothing of the change)" in " ".join(done.stdout.split())
 
 
 def test_a_switch_of_sglang_is_taken_back_where_an_edit_of_the_patch_does_not_fit(host: Host, tmp_path: Path) -> None:

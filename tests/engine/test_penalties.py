@@ -126,7 +126,7 @@ def test_a_round_that_a_retraction_lost_is_judged_by_what_was_sent_when_it_began
         exercises=("retraction_in_decode", "penalized"),
         engine=EngineSettings(sglang=settings),
     )
-    entries = ("penalties-2", "certain-node", "retracted-chunk-tail")
+    entries = ("penalties-2", "certain-node")
     patches = tuple(remedy for entry in entries if (remedy := LEDGER[entry].remedy) is not None)
     trace = overlapped.engine(case, patches).run(case, tmp_path)
     rounds = [one.numbers for one in trace.header.records if one.stage == "verify" and one.request == "c"]

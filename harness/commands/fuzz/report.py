@@ -109,9 +109,8 @@ _SHOWN = 12
 def _counts(search: Fuzz) -> str:
     """How many cases there were, and how they ended."""
     tally = search.tally
-    whys = ["or never called what a patch edits"] * bool(search.trials.run.patches)
-    whys += ["or ran nothing of what this tree changes"] * (tally.changes.differs is not None)
-    names = {"unknown": f"unknown ({', '.join(whys)})" if whys else "unknown", "known": "wrong by known bugs alone"}
+    changed = search.trials.run.patches or tally.changes.differs is not None
+    names = {"unknown": "unknown (or ran nothing of the change)" if changed else "unknown", "known": "wrong by known bugs alone"}
     statuses = ", ".join(f"{number} {names.get(status, status)}" for status, number in sorted(tally.statuses.items()))
     cases = f"{count(tally.cases, 'case')} in {search.seconds:.1f} s: {statuses}."
     text = f"{cases} {tally.ties} of {tally.choices} choices were ties."
