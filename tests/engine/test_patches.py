@@ -8,7 +8,7 @@ import pytest
 from msgspec import UNSET
 from msgspec.structs import replace
 
-from eagletwin.cases.regressions import LEDGER
+from eagletwin.cases.ledger import LEDGER
 from eagletwin.cases.workload import rate_case
 from eagletwin.harness.commands.bench.speed import BARE
 from eagletwin.harness.commands.diff.comparison import diff

@@ -12,9 +12,8 @@ from typing import Any
 
 import pytest
 
-from eagletwin.cases.ledger import patches_of
+from eagletwin.cases.ledger import LEDGER, patches_of
 from eagletwin.cases.reach import on_a_cpu, unreached
-from eagletwin.cases.regressions import LEDGER
 from eagletwin.harness.check.recordings import JudgedServer, judged
 from eagletwin.harness.cli.main import typed
 from eagletwin.harness.commands.weighing import weighing

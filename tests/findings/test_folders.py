@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from eagletwin.cases.regressions import LEDGER, PROBES
+from eagletwin.cases.ledger import LEDGER, PROBES
 from eagletwin.harness.core.errors import InputError
 
 from .attempt import FINDINGS, Process, attempt, changed, folders, take_out

@@ -6,7 +6,7 @@ from subprocess import CompletedProcess
 import msgspec
 import pytest
 
-from eagletwin.cases.regressions import LEDGER
+from eagletwin.cases.ledger import LEDGER
 from eagletwin.harness.commands.bench import searches
 from eagletwin.harness.commands.bench.record import RECORD, BenchRecord, Search, Speed, Stamp, read_record, write_record
 from eagletwin.harness.commands.bench.report import in_turn_lines, page

@@ -5,8 +5,8 @@ from pathlib import Path
 import pytest
 
 from eagletwin.cases.carried import cannot_be_in, carried
+from eagletwin.cases.ledger import LEDGER
 from eagletwin.cases.reach import on_a_cpu, unreached
-from eagletwin.cases.regressions import LEDGER
 from eagletwin.harness.commands.models.reasons import _LAYERS
 from eagletwin.harness.commands.models.report import PAGE, open_cells, page
 from eagletwin.harness.commands.models.results import (

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from eagletwin.cases.regressions import LEDGER, PROBES
+from eagletwin.cases.ledger import LEDGER, PROBES
 from eagletwin.harness.core import errors
 from eagletwin.harness.core.verdict import LAYER_RULES, PLAIN_RULES, RULES
 

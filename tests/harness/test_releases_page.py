@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from eagletwin.cases.common import COUNT, common_case, common_cases
-from eagletwin.cases.regressions import LEDGER, PROBES
+from eagletwin.cases.ledger import LEDGER, PROBES
 from eagletwin.harness.commands.models.results import proven_in
 from eagletwin.harness.commands.releases import table
 from eagletwin.harness.commands.releases.command import releases_table

@@ -14,7 +14,7 @@ import msgspec
 import pytest
 from msgspec.structs import replace
 
-from eagletwin.cases.regressions import LEDGER
+from eagletwin.cases.ledger import LEDGER
 from eagletwin.harness.commands.bench.mutants.draw import Mutant, mutants_of
 from eagletwin.harness.core.case import Case, Request
 from eagletwin.harness.engines.blocks import FOLDER

@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
+from eagletwin.cases.ledger import LEDGER
 from eagletwin.cases.reach import unreached
-from eagletwin.cases.regressions import LEDGER
 
 from .attempt import TEST, attempt, package
 from .undo import UNDONE, edits_of, make_tree, undo

@@ -11,7 +11,7 @@ import textwrap
 from importlib.metadata import requires
 from pathlib import Path
 
-from eagletwin.cases.regressions import LEDGER
+from eagletwin.cases.ledger import LEDGER
 from eagletwin.harness.core.patch import Edit
 
 # SGLang's own switches undo these two in memory; here is the least that does so in the file.

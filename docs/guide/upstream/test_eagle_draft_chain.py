@@ -12,7 +12,7 @@ import tempfile
 import unittest
 from pathlib import Path
 
-from eagletwin.cases.regressions import LEDGER
+from eagletwin.cases.ledger import LEDGER
 from eagletwin.harness.engines.source import resolve
 from eagletwin.harness.testing.twin import CaseFailed, Twin
 from sglang.test.ci.ci_register import register_cpu_ci

@@ -130,7 +130,7 @@ def bench_search(
     write: Folder = None,
 ) -> int:
     """Measure how soon `fuzz` finds each bug of the ledger, and how small. 1 if a search found nothing."""
-    from eagletwin.cases.regressions import LEDGER
+    from eagletwin.cases.ledger import LEDGER
 
     from .report import search_lines
     from .searches import why_not
@@ -184,7 +184,7 @@ def bench_all(
     processes: Processes = 2,
 ) -> int:
     """Speed and search, as a page. An interrupted run keeps what it has measured."""
-    from eagletwin.cases.regressions import LEDGER
+    from eagletwin.cases.ledger import LEDGER
 
     from .report import page
     from .searches import why_not
@@ -244,7 +244,7 @@ def _search(
     """Search for the entries; each is kept as soon as it is done."""
     from msgspec.structs import replace
 
-    from eagletwin.cases.regressions import LEDGER
+    from eagletwin.cases.ledger import LEDGER
 
     from .record import Search, stamp
     from .searches import search_all

@@ -8,8 +8,8 @@ from typing import Any, Protocol
 
 import msgspec
 
+from eagletwin.cases.ledger import LEDGER
 from eagletwin.cases.reach import unreached
-from eagletwin.cases.regressions import LEDGER
 from eagletwin.harness.core.case import pretty_case
 from eagletwin.harness.core.differs import unknown_changes
 from eagletwin.harness.core.errors import EXIT_DIVERGED, EXIT_EQUAL, EXIT_INTERRUPTED, EXIT_UNKNOWN
