@@ -21,6 +21,7 @@ from eagletwin.harness.core.errors import HarnessError, InputError
 from eagletwin.harness.core.exits import guarded
 from eagletwin.harness.core.mode import Mode
 from eagletwin.harness.core.trace import HEADER, TENSORS, load_recording
+from eagletwin.harness.core.verdict import RULES
 from eagletwin.harness.engines.host import Host
 from eagletwin.harness.engines.record_options import RecordOptions, environment
 from eagletwin.harness.engines.servers import Server, Servers
@@ -28,6 +29,7 @@ from eagletwin.harness.engines.sglang.recording import listener
 from eagletwin.harness.families.store import checkpoints
 from eagletwin.harness.judge.judge import judge
 
+from ..ledger import recorded
 from .older import zygote_of
 from .recorded import integers_of
 from .server_faults import FAULTS, TAKES_SECONDS
@@ -39,90 +41,9 @@ pytestmark = pytest.mark.slow
 ROOT = Path(__file__).parents[2]
 LENGTHS = (5, 20, 40, 65, 9, 33, 63, 100, 64, 12, 50, 31)
 
-# Of the ledger's bugs that the CPU engine reaches: by which rule a recording of integers shows them. docs/guide/recording.md
-# says why it does not show the others.
-SHOWN = {
-    "25015": "draft.positions",
-    "26329": "draft.input_ids",
-    "26997-tokens": "commit.path",
-    "26997-bonus": "commit.path",
-    "33758": "output.tokens",
-    "certain-node": "tree.parents",
-    "grammar-end": "output.tokens",
-    "guidance-end": "output.tokens",
-    "22954-req-pool": "draft.runner",
-    "22954-kv-pool": "draft.runner",
-    "22954-attn-backend": "draft.runner",
-    "row-overflow": "draft.slots",
-    "multi-layer-chunk-tail-2": "draft.input_ids",
-    "multi-layer-chunk-tail-3": "draft.input_ids",
-    "multi-layer-topk-path": "commit.path",
-    "multi-layer-topk-windows": "draft.input_ids",
-    "retracted-chunk-tail": "draft.input_ids",
-    "standalone-shift": "draft.input_ids",
-}
-NOT_SHOWN = {
-    "10846": "which rows a window's pool keeps is seen in the rows alone",
-    "22088": "the tokens and slots are right; the weights that made the rows are others",
-    "26997-kv": "the rows that move are not recorded",
-    "26997-hidden": "the states that move are not recorded",
-    "chain-hidden": "a state is handed on with the right token at the right place",
-    "multi-layer-plan-verify": "attention reads by a plan of another layer; what it is given is right",
-    "multi-layer-plan-extend": "attention reads by a plan of another layer; what it is given is right",
-    "greedy-drafts-decode": "which token a row proposes depends on its logits",
-    "greedy-drafts-prefill": "which token a row proposes depends on its logits",
-    "greedy-drafts-layers": "which token a row proposes depends on its logits",
-    "deterministic-window": "what a draft attends to is in its row and its logits alone",
-    "draft-window": "what a row attends to is in its state and its logits alone",
-    "host-layers": "whether a row came back is seen in the row alone",
-    "session-adapter": "which adapter computed a row is seen in the row alone",
-    "session-last-token": "what a request finds in its session is not recorded",
-    "hybrid-keys": "whose token made a cached row is seen in the row alone",
-    "logit-processor": "which token verify may commit depends on its logits",
-    "guidance-rollback": "which token verify may commit depends on its logits",
-    "min-p": "which token verify may commit depends on its logits",
-    "penalties": "which token verify may commit depends on its logits",
-    "penalties-2": "which token a prefill may give depends on its logits",
-    "mixed-grammar": "which token a prefill may give depends on its logits",
-    "input-logprob-id": "what a request is told of probabilities is not recorded",
-    **dict.fromkeys(
-        ("hidden-rows", "hidden-rows-2", "hidden-aux", "hidden-no-tokens", "session-hidden"),
-        "which hidden states a request is given is not recorded",
-    ),
-    "retracted-logprobs": "what a request is told of probabilities is not recorded",
-    "retracted-stream": "the messages of a request are not recorded",
-    "two-chunked": "a request is recorded once its prompt was read to the end, which this one's never is",
-    **dict.fromkeys(("adaptive-scan", "23331", "27095", "29354", "37836", "mixed-state"), "a layer's state is not recorded"),
-    "tree-window": "what a node attends to is in its row and its logits alone",
-}
-# These end the worker, overflow memory that nothing reads, show in rows and in a view alone, are of a draft without rows of its
-# own, whose recordings are not judged, keep rows, which no recording counts, change what a session is held to have said, which
-# a recording has from SGLang, or abort a request, as a server's clients may. No server with a pipeline was ever recorded.
-NOT_OF_A_SERVER = {
-    "26972",
-    "indices-overflow",
-    "overlap-context-end",
-    "small-tree",
-    "adaptive-rejection",
-    "mixed-memory",
-    "impossible-sampler",
-    "guidance-refused",
-    "host-abort",
-    "session-full",
-    "session-retracted",
-    "session-retracted-2",
-    "pipeline-tail",
-    "pipeline-pause",
-    "pipeline-hidden",
-    "pipeline-mixed",
-    "pipeline-empty",
-    "pipeline-zeros",
-    "multi-layer-pp-proxy",
-    "8409",
-    "boundary-kv",
-    "standalone-keys",
-    "hidden-standalone",
-    "decode-window",
+# What integers show of the ledger's bugs that the CPU engine reaches.
+RECORDED = {
+    name: recorded(entry) for name, entry in LEDGER.items() if recorded(entry) and not unreached(entry, on_a_cpu(entry))
 }
 
 
@@ -140,21 +61,12 @@ def rules_of(host: Host, number: str, folder: Path, *, fixed: bool) -> set[str]:
     return {verdict.rule for verdict in verdicts if verdict.status == "diverged"}
 
 
-@pytest.mark.parametrize("number", [*SHOWN, *NOT_SHOWN])
+@pytest.mark.parametrize("number", RECORDED)
 def test_what_integers_alone_show_of_the_ledger(host: Host, number: str, tmp_path: Path) -> None:
+    """If it fails, correct the entry's `recorded`."""
     (tmp_path / "fixed").mkdir()
     assert rules_of(host, number, tmp_path / "fixed", fixed=True) == set()
-    assert rules_of(host, number, tmp_path, fixed=False) == ({SHOWN[number]} if number in SHOWN else set())
-
-
-def test_the_table_has_every_bug_that_the_cpu_engine_reaches() -> None:
-    reached = {name for name, entry in LEDGER.items() if not unreached(entry, on_a_cpu(entry))}
-    assert reached == {*SHOWN, *NOT_SHOWN, *NOT_OF_A_SERVER}
-    page = (ROOT / "docs/guide/recording.md").read_text()
-    for number, rule in SHOWN.items():
-        assert f"| `{number}` | `{rule}` |" in page
-    for number, why in NOT_SHOWN.items():
-        assert f"| `{number}` | {why} |" in page
+    assert rules_of(host, number, tmp_path, fixed=False) == {RECORDED[number]} & RULES.keys()
 
 
 def test_the_record_has_every_fault_that_is_planted_in_a_server() -> None:
