@@ -60,7 +60,7 @@ UNRECORDED = {
 }
 # A server that these rules catch ends, or has no number of a request that is wrong.
 _OF_NO_REQUEST = {"engine.crash", "engine.hang", "kernel.memory", "schedule.events", "session.rows", "pool.accounting"}
-_GRAVEST = ("output.", "target.", "commit.", "verify.", "grammar.", "state.", "session.", "engine.", "kernel.", "schedule.")
+_GRAVEST = ("commit.", "verify.", "target.", "state.", "grammar.", "output.", "session.", "engine.", "schedule.", "kernel.")
 
 
 def recorded(entry: Entry) -> str:
