@@ -1,1 +1,1 @@
-"""What to run: hand-made regressions (the ledger) and drawn cases. Imports no engine."""
+"""What to run: the ledger of known bugs and drawn cases. Imports no engine."""

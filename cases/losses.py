@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from .entry import Condition, Doing, Entry
-from .regressions import LEDGER
+from .ledger import LEDGER
 
 State = Literal["in this release", "not known", "fixed"]
 

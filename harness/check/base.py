@@ -8,7 +8,7 @@ from collections.abc import Collection
 
 from msgspec.structs import replace
 
-from eagletwin.cases.regressions import LEDGER
+from eagletwin.cases.ledger import LEDGER
 from eagletwin.harness.core.case import Case
 from eagletwin.harness.core.errors import EagletwinError
 from eagletwin.harness.core.patch import Patch

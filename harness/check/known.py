@@ -11,8 +11,8 @@ from functools import cached_property
 from msgspec.structs import replace
 
 from eagletwin.cases.entry import Entry
+from eagletwin.cases.ledger import LEDGER
 from eagletwin.cases.reach import unreached
-from eagletwin.cases.regressions import LEDGER
 from eagletwin.harness.core.case import Case
 from eagletwin.harness.core.errors import EagletwinError
 from eagletwin.harness.core.mode import CPU, Mode

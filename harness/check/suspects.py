@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 
 from eagletwin.cases.entry import Entry, Needs
-from eagletwin.cases.regressions import LEDGER
+from eagletwin.cases.ledger import LEDGER
 from eagletwin.harness.core.records import Header, ServedModel
 from eagletwin.harness.core.trace import Trace
 from eagletwin.harness.families import RECIPES

@@ -5,7 +5,7 @@ Used by test_recording.py on a CPU, and by tests/gpu/recorded_faults.py on a GPU
 
 from dataclasses import dataclass
 
-from eagletwin.cases.regressions import LEDGER
+from eagletwin.cases.ledger import LEDGER
 from eagletwin.harness.core.patch import Edit, Patch
 
 COMMON = "sglang.srt.speculative.eagle_worker_common"

@@ -7,7 +7,7 @@ from typing import Any, cast
 import pytest
 from msgspec.structs import replace
 
-from eagletwin.cases.regressions import LEDGER
+from eagletwin.cases.ledger import LEDGER
 from eagletwin.cases.tokens import tokens
 from eagletwin.harness.core.case import Case, Request
 from eagletwin.harness.core.recording import RecordedServer

@@ -5,7 +5,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from eagletwin.cases.regressions import LEDGER
+from eagletwin.cases.ledger import LEDGER
 from eagletwin.harness.engines import ancestor
 from eagletwin.harness.engines.host import Host
 from eagletwin.harness.engines.source import Source

@@ -3,7 +3,7 @@
 import pytest
 from msgspec.structs import replace
 
-from eagletwin.cases.regressions import LEDGER
+from eagletwin.cases.ledger import LEDGER
 from eagletwin.cases.tokens import tokens
 from eagletwin.harness.core.case import Bias, Case, Processor, Request, Sampling
 from eagletwin.harness.core.patch import Edit

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from eagletwin.cases.regressions import LEDGER
+from eagletwin.cases.ledger import LEDGER
 from eagletwin.harness.check.known import Mends
 from eagletwin.harness.commands.diff.precision_gap import Apart, apart, apart_text
 from eagletwin.harness.core.case import Case, Event, Request, Sampling

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from msgspec.structs import replace
 
-from eagletwin.cases.regressions import LEDGER
+from eagletwin.cases.ledger import LEDGER
 from eagletwin.harness.core.case import Case, Event
 from eagletwin.harness.core.run_spec import Kernels
 from eagletwin.harness.core.versions import installed
@@ -251,7 +251,7 @@ def kernel_host(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Host]:
 
 SUITE = """
 import pytest
-from eagletwin.cases.regressions import LEDGER
+from eagletwin.cases.ledger import LEDGER
 
 def test_a_case(eagletwin):
     eagletwin.check(LEDGER["25015"].case)

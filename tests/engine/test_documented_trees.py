@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from eagletwin.cases.regressions import LEDGER
+from eagletwin.cases.ledger import LEDGER
 from eagletwin.harness.check.argument import argue
 from eagletwin.harness.engines.host import Host
 from eagletwin.harness.judge.judge import judge

@@ -5,7 +5,7 @@ from collections.abc import Callable
 import msgspec
 import pytest
 
-from eagletwin.cases.regressions import LEDGER
+from eagletwin.cases.ledger import LEDGER
 from eagletwin.harness.core.case import Case, EngineSettings, Request, SGLangSettings
 from eagletwin.harness.core.errors import InputError
 from eagletwin.harness.core.patch import Edit

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from msgspec.structs import replace
 
-from eagletwin.cases.regressions import LEDGER
+from eagletwin.cases.ledger import LEDGER
 from eagletwin.harness.core.case import EngineSettings, SGLangSettings
 from eagletwin.harness.core.run_spec import Limits
 from eagletwin.harness.core.trace import Trace

@@ -7,7 +7,7 @@ import msgspec
 import pytest
 from msgspec.structs import replace
 
-from eagletwin.cases.regressions import LEDGER
+from eagletwin.cases.ledger import LEDGER
 from eagletwin.harness.commands.gpu.job import Job
 from eagletwin.harness.core.case import pretty_case
 from eagletwin.harness.core.mode import CPU
@@ -54,7 +54,7 @@ def test_gpu_run_of_a_job_that_leaks_state_is_125(tmp_path: Path, leaks: bool, c
 
 TWO_THAT_FAIL = """\
 from dataclasses import replace
-from eagletwin.cases.regressions import LEDGER
+from eagletwin.cases.ledger import LEDGER
 from eagletwin.harness.core.patch import Edit, Patch
 known = LEDGER["25015"]
 stop = Edit(

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 from msgspec.structs import replace
 
-from eagletwin.cases.regressions import LEDGER
+from eagletwin.cases.ledger import LEDGER
 from eagletwin.harness.commands.gpu.explained import explained
 from eagletwin.harness.commands.gpu.job import CaseResult, Job
 from eagletwin.harness.commands.gpu.jobs import run_job

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 from msgspec.structs import replace
 
-from eagletwin.cases.regressions import LEDGER
+from eagletwin.cases.ledger import LEDGER
 from eagletwin.harness.core.case import Case
 from eagletwin.harness.core.patch import Edit, Patch
 from eagletwin.harness.engines.host import EngineProcess, Host, PatchDoesNotApply

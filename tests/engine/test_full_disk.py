@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from eagletwin.cases.regressions import LEDGER
+from eagletwin.cases.ledger import LEDGER
 from eagletwin.harness.core.errors import HarnessError, Unwritable
 from eagletwin.harness.core.patch import Edit, Patch
 from eagletwin.harness.engines.host import Host

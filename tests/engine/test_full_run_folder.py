@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from eagletwin.cases.regressions import LEDGER
+from eagletwin.cases.ledger import LEDGER
 from eagletwin.harness.commands.fuzz.command import search
 from eagletwin.harness.commands.fuzz.options import SearchOptions
 from eagletwin.harness.core.run_spec import RunSpec

@@ -2,7 +2,7 @@
 
 import pytest
 
-from eagletwin.cases.regressions import PROBES
+from eagletwin.cases.ledger import PROBES
 from eagletwin.harness.check.function_calls import ask
 from eagletwin.harness.engines.host import Host
 

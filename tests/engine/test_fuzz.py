@@ -11,7 +11,7 @@ import pytest
 from msgspec.structs import replace
 
 from eagletwin.cases.blocks import Asked
-from eagletwin.cases.regressions import LEDGER
+from eagletwin.cases.ledger import LEDGER
 from eagletwin.harness.check.known import Mends
 from eagletwin.harness.check.trials import Trials
 from eagletwin.harness.commands.fuzz.looking import CaseSeen

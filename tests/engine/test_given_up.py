@@ -3,7 +3,7 @@
 import pytest
 from msgspec.structs import replace
 
-from eagletwin.cases.regressions import LEDGER
+from eagletwin.cases.ledger import LEDGER
 from eagletwin.harness.core.case import Case, Event, Grammar
 from eagletwin.harness.core.patch import Edit
 from eagletwin.harness.core.records import Record

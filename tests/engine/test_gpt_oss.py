@@ -9,8 +9,7 @@ import msgspec
 import pytest
 from msgspec.structs import replace
 
-from eagletwin.cases.ledger import entries_of
-from eagletwin.cases.regressions import LEDGER
+from eagletwin.cases.ledger import LEDGER, entries_of
 from eagletwin.harness.core.case import Case, EngineSettings, Request, SGLangSettings
 from eagletwin.harness.core.patch import Edit
 from eagletwin.harness.engines.host import Host

@@ -4,7 +4,7 @@ import pytest
 from msgspec.structs import replace
 
 from eagletwin.cases.blocks import Asked, block_of
-from eagletwin.cases.regressions import LEDGER
+from eagletwin.cases.ledger import LEDGER
 from eagletwin.harness.core.case import Case, Event, Grammar, Request
 from eagletwin.harness.core.grammar import word
 from eagletwin.harness.core.patch import Edit

@@ -13,7 +13,7 @@ from msgspec.structs import replace
 
 from eagletwin.cases.blocks import Asked, block_of
 from eagletwin.cases.grammars import grammars
-from eagletwin.cases.regressions import LEDGER
+from eagletwin.cases.ledger import LEDGER
 from eagletwin.harness.core.case import Case, EngineSettings, Event, Grammar, SGLangSettings
 from eagletwin.harness.core.grammar import as_ebnf, word
 from eagletwin.harness.core.patch import Edit

@@ -5,7 +5,7 @@ import torch
 from msgspec.structs import replace
 from torch import Tensor
 
-from eagletwin.cases.regressions import LEDGER
+from eagletwin.cases.ledger import LEDGER
 from eagletwin.harness.core.case import Case, EngineSettings, Request, Sampling, SGLangSettings
 from eagletwin.harness.core.patch import Edit, Patch
 from eagletwin.harness.core.trace import Trace

@@ -9,7 +9,7 @@ import pytest
 from msgspec.structs import replace
 
 from eagletwin.cases.entry import Entry
-from eagletwin.cases.regressions import LEDGER
+from eagletwin.cases.ledger import LEDGER
 from eagletwin.harness.check.argument import argue
 from eagletwin.harness.check.known import Mends
 from eagletwin.harness.core.case import Case, EngineSettings, Grammar, Processor, Request, Sampling, SGLangSettings

@@ -8,7 +8,7 @@ import pytest
 import torch
 from msgspec.structs import replace
 
-from eagletwin.cases.regressions import LEDGER
+from eagletwin.cases.ledger import LEDGER
 from eagletwin.harness.commands.gpu.missing_waits import HIDDEN, WAITS
 from eagletwin.harness.commands.gpu.races import TOLD, race, raced, told
 from eagletwin.harness.core.jitter import Jitter, Jittered

@@ -3,7 +3,7 @@
 import msgspec
 import pytest
 
-from eagletwin.cases.regressions.multi_layer_chunk_tail import ALL_LAYERS
+from eagletwin.cases.ledger.multi_layer_chunk_tail import ALL_LAYERS
 from eagletwin.harness.core.case import Case
 from eagletwin.harness.core.trace import INNER, Trace
 from eagletwin.harness.engines.host import Host

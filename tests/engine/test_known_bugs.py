@@ -9,7 +9,7 @@ import pytest
 from msgspec.structs import replace
 
 from eagletwin.cases.blocks import Asked, block_of
-from eagletwin.cases.regressions import LEDGER
+from eagletwin.cases.ledger import LEDGER
 from eagletwin.harness.check.base import base_of
 from eagletwin.harness.check.known import Explained, Mends
 from eagletwin.harness.check.newest import as_newest

@@ -9,7 +9,7 @@ import pytest
 
 from eagletwin.cases.carried import Says
 from eagletwin.cases.entry import Entry
-from eagletwin.cases.regressions import LEDGER
+from eagletwin.cases.ledger import LEDGER
 from eagletwin.harness.commands.gpu.in_model import read
 from eagletwin.harness.commands.prove import in_model
 from eagletwin.harness.commands.prove.in_model import prove_in_model, with_remedies

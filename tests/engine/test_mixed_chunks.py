@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 from msgspec.structs import replace
 
-from eagletwin.cases.regressions import LEDGER
+from eagletwin.cases.ledger import LEDGER
 from eagletwin.harness.check.known import Mends
 from eagletwin.harness.core.answers import Finish
 from eagletwin.harness.core.case import Case, EngineSettings, Grammar, GrammarBackend, Request, SGLangSettings

@@ -7,10 +7,10 @@ import pytest
 
 from eagletwin.cases.blocks import Asked
 from eagletwin.cases.entry import Entry
-from eagletwin.cases.regressions.multi_layer_chunk_tail import ALL_LAYERS, ONE_TOKEN, THREE, TWO
-from eagletwin.cases.regressions.multi_layer_topk import PATH
-from eagletwin.cases.regressions.multi_layer_topk import REMEDY as TREES
-from eagletwin.cases.regressions.pr_22954 import OWN_REQ_POOLS
+from eagletwin.cases.ledger.multi_layer_chunk_tail import ALL_LAYERS, ONE_TOKEN, THREE, TWO
+from eagletwin.cases.ledger.multi_layer_topk import PATH
+from eagletwin.cases.ledger.multi_layer_topk import REMEDY as TREES
+from eagletwin.cases.ledger.pr_22954 import OWN_REQ_POOLS
 from eagletwin.harness.check.trials import Trials
 from eagletwin.harness.commands.fuzz.plan import Plan
 from eagletwin.harness.commands.fuzz.search import Fuzz

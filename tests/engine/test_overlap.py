@@ -5,8 +5,7 @@ from pathlib import Path
 import pytest
 from msgspec.structs import replace
 
-from eagletwin.cases.ledger import patches_of
-from eagletwin.cases.regressions import LEDGER
+from eagletwin.cases.ledger import LEDGER, patches_of
 from eagletwin.harness.core.case import Case, EngineSettings, Event, Request, SGLangSettings
 from eagletwin.harness.core.patch import Edit, Patch
 from eagletwin.harness.engines.host import Host

@@ -8,7 +8,7 @@ import pytest
 from msgspec import UNSET
 from msgspec.structs import replace
 
-from eagletwin.cases.regressions import LEDGER
+from eagletwin.cases.ledger import LEDGER
 from eagletwin.harness.commands.diff.comparison import diff
 from eagletwin.harness.core.case import Case
 from eagletwin.harness.core.errors import HarnessError

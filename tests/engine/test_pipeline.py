@@ -8,7 +8,7 @@ import pytest
 import torch
 from msgspec.structs import replace
 
-from eagletwin.cases.regressions import LEDGER
+from eagletwin.cases.ledger import LEDGER
 from eagletwin.harness.check.argument import argue
 from eagletwin.harness.check.known import Mends
 from eagletwin.harness.commands.diff.comparison import diff

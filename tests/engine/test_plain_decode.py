@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from msgspec.structs import replace
 
-from eagletwin.cases.regressions import LEDGER
+from eagletwin.cases.ledger import LEDGER
 from eagletwin.harness.core.case import Bias, Case, EngineSettings, Event, Penalties, Request, SGLangSettings
 from eagletwin.harness.core.mode import Mode
 from eagletwin.harness.core.patch import Edit

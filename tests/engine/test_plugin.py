@@ -185,7 +185,7 @@ def test_a_test_without_time_for_any_case_fails(pytester: pytest.Pytester) -> No
     pytester.makepyfile(
         test_other=SUITE.partition("@pytest.mark")[0]
         + """
-from eagletwin.cases.regressions import LEDGER
+from eagletwin.cases.ledger import LEDGER
 
 def test_one_case(eagletwin):
     eagletwin.check(LEDGER["26329"].case)
@@ -237,7 +237,7 @@ def test_it_fails_otherwise(eagletwin, case):
     assert eagletwin.looked < 3
 
 def test_fifty_by_hand(eagletwin):
-    from eagletwin.cases.regressions import LEDGER
+    from eagletwin.cases.ledger import LEDGER
 
     for _ in range(50):
         three(eagletwin, LEDGER["26329"].case)
@@ -280,7 +280,7 @@ def test_a_case_that_is_played_and_left_fails_its_test(suite: pytest.Pytester) -
         test_other="""
 import pytest
 from hypothesis import assume, given, settings, strategies as st
-from eagletwin.cases.regressions import LEDGER
+from eagletwin.cases.ledger import LEDGER
 
 CASE = LEDGER["26329"].case
 
@@ -321,7 +321,7 @@ def test_a_test_that_compares_nothing_fails_unless_it_says_otherwise_itself(suit
         test_other="""
 import pytest
 from hypothesis import given, settings
-from eagletwin.cases.regressions import LEDGER
+from eagletwin.cases.ledger import LEDGER
 from eagletwin.cases.strategies import Focus, cases
 from eagletwin.harness.core.patch import Edit, Patch
 from eagletwin.harness.engines.host import PatchDoesNotApply
@@ -378,7 +378,7 @@ def test_a_patch_that_does_not_apply_is_said_at_the_line_of_the_test(suite: pyte
     suite.makepyfile(
         test_other="""
 import pytest
-from eagletwin.cases.regressions import LEDGER
+from eagletwin.cases.ledger import LEDGER
 from eagletwin.harness.core.patch import Edit, Patch
 
 UNFIT = Patch(name="unfit", edits=(Edit(target="sglang.srt.nothing.f", match="a", replacement="b"),))
@@ -426,7 +426,7 @@ def test_a_finding_that_cannot_be_confirmed_fails_its_test_and_no_other(suite: p
     suite.makepyfile(
         test_other="""
 import pytest
-from eagletwin.cases.regressions import LEDGER
+from eagletwin.cases.ledger import LEDGER
 
 @pytest.mark.eagletwin(revert=[26329])
 def test_found(eagletwin, tmp_path):
@@ -495,7 +495,7 @@ def test_a_marker_applies_the_candidate_fix_of_a_live_bug(suite: pytest.Pytester
     suite.makepyfile(
         test_other="""
 import pytest
-from eagletwin.cases.regressions import LEDGER
+from eagletwin.cases.ledger import LEDGER
 
 def test_live(eagletwin):
     eagletwin.check(LEDGER["multi-layer-chunk-tail-2"].case)
@@ -545,7 +545,7 @@ def test_the_plugin_is_light(pytester: pytest.Pytester) -> None:
 
 REPORTED = """
 import pytest
-from eagletwin.cases.regressions import LEDGER
+from eagletwin.cases.ledger import LEDGER
 
 @pytest.mark.eagletwin(revert=[26329])
 @pytest.mark.parametrize("name", ["a,b: 1%"])

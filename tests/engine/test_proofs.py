@@ -7,8 +7,8 @@ import msgspec
 import pytest
 from msgspec.structs import replace
 
+from eagletwin.cases.ledger import LEDGER
 from eagletwin.cases.reach import on_a_cpu, unreached
-from eagletwin.cases.regressions import LEDGER
 from eagletwin.harness.check.argument import argue
 from eagletwin.harness.check.confirm import check
 from eagletwin.harness.commands.prove.proof import prove

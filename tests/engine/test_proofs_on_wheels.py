@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from eagletwin.cases.regressions import LEDGER, PROBES
+from eagletwin.cases.ledger import LEDGER, PROBES
 from eagletwin.harness.commands.prove.proof import prove_on_wheels
 
 

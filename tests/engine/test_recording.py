@@ -12,9 +12,8 @@ from typing import Any
 
 import pytest
 
-from eagletwin.cases.ledger import patches_of
+from eagletwin.cases.ledger import LEDGER, patches_of
 from eagletwin.cases.reach import on_a_cpu, unreached
-from eagletwin.cases.regressions import LEDGER
 from eagletwin.harness.check.recordings import JudgedServer, judged
 from eagletwin.harness.cli.main import typed
 from eagletwin.harness.commands.weighing import weighing
@@ -22,6 +21,7 @@ from eagletwin.harness.core.errors import HarnessError, InputError
 from eagletwin.harness.core.exits import guarded
 from eagletwin.harness.core.mode import Mode
 from eagletwin.harness.core.trace import HEADER, TENSORS, load_recording
+from eagletwin.harness.core.verdict import RULES
 from eagletwin.harness.engines.host import Host
 from eagletwin.harness.engines.record_options import RecordOptions, environment
 from eagletwin.harness.engines.servers import Server, Servers
@@ -29,6 +29,7 @@ from eagletwin.harness.engines.sglang.recording import listener
 from eagletwin.harness.families.store import checkpoints
 from eagletwin.harness.judge.judge import judge
 
+from ..ledger import recorded
 from .older import zygote_of
 from .recorded import integers_of
 from .server_faults import FAULTS, TAKES_SECONDS
@@ -40,74 +41,9 @@ pytestmark = pytest.mark.slow
 ROOT = Path(__file__).parents[2]
 LENGTHS = (5, 20, 40, 65, 9, 33, 63, 100, 64, 12, 50, 31)
 
-# Of the ledger's bugs that the CPU engine reaches: by which rule a recording of integers shows them. docs/guide/recording.md
-# says why it does not show the others.
-SHOWN = {
-    "25015": "draft.positions",
-    "26329": "draft.input_ids",
-    "26997-tokens": "commit.path",
-    "26997-bonus": "commit.path",
-    "33758": "output.tokens",
-    "certain-node": "tree.parents",
-    "grammar-end": "output.tokens",
-    "guidance-end": "output.tokens",
-    "22954-req-pool": "draft.runner",
-    "22954-kv-pool": "draft.runner",
-    "22954-attn-backend": "draft.runner",
-    "row-overflow": "draft.slots",
-    "multi-layer-chunk-tail-2": "draft.input_ids",
-    "multi-layer-chunk-tail-3": "draft.input_ids",
-    "multi-layer-topk-path": "commit.path",
-    "multi-layer-topk-windows": "draft.input_ids",
-    "retracted-chunk-tail": "draft.input_ids",
-    "standalone-shift": "draft.input_ids",
-}
-
-_WHY_NOT = {
-    "shows in stored rows only": "10846 22088 26997-kv host-layers hybrid-keys session-adapter",
-    "shows in hidden states or logits only": (
-        "26997-hidden chain-hidden multi-layer-plan-verify multi-layer-plan-extend greedy-drafts-decode "
-        "greedy-drafts-prefill greedy-drafts-layers "
-        "draft-window deterministic-window tree-window logit-processor guidance-rollback min-p penalties "
-        "penalties-2 mixed-grammar"
-    ),
-    "shows in layers' states, which are not recorded": "adaptive-scan 23331 27095 29354 37836 mixed-state",
-    "shows in answers, which are not recorded": (
-        "input-logprob-id retracted-logprobs retracted-stream hidden-rows hidden-rows-2 hidden-aux hidden-no-tokens "
-        "session-hidden"
-    ),
-    "the contents of a session are not recorded": "session-last-token",
-    "a prompt that is never read to its end is not recorded": "two-chunked",
-}
-NOT_SHOWN = {number: why for why, numbers in _WHY_NOT.items() for number in numbers.split()}
-# These end the worker, overflow memory that nothing reads, show in rows and in a view alone, are of a draft without rows of its
-# own, whose recordings are not judged, keep rows, which no recording counts, change what a session is held to have said, which
-# a recording has from SGLang, or abort a request, as a server's clients may. No server with a pipeline was ever recorded.
-NOT_OF_A_SERVER = {
-    "26972",
-    "indices-overflow",
-    "overlap-context-end",
-    "small-tree",
-    "adaptive-rejection",
-    "mixed-memory",
-    "impossible-sampler",
-    "guidance-refused",
-    "host-abort",
-    "session-full",
-    "session-retracted",
-    "session-retracted-2",
-    "pipeline-tail",
-    "pipeline-pause",
-    "pipeline-hidden",
-    "pipeline-mixed",
-    "pipeline-empty",
-    "pipeline-zeros",
-    "multi-layer-pp-proxy",
-    "8409",
-    "boundary-kv",
-    "standalone-keys",
-    "hidden-standalone",
-    "decode-window",
+# What integers show of the ledger's bugs that the CPU engine reaches.
+RECORDED = {
+    name: recorded(entry) for name, entry in LEDGER.items() if recorded(entry) and not unreached(entry, on_a_cpu(entry))
 }
 
 
@@ -125,21 +61,12 @@ def rules_of(host: Host, number: str, folder: Path, *, fixed: bool) -> set[str]:
     return {verdict.rule for verdict in verdicts if verdict.status == "diverged"}
 
 
-@pytest.mark.parametrize("number", [*SHOWN, *NOT_SHOWN])
+@pytest.mark.parametrize("number", RECORDED)
 def test_what_integers_alone_show_of_the_ledger(host: Host, number: str, tmp_path: Path) -> None:
+    """If it fails, correct the entry's `recorded`."""
     (tmp_path / "fixed").mkdir()
     assert rules_of(host, number, tmp_path / "fixed", fixed=True) == set()
-    assert rules_of(host, number, tmp_path, fixed=False) == ({SHOWN[number]} if number in SHOWN else set())
-
-
-def test_the_table_has_every_bug_that_the_cpu_engine_reaches() -> None:
-    reached = {name for name, entry in LEDGER.items() if not unreached(entry, on_a_cpu(entry))}
-    assert reached == {*SHOWN, *NOT_SHOWN, *NOT_OF_A_SERVER}
-    page = (ROOT / "docs/guide/recording.md").read_text()
-    for number, rule in SHOWN.items():
-        assert f"| `{number}` | `{rule}` |" in page
-    for number, why in NOT_SHOWN.items():
-        assert f"`{number}`" in page.partition(f"\n| {why} | ")[2].partition("\n")[0]
+    assert rules_of(host, number, tmp_path, fixed=False) == {RECORDED[number]} & RULES.keys()
 
 
 def test_the_record_has_every_fault_that_is_planted_in_a_server() -> None:

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from msgspec.structs import replace
 
-from eagletwin.cases.regressions import LEDGER
+from eagletwin.cases.ledger import LEDGER
 from eagletwin.harness.check.known import Mends, entries_of
 from eagletwin.harness.check.repro import write_script
 from eagletwin.harness.commands.fuzz.looking import NO_BLOCK, CaseSeen

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 from msgspec.structs import replace
 
-from eagletwin.cases.regressions import LEDGER
+from eagletwin.cases.ledger import LEDGER
 from eagletwin.harness.core.answers import Finish
 from eagletwin.harness.core.case import Case, EngineSettings, Logprobs, Request, Sampling, SGLangSettings
 from eagletwin.harness.core.patch import Edit

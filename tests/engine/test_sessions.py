@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
-from eagletwin.cases.regressions import LEDGER
-from eagletwin.cases.regressions.sessions import FULL, HIDDEN, LAST_TOKEN, RETRACTED, WAITING
+from eagletwin.cases.ledger import LEDGER
+from eagletwin.cases.ledger.session import FULL, HIDDEN, LAST_TOKEN, RETRACTED, WAITING
 from eagletwin.harness.core.case import Case, EngineSettings, Event, Request, SGLangSettings
 from eagletwin.harness.core.features import FEATURES
 from eagletwin.harness.core.mode import CPU

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from msgspec.structs import replace
 
-from eagletwin.cases.regressions import LEDGER
+from eagletwin.cases.ledger import LEDGER
 from eagletwin.harness.core.case import pretty_case
 from eagletwin.harness.core.versions import installed
 from eagletwin.harness.engines.source import INSTALLED, resolve

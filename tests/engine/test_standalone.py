@@ -3,7 +3,7 @@
 import msgspec
 import pytest
 
-from eagletwin.cases.regressions.standalone import AS_TRAINED, KEYS
+from eagletwin.cases.ledger.standalone import AS_TRAINED, KEYS
 from eagletwin.harness.core.case import Case
 from eagletwin.harness.core.patch import Edit
 from eagletwin.harness.core.trace import Trace

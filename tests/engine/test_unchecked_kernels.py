@@ -9,7 +9,7 @@ import msgspec
 import pytest
 
 from eagletwin.cases.entry import Entry
-from eagletwin.cases.regressions import LEDGER
+from eagletwin.cases.ledger import LEDGER
 from eagletwin.harness.check.argument import argue
 from eagletwin.harness.cli.main import typed
 from eagletwin.harness.commands.prove.proof import prove

@@ -7,7 +7,7 @@ from typing import get_args
 import pytest
 from msgspec.structs import replace
 
-from eagletwin.cases.regressions import LEDGER
+from eagletwin.cases.ledger import LEDGER
 from eagletwin.harness.core.case import Case, EngineSettings, SGLangSettings, WeightPath
 from eagletwin.harness.core.patch import Edit
 

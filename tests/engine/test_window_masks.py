@@ -5,7 +5,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from eagletwin.cases.regressions.deterministic_window import _MASK_OF_WINDOW
+from eagletwin.cases.ledger.deterministic_window import _MASK_OF_WINDOW
 
 # Of each request: the tokens that are verified, those before the window, and those in it before the first of these.
 BATCHES = {

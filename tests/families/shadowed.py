@@ -6,7 +6,7 @@ import sys
 import tempfile
 from pathlib import Path
 
-from eagletwin.cases.regressions import LEDGER
+from eagletwin.cases.ledger import LEDGER
 from eagletwin.harness.core.case import Case, EngineSettings, Request, SGLangSettings
 from eagletwin.harness.core.patch import Edit, Patch
 from eagletwin.harness.engines.host import Host

@@ -106,6 +106,15 @@ def take_out(patch: Path, checkout: Path) -> None:
     _apply(patch, checkout, "--check")
 
 
+def patched(patch: Path) -> dict[str, str]:
+    """The installed files that a patch changes, by their paths below `python/`, with the patch."""
+    with tempfile.TemporaryDirectory() as place:
+        checkout = Path(place) / "sglang"
+        take_out(patch, checkout)
+        _apply(patch, checkout)
+        return {file.removeprefix("python/"): (checkout / file).read_text(encoding="utf-8") for file in changed(patch)}
+
+
 def copy_out(checkout: Path, files: list[str]) -> None:
     """The installed files, where a checkout has them. One that is not installed is left out: git will name it."""
     spec = importlib.util.find_spec("sglang")

@@ -1,7 +1,6 @@
 """Each finding that upstream can take is red on the release and green with its patch, and what it is not is said."""
 
 import ast
-import re
 import shutil
 import sys
 from collections.abc import Iterator
@@ -9,8 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from eagletwin.cases.regressions import LEDGER, PROBES
+from eagletwin.cases.ledger import LEDGER
 from eagletwin.harness.core.errors import InputError
+from tests import ledger
 
 from .attempt import FINDINGS, Process, attempt, changed, folders, take_out
 
@@ -58,16 +58,21 @@ def test_a_report_has_the_parts_of_the_template_and_is_linked(folder: Path) -> N
     assert f"findings/{folder.name}/report.md" in INDEX.read_text(encoding="utf-8")
 
 
-def test_every_live_bug_with_a_candidate_fix_has_its_folder_and_the_index_names_the_others() -> None:
-    live = [entry for entry in (*LEDGER.values(), *PROBES.values()) if not entry.fixed]
-    # of what a GPU alone shows not all have a test that a CPU can run; their pages say how they are proven
-    shown_there = {entry.id for entry in LEDGER.values() if entry.needs is not None and entry.needs.device == "cuda"}
-    on_a_gpu = shown_there - {folder.name for folder in folders()}
-    mended = {entry.id for entry in live if entry.remedy is not None} - on_a_gpu
-    # one folder has both entries of a bug that shows otherwise with 2 layers than with 3
-    assert {name.removesuffix("-2").removesuffix("-3") for name in mended} == {folder.name for folder in folders()}
-    without = INDEX.read_text(encoding="utf-8").partition("have no folder.")[2]
-    assert set(re.findall(r"`([\w-]+)` \(", without)) == {entry.id for entry in live} - mended
+def test_every_live_bug_with_a_candidate_fix_for_a_cpu_has_its_folder() -> None:
+    assert ledger.wanted().keys() == {folder.name for folder in folders()}, f"run: {ledger.COMMAND}"
+
+
+@pytest.mark.slow
+def test_a_patch_that_is_the_candidate_fix_is_made_of_it() -> None:
+    assert not ledger.stale(ledger.findings()), f"run: {ledger.COMMAND}"
+
+
+def test_a_patch_is_compared_by_what_it_does(tmp_path: Path) -> None:
+    bug, patch = LEDGER["pipeline-mixed"], tmp_path / "fix.patch"
+    patch.write_text(ledger.fix_of(bug).replace("# Each of them is given", "# Each row is given"))
+    assert ledger.says_the_same(bug, patch)
+    patch.write_text(ledger.fix_of(bug).replace("last_prefill_chunk = True", "last_prefill_chunk = False"))
+    assert not ledger.says_the_same(bug, patch)
 
 
 @pytest.fixture

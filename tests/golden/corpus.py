@@ -19,9 +19,9 @@ import msgspec
 
 from eagletwin.cases.blocks import block_of
 from eagletwin.cases.entry import Entry
+from eagletwin.cases.ledger import LEDGER
 from eagletwin.cases.profiles import draw_from_seeds_alone
 from eagletwin.cases.reach import on_a_cpu, unreached
-from eagletwin.cases.regressions import LEDGER
 from eagletwin.harness.check.known import Mends
 from eagletwin.harness.check.trials import Trials
 from eagletwin.harness.commands.fuzz.options import SearchOptions

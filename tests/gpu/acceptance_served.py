@@ -16,7 +16,7 @@ from pathlib import Path
 from random import Random
 from typing import Any
 
-from eagletwin.cases.regressions import LEDGER
+from eagletwin.cases.ledger import LEDGER
 from eagletwin.harness.core.errors import EXIT_DIVERGED, EXIT_EQUAL
 from tests.lab.train.text import standard_library
 

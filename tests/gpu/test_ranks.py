@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from eagletwin.cases.regressions import LEDGER
+from eagletwin.cases.ledger import LEDGER
 from eagletwin.harness.commands.diff.comparison import diff
 from eagletwin.harness.core.mode import Mode
 from eagletwin.harness.core.patch import Edit, Patch

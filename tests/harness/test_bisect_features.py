@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from eagletwin.cases.regressions import LEDGER
+from eagletwin.cases.ledger import LEDGER
 from eagletwin.cases.strategies import cases
 from eagletwin.harness.commands.bisect.command import _hint
 from eagletwin.harness.commands.bisect.features import FEATURES, features_of, variants

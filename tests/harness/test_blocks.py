@@ -10,7 +10,7 @@ from msgspec.structs import replace as replace_struct
 from eagletwin.cases.asked import IN_STEP
 from eagletwin.cases.blocks import BLOCK, FEW, FEW_REQUESTS, LONG, SMALL, Asked, Block, block_of
 from eagletwin.cases.drawn import shrink
-from eagletwin.cases.regressions import LEDGER
+from eagletwin.cases.ledger import LEDGER
 from eagletwin.cases.strategies import DRAWN, PAGE_SIZES, VALUES, Focus
 from eagletwin.harness.check.known import may_show
 from eagletwin.harness.commands.fuzz.options import SearchOptions

@@ -7,7 +7,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from eagletwin.cases.regressions import LEDGER
+from eagletwin.cases.ledger import LEDGER
 from eagletwin.harness.check.annotations import error
 from eagletwin.harness.cli.main import typed
 from eagletwin.harness.commands.ci.base import base_of_job

@@ -13,8 +13,7 @@ import pytest
 import torch
 
 from eagletwin.cases.entry import Entry
-from eagletwin.cases.ledger import entries_of
-from eagletwin.cases.regressions import LEDGER
+from eagletwin.cases.ledger import LEDGER, entries_of
 from eagletwin.harness.commands.diff import pair
 from eagletwin.harness.commands.diff.command import diff
 from eagletwin.harness.commands.doctor import examine as doctor

@@ -12,7 +12,7 @@ import pytest
 from msgspec.structs import replace
 
 from eagletwin.cases.blocks import Block, block_of
-from eagletwin.cases.regressions import LEDGER
+from eagletwin.cases.ledger import LEDGER
 from eagletwin.harness.check.trials import Trial
 from eagletwin.harness.cli.main import typed
 from eagletwin.harness.commands.compare.accepted import RoundsOfBoth, count_rounds

@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from eagletwin.cases.regressions import LEDGER
+from eagletwin.cases.ledger import LEDGER
 from eagletwin.harness.commands.diff.comparison import diff
 from eagletwin.harness.core.errors import InputError
 from eagletwin.harness.core.records import Ending, EngineInfo

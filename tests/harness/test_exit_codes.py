@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from eagletwin.cases.regressions import LEDGER
+from eagletwin.cases.ledger import LEDGER
 from eagletwin.harness.check.repro import write_script
 from eagletwin.harness.commands.bisect.commits import STEP
 from eagletwin.harness.core.records import Ending, EngineInfo

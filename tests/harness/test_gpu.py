@@ -9,9 +9,9 @@ import pytest
 import torch
 from msgspec.structs import replace
 
-from eagletwin.cases.regressions import LEDGER
-from eagletwin.cases.regressions.multi_layer_topk import IN_ONE_GRAPH as TREES_IN_ONE_GRAPH
-from eagletwin.cases.regressions.multi_layer_topk import REMEDY as TREES
+from eagletwin.cases.ledger import LEDGER
+from eagletwin.cases.ledger.multi_layer_topk import IN_ONE_GRAPH as TREES_IN_ONE_GRAPH
+from eagletwin.cases.ledger.multi_layer_topk import REMEDY as TREES
 from eagletwin.harness.check.repro import write_script
 from eagletwin.harness.commands.gpu import explained as explained_module
 from eagletwin.harness.commands.gpu.batches import path, table

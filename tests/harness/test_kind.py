@@ -6,7 +6,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from eagletwin.cases.regressions import LEDGER
+from eagletwin.cases.ledger import LEDGER
 from eagletwin.harness.check import known
 from eagletwin.harness.check.kind import DIMENSIONS, kind_of
 from eagletwin.harness.check.known import candidates, may_be, may_be_another

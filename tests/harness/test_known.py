@@ -2,7 +2,7 @@
 
 from msgspec.structs import replace
 
-from eagletwin.cases.regressions import LEDGER
+from eagletwin.cases.ledger import LEDGER
 from eagletwin.harness.check.known import candidates, may_show
 from eagletwin.harness.core.case import Grammar
 from eagletwin.harness.core.mode import Mode

@@ -5,7 +5,7 @@ import json
 import pytest
 from packaging.version import Version
 
-from eagletwin.cases.regressions import LEDGER, PROBES
+from eagletwin.cases.ledger import LEDGER, PROBES
 from eagletwin.harness.cli.main import typed
 from eagletwin.harness.core.errors import InputError
 from eagletwin.harness.core.verdict import RULES

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
-from eagletwin.cases.regressions import LEDGER
+from eagletwin.cases.ledger import LEDGER
 from eagletwin.harness.commands.fuzz.looking import CaseSeen
 from eagletwin.harness.commands.fuzz.messages import TRIES, BlockOver, written
 from eagletwin.harness.commands.fuzz.options import SearchOptions

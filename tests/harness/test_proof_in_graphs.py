@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 from msgspec.structs import replace
 
-from eagletwin.cases.regressions import LEDGER
+from eagletwin.cases.ledger import LEDGER
 from eagletwin.harness.check.confirm import Outcome
 from eagletwin.harness.commands.prove.proof import Proof
 from eagletwin.harness.commands.prove.report import _result

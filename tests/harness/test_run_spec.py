@@ -12,8 +12,7 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from eagletwin import door
-from eagletwin.cases.ledger import entries_of
-from eagletwin.cases.regressions import LEDGER
+from eagletwin.cases.ledger import LEDGER, entries_of
 from eagletwin.cases.strategies import CONTEXT_LENGTHS, VALUES
 from eagletwin.harness.check import repro
 from eagletwin.harness.cli.main import command_tree

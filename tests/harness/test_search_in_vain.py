@@ -5,7 +5,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-from eagletwin.cases.regressions import LEDGER
+from eagletwin.cases.ledger import LEDGER
 from eagletwin.harness.commands.fuzz.looking import CaseSeen, Unstarted
 from eagletwin.harness.commands.fuzz.plan import Plan
 from eagletwin.harness.commands.fuzz.report import tally_text

@@ -7,7 +7,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from eagletwin.cases.regressions import LEDGER
+from eagletwin.cases.ledger import LEDGER
 from eagletwin.harness.commands.fuzz.looking import CaseSeen
 from eagletwin.harness.commands.fuzz.page import SUMMARY
 from eagletwin.harness.commands.fuzz.plan import Plan

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
-from eagletwin.cases.regressions import LEDGER
+from eagletwin.cases.ledger import LEDGER
 from eagletwin.harness.check import judge_run as judging
 from eagletwin.harness.check.judge_run import judge_run
 from eagletwin.harness.check.known import apart, entries_of

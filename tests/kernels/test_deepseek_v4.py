@@ -5,7 +5,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from eagletwin.cases.regressions import PROBES
+from eagletwin.cases.ledger import PROBES
 from eagletwin.harness.commands.kernels.plant import planted
 from eagletwin.harness.commands.kernels.properties.deepseek_v4 import PROPERTIES, Chains, each_step_plans_its_row
 from eagletwin.harness.commands.kernels.release import DSV4, DSV4_PLANS, UTILS, load, module

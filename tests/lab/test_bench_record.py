@@ -6,7 +6,7 @@ from subprocess import CompletedProcess
 import msgspec
 import pytest
 
-from eagletwin.cases.regressions import LEDGER
+from eagletwin.cases.ledger import LEDGER
 from eagletwin.harness.core.errors import HarnessError, InputError
 
 from .bench import searches

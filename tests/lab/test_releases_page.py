@@ -7,8 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from eagletwin.cases.ledger import with_probes
-from eagletwin.cases.regressions import LEDGER, PROBES
+from eagletwin.cases.ledger import LEDGER, PROBES, with_probes
 from eagletwin.harness.core.errors import EXIT_UNKNOWN, InputError
 from eagletwin.harness.core.verdict import Divergence, Verdict
 from eagletwin.harness.engines.lock import releases

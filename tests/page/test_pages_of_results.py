@@ -9,7 +9,7 @@ import msgspec
 import pytest
 from msgspec.structs import replace
 
-from eagletwin.cases.regressions import LEDGER
+from eagletwin.cases.ledger import LEDGER
 from eagletwin.harness.commands.acceptance.deserved_page import keep_deserved
 from eagletwin.harness.commands.acceptance.report import Deserves
 from eagletwin.harness.commands.ci.page import JOB as CI_JOB

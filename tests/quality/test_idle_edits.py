@@ -14,7 +14,7 @@ import msgspec
 import pytest
 from msgspec.structs import replace
 
-from eagletwin.cases.regressions import LEDGER
+from eagletwin.cases.ledger import LEDGER
 from eagletwin.harness.commands.run_options import spec_of
 from eagletwin.harness.core.case import Case, Request
 from eagletwin.harness.core.patch import Patch

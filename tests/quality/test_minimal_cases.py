@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from eagletwin.cases.blocks import Asked
-from eagletwin.cases.regressions import LEDGER
+from eagletwin.cases.ledger import LEDGER
 from eagletwin.harness.check.trials import Trials
 from eagletwin.harness.commands.fuzz.plan import Plan
 from eagletwin.harness.commands.fuzz.search import Fuzz

@@ -19,7 +19,7 @@ from pathlib import Path
 from eagletwin.harness.core.errors import HarnessError
 from eagletwin.harness.core.versions import installed
 
-from .undo import UNDONE, make_tree, undo
+from .undo import UNDONE, make_tree, name_of_test, undo
 
 ROOT = Path(__file__).parents[2]
 TEST = ROOT / "docs" / "guide" / "upstream" / "test_eagle_draft_chain.py"
@@ -102,7 +102,7 @@ def main() -> int:
             file = make_tree(package(), tree, TEST)
             diff = undo(tree, bug) if bug else ""
             done = attempt(tree, file)
-        right = done.red_by(UNDONE[bug]) if bug else done.green and done.cpu <= SECONDS
+        right = done.red_by(name_of_test(bug)) if bug else done.green and done.cpu <= SECONDS
         wrong += not right
         print(_line(bug, done, right), flush=True)
         if not right:

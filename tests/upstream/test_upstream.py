@@ -10,11 +10,11 @@ from pathlib import Path
 
 import pytest
 
+from eagletwin.cases.ledger import LEDGER
 from eagletwin.cases.reach import unreached
-from eagletwin.cases.regressions import LEDGER
 
 from .attempt import TEST, attempt, package
-from .undo import UNDONE, edits_of, make_tree, undo
+from .undo import UNDONE, edits_of, make_tree, name_of_test, undo
 
 SOURCE = TEST.read_text(encoding="utf-8")
 
@@ -48,7 +48,7 @@ def test_a_fix_is_undone_in_a_tree_and_the_release_stays_as_it_is(bug: str, tmp_
     [changed] = re.findall(r"^\+\+\+ b/python/sglang/(\S+)", diff, re.MULTILINE)
     assert Path(changed).stem in files
     assert (tmp_path / "python/sglang" / changed).read_text() != (package() / changed).read_text()
-    assert f'self._assert_fixed("{bug}")' in SOURCE.partition(f"def {UNDONE[bug]}(")[2].partition("def ")[0]
+    assert f'self._assert_fixed("{bug}")' in SOURCE.partition(f"def {name_of_test(bug)}(")[2].partition("def ")[0]
 
 
 def test_a_tree_that_has_no_such_text_is_an_error(tmp_path: Path) -> None:
@@ -62,9 +62,9 @@ def test_a_tree_that_has_no_such_text_is_an_error(tmp_path: Path) -> None:
 def test_a_test_is_red_where_its_fix_is_undone_and_another_is_green(tmp_path: Path) -> None:
     file = make_tree(package(), tmp_path, TEST)
     undo(tmp_path, "26329")
-    done = attempt(tmp_path, file, UNDONE["26329"], UNDONE["33758"])
-    assert (done.ran, done.failed, done.errors) == (2, (UNDONE["26329"],), ()), done.output
-    assert done.red_by(UNDONE["26329"])
+    done = attempt(tmp_path, file, name_of_test("26329"), name_of_test("33758"))
+    assert (done.ran, done.failed, done.errors) == (2, (name_of_test("26329"),), ()), done.output
+    assert done.red_by(name_of_test("26329"))
     assert not done.green
     assert "draft.input_ids" in done.output
     assert "again: eagletwin check 26329" in done.output

@@ -7,11 +7,13 @@ a file that changes becomes one of its own, so a tree costs a second and a few m
 import ast
 import difflib
 import os
+import re
 import textwrap
+from collections.abc import Iterable
 from importlib.metadata import requires
 from pathlib import Path
 
-from eagletwin.cases.regressions import LEDGER
+from eagletwin.cases.ledger import LEDGER
 from eagletwin.harness.core.patch import Edit
 
 # SGLang's own switches undo these two in memory; here is the least that does so in the file.
@@ -31,15 +33,15 @@ _BY_HAND = {
         ),
     ),
 }
-# The fixes that are undone, and the test that must fail without each: chains, chunks, trees, output, several layers.
-UNDONE = {
-    "25015": "test_draft_decode_positions",
-    "26329": "test_next_token_at_the_end_of_a_prefill_chunk",
-    "26997-kv": "test_accepted_path_moves_kv_rows",
-    "33758": "test_stop_token_in_the_round_that_reaches_max_new_tokens",
-    "chain-hidden": "test_decode_hands_on_the_state_of_the_layer_below",
-}
+# The fixes that are undone, of chains, chunks, trees, output and several layers: the test of each must fail.
+UNDONE = ("25015", "26329", "26997-kv", "33758", "chain-hidden")
+Changed = dict[str, tuple[str, str]]  # file below python/ -> its text before and after
 _LEFT_OUT = {"__pycache__", "multimodal_gen"}  # of no use to a scheduler, and half of a release
+
+
+def name_of_test(bug: str) -> str:
+    """The name of a bug's test in the file for SGLang's own CI."""
+    return f"test_{bug.replace('-', '_')}"
 
 
 def edits_of(bug: str) -> tuple[Edit, ...]:
@@ -77,32 +79,40 @@ def _link(source: Path, target: Path) -> None:
 
 def undo(tree: Path, bug: str) -> str:
     """Undo a fix in the files of a tree; what was changed, as a diff."""
-    changed: dict[Path, tuple[str, str]] = {}
-    for edit in edits_of(bug):
-        file, names = _place(tree / "python", edit.target)
-        before = file.read_text(encoding="utf-8")
-        after = _edited(before, names, edit)
-        changed[file] = (changed.get(file, (before, ""))[0], after)
-        file.unlink()  # the release keeps its own
-        file.write_text(after, encoding="utf-8")
+    changed = changed_files(tree / "python", edits_of(bug))
+    for file, (_, after) in changed.items():
+        (tree / "python" / file).unlink()  # the release keeps its own
+        (tree / "python" / file).write_text(after, encoding="utf-8")
+    return diff_of(changed)
+
+
+def changed_files(python: Path, edits: Iterable[Edit]) -> Changed:
+    """The files below this folder that edits change. Raises ValueError where a text does not occur once in its function."""
+    changed: Changed = {}
+    for edit in edits:
+        file, names = _place(python, edit.target)
+        before, after = changed.get(file, (text := (python / file).read_text(encoding="utf-8"), text))
+        changed[file] = before, _edited(after, names, edit)
+    return changed
+
+
+def diff_of(changed: Changed) -> str:
+    """What was changed, as git applies it to a checkout of SGLang."""
     return "".join(
         line
         for file, (before, after) in changed.items()
         for line in difflib.unified_diff(
-            before.splitlines(keepends=True),
-            after.splitlines(keepends=True),
-            f"a/{file.relative_to(tree)}",
-            f"b/{file.relative_to(tree)}",
+            before.splitlines(keepends=True), after.splitlines(keepends=True), f"a/python/{file}", f"b/python/{file}"
         )
     )
 
 
-def _place(python: Path, target: str) -> tuple[Path, list[str]]:
-    """The file of a dotted name, and the names in it."""
+def _place(python: Path, target: str) -> tuple[str, list[str]]:
+    """The file of a dotted name, below this folder, and the names in it."""
     parts = target.split(".")
     for cut in range(len(parts) - 1, 0, -1):
-        file = python.joinpath(*parts[:cut]).with_suffix(".py")
-        if file.is_file():
+        file = f"{'/'.join(parts[:cut])}.py"
+        if (python / file).is_file():
             return file, parts[cut:]
     raise FileNotFoundError(f"no file of {target} below {python}")
 
@@ -123,5 +133,6 @@ def _edited(source: str, names: list[str], edit: Edit) -> str:
     before = function[: function.index(edit.match)].rpartition("\n")[2]
     within = before[: len(before) - len(before.lstrip())]
     function = function.replace(edit.match, edit.replacement.replace("\n", "\n" + within))
+    function = re.sub(r"(\n[ \t]+)+(?=\n)", "", function)  # a line of which an edit left the indentation alone
     outside = text[: len(text) - len(text.lstrip())]
     return "".join([*lines[:first], textwrap.indent(function, outside), *lines[last:]])

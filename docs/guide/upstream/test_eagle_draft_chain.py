@@ -5,14 +5,14 @@ The scheduler and the speculative worker of this tree run small requests. eaglet
 reference: draft tokens, positions, slots and rows of the KV pools, hidden states,
 proposals, tree masks, accepted paths. Greedy output hides most of these numbers, as
 verification repairs a wrong draft. Each test is the smallest case of a bug that was
-fixed; the number is the pull request's.
+fixed; a number is the pull request's.
 """
 
 import tempfile
 import unittest
 from pathlib import Path
 
-from eagletwin.cases.regressions import LEDGER
+from eagletwin.cases.ledger import LEDGER
 from eagletwin.harness.engines.source import resolve
 from eagletwin.harness.testing.twin import CaseFailed, Twin
 from sglang.test.ci.ci_register import register_cpu_ci
@@ -38,79 +38,104 @@ class TestEagleDraftChain(unittest.TestCase):
             again = f"eagletwin check {bug}"
             self.fail(f"{failed}\n\n{failed.argument}\n\n  again: {again}")
 
-    # One draft layer: chains
+    # python -m tests.ledger writes the tests that follow
 
-    def test_draft_decode_positions(self):
-        self._assert_fixed("25015")
-
-    def test_next_token_at_the_end_of_a_prefill_chunk(self):
-        self._assert_fixed("26329")
-
-    def test_prefix_cache_keys_cover_the_token_behind_a_draft_row(self):
+    # Reuse a draft row only where the token behind it is the same, too
+    def test_10846(self):
         self._assert_fixed("10846")
 
-    def test_new_weights_from_disk_reach_the_draft(self):
+    # Give new weights to the draft as well
+    def test_22088(self):
         self._assert_fixed("22088")
 
-    def test_stop_token_in_the_round_that_reaches_max_new_tokens(self):
-        self._assert_fixed("33758")
+    # Fix Eagle draft decode positions
+    def test_25015(self):
+        self._assert_fixed("25015")
 
-    def test_greedy_request_drafts_the_best_token_under_rejection_sampling(self):
-        self._assert_fixed("greedy-drafts-decode")
+    # Fix the EAGLE chunked-prefill next-token chain
+    def test_26329(self):
+        self._assert_fixed("26329")
 
-    # One draft layer: trees
-
-    def test_accepted_path_moves_kv_rows(self):
-        self._assert_fixed("26997-kv")
-
-    def test_accepted_path_moves_tokens(self):
-        self._assert_fixed("26997-tokens")
-
-    def test_accepted_path_moves_hidden_states(self):
-        self._assert_fixed("26997-hidden")
-
-    def test_bonus_token_of_a_batch_of_trees(self):
-        self._assert_fixed("26997-bonus")
-
-    def test_row_of_req_to_token_holds_the_pages_of_a_tree(self):
+    # Make a row of req_to_token wide enough for the pages of a tree
+    def test_26972(self):
         self._assert_fixed("26972")
 
-    # Layers that keep a state
+    # Move the accepted path's KV rows to the front
+    def test_26997_kv(self):
+        self._assert_fixed("26997-kv")
 
-    def test_states_lie_where_the_buffer_has_them_in_short_rounds(self):
-        self._assert_fixed("23331")
+    # Move the accepted path's predicted tokens to the front
+    def test_26997_tokens(self):
+        self._assert_fixed("26997-tokens")
 
-    def test_verify_leaves_the_states_of_a_prefill(self):
-        self._assert_fixed("27095")
+    # Move the accepted path's hidden states to the front
+    def test_26997_hidden(self):
+        self._assert_fixed("26997-hidden")
 
-    def test_waiting_request_forgets_the_state_of_its_prefix(self):
-        self._assert_fixed("29354")
+    # Look the bonus token up with the stride of the accepted path
+    def test_26997_bonus(self):
+        self._assert_fixed("26997-bonus")
 
-    def test_cached_state_of_each_request_of_a_prefill(self):
-        self._assert_fixed("37836")
+    # End a request at its stop token, also where the same round reaches
+    # max_new_tokens
+    def test_33758(self):
+        self._assert_fixed("33758")
 
-    # Several draft layers
-
-    def test_each_layer_uses_its_own_req_to_token_pool(self):
+    # Have each layer of a multi-layer draft use its own runner's
+    # req_to_token_pool
+    def test_22954_req_pool(self):
         self._assert_fixed("22954-req-pool")
 
-    def test_each_layer_uses_its_own_kv_pool(self):
+    # Have each layer of a multi-layer draft use its own runner's
+    # token_to_kv_pool
+    def test_22954_kv_pool(self):
         self._assert_fixed("22954-kv-pool")
 
-    def test_each_layer_uses_its_own_attention_backend(self):
+    # Have each layer of a multi-layer draft use its own runner's attn_backend
+    def test_22954_attn_backend(self):
         self._assert_fixed("22954-attn-backend")
 
-    def test_decode_hands_on_the_state_of_the_layer_below(self):
+    # Hand the state of the layer below on in decode without graphs
+    def test_chain_hidden(self):
         self._assert_fixed("chain-hidden")
 
-    def test_target_verify_plans_its_attention(self):
+    # Plan the attention of target verify
+    def test_multi_layer_plan_verify(self):
         self._assert_fixed("multi-layer-plan-verify")
 
-    def test_draft_extend_plans_its_attention(self):
+    # Plan the attention of each layer's draft extend
+    def test_multi_layer_plan_extend(self):
         self._assert_fixed("multi-layer-plan-extend")
 
-    def test_worker_takes_pp_proxy_tensors(self):
+    # Let the multi-layer worker take the scheduler's pp_proxy_tensors
+    def test_multi_layer_pp_proxy(self):
         self._assert_fixed("multi-layer-pp-proxy")
+
+    # Draft the best token, and draw none, for a greedy request under rejection
+    # sampling
+    def test_greedy_drafts_decode(self):
+        self._assert_fixed("greedy-drafts-decode")
+
+    # Find each request's states of the gated delta rule in rounds that are
+    # shorter than the longest
+    def test_23331(self):
+        self._assert_fixed("23331")
+
+    # Clear a request's state in its prefill alone, and not in the verify after
+    # it
+    def test_27095(self):
+        self._assert_fixed("27095")
+
+    # Forget which state a request was to begin from, if it has to wait
+    def test_29354(self):
+        self._assert_fixed("29354")
+
+    # Keep Mamba-2's state of the right position where a prefill has several
+    # requests
+    def test_37836(self):
+        self._assert_fixed("37836")
+
+    # end of what it writes
 
 
 if __name__ == "__main__":

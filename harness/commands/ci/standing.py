@@ -7,7 +7,7 @@ from typing import Literal
 
 from msgspec.structs import replace
 
-from eagletwin.cases.regressions import LEDGER
+from eagletwin.cases.ledger import LEDGER
 from eagletwin.harness.check.confirm import check
 from eagletwin.harness.check.known import may_have
 from eagletwin.harness.check.repro import write_script

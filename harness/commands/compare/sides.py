@@ -11,7 +11,7 @@ from pathlib import Path
 from msgspec.structs import replace as changed
 
 from eagletwin.cases.blocks import Block
-from eagletwin.cases.regressions import LEDGER
+from eagletwin.cases.ledger import LEDGER
 from eagletwin.harness.check.base import Base
 from eagletwin.harness.check.confirm import brief, confirm
 from eagletwin.harness.check.known import Mends, may_be, may_have

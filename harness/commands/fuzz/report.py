@@ -8,8 +8,8 @@ from typing import Any, Protocol
 
 import msgspec
 
+from eagletwin.cases.ledger import LEDGER
 from eagletwin.cases.reach import unreached
-from eagletwin.cases.regressions import LEDGER
 from eagletwin.harness.core.case import pretty_case
 from eagletwin.harness.core.differs import shortened, unknown_changes
 from eagletwin.harness.core.errors import EXIT_DIVERGED, EXIT_EQUAL, EXIT_INTERRUPTED, EXIT_UNKNOWN
@@ -110,7 +110,10 @@ def _counts(search: Fuzz) -> str:
     """How many cases there were, and how they ended."""
     tally = search.tally
     changed = search.trials.run.patches or tally.changes.differs is not None
-    names = {"unknown": "unknown (or ran nothing of the change)" if changed else "unknown", "known": "wrong by known bugs alone"}
+    names = {
+        "unknown": "unknown (or ran nothing of the change)" if changed else "unknown",
+        "known": "wrong by known bugs alone",
+    }
     statuses = ", ".join(f"{number} {names.get(status, status)}" for status, number in sorted(tally.statuses.items()))
     cases = f"{count(tally.cases, 'case')} in {search.seconds:.1f} s: {statuses}."
     text = f"{cases} {tally.ties} of {tally.choices} choices were ties."

@@ -11,8 +11,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Protocol
 
+from eagletwin.cases.ledger import LEDGER
 from eagletwin.cases.profiles import draw_from_seeds_alone
-from eagletwin.cases.regressions import LEDGER
 from eagletwin.harness.check.known import Mends
 from eagletwin.harness.check.trials import Trials
 from eagletwin.harness.core.case import Case, pretty_case

@@ -7,7 +7,7 @@ from tempfile import TemporaryDirectory
 import msgspec
 
 from eagletwin.cases.entry import Entry
-from eagletwin.cases.regressions import LEDGER
+from eagletwin.cases.ledger import LEDGER
 from eagletwin.harness.check.known import Mends
 from eagletwin.harness.core.case import Case
 from eagletwin.harness.core.errors import EagletwinError

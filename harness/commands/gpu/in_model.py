@@ -12,9 +12,8 @@ from msgspec.structs import replace
 
 from eagletwin.cases.carried import cannot_be_in, carried
 from eagletwin.cases.entry import Entry
-from eagletwin.cases.ledger import remedies_of
+from eagletwin.cases.ledger import LEDGER, remedies_of
 from eagletwin.cases.reach import on_a_cpu, unreached
-from eagletwin.cases.regressions import LEDGER
 from eagletwin.harness.core.case import Case, without_defaults
 from eagletwin.harness.core.errors import InputError
 from eagletwin.harness.core.patch import Patch

@@ -7,8 +7,8 @@ as many as are asked for. A job draws its cases itself, where it runs: a plan of
 from msgspec import Struct
 
 from eagletwin.cases.blocks import Asked, Block, block_of
+from eagletwin.cases.ledger import LEDGER
 from eagletwin.cases.reach import unreached
-from eagletwin.cases.regressions import LEDGER
 from eagletwin.harness.check.known import may_show
 from eagletwin.harness.core.case import Case
 from eagletwin.harness.core.mode import Mode

@@ -13,7 +13,7 @@ from pathlib import Path
 from msgspec.structs import replace
 
 from eagletwin.cases.entry import Entry, Known, Probe, Side
-from eagletwin.cases.regressions import LEDGER
+from eagletwin.cases.ledger import LEDGER
 from eagletwin.harness.check.confirm import Outcome, check
 from eagletwin.harness.check.function_calls import ask, probe_text
 from eagletwin.harness.core.errors import EXIT_DIVERGED, EXIT_EQUAL, EXIT_HARNESS, EXIT_UNKNOWN, EagletwinError, InputError

@@ -78,7 +78,7 @@ def search(
     """Measure how soon `fuzz` finds each bug of the ledger, and how small. 1 if a search found nothing.
 
     An interrupted run keeps what it has measured."""
-    from eagletwin.cases.regressions import LEDGER
+    from eagletwin.cases.ledger import LEDGER
 
     from .report import search_lines
     from .searches import why_not
@@ -154,7 +154,7 @@ def _search(
     """Search for the entries; each is kept as soon as it is done."""
     from msgspec.structs import replace
 
-    from eagletwin.cases.regressions import LEDGER
+    from eagletwin.cases.ledger import LEDGER
 
     from .record import Search, stamp
     from .searches import search_all

@@ -4,7 +4,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from statistics import median
 
-from eagletwin.cases.regressions import LEDGER
+from eagletwin.cases.ledger import LEDGER
 
 from .record import RECORD, BenchRecord, Search, Speed, Stamp
 from .searches import GIVE_UP, SECONDS, SHRINK_SECONDS, Searched, why_not

@@ -25,9 +25,9 @@ from msgspec import Struct
 from msgspec.structs import replace as changed
 
 from eagletwin.cases.entry import Entry
+from eagletwin.cases.ledger import LEDGER
 from eagletwin.cases.profiles import draw_from_seeds_alone
 from eagletwin.cases.reach import unreached
-from eagletwin.cases.regressions import LEDGER
 from eagletwin.harness.check.known import Mends, mended
 from eagletwin.harness.check.trials import Trials
 from eagletwin.harness.commands.fuzz.looking import CaseSeen

@@ -6,8 +6,7 @@ from pathlib import Path
 
 from eagletwin.cases.carried import carried
 from eagletwin.cases.entry import Entry
-from eagletwin.cases.ledger import remedies_of
-from eagletwin.cases.regressions import LEDGER
+from eagletwin.cases.ledger import LEDGER, remedies_of
 from eagletwin.harness.commands.gpu.in_model import FILE, InModel, asked_of, case_in, read
 from eagletwin.harness.core.case import Case
 from eagletwin.harness.core.patch import Patch

@@ -23,8 +23,10 @@ ENTRY = Entry(
         edits=(
             Edit(
                 target="sglang.srt.models.llama_eagle3.LlamaForCausalLMEagle3.__init__",
-                match="sliding_window_size = self._draft_window_size",
-                replacement="sliding_window_size = self._draft_window_size - 1",
+                match="layer.self_attn.attn.sliding_window_size = self._draft_window_size",
+                replacement="""# A layer's window is exclusive: how many rows a query sees
+# before its own, as in other models (`config.sliding_window - 1`).
+layer.self_attn.attn.sliding_window_size = self._draft_window_size - 1""",
             ),
         ),
     ),

@@ -17,7 +17,11 @@ BY_DISTANCE = Patch(
         Edit(
             target="sglang.kernels.ops.grammar.bitmask_ops.apply_token_bitmask_inplace_triton",
             match="logits_shape[1],\n        bitmask_shape[1],\n        NUM_SMS",
-            replacement="logits.stride(0) if logits.ndim > 1 else logits_shape[1],\nbitmask_shape[1],\nNUM_SMS",
+            replacement="""# Logits cut to the vocabulary are a view of padded ones: their rows are
+# farther apart than the vocabulary is long.
+logits.stride(0) if logits.ndim > 1 else logits_shape[1],
+bitmask_shape[1],
+NUM_SMS""",
         ),
     ),
 )

@@ -125,7 +125,9 @@ PARENTS = Entry(
             Edit(
                 target=f"{_DRAFTER}._draft_forward_organize",
                 match="(tree_info[2].size(0), 1),",
-                replacement="(tree_info[2].size(0), self.topk),",
+                replacement="""# The tree kernels step from one request's parents to the next
+# by topk * (num_steps - 1) + 1.
+(tree_info[2].size(0), self.topk),""",
             ),
         ),
     ),

@@ -91,3 +91,5 @@ STREAM = Entry(
     needs=Needs(overlap=True),
     case=_case("retracted-stream", stream=True),
 )
+
+ENTRIES = (LOGPROBS, STREAM)

@@ -73,6 +73,7 @@ def _entry(number: str, title: str, rule: str, trigger: str, request: Request, *
         fixed="",
         trigger=trigger,
         remedy=_REMEDY,
+        recorded="which token a prefill may give depends on its logits" if number else "",
         case=Case(name=f"penalties{number}", model="llama-tiny", num_steps=1, requests=(request,), events=events),
     )
 

@@ -82,7 +82,7 @@ if return_hidden_states and self.logits_output.hidden_states is not None:""",
     ),
 )
 
-_ASKED = "is_standalone() and not batch.return_hidden_states"
+_ASKED = "is_standalone()\nand not batch.return_hidden_states"
 _STANDALONE = Patch(
     name="states-of-a-plain-target",
     edits=(
@@ -90,14 +90,20 @@ _STANDALONE = Patch(
         Edit(
             target=f"{_WORKER}.EAGLEWorkerV2._forward_prefill_batch",
             match="batch_output.logits_output.hidden_states,",
-            replacement="None if self.speculative_algorithm.is_standalone() else batch_output.logits_output.hidden_states,",
+            replacement="""(
+    None
+    if self.speculative_algorithm.is_standalone()
+    else batch_output.logits_output.hidden_states
+),""",
         ),
         Edit(
             target=f"{_WORKER}.EagleDraftWorker._draft_extend_for_decode",
             match="hidden_states=batch_result.logits_output.hidden_states,",
-            replacement="""hidden_states=None
-if self.speculative_algorithm.is_standalone()
-else batch_result.logits_output.hidden_states,""",
+            replacement="""hidden_states=(
+    None
+    if self.speculative_algorithm.is_standalone()
+    else batch_result.logits_output.hidden_states
+),""",
         ),
         Edit(target="sglang.srt.speculative.eagle_utils.eagle_prepare_for_verify", match="is_standalone()", replacement=_ASKED),
     ),

@@ -21,7 +21,7 @@ def _call() -> FunctionCall:
     )
 
 
-PROBE = Probe(
+ENTRY = Probe(
     id="22832",
     title="Keep the hidden states of the batch that ran, not of the last CUDA graph's (multi-layer)",
     rule="draft.hidden_in",

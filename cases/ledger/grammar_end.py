@@ -30,6 +30,7 @@ ENTRY = Entry(
     on_cuda=OnCuda(
         hidden={"overlap": "the next launch has the grammar read the prefill's token before the request's end is looked for"}
     ),
+    recorded="output.tokens",
     case=Case(
         name="grammar-end",
         model="llama-tiny",

@@ -58,15 +58,20 @@ LAST_TOKEN = Entry(
             Edit(
                 target=f"{_SESSION}.try_cache_finished_req",
                 match="slot.kv.kv_committed_len = min(target, slot.kv.kv_allocated_len)",
-                replacement="slot.kv.kv_committed_len = min(target - 1, slot.kv.kv_allocated_len)",
+                replacement="""# The last token has no row of its own: no forward consumed it, or the
+# draft's row there is of an overshot token. The next turn consumes it again.
+slot.kv.kv_committed_len = min(target - 1, slot.kv.kv_allocated_len)""",
             ),
             Edit(
                 target=f"{_SESSION}.try_cache_finished_req",
                 match="return True",
-                replacement="if not slot.kv.kv_committed_len:\n    self.release_session(req.session.session_id)\nreturn True",
+                replacement="""if not slot.kv.kv_committed_len:  # a prompt of one token without an answer
+    self.release_session(req.session.session_id)
+return True""",
             ),
         ),
     ),
+    recorded="what a request finds in its session is not recorded",
     case=_CASE,
 )
 
@@ -241,7 +246,9 @@ HIDDEN = Entry(
             Edit(
                 target=_DECODE,
                 match="if req.grammar is not None:",
-                replacement=f"{_FINISH}if req.grammar is not None:",
+                replacement=f"""# Ends a turn of a session, which cuts output_ids to finished_len: what is
+# counted from the end of output_ids must have been collected before.
+{_FINISH}if req.grammar is not None:""",
             ),
         ),
     ),

@@ -10,7 +10,7 @@ from eagletwin.harness.core.patch import Edit, Patch
 
 from .pr_26239 import BACKEND, COMMITTED, NUM_STEPS, first_slot, given
 
-PROBE = Probe(
+ENTRY = Probe(
     id="dsv4-draft-reads",
     title="Draft decode reads its own rows (DeepSeek-V4 on CUDA)",
     rule="draft.positions",

@@ -56,6 +56,7 @@ ENTRY = Entry(
         ),
     ),
     on_cuda=OnCuda(triton_alone="it is a bug of the Triton backend"),
+    recorded="what a node attends to is in its row and its logits alone",
     case=Case(
         name="tree-window",
         model="gpt-oss-eagle3",

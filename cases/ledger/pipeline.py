@@ -86,7 +86,8 @@ PAUSE = Entry(
                 )
                 self.running_batch = plan.running_batch
                 self.mbs[mb_id] = plan.batch_to_run""",
-                replacement="""self.mbs[mb_id] = None
+                replacement="""# What is under way comes back in a pause, and nothing follows it.
+self.mbs[mb_id] = None
 if not self._engine_paused:
     plan = self.get_next_batch_to_run(
         running_batch=self.running_batch, last_batch=self.last_batch
@@ -120,6 +121,7 @@ HIDDEN = Entry(
                 target=f"{_MIXIN}._pp_prepare_tensor_dict",
                 match="draft_input = result.next_draft_input",
                 replacement="""if batch.return_hidden_states:
+    # The first stage answers requests, and the last one has their states.
     tensor_dict["returned_hidden_states"] = result.logits_output.hidden_states
     tensor_dict["extend_input_len_per_req"] = result.extend_input_len_per_req
 draft_input = result.next_draft_input""",
@@ -166,7 +168,9 @@ MIXED = Entry(
             Edit(
                 target="sglang.srt.managers.scheduler.Scheduler._get_new_batch_prefill_raw",
                 match="new_batch.decoding_reqs = running_batch.reqs",
-                replacement="new_batch.decoding_reqs = running_batch.reqs\nnew_batch.contains_last_prefill_chunk = True",
+                replacement="""new_batch.decoding_reqs = running_batch.reqs
+# Each of them is given a token, whatever its chunks are.
+new_batch.contains_last_prefill_chunk = True""",
             ),
         ),
     ),
@@ -200,7 +204,9 @@ EMPTY = Entry(
             Edit(
                 target=_ADD_CHUNK,
                 match="if self.kv_shard_granule:",
-                replacement="""_rem_tokens = max(_rem_tokens, 1)
+                replacement="""# In a pipeline the rows that decode in this micro-batch may take the
+# whole budget. A chunk is never empty: it reads one token above it.
+_rem_tokens = max(_rem_tokens, 1)
 if self.kv_shard_granule:""",
             ),
             Edit(

@@ -27,6 +27,7 @@ ENTRY = Entry(
             ),
         ),
     ),
+    recorded="output.tokens",
     case=Case(
         name="guidance-end",
         model="llama-tiny",

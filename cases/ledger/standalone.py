@@ -102,7 +102,9 @@ KEYS = Patch(
         Edit(
             target="sglang.srt.mem_cache.kv_cache_builder.build_kv_cache",
             match="is_eagle=spec_algorithm.is_eagle(),",
-            replacement="is_eagle=spec_algorithm.is_eagle() or spec_algorithm.is_standalone(),",
+            replacement="""# Rows of the draft consume the token behind their own. STANDALONE's worker
+# inherits that from EAGLE's.
+is_eagle=spec_algorithm.is_eagle() or spec_algorithm.is_standalone(),""",
         ),
     ),
 )

@@ -18,7 +18,12 @@ _READ_BEFORE = Patch(
         Edit(
             target="sglang.srt.managers.scheduler.Scheduler.run_batch",
             match=_BARRIER,
-            replacement=f"if batch.decoding_reqs:\n    self._advance_pending_grammar()\n{_BARRIER}",
+            replacement=f"""if batch.decoding_reqs:
+    # Rows of running requests in a prefill batch are
+    # sampled without verify(), by masks that follow
+    # the tokens of the batch before.
+    self._advance_pending_grammar()
+{_BARRIER}""",
         ),
     ),
 )

@@ -28,7 +28,10 @@ ENTRY = Entry(
             Edit(
                 target="sglang.srt.layers.attention.triton_backend.TritonAttnBackend.__init__",
                 match="self.max_context_len = model_runner.model_config.context_len",
-                replacement="self.max_context_len = model_runner.req_to_token_pool.req_to_token.shape[1]",
+                replacement="""# The most rows a request can have. A round that ends a request may commit
+# more than the context holds, and with overlap the next round is launched
+# before that is seen; req_to_token has room for both.
+self.max_context_len = model_runner.req_to_token_pool.req_to_token.shape[1]""",
             ),
         ),
     ),

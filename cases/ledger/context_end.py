@@ -24,14 +24,16 @@ from ..entry import Entry, Needs, OnCuda
 _BACKEND = "sglang.srt.layers.attention.flashattention_backend.FlashAttentionBackend"
 _NO_CPU = "a CPU has no FlashAttention"
 
-# As wide as the rows of req_to_token that they are made of, which have room for drafts.
 WIDER = Patch(
     name="wider-page-tables",
     edits=(
         Edit(
             target=f"{_BACKEND}.__init__",
             match="self.max_context_len = model_runner.model_config.context_len",
-            replacement="self.max_context_len = model_runner.req_to_token_pool.req_to_token.shape[1]",
+            replacement="""# Page tables are made of rows of req_to_token, and are as wide: near the end
+# of its context a request's drafts, which verify and draft extend attend to,
+# lie beyond context_len.
+self.max_context_len = model_runner.req_to_token_pool.req_to_token.shape[1]""",
         ),
     ),
 )

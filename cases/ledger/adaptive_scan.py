@@ -38,7 +38,9 @@ ENTRY = Entry(
             Edit(
                 target="sglang.srt.layers.attention.mamba.mamba.MambaMixer2.forward",
                 match="cache_steps=draft_token_num,",
-                replacement="cache_steps=layer_cache.intermediate_ssm.shape[1],",
+                replacement="""# The buffer has room for the longest round; with adaptive
+# steps this one may be shorter.
+cache_steps=layer_cache.intermediate_ssm.shape[1],""",
             ),
         ),
     ),

@@ -31,6 +31,11 @@ _BY_HAND = Patch(
 _PATH = "topk > 1 and an accepted path that is not the first nodes of the tree"
 
 
+_RECORDED = {
+    "kv": "the rows that move are not recorded",
+    "hidden": "the states that move are not recorded",
+    "bonus": "commit.path",
+}
 _STRIDE = Edit(target=f"{_COMMON}.run_eagle_verify", match="accept_index.shape[1],", replacement="num_draft_tokens,")
 # On a GPU later releases look the bonus token up in one kernel with the rest of the commit, where the stride cannot be wrong.
 _NOT_FUSED = Edit(
@@ -57,6 +62,7 @@ def _entry(part: str, title: str, edit: Edit, rule: str, case: Case, trigger: st
             edits=(edit,) if later is None else (edit, later),
             otherwise=() if later is None else (edit,),
         ),
+        recorded=_RECORDED.get(part, ""),
         case=case,
     )
 

@@ -24,7 +24,7 @@ def given() -> dict[str, list[int]]:
     return {"committed": list(COMMITTED), "slots": slots}
 
 
-PROBE = Probe(
+ENTRY = Probe(
     id="26239",
     title="Plan each draft step's slots without a CUDA graph (DeepSeek-V4)",
     rule="draft.slots",

@@ -27,7 +27,7 @@ ENTRY = Entry(
             Edit(
                 target="sglang.srt.speculative.eagle_worker_v2.EAGLEWorkerV2._build_trivial_verify_input",
                 match=f"{_HANDED_ON},",
-                replacement=f"{_HANDED_ON}.to(torch.int64),",
+                replacement=f"# verify leaves int32, and its own kernel takes int64.\n{_HANDED_ON}.to(torch.int64),",
             ),
         ),
     ),

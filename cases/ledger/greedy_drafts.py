@@ -96,7 +96,7 @@ PREFILL = Entry(
 
 # The same in the drafts after a prefill, and where one graph has all layers and draws inside.
 _LAYERS_PREFILL = Edit(
-    target=f"{_LAYERS}._draft_extend_for_prefill", match=_TEMPERATURES, replacement=f"{_TEMPERATURES} {_TOP_KS}"
+    target=f"{_LAYERS}._draft_extend_for_prefill", match=_TEMPERATURES, replacement=f"{_TEMPERATURES}\n{_TOP_KS}"
 )
 _RUNNERS = "sglang.srt.speculative.multi_layer_eagle_draft_extend_cuda_graph_runner"
 _LAYERS_IN_ONE_GRAPH = Patch(
@@ -125,7 +125,7 @@ fill_draft_extend_prepare_buffers(""",
 _LAYERS_BETWEEN_GRAPHS = Edit(  # the same between two replayed graphs, a layer each
     target=f"{_LAYERS}._draft_extend_for_decode",
     match=f"step_logits,\n                        {_TEMPERATURES}",
-    replacement=f"step_logits, {_TEMPERATURES} {_TOP_KS}",
+    replacement=f"step_logits,\n{_TEMPERATURES}\n{_TOP_KS}",
 )
 
 LAYERS = Entry(
@@ -142,7 +142,7 @@ LAYERS = Entry(
             Edit(
                 target=f"{_LAYERS}._draft_extend_for_decode",
                 match=f"logits_sel,\n                    {_TEMPERATURES}",
-                replacement=f"logits_sel, {_TEMPERATURES} {_TOP_KS}",
+                replacement=f"logits_sel,\n{_TEMPERATURES}\n{_TOP_KS}",
             ),
             _LAYERS_BETWEEN_GRAPHS,
         ),

@@ -29,6 +29,7 @@ ENTRY = Entry(
             ),
         ),
     ),
+    recorded="a request is recorded once its prompt was read to the end, which this one's never is",
     case=Case(
         name="two-chunked",
         model="llama-tiny",

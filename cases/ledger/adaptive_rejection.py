@@ -11,7 +11,11 @@ from eagletwin.harness.core.patch import Edit, Patch
 from ..entry import Entry
 
 _FULL = "capture_hidden_mode=CaptureHiddenMode.FULL,"
-_NO_ROWS = "torch.empty((bs, 0, self.target_worker.model_config.vocab_size), device=device)"
+_NO_ROWS = """
+# Rejection sampling reads a row for each draft token: there is none.
+draft_probs=torch.empty(
+    (bs, 0, self.target_worker.model_config.vocab_size), device=device
+),"""
 
 ENTRY = Entry(
     id="adaptive-rejection",
@@ -26,7 +30,7 @@ ENTRY = Entry(
             Edit(
                 target="sglang.srt.speculative.eagle_worker_v2.EAGLEWorkerV2._build_trivial_verify_input",
                 match=_FULL,
-                replacement=f"{_FULL} draft_probs={_NO_ROWS},",
+                replacement=f"{_FULL}{_NO_ROWS}",
             ),
         ),
     ),

@@ -1,7 +1,12 @@
-"""The ledger by name: how a number or a word becomes entries, cases and patches."""
+"""The ledger: a file for each known bug, with its ENTRY, or ENTRIES where several share code.
 
-from collections.abc import Iterable
+LEDGER maps ids to entries, PROBES ids to bugs that one call shows. The functions find entries, cases and patches by name.
+"""
+
+from collections.abc import Iterable, Iterator
+from importlib import import_module
 from pathlib import Path
+from pkgutil import iter_modules
 
 from eagletwin.harness.core.case import Case
 from eagletwin.harness.core.errors import InputError
@@ -9,8 +14,40 @@ from eagletwin.harness.core.patch import Patch, read_patch
 from eagletwin.harness.core.words import nearest
 from eagletwin.harness.families.valid import read_case
 
-from .entry import Entry, Known
-from .regressions import LEDGER, PROBES
+from ..entry import Entry, Known, Probe
+
+# The first of the candidate fixes that explain a divergence equally well is named. A file that is not in this list comes after
+# those that are, in the order of names.
+_ORDER = """
+pr_10846 pr_22088 pr_25015 pr_26329 pr_26972 pr_26997 pr_33758 pr_8409 pr_22954 row_overflow indices_overflow
+overlap_context_end small_tree chain_hidden multi_layer_plan multi_layer_pp_proxy multi_layer_chunk_tail multi_layer_topk
+host_abort host_layers session tree_window certain_node logit_processor min_p penalties input_logprob_id hidden grammar_end
+grammar_stride guidance_end guidance_rollback guidance_refused impossible_sampler mixed_grammar mixed_memory mixed_state
+retracted boundary_kv greedy_drafts retracted_chunk_tail two_chunked context_end standalone draft_window decode_window
+hybrid_keys prefill_graph draft_plan pipeline tree_slots deterministic_window adaptive_rejection adaptive_scan adaptive_bonus
+adaptive_hidden pr_23331 pr_27095 pr_29354 pr_37836 pr_26239 pr_22832 dsv4_draft_reads
+""".split()  # noqa: SIM905
+
+
+def _known(names: Iterable[str]) -> Iterator[Known]:
+    """The bugs of these modules, in the order of the ledger."""
+    for name in sorted(names, key=lambda name: (_ORDER.index(name) if name in _ORDER else len(_ORDER), name)):
+        module = import_module(f"{__name__}.{name}")
+        yield from module.ENTRIES if hasattr(module, "ENTRIES") else (module.ENTRY,)
+
+
+def by_id(bugs: Iterable[Known]) -> dict[str, Known]:
+    """Bugs by their ids. Raises ValueError if two have the same."""
+    found: dict[str, Known] = {}
+    for bug in bugs:
+        if found.setdefault(bug.id, bug) is not bug:
+            raise ValueError(f"two entries of the ledger have the id {bug.id}")
+    return found
+
+
+_KNOWN = by_id(_known(module.name for module in iter_modules(__path__)))
+LEDGER = {name: bug for name, bug in _KNOWN.items() if isinstance(bug, Entry)}
+PROBES = {name: bug for name, bug in _KNOWN.items() if isinstance(bug, Probe)}
 
 
 def patches_of(revert: list[str] | None, remedy: list[str] | None, patch: list[Path] | None) -> tuple[Patch, ...]:

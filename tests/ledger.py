@@ -1,0 +1,275 @@
+"""What is derived from the ledger: rows of documents, the file for SGLang's own CI, patches and first reports of findings.
+
+`python -m tests.ledger` writes it, in a document between two comments; tests/harness/test_ledger.py and
+tests/findings/test_folders.py compare.
+"""
+
+import ast
+import re
+import sys
+import textwrap
+from importlib import import_module
+from importlib.metadata import version
+from pathlib import Path
+from pkgutil import iter_modules
+
+from eagletwin.cases import ledger
+from eagletwin.cases.entry import Entry, Known, Probe
+from eagletwin.cases.ledger import LEDGER, PROBES
+from eagletwin.cases.reach import on_a_cpu, unreached
+from eagletwin.harness.core.verdict import DECLARED_VIEW, RULES
+from eagletwin.harness.families import RECIPES
+
+from .findings.attempt import FINDINGS, patched
+from .findings.attempt import changed as files_of
+from .upstream.attempt import TEST, package
+from .upstream.undo import changed_files, diff_of, name_of_test
+
+ROOT = Path(__file__).parents[1]
+DOCS = ROOT / "docs"
+COMMAND = "python -m tests.ledger"
+_MADE = "The candidate fix of "
+Files = dict[Path, str]  # and what stands in each
+KNOWN: tuple[Known, ...] = (*LEDGER.values(), *PROBES.values())
+
+# A bug's section is the first one of whose words its trigger has one.
+SECTIONS = {
+    "Streaming sessions: `--enable-streaming-session`": ("--enable-streaming-session",),
+    "Pipelines: `--pp-size` above 1": ("--pp-size",),
+    "STANDALONE: a plain language model as draft": ("STANDALONE",),
+    "Multi-layer EAGLE: `--enable-multi-layer-eagle`": ("multi-layer",),
+    "Qwen3-Next, Qwen3.5, Nemotron-H: layers that keep a state": ("layers of ", "keep a state", ", states,", "Qwen3-Next"),
+    "Latent attention (DeepSeek, Kimi K2), on a GPU": ("latent attention", "flashmla"),
+    "Gemma-4 with its assistant": ("Gemma-4",),
+    "An attention backend that a CPU does not run": ("FlashAttention", "DeepSeek-V4 backend"),
+    "Sampling (temperature above 0)": ("rejection-sampling", "temperature", "a request that samples"),
+    "Trees: `--speculative-eagle-topk` above 1": ("topk >", "topk *"),
+    "Any EAGLE or EAGLE-3 server": ("",),
+}
+# What a recording of integers has not, by the rule that compares it. Integers show the bugs of other rules by these themselves.
+UNRECORDED = {
+    **dict.fromkeys(("draft.kv", "target.kv", "target.hidden", "draft.hidden_in"), "what made a row is in the row alone"),
+    **dict.fromkeys(("target.state", "state.tracked"), "a layer's state is not recorded"),
+    "draft.proposal": "which token a row proposes depends on its logits",
+    **dict.fromkeys(
+        ("verify.accept", "verify.probabilities", "grammar.mask"), "which token a request may be given depends on its logits"
+    ),
+    "output.hidden": "which hidden states a request is given is not recorded",
+    "output.logprobs": "what a request is told of probabilities is not recorded",
+    "output.stream": "the messages of a request are not recorded",
+}
+# A server that these rules catch ends, or has no number of a request that is wrong.
+_OF_NO_REQUEST = {"engine.crash", "engine.hang", "kernel.memory", "schedule.events", "session.rows", "pool.accounting"}
+_GRAVEST = ("commit.", "verify.", "target.", "state.", "grammar.", "output.", "session.", "engine.", "schedule.", "kernel.")
+
+
+def recorded(entry: Entry) -> str:
+    """The rule by which a recording of integers shows a bug, or why none does; empty: its case is none of a server that is
+    recorded, or is judged in a view of its own."""
+    if entry.recorded:
+        return entry.recorded
+    in_view = entry.view is not None or entry.within != DECLARED_VIEW
+    if in_view or on_a_cpu(entry).pp > 1 or RECIPES[entry.case.model].frozen or entry.rule in _OF_NO_REQUEST:
+        return ""
+    return UNRECORDED.get(entry.rule, entry.rule)
+
+
+def by_flags() -> str:
+    """docs/guide/acceptance-fell.md: each bug in the section of its flags."""
+    lines = []
+    for name in reversed(SECTIONS):
+        rows = [_by_flags(bug) for bug in KNOWN if _section(bug) == name]
+        head = ["| entry | releases | it matters with | rule | `prove` with |", "|---|---|---|---|---|"]
+        lines += [f"### {name}", "", *head, *rows, ""]
+    return "\n".join(lines)
+
+
+def _section(bug: Known) -> str:
+    return next(name for name, words in SECTIONS.items() if any(word in bug.trigger for word in words))
+
+
+def _by_flags(bug: Known) -> str:
+    releases = bug.buggy if bug.fixed else f"{bug.buggy.rstrip(' -')} and later (live)"
+    options = f"`{bug.needs.options}`" if isinstance(bug, Entry) and bug.needs is not None else ""
+    options = f"`{bug.command}`" if isinstance(bug, Probe) else options
+    return f"| `{bug.id}` | {releases} | {bug.trigger} | `{bug.rule}` | {options} |"
+
+
+def by_recording() -> str:
+    """docs/guide/recording.md: which bugs integers show, and why they do not show others."""
+    found = {entry.id: recorded(entry) for entry in LEDGER.values() if not unreached(entry, on_a_cpu(entry))}
+    return "\n".join(
+        [
+            "Of the ledger's bugs that a CPU reaches, a recording shows these:",
+            "",
+            "| bug | rule |",
+            "|---|---|",
+            *(f"| `{name}` | `{rule}` |" for name, rule in found.items() if rule in RULES),
+            "",
+            "It does not show these, for which [acceptance](acceptance.md) compares the rounds, `judge --target --draft` "
+            "drafts and rows, and `check` the numbers:",
+            "",
+            "| bug | why |",
+            "|---|---|",
+            *(f"| `{name}` | {why} |" for name, why in found.items() if why and why not in RULES),
+            "",
+        ]
+    )
+
+
+def folder_of(bug: Known) -> str:
+    """The folder of a bug in docs/findings: entries that show one fault with 2 layers and with 3 share it."""
+    return re.sub(r"-[23]$", "", bug.id)
+
+
+def ready() -> str:
+    """docs/index.md: findings that upstream can take, the gravest first, and live bugs that have no folder."""
+    live = {folder_of(bug): bug for bug in reversed(KNOWN) if not bug.fixed}
+    folders = sorted((name for name in live if (FINDINGS / name).is_dir()), key=lambda name: (_gravity(live[name]), name))
+    without = [f"`{name}` ({bug.title})" for name, bug in sorted(live.items()) if name not in folders]
+    rows = [f"* [{_title(name)}](findings/{name}/report.md)" for name in folders]
+    return "\n".join([*rows, "", f"Live entries that have no folder: {'; '.join(without)}.", ""])
+
+
+def _gravity(bug: Known) -> int:
+    return next((number for number, begin in enumerate(_GRAVEST) if bug.rule.startswith(begin)), len(_GRAVEST))
+
+
+def _title(folder: str) -> str:
+    report = FINDINGS / folder / "report.md"
+    first = report.read_text(encoding="utf-8").partition("\n")[0] if report.exists() else report_of(folder)
+    return first.partition("\n")[0].removeprefix("# [Bug] ")
+
+
+def upstream() -> str:
+    """docs/guide/upstream/test_eagle_draft_chain.py: a test for each fix that a CPU reaches."""
+    tests = []
+    for entry in LEDGER.values():
+        if entry.fixed and not unreached(entry):
+            title = textwrap.fill(entry.title, 80, initial_indent="    # ", subsequent_indent="    # ")
+            tests.append(f'{title}\n    def {name_of_test(entry.id)}(self):\n        self._assert_fixed("{entry.id}")\n')
+    return "\n" + "\n".join(tests) + "\n"
+
+
+def fix_of(bug: Known) -> str:
+    """The candidate fix as a patch of the installed release."""
+    assert bug.remedy is not None
+    return f"{_MADE}{bug.id}, as `{COMMAND}` writes it.\n\n" + diff_of(changed_files(package().parent, bug.remedy.edits))
+
+
+def wanted() -> dict[str, Known]:
+    """Folders that docs/findings must have, and their bugs: live ones with a candidate fix which a CPU can try. Bugs that a GPU
+    alone shows may have one."""
+    return {
+        folder_of(bug): bug
+        for bug in reversed(KNOWN)
+        if not bug.fixed
+        and bug.remedy is not None
+        and (isinstance(bug, Probe) or bug.needs is None or bug.needs.device != "cuda" or (FINDINGS / folder_of(bug)).is_dir())
+    }
+
+
+def says_the_same(bug: Known, patch: Path) -> bool:
+    """Whether a patch makes of the installed release the code of the candidate fix, whatever its comments and layout."""
+    assert bug.remedy is not None
+    try:
+        changed = changed_files(package().parent, bug.remedy.edits)
+    except (ValueError, StopIteration, FileNotFoundError):  # it edits what another class or another release has
+        return False
+    if {f"python/{file}" for file in changed} != {*files_of(patch)}:
+        return False
+    by_hand = patched(patch)
+    return all(ast.dump(ast.parse(after)) == ast.dump(ast.parse(by_hand[file])) for file, (_, after) in changed.items())
+
+
+def report_of(folder: str) -> str:
+    """The first report of a finding, of all that its entry says."""
+    bug, test = wanted()[folder], f"test_{folder.replace('-', '_')}.py"
+    modules = [vars(import_module(f"{ledger.__name__}.{one.name}")) for one in iter_modules(ledger.__path__)]
+    about = next(one["__doc__"] for one in modules if bug in one.get("ENTRIES", ()) or bug is one.get("ENTRY"))
+    return f"""# [Bug] {bug.title}
+
+## Describe the bug
+
+{about.strip()}
+
+**Trigger.** {bug.trigger}.
+
+**Since when.** {bug.buggy.rstrip(" -")}.
+
+**Fix.** `fix.patch`.
+
+## Reproduction
+
+[{test}]({test}) runs SGLang's own code on a CPU, without a checkpoint.
+In a checkout of SGLang and an environment that it was installed in with its dependencies, with this folder at `FINDING`:
+
+```
+python FINDING/{test}     # fails
+git apply FINDING/fix.patch
+python FINDING/{test}     # passes
+```
+
+## Environment
+
+SGLang {version("sglang")}, Python 3.11, Linux, CPU; no GPU and no checkpoint are needed.
+"""
+
+
+def documents() -> Files:
+    """Documents, with what the ledger says in them."""
+    texts = {
+        DOCS / "guide/acceptance-fell.md": by_flags(),
+        DOCS / "guide/recording.md": by_recording(),
+        DOCS / "index.md": ready(),
+        TEST: upstream(),
+    }
+    return {file: _between(file, text) for file, text in texts.items()}
+
+
+def findings() -> Files:
+    """Patches that are candidate fixes of entries, and what a folder of docs/findings lacks. A patch of another fix, or of one
+    that is written in another way, is by hand."""
+    files: Files = {}
+    for name, bug in wanted().items():
+        report, patch = FINDINGS / name / "report.md", FINDINGS / name / "fix.patch"
+        if not report.exists():
+            files[report] = report_of(name)
+        if not patch.exists() or patch.read_text(encoding="utf-8").startswith(_MADE) or says_the_same(bug, patch):
+            files[patch] = fix_of(bug)
+    return files
+
+
+def _between(file: Path, text: str) -> str:
+    """A file with this between its two comments."""
+    begin, end = rf"^.*{COMMAND} writes .*\n", r"^.*end of what it writes.*\n"
+    parts = re.split(rf"({begin})[\s\S]*({end})", file.read_text(encoding="utf-8"), flags=re.MULTILINE)
+    return "".join((parts[0], parts[1], text, *parts[2:]))
+
+
+def stale(files: Files) -> list[str]:
+    """Those that are not as the ledger has them."""
+    return [
+        str(file.relative_to(ROOT))
+        for file, text in files.items()
+        if not file.exists() or file.read_text(encoding="utf-8") != text
+    ]
+
+
+def main() -> int:
+    """Write what differs, and name what is to be written by hand."""
+    for write in (findings, documents):  # the index has the titles of reports
+        files = write()
+        for name in stale(files):
+            (ROOT / name).parent.mkdir(exist_ok=True)
+            (ROOT / name).write_text(files[ROOT / name], encoding="utf-8")
+            print(f"{name} written")
+    for name in wanted():
+        test = FINDINGS / name / f"test_{name.replace('-', '_')}.py"
+        if not test.exists():
+            print(f"{test.relative_to(ROOT)} is to be written: a test that SGLang can take (CONTRIBUTING.md)")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
