@@ -2,7 +2,6 @@
 
 import os
 import sys
-from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -11,7 +10,6 @@ import typer
 from eagletwin.harness.core.dtype import Dtype
 from eagletwin.harness.core.errors import InputError
 from eagletwin.harness.core.mode import FLASHINFER_HEAD, Attention, Mode
-from eagletwin.harness.core.progress import Line
 from eagletwin.harness.core.run_spec import Kernels
 from eagletwin.harness.core.verdict import View
 
@@ -188,16 +186,6 @@ DEFAULT_RUNS = Path("eagletwin-runs")
 def tell(text: str) -> None:
     """Progress: to stderr, as it comes."""
     print(text, file=sys.stderr, flush=True)
-
-
-def telling(line: Line) -> Callable[[str], None]:
-    """The same, and on a terminal the line of progress counts it and repeats the last."""
-
-    def say(text: str) -> None:
-        tell(text)
-        line.done(text)
-
-    return say
 
 
 def let_threads_sleep() -> None:

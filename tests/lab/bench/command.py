@@ -7,9 +7,11 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from eagletwin.cases.ledger import entries_of, patches_of
-from eagletwin.harness.commands.options import Remedies, Sglang, telling
+from eagletwin.harness.commands.options import Remedies, Sglang
 from eagletwin.harness.core.errors import EXIT_DIVERGED, EXIT_EQUAL, EXIT_UNKNOWN
 from eagletwin.harness.core.progress import each, progress
+
+from ..progress import telling
 
 if TYPE_CHECKING:
     from .record import BenchRecord

@@ -9,10 +9,11 @@ from typing import Annotated
 import typer
 
 from eagletwin.cases.ledger import ledger_of
-from eagletwin.harness.commands.options import telling
 from eagletwin.harness.core.errors import EXIT_EQUAL, EXIT_UNKNOWN, InputError
 from eagletwin.harness.core.progress import progress
 from eagletwin.harness.core.words import count
+
+from ..progress import telling
 
 
 def models(

@@ -5,10 +5,12 @@ from typing import Annotated
 
 import typer
 
-from eagletwin.harness.commands.options import Sglang, telling
+from eagletwin.harness.commands.options import Sglang
 from eagletwin.harness.core.errors import EXIT_DIVERGED, EXIT_EQUAL, InputError
 from eagletwin.harness.core.folders import cache_folder
 from eagletwin.harness.core.progress import progress
+
+from ..progress import telling
 
 Records = Annotated[
     Path, typer.Option("--write", help="Folder for mutants.md, and for mutants/ with what came of each mutant.")

@@ -12,11 +12,12 @@ import typer
 
 from eagletwin.cases.entry import Entry, Known
 from eagletwin.cases.ledger import with_probes
-from eagletwin.harness.commands.options import telling
 from eagletwin.harness.commands.releases import chosen
 from eagletwin.harness.core.errors import EXIT_DIVERGED, EXIT_EQUAL, EXIT_UNKNOWN, InputError
 from eagletwin.harness.core.progress import progress
 from eagletwin.harness.core.words import count
+
+from ..progress import telling
 
 
 def releases(

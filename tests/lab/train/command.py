@@ -6,10 +6,11 @@ from typing import Annotated, Literal
 
 import typer
 
-from eagletwin.harness.commands.options import let_threads_sleep, telling
+from eagletwin.harness.commands.options import let_threads_sleep
 from eagletwin.harness.core.errors import EXIT_EQUAL
 from eagletwin.harness.core.progress import progress
 
+from ..progress import telling
 from .settings import SIZES, Size
 
 
