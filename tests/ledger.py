@@ -100,7 +100,7 @@ def by_recording() -> str:
     found = {entry.id: recorded(entry) for entry in LEDGER.values() if not unreached(entry, on_a_cpu(entry))}
     return "\n".join(
         [
-            "Of the ledger's bugs that a CPU reaches, a recording shows these:",
+            "A recording shows these bugs of the ledger that a CPU reaches:",
             "",
             "| bug | rule |",
             "|---|---|",

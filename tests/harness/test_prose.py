@@ -34,8 +34,9 @@ PAGES = sorted({*ROOT.glob("*.md"), *DOCS.rglob("*.md")} - set((DOCS / "findings
 
 
 def prose(text: str, *, tables: bool = True) -> str:
-    """A text without its code, links' targets and quotations, which are somebody else's words, line by line."""
+    """A text without its code, links' targets, and other people's words: quotations, and lists of SGLang's reports by title."""
     text = re.sub(r"^( *)```.*?^\1```$", lambda block: "\n" * block[0].count("\n"), text, flags=re.MULTILINE | re.DOTALL)
+    text = re.sub(r"^\* \[.*\]\(findings/.*$", "", text, flags=re.MULTILINE)
     text = re.sub(r"``.+?``|`[^`\n]*`", "`", text)
     text = re.sub(r'\]\([^)\s]*\)|"[^"\n]*"', "", text)
     return text if tables else re.sub(r"^\|.*$", "", text, flags=re.MULTILINE)
