@@ -95,7 +95,7 @@ def entries_of(name: str) -> list[Entry]:
         raise InputError(
             f"the ledger has no entry {name!r}",
             consequence="nothing was run",
-            remedy=nearest(name, LEDGER, "`eagletwin ledger`"),
+            remedy=nearest(name, LEDGER, "`eagletwin info ledger`"),
         )
     return found
 

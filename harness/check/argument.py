@@ -44,7 +44,7 @@ def argue(
             lines += fold(f"Exercised: {', '.join(verdict.exercised)}.", columns)
     lines += _later(verdict, columns)
     if known:
-        text = f"It may be {known}: with its remedy this case is equal (`eagletwin ledger {known}` says what it is)."
+        text = f"It may be {known}: with its remedy this case is equal (`eagletwin info ledger {known}` says what it is)."
         lines += ["", *fold(text, columns)]
     if header.ending.kind != "finished" and verdict.status == "diverged":
         ended = "" if header.ending.kind == "unseen" else f"the worker {header.ending.kind}: "

@@ -44,29 +44,32 @@ app = typer.Typer(
     epilog="Exit codes: 0 equal, 1 diverged, 125 cannot tell, 128 and more: usage or harness error.",
 )
 
-for command in (
-    check,
-    fuzz,
-    campaign,
-    prove,
-    bisect,
-    diff,
-    compare,
-    ci,
-    judge,
-    report,
-    acceptance,
-    serve,
-    record,
-    kernels,
-    ledger,
-    rules,
-    doctor,
-):
-    app.command()(command)
-for group, name in ((releases, "releases"), (models, "models"), (gpu, "gpu")):
-    app.add_typer(group, name=name)
+# In --help by what people want.
+CHANGE, FOUND, PAIR, MORE = "Is my change right?", "What was found, and why", "A pair of checkpoints, or a server", "More"
+for panel, commands in {
+    CHANGE: (check, fuzz, campaign, prove, compare, ci, kernels),
+    FOUND: (bisect, diff, judge, report),
+    PAIR: (acceptance, record, serve),
+}.items():
+    for command in commands:
+        app.command(rich_help_panel=panel)(command)
+info = typer.Typer(add_completion=False, help="What can run here; the known bugs, rules, releases and models.")
+for command in (doctor, ledger, rules):
+    info.command()(command)
+info.command("models")(models)
+info.add_typer(releases, name="releases")
+app.add_typer(info, name="info", rich_help_panel=MORE)
+app.add_typer(gpu, name="gpu", rich_help_panel=MORE)
 
+# Old names of commands. For one release.
+RENAMED = {
+    "doctor": "info doctor",
+    "ledger": "info ledger",
+    "rules": "info rules",
+    "models list": "info models",
+    "models": "info models",
+    "releases": "info releases",
+}
 # What left the package, by its old name, and the command of a checkout that it became. For one release.
 MOVED = {
     "bench": "--help",
@@ -152,8 +155,19 @@ def _refuse_moved(words: list[str]) -> None:
             )
 
 
+def _renamed(words: list[str]) -> list[str]:
+    """The words with a command's new name, which stderr says."""
+    for old, new in RENAMED.items():
+        count = old.count(" ") + 1
+        if words[:count] == old.split():
+            print(f"note: `eagletwin {old}` is now `eagletwin {new}`", file=sys.stderr)
+            return [*new.split(), *words[count:]]
+    return words
+
+
 def _run(words: list[str]) -> object:
     _refuse_moved(words)
+    words = _renamed(words)
     must_be_given_once(words)
     try:
         code = command_tree()(words, standalone_mode=False)

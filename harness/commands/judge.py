@@ -47,8 +47,8 @@ def judge(
 ) -> int:
     """Judge a recorded trace again, or the requests that a server recorded. Needs no SGLang.
 
-    The requests of a server are judged by the rules that need no weights (`eagletwin rules`); with --target and --draft what
-    was drafted and committed, too, and the rows that `record --rows` kept."""
+    The requests of a server are judged by the rules that need no weights (`eagletwin info rules`); with --target and --draft
+    what was drafted and committed, too, and the rows that `record --rows` kept."""
     from eagletwin.harness.check import recordings
     from eagletwin.harness.core.trace import HEADER
 

@@ -1,4 +1,4 @@
-"""`eagletwin ledger`: which bugs are known, since when, and for whom they matter."""
+"""`eagletwin info ledger`: which bugs are known, since when, and for whom they matter."""
 
 import json
 from typing import Annotated, Any
@@ -30,7 +30,7 @@ def ledger(
         return EXIT_EQUAL
     for entry in chosen:
         print(full_text(entry) if ids else short_text(entry))
-    print(f"\n{count(len(chosen), 'bug')}; `eagletwin ledger ID` says more of one, `eagletwin prove ID` proves it.")
+    print(f"\n{count(len(chosen), 'bug')}; `eagletwin info ledger ID` says more of one, `eagletwin prove ID` proves it.")
     return EXIT_EQUAL
 
 

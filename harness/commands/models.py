@@ -1,4 +1,4 @@
-"""`eagletwin models list`: which model recipes there are, and what a case of each cannot be, for people and for programs."""
+"""`eagletwin info models`: which model recipes there are, and what a case of each cannot be, for people and for programs."""
 
 import json
 from typing import Annotated
@@ -8,11 +8,8 @@ import typer
 from eagletwin.harness.core.errors import EXIT_EQUAL
 from eagletwin.harness.core.words import count
 
-models = typer.Typer(add_completion=False, help="The model recipes.")
 
-
-@models.command("list")
-def models_list(as_json: Annotated[bool, typer.Option("--json", help="As JSON, for programs.")] = False) -> int:
+def models(as_json: Annotated[bool, typer.Option("--json", help="As JSON, for programs.")] = False) -> int:
     """List the model recipes: tiny, synthetic target / draft pairs, one family a block."""
     from eagletwin.harness.families import FAMILIES
 

@@ -1,4 +1,4 @@
-"""`eagletwin releases …`: the published releases of SGLang that `--sglang` accepts."""
+"""`eagletwin info releases …`: the published releases of SGLang that `--sglang` accepts."""
 
 from typing import Annotated
 

@@ -229,11 +229,11 @@ SHAPES: dict[str, type[ResultFacts]] = {
     "diff": DiffFacts,
     "judge": JudgeFacts,
     "report": WrittenFacts,
-    "doctor": DoctorFacts,
-    "releases list": ReleasesFacts,
-    "releases fetch": ReleasesFacts,
+    "info doctor": DoctorFacts,
+    "info releases list": ReleasesFacts,
+    "info releases fetch": ReleasesFacts,
     "gpu plan": WrittenFacts,
     "gpu run": CampaignFacts,
 }
-OLDER = ("compare", "acceptance", "kernels", "ledger", "rules", "models list")
+OLDER = ("compare", "acceptance", "kernels", "info ledger", "info rules", "info models")
 NO_RESULT = ("serve", "record")  # they become, or run, a server

@@ -1,4 +1,4 @@
-"""`eagletwin rules`: what is checked, rule by rule."""
+"""`eagletwin info rules`: what is checked, rule by rule."""
 
 from typing import Annotated
 

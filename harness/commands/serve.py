@@ -29,7 +29,7 @@ Further = Annotated[
 Target = Annotated[Path | None, typer.Option(metavar="FOLDER", help="Checkpoint of the target.", show_default=False)]
 Draft = Annotated[Path | None, typer.Option(metavar="FOLDER", help="Checkpoint of the draft.", show_default=False)]
 Model = Annotated[
-    str, typer.Option(metavar="RECIPE", help="In place of both: a tiny pair of `eagletwin models list`.", show_default=False)
+    str, typer.Option(metavar="RECIPE", help="In place of both: a tiny pair of `eagletwin info models`.", show_default=False)
 ]
 Topk = Annotated[int, typer.Option(metavar="K", min=1, rich_help_panel=_DRAFT, help="Branches of the draft.")]
 Steps = Annotated[int, typer.Option(metavar="N", min=1, rich_help_panel=_DRAFT, help="Draft steps a round.")]

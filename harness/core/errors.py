@@ -90,5 +90,5 @@ def not_seen(what: str) -> HarnessError:
     return HarnessError(
         what,
         consequence="the taps did not see what this release does, so the case has no verdict",
-        remedy="run a release of `eagletwin releases list`; docs/explanation/eras.md says what differs between them",
+        remedy="run a release of `eagletwin info releases list`; docs/explanation/eras.md says what differs between them",
     )

@@ -99,7 +99,7 @@ def _advice(error: OSError) -> str:
         return "look at the permissions and the free space of the folder, and at `ulimit -f`"
     if isinstance(error, FileNotFoundError) and error.filename:
         return f"see that {error.filename} exists: a file, or a program that must be on the PATH"
-    return "look at what the message names; `eagletwin doctor` says what this machine lacks"
+    return "look at what the message names; `eagletwin info doctor` says what this machine lacks"
 
 
 @contextmanager

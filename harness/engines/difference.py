@@ -153,7 +153,7 @@ def _patch(base: str, files: Sequence[File]) -> str:
 def _lines_of(file: File) -> str:
     """The unified diff of one file, or a line that names it."""
     if not file.old_known:
-        return _named(file, "its original is not at hand (`eagletwin releases fetch` brings known releases)")
+        return _named(file, "its original is not at hand (`eagletwin info releases fetch` brings known releases)")
     if max(len(file.old or b""), len(file.new or b"")) > MAX_FILE:
         return _named(file, f"longer than {MAX_FILE} bytes")
     try:

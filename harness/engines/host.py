@@ -221,7 +221,7 @@ class Host:
             raise WouldNotStart(
                 f"the engine process died or fell silent while it was built ({type(error).__name__})",
                 consequence="no case was run on this configuration",
-                remedy="`eagletwin doctor`; free some memory, an engine takes about 0.7 GB",
+                remedy="`eagletwin info doctor`; free some memory, an engine takes about 0.7 GB",
             ) from error
         if isinstance(answer, wire.PatchDidNotApply):
             ours.close()
@@ -288,7 +288,7 @@ class Host:
         error = WouldNotStart(
             f"SGLang cannot be imported: {cause}",
             consequence="no case was run",
-            remedy=f"{f'look at {place}' if place else '`eagletwin doctor`'}{whole}",
+            remedy=f"{f'look at {place}' if place else '`eagletwin info doctor`'}{whole}",
         )
         error.log = log
         return error

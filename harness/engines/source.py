@@ -210,7 +210,7 @@ def _say_unlisted(root: Path, difference: Difference) -> None:
     files, base = shortened(difference.watch.differs.unlisted), difference.base
     print(
         f"note: the originals of {files}, which {root} changes, are not at hand: each function in them counts as changed. "
-        f"`eagletwin releases fetch {base}` brings those of a known release",
+        f"`eagletwin info releases fetch {base}` brings those of a known release",
         file=sys.stderr,
     )
 

@@ -49,5 +49,5 @@ def zygote_of(release: str) -> Iterator[Zygote]:
 
 def _cached(release: str) -> Source:
     if release not in here():
-        pytest.skip(f"SGLang {release} is not in the cache: `eagletwin releases fetch {release}`")
+        pytest.skip(f"SGLang {release} is not in the cache: `eagletwin info releases fetch {release}`")
     return resolve(release)

@@ -117,11 +117,11 @@ def test_without_sglang_check_is_unknown_and_says_what_to_do(tmp_path: Path) -> 
     done = in_a_process("check", "25015", cwd=tmp_path, path=broken)
     assert done.returncode == 125, done
     assert "SGLang cannot be imported" in done.stdout
-    assert "eagletwin doctor" in done.stdout
+    assert "eagletwin info doctor" in done.stdout
 
 
 def test_doctor_says_that_the_cpu_engine_stands(tmp_path: Path) -> None:
-    done = in_a_process("doctor", cwd=tmp_path, COLUMNS="160")
+    done = in_a_process("info", "doctor", cwd=tmp_path, COLUMNS="160")
     assert done.returncode == 0, done
     assert "scheduler and EAGLE worker stand" in done.stdout
 

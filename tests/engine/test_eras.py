@@ -1,6 +1,6 @@
 """One release of each generation of SGLang, if it is in the cache: its traces hold all that the installed one's hold.
 
-`eagletwin releases fetch` brings the releases. docs/explanation/eras.md says what differs between them.
+`eagletwin info releases fetch` brings the releases. docs/explanation/eras.md says what differs between them.
 """
 
 from collections.abc import Iterator

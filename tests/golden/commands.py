@@ -11,16 +11,16 @@ from pathlib import Path
 from typing import Any
 
 VERBS = (
-    *("acceptance", "bisect", "campaign", "check", "ci", "compare", "diff", "doctor", "fuzz", "gpu", "judge"),
-    *("kernels", "ledger", "models", "prove", "record", "releases", "report", "rules", "serve"),
+    *("acceptance", "bisect", "campaign", "check", "ci", "compare", "diff", "fuzz", "gpu", "judge"),
+    *("info", "kernels", "prove", "record", "report", "serve"),
 )
 COMMANDS = (
     "--help",
     *(f"{verb} --help" for verb in VERBS),
-    "ledger --json",
-    "rules --json",
-    "models list --json",
-    "releases list --json",
+    "info ledger --json",
+    "info rules --json",
+    "info models --json",
+    "info releases list --json",
     "kernels --list --json",
     "check 25015 --json",
     "check 25015 --revert 25015 --json",

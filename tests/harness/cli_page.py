@@ -17,7 +17,7 @@ Row = tuple[str, str]  # an option or argument, and its meaning
 def page() -> str:
     """The page, in Markdown: every command, its arguments and its options."""
     root: Any = command_tree()
-    context = root.make_context("eagletwin", ["doctor"], resilient_parsing=True)
+    context = root.make_context("eagletwin", ["info"], resilient_parsing=True)
     commands = list(_commands(root, context, "eagletwin"))
     rows = {name: [_row(param, context) for param in command.params if not param.hidden] for name, command in commands}
     counts = Counter(row for found in rows.values() for row in found if row[0].startswith("`-"))

@@ -15,9 +15,9 @@ ELSEWHERE = {
     "compare": "one object: [its guide](../guide/compare.md#--json) has the fields",
     "acceptance": "one object, acceptance.json: [its guide](../guide/acceptance.md)",
     "kernels": "one object: release, properties and faults; with `--list` a list of functions",
-    "ledger": "a list of entries, with the fields of `cases/entry.py`",
-    "rules": "a list of rules: `name`, `section`, `sentence`, `weights`",
-    "models list": "a list of recipes",
+    "info ledger": "a list of entries, with the fields of `cases/entry.py`",
+    "info rules": "a list of rules: `name`, `section`, `sentence`, `weights`",
+    "info models": "a list of recipes",
 }
 
 

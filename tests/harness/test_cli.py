@@ -59,7 +59,7 @@ USAGE = {
     "a case to diff on one SGLang": ["diff", "25015", "--sglang", "0.5.22"],
     "two traces to diff on two SGLangs": ["diff", "a", "b", "--sglang", "0.5.22", "--sglang", "0.5.23"],
     "an SGLang that does not exist": ["check", "25015", "--sglang", "0.4.1"],
-    "a release to fetch that does not exist": ["releases", "fetch", "0.4.1"],
+    "a release to fetch that does not exist": ["info", "releases", "fetch", "0.4.1"],
     "a bisection over two things": ["bisect", "25015", "--features", "--from", "0.5.9"],
     "a bisection from newer to older": ["bisect", "25015", "--from", "0.5.12", "--to", "0.5.11"],
     "a bisection for no rule": ["bisect", "25015", "--rule", "draft.magic"],
@@ -255,14 +255,14 @@ def test_releases_that_are_not_fetched_are_nothing_that_is_wrong(monkeypatch: py
     monkeypatch.setattr(doctor, "here", lambda: ("0.5.23",))
     found = doctor._releases()
     assert found.good
-    assert found.found.startswith("1 of 19 are here: 0.5.23; `--sglang` fetches another when it is named")
+    assert found.found.startswith("1 of 19 are here: 0.5.23; `--sglang` fetches the one that it names")
 
 
 def test_help_exits_0_and_names_the_exit_codes(tmp_path: Path) -> None:
     done = eagletwin("--help", cwd=tmp_path)
     assert done.returncode == 0
     assert "125 cannot tell" in done.stdout
-    for command in ("check", "prove", "judge", "diff", "doctor"):
+    for command in ("check", "prove", "judge", "diff", "info"):
         assert command in done.stdout
 
 
@@ -332,3 +332,9 @@ def test_a_truncated_trace_is_refused_by_name(tmp_path: Path) -> None:
     done = eagletwin("judge", str(folder), cwd=tmp_path)
     assert done.returncode == 128
     assert "trace.safetensors" in done.stderr
+
+
+def test_an_old_name_of_a_command_still_works_and_says_the_new_one(tmp_path: Path) -> None:
+    old, new = (eagletwin(*words, "--json", cwd=tmp_path) for words in (["models", "list"], ["info", "models"]))
+    assert (old.returncode, old.stdout) == (0, new.stdout)
+    assert old.stderr == "note: `eagletwin models list` is now `eagletwin info models`\n"

@@ -19,7 +19,7 @@ from . import cli_page, json_page
 
 def commands() -> dict[str, Any]:
     root = command_tree()
-    context = root.make_context("eagletwin", ["doctor"], resilient_parsing=True)
+    context = root.make_context("eagletwin", ["info"], resilient_parsing=True)
     return {path.removeprefix("eagletwin "): command for path, command in cli_page._commands(root, context, "eagletwin")}
 
 
@@ -49,7 +49,7 @@ WRONG = {
     "an option that is not there": ("fuzz", "--bogus"),
     "two options that exclude each other": ("compare", "a", "b", "--markdown"),
     "an option that is given twice": ("prove", "all", "--out", "a", "--out", "b"),
-    "an entry that is not there": ("ledger", "nothing"),
+    "an entry that is not there": ("info", "ledger", "nothing"),
     "no page": ("report", "."),
     "a plan of nothing": ("gpu", "plan", "plan.json", "--groups", "0"),
 }
@@ -85,16 +85,16 @@ def test_what_commands_print_keeps_to_the_schema(
         (("diff", a, a), 0),
         (("diff", a, b), 1),
         (("report", a), 0),
-        (("releases", "list"), 0),
+        (("info", "releases", "list"), 0),
         (("gpu", "plan", tmp_path / "plan.json", "--groups", "1", "--cases", "1"), 0),
     ):
         assert entered(monkeypatch, *words, "--json") == code, words
-        name = " ".join(map(str, words[: 2 if words[0] in ("gpu", "releases") else 1]))
+        name = " ".join(map(str, words[: {"gpu": 2, "info": 3}.get(str(words[0]), 1)]))
         result = msgspec.json.decode(capsys.readouterr().out, type=SHAPES[name])
         assert (result.schema, result.exit_code) == (1, code)
 
 
-@pytest.mark.parametrize("words", [("ledger",), ("rules",), ("models", "list")])
+@pytest.mark.parametrize("words", [("info", "ledger"), ("info", "rules"), ("info", "models")])
 def test_lists_are_json_alone(
     words: tuple[str, ...], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -126,7 +126,7 @@ def test_ctrl_c_before_there_is_a_result_is_an_object(
         raise KeyboardInterrupt
 
     monkeypatch.setattr("eagletwin.harness.core.rule_table.rules_json", ended)
-    assert entered(monkeypatch, "rules", "--json") == 130
+    assert entered(monkeypatch, "info", "rules", "--json") == 130
     out, err = capsys.readouterr()
     assert msgspec.json.decode(out, type=FailedFacts).exit_code == 130
     assert err.startswith("interrupted: ")

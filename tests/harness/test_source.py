@@ -330,7 +330,7 @@ def test_a_file_whose_original_is_not_at_hand_is_named_and_each_of_its_functions
     assert found.watch.differs.functions == ("sglang.srt.engine.f",)
     assert found.watch.differs.unlisted == ("sglang/srt/engine.py",)
     assert "Not here: sglang/srt/engine.py (its original is not at hand" in found.patch
-    assert "`eagletwin releases fetch 0.0.1` brings those" in capsys.readouterr().err
+    assert "`eagletwin info releases fetch 0.0.1` brings those" in capsys.readouterr().err
 
 
 def test_a_release_without_a_record_is_called_by_all_of_its_files(copy: Path) -> None:

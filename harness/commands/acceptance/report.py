@@ -42,7 +42,7 @@ def print_figures(deserves: Deserves) -> None:
     if layout:
         print(
             f"  SGLang needs {layout} rounds ({layout / found.rounds - 1:+.1%}) by the layout of its drafted rows: "
-            f"eagletwin ledger {'8409' if shape.topk > 1 else 'boundary-kv'}"
+            f"eagletwin info ledger {'8409' if shape.topk > 1 else 'boundary-kv'}"
         )
     if off:
         print(f"  {off} tokens are not what the target says greedily: texts of somebody else, or sampled")

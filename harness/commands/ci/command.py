@@ -71,7 +71,7 @@ def ci(
         raise InputError(
             f"--family {unknown[0]}: there is no such recipe",
             consequence="nothing was run",
-            remedy=nearest(unknown[0], RECIPES, "`eagletwin models list`"),
+            remedy=nearest(unknown[0], RECIPES, "`eagletwin info models`"),
         )
     entries = entries_named(ledger or ["all"])
     beyond = [entry for entry in entries if unreached(entry, spec.mode)]

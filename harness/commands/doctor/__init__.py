@@ -1,1 +1,1 @@
-"""`eagletwin doctor`: what can run on this machine, and why not."""
+"""`eagletwin info doctor`: what can run on this machine, and why not."""

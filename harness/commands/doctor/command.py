@@ -1,4 +1,4 @@
-"""`eagletwin doctor`: what can run on this machine, and what is missing."""
+"""`eagletwin info doctor`: what can run on this machine, and what is missing."""
 
 from dataclasses import asdict
 

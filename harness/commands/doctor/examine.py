@@ -139,7 +139,11 @@ def _releases() -> Check:
     return Check(
         what="releases",
         found=f"{len(there)} of {len(known)} are here: {', '.join(there) or 'none'}"
-        + ("" if len(there) == len(known) else "; `--sglang` fetches another when it is named, `eagletwin releases fetch` all"),
+        + (
+            ""
+            if len(there) == len(known)
+            else "; `--sglang` fetches the one that it names, `eagletwin info releases fetch` all"
+        ),
         good=True,
         needed=False,
         remedy="",

@@ -1,4 +1,4 @@
-"""What `eagletwin doctor` prints."""
+"""What `eagletwin info doctor` prints."""
 
 from collections.abc import Sequence
 

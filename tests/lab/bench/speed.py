@@ -99,7 +99,7 @@ def refuse_wrong(case: Case, verdict: Verdict) -> None:
         raise HarnessError(
             f"{case.name} is {verdict.status}: {verdict.reason or verdict.first}",
             consequence="a rate of cases that are not equal says nothing",
-            remedy="mend a live bug that every case of this model shows by --remedy; else `eagletwin doctor`, then `make test`",
+            remedy="mend a live bug that every case of this model shows by --remedy; or see `eagletwin info doctor`",
         )
 
 
