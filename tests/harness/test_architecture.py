@@ -3,14 +3,20 @@
 import ast
 import re
 import sys
+from collections import Counter
 from pathlib import Path
 
 import pytest
 
+from eagletwin.harness.cli.main import command_tree
+
 from .graph import ROOT, circles, file_graph, floors, grouped, imports, modules, tree
 
-TABLE = re.compile(r"^\| `([\w/]+)` \| ([\w, ]*)\|", re.MULTILINE)
-ROWS = {name.replace("/", "."): allowed for name, allowed in TABLE.findall((ROOT / "ARCHITECTURE.md").read_text())}
+PAGE = (ROOT / "ARCHITECTURE.md").read_text()
+TABLE = re.compile(r"^\| `([\w/]+)` \| ([\w, ]*)\| ([\d,]+) \|", re.MULTILINE)
+ROWS = {name.replace("/", "."): allowed for name, allowed, _ in TABLE.findall(PAGE)}
+BUDGETS = {name.replace("/", "."): int(lines.replace(",", "")) for name, _, lines in TABLE.findall(PAGE)}
+WHOLE = re.compile(r"at most (\d+) modules, (\d+) commands, and ([\d,]+) words of documents without findings")
 SHORT = {name.rpartition(".")[2]: name for name in ROWS}
 
 MAX_ROOMS, MAX_FLOORS = 14, 6
@@ -25,6 +31,25 @@ def room_graph() -> dict[str, set[str]]:
 
 def test_every_file_is_in_a_room_of_the_table() -> None:
     assert room_graph().keys() == ROWS.keys()
+
+
+def test_each_room_keeps_its_budget_of_lines() -> None:
+    """Too many: take away what another line does as well, or raise the number in ARCHITECTURE.md and say there what it buys."""
+    lines = Counter[str]()
+    for name, file in modules().items():
+        rooms = [room for room in ROWS if f"{name}.".startswith(f"{room}.")]
+        lines.update({max(rooms, key=len): len(file.read_text(encoding="utf-8").splitlines())} if rooms else {})
+    assert {room: count for room, count in lines.items() if count > BUDGETS[room]} == {}
+
+
+def test_the_whole_keeps_its_budgets() -> None:
+    found = WHOLE.search(PAGE)
+    assert found is not None
+    most = [int(number.replace(",", "")) for number in found.groups()]
+    pages = [page for page in ROOT.joinpath("docs").rglob("*.md") if "findings" not in page.parts]
+    words = sum(len(page.read_text(encoding="utf-8").split()) for page in (*ROOT.glob("*.md"), *pages))
+    measured = [len(modules()), len(command_tree().commands), words]
+    assert [both for both in zip(measured, most, strict=True) if both[0] > both[1]] == []
 
 
 @pytest.mark.parametrize("room", ROWS)
