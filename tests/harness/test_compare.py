@@ -22,8 +22,8 @@ from eagletwin.harness.commands.compare.markdown import code, markdown_of, plain
 from eagletwin.harness.commands.compare.questions import Question, asked_of_ledger, entries_named
 from eagletwin.harness.commands.compare.report import Comparing, facts_of, text_of
 from eagletwin.harness.commands.compare.sides import runs_as_base, said_by
-from eagletwin.harness.commands.compare.steering import Steering
 from eagletwin.harness.commands.fuzz.options import SearchOptions
+from eagletwin.harness.commands.fuzz.steering import Steering
 from eagletwin.harness.core.case import Case
 from eagletwin.harness.core.differs import Changes, Differs, with_executed
 from eagletwin.harness.core.errors import AlreadyReported, HarnessError, InputError

@@ -54,7 +54,7 @@ class _Theirs:
 
 def _several(at: dict[str, Callable[[], None]], theirs: _Theirs) -> tuple[Several, _Looking]:
     """Two processes, of which the other has taken block 0."""
-    several = Several(SimpleNamespace(host=None), SimpleNamespace(plan=None), 2)  # type: ignore[arg-type]
+    several = Several(SimpleNamespace(host=None), SimpleNamespace(plan=SearchOptions().plan), 2)  # type: ignore[arg-type]
     several._looking = looking = _Looking(at)  # type: ignore[assignment]
     several._answers[0], several._next = theirs, 1  # type: ignore[assignment]
     return several, looking

@@ -22,6 +22,7 @@ from eagletwin.harness.page.render import write_page
 
 from ..diff.pair import watches
 from ..fuzz.plan import Plan
+from ..fuzz.steering import Steering
 from ..options import tell
 from .example import Example
 from .groups import Answered, Result, breakages
@@ -29,7 +30,6 @@ from .page import RECORD, comparison_page
 from .questions import Question
 from .report import SIDES, Comparing, facts_of
 from .sides import Sides
-from .steering import Steering
 
 
 @dataclass(slots=True, kw_only=True)

@@ -24,6 +24,7 @@ from ..options import tell
 from .looking import CaseSeen, Looking, Unstarted
 from .messages import TRIES, Answer, BlockFailed, BlockOver, Wanted, read_answer, written
 from .options import SearchOptions
+from .steering import Order, noted
 
 _AHEAD = 4  # blocks for each process that may be run before their turn
 _PATIENCE = 5.0  # seconds for a process that closed its pipe to end, so that its exit code is known
@@ -52,9 +53,9 @@ def _end(process: "subprocess.Popen[bytes]") -> None:
 
 @dataclass(slots=True)
 class _Ours:
-    """A block that is run here before its turn. seen: what came of its first cases."""
+    """The block at a place, run here before its turn. seen: what came of its first cases."""
 
-    number: int
+    place: int
     _rest: Iterator[CaseSeen | Unstarted]
     _seen: list[CaseSeen | Unstarted] = field(default_factory=list)
 
@@ -80,6 +81,7 @@ class Several:
         self._options = options
         self._size = processes
         self._answers: dict[int, queue.SimpleQueue[Answer]] = {}  # blocks that another process runs, or has run
+        self._order = Order(options.plan.seed, options.plan.asked, _AHEAD * processes)
         self._turn, self._next, self._resting, self._closed = 0, 0, False, False
         self._changed = threading.Condition()
         self._processes: list[subprocess.Popen[bytes]] = []
@@ -115,18 +117,19 @@ class Several:
     def blocks(self) -> Iterator[Iterator[CaseSeen | Unstarted]]:
         """One block after the other. While one is run elsewhere, those that nobody runs are run here."""
         ours: deque[_Ours] = deque()  # begun here before their turn; the last one alone may be unfinished
-        for number in count():
+        for place in count():
             with self._changed:
-                self._turn, self._resting = number, False
+                self._turn, self._resting = place, False
                 self._changed.notify_all()
-            if ours and ours[0].number == number:
-                yield ours.popleft().all()
-            elif number in self._answers:
-                yield self._theirs(number, ours)
+            if ours and ours[0].place == place:
+                block = ours.popleft().all()
+            elif place in self._answers:
+                block = self._theirs(place, ours)
             else:
                 mine = self._take()
-                assert mine == number
-                yield self._looking.block(number)
+                assert mine == place
+                block = self._looking.block(self._order.number(place))
+            yield noted(self._order, place, block)
 
     def rest(self) -> None:
         """Begin no further block until the next one is asked for."""
@@ -141,8 +144,8 @@ class Several:
             self._next += 1
             return self._next - 1
 
-    def _theirs(self, number: int, ours: "deque[_Ours]") -> Iterator[CaseSeen | Unstarted]:
-        answers = self._answers[number]
+    def _theirs(self, place: int, ours: "deque[_Ours]") -> Iterator[CaseSeen | Unstarted]:
+        answers = self._answers[place]
         while True:
             try:
                 answer = answers.get_nowait()
@@ -151,7 +154,7 @@ class Several:
                     continue
                 answer = answers.get()
             if isinstance(answer, BlockOver):
-                del self._answers[number]
+                del self._answers[place]
                 return
             if isinstance(answer, BlockFailed):
                 raise HarnessError(answer.cause, consequence=answer.consequence, remedy=answer.remedy)
@@ -165,32 +168,33 @@ class Several:
             mine = self._take()
             if mine < 0:
                 return False
-            ours.append(_Ours(mine, self._looking.block(mine)))
+            ours.append(_Ours(mine, self._looking.block(self._order.number(mine))))
         return True
 
-    def _feed(self, place: int) -> None:
+    def _feed(self, process: int) -> None:
         """Hand one process block after block, and keep its answers. One that ends is replaced, TRIES - 1 times in one block."""
         options: SearchOptions | None = self._options  # what the process was not sent yet
-        while (number := self._hand_out()) >= 0:
+        while (place := self._hand_out()) >= 0:
             heard = list[CaseSeen | Unstarted]()
             for tries in count(1):
                 try:
-                    self._run_block(self._processes[place], options, number, heard)
+                    self._run_block(self._processes[process], options, place, heard)
                     options = None
                     break
                 except Exception:
-                    if not self._replaced(place, number, tries):
+                    if not self._replaced(process, place, tries):
                         return
                     options = self._options
 
     def _run_block(
-        self, process: "subprocess.Popen[bytes]", options: SearchOptions | None, number: int, heard: list[CaseSeen | Unstarted]
+        self, process: "subprocess.Popen[bytes]", options: SearchOptions | None, place: int, heard: list[CaseSeen | Unstarted]
     ) -> None:
         """Have a process run a block. heard: what came of it from processes that ended over it, and from now on of this one."""
         assert process.stdin is not None
         assert process.stdout is not None
         if options is not None:
             process.stdin.write(written(options))
+        number = self._order.number(place)
         earlier = tuple(one for one in heard if isinstance(one, CaseSeen) and one.block == number)
         repeated = tuple(one for one in heard if one not in earlier)  # cases of the ledger, and an engine that would not start
         process.stdin.write(written(Wanted(number, earlier)))
@@ -198,14 +202,14 @@ class Several:
         while True:
             answer = read_answer(process.stdout.readline())
             if answer not in repeated:
-                self._answers[number].put(answer)
+                self._answers[place].put(answer)
             if isinstance(answer, BlockOver | BlockFailed):
                 return
             heard.append(answer)
 
-    def _replaced(self, place: int, number: int, tries: int) -> bool:
+    def _replaced(self, process: int, place: int, tries: int) -> bool:
         """Start a process in place of one that ended over a block; False: the search is over, or that block ends it."""
-        ended = self._processes[place]
+        ended, number = self._processes[process], self._order.number(place)
         with suppress(subprocess.TimeoutExpired):
             ended.wait(_PATIENCE)
         with self._changed:
@@ -216,13 +220,13 @@ class Several:
             try:
                 if tries < TRIES:
                     _end(ended)
-                    self._processes[place] = self._worker()
+                    self._processes[process] = self._worker()
                     tell(f"note: a process of the search {how} in block {number}; another one takes its place")
                     return True
             except OSError as error:
                 how = f"{how}, and no other one starts: {error}"
             ended_over = f"{tries} {'process' if tries == 1 else 'processes'} of the search ended over block {number}"
-            self._answers[number].put(
+            self._answers[place].put(
                 BlockFailed(
                     f"{ended_over}: the last one {how}",
                     "the search ended there, since that block was not searched to its end",

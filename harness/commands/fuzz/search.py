@@ -8,6 +8,7 @@ check/known.py says what is known, and check/confirm.py makes sure.
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
+from itertools import count as count_from
 from pathlib import Path
 from typing import Protocol
 
@@ -24,6 +25,7 @@ from .inquiry import Inquiry
 from .looking import CaseSeen, Looking, Unstarted
 from .plan import Plan
 from .shrinking import Finding, Shrinking, Teller
+from .steering import Order, noted
 from .tally import LEAST, MOST_UNDECIDED, Tally
 
 # Engines that would not start, after which a search that has run no case yet ends: another one would not start either.
@@ -66,10 +68,9 @@ class Here:
     plan: Plan
 
     def blocks(self) -> Iterator[Iterator[CaseSeen | Unstarted]]:
-        looking, number = Looking(self.mends, self.plan), 0
-        while True:
-            yield looking.block(number)
-            number += 1
+        looking, order = Looking(self.mends, self.plan), Order(self.plan.seed, self.plan.asked, 0)
+        for place in count_from():
+            yield noted(order, place, looking.block(order.number(place)))
 
     def rest(self) -> None:
         pass
@@ -179,10 +180,12 @@ class Fuzz:
 
     @property
     def looked_enough(self) -> bool:
-        """Whether a search that found nothing says something: one case was equal, as many ran as were asked for, or LEAST, no
-        more than MOST_UNDECIDED of them were left undecided or with a gap, and what would not start is not to start."""
+        """Whether a search that found nothing says something: one case was equal, as many ran as were asked for, or LEAST, as
+        many of a long search ran the change, if there is one, no more than MOST_UNDECIDED of them were left undecided or with a
+        gap, and what would not start is not to start."""
         tally = self.tally
         ran_enough = bool(tally.statuses["equal"]) and tally.cases >= min(LEAST, self.plan.max_cases)
+        ran_enough &= tally.changes.differs is None or self.plan.max_cases < LEAST or tally.reached >= LEAST
         most = MOST_UNDECIDED * tally.cases
         return ran_enough and tally.undecided <= most and tally.gaps <= most and not self.unstarted
 

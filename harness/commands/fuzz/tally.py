@@ -48,8 +48,8 @@ class KnownBug:
 class Tally:
     """Figures of a search so far. topics: what its cases had, of unsearched.TOPICS; refused: why engines would not start, by
     what they were to run; impossible: cases with a request that asks for what cannot be; excused: differences that were no
-    divergences, by the kind of the Excuse; gaps: cases with a gap; tried: cases that were run again to tell what they show, and
-    tries: those runs."""
+    divergences, by the kind of the Excuse; gaps: cases with a gap; reached: cases that ran the change; tried: cases that were
+    run again to tell what they show, and tries: those runs."""
 
     cases: int = 0
     statuses: Counter[str] = field(default_factory=Counter)
@@ -63,6 +63,7 @@ class Tally:
     impossible: int = 0
     excused: Counter[str] = field(default_factory=Counter)
     gaps: int = 0
+    reached: int = 0
     undecided: int = 0
     headroom: float = 0.0
     fallbacks: Counter[str] = field(default_factory=Counter)
@@ -86,6 +87,7 @@ class Tally:
         self.headroom = max(self.headroom, verdict.headroom)
         self.fallbacks.update(seen.fallbacks)
         self.changes.add(seen.differs)
+        self.reached += seen.differs is not None and seen.differs.reached
         self.tried, self.tries = self.tried + bool(seen.tries), self.tries + seen.tries
         self.topics.update(topics_of(case))
         self.configurations[Configuration(case.model, case.num_steps, case.topk, case.verify_nodes, case.page_size)] += 1

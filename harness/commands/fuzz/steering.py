@@ -2,20 +2,22 @@
 
 A change that few cases run would be met by chance. So every second block is, of those that are not run yet, one of the few
 whose settings are most often those of cases that ran the change, entries of the ledger among them. The rest come in the order
-in which `fuzz` has them.
+of their numbers.
 """
 
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from itertools import count
 from random import Random
+from threading import Lock
 
 import msgspec
 
 from eagletwin.cases.blocks import Asked, Block, block_of
 from eagletwin.harness.core.case import Case
 
-from ..fuzz.unsearched import topics_of
+from .looking import CaseSeen, Unstarted
+from .unsearched import topics_of
 
 _AHEAD = 400  # blocks among which is chosen: a setting that one block in fifty has is among them
 _FEW = 20  # of these, among which one is drawn: the most similar alone would be the same again and again
@@ -26,7 +28,7 @@ Setting = tuple[str, object]
 
 
 class Steering:
-    """The blocks of one comparison: the same after the same cases."""
+    """The blocks of one search: the same after the same cases."""
 
     def __init__(self, seed: int, asked: Asked) -> None:
         self._seed, self._asked = seed, asked
@@ -64,6 +66,39 @@ class Steering:
             self._settings[block.number] = _settings(block.probe)
         settings, overall = self._settings[block.number], self._reached / self._cases
         return sum((self._ran[one] + _WEIGHT * overall) / (self._of[one] + _WEIGHT) for one in settings) / len(settings)
+
+
+class Order:
+    """Which block stands at each place of a search that begins up to `ahead` blocks before their turn. A place is chosen by the
+    cases of the blocks that are `ahead` places before it, which are over then: whoever runs them comes to the same."""
+
+    def __init__(self, seed: int, asked: Asked, ahead: int) -> None:
+        self._steering, self._ahead = Steering(seed, asked), ahead
+        self._blocks, self._lock = self._steering.blocks(), Lock()
+        self._numbers, self._cases, self._counted = list[int](), dict[int, list[tuple[Case, bool]]](), 0
+
+    def add(self, place: int, case: Case, *, reached: bool) -> None:
+        """A case of the block at this place ran, and reached the change or not."""
+        self._cases.setdefault(place, []).append((case, reached))
+
+    def number(self, place: int) -> int:
+        """The block at this place. Places may be read again, and are chosen in their order."""
+        with self._lock:
+            while len(self._numbers) <= place:
+                while self._counted < len(self._numbers) - self._ahead:
+                    for case, reached in self._cases.pop(self._counted, ()):
+                        self._steering.add(case, reached=reached)
+                    self._counted += 1
+                self._numbers.append(next(self._blocks).number)
+            return self._numbers[place]
+
+
+def noted(order: Order, place: int, block: Iterator[CaseSeen | Unstarted]) -> Iterator[CaseSeen | Unstarted]:
+    """What is seen in the block at this place, which the order then knows."""
+    for seen in block:
+        if isinstance(seen, CaseSeen):
+            order.add(place, seen.case, reached=seen.differs is not None and seen.differs.reached)
+        yield seen
 
 
 def _settings(case: Case) -> list[Setting]:
