@@ -272,7 +272,7 @@ def test_a_pair_that_is_there_needs_no_gpu(made: list[str]) -> None:
 def test_what_training_imports_prints_nothing_as_the_command_ends(tmp_path: Path) -> None:
     """Transformers imports Triton, whose bindings report objects that the interpreter does not collect."""
     pytest.importorskip("triton")
-    done = opened(program("from transformers import LlamaForCausalLM", "models", "list"), tmp_path)
+    done = opened(program("from transformers import LlamaForCausalLM", "info", "models"), tmp_path)
     assert done.returncode == 0
     assert not done.stderr
 

@@ -1,7 +1,8 @@
 """A search on several cores: blocks of cases are run here and in processes of their own (worker.py).
 
 What is seen comes in the order of the blocks, whoever ran them and whenever, so that a search with the same seed comes to the
-same on any number of cores. On a CPU SGLang is imported once, and all of them have their engines from that.
+same on any number of cores; on as many, where a change directs it (steering.py). On a CPU SGLang is imported once, and all of
+them have their engines from that.
 """
 
 import os

@@ -61,7 +61,7 @@ Processes = Annotated[
         min=0,
         rich_help_panel=_SEARCH,
         help="Processes that run cases; on a CPU they share one import of SGLang. 0: one a core, as far as the memory goes. "
-        "The same seed draws the same cases, and comes to the same, with any number.",
+        "The same seed draws the same cases, and comes to the same, with any number, unless a change directs the search.",
         show_default=False,
     ),
 ]
