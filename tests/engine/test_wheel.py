@@ -38,7 +38,7 @@ def test_the_built_wheel_checks_a_case_in_a_clean_environment(tmp_path: Path) ->
     done = subprocess.run(command, cwd=tmp_path, env=variables, capture_output=True, text=True, check=False)
     assert done.returncode == 1, done
     assert "draft.input_ids" in done.stdout
-    known = subprocess.check_output([environment / "bin" / "eagletwin", "releases", "list"], env=variables, text=True)
+    known = subprocess.check_output([environment / "bin" / "eagletwin", "info", "releases", "list"], env=variables, text=True)
     assert len(known.splitlines()) == 19
 
 
