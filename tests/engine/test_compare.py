@@ -66,7 +66,7 @@ def compare(*words: str | Path, cwd: Path) -> subprocess.CompletedProcess[str]:
 
 
 def test_a_fix_that_is_undone_is_newly_broken_and_can_be_seen_again(undone: Path, tmp_path: Path) -> None:
-    done = compare(installed("sglang"), undone, *SHOWS, "--ledger", "none", "--shrink-minutes", "0.05", cwd=tmp_path)
+    done = compare(installed("sglang"), undone, *SHOWS, "--ledger", "none", "--shrink-minutes", "1", cwd=tmp_path)
     assert done.returncode == 1, done
     assert done.stdout.startswith("1 NEWLY BROKEN  HEAD ")
     said = " ".join(done.stdout.split())
