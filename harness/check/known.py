@@ -170,12 +170,16 @@ class Mends:
         usual = run.mode == self.host.mode == replace(CPU, pp=run.mode.pp) and run.kernels == DEFAULT_RUN.kernels
         return usual and not run.without
 
+    @cached_property
+    def _edited(self) -> frozenset[str]:
+        """Functions that patches change, but for fixes of the ledger that are undone: those mend none."""
+        return frozenset[str]().union(*(patch.targets for patch in self.run.patches if patch not in _UNDONE))
+
     def _as_proven(self, entry: Entry) -> bool:
         """Whether no case has to be run to see that this SGLang has the live bug: what its remedy edits is as in the newest
         release, where the tests prove it. A remedy too many mends nothing; sixty cases in advance take minutes."""
         assert entry.remedy is not None
-        edited = frozenset[str]().union(*(patch.targets for patch in self.run.patches if patch not in _UNDONE))
-        return self._usual and edited.isdisjoint(entry.remedy.targets) and as_newest(self.host.source, entry.remedy)
+        return self._usual and self._edited.isdisjoint(entry.remedy.targets) and as_newest(self.host.source, entry.remedy)
 
     def trials(self, entries: Sequence[Entry] = (), view: View | None = None) -> Trials:
         """Runs cases with the remedies of these entries."""

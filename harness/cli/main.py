@@ -144,10 +144,15 @@ def typed(arguments: Sequence[str] | None = None) -> object:
         raise
 
 
+def _begin(words: list[str], name: str) -> bool:
+    """Whether what was typed begins with this name of a command."""
+    return words[: len(name.split())] == name.split()
+
+
 def _refuse_moved(words: list[str]) -> None:
     """Raises InputError for a command that left the package."""
     for name, new in MOVED.items():
-        if words[: name.count(" ") + 1] == name.split():
+        if _begin(words, name):
             raise InputError(
                 f"`eagletwin {name}` left the package: it measures or makes what eagletwin's own tests and records need",
                 consequence="nothing was run",
@@ -158,10 +163,9 @@ def _refuse_moved(words: list[str]) -> None:
 def _renamed(words: list[str]) -> list[str]:
     """The words with a command's new name, which stderr says."""
     for old, new in RENAMED.items():
-        count = old.count(" ") + 1
-        if words[:count] == old.split():
+        if _begin(words, old):
             print(f"note: `eagletwin {old}` is now `eagletwin {new}`", file=sys.stderr)
-            return [*new.split(), *words[count:]]
+            return [*new.split(), *words[len(old.split()) :]]
     return words
 
 

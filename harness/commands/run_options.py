@@ -16,8 +16,6 @@ from eagletwin.cases.ledger import patches_of
 from eagletwin.harness.core.errors import InputError
 from eagletwin.harness.core.rule_names import rules_off
 from eagletwin.harness.core.run_spec import DEFAULT_LIMITS, DEFAULT_RUN, Limits, RunSpec
-from eagletwin.harness.engines.patched_tree import is_diff, patched_tree
-from eagletwin.harness.engines.source import resolve
 
 from .options import (
     DEFAULT_GRAPHS,
@@ -115,10 +113,12 @@ def spec_of(given: dict[str, Any]) -> RunSpec:
     """The run that these options name; what is not given is at its default. Raises InputError before anything is imported."""
     changes = {name: given.get(name) or [] for name in ("revert", "remedy", "patch")}
     sglang, files = given.get("sglang", ""), [Path(file) for file in changes["patch"]]
-    diffs = [file for file in files if is_diff(file)]
-    if diffs:
-        sglang = str(_with_diff(given, diffs))
-        changes["patch"] = [str(file) for file in files if file not in diffs]
+    if files:
+        from eagletwin.harness.engines.patched_tree import is_diff  # each command would pay for it as it starts
+
+        if diffs := [file for file in files if is_diff(file)]:
+            sglang = str(_with_diff(given, diffs))
+            changes["patch"] = [str(file) for file in files if file not in diffs]
     engine = {name: given[name] for name in ("tp", "pp", "dtype", "attention", "prefill_graphs") if name in given}
     mode = mode_of(given.get("device", "cpu"), given.get("graphs", DEFAULT_GRAPHS), given.get("overlap"), **engine)
     check_kernels(given.get("kernels", "fast"), mode)
@@ -145,4 +145,7 @@ def _with_diff(given: dict[str, Any], diffs: list[Path]) -> Path:
             consequence="nothing was run",
             remedy="apply it to a source tree and name that by --sglang, or use edits: docs/reference/patch.md",
         )
+    from eagletwin.harness.engines.patched_tree import patched_tree
+    from eagletwin.harness.engines.source import resolve
+
     return patched_tree(resolve(given["sglang"]), diffs[0])

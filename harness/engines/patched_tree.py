@@ -7,6 +7,7 @@ import re
 import shutil
 import subprocess
 import tempfile
+from collections.abc import Iterable
 from pathlib import Path
 
 from eagletwin.harness.core.errors import InputError
@@ -39,10 +40,7 @@ def patched_tree(source: Source, file: Path) -> Path:
         return place
     with tempfile.TemporaryDirectory(dir=place.parent) as scratch:
         root = Path(scratch, "tree")
-        for folder in (source.root / "sglang", wheels[0]):
-            shutil.copytree(
-                folder, root / folder.name, copy_function=_link, ignore=shutil.ignore_patterns("__pycache__"), symlinks=True
-            )
+        link_tree((source.root / "sglang", wheels[0]), root)
         _apply(file, text, depth, root)
         try:
             root.rename(place)
@@ -71,6 +69,13 @@ def _apply(file: Path, text: bytes, depth: int, root: Path) -> None:
     if done.returncode:
         said = os.fsdecode(done.stderr).strip().splitlines()
         raise _refused(f"{file} does not apply: {said[0] if said else 'git does not say why'}", "make it from that release")
+
+
+def link_tree(folders: Iterable[Path], root: Path, *left_out: str) -> None:
+    """A copy of these folders in `root`, of hard links where that is possible, without bytecode and what has these names."""
+    ignore = shutil.ignore_patterns("__pycache__", *left_out)
+    for folder in folders:
+        shutil.copytree(folder, root / folder.name, copy_function=_link, ignore=ignore, symlinks=True)
 
 
 def _link(source: str, target: str) -> None:

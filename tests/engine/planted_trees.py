@@ -1,18 +1,16 @@
 """Copies of the installed release, with its dist-info, in which something was changed."""
 
-import os
-import shutil
 from pathlib import Path
 
 from eagletwin.harness.core.versions import installed
+from eagletwin.harness.engines.patched_tree import link_tree
 from eagletwin.harness.engines.source import INSTALLED
 
 
 def plant(root: Path, *edits: tuple[str, str, str]) -> Path:
     """Make a copy in `root` and edit it: (file below sglang/, text that occurs once, its replacement)."""
-    left_out = shutil.ignore_patterns("__pycache__", "multimodal_gen")
-    for name in ("sglang", f"sglang-{installed('sglang')}.dist-info"):
-        shutil.copytree(INSTALLED.root / name, root / name, ignore=left_out, copy_function=_link)
+    names = ("sglang", f"sglang-{installed('sglang')}.dist-info")
+    link_tree([INSTALLED.root / name for name in names], root, "multimodal_gen")
     for edit in edits:
         change(root, *edit)
     return root
@@ -25,13 +23,6 @@ def change(root: Path, file: str, old: str, new: str) -> None:
     assert text.count(old) == 1, (file, old, text.count(old))
     place.unlink()
     place.write_text(text.replace(old, new))
-
-
-def _link(source: str, target: str) -> None:
-    try:
-        os.link(source, target)
-    except OSError:  # on another device
-        shutil.copy2(source, target)
 
 
 # Only a GPU's path launches this kernel, and only a GPU's path calls this method.

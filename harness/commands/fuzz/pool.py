@@ -25,7 +25,7 @@ from ..options import tell
 from .looking import CaseSeen, Looking, Unstarted
 from .messages import TRIES, Answer, BlockFailed, BlockOver, Wanted, read_answer, written
 from .options import SearchOptions
-from .steering import Order, noted
+from .steering import Order, count_cases
 
 _AHEAD = 4  # blocks for each process that may be run before their turn
 _PATIENCE = 5.0  # seconds for a process that closed its pipe to end, so that its exit code is known
@@ -130,7 +130,7 @@ class Several:
                 mine = self._take()
                 assert mine == place
                 block = self._looking.block(self._order.number(place))
-            yield noted(self._order, place, block)
+            yield count_cases(self._order, place, block)
 
     def rest(self) -> None:
         """Begin no further block until the next one is asked for."""

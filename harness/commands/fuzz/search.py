@@ -25,7 +25,7 @@ from .inquiry import Inquiry
 from .looking import CaseSeen, Looking, Unstarted
 from .plan import Plan
 from .shrinking import Finding, Shrinking, Teller
-from .steering import Order, noted
+from .steering import Order, count_cases
 from .tally import LEAST, MOST_UNDECIDED, Tally
 
 # Engines that would not start, after which a search that has run no case yet ends: another one would not start either.
@@ -70,7 +70,7 @@ class Here:
     def blocks(self) -> Iterator[Iterator[CaseSeen | Unstarted]]:
         looking, order = Looking(self.mends, self.plan), Order(self.plan.seed, self.plan.asked, 0)
         for place in count_from():
-            yield noted(order, place, looking.block(order.number(place)))
+            yield count_cases(order, place, looking.block(order.number(place)))
 
     def rest(self) -> None:
         pass

@@ -93,11 +93,11 @@ class Order:
             return self._numbers[place]
 
 
-def noted(order: Order, place: int, block: Iterator[CaseSeen | Unstarted]) -> Iterator[CaseSeen | Unstarted]:
-    """What is seen in the block at this place, which the order then knows."""
+def count_cases(order: Order, place: int, block: Iterator[CaseSeen | Unstarted]) -> Iterator[CaseSeen | Unstarted]:
+    """What is seen in the block at this place. Where something is changed, the order counts which cases ran it."""
     for seen in block:
-        if isinstance(seen, CaseSeen):
-            order.add(place, seen.case, reached=seen.differs is not None and seen.differs.reached)
+        if isinstance(seen, CaseSeen) and seen.differs is not None:
+            order.add(place, seen.case, reached=seen.differs.reached)
         yield seen
 
 
