@@ -54,7 +54,7 @@ sweep: setup
 	$(BIN)/eagletwin fuzz --cases $(CASES) --minutes 600 --kernels $(KERNELS) --seed $(SEED)
 
 quality: setup
-	$(BIN)/python -m pytest tests/quality -q
+	$(BIN)/python -m pytest -n auto --dist worksteal --long $(PYTEST) tests
 
 shadow: setup
 	$(BIN)/eagletwin prove all --kernels shadow

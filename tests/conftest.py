@@ -1,4 +1,4 @@
-"""Options of this test suite: which tests run (`--quick`), and which may be skipped (`--known-skips`)."""
+"""Options of this test suite: which tests run (`--quick`, `--long`), and which may be skipped (`--known-skips`)."""
 
 import atexit
 import gc
@@ -14,6 +14,7 @@ import pytest
 def pytest_addoption(parser: pytest.Parser) -> None:
     group = parser.getgroup("tests of eagletwin")
     group.addoption("--quick", action="store_true", help="Leave out tests marked slow; SGLang cannot be imported.")
+    group.addoption("--long", action="store_true", help="Run the tests marked long alone. Without it they run by name only.")
     group.addoption(
         "--known-skips",
         metavar="FILE",
@@ -45,9 +46,15 @@ def pytest_collection() -> Generator[None, object, object]:
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    if config.getoption("--quick"):
-        left_out = [item for item in items if item.get_closest_marker("slow")]
-        items[:] = [item for item in items if not item.get_closest_marker("slow")]
+    def runs(item: pytest.Item) -> bool:
+        if config.getoption("--long"):
+            return item.get_closest_marker("long") is not None
+        return not (item.get_closest_marker("long") or (config.getoption("--quick") and item.get_closest_marker("slow")))
+
+    named = any("::" in argument for argument in config.args)
+    left_out = [] if named else [item for item in items if not runs(item)]
+    if left_out:
+        items[:] = [item for item in items if runs(item)]
         config.hook.pytest_deselected(items=left_out)
 
 

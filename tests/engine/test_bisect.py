@@ -79,7 +79,7 @@ def test_git_bisect_over_the_trees_of_releases_says_the_same_and_skips_what_does
     assert done.stdout.startswith(f"FIXED WITH {fixed}  pr-25015: draft.positions at request a, round 0, draft.decode step 1\n")
     assert "does not import  skipped: SGLang cannot be imported: ImportError: planted" in done.stdout
     assert len(history.git("worktree", "list").splitlines()) == 1
-    for word, code in (("bad", 1), ("good", 0), ("bad", 1)):  # each in a worktree of its own, which stays
+    for word, code in (("bad", 1), ("good", 0)):  # each in a worktree of its own, which stays
         typed = re.search(rf"^  {word}: +(.+)$", done.stdout, re.MULTILINE)
         assert typed is not None
         assert eagletwin(*words_of(typed[1], tmp_path), cwd=tmp_path).returncode == code

@@ -50,6 +50,7 @@ def test_a_patch_of_the_job_that_nothing_calls_is_no_remedy(tmp_path: Path) -> N
     assert seen.reason.startswith(f"the patch edits {never}, and none of its changed statements ran: sglang/srt/speculative/")
 
 
+@pytest.mark.long
 def test_what_no_known_bug_explains_stays_new(tmp_path: Path) -> None:
     undone = LEDGER["25015"]
     job = Job(name="undone", mode=CPU, cases=(undone.case,), patches=undone.red.patches, known=_job("certain-node").known)

@@ -4,6 +4,8 @@ import json
 from itertools import islice
 from pathlib import Path
 
+import pytest
+
 from eagletwin.harness.check.trials import Trials
 from eagletwin.harness.commands.fuzz.plan import Plan
 from eagletwin.harness.commands.fuzz.report import finding_text, tally_text, write_summary
@@ -59,6 +61,7 @@ def search(
     return fuzz, list(islice(fuzz.search(), findings))
 
 
+@pytest.mark.long
 def test_two_bugs_of_one_rule_in_two_stages_are_two_findings_and_each_shrinks_to_its_own(host: Host, tmp_path: Path) -> None:
     _, findings = search(host, tmp_path, ONE_TOKEN_PREFILL, DECODE, findings=2)
     assert {(one.signature.rule, one.signature.stage) for one in findings} == {
@@ -73,7 +76,7 @@ def test_two_bugs_of_one_rule_in_two_stages_are_two_findings_and_each_shrinks_to
 
 
 def test_two_crashes_in_two_functions_are_two_findings(host: Host, tmp_path: Path) -> None:
-    fuzz, findings = search(host, tmp_path, RAISES_IN_PREFILL, RAISES_IN_DRAFT, findings=2)
+    fuzz, findings = search(host, tmp_path, RAISES_IN_PREFILL, RAISES_IN_DRAFT, findings=2, shrink_seconds=0.0)
     assert {one.signature.rule for one in findings} == {"engine.crash"}
     assert {one.signature.cause for one in findings} == {
         f"IndexError in {WORKER}._draft_extend_for_prefill",
@@ -100,6 +103,7 @@ def test_what_is_seen_again_is_set_aside_with_an_example_that_shows_it(host: Hos
     assert summary["findings"][0]["signature"] == one["signature"]
 
 
+@pytest.mark.long
 def test_what_a_smaller_case_shows_in_place_of_what_is_shrunk_is_set_aside_too(host: Host, tmp_path: Path) -> None:
     fuzz, [finding] = search(host, tmp_path, SMALLEST_RAISES, DECODE, findings=1)
     assert finding.signature.rule == "draft.hidden_in"

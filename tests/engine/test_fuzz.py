@@ -49,7 +49,7 @@ def first(fuzz: Fuzz) -> Finding:
     ("entry", "smallest"),
     [
         # one request of one token and the fewest steps that decode; the bonus token and one more
-        ("25015", {"num_steps": 2, "prompt": 1, "max_new_tokens": 2, "chunks": ()}),
+        pytest.param("25015", {"num_steps": 2, "prompt": 1, "max_new_tokens": 2, "chunks": ()}, marks=pytest.mark.long),
         # one request in two chunks of one token
         ("26329", {"num_steps": 1, "prompt": 2, "max_new_tokens": 1, "chunks": (1,)}),
     ],

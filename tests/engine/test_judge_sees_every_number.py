@@ -174,7 +174,7 @@ def test_one_changed_number_is_found_and_named(busy_trace: Trace, stage: str, na
             "equal",
             {"output.counts": 3},
         ),
-        (SCHEMA, {"aborted": 0, "dropped": 0}, ("tokens",), "unknown", {}),
+        (SCHEMA, {"aborted": 0, "dropped": 0}, ("tokens", "decoded", "sent", "histogram"), "unknown", {}),
     ],
     ids=["an older trace", "a release that sends less", "a tap that stopped"],
 )

@@ -67,6 +67,7 @@ def test_unwritten_memory_is_undefined_wherever_it_was_made(host: Host, busy_cas
     assert "kernel '_fwd_kernel'" in verdict.first.actual
 
 
+@pytest.mark.long
 def test_where_stores_are_not_checked_a_guard_behind_draft_decodes_lists_does(host: Host, tmp_path: Path) -> None:
     """As on a GPU: Triton's interpreter stores at any address."""
     entry = LEDGER["indices-overflow"]

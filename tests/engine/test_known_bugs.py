@@ -247,6 +247,7 @@ def test_a_bug_is_mended_only_where_its_own_case_shows_it(host: Host, shown: boo
     assert (TAIL.id in [entry.id for entry in mends.seen(CASE, DECLARED_VIEW)]) == shown
 
 
+@pytest.mark.long
 def test_two_processes_come_to_the_same_as_one(host: Host) -> None:
     options = SearchOptions(model="llama-tiny", topk=1, sampling="none")
     mends = Mends(host, DEFAULT_RUN)

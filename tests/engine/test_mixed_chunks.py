@@ -301,6 +301,7 @@ KEPT = Edit(
 )
 
 
+@pytest.mark.long
 def test_before_mixed_steps_kept_states_chunks_ended_inside_pages_too(tmp_path: Path) -> None:
     """In 0.5.20 either bug alone breaks the rule, and without both nothing is wrong."""
     kept, remedy = Patch(name="kept", edits=(KEPT,)), STATE.remedy

@@ -26,6 +26,7 @@ from .conftest import Runner
 from .plain import PLAIN
 
 WORKER = "sglang.srt.speculative.multi_layer_eagle_worker_v2.MultiLayerEagleDraftWorker"
+LONG = pytest.mark.long
 BOTH = pytest.mark.parametrize("model", ["llama-mtp", "llama-mtp-chain"])
 # "step" of the worker's two loops over the layers -> its assignment of the layer's pools to the batch (PR #22954)
 SWAPS = [
@@ -49,7 +50,7 @@ def _tails(tally: Tally) -> list[str]:
     return [name for name, bug in tally.known.items() if bug.cases and "multi-layer-chunk-tail" in name]
 
 
-@BOTH
+@pytest.mark.parametrize("model", [pytest.param("llama-mtp", marks=LONG), "llama-mtp-chain"])
 def test_generated_cases_are_equal_once_the_chunk_tail_is_right(host: Host, tmp_path: Path, model: str) -> None:
     trials = Trials(host, RunSpec(patches=(ALL_LAYERS,)))
     search = Fuzz(
@@ -73,7 +74,10 @@ def test_generated_cases_are_equal_once_the_chunk_tail_is_right(host: Host, tmp_
         assert tally.exercised[feature] >= 3, feature
 
 
-@pytest.mark.parametrize(("model", "cases"), [("mimo-v2", 15), ("mimo-v2-window", 20), ("step-3.5-window", 8)])
+@pytest.mark.parametrize(
+    ("model", "cases"),
+    [("mimo-v2", 15), pytest.param("mimo-v2-window", 20, marks=LONG), pytest.param("step-3.5-window", 8, marks=LONG)],
+)
 def test_generated_cases_in_the_classes_of_two_model_families_are_equal(
     host: Host, tmp_path: Path, model: str, cases: int
 ) -> None:

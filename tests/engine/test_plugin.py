@@ -453,7 +453,7 @@ def test_another():
 def test_a_failure_is_said_in_one_line_and_argued_once(suite: pytest.Pytester, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("COLUMNS", "80")
     monkeypatch.delenv("CI")  # pytest cuts no lines there
-    for workers, tests in (((), UNSHRUNK), (("-n", "1"), SUITE)):
+    for workers, tests in (((), UNSHRUNK), (("-n", "1"), UNSHRUNK)):
         suite.makepyfile(test_other=tests)
         result = run(suite, "-k", "undone", *workers)
         text = result.stdout.str()

@@ -82,6 +82,7 @@ def deserved(
     return [rounds for rounds, _ in both]
 
 
+@pytest.mark.long
 def test_a_server_uses_the_rounds_that_its_texts_deserve_alone_and_together(servers: Servers) -> None:
     """Chunks; then, all at once, prefixes that the first round of requests left in the cache."""
     those = prompts("llama-gqa")
@@ -163,6 +164,7 @@ class _Draft:
         self.heads = (model_pair(model).reference_head(RECIPES[model]),)
 
 
+@pytest.mark.long
 def test_rejection_sampling_takes_the_rounds_that_are_expected_of_its_texts(servers: Servers) -> None:
     """Seeds are fixed, so the test is the same each time: one right server in 16,000 is further off than 4 deviations."""
     model, those, temperature = "llama-gqa", prompts("llama-gqa"), 1.3

@@ -58,7 +58,7 @@ def _ended(how: Callable[[psutil.Process, list[psutil.Process]], None], scratch:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+@pytest.mark.parametrize("number", [signal.SIGTERM, pytest.param(signal.SIGINT, marks=pytest.mark.long)])
 def test_a_signal_ends_all_of_it_with_130(tmp_path: Path, number: signal.Signals) -> None:
     code, said = ended(lambda command, _: command.send_signal(number), tmp_path / "said")
     assert code == 130, said

@@ -76,6 +76,7 @@ def _simplest(block: Block) -> Case:
     return looked[-1]
 
 
+@pytest.mark.long
 def test_smaller_cases_may_be_without_what_a_block_has_unless_it_was_asked_for() -> None:
     names = set[str]()
     for number in range(1, 25, 2):

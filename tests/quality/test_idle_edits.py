@@ -27,6 +27,7 @@ from eagletwin.harness.judge.judge import judge
 from ..engine.planted_trees import plant
 from ..lab.mutants.draw import Mutant, mutants_of
 
+pytestmark = pytest.mark.long
 EDITS = 40
 FILES = ("eagle_worker_v2", "eagle_worker_common", "eagle_utils", "spec_utils", "eagle_info", "multi_layer_eagle_worker_v2")
 CASES = (

@@ -19,6 +19,7 @@ from eagletwin.harness.core.run_spec import RunSpec
 from eagletwin.harness.engines.host import Host
 from eagletwin.harness.testing.twin import Twin
 
+pytestmark = pytest.mark.long
 GREEDY = Asked(held={"model": "llama-tiny"}, sampling="")
 WORKER = "sglang.srt.speculative.eagle_worker_v2.EagleDraftWorker"
 SETUP = "logits_output = self.draft_runner.forward(forward_batch).logits_output"
