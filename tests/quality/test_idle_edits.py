@@ -4,6 +4,7 @@ Half of them stand under a condition on the device, on either side of it.
 """
 
 import ast
+import dataclasses
 import shutil
 import textwrap
 from collections.abc import Iterator
@@ -108,7 +109,7 @@ def named(mutant: Mutant, way: str, monkeypatch: pytest.MonkeyPatch, folder: Pat
         file = folder / "mutant.json"
         file.write_bytes(msgspec.json.encode(mutant.patch))
         return spec_of({way: [str(file)]}).patches
-    monkeypatch.setitem(LEDGER, "idle", replace(LEDGER["25015"], id="idle", revert=mutant.patch))
+    monkeypatch.setitem(LEDGER, "idle", dataclasses.replace(LEDGER["25015"], id="idle", revert=mutant.patch))
     return spec_of({way: ["idle"]}).patches
 
 
