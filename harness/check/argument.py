@@ -59,21 +59,18 @@ def argue(
         if verdict.relaxed:
             text += f" {others_in_plain_decode(verdict.relaxed)}"
         lines += ["", *fold(text, columns)]
-    for change in changes:
-        if not change.patch or verdict.status == "equal":
-            lines += ["", *(line for text in change.lines() for line in fold(text, columns))]
-    lines += fold(verdict.effect, columns) if verdict.effect else []
+    notes = [text for change in changes if not change.patch or verdict.status == "equal" for text in change.lines()]
+    notes += [verdict.effect] if verdict.effect else []
     if all(change.patch for change in changes) and verdict.status == "equal" and (text := unknown_changes(engine.version)):
-        lines += ["", *fold(text, columns)]
-    lines += [*_unseen(verdict, engine, columns), *_unjudged(verdict, columns)]
+        notes.append(text)
+    notes += [*_unseen(verdict, engine), *_unjudged(verdict)]
     if text := compared_in_part(verdict.shares):
-        lines += ["", *fold(f"Compared in part: {text}.", columns)]
-    lines += _excuses(verdict, columns)
+        notes.append(f"Compared in part: {text}.")
+    notes += _excuses(verdict)
     headers = [header, *(one.header for one in (trace.others if trace is not None else ()))]
-    unchecked = sorted({name for one in headers for name in one.fallbacks})
-    if unchecked:
-        text = f"Not checked by kernel.*, since Triton's interpreter ran it: {'; '.join(unchecked)}."
-        lines += ["", *fold(text, columns)]
+    if unchecked := sorted({name for one in headers for name in one.fallbacks}):
+        notes.append(f"Not checked by kernel.*, since Triton's interpreter ran it: {'; '.join(unchecked)}.")
+    lines += ["", *(line for text in notes for line in fold(text, columns))] if notes else []
     if again:
         lines += ["", f"  again: {again}"]
     return "\n".join(lines)
@@ -98,30 +95,28 @@ def _later(verdict: Verdict, columns: int) -> list[str]:
     return ["", *fold(f"After it {count(total, 'more comparison')} diverged, which may follow from it: {parts}.", columns)]
 
 
-def _unseen(verdict: Verdict, engine: EngineInfo, columns: int) -> list[str]:
+def _unseen(verdict: Verdict, engine: EngineInfo) -> list[str]:
     """What could not be seen in this mode."""
     if not verdict.unseen:
         return []
     parts = ", ".join(f"{rule} {number}" for rule, number in sorted(verdict.unseen.items()))
-    return ["", *fold(f"Not seen ({_why_unseen(engine, verdict.unseen)}): {parts}.", columns)]
+    return [f"Not seen ({_why_unseen(engine, verdict.unseen)}): {parts}."]
 
 
-def _unjudged(verdict: Verdict, columns: int) -> list[str]:
+def _unjudged(verdict: Verdict) -> list[str]:
     """What was not judged, since a request asks for what cannot be."""
     if not verdict.impossible:
         return []
     parts = ", ".join(f"{rule} {number}" for rule, number in sorted(verdict.unjudged.items()))
     where = asked_the_impossible(verdict.impossible) + (f": {parts}" if parts else "")
-    text = f"Not judged (what it asks for together allows no token there): {where}."
-    return ["", *fold(text, columns)]
+    return [f"Not judged (what it asks for together allows no token there): {where}."]
 
 
-def _excuses(verdict: Verdict, columns: int) -> list[str]:
+def _excuses(verdict: Verdict) -> list[str]:
     """What is no divergence though the reference has it otherwise: the first of them, and how many more there are."""
-    lines = [line for excuse in verdict.excuses[:_EXCUSES] for line in fold(f"Excused: {excuse}.", columns)]
     more = sum(verdict.excused.values()) - _EXCUSES
-    lines += fold(f"Excused: {more} more; verdict.json names the first {MOST_EXCUSES}.", columns) if more > 0 else []
-    return ["", *lines] if lines else []
+    rest = f"; {more} more, of which verdict.json names the first {MOST_EXCUSES}" if more > 0 else ""
+    return [f"Excused: {'; '.join(map(str, verdict.excuses[:_EXCUSES]))}{rest}."] if verdict.excuses else []
 
 
 def _why_unseen(engine: EngineInfo, unseen: Mapping[str, int]) -> str:

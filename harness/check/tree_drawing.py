@@ -10,8 +10,8 @@ from eagletwin.harness.core.verdict import Divergence
 from eagletwin.harness.core.words import count
 from eagletwin.harness.judge.draft_tree import ROOT, DraftTree, tree_of
 
-# A tree of more nodes is cut down to what is marked or accepted, the way there, and its siblings.
-MOST_LINES = 40
+# A tree of more nodes is cut down to what is marked or accepted, the way there, and its siblings if they fit.
+MOST_LINES = 12
 
 
 def draw(trace: Trace, found: Divergence) -> list[str]:
@@ -33,7 +33,8 @@ def _lines(tree: DraftTree) -> Iterator[str]:
         ends = {*tree.marks, *(candidate for candidate, node in tree.node.items() if node in tree.accepted)} - {ROOT}
         kept = {candidate for end in ends for candidate in tree.way_to(end)}
         parents = {ROOT, *(tree.parent(candidate) for candidate in kept)}
-        kept |= {candidate for candidate in shown if tree.parent(candidate) in parents}
+        near = kept | {candidate for candidate in shown if tree.parent(candidate) in parents}
+        kept = near if len(near) <= MOST_LINES else kept
         hidden, shown = len(shown) - len(kept), kept
     children: dict[int, list[int]] = {}
     for candidate in sorted(shown):
