@@ -9,6 +9,7 @@ import typer
 
 from eagletwin.harness.core.dtype import Dtype
 from eagletwin.harness.core.errors import InputError
+from eagletwin.harness.core.folders import check_writable
 from eagletwin.harness.core.mode import FLASHINFER_HEAD, Attention, Mode
 from eagletwin.harness.core.run_spec import Kernels
 from eagletwin.harness.core.verdict import View
@@ -21,6 +22,7 @@ Runs = Annotated[
     typer.Option(
         "--out",
         metavar="FOLDER",
+        callback=check_writable,
         rich_help_panel=OUTPUT,
         help="Folder for run folders. Nothing is overwritten.",
     ),

@@ -1,5 +1,6 @@
 """Where eagletwin keeps what it can make again (the cache) and what it must not lose (run folders)."""
 
+import errno
 import fcntl
 import os
 from collections.abc import Callable, Iterator
@@ -41,6 +42,24 @@ def alone(file: Path, waiting: Callable[[], None] = lambda: None) -> Iterator[No
         yield
 
 
+def check_writable(parent: Path) -> Path:
+    """The folder, which need not exist. Raises InputError where run folders cannot be made below it: before anything runs."""
+    there = next((place for place in (parent, *parent.absolute().parents) if place.exists()), parent)
+    if not there.is_dir():
+        error: OSError = NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR))
+    elif not os.access(there, os.W_OK | os.X_OK):
+        error = PermissionError(errno.EACCES, os.strerror(errno.EACCES))
+    else:
+        return parent
+    raise _cannot_write(parent, error)
+
+
+def _cannot_write(parent: Path, error: OSError) -> InputError:
+    return InputError(
+        f"{parent}: {error.strerror}", consequence="nothing was run", remedy="give --out a folder that you may write"
+    )
+
+
 def new_run_folder(parent: Path, name: str) -> Path:
     """Make and return parent/name, or parent/name-2, -3, … : nothing is ever overwritten. Safe among processes."""
     try:
@@ -62,6 +81,4 @@ def new_run_folder(parent: Path, name: str) -> Path:
             except FileExistsError:
                 number += 1
     except OSError as error:
-        raise InputError(
-            f"{parent}: {error.strerror}", consequence="nothing was run", remedy="give --out a folder that you may write"
-        ) from error
+        raise _cannot_write(parent, error) from error

@@ -338,3 +338,12 @@ def test_an_old_name_of_a_command_still_works_and_says_the_new_one(tmp_path: Pat
     old, new = (eagletwin(*words, "--json", cwd=tmp_path) for words in (["models", "list"], ["info", "models"]))
     assert (old.returncode, old.stdout) == (0, new.stdout)
     assert old.stderr == "note: `eagletwin models list` is now `eagletwin info models`\n"
+
+
+@pytest.mark.parametrize("command", ["check 25015", "fuzz", "prove 25015", "bisect 25015", "compare 0.5.23 0.5.20"])
+def test_a_folder_that_cannot_be_written_is_refused_before_anything_is_imported(command: str, tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    done = eagletwin(*command.split(), "--out", str(tmp_path / "file" / "runs"), cwd=tmp_path)
+    assert done.returncode == 128, done
+    assert "Not a directory\n  so:  nothing was run\n  try: give --out a folder that you may write" in done.stderr
+    assert "importing" not in done.stderr
