@@ -12,8 +12,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from eagletwin.reference.draft_heads import DraftRows, behind
 from eagletwin.reference.mtp import draft_extends
-from eagletwin.reference.rows import DraftRows, behind
 
 from .device import on
 from .draft import DraftModel

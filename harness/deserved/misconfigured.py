@@ -11,9 +11,8 @@ from dataclasses import dataclass, replace
 import numpy as np
 import torch
 
+from eagletwin.reference.draft_heads import Eagle3Head, PlainDraft
 from eagletwin.reference.eagle import EagleHead
-from eagletwin.reference.eagle3 import Eagle3Head
-from eagletwin.reference.plain import PlainDraft
 from eagletwin.reference.sizes import LlamaShape
 
 from .checkpoint import Checkpoint

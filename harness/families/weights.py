@@ -17,8 +17,8 @@ from torch import Tensor
 
 from eagletwin.harness.core.dtype import Dtype
 from eagletwin.harness.core.errors import InputError
+from eagletwin.reference.draft_heads import proposed_tokens
 from eagletwin.reference.eagle import Head
-from eagletwin.reference.eagle3 import proposed_tokens
 
 from . import RECIPES, family_of, llama
 from .recipe import Recipe

@@ -1,4 +1,4 @@
-"""A request's logits with its penalties on tokens that it was sent before, and its min_new_tokens (reference/penalties.py), one
+"""A request's logits with its penalties on tokens that it was sent before, and its min_new_tokens (reference/sampling.py), one
 row each.
 
 All rows of a round are penalized by what was sent when it began: SGLang says of its penalties in verify that they are a relaxed
@@ -11,7 +11,7 @@ import torch
 
 from eagletwin.harness.core.arrays import Array
 from eagletwin.harness.core.case import Penalties, Request
-from eagletwin.reference.penalties import held_back, penalized
+from eagletwin.reference.sampling import held_back, penalized
 
 
 def penalized_rows(request: Request, ends: int, tokens: Sequence[int], began: Mapping[int, int], logits: Array) -> Array:

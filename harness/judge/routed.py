@@ -1,4 +1,4 @@
-"""Which experts each row went to by the trace, for the reference to follow where rounding admits them (experts_followed.py).
+"""Which experts each row went to by the trace, for the reference to follow where rounding admits them (experts.py).
 
 A row's experts are those of the forward that computed it last. Of a row that came from the prefix cache they are those of the
 request that computed it. Called by story.py.
@@ -16,7 +16,7 @@ from eagletwin.harness.core.arrays import Array
 from eagletwin.harness.core.records import Record
 from eagletwin.harness.core.trace import Trace
 from eagletwin.reference.eagle import Head
-from eagletwin.reference.experts_followed import CHOSEN, WITHIN
+from eagletwin.reference.experts import CHOSEN, WITHIN
 from eagletwin.reference.sizes import LlamaShape
 
 _ROUTERS = ("mlp.gate.weight", "mlp.router.weight")

@@ -18,10 +18,9 @@ from eagletwin.harness.core.arrays import Array
 from eagletwin.harness.core.case import Request, Sampling
 from eagletwin.harness.core.records import Record
 from eagletwin.harness.core.trace import Trace
-from eagletwin.reference.coins import seeded_coins
 from eagletwin.reference.cuts import possible_targets, rounding_of, targets_of_float32
 from eagletwin.reference.follow_sampling import Draws, Followed, Illegal, Walk, follow_chain, follow_tree
-from eagletwin.reference.sampling import Thresholds
+from eagletwin.reference.sampling import Thresholds, seeded_coins
 
 from .asked import before_additions
 from .bounds import Bounds, magnitude

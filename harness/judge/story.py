@@ -21,13 +21,11 @@ from eagletwin.harness.core.verdict import View
 from eagletwin.harness.families import RECIPES, adapters
 from eagletwin.harness.families.weights import served_pair
 from eagletwin.reference import growth
-from eagletwin.reference.adapters import LowRank, adapted
-from eagletwin.reference.chain import rows_behind
+from eagletwin.reference.chain import Recent, rows_behind
+from eagletwin.reference.draft_heads import FrozenHead, PlainDraft
 from eagletwin.reference.eagle import Head
-from eagletwin.reference.frozen import FrozenHead
+from eagletwin.reference.layers import LowRank, adapted
 from eagletwin.reference.llama import Weights, target_rows
-from eagletwin.reference.plain import PlainDraft
-from eagletwin.reference.recent import Recent
 from eagletwin.reference.rounds import committed_side_by_side, draft_rounds
 from eagletwin.reference.sizes import count_candidates
 
@@ -48,7 +46,7 @@ _TOGETHER = 256
 _SCRATCH_TOGETHER = 1024
 
 
-_KEPT = ("state", "window")  # of a layer in the reference (delta.py)
+_KEPT = ("state", "window")  # of a layer in the reference (state_layers.py)
 
 
 class NoReference(ValueError):

@@ -19,10 +19,10 @@ from eagletwin.harness.families import RECIPES
 from eagletwin.harness.families.store import checkpoints
 from eagletwin.harness.families.weights import model_pair
 from eagletwin.reference.chain import draft_chain
+from eagletwin.reference.draft_heads import DraftRows, behind
 from eagletwin.reference.growth import View, draft_tree, select
 from eagletwin.reference.llama import target_rows
 from eagletwin.reference.mtp import draft_extend, draft_extends
-from eagletwin.reference.rows import DraftRows, behind
 from eagletwin.reference.tree import tree_parents
 
 TIE = 2e-4

@@ -14,7 +14,7 @@ from eagletwin.harness.core.verdict import RULES
 from eagletwin.harness.engines.host import Host
 from eagletwin.harness.judge import story
 from eagletwin.harness.judge.judge import judge
-from eagletwin.reference.delta import Kept
+from eagletwin.reference.state_layers import Kept
 
 FREE = {name for name, rule in RULES.items() if rule.weights == "no"}
 

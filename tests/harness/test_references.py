@@ -54,7 +54,7 @@ def test_what_is_not_there_is_found() -> None:
     """As it stood in files of ours."""
     assert absent("docs/figures.md, docs/records/detection.md") == ["docs/figures.md"]
     assert absent("(DESIGN §9), design §3.8, DESIGN §10, DESIGN §2") == ["design §9", "design §10"]
-    assert absent("models/eagle3.py, reference/eagle3.py, judge/story.py, srt/x.py") == ["models/eagle3.py"]
+    assert absent("models/eagle3.py, reference/draft_heads.py, judge/story.py, srt/x.py") == ["models/eagle3.py"]
 
 
 def test_a_word_has_one_meaning() -> None:
