@@ -10,7 +10,7 @@ from eagletwin.harness.core.trace import Trace
 from eagletwin.harness.core.verdict import DECLARED_VIEW, MOST_EXCUSES, SAID, Divergence, Verdict, View, rules_of
 from eagletwin.harness.core.words import asked_the_impossible, compared_in_part, count, others_in_plain_decode
 from eagletwin.harness.judge.model import model_of
-from eagletwin.harness.judge.owners import Owners, whose
+from eagletwin.harness.judge.provenance import Provenance, find_provenance
 
 from .tree_drawing import draw
 
@@ -33,7 +33,7 @@ def argue(
     if verdict.not_seen:
         lines += fold(f"NOT SEEN  {verdict.not_seen}", columns, "", " " * 10)
     if verdict.first is not None:
-        owners = whose(trace, verdict) if trace is not None else None
+        owners = find_provenance(trace, verdict) if trace is not None else None
         view: View = "shifted" if verdict.view == "shifted" else DECLARED_VIEW
         lines += ["", *_divergence(verdict.first, header, view, columns, owners)]
         drawn = draw(trace.judged_of(verdict.first.rank), verdict.first) if trace is not None else []
@@ -141,7 +141,7 @@ def headline(header: Header, verdict: Verdict) -> str:
     return f"{line}; unknown: {reason}" if verdict.status == "unknown" else line
 
 
-def _divergence(found: Divergence, header: Header, view: View, columns: int, owners: Owners | None) -> list[str]:
+def _divergence(found: Divergence, header: Header, view: View, columns: int, owners: Provenance | None) -> list[str]:
     model, num_steps = model_of(header, view), header.case.num_steps
     layers = model.mtp_layers > 0
     rule = rules_of(layers, not model.ahead)[found.rule]

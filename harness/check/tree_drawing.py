@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from eagletwin.harness.core.trace import Trace
 from eagletwin.harness.core.verdict import Divergence
 from eagletwin.harness.core.words import count
-from eagletwin.harness.judge.draft_tree import ROOT, DraftTree, tree_of
+from eagletwin.harness.judge.trees import ROOT, DraftTree, tree_of
 
 # A tree of more nodes is cut down to what is marked or accepted, the way there, and its siblings.
 MOST_LINES = 40

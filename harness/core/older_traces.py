@@ -1,7 +1,7 @@
 """Traces of older schemas, as those of this one are. Called by trace.py, which reads them.
 
 What schema 4 adds, the logits that a verify samples from, cannot be put into an older trace: the judge does without there. Nor
-can the numbers that schema 5 demands (judge/numbers_due.py).
+can the numbers that schema 5 demands (judge/completeness.py).
 """
 
 import msgspec

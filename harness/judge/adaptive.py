@@ -1,6 +1,6 @@
 """Adaptive numbers of draft steps: `steps.parts`, `steps.fed`, `steps.chosen`. Called by requests.py.
 
-What the engine chose is followed (story.py): here is judged whether it chose as its policy says, by what it was told, whether
+What the engine chose is followed (replay.py): here is judged whether it chose as its policy says, by what it was told, whether
 it was told what verify decided, and whether all parts of the worker went by the same choice.
 """
 

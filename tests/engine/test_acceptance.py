@@ -25,7 +25,7 @@ from eagletwin.harness.engines.host import Host
 from eagletwin.harness.families import RECIPES
 from eagletwin.harness.families.store import checkpoints
 from eagletwin.harness.judge.judge import judge
-from eagletwin.harness.judge.story import stories
+from eagletwin.harness.judge.replay import replay_requests
 
 from ..deserved.started import STARTED
 from .recorded import integers_of
@@ -63,14 +63,14 @@ def answers(trace: Trace) -> list[Answer]:
     return [
         Answer(
             prompt=prompts[name],
-            tokens=tuple(story.tokens)[len(prompts[name]) :],
-            rounds=len(story.rounds),
-            starts=tuple(round.committed for round in story.rounds),
+            tokens=tuple(replay.tokens)[len(prompts[name]) :],
+            rounds=len(replay.rounds),
+            starts=tuple(round.committed for round in replay.rounds),
             accepted=None,
             cached=len(prompts[name]) - 1 if name.startswith("turn") else 0,  # at most
             finish="length",
         )
-        for name, story in stories(trace, "slot_layout").items()
+        for name, replay in replay_requests(trace, "slot_layout").items()
     ]
 
 

@@ -18,7 +18,7 @@ from eagletwin.harness.core.case import Case, EngineSettings, Event, Grammar, SG
 from eagletwin.harness.core.grammar import as_ebnf, word
 from eagletwin.harness.core.patch import Edit
 from eagletwin.harness.engines.sglang.grammars import words_of
-from eagletwin.harness.judge.constraints import allowed
+from eagletwin.harness.judge.request_logits import allowed
 
 from .conftest import Runner
 from .test_grammars import CHAIN, ENDS

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from eagletwin.harness.core.errors import EXIT_DIVERGED, EXIT_EQUAL, EXIT_UNKNOWN
 from eagletwin.harness.core.words import count
-from eagletwin.harness.judge.unseen import shows_instead
+from eagletwin.harness.judge.completeness import shows_instead
 
 from .job import JobResult
 

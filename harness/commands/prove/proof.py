@@ -24,7 +24,7 @@ from eagletwin.harness.engines.host import Host, WouldNotStart
 from eagletwin.harness.engines.lock import releases
 from eagletwin.harness.engines.provision import NotFetched
 from eagletwin.harness.engines.release_hosts import hosts
-from eagletwin.harness.judge.unseen import shows_instead
+from eagletwin.harness.judge.completeness import shows_instead
 from eagletwin.harness.page.run import write_run
 
 

@@ -8,12 +8,16 @@ from collections import Counter
 from collections.abc import Sequence
 
 from eagletwin.harness.core.adaptive import NODES_OF, STEPS_OF
+from eagletwin.harness.core.answers import COUNTS
 from eagletwin.harness.core.case import Case
 from eagletwin.harness.core.records import Record, ServedModel
 from eagletwin.harness.core.trace import Trace
 from eagletwin.reference.sizes import count_candidates
 
-from .model import Model
+from .compare import Compare, Place
+from .model import Model, model_of
+from .replay import Round
+from .trees import Trees
 
 _FLOATS = ("kv", "state", "conv", "hidden_in", "hidden_out", "hidden", "probabilities", "logits", "scores", "coins", "logprobs")
 _WITH_OUTPUT = ("target.extend", "target.verify", "draft.decode")
@@ -21,7 +25,7 @@ _WITH_OUTPUT = ("target.extend", "target.verify", "draft.decode")
 
 def unrecorded(trace: Trace) -> str:
     """Which request finished without a record of its work, as where recording is switched off: what it emitted would be held to
-    a story that begins and ends with its prompt. Empty if there is none."""
+    a replay that begins and ends with its prompt. Empty if there is none."""
     worked = {record.request for record in trace.header.records if record.stage == "prefill"}
     for record in trace.header.records:
         if record.stage == "finished" and not record.numbers.get("aborted") and record.request not in worked:
@@ -296,3 +300,107 @@ def _rows(trace: Trace, own: list[tuple[int, Record]], model: Model) -> str:
             if len(rows) < end or not rows.issuperset(range(end)):
                 return f"not every row of the {part} below {end} was recorded"
     return ""
+
+
+# Which numbers a record must have. One that is absent is a tap that stopped, and never a reason to compare less.
+#
+# Called by the judge before it compares anything. Traces up to schema 4 lack some of them, and are judged without.
+
+_POOL = ("total", "available", "evictable", "protected")
+_OF_STAGE: dict[str, tuple[str, ...]] = {
+    "iteration": (*_POOL, "live"),
+    "flushed": (*_POOL, "live"),
+    "prefill": ("start", "end", "final"),
+    "draft": ("seq_len", "in_graph"),
+    "verify": ("seq_len", "accept_len", "bonus", "new_seq_len"),
+    "extend": ("seq_len", "in_graph"),
+    "finished": ("aborted", "dropped"),
+    "abort": ("launched", "read"),
+    "fed": ("batch_size",),
+    "copy": ("restore",),
+}
+# Absent of a request that was dropped from the queue, and of one for which nothing was sent, which output.tokens finds.
+_OF_MESSAGE = (*COUNTS, "finish", "finish_matched", "finish_length")
+_OF_TENSOR: dict[str, tuple[str, ...]] = {
+    "window_free": tuple(f"window_{name}" for name in _POOL),
+    "state_free": ("state_total", "state_given_up"),
+}
+
+
+def absent_number(trace: Trace) -> str:
+    """What a record lacks, as a part of a sentence; empty if each has its numbers."""
+    header = trace.header
+    if not header.has_all_numbers or not model_of(header).numbers:
+        return ""
+    host = header.case.engine.sglang.host_pages > 0
+    work = dict[int, set[str]]()  # iteration -> numbers by which its batch names the requests that it worked on
+    for record in header.records:
+        if record.stage in ("prefill", "verify"):
+            work.setdefault(record.iteration, set()).add(f"request.{record.request}")
+    owners = set[str]()  # the same of all requests so far: each batch names them
+    for at, record in enumerate(header.records):
+        due = _numbers_of(record, host)
+        if record.stage == "finished" and _was_sent_something(trace, at):
+            due += _OF_MESSAGE
+        if record.stage == "batch":
+            owners |= record.numbers.keys() | work.get(record.iteration, set())
+            due = sorted(owners)
+        if name := next((name for name in due if name not in record.numbers), ""):
+            return f"no {name} of a {record.stage} record"
+    return ""
+
+
+def _was_sent_something(trace: Trace, at: int) -> bool:
+    record = trace.header.records[at]
+    return not record.numbers.get("dropped", 1) and "sent" in record.tensors and len(trace.array(at, "sent")) > 0
+
+
+def _numbers_of(record: Record, host: bool) -> list[str]:
+    stage, numbers = record.stage, record.numbers
+    due = [
+        *_OF_STAGE.get(stage, ()),
+        *(name for tensor, names in _OF_TENSOR.items() if tensor in record.tensors for name in names),
+    ]
+    if stage == "prefill" and not numbers.get("final", 1):
+        due.append("tokens")
+    if stage == "session":
+        due.append("opens" if record.request else "closes")
+    if stage in ("iteration", "flushed") and host:
+        due += ["copying", "host_total", "host_available"]
+    return due
+
+
+# What ran in a CUDA graph: no Python runs there, so no tap recorded what its forwards were given. Called by requests.py.
+#
+# A wrong input shows in the rows that it led to (draft.scratch_kv, draft.kv) and in what was proposed; the verdict says how
+# many comparisons could not be made.
+
+_INPUTS = ("draft.positions", "draft.hidden_in", "draft.slots")
+INPUTS = ("draft.input_ids", *_INPUTS)
+# Where a wrong input shows that a graph hides: in the rows that its forward wrote.
+_SHOWS_INSTEAD = ("draft.scratch_kv", "draft.kv")
+
+
+def shows_instead(broken: str, rule: str) -> bool:
+    """Whether a bug that breaks `rule` may break this one, where a graph hides what `rule` looks at."""
+    return rule in INPUTS and broken in _SHOWS_INSTEAD
+
+
+def draft_decode_in_graph(trace: Trace, compare: Compare, trees: Trees, number: int, round: Round) -> None:
+    """Draft record `number`. The tokens of a tree's frontiers are read from the memory of a graph that eagletwin captured, and
+    not in a server, which captures its own; those of a chain are its proposals."""
+    case, record = trace.header.case, trace.header.records[number]
+    steps, seen = case.num_steps - 1, case.topk > 1 and "consumed" in record.tensors
+    compare.not_seen(_INPUTS if seen else INPUTS, steps)
+    if not seen:
+        return
+    consumed = trace.integers(number, "consumed")
+    for step in range(1, steps + 1):
+        ids = consumed[(step - 1) * case.topk : step * case.topk]
+        tokens = trees.consumed(round, step, ids)
+        compare.integers(Place(record, "draft", step), "draft.input_ids", tokens, ids, "branch", 0)
+
+
+def layers_in_graph(trace: Trace, compare: Compare) -> None:
+    """The layers of a multi-layer draft extend."""
+    compare.not_seen(("draft.runner", *INPUTS), trace.header.case.num_steps)

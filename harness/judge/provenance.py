@@ -7,6 +7,7 @@ another's may do so by chance, and is told as such.
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import get_args
 
 import numpy as np
 
@@ -15,13 +16,58 @@ from eagletwin.harness.core.places import STAGES
 from eagletwin.harness.core.poison import KEY_POISON, LATENT_POISON, VALUE_POISON
 from eagletwin.harness.core.records import Record
 from eagletwin.harness.core.trace import Trace
-from eagletwin.harness.core.verdict import Divergence, Verdict
+from eagletwin.harness.core.verdict import DECLARED_VIEW, Divergence, Verdict, View
 
 from .bounds import FLOAT32, Bounds, bounds_of
-from .closer import Closer, look_closer
 from .compare import Exhibit
+from .judge import all_divergences, compared
 from .model import model_of
-from .story import Story
+from .replay import RequestReplay
+from .sessions import as_asked
+
+# A diverged trace looked at once more, with all that a verdict leaves out: every divergence, the numbers around the first, and
+# what the reference says of each request. For the argument and the page; what is judged is the same.
+
+
+@dataclass(frozen=True, slots=True)
+class DivergenceContext:
+    """trace        the rank that the first divergence is on; of a pipeline the last stage
+    divergences  all, in the order in which data flows
+    exhibit      the numbers of the first; None: it has none but those that it names
+    replays      the requests of that rank
+    failure      why there is no second look; empty if there is one
+    """
+
+    trace: Trace
+    divergences: tuple[Divergence, ...]
+    exhibit: Exhibit | None
+    replays: dict[str, RequestReplay]
+    failure: str = ""
+
+
+def rejudge_with_context(trace: Trace, verdict: Verdict) -> DivergenceContext | None:
+    """None of a verdict without a divergence, and of one that is not what this trace says by itself."""
+    first, without = verdict.first, frozenset(verdict.without)
+    if first is None:
+        return None
+    try:
+        trace = as_asked(trace)
+        findings, by_rank = compared(trace, without, _view(verdict))
+    except Exception as error:  # the verdict stands, so a report of it must come out, and say what it lacks
+        failure = f"the judge failed when it looked at the trace again: {type(error).__name__}: {error}"
+        return DivergenceContext(trace, (first,), None, {}, failure)
+    divergences = all_divergences(trace, findings, without)
+    if not divergences or divergences[0].place != first.place:
+        return None
+    order = min((order for order, _ in findings.divergences), default=())
+    rank = 0 if trace.earlier else first.rank or 0
+    return DivergenceContext(trace.judged_of(first.rank), tuple(divergences), findings.exhibits.get(order), by_rank[rank])
+
+
+def _view(verdict: Verdict) -> View:
+    """A verdict names a view that is not what is declared."""
+    return next((view for view in get_args(View) if view == verdict.view), DECLARED_VIEW)
+
 
 MOST = 3  # owners that are named
 NOBODYS = "no row that the reference or the trace has of any request, round or layer"
@@ -38,7 +84,7 @@ class _Row:
 
 
 @dataclass(frozen=True, slots=True)
-class Owners:
+class Provenance:
     """Whose the wrong numbers are.
 
     sure     whether it is beyond chance
@@ -53,25 +99,25 @@ class Owners:
     failure: str = ""
 
 
-def whose(trace: Trace, verdict: Verdict) -> Owners | None:
+def find_provenance(trace: Trace, verdict: Verdict) -> Provenance | None:
     """Whose the first wrong numbers of a verdict are; None: there are none that anybody could own."""
-    closer = look_closer(trace, verdict)
-    return owners_of(closer) if closer is not None else None
+    context = rejudge_with_context(trace, verdict)
+    return provenance_of(context) if context is not None else None
 
 
-def owners_of(closer: Closer) -> Owners | None:
+def provenance_of(context: DivergenceContext) -> Provenance | None:
     """Whose the wrong numbers of the first divergence are; None: it has none that anybody could own."""
-    exhibit = closer.exhibit
-    if closer.failure:
-        return Owners(False, "", {}, closer.failure)
+    exhibit = context.exhibit
+    if context.failure:
+        return Provenance(False, "", {}, context.failure)
     if exhibit is None:
         return None
-    found = closer.divergences[0]
+    found = context.divergences[0]
     if isinstance(exhibit.actual, list):
-        return _of_integers(closer, found, exhibit)
+        return _of_integers(context, found, exhibit)
     if exhibit.actual.ndim != 2 or exhibit.actual.shape[1] < _LEAST_WIDE:
         return None
-    return _of_rows(closer, found, exhibit)
+    return _of_rows(context, found, exhibit)
 
 
 # Rows of fewer numbers, such as a score, agree by chance.
@@ -81,12 +127,12 @@ _LEAST_WIDE = 8
 # -- rows of floats ------------------------------------------------------------------------------------------------------
 
 
-def _of_rows(closer: Closer, found: Divergence, exhibit: Exhibit) -> Owners:
+def _of_rows(context: DivergenceContext, found: Divergence, exhibit: Exhibit) -> Provenance:
     assert not isinstance(exhibit.actual, list)
-    header, wrong = closer.trace.header, exhibit.wrong[:_WRONG_ROWS]
+    header, wrong = context.trace.header, exhibit.wrong[:_WRONG_ROWS]
     bounds = bounds_of(header.engine.dtype, header.case.model) if model_of(header).numbers else FLOAT32
     stored, width = exhibit.parts > 1, exhibit.actual.shape[1]
-    known = [(row, numbers) for row, numbers in _rows(closer, stored) if numbers.size == width]
+    known = [(row, numbers) for row, numbers in _rows(context, stored) if numbers.size == width]
     names = [row for row, _ in known]
     everybodys = np.array([numbers.ravel() for _, numbers in known], np.float64).reshape(len(known), width)
     by_row = {}
@@ -96,7 +142,7 @@ def _of_rows(closer: Closer, found: Divergence, exhibit: Exhibit) -> Owners:
         by_row[n] = _whole(names, everybodys, actual, own, bounds, exhibit.parts) or _poison(actual, exhibit.parts)
         if not by_row[n] and stored:
             by_row[n] = _half(names, everybodys, actual, own, bounds, exhibit.parts)
-    return Owners(True, by_row[exhibit.wrong[0]] or NOBODYS, {n: text for n, text in by_row.items() if text})
+    return Provenance(True, by_row[exhibit.wrong[0]] or NOBODYS, {n: text for n, text in by_row.items() if text})
 
 
 def _whole(names: list[_Row], everybodys: Array, actual: Array, own: _Row, bounds: Bounds, parts: int) -> str:
@@ -163,43 +209,43 @@ def _poison(actual: Array, parts: int) -> str:
     return ""
 
 
-def _rows(closer: Closer, stored: bool) -> Iterator[tuple[_Row, Array]]:
+def _rows(context: DivergenceContext, stored: bool) -> Iterator[tuple[_Row, Array]]:
     """Every row that anybody has: of the reference first, then as the worker left it."""
-    for name, story in closer.stories.items():
-        yield from _stored_of(name, story) if stored else _states_of(name, story)
-    for number, record in _before(closer):
+    for name, replay in context.replays.items():
+        yield from _stored_of(name, replay) if stored else _states_of(name, replay)
+    for number, record in _before(context):
         if record.request:
-            yield from _recorded(closer.trace, number, record, stored)
+            yield from _recorded(context.trace, number, record, stored)
 
 
-def _before(closer: Closer) -> Iterator[tuple[int, Record]]:
+def _before(context: DivergenceContext) -> Iterator[tuple[int, Record]]:
     """The records before that of the first divergence: later ones may hold what is wrong because of it."""
-    found = closer.divergences[0]
-    for number, record in enumerate(closer.trace.header.records):
+    found = context.divergences[0]
+    for number, record in enumerate(context.trace.header.records):
         if record.key[:5] == found.place[1:6] and record.iteration == found.iteration:
             return
         yield number, record
 
 
-def _states_of(name: str, story: Story) -> Iterator[tuple[_Row, Array]]:
+def _states_of(name: str, replay: RequestReplay) -> Iterator[tuple[_Row, Array]]:
     of = f"of request {name}"
-    for rows, what in ((story.target_rows, "the target's state h[{}]"), (story.draft_rows, "the draft's state")):
+    for rows, what in ((replay.target_rows, "the target's state h[{}]"), (replay.draft_rows, "the draft's state")):
         for i, state in enumerate(() if rows is None else rows.hidden):
             yield _Row(f"row {i} {of}, {what.format(i)}", name, i), state
-    for round, growth in enumerate(story.growths):
-        first = story.rounds[round].committed
+    for round, growth in enumerate(replay.growths):
+        first = replay.rounds[round].committed
         for step, states in enumerate(growth.handed_on):
             for branch, state in enumerate(states):
                 at = f"draft decode step {step + 1}, round {round}" + (f", branch {branch}" if len(states) > 1 else "")
                 yield _Row(f"row {first + step} {of}, the draft's state of {at}", name, first + step), state
 
 
-def _stored_of(name: str, story: Story) -> Iterator[tuple[_Row, Array]]:
-    for part, rows in story.stored.items():
+def _stored_of(name: str, replay: RequestReplay) -> Iterator[tuple[_Row, Array]]:
+    for part, rows in replay.stored.items():
         for i, row in enumerate(rows):
             yield _Row(f"row {i} of request {name}, as the {part} stores it", name, i), row
-    for round, growth in enumerate(story.growths):
-        first = story.rounds[round].committed
+    for round, growth in enumerate(replay.growths):
+        first = replay.rounds[round].committed
         for step, rows in enumerate(growth.scratch):
             for branch, row in enumerate(rows):
                 at = f"draft decode step {step + 1}, round {round}" + (f", branch {branch}" if len(rows) > 1 else "")
@@ -237,26 +283,26 @@ def _recorded(trace: Trace, number: int, record: Record, stored: bool) -> Iterat
 _TOKENS = ("draft.input_ids", "verify.inputs", "target.inputs", "tree.tokens", "output.tokens", "commit.path", "draft.proposal")
 
 
-def _of_integers(closer: Closer, found: Divergence, exhibit: Exhibit) -> Owners | None:
+def _of_integers(context: DivergenceContext, found: Divergence, exhibit: Exhibit) -> Provenance | None:
     assert isinstance(exhibit.actual, list)
     assert isinstance(exhibit.expected, list)
     if exhibit.logits is not None:
         return _of_choice(exhibit)
     if found.rule == "draft.slots":
-        return _of_slots(closer, exhibit)
+        return _of_slots(context, exhibit)
     name = exhibit.name(exhibit.wrong[0])
     if found.rule in ("draft.positions", "tree.positions") or name.startswith("position of"):
         return _of_positions(exhibit)
     if found.rule in _TOKENS and not name.startswith(("seq_len", "number", "length")):
-        shift = _shift(closer, found, exhibit)
+        shift = _shift(context, found, exhibit)
         if shift:
-            return Owners(True, shift, {})
-        by_row = {n: _of_token(closer, found, exhibit.actual[n], exhibit.name(n)) for n in exhibit.wrong[:_WRONG_ROWS]}
-        return Owners(False, by_row[exhibit.wrong[0]], {n: text for n, text in by_row.items() if text})
+            return Provenance(True, shift, {})
+        by_row = {n: _of_token(context, found, exhibit.actual[n], exhibit.name(n)) for n in exhibit.wrong[:_WRONG_ROWS]}
+        return Provenance(False, by_row[exhibit.wrong[0]], {n: text for n, text in by_row.items() if text})
     return None
 
 
-def _of_choice(exhibit: Exhibit) -> Owners:
+def _of_choice(exhibit: Exhibit) -> Provenance:
     """How good a choice it was."""
     assert exhibit.logits is not None
     by_row = {}
@@ -265,26 +311,26 @@ def _of_choice(exhibit: Exhibit) -> Owners:
         if 0 <= token < len(exhibit.logits):
             better = int((exhibit.logits > exhibit.logits[token]).sum())
             by_row[n] = f"number {better + 1} of {len(exhibit.logits)} by the reference's logits"
-    return Owners(True, by_row.get(exhibit.wrong[0], ""), by_row)
+    return Provenance(True, by_row.get(exhibit.wrong[0], ""), by_row)
 
 
-def _of_positions(exhibit: Exhibit) -> Owners:
+def _of_positions(exhibit: Exhibit) -> Provenance:
     assert isinstance(exhibit.actual, list)
     by_row = {n: int(exhibit.actual[n]) - int(exhibit.expected[n]) for n in exhibit.wrong}
     words = {n: f"{abs(off)} too {'large' if off > 0 else 'small'}" for n, off in by_row.items()}
     first = words[exhibit.wrong[0]]
     if len(by_row) > 1 and len(set(by_row.values())) == 1:
         first += f", as all {len(by_row)} that are wrong"
-    return Owners(True, first, words)
+    return Provenance(True, first, words)
 
 
-def _shift(closer: Closer, found: Divergence, exhibit: Exhibit) -> str:
+def _shift(context: DivergenceContext, found: Divergence, exhibit: Exhibit) -> str:
     """Several wrong tokens in a row that are those of other rows, all by the same distance: no chance."""
-    story, wrong, own = closer.stories.get(found.request), exhibit.wrong, _number(exhibit.name(exhibit.wrong[0]))
-    if story is None or len(wrong) < 3 or own < 0 or found.rule == "draft.proposal":
+    replay, wrong, own = context.replays.get(found.request), exhibit.wrong, _number(exhibit.name(exhibit.wrong[0]))
+    if replay is None or len(wrong) < 3 or own < 0 or found.rule == "draft.proposal":
         return ""
-    expected = _places(story.tokens, [int(exhibit.expected[n]) for n in wrong])
-    for other in closer.stories.values():
+    expected = _places(replay.tokens, [int(exhibit.expected[n]) for n in wrong])
+    for other in context.replays.values():
         actual = _places(other.tokens, [int(exhibit.actual[n]) for n in wrong])
         if expected >= 0 and actual >= 0:
             return f"x[{actual}] to x[{actual + len(wrong) - 1}] of request {other.name}, in place of x[{expected}] on"
@@ -296,18 +342,18 @@ def _places(tokens: list[int], some: list[int]) -> int:
     return next((n for n in range(len(tokens) - len(some) + 1) if tokens[n : n + len(some)] == some), -1)
 
 
-def _of_token(closer: Closer, found: Divergence, token: int, name: str) -> str:
+def _of_token(context: DivergenceContext, found: Divergence, token: int, name: str) -> str:
     """Where a token stands: in its own request near by first, then what the target would have said, then in other requests."""
     own, hits = _number(name), list[tuple[tuple[int, int], str]]()
-    for story in closer.stories.values():
-        mine = story.name == found.request
-        of = "" if mine else f" of request {story.name}"
-        for i, committed in enumerate(story.tokens):
+    for replay in context.replays.values():
+        mine = replay.name == found.request
+        of = "" if mine else f" of request {replay.name}"
+        for i, committed in enumerate(replay.tokens):
             if committed == token:
                 hits.append(((0 if mine else 2, abs(i - own - 1)), f"x[{i}]{of}"))
-        if mine and story.target_rows is not None and 0 <= own < len(story.target_rows.logits):
-            for i in range(max(0, own - 1), min(len(story.target_rows.logits), own + 2)):
-                if int(story.target_rows.logits[i].argmax()) == token:
+        if mine and replay.target_rows is not None and 0 <= own < len(replay.target_rows.logits):
+            for i in range(max(0, own - 1), min(len(replay.target_rows.logits), own + 2)):
+                if int(replay.target_rows.logits[i].argmax()) == token:
                     hits.append(((1, abs(i - own)), f"what the target says after row {i}"))
     if not hits and token == 0:
         return "0, as padding has it"
@@ -316,51 +362,51 @@ def _of_token(closer: Closer, found: Divergence, token: int, name: str) -> str:
     return ", ".join(text for _, text in hits[:MOST]) + more
 
 
-def _of_slots(closer: Closer, exhibit: Exhibit) -> Owners:
-    held = slot_owners(closer)
+def _of_slots(context: DivergenceContext, exhibit: Exhibit) -> Provenance:
+    held = slot_owners(context)
     assert isinstance(exhibit.actual, list)
     by_row = {n: held.get(int(exhibit.actual[n]), "nobody's that the trace knows of") for n in exhibit.wrong[:_WRONG_ROWS]}
-    return Owners(True, by_row[exhibit.wrong[0]], by_row)
+    return Provenance(True, by_row[exhibit.wrong[0]], by_row)
 
 
-def slot_owners(closer: Closer) -> dict[int, str]:
+def slot_owners(context: DivergenceContext) -> dict[int, str]:
     """Slot -> the request and the column of its row of req_to_token that name it, and the prefix cache's."""
     held = {0: "slot 0, which takes padding"}
-    for number, record in _seen(closer):
+    for number, record in _seen(context):
         if record.stage == "batch" and "cached" in record.tensors:
-            held |= dict.fromkeys(closer.trace.integers(number, "cached"), "the prefix cache's")
+            held |= dict.fromkeys(context.trace.integers(number, "cached"), "the prefix cache's")
             break  # the newest batch says what is cached now
-    for request, table in tables_at(closer).items():
+    for request, table in tables_at(context).items():
         for column, slot in enumerate(table):
             if slot:
                 held.setdefault(slot, f"column {column} of request {request}")
-    for number, record in _seen(closer):
+    for number, record in _seen(context):
         for name in ("scratch_slots", "slots"):
             if record.request and name in record.tensors:  # of a row that is recorded as far as its tokens are committed
-                for slot in closer.trace.integers(number, name):
+                for slot in context.trace.integers(number, name):
                     held.setdefault(slot, f"request {record.request}'s, {STAGES[record.stage]} of its round {record.round}")
     return held
 
 
-def _seen(closer: Closer) -> Iterator[tuple[int, Record]]:
+def _seen(context: DivergenceContext) -> Iterator[tuple[int, Record]]:
     """The records up to the iteration of the first divergence, the newest first; of the request that it is about, those before
     it."""
-    found, before = closer.divergences[0], {number for number, _ in _before(closer)}
-    for number, record in reversed(list(enumerate(closer.trace.header.records))):
+    found, before = context.divergences[0], {number for number, _ in _before(context)}
+    for number, record in reversed(list(enumerate(context.trace.header.records))):
         if record.iteration <= found.iteration and (record.request != found.request or number in before):
             yield number, record
 
 
-def tables_at(closer: Closer) -> dict[str, list[int]]:
+def tables_at(context: DivergenceContext) -> dict[str, list[int]]:
     """Each live request's row of req_to_token: the newest up to the iteration of the first divergence; of the request that this
     is about, the newest before it."""
     tables, gone = dict[str, list[int]](), set[str]()
-    for number, record in _seen(closer):
+    for number, record in _seen(context):
         if record.stage == "finished":
             gone.add(record.request)
         if "table" in record.tensors and record.request not in gone:
-            tables.setdefault(record.request, closer.trace.integers(number, "table"))
-    return {request: tables[request] for request in closer.stories if request in tables}
+            tables.setdefault(record.request, context.trace.integers(number, "table"))
+    return {request: tables[request] for request in context.replays if request in tables}
 
 
 def _number(name: str) -> int:

@@ -29,13 +29,12 @@ from eagletwin.reference.llama import Weights, target_rows
 from eagletwin.reference.rounds import committed_side_by_side, draft_rounds
 from eagletwin.reference.sizes import count_candidates
 
-from .asked import asked_logits, first_impossible
 from .bounds import bounds_of
 from .choices import Choices, choices
+from .experts import Nudge, Routed, Ties, routed_of
 from .model import Model, model_of
 from .ranks import heads
-from .routed import Routed, routed_of
-from .routing import Nudge, Ties
+from .request_logits import apply_request_logit_changes, first_impossible
 
 # Committed tokens of the requests that share a forward: its cost grows with the square, and that of many small ones with
 # their number.
@@ -112,7 +111,7 @@ class Grown:
 
 
 @dataclass(slots=True)
-class Story:
+class RequestReplay:
     """One request.
 
     tokens   [T] everything committed by the end, prompt first; x[T-1] is the last bonus token. A plain draft has a row of it
@@ -129,9 +128,9 @@ class Story:
     impossible  the first row in which no token is allowed by what the request asks for; None: there is none
     known    prefill or extend record -> M, the last token that was known when it was over
 
-    A recording has no reference: its stories are tokens and rounds.
+    A recording has no reference: its replays are tokens and rounds.
 
-    Of a draft of several layers, layers.py works out what there is in place of draft, growths and choices.
+    Of a draft of several layers, multi_layer_draft.py works out what there is in place of draft, growths and choices.
     """
 
     name: str
@@ -188,8 +187,8 @@ class Story:
         return self.tokens[index] if 0 <= index < len(self.tokens) else None
 
 
-def stories(trace: Trace, view: View, ties: Ties = None) -> dict[str, Story]:
-    """The story of every request of the case, with the reference's rows filled in, in this view.
+def replay_requests(trace: Trace, view: View, ties: Ties = None) -> dict[str, RequestReplay]:
+    """The replay of every request of the case, with the reference's rows filled in, in this view.
 
     ties: how ties in choices of experts are decided, where not as they are.
 
@@ -200,68 +199,68 @@ def stories(trace: Trace, view: View, ties: Ties = None) -> dict[str, Story]:
     if not model.numbers:
         return by_request
     for request in case.requests:
-        story = by_request[request.id]
+        replay = by_request[request.id]
         most = len(request.prompt) + request.max_new_tokens + 2 * case.most_nodes
-        if len(story.tokens) > most:  # the reference's memory grows with the square of this
-            raise ValueError(f"request {request.id} has {len(story.tokens)} committed tokens; it can have {most} at most")
+        if len(replay.tokens) > most:  # the reference's memory grows with the square of this
+            raise ValueError(f"request {request.id} has {len(replay.tokens)} committed tokens; it can have {most} at most")
     routed = None
     if ties == "as the trace":
         routed = routed_of(trace, by_request, bounds_of(dtype, case.model).tie, model.ahead)
         for name in routed.again:
             by_request[name].rerouted = True
     nudge = ties if isinstance(ties, Nudge) else None
-    pack: list[Story] = []
-    for story in sorted(by_request.values(), key=_adapted_by):  # one forward has one target
-        if len(story.tokens) < 2:
+    pack: list[RequestReplay] = []
+    for replay in sorted(by_request.values(), key=_adapted_by):  # one forward has one target
+        if len(replay.tokens) < 2:
             continue
-        other_target = bool(pack) and pack[-1].adapter != story.adapter
-        if pack and (other_target or sum(len(other.tokens) for other in (*pack, story)) > _TOGETHER):
-            _compute(case, pack, view, dtype, nudge, routed)
+        other_target = bool(pack) and pack[-1].adapter != replay.adapter
+        if pack and (other_target or sum(len(other.tokens) for other in (*pack, replay)) > _TOGETHER):
+            _fill(case, pack, view, dtype, nudge, routed)
             pack = []
-        pack.append(story)
+        pack.append(replay)
     if pack:
-        _compute(case, pack, view, dtype, nudge, routed)
+        _fill(case, pack, view, dtype, nudge, routed)
     if trace.header.engine.tp > 1:
-        for story in by_request.values():
-            story.stored = {part: rows[..., heads(trace.header, part), :] for part, rows in story.stored.items()}
-            for growth in story.growths:
+        for replay in by_request.values():
+            replay.stored = {part: rows[..., heads(trace.header, part), :] for part, rows in replay.stored.items()}
+            for growth in replay.growths:
                 growth.scratch = growth.scratch[..., heads(trace.header, "draft"), :]
     if first := trace.header.engine.first_layer:  # of a pipeline's last stage
-        for story in by_request.values():
-            if "target" in story.stored:
-                rows = story.stored["target"]
-                story.stored["target"], story.earlier = rows[:, :, first:], rows[:, :, :first]
+        for replay in by_request.values():
+            if "target" in replay.stored:
+                rows = replay.stored["target"]
+                replay.stored["target"], replay.earlier = rows[:, :, first:], rows[:, :, :first]
     return by_request
 
 
-def _adapted_by(story: Story) -> str:
+def _adapted_by(replay: RequestReplay) -> str:
     """Alike of requests of one target; none comes first."""
-    return "" if story.adapter is None else repr(story.adapter)
+    return "" if replay.adapter is None else repr(replay.adapter)
 
 
-def _followed(trace: Trace, model: Model) -> dict[str, Story]:
-    """The stories as the trace has them: what the engine chose, and nothing of the reference yet."""
+def _followed(trace: Trace, model: Model) -> dict[str, RequestReplay]:
+    """The replays as the trace has them: what the engine chose, and nothing of the reference yet."""
     case = trace.header.case
-    by_request = {one.id: Story(one.id, one.prompt, list(one.prompt), one.adapter) for one in case.requests}
+    by_request = {one.id: RequestReplay(one.id, one.prompt, list(one.prompt), one.adapter) for one in case.requests}
     retracted: list[tuple[str, list[int], int]] = []  # request, what it had committed, and how much of that was prefilled again
     prefilled_to = _ends_of_prefills(trace)
     frontiers: dict[str, list[int]] = {}  # tokens that draft decode consumed in the round that is being drafted, by request
     for number, record in enumerate(trace.header.records):
-        story = by_request.get(record.request)
-        if story is None:
+        replay = by_request.get(record.request)
+        if replay is None:
             continue
         if record.stage == "extend":
-            story.known[number] = len(story.tokens) - 1
+            replay.known[number] = len(replay.tokens) - 1
         elif record.stage == "prefill" and not record.numbers["final"]:
             # With overlap a retraction loses what was in flight: the worker knows what its last chunk will end with, no more.
             # Where an abort leaves none, it says itself how many tokens it has. Traces from before it did have them all, and
             # so has one that says what cannot be.
             has = prefilled_to.get(number) or (record.numbers.get("tokens", 0) if trace.header.engine.overlap else 0)
-            story.known[number] = (has if record.numbers["end"] < has < len(story.tokens) else len(story.tokens)) - 1
+            replay.known[number] = (has if record.numbers["end"] < has < len(replay.tokens) else len(replay.tokens)) - 1
         elif record.stage == "prefill":
-            story.known[number] = record.numbers["end"]
-            before = story.tokens
-            story.tokens = [*before[: record.numbers["end"]], int(trace.tensor(number, "next_token")[0])]
+            replay.known[number] = record.numbers["end"]
+            before = replay.tokens
+            replay.tokens = [*before[: record.numbers["end"]], int(trace.tensor(number, "next_token")[0])]
             if len(before) > record.numbers["end"]:
                 retracted.append((record.request, before, record.numbers["end"]))
         elif record.stage == "draft.decode":
@@ -272,12 +271,12 @@ def _followed(trace: Trace, model: Model) -> dict[str, Story]:
             consumed = frontiers.pop(record.request, [])
             if "consumed" in record.tensors:  # draft decode ran in a graph
                 consumed = trace.integers(number, "consumed")
-            story.rounds.append(_round(trace, number, story, consumed, model))
+            replay.rounds.append(_round(trace, number, replay, consumed, model))
         elif record.stage == "verify":
-            round = story.rounds[-1]
+            round = replay.rounds[-1]
             round.path = trace.integers(number, "accept_index")
-            story.tokens += _decided(round, trace.integers(number, "predicted"), record.numbers["bonus"])
-            round.end = len(story.tokens) - 1
+            replay.tokens += _accepted_drafts(round, trace.integers(number, "predicted"), record.numbers["bonus"])
+            round.end = len(replay.tokens) - 1
     _restore_lost_rounds(case, by_request, retracted)
     if case.topk == 1:
         for name, consumed in frontiers.items():  # draft() never returned: this round drafted what is known, and zeros
@@ -299,7 +298,7 @@ def _ends_of_prefills(trace: Trace) -> dict[int, int]:
     return ends
 
 
-def _restore_lost_rounds(case: Case, by_request: dict[str, Story], retracted: list[tuple[str, list[int], int]]) -> None:
+def _restore_lost_rounds(case: Case, by_request: dict[str, RequestReplay], retracted: list[tuple[str, list[int], int]]) -> None:
     """With overlap the round in flight is lost in a retraction; if the request ends before it gets so far again, the reference
     still needs what that round committed, all of which goes on as greedy decoding does. Raises NoReference where it drew
     others: in a case that samples and is retracted, by an event or by a pool that is too small.
@@ -309,9 +308,9 @@ def _restore_lost_rounds(case: Case, by_request: dict[str, Story], retracted: li
         if len(before) > max(end + 1, len(longest.get(name, ()))):
             longest[name] = before
     for name, before in longest.items():
-        story = by_request[name]
-        if len(before) > len(story.tokens) and before[: len(story.tokens)] == story.tokens:
-            story.tokens = before
+        replay = by_request[name]
+        if len(before) > len(replay.tokens) and before[: len(replay.tokens)] == replay.tokens:
+            replay.tokens = before
     for name, before, _ in retracted:
         tokens = by_request[name].tokens
         kept = min(len(before), len(tokens))
@@ -322,22 +321,22 @@ def _restore_lost_rounds(case: Case, by_request: dict[str, Story], retracted: li
             )
 
 
-def _chain(steps: int, story: Story, drafted: list[int]) -> Round:
+def _chain(steps: int, replay: RequestReplay, drafted: list[int]) -> Round:
     """A round of topk = 1: everything there is, and each step expands the one candidate there is."""
-    committed, chain = len(story.tokens) - 1, list(range(steps))
-    return Round(steps, steps + 1, committed, story.tokens[-1], drafted, chain, chain[:-1], drafted[:-1], committed)
+    committed, chain = len(replay.tokens) - 1, list(range(steps))
+    return Round(steps, steps + 1, committed, replay.tokens[-1], drafted, chain, chain[:-1], drafted[:-1], committed)
 
 
-def _undrafted(case: Case, story: Story, drafted: list[int]) -> Round:
+def _undrafted(case: Case, replay: RequestReplay, drafted: list[int]) -> Round:
     """A round of a tree that nobody drafted: its nodes are the first candidates, and each step expands the first there are.
     SGLang's convention of pipelines, whose nodes are zeros in a request's first round."""
     chosen, expanded = list(range(case.verify_nodes - 1)), list(range((case.num_steps - 1) * case.topk))
     sizes = (case.num_steps, case.verify_nodes)
-    committed = len(story.tokens) - 1
-    return Round(*sizes, committed, story.tokens[-1], drafted, chosen, expanded, [0] * len(expanded), committed)
+    committed = len(replay.tokens) - 1
+    return Round(*sizes, committed, replay.tokens[-1], drafted, chosen, expanded, [0] * len(expanded), committed)
 
 
-def _decided(round: Round, predicted: list[int], bonus: int) -> list[int]:
+def _accepted_drafts(round: Round, predicted: list[int], bonus: int) -> list[int]:
     """Tokens that verify decided to commit: those of the accepted nodes, and the bonus token.
 
     predicted: the same as the worker hands them on, after the path was moved to the front; requests.py compares the two.
@@ -348,23 +347,25 @@ def _decided(round: Round, predicted: list[int], bonus: int) -> list[int]:
     return [*(round.drafted[node - 1] for node in nodes), bonus]
 
 
-def _round(trace: Trace, number: int, story: Story, consumed: list[int], model: Model) -> Round:
+def _round(trace: Trace, number: int, replay: RequestReplay, consumed: list[int], model: Model) -> Round:
     """The round of draft record `number`."""
-    case, drafted, committed = trace.header.case, trace.integers(number, "tokens")[1:], len(story.tokens) - 1
+    case, drafted, committed = trace.header.case, trace.integers(number, "tokens")[1:], len(replay.tokens) - 1
     if case.topk == 1:
-        return _chain(trace.header.records[number].numbers.get("steps", case.num_steps), story, drafted)
+        return _chain(trace.header.records[number].numbers.get("steps", case.num_steps), replay, drafted)
     if trace.header.records[number].numbers.get("undrafted"):
-        return _undrafted(case, story, drafted)
+        return _undrafted(case, replay, drafted)
     expanded, selected = trace.integers(number, "expanded"), trace.integers(number, "selected")
     unseen = not model.numbers and not consumed  # of a server in graphs
     if model.mtp_layers or unseen:  # no frontier was ever consumed
-        return Round(case.num_steps, case.verify_nodes, committed, story.tokens[-1], drafted, selected, expanded, [], committed)
+        return Round(
+            case.num_steps, case.verify_nodes, committed, replay.tokens[-1], drafted, selected, expanded, [], committed
+        )
     if len(consumed) != len(expanded):
         raise ValueError(f"{len(consumed)} tokens were consumed by draft decode, and {len(expanded)} candidates were expanded")
     shown = "candidate_tokens" in trace.header.records[number].tensors
     proposed = trace.integers(number, "candidate_tokens") if shown else []
     sizes = (case.num_steps, case.verify_nodes)
-    return Round(*sizes, committed, story.tokens[-1], drafted, selected, expanded, consumed, committed, proposed=proposed)
+    return Round(*sizes, committed, replay.tokens[-1], drafted, selected, expanded, consumed, committed, proposed=proposed)
 
 
 @lru_cache(maxsize=8)
@@ -398,13 +399,13 @@ def _head(case: Case, dtype: Dtype, view: View, nudge: Nudge | None) -> Head:
     return replace(head, ahead=1) if view == "shifted" and isinstance(head, PlainDraft) else head
 
 
-def _compute(case: Case, pack: list[Story], view: View, dtype: Dtype, nudge: Nudge | None, routed: Routed | None) -> None:
+def _fill(case: Case, pack: list[RequestReplay], view: View, dtype: Dtype, nudge: Nudge | None, routed: Routed | None) -> None:
     """Fill the reference's rows in, of all these requests in the same forwards."""
     shape, weights = RECIPES[case.model].target, _reference_target(case.model, dtype, nudge)
     if pack[0].adapter is not None:
         weights = _adapted_target(case.model, dtype, pack[0].adapter)
     # An id outside the vocabulary is a divergence that requests.py reports; here it only must not break the arithmetic.
-    tokens = [torch.from_numpy(np.array(story.tokens, np.int64).clip(0, shape.vocab_size - 1)) for story in pack]
+    tokens = [torch.from_numpy(np.array(replay.tokens, np.int64).clip(0, shape.vocab_size - 1)) for replay in pack]
     lengths = [len(sequence) - 1 for sequence in tokens]
     if routed is not None:
         weights = dict(routed.target(weights, shape, pack))
@@ -427,17 +428,17 @@ def _compute(case: Case, pack: list[Story], view: View, dtype: Dtype, nudge: Nud
         of_draft = ReferenceRows(draft.hidden.numpy(), draft.logits.numpy(), logs)
     kept = [np.stack([getattr(layer, part).numpy() for layer in target.kept], 1) for part in _KEPT] if target.kept else None
     begin = draft_begin = 0
-    for story, length, rows_of_draft in zip(pack, lengths, drafted, strict=True):
+    for replay, length, rows_of_draft in zip(pack, lengths, drafted, strict=True):
         own, its = slice(begin, begin + length), slice(draft_begin, draft_begin + rows_of_draft)
-        story.target_rows = _asked(case, story, _part(of_target, own))
-        story.draft_rows = None if of_draft is None else _part(of_draft, its)
-        story.kept = None if kept is None else (kept[0][own], kept[1][own])
-        story.stored = {part: rows[own if part == "target" else its] for part, rows in stored.items()}
+        replay.target_rows = _with_request_logits(case, replay, _part(of_target, own))
+        replay.draft_rows = None if of_draft is None else _part(of_draft, its)
+        replay.kept = None if kept is None else (kept[0][own], kept[1][own])
+        replay.stored = {part: rows[own if part == "target" else its] for part, rows in stored.items()}
         begin, draft_begin = own.stop, its.stop
     if draft is None:
         return
-    rounds = [(n, story, round) for n, story in enumerate(pack) for round in story.rounds]
-    ordinals = [(story.name, number) for story in pack for number in range(len(story.rounds))]
+    rounds = [(n, replay, round) for n, replay in enumerate(pack) for round in replay.rounds]
+    ordinals = [(replay.name, number) for replay in pack for number in range(len(replay.rounds))]
     at_once = max(1, _SCRATCH_TOGETHER // (case.most_steps * case.topk))
     for first in range(0, len(rounds), at_once):
         some = rounds[first : first + at_once]
@@ -455,9 +456,9 @@ def _compute(case: Case, pack: list[Story], view: View, dtype: Dtype, nudge: Nud
         ranked = choices(case, growths, [round.selected for _, _, round in some], bounds_of(dtype, case.model))
         scratch = _parts(growths.keys, growths.values, 3)
         parts = (growths.logits, growths.hidden, growths.handed_on, scratch)
-        for (_, story, _), choice, *part in zip(some, ranked, *(part.numpy() for part in parts), strict=True):
-            story.growths.append(Grown(*part))
-            story.choices.append(choice)
+        for (_, replay, _), choice, *part in zip(some, ranked, *(part.numpy() for part in parts), strict=True):
+            replay.growths.append(Grown(*part))
+            replay.choices.append(choice)
 
 
 def _of_most_steps(case: Case, round: Round) -> tuple[list[int], list[int]]:
@@ -480,19 +481,19 @@ def _part(rows: ReferenceRows, own: slice) -> ReferenceRows:
     return ReferenceRows(rows.hidden[own], rows.logits[own], logs, given=given)
 
 
-def _asked(case: Case, story: Story, rows: ReferenceRows) -> ReferenceRows:
+def _with_request_logits(case: Case, replay: RequestReplay, rows: ReferenceRows) -> ReferenceRows:
     """The target's rows with the logits that tokens are chosen by: of output tokens, those that the request wants changed."""
-    request = case.request(story.name)
-    began = {row: round.committed for round in story.rounds for row in range(round.committed, round.end)}
-    logits = asked_logits(case, request, story.tokens, began, rows.logits)
+    request = case.request(replay.name)
+    began = {row: round.committed for round in replay.rounds for row in range(round.committed, round.end)}
+    logits = apply_request_logit_changes(case, request, replay.tokens, began, rows.logits)
     if logits is None:
         return rows
-    for round in story.rounds if request.penalized else ():
+    for round in replay.rounds if request.penalized else ():
         own = dict.fromkeys(range(round.committed, round.end), round.committed)
         if any(began[row] != round.committed for row in own):
-            changed = asked_logits(case, request, story.tokens, own, rows.logits)
+            changed = apply_request_logit_changes(case, request, replay.tokens, own, rows.logits)
             round.penalized = None if changed is None else changed[round.committed : round.end]
-    story.impossible = first_impossible(request, logits)
+    replay.impossible = first_impossible(request, logits)
     return replace(rows, logits=logits, plain=rows.logits)
 
 

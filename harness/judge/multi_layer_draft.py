@@ -6,7 +6,7 @@ In the view `last_fed` the rows of an extend attend to those; in the view `commi
 stored row is wrong as soon as its token is committed and it is not that token's (DESIGN 3.7, reference/mtp.py).
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
@@ -23,13 +23,132 @@ from eagletwin.harness.families import RECIPES
 from eagletwin.reference.eagle import DraftRows, Head
 from eagletwin.reference.mtp import consumed, draft_extend, is_provisional
 
-from .book import Book
 from .compare import Compare, Phase, Place
-from .fed import FedTokens, Reused
-from .host_rows import pairs_of
 from .model import model_of
+from .prefix_cache import carry, pairs_of
 from .ranks import heads
-from .story import Round, Story, recorded_rows, reference_heads, stored_rows
+from .replay import RequestReplay, Round, recorded_rows, reference_heads, stored_rows
+
+# Which token each stored row of each layer of a multi-layer draft consumed when it was last fed.
+#
+# A request that takes rows over from the prefix cache takes over what they consumed. A key of the cache is a pair of
+# neighbouring tokens, so where a request took over n rows in a row that another had fed, x[0..n] is the same in both: each of
+# them that consumed one of these tokens must have consumed this request's. Later tokens are beyond the key. What the last rows
+# of the layers above the first consumed of the other request's stays; SGLang accepts that (boundary-kv), as it does a row that
+# was fed a draft and never repaired.
+
+
+@dataclass(frozen=True, slots=True)
+class Reused:
+    """The first rows of one layer, which were there already: what they must have consumed, and what they did. Both are alike
+    for a row of which that is not known."""
+
+    layer: int
+    expected: list[int]
+    consumed: list[int]
+
+
+class FedTokens:
+    """By layer: slot -> the token that its row consumed; slots whose row was fed a draft are left out."""
+
+    def __init__(self, layers: int) -> None:
+        self._tokens: list[dict[int, int]] = [{} for _ in range(layers)]
+        self._feeder: dict[int, str] = {}  # slot -> the request that fed it
+        self._on_host: list[dict[int, int]] = [{} for _ in range(layers)]
+        self._feeder_on_host: dict[int, str] = {}
+
+    def copied(self, pairs: list[tuple[int, int]], restore: bool) -> None:
+        """Rows of these (slot of the device, slot of the host) went to the host, or came back."""
+        for tokens, host in zip(self._tokens, self._on_host, strict=True):
+            carry(pairs, restore, tokens, host)
+        carry(pairs, restore, self._feeder, self._feeder_on_host)
+
+    def write(self, request: str, layer: int, rows: range, slots: Sequence[int], consumed: Sequence[int], known: int) -> None:
+        """An extend of a request fed these rows, when x[0..known] was known."""
+        for row, slot, token in zip(rows, slots, consumed, strict=False):  # a last round has rows without a slot
+            if slot == 0:  # it has left the window
+                continue
+            self._feeder[slot] = request
+            if is_provisional(row, layer, known):
+                self._tokens[layer].pop(slot, None)
+            else:
+                self._tokens[layer][slot] = token
+
+    def reused(self, table: Sequence[int], count: int, tokens: Sequence[int]) -> list[Reused]:
+        """The first `count` rows of a request whose tokens these are."""
+        ends = self._ends(table[:count])
+        found = []
+        for layer, fed in enumerate(self._tokens):
+            expected, consumed = list[int](), list[int]()
+            for row, end in enumerate(ends[: max(0, count - layer)]):
+                token = tokens[row + 1 + layer]
+                expected.append(token)
+                consumed.append(fed.get(table[row], token) if row + 1 + layer <= end else token)
+            found.append(Reused(layer, expected, consumed))
+        return found
+
+    def _ends(self, slots: Sequence[int]) -> list[int]:
+        """Of each row, where the run of rows ends that its feeder fed."""
+        ends, end = [0] * len(slots), len(slots)
+        for row in reversed(range(len(slots))):
+            if row + 1 < len(slots) and self._feeder.get(slots[row]) != self._feeder.get(slots[row + 1]):
+                end = row + 1
+            ends[row] = end
+        return ends
+
+
+# Which row was last fed to each slot of each layer of a multi-layer draft.
+#
+# Slots are those that the draft's rows lie in: of layers with a window, the window's. The prefix cache may have a slot of the
+# request's lead to another request's row of the window, which came later.
+#
+# A row that was fed a draft is never fed again by a worker that does not repair it, so what a slot holds depends on the order
+# in which the extends ran.
+
+
+class LayerRowStore:
+    """parts: what a trace calls the layers; heads: the reference's, in the same order.
+
+    of_record  (record, part) -> keys and values [L, G, D] of the record's slots, as the book had them at that record; None: of
+               a slot that was never written
+    """
+
+    def __init__(self, parts: Sequence[str], heads: Sequence[Head]) -> None:
+        self._parts, self._heads = parts, heads
+        self._slots: list[dict[int, tuple[Tensor, Tensor]]] = [{} for _ in heads]  # slot -> keys, values [L, G, D]
+        self._on_host: list[dict[int, tuple[Tensor, Tensor]]] = [{} for _ in heads]
+        self.of_record: dict[tuple[int, str], list[tuple[Tensor, Tensor] | None]] = {}
+
+    def write(self, slots: Sequence[tuple[int, int]], rows: range, layers: Sequence[DraftRows]) -> None:
+        """An extend wrote these (row, slot) of `rows`; layers: what each layer computed for all of them."""
+        for book, layer in zip(self._slots, layers, strict=True):
+            for row, slot in slots:
+                n = row - rows.start
+                book[slot] = layer.keys[:, n], layer.values[:, n]
+
+    def copied(self, pairs: list[tuple[int, int]], restore: bool) -> None:
+        """Rows of these (slot of the device, slot of the host) went to the host, or came back."""
+        for book, host in zip(self._slots, self._on_host, strict=True):
+            carry(pairs, restore, book, host)
+
+    def look_up(self, number: int, slots: Sequence[Sequence[int]]) -> None:
+        """Keep what the book has now of the slots of each layer, for record `number`: others write them again later."""
+        for part, book, listed in zip(self._parts, self._slots, slots, strict=True):
+            self.of_record[number, part] = [book.get(slot) for slot in listed]
+
+    def rows(self, slots: Sequence[int]) -> list[DraftRows | None]:
+        """The stored rows in these slots, of each layer. One that was never written is of zeros: reading it is reported."""
+        if not slots:
+            return [None] * len(self._heads)
+        of_layers: list[DraftRows | None] = []
+        for book, head in zip(self._slots, self._heads, strict=True):
+            shape = head.shape
+            nothing = torch.zeros(shape.num_layers, shape.num_kv_heads, shape.head_dim, dtype=torch.float64)
+            rows = [book.get(slot, (nothing, nothing)) for slot in slots]
+            keys, values = (torch.stack(parts, 1) for parts in zip(*rows, strict=True))
+            of_layers.append(DraftRows(torch.empty(0), torch.empty(0), keys, values))
+        return of_layers
+
 
 StoredView = Literal["last_fed", "committed"]
 
@@ -73,9 +192,14 @@ class Layers:
     """Compares the layers of one trace. `chunk(number, record)` names the rows of a prefill forward."""
 
     def __init__(
-        self, trace: Trace, stories: dict[str, Story], compare: Compare, view: StoredView, chunk: Callable[[int, Record], range]
+        self,
+        trace: Trace,
+        replays: dict[str, RequestReplay],
+        compare: Compare,
+        view: StoredView,
+        chunk: Callable[[int, Record], range],
     ) -> None:
-        self._trace, self._stories, self._compare, self._view, self._chunk = trace, stories, compare, view, chunk
+        self._trace, self._stories, self._compare, self._view, self._chunk = trace, replays, compare, view, chunk
         self._case: Case = trace.header.case
         model = model_of(trace.header)
         self._heads: tuple[Head, ...] = ()  # none of a recording, whose numbers the reference cannot compute
@@ -88,7 +212,7 @@ class Layers:
         self._own = "window_" if model.numbers and RECIPES[self._case.model].draft.window(0) else ""
         self._vocabulary = model.vocab_size
         self.parts = model.drafts[: self._case.num_steps]
-        self._book = Book(self.parts, self._heads)
+        self._book = LayerRowStore(self.parts, self._heads)
         self._fed = FedTokens(len(self.parts))
         self._reused: dict[int, list[Reused]] = {}  # by the number of a prefill record
         self._states = {request.id: LayerState() for request in self._case.requests}
@@ -106,16 +230,16 @@ class Layers:
 
     def _work_out(self, number: int, record: Record) -> _Extend | None:
         """None: no token is told behind its rows."""
-        story = self._stories[record.request]
+        replay = self._stories[record.request]
         if record.stage == "prefill":
             rows = range(record.numbers["start"], record.numbers["end"])
         else:
-            round = story.rounds[record.round]
+            round = replay.rounds[record.round]
             rows = range(round.committed, round.end)
-        known = story.known[number]
-        if not story.goes_on_behind(rows.stop - 1):
+        known = replay.known[number]
+        if not replay.goes_on_behind(rows.stop - 1):
             return None
-        tokens = torch.tensor(story.tokens[: known + 1]).clamp(0, self._vocabulary - 1)
+        tokens = torch.tensor(replay.tokens[: known + 1]).clamp(0, self._vocabulary - 1)
         best = self._trace.integers(number, "proposal")[:: self._case.topk]  # of each layer: the one that goes on
         proposals = [max(0, min(token, self._vocabulary - 1)) for token in best]
         table = self._trace.integers(number, f"{self._own}table")
@@ -126,7 +250,7 @@ class Layers:
             self._fed.write(record.request, layer, rows, table[rows.start :], ids, known)
         if not self._heads:
             return _Extend(rows, known, tokens, proposals, [])
-        hidden = _hidden(story)
+        hidden = _hidden(replay)
         if self._view == "committed":
             all_rows = draft_extend(
                 self._heads, self._chained, tokens, hidden, range(rows.stop), [None] * len(self._heads), proposals
@@ -141,15 +265,15 @@ class Layers:
         )
         return _Extend(rows, known, tokens, proposals, layers)
 
-    def _of_the_end(self, story: Story) -> list[DraftRows]:
+    def _of_the_end(self, replay: RequestReplay) -> list[DraftRows]:
         """Rows of each layer once x is all committed; the last ones of a layer, which look past it, are left out."""
-        state = self._states[story.name]
+        state = self._states[replay.name]
         if state.of_the_end is None:
-            tokens = torch.tensor(story.tokens).clamp(0, self._vocabulary - 1)
+            tokens = torch.tensor(replay.tokens).clamp(0, self._vocabulary - 1)
             count, layers = len(tokens) - 1, len(self._heads)
             nothing = [0] * layers  # drafts of tokens that were never committed: rows that consume them are not judged
             state.of_the_end = draft_extend(
-                self._heads, self._chained, tokens, _hidden(story), range(count), [None] * layers, nothing
+                self._heads, self._chained, tokens, _hidden(replay), range(count), [None] * layers, nothing
             )
         return state.of_the_end
 
@@ -157,7 +281,7 @@ class Layers:
 
     def forward(self, number: int, record: Record, phase: Phase, boundary: str, step: int, round: Round | None) -> Place:
         """The inputs of one layer's forward. Returns its place."""
-        story, layer, place = self._stories[record.request], record.layer, Place(record, phase, layer=record.layer)
+        replay, layer, place = self._stories[record.request], record.layer, Place(record, phase, layer=record.layer)
         # before everything else: with another layer's pool, the rows of that layer are wrong as well
         self._compare.integers(
             Place(record, phase, step=-1, layer=layer),
@@ -171,27 +295,27 @@ class Layers:
         extend = self._states[record.request].extends.get(key)
         if extend is None:  # the run ended before anybody saw what was proposed: tokens that are known, and positions
             rows = range(round.committed, round.end) if round is not None else self._chunk(number, record)
-            shown = story.tokens[rows.start + 1 + layer : rows.stop + 1 + layer]
+            shown = replay.tokens[rows.start + 1 + layer : rows.stop + 1 + layer]
             ids = self._trace.integers(number, "input_ids")
             self._compare.integers(place, "draft.input_ids", shown, ids[: len(shown)], "row", rows.start)
             return place
         rows = extend.rows
         expected = consumed(extend.tokens, extend.proposals, layer, rows).tolist()
-        why = self._why(story, extend, layer) if boundary == "prefill" else ""
+        why = self._why(replay, extend, layer) if boundary == "prefill" else ""
         ids, positions = self._trace.integers(number, "input_ids"), self._trace.integers(number, "positions")
         self._compare.integers(place, "draft.input_ids", expected, ids, "row", rows.start, why)
         self._compare.integers(place, "draft.positions", list(rows), positions, "row", rows.start)
         if not extend.layers:
             return place
-        of_target = story.target.hidden[rows.start : rows.stop]
+        of_target = replay.target.hidden[rows.start : rows.stop]
         below = extend.layers[layer - 1].hidden.numpy() if self._chained and layer else of_target
         hidden = self._trace.array(number, "hidden_in")
         self._compare.floats(place, "draft.hidden_in", below, hidden, lambda n: f"row {rows[n]}")
         return place
 
     @staticmethod
-    def _why(story: Story, extend: _Extend, layer: int) -> str:
-        stop, prompt = extend.rows.stop, len(story.prompt)
+    def _why(replay: RequestReplay, extend: _Extend, layer: int) -> str:
+        stop, prompt = extend.rows.stop, len(replay.prompt)
         if stop >= prompt:
             return ""
         first = max(extend.rows.start, stop - 1 - layer)
@@ -285,14 +409,14 @@ class Layers:
 
     def cached(self, number: int, record: Record) -> None:
         """Rows that the prefix cache keeps."""
-        story, slots = self._stories[record.request], self._trace.integers(number, "slots")
+        replay, slots = self._stories[record.request], self._trace.integers(number, "slots")
         for layer, part in enumerate(self.parts):
             place = Place(record, "finished", layer=layer)
             stored = recorded_rows(self._trace, number, part)
             if self._view == "last_fed":
                 self._compare_with_the_book(number, place, part, stored, lambda n: f"cached row {n}")
             else:
-                at = [row for row in range(len(slots)) if not is_provisional(row, layer, len(story.tokens) - 1)]
+                at = [row for row in range(len(slots)) if not is_provisional(row, layer, len(replay.tokens) - 1)]
                 self._pure_rows(place, part, at, [stored[row] for row in at], "cached row")
 
     def proposed_from(self, request: str) -> Array:
@@ -316,9 +440,9 @@ class Layers:
 _USED = ("attention", "kv_pool", "req_pool")
 
 
-def _hidden(story: Story) -> Tensor:
+def _hidden(replay: RequestReplay) -> Tensor:
     """h[0..T-2] of a request."""
-    return torch.from_numpy(story.target.hidden)
+    return torch.from_numpy(replay.target.hidden)
 
 
 def _cut(layer: DraftRows, rows: range) -> DraftRows:
