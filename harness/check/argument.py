@@ -3,12 +3,11 @@
 from collections.abc import Mapping
 
 from eagletwin.harness.core.differs import unknown_changes
-from eagletwin.harness.core.places import place_of
 from eagletwin.harness.core.records import EngineInfo, Header
-from eagletwin.harness.core.terminal import fold
+from eagletwin.harness.core.signature import place_of
+from eagletwin.harness.core.terminal import asked_the_impossible, compared_in_part, count, fold, others_in_plain_decode
 from eagletwin.harness.core.trace import Trace
 from eagletwin.harness.core.verdict import DECLARED_VIEW, MOST_EXCUSES, SAID, Divergence, Verdict, View, rules_of
-from eagletwin.harness.core.words import asked_the_impossible, compared_in_part, count, others_in_plain_decode
 from eagletwin.harness.judge.model import model_of
 from eagletwin.harness.judge.provenance import Provenance, find_provenance
 

@@ -15,9 +15,9 @@ import msgspec
 
 from eagletwin.harness.core.case import Case, pretty_case
 from eagletwin.harness.core.run_spec import DEFAULT_RUN, Limits, RunSpec
+from eagletwin.harness.core.terminal import count
 from eagletwin.harness.core.trace import Trace
 from eagletwin.harness.core.verdict import Verdict
-from eagletwin.harness.core.words import count
 from eagletwin.harness.engines.difference import keep
 from eagletwin.harness.engines.host import EngineProcess, Host
 

@@ -10,12 +10,10 @@ import msgspec
 from msgspec.structs import replace
 
 from eagletwin.harness.core.errors import InputError
-from eagletwin.harness.core.recording import SERVER, RecordedServer
-from eagletwin.harness.core.terminal import fold
+from eagletwin.harness.core.recording import SERVER, RecordedServer, Untold, Weighed
+from eagletwin.harness.core.terminal import count, fold
 from eagletwin.harness.core.trace import HEADER, Trace, load_recording
 from eagletwin.harness.core.verdict import RULES, Divergence, Verdict
-from eagletwin.harness.core.weighed import Untold, Weighed
-from eagletwin.harness.core.words import count
 from eagletwin.harness.judge.judge import judge
 
 from .argument import argue, headline

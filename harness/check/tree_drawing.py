@@ -5,9 +5,9 @@ docs/explanation/trees.md shows how to read it.
 
 from collections.abc import Iterator
 
+from eagletwin.harness.core.terminal import count
 from eagletwin.harness.core.trace import Trace
 from eagletwin.harness.core.verdict import Divergence
-from eagletwin.harness.core.words import count
 from eagletwin.harness.judge.trees import ROOT, DraftTree, tree_of
 
 # A tree of more nodes is cut down to what is marked or accepted, the way there, and its siblings.

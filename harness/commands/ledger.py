@@ -7,7 +7,7 @@ import typer
 
 from eagletwin.cases.entry import Entry, Known
 from eagletwin.harness.core.errors import EXIT_EQUAL, InputError
-from eagletwin.harness.core.words import count
+from eagletwin.harness.core.terminal import count
 
 
 def ledger(

@@ -6,7 +6,7 @@ from typing import Annotated
 import typer
 
 from eagletwin.harness.core.errors import EXIT_EQUAL
-from eagletwin.harness.core.words import count
+from eagletwin.harness.core.terminal import count
 
 
 def models(as_json: Annotated[bool, typer.Option("--json", help="As JSON, for programs.")] = False) -> int:

@@ -7,9 +7,8 @@ from typing import Annotated, Literal
 
 import typer
 
-from eagletwin.harness.core.dtype import Dtype
 from eagletwin.harness.core.errors import InputError
-from eagletwin.harness.core.mode import FLASHINFER_HEAD, Attention, Mode
+from eagletwin.harness.core.mode import FLASHINFER_HEAD, Attention, Dtype, Mode
 from eagletwin.harness.core.run_spec import Kernels
 from eagletwin.harness.core.verdict import View
 

@@ -5,7 +5,7 @@ from pathlib import Path
 from msgspec.structs import replace
 
 from eagletwin.harness.check.recordings import JudgedServer, LookedAt
-from eagletwin.harness.core.words import count
+from eagletwin.harness.core.terminal import count
 from eagletwin.harness.page.model import Page, PageSection, Table, TableCell, TableRow
 from eagletwin.harness.page.run import run_page
 

@@ -5,7 +5,7 @@ from typing import Annotated
 import typer
 
 from eagletwin.harness.core.errors import EXIT_EQUAL, InputError
-from eagletwin.harness.core.progress import each
+from eagletwin.harness.core.terminal import each
 
 from .as_json import tell_result, with_json
 from .result import ReleaseFacts, ReleasesFacts

@@ -10,7 +10,7 @@ from eagletwin.harness.core.terminal import fold, width
 
 def rules(as_json: Annotated[bool, typer.Option("--json", help="As JSON, for programs.")] = False) -> int:
     """List the rules: what must hold, and whether a rule needs the model's weights."""
-    from eagletwin.harness.core.rule_table import rules_json
+    from eagletwin.harness.core.rules import rules_json
     from eagletwin.harness.core.verdict import LAYER_RULES, PLAIN_RULES, RULES
 
     if as_json:

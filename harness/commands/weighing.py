@@ -5,9 +5,8 @@ from pathlib import Path
 
 from eagletwin.harness.check.recordings import Weigh
 from eagletwin.harness.core.errors import InputError
-from eagletwin.harness.core.recording import RecordedServer
+from eagletwin.harness.core.recording import RecordedServer, Weighed
 from eagletwin.harness.core.trace import HEADER, Trace
-from eagletwin.harness.core.weighed import Weighed
 from eagletwin.harness.deserved.device import check_device, on
 from eagletwin.harness.deserved.pair import Pair, load_served
 from eagletwin.harness.deserved.recorded import started_of, weigh

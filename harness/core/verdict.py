@@ -30,7 +30,7 @@ class Rule(NamedTuple):
     weights: Literal["no", "in part", "yes"]
 
 
-# Names are stable: the kind of a divergence, and a column of the reports. Rendered by rule_table.py.
+# Names are stable: the kind of a divergence, and a column of the reports. Rendered by rules.py.
 RULES: dict[str, Rule] = {
     "draft.input_ids": Rule(
         "3.1-3.3",

@@ -10,18 +10,16 @@ from dataclasses import replace
 import numpy as np
 import torch
 
-from eagletwin.harness.core.recording import RecordedServer
+from eagletwin.harness.core.recording import RecordedServer, Untold, Weighed
 from eagletwin.harness.core.trace import Trace
 from eagletwin.harness.core.verdict import DECLARED_VIEW, Divergence
-from eagletwin.harness.core.weighed import Untold, Weighed
 from eagletwin.harness.judge.bounds import FLOAT32
 from eagletwin.harness.judge.replay import RequestReplay, Round, replay_requests
 
-from .compare import compare
-from .cuts import Cuts
 from .follow import Shape, chain_logits
 from .pair import Pair
 from .precision import off_by, stored_rows
+from .rounds import Cuts, compare
 from .server import Answer, Started
 from .target import Read
 

@@ -15,7 +15,7 @@ import sys
 from collections.abc import Mapping
 from pathlib import Path
 
-from eagletwin.harness.core.child import RUN_MODULE
+from eagletwin.harness.core.environment import RUN_MODULE
 
 from . import wire
 from .source import Source

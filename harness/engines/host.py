@@ -18,12 +18,11 @@ import msgspec
 
 from eagletwin.harness.core.case import Case, Event, Request, encode_case
 from eagletwin.harness.core.errors import EagletwinError, HarnessError, InputError, Unwritable
-from eagletwin.harness.core.jitter import Jitter
 from eagletwin.harness.core.mode import CPU, Mode
 from eagletwin.harness.core.patch import Patch
-from eagletwin.harness.core.records import Ending, EngineInfo
+from eagletwin.harness.core.records import Ending, EngineInfo, Jitter
+from eagletwin.harness.core.request_inputs import expanded
 from eagletwin.harness.core.run_spec import DEFAULT_LIMITS, Kernels, Limits
-from eagletwin.harness.core.samples import expanded
 from eagletwin.harness.core.trace import Trace, new_header, rank_folder, write_trace
 from eagletwin.harness.families.traces import read_trace
 from eagletwin.harness.families.valid import check_case

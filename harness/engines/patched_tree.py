@@ -11,7 +11,7 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from eagletwin.harness.core.errors import InputError
-from eagletwin.harness.core.folders import cache_folder
+from eagletwin.harness.core.files import cache_folder
 
 from .source import Source
 

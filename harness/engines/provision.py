@@ -18,7 +18,7 @@ from collections.abc import Iterator, Sequence, Set
 from pathlib import Path
 
 from eagletwin.harness.core.errors import HarnessError
-from eagletwin.harness.core.folders import alone, cache_folder
+from eagletwin.harness.core.files import alone, cache_folder
 
 from .lock import Section
 

@@ -11,8 +11,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from eagletwin.harness.core.differs import shortened
+from eagletwin.harness.core.environment import installed
 from eagletwin.harness.core.errors import HarnessError, InputError
-from eagletwin.harness.core.versions import installed
 
 from .difference import Difference, content_of, since_commit, since_release
 from .lock import lock, releases

@@ -16,9 +16,9 @@ from types import TracebackType
 
 import msgspec
 
-from eagletwin.harness.core.child import RUN_MODULE
 from eagletwin.harness.core.differs import Watch
-from eagletwin.harness.core.folders import cache_folder
+from eagletwin.harness.core.environment import RUN_MODULE
+from eagletwin.harness.core.files import cache_folder
 from eagletwin.harness.core.mode import CPU, Mode
 
 from . import ancestor, wire

@@ -13,10 +13,9 @@ from msgspec import Struct
 
 from eagletwin.harness.core.case import Case, Event, Request
 from eagletwin.harness.core.errors import HarnessError, unwritable
-from eagletwin.harness.core.jitter import Jitter
 from eagletwin.harness.core.mode import CPU, Mode
 from eagletwin.harness.core.patch import Patch
-from eagletwin.harness.core.records import Ending, EngineInfo
+from eagletwin.harness.core.records import Ending, EngineInfo, Jitter
 from eagletwin.harness.core.run_spec import Kernels
 
 _LENGTH = struct.Struct("!I")

@@ -18,10 +18,9 @@ import numpy as np
 from msgspec import Struct
 
 from eagletwin.harness.core.arrays import Array
-from eagletwin.harness.core.poison import GONE
-from eagletwin.harness.core.records import Record
+from eagletwin.harness.core.records import GONE, Record
+from eagletwin.harness.core.terminal import count
 from eagletwin.harness.core.verdict import Divergence, Excuse
-from eagletwin.harness.core.words import count
 
 from .bounds import Bounds, kv_parts
 from .choices import Ranked

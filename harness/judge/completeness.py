@@ -7,10 +7,8 @@ there, never at their values.
 from collections import Counter
 from collections.abc import Sequence
 
-from eagletwin.harness.core.adaptive import NODES_OF, STEPS_OF
-from eagletwin.harness.core.answers import COUNTS
 from eagletwin.harness.core.case import Case
-from eagletwin.harness.core.records import Record, ServedModel
+from eagletwin.harness.core.records import COUNTS, NODES_OF, STEPS_OF, Record, ServedModel
 from eagletwin.harness.core.trace import Trace
 from eagletwin.reference.sizes import count_candidates
 

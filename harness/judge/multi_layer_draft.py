@@ -16,8 +16,7 @@ from torch import Tensor
 
 from eagletwin.harness.core.arrays import Array
 from eagletwin.harness.core.case import Case
-from eagletwin.harness.core.poison import GONE
-from eagletwin.harness.core.records import Key, Record
+from eagletwin.harness.core.records import GONE, Key, Record
 from eagletwin.harness.core.trace import Trace
 from eagletwin.harness.families import RECIPES
 from eagletwin.reference.eagle import DraftRows, Head

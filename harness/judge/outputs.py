@@ -15,10 +15,9 @@ from typing import NamedTuple
 
 import numpy as np
 
-from eagletwin.harness.core.answers import UNSAID, Finish
 from eagletwin.harness.core.arrays import Array
 from eagletwin.harness.core.case import Request
-from eagletwin.harness.core.records import Record
+from eagletwin.harness.core.records import UNSAID, Finish, Record
 from eagletwin.harness.core.trace import Trace
 
 from .compare import Compare, Place

@@ -12,9 +12,8 @@ from typing import get_args
 import numpy as np
 
 from eagletwin.harness.core.arrays import Array
-from eagletwin.harness.core.places import STAGES
-from eagletwin.harness.core.poison import KEY_POISON, LATENT_POISON, VALUE_POISON
-from eagletwin.harness.core.records import Record
+from eagletwin.harness.core.records import KEY_POISON, LATENT_POISON, VALUE_POISON, Record
+from eagletwin.harness.core.signature import STAGES
 from eagletwin.harness.core.trace import Trace
 from eagletwin.harness.core.verdict import DECLARED_VIEW, Divergence, Verdict, View
 

@@ -10,7 +10,7 @@ import torch
 from eagletwin.harness.core.arrays import Array
 from eagletwin.harness.core.case import Case, Grammar, GrammarBackend, Penalties, Request
 from eagletwin.harness.core.grammar import WORDS, kind, rules_of, spelled, word
-from eagletwin.harness.core.logits import added
+from eagletwin.harness.core.request_inputs import added
 from eagletwin.harness.families import RECIPES
 from eagletwin.reference.grammar import Automaton
 from eagletwin.reference.sampling import held_back, penalized

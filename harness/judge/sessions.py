@@ -11,7 +11,7 @@ from msgspec.structs import replace
 
 from eagletwin.harness.core.case import Adapter, Case, Request
 from eagletwin.harness.core.records import Record
-from eagletwin.harness.core.sessions import whole_prompts
+from eagletwin.harness.core.request_inputs import whole_prompts
 from eagletwin.harness.core.trace import Trace
 
 from .compare import Compare, Place

@@ -5,11 +5,11 @@ from itertools import groupby
 from pathlib import Path
 from typing import Protocol
 
-from eagletwin.harness.core.places import place_of
 from eagletwin.harness.core.records import Header
+from eagletwin.harness.core.signature import place_of
+from eagletwin.harness.core.terminal import asked_the_impossible, compared_in_part, count, others_in_plain_decode
 from eagletwin.harness.core.trace import Trace
 from eagletwin.harness.core.verdict import DECLARED_VIEW, Divergence, Verdict, rules_of
-from eagletwin.harness.core.words import asked_the_impossible, compared_in_part, count, others_in_plain_decode
 from eagletwin.harness.judge.model import model_of
 from eagletwin.harness.judge.provenance import DivergenceContext, Provenance, provenance_of, rejudge_with_context
 

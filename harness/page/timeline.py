@@ -7,9 +7,9 @@ from msgspec.structs import replace
 
 from eagletwin.harness.core.case import Case, Request
 from eagletwin.harness.core.records import Key, Record
+from eagletwin.harness.core.terminal import count
 from eagletwin.harness.core.trace import Trace
 from eagletwin.harness.core.verdict import Divergence
-from eagletwin.harness.core.words import count
 
 from .model import Lane, Mark, Timeline
 

@@ -11,10 +11,18 @@ from safetensors.torch import save_file
 from eagletwin.harness.core.errors import InputError
 from eagletwin.harness.deserved.checkpoint import Checkpoint
 from eagletwin.harness.deserved.draft import DraftModel, Shared, draft_of_recipe, read_draft
-from eagletwin.harness.deserved.follow import EITHER, NO, YES, Followed, Shape, agreement, follow_chains
-from eagletwin.harness.deserved.last_fed import follow_last_fed
-from eagletwin.harness.deserved.trees import follow_trees
-from eagletwin.harness.deserved.walk import walk
+from eagletwin.harness.deserved.follow import (
+    EITHER,
+    NO,
+    YES,
+    Followed,
+    Shape,
+    agreement,
+    follow_chains,
+    follow_last_fed,
+    follow_trees,
+)
+from eagletwin.harness.deserved.rounds import walk
 from eagletwin.harness.families import RECIPES
 from eagletwin.harness.families.store import checkpoints
 from eagletwin.harness.families.weights import model_pair

@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from eagletwin.harness.core.versions import installed
+from eagletwin.harness.core.environment import installed
 from eagletwin.harness.engines.patched_tree import link_tree
 from eagletwin.harness.engines.source import INSTALLED
 

@@ -8,19 +8,16 @@ import pytest
 from msgspec.structs import replace
 
 from eagletwin.cases.ledger import LEDGER
-from eagletwin.cases.tokens import tokens
+from eagletwin.cases.scenarios import tokens
 from eagletwin.harness.core.case import Case, Request
 from eagletwin.harness.core.recording import RecordedServer
 from eagletwin.harness.core.trace import Trace
-from eagletwin.harness.deserved.borrowed import why_untold
-from eagletwin.harness.deserved.compare import Compared, compare
-from eagletwin.harness.deserved.conditions import Seen
-from eagletwin.harness.deserved.cuts import possible_cuts
+from eagletwin.harness.deserved.conditions import Seen, why_untold
 from eagletwin.harness.deserved.follow import Shape
 from eagletwin.harness.deserved.pair import Pair, load_pair
 from eagletwin.harness.deserved.recorded import weigh
-from eagletwin.harness.deserved.sending import Sent
-from eagletwin.harness.deserved.server import Answer
+from eagletwin.harness.deserved.rounds import Compared, compare, possible_cuts
+from eagletwin.harness.deserved.server import Answer, Sent
 from eagletwin.harness.engines.host import Host
 from eagletwin.harness.families import RECIPES
 from eagletwin.harness.families.store import checkpoints

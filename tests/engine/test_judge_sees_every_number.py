@@ -4,7 +4,7 @@ import msgspec
 import pytest
 import torch
 
-from eagletwin.harness.core.answers import COUNTS, UNSAID
+from eagletwin.harness.core.records import COUNTS, UNSAID
 from eagletwin.harness.core.trace import INNER, SCHEMA, Trace
 from eagletwin.harness.core.verdict import RULES
 from eagletwin.harness.judge import compare, replay

@@ -4,8 +4,7 @@ import pytest
 import torch
 
 from eagletwin.harness.check.argument import argue
-from eagletwin.harness.core.poison import KEY_POISON, VALUE_POISON
-from eagletwin.harness.core.records import Key
+from eagletwin.harness.core.records import KEY_POISON, VALUE_POISON, Key
 from eagletwin.harness.core.trace import Trace
 from eagletwin.harness.judge import provenance
 from eagletwin.harness.judge.judge import judge

@@ -15,7 +15,7 @@ from unittest import mock
 import torch
 from torch import Tensor
 
-from eagletwin.cases.drawn import drawn
+from eagletwin.cases.sample_cases import drawn
 from eagletwin.cases.strategies import Focus, cases
 from eagletwin.harness.core.mode import Mode
 from eagletwin.harness.core.verdict import DECLARED_VIEW

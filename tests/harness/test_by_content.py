@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from eagletwin.harness.core.folders import cache_folder
+from eagletwin.harness.core.files import cache_folder
 from eagletwin.harness.engines.sglang import by_content
 from eagletwin.harness.engines.sglang.source_finder import SourceFinder
 

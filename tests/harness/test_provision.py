@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from eagletwin.harness.core.folders import cache_folder
+from eagletwin.harness.core.files import cache_folder
 from eagletwin.harness.engines.lock import Section
 from eagletwin.harness.engines.provision import NotFetched, is_whole, provide
 
@@ -31,7 +31,7 @@ for wheel in Path(os.environ["PIP_FIND_LINKS"]).glob("*.whl"):
 """
 PROVIDE = """
 import json, sys
-from eagletwin.harness.core.folders import cache_folder
+from eagletwin.harness.core.files import cache_folder
 from eagletwin.harness.engines.lock import Section
 from eagletwin.harness.engines.provision import provide
 kind, name, pins = json.loads(sys.argv[1])

@@ -32,13 +32,14 @@ from eagletwin.harness.core.recording import (
     RecordedServer,
     RecordingHeader,
     Tables,
+    Untold,
+    Weighed,
     as_header,
     whole_tables,
 )
 from eagletwin.harness.core.records import Ending, EngineInfo, Record, ServedModel
 from eagletwin.harness.core.trace import HEADER, SCHEMA, TENSORS, Trace, write_trace
 from eagletwin.harness.core.verdict import Divergence, Verdict
-from eagletwin.harness.core.weighed import Untold, Weighed
 from eagletwin.harness.engines.record_options import FOLDER, OPTIONS, RecordOptions, asked, environment
 from eagletwin.harness.engines.sglang.recording import guard, keeper, plugin
 from eagletwin.harness.engines.sglang.recording.choice import Choice

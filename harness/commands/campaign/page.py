@@ -2,7 +2,7 @@
 
 from msgspec import Struct
 
-from eagletwin.harness.core.words import count
+from eagletwin.harness.core.terminal import count
 from eagletwin.harness.page.model import PageSection, Table
 
 from ..page_facts import row

@@ -7,7 +7,7 @@ import msgspec
 from msgspec import Struct
 
 from eagletwin.harness.core.errors import EXIT_DIVERGED, EXIT_EQUAL
-from eagletwin.harness.core.words import count
+from eagletwin.harness.core.terminal import count
 from eagletwin.harness.page.model import Page, PageSection, Table, TableCell, TableRow
 from eagletwin.harness.page.render import write_page
 

@@ -12,7 +12,7 @@ from eagletwin.harness.check.annotations import error
 from eagletwin.harness.core.differs import Changes, shortened, unknown_changes
 from eagletwin.harness.core.errors import EXIT_DIVERGED, EXIT_EQUAL, EXIT_UNKNOWN
 from eagletwin.harness.core.run_spec import DEFAULT_RUN, RunSpec
-from eagletwin.harness.core.words import count
+from eagletwin.harness.core.terminal import count
 from eagletwin.harness.page.render import NAME
 
 from ..compare.markdown import case_lines, code, folded, plain

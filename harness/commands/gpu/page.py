@@ -9,7 +9,7 @@ from pathlib import Path
 import msgspec
 
 from eagletwin.harness.core.errors import EXIT_DIVERGED, EXIT_EQUAL, InputError
-from eagletwin.harness.core.words import count
+from eagletwin.harness.core.terminal import count
 from eagletwin.harness.page.model import Fields, Page, PageSection, Table, TableRow
 from eagletwin.harness.page.render import NAME, write_page
 

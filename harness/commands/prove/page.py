@@ -5,7 +5,7 @@ from pathlib import Path
 import msgspec
 
 from eagletwin.harness.core.errors import EXIT_EQUAL, EXIT_UNKNOWN
-from eagletwin.harness.core.folders import new_run_folder
+from eagletwin.harness.core.files import new_run_folder
 from eagletwin.harness.page.model import Page, PageSection, Table, TableCell, TableRow
 from eagletwin.harness.page.render import NAME, write_page
 

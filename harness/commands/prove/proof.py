@@ -17,7 +17,7 @@ from eagletwin.cases.ledger import LEDGER
 from eagletwin.harness.check.confirm import Outcome, check
 from eagletwin.harness.check.function_calls import ask, probe_text
 from eagletwin.harness.core.errors import EXIT_DIVERGED, EXIT_EQUAL, EXIT_HARNESS, EXIT_UNKNOWN, EagletwinError, InputError
-from eagletwin.harness.core.folders import new_run_folder
+from eagletwin.harness.core.files import new_run_folder
 from eagletwin.harness.core.run_spec import DEFAULT_RUN, RunSpec
 from eagletwin.harness.core.verdict import Verdict
 from eagletwin.harness.engines.host import Host, WouldNotStart

@@ -16,7 +16,7 @@ import marshal
 import sys
 import types
 
-from eagletwin.harness.core.folders import cache_folder
+from eagletwin.harness.core.files import cache_folder
 
 from .source_finder import SourceFinder
 

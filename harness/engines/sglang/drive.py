@@ -13,9 +13,8 @@ from unittest.mock import patch
 import torch
 
 from eagletwin.harness.core.case import Case, Event, Request
-from eagletwin.harness.core.jitter import Jitter, Jittered
-from eagletwin.harness.core.records import EngineInfo
-from eagletwin.harness.core.sessions import most_before
+from eagletwin.harness.core.records import EngineInfo, Jitter, Jittered
+from eagletwin.harness.core.request_inputs import most_before
 from eagletwin.harness.core.trace import Recorder
 from eagletwin.harness.families import RECIPES
 

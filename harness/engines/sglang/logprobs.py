@@ -6,8 +6,8 @@ from typing import Any
 
 import numpy as np
 
-from eagletwin.harness.core.answers import LOGPROBS
 from eagletwin.harness.core.arrays import Array
+from eagletwin.harness.core.records import LOGPROBS
 
 
 @dataclass(slots=True)

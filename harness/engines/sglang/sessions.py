@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from eagletwin.harness.core.case import Case, Request
-from eagletwin.harness.core.sessions import before, whole_prompts
+from eagletwin.harness.core.request_inputs import before, whole_prompts
 from eagletwin.harness.core.trace import Recorder, When
 
 from .fates import Fates

@@ -14,8 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from eagletwin.harness.core.case import Case, SGLangSettings
-from eagletwin.harness.core.dtype import Dtype
-from eagletwin.harness.core.mode import CPU, Mode
+from eagletwin.harness.core.mode import CPU, Dtype, Mode
 from eagletwin.harness.families import RECIPES, family_of
 from eagletwin.harness.families.hybrid import TRACKED_EVERY
 from eagletwin.harness.families.modes import not_driven

@@ -13,7 +13,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NoReturn
 
-from eagletwin.harness.core.words import how_it_ended
+from eagletwin.harness.core.terminal import how_it_ended
 from eagletwin.harness.engines import wire
 
 from ..eras import draft_attention, sampling, stepping, triton_twins

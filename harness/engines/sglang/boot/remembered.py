@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-from eagletwin.harness.core.folders import cache_folder
+from eagletwin.harness.core.files import cache_folder
 
 from ..source_finder import SourceFinder
 

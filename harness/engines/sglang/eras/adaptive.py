@@ -63,7 +63,7 @@ FED = "on_verify_complete_cpu"  # a method of the worker
 
 def parts(of: Any, verify_input: Any) -> dict[str, Array]:
     """The number of draft steps of the round that runs, as each part of the worker holds it: `steps`, and how many nodes each
-    holds a chain to have: `nodes`. In the order of STEPS_OF and NODES_OF in core/adaptive.py; -1: a part that this round has
+    holds a chain to have: `nodes`. In the order of STEPS_OF and NODES_OF in core/records.py; -1: a part that this round has
     not."""
     bag, drafter = _running_configuration(of), of.drafter
     own, extends = drafter.draft_attn_backend, drafter.draft_extend_attn_backend is not None and _extends_by_it(drafter)

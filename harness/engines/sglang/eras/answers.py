@@ -6,7 +6,7 @@ The accepted drafts are `spec_accepted_tokens` up to 0.5.10.post1 and `spec_acce
 
 from typing import Any
 
-from eagletwin.harness.core.answers import UNSAID, Finish
+from eagletwin.harness.core.records import UNSAID, Finish
 
 # What a trace calls it -> what the message does. One entry a request in each.
 _COUNTS: dict[str, tuple[str, ...]] = {

@@ -6,7 +6,7 @@ from array import array
 from typing import Any
 
 from eagletwin.harness.core.case import Adapter, Logprobs, Request
-from eagletwin.harness.core.logits import biases, processed
+from eagletwin.harness.core.request_inputs import biases, processed
 
 from ..not_driven import NotDriven
 from ..stand_ins.ends import Ends

@@ -19,8 +19,7 @@ from msgspec.structs import replace
 
 from eagletwin.harness.core.case import Case
 from eagletwin.harness.core.errors import unwritable
-from eagletwin.harness.core.jitter import Jittered
-from eagletwin.harness.core.records import Ending, EngineInfo, Record
+from eagletwin.harness.core.records import Ending, EngineInfo, Jittered, Record
 from eagletwin.harness.core.trace import Recorder, new_header, write_trace
 from eagletwin.harness.engines import wire
 from eagletwin.harness.families.weights import model_pair

@@ -19,7 +19,7 @@ import traceback
 from collections.abc import Callable
 from typing import Any, NoReturn
 
-from eagletwin.harness.core.words import how_it_ended
+from eagletwin.harness.core.terminal import how_it_ended
 from eagletwin.harness.engines import triton_cpu, wire
 
 from .. import kernels, patches

@@ -9,7 +9,7 @@ import numpy as np
 import psutil
 import torch
 
-from eagletwin.harness.core.dtype import Dtype
+from eagletwin.harness.core.mode import Dtype
 from eagletwin.harness.core.recording import RecordedRequest
 from eagletwin.harness.core.records import EngineInfo, ServedModel
 from eagletwin.harness.engines.record_options import RecordOptions

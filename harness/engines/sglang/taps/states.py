@@ -11,7 +11,7 @@ import numpy as np
 import torch
 
 from eagletwin.harness.core.arrays import Array, counts_of
-from eagletwin.harness.core.poison import STATE_POISON
+from eagletwin.harness.core.records import STATE_POISON
 from eagletwin.harness.core.trace import on_host, snapshot
 
 from ..eras import state_slots

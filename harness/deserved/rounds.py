@@ -1,14 +1,84 @@
-"""Rounds deserved and rounds used, of one answer: equal, or from which token on an engine lost a round."""
+"""How many rounds a text takes, and rounds deserved beside rounds used of one answer: from which token on an engine lost
+one."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import chain, combinations
 
-from .cuts import ONCE, Cuts
 from .follow import Followed, Shape
 from .pair import Pair
-from .server import Answer
+from .server import Answer, Way
 from .target import Read
-from .walk import Walk, walk
+
+# How many rounds a text takes: from M to M + a(M) + 1, until the text ends.
+
+
+@dataclass(frozen=True, slots=True)
+class Walk:
+    """The rounds that an engine needs which computes as the reference does.
+
+    starts    [R] M of each round, as the reference chooses
+    accepted  [R] drafts accepted in each; the last round drafts past the end of the text, so its number is at most the true one
+    fewest, most  rounds, as near ties go
+    """
+
+    starts: tuple[int, ...]
+    accepted: tuple[int, ...]
+    fewest: int
+    most: int
+
+    @property
+    def rounds(self) -> int:
+        """Rounds as the reference chooses."""
+        return len(self.starts)
+
+    def accepted_before(self, end: int) -> list[int]:
+        """Drafts accepted in each round that begins in front of x[end]."""
+        return [count for start, count in zip(self.starts, self.accepted, strict=True) if start < end]
+
+
+def walk(followed: Followed, begin: int) -> Walk:
+    """The rounds of a text whose token x[begin] was the first that an engine emitted. The prefill emits that one by itself."""
+    last = len(followed.agrees) - 1
+    starts, accepted, committed = [], [], begin
+    while committed < last:
+        starts.append(committed)
+        accepted.append(min(followed.accepted(committed), last - committed - 1))
+        committed += accepted[-1] + 1
+    size = max(begin, last) + 1
+    fewest, most = [0] * size, [0] * size
+    for place in range(last - 1, begin - 1, -1):
+        after = [min(place + count + 1, last) for count in followed.possible(place)]
+        fewest[place] = 1 + min(fewest[next] for next in after)
+        most[place] = 1 + max(most[next] for next in after)
+    return Walk(tuple(starts), tuple(accepted), fewest[begin], most[begin])
+
+
+# Where the chunks of a prompt may have ended, as far as it decides what a draft of several layers is fed.
+#
+# Layer k of a row consumes the token k+1 places on. Where a chunk ends nearer to the prompt's end than the draft has layers,
+# its last rows look ahead of the prompt: at drafts, which stay (follow.py).
+
+Cuts = tuple[int, ...]  # in rising order; () where a prompt was read at once
+ONCE: tuple[Cuts, ...] = ((),)  # the one way in which it can have been
+
+
+def possible_cuts(way: Way, size: int, chunk: int | None, layers: int) -> tuple[Cuts, ...]:
+    """Each way in which a prompt of `size` tokens may have been read, the likeliest first.
+
+    chunk: tokens that the server prefills at once; 0, None: any number. layers: that propose something; one is fed none.
+    By itself, a prompt is cut at each full chunk, and its rows are there when it comes again. Together with others, the rest of
+    a chunk that others began is as long as arrivals had it, and nobody tells.
+    """
+    near = range(max(size - layers + 1, 1), size)
+    if layers < 2 or not chunk or not near:
+        return ONCE
+    if way != "together":
+        return (tuple(cut for cut in near if cut % chunk == 0),)
+    return tuple(chain.from_iterable(combinations(near, number) for number in range(len(near) + 1)))
+
+
+# Rounds deserved and rounds used, of one answer: equal, or from which token on an engine lost a round.
 
 
 @dataclass(frozen=True, slots=True)

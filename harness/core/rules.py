@@ -1,10 +1,41 @@
-"""The catalogue of rules (verdict.RULES) as Markdown, for docs/reference/rules.md, and as JSON, for programs."""
+"""Rules by name: how options name them, and their catalogue as Markdown and JSON."""
 
 from collections.abc import Mapping
 
 import msgspec
 
+from .errors import InputError
+from .terminal import nearest
 from .verdict import LAYER_RULES, PLAIN_RULES, RULES, Rule
+
+# Names of rules in options: the rules to switch off, and the rule that a command looks for.
+
+
+def rules_off(names: list[str] | None) -> frozenset[str]:
+    """Rules to switch off. What happens to the engine or a kernel itself is not a comparison, and cannot be."""
+    known = [rule for rule in RULES if not rule.startswith(("engine.", "kernel."))]
+    for name in names or ():
+        if name not in known:
+            raise InputError(
+                f"{name!r} is not a rule that can be switched off",
+                consequence="nothing was run",
+                remedy=nearest(name, known, "docs/reference/rules.md"),
+            )
+    return frozenset(names or ())
+
+
+def rule_of(name: str) -> str:
+    """A rule by its name. Raises InputError."""
+    if name not in RULES:
+        raise InputError(
+            f"{name!r} is not a rule",
+            consequence="nothing was run",
+            remedy=nearest(name, RULES, "docs/reference/rules.md"),
+        )
+    return name
+
+
+# The catalogue of rules (verdict.RULES) as Markdown, for docs/reference/rules.md, and as JSON, for programs.
 
 
 def rules_markdown() -> str:
