@@ -16,7 +16,7 @@ from eagletwin.harness.core.patch import Patch
 from eagletwin.harness.core.run_spec import RunSpec
 from eagletwin.harness.core.verdict import View
 from eagletwin.harness.engines.host import Host
-from eagletwin.harness.engines.lock import releases
+from eagletwin.harness.engines.provision import releases
 from eagletwin.harness.engines.source import Source, at_hand
 
 from .trials import Trials

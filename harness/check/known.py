@@ -20,7 +20,7 @@ from eagletwin.harness.core.patch import Patch
 from eagletwin.harness.core.run_spec import DEFAULT_RUN, RunSpec
 from eagletwin.harness.core.verdict import DECLARED_VIEW, View
 from eagletwin.harness.engines.host import Host, PatchDoesNotApply, WouldNotStart
-from eagletwin.harness.engines.lock import releases
+from eagletwin.harness.engines.provision import releases
 from eagletwin.harness.families import RECIPES
 
 from .base import base_of

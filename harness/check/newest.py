@@ -6,7 +6,7 @@ from pathlib import Path
 from eagletwin.harness.core.errors import EagletwinError
 from eagletwin.harness.core.patch import Patch
 from eagletwin.harness.engines.changed_code import changed
-from eagletwin.harness.engines.lock import releases
+from eagletwin.harness.engines.provision import releases
 from eagletwin.harness.engines.source import Source, at_hand
 
 

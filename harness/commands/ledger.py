@@ -36,7 +36,7 @@ def ledger(
 
 def _must_be_known(release: str) -> None:
     """Raises InputError for a release that eagletwin does not know."""
-    from eagletwin.harness.engines.lock import releases
+    from eagletwin.harness.engines.provision import releases
 
     order = releases()
     if release not in order:

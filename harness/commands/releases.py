@@ -17,7 +17,7 @@ releases = typer.Typer(add_completion=False, help="The published releases of SGL
 @with_json
 def releases_list() -> int:
     """List the releases that `--sglang` accepts, and which of them are in the cache. Fetches nothing."""
-    from eagletwin.harness.engines.lock import releases as known
+    from eagletwin.harness.engines.provision import releases as known
     from eagletwin.harness.engines.source import here
 
     there = here()
@@ -46,7 +46,7 @@ def releases_fetch(
 
 def chosen(names: list[str] | None) -> list[str]:
     """The releases of these names; all of them if no name is given. Raises InputError for an unknown release."""
-    from eagletwin.harness.engines.lock import releases as known
+    from eagletwin.harness.engines.provision import releases as known
 
     for name in names or ():
         if name not in known():

@@ -117,7 +117,7 @@ def pytest_configure(config: pytest.Config) -> None:
 
 def named_source(config: pytest.Config) -> "Source":
     """The SGLang that --eagletwin-sglang names; else the installed one. For tests that import SGLang in the process of pytest:
-    engines/here.py puts it in place."""
+    engines/inprocess.py puts it in place."""
     from eagletwin.harness.engines.source import INSTALLED
 
     return config.stash.get(_SOURCE, INSTALLED)
@@ -125,7 +125,7 @@ def named_source(config: pytest.Config) -> "Source":
 
 def pytest_report_header(config: pytest.Config) -> str:
     from eagletwin import __version__
-    from eagletwin.harness.engines.here import init_file
+    from eagletwin.harness.engines.inprocess import init_file
 
     source = named_source(config)
     device, kernels = config.getoption("--eagletwin-device"), config.getoption("--eagletwin-kernels")

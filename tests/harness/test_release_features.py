@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from eagletwin.harness.core.case import Request
-from eagletwin.harness.engines.sglang.eras import processwide, requests, workers
-from eagletwin.harness.engines.sglang.not_driven import NotDriven
+from eagletwin.harness.engines.sglang.blame import NotDriven
+from eagletwin.harness.engines.sglang.compat import requests, workers
 from eagletwin.harness.engines.sglang.stand_ins import kept_configuration, stubs
 
 
@@ -27,10 +27,10 @@ class _WithAnotherRank:
 
 
 def test_a_rank_of_the_scheduler_that_is_not_known_is_refused_by_name() -> None:
-    assert processwide.ranks_of(_Scheduler, 1) == {"gpu_id": 1, "tp_rank": 1, "pp_rank": 0, "dp_rank": None}
-    assert processwide.ranks_of(_WithDefault, 0) == {"gpu_id": 0}
+    assert workers.ranks_of(_Scheduler, 1) == {"gpu_id": 1, "tp_rank": 1, "pp_rank": 0, "dp_rank": None}
+    assert workers.ranks_of(_WithDefault, 0) == {"gpu_id": 0}
     with pytest.raises(NotDriven, match="built with spec_rank, and"):
-        processwide.ranks_of(_WithAnotherRank, 0)
+        workers.ranks_of(_WithAnotherRank, 0)
 
 
 def _message(ids: Any, *left_out: str) -> type:

@@ -102,7 +102,7 @@ def _check_options(ranged: str, git: object, features: bool, sglang: str) -> Non
 
 
 def _releases(subject: "Subject", rule: str, expected: str, since: str, until: str, out: Path, command: Command) -> int:
-    from eagletwin.harness.engines.lock import releases
+    from eagletwin.harness.engines.provision import releases
 
     from .measure import look_at_version
     from .over_releases import bisect_releases

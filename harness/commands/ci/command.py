@@ -109,8 +109,7 @@ class _Job:
 
     def run(self) -> int:
         from eagletwin.harness.core.files import new_run_folder
-        from eagletwin.harness.engines.source import resolve
-        from eagletwin.harness.engines.two_trees import as_change
+        from eagletwin.harness.engines.source import as_change, resolve
 
         begun = time.monotonic()
         source = as_change(resolve(self.spec.sglang), self.base[1])

@@ -13,8 +13,7 @@ from eagletwin.harness.core.errors import InputError
 from eagletwin.harness.core.mode import FLASHMLA_PAGE, WIDEST
 from eagletwin.harness.core.run_spec import DEFAULT_RUN, RunSpec, unusual
 from eagletwin.harness.core.terminal import nearest
-from eagletwin.harness.engines.source import Source, resolve
-from eagletwin.harness.engines.two_trees import as_change
+from eagletwin.harness.engines.source import Source, as_change, resolve
 from eagletwin.harness.families import RECIPES
 from eagletwin.harness.families.modes import runs_in
 

@@ -17,8 +17,8 @@ from eagletwin.harness.core.records import Ending
 from eagletwin.harness.core.trace import SCHEMA, When, snapshot
 from eagletwin.harness.engines.record_options import RecordOptions, asked
 
-from ..eras import memory, workers
-from ..eras.parallel import rank_of
+from ..compat import memory, workers
+from ..compat.workers import rank_of
 from ..taps.inner import Inner
 from ..taps.pools import Pool
 from ..taps.speculation import speculation

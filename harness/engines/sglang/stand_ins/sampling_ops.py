@@ -1,7 +1,7 @@
 """sgl_kernel's three functions of a verify that samples, for a machine without a GPU: plain Python, from what they must do.
 
 They are the host's and not the release's, so a fault of the C++ does not show here. The Triton kernel of rejection sampling is
-the release's own and runs as it is. eras/sampling.py puts these where the release looks for them, and says so.
+the release's own and runs as it is. compat/verify.py puts these where the release looks for them, and says so.
 """
 
 from typing import Any

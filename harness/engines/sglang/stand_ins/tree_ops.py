@@ -2,7 +2,7 @@
 
 `build_tree_kernel_efficient` links the selected candidates into a tree, and `verify_tree_greedy` walks it; both write into
 the tensors that they are given, as the C++ does. Written from what they must do (the releases' call sites), in plain Python:
-a tree has a few dozen nodes. eras/tree_kernels.py puts them where the release looks for them, and says so.
+a tree has a few dozen nodes. compat/verify.py puts them where the release looks for them, and says so.
 
 They are the host's and not the release's, so a fault of the C++ does not show here. A node whose parent was not selected is
 left without links, as the C++ does it; its position and mask, undefined there, are those of a root.

@@ -6,7 +6,7 @@ from typing import Any
 
 from eagletwin.harness.core.trace import snapshot
 
-from ..eras import layers
+from ..compat import attention
 from .captures import CAPTURES
 from .coins import Coins
 from .forward_pass import ForwardPass
@@ -100,7 +100,7 @@ class Inner:
             owners = [n for n, runner in enumerate(self._of.drafts) if getattr(runner, name) is used[name]]
             return layer if layer in owners else owners[0] if owners else -1
 
-        used = layers.used(*args, *kwargs.values())
+        used = attention.used(*args, *kwargs.values())
         if self._now.forward is not None:
             self._now.forward.used = {part: whose(name) for part, name in _USED.items()}
         return call(*args, **kwargs)

@@ -11,8 +11,8 @@ from eagletwin.harness.core.arrays import Array
 from eagletwin.harness.core.case import GrammarBackend
 from eagletwin.harness.core.trace import snapshot
 
-from ..eras import adaptive, names, state_slots
-from ..eras.accepted import Accepted
+from ..compat import adaptive, memory, names
+from ..compat.verify import Accepted
 from .changed_rows import ChangedRows
 from .coins import Coins
 from .draft_pass import DraftPass
@@ -188,7 +188,7 @@ class Taps:
             tensors["window_slots"] = self.allocation.window_slots(slots)
             tensors["window_cached"] = self.allocation.window_slots(tensors["cached"])
         if self.states is not None:
-            tensors["states"] = np.array([state_slots.own(request) for request in self.requests.values()], np.int64)
+            tensors["states"] = np.array([memory.own(request) for request in self.requests.values()], np.int64)
             tensors["state_cached"] = self.states.cached()
         self.writer.add_batch({f"request.{name}": number for number, name in enumerate(held)}, tensors)
 

@@ -6,7 +6,7 @@ from typing import Any
 from eagletwin.harness.core.arrays import Array
 from eagletwin.harness.core.trace import snapshot
 
-from ..eras import names
+from ..compat import names
 from .coins import Coins
 from .speculation import Speculation
 

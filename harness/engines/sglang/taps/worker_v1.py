@@ -19,7 +19,7 @@ from eagletwin.harness.core.arrays import Array
 from eagletwin.harness.core.errors import not_seen
 from eagletwin.harness.core.trace import snapshot
 
-from ..eras import names
+from ..compat import names
 from .extend_pass import ExtendPass
 from .forward_pass import ForwardPass
 from .inner import Inner
