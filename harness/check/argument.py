@@ -1,6 +1,6 @@
 """A verdict as a short argument: what happened, what must hold, why it cannot both be, and how to see it again."""
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 
 from eagletwin.harness.core.differs import unknown_changes
 from eagletwin.harness.core.records import EngineInfo, Header
@@ -10,8 +10,66 @@ from eagletwin.harness.core.trace import Trace
 from eagletwin.harness.core.verdict import DECLARED_VIEW, MOST_EXCUSES, SAID, Divergence, Verdict, View, rules_of
 from eagletwin.harness.judge.model import model_of
 from eagletwin.harness.judge.provenance import Provenance, find_provenance
+from eagletwin.harness.judge.trees import ROOT, DraftTree, tree_of
 
-from .tree_drawing import draw
+# The draft tree of a divergence as text, with the nodes that it is about marked.
+#
+# docs/explanation/trees.md shows how to read it.
+
+# A tree of more nodes is cut down to what is marked or accepted, the way there, and its siblings.
+MOST_LINES = 40
+
+
+def draw(trace: Trace, found: Divergence) -> list[str]:
+    """Lines of the tree that a divergence is about; none where it is about none."""
+    tree = tree_of(trace, found)
+    if tree is None:
+        return []
+    behind = f"{count(len(tree.node) - 1, 'node')} behind the bonus token at position {tree.committed}"
+    head = f"The tree of request {found.request}, round {found.round}: {behind}."
+    return [head, "", *_lines(tree)]
+
+
+def _lines(tree: DraftTree) -> Iterator[str]:
+    shown = {candidate for known in (tree.node, tree.expanded, tree.marks) for candidate in known if candidate != ROOT}
+    for candidate in list(shown):
+        shown.update(tree.way_to(candidate))
+    hidden = 0
+    if len(shown) > MOST_LINES:
+        ends = {*tree.marks, *(candidate for candidate, node in tree.node.items() if node in tree.accepted)} - {ROOT}
+        kept = {candidate for end in ends for candidate in tree.way_to(end)}
+        parents = {ROOT, *(tree.parent(candidate) for candidate in kept)}
+        kept |= {candidate for candidate in shown if tree.parent(candidate) in parents}
+        hidden, shown = len(shown) - len(kept), kept
+    children: dict[int, list[int]] = {}
+    for candidate in sorted(shown):
+        children.setdefault(tree.parent(candidate), []).append(candidate)
+    rows = [("", ROOT)]
+    waiting = [("", candidate) for candidate in reversed(children.get(ROOT, []))]
+    while waiting:
+        before, candidate = waiting.pop()
+        last = candidate == children[tree.parent(candidate)][-1]
+        rows.append((before + ("└─ " if last else "├─ "), candidate))
+        waiting += [(before + ("   " if last else "│  "), child) for child in reversed(children.get(candidate, []))]
+    names = [f"{line}{tree.node.get(candidate, '·')}: {tree.token.get(candidate, '?')}" for line, candidate in rows]
+    width = max(map(len, names))
+    for name, (_, candidate) in zip(names, rows, strict=True):
+        accepted = "*" if tree.node.get(candidate) in tree.accepted else " "
+        marks = "".join(f"   <── {mark}" for mark in tree.marks.get(candidate, []))
+        yield f"{name:{width}} {accepted}  {_origin(tree, candidate)}{marks}".rstrip()
+    yield ""
+    yield "node: token, · for a candidate that was not selected" + ("; * accepted" if tree.accepted else "")
+    if hidden:
+        yield f"{hidden} more are not drawn"
+
+
+def _origin(tree: DraftTree, candidate: int) -> str:
+    if candidate == ROOT:
+        return "root"
+    at = tree.expanded.index(candidate) if candidate in tree.expanded else -1
+    branch = f", step {at // tree.topk + 1} branch {at % tree.topk}" if at >= 0 else ""
+    return f"candidate {candidate}{branch}"
+
 
 WIDTH = 112  # columns of a report in a file
 _EXCUSES = 3  # that a report names
@@ -160,3 +218,24 @@ def _divergence(found: Divergence, header: Header, view: View, columns: int, own
 def _field(name: str, value: str, columns: int) -> list[str]:
     """A line with a name; what is too long goes on below its beginning."""
     return fold(value, columns, f"  {name:10}", " " * 12) or [f"  {name}"]
+
+
+# Lines of a log that GitHub shows beside a pull request: `::error file=…,line=…,title=…::message`.
+#
+# What stands in them comes from trees and exceptions that others wrote, so each part is escaped as GitHub reads it back: no
+# text ends the line, or a property, before its end.
+
+
+def error(message: str, title: str, file: str = "", line: int = 0) -> str:
+    """An error, at a line of a file if one is named."""
+    where = [f"file={_property(file)}"] if file else []
+    where += [f"line={line}"] if file and line else []
+    return f"::error {','.join([*where, f'title={_property(title)}'])}::{_data(message)}"
+
+
+def _data(text: str) -> str:
+    return text.replace("%", "%25").replace("\r", "%0D").replace("\n", "%0A")
+
+
+def _property(text: str) -> str:
+    return _data(text).replace(":", "%3A").replace(",", "%2C")

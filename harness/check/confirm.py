@@ -23,8 +23,8 @@ from eagletwin.harness.engines.host import EngineProcess, Host
 
 from .argument import argue
 from .base import base_of
-from .judge_run import judge_run
 from .known import may_be
+from .trials import judge_run
 
 REPLAYS = 2
 

@@ -240,7 +240,7 @@ def _engine(host: "Host", case: Case, run: RunSpec) -> "tuple[EngineProcess, Run
 
 def _of_workarounds(trace: "Trace", run: RunSpec, fitting: RunSpec) -> Iterator[str]:
     """Which of them did nothing."""
-    from .judge_run import idle_workarounds
+    from .trials import idle_workarounds
 
     idle = idle_workarounds(trace, fitting)
     for patch in run.workarounds:

@@ -9,8 +9,7 @@ import msgspec
 
 from eagletwin.harness.core.errors import InputError
 from eagletwin.harness.core.features import FEATURES
-from eagletwin.harness.page.model import PageSection, Table, TableCell, TableRow
-from eagletwin.harness.page.render import NAME
+from eagletwin.harness.page.render import NAME, PageSection, Table, TableCell, TableRow
 
 Facts = TypeVar("Facts")
 

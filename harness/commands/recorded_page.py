@@ -6,7 +6,7 @@ from msgspec.structs import replace
 
 from eagletwin.harness.check.recordings import JudgedServer, LookedAt
 from eagletwin.harness.core.terminal import count
-from eagletwin.harness.page.model import Page, PageSection, Table, TableCell, TableRow
+from eagletwin.harness.page.render import Page, PageSection, Table, TableCell, TableRow
 from eagletwin.harness.page.run import run_page
 
 _KINDS = {"equal": "right", "diverged": "wrong", "unknown": "doubt"}

@@ -13,9 +13,8 @@ from eagletwin.harness.core.verdict import DECLARED_VIEW, Divergence, Verdict, r
 from eagletwin.harness.judge.model import model_of
 from eagletwin.harness.judge.provenance import DivergenceContext, Provenance, provenance_of, rejudge_with_context
 
-from .model import Fields, Page, PageSection, Table, TableCell, TableRow
 from .numbers import tables_of
-from .render import NAME, write_page
+from .render import NAME, Fields, Page, PageSection, Table, TableCell, TableRow, write_page
 from .timeline import timeline_of
 from .trees import trees_of
 

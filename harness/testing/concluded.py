@@ -4,8 +4,7 @@ import os
 from dataclasses import dataclass
 from pathlib import Path
 
-from eagletwin.harness.check.annotations import error
-from eagletwin.harness.check.argument import headline
+from eagletwin.harness.check.argument import error, headline
 from eagletwin.harness.check.confirm import Outcome
 from eagletwin.harness.core.errors import EagletwinError
 from eagletwin.harness.core.records import Header

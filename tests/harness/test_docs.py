@@ -7,7 +7,7 @@ from pathlib import Path
 import msgspec
 
 from eagletwin.cases.strategies import VALUES, cases
-from eagletwin.harness.check.tree_drawing import MOST_LINES, draw
+from eagletwin.harness.check.argument import MOST_LINES, draw
 from eagletwin.harness.commands.bisect.features import FEATURES as TAKEN_AWAY
 from eagletwin.harness.core.case import Case, EngineSettings, Event, Request, Sampling, SGLangSettings
 from eagletwin.harness.core.features import FEATURES

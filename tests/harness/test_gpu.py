@@ -38,7 +38,7 @@ from eagletwin.harness.core.run_spec import Limits, RunSpec
 from eagletwin.harness.core.verdict import Verdict
 from eagletwin.harness.engines.cuda_here import missing_for_cuda
 from eagletwin.harness.engines.host import PatchDoesNotApply
-from eagletwin.harness.engines.sglang.taps.captures import Captures
+from eagletwin.harness.engines.sglang.taps.inner import Captures
 from eagletwin.harness.families import RECIPES
 from eagletwin.harness.families.valid import check_case
 

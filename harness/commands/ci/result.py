@@ -8,7 +8,7 @@ from typing import Any, get_args
 from msgspec.structs import replace as changed
 
 from eagletwin import __version__
-from eagletwin.harness.check.annotations import error
+from eagletwin.harness.check.argument import error
 from eagletwin.harness.core.differs import Changes, shortened, unknown_changes
 from eagletwin.harness.core.errors import EXIT_DIVERGED, EXIT_EQUAL, EXIT_UNKNOWN
 from eagletwin.harness.core.run_spec import DEFAULT_RUN, RunSpec

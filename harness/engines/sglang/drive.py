@@ -25,11 +25,10 @@ from .case_requests import InStep, OpenSessions
 from .compat import adaptive, requests, workers
 from .compat import sessions as kept_sessions
 from .jitter import Pauses, streams_of
-from .stand_ins.ends import Ends
-from .taps.plain import PlainTaps
+from .stand_ins.configuration import Ends
+from .taps.plain import PlainTaps, Unrecorded, Unwaited
 from .taps.stages import EarlierStage, LastStage
 from .taps.taps import Taps
-from .taps.unrecorded import Unrecorded, Unwaited
 from .taps.worker_v1 import TapsV1
 
 

@@ -16,7 +16,7 @@ from eagletwin.harness.core.patch import Edit
 
 from .. import evidence, patches
 from ..stand_ins import stubs
-from ..taps.captures import CAPTURES
+from ..taps.inner import CAPTURES
 
 # What is different where the worker runs on a GPU: packages that may be absent, layers without a float32 kernel, CUDA graphs.
 #

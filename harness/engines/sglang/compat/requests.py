@@ -10,7 +10,7 @@ from eagletwin.harness.core.case import Adapter, Logprobs, Request
 from eagletwin.harness.core.request_inputs import biases, processed
 
 from ..blame import NotDriven
-from ..stand_ins.ends import Ends
+from ..stand_ins.configuration import Ends
 
 
 def _takes_arrays(message: Any) -> bool:

@@ -14,7 +14,7 @@ from eagletwin.harness.core.trace import snapshot
 
 from .. import patches
 from ..blame import NotDriven, hand_on
-from ..stand_ins import sampling_ops, tree_ops
+from ..stand_ins import sgl_kernel
 
 # Which nodes verify accepted. From 0.5.21 on its result says so; before that only what samples inside it does.
 #
@@ -98,12 +98,12 @@ def open_gate(shims: list[str]) -> None:
     else:
         _open_condition(utilities, shims)
     kernels = importlib.import_module("sgl_kernel")
-    for function in sampling_ops.FUNCTIONS:
+    for function in sgl_kernel.FUNCTIONS:
         name = function.__name__
         setattr(kernels, name, function)
         if hasattr(utilities, name):  # bound while it was imported, to nothing
             setattr(utilities, name, function)
-        shims.append(f"sgl_kernel.{name}: sampling_ops.py, from its semantics")
+        shims.append(f"sgl_kernel.{name}: sgl_kernel.py, from its semantics")
 
 
 def leave_kernels_as_they_are(shims: list[str]) -> None:
@@ -156,10 +156,10 @@ def install(shims: list[str]) -> None:
     if hasattr(utilities, "_is_xpu"):
         return
     kernels = importlib.import_module("sgl_kernel")
-    for function in (tree_ops.build_tree_kernel_efficient, tree_ops.verify_tree_greedy):
+    for function in (sgl_kernel.build_tree_kernel_efficient, sgl_kernel.verify_tree_greedy):
         setattr(kernels, function.__name__, function)
         shims.append(f"sgl_kernel.{function.__name__}: {function.__module__.rpartition('.')[2]}.py, from its semantics")
-    utilities.sgl_build_tree_kernel_efficient = tree_ops.build_tree_kernel_efficient  # type: ignore[attr-defined]
+    utilities.sgl_build_tree_kernel_efficient = sgl_kernel.build_tree_kernel_efficient  # type: ignore[attr-defined]
     for name in _FLAGGED:
         if name in sys.modules:
             sys.modules[name]._is_cuda = True  # type: ignore[attr-defined]

@@ -13,7 +13,7 @@ from eagletwin.harness.families import RECIPES
 
 from .. import blame
 from ..blame import NotDriven
-from ..stand_ins import kept_configuration
+from ..stand_ins import configuration
 from .names import pick
 
 # Which of SGLang's two EAGLE workers runs a case, and with which scheduler.
@@ -45,12 +45,12 @@ def refuse_frozen(modules: Sequence[str]) -> None:
     stand-in for the base class of a draft that reads the target's rows comes too late. 0.5.21 imports them when they are asked
     for."""
     refused = NotDriven("a draft that reads the target's rows: 0.5.21 and later are driven")
-    kept_configuration.stand_in()
+    configuration.stand_in()
     try:
         found = [vars(importlib.import_module(name)) for name in modules]
     except ModuleNotFoundError as error:
         raise refused from error
-    if any(kept_configuration.lacks_it(value) for names in found for value in names.values()):
+    if any(configuration.lacks_it(value) for names in found for value in names.values()):
         raise refused
 
 

@@ -27,8 +27,7 @@ from eagletwin.harness.families.weights import model_pair
 from .. import blame, changes, drive, evidence, kernels, noted_blocks, patches
 from ..blame import NotDriven
 from ..stand_ins import stubs
-from .last_word import LastWord
-from .progress import Progress
+from .progress import LastWord, Progress
 from .supervise import HARNESS_FAILED, UNWRITABLE
 
 _FATAL = (signal.SIGSEGV, signal.SIGBUS, signal.SIGFPE, signal.SIGILL, signal.SIGABRT)

@@ -22,8 +22,7 @@ from eagletwin.harness.core.trace import rank_folder
 from eagletwin.harness.engines import protocol
 from eagletwin.harness.engines.compilers import LOOK_SECONDS, CompileTime
 
-from .last_word import ASK, STUCK
-from .progress import Progress
+from .progress import ASK, STUCK, Progress
 
 HARNESS_FAILED = 70  # exit status of a runner that failed outside the worker
 UNWRITABLE = 72  # and of one that could not write a file

@@ -25,11 +25,9 @@ from ..taps.speculation import speculation
 from ..taps.taps import Taps
 from ..taps.wraps import Wraps
 from . import server_facts
-from .choice import Choice
-from .guard import GuardedWraps, Guards
+from .guard import Choice, GuardedWraps, Guards
 from .keeper import Keeper
-from .rows import CommittedRows
-from .underway import Recording, UnderWay, permutation
+from .underway import CommittedRows, Recording, UnderWay, permutation
 
 # Failures of taps after which nothing more is recorded: they will not stop.
 _MOST_FAILURES = 5

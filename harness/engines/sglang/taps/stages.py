@@ -18,7 +18,7 @@ from torch import Tensor
 
 from eagletwin.harness.core.arrays import Array
 
-from .draft_pass import DraftPass
+from .passes import DraftPass
 from .plain import PlainTaps
 from .pools import Allocation, Pool
 from .taps import Taps

@@ -20,11 +20,9 @@ from eagletwin.harness.core.errors import not_seen
 from eagletwin.harness.core.trace import snapshot
 
 from ..compat import names
-from .extend_pass import ExtendPass
-from .forward_pass import ForwardPass
 from .inner import Inner
+from .passes import ExtendPass, ForwardPass, Found, VerifyPass
 from .taps import Taps
-from .verify_pass import Found, VerifyPass
 from .wraps import Wraps
 
 
